@@ -1,0 +1,483 @@
+use thiserror::Error;
+
+/// A piece of a segment that belongs to one holder until it is retired.
+///
+/// `offset` and `bytes` are multiples of the allocator's granule. `generation` is unique in the life of the
+/// allocator: the same bytes given out again carry another one, which is what makes a late access recognisable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Extent {
+    /// First byte, from the start of the segment.
+    pub offset: u64,
+    /// Size, rounded up to granules.
+    pub bytes: u64,
+    /// Which allocation this is; never reused.
+    pub generation: u64,
+    slot: u32,
+}
+
+/// Why there is no extent.
+#[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
+pub enum AllocError {
+    /// An extent of nothing was asked for.
+    #[error("an extent needs at least one byte")]
+    Empty,
+    /// No free piece is long enough now.
+    #[error("no {want} contiguous bytes free ({free} free, the largest piece has {largest})")]
+    NoSpace {
+        /// Bytes asked for, rounded up to granules.
+        want: u64,
+        /// Free bytes in all.
+        free: u64,
+        /// Bytes of the largest free piece.
+        largest: u64,
+    },
+    /// More than the segment holds when it is empty.
+    #[error("{want} bytes do not fit a segment of {capacity}")]
+    TooLarge {
+        /// Bytes asked for, rounded up to granules.
+        want: u64,
+        /// Size of the whole segment.
+        capacity: u64,
+    },
+}
+
+/// Where the bytes of a segment are; `free + live + quarantined = capacity` at every moment.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ExtentBooks {
+    /// Bytes of the segment.
+    pub capacity: u64,
+    /// Bytes that can be given out.
+    pub free: u64,
+    /// Bytes that holders own.
+    pub live: u64,
+    /// Bytes given back whose last holder is not yet fenced.
+    pub quarantined: u64,
+}
+
+/// Gives out extents of one segment in constant time and takes them back through quarantine.
+///
+/// Two-level segregated fit (Masmano, Ripoll, Crespo and Real, 2004) over granules: free pieces hang in lists by
+/// size class, neighbours are merged when they become free. Extents are pure arithmetic; no memory is touched.
+#[derive(Clone, Debug)]
+pub struct ExtentAllocator {
+    granule: u64,
+    pieces: Vec<Piece>,
+    spare: u32,
+    rows: u64,
+    columns: [u32; ROWS],
+    heads: Box<[[u32; COLUMNS]; ROWS]>,
+    books: ExtentBooks,
+    next_generation: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Piece {
+    start: u32,
+    len: u32,
+    /// Neighbours by address.
+    left: u32,
+    right: u32,
+    /// Neighbours in the free list of its class; `next` also chains spare slots.
+    prev: u32,
+    next: u32,
+    generation: u64,
+    state: State,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Spare,
+    Free,
+    Live,
+    Quarantined,
+}
+
+impl ExtentAllocator {
+    /// An allocator over `capacity` bytes in granules of `granule` bytes; a partial granule at the end stays unused.
+    /// Generations count up from `first_generation`.
+    ///
+    /// # Panics
+    /// When the granule is no power of two, or the segment has no whole granule or more than 2^32 - 2 of them.
+    #[must_use]
+    pub fn new(capacity: u64, granule: u64, first_generation: u64) -> Self {
+        assert!(granule.is_power_of_two(), "granule {granule} is no power of two");
+        let granules = capacity / granule;
+        assert!(granules > 0 && granules < u64::from(NONE), "{capacity} bytes make {granules} granules of {granule}");
+        let capacity = granules * granule;
+        let mut allocator = Self {
+            granule,
+            pieces: vec![Piece {
+                start: 0,
+                len: granules as u32,
+                left: NONE,
+                right: NONE,
+                prev: NONE,
+                next: NONE,
+                generation: 0,
+                state: State::Spare,
+            }],
+            spare: NONE,
+            rows: 0,
+            columns: [0; ROWS],
+            heads: Box::new([[NONE; COLUMNS]; ROWS]),
+            books: ExtentBooks { capacity, free: capacity, live: 0, quarantined: 0 },
+            next_generation: first_generation,
+        };
+        allocator.link(0);
+        allocator
+    }
+
+    /// Gives out at least `bytes` contiguous bytes under a fresh generation.
+    ///
+    /// # Errors
+    /// [`AllocError`] says whether waiting can help (`NoSpace`) or not (`TooLarge`, `Empty`).
+    pub fn allocate(&mut self, bytes: u64) -> Result<Extent, AllocError> {
+        if bytes == 0 {
+            return Err(AllocError::Empty);
+        }
+        let want = bytes.checked_next_multiple_of(self.granule).unwrap_or(u64::MAX);
+        if want > self.books.capacity {
+            return Err(AllocError::TooLarge { want, capacity: self.books.capacity });
+        }
+        let len = (want / self.granule) as u32;
+        let Some(index) = self.find(len) else {
+            return Err(AllocError::NoSpace { want, free: self.books.free, largest: self.largest_free() });
+        };
+        self.unlink(index);
+        if self.pieces[index as usize].len > len {
+            self.split(index, len);
+        }
+        let generation = self.next_generation;
+        self.next_generation += 1;
+        let piece = &mut self.pieces[index as usize];
+        piece.state = State::Live;
+        piece.generation = generation;
+        let extent = Extent { offset: u64::from(piece.start) * self.granule, bytes: want, generation, slot: index };
+        self.books.free -= want;
+        self.books.live += want;
+        Ok(extent)
+    }
+
+    /// Ends the life of `extent`: its generation is dead at once, its bytes stay in quarantine until [`Self::release`].
+    ///
+    /// # Panics
+    /// When `extent` is not live: a second retirement is a broken book that must not go on.
+    pub fn retire(&mut self, extent: Extent) {
+        self.expect(extent, State::Live);
+        self.pieces[extent.slot as usize].state = State::Quarantined;
+        self.books.live -= extent.bytes;
+        self.books.quarantined += extent.bytes;
+    }
+
+    /// Returns the bytes of a retired extent to the free ones, once no access under its generation can still arrive.
+    ///
+    /// # Panics
+    /// When `extent` is not in quarantine.
+    pub fn release(&mut self, extent: Extent) {
+        self.expect(extent, State::Quarantined);
+        self.books.quarantined -= extent.bytes;
+        self.books.free += extent.bytes;
+        let mut index = extent.slot;
+        let Piece { left, right, .. } = self.pieces[index as usize];
+        if right != NONE && self.pieces[right as usize].state == State::Free {
+            self.unlink(right);
+            self.merge(index, right);
+        }
+        if left != NONE && self.pieces[left as usize].state == State::Free {
+            self.unlink(left);
+            self.merge(left, index);
+            index = left;
+        }
+        self.link(index);
+    }
+
+    /// Whether `extent` is still held under its generation.
+    #[must_use]
+    pub fn is_live(&self, extent: Extent) -> bool {
+        self.pieces
+            .get(extent.slot as usize)
+            .is_some_and(|piece| piece.state == State::Live && piece.generation == extent.generation)
+    }
+
+    /// Where the bytes are now.
+    #[must_use]
+    pub fn books(&self) -> ExtentBooks {
+        self.books
+    }
+
+    /// Size of the largest free piece, in bytes, within one size class (6 %) below the truth.
+    #[must_use]
+    pub fn largest_free(&self) -> u64 {
+        if self.rows == 0 {
+            return 0;
+        }
+        let row = 63 - self.rows.leading_zeros() as usize;
+        let column = 31 - self.columns[row].leading_zeros() as usize;
+        u64::from(class_floor(row, column)) * self.granule
+    }
+
+    /// Memory of the allocator itself, in bytes.
+    #[must_use]
+    pub fn overhead_bytes(&self) -> usize {
+        self.pieces.capacity() * size_of::<Piece>() + size_of::<[[u32; COLUMNS]; ROWS]>()
+    }
+
+    /// A free piece of at least `len` granules: the head of the first class all of whose pieces are long enough, or,
+    /// when there is none, a long enough piece of the class that `len` itself falls in.
+    fn find(&self, len: u32) -> Option<u32> {
+        let (row, column) = class_of(len);
+        let exact = class_floor(row, column) == len;
+        let above = self.first_from(row, if exact { column } else { column + 1 });
+        above.or_else(|| {
+            let mut index = self.heads[row][column];
+            for _ in 0..SCAN_LIMIT {
+                if index == NONE {
+                    return None;
+                }
+                if self.pieces[index as usize].len >= len {
+                    return Some(index);
+                }
+                index = self.pieces[index as usize].next;
+            }
+            None
+        })
+    }
+
+    fn first_from(&self, row: usize, column: usize) -> Option<u32> {
+        let here = if column < COLUMNS { self.columns[row] & (u32::MAX << column) } else { 0 };
+        if here != 0 {
+            return Some(self.heads[row][here.trailing_zeros() as usize]);
+        }
+        let higher = self.rows & u64::MAX.checked_shl(row as u32 + 1).unwrap_or(0);
+        if higher == 0 {
+            return None;
+        }
+        let row = higher.trailing_zeros() as usize;
+        Some(self.heads[row][self.columns[row].trailing_zeros() as usize])
+    }
+
+    /// Cuts `index` down to `len` granules; the rest becomes a free piece to its right.
+    fn split(&mut self, index: u32, len: u32) {
+        let whole = self.pieces[index as usize];
+        let rest = Piece {
+            start: whole.start + len,
+            len: whole.len - len,
+            left: index,
+            right: whole.right,
+            prev: NONE,
+            next: NONE,
+            generation: 0,
+            state: State::Spare,
+        };
+        let rest_index = if self.spare == NONE {
+            self.pieces.push(rest);
+            (self.pieces.len() - 1) as u32
+        } else {
+            let slot = self.spare;
+            self.spare = self.pieces[slot as usize].next;
+            self.pieces[slot as usize] = rest;
+            slot
+        };
+        if whole.right != NONE {
+            self.pieces[whole.right as usize].left = rest_index;
+        }
+        let piece = &mut self.pieces[index as usize];
+        piece.len = len;
+        piece.right = rest_index;
+        self.link(rest_index);
+    }
+
+    /// Joins `right` onto its neighbour `left` and gives its slot back.
+    fn merge(&mut self, left: u32, right: u32) {
+        let gone = self.pieces[right as usize];
+        let piece = &mut self.pieces[left as usize];
+        piece.len += gone.len;
+        piece.right = gone.right;
+        if gone.right != NONE {
+            self.pieces[gone.right as usize].left = left;
+        }
+        let slot = &mut self.pieces[right as usize];
+        slot.state = State::Spare;
+        slot.next = self.spare;
+        self.spare = right;
+    }
+
+    fn link(&mut self, index: u32) {
+        let (row, column) = class_of(self.pieces[index as usize].len);
+        let head = self.heads[row][column];
+        let piece = &mut self.pieces[index as usize];
+        piece.state = State::Free;
+        piece.prev = NONE;
+        piece.next = head;
+        if head != NONE {
+            self.pieces[head as usize].prev = index;
+        }
+        self.heads[row][column] = index;
+        self.columns[row] |= 1 << column;
+        self.rows |= 1 << row;
+    }
+
+    fn unlink(&mut self, index: u32) {
+        let Piece { len, prev, next, .. } = self.pieces[index as usize];
+        if next != NONE {
+            self.pieces[next as usize].prev = prev;
+        }
+        if prev != NONE {
+            self.pieces[prev as usize].next = next;
+            return;
+        }
+        let (row, column) = class_of(len);
+        self.heads[row][column] = next;
+        if next == NONE {
+            self.columns[row] &= !(1 << column);
+            if self.columns[row] == 0 {
+                self.rows &= !(1 << row);
+            }
+        }
+    }
+
+    fn expect(&self, extent: Extent, state: State) {
+        let piece = self.pieces.get(extent.slot as usize);
+        let found = piece.map(|piece| (piece.state, piece.generation));
+        assert_eq!(found, Some((state, extent.generation)), "books of {extent:?}");
+    }
+}
+
+/// Size class of a piece: below 16 granules one class a length, above 16 classes an octave.
+const fn class_of(len: u32) -> (usize, usize) {
+    if len < COLUMNS as u32 {
+        return (0, len as usize);
+    }
+    let octave = 31 - len.leading_zeros();
+    let column = (len >> (octave - COLUMN_BITS)) as usize - COLUMNS;
+    ((octave - COLUMN_BITS + 1) as usize, column)
+}
+
+/// The shortest piece of a class, in granules.
+const fn class_floor(row: usize, column: usize) -> u32 {
+    if row == 0 { column as u32 } else { ((COLUMNS + column) as u32) << (row - 1) }
+}
+
+const NONE: u32 = u32::MAX;
+const COLUMN_BITS: u32 = 4;
+const COLUMNS: usize = 1 << COLUMN_BITS;
+const ROWS: usize = 30;
+/// Pieces looked at in the class that may or may not fit: keeps the worst case constant.
+const SCAN_LIMIT: usize = 16;
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn classes_are_ordered_and_hold_what_they_say() {
+        let mut last = (0, 0);
+        for len in 1..100_000u32 {
+            let class = class_of(len);
+            assert!(class >= last, "{len}");
+            assert!(class_floor(class.0, class.1) <= len);
+            last = class;
+        }
+        assert_eq!(class_of(u32::MAX - 1).0, ROWS - 2);
+    }
+
+    #[test]
+    fn a_freed_extent_waits_in_quarantine() {
+        let mut allocator = ExtentAllocator::new(8192, 4096, 1);
+        let (a, b) = (allocator.allocate(1).unwrap(), allocator.allocate(4096).unwrap());
+        assert!(matches!(allocator.allocate(1), Err(AllocError::NoSpace { free: 0, .. })));
+        allocator.retire(a);
+        assert!(!allocator.is_live(a) && allocator.is_live(b));
+        assert!(matches!(allocator.allocate(1), Err(AllocError::NoSpace { .. })));
+        allocator.release(a);
+        let again = allocator.allocate(10).unwrap();
+        assert_eq!(again.offset, a.offset);
+        assert_ne!(again.generation, a.generation);
+        assert!(!allocator.is_live(a));
+    }
+
+    #[test]
+    #[should_panic(expected = "books of")]
+    fn a_second_retirement_stops_the_process() {
+        let mut allocator = ExtentAllocator::new(8192, 4096, 1);
+        let extent = allocator.allocate(1).unwrap();
+        allocator.retire(extent);
+        allocator.retire(extent);
+    }
+
+    #[test]
+    fn errors_say_whether_waiting_helps() {
+        let mut allocator = ExtentAllocator::new(1 << 20, 4096, 1);
+        assert_eq!(allocator.allocate(0), Err(AllocError::Empty));
+        let capacity = 1 << 20;
+        assert_eq!(allocator.allocate(capacity + 1), Err(AllocError::TooLarge { want: capacity + 4096, capacity }));
+        assert!(matches!(allocator.allocate(u64::MAX), Err(AllocError::TooLarge { .. })));
+    }
+
+    #[derive(Clone, Debug)]
+    enum Step {
+        Allocate(u64),
+        Retire(usize),
+        Release(usize),
+    }
+
+    fn steps() -> impl Strategy<Value = Vec<Step>> {
+        let step = prop_oneof![
+            3 => (1u64..100_000).prop_map(Step::Allocate),
+            2 => any::<usize>().prop_map(Step::Retire),
+            2 => any::<usize>().prop_map(Step::Release),
+        ];
+        prop::collection::vec(step, 1..300)
+    }
+
+    proptest! {
+        /// The model is a map of what is out: no overlap, right books, and all of it free again at the end.
+        #[test]
+        fn extents_never_overlap_and_books_balance(steps in steps()) {
+            let mut allocator = ExtentAllocator::new(1 << 20, 4096, 1);
+            let (mut live, mut resting): (Vec<Extent>, Vec<Extent>) = (vec![], vec![]);
+            for step in steps {
+                match step {
+                    Step::Allocate(bytes) => {
+                        if let Ok(extent) = allocator.allocate(bytes) {
+                            prop_assert!(extent.bytes >= bytes && extent.bytes < bytes + 4096);
+                            live.push(extent);
+                        }
+                    }
+                    Step::Retire(pick) if !live.is_empty() => {
+                        let extent = live.swap_remove(pick % live.len());
+                        allocator.retire(extent);
+                        resting.push(extent);
+                    }
+                    Step::Release(pick) if !resting.is_empty() => {
+                        allocator.release(resting.swap_remove(pick % resting.len()));
+                    }
+                    _ => {}
+                }
+                let out: BTreeMap<u64, u64> = live.iter().chain(&resting).map(|e| (e.offset, e.bytes)).collect();
+                let mut end = 0;
+                for (offset, bytes) in &out {
+                    prop_assert!(*offset >= end);
+                    end = offset + bytes;
+                }
+                prop_assert!(end <= 1 << 20);
+                let books = allocator.books();
+                prop_assert_eq!(books.live, live.iter().map(|e| e.bytes).sum::<u64>());
+                prop_assert_eq!(books.quarantined, resting.iter().map(|e| e.bytes).sum::<u64>());
+                prop_assert_eq!(books.free + books.live + books.quarantined, books.capacity);
+            }
+            for extent in live {
+                allocator.retire(extent);
+                resting.push(extent);
+            }
+            for extent in resting {
+                allocator.release(extent);
+            }
+            prop_assert!(allocator.allocate(1 << 20).is_ok(), "all of it in one piece again");
+        }
+    }
+}

@@ -1,0 +1,34 @@
+//! The pure ground of Slackwater: units, time, randomness, hashing, checksums, the sketch and the extent allocator.
+//!
+//! Nothing here touches an operating system, a thread or a clock.
+#![forbid(unsafe_code)]
+
+mod checksum;
+mod extent;
+mod hash;
+mod rng;
+mod sketch;
+mod time;
+mod units;
+
+pub use checksum::{Checksum, Checksummer};
+pub use extent::{AllocError, Extent, ExtentAllocator, ExtentBooks};
+pub use hash::{KeyHash, Map, Set, hash64};
+pub use rng::Rng;
+pub use sketch::Sketch;
+pub use time::Instant;
+pub use units::{ByteSize, ParseUnitError, format_duration, parse_duration};
+
+/// The block size that direct I/O needs of offsets, lengths and buffer addresses, in bytes.
+pub const BLOCK_BYTES: u64 = 4096;
+
+/// Rounds `bytes` up to a whole number of [`BLOCK_BYTES`].
+///
+/// Saturates at the largest multiple that fits, so a hostile length cannot wrap to a small one.
+#[must_use]
+pub const fn round_to_block(bytes: u64) -> u64 {
+    match bytes.checked_next_multiple_of(BLOCK_BYTES) {
+        Some(rounded) => rounded,
+        None => u64::MAX - (BLOCK_BYTES - 1),
+    }
+}

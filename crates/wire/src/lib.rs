@@ -1,1 +1,51 @@
+//! The domain's words and their bytes: ids, error codes, and the messages between client, master and node.
+//!
+//! These types are the vocabulary of every crate above: the master's mind takes a [`Request`] itself, so no second
+//! struct copies it. Bodies travel as MessagePack with named fields; unknown fields are skipped, new ones default.
 #![forbid(unsafe_code)]
+
+mod error;
+mod id;
+mod key;
+mod order;
+mod reply;
+mod request;
+
+pub use error::{Class, ErrorCode};
+pub use id::{CallId, ClientId, GuardId, Incarnation, NodeId, SegmentId, TicketId, Version};
+pub use key::{Key, KeyError, Tenant, TenantError};
+pub use order::{
+    DiskEntry, DiskState, OffloadTask, Order, PromoteTask, PromotionFailure, Report, ReportedEntry, TaskFailure,
+};
+pub use reply::{
+    Description, ExtentRef, Listed, Lookup, Object, PutStarted, QuotaState, ReplicaAt, ReplicaState, Reply,
+    SegmentState,
+};
+pub use request::{
+    Chain, Durability, Exists, Get, GetEnd, Hold, List, Mount, Pin, PutConfig, PutDone, PutEnd, PutEntry, PutMode,
+    PutStart, Remove, RemoveAll, RemoveMatching, ReplicaClear, Request, SegmentKind,
+};
+
+/// The checksum as a plain number on the wire: its crate knows no serialisation.
+pub(crate) mod checksum_serde {
+    use serde::{Deserialize, Deserializer, Serializer};
+    use slackwater_base::Checksum;
+
+    pub(crate) fn serialize<S: Serializer>(checksum: &Checksum, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_u64(checksum.0)
+    }
+
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Checksum, D::Error> {
+        u64::deserialize(deserializer).map(Checksum)
+    }
+}
+
+/// Limits on what a message may carry, checked before anything is allocated for it.
+pub mod limits {
+    /// Longest key, in bytes.
+    pub const KEY_BYTES_MAX: usize = 1024;
+    /// Longest tenant name, in bytes.
+    pub const TENANT_BYTES_MAX: usize = 128;
+    /// Most keys in one request.
+    pub const BATCH_KEYS_MAX: usize = 4096;
+}

@@ -1,0 +1,115 @@
+//! Which replica of a segment goes next: the seam between the catalog and its eviction policies.
+//!
+//! A policy decides and never acts. It knows the replicas of one segment by dense [`Slot`]s that the catalog gives
+//! out, and is told everything that a learning policy needs: chains, sizes, time and hints. The catalog owns leases,
+//! pins and reference counts: it sets a victim that may not go now aside with [`Evict::park`].
+
+use slackwater_base::Instant;
+
+/// One replica of a segment, numbered densely so that a policy keeps its state in arrays. Reused after the replica
+/// is gone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Slot(pub u32);
+
+/// One block of a chain as a policy sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Link {
+    /// 64 bits of the key's hash: how a policy knows blocks that are not resident.
+    pub hash: u64,
+    /// The replica, where this segment holds one.
+    pub slot: Option<Slot>,
+    /// Length of the object in bytes; zero where it is not known.
+    pub bytes: u64,
+}
+
+/// One request's walk along a chain of blocks, from the root towards the leaf.
+#[derive(Clone, Copy, Debug)]
+pub struct Walk<'a> {
+    /// When.
+    pub now: Instant,
+    /// The blocks, each the parent of the next.
+    pub links: &'a [Link],
+    /// Hash of the block before the first, when the walk does not begin at the root.
+    pub parent: Option<u64>,
+    /// Position of the first block in its chain.
+    pub position: u32,
+    /// The caller's opaque hint.
+    pub hint: Option<u32>,
+    /// Tokens that the request generated, where the caller knows.
+    pub output_tokens: Option<u32>,
+}
+
+/// A policy of eviction for one segment.
+///
+/// The life of a slot: `insert` → any number of `read`, `park`/`unpark` → `remove` or `evicted`. Parked slots are
+/// never victims. Every method but `on_deadline` is on the request path and takes constant time a link.
+pub trait Evict: Send {
+    /// The name it is chosen by.
+    fn name(&self) -> &'static str;
+
+    /// A request read along this chain. Links without a slot were misses here.
+    fn read(&mut self, walk: &Walk<'_>);
+
+    /// The links that have a slot became resident in this segment. Links without one were not placed here.
+    fn insert(&mut self, walk: &Walk<'_>);
+
+    /// The replica is gone for a reason other than eviction: removed, replaced, or its owner lost.
+    fn remove(&mut self, slot: Slot);
+
+    /// The replica to be dropped next; the same answer until the policy is told what became of it.
+    /// `None` when every resident slot is parked.
+    fn victim(&mut self, now: Instant) -> Option<Slot>;
+
+    /// The replica was dropped because [`Evict::victim`] named it, or because its group went.
+    fn evicted(&mut self, now: Instant, slot: Slot);
+
+    /// The replica may not go now: it is leased, pinned, in use, or already on its way out.
+    fn park(&mut self, slot: Slot);
+
+    /// The replica may go again; it keeps the age it had, so that being parked is no second youth.
+    fn unpark(&mut self, slot: Slot);
+
+    /// Bytes of the segment: policies with parts or ghosts size them by this.
+    fn set_capacity(&mut self, bytes: u64);
+
+    /// Whether this segment would keep a block that arrived now, rather than evict it first. Asked before an object is
+    /// written to SSD.
+    fn would_keep(&mut self, _now: Instant, _link: Link) -> bool {
+        true
+    }
+
+    /// When [`Evict::on_deadline`] wants to run next: work that must not be on the request path, such as estimation.
+    fn next_deadline(&self) -> Option<Instant> {
+        None
+    }
+
+    /// A bounded step of scheduled work, at most a millisecond.
+    fn on_deadline(&mut self, _now: Instant) {}
+
+    /// Memory of the policy's own state, in bytes.
+    fn overhead_bytes(&self) -> usize;
+
+    /// What was learned, for [`Evict::restore`] after a restart. Empty for policies that learn nothing.
+    fn save(&self) -> Vec<u8> {
+        Vec::new()
+    }
+
+    /// Takes what [`Evict::save`] gave.
+    ///
+    /// # Errors
+    /// Says what is wrong with the bytes; the policy then starts fresh.
+    fn restore(&mut self, bytes: &[u8]) -> Result<(), RestoreError> {
+        if bytes.is_empty() { Ok(()) } else { Err(RestoreError::Foreign) }
+    }
+}
+
+/// Why saved policy state is not taken.
+#[derive(Clone, Copy, Debug, thiserror::Error, PartialEq, Eq)]
+pub enum RestoreError {
+    /// It was not written by this policy, or by another version of it.
+    #[error("the saved tables belong to another policy or version")]
+    Foreign,
+    /// Its checksum is wrong.
+    #[error("the saved tables are damaged")]
+    Damaged,
+}

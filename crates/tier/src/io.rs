@@ -1,0 +1,123 @@
+//! What the tiers ask of a disk, and what a disk answers.
+
+use slackwater_base::Checksum;
+use slackwater_wire::ExtentRef;
+
+/// Names an operation in its completion; never reused in the life of a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct OpId(pub u64);
+
+/// One file of the log, numbered in the order of creation and never reused: a larger number was begun later.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct FileId(pub u64);
+
+/// One operation on the log's files. All offsets and lengths are multiples of [`slackwater_base::BLOCK_BYTES`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum DiskOp {
+    /// Make a file of this length, all of it allocated, and make its existence durable.
+    Create {
+        /// Which file.
+        file: FileId,
+        /// Its length.
+        bytes: u64,
+    },
+    /// Write the parts one after another, beginning at `offset`. Durable only after a later [`DiskOp::Sync`].
+    Write {
+        /// Which file.
+        file: FileId,
+        /// Where the first part goes.
+        offset: u64,
+        /// The bytes.
+        parts: Vec<Part>,
+    },
+    /// Make every write completed before this was submitted durable.
+    Sync {
+        /// Which file.
+        file: FileId,
+    },
+    /// Read `header_bytes` into the completion, and the `payload_bytes` after them to where `into` says, taking the
+    /// checksum of the payload's first `length` bytes.
+    Read {
+        /// Which file.
+        file: FileId,
+        /// Where the header begins.
+        offset: u64,
+        /// Length of the part that comes back in the completion.
+        header_bytes: u64,
+        /// Length of the part that goes to `into`.
+        payload_bytes: u64,
+        /// Bytes of the payload that are the value: the rest is padding.
+        length: u64,
+        /// Where the payload goes.
+        into: Target,
+    },
+    /// Remove the file, durably.
+    Delete {
+        /// Which file.
+        file: FileId,
+    },
+}
+
+/// A piece of a write.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Part {
+    /// These bytes, a whole number of blocks.
+    Bytes(Vec<u8>),
+    /// The first `length` bytes of an extent, then zeros up to a whole block.
+    Extent {
+        /// Where the bytes are. The agent keeps the extent from being reused until the completion.
+        extent: ExtentRef,
+        /// How many of them.
+        length: u64,
+    },
+}
+
+/// Where the payload of a read goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Target {
+    /// Into the completion.
+    Completion,
+    /// Into this extent, from its first byte.
+    Extent(ExtentRef),
+}
+
+/// How an operation ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DiskDone {
+    /// Which operation.
+    pub op: OpId,
+    /// What came of it.
+    pub result: Result<DiskOutcome, DiskError>,
+}
+
+/// What an operation gave.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum DiskOutcome {
+    /// It is done.
+    Done,
+    /// What was read.
+    Read {
+        /// The header part.
+        header: Vec<u8>,
+        /// The payload, when the target was the completion; empty otherwise.
+        payload: Vec<u8>,
+        /// Checksum of the payload's value bytes, taken after they arrived.
+        checksum: Checksum,
+    },
+}
+
+/// Why an operation did not succeed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum DiskError {
+    /// No space left on the device, or a quota is used up.
+    Full,
+    /// The file system takes no writes.
+    ReadOnly,
+    /// No such file, or it ends before the offset.
+    Missing,
+    /// Anything else; after it on a sync the file is never trusted again.
+    Device {
+        /// The operating system's error number, for the log line.
+        errno: i32,
+    },
+}

@@ -1,0 +1,168 @@
+use serde::{Deserialize, Serialize};
+use slackwater_base::Checksum;
+
+use crate::{ExtentRef, Key, NodeId, SegmentId, Tenant, TicketId, Version, checksum_serde};
+
+/// What the master tells a node to do. Orders are pushed down the open link the moment they are decided.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Order {
+    /// Write these memory replicas to the SSD log. Each source stays pinned until its report.
+    Offload(Vec<OffloadTask>),
+    /// Bring these objects from the SSD log into memory, in this order: hottest first.
+    Promote(Vec<PromoteTask>),
+    /// A promotion may write its bytes to this extent.
+    Staged {
+        /// The promotion.
+        ticket: TicketId,
+        /// Where its bytes go.
+        extent: ExtentRef,
+    },
+    /// A promotion has ended for the master: forget it, and report nothing more about it.
+    Cancel {
+        /// The promotion.
+        ticket: TicketId,
+    },
+    /// Forget these records for good; report when a crash can no longer bring them back.
+    Drop(Vec<DiskEntry>),
+    /// These extents are dead: refuse every access under their generation, and report once none can still arrive.
+    Fence(Vec<ExtentRef>),
+}
+
+/// One record of an SSD log, named by what it holds.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct DiskEntry {
+    /// Whose object.
+    pub tenant: Tenant,
+    /// Its key.
+    pub key: Key,
+    /// Which put wrote it.
+    pub version: Version,
+}
+
+/// One object to be written to the SSD log.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct OffloadTask {
+    /// Names the task in its report.
+    pub ticket: TicketId,
+    /// What is written.
+    pub entry: DiskEntry,
+    /// Its length in bytes.
+    pub bytes: u64,
+    /// The checksum of its bytes.
+    #[serde(with = "checksum_serde")]
+    pub checksum: Checksum,
+    /// Where its bytes are now.
+    pub source: ExtentRef,
+}
+
+/// One object to be brought into memory.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct PromoteTask {
+    /// Names the task in its reports.
+    pub ticket: TicketId,
+    /// What is read.
+    pub entry: DiskEntry,
+    /// Its length in bytes, as admitted.
+    pub bytes: u64,
+    /// The checksum that its bytes must have.
+    #[serde(with = "checksum_serde")]
+    pub checksum: Checksum,
+}
+
+/// What a node tells the master.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Report {
+    /// Offloads that came to an end. A success is durable.
+    Offloaded(Vec<(TicketId, Result<(), TaskFailure>)>),
+    /// A promotion is about to read: it needs an extent of this length.
+    Stage {
+        /// The promotion.
+        ticket: TicketId,
+        /// Its length in bytes, which must be the admitted one.
+        bytes: u64,
+    },
+    /// The bytes of a promotion are in its extent, verified.
+    Promoted {
+        /// The promotion.
+        ticket: TicketId,
+        /// The extent that was filled: exactly the staged one.
+        extent: ExtentRef,
+    },
+    /// A promotion came to nothing.
+    PromotionFailed {
+        /// The promotion.
+        ticket: TicketId,
+        /// Why.
+        failure: PromotionFailure,
+    },
+    /// Records that no crash can bring back any more.
+    Dropped(Vec<DiskEntry>),
+    /// Records that turned out unreadable or wrong and are dropped.
+    Lost(Vec<DiskEntry>),
+    /// No access under these dead generations can arrive any more.
+    Fenced(Vec<ExtentRef>),
+    /// How the SSD log is doing; sent when it changes.
+    Disk(DiskState),
+    /// What the SSD log holds: the node's part of rebuilding the catalog.
+    Announce {
+        /// The segment that stands for the log.
+        segment: SegmentId,
+        /// Some of its records.
+        entries: Vec<ReportedEntry>,
+    },
+}
+
+/// One record that a node announces.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ReportedEntry {
+    /// What it holds.
+    pub entry: DiskEntry,
+    /// Its length in bytes.
+    pub bytes: u64,
+    /// The checksum of its bytes.
+    #[serde(with = "checksum_serde")]
+    pub checksum: Checksum,
+}
+
+/// How an SSD log is doing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DiskState {
+    /// The owner.
+    pub node: NodeId,
+    /// Whether it takes new records.
+    pub accepting: bool,
+    /// Bytes of records it can hold.
+    pub capacity: u64,
+    /// Bytes that the owner needs freed before it can take more, beyond what watermarks free anyway.
+    pub pressure: u64,
+}
+
+/// Why an offload came to nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum TaskFailure {
+    /// The log has no room, or the disk is full.
+    NoRoom,
+    /// The device reported an error.
+    Device,
+    /// The source is not what the task says.
+    Stale,
+    /// The object was dropped meanwhile.
+    Cancelled,
+}
+
+/// Why a promotion came to nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum PromotionFailure {
+    /// The task is malformed: no bytes, or another length than the record's.
+    Size,
+    /// The log has no such record.
+    Missing,
+    /// The record's bytes are not those that were put: it is dropped.
+    Corrupt,
+    /// The device reported an error.
+    Device,
+    /// The node's queue of promotions is full.
+    Busy,
+    /// The staged extent is dead.
+    Stale,
+}

@@ -1,0 +1,187 @@
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use slackwater_base::Checksum;
+
+use crate::{
+    ErrorCode, GuardId, Incarnation, Key, NodeId, Pin, SegmentId, SegmentKind, Tenant, Version, checksum_serde,
+};
+
+/// What the master answers.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Reply {
+    /// One outcome a key, in the order of the request.
+    Get(Vec<Lookup>),
+    /// One truth a key, in the order of the request.
+    Exists(Vec<bool>),
+    /// One outcome an entry, in the order of the request.
+    PutStart(Vec<PutStarted>),
+    /// One result a key, in the order of the request: put end, put revoke, remove, replica clear.
+    Each(Vec<Result<(), ErrorCode>>),
+    /// How many objects were removed.
+    Count(u64),
+    /// Keys in order.
+    List(Listed),
+    /// What is known about an object.
+    Describe(Box<Description>),
+    /// Quotas and use.
+    Quotas(Vec<QuotaState>),
+    /// Done; there is nothing more to say.
+    Done,
+    /// The whole request was refused.
+    Failed(ErrorCode),
+}
+
+/// Bytes of a memory segment under one generation: what a reader or writer shows to the owner, who checks it before
+/// the first byte and again at commit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct ExtentRef {
+    /// The segment.
+    pub segment: SegmentId,
+    /// Which life of its owner.
+    pub incarnation: Incarnation,
+    /// First byte, from the start of the segment.
+    pub offset: u64,
+    /// Length that belongs to the holder, a multiple of the segment's granule.
+    pub bytes: u64,
+    /// Which allocation of these bytes.
+    pub generation: u64,
+}
+
+/// Where a replica is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum ReplicaAt {
+    /// In memory.
+    Memory(ExtentRef),
+    /// In the SSD log of a node, under the object's version.
+    Disk {
+        /// The owner.
+        node: NodeId,
+        /// The segment that stands for its log.
+        segment: SegmentId,
+    },
+}
+
+/// An object that can be read.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Object {
+    /// Which put wrote it.
+    pub version: Version,
+    /// Its length in bytes.
+    pub bytes: u64,
+    /// The checksum of its bytes.
+    #[serde(with = "checksum_serde")]
+    pub checksum: Checksum,
+    /// Readable replicas, best first as far as the master can tell.
+    pub replicas: Vec<ReplicaAt>,
+    /// How long the lease lasts, counted by the holder from its request.
+    pub lease: Duration,
+    /// The guard, when one was asked for.
+    pub guard: Option<GuardId>,
+}
+
+/// What a look-up found. A miss is an outcome, not an error.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Lookup {
+    /// It can be read.
+    Found(Object),
+    /// It exists, but nothing of it can be read yet.
+    NotReady,
+    /// There is no such object.
+    Missing,
+    /// The request was refused for this key.
+    Failed(ErrorCode),
+}
+
+/// What became of one entry of a put.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum PutStarted {
+    /// Room was found: write all of these, then end the put.
+    Granted {
+        /// The put's version, to be shown at its end.
+        version: Version,
+        /// One extent a replica.
+        extents: Vec<ExtentRef>,
+    },
+    /// An object of that key is there or being written (`OBJECT_ALREADY_EXISTS`).
+    Exists,
+    /// No room, a wrong argument or a refusal.
+    Failed(ErrorCode),
+}
+
+/// One page of keys.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Listed {
+    /// Keys in byte order.
+    pub keys: Vec<Key>,
+    /// Whether more follow after the last.
+    pub more: bool,
+}
+
+/// The life of a replica, with the numbers that integrations know.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[repr(u8)]
+pub enum ReplicaState {
+    /// Its bytes are being written.
+    Processing = 2,
+    /// It can be read.
+    Complete = 3,
+    /// It is going away; nobody new may read it.
+    Removed = 4,
+}
+
+/// What is known about an object.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Description {
+    /// Its key.
+    pub key: Key,
+    /// Its tenant.
+    pub tenant: Tenant,
+    /// Which put wrote it.
+    pub version: Version,
+    /// Its length in bytes.
+    pub bytes: u64,
+    /// The checksum of its bytes.
+    #[serde(with = "checksum_serde")]
+    pub checksum: Checksum,
+    /// Its group.
+    pub group: Option<u64>,
+    /// Its pin, with the time left of a soft one.
+    pub pin: Pin,
+    /// Time left of the longest lease.
+    pub lease: Duration,
+    /// Replicas with state and reference count.
+    pub replicas: Vec<(ReplicaAt, ReplicaState, u32)>,
+}
+
+/// Quota and use of a tenant.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct QuotaState {
+    /// Whose.
+    pub tenant: Tenant,
+    /// Bytes of memory it may hold; `None` without a quota.
+    pub memory_quota: Option<u64>,
+    /// Bytes of SSD it may hold; `None` without a quota.
+    pub disk_quota: Option<u64>,
+    /// Bytes of memory it holds, in flight included.
+    pub memory_bytes: u64,
+    /// Bytes of SSD it holds.
+    pub disk_bytes: u64,
+    /// Objects it holds.
+    pub objects: u64,
+}
+
+/// What a segment is and how full.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct SegmentState {
+    /// Its identity.
+    pub segment: SegmentId,
+    /// Its name.
+    pub name: String,
+    /// What it is made of.
+    pub kind: SegmentKind,
+    /// Its size in bytes.
+    pub bytes: u64,
+    /// Bytes that replicas occupy.
+    pub used_bytes: u64,
+}

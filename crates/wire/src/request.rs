@@ -1,0 +1,336 @@
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use slackwater_base::Checksum;
+
+use crate::{GuardId, Incarnation, Key, NodeId, SegmentId, Tenant, Version, checksum_serde};
+
+/// What a client asks of the master.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Request {
+    /// Where are these objects? Grants a lease or a guard on each that is found.
+    Get(Get),
+    /// The reads under these guards are over.
+    GetEnd(GetEnd),
+    /// Are these objects there? Answers [`crate::Reply::Exists`].
+    Exists(Exists),
+    /// Room for new objects.
+    PutStart(PutStart),
+    /// The bytes of these puts are in place: publish them.
+    PutEnd(PutEnd),
+    /// These puts will not be finished: take the room back.
+    PutRevoke {
+        /// Whose objects.
+        tenant: Tenant,
+        /// Key and version of each, as granted.
+        puts: Vec<(Key, Version)>,
+    },
+    /// Remove these objects.
+    Remove(Remove),
+    /// Remove every object whose key a pattern matches.
+    RemoveMatching(RemoveMatching),
+    /// Remove every object of a tenant, or of all.
+    RemoveAll(RemoveAll),
+    /// Drop replicas of one's own objects.
+    ReplicaClear(ReplicaClear),
+    /// Keys, in order.
+    List(List),
+    /// Everything known about one object; neither leases nor promotes.
+    Describe {
+        /// Whose object.
+        tenant: Tenant,
+        /// Its key.
+        key: Key,
+    },
+    /// Lend a segment to the pool.
+    Mount(Mount),
+    /// Take a segment back; its replicas are gone.
+    Unmount {
+        /// Which.
+        segment: SegmentId,
+    },
+    /// Set or change the byte quota of a tenant.
+    SetQuota {
+        /// Whose.
+        tenant: Tenant,
+        /// Bytes of memory replicas, complete and in flight.
+        memory_bytes: u64,
+        /// Bytes of SSD replicas.
+        disk_bytes: u64,
+    },
+    /// Forget the quota of a tenant that has no objects.
+    DeleteQuota {
+        /// Whose.
+        tenant: Tenant,
+    },
+    /// Quotas and use of every tenant that has either.
+    Quotas,
+}
+
+/// What the caller knows about how the keys of a batch hang together.
+///
+/// The order of keys in one batch *is* the chain: each block is the parent of the next. A caller that passes a chain
+/// in pieces says where the piece begins.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Chain {
+    /// The block before the first key, when the batch does not begin at the root.
+    pub parent: Option<Key>,
+    /// Position of the first key in its chain, in blocks from the root.
+    pub position: u32,
+    /// An opaque small number that callers expect to tell returning requests from others.
+    pub hint: Option<u32>,
+    /// Tokens that the request generated, where the caller knows.
+    pub output_tokens: Option<u32>,
+}
+
+/// How a read keeps its replica in place.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Hold {
+    /// For the configured lease time: for readers that may vanish.
+    #[default]
+    Lease,
+    /// Until [`Request::GetEnd`], or the client's link is lost: for readers in the owner's process.
+    Guard,
+}
+
+/// See [`Request::Get`].
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Get {
+    /// Whose objects.
+    #[serde(default)]
+    pub tenant: Tenant,
+    /// Which, in chain order.
+    pub keys: Vec<Key>,
+    /// How they hang together.
+    #[serde(default)]
+    pub chain: Chain,
+    /// How the replicas are kept in place.
+    #[serde(default)]
+    pub hold: Hold,
+    /// Stop at the first key that is missing: the rest answer as missing and are neither held nor counted as reads.
+    #[serde(default)]
+    pub prefix_only: bool,
+}
+
+/// See [`Request::GetEnd`].
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct GetEnd {
+    /// The guards given back.
+    pub guards: Vec<GuardId>,
+}
+
+/// See [`Request::Exists`].
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Exists {
+    /// Whose objects.
+    #[serde(default)]
+    pub tenant: Tenant,
+    /// Which, in chain order.
+    pub keys: Vec<Key>,
+}
+
+/// Whether an object may be evicted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Pin {
+    /// As any other.
+    #[default]
+    None,
+    /// Only when nothing unpinned is left, until the time is over; `None` means the configured time.
+    Soft(Option<Duration>),
+    /// Never.
+    Hard,
+}
+
+/// What an existing object of the same key means to a put.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum PutMode {
+    /// The put is refused with `OBJECT_ALREADY_EXISTS`.
+    #[default]
+    Create,
+    /// The put replaces it: readers see the old value until the new one is published, and never again after.
+    Upsert,
+}
+
+/// What an acknowledged put survives.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Durability {
+    /// Bytes in memory, checksum known, visible.
+    #[default]
+    Memory,
+    /// As `Memory`, and the record is written and synced on SSD.
+    Disk,
+}
+
+/// How a put wants its object kept.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct PutConfig {
+    /// What an existing object means.
+    pub mode: PutMode,
+    /// Memory replicas, on different segments; fewer segments give fewer replicas.
+    pub replicas: u32,
+    /// Segments to be tried first; unknown names are no error.
+    pub preferred: Vec<String>,
+    /// Whether it may be evicted.
+    pub pin: Pin,
+    /// Objects of one group are leased and evicted together.
+    pub group: Option<u64>,
+    /// What the acknowledgement means.
+    pub durability: Durability,
+    /// How long to wait for space before `NO_AVAILABLE_HANDLE`; `None` means the configured time.
+    pub wait: Option<Duration>,
+}
+
+impl Default for PutConfig {
+    fn default() -> Self {
+        Self {
+            mode: PutMode::Create,
+            replicas: 1,
+            preferred: Vec::new(),
+            pin: Pin::None,
+            group: None,
+            durability: Durability::Memory,
+            wait: None,
+        }
+    }
+}
+
+/// One object of a put.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct PutEntry {
+    /// Its key.
+    pub key: Key,
+    /// Its length in bytes, 1 or more.
+    pub bytes: u64,
+}
+
+/// See [`Request::PutStart`].
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct PutStart {
+    /// Whose objects.
+    #[serde(default)]
+    pub tenant: Tenant,
+    /// Which, in chain order. The first of two equal keys wins.
+    pub entries: Vec<PutEntry>,
+    /// How they hang together.
+    #[serde(default)]
+    pub chain: Chain,
+    /// How they are kept.
+    #[serde(default)]
+    pub config: PutConfig,
+}
+
+/// See [`Request::PutEnd`].
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct PutEnd {
+    /// Whose objects.
+    #[serde(default)]
+    pub tenant: Tenant,
+    /// The puts that are complete.
+    pub puts: Vec<PutDone>,
+}
+
+/// One put whose bytes are in place.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct PutDone {
+    /// Its key.
+    pub key: Key,
+    /// Its version, as granted.
+    pub version: Version,
+    /// The checksum of the bytes as they entered.
+    #[serde(with = "checksum_serde")]
+    pub checksum: Checksum,
+}
+
+/// See [`Request::Remove`].
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Remove {
+    /// Whose objects.
+    #[serde(default)]
+    pub tenant: Tenant,
+    /// Which.
+    pub keys: Vec<Key>,
+    /// Also while readers hold leases.
+    #[serde(default)]
+    pub force: bool,
+}
+
+/// See [`Request::RemoveMatching`].
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RemoveMatching {
+    /// Whose objects.
+    #[serde(default)]
+    pub tenant: Tenant,
+    /// A regular expression, searched for anywhere in the key.
+    pub pattern: String,
+    /// Also while readers hold leases.
+    #[serde(default)]
+    pub force: bool,
+}
+
+/// See [`Request::RemoveAll`].
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RemoveAll {
+    /// Whose objects; `None` means everybody's.
+    pub tenant: Option<Tenant>,
+    /// Also while readers hold leases.
+    #[serde(default)]
+    pub force: bool,
+}
+
+/// See [`Request::ReplicaClear`].
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ReplicaClear {
+    /// Whose objects.
+    #[serde(default)]
+    pub tenant: Tenant,
+    /// Which.
+    pub keys: Vec<Key>,
+    /// The segment to be cleared of them; `None` clears the whole object.
+    pub segment: Option<String>,
+}
+
+/// See [`Request::List`].
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct List {
+    /// Whose objects.
+    #[serde(default)]
+    pub tenant: Tenant,
+    /// Only keys in which this regular expression is found.
+    #[serde(default)]
+    pub pattern: Option<String>,
+    /// Only keys after this one, in byte order.
+    #[serde(default)]
+    pub after: Option<Key>,
+    /// At most this many.
+    pub limit: u32,
+}
+
+/// What a segment is made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum SegmentKind {
+    /// Memory that movers reach by address.
+    Memory,
+    /// The SSD log of a node, which only that node reads and writes.
+    Disk,
+}
+
+/// See [`Request::Mount`].
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Mount {
+    /// Its identity; equal names are allowed, equal ids are not.
+    pub segment: SegmentId,
+    /// Its name, which puts may prefer.
+    pub name: String,
+    /// Its owner.
+    pub node: NodeId,
+    /// Which life of the owner lends it.
+    pub incarnation: Incarnation,
+    /// What it is made of.
+    pub kind: SegmentKind,
+    /// Its size.
+    pub bytes: u64,
+    /// The host it is on: `local_first` prefers the writer's.
+    pub host: String,
+}

@@ -11,7 +11,7 @@ use slackwater_replay::Traffic;
 #[command(name = "slackwater", version, max_term_width = 110, disable_help_subcommand = true)]
 pub(crate) struct Cli {
     /// TOML file with options of the store
-    #[arg(long, global = true, env = "SLACKWATER_CONFIG", value_name = "FILE")]
+    #[arg(long, global = true, env = "SLACKWATER_CONFIG", hide_env_values = true, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
 
     /// What to do
@@ -207,7 +207,7 @@ mod tests {
         };
         check(&["replay"], "<TRACE>");
         check(&["replay", "t", "--generate"], "cannot be used with '--generate'");
-        check(&["replay", "t", "--seed", "3"], "'--seed <N>' cannot be used with '[TRACE]'");
+        check(&["replay", "t", "--seed", "3"], "'[TRACE]' cannot be used with '--seed <N>'");
         check(&["replay", "t", "--speed", "fast"], "expected max, or a positive multiple such as 1x or 20x");
         check(&["replay", "t", "--speed", "0x"], "expected max, or a positive multiple such as 1x or 20x");
         check(&["replay", "t", "--block-bytes", "0"], "a block needs at least one byte");

@@ -1,0 +1,26 @@
+"""What the tests of the package share."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import slackwater
+
+
+@pytest.fixture
+def store() -> Iterator[slackwater.Store]:
+    """A store in memory alone."""
+    with slackwater.Store(memory="16MiB", log="off") as store:
+        yield store
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    """Where an SSD tier may live."""
+    return tmp_path / "kv"
+
+
+def open_tiered(directory: Path, **options: str | int | bool) -> slackwater.Store:
+    """A store with little memory over an SSD tier."""
+    settings: dict[str, str | int | bool] = {"file_bytes": "4MiB", "log": "off", **options}
+    return slackwater.Store(directory, memory="8MiB", ssd="64MiB", **settings)

@@ -5,11 +5,11 @@ import pickle
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import slackwater
-from conftest import open_tiered
 from slackwater import ErrorCode, Store, _native
 
 
@@ -65,19 +65,19 @@ def test_a_closed_store_says_so_and_closes_twice() -> None:
     assert caught.value.code is ErrorCode.SHUTTING_DOWN
 
 
-def test_values_on_ssd_outlive_the_process(directory: Path) -> None:
+def test_values_on_ssd_outlive_the_process(open_tiered: Callable[[], Store]) -> None:
     values = {f"k{i}": os.urandom(64 << 10) for i in range(64)}
-    with open_tiered(directory) as store:
+    with open_tiered() as store:
         for key, value in values.items():
             store.put(key, value)
         store.flush()
-    with open_tiered(directory) as store:
+    with open_tiered() as store:
         assert store.stats()["ssd"]["recovered"] == len(values)
         assert all(store.get(key) == value for key, value in values.items())
         assert store.stats()["ssd_reads"] > 0
 
 
-def test_a_durable_put_is_on_ssd_when_it_returns(directory: Path) -> None:
+def test_a_durable_put_is_on_ssd_when_it_returns(directory: Path, open_tiered: Callable[[], Store]) -> None:
     script = (
         "import os, slackwater, sys\n"
         "store = slackwater.Store(sys.argv[1], memory='8MiB', ssd='64MiB', file_bytes='4MiB', log='off')\n"
@@ -85,14 +85,14 @@ def test_a_durable_put_is_on_ssd_when_it_returns(directory: Path) -> None:
         "os._exit(0)\n"
     )
     subprocess.run([sys.executable, "-c", script, str(directory)], check=True, timeout=60)
-    with open_tiered(directory) as store:
+    with open_tiered() as store:
         assert store.get("k") == b"v" * 5000
 
 
-def test_a_directory_has_one_holder(directory: Path) -> None:
-    with open_tiered(directory):
+def test_a_directory_has_one_holder(open_tiered: Callable[[], Store]) -> None:
+    with open_tiered():
         with pytest.raises(slackwater.SlackwaterError, match="held by another") as caught:
-            open_tiered(directory)
+            open_tiered()
         assert caught.value.code is ErrorCode.FILE_LOCK_FAIL
 
 
@@ -154,9 +154,9 @@ def test_a_fork_is_told_to_open_its_own() -> None:
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
 
 
-def test_a_store_that_is_forgotten_gives_its_directory_back(directory: Path) -> None:
-    open_tiered(directory)
-    with open_tiered(directory) as store:
+def test_a_store_that_is_forgotten_gives_its_directory_back(open_tiered: Callable[[], Store]) -> None:
+    open_tiered()
+    with open_tiered() as store:
         assert store.put("k", b"v") is True
 
 

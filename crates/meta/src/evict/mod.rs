@@ -84,6 +84,9 @@ pub trait Evict: Send {
     /// Bytes of the segment: policies with parts or ghosts size them by this.
     fn set_capacity(&mut self, bytes: u64);
 
+    /// Tokens that a block holds, for policies that learn from the length of a request. 512 until told otherwise.
+    fn set_block_tokens(&mut self, _tokens: u32) {}
+
     /// Whether this segment would keep a block that arrived now, rather than evict it first. Asked before an object is
     /// written to SSD.
     fn would_keep(&mut self, _now: Instant, _link: Link) -> bool {

@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 pub mod evict;
+pub mod replay;
 
 mod books;
 mod catalog;

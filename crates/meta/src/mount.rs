@@ -30,8 +30,7 @@ impl Master {
         if self.segments.len() >= self.config.limits.segments {
             return Reply::Failed(ErrorCode::TaskPendingLimitExceeded);
         }
-        let mut policy = self.config.eviction.policy.build(mount.bytes, self.rng.next_u64());
-        policy.set_capacity(mount.bytes);
+        let policy = self.config.eviction.policy.build(mount.bytes);
         self.segments.add(Segment::new(mount, granule, policy));
         self.capacity_changed();
         self.serve(now);

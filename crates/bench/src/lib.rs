@@ -1,3 +1,4 @@
-//! Scenario benchmarks of Slackwater, and the reports that show them.
+//! Benchmarks as a library: each is a function from options to a report, called by the command line.
 
+pub mod policy;
 pub mod report;

@@ -4,7 +4,9 @@
 //! bytes copied outside it by the caller, one thread that drives the device and one that sleeps until the next deadline.
 
 pub mod config;
+pub mod disk;
 pub mod logging;
+pub mod region;
 pub mod store;
 
 pub use config::Config;

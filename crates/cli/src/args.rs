@@ -3,6 +3,7 @@ use std::path::PathBuf;
 
 use clap::{Arg, ArgMatches, Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 use slackwater_base::ByteSize;
+use slackwater_meta::evict::PolicyKind;
 use slackwater_node::Config;
 use slackwater_replay::Traffic;
 
@@ -28,22 +29,27 @@ pub(crate) enum Command {
     /// puts the rest. Ends with a table, report.html and report.json. The exit code is 1 if a read was corrupt, and 130
     /// if Ctrl-C cut the run short (the report then covers what was done).
     Replay(Replay),
+    /// Compare eviction policies on a trace, without any I/O
+    ///
+    /// Replays the trace against each policy at each size and prints the share of blocks that were there after all
+    /// blocks before them, beside what an eviction that knows the future reaches.
+    Policy(Policy),
     /// Show the configuration in force and where each value comes from
     Config(Show),
     /// Check what the machine offers: pages, limits, io_uring, NUMA, disk
     Doctor(Doctor),
 }
 
-/// See [`Command::Replay`].
+/// Where requests come from.
 #[derive(Clone, Debug, Args)]
-pub(crate) struct Replay {
+pub(crate) struct Origin {
     /// Trace in the published JSONL format (timestamp, input_length, output_length, hash_ids, optional hint); `-` reads
     /// standard input
     #[arg(required_unless_present = "generate", conflicts_with = "generate")]
     pub(crate) trace: Option<PathBuf>,
 
-    /// Replay generated multi-turn chat traffic instead of a trace
-    #[arg(long, long_help = format!("Replay generated traffic instead of a trace: {}", Traffic::STATISTICS))]
+    /// Take generated multi-turn chat traffic instead of a trace
+    #[arg(long, long_help = format!("Take generated traffic instead of a trace: {}", Traffic::STATISTICS))]
     pub(crate) generate: bool,
 
     /// Requests to generate
@@ -59,21 +65,62 @@ pub(crate) struct Replay {
     #[arg(long, default_value_t = Traffic::default().seed, conflicts_with = "trace", value_name = "N")]
     pub(crate) seed: u64,
 
+    /// Stop after this many requests
+    #[arg(long, value_name = "N")]
+    pub(crate) limit: Option<u64>,
+}
+
+/// See [`Command::Replay`].
+#[derive(Clone, Debug, Args)]
+pub(crate) struct Replay {
+    /// Where requests come from.
+    #[command(flatten)]
+    pub(crate) origin: Origin,
+
     /// Size of a block's value
     #[arg(long, default_value = "64KiB", value_name = "SIZE", value_parser = block_bytes)]
     pub(crate) block_bytes: ByteSize,
+
+    /// Tokens of a block: a last block that the prompt does not fill is then not put, as engines do [default: put all]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) block_tokens: Option<u64>,
 
     /// Pace of arrival: max, or a multiple of the trace's own, such as 1x or 20x
     #[arg(long, default_value = "max", value_name = "PACE", value_parser = pace)]
     pub(crate) speed: Pace,
 
-    /// Stop after this many requests
-    #[arg(long, value_name = "N")]
-    pub(crate) limit: Option<u64>,
-
     /// Directory for report.html and report.json
     #[arg(long, default_value = "report", value_name = "DIR")]
     pub(crate) report: PathBuf,
+
+    /// Print one JSON object on standard output instead of the table
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// See [`Command::Policy`].
+#[derive(Clone, Debug, Args)]
+pub(crate) struct Policy {
+    /// Where requests come from.
+    #[command(flatten)]
+    pub(crate) origin: Origin,
+
+    /// Sizes of the cache, in blocks
+    #[arg(long, default_value = "1000,3000,10000,20000,30000", value_name = "N,…", value_delimiter = ',',
+          value_parser = blocks)]
+    pub(crate) sizes: Vec<usize>,
+
+    /// Policies to compare [default: all]
+    #[arg(long, value_name = "NAME,…", value_delimiter = ',', value_parser = policy)]
+    pub(crate) policies: Vec<PolicyKind>,
+
+    /// Tokens of a block: a last block that the prompt does not fill is never kept
+    #[arg(long, default_value_t = 512, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) block_tokens: u32,
+
+    /// Directory for policy.html and policy.json [default: none is written]
+    #[arg(long, value_name = "DIR")]
+    pub(crate) report: Option<PathBuf>,
 
     /// Print one JSON object on standard output instead of the table
     #[arg(long)]
@@ -170,6 +217,15 @@ fn block_bytes(text: &str) -> Result<ByteSize, String> {
 
 const BLOCK_BYTES_MAX: ByteSize = ByteSize::gib(1);
 
+fn blocks(text: &str) -> Result<usize, String> {
+    let size = text.replace('_', "").parse().ok().filter(|size| *size > 0);
+    size.ok_or_else(|| "expected a number of blocks, one or more".to_owned())
+}
+
+fn policy(text: &str) -> Result<PolicyKind, String> {
+    text.parse().map_err(|error: slackwater_meta::evict::UnknownPolicy| error.to_string())
+}
+
 fn pace(text: &str) -> Result<Pace, String> {
     if text == "max" {
         return Ok(Pace::Max);
@@ -214,6 +270,8 @@ mod tests {
         check(&["replay", "t", "--block-bytes", "4 pages"], "unknown unit `pages`");
         check(&["replay", "t", "--memroy", "1GiB"], "'--memory'");
         check(&["replai"], "'replay'");
+        check(&["policy", "t", "--sizes", "1000,0"], "expected a number of blocks, one or more");
+        check(&["policy", "t", "--policies", "lru,fifi"], "fifi");
     }
 
     #[test]

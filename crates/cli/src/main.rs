@@ -4,7 +4,9 @@ mod args;
 mod config;
 mod doctor;
 mod interrupt;
+mod policy;
 mod replay;
+mod source;
 mod usage;
 
 use std::process::ExitCode;
@@ -24,6 +26,7 @@ fn main() -> ExitCode {
     let layers = config::Layers { file: cli.config, flags };
     let done = match cli.command {
         Command::Replay(arguments) => replay::run(&arguments, layers),
+        Command::Policy(arguments) => policy::run(&arguments),
         Command::Config(arguments) => config::run(&arguments, &layers),
         Command::Doctor(arguments) => doctor::run(&arguments, &layers),
     };

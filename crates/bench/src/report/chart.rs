@@ -66,6 +66,10 @@ pub enum Tone {
     Green,
     /// A fourth.
     Purple,
+    /// A fifth.
+    Red,
+    /// A sixth.
+    Teal,
     /// References.
     Grey,
 }
@@ -85,6 +89,8 @@ impl Tone {
             Tone::Orange => "orange",
             Tone::Green => "green",
             Tone::Purple => "purple",
+            Tone::Red => "red",
+            Tone::Teal => "teal",
             Tone::Grey => "grey",
         }
     }

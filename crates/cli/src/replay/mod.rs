@@ -4,7 +4,6 @@ mod outcome;
 mod player;
 mod progress;
 mod report;
-mod source;
 mod tally;
 
 use std::path::Path;
@@ -19,12 +18,12 @@ use tempfile::TempDir;
 use crate::args::{Pace, Replay};
 use crate::config::{Layers, default_to, refuse};
 use crate::interrupt::Interrupt;
+use crate::source::Source;
 use crate::{DONE, INTERRUPTED, usage};
 use outcome::{Cost, Outcome};
 use player::{Cache, Player};
 use progress::Progress;
 use report::{Moment, Record};
-use source::Source;
 use tally::Tally;
 
 /// Points of the report's charts.
@@ -34,7 +33,7 @@ pub(crate) fn run(arguments: &Replay, layers: Layers) -> Result<u8> {
     let interrupt = Interrupt::install()?;
     let (config, directory) = configure(layers)?;
     logging::init(&config).map_err(anyhow::Error::msg)?;
-    let mut source = Source::open(arguments)?;
+    let mut source = Source::open(&arguments.origin)?;
     let store = Store::open(config.clone()).context("cannot open the store")?;
     let played = play(arguments, &mut source, &store, &interrupt);
     let closed = store.close();
@@ -111,6 +110,7 @@ enum End {
 
 fn play(arguments: &Replay, source: &mut Source, cache: &dyn Cache, interrupt: &Interrupt) -> Run {
     let mut player = Player::new(cache, source.identity, arguments.block_bytes.0 as usize);
+    player.block_tokens = arguments.block_tokens;
     let mut moments = Series::with_limit(MOMENTS_MAX);
     let mut progress = Progress::start(source.total);
     let (started, cpu_before) = (Instant::now(), usage::cpu_seconds());
@@ -119,7 +119,7 @@ fn play(arguments: &Replay, source: &mut Source, cache: &dyn Cache, interrupt: &
         if interrupt.requested() {
             break End::Interrupted;
         }
-        if arguments.limit.is_some_and(|limit| player.tally().requests >= limit) {
+        if arguments.origin.limit.is_some_and(|limit| player.tally().requests >= limit) {
             break End::Whole;
         }
         let request = match source.next() {

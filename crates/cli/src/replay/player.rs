@@ -35,6 +35,8 @@ pub(super) struct Player<'a> {
     cache: &'a dyn Cache,
     identity: u64,
     block_bytes: usize,
+    /// Tokens of a block, where a last one that is not filled is not to be put.
+    pub(super) block_tokens: Option<u64>,
     /// Room for the blocks of one call; longer chains take several calls.
     buffer: Vec<u8>,
     tally: Tally,
@@ -46,7 +48,8 @@ const BUFFER_BYTES: usize = 16 << 20;
 impl<'a> Player<'a> {
     pub(super) fn new(cache: &'a dyn Cache, identity: u64, block_bytes: usize) -> Self {
         let blocks = (BUFFER_BYTES / block_bytes).clamp(1, slackwater_wire::limits::BATCH_KEYS_MAX / 4);
-        Self { cache, identity, block_bytes, buffer: vec![0; blocks * block_bytes], tally: Tally::default() }
+        let buffer = vec![0; blocks * block_bytes];
+        Self { cache, identity, block_bytes, block_tokens: None, buffer, tally: Tally::default() }
     }
 
     /// What has happened so far.
@@ -126,9 +129,11 @@ impl<'a> Player<'a> {
     }
 
     fn write_rest(&mut self, keys: &Keys, request: &Request, prefix: usize) -> Result<(), StoreError> {
+        let full = self.block_tokens.map_or(u64::MAX, |tokens| request.input_tokens / tokens);
+        let end = keys.len().min(usize::try_from(full).unwrap_or(usize::MAX));
         let mut position = prefix;
-        while position < keys.len() {
-            let names = keys.slices(position, self.room());
+        while position < end {
+            let names = keys.slices(position, self.room().min(end - position));
             for (name, block) in names.iter().zip(self.buffer.chunks_mut(self.block_bytes)) {
                 Content::of(name).fill(block);
             }
@@ -345,6 +350,17 @@ mod tests {
         fake.values.borrow_mut().retain(|key, _| !key.ends_with(b"/2"));
         player.play(&request(&[1, 2, 3])).unwrap();
         assert_eq!((player.tally().prefix_hits, player.tally().present_beyond_prefix), (1, 1));
+    }
+
+    #[test]
+    fn a_last_block_that_is_not_full_is_put_only_where_blocks_have_no_size() {
+        let fake = Fake::default();
+        let mut player = Player::new(&fake, 1, 4096);
+        player.block_tokens = Some(512);
+        player.play(&Request { input_tokens: 1023, ..request(&[1, 2]) }).unwrap();
+        player.play(&Request { input_tokens: 1024, ..request(&[3, 4]) }).unwrap();
+        let names: Vec<Vec<u8>> = fake.values.borrow().keys().cloned().collect();
+        assert_eq!(names.iter().map(|name| name[name.len() - 1]).collect::<Vec<_>>(), b"134");
     }
 
     #[test]

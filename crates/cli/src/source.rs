@@ -6,16 +6,16 @@ use anyhow::{Context, Result};
 use slackwater_base::hash64;
 use slackwater_replay::{Generator, Request, TraceReader, Traffic};
 
-use crate::args::Replay;
+use crate::args::Origin;
 
 /// Where requests come from.
-pub(super) struct Source {
+pub(crate) struct Source {
     /// What reports call it.
-    pub(super) label: String,
+    pub(crate) label: String,
     /// Tells its blocks from those of other sources in the same store.
-    pub(super) identity: u64,
+    pub(crate) identity: u64,
     /// How much there is to do, in the unit of [`Source::done`]; `None` where nobody knows.
-    pub(super) total: Option<u64>,
+    pub(crate) total: Option<u64>,
     requests: Requests,
 }
 
@@ -25,30 +25,30 @@ enum Requests {
 }
 
 impl Source {
-    pub(super) fn open(arguments: &Replay) -> Result<Self> {
-        match &arguments.trace {
-            None => Ok(Self::generated(arguments)),
+    pub(crate) fn open(origin: &Origin) -> Result<Self> {
+        match &origin.trace {
+            None => Ok(Self::generated(origin)),
             Some(path) if path.as_os_str() == "-" => Self::trace("standard input", Box::new(io::stdin().lock()), None),
             Some(path) => Self::file(path),
         }
     }
 
     /// How much is done.
-    pub(super) fn done(&self) -> u64 {
+    pub(crate) fn done(&self) -> u64 {
         match &self.requests {
             Requests::Trace(reader) => reader.bytes_read(),
             Requests::Generated { done, .. } => *done,
         }
     }
 
-    fn generated(arguments: &Replay) -> Self {
-        let traffic = Traffic { requests: arguments.requests, sessions: arguments.sessions, seed: arguments.seed };
+    fn generated(origin: &Origin) -> Self {
+        let traffic = Traffic { requests: origin.requests, sessions: origin.sessions, seed: origin.seed };
         // The number of requests only says where the same traffic ends.
         let identity = hash64(format!("generated {} {}", traffic.sessions, traffic.seed).as_bytes());
         Self {
             label: format!("generated chat of {} sessions, seed {}", traffic.sessions, traffic.seed),
             identity,
-            total: Some(arguments.limit.map_or(traffic.requests, |limit| limit.min(traffic.requests))),
+            total: Some(traffic.requests),
             requests: Requests::Generated { generator: Box::new(Generator::new(traffic)), done: 0 },
         }
     }

@@ -68,7 +68,8 @@ impl Source {
         let identity = hash64(&first);
         let whole: Box<dyn BufRead> = Box::new(io::Read::chain(Cursor::new(first), reader));
         let requests = Requests::Trace(Box::new(TraceReader::new(name, whole)));
-        Ok(Self { label: name.to_owned(), identity, total, requests })
+        let label = Path::new(name).file_name().map_or(name.into(), |file| file.to_string_lossy()).into_owned();
+        Ok(Self { label, identity, total, requests })
     }
 }
 

@@ -74,11 +74,11 @@ pub(super) struct Range {
 }
 
 impl Range {
-    /// A range that holds `low..=high` with about `wanted` ticks; it ends on a tick where `to_tick` says so.
+    /// A range that holds `low..=high` with about `wanted` ticks; it ends on ticks where `to_tick` says so.
     pub(super) fn new(scale: Scale, unit: Unit, (low, high): (f64, f64), wanted: usize, to_tick: bool) -> Self {
         match scale {
             Scale::Linear => Self::linear(unit, low, high, wanted, to_tick),
-            Scale::Log => Self::log(low, high),
+            Scale::Log => Self::log(low, high, to_tick),
         }
     }
 
@@ -92,14 +92,18 @@ impl Range {
         Self { low, high: end, ticks, scale: Scale::Linear }
     }
 
-    fn log(low: f64, high: f64) -> Self {
-        let low = 10f64.powi(low.max(1e-12).log10().floor() as i32);
-        let high = 10f64.powi(high.max(low * 1.001).log10().ceil() as i32);
-        let decades = (high / low).log10().round() as i32;
+    fn log(low: f64, high: f64, to_tick: bool) -> Self {
+        let low = low.max(1e-12);
+        let high = high.max(low * 1.001);
+        let first = 10f64.powi(low.log10().floor() as i32);
+        let last = 10f64.powi(high.log10().ceil() as i32);
+        let (low, high) = if to_tick { (first, last) } else { (low, high) };
+        let decades = (last / first).log10().round() as i32;
         let digits: &[f64] = if decades <= 2 { &[1.0, 2.0, 5.0] } else { &[1.0] };
-        let place = |decade: i32, digit: &f64| low * 10f64.powi(decade) * digit;
+        let place = |decade: i32, digit: &f64| first * 10f64.powi(decade) * digit;
         let ticks = (0..=decades).flat_map(|decade| digits.iter().map(move |digit| place(decade, digit)));
-        Self { low, high, ticks: ticks.filter(|tick| *tick <= high * 1.000_001).collect(), scale: Scale::Log }
+        let inside = |tick: &f64| (low * 0.999_999..=high * 1.000_001).contains(tick);
+        Self { low, high, ticks: ticks.filter(inside).collect(), scale: Scale::Log }
     }
 
     /// Where `value` lies between the ends, from 0 to 1.
@@ -178,5 +182,7 @@ mod tests {
         assert_eq!(log.ticks.len(), 6);
         assert!((log.place(1000.0) - 0.6).abs() < 1e-9);
         assert_eq!(log.place(0.0), 0.0);
+        let log = Range::new(Scale::Log, Unit::Count, (1000.0, 30_000.0), 4, false);
+        assert_eq!((log.high, log.ticks), (30_000.0, vec![1000.0, 2000.0, 5000.0, 10_000.0, 20_000.0]));
     }
 }

@@ -57,6 +57,8 @@ options! {
     placement "placement": Placement = Placement::FreeRatioFirst;
     /// When values are written to SSD: as soon as they are put, or when memory is short.
     offload "offload": OffloadMode = OffloadMode::Eager;
+    /// Whether tenants are told apart; each but the default one then needs a quota before it can put.
+    tenants "tenants": bool = false;
     /// How long a read lease lasts for readers that may vanish.
     lease_ttl "lease_ttl": Duration = Duration::from_secs(10), between(Duration::from_millis(100), DAY);
     /// How long a soft pin lasts when the put does not say.

@@ -216,7 +216,14 @@ fn callers_read_into_buffers_of_any_alignment_and_length() {
         let record = |((offset, length, shift), buffer)| {
             let (bytes, into) = (slackwater_base::round_to_block(length as u64), buffer);
             let into: &mut buffer::AlignedBuffer = into;
-            RecordRead { file: FILE, offset, bytes, into: &mut into[shift..shift + length], result: None, took: Duration::ZERO }
+            RecordRead {
+                file: FILE,
+                offset,
+                bytes,
+                into: &mut into[shift..shift + length],
+                result: None,
+                took: Duration::ZERO,
+            }
         };
         let mut records: Vec<RecordRead<'_>> = cases.into_iter().zip(&mut buffers).map(record).collect();
         world.disk.readers.read(&mut records);
@@ -229,7 +236,14 @@ fn callers_read_into_buffers_of_any_alignment_and_length() {
         }
         assert_eq!(world.disk.readers.reads(), cases.len() as u64 + 1);
         let mut byte = [0];
-        let mut lost = [RecordRead { file: FileId(1), offset: 0, bytes: 4096, into: &mut byte, result: None, took: Duration::ZERO }];
+        let mut lost = [RecordRead {
+            file: FileId(1),
+            offset: 0,
+            bytes: 4096,
+            into: &mut byte,
+            result: None,
+            took: Duration::ZERO,
+        }];
         world.disk.readers.read(&mut lost);
         assert_eq!(lost[0].result, Some(Err(DiskError::Missing)));
     });

@@ -3,6 +3,7 @@
 //! [`Store`] opens a directory inside the calling process: one lock around the master's mind and the node's agent, the
 //! bytes copied outside it by the caller, one thread that drives the device and one that sleeps until the next deadline.
 
+mod clock;
 pub mod config;
 pub mod disk;
 pub mod logging;

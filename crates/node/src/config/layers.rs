@@ -169,7 +169,7 @@ mod tests {
         let config = Config::load(Some(&path), env, &flags).unwrap();
         assert_eq!(config.memory, ByteSize::gib(4));
         assert_eq!(config.promotion_threshold, 4);
-        assert_eq!(config.policy, crate::config::Policy::Lru);
+        assert_eq!(config.policy, crate::config::PolicyKind::Lru);
         assert_eq!(config.source_of("policy"), Source::File { path, line: 2 });
         assert_eq!(config.source_of("memory"), Source::Flag("memory".into()));
         assert_eq!(config.source_of("promotion.threshold"), Source::Env("SLACKWATER_PROMOTION_THRESHOLD".into()));

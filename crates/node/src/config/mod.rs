@@ -11,8 +11,11 @@ mod value;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-pub use options::{Config, HugePages, IoBackend, LogFormat, Offload, Placement, Policy};
+pub use options::{Config, HugePages, IoBackend, LogFormat};
 pub use value::{Ratio, Value};
+
+pub use slackwater_meta::evict::PolicyKind;
+pub use slackwater_meta::{OffloadMode, Placement};
 
 /// Prefix of every environment name.
 pub const ENV_PREFIX: &str = "SLACKWATER_";
@@ -25,6 +28,8 @@ pub struct OptionSpec {
     pub doc: &'static str,
     /// What kind of value it takes.
     pub kind: &'static str,
+    /// Every text it takes, where they are few.
+    pub choices: fn() -> Vec<&'static str>,
     /// Sets it from text, or says what is wrong with the text.
     pub set: fn(&mut Config, &str) -> Result<(), String>,
     /// Its value as text.
@@ -205,13 +210,10 @@ impl Config {
         if self.ssd.0 > 0 && self.dir.is_none() {
             between("ssd", format!("{} of SSD need a directory: set `dir`", self.ssd));
         }
-        if self.ssd.0 > 0 && self.ssd.0 < self.file_bytes.0.saturating_mul(options::FILES_MIN) {
-            let least = options::FILES_MIN;
-            between("ssd", format!("{} is less than {least} files of {} (`file_bytes`)", self.ssd, self.file_bytes));
-        }
         let pairs = [
             ("evict.low", self.evict_low, "evict.high", self.evict_high),
             ("evict.ssd_low", self.evict_ssd_low, "evict.ssd_high", self.evict_ssd_high),
+            ("promotion.high", self.promotion_high, "evict.high", self.evict_high),
         ];
         for (low_key, low, high_key, high) in pairs {
             if low > high {
@@ -226,13 +228,13 @@ impl Config {
     pub fn warnings(&self) -> Vec<String> {
         let mut warnings = Vec::new();
         let asked = self.source_of("promotion.enabled") != Source::Default;
-        let offloads = self.ssd.0 > 0 && self.offload != Offload::Off;
+        let offloads = self.ssd.0 > 0 && self.offload != OffloadMode::Off;
         if self.promotion_enabled && !offloads && (asked || self.ssd.0 > 0) {
             let missing = if self.ssd.0 == 0 { "`ssd` is 0" } else { "`offload` is off" };
             warnings.push(format!("promotion on hit has no effect: {missing}, so nothing is ever on SSD alone"));
         }
-        if self.offload != Offload::Off && self.ssd.0 == 0 && self.source_of("offload") != Source::Default {
-            warnings.push(format!("`offload` = {} has no effect: `ssd` is 0", self.offload));
+        if self.offload != OffloadMode::Off && self.ssd.0 == 0 && self.source_of("offload") != Source::Default {
+            warnings.push(format!("`offload` = {} has no effect: `ssd` is 0", self.offload.show()));
         }
         let threshold = self.promotion_threshold;
         if !(1..=255).contains(&threshold) {
@@ -298,7 +300,7 @@ mod tests {
             assert!(problems.iter().any(|p| p.key == key && p.message.contains(part)), "{key}: {problems:?}");
         };
         check(|c| c.ssd = slackwater_base::ByteSize::gib(1), "ssd", "need a directory");
-        check(|c| c.ssd = slackwater_base::ByteSize::mib(1), "ssd", "less than");
+        check(|c| c.ssd = slackwater_base::ByteSize(4096), "ssd", "at least");
         check(|c| c.evict_low = Ratio(0.99), "evict.low", "above `evict.high`");
         check(|c| c.evict_ssd_low = Ratio(0.99), "evict.ssd_low", "above `evict.ssd_high`");
         check(|c| c.memory = slackwater_base::ByteSize(5), "memory", "at least");

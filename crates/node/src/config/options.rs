@@ -2,8 +2,10 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use slackwater_base::ByteSize;
+use slackwater_meta::evict::PolicyKind;
+use slackwater_meta::{OffloadMode, Placement};
 
-use super::value::choice;
+use super::value::words;
 use super::{OptionSpec, Ratio, Sources, Value};
 
 /// Declares the options: field, key, type, default and, where a value can be out of range, its rule.
@@ -29,6 +31,7 @@ macro_rules! options {
                 key: $key,
                 doc: concat!($($doc,)+).trim_ascii_start(),
                 kind: <$type as Value>::KIND,
+                choices: <$type as Value>::choices,
                 set: |config, text| {
                     let value = <$type as Value>::parse(text)?;
                     $(($rule)(&value)?;)?
@@ -44,16 +47,18 @@ macro_rules! options {
 options! {
     /// Memory for values. Metadata and buffers come on top: see the reference for the constant.
     memory "memory": ByteSize = ByteSize::gib(1), at_least(ByteSize::mib(1));
-    /// SSD space for values, in whole files of `file_bytes`; 0 keeps everything in memory.
-    ssd "ssd": ByteSize = ByteSize(0);
+    /// SSD space for values; 0 keeps everything in memory.
+    ssd "ssd": ByteSize = ByteSize(0), none_or_at_least(ByteSize(slackwater_tier::LogConfig::CAPACITY_MIN));
     /// Directory of the SSD tier; made if it is missing. One process at a time holds it.
     dir "dir": Option<PathBuf> = None;
     /// Which replica goes when memory is short.
-    policy "policy": Policy = Policy::S3Fifo;
+    policy "policy": PolicyKind = PolicyKind::S3Fifo;
     /// Which segment takes a new replica.
     placement "placement": Placement = Placement::FreeRatioFirst;
     /// When values are written to SSD: as soon as they are put, or when memory is short.
-    offload "offload": Offload = Offload::Eager;
+    offload "offload": OffloadMode = OffloadMode::Eager;
+    /// Whether tenants are told apart; each but the default one then needs a quota before it can put.
+    tenants "tenants": bool = false;
     /// How long a read lease lasts for readers that may vanish.
     lease_ttl "lease_ttl": Duration = Duration::from_secs(10), between(Duration::from_millis(100), DAY);
     /// How long a soft pin lasts when the put does not say.
@@ -81,10 +86,10 @@ options! {
     /// Bytes that promotions may read a second; 0 sets no limit.
     promotion_rate "promotion.rate": ByteSize = ByteSize(0);
     /// Used part of memory from which nothing is promoted.
-    promotion_high "promotion.high": Ratio = Ratio(0.95);
+    promotion_high "promotion.high": Ratio = Ratio(0.94);
     /// How long a promotion may take to be staged, and again to be finished.
     promotion_deadline "promotion.deadline": Duration = Duration::from_secs(10), between(Duration::from_millis(10), HOUR);
-    /// Size of one file of the SSD log, and so the largest value on SSD.
+    /// Size of one file of the SSD log, which bounds the largest value on SSD; a small `ssd` has smaller files.
     file_bytes "file_bytes": ByteSize = ByteSize::mib(64), file_size;
     /// How long a record may wait for others before it is written to SSD.
     flush_delay "flush_delay": Duration = Duration::from_millis(100), between(Duration::ZERO, Duration::from_secs(60));
@@ -102,8 +107,6 @@ options! {
     log_format "log_format": LogFormat = LogFormat::Text;
 }
 
-/// A log of fewer files cannot be reclaimed: one is being written and one being emptied.
-pub(super) const FILES_MIN: u64 = 4;
 const HOUR: Duration = Duration::from_secs(3600);
 const DAY: Duration = Duration::from_secs(86_400);
 
@@ -111,6 +114,10 @@ fn at_least<T: Value + PartialOrd>(least: T) -> impl Fn(&T) -> Result<(), String
     move |value| {
         if *value >= least { Ok(()) } else { Err(format!("{} must be at least {}", value.show(), least.show())) }
     }
+}
+
+fn none_or_at_least(least: ByteSize) -> impl Fn(&ByteSize) -> Result<(), String> {
+    move |value| if value.0 == 0 { Ok(()) } else { at_least(least)(value) }
 }
 
 fn between<T: Value + PartialOrd>(least: T, most: T) -> impl Fn(&T) -> Result<(), String> {
@@ -134,74 +141,48 @@ fn log_filter(value: &String) -> Result<(), String> {
     filter.map(drop).map_err(|error| format!("`{value}` selects no log lines: {error}"))
 }
 
-choice! {
-    /// Which replica goes when space is short.
-    Policy: "one of lru, s3fifo, wtinylfu" {
-        /// The one not read for the longest time.
-        Lru = "lru",
-        /// Three queues: new ones must prove themselves (Yang et al., 2023).
-        S3Fifo = "s3fifo",
-        /// A small window before a main part whose entrance is guarded by frequency (Einziger et al., 2017).
-        WTinyLfu = "wtinylfu",
-    }
+/// How SSD reads and writes are done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum IoBackend {
+    /// io_uring where the kernel allows it, else pread and pwrite.
+    Auto,
+    /// io_uring or nothing.
+    Uring,
+    /// pread and pwrite on worker threads.
+    Pread,
 }
 
-choice! {
-    /// Which segment takes a new replica.
-    Placement: "one of random, free-ratio-first, local-first" {
-        /// Any with room.
-        Random = "random",
-        /// The emptiest.
-        FreeRatioFirst = "free-ratio-first",
-        /// The writer's host before others.
-        LocalFirst = "local-first",
-    }
+/// Huge pages under the memory of values.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HugePages {
+    /// Ordinary pages.
+    Off,
+    /// Those that the kernel makes by itself where it finds room.
+    Transparent,
+    /// Reserved ones (`vm.nr_hugepages`); ordinary ones, with a warning, when there are too few.
+    Reserved,
 }
 
-choice! {
-    /// When values are written to SSD.
-    Offload: "one of off, eager, on-evict, on-evict-force" {
-        /// Never.
-        Off = "off",
-        /// As soon as they are put; eviction then frees memory at once.
-        Eager = "eager",
-        /// When memory is short; a value leaves memory only after it is on SSD.
-        OnEvict = "on-evict",
-        /// As `on-evict`, but when the SSD cannot keep up memory is freed all the same.
-        OnEvictForce = "on-evict-force",
-    }
+/// How log lines are written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LogFormat {
+    /// For people.
+    Text,
+    /// One JSON object a line.
+    Json,
 }
 
-choice! {
-    /// How SSD reads and writes are done.
-    IoBackend: "one of auto, uring, pread" {
-        /// io_uring where the kernel allows it, else pread and pwrite.
-        Auto = "auto",
-        /// io_uring or nothing.
-        Uring = "uring",
-        /// pread and pwrite on worker threads.
-        Pread = "pread",
-    }
-}
-
-choice! {
-    /// Huge pages under the memory of values.
-    HugePages: "one of off, transparent, reserved" {
-        /// Ordinary pages.
-        Off = "off",
-        /// Those that the kernel makes by itself where it finds room.
-        Transparent = "transparent",
-        /// Reserved ones (`vm.nr_hugepages`); ordinary ones, with a warning, when there are too few.
-        Reserved = "reserved",
-    }
-}
-
-choice! {
-    /// How log lines are written.
-    LogFormat: "one of text, json" {
-        /// For people.
-        Text = "text",
-        /// One JSON object a line.
-        Json = "json",
-    }
-}
+words!(IoBackend: "backend" { Auto = "auto", Uring = "uring", Pread = "pread", });
+words!(HugePages: "kind of pages" { Off = "off", Transparent = "transparent", Reserved = "reserved", });
+words!(LogFormat: "format" { Text = "text", Json = "json", });
+words!(Placement: "strategy" {
+    Random = "random",
+    FreeRatioFirst = "free-ratio-first",
+    LocalFirst = "local-first",
+});
+words!(OffloadMode: "mode" {
+    Off = "off",
+    Eager = "eager",
+    OnEvict = "on-evict",
+    OnEvictForced = "on-evict-force",
+});

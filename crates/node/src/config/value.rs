@@ -2,6 +2,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use slackwater_base::{ByteSize, format_duration, parse_duration};
+use slackwater_meta::evict::PolicyKind;
 
 /// A type that an option can have: it reads from one line of text and prints as one that reads back.
 pub trait Value: Clone + PartialEq {
@@ -16,6 +17,12 @@ pub trait Value: Clone + PartialEq {
 
     /// Prints the value.
     fn show(&self) -> String;
+
+    /// Every text there is, where they are few.
+    #[must_use]
+    fn choices() -> Vec<&'static str> {
+        Vec::new()
+    }
 }
 
 impl Value for ByteSize {
@@ -55,6 +62,10 @@ impl Value for bool {
 
     fn show(&self) -> String {
         self.to_string()
+    }
+
+    fn choices() -> Vec<&'static str> {
+        vec!["true", "false"]
     }
 }
 
@@ -119,65 +130,54 @@ impl Value for Ratio {
     }
 }
 
-/// Declares an option's type that is one of a few words.
-macro_rules! choice {
-    ($(#[$doc:meta])* $name:ident: $kind:literal { $($(#[$variant_doc:meta])* $variant:ident = $word:literal,)* }) => {
-        $(#[$doc])*
-        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-        pub enum $name {
-            $($(#[$variant_doc])* $variant,)*
-        }
-
-        impl $name {
-            /// Every choice there is.
-            pub const ALL: &[$name] = &[$($name::$variant,)*];
-
-            /// The word it is chosen by.
-            #[must_use]
-            pub const fn word(self) -> &'static str {
-                match self {
-                    $($name::$variant => $word,)*
-                }
-            }
-        }
-
+/// Makes an enumeration an option's type: one word a variant.
+macro_rules! words {
+    ($name:ident: $kind:literal { $($variant:ident = $word:literal,)* }) => {
         impl $crate::config::Value for $name {
             const KIND: &'static str = $kind;
 
             fn parse(text: &str) -> Result<Self, String> {
-                $crate::config::value::choose(text, Self::ALL, Self::word)
+                $crate::config::value::choose(text, &[$(($word, $name::$variant),)*])
             }
 
             fn show(&self) -> String {
-                self.word().to_owned()
+                match self {
+                    $($name::$variant => $word.to_owned(),)*
+                }
             }
-        }
 
-        impl std::fmt::Display for $name {
-            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-                f.write_str(self.word())
-            }
-        }
-
-        impl std::str::FromStr for $name {
-            type Err = String;
-
-            fn from_str(text: &str) -> Result<Self, String> {
-                <Self as $crate::config::Value>::parse(text)
+            fn choices() -> Vec<&'static str> {
+                vec![$($word,)*]
             }
         }
     };
 }
-pub(super) use choice;
+pub(super) use words;
 
 /// The choice whose word is `text`; hyphen and underscore are the same, as is case.
-pub(super) fn choose<T: Copy>(text: &str, all: &[T], word: impl Fn(T) -> &'static str) -> Result<T, String> {
+pub(super) fn choose<T: Copy>(text: &str, choices: &[(&'static str, T)]) -> Result<T, String> {
     let wanted = text.trim().to_ascii_lowercase().replace('_', "-");
-    if let Some(found) = all.iter().find(|choice| word(**choice) == wanted) {
+    if let Some((_, found)) = choices.iter().find(|(word, _)| *word == wanted) {
         return Ok(*found);
     }
-    let words: Vec<&str> = all.iter().map(|choice| word(*choice)).collect();
+    let words: Vec<&str> = choices.iter().map(|(word, _)| *word).collect();
     let hint = super::suggest::nearest(&wanted, words.iter().copied());
     let hint = hint.map(|near| format!(", did you mean `{near}`?")).unwrap_or_default();
     Err(format!("`{text}` is none of {}{hint}", words.join(", ")))
+}
+
+impl Value for PolicyKind {
+    const KIND: &'static str = "policy";
+
+    fn parse(text: &str) -> Result<Self, String> {
+        choose(text, &PolicyKind::ALL.map(|policy| (policy.name(), policy)))
+    }
+
+    fn show(&self) -> String {
+        self.name().to_owned()
+    }
+
+    fn choices() -> Vec<&'static str> {
+        PolicyKind::ALL.map(PolicyKind::name).to_vec()
+    }
 }

@@ -1,5 +1,6 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use slackwater_base::Checksum;
 use slackwater_tier::io::{DiskError, DiskOutcome, FileId};
@@ -38,6 +39,8 @@ pub struct RecordRead<'a> {
     pub into: &'a mut [u8],
     /// The checksum of what arrived, once it was read.
     pub result: Option<Result<Checksum, DiskError>>,
+    /// How long that took.
+    pub took: Duration,
 }
 
 impl Readers {
@@ -75,6 +78,7 @@ impl Readers {
 
     fn read_alone(&self, records: &mut [RecordRead<'_>]) {
         for record in records {
+            let begun = Instant::now();
             let scratch = self.buffers.take(scratch_bytes(record));
             // SAFETY: `record.into` is borrowed for longer than this loop turn, in which the job ends.
             let result = match unsafe { self.transfer(record, scratch) } {
@@ -87,12 +91,14 @@ impl Readers {
                 Err(error) => Err(error),
             };
             record.result = Some(result.map(checksum));
+            record.took = begun.elapsed();
         }
     }
 
     fn read_through_ring(&self, records: &mut [RecordRead<'_>]) {
         let Some(mut ring) = self.take_ring() else { return self.read_alone(records) };
         let (mut next, mut landed) = (0, Vec::new());
+        let mut begun = vec![Instant::now(); records.len()];
         while next < records.len() || !ring.is_empty() {
             while next < records.len() && ring.room() > 0 {
                 let record = &mut records[next];
@@ -100,6 +106,7 @@ impl Readers {
                 // Waiting for another thread's buffer while holding some could be waiting for each other.
                 let scratch = if ring.is_empty() { Some(self.buffers.take(want)) } else { self.buffers.try_take(want) };
                 let Some(scratch) = scratch else { break };
+                begun[next] = Instant::now();
                 // SAFETY: `record.into` is borrowed for longer than this call, in which every started job ends: by
                 // landing, or when the ring is dropped, which waits for it.
                 match unsafe { self.transfer(record, scratch) } {
@@ -118,7 +125,9 @@ impl Readers {
             }
             for Landed { tag, result, job } in landed.drain(..) {
                 self.take_back(job);
-                records[tag as usize].result = Some(result.map(checksum));
+                let record = &mut records[tag as usize];
+                record.result = Some(result.map(checksum));
+                record.took = begun[tag as usize].elapsed();
             }
         }
         self.give_ring_back(ring);

@@ -1,5 +1,7 @@
 //! What every device must do, run against each on a real file system.
 
+use std::time::Duration;
+
 use slackwater_base::{BLOCK_BYTES, Checksum, Rng};
 use slackwater_tier::io::{DiskError, DiskOutcome, FileId, Part};
 use slackwater_wire::{ExtentRef, Incarnation, SegmentId};
@@ -29,7 +31,7 @@ impl World {
             let segment = Segment { id: SegmentId(1), incarnation: Incarnation(5), region };
             let how = Use { backend, depth: 4, read_buffer_bytes: 1 << 20 };
             let disk = start(&directory, segment.clone(), how).unwrap();
-            assert_eq!(disk.choice.chosen, backend.word());
+            assert_eq!(disk.choice.chosen, crate::config::Value::show(&backend));
             test(&mut World { _root: root, directory, segment, disk, next: 0 });
         }
     }
@@ -214,7 +216,14 @@ fn callers_read_into_buffers_of_any_alignment_and_length() {
         let record = |((offset, length, shift), buffer)| {
             let (bytes, into) = (slackwater_base::round_to_block(length as u64), buffer);
             let into: &mut buffer::AlignedBuffer = into;
-            RecordRead { file: FILE, offset, bytes, into: &mut into[shift..shift + length], result: None }
+            RecordRead {
+                file: FILE,
+                offset,
+                bytes,
+                into: &mut into[shift..shift + length],
+                result: None,
+                took: Duration::ZERO,
+            }
         };
         let mut records: Vec<RecordRead<'_>> = cases.into_iter().zip(&mut buffers).map(record).collect();
         world.disk.readers.read(&mut records);
@@ -227,7 +236,14 @@ fn callers_read_into_buffers_of_any_alignment_and_length() {
         }
         assert_eq!(world.disk.readers.reads(), cases.len() as u64 + 1);
         let mut byte = [0];
-        let mut lost = [RecordRead { file: FileId(1), offset: 0, bytes: 4096, into: &mut byte, result: None }];
+        let mut lost = [RecordRead {
+            file: FileId(1),
+            offset: 0,
+            bytes: 4096,
+            into: &mut byte,
+            result: None,
+            took: Duration::ZERO,
+        }];
         world.disk.readers.read(&mut lost);
         assert_eq!(lost[0].result, Some(Err(DiskError::Missing)));
     });

@@ -21,6 +21,8 @@ pub struct Stats {
     pub promotions: PromotionStats,
     /// Memory replicas that were evicted.
     pub evictions: Flow,
+    /// SSD replicas that were evicted.
+    pub ssd_evictions: Flow,
     /// Values written to SSD.
     pub offloads: Flow,
     /// Offloads that came to nothing.

@@ -6,3 +6,40 @@
 #![forbid(unsafe_code)]
 
 pub mod evict;
+pub mod replay;
+
+mod books;
+mod budget;
+mod candidate;
+mod catalog;
+mod config;
+mod disk;
+mod drops;
+mod due;
+mod get;
+mod lease;
+mod master;
+mod metrics;
+mod mount;
+mod offload;
+mod outbox;
+mod place;
+mod pressure;
+mod promote;
+mod put;
+mod quota;
+mod release;
+mod remove;
+mod retry;
+mod scan;
+mod segment;
+mod slab;
+mod tenant;
+
+pub use books::{Books, Imbalance, SegmentBooks};
+pub use config::{
+    ConfigWarning, Eviction, Limits, MasterConfig, Offload, OffloadMode, OnHit, Placement, Promotion, PutPolicy,
+    SoftPinned, Tenancy,
+};
+pub use master::{Input, Master, Output};
+pub use metrics::{Metrics, OffloadMetrics, PromotionMetrics};

@@ -6,6 +6,8 @@ use slackwater_bench::report::{Axis, Chart, Line, Mark, Page, Scale, Table, Tile
 use slackwater_node::store::Latency;
 use slackwater_node::{Config, Stats};
 
+use crate::config::shown;
+
 use super::outcome::Outcome;
 use super::tally::{Tally, share};
 
@@ -95,8 +97,8 @@ impl Record<'_> {
                 Unit::Bytes.format(self.block_bytes as f64),
                 self.config.memory,
                 self.config.ssd,
-                self.config.policy,
-                self.config.offload,
+                shown(self.config, "policy"),
+                shown(self.config, "offload"),
             ),
             alert,
             tiles: self.tiles(),

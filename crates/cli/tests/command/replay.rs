@@ -44,7 +44,7 @@ fn the_report_is_left_and_the_temporary_directory_is_not() {
     let json: Value = serde_json::from_slice(&std::fs::read(place.path("out/report.json")).unwrap()).unwrap();
     assert_eq!((count(&json, "requests"), count(&json, "corrupt_reads")), (400, 0));
     let timeline = json["timeline"].as_array().unwrap();
-    assert!((100..=241).contains(&timeline.len()) && count(timeline.last().unwrap(), "requests") == 400);
+    assert!((60..=121).contains(&timeline.len()) && count(timeline.last().unwrap(), "requests") == 400);
     assert_eq!(std::fs::read_dir(place.temporary()).unwrap().count(), 0);
 }
 

@@ -3,7 +3,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use slackwater_base::Checksum;
 
-use crate::{GuardId, Incarnation, Key, NodeId, SegmentId, Tenant, Version, checksum_serde};
+use crate::{GuardId, Incarnation, Key, NodeId, ReplicaAt, SegmentId, Tenant, Version, checksum_serde};
 
 /// What a client asks of the master.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -33,6 +33,17 @@ pub enum Request {
     RemoveAll(RemoveAll),
     /// Drop replicas of one's own objects.
     ReplicaClear(ReplicaClear),
+    /// A reader got wrong bytes from this replica: drop it, if it still holds that version.
+    Suspect {
+        /// Whose object.
+        tenant: Tenant,
+        /// Its key.
+        key: Key,
+        /// The version that was read.
+        version: Version,
+        /// The replica it was read from.
+        at: ReplicaAt,
+    },
     /// Keys, in order.
     List(List),
     /// Everything known about one object; neither leases nor promotes.

@@ -1,0 +1,297 @@
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use slackwater_base::{Checksum, Instant};
+use slackwater_wire::{ErrorCode, Get, GetEnd, GuardId, Hold, Lookup, Object, ReplicaAt, Reply, Request};
+
+use crate::call::retries;
+use crate::pick::{Pick, order};
+use crate::retry::Attempts;
+use crate::{Action, FlowOptions};
+
+/// One batch read: asks where the objects are, reads each from its best replica, checks what arrived, and turns to
+/// the next replica or asks anew where that can help.
+pub struct GetFlow {
+    get: Get,
+    items: Vec<Item>,
+    /// Items of the question under way, in its order.
+    asked: Vec<usize>,
+    asked_at: Instant,
+    attempts: Attempts,
+    guards: Vec<GuardId>,
+    unfinished: usize,
+    pick: Box<dyn Pick>,
+}
+
+/// How one item of a read ended.
+#[derive(Clone, Debug, PartialEq)]
+pub enum GetOutcome {
+    /// Its bytes are with the caller, verified.
+    Hit {
+        /// Length of the object in bytes.
+        bytes: u64,
+        /// Where it was read from.
+        from: ReplicaAt,
+    },
+    /// There is no such object, or no replica of it could be read.
+    Miss,
+    /// It could not be read for this reason.
+    Failed(ErrorCode),
+}
+
+/// Why a replica did not give its bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReadFailure {
+    /// The caller's buffer is shorter than the object.
+    BufferTooSmall,
+    /// The replica is not there any more: its generation is dead or its record dropped.
+    Stale,
+    /// The bytes are not those that were put.
+    Corrupt,
+    /// The device or the link failed.
+    Transfer,
+}
+
+struct Item {
+    state: State,
+    /// Worst thing seen on the way, for when nothing works.
+    failure: Option<ErrorCode>,
+}
+
+enum State {
+    Asking,
+    Reading { object: Object, from: ReplicaAt, rest: VecDeque<ReplicaAt>, valid_until: Instant },
+    Done(GetOutcome),
+}
+
+impl GetFlow {
+    /// Begins the read.
+    pub fn start(now: Instant, get: Get, options: FlowOptions, pick: Box<dyn Pick>, out: &mut Vec<Action>) -> Self {
+        let items: Vec<Item> = get.keys.iter().map(|_| Item { state: State::Asking, failure: None }).collect();
+        let asked = (0..items.len()).collect();
+        out.push(Action::Ask(Request::Get(get.clone())));
+        let unfinished = items.len();
+        let attempts = Attempts::first(options);
+        Self { get, items, asked, asked_at: now, attempts, guards: Vec::new(), unfinished, pick }
+    }
+
+    /// The master answered.
+    pub fn on_reply(&mut self, now: Instant, reply: Reply, out: &mut Vec<Action>) {
+        let asked = std::mem::take(&mut self.asked);
+        match reply {
+            Reply::Get(lookups) if lookups.len() == asked.len() => {
+                for (index, lookup) in asked.into_iter().zip(lookups) {
+                    self.on_lookup(now, index, lookup, out);
+                }
+                self.plan_next(now);
+            }
+            Reply::Failed(code) => self.ask_again_or(now, asked, code),
+            _ => self.ask_again_or(now, asked, ErrorCode::InternalError),
+        }
+        self.end_guards(out);
+    }
+
+    /// The link to the master broke before an answer came.
+    pub fn on_link_lost(&mut self, now: Instant, out: &mut Vec<Action>) {
+        let asked = std::mem::take(&mut self.asked);
+        self.ask_again_or(now, asked, ErrorCode::RpcFail);
+        self.end_guards(out);
+    }
+
+    /// A read ended: with the checksum of what arrived, or not.
+    pub fn on_read(
+        &mut self,
+        now: Instant,
+        index: usize,
+        result: Result<Checksum, ReadFailure>,
+        out: &mut Vec<Action>,
+    ) {
+        let State::Reading { object, from, valid_until, .. } = &self.items[index].state else { return };
+        let (from, expired) = (*from, now > *valid_until);
+        match result {
+            Ok(checksum) if checksum == object.checksum && expired => {
+                self.ask_again_or(now, vec![index], ErrorCode::LeaseExpired);
+            }
+            Ok(checksum) if checksum == object.checksum => {
+                let bytes = object.bytes;
+                self.finish(index, GetOutcome::Hit { bytes, from });
+            }
+            Ok(_) | Err(ReadFailure::Corrupt) => {
+                let (tenant, key) = (self.get.tenant.clone(), self.get.keys[index].clone());
+                // After its lease a reader may have seen reused bytes: that accuses nobody.
+                if !expired {
+                    let version = object.version;
+                    out.push(Action::Tell(Request::Suspect { tenant, key, version, at: from }));
+                }
+                self.next_replica(now, index, ErrorCode::ChecksumMismatch, out);
+            }
+            Err(ReadFailure::BufferTooSmall) => self.finish(index, GetOutcome::Failed(ErrorCode::InvalidParams)),
+            Err(ReadFailure::Stale) => self.next_replica(now, index, ErrorCode::ReplicaIsGone, out),
+            Err(ReadFailure::Transfer) => self.next_replica(now, index, ErrorCode::TransferFail, out),
+        }
+        self.plan_next(now);
+        self.end_guards(out);
+    }
+
+    /// Time has passed.
+    pub fn on_deadline(&mut self, now: Instant, out: &mut Vec<Action>) {
+        if self.attempts.over(now) {
+            for index in 0..self.items.len() {
+                if !matches!(self.items[index].state, State::Done(_)) {
+                    self.finish(index, GetOutcome::Failed(ErrorCode::DeadlinePassed));
+                }
+            }
+            self.asked.clear();
+        } else if self.attempts.take_due(now) {
+            self.ask(now, out);
+        }
+        self.end_guards(out);
+    }
+
+    /// When [`GetFlow::on_deadline`] wants to run; `None` when the read has ended.
+    #[must_use]
+    pub fn next_deadline(&self) -> Option<Instant> {
+        (self.unfinished > 0).then(|| self.attempts.next_deadline())
+    }
+
+    /// One outcome a key, in the order of the request, once all are known.
+    #[must_use]
+    pub fn outcomes(&self) -> Option<Vec<GetOutcome>> {
+        self.items
+            .iter()
+            .map(|item| match &item.state {
+                State::Done(outcome) => Some(outcome.clone()),
+                _ => None,
+            })
+            .collect()
+    }
+
+    fn on_lookup(&mut self, now: Instant, index: usize, lookup: Lookup, out: &mut Vec<Action>) {
+        match lookup {
+            Lookup::Found(object) => {
+                self.guards.extend(object.guard);
+                let valid_until = match self.get.hold {
+                    Hold::Guard => Instant::NEVER,
+                    Hold::Lease => self.asked_at + usable(object.lease),
+                };
+                let rest = order(&*self.pick, object.replicas.clone()).into();
+                self.read_next(now, index, Reading { object, rest, valid_until }, out);
+            }
+            Lookup::Missing => self.finish(index, GetOutcome::Miss),
+            Lookup::NotReady => self.set_aside(index, ErrorCode::ReplicaIsNotReady),
+            Lookup::Failed(code) if retries(code) => self.set_aside(index, code),
+            Lookup::Failed(code) => self.finish(index, GetOutcome::Failed(code)),
+        }
+    }
+
+    fn read_next(&mut self, now: Instant, index: usize, mut reading: Reading, out: &mut Vec<Action>) {
+        let Some(from) = reading.rest.pop_front() else {
+            let code = self.items[index].failure.unwrap_or(ErrorCode::InvalidReplica);
+            return self.ask_again_or(now, vec![index], code);
+        };
+        let object = &reading.object;
+        out.push(Action::Read {
+            index,
+            key: self.get.keys[index].clone(),
+            version: object.version,
+            bytes: object.bytes,
+            checksum: object.checksum,
+            from,
+        });
+        let Reading { object, rest, valid_until } = reading;
+        self.items[index].state = State::Reading { object, from, rest, valid_until };
+    }
+
+    fn next_replica(&mut self, now: Instant, index: usize, failure: ErrorCode, out: &mut Vec<Action>) {
+        self.items[index].failure = Some(failure);
+        let state = std::mem::replace(&mut self.items[index].state, State::Asking);
+        if let State::Reading { object, rest, valid_until, .. } = state {
+            self.read_next(now, index, Reading { object, rest, valid_until }, out);
+        }
+    }
+
+    /// Keeps an item for the next question.
+    fn set_aside(&mut self, index: usize, failure: ErrorCode) {
+        let item = &mut self.items[index];
+        item.state = State::Asking;
+        item.failure = Some(failure);
+    }
+
+    fn ask_again_or(&mut self, now: Instant, indices: Vec<usize>, failure: ErrorCode) {
+        for index in indices {
+            if matches!(self.items[index].state, State::Done(_)) {
+                continue;
+            }
+            if retries(failure) || failure.class() == slackwater_wire::Class::Gone {
+                self.set_aside(index, failure);
+            } else {
+                self.finish(index, GetOutcome::Failed(failure));
+            }
+        }
+        self.plan_next(now);
+    }
+
+    /// When nothing is under way but items still need an answer: plans another question, or ends them.
+    fn plan_next(&mut self, now: Instant) {
+        let idle = self.asked.is_empty() && !self.items.iter().any(|i| matches!(i.state, State::Reading { .. }));
+        if !idle || self.unfinished == 0 || self.attempts.plan(now) {
+            return;
+        }
+        for index in 0..self.items.len() {
+            if matches!(self.items[index].state, State::Asking) {
+                let outcome = match self.items[index].failure {
+                    // Every replica is gone or rotten: for a cache that is a miss.
+                    Some(ErrorCode::ReplicaIsGone | ErrorCode::ChecksumMismatch | ErrorCode::InvalidReplica) => {
+                        GetOutcome::Miss
+                    }
+                    Some(code) => GetOutcome::Failed(code),
+                    None => GetOutcome::Failed(ErrorCode::InternalError),
+                };
+                self.finish(index, outcome);
+            }
+        }
+    }
+
+    fn ask(&mut self, now: Instant, out: &mut Vec<Action>) {
+        self.asked = (0..self.items.len()).filter(|i| matches!(self.items[*i].state, State::Asking)).collect();
+        let mut get = self.get.clone();
+        get.keys = self.asked.iter().map(|index| self.get.keys[*index].clone()).collect();
+        if let Some(first) = self.asked.first().filter(|first| **first > 0) {
+            get.chain.parent = Some(self.get.keys[first - 1].clone());
+            get.chain.position += *first as u32;
+        }
+        self.asked_at = now;
+        out.push(Action::Ask(Request::Get(get)));
+    }
+
+    fn finish(&mut self, index: usize, outcome: GetOutcome) {
+        if !matches!(self.items[index].state, State::Done(_)) {
+            self.unfinished -= 1;
+        }
+        self.items[index].state = State::Done(outcome);
+    }
+
+    /// Guards go back together, once no read of ours can still touch a replica.
+    fn end_guards(&mut self, out: &mut Vec<Action>) {
+        let reading = self.items.iter().any(|item| matches!(item.state, State::Reading { .. }));
+        if !reading && !self.guards.is_empty() {
+            let guards = std::mem::take(&mut self.guards);
+            out.push(Action::Tell(Request::GetEnd(GetEnd { guards })));
+        }
+    }
+}
+
+struct Reading {
+    object: Object,
+    rest: VecDeque<ReplicaAt>,
+    valid_until: Instant,
+}
+
+/// The part of a lease that its holder may use: with ±5 % drift of both clocks, 9.5 % is the least safe margin.
+fn usable(lease: Duration) -> Duration {
+    lease.saturating_sub((lease / 10).max(Duration::from_millis(100)))
+}
+
+#[cfg(test)]
+#[path = "get_tests.rs"]
+mod tests;

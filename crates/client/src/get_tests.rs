@@ -1,0 +1,214 @@
+use std::time::Duration;
+
+use slackwater_base::{Checksum, Instant};
+use slackwater_wire::{
+    ErrorCode, ExtentRef, Get, GuardId, Hold, Incarnation, Key, Lookup, NodeId, Object, ReplicaAt, Reply, Request,
+    SegmentId, Tenant, Version,
+};
+
+use super::*;
+use crate::{Backoff, LocalFirst};
+
+const GOOD: Checksum = Checksum(42);
+const BAD: Checksum = Checksum(43);
+
+fn memory(segment: u32) -> ReplicaAt {
+    let (segment, incarnation) = (SegmentId(segment), Incarnation(1));
+    ReplicaAt::Memory(ExtentRef { segment, incarnation, offset: 0, bytes: 4096, generation: 1 })
+}
+
+fn disk() -> ReplicaAt {
+    ReplicaAt::Disk { node: NodeId(1), segment: SegmentId(9) }
+}
+
+fn found(replicas: &[ReplicaAt]) -> Lookup {
+    Lookup::Found(Object {
+        version: Version(7),
+        bytes: 100,
+        checksum: GOOD,
+        replicas: replicas.to_vec(),
+        lease: Duration::from_secs(10),
+        guard: Some(GuardId(5)),
+    })
+}
+
+struct World {
+    flow: GetFlow,
+    out: Vec<Action>,
+    now: Instant,
+}
+
+impl World {
+    fn new(keys: &[&str], hold: Hold, attempts: u32) -> Self {
+        let now = Instant::from_nanos(1_000_000_000);
+        let get = Get {
+            tenant: Tenant::DEFAULT,
+            keys: keys.iter().map(|key| Key::try_from(*key).unwrap()).collect(),
+            chain: Default::default(),
+            hold,
+            prefix_only: false,
+        };
+        let options = FlowOptions { deadline: now + Duration::from_secs(30), attempts, backoff: Backoff::new(1) };
+        let mut out = vec![];
+        let flow = GetFlow::start(now, get, options, Box::new(LocalFirst::default()), &mut out);
+        let mut world = Self { flow, out, now };
+        assert_eq!(world.asks(), [keys.len()]);
+        world
+    }
+
+    fn reply(&mut self, lookups: Vec<Lookup>) {
+        self.flow.on_reply(self.now, Reply::Get(lookups), &mut self.out);
+    }
+
+    fn read(&mut self, index: usize, result: Result<Checksum, ReadFailure>) {
+        self.flow.on_read(self.now, index, result, &mut self.out);
+    }
+
+    fn tick(&mut self) {
+        self.now = self.flow.next_deadline().unwrap();
+        self.flow.on_deadline(self.now, &mut self.out);
+    }
+
+    fn asks(&mut self) -> Vec<usize> {
+        let asks = self.out.iter().filter_map(|action| match action {
+            Action::Ask(Request::Get(get)) => Some(get.keys.len()),
+            _ => None,
+        });
+        let asks = asks.collect();
+        self.out.retain(|action| !matches!(action, Action::Ask(_)));
+        asks
+    }
+
+    fn reads(&mut self) -> Vec<(usize, ReplicaAt)> {
+        let reads = self.out.iter().filter_map(|action| match action {
+            Action::Read { index, from, .. } => Some((*index, *from)),
+            _ => None,
+        });
+        let reads = reads.collect();
+        self.out.retain(|action| !matches!(action, Action::Read { .. }));
+        reads
+    }
+
+    fn tells(&mut self) -> Vec<Request> {
+        std::mem::take(&mut self.out)
+            .into_iter()
+            .map(|action| match action {
+                Action::Tell(request) => request,
+                other => panic!("unexpected {other:?}"),
+            })
+            .collect()
+    }
+}
+
+fn guards_back() -> Request {
+    Request::GetEnd(GetEnd { guards: vec![GuardId(5)] })
+}
+
+#[test]
+fn a_hit_reads_memory_first_and_gives_its_guard_back() {
+    let mut world = World::new(&["a", "b"], Hold::Guard, 1);
+    world.reply(vec![found(&[disk(), memory(1)]), Lookup::Missing]);
+    assert_eq!(world.reads(), [(0, memory(1))]);
+    assert!(world.flow.outcomes().is_none());
+    world.read(0, Ok(GOOD));
+    assert_eq!(world.tells(), [guards_back()]);
+    let outcomes = [GetOutcome::Hit { bytes: 100, from: memory(1) }, GetOutcome::Miss];
+    assert_eq!(world.flow.outcomes().unwrap(), outcomes);
+    assert_eq!(world.flow.next_deadline(), None);
+}
+
+#[test]
+fn wrong_bytes_accuse_the_replica_and_the_next_one_serves() {
+    let mut world = World::new(&["a"], Hold::Guard, 1);
+    world.reply(vec![found(&[memory(1), disk()])]);
+    world.reads();
+    world.read(0, Ok(BAD));
+    assert_eq!(world.reads(), [(0, disk())]);
+    world.read(0, Ok(GOOD));
+    let tells = world.tells();
+    assert!(matches!(&tells[0], Request::Suspect { at, version: Version(7), .. } if *at == memory(1)), "{tells:?}");
+    assert_eq!(tells[1], guards_back());
+    assert_eq!(world.flow.outcomes().unwrap(), [GetOutcome::Hit { bytes: 100, from: disk() }]);
+}
+
+#[test]
+fn when_no_replica_is_right_it_is_a_miss_and_never_wrong_bytes() {
+    let mut world = World::new(&["a"], Hold::Guard, 1);
+    world.reply(vec![found(&[memory(1), disk()])]);
+    world.read(0, Ok(BAD));
+    world.read(0, Err(ReadFailure::Corrupt));
+    assert_eq!(world.flow.outcomes().unwrap(), [GetOutcome::Miss]);
+}
+
+/// A reader paused past its lease may have copied bytes of whoever got the extent next: even a right checksum proves
+/// nothing about its right to them, so it asks again.
+#[test]
+fn a_read_that_outlasts_its_lease_is_asked_again() {
+    let mut world = World::new(&["a"], Hold::Lease, 2);
+    world.reply(vec![found(&[memory(1)])]);
+    world.now += Duration::from_millis(9_001);
+    world.read(0, Ok(GOOD));
+    assert!(world.flow.outcomes().is_none());
+    world.out.clear();
+    world.tick();
+    assert_eq!(world.asks(), [1]);
+    world.reply(vec![found(&[memory(1)])]);
+    world.read(0, Ok(GOOD));
+    assert_eq!(world.flow.outcomes().unwrap(), [GetOutcome::Hit { bytes: 100, from: memory(1) }]);
+}
+
+#[test]
+fn wrong_bytes_after_the_lease_accuse_nobody() {
+    let mut world = World::new(&["a"], Hold::Lease, 1);
+    world.reply(vec![found(&[memory(1)])]);
+    world.reads();
+    world.now += Duration::from_secs(11);
+    world.read(0, Ok(BAD));
+    assert_eq!(world.tells(), [guards_back()]);
+    assert_eq!(world.flow.outcomes().unwrap(), [GetOutcome::Miss]);
+}
+
+#[test]
+fn one_slow_key_does_not_hold_up_its_neighbours_and_is_asked_alone() {
+    let mut world = World::new(&["a", "b", "c"], Hold::Guard, 3);
+    world.reply(vec![found(&[memory(1)]), Lookup::NotReady, Lookup::Missing]);
+    assert_eq!(world.reads(), [(0, memory(1))]);
+    world.read(0, Ok(GOOD));
+    world.out.clear();
+    world.tick();
+    let chain = match &world.out[0] {
+        Action::Ask(Request::Get(get)) => get.chain.clone(),
+        other => panic!("unexpected {other:?}"),
+    };
+    assert_eq!((chain.position, chain.parent), (1, Some(Key::try_from("a").unwrap())));
+    assert_eq!(world.asks(), [1]);
+    world.reply(vec![Lookup::Missing]);
+    assert_eq!(world.flow.outcomes().unwrap()[1], GetOutcome::Miss);
+}
+
+#[test]
+fn refusals_are_final_and_silence_ends_at_the_deadline() {
+    let check = |reply: Option<Reply>, outcome: GetOutcome| {
+        let mut world = World::new(&["a"], Hold::Guard, 3);
+        match reply {
+            Some(reply) => world.flow.on_reply(world.now, reply, &mut world.out),
+            None => world.tick(),
+        }
+        assert_eq!(world.flow.outcomes().unwrap(), [outcome]);
+    };
+    let failed = GetOutcome::Failed;
+    check(Some(Reply::Failed(ErrorCode::InvalidParams)), failed(ErrorCode::InvalidParams));
+    check(Some(Reply::Get(vec![Lookup::Failed(ErrorCode::InvalidKey)])), failed(ErrorCode::InvalidKey));
+    check(Some(Reply::Done), failed(ErrorCode::InternalError));
+    check(None, failed(ErrorCode::DeadlinePassed));
+}
+
+#[test]
+fn a_small_buffer_is_refused_without_trying_other_replicas() {
+    let mut world = World::new(&["a"], Hold::Guard, 3);
+    world.reply(vec![found(&[memory(1), disk()])]);
+    world.reads();
+    world.read(0, Err(ReadFailure::BufferTooSmall));
+    assert_eq!(world.reads(), []);
+    assert_eq!(world.flow.outcomes().unwrap(), [GetOutcome::Failed(ErrorCode::InvalidParams)]);
+}

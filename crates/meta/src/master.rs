@@ -256,6 +256,7 @@ impl Master {
             Request::RemoveMatching(remove) => return self.remove_matching(now, caller, &remove),
             Request::RemoveAll(remove) => return self.remove_all(now, caller, &remove),
             Request::ReplicaClear(clear) => return self.replica_clear(now, caller, &clear),
+            Request::Suspect { tenant, key, version, at } => self.suspect(now, &tenant, &key, version, &at),
             Request::List(list) => return self.list(now, caller, list),
             Request::Describe { tenant, key } => self.describe(now, &tenant, &key),
             Request::SetQuota { tenant, memory_bytes, disk_bytes } => {

@@ -1,4 +1,5 @@
 //! Facts about a master, each a test named for it.
 
 mod put;
+mod suspect;
 mod world;

@@ -54,6 +54,8 @@ struct Known {
 /// One node, its disk, and its master.
 struct World {
     agent: Agent,
+    config: AgentConfig,
+    crashed: bool,
     disk: MemDisk,
     bytes: Bytes,
     now: Instant,
@@ -105,9 +107,15 @@ fn value_of(entry: &DiskEntry, length: u64) -> Vec<u8> {
 
 impl World {
     fn new(log: LogConfig, seed: u64) -> Self {
+        Self::with(log, AgentConfig::new(NodeId(0)), seed)
+    }
+
+    fn with(log: LogConfig, config: AgentConfig, seed: u64) -> Self {
         let disk = MemDisk::new(log.capacity * 2, seed);
         let mut world = Self {
-            agent: Agent::new(AgentConfig::new(NodeId(0))),
+            agent: Agent::new(config.clone()),
+            config,
+            crashed: false,
             disk,
             bytes: Bytes(vec![0; ARENA_BYTES as usize]),
             now: Instant::from_nanos(1),
@@ -140,9 +148,8 @@ impl World {
     /// Starts a process over what the disk holds.
     fn boot(&mut self) {
         self.incarnation += 1;
-        let mut config = AgentConfig::new(NodeId(0));
-        config.log = Some(self.log.clone());
-        self.agent = Agent::new(config);
+        let log = Some(self.log.clone());
+        self.agent = Agent::new(AgentConfig { log, ..self.config.clone() });
         let incarnation = Incarnation(self.incarnation);
         self.agent.add_segment(MemorySegment { segment: MEMORY, incarnation, bytes: ARENA_BYTES, granule: 4096 });
         let size = 64 << 10;
@@ -158,6 +165,7 @@ impl World {
     }
 
     fn crash(&mut self, crash: Crash) {
+        self.crashed = true;
         self.disk.crash(crash, &self.bytes);
         self.boot();
     }
@@ -296,16 +304,13 @@ impl World {
         let end = self.now + Duration::from_secs(600);
         loop {
             self.drain();
-            match self.agent.next_deadline() {
-                Some(at) if at <= end => {
-                    assert!(at > self.now, "a deadline that has passed would spin");
-                    self.now = at;
-                    let mut out = std::mem::take(&mut self.queue);
-                    self.agent.on_deadline(self.now, &mut out);
-                    self.take(out);
-                }
-                _ => return,
-            }
+            let Some(at) = self.agent.next_deadline().filter(|at| *at <= end) else { return };
+            self.now = self.now.max(at);
+            let mut out = std::mem::take(&mut self.queue);
+            self.agent.on_deadline(self.now, &mut out);
+            self.take(out);
+            let next = self.agent.next_deadline();
+            assert!(next.is_none_or(|next| next > self.now), "a deadline that has passed would spin");
         }
     }
 

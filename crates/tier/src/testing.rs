@@ -120,6 +120,12 @@ impl MemDisk {
         self.fail_writing_at = Some((nth, error));
     }
 
+    /// Whether that failure is yet to come.
+    #[must_use]
+    pub fn is_failure_pending(&self) -> bool {
+        self.fail_writing_at.is_some()
+    }
+
     /// Makes the block at `offset` of `file` unreadable.
     pub fn make_unreadable(&mut self, file: FileId, offset: u64) {
         self.unreadable.insert((file, offset - offset % slackwater_base::BLOCK_BYTES));

@@ -81,6 +81,8 @@ pub(crate) struct Log {
     early: Vec<DiskEntry>,
     stopping: bool,
     value_bytes: u64,
+    /// Header bytes of 64 records, on a running average.
+    name_bytes: u64,
     stats: TierStats,
 }
 
@@ -117,6 +119,7 @@ impl Log {
             early: Vec::new(),
             stopping: false,
             value_bytes: 0,
+            name_bytes: 64 * 128,
             stats: TierStats::default(),
         }
     }
@@ -215,8 +218,7 @@ impl Log {
             return;
         }
         if let Some(slot) = self.index.kill(hash, version) {
-            self.files.live(slot.file(), 0, slot.padded());
-            self.value_bytes -= slot.length();
+            self.died(&slot);
         }
         self.queue_burial(hash, version, answer);
     }

@@ -16,7 +16,9 @@ use crate::io::{DiskError, DiskOp, FileId, Part};
 /// What waits to be written, what is being written, and how the device takes it.
 #[derive(Debug, Default)]
 pub(crate) struct Writer {
+    /// Tombstones that somebody waits for, and those that reclaim moves.
     burials: VecDeque<Burial>,
+    moved: VecDeque<Burial>,
     copies: VecDeque<Copied>,
     offloads: VecDeque<Queued>,
     /// Payload bytes of queued copies and offloads.
@@ -187,10 +189,16 @@ impl Writer {
     }
 
     fn oldest(&self) -> Option<Instant> {
-        let burial = self.burials.front().map(|burial| burial.since);
+        let burials = self.burials.front().into_iter().chain(self.moved.front());
+        let burial = burials.map(|burial| burial.since).min();
         let copy = self.copies.front().map(|copy| copy.since);
         let offload = self.offloads.front().map(|offload| offload.since);
         [burial, copy, offload].into_iter().flatten().min()
+    }
+
+    /// Whether something waits without which no room is made.
+    fn needs_maintenance(&self) -> bool {
+        !self.burials.is_empty() || !self.moved.is_empty() || !self.copies.is_empty()
     }
 
     fn new_order(&mut self) -> u64 {
@@ -199,20 +207,12 @@ impl Writer {
         self.unresolved.insert(order);
         order
     }
-
-    fn no_longer_waiting(&mut self, hash: KeyHash) {
-        if let Some(count) = self.waiting.get_mut(&hash) {
-            *count -= 1;
-            if *count == 0 {
-                self.waiting.remove(&hash);
-            }
-        }
-    }
 }
 
 impl Log {
     pub(super) fn queue_offload(&mut self, offload: Offload, hash: KeyHash) {
         let Offload { ticket, entry, bytes, checksum, source } = offload;
+        self.name_bytes = self.name_bytes - self.name_bytes / 64 + record_header_bytes(&entry);
         let (version, order) = (entry.version, self.writer.new_order());
         self.highest_version = self.highest_version.max(version);
         *self.writer.waiting.entry(hash).or_insert(0) += 1;
@@ -224,7 +224,8 @@ impl Log {
 
     pub(super) fn queue_burial(&mut self, hash: KeyHash, version: Version, answer: Answer) {
         let order = answer.entry().is_some().then(|| self.writer.new_order());
-        self.writer.burials.push_back(Burial { order, since: self.now, hash, version, answer });
+        let queue = if order.is_some() { &mut self.writer.burials } else { &mut self.writer.moved };
+        queue.push_back(Burial { order, since: self.now, hash, version, answer });
     }
 
     pub(super) fn queue_copy(&mut self, copy: Copied) {
@@ -241,9 +242,20 @@ impl Log {
                 continue;
             }
             self.writer.queued_bytes -= round_to_block(offload.record.length);
-            self.writer.no_longer_waiting(offload.hash);
+            self.no_longer_waiting(offload.hash);
             self.writer.unresolved.remove(&offload.order);
             out.push(LogOut::Written(offload.ticket, Err(failure)));
+        }
+    }
+
+    /// An offload of the key came to its end: a tombstone that was kept for it may go.
+    fn no_longer_waiting(&mut self, hash: KeyHash) {
+        if let Some(count) = self.writer.waiting.get_mut(&hash) {
+            *count -= 1;
+            if *count == 0 {
+                self.writer.waiting.remove(&hash);
+                self.release_tomb(hash);
+            }
         }
     }
 
@@ -266,9 +278,9 @@ impl Log {
         let Some(oldest) = self.writer.oldest() else { return false };
         let hurry = !self.writer.flushes.is_empty() || self.stopping;
         // Whoever removes waits for the answer: tombstones share a batch only with what comes while one is written.
-        let idle = self.writer.flights.is_empty() && !(self.writer.burials.is_empty() && self.writer.copies.is_empty());
+        let waited_for = !self.writer.burials.is_empty() || self.drain_waits();
         hurry
-            || idle
+            || (waited_for && self.writer.flights.is_empty())
             || self.writer.queued_bytes >= self.config.batch_bytes
             || oldest + self.config.batch_delay <= self.now
     }
@@ -282,9 +294,10 @@ impl Log {
     fn load(&mut self, room: u64) -> Load {
         let mut load = Load::new();
         let limit = self.config.batch_bytes;
-        while self.writer.burials.front().is_some() && load.takes(TOMBSTONE_BYTES, 0, limit, room) {
-            let Some(burial) = self.writer.burials.pop_front() else { break };
-            load.items.push(Item::Burial(burial));
+        for queue in [&mut self.writer.burials, &mut self.writer.moved] {
+            while !queue.is_empty() && load.takes(TOMBSTONE_BYTES, 0, limit, room) {
+                load.items.extend(queue.pop_front().map(Item::Burial));
+            }
         }
         while let Some(copy) = self.writer.copies.front() {
             let bytes = copy.bytes.len() as u64;
@@ -366,7 +379,7 @@ impl Log {
 
     /// Seals the file that is appended to and goes on in the spare one, if what waits may use it.
     fn next_file(&mut self) -> bool {
-        let maintenance = !self.writer.burials.is_empty() || !self.writer.copies.is_empty();
+        let maintenance = self.writer.needs_maintenance();
         let offloads = !self.writer.offloads.is_empty() && self.offloads_may_fill() && self.files_free() > RESERVE;
         if !maintenance && !offloads {
             return false;
@@ -400,7 +413,7 @@ impl Log {
             self.writer.ail = None;
         }
         // A log whose capacity was lowered has no room for another file: one more lets reclaim bring it down.
-        let maintenance = !self.writer.burials.is_empty() || !self.writer.copies.is_empty();
+        let maintenance = self.writer.needs_maintenance();
         let beyond = maintenance && self.writer.needs_file && used <= self.config.capacity.max(self.file_bytes);
         let filling = self.writer.active.is_some_and(|active| active.at > active.bytes / 2);
         let wanted = self.writer.ail.is_some() || self.writer.needs_file || filling;
@@ -505,7 +518,7 @@ impl Log {
                 }
                 Item::Offload { order, ticket, record } => {
                     let live = self.place_record(&record, file);
-                    self.writer.no_longer_waiting(record.hash);
+                    self.no_longer_waiting(record.hash);
                     self.writer.unresolved.remove(&order);
                     self.stats.records_written += 1;
                     self.stats.value_bytes_written += record.length;
@@ -521,16 +534,21 @@ impl Log {
         let Some(slot) = Slot::new(version, record.checksum, at, record.length) else { return false };
         match self.index.place(record.hash, slot) {
             Placed::Live { replaced } => {
-                self.files.live(file, slot.padded(), 0);
+                self.files.live(file, slot.padded());
                 self.value_bytes += slot.length();
                 if let Some(old) = replaced {
-                    self.files.live(old.file(), 0, old.padded());
-                    self.value_bytes -= old.length();
+                    self.died(&old);
                 }
                 true
             }
             Placed::Dead => false,
         }
+    }
+
+    /// The record that `slot` named is dead.
+    pub(super) fn died(&mut self, slot: &Slot) {
+        self.files.died(slot.file(), slot.padded());
+        self.value_bytes -= slot.length();
     }
 
     fn bury(&mut self, burial: Burial, file: FileId, out: &mut Vec<LogOut>) {
@@ -554,13 +572,14 @@ impl Log {
     fn fail(&mut self, flight: Flight, error: DiskError, out: &mut Vec<LogOut>) {
         for item in flight.items.into_iter().rev() {
             match item {
-                Item::Burial(burial) => self.writer.burials.push_front(burial),
+                Item::Burial(burial) if burial.order.is_some() => self.writer.burials.push_front(burial),
+                Item::Burial(burial) => self.writer.moved.push_front(burial),
                 Item::Copy { mut record, from } => {
                     record.offset = from.1;
                     self.drain_again(record);
                 }
                 Item::Offload { order, ticket, record } => {
-                    self.writer.no_longer_waiting(record.hash);
+                    self.no_longer_waiting(record.hash);
                     self.writer.unresolved.remove(&order);
                     out.push(LogOut::Written(ticket, Err(failure_of(error))));
                 }

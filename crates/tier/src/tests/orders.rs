@@ -372,3 +372,29 @@ fn tenants_with_equal_keys_have_records_of_their_own() {
     world.rest();
     assert_eq!(world.readable(b"a"), Some(1));
 }
+
+/// A tombstone was forgotten when the file of the last record that it kept dead was deleted, although a newer record
+/// that it also covered was just being written: that one was live when it became durable, after its drop.
+#[test]
+fn a_tombstone_outlives_the_files_while_a_record_that_it_covers_is_being_written() {
+    let mut world = world_with(b"k", 100);
+    for key in 0..8u8 {
+        world.put(&[key], 1, 16_000);
+        world.rest();
+    }
+    world.remove(b"k", 1);
+    world.rest();
+    for key in 0..8u8 {
+        world.remove(&[key], 1);
+    }
+    while world.agent.stats().files_reclaimed == 0 {
+        assert!(world.complete(), "a file of dead records is reclaimed");
+    }
+    let written = world.put(b"k", 2, 100);
+    world.give(AgentInput::Flush(1));
+    world.remove(b"k", 2);
+    assert!(!world.results.contains_key(&written) && !world.dropped.contains(&entry(b"k", 2)));
+    world.rest();
+    assert!(world.dropped.contains(&entry(b"k", 2)));
+    assert_eq!(world.readable(b"k"), None);
+}

@@ -9,7 +9,7 @@ mod write;
 
 use std::collections::BTreeMap;
 
-use slackwater_base::{Checksum, Instant, KeyHash, round_to_block};
+use slackwater_base::{BLOCK_BYTES, Checksum, Instant, KeyHash, round_to_block};
 use slackwater_wire::{DiskEntry, DiskState, ExtentRef, NodeId, ReportedEntry, TaskFailure, TicketId, Version};
 
 use crate::agent::{Opened, ReadEnd, ReadId, RecordRead, TierStats};
@@ -160,7 +160,7 @@ impl Log {
     fn refusal(&self, offload: &Offload, hash: KeyHash) -> Option<TaskFailure> {
         let moved_on = self.index.get(hash).is_some_and(|slot| slot.version > offload.entry.version)
             || self.index.is_dead(hash, offload.entry.version);
-        let around = files_overhead() + alone_overhead(&offload.entry);
+        let around = BLOCK_BYTES + alone_overhead(&offload.entry);
         let too_long = offload.bytes > u64::from(u32::MAX)
             || round_to_block(offload.bytes).saturating_add(around) > self.file_bytes;
         if !self.is_open() || self.stopping || moved_on {
@@ -387,11 +387,13 @@ impl Log {
         growing || self.files.has(List::Draining) || self.files.has(List::Deleting)
     }
 
-    /// Bytes of records that the log takes: a part is kept for reclaim, and an eighth of the rest for what is dead but
-    /// not yet reclaimed, so that with the master's watermarks reclaim always finds files worth their copying.
+    /// Bytes of records that the log takes: a part is kept for reclaim, headers take theirs, and an eighth of the rest is
+    /// for what is dead but not yet reclaimed. So with the master's watermarks reclaim finds files worth their copying.
     fn usable_bytes(&self) -> u64 {
         let kept = (RESERVE + 1) * self.file_bytes;
-        self.config.capacity.saturating_sub(kept) / 8 * 7
+        let batch = self.config.batch_bytes.min(self.config.reclaim_bytes_in_flight_max).max(BLOCK_BYTES);
+        let left = u128::from(self.config.capacity.saturating_sub(kept));
+        (left * u128::from(batch) / u128::from(batch + 2 * BLOCK_BYTES) / 8 * 7) as u64
     }
 
     /// Bytes of values to be dropped before reclaim can make room: the device's bytes are more than the values',
@@ -407,11 +409,6 @@ impl Log {
         }
         (u128::from(excess) * u128::from(self.value_bytes) / u128::from(live)) as u64
     }
-}
-
-/// Bytes of a file that are not for batches.
-fn files_overhead() -> u64 {
-    slackwater_base::BLOCK_BYTES
 }
 
 /// The checksum that a read gave.

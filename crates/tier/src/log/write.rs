@@ -8,8 +8,8 @@ use super::files::{FileState, List, RESERVE};
 use super::index::{Placed, Slot};
 use super::{Log, LogOut, Offload, Purpose};
 use crate::format::{
-    BATCH_FIXED_BYTES, Batch, Entry, FileHeader, HEADER_BYTES_MAX, Position, Record, TOMBSTONE_BYTES, encode_batch,
-    record_header_bytes,
+    BATCH_FIXED_BYTES, Batch, Entry, FileHeader, HEADER_BYTES_MAX, Position, Record, TOMBSTONE_BYTES, alone_overhead,
+    encode_batch, record_header_bytes,
 };
 use crate::io::{DiskError, DiskOp, FileId, Part};
 
@@ -21,8 +21,9 @@ pub(crate) struct Writer {
     moved: VecDeque<Burial>,
     copies: VecDeque<Copied>,
     offloads: VecDeque<Queued>,
-    /// Payload bytes of queued copies and offloads.
-    queued_bytes: u64,
+    /// Payload bytes of what is queued.
+    copy_bytes: u64,
+    offload_bytes: u64,
     /// Batches in the order of the log; committed in that order too.
     flights: VecDeque<Flight>,
     next_flight: u64,
@@ -183,17 +184,14 @@ impl Writer {
         self.flushes.push_back((number, self.next_order));
     }
 
-    pub(crate) fn deadlines(&self, delay: Duration) -> [Option<Instant>; 2] {
-        let batch = self.oldest().map(|since| since + delay);
-        [batch, self.ail.map(|ail| ail.until)]
+    pub(crate) fn deadlines(&self, delay: Duration) -> [Option<Instant>; 3] {
+        let offload = self.offloads.front().map(|offload| offload.since + delay);
+        [self.oldest_maintenance().map(|since| since + delay), offload, self.ail.map(|ail| ail.until)]
     }
 
-    fn oldest(&self) -> Option<Instant> {
-        let burials = self.burials.front().into_iter().chain(self.moved.front());
-        let burial = burials.map(|burial| burial.since).min();
-        let copy = self.copies.front().map(|copy| copy.since);
-        let offload = self.offloads.front().map(|offload| offload.since);
-        [burial, copy, offload].into_iter().flatten().min()
+    fn oldest_maintenance(&self) -> Option<Instant> {
+        let burials = self.burials.front().into_iter().chain(self.moved.front()).map(|burial| burial.since);
+        burials.chain(self.copies.front().map(|copy| copy.since)).min()
     }
 
     /// Whether something waits without which no room is made.
@@ -216,7 +214,7 @@ impl Log {
         let (version, order) = (entry.version, self.writer.new_order());
         self.highest_version = self.highest_version.max(version);
         *self.writer.waiting.entry(hash).or_insert(0) += 1;
-        self.writer.queued_bytes += round_to_block(bytes);
+        self.writer.offload_bytes += round_to_block(bytes);
         let record = Record { entry, hash, offset: 0, length: bytes, checksum };
         let since = self.now;
         self.writer.offloads.push_back(Queued { order, since, ticket, hash, version, source, record });
@@ -229,7 +227,7 @@ impl Log {
     }
 
     pub(super) fn queue_copy(&mut self, copy: Copied) {
-        self.writer.queued_bytes += copy.bytes.len() as u64;
+        self.writer.copy_bytes += copy.bytes.len() as u64;
         self.writer.copies.push_back(copy);
     }
 
@@ -241,7 +239,7 @@ impl Log {
                 self.writer.offloads.push_back(offload);
                 continue;
             }
-            self.writer.queued_bytes -= round_to_block(offload.record.length);
+            self.writer.offload_bytes -= round_to_block(offload.record.length);
             self.no_longer_waiting(offload.hash);
             self.writer.unresolved.remove(&offload.order);
             out.push(LogOut::Written(offload.ticket, Err(failure)));
@@ -275,14 +273,26 @@ impl Log {
     }
 
     fn is_batch_due(&self) -> bool {
-        let Some(oldest) = self.writer.oldest() else { return false };
-        let hurry = !self.writer.flushes.is_empty() || self.stopping;
+        let writer = &self.writer;
+        // Records that may not go yet must hurry nobody: copies would be written one by one, and make no room.
+        let offload = writer.offloads.front().filter(|offload| self.may_go(offload));
+        let due = |since: Option<Instant>| since.is_some_and(|since| since + self.config.batch_delay <= self.now);
+        let hurry = !writer.flushes.is_empty() || self.stopping;
         // Whoever removes waits for the answer: tombstones share a batch only with what comes while one is written.
-        let waited_for = !self.writer.burials.is_empty() || self.drain_waits();
-        hurry
-            || (waited_for && self.writer.flights.is_empty())
-            || self.writer.queued_bytes >= self.config.batch_bytes
-            || oldest + self.config.batch_delay <= self.now
+        let waited_for = !writer.burials.is_empty() || self.drain_waits();
+        let ready_bytes = writer.copy_bytes + offload.map_or(0, |_| writer.offload_bytes);
+        (waited_for && (writer.flights.is_empty() || hurry))
+            || (hurry && offload.is_some())
+            || ready_bytes >= self.config.batch_bytes
+            || due(writer.oldest_maintenance())
+            || due(offload.map(|offload| offload.since))
+    }
+
+    /// Whether the first queued record has a place to go to.
+    fn may_go(&self, first: &Queued) -> bool {
+        let around = alone_overhead(&first.record.entry);
+        let fits = round_to_block(first.record.length) + around <= self.writer.active_room();
+        self.offloads_may_fill() && (fits || self.files_free() > RESERVE)
     }
 
     /// Whether new records may use the file that is appended to now: not when it was begun from the reserve.
@@ -305,7 +315,7 @@ impl Log {
                 return load;
             }
             let Some(copy) = self.writer.copies.pop_front() else { break };
-            self.writer.queued_bytes -= bytes;
+            self.writer.copy_bytes -= bytes;
             load.items.push(Item::Copy { from: (copy.from, copy.record.offset), record: copy.record });
             load.payload.push(Part::Bytes(copy.bytes));
         }
@@ -318,7 +328,7 @@ impl Log {
                 break;
             }
             let Some(Queued { order, ticket, source, record, .. }) = self.writer.offloads.pop_front() else { break };
-            self.writer.queued_bytes -= bytes;
+            self.writer.offload_bytes -= bytes;
             load.payload.push(Part::Extent { extent: source, length: record.length });
             load.items.push(Item::Offload { order, ticket, record });
         }

@@ -17,7 +17,7 @@ use crate::config::LogConfig;
 use crate::format::{FormatError, Identity, Record, alone_overhead, name_of};
 use crate::io::{DiskDone, DiskError, DiskOp, DiskOutcome, FileId, LogFile, OpId, Target};
 use files::{FileState, Files, List, RESERVE};
-use index::Index;
+use index::{Index, Slot};
 use reclaim::Reclaim;
 use recover::Recovery;
 use write::{Answer, Writer};
@@ -223,16 +223,21 @@ impl Log {
         self.queue_burial(hash, version, answer);
     }
 
+    /// The record of exactly this version, once the index is complete.
+    fn slot_of(&self, hash: KeyHash, version: Version) -> Option<&Slot> {
+        self.index.get(hash).filter(|slot| slot.version == version && self.is_open())
+    }
+
     /// Length and checksum of a record.
     pub(crate) fn find(&self, entry: &DiskEntry) -> Option<(u64, Checksum)> {
-        let slot = self.index.get(name_of(entry)).filter(|slot| slot.version == entry.version)?;
+        let slot = self.slot_of(name_of(entry), entry.version)?;
         Some((slot.length(), slot.checksum))
     }
 
     /// Where a record is, for a read by the caller's own device or by [`Log::read_into`].
     pub(crate) fn begin_read(&mut self, entry: &DiskEntry) -> Option<RecordRead> {
         let hash = name_of(entry);
-        let slot = self.index.get(hash).filter(|slot| slot.version == entry.version)?;
+        let slot = self.slot_of(hash, entry.version)?;
         let plan = RecordRead {
             read: ReadId(self.next_read),
             file: slot.file(),

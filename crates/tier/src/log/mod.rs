@@ -1,5 +1,6 @@
 //! The SSD log: append-only files, group commit, an index in memory, reclaim and recovery.
 
+mod commit;
 mod files;
 mod index;
 mod reclaim;

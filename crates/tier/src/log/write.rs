@@ -4,8 +4,8 @@ use std::time::Duration;
 use slackwater_base::{BLOCK_BYTES, Instant, KeyHash, Map, round_to_block};
 use slackwater_wire::{DiskEntry, ExtentRef, TaskFailure, TicketId, Version};
 
+use super::commit::{Flight, Item, Stage, failure_of};
 use super::files::{FileState, List, RESERVE};
-use super::index::{Placed, Slot};
 use super::{Log, LogOut, Offload, Purpose};
 use crate::format::{
     BATCH_FIXED_BYTES, Batch, Entry, FileHeader, HEADER_BYTES_MAX, Position, Record, TOMBSTONE_BYTES, alone_overhead,
@@ -17,55 +17,55 @@ use crate::io::{DiskError, DiskOp, FileId, Part};
 #[derive(Debug, Default)]
 pub(crate) struct Writer {
     /// Tombstones that somebody waits for, and those that reclaim moves.
-    burials: VecDeque<Burial>,
-    moved: VecDeque<Burial>,
+    pub(super) burials: VecDeque<Burial>,
+    pub(super) moved: VecDeque<Burial>,
     copies: VecDeque<Copied>,
-    offloads: VecDeque<Queued>,
+    pub(super) offloads: VecDeque<Queued>,
     /// Payload bytes of what is queued.
     copy_bytes: u64,
     offload_bytes: u64,
     /// Batches in the order of the log; committed in that order too.
-    flights: VecDeque<Flight>,
+    pub(super) flights: VecDeque<Flight>,
     next_flight: u64,
     /// Offloads of each key that are queued or being written.
     waiting: Map<KeyHash, u32>,
-    active: Option<Active>,
+    pub(super) active: Option<Active>,
     /// Everything of this life before it is durable.
-    durable: Option<Position>,
-    ail: Option<Ail>,
-    retry_delay: Duration,
+    pub(super) durable: Option<Position>,
+    pub(super) ail: Option<Ail>,
+    pub(super) retry_delay: Duration,
     /// Orders that are neither durable nor refused, by their number.
-    unresolved: BTreeSet<u64>,
+    pub(super) unresolved: BTreeSet<u64>,
     next_order: u64,
     /// Flushes, each waiting for the orders below its bound.
-    flushes: VecDeque<(u64, u64)>,
+    pub(super) flushes: VecDeque<(u64, u64)>,
     /// Something waits for a file to be written to.
     needs_file: bool,
 }
 
 /// The file that batches are appended to.
 #[derive(Clone, Copy, Debug)]
-struct Active {
-    file: FileId,
+pub(super) struct Active {
+    pub(super) file: FileId,
     bytes: u64,
     at: u64,
 }
 
 /// The device refused a write: a pause, then a try.
 #[derive(Clone, Copy, Debug)]
-struct Ail {
-    error: DiskError,
-    until: Instant,
+pub(super) struct Ail {
+    pub(super) error: DiskError,
+    pub(super) until: Instant,
 }
 
 /// A tombstone to be written.
 #[derive(Debug)]
 pub(crate) struct Burial {
-    order: Option<u64>,
+    pub(super) order: Option<u64>,
     since: Instant,
-    hash: KeyHash,
-    version: Version,
-    answer: Answer,
+    pub(super) hash: KeyHash,
+    pub(super) version: Version,
+    pub(super) answer: Answer,
 }
 
 /// Who waits for a tombstone.
@@ -96,31 +96,6 @@ pub(crate) struct Queued {
     pub(crate) version: Version,
     pub(crate) source: ExtentRef,
     record: Record,
-}
-
-/// A batch on its way.
-#[derive(Debug)]
-struct Flight {
-    number: u64,
-    file: FileId,
-    end: u64,
-    items: Vec<Item>,
-    stage: Stage,
-    error: Option<DiskError>,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stage {
-    Writing,
-    Syncing,
-    Over,
-}
-
-#[derive(Debug)]
-enum Item {
-    Burial(Burial),
-    Copy { record: Record, from: (FileId, u64) },
-    Offload { order: u64, ticket: TicketId, record: Record },
 }
 
 /// What was taken from the queues for one batch.
@@ -247,7 +222,7 @@ impl Log {
     }
 
     /// An offload of the key came to its end: a tombstone that was kept for it may go.
-    fn no_longer_waiting(&mut self, hash: KeyHash) {
+    pub(super) fn no_longer_waiting(&mut self, hash: KeyHash) {
         if let Some(count) = self.writer.waiting.get_mut(&hash) {
             *count -= 1;
             if *count == 0 {
@@ -309,15 +284,21 @@ impl Log {
                 load.items.extend(queue.pop_front().map(Item::Burial));
             }
         }
-        while let Some(copy) = self.writer.copies.front() {
-            let bytes = copy.bytes.len() as u64;
-            if !load.takes(record_header_bytes(&copy.record.entry), bytes, limit, room) {
+        while let Some(Copied { record, from, bytes, .. }) = self.writer.copies.front() {
+            let length = bytes.len() as u64;
+            // One that died while it was queued must not come to lie after its tombstone.
+            let lives = self.index.get(record.hash).is_some_and(|slot| slot.is_at(*from, record.offset));
+            if lives && !load.takes(record_header_bytes(&record.entry), length, limit, room) {
                 return load;
             }
-            let Some(copy) = self.writer.copies.pop_front() else { break };
-            self.writer.copy_bytes -= bytes;
-            load.items.push(Item::Copy { from: (copy.from, copy.record.offset), record: copy.record });
-            load.payload.push(Part::Bytes(copy.bytes));
+            let Some(Copied { record, from, bytes, .. }) = self.writer.copies.pop_front() else { break };
+            self.writer.copy_bytes -= length;
+            if lives {
+                load.items.push(Item::Copy { from: (from, record.offset), record });
+                load.payload.push(Part::Bytes(bytes));
+            } else {
+                self.drain_settled(record.length);
+            }
         }
         if !self.offloads_may_fill() {
             return load;
@@ -404,7 +385,7 @@ impl Log {
         true
     }
 
-    fn seal_active(&mut self) {
+    pub(super) fn seal_active(&mut self) {
         if let Some(active) = self.writer.active.take() {
             self.files.update(active.file, |file| file.state = FileState::Sealed);
         }
@@ -447,177 +428,6 @@ impl Log {
             }
         }
     }
-
-    pub(super) fn written(&mut self, number: u64, result: Result<(), DiskError>, out: &mut Vec<LogOut>) {
-        let Some(flight) = self.writer.flights.iter_mut().find(|flight| flight.number == number) else { return };
-        let file = flight.file;
-        match (result, flight.error) {
-            (Ok(()), None) if !cfg!(planted = "acknowledge_before_sync") => {
-                flight.stage = Stage::Syncing;
-                self.submit(Purpose::Sync(number), DiskOp::Sync { file }, out);
-                return;
-            }
-            (result, _) => {
-                flight.stage = Stage::Over;
-                if let Err(error) = result {
-                    self.abandon(file, error);
-                }
-            }
-        }
-        self.settle(out);
-    }
-
-    pub(super) fn synced(&mut self, number: u64, result: Result<(), DiskError>, out: &mut Vec<LogOut>) {
-        let Some(flight) = self.writer.flights.iter_mut().find(|flight| flight.number == number) else { return };
-        let file = flight.file;
-        flight.stage = Stage::Over;
-        if let Err(error) = result {
-            self.abandon(file, error);
-        }
-        self.settle(out);
-    }
-
-    /// After a failed write or sync nothing that was not acknowledged counts in `file`, and nothing more goes there:
-    /// the kernel may have dropped the pages and will call the next sync a success (Rebello et al., 2020).
-    fn abandon(&mut self, file: FileId, error: DiskError) {
-        for flight in self.writer.flights.iter_mut().filter(|flight| flight.file == file) {
-            flight.error.get_or_insert(error);
-        }
-        if self.writer.active.is_some_and(|active| active.file == file) {
-            self.seal_active();
-        }
-        if self.files.get(file).is_some_and(|file| !file.suspect) {
-            self.files.update(file, |file| file.suspect = true);
-            self.stats.files_abandoned += 1;
-        }
-        // What later batches say was durable must not vouch for this file: their life is another one.
-        self.life += 1;
-        self.writer.durable = None;
-        self.ail(error);
-    }
-
-    fn ail(&mut self, error: DiskError) {
-        let (min, max) = (self.config.retry_delay_min, self.config.retry_delay_max);
-        let delay = self.writer.retry_delay.max(min);
-        self.writer.retry_delay = (delay * 2).min(max);
-        self.writer.ail = Some(Ail { error, until: self.now + delay });
-    }
-
-    /// Commits or fails the batches that are over, in the order of the log.
-    fn settle(&mut self, out: &mut Vec<LogOut>) {
-        while self.writer.flights.front().is_some_and(|flight| flight.stage == Stage::Over) {
-            let Some(flight) = self.writer.flights.pop_front() else { break };
-            match flight.error {
-                None => self.commit(flight, out),
-                Some(error) => self.fail(flight, error, out),
-            }
-        }
-    }
-
-    fn commit(&mut self, flight: Flight, out: &mut Vec<LogOut>) {
-        let file = flight.file;
-        self.writer.durable = Some(Position { file, offset: flight.end });
-        self.writer.retry_delay = Duration::ZERO;
-        for item in flight.items {
-            match item {
-                Item::Burial(burial) => self.bury(burial, file, out),
-                Item::Copy { record, .. } => {
-                    self.place_record(&record, file);
-                    self.stats.copied_bytes += record.length;
-                    self.drain_settled(record.length);
-                }
-                Item::Offload { order, ticket, record } => {
-                    let live = self.place_record(&record, file);
-                    self.no_longer_waiting(record.hash);
-                    self.writer.unresolved.remove(&order);
-                    self.stats.records_written += 1;
-                    self.stats.value_bytes_written += record.length;
-                    out.push(LogOut::Written(ticket, if live { Ok(()) } else { Err(TaskFailure::Cancelled) }));
-                }
-            }
-        }
-    }
-
-    /// A record lies durably in `file`. True when it is the one to be read.
-    pub(super) fn place_record(&mut self, record: &Record, file: FileId) -> bool {
-        let (version, at) = (record.entry.version, (file, record.offset));
-        let Some(slot) = Slot::new(version, record.checksum, at, record.length) else { return false };
-        match self.index.place(record.hash, slot) {
-            Placed::Live { replaced } => {
-                self.files.live(file, slot.padded());
-                self.value_bytes += slot.length();
-                if let Some(old) = replaced {
-                    self.died(&old);
-                }
-                true
-            }
-            Placed::Dead => false,
-        }
-    }
-
-    /// The record that `slot` named is dead.
-    pub(super) fn died(&mut self, slot: &Slot) {
-        self.files.died(slot.file(), slot.padded());
-        self.value_bytes -= slot.length();
-    }
-
-    fn bury(&mut self, burial: Burial, file: FileId, out: &mut Vec<LogOut>) {
-        let (before, here) = self.index.bury(burial.hash, burial.version, file);
-        if let Some(before) = before {
-            self.files.unburied(before);
-        }
-        if here {
-            self.files.buried(file);
-        }
-        if let Some(order) = burial.order {
-            self.writer.unresolved.remove(&order);
-        }
-        match burial.answer {
-            Answer::Reclaim => self.drain_settled(0),
-            answer => out.push(answer.given()),
-        }
-    }
-
-    /// A batch that is not durable: drops are kept until they are, copies are read again, records are given up.
-    fn fail(&mut self, flight: Flight, error: DiskError, out: &mut Vec<LogOut>) {
-        for item in flight.items.into_iter().rev() {
-            match item {
-                Item::Burial(burial) if burial.order.is_some() => self.writer.burials.push_front(burial),
-                Item::Burial(burial) => self.writer.moved.push_front(burial),
-                Item::Copy { mut record, from } => {
-                    record.offset = from.1;
-                    self.drain_again(record);
-                }
-                Item::Offload { order, ticket, record } => {
-                    self.no_longer_waiting(record.hash);
-                    self.writer.unresolved.remove(&order);
-                    out.push(LogOut::Written(ticket, Err(failure_of(error))));
-                }
-            }
-        }
-    }
-
-    /// Gives the queued records up when waiting will not help: their sources are pinned in memory all the while.
-    pub(super) fn refuse_when_stuck(&mut self, out: &mut Vec<LogOut>) {
-        if self.writer.offloads.is_empty() {
-            return;
-        }
-        if let Some(failure) = self.writer.ailing() {
-            self.withdraw(|_| true, failure, out);
-        } else if !self.has_room() && self.writer.flights.is_empty() {
-            self.withdraw(|_| true, TaskFailure::NoRoom, out);
-        }
-    }
-
-    pub(super) fn answer_flushes(&mut self, out: &mut Vec<LogOut>) {
-        let first = self.writer.unresolved.first().copied().unwrap_or(u64::MAX);
-        while let Some((number, bound)) = self.writer.flushes.front().copied()
-            && first >= bound
-        {
-            self.writer.flushes.pop_front();
-            out.push(LogOut::Flushed(number));
-        }
-    }
 }
 
 impl Load {
@@ -634,12 +444,5 @@ impl Load {
             (self.header_bytes, self.payload_bytes) = (headers, payloads);
         }
         fits
-    }
-}
-
-fn failure_of(error: DiskError) -> TaskFailure {
-    match error {
-        DiskError::Full | DiskError::ReadOnly => TaskFailure::NoRoom,
-        DiskError::Missing | DiskError::Device { .. } => TaskFailure::Device,
     }
 }

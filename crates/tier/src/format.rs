@@ -19,6 +19,8 @@ const BATCH_MAGIC: [u8; 8] = *b"SLKWBAT\n";
 const ENTRY_RECORD: u8 = 1;
 const ENTRY_TOMBSTONE: u8 = 2;
 const ENTRY_ALIGN: usize = 8;
+/// Flipped bits that a first block is forgiven before it is taken for somebody else's.
+const ROTTEN_BITS_MAX: u32 = 8;
 
 /// Why a directory's files are not a log that this version may open. Nothing has been changed.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
@@ -110,19 +112,21 @@ impl FileHeader {
     /// Reads the first block of `file`.
     pub(crate) fn decode(file: FileId, block: &[u8]) -> Result<FirstBlock, FormatError> {
         let Ok((raw, _)) = RawFile::ref_from_prefix(block) else { return Ok(FirstBlock::Damaged) };
-        if block.iter().all(|byte| *byte == 0) {
+        // A few flipped bits must not make a file somebody else's: that would keep the whole log from opening.
+        let set_bits: u32 = block.iter().map(|byte| byte.count_ones()).sum();
+        let wrong_bits: u32 = raw.magic.iter().zip(FILE_MAGIC).map(|(found, ours)| (found ^ ours).count_ones()).sum();
+        if set_bits == 0 {
             return Ok(FirstBlock::Blank);
         }
-        if raw.magic != FILE_MAGIC {
+        if wrong_bits > ROTTEN_BITS_MAX && set_bits > ROTTEN_BITS_MAX {
             return Err(FormatError::Foreign { file, begins: raw.magic });
         }
-        let whole = checksum_except(raw.as_bytes(), RAW_FILE_SUM) == Checksum(raw.checksum.get());
-        // A newer format may place its checksum elsewhere, so its number counts unless it looks like a flipped bit.
-        if raw.format.get() != FORMAT_VERSION && (whole || raw.format.get() < 0x1_0000) {
-            return Err(FormatError::Newer { file, found: raw.format.get(), known: FORMAT_VERSION });
-        }
-        if !whole {
+        if wrong_bits > 0 || checksum_except(raw.as_bytes(), RAW_FILE_SUM) != Checksum(raw.checksum.get()) {
             return Ok(FirstBlock::Damaged);
+        }
+        // Every later format keeps magic, number and checksum where they are, so that this can be told.
+        if raw.format.get() != FORMAT_VERSION {
+            return Err(FormatError::Newer { file, found: raw.format.get(), known: FORMAT_VERSION });
         }
         if raw.file.get() != file.0 {
             return Err(FormatError::Misplaced { file });
@@ -451,9 +455,14 @@ mod tests {
         assert_eq!(FileHeader::decode(OURS.file, &block), Ok(FirstBlock::Header(header)));
         assert_eq!(FileHeader::decode(FileId(1), &block), Err(FormatError::Misplaced { file: FileId(1) }));
         assert_eq!(FileHeader::decode(OURS.file, &[0; 4096]), Ok(FirstBlock::Blank));
-        let mut rotten = block.clone();
-        rotten[50] ^= 1;
-        assert_eq!(FileHeader::decode(OURS.file, &rotten), Ok(FirstBlock::Damaged));
+        for byte in [0, 8, 11, 30, 50, 71] {
+            let mut rotten = block.clone();
+            rotten[byte] ^= 0x42;
+            assert_eq!(FileHeader::decode(OURS.file, &rotten), Ok(FirstBlock::Damaged), "byte {byte}");
+        }
+        let mut rotten = vec![0; 4096];
+        rotten[3] ^= 0x10;
+        assert_eq!(FileHeader::decode(OURS.file, &rotten), Ok(FirstBlock::Damaged), "a blank one");
     }
 
     /// What version 1 wrote must stay readable: these are its bytes.

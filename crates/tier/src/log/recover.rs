@@ -231,7 +231,9 @@ impl Log {
             recovery.opened.rotten += rotten as u64;
             recovery.opened.torn += (scan.holes.len() - rotten) as u64;
             recovery.opened.repaired += scan.repaired;
-            found.suspect |= !scan.holes.is_empty() || matches!(found.first, Some(FirstBlock::Damaged) | None);
+            // One copy of headers is left of two: the file is written again while it can be read.
+            found.suspect |=
+                !scan.holes.is_empty() || scan.repaired > 0 || matches!(found.first, Some(FirstBlock::Damaged) | None);
         }
         if !again.is_empty() {
             recovery.waiting = again;

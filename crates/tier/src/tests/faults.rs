@@ -24,25 +24,7 @@ impl World {
         self.opened.unwrap_or_else(|| panic!("{moment}: the log opens"))
     }
 
-    /// Where the batches of a file begin, by their first headers.
-    fn batches(&self, file: FileId) -> Vec<(u64, u64)> {
-        let content = self.disk.content(file);
-        let bytes = content.len() as u64;
-        let mut found = Vec::new();
-        let mut at = BLOCK as u64;
-        while at < bytes {
-            match decode_batch(Identity { log: FRESH, file }, bytes, at, &content[at as usize..]) {
-                Decoded::Batch(batch) => {
-                    found.push((batch.start, batch.end()));
-                    at = batch.end();
-                }
-                _ => break,
-            }
-        }
-        found
-    }
-
-    /// The first files of the log and where in them each record lies.
+    /// Where a record lies.
     fn place(&mut self, key: &[u8], version: u64) -> (FileId, u64) {
         let mut out = Vec::new();
         let plan = self.agent.begin_read(self.now, &entry(key, version), &mut out).expect("the record is there");
@@ -382,6 +364,8 @@ fn files_that_are_not_ours_are_refused_by_name_and_left_alone() {
     );
     let mut newer = header.encode();
     newer[8] = 2;
+    let checksum = Checksum::of(&newer[..64]);
+    newer[64..72].copy_from_slice(&checksum.0.to_le_bytes());
     assert_eq!(
         refused(9, padded(newer)),
         "log file 9 has format 2, this version reads up to 1: upgrade, or empty the directory to start cold"

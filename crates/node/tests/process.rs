@@ -2,6 +2,8 @@
 //!
 //! This program is its own harness, because it starts itself again as the process to be killed or measured.
 
+#![expect(clippy::unwrap_used, reason = "a test: what goes wrong here must stop it, with the place where it did")]
+
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::Path;

@@ -243,7 +243,8 @@ fn hog(directory: &Path) {
     let (stats, status) = (store.stats(), std::fs::read_to_string("/proc/self/status").unwrap());
     let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap().trim().trim_end_matches(" kB");
     let peak_bytes = peak.parse::<u64>().unwrap() << 10;
-    writeln!(std::io::stdout(), "{peak_bytes} {} {}", stats.reads.ssd_hits, stats.memory.used_bytes).unwrap();
+    let mut out = std::io::stdout();
+    writeln!(out, "{peak_bytes} {} {}", stats.reads.ssd_hits, stats.memory.used_bytes).unwrap();
 }
 
 fn memory_is_bounded() {

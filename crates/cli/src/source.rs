@@ -26,6 +26,15 @@ enum Requests {
 
 impl Source {
     pub(crate) fn open(origin: &Origin) -> Result<Self> {
+        let mut source = Self::whole(origin)?;
+        if let Some(limit) = origin.limit {
+            source.limit = limit;
+            source.total = Some(limit.min(source.total.filter(|_| origin.generate).unwrap_or(limit)));
+        }
+        Ok(source)
+    }
+
+    fn whole(origin: &Origin) -> Result<Self> {
         match &origin.trace {
             None => Ok(Self::generated(origin)),
             Some(path) if path.as_os_str() == "-" => Self::trace("standard input", Box::new(io::stdin().lock()), None),

@@ -1,4 +1,6 @@
 //! Benchmarks as a library: each is a function from options to a report, called by the command line.
 
 pub mod policy;
+pub mod promotion;
 pub mod report;
+pub mod store;

@@ -122,9 +122,6 @@ fn play(arguments: &Replay, source: &mut Source, cache: &dyn Cache, interrupt: &
         if interrupt.requested() {
             break End::Interrupted;
         }
-        if arguments.origin.limit.is_some_and(|limit| player.tally().requests >= limit) {
-            break End::Whole;
-        }
         let request = match source.next() {
             None => break End::Whole,
             Some(Err(error)) => break End::Broken(error),

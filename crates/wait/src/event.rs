@@ -21,7 +21,8 @@ const GENERATION: u32 = 2;
 #[repr(align(128))]
 pub struct Event {
     generation: Futex,
-    /// Those asleep or about to be. Written on the way into and out of the kernel only, never while spinning.
+    /// Those asleep or about to be, less those that a wake is on its way to. Written on the way into and out of the
+    /// kernel only, never while spinning.
     sleepers: AtomicU32,
     woken_at: AtomicU64,
 }
@@ -80,7 +81,7 @@ impl Event {
         self.generation.value.load(Ordering::Acquire) & CLOSED != 0
     }
 
-    /// How many sleep, or are about to.
+    /// How many sleep, or are about to, and have not been woken.
     #[must_use]
     pub fn sleepers(&self) -> u32 {
         self.sleepers.load(Ordering::Relaxed)
@@ -98,7 +99,10 @@ impl Event {
             return 0;
         }
         self.woken_at.store(now().as_nanos(), Ordering::Relaxed);
-        self.generation.wake(count)
+        let woken = self.generation.wake(count);
+        // Taken off here and not by the woken, so that the next notifier knows who is still to be woken.
+        self.sleepers.fetch_sub(woken as u32, Ordering::Relaxed);
+        woken
     }
 }
 
@@ -123,7 +127,9 @@ impl Watched for Watch<'_> {
         fence(Ordering::SeqCst);
         // The kernel compares the generation, which is the second look after the announcement.
         let parked = self.event.generation.park(self.seen.0, deadline);
-        self.event.sleepers.fetch_sub(1, Ordering::Relaxed);
+        if parked != Parked::Woken {
+            self.event.sleepers.fetch_sub(1, Ordering::Relaxed);
+        }
         parked
     }
 

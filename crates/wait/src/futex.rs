@@ -5,8 +5,10 @@ use crate::sync::AtomicU32;
 /// Why a park ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Parked {
-    /// A wake, a signal, or the word had already changed: look again.
+    /// One wake was spent on this sleeper.
     Woken,
+    /// The word had already changed, or a signal came: look again.
+    Disturbed,
     /// The deadline passed.
     TimedOut,
 }
@@ -16,7 +18,7 @@ pub(crate) enum Parked {
 pub(crate) struct Futex {
     pub(crate) value: AtomicU32,
     #[cfg(loom)]
-    bed: (loom::sync::Mutex<()>, loom::sync::Condvar),
+    bed: (loom::sync::Mutex<Bed>, loom::sync::Condvar),
 }
 
 #[cfg(not(loom))]
@@ -44,8 +46,10 @@ mod kernel {
                 timespec(deadline).as_ref(),
                 NonZeroU32::MAX,
             ) {
+                // Zero means that a wake took this thread off the queue, even if a signal or the deadline came as well.
+                Ok(()) => Parked::Woken,
                 Err(Errno::TIMEDOUT) => Parked::TimedOut,
-                Ok(()) | Err(_) => Parked::Woken,
+                Err(_) => Parked::Disturbed,
             }
         }
 
@@ -57,40 +61,52 @@ mod kernel {
     }
 }
 
+/// Who sleeps in loom's kernel.
+#[cfg(loom)]
+#[derive(Debug, Default)]
+struct Bed {
+    asleep: usize,
+    /// Wakes given but not yet spent.
+    wakes: usize,
+}
+
 /// The kernel's contract as loom can search it: the comparison and the falling asleep are one step against every wake.
 #[cfg(loom)]
 mod model {
     use loom::sync::atomic::Ordering;
     use loom::sync::{Condvar, Mutex};
 
-    use super::{AtomicU32, Futex, Instant, Parked};
+    use super::{AtomicU32, Bed, Futex, Instant, Parked};
 
     impl Futex {
         pub(crate) fn new(value: u32) -> Self {
-            Self { value: AtomicU32::new(value), bed: (Mutex::new(()), Condvar::new()) }
+            Self { value: AtomicU32::new(value), bed: (Mutex::new(Bed::default()), Condvar::new()) }
         }
 
         /// A deadline that is not "never" has come as soon as the word is found unchanged: the worst clock.
         pub(crate) fn park(&self, expected: u32, deadline: Instant) -> Parked {
-            let asleep = self.bed.0.lock().expect("no model panics while it holds the bed");
+            let mut bed = self.bed.0.lock().expect("no model panics while it holds the bed");
             if self.value.load(Ordering::SeqCst) != expected {
-                return Parked::Woken;
+                return Parked::Disturbed;
             }
             if deadline != Instant::NEVER {
                 return Parked::TimedOut;
             }
-            drop(self.bed.1.wait(asleep).expect("no model panics while it holds the bed"));
+            bed.asleep += 1;
+            while bed.wakes == 0 {
+                bed = self.bed.1.wait(bed).expect("no model panics while it holds the bed");
+            }
+            bed.wakes -= 1;
             Parked::Woken
         }
 
         pub(crate) fn wake(&self, count: u32) -> usize {
-            let _awake = self.bed.0.lock().expect("no model panics while it holds the bed");
-            if count == 1 {
-                self.bed.1.notify_one();
-            } else {
-                self.bed.1.notify_all();
-            }
-            count as usize
+            let mut bed = self.bed.0.lock().expect("no model panics while it holds the bed");
+            let woken = bed.asleep.min(count as usize);
+            bed.asleep -= woken;
+            bed.wakes += woken;
+            self.bed.1.notify_all();
+            woken
         }
     }
 }

@@ -40,5 +40,6 @@ pub use parker::Parker;
 pub use polling::Polling;
 pub use routine::{Ended, Stopped, Waiting};
 pub use site::{GAP_BUCKETS, Site, SiteCounts};
-pub use spinners::{Working, working};
+pub use spinners::{Working, free_cpus, working};
 pub use strategy::{Adaptive, Choice, ChoiceError, Park, Plan, Sleep, Spin, Then, Wait, current, install};
+pub use word::Word;

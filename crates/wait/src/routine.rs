@@ -216,7 +216,7 @@ fn park(watched: &impl Watched, waiting: &Waiting<'_>, spun_nanos: u64) -> bool 
         let parked = watched.park(waiting.deadline);
         let woke = now();
         let done = watched.done();
-        site.parked(woke.since(fell_asleep).as_nanos() as u64, !done && parked == Parked::Woken);
+        site.parked(woke.since(fell_asleep).as_nanos() as u64, !done && parked != Parked::TimedOut);
         if done {
             // A wake sent before the sleep began belongs to an earlier wait.
             let sent = watched.woken_at();
@@ -267,7 +267,7 @@ fn doze(watched: &impl Watched, waiting: &Waiting<'_>, expected: Duration) -> bo
     };
     let start = now();
     let until = (start + nap).min(waiting.deadline);
-    while watched.park(until) == Parked::Woken && !watched.done() && now() < until {}
+    while watched.park(until) != Parked::TimedOut && !watched.done() && now() < until {}
     waiting.site.parked(now().since(start).as_nanos() as u64, false);
     watched.done()
 }

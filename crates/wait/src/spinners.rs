@@ -19,8 +19,7 @@ impl Token {
     /// A token, if fewer threads spin than there are CPUs beyond those that work. At least one CPU is left for work
     /// that nobody declared.
     pub(crate) fn take() -> Option<Self> {
-        let busy = WORKING.load(Ordering::Relaxed).max(1);
-        let free = Cpus::current().usable.saturating_sub(busy).min(LIMIT.load(Ordering::Relaxed));
+        let free = free_cpus().min(Cpus::current().usable - 1).min(LIMIT.load(Ordering::Relaxed));
         // Looked at first: where there is no room, nobody pays for a write to the shared line.
         if SPINNING.load(Ordering::Relaxed) >= free {
             return None;
@@ -37,6 +36,12 @@ impl Drop for Token {
     fn drop(&mut self) {
         SPINNING.fetch_sub(1, Ordering::Relaxed);
     }
+}
+
+/// The CPUs beyond the threads that declared themselves [`working`]: how many more can run something now.
+#[must_use]
+pub fn free_cpus() -> u32 {
+    Cpus::current().usable.saturating_sub(WORKING.load(Ordering::Relaxed))
 }
 
 /// Allows at most `count` spinners at a time in this process.

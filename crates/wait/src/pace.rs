@@ -49,6 +49,9 @@ const PAUSES_LIMIT: u64 = 64;
 
 /// What a wake is taken to cost before one was seen: between the warm core and the idle virtual CPU.
 const WAKE_NANOS_FIRST: u64 = 25_000;
+/// A wake never counts less than this. One onto the waker's own CPU looks cheap, because the sleeper only waits for the
+/// waker to stop; taken at its word it would make everybody park at once and keep the two on that CPU.
+const WAKE_NANOS_MIN: u64 = 10_000;
 /// A sleeper that came back later than this was kept away by something other than the wake.
 const WAKE_NANOS_MAX: u64 = 100_000;
 
@@ -65,7 +68,7 @@ pub(crate) fn learn_wake(nanos: u64) {
     let average = wake_nanos();
     let sample = nanos.min(average * 2).min(WAKE_NANOS_MAX);
     let moved = average - average / 8 + sample / 8;
-    WAKE_NANOS.store(moved.max(1_000), Ordering::Relaxed);
+    WAKE_NANOS.store(moved.max(WAKE_NANOS_MIN), Ordering::Relaxed);
 }
 
 impl Pace {

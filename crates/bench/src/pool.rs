@@ -408,3 +408,63 @@ impl Report {
         self.rows.iter().map(cells).collect()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_short_run_fills_every_row_and_says_what_is_missing() {
+        let options = Options {
+            threads: vec![2],
+            tasks: vec![Duration::from_nanos(200)],
+            gaps: vec![Duration::ZERO, Duration::from_micros(10)],
+            rounds: 1,
+            run_min: Duration::from_millis(1),
+            peers: true,
+        };
+        let report = run(&options).unwrap();
+        let ours = report.rows.iter().filter(|row| row.pool == "slackwater").count();
+        assert_eq!((ours, report.ratios.len()), (2, 2));
+        for name in NAMES {
+            let ran = report.rows.iter().any(|row| row.pool == name);
+            let skipped = report.skipped.iter().any(|skipped| skipped.pool == name && !skipped.reason.is_empty());
+            assert!(ran != skipped, "{name} either ran or is said to be missing: {:?}", report.skipped);
+        }
+        assert!(report.rows.iter().all(|row| row.wall_ms_per_token > 0.0 && row.cpu_ms_per_token > 0.0), "{report:?}");
+        let json = report.to_json();
+        for field in ["pool", "threads", "task_us", "gap_us", "wall_ms_per_token", "overhead_p50_us", "overhead_p99_us"]
+        {
+            assert!(!json["rows"][0][field].is_null(), "{field}");
+        }
+        assert!(report.to_html().contains("CPU time per token") && report.to_text().contains("slackwater"));
+    }
+
+    #[test]
+    fn ratios_compare_rows_of_the_same_setting() {
+        let row = |pool, gap_us, wall, cpu| Row {
+            pool,
+            threads: 2,
+            task_us: 2.0,
+            gap_us,
+            wall_ms_per_token: wall,
+            cpu_ms_per_token: cpu,
+            overhead_p50_us: 0.0,
+            overhead_p99_us: 0.0,
+            clock_reads_per_spin: None,
+        };
+        let rows = [
+            row("slackwater", 0.0, 12.0, 24.0),
+            row("openmp-active", 0.0, 10.0, 40.0),
+            row("rayon", 0.0, 16.0, 24.0),
+            row("slackwater", 2_000.0, 300.0, 31.2),
+        ];
+        let ratios = ratios(&rows);
+        assert_eq!(ratios[0].wall_over_openmp_active, Some(1.2));
+        assert_eq!(ratios[0].cpu_over_openmp_passive, None);
+        assert_eq!(ratios[0].wall_over_best_of_tbb_rayon, Some(0.75));
+        assert_eq!(ratios[1].wall_over_openmp_active, None);
+        let gap_cores = ratios[1].gap_cores.unwrap();
+        assert!((gap_cores - 7.2 / 288.0).abs() < 1e-9, "{gap_cores}");
+    }
+}

@@ -40,7 +40,7 @@ pub(crate) struct Pace {
 }
 
 /// Looks between two reads of the clock.
-pub(crate) const LOOKS_PER_CLOCK: u32 = 128;
+pub(crate) const LOOKS_PER_CLOCK: u64 = 128;
 
 /// The pauses between two looks fit into this time, so that nothing is seen later than that.
 const BETWEEN_LOOKS_NANOS: u64 = 64;

@@ -214,10 +214,7 @@ impl Site {
     }
 
     pub(crate) fn spun(&self, spun: Spun, hit: bool) {
-        debug_assert!(
-            spun.clock_reads * u64::from(LOOKS_PER_CLOCK) <= spun.looks,
-            "the clock is read rarely: {spun:?}"
-        );
+        debug_assert!(spun.clock_reads * LOOKS_PER_CLOCK <= spun.looks, "the clock is read rarely: {spun:?}");
         self.counters.looks.fetch_add(spun.looks, Relaxed);
         self.counters.spin_nanos.fetch_add(spun.nanos, Relaxed);
         if spun.clock_reads > 0 {
@@ -276,8 +273,8 @@ fn best_budget(gaps: &[u32; GAP_BUCKETS], wake_nanos: u64, max_nanos: u64, cpu_p
         return wake_nanos.min(max_nanos);
     }
     let wake = wake_nanos as f64;
-    let (mut best, mut best_cost) = (0, total * wake);
     let (mut inside, mut inside_cost) = (0.0, 0.0);
+    let mut costs = [f64::INFINITY; GAP_BUCKETS];
     for (bucket, &count) in gaps.iter().enumerate().take(GAP_BUCKETS - 1) {
         let edge = upper_edge(bucket);
         if edge > max_nanos {
@@ -287,13 +284,20 @@ fn best_budget(gaps: &[u32; GAP_BUCKETS], wake_nanos: u64, max_nanos: u64, cpu_p
         let lower = if bucket == 0 { 0 } else { upper_edge(bucket - 1) };
         inside += count;
         inside_cost += count * (lower + edge) as f64 / 2.0 * cpu_price;
-        let cost = inside_cost + (total - inside) * (edge_cost + wake);
-        if cost < best_cost {
-            (best, best_cost) = (edge, cost);
-        }
+        costs[bucket] = inside_cost + (total - inside) * (edge_cost + wake);
     }
-    best
+    let best = costs.iter().copied().fold(f64::INFINITY, f64::min);
+    if total * wake <= best {
+        return 0;
+    }
+    // Where the cost is flat, a spin up to W costs no more and spares the odd long gap a park.
+    let flat =
+        |bucket: &usize| costs[*bucket] <= best * FLAT && (upper_edge(*bucket) <= wake_nanos || costs[*bucket] == best);
+    (0..GAP_BUCKETS - 1).rev().find(flat).map_or(0, upper_edge)
 }
+
+/// Costs this close are the same.
+const FLAT: f64 = 1.05;
 
 #[cfg(test)]
 mod tests {
@@ -326,10 +330,10 @@ mod tests {
 
     #[test]
     fn short_gaps_are_spun_through_and_long_ones_are_not() {
-        assert_eq!(learned(&[(5_000, 100)]), 6_000);
+        assert_eq!(learned(&[(5_000, 100)]), 24_000, "up to W, where a longer spin costs nothing");
         assert_eq!(learned(&[(2_000_000, 100)]), 0);
         assert_eq!(learned(&[(100_000, 100)]), 0, "a spin of 100 µs saves less than it costs");
-        assert_eq!(learned(&[(5_000, 95), (2_000_000, 5)]), 6_000, "the few long ones cost little");
+        assert_eq!(learned(&[(5_000, 90), (2_000_000, 10)]), 6_000, "the few long ones cost little");
         assert_eq!(learned(&[(5_000, 5), (2_000_000, 95)]), 0);
     }
 
@@ -354,7 +358,7 @@ mod tests {
             site.gap(3_000);
             site.relearn(WAKE, MAX, 1.0);
         }
-        assert_eq!(site.budget(), Some(3_000));
+        assert!(site.budget() >= Some(3_000), "{:?}", site.budget());
         for _ in 0..320 {
             site.gap(2_000_000);
             site.relearn(WAKE, MAX, 1.0);

@@ -291,9 +291,9 @@ fn best_budget(gaps: &[u32; GAP_BUCKETS], wake_nanos: u64, max_nanos: u64, cpu_p
         return 0;
     }
     // Where the cost is flat, a spin up to W costs no more and spares the odd long gap a park.
-    let flat =
-        |bucket: &usize| costs[*bucket] <= best * FLAT && (upper_edge(*bucket) <= wake_nanos || costs[*bucket] == best);
-    (0..GAP_BUCKETS - 1).rev().find(flat).map_or(0, upper_edge)
+    let cheapest = costs.iter().position(|&cost| cost <= best).map_or(0, upper_edge);
+    let flat = |&bucket: &usize| costs[bucket] <= best * FLAT && upper_edge(bucket) <= wake_nanos;
+    (0..GAP_BUCKETS - 1).rev().find(flat).map_or(0, upper_edge).max(cheapest)
 }
 
 /// Costs this close are the same.
@@ -333,7 +333,7 @@ mod tests {
         assert_eq!(learned(&[(5_000, 100)]), 24_000, "up to W, where a longer spin costs nothing");
         assert_eq!(learned(&[(2_000_000, 100)]), 0);
         assert_eq!(learned(&[(100_000, 100)]), 0, "a spin of 100 µs saves less than it costs");
-        assert_eq!(learned(&[(5_000, 90), (2_000_000, 10)]), 6_000, "the few long ones cost little");
+        assert_eq!(learned(&[(5_000, 90), (2_000_000, 10)]), 8_000, "the few long ones cost little");
         assert_eq!(learned(&[(5_000, 5), (2_000_000, 95)]), 0);
     }
 

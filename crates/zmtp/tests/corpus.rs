@@ -1,5 +1,4 @@
 //! Replays the committed fuzz corpora, and mutations of them, through the very functions of the fuzz targets.
-#![expect(clippy::disallowed_methods, reason = "corpora are files")]
 
 #[expect(unreachable_pub, reason = "public to the fuzz targets, which are crates of their own")]
 #[path = "../../../fuzz/src/zmtp.rs"]

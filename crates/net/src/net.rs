@@ -613,6 +613,10 @@ impl Net {
             }
         }
         let queued = entry.outbox.bytes();
+        if queued == 0 {
+            // A buffer that was asked for and not used goes back, too.
+            entry.outbox.clear(&mut self.spare);
+        }
         if queued == 0 && entry.phase == Phase::Lingering {
             return self.end(conn, End::Local);
         }

@@ -60,6 +60,12 @@ impl Message {
         Some(&self.bytes[start as usize..end as usize])
     }
 
+    /// Part `index`, to write over.
+    pub fn part_mut(&mut self, index: usize) -> Option<&mut [u8]> {
+        let (start, end) = *self.ranges.as_slice().get(index)?;
+        Some(&mut self.bytes[start as usize..end as usize])
+    }
+
     /// All parts in order.
     pub fn parts(&self) -> impl ExactSizeIterator<Item = &[u8]> + Clone {
         self.ranges.as_slice().iter().map(|(start, end)| &self.bytes[*start as usize..*end as usize])

@@ -458,7 +458,8 @@ impl Shard {
 
     pub(super) fn hand_over(&mut self, net: &mut Net, serial: u64) {
         self.hub.metrics.count("link", "handed_over");
-        self.forget(net, serial, "a newer link of the same key took its place");
+        // Told goodbye, the older one does not come back and take the id over in turn.
+        self.disconnect(net, serial, LAST_WORD);
     }
 
     /// Looks at every link again after rights or nodes have changed.

@@ -18,16 +18,9 @@ const LAST_WORD: Duration = Duration::from_secs(1);
 
 impl Shard {
     pub(super) fn serial_of(&self, conn: ConnId) -> u64 {
-        let serial = self.by_conn.get(conn.index()).copied().unwrap_or(0);
+        let serial = self.by_conn.get(&conn).copied().unwrap_or(0);
         let is_current = self.peers.get(&serial).is_some_and(|peer| peer.conn == Some(conn));
         if is_current { serial } else { 0 }
-    }
-
-    fn bind(&mut self, conn: ConnId, serial: u64) {
-        if self.by_conn.len() <= conn.index() {
-            self.by_conn.resize(conn.index() + 1, 0);
-        }
-        self.by_conn[conn.index()] = serial;
     }
 
     pub(super) fn on_accepted(&mut self, net: &mut Net, conn: ConnId, listener: ListenerId, source: &Source) {
@@ -51,7 +44,7 @@ impl Shard {
         peer.conn = Some(conn);
         peer.link = Some(Link::new(config, self.randomness.entropy(), net.now()));
         self.peers.insert(id.serial, Box::new(peer));
-        self.bind(conn, id.serial);
+        self.by_conn.insert(conn, id.serial);
         self.begin(net, id.serial);
     }
 
@@ -115,7 +108,7 @@ impl Shard {
                 if let Some(peer) = self.peers.get_mut(&serial) {
                     peer.conn = Some(conn);
                 }
-                self.bind(conn, serial);
+                self.by_conn.insert(conn, serial);
                 self.arm(net, serial);
             }
             Err(error) => self.lost(net, serial, "connect_failed", &error.to_string(), false),
@@ -330,6 +323,7 @@ impl Shard {
 
     pub(super) fn on_conn_closed(&mut self, net: &mut Net, conn: ConnId, end: &End) {
         let serial = self.serial_of(conn);
+        self.by_conn.remove(&conn);
         if serial == 0 {
             return;
         }

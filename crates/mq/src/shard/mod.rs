@@ -11,7 +11,7 @@ use std::sync::mpsc::Sender;
 use std::time::Duration;
 
 use slackwater_base::{Instant, Map, Rng};
-use slackwater_net::{Endpoint, Event as NetEvent, Listen, ListenerId, Net, NetError, Protocol, TimerId};
+use slackwater_net::{ConnId, Endpoint, Event as NetEvent, Listen, ListenerId, Net, NetError, Protocol, TimerId};
 use slackwater_zmtp::{Entropy, LinkConfig, Message, PublicKey};
 
 pub(crate) use outbound::Tag;
@@ -88,8 +88,8 @@ pub(crate) struct Shard {
     hub: Arc<Hub>,
     number: u16,
     peers: Map<u64, Box<Peer>>,
-    /// The serial of the peer of each connection; 0 for none.
-    by_conn: Vec<u64>,
+    /// The peer of each connection, until the loop has told its end.
+    by_conn: Map<ConnId, u64>,
     listeners: Map<ListenerId, (Arc<LinkConfig>, Purpose)>,
     /// Which request a timer belongs to.
     requests: Map<u64, (u64, Tag)>,
@@ -163,7 +163,7 @@ impl Shard {
             hub,
             number,
             peers: Map::default(),
-            by_conn: Vec::new(),
+            by_conn: Map::default(),
             listeners: Map::default(),
             requests: Map::default(),
             next_request: 0,

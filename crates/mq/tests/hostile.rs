@@ -15,7 +15,7 @@ use slackwater_net::{Endpoint, PreAuthLimits};
 use slackwater_zmtp::Limits;
 
 fn socket_of(address: &Address) -> SocketAddr {
-    match address.endpoint().unwrap() {
+    match address.endpoint().expect("a loopback address") {
         Endpoint::Tcp(socket) => socket,
         Endpoint::Unix(_) => panic!("a TCP address"),
     }
@@ -178,23 +178,23 @@ fn server_process() {
 }
 
 fn start_server(port: u16) -> (Child, u16) {
-    let mut child = Command::new(std::env::current_exe().unwrap())
+    let mut child = Command::new(std::env::current_exe().expect("this test is a program"))
         .args(["--exact", "server_process", "--nocapture"])
         .env(SERVER, port.to_string())
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()
-        .unwrap();
-    let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        .expect("this test starts itself");
+    let lines = BufReader::new(child.stdout.take().expect("piped")).lines();
     let port = lines
         .map_while(Result::ok)
-        .find_map(|line| line.strip_prefix("listening tcp://127.0.0.1:").map(|port| port.parse().unwrap()))
+        .find_map(|line| line.strip_prefix("listening tcp://127.0.0.1:").map(|port| port.parse().expect("a port")))
         .expect("the server says where it listens");
     (child, port)
 }
 
 fn descriptors() -> usize {
-    std::fs::read_dir("/proc/self/fd").unwrap().count()
+    std::fs::read_dir("/proc/self/fd").expect("Linux").count()
 }
 
 #[test]

@@ -9,7 +9,7 @@ use common::*;
 use slackwater_mq::*;
 
 fn publish(mq: &Mq, encrypted: bool, options: &StreamOptions) -> (Publisher, Address) {
-    let publisher = mq.publish(&any_port(), Some(&any_port()), &everybody(encrypted), options).unwrap();
+    let publisher = mq.publish(&any_port(), Some(&any_port()), &everybody(encrypted), options).expect("loopback");
     let address = Address::of(publisher.endpoint(), encrypted.then(|| mq.public_key()));
     (publisher, address)
 }
@@ -101,7 +101,7 @@ fn sequence_numbers(bytes: &[u8]) -> Vec<u64> {
     let mark = b"\x01\x01t\x01\x08";
     let at = |index: usize| bytes.get(index + mark.len()..index + mark.len() + 8);
     let marks = bytes.windows(mark.len()).enumerate().filter(|(_, window)| *window == mark);
-    marks.filter_map(|(index, _)| at(index)).map(|n| u64::from_be_bytes(n.try_into().unwrap())).collect()
+    marks.filter_map(|(index, _)| at(index)).map(|n| u64::from_be_bytes(n.try_into().expect("8 bytes"))).collect()
 }
 
 #[test]

@@ -1,0 +1,61 @@
+# Two commands do everything: `make run` and `make test`. Each installs what it needs into this folder.
+
+TRACE ?=
+ARGS ?=
+VENV := .venv
+PYTHON := $(VENV)/bin/python
+STAMP := $(VENV)/.ready
+SLACKWATER := target/release/slackwater
+
+.PHONY: help run test bench lint test-rust test-loom test-sim test-python build clean
+
+help:
+	@echo "make run             replay generated chat traffic through the tiered store; report in report/"
+	@echo "make run TRACE=PATH  the same with a trace in the published JSONL format"
+	@echo "make test            every check and test; what cannot run here is named"
+	@echo "make bench           every benchmark, with ratios against limits and peers"
+
+run: build
+	$(SLACKWATER) replay $(if $(TRACE),'$(TRACE)',--generate) --report report $(ARGS)
+
+build: toolchain
+	cargo build --release --locked --package slackwater-cli
+
+bench: build
+	@for name in meta store promotion wait pool; do $(SLACKWATER) bench $$name --report report || exit 1; done
+
+test: lint test-rust test-loom test-sim test-python
+	@echo "all checks and tests passed"
+
+lint: toolchain
+	cargo fmt --all -- --check
+	cargo xtask all
+	cargo clippy --workspace --all-targets --locked -- -D warnings
+
+test-rust: toolchain
+	cargo test --workspace --locked --exclude slackwater-py --exclude slackwater-sim
+
+test-loom: toolchain
+	RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom cargo test --locked --release --package slackwater-wait --lib
+
+test-sim: toolchain
+	cargo test --locked --profile sim --package slackwater-sim
+
+test-python: $(STAMP)
+	VIRTUAL_ENV=$(CURDIR)/$(VENV) $(VENV)/bin/maturin develop --quiet --locked --manifest-path crates/py/Cargo.toml
+	$(PYTHON) -m pytest -q python/tests
+
+$(STAMP): python/requirements.txt
+	@python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed"; exit 1; }
+	python3 -m venv $(VENV)
+	$(PYTHON) -m pip install --quiet --disable-pip-version-check --requirement python/requirements.txt
+	touch $@
+
+.PHONY: toolchain
+toolchain:
+	@command -v cargo >/dev/null || { echo "Rust 1.95 or newer is needed: install rustup, then 'rustup toolchain install stable'"; exit 1; }
+	@command -v cc >/dev/null || { echo "a C linker is needed: 'apt-get install gcc' (or your system's package)"; exit 1; }
+
+clean:
+	cargo clean
+	rm -rf $(VENV) report

@@ -1,0 +1,128 @@
+//! Arrows only point down, and the pure crates stay pure.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+
+use crate::verdict;
+use crate::workspace::{Metadata, Package};
+
+/// Crate, whether it is pure, and what it may build on. A crate that is not here must be placed before it builds.
+const LAYERS: &[(&str, Kind, &[&str])] = &[
+    ("base", Kind::Pure, &[]),
+    ("wire", Kind::Pure, &["base"]),
+    ("zmtp", Kind::Pure, &["base"]),
+    ("meta", Kind::Pure, &["base", "wire"]),
+    ("tier", Kind::Pure, &["base", "wire"]),
+    ("client", Kind::Pure, &["base", "wire"]),
+    ("wait", Kind::Shell, &["base"]),
+    ("pool", Kind::Shell, &["base", "wait"]),
+    ("net", Kind::Shell, &["base", "wait"]),
+    ("mq", Kind::Shell, &["base", "wire", "zmtp", "wait", "net"]),
+    ("transfer", Kind::Shell, &["base", "wire", "wait", "net", "pool"]),
+    ("node", Kind::Shell, &["base", "wire", "zmtp", "meta", "tier", "client", "wait", "pool", "net", "mq", "transfer"]),
+    ("sim", Kind::Proof, &["base", "wire", "zmtp", "meta", "tier", "client"]),
+    ("replay", Kind::Shell, &["base", "wire", "meta", "node"]),
+    (
+        "bench",
+        Kind::Proof,
+        &["base", "wire", "zmtp", "meta", "tier", "client", "wait", "pool", "net", "mq", "transfer", "node", "replay"],
+    ),
+    ("cli", Kind::Face, &["base", "wire", "meta", "node", "mq", "zmtp", "net", "bench", "replay"]),
+    ("py", Kind::Face, &["base", "wire", "node"]),
+];
+
+/// What a pure crate must not name: the operating system, threads and clocks.
+const FENCED: &[&str] = &[
+    "std::net",
+    "std::fs",
+    "std::thread",
+    "std::process",
+    "std::env",
+    "std::os",
+    "Instant::now",
+    "SystemTime",
+    "libc::",
+];
+
+/// Crates whose presence below a pure crate means a way to the operating system.
+const FENCED_CRATES: &[&str] = &["libc", "rustix", "mio", "socket2", "tokio", "nix", "io-uring", "memmap2"];
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Pure,
+    Shell,
+    Face,
+    Proof,
+}
+
+pub(crate) fn check() -> Result<Vec<String>> {
+    let metadata = Metadata::read()?;
+    let layers: BTreeMap<&str, (Kind, &[&str])> =
+        LAYERS.iter().map(|(name, kind, below)| (*name, (*kind, *below))).collect();
+    let mut problems = Vec::new();
+    let mut checked = 0;
+    for package in metadata.members().filter(|package| package.name != "xtask") {
+        checked += 1;
+        let Some(name) = package.name.strip_prefix("slackwater-") else {
+            problems.push(format!("{}: a crate of the house is called slackwater-NAME", package.name));
+            continue;
+        };
+        let Some((kind, below)) = layers.get(name) else {
+            problems.push(format!("{name}: has no layer yet; give it one in xtask/src/layers.rs and ARCHITECTURE.md"));
+            continue;
+        };
+        for dependency in &package.dependencies {
+            let Some(other) = dependency.name.strip_prefix("slackwater-") else { continue };
+            let tests_only = dependency.kind.as_deref() == Some("dev");
+            if !below.contains(&other) && !tests_only {
+                problems.push(format!("{name} builds on {other}: that arrow does not point down"));
+            }
+        }
+        if *kind == Kind::Pure {
+            problems.extend(impurities(&metadata, package)?);
+        }
+    }
+    verdict("layers", checked, problems)
+}
+
+fn impurities(metadata: &Metadata, package: &Package) -> Result<Vec<String>> {
+    let mut problems = Vec::new();
+    let folder = package.manifest_path.parent().context("a manifest lies in a folder")?;
+    let root = fs::read_to_string(folder.join("src/lib.rs"))?;
+    if !root.contains("#![forbid(unsafe_code)]") {
+        problems.push(format!("{}: a pure crate forbids unsafe code in its lib.rs", package.name));
+    }
+    let fence = fs::read_to_string(folder.join("clippy.toml")).unwrap_or_default();
+    if fence != fs::read_to_string("lints/pure.toml")? {
+        problems.push(format!("{}: clippy.toml must be a link to lints/pure.toml", package.name));
+    }
+    for below in metadata.closure(package) {
+        if FENCED_CRATES.contains(&below.name.as_str()) {
+            problems
+                .push(format!("{}: has a path to {}, which reaches the operating system", package.name, below.name));
+        }
+    }
+    scan(&folder.join("src"), &mut problems)?;
+    Ok(problems)
+}
+
+fn scan(folder: &Path, problems: &mut Vec<String>) -> Result<()> {
+    for entry in fs::read_dir(folder)? {
+        let path = entry?.path();
+        if path.is_dir() {
+            scan(&path, problems)?;
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            let text = fs::read_to_string(&path)?;
+            for (number, line) in text.lines().enumerate() {
+                let code = line.split("//").next().unwrap_or_default();
+                for word in FENCED.iter().filter(|word| code.contains(**word)) {
+                    problems.push(format!("{}:{}: `{word}` in a pure crate", path.display(), number + 1));
+                }
+            }
+        }
+    }
+    Ok(())
+}

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use slackwater_base::{BLOCK_BYTES, Checksum, Instant, Rng, round_to_block};
-use slackwater_tier::io::{DiskDone, DiskError, DiskOp, DiskOutcome, FileId, OpId, Part, Target};
+use slackwater_tier::io::{DiskError, DiskOp, DiskOutcome, FileId, OpId, Part, Target};
 
 use crate::check::{Checked, Invariant, Violation};
 use crate::memory::Memory;
@@ -34,6 +34,18 @@ pub struct DiskFaults {
     pub stall: Duration,
 }
 
+/// Who asked for an operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Caller {
+    /// The agent, by the name it gave the operation.
+    Agent(OpId),
+    /// A reader in the owner's process, numbered by the world.
+    Reader(u64),
+}
+
+/// How an operation ended.
+pub type Ended = Result<DiskOutcome, DiskError>;
+
 /// What ends a process that uses the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Crash {
@@ -49,7 +61,7 @@ pub struct Disk {
     rng: Rng,
     capacity: u64,
     files: BTreeMap<FileId, File>,
-    flights: BTreeMap<OpId, Flight>,
+    flights: BTreeMap<Caller, Flight>,
     /// Writes so far: orders them against syncs.
     writes: u64,
     last_op: Option<OpId>,
@@ -149,18 +161,20 @@ impl Disk {
     ///
     /// # Errors
     /// When the operation breaks the contract of the device: alignment, or a name used twice.
-    pub fn submit(&mut self, now: Instant, op: OpId, what: DiskOp, memory: &Memory) -> Checked<Instant> {
-        if self.last_op.is_some_and(|last| last >= op) {
-            return Err(contract(format!("{op:?} is not newer than {:?}", self.last_op)));
+    pub fn submit(&mut self, now: Instant, caller: Caller, what: DiskOp, memory: &Memory) -> Checked<Instant> {
+        if let Caller::Agent(op) = caller {
+            if self.last_op.is_some_and(|last| last >= op) {
+                return Err(contract(format!("{op:?} is not newer than {:?}", self.last_op)));
+            }
+            self.last_op = Some(op);
         }
-        self.last_op = Some(op);
-        check_alignment(op, &what)?;
+        check_alignment(&what)?;
         let early = match &what {
             DiskOp::Write { parts, .. } => gather(parts, memory)?,
             _ => Vec::new(),
         };
         let (error, late) = (self.fate(&what), self.rng.chance(0.5));
-        self.flights.insert(op, Flight { what, error, barrier: self.writes, early, late });
+        self.flights.insert(caller, Flight { what, error, barrier: self.writes, early, late });
         self.stats.operations += 1;
         self.stats.in_flight_max = self.stats.in_flight_max.max(self.flights.len());
         let mut latency = LATENCY_MIN + self.rng.below(LATENCY_SPREAD);
@@ -175,8 +189,8 @@ impl Disk {
     ///
     /// # Errors
     /// When the operation touches memory that is not its own.
-    pub fn complete(&mut self, op: OpId, memory: &mut Memory) -> Checked<Option<DiskDone>> {
-        let Some(flight) = self.flights.remove(&op) else { return Ok(None) };
+    pub fn complete(&mut self, caller: Caller, memory: &mut Memory) -> Checked<Option<Ended>> {
+        let Some(flight) = self.flights.remove(&caller) else { return Ok(None) };
         let result = match flight.what.clone() {
             DiskOp::Create { file, bytes } => self.create(file, bytes, flight.error),
             DiskOp::Write { file, offset, parts } => {
@@ -194,7 +208,7 @@ impl Disk {
             }
         };
         self.stats.errors += u64::from(result.is_err());
-        Ok(Some(DiskDone { op, result }))
+        Ok(Some(result))
     }
 
     /// Ends the process that uses the disk. Operations under way never complete; what they leave behind depends.
@@ -260,7 +274,7 @@ impl Disk {
         }
     }
 
-    fn create(&mut self, file: FileId, bytes: u64, error: Option<DiskError>) -> Result<DiskOutcome, DiskError> {
+    fn create(&mut self, file: FileId, bytes: u64, error: Option<DiskError>) -> Ended {
         let used: u64 = self.files.values().map(|file| file.cached.len() as u64).sum();
         let error = error.or((used + bytes > self.capacity).then_some(DiskError::Full));
         if let Some(error) = error {
@@ -278,13 +292,7 @@ impl Disk {
         Ok(DiskOutcome::Done)
     }
 
-    fn write(
-        &mut self,
-        id: FileId,
-        offset: u64,
-        mut bytes: Vec<u8>,
-        error: Option<DiskError>,
-    ) -> Result<DiskOutcome, DiskError> {
+    fn write(&mut self, id: FileId, offset: u64, mut bytes: Vec<u8>, error: Option<DiskError>) -> Ended {
         let file = self.files.get_mut(&id).ok_or(DiskError::Missing)?;
         if offset + bytes.len() as u64 > file.cached.len() as u64 {
             return Err(DiskError::Missing);
@@ -307,7 +315,7 @@ impl Disk {
         error.map_or(Ok(DiskOutcome::Done), Err)
     }
 
-    fn sync(&mut self, id: FileId, barrier: u64, error: Option<DiskError>) -> Result<DiskOutcome, DiskError> {
+    fn sync(&mut self, id: FileId, barrier: u64, error: Option<DiskError>) -> Ended {
         let file = self.files.get_mut(&id).ok_or(DiskError::Missing)?;
         let waiting = std::mem::take(&mut file.unsynced);
         for write in waiting {
@@ -329,7 +337,7 @@ impl Disk {
         length: usize,
         (into, memory): (Target, &mut Memory),
         error: Option<DiskError>,
-    ) -> Checked<Result<DiskOutcome, DiskError>> {
+    ) -> Checked<Ended> {
         let Some(file) = self.files.get(&id) else { return Ok(Err(DiskError::Missing)) };
         let start = span.offset as usize;
         let Some(found) = file.cached.get(start..start + span.header + span.payload) else {
@@ -441,7 +449,7 @@ fn gather(parts: &[Part], memory: &Memory) -> Checked<Vec<u8>> {
     Ok(all)
 }
 
-fn check_alignment(op: OpId, what: &DiskOp) -> Checked {
+fn check_alignment(what: &DiskOp) -> Checked {
     let numbers: Vec<u64> = match what {
         DiskOp::Create { bytes, .. } => vec![*bytes],
         DiskOp::Write { offset, parts, .. } => {
@@ -457,7 +465,7 @@ fn check_alignment(op: OpId, what: &DiskOp) -> Checked {
     if numbers.iter().all(|number| number.is_multiple_of(BLOCK_BYTES)) {
         return Ok(());
     }
-    Err(contract(format!("{op:?} is not aligned to blocks: {numbers:?}")))
+    Err(contract(format!("an operation is not aligned to blocks: {what:?}")))
 }
 
 fn contract(what: String) -> Violation {

@@ -16,18 +16,19 @@ impl Bench {
         bench
     }
 
-    fn submit(&mut self, what: DiskOp) -> OpId {
+    fn submit(&mut self, what: DiskOp) -> Caller {
         self.next += 1;
-        self.disk.submit(Instant::ZERO, OpId(self.next), what, &self.memory).unwrap();
-        OpId(self.next)
+        let caller = Caller::Agent(OpId(self.next));
+        self.disk.submit(Instant::ZERO, caller, what, &self.memory).unwrap();
+        caller
     }
 
-    fn run(&mut self, what: DiskOp) -> Result<DiskOutcome, DiskError> {
+    fn run(&mut self, what: DiskOp) -> Ended {
         let op = self.submit(what);
-        self.disk.complete(op, &mut self.memory).unwrap().unwrap().result
+        self.disk.complete(op, &mut self.memory).unwrap().unwrap()
     }
 
-    fn write(&mut self, offset: u64, byte: u8, blocks: usize) -> Result<DiskOutcome, DiskError> {
+    fn write(&mut self, offset: u64, byte: u8, blocks: usize) -> Ended {
         self.run(DiskOp::Write { file: FILE, offset, parts: vec![Part::Bytes(vec![byte; blocks * BLOCK])] })
     }
 
@@ -143,7 +144,7 @@ fn windows_of_trouble_give_their_errors() {
 fn a_misaligned_or_renamed_operation_breaks_the_contract() {
     let mut bench = Bench::new(1);
     let odd = DiskOp::Write { file: FILE, offset: 512, parts: vec![] };
-    assert!(bench.disk.submit(Instant::ZERO, OpId(99), odd, &bench.memory).is_err());
+    assert!(bench.disk.submit(Instant::ZERO, Caller::Agent(OpId(99)), odd, &bench.memory).is_err());
     let again = DiskOp::Sync { file: FILE };
-    assert!(bench.disk.submit(Instant::ZERO, OpId(99), again, &bench.memory).is_err());
+    assert!(bench.disk.submit(Instant::ZERO, Caller::Agent(OpId(99)), again, &bench.memory).is_err());
 }

@@ -8,6 +8,8 @@ pub mod check;
 pub mod clock;
 pub mod disk;
 pub mod engine;
+pub mod history;
+pub mod ledger;
 pub mod memory;
 pub mod net;
 pub mod value;

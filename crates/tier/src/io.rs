@@ -11,10 +11,19 @@ pub struct OpId(pub u64);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FileId(pub u64);
 
+/// A file that the device found in the log's directory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LogFile {
+    /// Which.
+    pub file: FileId,
+    /// Its length.
+    pub bytes: u64,
+}
+
 /// One operation on the log's files. All offsets and lengths are multiples of [`slackwater_base::BLOCK_BYTES`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DiskOp {
-    /// Make a file of this length, all of it allocated, and make its existence durable.
+    /// Make a file of this length, all of it allocated and reading as zeros, and make its existence durable.
     Create {
         /// Which file.
         file: FileId,
@@ -35,20 +44,17 @@ pub enum DiskOp {
         /// Which file.
         file: FileId,
     },
-    /// Read `header_bytes` into the completion, and the `payload_bytes` after them to where `into` says, taking the
-    /// checksum of the payload's first `length` bytes.
+    /// Read `bytes` bytes to where `into` says, and take the checksum of the first `length` of them after they arrived.
     Read {
         /// Which file.
         file: FileId,
-        /// Where the header begins.
+        /// Where the first byte is.
         offset: u64,
-        /// Length of the part that comes back in the completion.
-        header_bytes: u64,
-        /// Length of the part that goes to `into`.
-        payload_bytes: u64,
-        /// Bytes of the payload that are the value: the rest is padding.
+        /// How many bytes.
+        bytes: u64,
+        /// How many of them are the value: the rest is padding.
         length: u64,
-        /// Where the payload goes.
+        /// Where they go.
         into: Target,
     },
     /// Remove the file, durably.
@@ -72,13 +78,15 @@ pub enum Part {
     },
 }
 
-/// Where the payload of a read goes.
+/// Where the bytes of a read go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Target {
     /// Into the completion.
     Completion,
-    /// Into this extent, from its first byte.
+    /// Into this extent, from its first byte and never past its last: padding that does not fit it is left out.
     Extent(ExtentRef),
+    /// Nowhere: only the checksum is wanted.
+    Nowhere,
 }
 
 /// How an operation ended.
@@ -97,11 +105,9 @@ pub enum DiskOutcome {
     Done,
     /// What was read.
     Read {
-        /// The header part.
-        header: Vec<u8>,
-        /// The payload, when the target was the completion; empty otherwise.
-        payload: Vec<u8>,
-        /// Checksum of the payload's value bytes, taken after they arrived.
+        /// All the bytes, when the target was the completion; empty otherwise.
+        bytes: Vec<u8>,
+        /// Checksum of the first `length` bytes.
         checksum: Checksum,
     },
 }

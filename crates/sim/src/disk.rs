@@ -202,9 +202,9 @@ impl Disk {
                 Some(error) => Err(error),
                 None => self.files.remove(&file).map(|_| DiskOutcome::Done).ok_or(DiskError::Missing),
             },
-            DiskOp::Read { file, offset, header_bytes, payload_bytes, length, into } => {
-                let span = Span { offset, header: header_bytes as usize, payload: payload_bytes as usize };
-                self.read(file, span, length as usize, (into, memory), flight.error)?
+            DiskOp::Read { file, offset, bytes, length, into } => {
+                let span = Span { file, offset: offset as usize, bytes: bytes as usize, length: length as usize };
+                self.read(&span, into, memory, flight.error)?
             }
         };
         self.stats.errors += u64::from(result.is_err());
@@ -330,43 +330,34 @@ impl Disk {
         error.map_or(Ok(DiskOutcome::Done), Err)
     }
 
-    fn read(
-        &mut self,
-        id: FileId,
-        span: Span,
-        length: usize,
-        (into, memory): (Target, &mut Memory),
-        error: Option<DiskError>,
-    ) -> Checked<Ended> {
-        let Some(file) = self.files.get(&id) else { return Ok(Err(DiskError::Missing)) };
-        let start = span.offset as usize;
-        let Some(found) = file.cached.get(start..start + span.header + span.payload) else {
+    fn read(&mut self, span: &Span, into: Target, memory: &mut Memory, error: Option<DiskError>) -> Checked<Ended> {
+        let Some(file) = self.files.get(&span.file) else { return Ok(Err(DiskError::Missing)) };
+        let Some(found) = file.cached.get(span.offset..span.offset + span.bytes) else {
             return Ok(Err(DiskError::Missing));
         };
-        let mut found = found.to_vec();
-        if !found.is_empty() && self.rng.chance(self.faults.read_flip) {
-            let at = self.rng.below(found.len() as u64) as usize;
-            found[at] ^= 1 << self.rng.below(8);
+        let mut bytes = found.to_vec();
+        if !bytes.is_empty() && self.rng.chance(self.faults.read_flip) {
+            let at = self.rng.below(bytes.len() as u64) as usize;
+            bytes[at] ^= 1 << self.rng.below(8);
             self.stats.rotten += 1;
         }
-        let mut payload = found.split_off(span.header);
         if error.is_some() {
-            payload.truncate(self.rng.below(payload.len() as u64 + 1) as usize);
+            bytes.truncate(self.rng.below(bytes.len() as u64 + 1) as usize);
         }
         if let Target::Extent(extent) = into {
-            memory.write(extent, 0, &payload)?;
+            memory.write(extent, 0, &bytes[..bytes.len().min(extent.bytes as usize)])?;
         }
         if let Some(error) = error {
             return Ok(Err(error));
         }
-        if length > payload.len() {
-            return Err(contract(format!("a read of {} bytes wants the checksum of {length}", payload.len())));
+        if span.length > bytes.len() {
+            return Err(contract(format!("a read of {} bytes wants the checksum of {}", bytes.len(), span.length)));
         }
-        let checksum = Checksum::of(&payload[..length]);
-        if let Target::Extent(_) = into {
-            payload = Vec::new();
+        let checksum = Checksum::of(&bytes[..span.length]);
+        if into != Target::Completion {
+            bytes = Vec::new();
         }
-        Ok(Ok(DiskOutcome::Read { header: found, payload, checksum }))
+        Ok(Ok(DiskOutcome::Read { bytes, checksum }))
     }
 
     /// What an operation that a crash cut off leaves behind.
@@ -410,9 +401,10 @@ impl File {
 }
 
 struct Span {
-    offset: u64,
-    header: usize,
-    payload: usize,
+    file: FileId,
+    offset: usize,
+    bytes: usize,
+    length: usize,
 }
 
 fn put(file: &mut [u8], offset: u64, bytes: &[u8]) {
@@ -459,7 +451,7 @@ fn check_alignment(what: &DiskOp) -> Checked {
             });
             std::iter::once(*offset).chain(lengths).collect()
         }
-        DiskOp::Read { offset, header_bytes, payload_bytes, .. } => vec![*offset, *header_bytes, *payload_bytes],
+        DiskOp::Read { offset, bytes, .. } => vec![*offset, *bytes],
         DiskOp::Sync { .. } | DiskOp::Delete { .. } => Vec::new(),
     };
     if numbers.iter().all(|number| number.is_multiple_of(BLOCK_BYTES)) {

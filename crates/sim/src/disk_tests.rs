@@ -33,19 +33,12 @@ impl Bench {
     }
 
     fn read(&mut self, offset: u64, blocks: usize) -> Result<Vec<u8>, DiskError> {
-        let payload_bytes = (blocks * BLOCK) as u64;
-        let what = DiskOp::Read {
-            file: FILE,
-            offset,
-            header_bytes: 0,
-            payload_bytes,
-            length: payload_bytes,
-            into: Target::Completion,
-        };
+        let bytes = (blocks * BLOCK) as u64;
+        let what = DiskOp::Read { file: FILE, offset, bytes, length: bytes, into: Target::Completion };
         match self.run(what)? {
-            DiskOutcome::Read { payload, checksum, .. } => {
-                assert_eq!(checksum, Checksum::of(&payload));
-                Ok(payload)
+            DiskOutcome::Read { bytes, checksum } => {
+                assert_eq!(checksum, Checksum::of(&bytes));
+                Ok(bytes)
             }
             DiskOutcome::Done => panic!("a read gives bytes"),
         }

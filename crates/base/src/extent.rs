@@ -15,6 +15,15 @@ pub struct Extent {
     slot: u32,
 }
 
+impl Extent {
+    /// The allocator's short name of this extent, for holders that keep millions: see [`ExtentAllocator::held`].
+    /// Reused once the extent was released.
+    #[must_use]
+    pub fn slot(&self) -> u32 {
+        self.slot
+    }
+}
+
 /// Why there is no extent.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
 pub enum AllocError {
@@ -189,6 +198,22 @@ impl ExtentAllocator {
             index = left;
         }
         self.link(index);
+    }
+
+    /// The extent that [`Extent::slot`] named, as long as it is not released.
+    ///
+    /// # Panics
+    /// When the slot names no live or retired extent: its holder's books are broken.
+    #[must_use]
+    pub fn held(&self, slot: u32) -> Extent {
+        let piece = &self.pieces[slot as usize];
+        assert!(matches!(piece.state, State::Live | State::Quarantined), "slot {slot} holds no extent");
+        Extent {
+            offset: u64::from(piece.start) * self.granule,
+            bytes: u64::from(piece.len) * self.granule,
+            generation: piece.generation,
+            slot,
+        }
     }
 
     /// Whether `extent` is still held under its generation.

@@ -6,3 +6,30 @@
 #![forbid(unsafe_code)]
 
 pub mod evict;
+pub mod replay;
+
+mod books;
+mod catalog;
+mod config;
+mod due;
+mod get;
+mod lease;
+mod master;
+mod metrics;
+mod mount;
+mod outbox;
+mod place;
+mod pressure;
+mod put;
+mod release;
+mod segment;
+mod slab;
+mod tenant;
+
+pub use books::{Books, Imbalance, SegmentBooks};
+pub use config::{
+    ConfigWarning, Eviction, Limits, MasterConfig, Offload, OffloadMode, OnHit, Placement, Promotion, PutPolicy,
+    SoftPinned, Tenancy,
+};
+pub use master::{Input, Master, Output};
+pub use metrics::{Metrics, OffloadMetrics, PromotionMetrics};

@@ -4,7 +4,19 @@
 //! out, and is told everything that a learning policy needs: chains, sizes, time and hints. The catalog owns leases,
 //! pins and reference counts: it sets a victim that may not go now aside with [`Evict::park`].
 
+mod ghosts;
+mod kind;
+mod lru;
+mod queues;
+mod s3fifo;
+mod wtinylfu;
+
+#[cfg(test)]
+mod conformance;
+
 use slackwater_base::Instant;
+
+pub use kind::{PolicyKind, UnknownPolicy};
 
 /// One replica of a segment, numbered densely so that a policy keeps its state in arrays. Reused after the replica
 /// is gone.
@@ -56,8 +68,8 @@ pub trait Evict: Send {
     /// The replica is gone for a reason other than eviction: removed, replaced, or its owner lost.
     fn remove(&mut self, slot: Slot);
 
-    /// The replica to be dropped next; the same answer until the policy is told what became of it.
-    /// `None` when every resident slot is parked.
+    /// The replica to be dropped next; the same answer until the policy is told what became of it: that it was
+    /// evicted, removed, parked, read or inserted anew. `None` when every resident slot is parked.
     fn victim(&mut self, now: Instant) -> Option<Slot>;
 
     /// The replica was dropped because [`Evict::victim`] named it, or because its group went.
@@ -71,6 +83,9 @@ pub trait Evict: Send {
 
     /// Bytes of the segment: policies with parts or ghosts size them by this.
     fn set_capacity(&mut self, bytes: u64);
+
+    /// Tokens that a block holds, for policies that learn from the length of a request. 512 until told otherwise.
+    fn set_block_tokens(&mut self, _tokens: u32) {}
 
     /// Whether this segment would keep a block that arrived now, rather than evict it first. Asked before an object is
     /// written to SSD.
@@ -88,6 +103,11 @@ pub trait Evict: Send {
 
     /// Memory of the policy's own state, in bytes.
     fn overhead_bytes(&self) -> usize;
+
+    /// The part of [`Evict::overhead_bytes`] that does not grow with the number of slots: learned tables.
+    fn fixed_bytes(&self) -> usize {
+        0
+    }
 
     /// What was learned, for [`Evict::restore`] after a restart. Empty for policies that learn nothing.
     fn save(&self) -> Vec<u8> {

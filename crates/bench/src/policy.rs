@@ -1,0 +1,104 @@
+//! Replays one trace against many policies and sizes: hit rate, share of the optimum, time and memory a block.
+
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+use serde::Serialize;
+use slackwater_meta::evict::PolicyKind;
+use slackwater_meta::replay::{Request, Trace};
+
+/// What to replay.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The policies, in the order of the report.
+    pub policies: Vec<PolicyKind>,
+    /// Sizes of the cache, in blocks.
+    pub sizes: Vec<usize>,
+    /// Tokens that a block of the trace holds.
+    pub block_tokens: u32,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        let sizes = vec![1_000, 3_000, 10_000, 20_000, 30_000];
+        Self { policies: PolicyKind::ALL.to_vec(), sizes, block_tokens: 512 }
+    }
+}
+
+/// What the replays gave.
+#[derive(Clone, Debug, Serialize)]
+pub struct Report {
+    /// One a policy and size.
+    pub rows: Vec<Row>,
+    /// What bounds them.
+    pub limits: Limits,
+}
+
+/// One policy at one size.
+#[derive(Clone, Debug, Serialize)]
+pub struct Row {
+    /// The policy's name.
+    pub policy: &'static str,
+    /// Size of the cache in blocks.
+    pub size: usize,
+    /// Strict prefix hits as a share of all block references.
+    pub hit_rate: f64,
+    /// The same as a share of what the offline optimum reaches.
+    pub offline_share: f64,
+    /// Wall time of the whole replay a block reference, scheduled estimation included.
+    pub ns_per_access: f64,
+    /// Memory of the policy a kept block, without tables whose size is fixed.
+    pub bytes_per_block: f64,
+    /// Memory of the tables whose size is fixed.
+    pub fixed_bytes: usize,
+}
+
+/// What no policy can pass.
+#[derive(Clone, Debug, Serialize)]
+pub struct Limits {
+    /// Hit rate of the offline optimum by size.
+    pub offline: BTreeMap<usize, f64>,
+}
+
+/// Replays `requests` once for every policy and size.
+///
+/// `progress` is told how many of how many requests are done, over all replays.
+///
+/// # Panics
+/// When `options.block_tokens` is zero.
+pub fn run(
+    options: &Options,
+    requests: impl IntoIterator<Item = Request>,
+    mut progress: impl FnMut(usize, usize),
+) -> Report {
+    let trace = Trace::new(requests, options.block_tokens);
+    let offline: BTreeMap<usize, f64> =
+        options.sizes.iter().map(|&size| (size, trace.offline_optimum(size).hit_rate())).collect();
+    let total = trace.requests() * options.sizes.len() * options.policies.len();
+    let mut rows = Vec::new();
+    for &kind in &options.policies {
+        for &size in &options.sizes {
+            let before = rows.len() * trace.requests();
+            rows.push(row(&trace, kind, size, offline[&size]));
+            progress(before + trace.requests(), total);
+        }
+    }
+    Report { rows, limits: Limits { offline } }
+}
+
+fn row(trace: &Trace, kind: PolicyKind, size: usize, offline: f64) -> Row {
+    let mut policy = kind.build(0);
+    let began = Instant::now();
+    let outcome = trace.replay(&mut *policy, size, |_| ());
+    let nanos = began.elapsed().as_nanos() as f64;
+    let growing = policy.overhead_bytes().saturating_sub(policy.fixed_bytes());
+    Row {
+        policy: kind.name(),
+        size,
+        hit_rate: outcome.hit_rate(),
+        offline_share: if offline > 0.0 { outcome.hit_rate() / offline } else { 1.0 },
+        ns_per_access: nanos / outcome.references.max(1) as f64,
+        bytes_per_block: growing as f64 / outcome.blocks_kept.max(1) as f64,
+        fixed_bytes: policy.fixed_bytes(),
+    }
+}

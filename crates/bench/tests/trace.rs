@@ -1,0 +1,62 @@
+//! Replays a published trace where one is given: `SLACKWATER_TRACE=path cargo test --release -p slackwater-bench
+//! --test trace -- --nocapture`.
+#![expect(clippy::print_stdout, reason = "the table is what the run is for")]
+
+use std::time::Duration;
+
+use serde_json::Value;
+use slackwater_base::Instant;
+use slackwater_bench::policy::{Options, Report, run};
+use slackwater_meta::replay::Request;
+
+/// Reads the published format; panics on anything else, since only tests come here.
+fn parse(text: &str) -> Vec<Request> {
+    let request = |line: &str| {
+        let value: Value = serde_json::from_str(line).expect("one JSON object a line");
+        let number = |key: &str| value[key].as_u64().expect("a number");
+        Request {
+            now: Instant::ZERO + Duration::from_millis(number("timestamp")),
+            blocks: value["hash_ids"]
+                .as_array()
+                .expect("a list")
+                .iter()
+                .map(|id| id.as_u64().expect("an id"))
+                .collect(),
+            input_tokens: number("input_length"),
+            output_tokens: Some(number("output_length") as u32),
+            hint: value["hint"].as_u64().map(|hint| hint as u32),
+        }
+    };
+    text.lines().map(request).collect()
+}
+
+#[test]
+fn trace_rates() {
+    let Some(path) = std::env::var_os("SLACKWATER_TRACE") else {
+        println!("skipped: SLACKWATER_TRACE names no trace");
+        return;
+    };
+    let requests = parse(&std::fs::read_to_string(path).expect("the trace can be read"));
+    let sizes = vec![1_000, 3_000, 10_000, 20_000, 30_000, 60_000, 100_000];
+    let report = run(&Options { sizes, ..Options::default() }, requests, |_, _| ());
+    print_table(&report);
+}
+
+fn print_table(report: &Report) {
+    println!(
+        "{:<10}{}",
+        "offline",
+        report.limits.offline.values().map(|rate| format!("{rate:>8.4}")).collect::<String>()
+    );
+    let mut policies: Vec<&str> = report.rows.iter().map(|row| row.policy).collect();
+    policies.dedup();
+    for policy in policies {
+        let rows: Vec<_> = report.rows.iter().filter(|row| row.policy == policy).collect();
+        let line = |figure: &dyn Fn(usize) -> String| {
+            (0..rows.len()).map(|at| format!("{:>8}", figure(at))).collect::<String>()
+        };
+        println!("{policy:<10}{}", line(&|at| format!("{:.4}", rows[at].hit_rate)));
+        println!("{:<10}{}", "  ns", line(&|at| format!("{:.0}", rows[at].ns_per_access)));
+        println!("{:<10}{}", "  bytes", line(&|at| format!("{:.1}", rows[at].bytes_per_block)));
+    }
+}

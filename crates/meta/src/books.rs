@@ -1,0 +1,180 @@
+use slackwater_wire::{QuotaState, ReplicaState, SegmentId, SegmentKind};
+use thiserror::Error;
+
+use crate::catalog::Parked;
+use crate::master::Master;
+use crate::metrics::{OffloadMetrics, PromotionMetrics};
+use crate::segment::{Medium, record_bytes};
+use crate::tenant::Ledger;
+
+/// What a master holds, for reconciling with nodes and metrics.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Books {
+    /// Objects, those being put for the first time included.
+    pub objects: u64,
+    /// Replicas in any state.
+    pub replicas: u64,
+    /// Replicas that their object has left behind and that somebody still holds.
+    pub orphans: u64,
+    /// Puts in flight.
+    pub open_puts: u64,
+    /// Calls that wait for room.
+    pub waiting_puts: u64,
+    /// Guards held.
+    pub guards: u64,
+    /// Replies that wait until a crash cannot undo what they say.
+    pub unanswered: u64,
+    /// Each segment.
+    pub segments: Vec<SegmentBooks>,
+    /// Each tenant.
+    pub tenants: Vec<QuotaState>,
+    /// Offloads.
+    pub offload: OffloadMetrics,
+    /// Promotions.
+    pub promotion: PromotionMetrics,
+}
+
+/// Bytes of one segment: `capacity = free + live + quarantined` in memory; an SSD log has no quarantine, and `free`
+/// is what its records leave.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SegmentBooks {
+    /// Which.
+    pub segment: SegmentId,
+    /// What it is made of.
+    pub kind: SegmentKind,
+    /// Bytes in all.
+    pub capacity: u64,
+    /// Bytes that nobody has.
+    pub free: u64,
+    /// Bytes of replicas in any state, those being written included.
+    pub live: u64,
+    /// Bytes given back that wait for their fence.
+    pub quarantined: u64,
+    /// Replicas.
+    pub replicas: u64,
+}
+
+/// Books that do not balance: a defect of the master.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+#[error("the books do not balance: {0}")]
+pub struct Imbalance(pub String);
+
+impl Master {
+    /// What the master holds now.
+    #[must_use]
+    pub fn books(&self) -> Books {
+        let segments = self.segments.iter().map(|(_, segment)| {
+            let (free, quarantined) = match &segment.medium {
+                Medium::Memory(memory) => (memory.extents.books().free, memory.extents.books().quarantined),
+                Medium::Disk(disk) => (disk.capacity.saturating_sub(segment.used()), 0),
+            };
+            SegmentBooks {
+                segment: segment.id,
+                kind: segment.kind(),
+                capacity: segment.capacity(),
+                free,
+                live: segment.used(),
+                quarantined,
+                replicas: segment.replicas().count() as u64,
+            }
+        });
+        Books {
+            objects: self.catalog.len() as u64,
+            replicas: self.catalog.replica_count() as u64,
+            orphans: self.orphans.len() as u64,
+            open_puts: self.puts.open.len() as u64,
+            waiting_puts: self.puts.waiting() as u64,
+            guards: self.guards.len() as u64,
+            unanswered: self.acks.len() as u64,
+            segments: segments.collect(),
+            tenants: self.tenants.states().collect(),
+            offload: self.metrics.offload.clone(),
+            promotion: self.metrics.promotion.clone(),
+        }
+    }
+
+    /// Counts everything again from the catalog and compares: linear in what there is, for tests and the simulator.
+    ///
+    /// # Errors
+    /// Says which sum is wrong.
+    pub fn check_books(&self) -> Result<Books, Imbalance> {
+        let books = self.books();
+        self.check_segments(&books)?;
+        self.check_tenants()?;
+        self.check_tickets(&books)?;
+        Ok(books)
+    }
+
+    fn check_segments(&self, books: &Books) -> Result<(), Imbalance> {
+        for (at, (index, segment)) in self.segments.iter().enumerate() {
+            let mut bytes = 0;
+            let mut leaving = 0;
+            for id in segment.replicas() {
+                let replica = self.catalog.replica(id);
+                ensure(replica.segment == index, || format!("{id:?} is numbered in {}", segment.id))?;
+                match &segment.medium {
+                    Medium::Memory(memory) => bytes += memory.extents.held(replica.piece).bytes,
+                    Medium::Disk(_) => {
+                        let orphan = self.orphans.get(&id).map(|orphan| orphan.bytes);
+                        let object = replica.object().map(|object| self.catalog.object(object).bytes);
+                        bytes += record_bytes(object.or(orphan).unwrap_or(0));
+                    }
+                }
+                if replica.parked == Parked::Leaving {
+                    leaving += segment.extent(replica.piece).bytes;
+                }
+            }
+            let SegmentBooks { capacity, free, live, quarantined, .. } = books.segments[at];
+            let reserved = segment.disk().map_or(0, |disk| disk.reserved);
+            ensure(live == bytes + reserved, || format!("{}: {live} live, {bytes} counted", segment.id))?;
+            ensure(segment.leaving == leaving, || format!("{}: leaving {leaving}", segment.id))?;
+            let whole = segment.memory().is_none() || free + live + quarantined == capacity;
+            ensure(whole, || format!("{}: {free} + {live} + {quarantined} of {capacity}", segment.id))?;
+        }
+        Ok(())
+    }
+
+    fn check_tenants(&self) -> Result<(), Imbalance> {
+        for index in self.tenants.indices() {
+            let state = self.tenants.at(index);
+            let objects = self.catalog.objects().filter(|(_, object)| object.tenant == index).count() as u64;
+            ensure(state.objects == objects, || format!("{}: {objects} objects counted", state.tenant))?;
+        }
+        let used = |ledger| self.tenants.indices().map(|index| self.tenants.at(index).used(ledger)).sum::<u64>();
+        for (ledger, kind) in [(Ledger::Memory, SegmentKind::Memory), (Ledger::Disk, SegmentKind::Disk)] {
+            let of_kind = self.segments.iter().filter(|(_, segment)| segment.kind() == kind);
+            let live: u64 = of_kind.map(|(_, segment)| segment.used()).sum();
+            ensure(used(ledger) == live, || format!("{kind:?}: {live} used, {} charged", used(ledger)))?;
+        }
+        Ok(())
+    }
+
+    fn check_tickets(&self, books: &Books) -> Result<(), Imbalance> {
+        let OffloadMetrics { started, completed, failed, cancelled, expired, in_flight, .. } = books.offload;
+        ensure(started == completed + failed + cancelled + expired + in_flight, || format!("{:?}", books.offload))?;
+        let PromotionMetrics { admitted, completed, failed, cancelled, expired, in_flight, .. } = books.promotion;
+        ensure(admitted == completed + failed + cancelled + expired + in_flight, || format!("{:?}", books.promotion))?;
+        for (id, replica) in self.catalog.all_replicas() {
+            let orphan = self.orphans.contains_key(&id);
+            let sound = match replica.state {
+                ReplicaState::Processing => replica.object().is_none() && !orphan,
+                ReplicaState::Complete => replica.object().is_some() && !orphan,
+                ReplicaState::Removed => replica.object().is_none() && orphan && replica.refs > 0,
+            };
+            ensure(sound, || format!("{id:?}: {replica:?}"))?;
+        }
+        Ok(())
+    }
+
+    /// Memory of the metadata itself, in bytes: table, objects, replicas, allocators and policies, without the bytes
+    /// of the keys.
+    #[must_use]
+    pub fn overhead_bytes(&self) -> usize {
+        let segments: usize = self.segments.iter().map(|(_, segment)| segment.overhead_bytes()).sum();
+        self.catalog.overhead_bytes() + segments + self.tenants.overhead_bytes()
+    }
+}
+
+fn ensure(holds: bool, what: impl FnOnce() -> String) -> Result<(), Imbalance> {
+    if holds { Ok(()) } else { Err(Imbalance(what())) }
+}

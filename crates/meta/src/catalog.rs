@@ -1,0 +1,329 @@
+use hashbrown::HashTable;
+use slackwater_base::{Checksum, Instant};
+use slackwater_wire::{ClientId, Key, ReplicaState, Version};
+
+use crate::slab::Slab;
+
+/// An object's number; reused after it is gone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct ObjectId(pub(crate) u32);
+
+/// A replica's number; reused after it is gone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct ReplicaId(pub(crate) u32);
+
+/// A tenant's place in the master's list.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct TenantIndex(pub(crate) u16);
+
+/// A segment's place in the master's list.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct SegmentIndex(pub(crate) u16);
+
+/// One key of one tenant. What few objects have (a put in flight, a group, a soft pin, a promotion) lies in side
+/// tables, with a flag here that says whether to look.
+#[derive(Debug)]
+pub(crate) struct Object {
+    pub(crate) hash: u64,
+    pub(crate) key: Key,
+    /// Zero until the first put is published.
+    pub(crate) version: Version,
+    pub(crate) checksum: Checksum,
+    pub(crate) bytes: u64,
+    /// End of the longest lease; [`Instant::ZERO`] when there never was one.
+    pub(crate) lease: Instant,
+    pub(crate) writer: ClientId,
+    head: u32,
+    pub(crate) tenant: TenantIndex,
+    pub(crate) pin: PinKind,
+    flags: u8,
+}
+
+/// The kind of pin, without its time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum PinKind {
+    None,
+    Soft,
+    Hard,
+}
+
+/// Which side tables know an object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum Aside {
+    /// A put or upsert is in flight.
+    Open = 1,
+    /// It belongs to a group.
+    Group = 2,
+    /// A promotion is in flight.
+    Promotion = 4,
+    /// It is remembered for a later promotion.
+    Candidate = 8,
+}
+
+impl Object {
+    pub(crate) fn is(&self, aside: Aside) -> bool {
+        self.flags & aside as u8 != 0
+    }
+
+    pub(crate) fn mark(&mut self, aside: Aside) {
+        self.flags |= aside as u8;
+    }
+
+    pub(crate) fn unmark(&mut self, aside: Aside) {
+        self.flags &= !(aside as u8);
+    }
+
+    pub(crate) fn has_replicas(&self) -> bool {
+        self.head != NONE
+    }
+}
+
+/// One copy of an object's bytes in one segment.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Replica {
+    /// The object, or none when the object has moved on and somebody still holds this copy.
+    object: u32,
+    next: u32,
+    /// The policy's and the segment's number of it.
+    pub(crate) slot: u32,
+    /// The extent's short name, of memory replicas.
+    pub(crate) piece: u32,
+    /// Readers, an offload or a promotion that need it to stay.
+    pub(crate) refs: u32,
+    pub(crate) segment: SegmentIndex,
+    pub(crate) state: ReplicaState,
+    pub(crate) parked: Parked,
+}
+
+/// Whether and why the policy was told to leave a replica alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Parked {
+    /// The policy may name it.
+    No,
+    /// It may not go for a reason that ends at a deadline or with a reference.
+    Held,
+    /// Its object has a soft pin.
+    Soft,
+    /// It goes as soon as its SSD copy is durable.
+    Leaving,
+}
+
+impl Replica {
+    pub(crate) fn new(segment: SegmentIndex, slot: u32, piece: u32) -> Self {
+        Self {
+            object: NONE,
+            next: NONE,
+            slot,
+            piece,
+            refs: 0,
+            segment,
+            state: ReplicaState::Processing,
+            parked: Parked::No,
+        }
+    }
+
+    pub(crate) fn object(&self) -> Option<ObjectId> {
+        (self.object != NONE).then_some(ObjectId(self.object))
+    }
+}
+
+/// Objects by key, and their replicas.
+///
+/// The table is split by hash, so that it grows in small steps: one of ten million entries would stop the world for
+/// most of a second each time it doubles.
+pub(crate) struct Catalog {
+    tables: Vec<HashTable<u32>>,
+    objects: Slab<Object>,
+    replicas: Slab<Replica>,
+}
+
+const NONE: u32 = u32::MAX;
+const TABLE_BITS: u32 = 8;
+
+impl Catalog {
+    pub(crate) fn new() -> Self {
+        Self {
+            tables: (0..1 << TABLE_BITS).map(|_| HashTable::new()).collect(),
+            objects: Slab::new(),
+            replicas: Slab::new(),
+        }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.objects.len()
+    }
+
+    pub(crate) fn replica_count(&self) -> usize {
+        self.replicas.len()
+    }
+
+    pub(crate) fn find(&self, tenant: TenantIndex, key: &Key, hash: u64) -> Option<ObjectId> {
+        let table = &self.tables[table_of(hash)];
+        let same = |id: &u32| {
+            let object = self.objects.get(*id).expect("the table names live objects");
+            object.hash == hash && object.tenant == tenant && object.key == *key
+        };
+        table.find(hash, same).copied().map(ObjectId)
+    }
+
+    /// An object without bytes yet.
+    pub(crate) fn add(&mut self, tenant: TenantIndex, key: Key, hash: u64) -> ObjectId {
+        let id = self.objects.insert(Object {
+            hash,
+            key,
+            version: Version(0),
+            checksum: Checksum(0),
+            bytes: 0,
+            lease: Instant::ZERO,
+            writer: ClientId(0),
+            head: NONE,
+            tenant,
+            pin: PinKind::None,
+            flags: 0,
+        });
+        let objects = &self.objects;
+        let rehash = |id: &u32| objects.get(*id).expect("the table names live objects").hash;
+        self.tables[table_of(hash)].insert_unique(hash, id, rehash);
+        ObjectId(id)
+    }
+
+    /// Takes out an object that has no replica left.
+    pub(crate) fn take(&mut self, id: ObjectId) -> Object {
+        let object = self.objects.remove(id.0);
+        assert!(object.head == NONE, "{:?} is taken out while it has replicas", object.key);
+        match self.tables[table_of(object.hash)].find_entry(object.hash, |other| *other == id.0) {
+            Ok(entry) => entry.remove(),
+            Err(_) => unreachable!("every live object is in the table"),
+        };
+        object
+    }
+
+    pub(crate) fn object(&self, id: ObjectId) -> &Object {
+        self.objects.get(id.0).expect("object numbers are held by live objects only")
+    }
+
+    pub(crate) fn object_mut(&mut self, id: ObjectId) -> &mut Object {
+        self.objects.get_mut(id.0).expect("object numbers are held by live objects only")
+    }
+
+    pub(crate) fn replica(&self, id: ReplicaId) -> &Replica {
+        self.replicas.get(id.0).expect("replica numbers are held by live replicas only")
+    }
+
+    pub(crate) fn replica_mut(&mut self, id: ReplicaId) -> &mut Replica {
+        self.replicas.get_mut(id.0).expect("replica numbers are held by live replicas only")
+    }
+
+    pub(crate) fn add_replica(&mut self, replica: Replica) -> ReplicaId {
+        ReplicaId(self.replicas.insert(replica))
+    }
+
+    pub(crate) fn take_replica(&mut self, id: ReplicaId) -> Replica {
+        let replica = self.replicas.remove(id.0);
+        assert!(replica.object == NONE && replica.refs == 0, "a replica goes when nobody holds it: {replica:?}");
+        replica
+    }
+
+    /// Makes a replica one of the object's: from now on look-ups see it.
+    pub(crate) fn attach(&mut self, object: ObjectId, id: ReplicaId) {
+        let head = std::mem::replace(&mut self.object_mut(object).head, id.0);
+        let replica = self.replica_mut(id);
+        assert!(replica.object == NONE, "a replica belongs to one object");
+        (replica.object, replica.next) = (object.0, head);
+    }
+
+    /// Takes a replica away from its object.
+    pub(crate) fn detach(&mut self, id: ReplicaId) -> ObjectId {
+        let Replica { object, next, .. } = *self.replica(id);
+        let object = ObjectId(object);
+        let head = self.object(object).head;
+        if head == id.0 {
+            self.object_mut(object).head = next;
+        } else {
+            let mut before = ReplicaId(head);
+            while self.replica(before).next != id.0 {
+                before = ReplicaId(self.replica(before).next);
+            }
+            self.replica_mut(before).next = next;
+        }
+        let replica = self.replica_mut(id);
+        (replica.object, replica.next) = (NONE, NONE);
+        object
+    }
+
+    pub(crate) fn replicas(&self, id: ObjectId) -> Replicas<'_> {
+        Replicas { catalog: self, next: self.object(id).head }
+    }
+
+    /// Objects from number `from` on, at most `step` numbers of them, with the number to go on from.
+    pub(crate) fn scan(&self, from: u32, step: usize) -> (impl Iterator<Item = (ObjectId, &Object)>, Option<u32>) {
+        let end = self.objects.end().min(from.saturating_add(step as u32));
+        let found = (from..end).filter_map(|id| Some((ObjectId(id), self.objects.get(id)?)));
+        (found, (end < self.objects.end()).then_some(end))
+    }
+
+    pub(crate) fn objects(&self) -> impl Iterator<Item = (ObjectId, &Object)> {
+        self.objects.iter().map(|(id, object)| (ObjectId(id), object))
+    }
+
+    pub(crate) fn all_replicas(&self) -> impl Iterator<Item = (ReplicaId, &Replica)> {
+        self.replicas.iter().map(|(id, replica)| (ReplicaId(id), replica))
+    }
+
+    /// Memory of table, objects and replicas, with the reference counts that stand before each key's bytes.
+    pub(crate) fn overhead_bytes(&self) -> usize {
+        let tables: usize = self.tables.iter().map(HashTable::allocation_size).sum();
+        let counts = self.objects.len() * 2 * size_of::<usize>();
+        tables + counts + self.objects.overhead_bytes() + self.replicas.overhead_bytes()
+    }
+}
+
+/// Bits above those that pick the bucket and below those that tag it.
+fn table_of(hash: u64) -> usize {
+    (hash >> 40) as usize & ((1 << TABLE_BITS) - 1)
+}
+
+/// The replicas of one object.
+pub(crate) struct Replicas<'a> {
+    catalog: &'a Catalog,
+    next: u32,
+}
+
+impl<'a> Iterator for Replicas<'a> {
+    type Item = (ReplicaId, &'a Replica);
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let id = ReplicaId(self.next);
+        let replica = (self.next != NONE).then(|| self.catalog.replica(id))?;
+        self.next = replica.next;
+        Some((id, replica))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_object_and_a_replica_are_small() {
+        assert_eq!((size_of::<Object>(), size_of::<Option<Object>>()), (72, 72));
+        assert_eq!((size_of::<Replica>(), size_of::<Option<Replica>>()), (24, 24));
+    }
+
+    #[test]
+    fn replicas_come_and_go_in_any_order() {
+        let mut catalog = Catalog::new();
+        let object = catalog.add(TenantIndex(0), Key::new(b"a").unwrap(), 7);
+        let ids: Vec<_> = (0..3).map(|n| catalog.add_replica(Replica::new(SegmentIndex(n), 0, 0))).collect();
+        for id in &ids {
+            catalog.attach(object, *id);
+        }
+        for (gone, left) in [(1, vec![2, 0]), (0, vec![2]), (2, vec![])] {
+            catalog.detach(ids[gone]);
+            let segments: Vec<u16> = catalog.replicas(object).map(|(_, replica)| replica.segment.0).collect();
+            assert_eq!(segments, left);
+        }
+        assert!(!catalog.object(object).has_replicas());
+    }
+}

@@ -1,0 +1,407 @@
+use std::time::Duration;
+
+use thiserror::Error;
+
+use crate::evict::PolicyKind;
+
+/// Everything that a master is told at start. Every queue and table has its limit here.
+#[derive(Clone, Debug, PartialEq)]
+pub struct MasterConfig {
+    /// How long a read or a first probe keeps an object from being evicted or removed.
+    pub lease_ttl: Duration,
+    /// How long a soft pin without a time lasts.
+    pub soft_pin_ttl: Duration,
+    /// The longest soft pin; longer ones are cut to it.
+    pub soft_pin_ttl_max: Duration,
+    /// Whether tenants are told apart.
+    pub tenancy: Tenancy,
+    /// How segments for new replicas are chosen.
+    pub placement: Placement,
+    /// Memory extents are multiples of this many bytes; a power of two.
+    pub granule: u64,
+    /// Puts.
+    pub put: PutPolicy,
+    /// What goes when, in each segment.
+    pub eviction: Eviction,
+    /// What is written to SSD when.
+    pub offload: Offload,
+    /// What is brought back to memory when.
+    pub promotion: Promotion,
+    /// Limits of tables and queues.
+    pub limits: Limits,
+}
+
+/// Whether tenants are told apart.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Tenancy {
+    /// All tenants are the default one.
+    #[default]
+    Off,
+    /// Tenants are separate; one other than the default needs a quota before it can put.
+    On,
+}
+
+/// How segments for new replicas are chosen, after those that the put prefers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Placement {
+    /// In random order.
+    #[default]
+    Random,
+    /// The largest free share first.
+    FreeRatioFirst,
+    /// Segments of the writer's host first.
+    LocalFirst,
+}
+
+/// How puts are treated.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PutPolicy {
+    /// After this time another put may take the key of one that was never ended.
+    pub discard_timeout: Duration,
+    /// After this time a put that was never ended is given up and its room taken back.
+    pub release_timeout: Duration,
+    /// How long a put that names no time waits for space.
+    pub wait: Duration,
+    /// The longest wait; longer ones are cut to it.
+    pub wait_max: Duration,
+    /// Most calls that wait for space at once; zero means that none ever waits.
+    pub queue_limit: usize,
+}
+
+/// What is evicted when.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Eviction {
+    /// The policy of every segment.
+    pub policy: PolicyKind,
+    /// Eviction of a memory segment begins when more than this share of it is used.
+    pub high_watermark: f64,
+    /// It goes on until no more than this share is used.
+    pub low_watermark: f64,
+    /// As `high_watermark`, for SSD.
+    pub disk_high_watermark: f64,
+    /// As `low_watermark`, for SSD.
+    pub disk_low_watermark: f64,
+    /// Whether soft-pinned objects may go when nothing else can.
+    pub soft_pinned: SoftPinned,
+    /// Replicas looked at in one step: bounds how long a request waits behind an eviction.
+    pub step: usize,
+}
+
+/// What a soft pin is worth when nothing unpinned can go.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum SoftPinned {
+    /// The object goes, last.
+    #[default]
+    Last,
+    /// The object stays until its pin is over.
+    Never,
+}
+
+/// When objects are written to SSD.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OffloadMode {
+    /// Never, but for puts that ask for it.
+    #[default]
+    Off,
+    /// When the put ends.
+    Eager,
+    /// When the object is evicted from memory; it stays there until the SSD copy is durable.
+    OnEvict,
+    /// As `OnEvict`, but an object that cannot be queued is dropped.
+    OnEvictForced,
+}
+
+/// See [`MasterConfig::offload`].
+#[derive(Clone, Debug, PartialEq)]
+pub struct Offload {
+    /// When.
+    pub mode: OffloadMode,
+    /// Most objects on their way to SSD at once.
+    pub queue_limit: usize,
+    /// Share of `queue_limit` that evictions may use.
+    pub cap_ratio: f64,
+    /// An offload without a report for this long has failed.
+    pub timeout: Duration,
+    /// After a failure of the device or for want of room the SSD is left alone for this long.
+    pub retry_after: Duration,
+}
+
+/// See [`MasterConfig::promotion`].
+#[derive(Clone, Debug, PartialEq)]
+pub struct Promotion {
+    /// Whether hot objects are brought back at all.
+    pub on_hit: OnHit,
+    /// Reads that earn a promotion; from 1 to 255.
+    pub threshold: u32,
+    /// Most promotions in flight, in the whole cluster.
+    pub queue_limit: usize,
+    /// Most promotions that one node works on at once.
+    pub batch_max: usize,
+    /// Promotion is refused when at least this share of the holder's memory is used. Lies below the watermark of
+    /// eviction, so that a key cannot bounce.
+    pub watermark: f64,
+    /// How long a promotion may take to be staged, and again from there to its end.
+    pub window: Duration,
+    /// How long the promoted copy is safe from eviction.
+    pub grace: Duration,
+    /// Bytes a second that promotions may read, in the whole cluster; `None` means as many as come.
+    pub bytes_per_second: Option<u64>,
+    /// Keys that the sketch tells apart.
+    pub sketch_keys: usize,
+    /// Most keys remembered for a retry.
+    pub candidates_limit: usize,
+    /// How long a key is remembered after it was last read.
+    pub candidate_ttl: Duration,
+    /// Most retries of a key between two reads.
+    pub candidate_retries: u32,
+    /// Time to the first retry; doubles with each.
+    pub backoff_first: Duration,
+    /// The longest time between two retries.
+    pub backoff_max: Duration,
+}
+
+/// Whether a read may bring an object back to memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OnHit {
+    /// Reads never promote.
+    #[default]
+    Stay,
+    /// Reads that pass every gate promote.
+    Promote,
+}
+
+/// Limits of tables and queues.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Limits {
+    /// Most objects in the catalog.
+    pub objects: usize,
+    /// Most mounted segments.
+    pub segments: usize,
+    /// Most tenants known at once.
+    pub tenants: usize,
+    /// Most clients with something open.
+    pub clients: usize,
+    /// Most guards held at once.
+    pub guards: usize,
+    /// Most puts in flight.
+    pub open_puts: usize,
+    /// Most replicas of one object that a put may ask for.
+    pub replicas: u32,
+    /// Most keys in one request.
+    pub batch_keys: usize,
+    /// Most objects of one group.
+    pub group_members: usize,
+    /// Most replies that wait for records to be dropped or written.
+    pub acks: usize,
+    /// Most pattern scans at once.
+    pub scans: usize,
+    /// Objects looked at in one step of a scan.
+    pub scan_step: usize,
+    /// Most keys in one page of a list.
+    pub list_page: usize,
+    /// Most bytes that a compiled pattern may take.
+    pub pattern_bytes: usize,
+    /// Most removals remembered for nodes that are away.
+    pub owed: usize,
+    /// Replies kept a client to answer retried calls; zero keeps none.
+    pub reply_window: usize,
+}
+
+/// An option that has no effect or was changed, to be logged once at start.
+#[derive(Clone, Debug, Error, PartialEq)]
+pub enum ConfigWarning {
+    /// Promotion needs something on SSD.
+    #[error("promotion on hit is on, but it does nothing: offload is off, so nothing is ever on SSD")]
+    PromotionWithoutOffload,
+    /// The sketch counts to 255.
+    #[error("promotion threshold {given} is not between 1 and 255: {used} is used")]
+    ThresholdClamped {
+        /// What was asked for.
+        given: u32,
+        /// What is used.
+        used: u32,
+    },
+    /// A bound was zero where at least one is needed, or out of its range.
+    #[error("{option} = {given} is out of range: {used} is used")]
+    Clamped {
+        /// Which option.
+        option: &'static str,
+        /// What was asked for.
+        given: f64,
+        /// What is used.
+        used: f64,
+    },
+}
+
+impl Default for MasterConfig {
+    fn default() -> Self {
+        Self {
+            lease_ttl: Duration::from_secs(10),
+            soft_pin_ttl: Duration::from_secs(30 * 60),
+            soft_pin_ttl_max: Duration::from_secs(24 * 60 * 60),
+            tenancy: Tenancy::Off,
+            placement: Placement::Random,
+            granule: 4096,
+            put: PutPolicy::default(),
+            eviction: Eviction::default(),
+            offload: Offload::default(),
+            promotion: Promotion::default(),
+            limits: Limits::default(),
+        }
+    }
+}
+
+impl Default for PutPolicy {
+    fn default() -> Self {
+        Self {
+            discard_timeout: Duration::from_secs(30),
+            release_timeout: Duration::from_secs(600),
+            wait: Duration::from_secs(1),
+            wait_max: Duration::from_secs(60),
+            queue_limit: 4096,
+        }
+    }
+}
+
+impl Default for Eviction {
+    fn default() -> Self {
+        Self {
+            policy: PolicyKind::default(),
+            high_watermark: 0.95,
+            low_watermark: 0.90,
+            disk_high_watermark: 0.95,
+            disk_low_watermark: 0.90,
+            soft_pinned: SoftPinned::Last,
+            step: 1024,
+        }
+    }
+}
+
+impl Default for Offload {
+    fn default() -> Self {
+        Self {
+            mode: OffloadMode::Off,
+            queue_limit: 50_000,
+            cap_ratio: 0.5,
+            timeout: Duration::from_secs(600),
+            retry_after: Duration::from_millis(100),
+        }
+    }
+}
+
+impl Default for Promotion {
+    fn default() -> Self {
+        Self {
+            on_hit: OnHit::Stay,
+            threshold: 2,
+            queue_limit: 50_000,
+            batch_max: 32,
+            watermark: 0.94,
+            window: Duration::from_secs(600),
+            grace: Duration::from_secs(1),
+            bytes_per_second: None,
+            sketch_keys: 1 << 20,
+            candidates_limit: 50_000,
+            candidate_ttl: Duration::from_secs(60),
+            candidate_retries: 8,
+            backoff_first: Duration::from_millis(10),
+            backoff_max: Duration::from_secs(1),
+        }
+    }
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            objects: 100_000_000,
+            segments: 4096,
+            tenants: 4096,
+            clients: 65_536,
+            guards: 1 << 20,
+            open_puts: 1 << 20,
+            replicas: 16,
+            batch_keys: slackwater_wire::limits::BATCH_KEYS_MAX,
+            group_members: 65_536,
+            acks: 1 << 20,
+            scans: 16,
+            scan_step: 16_384,
+            list_page: 65_536,
+            pattern_bytes: 1 << 20,
+            owed: 1 << 20,
+            reply_window: 0,
+        }
+    }
+}
+
+impl MasterConfig {
+    /// The configuration as it will be used, and what the operator should know about it.
+    #[must_use]
+    pub fn checked(mut self) -> (Self, Vec<ConfigWarning>) {
+        let mut warnings = Vec::new();
+        if self.promotion.on_hit == OnHit::Promote && self.offload.mode == OffloadMode::Off {
+            warnings.push(ConfigWarning::PromotionWithoutOffload);
+        }
+        let given = self.promotion.threshold;
+        self.promotion.threshold = given.clamp(1, 255);
+        if self.promotion.threshold != given {
+            warnings.push(ConfigWarning::ThresholdClamped { given, used: self.promotion.threshold });
+        }
+        let mut clamp = |option, value: &mut f64, low: f64, high: f64| {
+            let used = if value.is_nan() { high } else { value.clamp(low, high) };
+            if used != *value {
+                warnings.push(ConfigWarning::Clamped { option, given: *value, used });
+                *value = used;
+            }
+        };
+        let eviction = &mut self.eviction;
+        clamp("eviction.high_watermark", &mut eviction.high_watermark, 0.01, 1.0);
+        clamp("eviction.low_watermark", &mut eviction.low_watermark, 0.0, eviction.high_watermark);
+        clamp("eviction.disk_high_watermark", &mut eviction.disk_high_watermark, 0.01, 1.0);
+        clamp("eviction.disk_low_watermark", &mut eviction.disk_low_watermark, 0.0, eviction.disk_high_watermark);
+        clamp("promotion.watermark", &mut self.promotion.watermark, 0.0, eviction.high_watermark);
+        clamp("offload.cap_ratio", &mut self.offload.cap_ratio, 0.0, 1.0);
+        let mut at_least_one = |option, value: &mut usize| {
+            if *value == 0 {
+                warnings.push(ConfigWarning::Clamped { option, given: 0.0, used: 1.0 });
+                *value = 1;
+            }
+        };
+        at_least_one("eviction.step", &mut self.eviction.step);
+        at_least_one("promotion.batch_max", &mut self.promotion.batch_max);
+        at_least_one("limits.scan_step", &mut self.limits.scan_step);
+        at_least_one("limits.list_page", &mut self.limits.list_page);
+        self.limits.segments = self.limits.segments.min(usize::from(u16::MAX));
+        self.limits.tenants = self.limits.tenants.clamp(1, usize::from(u16::MAX));
+        self.limits.objects = self.limits.objects.min(u32::MAX as usize - 1);
+        self.put.wait = self.put.wait.min(self.put.wait_max);
+        (self, warnings)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn r10_ineffective_and_clamped_promotion_options_are_warned_about() {
+        let check = |threshold: u32, mode: OffloadMode, used: u32, count: usize| {
+            let promotion = Promotion { on_hit: OnHit::Promote, threshold, ..Promotion::default() };
+            let offload = Offload { mode, ..Offload::default() };
+            let (config, warnings) = MasterConfig { promotion, offload, ..MasterConfig::default() }.checked();
+            assert_eq!((config.promotion.threshold, warnings.len()), (used, count), "{warnings:?}");
+        };
+        check(2, OffloadMode::OnEvict, 2, 0);
+        check(0, OffloadMode::OnEvict, 1, 1);
+        check(256, OffloadMode::OnEvict, 255, 1);
+        check(2, OffloadMode::Off, 2, 1);
+        check(0, OffloadMode::Off, 1, 2);
+    }
+
+    #[test]
+    fn watermarks_are_put_in_order() {
+        let eviction = Eviction { high_watermark: 0.5, low_watermark: 0.9, ..Eviction::default() };
+        let (config, warnings) = MasterConfig { eviction, ..MasterConfig::default() }.checked();
+        assert!(config.eviction.low_watermark <= 0.5 && config.promotion.watermark <= 0.5);
+        assert_eq!(warnings.len(), 2);
+    }
+}

@@ -1,0 +1,279 @@
+//! What the catalog relies on, checked against every policy on random histories.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use proptest::prelude::*;
+use slackwater_base::Instant;
+
+use super::{Evict, Link, PolicyKind, RestoreError, Slot, Walk};
+
+const BLOCK_BYTES: u64 = 65_536;
+
+/// A catalog reduced to what a policy sees of it: which block has which slot, and what is parked.
+struct Segment {
+    policy: Box<dyn Evict>,
+    slots: BTreeMap<u64, Slot>,
+    blocks: BTreeMap<Slot, u64>,
+    parked: BTreeSet<Slot>,
+    free: Vec<Slot>,
+    capacity: usize,
+    now: Instant,
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    /// A request for the first `length` blocks of conversation `chain`, misses inserted or not.
+    Request {
+        chain: u64,
+        length: u32,
+        insert: bool,
+    },
+    /// A request for one block of a chain, as a store without chains sees it.
+    Lone {
+        chain: u64,
+        position: u32,
+    },
+    Park {
+        pick: usize,
+    },
+    Unpark {
+        pick: usize,
+    },
+    Remove {
+        pick: usize,
+    },
+    EvictOther {
+        pick: usize,
+    },
+    Wait {
+        seconds: u64,
+    },
+    Estimate,
+}
+
+impl Segment {
+    fn new(kind: PolicyKind, capacity: usize) -> Self {
+        Self {
+            policy: kind.build(capacity as u64 * BLOCK_BYTES),
+            slots: BTreeMap::new(),
+            blocks: BTreeMap::new(),
+            parked: BTreeSet::new(),
+            free: Vec::new(),
+            capacity,
+            now: Instant::from_nanos(1_000_000_000),
+        }
+    }
+
+    fn link(&self, hash: u64) -> Link {
+        Link { hash, slot: self.slots.get(&hash).copied(), bytes: BLOCK_BYTES * (1 + hash % 3) }
+    }
+
+    fn request(&mut self, hashes: &[u64], position: u32, insert: bool) {
+        let parent = (position > 0).then(|| hashes[0] - 1);
+        let mut links: Vec<Link> = hashes.iter().map(|&hash| self.link(hash)).collect();
+        let walk = Walk { now: self.now, links: &links, parent, position, hint: None, output_tokens: Some(100) };
+        self.policy.read(&walk);
+        let first_miss = links.iter().position(|link| link.slot.is_none()).unwrap_or(links.len());
+        if !insert || first_miss == links.len() {
+            return;
+        }
+        for link in &mut links[first_miss..] {
+            match link.slot {
+                // It is here already: this request places it nowhere.
+                Some(_) => link.slot = None,
+                None => {
+                    let slot = self.free.pop().unwrap_or(Slot(self.blocks.len() as u32));
+                    self.slots.insert(link.hash, slot);
+                    self.blocks.insert(slot, link.hash);
+                    link.slot = Some(slot);
+                }
+            }
+        }
+        let parent = first_miss.checked_sub(1).map(|last| links[last].hash).or(parent);
+        let rest =
+            Walk { links: &links[first_miss..], parent, position: position + first_miss as u32, ..walk_of(self.now) };
+        self.policy.insert(&rest);
+        while self.blocks.len() > self.capacity && self.evict_one() {}
+    }
+
+    fn evict_one(&mut self) -> bool {
+        let Some(slot) = self.policy.victim(self.now) else {
+            assert!(self.blocks.keys().all(|slot| self.parked.contains(slot)), "no victim, though one may go");
+            return false;
+        };
+        assert!(self.blocks.contains_key(&slot), "victim {slot:?} is not resident");
+        assert!(!self.parked.contains(&slot), "victim {slot:?} is parked");
+        assert_eq!(self.policy.victim(self.now + Duration::from_secs(5)), Some(slot), "the name changed unasked");
+        self.policy.evicted(self.now, slot);
+        self.forget(slot);
+        true
+    }
+
+    fn forget(&mut self, slot: Slot) {
+        let hash = self.blocks.remove(&slot).expect("only resident slots are forgotten");
+        self.slots.remove(&hash);
+        self.parked.remove(&slot);
+        self.free.push(slot);
+    }
+
+    fn pick(&self, pick: usize) -> Option<Slot> {
+        let count = self.blocks.len();
+        (count > 0).then(|| *self.blocks.keys().nth(pick % count).expect("within the count"))
+    }
+
+    fn step(&mut self, step: &Step) {
+        self.now += Duration::from_millis(250);
+        match *step {
+            Step::Request { chain, length, insert } => {
+                let hashes: Vec<u64> = (0..u64::from(length)).map(|at| block(chain, at)).collect();
+                self.request(&hashes, 0, insert);
+            }
+            Step::Lone { chain, position } => self.request(&[block(chain, u64::from(position))], position, true),
+            Step::Park { pick } => {
+                if let Some(slot) = self.pick(pick) {
+                    self.policy.park(slot);
+                    self.parked.insert(slot);
+                }
+            }
+            Step::Unpark { pick } => {
+                let slot = self.parked.iter().nth(pick % self.parked.len().max(1)).copied();
+                if let Some(slot) = slot {
+                    self.policy.unpark(slot);
+                    self.parked.remove(&slot);
+                }
+            }
+            Step::Remove { pick } => {
+                if let Some(slot) = self.pick(pick) {
+                    self.policy.remove(slot);
+                    self.forget(slot);
+                }
+            }
+            Step::EvictOther { pick } => {
+                if let Some(slot) = self.pick(pick) {
+                    self.policy.evicted(self.now, slot);
+                    self.forget(slot);
+                }
+            }
+            Step::Wait { seconds } => self.now += Duration::from_secs(seconds),
+            Step::Estimate => self.policy.on_deadline(self.now),
+        }
+    }
+
+    fn drain(&mut self) {
+        for slot in std::mem::take(&mut self.parked) {
+            self.policy.unpark(slot);
+        }
+        while self.evict_one() {}
+        assert!(self.blocks.is_empty(), "{} slots are never named", self.blocks.len());
+        assert_eq!(self.policy.victim(self.now), None);
+    }
+}
+
+fn walk_of(now: Instant) -> Walk<'static> {
+    Walk { now, links: &[], parent: None, position: 0, hint: None, output_tokens: Some(100) }
+}
+
+/// Chains of the same conversation begin alike, and all share their first block.
+fn block(chain: u64, position: u64) -> u64 {
+    if position == 0 { 1 } else { 1_000 * (chain + 1) + position }
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let any_pick = 0usize..1000;
+    prop_oneof![
+        8 => (0u64..12, 1u32..40, prop::bool::weighted(0.9))
+            .prop_map(|(chain, length, insert)| Step::Request { chain, length, insert }),
+        2 => (0u64..12, 1u32..40).prop_map(|(chain, position)| Step::Lone { chain, position }),
+        3 => any_pick.clone().prop_map(|pick| Step::Park { pick }),
+        2 => any_pick.clone().prop_map(|pick| Step::Unpark { pick }),
+        1 => any_pick.clone().prop_map(|pick| Step::Remove { pick }),
+        1 => any_pick.prop_map(|pick| Step::EvictOther { pick }),
+        1 => (1u64..4000).prop_map(|seconds| Step::Wait { seconds }),
+        1 => Just(Step::Estimate),
+    ]
+}
+
+fn for_every_policy(check: impl Fn(PolicyKind)) {
+    for kind in PolicyKind::ALL {
+        check(kind);
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+
+    #[test]
+    fn any_history_keeps_the_promises(steps in prop::collection::vec(step(), 1..120), capacity in 1usize..120) {
+        for_every_policy(|kind| {
+            let mut segment = Segment::new(kind, capacity);
+            for step in &steps {
+                segment.step(step);
+            }
+            segment.drain();
+        });
+    }
+}
+
+/// A policy's books stay within its promise: what it holds per slot does not grow with the length of the history.
+#[test]
+fn overhead_is_bounded_by_what_is_resident() {
+    const CAPACITY: usize = 10_000;
+    for_every_policy(|kind| {
+        let mut segment = Segment::new(kind, CAPACITY);
+        let mut rng = slackwater_base::Rng::new(3);
+        for _ in 0..6_000 {
+            let (chain, length) = (rng.below(5_000), 1 + rng.below(30));
+            segment.now += Duration::from_millis(100);
+            let hashes: Vec<u64> = (0..length).map(|at| block(chain, at)).collect();
+            segment.request(&hashes, 0, true);
+            if segment.policy.next_deadline().is_some_and(|at| at <= segment.now) {
+                segment.policy.on_deadline(segment.now);
+            }
+        }
+        assert_eq!(segment.blocks.len(), CAPACITY);
+        let growing = segment.policy.overhead_bytes() - segment.policy.fixed_bytes();
+        let limit = if kind == PolicyKind::Lru { 24 } else { 64 };
+        assert!(growing <= limit * CAPACITY, "{kind}: {} bytes a block", growing as f64 / CAPACITY as f64);
+    });
+}
+
+#[test]
+fn reads_protect_what_is_read() {
+    for_every_policy(|kind| {
+        let mut segment = Segment::new(kind, 100);
+        for round in 0..60u64 {
+            segment.now += Duration::from_secs(1);
+            let fresh: Vec<u64> = (0..10).map(|at| 1_000_000 + round * 10 + at).collect();
+            let kept: Vec<u64> = (0..20).map(|at| block(1, at)).collect();
+            segment.request(&kept, 0, true);
+            segment.request(&fresh, 0, true);
+        }
+        let kept = (0..20).filter(|&at| segment.slots.contains_key(&block(1, at))).count();
+        assert_eq!(kept, 20, "{kind}: read every second for a minute, and gone");
+    });
+}
+
+#[test]
+fn foreign_bytes_are_refused() {
+    for_every_policy(|kind| {
+        let mut policy = kind.build(1 << 30);
+        assert_eq!(policy.restore(b"not what any policy wrote"), Err(RestoreError::Foreign), "{kind}");
+        let saved = policy.save();
+        assert_eq!(policy.restore(&saved), Ok(()), "{kind}");
+    });
+}
+
+#[test]
+fn unknown_slots_are_ignored() {
+    for_every_policy(|kind| {
+        let mut policy = kind.build(1 << 30);
+        policy.remove(Slot(7));
+        policy.evicted(Instant::ZERO, Slot(7));
+        policy.park(Slot(7));
+        policy.unpark(Slot(7));
+        let links = [Link { hash: 1, slot: Some(Slot(7)), bytes: 1 }];
+        policy.read(&Walk { links: &links, ..walk_of(Instant::ZERO) });
+        assert_eq!(policy.victim(Instant::ZERO), None, "{kind}");
+    });
+}

@@ -1,0 +1,91 @@
+use std::fmt;
+use std::str::FromStr;
+
+use super::Evict;
+use super::lru::Lru;
+use super::s3fifo::S3Fifo;
+use super::wtinylfu::WTinyLfu;
+
+/// The policies there are, by the names that configuration and reports use.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum PolicyKind {
+    /// Least recently used, tail of the chain first.
+    #[default]
+    Lru,
+    /// S3-FIFO: small and main queues, ghosts.
+    S3Fifo,
+    /// W-TinyLFU: window, segmented main part, admission by frequency.
+    WTinyLfu,
+}
+
+impl PolicyKind {
+    /// Every policy, in the order reports list them.
+    pub const ALL: [PolicyKind; 3] = [Self::Lru, Self::S3Fifo, Self::WTinyLfu];
+
+    /// The name it is chosen by.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Lru => "lru",
+            Self::S3Fifo => "s3fifo",
+            Self::WTinyLfu => "wtinylfu",
+        }
+    }
+
+    /// A fresh policy for a segment of `capacity_bytes`.
+    #[must_use]
+    pub fn build(self, capacity_bytes: u64) -> Box<dyn Evict> {
+        let mut policy: Box<dyn Evict> = match self {
+            Self::Lru => Box::new(Lru::new()),
+            Self::S3Fifo => Box::new(S3Fifo::new()),
+            Self::WTinyLfu => Box::new(WTinyLfu::new()),
+        };
+        policy.set_capacity(capacity_bytes);
+        policy
+    }
+}
+
+impl fmt::Display for PolicyKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+/// A name that no policy has.
+#[derive(Clone, Debug, thiserror::Error, PartialEq, Eq)]
+#[error("unknown eviction policy `{text}` (known: {})", known())]
+pub struct UnknownPolicy {
+    /// What was asked for.
+    pub text: String,
+}
+
+fn known() -> String {
+    PolicyKind::ALL.map(PolicyKind::name).join(", ")
+}
+
+impl FromStr for PolicyKind {
+    type Err = UnknownPolicy;
+
+    /// Takes the names in any case, with or without hyphens: `W-TinyLFU` is `wtinylfu`.
+    fn from_str(text: &str) -> Result<Self, UnknownPolicy> {
+        let plain: String = text.trim().chars().filter(|c| !matches!(c, '-' | '_')).collect();
+        let found = Self::ALL.into_iter().find(|kind| kind.name().eq_ignore_ascii_case(&plain));
+        found.ok_or_else(|| UnknownPolicy { text: text.to_owned() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_read_back_and_an_unknown_one_is_told_the_known() {
+        for kind in PolicyKind::ALL {
+            assert_eq!(kind.to_string().parse(), Ok(kind));
+            assert_eq!(kind.build(1 << 20).name(), kind.name());
+        }
+        assert_eq!("S3-FIFO".parse(), Ok(PolicyKind::S3Fifo));
+        let message = "clock".parse::<PolicyKind>().unwrap_err().to_string();
+        assert!(message.starts_with("unknown eviction policy `clock` (known: lru, s3fifo, wtinylfu"), "{message}");
+    }
+}

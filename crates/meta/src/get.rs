@@ -1,0 +1,219 @@
+//! Reading: where objects are, and what a read means to leases, policies and promotion.
+
+use slackwater_base::Instant;
+use slackwater_wire::{ErrorCode, Exists, Get, GetEnd, Hold, Lookup, Object, ReplicaAt, Reply};
+
+use crate::catalog::{Aside, ObjectId, ReplicaId, SegmentIndex, TenantIndex};
+use crate::evict::{Link, Slot, Walk};
+use crate::lease::{after_probe, after_read};
+use crate::master::{Caller, Master};
+use crate::put::ChainPlace;
+use crate::segment::Medium;
+use crate::tenant::Ledger;
+
+/// Up to this many segments, every policy hears of every read; beyond, only those that hold a part of it.
+const SEGMENTS_TOLD: usize = 8;
+
+impl Master {
+    pub(crate) fn get(&mut self, now: Instant, caller: &Caller, get: &Get) -> Reply {
+        if get.keys.len() > self.config.limits.batch_keys {
+            return Reply::Failed(ErrorCode::InvalidParams);
+        }
+        let Some(tenant) = self.tenant(&get.tenant) else {
+            self.metrics.get_misses += get.keys.len() as u64;
+            return Reply::Get(vec![Lookup::Missing; get.keys.len()]);
+        };
+        let mut answers = Vec::with_capacity(get.keys.len());
+        let mut links = Vec::with_capacity(get.keys.len());
+        let mut resident = Vec::with_capacity(get.keys.len());
+        for key in &get.keys {
+            let hash = self.tenants.hash(tenant, key);
+            let found = self.catalog.find(tenant, key, hash);
+            let answer = match found {
+                Some(object) if self.catalog.object(object).has_replicas() => {
+                    self.read(now, caller, object, get.hold, links.len() as u32, &mut resident)
+                }
+                Some(_) => Lookup::NotReady,
+                None => Lookup::Missing,
+            };
+            let bytes = if let Lookup::Found(object) = &answer { object.bytes } else { 0 };
+            links.push(Link { hash, slot: None, bytes });
+            self.count(&answer);
+            let stop = get.prefix_only && !matches!(answer, Lookup::Found(_));
+            answers.push(answer);
+            if stop {
+                break;
+            }
+        }
+        answers.resize(get.keys.len(), Lookup::Missing);
+        let place = self.chain_start(tenant, &get.chain);
+        self.tell_policies(now, &mut links, &mut resident, place);
+        Reply::Get(answers)
+    }
+
+    fn count(&mut self, answer: &Lookup) {
+        let metrics = &mut self.metrics;
+        metrics.gets += 1;
+        match answer {
+            Lookup::Found(object) if matches!(object.replicas[0], ReplicaAt::Memory(_)) => {
+                metrics.get_memory_hits += 1;
+                metrics.get_memory_bytes += object.bytes;
+            }
+            Lookup::Found(object) => {
+                metrics.get_disk_hits += 1;
+                metrics.get_disk_bytes += object.bytes;
+            }
+            Lookup::NotReady => metrics.get_not_ready += 1,
+            Lookup::Missing | Lookup::Failed(_) => metrics.get_misses += 1,
+        }
+    }
+
+    /// Holds a readable object for the caller and says where it is, memory before SSD.
+    fn read(
+        &mut self,
+        now: Instant,
+        caller: &Caller,
+        id: ObjectId,
+        hold: Hold,
+        position: u32,
+        resident: &mut Vec<(SegmentIndex, u32, Slot)>,
+    ) -> Lookup {
+        let mut replicas = Vec::with_capacity(1);
+        let mut first: Option<ReplicaId> = None;
+        let mut in_memory = 0;
+        for (replica, facts) in self.catalog.replicas(id) {
+            resident.push((facts.segment, position, Slot(facts.slot)));
+            let segment = self.segments.at(facts.segment);
+            match &segment.medium {
+                Medium::Memory(_) => {
+                    if in_memory == 0 {
+                        first = Some(replica);
+                    }
+                    replicas.insert(in_memory, ReplicaAt::Memory(segment.reference(segment.extent(facts.piece))));
+                    in_memory += 1;
+                }
+                Medium::Disk(_) => {
+                    first = first.or(Some(replica));
+                    replicas.push(ReplicaAt::Disk { node: segment.node, segment: segment.id });
+                }
+            }
+        }
+        let first = first.expect("a readable object has a replica");
+        let guard = match hold {
+            Hold::Lease => None,
+            Hold::Guard => match self.guards.hold(caller.client, first) {
+                Ok(guard) => {
+                    self.hold(first);
+                    // The guard keeps the first in place and no other, so no other is named.
+                    replicas.truncate(1);
+                    Some(guard)
+                }
+                Err(code) => return Lookup::Failed(code),
+            },
+        };
+        let ttl = self.config.lease_ttl;
+        if hold == Hold::Lease {
+            let object = self.catalog.object_mut(id);
+            object.lease = after_read(object.lease, now, ttl);
+            if object.is(Aside::Group) {
+                let tenant = object.tenant;
+                self.groups.renew(tenant, id, |lease| after_read(lease, now, ttl));
+            }
+        }
+        if self.tenants.is_on() {
+            self.touch_replicas(id);
+        }
+        let object = self.catalog.object(id);
+        Lookup::Found(Object {
+            version: object.version,
+            bytes: object.bytes,
+            checksum: object.checksum,
+            replicas,
+            lease: ttl,
+            guard,
+        })
+    }
+
+    fn touch_replicas(&mut self, id: ObjectId) {
+        let tenant = self.catalog.object(id).tenant;
+        let replicas: Vec<(ReplicaId, SegmentIndex)> =
+            self.catalog.replicas(id).map(|(replica, facts)| (replica, facts.segment)).collect();
+        for (replica, segment) in replicas {
+            let ledger = if self.segments.at(segment).memory().is_some() { Ledger::Memory } else { Ledger::Disk };
+            self.tenants.touch(tenant, ledger, replica);
+        }
+    }
+
+    /// Lets each policy see the walk with its own residents in it.
+    fn tell_policies(
+        &mut self,
+        now: Instant,
+        links: &mut [Link],
+        resident: &mut [(SegmentIndex, u32, Slot)],
+        place: ChainPlace,
+    ) {
+        if self.segments.len() > 1 {
+            resident.sort_unstable_by_key(|(segment, ..)| *segment);
+        }
+        let few = self.segments.len() <= SEGMENTS_TOLD;
+        let mut rest = &*resident;
+        for (index, segment) in self.segments.iter_mut() {
+            let end = rest.iter().position(|(other, ..)| *other != index).unwrap_or(rest.len());
+            let (mine, others) = rest.split_at(end);
+            rest = others;
+            if mine.is_empty() && !few {
+                continue;
+            }
+            for (_, position, slot) in mine {
+                links[*position as usize].slot = Some(*slot);
+            }
+            segment.policy.read(&Walk {
+                now,
+                links,
+                parent: place.parent,
+                position: place.position,
+                hint: place.hint,
+                output_tokens: place.output_tokens,
+            });
+            for (_, position, _) in mine {
+                links[*position as usize].slot = None;
+            }
+        }
+    }
+
+    pub(crate) fn get_end(&mut self, now: Instant, caller: &Caller, end: &GetEnd) -> Reply {
+        for guard in &end.guards {
+            if let Some(replica) = self.guards.end(caller.client, *guard) {
+                self.unhold(now, replica);
+            }
+        }
+        self.serve(now);
+        Reply::Done
+    }
+
+    pub(crate) fn exists(&mut self, now: Instant, exists: &Exists) -> Reply {
+        if exists.keys.len() > self.config.limits.batch_keys {
+            return Reply::Failed(ErrorCode::InvalidParams);
+        }
+        self.metrics.probes += exists.keys.len() as u64;
+        let Some(tenant) = self.tenant(&exists.tenant) else {
+            return Reply::Exists(vec![false; exists.keys.len()]);
+        };
+        Reply::Exists(exists.keys.iter().map(|key| self.probe(now, tenant, key)).collect())
+    }
+
+    fn probe(&mut self, now: Instant, tenant: TenantIndex, key: &slackwater_wire::Key) -> bool {
+        let hash = self.tenants.hash(tenant, key);
+        let Some(id) = self.catalog.find(tenant, key, hash) else { return false };
+        let ttl = self.config.lease_ttl;
+        let object = self.catalog.object_mut(id);
+        if !object.has_replicas() {
+            return false;
+        }
+        object.lease = after_probe(object.lease, now, ttl);
+        if object.is(Aside::Group) {
+            self.groups.renew(tenant, id, |lease| after_probe(lease, now, ttl));
+        }
+        true
+    }
+}

@@ -1,0 +1,269 @@
+use std::sync::Arc;
+
+use slackwater_base::{Instant, Map, Rng};
+use slackwater_wire::{
+    CallId, ClientId, ErrorCode, ExtentRef, NodeId, Order, Reply, Report, Request, SegmentState, Tenant, TicketId,
+    Version,
+};
+
+use crate::catalog::{Catalog, ObjectId, ReplicaId, SegmentIndex, TenantIndex};
+use crate::config::{ConfigWarning, MasterConfig};
+use crate::due::Deadlines;
+use crate::lease::{Groups, Guards};
+use crate::metrics::Metrics;
+use crate::outbox::{Acks, Outbox};
+use crate::place::{self, Place};
+use crate::put::Puts;
+use crate::segment::Segments;
+use crate::tenant::Tenants;
+
+/// What reaches a master.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Input {
+    /// A client asks.
+    Request {
+        /// Who.
+        client: ClientId,
+        /// The host that the client is on, where it is known.
+        host: Option<Arc<str>>,
+        /// Which of its calls.
+        call: CallId,
+        /// What.
+        request: Request,
+    },
+    /// A node reports.
+    Report {
+        /// Who.
+        node: NodeId,
+        /// What.
+        report: Report,
+    },
+    /// The link to a client is gone: what it had open is taken back.
+    ClientLost(ClientId),
+    /// A node, or this life of it, is gone with its memory; its SSD may come back.
+    NodeLost(NodeId),
+}
+
+/// What a master wants done.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Output {
+    /// Answer a call. A put that waits for space, and a removal or put that waits until a crash cannot undo it, are
+    /// answered later than asked.
+    Reply {
+        /// Whom.
+        client: ClientId,
+        /// Which of its calls.
+        call: CallId,
+        /// What.
+        reply: Reply,
+    },
+    /// Tell a node what to do.
+    Order {
+        /// Whom.
+        node: NodeId,
+        /// What.
+        order: Order,
+    },
+}
+
+/// Which objects there are, where their replicas lie, who holds them, and what becomes of them.
+///
+/// One owner, no locks, no clock: feed it inputs with the time, do what it puts out, and call
+/// [`Master::on_deadline`] when [`Master::next_deadline`] has come. The same inputs at the same times give the same
+/// outputs.
+pub struct Master {
+    pub(crate) config: MasterConfig,
+    warnings: Vec<ConfigWarning>,
+    pub(crate) rng: Rng,
+    pub(crate) catalog: Catalog,
+    pub(crate) segments: Segments,
+    pub(crate) tenants: Tenants,
+    pub(crate) place: Box<dyn Place>,
+    pub(crate) due: Deadlines<Due>,
+    pub(crate) puts: Puts,
+    pub(crate) groups: Groups,
+    pub(crate) guards: Guards,
+    pub(crate) soft_until: Map<ObjectId, Instant>,
+    pub(crate) orphans: Map<ReplicaId, Orphan>,
+    pub(crate) acks: Acks,
+    pub(crate) outbox: Outbox,
+    pub(crate) metrics: Metrics,
+    pub(crate) next_version: u64,
+    pub(crate) next_ticket: u64,
+}
+
+/// What is to be looked at when its time has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) enum Due {
+    /// A replica that could not be evicted may be able to go.
+    Unpark(ReplicaId),
+    /// A put that was never ended.
+    Put(ObjectId),
+    /// A put that waits for space.
+    Wait(u64),
+    /// A segment whose eviction was cut short to let requests through.
+    Relieve(SegmentIndex),
+}
+
+/// A replica that its object has left behind, kept for those who still hold it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Orphan {
+    pub(crate) tenant: TenantIndex,
+    pub(crate) bytes: u64,
+}
+
+/// Who asked what, as the answer needs it.
+#[derive(Clone, Debug)]
+pub(crate) struct Caller {
+    pub(crate) client: ClientId,
+    pub(crate) call: CallId,
+    pub(crate) host: Option<Arc<str>>,
+}
+
+impl Master {
+    /// A master with no segments, no objects and no tenants but the default one. `seed` decides whatever is random.
+    #[must_use]
+    pub fn new(config: MasterConfig, seed: u64) -> Self {
+        let (config, warnings) = config.checked();
+        let mut rng = Rng::new(seed);
+        Self {
+            warnings,
+            catalog: Catalog::new(),
+            segments: Segments::default(),
+            tenants: Tenants::new(config.tenancy, config.limits.tenants),
+            place: place::build(config.placement, rng.split()),
+            due: Deadlines::new(),
+            puts: Puts::default(),
+            groups: Groups::default(),
+            guards: Guards::new(config.limits.guards),
+            soft_until: Map::default(),
+            orphans: Map::default(),
+            acks: Acks::default(),
+            outbox: Outbox::default(),
+            metrics: Metrics::default(),
+            next_version: 1,
+            next_ticket: 1,
+            rng,
+            config,
+        }
+    }
+
+    /// Takes in what happened and appends what is to be done about it.
+    pub fn handle(&mut self, now: Instant, input: Input, out: &mut Vec<Output>) {
+        match input {
+            Input::Request { client, host, call, request } => {
+                self.request(now, &Caller { client, call, host }, request);
+            }
+            Input::Report { node, report } => self.report(now, node, report),
+            Input::ClientLost(client) => self.client_lost(now, client),
+            Input::NodeLost(node) => self.node_lost(now, node),
+        }
+        self.outbox.flush(out);
+    }
+
+    /// Does what has fallen due. One call does a bounded amount; when more is due, [`Self::next_deadline`] says so.
+    pub fn on_deadline(&mut self, now: Instant, out: &mut Vec<Output>) {
+        for _ in 0..DUE_STEP {
+            let Some(due) = self.due.pop(now) else { break };
+            match due {
+                Due::Unpark(replica) => self.unpark_due(now, replica),
+                Due::Put(object) => self.put_expired(now, object),
+                Due::Wait(number) => self.wait_expired(number),
+                Due::Relieve(segment) => self.relieve(now, segment),
+            }
+        }
+        for (_, segment) in self.segments.iter_mut() {
+            if segment.policy.next_deadline().is_some_and(|at| at <= now) {
+                segment.policy.on_deadline(now);
+            }
+        }
+        self.outbox.flush(out);
+    }
+
+    /// When [`Self::on_deadline`] is to be called next, if nothing happens before.
+    #[must_use]
+    pub fn next_deadline(&self) -> Option<Instant> {
+        let policies = self.segments.iter().filter_map(|(_, segment)| segment.policy.next_deadline());
+        policies.chain(self.due.next()).min()
+    }
+
+    /// What the operator should know about the configuration.
+    #[must_use]
+    pub fn warnings(&self) -> &[ConfigWarning] {
+        &self.warnings
+    }
+
+    /// The configuration as it is used.
+    #[must_use]
+    pub fn config(&self) -> &MasterConfig {
+        &self.config
+    }
+
+    /// Counters and gauges.
+    #[must_use]
+    pub fn metrics(&self) -> &Metrics {
+        &self.metrics
+    }
+
+    /// What segments there are, and how full.
+    #[must_use]
+    pub fn segments(&self) -> Vec<SegmentState> {
+        self.segments.iter().map(|(_, segment)| segment.state()).collect()
+    }
+
+    fn request(&mut self, now: Instant, caller: &Caller, request: Request) {
+        let reply = match request {
+            Request::Get(get) => self.get(now, caller, &get),
+            Request::GetEnd(end) => self.get_end(now, caller, &end),
+            Request::Exists(exists) => self.exists(now, &exists),
+            Request::PutStart(start) => return self.put_start(now, caller, start),
+            Request::PutEnd(end) => return self.put_end(now, caller, &end),
+            Request::PutRevoke { tenant, puts } => self.put_revoke(now, caller, &tenant, &puts),
+            Request::Mount(mount) => self.mount(now, &mount),
+            Request::Unmount { segment } => self.unmount(now, segment),
+            _ => Reply::Failed(ErrorCode::NotSupported),
+        };
+        self.outbox.reply(caller.client, caller.call, reply);
+    }
+
+    fn report(&mut self, now: Instant, _node: NodeId, report: Report) {
+        if let Report::Fenced(extents) = report {
+            self.fenced(now, &extents);
+        }
+    }
+
+    fn client_lost(&mut self, now: Instant, client: ClientId) {
+        self.puts_lost(now, client);
+        for replica in self.guards.lose(client) {
+            self.unhold(now, replica);
+        }
+        self.serve(now);
+    }
+
+    fn fenced(&mut self, now: Instant, extents: &[ExtentRef]) {
+        for extent in extents {
+            let Some(index) = self.segments.find(extent.segment) else { continue };
+            if self.segments.at_mut(index).fenced(*extent) {
+                self.metrics.extents_fenced += 1;
+            }
+        }
+        self.serve(now);
+    }
+
+    pub(crate) fn tenant(&self, tenant: &Tenant) -> Option<TenantIndex> {
+        self.tenants.find(tenant)
+    }
+
+    pub(crate) fn version(&mut self) -> Version {
+        self.next_version += 1;
+        Version(self.next_version - 1)
+    }
+
+    pub(crate) fn ticket(&mut self) -> TicketId {
+        self.next_ticket += 1;
+        TicketId(self.next_ticket - 1)
+    }
+}
+
+/// Deadlines handled in one step.
+const DUE_STEP: usize = 256;

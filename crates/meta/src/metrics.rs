@@ -1,0 +1,81 @@
+/// Plain counters and gauges of a master; names and registries are the shell's business.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[expect(missing_docs, reason = "each field says it all: a count of what its name says, bytes where it says bytes")]
+pub struct Metrics {
+    pub gets: u64,
+    pub get_memory_hits: u64,
+    pub get_disk_hits: u64,
+    pub get_misses: u64,
+    pub get_not_ready: u64,
+    pub get_memory_bytes: u64,
+    pub get_disk_bytes: u64,
+    pub probes: u64,
+    pub puts_granted: u64,
+    pub puts_existed: u64,
+    pub puts_refused: u64,
+    pub puts_partial: u64,
+    pub puts_waited: u64,
+    pub puts_timed_out: u64,
+    pub puts_published: u64,
+    pub puts_published_bytes: u64,
+    pub puts_revoked: u64,
+    pub puts_preempted: u64,
+    pub puts_reclaimed: u64,
+    pub late_ends_refused: u64,
+    pub removes: u64,
+    pub objects_removed: u64,
+    pub evictions: u64,
+    pub eviction_bytes: u64,
+    pub evictions_clean: u64,
+    pub quota_evictions: u64,
+    pub disk_evictions: u64,
+    pub disk_eviction_bytes: u64,
+    pub victims_parked: u64,
+    pub offload: OffloadMetrics,
+    pub promotion: PromotionMetrics,
+    pub records_announced: u64,
+    pub records_stale: u64,
+    pub records_lost: u64,
+    pub records_dropped: u64,
+    pub extents_fenced: u64,
+    pub calls_replayed: u64,
+}
+
+/// What became of offloads: `started = completed + failed + cancelled + expired + in_flight`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[expect(missing_docs, reason = "each field says it all: a count of what its name says, bytes where it says bytes")]
+pub struct OffloadMetrics {
+    pub started: u64,
+    pub completed: u64,
+    pub completed_bytes: u64,
+    pub failed: u64,
+    pub cancelled: u64,
+    pub expired: u64,
+    pub in_flight: u64,
+    pub skipped_full: u64,
+    pub skipped_no_disk: u64,
+    pub skipped_not_worth: u64,
+}
+
+/// The funnel of promotion: `admitted = completed + failed + cancelled + expired + in_flight`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[expect(missing_docs, reason = "each field says it all: a count of what its name says, bytes where it says bytes")]
+pub struct PromotionMetrics {
+    pub in_flight: u64,
+    pub admitted: u64,
+    pub completed: u64,
+    pub completed_bytes: u64,
+    pub expired: u64,
+    pub failed: u64,
+    pub cancelled: u64,
+    pub rejected_frequency: u64,
+    pub rejected_watermark: u64,
+    pub rejected_cap: u64,
+    pub candidate_recorded: u64,
+    pub candidate_admitted: u64,
+    pub candidate_admission_rejected: u64,
+    pub candidate_expired_evaluated: u64,
+    pub candidate_expired_unevaluated: u64,
+    pub candidate_dropped_limit: u64,
+    pub candidates: u64,
+}

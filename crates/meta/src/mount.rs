@@ -1,0 +1,84 @@
+//! Segments come and go, and nodes with them.
+
+use slackwater_base::Instant;
+use slackwater_wire::{ErrorCode, Mount, NodeId, Reply, SegmentId, SegmentKind};
+
+use crate::catalog::{ReplicaId, SegmentIndex};
+use crate::master::{Due, Master};
+use crate::release::Why;
+use crate::segment::Segment;
+
+impl Master {
+    pub(crate) fn mount(&mut self, now: Instant, mount: &Mount) -> Reply {
+        if let Some(index) = self.segments.find(mount.segment) {
+            let mounted = self.segments.at(index);
+            if mounted.node != mount.node || mounted.incarnation >= mount.incarnation {
+                return Reply::Failed(ErrorCode::SegmentAlreadyExists);
+            }
+            // The owner restarted before its loss was noticed.
+            self.lose_segment(now, index);
+        }
+        let granule = self.config.granule;
+        let granules = mount.bytes / granule;
+        let sound = match mount.kind {
+            SegmentKind::Memory => granules > 0 && granules < u64::from(u32::MAX),
+            SegmentKind::Disk => mount.bytes > 0 && self.segments.disk_of(mount.node).is_none(),
+        };
+        if !sound {
+            return Reply::Failed(ErrorCode::InvalidParams);
+        }
+        if self.segments.len() >= self.config.limits.segments {
+            return Reply::Failed(ErrorCode::TaskPendingLimitExceeded);
+        }
+        let policy = self.config.eviction.policy.build(mount.bytes);
+        self.segments.add(Segment::new(mount, granule, policy));
+        self.capacity_changed();
+        self.serve(now);
+        Reply::Done
+    }
+
+    fn capacity_changed(&mut self) {
+        let mut capacity = [0; 2];
+        for (_, segment) in self.segments.iter() {
+            capacity[usize::from(segment.disk().is_some())] += segment.capacity();
+        }
+        self.tenants.rescale(capacity);
+    }
+
+    pub(crate) fn unmount(&mut self, now: Instant, segment: SegmentId) -> Reply {
+        let Some(index) = self.segments.find(segment) else {
+            return Reply::Failed(ErrorCode::SegmentNotFound);
+        };
+        self.lose_segment(now, index);
+        Reply::Done
+    }
+
+    pub(crate) fn node_lost(&mut self, now: Instant, node: NodeId) {
+        for index in self.segments.of_node(node) {
+            self.lose_segment(now, index);
+        }
+        self.outbox.forget_node(node);
+    }
+
+    /// A segment is gone with everything on it.
+    fn lose_segment(&mut self, now: Instant, index: SegmentIndex) {
+        self.lose_open_puts(now, index);
+        let lost: Vec<ReplicaId> = self.segments.at(index).replicas().collect();
+        let catalog = &self.catalog;
+        self.guards.forget(|id| catalog.replica(id).segment == index);
+        for id in lost {
+            self.catalog.replica_mut(id).refs = 0;
+            if let Some(orphan) = self.orphans.remove(&id) {
+                self.free(id, orphan.tenant, orphan.bytes);
+                continue;
+            }
+            let object = self.catalog.replica(id).object().expect("published replicas have an object");
+            self.discard(now, id, Why::Removed);
+            self.erase_if_empty(object);
+        }
+        let segment = self.segments.take(index);
+        self.outbox.forget_segment(segment.id);
+        self.due.cancel(Due::Relieve(index));
+        self.capacity_changed();
+    }
+}

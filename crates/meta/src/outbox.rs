@@ -1,0 +1,158 @@
+use std::collections::BTreeMap;
+
+use slackwater_base::Map;
+use slackwater_wire::{
+    CallId, ClientId, DiskEntry, ErrorCode, ExtentRef, NodeId, OffloadTask, Order, Reply, SegmentId,
+};
+
+use crate::Output;
+
+/// What one step wants said, gathered so that each node gets one order of a kind.
+#[derive(Default)]
+pub(crate) struct Outbox {
+    replies: Vec<Output>,
+    orders: Vec<Output>,
+    offloads: BTreeMap<NodeId, Vec<OffloadTask>>,
+    drops: BTreeMap<NodeId, Vec<DiskEntry>>,
+    fences: BTreeMap<NodeId, Vec<ExtentRef>>,
+}
+
+impl Outbox {
+    pub(crate) fn reply(&mut self, client: ClientId, call: CallId, reply: Reply) {
+        self.replies.push(Output::Reply { client, call, reply });
+    }
+
+    pub(crate) fn order(&mut self, node: NodeId, order: Order) {
+        self.orders.push(Output::Order { node, order });
+    }
+
+    pub(crate) fn offload(&mut self, node: NodeId, task: OffloadTask) {
+        self.offloads.entry(node).or_default().push(task);
+    }
+
+    pub(crate) fn drop(&mut self, node: NodeId, entry: DiskEntry) {
+        self.drops.entry(node).or_default().push(entry);
+    }
+
+    pub(crate) fn fence(&mut self, node: NodeId, extent: ExtentRef) {
+        self.fences.entry(node).or_default().push(extent);
+    }
+
+    /// A segment is gone: nobody can fence its extents, nor needs to.
+    pub(crate) fn forget_segment(&mut self, segment: SegmentId) {
+        for extents in self.fences.values_mut() {
+            extents.retain(|extent| extent.segment != segment);
+        }
+        self.fences.retain(|_, extents| !extents.is_empty());
+    }
+
+    /// A node is gone: nothing more is said to it.
+    pub(crate) fn forget_node(&mut self, node: NodeId) {
+        self.orders.retain(|output| !matches!(output, Output::Order { node: to, .. } if *to == node));
+        self.offloads.remove(&node);
+        self.drops.remove(&node);
+        self.fences.remove(&node);
+    }
+
+    /// Moves everything to `out`: what nodes must do before what clients are told about it.
+    pub(crate) fn flush(&mut self, out: &mut Vec<Output>) {
+        let order = |(node, order)| Output::Order { node, order };
+        let offloads = std::mem::take(&mut self.offloads).into_iter();
+        out.extend(offloads.map(|(node, tasks)| order((node, Order::Offload(tasks)))));
+        let drops = std::mem::take(&mut self.drops).into_iter();
+        out.extend(drops.map(|(node, entries)| order((node, Order::Drop(entries)))));
+        out.append(&mut self.orders);
+        let fences = std::mem::take(&mut self.fences).into_iter();
+        out.extend(fences.map(|(node, extents)| order((node, Order::Fence(extents)))));
+        out.append(&mut self.replies);
+    }
+}
+
+/// Names a reply that waits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct AckId(u64);
+
+/// One outcome within a reply that waits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct Waiter {
+    pub(crate) ack: AckId,
+    pub(crate) at: u32,
+}
+
+/// Replies that are sent when the last thing that they promise is durable.
+#[derive(Default)]
+pub(crate) struct Acks {
+    next: u64,
+    open: Map<AckId, Ack>,
+}
+
+struct Ack {
+    client: ClientId,
+    call: CallId,
+    /// Things not yet durable, and one for the request itself while it is being handled.
+    waiting: u32,
+    answer: Answer,
+}
+
+/// What will be said.
+pub(crate) enum Answer {
+    Each(Vec<Result<(), ErrorCode>>),
+    Count(u64),
+    Failed(ErrorCode),
+}
+
+impl Acks {
+    pub(crate) fn open(&mut self, client: ClientId, call: CallId, answer: Answer) -> AckId {
+        self.next += 1;
+        let id = AckId(self.next);
+        self.open.insert(id, Ack { client, call, waiting: 1, answer });
+        id
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.open.len()
+    }
+
+    /// One more thing that must be durable first.
+    pub(crate) fn wait(&mut self, waiter: Waiter) -> Waiter {
+        self.at(waiter.ack).waiting += 1;
+        waiter
+    }
+
+    pub(crate) fn fail(&mut self, waiter: Waiter, code: ErrorCode) {
+        let ack = self.at(waiter.ack);
+        match &mut ack.answer {
+            Answer::Each(results) => results[waiter.at as usize] = Err(code),
+            Answer::Count(_) => ack.answer = Answer::Failed(code),
+            Answer::Failed(_) => {}
+        }
+    }
+
+    /// Counts the objects of an answer that is a number.
+    pub(crate) fn count(&mut self, id: AckId) {
+        if let Answer::Count(count) = &mut self.at(id).answer {
+            *count += 1;
+        }
+    }
+
+    /// One thing is durable, or the request is handled: says whether that was the last.
+    #[must_use]
+    pub(crate) fn done(&mut self, id: AckId) -> Option<(ClientId, CallId, Reply)> {
+        let ack = self.at(id);
+        ack.waiting -= 1;
+        if ack.waiting > 0 {
+            return None;
+        }
+        let Ack { client, call, answer, .. } = self.open.remove(&id).expect("found above");
+        let reply = match answer {
+            Answer::Each(results) => Reply::Each(results),
+            Answer::Count(count) => Reply::Count(count),
+            Answer::Failed(code) => Reply::Failed(code),
+        };
+        Some((client, call, reply))
+    }
+
+    fn at(&mut self, id: AckId) -> &mut Ack {
+        self.open.get_mut(&id).expect("whoever waits keeps the answer open")
+    }
+}

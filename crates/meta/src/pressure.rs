@@ -1,0 +1,247 @@
+//! The loop that makes room: who goes from a full segment, and who may not.
+
+use slackwater_base::Instant;
+use slackwater_wire::{ReplicaState, SegmentKind};
+
+use crate::catalog::{Aside, ObjectId, Parked, PinKind, ReplicaId, SegmentIndex};
+use crate::config::SoftPinned;
+use crate::evict::Slot;
+use crate::master::{Due, Master};
+use crate::release::Why;
+
+/// Whether a replica may go now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Standing {
+    Free,
+    /// Not before then.
+    Until(Instant),
+    /// Only when nothing else can, until then.
+    Soft(Instant),
+    /// Not as long as somebody holds it.
+    Held,
+}
+
+/// How far eviction goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Pass {
+    /// Soft-pinned objects stay.
+    Plain,
+    /// They go too, when nothing else can.
+    Last,
+}
+
+/// What came of an attempt to evict one replica.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Evicted {
+    /// So many bytes are free, or will be without anything further.
+    Bytes(u64),
+    /// Nothing can go until something under way has ended.
+    Stalled,
+}
+
+impl Master {
+    /// Evicts from a segment over its high watermark until it is under the low one, in bounded steps.
+    pub(crate) fn relieve(&mut self, now: Instant, index: SegmentIndex) {
+        let (high, low) = self.marks(index);
+        let pressure = self.segments.at(index).disk().map_or(0, |disk| disk.pressure);
+        let staying = self.segments.at(index).staying();
+        if staying <= high && pressure == 0 && !self.segments.at(index).relieving {
+            return;
+        }
+        let mut budget = self.config.eviction.step;
+        let wanted = staying.saturating_sub(low).max(pressure);
+        let mut freed = self.evict(now, index, wanted, Pass::Plain, &mut budget);
+        let staying = self.segments.at(index).staying();
+        if freed < wanted && budget > 0 && staying > high {
+            freed += self.evict(now, index, staying - high, Pass::Last, &mut budget);
+        }
+        let cut_short = budget == 0 && freed < wanted;
+        let segment = self.segments.at_mut(index);
+        segment.relieving = cut_short;
+        if let Some(disk) = segment.disk_mut() {
+            disk.pressure = disk.pressure.saturating_sub(freed);
+        }
+        if cut_short {
+            self.due.set(Due::Relieve(index), now);
+        }
+    }
+
+    /// As [`Self::relieve`], when the request at hand is done.
+    pub(crate) fn relieve_soon(&mut self, now: Instant, index: SegmentIndex) {
+        let segment = self.segments.at(index);
+        let over = segment.staying() > self.marks(index).0 || segment.relieving;
+        if over || self.puts.anyone_waits() {
+            self.due.set(Due::Relieve(index), now);
+        }
+    }
+
+    /// The watermarks of a segment, in bytes.
+    pub(crate) fn marks(&self, index: SegmentIndex) -> (u64, u64) {
+        let eviction = &self.config.eviction;
+        let segment = self.segments.at(index);
+        let (high, low) = match segment.kind() {
+            SegmentKind::Memory => (eviction.high_watermark, eviction.low_watermark),
+            SegmentKind::Disk => (eviction.disk_high_watermark, eviction.disk_low_watermark),
+        };
+        let share = |of: f64| (segment.capacity() as f64 * of) as u64;
+        (share(high), share(low))
+    }
+
+    /// Evicts at least `wanted` bytes from a segment, if so much may go; says how many went or are about to.
+    pub(crate) fn evict(
+        &mut self,
+        now: Instant,
+        index: SegmentIndex,
+        wanted: u64,
+        pass: Pass,
+        budget: &mut usize,
+    ) -> u64 {
+        let mut freed = 0;
+        while freed < wanted && *budget > 0 {
+            *budget -= 1;
+            let segment = self.segments.at_mut(index);
+            let id = match segment.policy.victim(now) {
+                Some(slot) => segment.replica(slot),
+                None => match self.soft_victim(index, pass) {
+                    Some(id) => id,
+                    None => break,
+                },
+            };
+            match self.standing(now, id) {
+                Standing::Free => {}
+                Standing::Soft(_) if pass == Pass::Last && self.catalog.replica(id).parked == Parked::Soft => {
+                    self.unpark(id);
+                }
+                other => {
+                    self.set_aside(id, other);
+                    continue;
+                }
+            }
+            match self.evict_with_group(now, id) {
+                Evicted::Bytes(bytes) => freed += bytes,
+                Evicted::Stalled => break,
+            }
+        }
+        freed
+    }
+
+    /// The soft-pinned replica whose pin ends first, where those may go at all.
+    fn soft_victim(&mut self, index: SegmentIndex, pass: Pass) -> Option<ReplicaId> {
+        let allowed = pass == Pass::Last && self.config.eviction.soft_pinned == SoftPinned::Last;
+        if allowed { self.segments.at(index).soft.first() } else { None }
+    }
+
+    /// Whether a published replica may go now.
+    pub(crate) fn standing(&self, now: Instant, id: ReplicaId) -> Standing {
+        let replica = self.catalog.replica(id);
+        let object = replica.object().expect("published replicas have an object");
+        if replica.state != ReplicaState::Complete || replica.refs > 0 {
+            return Standing::Held;
+        }
+        let record = self.catalog.object(object);
+        if !record.is(Aside::Group) {
+            return self.standing_of(now, object);
+        }
+        let worst = |a, b| match (a, b) {
+            (Standing::Held, _) | (_, Standing::Held) => Standing::Held,
+            (Standing::Until(a), Standing::Until(b)) => Standing::Until(a.max(b)),
+            (Standing::Until(at), _) | (_, Standing::Until(at)) => Standing::Until(at),
+            (Standing::Soft(a), Standing::Soft(b)) => Standing::Soft(a.max(b)),
+            (Standing::Soft(at), _) | (_, Standing::Soft(at)) => Standing::Soft(at),
+            (Standing::Free, Standing::Free) => Standing::Free,
+        };
+        self.groups.members(record.tenant, object).fold(Standing::Free, |all, member| {
+            let held = self.catalog.replicas(member).any(|(_, replica)| replica.refs > 0);
+            worst(all, if held { Standing::Held } else { self.standing_of(now, member) })
+        })
+    }
+
+    fn standing_of(&self, now: Instant, id: ObjectId) -> Standing {
+        let object = self.catalog.object(id);
+        let mut lease = object.lease;
+        if object.is(Aside::Group) {
+            lease = lease.max(self.groups.lease(object.tenant, id));
+        }
+        match object.pin {
+            PinKind::Hard => Standing::Held,
+            _ if lease > now => Standing::Until(lease),
+            PinKind::Soft => match self.soft_until.get(&id) {
+                Some(until) if *until > now => Standing::Soft(*until),
+                _ => Standing::Free,
+            },
+            PinKind::None => Standing::Free,
+        }
+    }
+
+    /// Tells the policy to leave a replica alone until it may be able to go.
+    pub(crate) fn set_aside(&mut self, id: ReplicaId, standing: Standing) {
+        self.metrics.victims_parked += 1;
+        let replica = self.catalog.replica(id);
+        let (slot, index, parked) = (replica.slot, replica.segment, replica.parked);
+        if parked == Parked::No {
+            self.segments.at_mut(index).policy.park(Slot(slot));
+        } else {
+            self.segments.at_mut(index).soft.cancel(id);
+        }
+        let reason = match standing {
+            Standing::Free => unreachable!("who may go is not set aside"),
+            Standing::Held => Parked::Held,
+            Standing::Until(at) => {
+                self.due.set(Due::Unpark(id), at);
+                Parked::Held
+            }
+            Standing::Soft(at) => {
+                self.due.set(Due::Unpark(id), at);
+                self.segments.at_mut(index).soft.set(id, at);
+                Parked::Soft
+            }
+        };
+        self.catalog.replica_mut(id).parked = reason;
+    }
+
+    pub(crate) fn unpark_due(&mut self, now: Instant, id: ReplicaId) {
+        let index = self.catalog.replica(id).segment;
+        self.unpark(id);
+        if self.puts.anyone_waits() {
+            self.serve(now);
+        }
+        self.relieve(now, index);
+    }
+
+    /// Evicts a replica, and with it those of its group on the same kind of medium.
+    fn evict_with_group(&mut self, now: Instant, id: ReplicaId) -> Evicted {
+        let replica = self.catalog.replica(id);
+        let object = replica.object().expect("published replicas have an object");
+        let kind = self.segments.at(replica.segment).kind();
+        let record = self.catalog.object(object);
+        if !record.is(Aside::Group) {
+            return self.evict_one(now, id);
+        }
+        let members: Vec<ObjectId> = self.groups.members(record.tenant, object).collect();
+        let mut freed = 0;
+        for member in members {
+            let of_kind = |(id, replica): (ReplicaId, &crate::catalog::Replica)| {
+                (self.segments.at(replica.segment).kind() == kind).then_some(id)
+            };
+            let ids: Vec<ReplicaId> = self.catalog.replicas(member).filter_map(of_kind).collect();
+            for id in ids {
+                if let Evicted::Bytes(bytes) = self.evict_one(now, id) {
+                    freed += bytes;
+                }
+            }
+        }
+        if freed == 0 { Evicted::Stalled } else { Evicted::Bytes(freed) }
+    }
+
+    fn evict_one(&mut self, now: Instant, id: ReplicaId) -> Evicted {
+        let replica = *self.catalog.replica(id);
+        let object = replica.object().expect("published replicas have an object");
+        let segment = self.segments.at(replica.segment);
+        let bytes = segment.extent(replica.piece).bytes;
+        self.metrics.evictions += 1;
+        self.metrics.eviction_bytes += bytes;
+        self.discard(now, id, Why::Evicted);
+        self.erase_if_empty(object);
+        Evicted::Bytes(bytes)
+    }
+}

@@ -1,0 +1,132 @@
+//! How replicas and objects end: once, through one door.
+
+use slackwater_base::Instant;
+use slackwater_wire::ReplicaState;
+
+use crate::catalog::{Aside, ObjectId, Parked, ReplicaId, TenantIndex};
+use crate::evict::Slot;
+use crate::master::{Due, Master, Orphan};
+use crate::segment::{Medium, record_bytes};
+use crate::tenant::Ledger;
+
+/// Why a published replica goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Why {
+    /// The policy named it, or its group went.
+    Evicted,
+    /// Removed, replaced, or its owner is lost.
+    Removed,
+}
+
+impl Master {
+    /// Takes a published replica away from its object. Its bytes come back once nobody holds it and, in memory, the
+    /// owner has fenced it.
+    pub(crate) fn discard(&mut self, now: Instant, id: ReplicaId, why: Why) {
+        self.unpark(id);
+        let replica = *self.catalog.replica(id);
+        assert_eq!(replica.state, ReplicaState::Complete, "only published replicas are discarded");
+        let policy = &mut self.segments.at_mut(replica.segment).policy;
+        match why {
+            Why::Evicted => policy.evicted(now, Slot(replica.slot)),
+            Why::Removed => policy.remove(Slot(replica.slot)),
+        }
+        self.tenants.untouch(id);
+        let object = self.catalog.detach(id);
+        let (tenant, bytes) = (self.catalog.object(object).tenant, self.catalog.object(object).bytes);
+        self.catalog.replica_mut(id).state = ReplicaState::Removed;
+        if replica.refs > 0 {
+            self.orphans.insert(id, Orphan { tenant, bytes });
+        } else {
+            self.free(id, tenant, bytes);
+        }
+    }
+
+    /// Gives the room of a replica back that no object and nobody else has.
+    pub(crate) fn free(&mut self, id: ReplicaId, tenant: TenantIndex, bytes: u64) {
+        let replica = self.catalog.take_replica(id);
+        let segment = self.segments.at_mut(replica.segment);
+        segment.unnumber(replica.slot);
+        if let Medium::Disk(disk) = &mut segment.medium {
+            disk.live -= record_bytes(bytes);
+            self.tenants.refund(tenant, Ledger::Disk, record_bytes(bytes));
+        } else {
+            let extent = segment.retire(replica.piece);
+            self.outbox.fence(segment.node, extent);
+            self.tenants.refund(tenant, Ledger::Memory, extent.bytes);
+        }
+        self.tenants.forget_if_idle(tenant);
+    }
+
+    /// Somebody needs the replica to stay.
+    pub(crate) fn hold(&mut self, id: ReplicaId) {
+        self.catalog.replica_mut(id).refs += 1;
+    }
+
+    /// One who needed the replica no longer does.
+    pub(crate) fn unhold(&mut self, now: Instant, id: ReplicaId) {
+        let replica = self.catalog.replica_mut(id);
+        replica.refs -= 1;
+        if replica.refs > 0 {
+            return;
+        }
+        if let Some(orphan) = self.orphans.remove(&id) {
+            self.free(id, orphan.tenant, orphan.bytes);
+            return;
+        }
+        let (object, segment) = (replica.object(), replica.segment);
+        if replica.parked == Parked::Held {
+            self.unpark(id);
+            self.relieve_soon(now, segment);
+        }
+        if let Some(object) = object
+            && self.catalog.object(object).is(Aside::Group)
+        {
+            self.unpark_group(now, object);
+        }
+    }
+
+    /// Members of a group wait for each other: one is free, so all are looked at again.
+    fn unpark_group(&mut self, now: Instant, object: ObjectId) {
+        let tenant = self.catalog.object(object).tenant;
+        let members: Vec<ObjectId> = self.groups.members(tenant, object).collect();
+        for member in members {
+            let replicas: Vec<ReplicaId> = self.catalog.replicas(member).map(|(id, _)| id).collect();
+            for id in replicas {
+                if self.catalog.replica(id).parked == Parked::Held {
+                    self.unpark(id);
+                    self.relieve_soon(now, self.catalog.replica(id).segment);
+                }
+            }
+        }
+    }
+
+    /// Lets the policy name a replica again.
+    pub(crate) fn unpark(&mut self, id: ReplicaId) {
+        let replica = self.catalog.replica_mut(id);
+        let parked = std::mem::replace(&mut replica.parked, Parked::No);
+        let (slot, piece, index) = (replica.slot, replica.piece, replica.segment);
+        let segment = self.segments.at_mut(index);
+        match parked {
+            Parked::No => return,
+            Parked::Held => {}
+            Parked::Soft => segment.soft.cancel(id),
+            Parked::Leaving => segment.leaving -= segment.extent(piece).bytes,
+        }
+        self.due.cancel(Due::Unpark(id));
+        segment.policy.unpark(Slot(slot));
+    }
+
+    /// Forgets an object that nothing is left of.
+    pub(crate) fn erase_if_empty(&mut self, id: ObjectId) {
+        let object = self.catalog.object(id);
+        if object.has_replicas() || object.is(Aside::Open) {
+            return;
+        }
+        let tenant = object.tenant;
+        self.groups.leave(tenant, id);
+        self.soft_until.remove(&id);
+        self.catalog.take(id);
+        self.tenants.at_mut(tenant).objects -= 1;
+        self.tenants.forget_if_idle(tenant);
+    }
+}

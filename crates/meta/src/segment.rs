@@ -1,0 +1,284 @@
+use std::collections::BTreeMap;
+
+use slackwater_base::{AllocError, BLOCK_BYTES, Extent, ExtentAllocator, Instant, Map, round_to_block};
+use slackwater_wire::{ExtentRef, Incarnation, Mount, NodeId, SegmentId, SegmentKind, SegmentState};
+
+use crate::catalog::{ReplicaId, SegmentIndex};
+use crate::due::Deadlines;
+use crate::evict::{Evict, Slot};
+
+/// A run of memory, or the SSD log of one node, with the policy that decides what goes from it.
+pub(crate) struct Segment {
+    pub(crate) id: SegmentId,
+    pub(crate) name: String,
+    pub(crate) host: String,
+    pub(crate) node: NodeId,
+    pub(crate) incarnation: Incarnation,
+    pub(crate) medium: Medium,
+    pub(crate) policy: Box<dyn Evict>,
+    /// Soft-pinned replicas that the policy named and that wait for the end of their pins.
+    pub(crate) soft: Deadlines<ReplicaId>,
+    /// Bytes of replicas that go as soon as their SSD copy is durable.
+    pub(crate) leaving: u64,
+    /// Eviction was cut short before it reached the low watermark.
+    pub(crate) relieving: bool,
+    slots: Vec<u32>,
+    spare: Vec<u32>,
+}
+
+/// What a segment is made of.
+pub(crate) enum Medium {
+    Memory(MemoryExtents),
+    Disk(DiskLog),
+}
+
+/// Extents of a memory segment, and those that wait for their fence by generation.
+pub(crate) struct MemoryExtents {
+    pub(crate) extents: ExtentAllocator,
+    pub(crate) fencing: Map<u64, Extent>,
+}
+
+/// What the master knows of an SSD log; the node keeps the true books of its files.
+pub(crate) struct DiskLog {
+    pub(crate) capacity: u64,
+    pub(crate) accepting: bool,
+    /// Failures made it refuse until then.
+    pub(crate) refusing_until: Instant,
+    /// Bytes of records in the catalog.
+    pub(crate) live: u64,
+    /// Bytes of records being written.
+    pub(crate) reserved: u64,
+    /// Bytes that the node asked to be freed beyond watermarks.
+    pub(crate) pressure: u64,
+    /// Whether the node still announces what it holds: records may turn up that nobody knows yet.
+    pub(crate) announcing: bool,
+}
+
+const NONE: u32 = u32::MAX;
+
+impl Segment {
+    pub(crate) fn new(mount: &Mount, granule: u64, policy: Box<dyn Evict>) -> Self {
+        let medium = match mount.kind {
+            SegmentKind::Memory => Medium::Memory(MemoryExtents {
+                extents: ExtentAllocator::new(mount.bytes, granule, 1),
+                fencing: Map::default(),
+            }),
+            SegmentKind::Disk => Medium::Disk(DiskLog {
+                capacity: mount.bytes,
+                accepting: true,
+                refusing_until: Instant::ZERO,
+                live: 0,
+                reserved: 0,
+                pressure: 0,
+                announcing: true,
+            }),
+        };
+        Self {
+            id: mount.segment,
+            name: mount.name.clone(),
+            host: mount.host.clone(),
+            node: mount.node,
+            incarnation: mount.incarnation,
+            medium,
+            policy,
+            soft: Deadlines::new(),
+            leaving: 0,
+            relieving: false,
+            slots: Vec::new(),
+            spare: Vec::new(),
+        }
+    }
+
+    pub(crate) fn kind(&self) -> SegmentKind {
+        match self.medium {
+            Medium::Memory(_) => SegmentKind::Memory,
+            Medium::Disk(_) => SegmentKind::Disk,
+        }
+    }
+
+    pub(crate) fn memory(&self) -> Option<&MemoryExtents> {
+        if let Medium::Memory(memory) = &self.medium { Some(memory) } else { None }
+    }
+
+    pub(crate) fn memory_mut(&mut self) -> Option<&mut MemoryExtents> {
+        if let Medium::Memory(memory) = &mut self.medium { Some(memory) } else { None }
+    }
+
+    pub(crate) fn disk(&self) -> Option<&DiskLog> {
+        if let Medium::Disk(disk) = &self.medium { Some(disk) } else { None }
+    }
+
+    pub(crate) fn disk_mut(&mut self) -> Option<&mut DiskLog> {
+        if let Medium::Disk(disk) = &mut self.medium { Some(disk) } else { None }
+    }
+
+    pub(crate) fn capacity(&self) -> u64 {
+        match &self.medium {
+            Medium::Memory(memory) => memory.extents.books().capacity,
+            Medium::Disk(disk) => disk.capacity,
+        }
+    }
+
+    /// Bytes that replicas occupy, those being written included.
+    pub(crate) fn used(&self) -> u64 {
+        match &self.medium {
+            Medium::Memory(memory) => memory.extents.books().live,
+            Medium::Disk(disk) => disk.live + disk.reserved,
+        }
+    }
+
+    /// Bytes that stay used when everything under way has left.
+    pub(crate) fn staying(&self) -> u64 {
+        self.used().saturating_sub(self.leaving)
+    }
+
+    /// An extent of `bytes`, known by its short name.
+    pub(crate) fn allocate(&mut self, bytes: u64) -> Result<Extent, AllocError> {
+        self.memory_mut().expect("only memory has extents").extents.allocate(bytes)
+    }
+
+    pub(crate) fn extent(&self, piece: u32) -> Extent {
+        self.memory().expect("only memory has extents").extents.held(piece)
+    }
+
+    pub(crate) fn reference(&self, extent: Extent) -> ExtentRef {
+        ExtentRef {
+            segment: self.id,
+            incarnation: self.incarnation,
+            offset: extent.offset,
+            bytes: extent.bytes,
+            generation: extent.generation,
+        }
+    }
+
+    /// Ends the life of an extent; its bytes come back with [`Self::fenced`].
+    pub(crate) fn retire(&mut self, piece: u32) -> ExtentRef {
+        let extent = self.extent(piece);
+        let reference = self.reference(extent);
+        let memory = self.memory_mut().expect("only memory has extents");
+        memory.extents.retire(extent);
+        memory.fencing.insert(extent.generation, extent);
+        reference
+    }
+
+    /// Returns the bytes of a retired extent. False when it is not one of ours, or was returned before.
+    pub(crate) fn fenced(&mut self, extent: ExtentRef) -> bool {
+        if extent.incarnation != self.incarnation {
+            return false;
+        }
+        let Some(memory) = self.memory_mut() else { return false };
+        let Some(retired) = memory.fencing.remove(&extent.generation) else { return false };
+        memory.extents.release(retired);
+        true
+    }
+
+    /// A number for a replica of this segment.
+    pub(crate) fn number(&mut self, id: ReplicaId) -> Slot {
+        match self.spare.pop() {
+            Some(slot) => {
+                self.slots[slot as usize] = id.0;
+                Slot(slot)
+            }
+            None => {
+                self.slots.push(id.0);
+                Slot(self.slots.len() as u32 - 1)
+            }
+        }
+    }
+
+    pub(crate) fn unnumber(&mut self, slot: u32) {
+        assert_ne!(self.slots[slot as usize], NONE, "a slot is given back once");
+        self.slots[slot as usize] = NONE;
+        self.spare.push(slot);
+    }
+
+    pub(crate) fn replica(&self, slot: Slot) -> ReplicaId {
+        let id = self.slots[slot.0 as usize];
+        assert_ne!(id, NONE, "policies name resident slots only");
+        ReplicaId(id)
+    }
+
+    pub(crate) fn replicas(&self) -> impl Iterator<Item = ReplicaId> {
+        self.slots.iter().filter(|id| **id != NONE).map(|id| ReplicaId(*id))
+    }
+
+    pub(crate) fn state(&self) -> SegmentState {
+        SegmentState {
+            segment: self.id,
+            name: self.name.clone(),
+            kind: self.kind(),
+            bytes: self.capacity(),
+            used_bytes: self.used(),
+        }
+    }
+
+    pub(crate) fn overhead_bytes(&self) -> usize {
+        let slots = (self.slots.capacity() + self.spare.capacity()) * size_of::<u32>();
+        slots + self.policy.overhead_bytes() + self.memory().map_or(0, |memory| memory.extents.overhead_bytes())
+    }
+}
+
+/// Bytes that the record of a value of `bytes` takes in a log: a block of header and whole blocks of payload.
+pub(crate) fn record_bytes(bytes: u64) -> u64 {
+    round_to_block(bytes).saturating_add(BLOCK_BYTES)
+}
+
+/// The segments there are, and whose they are.
+#[derive(Default)]
+pub(crate) struct Segments {
+    list: Vec<Option<Segment>>,
+    by_id: BTreeMap<SegmentId, SegmentIndex>,
+}
+
+impl Segments {
+    pub(crate) fn len(&self) -> usize {
+        self.by_id.len()
+    }
+
+    pub(crate) fn find(&self, id: SegmentId) -> Option<SegmentIndex> {
+        self.by_id.get(&id).copied()
+    }
+
+    pub(crate) fn add(&mut self, segment: Segment) -> SegmentIndex {
+        let free = self.list.iter().position(Option::is_none).unwrap_or_else(|| {
+            self.list.push(None);
+            self.list.len() - 1
+        });
+        let index = SegmentIndex(free as u16);
+        assert!(self.by_id.insert(segment.id, index).is_none(), "segment {} is mounted already", segment.id);
+        self.list[free] = Some(segment);
+        index
+    }
+
+    pub(crate) fn take(&mut self, index: SegmentIndex) -> Segment {
+        let segment = self.list[usize::from(index.0)].take().expect("segment numbers are held by mounted segments");
+        self.by_id.remove(&segment.id);
+        segment
+    }
+
+    pub(crate) fn at(&self, index: SegmentIndex) -> &Segment {
+        self.list[usize::from(index.0)].as_ref().expect("segment numbers are held by mounted segments")
+    }
+
+    pub(crate) fn at_mut(&mut self, index: SegmentIndex) -> &mut Segment {
+        self.list[usize::from(index.0)].as_mut().expect("segment numbers are held by mounted segments")
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (SegmentIndex, &Segment)> {
+        self.list.iter().enumerate().filter_map(|(at, segment)| Some((SegmentIndex(at as u16), segment.as_ref()?)))
+    }
+
+    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = (SegmentIndex, &mut Segment)> {
+        let all = self.list.iter_mut().enumerate();
+        all.filter_map(|(at, segment)| Some((SegmentIndex(at as u16), segment.as_mut()?)))
+    }
+
+    /// The SSD log of a node.
+    pub(crate) fn disk_of(&self, node: NodeId) -> Option<SegmentIndex> {
+        self.iter().find(|(_, segment)| segment.node == node && segment.disk().is_some()).map(|(index, _)| index)
+    }
+
+    pub(crate) fn of_node(&self, node: NodeId) -> Vec<SegmentIndex> {
+        self.iter().filter(|(_, segment)| segment.node == node).map(|(index, _)| index).collect()
+    }
+}

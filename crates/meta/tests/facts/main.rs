@@ -1,0 +1,4 @@
+//! Facts about a master, each a test named for it.
+
+mod put;
+mod world;

@@ -1,0 +1,237 @@
+//! A master with the smallest world around it: a clock, one call at a time, and nodes that do as ordered.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use slackwater_base::{Checksum, Instant};
+use slackwater_meta::{Input, Master, MasterConfig, Output};
+use slackwater_wire::*;
+
+pub const MIB: u64 = 1 << 20;
+pub const BLOCK: u64 = 64 << 10;
+pub const ME: ClientId = ClientId(1);
+pub const OTHER: ClientId = ClientId(2);
+pub const NODE: NodeId = NodeId(1);
+pub const MEMORY: SegmentId = SegmentId(1);
+pub const DISK: SegmentId = SegmentId(2);
+
+pub struct World {
+    pub master: Master,
+    pub now: Instant,
+    /// Orders that no node has done yet.
+    pub orders: VecDeque<(NodeId, Order)>,
+    replies: Vec<(ClientId, CallId, Reply)>,
+    next_call: u64,
+    /// Nodes fence and drop by themselves after each step.
+    pub obedient: bool,
+}
+
+impl World {
+    pub fn new(config: MasterConfig) -> Self {
+        Self {
+            master: Master::new(config, 7),
+            now: Instant::from_nanos(1_000_000_000),
+            orders: VecDeque::new(),
+            replies: Vec::new(),
+            next_call: 0,
+            obedient: true,
+        }
+    }
+
+    /// One node with this much memory and no SSD.
+    pub fn memory(config: MasterConfig, bytes: u64) -> Self {
+        let mut world = Self::new(config);
+        world.mount(NODE, MEMORY, SegmentKind::Memory, bytes);
+        world
+    }
+
+    /// One node with memory and SSD, all of which is announced.
+    pub fn tiers(config: MasterConfig, memory: u64, disk: u64) -> Self {
+        let mut world = Self::memory(config, memory);
+        world.mount(NODE, DISK, SegmentKind::Disk, disk);
+        world.report(NODE, Report::Announce { segment: DISK, entries: vec![] });
+        world
+    }
+
+    pub fn mount(&mut self, node: NodeId, segment: SegmentId, kind: SegmentKind, bytes: u64) {
+        let mount = Mount {
+            segment,
+            name: format!("segment-{segment}"),
+            node,
+            incarnation: Incarnation(1),
+            kind,
+            bytes,
+            host: format!("host-{node}"),
+        };
+        assert_eq!(self.ask(Request::Mount(mount)), Reply::Done);
+    }
+
+    pub fn input(&mut self, input: Input) {
+        let mut out = Vec::new();
+        self.master.handle(self.now, input, &mut out);
+        self.take(out);
+    }
+
+    pub fn report(&mut self, node: NodeId, report: Report) {
+        self.input(Input::Report { node, report });
+    }
+
+    fn take(&mut self, out: Vec<Output>) {
+        for output in out {
+            match output {
+                Output::Reply { client, call, reply } => self.replies.push((client, call, reply)),
+                Output::Order { node, order } => self.orders.push_back((node, order)),
+            }
+        }
+        if self.obedient {
+            self.obey();
+        }
+        self.master.check_books().expect("books balance after every step");
+    }
+
+    /// Does every fence and drop that was ordered; leaves the rest.
+    pub fn obey(&mut self) {
+        for _ in 0..self.orders.len() {
+            let Some((node, order)) = self.orders.pop_front() else { break };
+            match order {
+                Order::Fence(extents) => self.report(node, Report::Fenced(extents)),
+                Order::Drop(entries) => self.report(node, Report::Dropped(entries)),
+                other => self.orders.push_back((node, other)),
+            }
+        }
+    }
+
+    pub fn send(&mut self, client: ClientId, request: Request) -> CallId {
+        self.next_call += 1;
+        let call = CallId(self.next_call);
+        self.input(Input::Request { client, host: None, call, request });
+        call
+    }
+
+    pub fn reply(&mut self, call: CallId) -> Option<Reply> {
+        let at = self.replies.iter().position(|(_, other, _)| *other == call)?;
+        Some(self.replies.remove(at).2)
+    }
+
+    pub fn ask_as(&mut self, client: ClientId, request: Request) -> Reply {
+        let call = self.send(client, request);
+        self.reply(call).expect("the master answers at once")
+    }
+
+    pub fn ask(&mut self, request: Request) -> Reply {
+        self.ask_as(ME, request)
+    }
+
+    /// Lets time pass, with every deadline on its way kept.
+    pub fn pass(&mut self, time: Duration) {
+        let end = self.now + time;
+        while let Some(at) = self.master.next_deadline().filter(|at| *at <= end) {
+            self.now = self.now.max(at);
+            let mut out = Vec::new();
+            self.master.on_deadline(self.now, &mut out);
+            self.take(out);
+        }
+        self.now = end;
+    }
+
+    pub fn start(&mut self, name: &str, bytes: u64, config: PutConfig) -> PutStarted {
+        match self.ask(start(name, bytes, config)) {
+            Reply::PutStart(mut results) => results.remove(0),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    pub fn end(&mut self, client: ClientId, name: &str, version: Version) -> Reply {
+        self.ask_as(client, end(name, version))
+    }
+
+    pub fn put(&mut self, name: &str, bytes: u64) -> Version {
+        self.put_with(name, bytes, PutConfig::default())
+    }
+
+    pub fn put_with(&mut self, name: &str, bytes: u64, config: PutConfig) -> Version {
+        let PutStarted::Granted { version, .. } = self.start(name, bytes, config) else {
+            panic!("no room for {name}");
+        };
+        assert_eq!(self.end(ME, name, version), Reply::Each(vec![Ok(())]));
+        version
+    }
+
+    pub fn get(&mut self, name: &str) -> Lookup {
+        self.get_with(name, Hold::Lease)
+    }
+
+    pub fn get_with(&mut self, name: &str, hold: Hold) -> Lookup {
+        let get =
+            Get { tenant: Tenant::DEFAULT, keys: vec![key(name)], chain: Chain::default(), hold, prefix_only: false };
+        match self.ask(Request::Get(get)) {
+            Reply::Get(mut lookups) => lookups.remove(0),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    pub fn found(&mut self, name: &str) -> Object {
+        match self.get(name) {
+            Lookup::Found(object) => object,
+            other => panic!("{name}: {other:?}"),
+        }
+    }
+
+    /// Whether it is there, without leaving a trace.
+    pub fn has(&mut self, name: &str) -> bool {
+        matches!(self.ask(Request::Describe { tenant: Tenant::DEFAULT, key: key(name) }), Reply::Describe(_))
+    }
+
+    pub fn remove(&mut self, name: &str) -> Result<(), ErrorCode> {
+        self.remove_with(name, false)
+    }
+
+    pub fn remove_with(&mut self, name: &str, force: bool) -> Result<(), ErrorCode> {
+        match self.ask(remove(name, force)) {
+            Reply::Each(mut results) => results.remove(0),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    pub fn used(&self, segment: SegmentId) -> u64 {
+        self.master.segments().into_iter().find(|state| state.segment == segment).expect("mounted").used_bytes
+    }
+
+    /// Takes the orders that a filter picks.
+    pub fn taken<T>(&mut self, pick: impl Fn(&Order) -> Option<T>) -> Vec<T> {
+        let picked: Vec<Option<T>> = self.orders.iter().map(|(_, order)| pick(order)).collect();
+        let mut keep = picked.iter().map(Option::is_none);
+        self.orders.retain(|_| keep.next().unwrap());
+        picked.into_iter().flatten().collect()
+    }
+}
+
+pub fn key(name: &str) -> Key {
+    Key::new(name.as_bytes()).unwrap()
+}
+
+pub fn start(name: &str, bytes: u64, config: PutConfig) -> Request {
+    let entries = vec![PutEntry { key: key(name), bytes }];
+    Request::PutStart(PutStart { tenant: Tenant::DEFAULT, entries, chain: Chain::default(), config })
+}
+
+pub fn end(name: &str, version: Version) -> Request {
+    let puts = vec![PutDone { key: key(name), version, checksum: Checksum(version.0 * 31) }];
+    Request::PutEnd(PutEnd { tenant: Tenant::DEFAULT, puts })
+}
+
+pub fn remove(name: &str, force: bool) -> Request {
+    Request::Remove(Remove { tenant: Tenant::DEFAULT, keys: vec![key(name)], force })
+}
+
+pub fn upsert() -> PutConfig {
+    PutConfig { mode: PutMode::Upsert, ..PutConfig::default() }
+}
+
+pub fn wait(time: Duration) -> PutConfig {
+    PutConfig { wait: Some(time), ..PutConfig::default() }
+}
+
+pub fn seconds(count: u64) -> Duration {
+    Duration::from_secs(count)
+}

@@ -85,6 +85,17 @@ pub struct DiskStats {
     pub rotten: u64,
 }
 
+impl DiskStats {
+    /// Adds what another disk has done.
+    pub(crate) fn add(&mut self, other: &Self) {
+        self.operations += other.operations;
+        self.in_flight_max = self.in_flight_max.max(other.in_flight_max);
+        self.errors += other.errors;
+        self.torn += other.torn;
+        self.rotten += other.rotten;
+    }
+}
+
 #[derive(Debug)]
 struct File {
     durable: Vec<u8>,

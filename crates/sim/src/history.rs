@@ -103,6 +103,15 @@ impl History {
         }
     }
 
+    /// The master refused the put's end because the put is over; it may have been published before and replaced since.
+    pub fn refused_unless_published(&mut self, name: &Name, version: Version, now: Instant) {
+        if let Some(fate) = self.fate(name, version)
+            && fate.published.is_none()
+        {
+            fate.refused.get_or_insert(now);
+        }
+    }
+
     /// The master acknowledged a removal that its client began at `began`.
     pub fn removed(&mut self, name: &Name, began: Instant, acknowledged: Instant) {
         let timeline = self.timelines.entry(name.clone()).or_default();
@@ -151,37 +160,55 @@ impl History {
             Some(owner) if owner == put => {}
             owner => return Err(wrong(format!("that version belongs to {owner:?}"))),
         }
-        self.judge_age(read)?;
+        self.judge_age(read.name, read.version, read.began)?;
         let fate = self.fate(read.name, read.version).expect("its owner was found");
         fate.published.get_or_insert(read.ended);
         Ok(put)
     }
 
-    fn judge_age(&self, read: &Read<'_>) -> Checked {
-        let timeline = &self.timelines[read.name];
-        let fate = timeline.versions[&read.version];
+    /// Judges what somebody who looked at `began` or later may be told of: that version, and not one that was over.
+    ///
+    /// # Errors
+    /// Says since when the version is over.
+    pub fn judge_age(&self, name: &Name, version: Version, began: Instant) -> Checked {
         let stale = |why: String| {
-            let what =
-                format!("a read of {:?} begun at {} gave version {}: {why}", read.name, read.began, read.version);
+            let what = format!("{name:?} gave version {version} to a reader of {began}: {why}");
             Err(Violation::new(Invariant::NoResurrection, what))
         };
-        if let Some(refused) = fate.refused.filter(|at| *at <= read.began) {
+        let Some(timeline) = self.timelines.get(name) else { return stale("it was never put".into()) };
+        let Some(fate) = timeline.versions.get(&version) else { return stale("nobody was given that version".into()) };
+        if let Some(refused) = fate.refused.filter(|at| *at <= began) {
             return stale(format!("refused at {refused}"));
         }
-        let newer = timeline.versions.range(read.version..).skip(1);
-        for (version, other) in newer {
-            if let Some(published) = other.published.filter(|at| *at <= read.began) {
-                return stale(format!("version {version} was there at {published}"));
+        for (newer, other) in timeline.versions.range(version..).skip(1) {
+            if let Some(published) = other.published.filter(|at| *at <= began) {
+                return stale(format!("version {newer} was there at {published}"));
             }
         }
         let Some(published) = fate.published else { return Ok(()) };
         for removal in &timeline.removals {
-            if published <= removal.began && removal.acknowledged <= read.began {
-                let Removal { began, acknowledged } = removal;
-                return stale(format!("published by {published}, removed between {began} and {acknowledged}"));
+            if published <= removal.began && removal.acknowledged <= began {
+                let (from, to) = (removal.began, removal.acknowledged);
+                return stale(format!("published by {published}, removed between {from} and {to}"));
             }
         }
         Ok(())
+    }
+
+    /// Judges that a key is said to be there at `now`: some version of it must not be over.
+    ///
+    /// # Errors
+    /// Says why the latest version is over.
+    pub fn judge_presence(&self, name: &Name, now: Instant) -> Checked {
+        let versions = self.timelines.get(name).map(|timeline| timeline.versions.keys().rev());
+        let mut last = Violation::new(Invariant::NoResurrection, format!("{name:?} is there and was never put"));
+        for version in versions.into_iter().flatten() {
+            match self.judge_age(name, *version, now) {
+                Ok(()) => return Ok(()),
+                Err(violation) => last = violation,
+            }
+        }
+        Err(last)
     }
 
     fn fate(&mut self, name: &Name, version: Version) -> Option<&mut Fate> {

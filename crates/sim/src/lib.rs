@@ -14,4 +14,8 @@ pub mod ledger;
 pub mod load;
 pub mod memory;
 pub mod net;
+pub mod options;
+pub mod plan;
+pub mod run;
 pub mod value;
+pub mod world;

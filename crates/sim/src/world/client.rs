@@ -37,6 +37,9 @@ pub(crate) struct Client {
     script: Vec<Step>,
     pub(crate) running: Option<Running>,
     pub(crate) tally: Tally,
+    /// Signs of life tried after healing, and whether one succeeded.
+    pub(crate) probes: u64,
+    pub(crate) alive: bool,
     timer: Timer,
     rng: Rng,
     next_call: u64,
@@ -99,6 +102,8 @@ pub(crate) enum Probe {
     Put,
     /// The value is being read back.
     Get,
+    /// Everything is being read at the end.
+    ReadBack,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -128,6 +133,20 @@ enum Moves {
     Write(ExtentRef, usize),
 }
 
+impl Tally {
+    /// Adds the operations of another client.
+    pub(crate) fn add(&mut self, other: &Self) {
+        self.begun += other.begun;
+        self.stored += other.stored;
+        self.hits += other.hits;
+        self.disk_hits += other.disk_hits;
+        self.misses += other.misses;
+        self.failed += other.failed;
+        self.unknown += other.unknown;
+        self.cut_off += other.cut_off;
+    }
+}
+
 impl Client {
     pub(crate) fn new(seed: Seed, options: &Options, index: u32, mut script: Vec<Step>) -> Self {
         script.reverse();
@@ -139,6 +158,8 @@ impl Client {
             script,
             running: None,
             tally: Tally::default(),
+            probes: 0,
+            alive: false,
             timer: Timer::default(),
             rng: seed.stream("client", u64::from(index)),
             next_call: 0,
@@ -520,23 +541,23 @@ impl World {
         let Some(running) = self.clients[index as usize].running.take() else { return Ok(()) };
         let over = match &running.flow {
             Flow::Get(flow) => flow.outcomes().map(|outcomes| self.got(index, &running, &outcomes)),
-            Flow::Put(flow) => flow.outcomes().map(|outcomes| self.put(index, &running, &outcomes)),
-            Flow::Call(flow) => flow.answer().map(|answer| self.called(index, answer)),
+            Flow::Put(flow) => flow.outcomes().map(|outcomes| Ok(self.put(index, &running, &outcomes))),
+            Flow::Call(flow) => flow.answer().map(|answer| Ok(self.called(index, answer))),
         };
         let Some(checked) = over else {
             self.clients[index as usize].running = Some(running);
             return Ok(());
         };
-        checked?;
+        let success = checked?;
         self.check_deadline(index, &running)?;
-        if running.probe.is_some() {
-            return self.go_on_probing(index, &running);
+        if let Some(probe) = running.probe {
+            return self.go_on_probing(index, probe, success);
         }
         self.schedule_next(index);
         Ok(())
     }
 
-    fn got(&mut self, index: u32, running: &Running, outcomes: &[GetOutcome]) -> Checked {
+    fn got(&mut self, index: u32, running: &Running, outcomes: &[GetOutcome]) -> Checked<bool> {
         let now = self.engine.now();
         for (item, outcome) in outcomes.iter().enumerate() {
             let name = &running.names[item];
@@ -560,10 +581,10 @@ impl World {
                 GetOutcome::Failed(_) => tally.failed += 1,
             }
         }
-        Ok(())
+        Ok(outcomes.iter().all(|outcome| matches!(outcome, GetOutcome::Hit { .. })))
     }
 
-    fn put(&mut self, index: u32, running: &Running, outcomes: &[PutOutcome]) -> Checked {
+    fn put(&mut self, index: u32, running: &Running, outcomes: &[PutOutcome]) -> bool {
         let now = self.engine.now();
         for (name, outcome) in running.names.iter().zip(outcomes) {
             self.trace.note(now, format_args!("client{index} put {name:?} {outcome:?}"));
@@ -575,10 +596,10 @@ impl World {
                 PutOutcome::Unknown => tally.unknown += 1,
             }
         }
-        Ok(())
+        outcomes.iter().all(|outcome| *outcome == PutOutcome::Stored)
     }
 
-    fn called(&mut self, index: u32, answer: &Answer) -> Checked {
+    fn called(&mut self, index: u32, answer: &Answer) -> bool {
         let now = self.engine.now();
         self.trace.note(now, format_args!("client{index} heard {answer:?}"));
         let tally = &mut self.clients[index as usize].tally;
@@ -587,7 +608,7 @@ impl World {
             Answer::Reply(_) => {}
             Answer::Unknown => tally.unknown += 1,
         }
-        Ok(())
+        *answer != Answer::Unknown
     }
 
     /// No operation outlives its deadline by more than a tick, unless its process stood still.

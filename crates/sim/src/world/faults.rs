@@ -2,8 +2,6 @@
 
 use std::time::Duration;
 
-use slackwater_base::Instant;
-
 use crate::check::Checked;
 use crate::disk::{Crash, DiskFaults};
 use crate::fault::Fault;
@@ -26,6 +24,7 @@ impl World {
         let now = self.engine.now();
         let fault = self.plan.faults[index].fault.clone();
         self.trace.note(now, format_args!("fault {fault:?}"));
+        self.faults_done += 1;
         match fault {
             Fault::Crash { process, how, down } => self.doom(process, how, down, false),
             Fault::ReplaceDisk { node, down } => self.doom(Process::Node(node), Crash::Power, down, true),
@@ -188,14 +187,6 @@ impl World {
         self.healed = true;
         self.net.heal();
         self.doomed.clear();
-        let now = self.engine.now();
-        for until in self.paused.values_mut() {
-            *until = (*until).min(now);
-        }
-        for until in self.last_pause.values_mut() {
-            *until = (*until).min(now + Duration::from_nanos(1));
-        }
-        self.last_pause.retain(|_, until| *until > Instant::ZERO);
         for node in &mut self.nodes {
             node.disk.set_faults(DiskFaults::default());
         }

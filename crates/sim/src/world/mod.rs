@@ -54,6 +54,8 @@ pub struct World {
     pub(crate) doomed: BTreeMap<Process, Doom>,
     pub(crate) next_transfer: u64,
     pub(crate) events: u64,
+    /// Planned faults that have happened.
+    pub(crate) faults_done: usize,
     /// Faults are over: the cluster must come to rest.
     pub(crate) healed: bool,
 }
@@ -90,6 +92,7 @@ impl World {
             doomed: BTreeMap::new(),
             next_transfer: 0,
             events: 0,
+            faults_done: 0,
             healed: false,
             plan,
             options,
@@ -139,6 +142,9 @@ impl World {
             self.paused.remove(&process);
         }
         self.events += 1;
+        if self.events.is_multiple_of(CHECK_EVERY) {
+            self.check_bounds()?;
+        }
         match event {
             Event::Control { session, to, body } => self.on_control(session, to, body),
             Event::Data { from, to, data } => self.on_data(from, to, data),
@@ -250,3 +256,6 @@ impl Timer {
         self.armed = None;
     }
 }
+
+/// Books are checked once in so many events: counting everything again takes time.
+const CHECK_EVERY: u64 = 64;

@@ -3,14 +3,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use slackwater_base::{Checksum, Instant, Rng};
+use slackwater_base::{Checksum, Rng};
 use slackwater_client::{ReadFailure, WriteFailure};
-use slackwater_meta::Input;
 use slackwater_tier::arena::{Access, AccessId};
 use slackwater_tier::io::{DiskDone, DiskOp, DiskOutcome, LogFile, Target};
 use slackwater_tier::{Agent, AgentInput, AgentOutput, ReadEnd, ReadId};
 use slackwater_wire::{CallId, DiskEntry, ExtentRef, Incarnation, Mount, NodeId, Order, Reply, Report, Request};
-use slackwater_wire::{ReportedEntry, SegmentKind};
+use slackwater_wire::{ReportedEntry, SegmentKind, TicketId};
 
 use crate::check::{Checked, Invariant, Violation};
 use crate::clock::Clock;
@@ -38,6 +37,10 @@ pub(crate) struct Node {
     /// What the log has announced since it was opened.
     announced: Vec<ReportedEntry>,
     pub(crate) opened: bool,
+    /// What it has to say as soon as it is connected.
+    held: Vec<Report>,
+    /// Records that offloads under way will make.
+    tickets: BTreeMap<TicketId, DiskEntry>,
     timer: Timer,
     writes: BTreeMap<TransferId, Write>,
     copies: BTreeMap<TransferId, Copy>,
@@ -91,6 +94,8 @@ impl Node {
             mounted: false,
             announced: Vec::new(),
             opened: false,
+            held: Vec::new(),
+            tickets: BTreeMap::new(),
             timer: Timer::default(),
             writes: BTreeMap::new(),
             copies: BTreeMap::new(),
@@ -145,6 +150,8 @@ impl World {
         node.mounted = false;
         node.opened = false;
         node.announced.clear();
+        node.held.clear();
+        node.tickets.clear();
         node.writes.clear();
         node.copies.clear();
         node.readers.clear();
@@ -229,13 +236,17 @@ impl World {
     }
 
     pub(super) fn node_ordered(&mut self, index: u32, order: Order) -> Checked {
-        let ledger = &mut self.nodes[index as usize].ledger;
+        let node = &mut self.nodes[index as usize];
         match &order {
-            Order::Offload(tasks) => tasks.iter().for_each(|task| ledger.ordered(&task.entry)),
-            Order::Drop(entries) => entries.iter().for_each(|entry| ledger.dropping(entry)),
+            Order::Offload(tasks) => {
+                for task in tasks {
+                    node.ledger.ordered(&task.entry);
+                    node.tickets.insert(task.ticket, task.entry.clone());
+                }
+            }
+            Order::Drop(entries) => entries.iter().for_each(|entry| node.ledger.dropping(entry)),
             Order::Promote(_) | Order::Staged { .. } | Order::Cancel { .. } | Order::Fence(_) => {}
         }
-        self.nodes[index as usize].remember_tickets(&order);
         self.node_step(index, AgentInput::Order(order))
     }
 

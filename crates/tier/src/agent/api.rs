@@ -1,0 +1,141 @@
+use slackwater_base::Checksum;
+use slackwater_wire::{Order, Report, Version};
+
+use crate::format::FormatError;
+use crate::io::{DiskDone, DiskOp, FileId, LogFile, OpId};
+
+/// What the shell tells an agent.
+#[derive(Clone, Debug, PartialEq)]
+pub enum AgentInput {
+    /// Open the log over the files that its directory holds; answered by [`AgentOutput::Opened`] or
+    /// [`AgentOutput::Refused`]. First of all inputs, for an agent with a log.
+    Open {
+        /// The files, in any order.
+        files: Vec<LogFile>,
+        /// 128 random bits, which become the identity of the log when there is none yet.
+        fresh: u128,
+    },
+    /// The master wants something done.
+    Order(Order),
+    /// An operation came to its end.
+    Disk(DiskDone),
+    /// Make durable what was ordered until now; answered by [`AgentOutput::Flushed`] with the same number.
+    Flush(u64),
+    /// Take nothing new, make durable what was ordered, and come to rest; answered by [`AgentOutput::Stopped`].
+    Stop,
+}
+
+/// What an agent wants done.
+#[derive(Clone, Debug, PartialEq)]
+pub enum AgentOutput {
+    /// An operation for the device.
+    Disk {
+        /// Its name in the completion.
+        op: OpId,
+        /// What is to be done.
+        request: DiskOp,
+    },
+    /// A message for the master.
+    Report(Report),
+    /// The log is open, and all its records have been announced.
+    Opened(Opened),
+    /// The directory's files are not a log that may be opened. Nothing was changed.
+    Refused(FormatError),
+    /// Everything ordered before [`AgentInput::Flush`] of this number is durable, or was reported as failed.
+    Flushed(u64),
+    /// No operation is under way and none will follow. `lost` orders could not be made durable.
+    Stopped {
+        /// Records and drops that the device did not take.
+        lost: usize,
+    },
+}
+
+/// What opening a log found.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Opened {
+    /// Files of the log.
+    pub files: u64,
+    /// Records that can be read.
+    pub records: u64,
+    /// Bytes of their values.
+    pub bytes: u64,
+    /// Tombstones that still keep a record dead.
+    pub tombstones: u64,
+    /// Writes that a crash cut off before they were acknowledged: records whose bytes are not there, and headers.
+    pub torn: u64,
+    /// Headers that were durable once and are unreadable now, both copies.
+    pub rotten: u64,
+    /// Headers that were read from their second copy.
+    pub repaired: u64,
+    /// Records that were given up because a rotten header may have held their tombstone.
+    pub doubtful: u64,
+    /// The highest version that the log has seen, in records and tombstones: the next put must be above it.
+    pub highest_version: Version,
+}
+
+/// One read of a record by the caller's own device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ReadId(pub(crate) u64);
+
+/// Where the bytes of a record are. The file stays until the read is ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use = "a read that is begun must be ended"]
+pub struct RecordRead {
+    /// To be given to `end_read`.
+    pub read: ReadId,
+    /// Which file.
+    pub file: FileId,
+    /// First byte, a multiple of a block.
+    pub offset: u64,
+    /// Bytes to be read, a multiple of a block.
+    pub bytes: u64,
+    /// How many of them are the value.
+    pub length: u64,
+    /// The checksum that the value must have: together with key and version, by which the record was found, it is
+    /// the proof that the bytes are the right ones and not a neighbour's.
+    pub checksum: Checksum,
+}
+
+/// What came of a read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReadEnd {
+    /// The bytes came, or were not wanted any more.
+    Done,
+    /// The bytes have this checksum: if it is not the record's, the record is dropped and reported as lost.
+    Checked(Checksum),
+    /// The device reported an error: the record is dropped and reported as lost.
+    Failed,
+}
+
+/// What the tiers are doing, in plain numbers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TierStats {
+    /// Records that can be read.
+    pub records: u64,
+    /// Bytes that they take on the device, padding included.
+    pub live_bytes: u64,
+    /// Bytes of all files.
+    pub file_bytes: u64,
+    /// Files of the log.
+    pub files: u64,
+    /// Tombstones that still keep a record dead.
+    pub tombstones: u64,
+    /// Records written since opening, copies of reclaim left out.
+    pub records_written: u64,
+    /// Bytes of their values.
+    pub value_bytes_written: u64,
+    /// Bytes written since opening: headers, padding, tombstones and copies too.
+    pub device_bytes_written: u64,
+    /// Bytes that reclaim copied forward.
+    pub copied_bytes: u64,
+    /// Files that were reclaimed.
+    pub files_reclaimed: u64,
+    /// Files that were given up after a failed write or sync.
+    pub files_abandoned: u64,
+    /// Records that turned out unreadable or wrong.
+    pub records_lost: u64,
+    /// Reads of records begun, by promotions and by callers.
+    pub reads: u64,
+    /// Memory of the index, in bytes.
+    pub index_bytes: u64,
+}

@@ -1,0 +1,284 @@
+//! The agent of one node: carries out the master's orders on arena and log.
+
+mod api;
+mod promote;
+
+use std::collections::BTreeMap;
+
+use slackwater_base::Instant;
+use slackwater_wire::{DiskEntry, DiskState, ExtentRef, OffloadTask, Order, Report, SegmentId, TaskFailure, TicketId};
+
+pub use api::{AgentInput, AgentOutput, Opened, ReadEnd, ReadId, RecordRead, TierStats};
+
+use crate::arena::{Access, AccessEnd, AccessId, Arena, MemorySegment, Stale};
+use crate::config::AgentConfig;
+use crate::log::{Log, LogOut, Offload};
+use promote::Promotions;
+
+/// One node's tiers: the books of its memory segments, its SSD log, and the orders under way.
+///
+/// Three verbs drive it. Beside them, readers and writers inside the process begin and end their accesses here.
+#[derive(Debug)]
+pub struct Agent {
+    config: AgentConfig,
+    arena: Arena,
+    log: Option<Log>,
+    offloads: BTreeMap<TicketId, (AccessId, ExtentRef)>,
+    promotions: Promotions,
+    told: Option<DiskState>,
+    stopping: bool,
+    stopped: bool,
+    scratch: Vec<LogOut>,
+}
+
+impl Agent {
+    /// An agent without memory segments, whose log, if it has one, is yet to be opened.
+    #[must_use]
+    pub fn new(config: AgentConfig) -> Self {
+        let log = config.log.clone().map(Log::new);
+        let promotions = Promotions::new(&config);
+        Self {
+            config,
+            arena: Arena::new(),
+            log,
+            offloads: BTreeMap::new(),
+            promotions,
+            told: None,
+            stopping: false,
+            stopped: false,
+            scratch: Vec::new(),
+        }
+    }
+
+    /// Lends a memory segment: its extents can be accessed from now on.
+    pub fn add_segment(&mut self, segment: MemorySegment) {
+        self.arena.add(segment);
+    }
+
+    /// Takes a memory segment back: every access to it is stale from now on.
+    pub fn remove_segment(&mut self, segment: SegmentId) {
+        self.arena.remove(segment);
+    }
+
+    /// Takes an input.
+    pub fn handle(&mut self, now: Instant, input: AgentInput, out: &mut Vec<AgentOutput>) {
+        match input {
+            AgentInput::Open { files, fresh } => {
+                self.with_log(out, |log, events| log.open(now, &files, fresh, events));
+            }
+            AgentInput::Order(order) => self.order(now, order, out),
+            AgentInput::Disk(done) => self.with_log(out, |log, events| log.on_disk(now, done, events)),
+            AgentInput::Flush(number) => match &self.log {
+                Some(_) => self.with_log(out, |log, events| log.flush(number, events)),
+                None => out.push(AgentOutput::Flushed(number)),
+            },
+            AgentInput::Stop => {
+                self.stopping = true;
+                self.promotions.forget_waiting();
+                self.with_log(out, |log, _| log.stop());
+            }
+        }
+        self.settle(now, out);
+    }
+
+    /// Does what is due by now.
+    pub fn on_deadline(&mut self, now: Instant, out: &mut Vec<AgentOutput>) {
+        self.settle(now, out);
+    }
+
+    /// When [`Agent::on_deadline`] has something to do.
+    #[must_use]
+    pub fn next_deadline(&self) -> Option<Instant> {
+        self.log.as_ref().and_then(Log::next_deadline)
+    }
+
+    /// Begins an access to an extent by somebody inside the process. It must be ended.
+    ///
+    /// # Errors
+    /// Why the extent may not be accessed.
+    pub fn begin_access(&mut self, extent: ExtentRef, access: Access) -> Result<AccessId, Stale> {
+        self.arena.begin(extent, access)
+    }
+
+    /// Ends an access; true when the extent was alive until now, so that the bytes count.
+    ///
+    /// # Panics
+    /// When the access was ended before.
+    pub fn end_access(&mut self, access: AccessId, out: &mut Vec<AgentOutput>) -> bool {
+        let end = self.arena.end(access);
+        report_fence(end, out)
+    }
+
+    /// Where the bytes of a record are, for a read by the caller's own device; its file stays until the read is ended.
+    /// `None` when there is no such record: that is reported to the master as lost, unless it was dropped.
+    pub fn begin_read(&mut self, now: Instant, entry: &DiskEntry, out: &mut Vec<AgentOutput>) -> Option<RecordRead> {
+        let plan = self.log.as_mut().and_then(|log| log.begin_read(entry));
+        if plan.is_none() {
+            self.with_log(out, |log, events| log.missed(now, entry.clone(), events));
+            self.settle(now, out);
+        }
+        plan
+    }
+
+    /// Ends a read that [`Agent::begin_read`] began; true when the bytes were the right ones. A record whose bytes
+    /// are wrong or unreadable is dropped, and reported as lost once no crash can bring it back.
+    ///
+    /// # Panics
+    /// When the read was ended before.
+    pub fn end_read(&mut self, now: Instant, read: RecordRead, end: ReadEnd, out: &mut Vec<AgentOutput>) -> bool {
+        self.with_log(out, |log, events| log.end_read(now, read.read, end, events));
+        self.settle(now, out);
+        matches!(end, ReadEnd::Checked(checksum) if checksum == read.checksum)
+    }
+
+    /// What the tiers are doing.
+    #[must_use]
+    pub fn stats(&self) -> TierStats {
+        self.log.as_ref().map(Log::stats).unwrap_or_default()
+    }
+
+    /// The books of the memory segments.
+    #[must_use]
+    pub fn arena(&self) -> &Arena {
+        &self.arena
+    }
+
+    fn order(&mut self, now: Instant, order: Order, out: &mut Vec<AgentOutput>) {
+        match order {
+            Order::Offload(tasks) => {
+                for task in tasks {
+                    self.offload(now, task, out);
+                }
+            }
+            Order::Promote(tasks) => {
+                for task in tasks {
+                    self.promote(now, task, out);
+                }
+            }
+            Order::Staged { ticket, extent } => self.staged(now, ticket, extent, out),
+            Order::Cancel { ticket } => self.cancel(ticket),
+            Order::Drop(entries) => {
+                for entry in entries {
+                    match &self.log {
+                        Some(_) => self.with_log(out, |log, events| log.drop_entry(now, entry, events)),
+                        None => out.push(AgentOutput::Report(Report::Dropped(vec![entry]))),
+                    }
+                }
+            }
+            Order::Fence(extents) => self.fence(extents, out),
+        }
+    }
+
+    fn offload(&mut self, now: Instant, task: OffloadTask, out: &mut Vec<AgentOutput>) {
+        let OffloadTask { ticket, entry, bytes, checksum, source } = task;
+        let access = match self.arena.begin(source, Access::Read) {
+            Ok(access) if bytes <= source.bytes && self.log.is_some() => access,
+            Ok(access) => {
+                report_fence(self.arena.end(access), out);
+                return out.push(offloaded(ticket, Err(TaskFailure::Stale)));
+            }
+            Err(_) => return out.push(offloaded(ticket, Err(TaskFailure::Stale))),
+        };
+        if let Some((earlier, _)) = self.offloads.insert(ticket, (access, source)) {
+            report_fence(self.arena.end(earlier), out);
+        }
+        let offload = Offload { ticket, entry, bytes, checksum, source };
+        self.with_log(out, |log, events| log.offload(now, offload, events));
+    }
+
+    fn fence(&mut self, extents: Vec<ExtentRef>, out: &mut Vec<AgentOutput>) {
+        let mut idle = Vec::new();
+        for extent in extents {
+            if self.arena.fence(extent) {
+                idle.push(extent);
+            } else {
+                self.with_log(out, |log, events| log.source_died(extent, events));
+            }
+        }
+        if !idle.is_empty() {
+            out.push(AgentOutput::Report(Report::Fenced(idle)));
+        }
+    }
+
+    /// Lets `act` use the log, and carries out what it says.
+    fn with_log(&mut self, out: &mut Vec<AgentOutput>, act: impl FnOnce(&mut Log, &mut Vec<LogOut>)) {
+        let Some(log) = &mut self.log else { return };
+        let mut events = std::mem::take(&mut self.scratch);
+        act(log, &mut events);
+        let (mut written, mut dropped, mut lost) = (Vec::new(), Vec::new(), Vec::new());
+        for event in events.drain(..) {
+            match event {
+                LogOut::Disk(op, request) => out.push(AgentOutput::Disk { op, request }),
+                LogOut::Written(ticket, result) => {
+                    if let Some((access, _)) = self.offloads.remove(&ticket) {
+                        report_fence(self.arena.end(access), out);
+                    }
+                    written.push((ticket, result));
+                }
+                LogOut::Dropped(entry) => dropped.push(entry),
+                LogOut::Lost(entry) => lost.push(entry),
+                LogOut::Read { ticket, read, checksum } => self.promotions.came(ticket, read, checksum),
+                LogOut::Announce(entries) => {
+                    let segment = self.config.log.as_ref().map(|log| log.segment).unwrap_or_default();
+                    out.push(AgentOutput::Report(Report::Announce { segment, entries }));
+                }
+                LogOut::Opened(opened) => out.push(AgentOutput::Opened(opened)),
+                LogOut::Refused(error) => out.push(AgentOutput::Refused(error)),
+                LogOut::Flushed(number) => out.push(AgentOutput::Flushed(number)),
+            }
+        }
+        self.scratch = events;
+        if !written.is_empty() {
+            out.push(AgentOutput::Report(Report::Offloaded(written)));
+        }
+        if !dropped.is_empty() {
+            out.push(AgentOutput::Report(Report::Dropped(dropped)));
+        }
+        if !lost.is_empty() {
+            out.push(AgentOutput::Report(Report::Lost(lost)));
+        }
+    }
+
+    /// What follows from an input: ends promotions, begins others, lets the log go on, tells the master of changes.
+    fn settle(&mut self, now: Instant, out: &mut Vec<AgentOutput>) {
+        self.finish_promotions(now, out);
+        self.with_log(out, |log, events| log.step(now, events));
+        self.begin_promotions(out);
+        self.tell_state(out);
+        let rest = self.log.as_ref().map_or(Some(0), Log::at_rest);
+        if self.stopping
+            && !self.stopped
+            && let Some(lost) = rest
+        {
+            self.stopped = true;
+            out.push(AgentOutput::Stopped { lost });
+        }
+    }
+
+    /// Reports the state of the log when the master would act otherwise on it: small changes of pressure are not
+    /// worth a message each.
+    fn tell_state(&mut self, out: &mut Vec<AgentOutput>) {
+        let Some(log) = self.log.as_ref().filter(|log| log.is_open()) else { return };
+        let state = log.state(self.config.node);
+        let same = self.told.is_some_and(|told| {
+            let near = state.pressure.abs_diff(told.pressure) <= told.pressure / 4;
+            told.accepting == state.accepting && told.capacity == state.capacity && near
+        });
+        if !same {
+            self.told = Some(state);
+            out.push(AgentOutput::Report(Report::Disk(state)));
+        }
+    }
+}
+
+fn offloaded(ticket: TicketId, result: Result<(), TaskFailure>) -> AgentOutput {
+    AgentOutput::Report(Report::Offloaded(vec![(ticket, result)]))
+}
+
+/// Tells the master of a fence that waited for this access; true when the access counts.
+fn report_fence(end: AccessEnd, out: &mut Vec<AgentOutput>) -> bool {
+    if let Some(extent) = end.fenced {
+        out.push(AgentOutput::Report(Report::Fenced(vec![extent])));
+    }
+    end.live
+}

@@ -1,0 +1,198 @@
+use std::collections::{BTreeMap, VecDeque};
+
+use slackwater_base::{Checksum, Instant};
+use slackwater_wire::{ExtentRef, PromoteTask, PromotionFailure, Report, TicketId};
+
+use super::{Agent, AgentOutput, ReadEnd, ReadId, report_fence};
+use crate::arena::Reserved;
+use crate::config::AgentConfig;
+
+/// Promotions under way: waiting for their turn, waiting for an extent, or being read.
+#[derive(Debug, Default)]
+pub(super) struct Promotions {
+    queue: VecDeque<PromoteTask>,
+    staging: BTreeMap<TicketId, PromoteTask>,
+    reading: BTreeMap<TicketId, Reading>,
+    came: Vec<(TicketId, ReadId, Option<Checksum>)>,
+    bytes_in_flight: u64,
+    in_flight_max: usize,
+    bytes_in_flight_max: u64,
+    queued_max: usize,
+}
+
+/// A promotion whose bytes are on their way into its extent.
+#[derive(Debug)]
+struct Reading {
+    task: PromoteTask,
+    reserved: Reserved,
+    /// The master has forgotten it: its end is not reported.
+    cancelled: bool,
+}
+
+impl Promotions {
+    pub(super) fn new(config: &AgentConfig) -> Self {
+        Self {
+            in_flight_max: config.promotions_in_flight_max.max(1),
+            bytes_in_flight_max: config.promotion_bytes_in_flight_max,
+            queued_max: config.promotions_queued_max,
+            ..Self::default()
+        }
+    }
+
+    /// The bytes of a promotion came, or did not.
+    pub(super) fn came(&mut self, ticket: TicketId, read: ReadId, checksum: Option<Checksum>) {
+        self.came.push((ticket, read, checksum));
+    }
+
+    /// Forgets what has not begun to read: the process is going away, and the master's deadlines clear up.
+    pub(super) fn forget_waiting(&mut self) {
+        self.queue.clear();
+        for task in std::mem::take(&mut self.staging).into_values() {
+            self.bytes_in_flight -= task.bytes;
+        }
+    }
+
+    fn next(&mut self) -> Option<PromoteTask> {
+        let bytes = self.queue.front()?.bytes;
+        let in_flight = self.staging.len() + self.reading.len();
+        let fits = in_flight == 0 || self.bytes_in_flight + bytes <= self.bytes_in_flight_max;
+        if in_flight >= self.in_flight_max || !fits {
+            return None;
+        }
+        self.queue.pop_front()
+    }
+}
+
+impl Agent {
+    pub(super) fn promote(&mut self, now: Instant, task: PromoteTask, out: &mut Vec<AgentOutput>) {
+        let ticket = task.ticket;
+        let failure = if self.stopping || self.promotions.queue.len() >= self.promotions.queued_max {
+            Some(PromotionFailure::Busy)
+        } else {
+            self.unfit(&task)
+        };
+        match failure {
+            Some(failure) => {
+                out.push(failed(ticket, failure));
+                self.own_up(now, task, failure, out);
+            }
+            None => self.promotions.queue.push_back(task),
+        }
+    }
+
+    /// Why the log cannot serve `task`, if so.
+    fn unfit(&self, task: &PromoteTask) -> Option<PromotionFailure> {
+        let Some(record) = self.log.as_ref().and_then(|log| log.find(&task.entry)) else {
+            return Some(PromotionFailure::Missing);
+        };
+        let fits = task.bytes > 0 && record.0 == task.bytes;
+        match (fits, record.1 == task.checksum) {
+            (true, true) => None,
+            (false, _) => Some(PromotionFailure::Size),
+            // Not the value that the master means: as good as none.
+            (true, false) => Some(PromotionFailure::Missing),
+        }
+    }
+
+    /// A record that the master counts on and that is not here is as lost as a rotten one.
+    fn own_up(&mut self, now: Instant, task: PromoteTask, failure: PromotionFailure, out: &mut Vec<AgentOutput>) {
+        if failure == PromotionFailure::Missing {
+            self.with_log(out, |log, events| log.missed(now, task.entry, events));
+        }
+    }
+
+    /// Asks for the extents of the promotions whose turn it is.
+    pub(super) fn begin_promotions(&mut self, out: &mut Vec<AgentOutput>) {
+        while let Some(task) = self.promotions.next() {
+            if let Some(failure) = self.unfit(&task) {
+                out.push(failed(task.ticket, failure));
+                continue;
+            }
+            self.promotions.bytes_in_flight += task.bytes;
+            out.push(AgentOutput::Report(Report::Stage { ticket: task.ticket, bytes: task.bytes }));
+            self.promotions.staging.insert(task.ticket, task);
+        }
+    }
+
+    /// The master gave a promotion its extent: reads into it. An extent that nobody asked for is left alone; the
+    /// master fences it when it takes it back.
+    pub(super) fn staged(&mut self, now: Instant, ticket: TicketId, extent: ExtentRef, out: &mut Vec<AgentOutput>) {
+        let Some(task) = self.promotions.staging.remove(&ticket) else { return };
+        let read = self.begin_staged(&task, extent);
+        match read {
+            Ok((reserved, plan)) => {
+                self.with_log(out, |log, events| log.read_into(ticket, plan, extent, events));
+                self.promotions.reading.insert(ticket, Reading { task, reserved, cancelled: false });
+            }
+            Err(failure) => {
+                self.promotions.bytes_in_flight -= task.bytes;
+                out.push(failed(ticket, failure));
+                self.own_up(now, task, failure, out);
+            }
+        }
+    }
+
+    fn begin_staged(
+        &mut self,
+        task: &PromoteTask,
+        extent: ExtentRef,
+    ) -> Result<(Reserved, super::RecordRead), PromotionFailure> {
+        if let Some(failure) = self.unfit(task) {
+            return Err(failure);
+        }
+        if extent.bytes < task.bytes {
+            return Err(PromotionFailure::Size);
+        }
+        let reserved = self.arena.reserve(extent).map_err(|_| PromotionFailure::Stale)?;
+        match self.log.as_mut().and_then(|log| log.begin_read(&task.entry)) {
+            Some(plan) => Ok((reserved, plan)),
+            None => {
+                let end = self.arena.abandon(reserved);
+                debug_assert!(end.fenced.is_none(), "nothing was fenced between the two");
+                Err(PromotionFailure::Missing)
+            }
+        }
+    }
+
+    pub(super) fn cancel(&mut self, ticket: TicketId) {
+        self.promotions.queue.retain(|task| task.ticket != ticket);
+        if let Some(task) = self.promotions.staging.remove(&ticket) {
+            self.promotions.bytes_in_flight -= task.bytes;
+        }
+        if let Some(reading) = self.promotions.reading.get_mut(&ticket) {
+            reading.cancelled = true;
+        }
+    }
+
+    /// Ends the promotions whose reads came back: published only if bytes and extent are the right ones still.
+    pub(super) fn finish_promotions(&mut self, now: Instant, out: &mut Vec<AgentOutput>) {
+        for (ticket, read, checksum) in std::mem::take(&mut self.promotions.came) {
+            let end = checksum.map_or(ReadEnd::Failed, ReadEnd::Checked);
+            self.with_log(out, |log, events| log.end_read(now, read, end, events));
+            let Some(Reading { task, reserved, cancelled }) = self.promotions.reading.remove(&ticket) else { continue };
+            self.promotions.bytes_in_flight -= task.bytes;
+            let extent = reserved.extent();
+            let filled = match checksum {
+                Some(found) => reserved.fill(found, task.checksum).map_err(|back| (back, PromotionFailure::Corrupt)),
+                None => Err((reserved, PromotionFailure::Device)),
+            };
+            let (access, result) = match filled {
+                Ok(filled) => {
+                    let (published, end) = self.arena.publish(filled);
+                    (end, published.map(drop).ok_or(PromotionFailure::Stale))
+                }
+                Err((reserved, failure)) => (self.arena.abandon(reserved), Err(failure)),
+            };
+            report_fence(access, out);
+            match result {
+                _ if cancelled => {}
+                Ok(()) => out.push(AgentOutput::Report(Report::Promoted { ticket, extent })),
+                Err(failure) => out.push(failed(ticket, failure)),
+            }
+        }
+    }
+}
+
+fn failed(ticket: TicketId, failure: PromotionFailure) -> AgentOutput {
+    AgentOutput::Report(Report::PromotionFailed { ticket, failure })
+}

@@ -1,0 +1,414 @@
+//! The books of the node's memory segments: which generations are dead, and which accesses are under way.
+//!
+//! The master gives extents out and takes them back; the owner of the bytes is the one who knows whether a late
+//! reader or writer is still at them. [`Arena::fence`] makes a generation dead at once, and says when the last access
+//! under it has ended, so that the bytes can be given out again. Never on time alone.
+
+use std::collections::BTreeMap;
+
+use slackwater_base::{Checksum, Map};
+use slackwater_wire::{ExtentRef, Incarnation, SegmentId};
+use thiserror::Error;
+
+/// A run of memory that this node lends to the pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemorySegment {
+    /// Its identity.
+    pub segment: SegmentId,
+    /// Which life of this process lends it.
+    pub incarnation: Incarnation,
+    /// Its size.
+    pub bytes: u64,
+    /// What offsets and lengths of its extents are multiples of.
+    pub granule: u64,
+}
+
+/// What an access does to the bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Access {
+    /// Reads them: any number at a time.
+    Read,
+    /// Writes them: one at a time, before anybody may read.
+    Write,
+}
+
+/// One access under way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct AccessId(u64);
+
+/// Why an extent may not be accessed.
+#[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
+pub enum Stale {
+    /// The segment is not, or no longer, lent by this node.
+    #[error("segment {segment} is not lent by this node")]
+    Segment {
+        /// The segment that was named.
+        segment: SegmentId,
+    },
+    /// The segment was lent by an earlier life of this process.
+    #[error("segment {segment} of incarnation {named} is gone, {current} lends it now")]
+    Incarnation {
+        /// The segment.
+        segment: SegmentId,
+        /// The life that was named.
+        named: Incarnation,
+        /// The life there is.
+        current: Incarnation,
+    },
+    /// The range is no extent of the segment.
+    #[error("{bytes} bytes at {offset} are no extent of segment {segment}")]
+    Range {
+        /// The segment.
+        segment: SegmentId,
+        /// First byte that was named.
+        offset: u64,
+        /// Length that was named.
+        bytes: u64,
+    },
+    /// The extent was fenced: its bytes belong, or will belong, to somebody else.
+    #[error("generation {generation} at {offset} of segment {segment} is fenced")]
+    Generation {
+        /// The segment.
+        segment: SegmentId,
+        /// First byte.
+        offset: u64,
+        /// The dead generation.
+        generation: u64,
+    },
+    /// Somebody is writing to the extent.
+    #[error("generation {generation} at {offset} of segment {segment} is being written")]
+    Busy {
+        /// The segment.
+        segment: SegmentId,
+        /// First byte.
+        offset: u64,
+        /// The generation.
+        generation: u64,
+    },
+}
+
+/// How an access ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub struct AccessEnd {
+    /// Whether the extent was still alive, so that the bytes read or written count.
+    pub live: bool,
+    /// An extent that no access can reach any more: to be reported as fenced.
+    pub fenced: Option<ExtentRef>,
+}
+
+/// Fences and accesses of the node's memory segments.
+#[derive(Debug, Default)]
+pub struct Arena {
+    segments: BTreeMap<SegmentId, Lent>,
+    accesses: Map<AccessId, (ExtentRef, Access)>,
+    busy: Map<ExtentRef, Busy>,
+    next_access: u64,
+}
+
+#[derive(Debug)]
+struct Lent {
+    incarnation: Incarnation,
+    bytes: u64,
+    granule: u64,
+    /// Highest dead generation, plus one, of the extents that begin at each granule. An extent is fenced and checked
+    /// at its first granule alone, which is the same for every access to it.
+    dead_below: Vec<u64>,
+}
+
+/// Accesses under way on one extent.
+#[derive(Clone, Copy, Debug, Default)]
+struct Busy {
+    readers: u32,
+    writing: bool,
+    fenced: bool,
+}
+
+impl Arena {
+    /// Books without segments.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Takes a segment in. A segment of the same id from an earlier incarnation is replaced; accesses to it end as
+    /// stale.
+    pub fn add(&mut self, segment: MemorySegment) {
+        let granules = usize::try_from(segment.bytes / segment.granule).expect("a segment is mapped, so it fits");
+        self.segments.insert(
+            segment.segment,
+            Lent {
+                incarnation: segment.incarnation,
+                bytes: segment.bytes,
+                granule: segment.granule,
+                dead_below: vec![0; granules],
+            },
+        );
+    }
+
+    /// Takes a segment out: every access to it is stale from now on.
+    pub fn remove(&mut self, segment: SegmentId) {
+        self.segments.remove(&segment);
+    }
+
+    /// Begins an access, unless the extent is dead. It must be ended, whatever comes of it.
+    ///
+    /// # Errors
+    /// Why the extent may not be accessed.
+    pub fn begin(&mut self, extent: ExtentRef, access: Access) -> Result<AccessId, Stale> {
+        self.check(extent)?;
+        let busy = self.busy.entry(extent).or_default();
+        match access {
+            Access::Read if !busy.writing => busy.readers += 1,
+            Access::Write if !busy.writing && busy.readers == 0 => busy.writing = true,
+            Access::Read | Access::Write => {
+                let ExtentRef { segment, offset, generation, .. } = extent;
+                return Err(Stale::Busy { segment, offset, generation });
+            }
+        }
+        let id = AccessId(self.next_access);
+        self.next_access += 1;
+        self.accesses.insert(id, (extent, access));
+        Ok(id)
+    }
+
+    /// Ends an access: says whether its bytes count, and whether a fence was waiting for it.
+    ///
+    /// # Panics
+    /// When the access was ended before: the books would free memory that is in use.
+    pub fn end(&mut self, id: AccessId) -> AccessEnd {
+        let (extent, access) = self.accesses.remove(&id).expect("an access ends once");
+        let busy = self.busy.get_mut(&extent).expect("an access under way is in the books of its extent");
+        match access {
+            Access::Read => busy.readers -= 1,
+            Access::Write => busy.writing = false,
+        }
+        let Busy { readers, writing, fenced } = *busy;
+        let idle = readers == 0 && !writing;
+        if idle {
+            self.busy.remove(&extent);
+        }
+        AccessEnd { live: self.check(extent).is_ok(), fenced: (idle && fenced).then_some(extent) }
+    }
+
+    /// Makes `extent` and every older generation that began at its first byte dead. True when no access under it is
+    /// under way, so that it can be reported as fenced at once; otherwise the last [`Arena::end`] says so.
+    ///
+    /// An extent of another incarnation or of no segment is fenced by nature.
+    pub fn fence(&mut self, extent: ExtentRef) -> bool {
+        if self.place(extent).is_ok() {
+            let lent = self.segments.get_mut(&extent.segment).expect("a place lies in a segment");
+            let first = (extent.offset / lent.granule) as usize;
+            lent.dead_below[first] = lent.dead_below[first].max(extent.generation.saturating_add(1));
+        }
+        match self.busy.get_mut(&extent) {
+            Some(busy) => {
+                busy.fenced = true;
+                false
+            }
+            None => true,
+        }
+    }
+
+    /// Whether `extent` may be accessed.
+    ///
+    /// # Errors
+    /// Why not.
+    pub fn check(&self, extent: ExtentRef) -> Result<(), Stale> {
+        let lent = self.place(extent)?;
+        let ExtentRef { segment, offset, generation, .. } = extent;
+        if generation < lent.dead_below[(offset / lent.granule) as usize] {
+            return Err(Stale::Generation { segment, offset, generation });
+        }
+        Ok(())
+    }
+
+    /// Begins to fill an extent: the life cycle of a writer inside this process.
+    ///
+    /// # Errors
+    /// Why the extent may not be written.
+    pub fn reserve(&mut self, extent: ExtentRef) -> Result<Reserved, Stale> {
+        Ok(Reserved { access: self.begin(extent, Access::Write)?, extent })
+    }
+
+    /// Ends the writing of an extent whose bytes are right: they count only if it is alive still.
+    pub fn publish(&mut self, filled: Filled) -> (Option<Published>, AccessEnd) {
+        let end = self.end(filled.reserved.access);
+        let published = end.live.then_some(Published { extent: filled.reserved.extent, checksum: filled.checksum });
+        (published, end)
+    }
+
+    /// Ends the writing of an extent whose bytes are not wanted.
+    pub fn abandon(&mut self, reserved: Reserved) -> AccessEnd {
+        self.end(reserved.access)
+    }
+
+    /// Accesses under way.
+    #[must_use]
+    pub fn accesses(&self) -> usize {
+        self.accesses.len()
+    }
+
+    fn place(&self, extent: ExtentRef) -> Result<&Lent, Stale> {
+        let ExtentRef { segment, incarnation, offset, bytes, .. } = extent;
+        let lent = self.segments.get(&segment).ok_or(Stale::Segment { segment })?;
+        if lent.incarnation != incarnation {
+            return Err(Stale::Incarnation { segment, named: incarnation, current: lent.incarnation });
+        }
+        let whole = bytes > 0 && offset.is_multiple_of(lent.granule) && bytes.is_multiple_of(lent.granule);
+        if !whole || offset.checked_add(bytes).is_none_or(|end| end > lent.bytes) {
+            return Err(Stale::Range { segment, offset, bytes });
+        }
+        Ok(lent)
+    }
+}
+
+/// An extent that one writer is filling. Neither copied nor dropped silently: it becomes [`Filled`], or is abandoned.
+#[derive(Debug)]
+#[must_use = "an access that is begun must be ended"]
+pub struct Reserved {
+    access: AccessId,
+    extent: ExtentRef,
+}
+
+impl Reserved {
+    /// Where the bytes go.
+    #[must_use]
+    pub fn extent(&self) -> ExtentRef {
+        self.extent
+    }
+
+    /// The bytes are in place and have this checksum; they are right if it is the expected one.
+    ///
+    /// # Errors
+    /// Gives the reservation back when it is not.
+    pub fn fill(self, found: Checksum, expected: Checksum) -> Result<Filled, Reserved> {
+        if found == expected { Ok(Filled { reserved: self, checksum: found }) } else { Err(self) }
+    }
+}
+
+/// An extent whose bytes are in place and verified.
+#[derive(Debug)]
+#[must_use = "an access that is begun must be ended"]
+pub struct Filled {
+    reserved: Reserved,
+    checksum: Checksum,
+}
+
+/// An extent whose bytes count: verified, and alive when the writing ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Published {
+    /// Where the bytes are.
+    pub extent: ExtentRef,
+    /// Their checksum.
+    pub checksum: Checksum,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GRANULE: u64 = 4096;
+
+    fn arena() -> Arena {
+        let mut arena = Arena::new();
+        let (segment, incarnation) = (SegmentId(1), Incarnation(7));
+        arena.add(MemorySegment { segment, incarnation, bytes: 64 * GRANULE, granule: GRANULE });
+        arena
+    }
+
+    fn extent(granule: u64, granules: u64, generation: u64) -> ExtentRef {
+        ExtentRef {
+            segment: SegmentId(1),
+            incarnation: Incarnation(7),
+            offset: granule * GRANULE,
+            bytes: granules * GRANULE,
+            generation,
+        }
+    }
+
+    #[test]
+    fn an_idle_extent_is_fenced_at_once_and_stays_dead() {
+        let mut arena = arena();
+        assert!(arena.fence(extent(3, 2, 5)));
+        assert!(matches!(arena.begin(extent(3, 2, 5), Access::Read), Err(Stale::Generation { generation: 5, .. })));
+        assert!(matches!(arena.begin(extent(3, 2, 4), Access::Read), Err(Stale::Generation { .. })));
+        assert!(arena.fence(extent(3, 1, 2)), "an older fence is answered");
+        assert!(arena.begin(extent(3, 2, 5), Access::Read).is_err(), "and does not revive a newer one");
+        assert!(arena.begin(extent(3, 1, 6), Access::Read).is_ok());
+    }
+
+    #[test]
+    fn a_fence_waits_for_the_last_access_whose_bytes_then_do_not_count() {
+        let mut arena = arena();
+        let first = arena.begin(extent(0, 1, 1), Access::Read).unwrap();
+        let second = arena.begin(extent(0, 1, 1), Access::Read).unwrap();
+        assert!(!arena.fence(extent(0, 1, 1)));
+        assert_eq!(arena.end(first), AccessEnd { live: false, fenced: None });
+        assert_eq!(arena.end(second), AccessEnd { live: false, fenced: Some(extent(0, 1, 1)) });
+        assert!(arena.fence(extent(0, 1, 1)), "asked again, it is fenced already");
+        assert_eq!(arena.accesses(), 0);
+    }
+
+    #[test]
+    fn reuse_under_another_generation_does_not_wait_for_nor_feel_the_old_one() {
+        let mut arena = arena();
+        arena.fence(extent(0, 4, 1));
+        let new = arena.begin(extent(0, 2, 2), Access::Write).unwrap();
+        assert!(arena.begin(extent(0, 4, 1), Access::Write).is_err(), "the late writer hits nothing");
+        assert_eq!(arena.end(new), AccessEnd { live: true, fenced: None });
+    }
+
+    #[test]
+    fn a_writer_is_alone() {
+        let mut arena = arena();
+        let writer = arena.begin(extent(0, 1, 1), Access::Write).unwrap();
+        assert!(matches!(arena.begin(extent(0, 1, 1), Access::Write), Err(Stale::Busy { .. })));
+        assert!(matches!(arena.begin(extent(0, 1, 1), Access::Read), Err(Stale::Busy { .. })));
+        assert!(arena.end(writer).live);
+        let reader = arena.begin(extent(0, 1, 1), Access::Read).unwrap();
+        assert!(matches!(arena.begin(extent(0, 1, 1), Access::Write), Err(Stale::Busy { .. })));
+        assert!(arena.end(reader).live);
+    }
+
+    #[test]
+    fn what_is_no_extent_of_this_life_is_refused_and_needs_no_fence() {
+        let mut arena = arena();
+        let foreign = ExtentRef { incarnation: Incarnation(6), ..extent(0, 1, 1) };
+        let absent = ExtentRef { segment: SegmentId(9), ..extent(0, 1, 1) };
+        let crooked = ExtentRef { offset: 100, ..extent(0, 1, 1) };
+        let long = ExtentRef { bytes: u64::MAX - 4095, ..extent(4, 1, 1) };
+        for (what, named) in [("foreign", foreign), ("absent", absent), ("crooked", crooked), ("long", long)] {
+            assert!(arena.begin(named, Access::Read).is_err(), "{what}");
+            assert!(arena.fence(named), "{what}");
+        }
+        assert!(arena.check(extent(0, 1, 1)).is_ok());
+    }
+
+    #[test]
+    fn an_access_to_a_segment_that_left_does_not_count() {
+        let mut arena = arena();
+        let reader = arena.begin(extent(0, 1, 1), Access::Read).unwrap();
+        arena.remove(SegmentId(1));
+        assert_eq!(arena.end(reader), AccessEnd { live: false, fenced: None });
+    }
+
+    #[test]
+    fn only_right_bytes_in_a_live_extent_are_published() {
+        let mut arena = arena();
+        let (right, wrong) = (Checksum(1), Checksum(2));
+        let reserved = arena.reserve(extent(0, 1, 1)).unwrap();
+        let reserved = reserved.fill(wrong, right).unwrap_err();
+        let filled = reserved.fill(right, right).unwrap();
+        let (published, _) = arena.publish(filled);
+        assert_eq!(published, Some(Published { extent: extent(0, 1, 1), checksum: right }));
+
+        let filled = arena.reserve(extent(0, 1, 1)).unwrap().fill(right, right).unwrap();
+        assert!(!arena.fence(extent(0, 1, 1)));
+        let (published, end) = arena.publish(filled);
+        assert_eq!((published, end.fenced), (None, Some(extent(0, 1, 1))));
+
+        let reserved = arena.reserve(extent(1, 1, 1)).unwrap();
+        assert!(arena.abandon(reserved).live);
+    }
+}

@@ -1,0 +1,100 @@
+use std::time::Duration;
+
+use slackwater_base::{BLOCK_BYTES, ByteSize};
+use slackwater_wire::{NodeId, SegmentId};
+
+/// What an agent may use, and how it goes about it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct AgentConfig {
+    /// Which node it is.
+    pub node: NodeId,
+    /// Its SSD log, if it has one.
+    pub log: Option<LogConfig>,
+    /// Promotions that are staged or being read at a time.
+    pub promotions_in_flight_max: usize,
+    /// Bytes of promotions that are staged or being read at a time; a larger one goes alone.
+    pub promotion_bytes_in_flight_max: u64,
+    /// Promotions that wait for their turn; more are answered as busy.
+    pub promotions_queued_max: usize,
+}
+
+impl AgentConfig {
+    /// The defaults for `node`, without an SSD log.
+    #[must_use]
+    pub fn new(node: NodeId) -> Self {
+        Self {
+            node,
+            log: None,
+            promotions_in_flight_max: 32,
+            promotion_bytes_in_flight_max: ByteSize::mib(64).0,
+            promotions_queued_max: 50_000,
+        }
+    }
+}
+
+/// The size and the habits of an SSD log.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LogConfig {
+    /// The segment that stands for it at the master.
+    pub segment: SegmentId,
+    /// Bytes of all its files together.
+    pub capacity: u64,
+    /// Length of a file, when the capacity holds enough of them; see [`LogConfig::file_bytes_used`].
+    pub file_bytes: u64,
+    /// Payload at which a batch is written without waiting for more.
+    pub batch_bytes: u64,
+    /// Longest time that a record waits for others to share its batch.
+    pub batch_delay: Duration,
+    /// Batches that are being written and synced at a time.
+    pub batches_in_flight_max: usize,
+    /// Records that wait to be written; more are refused for want of room.
+    pub records_queued_max: usize,
+    /// Rate at which reclaim copies live records forward.
+    pub reclaim_bytes_per_second: u64,
+    /// Live bytes that reclaim reads or holds at a time; a larger record goes alone.
+    pub reclaim_bytes_in_flight_max: u64,
+    /// Files that recovery reads at a time.
+    pub recovery_reads_max: usize,
+    /// Records in one announcement.
+    pub announce_entries_max: usize,
+    /// Pause after a write was refused, doubled each time until [`LogConfig::retry_delay_max`].
+    pub retry_delay_min: Duration,
+    /// Longest pause after a write was refused.
+    pub retry_delay_max: Duration,
+}
+
+impl LogConfig {
+    /// The defaults for a log of `capacity` bytes.
+    #[must_use]
+    pub fn new(segment: SegmentId, capacity: ByteSize) -> Self {
+        Self {
+            segment,
+            capacity: capacity.0,
+            file_bytes: ByteSize::mib(64).0,
+            batch_bytes: ByteSize::mib(4).0,
+            batch_delay: Duration::from_millis(100),
+            batches_in_flight_max: 2,
+            records_queued_max: 50_000,
+            reclaim_bytes_per_second: ByteSize::mib(512).0,
+            reclaim_bytes_in_flight_max: ByteSize::mib(16).0,
+            recovery_reads_max: 16,
+            announce_entries_max: 1024,
+            retry_delay_min: Duration::from_millis(100),
+            retry_delay_max: Duration::from_secs(10),
+        }
+    }
+
+    /// Length of a new file: a small log has smaller files, so that the ones kept free for reclaim cost little of it.
+    #[must_use]
+    pub fn file_bytes_used(&self) -> u64 {
+        let fair = (self.capacity / FILES_MIN).max(FILE_BYTES_MIN);
+        let bytes = self.file_bytes.min(fair);
+        (bytes - bytes % BLOCK_BYTES).max(8 * BLOCK_BYTES)
+    }
+
+    /// Smallest capacity that a log works with: four of the smallest files.
+    pub const CAPACITY_MIN: u64 = 4 * FILE_BYTES_MIN;
+}
+
+const FILES_MIN: u64 = 32;
+const FILE_BYTES_MIN: u64 = 1 << 20;

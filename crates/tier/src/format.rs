@@ -1,0 +1,402 @@
+//! The bytes of a log file, version 1. The layout and the reasons are in the crate's README.
+
+use slackwater_base::{BLOCK_BYTES, Checksum, Checksummer, KeyHash, round_to_block};
+use slackwater_wire::{DiskEntry, Key, Tenant, Version};
+use thiserror::Error;
+use zerocopy::little_endian::{U16, U32, U64, U128};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use crate::io::FileId;
+
+/// The format that this version writes, and the newest that it reads.
+pub const FORMAT_VERSION: u32 = 1;
+
+/// Most bytes that the headers of one batch take.
+pub(crate) const HEADER_BYTES_MAX: u64 = 256 << 10;
+
+const FILE_MAGIC: [u8; 8] = *b"SLKWLOG\n";
+const BATCH_MAGIC: [u8; 8] = *b"SLKWBAT\n";
+const ENTRY_RECORD: u8 = 1;
+const ENTRY_TOMBSTONE: u8 = 2;
+const ENTRY_ALIGN: usize = 8;
+
+/// Why a directory's files are not a log that this version may open. Nothing has been changed.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+pub enum FormatError {
+    /// The file is something else.
+    #[error("log file {} is no Slackwater log (it begins with \"{}\"): move it away, or choose another directory",
+        .file.0, .begins.escape_ascii())]
+    Foreign {
+        /// Which file.
+        file: FileId,
+        /// Its first bytes.
+        begins: [u8; 8],
+    },
+    /// A newer version wrote it.
+    #[error("log file {} has format {found}, this version reads up to {known}: upgrade, or empty the directory to \
+        start cold", .file.0)]
+    Newer {
+        /// Which file.
+        file: FileId,
+        /// Its format.
+        found: u32,
+        /// The newest format that this version reads.
+        known: u32,
+    },
+    /// It is of another log, or lies under another number.
+    #[error("log file {} belongs to another log or place: it was copied or renamed; move it away", .file.0)]
+    Misplaced {
+        /// Which file.
+        file: FileId,
+    },
+}
+
+/// The first block of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct FileHeader {
+    /// Random identity of the log: no value that a tenant stores can pass for a header without knowing it.
+    pub(crate) log: u128,
+    pub(crate) file: FileId,
+    /// Which opening of the log began the file.
+    pub(crate) life: u64,
+    pub(crate) bytes: u64,
+    /// The highest version known when the file was begun.
+    pub(crate) highest_version: Version,
+}
+
+/// What a first block is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum FirstBlock {
+    Header(FileHeader),
+    /// Never written.
+    Blank,
+    /// A header once.
+    Damaged,
+}
+
+#[repr(C)]
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+struct RawFile {
+    magic: [u8; 8],
+    format: U32,
+    reserved: U32,
+    log: U128,
+    file: U64,
+    life: U64,
+    bytes: U64,
+    highest_version: U64,
+    checksum: U64,
+}
+
+impl FileHeader {
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        let mut raw = RawFile {
+            magic: FILE_MAGIC,
+            format: U32::new(FORMAT_VERSION),
+            reserved: U32::ZERO,
+            log: U128::new(self.log),
+            file: U64::new(self.file.0),
+            life: U64::new(self.life),
+            bytes: U64::new(self.bytes),
+            highest_version: U64::new(self.highest_version.0),
+            checksum: U64::ZERO,
+        };
+        raw.checksum = U64::new(checksum_except(raw.as_bytes(), RAW_FILE_SUM).0);
+        let mut block = raw.as_bytes().to_vec();
+        block.resize(BLOCK_BYTES as usize, 0);
+        block
+    }
+
+    /// Reads the first block of `file`.
+    pub(crate) fn decode(file: FileId, block: &[u8]) -> Result<FirstBlock, FormatError> {
+        let Ok((raw, _)) = RawFile::ref_from_prefix(block) else { return Ok(FirstBlock::Damaged) };
+        if block.iter().all(|byte| *byte == 0) {
+            return Ok(FirstBlock::Blank);
+        }
+        if raw.magic != FILE_MAGIC {
+            return Err(FormatError::Foreign { file, begins: raw.magic });
+        }
+        let whole = checksum_except(raw.as_bytes(), RAW_FILE_SUM) == Checksum(raw.checksum.get());
+        // A newer format may place its checksum elsewhere, so its number counts unless it looks like a flipped bit.
+        if raw.format.get() != FORMAT_VERSION && (whole || raw.format.get() < 0x1_0000) {
+            return Err(FormatError::Newer { file, found: raw.format.get(), known: FORMAT_VERSION });
+        }
+        if !whole {
+            return Ok(FirstBlock::Damaged);
+        }
+        if raw.file.get() != file.0 {
+            return Err(FormatError::Misplaced { file });
+        }
+        Ok(FirstBlock::Header(FileHeader {
+            log: raw.log.get(),
+            file,
+            life: raw.life.get(),
+            bytes: raw.bytes.get(),
+            highest_version: Version(raw.highest_version.get()),
+        }))
+    }
+}
+
+/// A position in the log: positions of one life are ordered as the batches were written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Position {
+    pub(crate) file: FileId,
+    pub(crate) offset: u64,
+}
+
+/// One value in a batch.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Record {
+    pub(crate) entry: DiskEntry,
+    pub(crate) hash: KeyHash,
+    /// First byte of its payload in the file.
+    pub(crate) offset: u64,
+    pub(crate) length: u64,
+    pub(crate) checksum: Checksum,
+}
+
+/// One thing that a batch says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Entry {
+    /// A value lies here.
+    Record(Record),
+    /// Every record of this key up to this version is dead.
+    Tombstone { hash: KeyHash, version: Version },
+}
+
+/// The headers of a batch.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Batch {
+    /// First byte of the batch.
+    pub(crate) start: u64,
+    /// Its length: headers, payloads, headers again.
+    pub(crate) bytes: u64,
+    pub(crate) life: u64,
+    /// Everything of this life before this position was durable when the batch was written.
+    pub(crate) durable: Position,
+    pub(crate) entries: Vec<Entry>,
+}
+
+impl Batch {
+    pub(crate) fn end(&self) -> u64 {
+        self.start + self.bytes
+    }
+}
+
+/// Where a batch lies: what its headers say of themselves, so that a header that went elsewhere is recognised.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Identity {
+    pub(crate) log: u128,
+    pub(crate) file: FileId,
+}
+
+#[repr(C)]
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+struct RawBatch {
+    magic: [u8; 8],
+    log: U128,
+    file: U64,
+    life: U64,
+    start: U64,
+    bytes: U64,
+    durable_file: U64,
+    durable_offset: U64,
+    header_bytes: U32,
+    entries: U32,
+    /// Where this copy of the headers lies: at the start, or again at the end.
+    own_offset: U64,
+    checksum: U64,
+}
+
+#[repr(C)]
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+struct RawEntry {
+    hash: U128,
+    version: U64,
+    offset: U64,
+    length: U64,
+    checksum: U64,
+    kind: u8,
+    tenant_bytes: u8,
+    key_bytes: U16,
+    reserved: U32,
+}
+
+const RAW_FILE_SUM: usize = size_of::<RawFile>() - size_of::<U64>();
+const RAW_BATCH_SUM: usize = size_of::<RawBatch>() - size_of::<U64>();
+
+/// Bytes of headers before the first entry.
+pub(crate) const BATCH_FIXED_BYTES: u64 = size_of::<RawBatch>() as u64;
+
+/// Bytes of headers that `entry` takes.
+pub(crate) fn record_header_bytes(entry: &DiskEntry) -> u64 {
+    let names = entry.key.as_bytes().len() + entry_tenant(entry).len();
+    (size_of::<RawEntry>() + names).next_multiple_of(ENTRY_ALIGN) as u64
+}
+
+/// Bytes of headers that a tombstone takes.
+pub(crate) const TOMBSTONE_BYTES: u64 = size_of::<RawEntry>() as u64;
+
+/// Most bytes that lie around the payload of a record that is alone in its batch.
+pub(crate) fn alone_overhead(entry: &DiskEntry) -> u64 {
+    2 * round_to_block(BATCH_FIXED_BYTES + record_header_bytes(entry))
+}
+
+/// The stable name of a record: over key and tenant, so that equal keys of two tenants are two records.
+pub(crate) fn name_of(entry: &DiskEntry) -> KeyHash {
+    if entry.tenant.is_default() {
+        return KeyHash::of(0, entry.key.as_bytes());
+    }
+    // A tenant's name has no NUL, so the last one parts the two whatever the key holds.
+    let mut joined = entry.key.as_bytes().to_vec();
+    joined.push(0);
+    joined.extend_from_slice(entry.tenant.name().as_bytes());
+    KeyHash::of(1, &joined)
+}
+
+/// The headers of `batch`, once for its start and once for its end.
+///
+/// # Panics
+/// When the entries do not fit `header_bytes`: the batch was closed too late.
+pub(crate) fn encode_batch(identity: Identity, batch: &Batch, header_bytes: u64) -> [Vec<u8>; 2] {
+    let mut area = Vec::with_capacity(header_bytes as usize);
+    area.resize(size_of::<RawBatch>(), 0);
+    for entry in &batch.entries {
+        encode_entry(entry, &mut area);
+    }
+    assert!(area.len() as u64 <= header_bytes, "{} bytes of entries in {header_bytes}", area.len());
+    area.resize(header_bytes as usize, 0);
+    [batch.start, batch.end() - header_bytes].map(|own_offset| {
+        let mut copy = area.clone();
+        let raw = RawBatch {
+            magic: BATCH_MAGIC,
+            log: U128::new(identity.log),
+            file: U64::new(identity.file.0),
+            life: U64::new(batch.life),
+            start: U64::new(batch.start),
+            bytes: U64::new(batch.bytes),
+            durable_file: U64::new(batch.durable.file.0),
+            durable_offset: U64::new(batch.durable.offset),
+            header_bytes: U32::new(header_bytes as u32),
+            entries: U32::new(batch.entries.len() as u32),
+            own_offset: U64::new(own_offset),
+            checksum: U64::ZERO,
+        };
+        copy[..size_of::<RawBatch>()].copy_from_slice(raw.as_bytes());
+        let checksum = checksum_except(&copy, RAW_BATCH_SUM);
+        copy[RAW_BATCH_SUM..size_of::<RawBatch>()].copy_from_slice(&checksum.0.to_le_bytes());
+        copy
+    })
+}
+
+fn encode_entry(entry: &Entry, area: &mut Vec<u8>) {
+    let (hash, version, record) = match entry {
+        Entry::Record(record) => (record.hash, record.entry.version, Some(record)),
+        Entry::Tombstone { hash, version } => (*hash, *version, None),
+    };
+    let tenant = record.map_or("", |record| entry_tenant(&record.entry));
+    let key = record.map_or(&[][..], |record| record.entry.key.as_bytes());
+    let raw = RawEntry {
+        hash: U128::new(hash.0),
+        version: U64::new(version.0),
+        offset: U64::new(record.map_or(0, |record| record.offset)),
+        length: U64::new(record.map_or(0, |record| record.length)),
+        checksum: U64::new(record.map_or(0, |record| record.checksum.0)),
+        kind: if record.is_some() { ENTRY_RECORD } else { ENTRY_TOMBSTONE },
+        tenant_bytes: tenant.len() as u8,
+        key_bytes: U16::new(key.len() as u16),
+        reserved: U32::ZERO,
+    };
+    area.extend_from_slice(raw.as_bytes());
+    area.extend_from_slice(tenant.as_bytes());
+    area.extend_from_slice(key);
+    area.resize(area.len().next_multiple_of(ENTRY_ALIGN), 0);
+}
+
+/// What lies at a place where the headers of a batch may be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Decoded {
+    Batch(Batch),
+    /// Perhaps headers, of this many bytes: more must be read to know.
+    Longer(u64),
+    /// A block of zeros.
+    Blank,
+    /// Anything else.
+    Other,
+}
+
+/// Reads the headers at `offset` of the file that `identity` names, from `bytes` that begin there.
+pub(crate) fn decode_batch(identity: Identity, file_bytes: u64, offset: u64, bytes: &[u8]) -> Decoded {
+    let Ok((raw, _)) = RawBatch::ref_from_prefix(bytes) else { return Decoded::Other };
+    if raw.magic != BATCH_MAGIC {
+        let first = &bytes[..bytes.len().min(BLOCK_BYTES as usize)];
+        return if first.iter().all(|byte| *byte == 0) { Decoded::Blank } else { Decoded::Other };
+    }
+    let (start, length, header_bytes) = (raw.start.get(), raw.bytes.get(), u64::from(raw.header_bytes.get()));
+    let end = start.saturating_add(length);
+    let placed = raw.log.get() == identity.log
+        && raw.file.get() == identity.file.0
+        && raw.own_offset.get() == offset
+        && header_bytes >= BATCH_FIXED_BYTES
+        && [start, length, header_bytes].iter().all(|number| number.is_multiple_of(BLOCK_BYTES))
+        && header_bytes <= HEADER_BYTES_MAX.min(length / 2)
+        && end <= file_bytes
+        && (offset == start || offset == end - header_bytes);
+    if !placed {
+        return Decoded::Other;
+    }
+    let Some(area) = bytes.get(..header_bytes as usize) else { return Decoded::Longer(header_bytes) };
+    if checksum_except(area, RAW_BATCH_SUM) != Checksum(raw.checksum.get()) {
+        return Decoded::Other;
+    }
+    let payloads = start + header_bytes..end - header_bytes;
+    match decode_entries(&area[size_of::<RawBatch>()..], raw.entries.get(), &payloads) {
+        Some(entries) => Decoded::Batch(Batch {
+            start,
+            bytes: length,
+            life: raw.life.get(),
+            durable: Position { file: FileId(raw.durable_file.get()), offset: raw.durable_offset.get() },
+            entries,
+        }),
+        None => Decoded::Other,
+    }
+}
+
+fn decode_entries(mut area: &[u8], count: u32, payloads: &std::ops::Range<u64>) -> Option<Vec<Entry>> {
+    let mut entries = Vec::with_capacity((count as usize).min(area.len() / size_of::<RawEntry>()));
+    for _ in 0..count {
+        let (raw, rest) = RawEntry::ref_from_prefix(area).ok()?;
+        let names = raw.tenant_bytes as usize + raw.key_bytes.get() as usize;
+        let (tenant, key) = rest.get(..names)?.split_at(raw.tenant_bytes as usize);
+        let (hash, version) = (KeyHash(raw.hash.get()), Version(raw.version.get()));
+        entries.push(match raw.kind {
+            ENTRY_TOMBSTONE => Entry::Tombstone { hash, version },
+            ENTRY_RECORD => {
+                let tenant = Tenant::new(std::str::from_utf8(tenant).ok()?).ok()?;
+                let entry = DiskEntry { tenant, key: Key::new(key).ok()?, version };
+                let (offset, length) = (raw.offset.get(), raw.length.get());
+                let inside = offset >= payloads.start && offset.checked_add(length)? <= payloads.end;
+                if !inside || !offset.is_multiple_of(BLOCK_BYTES) || length == 0 || name_of(&entry) != hash {
+                    return None;
+                }
+                Entry::Record(Record { entry, hash, offset, length, checksum: Checksum(raw.checksum.get()) })
+            }
+            _ => return None,
+        });
+        area = area.get((size_of::<RawEntry>() + names).next_multiple_of(ENTRY_ALIGN)..)?;
+    }
+    Some(entries)
+}
+
+/// The name as it is written: nothing for the default tenant.
+fn entry_tenant(entry: &DiskEntry) -> &str {
+    if entry.tenant.is_default() { "" } else { entry.tenant.name() }
+}
+
+/// The checksum of `area` without the eight bytes at `hole`, where it is kept.
+fn checksum_except(area: &[u8], hole: usize) -> Checksum {
+    let mut sum = Checksummer::new();
+    sum.update(&area[..hole]);
+    sum.update(&area[hole + size_of::<U64>()..]);
+    sum.finish()
+}

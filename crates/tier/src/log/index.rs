@@ -1,0 +1,314 @@
+use slackwater_base::{BLOCK_BYTES, Checksum, KeyHash, Map, round_to_block};
+use slackwater_wire::Version;
+
+use crate::io::FileId;
+
+/// Where the newest record of a key is, and how many records of the key lie on the device.
+///
+/// Small on purpose: with its hash an entry of the table has 48 bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Slot {
+    pub(crate) version: Version,
+    pub(crate) checksum: Checksum,
+    file: u32,
+    block: u32,
+    length: u32,
+    /// Records of the key in existing files, dead ones included.
+    copies: u32,
+}
+
+/// Every record of the key up to `version` is dead, and some still lie on the device.
+#[derive(Clone, Copy, Debug)]
+struct Tomb {
+    version: Version,
+    /// The file that holds the tombstone; [`NOWHERE`] until it is durable.
+    file: u32,
+    /// As [`Slot::copies`], when no record of the key is live; else the slot counts.
+    copies: u32,
+}
+
+/// What became of a record that was found or written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Placed {
+    /// It is the one to be read now.
+    Live {
+        /// The one that was read until now.
+        replaced: Option<Slot>,
+    },
+    /// A tombstone or a newer record makes it dead.
+    Dead,
+}
+
+/// Which records live, and which tombstones are still needed.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Index {
+    records: Map<KeyHash, Slot>,
+    tombs: Map<KeyHash, Tomb>,
+}
+
+const NOWHERE: u32 = u32::MAX;
+
+impl Slot {
+    /// A slot for a value of `length` bytes, or `None` for what no index entry can name.
+    pub(crate) fn new(version: Version, checksum: Checksum, at: (FileId, u64), length: u64) -> Option<Self> {
+        let (file, block) = (u32::try_from(at.0.0).ok()?, u32::try_from(at.1 / BLOCK_BYTES).ok()?);
+        Some(Self { version, checksum, file, block, length: u32::try_from(length).ok()?, copies: 0 })
+    }
+
+    pub(crate) fn file(&self) -> FileId {
+        FileId(u64::from(self.file))
+    }
+
+    pub(crate) fn offset(&self) -> u64 {
+        u64::from(self.block) * BLOCK_BYTES
+    }
+
+    pub(crate) fn length(&self) -> u64 {
+        u64::from(self.length)
+    }
+
+    /// Bytes of the payload on the device.
+    pub(crate) fn padded(&self) -> u64 {
+        round_to_block(self.length())
+    }
+
+    pub(crate) fn is_at(&self, file: FileId, offset: u64) -> bool {
+        self.file() == file && self.offset() == offset
+    }
+}
+
+impl Index {
+    pub(crate) fn get(&self, hash: KeyHash) -> Option<&Slot> {
+        self.records.get(&hash)
+    }
+
+    /// Counts a record that lies on the device, and lets it live if nothing newer is known: a later version wins, and
+    /// of two equal ones the later written, because the earlier may be on its way out.
+    pub(crate) fn place(&mut self, hash: KeyHash, mut slot: Slot) -> Placed {
+        let tomb = self.tombs.get_mut(&hash);
+        let buried = tomb.as_ref().is_some_and(|tomb| slot.version <= tomb.version);
+        match self.records.get_mut(&hash) {
+            Some(old) => {
+                let newer = (slot.version, slot.file, slot.block) > (old.version, old.file, old.block);
+                slot.copies = old.copies + 1;
+                if buried || !newer {
+                    old.copies += 1;
+                    return Placed::Dead;
+                }
+                Placed::Live { replaced: Some(std::mem::replace(old, slot)) }
+            }
+            None if buried => {
+                if let Some(tomb) = tomb {
+                    tomb.copies += 1;
+                }
+                Placed::Dead
+            }
+            None => {
+                slot.copies = tomb.map_or(0, |tomb| std::mem::take(&mut tomb.copies)) + 1;
+                self.records.insert(hash, slot);
+                Placed::Live { replaced: None }
+            }
+        }
+    }
+
+    /// Makes every record of the key up to `version` dead at once, and gives back the one that was live.
+    pub(crate) fn kill(&mut self, hash: KeyHash, version: Version) -> Option<Slot> {
+        let killed = match self.records.get(&hash) {
+            Some(slot) if slot.version <= version => self.records.remove(&hash),
+            _ => None,
+        };
+        let tomb = self.tombs.entry(hash).or_insert(Tomb { version, file: NOWHERE, copies: 0 });
+        tomb.version = tomb.version.max(version);
+        tomb.copies += killed.map_or(0, |slot| slot.copies);
+        killed
+    }
+
+    /// Whether a tombstone makes this version of the key dead.
+    pub(crate) fn is_dead(&self, hash: KeyHash, version: Version) -> bool {
+        self.tombs.get(&hash).is_some_and(|tomb| version <= tomb.version)
+    }
+
+    /// Whether the device may hold a record that a drop of the key must keep dead.
+    pub(crate) fn knows(&self, hash: KeyHash) -> bool {
+        self.records.contains_key(&hash) || self.tombs.contains_key(&hash)
+    }
+
+    /// The tombstone of the key lies in `file` now. Gives back the file where it lay, and whether it lies in `file`
+    /// as asked: not when it is needed no longer, or a higher one was written.
+    pub(crate) fn bury(&mut self, hash: KeyHash, version: Version, file: FileId) -> (Option<FileId>, bool) {
+        match self.tombs.get_mut(&hash) {
+            Some(tomb) if tomb.version == version => {
+                let before = (tomb.file != NOWHERE).then_some(FileId(u64::from(tomb.file)));
+                tomb.file = file.0 as u32;
+                (before, true)
+            }
+            _ => (None, false),
+        }
+    }
+
+    /// As [`Index::bury`] for tombstones that are found in any order: of equal ones the last file counts.
+    pub(crate) fn bury_latest(&mut self, hash: KeyHash, version: Version, file: FileId) {
+        if let Some(tomb) = self.tombs.get_mut(&hash).filter(|tomb| tomb.version == version)
+            && (tomb.file == NOWHERE || u64::from(tomb.file) < file.0)
+        {
+            tomb.file = file.0 as u32;
+        }
+    }
+
+    /// Whether this tombstone is needed, and `file` is where it lies.
+    pub(crate) fn is_buried_at(&self, hash: KeyHash, version: Version, file: FileId) -> bool {
+        self.tombs.get(&hash).is_some_and(|tomb| tomb.version == version && u64::from(tomb.file) == file.0)
+    }
+
+    /// The needed tombstones that lie in `file`. Walks all of them.
+    pub(crate) fn buried_in(&self, file: FileId) -> Vec<(KeyHash, Version)> {
+        let mut found: Vec<_> = self.tombs.iter().filter(|(_, tomb)| u64::from(tomb.file) == file.0).collect();
+        found.sort_unstable_by_key(|(hash, _)| **hash);
+        found.into_iter().map(|(hash, tomb)| (*hash, tomb.version)).collect()
+    }
+
+    /// A record of the key is gone from the device. Gives back the file whose tombstone of the key is now needless:
+    /// no record is left that it keeps dead. None is needless while `keep` holds.
+    pub(crate) fn forget_copy(&mut self, hash: KeyHash, keep: bool) -> Option<FileId> {
+        let needless = match (self.records.get_mut(&hash), self.tombs.get_mut(&hash)) {
+            (Some(slot), _) => {
+                slot.copies = slot.copies.saturating_sub(1).max(1);
+                slot.copies == 1
+            }
+            (None, Some(tomb)) => {
+                tomb.copies = tomb.copies.saturating_sub(1);
+                tomb.copies == 0
+            }
+            (None, None) => false,
+        };
+        if keep || !needless {
+            return None;
+        }
+        let tomb = self.tombs.remove(&hash)?;
+        (tomb.file != NOWHERE).then_some(FileId(u64::from(tomb.file)))
+    }
+
+    /// Lets every needless tombstone go; gives back their files, one each. Walks all of them.
+    pub(crate) fn sweep_tombs(&mut self) -> Vec<FileId> {
+        let records = &self.records;
+        let mut gone = Vec::new();
+        self.tombs.retain(|hash, tomb| {
+            let needless = records.get(hash).map_or(tomb.copies == 0, |slot| slot.copies == 1);
+            if needless && tomb.file != NOWHERE {
+                gone.push(FileId(u64::from(tomb.file)));
+            }
+            !needless
+        });
+        gone
+    }
+
+    /// Gives up every record in the files that `doubted` names. Walks all of them.
+    pub(crate) fn give_up(&mut self, doubted: impl Fn(FileId) -> bool) -> u64 {
+        let before = self.records.len();
+        self.records.retain(|_, slot| !doubted(slot.file()));
+        (before - self.records.len()) as u64
+    }
+
+    /// Forgets the tombstones that lie in the files that `doubted` names: all they keep dead goes with these files.
+    pub(crate) fn give_up_tombs(&mut self, doubted: impl Fn(FileId) -> bool) {
+        self.tombs.retain(|_, tomb| tomb.file == NOWHERE || !doubted(FileId(u64::from(tomb.file))));
+    }
+
+    pub(crate) fn slots(&self) -> impl Iterator<Item = &Slot> {
+        self.records.values()
+    }
+
+    pub(crate) fn tomb_files(&self) -> impl Iterator<Item = FileId> {
+        self.tombs.values().filter(|tomb| tomb.file != NOWHERE).map(|tomb| FileId(u64::from(tomb.file)))
+    }
+
+    pub(crate) fn records(&self) -> usize {
+        self.records.len()
+    }
+
+    pub(crate) fn tombstones(&self) -> usize {
+        self.tombs.len()
+    }
+
+    /// Memory of the tables, in bytes.
+    pub(crate) fn bytes(&self) -> usize {
+        self.records.allocation_size() + self.tombs.allocation_size()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const KEY: KeyHash = KeyHash(9);
+
+    fn slot(version: u64, file: u64) -> Slot {
+        Slot::new(Version(version), Checksum(version), (FileId(file), BLOCK_BYTES), 100).unwrap()
+    }
+
+    fn live(index: &Index) -> Option<(u64, u64)> {
+        index.get(KEY).map(|slot| (slot.version.0, slot.file().0))
+    }
+
+    #[test]
+    fn an_entry_has_48_bytes() {
+        assert_eq!(size_of::<(KeyHash, Slot)>(), 48);
+    }
+
+    #[test]
+    fn the_newest_record_above_the_highest_tombstone_lives_in_whatever_order_they_are_met() {
+        let steps = [(1, 1, false), (2, 2, false), (2, 3, true), (4, 4, false), (4, 6, false), (3, 5, false)];
+        let mut order: Vec<usize> = (0..steps.len()).collect();
+        for turn in 0..steps.len() {
+            order.rotate_left(1);
+            order.swap(0, turn);
+            let mut index = Index::default();
+            for (version, file, tombstone) in order.iter().map(|at| steps[*at]) {
+                if tombstone {
+                    index.kill(KEY, Version(version));
+                    index.bury(KEY, Version(version), FileId(file));
+                } else {
+                    index.place(KEY, slot(version, file));
+                }
+            }
+            assert_eq!(live(&index), Some((4, 6)), "{order:?}");
+            assert_eq!(index.get(KEY).unwrap().copies, 5, "{order:?}");
+        }
+    }
+
+    #[test]
+    fn a_tombstone_goes_with_the_last_record_that_it_keeps_dead() {
+        let mut index = Index::default();
+        index.place(KEY, slot(1, 1));
+        index.place(KEY, slot(1, 2));
+        assert_eq!(index.kill(KEY, Version(1)).unwrap().file(), FileId(2));
+        assert_eq!(index.bury(KEY, Version(1), FileId(3)), (None, true));
+        assert_eq!(index.forget_copy(KEY, false), None);
+        assert!(index.is_buried_at(KEY, Version(1), FileId(3)));
+        assert_eq!(index.forget_copy(KEY, false), Some(FileId(3)));
+        assert!(!index.knows(KEY));
+    }
+
+    #[test]
+    fn a_tombstone_stays_under_a_newer_record_until_the_old_one_is_gone() {
+        let mut index = Index::default();
+        index.place(KEY, slot(1, 1));
+        index.kill(KEY, Version(1));
+        index.bury(KEY, Version(1), FileId(2));
+        assert_eq!(index.place(KEY, slot(2, 3)), Placed::Live { replaced: None });
+        assert!(index.sweep_tombs().is_empty());
+        assert_eq!(index.forget_copy(KEY, false), Some(FileId(2)));
+        assert_eq!(live(&index), Some((2, 3)));
+    }
+
+    #[test]
+    fn a_doubt_keeps_every_tombstone_until_it_is_over() {
+        let mut index = Index::default();
+        index.place(KEY, slot(1, 1));
+        index.kill(KEY, Version(1));
+        index.bury(KEY, Version(1), FileId(2));
+        assert_eq!(index.forget_copy(KEY, true), None);
+        assert!(index.knows(KEY));
+        assert_eq!(index.sweep_tombs(), [FileId(2)]);
+    }
+}

@@ -1,0 +1,415 @@
+//! The SSD log: append-only files, group commit, an index in memory, reclaim and recovery.
+
+mod files;
+mod index;
+mod reclaim;
+mod recover;
+mod scan;
+mod write;
+
+use std::collections::BTreeMap;
+
+use slackwater_base::{Checksum, Instant, KeyHash, round_to_block};
+use slackwater_wire::{DiskEntry, DiskState, ExtentRef, NodeId, ReportedEntry, TaskFailure, TicketId, Version};
+
+use crate::agent::{Opened, ReadEnd, ReadId, RecordRead, TierStats};
+use crate::config::LogConfig;
+use crate::format::{FormatError, Identity, Record, alone_overhead, name_of};
+use crate::io::{DiskDone, DiskError, DiskOp, DiskOutcome, FileId, LogFile, OpId, Target};
+use files::{FileState, Files, List, RESERVE};
+use index::Index;
+use reclaim::Reclaim;
+use recover::Recovery;
+use write::{Answer, Writer};
+
+/// What the log wants done or has to say.
+#[derive(Debug)]
+pub(crate) enum LogOut {
+    Disk(OpId, DiskOp),
+    Written(TicketId, Result<(), TaskFailure>),
+    Dropped(DiskEntry),
+    Lost(DiskEntry),
+    Read { ticket: TicketId, read: ReadId, checksum: Option<Checksum> },
+    Announce(Vec<ReportedEntry>),
+    Opened(Opened),
+    Refused(FormatError),
+    Flushed(u64),
+}
+
+/// What an operation under way is for.
+#[derive(Debug)]
+enum Purpose {
+    Recover(FileId),
+    Create(FileId),
+    Delete(FileId),
+    Write(u64),
+    Sync(u64),
+    DrainScan,
+    DrainRead(Record),
+    Read(TicketId, ReadId),
+}
+
+/// A read that keeps its file in place.
+#[derive(Debug)]
+struct Pin {
+    entry: DiskEntry,
+    hash: KeyHash,
+    plan: RecordRead,
+}
+
+/// The SSD log of one node.
+#[derive(Debug)]
+pub(crate) struct Log {
+    config: LogConfig,
+    file_bytes: u64,
+    identity: u128,
+    life: u64,
+    highest_version: Version,
+    now: Instant,
+    next_op: u64,
+    ops: BTreeMap<OpId, Purpose>,
+    files: Files,
+    index: Index,
+    writer: Writer,
+    reclaim: Option<Reclaim>,
+    /// When reclaim may copy the next record.
+    copy_at: Instant,
+    recovery: Option<Recovery>,
+    reads: BTreeMap<ReadId, Pin>,
+    next_read: u64,
+    stopping: bool,
+    value_bytes: u64,
+    stats: TierStats,
+}
+
+/// A value to be written.
+#[derive(Debug)]
+pub(crate) struct Offload {
+    pub(crate) ticket: TicketId,
+    pub(crate) entry: DiskEntry,
+    pub(crate) bytes: u64,
+    pub(crate) checksum: Checksum,
+    pub(crate) source: ExtentRef,
+}
+
+impl Log {
+    pub(crate) fn new(config: LogConfig) -> Self {
+        let file_bytes = config.file_bytes_used();
+        Self {
+            config,
+            file_bytes,
+            identity: 0,
+            life: 0,
+            highest_version: Version(0),
+            now: Instant::ZERO,
+            next_op: 0,
+            ops: BTreeMap::new(),
+            files: Files::default(),
+            index: Index::default(),
+            writer: Writer::default(),
+            reclaim: None,
+            copy_at: Instant::ZERO,
+            recovery: None,
+            reads: BTreeMap::new(),
+            next_read: 0,
+            stopping: false,
+            value_bytes: 0,
+            stats: TierStats::default(),
+        }
+    }
+
+    /// Begins recovery over the files there are.
+    pub(crate) fn open(&mut self, now: Instant, files: &[LogFile], fresh: u128, out: &mut Vec<LogOut>) {
+        self.now = now;
+        if let Some(file) = files.iter().map(|file| file.file).find(|file| file.0 >= u64::from(u32::MAX)) {
+            return out.push(LogOut::Refused(FormatError::Misplaced { file }));
+        }
+        self.recovery = Some(Recovery::new(files, fresh));
+        self.recover_step(out);
+    }
+
+    /// Whether records can be read and written.
+    pub(crate) fn is_open(&self) -> bool {
+        self.recovery.is_none() && self.life > 0
+    }
+
+    /// Queues a value; the answer is [`LogOut::Written`].
+    pub(crate) fn offload(&mut self, now: Instant, offload: Offload, out: &mut Vec<LogOut>) {
+        self.now = now;
+        let ticket = offload.ticket;
+        let hash = name_of(&offload.entry);
+        if let Some(slot) = self.index.get(hash)
+            && slot.version == offload.entry.version
+            && (slot.length(), slot.checksum) == (offload.bytes, offload.checksum)
+        {
+            out.push(LogOut::Written(ticket, Ok(())));
+            return;
+        }
+        match self.refusal(&offload, hash) {
+            Some(failure) => out.push(LogOut::Written(ticket, Err(failure))),
+            None => self.queue_offload(offload, hash),
+        }
+    }
+
+    fn refusal(&self, offload: &Offload, hash: KeyHash) -> Option<TaskFailure> {
+        let moved_on = self.index.get(hash).is_some_and(|slot| slot.version > offload.entry.version)
+            || self.index.is_dead(hash, offload.entry.version);
+        let around = files_overhead() + alone_overhead(&offload.entry);
+        let too_long = offload.bytes > u64::from(u32::MAX)
+            || round_to_block(offload.bytes).saturating_add(around) > self.file_bytes;
+        if !self.is_open() || self.stopping || moved_on {
+            return Some(TaskFailure::Cancelled);
+        }
+        if offload.bytes == 0 {
+            return Some(TaskFailure::Stale);
+        }
+        if let Some(failure) = self.writer.ailing() {
+            return Some(failure);
+        }
+        let full = self.writer.offloads_queued() >= self.config.records_queued_max || !self.has_room();
+        (too_long || full).then_some(TaskFailure::NoRoom)
+    }
+
+    /// Withdraws the queued values whose source is `extent`; those that are being written go on.
+    pub(crate) fn source_died(&mut self, extent: ExtentRef, out: &mut Vec<LogOut>) {
+        self.withdraw(|offload| offload.source == extent, TaskFailure::Stale, out);
+    }
+
+    /// Makes every record of the entry's key up to its version dead; the answer comes when no crash can undo it.
+    pub(crate) fn drop_entry(&mut self, now: Instant, entry: DiskEntry, out: &mut Vec<LogOut>) {
+        self.now = now;
+        self.drop_as(Answer::Dropped(entry), out);
+    }
+
+    /// As [`Log::drop_entry`] for a record that is not what it should be.
+    fn lose(&mut self, entry: DiskEntry, out: &mut Vec<LogOut>) {
+        self.stats.records_lost += 1;
+        self.drop_as(Answer::Lost(entry), out);
+    }
+
+    /// A reader was sent here for a record that is not: the master is told, once no crash can bring it back.
+    pub(crate) fn missed(&mut self, now: Instant, entry: DiskEntry, out: &mut Vec<LogOut>) {
+        self.now = now;
+        if self.is_open() {
+            self.drop_as(Answer::Lost(entry), out);
+        }
+    }
+
+    fn drop_as(&mut self, answer: Answer, out: &mut Vec<LogOut>) {
+        let Some(entry) = answer.entry() else { return };
+        let (hash, version) = (name_of(entry), entry.version);
+        self.highest_version = self.highest_version.max(version);
+        if self.writer.is_waiting(hash) {
+            self.withdraw(|offload| offload.hash == hash && offload.version <= version, TaskFailure::Cancelled, out);
+        }
+        let superseded = self.index.get(hash).is_some_and(|slot| slot.version > version);
+        let unknown = !self.index.knows(hash) && !self.files.any_suspect() && !self.writer.is_waiting(hash);
+        if superseded || unknown {
+            out.push(answer.given());
+            return;
+        }
+        if let Some(slot) = self.index.kill(hash, version) {
+            self.files.live(slot.file(), 0, slot.padded());
+            self.value_bytes -= slot.length();
+        }
+        self.queue_burial(hash, version, answer);
+    }
+
+    /// Length and checksum of a record.
+    pub(crate) fn find(&self, entry: &DiskEntry) -> Option<(u64, Checksum)> {
+        let slot = self.index.get(name_of(entry)).filter(|slot| slot.version == entry.version)?;
+        Some((slot.length(), slot.checksum))
+    }
+
+    /// Where a record is, for a read by the caller's own device or by [`Log::read_into`].
+    pub(crate) fn begin_read(&mut self, entry: &DiskEntry) -> Option<RecordRead> {
+        let hash = name_of(entry);
+        let slot = self.index.get(hash).filter(|slot| slot.version == entry.version)?;
+        let plan = RecordRead {
+            read: ReadId(self.next_read),
+            file: slot.file(),
+            offset: slot.offset(),
+            bytes: slot.padded(),
+            length: slot.length(),
+            checksum: slot.checksum,
+        };
+        self.files.update(plan.file, |file| file.pins += 1);
+        self.next_read += 1;
+        self.stats.reads += 1;
+        self.reads.insert(plan.read, Pin { entry: entry.clone(), hash, plan });
+        Some(plan)
+    }
+
+    /// Ends a read: a record that was not right is lost, unless it lies elsewhere by now.
+    ///
+    /// # Panics
+    /// When the read was ended before: its file would be deleted under another reader.
+    pub(crate) fn end_read(&mut self, now: Instant, read: ReadId, end: ReadEnd, out: &mut Vec<LogOut>) {
+        self.now = now;
+        let Pin { entry, hash, plan } = self.reads.remove(&read).expect("a read ends once");
+        self.files.update(plan.file, |file| file.pins -= 1);
+        let right = match end {
+            ReadEnd::Done => true,
+            ReadEnd::Checked(checksum) => checksum == plan.checksum,
+            ReadEnd::Failed => false,
+        };
+        let there = self.index.get(hash).is_some_and(|slot| slot.is_at(plan.file, plan.offset));
+        if !right && there {
+            self.lose(entry, out);
+        }
+    }
+
+    /// Reads a record that was found by [`Log::begin_read`] into an extent; the answer is [`LogOut::Read`], after
+    /// which the read must be ended.
+    pub(crate) fn read_into(&mut self, ticket: TicketId, plan: RecordRead, extent: ExtentRef, out: &mut Vec<LogOut>) {
+        let RecordRead { read, file, offset, bytes, length, .. } = plan;
+        let request = DiskOp::Read { file, offset, bytes, length, into: Target::Extent(extent) };
+        self.submit(Purpose::Read(ticket, read), request, out);
+    }
+
+    /// An operation came to its end. Unknown ones belong to somebody else, or came twice.
+    pub(crate) fn on_disk(&mut self, now: Instant, done: DiskDone, out: &mut Vec<LogOut>) {
+        self.now = now;
+        let Some(purpose) = self.ops.remove(&done.op) else { return };
+        let result = done.result;
+        match purpose {
+            Purpose::Recover(file) => self.recovered(file, result, out),
+            Purpose::Create(file) => self.created(file, result.map(drop)),
+            Purpose::Delete(file) => self.deleted(file, result.map(drop)),
+            Purpose::Write(flight) => self.written(flight, result.map(drop), out),
+            Purpose::Sync(flight) => self.synced(flight, result.map(drop), out),
+            Purpose::DrainScan => self.drain_scanned(result, out),
+            Purpose::DrainRead(record) => self.drain_read(record, result, out),
+            Purpose::Read(ticket, read) => {
+                out.push(LogOut::Read { ticket, read, checksum: checksum_in(&result) });
+            }
+        }
+    }
+
+    /// Does whatever can be done now. Called after every input.
+    pub(crate) fn step(&mut self, now: Instant, out: &mut Vec<LogOut>) {
+        self.now = now;
+        if !self.is_open() {
+            return;
+        }
+        self.provide_file(out);
+        self.reclaim_step(out);
+        self.write_batches(out);
+        self.provide_file(out);
+        self.delete_files(out);
+        self.refuse_when_stuck(out);
+        self.answer_flushes(out);
+    }
+
+    /// When [`Log::step`] has something to do that no completion brings about.
+    pub(crate) fn next_deadline(&self) -> Option<Instant> {
+        if !self.is_open() {
+            return None;
+        }
+        let doomed = self.files.listed(List::Doomed).filter_map(|id| self.files.get(id));
+        let deletes = doomed.filter_map(|file| match file.state {
+            FileState::Doomed(not_before) => Some(not_before),
+            _ => None,
+        });
+        let waits = self.writer.deadlines(self.config.batch_delay).into_iter().chain([self.copy_deadline()]).flatten();
+        // What is due already waits for a completion, which will bring the next step.
+        waits.chain(deletes).filter(|at| *at > self.now).min()
+    }
+
+    pub(crate) fn flush(&mut self, number: u64, out: &mut Vec<LogOut>) {
+        self.writer.begin_flush(number);
+        self.answer_flushes(out);
+    }
+
+    /// Takes nothing new from now on, and begins no new reclaim.
+    pub(crate) fn stop(&mut self) {
+        self.stopping = true;
+    }
+
+    /// Whether a log that was told to stop has come to rest, and how many orders the device did not take.
+    pub(crate) fn at_rest(&self) -> Option<usize> {
+        let waits_in_vain = self.writer.ailing().is_some() || !self.is_open();
+        let queued = self.writer.unresolved();
+        (self.ops.is_empty() && (queued == 0 || waits_in_vain)).then_some(queued)
+    }
+
+    /// What the master should know.
+    pub(crate) fn state(&self, node: NodeId) -> DiskState {
+        DiskState {
+            node,
+            accepting: self.is_open() && !self.stopping && self.writer.ailing().is_none() && self.has_room(),
+            capacity: self.usable_bytes(),
+            pressure: self.pressure(),
+        }
+    }
+
+    pub(crate) fn stats(&self) -> TierStats {
+        TierStats {
+            records: self.index.records() as u64,
+            live_bytes: self.files.live_bytes(),
+            file_bytes: self.files.bytes(),
+            files: self.files.len() as u64,
+            tombstones: self.index.tombstones() as u64,
+            index_bytes: self.index.bytes() as u64,
+            ..self.stats
+        }
+    }
+
+    fn submit(&mut self, purpose: Purpose, request: DiskOp, out: &mut Vec<LogOut>) {
+        let op = OpId(self.next_op);
+        self.next_op += 1;
+        self.ops.insert(op, purpose);
+        out.push(LogOut::Disk(op, request));
+    }
+
+    fn place(&self, file: FileId) -> Identity {
+        Identity { log: self.identity, file }
+    }
+
+    /// Files that could be begun now, the spare one included.
+    fn files_free(&self) -> u64 {
+        let begun = self.files.listed(List::Spare).chain(self.files.listed(List::Creating)).count() as u64;
+        self.config.capacity.saturating_sub(self.files.bytes()) / self.file_bytes + begun
+    }
+
+    /// Whether new records can be written, now or when what is under way has made room.
+    fn has_room(&self) -> bool {
+        let free = self.files_free();
+        let growing = free > RESERVE || (free >= RESERVE && self.writer.active_room() >= self.config.batch_bytes);
+        growing || self.files.has(List::Draining) || self.files.has(List::Deleting)
+    }
+
+    /// Bytes of records that the log takes: a part is kept for reclaim, and an eighth of the rest for what is dead but
+    /// not yet reclaimed, so that with the master's watermarks reclaim always finds files worth their copying.
+    fn usable_bytes(&self) -> u64 {
+        let kept = (RESERVE + 1) * self.file_bytes;
+        self.config.capacity.saturating_sub(kept) / 8 * 7
+    }
+
+    /// Bytes of values to be dropped before reclaim can make room: the device's bytes are more than the values',
+    /// because of padding, so they are scaled down.
+    fn pressure(&self) -> u64 {
+        if !self.is_open() || self.files_free() > RESERVE || self.victim().is_some() || self.reclaim.is_some() {
+            return 0;
+        }
+        let live = self.files.live_bytes();
+        let excess = live.saturating_sub(self.usable_bytes() / 8 * 7).max(self.file_bytes / 4).min(live);
+        if live == 0 {
+            return 0;
+        }
+        (u128::from(excess) * u128::from(self.value_bytes) / u128::from(live)) as u64
+    }
+}
+
+/// Bytes of a file that are not for batches.
+fn files_overhead() -> u64 {
+    slackwater_base::BLOCK_BYTES
+}
+
+/// The checksum that a read gave.
+fn checksum_in(result: &Result<DiskOutcome, DiskError>) -> Option<Checksum> {
+    match result {
+        Ok(DiskOutcome::Read { checksum, .. }) => Some(*checksum),
+        Ok(DiskOutcome::Done) | Err(_) => None,
+    }
+}

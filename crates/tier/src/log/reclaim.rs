@@ -1,0 +1,300 @@
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use slackwater_base::{Instant, KeyHash, round_to_block};
+use slackwater_wire::Version;
+
+use super::files::{FileState, List, RESERVE};
+use super::scan::{FileScan, Step};
+use super::write::{Answer, Copied};
+use super::{Log, LogOut, Purpose};
+use crate::format::{Batch, Entry, Record};
+use crate::io::{DiskError, DiskOp, DiskOutcome, FileId, Target};
+
+/// One file that is being emptied: its headers are read, what is needed of it is written again, and it is deleted
+/// when all of that is durable.
+#[derive(Debug)]
+pub(crate) struct Reclaim {
+    file: FileId,
+    scan: FileScan,
+    scanning: bool,
+    scanned: bool,
+    /// Records that are to be copied if they still live when their turn comes.
+    todo: VecDeque<Record>,
+    reading: usize,
+    /// Bytes of records that are being read, queued or written.
+    bytes_in_flight: u64,
+    /// Copies and tombstones that are queued or being written.
+    settling: usize,
+    names: Vec<KeyHash>,
+    /// What the headers did not tell of was given up or written again.
+    swept: bool,
+}
+
+impl Log {
+    pub(super) fn reclaim_step(&mut self, out: &mut Vec<LogOut>) {
+        if self.reclaim.is_none() {
+            let Some(file) = self.victim().filter(|_| !self.stopping) else { return };
+            let Some(bytes) = self.files.get(file).map(|file| file.bytes) else { return };
+            self.files.update(file, |file| file.state = FileState::Draining);
+            self.reclaim = Some(Reclaim::new(file, FileScan::new(self.place(file), bytes)));
+        }
+        self.drain_scan(out);
+        self.drain_copy(out);
+        self.drain_finish();
+    }
+
+    /// The file that is worth emptying now. Suspect ones and those of which nothing is needed go first; when files run
+    /// short, the one with the fewest live bytes, if copying it forward gains enough.
+    pub(super) fn victim(&self) -> Option<FileId> {
+        let idle = |file: &FileId| !self.writer.has_flights_in(*file);
+        if let Some(file) = self.files.listed(List::Easy).find(idle) {
+            return Some(file);
+        }
+        if self.files_free() > RESERVE + 1 {
+            return None;
+        }
+        let sealed = self.files.iter().filter(|(id, file)| file.state == FileState::Sealed && idle(id));
+        let (id, file) = sealed.min_by_key(|(id, file)| (file.live_bytes, *id))?;
+        (file.live_bytes <= file.bytes / 8 * 7).then_some(id)
+    }
+
+    /// When the next record may be copied, if one waits for that alone.
+    pub(super) fn copy_deadline(&self) -> Option<Instant> {
+        let waiting = self.reclaim.as_ref().is_some_and(|reclaim| !reclaim.todo.is_empty());
+        waiting.then_some(self.copy_at)
+    }
+
+    fn drain_scan(&mut self, out: &mut Vec<LogOut>) {
+        let Some(reclaim) = &mut self.reclaim else { return };
+        // A bound on what is remembered of a file: its headers are read no faster than its records are copied.
+        if reclaim.scanning || reclaim.scanned || reclaim.todo.len() > TODO_MAX {
+            return;
+        }
+        match reclaim.scan.read() {
+            Some(read) => {
+                reclaim.scanning = true;
+                self.submit(Purpose::DrainScan, read, out);
+            }
+            None => reclaim.scanned = true,
+        }
+    }
+
+    pub(super) fn drain_scanned(&mut self, result: Result<DiskOutcome, DiskError>, _out: &mut Vec<LogOut>) {
+        let Some(reclaim) = &mut self.reclaim else { return };
+        reclaim.scanning = false;
+        let step = match &result {
+            Ok(DiskOutcome::Read { bytes, .. }) => reclaim.scan.take(Ok(bytes)),
+            Ok(DiskOutcome::Done) => reclaim.scan.take(Err(DiskError::Missing)),
+            Err(error) => reclaim.scan.take(Err(*error)),
+        };
+        match step {
+            Step::Batch(batch) => self.drain_batch(batch),
+            Step::More => {}
+            Step::End => reclaim.scanned = true,
+        }
+    }
+
+    fn drain_batch(&mut self, batch: Batch) {
+        let Some(file) = self.reclaim.as_ref().map(|reclaim| reclaim.file) else { return };
+        for entry in batch.entries {
+            match entry {
+                Entry::Record(record) => {
+                    let live = self.index.get(record.hash).is_some_and(|slot| slot.is_at(file, record.offset));
+                    let Some(reclaim) = &mut self.reclaim else { return };
+                    reclaim.names.push(record.hash);
+                    if live {
+                        reclaim.todo.push_back(record);
+                    }
+                }
+                Entry::Tombstone { hash, version } => {
+                    if self.index.is_buried_at(hash, version, file) {
+                        self.bury_again(hash, version);
+                    }
+                }
+            }
+        }
+    }
+
+    fn bury_again(&mut self, hash: KeyHash, version: Version) {
+        if let Some(reclaim) = &mut self.reclaim {
+            reclaim.settling += 1;
+            self.queue_burial(hash, version, Answer::Reclaim);
+        }
+    }
+
+    /// Reads records to be copied, as fast as the rate and the bound on bytes in flight allow.
+    fn drain_copy(&mut self, out: &mut Vec<LogOut>) {
+        while let Some(reclaim) = &mut self.reclaim
+            && let Some(record) = reclaim.todo.front()
+        {
+            let file = reclaim.file;
+            if !self.index.get(record.hash).is_some_and(|slot| slot.is_at(file, record.offset)) {
+                reclaim.todo.pop_front();
+                continue;
+            }
+            let crowded = reclaim.bytes_in_flight > 0
+                && reclaim.bytes_in_flight + record.length > self.config.reclaim_bytes_in_flight_max;
+            if crowded || self.copy_at > self.now {
+                return;
+            }
+            let Some(record) = reclaim.todo.pop_front() else { return };
+            reclaim.reading += 1;
+            reclaim.bytes_in_flight += record.length;
+            let rate = self.config.reclaim_bytes_per_second.max(1);
+            let nanos = u128::from(record.length) * 1_000_000_000 / u128::from(rate);
+            let idle_since = self.now - COPY_BURST;
+            self.copy_at = self.copy_at.max(idle_since) + Duration::from_nanos(nanos as u64);
+            let (offset, length) = (record.offset, record.length);
+            let bytes = round_to_block(length);
+            let read = DiskOp::Read { file, offset, bytes, length, into: Target::Completion };
+            self.submit(Purpose::DrainRead(record), read, out);
+        }
+    }
+
+    pub(super) fn drain_read(&mut self, record: Record, result: Result<DiskOutcome, DiskError>, out: &mut Vec<LogOut>) {
+        let Some(reclaim) = &mut self.reclaim else { return };
+        let file = reclaim.file;
+        reclaim.reading -= 1;
+        let live = self.index.get(record.hash).is_some_and(|slot| slot.is_at(file, record.offset));
+        let right = match result {
+            Ok(DiskOutcome::Read { bytes, checksum })
+                if checksum == record.checksum && bytes.len() as u64 == round_to_block(record.length) =>
+            {
+                Some(bytes)
+            }
+            _ => None,
+        };
+        match right {
+            Some(bytes) if live => {
+                reclaim.settling += 1;
+                self.queue_copy(Copied { since: self.now, record, from: file, bytes });
+            }
+            Some(_) => reclaim.bytes_in_flight -= record.length,
+            None => {
+                reclaim.bytes_in_flight -= record.length;
+                if live {
+                    self.lose(record.entry, out);
+                }
+            }
+        }
+    }
+
+    /// A copy, or a tombstone of no bytes, is durable.
+    pub(super) fn drain_settled(&mut self, bytes: u64) {
+        if let Some(reclaim) = &mut self.reclaim {
+            reclaim.settling -= 1;
+            reclaim.bytes_in_flight -= bytes;
+        }
+    }
+
+    /// A copy was not written: its source still stands.
+    pub(super) fn drain_again(&mut self, record: Record) {
+        if let Some(reclaim) = &mut self.reclaim {
+            reclaim.settling -= 1;
+            reclaim.bytes_in_flight -= record.length;
+            reclaim.todo.push_front(record);
+        }
+    }
+
+    fn drain_finish(&mut self) {
+        let Some(reclaim) = &mut self.reclaim else { return };
+        if !reclaim.scanned || !reclaim.todo.is_empty() || reclaim.reading + reclaim.settling > 0 {
+            return;
+        }
+        let file = reclaim.file;
+        let (live, tombs) = self.files.get(file).map_or((0, 0), |file| (file.live_bytes, file.tombs));
+        if !std::mem::replace(&mut reclaim.swept, true) && live + tombs > 0 {
+            self.sweep(file);
+            return;
+        }
+        let names = self.reclaim.take().map_or(Vec::new(), |reclaim| reclaim.names);
+        self.files.update(file, |file| file.names = names);
+        self.stats.files_reclaimed += 1;
+        self.doom(file);
+    }
+
+    /// Rot took headers of a file that were readable when it was opened. Its tombstones are known and written again;
+    /// its records cannot be copied without their names, so they are given up: a reader who comes for one has it
+    /// reported as lost.
+    fn sweep(&mut self, file: FileId) {
+        for (hash, version) in self.index.buried_in(file) {
+            self.bury_again(hash, version);
+        }
+        let given_up: u64 = self.index.slots().filter(|slot| slot.file() == file).map(|slot| slot.length()).sum();
+        self.value_bytes -= given_up;
+        self.stats.records_lost += self.index.give_up(|of| of == file);
+        self.files.update(file, |file| {
+            file.live_bytes = 0;
+            file.suspect = true;
+        });
+    }
+
+    /// Nothing is needed of `file` any more.
+    pub(super) fn doom(&mut self, file: FileId) {
+        let now = self.now;
+        self.files.update(file, |file| file.state = FileState::Doomed(now));
+    }
+
+    /// Deletes the files that are due. Condemned ones go one at a time, in ascending order: while the one with the
+    /// unreadable header stands, all older ones are doubtful.
+    pub(super) fn delete_files(&mut self, out: &mut Vec<LogOut>) {
+        let due: Vec<FileId> = self.files.listed(List::Doomed).filter(|id| self.may_delete(*id)).collect();
+        for file in due {
+            self.files.update(file, |file| file.state = FileState::Deleting);
+            self.submit(Purpose::Delete(file), DiskOp::Delete { file }, out);
+        }
+    }
+
+    fn may_delete(&self, id: FileId) -> bool {
+        let first = !self.files.condemned.contains(&id) || self.files.condemned.first() == Some(&id);
+        let due = self.files.get(id).is_some_and(|file| match file.state {
+            FileState::Doomed(not_before) => file.pins == 0 && not_before <= self.now,
+            _ => false,
+        });
+        first && due
+    }
+
+    pub(super) fn deleted(&mut self, id: FileId, result: Result<(), DiskError>) {
+        if !matches!(result, Ok(()) | Err(DiskError::Missing)) {
+            let not_before = self.now + self.config.retry_delay_max;
+            self.files.update(id, |file| file.state = FileState::Doomed(not_before));
+            return;
+        }
+        let Some(file) = self.files.remove(id) else { return };
+        let keep = self.files.any_suspect();
+        if !file.suspect {
+            for name in &file.names {
+                if let Some(grave) = self.index.forget_copy(*name, keep) {
+                    self.files.unburied(grave);
+                }
+            }
+        } else if !keep {
+            for grave in self.index.sweep_tombs() {
+                self.files.unburied(grave);
+            }
+        }
+    }
+}
+
+impl Reclaim {
+    fn new(file: FileId, scan: FileScan) -> Self {
+        Self {
+            file,
+            scan,
+            scanning: false,
+            scanned: false,
+            todo: VecDeque::new(),
+            reading: 0,
+            bytes_in_flight: 0,
+            settling: 0,
+            names: Vec::new(),
+            swept: false,
+        }
+    }
+}
+
+/// Records that are remembered for copying while more headers are read.
+const TODO_MAX: usize = 4096;
+/// Time that reclaim may have been idle and still make up for.
+const COPY_BURST: Duration = Duration::from_millis(50);

@@ -1,0 +1,406 @@
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use slackwater_base::{BLOCK_BYTES, Instant, round_to_block};
+use slackwater_wire::{ReportedEntry, Version};
+
+use super::files::{File, FileState};
+use super::scan::{FileScan, Step};
+use super::{Log, LogOut, Purpose};
+use crate::agent::Opened;
+use crate::format::{Batch, Entry, FileHeader, FirstBlock, FormatError, Identity, Position, Record};
+use crate::io::{DiskError, DiskOp, DiskOutcome, FileId, LogFile, Target};
+
+/// Rebuilding the index from the files. It writes nothing, so it may be cut off anywhere and begun again.
+///
+/// Four passes, each over as many files at a time as configured: first blocks, headers, the bytes of records that
+/// may not have been durable, and the headers again to announce what lives.
+#[derive(Debug)]
+pub(crate) struct Recovery {
+    fresh: u128,
+    pass: Pass,
+    found: BTreeMap<FileId, Found>,
+    /// Files that the pass has yet to begin.
+    waiting: VecDeque<FileId>,
+    busy: usize,
+    log: Option<u128>,
+    /// How far each life is known to have been durable.
+    durable: BTreeMap<u64, Position>,
+    announced: Vec<ReportedEntry>,
+    opened: Opened,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Pass {
+    FirstBlocks,
+    Headers,
+    Verify,
+    Announce,
+}
+
+/// What is known of one file.
+#[derive(Debug)]
+struct Found {
+    bytes: u64,
+    first: Option<FirstBlock>,
+    lives: BTreeSet<u64>,
+    scan: Option<FileScan>,
+    /// Batches that may not have been durable when the log was cut off.
+    unsettled: VecDeque<Batch>,
+    /// Records of them whose bytes are to be read.
+    verify: VecDeque<Record>,
+    suspect: bool,
+}
+
+impl Recovery {
+    pub(crate) fn new(files: &[LogFile], fresh: u128) -> Self {
+        let found: BTreeMap<FileId, Found> = files.iter().map(|file| (file.file, Found::new(file.bytes))).collect();
+        let waiting = found.keys().copied().collect();
+        let opened = Opened { files: found.len() as u64, ..Opened::default() };
+        Self {
+            fresh,
+            pass: Pass::FirstBlocks,
+            found,
+            waiting,
+            busy: 0,
+            log: None,
+            durable: BTreeMap::new(),
+            announced: Vec::new(),
+            opened,
+        }
+    }
+
+    fn saw_version(&mut self, version: Version) {
+        self.opened.highest_version = self.opened.highest_version.max(version);
+    }
+}
+
+impl Found {
+    fn new(bytes: u64) -> Self {
+        Self {
+            bytes,
+            first: None,
+            lives: BTreeSet::new(),
+            scan: None,
+            unsettled: VecDeque::new(),
+            verify: VecDeque::new(),
+            suspect: false,
+        }
+    }
+}
+
+impl Log {
+    /// Begins reads until enough files are being read, and goes on to the next pass when the last one ended.
+    pub(super) fn recover_step(&mut self, out: &mut Vec<LogOut>) {
+        loop {
+            let Some(recovery) = &mut self.recovery else { return };
+            while recovery.busy < self.config.recovery_reads_max.max(1) {
+                let Some(file) = recovery.waiting.pop_front() else { break };
+                let Some(read) = recovery.next_read(file) else { continue };
+                recovery.busy += 1;
+                let op = crate::io::OpId(self.next_op);
+                self.next_op += 1;
+                self.ops.insert(op, Purpose::Recover(file));
+                out.push(LogOut::Disk(op, read));
+            }
+            if recovery.busy > 0 {
+                return;
+            }
+            match recovery.pass {
+                Pass::FirstBlocks => self.begin_headers(),
+                Pass::Headers => self.settle_lives(),
+                Pass::Verify => self.begin_announcing(),
+                Pass::Announce => return self.finish_recovery(out),
+            }
+        }
+    }
+
+    pub(super) fn recovered(&mut self, file: FileId, result: Result<DiskOutcome, DiskError>, out: &mut Vec<LogOut>) {
+        let Some(recovery) = &mut self.recovery else { return };
+        recovery.busy -= 1;
+        match recovery.pass {
+            Pass::FirstBlocks => {
+                if let Err(error) = recovery.first_block(file, &result) {
+                    self.refuse(error, out);
+                    return;
+                }
+            }
+            Pass::Headers => self.took_headers(file, &result),
+            Pass::Verify => self.verified(file, &result),
+            Pass::Announce => self.announce_batch(file, &result, out),
+        }
+        self.recover_step(out);
+    }
+
+    /// The files are not ours to open: nothing was changed, and nothing will be.
+    fn refuse(&mut self, error: FormatError, out: &mut Vec<LogOut>) {
+        self.recovery = None;
+        self.ops.clear();
+        out.push(LogOut::Refused(error));
+    }
+
+    fn begin_headers(&mut self) {
+        let Some(recovery) = &mut self.recovery else { return };
+        self.identity = recovery.log.unwrap_or(recovery.fresh);
+        recovery.pass = Pass::Headers;
+        for (id, found) in &mut recovery.found {
+            if found.first != Some(FirstBlock::Blank) {
+                let identity = Identity { log: self.identity, file: *id };
+                found.scan = Some(FileScan::new(identity, found.bytes));
+                recovery.waiting.push_back(*id);
+            }
+        }
+    }
+
+    fn took_headers(&mut self, file: FileId, result: &Result<DiskOutcome, DiskError>) {
+        let Some(recovery) = &mut self.recovery else { return };
+        let Some(found) = recovery.found.get_mut(&file) else { return };
+        let Some(scan) = &mut found.scan else { return };
+        let step = scan.take(bytes_of(result));
+        if !matches!(step, Step::End) {
+            recovery.waiting.push_front(file);
+        }
+        let Step::Batch(batch) = step else { return };
+        found.lives.insert(batch.life);
+        let durable = recovery.durable.entry(batch.life).or_insert(batch.durable);
+        *durable = (*durable).max(batch.durable);
+        found.unsettled.push_back(batch);
+        // What a later batch of the same life says was durable need not wait for the end of the pass.
+        let mut settled = Vec::new();
+        while let Some(first) = found.unsettled.front()
+            && recovery.durable.get(&first.life).is_some_and(|durable| is_before(file, first.end(), durable))
+        {
+            settled.extend(found.unsettled.pop_front());
+        }
+        for batch in settled {
+            self.apply(file, batch);
+        }
+    }
+
+    /// Takes in a batch whose bytes are known to be right.
+    fn apply(&mut self, file: FileId, batch: Batch) {
+        for entry in batch.entries {
+            match entry {
+                Entry::Record(record) => self.apply_record(file, &record),
+                Entry::Tombstone { hash, version } => self.apply_tombstone(file, hash, version),
+            }
+        }
+    }
+
+    fn apply_record(&mut self, file: FileId, record: &Record) {
+        if let Some(recovery) = &mut self.recovery {
+            recovery.saw_version(record.entry.version);
+        }
+        let at = (file, record.offset);
+        if let Some(slot) = super::index::Slot::new(record.entry.version, record.checksum, at, record.length) {
+            self.index.place(record.hash, slot);
+        }
+    }
+
+    fn apply_tombstone(&mut self, file: FileId, hash: slackwater_base::KeyHash, version: Version) {
+        if let Some(recovery) = &mut self.recovery {
+            recovery.saw_version(version);
+        }
+        self.index.kill(hash, version);
+        self.index.bury_latest(hash, version, file);
+    }
+
+    /// All headers are read: what no later header vouches for has its bytes read, and holes are judged. A hole that
+    /// was durable once may have held a tombstone, so everything older is given up.
+    fn settle_lives(&mut self) {
+        let Some(recovery) = &mut self.recovery else { return };
+        let mut settled = Vec::new();
+        let mut again = VecDeque::new();
+        let mut rotten_up_to = None;
+        for (id, found) in &mut recovery.found {
+            let Some(scan) = &mut found.scan else { continue };
+            let known = found.lives.iter().filter_map(|life| recovery.durable.get(life)).max().copied();
+            let end = known.map_or(0, |durable| match durable.file.cmp(id) {
+                std::cmp::Ordering::Greater => 0,
+                std::cmp::Ordering::Equal => durable.offset,
+                std::cmp::Ordering::Less => 0,
+            });
+            if scan.at() < end && scan.read().is_none() {
+                scan.sweep_on();
+                again.push_back(*id);
+                continue;
+            }
+            let rotten = scan.holes.iter().filter(|hole| known.is_some_and(|d| is_before(*id, **hole + 1, &d))).count();
+            if rotten > 0 {
+                rotten_up_to = Some(*id);
+            }
+            recovery.opened.rotten += rotten as u64;
+            recovery.opened.torn += (scan.holes.len() - rotten) as u64;
+            recovery.opened.repaired += scan.repaired;
+            found.suspect |= !scan.holes.is_empty() || matches!(found.first, Some(FirstBlock::Damaged) | None);
+        }
+        if !again.is_empty() {
+            recovery.waiting = again;
+            return;
+        }
+        recovery.pass = Pass::Verify;
+        for (id, found) in &mut recovery.found {
+            for mut batch in found.unsettled.drain(..) {
+                let vouched = recovery.durable.get(&batch.life).is_some_and(|d| is_before(*id, batch.end(), d));
+                if !vouched {
+                    let (records, tombstones) =
+                        batch.entries.into_iter().partition(|entry| matches!(entry, Entry::Record(_)));
+                    batch.entries = tombstones;
+                    found.verify.extend(records.into_iter().filter_map(into_record));
+                }
+                settled.push((*id, batch));
+            }
+            if !found.verify.is_empty() {
+                recovery.waiting.push_back(*id);
+            }
+        }
+        if let Some(last) = rotten_up_to {
+            self.files.condemned = recovery.found.range(..=last).map(|(id, _)| *id).collect();
+        }
+        for (file, batch) in settled {
+            self.apply(file, batch);
+        }
+    }
+
+    fn verified(&mut self, file: FileId, result: &Result<DiskOutcome, DiskError>) {
+        let Some(recovery) = &mut self.recovery else { return };
+        let Some(found) = recovery.found.get_mut(&file) else { return };
+        let Some(record) = found.verify.pop_front() else { return };
+        if !found.verify.is_empty() {
+            recovery.waiting.push_front(file);
+        }
+        if super::checksum_in(result) == Some(record.checksum) {
+            self.apply_record(file, &record);
+        } else {
+            found.suspect = true;
+            recovery.opened.torn += 1;
+            recovery.saw_version(record.entry.version);
+        }
+    }
+
+    /// The index is complete: takes the files in, and reads headers again for the names of what lives.
+    fn begin_announcing(&mut self) {
+        let condemned = self.files.condemned.clone();
+        let doubtful = self.index.give_up(|file| condemned.contains(&file));
+        self.index.give_up_tombs(|file| condemned.contains(&file));
+        let Some(recovery) = &mut self.recovery else { return };
+        recovery.opened.doubtful = doubtful;
+        recovery.pass = Pass::Announce;
+        for (id, found) in &recovery.found {
+            let mut file = File::new(found.bytes, FileState::Sealed);
+            file.suspect = found.suspect || condemned.contains(id);
+            if condemned.contains(id) {
+                file.state = FileState::Doomed(Instant::ZERO);
+            }
+            self.files.adopt(*id, file);
+        }
+        if !self.files.any_suspect() {
+            self.index.sweep_tombs();
+        }
+        for file in self.index.tomb_files().collect::<Vec<_>>() {
+            self.files.buried(file);
+        }
+        let mut live: BTreeMap<FileId, u64> = BTreeMap::new();
+        for slot in self.index.slots() {
+            *live.entry(slot.file()).or_default() += slot.padded();
+            self.value_bytes += slot.length();
+        }
+        recovery.opened.records = self.index.records() as u64;
+        recovery.opened.bytes = self.value_bytes;
+        recovery.opened.tombstones = self.index.tombstones() as u64;
+        for (file, bytes) in live {
+            self.files.live(file, bytes, 0);
+            if let Some(found) = recovery.found.get_mut(&file) {
+                found.scan = Some(FileScan::new(Identity { log: self.identity, file }, found.bytes));
+                recovery.waiting.push_back(file);
+            }
+        }
+    }
+
+    fn announce_batch(&mut self, file: FileId, result: &Result<DiskOutcome, DiskError>, out: &mut Vec<LogOut>) {
+        let Some(recovery) = &mut self.recovery else { return };
+        let Some(scan) = recovery.found.get_mut(&file).and_then(|found| found.scan.as_mut()) else { return };
+        let step = scan.take(bytes_of(result));
+        if !matches!(step, Step::End) {
+            recovery.waiting.push_front(file);
+        }
+        let Step::Batch(batch) = step else { return };
+        for record in batch.entries.into_iter().filter_map(into_record) {
+            if self.index.get(record.hash).is_some_and(|slot| slot.is_at(file, record.offset)) {
+                let Record { entry, length, checksum, .. } = record;
+                recovery.announced.push(ReportedEntry { entry, bytes: length, checksum });
+                if recovery.announced.len() >= self.config.announce_entries_max {
+                    out.push(LogOut::Announce(std::mem::take(&mut recovery.announced)));
+                }
+            }
+        }
+    }
+
+    fn finish_recovery(&mut self, out: &mut Vec<LogOut>) {
+        let Some(mut recovery) = self.recovery.take() else { return };
+        if !recovery.announced.is_empty() {
+            out.push(LogOut::Announce(recovery.announced));
+        }
+        let lives = recovery.found.values().flat_map(|found| found.lives.iter().copied());
+        self.life = lives.max().unwrap_or(0) + 1;
+        self.highest_version = recovery.opened.highest_version;
+        recovery.opened.files = recovery.found.len() as u64;
+        out.push(LogOut::Opened(recovery.opened));
+    }
+}
+
+impl Recovery {
+    /// The next read of `file` in this pass.
+    fn next_read(&self, file: FileId) -> Option<DiskOp> {
+        let found = self.found.get(&file)?;
+        match self.pass {
+            Pass::FirstBlocks => {
+                let bytes = BLOCK_BYTES;
+                Some(DiskOp::Read { file, offset: 0, bytes, length: bytes, into: Target::Completion })
+            }
+            Pass::Headers | Pass::Announce => found.scan.as_ref()?.read(),
+            Pass::Verify => {
+                let Record { offset, length, .. } = found.verify.front()?;
+                let bytes = round_to_block(*length);
+                Some(DiskOp::Read { file, offset: *offset, bytes, length: *length, into: Target::Nowhere })
+            }
+        }
+    }
+
+    fn first_block(&mut self, file: FileId, result: &Result<DiskOutcome, DiskError>) -> Result<(), FormatError> {
+        let Some(found) = self.found.get_mut(&file) else { return Ok(()) };
+        let Ok(DiskOutcome::Read { bytes, .. }) = result else {
+            found.first = None;
+            return Ok(());
+        };
+        let first = FileHeader::decode(file, bytes)?;
+        found.first = Some(first);
+        if let FirstBlock::Header(header) = first {
+            if *self.log.get_or_insert(header.log) != header.log {
+                return Err(FormatError::Misplaced { file });
+            }
+            found.lives.insert(header.life);
+            self.saw_version(header.highest_version);
+        }
+        Ok(())
+    }
+}
+
+fn into_record(entry: Entry) -> Option<Record> {
+    match entry {
+        Entry::Record(record) => Some(record),
+        Entry::Tombstone { .. } => None,
+    }
+}
+
+fn bytes_of(result: &Result<DiskOutcome, DiskError>) -> Result<&[u8], DiskError> {
+    match result {
+        Ok(DiskOutcome::Read { bytes, .. }) => Ok(bytes),
+        Ok(DiskOutcome::Done) => Err(DiskError::Missing),
+        Err(error) => Err(*error),
+    }
+}
+
+/// Whether all that ends at `end` of `file` lies before `position`.
+fn is_before(file: FileId, end: u64, position: &Position) -> bool {
+    (file, end) <= (position.file, position.offset)
+}

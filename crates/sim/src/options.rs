@@ -184,7 +184,8 @@ impl Options {
 
     /// Within what time everything under way has ended.
     pub(crate) fn rest_bound(&self) -> Duration {
-        let tickets = self.master.offload.timeout + self.master.promotion.window * 2 + self.master.promotion.candidate_ttl;
+        let tickets =
+            self.master.offload.timeout + self.master.promotion.window * 2 + self.master.promotion.candidate_ttl;
         self.liveness_bound() + tickets
     }
 }

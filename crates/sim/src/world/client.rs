@@ -573,8 +573,7 @@ impl World {
                         let what = format!("a hit on {name:?} of {length} bytes has {}", bytes.len());
                         return Err(Violation::new(Invariant::NoWrongBytes, what));
                     }
-                    let read =
-                        Read { began: arrived.began, ended: now, name, version: arrived.version, bytes: &bytes };
+                    let read = Read { began: arrived.began, ended: now, name, version: arrived.version, bytes: &bytes };
                     self.history.judge(&read)?;
                 }
                 GetOutcome::Miss => tally.misses += 1,

@@ -65,7 +65,9 @@ impl Event {
             | Self::Copy { node, .. }
             | Self::Idle { node, .. } => Some(Process::Node(*node)),
             Self::Resend { client, .. } | Self::Next { client, .. } => Some(Process::Client(*client)),
-            Self::Device { .. } | Self::Fault(_) | Self::DiskCalm { .. } | Self::Doom { .. } | Self::Start { .. } => None,
+            Self::Device { .. } | Self::Fault(_) | Self::DiskCalm { .. } | Self::Doom { .. } | Self::Start { .. } => {
+                None
+            }
         }
     }
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use slackwater_meta::{Input, Master, Output};
-use slackwater_wire::{CallId, ClientId, NodeId, Request};
+use slackwater_wire::{CallId, ClientId, NodeId};
 
 use crate::check::Checked;
 use crate::clock::Clock;
@@ -78,7 +78,6 @@ impl World {
             Control::Request { call, request } => {
                 let client = client_id(session);
                 let host = self.session_peer(session).map(|peer| self.host_of(peer));
-                self.master_asked(client, call, &request);
                 self.master_step(Input::Request { client, host, call, request })
             }
             Control::Report(report) => {
@@ -169,9 +168,4 @@ impl World {
 /// The name of the host that a node runs on.
 pub(crate) fn host_name(node: u32) -> String {
     format!("host{node}")
-}
-
-/// A request that the world itself makes carries this call.
-pub(crate) fn is_mount(request: &Request) -> bool {
-    matches!(request, Request::Mount(_))
 }

@@ -3,11 +3,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use slackwater_base::{Checksum, Rng};
+use slackwater_base::Rng;
 use slackwater_client::{ReadFailure, WriteFailure};
 use slackwater_tier::arena::{Access, AccessId};
 use slackwater_tier::io::{DiskDone, DiskOp, DiskOutcome, LogFile, Target};
-use slackwater_tier::{Agent, AgentInput, AgentOutput, ReadEnd, ReadId};
+use slackwater_tier::{Agent, AgentInput, AgentOutput, ReadEnd, RecordRead};
 use slackwater_wire::{CallId, DiskEntry, ExtentRef, Incarnation, Mount, NodeId, Order, Reply, Report, Request};
 use slackwater_wire::{ReportedEntry, SegmentKind, TicketId};
 
@@ -75,9 +75,7 @@ struct Copy {
 struct Reader {
     from: Process,
     transfer: TransferId,
-    read: ReadId,
-    length: u64,
-    checksum: Checksum,
+    read: RecordRead,
 }
 
 impl Node {
@@ -130,7 +128,7 @@ impl World {
         for segment in segments {
             let segment = segment.lent(Incarnation(node.life));
             node.memory.mount(segment.segment, segment.incarnation, segment.bytes);
-            agent.lend(segment);
+            agent.add_segment(segment);
         }
         node.agent = Some(agent);
         let files = node.disk.files().into_iter().map(|(file, bytes)| LogFile { file, bytes }).collect();
@@ -175,26 +173,32 @@ impl World {
         self.say(session, process, Control::Register(NodeId(index)));
         let incarnation = Incarnation(self.nodes[index as usize].life);
         for segment in self.options.segments(index) {
-            self.node_mounts(index, Mount {
-                segment: segment.segment,
-                name: format!("memory{}", segment.segment),
-                node: NodeId(index),
-                incarnation,
-                kind: SegmentKind::Memory,
-                bytes: segment.bytes,
-                host: host_name(index),
-            });
+            self.node_mounts(
+                index,
+                Mount {
+                    segment: segment.segment,
+                    name: format!("memory{}", segment.segment),
+                    node: NodeId(index),
+                    incarnation,
+                    kind: SegmentKind::Memory,
+                    bytes: segment.bytes,
+                    host: host_name(index),
+                },
+            );
         }
         if let Some(log) = self.options.agent(index).log {
-            self.node_mounts(index, Mount {
-                segment: log.segment,
-                name: format!("disk{}", log.segment),
-                node: NodeId(index),
-                incarnation,
-                kind: SegmentKind::Disk,
-                bytes: log.capacity,
-                host: host_name(index),
-            });
+            self.node_mounts(
+                index,
+                Mount {
+                    segment: log.segment,
+                    name: format!("disk{}", log.segment),
+                    node: NodeId(index),
+                    incarnation,
+                    kind: SegmentKind::Disk,
+                    bytes: log.capacity,
+                    host: host_name(index),
+                },
+            );
         }
         self.nodes[index as usize].mounted = true;
         let held = std::mem::take(&mut self.nodes[index as usize].held);
@@ -313,8 +317,9 @@ impl World {
                     node.memory.fence(*extent)?;
                 }
             }
-            Report::Dropped(entries) => entries.iter().for_each(|entry| node.ledger.dropped(entry)),
-            Report::Lost(entries) => entries.iter().for_each(|entry| node.ledger.dropping(entry)),
+            Report::Dropped(entries) | Report::Lost(entries) => {
+                entries.iter().for_each(|entry| node.ledger.dropped(entry));
+            }
             Report::Offloaded(results) => {
                 for (ticket, result) in results {
                     if let (Some(entry), Ok(())) = (node.tickets.remove(ticket), result) {
@@ -503,17 +508,18 @@ impl World {
     }
 
     fn read_record(&mut self, index: u32, (from, transfer): (Process, TransferId), entry: &DiskEntry) -> Checked {
+        let now = self.local(Process::Node(index));
         let node = &mut self.nodes[index as usize];
         let Some(agent) = &mut node.agent else { return Ok(()) };
-        let Some(found) = agent.begin_read(entry) else {
+        let mut out = Vec::new();
+        let Some(found) = agent.begin_read(now, entry, &mut out) else {
             let refusal = Data::Bytes { transfer, result: Err(ReadFailure::Stale) };
             self.send(Process::Node(index), from, &refusal);
-            return Ok(());
+            return self.node_speaks(index, out);
         };
         node.next_reader += 1;
         let reader = node.next_reader;
-        let (read, length, checksum) = (found.read, found.length, found.checksum);
-        node.readers.insert(reader, Reader { from, transfer, read, length, checksum });
+        node.readers.insert(reader, Reader { from, transfer, read: found });
         let what = DiskOp::Read {
             file: found.file,
             offset: found.offset,
@@ -531,18 +537,17 @@ impl World {
         let now = self.local(Process::Node(index));
         let node = &mut self.nodes[index as usize];
         let Some(reader) = node.readers.remove(&reader) else { return Ok(()) };
-        let (end, result) = match ended {
+        let (end, bytes) = match ended {
             Ok(DiskOutcome::Read { mut bytes, checksum }) => {
-                bytes.truncate(reader.length as usize);
-                let right = checksum == reader.checksum;
-                (ReadEnd::Checked(checksum), if right { Ok(bytes.into()) } else { Err(ReadFailure::Corrupt) })
+                bytes.truncate(reader.read.length as usize);
+                (ReadEnd::Checked(checksum), Ok(bytes))
             }
             Ok(DiskOutcome::Done) | Err(_) => (ReadEnd::Failed, Err(ReadFailure::Transfer)),
         };
         let mut out = Vec::new();
-        if let Some(agent) = &mut node.agent {
-            agent.end_read(now, reader.read, end, &mut out);
-        }
+        let Some(agent) = &mut node.agent else { return Ok(()) };
+        let right = agent.end_read(now, reader.read, end, &mut out);
+        let result = bytes.and_then(|bytes| if right { Ok(bytes.into()) } else { Err(ReadFailure::Corrupt) });
         self.node_speaks(index, out)?;
         self.send(Process::Node(index), reader.from, &Data::Bytes { transfer: reader.transfer, result });
         Ok(())

@@ -17,9 +17,9 @@ use crate::load::Operation;
 use crate::net::Process;
 use crate::value::HEADER_BYTES;
 
+use super::World;
 use super::client::{Probe, Tally};
 use super::event::Event;
-use super::World;
 
 /// What a run did, so that one can see that it did something.
 #[derive(Clone, Debug, Default)]

@@ -51,7 +51,11 @@ impl Memory {
             return Ok(());
         }
         for owner in segment.shadow(extent)? {
-            if owner.generation != 0 && !owner.fenced && owner.generation != extent.generation {
+            if owner.generation >= extent.generation {
+                // The answer was held back until after the extent had died, or its bytes had gone on.
+                continue;
+            }
+            if owner.generation != 0 && !owner.fenced {
                 let what =
                     format!("{extent:?} is given out while generation {} of its bytes is not fenced", owner.generation);
                 return Err(Violation::new(Invariant::Extents, what));
@@ -71,8 +75,8 @@ impl Memory {
             return Ok(());
         }
         for owner in segment.shadow(extent)? {
-            if owner.generation == extent.generation {
-                owner.fenced = true;
+            if owner.generation <= extent.generation {
+                *owner = Owner { generation: extent.generation, fenced: true };
             }
         }
         Ok(())
@@ -180,6 +184,19 @@ mod tests {
         memory.grant(extent(4096, 1)).unwrap();
         assert_eq!(memory.grant(extent(4096, 2)).unwrap_err().invariant, Invariant::Extents);
         assert!(memory.grant(extent(0, 3)).is_ok());
+    }
+
+    /// A put of two values waits for the room of the second; the first is replaced meanwhile, and its extent fenced,
+    /// before the answer names it.
+    #[test]
+    fn an_extent_may_be_named_after_its_death() {
+        let mut memory = memory();
+        memory.fence(extent(0, 1)).unwrap();
+        memory.grant(extent(0, 1)).unwrap();
+        assert!(memory.write(extent(0, 1), 0, &[1]).is_err());
+        memory.grant(extent(0, 2)).unwrap();
+        memory.grant(extent(0, 1)).unwrap();
+        memory.write(extent(0, 2), 0, &[1]).unwrap();
     }
 
     #[test]

@@ -24,6 +24,10 @@ pub struct Books {
     pub guards: u64,
     /// Replies that wait until a crash cannot undo what they say.
     pub unanswered: u64,
+    /// Records that nodes were told to drop and have not reported as dropped.
+    pub drops: u64,
+    /// Deadlines kept.
+    pub deadlines: u64,
     /// Each segment.
     pub segments: Vec<SegmentBooks>,
     /// Each tenant.
@@ -86,6 +90,8 @@ impl Master {
             waiting_puts: self.puts.waiting() as u64,
             guards: self.guards.len() as u64,
             unanswered: self.acks.len() as u64,
+            drops: self.drops.len() as u64,
+            deadlines: self.due.len() as u64,
             segments: segments.collect(),
             tenants: self.tenants.states().collect(),
             offload: self.metrics.offload.clone(),
@@ -166,12 +172,12 @@ impl Master {
         Ok(())
     }
 
-    /// Memory of the metadata itself, in bytes: table, objects, replicas, allocators and policies, without the bytes
-    /// of the keys.
+    /// Memory of the metadata itself, in bytes: table, objects, replicas, allocators, policies and the sketch of
+    /// promotion, without the bytes of the keys.
     #[must_use]
     pub fn overhead_bytes(&self) -> usize {
         let segments: usize = self.segments.iter().map(|(_, segment)| segment.overhead_bytes()).sum();
-        self.catalog.overhead_bytes() + segments + self.tenants.overhead_bytes()
+        self.catalog.overhead_bytes() + segments + self.tenants.overhead_bytes() + self.promotions.sketch_bytes()
     }
 }
 

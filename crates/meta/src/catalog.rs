@@ -215,6 +215,14 @@ impl Catalog {
         self.replicas.get_mut(id.0).expect("replica numbers are held by live replicas only")
     }
 
+    pub(crate) fn is_object(&self, id: ObjectId) -> bool {
+        self.objects.get(id.0).is_some()
+    }
+
+    pub(crate) fn is_replica(&self, id: ReplicaId) -> bool {
+        self.replicas.get(id.0).is_some()
+    }
+
     pub(crate) fn add_replica(&mut self, replica: Replica) -> ReplicaId {
         ReplicaId(self.replicas.insert(replica))
     }

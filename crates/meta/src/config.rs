@@ -179,7 +179,7 @@ pub struct Limits {
     pub segments: usize,
     /// Most tenants known at once.
     pub tenants: usize,
-    /// Most clients with something open.
+    /// Most clients whose replies are kept.
     pub clients: usize,
     /// Most guards held at once.
     pub guards: usize,
@@ -324,7 +324,7 @@ impl Default for Limits {
             group_members: 65_536,
             acks: 1 << 20,
             scans: 16,
-            scan_step: 16_384,
+            scan_step: 4096,
             list_page: 65_536,
             pattern_bytes: 1 << 20,
             owed: 1 << 20,

@@ -26,6 +26,7 @@ impl Master {
         let mut answers = Vec::with_capacity(get.keys.len());
         let mut links = Vec::with_capacity(get.keys.len());
         let mut resident = Vec::with_capacity(get.keys.len());
+        let mut cold = Vec::new();
         for key in &get.keys {
             let hash = self.tenants.hash(tenant, key);
             let found = self.catalog.find(tenant, key, hash);
@@ -36,7 +37,13 @@ impl Master {
                 Some(_) => Lookup::NotReady,
                 None => Lookup::Missing,
             };
-            let bytes = if let Lookup::Found(object) = &answer { object.bytes } else { 0 };
+            let mut bytes = 0;
+            if let (Some(id), Lookup::Found(object)) = (found, &answer) {
+                bytes = object.bytes;
+                if matches!(object.replicas[0], ReplicaAt::Disk { .. }) {
+                    cold.push((id, links.len() as u32));
+                }
+            }
             links.push(Link { hash, slot: None, bytes });
             self.count(&answer);
             let stop = get.prefix_only && !matches!(answer, Lookup::Found(_));
@@ -48,6 +55,7 @@ impl Master {
         answers.resize(get.keys.len(), Lookup::Missing);
         let place = self.chain_start(tenant, &get.chain);
         self.tell_policies(now, &mut links, &mut resident, place);
+        self.consider(now, &links, &cold, place);
         Reply::Get(answers)
     }
 

@@ -2,18 +2,22 @@ use std::sync::Arc;
 
 use slackwater_base::{Instant, Map, Rng};
 use slackwater_wire::{
-    CallId, ClientId, ErrorCode, ExtentRef, NodeId, Order, Reply, Report, Request, SegmentState, Tenant, TicketId,
-    Version,
+    CallId, ClientId, ExtentRef, NodeId, Order, Reply, Report, Request, SegmentState, Tenant, TicketId, Version,
 };
 
 use crate::catalog::{Catalog, ObjectId, ReplicaId, SegmentIndex, TenantIndex};
 use crate::config::{ConfigWarning, MasterConfig};
+use crate::drops::{Drops, Owed};
 use crate::due::Deadlines;
 use crate::lease::{Groups, Guards};
 use crate::metrics::Metrics;
+use crate::offload::Offloads;
 use crate::outbox::{Acks, Outbox};
 use crate::place::{self, Place};
+use crate::promote::Promotions;
 use crate::put::Puts;
+use crate::retry::{Call, Retries};
+use crate::scan::Scans;
 use crate::segment::Segments;
 use crate::tenant::Tenants;
 
@@ -74,7 +78,6 @@ pub enum Output {
 pub struct Master {
     pub(crate) config: MasterConfig,
     warnings: Vec<ConfigWarning>,
-    pub(crate) rng: Rng,
     pub(crate) catalog: Catalog,
     pub(crate) segments: Segments,
     pub(crate) tenants: Tenants,
@@ -86,6 +89,12 @@ pub struct Master {
     pub(crate) soft_until: Map<ObjectId, Instant>,
     pub(crate) orphans: Map<ReplicaId, Orphan>,
     pub(crate) acks: Acks,
+    pub(crate) drops: Drops,
+    pub(crate) owed: Owed,
+    pub(crate) scans: Scans,
+    pub(crate) offloads: Offloads,
+    pub(crate) promotions: Promotions,
+    retries: Retries,
     pub(crate) outbox: Outbox,
     pub(crate) metrics: Metrics,
     pub(crate) next_version: u64,
@@ -103,6 +112,16 @@ pub(crate) enum Due {
     Wait(u64),
     /// A segment whose eviction was cut short to let requests through.
     Relieve(SegmentIndex),
+    /// A scan that has more to look at.
+    Scan(u64),
+    /// An offload without a report.
+    Offload(TicketId),
+    /// A promotion that was not staged, or not finished, in time.
+    Promotion(TicketId),
+    /// A key to be tried again for promotion, or forgotten.
+    Candidate(ObjectId),
+    /// Promotions that wait for the byte budget.
+    Promotions,
 }
 
 /// A replica that its object has left behind, kept for those who still hold it.
@@ -125,13 +144,12 @@ impl Master {
     #[must_use]
     pub fn new(config: MasterConfig, seed: u64) -> Self {
         let (config, warnings) = config.checked();
-        let mut rng = Rng::new(seed);
         Self {
             warnings,
             catalog: Catalog::new(),
             segments: Segments::default(),
             tenants: Tenants::new(config.tenancy, config.limits.tenants),
-            place: place::build(config.placement, rng.split()),
+            place: place::build(config.placement, Rng::new(seed)),
             due: Deadlines::new(),
             puts: Puts::default(),
             groups: Groups::default(),
@@ -139,11 +157,16 @@ impl Master {
             soft_until: Map::default(),
             orphans: Map::default(),
             acks: Acks::default(),
+            drops: Drops::default(),
+            owed: Owed::new(config.limits.owed, config.limits.segments),
+            scans: Scans::default(),
+            offloads: Offloads::default(),
+            promotions: Promotions::new(&config.promotion),
             outbox: Outbox::default(),
             metrics: Metrics::default(),
             next_version: 1,
             next_ticket: 1,
-            rng,
+            retries: Retries::new(config.limits.reply_window, config.limits.clients),
             config,
         }
     }
@@ -151,14 +174,19 @@ impl Master {
     /// Takes in what happened and appends what is to be done about it.
     pub fn handle(&mut self, now: Instant, input: Input, out: &mut Vec<Output>) {
         match input {
-            Input::Request { client, host, call, request } => {
-                self.request(now, &Caller { client, call, host }, request);
-            }
+            Input::Request { client, host, call, request } => match self.retries.note(now, client, call, &request) {
+                Call::New => self.request(now, &Caller { client, call, host }, request),
+                Call::Pending => {}
+                Call::Answered(reply) => {
+                    self.metrics.calls_replayed += 1;
+                    self.outbox.reply(client, call, reply);
+                }
+            },
             Input::Report { node, report } => self.report(now, node, report),
             Input::ClientLost(client) => self.client_lost(now, client),
             Input::NodeLost(node) => self.node_lost(now, node),
         }
-        self.outbox.flush(out);
+        self.flush(out);
     }
 
     /// Does what has fallen due. One call does a bounded amount; when more is due, [`Self::next_deadline`] says so.
@@ -170,6 +198,11 @@ impl Master {
                 Due::Put(object) => self.put_expired(now, object),
                 Due::Wait(number) => self.wait_expired(number),
                 Due::Relieve(segment) => self.relieve(now, segment),
+                Due::Scan(number) => self.scan_step(now, number),
+                Due::Offload(ticket) => self.offload_expired(now, ticket),
+                Due::Promotion(ticket) => self.promotion_expired(now, ticket),
+                Due::Candidate(object) => self.candidate_due(now, object),
+                Due::Promotions => self.deliver_all(now),
             }
         }
         for (_, segment) in self.segments.iter_mut() {
@@ -177,7 +210,7 @@ impl Master {
                 segment.policy.on_deadline(now);
             }
         }
-        self.outbox.flush(out);
+        self.flush(out);
     }
 
     /// When [`Self::on_deadline`] is to be called next, if nothing happens before.
@@ -219,17 +252,41 @@ impl Master {
             Request::PutStart(start) => return self.put_start(now, caller, start),
             Request::PutEnd(end) => return self.put_end(now, caller, &end),
             Request::PutRevoke { tenant, puts } => self.put_revoke(now, caller, &tenant, &puts),
+            Request::Remove(remove) => return self.remove(now, caller, &remove),
+            Request::RemoveMatching(remove) => return self.remove_matching(now, caller, &remove),
+            Request::RemoveAll(remove) => return self.remove_all(now, caller, &remove),
+            Request::ReplicaClear(clear) => return self.replica_clear(now, caller, &clear),
+            Request::List(list) => return self.list(now, caller, list),
+            Request::Describe { tenant, key } => self.describe(now, &tenant, &key),
+            Request::SetQuota { tenant, memory_bytes, disk_bytes } => {
+                self.set_quota(now, &tenant, [memory_bytes, disk_bytes])
+            }
+            Request::DeleteQuota { tenant } => self.delete_quota(&tenant),
+            Request::Quotas => Reply::Quotas(self.tenants.states().collect()),
             Request::Mount(mount) => self.mount(now, &mount),
             Request::Unmount { segment } => self.unmount(now, segment),
-            _ => Reply::Failed(ErrorCode::NotSupported),
         };
         self.outbox.reply(caller.client, caller.call, reply);
     }
 
-    fn report(&mut self, now: Instant, _node: NodeId, report: Report) {
-        if let Report::Fenced(extents) = report {
-            self.fenced(now, &extents);
+    fn report(&mut self, now: Instant, node: NodeId, report: Report) {
+        match report {
+            Report::Offloaded(results) => self.offloaded(now, node, &results),
+            Report::Stage { ticket, bytes } => self.stage(now, node, ticket, bytes),
+            Report::Promoted { ticket, extent } => self.promoted(now, node, ticket, extent),
+            Report::PromotionFailed { ticket, failure } => self.promotion_failed(now, node, ticket, failure),
+            Report::Dropped(entries) => self.dropped(node, &entries),
+            Report::Lost(entries) => self.lost(now, node, &entries),
+            Report::Fenced(extents) => self.fenced(now, node, &extents),
+            Report::Disk(state) => self.disk_state(now, node, &state),
+            Report::Announce { segment, entries } => self.announce(now, node, segment, &entries),
         }
+    }
+
+    fn flush(&mut self, out: &mut Vec<Output>) {
+        let from = out.len();
+        self.outbox.flush(out);
+        self.retries.keep(&out[from..]);
     }
 
     fn client_lost(&mut self, now: Instant, client: ClientId) {
@@ -240,10 +297,11 @@ impl Master {
         self.serve(now);
     }
 
-    fn fenced(&mut self, now: Instant, extents: &[ExtentRef]) {
+    fn fenced(&mut self, now: Instant, node: NodeId, extents: &[ExtentRef]) {
         for extent in extents {
             let Some(index) = self.segments.find(extent.segment) else { continue };
-            if self.segments.at_mut(index).fenced(*extent) {
+            let segment = self.segments.at_mut(index);
+            if segment.node == node && segment.fenced(*extent) {
                 self.metrics.extents_fenced += 1;
             }
         }

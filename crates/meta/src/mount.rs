@@ -31,17 +31,17 @@ impl Master {
             return Reply::Failed(ErrorCode::TaskPendingLimitExceeded);
         }
         let policy = self.config.eviction.policy.build(mount.bytes);
+        if mount.kind == SegmentKind::Disk {
+            self.owed.begin(mount.node);
+        }
         self.segments.add(Segment::new(mount, granule, policy));
         self.capacity_changed();
         self.serve(now);
         Reply::Done
     }
 
-    fn capacity_changed(&mut self) {
-        let mut capacity = [0; 2];
-        for (_, segment) in self.segments.iter() {
-            capacity[usize::from(segment.disk().is_some())] += segment.capacity();
-        }
+    pub(crate) fn capacity_changed(&mut self) {
+        let capacity = self.capacity();
         self.tenants.rescale(capacity);
     }
 
@@ -62,6 +62,12 @@ impl Master {
 
     /// A segment is gone with everything on it.
     fn lose_segment(&mut self, now: Instant, index: SegmentIndex) {
+        let (id, node) = (self.segments.at(index).id, self.segments.at(index).node);
+        if self.segments.at(index).kind() == SegmentKind::Disk {
+            self.owed.begin(node);
+        }
+        self.lose_promotions(now, index);
+        self.lose_offloads(now, index);
         self.lose_open_puts(now, index);
         let lost: Vec<ReplicaId> = self.segments.at(index).replicas().collect();
         let catalog = &self.catalog;
@@ -76,8 +82,9 @@ impl Master {
             self.discard(now, id, Why::Removed);
             self.erase_if_empty(object);
         }
-        let segment = self.segments.take(index);
-        self.outbox.forget_segment(segment.id);
+        self.lose_drops(index);
+        self.segments.take(index);
+        self.outbox.forget_segment(id);
         self.due.cancel(Due::Relieve(index));
         self.capacity_changed();
     }

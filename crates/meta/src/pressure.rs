@@ -7,7 +7,6 @@ use crate::catalog::{Aside, ObjectId, Parked, PinKind, ReplicaId, SegmentIndex};
 use crate::config::SoftPinned;
 use crate::evict::Slot;
 use crate::master::{Due, Master};
-use crate::release::Why;
 
 /// Whether a replica may go now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -209,7 +208,7 @@ impl Master {
     }
 
     /// Evicts a replica, and with it those of its group on the same kind of medium.
-    fn evict_with_group(&mut self, now: Instant, id: ReplicaId) -> Evicted {
+    pub(crate) fn evict_with_group(&mut self, now: Instant, id: ReplicaId) -> Evicted {
         let replica = self.catalog.replica(id);
         let object = replica.object().expect("published replicas have an object");
         let kind = self.segments.at(replica.segment).kind();
@@ -234,14 +233,11 @@ impl Master {
     }
 
     fn evict_one(&mut self, now: Instant, id: ReplicaId) -> Evicted {
-        let replica = *self.catalog.replica(id);
-        let object = replica.object().expect("published replicas have an object");
-        let segment = self.segments.at(replica.segment);
-        let bytes = segment.extent(replica.piece).bytes;
-        self.metrics.evictions += 1;
-        self.metrics.eviction_bytes += bytes;
-        self.discard(now, id, Why::Evicted);
-        self.erase_if_empty(object);
-        Evicted::Bytes(bytes)
+        let in_memory = self.segments.at(self.catalog.replica(id).segment).kind() == SegmentKind::Memory;
+        if in_memory && !self.is_clean(id) {
+            return self.evict_dirty(now, id);
+        }
+        self.metrics.evictions_clean += u64::from(in_memory);
+        self.evict_now(now, id)
     }
 }

@@ -447,20 +447,32 @@ impl Master {
     }
 
     pub(crate) fn put_end(&mut self, now: Instant, caller: &Caller, end: &PutEnd) {
-        if end.puts.len() > self.config.limits.batch_keys || self.acks.len() >= self.config.limits.acks {
-            let code = ErrorCode::InvalidParams;
+        if let Err(code) = self.each_limits(end.puts.len()) {
             return self.outbox.reply(caller.client, caller.call, Reply::Failed(code));
         }
         let ack = self.acks.open(caller.client, caller.call, Answer::Each(vec![Ok(()); end.puts.len()]));
         let mut fresh = Vec::with_capacity(end.puts.len());
+        let mut published = Vec::with_capacity(end.puts.len());
         for (at, done) in end.puts.iter().enumerate() {
             let waiter = Waiter { ack, at: at as u32 };
-            if let Err(code) = self.end_one(now, caller.client, &end.tenant, done, waiter, &mut fresh) {
-                self.acks.fail(waiter, code);
+            match self.end_one(now, caller.client, &end.tenant, done, waiter, &mut fresh) {
+                Ok(Some((object, durability))) => published.push((object, durability, waiter)),
+                Ok(None) => {}
+                Err(code) => self.acks.fail(waiter, code),
             }
         }
+        // Policies first: what follows may ask them about the new residents.
         self.introduce(now, &mut fresh);
+        for (object, durability, waiter) in published {
+            if durability == Durability::Disk {
+                self.promise(now, object, waiter);
+            }
+            self.offload_eagerly(now, object);
+        }
         self.settle(ack);
+        if let Some(tenant) = self.tenant(&end.tenant) {
+            self.trim(now, tenant, Ledger::Memory);
+        }
         fresh.dedup_by_key(|fresh| fresh.segment);
         for fresh in fresh {
             self.relieve(now, fresh.segment);
@@ -480,15 +492,25 @@ impl Master {
         client: ClientId,
         tenant: &Tenant,
         done: &PutDone,
-        _waiter: Waiter,
+        waiter: Waiter,
         fresh: &mut Vec<Fresh>,
-    ) -> Result<(), ErrorCode> {
-        let (tenant, object) = self.find_put(tenant, &done.key)?;
+    ) -> Result<Option<(ObjectId, Durability)>, ErrorCode> {
+        let (_, object) = self.find_put(tenant, &done.key)?;
         if !self.owns_put(client, object, done.version)? {
-            return Ok(());
+            // Ended before, by a call whose answer may be lost: this one waits for what that one waits for.
+            self.rejoin(object, waiter);
+            return Ok(None);
         }
-        self.publish(now, tenant, object, done.checksum, fresh);
-        Ok(())
+        let durability = self.publish(now, object, done.checksum, waiter, fresh);
+        Ok(Some((object, durability)))
+    }
+
+    fn rejoin(&mut self, id: ObjectId, waiter: Waiter) {
+        let object = self.catalog.object(id);
+        let (key, hash) = (object.key.clone(), object.hash);
+        let tenant = self.tenants.at(object.tenant).tenant.clone();
+        self.await_drops(&tenant, &key, hash, waiter);
+        self.await_promise(id, waiter);
     }
 
     fn find_put(&self, tenant: &Tenant, key: &Key) -> Result<(TenantIndex, ObjectId), ErrorCode> {
@@ -513,13 +535,20 @@ impl Master {
     }
 
     /// Makes a put's replicas the object's: readers see the old ones before this, and the new ones after.
-    fn publish(&mut self, now: Instant, tenant: TenantIndex, id: ObjectId, checksum: Checksum, fresh: &mut Vec<Fresh>) {
+    fn publish(
+        &mut self,
+        now: Instant,
+        id: ObjectId,
+        checksum: Checksum,
+        waiter: Waiter,
+        fresh: &mut Vec<Fresh>,
+    ) -> Durability {
         let put = self.puts.take(id);
         self.due.cancel(Due::Put(id));
         let replaces = self.catalog.object(id).has_replicas();
-        if replaces {
-            self.withdraw(now, id);
-        }
+        self.cancel_promotion(now, id);
+        self.withdraw(now, id, Version(put.version.0 - 1), Some(waiter));
+        let tenant = self.catalog.object(id).tenant;
         let object = self.catalog.object_mut(id);
         object.unmark(Aside::Open);
         object.version = put.version;
@@ -542,7 +571,7 @@ impl Master {
         }
         self.metrics.puts_published += 1;
         self.metrics.puts_published_bytes += put.bytes;
-        let _ = put.durability;
+        put.durability
     }
 
     /// From now on look-ups find this replica.
@@ -565,14 +594,6 @@ impl Master {
             }
         };
         self.catalog.object_mut(id).pin = kind;
-    }
-
-    /// Takes away every replica of a value that is replaced or removed.
-    pub(crate) fn withdraw(&mut self, now: Instant, id: ObjectId) {
-        let replicas: Vec<ReplicaId> = self.catalog.replicas(id).map(|(id, _)| id).collect();
-        for replica in replicas {
-            self.discard(now, replica, crate::release::Why::Removed);
-        }
     }
 
     /// Tells policies of new residents, in runs along their chains.
@@ -752,11 +773,6 @@ impl Master {
             results[entry.at] = PutStarted::Failed(code);
         }
         self.outbox.reply(caller.client, caller.call, Reply::PutStart(results));
-    }
-
-    /// Whether `more` bytes fit the tenant's quota, after evicting its own if need be.
-    pub(crate) fn fit_quota(&mut self, _now: Instant, tenant: TenantIndex, ledger: Ledger, more: u64) -> bool {
-        self.tenants.excess(tenant, ledger, more) == 0
     }
 }
 

@@ -123,6 +123,7 @@ impl Master {
             return;
         }
         let tenant = object.tenant;
+        self.forget_candidate(id);
         self.groups.leave(tenant, id);
         self.soft_until.remove(&id);
         self.catalog.take(id);

@@ -50,8 +50,6 @@ pub(crate) struct DiskLog {
     pub(crate) reserved: u64,
     /// Bytes that the node asked to be freed beyond watermarks.
     pub(crate) pressure: u64,
-    /// Whether the node still announces what it holds: records may turn up that nobody knows yet.
-    pub(crate) announcing: bool,
 }
 
 const NONE: u32 = u32::MAX;
@@ -70,7 +68,6 @@ impl Segment {
                 live: 0,
                 reserved: 0,
                 pressure: 0,
-                announcing: true,
             }),
         };
         Self {
@@ -196,6 +193,10 @@ impl Segment {
         let id = self.slots[slot.0 as usize];
         assert_ne!(id, NONE, "policies name resident slots only");
         ReplicaId(id)
+    }
+
+    pub(crate) fn holds(&self, slot: u32) -> bool {
+        self.slots.get(slot as usize).is_some_and(|id| *id != NONE)
     }
 
     pub(crate) fn replicas(&self) -> impl Iterator<Item = ReplicaId> {

@@ -47,14 +47,23 @@ impl Tenants {
         }
     }
 
-    /// The tenant's index, made if need be; `None` at the limit.
+    /// The index of the tenant of exactly this name, made if need be; `None` at the limit.
     pub(crate) fn find_or_add(&mut self, tenant: &Tenant) -> Option<TenantIndex> {
-        self.find(tenant).or_else(|| (self.by_name.len() < self.limit).then(|| self.add(tenant.clone())))
+        self.find_exact(tenant).or_else(|| (self.by_name.len() < self.limit).then(|| self.add(tenant.clone())))
+    }
+
+    /// The tenant of exactly this name, also while tenants are not told apart: whose records an SSD holds.
+    pub(crate) fn find_exact(&self, tenant: &Tenant) -> Option<TenantIndex> {
+        self.by_name.get(tenant).copied()
+    }
+
+    /// The tenant that this one is taken for.
+    pub(crate) fn effective<'a>(&self, tenant: &'a Tenant) -> &'a Tenant {
+        if self.is_on() { tenant } else { &DEFAULT }
     }
 
     fn add(&mut self, tenant: Tenant) -> TenantIndex {
-        // The number follows from the name, so that a key's hash is the same after a restart.
-        let number = if tenant.is_default() { 0 } else { hash64(tenant.name().as_bytes()) as u32 | 1 };
+        let number = number_of(&tenant);
         let state =
             TenantState { tenant: tenant.clone(), number, quota: None, allowed: None, used: [0; 2], objects: 0 };
         let free = self.list.iter().position(Option::is_none).unwrap_or_else(|| {
@@ -87,6 +96,11 @@ impl Tenants {
 
     pub(crate) fn hash(&self, index: TenantIndex, key: &Key) -> u64 {
         KeyHash::of(self.at(index).number, key.as_bytes()).low64()
+    }
+
+    /// The hash of a key of a tenant that nobody may have heard of.
+    pub(crate) fn hash_of(&self, tenant: &Tenant, key: &Key) -> u64 {
+        KeyHash::of(number_of(tenant), key.as_bytes()).low64()
     }
 
     /// Whether the tenant may put at all.
@@ -202,6 +216,13 @@ impl TenantState {
         self.used[ledger as usize]
     }
 }
+
+/// Follows from the name, so that a key's hash is the same after a restart.
+fn number_of(tenant: &Tenant) -> u32 {
+    if tenant.is_default() { 0 } else { hash64(tenant.name().as_bytes()) as u32 | 1 }
+}
+
+static DEFAULT: Tenant = Tenant::DEFAULT;
 
 /// Each tenant's replicas in the order of their last use, as rings through one array: eviction for a quota must find
 /// the tenant's own replicas, which the segments' policies cannot tell apart.

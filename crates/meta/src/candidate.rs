@@ -1,0 +1,101 @@
+//! Keys that earned a promotion and were refused for a reason that passes: tried again, later and later.
+
+use std::time::Duration;
+
+use slackwater_base::{Instant, Map};
+
+use crate::catalog::{Aside, ObjectId};
+use crate::master::{Due, Master};
+use crate::promote::Admission;
+use crate::put::ChainPlace;
+
+/// Why a key was refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Reason {
+    /// Too much of the holder's memory is used.
+    Watermark,
+    /// As many promotions are in flight as may be.
+    QueueFull,
+    /// Admitted, but then there was no room, or the node was busy.
+    NoRoom,
+}
+
+/// Keys to be tried again.
+#[derive(Default)]
+pub(crate) struct Candidates {
+    of: Map<ObjectId, Candidate>,
+}
+
+struct Candidate {
+    seen: Instant,
+    retries: u32,
+    reason: Reason,
+    place: ChainPlace,
+}
+
+impl Master {
+    /// Remembers a refused key. Being read again makes it fresh.
+    pub(crate) fn remember(&mut self, now: Instant, id: ObjectId, reason: Reason, place: ChainPlace) {
+        let promotion = &self.config.promotion;
+        let candidates = &mut self.promotions.candidates.of;
+        if !candidates.contains_key(&id) && candidates.len() >= promotion.candidates_limit {
+            self.metrics.promotion.candidate_dropped_limit += 1;
+            return;
+        }
+        if candidates.insert(id, Candidate { seen: now, retries: 0, reason, place }).is_none() {
+            self.metrics.promotion.candidate_recorded += 1;
+        }
+        self.metrics.promotion.candidates = candidates.len() as u64;
+        self.due.set(Due::Candidate(id), now + promotion.backoff_first);
+        self.catalog.object_mut(id).mark(Aside::Candidate);
+    }
+
+    pub(crate) fn forget_candidate(&mut self, id: ObjectId) {
+        if self.catalog.object(id).is(Aside::Candidate) {
+            self.catalog.object_mut(id).unmark(Aside::Candidate);
+            self.due.cancel(Due::Candidate(id));
+            self.promotions.candidates.of.remove(&id);
+            self.metrics.promotion.candidates = self.promotions.candidates.of.len() as u64;
+        }
+    }
+
+    /// Tries a key again, without counting that as a read.
+    pub(crate) fn candidate_due(&mut self, now: Instant, id: ObjectId) {
+        let config = &self.config.promotion;
+        let (ttl, most) = (config.candidate_ttl, config.candidate_retries);
+        let candidate = &self.promotions.candidates.of[&id];
+        let (seen, retries, place) = (candidate.seen, candidate.retries, candidate.place);
+        if now >= seen + ttl || retries >= most {
+            let metrics = &mut self.metrics.promotion;
+            if retries > 0 {
+                metrics.candidate_expired_evaluated += 1;
+            } else {
+                metrics.candidate_expired_unevaluated += 1;
+            }
+            return self.forget_candidate(id);
+        }
+        match self.admit(now, id, self.heat_of(id), place) {
+            Admission::Admitted => {
+                self.metrics.promotion.candidate_admitted += 1;
+                self.forget_candidate(id);
+            }
+            Admission::Ineligible => self.forget_candidate(id),
+            Admission::Rejected(reason) => {
+                self.metrics.promotion.candidate_admission_rejected += 1;
+                let next = (now + self.backoff(retries + 1)).min(seen + ttl);
+                // The eviction that the gate began may have taken the object itself along.
+                if let Some(candidate) = self.promotions.candidates.of.get_mut(&id) {
+                    (candidate.retries, candidate.reason) = (retries + 1, reason);
+                    self.due.set(Due::Candidate(id), next);
+                }
+            }
+        }
+    }
+
+    /// Doubles with each retry, up to the configured most.
+    fn backoff(&self, retries: u32) -> Duration {
+        let config = &self.config.promotion;
+        let doubled = config.backoff_first.saturating_mul(1u32.checked_shl(retries).unwrap_or(u32::MAX));
+        doubled.min(config.backoff_max)
+    }
+}

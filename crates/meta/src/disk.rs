@@ -1,0 +1,138 @@
+//! What nodes say about their SSDs: what is on them, what was lost, and how they are.
+
+use slackwater_base::Instant;
+use slackwater_wire::{DiskEntry, DiskState, NodeId, ReportedEntry, SegmentId, Version};
+
+use crate::catalog::{ObjectId, ReplicaId, SegmentIndex};
+use crate::master::Master;
+use crate::put::{ChainPlace, Fresh};
+use crate::release::Why;
+use crate::segment::record_bytes;
+use crate::tenant::Ledger;
+
+impl Master {
+    /// Takes a part of a node's SSD into the catalog; a part without entries says that there are no more.
+    pub(crate) fn announce(&mut self, now: Instant, node: NodeId, segment: SegmentId, entries: &[ReportedEntry]) {
+        let Some(index) = self.segments.find(segment) else { return };
+        let owner = self.segments.at(index).node;
+        if owner != node || self.segments.at(index).disk().is_none() {
+            return;
+        }
+        if entries.is_empty() {
+            self.owed.end(node);
+        }
+        let mut fresh = Vec::with_capacity(entries.len());
+        for reported in entries {
+            self.metrics.records_announced += 1;
+            self.next_version = self.next_version.max(reported.entry.version.0.saturating_add(1));
+            match self.adopt(now, node, index, reported) {
+                Adopted::New(replica) => fresh.push(replica),
+                Adopted::Known => {}
+                Adopted::Stale => {
+                    self.metrics.records_stale += 1;
+                    let hash = self.tenants.hash_of(&reported.entry.tenant, &reported.entry.key);
+                    self.drop_record(index, hash, reported.entry.clone(), None);
+                }
+            }
+            // A newer record may have replaced one that this very report brought.
+            fresh.retain(|replica| self.is_resident(*replica));
+        }
+        self.introduce(now, &mut fresh);
+        self.relieve(now, index);
+    }
+
+    fn is_resident(&self, fresh: Fresh) -> bool {
+        self.segments.at(fresh.segment).holds(fresh.slot)
+    }
+
+    fn adopt(&mut self, now: Instant, node: NodeId, index: SegmentIndex, reported: &ReportedEntry) -> Adopted {
+        let ReportedEntry { entry, bytes, checksum } = reported;
+        let record = record_bytes(*bytes);
+        let hash = self.tenants.hash_of(&entry.tenant, &entry.key);
+        let fits = *bytes > 0 && self.segments.at(index).disk().is_some_and(|disk| record <= disk.capacity);
+        let dead = self.owed.is_dead(node, hash, entry) || self.drops.is_pending(hash, entry.version, index);
+        if dead || !fits || entry.version == Version(0) {
+            return Adopted::Stale;
+        }
+        let Some(tenant) = self.tenants.find_or_add(&entry.tenant) else { return Adopted::Stale };
+        let found = self.catalog.find(tenant, &entry.key, hash);
+        let standing = found.filter(|id| self.catalog.object(*id).has_replicas());
+        if let Some(id) = standing {
+            let object = self.catalog.object(id);
+            if object.version > entry.version {
+                return Adopted::Stale;
+            }
+            if object.version == entry.version {
+                if self.replica_on(id, index).is_some() {
+                    return Adopted::Known;
+                }
+                if (object.bytes, object.checksum) != (*bytes, *checksum) {
+                    return Adopted::Stale;
+                }
+            } else {
+                self.cancel_promotion(now, id);
+                self.withdraw(now, id, Version(entry.version.0 - 1), None);
+            }
+        }
+        if found.is_none() && self.catalog.len() >= self.config.limits.objects {
+            return Adopted::Stale;
+        }
+        let id = found.unwrap_or_else(|| {
+            self.tenants.at_mut(tenant).objects += 1;
+            self.catalog.add(tenant, entry.key.clone(), hash)
+        });
+        let object = self.catalog.object_mut(id);
+        (object.version, object.bytes, object.checksum) = (entry.version, *bytes, *checksum);
+        self.tenants.charge(tenant, Ledger::Disk, record);
+        self.segments.at_mut(index).disk_mut().expect("checked by the caller").live += record;
+        Adopted::New(self.add_disk_replica(id, index, ChainPlace::default()))
+    }
+
+    fn replica_on(&self, id: ObjectId, index: SegmentIndex) -> Option<ReplicaId> {
+        self.catalog.replicas(id).find(|(_, replica)| replica.segment == index).map(|(replica, _)| replica)
+    }
+
+    /// Records turned out unreadable: their replicas go, and what promised to read them.
+    pub(crate) fn lost(&mut self, now: Instant, node: NodeId, entries: &[DiskEntry]) {
+        let Some(index) = self.segments.disk_of(node) else { return };
+        for entry in entries {
+            let hash = self.tenants.hash_of(&entry.tenant, &entry.key);
+            let tenant = self.tenants.find_exact(&entry.tenant);
+            let Some(id) = tenant.and_then(|tenant| self.catalog.find(tenant, &entry.key, hash)) else { continue };
+            if self.catalog.object(id).version != entry.version {
+                continue;
+            }
+            let Some(replica) = self.replica_on(id, index) else { continue };
+            self.metrics.records_lost += 1;
+            self.cancel_promotions_from(now, replica);
+            self.discard(now, replica, Why::Removed);
+            self.erase_if_empty(id);
+        }
+    }
+
+    pub(crate) fn disk_state(&mut self, now: Instant, node: NodeId, state: &DiskState) {
+        let Some(index) = self.segments.disk_of(node) else { return };
+        let segment = self.segments.at_mut(index);
+        let disk = segment.disk_mut().expect("found as SSD");
+        (disk.accepting, disk.pressure) = (state.accepting, state.pressure);
+        if disk.capacity != state.capacity {
+            disk.capacity = state.capacity;
+            segment.policy.set_capacity(state.capacity);
+            self.capacity_changed();
+        }
+        for index in self.segments.of_node(node) {
+            self.relieve(now, index);
+        }
+        self.serve(now);
+    }
+}
+
+/// What an announced record is to the catalog.
+enum Adopted {
+    /// A replica that it did not have.
+    New(Fresh),
+    /// One that it has.
+    Known,
+    /// Removed, replaced or of no use: the node is to drop it.
+    Stale,
+}

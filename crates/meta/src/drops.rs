@@ -1,0 +1,194 @@
+//! Records that must never come back: ordered to be dropped, and owed by nodes that are away.
+
+use std::collections::BTreeMap;
+
+use regex::bytes::Regex;
+use slackwater_base::Map;
+use slackwater_wire::{DiskEntry, ErrorCode, Key, NodeId, Tenant, Version};
+
+use crate::catalog::SegmentIndex;
+use crate::master::Master;
+use crate::outbox::Waiter;
+
+/// Records that nodes were told to drop and have not yet reported as dropped.
+#[derive(Default)]
+pub(crate) struct Drops {
+    pending: BTreeMap<(u64, Version, SegmentIndex), PendingDrop>,
+}
+
+struct PendingDrop {
+    entry: DiskEntry,
+    waiters: Vec<Waiter>,
+}
+
+impl Drops {
+    pub(crate) fn len(&self) -> usize {
+        self.pending.len()
+    }
+
+    pub(crate) fn is_pending(&self, hash: u64, version: Version, segment: SegmentIndex) -> bool {
+        self.pending.contains_key(&(hash, version, segment))
+    }
+}
+
+/// What was removed or replaced while a node was away, or before it had announced all that it holds.
+///
+/// Remembered by key as long as there is room; beyond that, everything that the node holds from before is given up:
+/// a cache may forget, but it must not bring back what was removed.
+pub(crate) struct Owed {
+    away: BTreeMap<NodeId, Away>,
+    limit: usize,
+    nodes: usize,
+}
+
+#[derive(Default)]
+struct Away {
+    /// Nothing up to this version is taken back.
+    floor: Version,
+    keys: Map<u64, Version>,
+    rules: Vec<Rule>,
+}
+
+/// A removal of many at once.
+struct Rule {
+    tenant: Option<Tenant>,
+    pattern: Option<Regex>,
+    up_to: Version,
+}
+
+impl Owed {
+    pub(crate) fn new(limit: usize, nodes: usize) -> Self {
+        Self { away: BTreeMap::new(), limit, nodes }
+    }
+
+    /// From now on removals are remembered for this node.
+    pub(crate) fn begin(&mut self, node: NodeId) {
+        if self.away.len() < self.nodes {
+            self.away.entry(node).or_default();
+        }
+    }
+
+    /// The node has announced all that it holds.
+    pub(crate) fn end(&mut self, node: NodeId) {
+        self.away.remove(&node);
+    }
+
+    pub(crate) fn anyone_away(&self) -> bool {
+        !self.away.is_empty()
+    }
+
+    /// Versions up to this one of the key are dead.
+    pub(crate) fn key(&mut self, hash: u64, up_to: Version) {
+        for away in self.away.values_mut() {
+            if away.keys.len() >= self.limit && !away.keys.contains_key(&hash) {
+                away.give_up(up_to);
+                continue;
+            }
+            let ceiling = away.keys.entry(hash).or_default();
+            *ceiling = up_to.max(*ceiling);
+        }
+    }
+
+    /// Versions up to this one of all matching keys are dead.
+    pub(crate) fn matching(&mut self, tenant: Option<&Tenant>, pattern: Option<&Regex>, up_to: Version) {
+        for away in self.away.values_mut() {
+            if away.rules.len() >= RULES_MAX {
+                away.give_up(up_to);
+                continue;
+            }
+            away.rules.push(Rule { tenant: tenant.cloned(), pattern: pattern.cloned(), up_to });
+        }
+    }
+
+    /// Whether a record that this node announces was removed or replaced while nobody could tell the node.
+    pub(crate) fn is_dead(&self, node: NodeId, hash: u64, entry: &DiskEntry) -> bool {
+        let Some(away) = self.away.get(&node) else { return false };
+        let by_rule = |rule: &Rule| {
+            entry.version <= rule.up_to
+                && rule.tenant.as_ref().is_none_or(|tenant| *tenant == entry.tenant)
+                && rule.pattern.as_ref().is_none_or(|pattern| pattern.is_match(entry.key.as_bytes()))
+        };
+        entry.version <= away.floor
+            || away.keys.get(&hash).is_some_and(|up_to| entry.version <= *up_to)
+            || away.rules.iter().any(by_rule)
+    }
+}
+
+impl Away {
+    fn give_up(&mut self, up_to: Version) {
+        self.floor = self.floor.max(up_to);
+        self.keys.clear();
+        self.rules.clear();
+    }
+}
+
+/// Removals by pattern remembered for a node: each is tried on every record that it announces.
+const RULES_MAX: usize = 64;
+
+impl Master {
+    /// Orders a record to be dropped; the waiter's answer waits for it.
+    pub(crate) fn drop_record(&mut self, segment: SegmentIndex, hash: u64, entry: DiskEntry, waiter: Option<Waiter>) {
+        let waiters: Vec<Waiter> = waiter.into_iter().map(|waiter| self.acks.wait(waiter)).collect();
+        let node = self.segments.at(segment).node;
+        let pending = self.drops.pending.entry((hash, entry.version, segment)).or_insert_with(|| {
+            self.outbox.drop(node, entry.clone());
+            PendingDrop { entry, waiters: Vec::new() }
+        });
+        pending.waiters.extend(waiters);
+    }
+
+    /// Lets the waiter wait for every drop of the key that is under way.
+    pub(crate) fn await_drops(&mut self, tenant: &Tenant, key: &Key, hash: u64, waiter: Waiter) {
+        let range = (hash, Version(0), SegmentIndex(0))..=(hash, Version(u64::MAX), SegmentIndex(u16::MAX));
+        for (_, drop) in self.drops.pending.range_mut(range) {
+            if drop.entry.key == *key && drop.entry.tenant == *tenant && !drop.waiters.contains(&waiter) {
+                drop.waiters.push(self.acks.wait(waiter));
+            }
+        }
+    }
+
+    pub(crate) fn dropped(&mut self, node: NodeId, entries: &[DiskEntry]) {
+        let Some(segment) = self.segments.disk_of(node) else { return };
+        for entry in entries {
+            let hash = self.tenants.hash_of(&entry.tenant, &entry.key);
+            let Some(drop) = self.drops.pending.remove(&(hash, entry.version, segment)) else { continue };
+            self.metrics.records_dropped += 1;
+            for waiter in drop.waiters {
+                self.settle(waiter.ack);
+            }
+        }
+    }
+
+    /// The node that was to drop records is gone. Who waits is told that it is not done; the node is told again when
+    /// it comes back.
+    pub(crate) fn lose_drops(&mut self, segment: SegmentIndex) {
+        let lost: Vec<_> = self.drops.pending.keys().filter(|(.., at)| *at == segment).copied().collect();
+        for key in lost {
+            let drop = self.drops.pending.remove(&key).expect("found above");
+            self.owed.key(key.0, key.1);
+            for waiter in drop.waiters {
+                self.acks.fail(waiter, ErrorCode::UnavailableInCurrentStatus);
+                self.settle(waiter.ack);
+            }
+        }
+    }
+
+    /// The newest version there is: what is removed now is no newer.
+    pub(crate) fn newest_version(&self) -> Version {
+        Version(self.next_version - 1)
+    }
+}
+
+impl Master {
+    /// Lets the waiter wait for every drop under way that a removal of many covers.
+    pub(crate) fn await_all_drops(&mut self, tenant: Option<&Tenant>, pattern: Option<&Regex>, waiter: Waiter) {
+        for drop in self.drops.pending.values_mut() {
+            let entry = &drop.entry;
+            let covered = tenant.is_none_or(|tenant| *tenant == entry.tenant)
+                && pattern.is_none_or(|pattern| pattern.is_match(entry.key.as_bytes()));
+            if covered {
+                drop.waiters.push(self.acks.wait(waiter));
+            }
+        }
+    }
+}

@@ -1,0 +1,412 @@
+//! What is written to SSD, when, and what that means for memory.
+
+use std::collections::BTreeMap;
+
+use slackwater_base::{Instant, Map};
+use slackwater_wire::{
+    DiskEntry, ErrorCode, NodeId, OffloadTask, ReplicaState, SegmentKind, TaskFailure, TicketId, Version,
+};
+
+use crate::catalog::{ObjectId, Parked, Replica, ReplicaId, SegmentIndex, TenantIndex};
+use crate::config::OffloadMode;
+use crate::evict::{Link, Slot};
+use crate::master::{Due, Master};
+use crate::outbox::Waiter;
+use crate::pressure::{Evicted, Pass, Standing};
+use crate::put::{ChainPlace, Fresh};
+use crate::release::Why;
+use crate::segment::record_bytes;
+use crate::tenant::Ledger;
+
+/// Offloads under way, one a version and SSD.
+#[derive(Default)]
+pub(crate) struct Offloads {
+    tickets: Map<TicketId, Offloading>,
+    of: BTreeMap<(Version, SegmentIndex), TicketId>,
+}
+
+/// One object on its way to SSD. Its source replica is held until the report.
+struct Offloading {
+    /// None when the object was removed or replaced meanwhile.
+    object: Option<ObjectId>,
+    entry: DiskEntry,
+    hash: u64,
+    bytes: u64,
+    tenant: TenantIndex,
+    source: ReplicaId,
+    disk: SegmentIndex,
+    cause: Cause,
+    waiters: Vec<Waiter>,
+}
+
+/// Why an object is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Cause {
+    /// Its put ended.
+    Eager,
+    /// It is to leave memory.
+    Eviction,
+    /// Its put promised it.
+    Promise,
+}
+
+/// What came of asking for an offload.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Asked {
+    Queued(TicketId),
+    /// The queue is full, or an older record is still being dropped.
+    NotNow,
+    /// There is no SSD that would take it.
+    NoDisk,
+    /// The SSD would evict it first.
+    NotWorth,
+}
+
+impl Master {
+    /// Queues a memory replica to be written to its owner's SSD.
+    pub(crate) fn offload(&mut self, now: Instant, source: ReplicaId, cause: Cause) -> Asked {
+        let replica = *self.catalog.replica(source);
+        let id = replica.object().expect("published replicas have an object");
+        let node = self.segments.at(replica.segment).node;
+        let object = self.catalog.object(id);
+        let (hash, bytes, version, tenant) = (object.hash, object.bytes, object.version, object.tenant);
+        let record = record_bytes(bytes);
+        let Some(disk) = self.disk_for(now, node, record) else {
+            self.metrics.offload.skipped_no_disk += 1;
+            return Asked::NoDisk;
+        };
+        if let Some(ticket) = self.offloads.of.get(&(version, disk)) {
+            return Asked::Queued(*ticket);
+        }
+        if self.queue_is_full(cause) || self.drops.is_pending(hash, version, disk) {
+            self.metrics.offload.skipped_full += 1;
+            return Asked::NotNow;
+        }
+        let link = Link { hash, slot: None, bytes };
+        if cause != Cause::Promise && !self.segments.at_mut(disk).policy.would_keep(now, link) {
+            self.metrics.offload.skipped_not_worth += 1;
+            return Asked::NotWorth;
+        }
+        if !self.fit_quota(now, tenant, Ledger::Disk, record) || !self.fit_disk(now, disk, record) {
+            self.metrics.offload.skipped_no_disk += 1;
+            return Asked::NoDisk;
+        }
+        self.issue(now, id, source, disk, cause)
+    }
+
+    fn issue(&mut self, now: Instant, id: ObjectId, source: ReplicaId, disk: SegmentIndex, cause: Cause) -> Asked {
+        let ticket = self.ticket();
+        let entry = self.entry(id);
+        let object = self.catalog.object(id);
+        let (hash, bytes, tenant, checksum) = (object.hash, object.bytes, object.tenant, object.checksum);
+        let version = object.version;
+        self.tenants.charge(tenant, Ledger::Disk, record_bytes(bytes));
+        let segment = self.segments.at_mut(disk);
+        segment.disk_mut().expect("offloads go to SSD").reserved += record_bytes(bytes);
+        let node = segment.node;
+        let task = OffloadTask { ticket, entry: entry.clone(), bytes, checksum, source: self.extent_of(source) };
+        self.hold(source);
+        self.outbox.offload(node, task);
+        self.offloads.of.insert((version, disk), ticket);
+        let waiters = Vec::new();
+        let offloading = Offloading { object: Some(id), entry, hash, bytes, tenant, source, disk, cause, waiters };
+        self.offloads.tickets.insert(ticket, offloading);
+        self.due.set(Due::Offload(ticket), now + self.config.offload.timeout);
+        self.metrics.offload.started += 1;
+        self.metrics.offload.in_flight += 1;
+        Asked::Queued(ticket)
+    }
+
+    /// How an object's record is named.
+    pub(crate) fn entry(&self, id: ObjectId) -> DiskEntry {
+        let object = self.catalog.object(id);
+        let tenant = self.tenants.at(object.tenant).tenant.clone();
+        DiskEntry { tenant, key: object.key.clone(), version: object.version }
+    }
+
+    /// The node's SSD, if it takes records now.
+    fn disk_for(&self, now: Instant, node: NodeId, record: u64) -> Option<SegmentIndex> {
+        let index = self.segments.disk_of(node)?;
+        let disk = self.segments.at(index).disk()?;
+        (disk.accepting && now >= disk.refusing_until && record <= disk.capacity).then_some(index)
+    }
+
+    fn queue_is_full(&self, cause: Cause) -> bool {
+        let offload = &self.config.offload;
+        let limit = match cause {
+            Cause::Eviction => (offload.queue_limit as f64 * offload.cap_ratio) as usize,
+            Cause::Eager | Cause::Promise => offload.queue_limit,
+        };
+        self.offloads.tickets.len() >= limit
+    }
+
+    /// Whether the record fits the SSD, after evicting from it if need be.
+    fn fit_disk(&mut self, now: Instant, index: SegmentIndex, record: u64) -> bool {
+        let over = |master: &Self| {
+            let segment = master.segments.at(index);
+            (segment.used() + record).saturating_sub(segment.capacity())
+        };
+        let missing = over(self);
+        if missing > 0 {
+            let mut budget = self.config.eviction.step;
+            self.evict(now, index, missing, Pass::Last, &mut budget);
+        }
+        over(self) == 0
+    }
+
+    /// Lets the waiter's answer wait until the object is durable.
+    pub(crate) fn promise(&mut self, now: Instant, id: ObjectId, waiter: Waiter) {
+        let in_memory = |(id, replica): (ReplicaId, &Replica)| {
+            (self.segments.at(replica.segment).kind() == SegmentKind::Memory).then_some(id)
+        };
+        let sources: Vec<ReplicaId> = self.catalog.replicas(id).filter_map(in_memory).collect();
+        for source in sources {
+            if let Asked::Queued(ticket) = self.offload(now, source, Cause::Promise) {
+                let waiter = self.acks.wait(waiter);
+                self.offloads.tickets.get_mut(&ticket).expect("just queued").waiters.push(waiter);
+                return;
+            }
+        }
+        self.acks.fail(waiter, ErrorCode::UnableOffloading);
+    }
+
+    /// Lets the answer to a repeated put end wait for the promise that the first one made.
+    pub(crate) fn await_promise(&mut self, id: ObjectId, waiter: Waiter) {
+        let version = self.catalog.object(id).version;
+        let range = (version, SegmentIndex(0))..=(version, SegmentIndex(u16::MAX));
+        for ticket in self.offloads.of.range(range).map(|(_, ticket)| *ticket) {
+            let offloading = self.offloads.tickets.get_mut(&ticket).expect("both tables agree");
+            if offloading.cause == Cause::Promise {
+                offloading.waiters.push(self.acks.wait(waiter));
+            }
+        }
+    }
+
+    /// Queues what a put published, where the mode says so.
+    pub(crate) fn offload_eagerly(&mut self, now: Instant, id: ObjectId) {
+        if self.config.offload.mode != OffloadMode::Eager {
+            return;
+        }
+        let sources: Vec<ReplicaId> = self.catalog.replicas(id).map(|(id, _)| id).collect();
+        for source in sources {
+            if self.segments.at(self.catalog.replica(source).segment).kind() == SegmentKind::Memory {
+                self.offload(now, source, Cause::Eager);
+            }
+        }
+    }
+
+    /// What becomes of the last memory copy of an object that is not on SSD.
+    pub(crate) fn evict_dirty(&mut self, now: Instant, id: ReplicaId) -> Evicted {
+        let mode = self.config.offload.mode;
+        let asked = match mode {
+            OffloadMode::Off | OffloadMode::Eager => Asked::NoDisk,
+            OffloadMode::OnEvict | OffloadMode::OnEvictForced => self.offload(now, id, Cause::Eviction),
+        };
+        match (asked, mode) {
+            (Asked::Queued(_), _) => {
+                let Replica { segment, slot, piece, parked, .. } = *self.catalog.replica(id);
+                if parked != Parked::No {
+                    self.unpark(id);
+                }
+                let segment = self.segments.at_mut(segment);
+                let bytes = segment.extent(piece).bytes;
+                segment.policy.park(Slot(slot));
+                segment.leaving += bytes;
+                self.catalog.replica_mut(id).parked = Parked::Leaving;
+                Evicted::Bytes(bytes)
+            }
+            (Asked::NotNow, OffloadMode::OnEvict) => {
+                self.set_aside(id, Standing::Until(now + self.config.offload.retry_after));
+                Evicted::Stalled
+            }
+            _ => self.evict_now(now, id),
+        }
+    }
+
+    pub(crate) fn offloaded(&mut self, now: Instant, node: NodeId, results: &[(TicketId, Result<(), TaskFailure>)]) {
+        let mut fresh = Vec::new();
+        for (ticket, result) in results {
+            let known = self.offloads.tickets.get(ticket);
+            if known.is_some_and(|offloading| self.segments.at(offloading.disk).node == node) {
+                self.end_offload(now, *ticket, *result, &mut fresh);
+            }
+        }
+        self.introduce(now, &mut fresh);
+        for index in self.segments.of_node(node) {
+            self.relieve(now, index);
+        }
+        self.serve(now);
+    }
+
+    fn end_offload(&mut self, now: Instant, ticket: TicketId, result: Result<(), TaskFailure>, fresh: &mut Vec<Fresh>) {
+        let offloading = self.close_offload(ticket);
+        let record = record_bytes(offloading.bytes);
+        let metrics = &mut self.metrics.offload;
+        match (result, offloading.object) {
+            (_, None) => metrics.cancelled += 1,
+            (Ok(()), Some(_)) => {
+                metrics.completed += 1;
+                metrics.completed_bytes += offloading.bytes;
+            }
+            (Err(_), Some(_)) => metrics.failed += 1,
+        }
+        if let (Ok(()), Some(object)) = (result, offloading.object) {
+            let disk = self.segments.at_mut(offloading.disk).disk_mut().expect("offloads go to SSD");
+            disk.live += record;
+            fresh.push(self.add_disk_replica(object, offloading.disk, ChainPlace::default()));
+        } else {
+            self.tenants.refund(offloading.tenant, Ledger::Disk, record);
+        }
+        for waiter in &offloading.waiters {
+            if let Err(failure) = result {
+                self.acks.fail(*waiter, code_of(failure));
+            }
+            self.settle(waiter.ack);
+        }
+        if let Err(TaskFailure::NoRoom | TaskFailure::Device) = result {
+            let until = now + self.config.offload.retry_after;
+            self.segments.at_mut(offloading.disk).disk_mut().expect("offloads go to SSD").refusing_until = until;
+        }
+        self.let_go(now, &offloading, result.is_ok());
+    }
+
+    /// The source is free again; when it was to leave memory, it does so now unless somebody came for it.
+    fn let_go(&mut self, now: Instant, offloading: &Offloading, durable: bool) {
+        let source = offloading.source;
+        let leaving = offloading.object.is_some() && self.catalog.replica(source).parked == Parked::Leaving;
+        if leaving {
+            self.unpark(source);
+        }
+        self.unhold(now, source);
+        if !leaving {
+            return;
+        }
+        let forced = self.config.offload.mode == OffloadMode::OnEvictForced;
+        if (durable || forced) && self.standing(now, source) == Standing::Free {
+            self.evict_now(now, source);
+        }
+    }
+
+    fn close_offload(&mut self, ticket: TicketId) -> Offloading {
+        let offloading = self.offloads.tickets.remove(&ticket).expect("only open tickets are closed");
+        self.offloads.of.remove(&(offloading.entry.version, offloading.disk));
+        self.due.cancel(Due::Offload(ticket));
+        self.metrics.offload.in_flight -= 1;
+        let disk = self.segments.at_mut(offloading.disk).disk_mut().expect("offloads go to SSD");
+        disk.reserved -= record_bytes(offloading.bytes);
+        offloading
+    }
+
+    /// A record of the object's value is on this SSD from now on. Its bytes are in the segment's books already.
+    pub(crate) fn add_disk_replica(&mut self, object: ObjectId, index: SegmentIndex, place: ChainPlace) -> Fresh {
+        let id = self.catalog.add_replica(Replica::new(index, 0, 0));
+        let slot = self.segments.at_mut(index).number(id).0;
+        self.catalog.replica_mut(id).slot = slot;
+        debug_assert_eq!(self.catalog.replica(id).state, ReplicaState::Processing);
+        self.attach(object, id, Ledger::Disk);
+        let record = self.catalog.object(object);
+        Fresh { segment: index, slot, hash: record.hash, bytes: record.bytes, place }
+    }
+
+    /// The object is removed or replaced: what is being written of it must not come to life.
+    pub(crate) fn cancel_offloads(&mut self, id: ObjectId, waiter: Option<Waiter>) {
+        let version = self.catalog.object(id).version;
+        let range = (version, SegmentIndex(0))..=(version, SegmentIndex(u16::MAX));
+        let tickets: Vec<TicketId> = self.offloads.of.range(range).map(|(_, ticket)| *ticket).collect();
+        for ticket in tickets {
+            let offloading = self.offloads.tickets.get_mut(&ticket).expect("both tables agree");
+            offloading.object = None;
+            let (disk, hash, entry) = (offloading.disk, offloading.hash, offloading.entry.clone());
+            for promised in std::mem::take(&mut offloading.waiters) {
+                self.acks.fail(promised, ErrorCode::ObjectNotFound);
+                self.settle(promised.ack);
+            }
+            self.drop_record(disk, hash, entry, waiter);
+        }
+    }
+
+    pub(crate) fn offload_expired(&mut self, now: Instant, ticket: TicketId) {
+        let offloading = self.close_offload(ticket);
+        self.metrics.offload.expired += 1;
+        self.tenants.refund(offloading.tenant, Ledger::Disk, record_bytes(offloading.bytes));
+        for waiter in &offloading.waiters {
+            self.acks.fail(*waiter, ErrorCode::RpcTimeout);
+            self.settle(waiter.ack);
+        }
+        // Should the record be written after all, nobody would know of it.
+        self.drop_record(offloading.disk, offloading.hash, offloading.entry.clone(), None);
+        self.let_go(now, &offloading, false);
+        self.serve(now);
+    }
+
+    /// A segment is going: offloads from or to it have failed.
+    pub(crate) fn lose_offloads(&mut self, now: Instant, index: SegmentIndex) {
+        let hit = |offloading: &Offloading| {
+            offloading.disk == index || self.catalog.replica(offloading.source).segment == index
+        };
+        let mut tickets: Vec<TicketId> =
+            self.offloads.tickets.iter().filter(|(_, it)| hit(it)).map(|(ticket, _)| *ticket).collect();
+        tickets.sort_unstable();
+        for ticket in tickets {
+            let offloading = self.close_offload(ticket);
+            self.metrics.offload.failed += 1;
+            self.tenants.refund(offloading.tenant, Ledger::Disk, record_bytes(offloading.bytes));
+            for waiter in &offloading.waiters {
+                self.acks.fail(*waiter, ErrorCode::UnavailableInCurrentStatus);
+                self.settle(waiter.ack);
+            }
+            if offloading.disk != index && offloading.object.is_some() {
+                self.drop_record(offloading.disk, offloading.hash, offloading.entry.clone(), None);
+            }
+            self.let_go(now, &offloading, false);
+        }
+    }
+
+    /// Offloads that hold this replica.
+    pub(crate) fn offloads_from(&self, id: ReplicaId) -> usize {
+        let Some(object) = self.catalog.replica(id).object() else { return 0 };
+        let version = self.catalog.object(object).version;
+        let range = (version, SegmentIndex(0))..=(version, SegmentIndex(u16::MAX));
+        self.offloads.of.range(range).filter(|(_, ticket)| self.offloads.tickets[*ticket].source == id).count()
+    }
+
+    /// Whether an eviction drops the replica without more ado: its object has another copy.
+    pub(crate) fn is_clean(&self, id: ReplicaId) -> bool {
+        let object = self.catalog.replica(id).object().expect("published replicas have an object");
+        self.catalog.replicas(object).nth(1).is_some()
+    }
+
+    /// Drops a replica that may go.
+    pub(crate) fn evict_now(&mut self, now: Instant, id: ReplicaId) -> Evicted {
+        let replica = *self.catalog.replica(id);
+        let object = replica.object().expect("published replicas have an object");
+        let bytes = match self.segments.at(replica.segment).kind() {
+            SegmentKind::Memory => {
+                let bytes = self.segments.at(replica.segment).extent(replica.piece).bytes;
+                self.metrics.evictions += 1;
+                self.metrics.eviction_bytes += bytes;
+                bytes
+            }
+            SegmentKind::Disk => {
+                let bytes = record_bytes(self.catalog.object(object).bytes);
+                self.metrics.disk_evictions += 1;
+                self.metrics.disk_eviction_bytes += bytes;
+                let (hash, entry) = (self.catalog.object(object).hash, self.entry(object));
+                self.drop_record(replica.segment, hash, entry, None);
+                bytes
+            }
+        };
+        self.discard(now, id, Why::Evicted);
+        self.erase_if_empty(object);
+        Evicted::Bytes(bytes)
+    }
+}
+
+fn code_of(failure: TaskFailure) -> ErrorCode {
+    match failure {
+        TaskFailure::NoRoom => ErrorCode::DiskFull,
+        TaskFailure::Device => ErrorCode::WriteFail,
+        TaskFailure::Stale => ErrorCode::ReplicaIsGone,
+        TaskFailure::Cancelled => ErrorCode::ObjectNotFound,
+    }
+}

@@ -1,0 +1,138 @@
+//! Tenants' quotas: set, shown, and kept by evicting the tenant's own.
+
+use slackwater_base::Instant;
+use slackwater_wire::{Description, ErrorCode, Key, Pin, ReplicaAt, ReplicaState, Reply, Tenant};
+
+use crate::catalog::{Parked, PinKind, ReplicaId, TenantIndex};
+use crate::master::Master;
+use crate::pressure::{Evicted, Standing};
+use crate::segment::Medium;
+use crate::tenant::Ledger;
+
+/// Of a tenant's replicas so many are looked at, oldest first, for one that may go.
+const OLDEST_LOOKED_AT: usize = 256;
+
+impl Master {
+    pub(crate) fn set_quota(&mut self, now: Instant, tenant: &Tenant, quota: [u64; 2]) -> Reply {
+        if !self.tenants.is_on() {
+            return Reply::Failed(ErrorCode::UnavailableInCurrentMode);
+        }
+        let Some(index) = self.tenants.find_or_add(tenant) else {
+            return Reply::Failed(ErrorCode::TaskPendingLimitExceeded);
+        };
+        let capacity = self.capacity();
+        self.tenants.set_quota(index, Some(quota), capacity);
+        for ledger in [Ledger::Memory, Ledger::Disk] {
+            self.trim(now, index, ledger);
+        }
+        self.serve(now);
+        Reply::Done
+    }
+
+    pub(crate) fn delete_quota(&mut self, tenant: &Tenant) -> Reply {
+        if !self.tenants.is_on() {
+            return Reply::Failed(ErrorCode::UnavailableInCurrentMode);
+        }
+        let index = self.tenant(tenant).filter(|index| self.tenants.at(*index).has_quota());
+        let Some(index) = index else { return Reply::Failed(ErrorCode::TenantNotRegistered) };
+        let state = self.tenants.at(index);
+        if state.objects > 0 || state.used(Ledger::Memory) > 0 || state.used(Ledger::Disk) > 0 {
+            return Reply::Failed(ErrorCode::TenantNotEmpty);
+        }
+        let capacity = self.capacity();
+        self.tenants.set_quota(index, None, capacity);
+        self.tenants.forget_if_idle(index);
+        Reply::Done
+    }
+
+    /// Bytes mounted, memory and SSD.
+    pub(crate) fn capacity(&self) -> [u64; 2] {
+        let mut capacity = [0; 2];
+        for (_, segment) in self.segments.iter() {
+            capacity[usize::from(segment.disk().is_some())] += segment.capacity();
+        }
+        capacity
+    }
+
+    /// Whether `more` bytes fit the tenant's quota, after evicting its own if need be.
+    pub(crate) fn fit_quota(&mut self, now: Instant, tenant: TenantIndex, ledger: Ledger, more: u64) -> bool {
+        let excess = self.tenants.excess(tenant, ledger, more);
+        if excess > 0 {
+            self.evict_tenant(now, tenant, ledger, excess);
+        }
+        self.tenants.excess(tenant, ledger, more) == 0
+    }
+
+    /// Keeps a tenant under the watermarks of its own quota, so that its puts seldom wait.
+    pub(crate) fn trim(&mut self, now: Instant, tenant: TenantIndex, ledger: Ledger) {
+        let Some(allowed) = self.tenants.allowed(tenant, ledger) else { return };
+        let eviction = &self.config.eviction;
+        let used = self.tenants.at(tenant).used(ledger);
+        let share = |of: f64| (allowed as f64 * of) as u64;
+        if used > share(eviction.high_watermark) {
+            let low = share(eviction.low_watermark);
+            self.evict_tenant(now, tenant, ledger, used - low);
+        }
+    }
+
+    /// Evicts this many bytes of a tenant's replicas, least recently used first, if so many may go.
+    fn evict_tenant(&mut self, now: Instant, tenant: TenantIndex, ledger: Ledger, wanted: u64) {
+        let mut missing = wanted;
+        for id in self.tenants.oldest(tenant, ledger, OLDEST_LOOKED_AT) {
+            if missing == 0 {
+                return;
+            }
+            if !self.catalog.is_replica(id) {
+                continue;
+            }
+            let freed = if self.catalog.replica(id).parked == Parked::Leaving {
+                self.extent_of(id).bytes
+            } else if self.standing(now, id) == Standing::Free {
+                self.metrics.quota_evictions += 1;
+                match self.evict_with_group(now, id) {
+                    Evicted::Bytes(bytes) => bytes,
+                    Evicted::Stalled => 0,
+                }
+            } else {
+                0
+            };
+            missing = missing.saturating_sub(freed);
+        }
+    }
+
+    /// Everything known about an object, without a trace.
+    pub(crate) fn describe(&self, now: Instant, tenant: &Tenant, key: &Key) -> Reply {
+        let Some(id) = self.find(tenant, key) else { return Reply::Failed(ErrorCode::ObjectNotFound) };
+        let object = self.catalog.object(id);
+        let place = |id: ReplicaId| {
+            let replica = self.catalog.replica(id);
+            let segment = self.segments.at(replica.segment);
+            let at = match segment.medium {
+                Medium::Memory(_) => ReplicaAt::Memory(self.extent_of(id)),
+                Medium::Disk(_) => ReplicaAt::Disk { node: segment.node, segment: segment.id },
+            };
+            (at, replica.state, replica.refs)
+        };
+        let mut replicas: Vec<(ReplicaAt, ReplicaState, u32)> =
+            self.catalog.replicas(id).map(|(replica, _)| place(replica)).collect();
+        let put = self.puts.open.get(&id);
+        replicas.extend(put.iter().flat_map(|put| &put.replicas).chain(&self.staged_of(id)).map(|id| place(*id)));
+        let pin = match object.pin {
+            PinKind::None => Pin::None,
+            PinKind::Hard => Pin::Hard,
+            PinKind::Soft => Pin::Soft(self.soft_until.get(&id).map(|until| now.until(*until))),
+        };
+        let whole = object.has_replicas();
+        Reply::Describe(Box::new(Description {
+            key: object.key.clone(),
+            tenant: self.tenants.at(object.tenant).tenant.clone(),
+            version: if whole { object.version } else { put.map_or(object.version, |put| put.version) },
+            bytes: if whole { object.bytes } else { put.map_or(object.bytes, |put| put.bytes) },
+            checksum: object.checksum,
+            group: self.groups.of(id),
+            pin,
+            lease: now.until(self.lease_end(id)),
+            replicas,
+        }))
+    }
+}

@@ -217,7 +217,7 @@ impl Arena {
     pub fn check(&self, extent: ExtentRef) -> Result<(), Stale> {
         let lent = self.place(extent)?;
         let ExtentRef { segment, offset, generation, .. } = extent;
-        if generation < lent.dead_below[(offset / lent.granule) as usize] {
+        if generation < lent.dead_below[(offset / lent.granule) as usize] && !cfg!(planted = "ignore_fences") {
             return Err(Stale::Generation { segment, offset, generation });
         }
         Ok(())
@@ -283,7 +283,11 @@ impl Reserved {
     /// # Errors
     /// Gives the reservation back when it is not.
     pub fn fill(self, found: Checksum, expected: Checksum) -> Result<Filled, Reserved> {
-        if found == expected { Ok(Filled { reserved: self, checksum: found }) } else { Err(self) }
+        if found == expected || cfg!(planted = "skip_promotion_checksum") {
+            Ok(Filled { reserved: self, checksum: found })
+        } else {
+            Err(self)
+        }
     }
 }
 

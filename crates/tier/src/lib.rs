@@ -11,6 +11,10 @@ mod config;
 mod format;
 pub mod io;
 mod log;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
+#[cfg(test)]
+mod tests;
 
 pub use agent::{Agent, AgentInput, AgentOutput, Opened, ReadEnd, ReadId, RecordRead, TierStats};
 pub use config::{AgentConfig, LogConfig};

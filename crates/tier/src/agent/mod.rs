@@ -131,6 +131,12 @@ impl Agent {
         matches!(end, ReadEnd::Checked(checksum) if checksum == read.checksum)
     }
 
+    /// Whether a record can be read.
+    #[must_use]
+    pub fn holds(&self, entry: &DiskEntry) -> bool {
+        self.log.as_ref().is_some_and(|log| log.find(entry).is_some())
+    }
+
     /// What the tiers are doing.
     #[must_use]
     pub fn stats(&self) -> TierStats {
@@ -242,8 +248,8 @@ impl Agent {
     /// What follows from an input: ends promotions, begins others, lets the log go on, tells the master of changes.
     fn settle(&mut self, now: Instant, out: &mut Vec<AgentOutput>) {
         self.finish_promotions(now, out);
+        self.begin_promotions(now, out);
         self.with_log(out, |log, events| log.step(now, events));
-        self.begin_promotions(out);
         self.tell_state(out);
         let rest = self.log.as_ref().map_or(Some(0), Log::at_rest);
         if self.stopping

@@ -102,10 +102,11 @@ impl Agent {
     }
 
     /// Asks for the extents of the promotions whose turn it is.
-    pub(super) fn begin_promotions(&mut self, out: &mut Vec<AgentOutput>) {
+    pub(super) fn begin_promotions(&mut self, now: Instant, out: &mut Vec<AgentOutput>) {
         while let Some(task) = self.promotions.next() {
             if let Some(failure) = self.unfit(&task) {
                 out.push(failed(task.ticket, failure));
+                self.own_up(now, task, failure, out);
                 continue;
             }
             self.promotions.bytes_in_flight += task.bytes;

@@ -77,6 +77,8 @@ pub(crate) struct Log {
     recovery: Option<Recovery>,
     reads: BTreeMap<ReadId, Pin>,
     next_read: u64,
+    /// Drops that were ordered before the log was open.
+    early: Vec<DiskEntry>,
     stopping: bool,
     value_bytes: u64,
     stats: TierStats,
@@ -112,6 +114,7 @@ impl Log {
             recovery: None,
             reads: BTreeMap::new(),
             next_read: 0,
+            early: Vec::new(),
             stopping: false,
             value_bytes: 0,
             stats: TierStats::default(),
@@ -178,6 +181,9 @@ impl Log {
     /// Makes every record of the entry's key up to its version dead; the answer comes when no crash can undo it.
     pub(crate) fn drop_entry(&mut self, now: Instant, entry: DiskEntry, out: &mut Vec<LogOut>) {
         self.now = now;
+        if self.recovery.is_some() {
+            return self.early.push(entry);
+        }
         self.drop_as(Answer::Dropped(entry), out);
     }
 
@@ -321,16 +327,16 @@ impl Log {
         self.answer_flushes(out);
     }
 
-    /// Takes nothing new from now on, and begins no new reclaim.
+    /// Takes nothing new from now on, writes what is queued at once, and leaves reclaim and recovery where they are.
     pub(crate) fn stop(&mut self) {
         self.stopping = true;
+        self.recovery = None;
     }
 
-    /// Whether a log that was told to stop has come to rest, and how many orders the device did not take.
+    /// Whether a log that was told to stop has come to rest, and how many orders the device did not take. Nothing waits
+    /// for company then, so what no operation is under way for stays undone.
     pub(crate) fn at_rest(&self) -> Option<usize> {
-        let waits_in_vain = self.writer.ailing().is_some() || !self.is_open();
-        let queued = self.writer.unresolved();
-        (self.ops.is_empty() && (queued == 0 || waits_in_vain)).then_some(queued)
+        self.ops.is_empty().then(|| self.writer.unresolved() + self.early.len())
     }
 
     /// What the master should know.

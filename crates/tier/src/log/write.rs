@@ -429,7 +429,7 @@ impl Log {
         let Some(flight) = self.writer.flights.iter_mut().find(|flight| flight.number == number) else { return };
         let file = flight.file;
         match (result, flight.error) {
-            (Ok(()), None) => {
+            (Ok(()), None) if !cfg!(planted = "acknowledge_before_sync") => {
                 flight.stage = Stage::Syncing;
                 self.submit(Purpose::Sync(number), DiskOp::Sync { file }, out);
                 return;

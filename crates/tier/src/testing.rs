@@ -1,0 +1,312 @@
+//! A disk in memory that tears and forgets: what the tests of this crate and the simulator run the log on.
+//!
+//! Writes that were not synced live in a cache. A crash decides for every sector of each of them whether it reached
+//! the medium, by seed. Operations end in the order in which they were submitted, or in any order by seed.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use slackwater_base::{Checksum, Rng, round_to_block};
+use slackwater_wire::ExtentRef;
+
+use crate::io::{DiskDone, DiskError, DiskOp, DiskOutcome, FileId, LogFile, OpId, Part, Target};
+
+/// The unit that a write is torn into.
+pub const SECTOR_BYTES: usize = 512;
+
+/// The memory that extents name.
+pub trait Memory {
+    /// The first `length` bytes of an extent.
+    fn read(&self, extent: ExtentRef, length: u64) -> Vec<u8>;
+
+    /// Puts `bytes` at the beginning of an extent.
+    fn write(&mut self, extent: ExtentRef, bytes: &[u8]);
+}
+
+/// What a crash does to writes that were not synced.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Crash {
+    /// All of them reached the medium: the process died, the machine did not.
+    Process,
+    /// None did.
+    LoseAll,
+    /// Each sector did or did not, by seed.
+    Tear,
+}
+
+/// The disk.
+#[derive(Clone, Debug)]
+pub struct MemDisk {
+    files: BTreeMap<FileId, MemFile>,
+    capacity: u64,
+    queue: VecDeque<Submitted>,
+    rng: Rng,
+    shuffled: bool,
+    full: bool,
+    read_only: bool,
+    fail_at: BTreeMap<u64, DiskError>,
+    unreadable: BTreeSet<(FileId, u64)>,
+    completed: u64,
+    writes: u64,
+}
+
+#[derive(Clone, Debug, Default)]
+struct MemFile {
+    /// What a power cut leaves.
+    medium: Vec<u8>,
+    /// What a read sees.
+    cached: Vec<u8>,
+    /// Writes that are in the cache and perhaps not on the medium, in the order in which they completed.
+    unsynced: Vec<Cached>,
+}
+
+#[derive(Clone, Debug)]
+struct Cached {
+    serial: u64,
+    offset: usize,
+    bytes: Vec<u8>,
+}
+
+#[derive(Clone, Debug)]
+struct Submitted {
+    op: OpId,
+    request: DiskOp,
+    /// Writes that had completed when it was submitted: what a sync covers.
+    writes: u64,
+}
+
+impl MemDisk {
+    /// An empty disk of `capacity` bytes whose choices follow from `seed`.
+    #[must_use]
+    pub fn new(capacity: u64, seed: u64) -> Self {
+        Self {
+            files: BTreeMap::new(),
+            capacity,
+            queue: VecDeque::new(),
+            rng: Rng::new(seed),
+            shuffled: false,
+            full: false,
+            read_only: false,
+            fail_at: BTreeMap::new(),
+            unreadable: BTreeSet::new(),
+            completed: 0,
+            writes: 0,
+        }
+    }
+
+    /// Lets operations end in any order, by seed.
+    pub fn shuffle(&mut self) {
+        self.shuffled = true;
+    }
+
+    /// Whether no space is left for another file.
+    pub fn set_full(&mut self, full: bool) {
+        self.full = full;
+    }
+
+    /// Whether writes are refused.
+    pub fn set_read_only(&mut self, read_only: bool) {
+        self.read_only = read_only;
+    }
+
+    /// Lets the operation that ends as number `nth`, counted from the disk's beginning, fail.
+    pub fn fail_at(&mut self, nth: u64, error: DiskError) {
+        self.fail_at.insert(nth, error);
+    }
+
+    /// Makes the block at `offset` of `file` unreadable.
+    pub fn make_unreadable(&mut self, file: FileId, offset: u64) {
+        self.unreadable.insert((file, offset - offset % slackwater_base::BLOCK_BYTES));
+    }
+
+    /// Flips one bit of the medium and of what reads see.
+    pub fn flip(&mut self, file: FileId, byte: u64, bit: u8) {
+        if let Some(file) = self.files.get_mut(&file) {
+            for bytes in [&mut file.medium, &mut file.cached] {
+                if let Some(byte) = bytes.get_mut(byte as usize) {
+                    *byte ^= 1 << (bit % 8);
+                }
+            }
+        }
+    }
+
+    /// The files there are.
+    #[must_use]
+    pub fn files(&self) -> Vec<LogFile> {
+        self.files.iter().map(|(file, content)| LogFile { file: *file, bytes: content.cached.len() as u64 }).collect()
+    }
+
+    /// The bytes of a file as reads see them.
+    #[must_use]
+    pub fn content(&self, file: FileId) -> &[u8] {
+        self.files.get(&file).map_or(&[], |file| &file.cached)
+    }
+
+    /// Replaces or makes a file: how foreign files come into a directory.
+    pub fn plant(&mut self, file: FileId, bytes: Vec<u8>) {
+        self.files.insert(file, MemFile { medium: bytes.clone(), cached: bytes, unsynced: Vec::new() });
+    }
+
+    /// Operations that ended since the disk's beginning.
+    #[must_use]
+    pub fn completed(&self) -> u64 {
+        self.completed
+    }
+
+    /// Whether no operation is under way.
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
+        self.queue.is_empty()
+    }
+
+    /// Takes an operation.
+    pub fn submit(&mut self, op: OpId, request: DiskOp) {
+        self.queue.push_back(Submitted { op, request, writes: self.writes });
+    }
+
+    /// Ends one operation, if any is under way.
+    pub fn complete(&mut self, memory: &mut impl Memory) -> Option<DiskDone> {
+        let at = if self.shuffled && !self.queue.is_empty() { self.rng.below(self.queue.len() as u64) } else { 0 };
+        let Submitted { op, request, writes } = self.queue.remove(at as usize)?;
+        let nth = self.completed;
+        self.completed += 1;
+        let result = match self.fail_at.remove(&nth) {
+            Some(error) => {
+                self.half_do(&request, memory);
+                Err(error)
+            }
+            None => self.perform(request, writes, memory),
+        };
+        Some(DiskDone { op, result })
+    }
+
+    /// Cuts everything off: operations under way may have happened, in part or not at all.
+    pub fn crash(&mut self, crash: Crash, memory: &impl Memory) {
+        for Submitted { request, .. } in std::mem::take(&mut self.queue) {
+            if crash != Crash::LoseAll && self.rng.chance(0.5) {
+                self.half_do(&request, memory);
+            }
+        }
+        for file in self.files.values_mut() {
+            for Cached { offset, bytes, .. } in std::mem::take(&mut file.unsynced) {
+                for (sector, piece) in bytes.chunks(SECTOR_BYTES).enumerate() {
+                    let kept = match crash {
+                        Crash::Process => true,
+                        Crash::LoseAll => false,
+                        Crash::Tear => self.rng.chance(0.7),
+                    };
+                    if kept {
+                        let at = offset + sector * SECTOR_BYTES;
+                        file.medium[at..at + piece.len()].copy_from_slice(piece);
+                    }
+                }
+            }
+            file.cached.clone_from(&file.medium);
+        }
+    }
+
+    /// What an operation that failed, or was cut off, may have done.
+    fn half_do(&mut self, request: &DiskOp, memory: &impl Memory) {
+        match request {
+            DiskOp::Create { file, bytes } if self.rng.chance(0.5) => self.make(*file, *bytes),
+            DiskOp::Write { file, offset, parts } => {
+                let mut bytes = joined(parts, memory);
+                let kept = self.rng.below(bytes.len() as u64 + 1) as usize / SECTOR_BYTES * SECTOR_BYTES;
+                bytes.truncate(kept);
+                self.cache(*file, *offset, bytes);
+            }
+            DiskOp::Delete { file } if self.rng.chance(0.5) => {
+                self.files.remove(file);
+            }
+            _ => {}
+        }
+    }
+
+    fn perform(&mut self, request: DiskOp, writes: u64, memory: &mut impl Memory) -> Result<DiskOutcome, DiskError> {
+        if self.read_only && !matches!(request, DiskOp::Read { .. }) {
+            return Err(DiskError::ReadOnly);
+        }
+        match request {
+            DiskOp::Create { file, bytes } => {
+                let used: u64 = self.files.values().map(|file| file.cached.len() as u64).sum();
+                if self.full || used + bytes > self.capacity {
+                    return Err(DiskError::Full);
+                }
+                self.make(file, bytes);
+                Ok(DiskOutcome::Done)
+            }
+            DiskOp::Write { file, offset, parts } => {
+                let bytes = joined(&parts, memory);
+                if self.cache(file, offset, bytes) { Ok(DiskOutcome::Done) } else { Err(DiskError::Missing) }
+            }
+            DiskOp::Sync { file } => {
+                let content = self.files.get_mut(&file).ok_or(DiskError::Missing)?;
+                let covered = content.unsynced.partition_point(|cached| cached.serial < writes);
+                for Cached { offset, bytes, .. } in content.unsynced.drain(..covered) {
+                    content.medium[offset..offset + bytes.len()].copy_from_slice(&bytes);
+                }
+                Ok(DiskOutcome::Done)
+            }
+            DiskOp::Read { file, offset, bytes, length, into } => {
+                self.read(file, (offset, bytes, length), into, memory)
+            }
+            DiskOp::Delete { file } => match self.files.remove(&file) {
+                Some(_) => Ok(DiskOutcome::Done),
+                None => Err(DiskError::Missing),
+            },
+        }
+    }
+
+    fn read(
+        &self,
+        file: FileId,
+        (offset, bytes, length): (u64, u64, u64),
+        into: Target,
+        memory: &mut impl Memory,
+    ) -> Result<DiskOutcome, DiskError> {
+        let content = &self.files.get(&file).ok_or(DiskError::Missing)?.cached;
+        let range = offset as usize..(offset + bytes) as usize;
+        if self.unreadable.range((file, offset)..(file, offset + bytes)).next().is_some() {
+            return Err(DiskError::Device { errno: 5 });
+        }
+        let read = content.get(range).ok_or(DiskError::Missing)?;
+        let checksum = Checksum::of(&read[..length as usize]);
+        let bytes = match into {
+            Target::Completion => read.to_vec(),
+            Target::Extent(extent) => {
+                memory.write(extent, &read[..(bytes.min(extent.bytes)) as usize]);
+                Vec::new()
+            }
+            Target::Nowhere => Vec::new(),
+        };
+        Ok(DiskOutcome::Read { bytes, checksum })
+    }
+
+    fn make(&mut self, file: FileId, bytes: u64) {
+        let zeros = vec![0; bytes as usize];
+        self.files.insert(file, MemFile { medium: zeros.clone(), cached: zeros, unsynced: Vec::new() });
+    }
+
+    fn cache(&mut self, file: FileId, offset: u64, bytes: Vec<u8>) -> bool {
+        let Some(file) = self.files.get_mut(&file) else { return false };
+        let offset = offset as usize;
+        let Some(place) = file.cached.get_mut(offset..offset + bytes.len()) else { return false };
+        place.copy_from_slice(&bytes);
+        file.unsynced.push(Cached { serial: self.writes, offset, bytes });
+        self.writes += 1;
+        true
+    }
+}
+
+fn joined(parts: &[Part], memory: &impl Memory) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    for part in parts {
+        match part {
+            Part::Bytes(piece) => bytes.extend_from_slice(piece),
+            Part::Extent { extent, length } => {
+                bytes.extend_from_slice(&memory.read(*extent, *length));
+                bytes.resize(round_to_block(bytes.len() as u64) as usize, 0);
+            }
+        }
+    }
+    bytes
+}

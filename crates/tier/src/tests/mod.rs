@@ -1,0 +1,396 @@
+//! One node on a disk in memory, with a master that remembers what it was told.
+
+mod crash;
+mod faults;
+mod orders;
+mod random;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use slackwater_base::{ByteSize, Checksum, Instant, Rng};
+use slackwater_wire::{
+    DiskEntry, DiskState, ExtentRef, Incarnation, Key, NodeId, OffloadTask, Order, PromoteTask, PromotionFailure,
+    Report, SegmentId, TaskFailure, Tenant, TicketId, Version,
+};
+
+use crate::arena::MemorySegment;
+use crate::io::DiskOp;
+use crate::testing::{Crash, MemDisk, Memory};
+use crate::{Agent, AgentConfig, AgentInput, AgentOutput, FormatError, LogConfig, Opened, ReadEnd};
+
+const MEMORY: SegmentId = SegmentId(1);
+const DISK: SegmentId = SegmentId(2);
+const ARENA_BYTES: u64 = 4 << 20;
+const FRESH: u128 = 0x5eed_5eed_5eed;
+
+/// The bytes of the arena.
+struct Bytes(Vec<u8>);
+
+impl Memory for Bytes {
+    fn read(&self, extent: ExtentRef, length: u64) -> Vec<u8> {
+        self.0[extent.offset as usize..(extent.offset + length) as usize].to_vec()
+    }
+
+    fn write(&mut self, extent: ExtentRef, bytes: &[u8]) {
+        self.0[extent.offset as usize..extent.offset as usize + bytes.len()].copy_from_slice(bytes);
+    }
+}
+
+/// What the master knows of a key, by version.
+#[derive(Clone, Debug, Default)]
+struct Known {
+    /// Versions that were ordered to be written, and their lengths.
+    ordered: BTreeMap<u64, u64>,
+    /// The highest version that was reported as durable.
+    durable: u64,
+    /// The highest version whose drop was ordered, and reported.
+    drop_ordered: u64,
+    dropped: u64,
+    /// The highest version that was reported as lost.
+    lost: u64,
+}
+
+/// One node, its disk, and its master.
+struct World {
+    agent: Agent,
+    disk: MemDisk,
+    bytes: Bytes,
+    now: Instant,
+    log: LogConfig,
+    incarnation: u64,
+    generation: u64,
+    next_ticket: u64,
+    free: Vec<ExtentRef>,
+    offloads: BTreeMap<TicketId, (DiskEntry, ExtentRef)>,
+    known: BTreeMap<Vec<u8>, Known>,
+    announced: BTreeMap<Vec<u8>, u64>,
+    opened: Option<Opened>,
+    refused: Option<FormatError>,
+    results: BTreeMap<TicketId, Result<(), TaskFailure>>,
+    promoted: BTreeMap<TicketId, ExtentRef>,
+    promotions_failed: BTreeMap<TicketId, PromotionFailure>,
+    stages: Vec<(TicketId, u64)>,
+    fenced: Vec<ExtentRef>,
+    lost: Vec<DiskEntry>,
+    dropped: Vec<DiskEntry>,
+    flushed: BTreeSet<u64>,
+    stopped: Option<usize>,
+    state: Option<DiskState>,
+    queue: Vec<AgentOutput>,
+}
+
+fn small_log(capacity: u64) -> LogConfig {
+    LogConfig {
+        file_bytes: 128 << 10,
+        batch_bytes: 32 << 10,
+        announce_entries_max: 7,
+        recovery_reads_max: 3,
+        reclaim_bytes_in_flight_max: 24 << 10,
+        ..LogConfig::new(DISK, ByteSize(capacity))
+    }
+}
+
+fn entry(key: &[u8], version: u64) -> DiskEntry {
+    DiskEntry { tenant: Tenant::DEFAULT, key: Key::new(key).unwrap(), version: Version(version) }
+}
+
+/// The bytes of a version of a key: they tell by themselves whose they are.
+fn value_of(entry: &DiskEntry, length: u64) -> Vec<u8> {
+    let seed = slackwater_base::hash64(entry.key.as_bytes()) ^ entry.version.0.wrapping_mul(0x9e37_79b9);
+    let mut bytes = vec![0; length as usize];
+    Rng::new(seed).fill(&mut bytes);
+    bytes
+}
+
+impl World {
+    fn new(log: LogConfig, seed: u64) -> Self {
+        let disk = MemDisk::new(log.capacity * 2, seed);
+        let mut world = Self {
+            agent: Agent::new(AgentConfig::new(NodeId(0))),
+            disk,
+            bytes: Bytes(vec![0; ARENA_BYTES as usize]),
+            now: Instant::from_nanos(1),
+            log,
+            incarnation: 0,
+            generation: 0,
+            next_ticket: 0,
+            free: Vec::new(),
+            offloads: BTreeMap::new(),
+            known: BTreeMap::new(),
+            announced: BTreeMap::new(),
+            opened: None,
+            refused: None,
+            results: BTreeMap::new(),
+            promoted: BTreeMap::new(),
+            promotions_failed: BTreeMap::new(),
+            stages: Vec::new(),
+            fenced: Vec::new(),
+            lost: Vec::new(),
+            dropped: Vec::new(),
+            flushed: BTreeSet::new(),
+            stopped: None,
+            state: None,
+            queue: Vec::new(),
+        };
+        world.boot();
+        world
+    }
+
+    /// Starts a process over what the disk holds.
+    fn boot(&mut self) {
+        self.incarnation += 1;
+        let mut config = AgentConfig::new(NodeId(0));
+        config.log = Some(self.log.clone());
+        self.agent = Agent::new(config);
+        let incarnation = Incarnation(self.incarnation);
+        self.agent.add_segment(MemorySegment { segment: MEMORY, incarnation, bytes: ARENA_BYTES, granule: 4096 });
+        let size = 64 << 10;
+        self.free = (0..ARENA_BYTES / size)
+            .map(|at| ExtentRef { segment: MEMORY, incarnation, offset: at * size, bytes: size, generation: 0 })
+            .collect();
+        self.offloads.clear();
+        self.announced.clear();
+        self.opened = None;
+        self.state = None;
+        self.stopped = None;
+        self.give(AgentInput::Open { files: self.disk.files(), fresh: FRESH });
+    }
+
+    fn crash(&mut self, crash: Crash) {
+        self.disk.crash(crash, &self.bytes);
+        self.boot();
+    }
+
+    fn give(&mut self, input: AgentInput) {
+        let mut out = std::mem::take(&mut self.queue);
+        self.agent.handle(self.now, input, &mut out);
+        self.take(out);
+    }
+
+    fn take(&mut self, mut out: Vec<AgentOutput>) {
+        for output in out.drain(..) {
+            match output {
+                AgentOutput::Disk { op, request } => {
+                    check_request(&request);
+                    self.disk.submit(op, request);
+                }
+                AgentOutput::Report(report) => self.report(report),
+                AgentOutput::Opened(opened) => self.opened = Some(opened),
+                AgentOutput::Refused(error) => self.refused = Some(error),
+                AgentOutput::Flushed(number) => assert!(self.flushed.insert(number), "flush {number} answered twice"),
+                AgentOutput::Stopped { lost } => self.stopped = Some(lost),
+            }
+        }
+        self.queue = out;
+    }
+
+    fn report(&mut self, report: Report) {
+        match report {
+            Report::Offloaded(done) => {
+                for (ticket, result) in done {
+                    let (entry, extent) = self.offloads.remove(&ticket).expect("an offload is answered once");
+                    self.generation += 1;
+                    self.bytes.0[extent.offset as usize..][..extent.bytes as usize].fill(0xdd);
+                    self.free.push(ExtentRef { generation: self.generation, ..extent });
+                    if result.is_ok() {
+                        let known = self.known.entry(entry.key.as_bytes().to_vec()).or_default();
+                        known.durable = known.durable.max(entry.version.0);
+                    }
+                    self.results.insert(ticket, result);
+                }
+            }
+            Report::Dropped(entries) => {
+                for entry in entries {
+                    let known = self.known.entry(entry.key.as_bytes().to_vec()).or_default();
+                    known.dropped = known.dropped.max(entry.version.0);
+                    self.dropped.push(entry);
+                }
+            }
+            Report::Lost(entries) => {
+                for entry in entries {
+                    let known = self.known.entry(entry.key.as_bytes().to_vec()).or_default();
+                    known.lost = known.lost.max(entry.version.0);
+                    self.lost.push(entry);
+                }
+            }
+            Report::Announce { segment, entries } => {
+                assert_eq!(segment, DISK);
+                assert!(!entries.is_empty() && entries.len() <= self.log.announce_entries_max);
+                for reported in entries {
+                    let value = value_of(&reported.entry, reported.bytes);
+                    assert_eq!(reported.checksum, Checksum::of(&value), "{:?}", reported.entry);
+                    let key = reported.entry.key.as_bytes().to_vec();
+                    assert_eq!(self.announced.insert(key, reported.entry.version.0), None, "announced twice");
+                }
+            }
+            Report::Stage { ticket, bytes } => self.stages.push((ticket, bytes)),
+            Report::Promoted { ticket, extent } => {
+                self.promoted.insert(ticket, extent);
+            }
+            Report::PromotionFailed { ticket, failure } => {
+                self.promotions_failed.insert(ticket, failure);
+            }
+            Report::Fenced(extents) => self.fenced.extend(extents),
+            Report::Disk(state) => self.state = Some(state),
+        }
+    }
+
+    fn ticket(&mut self) -> TicketId {
+        self.next_ticket += 1;
+        TicketId(self.next_ticket)
+    }
+
+    /// Orders a version of a key to be written.
+    fn put(&mut self, key: &[u8], version: u64, length: u64) -> TicketId {
+        let entry = entry(key, version);
+        let value = value_of(&entry, length);
+        let source = self.free.pop().expect("the arena is large enough for what is in flight");
+        self.bytes.write(source, &value);
+        let ticket = self.ticket();
+        self.known.entry(key.to_vec()).or_default().ordered.insert(version, length);
+        self.offloads.insert(ticket, (entry.clone(), source));
+        let task = OffloadTask { ticket, entry, bytes: length, checksum: Checksum::of(&value), source };
+        self.give(AgentInput::Order(Order::Offload(vec![task])));
+        ticket
+    }
+
+    fn remove(&mut self, key: &[u8], version: u64) {
+        let known = self.known.entry(key.to_vec()).or_default();
+        known.drop_ordered = known.drop_ordered.max(version);
+        self.give(AgentInput::Order(Order::Drop(vec![entry(key, version)])));
+    }
+
+    fn promote(&mut self, key: &[u8], version: u64, length: u64) -> TicketId {
+        let entry = entry(key, version);
+        let ticket = self.ticket();
+        let checksum = Checksum::of(&value_of(&entry, length));
+        self.give(AgentInput::Order(Order::Promote(vec![PromoteTask { ticket, entry, bytes: length, checksum }])));
+        ticket
+    }
+
+    /// Ends one operation of the disk; false when there is none.
+    fn complete(&mut self) -> bool {
+        self.now += Duration::from_micros(10);
+        match self.disk.complete(&mut self.bytes) {
+            Some(done) => {
+                self.give(AgentInput::Disk(done));
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// Ends operations until there are none; time stands still but for them.
+    fn drain(&mut self) {
+        for _ in 0..100_000 {
+            if !self.complete() {
+                return;
+            }
+        }
+        panic!("the disk is never idle");
+    }
+
+    /// Lets time and disk run until nothing is left to do, at most for ten minutes of its time.
+    fn rest(&mut self) {
+        let end = self.now + Duration::from_secs(600);
+        loop {
+            self.drain();
+            match self.agent.next_deadline() {
+                Some(at) if at <= end => {
+                    assert!(at > self.now, "a deadline that has passed would spin");
+                    self.now = at;
+                    let mut out = std::mem::take(&mut self.queue);
+                    self.agent.on_deadline(self.now, &mut out);
+                    self.take(out);
+                }
+                _ => return,
+            }
+        }
+    }
+
+    /// Reads a record as a reader inside the process does.
+    fn read(&mut self, key: &[u8], version: u64) -> Option<Vec<u8>> {
+        let mut out = Vec::new();
+        let plan = self.agent.begin_read(self.now, &entry(key, version), &mut out);
+        self.take(std::mem::take(&mut out));
+        let plan = plan?;
+        let content = self.disk.content(plan.file);
+        let bytes = content[plan.offset as usize..][..plan.length as usize].to_vec();
+        let end = ReadEnd::Checked(Checksum::of(&bytes));
+        let right = self.agent.end_read(self.now, plan, end, &mut out);
+        self.take(out);
+        right.then_some(bytes)
+    }
+
+    /// The version of a key that can be read now, with its bytes checked.
+    fn readable(&mut self, key: &[u8]) -> Option<u64> {
+        let ordered = self.known.get(key).map(|known| known.ordered.clone()).unwrap_or_default();
+        let mut found = None;
+        for (version, length) in ordered {
+            if self.agent_holds(key, version) {
+                assert_eq!(found, None, "two versions of a key can be read");
+                found = Some(version);
+                let value = value_of(&entry(key, version), length);
+                assert!(self.read(key, version) == Some(value), "wrong bytes of {}", key.escape_ascii());
+            }
+        }
+        found
+    }
+
+    fn agent_holds(&mut self, key: &[u8], version: u64) -> bool {
+        self.agent.holds(&entry(key, version))
+    }
+
+    /// What must hold of every key at any moment when the medium is honest.
+    fn check(&mut self, moment: &str) {
+        let keys: Vec<Vec<u8>> = self.known.keys().cloned().collect();
+        for key in keys {
+            let found = self.readable(&key);
+            let known = &self.known[&key];
+            let name = key.escape_ascii().to_string();
+            if let Some(version) = found {
+                assert!(known.ordered.contains_key(&version), "{moment}: {name} {version} was never written");
+                assert!(version > known.dropped, "{moment}: {name} {version} came back, dropped {}", known.dropped);
+            }
+            if known.durable > known.drop_ordered {
+                assert!(found >= Some(known.durable), "{moment}: {name} {found:?} is gone, {known:?}");
+            }
+        }
+    }
+
+    /// As [`World::check`], and what was announced is what can be read.
+    fn check_opened(&mut self, moment: &str) -> Opened {
+        let opened = self.opened.expect("the log opens");
+        assert_eq!(opened.records as usize, self.announced.len(), "{moment}");
+        let highest = self.announced.values().copied().max().unwrap_or(0);
+        assert!(opened.highest_version.0 >= highest, "{moment}: {} < {highest}", opened.highest_version);
+        for (key, version) in self.announced.clone() {
+            assert_eq!(self.readable(&key), Some(version), "{moment}: {}", key.escape_ascii());
+        }
+        self.check(moment);
+        opened
+    }
+}
+
+/// What every operation must keep to.
+fn check_request(request: &DiskOp) {
+    let whole = |number: u64| assert!(number.is_multiple_of(4096), "{request:?}");
+    match request {
+        DiskOp::Create { bytes, .. } => whole(*bytes),
+        DiskOp::Write { offset, parts, .. } => {
+            whole(*offset);
+            for part in parts {
+                if let crate::io::Part::Bytes(bytes) = part {
+                    whole(bytes.len() as u64);
+                }
+            }
+        }
+        DiskOp::Read { offset, bytes, length, .. } => {
+            whole(*offset);
+            whole(*bytes);
+            assert!(length <= bytes && *length > 0, "{request:?}");
+        }
+        DiskOp::Sync { .. } | DiskOp::Delete { .. } => {}
+    }
+}

@@ -64,6 +64,12 @@ pub struct SegmentBooks {
 pub struct Imbalance(pub String);
 
 impl Master {
+    /// Objects there are, those being put for the first time included: the one number of the books that costs nothing.
+    #[must_use]
+    pub fn objects(&self) -> u64 {
+        self.catalog.len() as u64
+    }
+
     /// What the master holds now.
     #[must_use]
     pub fn books(&self) -> Books {

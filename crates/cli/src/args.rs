@@ -1,0 +1,293 @@
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use clap::{Arg, ArgMatches, Args, CommandFactory, FromArgMatches, Parser, Subcommand};
+use slackwater_base::ByteSize;
+use slackwater_meta::evict::PolicyKind;
+use slackwater_node::Config;
+use slackwater_replay::Traffic;
+
+/// A tiered store for the KV cache of LLM serving: DRAM over SSD, with promotion on hit.
+#[derive(Debug, Parser)]
+#[command(name = "slackwater", version, max_term_width = 110, disable_help_subcommand = true)]
+pub(crate) struct Cli {
+    /// TOML file with options of the store
+    #[arg(long, global = true, env = "SLACKWATER_CONFIG", hide_env_values = true, value_name = "FILE")]
+    pub(crate) config: Option<PathBuf>,
+
+    /// What to do
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+/// The subcommands.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Serve a trace of requests from a store and check every byte
+    ///
+    /// For each request, in order: reads the longest present prefix of its block chain, compares every bit of it, and
+    /// puts the rest. Ends with a table, report.html and report.json. The exit code is 1 if a read was corrupt, and 130
+    /// if Ctrl-C cut the run short (the report then covers what was done).
+    Replay(Replay),
+    /// Compare eviction policies on a trace, without any I/O
+    ///
+    /// Replays the trace against each policy at each size and prints the share of blocks that were there after all
+    /// blocks before them, beside what an eviction that knows the future reaches.
+    Policy(Policy),
+    /// Show the configuration in force and where each value comes from
+    Config(Show),
+    /// Check what the machine offers: pages, limits, io_uring, NUMA, disk
+    Doctor(Doctor),
+}
+
+/// Where requests come from.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct Origin {
+    /// Trace in the published JSONL format (timestamp, input_length, output_length, hash_ids, optional hint); `-` reads
+    /// standard input
+    #[arg(required_unless_present = "generate", conflicts_with = "generate")]
+    pub(crate) trace: Option<PathBuf>,
+
+    /// Take generated multi-turn chat traffic instead of a trace
+    #[arg(long, long_help = format!("Take generated traffic instead of a trace: {}", Traffic::STATISTICS))]
+    pub(crate) generate: bool,
+
+    /// Requests to generate
+    #[arg(long, default_value_t = Traffic::default().requests, conflicts_with = "trace", value_name = "N")]
+    pub(crate) requests: u64,
+
+    /// People who chat at a time in generated traffic
+    #[arg(long, default_value_t = Traffic::default().sessions, conflicts_with = "trace", value_name = "N",
+          value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pub(crate) sessions: u32,
+
+    /// What generated traffic follows from: the same seed gives the same requests
+    #[arg(long, default_value_t = Traffic::default().seed, conflicts_with = "trace", value_name = "N")]
+    pub(crate) seed: u64,
+
+    /// Stop after this many requests
+    #[arg(long, value_name = "N")]
+    pub(crate) limit: Option<u64>,
+}
+
+/// See [`Command::Replay`].
+#[derive(Clone, Debug, Args)]
+pub(crate) struct Replay {
+    /// Where requests come from.
+    #[command(flatten)]
+    pub(crate) origin: Origin,
+
+    /// Size of a block's value
+    #[arg(long, default_value = "64KiB", value_name = "SIZE", value_parser = block_bytes)]
+    pub(crate) block_bytes: ByteSize,
+
+    /// Tokens of a block: a last block that the prompt does not fill is then not put, as engines do [default: put all]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) block_tokens: Option<u64>,
+
+    /// Pace of arrival: max, or a multiple of the trace's own, such as 1x or 20x
+    #[arg(long, default_value = "max", value_name = "PACE", value_parser = pace)]
+    pub(crate) speed: Pace,
+
+    /// Directory for report.html and report.json
+    #[arg(long, default_value = "report", value_name = "DIR")]
+    pub(crate) report: PathBuf,
+
+    /// Print one JSON object on standard output instead of the table
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// See [`Command::Policy`].
+#[derive(Clone, Debug, Args)]
+pub(crate) struct Policy {
+    /// Where requests come from.
+    #[command(flatten)]
+    pub(crate) origin: Origin,
+
+    /// Sizes of the cache, in blocks
+    #[arg(long, default_value = "1000,3000,10000,20000,30000", value_name = "N,…", value_delimiter = ',',
+          value_parser = blocks)]
+    pub(crate) sizes: Vec<usize>,
+
+    /// Policies to compare [default: all]
+    #[arg(long, value_name = "NAME,…", value_delimiter = ',', value_parser = policy)]
+    pub(crate) policies: Vec<PolicyKind>,
+
+    /// Tokens of a block: a last block that the prompt does not fill is never kept
+    #[arg(long, default_value_t = 512, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) block_tokens: u32,
+
+    /// Directory for policy.html and policy.json [default: none is written]
+    #[arg(long, value_name = "DIR")]
+    pub(crate) report: Option<PathBuf>,
+
+    /// Print one JSON object on standard output instead of the table
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// See [`Command::Config`].
+#[derive(Clone, Debug, Args)]
+pub(crate) struct Show {
+    /// Also say what each option does, its default, and all its names
+    #[arg(long)]
+    pub(crate) explain: bool,
+}
+
+/// See [`Command::Doctor`].
+#[derive(Clone, Debug, Args)]
+pub(crate) struct Doctor {
+    /// Print one JSON object on standard output instead of the list
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// How fast requests arrive.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Pace {
+    /// One after the other.
+    Max,
+    /// At their times, divided by this.
+    Times(f64),
+}
+
+/// Reads a command line: the command itself, and the options of the store as flags of its layer.
+pub(crate) fn parse<I>(arguments: I) -> Result<(Cli, Vec<(String, String)>), clap::Error>
+where
+    I: IntoIterator<Item: Into<OsString> + Clone>,
+{
+    let matches = command().try_get_matches_from(arguments)?;
+    let cli = Cli::from_arg_matches(&matches)?;
+    let flags = matches.subcommand().map(|(_, matches)| store_flags(matches)).unwrap_or_default();
+    Ok((cli, flags))
+}
+
+/// The whole command line, with a flag for every option of the store where a store is opened or described.
+pub(crate) fn command() -> clap::Command {
+    ["replay", "config", "doctor"].into_iter().fold(Cli::command(), |command, name| {
+        command.mut_subcommand(name, |subcommand| subcommand.next_help_heading("Store").args(store_arguments()))
+    })
+}
+
+/// Options that `-h` shows; `--help` shows all.
+const COMMON: &[&str] = &["memory", "ssd", "dir", "policy", "offload", "promotion.enabled", "io"];
+
+fn store_arguments() -> impl Iterator<Item = Arg> {
+    Config::OPTIONS.iter().map(|option| {
+        Arg::new(option.key)
+            .long(option.flag())
+            .value_name(value_name(option.kind))
+            .help(option.doc)
+            .long_help(format!("{} ({}; default: {})", option.doc, option.kind, shown_default(option)))
+            .hide_short_help(!COMMON.contains(&option.key))
+    })
+}
+
+/// `size` as `SIZE`, `one of a, b` as `a|b`.
+fn value_name(kind: &str) -> String {
+    match kind.strip_prefix("one of ") {
+        Some(words) => words.replace(", ", "|"),
+        None if kind == "true or false" => "true|false".to_owned(),
+        None => kind.split(' ').next().unwrap_or(kind).to_uppercase(),
+    }
+}
+
+fn shown_default(option: &slackwater_node::config::OptionSpec) -> String {
+    let default = option.default();
+    if default.is_empty() { "none".to_owned() } else { default }
+}
+
+fn store_flags(matches: &ArgMatches) -> Vec<(String, String)> {
+    let given = |option: &slackwater_node::config::OptionSpec| {
+        let value = matches.try_get_one::<String>(option.key).ok().flatten()?;
+        Some((option.flag(), value.clone()))
+    };
+    Config::OPTIONS.iter().filter_map(given).collect()
+}
+
+fn block_bytes(text: &str) -> Result<ByteSize, String> {
+    let size: ByteSize = text.parse().map_err(|error: slackwater_base::ParseUnitError| error.to_string())?;
+    match size.0 {
+        0 => Err("a block needs at least one byte".to_owned()),
+        bytes if bytes > BLOCK_BYTES_MAX.0 => Err(format!("{size} is over the limit of {BLOCK_BYTES_MAX}")),
+        _ => Ok(size),
+    }
+}
+
+const BLOCK_BYTES_MAX: ByteSize = ByteSize::gib(1);
+
+fn blocks(text: &str) -> Result<usize, String> {
+    let size = text.replace('_', "").parse().ok().filter(|size| *size > 0);
+    size.ok_or_else(|| "expected a number of blocks, one or more".to_owned())
+}
+
+fn policy(text: &str) -> Result<PolicyKind, String> {
+    text.parse().map_err(|error: slackwater_meta::evict::UnknownPolicy| error.to_string())
+}
+
+fn pace(text: &str) -> Result<Pace, String> {
+    if text == "max" {
+        return Ok(Pace::Max);
+    }
+    let factor = text.strip_suffix('x').and_then(|number| number.parse::<f64>().ok());
+    let factor = factor.filter(|factor| factor.is_finite() && *factor > 0.0);
+    factor.map(Pace::Times).ok_or_else(|| "expected max, or a positive multiple such as 1x or 20x".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        command().debug_assert();
+    }
+
+    #[test]
+    fn store_options_become_flags_of_their_layer() {
+        let line =
+            ["slackwater", "replay", "t.jsonl", "--memory", "512MiB", "--promotion-threshold=3", "--speed", "20x"];
+        let (cli, flags) = parse(line).unwrap();
+        let pair = |flag: &str, value: &str| (flag.to_owned(), value.to_owned());
+        assert_eq!(flags, [pair("memory", "512MiB"), pair("promotion-threshold", "3")]);
+        let Command::Replay(replay) = cli.command else { panic!("{:?}", cli.command) };
+        assert_eq!((replay.speed, replay.block_bytes), (Pace::Times(20.0), ByteSize::kib(64)));
+    }
+
+    #[test]
+    fn wrong_lines_say_what_would_be_right() {
+        let check = |line: &[&str], message: &str| {
+            let error = parse([&["slackwater"], line].concat()).unwrap_err().to_string();
+            assert!(error.contains(message), "{line:?}: {error}");
+        };
+        check(&["replay"], "<TRACE>");
+        check(&["replay", "t", "--generate"], "cannot be used with '--generate'");
+        check(&["replay", "t", "--seed", "3"], "'[TRACE]' cannot be used with '--seed <N>'");
+        check(&["replay", "t", "--speed", "fast"], "expected max, or a positive multiple such as 1x or 20x");
+        check(&["replay", "t", "--speed", "0x"], "expected max, or a positive multiple such as 1x or 20x");
+        check(&["replay", "t", "--block-bytes", "0"], "a block needs at least one byte");
+        check(&["replay", "t", "--block-bytes", "4 pages"], "unknown unit `pages`");
+        check(&["replay", "t", "--memroy", "1GiB"], "'--memory'");
+        check(&["replai"], "'replay'");
+        check(&["policy", "t", "--sizes", "1000,0"], "expected a number of blocks, one or more");
+        check(&["policy", "t", "--policies", "lru,fifi"], "fifi");
+    }
+
+    #[test]
+    fn help_reads_well() {
+        let mut command = Cli::command();
+        insta::assert_snapshot!("help", command.render_help().to_string());
+        let replay = command.find_subcommand_mut("replay").unwrap().clone();
+        insta::assert_snapshot!("help_of_replay", replay.bin_name("slackwater replay").render_help().to_string());
+    }
+
+    #[test]
+    fn choices_name_their_values() {
+        assert_eq!(value_name("one of lru, s3fifo"), "lru|s3fifo");
+        assert_eq!(
+            (value_name("ratio from 0 to 1"), value_name("true or false")),
+            ("RATIO".into(), "true|false".into())
+        );
+    }
+}

@@ -1,0 +1,140 @@
+use std::path::PathBuf;
+
+use anyhow::{Result, anyhow};
+use slackwater_node::Config;
+use slackwater_node::config::{ConfigProblem, Source};
+
+use crate::DONE;
+use crate::args::Show;
+
+/// What the command line says about the configuration of the store.
+#[derive(Clone, Debug)]
+pub(crate) struct Layers {
+    /// The file to read.
+    pub(crate) file: Option<PathBuf>,
+    /// Flags by their names, in order.
+    pub(crate) flags: Vec<(String, String)>,
+}
+
+impl Layers {
+    /// Reads all layers.
+    pub(crate) fn load(&self) -> Result<Config> {
+        Config::load(self.file.as_deref(), std::env::vars(), &self.flags).map_err(|problems| refuse(&problems))
+    }
+
+    /// The same layers with one more flag, which wins.
+    pub(crate) fn with(&self, flag: &str, value: impl Into<String>) -> Self {
+        let mut more = self.clone();
+        more.flags.push((flag.to_owned(), value.into()));
+        more
+    }
+}
+
+/// Every problem of a configuration, a line each.
+pub(crate) fn refuse(problems: &[ConfigProblem]) -> anyhow::Error {
+    let lines: Vec<String> = problems.iter().map(|problem| format!("\n  {problem}")).collect();
+    anyhow!("the configuration is wrong:{}", lines.concat())
+}
+
+/// Gives an option another value where no layer set one.
+///
+/// # Errors
+/// What the option says about the value.
+pub(crate) fn default_to(config: &mut Config, key: &str, value: &str) -> Result<()> {
+    let unset = config.explain().iter().any(|line| line.key == key && line.source == Source::Default);
+    let option = Config::option(key).ok_or_else(|| anyhow!("there is no option `{key}`"))?;
+    if unset { (option.set)(config, value).map_err(|message| anyhow!("{key}: {message}")) } else { Ok(()) }
+}
+
+#[expect(clippy::print_stdout, reason = "the answer of the command")]
+pub(crate) fn run(arguments: &Show, layers: &Layers) -> Result<u8> {
+    let config = layers.load()?;
+    print!("{}", if arguments.explain { explained(&config) } else { listed(&config) });
+    Ok(DONE)
+}
+
+/// The values in force, as a file that could be read back, with the source of what is not default.
+fn listed(config: &Config) -> String {
+    let mut lines = config.explain();
+    lines.sort_by_key(|line| line.key.contains('.'));
+    let mut out = String::new();
+    let mut table = "";
+    for line in lines {
+        let (head, name) = line.key.split_once('.').unwrap_or(("", line.key));
+        if head != table {
+            out.push_str(&format!("\n[{head}]\n"));
+            table = head;
+        }
+        let value = toml_value(&line.value, line.kind);
+        let comment = if line.value.is_empty() { "# " } else { "" };
+        let source = match line.source {
+            Source::Default => String::new(),
+            other => format!("  # {other}"),
+        };
+        out.push_str(&format!("{comment}{name} = {value}{source}\n"));
+    }
+    out
+}
+
+fn toml_value(value: &str, kind: &str) -> String {
+    let bare = matches!(kind, "number" | "true or false");
+    if bare { value.to_owned() } else { format!("\"{}\"", value.replace('\\', "\\\\").replace('"', "\\\"")) }
+}
+
+fn explained(config: &Config) -> String {
+    let blocks = config.explain().into_iter().map(|line| {
+        let shown = |value: &str| if value.is_empty() { "none".to_owned() } else { value.to_owned() };
+        format!(
+            "{key}\n  {doc}\n  value    {value} ({source})\n  default  {default}\n  takes    {kind}\n  names    {key} in a file, {env}, --{flag}\n",
+            key = line.key,
+            doc = line.doc,
+            value = shown(&line.value),
+            source = line.source,
+            default = shown(&line.default),
+            kind = line.kind,
+            env = line.env,
+            flag = line.flag,
+        )
+    });
+    blocks.collect::<Vec<_>>().join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config(flags: &[(&str, &str)]) -> Config {
+        let flags: Vec<(String, String)> = flags.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
+        Config::load(None, std::iter::empty(), &flags).unwrap()
+    }
+
+    #[test]
+    fn the_listing_reads_back_as_a_file() {
+        let config = config(&[("memory", "512MiB"), ("dir", "/a b/\"c\\"), ("ssd", "8GiB"), ("promotion-limit", "7")]);
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("s.toml");
+        std::fs::write(&path, listed(&config)).unwrap();
+        let back = Config::load(Some(&path), std::iter::empty(), &[]).unwrap();
+        for (one, other) in config.explain().iter().zip(back.explain()) {
+            assert_eq!((one.key, &one.value), (other.key, &other.value));
+        }
+        assert!(listed(&config).contains("memory = \"512MiB\"  # --memory\n"));
+    }
+
+    #[test]
+    fn every_option_is_explained_with_all_its_names() {
+        let text = explained(&Config::default());
+        for option in Config::OPTIONS {
+            assert!(text.contains(option.doc) && text.contains(&option.env()), "{}", option.key);
+        }
+    }
+
+    #[test]
+    fn only_what_nobody_set_takes_another_default() {
+        let mut config = config(&[("ssd", "1GiB"), ("dir", "/d")]);
+        default_to(&mut config, "ssd", "16GiB").unwrap();
+        default_to(&mut config, "offload", "on-evict").unwrap();
+        assert_eq!(config.ssd.to_string(), "1GiB");
+        assert_eq!(config.offload.word(), "on-evict");
+    }
+}

@@ -1,0 +1,96 @@
+//! Ctrl-C: the first one asks the run to end, the second one ends the process.
+
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::Instant;
+
+use anyhow::{Context, Result};
+
+/// Whether the user has asked to stop. Clones share the answer.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Interrupt {
+    shared: Arc<(Mutex<bool>, Condvar)>,
+}
+
+impl Interrupt {
+    /// Takes SIGINT and SIGTERM over, for this thread and all that it starts from now on: a thread of its own waits
+    /// for them, so that nothing runs inside a signal handler.
+    pub(crate) fn install() -> Result<Self> {
+        let signals = block_signals().context("cannot take signals over")?;
+        let interrupt = Self::default();
+        let other = interrupt.clone();
+        std::thread::Builder::new()
+            .name("signals".to_owned())
+            .spawn(move || {
+                wait(&signals);
+                other.request();
+                wait(&signals);
+                std::process::exit(i32::from(crate::INTERRUPTED));
+            })
+            .context("cannot start a thread")?;
+        Ok(interrupt)
+    }
+
+    /// Whether it is time to stop.
+    pub(crate) fn requested(&self) -> bool {
+        *self.shared.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Sleeps until `deadline`; returns early, with true, when it is time to stop.
+    pub(crate) fn sleep_until(&self, deadline: Instant) -> bool {
+        let mut stop = self.shared.0.lock().unwrap_or_else(PoisonError::into_inner);
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if *stop || left.is_zero() {
+                return *stop;
+            }
+            stop = self.shared.1.wait_timeout(stop, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    fn request(&self) {
+        *self.shared.0.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        self.shared.1.notify_all();
+    }
+}
+
+/// Blocks SIGINT and SIGTERM in this thread and returns their set.
+fn block_signals() -> std::io::Result<libc::sigset_t> {
+    let mut set = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
+    // SAFETY: sigemptyset initialises the set it is given; the set is valid for writes.
+    let mut set = unsafe {
+        libc::sigemptyset(set.as_mut_ptr());
+        set.assume_init()
+    };
+    for signal in [libc::SIGINT, libc::SIGTERM] {
+        // SAFETY: the set is initialised and the signal numbers are valid.
+        unsafe { libc::sigaddset(&raw mut set, signal) };
+    }
+    // SAFETY: the set is initialised; no old mask is asked for.
+    match unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut()) } {
+        0 => Ok(set),
+        error => Err(std::io::Error::from_raw_os_error(error)),
+    }
+}
+
+fn wait(signals: &libc::sigset_t) {
+    let mut signal = 0;
+    // SAFETY: the set is initialised and the place for the signal's number is valid for writes.
+    while unsafe { libc::sigwait(signals, &raw mut signal) } != 0 {}
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn a_request_wakes_the_sleeper() {
+        let interrupt = Interrupt::default();
+        assert!(!interrupt.requested() && !interrupt.sleep_until(Instant::now()));
+        let other = interrupt.clone();
+        let sleeper = std::thread::spawn(move || other.sleep_until(Instant::now() + Duration::from_secs(3600)));
+        interrupt.request();
+        assert!(sleeper.join().unwrap() && interrupt.requested());
+    }
+}

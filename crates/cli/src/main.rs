@@ -1,0 +1,40 @@
+//! The `slackwater` command.
+
+mod args;
+mod config;
+mod doctor;
+mod interrupt;
+mod policy;
+mod replay;
+mod source;
+mod usage;
+
+use std::process::ExitCode;
+
+use args::Command;
+
+/// Ended as asked.
+const DONE: u8 = 0;
+/// Something is wrong: the message says what.
+const WRONG: u8 = 1;
+/// Cut short by Ctrl-C, as shells count it.
+const INTERRUPTED: u8 = 130;
+
+#[expect(clippy::print_stderr, reason = "the last word of a command goes to its user")]
+fn main() -> ExitCode {
+    let (cli, flags) = args::parse(std::env::args_os()).unwrap_or_else(|error| error.exit());
+    let layers = config::Layers { file: cli.config, flags };
+    let done = match cli.command {
+        Command::Replay(arguments) => replay::run(&arguments, layers),
+        Command::Policy(arguments) => policy::run(&arguments),
+        Command::Config(arguments) => config::run(&arguments, &layers),
+        Command::Doctor(arguments) => doctor::run(&arguments, &layers),
+    };
+    match done {
+        Ok(code) => ExitCode::from(code),
+        Err(error) => {
+            eprintln!("slackwater: {error:#}");
+            ExitCode::from(WRONG)
+        }
+    }
+}

@@ -1,0 +1,161 @@
+//! `slackwater policy`: eviction policies side by side on one trace.
+
+use std::path::Path;
+
+use anyhow::{Context, Result, bail};
+use comfy_table::{CellAlignment, Table, presets};
+use indicatif::{ProgressBar, ProgressStyle};
+use slackwater_base::Instant;
+use slackwater_bench::policy::{Options, Report, Row, run as compare};
+use slackwater_bench::report::{Axis, Chart, Line, Mark, Page, Scale, Tone, Unit};
+use slackwater_meta::evict::PolicyKind;
+use slackwater_meta::replay::Request;
+
+use crate::DONE;
+use crate::args::Policy;
+use crate::source::Source;
+
+#[expect(clippy::print_stdout, reason = "the answer of the command")]
+pub(crate) fn run(arguments: &Policy) -> Result<u8> {
+    let source = Source::open(&arguments.origin)?;
+    let label = source.label.clone();
+    let limit = arguments.origin.limit.map_or(usize::MAX, |limit| usize::try_from(limit).unwrap_or(usize::MAX));
+    let requests = source.take(limit).map(|request| Ok(known(request?))).collect::<Result<Vec<_>>>()?;
+    if requests.is_empty() {
+        bail!("{label} holds no request");
+    }
+    let options = options(arguments);
+    let bar = ProgressBar::new(0);
+    let style = ProgressStyle::with_template("{bar:28.cyan/dim} {percent:>3} % · {elapsed} · {eta} left");
+    bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()).progress_chars("━╸─"));
+    let count = requests.len();
+    let report = compare(&options, requests, |done, total| {
+        bar.set_length(total as u64);
+        bar.set_position(done as u64);
+    });
+    bar.finish_and_clear();
+    if let Some(directory) = &arguments.report {
+        write(directory, &label, count, &report)?;
+    }
+    if arguments.json {
+        println!("{}", serde_json::to_string(&report)?);
+    } else {
+        println!("{}", table(&report));
+    }
+    Ok(DONE)
+}
+
+fn options(arguments: &Policy) -> Options {
+    let mut sizes = arguments.sizes.clone();
+    sizes.sort_unstable();
+    sizes.dedup();
+    let named = !arguments.policies.is_empty();
+    let policies = if named { arguments.policies.clone() } else { PolicyKind::ALL.to_vec() };
+    Options { policies, sizes, block_tokens: arguments.block_tokens }
+}
+
+/// A request as policies know it.
+fn known(request: slackwater_replay::Request) -> Request {
+    Request {
+        now: Instant::ZERO + request.at,
+        blocks: request.blocks,
+        input_tokens: request.input_tokens,
+        output_tokens: Some(u32::try_from(request.output_tokens).unwrap_or(u32::MAX)),
+        hint: request.hint,
+    }
+}
+
+fn table(report: &Report) -> Table {
+    let mut table = Table::new();
+    table.load_style(presets::UTF8_BORDERS_ONLY);
+    table.set_header(["policy", "blocks", "hit rate", "of the optimum", "ns an access", "bytes a block"]);
+    for row in &report.rows {
+        table.add_row(cells(row));
+    }
+    for (size, rate) in &report.limits.offline {
+        table.add_row(["optimum".to_owned(), size.to_string(), format!("{rate:.4}"), String::new()]);
+    }
+    for column in 1..6 {
+        if let Some(column) = table.column_mut(column) {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+    }
+    table
+}
+
+fn cells(row: &Row) -> Vec<String> {
+    vec![
+        row.policy.to_owned(),
+        row.size.to_string(),
+        format!("{:.4}", row.hit_rate),
+        Unit::Share.format(row.offline_share),
+        format!("{:.0}", row.ns_per_access),
+        format!("{:.1}", row.bytes_per_block),
+    ]
+}
+
+fn write(directory: &Path, label: &str, requests: usize, report: &Report) -> Result<()> {
+    let place = || format!("cannot write the report into {}", directory.display());
+    std::fs::create_dir_all(directory).with_context(place)?;
+    std::fs::write(directory.join("policy.html"), page(label, requests, report).html()).with_context(place)?;
+    let json = serde_json::to_string_pretty(report)? + "\n";
+    std::fs::write(directory.join("policy.json"), json).with_context(place)
+}
+
+fn page(label: &str, requests: usize, report: &Report) -> Page {
+    let head = ["policy", "blocks", "hit rate", "of the optimum", "ns an access", "bytes a block"];
+    Page {
+        title: format!("Eviction on {label}"),
+        lead: format!(
+            "{} requests, replayed without I/O. A block counts as a hit only when all blocks before it in its chain were \
+             there too.",
+            Unit::Count.format(requests as f64)
+        ),
+        charts: vec![
+            Chart {
+                title: "Hit rate by size".to_owned(),
+                note: "The dashed line is an eviction that knows the future: no policy can pass it.".to_owned(),
+                x: Axis { scale: Scale::Log, ..Axis::new("blocks in the cache", Unit::Count) },
+                y: Axis::new("share of blocks", Unit::Share),
+                lines: curves(report, |row| row.hit_rate).chain(std::iter::once(optimum(report))).collect(),
+            },
+            Chart {
+                title: "Share of the optimum".to_owned(),
+                note: "The same hits as a part of what was possible at that size.".to_owned(),
+                x: Axis { scale: Scale::Log, ..Axis::new("blocks in the cache", Unit::Count) },
+                y: Axis::new("share of the optimum's hits", Unit::Share),
+                lines: curves(report, |row| row.offline_share).collect(),
+            },
+        ],
+        tables: vec![slackwater_bench::report::Table {
+            title: "All figures".to_owned(),
+            head: head.map(str::to_owned).to_vec(),
+            rows: report.rows.iter().map(cells).collect(),
+        }],
+        ..Page::default()
+    }
+}
+
+fn curves(report: &Report, value: fn(&Row) -> f64) -> impl Iterator<Item = Line> {
+    const TONES: [Tone; 6] = [Tone::Blue, Tone::Orange, Tone::Green, Tone::Purple, Tone::Red, Tone::Teal];
+    let mut names: Vec<&str> = Vec::new();
+    for row in &report.rows {
+        if !names.contains(&row.policy) {
+            names.push(row.policy);
+        }
+    }
+    names.into_iter().zip(TONES.into_iter().cycle()).map(move |(name, tone)| {
+        let own = report.rows.iter().filter(|row| row.policy == name);
+        Line {
+            name: name.to_owned(),
+            tone,
+            mark: Mark::Solid,
+            points: own.map(|row| (row.size as f64, value(row))).collect(),
+        }
+    })
+}
+
+fn optimum(report: &Report) -> Line {
+    let points = report.limits.offline.iter().map(|(size, rate)| (*size as f64, *rate)).collect();
+    Line { name: "optimum".to_owned(), tone: Tone::Grey, mark: Mark::Dashed, points }
+}

@@ -1,0 +1,349 @@
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use serde::Serialize;
+use slackwater_bench::report::{Axis, Chart, Line, Mark, Page, Scale, Table, Tile, Tone, Unit};
+use slackwater_node::store::Latency;
+use slackwater_node::{Config, Stats};
+
+use super::outcome::Outcome;
+use super::tally::{Tally, share};
+
+/// Everything a run leaves behind.
+pub(super) struct Record<'a> {
+    pub(super) source: &'a str,
+    pub(super) config: &'a Config,
+    pub(super) block_bytes: u64,
+    /// Why the run ended before the trace did, if so.
+    pub(super) cut_short: Option<&'a str>,
+    pub(super) tally: &'a Tally,
+    pub(super) stats: &'a Stats,
+    pub(super) outcome: &'a Outcome,
+    pub(super) moments: &'a [Moment],
+}
+
+/// The state of a run after a request. Counters are totals since its start.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+pub(super) struct Moment {
+    /// Time in the trace.
+    pub(super) trace_s: f64,
+    /// Time of the run.
+    pub(super) wall_s: f64,
+    pub(super) requests: u64,
+    pub(super) blocks: u64,
+    pub(super) memory_hits: u64,
+    pub(super) ssd_hits: u64,
+    pub(super) put_bytes: u64,
+    pub(super) memory_used_bytes: u64,
+    pub(super) ssd_used_bytes: u64,
+    pub(super) promotions: u64,
+    pub(super) evictions: u64,
+    pub(super) offloads: u64,
+}
+
+impl Record<'_> {
+    /// Writes `report.html` and `report.json` into `directory`, which is made where missing; returns the first's path.
+    pub(super) fn write(&self, directory: &Path) -> Result<PathBuf> {
+        let place = || format!("cannot write the report into {}", directory.display());
+        std::fs::create_dir_all(directory).with_context(place)?;
+        let html = directory.join("report.html");
+        std::fs::write(&html, self.page().html()).with_context(place)?;
+        std::fs::write(directory.join("report.json"), self.json()?).with_context(place)?;
+        Ok(html)
+    }
+
+    fn json(&self) -> Result<String> {
+        let settings: serde_json::Map<String, serde_json::Value> =
+            self.config.explain().into_iter().map(|line| (line.key.to_owned(), line.value.into())).collect();
+        let calls = &self.tally.read_calls;
+        let mut object = serde_json::to_value(self.outcome)?;
+        let more = serde_json::json!({
+            "source": self.source,
+            "block_bytes": self.block_bytes,
+            "cut_short": self.cut_short,
+            "read_call_us": {
+                "count": calls.len(),
+                "p50": micros(calls.value_at_quantile(0.5)),
+                "p99": micros(calls.value_at_quantile(0.99)),
+            },
+            "read_errors": self.tally.read_errors,
+            "put_errors": self.tally.put_errors,
+            "busy_s": self.tally.busy.as_secs_f64(),
+            "store": self.stats,
+            "settings": settings,
+            "timeline": self.moments,
+        });
+        if let (Some(object), serde_json::Value::Object(more)) = (object.as_object_mut(), more) {
+            object.extend(more);
+        }
+        Ok(serde_json::to_string_pretty(&object)? + "\n")
+    }
+
+    fn page(&self) -> Page {
+        let corrupt = self.outcome.corrupt_reads;
+        let alert = match (corrupt, self.cut_short) {
+            (0, None) => None,
+            (0, Some(why)) => Some(format!("Cut short: {why}. The report covers what was done until then.")),
+            (corrupt, _) => Some(format!("{corrupt} blocks were not what was put.")),
+        };
+        Page {
+            title: format!("Replay of {}", self.source),
+            lead: format!(
+                "{} requests with blocks of {}, in {} of memory over {} of SSD, policy {}, offload {}. Every bit of every \
+                 block that was read has been compared with what was put.",
+                Unit::Count.format(self.outcome.requests as f64),
+                Unit::Bytes.format(self.block_bytes as f64),
+                self.config.memory,
+                self.config.ssd,
+                self.config.policy,
+                self.config.offload,
+            ),
+            alert,
+            tiles: self.tiles(),
+            charts: vec![self.hit_rate(), self.bytes(), self.latency(), self.movement()],
+            tables: self.tables(),
+        }
+    }
+
+    fn tiles(&self) -> Vec<Tile> {
+        let outcome = self.outcome;
+        let count = |value: u64| Unit::Count.format(value as f64);
+        let moved = (outcome.get_bytes + outcome.put_bytes) as f64;
+        let micros = |latency: &Latency| match latency.count {
+            0 => "–".to_owned(),
+            _ => Unit::Micros.format(latency.p50_us),
+        };
+        let (memory, ssd) = (&self.stats.latency.memory, &self.stats.latency.ssd);
+        vec![
+            Tile::new(
+                "Prefix hit rate",
+                Unit::Share.format(outcome.prefix_hit_rate),
+                format!("of {} blocks", count(outcome.blocks)),
+            ),
+            Tile::new(
+                "From memory",
+                Unit::Share.format(share(outcome.memory_hits, outcome.blocks)),
+                format!("p50 {} a block", micros(memory)),
+            ),
+            Tile::new(
+                "From SSD",
+                Unit::Share.format(share(outcome.ssd_hits, outcome.blocks)),
+                format!("p50 {} a block", micros(ssd)),
+            ),
+            Tile::new(
+                "Throughput",
+                Unit::BytesPerSecond.format(moved / outcome.wall_s.max(1e-9)),
+                format!("{} in {}", Unit::Bytes.format(moved), Unit::Seconds.format(outcome.wall_s)),
+            ),
+            Tile::new(
+                "Promoted",
+                count(outcome.promotions.completed),
+                format!("{} admitted", count(outcome.promotions.admitted)),
+            ),
+            Tile::new("Corrupt reads", count(outcome.corrupt_reads), "every bit compared"),
+            Tile::new(
+                "Peak memory",
+                Unit::Bytes.format(outcome.peak_rss_bytes as f64),
+                format!("of which {} for values", self.config.memory),
+            ),
+        ]
+    }
+
+    fn hit_rate(&self) -> Chart {
+        let share_of = |hits: fn(&Moment) -> u64| {
+            self.windows()
+                .map(|(x, before, now)| (x, share(hits(now) - hits(before), now.blocks - before.blocks)))
+                .collect()
+        };
+        let so_far = |moment: &Moment| (self.along(moment), share(moment.memory_hits + moment.ssd_hits, moment.blocks));
+        Chart {
+            title: "Hit rate over time".to_owned(),
+            note: "Blocks read after all blocks before them, as a share of the blocks asked for since the last point."
+                .to_owned(),
+            x: self.time(),
+            y: Axis::new("share of blocks", Unit::Share),
+            lines: vec![
+                line("from memory", Tone::Blue, Mark::Stacked, share_of(|moment| moment.memory_hits)),
+                line("from SSD", Tone::Orange, Mark::Stacked, share_of(|moment| moment.ssd_hits)),
+                line("since the start", Tone::Grey, Mark::Dashed, self.moments.iter().map(so_far).collect()),
+            ],
+        }
+    }
+
+    fn bytes(&self) -> Chart {
+        let used = |bytes: fn(&Moment) -> u64| {
+            self.moments.iter().map(|moment| (self.along(moment), bytes(moment) as f64)).collect()
+        };
+        Chart {
+            title: "Bytes by tier".to_owned(),
+            note: format!(
+                "What the values occupy; capacity {} of memory and {} of SSD.",
+                self.config.memory, self.config.ssd
+            ),
+            x: self.time(),
+            y: Axis::new("bytes", Unit::Bytes),
+            lines: vec![
+                line("memory", Tone::Blue, Mark::Stacked, used(|moment| moment.memory_used_bytes)),
+                line("SSD", Tone::Orange, Mark::Stacked, used(|moment| moment.ssd_used_bytes)),
+            ],
+        }
+    }
+
+    fn latency(&self) -> Chart {
+        let ticks: Vec<(f64, String)> = PERCENTILES.iter().map(|(place, name)| (*place, (*name).to_owned())).collect();
+        let curve = |latency: &Latency| {
+            let values = [latency.p50_us, latency.p95_us, latency.p99_us, latency.p999_us, latency.max_us];
+            let measured = values.into_iter().take(if latency.count == 0 { 0 } else { values.len() });
+            PERCENTILES.iter().zip(measured).map(|((place, _), value)| (*place, value)).collect()
+        };
+        Chart {
+            title: "Latency percentiles by tier".to_owned(),
+            note: "Time of one block's read or put inside the store; the scale is logarithmic.".to_owned(),
+            x: Axis { ticks, ..Axis::new("percentile", Unit::Count) },
+            y: Axis { scale: Scale::Log, ..Axis::new("time", Unit::Micros) },
+            lines: vec![
+                line("read from memory", Tone::Blue, Mark::Solid, curve(&self.stats.latency.memory)),
+                line("read from SSD", Tone::Orange, Mark::Solid, curve(&self.stats.latency.ssd)),
+                line("put", Tone::Green, Mark::Solid, curve(&self.stats.latency.put)),
+            ],
+        }
+    }
+
+    fn movement(&self) -> Chart {
+        let flow = |count: fn(&Moment) -> u64| {
+            self.windows().map(|(x, before, now)| (x, count(now).saturating_sub(count(before)) as f64)).collect()
+        };
+        Chart {
+            title: "Promotions and evictions".to_owned(),
+            note: "Blocks that moved between the tiers since the last point.".to_owned(),
+            x: self.time(),
+            y: Axis::new("blocks", Unit::Count),
+            lines: vec![
+                line("evicted from memory", Tone::Purple, Mark::Solid, flow(|moment| moment.evictions)),
+                line("written to SSD", Tone::Orange, Mark::Solid, flow(|moment| moment.offloads)),
+                line("promoted", Tone::Blue, Mark::Solid, flow(|moment| moment.promotions)),
+            ],
+        }
+    }
+
+    /// Each moment with the one before it, beginning from nothing.
+    fn windows(&self) -> impl Iterator<Item = (f64, &Moment, &Moment)> {
+        let before = std::iter::once(&START).chain(self.moments);
+        before.zip(self.moments).map(|(before, now)| (self.along(now), before, now))
+    }
+
+    fn time(&self) -> Axis {
+        let label = if self.timed() { "time in the trace" } else { "time of the run" };
+        Axis::new(label, Unit::Seconds)
+    }
+
+    fn along(&self, moment: &Moment) -> f64 {
+        if self.timed() { moment.trace_s } else { moment.wall_s }
+    }
+
+    /// Whether the trace tells time: some only tell order.
+    fn timed(&self) -> bool {
+        self.moments.last().is_some_and(|moment| moment.trace_s > 0.0)
+    }
+
+    fn tables(&self) -> Vec<Table> {
+        let texts = |cells: &[&str]| cells.iter().map(|cell| (*cell).to_owned()).collect::<Vec<_>>();
+        let latency = |name: &str, latency: &Latency| {
+            let times = [latency.p50_us, latency.p95_us, latency.p99_us, latency.p999_us, latency.max_us];
+            let head = [name.to_owned(), Unit::Count.format(latency.count as f64)];
+            head.into_iter().chain(times.map(|time| Unit::Micros.format(time))).collect()
+        };
+        let settings = self.config.explain().into_iter().map(|line| vec![line.key.to_owned(), line.value]);
+        vec![
+            Table {
+                title: "Latency".to_owned(),
+                head: texts(&["", "calls", "p50", "p95", "p99", "p99.9", "max"]),
+                rows: vec![
+                    latency("read from memory", &self.stats.latency.memory),
+                    latency("read from SSD", &self.stats.latency.ssd),
+                    latency("put", &self.stats.latency.put),
+                ],
+            },
+            Table { title: "Figures".to_owned(), head: texts(&["", ""]), rows: self.figures() },
+            Table { title: "Settings".to_owned(), head: texts(&["", ""]), rows: settings.collect() },
+        ]
+    }
+
+    /// The figures of the run, a name and a value each: the terminal's table and the page's are one.
+    pub(super) fn figures(&self) -> Vec<Vec<String>> {
+        let (outcome, funnel) = (self.outcome, &self.outcome.promotions);
+        let count = |value: u64| Unit::Count.format(value as f64);
+        let bytes = |value: u64| Unit::Bytes.format(value as f64);
+        let times = |latency: &Latency| match latency.count {
+            0 => "–".to_owned(),
+            _ => format!("{} / {}", Unit::Micros.format(latency.p50_us), Unit::Micros.format(latency.p99_us)),
+        };
+        let calls = &self.tally.read_calls;
+        let call = |quantile: f64| Unit::Micros.format(micros(calls.value_at_quantile(quantile)));
+        let mut rows = vec![
+            ("requests", count(outcome.requests)),
+            ("blocks", count(outcome.blocks)),
+            ("prefix hit rate", Unit::Share.format(outcome.prefix_hit_rate)),
+            ("block hit rate", Unit::Share.format(outcome.block_hit_rate)),
+            ("hits in memory", count(outcome.memory_hits)),
+            ("hits on SSD", count(outcome.ssd_hits)),
+            ("misses", count(outcome.misses)),
+            ("bytes read / put", format!("{} / {}", bytes(outcome.get_bytes), bytes(outcome.put_bytes))),
+            ("block from memory, p50 / p99", times(&self.stats.latency.memory)),
+            ("block from SSD, p50 / p99", times(&self.stats.latency.ssd)),
+            ("prefix of a request, p50 / p99", format!("{} / {}", call(0.5), call(0.99))),
+            ("evicted / written to SSD", format!("{} / {}", count(outcome.evictions), count(outcome.offloads))),
+            ("promotions admitted / completed", format!("{} / {}", count(funnel.admitted), count(funnel.completed))),
+            (
+                "promotions failed / expired / cancelled",
+                format!("{} / {} / {}", count(funnel.failed), count(funnel.expired), count(funnel.cancelled)),
+            ),
+            (
+                "not promoted: too seldom / memory full / queue full",
+                format!(
+                    "{} / {} / {}",
+                    count(funnel.rejected_frequency),
+                    count(funnel.rejected_watermark),
+                    count(funnel.rejected_cap)
+                ),
+            ),
+            ("corrupt reads", count(outcome.corrupt_reads)),
+            ("wall / processor time", format!("{:.2} s / {:.2} s", outcome.wall_s, outcome.cpu_s)),
+            ("peak memory", bytes(outcome.peak_rss_bytes)),
+            ("SSD by", format!("{} ({})", self.stats.io.chosen, self.stats.io.reason)),
+        ];
+        for (what, errors) in [("failed reads", &self.tally.read_errors), ("refused puts", &self.tally.put_errors)] {
+            let list: Vec<String> = errors.iter().map(|(code, times)| format!("{code} × {times}")).collect();
+            if !list.is_empty() {
+                rows.push((what, list.join(", ")));
+            }
+        }
+        rows.into_iter().map(|(name, value)| vec![name.to_owned(), value]).collect()
+    }
+}
+
+static START: Moment = Moment {
+    trace_s: 0.0,
+    wall_s: 0.0,
+    requests: 0,
+    blocks: 0,
+    memory_hits: 0,
+    ssd_hits: 0,
+    put_bytes: 0,
+    memory_used_bytes: 0,
+    ssd_used_bytes: 0,
+    promotions: 0,
+    evictions: 0,
+    offloads: 0,
+};
+
+/// Percentiles at even distances: each step is another kind of tail.
+const PERCENTILES: [(f64, &str); 5] = [(0.0, "50"), (1.0, "95"), (2.0, "99"), (3.0, "99.9"), (4.0, "max")];
+
+fn line(name: &str, tone: Tone, mark: Mark, points: Vec<(f64, f64)>) -> Line {
+    Line { name: name.to_owned(), tone, mark, points }
+}
+
+fn micros(nanos: u64) -> f64 {
+    nanos as f64 / 1e3
+}

@@ -1,0 +1,137 @@
+//! `slackwater replay` as its users run it: a process, its exit code, what it prints and what it leaves behind.
+
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use crate::place::{Place, bytes_below, object, stderr};
+use serde_json::Value;
+
+/// Little memory over enough SSD: blocks must leave memory and come back.
+const SMALL: [&str; 6] = ["--memory", "8MiB", "--ssd", "256MiB", "--file-bytes", "4MiB"];
+const CHAT: [&str; 7] = ["--generate", "--requests", "400", "--sessions", "20", "--block-bytes", "4KiB"];
+
+fn count(outcome: &Value, key: &str) -> u64 {
+    outcome[key].as_u64().unwrap_or_else(|| panic!("{key}: {outcome}"))
+}
+
+#[test]
+fn generated_traffic_is_served_from_both_tiers_without_a_wrong_bit() {
+    let place = Place::new();
+    let outcome = place.replay(&[&CHAT[..], &SMALL[..]].concat());
+    assert_eq!((count(&outcome, "requests"), count(&outcome, "corrupt_reads")), (400, 0));
+    let hits = count(&outcome, "memory_hits") + count(&outcome, "ssd_hits");
+    assert_eq!(hits + count(&outcome, "misses"), count(&outcome, "blocks"));
+    assert!(count(&outcome, "ssd_hits") > 0 && count(&outcome, "offloads") > 0 && count(&outcome, "evictions") > 0);
+    assert_eq!(count(&outcome, "get_bytes"), hits * 4096);
+    let rate = outcome["prefix_hit_rate"].as_f64().unwrap();
+    assert!((0.5..0.9).contains(&rate), "everything fits on SSD, so nearly all that returns is a hit: {rate}");
+    assert!(outcome["memory_p50_us"].as_f64() > Some(0.0) && outcome["ssd_p50_us"].as_f64() > Some(0.0));
+    let ends: u64 =
+        ["completed", "failed", "expired", "cancelled"].iter().map(|end| count(&outcome["promotions"], end)).sum();
+    assert!(count(&outcome["promotions"], "admitted") >= ends && count(&outcome["promotions"], "completed") > 0);
+}
+
+#[test]
+fn the_report_is_left_and_the_temporary_directory_is_not() {
+    let place = Place::new();
+    let output = place.run(&[&["replay", "--report", "out"], &CHAT[..], &SMALL[..]].concat());
+    assert!(output.status.success(), "{}", stderr(&output));
+    let table = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(table.contains("prefix hit rate") && table.contains("report: out/report.html"), "{table}");
+    let html = std::fs::read_to_string(place.path("out/report.html")).unwrap();
+    assert!(html.matches("<svg").count() == 4 && !html.contains("nothing of this happened"));
+    assert!(!html.contains("http:") && !html.contains("https:"));
+    let json: Value = serde_json::from_slice(&std::fs::read(place.path("out/report.json")).unwrap()).unwrap();
+    assert_eq!((count(&json, "requests"), count(&json, "corrupt_reads")), (400, 0));
+    let timeline = json["timeline"].as_array().unwrap();
+    assert!((100..=241).contains(&timeline.len()) && count(timeline.last().unwrap(), "requests") == 400);
+    assert_eq!(std::fs::read_dir(place.temporary()).unwrap().count(), 0);
+}
+
+#[test]
+fn a_second_run_in_the_same_directory_starts_warm() {
+    let place = Place::new();
+    let directory = place.path("kv");
+    let arguments = [&CHAT[..], &SMALL[..], &["--dir", directory.to_str().unwrap()]].concat();
+    let cold = place.replay(&arguments);
+    let warm = place.replay(&arguments);
+    assert_eq!((count(&cold, "corrupt_reads"), count(&warm, "corrupt_reads")), (0, 0));
+    let (before, after) = (count(&cold, "misses"), count(&warm, "misses"));
+    assert!(after < before / 2, "{before} misses cold, {after} warm");
+}
+
+/// The constant beside `--memory`: the binary, a replay's buffer of 16 MiB, read buffers, metadata.
+const BESIDE_MEMORY_BYTES: u64 = 96 << 20;
+
+#[test]
+fn memory_stays_within_its_option_and_a_constant() {
+    let place = Place::new();
+    let sizes = ["--memory", "32MiB", "--ssd", "1GiB", "--read-buffers", "8MiB", "--block-bytes", "64KiB"];
+    let traffic = ["--generate", "--requests", "300", "--sessions", "30"];
+    let outcome = place.replay(&[&traffic[..], &sizes[..]].concat());
+    assert!(count(&outcome, "put_bytes") > 4 * (32 << 20), "the run must put far more than fits: {outcome}");
+    let peak = count(&outcome, "peak_rss_bytes");
+    assert!(peak < (32 << 20) + BESIDE_MEMORY_BYTES, "{peak} bytes");
+}
+
+#[test]
+fn a_wrong_line_ends_the_run_with_its_place_and_what_was_done_so_far() {
+    let place = Place::new();
+    let good = r#"{"timestamp":0,"input_length":1024,"output_length":1,"hash_ids":[1,2],"model":"x"}"#;
+    let bad = good.replace("[1,2]", "[1,\"two\"]");
+    std::fs::write(place.path("t.jsonl"), format!("{good}\n{good}\n{bad}\n{good}\n")).unwrap();
+    let output = place.run(&["replay", "t.jsonl", "--json", "--memory", "8MiB", "--ssd", "0"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(
+        stderr(&output),
+        "slackwater: t.jsonl, line 3: field `hash_ids[1]` is the text \"two\"; expected a whole number from 0 to \
+         18446744073709551615\n"
+    );
+    let outcome = object(&output);
+    assert_eq!((count(&outcome, "requests"), count(&outcome, "memory_hits")), (2, 2));
+}
+
+#[test]
+fn what_cannot_be_done_is_said_in_one_line_each() {
+    let place = Place::new();
+    let check = |arguments: &[&str], code: i32, words: &[&str]| {
+        let output = place.run(arguments);
+        assert_eq!(output.status.code(), Some(code), "{arguments:?}");
+        assert!(output.stdout.is_empty(), "{arguments:?}");
+        for word in words {
+            assert!(stderr(&output).contains(word), "{arguments:?}: {}", stderr(&output));
+        }
+    };
+    std::fs::write(place.path("empty.jsonl"), "\n\n").unwrap();
+    std::fs::write(place.path("file"), "x").unwrap();
+    check(&["replay", "none.jsonl"], 1, &["cannot open the trace none.jsonl: No such file"]);
+    check(&["replay", "empty.jsonl", "--memory", "8MiB", "--ssd", "0"], 1, &["empty.jsonl holds no request"]);
+    check(&["replay", "--generate", "--memory", "12cats", "--evict-high", "2"], 1, &["12cats", "evict.high"]);
+    check(&["replay", "--generate", "--dir", "file", "--ssd", "256MiB"], 1, &["file", "not a directory"]);
+    check(&["replay", "--generate", "--polcy", "lru"], 2, &["--policy"]);
+    check(&["config", "--config", "none.toml"], 1, &["none.toml"]);
+}
+
+#[test]
+fn an_interrupt_ends_the_run_with_a_report_of_what_was_done() {
+    let place = Place::new();
+    let request = |at: u64| format!(r#"{{"timestamp":{at},"input_length":512,"output_length":1,"hash_ids":[1]}}"#);
+    std::fs::write(place.path("t.jsonl"), format!("{}\n{}\n", request(0), request(36_000_000))).unwrap();
+    let directory = place.path("kv");
+    let arguments = ["replay", "t.jsonl", "--speed", "1x", "--json", "--dir", directory.to_str().unwrap()];
+    let mut command = place.command(&[&arguments[..], &SMALL[..]].concat());
+    let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    // The store is opened after signals are taken over: its files say that the child is ready for one.
+    let patience = Instant::now() + Duration::from_secs(60);
+    while bytes_below(&directory) == 0 {
+        assert!(Instant::now() < patience, "the store was not opened");
+        std::thread::yield_now();
+    }
+    let killed = std::process::Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
+    assert!(killed.success());
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(130), "{}", stderr(&output));
+    assert!(count(&object(&output), "requests") <= 1);
+    let html = std::fs::read_to_string(place.path("report/report.html")).unwrap();
+    assert!(html.contains("Cut short: interrupted"));
+}

@@ -1,0 +1,183 @@
+use std::path::PathBuf;
+use std::time::Duration;
+
+use slackwater_base::{ByteSize, format_duration, parse_duration};
+use slackwater_meta::evict::PolicyKind;
+
+/// A type that an option can have: it reads from one line of text and prints as one that reads back.
+pub trait Value: Clone + PartialEq {
+    /// What a reader of the documentation sees: `size`, `duration`, `one of …`.
+    const KIND: &'static str;
+
+    /// Reads the value.
+    ///
+    /// # Errors
+    /// Says what is wrong with the text and what would be right.
+    fn parse(text: &str) -> Result<Self, String>;
+
+    /// Prints the value.
+    fn show(&self) -> String;
+
+    /// Every text there is, where they are few.
+    #[must_use]
+    fn choices() -> Vec<&'static str> {
+        Vec::new()
+    }
+}
+
+impl Value for ByteSize {
+    const KIND: &'static str = "size";
+
+    fn parse(text: &str) -> Result<Self, String> {
+        text.parse().map_err(|error: slackwater_base::ParseUnitError| error.to_string())
+    }
+
+    fn show(&self) -> String {
+        self.to_string()
+    }
+}
+
+impl Value for Duration {
+    const KIND: &'static str = "duration";
+
+    fn parse(text: &str) -> Result<Self, String> {
+        parse_duration(text).map_err(|error| error.to_string())
+    }
+
+    fn show(&self) -> String {
+        format_duration(*self)
+    }
+}
+
+impl Value for bool {
+    const KIND: &'static str = "true or false";
+
+    fn parse(text: &str) -> Result<Self, String> {
+        match text.trim().to_ascii_lowercase().as_str() {
+            "true" | "yes" | "on" | "1" => Ok(true),
+            "false" | "no" | "off" | "0" => Ok(false),
+            _ => Err(format!("`{text}` is neither true nor false")),
+        }
+    }
+
+    fn show(&self) -> String {
+        self.to_string()
+    }
+
+    fn choices() -> Vec<&'static str> {
+        vec!["true", "false"]
+    }
+}
+
+impl Value for u32 {
+    const KIND: &'static str = "number";
+
+    fn parse(text: &str) -> Result<Self, String> {
+        let digits: String = text.trim().chars().filter(|c| *c != '_').collect();
+        digits.parse().map_err(|_| format!("`{text}` is not a whole number from 0 to {}", u32::MAX))
+    }
+
+    fn show(&self) -> String {
+        self.to_string()
+    }
+}
+
+impl Value for String {
+    const KIND: &'static str = "text";
+
+    fn parse(text: &str) -> Result<Self, String> {
+        Ok(text.to_owned())
+    }
+
+    fn show(&self) -> String {
+        self.clone()
+    }
+}
+
+/// A path, or nothing when the text is empty.
+impl Value for Option<PathBuf> {
+    const KIND: &'static str = "path";
+
+    fn parse(text: &str) -> Result<Self, String> {
+        Ok((!text.is_empty()).then(|| PathBuf::from(text)))
+    }
+
+    fn show(&self) -> String {
+        self.as_ref().map(|path| path.display().to_string()).unwrap_or_default()
+    }
+}
+
+/// A part of a whole, written `0.9` or `90%`.
+#[derive(Clone, Copy, Debug, PartialEq, PartialOrd)]
+pub struct Ratio(pub f64);
+
+impl Value for Ratio {
+    const KIND: &'static str = "ratio from 0 to 1";
+
+    fn parse(text: &str) -> Result<Self, String> {
+        let trimmed = text.trim();
+        let (number, scale) = match trimmed.strip_suffix('%') {
+            Some(percent) => (percent.trim_end(), 100.0),
+            None => (trimmed, 1.0),
+        };
+        let value: f64 = number.parse().map_err(|_| format!("`{text}` is not a ratio (write it as 0.9 or 90%)"))?;
+        let ratio = value / scale;
+        if (0.0..=1.0).contains(&ratio) { Ok(Self(ratio)) } else { Err(format!("`{text}` is not between 0 and 1")) }
+    }
+
+    fn show(&self) -> String {
+        self.0.to_string()
+    }
+}
+
+/// Makes an enumeration an option's type: one word a variant.
+macro_rules! words {
+    ($name:ident: $kind:literal { $($variant:ident = $word:literal,)* }) => {
+        impl $crate::config::Value for $name {
+            const KIND: &'static str = $kind;
+
+            fn parse(text: &str) -> Result<Self, String> {
+                $crate::config::value::choose(text, &[$(($word, $name::$variant),)*])
+            }
+
+            fn show(&self) -> String {
+                match self {
+                    $($name::$variant => $word.to_owned(),)*
+                }
+            }
+
+            fn choices() -> Vec<&'static str> {
+                vec![$($word,)*]
+            }
+        }
+    };
+}
+pub(super) use words;
+
+/// The choice whose word is `text`; hyphen and underscore are the same, as is case.
+pub(super) fn choose<T: Copy>(text: &str, choices: &[(&'static str, T)]) -> Result<T, String> {
+    let wanted = text.trim().to_ascii_lowercase().replace('_', "-");
+    if let Some((_, found)) = choices.iter().find(|(word, _)| *word == wanted) {
+        return Ok(*found);
+    }
+    let words: Vec<&str> = choices.iter().map(|(word, _)| *word).collect();
+    let hint = super::suggest::nearest(&wanted, words.iter().copied());
+    let hint = hint.map(|near| format!(", did you mean `{near}`?")).unwrap_or_default();
+    Err(format!("`{text}` is none of {}{hint}", words.join(", ")))
+}
+
+impl Value for PolicyKind {
+    const KIND: &'static str = "policy";
+
+    fn parse(text: &str) -> Result<Self, String> {
+        choose(text, &PolicyKind::ALL.map(|policy| (policy.name(), policy)))
+    }
+
+    fn show(&self) -> String {
+        self.name().to_owned()
+    }
+
+    fn choices() -> Vec<&'static str> {
+        PolicyKind::ALL.map(PolicyKind::name).to_vec()
+    }
+}

@@ -1,0 +1,211 @@
+use std::collections::BTreeMap;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read, Seek, Write};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags, flock, fsync, openat, unlinkat};
+use rustix::io::Errno;
+use slackwater_tier::io::FileId;
+
+use crate::store::DirectoryError;
+
+/// Name of the file whose lock says that a process holds the directory.
+const LOCK_NAME: &str = "slackwater.lock";
+const LOG_PREFIX: &str = "log-";
+const LOG_SUFFIX: &str = ".slack";
+
+/// A directory that this process holds: the lock, and the log's files by number. Other files in it are left alone.
+#[derive(Debug)]
+pub struct Directory {
+    path: PathBuf,
+    handle: OwnedFd,
+    direct: bool,
+    files: Mutex<BTreeMap<FileId, Arc<OpenFile>>>,
+    /// Released by the kernel when the process goes, however it goes.
+    _lock: File,
+}
+
+/// One file of the log, open for as long as somebody uses it, even after it was deleted.
+#[derive(Debug)]
+pub(super) struct OpenFile {
+    handle: OwnedFd,
+}
+
+impl AsFd for OpenFile {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.handle.as_fd()
+    }
+}
+
+impl Directory {
+    /// Takes the directory for this process, making it where it is missing.
+    ///
+    /// # Errors
+    /// When another opener holds it, or it cannot be made or written.
+    pub fn hold(path: &Path) -> Result<Self, DirectoryError> {
+        let unusable = |action: &'static str, at: &Path| {
+            let path = at.to_owned();
+            move |source: io::Error| DirectoryError::Unusable { path, action, source }
+        };
+        if path.exists() && !path.is_dir() {
+            return Err(DirectoryError::NotADirectory { path: path.to_owned() });
+        }
+        fs::create_dir_all(path).map_err(unusable("make it", path))?;
+        let lock_path = path.join(LOCK_NAME);
+        let open_lock = || {
+            let mut options = OpenOptions::new();
+            options.read(true).write(true).create(true).truncate(false).mode(0o600).open(&lock_path)
+        };
+        let mut lock = open_lock().map_err(unusable("write to it", &lock_path))?;
+        match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => {}
+            Err(Errno::WOULDBLOCK) => {
+                let mut text = String::new();
+                let pid = lock.read_to_string(&mut text).ok().and_then(|_| text.trim().parse().ok());
+                return Err(DirectoryError::Held { path: path.to_owned(), pid });
+            }
+            Err(error) => return Err(unusable("lock it", &lock_path)(error.into())),
+        }
+        let sign = |lock: &mut File| -> io::Result<()> {
+            lock.rewind()?;
+            lock.set_len(0)?;
+            writeln!(lock, "{}", std::process::id())
+        };
+        sign(&mut lock).map_err(unusable("write to it", &lock_path))?;
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let handle =
+            rustix::fs::open(path, flags, Mode::empty()).map_err(|error| unusable("open it", path)(error.into()))?;
+        let probe = openat(&handle, LOCK_NAME, OFlags::RDONLY | OFlags::DIRECT | OFlags::CLOEXEC, Mode::empty());
+        Ok(Self { path: path.to_owned(), handle, direct: probe.is_ok(), files: Mutex::default(), _lock: lock })
+    }
+
+    /// Where it is.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Whether the file system does direct I/O; otherwise its page cache stands between.
+    #[must_use]
+    pub fn direct(&self) -> bool {
+        self.direct
+    }
+
+    /// The directory itself, to be synced.
+    pub(super) fn handle(&self) -> BorrowedFd<'_> {
+        self.handle.as_fd()
+    }
+
+    /// The log's files and their lengths, oldest first.
+    ///
+    /// # Errors
+    /// What the operating system says.
+    pub fn list(&self) -> Result<Vec<(FileId, u64)>, DirectoryError> {
+        let read = || -> io::Result<Vec<(FileId, u64)>> {
+            let mut found = Vec::new();
+            for entry in fs::read_dir(&self.path)? {
+                let entry = entry?;
+                if let Some(file) = entry.file_name().to_str().and_then(parse_name) {
+                    found.push((file, entry.metadata()?.len()));
+                }
+            }
+            found.sort_unstable();
+            Ok(found)
+        };
+        read().map_err(|source| DirectoryError::Unusable { path: self.path.clone(), action: "list it", source })
+    }
+
+    /// The file, opened if it is not.
+    pub(super) fn open(&self, file: FileId) -> Result<Arc<OpenFile>, Errno> {
+        if let Some(open) = self.files.lock().unwrap_or_else(PoisonError::into_inner).get(&file) {
+            return Ok(Arc::clone(open));
+        }
+        self.insert(file, self.open_with(file, OFlags::empty())?)
+    }
+
+    /// A new file of no length, in place of any that a crash left half made.
+    pub(super) fn create(&self, file: FileId) -> Result<Arc<OpenFile>, Errno> {
+        self.insert(file, self.open_with(file, OFlags::CREATE | OFlags::TRUNC)?)
+    }
+
+    /// Removes the file's name; its bytes go with its last user. Durable after a sync of the directory.
+    pub(super) fn unlink(&self, file: FileId) -> Result<(), Errno> {
+        self.files.lock().unwrap_or_else(PoisonError::into_inner).remove(&file);
+        unlinkat(&self.handle, name(file), AtFlags::empty())
+    }
+
+    /// Makes creations and removals durable.
+    pub(super) fn sync(&self) -> Result<(), Errno> {
+        fsync(&self.handle)
+    }
+
+    fn open_with(&self, file: FileId, extra: OFlags) -> Result<OwnedFd, Errno> {
+        let direct = if self.direct { OFlags::DIRECT } else { OFlags::empty() };
+        openat(&self.handle, name(file), OFlags::RDWR | OFlags::CLOEXEC | direct | extra, Mode::RUSR | Mode::WUSR)
+    }
+
+    /// Keeps the first of two handles when two threads opened the same file.
+    fn insert(&self, file: FileId, handle: OwnedFd) -> Result<Arc<OpenFile>, Errno> {
+        let mut files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
+        Ok(Arc::clone(files.entry(file).or_insert_with(|| Arc::new(OpenFile { handle }))))
+    }
+}
+
+fn name(file: FileId) -> String {
+    format!("{LOG_PREFIX}{:016}{LOG_SUFFIX}", file.0)
+}
+
+/// The number in a file's name, of names that [`name`] would give and no others.
+fn parse_name(text: &str) -> Option<FileId> {
+    let number = text.strip_prefix(LOG_PREFIX)?.strip_suffix(LOG_SUFFIX)?.parse().ok()?;
+    let file = FileId(number);
+    (name(file) == text).then_some(file)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_missing_directory_is_made_and_foreign_files_are_left_alone() {
+        let root = tempfile::tempdir().unwrap();
+        let path = root.path().join("a/b");
+        let directory = Directory::hold(&path).unwrap();
+        for foreign in ["notes.txt", "log-7.slack", "log-x.slack", "log-0000000000000003.slack.bak"] {
+            fs::write(path.join(foreign), "mine").unwrap();
+        }
+        directory.create(FileId(12)).unwrap();
+        directory.create(FileId(3)).unwrap();
+        assert_eq!(directory.list().unwrap(), [(FileId(3), 0), (FileId(12), 0)]);
+        directory.unlink(FileId(3)).unwrap();
+        assert_eq!(directory.list().unwrap(), [(FileId(12), 0)]);
+        drop(directory);
+        assert_eq!(fs::read_to_string(path.join("notes.txt")).unwrap(), "mine");
+    }
+
+    #[test]
+    fn a_second_opener_is_told_who_holds_it_until_the_first_lets_go() {
+        let root = tempfile::tempdir().unwrap();
+        let first = Directory::hold(root.path()).unwrap();
+        let error = Directory::hold(root.path()).unwrap_err();
+        assert!(matches!(error, DirectoryError::Held { pid: Some(pid), .. } if pid == std::process::id()), "{error}");
+        assert!(error.to_string().contains(&format!("held by another process (pid {})", std::process::id())));
+        drop(first);
+        Directory::hold(root.path()).unwrap();
+    }
+
+    #[test]
+    fn what_cannot_be_a_directory_says_so() {
+        let root = tempfile::tempdir().unwrap();
+        let file = root.path().join("file");
+        fs::write(&file, "").unwrap();
+        assert!(matches!(Directory::hold(&file), Err(DirectoryError::NotADirectory { .. })));
+        let below = Directory::hold(&file.join("below")).unwrap_err();
+        assert!(below.to_string().contains("cannot make it"), "{below}");
+        let unwritable = Directory::hold(Path::new("/proc/self/net")).unwrap_err();
+        assert!(unwritable.to_string().contains("cannot write to it"), "{unwritable}");
+    }
+}

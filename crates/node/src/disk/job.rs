@@ -1,0 +1,154 @@
+use std::os::fd::{AsFd, AsRawFd};
+use std::sync::Arc;
+
+use rustix::fs::{FallocateFlags, fallocate, fdatasync, fsync, ftruncate};
+use rustix::io::Errno;
+use slackwater_tier::io::{DiskError, DiskOp, DiskOutcome, FileId};
+
+use super::directory::{Directory, OpenFile};
+use super::transfer::{Place, Progress, Segment, Transfer, disk_error, errno_error};
+
+/// A disk operation under way, one system call at a time: the device makes the call that [`Job::call`] names, by
+/// whatever means it has, and tells [`Job::after`] what came of it.
+#[derive(Debug)]
+pub(super) enum Job {
+    Move(Transfer),
+    Sync(Arc<OpenFile>),
+    Create { directory: Arc<Directory>, file: FileId, handle: Arc<OpenFile>, bytes: u64, step: Step },
+    Delete(Arc<Directory>),
+}
+
+/// Where a creation is.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Step {
+    Allocate,
+    SyncFile,
+    SyncDirectory,
+}
+
+/// The next system call of a job.
+#[derive(Debug)]
+pub(super) enum Call {
+    Move(super::transfer::Window),
+    Allocate { file: i32, bytes: u64 },
+    SyncData { file: i32 },
+    SyncAll { file: i32 },
+}
+
+impl Job {
+    /// The job that does `op`. Names are made and removed here: that neither waits for the device nor is durable yet.
+    ///
+    /// # Safety
+    /// Until the job is dropped, nobody writes the extents that `op` writes out, and nobody else touches the one that
+    /// it reads into.
+    pub(super) unsafe fn begin(op: DiskOp, directory: &Arc<Directory>, segment: &Segment) -> Result<Self, DiskError> {
+        let open = |file| directory.open(file).map_err(errno_error);
+        match op {
+            DiskOp::Create { file, bytes } => {
+                let handle = directory.create(file).map_err(errno_error)?;
+                let directory = Arc::clone(directory);
+                Ok(Job::Create { directory, file, handle, bytes, step: Step::Allocate })
+            }
+            DiskOp::Write { file, offset, parts } => {
+                // SAFETY: the caller's promise about extents written out.
+                unsafe { Transfer::write(open(file)?, offset, &parts, segment) }.map(Job::Move)
+            }
+            DiskOp::Sync { file } => Ok(Job::Sync(open(file)?)),
+            DiskOp::Read { file, offset, bytes, length, into } => {
+                let place = Place { offset, bytes, length };
+                // SAFETY: the caller's promise about the extent read into.
+                unsafe { Transfer::read(open(file)?, place, &into, segment) }.map(Job::Move)
+            }
+            DiskOp::Delete { file } => {
+                directory.unlink(file).map_err(errno_error)?;
+                Ok(Job::Delete(Arc::clone(directory)))
+            }
+        }
+    }
+
+    pub(super) fn call(&self) -> Call {
+        let raw = |file: &Arc<OpenFile>| file.as_fd().as_raw_fd();
+        match self {
+            Job::Move(transfer) => Call::Move(transfer.window()),
+            Job::Sync(file) => Call::SyncData { file: raw(file) },
+            Job::Create { handle, bytes, step: Step::Allocate, .. } => {
+                Call::Allocate { file: raw(handle), bytes: *bytes }
+            }
+            Job::Create { handle, step: Step::SyncFile, .. } => Call::SyncAll { file: raw(handle) },
+            Job::Create { directory, step: Step::SyncDirectory, .. } | Job::Delete(directory) => {
+                Call::SyncAll { file: directory.handle().as_raw_fd() }
+            }
+        }
+    }
+
+    /// Makes the next system call and waits for it.
+    pub(super) fn once(&mut self) -> Progress {
+        let told = |result: Result<(), Errno>| result.map(|()| 0).map_err(Errno::raw_os_error);
+        let result = match self {
+            Job::Move(transfer) => return transfer.once(),
+            Job::Sync(file) => told(fdatasync(file)),
+            Job::Create { handle, bytes, step: Step::Allocate, .. } => {
+                told(fallocate(handle, FallocateFlags::empty(), 0, *bytes))
+            }
+            Job::Create { handle, step: Step::SyncFile, .. } => told(fsync(handle)),
+            Job::Create { directory, step: Step::SyncDirectory, .. } | Job::Delete(directory) => told(directory.sync()),
+        };
+        self.after(result)
+    }
+
+    /// Takes in what the system call said: a count of bytes, or an error number.
+    pub(super) fn after(&mut self, result: Result<usize, i32>) -> Progress {
+        match (self, result) {
+            (Job::Move(transfer), result) => transfer.after(result),
+            (_, Err(libc::EINTR | libc::EAGAIN)) => Progress::Again,
+            (Job::Create { handle, bytes, step: step @ Step::Allocate, .. }, Err(libc::EOPNOTSUPP)) => {
+                // A file system without allocation still makes a file of this length; it may run full later.
+                match ftruncate(handle, *bytes) {
+                    Ok(()) => {
+                        *step = Step::SyncFile;
+                        Progress::Again
+                    }
+                    Err(error) => Progress::Failed(errno_error(error)),
+                }
+            }
+            (Job::Create { directory, file, .. }, Err(errno)) => {
+                // The name of a file that never came to be must not be found by the next opener; if this fails too, it
+                // is found as a file without records.
+                let _ = directory.unlink(*file);
+                Progress::Failed(disk_error(errno))
+            }
+            (_, Err(errno)) => Progress::Failed(disk_error(errno)),
+            (Job::Create { step, .. }, Ok(_)) => match step {
+                Step::Allocate => {
+                    *step = Step::SyncFile;
+                    Progress::Again
+                }
+                Step::SyncFile => {
+                    *step = Step::SyncDirectory;
+                    Progress::Again
+                }
+                Step::SyncDirectory => Progress::Done,
+            },
+            (Job::Sync(_) | Job::Delete(_), Ok(_)) => Progress::Done,
+        }
+    }
+
+    /// What the job gave, once it is done.
+    pub(super) fn outcome(&mut self) -> DiskOutcome {
+        match self {
+            Job::Move(transfer) => transfer.outcome(),
+            Job::Sync(_) | Job::Create { .. } | Job::Delete(_) => DiskOutcome::Done,
+        }
+    }
+
+    /// Runs to the end on this thread.
+    pub(super) fn finish(&mut self) -> Result<DiskOutcome, DiskError> {
+        loop {
+            match self.once() {
+                Progress::Again => {}
+                Progress::Done => return Ok(self.outcome()),
+                Progress::Failed(error) => return Err(error),
+            }
+        }
+    }
+}

@@ -1,0 +1,512 @@
+use std::os::fd::{AsFd, AsRawFd};
+use std::sync::Arc;
+
+use rustix::io::Errno;
+use slackwater_base::{BLOCK_BYTES, Checksum, round_to_block};
+use slackwater_tier::io::{DiskError, DiskOutcome, Part, Target};
+use slackwater_wire::{ExtentRef, Incarnation, SegmentId};
+
+use super::buffer::AlignedBuffer;
+use super::directory::OpenFile;
+use crate::region::{Access, Grant, Region};
+
+/// Most pieces in one system call (`UIO_MAXIOV` of Linux).
+const PIECES_MAX: usize = 1024;
+
+/// The memory segment whose extents operations may name.
+#[derive(Clone, Debug)]
+pub struct Segment {
+    /// Its identity.
+    pub id: SegmentId,
+    /// Which life of it.
+    pub incarnation: Incarnation,
+    /// Its memory.
+    pub region: Arc<Region>,
+}
+
+impl Segment {
+    /// Leave to access an extent of this segment.
+    ///
+    /// # Safety
+    /// As for [`Region::grant`], over the bytes of the extent.
+    pub(crate) unsafe fn grant(&self, extent: &ExtentRef, access: Access) -> Option<Grant> {
+        if (extent.segment, extent.incarnation) != (self.id, self.incarnation) {
+            return None;
+        }
+        // SAFETY: the caller's promise is the one that is asked for.
+        unsafe { self.region.grant(extent.offset, extent.bytes, access) }
+    }
+}
+
+/// A read or write under way: where it goes on after a part of it was done, and the memory it needs until its end.
+#[derive(Debug)]
+pub(super) struct Transfer {
+    file: Arc<OpenFile>,
+    way: Way,
+    offset: u64,
+    pieces: Vec<libc::iovec>,
+    next: usize,
+    scratch: AlignedBuffer,
+    grants: Vec<Grant>,
+    /// Bytes of a read that are its value.
+    length: usize,
+}
+
+// SAFETY: the pieces point into `scratch`, into the grants, or into a buffer that outlives the transfer by the promise
+// of `Transfer::read_into`; none of them belongs to a thread.
+unsafe impl Send for Transfer {}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Way {
+    Write,
+    /// A read, and where its bytes end up: `Direct` ones are there when the last piece has arrived.
+    Read(Arrival),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Arrival {
+    /// In `scratch`, to be given out as a vector.
+    Completion,
+    /// In `scratch`, for the checksum alone.
+    Nowhere,
+    /// In the extent.
+    Extent,
+    /// In `scratch`, because the extent is not aligned; copied at the end.
+    ThroughScratch,
+    /// In a caller's buffer: its first bytes are there when the last piece has arrived, the rest are in `scratch`.
+    Caller { start: *mut u8, there: usize },
+}
+
+/// How far a transfer is after a system call.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Progress {
+    /// More is to be done.
+    Again,
+    /// All of it is done.
+    Done,
+    /// It will not be done.
+    Failed(DiskError),
+}
+
+impl Transfer {
+    /// A write of `parts`, one after another, from `offset`.
+    ///
+    /// # Errors
+    /// When an extent is not of this segment, or shorter than its part.
+    ///
+    /// # Safety
+    /// Nobody writes the extents of `parts` until the transfer is dropped.
+    pub(super) unsafe fn write(
+        file: Arc<OpenFile>,
+        offset: u64,
+        parts: &[Part],
+        segment: &Segment,
+    ) -> Result<Self, DiskError> {
+        let mut grants = Vec::new();
+        for part in parts {
+            if let Part::Extent { extent, length } = part {
+                // SAFETY: by the caller's promise nobody writes the extent meanwhile.
+                let grant = unsafe { segment.grant(extent, Access::Read) }.ok_or(FOREIGN)?;
+                if *length > extent.bytes {
+                    return Err(FOREIGN);
+                }
+                grants.push(grant);
+            }
+        }
+        let mut scratch = AlignedBuffer::zeroed(scratch_bytes(parts));
+        let base = scratch.address();
+        let (mut used, mut pieces, mut extents) = (0usize, Pieces::default(), grants.iter());
+        for part in parts {
+            match part {
+                Part::Bytes(bytes) => {
+                    scratch[used..used + bytes.len()].copy_from_slice(bytes);
+                    // SAFETY: `scratch_bytes` counted these bytes, so the address stays inside.
+                    pieces.push(unsafe { base.add(used) }, bytes.len());
+                    used += bytes.len();
+                }
+                Part::Extent { length, .. } => {
+                    let grant = extents.next().expect("a grant was made for every extent above");
+                    let length = *length as usize;
+                    let whole = if aligned(grant.address()) { length - length % BLOCK } else { 0 };
+                    pieces.push(grant.address(), whole);
+                    let rest = length - whole;
+                    if rest > 0 {
+                        let padded = rest.next_multiple_of(BLOCK);
+                        grant.copy_out_from(whole, &mut scratch[used..used + rest]);
+                        // SAFETY: as above; the padding after `rest` is zero since the buffer was made.
+                        pieces.push(unsafe { base.add(used) }, padded);
+                        used += padded;
+                    }
+                }
+            }
+        }
+        let pieces = pieces.0;
+        Ok(Self { file, way: Way::Write, offset, pieces, next: 0, scratch, grants, length: 0 })
+    }
+
+    /// A read of `bytes` bytes from `offset`, whose first `length` are the value.
+    ///
+    /// # Errors
+    /// When the extent is not of this segment, or shorter than the value.
+    ///
+    /// # Safety
+    /// Nobody else touches the extent of `into` until the transfer is dropped.
+    pub(super) unsafe fn read(
+        file: Arc<OpenFile>,
+        place: Place,
+        into: &Target,
+        segment: &Segment,
+    ) -> Result<Self, DiskError> {
+        let Place { offset, bytes, length } = place;
+        let (bytes, length) = (bytes as usize, length as usize);
+        let (arrival, grants, in_extent) = match into {
+            Target::Completion => (Arrival::Completion, Vec::new(), 0),
+            Target::Nowhere => (Arrival::Nowhere, Vec::new(), 0),
+            Target::Extent(extent) => {
+                // SAFETY: by the caller's promise nobody else touches the extent meanwhile.
+                let grant = unsafe { segment.grant(extent, Access::Write) }.ok_or(FOREIGN)?;
+                let fits = bytes.min(grant.bytes());
+                if length > grant.bytes() {
+                    return Err(FOREIGN);
+                }
+                if aligned(grant.address()) && fits.is_multiple_of(BLOCK) {
+                    (Arrival::Extent, vec![grant], fits)
+                } else {
+                    (Arrival::ThroughScratch, vec![grant], 0)
+                }
+            }
+        };
+        // What does not fit the extent is padding: nothing needs it.
+        let in_scratch = if arrival == Arrival::Extent { 0 } else { bytes };
+        let mut scratch = AlignedBuffer::zeroed(in_scratch);
+        let mut pieces = Pieces::default();
+        if let Some(grant) = grants.first() {
+            pieces.push(grant.address(), in_extent);
+        }
+        pieces.push(scratch.address(), in_scratch);
+        let pieces = pieces.0;
+        Ok(Self { file, way: Way::Read(arrival), offset, pieces, next: 0, scratch, grants, length })
+    }
+
+    /// A read of `place` whose value ends up at `start`; what cannot go there straight goes through `scratch`.
+    ///
+    /// # Safety
+    /// - `start` is valid for writes of `place.length` bytes until the transfer is dropped.
+    /// - Nobody else touches those bytes until then.
+    pub(super) unsafe fn read_to(
+        file: Arc<OpenFile>,
+        place: Place,
+        start: *mut u8,
+        mut scratch: AlignedBuffer,
+    ) -> Self {
+        let Place { offset, bytes, length } = place;
+        let (bytes, length) = (bytes as usize, length as usize);
+        let there = straight_bytes(start, length);
+        assert!(scratch.len() >= bytes - there, "{} for {bytes} less {there}", scratch.len());
+        let mut pieces = Pieces::default();
+        pieces.push(start, there);
+        pieces.push(scratch.address(), bytes - there);
+        let way = Way::Read(Arrival::Caller { start, there });
+        Self { file, way, offset, pieces: pieces.0, next: 0, scratch, grants: Vec::new(), length }
+    }
+
+    /// The scratch memory, for the next transfer.
+    pub(super) fn into_scratch(self) -> AlignedBuffer {
+        self.scratch
+    }
+
+    /// The pieces still to be done, as the system calls take them: file, way, pieces, their number, offset.
+    pub(super) fn window(&self) -> Window {
+        let left = &self.pieces[self.next..];
+        Window {
+            file: self.file.as_fd().as_raw_fd(),
+            write: self.way == Way::Write,
+            pieces: left.as_ptr(),
+            count: left.len().min(PIECES_MAX) as u32,
+            offset: self.offset,
+        }
+    }
+
+    /// Does some of it by a blocking system call.
+    pub(super) fn once(&mut self) -> Progress {
+        let Window { file, write, pieces, count, offset } = self.window();
+        // SAFETY: `pieces` are `count` entries, each a range that stays valid as long as `self`, and for a read one that
+        // nobody else touches: the promises of the constructors. The file is open as long as `self.file` lives.
+        let result = unsafe {
+            if write {
+                libc::pwritev(file, pieces, count as i32, offset as i64)
+            } else {
+                libc::preadv(file, pieces, count as i32, offset as i64)
+            }
+        };
+        let errno = || std::io::Error::last_os_error().raw_os_error().unwrap_or(0);
+        self.after(if result < 0 { Err(errno()) } else { Ok(result as usize) })
+    }
+
+    /// Takes in what a system call said: a count of bytes, or an error number.
+    pub(super) fn after(&mut self, result: Result<usize, i32>) -> Progress {
+        match result {
+            Err(libc::EINTR | libc::EAGAIN) => Progress::Again,
+            Err(errno) => Progress::Failed(disk_error(errno)),
+            Ok(0) if self.way == Way::Write => Progress::Failed(DiskError::Device { errno: libc::EIO }),
+            Ok(0) => Progress::Failed(DiskError::Missing),
+            Ok(done) => self.advance(done),
+        }
+    }
+
+    fn advance(&mut self, mut done: usize) -> Progress {
+        self.offset += done as u64;
+        while let Some(piece) = self.pieces.get_mut(self.next) {
+            if done < piece.iov_len {
+                // SAFETY: `done` bytes further is still inside the piece.
+                piece.iov_base = unsafe { piece.iov_base.cast::<u8>().add(done) }.cast();
+                piece.iov_len -= done;
+                return Progress::Again;
+            }
+            done -= piece.iov_len;
+            self.next += 1;
+        }
+        Progress::Done
+    }
+
+    /// What the transfer gave, once it is done.
+    pub(super) fn outcome(&mut self) -> DiskOutcome {
+        let Way::Read(arrival) = self.way else { return DiskOutcome::Done };
+        let value = &self.scratch[..self.length.min(self.scratch.len())];
+        let (bytes, checksum) = match arrival {
+            Arrival::Completion => (self.scratch.to_vec(), Checksum::of(value)),
+            Arrival::Nowhere => (Vec::new(), Checksum::of(value)),
+            Arrival::Extent => (Vec::new(), self.grants[0].checksum(self.length)),
+            Arrival::ThroughScratch => (Vec::new(), self.grants[0].copy_in(value)),
+            Arrival::Caller { start, there } => (Vec::new(), self.settle(start, there)),
+        };
+        DiskOutcome::Read { bytes, checksum }
+    }
+}
+
+impl Transfer {
+    /// Brings what is left in `scratch` to the caller's buffer; the checksum of the whole value there.
+    fn settle(&self, start: *mut u8, there: usize) -> Checksum {
+        let rest = self.length - there;
+        // SAFETY: `start` is valid for `length` bytes that nobody else touches (`read_to`), `rest` of them follow the
+        // `there` that have arrived, and `scratch`, an allocation of its own, has at least as many.
+        let tail = unsafe { slackwater_pool::copy::copy_checksum(start.add(there), self.scratch.as_ptr(), rest) };
+        if there == 0 {
+            return tail;
+        }
+        // SAFETY: all `length` bytes are initialised now: the device wrote the first, the copy above the others.
+        Checksum::of(unsafe { std::slice::from_raw_parts(start, self.length) })
+    }
+}
+
+/// How many bytes of a value can be read straight to `start`: whole blocks, and only where it is aligned.
+pub(super) fn straight_bytes(start: *const u8, length: usize) -> usize {
+    if aligned(start) { length - length % BLOCK } else { 0 }
+}
+
+/// What a read reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Place {
+    pub(super) offset: u64,
+    pub(super) bytes: u64,
+    pub(super) length: u64,
+}
+
+/// See [`Transfer::window`].
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Window {
+    pub(super) file: i32,
+    pub(super) write: bool,
+    pub(super) pieces: *const libc::iovec,
+    pub(super) count: u32,
+    pub(super) offset: u64,
+}
+
+/// Pieces in order; one that continues the one before is joined to it.
+#[derive(Default)]
+struct Pieces(Vec<libc::iovec>);
+
+impl Pieces {
+    fn push(&mut self, start: *mut u8, bytes: usize) {
+        if bytes == 0 {
+            return;
+        }
+        match self.0.last_mut() {
+            Some(last) if last.iov_base.cast::<u8>().wrapping_add(last.iov_len) == start => last.iov_len += bytes,
+            _ => self.0.push(libc::iovec { iov_base: start.cast(), iov_len: bytes }),
+        }
+    }
+}
+
+/// The meaning of an error number to the tiers.
+pub(super) fn disk_error(errno: i32) -> DiskError {
+    match errno {
+        libc::ENOSPC | libc::EDQUOT => DiskError::Full,
+        libc::EROFS => DiskError::ReadOnly,
+        libc::ENOENT => DiskError::Missing,
+        errno => DiskError::Device { errno },
+    }
+}
+
+pub(super) fn errno_error(errno: Errno) -> DiskError {
+    disk_error(errno.raw_os_error())
+}
+
+const BLOCK: usize = BLOCK_BYTES as usize;
+
+/// An extent that no operation on this node can mean: the agent's books are broken, and nothing is touched.
+const FOREIGN: DiskError = DiskError::Device { errno: libc::EFAULT };
+
+fn aligned(address: *const u8) -> bool {
+    address.addr().is_multiple_of(BLOCK)
+}
+
+/// Room for all bytes of a write that do not go straight from an extent: at most what rounding adds to each part.
+fn scratch_bytes(parts: &[Part]) -> usize {
+    let one = |part: &Part| match part {
+        Part::Bytes(bytes) => bytes.len(),
+        Part::Extent { extent, length } if extent.offset.is_multiple_of(BLOCK_BYTES) => {
+            if length.is_multiple_of(BLOCK_BYTES) { 0 } else { BLOCK }
+        }
+        Part::Extent { length, .. } => round_to_block(*length) as usize,
+    };
+    parts.iter().map(one).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use slackwater_base::Rng;
+    use slackwater_tier::io::FileId;
+
+    use super::*;
+    use crate::config::HugePages;
+    use crate::disk::Directory;
+
+    pub(crate) fn segment(bytes: usize) -> Segment {
+        let region = Arc::new(Region::map(bytes, HugePages::Off).unwrap().0);
+        Segment { id: SegmentId(1), incarnation: Incarnation(9), region }
+    }
+
+    fn extent(offset: u64, bytes: u64) -> ExtentRef {
+        ExtentRef { segment: SegmentId(1), incarnation: Incarnation(9), offset, bytes, generation: 1 }
+    }
+
+    /// Plays a device that does `step` bytes at a time, and returns what it was given.
+    fn play(transfer: &mut Transfer, step: &mut impl FnMut() -> usize) -> Vec<u8> {
+        let mut given = Vec::new();
+        loop {
+            let window = transfer.window();
+            assert_eq!(window.offset, 8192 + given.len() as u64);
+            // SAFETY: the window's entries live in the transfer.
+            let pieces = unsafe { std::slice::from_raw_parts(window.pieces, window.count as usize) };
+            let mut want = step();
+            let before = given.len();
+            for piece in pieces {
+                let take = want.min(piece.iov_len);
+                // SAFETY: a piece is a valid range as long as the transfer lives, and nobody writes it here.
+                given.extend_from_slice(unsafe { std::slice::from_raw_parts(piece.iov_base.cast::<u8>(), take) });
+                want -= take;
+            }
+            match transfer.after(Ok(given.len() - before)) {
+                Progress::Again => {}
+                Progress::Done => return given,
+                Progress::Failed(error) => panic!("{error:?}"),
+            }
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+
+        /// However a device cuts a write up, it is given every byte once and in order, and zeros for padding.
+        #[test]
+        fn a_write_done_in_parts_loses_nothing(seed: u64, lengths in prop::collection::vec(1usize..20_000, 1..8)) {
+            let root = tempfile::tempdir().unwrap();
+            let directory = Directory::hold(root.path()).unwrap();
+            let file = directory.create(FileId(1)).unwrap();
+            let segment = segment(1 << 20);
+            let mut rng = Rng::new(seed);
+            let (mut parts, mut expected, mut at) = (Vec::new(), Vec::new(), 0u64);
+            for length in lengths {
+                let mut value = vec![0; length];
+                rng.fill(&mut value);
+                if rng.chance(0.3) {
+                    value.resize(length.next_multiple_of(BLOCK), 0);
+                    expected.extend_from_slice(&value);
+                    parts.push(Part::Bytes(value));
+                    continue;
+                }
+                at += if rng.chance(0.5) { 4096 - at % 4096 } else { 64 };
+                let bytes = round_to_block(length as u64);
+                let extent = extent(at, bytes);
+                at += bytes;
+                // SAFETY: the only grant of these bytes while it lives.
+                let _ = unsafe { segment.grant(&extent, Access::Write) }.unwrap().copy_in(&value);
+                value.resize(bytes as usize, 0);
+                expected.extend_from_slice(&value);
+                parts.push(Part::Extent { extent, length: length as u64 });
+            }
+            // SAFETY: nobody writes the extents any more.
+            let mut transfer = unsafe { Transfer::write(file, 8192, &parts, &segment) }.unwrap();
+            let given = play(&mut transfer, &mut || 1 + rng.below(9000) as usize);
+            prop_assert!(given == expected);
+            prop_assert_eq!(transfer.outcome(), DiskOutcome::Done);
+        }
+    }
+
+    #[test]
+    fn what_a_system_call_says_decides_how_it_goes_on() {
+        let root = tempfile::tempdir().unwrap();
+        let file = Directory::hold(root.path()).unwrap().create(FileId(1)).unwrap();
+        let segment = segment(1 << 20);
+        let check = |into: Option<Target>, result: Result<usize, i32>, expected: Progress| {
+            let file = Arc::clone(&file);
+            let mut transfer = match into {
+                // SAFETY: one transfer at a time touches the segment.
+                Some(into) => unsafe {
+                    Transfer::read(file, Place { offset: 0, bytes: 8192, length: 8000 }, &into, &segment)
+                },
+                // SAFETY: as above.
+                None => unsafe { Transfer::write(file, 0, &[Part::Bytes(vec![1; 8192])], &segment) },
+            }
+            .unwrap();
+            assert_eq!(transfer.after(result), expected, "{into:?} {result:?}");
+        };
+        let device = |errno: i32| Progress::Failed(DiskError::Device { errno });
+        for read in [None, Some(Target::Completion), Some(Target::Nowhere), Some(Target::Extent(extent(0, 8192)))] {
+            check(read, Err(libc::EINTR), Progress::Again);
+            check(read, Err(libc::EAGAIN), Progress::Again);
+            check(read, Ok(512), Progress::Again);
+            check(read, Ok(8192), Progress::Done);
+            check(read, Err(libc::EIO), device(libc::EIO));
+            check(read, Err(libc::ENOSPC), Progress::Failed(DiskError::Full));
+            check(read, Err(libc::EROFS), Progress::Failed(DiskError::ReadOnly));
+        }
+        check(Some(Target::Nowhere), Ok(0), Progress::Failed(DiskError::Missing));
+        check(None, Ok(0), device(libc::EIO));
+    }
+
+    #[test]
+    fn extents_of_others_and_too_short_ones_are_refused() {
+        let root = tempfile::tempdir().unwrap();
+        let file = Directory::hold(root.path()).unwrap().create(FileId(1)).unwrap();
+        let segment = segment(1 << 20);
+        let refused = [
+            ExtentRef { incarnation: Incarnation(8), ..extent(0, 8192) },
+            ExtentRef { segment: SegmentId(2), ..extent(0, 8192) },
+            extent(2 << 20, 8192),
+            extent(0, 4096),
+        ];
+        for extent in refused {
+            let place = Place { offset: 0, bytes: 8192, length: 8000 };
+            // SAFETY: nothing is transferred.
+            let read = unsafe { Transfer::read(Arc::clone(&file), place, &Target::Extent(extent), &segment) };
+            // SAFETY: as above.
+            let write =
+                unsafe { Transfer::write(Arc::clone(&file), 0, &[Part::Extent { extent, length: 8000 }], &segment) };
+            assert_eq!(read.unwrap_err(), FOREIGN);
+            assert_eq!(write.unwrap_err(), FOREIGN);
+        }
+    }
+}

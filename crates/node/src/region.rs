@@ -1,0 +1,228 @@
+//! Memory that several parties reach by address: mapped here, and never handed out as a slice.
+//!
+//! A [`Region`] is one anonymous mapping. Whoever may access a piece of it holds a [`Grant`], and copies in and out
+//! through that: the bytes behind it may be written by a device or a later peer, so no `&[u8]` of them exists.
+
+use std::io;
+use std::sync::Arc;
+
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
+use slackwater_base::Checksum;
+
+use crate::config::HugePages;
+use crate::store::Choice;
+
+/// Size of the huge pages that are asked for, in bytes; a mapping is rounded up to it.
+const HUGE_BYTES: usize = 2 << 20;
+
+/// One anonymous mapping, faulted in as it is touched.
+#[derive(Debug)]
+pub struct Region {
+    base: *mut u8,
+    bytes: usize,
+}
+
+// SAFETY: the mapping belongs to no thread. Its bytes are reached through grants alone, whose makers promise that no
+// two of them conflict.
+unsafe impl Send for Region {}
+// SAFETY: as above; the region's own methods only read the two plain fields.
+unsafe impl Sync for Region {}
+
+/// Whether a grant may be written through.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// Others may read the same bytes meanwhile.
+    Read,
+    /// Nobody else touches the bytes meanwhile.
+    Write,
+}
+
+/// Leave to access one piece of a region, for as long as it lives.
+#[derive(Debug)]
+pub struct Grant {
+    /// Keeps the mapping.
+    _region: Arc<Region>,
+    start: *mut u8,
+    bytes: usize,
+    access: Access,
+}
+
+// SAFETY: a grant is a checked range of a `Region`, which is `Send`, and a promise that holds on every thread.
+unsafe impl Send for Grant {}
+
+impl Region {
+    /// Maps `bytes` bytes, on the kind of pages asked for as far as they are to be had; says which, and why.
+    ///
+    /// # Errors
+    /// When the operating system gives no address space.
+    pub fn map(bytes: usize, pages: HugePages) -> io::Result<(Self, Choice)> {
+        let bytes = bytes.next_multiple_of(HUGE_BYTES);
+        let plain = |reason: &str| -> io::Result<(Self, Choice)> {
+            Ok((Self::map_with(bytes, MapFlags::empty())?, choice("ordinary", reason)))
+        };
+        match pages {
+            HugePages::Off => plain("asked for"),
+            HugePages::Transparent => {
+                let region = Self::map_with(bytes, MapFlags::empty())?;
+                // SAFETY: the range is the whole mapping just made; this advice changes no contents.
+                let advised = unsafe { madvise(region.base.cast(), region.bytes, Advice::LinuxHugepage) };
+                match advised {
+                    Ok(()) => Ok((region, choice("transparent huge", "asked for"))),
+                    Err(error) => {
+                        let reason = format!("the kernel makes no huge pages: {}", io::Error::from(error));
+                        Ok((region, choice("ordinary", &reason)))
+                    }
+                }
+            }
+            HugePages::Reserved => match Self::map_with(bytes, MapFlags::HUGETLB | MapFlags::HUGE_2MB) {
+                Ok(region) => Ok((region, choice("reserved huge", "asked for"))),
+                Err(error) => plain(&format!("too few huge pages are reserved (`vm.nr_hugepages`): {error}")),
+            },
+        }
+    }
+
+    fn map_with(bytes: usize, extra: MapFlags) -> io::Result<Self> {
+        // Reserved pages must all be there at once: without NORESERVE the kernel says so now instead of by SIGBUS later.
+        let lazy = if extra.is_empty() { MapFlags::NORESERVE } else { MapFlags::empty() };
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a null hint lets the kernel choose fresh addresses; no existing memory is replaced.
+        let base =
+            unsafe { mmap_anonymous(std::ptr::null_mut(), bytes, protection, MapFlags::PRIVATE | lazy | extra)? };
+        Ok(Self { base: base.cast(), bytes })
+    }
+
+    /// Size of the mapping in bytes.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Leave to access `bytes` bytes from `offset`; `None` when they are not all inside.
+    ///
+    /// # Safety
+    /// As long as the grant lives:
+    /// - under [`Access::Write`], nobody else reads or writes these bytes;
+    /// - under [`Access::Read`], nobody writes them.
+    pub unsafe fn grant(self: &Arc<Self>, offset: u64, bytes: u64, access: Access) -> Option<Grant> {
+        let end = offset.checked_add(bytes)?;
+        if end > self.bytes as u64 {
+            return None;
+        }
+        // SAFETY: `offset <= end <= self.bytes`, so the pointer stays inside the mapping.
+        let start = unsafe { self.base.add(offset as usize) };
+        Some(Grant { _region: Arc::clone(self), start, bytes: bytes as usize, access })
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        // SAFETY: base and length are those of the mapping; grants hold the region alive, so none is left.
+        let unmapped = unsafe { munmap(self.base.cast(), self.bytes) };
+        debug_assert!(unmapped.is_ok(), "{unmapped:?}");
+    }
+}
+
+impl Grant {
+    /// Length of the piece in bytes.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Copies `bytes` to the front of the piece; the checksum is that of the bytes as they were stored.
+    ///
+    /// # Panics
+    /// When the grant is for reading, or shorter than `bytes`.
+    #[must_use]
+    pub fn copy_in(&mut self, bytes: &[u8]) -> Checksum {
+        assert!(self.access == Access::Write && bytes.len() <= self.bytes, "{:?} of {}", self.access, self.bytes);
+        // SAFETY: source and target are valid for `bytes.len()`, checked above for the target; a slice of the caller
+        // and a piece that nobody else touches do not overlap.
+        unsafe { slackwater_pool::copy::copy_checksum(self.start, bytes.as_ptr(), bytes.len()) }
+    }
+
+    /// Copies the front of the piece to `buffer`; the checksum is that of the bytes as they arrived.
+    ///
+    /// # Panics
+    /// When the piece is shorter than `buffer`.
+    #[must_use]
+    pub fn copy_out(&self, buffer: &mut [u8]) -> Checksum {
+        assert!(buffer.len() <= self.bytes, "{} of {}", buffer.len(), self.bytes);
+        // SAFETY: both are valid for `buffer.len()`, checked above for the piece; nobody else holds `buffer`, and it
+        // lies outside the region because no slice of a region exists.
+        unsafe { slackwater_pool::copy::copy_checksum(buffer.as_mut_ptr(), self.start, buffer.len()) }
+    }
+
+    /// Copies `buffer.len()` bytes to `buffer`, from byte `offset` of the piece on.
+    ///
+    /// # Panics
+    /// When the piece ends before.
+    pub fn copy_out_from(&self, offset: usize, buffer: &mut [u8]) {
+        let end = offset.checked_add(buffer.len());
+        assert!(end.is_some_and(|end| end <= self.bytes), "{offset} + {} of {}", buffer.len(), self.bytes);
+        // SAFETY: both are valid for `buffer.len()`, checked above for the piece; they are apart, as in `copy_out`.
+        unsafe { std::ptr::copy_nonoverlapping(self.start.add(offset), buffer.as_mut_ptr(), buffer.len()) };
+    }
+
+    /// The checksum of the first `bytes` bytes of the piece.
+    ///
+    /// # Panics
+    /// When the piece is shorter.
+    #[must_use]
+    pub fn checksum(&self, bytes: usize) -> Checksum {
+        assert!(bytes <= self.bytes, "{bytes} of {}", self.bytes);
+        // SAFETY: the piece is valid for `bytes`, and by the promise of `Region::grant` nobody writes it meanwhile.
+        Checksum::of(unsafe { std::slice::from_raw_parts(self.start, bytes) })
+    }
+
+    /// First address, for a device that reads or writes by address while the grant lives.
+    pub(crate) fn address(&self) -> *mut u8 {
+        self.start
+    }
+}
+
+fn choice(chosen: &str, reason: &str) -> Choice {
+    Choice { chosen: format!("{chosen} pages"), reason: reason.to_owned() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_copied_in_come_out_with_their_checksum_on_every_kind_of_page() {
+        for pages in [HugePages::Off, HugePages::Transparent, HugePages::Reserved] {
+            let (region, chosen) = Region::map(3 << 20, pages).unwrap();
+            assert!(!chosen.chosen.is_empty() && !chosen.reason.is_empty());
+            assert_eq!(region.bytes(), 4 << 20);
+            let region = Arc::new(region);
+            let value: Vec<u8> = (0..100_000u32).map(|i| (i % 251) as u8).collect();
+            // SAFETY: the only grant there is.
+            let mut grant = unsafe { region.grant(4096, 1 << 20, Access::Write) }.unwrap();
+            assert_eq!(grant.copy_in(&value), Checksum::of(&value));
+            let mut back = vec![0; value.len()];
+            assert_eq!(grant.copy_out(&mut back), Checksum::of(&value));
+            assert_eq!(grant.checksum(value.len()), Checksum::of(&value));
+            assert_eq!(back, value);
+        }
+    }
+
+    #[test]
+    fn a_piece_outside_is_not_granted() {
+        let region = Arc::new(Region::map(2 << 20, HugePages::Off).unwrap().0);
+        let outside = [(0, (2 << 20) + 1), (2 << 20, 1), (u64::MAX, 2)];
+        for (offset, bytes) in outside {
+            // SAFETY: nothing is accessed.
+            assert!(unsafe { region.grant(offset, bytes, Access::Read) }.is_none(), "{offset} {bytes}");
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "Read of")]
+    fn a_grant_to_read_is_not_written_through() {
+        let region = Arc::new(Region::map(2 << 20, HugePages::Off).unwrap().0);
+        // SAFETY: the only grant there is.
+        let mut grant = unsafe { region.grant(0, 4096, Access::Read) }.unwrap();
+        let _ = grant.copy_in(b"x");
+    }
+}

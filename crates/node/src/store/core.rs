@@ -1,0 +1,231 @@
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use slackwater_base::{Instant, Map};
+use slackwater_meta::{Input, Master, Output};
+use slackwater_tier::arena::{Access, AccessId};
+use slackwater_tier::io::{DiskDone, DiskOp, OpId};
+use slackwater_tier::{Agent, AgentInput, AgentOutput, FormatError, Opened, ReadEnd, RecordRead};
+use slackwater_wire::{CallId, ClientId, DiskEntry, ExtentRef, NodeId, Reply, Report, Request};
+
+use super::StoreError;
+use super::slot::Slot;
+
+/// The only node of an embedded store.
+pub(super) const NODE: NodeId = NodeId(1);
+/// The only client of an embedded store: the process itself.
+pub(super) const CLIENT: ClientId = ClientId(1);
+
+/// Something that is answered later than asked.
+pub(super) type Later<T> = Arc<Slot<Result<T, StoreError>>>;
+
+/// How a request went.
+pub(super) enum Asked {
+    /// It is answered.
+    Now(Reply),
+    /// It will be.
+    Later(Later<Reply>),
+}
+
+/// The master's mind and the node's agent, and the messages between them and the callers. Everything here happens
+/// under one lock and none of it waits.
+pub(super) struct Core {
+    pub(super) master: Master,
+    pub(super) agent: Agent,
+    from_master: Vec<Output>,
+    from_agent: Vec<AgentOutput>,
+    /// For the device, as soon as the lock is free.
+    pub(super) ops: Vec<(OpId, DiskOp)>,
+    /// The call being made now, and its answer if it comes at once.
+    current: Option<(CallId, Option<Reply>)>,
+    next_call: u64,
+    calls: Map<CallId, Later<Reply>>,
+    opening: Option<Later<Result<Opened, FormatError>>>,
+    flushing: VecDeque<(u64, Later<()>)>,
+    next_flush: u64,
+    stopping: Option<Later<usize>>,
+    /// Whether the log last said that it takes records.
+    pub(super) accepting: bool,
+    /// When the steward means to wake.
+    pub(super) steward_wakes: Instant,
+}
+
+impl Core {
+    pub(super) fn new(master: Master, agent: Agent) -> Self {
+        Self {
+            master,
+            agent,
+            from_master: Vec::new(),
+            from_agent: Vec::new(),
+            ops: Vec::new(),
+            current: None,
+            next_call: 1,
+            calls: Map::default(),
+            opening: None,
+            flushing: VecDeque::new(),
+            next_flush: 1,
+            stopping: None,
+            accepting: false,
+            steward_wakes: Instant::NEVER,
+        }
+    }
+
+    /// Makes a request of the master and does whatever follows from it.
+    pub(super) fn ask(&mut self, now: Instant, request: Request) -> Asked {
+        let call = CallId(self.next_call);
+        self.next_call += 1;
+        self.current = Some((call, None));
+        self.master.handle(now, Input::Request { client: CLIENT, host: None, call, request }, &mut self.from_master);
+        self.settle(now);
+        if let Some((_, Some(reply))) = self.current.take() {
+            return Asked::Now(reply);
+        }
+        let slot = Arc::new(Slot::new());
+        self.calls.insert(call, Arc::clone(&slot));
+        Asked::Later(slot)
+    }
+
+    /// Takes in what the device did.
+    pub(super) fn disk_done(&mut self, now: Instant, done: &mut Vec<DiskDone>) {
+        for done in done.drain(..) {
+            self.agent.handle(now, AgentInput::Disk(done), &mut self.from_agent);
+        }
+        self.settle(now);
+    }
+
+    /// Opens the log over the files of its directory.
+    pub(super) fn open(&mut self, now: Instant, open: AgentInput) -> Later<Result<Opened, FormatError>> {
+        let slot = Arc::new(Slot::new());
+        self.opening = Some(Arc::clone(&slot));
+        self.tell(now, open);
+        slot
+    }
+
+    /// Asks for everything ordered until now to be durable.
+    pub(super) fn flush(&mut self, now: Instant) -> Later<()> {
+        let (number, slot) = (self.next_flush, Arc::new(Slot::new()));
+        self.next_flush += 1;
+        self.flushing.push_back((number, Arc::clone(&slot)));
+        self.tell(now, AgentInput::Flush(number));
+        slot
+    }
+
+    /// Brings the agent to rest.
+    pub(super) fn stop(&mut self, now: Instant) -> Later<usize> {
+        let slot = Arc::new(Slot::new());
+        self.stopping = Some(Arc::clone(&slot));
+        self.tell(now, AgentInput::Stop);
+        slot
+    }
+
+    /// Begins an access to an extent; `None` when it is dead.
+    pub(super) fn begin_access(&mut self, extent: &ExtentRef, access: Access) -> Option<AccessId> {
+        self.agent.begin_access(*extent, access).ok()
+    }
+
+    /// Ends an access; true when the extent was alive until now, so that the bytes count.
+    pub(super) fn end_access(&mut self, now: Instant, access: AccessId) -> bool {
+        let live = self.agent.end_access(access, &mut self.from_agent);
+        self.settle(now);
+        live
+    }
+
+    /// Begins a read of a record; `None` when there is none.
+    pub(super) fn begin_read(&mut self, now: Instant, entry: &DiskEntry) -> Option<RecordRead> {
+        let read = self.agent.begin_read(now, entry, &mut self.from_agent);
+        self.settle(now);
+        read
+    }
+
+    /// Ends a read of a record.
+    pub(super) fn end_read(&mut self, now: Instant, read: RecordRead, end: ReadEnd) {
+        self.agent.end_read(now, read, end, &mut self.from_agent);
+        self.settle(now);
+    }
+
+    /// Does what has fallen due.
+    pub(super) fn on_deadline(&mut self, now: Instant) {
+        if self.master.next_deadline().is_some_and(|at| at <= now) {
+            self.master.on_deadline(now, &mut self.from_master);
+        }
+        if self.agent.next_deadline().is_some_and(|at| at <= now) {
+            self.agent.on_deadline(now, &mut self.from_agent);
+        }
+        self.settle(now);
+    }
+
+    pub(super) fn next_deadline(&self) -> Instant {
+        let deadlines = self.master.next_deadline().into_iter().chain(self.agent.next_deadline());
+        deadlines.min().unwrap_or(Instant::NEVER)
+    }
+
+    /// Tells every waiter that there will be no answer.
+    pub(super) fn fail_waiters(&mut self, error: &StoreError) {
+        self.calls.drain().for_each(|(_, slot)| slot.fill(Err(error.clone())));
+        self.flushing.drain(..).for_each(|(_, slot)| slot.fill(Err(error.clone())));
+        self.opening.take().inspect(|slot| slot.fill(Err(error.clone())));
+        self.stopping.take().inspect(|slot| slot.fill(Err(error.clone())));
+    }
+
+    /// Tells the agent something.
+    fn tell(&mut self, now: Instant, input: AgentInput) {
+        self.agent.handle(now, input, &mut self.from_agent);
+        self.settle(now);
+    }
+
+    /// Carries messages between master and agent until neither has anything more to say.
+    fn settle(&mut self, now: Instant) {
+        while !(self.from_master.is_empty() && self.from_agent.is_empty()) {
+            for output in std::mem::take(&mut self.from_master) {
+                match output {
+                    Output::Reply { call, reply, .. } => self.reply(call, reply),
+                    Output::Order { order, .. } => {
+                        self.agent.handle(now, AgentInput::Order(order), &mut self.from_agent);
+                    }
+                }
+            }
+            for output in std::mem::take(&mut self.from_agent) {
+                self.agent_says(now, output);
+            }
+        }
+    }
+
+    fn reply(&mut self, call: CallId, reply: Reply) {
+        match &mut self.current {
+            Some((current, answer)) if *current == call => *answer = Some(reply),
+            _ => {
+                if let Some(slot) = self.calls.remove(&call) {
+                    slot.fill(Ok(reply));
+                }
+            }
+        }
+    }
+
+    fn agent_says(&mut self, now: Instant, output: AgentOutput) {
+        match output {
+            AgentOutput::Disk { op, request } => self.ops.push((op, request)),
+            AgentOutput::Report(report) => {
+                if let Report::Disk(state) = &report {
+                    self.accepting = state.accepting;
+                }
+                self.master.handle(now, Input::Report { node: NODE, report }, &mut self.from_master);
+            }
+            AgentOutput::Opened(opened) => self.opened(Ok(opened)),
+            AgentOutput::Refused(error) => self.opened(Err(error)),
+            AgentOutput::Flushed(number) => {
+                while self.flushing.front().is_some_and(|(first, _)| *first <= number) {
+                    self.flushing.pop_front().inspect(|(_, slot)| slot.fill(Ok(())));
+                }
+            }
+            AgentOutput::Stopped { lost } => {
+                self.stopping.take().inspect(|slot| slot.fill(Ok(lost)));
+            }
+        }
+    }
+
+    fn opened(&mut self, result: Result<Opened, FormatError>) {
+        if let Some(slot) = self.opening.take() {
+            slot.fill(Ok(result));
+        }
+    }
+}

@@ -1,0 +1,202 @@
+use std::path::PathBuf;
+use std::time::Duration;
+
+use slackwater_base::{ByteSize, format_duration};
+use slackwater_wire::{ErrorCode, Key, KeyError};
+use thiserror::Error;
+
+use crate::config::ConfigProblem;
+
+/// Why a call did not do what was asked.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+pub enum StoreError {
+    /// The bytes are no key.
+    #[error(transparent)]
+    Key(#[from] KeyError),
+    /// A value of no bytes.
+    #[error("the value of {key} is empty")]
+    EmptyValue {
+        /// Its key.
+        key: Key,
+    },
+    /// A value that no segment could hold even when empty.
+    #[error("the value of {key} has {}, the largest that fits has {}", ByteSize(*bytes), ByteSize(*limit))]
+    ValueTooLarge {
+        /// Its key.
+        key: Key,
+        /// Its length in bytes.
+        bytes: u64,
+        /// The longest there may be.
+        limit: u64,
+    },
+    /// The caller's buffer is shorter than the value.
+    #[error("the value of {key} has {need} bytes, the buffer {have}")]
+    BufferTooSmall {
+        /// The key.
+        key: Key,
+        /// Length of the value.
+        need: u64,
+        /// Length of the buffer.
+        have: usize,
+    },
+    /// More keys than one call takes.
+    #[error("{keys} keys in one call, the limit is {limit}")]
+    TooManyKeys {
+        /// Keys in the call.
+        keys: usize,
+        /// Most there may be.
+        limit: usize,
+    },
+    /// As many buffers as keys are needed.
+    #[error("{keys} keys but {buffers} buffers")]
+    BufferCount {
+        /// Keys in the call.
+        keys: usize,
+        /// Buffers in the call.
+        buffers: usize,
+    },
+    /// No room, and none came free within the time allowed.
+    #[error("no room for {} of {key}, and none came free within {}", ByteSize(*bytes), format_duration(*waited))]
+    NoSpace {
+        /// The key.
+        key: Key,
+        /// Length of its value.
+        bytes: u64,
+        /// How long the call waited.
+        waited: Duration,
+    },
+    /// The store refused the operation for this key.
+    #[error("{key}: {code}")]
+    Refused {
+        /// The key.
+        key: Key,
+        /// Why.
+        code: ErrorCode,
+    },
+    /// The store refused the call as a whole.
+    #[error("{0}")]
+    RefusedCall(ErrorCode),
+    /// The call asks for what the configuration does not give.
+    #[error("{what} needs the SSD tier: set `ssd` and `dir`")]
+    NeedsSsd {
+        /// What was asked for.
+        what: &'static str,
+    },
+    /// The deadline passed first; whether the operation took effect is not known.
+    #[error("{what} did not end within {}", format_duration(*after))]
+    Deadline {
+        /// The call.
+        what: &'static str,
+        /// How long it was waited for.
+        after: Duration,
+    },
+    /// The store was closed.
+    #[error("the store is closed")]
+    Closed,
+    /// A thread of the store died; nothing it does can be trusted any more.
+    #[error("the store is broken: {why}")]
+    Broken {
+        /// What the thread said last.
+        why: String,
+    },
+}
+
+impl StoreError {
+    /// The code that stands for it across languages and processes.
+    #[must_use]
+    pub fn code(&self) -> ErrorCode {
+        match self {
+            StoreError::Key(KeyError::TooLong { .. }) => ErrorCode::InvalidKey,
+            StoreError::Key(KeyError::Empty)
+            | StoreError::EmptyValue { .. }
+            | StoreError::ValueTooLarge { .. }
+            | StoreError::BufferTooSmall { .. }
+            | StoreError::TooManyKeys { .. }
+            | StoreError::BufferCount { .. } => ErrorCode::InvalidParams,
+            StoreError::NoSpace { .. } => ErrorCode::NoAvailableHandle,
+            StoreError::Refused { code, .. } | StoreError::RefusedCall(code) => *code,
+            StoreError::NeedsSsd { .. } => ErrorCode::UnavailableInCurrentMode,
+            StoreError::Deadline { .. } => ErrorCode::DeadlinePassed,
+            StoreError::Closed => ErrorCode::ShuttingDown,
+            StoreError::Broken { .. } => ErrorCode::InternalError,
+        }
+    }
+}
+
+/// Why a store cannot be opened.
+#[derive(Debug, Error)]
+pub enum OpenError {
+    /// The configuration contradicts itself.
+    #[error("{}", list(.0))]
+    Config(Vec<ConfigProblem>),
+    /// The directory cannot be used.
+    #[error(transparent)]
+    Directory(#[from] DirectoryError),
+    /// The device that the configuration insists on is not there.
+    #[error("no device: {why}")]
+    Device {
+        /// Why not.
+        why: String,
+    },
+    /// The operating system gives no memory for values.
+    #[error("no {bytes} of memory: {source}")]
+    Memory {
+        /// How much was asked for.
+        bytes: ByteSize,
+        /// What the operating system said.
+        source: std::io::Error,
+    },
+    /// The log of the SSD tier cannot be read.
+    #[error("the log in {}: {why}", directory.display())]
+    Log {
+        /// Where it is.
+        directory: PathBuf,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// The operating system gives no thread, ring or other handle.
+    #[error("{what}: {source}")]
+    System {
+        /// What was asked for.
+        what: &'static str,
+        /// What the operating system said.
+        source: std::io::Error,
+    },
+}
+
+/// Why a directory cannot hold the SSD tier.
+#[derive(Debug, Error)]
+pub enum DirectoryError {
+    /// Another process holds it.
+    #[error("{} is held by another process{}", path.display(), holder(*pid))]
+    Held {
+        /// The directory.
+        path: PathBuf,
+        /// The process, as far as it said so.
+        pid: Option<u32>,
+    },
+    /// It cannot be made, opened or written.
+    #[error("{}: cannot {action}: {source}", path.display())]
+    Unusable {
+        /// The directory or file.
+        path: PathBuf,
+        /// What was tried.
+        action: &'static str,
+        /// What the operating system said.
+        source: std::io::Error,
+    },
+    /// It is something else.
+    #[error("{} is not a directory", path.display())]
+    NotADirectory {
+        /// The path.
+        path: PathBuf,
+    },
+}
+
+fn holder(pid: Option<u32>) -> String {
+    pid.map(|pid| format!(" (pid {pid})")).unwrap_or_default()
+}
+
+fn list(problems: &[ConfigProblem]) -> String {
+    problems.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")
+}

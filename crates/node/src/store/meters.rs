@@ -1,0 +1,130 @@
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use hdrhistogram::Histogram;
+
+use super::{Latencies, Latency, StoreError, Stored, Tier};
+
+/// What the shell itself counts: times, and what only it sees.
+#[derive(Default)]
+pub(super) struct Meters {
+    memory: Meter,
+    ssd: Meter,
+    put: Meter,
+    /// Replicas whose bytes were not those that were put.
+    pub(super) corrupt: AtomicU64,
+    /// Reads by where they ended, values and bytes.
+    pub(super) memory_hits: Tally,
+    pub(super) ssd_hits: Tally,
+    pub(super) misses: AtomicU64,
+    /// Puts by how they ended.
+    pub(super) stored: Tally,
+    pub(super) existed: AtomicU64,
+    pub(super) refused: AtomicU64,
+}
+
+/// How often something happened, and bytes of it.
+#[derive(Default)]
+pub(super) struct Tally {
+    pub(super) count: AtomicU64,
+    pub(super) bytes: AtomicU64,
+}
+
+impl Tally {
+    pub(super) fn add(&self, bytes: usize) {
+        self.count.fetch_add(1, Ordering::Relaxed);
+        self.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+    }
+}
+
+/// A distribution as the text form wants it.
+pub(super) struct Distribution {
+    /// How many were at most as long as each of the bounds.
+    pub(super) below: Vec<u64>,
+    pub(super) count: u64,
+    /// The sum of all.
+    pub(super) seconds: f64,
+}
+
+/// A distribution of times; the lock is held for one entry.
+struct Meter(Mutex<Histogram<u64>>);
+
+impl Default for Meter {
+    fn default() -> Self {
+        let histogram = Histogram::new_with_bounds(1, LONGEST_NANOS, 2).expect("the bounds are in order");
+        Self(Mutex::new(histogram))
+    }
+}
+
+impl Meter {
+    fn add(&self, took: Duration) {
+        let nanos = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).saturating_record(nanos);
+    }
+
+    fn latency(&self) -> Latency {
+        let histogram = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let at = |quantile: f64| histogram.value_at_quantile(quantile) as f64 / 1e3;
+        if histogram.is_empty() {
+            return Latency::default();
+        }
+        Latency {
+            count: histogram.len(),
+            p50_us: at(0.50),
+            p95_us: at(0.95),
+            p99_us: at(0.99),
+            p999_us: at(0.999),
+            max_us: histogram.max() as f64 / 1e3,
+        }
+    }
+
+    fn buckets(&self, bounds: &[f64]) -> Distribution {
+        let histogram = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        Distribution {
+            below: bounds.iter().map(|seconds| histogram.count_between(0, (seconds * 1e9) as u64)).collect(),
+            count: histogram.len(),
+            seconds: histogram.mean() * histogram.len() as f64 / 1e9,
+        }
+    }
+}
+
+impl Meters {
+    /// One value read.
+    pub(super) fn read(&self, tier: Tier, bytes: usize, took: Duration) {
+        let (tally, meter) = match tier {
+            Tier::Memory => (&self.memory_hits, &self.memory),
+            Tier::Disk => (&self.ssd_hits, &self.ssd),
+        };
+        tally.add(bytes);
+        meter.add(took);
+    }
+
+    /// One value of a put, however it ended.
+    pub(super) fn put(&self, outcome: &Result<Stored, StoreError>, bytes: usize, took: Duration) {
+        match outcome {
+            Ok(Stored::New) => {
+                self.stored.add(bytes);
+                self.put.add(took);
+            }
+            Ok(Stored::Existed) => _ = self.existed.fetch_add(1, Ordering::Relaxed),
+            Err(_) => _ = self.refused.fetch_add(1, Ordering::Relaxed),
+        }
+    }
+
+    pub(super) fn latencies(&self) -> Latencies {
+        Latencies { memory: self.memory.latency(), ssd: self.ssd.latency(), put: self.put.latency() }
+    }
+
+    /// The distributions with their labels, for the text form.
+    pub(super) fn distributions(&self, bounds: &[f64]) -> [(&'static str, Distribution); 3] {
+        [
+            ("op=\"get\",tier=\"memory\"", self.memory.buckets(bounds)),
+            ("op=\"get\",tier=\"ssd\"", self.ssd.buckets(bounds)),
+            ("op=\"put\",tier=\"memory\"", self.put.buckets(bounds)),
+        ]
+    }
+}
+
+/// Longer times are counted as this long: a minute and a half.
+const LONGEST_NANOS: u64 = 90_000_000_000;

@@ -1,0 +1,217 @@
+use std::fmt::Write;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use slackwater_meta::{Metrics, PromotionMetrics};
+use slackwater_tier::TierStats as AgentStats;
+use slackwater_wire::{SegmentKind, SegmentState};
+
+use super::meters::Distribution;
+use super::shared::Shared;
+use super::{Flow, PromotionStats, PutStats, ReadStats, SsdStats, Stats, TierStats};
+
+/// Upper ends of the buckets of times, in seconds.
+const BOUNDS: [f64; 16] =
+    [5e-6, 1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 5e-2, 0.1, 1.0, 10.0];
+
+impl Shared {
+    pub(super) fn stats(&self) -> Stats {
+        // A broken store has no books to look at; what the shell counted is still told.
+        let taken = self.with(|core, _| Books {
+            metrics: core.master.metrics().clone(),
+            objects: core.master.objects(),
+            segments: core.master.segments(),
+            agent: core.agent.stats(),
+            accepting: core.accepting,
+        });
+        let Books { metrics, objects, segments, agent, accepting } = taken.unwrap_or_default();
+        let (meters, memory_hits, ssd_hits) = (&self.meters, &self.meters.memory_hits, &self.meters.ssd_hits);
+        Stats {
+            objects,
+            memory: tier(&segments, SegmentKind::Memory),
+            ssd: self.ssd_stats(&segments, &agent, accepting),
+            reads: ReadStats {
+                memory_hits: get(&memory_hits.count),
+                ssd_hits: get(&ssd_hits.count),
+                misses: metrics.get_misses + get(&meters.misses),
+                memory_bytes: get(&memory_hits.bytes),
+                ssd_bytes: get(&ssd_hits.bytes),
+            },
+            ssd_reads: self.disk.as_ref().map_or(0, |ssd| ssd.disk.readers.reads()),
+            promotion_reads: self.disk.as_ref().map_or(0, |ssd| get(&ssd.disk.device.footprint().extent_reads)),
+            puts: PutStats {
+                stored: get(&meters.stored.count),
+                existed: get(&meters.existed),
+                refused: get(&meters.refused),
+                bytes: get(&meters.stored.bytes),
+                waited: metrics.puts_waited,
+            },
+            promotions: promotions(&metrics.promotion),
+            evictions: Flow { count: metrics.evictions, bytes: metrics.eviction_bytes },
+            ssd_evictions: Flow { count: metrics.disk_evictions, bytes: metrics.disk_eviction_bytes },
+            offloads: Flow { count: metrics.offload.completed, bytes: metrics.offload.completed_bytes },
+            offloads_failed: metrics.offload.failed + metrics.offload.expired,
+            corrupt: get(&meters.corrupt) + agent.records_lost,
+            latency: meters.latencies(),
+            io: self.disk.as_ref().map(|ssd| ssd.disk.choice.clone()).unwrap_or_default(),
+            pages: self.pages.clone(),
+            warnings: self.warnings.clone(),
+        }
+    }
+
+    fn ssd_stats(&self, segments: &[SegmentState], agent: &AgentStats, accepting: bool) -> Option<SsdStats> {
+        let ssd = self.disk.as_ref()?;
+        let TierStats { capacity_bytes, used_bytes } = tier(segments, SegmentKind::Disk);
+        let footprint = ssd.disk.device.footprint();
+        Some(SsdStats {
+            capacity_bytes,
+            used_bytes,
+            records: agent.records,
+            accepting,
+            written_bytes: get(&footprint.written_bytes),
+            read_bytes: get(&footprint.read_bytes) + ssd.disk.readers.bytes(),
+            recovered: get(&ssd.recovered),
+        })
+    }
+
+    /// Everything of [`Stats`] in the text form of Prometheus (exposition format 0.0.4).
+    pub(super) fn metrics_text(&self) -> String {
+        let stats = self.stats();
+        let mut text = Text::default();
+        text.gauge("slackwater_objects", "Objects there are.", &[("", stats.objects)]);
+        let ssd = stats.ssd.unwrap_or_default();
+        let tiers = |memory: u64, ssd: u64| [("tier=\"memory\"", memory), ("tier=\"ssd\"", ssd)];
+        let (memory, reads) = (stats.memory, stats.reads);
+        text.gauge("slackwater_capacity_bytes", "Size of a tier.", &tiers(memory.capacity_bytes, ssd.capacity_bytes));
+        text.gauge("slackwater_used_bytes", "Bytes that replicas occupy.", &tiers(memory.used_bytes, ssd.used_bytes));
+        text.gauge("slackwater_ssd_accepting", "Whether the SSD takes records.", &[("", u64::from(ssd.accepting))]);
+        let hits = tiers(reads.memory_hits, reads.ssd_hits);
+        text.counter("slackwater_hits_total", "Reads served, by tier.", &hits);
+        text.counter("slackwater_hit_bytes_total", "Bytes served.", &tiers(reads.memory_bytes, reads.ssd_bytes));
+        text.counter("slackwater_misses_total", "Reads of what is not there.", &[("", reads.misses)]);
+        text.counter("slackwater_ssd_reads_total", "Records read from SSD for a reader.", &[("", stats.ssd_reads)]);
+        let read = ("slackwater_promotion_reads_total", "Records read from SSD to be promoted.");
+        text.counter(read.0, read.1, &[("", stats.promotion_reads)]);
+        let puts = stats.puts;
+        let ends = [
+            ("status=\"stored\"", puts.stored),
+            ("status=\"existed\"", puts.existed),
+            ("status=\"refused\"", puts.refused),
+        ];
+        text.counter("slackwater_puts_total", "Puts, by how they ended.", &ends);
+        text.counter("slackwater_put_bytes_total", "Bytes put.", &[("", puts.bytes)]);
+        text.counter("slackwater_puts_waited_total", "Puts that waited for space.", &[("", puts.waited)]);
+        let evictions = tiers(stats.evictions.count, stats.ssd_evictions.count);
+        text.counter("slackwater_evictions_total", "Replicas evicted.", &evictions);
+        let evicted = tiers(stats.evictions.bytes, stats.ssd_evictions.bytes);
+        text.counter("slackwater_eviction_bytes_total", "Bytes of replicas evicted.", &evicted);
+        text.counter("slackwater_offloads_total", "Values written to SSD.", &[("", stats.offloads.count)]);
+        text.counter("slackwater_offload_bytes_total", "Bytes of values written.", &[("", stats.offloads.bytes)]);
+        text.counter("slackwater_offloads_failed_total", "Offloads without effect.", &[("", stats.offloads_failed)]);
+        text.promotions(&stats.promotions);
+        text.counter("slackwater_corrupt_total", "Replicas with wrong bytes, none returned.", &[("", stats.corrupt)]);
+        text.counter("slackwater_ssd_written_bytes_total", "Bytes written to the device.", &[("", ssd.written_bytes)]);
+        text.counter("slackwater_ssd_read_bytes_total", "Bytes read from the device.", &[("", ssd.read_bytes)]);
+        text.histogram("slackwater_call_seconds", "Time of a value.", &self.meters.distributions(&BOUNDS));
+        text.0
+    }
+}
+
+/// What the books say at one moment.
+#[derive(Default)]
+struct Books {
+    metrics: Metrics,
+    objects: u64,
+    segments: Vec<SegmentState>,
+    agent: AgentStats,
+    accepting: bool,
+}
+
+fn get(counter: &AtomicU64) -> u64 {
+    counter.load(Ordering::Relaxed)
+}
+
+fn tier(segments: &[SegmentState], kind: SegmentKind) -> TierStats {
+    let of_kind = segments.iter().filter(|segment| segment.kind == kind);
+    of_kind.fold(TierStats::default(), |sum, segment| TierStats {
+        capacity_bytes: sum.capacity_bytes + segment.bytes,
+        used_bytes: sum.used_bytes + segment.used_bytes,
+    })
+}
+
+fn promotions(metrics: &PromotionMetrics) -> PromotionStats {
+    PromotionStats {
+        admitted: metrics.admitted,
+        completed: metrics.completed,
+        completed_bytes: metrics.completed_bytes,
+        failed: metrics.failed,
+        expired: metrics.expired,
+        cancelled: metrics.cancelled,
+        in_flight: metrics.in_flight,
+        rejected_frequency: metrics.rejected_frequency,
+        rejected_watermark: metrics.rejected_watermark,
+        rejected_cap: metrics.rejected_cap,
+    }
+}
+
+#[derive(Default)]
+struct Text(String);
+
+impl Text {
+    fn counter(&mut self, name: &str, help: &str, samples: &[(&str, u64)]) {
+        self.family(name, help, "counter", samples);
+    }
+
+    fn gauge(&mut self, name: &str, help: &str, samples: &[(&str, u64)]) {
+        self.family(name, help, "gauge", samples);
+    }
+
+    fn family(&mut self, name: &str, help: &str, kind: &str, samples: &[(&str, u64)]) {
+        self.head(name, help, kind);
+        for (labels, value) in samples {
+            self.sample(name, labels, &value.to_string());
+        }
+    }
+
+    fn promotions(&mut self, promotions: &PromotionStats) {
+        let p = promotions;
+        self.gauge("slackwater_promotions_in_flight", "Promotions under way.", &[("", p.in_flight)]);
+        self.counter("slackwater_promotions_admitted_total", "Promotions begun.", &[("", p.admitted)]);
+        let ends = [
+            ("status=\"completed\"", p.completed),
+            ("status=\"failed\"", p.failed),
+            ("status=\"expired\"", p.expired),
+            ("status=\"cancelled\"", p.cancelled),
+        ];
+        self.counter("slackwater_promotions_total", "Promotions ended, by how.", &ends);
+        let bytes = ("slackwater_promotion_bytes_total", "Bytes brought back into memory.");
+        self.counter(bytes.0, bytes.1, &[("", p.completed_bytes)]);
+        let refusals = [
+            ("status=\"frequency\"", p.rejected_frequency),
+            ("status=\"watermark\"", p.rejected_watermark),
+            ("status=\"cap\"", p.rejected_cap),
+        ];
+        self.counter("slackwater_promotions_rejected_total", "Reads that earned none, by the gate.", &refusals);
+    }
+
+    fn histogram(&mut self, name: &str, help: &str, series: &[(&str, Distribution)]) {
+        self.head(name, help, "histogram");
+        for (labels, Distribution { below, count, seconds }) in series {
+            for (bound, count) in BOUNDS.iter().zip(below) {
+                self.sample(&format!("{name}_bucket"), &format!("{labels},le=\"{bound}\""), &count.to_string());
+            }
+            self.sample(&format!("{name}_bucket"), &format!("{labels},le=\"+Inf\""), &count.to_string());
+            self.sample(&format!("{name}_sum"), labels, &seconds.to_string());
+            self.sample(&format!("{name}_count"), labels, &count.to_string());
+        }
+    }
+
+    fn head(&mut self, name: &str, help: &str, kind: &str) {
+        // Writing to a `String` does not fail.
+        let _ = writeln!(self.0, "# HELP {name} {help}\n# TYPE {name} {kind}");
+    }
+
+    fn sample(&mut self, name: &str, labels: &str, value: &str) {
+        let labels = if labels.is_empty() { String::new() } else { format!("{{{labels}}}") };
+        let _ = writeln!(self.0, "{name}{labels} {value}");
+    }
+}

@@ -1,0 +1,339 @@
+//! The embedded store: both tiers inside the calling process.
+//!
+//! One lock guards the master's mind and the node's agent ([`core`]). A call asks under the lock, moves its bytes
+//! outside it, and concludes under it again; whoever must wait for space or durability sleeps on its own slot. One
+//! thread sleeps in the device, another until the next deadline; an idle store uses no processor time.
+
+mod core;
+mod error;
+mod get;
+mod meters;
+mod metrics;
+mod open;
+mod options;
+mod put;
+mod shared;
+mod slot;
+mod stats;
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use slackwater_wire::{
+    Description, ErrorCode, Exists, Key, List, Listed, QuotaState, Remove, RemoveAll, RemoveMatching, Reply, Request,
+    Tenant, limits,
+};
+
+pub use error::{DirectoryError, OpenError, StoreError};
+pub use options::{GetOptions, Got, PutOptions, RemoveOptions, Stored, Tier};
+pub use stats::{Choice, Flow, Latencies, Latency, PromotionStats, PutStats, ReadStats, SsdStats, Stats, TierStats};
+
+use self::get::Sink;
+use self::shared::Shared;
+use crate::config::Config;
+
+/// The name of the one memory segment.
+const MEMORY_NAME: &str = "memory";
+
+/// A tiered store inside this process. Clones share it; the last one that goes closes it.
+///
+/// Keys are 1 to 1,024 bytes, values 1 byte up to the size of memory. Every call is safe from any thread.
+#[derive(Clone)]
+pub struct Store {
+    handle: Arc<Handle>,
+}
+
+/// The store and its threads, ended when the last user goes.
+struct Handle {
+    shared: Arc<Shared>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+}
+
+impl Store {
+    /// Opens a store, and with an SSD tier everything that its directory holds from before.
+    ///
+    /// # Errors
+    /// When the configuration contradicts itself, the directory is held by another process or cannot be used, what is
+    /// in it is no log of this version, or the operating system refuses memory, threads or the device.
+    pub fn open(config: Config) -> Result<Store, OpenError> {
+        Ok(Self { handle: Arc::new(open::open(config)?) })
+    }
+
+    /// Puts one value. Returns when it is visible, and with [`slackwater_wire::Durability::Disk`] durable.
+    ///
+    /// # Errors
+    /// [`StoreError::NoSpace`] after waiting as long as `options` or the configuration say; refusals of the key, the
+    /// value or the tenant; the deadline.
+    pub fn put(&self, key: &[u8], value: &[u8], options: &PutOptions) -> Result<Stored, StoreError> {
+        only(self.put_batch(&[(key, value)], options))
+    }
+
+    /// Puts values, a result each; one that fails does not touch its neighbours. Of equal keys the first wins.
+    pub fn put_batch(&self, entries: &[(&[u8], &[u8])], options: &PutOptions) -> Vec<Result<Stored, StoreError>> {
+        self.shared().write(entries, options)
+    }
+
+    /// Reads one value into fresh memory; `None` when there is none.
+    ///
+    /// # Errors
+    /// Refusals of the key or the tenant.
+    pub fn get(&self, key: &[u8], options: &GetOptions) -> Result<Option<Vec<u8>>, StoreError> {
+        only(self.get_batch(&[key], options))
+    }
+
+    /// Reads values into fresh memory, a result each.
+    pub fn get_batch(&self, keys: &[&[u8]], options: &GetOptions) -> Vec<Result<Option<Vec<u8>>, StoreError>> {
+        let mut sinks: Vec<Sink<'_>> = keys.iter().map(|_| Sink::Fresh(Vec::new())).collect();
+        let outcomes = self.shared().read(keys, &mut sinks, options);
+        let value = |(outcome, sink): (get::Outcome, Sink<'_>)| match (outcome?, sink) {
+            (Some(_), Sink::Fresh(value)) => Ok(Some(value)),
+            _ => Ok(None),
+        };
+        outcomes.into_iter().zip(sinks).map(value).collect()
+    }
+
+    /// Reads one value into the front of the caller's buffer; `None` when there is none. The buffer's other bytes, and
+    /// all of them when nothing is returned, are of no meaning afterwards.
+    ///
+    /// A read from SSD into a buffer that begins on a block (4,096 bytes) needs no copy.
+    ///
+    /// # Errors
+    /// [`StoreError::BufferTooSmall`]; refusals of the key or the tenant.
+    pub fn get_into(&self, key: &[u8], buffer: &mut [u8], options: &GetOptions) -> Result<Option<Got>, StoreError> {
+        only(self.shared().read(&[key], &mut [Sink::Given(buffer)], options))
+    }
+
+    /// Reads values into the caller's buffers, a result each, in the order of the keys. Reads from SSD run beside each
+    /// other.
+    pub fn get_batch_into(
+        &self,
+        keys: &[&[u8]],
+        buffers: &mut [&mut [u8]],
+        options: &GetOptions,
+    ) -> Vec<Result<Option<Got>, StoreError>> {
+        let (count, given) = (keys.len(), buffers.len());
+        if count != given {
+            return keys.iter().map(|_| Err(StoreError::BufferCount { keys: count, buffers: given })).collect();
+        }
+        let mut sinks: Vec<Sink<'_>> = buffers.iter_mut().map(|buffer| Sink::Given(buffer)).collect();
+        self.shared().read(keys, &mut sinks, options)
+    }
+
+    /// Whether objects are there, a truth each.
+    ///
+    /// # Errors
+    /// When one of the keys is none, or the tenant is refused.
+    pub fn exists(&self, keys: &[&[u8]], tenant: &Tenant) -> Result<Vec<bool>, StoreError> {
+        let mut truths = Vec::with_capacity(keys.len());
+        for piece in keys.chunks(limits::BATCH_KEYS_MAX) {
+            let keys = piece.iter().map(|key| Key::new(key)).collect::<Result<_, _>>()?;
+            match self.ask("exists", Request::Exists(Exists { tenant: tenant.clone(), keys }))? {
+                Reply::Exists(piece) => truths.extend(piece),
+                reply => return Err(refusal(&reply)),
+            }
+        }
+        Ok(truths)
+    }
+
+    /// Removes objects, a result each. When it returns, no crash can bring them back.
+    pub fn remove(&self, keys: &[&[u8]], options: &RemoveOptions) -> Vec<Result<(), StoreError>> {
+        let mut results = Vec::with_capacity(keys.len());
+        for piece in keys.chunks(limits::BATCH_KEYS_MAX) {
+            results.extend(self.remove_piece(piece, options));
+        }
+        results
+    }
+
+    fn remove_piece(&self, keys: &[&[u8]], options: &RemoveOptions) -> Vec<Result<(), StoreError>> {
+        let mut results: Vec<Result<(), StoreError>> = Vec::with_capacity(keys.len());
+        let mut named = Vec::with_capacity(keys.len());
+        for (at, key) in keys.iter().enumerate() {
+            let key = Key::new(key).map(|key| named.push((at, key)));
+            results.push(key.map_err(StoreError::from));
+        }
+        let keys = named.iter().map(|(_, key)| key.clone()).collect();
+        let (tenant, force) = (options.tenant.clone(), options.force);
+        match self.ask("a removal", Request::Remove(Remove { tenant, keys, force })) {
+            Ok(Reply::Each(codes)) => {
+                for ((at, key), code) in named.into_iter().zip(codes) {
+                    results[at] = code.map_err(|code| StoreError::Refused { key, code });
+                }
+            }
+            other => {
+                let error = other.map_or_else(|error| error, |reply| refusal(&reply));
+                named.into_iter().for_each(|(at, _)| results[at] = Err(error.clone()));
+            }
+        }
+        results
+    }
+
+    /// Removes every object in whose key the regular expression is found; says how many.
+    ///
+    /// # Errors
+    /// When the pattern is none, or the deadline passes.
+    pub fn remove_matching(&self, pattern: &str, options: &RemoveOptions) -> Result<u64, StoreError> {
+        let (tenant, pattern, force) = (options.tenant.clone(), pattern.to_owned(), options.force);
+        count(&self.ask("a removal", Request::RemoveMatching(RemoveMatching { tenant, pattern, force }))?)
+    }
+
+    /// Removes every object of the tenant; says how many.
+    ///
+    /// # Errors
+    /// When the deadline passes.
+    pub fn remove_all(&self, options: &RemoveOptions) -> Result<u64, StoreError> {
+        let (tenant, force) = (Some(options.tenant.clone()), options.force);
+        count(&self.ask("a removal", Request::RemoveAll(RemoveAll { tenant, force }))?)
+    }
+
+    /// Keys in byte order, a page at a time.
+    ///
+    /// # Errors
+    /// When the pattern is none.
+    pub fn list(&self, list: List) -> Result<Listed, StoreError> {
+        match self.ask("a list", Request::List(list))? {
+            Reply::List(listed) => Ok(listed),
+            reply => Err(refusal(&reply)),
+        }
+    }
+
+    /// Everything known about one object; neither a read nor a lease.
+    ///
+    /// # Errors
+    /// When the key is none.
+    pub fn describe(&self, key: &[u8], tenant: &Tenant) -> Result<Option<Description>, StoreError> {
+        let (tenant, key) = (tenant.clone(), Key::new(key)?);
+        match self.ask("a description", Request::Describe { tenant, key })? {
+            Reply::Describe(description) => Ok(Some(*description)),
+            Reply::Failed(ErrorCode::ObjectNotFound) => Ok(None),
+            reply => Err(refusal(&reply)),
+        }
+    }
+
+    /// Sets or changes the byte quota of a tenant.
+    ///
+    /// # Errors
+    /// When tenants are not told apart.
+    pub fn set_quota(&self, tenant: &Tenant, memory_bytes: u64, disk_bytes: u64) -> Result<(), StoreError> {
+        done(&self.ask("a quota", Request::SetQuota { tenant: tenant.clone(), memory_bytes, disk_bytes })?)
+    }
+
+    /// Forgets the quota of a tenant that has no objects.
+    ///
+    /// # Errors
+    /// When the tenant is unknown or has objects.
+    pub fn delete_quota(&self, tenant: &Tenant) -> Result<(), StoreError> {
+        done(&self.ask("a quota", Request::DeleteQuota { tenant: tenant.clone() })?)
+    }
+
+    /// Quotas and use of every tenant that has either.
+    ///
+    /// # Errors
+    /// When the store is closed or broken.
+    pub fn quotas(&self) -> Result<Vec<QuotaState>, StoreError> {
+        match self.ask("quotas", Request::Quotas)? {
+            Reply::Quotas(quotas) => Ok(quotas),
+            reply => Err(refusal(&reply)),
+        }
+    }
+
+    /// What the store counts. Of a closed store, what it counted last.
+    #[must_use]
+    pub fn stats(&self) -> Stats {
+        self.shared().stats()
+    }
+
+    /// Metrics in the text form of Prometheus.
+    #[must_use]
+    pub fn metrics_text(&self) -> String {
+        self.shared().metrics_text()
+    }
+
+    /// The configuration in force.
+    #[must_use]
+    pub fn config(&self) -> &Config {
+        &self.shared().config
+    }
+
+    /// Returns when everything queued for SSD is durable.
+    ///
+    /// # Errors
+    /// [`StoreError::Deadline`] when that takes longer.
+    pub fn flush(&self, deadline: Duration) -> Result<(), StoreError> {
+        self.shared().check_open()?;
+        let slot = self.shared().with(|core, now| core.flush(now))?;
+        slot.wait_for(deadline).unwrap_or(Err(StoreError::Deadline { what: "a flush", after: deadline }))
+    }
+
+    /// Makes everything queued for SSD durable and ends the store; later calls on clones answer
+    /// [`StoreError::Closed`].
+    ///
+    /// # Errors
+    /// When something queued could not be made durable within the configured deadline. The store is closed all the
+    /// same.
+    pub fn close(self) -> Result<(), StoreError> {
+        self.handle.close()
+    }
+
+    fn shared(&self) -> &Shared {
+        &self.handle.shared
+    }
+
+    fn ask(&self, what: &'static str, request: Request) -> Result<Reply, StoreError> {
+        self.shared().check_open()?;
+        self.shared().ask(what, request)
+    }
+}
+
+impl std::fmt::Debug for Store {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let config = self.config();
+        f.debug_struct("Store").field("memory", &config.memory).field("ssd", &config.ssd).finish_non_exhaustive()
+    }
+}
+
+impl Handle {
+    fn close(&self) -> Result<(), StoreError> {
+        if !self.shared.close() {
+            return Ok(());
+        }
+        let stopped = self.shared.with(|core, now| core.stop(now)).and_then(|slot| {
+            let lost = self.shared.wait_in_time("closing", &slot)?;
+            if lost == 0 { Ok(()) } else { Err(StoreError::RefusedCall(ErrorCode::PersistentFail)) }
+        });
+        let threads = std::mem::take(&mut *self.threads.lock().unwrap_or_else(PoisonError::into_inner));
+        self.shared.end(threads);
+        stopped
+    }
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        if let Err(error) = self.close() {
+            tracing::warn!(%error, "the store was not closed cleanly");
+        }
+    }
+}
+
+fn only<T>(mut outcomes: Vec<Result<T, StoreError>>) -> Result<T, StoreError> {
+    outcomes.pop().expect("one outcome for one key")
+}
+
+fn count(reply: &Reply) -> Result<u64, StoreError> {
+    if let Reply::Count(count) = reply { Ok(*count) } else { Err(refusal(reply)) }
+}
+
+fn done(reply: &Reply) -> Result<(), StoreError> {
+    if *reply == Reply::Done { Ok(()) } else { Err(refusal(reply)) }
+}
+
+/// What a reply of another kind than the request's means.
+fn refusal(reply: &Reply) -> StoreError {
+    match reply {
+        Reply::Failed(code) => StoreError::RefusedCall(*code),
+        _ => StoreError::RefusedCall(ErrorCode::InternalError),
+    }
+}
+
+#[cfg(test)]
+mod tests;

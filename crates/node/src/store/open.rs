@@ -1,0 +1,156 @@
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+use slackwater_base::ByteSize;
+use slackwater_meta::{
+    ConfigWarning, Eviction, Master, MasterConfig, Offload, OffloadMode, OnHit, Promotion, PutPolicy, Tenancy,
+};
+use slackwater_tier::arena::MemorySegment;
+use slackwater_tier::io::LogFile;
+use slackwater_tier::{Agent, AgentConfig, AgentInput, LogConfig};
+use slackwater_wire::{Incarnation, Mount, Reply, Request, SegmentId, SegmentKind};
+
+use super::core::{Core, NODE};
+use super::shared::{Parts, Shared, Ssd};
+use super::{MEMORY_NAME, OpenError, StoreError};
+use crate::config::Config;
+use crate::disk::{self, Directory, Segment, Use};
+use crate::region::Region;
+
+const MEMORY: SegmentId = SegmentId(1);
+const DISK: SegmentId = SegmentId(2);
+
+/// What extents are multiples of: a block, so that the device reads and writes them where they are.
+const GRANULE: u64 = slackwater_base::BLOCK_BYTES;
+
+/// Opens a store: maps memory, takes the directory, starts the threads, and reads what the log holds.
+pub(super) fn open(mut config: Config) -> Result<super::Handle, OpenError> {
+    let problems = config.problems();
+    if !problems.is_empty() {
+        return Err(OpenError::Config(problems));
+    }
+    config.memory = ByteSize(config.memory.0 / GRANULE * GRANULE);
+    let warnings = config.warnings();
+    let mapped = Region::map(config.memory.0 as usize, config.huge_pages);
+    let (region, pages) = mapped.map_err(|source| OpenError::Memory { bytes: config.memory, source })?;
+    let [seed, life, fresh_high, fresh_low] = random()?;
+    let incarnation = Incarnation(life);
+    let segment = Segment { id: MEMORY, incarnation, region: Arc::new(region) };
+    let disk = open_disk(&config, &segment)?;
+    let core = Core::new(Master::new(master_config(&config), seed), agent(&config, incarnation));
+    for warning in core.master.warnings() {
+        // Both are said by `Config::warnings` in the words of its options.
+        let known = matches!(warning, ConfigWarning::PromotionWithoutOffload | ConfigWarning::ThresholdClamped { .. });
+        if !known {
+            tracing::warn!("{warning}");
+        }
+    }
+    warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
+    let shared = Arc::new(Shared::new(Parts { config, core, segment, disk, pages, warnings }));
+    let threads = shared.start().map_err(|source| OpenError::System { what: "a thread", source })?;
+    let handle = super::Handle { shared, threads: Mutex::new(threads) };
+    let fresh = u128::from(fresh_high) << 64 | u128::from(fresh_low);
+    mount_and_recover(&handle.shared, incarnation, fresh)?;
+    Ok(handle)
+}
+
+fn open_disk(config: &Config, segment: &Segment) -> Result<Option<Ssd>, OpenError> {
+    let (Some(path), true) = (&config.dir, config.ssd.0 > 0) else { return Ok(None) };
+    let directory = Arc::new(Directory::hold(path)?);
+    let (backend, depth) = (config.io, config.io_depth as usize);
+    let how = Use { backend, depth, read_buffer_bytes: config.read_buffers.0 as usize };
+    let disk = disk::start(&directory, segment.clone(), how);
+    let disk = disk.map_err(|error| OpenError::Device { why: error.to_string() })?;
+    tracing::info!(io = disk.choice.chosen, reason = disk.choice.reason, directory = %path.display(), "the SSD tier");
+    Ok(Some(Ssd { directory, disk, recovered: AtomicU64::new(0) }))
+}
+
+fn mount_and_recover(shared: &Shared, incarnation: Incarnation, fresh: u128) -> Result<(), OpenError> {
+    let log = |why: StoreError| OpenError::Log {
+        directory: shared.config.dir.clone().unwrap_or_default(),
+        why: why.to_string(),
+    };
+    let mount = |segment, name: &str, kind, bytes| {
+        let (name, host) = (name.to_owned(), String::new());
+        Request::Mount(Mount { segment, name, node: NODE, incarnation, kind, bytes, host })
+    };
+    let ask = |request| match shared.ask("a mount", request) {
+        Ok(Reply::Failed(code)) => Err(log(StoreError::RefusedCall(code))),
+        Ok(_) => Ok(()),
+        Err(error) => Err(log(error)),
+    };
+    ask(mount(MEMORY, MEMORY_NAME, SegmentKind::Memory, shared.config.memory.0))?;
+    let Some(ssd) = &shared.disk else { return Ok(()) };
+    ask(mount(DISK, DISK_NAME, SegmentKind::Disk, shared.config.ssd.0))?;
+    let files = ssd.directory.list()?.into_iter().map(|(file, bytes)| LogFile { file, bytes }).collect();
+    let opening = shared.with(|core, now| core.open(now, AgentInput::Open { files, fresh })).map_err(log)?;
+    let opened = opening
+        .wait()
+        .map_err(log)?
+        .map_err(|error| OpenError::Log { directory: ssd.directory.path().to_owned(), why: error.to_string() })?;
+    ssd.recovered.store(opened.records, Ordering::Relaxed);
+    tracing::info!(records = opened.records, bytes = opened.bytes, torn = opened.torn, "the log is open");
+    Ok(())
+}
+
+/// The name of the segment that stands for the log.
+const DISK_NAME: &str = "ssd";
+
+fn master_config(config: &Config) -> MasterConfig {
+    let defaults = MasterConfig::default();
+    let on_hit = if config.promotion_enabled && config.ssd.0 > 0 && config.offload != OffloadMode::Off {
+        OnHit::Promote
+    } else {
+        OnHit::Stay
+    };
+    let rate = config.promotion_rate.0;
+    MasterConfig {
+        lease_ttl: config.lease_ttl,
+        soft_pin_ttl: config.soft_pin_ttl,
+        tenancy: if config.tenants { Tenancy::On } else { Tenancy::Off },
+        placement: config.placement,
+        granule: GRANULE,
+        put: PutPolicy { wait: config.put_wait, wait_max: config.deadline, ..defaults.put },
+        eviction: Eviction {
+            policy: config.policy,
+            high_watermark: config.evict_high.0,
+            low_watermark: config.evict_low.0,
+            disk_high_watermark: config.evict_ssd_high.0,
+            disk_low_watermark: config.evict_ssd_low.0,
+            ..defaults.eviction
+        },
+        offload: Offload { mode: if config.ssd.0 > 0 { config.offload } else { OffloadMode::Off }, ..defaults.offload },
+        promotion: Promotion {
+            on_hit,
+            threshold: config.promotion_threshold.clamp(1, 255),
+            queue_limit: config.promotion_limit as usize,
+            batch_max: config.promotion_batch as usize,
+            watermark: config.promotion_high.0,
+            window: config.promotion_deadline,
+            bytes_per_second: (rate > 0).then_some(rate),
+            ..defaults.promotion
+        },
+        ..defaults
+    }
+}
+
+fn agent(config: &Config, incarnation: Incarnation) -> Agent {
+    let mut settings = AgentConfig::new(NODE);
+    if config.ssd.0 > 0 {
+        let mut log = LogConfig::new(DISK, config.ssd);
+        log.file_bytes = config.file_bytes.0;
+        log.batch_delay = config.flush_delay;
+        settings.log = Some(log);
+    }
+    let mut agent = Agent::new(settings);
+    let bytes = config.memory.0;
+    agent.add_segment(MemorySegment { segment: MEMORY, incarnation, bytes, granule: GRANULE });
+    agent
+}
+
+fn random() -> Result<[u64; 4], OpenError> {
+    let mut bytes = [0; 32];
+    let filled = getrandom::fill(&mut bytes);
+    filled.map_err(|error| OpenError::System { what: "random bytes", source: error.into() })?;
+    Ok(std::array::from_fn(|i| u64::from_le_bytes(std::array::from_fn(|j| bytes[i * 8 + j]))))
+}

@@ -1,0 +1,69 @@
+use std::time::Duration;
+
+use slackwater_wire::{Chain, Durability, Pin, PutMode, Tenant};
+
+/// How values are put.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct PutOptions {
+    /// Whose values.
+    pub tenant: Tenant,
+    /// What an existing value of the same key means.
+    pub mode: PutMode,
+    /// Whether they may be evicted.
+    pub pin: Pin,
+    /// Values of one group are leased and evicted together.
+    pub group: Option<u64>,
+    /// What the return of the call means.
+    pub durability: Durability,
+    /// How long to wait for space; `None` means the configured time.
+    pub wait: Option<Duration>,
+    /// How the values of a batch hang together; their order is the chain.
+    pub chain: Chain,
+}
+
+/// How values are read.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct GetOptions {
+    /// Whose values.
+    pub tenant: Tenant,
+    /// How the keys of a batch hang together; their order is the chain.
+    pub chain: Chain,
+    /// Stop at the first key that is missing: the rest answer as missing without being looked at.
+    pub prefix_only: bool,
+}
+
+/// How values are removed.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RemoveOptions {
+    /// Whose values.
+    pub tenant: Tenant,
+    /// Also those that readers hold leases on.
+    pub force: bool,
+}
+
+/// What a put did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stored {
+    /// The value is stored.
+    New,
+    /// A value of that key was there; it stays as it is.
+    Existed,
+}
+
+/// A level of the store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Tier {
+    /// DRAM.
+    Memory,
+    /// SSD.
+    Disk,
+}
+
+/// A value that was read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Got {
+    /// Its length in bytes.
+    pub bytes: usize,
+    /// Where it was read from.
+    pub tier: Tier,
+}

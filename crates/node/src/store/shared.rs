@@ -1,0 +1,235 @@
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
+use std::thread::JoinHandle;
+
+use slackwater_base::Instant;
+use slackwater_wire::{Reply, Request};
+
+use super::core::{Asked, Core, Later};
+use super::meters::Meters;
+use super::{Choice, StoreError};
+use crate::clock::Clock;
+use crate::config::Config;
+use crate::disk::{Directory, Disk, Segment};
+
+/// What callers and the store's own threads share.
+pub(super) struct Shared {
+    pub(super) config: Config,
+    pub(super) clock: Clock,
+    pub(super) segment: Segment,
+    pub(super) disk: Option<Ssd>,
+    pub(super) pages: Choice,
+    pub(super) warnings: Vec<String>,
+    pub(super) meters: Meters,
+    core: Mutex<Core>,
+    steward: Steward,
+    /// Calls are refused from here on.
+    closed: AtomicBool,
+    /// The store's own threads end as soon as they have nothing under way.
+    ending: AtomicBool,
+    /// What a thread said when it died.
+    broken: OnceLock<String>,
+}
+
+/// The SSD side of a store.
+pub(super) struct Ssd {
+    pub(super) directory: Arc<Directory>,
+    pub(super) disk: Disk,
+    /// Records found at opening.
+    pub(super) recovered: std::sync::atomic::AtomicU64,
+}
+
+/// The steward's bell: rung when something falls due before it means to wake.
+#[derive(Default)]
+struct Steward {
+    rung: Mutex<bool>,
+    bell: Condvar,
+}
+
+/// What a store is put together from.
+pub(super) struct Parts {
+    pub(super) config: Config,
+    pub(super) core: Core,
+    pub(super) segment: Segment,
+    pub(super) disk: Option<Ssd>,
+    pub(super) pages: Choice,
+    pub(super) warnings: Vec<String>,
+}
+
+impl Shared {
+    pub(super) fn new(parts: Parts) -> Self {
+        let Parts { config, core, segment, disk, pages, warnings } = parts;
+        Self {
+            config,
+            clock: Clock::start(),
+            segment,
+            disk,
+            pages,
+            warnings,
+            meters: Meters::default(),
+            core: Mutex::new(core),
+            steward: Steward::default(),
+            closed: AtomicBool::new(false),
+            ending: AtomicBool::new(false),
+            broken: OnceLock::new(),
+        }
+    }
+
+    /// Runs `step` under the lock, then hands what it asked of the device on and wakes the steward if need be.
+    ///
+    /// # Errors
+    /// When the store is broken, or breaks in this step.
+    pub(super) fn with<T>(&self, step: impl FnOnce(&mut Core, Instant) -> T) -> Result<T, StoreError> {
+        let mut core = self.core.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(why) = self.broken.get() {
+            return Err(StoreError::Broken { why: why.clone() });
+        }
+        let now = self.clock.now();
+        // A panic inside leaves the books in an unknown state: nothing may look at them again.
+        let result = match catch_unwind(AssertUnwindSafe(|| step(&mut core, now))) {
+            Ok(result) => result,
+            Err(panic) => {
+                drop(core);
+                return Err(self.break_down(panic_text(&*panic)));
+            }
+        };
+        let mut ops = std::mem::take(&mut core.ops);
+        let next = core.next_deadline();
+        let ring = next < core.steward_wakes;
+        if ring {
+            core.steward_wakes = next;
+        }
+        drop(core);
+        if let Some(ssd) = &self.disk {
+            ssd.disk.device.submit(&mut ops);
+        }
+        if ring {
+            self.ring();
+        }
+        Ok(result)
+    }
+
+    /// Makes a request of the master and waits for its answer, no longer than the configured deadline.
+    pub(super) fn ask(&self, what: &'static str, request: Request) -> Result<Reply, StoreError> {
+        match self.with(|core, now| core.ask(now, request))? {
+            Asked::Now(reply) => Ok(reply),
+            Asked::Later(slot) => self.wait_in_time(what, &slot),
+        }
+    }
+
+    /// Waits for an answer, no longer than the configured deadline.
+    pub(super) fn wait_in_time<T>(&self, what: &'static str, slot: &Later<T>) -> Result<T, StoreError> {
+        let after = self.config.deadline;
+        slot.wait_for(after).unwrap_or(Err(StoreError::Deadline { what, after }))
+    }
+
+    /// Whether calls are still taken.
+    pub(super) fn check_open(&self) -> Result<(), StoreError> {
+        if self.closed.load(Ordering::Acquire) { Err(StoreError::Closed) } else { Ok(()) }
+    }
+
+    /// Refuses calls from now on. True for the first that closes.
+    pub(super) fn close(&self) -> bool {
+        !self.closed.swap(true, Ordering::AcqRel)
+    }
+
+    /// Ends the store's own threads, and every wait.
+    pub(super) fn end(&self, threads: Vec<JoinHandle<()>>) {
+        self.ending.store(true, Ordering::Release);
+        self.ring();
+        if let Some(ssd) = &self.disk {
+            ssd.disk.device.wake();
+        }
+        for thread in threads {
+            if thread.join().is_err() {
+                tracing::error!("a thread of the store panicked outside its guard");
+            }
+        }
+        self.core.lock().unwrap_or_else(PoisonError::into_inner).fail_waiters(&StoreError::Closed);
+    }
+
+    /// Starts the store's own threads.
+    ///
+    /// # Errors
+    /// When the operating system gives none; those already started end.
+    pub(super) fn start(self: &Arc<Self>) -> std::io::Result<Vec<JoinHandle<()>>> {
+        let mut threads = Vec::new();
+        let mut spawn = |name: &str, body: fn(&Shared)| {
+            let shared = Arc::clone(self);
+            let builder = std::thread::Builder::new().name(name.to_owned());
+            let guarded = move || {
+                if let Err(panic) = catch_unwind(AssertUnwindSafe(|| body(&shared))) {
+                    shared.break_down(panic_text(&*panic));
+                }
+            };
+            builder.spawn(guarded).map(|thread| threads.push(thread))
+        };
+        let mut spawned = spawn("slack-steward", Shared::steward);
+        if self.disk.is_some() && spawned.is_ok() {
+            spawned = spawn("slack-disk", Shared::drive);
+        }
+        match spawned {
+            Ok(()) => Ok(threads),
+            Err(error) => {
+                self.end(threads);
+                Err(error)
+            }
+        }
+    }
+
+    /// The steward: does what falls due, and sleeps until the next thing does.
+    fn steward(&self) {
+        while !self.ending.load(Ordering::Acquire) {
+            let step = |core: &mut Core, now: Instant| {
+                core.on_deadline(now);
+                core.steward_wakes = core.next_deadline();
+                core.steward_wakes
+            };
+            let Ok(wakes) = self.with(step) else { return };
+            let rung = self.steward.rung.lock().unwrap_or_else(PoisonError::into_inner);
+            let longest = self.clock.now().until(wakes);
+            let waited = self.steward.bell.wait_timeout_while(rung, longest, |rung| !*rung);
+            *waited.unwrap_or_else(PoisonError::into_inner).0 = false;
+        }
+    }
+
+    fn ring(&self) {
+        *self.steward.rung.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        self.steward.bell.notify_one();
+    }
+
+    /// The disk thread: sleeps in the device and takes in what it did.
+    fn drive(&self) {
+        let Some(ssd) = &self.disk else { return };
+        let mut done = Vec::new();
+        while !self.ending.load(Ordering::Acquire) {
+            if let Err(error) = ssd.disk.device.complete(&mut done) {
+                self.break_down(format!("the device failed: {error}"));
+                return;
+            }
+            if !done.is_empty() && self.with(|core, now| core.disk_done(now, &mut done)).is_err() {
+                return;
+            }
+        }
+    }
+
+    /// Nothing the store does can be trusted any more: every wait ends, every later call is told why.
+    fn break_down(&self, why: String) -> StoreError {
+        tracing::error!(why, "the store is broken");
+        let why = self.broken.get_or_init(|| why).clone();
+        let error = StoreError::Broken { why };
+        self.core.lock().unwrap_or_else(PoisonError::into_inner).fail_waiters(&error);
+        self.ending.store(true, Ordering::Release);
+        self.ring();
+        if let Some(ssd) = &self.disk {
+            ssd.disk.device.wake();
+        }
+        error
+    }
+}
+
+fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
+    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "a panic without a message".to_owned())
+}

@@ -1,0 +1,169 @@
+use serde::Serialize;
+
+/// Everything a store counts, at one moment. Counters begin at zero when the store is opened.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Stats {
+    /// Objects there are, on any tier.
+    pub objects: u64,
+    /// Memory of values.
+    pub memory: TierStats,
+    /// The SSD tier; `None` without one.
+    pub ssd: Option<SsdStats>,
+    /// Reads by where they ended.
+    pub reads: ReadStats,
+    /// Records read from SSD on behalf of a reader: the proof of where a read came from.
+    pub ssd_reads: u64,
+    /// Records read from SSD to be promoted.
+    pub promotion_reads: u64,
+    /// Puts by how they ended.
+    pub puts: PutStats,
+    /// The funnel of promotion.
+    pub promotions: PromotionStats,
+    /// Memory replicas that were evicted.
+    pub evictions: Flow,
+    /// SSD replicas that were evicted.
+    pub ssd_evictions: Flow,
+    /// Values written to SSD.
+    pub offloads: Flow,
+    /// Offloads that came to nothing.
+    pub offloads_failed: u64,
+    /// Replicas whose bytes were not those that were put; none of them was returned.
+    pub corrupt: u64,
+    /// How long calls took.
+    pub latency: Latencies,
+    /// How SSD reads and writes are done.
+    pub io: Choice,
+    /// What kind of pages lie under the memory of values.
+    pub pages: Choice,
+    /// What was allowed but does not do what its author must have meant.
+    pub warnings: Vec<String>,
+}
+
+/// How full a tier is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct TierStats {
+    /// Its size.
+    pub capacity_bytes: u64,
+    /// Bytes that replicas occupy.
+    pub used_bytes: u64,
+}
+
+/// How the SSD tier is doing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct SsdStats {
+    /// Its size.
+    pub capacity_bytes: u64,
+    /// Bytes that records occupy.
+    pub used_bytes: u64,
+    /// Records there are.
+    pub records: u64,
+    /// Whether it takes new records: false while the disk is full or failing.
+    pub accepting: bool,
+    /// Bytes written to the device, headers and padding included.
+    pub written_bytes: u64,
+    /// Bytes read from the device, headers and padding included.
+    pub read_bytes: u64,
+    /// Records found when the store was opened.
+    pub recovered: u64,
+}
+
+/// Reads by where they ended.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct ReadStats {
+    /// Served from memory.
+    pub memory_hits: u64,
+    /// Served from SSD.
+    pub ssd_hits: u64,
+    /// Not there.
+    pub misses: u64,
+    /// Bytes served from memory.
+    pub memory_bytes: u64,
+    /// Bytes served from SSD.
+    pub ssd_bytes: u64,
+}
+
+/// Puts by how they ended.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct PutStats {
+    /// Stored.
+    pub stored: u64,
+    /// Found a value of that key.
+    pub existed: u64,
+    /// Refused or failed.
+    pub refused: u64,
+    /// Bytes stored.
+    pub bytes: u64,
+    /// Puts that had to wait for space.
+    pub waited: u64,
+}
+
+/// The funnel of promotion: `admitted` is the sum of the four ends and `in_flight`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct PromotionStats {
+    /// Begun.
+    pub admitted: u64,
+    /// Ended with the value in memory.
+    pub completed: u64,
+    /// Bytes of those.
+    pub completed_bytes: u64,
+    /// Ended by an error.
+    pub failed: u64,
+    /// Ended by their deadline.
+    pub expired: u64,
+    /// Ended because the object went away.
+    pub cancelled: u64,
+    /// Under way.
+    pub in_flight: u64,
+    /// Not begun: read too seldom.
+    pub rejected_frequency: u64,
+    /// Not begun: memory too full.
+    pub rejected_watermark: u64,
+    /// Not begun: too many under way.
+    pub rejected_cap: u64,
+}
+
+/// Things that happened and their bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Flow {
+    /// How many.
+    pub count: u64,
+    /// Bytes of them.
+    pub bytes: u64,
+}
+
+/// How long calls took, by what they did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Latencies {
+    /// Reads from memory, a value each.
+    pub memory: Latency,
+    /// Reads from SSD, a value each.
+    pub ssd: Latency,
+    /// Puts, a value each.
+    pub put: Latency,
+}
+
+/// A distribution of times.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Latency {
+    /// How many were measured.
+    pub count: u64,
+    /// Half are shorter, in microseconds.
+    pub p50_us: f64,
+    /// 95 % are shorter, in microseconds.
+    pub p95_us: f64,
+    /// 99 % are shorter, in microseconds.
+    pub p99_us: f64,
+    /// 99.9 % are shorter, in microseconds.
+    pub p999_us: f64,
+    /// The longest, in microseconds.
+    pub max_us: f64,
+}
+
+/// Something chosen at start, and why.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Choice {
+    /// What was chosen.
+    pub chosen: String,
+    /// Why.
+    pub reason: String,
+}

@@ -1,0 +1,3 @@
+//! The fork-join pool of Slackwater, and the copies and checksums that run on it.
+
+pub mod copy;

@@ -1,0 +1,149 @@
+//! Memory of Python objects as slices: the only unsafe code of this crate.
+//!
+//! A [`Memory`] keeps its object alive and its memory in place for as long as it lives: a buffer export blocks
+//! resizing, and a tensor is held by a reference. Python code that writes to the memory while a call reads it gives
+//! the call mixed bytes; the checksum is taken of what was copied, so what is stored is still whole.
+
+use std::slice;
+
+use pyo3::buffer::PyUntypedBuffer;
+use pyo3::exceptions::{PyTypeError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyString};
+
+/// A key: `bytes`, or `str` taken as UTF-8.
+pub(crate) enum KeyBytes {
+    /// The object that holds the bytes.
+    Object(Py<PyBytes>),
+    /// A copy of text.
+    Text(Vec<u8>),
+}
+
+/// Memory of a Python object.
+pub(crate) struct Memory {
+    start: *mut u8,
+    bytes: usize,
+    writable: bool,
+    /// Keeps the memory where it is.
+    _keep: Keep,
+}
+
+enum Keep {
+    Buffer(#[expect(dead_code, reason = "held for its release")] PyUntypedBuffer),
+    Object(#[expect(dead_code, reason = "held for its reference")] Py<PyAny>),
+}
+
+// SAFETY: the memory stays where it is until the value is dropped, from whichever thread it is read or written; the
+// buffer and the reference inside are only ever dropped, which both may be on any thread.
+unsafe impl Send for Memory {}
+// SAFETY: as above; shared access only reads the three plain fields.
+unsafe impl Sync for Memory {}
+
+impl KeyBytes {
+    pub(crate) fn as_slice(&self, py: Python<'_>) -> &[u8] {
+        match self {
+            KeyBytes::Object(bytes) => bytes.as_bytes(py),
+            KeyBytes::Text(text) => text,
+        }
+    }
+}
+
+impl<'py> FromPyObject<'_, 'py> for KeyBytes {
+    type Error = PyErr;
+
+    fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        if let Ok(bytes) = object.cast::<PyBytes>() {
+            return Ok(KeyBytes::Object(bytes.to_owned().unbind()));
+        }
+        if let Ok(text) = object.cast::<PyString>() {
+            return Ok(KeyBytes::Text(text.to_cow()?.as_bytes().to_vec()));
+        }
+        let found = object.get_type().name()?;
+        Err(PyTypeError::new_err(format!("a key is bytes or str, not {found}")))
+    }
+}
+
+impl Memory {
+    /// The memory of anything with the buffer protocol or of a tensor on the CPU.
+    pub(crate) fn of(object: &Bound<'_, PyAny>) -> PyResult<Self> {
+        if object.is_instance_of::<PyString>() {
+            return Err(PyTypeError::new_err("a value is bytes or a buffer, not str"));
+        }
+        match PyUntypedBuffer::get(object) {
+            Ok(buffer) => Self::of_buffer(buffer),
+            Err(_) if object.hasattr("data_ptr")? => Self::of_tensor(object),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn of_buffer(buffer: PyUntypedBuffer) -> PyResult<Self> {
+        if !buffer.is_c_contiguous() {
+            return Err(PyValueError::new_err("the buffer is not C-contiguous"));
+        }
+        let (start, bytes, writable) = (buffer.buf_ptr().cast::<u8>(), buffer.len_bytes(), !buffer.readonly());
+        Ok(Self { start, bytes, writable, _keep: Keep::Buffer(buffer) })
+    }
+
+    /// A tensor as PyTorch and its kin describe one.
+    fn of_tensor(tensor: &Bound<'_, PyAny>) -> PyResult<Self> {
+        let device: String = tensor.getattr("device")?.getattr("type")?.extract()?;
+        if device != "cpu" {
+            return Err(PyValueError::new_err(format!("the tensor is on {device}, not on the CPU")));
+        }
+        if !tensor.call_method0("is_contiguous")?.extract::<bool>()? {
+            return Err(PyValueError::new_err("the tensor is not contiguous"));
+        }
+        let start: usize = tensor.call_method0("data_ptr")?.extract()?;
+        let items: usize = tensor.call_method0("numel")?.extract()?;
+        let item_bytes: usize = tensor.call_method0("element_size")?.extract()?;
+        let bytes = items.checked_mul(item_bytes).ok_or_else(|| PyValueError::new_err("the tensor has no size"))?;
+        let start = std::ptr::with_exposed_provenance_mut(start);
+        Ok(Self { start, bytes, writable: true, _keep: Keep::Object(tensor.clone().unbind()) })
+    }
+
+    /// Fresh `bytes` of this length, not yet seen by anyone, and their memory.
+    pub(crate) fn fresh(py: Python<'_>, bytes: usize) -> PyResult<(Bound<'_, PyBytes>, Self)> {
+        let object = PyBytes::new_with(py, bytes, |_| Ok(()))?;
+        let start = object.as_bytes().as_ptr().cast_mut();
+        // Empty `bytes` are one shared object, of which there is nothing to write.
+        let keep = Keep::Object(object.clone().into_any().unbind());
+        Ok((object, Self { start, bytes, writable: true, _keep: keep }))
+    }
+
+    /// The bytes, to be read.
+    pub(crate) fn as_slice(&self) -> &[u8] {
+        if self.bytes == 0 {
+            return &[];
+        }
+        // SAFETY: `start` is not null and valid for `bytes` bytes: the exporter said so, and they are initialised, as
+        // memory of Python objects is. They stay where they are while `self` lives.
+        unsafe { slice::from_raw_parts(self.start, self.bytes) }
+    }
+
+    /// The bytes, to be written.
+    pub(crate) fn as_mut_slice(&mut self) -> PyResult<&mut [u8]> {
+        if !self.writable {
+            return Err(PyValueError::new_err("the buffer is read-only"));
+        }
+        if self.bytes == 0 {
+            return Ok(&mut []);
+        }
+        // SAFETY: as in `as_slice`; the exporter said that the memory may be written, and `self` is borrowed mutably.
+        Ok(unsafe { slice::from_raw_parts_mut(self.start, self.bytes) })
+    }
+
+    /// Where the bytes begin and end.
+    fn range(&self) -> (usize, usize) {
+        (self.start.addr(), self.start.addr() + self.bytes)
+    }
+}
+
+/// The memory of several buffers to be written in one call: overlapping ones cannot be.
+pub(crate) fn disjoint(buffers: &mut [Memory]) -> PyResult<Vec<&mut [u8]>> {
+    let mut ranges: Vec<(usize, usize)> = buffers.iter().filter(|buffer| buffer.bytes > 0).map(Memory::range).collect();
+    ranges.sort_unstable();
+    if ranges.windows(2).any(|pair| pair[1].0 < pair[0].1) {
+        return Err(PyValueError::new_err("buffers of one call overlap"));
+    }
+    buffers.iter_mut().map(Memory::as_mut_slice).collect()
+}

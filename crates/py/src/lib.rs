@@ -1,0 +1,39 @@
+//! The Python module of Slackwater: `slackwater._native`, re-exported by the package `slackwater`.
+//!
+//! Every call that may block, copy or take a lock lets other Python threads run meanwhile. Values are read from and
+//! written into the caller's own memory: bytes, bytearray, memoryview, numpy arrays, tensors on the CPU.
+
+mod buffers;
+mod errors;
+mod options;
+mod store;
+
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+use slackwater_wire::ErrorCode;
+
+/// The native half of the package `slackwater`.
+#[pymodule(gil_used = false)]
+fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_class::<store::Store>()?;
+    module.add_class::<options::Chain>()?;
+    module.add_function(wrap_pyfunction!(error_codes, module)?)?;
+    module.add_function(wrap_pyfunction!(after_fork, module)?)?;
+    module.add("__version__", env!("CARGO_PKG_VERSION"))
+}
+
+/// Every error code: name and number.
+#[pyfunction]
+fn error_codes(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
+    let codes = PyDict::new(py);
+    for code in ErrorCode::ALL {
+        codes.set_item(code.name(), code.number())?;
+    }
+    Ok(codes)
+}
+
+/// Tells this process that it is a fork: stores that its parent opened are not usable here.
+#[pyfunction]
+fn after_fork() {
+    store::forked();
+}

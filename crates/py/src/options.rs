@@ -1,0 +1,128 @@
+use std::time::Duration;
+
+use pyo3::exceptions::{PyTypeError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::{PyBool, PyDict, PyFloat, PyInt, PyString};
+use slackwater_node::Config;
+use slackwater_wire::{Key, Pin, Tenant};
+
+use crate::buffers::KeyBytes;
+use crate::errors::misconfigured;
+
+/// How the keys of one call hang together: they are the blocks of one chain, in order.
+///
+/// A call that passes a whole chain from its root needs none of this. A call that passes a piece names the key of the
+/// block before the piece and the position of its first block. `hint` is an opaque small number that is expected to
+/// tell requests that will return from others, and `output_tokens` what the request generated.
+#[pyclass(frozen, module = "slackwater")]
+#[derive(Clone, Default)]
+pub(crate) struct Chain {
+    pub(crate) inner: slackwater_wire::Chain,
+}
+
+#[pymethods]
+impl Chain {
+    #[new]
+    #[pyo3(signature = (*, parent=None, position=0, hint=None, output_tokens=None))]
+    fn new(
+        py: Python<'_>,
+        parent: Option<KeyBytes>,
+        position: u32,
+        hint: Option<u32>,
+        output_tokens: Option<u32>,
+    ) -> PyResult<Self> {
+        let parent = parent.map(|key| Key::new(key.as_slice(py))).transpose();
+        let parent = parent.map_err(|error| PyValueError::new_err(format!("parent: {error}")))?;
+        Ok(Self { inner: slackwater_wire::Chain { parent, position, hint, output_tokens } })
+    }
+
+    fn __repr__(&self) -> String {
+        let slackwater_wire::Chain { parent, position, hint, output_tokens } = &self.inner;
+        let number = |value: &Option<u32>| value.map_or("None".to_owned(), |value| value.to_string());
+        let parent = parent.as_ref().map_or("None".to_owned(), |key| format!("{key:?}"));
+        let (hint, output_tokens) = (number(hint), number(output_tokens));
+        format!("Chain(parent={parent}, position={position}, hint={hint}, output_tokens={output_tokens})")
+    }
+}
+
+/// The chain that was given, or one that begins at its root.
+pub(crate) fn chain(given: Option<&Bound<'_, Chain>>) -> slackwater_wire::Chain {
+    given.map(|chain| chain.get().inner.clone()).unwrap_or_default()
+}
+
+/// The tenant of that name; none means the default tenant.
+pub(crate) fn tenant(name: Option<&str>) -> PyResult<Tenant> {
+    Tenant::new(name.unwrap_or_default()).map_err(|error| PyValueError::new_err(error.to_string()))
+}
+
+/// `None`, `"soft"`, `"hard"`, or the seconds of a soft pin.
+pub(crate) fn pin(given: Option<&Bound<'_, PyAny>>) -> PyResult<Pin> {
+    let Some(given) = given else {
+        return Ok(Pin::None);
+    };
+    if let Ok(seconds) = given.extract::<f64>() {
+        return Ok(Pin::Soft(Some(seconds_of("pin", seconds)?)));
+    }
+    match given.extract::<String>().as_deref() {
+        Ok("soft") => Ok(Pin::Soft(None)),
+        Ok("hard") => Ok(Pin::Hard),
+        Ok(other) => Err(PyValueError::new_err(format!("pin: `{other}` is neither \"soft\" nor \"hard\""))),
+        Err(_) => Err(PyTypeError::new_err("pin: expected \"soft\", \"hard\" or the seconds of a soft pin")),
+    }
+}
+
+/// A time in seconds that is not negative.
+pub(crate) fn seconds_of(name: &str, seconds: f64) -> PyResult<Duration> {
+    let wrong = |_| PyValueError::new_err(format!("{name}: {seconds} is no time in seconds"));
+    Duration::try_from_secs_f64(seconds).map_err(wrong)
+}
+
+/// The configuration from all layers; keyword arguments are the flags' layer, named as options are in a file with
+/// underscores for dots.
+pub(crate) fn configuration(
+    py: Python<'_>,
+    file: Option<std::path::PathBuf>,
+    named: Vec<(String, String)>,
+    options: Option<&Bound<'_, PyDict>>,
+) -> PyResult<Config> {
+    let mut flags = named;
+    for (name, value) in options.into_iter().flatten() {
+        let name: String = name.extract()?;
+        if !Config::OPTIONS.iter().any(|option| option.key.replace('.', "_") == name) {
+            return Err(PyTypeError::new_err(unknown(&name)));
+        }
+        flags.push((name.replace('_', "-"), option_text(&name, &value)?));
+    }
+    Config::load(file.as_deref(), std::env::vars(), &flags).map_err(|problems| misconfigured(py, &problems))
+}
+
+/// Names the offending keyword alone, then what there is.
+fn unknown(name: &str) -> String {
+    let names: Vec<String> = Config::OPTIONS.iter().map(|option| option.key.replace('.', "_")).collect();
+    format!("Store() got an unexpected keyword argument '{name}' (options: {})", names.join(", "))
+}
+
+fn option_text(name: &str, value: &Bound<'_, PyAny>) -> PyResult<String> {
+    let plain =
+        value.is_instance_of::<PyString>() || value.is_instance_of::<PyInt>() || value.is_instance_of::<PyFloat>();
+    if value.is_instance_of::<PyBool>() {
+        Ok(value.extract::<bool>()?.to_string())
+    } else if plain {
+        Ok(value.str()?.to_string())
+    } else {
+        let found = value.get_type().name()?;
+        Err(PyTypeError::new_err(format!("{name}: expected a text, a number or a truth, found {found}")))
+    }
+}
+
+/// Bytes as a number, or a text such as `64MiB`.
+pub(crate) fn size_text(name: &str, value: &Bound<'_, PyAny>) -> PyResult<String> {
+    if value.is_instance_of::<PyBool>() {
+        return Err(PyTypeError::new_err(format!("{name}: expected bytes or a text such as \"1GiB\", found bool")));
+    }
+    if let Ok(bytes) = value.extract::<u64>() {
+        return Ok(bytes.to_string());
+    }
+    let wrong = || PyTypeError::new_err(format!("{name}: expected bytes or a text such as \"1GiB\""));
+    value.extract::<String>().map_err(|_| wrong())
+}

@@ -1,0 +1,500 @@
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyDict, PyList};
+use slackwater_node::{GetOptions, Got, PutOptions, RemoveOptions, StoreError, Stored};
+use slackwater_wire::{Durability, ErrorCode, Key, List, PutMode, Tenant};
+
+use crate::buffers::{KeyBytes, Memory, disjoint};
+use crate::errors::{exception, not_opened, refused};
+use crate::options::{Chain, chain, configuration, pin, seconds_of, size_text, tenant};
+
+/// How often this process is a fork of one that has loaded the module.
+static FORKS: AtomicU64 = AtomicU64::new(0);
+
+/// See [`crate::after_fork`].
+pub(crate) fn forked() {
+    FORKS.fetch_add(1, Ordering::Relaxed);
+}
+
+/// SSD space where a path is given and no size.
+const SSD_DEFAULT: &str = "16GiB";
+
+/// A tiered store inside this process: values in DRAM over SSD.
+///
+/// Store(path=None, *, memory="1GiB", ssd=None, config=None, **options)
+///
+/// `path` is the directory of the SSD tier, made if it is missing and held by one process at a time; without one,
+/// values live in memory alone. `memory` and `ssd` are bytes, or texts such as "64GiB"; with a path, `ssd` is 16GiB
+/// unless it is given. `config` is a TOML file. Every other option of the store is a keyword, with underscores for dots:
+/// `policy="lru"`, `promotion_threshold=3`, `offload="on-evict"`; `slackwater config --explain` lists them. What is not
+/// given comes from the environment (`SLACKWATER_…`), the file, or the defaults.
+///
+/// Keys are `bytes`, or `str` taken as UTF-8, of 1 to 1,024 bytes. Values are anything with the buffer protocol (bytes,
+/// bytearray, memoryview, numpy arrays) or a contiguous CPU tensor. All methods may be called from any thread; other
+/// threads run meanwhile. Errors are `slackwater.SlackwaterError` and its subclasses, with the number in `.code`.
+#[pyclass(frozen, module = "slackwater", weakref)]
+pub(crate) struct Store {
+    inner: Mutex<Option<slackwater_node::Store>>,
+    /// The value of [`FORKS`] in the process that opened it.
+    forks: u64,
+}
+
+#[pymethods]
+impl Store {
+    #[new]
+    #[pyo3(signature = (path=None, *, memory=None, ssd=None, config=None, **options))]
+    fn new(
+        py: Python<'_>,
+        path: Option<PathBuf>,
+        memory: Option<&Bound<'_, PyAny>>,
+        ssd: Option<&Bound<'_, PyAny>>,
+        config: Option<PathBuf>,
+        options: Option<&Bound<'_, PyDict>>,
+    ) -> PyResult<Self> {
+        let mut named = Vec::new();
+        if let Some(memory) = memory {
+            named.push(("memory".to_owned(), size_text("memory", memory)?));
+        }
+        match ssd {
+            Some(ssd) => named.push(("ssd".to_owned(), size_text("ssd", ssd)?)),
+            None if path.is_some() => named.push(("ssd".to_owned(), SSD_DEFAULT.to_owned())),
+            None => {}
+        }
+        if let Some(path) = path {
+            named.push(("dir".to_owned(), path.to_string_lossy().into_owned()));
+        }
+        let config = configuration(py, config, named, options)?;
+        let opened = py.detach(|| slackwater_node::Store::open(config));
+        let store = opened.map_err(|error| not_opened(py, &error))?;
+        Ok(Self { inner: Mutex::new(Some(store)), forks: FORKS.load(Ordering::Relaxed) })
+    }
+
+    /// put(key, value, *, upsert=False, pin=None, group=None, durable=False, wait=None, tenant=None, chain=None)
+    ///
+    /// Puts one value. Returns True if it was stored, False if a value of that key was there and stays; with `upsert`
+    /// the new value replaces it. `pin` is "soft", "hard", or the seconds of a soft pin. Values of one `group` (a number)
+    /// are evicted together. With `durable` the call returns when the value is synced to SSD. `wait` is how many seconds
+    /// to wait for space.
+    #[pyo3(signature = (key, value, *, upsert=false, pin=None, group=None, durable=false, wait=None, tenant=None, chain=None))]
+    #[expect(clippy::too_many_arguments, reason = "they are keywords in Python")]
+    fn put(
+        &self,
+        py: Python<'_>,
+        key: KeyBytes,
+        value: &Bound<'_, PyAny>,
+        upsert: bool,
+        pin: Option<&Bound<'_, PyAny>>,
+        group: Option<u64>,
+        durable: bool,
+        wait: Option<f64>,
+        tenant: Option<&str>,
+        chain: Option<&Bound<'_, Chain>>,
+    ) -> PyResult<bool> {
+        let options = put_options(upsert, pin, group, durable, wait, tenant, chain)?;
+        let (store, value) = (self.store(py)?, Memory::of(value)?);
+        let (key, bytes) = (key.as_slice(py), value.as_slice());
+        let stored = py.detach(|| store.put(key, bytes, &options));
+        stored.map(|stored| stored == Stored::New).map_err(|error| refused(py, &error))
+    }
+
+    /// put_batch(keys, values, *, upsert=False, pin=None, group=None, durable=False, wait=None, tenant=None, chain=None)
+    ///
+    /// Puts values; their order is the order of a chain. Returns a list with, for each key, what `put` returns, or the
+    /// exception that it would raise: one that fails does not fail its neighbours.
+    #[pyo3(signature = (keys, values, *, upsert=false, pin=None, group=None, durable=false, wait=None, tenant=None, chain=None))]
+    #[expect(clippy::too_many_arguments, reason = "they are keywords in Python")]
+    fn put_batch<'py>(
+        &self,
+        py: Python<'py>,
+        keys: Vec<KeyBytes>,
+        values: Vec<Bound<'py, PyAny>>,
+        upsert: bool,
+        pin: Option<&Bound<'py, PyAny>>,
+        group: Option<u64>,
+        durable: bool,
+        wait: Option<f64>,
+        tenant: Option<&str>,
+        chain: Option<&Bound<'py, Chain>>,
+    ) -> PyResult<Bound<'py, PyList>> {
+        let options = put_options(upsert, pin, group, durable, wait, tenant, chain)?;
+        same_count(py, keys.len(), "values", values.len())?;
+        let store = self.store(py)?;
+        let values: Vec<Memory> = values.iter().map(Memory::of).collect::<PyResult<_>>()?;
+        let entries: Vec<(&[u8], &[u8])> =
+            keys.iter().zip(&values).map(|(key, value)| (key.as_slice(py), value.as_slice())).collect();
+        let results = py.detach(|| store.put_batch(&entries, &options));
+        each(py, results, |stored| Ok(stored == Stored::New))
+    }
+
+    /// get(key, *, tenant=None)
+    ///
+    /// The value as bytes, or None if there is none.
+    #[pyo3(signature = (key, *, tenant=None))]
+    fn get<'py>(&self, py: Python<'py>, key: KeyBytes, tenant: Option<&str>) -> PyResult<Option<Bound<'py, PyBytes>>> {
+        let store = self.store(py)?;
+        let options = GetOptions { tenant: crate::options::tenant(tenant)?, ..GetOptions::default() };
+        read_one(py, &store, key.as_slice(py), &options)
+    }
+
+    /// get_into(key, buffer, *, tenant=None)
+    ///
+    /// Reads the value into the buffer, without a copy between. Returns its length, or None if there is none. The buffer
+    /// may be longer; one that is shorter raises.
+    #[pyo3(signature = (key, buffer, *, tenant=None))]
+    fn get_into(
+        &self,
+        py: Python<'_>,
+        key: KeyBytes,
+        buffer: &Bound<'_, PyAny>,
+        tenant: Option<&str>,
+    ) -> PyResult<Option<usize>> {
+        let store = self.store(py)?;
+        let options = GetOptions { tenant: crate::options::tenant(tenant)?, ..GetOptions::default() };
+        let mut buffer = Memory::of(buffer)?;
+        let (key, bytes) = (key.as_slice(py), buffer.as_mut_slice()?);
+        let got = py.detach(|| store.get_into(key, bytes, &options));
+        got.map(|got| got.map(|got| got.bytes)).map_err(|error| refused(py, &error))
+    }
+
+    /// get_batch(keys, *, prefix_only=False, tenant=None, chain=None)
+    ///
+    /// Reads values; the order of the keys is the order of a chain. Returns a list with, for each key, the bytes, None,
+    /// or the exception. With `prefix_only` the first key that is missing ends the reading: the rest are None.
+    #[pyo3(signature = (keys, *, prefix_only=false, tenant=None, chain=None))]
+    fn get_batch<'py>(
+        &self,
+        py: Python<'py>,
+        keys: Vec<KeyBytes>,
+        prefix_only: bool,
+        tenant: Option<&str>,
+        chain: Option<&Bound<'py, Chain>>,
+    ) -> PyResult<Bound<'py, PyList>> {
+        let store = self.store(py)?;
+        let options = get_options(prefix_only, tenant, chain)?;
+        let keys: Vec<&[u8]> = keys.iter().map(|key| key.as_slice(py)).collect();
+        let sizes = py.detach(|| keys.iter().map(|key| size_of(&store, key, &options.tenant)).collect::<Vec<_>>());
+        let mut values = Vec::with_capacity(keys.len());
+        let mut memory = Vec::with_capacity(keys.len());
+        for size in sizes {
+            let (value, bytes) = Memory::fresh(py, size)?;
+            values.push(value);
+            memory.push(bytes);
+        }
+        let mut buffers = disjoint(&mut memory)?;
+        let results = py.detach(|| store.get_batch_into(&keys, &mut buffers, &options));
+        let list = PyList::empty(py);
+        for ((result, value), key) in results.into_iter().zip(values).zip(keys) {
+            list.append(match result {
+                Ok(Some(got)) => cut(py, value, got)?.into_any(),
+                Ok(None) => py.None().into_bound(py),
+                // Put or replaced since its size was looked up.
+                Err(StoreError::BufferTooSmall { .. }) => {
+                    read_one(py, &store, key, &options)?.into_pyobject(py)?.into_any()
+                }
+                Err(error) => refused(py, &error).into_value(py).into_bound(py).into_any(),
+            })?;
+        }
+        Ok(list)
+    }
+
+    /// get_batch_into(keys, buffers, *, prefix_only=False, tenant=None, chain=None)
+    ///
+    /// Reads values into buffers, one each, without a copy between. Returns a list with, for each key, the length of its
+    /// value, None, or the exception.
+    #[pyo3(signature = (keys, buffers, *, prefix_only=false, tenant=None, chain=None))]
+    fn get_batch_into<'py>(
+        &self,
+        py: Python<'py>,
+        keys: Vec<KeyBytes>,
+        buffers: Vec<Bound<'py, PyAny>>,
+        prefix_only: bool,
+        tenant: Option<&str>,
+        chain: Option<&Bound<'py, Chain>>,
+    ) -> PyResult<Bound<'py, PyList>> {
+        same_count(py, keys.len(), "buffers", buffers.len())?;
+        let store = self.store(py)?;
+        let options = get_options(prefix_only, tenant, chain)?;
+        let keys: Vec<&[u8]> = keys.iter().map(|key| key.as_slice(py)).collect();
+        let mut memory: Vec<Memory> = buffers.iter().map(Memory::of).collect::<PyResult<_>>()?;
+        let mut buffers = disjoint(&mut memory)?;
+        let results = py.detach(|| store.get_batch_into(&keys, &mut buffers, &options));
+        each(py, results, |got| Ok(got.map(|got| got.bytes)))
+    }
+
+    /// exists(key, *, tenant=None)
+    ///
+    /// Whether the key has a value that can be read.
+    #[pyo3(signature = (key, *, tenant=None))]
+    fn exists(&self, py: Python<'_>, key: KeyBytes, tenant: Option<&str>) -> PyResult<bool> {
+        Ok(self.exists_batch(py, vec![key], tenant)?.first().copied().unwrap_or(false))
+    }
+
+    /// exists_batch(keys, *, tenant=None)
+    ///
+    /// Whether each key has a value that can be read.
+    #[pyo3(signature = (keys, *, tenant=None))]
+    fn exists_batch(&self, py: Python<'_>, keys: Vec<KeyBytes>, tenant: Option<&str>) -> PyResult<Vec<bool>> {
+        let (store, tenant) = (self.store(py)?, crate::options::tenant(tenant)?);
+        let keys: Vec<&[u8]> = keys.iter().map(|key| key.as_slice(py)).collect();
+        py.detach(|| store.exists(&keys, &tenant)).map_err(|error| refused(py, &error))
+    }
+
+    fn __contains__(&self, py: Python<'_>, key: KeyBytes) -> PyResult<bool> {
+        self.exists(py, key, None)
+    }
+
+    /// remove(key, *, force=False, tenant=None)
+    ///
+    /// Removes the value, which never comes back. Returns False if there was none. A value that a reader holds a lease on
+    /// raises unless `force` is set.
+    #[pyo3(signature = (key, *, force=false, tenant=None))]
+    fn remove(&self, py: Python<'_>, key: KeyBytes, force: bool, tenant: Option<&str>) -> PyResult<bool> {
+        let (store, options) = (self.store(py)?, remove_options(force, tenant)?);
+        let key = key.as_slice(py);
+        let removed = py.detach(|| store.remove(&[key], &options));
+        removed.into_iter().next().map_or(Ok(false), was_there).map_err(|error| refused(py, &error))
+    }
+
+    /// remove_batch(keys, *, force=False, tenant=None)
+    ///
+    /// Removes values. Returns a list with, for each key, what `remove` returns, or the exception.
+    #[pyo3(signature = (keys, *, force=false, tenant=None))]
+    fn remove_batch<'py>(
+        &self,
+        py: Python<'py>,
+        keys: Vec<KeyBytes>,
+        force: bool,
+        tenant: Option<&str>,
+    ) -> PyResult<Bound<'py, PyList>> {
+        let (store, options) = (self.store(py)?, remove_options(force, tenant)?);
+        let keys: Vec<&[u8]> = keys.iter().map(|key| key.as_slice(py)).collect();
+        let removed = py.detach(|| store.remove(&keys, &options));
+        each(py, removed.into_iter().map(was_there).collect(), Ok)
+    }
+
+    /// remove_matching(pattern, *, force=False, tenant=None)
+    ///
+    /// Removes every value in whose key the regular expression is found. Returns how many.
+    #[pyo3(signature = (pattern, *, force=false, tenant=None))]
+    fn remove_matching(&self, py: Python<'_>, pattern: &str, force: bool, tenant: Option<&str>) -> PyResult<u64> {
+        let (store, options) = (self.store(py)?, remove_options(force, tenant)?);
+        py.detach(|| store.remove_matching(pattern, &options)).map_err(|error| refused(py, &error))
+    }
+
+    /// remove_all(*, force=False, tenant=None)
+    ///
+    /// Removes every value of the tenant. Returns how many.
+    #[pyo3(signature = (*, force=false, tenant=None))]
+    fn remove_all(&self, py: Python<'_>, force: bool, tenant: Option<&str>) -> PyResult<u64> {
+        let (store, options) = (self.store(py)?, remove_options(force, tenant)?);
+        py.detach(|| store.remove_all(&options)).map_err(|error| refused(py, &error))
+    }
+
+    /// list(*, pattern=None, after=None, limit=1000, tenant=None)
+    ///
+    /// Keys in byte order as a list of bytes: those after `after`, at most `limit`, only those in which the regular
+    /// expression is found. Pass the last key as `after` for the next page.
+    #[pyo3(signature = (*, pattern=None, after=None, limit=1000, tenant=None))]
+    fn list<'py>(
+        &self,
+        py: Python<'py>,
+        pattern: Option<String>,
+        after: Option<KeyBytes>,
+        limit: u32,
+        tenant: Option<&str>,
+    ) -> PyResult<Bound<'py, PyList>> {
+        let store = self.store(py)?;
+        let after = after.map(|key| Key::new(key.as_slice(py))).transpose();
+        let after = after.map_err(|error| refused(py, &StoreError::Key(error)))?;
+        let list = List { tenant: crate::options::tenant(tenant)?, pattern, after, limit };
+        let listed = py.detach(|| store.list(list)).map_err(|error| refused(py, &error))?;
+        PyList::new(py, listed.keys.iter().map(|key| PyBytes::new(py, key.as_bytes())))
+    }
+
+    /// stats()
+    ///
+    /// What the store counts, as nested dictionaries: objects, memory, ssd, reads, puts, promotions, evictions, latency.
+    fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        let store = self.store(py)?;
+        let text = py.detach(|| serde_json::to_string(&store.stats()));
+        let text = text.map_err(|error| exception(py, ErrorCode::SerializeFail, &error.to_string()))?;
+        py.import("json")?.call_method1("loads", (text,))
+    }
+
+    /// metrics()
+    ///
+    /// The same as metrics in the text form of Prometheus.
+    fn metrics(&self, py: Python<'_>) -> PyResult<String> {
+        let store = self.store(py)?;
+        Ok(py.detach(|| store.metrics_text()))
+    }
+
+    /// flush(timeout=60.0)
+    ///
+    /// Returns when everything queued for SSD is durable, or raises after `timeout` seconds.
+    #[pyo3(signature = (timeout=60.0))]
+    fn flush(&self, py: Python<'_>, timeout: f64) -> PyResult<()> {
+        let (store, timeout) = (self.store(py)?, seconds_of("timeout", timeout)?);
+        py.detach(|| store.flush(timeout)).map_err(|error| refused(py, &error))
+    }
+
+    /// close()
+    ///
+    /// Writes what the mode of offload promises, and closes. Later calls raise; closing again does nothing.
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        let Some(store) = self.take() else {
+            return Ok(());
+        };
+        py.detach(|| store.close()).map_err(|error| refused(py, &error))
+    }
+
+    /// Whether the store was closed.
+    #[getter]
+    fn closed(&self) -> bool {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner).is_none()
+    }
+
+    fn __enter__(slf: Bound<'_, Self>) -> Bound<'_, Self> {
+        slf
+    }
+
+    #[pyo3(signature = (*_exception))]
+    fn __exit__(&self, py: Python<'_>, _exception: &Bound<'_, pyo3::types::PyTuple>) -> PyResult<()> {
+        self.close(py)
+    }
+
+    fn __repr__(&self) -> &'static str {
+        if self.closed() { "<slackwater.Store, closed>" } else { "<slackwater.Store, open>" }
+    }
+}
+
+impl Store {
+    /// The store behind this object, for one call.
+    fn store(&self, py: Python<'_>) -> PyResult<slackwater_node::Store> {
+        if self.forks != FORKS.load(Ordering::Relaxed) {
+            let message = "this process is a fork of the one that opened the store: open one after the fork";
+            return Err(exception(py, ErrorCode::NotSupported, message));
+        }
+        let inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+        inner.clone().ok_or_else(|| refused(py, &StoreError::Closed))
+    }
+
+    /// The store, to be closed. In a fork its threads are not there to be joined: it is left alone.
+    fn take(&self) -> Option<slackwater_node::Store> {
+        let store = self.inner.lock().unwrap_or_else(PoisonError::into_inner).take()?;
+        if self.forks == FORKS.load(Ordering::Relaxed) {
+            return Some(store);
+        }
+        std::mem::forget(store);
+        None
+    }
+}
+
+impl Drop for Store {
+    /// Closing joins threads: other threads of Python may run meanwhile.
+    fn drop(&mut self) {
+        if let Some(store) = self.take() {
+            Python::attach(|py| py.detach(|| drop(store)));
+        }
+    }
+}
+
+fn put_options(
+    upsert: bool,
+    pinned: Option<&Bound<'_, PyAny>>,
+    group: Option<u64>,
+    durable: bool,
+    wait: Option<f64>,
+    name: Option<&str>,
+    given: Option<&Bound<'_, Chain>>,
+) -> PyResult<PutOptions> {
+    Ok(PutOptions {
+        tenant: tenant(name)?,
+        mode: if upsert { PutMode::Upsert } else { PutMode::Create },
+        pin: pin(pinned)?,
+        group,
+        durability: if durable { Durability::Disk } else { Durability::Memory },
+        wait: wait.map(|seconds| seconds_of("wait", seconds)).transpose()?,
+        chain: chain(given),
+    })
+}
+
+fn get_options(prefix_only: bool, name: Option<&str>, given: Option<&Bound<'_, Chain>>) -> PyResult<GetOptions> {
+    Ok(GetOptions { tenant: tenant(name)?, chain: chain(given), prefix_only })
+}
+
+fn remove_options(force: bool, name: Option<&str>) -> PyResult<RemoveOptions> {
+    Ok(RemoveOptions { tenant: tenant(name)?, force })
+}
+
+fn same_count(py: Python<'_>, keys: usize, what: &str, count: usize) -> PyResult<()> {
+    if keys == count {
+        return Ok(());
+    }
+    Err(exception(py, ErrorCode::InvalidParams, &format!("{keys} keys but {count} {what}")))
+}
+
+/// A list of what each call gave: its value, or its exception in its place.
+fn each<'py, T, V: IntoPyObject<'py>>(
+    py: Python<'py>,
+    results: Vec<Result<T, StoreError>>,
+    value: impl Fn(T) -> PyResult<V>,
+) -> PyResult<Bound<'py, PyList>> {
+    let list = PyList::empty(py);
+    for result in results {
+        match result {
+            Ok(given) => list.append(value(given)?)?,
+            Err(error) => list.append(refused(py, &error).into_value(py))?,
+        }
+    }
+    Ok(list)
+}
+
+/// Removing what is not there is no error: the caller's wish holds.
+fn was_there(removed: Result<(), StoreError>) -> Result<bool, StoreError> {
+    match removed {
+        Ok(()) => Ok(true),
+        Err(error) if error.code() == ErrorCode::ObjectNotFound => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+/// Length of the value now; zero where there is none or nobody knows, which the read itself will say better.
+fn size_of(store: &slackwater_node::Store, key: &[u8], tenant: &Tenant) -> usize {
+    let described = store.describe(key, tenant).ok().flatten();
+    described.map_or(0, |description| usize::try_from(description.bytes).unwrap_or(0))
+}
+
+/// Reads into fresh bytes of the right length. A value that is replaced by a longer one meanwhile is looked up again.
+fn read_one<'py>(
+    py: Python<'py>,
+    store: &slackwater_node::Store,
+    key: &[u8],
+    options: &GetOptions,
+) -> PyResult<Option<Bound<'py, PyBytes>>> {
+    for _ in 0..LOOKUPS_MAX {
+        let size = py.detach(|| size_of(store, key, &options.tenant));
+        let (value, mut memory) = Memory::fresh(py, size)?;
+        let bytes = memory.as_mut_slice()?;
+        match py.detach(|| store.get_into(key, bytes, options)) {
+            Ok(Some(got)) => return cut(py, value, got).map(Some),
+            Ok(None) => return Ok(None),
+            Err(StoreError::BufferTooSmall { .. }) => {}
+            Err(error) => return Err(refused(py, &error)),
+        }
+    }
+    let value = py.detach(|| store.get(key, options)).map_err(|error| refused(py, &error))?;
+    Ok(value.map(|value| PyBytes::new(py, &value)))
+}
+
+/// Races lost to longer and longer values before the store is asked for memory of its own.
+const LOOKUPS_MAX: usize = 4;
+
+/// The value at the length that was read: shorter only if it was replaced since its size was looked up.
+fn cut<'py>(py: Python<'py>, value: Bound<'py, PyBytes>, got: Got) -> PyResult<Bound<'py, PyBytes>> {
+    let bytes = value.as_bytes();
+    if bytes.len() == got.bytes { Ok(value) } else { Ok(PyBytes::new(py, &bytes[..got.bytes])) }
+}

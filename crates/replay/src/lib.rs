@@ -1,0 +1,35 @@
+//! Request traces of LLM serving: reading them, generating them, and the block contents that prove a replay right.
+//!
+//! Everything here is a function of its input: a trace comes from any [`std::io::BufRead`], generated traffic from a
+//! seed, and the bytes of a block from its key.
+#![forbid(unsafe_code)]
+
+mod content;
+mod generate;
+mod series;
+mod trace;
+
+pub use content::{Content, Difference};
+pub use generate::{CONTEXT_TOKENS_MAX, Generator, Traffic};
+pub use series::Series;
+pub use trace::{LINE_BYTES_MAX, Problem, TraceError, TraceReader};
+
+use std::time::Duration;
+
+/// Tokens of one block in the published traces.
+pub const BLOCK_TOKENS: u64 = 512;
+
+/// One request of a trace.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Request {
+    /// When it arrived, since the start of the trace.
+    pub at: Duration,
+    /// Tokens of its prompt.
+    pub input_tokens: u64,
+    /// Tokens that it generated.
+    pub output_tokens: u64,
+    /// The prefix blocks of its prompt, from the root: equal ids are equal blocks after equal blocks.
+    pub blocks: Vec<u64>,
+    /// An opaque small number that is expected to tell returning requests from others.
+    pub hint: Option<u32>,
+}

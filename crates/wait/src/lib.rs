@@ -1,0 +1,1 @@
+//! How anything in Slackwater waits.

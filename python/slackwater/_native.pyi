@@ -1,0 +1,165 @@
+import builtins
+import os
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, Literal, Protocol, Self, TypeAlias
+
+from typing_extensions import Buffer
+
+from .errors import SlackwaterError
+
+class Tensor(Protocol):
+    """A contiguous tensor on the CPU, as PyTorch and its kin describe one."""
+
+    @property
+    def device(self) -> Any: ...
+    def data_ptr(self) -> int: ...
+    def numel(self) -> int: ...
+    def element_size(self) -> int: ...
+    def is_contiguous(self) -> bool: ...
+
+Key: TypeAlias = bytes | str
+Value: TypeAlias = Buffer | Tensor
+Size: TypeAlias = int | str
+Pin: TypeAlias = Literal["soft", "hard"] | float | None
+
+__version__: str
+
+class Chain:
+    """How the keys of one call hang together: they are the blocks of one chain, in order."""
+
+    def __new__(
+        cls,
+        *,
+        parent: Key | None = None,
+        position: int = 0,
+        hint: int | None = None,
+        output_tokens: int | None = None,
+    ) -> Self: ...
+
+class Store:
+    """A tiered store inside this process: values in DRAM over SSD."""
+
+    def __new__(
+        cls,
+        path: str | os.PathLike[str] | None = None,
+        *,
+        memory: Size | None = None,
+        ssd: Size | None = None,
+        config: str | os.PathLike[str] | None = None,
+        **options: str | float | bool,
+    ) -> Self: ...
+    @property
+    def closed(self) -> bool:
+        """Whether the store was closed."""
+
+    def put(
+        self,
+        key: Key,
+        value: Value,
+        *,
+        upsert: bool = False,
+        pin: Pin = None,
+        group: int | None = None,
+        durable: bool = False,
+        wait: float | None = None,
+        tenant: str | None = None,
+        chain: Chain | None = None,
+    ) -> bool:
+        """Puts one value. True if it was stored, False if a value of that key was there and stays."""
+
+    def put_batch(
+        self,
+        keys: Sequence[Key],
+        values: Sequence[Value],
+        *,
+        upsert: bool = False,
+        pin: Pin = None,
+        group: int | None = None,
+        durable: bool = False,
+        wait: float | None = None,
+        tenant: str | None = None,
+        chain: Chain | None = None,
+    ) -> builtins.list[bool | SlackwaterError]:
+        """Puts values: for each key what `put` returns, or the exception that it would raise."""
+
+    def get(self, key: Key, *, tenant: str | None = None) -> bytes | None:
+        """The value, or None if there is none."""
+
+    def get_into(self, key: Key, buffer: Value, *, tenant: str | None = None) -> int | None:
+        """Reads the value into the buffer: its length, or None if there is none."""
+
+    def get_batch(
+        self,
+        keys: Sequence[Key],
+        *,
+        prefix_only: bool = False,
+        tenant: str | None = None,
+        chain: Chain | None = None,
+    ) -> builtins.list[bytes | None | SlackwaterError]:
+        """Reads values: for each key the bytes, None, or the exception."""
+
+    def get_batch_into(
+        self,
+        keys: Sequence[Key],
+        buffers: Sequence[Value],
+        *,
+        prefix_only: bool = False,
+        tenant: str | None = None,
+        chain: Chain | None = None,
+    ) -> builtins.list[int | None | SlackwaterError]:
+        """Reads values into buffers, one each: for each key its length, None, or the exception."""
+
+    def exists(self, key: Key, *, tenant: str | None = None) -> bool:
+        """Whether the key has a value that can be read."""
+
+    def exists_batch(self, keys: Sequence[Key], *, tenant: str | None = None) -> builtins.list[bool]:
+        """Whether each key has a value that can be read."""
+
+    def __contains__(self, key: Key) -> bool: ...
+    def remove(self, key: Key, *, force: bool = False, tenant: str | None = None) -> bool:
+        """Removes the value for good. False if there was none."""
+
+    def remove_batch(
+        self, keys: Sequence[Key], *, force: bool = False, tenant: str | None = None
+    ) -> builtins.list[bool | SlackwaterError]:
+        """Removes values: for each key what `remove` returns, or the exception."""
+
+    def remove_matching(self, pattern: str, *, force: bool = False, tenant: str | None = None) -> int:
+        """Removes every value in whose key the regular expression is found: how many."""
+
+    def remove_all(self, *, force: bool = False, tenant: str | None = None) -> int:
+        """Removes every value of the tenant: how many."""
+
+    def list(
+        self,
+        *,
+        pattern: str | None = None,
+        after: Key | None = None,
+        limit: int = 1000,
+        tenant: str | None = None,
+    ) -> builtins.list[bytes]:
+        """Keys in byte order, a page at a time."""
+
+    def stats(self) -> dict[str, Any]:
+        """What the store counts, as nested dictionaries."""
+
+    def metrics(self) -> str:
+        """The same as metrics in the text form of Prometheus."""
+
+    def flush(self, timeout: float = 60.0) -> None:
+        """Returns when everything queued for SSD is durable."""
+
+    def close(self) -> None:
+        """Writes what the mode of offload promises, and closes. Closing again does nothing."""
+
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None: ...
+
+def error_codes() -> dict[str, int]: ...
+def after_fork() -> None: ...

@@ -1,0 +1,38 @@
+"""What the tests of the package share."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Protocol
+
+import pytest
+import slackwater
+
+
+@pytest.fixture
+def store() -> Iterator[slackwater.Store]:
+    """A store in memory alone."""
+    with slackwater.Store(memory="16MiB", log="off") as store:
+        yield store
+
+
+class Opener(Protocol):
+    """Opens a store with little memory over an SSD tier, the same directory each time."""
+
+    def __call__(self, **options: str | int | bool) -> slackwater.Store: ...
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    """Where an SSD tier may live."""
+    return tmp_path / "kv"
+
+
+@pytest.fixture
+def open_tiered(directory: Path) -> Opener:
+    """See `Opener`."""
+
+    def opened(**options: str | int | bool) -> slackwater.Store:
+        settings: dict[str, str | int | bool] = {"file_bytes": "4MiB", "log": "off", **options}
+        return slackwater.Store(directory, memory="8MiB", ssd="64MiB", **settings)
+
+    return opened

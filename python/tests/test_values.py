@@ -1,0 +1,154 @@
+"""Values go in and come out as they are, one at a time and in batches."""
+
+import array
+
+import numpy
+import pytest
+import slackwater
+from slackwater import Chain, Store
+
+
+def test_a_value_comes_back_as_it_was(store: Store) -> None:
+    assert store.put("k", b"value") is True
+    assert store.get("k") == b"value"
+    assert store.get(b"k") == b"value"
+    assert store.exists("k") and "k" in store
+    assert store.get("other") is None
+    assert not store.exists("other")
+
+
+def test_the_first_value_stays_unless_replaced(store: Store) -> None:
+    store.put("k", b"old")
+    assert store.put("k", b"newer") is False
+    assert store.get("k") == b"old"
+    assert store.put("k", b"newer", upsert=True) is True
+    assert store.get("k") == b"newer"
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        bytearray(b"0123456789abcdef"),
+        memoryview(b"0123456789abcdef"),
+        array.array("d", [1.5, -2.5]),
+        numpy.arange(6, dtype=numpy.float32).reshape(2, 3),
+        numpy.array(7, dtype=numpy.int64),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_anything_with_the_buffer_protocol_is_a_value(store: Store, value: object) -> None:
+    store.put("k", value)
+    assert store.get("k") == memoryview(value).tobytes()
+
+
+class Tensor:
+    """A tensor on the CPU as PyTorch describes one, over memory of numpy; it has no buffer protocol either."""
+
+    def __init__(self, memory: numpy.ndarray, device: str = "cpu") -> None:
+        self._memory = memory
+        self.device = type("device", (), {"type": device})()
+
+    def data_ptr(self) -> int:
+        return self._memory.ctypes.data
+
+    def numel(self) -> int:
+        return self._memory.size
+
+    def element_size(self) -> int:
+        return self._memory.itemsize
+
+    def is_contiguous(self) -> bool:
+        return self._memory.flags.c_contiguous
+
+
+def test_a_tensor_on_the_cpu_is_read_and_written_in_place(store: Store) -> None:
+    source = numpy.arange(1024, dtype=numpy.float16)
+    target = numpy.zeros_like(source)
+    store.put("k", Tensor(source))
+    assert store.get_into("k", Tensor(target)) == source.nbytes
+    assert (target == source).all()
+    with pytest.raises(ValueError, match="on cuda"):
+        store.put("other", Tensor(source, device="cuda"))
+    with pytest.raises(ValueError, match="not contiguous"):
+        store.put("other", Tensor(source[::2]))
+
+
+def test_get_into_fills_the_callers_memory_and_says_how_much(store: Store) -> None:
+    store.put("k", b"12345")
+    buffer = bytearray(b"........")
+    assert store.get_into("k", buffer) == 5
+    assert buffer == b"12345..."
+    assert store.get_into("none", buffer) is None
+    array = numpy.zeros(5, dtype=numpy.uint8)
+    assert store.get_into("k", array) == 5
+    assert array.tobytes() == b"12345"
+
+
+def test_a_buffer_that_cannot_take_the_value_is_refused(store: Store) -> None:
+    store.put("k", b"12345")
+    with pytest.raises(slackwater.RefusedError, match="5 bytes") as caught:
+        store.get_into("k", bytearray(4))
+    assert caught.value.code == slackwater.ErrorCode.INVALID_PARAMS
+    with pytest.raises(ValueError, match="read-only"):
+        store.get_into("k", b"12345")
+    with pytest.raises(ValueError, match="C-contiguous"):
+        store.get_into("k", numpy.zeros((4, 4), dtype=numpy.uint8)[:, ::2])
+
+
+def test_batches_answer_for_each_key(store: Store) -> None:
+    keys = ["a", "b", "c"]
+    assert store.put_batch(keys, [b"1", b"22", b"333"]) == [True, True, True]
+    assert store.put_batch(["c", "d"], [b"x", b"4444"]) == [False, True]
+    assert store.get_batch(["a", "none", "c"]) == [b"1", None, b"333"]
+    buffers = [bytearray(4), bytearray(1), bytearray(4)]
+    lengths = store.get_batch_into(["a", "b", "d"], buffers)
+    assert lengths[0] == 1 and lengths[2] == 4
+    assert isinstance(lengths[1], slackwater.RefusedError)
+    assert buffers[0][:1] == b"1" and buffers[2] == b"4444"
+    assert store.exists_batch(["a", "none"]) == [True, False]
+
+
+def test_a_prefix_ends_at_the_first_gap(store: Store) -> None:
+    store.put_batch(["a", "c"], [b"1", b"3"])
+    chain = Chain(parent="root", position=1, hint=3, output_tokens=250)
+    assert store.get_batch(["a", "b", "c"], prefix_only=True, chain=chain) == [b"1", None, None]
+    assert store.get_batch(["a", "b", "c"]) == [b"1", None, b"3"]
+
+
+def test_buffers_of_one_call_must_not_overlap(store: Store) -> None:
+    store.put_batch(["a", "b"], [b"1", b"2"])
+    memory = bytearray(2)
+    view = memoryview(memory)
+    assert store.get_batch_into(["a", "b"], [view[:1], view[1:]]) == [1, 1]
+    assert memory == b"12"
+    with pytest.raises(ValueError, match="overlap"):
+        store.get_batch_into(["a", "b"], [memory, memory])
+
+
+def test_removed_values_are_gone(store: Store) -> None:
+    store.put_batch([f"p/{i}" for i in range(5)] + ["q"], [b"v"] * 6)
+    assert store.remove("p/0") is True
+    assert store.remove("p/0") is False
+    assert store.remove_batch(["p/1", "none"]) == [True, False]
+    assert store.list(pattern="^p/") == [b"p/2", b"p/3", b"p/4"]
+    assert store.list(after="p/2", limit=2) == [b"p/3", b"p/4"]
+    assert store.remove_matching("^p/") == 3
+    assert store.remove_all() == 1
+    assert store.list() == []
+
+
+def test_tenants_do_not_see_each_other(store: Store) -> None:
+    store.put("k", b"mine", tenant="acme")
+    assert store.get("k") is None
+    assert store.get("k", tenant="acme") == b"mine"
+    with pytest.raises(ValueError, match="reserved"):
+        store.get("k", tenant="_x")
+
+
+def test_large_values_keep_every_byte(store: Store) -> None:
+    value = numpy.random.default_rng(1).integers(0, 256, 3_000_001, dtype=numpy.uint8)
+    store.put("k", value)
+    assert store.get("k") == value.tobytes()
+    target = numpy.zeros_like(value)
+    assert store.get_into("k", target) == value.nbytes
+    assert (target == value).all()

@@ -34,6 +34,7 @@ mod retry;
 mod scan;
 mod segment;
 mod slab;
+mod suspect;
 mod tenant;
 
 pub use books::{Books, Imbalance, SegmentBooks};

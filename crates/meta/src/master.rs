@@ -220,6 +220,12 @@ impl Master {
         policies.chain(self.due.next()).min()
     }
 
+    /// Versions begin above this one. For a shell that knows what an earlier master may have given out: nodes that
+    /// announce themselves later raise the mark, but puts that were granted before cannot be raised after them.
+    pub fn start_above(&mut self, version: Version) {
+        self.next_version = self.next_version.max(version.0.saturating_add(1));
+    }
+
     /// What the operator should know about the configuration.
     #[must_use]
     pub fn warnings(&self) -> &[ConfigWarning] {
@@ -256,6 +262,7 @@ impl Master {
             Request::RemoveMatching(remove) => return self.remove_matching(now, caller, &remove),
             Request::RemoveAll(remove) => return self.remove_all(now, caller, &remove),
             Request::ReplicaClear(clear) => return self.replica_clear(now, caller, &clear),
+            Request::Suspect { tenant, key, version, at } => self.suspect(now, &tenant, &key, version, &at),
             Request::List(list) => return self.list(now, caller, list),
             Request::Describe { tenant, key } => self.describe(now, &tenant, &key),
             Request::SetQuota { tenant, memory_bytes, disk_bytes } => {
@@ -280,6 +287,7 @@ impl Master {
             Report::Fenced(extents) => self.fenced(now, node, &extents),
             Report::Disk(state) => self.disk_state(now, node, &state),
             Report::Announce { segment, entries } => self.announce(now, node, segment, &entries),
+            Report::Announced { segment, highest } => self.announced(node, segment, highest),
         }
     }
 

@@ -115,7 +115,7 @@ impl Master {
         }
     }
 
-    fn withdraw_replica(
+    pub(crate) fn withdraw_replica(
         &mut self,
         now: Instant,
         id: ObjectId,

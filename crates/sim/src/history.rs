@@ -21,6 +21,7 @@ pub struct History {
     puts: Vec<Put>,
     timelines: BTreeMap<Name, Timeline>,
     reads: u64,
+    grants: u64,
 }
 
 #[derive(Debug)]
@@ -39,6 +40,8 @@ struct Timeline {
 #[derive(Clone, Copy, Debug)]
 struct Fate {
     put: PutId,
+    /// Which grant of the run this was: orders versions over the lives of masters.
+    rank: u64,
     /// When it was known to be the value of the key: acknowledged, or read.
     published: Option<Instant>,
     /// When the master said that it never would be.
@@ -78,8 +81,9 @@ impl History {
     /// # Errors
     /// When the version was given before: two puts would answer to one name.
     pub fn granted(&mut self, name: &Name, version: Version, put: PutId) -> Checked {
+        self.grants += 1;
         let timeline = self.timelines.entry(name.clone()).or_default();
-        let fate = Fate { put, published: None, refused: None };
+        let fate = Fate { put, rank: self.grants, published: None, refused: None };
         match timeline.versions.insert(version, fate) {
             Some(before) if before.put != put => {
                 let what = format!("version {version} of {name:?} is given to {put:?} and was {:?}", before.put);
@@ -180,7 +184,7 @@ impl History {
         if let Some(refused) = fate.refused.filter(|at| *at <= began) {
             return stale(format!("refused at {refused}"));
         }
-        for (newer, other) in timeline.versions.range(version..).skip(1) {
+        for (newer, other) in timeline.versions.iter().filter(|(_, other)| other.rank > fate.rank) {
             if let Some(published) = other.published.filter(|at| *at <= began) {
                 return stale(format!("version {newer} was there at {published}"));
             }

@@ -49,7 +49,7 @@ impl World {
     pub fn tiers(config: MasterConfig, memory: u64, disk: u64) -> Self {
         let mut world = Self::memory(config, memory);
         world.mount(NODE, DISK, SegmentKind::Disk, disk);
-        world.report(NODE, Report::Announce { segment: DISK, entries: vec![] });
+        world.report(NODE, Report::Announced { segment: DISK, highest: Version(0) });
         world
     }
 

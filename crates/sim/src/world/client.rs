@@ -10,8 +10,8 @@ use slackwater_client::{
     WriteFailure,
 };
 use slackwater_wire::{
-    CallId, DiskEntry, Exists, ExtentRef, Get, List, PutEntry, PutStart, Remove, RemoveAll, RemoveMatching, ReplicaAt,
-    Reply, Request, Version,
+    CallId, DiskEntry, Exists, ExtentRef, Get, Key, List, PutEntry, PutStart, Remove, RemoveAll, RemoveMatching,
+    ReplicaAt, Reply, Request, Version,
 };
 
 use crate::check::{Checked, Invariant, Violation};
@@ -311,8 +311,8 @@ impl World {
                         running.tells.push(call);
                     }
                 }
-                Action::Read { index: item, key, version, bytes, checksum, from } => {
-                    self.begin_read(index, item, (key, version, bytes, checksum), from);
+                Action::Read { index: item, key, version, bytes, from, .. } => {
+                    self.begin_read(index, item, (key, version, bytes), from);
                 }
                 Action::Write { index: item, extents } => self.begin_write(index, item, &extents),
             }
@@ -414,13 +414,7 @@ impl World {
         }
     }
 
-    fn begin_read(
-        &mut self,
-        index: u32,
-        item: usize,
-        (key, version, bytes, checksum): (slackwater_wire::Key, Version, u64, Checksum),
-        from: ReplicaAt,
-    ) {
+    fn begin_read(&mut self, index: u32, item: usize, (key, version, bytes): (Key, Version, u64), from: ReplicaAt) {
         let Some(running) = &mut self.clients[index as usize].running else { return };
         running.reads.insert(item, Arrived { version, began: running.asked_at, bytes: None });
         let tenant = running.names[item].0.clone();
@@ -432,7 +426,7 @@ impl World {
             }
             ReplicaAt::Disk { node, .. } => {
                 let entry = DiskEntry { tenant, key, version };
-                (node.0, Data::ReadRecord { transfer, entry, bytes, checksum })
+                (node.0, Data::ReadRecord { transfer, entry })
             }
         };
         self.open_transfer(index, transfer, item, Process::Node(to), Moves::Read(data));

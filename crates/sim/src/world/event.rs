@@ -108,7 +108,7 @@ pub(crate) enum Data {
     /// A question for the bytes of an extent.
     ReadMemory { transfer: TransferId, extent: ExtentRef, bytes: u64 },
     /// A question for the bytes of a record.
-    ReadRecord { transfer: TransferId, entry: DiskEntry, bytes: u64, checksum: Checksum },
+    ReadRecord { transfer: TransferId, entry: DiskEntry },
     /// The bytes that were asked for.
     Bytes { transfer: TransferId, result: Result<Rc<[u8]>, ReadFailure> },
 }

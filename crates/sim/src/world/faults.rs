@@ -164,6 +164,12 @@ impl World {
             return Ok(());
         }
         let now = self.engine.now();
+        let opening = self.options.embedded && self.options.has_log() && !self.master.announced;
+        if opening && matches!(process, Process::Client(_)) {
+            // An embedded store takes calls once its log is open and known.
+            self.engine.push(now + OPENING, Event::Start { process });
+            return Ok(());
+        }
         self.trace.note(now, format_args!("{process:?} starts"));
         match process {
             Process::Master => self.start_master(),
@@ -197,5 +203,7 @@ impl World {
     }
 }
 
+/// How often a caller looks whether the embedded store is open.
+const OPENING: Duration = Duration::from_millis(1);
 /// How long a doomed process may stay silent before it ends anyway.
 const DOOM: Duration = Duration::from_millis(20);

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use slackwater_meta::{Input, Master, Output};
-use slackwater_wire::{CallId, ClientId, NodeId};
+use slackwater_wire::{CallId, ClientId, NodeId, Report, Version};
 
 use crate::check::Checked;
 use crate::clock::Clock;
@@ -24,6 +24,8 @@ pub(crate) struct MasterHost {
     timer: Timer,
     /// Connections of the nodes that have said who they are.
     nodes: BTreeMap<NodeId, SessionId>,
+    /// Whether some node has announced everything in this life: from then on the embedded store is open.
+    pub(crate) announced: bool,
     out: Vec<Output>,
     seed: Seed,
     drift_ppm: u64,
@@ -37,6 +39,7 @@ impl MasterHost {
             clock: Clock::new(&mut seed.stream("clock of the master", 0), options.drift_ppm),
             timer: Timer::default(),
             nodes: BTreeMap::new(),
+            announced: false,
             out: Vec::new(),
             seed,
             drift_ppm: options.drift_ppm,
@@ -57,8 +60,14 @@ impl World {
         host.clock = Clock::new(&mut host.seed.stream("clock of the master", host.life), host.drift_ppm);
         host.timer = Timer::default();
         host.nodes.clear();
+        host.announced = false;
         let seed = host.seed.stream("master", host.life).next_u64();
-        host.core = Some(Master::new(self.options.master.clone(), seed));
+        let mut core = Master::new(self.options.master.clone(), seed);
+        if !self.options.embedded {
+            // What a fencing epoch gives: nodes announce themselves after the first puts of this life.
+            core.start_above(Version(host.life << 40));
+        }
+        host.core = Some(core);
         for request in self.options.quotas() {
             self.master_step(Input::Request { client: ClientId(0), host: None, call: CallId(0), request })?;
         }
@@ -83,6 +92,7 @@ impl World {
             Control::Report(report) => {
                 let Some((node, _)) = self.master.nodes.iter().find(|(_, of)| **of == session) else { return Ok(()) };
                 let node = *node;
+                self.master.announced |= matches!(report, Report::Announced { .. });
                 self.master_step(Input::Report { node, report })
             }
             Control::Reply { .. } | Control::Order(_) => Ok(()),

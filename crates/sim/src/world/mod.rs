@@ -14,9 +14,9 @@ use std::collections::BTreeMap;
 use slackwater_base::Instant;
 use slackwater_wire::{CallId, ClientId};
 
-use crate::check::{Checked, Violation};
+use crate::check::{Checked, Invariant, Violation};
 use crate::clock::Clock;
-use crate::engine::{Engine, Seed, Trace};
+use crate::engine::{Engine, Trace};
 use crate::history::History;
 use crate::net::{Net, Process};
 use crate::options::Options;
@@ -36,7 +36,6 @@ pub use phases::Stats;
 pub struct World {
     pub(crate) plan: Plan,
     pub(crate) options: Options,
-    pub(crate) seed: Seed,
     pub(crate) engine: Engine<Event>,
     pub(crate) trace: Trace,
     pub(crate) net: Net,
@@ -54,6 +53,8 @@ pub struct World {
     pub(crate) doomed: BTreeMap<Process, Doom>,
     pub(crate) next_transfer: u64,
     pub(crate) events: u64,
+    /// Events since time last moved.
+    spun: u64,
     /// Planned faults that have happened.
     pub(crate) faults_done: usize,
     /// Faults are over: the cluster must come to rest.
@@ -92,11 +93,11 @@ impl World {
             doomed: BTreeMap::new(),
             next_transfer: 0,
             events: 0,
+            spun: 0,
             faults_done: 0,
             healed: false,
             plan,
             options,
-            seed,
         };
         for client in 0..world.options.clients {
             let script = world.plan.scripts[client as usize].clone();
@@ -131,7 +132,13 @@ impl World {
     }
 
     fn step(&mut self) -> Checked {
+        let before = self.engine.now();
         let Some(event) = self.engine.pop() else { return Ok(()) };
+        self.spun = if self.engine.now() == before { self.spun + 1 } else { 0 };
+        if self.spun > SPUN_MAX {
+            let what = format!("{SPUN_MAX} events at one instant, the last {event:?}");
+            return Err(Violation::new(Invariant::Liveness, what));
+        }
         if let Some(process) = event.process()
             && let Some(until) = self.paused.get(&process).copied()
         {
@@ -257,5 +264,7 @@ impl Timer {
     }
 }
 
+/// Nobody has so much to do at one instant: somebody asks to be woken for what it then does not do.
+const SPUN_MAX: u64 = 20_000;
 /// Books are checked once in so many events: counting everything again takes time.
 const CHECK_EVERY: u64 = 64;

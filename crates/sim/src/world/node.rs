@@ -392,7 +392,7 @@ impl World {
                 self.take_piece(index, (from, transfer), extent, (offset, &bytes, chunks))
             }
             Data::ReadMemory { transfer, extent, bytes } => self.read_memory(index, (from, transfer), extent, bytes),
-            Data::ReadRecord { transfer, entry, .. } => self.read_record(index, (from, transfer), &entry),
+            Data::ReadRecord { transfer, entry } => self.read_record(index, (from, transfer), &entry),
             Data::Written { .. } | Data::Bytes { .. } => Ok(()),
         }
     }

@@ -487,7 +487,7 @@ fn quota_is_charged_at_staging_and_refunded() {
         hold: Hold::Lease,
         prefix_only: false,
     };
-    let mut earn = |world: &mut World| {
+    let earn = |world: &mut World| {
         for _ in 0..2 {
             world.ask(Request::Get(get.clone()));
         }

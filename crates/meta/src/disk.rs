@@ -127,10 +127,7 @@ impl Master {
             segment.policy.set_capacity(state.capacity);
             self.capacity_changed();
         }
-        for index in self.segments.of_node(node) {
-            self.relieve(now, index);
-        }
-        self.serve(now);
+        self.resume(now, node);
     }
 }
 

@@ -282,7 +282,7 @@ impl Master {
             Report::Stage { ticket, bytes } => self.stage(now, node, ticket, bytes),
             Report::Promoted { ticket, extent } => self.promoted(now, node, ticket, extent),
             Report::PromotionFailed { ticket, failure } => self.promotion_failed(now, node, ticket, failure),
-            Report::Dropped(entries) => self.dropped(node, &entries),
+            Report::Dropped(entries) => self.dropped(now, node, &entries),
             Report::Lost(entries) => self.lost(now, node, &entries),
             Report::Fenced(extents) => self.fenced(now, node, &extents),
             Report::Disk(state) => self.disk_state(now, node, &state),

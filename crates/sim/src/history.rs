@@ -40,6 +40,8 @@ struct Timeline {
 #[derive(Clone, Copy, Debug)]
 struct Fate {
     put: PutId,
+    /// Which life of the master gave it: a later one may give the same number again when nobody can remember it.
+    life: u64,
     /// Which grant of the run this was: orders versions over the lives of masters.
     rank: u64,
     /// When it was known to be the value of the key: acknowledged, or read.
@@ -80,12 +82,12 @@ impl History {
     ///
     /// # Errors
     /// When the version was given before: two puts would answer to one name.
-    pub fn granted(&mut self, name: &Name, version: Version, put: PutId) -> Checked {
+    pub fn granted(&mut self, name: &Name, version: Version, put: PutId, life: u64) -> Checked {
         self.grants += 1;
         let timeline = self.timelines.entry(name.clone()).or_default();
-        let fate = Fate { put, rank: self.grants, published: None, refused: None };
+        let fate = Fate { put, life, rank: self.grants, published: None, refused: None };
         match timeline.versions.insert(version, fate) {
-            Some(before) if before.put != put => {
+            Some(before) if before.put != put && before.life == life => {
                 let what = format!("version {version} of {name:?} is given to {put:?} and was {:?}", before.put);
                 Err(Violation::new(Invariant::NoResurrection, what))
             }
@@ -237,7 +239,7 @@ mod tests {
         let mut history = History::default();
         for (version, began) in [(5, 10), (6, 20)] {
             let put = history.begin_put(name(), at(began));
-            history.granted(&name(), Version(version), put).unwrap();
+            history.granted(&name(), Version(version), put, 1).unwrap();
         }
         history
     }
@@ -293,6 +295,7 @@ mod tests {
     fn a_version_given_twice_is_seen() {
         let mut history = history();
         let put = history.begin_put(name(), at(50));
-        assert!(history.granted(&name(), Version(6), put).is_err());
+        assert!(history.granted(&name(), Version(6), put, 1).is_err());
+        assert!(history.granted(&name(), Version(6), put, 2).is_ok(), "in another life nobody remembers");
     }
 }

@@ -1,7 +1,7 @@
 //! What the master says, held against what it said before.
 
 use slackwater_meta::Output;
-use slackwater_wire::{CallId, ClientId, ErrorCode, ExtentRef, Lookup, Order, PutStarted, Reply, Request, Version};
+use slackwater_wire::{CallId, ClientId, ErrorCode, ExtentRef, Lookup, Order, PutStarted, ReplicaState, Reply, Request, Version};
 
 use crate::check::{Checked, Invariant, Violation};
 use crate::history::Name;
@@ -97,6 +97,10 @@ impl World {
                 Ok(())
             }
             (Request::Describe { tenant, key }, Reply::Describe(description)) => {
+                let readable = description.replicas.iter().any(|(_, state, _)| *state == ReplicaState::Complete);
+                if !readable {
+                    return Ok(());
+                }
                 let name = (tenant.clone(), key.clone());
                 self.history.judge_age(&name, description.version, self.engine.now())
             }
@@ -109,7 +113,7 @@ impl World {
         let Some((_, put)) = call.puts.iter().find(|(of, _)| of == name) else {
             return Err(Violation::new(Invariant::Contract, format!("{name:?} was granted and not asked for")));
         };
-        self.history.granted(name, *version, *put)?;
+        self.history.granted(name, *version, *put, self.master.life)?;
         for extent in extents {
             self.grant(*extent)?;
         }

@@ -1,15 +1,15 @@
-//! Replicas that gave a reader wrong bytes.
+//! What a reader says about wrong bytes.
 
 use slackwater_base::Instant;
 use slackwater_wire::{Key, ReplicaAt, ReplicaState, Reply, Tenant, Version};
 
-use crate::catalog::ReplicaId;
+use crate::catalog::{ReplicaId, SegmentIndex};
 use crate::master::Master;
 use crate::segment::Medium;
 
 impl Master {
-    /// Drops the replica that a reader accuses, if it still is what the reader read. The object lives on in the
-    /// others; a last one takes it along, for wrong bytes are a miss.
+    /// Drops the replica that gave wrong bytes, if it is still there and still holds what was read. A reader that
+    /// speaks of another version or generation was late, and accuses nobody.
     pub(crate) fn suspect(
         &mut self,
         now: Instant,
@@ -18,27 +18,33 @@ impl Master {
         version: Version,
         at: &ReplicaAt,
     ) -> Reply {
-        let found = self.find(tenant, key).filter(|id| self.catalog.object(*id).version == version);
-        let Some(id) = found else { return Reply::Done };
-        let accused = |replica: ReplicaId| {
-            let facts = self.catalog.replica(replica);
-            let segment = self.segments.at(facts.segment);
-            let same = match (&segment.medium, at) {
-                (Medium::Memory(_), ReplicaAt::Memory(extent)) => self.extent_of(replica) == *extent,
-                (Medium::Disk(_), ReplicaAt::Disk { segment: named, .. }) => segment.id == *named,
-                _ => false,
-            };
-            same && facts.state == ReplicaState::Complete
+        let Some(id) = self.find(tenant, key).filter(|id| self.catalog.object(*id).version == version) else {
+            return Reply::Done;
         };
-        let replica = self.catalog.replicas(id).map(|(replica, _)| replica).find(|replica| accused(*replica));
-        if let Some(replica) = replica {
-            let segment = self.catalog.replica(replica).segment;
-            self.cancel_promotions_from(now, replica);
-            self.withdraw_replica(now, id, replica, segment, None);
-            self.erase_if_empty(id);
+        let accused: Option<(ReplicaId, SegmentIndex)> = self
+            .catalog
+            .replicas(id)
+            .filter(|(_, replica)| replica.state == ReplicaState::Complete)
+            .find(|(_, replica)| self.is_at(replica.segment, replica.piece, at))
+            .map(|(accused, replica)| (accused, replica.segment));
+        if let Some((accused, segment)) = accused {
             self.metrics.replicas_suspected += 1;
+            self.cancel_promotions_from(now, accused);
+            // A record that is being written from these bytes is as wrong as they are.
+            self.cancel_offloads(id, None);
+            self.withdraw_replica(now, id, accused, segment, None);
+            self.erase_if_empty(id);
             self.serve(now);
         }
         Reply::Done
+    }
+
+    fn is_at(&self, index: SegmentIndex, piece: u32, at: &ReplicaAt) -> bool {
+        let segment = self.segments.at(index);
+        match (&segment.medium, at) {
+            (Medium::Memory(_), ReplicaAt::Memory(extent)) => segment.reference(segment.extent(piece)) == *extent,
+            (Medium::Disk(_), ReplicaAt::Disk { node, segment: id }) => (segment.node, segment.id) == (*node, *id),
+            _ => false,
+        }
     }
 }

@@ -27,7 +27,7 @@ use report::{Moment, Record};
 use tally::Tally;
 
 /// Points of the report's charts.
-const MOMENTS_MAX: usize = 240;
+const MOMENTS_MAX: usize = 120;
 
 pub(crate) fn run(arguments: &Replay, layers: Layers) -> Result<u8> {
     let interrupt = Interrupt::install()?;

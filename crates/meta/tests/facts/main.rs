@@ -8,5 +8,6 @@ mod offload;
 mod promote;
 mod put;
 mod remove;
+mod suspect;
 mod tenant;
 mod world;

@@ -160,3 +160,224 @@ fn two_stores_cannot_share_a_directory() {
     first.close().unwrap();
     Store::open(tiered(root.path())).unwrap().close().unwrap();
 }
+
+/// Waits for a fact about the store, without a period that a slow machine could miss: looks, flushes, looks again.
+fn until(store: &Store, what: &str, fact: impl Fn(&Stats) -> bool) -> Stats {
+    let begun = std::time::Instant::now();
+    loop {
+        let stats = store.stats();
+        if fact(&stats) {
+            return stats;
+        }
+        assert!(begun.elapsed() < Duration::from_secs(20), "{what}: {stats:#?}");
+        store.flush(Duration::from_secs(20)).unwrap();
+        std::thread::yield_now();
+    }
+}
+
+fn put_all(store: &Store, keys: &[String], bytes: usize) {
+    for key in keys {
+        let stored = store.put(key.as_bytes(), &value(key, bytes), &PutOptions::default());
+        assert_eq!(stored, Ok(Stored::New), "{key}: {:#?}", store.stats());
+    }
+}
+
+fn names(count: usize) -> Vec<String> {
+    (0..count).map(|number| format!("block-{number:04}")).collect()
+}
+
+/// Reads the key and checks every byte; says where it came from.
+fn read(store: &Store, key: &str, bytes: usize) -> Option<Tier> {
+    let mut buffer = vec![0; bytes];
+    let got = store.get_into(key.as_bytes(), &mut buffer, &GetOptions::default()).unwrap()?;
+    assert_eq!(got.bytes, bytes);
+    assert!(buffer == value(key, bytes), "{key}");
+    Some(got.tier)
+}
+
+#[test]
+fn what_memory_has_no_room_for_is_read_from_ssd_on_both_devices() {
+    for io in [crate::config::IoBackend::Uring, crate::config::IoBackend::Pread] {
+        let root = tempfile::tempdir().unwrap();
+        let config = Config { io, promotion_enabled: false, ..tiered(root.path()) };
+        let store = Store::open(config).unwrap();
+        let (keys, bytes) = (names(300), 70_001);
+        put_all(&store, &keys, bytes);
+        until(&store, "every value is on SSD", |stats| stats.offloads.count == 300);
+        let tiers: Vec<Option<Tier>> = keys.iter().map(|key| read(&store, key, bytes)).collect();
+        assert!(tiers.iter().all(Option::is_some));
+        let from_ssd = tiers.iter().filter(|tier| **tier == Some(Tier::Disk)).count() as u64;
+        assert!(from_ssd > 150, "{from_ssd}");
+        assert_eq!(store.stats().ssd_reads, from_ssd);
+        assert_eq!(store.stats().reads.ssd_hits, from_ssd);
+
+        let named: Vec<&[u8]> = keys[..40].iter().map(String::as_bytes).collect();
+        let batch = store.get_batch(&named, &GetOptions::default());
+        for (key, got) in keys.iter().zip(batch) {
+            assert!(got.unwrap().unwrap() == value(key, bytes), "{key}");
+        }
+        assert_eq!(store.stats().corrupt, 0);
+        store.close().unwrap();
+    }
+}
+
+#[test]
+fn a_reopened_store_is_warm() {
+    let root = tempfile::tempdir().unwrap();
+    let (keys, bytes) = (names(100), 30_000);
+    let store = Store::open(tiered(root.path())).unwrap();
+    put_all(&store, &keys, bytes);
+    store.close().unwrap();
+    let store = Store::open(tiered(root.path())).unwrap();
+    assert_eq!(store.stats().ssd.unwrap().recovered, 100);
+    for key in &keys {
+        assert_eq!(read(&store, key, bytes), Some(Tier::Disk), "{key}");
+    }
+    let removed = store.remove(&[keys[3].as_bytes()], &RemoveOptions { force: true, ..RemoveOptions::default() });
+    assert_eq!(removed, [Ok(())]);
+    assert_eq!(read(&store, &keys[3], bytes), None);
+    let upsert = PutOptions { mode: slackwater_wire::PutMode::Upsert, ..PutOptions::default() };
+    assert_eq!(store.put(keys[4].as_bytes(), b"new", &upsert), Ok(Stored::New));
+    store.close().unwrap();
+    let store = Store::open(tiered(root.path())).unwrap();
+    assert_eq!(read(&store, &keys[3], bytes), None, "what was removed stays removed");
+    assert_eq!(store.get(keys[4].as_bytes(), &GetOptions::default()), Ok(Some(b"new".to_vec())));
+    assert_eq!(store.stats().ssd.unwrap().recovered, 99);
+}
+
+#[test]
+fn a_value_that_is_read_often_comes_back_into_memory() {
+    let root = tempfile::tempdir().unwrap();
+    let (keys, bytes) = (names(40), 50_000);
+    let store = Store::open(tiered(root.path())).unwrap();
+    put_all(&store, &keys, bytes);
+    store.close().unwrap();
+    let store = Store::open(tiered(root.path())).unwrap();
+    assert_eq!(read(&store, &keys[0], bytes), Some(Tier::Disk));
+    assert_eq!(read(&store, &keys[0], bytes), Some(Tier::Disk));
+    let stats = until(&store, "the promotion", |stats| stats.promotions.completed == 1);
+    assert_eq!(stats.promotions.completed_bytes, bytes as u64);
+    let before = store.stats().ssd_reads;
+    assert_eq!(read(&store, &keys[0], bytes), Some(Tier::Memory));
+    assert_eq!(store.stats().ssd_reads, before);
+    let stats = store.stats();
+    let p = stats.promotions;
+    assert_eq!(p.admitted, p.completed + p.failed + p.expired + p.cancelled + p.in_flight);
+}
+
+#[test]
+fn every_mode_of_offload_keeps_what_it_promises() {
+    for (offload, policy) in [
+        (OffloadMode::Eager, crate::config::PolicyKind::Lru),
+        (OffloadMode::OnEvict, crate::config::PolicyKind::WTinyLfu),
+        (OffloadMode::OnEvictForced, crate::config::PolicyKind::S3Fifo),
+    ] {
+        let root = tempfile::tempdir().unwrap();
+        let store = Store::open(Config { offload, policy, ..tiered(root.path()) }).unwrap();
+        let (keys, bytes) = (names(400), 64 << 10);
+        put_all(&store, &keys, bytes);
+        let kept = keys.iter().filter(|key| read(&store, key, bytes).is_some()).count();
+        let least = if offload == OffloadMode::OnEvictForced { 100 } else { 400 };
+        assert!(kept >= least, "{offload:?}: {kept} of 400, {:#?}", store.stats());
+        store.close().unwrap();
+    }
+}
+
+#[test]
+fn a_durable_put_is_on_ssd_when_it_returns() {
+    let root = tempfile::tempdir().unwrap();
+    let store = Store::open(Config { offload: OffloadMode::Off, ..tiered(root.path()) }).unwrap();
+    let durable = PutOptions { durability: slackwater_wire::Durability::Disk, ..PutOptions::default() };
+    assert_eq!(store.put(b"kept", b"value", &durable), Ok(Stored::New));
+    assert_eq!(store.put(b"lost", b"value", &PutOptions::default()), Ok(Stored::New));
+    assert_eq!(store.stats().offloads.count, 1);
+    store.close().unwrap();
+    let store = Store::open(tiered(root.path())).unwrap();
+    assert_eq!(store.exists(&[b"kept", b"lost"], &Tenant::DEFAULT), Ok(vec![true, false]));
+}
+
+#[test]
+fn rotten_bytes_on_ssd_are_a_miss_and_never_returned() {
+    let root = tempfile::tempdir().unwrap();
+    let (keys, bytes) = (names(20), 20_000);
+    let config = || Config { promotion_enabled: false, ..tiered(root.path()) };
+    let store = Store::open(config()).unwrap();
+    put_all(&store, &keys, bytes);
+    store.close().unwrap();
+    let store = Store::open(config()).unwrap();
+    // Flip one bit in the middle of every value: they are unlike anything else in the files.
+    for entry in std::fs::read_dir(root.path()).unwrap() {
+        let path = entry.unwrap().path();
+        if path.extension().is_none_or(|extension| extension != "slack") {
+            continue;
+        }
+        let mut content = std::fs::read(&path).unwrap();
+        for key in &keys[..10] {
+            let needle = &value(key, bytes)[..64];
+            if let Some(at) = content.windows(64).position(|window| window == needle) {
+                content[at + bytes / 2] ^= 4;
+            }
+        }
+        std::fs::write(&path, content).unwrap();
+    }
+    let found: Vec<bool> = keys.iter().map(|key| read(&store, key, bytes).is_some()).collect();
+    assert_eq!(found, (0..20).map(|index| index >= 10).collect::<Vec<_>>());
+    assert!(store.stats().corrupt >= 10, "{:#?}", store.stats());
+    assert_eq!(read(&store, &keys[0], bytes), None);
+    assert_eq!(store.put(keys[0].as_bytes(), &value(&keys[0], bytes), &PutOptions::default()), Ok(Stored::New));
+    assert!(read(&store, &keys[0], bytes).is_some());
+}
+
+#[test]
+fn removals_by_pattern_and_of_all_are_counted_and_final() {
+    let root = tempfile::tempdir().unwrap();
+    let store = Store::open(tiered(root.path())).unwrap();
+    let keys = names(50);
+    put_all(&store, &keys, 9_000);
+    let force = RemoveOptions { force: true, ..RemoveOptions::default() };
+    assert_eq!(store.remove_matching("-00[0-1]", &force), Ok(20));
+    assert!(store.remove_matching("(", &force).is_err());
+    let listed = store.list(List { limit: 100, tenant: Tenant::DEFAULT, pattern: None, after: None }).unwrap();
+    assert_eq!(listed.keys.len(), 30);
+    assert_eq!(listed.keys[0].as_bytes(), b"block-0020");
+    assert_eq!(store.remove_all(&force), Ok(30));
+    assert_eq!(store.remove(&[b"nothing"], &force)[0].as_ref().unwrap_err().code(), ErrorCode::ObjectNotFound);
+    store.close().unwrap();
+    let store = Store::open(tiered(root.path())).unwrap();
+    assert_eq!(store.stats().objects, 0);
+}
+
+#[test]
+fn many_threads_read_and_write_and_every_byte_is_right() {
+    let root = tempfile::tempdir().unwrap();
+    let store = Store::open(tiered(root.path())).unwrap();
+    std::thread::scope(|scope| {
+        for thread in 0..4u64 {
+            let store = &store;
+            scope.spawn(move || {
+                let mut rng = Rng::new(thread);
+                for _ in 0..300 {
+                    let key = format!("k{}", rng.below(400));
+                    let bytes = 1 + slackwater_base::hash64(key.as_bytes()) as usize % 90_000;
+                    match rng.below(10) {
+                        0..5 => _ = read(store, &key, bytes),
+                        5..9 => {
+                            let put = store.put(key.as_bytes(), &value(&key, bytes), &PutOptions::default());
+                            assert!(put.is_ok(), "{put:?}");
+                        }
+                        _ => {
+                            let force = RemoveOptions { force: true, ..RemoveOptions::default() };
+                            let removed = store.remove(&[key.as_bytes()], &force).remove(0);
+                            let code = removed.err().map(|error| error.code());
+                            let racing = [ErrorCode::ObjectNotFound, ErrorCode::ReplicaIsNotReady];
+                            assert!(code.is_none_or(|code| racing.contains(&code)), "{code:?}");
+                        }
+                    }
+                }
+            });
+        }
+    });
+    let stats = store.stats();
+    assert_eq!(stats.corrupt, 0);
+    store.close().unwrap();
+}

@@ -1,0 +1,260 @@
+//! What only real processes can show: a store that is killed at any moment, and how much memory one takes.
+//!
+//! This program is its own harness, because it starts itself again as the process to be killed or measured.
+
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use slackwater_base::{ByteSize, Rng, hash64};
+use slackwater_node::{Config, GetOptions, PutOptions, RemoveOptions, Store};
+use slackwater_wire::{Durability, PutMode, Tenant};
+
+const TESTS: [(&str, fn()); 2] = [
+    ("a_store_killed_at_any_moment_keeps_what_it_acknowledged", killed_at_any_moment),
+    ("memory_stays_within_what_is_configured_and_a_constant", memory_is_bounded),
+];
+
+fn main() {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    match arguments.first().map(String::as_str) {
+        Some("--writer") => return writer(Path::new(&arguments[1]), arguments[2].parse().unwrap()),
+        Some("--hog") => return hog(Path::new(&arguments[1])),
+        _ => {}
+    }
+    let mut out = std::io::stdout();
+    if arguments.iter().any(|argument| argument == "--list") {
+        TESTS.iter().for_each(|(name, _)| writeln!(out, "{name}: test").unwrap());
+        return;
+    }
+    let filter = arguments.iter().find(|argument| !argument.starts_with('-'));
+    for (name, test) in TESTS {
+        if filter.is_none_or(|filter| name.contains(filter.as_str())) {
+            let begun = Instant::now();
+            test();
+            writeln!(out, "test {name} ... ok ({:.1} s)", begun.elapsed().as_secs_f64()).unwrap();
+        }
+    }
+}
+
+fn again(mode: &str, arguments: &[&str]) -> Child {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.arg(mode).args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap()
+}
+
+fn config(directory: &Path) -> Config {
+    Config {
+        memory: ByteSize::mib(8),
+        ssd: ByteSize::mib(256),
+        dir: Some(directory.to_owned()),
+        flush_delay: Duration::from_millis(2),
+        ..Config::default()
+    }
+}
+
+/// Keys that the writer works on: all their values fit the SSD several times over.
+const KEYS: u64 = 200;
+
+/// The operation of a number: everybody can work out what it did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Act {
+    Put { key: u64, durable: bool },
+    Remove { key: u64 },
+    Flush,
+}
+
+fn act(number: u64) -> Act {
+    let mut rng = Rng::new(number);
+    let key = rng.below(KEYS);
+    match rng.below(20) {
+        0 => Act::Flush,
+        1..4 => Act::Remove { key },
+        4 => Act::Put { key, durable: true },
+        _ => Act::Put { key, durable: false },
+    }
+}
+
+fn name(key: u64) -> String {
+    format!("key-{key}")
+}
+
+/// The value that an operation puts: its number, its key, and bytes that follow from both.
+fn value(number: u64, key: u64) -> Vec<u8> {
+    let mut rng = Rng::new(number ^ hash64(name(key).as_bytes()));
+    let mut value = vec![0; 16 + rng.below(40_000) as usize];
+    rng.fill(&mut value);
+    value[..8].copy_from_slice(&number.to_le_bytes());
+    value[8..16].copy_from_slice(&key.to_le_bytes());
+    value
+}
+
+/// The process that is killed: says `b N` before an operation and `e N` when it has returned.
+fn writer(directory: &Path, first: u64) {
+    let store = Store::open(config(directory)).unwrap();
+    let mut out = std::io::stdout();
+    let force = RemoveOptions { force: true, ..RemoveOptions::default() };
+    for number in first.. {
+        out.write_all(format!("b {number}\n").as_bytes()).unwrap();
+        match act(number) {
+            Act::Put { key, durable } => {
+                let durability = if durable { Durability::Disk } else { Durability::Memory };
+                let options = PutOptions { mode: PutMode::Upsert, durability, ..PutOptions::default() };
+                store.put(name(key).as_bytes(), &value(number, key), &options).unwrap();
+            }
+            Act::Remove { key } => {
+                let removed = store.remove(&[name(key).as_bytes()], &force).remove(0);
+                let missing = removed.err().map(|error| error.code());
+                assert!(matches!(missing, None | Some(slackwater_wire::ErrorCode::ObjectNotFound)), "{missing:?}");
+            }
+            Act::Flush => store.flush(Duration::from_secs(30)).unwrap(),
+        }
+        out.write_all(format!("e {number}\n").as_bytes()).unwrap();
+    }
+}
+
+/// What a writer said before it died.
+#[derive(Default)]
+struct Log {
+    begun: Vec<u64>,
+    ended: Vec<u64>,
+}
+
+impl Log {
+    fn of(child: &mut Child) -> Self {
+        let mut log = Self::default();
+        for line in BufReader::new(child.stdout.take().unwrap()).lines() {
+            let line = line.unwrap();
+            // The kill may have cut the last line off.
+            let Some((kind, Ok(number))) = line.split_once(' ').map(|(kind, number)| (kind, number.parse())) else {
+                continue;
+            };
+            if kind == "b" { log.begun.push(number) } else { log.ended.push(number) }
+        }
+        log
+    }
+}
+
+/// What may be found under each key after a crash: numbers of puts, or nothing.
+type Allowed = BTreeMap<u64, Vec<Option<u64>>>;
+
+/// Works out what a crash may leave of the operations that were under way on top of what was there before.
+fn allowed(before: &BTreeMap<u64, u64>, log: &Log) -> Allowed {
+    let mut allowed: Allowed = (0..KEYS).map(|key| (key, vec![before.get(&key).copied()])).collect();
+    for number in &log.begun {
+        let ended = log.ended.contains(number);
+        match act(*number) {
+            // A put that replaces has its predecessor's removal made durable before it returns; whether its own bytes
+            // are there depends on a flush.
+            Act::Put { key, durable } => {
+                let states = allowed.get_mut(&key).unwrap();
+                match (ended, durable) {
+                    (true, true) => *states = vec![Some(*number)],
+                    (true, false) => *states = vec![None, Some(*number)],
+                    (false, _) => states.extend([None, Some(*number)]),
+                }
+            }
+            Act::Remove { key } if ended => *allowed.get_mut(&key).unwrap() = vec![None],
+            Act::Remove { key } => allowed.get_mut(&key).unwrap().push(None),
+            // What was put before a flush that returned is there.
+            Act::Flush if ended => {
+                for states in allowed.values_mut() {
+                    if let [None, Some(number)] = states[..] {
+                        *states = vec![Some(number)];
+                    }
+                }
+            }
+            Act::Flush => {}
+        }
+    }
+    allowed
+}
+
+fn killed_at_any_moment() {
+    let root = tempfile::tempdir().unwrap();
+    let directory = root.path().to_str().unwrap();
+    let seed = std::env::var("SLACKWATER_TEST_SEED").ok().and_then(|seed| seed.parse().ok());
+    let mut rng = Rng::new(seed.unwrap_or_else(|| hash64(directory.as_bytes())));
+    let (mut state, mut next, mut operations) = (BTreeMap::new(), 1u64, 0);
+    let begun = Instant::now();
+    let mut kills = 0;
+    while kills < 24 && (kills < 20 || begun.elapsed() < Duration::from_secs(20)) {
+        let mut child = again("--writer", &[directory, &next.to_string()]);
+        // The only sleep: it is the random moment of the kill, and nothing waits for it to be long enough.
+        std::thread::sleep(Duration::from_millis(rng.below(if kills % 4 == 0 { 40 } else { 600 })));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        kills += 1;
+        let log = Log::of(&mut child);
+        next += log.begun.len() as u64 + 1;
+        operations += log.ended.len();
+        let allowed = allowed(&state, &log);
+        let store = Store::open(config(root.path())).unwrap();
+        state = verify(&store, &allowed, kills);
+        store.close().unwrap();
+    }
+    assert!(operations > 200, "only {operations} operations came to their end before their kills");
+}
+
+/// Reads every key, whole and bit by bit; says which put each value is of.
+fn verify(store: &Store, allowed: &Allowed, kills: u32) -> BTreeMap<u64, u64> {
+    let mut state = BTreeMap::new();
+    for (key, states) in allowed {
+        let found = store.get(name(*key).as_bytes(), &GetOptions::default()).unwrap();
+        let number = found.as_ref().map(|found| u64::from_le_bytes(found[..8].try_into().unwrap()));
+        assert!(states.contains(&number), "kill {kills}: key {key} holds {number:?}, allowed are {states:?}");
+        if let (Some(number), Some(found)) = (number, found) {
+            assert!(found == value(number, *key), "kill {kills}: wrong bytes of put {number} under key {key}");
+            state.insert(*key, number);
+        }
+    }
+    let keys: Vec<String> = allowed.keys().map(|key| name(*key)).collect();
+    let named: Vec<&[u8]> = keys.iter().map(String::as_bytes).collect();
+    let exist = store.exists(&named, &Tenant::DEFAULT).unwrap();
+    assert_eq!(exist.iter().filter(|exists| **exists).count(), state.len());
+    assert_eq!(store.stats().corrupt, 0);
+    state
+}
+
+/// Memory of values in the measured process.
+const MEMORY: ByteSize = ByteSize::mib(128);
+/// What a store may take beyond it, in this test with 10,000 objects: read buffers (32 MiB by default), batches on
+/// their way to SSD, the metadata, the program itself.
+const BEYOND: ByteSize = ByteSize::mib(64);
+
+/// The process that is measured: fills memory and SSD several times over and reads from both.
+fn hog(directory: &Path) {
+    let config =
+        Config { memory: MEMORY, ssd: ByteSize::mib(512), dir: Some(directory.to_owned()), ..Config::default() };
+    let store = Store::open(config).unwrap();
+    let mut buffer = vec![0; 64 << 10];
+    let mut rng = Rng::new(1);
+    for number in 0..10_000u64 {
+        buffer[..8].copy_from_slice(&number.to_le_bytes());
+        store.put(format!("v{number}").as_bytes(), &buffer, &PutOptions::default()).unwrap();
+        if number % 2 == 0 {
+            let key = format!("v{}", rng.below(number + 1));
+            store.get_into(key.as_bytes(), &mut buffer, &GetOptions::default()).unwrap();
+        }
+    }
+    let (stats, status) = (store.stats(), std::fs::read_to_string("/proc/self/status").unwrap());
+    let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap().trim().trim_end_matches(" kB");
+    let peak_bytes = peak.parse::<u64>().unwrap() << 10;
+    writeln!(std::io::stdout(), "{peak_bytes} {} {}", stats.reads.ssd_hits, stats.memory.used_bytes).unwrap();
+}
+
+fn memory_is_bounded() {
+    let root = tempfile::tempdir().unwrap();
+    let mut child = again("--hog", &[root.path().to_str().unwrap()]);
+    let mut text = String::new();
+    child.stdout.take().unwrap().read_to_string(&mut text).unwrap();
+    assert!(child.wait().unwrap().success());
+    let numbers: Vec<u64> = text.split_whitespace().map(|number| number.parse().unwrap()).collect();
+    let [peak_bytes, ssd_hits, used_bytes] = numbers[..] else { panic!("{text}") };
+    assert!(ssd_hits > 1000 && used_bytes > MEMORY.0 / 2, "the tiers were not exercised: {text}");
+    let limit = MEMORY.0 + BEYOND.0;
+    assert!(peak_bytes <= limit, "peak of {} is over {}", ByteSize(peak_bytes), ByteSize(limit));
+    let mut out = std::io::stdout();
+    writeln!(out, "peak {} of {} allowed", ByteSize(peak_bytes), ByteSize(limit)).unwrap();
+}

@@ -67,6 +67,8 @@ pub struct Disk {
     last_op: Option<OpId>,
     faults: DiskFaults,
     honest: bool,
+    /// A read of this life of the process was spoilt: what it did not find may be there.
+    spoilt: bool,
     stats: DiskStats,
 }
 
@@ -135,6 +137,7 @@ impl Disk {
             last_op: None,
             faults: DiskFaults::default(),
             honest: true,
+            spoilt: false,
             stats: DiskStats::default(),
         }
     }
@@ -145,10 +148,11 @@ impl Disk {
         self.files.iter().map(|(id, file)| (*id, file.cached.len() as u64)).collect()
     }
 
-    /// Whether every durable byte is still what was written: false once a bit rotted or a write was misdirected.
+    /// Whether the process can have read what it wrote: false once a bit rotted or a write was misdirected, and in a
+    /// life whose reads met errors.
     #[must_use]
     pub fn honest(&self) -> bool {
-        self.honest
+        self.honest && !self.spoilt
     }
 
     /// What the disk has done.
@@ -228,6 +232,7 @@ impl Disk {
             self.abandon(flight);
         }
         self.last_op = None;
+        self.spoilt = false;
         if how == Crash::Process {
             return;
         }
@@ -351,7 +356,9 @@ impl Disk {
             let at = self.rng.below(bytes.len() as u64) as usize;
             bytes[at] ^= 1 << self.rng.below(8);
             self.stats.rotten += 1;
+            self.spoilt = true;
         }
+        self.spoilt |= error.is_some();
         if error.is_some() {
             bytes.truncate(self.rng.below(bytes.len() as u64 + 1) as usize);
         }

@@ -44,8 +44,12 @@ struct Fate {
     life: u64,
     /// Which grant of the run this was: orders versions over the lives of masters.
     rank: u64,
-    /// When it was known to be the value of the key: acknowledged, or read.
+    /// When the master acknowledged it.
     published: Option<Instant>,
+    /// When it was first read: it had been published by then, acknowledged or not.
+    seen: Option<Instant>,
+    /// The same, if the master that published it still lives: an unacknowledged value may go with it.
+    standing: Option<Instant>,
     /// When the master said that it never would be.
     refused: Option<Instant>,
 }
@@ -85,7 +89,7 @@ impl History {
     pub fn granted(&mut self, name: &Name, version: Version, put: PutId, life: u64) -> Checked {
         self.grants += 1;
         let timeline = self.timelines.entry(name.clone()).or_default();
-        let fate = Fate { put, life, rank: self.grants, published: None, refused: None };
+        let fate = Fate { put, life, rank: self.grants, published: None, seen: None, standing: None, refused: None };
         match timeline.versions.insert(version, fate) {
             Some(before) if before.put != put && before.life == life => {
                 let what = format!("version {version} of {name:?} is given to {put:?} and was {:?}", before.put);
@@ -113,6 +117,7 @@ impl History {
     pub fn refused_unless_published(&mut self, name: &Name, version: Version, now: Instant) {
         if let Some(fate) = self.fate(name, version)
             && fate.published.is_none()
+            && fate.seen.is_none()
         {
             fate.refused.get_or_insert(now);
         }
@@ -122,6 +127,13 @@ impl History {
     pub fn removed(&mut self, name: &Name, began: Instant, acknowledged: Instant) {
         let timeline = self.timelines.entry(name.clone()).or_default();
         timeline.removals.push(Removal { began, acknowledged });
+    }
+
+    /// The master has ended: what it published and did not acknowledge may be gone.
+    pub fn master_ended(&mut self) {
+        for fate in self.timelines.values_mut().flat_map(|timeline| timeline.versions.values_mut()) {
+            fate.standing = None;
+        }
     }
 
     /// Which put a version belongs to.
@@ -168,7 +180,8 @@ impl History {
         }
         self.judge_age(read.name, read.version, read.began)?;
         let fate = self.fate(read.name, read.version).expect("its owner was found");
-        fate.published.get_or_insert(read.ended);
+        fate.seen.get_or_insert(read.ended);
+        fate.standing.get_or_insert(read.ended);
         Ok(put)
     }
 
@@ -187,11 +200,12 @@ impl History {
             return stale(format!("refused at {refused}"));
         }
         for (newer, other) in timeline.versions.iter().filter(|(_, other)| other.rank > fate.rank) {
-            if let Some(published) = other.published.filter(|at| *at <= began) {
+            let there = other.published.into_iter().chain(other.standing).min();
+            if let Some(published) = there.filter(|at| *at <= began) {
                 return stale(format!("version {newer} was there at {published}"));
             }
         }
-        let Some(published) = fate.published else { return Ok(()) };
+        let Some(published) = fate.published.into_iter().chain(fate.seen).min() else { return Ok(()) };
         for removal in &timeline.removals {
             if published <= removal.began && removal.acknowledged <= began {
                 let (from, to) = (removal.began, removal.acknowledged);
@@ -265,6 +279,17 @@ mod tests {
         assert_eq!(read(&mut history, 1, 6, 30), Ok(PutId(1)));
         assert_eq!(read(&mut history, 0, 5, 34), Ok(PutId(0)), "begun before the other ended");
         assert_eq!(read(&mut history, 0, 5, 35), Err(Invariant::NoResurrection));
+    }
+
+    /// An overwrite is read before it is acknowledged, and then everything loses power: the old value, which the log
+    /// still has, may come back, for nobody was promised otherwise.
+    #[test]
+    fn what_was_only_read_may_go_with_its_master() {
+        let mut history = history();
+        history.published(&name(), Version(5), at(12));
+        assert_eq!(read(&mut history, 1, 6, 30), Ok(PutId(1)));
+        history.master_ended();
+        assert_eq!(read(&mut history, 0, 5, 40), Ok(PutId(0)));
     }
 
     #[test]

@@ -29,7 +29,11 @@ pub enum Promise {
 impl Ledger {
     /// The node was ordered to write a record.
     pub fn ordered(&mut self, entry: &DiskEntry) {
-        self.records.entry(entry.clone()).or_insert(Promise::Writing);
+        let promise = self.records.entry(entry.clone()).or_insert(Promise::Writing);
+        if *promise == Promise::Dropped {
+            // It was evicted from SSD and comes again: the same put, written anew.
+            *promise = Promise::Writing;
+        }
     }
 
     /// The node reported a record as durable.

@@ -184,7 +184,11 @@ impl World {
         client.clock = Clock::new(&mut rng, client.drift_ppm);
         client.timer = Timer::default();
         client.session = None;
-        self.schedule_next(index);
+        if self.healed {
+            self.schedule_probe(index);
+        } else {
+            self.schedule_next(index);
+        }
     }
 
     /// The process of a client ends; what it had under way is cut off.
@@ -200,6 +204,13 @@ impl World {
         }
     }
 
+    /// A client whose cluster is healed tries soon whether it lives.
+    pub(crate) fn schedule_probe(&mut self, index: u32) {
+        let client = &self.clients[index as usize];
+        let at = self.engine.now() + PROBE_PAUSE;
+        self.engine.push(at, Event::Next { client: index, life: client.life });
+    }
+
     fn schedule_next(&mut self, index: u32) {
         let client = &self.clients[index as usize];
         let Some(step) = client.script.last() else { return };
@@ -212,8 +223,11 @@ impl World {
         if !client.up || client.life != life || client.running.is_some() {
             return Ok(());
         }
-        let Some(step) = client.script.pop() else { return Ok(()) };
-        self.begin(index, step.operation, None)
+        match client.script.pop() {
+            Some(step) => self.begin(index, step.operation, None),
+            None if self.healed && !client.alive => self.begin_probe(index),
+            None => Ok(()),
+        }
     }
 
     /// Begins an operation.
@@ -643,5 +657,7 @@ fn pieces(transfer: TransferId, extent: ExtentRef, value: &Rc<[u8]>, chunks: usi
 
 /// How often a client sends a transfer before it takes the link for broken.
 const TRANSFER_ATTEMPTS: u32 = 3;
+/// How long a client waits between two signs of life.
+const PROBE_PAUSE: Duration = Duration::from_millis(5);
 /// How late an operation may end.
 const TICK: Duration = Duration::from_millis(5);

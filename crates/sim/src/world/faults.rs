@@ -140,7 +140,10 @@ impl World {
         self.paused.remove(&process);
         let sessions = self.sessions_of(process);
         match process {
-            Process::Master => self.master.core = None,
+            Process::Master => {
+                self.master.core = None;
+                self.history.master_ended();
+            }
             Process::Node(node) => {
                 self.stop_node(node, doom.how);
                 if doom.replace_disk {

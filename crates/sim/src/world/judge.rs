@@ -1,7 +1,9 @@
 //! What the master says, held against what it said before.
 
 use slackwater_meta::Output;
-use slackwater_wire::{CallId, ClientId, ErrorCode, ExtentRef, Lookup, Order, PutStarted, ReplicaState, Reply, Request, Version};
+use slackwater_wire::{
+    CallId, ClientId, ErrorCode, ExtentRef, Lookup, Order, PutStarted, ReplicaState, Reply, Request, Version,
+};
 
 use crate::check::{Checked, Invariant, Violation};
 use crate::history::Name;

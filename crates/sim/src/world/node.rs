@@ -6,7 +6,7 @@ use std::time::Duration;
 use slackwater_base::Rng;
 use slackwater_client::{ReadFailure, WriteFailure};
 use slackwater_tier::arena::{Access, AccessId};
-use slackwater_tier::io::{DiskDone, DiskOp, DiskOutcome, LogFile, Target};
+use slackwater_tier::io::{DiskDone, DiskOp, DiskOutcome, LogFile, Part, Target};
 use slackwater_tier::{Agent, AgentInput, AgentOutput, ReadEnd, RecordRead};
 use slackwater_wire::{CallId, DiskEntry, ExtentRef, Incarnation, Mount, NodeId, Order, Reply, Report, Request};
 use slackwater_wire::{ReportedEntry, SegmentKind, TicketId};
@@ -349,6 +349,7 @@ impl World {
 
     fn submit(&mut self, index: u32, caller: Caller, what: DiskOp) -> Checked {
         let now = self.engine.now();
+        self.trace.note(now, format_args!("node{index} {caller:?} {}", line_of(&what)));
         let node = &mut self.nodes[index as usize];
         let at = node.disk.submit(now, caller, what, &node.memory)?;
         let life = node.life;
@@ -554,7 +555,24 @@ impl World {
     }
 }
 
+/// What the trace says of an operation: everything but the bytes.
+fn line_of(what: &DiskOp) -> String {
+    match what {
+        DiskOp::Write { file, offset, parts } => {
+            let lengths: Vec<u64> = parts
+                .iter()
+                .map(|part| match part {
+                    Part::Bytes(bytes) => bytes.len() as u64,
+                    Part::Extent { length, .. } => *length,
+                })
+                .collect();
+            format!("write {file:?} at {offset} {lengths:?}")
+        }
+        other => format!("{other:?}"),
+    }
+}
+
 /// How long a process takes to begin again after it has lost the master.
-const RECONNECT: Duration = Duration::from_millis(3);
+const RECONNECT: Duration = Duration::from_millis(40);
 /// The second half of a read of memory comes at most this much later.
 const COPY_NANOS: u64 = 3_000_000;

@@ -60,7 +60,7 @@ impl World {
             self.begin_probe(client)?;
         }
         self.must(bound, "after the last fault a put and a get did not succeed", World::lives_again)?;
-        self.must(self.options.rest_bound(), "the cluster did not come to rest", World::at_rest)?;
+        self.come_to_rest()?;
         self.reckon()?;
         self.read_everything()
     }
@@ -71,6 +71,18 @@ impl World {
         }
         let unrest = self.unrest();
         Err(Violation::new(Invariant::Liveness, format!("{what} within {within:?}: {unrest}")))
+    }
+
+    /// At rest now, and still at rest when every message on its way has arrived.
+    fn come_to_rest(&mut self) -> Checked {
+        let end = self.engine.now() + self.options.rest_bound();
+        loop {
+            self.must(end.since(self.engine.now()), "the cluster did not come to rest", World::at_rest)?;
+            self.step_until(self.engine.now() + ON_THE_WAY, |_| false)?;
+            if self.at_rest() {
+                return Ok(());
+            }
+        }
     }
 
     /// Pauses are not cut short: what they held back must stay in order.
@@ -105,7 +117,10 @@ impl World {
                 client.alive = true;
                 Ok(())
             }
-            (Probe::Put | Probe::Get, false) => self.begin_probe(index),
+            (Probe::Put | Probe::Get, false) => {
+                self.schedule_probe(index);
+                Ok(())
+            }
             (Probe::ReadBack, _) => Ok(()),
         }
     }
@@ -129,6 +144,7 @@ impl World {
                     + books.unanswered
                     + books.guards
                     + books.orphans
+                    + books.drops
                     + books.offload.in_flight
                     + books.promotion.in_flight;
                 moving == 0 && books.segments.iter().all(|segment| segment.quarantined == 0)
@@ -310,5 +326,7 @@ fn probe_key(client: u32, probe: u64) -> Key {
 const WARM_UP: Duration = Duration::from_millis(5);
 /// A load that takes longer than this hangs: every operation has a deadline.
 const LOAD_MAX: Duration = Duration::from_secs(1200);
+/// Longer than any message takes on a healed network.
+const ON_THE_WAY: Duration = Duration::from_millis(50);
 /// How many steps the master may need for a question at rest.
 const WAIT_STEPS: u32 = 1000;

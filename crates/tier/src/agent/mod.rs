@@ -237,7 +237,12 @@ impl Agent {
                     let segment = self.config.log.as_ref().map(|log| log.segment).unwrap_or_default();
                     out.push(AgentOutput::Report(Report::Announce { segment, entries }));
                 }
-                LogOut::Opened(opened) => out.push(AgentOutput::Opened(opened)),
+                LogOut::Opened(opened) => {
+                    let segment = self.config.log.as_ref().map(|log| log.segment).unwrap_or_default();
+                    let highest = opened.highest_version;
+                    out.push(AgentOutput::Report(Report::Announced { segment, highest }));
+                    out.push(AgentOutput::Opened(opened));
+                }
                 LogOut::Refused(error) => out.push(AgentOutput::Refused(error)),
                 LogOut::Flushed(number) => out.push(AgentOutput::Flushed(number)),
             }

@@ -2,6 +2,8 @@
 //!
 //! This program is its own harness, because it starts itself again as the process to be killed or measured.
 
+#![expect(clippy::unwrap_used, reason = "a test: what goes wrong here must stop it, with the place where it did")]
+
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::Path;
@@ -241,7 +243,8 @@ fn hog(directory: &Path) {
     let (stats, status) = (store.stats(), std::fs::read_to_string("/proc/self/status").unwrap());
     let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap().trim().trim_end_matches(" kB");
     let peak_bytes = peak.parse::<u64>().unwrap() << 10;
-    writeln!(std::io::stdout(), "{peak_bytes} {} {}", stats.reads.ssd_hits, stats.memory.used_bytes).unwrap();
+    let mut out = std::io::stdout();
+    writeln!(out, "{peak_bytes} {} {}", stats.reads.ssd_hits, stats.memory.used_bytes).unwrap();
 }
 
 fn memory_is_bounded() {

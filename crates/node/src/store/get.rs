@@ -2,16 +2,14 @@ use std::sync::atomic::Ordering;
 use std::time::{self, Duration};
 
 use slackwater_base::{Checksum, Instant};
+use slackwater_client::{Action, FlowOptions, GetFlow, GetOutcome, LocalFirst, ReadFailure};
 use slackwater_tier::arena::{Access as ArenaAccess, AccessId};
 use slackwater_tier::{ReadEnd, RecordRead as Record};
-use slackwater_wire::{
-    Chain, DiskEntry, ErrorCode, Get, GetEnd, GuardId, Hold, Key, Lookup, Object, ReplicaAt, ReplicaClear, Reply,
-    Request, limits,
-};
+use slackwater_wire::{Chain, DiskEntry, ErrorCode, Get, Hold, Key, ReplicaAt, limits};
 
 use super::core::{Asked, Core};
 use super::shared::Shared;
-use super::{GetOptions, Got, MEMORY_NAME, StoreError, Tier};
+use super::{GetOptions, Got, StoreError, Tier};
 use crate::disk::RecordRead;
 use crate::region::{Access, Grant};
 
@@ -27,16 +25,14 @@ pub(super) enum Sink<'a> {
 }
 
 impl Sink<'_> {
-    fn check(&self, key: &Key, need: u64) -> Result<(), StoreError> {
+    fn fits(&self, bytes: u64) -> bool {
         match self {
-            Sink::Given(buffer) if (buffer.len() as u64) < need => {
-                Err(StoreError::BufferTooSmall { key: key.clone(), need, have: buffer.len() })
-            }
-            Sink::Given(_) | Sink::Fresh(_) => Ok(()),
+            Sink::Given(buffer) => buffer.len() as u64 >= bytes,
+            Sink::Fresh(_) => true,
         }
     }
 
-    /// Room for exactly the `bytes` bytes that were checked for.
+    /// Room for exactly `bytes` bytes, which fit.
     fn room(&mut self, bytes: usize) -> &mut [u8] {
         match self {
             Sink::Given(buffer) => &mut buffer[..bytes],
@@ -48,37 +44,32 @@ impl Sink<'_> {
     }
 }
 
-/// One request's reads, under way.
+/// One request's reads, under way: the flow decides, this moves the bytes.
 struct Reader<'s, 'b> {
     shared: &'s Shared,
     options: &'s GetOptions,
     sinks: &'s mut [Sink<'b>],
+    /// The keys that are keys, with their positions in the request.
+    keys: Vec<Key>,
+    places: Vec<usize>,
     outcomes: Vec<Outcome>,
+    actions: Vec<Action>,
     /// In the order of the request.
     readings: Vec<Reading>,
-    guards: Vec<GuardId>,
-    /// Keys whose memory replica has wrong bytes.
-    rotten: Vec<Key>,
     /// How long the look-up took: part of every value's time.
     lookup: Duration,
 }
 
-/// A found object that is being read.
+/// A value that is being read.
 struct Reading {
-    found: Found,
+    /// Which item of the flow.
+    index: usize,
+    bytes: usize,
+    checksum: Checksum,
     source: Source,
 }
 
-struct Found {
-    /// Position in the request.
-    at: usize,
-    key: Key,
-    object: Object,
-    /// Replicas from here on were not tried yet.
-    next: usize,
-}
-
-/// The replica that is being read.
+/// The replica that it is read from.
 enum Source {
     Memory { grant: Grant, access: AccessId },
     Disk(Record),
@@ -111,103 +102,111 @@ impl Shared {
 
 impl<'s, 'b> Reader<'s, 'b> {
     fn new(shared: &'s Shared, options: &'s GetOptions, sinks: &'s mut [Sink<'b>]) -> Self {
-        let (outcomes, readings, guards, rotten) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-        Self { shared, options, sinks, outcomes, readings, guards, rotten, lookup: Duration::ZERO }
+        let (keys, places, outcomes) = (Vec::new(), Vec::new(), Vec::new());
+        let (actions, readings) = (Vec::new(), Vec::new());
+        Self { shared, options, sinks, keys, places, outcomes, actions, readings, lookup: Duration::ZERO }
     }
 
     fn run(mut self, keys: &[&[u8]], chain: &Chain) -> Vec<Outcome> {
-        let mut named = Vec::with_capacity(keys.len());
         for (at, key) in keys.iter().enumerate() {
-            let key = Key::new(key).map(|key| named.push((at, key)));
-            self.outcomes.push(key.map(|()| None).map_err(StoreError::from));
+            match Key::new(key) {
+                Ok(key) => {
+                    self.keys.push(key);
+                    self.places.push(at);
+                    self.outcomes.push(Ok(None));
+                }
+                Err(error) => self.outcomes.push(Err(error.into())),
+            }
         }
-        if let Err(error) = self.read(named, chain) {
+        if let Err(error) = self.read(chain) {
             self.outcomes.fill_with(|| Err(error.clone()));
         }
         self.outcomes
     }
 
-    /// Looks the keys up, reads what was found outside the lock, tries the next replica where one was not what it
-    /// should be, and gives the guards back.
-    fn read(&mut self, named: Vec<(usize, Key)>, chain: &Chain) -> Result<(), StoreError> {
+    /// Looks the keys up, moves bytes outside the lock, and goes on as the flow wants until it has every outcome.
+    fn read(&mut self, chain: &Chain) -> Result<(), StoreError> {
         let shared = self.shared;
         shared.check_open()?;
         let begun = time::Instant::now();
-        let request = Request::Get(Get {
+        let get = Get {
             tenant: self.options.tenant.clone(),
-            keys: named.iter().map(|(_, key)| key.clone()).collect(),
+            keys: self.keys.clone(),
             chain: chain.clone(),
             hold: Hold::Guard,
             prefix_only: self.options.prefix_only,
-        });
-        shared.with(|core, now| self.look_up(core, now, request, named))??;
+        };
+        let now = shared.clock.now();
+        let options = FlowOptions::once(now + shared.config.deadline);
+        // The master names a replica in memory before one on SSD, and all of them are this process's.
+        let pick = Box::new(LocalFirst::default());
+        let mut flow = GetFlow::start(now, get, options, pick, &mut self.actions);
+        shared.with(|core, now| self.act(core, now, &mut flow))?;
         self.lookup = begun.elapsed();
-        while !(self.readings.is_empty() && self.guards.is_empty()) {
+        while !self.readings.is_empty() {
             let tried = self.fetch();
-            shared.with(|core, now| self.conclude(core, now, tried))?;
+            shared.with(|core, now| self.conclude(core, now, &mut flow, tried))?;
+        }
+        for (index, outcome) in flow.outcomes().into_iter().flatten().enumerate() {
+            self.settle(index, outcome);
         }
         Ok(())
     }
 
-    fn look_up(
+    /// Does what the flow wants, as far as it needs the lock.
+    fn act(&mut self, core: &mut Core, now: Instant, flow: &mut GetFlow) {
+        while !self.actions.is_empty() {
+            for action in std::mem::take(&mut self.actions) {
+                match action {
+                    Action::Ask(request) => match core.ask(now, request) {
+                        Asked::Now(reply) => flow.on_reply(now, reply, &mut self.actions),
+                        Asked::Later(_) => flow.on_link_lost(now, &mut self.actions),
+                    },
+                    Action::Tell(request) => _ = core.ask(now, request),
+                    Action::Read { index, key, version, bytes, checksum, from } => {
+                        let entry = DiskEntry { tenant: self.options.tenant.clone(), key, version };
+                        match self.open(core, now, (index, bytes), &entry, &from) {
+                            Ok(source) => {
+                                let bytes = bytes as usize;
+                                self.readings.push(Reading { index, bytes, checksum, source });
+                            }
+                            Err(failure) => flow.on_read(now, index, Err(failure), &mut self.actions),
+                        }
+                    }
+                    Action::Write { .. } => unreachable!("a flow that reads does not write"),
+                }
+            }
+        }
+    }
+
+    fn open(
         &mut self,
         core: &mut Core,
         now: Instant,
-        request: Request,
-        named: Vec<(usize, Key)>,
-    ) -> Result<(), StoreError> {
-        let lookups = match core.ask(now, request) {
-            Asked::Now(Reply::Get(lookups)) => lookups,
-            Asked::Now(Reply::Failed(code)) => return Err(StoreError::RefusedCall(code)),
-            Asked::Now(_) | Asked::Later(_) => return Err(StoreError::RefusedCall(ErrorCode::InternalError)),
-        };
-        for ((at, key), lookup) in named.into_iter().zip(lookups) {
-            match lookup {
-                Lookup::Found(object) => {
-                    self.guards.extend(object.guard);
-                    match self.sinks[at].check(&key, object.bytes) {
-                        Ok(()) => self.choose(core, now, Found { at, key, object, next: 0 }),
-                        Err(error) => self.outcomes[at] = Err(error),
-                    }
-                }
-                Lookup::NotReady | Lookup::Missing => {}
-                Lookup::Failed(code) => self.outcomes[at] = Err(StoreError::Refused { key, code }),
-            }
+        (index, bytes): (usize, u64),
+        entry: &DiskEntry,
+        from: &ReplicaAt,
+    ) -> Result<Source, ReadFailure> {
+        let at = self.places[index];
+        if !self.sinks[at].fits(bytes) {
+            let have = if let Sink::Given(buffer) = &self.sinks[at] { buffer.len() } else { 0 };
+            self.outcomes[at] = Err(StoreError::BufferTooSmall { key: entry.key.clone(), need: bytes, have });
+            return Err(ReadFailure::BufferTooSmall);
         }
-        Ok(())
-    }
-
-    /// Begins to read the next replica that can be read; without one the key is missing.
-    fn choose(&mut self, core: &mut Core, now: Instant, mut found: Found) {
-        while let Some(replica) = found.object.replicas.get(found.next) {
-            found.next += 1;
-            if let Some(source) = self.open(core, now, &found, replica) {
-                self.readings.push(Reading { found, source });
-                return;
-            }
-        }
-        self.shared.meters.misses.fetch_add(1, Ordering::Relaxed);
-    }
-
-    fn open(&self, core: &mut Core, now: Instant, found: &Found, replica: &ReplicaAt) -> Option<Source> {
-        match replica {
+        match from {
             ReplicaAt::Memory(extent) => {
-                let access = core.begin_access(extent, ArenaAccess::Read)?;
+                let access = core.begin_access(extent, ArenaAccess::Read).ok_or(ReadFailure::Stale)?;
                 // SAFETY: the look-up names extents that were filled and published, and until this access ends the
                 // agent lets nobody write to it nor the master give it out again.
                 match unsafe { self.shared.segment.grant(extent, Access::Read) } {
-                    Some(grant) => Some(Source::Memory { grant, access }),
+                    Some(grant) => Ok(Source::Memory { grant, access }),
                     None => {
                         core.end_access(now, access);
-                        None
+                        Err(ReadFailure::Stale)
                     }
                 }
             }
-            ReplicaAt::Disk { .. } => {
-                let (tenant, key) = (self.options.tenant.clone(), found.key.clone());
-                let entry = DiskEntry { tenant, key, version: found.object.version };
-                core.begin_read(now, &entry).map(Source::Disk)
-            }
+            ReplicaAt::Disk { .. } => core.begin_read(now, entry).map(Source::Disk).ok_or(ReadFailure::Stale),
         }
     }
 
@@ -216,21 +215,21 @@ impl<'s, 'b> Reader<'s, 'b> {
         let mut tried = Vec::with_capacity(self.readings.len());
         let (mut records, mut owners) = (Vec::new(), Vec::new());
         let mut sinks = self.sinks.iter_mut().enumerate();
-        for (index, reading) in self.readings.iter().enumerate() {
-            let (_, sink) =
-                sinks.find(|(at, _)| *at == reading.found.at).expect("readings keep the order of the sinks");
-            let room = sink.room(reading.found.object.bytes as usize);
-            tried.push(Tried { arrived: None, took: Duration::ZERO });
-            match &reading.source {
+        for (number, Reading { index, bytes, source, .. }) in self.readings.iter().enumerate() {
+            let place = self.places[*index];
+            let (_, sink) = sinks.find(|(at, _)| *at == place).expect("readings keep the order of the sinks");
+            let room = sink.room(*bytes);
+            match source {
                 Source::Memory { grant, .. } => {
                     let begun = time::Instant::now();
-                    tried[index].arrived = Some(grant.copy_out(room));
-                    tried[index].took = begun.elapsed();
+                    let arrived = Some(grant.copy_out(room));
+                    tried.push(Tried { arrived, took: begun.elapsed() });
                 }
                 Source::Disk(Record { file, offset, bytes, .. }) => {
                     let (file, offset, bytes) = (*file, *offset, *bytes);
                     records.push(RecordRead { file, offset, bytes, into: room, result: None, took: Duration::ZERO });
-                    owners.push(index);
+                    owners.push(number);
+                    tried.push(Tried { arrived: None, took: Duration::ZERO });
                 }
             }
         }
@@ -238,57 +237,57 @@ impl<'s, 'b> Reader<'s, 'b> {
             ssd.disk.readers.read(&mut records);
         }
         for (record, owner) in records.into_iter().zip(owners) {
-            let arrived = record.result.and_then(Result::ok);
-            tried[owner] = Tried { arrived, took: record.took };
+            tried[owner] = Tried { arrived: record.result.and_then(Result::ok), took: record.took };
         }
         tried
     }
 
-    /// Ends the reads, takes what is right, goes on to the next replica where something is not.
-    fn conclude(&mut self, core: &mut Core, now: Instant, tried: Vec<Tried>) {
+    /// Ends the reads, tells the flow what came of them, and does what it wants next.
+    fn conclude(&mut self, core: &mut Core, now: Instant, flow: &mut GetFlow, tried: Vec<Tried>) {
         for (reading, Tried { arrived, took }) in std::mem::take(&mut self.readings).into_iter().zip(tried) {
-            let Reading { found, source } = reading;
-            let right = arrived == Some(found.object.checksum);
+            let Reading { index, bytes, checksum, source } = reading;
             let (tier, live) = match source {
                 Source::Memory { grant, access } => {
                     drop(grant);
                     (Tier::Memory, core.end_access(now, access))
                 }
                 Source::Disk(record) => {
-                    let end = arrived.map_or(ReadEnd::Failed, ReadEnd::Checked);
-                    core.end_read(now, record, end);
+                    core.end_read(now, record, arrived.map_or(ReadEnd::Failed, ReadEnd::Checked));
                     (Tier::Disk, true)
                 }
             };
-            if live && right {
-                let bytes = found.object.bytes as usize;
-                self.outcomes[found.at] = Ok(Some(Got { bytes, tier }));
+            let result = match arrived {
+                _ if !live => Err(ReadFailure::Stale),
+                Some(arrived) => Ok(arrived),
+                None => Err(ReadFailure::Transfer),
+            };
+            if result == Ok(checksum) {
                 self.shared.meters.read(tier, bytes, self.lookup + took);
-                continue;
-            }
-            if arrived.is_some() && !right {
+            } else if result.is_ok() {
                 self.shared.meters.corrupt.fetch_add(1, Ordering::Relaxed);
-                tracing::warn!(key = %found.key, ?tier, "wrong bytes: the replica is dropped");
-                if tier == Tier::Memory {
-                    self.rotten.push(found.key.clone());
-                }
+                tracing::warn!(key = %self.keys[index], ?tier, "wrong bytes: the replica is dropped");
             }
-            self.choose(core, now, found);
+            flow.on_read(now, index, result, &mut self.actions);
         }
-        if self.readings.is_empty() {
-            self.give_back(core, now);
-        }
+        self.act(core, now, flow);
+        // A replica that is tried instead of another joins behind those before it.
+        self.readings.sort_by_key(|reading| reading.index);
     }
 
-    fn give_back(&mut self, core: &mut Core, now: Instant) {
-        let guards = std::mem::take(&mut self.guards);
-        if !guards.is_empty() {
-            core.ask(now, Request::GetEnd(GetEnd { guards }));
+    fn settle(&mut self, index: usize, outcome: GetOutcome) {
+        let at = self.places[index];
+        if self.outcomes[at].is_err() {
+            return;
         }
-        let keys = std::mem::take(&mut self.rotten);
-        if !keys.is_empty() {
-            let (tenant, segment) = (self.options.tenant.clone(), Some(MEMORY_NAME.to_owned()));
-            core.ask(now, Request::ReplicaClear(ReplicaClear { tenant, keys, segment }));
-        }
+        self.outcomes[at] = match outcome {
+            GetOutcome::Hit { bytes, from } => {
+                let tier = if matches!(from, ReplicaAt::Memory(_)) { Tier::Memory } else { Tier::Disk };
+                Ok(Some(Got { bytes: bytes as usize, tier }))
+            }
+            GetOutcome::Miss => Ok(None),
+            // Somebody is putting it right now: for a reader it is not there yet. An SSD that cannot be read is none.
+            GetOutcome::Failed(ErrorCode::ReplicaIsNotReady | ErrorCode::TransferFail) => Ok(None),
+            GetOutcome::Failed(code) => Err(StoreError::Refused { key: self.keys[index].clone(), code }),
+        };
     }
 }

@@ -151,6 +151,9 @@ fn agent(config: &Config, incarnation: Incarnation) -> Agent {
 fn random() -> Result<[u64; 4], OpenError> {
     let mut bytes = [0; 32];
     let filled = getrandom::fill(&mut bytes);
-    filled.map_err(|error| OpenError::System { what: "random bytes", source: error.into() })?;
+    filled.map_err(|error| {
+        let source = std::io::Error::other(error.to_string());
+        OpenError::System { what: "random bytes", source }
+    })?;
     Ok(std::array::from_fn(|i| u64::from_le_bytes(std::array::from_fn(|j| bytes[i * 8 + j]))))
 }

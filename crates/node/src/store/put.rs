@@ -1,13 +1,11 @@
-use std::time::{self, Duration};
+use std::time;
 
 use slackwater_base::{Checksum, Instant};
+use slackwater_client::{Action, FlowOptions, PutFlow, PutOutcome, WriteFailure};
 use slackwater_tier::arena::{Access as ArenaAccess, AccessId};
-use slackwater_wire::{
-    Chain, Durability, ErrorCode, ExtentRef, Key, PutConfig, PutDone, PutEnd, PutEntry, PutStart, PutStarted, Reply,
-    Request, Version, limits,
-};
+use slackwater_wire::{Chain, Durability, ErrorCode, ExtentRef, Key, PutConfig, PutEntry, PutStart, Reply, limits};
 
-use super::core::{Asked, Core};
+use super::core::{Asked, Core, Later};
 use super::shared::Shared;
 use super::{PutOptions, StoreError, Stored};
 use crate::region::{Access, Grant};
@@ -21,12 +19,26 @@ type Outcome = Result<Stored, StoreError>;
 /// last can find room.
 const SHARE: u64 = 8;
 
-/// Room that was granted, to be filled.
-struct Granted {
-    version: Version,
+/// One request's puts, under way: the flow decides, this moves the bytes.
+struct Writer<'s, 'v> {
+    shared: &'s Shared,
+    options: &'s PutOptions,
+    entries: &'v [Entry<'v>],
+    /// The entries that can be put, with their positions in the request.
+    keys: Vec<Key>,
+    places: Vec<usize>,
+    outcomes: Vec<Outcome>,
+    actions: Vec<Action>,
+    /// Room that was granted and is to be filled.
+    writings: Vec<Writing>,
+    /// An answer that comes later.
+    awaited: Option<Later<Reply>>,
+}
+
+/// An entry that is being copied to its replicas.
+struct Writing {
+    index: usize,
     extents: Vec<(Grant, AccessId)>,
-    /// Whether every extent can be filled; one that cannot was taken back already.
-    whole: bool,
     checksum: Checksum,
 }
 
@@ -38,7 +50,7 @@ impl Shared {
         let mut rest = entries;
         while !rest.is_empty() {
             let (piece, after) = rest.split_at(self.piece(rest));
-            outcomes.extend(self.write_piece(piece, options, &chain));
+            outcomes.extend(Writer::new(self, options, piece).run(&chain));
             chain.parent = piece.last().and_then(|(key, _)| Key::new(key).ok());
             chain.position += piece.len() as u32;
             rest = after;
@@ -57,27 +69,7 @@ impl Shared {
         entries.iter().take(limits::BATCH_KEYS_MAX).take_while(fits).count().max(1)
     }
 
-    fn write_piece(&self, entries: &[Entry<'_>], options: &PutOptions, chain: &Chain) -> Vec<Outcome> {
-        let begun = time::Instant::now();
-        let mut outcomes: Vec<Outcome> = Vec::with_capacity(entries.len());
-        let mut named = Vec::with_capacity(entries.len());
-        for (at, entry) in entries.iter().enumerate() {
-            let key = self.check(entry).map(|key| named.push((at, key)));
-            outcomes.push(key.map(|()| Stored::New));
-        }
-        if let Err(error) = self.write_named(entries, &named, (options, chain), &mut outcomes) {
-            for (at, _) in named {
-                outcomes[at] = Err(error.clone());
-            }
-        }
-        let took = begun.elapsed();
-        for ((_, value), outcome) in entries.iter().zip(&outcomes) {
-            self.meters.put(outcome, value.len(), took);
-        }
-        outcomes
-    }
-
-    fn check(&self, (key, value): &Entry<'_>) -> Result<Key, StoreError> {
+    fn check_entry(&self, (key, value): &Entry<'_>) -> Result<Key, StoreError> {
         let key = Key::new(key)?;
         let (bytes, limit) = (value.len() as u64, self.config.memory.0);
         match bytes {
@@ -86,102 +78,137 @@ impl Shared {
             _ => Ok(key),
         }
     }
+}
 
-    /// One request: find room, copy outside the lock, publish.
-    fn write_named(
-        &self,
-        entries: &[Entry<'_>],
-        named: &[(usize, Key)],
-        (options, chain): (&PutOptions, &Chain),
-        outcomes: &mut [Outcome],
-    ) -> Result<(), StoreError> {
-        self.check_open()?;
-        if options.durability == Durability::Disk && self.disk.is_none() {
+impl<'s, 'v> Writer<'s, 'v> {
+    fn new(shared: &'s Shared, options: &'s PutOptions, entries: &'v [Entry<'v>]) -> Self {
+        let (keys, places, outcomes) = (Vec::new(), Vec::new(), Vec::new());
+        let (actions, writings) = (Vec::new(), Vec::new());
+        Self { shared, options, entries, keys, places, outcomes, actions, writings, awaited: None }
+    }
+
+    fn run(mut self, chain: &Chain) -> Vec<Outcome> {
+        let begun = time::Instant::now();
+        for (at, entry) in self.entries.iter().enumerate() {
+            match self.shared.check_entry(entry) {
+                Ok(key) => {
+                    self.keys.push(key);
+                    self.places.push(at);
+                    self.outcomes.push(Ok(Stored::New));
+                }
+                Err(error) => self.outcomes.push(Err(error)),
+            }
+        }
+        if let Err(error) = self.write(chain) {
+            for at in &self.places {
+                self.outcomes[*at] = Err(error.clone());
+            }
+        }
+        let took = begun.elapsed();
+        for ((_, value), outcome) in self.entries.iter().zip(&self.outcomes) {
+            self.shared.meters.put(outcome, value.len(), took);
+        }
+        self.outcomes
+    }
+
+    /// Finds room, copies outside the lock, publishes, and waits where the acknowledgement promises more than memory.
+    fn write(&mut self, chain: &Chain) -> Result<(), StoreError> {
+        let shared = self.shared;
+        shared.check_open()?;
+        if self.options.durability == Durability::Disk && shared.disk.is_none() {
             return Err(StoreError::NeedsSsd { what: "a put that is durable when it returns" });
         }
-        if named.is_empty() {
+        if self.keys.is_empty() {
             return Ok(());
         }
-        let wait = options.wait.unwrap_or(self.config.put_wait).min(self.config.deadline);
-        let begun = time::Instant::now();
-        let request = self.put_start(entries, named, (options, chain), wait);
-        let asked = self.with(|core, now| match core.ask(now, request) {
-            Asked::Now(reply) => Ok(self.begin_writes(core, now, reply)),
-            Asked::Later(slot) => Err(slot),
-        })?;
-        // The master ends a put that waits for space by itself, by the time it was told.
-        let started = match asked {
-            Ok(started) => started,
-            Err(slot) => {
-                let reply = slot.wait()?;
-                self.with(|core, now| self.begin_writes(core, now, reply))?
-            }
-        };
-        let mut granted = Vec::with_capacity(named.len());
-        for ((at, key), started) in named.iter().zip(started?) {
-            match started {
-                Begun::Granted(room) => granted.push((*at, key.clone(), room)),
-                Begun::Existed => outcomes[*at] = Ok(Stored::Existed),
-                Begun::Failed(ErrorCode::NoAvailableHandle) => {
-                    let (key, bytes, waited) = (key.clone(), entries[*at].1.len() as u64, begun.elapsed());
-                    outcomes[*at] = Err(StoreError::NoSpace { key, bytes, waited });
+        let begun = shared.clock.now();
+        let deadline = begun + shared.config.deadline;
+        let mut flow = PutFlow::start(self.put_start(chain), FlowOptions::once(deadline), &mut self.actions);
+        shared.with(|core, now| self.act(core, now, &mut flow))?;
+        if let Some(room) = self.awaited.take() {
+            // The master ends a put that waits for space by itself, at the time it was told.
+            let reply = room.wait()?;
+            shared.with(|core, now| {
+                flow.on_reply(now, reply, &mut self.actions);
+                self.act(core, now, &mut flow);
+            })?;
+        }
+        let waited = begun.until(shared.clock.now());
+        if !self.writings.is_empty() {
+            self.copy();
+            shared.with(|core, now| self.conclude(core, now, &mut flow))?;
+        }
+        if let Some(published) = self.awaited.take() {
+            let reply = published.wait_for(shared.clock.now().until(deadline));
+            shared.with(|core, now| {
+                match reply {
+                    Some(Ok(reply)) => flow.on_reply(now, reply, &mut self.actions),
+                    Some(Err(_)) | None => flow.on_deadline(deadline, &mut self.actions),
                 }
-                Begun::Failed(code) => outcomes[*at] = Err(StoreError::Refused { key: key.clone(), code }),
+                self.act(core, now, &mut flow);
+            })?;
+        }
+        for (index, outcome) in flow.outcomes().into_iter().flatten().enumerate() {
+            self.settle(index, outcome, waited);
+        }
+        Ok(())
+    }
+
+    fn put_start(&self, chain: &Chain) -> PutStart {
+        let PutOptions { tenant, mode, pin, group, durability, wait, .. } = self.options;
+        let entry = |(key, at): (&Key, &usize)| PutEntry { key: key.clone(), bytes: self.entries[*at].1.len() as u64 };
+        let config = &self.shared.config;
+        PutStart {
+            tenant: tenant.clone(),
+            entries: self.keys.iter().zip(&self.places).map(entry).collect(),
+            chain: chain.clone(),
+            config: PutConfig {
+                mode: *mode,
+                pin: *pin,
+                group: *group,
+                durability: *durability,
+                wait: Some(wait.unwrap_or(config.put_wait).min(config.deadline)),
+                ..PutConfig::default()
+            },
+        }
+    }
+
+    /// Does what the flow wants, as far as it needs the lock.
+    fn act(&mut self, core: &mut Core, now: Instant, flow: &mut PutFlow) {
+        while !self.actions.is_empty() {
+            for action in std::mem::take(&mut self.actions) {
+                match action {
+                    Action::Ask(request) => match core.ask(now, request) {
+                        Asked::Now(reply) => flow.on_reply(now, reply, &mut self.actions),
+                        Asked::Later(slot) => self.awaited = Some(slot),
+                    },
+                    Action::Tell(request) => _ = core.ask(now, request),
+                    Action::Write { index, extents } => self.open(core, now, (index, extents), flow),
+                    Action::Read { .. } => unreachable!("a flow that puts does not read"),
+                }
             }
         }
-        for (at, _, Granted { extents, checksum, .. }) in &mut granted {
-            for (grant, _) in extents {
-                *checksum = grant.copy_in(entries[*at].1);
-            }
+    }
+
+    fn open(&mut self, core: &mut Core, now: Instant, (index, extents): (usize, Vec<ExtentRef>), flow: &mut PutFlow) {
+        let want = extents.len();
+        let open: Vec<_> = extents.iter().filter_map(|extent| self.begin(core, now, extent)).collect();
+        if open.len() == want {
+            self.writings.push(Writing { index, extents: open, checksum: Checksum::default() });
+            return;
         }
-        self.publish(granted, options, outcomes)
+        for (grant, access) in open {
+            drop(grant);
+            core.end_access(now, access);
+        }
+        flow.on_written(index, Err(WriteFailure::Stale), &mut self.actions);
     }
 
-    fn put_start(
-        &self,
-        entries: &[Entry<'_>],
-        named: &[(usize, Key)],
-        (options, chain): (&PutOptions, &Chain),
-        wait: Duration,
-    ) -> Request {
-        let entry = |(at, key): &(usize, Key)| PutEntry { key: key.clone(), bytes: entries[*at].1.len() as u64 };
-        let PutOptions { tenant, mode, pin, group, durability, .. } = options;
-        let config = PutConfig {
-            mode: *mode,
-            pin: *pin,
-            group: *group,
-            durability: *durability,
-            wait: Some(wait),
-            ..PutConfig::default()
-        };
-        let entries = named.iter().map(entry).collect();
-        Request::PutStart(PutStart { tenant: tenant.clone(), entries, chain: chain.clone(), config })
-    }
-
-    fn begin_writes(&self, core: &mut Core, now: Instant, reply: Reply) -> Result<Vec<Begun>, StoreError> {
-        let started = match reply {
-            Reply::PutStart(started) => started,
-            Reply::Failed(code) => return Err(StoreError::RefusedCall(code)),
-            _ => return Err(StoreError::RefusedCall(ErrorCode::InternalError)),
-        };
-        let begin = |started: PutStarted| match started {
-            PutStarted::Granted { version, extents } => {
-                let want = extents.len();
-                let extents: Vec<_> = extents.iter().filter_map(|extent| self.begin_write(core, now, extent)).collect();
-                let whole = extents.len() == want;
-                Begun::Granted(Granted { version, extents, whole, checksum: Checksum::default() })
-            }
-            PutStarted::Exists => Begun::Existed,
-            PutStarted::Failed(code) => Begun::Failed(code),
-        };
-        Ok(started.into_iter().map(begin).collect())
-    }
-
-    fn begin_write(&self, core: &mut Core, now: Instant, extent: &ExtentRef) -> Option<(Grant, AccessId)> {
+    fn begin(&self, core: &mut Core, now: Instant, extent: &ExtentRef) -> Option<(Grant, AccessId)> {
         let access = core.begin_access(extent, ArenaAccess::Write)?;
         // SAFETY: the master gave the extent to this put alone, and until the access ends the agent lets nobody else
         // touch it nor the master give it out again.
-        match unsafe { self.segment.grant(extent, Access::Write) } {
+        match unsafe { self.shared.segment.grant(extent, Access::Write) } {
             Some(grant) => Some((grant, access)),
             None => {
                 core.end_access(now, access);
@@ -190,58 +217,39 @@ impl Shared {
         }
     }
 
-    /// Ends the writing and publishes; waits where the acknowledgement promises more than memory.
-    fn publish(
-        &self,
-        granted: Vec<(usize, Key, Granted)>,
-        options: &PutOptions,
-        outcomes: &mut [Outcome],
-    ) -> Result<(), StoreError> {
-        let (mut puts, mut places, mut revoked, mut accesses) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-        for (at, key, Granted { version, extents, whole, checksum }) in granted {
-            accesses.extend(extents.into_iter().map(|(_, access)| access));
-            if whole {
-                puts.push(PutDone { key, version, checksum });
-                places.push(at);
-            } else {
-                outcomes[at] = Err(StoreError::Refused { key: key.clone(), code: ErrorCode::InvalidWrite });
-                revoked.push((key, version));
+    fn copy(&mut self) {
+        for Writing { index, extents, checksum } in &mut self.writings {
+            let (_, value) = self.entries[self.places[*index]];
+            for (grant, _) in extents {
+                *checksum = grant.copy_in(value);
             }
-        }
-        let keys: Vec<Key> = puts.iter().map(|put| put.key.clone()).collect();
-        let tenant = &options.tenant;
-        let asked = self.with(|core, now| {
-            for access in accesses {
-                core.end_access(now, access);
-            }
-            if !revoked.is_empty() {
-                core.ask(now, Request::PutRevoke { tenant: tenant.clone(), puts: revoked });
-            }
-            (!puts.is_empty()).then(|| core.ask(now, Request::PutEnd(PutEnd { tenant: tenant.clone(), puts })))
-        })?;
-        let reply = match asked {
-            None => return Ok(()),
-            Some(Asked::Now(reply)) => reply,
-            Some(Asked::Later(slot)) => self.wait_in_time("a put", &slot)?,
-        };
-        match reply {
-            Reply::Each(results) => {
-                for ((at, key), result) in places.into_iter().zip(keys).zip(results) {
-                    if let Err(code) = result {
-                        outcomes[at] = Err(StoreError::Refused { key, code });
-                    }
-                }
-                Ok(())
-            }
-            Reply::Failed(code) => Err(StoreError::RefusedCall(code)),
-            _ => Err(StoreError::RefusedCall(ErrorCode::InternalError)),
         }
     }
-}
 
-/// What a put's start became, with leave to write where there is room.
-enum Begun {
-    Granted(Granted),
-    Existed,
-    Failed(ErrorCode),
+    /// Ends the writing and tells the flow, which publishes.
+    fn conclude(&mut self, core: &mut Core, now: Instant, flow: &mut PutFlow) {
+        for Writing { index, extents, checksum } in std::mem::take(&mut self.writings) {
+            let mut live = true;
+            for (grant, access) in extents {
+                drop(grant);
+                live &= core.end_access(now, access);
+            }
+            let result = if live { Ok(checksum) } else { Err(WriteFailure::Stale) };
+            flow.on_written(index, result, &mut self.actions);
+        }
+        self.act(core, now, flow);
+    }
+
+    fn settle(&mut self, index: usize, outcome: PutOutcome, waited: time::Duration) {
+        let (at, key) = (self.places[index], self.keys[index].clone());
+        self.outcomes[at] = match outcome {
+            PutOutcome::Stored => Ok(Stored::New),
+            PutOutcome::Existed => Ok(Stored::Existed),
+            PutOutcome::Failed(ErrorCode::NoAvailableHandle) => {
+                Err(StoreError::NoSpace { key, bytes: self.entries[at].1.len() as u64, waited })
+            }
+            PutOutcome::Failed(code) => Err(StoreError::Refused { key, code }),
+            PutOutcome::Unknown => Err(StoreError::Deadline { what: "a put", after: self.shared.config.deadline }),
+        };
+    }
 }

@@ -131,6 +131,9 @@ impl Log {
         if let Some(file) = files.iter().map(|file| file.file).find(|file| file.0 >= u64::from(u32::MAX)) {
             return out.push(LogOut::Refused(FormatError::Misplaced { file }));
         }
+        if let Some(LogFile { file, .. }) = files.iter().find(|file| (1..BLOCK_BYTES).contains(&file.bytes)) {
+            return out.push(LogOut::Refused(FormatError::Foreign { file: *file, begins: [0; 8] }));
+        }
         self.recovery = Some(Recovery::new(files, fresh));
         self.recover_step(out);
     }

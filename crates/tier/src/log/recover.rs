@@ -53,8 +53,13 @@ struct Found {
 
 impl Recovery {
     pub(crate) fn new(files: &[LogFile], fresh: u128) -> Self {
-        let found: BTreeMap<FileId, Found> = files.iter().map(|file| (file.file, Found::new(file.bytes))).collect();
-        let waiting = found.keys().copied().collect();
+        let mut found: BTreeMap<FileId, Found> =
+            files.iter().map(|file| (file.file, Found::new(file.bytes - file.bytes % BLOCK_BYTES))).collect();
+        // A crash between making a file and giving it its length leaves one of no bytes.
+        for empty in found.values_mut().filter(|found| found.bytes == 0) {
+            empty.first = Some(FirstBlock::Blank);
+        }
+        let waiting = found.iter().filter(|(_, found)| found.first.is_none()).map(|(id, _)| *id).collect();
         let opened = Opened { files: found.len() as u64, ..Opened::default() };
         Self {
             fresh,

@@ -372,6 +372,7 @@ fn files_that_are_not_ours_are_refused_by_name_and_left_alone() {
     );
     let misplaced = "log file 8 belongs to another log or place: it was copied or renamed; move it away";
     assert_eq!(refused(8, padded(header.encode())), misplaced);
+    assert!(refused(9, b"a note".to_vec()).starts_with("log file 9 is no Slackwater log"));
     let other = FileHeader { log: 1, file: FileId(8), ..header };
     assert_eq!(refused(8, padded(other.encode())), misplaced);
 }
@@ -380,6 +381,7 @@ fn files_that_are_not_ours_are_refused_by_name_and_left_alone() {
 fn files_without_a_header_are_cleared_away() {
     let mut world = world_of(2, 100);
     world.disk.plant(FileId(70), vec![0; 4 * BLOCK]);
+    world.disk.plant(FileId(69), Vec::new());
     let opened = world.reopen("with an empty file");
     assert_eq!((opened.records, opened.torn, opened.rotten), (2, 0, 0));
     assert!(world.disk.content(FileId(70)).is_empty());

@@ -239,6 +239,11 @@ impl World {
                     assert_eq!(self.announced.insert(key, reported.entry.version.0), None, "announced twice");
                 }
             }
+            Report::Announced { segment, highest } => {
+                assert_eq!(segment, DISK);
+                let newest = self.announced.values().max().copied().unwrap_or_default();
+                assert!(highest.0 >= newest, "{highest} is below an announced version, {newest}");
+            }
             Report::Stage { ticket, bytes } => self.stages.push((ticket, bytes)),
             Report::Promoted { ticket, extent } => {
                 self.promoted.insert(ticket, extent);

@@ -7,7 +7,7 @@ use slackwater_wire::{
     DiskEntry, ErrorCode, NodeId, OffloadTask, ReplicaState, SegmentKind, TaskFailure, TicketId, Version,
 };
 
-use crate::catalog::{ObjectId, Parked, Replica, ReplicaId, SegmentIndex, TenantIndex};
+use crate::catalog::{Aside, ObjectId, Parked, Replica, ReplicaId, SegmentIndex, TenantIndex};
 use crate::config::OffloadMode;
 use crate::evict::{Link, Slot};
 use crate::master::{Due, Master};
@@ -71,6 +71,10 @@ impl Master {
         let object = self.catalog.object(id);
         let (hash, bytes, version, tenant) = (object.hash, object.bytes, object.version, object.tenant);
         let record = record_bytes(bytes);
+        if object.is(Aside::Shed) {
+            self.metrics.offload.skipped_no_disk += 1;
+            return Asked::NoDisk;
+        }
         let Some(disk) = self.disk_for(now, node, record) else {
             self.metrics.offload.skipped_no_disk += 1;
             return Asked::NoDisk;

@@ -558,6 +558,7 @@ impl Master {
         let tenant = self.catalog.object(id).tenant;
         let object = self.catalog.object_mut(id);
         object.unmark(Aside::Open);
+        object.unmark(Aside::Shed);
         object.version = put.version;
         object.checksum = checksum;
         object.bytes = put.bytes;

@@ -126,6 +126,17 @@ impl History {
         self.excused = true;
     }
 
+    /// Removals and overwrites acknowledged since then, while a node was away, were known to nobody but a master that
+    /// has ended: what they replaced may come back with the node.
+    pub fn forgive(&mut self, since: Instant) {
+        for timeline in self.timelines.values_mut() {
+            timeline.removals.retain(|removal| removal.acknowledged < since);
+            for fate in timeline.versions.values_mut() {
+                fate.published = fate.published.filter(|at| *at < since);
+            }
+        }
+    }
+
     /// The master has ended: what it published and did not acknowledge may be gone.
     pub fn master_ended(&mut self) {
         for fate in self.timelines.values_mut().flat_map(|timeline| timeline.versions.values_mut()) {

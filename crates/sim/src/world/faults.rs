@@ -144,6 +144,7 @@ impl World {
         let sessions = self.sessions_of(process);
         match process {
             Process::Master => {
+                self.forget_debts();
                 self.master.core = None;
                 self.history.master_ended();
             }

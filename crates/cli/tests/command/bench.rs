@@ -6,8 +6,7 @@ use crate::place::{Place, object, stderr};
 fn benchmarks_print_the_keys_of_their_contract_and_leave_nothing_behind() {
     let place = Place::new();
     let check = |arguments: &[&str], keys: &[&str]| {
-        let output =
-            place.run(&[&["bench"], arguments, &["--json", "--value-bytes", "64KiB", "--dir", "tmp"]].concat());
+        let output = place.run(&[&["bench"], arguments, &["--json", "--dir", "tmp"]].concat());
         assert!(output.status.success(), "{}", stderr(&output));
         let report = object(&output);
         for key in keys {
@@ -26,7 +25,7 @@ fn benchmarks_print_the_keys_of_their_contract_and_leave_nothing_behind() {
         "/post_ssd_reads",
         "/promote_delay_p50_us",
     ];
-    check(&["promotion", "--samples", "20"], &promotion);
+    check(&["promotion", "--samples", "20", "--value-bytes", "64KiB"], &promotion);
     check(
         &["store", "--passes", "1"],
         &["/get_into_gbps", "/memcpy_gbps", "/ratio", "/ssd_read_gbps", "/raw_ssd_gbps", "/ssd_ratio"],

@@ -141,6 +141,12 @@ class Store:
     ) -> builtins.list[bytes]:
         """Keys in byte order, a page at a time."""
 
+    def set_quota(self, tenant: str, *, memory: Size, ssd: Size | None = None) -> None:
+        """Sets or changes how many bytes the tenant may keep in memory and on SSD."""
+
+    def delete_quota(self, tenant: str) -> None:
+        """Forgets the quota of a tenant that has no values."""
+
     def stats(self) -> dict[str, Any]:
         """What the store counts, as nested dictionaries."""
 

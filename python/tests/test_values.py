@@ -137,12 +137,22 @@ def test_removed_values_are_gone(store: Store) -> None:
     assert store.list() == []
 
 
-def test_tenants_do_not_see_each_other(store: Store) -> None:
-    store.put("k", b"mine", tenant="acme")
-    assert store.get("k") is None
-    assert store.get("k", tenant="acme") == b"mine"
-    with pytest.raises(ValueError, match="reserved"):
-        store.get("k", tenant="_x")
+def test_tenants_do_not_see_each_other() -> None:
+    with Store(memory="16MiB", tenants=True, log="off") as store:
+        with pytest.raises(slackwater.RefusedError) as caught:
+            store.put("k", b"mine", tenant="acme")
+        assert caught.value.code is slackwater.ErrorCode.TENANT_NOT_REGISTERED
+        store.set_quota("acme", memory="1MiB")
+        store.put("k", b"mine", tenant="acme")
+        assert store.get("k") is None
+        assert store.get("k", tenant="acme") == b"mine"
+        with pytest.raises(ValueError, match="reserved"):
+            store.get("k", tenant="_x")
+        with pytest.raises(slackwater.RefusedError) as caught:
+            store.delete_quota("acme")
+        assert caught.value.code is slackwater.ErrorCode.TENANT_NOT_EMPTY
+        store.remove("k", tenant="acme", force=True)
+        store.delete_quota("acme")
 
 
 def test_large_values_keep_every_byte(store: Store) -> None:

@@ -12,6 +12,13 @@ impl Checksum {
     pub fn of(bytes: &[u8]) -> Self {
         Self(crc_fast::checksum(CrcAlgorithm::Crc64Nvme, bytes))
     }
+
+    /// The checksum of these bytes followed by `next_bytes` more whose own checksum is `next`: pieces can be summed
+    /// apart, by several threads, and put together.
+    #[must_use]
+    pub fn followed_by(self, next: Self, next_bytes: u64) -> Self {
+        Self(crc_fast::checksum_combine(CrcAlgorithm::Crc64Nvme, self.0, next.0, next_bytes))
+    }
 }
 
 /// A checksum taken piece by piece: the same as [`Checksum::of`] over the pieces in order.
@@ -61,6 +68,9 @@ mod tests {
             pieces.update(&bytes[..cut]);
             pieces.update(&bytes[cut..]);
             assert_eq!(pieces.finish(), Checksum::of(&bytes), "cut at {cut}");
+            let (first, rest) = bytes.split_at(cut);
+            let joined = Checksum::of(first).followed_by(Checksum::of(rest), rest.len() as u64);
+            assert_eq!(joined, Checksum::of(&bytes), "joined at {cut}");
         }
     }
 }

@@ -6,6 +6,7 @@
 mod checksum;
 mod extent;
 mod hash;
+mod planted;
 mod rng;
 mod sketch;
 mod time;
@@ -14,6 +15,9 @@ mod units;
 pub use checksum::{Checksum, Checksummer};
 pub use extent::{AllocError, Extent, ExtentAllocator, ExtentBooks};
 pub use hash::{KeyHash, Map, Set, hash64};
+#[cfg(feature = "planted")]
+pub use planted::plant;
+pub use planted::{Planted, planted};
 pub use rng::Rng;
 pub use sketch::Sketch;
 pub use time::Instant;

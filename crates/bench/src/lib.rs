@@ -1,6 +1,14 @@
-//! Benchmarks as a library: each is a function from options to a report, called by the command line.
+//! Scenario benchmarks of Slackwater, each beside the limits and peers of the same run.
+//!
+//! Every benchmark is a function `run(options) -> Report`; a report gives JSON, a text table and an HTML page.
 
+pub mod machine;
+pub mod mq;
+pub mod page;
 pub mod policy;
+pub mod pool;
 pub mod promotion;
 pub mod report;
 pub mod store;
+pub mod usage;
+pub mod wait;

@@ -46,6 +46,11 @@ pub(crate) fn default_to(config: &mut Config, key: &str, value: &str) -> Result<
     if unset { (option.set)(config, value).map_err(|message| anyhow!("{key}: {message}")) } else { Ok(()) }
 }
 
+/// The value of an option as people write it.
+pub(crate) fn shown(config: &Config, key: &str) -> String {
+    Config::option(key).map(|option| (option.show)(config)).unwrap_or_default()
+}
+
 #[expect(clippy::print_stdout, reason = "the answer of the command")]
 pub(crate) fn run(arguments: &Show, layers: &Layers) -> Result<u8> {
     let config = layers.load()?;
@@ -135,6 +140,6 @@ mod tests {
         default_to(&mut config, "ssd", "16GiB").unwrap();
         default_to(&mut config, "offload", "on-evict").unwrap();
         assert_eq!(config.ssd.to_string(), "1GiB");
-        assert_eq!(config.offload.word(), "on-evict");
+        assert_eq!(shown(&config, "offload"), "on-evict");
     }
 }

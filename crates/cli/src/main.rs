@@ -1,6 +1,7 @@
 //! The `slackwater` command.
 
 mod args;
+mod bench;
 mod config;
 mod doctor;
 mod interrupt;
@@ -27,6 +28,7 @@ fn main() -> ExitCode {
     let done = match cli.command {
         Command::Replay(arguments) => replay::run(&arguments, layers),
         Command::Policy(arguments) => policy::run(&arguments),
+        Command::Bench(scenario) => bench::run(&scenario),
         Command::Config(arguments) => config::run(&arguments, &layers),
         Command::Doctor(arguments) => doctor::run(&arguments, &layers),
     };

@@ -19,8 +19,7 @@ use crate::source::Source;
 pub(crate) fn run(arguments: &Policy) -> Result<u8> {
     let source = Source::open(&arguments.origin)?;
     let label = source.label.clone();
-    let limit = arguments.origin.limit.map_or(usize::MAX, |limit| usize::try_from(limit).unwrap_or(usize::MAX));
-    let requests = source.take(limit).map(|request| Ok(known(request?))).collect::<Result<Vec<_>>>()?;
+    let requests = source.map(|request| Ok(known(request?))).collect::<Result<Vec<_>>>()?;
     if requests.is_empty() {
         bail!("{label} holds no request");
     }

@@ -16,16 +16,27 @@ pub(crate) struct Source {
     pub(crate) identity: u64,
     /// How much there is to do, in the unit of [`Source::done`]; `None` where nobody knows.
     pub(crate) total: Option<u64>,
+    limit: Option<u64>,
+    taken: u64,
     requests: Requests,
 }
 
 enum Requests {
     Trace(Box<TraceReader<Box<dyn BufRead>>>),
-    Generated { generator: Box<Generator>, done: u64 },
+    Generated(Box<Generator>),
 }
 
 impl Source {
     pub(crate) fn open(origin: &Origin) -> Result<Self> {
+        let mut source = Self::whole(origin)?;
+        if let Some(limit) = origin.limit {
+            let all = if origin.generate { origin.requests } else { u64::MAX };
+            (source.limit, source.total) = (Some(limit), Some(limit.min(all)));
+        }
+        Ok(source)
+    }
+
+    fn whole(origin: &Origin) -> Result<Self> {
         match &origin.trace {
             None => Ok(Self::generated(origin)),
             Some(path) if path.as_os_str() == "-" => Self::trace("standard input", Box::new(io::stdin().lock()), None),
@@ -33,11 +44,11 @@ impl Source {
         }
     }
 
-    /// How much is done.
+    /// How much is done: requests, or bytes of a trace that is read to its end.
     pub(crate) fn done(&self) -> u64 {
         match &self.requests {
-            Requests::Trace(reader) => reader.bytes_read(),
-            Requests::Generated { done, .. } => *done,
+            Requests::Trace(reader) if self.limit.is_none() => reader.bytes_read(),
+            _ => self.taken,
         }
     }
 
@@ -49,7 +60,9 @@ impl Source {
             label: format!("generated chat of {} sessions, seed {}", traffic.sessions, traffic.seed),
             identity,
             total: Some(traffic.requests),
-            requests: Requests::Generated { generator: Box::new(Generator::new(traffic)), done: 0 },
+            limit: None,
+            taken: 0,
+            requests: Requests::Generated(Box::new(Generator::new(traffic))),
         }
     }
 
@@ -69,7 +82,7 @@ impl Source {
         let whole: Box<dyn BufRead> = Box::new(io::Read::chain(Cursor::new(first), reader));
         let requests = Requests::Trace(Box::new(TraceReader::new(name, whole)));
         let label = Path::new(name).file_name().map_or(name.into(), |file| file.to_string_lossy()).into_owned();
-        Ok(Self { label, identity, total, requests })
+        Ok(Self { label, identity, total, limit: None, taken: 0, requests })
     }
 }
 
@@ -77,13 +90,14 @@ impl Iterator for Source {
     type Item = Result<Request>;
 
     fn next(&mut self) -> Option<Result<Request>> {
-        match &mut self.requests {
-            Requests::Trace(reader) => reader.next().map(|request| Ok(request?)),
-            Requests::Generated { generator, done } => {
-                let request = generator.next()?;
-                *done += 1;
-                Some(Ok(request))
-            }
+        if self.limit.is_some_and(|limit| self.taken >= limit) {
+            return None;
         }
+        let request = match &mut self.requests {
+            Requests::Trace(reader) => reader.next()?.map_err(anyhow::Error::from),
+            Requests::Generated(generator) => Ok(generator.next()?),
+        };
+        self.taken += 1;
+        Some(request)
     }
 }

@@ -11,20 +11,27 @@ use crate::segment::record_bytes;
 use crate::tenant::Ledger;
 
 impl Master {
-    /// Takes a part of a node's SSD into the catalog; a part without entries says that there are no more.
+    /// The node has said everything. `highest` is the newest version that its log remembers, of records that are gone
+    /// too: a put under an older one would be dead on arrival, killed by a tombstone that it never had.
+    pub(crate) fn announced(&mut self, node: NodeId, segment: SegmentId, highest: Version) {
+        let known = self.segments.find(segment).is_some_and(|index| self.segments.at(index).node == node);
+        if known {
+            self.start_above(highest);
+            self.owed.end(node);
+        }
+    }
+
+    /// Takes a part of a node's SSD into the catalog.
     pub(crate) fn announce(&mut self, now: Instant, node: NodeId, segment: SegmentId, entries: &[ReportedEntry]) {
         let Some(index) = self.segments.find(segment) else { return };
         let owner = self.segments.at(index).node;
         if owner != node || self.segments.at(index).disk().is_none() {
             return;
         }
-        if entries.is_empty() {
-            self.owed.end(node);
-        }
         let mut fresh = Vec::with_capacity(entries.len());
         for reported in entries {
             self.metrics.records_announced += 1;
-            self.next_version = self.next_version.max(reported.entry.version.0.saturating_add(1));
+            self.start_above(reported.entry.version);
             match self.adopt(now, node, index, reported) {
                 Adopted::New(replica) => fresh.push(replica),
                 Adopted::Known => {}
@@ -120,10 +127,7 @@ impl Master {
             segment.policy.set_capacity(state.capacity);
             self.capacity_changed();
         }
-        for index in self.segments.of_node(node) {
-            self.relieve(now, index);
-        }
-        self.serve(now);
+        self.resume(now, node);
     }
 }
 

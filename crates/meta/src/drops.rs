@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use regex::bytes::Regex;
-use slackwater_base::Map;
+use slackwater_base::{Instant, Map};
 use slackwater_wire::{DiskEntry, ErrorCode, Key, NodeId, Tenant, Version};
 
 use crate::catalog::SegmentIndex;
@@ -147,7 +147,7 @@ impl Master {
         }
     }
 
-    pub(crate) fn dropped(&mut self, node: NodeId, entries: &[DiskEntry]) {
+    pub(crate) fn dropped(&mut self, now: Instant, node: NodeId, entries: &[DiskEntry]) {
         let Some(segment) = self.segments.disk_of(node) else { return };
         for entry in entries {
             let hash = self.tenants.hash_of(&entry.tenant, &entry.key);
@@ -157,6 +157,7 @@ impl Master {
                 self.settle(waiter.ack);
             }
         }
+        self.resume(now, node);
     }
 
     /// The node that was to drop records is gone. Who waits is told that it is not done; the node is told again when

@@ -220,6 +220,12 @@ impl Master {
         policies.chain(self.due.next()).min()
     }
 
+    /// Versions begin above this one. For a shell that knows what an earlier master may have given out: nodes that
+    /// announce themselves later raise the mark, but puts that were granted before cannot be raised after them.
+    pub fn start_above(&mut self, version: Version) {
+        self.next_version = self.next_version.max(version.0.saturating_add(1));
+    }
+
     /// What the operator should know about the configuration.
     #[must_use]
     pub fn warnings(&self) -> &[ConfigWarning] {
@@ -276,11 +282,12 @@ impl Master {
             Report::Stage { ticket, bytes } => self.stage(now, node, ticket, bytes),
             Report::Promoted { ticket, extent } => self.promoted(now, node, ticket, extent),
             Report::PromotionFailed { ticket, failure } => self.promotion_failed(now, node, ticket, failure),
-            Report::Dropped(entries) => self.dropped(node, &entries),
+            Report::Dropped(entries) => self.dropped(now, node, &entries),
             Report::Lost(entries) => self.lost(now, node, &entries),
             Report::Fenced(extents) => self.fenced(now, node, &extents),
             Report::Disk(state) => self.disk_state(now, node, &state),
             Report::Announce { segment, entries } => self.announce(now, node, segment, &entries),
+            Report::Announced { segment, highest } => self.announced(node, segment, highest),
         }
     }
 

@@ -36,8 +36,8 @@ pub struct Metrics {
     pub records_announced: u64,
     pub records_stale: u64,
     pub records_lost: u64,
-    pub replicas_suspected: u64,
     pub records_dropped: u64,
+    pub replicas_suspected: u64,
     pub extents_fenced: u64,
     pub calls_replayed: u64,
 }

@@ -215,10 +215,8 @@ impl Master {
                 self.catalog.replica_mut(id).parked = Parked::Leaving;
                 Evicted::Bytes(bytes)
             }
-            (Asked::NotNow, OffloadMode::OnEvict) => {
-                self.set_aside(id, Standing::Until(now + self.config.offload.retry_after));
-                Evicted::Stalled
-            }
+            // It stays the next victim; the report that makes room in the queue resumes the eviction.
+            (Asked::NotNow, OffloadMode::OnEvict) => Evicted::Stalled,
             _ => self.evict_now(now, id),
         }
     }
@@ -232,10 +230,7 @@ impl Master {
             }
         }
         self.introduce(now, &mut fresh);
-        for index in self.segments.of_node(node) {
-            self.relieve(now, index);
-        }
-        self.serve(now);
+        self.resume(now, node);
     }
 
     fn end_offload(&mut self, now: Instant, ticket: TicketId, result: Result<(), TaskFailure>, fresh: &mut Vec<Fresh>) {
@@ -335,7 +330,16 @@ impl Master {
         }
         // Should the record be written after all, nobody would know of it.
         self.drop_record(offloading.disk, offloading.hash, offloading.entry.clone(), None);
+        let node = self.segments.at(offloading.disk).node;
         self.let_go(now, &offloading, false);
+        self.resume(now, node);
+    }
+
+    /// Something that kept evictions of this node waiting is over.
+    pub(crate) fn resume(&mut self, now: Instant, node: NodeId) {
+        for index in self.segments.of_node(node) {
+            self.relieve(now, index);
+        }
         self.serve(now);
     }
 

@@ -97,7 +97,6 @@ impl Master {
     ) -> u64 {
         let mut freed = 0;
         while freed < wanted && *budget > 0 {
-            *budget -= 1;
             let segment = self.segments.at_mut(index);
             let id = match segment.policy.victim(now) {
                 Some(slot) => segment.replica(slot),
@@ -106,6 +105,7 @@ impl Master {
                     None => break,
                 },
             };
+            *budget -= 1;
             match self.standing(now, id) {
                 Standing::Free => {}
                 Standing::Soft(_) if pass == Pass::Last && self.catalog.replica(id).parked == Parked::Soft => {

@@ -259,7 +259,8 @@ impl Master {
             Some(Err(result)) => return Grant::Decided(result),
             Some(Ok(())) | None => {}
         }
-        if let Err(code) = self.put_limits(tenant, config, wanted, found.is_none()) {
+        let is_new = found.is_none_or(|object| !self.catalog.is_object(object));
+        if let Err(code) = self.put_limits(tenant, config, wanted, is_new) {
             return failed(code);
         }
         if self.puts.for_space.first().is_some_and(|first| !self.is_head(*first, caller)) {
@@ -313,6 +314,7 @@ impl Master {
             }
             self.metrics.puts_preempted += 1;
             self.close_put(now, tenant, id);
+            self.erase_if_empty(id);
         }
         Ok(())
     }

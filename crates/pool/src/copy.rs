@@ -4,6 +4,7 @@
 //! checksum is that of the bytes *stored*: a peer that rewrites shared memory meanwhile cannot make a checksum vouch for
 //! bytes that were never delivered.
 
+mod batch;
 mod fold;
 mod tuning;
 
@@ -11,6 +12,7 @@ use std::ptr;
 
 use slackwater_base::{Checksum, Checksummer};
 
+pub use batch::{Piece, checksum_all, copy_all, copy_all_checksum};
 pub use tuning::{Stores, Tuning};
 
 /// The piece that the portable path copies and then checksums while it is still in the first-level cache, in bytes.

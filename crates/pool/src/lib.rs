@@ -1,3 +1,34 @@
-//! The fork-join pool of Slackwater, and the copies and checksums that run on it.
+//! A fork-join pool for short bursts of CPU work, aware of NUMA nodes, whose threads cost nothing when there is none;
+//! and its first users, the copies and checksums of large objects.
+//!
+//! The protocol of jobs, claims and sleep is explained in the README beside this crate.
 
+mod affinity;
+mod claim;
+mod config;
 pub mod copy;
+mod crew;
+mod door;
+mod job;
+mod member;
+mod pool;
+mod queue;
+mod record;
+mod scope;
+mod slot;
+mod sync;
+mod task;
+mod topology;
+
+#[cfg(all(test, loom))]
+mod models;
+
+pub use config::{Config, Pin, PoolError};
+pub use job::{Cancel, Class, JobError, Kind, Panic};
+pub use member::Member;
+pub use pool::{Job, Pool};
+pub use queue::Queue;
+pub use record::{PoolCounts, ThreadCounts};
+pub use scope::Scope;
+pub use task::{Handle, SubmitError};
+pub use topology::{Node, NodeId, Topology, TopologyError};

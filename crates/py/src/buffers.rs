@@ -7,9 +7,9 @@
 use std::slice;
 
 use pyo3::buffer::PyUntypedBuffer;
-use pyo3::exceptions::{PyTypeError, PyValueError};
+use pyo3::exceptions::{PyBufferError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyString};
+use pyo3::types::{PyBytes, PyMemoryView, PyString};
 
 /// A key: `bytes`, or `str` taken as UTF-8.
 pub(crate) enum KeyBytes {
@@ -72,6 +72,11 @@ impl Memory {
         match PyUntypedBuffer::get(object) {
             Ok(buffer) => Self::of_buffer(buffer),
             Err(_) if object.hasattr("data_ptr")? => Self::of_tensor(object),
+            // Arrays without dimensions export no shape; flattened they do.
+            Err(error) if error.is_instance_of::<PyBufferError>(object.py()) => {
+                let flat = PyMemoryView::from(object)?.call_method1("cast", ("B",))?;
+                Self::of_buffer(PyUntypedBuffer::get(&flat)?)
+            }
             Err(error) => Err(error),
         }
     }

@@ -4,6 +4,7 @@
 //! written into the caller's own memory: bytes, bytearray, memoryview, numpy arrays, tensors on the CPU.
 
 mod buffers;
+mod calls;
 mod errors;
 mod options;
 mod store;

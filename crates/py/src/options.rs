@@ -3,6 +3,7 @@ use std::time::Duration;
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyDict, PyFloat, PyInt, PyString};
+use slackwater_base::ByteSize;
 use slackwater_node::Config;
 use slackwater_wire::{Key, Pin, Tenant};
 
@@ -125,4 +126,10 @@ pub(crate) fn size_text(name: &str, value: &Bound<'_, PyAny>) -> PyResult<String
     }
     let wrong = || PyTypeError::new_err(format!("{name}: expected bytes or a text such as \"1GiB\""));
     value.extract::<String>().map_err(|_| wrong())
+}
+
+/// The same as a number of bytes.
+pub(crate) fn bytes_of(name: &str, value: &Bound<'_, PyAny>) -> PyResult<u64> {
+    let size: Result<ByteSize, _> = size_text(name, value)?.parse();
+    size.map(|size| size.0).map_err(|error| PyValueError::new_err(format!("{name}: {error}")))
 }

@@ -44,6 +44,7 @@ pub struct MemDisk {
     full: bool,
     read_only: bool,
     fail_at: BTreeMap<u64, DiskError>,
+    fail_writing_at: Option<(u64, DiskError)>,
     unreadable: BTreeSet<(FileId, u64)>,
     completed: u64,
     writes: u64,
@@ -87,6 +88,7 @@ impl MemDisk {
             full: false,
             read_only: false,
             fail_at: BTreeMap::new(),
+            fail_writing_at: None,
             unreadable: BTreeSet::new(),
             completed: 0,
             writes: 0,
@@ -111,6 +113,17 @@ impl MemDisk {
     /// Lets the operation that ends as number `nth`, counted from the disk's beginning, fail.
     pub fn fail_at(&mut self, nth: u64, error: DiskError) {
         self.fail_at.insert(nth, error);
+    }
+
+    /// Lets the first operation that is no read and ends as number `nth` or later fail.
+    pub fn fail_writing_at(&mut self, nth: u64, error: DiskError) {
+        self.fail_writing_at = Some((nth, error));
+    }
+
+    /// Whether that failure is yet to come.
+    #[must_use]
+    pub fn is_failure_pending(&self) -> bool {
+        self.fail_writing_at.is_some()
     }
 
     /// Makes the block at `offset` of `file` unreadable.
@@ -169,7 +182,9 @@ impl MemDisk {
         let Submitted { op, request, writes } = self.queue.remove(at as usize)?;
         let nth = self.completed;
         self.completed += 1;
-        let result = match self.fail_at.remove(&nth) {
+        let writing = !matches!(request, DiskOp::Read { .. });
+        let failing = self.fail_writing_at.take_if(|(at, _)| writing && nth >= *at).map(|(_, error)| error);
+        let result = match failing.or_else(|| self.fail_at.remove(&nth)) {
             Some(error) => {
                 self.half_do(&request, memory);
                 Err(error)

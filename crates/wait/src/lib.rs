@@ -1,1 +1,45 @@
-//! How anything in Slackwater waits.
+//! How anything in Slackwater waits: it looks at one word, spins on it only when that pays, and otherwise sleeps in the
+//! kernel until the word's owner wakes it.
+//!
+//! - [`Completion`] carries one value once, [`Countdown`] ends a batch with a single wake, [`Event`] is reusable.
+//! - [`Waiting`] says how one wait is done: at which [`Site`], until when, by which strategy ([`Wait`]).
+//! - [`Site`] learns how long waits of one kind last and counts what they did.
+//! - [`Parker`] lets event loops and asyncio wait by file descriptor; [`Polling`] is the same thrift for a loop that
+//!   waits in its own poll; [`Backoff`] spaces out retries.
+//!
+//! The protocols, and the races they close, are explained in the README beside this crate.
+
+mod backoff;
+mod clock;
+mod completion;
+mod countdown;
+mod cpus;
+mod event;
+mod futex;
+mod pace;
+mod parker;
+mod polling;
+mod routine;
+mod site;
+mod spinners;
+mod strategy;
+mod sync;
+mod word;
+
+#[cfg(all(test, loom))]
+mod models;
+
+pub use backoff::Backoff;
+pub use clock::now;
+pub use completion::{Abandoned, Completer, Completion};
+pub use countdown::{AlreadyHooked, Countdown, Hook};
+pub use cpus::{Cpus, cpu_list};
+pub use event::{Event, Seen};
+pub use pace::Costs;
+pub use parker::Parker;
+pub use polling::Polling;
+pub use routine::{Ended, Stopped, Waiting};
+pub use site::{GAP_BUCKETS, Site, SiteCounts};
+pub use spinners::{Working, free_cpus, working};
+pub use strategy::{Adaptive, Choice, ChoiceError, Park, Plan, Sleep, Spin, Then, Wait, current, install};
+pub use word::Word;

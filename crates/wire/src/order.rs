@@ -110,6 +110,13 @@ pub enum Report {
         /// Some of its records.
         entries: Vec<ReportedEntry>,
     },
+    /// Everything has been announced.
+    Announced {
+        /// The segment that stands for the log.
+        segment: SegmentId,
+        /// The newest version that the log remembers, of records that are gone too: puts must be newer.
+        highest: Version,
+    },
 }
 
 /// One record that a node announces.

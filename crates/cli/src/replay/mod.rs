@@ -27,7 +27,7 @@ use report::{Moment, Record};
 use tally::Tally;
 
 /// Points of the report's charts.
-const MOMENTS_MAX: usize = 240;
+const MOMENTS_MAX: usize = 120;
 
 pub(crate) fn run(arguments: &Replay, layers: Layers) -> Result<u8> {
     let interrupt = Interrupt::install()?;
@@ -37,6 +37,7 @@ pub(crate) fn run(arguments: &Replay, layers: Layers) -> Result<u8> {
     let store = Store::open(config.clone()).context("cannot open the store")?;
     let played = play(arguments, &mut source, &store, &interrupt);
     let closed = store.close();
+    let kept = directory.is_none();
     drop(directory);
     let Run { tally, stats, outcome, moments, end } = played;
     let end = match end {
@@ -60,7 +61,9 @@ pub(crate) fn run(arguments: &Replay, layers: Layers) -> Result<u8> {
     };
     let html = record.write(&arguments.report)?;
     show(&record, &html, arguments.json)?;
-    closed.context("the store could not be closed")?;
+    if kept {
+        closed.context("the store could not be closed")?;
+    }
     match end {
         End::Broken(error) => Err(error),
         _ if outcome.corrupt_reads > 0 => bail!("{} blocks were not what was put", outcome.corrupt_reads),
@@ -118,9 +121,6 @@ fn play(arguments: &Replay, source: &mut Source, cache: &dyn Cache, interrupt: &
     let end = loop {
         if interrupt.requested() {
             break End::Interrupted;
-        }
-        if arguments.origin.limit.is_some_and(|limit| player.tally().requests >= limit) {
-            break End::Whole;
         }
         let request = match source.next() {
             None => break End::Whole,

@@ -6,6 +6,8 @@ use slackwater_bench::report::{Axis, Chart, Line, Mark, Page, Scale, Table, Tile
 use slackwater_node::store::Latency;
 use slackwater_node::{Config, Stats};
 
+use crate::config::shown;
+
 use super::outcome::Outcome;
 use super::tally::{Tally, share};
 
@@ -91,12 +93,12 @@ impl Record<'_> {
             lead: format!(
                 "{} requests with blocks of {}, in {} of memory over {} of SSD, policy {}, offload {}. Every bit of every \
                  block that was read has been compared with what was put.",
-                Unit::Count.format(self.outcome.requests as f64),
+                grouped(self.outcome.requests),
                 Unit::Bytes.format(self.block_bytes as f64),
                 self.config.memory,
                 self.config.ssd,
-                self.config.policy,
-                self.config.offload,
+                shown(self.config, "policy"),
+                shown(self.config, "offload"),
             ),
             alert,
             tiles: self.tiles(),
@@ -255,6 +257,7 @@ impl Record<'_> {
         };
         let settings = self.config.explain().into_iter().map(|line| vec![line.key.to_owned(), line.value]);
         vec![
+            Table { title: "Figures".to_owned(), head: texts(&["", ""]), rows: self.figures() },
             Table {
                 title: "Latency".to_owned(),
                 head: texts(&["", "calls", "p50", "p95", "p99", "p99.9", "max"]),
@@ -264,7 +267,6 @@ impl Record<'_> {
                     latency("put", &self.stats.latency.put),
                 ],
             },
-            Table { title: "Figures".to_owned(), head: texts(&["", ""]), rows: self.figures() },
             Table { title: "Settings".to_owned(), head: texts(&["", ""]), rows: settings.collect() },
         ]
     }
@@ -272,7 +274,7 @@ impl Record<'_> {
     /// The figures of the run, a name and a value each: the terminal's table and the page's are one.
     pub(super) fn figures(&self) -> Vec<Vec<String>> {
         let (outcome, funnel) = (self.outcome, &self.outcome.promotions);
-        let count = |value: u64| Unit::Count.format(value as f64);
+        let count = grouped;
         let bytes = |value: u64| Unit::Bytes.format(value as f64);
         let times = |latency: &Latency| match latency.count {
             0 => "–".to_owned(),
@@ -310,6 +312,7 @@ impl Record<'_> {
             ("corrupt reads", count(outcome.corrupt_reads)),
             ("wall / processor time", format!("{:.2} s / {:.2} s", outcome.wall_s, outcome.cpu_s)),
             ("peak memory", bytes(outcome.peak_rss_bytes)),
+            ("on SSD at the start", count(self.stats.ssd.map_or(0, |ssd| ssd.recovered))),
             ("SSD by", format!("{} ({})", self.stats.io.chosen, self.stats.io.reason)),
         ];
         for (what, errors) in [("failed reads", &self.tally.read_errors), ("refused puts", &self.tally.put_errors)] {
@@ -344,6 +347,31 @@ fn line(name: &str, tone: Tone, mark: Mark, points: Vec<(f64, f64)>) -> Line {
     Line { name: name.to_owned(), tone, mark, points }
 }
 
+/// A number with its thousands apart: `12,031`.
+fn grouped(value: u64) -> String {
+    let digits = value.to_string();
+    let mut text = String::new();
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
 fn micros(nanos: u64) -> f64 {
     nanos as f64 / 1e3
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn thousands_stand_apart() {
+        for (value, text) in [(0, "0"), (999, "999"), (12_031, "12,031"), (1_000_000, "1,000,000")] {
+            assert_eq!(grouped(value), text);
+        }
+    }
 }

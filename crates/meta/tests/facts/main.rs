@@ -1,5 +1,13 @@
 //! Facts about a master, each a test named for it.
 
+mod disk;
+mod evict;
+mod lease;
+mod model;
+mod offload;
+mod promote;
 mod put;
+mod remove;
 mod suspect;
+mod tenant;
 mod world;

@@ -1,4 +1,7 @@
-use slackwater_meta::{Input, MasterConfig};
+use std::time::Duration;
+
+use slackwater_base::Checksum;
+use slackwater_meta::{Input, Limits, MasterConfig, Placement, PutPolicy};
 use slackwater_wire::*;
 
 use crate::world::*;
@@ -7,10 +10,17 @@ fn world() -> World {
     World::memory(MasterConfig::default(), 16 * BLOCK)
 }
 
+fn granted(started: PutStarted) -> (Version, Vec<ExtentRef>) {
+    match started {
+        PutStarted::Granted { version, extents } => (version, extents),
+        other => panic!("{other:?}"),
+    }
+}
+
 #[test]
 fn what_was_put_is_found_with_its_checksum_and_extent() {
     let mut world = world();
-    let PutStarted::Granted { version, extents } = world.start("a", 100, PutConfig::default()) else { panic!() };
+    let (version, extents) = granted(world.start("a", 100, PutConfig::default()));
     assert_eq!(world.get("a"), Lookup::NotReady);
     assert_eq!(world.end(ME, "a", version), Reply::Each(vec![Ok(())]));
     let object = world.found("a");
@@ -20,15 +30,65 @@ fn what_was_put_is_found_with_its_checksum_and_extent() {
 }
 
 #[test]
-fn a_full_segment_evicts_for_new_puts() {
+fn wrong_arguments_are_refused() {
     let mut world = world();
-    for n in 0..100 {
-        world.put(&format!("k{n}"), BLOCK);
-        world.pass(seconds(1));
+    let check = |world: &mut World, bytes: u64, config: PutConfig, expect: PutStarted| {
+        assert_eq!(world.start("a", bytes, config), expect);
+    };
+    let invalid = PutStarted::Failed(ErrorCode::InvalidParams);
+    check(&mut world, 0, PutConfig::default(), invalid.clone());
+    check(&mut world, 16 * BLOCK + 1, PutConfig::default(), invalid.clone());
+    check(&mut world, u64::MAX, PutConfig::default(), invalid);
+    let durable = PutConfig { durability: Durability::Disk, ..PutConfig::default() };
+    check(&mut world, 1, durable, PutStarted::Failed(ErrorCode::UnableOffload));
+    for replicas in [0, 17] {
+        let config = PutConfig { replicas, ..PutConfig::default() };
+        assert_eq!(world.ask(start("a", 1, config)), Reply::Failed(ErrorCode::InvalidParams));
     }
-    assert!(world.used(MEMORY) <= 16 * BLOCK);
-    assert!(matches!(world.get("k99"), Lookup::Found(_)));
-    assert_eq!(world.get("k0"), Lookup::Missing);
+    let mut nowhere = World::new(MasterConfig::default());
+    check(&mut nowhere, 1, PutConfig::default(), PutStarted::Failed(ErrorCode::NoAvailableHandle));
+}
+
+#[test]
+fn of_equal_keys_in_a_batch_the_first_wins() {
+    let mut world = world();
+    let entries = vec![
+        PutEntry { key: key("a"), bytes: 1 },
+        PutEntry { key: key("b"), bytes: 0 },
+        PutEntry { key: key("a"), bytes: 2 },
+    ];
+    let config = PutConfig::default();
+    let start = PutStart { tenant: Tenant::DEFAULT, entries, chain: Chain::default(), config };
+    let Reply::PutStart(results) = world.ask(Request::PutStart(start)) else { panic!() };
+    assert!(matches!(results[0], PutStarted::Granted { .. }));
+    assert_eq!(results[1..], [PutStarted::Failed(ErrorCode::InvalidParams), PutStarted::Exists]);
+}
+
+#[test]
+fn ends_are_checked_and_idempotent() {
+    let mut world = world();
+    assert_eq!(world.end(ME, "a", Version(1)), Reply::Each(vec![Err(ErrorCode::ObjectNotFound)]));
+    let (version, _) = granted(world.start("a", 1, PutConfig::default()));
+    assert_eq!(world.end(OTHER, "a", version), Reply::Each(vec![Err(ErrorCode::IllegalClient)]));
+    for _ in 0..2 {
+        assert_eq!(world.end(ME, "a", version), Reply::Each(vec![Ok(())]));
+    }
+    assert_eq!(world.end(OTHER, "a", version), Reply::Each(vec![Err(ErrorCode::IllegalClient)]));
+    assert_eq!(world.end(ME, "a", Version(99)), Reply::Each(vec![Err(ErrorCode::InvalidVersion)]));
+    assert_eq!(world.start("a", 1, PutConfig::default()), PutStarted::Exists);
+}
+
+#[test]
+fn a_revoked_put_leaves_nothing() {
+    let mut world = world();
+    let (version, _) = granted(world.start("a", 1, PutConfig::default()));
+    let revoke = |version| Request::PutRevoke { tenant: Tenant::DEFAULT, puts: vec![(key("a"), version)] };
+    assert_eq!(world.ask_as(OTHER, revoke(version)), Reply::Each(vec![Err(ErrorCode::IllegalClient)]));
+    assert_eq!(world.ask(revoke(version)), Reply::Each(vec![Ok(())]));
+    assert_eq!(world.ask(revoke(version)), Reply::Each(vec![Err(ErrorCode::ObjectNotFound)]));
+    assert_eq!((world.used(MEMORY), world.get("a")), (0, Lookup::Missing));
+    let version = world.put("a", 1);
+    assert_eq!(world.ask(revoke(version)), Reply::Each(vec![Err(ErrorCode::InvalidWrite)]));
 }
 
 #[test]
@@ -38,4 +98,277 @@ fn lost_client_gives_room_back_at_once() {
     assert_eq!(world.used(MEMORY), 16 * BLOCK);
     world.input(Input::ClientLost(ME));
     assert_eq!((world.used(MEMORY), world.get("a")), (0, Lookup::Missing));
+}
+
+#[test]
+fn a_stale_put_gives_way_and_its_late_end_is_refused() {
+    let mut world = world();
+    let (late, _) = granted(world.start("a", 1, PutConfig::default()));
+    world.pass(seconds(29));
+    assert_eq!(world.start("a", 1, PutConfig::default()), PutStarted::Exists);
+    world.pass(seconds(1));
+    let (version, _) = granted(world.start("a", 1, PutConfig::default()));
+    assert_eq!(world.end(ME, "a", late), Reply::Each(vec![Err(ErrorCode::InvalidVersion)]));
+    assert_eq!(world.end(ME, "a", version), Reply::Each(vec![Ok(())]));
+    assert_eq!(world.end(ME, "a", late), Reply::Each(vec![Err(ErrorCode::InvalidVersion)]));
+    assert_eq!(world.found("a").version, version);
+}
+
+#[test]
+fn a_put_that_is_never_ended_is_given_up() {
+    let mut world = world();
+    world.start("a", BLOCK, PutConfig::default());
+    world.pass(seconds(599));
+    assert_eq!(world.used(MEMORY), BLOCK);
+    world.pass(seconds(1));
+    assert_eq!((world.used(MEMORY), world.get("a")), (0, Lookup::Missing));
+}
+
+#[test]
+fn freed_bytes_are_not_given_out_before_they_are_fenced() {
+    let mut world = world();
+    world.obedient = false;
+    world.start("a", 16 * BLOCK, PutConfig::default());
+    world.input(Input::ClientLost(ME));
+    let full = PutStarted::Failed(ErrorCode::NoAvailableHandle);
+    world.pass(seconds(1000));
+    assert_eq!(world.start("b", 1, wait(Duration::ZERO)), full, "time alone frees nothing");
+    let fences = world.taken(|order| if let Order::Fence(extents) = order { Some(extents.clone()) } else { None });
+    let extents = fences.concat();
+    assert_eq!(extents.len(), 1);
+    let foreign = ExtentRef { incarnation: Incarnation(9), ..extents[0] };
+    world.report(NODE, Report::Fenced(vec![foreign]));
+    world.report(NodeId(5), Report::Fenced(extents.clone()));
+    assert_eq!(world.start("b", 1, wait(Duration::ZERO)), full, "only its owner fences it");
+    for _ in 0..2 {
+        world.report(NODE, Report::Fenced(extents.clone()));
+    }
+    let (_, again) = granted(world.start("b", 1, wait(Duration::ZERO)));
+    assert_ne!(again[0].generation, extents[0].generation);
+}
+
+#[test]
+fn an_upsert_is_seen_whole_or_not_at_all() {
+    let mut world = world();
+    let old = world.put("a", 100);
+    let (new, _) = granted(world.start("a", 200, upsert()));
+    assert_eq!((world.found("a").version, world.found("a").bytes), (old, 100));
+    assert_eq!(world.end(ME, "a", new), Reply::Each(vec![Ok(())]));
+    assert_eq!((world.found("a").version, world.found("a").bytes), (new, 200));
+    assert_eq!(world.used(MEMORY), 4096, "the old extent is free");
+}
+
+#[test]
+fn a_revoked_or_lost_upsert_keeps_the_old_value() {
+    let mut world = world();
+    let old = world.put("a", 100);
+    granted(world.start("a", 200, upsert()));
+    world.input(Input::ClientLost(ME));
+    assert_eq!(world.found("a").version, old);
+    let (new, _) = granted(world.start("a", 200, upsert()));
+    world.ask(Request::PutRevoke { tenant: Tenant::DEFAULT, puts: vec![(key("a"), new)] });
+    assert_eq!(world.found("a").version, old);
+}
+
+#[test]
+fn an_upsert_preempts_a_put_in_flight_at_once() {
+    let mut world = world();
+    let (first, _) = granted(world.start("a", 1, PutConfig::default()));
+    let (second, _) = granted(world.start("a", 1, upsert()));
+    assert_eq!(world.end(ME, "a", first), Reply::Each(vec![Err(ErrorCode::InvalidVersion)]));
+    assert_eq!(world.end(ME, "a", second), Reply::Each(vec![Ok(())]));
+}
+
+#[test]
+fn an_upsert_keeps_pin_and_group_and_may_not_change_the_group() {
+    let mut world = world();
+    world.put_with("a", 1, PutConfig { pin: Pin::Hard, group: Some(7), ..PutConfig::default() });
+    let refused = PutStarted::Failed(ErrorCode::InvalidParams);
+    assert_eq!(world.start("a", 1, PutConfig { group: Some(8), ..upsert() }), refused);
+    world.put_with("a", 1, upsert());
+    let Reply::Describe(description) = world.ask(Request::Describe { tenant: Tenant::DEFAULT, key: key("a") }) else {
+        panic!()
+    };
+    assert_eq!((description.pin, description.group), (Pin::Hard, Some(7)));
+    world.put("b", 1);
+    assert_eq!(world.start("b", 1, PutConfig { group: Some(8), ..upsert() }), refused);
+}
+
+#[test]
+fn replicas_lie_on_different_segments_and_fewer_segments_give_fewer() {
+    let mut world = world();
+    world.mount(NodeId(2), SegmentId(5), SegmentKind::Memory, 16 * BLOCK);
+    let (_, extents) = granted(world.start("a", 1, PutConfig { replicas: 3, ..PutConfig::default() }));
+    let mut segments: Vec<u32> = extents.iter().map(|extent| extent.segment.0).collect();
+    segments.sort_unstable();
+    assert_eq!((segments, world.master.metrics().puts_partial), (vec![1, 5], 1));
+}
+
+#[test]
+fn a_preferred_segment_is_a_wish() {
+    let mut world = world();
+    world.mount(NodeId(2), SegmentId(5), SegmentKind::Memory, BLOCK);
+    let prefer = |name: &str| PutConfig { preferred: vec![name.to_owned()], ..PutConfig::default() };
+    let (_, first) = granted(world.start("a", BLOCK, prefer("segment-5")));
+    let (_, second) = granted(world.start("b", BLOCK, prefer("segment-5")));
+    let (_, third) = granted(world.start("c", BLOCK, prefer("nowhere")));
+    let segments = [first, second, third].map(|extents| extents[0].segment.0);
+    assert_eq!(segments, [5, 1, 1], "no refusal while another segment has room");
+}
+
+#[test]
+fn local_first_places_on_the_writers_host() {
+    let mut world = World::new(MasterConfig { placement: Placement::LocalFirst, ..MasterConfig::default() });
+    for node in 1..=8 {
+        world.mount(NodeId(node), SegmentId(node), SegmentKind::Memory, MIB);
+    }
+    let host = Some("host-6".into());
+    let request = start("a", 1, PutConfig::default());
+    let mut out = Vec::new();
+    world.master.handle(world.now, Input::Request { client: ME, host, call: CallId(1000), request }, &mut out);
+    let slackwater_meta::Output::Reply { reply: Reply::PutStart(results), .. } = &out[0] else { panic!("{out:?}") };
+    assert_eq!(granted(results[0].clone()).1[0].segment, SegmentId(6));
+}
+
+#[test]
+fn a_put_without_room_waits_and_is_served_the_moment_there_is_some() {
+    let mut world = world();
+    world.obedient = false;
+    let holder = granted(world.start("big", 16 * BLOCK, PutConfig::default()));
+    let call = world.send(OTHER, start("a", BLOCK, wait(seconds(5))));
+    assert_eq!(world.reply(call), None);
+    world.pass(seconds(3));
+    world.ask(Request::PutRevoke { tenant: Tenant::DEFAULT, puts: vec![(key("big"), holder.0)] });
+    assert_eq!(world.reply(call), None, "not before the old writer is fenced");
+    world.obey();
+    assert!(
+        matches!(world.reply(call), Some(Reply::PutStart(results)) if matches!(results[0], PutStarted::Granted { .. }))
+    );
+    assert_eq!(world.master.metrics().puts_waited, 1);
+}
+
+#[test]
+fn a_put_that_finds_no_room_in_time_is_told_so() {
+    let mut world = world();
+    world.start("big", 16 * BLOCK, PutConfig::default());
+    let call = world.send(ME, start("a", BLOCK, wait(seconds(5))));
+    world.pass(Duration::from_millis(4999));
+    assert_eq!(world.reply(call), None);
+    world.pass(Duration::from_millis(1));
+    assert_eq!(world.reply(call), Some(Reply::PutStart(vec![PutStarted::Failed(ErrorCode::NoAvailableHandle)])));
+}
+
+#[test]
+fn those_who_wait_are_served_in_order_and_nobody_overtakes() {
+    let mut world = world();
+    world.obedient = false;
+    let (big, _) = granted(world.start("big", 15 * BLOCK, PutConfig::default()));
+    let first = world.send(ME, start("first", 12 * BLOCK, wait(seconds(5))));
+    let second = world.send(ME, start("second", BLOCK, wait(seconds(5))));
+    let third = world.send(OTHER, start("third", BLOCK, wait(seconds(5))));
+    assert_eq!((world.reply(second), world.reply(third)), (None, None), "a block is free, but they came later");
+    world.ask(Request::PutRevoke { tenant: Tenant::DEFAULT, puts: vec![(key("big"), big)] });
+    world.obey();
+    for call in [first, second, third] {
+        assert!(matches!(world.reply(call), Some(Reply::PutStart(_))));
+    }
+}
+
+#[test]
+fn the_queue_of_those_who_wait_is_bounded() {
+    let put = PutPolicy { queue_limit: 1, ..PutPolicy::default() };
+    let mut world = World::memory(MasterConfig { put, ..MasterConfig::default() }, 16 * BLOCK);
+    world.start("big", 16 * BLOCK, PutConfig::default());
+    let first = world.send(ME, start("a", BLOCK, wait(seconds(5))));
+    assert_eq!(world.start("b", BLOCK, wait(seconds(5))), PutStarted::Failed(ErrorCode::NoAvailableHandle));
+    assert_eq!(world.reply(first), None);
+}
+
+#[test]
+fn a_batch_answers_when_its_last_entry_is_decided() {
+    let mut world = world();
+    let entries = (0..32).map(|n| PutEntry { key: key(&format!("k{n}")), bytes: BLOCK }).collect();
+    let config = wait(seconds(1));
+    let request = PutStart { tenant: Tenant::DEFAULT, entries, chain: Chain::default(), config };
+    let call = world.send(ME, Request::PutStart(request));
+    world.pass(seconds(2));
+    let Some(Reply::PutStart(results)) = world.reply(call) else { panic!() };
+    let granted = results.iter().filter(|result| matches!(result, PutStarted::Granted { .. })).count();
+    assert_eq!((granted, results.len()), (16, 32));
+    assert_eq!(results[31], PutStarted::Failed(ErrorCode::NoAvailableHandle));
+}
+
+#[test]
+fn a_lost_client_waits_no_longer() {
+    let mut world = world();
+    world.start("big", 16 * BLOCK, PutConfig::default());
+    world.send(OTHER, start("a", BLOCK, wait(seconds(5))));
+    world.input(Input::ClientLost(OTHER));
+    assert_eq!(world.master.books().waiting_puts, 0);
+}
+
+#[test]
+fn a_lost_segment_ends_the_puts_on_it() {
+    let mut world = world();
+    let (version, _) = granted(world.start("a", BLOCK, PutConfig::default()));
+    world.input(Input::NodeLost(NODE));
+    assert_eq!(world.end(ME, "a", version), Reply::Each(vec![Err(ErrorCode::ObjectNotFound)]));
+    assert_eq!(world.master.books().objects, 0);
+}
+
+#[test]
+fn mounts_are_checked() {
+    let mut world = world();
+    let mount = |segment: u32, incarnation: u64, bytes: u64| {
+        Request::Mount(Mount {
+            segment: SegmentId(segment),
+            name: "equal names are no error".to_owned(),
+            node: NODE,
+            incarnation: Incarnation(incarnation),
+            kind: SegmentKind::Memory,
+            bytes,
+            host: String::new(),
+        })
+    };
+    assert_eq!(world.ask(mount(7, 1, 0)), Reply::Failed(ErrorCode::InvalidParams));
+    assert_eq!(world.ask(mount(7, 1, MIB)), Reply::Done);
+    assert_eq!(world.ask(mount(8, 1, MIB)), Reply::Done);
+    assert_eq!(world.ask(mount(7, 1, MIB)), Reply::Failed(ErrorCode::SegmentAlreadyExists));
+    world.put("a", 1);
+    assert_eq!(world.ask(mount(1, 2, MIB)), Reply::Done, "a new life takes the place of the old");
+    assert_eq!(world.ask(Request::Unmount { segment: SegmentId(9) }), Reply::Failed(ErrorCode::SegmentNotFound));
+    assert_eq!(world.ask(Request::Unmount { segment: SegmentId(8) }), Reply::Done);
+}
+
+#[test]
+fn a_retried_call_is_answered_again_and_not_done_again() {
+    let limits = Limits { reply_window: 2, ..Limits::default() };
+    let mut world = World::memory(MasterConfig { limits, ..MasterConfig::default() }, 16 * BLOCK);
+    let again = |world: &mut World, call: u64, request: &Request| {
+        let request = request.clone();
+        let mut out = Vec::new();
+        world.master.handle(
+            world.now,
+            Input::Request { client: ME, host: None, call: CallId(call), request },
+            &mut out,
+        );
+        out
+    };
+    let put = start("a", 1, PutConfig::default());
+    let first = again(&mut world, 500, &put);
+    assert_eq!(again(&mut world, 500, &put), first, "the same extent under the same version");
+    assert_eq!(world.master.metrics().calls_replayed, 1);
+    for call in 501..=502 {
+        again(&mut world, call, &remove("x", false));
+    }
+    assert_ne!(again(&mut world, 500, &put), first, "the window is bounded");
+}
+
+#[test]
+fn a_restarted_master_counts_versions_on_from_what_is_announced() {
+    let mut world = World::tiers(MasterConfig::default(), MIB, MIB);
+    world.report(NODE, Report::Announce { segment: DISK, entries: vec![reported("a", 5000, 1)] });
+    assert!(world.put("b", 1) > Version(5000));
+    let object = world.found("a");
+    assert_eq!((object.version, object.checksum), (Version(5000), Checksum(5000 * 31)));
 }

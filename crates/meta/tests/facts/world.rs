@@ -7,27 +7,27 @@ use slackwater_base::{Checksum, Instant};
 use slackwater_meta::{Input, Master, MasterConfig, Output};
 use slackwater_wire::*;
 
-pub const MIB: u64 = 1 << 20;
-pub const BLOCK: u64 = 64 << 10;
-pub const ME: ClientId = ClientId(1);
-pub const OTHER: ClientId = ClientId(2);
-pub const NODE: NodeId = NodeId(1);
-pub const MEMORY: SegmentId = SegmentId(1);
-pub const DISK: SegmentId = SegmentId(2);
+pub(crate) const MIB: u64 = 1 << 20;
+pub(crate) const BLOCK: u64 = 64 << 10;
+pub(crate) const ME: ClientId = ClientId(1);
+pub(crate) const OTHER: ClientId = ClientId(2);
+pub(crate) const NODE: NodeId = NodeId(1);
+pub(crate) const MEMORY: SegmentId = SegmentId(1);
+pub(crate) const DISK: SegmentId = SegmentId(2);
 
-pub struct World {
-    pub master: Master,
-    pub now: Instant,
+pub(crate) struct World {
+    pub(crate) master: Master,
+    pub(crate) now: Instant,
     /// Orders that no node has done yet.
-    pub orders: VecDeque<(NodeId, Order)>,
+    pub(crate) orders: VecDeque<(NodeId, Order)>,
     replies: Vec<(ClientId, CallId, Reply)>,
     next_call: u64,
     /// Nodes fence and drop by themselves after each step.
-    pub obedient: bool,
+    pub(crate) obedient: bool,
 }
 
 impl World {
-    pub fn new(config: MasterConfig) -> Self {
+    pub(crate) fn new(config: MasterConfig) -> Self {
         Self {
             master: Master::new(config, 7),
             now: Instant::from_nanos(1_000_000_000),
@@ -39,21 +39,21 @@ impl World {
     }
 
     /// One node with this much memory and no SSD.
-    pub fn memory(config: MasterConfig, bytes: u64) -> Self {
+    pub(crate) fn memory(config: MasterConfig, bytes: u64) -> Self {
         let mut world = Self::new(config);
         world.mount(NODE, MEMORY, SegmentKind::Memory, bytes);
         world
     }
 
     /// One node with memory and SSD, all of which is announced.
-    pub fn tiers(config: MasterConfig, memory: u64, disk: u64) -> Self {
+    pub(crate) fn tiers(config: MasterConfig, memory: u64, disk: u64) -> Self {
         let mut world = Self::memory(config, memory);
         world.mount(NODE, DISK, SegmentKind::Disk, disk);
-        world.report(NODE, Report::Announce { segment: DISK, entries: vec![] });
+        world.report(NODE, Report::Announced { segment: DISK, highest: Version(0) });
         world
     }
 
-    pub fn mount(&mut self, node: NodeId, segment: SegmentId, kind: SegmentKind, bytes: u64) {
+    pub(crate) fn mount(&mut self, node: NodeId, segment: SegmentId, kind: SegmentKind, bytes: u64) {
         let mount = Mount {
             segment,
             name: format!("segment-{segment}"),
@@ -66,13 +66,13 @@ impl World {
         assert_eq!(self.ask(Request::Mount(mount)), Reply::Done);
     }
 
-    pub fn input(&mut self, input: Input) {
+    pub(crate) fn input(&mut self, input: Input) {
         let mut out = Vec::new();
         self.master.handle(self.now, input, &mut out);
         self.take(out);
     }
 
-    pub fn report(&mut self, node: NodeId, report: Report) {
+    pub(crate) fn report(&mut self, node: NodeId, report: Report) {
         self.input(Input::Report { node, report });
     }
 
@@ -90,7 +90,7 @@ impl World {
     }
 
     /// Does every fence and drop that was ordered; leaves the rest.
-    pub fn obey(&mut self) {
+    pub(crate) fn obey(&mut self) {
         for _ in 0..self.orders.len() {
             let Some((node, order)) = self.orders.pop_front() else { break };
             match order {
@@ -101,32 +101,35 @@ impl World {
         }
     }
 
-    pub fn send(&mut self, client: ClientId, request: Request) -> CallId {
+    pub(crate) fn send(&mut self, client: ClientId, request: Request) -> CallId {
         self.next_call += 1;
         let call = CallId(self.next_call);
         self.input(Input::Request { client, host: None, call, request });
         call
     }
 
-    pub fn reply(&mut self, call: CallId) -> Option<Reply> {
+    pub(crate) fn reply(&mut self, call: CallId) -> Option<Reply> {
         let at = self.replies.iter().position(|(_, other, _)| *other == call)?;
         Some(self.replies.remove(at).2)
     }
 
-    pub fn ask_as(&mut self, client: ClientId, request: Request) -> Reply {
+    pub(crate) fn ask_as(&mut self, client: ClientId, request: Request) -> Reply {
         let call = self.send(client, request);
         self.reply(call).expect("the master answers at once")
     }
 
-    pub fn ask(&mut self, request: Request) -> Reply {
+    pub(crate) fn ask(&mut self, request: Request) -> Reply {
         self.ask_as(ME, request)
     }
 
     /// Lets time pass, with every deadline on its way kept.
-    pub fn pass(&mut self, time: Duration) {
+    pub(crate) fn pass(&mut self, time: Duration) {
         let end = self.now + time;
+        let mut steps = 0;
         while let Some(at) = self.master.next_deadline().filter(|at| *at <= end) {
             self.now = self.now.max(at);
+            steps += 1;
+            assert!(steps < 100_000, "deadlines that never end: nothing is done on a period");
             let mut out = Vec::new();
             self.master.on_deadline(self.now, &mut out);
             self.take(out);
@@ -134,22 +137,22 @@ impl World {
         self.now = end;
     }
 
-    pub fn start(&mut self, name: &str, bytes: u64, config: PutConfig) -> PutStarted {
+    pub(crate) fn start(&mut self, name: &str, bytes: u64, config: PutConfig) -> PutStarted {
         match self.ask(start(name, bytes, config)) {
             Reply::PutStart(mut results) => results.remove(0),
             other => panic!("{other:?}"),
         }
     }
 
-    pub fn end(&mut self, client: ClientId, name: &str, version: Version) -> Reply {
+    pub(crate) fn end(&mut self, client: ClientId, name: &str, version: Version) -> Reply {
         self.ask_as(client, end(name, version))
     }
 
-    pub fn put(&mut self, name: &str, bytes: u64) -> Version {
+    pub(crate) fn put(&mut self, name: &str, bytes: u64) -> Version {
         self.put_with(name, bytes, PutConfig::default())
     }
 
-    pub fn put_with(&mut self, name: &str, bytes: u64, config: PutConfig) -> Version {
+    pub(crate) fn put_with(&mut self, name: &str, bytes: u64, config: PutConfig) -> Version {
         let PutStarted::Granted { version, .. } = self.start(name, bytes, config) else {
             panic!("no room for {name}");
         };
@@ -157,11 +160,11 @@ impl World {
         version
     }
 
-    pub fn get(&mut self, name: &str) -> Lookup {
+    pub(crate) fn get(&mut self, name: &str) -> Lookup {
         self.get_with(name, Hold::Lease)
     }
 
-    pub fn get_with(&mut self, name: &str, hold: Hold) -> Lookup {
+    pub(crate) fn get_with(&mut self, name: &str, hold: Hold) -> Lookup {
         let get =
             Get { tenant: Tenant::DEFAULT, keys: vec![key(name)], chain: Chain::default(), hold, prefix_only: false };
         match self.ask(Request::Get(get)) {
@@ -170,7 +173,7 @@ impl World {
         }
     }
 
-    pub fn found(&mut self, name: &str) -> Object {
+    pub(crate) fn found(&mut self, name: &str) -> Object {
         match self.get(name) {
             Lookup::Found(object) => object,
             other => panic!("{name}: {other:?}"),
@@ -178,27 +181,37 @@ impl World {
     }
 
     /// Whether it is there, without leaving a trace.
-    pub fn has(&mut self, name: &str) -> bool {
+    pub(crate) fn has(&mut self, name: &str) -> bool {
         matches!(self.ask(Request::Describe { tenant: Tenant::DEFAULT, key: key(name) }), Reply::Describe(_))
     }
 
-    pub fn remove(&mut self, name: &str) -> Result<(), ErrorCode> {
+    pub(crate) fn remove(&mut self, name: &str) -> Result<(), ErrorCode> {
         self.remove_with(name, false)
     }
 
-    pub fn remove_with(&mut self, name: &str, force: bool) -> Result<(), ErrorCode> {
+    pub(crate) fn remove_with(&mut self, name: &str, force: bool) -> Result<(), ErrorCode> {
         match self.ask(remove(name, force)) {
             Reply::Each(mut results) => results.remove(0),
             other => panic!("{other:?}"),
         }
     }
 
-    pub fn used(&self, segment: SegmentId) -> u64 {
+    /// Removes by force for another client; `None` while the answer waits.
+    pub(crate) fn remove_as(&mut self, client: ClientId, name: &str) -> Option<Reply> {
+        self.obedient = false;
+        let call = self.send(client, remove(name, true));
+        let reply = self.reply(call);
+        self.obedient = true;
+        self.obey();
+        reply
+    }
+
+    pub(crate) fn used(&self, segment: SegmentId) -> u64 {
         self.master.segments().into_iter().find(|state| state.segment == segment).expect("mounted").used_bytes
     }
 
     /// Takes the orders that a filter picks.
-    pub fn taken<T>(&mut self, pick: impl Fn(&Order) -> Option<T>) -> Vec<T> {
+    pub(crate) fn taken<T>(&mut self, pick: impl Fn(&Order) -> Option<T>) -> Vec<T> {
         let picked: Vec<Option<T>> = self.orders.iter().map(|(_, order)| pick(order)).collect();
         let mut keep = picked.iter().map(Option::is_none);
         self.orders.retain(|_| keep.next().unwrap());
@@ -206,32 +219,49 @@ impl World {
     }
 }
 
-pub fn key(name: &str) -> Key {
+pub(crate) fn key(name: &str) -> Key {
     Key::new(name.as_bytes()).unwrap()
 }
 
-pub fn start(name: &str, bytes: u64, config: PutConfig) -> Request {
+pub(crate) fn start(name: &str, bytes: u64, config: PutConfig) -> Request {
     let entries = vec![PutEntry { key: key(name), bytes }];
     Request::PutStart(PutStart { tenant: Tenant::DEFAULT, entries, chain: Chain::default(), config })
 }
 
-pub fn end(name: &str, version: Version) -> Request {
+pub(crate) fn end(name: &str, version: Version) -> Request {
     let puts = vec![PutDone { key: key(name), version, checksum: Checksum(version.0 * 31) }];
     Request::PutEnd(PutEnd { tenant: Tenant::DEFAULT, puts })
 }
 
-pub fn remove(name: &str, force: bool) -> Request {
+pub(crate) fn remove(name: &str, force: bool) -> Request {
     Request::Remove(Remove { tenant: Tenant::DEFAULT, keys: vec![key(name)], force })
 }
 
-pub fn upsert() -> PutConfig {
+pub(crate) fn upsert() -> PutConfig {
     PutConfig { mode: PutMode::Upsert, ..PutConfig::default() }
 }
 
-pub fn wait(time: Duration) -> PutConfig {
+pub(crate) fn wait(time: Duration) -> PutConfig {
     PutConfig { wait: Some(time), ..PutConfig::default() }
 }
 
-pub fn seconds(count: u64) -> Duration {
+pub(crate) fn seconds(count: u64) -> Duration {
     Duration::from_secs(count)
+}
+
+pub(crate) fn reported(name: &str, version: u64, bytes: u64) -> ReportedEntry {
+    let entry = DiskEntry { tenant: Tenant::DEFAULT, key: key(name), version: Version(version) };
+    ReportedEntry { entry, bytes, checksum: Checksum(version * 31) }
+}
+
+pub(crate) fn offloads(world: &mut World) -> Vec<OffloadTask> {
+    world.taken(|order| if let Order::Offload(tasks) = order { Some(tasks.clone()) } else { None }).concat()
+}
+
+/// Does every offload that was ordered.
+pub(crate) fn offload_all(world: &mut World) {
+    let done: Vec<_> = offloads(world).into_iter().map(|task| (task.ticket, Ok(()))).collect();
+    if !done.is_empty() {
+        world.report(NODE, Report::Offloaded(done));
+    }
 }

@@ -23,7 +23,8 @@ pub struct Agent {
     config: AgentConfig,
     arena: Arena,
     log: Option<Log>,
-    offloads: BTreeMap<TicketId, (AccessId, ExtentRef)>,
+    /// The access that keeps the source of each offload in place.
+    offloads: BTreeMap<TicketId, AccessId>,
     promotions: Promotions,
     told: Option<DiskState>,
     stopping: bool,
@@ -63,9 +64,10 @@ impl Agent {
     /// Takes an input.
     pub fn handle(&mut self, now: Instant, input: AgentInput, out: &mut Vec<AgentOutput>) {
         match input {
-            AgentInput::Open { files, fresh } => {
-                self.with_log(out, |log, events| log.open(now, &files, fresh, events));
-            }
+            AgentInput::Open { files, fresh } => match &self.log {
+                Some(_) => self.with_log(out, |log, events| log.open(now, &files, fresh, events)),
+                None => out.push(AgentOutput::Opened(Opened::default())),
+            },
             AgentInput::Order(order) => self.order(now, order, out),
             AgentInput::Disk(done) => self.with_log(out, |log, events| log.on_disk(now, done, events)),
             AgentInput::Flush(number) => match &self.log {
@@ -151,11 +153,7 @@ impl Agent {
 
     fn order(&mut self, now: Instant, order: Order, out: &mut Vec<AgentOutput>) {
         match order {
-            Order::Offload(tasks) => {
-                for task in tasks {
-                    self.offload(now, task, out);
-                }
-            }
+            Order::Offload(tasks) => self.offload(now, tasks, out),
             Order::Promote(tasks) => {
                 for task in tasks {
                     self.promote(now, task, out);
@@ -163,33 +161,44 @@ impl Agent {
             }
             Order::Staged { ticket, extent } => self.staged(now, ticket, extent, out),
             Order::Cancel { ticket } => self.cancel(ticket),
-            Order::Drop(entries) => {
-                for entry in entries {
-                    match &self.log {
-                        Some(_) => self.with_log(out, |log, events| log.drop_entry(now, entry, events)),
-                        None => out.push(AgentOutput::Report(Report::Dropped(vec![entry]))),
+            Order::Drop(entries) => match &self.log {
+                Some(_) => self.with_log(out, |log, events| {
+                    for entry in entries {
+                        log.drop_entry(now, entry, events);
                     }
-                }
-            }
+                }),
+                None => out.push(AgentOutput::Report(Report::Dropped(entries))),
+            },
             Order::Fence(extents) => self.fence(extents, out),
         }
     }
 
-    fn offload(&mut self, now: Instant, task: OffloadTask, out: &mut Vec<AgentOutput>) {
-        let OffloadTask { ticket, entry, bytes, checksum, source } = task;
-        let access = match self.arena.begin(source, Access::Read) {
-            Ok(access) if bytes <= source.bytes && self.log.is_some() => access,
-            Ok(access) => {
-                report_fence(self.arena.end(access), out);
-                return out.push(offloaded(ticket, Err(TaskFailure::Stale)));
+    fn offload(&mut self, now: Instant, tasks: Vec<OffloadTask>, out: &mut Vec<AgentOutput>) {
+        let mut stale = Vec::new();
+        let mut queued = Vec::with_capacity(tasks.len());
+        for OffloadTask { ticket, entry, bytes, checksum, source } in tasks {
+            let fits = bytes <= source.bytes && self.log.is_some() && !self.offloads.contains_key(&ticket);
+            match self.arena.begin(source, Access::Read) {
+                Ok(access) if fits => {
+                    self.offloads.insert(ticket, access);
+                    queued.push(Offload { ticket, entry, bytes, checksum, source });
+                }
+                refused => {
+                    if let Ok(access) = refused {
+                        report_fence(self.arena.end(access), out);
+                    }
+                    stale.push((ticket, Err(TaskFailure::Stale)));
+                }
             }
-            Err(_) => return out.push(offloaded(ticket, Err(TaskFailure::Stale))),
-        };
-        if let Some((earlier, _)) = self.offloads.insert(ticket, (access, source)) {
-            report_fence(self.arena.end(earlier), out);
         }
-        let offload = Offload { ticket, entry, bytes, checksum, source };
-        self.with_log(out, |log, events| log.offload(now, offload, events));
+        if !stale.is_empty() {
+            out.push(AgentOutput::Report(Report::Offloaded(stale)));
+        }
+        self.with_log(out, |log, events| {
+            for offload in queued {
+                log.offload(now, offload, events);
+            }
+        });
     }
 
     fn fence(&mut self, extents: Vec<ExtentRef>, out: &mut Vec<AgentOutput>) {
@@ -216,7 +225,7 @@ impl Agent {
             match event {
                 LogOut::Disk(op, request) => out.push(AgentOutput::Disk { op, request }),
                 LogOut::Written(ticket, result) => {
-                    if let Some((access, _)) = self.offloads.remove(&ticket) {
+                    if let Some(access) = self.offloads.remove(&ticket) {
                         report_fence(self.arena.end(access), out);
                     }
                     written.push((ticket, result));
@@ -228,7 +237,12 @@ impl Agent {
                     let segment = self.config.log.as_ref().map(|log| log.segment).unwrap_or_default();
                     out.push(AgentOutput::Report(Report::Announce { segment, entries }));
                 }
-                LogOut::Opened(opened) => out.push(AgentOutput::Opened(opened)),
+                LogOut::Opened(opened) => {
+                    let segment = self.config.log.as_ref().map(|log| log.segment).unwrap_or_default();
+                    let highest = opened.highest_version;
+                    out.push(AgentOutput::Report(Report::Announced { segment, highest }));
+                    out.push(AgentOutput::Opened(opened));
+                }
                 LogOut::Refused(error) => out.push(AgentOutput::Refused(error)),
                 LogOut::Flushed(number) => out.push(AgentOutput::Flushed(number)),
             }
@@ -275,10 +289,6 @@ impl Agent {
             out.push(AgentOutput::Report(Report::Disk(state)));
         }
     }
-}
-
-fn offloaded(ticket: TicketId, result: Result<(), TaskFailure>) -> AgentOutput {
-    AgentOutput::Report(Report::Offloaded(vec![(ticket, result)]))
 }
 
 /// Tells the master of a fence that waited for this access; true when the access counts.

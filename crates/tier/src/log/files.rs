@@ -33,6 +33,7 @@ pub(crate) struct File {
     pub(crate) state: FileState,
     /// Payload bytes of live records, padding included.
     pub(crate) live_bytes: u64,
+    pub(crate) live_records: u64,
     /// Needed tombstones.
     pub(crate) tombs: u64,
     /// Reads under way.
@@ -70,7 +71,7 @@ pub(crate) enum List {
 
 impl File {
     pub(crate) fn new(bytes: u64, state: FileState) -> Self {
-        Self { bytes, state, live_bytes: 0, tombs: 0, pins: 0, suspect: false, names: Vec::new() }
+        Self { bytes, state, live_bytes: 0, live_records: 0, tombs: 0, pins: 0, suspect: false, names: Vec::new() }
     }
 
     fn list(&self) -> Option<List> {
@@ -158,9 +159,20 @@ impl Files {
         self.suspects > 0
     }
 
-    /// Records came to live in `id`, or ceased to.
-    pub(crate) fn live(&mut self, id: FileId, gained: u64, lost: u64) {
-        self.update(id, |file| file.live_bytes = (file.live_bytes + gained).saturating_sub(lost));
+    /// A record came to live in `id`.
+    pub(crate) fn live(&mut self, id: FileId, bytes: u64) {
+        self.update(id, |file| {
+            file.live_bytes += bytes;
+            file.live_records += 1;
+        });
+    }
+
+    /// A record that lived in `id` does so no longer.
+    pub(crate) fn died(&mut self, id: FileId, bytes: u64) {
+        self.update(id, |file| {
+            file.live_bytes = file.live_bytes.saturating_sub(bytes);
+            file.live_records = file.live_records.saturating_sub(1);
+        });
     }
 
     /// A needed tombstone came to lie in `id`.

@@ -167,39 +167,29 @@ impl Index {
         found.into_iter().map(|(hash, tomb)| (*hash, tomb.version)).collect()
     }
 
-    /// A record of the key is gone from the device. Gives back the file whose tombstone of the key is now needless:
-    /// no record is left that it keeps dead. None is needless while `keep` holds.
-    pub(crate) fn forget_copy(&mut self, hash: KeyHash, keep: bool) -> Option<FileId> {
-        let needless = match (self.records.get_mut(&hash), self.tombs.get_mut(&hash)) {
-            (Some(slot), _) => {
-                slot.copies = slot.copies.saturating_sub(1).max(1);
-                slot.copies == 1
-            }
-            (None, Some(tomb)) => {
-                tomb.copies = tomb.copies.saturating_sub(1);
-                tomb.copies == 0
-            }
-            (None, None) => false,
-        };
-        if keep || !needless {
+    /// A record of the key is gone from the device.
+    pub(crate) fn forget_copy(&mut self, hash: KeyHash) {
+        if let Some(slot) = self.records.get_mut(&hash) {
+            slot.copies = slot.copies.saturating_sub(1).max(1);
+        } else if let Some(tomb) = self.tombs.get_mut(&hash) {
+            tomb.copies = tomb.copies.saturating_sub(1);
+        }
+    }
+
+    /// Lets the tombstone of the key go if no record is left that it keeps dead. Gives back the file where it lay.
+    pub(crate) fn release_tomb(&mut self, hash: KeyHash) -> Option<FileId> {
+        let tomb = self.tombs.get(&hash)?;
+        if !is_needless(&self.records, hash, tomb) {
             return None;
         }
         let tomb = self.tombs.remove(&hash)?;
         (tomb.file != NOWHERE).then_some(FileId(u64::from(tomb.file)))
     }
 
-    /// Lets every needless tombstone go; gives back their files, one each. Walks all of them.
-    pub(crate) fn sweep_tombs(&mut self) -> Vec<FileId> {
-        let records = &self.records;
-        let mut gone = Vec::new();
-        self.tombs.retain(|hash, tomb| {
-            let needless = records.get(hash).map_or(tomb.copies == 0, |slot| slot.copies == 1);
-            if needless && tomb.file != NOWHERE {
-                gone.push(FileId(u64::from(tomb.file)));
-            }
-            !needless
-        });
-        gone
+    /// The keys whose tombstones keep nothing dead. Walks all of them.
+    pub(crate) fn needless_tombs(&self) -> Vec<KeyHash> {
+        let needless = self.tombs.iter().filter(|(hash, tomb)| is_needless(&self.records, **hash, tomb));
+        needless.map(|(hash, _)| *hash).collect()
     }
 
     /// Gives up every record in the files that `doubted` names. Walks all of them.
@@ -234,6 +224,11 @@ impl Index {
     pub(crate) fn bytes(&self) -> usize {
         self.records.allocation_size() + self.tombs.allocation_size()
     }
+}
+
+/// Whether no record but the live one is left of a key.
+fn is_needless(records: &Map<KeyHash, Slot>, hash: KeyHash, tomb: &Tomb) -> bool {
+    records.get(&hash).map_or(tomb.copies == 0, |slot| slot.copies == 1)
 }
 
 #[cfg(test)]
@@ -283,9 +278,12 @@ mod tests {
         index.place(KEY, slot(1, 2));
         assert_eq!(index.kill(KEY, Version(1)).unwrap().file(), FileId(2));
         assert_eq!(index.bury(KEY, Version(1), FileId(3)), (None, true));
-        assert_eq!(index.forget_copy(KEY, false), None);
+        index.forget_copy(KEY);
+        assert_eq!(index.release_tomb(KEY), None);
         assert!(index.is_buried_at(KEY, Version(1), FileId(3)));
-        assert_eq!(index.forget_copy(KEY, false), Some(FileId(3)));
+        index.forget_copy(KEY);
+        assert_eq!(index.needless_tombs(), [KEY]);
+        assert_eq!(index.release_tomb(KEY), Some(FileId(3)));
         assert!(!index.knows(KEY));
     }
 
@@ -296,19 +294,9 @@ mod tests {
         index.kill(KEY, Version(1));
         index.bury(KEY, Version(1), FileId(2));
         assert_eq!(index.place(KEY, slot(2, 3)), Placed::Live { replaced: None });
-        assert!(index.sweep_tombs().is_empty());
-        assert_eq!(index.forget_copy(KEY, false), Some(FileId(2)));
+        assert_eq!(index.release_tomb(KEY), None);
+        index.forget_copy(KEY);
+        assert_eq!(index.release_tomb(KEY), Some(FileId(2)));
         assert_eq!(live(&index), Some((2, 3)));
-    }
-
-    #[test]
-    fn a_doubt_keeps_every_tombstone_until_it_is_over() {
-        let mut index = Index::default();
-        index.place(KEY, slot(1, 1));
-        index.kill(KEY, Version(1));
-        index.bury(KEY, Version(1), FileId(2));
-        assert_eq!(index.forget_copy(KEY, true), None);
-        assert!(index.knows(KEY));
-        assert_eq!(index.sweep_tombs(), [FileId(2)]);
     }
 }

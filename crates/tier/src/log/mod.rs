@@ -1,5 +1,6 @@
 //! The SSD log: append-only files, group commit, an index in memory, reclaim and recovery.
 
+mod commit;
 mod files;
 mod index;
 mod reclaim;
@@ -9,7 +10,7 @@ mod write;
 
 use std::collections::BTreeMap;
 
-use slackwater_base::{Checksum, Instant, KeyHash, round_to_block};
+use slackwater_base::{BLOCK_BYTES, Checksum, Instant, KeyHash, round_to_block};
 use slackwater_wire::{DiskEntry, DiskState, ExtentRef, NodeId, ReportedEntry, TaskFailure, TicketId, Version};
 
 use crate::agent::{Opened, ReadEnd, ReadId, RecordRead, TierStats};
@@ -17,7 +18,7 @@ use crate::config::LogConfig;
 use crate::format::{FormatError, Identity, Record, alone_overhead, name_of};
 use crate::io::{DiskDone, DiskError, DiskOp, DiskOutcome, FileId, LogFile, OpId, Target};
 use files::{FileState, Files, List, RESERVE};
-use index::Index;
+use index::{Index, Slot};
 use reclaim::Reclaim;
 use recover::Recovery;
 use write::{Answer, Writer};
@@ -81,6 +82,8 @@ pub(crate) struct Log {
     early: Vec<DiskEntry>,
     stopping: bool,
     value_bytes: u64,
+    /// Header bytes of 64 records, on a running average.
+    name_bytes: u64,
     stats: TierStats,
 }
 
@@ -117,6 +120,7 @@ impl Log {
             early: Vec::new(),
             stopping: false,
             value_bytes: 0,
+            name_bytes: 64 * 128,
             stats: TierStats::default(),
         }
     }
@@ -126,6 +130,9 @@ impl Log {
         self.now = now;
         if let Some(file) = files.iter().map(|file| file.file).find(|file| file.0 >= u64::from(u32::MAX)) {
             return out.push(LogOut::Refused(FormatError::Misplaced { file }));
+        }
+        if let Some(LogFile { file, .. }) = files.iter().find(|file| (1..BLOCK_BYTES).contains(&file.bytes)) {
+            return out.push(LogOut::Refused(FormatError::Foreign { file: *file, begins: [0; 8] }));
         }
         self.recovery = Some(Recovery::new(files, fresh));
         self.recover_step(out);
@@ -157,7 +164,7 @@ impl Log {
     fn refusal(&self, offload: &Offload, hash: KeyHash) -> Option<TaskFailure> {
         let moved_on = self.index.get(hash).is_some_and(|slot| slot.version > offload.entry.version)
             || self.index.is_dead(hash, offload.entry.version);
-        let around = files_overhead() + alone_overhead(&offload.entry);
+        let around = BLOCK_BYTES + alone_overhead(&offload.entry);
         let too_long = offload.bytes > u64::from(u32::MAX)
             || round_to_block(offload.bytes).saturating_add(around) > self.file_bytes;
         if !self.is_open() || self.stopping || moved_on {
@@ -215,22 +222,26 @@ impl Log {
             return;
         }
         if let Some(slot) = self.index.kill(hash, version) {
-            self.files.live(slot.file(), 0, slot.padded());
-            self.value_bytes -= slot.length();
+            self.died(&slot);
         }
         self.queue_burial(hash, version, answer);
     }
 
+    /// The record of exactly this version, once the index is complete.
+    fn slot_of(&self, hash: KeyHash, version: Version) -> Option<&Slot> {
+        self.index.get(hash).filter(|slot| slot.version == version && self.is_open())
+    }
+
     /// Length and checksum of a record.
     pub(crate) fn find(&self, entry: &DiskEntry) -> Option<(u64, Checksum)> {
-        let slot = self.index.get(name_of(entry)).filter(|slot| slot.version == entry.version)?;
+        let slot = self.slot_of(name_of(entry), entry.version)?;
         Some((slot.length(), slot.checksum))
     }
 
     /// Where a record is, for a read by the caller's own device or by [`Log::read_into`].
     pub(crate) fn begin_read(&mut self, entry: &DiskEntry) -> Option<RecordRead> {
         let hash = name_of(entry);
-        let slot = self.index.get(hash).filter(|slot| slot.version == entry.version)?;
+        let slot = self.slot_of(hash, entry.version)?;
         let plan = RecordRead {
             read: ReadId(self.next_read),
             file: slot.file(),
@@ -385,11 +396,13 @@ impl Log {
         growing || self.files.has(List::Draining) || self.files.has(List::Deleting)
     }
 
-    /// Bytes of records that the log takes: a part is kept for reclaim, and an eighth of the rest for what is dead but
-    /// not yet reclaimed, so that with the master's watermarks reclaim always finds files worth their copying.
+    /// Bytes of records that the log takes: a part is kept for reclaim, headers take theirs, and an eighth of the rest is
+    /// for what is dead but not yet reclaimed. So with the master's watermarks reclaim finds files worth their copying.
     fn usable_bytes(&self) -> u64 {
         let kept = (RESERVE + 1) * self.file_bytes;
-        self.config.capacity.saturating_sub(kept) / 8 * 7
+        let batch = self.config.batch_bytes.min(self.config.reclaim_bytes_in_flight_max).max(BLOCK_BYTES);
+        let left = u128::from(self.config.capacity.saturating_sub(kept));
+        (left * u128::from(batch) / u128::from(batch + 2 * BLOCK_BYTES) / 8 * 7) as u64
     }
 
     /// Bytes of values to be dropped before reclaim can make room: the device's bytes are more than the values',
@@ -405,11 +418,6 @@ impl Log {
         }
         (u128::from(excess) * u128::from(self.value_bytes) / u128::from(live)) as u64
     }
-}
-
-/// Bytes of a file that are not for batches.
-fn files_overhead() -> u64 {
-    slackwater_base::BLOCK_BYTES
 }
 
 /// The checksum that a read gave.

@@ -1,10 +1,10 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use slackwater_base::{Instant, KeyHash, round_to_block};
+use slackwater_base::{BLOCK_BYTES, Instant, KeyHash, round_to_block};
 use slackwater_wire::Version;
 
-use super::files::{FileState, List, RESERVE};
+use super::files::{File, FileState, List, RESERVE};
 use super::scan::{FileScan, Step};
 use super::write::{Answer, Copied};
 use super::{Log, LogOut, Purpose};
@@ -59,7 +59,25 @@ impl Log {
         }
         let sealed = self.files.iter().filter(|(id, file)| file.state == FileState::Sealed && idle(id));
         let (id, file) = sealed.min_by_key(|(id, file)| (file.live_bytes, *id))?;
-        (file.live_bytes <= file.bytes / 8 * 7).then_some(id)
+        (self.copying_takes(file) <= file.bytes / 8 * 7).then_some(id)
+    }
+
+    /// Bytes of the log that the live records of `file` will take when they are copied, headers and all.
+    fn copying_takes(&self, file: &File) -> u64 {
+        let batch = self.config.batch_bytes.min(self.config.reclaim_bytes_in_flight_max).max(BLOCK_BYTES);
+        let batches = file.live_bytes.div_ceil(batch) + 1;
+        let names = (file.live_records + file.tombs) * (self.name_bytes / 64);
+        file.live_bytes + 2 * (names + batches * BLOCK_BYTES)
+    }
+
+    /// Whether reclaim goes on only when what it has read is written.
+    pub(super) fn drain_waits(&self) -> bool {
+        self.reclaim.as_ref().is_some_and(|reclaim| {
+            let crowded = reclaim.todo.front().map_or(reclaim.scanned, |record| {
+                reclaim.bytes_in_flight + record.length > self.config.reclaim_bytes_in_flight_max
+            });
+            reclaim.settling > 0 && reclaim.reading == 0 && crowded
+        })
     }
 
     /// When the next record may be copied, if one waits for that alone.
@@ -111,7 +129,7 @@ impl Log {
                     }
                 }
                 Entry::Tombstone { hash, version } => {
-                    if self.index.is_buried_at(hash, version, file) && !cfg!(planted = "forget_tombstones") {
+                    if self.index.is_buried_at(hash, version, file) {
                         self.bury_again(hash, version);
                     }
                 }
@@ -120,7 +138,7 @@ impl Log {
     }
 
     fn bury_again(&mut self, hash: KeyHash, version: Version) {
-        if let Some(reclaim) = &mut self.reclaim {
+        if let Some(reclaim) = self.reclaim.as_mut().filter(|_| !cfg!(planted = "forget_tombstones")) {
             reclaim.settling += 1;
             self.queue_burial(hash, version, Answer::Reclaim);
         }
@@ -228,7 +246,7 @@ impl Log {
         self.value_bytes -= given_up;
         self.stats.records_lost += self.index.give_up(|of| of == file);
         self.files.update(file, |file| {
-            file.live_bytes = 0;
+            (file.live_bytes, file.live_records) = (0, 0);
             file.suspect = true;
         });
     }
@@ -265,17 +283,26 @@ impl Log {
             return;
         }
         let Some(file) = self.files.remove(id) else { return };
-        let keep = self.files.any_suspect();
         if !file.suspect {
             for name in &file.names {
-                if let Some(grave) = self.index.forget_copy(*name, keep) {
-                    self.files.unburied(grave);
-                }
+                self.index.forget_copy(*name);
+                self.release_tomb(*name);
             }
-        } else if !keep {
-            for grave in self.index.sweep_tombs() {
-                self.files.unburied(grave);
+        } else if !self.files.any_suspect() {
+            for name in self.index.needless_tombs() {
+                self.release_tomb(name);
             }
+        }
+    }
+
+    /// Lets the tombstone of a key go when nothing is left for it to keep dead: no counted record, none that is being
+    /// written, and no file in which one may lie uncounted.
+    pub(super) fn release_tomb(&mut self, hash: KeyHash) {
+        if self.files.any_suspect() || self.writer.is_waiting(hash) {
+            return;
+        }
+        if let Some(grave) = self.index.release_tomb(hash) {
+            self.files.unburied(grave);
         }
     }
 }

@@ -53,8 +53,13 @@ struct Found {
 
 impl Recovery {
     pub(crate) fn new(files: &[LogFile], fresh: u128) -> Self {
-        let found: BTreeMap<FileId, Found> = files.iter().map(|file| (file.file, Found::new(file.bytes))).collect();
-        let waiting = found.keys().copied().collect();
+        let mut found: BTreeMap<FileId, Found> =
+            files.iter().map(|file| (file.file, Found::new(file.bytes - file.bytes % BLOCK_BYTES))).collect();
+        // A crash between making a file and giving it its length leaves one of no bytes.
+        for empty in found.values_mut().filter(|found| found.bytes == 0) {
+            empty.first = Some(FirstBlock::Blank);
+        }
+        let waiting = found.iter().filter(|(_, found)| found.first.is_none()).map(|(id, _)| *id).collect();
         let opened = Opened { files: found.len() as u64, ..Opened::default() };
         Self {
             fresh,
@@ -231,7 +236,9 @@ impl Log {
             recovery.opened.rotten += rotten as u64;
             recovery.opened.torn += (scan.holes.len() - rotten) as u64;
             recovery.opened.repaired += scan.repaired;
-            found.suspect |= !scan.holes.is_empty() || matches!(found.first, Some(FirstBlock::Damaged) | None);
+            // One copy of headers is left of two: the file is written again while it can be read.
+            found.suspect |=
+                !scan.holes.is_empty() || scan.repaired > 0 || matches!(found.first, Some(FirstBlock::Damaged) | None);
         }
         if !again.is_empty() {
             recovery.waiting = again;
@@ -294,24 +301,24 @@ impl Log {
             self.files.adopt(*id, file);
         }
         if !self.files.any_suspect() {
-            self.index.sweep_tombs();
+            for name in self.index.needless_tombs() {
+                self.index.release_tomb(name);
+            }
         }
         for file in self.index.tomb_files().collect::<Vec<_>>() {
             self.files.buried(file);
         }
-        let mut live: BTreeMap<FileId, u64> = BTreeMap::new();
         for slot in self.index.slots() {
-            *live.entry(slot.file()).or_default() += slot.padded();
+            self.files.live(slot.file(), slot.padded());
             self.value_bytes += slot.length();
         }
         recovery.opened.records = self.index.records() as u64;
         recovery.opened.bytes = self.value_bytes;
         recovery.opened.tombstones = self.index.tombstones() as u64;
-        for (file, bytes) in live {
-            self.files.live(file, bytes, 0);
-            if let Some(found) = recovery.found.get_mut(&file) {
-                found.scan = Some(FileScan::new(Identity { log: self.identity, file }, found.bytes));
-                recovery.waiting.push_back(file);
+        for (id, found) in &mut recovery.found {
+            if self.files.get(*id).is_some_and(|file| file.live_records > 0) {
+                found.scan = Some(FileScan::new(Identity { log: self.identity, file: *id }, found.bytes));
+                recovery.waiting.push_back(*id);
             }
         }
     }

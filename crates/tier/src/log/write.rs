@@ -4,65 +4,68 @@ use std::time::Duration;
 use slackwater_base::{BLOCK_BYTES, Instant, KeyHash, Map, round_to_block};
 use slackwater_wire::{DiskEntry, ExtentRef, TaskFailure, TicketId, Version};
 
+use super::commit::{Flight, Item, Stage, failure_of};
 use super::files::{FileState, List, RESERVE};
-use super::index::{Placed, Slot};
 use super::{Log, LogOut, Offload, Purpose};
 use crate::format::{
-    BATCH_FIXED_BYTES, Batch, Entry, FileHeader, HEADER_BYTES_MAX, Position, Record, TOMBSTONE_BYTES, encode_batch,
-    record_header_bytes,
+    BATCH_FIXED_BYTES, Batch, Entry, FileHeader, HEADER_BYTES_MAX, Position, Record, TOMBSTONE_BYTES, alone_overhead,
+    encode_batch, record_header_bytes,
 };
 use crate::io::{DiskError, DiskOp, FileId, Part};
 
 /// What waits to be written, what is being written, and how the device takes it.
 #[derive(Debug, Default)]
 pub(crate) struct Writer {
-    burials: VecDeque<Burial>,
+    /// Tombstones that somebody waits for, and those that reclaim moves.
+    pub(super) burials: VecDeque<Burial>,
+    pub(super) moved: VecDeque<Burial>,
     copies: VecDeque<Copied>,
-    offloads: VecDeque<Queued>,
-    /// Payload bytes of queued copies and offloads.
-    queued_bytes: u64,
+    pub(super) offloads: VecDeque<Queued>,
+    /// Payload bytes of what is queued.
+    copy_bytes: u64,
+    offload_bytes: u64,
     /// Batches in the order of the log; committed in that order too.
-    flights: VecDeque<Flight>,
+    pub(super) flights: VecDeque<Flight>,
     next_flight: u64,
     /// Offloads of each key that are queued or being written.
     waiting: Map<KeyHash, u32>,
-    active: Option<Active>,
+    pub(super) active: Option<Active>,
     /// Everything of this life before it is durable.
-    durable: Option<Position>,
-    ail: Option<Ail>,
-    retry_delay: Duration,
+    pub(super) durable: Option<Position>,
+    pub(super) ail: Option<Ail>,
+    pub(super) retry_delay: Duration,
     /// Orders that are neither durable nor refused, by their number.
-    unresolved: BTreeSet<u64>,
+    pub(super) unresolved: BTreeSet<u64>,
     next_order: u64,
     /// Flushes, each waiting for the orders below its bound.
-    flushes: VecDeque<(u64, u64)>,
+    pub(super) flushes: VecDeque<(u64, u64)>,
     /// Something waits for a file to be written to.
     needs_file: bool,
 }
 
 /// The file that batches are appended to.
 #[derive(Clone, Copy, Debug)]
-struct Active {
-    file: FileId,
+pub(super) struct Active {
+    pub(super) file: FileId,
     bytes: u64,
     at: u64,
 }
 
 /// The device refused a write: a pause, then a try.
 #[derive(Clone, Copy, Debug)]
-struct Ail {
-    error: DiskError,
-    until: Instant,
+pub(super) struct Ail {
+    pub(super) error: DiskError,
+    pub(super) until: Instant,
 }
 
 /// A tombstone to be written.
 #[derive(Debug)]
 pub(crate) struct Burial {
-    order: Option<u64>,
+    pub(super) order: Option<u64>,
     since: Instant,
-    hash: KeyHash,
-    version: Version,
-    answer: Answer,
+    pub(super) hash: KeyHash,
+    pub(super) version: Version,
+    pub(super) answer: Answer,
 }
 
 /// Who waits for a tombstone.
@@ -93,31 +96,6 @@ pub(crate) struct Queued {
     pub(crate) version: Version,
     pub(crate) source: ExtentRef,
     record: Record,
-}
-
-/// A batch on its way.
-#[derive(Debug)]
-struct Flight {
-    number: u64,
-    file: FileId,
-    end: u64,
-    items: Vec<Item>,
-    stage: Stage,
-    error: Option<DiskError>,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stage {
-    Writing,
-    Syncing,
-    Over,
-}
-
-#[derive(Debug)]
-enum Item {
-    Burial(Burial),
-    Copy { record: Record, from: (FileId, u64) },
-    Offload { order: u64, ticket: TicketId, record: Record },
 }
 
 /// What was taken from the queues for one batch.
@@ -181,16 +159,19 @@ impl Writer {
         self.flushes.push_back((number, self.next_order));
     }
 
-    pub(crate) fn deadlines(&self, delay: Duration) -> [Option<Instant>; 2] {
-        let batch = self.oldest().map(|since| since + delay);
-        [batch, self.ail.map(|ail| ail.until)]
+    pub(crate) fn deadlines(&self, delay: Duration) -> [Option<Instant>; 3] {
+        let offload = self.offloads.front().map(|offload| offload.since + delay);
+        [self.oldest_maintenance().map(|since| since + delay), offload, self.ail.map(|ail| ail.until)]
     }
 
-    fn oldest(&self) -> Option<Instant> {
-        let burial = self.burials.front().map(|burial| burial.since);
-        let copy = self.copies.front().map(|copy| copy.since);
-        let offload = self.offloads.front().map(|offload| offload.since);
-        [burial, copy, offload].into_iter().flatten().min()
+    fn oldest_maintenance(&self) -> Option<Instant> {
+        let burials = self.burials.front().into_iter().chain(self.moved.front()).map(|burial| burial.since);
+        burials.chain(self.copies.front().map(|copy| copy.since)).min()
+    }
+
+    /// Whether something waits without which no room is made.
+    fn needs_maintenance(&self) -> bool {
+        !self.burials.is_empty() || !self.moved.is_empty() || !self.copies.is_empty()
     }
 
     fn new_order(&mut self) -> u64 {
@@ -199,24 +180,16 @@ impl Writer {
         self.unresolved.insert(order);
         order
     }
-
-    fn no_longer_waiting(&mut self, hash: KeyHash) {
-        if let Some(count) = self.waiting.get_mut(&hash) {
-            *count -= 1;
-            if *count == 0 {
-                self.waiting.remove(&hash);
-            }
-        }
-    }
 }
 
 impl Log {
     pub(super) fn queue_offload(&mut self, offload: Offload, hash: KeyHash) {
         let Offload { ticket, entry, bytes, checksum, source } = offload;
+        self.name_bytes = self.name_bytes - self.name_bytes / 64 + record_header_bytes(&entry);
         let (version, order) = (entry.version, self.writer.new_order());
         self.highest_version = self.highest_version.max(version);
         *self.writer.waiting.entry(hash).or_insert(0) += 1;
-        self.writer.queued_bytes += round_to_block(bytes);
+        self.writer.offload_bytes += round_to_block(bytes);
         let record = Record { entry, hash, offset: 0, length: bytes, checksum };
         let since = self.now;
         self.writer.offloads.push_back(Queued { order, since, ticket, hash, version, source, record });
@@ -224,11 +197,12 @@ impl Log {
 
     pub(super) fn queue_burial(&mut self, hash: KeyHash, version: Version, answer: Answer) {
         let order = answer.entry().is_some().then(|| self.writer.new_order());
-        self.writer.burials.push_back(Burial { order, since: self.now, hash, version, answer });
+        let queue = if order.is_some() { &mut self.writer.burials } else { &mut self.writer.moved };
+        queue.push_back(Burial { order, since: self.now, hash, version, answer });
     }
 
     pub(super) fn queue_copy(&mut self, copy: Copied) {
-        self.writer.queued_bytes += copy.bytes.len() as u64;
+        self.writer.copy_bytes += copy.bytes.len() as u64;
         self.writer.copies.push_back(copy);
     }
 
@@ -240,10 +214,21 @@ impl Log {
                 self.writer.offloads.push_back(offload);
                 continue;
             }
-            self.writer.queued_bytes -= round_to_block(offload.record.length);
-            self.writer.no_longer_waiting(offload.hash);
+            self.writer.offload_bytes -= round_to_block(offload.record.length);
+            self.no_longer_waiting(offload.hash);
             self.writer.unresolved.remove(&offload.order);
             out.push(LogOut::Written(offload.ticket, Err(failure)));
+        }
+    }
+
+    /// An offload of the key came to its end: a tombstone that was kept for it may go.
+    pub(super) fn no_longer_waiting(&mut self, hash: KeyHash) {
+        if let Some(count) = self.writer.waiting.get_mut(&hash) {
+            *count -= 1;
+            if *count == 0 {
+                self.writer.waiting.remove(&hash);
+                self.release_tomb(hash);
+            }
         }
     }
 
@@ -263,14 +248,26 @@ impl Log {
     }
 
     fn is_batch_due(&self) -> bool {
-        let Some(oldest) = self.writer.oldest() else { return false };
-        let hurry = !self.writer.flushes.is_empty() || self.stopping;
+        let writer = &self.writer;
+        // Records that may not go yet must hurry nobody: copies would be written one by one, and make no room.
+        let offload = writer.offloads.front().filter(|offload| self.may_go(offload));
+        let due = |since: Option<Instant>| since.is_some_and(|since| since + self.config.batch_delay <= self.now);
+        let hurry = !writer.flushes.is_empty() || self.stopping;
         // Whoever removes waits for the answer: tombstones share a batch only with what comes while one is written.
-        let idle = self.writer.flights.is_empty() && !(self.writer.burials.is_empty() && self.writer.copies.is_empty());
-        hurry
-            || idle
-            || self.writer.queued_bytes >= self.config.batch_bytes
-            || oldest + self.config.batch_delay <= self.now
+        let waited_for = !writer.burials.is_empty() || self.drain_waits();
+        let ready_bytes = writer.copy_bytes + offload.map_or(0, |_| writer.offload_bytes);
+        (waited_for && (writer.flights.is_empty() || hurry))
+            || (hurry && offload.is_some())
+            || ready_bytes >= self.config.batch_bytes
+            || due(writer.oldest_maintenance())
+            || due(offload.map(|offload| offload.since))
+    }
+
+    /// Whether the first queued record has a place to go to.
+    fn may_go(&self, first: &Queued) -> bool {
+        let around = alone_overhead(&first.record.entry);
+        let fits = round_to_block(first.record.length) + around <= self.writer.active_room();
+        self.offloads_may_fill() && (fits || self.files_free() > RESERVE)
     }
 
     /// Whether new records may use the file that is appended to now: not when it was begun from the reserve.
@@ -282,19 +279,26 @@ impl Log {
     fn load(&mut self, room: u64) -> Load {
         let mut load = Load::new();
         let limit = self.config.batch_bytes;
-        while self.writer.burials.front().is_some() && load.takes(TOMBSTONE_BYTES, 0, limit, room) {
-            let Some(burial) = self.writer.burials.pop_front() else { break };
-            load.items.push(Item::Burial(burial));
+        for queue in [&mut self.writer.burials, &mut self.writer.moved] {
+            while !queue.is_empty() && load.takes(TOMBSTONE_BYTES, 0, limit, room) {
+                load.items.extend(queue.pop_front().map(Item::Burial));
+            }
         }
-        while let Some(copy) = self.writer.copies.front() {
-            let bytes = copy.bytes.len() as u64;
-            if !load.takes(record_header_bytes(&copy.record.entry), bytes, limit, room) {
+        while let Some(Copied { record, from, bytes, .. }) = self.writer.copies.front() {
+            let length = bytes.len() as u64;
+            // One that died while it was queued must not come to lie after its tombstone.
+            let lives = self.index.get(record.hash).is_some_and(|slot| slot.is_at(*from, record.offset));
+            if lives && !load.takes(record_header_bytes(&record.entry), length, limit, room) {
                 return load;
             }
-            let Some(copy) = self.writer.copies.pop_front() else { break };
-            self.writer.queued_bytes -= bytes;
-            load.items.push(Item::Copy { from: (copy.from, copy.record.offset), record: copy.record });
-            load.payload.push(Part::Bytes(copy.bytes));
+            let Some(Copied { record, from, bytes, .. }) = self.writer.copies.pop_front() else { break };
+            self.writer.copy_bytes -= length;
+            if lives {
+                load.items.push(Item::Copy { from: (from, record.offset), record });
+                load.payload.push(Part::Bytes(bytes));
+            } else {
+                self.drain_settled(record.length);
+            }
         }
         if !self.offloads_may_fill() {
             return load;
@@ -305,7 +309,7 @@ impl Log {
                 break;
             }
             let Some(Queued { order, ticket, source, record, .. }) = self.writer.offloads.pop_front() else { break };
-            self.writer.queued_bytes -= bytes;
+            self.writer.offload_bytes -= bytes;
             load.payload.push(Part::Extent { extent: source, length: record.length });
             load.items.push(Item::Offload { order, ticket, record });
         }
@@ -366,7 +370,7 @@ impl Log {
 
     /// Seals the file that is appended to and goes on in the spare one, if what waits may use it.
     fn next_file(&mut self) -> bool {
-        let maintenance = !self.writer.burials.is_empty() || !self.writer.copies.is_empty();
+        let maintenance = self.writer.needs_maintenance();
         let offloads = !self.writer.offloads.is_empty() && self.offloads_may_fill() && self.files_free() > RESERVE;
         if !maintenance && !offloads {
             return false;
@@ -381,7 +385,7 @@ impl Log {
         true
     }
 
-    fn seal_active(&mut self) {
+    pub(super) fn seal_active(&mut self) {
         if let Some(active) = self.writer.active.take() {
             self.files.update(active.file, |file| file.state = FileState::Sealed);
         }
@@ -400,7 +404,7 @@ impl Log {
             self.writer.ail = None;
         }
         // A log whose capacity was lowered has no room for another file: one more lets reclaim bring it down.
-        let maintenance = !self.writer.burials.is_empty() || !self.writer.copies.is_empty();
+        let maintenance = self.writer.needs_maintenance();
         let beyond = maintenance && self.writer.needs_file && used <= self.config.capacity.max(self.file_bytes);
         let filling = self.writer.active.is_some_and(|active| active.at > active.bytes / 2);
         let wanted = self.writer.ail.is_some() || self.writer.needs_file || filling;
@@ -424,171 +428,6 @@ impl Log {
             }
         }
     }
-
-    pub(super) fn written(&mut self, number: u64, result: Result<(), DiskError>, out: &mut Vec<LogOut>) {
-        let Some(flight) = self.writer.flights.iter_mut().find(|flight| flight.number == number) else { return };
-        let file = flight.file;
-        match (result, flight.error) {
-            (Ok(()), None) if !cfg!(planted = "acknowledge_before_sync") => {
-                flight.stage = Stage::Syncing;
-                self.submit(Purpose::Sync(number), DiskOp::Sync { file }, out);
-                return;
-            }
-            (result, _) => {
-                flight.stage = Stage::Over;
-                if let Err(error) = result {
-                    self.abandon(file, error);
-                }
-            }
-        }
-        self.settle(out);
-    }
-
-    pub(super) fn synced(&mut self, number: u64, result: Result<(), DiskError>, out: &mut Vec<LogOut>) {
-        let Some(flight) = self.writer.flights.iter_mut().find(|flight| flight.number == number) else { return };
-        let file = flight.file;
-        flight.stage = Stage::Over;
-        if let Err(error) = result {
-            self.abandon(file, error);
-        }
-        self.settle(out);
-    }
-
-    /// After a failed write or sync nothing that was not acknowledged counts in `file`, and nothing more goes there:
-    /// the kernel may have dropped the pages and will call the next sync a success (Rebello et al., 2020).
-    fn abandon(&mut self, file: FileId, error: DiskError) {
-        for flight in self.writer.flights.iter_mut().filter(|flight| flight.file == file) {
-            flight.error.get_or_insert(error);
-        }
-        if self.writer.active.is_some_and(|active| active.file == file) {
-            self.seal_active();
-        }
-        if self.files.get(file).is_some_and(|file| !file.suspect) {
-            self.files.update(file, |file| file.suspect = true);
-            self.stats.files_abandoned += 1;
-        }
-        // What later batches say was durable must not vouch for this file: their life is another one.
-        self.life += 1;
-        self.writer.durable = None;
-        self.ail(error);
-    }
-
-    fn ail(&mut self, error: DiskError) {
-        let (min, max) = (self.config.retry_delay_min, self.config.retry_delay_max);
-        let delay = self.writer.retry_delay.max(min);
-        self.writer.retry_delay = (delay * 2).min(max);
-        self.writer.ail = Some(Ail { error, until: self.now + delay });
-    }
-
-    /// Commits or fails the batches that are over, in the order of the log.
-    fn settle(&mut self, out: &mut Vec<LogOut>) {
-        while self.writer.flights.front().is_some_and(|flight| flight.stage == Stage::Over) {
-            let Some(flight) = self.writer.flights.pop_front() else { break };
-            match flight.error {
-                None => self.commit(flight, out),
-                Some(error) => self.fail(flight, error, out),
-            }
-        }
-    }
-
-    fn commit(&mut self, flight: Flight, out: &mut Vec<LogOut>) {
-        let file = flight.file;
-        self.writer.durable = Some(Position { file, offset: flight.end });
-        self.writer.retry_delay = Duration::ZERO;
-        for item in flight.items {
-            match item {
-                Item::Burial(burial) => self.bury(burial, file, out),
-                Item::Copy { record, .. } => {
-                    self.place_record(&record, file);
-                    self.stats.copied_bytes += record.length;
-                    self.drain_settled(record.length);
-                }
-                Item::Offload { order, ticket, record } => {
-                    let live = self.place_record(&record, file);
-                    self.writer.no_longer_waiting(record.hash);
-                    self.writer.unresolved.remove(&order);
-                    self.stats.records_written += 1;
-                    self.stats.value_bytes_written += record.length;
-                    out.push(LogOut::Written(ticket, if live { Ok(()) } else { Err(TaskFailure::Cancelled) }));
-                }
-            }
-        }
-    }
-
-    /// A record lies durably in `file`. True when it is the one to be read.
-    pub(super) fn place_record(&mut self, record: &Record, file: FileId) -> bool {
-        let (version, at) = (record.entry.version, (file, record.offset));
-        let Some(slot) = Slot::new(version, record.checksum, at, record.length) else { return false };
-        match self.index.place(record.hash, slot) {
-            Placed::Live { replaced } => {
-                self.files.live(file, slot.padded(), 0);
-                self.value_bytes += slot.length();
-                if let Some(old) = replaced {
-                    self.files.live(old.file(), 0, old.padded());
-                    self.value_bytes -= old.length();
-                }
-                true
-            }
-            Placed::Dead => false,
-        }
-    }
-
-    fn bury(&mut self, burial: Burial, file: FileId, out: &mut Vec<LogOut>) {
-        let (before, here) = self.index.bury(burial.hash, burial.version, file);
-        if let Some(before) = before {
-            self.files.unburied(before);
-        }
-        if here {
-            self.files.buried(file);
-        }
-        if let Some(order) = burial.order {
-            self.writer.unresolved.remove(&order);
-        }
-        match burial.answer {
-            Answer::Reclaim => self.drain_settled(0),
-            answer => out.push(answer.given()),
-        }
-    }
-
-    /// A batch that is not durable: drops are kept until they are, copies are read again, records are given up.
-    fn fail(&mut self, flight: Flight, error: DiskError, out: &mut Vec<LogOut>) {
-        for item in flight.items.into_iter().rev() {
-            match item {
-                Item::Burial(burial) => self.writer.burials.push_front(burial),
-                Item::Copy { mut record, from } => {
-                    record.offset = from.1;
-                    self.drain_again(record);
-                }
-                Item::Offload { order, ticket, record } => {
-                    self.writer.no_longer_waiting(record.hash);
-                    self.writer.unresolved.remove(&order);
-                    out.push(LogOut::Written(ticket, Err(failure_of(error))));
-                }
-            }
-        }
-    }
-
-    /// Gives the queued records up when waiting will not help: their sources are pinned in memory all the while.
-    pub(super) fn refuse_when_stuck(&mut self, out: &mut Vec<LogOut>) {
-        if self.writer.offloads.is_empty() {
-            return;
-        }
-        if let Some(failure) = self.writer.ailing() {
-            self.withdraw(|_| true, failure, out);
-        } else if !self.has_room() && self.writer.flights.is_empty() {
-            self.withdraw(|_| true, TaskFailure::NoRoom, out);
-        }
-    }
-
-    pub(super) fn answer_flushes(&mut self, out: &mut Vec<LogOut>) {
-        let first = self.writer.unresolved.first().copied().unwrap_or(u64::MAX);
-        while let Some((number, bound)) = self.writer.flushes.front().copied()
-            && first >= bound
-        {
-            self.writer.flushes.pop_front();
-            out.push(LogOut::Flushed(number));
-        }
-    }
 }
 
 impl Load {
@@ -605,12 +444,5 @@ impl Load {
             (self.header_bytes, self.payload_bytes) = (headers, payloads);
         }
         fits
-    }
-}
-
-fn failure_of(error: DiskError) -> TaskFailure {
-    match error {
-        DiskError::Full | DiskError::ReadOnly => TaskFailure::NoRoom,
-        DiskError::Missing | DiskError::Device { .. } => TaskFailure::Device,
     }
 }

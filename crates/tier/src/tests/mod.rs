@@ -15,7 +15,8 @@ use slackwater_wire::{
 };
 
 use crate::arena::MemorySegment;
-use crate::io::DiskOp;
+use crate::format::{Decoded, Identity, decode_batch};
+use crate::io::{DiskOp, FileId};
 use crate::testing::{Crash, MemDisk, Memory};
 use crate::{Agent, AgentConfig, AgentInput, AgentOutput, FormatError, LogConfig, Opened, ReadEnd};
 
@@ -54,6 +55,10 @@ struct Known {
 /// One node, its disk, and its master.
 struct World {
     agent: Agent,
+    config: AgentConfig,
+    crashed: bool,
+    /// The medium is not honest: records may be lost, but bytes are never wrong and nothing dropped comes back.
+    rotten: bool,
     disk: MemDisk,
     bytes: Bytes,
     now: Instant,
@@ -105,9 +110,16 @@ fn value_of(entry: &DiskEntry, length: u64) -> Vec<u8> {
 
 impl World {
     fn new(log: LogConfig, seed: u64) -> Self {
+        Self::with(log, AgentConfig::new(NodeId(0)), seed)
+    }
+
+    fn with(log: LogConfig, config: AgentConfig, seed: u64) -> Self {
         let disk = MemDisk::new(log.capacity * 2, seed);
         let mut world = Self {
-            agent: Agent::new(AgentConfig::new(NodeId(0))),
+            agent: Agent::new(config.clone()),
+            config,
+            crashed: false,
+            rotten: false,
             disk,
             bytes: Bytes(vec![0; ARENA_BYTES as usize]),
             now: Instant::from_nanos(1),
@@ -140,9 +152,8 @@ impl World {
     /// Starts a process over what the disk holds.
     fn boot(&mut self) {
         self.incarnation += 1;
-        let mut config = AgentConfig::new(NodeId(0));
-        config.log = Some(self.log.clone());
-        self.agent = Agent::new(config);
+        let log = Some(self.log.clone());
+        self.agent = Agent::new(AgentConfig { log, ..self.config.clone() });
         let incarnation = Incarnation(self.incarnation);
         self.agent.add_segment(MemorySegment { segment: MEMORY, incarnation, bytes: ARENA_BYTES, granule: 4096 });
         let size = 64 << 10;
@@ -158,6 +169,7 @@ impl World {
     }
 
     fn crash(&mut self, crash: Crash) {
+        self.crashed = true;
         self.disk.crash(crash, &self.bytes);
         self.boot();
     }
@@ -221,8 +233,16 @@ impl World {
                     let value = value_of(&reported.entry, reported.bytes);
                     assert_eq!(reported.checksum, Checksum::of(&value), "{:?}", reported.entry);
                     let key = reported.entry.key.as_bytes().to_vec();
+                    let known = &self.known[&key];
+                    let gone = known.dropped.max(known.lost);
+                    assert!(reported.entry.version.0 > gone, "{:?} came back, gone {gone}", reported.entry);
                     assert_eq!(self.announced.insert(key, reported.entry.version.0), None, "announced twice");
                 }
+            }
+            Report::Announced { segment, highest } => {
+                assert_eq!(segment, DISK);
+                let newest = self.announced.values().max().copied().unwrap_or_default();
+                assert!(highest.0 >= newest, "{highest} is below an announced version, {newest}");
             }
             Report::Stage { ticket, bytes } => self.stages.push((ticket, bytes)),
             Report::Promoted { ticket, extent } => {
@@ -296,16 +316,13 @@ impl World {
         let end = self.now + Duration::from_secs(600);
         loop {
             self.drain();
-            match self.agent.next_deadline() {
-                Some(at) if at <= end => {
-                    assert!(at > self.now, "a deadline that has passed would spin");
-                    self.now = at;
-                    let mut out = std::mem::take(&mut self.queue);
-                    self.agent.on_deadline(self.now, &mut out);
-                    self.take(out);
-                }
-                _ => return,
-            }
+            let Some(at) = self.agent.next_deadline().filter(|at| *at <= end) else { return };
+            self.now = self.now.max(at);
+            let mut out = std::mem::take(&mut self.queue);
+            self.agent.on_deadline(self.now, &mut out);
+            self.take(out);
+            let next = self.agent.next_deadline();
+            assert!(next.is_none_or(|next| next > self.now), "a deadline that has passed would spin");
         }
     }
 
@@ -332,7 +349,27 @@ impl World {
                 assert_eq!(found, None, "two versions of a key can be read");
                 found = Some(version);
                 let value = value_of(&entry(key, version), length);
-                assert!(self.read(key, version) == Some(value), "wrong bytes of {}", key.escape_ascii());
+                let bytes = self.read(key, version);
+                let lost = self.rotten && bytes.is_none();
+                assert!(lost || bytes == Some(value), "wrong bytes of {}", key.escape_ascii());
+            }
+        }
+        found
+    }
+
+    /// Where the batches of a file begin, by their first headers.
+    fn batches(&self, file: FileId) -> Vec<(u64, u64)> {
+        let content = self.disk.content(file);
+        let bytes = content.len() as u64;
+        let mut found = Vec::new();
+        let mut at = slackwater_base::BLOCK_BYTES;
+        while at < bytes {
+            match decode_batch(Identity { log: FRESH, file }, bytes, at, &content[at as usize..]) {
+                Decoded::Batch(batch) => {
+                    found.push((batch.start, batch.end()));
+                    at = batch.end();
+                }
+                _ => break,
             }
         }
         found
@@ -353,7 +390,7 @@ impl World {
                 assert!(known.ordered.contains_key(&version), "{moment}: {name} {version} was never written");
                 assert!(version > known.dropped, "{moment}: {name} {version} came back, dropped {}", known.dropped);
             }
-            if known.durable > known.drop_ordered {
+            if known.durable > known.drop_ordered && !self.rotten {
                 assert!(found >= Some(known.durable), "{moment}: {name} {found:?} is gone, {known:?}");
             }
         }
@@ -366,7 +403,9 @@ impl World {
         let highest = self.announced.values().copied().max().unwrap_or(0);
         assert!(opened.highest_version.0 >= highest, "{moment}: {} < {highest}", opened.highest_version);
         for (key, version) in self.announced.clone() {
-            assert_eq!(self.readable(&key), Some(version), "{moment}: {}", key.escape_ascii());
+            let found = self.readable(&key);
+            let lost = self.rotten && found.is_none();
+            assert!(lost || found == Some(version), "{moment}: {} {found:?}", key.escape_ascii());
         }
         self.check(moment);
         opened

@@ -1,0 +1,91 @@
+//! Bugs planted on purpose, so that the simulator can prove that it would notice.
+//!
+//! A core asks [`planted`] at the one place where the bug would be. Without the feature `planted`, which only the
+//! simulator turns on, the answer is a constant and the question compiles to nothing.
+
+/// A bug that somebody could make, each in one line of a core.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Planted {
+    /// The arena lets an access through without looking at its generation.
+    AccessWithoutGeneration,
+    /// An extent is given out again without waiting for its owner's fence.
+    FreeWithoutQuarantine,
+    /// A fence is reported while an access under the dead generation is still under way.
+    FenceDuringAccess,
+    /// A record is reported as durable when it is written, before the sync.
+    DurableBeforeSync,
+    /// A dropped record gets no tombstone.
+    DropWithoutTombstone,
+    /// Reclaim lets go of a tombstone while the record that it keeps dead is still on disk.
+    TombstoneDroppedEarly,
+    /// After a crash the older of two records of a key wins.
+    OldestWinsAtRecovery,
+    /// A file is trusted again after a sync of it failed.
+    TrustAfterFailedSync,
+    /// A remove is acknowledged before its record is dropped.
+    RemoveBeforeDropped,
+    /// A failed promotion keeps its hold on the source.
+    PromotionKeepsSource,
+    /// A promotion is published without looking at the checksum.
+    PromoteWithoutVerify,
+    /// An end of a put publishes whatever version the client names.
+    PublishAnyVersion,
+    /// Eviction takes replicas whose guard is still held.
+    EvictHeld,
+    /// A removal is not remembered for a node that is away.
+    ForgetOwedRemoval,
+    /// Two tenants that use the same key share one object.
+    TenantsShareKeys,
+    /// The reader takes bytes without comparing their checksum.
+    ReadWithoutChecksum,
+    /// The reader's lease counts from the answer instead of the question, without a margin.
+    LeaseFromAnswer,
+}
+
+impl Planted {
+    /// Every planted bug.
+    pub const ALL: &[Planted] = &[
+        Self::AccessWithoutGeneration,
+        Self::FreeWithoutQuarantine,
+        Self::FenceDuringAccess,
+        Self::DurableBeforeSync,
+        Self::DropWithoutTombstone,
+        Self::TombstoneDroppedEarly,
+        Self::OldestWinsAtRecovery,
+        Self::TrustAfterFailedSync,
+        Self::RemoveBeforeDropped,
+        Self::PromotionKeepsSource,
+        Self::PromoteWithoutVerify,
+        Self::PublishAnyVersion,
+        Self::EvictHeld,
+        Self::ForgetOwedRemoval,
+        Self::TenantsShareKeys,
+        Self::ReadWithoutChecksum,
+        Self::LeaseFromAnswer,
+    ];
+}
+
+/// Whether `bug` is planted in the run on this thread.
+#[cfg(feature = "planted")]
+#[must_use]
+pub fn planted(bug: Planted) -> bool {
+    PLANTED.get() == Some(bug)
+}
+
+/// Whether `bug` is planted: never, in a build that is not the simulator's.
+#[cfg(not(feature = "planted"))]
+#[must_use]
+pub const fn planted(_bug: Planted) -> bool {
+    false
+}
+
+/// Plants `bug`, or none, in everything that this thread runs from now on.
+#[cfg(feature = "planted")]
+pub fn plant(bug: Option<Planted>) {
+    PLANTED.set(bug);
+}
+
+#[cfg(feature = "planted")]
+thread_local! {
+    static PLANTED: std::cell::Cell<Option<Planted>> = const { std::cell::Cell::new(None) };
+}

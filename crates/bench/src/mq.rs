@@ -1,0 +1,179 @@
+//! The message layer under many links and in request and reply, beside libzmq through pyzmq.
+//!
+//! Every measured side is a process of its own, started from the same program ([`Options::child`]) before it has any
+//! thread. All traffic stays on loopback.
+
+mod links;
+mod page;
+mod process;
+mod rpc;
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use serde::Serialize;
+use thiserror::Error;
+
+/// What to measure.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Numbers of outbound links of one client process; those beyond the descriptor limit are brought down to it.
+    pub links: Vec<usize>,
+    /// Messages a second, each to a random link.
+    pub rates: Vec<u32>,
+    /// How long each number and rate is measured.
+    pub window: Duration,
+    /// Numbers of links for requests, each with one request under way.
+    pub rpc_links: Vec<usize>,
+    /// Bytes of a request's body, which is echoed.
+    pub rpc_sizes: Vec<usize>,
+    /// How long each round of requests takes.
+    pub rpc_window: Duration,
+    /// Rounds of requests, ours and the peer's in turn; the median counts.
+    pub rounds: usize,
+    /// A Python with pyzmq for the peer: `SLACKWATER_PYTHON`, else `python3`; left out when it has none.
+    pub python: PathBuf,
+    /// How to start this program so that it calls [`child`] with the arguments that follow.
+    pub child: Vec<OsString>,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            links: vec![200, 2_000, 20_000],
+            rates: vec![1_000, 10_000],
+            window: Duration::from_secs(3),
+            rpc_links: vec![1, 64],
+            rpc_sizes: vec![64, 65_536],
+            rpc_window: Duration::from_millis(500),
+            rounds: 3,
+            python: std::env::var_os("SLACKWATER_PYTHON").map_or_else(|| "python3".into(), PathBuf::from),
+            child: Vec::new(),
+        }
+    }
+}
+
+/// What came of it.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Report {
+    /// One client, many links.
+    pub links: Vec<LinksRow>,
+    /// Requests and replies.
+    pub rpc: Vec<RpcRow>,
+    /// What was left out or brought down, and why.
+    pub notes: Vec<String>,
+}
+
+/// One number of links at one rate.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct LinksRow {
+    /// Links.
+    pub n: usize,
+    /// `NULL` or `CURVE`.
+    pub mechanism: &'static str,
+    /// Messages a second that were asked for.
+    pub rate: u32,
+    /// Messages a second that arrived.
+    pub arrived: f64,
+    /// CPU of the whole client, all threads, in percent of one core.
+    pub cpu_percent: f64,
+    /// CPU per message.
+    pub cpu_us_per_msg: f64,
+    /// From the send to the handler.
+    pub p50_us: f64,
+    /// From the send to the handler.
+    pub p99_us: f64,
+    /// Waits, wake-ups, reads and writes of the client per message, by its own counters.
+    pub syscalls_per_msg: f64,
+    /// Resident memory per link in the client.
+    pub bytes_per_link: f64,
+    /// How long it took until all links stood.
+    pub connect_seconds: f64,
+}
+
+/// One way of asking.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct RpcRow {
+    /// Links, each with one request under way.
+    pub links: usize,
+    /// Bytes of the body.
+    pub size: usize,
+    /// `NULL` or `CURVE`.
+    pub mechanism: &'static str,
+    /// Round trip.
+    pub p50_us: f64,
+    /// Round trip.
+    pub p99_us: f64,
+    /// Replies a second.
+    pub rps: f64,
+    /// Replies per second of CPU of both processes.
+    pub rps_per_cpu: f64,
+    /// The same of pyzmq.
+    pub peer_p50_us: Option<f64>,
+    /// The same of pyzmq.
+    pub peer_p99_us: Option<f64>,
+    /// The same of pyzmq.
+    pub peer_rps: Option<f64>,
+    /// The same of pyzmq.
+    pub peer_rps_per_cpu: Option<f64>,
+}
+
+/// Why there is no report.
+#[derive(Debug, Error)]
+pub enum BenchError {
+    /// A process could not be started or spoken to.
+    #[error("{what}: {error}")]
+    Io {
+        /// What was done.
+        what: &'static str,
+        /// Why it failed.
+        error: std::io::Error,
+    },
+    /// A process said something that was not expected.
+    #[error("a measured process said `{0}`")]
+    Said(String),
+    /// The message layer could not start or connect.
+    #[error("{0}")]
+    Mq(String),
+    /// The options do not say how to start a child.
+    #[error("no command for child processes is given")]
+    NoChild,
+    /// A child was started with arguments it does not know.
+    #[error("unknown child arguments {0:?}")]
+    Arguments(Vec<String>),
+}
+
+/// Measures everything the options ask for.
+///
+/// # Errors
+/// [`BenchError`]; a missing peer is a note, not an error.
+pub fn run(options: &Options) -> Result<Report, BenchError> {
+    let mut report = Report::default();
+    links::measure(options, &mut report)?;
+    rpc::measure(options, &mut report)?;
+    Ok(report)
+}
+
+/// Plays the part of a measured process; ends when its input ends.
+///
+/// # Errors
+/// [`BenchError`].
+pub fn child(arguments: &[String]) -> Result<(), BenchError> {
+    let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    match words[..] {
+        ["links-server", mechanism] => links::serve(mechanism),
+        ["links-client", address, count] => links::receive(address, count),
+        ["rpc-server", mechanism] => rpc::serve(mechanism),
+        ["rpc-client", address, count] => rpc::ask(address, count),
+        _ => Err(BenchError::Arguments(arguments.to_vec())),
+    }
+}
+
+impl Report {
+    /// A page that shows the report and needs nothing else.
+    #[must_use]
+    pub fn to_html(&self) -> String {
+        page::render(self)
+    }
+}

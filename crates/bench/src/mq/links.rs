@@ -1,0 +1,218 @@
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use hdrhistogram::Histogram;
+use slackwater_base::Rng;
+use slackwater_mq::{Address, Call, Category, ConnectOptions, ConnectionId, Mq, Run, Running};
+
+use super::process::{
+    Process, builder, cpu_seconds, descriptor_limit, listen, monotonic_nanos, mq_error, orders, resident_bytes, tell,
+};
+use super::{BenchError, LinksRow, Options, Report};
+
+/// Descriptors that are no links.
+const OWN_DESCRIPTORS: usize = 100;
+/// Links that are opened at a time, so that no side of a fresh connection waits behind thousands of others.
+const OPENING: usize = 256;
+
+pub(super) fn measure(options: &Options, report: &mut Report) -> Result<(), BenchError> {
+    let limit = descriptor_limit() - OWN_DESCRIPTORS;
+    let mut done: Vec<usize> = Vec::new();
+    for wanted in &options.links {
+        let count = (*wanted).min(limit);
+        if count < *wanted {
+            report.notes.push(format!("{wanted} links brought down to {count}: the descriptor limit"));
+        }
+        if !done.contains(&count) {
+            measure_one(options, "NULL", count, &options.rates, report)?;
+            done.push(count);
+        }
+    }
+    if let (Some(count), Some(rate)) = (done.get(1).or(done.first()), options.rates.first()) {
+        measure_one(options, "CURVE", *count, &[*rate], report)?;
+    }
+    Ok(())
+}
+
+fn measure_one(
+    options: &Options,
+    mechanism: &'static str,
+    count: usize,
+    rates: &[u32],
+    report: &mut Report,
+) -> Result<(), BenchError> {
+    let mut server = Process::start(&options.child, &["links-server", mechanism])?;
+    let address = server.hear("listening")?;
+    let mut client = Process::start(&options.child, &["links-client", &address, &count.to_string()])?;
+    let [connect_seconds, bytes_per_link] = client.numbers("ready")?;
+    for rate in rates {
+        server.say(&format!("tick {rate}"))?;
+        server.hear("ticking")?;
+        client.say(&format!("measure {}", options.window.as_secs_f64()))?;
+        let [messages, seconds, cpu, p50, p99, calls] = client.numbers("measured")?;
+        server.say("tick 0")?;
+        server.hear("ticking")?;
+        report.links.push(LinksRow {
+            n: count,
+            mechanism,
+            rate: *rate,
+            arrived: messages / seconds,
+            cpu_percent: 100.0 * cpu / seconds,
+            cpu_us_per_msg: 1e6 * cpu / messages,
+            p50_us: p50,
+            p99_us: p99,
+            syscalls_per_msg: calls / messages,
+            bytes_per_link,
+            connect_seconds,
+        });
+    }
+    Ok(())
+}
+
+/// The server: whoever registers gets a message now and then.
+pub(super) fn serve(mechanism: &str) -> Result<(), BenchError> {
+    descriptor_limit();
+    let registered: Arc<Mutex<Vec<ConnectionId>>> = Arc::default();
+    let mut builder = builder(1);
+    builder.category("bench", Category { run: Run::Inline, ..Category::default() }).map_err(mq_error)?;
+    let known = Arc::clone(&registered);
+    let register = move |call: &Call<'_>| known.lock().unwrap_or_else(PoisonError::into_inner).push(call.from());
+    builder.command("bench.register", register).map_err(mq_error)?;
+    let running = builder.start().map_err(mq_error)?;
+    let rate = Arc::new(AtomicU32::new(0));
+    let ending = Arc::new(AtomicBool::new(false));
+    let ticking = {
+        let (mq, rate, ending) = (running.handle(), Arc::clone(&rate), Arc::clone(&ending));
+        std::thread::spawn(move || tick(&mq, &registered, &rate, &ending))
+    };
+    listen(&running, mechanism)?;
+    for order in orders() {
+        if let [word, number] = &order[..]
+            && word == "tick"
+        {
+            rate.store(number.parse().unwrap_or(0), Ordering::Release);
+            ticking.thread().unpark();
+            tell("ticking")?;
+        }
+    }
+    ending.store(true, Ordering::Release);
+    ticking.thread().unpark();
+    let _ = ticking.join();
+    Ok(())
+}
+
+/// Sends to a random link at the asked rate, by the clock: a late wake-up is followed by what it has missed.
+fn tick(mq: &Mq, registered: &Mutex<Vec<ConnectionId>>, rate: &AtomicU32, ending: &AtomicBool) {
+    let mut rng = Rng::new(7);
+    let (mut began, mut sent, mut last) = (Instant::now(), 0u64, 0);
+    while !ending.load(Ordering::Acquire) {
+        let rate = rate.load(Ordering::Acquire);
+        if rate == 0 {
+            last = 0;
+            std::thread::park();
+            continue;
+        }
+        if rate != last {
+            (began, sent, last) = (Instant::now(), 0, rate);
+        }
+        let due = (began.elapsed().as_secs_f64() * f64::from(rate)) as u64;
+        while sent < due {
+            let to = {
+                let registered = registered.lock().unwrap_or_else(PoisonError::into_inner);
+                registered[rng.below(registered.len() as u64) as usize]
+            };
+            let mut body = [0u8; 64];
+            body[..8].copy_from_slice(&monotonic_nanos().to_le_bytes());
+            mq.send(to, "bench.tick", [body]);
+            sent += 1;
+        }
+        let next = Duration::from_secs_f64((sent + 1) as f64 / f64::from(rate));
+        std::thread::park_timeout(next.saturating_sub(began.elapsed()));
+    }
+}
+
+/// The client: many links, each of which registers.
+pub(super) fn receive(address: &str, count: &str) -> Result<(), BenchError> {
+    descriptor_limit();
+    let address: Address = address.parse().map_err(mq_error)?;
+    let count: usize = count.parse().map_err(mq_error)?;
+    let heard = Arc::new(Mutex::new(new_histogram()));
+    let mut builder = builder(2);
+    builder.category("bench", Category { run: Run::Inline, ..Category::default() }).map_err(mq_error)?;
+    let into = Arc::clone(&heard);
+    let hear = move |call: &Call<'_>| {
+        let now = monotonic_nanos();
+        let sent = call.part(0).and_then(|body| body.first_chunk()).map_or(now, |sent| u64::from_le_bytes(*sent));
+        into.lock().unwrap_or_else(PoisonError::into_inner).saturating_record(now.saturating_sub(sent));
+    };
+    builder.command("bench.tick", hear).map_err(mq_error)?;
+    let running = builder.start().map_err(mq_error)?;
+    let (seconds, bytes) = connect_all(&running, &address, count)?;
+    tell(&format!("ready {seconds} {bytes}"))?;
+    for order in orders() {
+        if let [word, seconds] = &order[..]
+            && word == "measure"
+        {
+            measure_window(&running, &heard, Duration::from_secs_f64(seconds.parse().map_err(mq_error)?))?;
+        }
+    }
+    Ok(())
+}
+
+fn connect_all(running: &Running, address: &Address, count: usize) -> Result<(f64, f64), BenchError> {
+    let before = resident_bytes();
+    let began = Instant::now();
+    let (told, outcomes) = std::sync::mpsc::channel();
+    let mut links = Vec::with_capacity(count);
+    for number in 0..count {
+        let told = told.clone();
+        // A port of one address is not enough for all links, so they come from several.
+        let from = ([127, 0, 0, 2 + (number / 10_000) as u8], 0).into();
+        let options =
+            ConnectOptions { timeout: Some(Duration::from_secs(60)), from: Some(from), ..ConnectOptions::default() };
+        let outcome = move |outcome| {
+            // The receiver waits below for as many outcomes as there are links.
+            let _ = told.send(outcome);
+        };
+        links.push(running.connect(address, &options, outcome).map_err(mq_error)?);
+        if number >= OPENING {
+            outcomes.recv().map_err(mq_error)?.map_err(mq_error)?;
+        }
+    }
+    for _ in 0..count.min(OPENING) {
+        outcomes.recv().map_err(mq_error)?.map_err(mq_error)?;
+    }
+    let seconds = began.elapsed().as_secs_f64();
+    for link in &links {
+        running.send(*link, "bench.register", [""; 0]);
+    }
+    // One request after all registrations on the last link, and every other link has had its turn before.
+    let _ = running.request_wait(links[count - 1], "bench.none", [""; 0], &slackwater_mq::RequestOptions::default());
+    let bytes = resident_bytes().saturating_sub(before) as f64 / count as f64;
+    Ok((seconds, bytes))
+}
+
+fn measure_window(running: &Running, heard: &Mutex<Histogram<u64>>, window: Duration) -> Result<(), BenchError> {
+    // What was under way before the window does not count.
+    std::thread::sleep(Duration::from_millis(200));
+    heard.lock().unwrap_or_else(PoisonError::into_inner).reset();
+    let (calls, cpu, began) = (system_calls(running), cpu_seconds("self"), Instant::now());
+    std::thread::sleep(window);
+    let (calls, cpu, seconds) =
+        (system_calls(running) - calls, cpu_seconds("self") - cpu, began.elapsed().as_secs_f64());
+    let heard = heard.lock().unwrap_or_else(PoisonError::into_inner);
+    let at = |quantile| heard.value_at_quantile(quantile) as f64 / 1e3;
+    tell(&format!("measured {} {seconds} {cpu} {} {} {calls}", heard.len(), at(0.5), at(0.99)))
+}
+
+fn system_calls(running: &Running) -> u64 {
+    let mut calls = 0;
+    running.loop_counters(|counters| calls += counters.hot_system_calls());
+    calls
+}
+
+/// One microsecond to a minute, in nanoseconds, with three digits.
+pub(super) fn new_histogram() -> Histogram<u64> {
+    Histogram::new_with_bounds(1, 60_000_000_000, 3).expect("the bounds are in order and three digits are few")
+}

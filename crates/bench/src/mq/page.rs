@@ -1,0 +1,105 @@
+use super::Report;
+
+/// The report as one page without any other file.
+pub(super) fn render(report: &Report) -> String {
+    let links = table(
+        &[
+            "links",
+            "mechanism",
+            "msg/s",
+            "CPU %",
+            "CPU µs/msg",
+            "p50 µs",
+            "p99 µs",
+            "calls/msg",
+            "bytes/link",
+            "connect s",
+        ],
+        report.links.iter().map(|row| {
+            vec![
+                row.n.to_string(),
+                row.mechanism.to_owned(),
+                format!("{:.0} of {}", row.arrived, row.rate),
+                format!("{:.2}", row.cpu_percent),
+                format!("{:.1}", row.cpu_us_per_msg),
+                format!("{:.0}", row.p50_us),
+                format!("{:.0}", row.p99_us),
+                format!("{:.2}", row.syscalls_per_msg),
+                format!("{:.0}", row.bytes_per_link),
+                format!("{:.2}", row.connect_seconds),
+            ]
+        }),
+    );
+    let or_none = |value: Option<f64>| value.map_or("none".to_owned(), |value| format!("{value:.0}"));
+    let rpc = table(
+        &[
+            "links",
+            "bytes",
+            "mechanism",
+            "p50 µs",
+            "p99 µs",
+            "per s",
+            "per CPU s",
+            "pyzmq p50 µs",
+            "pyzmq per s",
+            "pyzmq per CPU s",
+        ],
+        report.rpc.iter().map(|row| {
+            vec![
+                row.links.to_string(),
+                row.size.to_string(),
+                row.mechanism.to_owned(),
+                format!("{:.1}", row.p50_us),
+                format!("{:.1}", row.p99_us),
+                format!("{:.0}", row.rps),
+                format!("{:.0}", row.rps_per_cpu),
+                or_none(row.peer_p50_us),
+                or_none(row.peer_rps),
+                or_none(row.peer_rps_per_cpu),
+            ]
+        }),
+    );
+    let notes: String = report.notes.iter().map(|note| format!("<li>{}</li>", escape(note))).collect();
+    format!(
+        "<!doctype html><html lang=\"en\"><meta charset=\"utf-8\"><title>Slackwater: message layer</title><style>{STYLE}\
+         </style><h1>Message layer</h1><h2>One client, many links</h2>{links}<h2>Request and reply</h2>{rpc}<ul>{notes}\
+         </ul></html>\n"
+    )
+}
+
+const STYLE: &str = "body{font:15px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:72rem;padding:0 1rem;color:#123}\
+     table{border-collapse:collapse;width:100%}th,td{padding:.3rem .6rem;text-align:right;border-bottom:1px solid #cde}\
+     th{color:#368;font-weight:600}";
+
+fn table(heads: &[&str], rows: impl Iterator<Item = Vec<String>>) -> String {
+    let cells = |tag: &str, cells: &mut dyn Iterator<Item = &str>| -> String {
+        cells.map(|cell| format!("<{tag}>{}</{tag}>", escape(cell))).collect()
+    };
+    let head = cells("th", &mut heads.iter().copied());
+    let body: String =
+        rows.map(|row| format!("<tr>{}</tr>", cells("td", &mut row.iter().map(String::as_str)))).collect();
+    format!("<table><tr>{head}</tr>{body}</table>")
+}
+
+fn escape(text: &str) -> String {
+    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mq::{LinksRow, RpcRow};
+
+    #[test]
+    fn every_row_and_note_is_on_the_page() {
+        let report = Report {
+            links: vec![LinksRow { n: 12_345, mechanism: "NULL", ..LinksRow::default() }],
+            rpc: vec![RpcRow { size: 64, mechanism: "CURVE", peer_rps: Some(777.0), ..RpcRow::default() }],
+            notes: vec!["a <note>".into()],
+        };
+        let page = render(&report);
+        for text in ["12345", "CURVE", "777", "none", "a &lt;note&gt;"] {
+            assert!(page.contains(text), "{text}");
+        }
+    }
+}

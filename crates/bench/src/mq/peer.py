@@ -1,0 +1,79 @@
+"""The peer of the benchmark: a ROUTER that echoes and DEALERs that ask, over libzmq."""
+import sys
+import time
+
+import zmq
+
+context = zmq.Context()
+
+
+def say(*words):
+    print(*words, flush=True)
+
+
+def serve(mechanism):
+    socket = context.socket(zmq.ROUTER)
+    key = b"-"
+    if mechanism == "CURVE":
+        key, secret = zmq.curve_keypair()
+        socket.curve_server = True
+        socket.curve_publickey, socket.curve_secretkey = key, secret
+    port = socket.bind_to_random_port("tcp://127.0.0.1")
+    say("listening", f"{port}/{key.decode()}")
+    while True:
+        socket.send_multipart(socket.recv_multipart(copy=False), copy=False)
+
+
+def ask(address, count):
+    port, key = address.split("/", 1)
+    sockets = []
+    for _ in range(int(count)):
+        socket = context.socket(zmq.DEALER)
+        if key != "-":
+            public, secret = zmq.curve_keypair()
+            socket.curve_serverkey, socket.curve_publickey, socket.curve_secretkey = key.encode(), public, secret
+        socket.connect(f"tcp://127.0.0.1:{port}")
+        socket.send(b"")
+        socket.recv()
+        sockets.append(socket)
+    say("ready")
+    clock = time.perf_counter_ns
+    for line in sys.stdin:
+        _, size, seconds = line.split()
+        body, times = bytes(int(size)), []
+        head, tag = b"bench.echo", b"t" * 15
+        began = clock()
+        until = began + int(float(seconds) * 1e9)
+        if len(sockets) == 1:
+            socket = sockets[0]
+            now = began
+            while now < until:
+                asked = now
+                socket.send_multipart((head, tag, body))
+                socket.recv_multipart()
+                now = clock()
+                times.append(now - asked)
+        else:
+            poller = zmq.Poller()
+            asked = {}
+            for socket in sockets:
+                poller.register(socket, zmq.POLLIN)
+                asked[socket] = clock()
+                socket.send_multipart((head, tag, body))
+            while asked:
+                for socket, _ in poller.poll():
+                    socket.recv_multipart()
+                    now = clock()
+                    times.append(now - asked.pop(socket))
+                    if now < until:
+                        asked[socket] = now
+                        socket.send_multipart((head, tag, body))
+        took = (clock() - began) / 1e9
+        times.sort()
+        say("asked", len(times), took, times[len(times) // 2] / 1e3, times[len(times) * 99 // 100] / 1e3)
+
+
+if sys.argv[1] == "rpc-server":
+    serve(sys.argv[2])
+else:
+    ask(sys.argv[2], sys.argv[3])

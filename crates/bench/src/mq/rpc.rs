@@ -1,0 +1,189 @@
+use std::ffi::OsString;
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use hdrhistogram::Histogram;
+use slackwater_mq::{Address, Call, Category, ConnectOptions, ConnectionId, Mq, RequestOptions, Run, Running};
+use slackwater_net::Completion;
+
+use super::links::new_histogram;
+use super::process::{Process, builder, listen, mq_error, orders, tell};
+use super::{BenchError, Options, Report, RpcRow};
+
+/// The peer of the run: a ROUTER that echoes, and DEALERs that ask, over libzmq.
+const PEER: &str = include_str!("peer.py");
+
+/// One round of one side.
+#[derive(Clone, Copy)]
+struct Round {
+    p50: f64,
+    p99: f64,
+    rps: f64,
+    per_cpu: f64,
+}
+
+pub(super) fn measure(options: &Options, report: &mut Report) -> Result<(), BenchError> {
+    if options.rpc_links.is_empty() {
+        return Ok(());
+    }
+    let peer: Vec<OsString> = vec![options.python.clone().into(), "-c".into(), PEER.into()];
+    let probe = Command::new(&options.python).args(["-c", "import zmq"]).stderr(Stdio::null()).status();
+    let has_peer = probe.is_ok_and(|status| status.success());
+    if !has_peer {
+        report.notes.push(format!("no peer: {} has no zmq module", options.python.display()));
+    }
+    for mechanism in ["NULL", "CURVE"] {
+        for links in &options.rpc_links {
+            let mut ours = Side::start(&options.child, mechanism, *links)?;
+            let mut theirs = has_peer.then(|| Side::start(&peer, mechanism, *links)).transpose()?;
+            for size in &options.rpc_sizes {
+                let (mut own, mut other) = (Vec::new(), Vec::new());
+                for _ in 0..options.rounds {
+                    own.push(ours.round(*size, options.rpc_window)?);
+                    if let Some(theirs) = &mut theirs {
+                        other.push(theirs.round(*size, options.rpc_window)?);
+                    }
+                }
+                let of = |pick: fn(&Round) -> f64| median(&own, pick).unwrap_or(f64::NAN);
+                report.rpc.push(RpcRow {
+                    links: *links,
+                    size: *size,
+                    mechanism,
+                    p50_us: of(|round| round.p50),
+                    p99_us: of(|round| round.p99),
+                    rps: of(|round| round.rps),
+                    rps_per_cpu: of(|round| round.per_cpu),
+                    peer_p50_us: median(&other, |round| round.p50),
+                    peer_p99_us: median(&other, |round| round.p99),
+                    peer_rps: median(&other, |round| round.rps),
+                    peer_rps_per_cpu: median(&other, |round| round.per_cpu),
+                });
+            }
+        }
+    }
+    Ok(())
+}
+
+/// A server and a client of one kind.
+struct Side {
+    server: Process,
+    client: Process,
+}
+
+impl Side {
+    fn start(command: &[OsString], mechanism: &str, links: usize) -> Result<Self, BenchError> {
+        let mut server = Process::start(command, &["rpc-server", mechanism])?;
+        let address = server.hear("listening")?;
+        let mut client = Process::start(command, &["rpc-client", &address, &links.to_string()])?;
+        client.hear("ready")?;
+        Ok(Self { server, client })
+    }
+
+    fn round(&mut self, size: usize, window: Duration) -> Result<Round, BenchError> {
+        let cpu = self.server.cpu_seconds() + self.client.cpu_seconds();
+        self.client.say(&format!("ask {size} {}", window.as_secs_f64()))?;
+        let [count, seconds, p50, p99] = self.client.numbers("asked")?;
+        let cpu = self.server.cpu_seconds() + self.client.cpu_seconds() - cpu;
+        Ok(Round { p50, p99, rps: count / seconds, per_cpu: count / cpu })
+    }
+}
+
+fn median(rounds: &[Round], pick: fn(&Round) -> f64) -> Option<f64> {
+    let mut values: Vec<f64> = rounds.iter().map(pick).collect();
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied()
+}
+
+/// The server: echoes.
+pub(super) fn serve(mechanism: &str) -> Result<(), BenchError> {
+    let mut builder = builder(1);
+    builder.category("bench", Category { run: Run::Inline, ..Category::default() }).map_err(mq_error)?;
+    let echo = |call: &Call<'_>| call.reply(call.parts()).expect("a request command is only called with a tag");
+    builder.request_command("bench.echo", echo).map_err(mq_error)?;
+    let running = builder.start().map_err(mq_error)?;
+    listen(&running, mechanism)?;
+    orders().for_each(drop);
+    Ok(())
+}
+
+/// The client: asks, one request at a time on every link.
+pub(super) fn ask(address: &str, count: &str) -> Result<(), BenchError> {
+    let address: Address = address.parse().map_err(mq_error)?;
+    let count: usize = count.parse().map_err(mq_error)?;
+    let running = builder(2).start().map_err(mq_error)?;
+    let connect = |_| running.connect_wait(&address, &ConnectOptions::default()).map_err(mq_error);
+    let links: Vec<ConnectionId> = (0..count).map(connect).collect::<Result<_, _>>()?;
+    tell("ready")?;
+    for order in orders() {
+        let [word, size, seconds] = &order[..] else { continue };
+        if word != "ask" {
+            continue;
+        }
+        let body = vec![7u8; size.parse().map_err(mq_error)?];
+        let window = Duration::from_secs_f64(seconds.parse().map_err(mq_error)?);
+        let began = Instant::now();
+        let times = match links[..] {
+            [link] => ask_one(&running, link, &body, window)?,
+            _ => ask_many(&running, &links, body, window),
+        };
+        let at = |quantile| times.value_at_quantile(quantile) as f64 / 1e3;
+        tell(&format!("asked {} {} {} {}", times.len(), began.elapsed().as_secs_f64(), at(0.5), at(0.99)))?;
+    }
+    Ok(())
+}
+
+fn ask_one(mq: &Running, to: ConnectionId, body: &[u8], window: Duration) -> Result<Histogram<u64>, BenchError> {
+    let mut times = new_histogram();
+    let began = Instant::now();
+    while began.elapsed() < window {
+        let asked = Instant::now();
+        mq.request_wait(to, "bench.echo", [body], &RequestOptions::default()).map_err(mq_error)?;
+        times.saturating_record(asked.elapsed().as_nanos() as u64);
+    }
+    Ok(times)
+}
+
+/// What the requests of all links share.
+struct Asking {
+    mq: Mq,
+    body: Vec<u8>,
+    times: Mutex<Histogram<u64>>,
+    until: Instant,
+    running: AtomicUsize,
+    done: Completion,
+}
+
+fn ask_many(mq: &Running, links: &[ConnectionId], body: Vec<u8>, window: Duration) -> Histogram<u64> {
+    let asking = Arc::new(Asking {
+        mq: mq.handle(),
+        body,
+        times: Mutex::new(new_histogram()),
+        until: Instant::now() + window,
+        running: AtomicUsize::new(links.len()),
+        done: Completion::new(),
+    });
+    links.iter().for_each(|link| ask_next(&asking, *link));
+    asking.done.park(window * 10);
+    asking.times.lock().unwrap_or_else(PoisonError::into_inner).clone()
+}
+
+/// Asks on a link; the answer asks again, until the window is over.
+fn ask_next(asking: &Arc<Asking>, link: ConnectionId) {
+    let asked = Instant::now();
+    let again = Arc::clone(asking);
+    let options = RequestOptions { inline: true, ..RequestOptions::default() };
+    asking.mq.request(link, "bench.echo", [&asking.body], &options, move |answer| {
+        let now = Instant::now();
+        if answer.is_ok() {
+            let nanos = now.duration_since(asked).as_nanos() as u64;
+            again.times.lock().unwrap_or_else(PoisonError::into_inner).saturating_record(nanos);
+        }
+        if now < again.until {
+            ask_next(&again, link);
+        } else if again.running.fetch_sub(1, Ordering::AcqRel) == 1 {
+            again.done.complete();
+        }
+    });
+}

@@ -1,0 +1,470 @@
+//! `bench pool`: bursts as in decoding with a mixture of experts, on this pool and on its peers.
+//!
+//! A token is 48 layers, a layer three bursts (gate and up, down, merge), and after each burst the caller is busy
+//! elsewhere for the gap, as with attention on a GPU. Its own CPU in the gaps is not counted. The figures wanted are the
+//! wall time of a pool that spins and the CPU time of one that sleeps.
+
+mod bursts;
+mod peers;
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use serde::Serialize;
+use slackwater_pool::{Config, Kind, Pool, PoolError};
+use slackwater_wait::{Cpus, SiteCounts};
+use thiserror::Error;
+
+use crate::machine::Machine;
+use crate::page::{Chart, Page, figure, text_table};
+use crate::usage::{median, quantile};
+use bursts::{Bursts, Times, steps_of, task};
+use peers::{Program, Workshop};
+
+/// What is measured.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Threads of the pools.
+    pub threads: Vec<usize>,
+    /// Lengths of a task.
+    pub tasks: Vec<Duration>,
+    /// Times between two bursts.
+    pub gaps: Vec<Duration>,
+    /// Runs of each pool in each setting, in turns; the median counts.
+    pub rounds: usize,
+    /// A run lasts at least about this long.
+    pub run_min: Duration,
+    /// Whether the peers run as well.
+    pub peers: bool,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        let cores = Cpus::current().usable as usize;
+        Self {
+            threads: vec![cores, 4 * cores],
+            tasks: vec![Duration::from_micros(2), Duration::from_micros(20)],
+            gaps: vec![Duration::ZERO, Duration::from_micros(100), Duration::from_millis(2)],
+            rounds: 5,
+            run_min: Duration::from_millis(120),
+            peers: true,
+        }
+    }
+}
+
+/// One pool in one setting.
+#[derive(Clone, Debug, Serialize)]
+pub struct Row {
+    /// `slackwater`, `rayon`, `openmp-active`, `openmp-passive` or `tbb`.
+    pub pool: &'static str,
+    /// Its threads.
+    pub threads: usize,
+    /// The length of a task.
+    pub task_us: f64,
+    /// The time between two bursts.
+    pub gap_us: f64,
+    /// Wall time of a token, the gaps included.
+    pub wall_ms_per_token: f64,
+    /// CPU time of a token, without the caller's own in the gaps.
+    pub cpu_ms_per_token: f64,
+    /// The time of a burst beyond the ideal split over the CPUs.
+    pub overhead_p50_us: f64,
+    /// As above, of the slowest hundredth.
+    pub overhead_p99_us: f64,
+    /// Clock reads for each look at the awaited word, where the pool counts them and has looked.
+    pub clock_reads_per_spin: Option<f64>,
+}
+
+/// The ratios that matter, for one setting of threads, task and gap.
+#[derive(Clone, Debug, Serialize)]
+pub struct Ratios {
+    /// The threads of the pools.
+    pub threads: usize,
+    /// The length of a task.
+    pub task_us: f64,
+    /// The time between two bursts.
+    pub gap_us: f64,
+    /// Wall time over that of OpenMP with active waiting.
+    pub wall_over_openmp_active: Option<f64>,
+    /// CPU time over that of OpenMP with passive waiting.
+    pub cpu_over_openmp_passive: Option<f64>,
+    /// Wall time over the better one of oneTBB and rayon.
+    pub wall_over_best_of_tbb_rayon: Option<f64>,
+    /// The share of a core that the pool takes in the gaps, by comparison with no gaps.
+    pub gap_cores: Option<f64>,
+}
+
+/// A pool that did not run.
+#[derive(Clone, Debug, Serialize)]
+pub struct Skipped {
+    /// Which pool.
+    pub pool: &'static str,
+    /// Why.
+    pub reason: String,
+}
+
+/// What the benchmark found.
+#[derive(Clone, Debug, Serialize)]
+pub struct Report {
+    /// `pool`.
+    pub bench: &'static str,
+    /// Where it ran.
+    pub machine: Machine,
+    /// One row for each pool and setting.
+    pub rows: Vec<Row>,
+    /// The ratios of each setting.
+    pub ratios: Vec<Ratios>,
+    /// The peers that are missing.
+    pub skipped: Vec<Skipped>,
+}
+
+/// Why the benchmark could not run.
+#[derive(Debug, Error)]
+pub enum BenchError {
+    /// The pool did not start.
+    #[error(transparent)]
+    Pool(#[from] PoolError),
+    /// rayon did not start.
+    #[error("rayon: {0}")]
+    Rayon(String),
+    /// The directory for the peers could not be made.
+    #[error("directory for compiled peers: {0}")]
+    Workshop(std::io::Error),
+}
+
+const LAYERS: usize = 48;
+const WARMUP_LAYERS: usize = 8;
+/// Gate and up, down, merge.
+const TASKS: [usize; 3] = [192, 64, 1];
+const NAMES: [&str; 5] = ["slackwater", "rayon", "openmp-active", "openmp-passive", "tbb"];
+
+/// Runs the benchmark.
+///
+/// # Errors
+/// A pool of this process could not be started. Missing peers are no error: the report names them.
+pub fn run(options: &Options) -> Result<Report, BenchError> {
+    let workshop = Workshop::new().map_err(BenchError::Workshop)?;
+    let mut skipped = Vec::new();
+    let programs = if options.peers { programs(&workshop, &mut skipped) } else { BTreeMap::new() };
+    let mut rows = Vec::new();
+    for &threads in &options.threads {
+        let pools = Pools::start(threads, options.peers, &programs)?;
+        for &task in &options.tasks {
+            let steps = steps_of(task);
+            for &gap in &options.gaps {
+                rows.extend(pools.measure(options, Setting { threads, task, gap, steps }, &mut skipped));
+            }
+        }
+    }
+    let ratios = ratios(&rows);
+    Ok(Report { bench: "pool", machine: Machine::detect(), rows, ratios, skipped })
+}
+
+fn programs(workshop: &Workshop, skipped: &mut Vec<Skipped>) -> BTreeMap<&'static str, Program> {
+    let built = [
+        ("openmp-active", workshop.openmp("active")),
+        ("openmp-passive", workshop.openmp("passive")),
+        ("tbb", workshop.tbb()),
+    ];
+    let mut programs = BTreeMap::new();
+    for (pool, program) in built {
+        match program {
+            Ok(program) => drop(programs.insert(pool, program)),
+            Err(reason) => skipped.push(Skipped { pool, reason }),
+        }
+    }
+    programs
+}
+
+/// One setting of the table.
+#[derive(Clone, Copy, Debug)]
+struct Setting {
+    threads: usize,
+    task: Duration,
+    gap: Duration,
+    steps: u64,
+}
+
+/// The pools of one size.
+struct Pools<'a> {
+    slackwater: Pool,
+    rayon: Option<rayon::ThreadPool>,
+    programs: &'a BTreeMap<&'static str, Program>,
+}
+
+impl<'a> Pools<'a> {
+    fn start(threads: usize, peers: bool, programs: &'a BTreeMap<&'static str, Program>) -> Result<Self, BenchError> {
+        let build = || rayon::ThreadPoolBuilder::new().num_threads(threads).build();
+        let rayon = peers.then(build).transpose().map_err(|error| BenchError::Rayon(error.to_string()))?;
+        Ok(Self { slackwater: Pool::start(&Config::threads(threads))?, rayon, programs })
+    }
+
+    /// Measures every pool in turns and takes the medians.
+    fn measure(&self, options: &Options, setting: Setting, skipped: &mut Vec<Skipped>) -> Vec<Row> {
+        let work = TASKS.iter().sum::<usize>() as u32 * LAYERS as u32 * setting.task
+            / Cpus::current().usable.min(setting.threads as u32);
+        let token = work + setting.gap * (LAYERS * TASKS.len()) as u32;
+        let tokens = (options.run_min.as_secs_f64() / token.as_secs_f64()).ceil().max(1.0) as usize;
+        let bursts = Bursts {
+            steps: setting.steps,
+            gap: setting.gap,
+            tokens,
+            layers: LAYERS,
+            warmup: WARMUP_LAYERS,
+            tasks: TASKS.to_vec(),
+        };
+        let kinds = TASKS.map(|_| Kind::new("expert"));
+        let before = spins(&self.slackwater, &kinds);
+        let mut found: BTreeMap<&'static str, Vec<Times>> = BTreeMap::new();
+        for _ in 0..options.rounds {
+            for name in NAMES {
+                match self.run(name, setting.threads, &bursts, &kinds) {
+                    Some(Ok(times)) => found.entry(name).or_default().push(times),
+                    Some(Err(reason)) => skipped.push(Skipped { pool: name, reason }),
+                    None => {}
+                }
+            }
+        }
+        let after = spins(&self.slackwater, &kinds);
+        let looks = after.0 - before.0;
+        let reads = (looks > 0).then(|| (after.1 - before.1) as f64 / looks as f64);
+        let row = |(pool, times): (&'static str, Vec<Times>)| {
+            let clock_reads_per_spin = reads.filter(|_| pool == "slackwater");
+            Row { clock_reads_per_spin, ..row(pool, setting, tokens, &times) }
+        };
+        let in_order = NAMES.iter().filter_map(|name| found.remove_entry(name));
+        in_order.map(row).collect()
+    }
+
+    /// One run of one pool, if it is there.
+    fn run(&self, name: &str, threads: usize, bursts: &Bursts, kinds: &[Kind; 3]) -> Option<Result<Times, String>> {
+        let steps = bursts.steps;
+        match name {
+            "slackwater" => Some(Ok(bursts.run(|tasks| {
+                let kind = TASKS.iter().position(|&known| known == tasks).map_or(&kinds[0], |at| &kinds[at]);
+                let result = self.slackwater.job(tasks).kind(kind).run(|_| task(steps));
+                debug_assert!(result.is_ok(), "a task is arithmetic");
+            }))),
+            "rayon" => {
+                let pool = self.rayon.as_ref()?;
+                // From inside the pool, where it is faster than from outside.
+                Some(Ok(pool.install(|| bursts.run(|tasks| rayon_burst(tasks, steps)))))
+            }
+            program => Some(self.programs.get(program)?.run(threads, bursts)),
+        }
+    }
+}
+
+fn rayon_burst(tasks: usize, steps: u64) {
+    use rayon::iter::{IntoParallelIterator, ParallelIterator};
+    (0..tasks).into_par_iter().for_each(|_| task(steps));
+}
+
+/// Looks and clock reads of all waits of the pool so far.
+fn spins(pool: &Pool, kinds: &[Kind; 3]) -> (u64, u64) {
+    let threads = pool.counts().threads;
+    let idle = threads.iter().map(|thread| thread.waits);
+    let all: Vec<SiteCounts> = idle.chain(kinds.iter().map(|kind| kind.join_site().counts())).collect();
+    (all.iter().map(|waits| waits.looks).sum(), all.iter().map(|waits| waits.clock_reads).sum())
+}
+
+fn row(pool: &'static str, setting: Setting, tokens: usize, runs: &[Times]) -> Row {
+    let cpus = setting.threads.min(Cpus::current().usable as usize);
+    let per_token = |time: Duration| time.as_secs_f64() * 1e3 / tokens as f64;
+    let mut overheads: Vec<f64> = runs
+        .iter()
+        .flat_map(|run| run.lengths.iter().zip(TASKS.iter().cycle()))
+        .map(|(length, &tasks)| {
+            let ideal = setting.task * tasks.div_ceil(cpus) as u32;
+            length.saturating_sub(ideal).as_secs_f64() * 1e6
+        })
+        .collect();
+    Row {
+        pool,
+        threads: setting.threads,
+        task_us: setting.task.as_secs_f64() * 1e6,
+        gap_us: setting.gap.as_secs_f64() * 1e6,
+        wall_ms_per_token: median(&mut runs.iter().map(|run| per_token(run.wall)).collect::<Vec<_>>()),
+        cpu_ms_per_token: median(&mut runs.iter().map(|run| per_token(run.cpu)).collect::<Vec<_>>()),
+        overhead_p50_us: quantile(&mut overheads, 0.5),
+        overhead_p99_us: quantile(&mut overheads, 0.99),
+        clock_reads_per_spin: None,
+    }
+}
+
+/// The ratios of the rows of this pool to its peers in the same setting.
+fn ratios(rows: &[Row]) -> Vec<Ratios> {
+    let find = |of: &Row, pool: &str, gap_us: f64| {
+        let same = |row: &&Row| {
+            row.pool == pool && row.threads == of.threads && row.task_us == of.task_us && row.gap_us == gap_us
+        };
+        rows.iter().find(same)
+    };
+    let ours = rows.iter().filter(|row| row.pool == "slackwater");
+    ours.map(|row| {
+        let peer = |pool: &str| find(row, pool, row.gap_us);
+        let best = [peer("tbb"), peer("rayon")].into_iter().flatten().map(|peer| peer.wall_ms_per_token);
+        let best = best.fold(f64::INFINITY, f64::min);
+        let gaps_ms = row.gap_us / 1e3 * (LAYERS * TASKS.len()) as f64;
+        let gapless = find(row, "slackwater", 0.0).filter(|_| gaps_ms > 0.0);
+        Ratios {
+            threads: row.threads,
+            task_us: row.task_us,
+            gap_us: row.gap_us,
+            wall_over_openmp_active: peer("openmp-active").map(|peer| row.wall_ms_per_token / peer.wall_ms_per_token),
+            cpu_over_openmp_passive: peer("openmp-passive").map(|peer| row.cpu_ms_per_token / peer.cpu_ms_per_token),
+            wall_over_best_of_tbb_rayon: best.is_finite().then(|| row.wall_ms_per_token / best),
+            gap_cores: gapless.map(|gapless| (row.cpu_ms_per_token - gapless.cpu_ms_per_token).max(0.0) / gaps_ms),
+        }
+    })
+    .collect()
+}
+
+const HEADING: [&str; 9] = [
+    "pool",
+    "threads",
+    "task µs",
+    "gap µs",
+    "wall ms/token",
+    "CPU ms/token",
+    "overhead p50 µs",
+    "p99 µs",
+    "clock reads/spin",
+];
+
+impl Report {
+    /// The report as JSON.
+    ///
+    /// # Panics
+    /// Never: every field is a number or a text.
+    #[must_use]
+    pub fn to_json(&self) -> serde_json::Value {
+        serde_json::to_value(self).expect("numbers and texts are always JSON")
+    }
+
+    /// The rows as a table of text, and what was skipped.
+    #[must_use]
+    pub fn to_text(&self) -> String {
+        let mut text = text_table(&HEADING, &self.cells());
+        for Skipped { pool, reason } in &self.skipped {
+            text += &format!("skipped {pool}: {reason}\n");
+        }
+        text
+    }
+
+    /// The report as a page with charts.
+    #[must_use]
+    pub fn to_html(&self) -> String {
+        let mut page = Page::new("Worker pool: bursts of a decoding token", &self.machine);
+        page.note(
+            "A token is 48 layers of three bursts with 192, 64 and 1 tasks. Medians over runs in turns. CPU is that of \
+             the pool's threads and the caller, without the caller's own in the gaps.",
+        );
+        for Skipped { pool, reason } in &self.skipped {
+            page.note(&format!("Skipped {pool}: {reason}"));
+        }
+        let mut settings: Vec<(usize, f64)> = self.rows.iter().map(|row| (row.threads, row.task_us)).collect();
+        settings.dedup();
+        for (threads, task_us) in settings {
+            for (what, unit, value) in [
+                ("wall time per token", "ms", (|row: &Row| row.wall_ms_per_token) as fn(&Row) -> f64),
+                ("CPU time per token", "ms", |row| row.cpu_ms_per_token),
+            ] {
+                let title = format!("{threads} threads, tasks of {task_us} µs: {what}");
+                page.chart(&self.chart(title, unit, (threads, task_us), value));
+            }
+        }
+        page.table("Figures", &HEADING, &self.cells());
+        page.finish()
+    }
+
+    fn chart(&self, title: String, unit: &'static str, of: (usize, f64), value: fn(&Row) -> f64) -> Chart {
+        let rows: Vec<&Row> = self.rows.iter().filter(|row| (row.threads, row.task_us) == of).collect();
+        let mut gaps: Vec<f64> = rows.iter().map(|row| row.gap_us).collect();
+        gaps.dedup();
+        let group = |gap: f64| {
+            let find =
+                |name: &&str| rows.iter().find(|row| row.gap_us == gap && row.pool == *name).map(|row| value(row));
+            (format!("gap {gap} µs"), NAMES.iter().map(find).collect())
+        };
+        let series = NAMES.iter().map(|&name| name.to_owned()).collect();
+        Chart { title, unit, series, groups: gaps.into_iter().map(group).collect() }
+    }
+
+    fn cells(&self) -> Vec<Vec<String>> {
+        let cells = |row: &Row| {
+            vec![
+                row.pool.to_owned(),
+                row.threads.to_string(),
+                row.task_us.to_string(),
+                row.gap_us.to_string(),
+                figure(row.wall_ms_per_token),
+                figure(row.cpu_ms_per_token),
+                figure(row.overhead_p50_us),
+                figure(row.overhead_p99_us),
+                row.clock_reads_per_spin.map_or_else(|| "-".to_owned(), |reads| format!("{reads:.4}")),
+            ]
+        };
+        self.rows.iter().map(cells).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_short_run_fills_every_row_and_says_what_is_missing() {
+        let options = Options {
+            threads: vec![2],
+            tasks: vec![Duration::from_nanos(200)],
+            gaps: vec![Duration::ZERO, Duration::from_micros(10)],
+            rounds: 1,
+            run_min: Duration::from_millis(1),
+            peers: true,
+        };
+        let report = run(&options).unwrap();
+        let ours = report.rows.iter().filter(|row| row.pool == "slackwater").count();
+        assert_eq!((ours, report.ratios.len()), (2, 2));
+        for name in NAMES {
+            let ran = report.rows.iter().any(|row| row.pool == name);
+            let skipped = report.skipped.iter().any(|skipped| skipped.pool == name && !skipped.reason.is_empty());
+            assert!(ran != skipped, "{name} either ran or is said to be missing: {:?}", report.skipped);
+        }
+        assert!(report.rows.iter().all(|row| row.wall_ms_per_token > 0.0 && row.cpu_ms_per_token > 0.0), "{report:?}");
+        let json = report.to_json();
+        for field in ["pool", "threads", "task_us", "gap_us", "wall_ms_per_token", "overhead_p50_us", "overhead_p99_us"]
+        {
+            assert!(!json["rows"][0][field].is_null(), "{field}");
+        }
+        assert!(report.to_html().contains("CPU time per token") && report.to_text().contains("slackwater"));
+    }
+
+    #[test]
+    fn ratios_compare_rows_of_the_same_setting() {
+        let row = |pool, gap_us, wall, cpu| Row {
+            pool,
+            threads: 2,
+            task_us: 2.0,
+            gap_us,
+            wall_ms_per_token: wall,
+            cpu_ms_per_token: cpu,
+            overhead_p50_us: 0.0,
+            overhead_p99_us: 0.0,
+            clock_reads_per_spin: None,
+        };
+        let rows = [
+            row("slackwater", 0.0, 12.0, 24.0),
+            row("openmp-active", 0.0, 10.0, 40.0),
+            row("rayon", 0.0, 16.0, 24.0),
+            row("slackwater", 2_000.0, 300.0, 31.2),
+        ];
+        let ratios = ratios(&rows);
+        assert_eq!(ratios[0].wall_over_openmp_active, Some(1.2));
+        assert_eq!(ratios[0].cpu_over_openmp_passive, None);
+        assert_eq!(ratios[0].wall_over_best_of_tbb_rayon, Some(0.75));
+        assert_eq!(ratios[1].wall_over_openmp_active, None);
+        let gap_cores = ratios[1].gap_cores.unwrap();
+        assert!((gap_cores - 7.2 / 288.0).abs() < 1e-9, "{gap_cores}");
+    }
+}

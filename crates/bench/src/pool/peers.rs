@@ -1,0 +1,106 @@
+//! Other pools: rayon in this process, OpenMP and oneTBB as programs compiled for the run.
+
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::Duration;
+
+use super::bursts::{Bursts, Times};
+
+/// A program that runs bursts.
+#[derive(Debug)]
+pub(crate) struct Program {
+    path: PathBuf,
+    env: Vec<(&'static str, &'static str)>,
+}
+
+/// The sources, compiled where the benchmark runs.
+const SOURCES: [(&str, &str); 3] = [
+    ("bursts.h", include_str!("../../peers/bursts.h")),
+    ("openmp.c", include_str!("../../peers/openmp.c")),
+    ("tbb.cpp", include_str!("../../peers/tbb.cpp")),
+];
+
+/// A directory for the compiled peers, removed with the value.
+#[derive(Debug)]
+pub(crate) struct Workshop(PathBuf);
+
+impl Workshop {
+    pub(crate) fn new() -> std::io::Result<Self> {
+        let dir = std::env::temp_dir().join(format!("slackwater-bench-{}", std::process::id()));
+        std::fs::create_dir_all(&dir)?;
+        let workshop = Self(dir);
+        for (name, source) in SOURCES {
+            std::fs::write(workshop.0.join(name), source)?;
+        }
+        Ok(workshop)
+    }
+
+    /// OpenMP of the C compiler, with this wait policy.
+    pub(crate) fn openmp(&self, policy: &'static str) -> Result<Program, String> {
+        let path = self.compile("cc", "openmp.c", &["-O2", "-fopenmp"])?;
+        // A user's own settings would make the two rows equal.
+        Ok(Program { path, env: vec![("OMP_WAIT_POLICY", policy), ("OMP_DYNAMIC", "false")] })
+    }
+
+    /// oneTBB, where its headers and library are installed.
+    pub(crate) fn tbb(&self) -> Result<Program, String> {
+        let path = self.compile("c++", "tbb.cpp", &["-O2", "-std=c++17", "-ltbb"])?;
+        Ok(Program { path, env: Vec::new() })
+    }
+
+    fn compile(&self, compiler: &str, source: &str, flags: &[&str]) -> Result<PathBuf, String> {
+        let target = self.0.join(source.replace('.', "-"));
+        if target.exists() {
+            return Ok(target);
+        }
+        let output = Command::new(compiler).arg("-o").arg(&target).arg(self.0.join(source)).args(flags).output();
+        let output = output.map_err(|error| format!("no compiler `{compiler}`: {error}"))?;
+        if output.status.success() {
+            return Ok(target);
+        }
+        let errors = String::from_utf8_lossy(&output.stderr);
+        let first = errors.lines().find(|line| line.contains("error")).or_else(|| errors.lines().next());
+        Err(format!("`{compiler}` could not build it: {}", first.unwrap_or("no message").trim()))
+    }
+}
+
+impl Drop for Workshop {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+impl Program {
+    pub(crate) fn run(&self, threads: usize, bursts: &Bursts) -> Result<Times, String> {
+        let mut command = Command::new(&self.path);
+        let numbers = [bursts.steps, bursts.gap.as_nanos() as u64];
+        command.envs(self.env.iter().copied()).arg(threads.to_string()).args(numbers.map(|n| n.to_string()));
+        command.args([bursts.tokens, bursts.layers, bursts.warmup].map(|n| n.to_string()));
+        command.args(bursts.tasks.iter().map(usize::to_string));
+        let output = command.output().map_err(|error| format!("could not be started: {error}"))?;
+        if !output.status.success() {
+            return Err(format!("{}: {}", output.status, String::from_utf8_lossy(&output.stderr).trim()));
+        }
+        parse(&String::from_utf8_lossy(&output.stdout)).ok_or_else(|| "gave no times".to_owned())
+    }
+}
+
+/// Reads `wall cpu` and then one length a line, all in nanoseconds.
+fn parse(text: &str) -> Option<Times> {
+    let mut lines = text.lines();
+    let (wall, cpu) = lines.next()?.split_once(' ')?;
+    let nanos = |text: &str| text.trim().parse().ok().map(Duration::from_nanos);
+    Some(Times { wall: nanos(wall)?, cpu: nanos(cpu)?, lengths: lines.map(nanos).collect::<Option<_>>()? })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_of_a_program_are_read_and_nonsense_is_not() {
+        let times = parse("100 200\n30\n40\n").unwrap();
+        assert_eq!((times.wall.as_nanos(), times.cpu.as_nanos(), times.lengths.len()), (100, 200, 2));
+        assert!(parse("").is_none() && parse("100\n").is_none() && parse("1 2\nx\n").is_none());
+    }
+}

@@ -1,0 +1,85 @@
+//! What a stretch of time cost in CPU.
+
+use std::time::Duration;
+
+use rustix::time::{ClockId, clock_gettime};
+use slackwater_base::Instant;
+
+/// Wall and CPU time of this process at one point.
+#[derive(Clone, Copy, Debug)]
+pub struct Mark {
+    wall: Instant,
+    cpu: Duration,
+}
+
+/// What passed between two marks.
+#[derive(Clone, Copy, Debug)]
+pub struct Spent {
+    /// Wall time.
+    pub wall: Duration,
+    /// User and system time of all threads.
+    pub cpu: Duration,
+}
+
+impl Mark {
+    /// Now.
+    #[must_use]
+    pub fn now() -> Self {
+        Self { wall: slackwater_wait::now(), cpu: clock(ClockId::ProcessCPUTime) }
+    }
+
+    /// What passed since.
+    #[must_use]
+    pub fn spent(self) -> Spent {
+        let now = Self::now();
+        Spent { wall: now.wall.since(self.wall), cpu: now.cpu.saturating_sub(self.cpu) }
+    }
+}
+
+impl Spent {
+    /// CPUs busy on average.
+    #[must_use]
+    pub fn cores(&self) -> f64 {
+        self.cpu.as_secs_f64() / self.wall.as_secs_f64().max(1e-9)
+    }
+}
+
+/// CPU time of the calling thread.
+#[must_use]
+pub fn thread_cpu() -> Duration {
+    clock(ClockId::ThreadCPUTime)
+}
+
+fn clock(id: ClockId) -> Duration {
+    let time = clock_gettime(id);
+    Duration::new(time.tv_sec.unsigned_abs(), time.tv_nsec as u32)
+}
+
+/// The middle value; of two, the lower. Zero of nothing.
+#[must_use]
+pub fn median(values: &mut [f64]) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values.get(values.len().saturating_sub(1) / 2).copied().unwrap_or_default()
+}
+
+/// The value that `share` of the values do not exceed. Zero of nothing.
+#[must_use]
+pub fn quantile(values: &mut [f64], share: f64) -> f64 {
+    values.sort_by(f64::total_cmp);
+    let rank = (values.len() as f64 * share).ceil() as usize;
+    values.get(rank.saturating_sub(1).min(values.len().saturating_sub(1))).copied().unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quantiles_are_values_that_were_there() {
+        let mut values = [5.0, 1.0, 3.0, 4.0, 2.0];
+        assert_eq!(median(&mut values), 3.0);
+        assert_eq!(quantile(&mut values, 0.99), 5.0);
+        assert_eq!(quantile(&mut values, 0.5), 3.0);
+        assert_eq!(median(&mut []), 0.0);
+    }
+}

@@ -1,0 +1,435 @@
+//! `bench wait`: many waiters on real copies, by each strategy of waiting.
+//!
+//! Mover threads copy 1 MiB objects out of memory larger than the cache into the waiters' buffers; the waiters ask again
+//! as soon as they are served. The whole process waits by the strategy of the row: waiters and movers. A strategy that
+//! helps lets a waiter make the copy itself while fewer threads copy than there are movers, since the best wait is none.
+
+mod engine;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use hdrhistogram::Histogram;
+use serde::Serialize;
+use slackwater_pool::{Config, Pool};
+use slackwater_wait::{Choice, ChoiceError, Countdown, Cpus, Site, Waiting, now};
+use thiserror::Error;
+
+use crate::machine::Machine;
+use crate::page::{Chart, Page, figure, text_table};
+use crate::usage::{Mark, median};
+use engine::Engine;
+
+/// What is measured.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Numbers of waiters.
+    pub concurrency: Vec<usize>,
+    /// Strategies, by the text that configuration takes.
+    pub strategies: Vec<String>,
+    /// The size of an object, in bytes.
+    pub object_bytes: usize,
+    /// Memory the objects come from, in bytes: more than the last-level cache.
+    pub source_bytes: usize,
+    /// Threads that copy. Half of the cores by default, so that one waiter can spin beside them.
+    pub movers: usize,
+    /// Length of a run.
+    pub run: Duration,
+    /// Runs of each strategy, in turns; the medians count.
+    pub rounds: usize,
+    /// How long 64 parked waiters and an idle pool are watched; zero leaves it out.
+    pub idle: Duration,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        let strategies = ["spin", "sleep:100ns", "sleep:1us", "sleep:10us", "park", "adaptive"];
+        Self {
+            concurrency: vec![1, 16, 64],
+            strategies: strategies.map(str::to_owned).to_vec(),
+            object_bytes: 1 << 20,
+            source_bytes: 256 << 20,
+            movers: (Cpus::current().usable as usize / 2).max(1),
+            run: Duration::from_millis(400),
+            rounds: 5,
+            idle: Duration::from_secs(10),
+        }
+    }
+}
+
+/// One strategy at one concurrency.
+#[derive(Clone, Debug, Serialize)]
+pub struct Row {
+    /// Waiters.
+    pub concurrency: usize,
+    /// The strategy's text.
+    pub strategy: String,
+    /// CPUs busy on average: user and system time over wall time.
+    pub cores: f64,
+    /// Bytes delivered in a nanosecond.
+    pub gbps: f64,
+    /// Mean time from asking to having.
+    pub avg_us: f64,
+    /// The same of the slowest hundredth.
+    pub p99_us: f64,
+}
+
+/// Adaptive beside the others at one concurrency.
+#[derive(Clone, Debug, Serialize)]
+pub struct Ratios {
+    /// Waiters.
+    pub concurrency: usize,
+    /// Mean latency over that of spin.
+    pub avg_over_spin: Option<f64>,
+    /// Cores over those of spin.
+    pub cores_over_spin: Option<f64>,
+    /// Throughput over that of spin.
+    pub gbps_over_spin: Option<f64>,
+    /// Mean latency over the lowest of all strategies.
+    pub avg_over_best: f64,
+    /// Throughput over the highest.
+    pub gbps_over_best: f64,
+    /// Cores over the fewest.
+    pub cores_over_thriftiest: f64,
+}
+
+/// What waiting costs when nothing happens.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Idle {
+    /// How long it was watched.
+    pub seconds: f64,
+    /// Parked waiters.
+    pub waiters: usize,
+    /// Threads of the idle pool beside them.
+    pub pool_threads: usize,
+    /// CPU time over wall time, in percent of a core.
+    pub cpu_percent: f64,
+    /// Context switches of all threads but the watching one.
+    pub switches: u64,
+}
+
+/// What the benchmark found.
+#[derive(Clone, Debug, Serialize)]
+pub struct Report {
+    /// `wait`.
+    pub bench: &'static str,
+    /// Where it ran.
+    pub machine: Machine,
+    /// Threads that copied.
+    pub movers: usize,
+    /// One row for each strategy and concurrency.
+    pub rows: Vec<Row>,
+    /// Adaptive beside the others.
+    pub ratios: Vec<Ratios>,
+    /// The idle process, if it was watched.
+    pub idle: Option<Idle>,
+}
+
+/// Why the benchmark could not run.
+#[derive(Debug, Error)]
+pub enum BenchError {
+    /// A strategy that is none.
+    #[error(transparent)]
+    Strategy(#[from] ChoiceError),
+    /// Nothing can be measured with this.
+    #[error("{0}")]
+    Options(&'static str),
+    /// The idle pool did not start.
+    #[error(transparent)]
+    Pool(#[from] slackwater_pool::PoolError),
+}
+
+/// Runs the benchmark.
+///
+/// # Errors
+/// Names the option that is wrong.
+pub fn run(options: &Options) -> Result<Report, BenchError> {
+    if options.movers == 0 {
+        return Err(BenchError::Options("0 movers copy nothing"));
+    }
+    if options.object_bytes == 0 || options.source_bytes < options.object_bytes {
+        return Err(BenchError::Options("the source must hold at least one object of at least one byte"));
+    }
+    let strategies = options.strategies.iter().map(|text| text.parse());
+    let strategies: Vec<Choice> = strategies.collect::<Result<_, ChoiceError>>()?;
+    // Written, not only zeroed: untouched pages would all be one page of zeros, in the cache.
+    let source: Arc<[u8]> = (0..options.source_bytes).map(|at| at as u8).collect();
+    let mut rows = Vec::new();
+    for &concurrency in &options.concurrency {
+        let mut runs = vec![Vec::new(); strategies.len()];
+        for _ in 0..options.rounds.max(1) {
+            for (at, &choice) in strategies.iter().enumerate() {
+                runs[at].push(run_once(options, choice, concurrency, &source));
+            }
+        }
+        for (text, runs) in options.strategies.iter().zip(runs) {
+            rows.push(row(concurrency, text, &runs));
+        }
+    }
+    let ratios = options.concurrency.iter().filter_map(|&concurrency| ratios(&rows, concurrency)).collect();
+    let idle = if options.idle.is_zero() { None } else { Some(watch_idle(options.idle)?) };
+    Ok(Report { bench: "wait", machine: Machine::detect(), movers: options.movers, rows, ratios, idle })
+}
+
+/// One strategy, once.
+#[derive(Clone, Copy, Debug)]
+struct Run {
+    cores: f64,
+    gbps: f64,
+    avg_us: f64,
+    p99_us: f64,
+}
+
+fn run_once(options: &Options, choice: Choice, concurrency: usize, source: &Arc<[u8]>) -> Run {
+    let engine = Arc::new(Engine::new(Arc::clone(source), choice, options.movers));
+    let stop = Arc::new(AtomicBool::new(false));
+    let movers: Vec<_> = (0..options.movers)
+        .map(|_| {
+            let engine = Arc::clone(&engine);
+            std::thread::spawn(move || engine.move_until_closed())
+        })
+        .collect();
+    let waiters: Vec<_> = (0..concurrency)
+        .map(|waiter| {
+            let (engine, stop, bytes) = (Arc::clone(&engine), Arc::clone(&stop), options.object_bytes);
+            std::thread::spawn(move || {
+                let mut buffer = vec![1u8; bytes];
+                let mut latencies = latencies();
+                let mut object = waiter * 7919;
+                while !stop.load(Ordering::Relaxed) {
+                    let start = now();
+                    engine.get(object, &mut buffer);
+                    latencies.saturating_record(now().since(start).as_nanos() as u64);
+                    object += concurrency;
+                }
+                latencies
+            })
+        })
+        .collect();
+    // The first part is warm-up for caches and for what is learned; its latencies stay in, its time and CPU do not.
+    std::thread::sleep(options.run / 4);
+    let (mark, served) = (Mark::now(), engine.served());
+    std::thread::sleep(options.run);
+    let (spent, served) = (mark.spent(), engine.served() - served);
+    stop.store(true, Ordering::Relaxed);
+    let mut latencies = latencies();
+    for waiter in waiters {
+        let own = waiter.join().expect("a waiter only waits and counts");
+        latencies.add(own).expect("all have the same bounds");
+    }
+    engine.close();
+    for mover in movers {
+        mover.join().expect("a mover only copies");
+    }
+    Run {
+        cores: spent.cores(),
+        gbps: (served * options.object_bytes as u64) as f64 / spent.wall.as_nanos() as f64,
+        avg_us: latencies.mean() / 1e3,
+        p99_us: latencies.value_at_quantile(0.99) as f64 / 1e3,
+    }
+}
+
+/// Latencies in nanoseconds, up to a minute, by 3 digits.
+fn latencies() -> Histogram<u64> {
+    Histogram::new_with_max(60_000_000_000, 3).expect("the bounds and digits are allowed")
+}
+
+fn row(concurrency: usize, strategy: &str, runs: &[Run]) -> Row {
+    let middle = |value: fn(&Run) -> f64| median(&mut runs.iter().map(value).collect::<Vec<_>>());
+    Row {
+        concurrency,
+        strategy: strategy.to_owned(),
+        cores: middle(|run| run.cores),
+        gbps: middle(|run| run.gbps),
+        avg_us: middle(|run| run.avg_us),
+        p99_us: middle(|run| run.p99_us),
+    }
+}
+
+fn ratios(rows: &[Row], concurrency: usize) -> Option<Ratios> {
+    let rows: Vec<&Row> = rows.iter().filter(|row| row.concurrency == concurrency).collect();
+    let adaptive = rows.iter().find(|row| row.strategy == "adaptive")?;
+    let spin = rows.iter().find(|row| row.strategy == "spin");
+    let least = |value: fn(&Row) -> f64| rows.iter().map(|row| value(row)).fold(f64::INFINITY, f64::min);
+    let most = |value: fn(&Row) -> f64| rows.iter().map(|row| value(row)).fold(0.0, f64::max);
+    Some(Ratios {
+        concurrency,
+        avg_over_spin: spin.map(|spin| adaptive.avg_us / spin.avg_us),
+        cores_over_spin: spin.map(|spin| adaptive.cores / spin.cores),
+        gbps_over_spin: spin.map(|spin| adaptive.gbps / spin.gbps),
+        avg_over_best: adaptive.avg_us / least(|row| row.avg_us),
+        gbps_over_best: adaptive.gbps / most(|row| row.gbps),
+        cores_over_thriftiest: adaptive.cores / least(|row| row.cores),
+    })
+}
+
+/// Watches 64 parked waiters and an idle pool, and does nothing meanwhile.
+fn watch_idle(length: Duration) -> Result<Idle, BenchError> {
+    const WAITERS: usize = 64;
+    static SITE: Site = Site::new("idle waiter");
+    let pool = Pool::start(&Config::default())?;
+    // A job first, so that its threads are past their first spin.
+    pool.run(1_000, |index| {
+        std::hint::black_box(index);
+    });
+    let batch = Arc::new(Countdown::<()>::new(1));
+    let waiters: Vec<_> = (0..WAITERS)
+        .map(|_| {
+            let batch = Arc::clone(&batch);
+            std::thread::spawn(move || batch.wait(&Waiting::at(&SITE)).is_ok())
+        })
+        .collect();
+    // They spin for a moment, learn nothing, and park.
+    std::thread::sleep(Duration::from_millis(200));
+    let (switches, mark) = (switches(), Mark::now());
+    std::thread::sleep(length);
+    let (spent, after) = (mark.spent(), self::switches());
+    batch.complete();
+    for waiter in waiters {
+        let done = waiter.join().expect("a waiter only waits");
+        debug_assert!(done);
+    }
+    Ok(Idle {
+        seconds: spent.wall.as_secs_f64(),
+        waiters: WAITERS,
+        pool_threads: pool.threads(),
+        cpu_percent: spent.cores() * 100.0,
+        // The watcher itself sleeps once.
+        switches: after.saturating_sub(switches + 1),
+    })
+}
+
+/// Voluntary and involuntary context switches of all threads of this process.
+fn switches() -> u64 {
+    let Ok(threads) = std::fs::read_dir("/proc/self/task") else {
+        return 0;
+    };
+    let of_thread = |status: String| -> u64 {
+        let counts = status.lines().filter(|line| line.contains("ctxt_switches"));
+        counts.filter_map(|line| line.split_whitespace().last()?.parse::<u64>().ok()).sum()
+    };
+    let statuses = threads.flatten().filter_map(|thread| std::fs::read_to_string(thread.path().join("status")).ok());
+    statuses.map(of_thread).sum()
+}
+
+const HEADING: [&str; 6] = ["strategy", "waiters", "cores", "GB/s", "mean µs", "p99 µs"];
+
+impl Report {
+    /// The report as JSON.
+    ///
+    /// # Panics
+    /// Never: every field is a number or a text.
+    #[must_use]
+    pub fn to_json(&self) -> serde_json::Value {
+        serde_json::to_value(self).expect("numbers and texts are always JSON")
+    }
+
+    /// The rows as a table of text.
+    #[must_use]
+    pub fn to_text(&self) -> String {
+        let idle = self.idle.map_or_else(String::new, |idle| idle.line() + "\n");
+        text_table(&HEADING, &self.cells()) + &idle
+    }
+
+    /// The report as a page with charts.
+    #[must_use]
+    pub fn to_html(&self) -> String {
+        let mut page = Page::new("Waiting: 1 MiB transfers by strategy", &self.machine);
+        page.note(&format!(
+            "{} mover threads copy, the waiters ask again as soon as they are served, and the whole process waits by \
+             the strategy named. Adaptive waiters make the copy themselves while fewer threads copy than there are \
+             movers. Medians over runs in turns.",
+            self.movers
+        ));
+        for (title, unit, value) in [
+            ("Throughput", "GB/s, more is better", (|row: &Row| row.gbps) as fn(&Row) -> f64),
+            ("CPUs used", "cores, less is better", |row| row.cores),
+            ("Mean latency", "µs, less is better", |row| row.avg_us),
+            ("99th percentile of latency", "µs, less is better", |row| row.p99_us),
+        ] {
+            page.chart(&self.chart(title, unit, value));
+        }
+        page.table("Figures", &HEADING, &self.cells());
+        if let Some(idle) = self.idle {
+            page.note(&idle.line());
+        }
+        page.finish()
+    }
+
+    fn chart(&self, title: &str, unit: &'static str, value: fn(&Row) -> f64) -> Chart {
+        let mut series: Vec<String> = Vec::new();
+        let mut concurrencies: Vec<usize> = Vec::new();
+        for row in &self.rows {
+            if !series.contains(&row.strategy) {
+                series.push(row.strategy.clone());
+            }
+            if !concurrencies.contains(&row.concurrency) {
+                concurrencies.push(row.concurrency);
+            }
+        }
+        let find = |concurrency: usize, strategy: &String| {
+            let row = self.rows.iter().find(|row| row.concurrency == concurrency && row.strategy == *strategy);
+            row.map(value)
+        };
+        let group = |concurrency: usize| {
+            let values = series.iter().map(|strategy| find(concurrency, strategy)).collect();
+            (format!("{concurrency} waiters"), values)
+        };
+        let groups = concurrencies.into_iter().map(group).collect();
+        Chart { title: title.to_owned(), unit, series: series.clone(), groups }
+    }
+
+    fn cells(&self) -> Vec<Vec<String>> {
+        let cells = |row: &Row| {
+            let figures = [row.cores, row.gbps, row.avg_us, row.p99_us].map(figure);
+            [row.strategy.clone(), row.concurrency.to_string()].into_iter().chain(figures).collect()
+        };
+        self.rows.iter().map(cells).collect()
+    }
+}
+
+impl Idle {
+    fn line(&self) -> String {
+        format!(
+            "idle: {} parked waiters and a pool of {} used {:.3} % of a core in {:.0} s, with {} context switches",
+            self.waiters, self.pool_threads, self.cpu_percent, self.seconds, self.switches
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_short_run_fills_every_row() {
+        let options = Options {
+            concurrency: vec![1, 3],
+            strategies: vec!["park".to_owned(), "adaptive".to_owned()],
+            object_bytes: 64 << 10,
+            source_bytes: 1 << 20,
+            run: Duration::from_millis(20),
+            rounds: 1,
+            idle: Duration::from_millis(20),
+            ..Options::default()
+        };
+        let report = run(&options).unwrap();
+        assert_eq!(report.rows.len(), 4);
+        assert!(report.rows.iter().all(|row| row.gbps > 0.0 && row.avg_us > 1.0 && row.p99_us > 1.0), "{report:?}");
+        assert_eq!(report.ratios.len(), 2);
+        let json = report.to_json();
+        for field in ["concurrency", "strategy", "cores", "gbps", "avg_us", "p99_us"] {
+            assert!(!json["rows"][0][field].is_null(), "{field}");
+        }
+        assert!(report.to_html().contains("adaptive") && report.to_text().contains("park"));
+    }
+
+    #[test]
+    fn wrong_options_are_named() {
+        let wrong = Options { strategies: vec!["spinn".to_owned()], ..Options::default() };
+        assert!(run(&wrong).unwrap_err().to_string().contains("`spinn`"));
+        let wrong = Options { movers: 0, ..Options::default() };
+        assert_eq!(run(&wrong).unwrap_err().to_string(), "0 movers copy nothing");
+    }
+}

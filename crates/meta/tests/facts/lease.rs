@@ -1,0 +1,177 @@
+use slackwater_meta::{Input, MasterConfig};
+use slackwater_wire::*;
+
+use crate::world::*;
+
+fn world() -> World {
+    World::memory(MasterConfig::default(), 16 * BLOCK)
+}
+
+fn exists(world: &mut World, name: &str) -> bool {
+    let reply = world.ask(Request::Exists(Exists { tenant: Tenant::DEFAULT, keys: vec![key(name)] }));
+    reply == Reply::Exists(vec![true])
+}
+
+/// Puts so much that everything that may go goes.
+fn flood(world: &mut World) {
+    for n in 0..40 {
+        let call = world.send(ME, start(&format!("flood{n}-{}", world.now), BLOCK, wait(std::time::Duration::ZERO)));
+        if let Some(Reply::PutStart(results)) = world.reply(call)
+            && let PutStarted::Granted { version, .. } = results[0]
+        {
+            world.end(ME, &format!("flood{n}-{}", world.now), version);
+        }
+    }
+}
+
+#[test]
+fn a_read_blocks_eviction_and_removal_for_the_ttl() {
+    let mut world = world();
+    world.put("a", BLOCK);
+    world.found("a");
+    flood(&mut world);
+    assert!(world.has("a"));
+    assert_eq!(world.remove("a"), Err(ErrorCode::ObjectHasLease));
+    world.pass(seconds(10));
+    flood(&mut world);
+    assert!(!world.has("a"));
+}
+
+#[test]
+fn a_forced_removal_overrides_leases() {
+    let mut world = world();
+    world.put("a", BLOCK);
+    world.found("a");
+    assert_eq!(world.remove_with("a", true), Ok(()));
+    assert_eq!(world.remove_with("a", true), Err(ErrorCode::ObjectNotFound));
+}
+
+#[test]
+fn probes_lease_once_and_never_for_ever() {
+    let mut world = world();
+    world.put("a", BLOCK);
+    assert!(exists(&mut world, "a"));
+    flood(&mut world);
+    assert!(world.has("a"), "the first probe leases");
+    for _ in 0..11 {
+        assert!(exists(&mut world, "a"));
+        world.pass(seconds(1));
+    }
+    flood(&mut world);
+    assert!(!exists(&mut world, "a"), "later probes prolong nothing");
+}
+
+#[test]
+fn probes_tell_what_is_readable() {
+    let mut world = world();
+    assert!(!exists(&mut world, "a"));
+    let PutStarted::Granted { version, .. } = world.start("a", 1, PutConfig::default()) else { panic!() };
+    assert!(!exists(&mut world, "a"));
+    world.end(ME, "a", version);
+    assert!(exists(&mut world, "a"));
+}
+
+#[test]
+fn a_guard_holds_until_it_ends_or_its_client_is_lost() {
+    let ends: [fn(&mut World, GuardId); 2] = [
+        |world, guard| assert_eq!(world.ask(Request::GetEnd(GetEnd { guards: vec![guard] })), Reply::Done),
+        |world, _| world.input(Input::ClientLost(ME)),
+    ];
+    for end in ends {
+        let mut world = world();
+        world.put("a", BLOCK);
+        let Lookup::Found(object) = world.get_with("a", Hold::Guard) else { panic!() };
+        world.pass(seconds(1000));
+        flood(&mut world);
+        assert!(world.has("a"));
+        assert_eq!(world.remove("a"), Err(ErrorCode::ObjectHasLease));
+        end(&mut world, object.guard.unwrap());
+        flood(&mut world);
+        assert!(!world.has("a"));
+    }
+}
+
+#[test]
+fn bytes_under_a_guard_outlive_their_object() {
+    let mut world = world();
+    world.put("a", BLOCK);
+    let Lookup::Found(object) = world.get_with("a", Hold::Guard) else { panic!() };
+    assert_eq!(world.remove_with("a", true), Ok(()));
+    assert_eq!((world.get("a"), world.used(MEMORY)), (Lookup::Missing, BLOCK));
+    assert_eq!(world.master.books().orphans, 1);
+    let guards = vec![object.guard.unwrap()];
+    world.ask_as(OTHER, Request::GetEnd(GetEnd { guards: guards.clone() }));
+    assert_eq!(world.used(MEMORY), BLOCK, "a guard is its client's");
+    for _ in 0..2 {
+        world.ask(Request::GetEnd(GetEnd { guards: guards.clone() }));
+        assert_eq!((world.used(MEMORY), world.master.books().orphans), (0, 0));
+    }
+}
+
+#[test]
+fn a_group_is_leased_and_evicted_together() {
+    let mut world = world();
+    let grouped = || PutConfig { group: Some(1), ..PutConfig::default() };
+    for name in ["a", "b", "c"] {
+        world.put_with(name, BLOCK, grouped());
+    }
+    world.found("b");
+    flood(&mut world);
+    assert!(world.has("a") && world.has("b") && world.has("c"));
+    assert_eq!(world.remove("a"), Err(ErrorCode::ObjectHasLease));
+    world.pass(seconds(10));
+    flood(&mut world);
+    assert!(!world.has("a") && !world.has("b") && !world.has("c"));
+}
+
+#[test]
+fn a_guarded_member_holds_its_group_and_its_end_frees_it() {
+    let mut world = world();
+    for name in ["a", "b"] {
+        world.put_with(name, BLOCK, PutConfig { group: Some(1), ..PutConfig::default() });
+    }
+    let Lookup::Found(object) = world.get_with("b", Hold::Guard) else { panic!() };
+    flood(&mut world);
+    assert!(world.has("a") && world.has("b"));
+    world.ask(Request::GetEnd(GetEnd { guards: vec![object.guard.unwrap()] }));
+    flood(&mut world);
+    assert!(!world.has("a") && !world.has("b"));
+}
+
+#[test]
+fn soft_pins_go_last_and_hard_pins_never() {
+    let mut world = world();
+    world.put_with("hard", BLOCK, PutConfig { pin: Pin::Hard, ..PutConfig::default() });
+    world.put_with("soft", BLOCK, PutConfig { pin: Pin::Soft(None), ..PutConfig::default() });
+    flood(&mut world);
+    assert!(world.has("hard") && world.has("soft"), "there was other prey");
+    for n in 0..14 {
+        let config = PutConfig { pin: Pin::Hard, ..PutConfig::default() };
+        let PutStarted::Granted { version, .. } = world.start(&format!("h{n}"), BLOCK, config) else { break };
+        world.end(ME, &format!("h{n}"), version);
+    }
+    world.start("more", BLOCK, PutConfig::default());
+    assert!(world.has("hard") && !world.has("soft"), "nothing unpinned was left");
+}
+
+#[test]
+fn a_soft_pin_is_over_after_its_time() {
+    let mut world = world();
+    world.put_with("soft", BLOCK, PutConfig { pin: Pin::Soft(Some(seconds(60))), ..PutConfig::default() });
+    world.pass(seconds(30));
+    world.found("soft");
+    world.pass(seconds(30));
+    flood(&mut world);
+    assert!(!world.has("soft"), "reads do not prolong it");
+}
+
+#[test]
+fn a_description_leaves_no_trace() {
+    let mut world = world();
+    world.put("a", BLOCK);
+    let before = world.master.metrics().clone();
+    assert!(world.has("a"));
+    assert_eq!(*world.master.metrics(), before);
+    flood(&mut world);
+    assert!(!world.has("a"));
+}

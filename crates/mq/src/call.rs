@@ -1,0 +1,164 @@
+use std::sync::Arc;
+
+use slackwater_zmtp::{Message, PublicKey};
+use thiserror::Error;
+
+use crate::frames::{self, REPLY};
+use crate::hub::{Hub, Origin};
+use crate::{Answer, ConnectionId, Level, Mq, Refusal, RequestError, RequestOptions};
+
+/// A reply to a command that is not a request.
+#[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
+#[error("only a request can be answered")]
+pub struct NotARequest;
+
+/// A command as its handler sees it.
+pub struct Call<'a> {
+    pub(crate) hub: &'a Arc<Hub>,
+    pub(crate) origin: &'a Arc<Origin>,
+    pub(crate) message: &'a Message,
+    pub(crate) is_request: bool,
+}
+
+/// The right to answer one request later, from any thread. Dropped without an answer, the peer is told that the
+/// request failed, if it knows the word.
+pub struct Deferred {
+    hub: Arc<Hub>,
+    origin: Arc<Origin>,
+    tag: Option<Vec<u8>>,
+}
+
+impl Call<'_> {
+    /// The parts of the body.
+    pub fn parts(&self) -> impl ExactSizeIterator<Item = &[u8]> + Clone {
+        self.message.parts().skip(self.first())
+    }
+
+    /// Part `index` of the body.
+    #[must_use]
+    pub fn part(&self, index: usize) -> Option<&[u8]> {
+        self.message.part(index + self.first())
+    }
+
+    /// Whom to send to to reach the caller.
+    #[must_use]
+    pub fn from(&self) -> ConnectionId {
+        self.origin.connection
+    }
+
+    /// The caller's address.
+    #[must_use]
+    pub fn remote(&self) -> &str {
+        &self.origin.remote
+    }
+
+    /// The caller's key.
+    #[must_use]
+    pub fn key(&self) -> Option<PublicKey> {
+        self.origin.key
+    }
+
+    /// What the caller may do.
+    #[must_use]
+    pub fn level(&self) -> Level {
+        self.origin.level
+    }
+
+    /// The tag of the request.
+    #[must_use]
+    pub fn tag(&self) -> Option<&[u8]> {
+        self.message.part(1).filter(|_| self.is_request)
+    }
+
+    /// The message layer.
+    #[must_use]
+    pub fn mq(&self) -> Mq {
+        Mq(Arc::clone(self.hub))
+    }
+
+    /// Answers the request.
+    ///
+    /// # Errors
+    /// [`NotARequest`] for a plain command.
+    pub fn reply<P: AsRef<[u8]>>(&self, parts: impl IntoIterator<Item = P>) -> Result<(), NotARequest> {
+        let tag = self.tag().ok_or(NotARequest)?;
+        self.hub.send_plainly(self.origin.link, frames::with_head(&[REPLY, tag], parts));
+        Ok(())
+    }
+
+    /// Answers the request with a refusal; a peer that does not know an extension text gets nothing.
+    ///
+    /// # Errors
+    /// [`NotARequest`] for a plain command.
+    pub fn refuse(&self, refusal: Refusal) -> Result<(), NotARequest> {
+        let tag = self.tag().ok_or(NotARequest)?;
+        send_refusal(self.hub, self.origin, refusal, Some(tag));
+        Ok(())
+    }
+
+    /// Takes the right to answer away from this call, for later.
+    ///
+    /// # Errors
+    /// [`NotARequest`] for a plain command.
+    pub fn defer(&self) -> Result<Deferred, NotARequest> {
+        let tag = self.tag().ok_or(NotARequest)?.to_vec();
+        Ok(Deferred { hub: Arc::clone(self.hub), origin: Arc::clone(self.origin), tag: Some(tag) })
+    }
+
+    /// Sends a command back on the very link this one came on.
+    pub fn send_back<P: AsRef<[u8]>>(&self, command: &str, parts: impl IntoIterator<Item = P>) {
+        self.hub.send_plainly(self.origin.link, frames::with_head(&[command.as_bytes()], parts));
+    }
+
+    /// Sends a request back on the very link this command came on.
+    pub fn request_back<P: AsRef<[u8]>>(
+        &self,
+        command: &str,
+        parts: impl IntoIterator<Item = P>,
+        options: &RequestOptions,
+        callback: impl FnOnce(Result<Answer, RequestError>) + Send + 'static,
+    ) {
+        self.mq().request(ConnectionId::Link(self.origin.link), command, parts, options, callback);
+    }
+
+    fn first(&self) -> usize {
+        1 + usize::from(self.is_request)
+    }
+}
+
+impl Deferred {
+    /// Answers.
+    pub fn reply<P: AsRef<[u8]>>(mut self, parts: impl IntoIterator<Item = P>) {
+        if let Some(tag) = self.tag.take() {
+            self.hub.send_plainly(self.origin.link, frames::with_head(&[REPLY, &tag], parts));
+        }
+    }
+
+    /// Answers with a refusal; a peer that does not know an extension text gets nothing.
+    pub fn refuse(mut self, refusal: Refusal) {
+        if let Some(tag) = self.tag.take() {
+            send_refusal(&self.hub, &self.origin, refusal, Some(&tag));
+        }
+    }
+}
+
+impl Drop for Deferred {
+    fn drop(&mut self) {
+        if let Some(tag) = self.tag.take() {
+            send_refusal(&self.hub, &self.origin, Refusal::Failed, Some(&tag));
+        }
+    }
+}
+
+/// Tells the peer why its command was not carried out, if it can understand the word; counts it in any case.
+pub(crate) fn send_refusal(hub: &Hub, origin: &Origin, refusal: Refusal, tag: Option<&[u8]>) {
+    hub.metrics.count("refusal", refusal.text());
+    if let Some(message) = refusal_for(origin, refusal, b"", tag) {
+        hub.send_plainly(origin.link, message);
+    }
+}
+
+/// The message that tells a refusal to this peer; none when it would take the word for a command.
+pub(crate) fn refusal_for(origin: &Origin, refusal: Refusal, command: &[u8], tag: Option<&[u8]>) -> Option<Message> {
+    (!refusal.is_extension() || origin.extensions).then(|| frames::refuse(refusal, command, tag))
+}

@@ -1,0 +1,153 @@
+//! The words on the wire: which frames mean what between two message layers. OxenMQ's, and three more that only go to
+//! peers that announced the property [`PROPERTY`].
+
+use slackwater_zmtp::Message;
+
+/// The READY property by which peers know that the extension texts are understood.
+pub(crate) const PROPERTY: &str = "X-Slackwater";
+pub(crate) const HI: &[u8] = b"HI";
+pub(crate) const HELLO: &[u8] = b"HELLO";
+pub(crate) const BYE: &[u8] = b"BYE";
+pub(crate) const REPLY: &[u8] = b"REPLY";
+/// Bytes of a tag as we and upstream make it; receivers take any.
+pub(crate) const TAG_BYTES: usize = 15;
+
+/// Why a command was not carried out, as the peer is told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Refusal {
+    /// No such category or command.
+    UnknownCommand,
+    /// The caller's level is too low.
+    Forbidden,
+    /// The category needs a node, and this side is none.
+    NotAServiceNode,
+    /// The category needs a caller that is an active node.
+    ForbiddenNode,
+    /// A request without a tag.
+    NoReplyTag,
+    /// The category's queue is full. Extension.
+    Busy,
+    /// The handler failed. Extension.
+    Failed,
+    /// Somebody else is responsible. Extension.
+    Moved,
+}
+
+impl Refusal {
+    const ALL: [Refusal; 8] = [
+        Refusal::UnknownCommand,
+        Refusal::Forbidden,
+        Refusal::NotAServiceNode,
+        Refusal::ForbiddenNode,
+        Refusal::NoReplyTag,
+        Refusal::Busy,
+        Refusal::Failed,
+        Refusal::Moved,
+    ];
+
+    /// The word on the wire.
+    #[must_use]
+    pub const fn text(self) -> &'static str {
+        match self {
+            Refusal::UnknownCommand => "UNKNOWNCOMMAND",
+            Refusal::Forbidden => "FORBIDDEN",
+            Refusal::NotAServiceNode => "NOT_A_SERVICE_NODE",
+            Refusal::ForbiddenNode => "FORBIDDEN_SN",
+            Refusal::NoReplyTag => "NO_REPLY_TAG",
+            Refusal::Busy => "BUSY",
+            Refusal::Failed => "FAILED",
+            Refusal::Moved => "MOVED",
+        }
+    }
+
+    /// Whether only peers with [`PROPERTY`] know the word; others would take it for a command.
+    pub(crate) const fn is_extension(self) -> bool {
+        matches!(self, Refusal::Busy | Refusal::Failed | Refusal::Moved)
+    }
+
+    fn read(word: &[u8]) -> Option<Self> {
+        Self::ALL.into_iter().find(|refusal| refusal.text().as_bytes() == word)
+    }
+}
+
+/// What a message is, by its first frames.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Inbound<'a> {
+    Hi,
+    Hello,
+    Bye,
+    /// The answer to the request of this tag; the parts follow from the third frame on.
+    Reply(&'a [u8]),
+    /// The request of this tag was refused.
+    RequestRefused(Refusal, &'a [u8]),
+    /// A command was refused; nothing waits for it.
+    CommandRefused(Refusal),
+    /// Anything else is a command, known or not.
+    Command(&'a [u8]),
+    /// A built-in word with the wrong frames, or no frame.
+    Garbled,
+}
+
+pub(crate) fn read(message: &Message) -> Inbound<'_> {
+    let Some(first) = message.part(0) else { return Inbound::Garbled };
+    match first {
+        HI => Inbound::Hi,
+        HELLO => Inbound::Hello,
+        BYE => Inbound::Bye,
+        REPLY => message.part(1).map_or(Inbound::Garbled, Inbound::Reply),
+        _ => match Refusal::read(first) {
+            None => Inbound::Command(first),
+            Some(refusal) => match (message.part(1), message.part(2)) {
+                (Some(REPLY), Some(tag)) => Inbound::RequestRefused(refusal, tag),
+                _ => Inbound::CommandRefused(refusal),
+            },
+        },
+    }
+}
+
+/// The answer to a command that was not carried out: with a tag in the form that ends the request of that tag.
+pub(crate) fn refuse(refusal: Refusal, command: &[u8], tag: Option<&[u8]>) -> Message {
+    match tag {
+        Some(tag) => Message::of([refusal.text().as_bytes(), REPLY, tag]),
+        None => Message::of([refusal.text().as_bytes(), command]),
+    }
+}
+
+/// Puts the words of a command or reply before the parts of its body.
+pub(crate) fn with_head<P: AsRef<[u8]>>(head: &[&[u8]], parts: impl IntoIterator<Item = P>) -> Message {
+    let mut message = Message::of(head);
+    for part in parts {
+        message.push(part.as_ref());
+    }
+    message
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn frames_mean_what_upstream_means() {
+        let check = |parts: &[&str], want: Inbound<'_>| assert_eq!(read(&Message::of(parts)), want, "{parts:?}");
+        check(&["HI"], Inbound::Hi);
+        check(&["HELLO"], Inbound::Hello);
+        check(&["BYE"], Inbound::Bye);
+        check(&["REPLY", "tag", "a"], Inbound::Reply(b"tag"));
+        check(&["REPLY"], Inbound::Garbled);
+        check(&[], Inbound::Garbled);
+        check(&["cat.cmd", "x"], Inbound::Command(b"cat.cmd"));
+        check(&["FORBIDDEN", "REPLY", "tag"], Inbound::RequestRefused(Refusal::Forbidden, b"tag"));
+        check(&["FORBIDDEN", "cat.cmd"], Inbound::CommandRefused(Refusal::Forbidden));
+        check(&["UNKNOWNCOMMAND"], Inbound::CommandRefused(Refusal::UnknownCommand));
+        check(&["NO_REPLY_TAG", "cat.cmd"], Inbound::CommandRefused(Refusal::NoReplyTag));
+        check(&["BUSY", "REPLY", "t"], Inbound::RequestRefused(Refusal::Busy, b"t"));
+    }
+
+    #[test]
+    fn every_refusal_reads_back_in_both_forms() {
+        for refusal in Refusal::ALL {
+            assert_eq!(read(&refuse(refusal, b"c.x", Some(b"t"))), Inbound::RequestRefused(refusal, b"t"));
+            assert_eq!(read(&refuse(refusal, b"c.x", None)), Inbound::CommandRefused(refusal));
+        }
+    }
+}

@@ -1,0 +1,210 @@
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use arc_swap::ArcSwap;
+use slackwater_base::Map;
+use slackwater_net::{Clock, Loop};
+use slackwater_zmtp::{KeyPair, Message, PublicKey, Routes};
+
+use crate::deliver::Sending;
+use crate::jobs::Jobs;
+use crate::registry::Registry;
+use crate::shard::{Order, Shard};
+use crate::{Address, Level, Metrics, Options, Route};
+
+/// How to find a node.
+pub(crate) type Lookup = Arc<dyn Fn(&PublicKey) -> Option<Address> + Send + Sync>;
+/// Who hears of links.
+pub(crate) type OnEvent = Arc<dyn Fn(LinkEvent) + Send + Sync>;
+
+/// One link: which loop it belongs to and its number, never used again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct LinkId {
+    pub(crate) shard: u16,
+    pub(crate) serial: u64,
+}
+
+/// Whom to send to. Good on any thread, for as long as one likes: sending to somebody gone says so.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum ConnectionId {
+    /// A node of the fleet, whichever links there are to it; one is opened when there is none.
+    Node(PublicKey),
+    /// One link.
+    Link(LinkId),
+}
+
+/// What happens to links.
+#[derive(Clone, Debug)]
+pub enum LinkEvent {
+    /// A link is up.
+    Up {
+        /// Which.
+        connection: ConnectionId,
+        /// Its peer's address.
+        remote: String,
+        /// Its peer's key.
+        key: Option<PublicKey>,
+    },
+    /// A link that was up is down.
+    Down {
+        /// Which.
+        connection: ConnectionId,
+        /// Why, for people.
+        reason: String,
+        /// Whether it is being opened again.
+        reconnecting: bool,
+    },
+    /// This side refused a peer, or it failed before it was up.
+    Refused {
+        /// Its address.
+        remote: String,
+        /// Why, for people.
+        reason: String,
+    },
+}
+
+/// What a handler and its replies need to know of where a message came from.
+#[derive(Debug)]
+pub(crate) struct Origin {
+    pub(crate) link: LinkId,
+    pub(crate) connection: ConnectionId,
+    pub(crate) level: Level,
+    pub(crate) remote: String,
+    pub(crate) key: Option<PublicKey>,
+    /// Whether the peer knows the extension texts.
+    pub(crate) extensions: bool,
+}
+
+/// The links of each node, and whether the node opened them.
+type NodeLinks = Map<PublicKey, Vec<(LinkId, Opened)>>;
+
+/// Who opened a link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Opened {
+    Here,
+    There,
+}
+
+/// What all loops and all handles of one message layer share.
+pub(crate) struct Hub {
+    pub(crate) options: Options,
+    pub(crate) keys: KeyPair,
+    pub(crate) clock: Clock,
+    pub(crate) registry: Registry,
+    pub(crate) jobs: Jobs,
+    pub(crate) metrics: Arc<Metrics>,
+    pub(crate) nodes: ArcSwap<BTreeSet<PublicKey>>,
+    pub(crate) lookup: Option<Lookup>,
+    pub(crate) on_event: Option<OnEvent>,
+    /// Emptied by the stop, which breaks the circle of hub and loops.
+    pub(crate) loops: ArcSwap<Vec<Loop<Shard>>>,
+    links_of_nodes: Mutex<NodeLinks>,
+    routes: Mutex<Routes<LinkId>>,
+    serials: AtomicU64,
+    turn: AtomicU64,
+}
+
+impl Hub {
+    pub(crate) fn new(builder: crate::Builder, keys: KeyPair, jobs: Jobs, metrics: Arc<Metrics>) -> Self {
+        let plain_handover = builder.options.plain_handover;
+        Self {
+            options: builder.options,
+            keys,
+            clock: Clock::start(),
+            registry: builder.registry,
+            jobs,
+            metrics,
+            nodes: ArcSwap::default(),
+            lookup: builder.lookup,
+            on_event: builder.on_event,
+            loops: ArcSwap::default(),
+            links_of_nodes: Mutex::default(),
+            routes: Mutex::new(Routes::new(plain_handover)),
+            serials: AtomicU64::new(1),
+            turn: AtomicU64::new(0),
+        }
+    }
+
+    /// Hands an order to one loop. After the stop it is dropped, and what waits for it hears that it is gone.
+    pub(crate) fn order(&self, shard: u16, order: Order) {
+        if let Some(owner) = self.loops.load().get(usize::from(shard)) {
+            owner.command(order);
+        }
+    }
+
+    /// Hands an order to every loop.
+    pub(crate) fn order_all(&self, order: impl Fn() -> Order) {
+        self.loops.load().iter().for_each(|owner| owner.command(order()));
+    }
+
+    /// Sends a message on a link.
+    pub(crate) fn send(&self, link: LinkId, sending: Sending) {
+        self.order(link.shard, Order::Send(link.serial, Box::new(sending)));
+    }
+
+    /// Sends a message nobody waits for on a link.
+    pub(crate) fn send_plainly(&self, link: LinkId, message: Message) {
+        self.send(link, Sending::plain(message));
+    }
+
+    pub(crate) fn new_link(&self, shard: u16) -> LinkId {
+        LinkId { shard, serial: self.serials.fetch_add(1, Ordering::Relaxed) }
+    }
+
+    /// The loop whose turn it is to get an outgoing link.
+    pub(crate) fn next_shard(&self) -> u16 {
+        let loops = self.loops.load().len().max(1) as u64;
+        (self.turn.fetch_add(1, Ordering::Relaxed) % loops) as u16
+    }
+
+    pub(crate) fn is_node(&self, key: Option<&PublicKey>) -> bool {
+        key.is_some_and(|key| self.nodes.load().contains(key))
+    }
+
+    /// Tells whoever listens, on a worker.
+    pub(crate) fn tell(&self, event: LinkEvent) {
+        let Some(hear) = &self.on_event else { return };
+        let hear = Arc::clone(hear);
+        // A listener that is this far behind has lost track anyhow; the counters have not.
+        let _ = self.jobs.reply(Box::new(move || hear(event)));
+    }
+
+    /// The links of a node that a message may take.
+    pub(crate) fn links_of(&self, key: &PublicKey, route: Route) -> Vec<LinkId> {
+        let fits = |opened: Opened| match route {
+            Route::Any | Route::OnlyConnected => true,
+            Route::OnlyInbound => opened == Opened::There,
+            Route::OnlyOutbound => opened == Opened::Here,
+        };
+        let all = self.node_links();
+        let links = all.get(key).into_iter().flatten();
+        links.filter(|(_, opened)| fits(*opened)).map(|(link, _)| *link).collect()
+    }
+
+    pub(crate) fn add_link_of(&self, key: PublicKey, link: LinkId, opened: Opened) {
+        let mut all = self.node_links();
+        let links = all.entry(key).or_default();
+        if !links.iter().any(|(known, _)| *known == link) {
+            links.push((link, opened));
+        }
+    }
+
+    pub(crate) fn remove_link_of(&self, key: &PublicKey, link: LinkId) {
+        let mut all = self.node_links();
+        if let Some(links) = all.get_mut(key) {
+            links.retain(|(known, _)| *known != link);
+            if links.is_empty() {
+                all.remove(key);
+            }
+        }
+    }
+
+    pub(crate) fn routes(&self) -> MutexGuard<'_, Routes<LinkId>> {
+        self.routes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn node_links(&self) -> MutexGuard<'_, NodeLinks> {
+        self.links_of_nodes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,47 @@
+//! The message layer of Slackwater: commands and requests between peers that know each other by key, over ZMTP with
+//! NULL or CURVE, with the wire conventions of OxenMQ.
+//!
+//! A [`Builder`] fixes categories, commands and aliases; [`Builder::start`] starts the event loops; an [`Mq`] sends,
+//! requests and listens from any thread. Handlers run on workers under the limits of their category, or inline on a
+//! loop where they are declared never to block. What a message costs does not depend on how many links there are.
+#![forbid(unsafe_code)]
+
+mod access;
+mod address;
+mod batch;
+mod call;
+mod deliver;
+mod frames;
+mod hub;
+mod jobs;
+mod keyfile;
+mod metrics;
+mod mq;
+mod options;
+mod registry;
+mod request;
+mod shard;
+mod stream;
+mod subscription;
+mod tagged;
+mod timer;
+pub mod tool;
+
+pub use access::{Access, Admission, AllowList, AllowListError, Allowed, Applicant, Decide, Level};
+pub use address::{Address, AddressError, Place};
+pub use batch::{Batch, BatchError, JobOutcome, RunOn};
+pub use call::{Call, Deferred, NotARequest};
+pub use deliver::{Route, SendError, SendOptions};
+pub use frames::Refusal;
+pub use hub::{ConnectionId, LinkEvent, LinkId};
+pub use jobs::{Queueing, Workers};
+pub use keyfile::{KeyFileError, load_key, write_key};
+pub use metrics::Metrics;
+pub use mq::{ConnectError, ConnectOptions, ListenError, ListenOptions, Mq, NodeError, Running};
+pub use options::{Options, StartError};
+pub use registry::{Builder, Category, Handler, RegistryError, Run};
+pub use request::{Answer, RequestError, RequestOptions};
+pub use stream::{Gap, Published, Publisher, StreamHandler, StreamOptions};
+pub use subscription::{Change, Subscriptions};
+pub use tagged::{TaggedFull, TaggedThread};
+pub use timer::{Timer, TimerOptions};

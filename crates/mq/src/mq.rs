@@ -1,0 +1,712 @@
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
+use std::ops::Deref;
+use std::sync::atomic::AtomicBool;
+use std::sync::mpsc::{Receiver, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use slackwater_base::Instant;
+use slackwater_net::is_inside_a_loop;
+use slackwater_net::{Connect, Counters, Endpoint, Limits as NetLimits, Listen, Loop, Net, NetError, UnixAccess};
+use slackwater_zmtp::{KeyPair, LinkConfig, Mechanism, PublicKey, SecretKey, Side, SocketType};
+use thiserror::Error;
+
+use crate::deliver::{SendError, SendOptions, Sending};
+use crate::frames::{self, PROPERTY, TAG_BYTES};
+use crate::hub::{ConnectionId, Hub, LinkId, Opened};
+use crate::jobs::Jobs;
+use crate::options::StartError;
+use crate::registry::Builder;
+use crate::request::{Answer, RequestError, RequestOptions, Slot, Waiter};
+use crate::shard::{Inspection, Listening, Opening, Order, Purpose, Shard, StreamSetup};
+use crate::stream::{Published, Publisher, StreamOptions};
+use crate::tagged::{Started, TaggedThread};
+use crate::timer::{Ticking, Timer, TimerOptions};
+use crate::{Address, AddressError, Admission, Batch, BatchError, JobOutcome, Level, Metrics, Route, RunOn};
+
+/// A handle to a message layer, good on any thread.
+#[derive(Clone)]
+pub struct Mq(pub(crate) Arc<Hub>);
+
+/// A message layer that stops when this is dropped.
+pub struct Running {
+    mq: Mq,
+    tagged: Mutex<Vec<Started>>,
+}
+
+/// How to listen.
+#[derive(Clone)]
+pub struct ListenOptions {
+    /// Who may come in.
+    pub admission: Admission,
+    /// Whether links are encrypted with this side's keys.
+    pub encrypted: bool,
+    /// Who may use a Unix socket.
+    pub access: UnixAccess,
+}
+
+/// Why this side does not listen.
+#[derive(Debug, Error)]
+pub enum ListenError {
+    /// The address is taken or not ours.
+    #[error(transparent)]
+    Net(#[from] NetError),
+    /// The message layer has been stopped.
+    #[error("the message layer is stopped")]
+    Stopped,
+    /// It was asked for from inside a loop, which would wait for itself.
+    #[error("a handler that runs inline must not listen")]
+    InsideLoop,
+}
+
+/// How to connect.
+#[derive(Clone, Debug)]
+pub struct ConnectOptions {
+    /// What the other side may call here.
+    pub level: Level,
+    /// How long it may take; the option of the message layer when none.
+    pub timeout: Option<Duration>,
+    /// Silence after which the link is closed; links by address stay when none.
+    pub keep_alive: Option<Duration>,
+    /// Whether the peer must answer HI with HELLO before the link counts as connected. Plain ZeroMQ peers do not.
+    pub probe: bool,
+    /// Whether no routing id is announced; the option of the message layer when none.
+    pub ephemeral_id: Option<bool>,
+    /// Local address, for more links than one address has ports.
+    pub from: Option<SocketAddr>,
+}
+
+impl Default for ConnectOptions {
+    fn default() -> Self {
+        Self { level: Level::None, timeout: None, keep_alive: None, probe: true, ephemeral_id: None, from: None }
+    }
+}
+
+/// Why there is no link.
+#[derive(Debug, Error)]
+pub enum ConnectError {
+    /// The address leads nowhere.
+    #[error(transparent)]
+    Address(#[from] AddressError),
+    /// The peer did not answer, or refused.
+    #[error("{address}: {reason}")]
+    Failed {
+        /// Which peer.
+        address: Address,
+        /// Why.
+        reason: String,
+    },
+    /// It was asked for from inside a loop, which would wait for itself.
+    #[error("a handler that runs inline must not wait for a connection")]
+    InsideLoop,
+}
+
+/// Why there is no link to a node.
+#[derive(Debug, Error)]
+pub enum NodeError {
+    /// The key is no active node's.
+    #[error("{0} is no active node")]
+    NotANode(PublicKey),
+    /// Neither the hint nor the look-up knows where it is.
+    #[error("nobody knows where {0} is")]
+    NoAddress(PublicKey),
+    /// Its address leads nowhere.
+    #[error(transparent)]
+    Address(#[from] AddressError),
+}
+
+impl Builder {
+    /// Adds a thread of its own name; `start` runs first on it.
+    pub fn tagged_thread(&mut self, name: &str, start: impl FnOnce() + Send + 'static) -> TaggedThread {
+        let (planned, handle) = TaggedThread::plan(name, Box::new(start));
+        self.tagged.push(planned);
+        handle
+    }
+
+    /// Starts loops and threads.
+    ///
+    /// # Errors
+    /// When a node has no keys, or the operating system gives no threads, descriptors or randomness.
+    pub fn start(mut self) -> Result<Running, StartError> {
+        if self.options.is_node && self.options.keys.is_none() {
+            return Err(StartError::NodeWithoutKeys);
+        }
+        let keys = match self.options.keys.clone() {
+            Some(keys) => keys,
+            None => new_keys().map_err(StartError::Randomness)?,
+        };
+        let metrics = Arc::new(Metrics::default());
+        let queueing: Vec<_> = self.registry.categories.iter().map(|(_, category)| category.queueing).collect();
+        let jobs = Jobs::new(self.options.workers, &queueing, Arc::clone(&metrics));
+        let planned = std::mem::take(&mut self.tagged);
+        let hub = Arc::new(Hub::new(self, keys, jobs, Arc::clone(&metrics)));
+        let options = &hub.options;
+        let limits = NetLimits {
+            connections: options.connections,
+            pre_auth: options.pre_auth,
+            write_stall: options.write_stall,
+            liveness: options.liveness,
+            ..NetLimits::default()
+        };
+        let mut loops = Vec::new();
+        for number in 0..options.loops.max(1) as u16 {
+            let shard = Shard::new(Arc::clone(&hub), number).map_err(StartError::Randomness)?;
+            loops.push(Loop::start(&format!("mq-loop-{number}"), hub.clock, limits, shard)?);
+        }
+        hub.loops.store(Arc::new(loops));
+        let running = Running { mq: Mq(hub), tagged: Mutex::default() };
+        for thread in planned {
+            let started = thread.start(Arc::clone(&metrics));
+            let started = started.map_err(|(name, error)| StartError::Thread { name, error })?;
+            running.tagged.lock().unwrap_or_else(PoisonError::into_inner).push(started);
+        }
+        Ok(running)
+    }
+}
+
+impl Mq {
+    /// This side's public key.
+    #[must_use]
+    pub fn public_key(&self) -> PublicKey {
+        self.0.keys.public()
+    }
+
+    /// The clock that deadlines count by.
+    #[must_use]
+    pub fn now(&self) -> Instant {
+        self.0.clock.now()
+    }
+
+    /// What it has done so far.
+    #[must_use]
+    pub fn metrics(&self) -> &Metrics {
+        &self.0.metrics
+    }
+
+    /// Calls `each` with the counters of every loop.
+    pub fn loop_counters(&self, mut each: impl FnMut(&Counters)) {
+        self.0.loops.load().iter().for_each(|looping| each(looping.counters()));
+    }
+
+    /// Commands that wait, for each category in the order of their registration.
+    #[must_use]
+    pub fn waiting_commands(&self) -> Vec<usize> {
+        self.0.jobs.waiting()
+    }
+
+    /// Listens at `endpoint`; returns where (a port of 0 has become a real one). With several loops each has a
+    /// listener on the same TCP port.
+    ///
+    /// # Errors
+    /// [`ListenError`].
+    pub fn listen(&self, endpoint: &Endpoint, options: &ListenOptions) -> Result<Endpoint, ListenError> {
+        let purpose = Purpose::Commands(options.admission.clone());
+        let loops = self.0.loops.load().len() as u16;
+        self.listen_on(endpoint, options, SocketType::Router, purpose, 0..loops)
+    }
+
+    /// Opens a link to `address` without waiting; what is sent meanwhile queues up. `outcome` hears once, where it
+    /// happens and therefore without blocking, whether the link stands. From then on it is opened again whenever it
+    /// is lost, until [`Mq::disconnect`].
+    ///
+    /// # Errors
+    /// When the address leads nowhere.
+    pub fn connect(
+        &self,
+        address: &Address,
+        options: &ConnectOptions,
+        outcome: impl FnOnce(Result<(), String>) + Send + 'static,
+    ) -> Result<ConnectionId, AddressError> {
+        let mut opening = self.opening(address, options, SocketType::Dealer)?;
+        opening.outcome = Some(Box::new(outcome));
+        let id = opening.id;
+        self.0.order(id.shard, Order::Open(Box::new(opening)));
+        Ok(ConnectionId::Link(id))
+    }
+
+    /// Opens a link to `address` and waits until it stands.
+    ///
+    /// # Errors
+    /// [`ConnectError`].
+    pub fn connect_wait(&self, address: &Address, options: &ConnectOptions) -> Result<ConnectionId, ConnectError> {
+        if is_inside_a_loop() {
+            return Err(ConnectError::InsideLoop);
+        }
+        let (told, outcome) = channel();
+        let id = self.connect(address, options, move |outcome| {
+            // Whoever asked waits below.
+            let _ = told.send(outcome);
+        })?;
+        match outcome.recv() {
+            Ok(Ok(())) => Ok(id),
+            Ok(Err(reason)) => Err(ConnectError::Failed { address: address.clone(), reason }),
+            Err(_) => Err(ConnectError::Failed { address: address.clone(), reason: "stopped".into() }),
+        }
+    }
+
+    /// Opens a link to a node, unless there is one.
+    ///
+    /// # Errors
+    /// [`NodeError`] when it is none, or nobody knows where it is.
+    pub fn connect_node(&self, key: PublicKey, hint: Option<Address>) -> Result<ConnectionId, NodeError> {
+        if self.0.links_of(&key, Route::Any).is_empty() {
+            self.open_node(key, hint, self.0.options.keep_alive_node)?;
+        }
+        Ok(ConnectionId::Node(key))
+    }
+
+    /// A link to this very message layer, which may do everything.
+    #[must_use]
+    pub fn connect_inproc(&self) -> ConnectionId {
+        let shard = self.0.next_shard();
+        let (client, server) = (self.0.new_link(shard), self.0.new_link(shard));
+        self.0.order(shard, Order::OpenLocal { client: client.serial, server: server.serial });
+        ConnectionId::Link(client)
+    }
+
+    /// Closes a link, or all links of a node, after writing what is queued.
+    pub fn disconnect(&self, connection: ConnectionId) {
+        let linger = self.0.options.linger;
+        let links = match connection {
+            ConnectionId::Link(link) => vec![link],
+            ConnectionId::Node(key) => self.0.links_of(&key, Route::Any),
+        };
+        for LinkId { shard, serial } in links {
+            self.0.order(shard, Order::Disconnect { serial, linger });
+        }
+    }
+
+    /// Sends a command; nobody answers it.
+    pub fn send<P: AsRef<[u8]>>(&self, to: ConnectionId, command: &str, parts: impl IntoIterator<Item = P>) {
+        self.send_with(to, command, parts, SendOptions::default());
+    }
+
+    /// Sends a command with options.
+    pub fn send_with<P: AsRef<[u8]>>(
+        &self,
+        to: ConnectionId,
+        command: &str,
+        parts: impl IntoIterator<Item = P>,
+        options: SendOptions,
+    ) {
+        let sending = Sending {
+            message: frames::with_head(&[command.as_bytes()], parts),
+            waiter: None,
+            on_failure: options.on_failure,
+            node: None,
+        };
+        self.route(to, sending, options.route, options.hint, options.keep_alive);
+    }
+
+    /// Sends a request. `callback` hears exactly once: the reply, why there is none, or that the time is over.
+    pub fn request<P: AsRef<[u8]>>(
+        &self,
+        to: ConnectionId,
+        command: &str,
+        parts: impl IntoIterator<Item = P>,
+        options: &RequestOptions,
+        callback: impl FnOnce(Result<Answer, RequestError>) + Send + 'static,
+    ) {
+        let waiter = Waiter::new(Box::new(callback), options.inline);
+        self.send_request(to, command, parts, options, waiter);
+    }
+
+    /// Sends a request and waits for its reply, turning the loop itself where that is quicker.
+    ///
+    /// # Errors
+    /// [`RequestError`].
+    pub fn request_wait<P: AsRef<[u8]>>(
+        &self,
+        to: ConnectionId,
+        command: &str,
+        parts: impl IntoIterator<Item = P>,
+        options: &RequestOptions,
+    ) -> Result<Answer, RequestError> {
+        if is_inside_a_loop() {
+            return Err(RequestError::InsideLoop);
+        }
+        let slot = Arc::new(Slot::default());
+        let shard = self.send_request(to, command, parts, options, Waiter::of(&slot));
+        let loops = self.0.loops.load();
+        if let Some(looping) = loops.get(usize::from(shard.unwrap_or(0))) {
+            // The loop's timer ends the request in time; twice that would be a defect, and still no hang.
+            looping.wait(&slot.completion, self.timeout(options) * 2);
+        }
+        slot.take().unwrap_or(Err(RequestError::Timeout))
+    }
+
+    /// Replaces the set of active nodes and drops links of those that are none any more.
+    pub fn set_nodes(&self, nodes: impl IntoIterator<Item = PublicKey>) {
+        self.0.nodes.store(Arc::new(nodes.into_iter().collect()));
+        self.rights_changed();
+    }
+
+    /// Adds and removes active nodes; one in both lists stays.
+    pub fn update_nodes(&self, added: &[PublicKey], removed: &[PublicKey]) {
+        self.0.nodes.rcu(|nodes| {
+            let mut nodes: BTreeSet<PublicKey> = BTreeSet::clone(nodes);
+            removed.iter().for_each(|key| {
+                nodes.remove(key);
+            });
+            nodes.extend(added);
+            nodes
+        });
+        self.rights_changed();
+    }
+
+    /// The active nodes.
+    #[must_use]
+    pub fn nodes(&self) -> Arc<BTreeSet<PublicKey>> {
+        self.0.nodes.load_full()
+    }
+
+    /// Looks at every link again: call it after an [`AllowList`](crate::AllowList) has changed.
+    pub fn rights_changed(&self) {
+        self.0.order_all(|| Order::Review);
+    }
+
+    /// Starts a batch; `completion` receives what came of every job.
+    ///
+    /// # Errors
+    /// [`BatchError`].
+    pub fn batch<R: Send + 'static>(
+        &self,
+        batch: Batch<R>,
+        on: RunOn,
+        completion: impl FnOnce(Vec<JobOutcome<R>>) + Send + 'static,
+    ) -> Result<(), BatchError> {
+        batch.start(&self.0, on, completion)
+    }
+
+    /// Runs one job somewhere, and nobody asks what came of it.
+    ///
+    /// # Errors
+    /// [`BatchError::Full`].
+    pub fn job(&self, on: RunOn, job: impl FnOnce() + Send + 'static) -> Result<(), BatchError> {
+        on.run(&self.0, Box::new(job)).map_err(|_| BatchError::Full)
+    }
+
+    /// Runs foreign work under the limits of a category.
+    ///
+    /// # Errors
+    /// [`SendError::Gone`] for an unknown category, [`SendError::Full`] when its queue is full.
+    pub fn inject(&self, category: &str, task: impl FnOnce() + Send + 'static) -> Result<(), SendError> {
+        let index = self.0.registry.find_category(category).ok_or(SendError::Gone)?;
+        self.0.jobs.command(index, 0, Box::new(task)).map_err(|_| SendError::Full)
+    }
+
+    /// Starts a periodic timer.
+    #[must_use]
+    pub fn add_timer(&self, options: TimerOptions, function: impl Fn() + Send + Sync + 'static) -> Timer {
+        let number = self.0.new_link(0).serial;
+        let ticking = Ticking {
+            interval: options.interval.max(Duration::from_millis(1)),
+            squelch: options.squelch,
+            on: options.on,
+            function: Arc::new(function),
+            busy: Arc::new(AtomicBool::new(false)),
+        };
+        self.0.order(0, Order::AddTimer(number, ticking));
+        Timer { hub: Arc::clone(&self.0), shard: 0, number }
+    }
+
+    /// Publishes a stream at `endpoint` and answers replay requests at `replay`.
+    ///
+    /// # Errors
+    /// [`ListenError`].
+    pub fn publish(
+        &self,
+        endpoint: &Endpoint,
+        replay: Option<&Endpoint>,
+        listen: &ListenOptions,
+        options: &StreamOptions,
+    ) -> Result<Publisher, ListenError> {
+        let shard = self.0.next_shard();
+        let stream = self.0.new_link(shard).serial;
+        let setup = StreamSetup::Publish {
+            cap_bytes: options.subscriber_bytes,
+            replay_messages: options.replay_messages,
+            replay_bytes: options.replay_bytes,
+            topics: self.0.options.stream_topics,
+        };
+        self.0.order(shard, Order::OpenStream(stream, setup));
+        let here = shard..shard + 1;
+        let purpose = Purpose::Stream(stream, listen.admission.clone());
+        let endpoint = self.listen_on(endpoint, listen, SocketType::Pub, purpose, here.clone())?;
+        let purpose = Purpose::Replay(stream, listen.admission.clone());
+        let replay =
+            replay.map(|endpoint| self.listen_on(endpoint, listen, SocketType::Router, purpose, here)).transpose()?;
+        Ok(Publisher { hub: Arc::clone(&self.0), shard, stream, endpoint, replay })
+    }
+
+    /// Listens to the topics of a stream that begin with any of `topics`, across reconnects. `handler` runs where
+    /// messages are read and must not block.
+    ///
+    /// # Errors
+    /// When the address leads nowhere.
+    pub fn subscribe(
+        &self,
+        address: &Address,
+        topics: &[&[u8]],
+        options: &ConnectOptions,
+        handler: impl Fn(&Published<'_>) + Send + Sync + 'static,
+    ) -> Result<ConnectionId, AddressError> {
+        let mut opening = self.opening(address, options, SocketType::Sub)?;
+        let id = opening.id;
+        opening.stream = Some(id.serial);
+        opening.probe = false;
+        let topics = topics.iter().map(|topic| topic.to_vec()).collect();
+        let setup = StreamSetup::Listen { topics, handler: Arc::new(handler) };
+        self.0.order(id.shard, Order::OpenStream(id.serial, setup));
+        self.0.order(id.shard, Order::Open(Box::new(opening)));
+        Ok(ConnectionId::Link(id))
+    }
+
+    /// Stops listening and waits until what is queued has been carried out, at most `limit`; whether it has. Links
+    /// stay open, so that answers still leave.
+    #[must_use]
+    pub fn drain(&self, limit: Duration) -> bool {
+        self.0.order_all(|| Order::Drain);
+        self.0.jobs.rest(limit)
+    }
+
+    /// Links and requests there are now.
+    pub(crate) fn inspect(&self) -> Inspection {
+        let mut all = Inspection::default();
+        for looping in self.0.loops.load().iter() {
+            let (answer, answered) = channel();
+            looping.command(Order::Inspect(answer));
+            if let Ok(one) = answered.recv() {
+                all.peers += one.peers;
+                all.up += one.up;
+                all.pending += one.pending;
+                all.connections += one.connections;
+                all.queued += one.queued;
+                all.timers += one.timers;
+            }
+        }
+        all
+    }
+
+    /// Links that are up.
+    #[must_use]
+    pub fn links_up(&self) -> usize {
+        self.inspect().up
+    }
+
+    /// Everything that is kept for peers: links in any state, pending requests, connections, queued messages, timers.
+    #[must_use]
+    pub fn books(&self) -> [usize; 5] {
+        let Inspection { peers, pending, connections, queued, timers, .. } = self.inspect();
+        [peers, pending, connections, queued, timers]
+    }
+
+    fn listen_on(
+        &self,
+        endpoint: &Endpoint,
+        options: &ListenOptions,
+        socket: SocketType,
+        purpose: Purpose,
+        shards: std::ops::Range<u16>,
+    ) -> Result<Endpoint, ListenError> {
+        if is_inside_a_loop() {
+            return Err(ListenError::InsideLoop);
+        }
+        let mechanism = match options.encrypted {
+            true => Mechanism::CurveServer(self.0.keys.clone()),
+            false => Mechanism::Null(Side::Listen),
+        };
+        let config = Arc::new(self.link_config(socket, mechanism, Vec::new()));
+        let is_tcp = matches!(endpoint, Endpoint::Tcp(_));
+        let shared = is_tcp && shards.len() > 1;
+        Net::check_free(endpoint)?;
+        let mut bound = endpoint.clone();
+        // A Unix socket has one listener; a TCP port one in each loop.
+        let shards = if is_tcp { shards } else { shards.start..shards.start + 1 };
+        for shard in shards {
+            let (answer, answered): (_, Receiver<Result<Endpoint, NetError>>) = channel();
+            let listen = Listen { endpoint: bound.clone(), shared, access: options.access };
+            let listening = Listening { listen, config: Arc::clone(&config), purpose: purpose.clone(), answer };
+            self.0.order(shard, Order::Listen(Box::new(listening)));
+            bound = answered.recv().map_err(|_| ListenError::Stopped)??;
+        }
+        Ok(bound)
+    }
+
+    fn link_config(&self, socket: SocketType, mechanism: Mechanism, identity: Vec<u8>) -> LinkConfig {
+        LinkConfig {
+            socket,
+            mechanism,
+            identity,
+            properties: vec![(PROPERTY.to_owned(), b"1".to_vec())],
+            limits: self.0.options.limits,
+            heartbeat: self.0.options.heartbeat,
+        }
+    }
+
+    fn opening(
+        &self,
+        address: &Address,
+        options: &ConnectOptions,
+        socket: SocketType,
+    ) -> Result<Opening, AddressError> {
+        let endpoint = address.endpoint()?;
+        let timeout = options.timeout.unwrap_or(self.0.options.connect_timeout);
+        let ephemeral = options.ephemeral_id.unwrap_or(self.0.options.ephemeral_ids);
+        let (mechanism, identity) = match address.key {
+            // Anybody could claim an id on a plain link, so none is announced.
+            None => (Mechanism::Null(Side::Connect), Vec::new()),
+            Some(server) => {
+                let keys = self.0.keys.clone();
+                let own = [&b"L"[..], keys.public().as_bytes()].concat();
+                (Mechanism::CurveClient { keys, server }, if ephemeral { Vec::new() } else { own })
+            }
+        };
+        let shard = self.0.next_shard();
+        Ok(Opening {
+            id: self.0.new_link(shard),
+            connect: Connect { endpoint, timeout, from: options.from },
+            config: Arc::new(self.link_config(socket, mechanism, identity)),
+            remote: address.to_string(),
+            node: None,
+            level: options.level,
+            keep_alive: options.keep_alive,
+            probe: options.probe,
+            timeout,
+            stream: None,
+            outcome: None,
+        })
+    }
+
+    fn open_node(&self, key: PublicKey, hint: Option<Address>, keep_alive: Duration) -> Result<LinkId, NodeError> {
+        if !self.0.is_node(Some(&key)) {
+            return Err(NodeError::NotANode(key));
+        }
+        let found = hint.or_else(|| self.0.lookup.as_ref().and_then(|lookup| lookup(&key)));
+        let mut address = found.ok_or(NodeError::NoAddress(key))?;
+        // A node is whoever proves its key, whatever the address says.
+        address.key = Some(key);
+        let options = ConnectOptions {
+            probe: false,
+            keep_alive: Some(keep_alive),
+            level: Level::Basic,
+            ..ConnectOptions::default()
+        };
+        let mut opening = self.opening(&address, &options, SocketType::Dealer)?;
+        opening.node = Some(key);
+        let id = opening.id;
+        self.0.add_link_of(key, id, Opened::Here);
+        self.0.order(id.shard, Order::Open(Box::new(opening)));
+        Ok(id)
+    }
+
+    fn timeout(&self, options: &RequestOptions) -> Duration {
+        options.timeout.unwrap_or(self.0.options.request_timeout)
+    }
+
+    fn send_request<P: AsRef<[u8]>>(
+        &self,
+        to: ConnectionId,
+        command: &str,
+        parts: impl IntoIterator<Item = P>,
+        options: &RequestOptions,
+        waiter: Waiter,
+    ) -> Option<u16> {
+        let deadline = self.0.clock.now() + self.timeout(options);
+        let sending = Sending {
+            // The link's loop puts the tag in.
+            message: frames::with_head(&[command.as_bytes(), &[0; TAG_BYTES]], parts),
+            waiter: Some((waiter, deadline)),
+            on_failure: None,
+            node: None,
+        };
+        self.route(to, sending, options.route, options.hint.clone(), None)
+    }
+
+    /// Finds the link for a message and hands it over; the loop it went to.
+    fn route(
+        &self,
+        to: ConnectionId,
+        mut sending: Sending,
+        route: Route,
+        hint: Option<Address>,
+        keep_alive: Option<Duration>,
+    ) -> Option<u16> {
+        let link = match to {
+            ConnectionId::Link(link) => Some(link),
+            ConnectionId::Node(key) => {
+                sending.node = Some((key, route));
+                let known = self.0.links_of(&key, route).last().copied();
+                known.or_else(|| match route {
+                    Route::OnlyConnected | Route::OnlyInbound => None,
+                    Route::Any | Route::OnlyOutbound => {
+                        let keep_alive = keep_alive.unwrap_or(self.0.options.keep_alive_implicit);
+                        self.open_node(key, hint, keep_alive).ok()
+                    }
+                })
+            }
+        };
+        match link {
+            Some(link) => self.0.send(link, sending),
+            None => {
+                if let Some((waiter, _)) = sending.waiter.take() {
+                    waiter.tell(&self.0.jobs, Err(RequestError::Gone));
+                }
+                if let Some(on_failure) = sending.on_failure.take() {
+                    // When even callbacks queue up beyond their limit, the counters tell.
+                    let _ = self.0.jobs.reply(Box::new(move || on_failure(SendError::Gone)));
+                }
+            }
+        }
+        link.map(|link| link.shard)
+    }
+}
+
+impl Running {
+    /// A handle that outlives nothing: after the stop it sends to nobody.
+    #[must_use]
+    pub fn handle(&self) -> Mq {
+        self.mq.clone()
+    }
+
+    /// Stops: what runs finishes, what is queued is dropped, links close after writing what they hold.
+    pub fn stop(&self) {
+        let hub = &self.mq.0;
+        hub.jobs.stop();
+        let linger = hub.options.linger;
+        hub.order_all(|| Order::Shutdown { linger });
+        let until = hub.clock.now() + linger;
+        let mut waited = Duration::from_micros(50);
+        // Lingering connections say when they are done only by going away.
+        while self.mq.inspect().connections > 0 && hub.clock.now() < until {
+            std::thread::sleep(waited);
+            waited = (waited * 2).min(Duration::from_millis(20));
+        }
+        let loops = hub.loops.swap(Arc::default());
+        loops.iter().for_each(Loop::stop);
+        let tagged = std::mem::take(&mut *self.tagged.lock().unwrap_or_else(PoisonError::into_inner));
+        tagged.into_iter().for_each(Started::stop);
+    }
+}
+
+impl Deref for Running {
+    type Target = Mq;
+
+    fn deref(&self) -> &Mq {
+        &self.mq
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+/// Fresh keys.
+pub(crate) fn new_keys() -> Result<KeyPair, getrandom::Error> {
+    let mut secret = zeroize::Zeroizing::new([0; 32]);
+    getrandom::fill(secret.as_mut_slice())?;
+    Ok(KeyPair::of(SecretKey::from_bytes(*secret)))
+}

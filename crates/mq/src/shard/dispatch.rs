@@ -1,0 +1,201 @@
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use slackwater_net::Net;
+use slackwater_zmtp::{Message, PublicKey};
+
+use super::outbound::Tag;
+use super::peer::{Kind, Probe, Role};
+use super::{Order, Shard};
+use crate::call::refusal_for;
+use crate::deliver::Sending;
+use crate::frames::{self, HELLO, Inbound, TAG_BYTES};
+use crate::hub::{Hub, Origin};
+use crate::registry::{Entry, Handler};
+use crate::{Access, Answer, Call, ConnectionId, Refusal, RequestError, Route, Run};
+
+impl Shard {
+    /// A whole message has come.
+    pub(super) fn on_message(&mut self, net: &mut Net, serial: u64, message: Message) {
+        let Some(peer) = self.peers.get_mut(&serial) else { return };
+        peer.active = net.now();
+        self.hub.metrics.messages_in.add(1);
+        match &peer.kind {
+            Kind::Incoming { role: Role::Replay(stream), .. } => {
+                let stream = *stream;
+                return self.replay(net, serial, stream, &message);
+            }
+            Kind::Outgoing(outgoing) => {
+                if let Some(stream) = outgoing.stream {
+                    return self.on_published(stream, &message);
+                }
+            }
+            _ => {}
+        }
+        match frames::read(&message) {
+            Inbound::Command(_) => self.on_command(net, serial, message),
+            Inbound::Reply(tag) => match Tag::try_from(tag) {
+                Ok(tag) => self.on_reply(net, serial, tag, Ok(message)),
+                Err(_) => self.hub.metrics.late_replies.add(1),
+            },
+            Inbound::RequestRefused(refusal, tag) => match Tag::try_from(tag) {
+                Ok(tag) => self.on_reply(net, serial, tag, Err((refusal, message))),
+                Err(_) => self.hub.metrics.late_replies.add(1),
+            },
+            Inbound::CommandRefused(refusal) => self.hub.metrics.count("refused_by_peer", refusal.text()),
+            Inbound::Hi => self.on_hi(net, serial),
+            Inbound::Hello => self.on_hello(serial),
+            Inbound::Bye => self.on_bye(net, serial),
+            Inbound::Garbled => self.hub.metrics.misplaced_words.add(1),
+        }
+    }
+
+    /// A reply counts only on the link its request went to, or on another link of the same node.
+    fn on_reply(&mut self, net: &mut Net, serial: u64, tag: Tag, outcome: Result<Message, (Refusal, Message)>) {
+        if let Some(waiter) = self.take_pending(net, serial, &tag) {
+            let outcome = outcome.map(Answer).map_err(|(refusal, _)| RequestError::Refused(refusal));
+            return waiter.tell(&self.hub.jobs, outcome);
+        }
+        let key = self.peers.get(&serial).and_then(|peer| peer.origin.key);
+        let message = outcome.unwrap_or_else(|(_, message)| message);
+        match key.filter(|key| self.hub.is_node(Some(key))) {
+            Some(key) => self.on_reply_of_node(net, key, message, true),
+            None => self.hub.metrics.late_replies.add(1),
+        }
+    }
+
+    /// A reply that no request on its own link waits for: one on another link of the node may.
+    pub(super) fn on_reply_of_node(&mut self, net: &mut Net, key: PublicKey, message: Message, ask_others: bool) {
+        let (tag, refusal) = match frames::read(&message) {
+            Inbound::Reply(tag) => (Tag::try_from(tag), None),
+            Inbound::RequestRefused(refusal, tag) => (Tag::try_from(tag), Some(refusal)),
+            _ => return,
+        };
+        let Ok(tag) = tag else { return };
+        let links = self.hub.links_of(&key, Route::Any);
+        let here = links.iter().filter(|link| link.shard == self.number);
+        let found = here
+            .map(|link| link.serial)
+            .find(|serial| self.peers.get(serial).is_some_and(|peer| peer.pending.contains_key(&tag)));
+        if let Some(waiter) = found.and_then(|serial| self.take_pending(net, serial, &tag)) {
+            let outcome = refusal.map_or(Ok(Answer(message)), |refusal| Err(RequestError::Refused(refusal)));
+            return waiter.tell(&self.hub.jobs, outcome);
+        }
+        let mut others: Vec<u16> = links.iter().map(|link| link.shard).filter(|s| *s != self.number).collect();
+        others.sort_unstable();
+        others.dedup();
+        if others.is_empty() || !ask_others {
+            self.hub.metrics.late_replies.add(1);
+        } else {
+            others.iter().for_each(|shard| self.hub.order(*shard, Order::StrayReply(key, message.clone())));
+        }
+    }
+
+    fn on_hi(&mut self, net: &mut Net, serial: u64) {
+        let is_outgoing = self.peers.get(&serial).is_some_and(|peer| matches!(peer.kind, Kind::Outgoing(_)));
+        if is_outgoing {
+            return self.hub.metrics.misplaced_words.add(1);
+        }
+        self.deliver(net, serial, Sending::plain(Message::of([HELLO])));
+    }
+
+    fn on_hello(&mut self, serial: u64) {
+        let Some(outgoing) = self.peers.get_mut(&serial).and_then(|peer| peer.outgoing()) else {
+            return self.hub.metrics.misplaced_words.add(1);
+        };
+        if outgoing.probe != Probe::Sent {
+            return self.hub.metrics.misplaced_words.add(1);
+        }
+        outgoing.probe = Probe::None;
+        self.established(serial);
+    }
+
+    fn on_bye(&mut self, net: &mut Net, serial: u64) {
+        if self.peers.get(&serial).is_some_and(|peer| peer.is_incoming()) {
+            return self.hub.metrics.misplaced_words.add(1);
+        }
+        self.forget(net, serial, "the peer said goodbye");
+    }
+
+    fn on_command(&mut self, net: &mut Net, serial: u64, message: Message) {
+        let Some(peer) = self.peers.get(&serial) else { return };
+        let origin = Arc::clone(&peer.origin);
+        let hub = Arc::clone(&self.hub);
+        let name = message.part(0).unwrap_or_default();
+        let entry = match check(&hub, &origin, name, &message) {
+            Ok(entry) => entry,
+            Err(refusal) => return self.refuse(net, serial, &origin, &message, refusal),
+        };
+        let (is_request, handler) = (entry.is_request, Arc::clone(&entry.handler));
+        if hub.registry.category(entry.category).run == Run::Inline {
+            run(&hub, &origin, &message, is_request, &handler);
+            return;
+        }
+        let bytes = message.payload_bytes();
+        let category = entry.category;
+        // The job takes the message with it; the head stays here in case the queue is full.
+        let head = Message::of(message.parts().take(2));
+        let job = {
+            let (hub, origin) = (Arc::clone(&hub), Arc::clone(&origin));
+            move || run(&hub, &origin, &message, is_request, &handler)
+        };
+        if hub.jobs.command(category, bytes, Box::new(job)).is_err() {
+            hub.metrics.busy.add(1);
+            self.refuse(net, serial, &origin, &head, Refusal::Busy);
+        }
+    }
+
+    /// Answers a command that is not carried out. An unknown one may have been a request: a second part of the size
+    /// of a tag says so.
+    fn refuse(&mut self, net: &mut Net, serial: u64, origin: &Origin, message: &Message, refusal: Refusal) {
+        self.hub.metrics.count("refusal", refusal.text());
+        let name = message.part(0).unwrap_or_default();
+        let is_request = self.hub.registry.find(name).map(|entry| entry.is_request);
+        let second = message.part(1);
+        let tag = match is_request {
+            Some(true) => second,
+            Some(false) => None,
+            None => second.filter(|part| part.len() == TAG_BYTES),
+        };
+        if let Some(answer) = refusal_for(origin, refusal, name, tag) {
+            self.deliver(net, serial, Sending::plain(answer));
+        }
+    }
+}
+
+/// The command this message calls, or the first reason why it is not carried out, in the order peers rely on.
+fn check<'a>(hub: &'a Hub, origin: &Origin, name: &[u8], message: &Message) -> Result<&'a Entry, Refusal> {
+    let entry = hub.registry.find(name).ok_or(Refusal::UnknownCommand)?;
+    let Access { level, remote_node, local_node } = hub.registry.category(entry.category).access;
+    if origin.level < level {
+        return Err(Refusal::Forbidden);
+    }
+    if local_node && !hub.options.is_node {
+        return Err(Refusal::NotAServiceNode);
+    }
+    if remote_node && !hub.is_node(origin.key.as_ref()) {
+        return Err(Refusal::ForbiddenNode);
+    }
+    if entry.is_request && message.len() < 2 {
+        return Err(Refusal::NoReplyTag);
+    }
+    Ok(entry)
+}
+
+fn run(hub: &Arc<Hub>, origin: &Arc<Origin>, message: &Message, is_request: bool, handler: &Handler) {
+    let call = Call { hub, origin, message, is_request };
+    if catch_unwind(AssertUnwindSafe(|| handler(&call))).is_err() {
+        hub.metrics.handlers_failed.add(1);
+        let name = String::from_utf8_lossy(message.part(0).unwrap_or_default()).into_owned();
+        tracing::warn!(command = name, remote = origin.remote, "the handler of a command panicked");
+        crate::call::send_refusal(hub, origin, Refusal::Failed, call.tag());
+    }
+}
+
+/// How a link is known to others: by its node when the key is one's, else by itself.
+pub(super) fn connection_of(hub: &Hub, link: crate::LinkId, key: Option<PublicKey>) -> ConnectionId {
+    match key.filter(|key| hub.is_node(Some(key))) {
+        Some(key) => ConnectionId::Node(key),
+        None => ConnectionId::Link(link),
+    }
+}

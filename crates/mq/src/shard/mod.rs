@@ -1,0 +1,331 @@
+//! One loop's share of the message layer: its links, and the requests, timers and streams that live with them.
+
+mod dispatch;
+mod links;
+mod outbound;
+mod peer;
+mod streams;
+
+use std::sync::Arc;
+use std::sync::mpsc::Sender;
+use std::time::Duration;
+
+use slackwater_base::{Instant, Map, Rng};
+use slackwater_net::{ConnId, Endpoint, Event as NetEvent, Listen, ListenerId, Net, NetError, Protocol, TimerId};
+use slackwater_zmtp::{Entropy, LinkConfig, Message, PublicKey};
+
+pub(crate) use outbound::Tag;
+pub(crate) use peer::Opening;
+pub(crate) use streams::{StreamId, StreamSetup};
+
+use crate::deliver::Sending;
+use crate::hub::Hub;
+use crate::timer::Ticking;
+use crate::{Admission, Level};
+use peer::Peer;
+use streams::Stream;
+
+/// What other threads ask of a loop.
+pub(crate) enum Order {
+    Listen(Box<Listening>),
+    Open(Box<Opening>),
+    OpenLocal {
+        client: u64,
+        server: u64,
+    },
+    Send(u64, Box<Sending>),
+    Verdict(u64, Option<Level>),
+    Disconnect {
+        serial: u64,
+        linger: Duration,
+    },
+    HandedOver(u64),
+    /// Rights or nodes have changed: look at every link again.
+    Review,
+    /// A reply that came on a node's link of another loop.
+    StrayReply(PublicKey, Message),
+    /// A message between the two ends of an in-process link.
+    Local(u64, Message),
+    AddTimer(u64, Ticking),
+    CancelTimer(u64),
+    OpenStream(StreamId, StreamSetup),
+    Publish(StreamId, Vec<u8>, Vec<u8>),
+    Inspect(Sender<Inspection>),
+    /// Stop listening; open links go on.
+    Drain,
+    Shutdown {
+        linger: Duration,
+    },
+}
+
+/// What a listener takes in.
+#[derive(Clone)]
+pub(crate) enum Purpose {
+    Commands(Admission),
+    Stream(StreamId, Admission),
+    Replay(StreamId, Admission),
+}
+
+pub(crate) struct Listening {
+    pub(crate) listen: Listen,
+    pub(crate) config: Arc<LinkConfig>,
+    pub(crate) purpose: Purpose,
+    pub(crate) answer: Sender<Result<Endpoint, NetError>>,
+}
+
+/// What there is at one moment: for tests of leaks and for the curious.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Inspection {
+    pub(crate) peers: usize,
+    pub(crate) up: usize,
+    pub(crate) pending: usize,
+    pub(crate) connections: usize,
+    pub(crate) queued: usize,
+    pub(crate) timers: usize,
+}
+
+pub(crate) struct Shard {
+    hub: Arc<Hub>,
+    number: u16,
+    peers: Map<u64, Box<Peer>>,
+    /// The peer of each connection, until the loop has told its end.
+    by_conn: Map<ConnId, u64>,
+    listeners: Map<ListenerId, (Arc<LinkConfig>, Purpose)>,
+    /// Which request a timer belongs to.
+    requests: Map<u64, (u64, Tag)>,
+    next_request: u64,
+    timers: Map<u64, (Ticking, TimerId)>,
+    streams: Map<StreamId, Stream>,
+    events: Vec<slackwater_zmtp::Event>,
+    scratch: Vec<u8>,
+    randomness: Randomness,
+    jitter: Rng,
+    stopping: bool,
+}
+
+/// What a timer of the loop means, in the top bits of its token.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Token {
+    Peer(u64),
+    Request(u64),
+    User(u64),
+}
+
+impl Token {
+    const KIND: u32 = 62;
+
+    fn pack(self) -> u64 {
+        match self {
+            Token::Peer(serial) => serial,
+            Token::Request(number) => number | 1 << Self::KIND,
+            Token::User(number) => number | 2 << Self::KIND,
+        }
+    }
+
+    fn unpack(token: u64) -> Self {
+        let number = token & ((1 << Self::KIND) - 1);
+        match token >> Self::KIND {
+            0 => Token::Peer(number),
+            1 => Token::Request(number),
+            _ => Token::User(number),
+        }
+    }
+}
+
+impl Protocol for Shard {
+    type Command = Order;
+
+    fn handle(&mut self, net: &mut Net, event: NetEvent<'_, Order>) {
+        match event {
+            NetEvent::Bytes { conn, bytes } => self.on_bytes(net, conn, bytes),
+            NetEvent::Command(order) => self.on_order(net, order),
+            NetEvent::Accepted { conn, listener, source } => self.on_accepted(net, conn, listener, source),
+            NetEvent::Connected { conn } => self.on_connected(net, conn),
+            NetEvent::Drained { conn } => {
+                let serial = self.serial_of(conn);
+                self.flush_queue(net, serial);
+            }
+            NetEvent::Closed { conn, end } => self.on_conn_closed(net, conn, &end),
+            NetEvent::Timer { token } => match Token::unpack(token) {
+                Token::Peer(serial) => self.on_tick(net, serial),
+                Token::Request(number) => self.on_request_timeout(net, number),
+                Token::User(number) => self.on_user_timer(net, number),
+            },
+        }
+    }
+}
+
+impl Shard {
+    pub(crate) fn new(hub: Arc<Hub>, number: u16) -> Result<Self, getrandom::Error> {
+        let mut seed = [0; 8];
+        getrandom::fill(&mut seed)?;
+        Ok(Self {
+            hub,
+            number,
+            peers: Map::default(),
+            by_conn: Map::default(),
+            listeners: Map::default(),
+            requests: Map::default(),
+            next_request: 0,
+            timers: Map::default(),
+            streams: Map::default(),
+            events: Vec::new(),
+            scratch: Vec::new(),
+            randomness: Randomness::new()?,
+            jitter: Rng::new(u64::from_le_bytes(seed)),
+            stopping: false,
+        })
+    }
+
+    fn on_order(&mut self, net: &mut Net, order: Order) {
+        match order {
+            Order::Send(serial, sending) => self.deliver(net, serial, *sending),
+            Order::Local(serial, message) => self.on_message(net, serial, message),
+            Order::Publish(stream, topic, body) => self.publish(net, stream, &topic, &body),
+            Order::Verdict(serial, level) => self.on_verdict(net, serial, level),
+            Order::Open(opening) => self.open(net, *opening),
+            Order::OpenLocal { client, server } => self.open_local(client, server),
+            Order::Listen(listening) => self.listen(net, *listening),
+            Order::Disconnect { serial, linger } => self.disconnect(net, serial, linger),
+            Order::HandedOver(serial) => self.hand_over(net, serial),
+            Order::Review => self.review(net),
+            Order::StrayReply(key, message) => self.on_stray_reply(net, key, message),
+            Order::AddTimer(number, ticking) => self.add_timer(net, number, ticking),
+            Order::CancelTimer(number) => {
+                if let Some((_, timer)) = self.timers.remove(&number) {
+                    net.cancel_timer(timer);
+                }
+            }
+            Order::OpenStream(id, setup) => {
+                self.streams.insert(id, Stream::new(setup));
+            }
+            Order::Inspect(answer) => {
+                // Whoever asked may have gone.
+                let _ = answer.send(self.inspect(net));
+            }
+            Order::Drain => net.stop_listening_everywhere(),
+            Order::Shutdown { linger } => self.shut_down(net, linger),
+        }
+    }
+
+    fn listen(&mut self, net: &mut Net, listening: Listening) {
+        let Listening { listen, config, purpose, answer } = listening;
+        let outcome = net.listen(&listen).map(|(id, endpoint)| {
+            self.listeners.insert(id, (config, purpose));
+            endpoint
+        });
+        // Whoever asked may have gone.
+        let _ = answer.send(outcome);
+    }
+
+    fn inspect(&self, net: &Net) -> Inspection {
+        Inspection {
+            peers: self.peers.len(),
+            up: self.peers.values().filter(|peer| peer.up).count(),
+            pending: self.peers.values().map(|peer| peer.pending.len()).sum(),
+            connections: net.connections(),
+            queued: self.peers.values().map(|peer| peer.queue.len()).sum(),
+            timers: self.timers.len(),
+        }
+    }
+
+    fn add_timer(&mut self, net: &mut Net, number: u64, ticking: Ticking) {
+        let timer = net.set_timer(net.now() + ticking.interval, Token::User(number).pack());
+        self.timers.insert(number, (ticking, timer));
+    }
+
+    fn on_user_timer(&mut self, net: &mut Net, number: u64) {
+        let Some((ticking, timer)) = self.timers.get_mut(&number) else { return };
+        *timer = net.set_timer(net.now() + ticking.interval, Token::User(number).pack());
+        let ticking = ticking.clone();
+        ticking.fire(&self.hub);
+    }
+
+    /// Ends everything: requests hear that their link is gone, links close with linger, nothing reconnects.
+    fn shut_down(&mut self, net: &mut Net, linger: Duration) {
+        self.stopping = true;
+        net.stop_listening_everywhere();
+        let serials: Vec<u64> = self.peers.keys().copied().collect();
+        for serial in serials {
+            self.disconnect(net, serial, linger);
+        }
+        for (_, (_, timer)) in self.timers.drain() {
+            net.cancel_timer(timer);
+        }
+    }
+}
+
+/// Random bytes of the operating system, fetched in blocks.
+struct Randomness {
+    block: Box<[u8; 4096]>,
+    used: usize,
+}
+
+impl Randomness {
+    fn new() -> Result<Self, getrandom::Error> {
+        let mut block = Box::new([0; 4096]);
+        getrandom::fill(block.as_mut_slice())?;
+        Ok(Self { block, used: 0 })
+    }
+
+    /// Bytes that are used nowhere else: each is wiped as it is given out.
+    ///
+    /// # Panics
+    /// When the operating system, which gave randomness at the start, no longer does.
+    fn take<const N: usize>(&mut self) -> [u8; N] {
+        if self.used + N > self.block.len() {
+            getrandom::fill(self.block.as_mut_slice()).expect("the operating system gave randomness before");
+            self.used = 0;
+        }
+        let taken = std::array::from_fn(|i| std::mem::take(&mut self.block[self.used + i]));
+        self.used += N;
+        taken
+    }
+
+    fn entropy(&mut self) -> Entropy {
+        Entropy::new(self.take())
+    }
+}
+
+/// Full jitter (Brooker, "Exponential Backoff and Jitter", 2015): anywhere between nothing and the doubled time.
+fn back_off(first: Duration, most: Duration, attempt: u32, jitter: &mut Rng) -> Duration {
+    let ceiling = first.saturating_mul(1 << attempt.min(16)).min(most);
+    ceiling.mul_f64(jitter.unit())
+}
+
+fn later(now: Instant, after: Option<Duration>) -> Instant {
+    after.map_or(Instant::NEVER, |after| now + after)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tokens_keep_their_kind() {
+        for token in [Token::Peer(7), Token::Request(7), Token::User(7)] {
+            assert_eq!(Token::unpack(token.pack()), token);
+        }
+    }
+
+    #[test]
+    fn back_off_spreads_and_stays_below_its_ceiling() {
+        let mut jitter = Rng::new(1);
+        let (first, most) = (Duration::from_millis(250), Duration::from_secs(5));
+        for attempt in [0, 1, 4, 5, 31] {
+            let ceiling = (first * (1 << attempt.min(10))).min(most);
+            let drawn: Vec<Duration> = (0..200).map(|_| back_off(first, most, attempt, &mut jitter)).collect();
+            assert!(drawn.iter().all(|delay| *delay <= ceiling));
+            assert!(
+                drawn.iter().any(|delay| *delay < ceiling / 4) && drawn.iter().any(|delay| *delay > ceiling * 3 / 4)
+            );
+        }
+    }
+
+    #[test]
+    fn randomness_is_not_given_twice() {
+        let mut randomness = Randomness::new().unwrap();
+        let drawn: std::collections::BTreeSet<[u8; 15]> = (0..1_000).map(|_| randomness.take()).collect();
+        assert_eq!(drawn.len(), 1_000);
+    }
+}

@@ -1,0 +1,172 @@
+use std::sync::Arc;
+
+use slackwater_net::{Net, TimerId};
+use slackwater_zmtp::{Message, Out, PublicKey};
+
+use super::peer::{Kind, Peer, Queued};
+use super::{Order, Shard, Token};
+use crate::RequestError;
+use crate::deliver::{SendError, Sending};
+use crate::frames::TAG_BYTES;
+use crate::request::Waiter;
+
+/// What a request and its reply have in common.
+pub(crate) type Tag = [u8; TAG_BYTES];
+
+/// A request that waits for its reply.
+pub(super) struct Pending {
+    pub(super) waiter: Waiter,
+    pub(super) timer: TimerId,
+    pub(super) number: u64,
+}
+
+/// Bytes in a connection's outbox above which messages wait in the link's queue instead, where they are counted.
+const ROOM_BYTES: usize = 256 << 10;
+
+impl Shard {
+    /// Puts a message on a link, or into its queue, or says why not.
+    pub(super) fn deliver(&mut self, net: &mut Net, serial: u64, mut sending: Sending) {
+        let Some(peer) = self.peers.get_mut(&serial) else { return self.reroute(serial, sending) };
+        let size = sending.message.payload_bytes();
+        let full = peer.queue.len() >= self.hub.options.queue_messages
+            || !peer.queue.is_empty() && peer.queue_bytes + size > self.hub.options.queue_bytes;
+        if full {
+            self.hub.metrics.queue_full.add(1);
+            return self.fail(sending, SendError::Full);
+        }
+        if let Some((waiter, deadline)) = sending.waiter.take() {
+            let tag: Tag = self.randomness.take();
+            // The sender left room for the tag in the second part.
+            if let Some(place) = sending.message.part_mut(1) {
+                place.copy_from_slice(&tag);
+            }
+            let number = self.next_request;
+            self.next_request += 1;
+            let timer = net.set_timer(deadline, Token::Request(number).pack());
+            self.requests.insert(number, (serial, tag));
+            peer.pending.insert(tag, Pending { waiter, timer, number });
+            self.hub.metrics.requests.add(1);
+        }
+        peer.active = net.now();
+        if let Kind::Local { twin } = peer.kind {
+            self.hub.order(self.number, Order::Local(twin, sending.message));
+            return;
+        }
+        if peer.queue.is_empty() && put(net, peer, &sending.message, 0) {
+            self.hub.metrics.messages_out.add(1);
+            return;
+        }
+        peer.queue_bytes += size;
+        peer.queue.push_back(Queued { message: Arc::new(sending.message), skip: 0 });
+        if let Some(conn) = peer.conn.filter(|_| peer.up) {
+            net.call_when_drained(conn);
+        }
+    }
+
+    /// Puts a message of a stream on a subscriber's link or into its queue, from which the oldest go when it holds
+    /// more than `cap` bytes.
+    pub(super) fn offer(&mut self, net: &mut Net, serial: u64, queued: Queued, cap: usize) {
+        let Some(peer) = self.peers.get_mut(&serial) else { return };
+        if peer.queue.is_empty() && put(net, peer, &queued.message, queued.skip) {
+            self.hub.metrics.messages_out.add(1);
+            return;
+        }
+        peer.queue_bytes += queued.message.payload_bytes();
+        peer.queue.push_back(queued);
+        while peer.queue_bytes > cap {
+            let Some(oldest) = peer.queue.pop_front() else { break };
+            peer.queue_bytes -= oldest.message.payload_bytes();
+            self.hub.metrics.stream_dropped.add(1);
+        }
+        if let Some(conn) = peer.conn.filter(|_| peer.up) {
+            net.call_when_drained(conn);
+        }
+    }
+
+    /// Moves what waits onto the link, as far as there is room.
+    pub(super) fn flush_queue(&mut self, net: &mut Net, serial: u64) {
+        let Some(peer) = self.peers.get_mut(&serial) else { return };
+        while let Some(first) = peer.queue.front() {
+            let (message, skip) = (Arc::clone(&first.message), first.skip);
+            if !put(net, peer, &message, skip) {
+                if let Some(conn) = peer.conn.filter(|_| peer.up) {
+                    net.call_when_drained(conn);
+                }
+                return;
+            }
+            self.hub.metrics.messages_out.add(1);
+            peer.queue.pop_front();
+            peer.queue_bytes -= message.payload_bytes();
+        }
+        peer.queue = std::collections::VecDeque::new();
+    }
+
+    /// Ends the request of a timer.
+    pub(super) fn on_request_timeout(&mut self, _net: &mut Net, number: u64) {
+        let Some((serial, tag)) = self.requests.remove(&number) else { return };
+        let Some(pending) = self.peers.get_mut(&serial).and_then(|peer| peer.pending.remove(&tag)) else { return };
+        self.hub.metrics.timeouts.add(1);
+        pending.waiter.tell(&self.hub.jobs, Err(RequestError::Timeout));
+    }
+
+    /// Takes a pending request off its peer, with its timer.
+    pub(super) fn take_pending(&mut self, net: &mut Net, serial: u64, tag: &Tag) -> Option<Waiter> {
+        let pending = self.peers.get_mut(&serial)?.pending.remove(tag)?;
+        self.requests.remove(&pending.number);
+        net.cancel_timer(pending.timer);
+        Some(pending.waiter)
+    }
+
+    /// Every request that waits on this peer hears that its link is gone.
+    pub(super) fn fail_pending(&mut self, net: &mut Net, serial: u64) {
+        let Some(peer) = self.peers.get_mut(&serial) else { return };
+        for (_, pending) in std::mem::take(&mut peer.pending) {
+            self.requests.remove(&pending.number);
+            net.cancel_timer(pending.timer);
+            pending.waiter.tell(&self.hub.jobs, Err(RequestError::Gone));
+        }
+    }
+
+    /// A message whose link is gone: it takes another link of the same node. Each dead link is forgotten when it is
+    /// met, so there are at most as many tries as there were links.
+    fn reroute(&mut self, dead: u64, sending: Sending) {
+        if let Some((key, route)) = sending.node {
+            self.hub.remove_link_of(&key, crate::LinkId { shard: self.number, serial: dead });
+            if let Some(next) = self.hub.links_of(&key, route).last() {
+                return self.hub.send(*next, sending);
+            }
+        }
+        self.fail(sending, SendError::Gone);
+    }
+
+    /// Tells everybody who waits for this message why it goes nowhere.
+    pub(super) fn fail(&mut self, sending: Sending, error: SendError) {
+        if let Some((waiter, _)) = sending.waiter {
+            let error = match error {
+                SendError::Gone => RequestError::Gone,
+                SendError::Full => RequestError::Full,
+            };
+            waiter.tell(&self.hub.jobs, Err(error));
+        }
+        if let Some(on_failure) = sending.on_failure {
+            // When even callbacks queue up beyond their limit, the counters tell.
+            let _ = self.hub.jobs.reply(Box::new(move || on_failure(error)));
+        }
+    }
+
+    pub(super) fn on_stray_reply(&mut self, net: &mut Net, key: PublicKey, message: Message) {
+        self.on_reply_of_node(net, key, message, false);
+    }
+}
+
+/// Writes a message onto a link that is up and has room; whether it did.
+fn put(net: &mut Net, peer: &mut Peer, message: &Message, skip: usize) -> bool {
+    let (Some(conn), Some(link), true) = (peer.conn, &mut peer.link, peer.up) else { return false };
+    if net.queued_bytes(conn) >= ROOM_BYTES {
+        return false;
+    }
+    let Some(wire) = net.wire(conn) else { return false };
+    // A link that is up says nothing when a message is put on it.
+    let mut events = Vec::new();
+    link.send(message.parts().skip(skip), &mut Out { wire, events: &mut events }).is_ok()
+}

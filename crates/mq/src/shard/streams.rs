@@ -1,0 +1,161 @@
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use slackwater_net::Net;
+use slackwater_zmtp::{Interests, Message, Out, Subscriptions};
+
+use super::Shard;
+use super::peer::{Kind, Queued, Role};
+use crate::stream::{Published, StreamHandler};
+
+/// A stream of one loop, published or listened to.
+pub(crate) type StreamId = u64;
+
+/// How a stream begins.
+pub(crate) enum StreamSetup {
+    /// This side publishes.
+    Publish { cap_bytes: usize, replay_messages: usize, replay_bytes: usize, topics: usize },
+    /// This side listens to these topics.
+    Listen { topics: Vec<Vec<u8>>, handler: StreamHandler },
+}
+
+pub(super) enum Stream {
+    Publisher {
+        cap_bytes: usize,
+        subscriptions: Subscriptions<u64>,
+        next: u64,
+        window: VecDeque<(u64, Arc<Message>)>,
+        window_bytes: usize,
+        window_limit: (usize, usize),
+    },
+    Listener {
+        interests: Interests,
+        handler: StreamHandler,
+        last: Option<u64>,
+    },
+}
+
+/// Stored messages begin with the empty part that replies to a replay have and the stream itself has not.
+const STREAM_SKIPS: usize = 1;
+/// The sequence number that ends a replay: −1, as consumers of KV events expect.
+const END: [u8; 8] = [0xff; 8];
+
+impl Stream {
+    pub(super) fn new(setup: StreamSetup) -> Self {
+        match setup {
+            StreamSetup::Publish { cap_bytes, replay_messages, replay_bytes, topics } => Stream::Publisher {
+                cap_bytes,
+                subscriptions: Subscriptions::new(topics),
+                next: 0,
+                window: VecDeque::new(),
+                window_bytes: 0,
+                window_limit: (replay_messages, replay_bytes),
+            },
+            StreamSetup::Listen { topics, handler } => {
+                let mut interests = Interests::new();
+                topics.iter().for_each(|topic| {
+                    interests.add(topic);
+                });
+                Stream::Listener { interests, handler, last: None }
+            }
+        }
+    }
+}
+
+impl Shard {
+    /// Sends a message to everybody who wants its topic and keeps it for replays.
+    pub(super) fn publish(&mut self, net: &mut Net, stream: StreamId, topic: &[u8], body: &[u8]) {
+        let Some(Stream::Publisher { cap_bytes, subscriptions, next, window, window_bytes, window_limit }) =
+            self.streams.get_mut(&stream)
+        else {
+            return;
+        };
+        let sequence = *next;
+        *next += 1;
+        let message = Arc::new(Message::of([b"", topic, &sequence.to_be_bytes(), body]));
+        let size = message.payload_bytes();
+        window.push_back((sequence, Arc::clone(&message)));
+        *window_bytes += size;
+        while window.len() > window_limit.0 || *window_bytes > window_limit.1 {
+            let Some((_, oldest)) = window.pop_front() else { break };
+            *window_bytes -= oldest.payload_bytes();
+        }
+        let (receivers, cap) = (subscriptions.receivers(topic), *cap_bytes);
+        for serial in receivers {
+            self.offer(net, serial, Queued { message: Arc::clone(&message), skip: STREAM_SKIPS }, cap);
+        }
+    }
+
+    pub(super) fn on_subscription(&mut self, net: &mut Net, serial: u64, topic: &[u8], wanted: bool) {
+        let Some(peer) = self.peers.get(&serial) else { return };
+        let Kind::Incoming { role: Role::Stream(stream), .. } = &peer.kind else { return };
+        let Some(Stream::Publisher { subscriptions, .. }) = self.streams.get_mut(stream) else { return };
+        if !wanted {
+            return subscriptions.cancel(serial, topic);
+        }
+        if subscriptions.subscribe(serial, topic).is_err() {
+            self.hub.metrics.count("link", "too_many_topics");
+            self.forget(net, serial, "too many topics");
+        }
+    }
+
+    pub(super) fn forget_subscriber(&mut self, serial: u64) {
+        let role = self.peers.get(&serial).map(|peer| &peer.kind);
+        if let Some(Kind::Incoming { role: Role::Stream(stream), .. }) = role
+            && let Some(Stream::Publisher { subscriptions, .. }) = self.streams.get_mut(stream)
+        {
+            subscriptions.remove(serial);
+        }
+    }
+
+    /// Answers a replay request, an optional empty part and a sequence number: everything from that number on that is
+    /// still in the window, then the end mark. A peer that has not taken its last replay gets no other.
+    pub(super) fn replay(&mut self, net: &mut Net, serial: u64, stream: StreamId, request: &Message) {
+        let from = request.parts().last().and_then(|part| part.try_into().ok()).map(u64::from_be_bytes);
+        let is_busy = self.peers.get(&serial).is_none_or(|peer| !peer.queue.is_empty());
+        let (Some(from), Some(Stream::Publisher { window, .. })) = (from, self.streams.get(&stream)) else {
+            return self.hub.metrics.misplaced_words.add(1);
+        };
+        if is_busy {
+            return self.hub.metrics.queue_full.add(1);
+        }
+        let wanted: Vec<Arc<Message>> =
+            window.iter().filter(|(sequence, _)| *sequence >= from).map(|(_, message)| Arc::clone(message)).collect();
+        for message in wanted {
+            self.offer(net, serial, Queued { message, skip: 0 }, usize::MAX);
+        }
+        let end = Arc::new(Message::of([&b""[..], b"", &END, b""]));
+        self.offer(net, serial, Queued { message: end, skip: 0 }, usize::MAX);
+    }
+
+    /// Tells a publisher that has just come up what this side wants.
+    pub(super) fn tell_interests(&mut self, net: &mut Net, serial: u64, stream: StreamId) {
+        let Some(Stream::Listener { interests, .. }) = self.streams.get(&stream) else { return };
+        let Some(peer) = self.peers.get_mut(&serial) else { return };
+        let (Some(conn), Some(link)) = (peer.conn, &mut peer.link) else { return };
+        let Some(wire) = net.wire(conn) else { return };
+        let mut out = Out { wire, events: &mut self.events };
+        for topic in interests.iter() {
+            // The link has just come up; if it is gone again, the next one hears.
+            let _ = link.subscribe(topic, true, peer.minor, &mut out);
+        }
+    }
+
+    pub(super) fn on_published(&mut self, stream: StreamId, message: &Message) {
+        let Some(Stream::Listener { interests, handler, last }) = self.streams.get_mut(&stream) else { return };
+        let sequence = message.part(1).and_then(|part| part.try_into().ok()).map(u64::from_be_bytes);
+        let (Some(topic), Some(sequence), Some(body)) = (message.part(0), sequence, message.part(2)) else {
+            return self.hub.metrics.misplaced_words.add(1);
+        };
+        if !interests.wants(topic) {
+            return;
+        }
+        let previous = last.replace(sequence);
+        let handler = Arc::clone(handler);
+        let published = Published { topic, sequence, previous, body };
+        let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| handler(&published)));
+        if outcome.is_err() {
+            self.hub.metrics.handlers_failed.add(1);
+        }
+    }
+}

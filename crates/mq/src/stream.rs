@@ -1,0 +1,105 @@
+use std::sync::Arc;
+
+use slackwater_net::Endpoint;
+
+use crate::hub::Hub;
+use crate::shard::{Order, StreamId};
+
+/// What hears the messages of a stream, in order, where they are read: it must not block. Work that may take long is
+/// handed to a [`TaggedThread`](crate::TaggedThread), which keeps the order.
+pub type StreamHandler = Arc<dyn Fn(&Published<'_>) + Send + Sync>;
+
+/// One message of a stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Published<'a> {
+    /// Its topic.
+    pub topic: &'a [u8],
+    /// Its number; every message of the stream has the next one, whatever its topic.
+    pub sequence: u64,
+    /// The number of the message heard before it on this stream.
+    pub previous: Option<u64>,
+    /// Its body.
+    pub body: &'a [u8],
+}
+
+/// Numbers that were not heard.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Gap {
+    /// The stream began again: its publisher was restarted.
+    Restarted,
+    /// So many messages were dropped, or had topics that this side does not want.
+    Missing(u64),
+}
+
+impl Published<'_> {
+    /// What was not heard just before this message.
+    #[must_use]
+    pub fn gap(&self) -> Option<Gap> {
+        match self.previous {
+            Some(previous) if self.sequence <= previous => Some(Gap::Restarted),
+            Some(previous) if self.sequence > previous + 1 => Some(Gap::Missing(self.sequence - previous - 1)),
+            _ => None,
+        }
+    }
+}
+
+/// What a publisher keeps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StreamOptions {
+    /// Bytes that wait for one subscriber; beyond them the oldest are dropped, and it sees the gap.
+    pub subscriber_bytes: usize,
+    /// Messages kept for replays.
+    pub replay_messages: usize,
+    /// Bytes kept for replays.
+    pub replay_bytes: usize,
+}
+
+impl Default for StreamOptions {
+    fn default() -> Self {
+        Self { subscriber_bytes: 8 << 20, replay_messages: 10_000, replay_bytes: 64 << 20 }
+    }
+}
+
+/// A stream that this side publishes.
+#[derive(Clone)]
+pub struct Publisher {
+    pub(crate) hub: Arc<Hub>,
+    pub(crate) shard: u16,
+    pub(crate) stream: StreamId,
+    pub(crate) endpoint: Endpoint,
+    pub(crate) replay: Option<Endpoint>,
+}
+
+impl Publisher {
+    /// Publishes a message to everybody who wants its topic. Never blocks and never fails: a subscriber that reads
+    /// too slowly loses the oldest.
+    pub fn publish(&self, topic: &[u8], body: &[u8]) {
+        self.hub.order(self.shard, Order::Publish(self.stream, topic.to_vec(), body.to_vec()));
+    }
+
+    /// Where it listens for subscribers.
+    #[must_use]
+    pub const fn endpoint(&self) -> &Endpoint {
+        &self.endpoint
+    }
+
+    /// Where it answers replay requests.
+    #[must_use]
+    pub const fn replay_endpoint(&self) -> Option<&Endpoint> {
+        self.replay.as_ref()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn gaps_are_seen() {
+        let gap = |previous, sequence| Published { topic: b"", sequence, previous, body: b"" }.gap();
+        assert_eq!(gap(None, 5), None);
+        assert_eq!(gap(Some(5), 6), None);
+        assert_eq!(gap(Some(5), 9), Some(Gap::Missing(3)));
+        assert_eq!(gap(Some(5), 0), Some(Gap::Restarted));
+    }
+}

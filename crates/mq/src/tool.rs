@@ -1,0 +1,247 @@
+//! What the command line does with keys and the message layer, as functions that write to any sink.
+
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::time::{Duration, Instant};
+
+use slackwater_net::{Completion, Endpoint, UnixAccess};
+use slackwater_zmtp::{KeyPair, KeyTextError, PublicKey};
+use thiserror::Error;
+
+use crate::mq::new_keys;
+use crate::{
+    Address, AddressError, Admission, AllowList, AllowListError, Builder, Call, Category, ConnectError, ConnectOptions,
+    Gap, KeyFileError, Level, ListenError, ListenOptions, Options, RegistryError, RequestError, RequestOptions,
+    Running, StartError, load_key, write_key,
+};
+
+/// Why a tool could not do its work.
+#[derive(Debug, Error)]
+#[expect(missing_docs, reason = "each variant only carries the error of the part that failed")]
+pub enum ToolError {
+    #[error(transparent)]
+    KeyFile(#[from] KeyFileError),
+    #[error(transparent)]
+    KeyText(#[from] KeyTextError),
+    #[error(transparent)]
+    AllowList(#[from] AllowListError),
+    #[error("`{0}` is no level (none, basic, admin)")]
+    Level(String),
+    #[error(transparent)]
+    Start(#[from] StartError),
+    #[error(transparent)]
+    Registry(#[from] RegistryError),
+    #[error(transparent)]
+    Listen(#[from] ListenError),
+    #[error(transparent)]
+    Connect(#[from] ConnectError),
+    #[error(transparent)]
+    Address(#[from] AddressError),
+    #[error("the peer answered: {0}")]
+    Request(#[from] RequestError),
+    #[error("no randomness from the operating system: {0}")]
+    Randomness(getrandom::Error),
+    #[error(transparent)]
+    Io(#[from] io::Error),
+}
+
+/// How to reach a peer.
+#[derive(Clone, Debug)]
+pub struct Target {
+    /// Where it is, with its key for an encrypted link.
+    pub address: Address,
+    /// Our secret key; made up when none.
+    pub key_file: Option<PathBuf>,
+    /// How long connecting and asking may take, each.
+    pub timeout: Duration,
+    /// Whether the peer is a plain ZeroMQ socket, which answers no probe.
+    pub raw: bool,
+}
+
+/// What an echo server offers.
+#[derive(Clone, Debug)]
+pub struct Echo {
+    /// Where to listen.
+    pub endpoint: Endpoint,
+    /// Secret key; with one, links are encrypted.
+    pub key_file: Option<PathBuf>,
+    /// Who may come in; everybody when none.
+    pub allow_list: Option<PathBuf>,
+}
+
+/// Makes a key pair, writes the secret half to `path` (mode 600, never over an existing file) and prints the public one.
+///
+/// # Errors
+/// [`ToolError`].
+pub fn keys_new(path: &Path, out: &mut dyn Write) -> Result<PublicKey, ToolError> {
+    let keys = new_keys().map_err(ToolError::Randomness)?;
+    write_key(path, &keys)?;
+    show(&keys, out)?;
+    Ok(keys.public())
+}
+
+/// Prints the public key of a key file in the forms that tools expect.
+///
+/// # Errors
+/// [`ToolError`].
+pub fn keys_show(path: &Path, out: &mut dyn Write) -> Result<PublicKey, ToolError> {
+    let keys = load_key(path)?;
+    show(&keys, out)?;
+    Ok(keys.public())
+}
+
+/// Enters a public key into an allow-list, or changes its entry. The file is replaced as a whole, so that whoever
+/// reloads it never reads half of it.
+///
+/// # Errors
+/// [`ToolError`].
+pub fn keys_allow(list: &Path, key: &str, level: &str, name: &str, out: &mut dyn Write) -> Result<(), ToolError> {
+    let key: PublicKey = key.parse()?;
+    let level = Level::parse(level).ok_or_else(|| ToolError::Level(level.to_owned()))?;
+    let old = match std::fs::read_to_string(list) {
+        Ok(text) => text,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => String::new(),
+        Err(error) => return Err(error.into()),
+    };
+    let is_other = |line: &&str| line.split_whitespace().next().and_then(|word| word.parse().ok()) != Some(key);
+    let mut text: String = old.lines().filter(is_other).map(|line| format!("{line}\n")).collect();
+    text.push_str(format!("{key} {} {name}", level.name()).trim_end());
+    text.push('\n');
+    let fresh = list.with_extension("new");
+    std::fs::write(&fresh, text)?;
+    AllowList::load(&fresh)?;
+    std::fs::rename(&fresh, list)?;
+    writeln!(out, "{key} may connect as {}", level.name())?;
+    Ok(())
+}
+
+/// Answers `echo.echo` with its own parts and prints what `echo.say` brings, until `stop` is done.
+///
+/// # Errors
+/// [`ToolError`].
+pub fn echo(options: &Echo, stop: &Completion, out: &mut dyn Write) -> Result<(), ToolError> {
+    let (heard, lines) = channel();
+    let keys = options.key_file.as_deref().map(load_key).transpose()?;
+    let encrypted = keys.is_some();
+    let mut builder = Builder::new(Options { keys, ..Options::default() });
+    builder.category("echo", Category::default())?;
+    builder.request_command("echo.echo", |call: &Call<'_>| {
+        call.reply(call.parts()).expect("a request command is only called with a tag");
+    })?;
+    let said = heard.clone();
+    builder.command("echo.say", move |call: &Call<'_>| {
+        let parts: Vec<String> = call.parts().map(|part| part.escape_ascii().to_string()).collect();
+        // The printing end may have stopped.
+        let _ = said.send(format!("{}: {}", call.remote(), parts.join(" ")));
+    })?;
+    let running = builder.start()?;
+    let admission = match &options.allow_list {
+        Some(path) => Admission::Listed(Arc::new(AllowList::load(path)?)),
+        None => Admission::Everybody(Level::Basic),
+    };
+    let listen = ListenOptions { admission, encrypted, access: UnixAccess::default() };
+    let endpoint = running.listen(&options.endpoint, &listen)?;
+    let key = encrypted.then(|| running.public_key());
+    writeln!(out, "listening at {}", Address::of(&endpoint, key))?;
+    out.flush()?;
+    while !stop.is_done() {
+        match lines.recv_timeout(LOOK) {
+            Ok(line) => writeln!(out, "{line}").and_then(|()| out.flush())?,
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => break,
+        }
+    }
+    Ok(())
+}
+
+/// Sends one command and waits until it has left.
+///
+/// # Errors
+/// [`ToolError`].
+pub fn send(target: &Target, command: &str, parts: &[Vec<u8>], out: &mut dyn Write) -> Result<(), ToolError> {
+    let running = start(target)?;
+    let to = running.connect_wait(&target.address, &connect_options(target))?;
+    running.send(to, command, parts);
+    running.stop();
+    writeln!(out, "sent {command} with {} parts to {}", parts.len(), target.address)?;
+    Ok(())
+}
+
+/// Sends one request and prints the parts of its answer, one a line, and how long it took.
+///
+/// # Errors
+/// [`ToolError`].
+pub fn request(target: &Target, command: &str, parts: &[Vec<u8>], out: &mut dyn Write) -> Result<(), ToolError> {
+    let running = start(target)?;
+    let to = running.connect_wait(&target.address, &connect_options(target))?;
+    let options = RequestOptions { timeout: Some(target.timeout), ..RequestOptions::default() };
+    let asked = Instant::now();
+    let answer = running.request_wait(to, command, parts, &options)?;
+    let took = asked.elapsed();
+    for part in answer.parts() {
+        writeln!(out, "{}", part.escape_ascii())?;
+    }
+    writeln!(out, "({} parts in {})", answer.parts().len(), slackwater_base::format_duration(took))?;
+    Ok(())
+}
+
+/// Prints the messages of a stream, with its gaps, until `count` have been heard or `stop` is done.
+///
+/// # Errors
+/// [`ToolError`].
+pub fn sub(
+    target: &Target,
+    topics: &[Vec<u8>],
+    count: Option<u64>,
+    stop: &Completion,
+    out: &mut dyn Write,
+) -> Result<(), ToolError> {
+    let running = start(target)?;
+    let (heard, lines) = channel();
+    let everything = [Vec::new()];
+    let topics = if topics.is_empty() { &everything[..] } else { topics };
+    let topics: Vec<&[u8]> = topics.iter().map(Vec::as_slice).collect();
+    running.subscribe(&target.address, &topics, &connect_options(target), move |published| {
+        let gap = match published.gap() {
+            Some(Gap::Missing(count)) => format!("({count} not heard) "),
+            Some(Gap::Restarted) => "(the stream began again) ".to_owned(),
+            None => String::new(),
+        };
+        let (topic, body) = (published.topic.escape_ascii(), published.body.escape_ascii());
+        // The printing end may have stopped.
+        let _ = heard.send(format!("{gap}{} {topic} {body}", published.sequence));
+    })?;
+    let mut left = count.unwrap_or(u64::MAX);
+    while left > 0 && !stop.is_done() {
+        match lines.recv_timeout(LOOK) {
+            Ok(line) => {
+                writeln!(out, "{line}").and_then(|()| out.flush())?;
+                left -= 1;
+            }
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => break,
+        }
+    }
+    Ok(())
+}
+
+/// How often a printing tool looks whether it should stop.
+const LOOK: Duration = Duration::from_millis(200);
+
+fn start(target: &Target) -> Result<Running, ToolError> {
+    let keys = target.key_file.as_deref().map(load_key).transpose()?;
+    Ok(Builder::new(Options { keys, ..Options::default() }).start()?)
+}
+
+fn connect_options(target: &Target) -> ConnectOptions {
+    ConnectOptions { probe: !target.raw, timeout: Some(target.timeout), ..ConnectOptions::default() }
+}
+
+fn show(keys: &KeyPair, out: &mut dyn Write) -> io::Result<()> {
+    let public = keys.public();
+    writeln!(out, "hex      {public}")?;
+    writeln!(out, "base32z  {}", public.to_base32z())?;
+    writeln!(out, "z85      {}", public.to_z85())
+}

@@ -1,0 +1,280 @@
+//! Commands, requests, replies and refusals between two of ours, on every kind of link.
+
+mod common;
+
+use std::sync::mpsc::channel;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use common::*;
+use slackwater_mq::*;
+use slackwater_net::Endpoint;
+
+#[test]
+fn requests_are_answered_on_every_kind_of_link() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = server_builder(options(1)).start().unwrap();
+    let path = folder.path().join("socket");
+    let mut addresses = vec![listen(&server, &everybody(false)), listen(&server, &everybody(true))];
+    for (name, encrypted) in [("plain", false), ("curve", true)] {
+        let endpoint = server.listen(&Endpoint::Unix(path.with_extension(name)), &everybody(encrypted)).unwrap();
+        addresses.push(Address::of(&endpoint, encrypted.then(|| server.public_key())));
+    }
+    // With one key and one id the second encrypted link would take the place of the first.
+    let client = Builder::new(Options { ephemeral_ids: true, ..options(2) }).start().unwrap();
+    let large = vec![7u8; 900_000];
+    for address in &addresses {
+        let to = connect(&client, address);
+        for command in ["test.echo", "quick.echo"] {
+            for body in [&[][..], &[&b""[..]], &[b"a", b"", &large]] {
+                let want: Vec<Vec<u8>> = body.iter().map(|part| part.to_vec()).collect();
+                assert!(ask(&client, to, command, body) == Ok(want), "{address} {command}");
+            }
+        }
+    }
+    let own = server.connect_inproc();
+    assert_eq!(ask(&server, own, "admin.echo", &[b"x"]), Ok(vec![b"x".to_vec()]));
+}
+
+#[test]
+fn refusals_come_at_once_and_say_why() {
+    let mut builder = server_builder(options(1));
+    let access = |remote_node, local_node| Access { level: Level::None, remote_node, local_node };
+    builder.category("remote", Category { access: access(true, false), ..Category::default() }).unwrap();
+    builder.category("local", Category { access: access(false, true), ..Category::default() }).unwrap();
+    builder.request_command("remote.x", |_| {}).unwrap().request_command("local.x", |_| {}).unwrap();
+    let server = builder.start().unwrap();
+    let client = client(2);
+    let to = connect(&client, &listen(&server, &everybody(true)));
+    let check = |command: &str, refusal| {
+        assert_eq!(ask(&client, to, command, &[]), Err(RequestError::Refused(refusal)), "{command}");
+        assert_eq!(server.metrics().caused("refusal", refusal.text()), 1);
+    };
+    check("nobody.knows", Refusal::UnknownCommand);
+    check("admin.echo", Refusal::Forbidden);
+    check("local.x", Refusal::NotAServiceNode);
+    check("remote.x", Refusal::ForbiddenNode);
+    check("test.panic", Refusal::Failed);
+    assert_eq!(server.metrics().handlers_failed.get(), 1);
+}
+
+#[test]
+fn a_full_queue_answers_busy() {
+    let mut builder = Builder::new(Options { workers: Workers { general: 1, batch: 1, replies: 1 }, ..options(1) });
+    let queueing = Queueing { queue: Some(1), ..Queueing::default() };
+    builder.category("slow", Category { queueing, ..Category::default() }).unwrap();
+    let (began, begun) = channel();
+    let (release, held) = channel::<()>();
+    let held = Mutex::new(held);
+    builder
+        .request_command("slow.work", move |call| {
+            began.send(()).unwrap();
+            let _ = held.lock().unwrap().recv();
+            call.reply(["done"]).unwrap();
+        })
+        .unwrap();
+    let server = builder.start().unwrap();
+    let client = client(2);
+    let to = connect(&client, &listen(&server, &everybody(false)));
+    let (told, outcomes) = channel();
+    let request = || {
+        let told = told.clone();
+        client.request(to, "slow.work", [""; 0], &RequestOptions::default(), move |outcome| {
+            told.send(outcome.map(|answer| answer.part(0).map(<[u8]>::to_vec))).unwrap();
+        });
+    };
+    request();
+    next(&begun, "the first is at work");
+    request();
+    until("the second waits", || server.waiting_commands() == [1]);
+    request();
+    assert_eq!(next(&outcomes, "the third is refused"), Err(RequestError::Refused(Refusal::Busy)));
+    drop(release);
+    assert_eq!(next(&outcomes, "the first"), Ok(Some(b"done".to_vec())));
+    assert_eq!(next(&outcomes, "the second"), Ok(Some(b"done".to_vec())));
+}
+
+#[test]
+fn replies_may_come_later_from_another_thread_or_never() {
+    let mut builder = server_builder(options(1));
+    let (kept, deferred) = channel::<Deferred>();
+    builder.request_command("test.later", move |call| kept.send(call.defer().unwrap()).unwrap()).unwrap();
+    builder.command("test.plain", |call| assert_eq!(call.reply(["x"]), Err(NotARequest))).unwrap();
+    let server = builder.start().unwrap();
+    let client = client(2);
+    let to = connect(&client, &listen(&server, &everybody(true)));
+    let answering = std::thread::spawn(move || {
+        next(&deferred, "the first").reply(["late"]);
+        drop(next(&deferred, "the second"));
+        deferred
+    });
+    assert_eq!(ask(&client, to, "test.later", &[]), Ok(vec![b"late".to_vec()]));
+    assert_eq!(ask(&client, to, "test.later", &[]), Err(RequestError::Refused(Refusal::Failed)));
+    drop(answering.join().unwrap());
+    client.send(to, "test.plain", ["x"]);
+    assert_eq!(ask(&client, to, "test.echo", &[b"after"]), Ok(vec![b"after".to_vec()]));
+    assert_eq!(server.metrics().handlers_failed.get(), 0);
+}
+
+#[test]
+fn requests_end_by_their_timeout_and_a_late_reply_is_dropped() {
+    let mut builder = server_builder(options(1));
+    let (kept, deferred) = channel::<Deferred>();
+    builder.request_command("test.later", move |call| kept.send(call.defer().unwrap()).unwrap()).unwrap();
+    let server = builder.start().unwrap();
+    let client = client(2);
+    let to = connect(&client, &listen(&server, &everybody(false)));
+    let short = RequestOptions { timeout: Some(Duration::from_millis(30)), ..RequestOptions::default() };
+    let outcome = client.request_wait(to, "test.later", [""; 0], &short);
+    assert_eq!(outcome, Err(RequestError::Timeout));
+    next(&deferred, "the request came").reply(["late"]);
+    until("the late reply is counted", || client.metrics().late_replies.get() == 1);
+    assert_eq!(client.metrics().timeouts.get(), 1);
+}
+
+#[test]
+fn a_lost_link_ends_its_requests_at_once() {
+    let server = server_builder(options(1)).start().unwrap();
+    let address = listen(&server, &everybody(true));
+    let (heard, events) = channel();
+    let mut builder = Builder::new(options(2));
+    builder.on_link(move |event| heard.send(event).unwrap());
+    let client = builder.start().unwrap();
+    let to = connect(&client, &address);
+    assert!(matches!(next(&events, "up"), LinkEvent::Up { .. }));
+    let (told, outcome) = channel();
+    client.request(to, "test.silent", [""; 0], &RequestOptions::default(), move |o| told.send(o).unwrap());
+    assert_eq!(ask(&client, to, "test.echo", &[]), Ok(vec![]));
+    server.stop();
+    assert_eq!(next(&outcome, "the request ends"), Err(RequestError::Gone));
+    assert!(matches!(next(&events, "down"), LinkEvent::Down { .. }));
+    assert_eq!(client.books()[1], 0);
+}
+
+#[test]
+fn handlers_talk_back_on_the_link_they_were_called_on() {
+    let mut builder = server_builder(options(1));
+    builder
+        .command("test.hello", |call| {
+            call.send_back("client.note", ["noted"]);
+            let from = call.from();
+            let mq = call.mq();
+            call.request_back("client.who", [""; 0], &RequestOptions::default(), move |answer| {
+                mq.send(from, "client.note", answer.unwrap().parts());
+            });
+        })
+        .unwrap();
+    let server = builder.start().unwrap();
+    let (noted, notes) = channel();
+    let mut builder = Builder::new(options(2));
+    builder.category("client", Category::default()).unwrap();
+    builder.command("client.note", move |call| noted.send(call.part(0).unwrap().to_vec()).unwrap()).unwrap();
+    builder.request_command("client.who", |call| call.reply(["me"]).unwrap()).unwrap();
+    let client = builder.start().unwrap();
+    let to = connect(&client, &listen(&server, &everybody(true)));
+    client.send(to, "test.hello", [""; 0]);
+    assert_eq!(next(&notes, "the command back"), b"noted");
+    assert_eq!(next(&notes, "the answer to the request back"), b"me");
+}
+
+#[test]
+fn aliases_apply_before_rights() {
+    let mut builder = server_builder(options(1));
+    builder.alias("old.echo", "test.echo").unwrap().alias("old.admin", "admin.echo").unwrap();
+    let server = builder.start().unwrap();
+    let client = client(2);
+    let to = connect(&client, &listen(&server, &everybody(false)));
+    assert_eq!(ask(&client, to, "old.echo", &[b"x"]), Ok(vec![b"x".to_vec()]));
+    assert_eq!(ask(&client, to, "old.admin", &[]), Err(RequestError::Refused(Refusal::Forbidden)));
+}
+
+#[test]
+fn messages_of_one_sender_arrive_in_order() {
+    let (heard, numbers) = channel();
+    let mut builder = Builder::new(options(1));
+    builder.category("in", Category { run: Run::Inline, ..Category::default() }).unwrap();
+    builder.command("in.number", move |call| heard.send(call.part(0).unwrap().to_vec()).unwrap()).unwrap();
+    let server = builder.start().unwrap();
+    let client = client(2);
+    let to = client.connect(&listen(&server, &everybody(true)), &ConnectOptions::default(), |_| {}).unwrap();
+    // The first are queued before the link stands, and none overtakes another.
+    for number in 0..900u32 {
+        client.send(to, "in.number", [number.to_le_bytes()]);
+    }
+    for number in 0..900u32 {
+        assert_eq!(next(&numbers, "a number"), number.to_le_bytes());
+    }
+}
+
+#[test]
+fn a_link_that_is_full_says_so() {
+    let server = server_builder(options(1)).start().unwrap();
+    let address = listen(&server, &everybody(false));
+    server.stop();
+    let client = Builder::new(Options { queue_messages: 3, ..options(2) }).start().unwrap();
+    let to = client.connect(&address, &ConnectOptions::default(), |_| {}).unwrap();
+    let (told, failures) = channel();
+    for _ in 0..5 {
+        let told = told.clone();
+        let on_failure: Box<dyn FnOnce(SendError) + Send> = Box::new(move |error| told.send(error).unwrap());
+        let options = SendOptions { on_failure: Some(on_failure), ..SendOptions::default() };
+        client.send_with(to, "x.y", [""; 0], options);
+    }
+    assert_eq!([next(&failures, "fourth"), next(&failures, "fifth")], [SendError::Full; 2]);
+    let (told, gone) = channel();
+    client.disconnect(to);
+    client.request(to, "x.y", [""; 0], &RequestOptions::default(), move |outcome| told.send(outcome).unwrap());
+    assert_eq!(next(&gone, "nobody there"), Err(RequestError::Gone));
+}
+
+#[test]
+fn an_inline_handler_cannot_wait_for_itself() {
+    let mut builder = server_builder(options(1));
+    let (told, outcome) = channel();
+    builder
+        .command("quick.wait", move |call| {
+            let waited = call.mq().request_wait(call.from(), "x.y", [""; 0], &RequestOptions::default());
+            told.send(waited.unwrap_err()).unwrap();
+        })
+        .unwrap();
+    let server = builder.start().unwrap();
+    let client = client(2);
+    let to = connect(&client, &listen(&server, &everybody(false)));
+    client.send(to, "quick.wait", [""; 0]);
+    assert_eq!(next(&outcome, "a refusal"), RequestError::InsideLoop);
+}
+
+#[test]
+fn nothing_is_left_when_everybody_has_gone() {
+    let server = server_builder(options(1)).start().unwrap();
+    let address = listen(&server, &everybody(true));
+    for round in 0..3 {
+        let client = Arc::new(Builder::new(Options { ephemeral_ids: true, ..options(2) }).start().unwrap());
+        let links: Vec<ConnectionId> = (0..20).map(|_| connect(&client, &address)).collect();
+        assert_eq!(server.links_up(), 20, "round {round}");
+        for link in &links {
+            assert_eq!(ask(&client, *link, "test.echo", &[b"x"]), Ok(vec![b"x".to_vec()]));
+        }
+        links.iter().for_each(|link| client.disconnect(*link));
+        until("the client's books are empty", || client.books() == [0; 5]);
+        until("the server's books are empty", || server.books() == [0; 5]);
+    }
+}
+
+#[test]
+fn several_loops_share_a_port() {
+    let server = server_builder(Options { loops: 2, ..options(1) }).start().unwrap();
+    let address = listen(&server, &everybody(false));
+    let client = Builder::new(Options { loops: 2, ..options(2) }).start().unwrap();
+    let links: Vec<ConnectionId> = (0..16).map(|_| connect(&client, &address)).collect();
+    for link in links {
+        assert_eq!(ask(&client, link, "test.echo", &[b"x"]), Ok(vec![b"x".to_vec()]));
+    }
+    let mut busy = 0;
+    server.loop_counters(|counters| busy += u64::from(counters.bytes_in.get() > 0));
+    assert_eq!(busy, 2, "the kernel spreads connections over the listeners");
+    let other = server_builder(options(3)).start().unwrap();
+    let Place::Tcp { port, .. } = address.place else { panic!("a TCP address") };
+    let taken = Endpoint::Tcp(([127, 0, 0, 1], port).into());
+    assert!(other.listen(&taken, &everybody(false)).is_err());
+}

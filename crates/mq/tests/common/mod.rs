@@ -1,0 +1,88 @@
+//! A message layer to talk to and one to talk with.
+#![allow(dead_code, reason = "each test file uses its own part")]
+
+use std::net::Ipv4Addr;
+use std::sync::mpsc::Receiver;
+use std::time::{Duration, Instant};
+
+use slackwater_mq::*;
+use slackwater_net::{Endpoint, UnixAccess};
+use slackwater_zmtp::{KeyPair, SecretKey};
+
+pub(crate) const LONG: Duration = Duration::from_secs(20);
+
+pub(crate) fn keys(seed: u8) -> KeyPair {
+    KeyPair::of(SecretKey::from_bytes([seed; 32]))
+}
+
+pub(crate) fn options(seed: u8) -> Options {
+    Options {
+        keys: Some(keys(seed)),
+        workers: Workers { general: 2, batch: 1, replies: 1 },
+        linger: Duration::from_millis(500),
+        reconnect_first: Duration::from_millis(20),
+        reconnect_most: Duration::from_millis(200),
+        ..Options::default()
+    }
+}
+
+pub(crate) fn any_port() -> Endpoint {
+    Endpoint::Tcp((Ipv4Addr::LOCALHOST, 0).into())
+}
+
+pub(crate) fn everybody(encrypted: bool) -> ListenOptions {
+    listen_options(Admission::Everybody(Level::Basic), encrypted)
+}
+
+pub(crate) fn listen_options(admission: Admission, encrypted: bool) -> ListenOptions {
+    ListenOptions { admission, encrypted, access: UnixAccess::default() }
+}
+
+/// A server with the commands that most tests need.
+pub(crate) fn server_builder(options: Options) -> Builder {
+    let mut builder = Builder::new(options);
+    let category = |level| Category { access: Access { level, ..Access::default() }, ..Category::default() };
+    let quick = Category { run: Run::Inline, ..category(Level::Basic) };
+    builder.category("test", category(Level::Basic)).expect("a name");
+    builder.category("quick", quick).expect("a name");
+    builder.category("admin", category(Level::Admin)).expect("a name");
+    let echo = |call: &Call<'_>| call.reply(call.parts()).expect("a request");
+    builder.request_command("test.echo", echo).expect("a name");
+    builder.request_command("quick.echo", echo).expect("a name");
+    builder.request_command("admin.echo", echo).expect("a name");
+    builder.request_command("test.panic", |_| panic!("on purpose")).expect("a name");
+    builder.request_command("test.silent", |_| {}).expect("a name");
+    builder
+}
+
+/// Listens at any port and says how to get there.
+pub(crate) fn listen(mq: &Mq, options: &ListenOptions) -> Address {
+    let endpoint = mq.listen(&any_port(), options).expect("loopback");
+    Address::of(&endpoint, options.encrypted.then(|| mq.public_key()))
+}
+
+pub(crate) fn client(seed: u8) -> Running {
+    Builder::new(options(seed)).start().expect("a message layer")
+}
+
+pub(crate) fn connect(mq: &Mq, address: &Address) -> ConnectionId {
+    mq.connect_wait(address, &ConnectOptions::default()).expect("the server listens")
+}
+
+pub(crate) fn ask(mq: &Mq, to: ConnectionId, command: &str, parts: &[&[u8]]) -> Result<Vec<Vec<u8>>, RequestError> {
+    let options = RequestOptions { timeout: Some(LONG), ..RequestOptions::default() };
+    mq.request_wait(to, command, parts, &options).map(|answer| answer.parts().map(<[u8]>::to_vec).collect())
+}
+
+/// Waits until `fact` is true, looking again whenever other threads had time to make it so.
+pub(crate) fn until(what: &str, mut fact: impl FnMut() -> bool) {
+    let give_up = Instant::now() + LONG;
+    while !fact() {
+        assert!(Instant::now() < give_up, "never came true: {what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+pub(crate) fn next<T>(receiver: &Receiver<T>, what: &str) -> T {
+    receiver.recv_timeout(LONG).unwrap_or_else(|_| panic!("nothing came: {what}"))
+}

@@ -1,0 +1,224 @@
+//! Junk, half greetings, floods, readers that do not read, a server that is killed: good clients go on, what is kept
+//! stays bounded.
+
+mod common;
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use common::*;
+use slackwater_mq::*;
+use slackwater_net::{Endpoint, PreAuthLimits};
+use slackwater_zmtp::Limits;
+
+fn socket_of(address: &Address) -> SocketAddr {
+    match address.endpoint().expect("a loopback address") {
+        Endpoint::Tcp(socket) => socket,
+        Endpoint::Unix(_) => panic!("a TCP address"),
+    }
+}
+
+#[test]
+fn junk_is_closed_and_counted_while_good_clients_work() {
+    let limits = Limits { handshake_time: Duration::from_millis(200), ..Limits::default() };
+    let server = server_builder(Options { limits, ..options(1) }).start().unwrap();
+    let address = listen(&server, &everybody(true));
+    let client = client(2);
+    let to = connect(&client, &address);
+    let done = AtomicBool::new(false);
+    let mut silent = Vec::new();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for number in 0..300u32 {
+                let body = number.to_le_bytes();
+                assert_eq!(ask(&client, to, "test.echo", &[&body]), Ok(vec![body.to_vec()]));
+            }
+            done.store(true, Ordering::Relaxed);
+        });
+        let mut greeting = [0u8; 64];
+        (greeting[0], greeting[9], greeting[10], greeting[11]) = (0xff, 0x7f, 3, 1);
+        greeting[12..17].copy_from_slice(b"CURVE");
+        let huge = [&greeting[..], b"\x06\xff\xff\xff\xff\xff\xff\xff\xff"].concat();
+        let hello = [&greeting[..], b"\x04\xc8\x05HELLO\x01\x00", &[7; 192]].concat();
+        let attacks: [&[u8]; 5] = [b"GET / HTTP/1.1\r\n\r\n", &[0xff; 300], &huge, &hello, &greeting[..30]];
+        while !done.load(Ordering::Relaxed) || silent.len() < 50 {
+            let mut stream = TcpStream::connect(socket_of(&address)).unwrap();
+            // The server may close while this is still writing.
+            let _ = stream.write_all(attacks[silent.len() % attacks.len()]);
+            silent.push(stream);
+            if silent.len() >= 50 && done.load(Ordering::Relaxed) {
+                break;
+            }
+            if silent.len() == 60 {
+                silent.drain(..30);
+            }
+        }
+    });
+    let caused = |cause: &str| server.metrics().caused("link", cause);
+    until("every kind was counted", || {
+        caused("not_zmtp") > 0
+            && caused("frame_too_large") > 0
+            && caused("box_closed") > 0
+            && caused("handshake_timeout") > 0
+    });
+    drop(silent);
+    until("only the good link is left", || server.books()[0] == 1);
+}
+
+#[test]
+fn a_flood_of_connects_from_one_source_leaves_room_for_others() {
+    let pre_auth = PreAuthLimits { total: 64, per_source: 16, rate: 5_000, rate_per_source: 500 };
+    let server = server_builder(Options { pre_auth, ..options(1) }).start().unwrap();
+    let address = listen(&server, &everybody(true));
+    let target = socket_of(&address);
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let flooding = scope.spawn(|| {
+            let mut held = Vec::new();
+            let mut count = 0u32;
+            while !done.load(Ordering::Relaxed) && count < 5_000 {
+                let socket = socket2_from([127, 0, 0, 2], target);
+                held.extend(socket);
+                count += 1;
+                if held.len() > 100 {
+                    held.drain(..50);
+                }
+            }
+            count
+        });
+        for round in 0..5u8 {
+            let client = client(10 + round);
+            let to = connect(&client, &address);
+            for number in 0..20u8 {
+                assert_eq!(ask(&client, to, "test.echo", &[&[number]]), Ok(vec![vec![number]]));
+            }
+        }
+        done.store(true, Ordering::Relaxed);
+        assert!(flooding.join().unwrap() > 20);
+    });
+    let mut refused = 0;
+    server.loop_counters(|counters| refused += counters.refused_source_full.get() + counters.refused_source_rate.get());
+    assert!(refused > 0, "the flood met its limit");
+    assert!(server.books()[2] <= 80, "connections stay bounded");
+}
+
+/// A connection from a certain loopback address; none when the kernel's queue is full.
+fn socket2_from(from: [u8; 4], to: SocketAddr) -> Option<TcpStream> {
+    let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).ok()?;
+    socket.bind(&SocketAddr::from((from, 0)).into()).ok()?;
+    socket.connect_timeout(&to.into(), Duration::from_millis(200)).ok()?;
+    Some(socket.into())
+}
+
+#[test]
+fn a_reader_that_does_not_read_fills_only_its_own_queue() {
+    let mut builder =
+        server_builder(Options { queue_bytes: 1 << 20, write_stall: Duration::from_millis(300), ..options(1) });
+    let (kept, callers) = std::sync::mpsc::channel();
+    builder.command("quick.register", move |call| kept.send(call.from()).unwrap()).unwrap();
+    let server = builder.start().unwrap();
+    let address = listen(&server, &everybody(false));
+    let mut lazy = TcpStream::connect(socket_of(&address)).unwrap();
+    let mut greeting = [0u8; 64];
+    (greeting[0], greeting[9], greeting[10], greeting[11]) = (0xff, 0x7f, 3, 1);
+    greeting[12..16].copy_from_slice(b"NULL");
+    lazy.write_all(&greeting).unwrap();
+    lazy.write_all(b"\x04\x1c\x05READY\x0bSocket-Type\0\0\0\x06DEALER\x00\x0equick.register").unwrap();
+    let reader = next(&callers, "it registers");
+    let (told, failures) = std::sync::mpsc::channel();
+    let body = vec![1u8; 64 << 10];
+    for _ in 0..400 {
+        let told = told.clone();
+        let on_failure: Box<dyn FnOnce(SendError) + Send> = Box::new(move |error| told.send(error).unwrap());
+        server.send_with(
+            reader,
+            "x.y",
+            [&body],
+            SendOptions { on_failure: Some(on_failure), ..SendOptions::default() },
+        );
+    }
+    assert_eq!(next(&failures, "a refusal"), SendError::Full);
+    assert!(server.books()[3] <= 17);
+    let client = client(2);
+    let to = connect(&client, &address);
+    assert_eq!(ask(&client, to, "test.echo", &[b"x"]), Ok(vec![b"x".to_vec()]));
+    until("it is dropped", || server.metrics().caused("link", "stalled") == 1);
+    until("and forgotten", || server.books()[0] == 1);
+    drop(lazy);
+}
+
+#[test]
+fn a_frame_over_the_limit_closes_the_link_and_the_next_one_works() {
+    let server = server_builder(options(1)).start().unwrap();
+    let address = listen(&server, &everybody(true));
+    let client = client(2);
+    let to = connect(&client, &address);
+    assert_eq!(ask(&client, to, "test.echo", &[&vec![0; 2 << 20]]), Err(RequestError::Gone));
+    assert_eq!(server.metrics().caused("link", "frame_too_large"), 1);
+    assert_eq!(ask(&client, to, "test.echo", &[b"x"]), Ok(vec![b"x".to_vec()]));
+}
+
+const SERVER: &str = "SLACKWATER_TEST_SERVER";
+
+/// Not a test of its own: the server that the next test kills. Listens at the port of the environment variable.
+#[test]
+fn server_process() {
+    let Ok(port) = std::env::var(SERVER) else { return };
+    let server = server_builder(Options { ephemeral_ids: true, ..options(1) }).start().unwrap();
+    let endpoint = Endpoint::Tcp(([127, 0, 0, 1], port.parse().unwrap()).into());
+    let bound = server.listen(&endpoint, &everybody(true)).unwrap();
+    let mut out = std::io::stdout();
+    writeln!(out, "\nlistening {bound}").unwrap();
+    out.flush().unwrap();
+    // Ends when the parent closes the pipe, if it is not killed before.
+    let _ = std::io::stdin().read(&mut [0]);
+}
+
+fn start_server(port: u16) -> (Child, u16) {
+    let mut child = Command::new(std::env::current_exe().expect("this test is a program"))
+        .args(["--exact", "server_process", "--nocapture"])
+        .env(SERVER, port.to_string())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("this test starts itself");
+    let lines = BufReader::new(child.stdout.take().expect("piped")).lines();
+    let port = lines
+        .map_while(Result::ok)
+        .find_map(|line| line.strip_prefix("listening tcp://127.0.0.1:").map(|port| port.parse().expect("a port")))
+        .expect("the server says where it listens");
+    (child, port)
+}
+
+fn descriptors() -> usize {
+    std::fs::read_dir("/proc/self/fd").expect("Linux").count()
+}
+
+#[test]
+fn clients_return_after_their_server_was_killed_without_leaking() {
+    const LINKS: usize = 200;
+    let (mut child, port) = start_server(0);
+    let client = Builder::new(Options { ephemeral_ids: true, request_timeout: LONG, ..options(2) }).start().unwrap();
+    let address: Address = format!("curve://127.0.0.1:{port}/{}", keys(1).public()).parse().unwrap();
+    let links: Vec<ConnectionId> = (0..LINKS).map(|_| connect(&client, &address)).collect();
+    let books = client.books();
+    let baseline = descriptors();
+    for round in 0..3 {
+        child.kill().unwrap();
+        child.wait().unwrap();
+        until("every link is noticed to be lost", || client.links_up() == 0);
+        (child, _) = start_server(port);
+        until("every link is back", || client.links_up() == LINKS);
+        for link in &links {
+            assert_eq!(ask(&client, *link, "test.echo", &[b"x"]), Ok(vec![b"x".to_vec()]), "round {round}");
+        }
+        until("the books are as before", || client.books() == books);
+        // The tests beside this one hold descriptors of their own; links would show by the hundred.
+        assert!(descriptors() < baseline + LINKS / 2, "{baseline} descriptors before, {} after", descriptors());
+    }
+    let _ = child.kill();
+    let _ = child.wait();
+}

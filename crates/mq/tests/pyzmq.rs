@@ -1,0 +1,245 @@
+//! The message layer against libzmq, through pyzmq, on loopback: raw frames as OxenMQ peers and KV-event consumers
+//! send them. Without a Python that has pyzmq the tests say so and end: `SLACKWATER_PYTHON` names one, else `python3`
+//! is tried.
+
+mod common;
+
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::Arc;
+
+use common::*;
+use slackwater_mq::*;
+use slackwater_net::Endpoint;
+
+struct Python {
+    child: Child,
+    lines: BufReader<ChildStdout>,
+    input: ChildStdin,
+}
+
+const PRELUDE: &str = r#"
+import sys, zmq
+c = zmq.Context()
+def sock(kind, **opts):
+    s = c.socket(kind)
+    s.linger = 1000
+    s.rcvtimeo = s.sndtimeo = 20000
+    for k, v in opts.items(): setattr(s, k, v)
+    return s
+def say(*a):
+    print(*a, flush=True)
+def curve(s, server):
+    p, k = zmq.curve_keypair()
+    s.curve_serverkey = server.encode(); s.curve_publickey = p; s.curve_secretkey = k
+"#;
+
+impl Python {
+    fn start(script: &str, arguments: &[&str]) -> Option<Self> {
+        let program = std::env::var("SLACKWATER_PYTHON").unwrap_or_else(|_| "python3".into());
+        let probe = Command::new(&program).args(["-c", "import zmq"]).stderr(Stdio::null()).status();
+        if !probe.is_ok_and(|status| status.success()) {
+            #[expect(clippy::print_stderr, reason = "a skip must be seen")]
+            {
+                eprintln!("skipped: `{program}` has no zmq module (set SLACKWATER_PYTHON to one that has)");
+            }
+            return None;
+        }
+        let mut command = Command::new(program);
+        command.arg("-c").arg(format!("{PRELUDE}{script}")).args(arguments);
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("the probe ran");
+        let lines = BufReader::new(child.stdout.take().expect("piped"));
+        let input = child.stdin.take().expect("piped");
+        Some(Self { child, lines, input })
+    }
+
+    fn line(&mut self) -> String {
+        let mut line = String::new();
+        self.lines.read_line(&mut line).expect("text");
+        line.trim_end().to_owned()
+    }
+
+    fn go_on(&mut self) {
+        writeln!(self.input).expect("the peer waits for a line");
+    }
+}
+
+impl Drop for Python {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn port(address: &Address) -> String {
+    match &address.place {
+        Place::Tcp { port, .. } => port.to_string(),
+        Place::Ipc(_) => panic!("a TCP address"),
+    }
+}
+
+#[test]
+fn their_dealer_calls_us_with_upstream_s_frames() {
+    let script = r#"
+s = sock(zmq.DEALER, heartbeat_ivl=100, heartbeat_timeout=5000)
+if sys.argv[2]: curve(s, sys.argv[2])
+s.connect('tcp://127.0.0.1:' + sys.argv[1])
+def ask(*frames):
+    s.send_multipart(frames)
+    say(s.recv_multipart())
+tag = b't' * 15
+ask(b'HI')
+ask(b'test.echo', tag, b'a', b'', b'b')
+ask(b'test.echo', b'short tag', b'a')
+ask(b'no.such', tag, b'a')
+ask(b'no.such', b'a')
+ask(b'nodot')
+ask(b'admin.echo', tag)
+ask(b'test.echo')
+s.send_multipart([b'test.panic', tag])
+s.send_multipart([b'FORBIDDEN', b'REPLY', tag])
+s.send_multipart([b'UNKNOWNCOMMAND'])
+s.send_multipart([b'BYE'])
+ask(b'test.echo', tag, b'x' * 500000)
+"#;
+    for encrypted in [false, true] {
+        let server = server_builder(options(1)).start().unwrap();
+        let address = listen(&server, &everybody(encrypted));
+        let key = if encrypted { server.public_key().to_z85() } else { String::new() };
+        let Some(mut python) = Python::start(script, &[&port(&address), &key]) else { return };
+        let mut check = |want: &str| assert_eq!(python.line(), want);
+        check("[b'HELLO']");
+        check("[b'REPLY', b'ttttttttttttttt', b'a', b'', b'b']");
+        check("[b'REPLY', b'short tag', b'a']");
+        check("[b'UNKNOWNCOMMAND', b'REPLY', b'ttttttttttttttt']");
+        check("[b'UNKNOWNCOMMAND', b'no.such']");
+        check("[b'UNKNOWNCOMMAND', b'nodot']");
+        check("[b'FORBIDDEN', b'REPLY', b'ttttttttttttttt']");
+        check("[b'NO_REPLY_TAG', b'test.echo']");
+        // A peer without our property is not told FAILED, and errors are not answered with errors.
+        assert!(python.line().starts_with("[b'REPLY', b'ttttttttttttttt', b'xxx"));
+        assert_eq!(server.metrics().handlers_failed.get(), 1);
+    }
+}
+
+#[test]
+fn we_call_their_router_and_come_back_when_it_does() {
+    let script = r#"
+port = sys.argv[1]
+for turn in range(2):
+    s = sock(zmq.ROUTER)
+    s.bind('tcp://127.0.0.1:' + port)
+    if turn == 0:
+        port = s.last_endpoint.decode().rsplit(':', 1)[1]
+        say(port)
+    while True:
+        m = s.recv_multipart()
+        if m[1] == b'end.turn': break
+        s.send_multipart([m[0], b'REPLY', m[2], b'turn', str(turn).encode()])
+    s.close(linger=0)
+    say('closed')
+    sys.stdin.readline()
+"#;
+    let Some(mut python) = Python::start(script, &["*"]) else { return };
+    let port: u16 = python.line().parse().unwrap();
+    let client = client(2);
+    let raw = ConnectOptions { probe: false, ..ConnectOptions::default() };
+    let address: Address = format!("tcp://127.0.0.1:{port}").parse().unwrap();
+    let to = client.connect_wait(&address, &raw).unwrap();
+    assert_eq!(ask(&client, to, "any.thing", &[b"x"]), Ok(vec![b"turn".to_vec(), b"0".to_vec()]));
+    client.send(to, "end.turn", [""; 0]);
+    assert_eq!(python.line(), "closed");
+    until("the link is lost", || client.metrics().links_down.get() == 1);
+    python.go_on();
+    assert_eq!(ask(&client, to, "any.thing", &[b"x"]), Ok(vec![b"turn".to_vec(), b"1".to_vec()]));
+    assert!(client.metrics().reconnects.get() >= 1);
+}
+
+#[test]
+fn their_allow_list_is_ours() {
+    let script = r#"
+from zmq.utils.monitor import recv_monitor_message
+s = sock(zmq.DEALER)
+m = s.get_monitor_socket(); m.rcvtimeo = 20000
+curve(s, sys.argv[2])
+s.connect('tcp://127.0.0.1:' + sys.argv[1])
+while True:
+    e = recv_monitor_message(m)
+    if e['event'] == zmq.EVENT_HANDSHAKE_FAILED_AUTH: say('refused', e['value']); break
+"#;
+    let server = server_builder(options(1)).start().unwrap();
+    let list = Arc::new(AllowList::of([]));
+    let address = listen(&server, &listen_options(Admission::Listed(list), true));
+    let key = server.public_key().to_z85();
+    let Some(mut python) = Python::start(script, &[&port(&address), &key]) else { return };
+    assert_eq!(python.line(), "refused 400");
+}
+
+#[test]
+fn their_sub_hears_our_stream_and_replays_it() {
+    let script = r#"
+s = sock(zmq.SUB)
+r = sock(zmq.REQ)
+if sys.argv[3]: curve(s, sys.argv[3]); curve(r, sys.argv[3])
+s.subscribe(b'kv')
+s.connect('tcp://127.0.0.1:' + sys.argv[1])
+say(s.recv_multipart()[0])
+while s.recv_multipart()[2] != b'last': pass
+say('last')
+d = sock(zmq.DEALER)
+if sys.argv[3]: curve(d, sys.argv[3])
+d.connect('tcp://127.0.0.1:' + sys.argv[2])
+d.send_multipart([b'', (3).to_bytes(8, 'big')])
+n = 3
+while True:
+    e, topic, seq, body = d.recv_multipart()
+    assert e == b''
+    seq = int.from_bytes(seq, 'big', signed=True)
+    if seq == -1: break
+    assert seq == n, (seq, n)
+    n += 1
+say('replayed', body == b'', n > 4)
+r.connect('tcp://127.0.0.1:' + sys.argv[2])
+r.send((10 ** 9).to_bytes(8, 'big'))
+say(r.recv_multipart())
+"#;
+    for encrypted in [false, true] {
+        let server = client(1);
+        let listen = everybody(encrypted);
+        let publisher = server.publish(&any_port(), Some(&any_port()), &listen, &StreamOptions::default()).unwrap();
+        let key = if encrypted { server.public_key().to_z85() } else { String::new() };
+        let port = |endpoint: &Endpoint| port(&Address::of(endpoint, None));
+        let (stream, replay) = (port(publisher.endpoint()), port(publisher.replay_endpoint().unwrap()));
+        let Some(mut python) = Python::start(script, &[&stream, &replay, &key]) else { return };
+        until("the subscriber stands", || {
+            publisher.publish(b"kv", b"first");
+            server.metrics().messages_out.get() > 5
+        });
+        publisher.publish(b"kv", b"last");
+        assert_eq!(python.line(), "b'kv'");
+        assert_eq!(python.line(), "last");
+        assert_eq!(python.line(), "replayed True True");
+        assert_eq!(python.line(), r"[b'', b'\xff\xff\xff\xff\xff\xff\xff\xff', b'']");
+    }
+}
+
+#[test]
+fn we_hear_their_pub() {
+    let script = r#"
+s = sock(zmq.XPUB)
+say(s.bind_to_random_port('tcp://127.0.0.1'))
+s.recv()
+for n in (0, 1, 5): s.send_multipart([b'kv', n.to_bytes(8, 'big'), b'body'])
+sys.stdin.readline()
+"#;
+    let Some(mut python) = Python::start(script, &[]) else { return };
+    let address: Address = format!("tcp://127.0.0.1:{}", python.line()).parse().unwrap();
+    let (said, heard) = std::sync::mpsc::channel();
+    let listener = client(2);
+    listener
+        .subscribe(&address, &[b"kv"], &ConnectOptions::default(), move |m| said.send((m.sequence, m.gap())).unwrap())
+        .unwrap();
+    assert_eq!(next(&heard, "0"), (0, None));
+    assert_eq!(next(&heard, "1"), (1, None));
+    assert_eq!(next(&heard, "5"), (5, Some(Gap::Missing(3))));
+}

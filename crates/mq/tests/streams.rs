@@ -1,0 +1,131 @@
+//! Event streams: topics, slow subscribers, replays, restarts.
+
+mod common;
+
+use std::io::{Read, Write};
+use std::sync::mpsc::channel;
+
+use common::*;
+use slackwater_mq::*;
+
+fn publish(mq: &Mq, encrypted: bool, options: &StreamOptions) -> (Publisher, Address) {
+    let publisher = mq.publish(&any_port(), Some(&any_port()), &everybody(encrypted), options).expect("loopback");
+    let address = Address::of(publisher.endpoint(), encrypted.then(|| mq.public_key()));
+    (publisher, address)
+}
+
+/// Publishes on `topic` until the subscriber hears something: a subscription takes effect when the publisher has it.
+fn warm_up<T>(publisher: &Publisher, topic: &[u8], heard: &std::sync::mpsc::Receiver<T>) {
+    until("the subscription has arrived", || {
+        publisher.publish(topic, b"warm-up");
+        heard.recv_timeout(std::time::Duration::from_millis(5)).is_ok()
+    });
+    while heard.recv_timeout(std::time::Duration::from_millis(50)).is_ok() {}
+}
+
+#[test]
+fn subscribers_hear_their_topics_in_order() {
+    for encrypted in [false, true] {
+        let server = client(1);
+        let (publisher, address) = publish(&server, encrypted, &StreamOptions::default());
+        let listener = client(2);
+        let (said, heard) = channel();
+        listener
+            .subscribe(&address, &[b"kv.", b"x"], &ConnectOptions::default(), move |message| {
+                said.send((message.topic.to_vec(), message.sequence, message.body.to_vec())).unwrap();
+            })
+            .unwrap();
+        warm_up(&publisher, b"kv.warm", &heard);
+        publisher.publish(b"other", b"no");
+        for number in 0..100u8 {
+            publisher.publish(b"kv.a", &[number]);
+        }
+        let (topic, first, body) = next(&heard, "the first");
+        assert_eq!((topic.as_slice(), body), (&b"kv.a"[..], vec![0]));
+        for number in 1..100 {
+            assert_eq!(next(&heard, "the next"), (b"kv.a".to_vec(), first + number, vec![number as u8]));
+        }
+    }
+}
+
+#[test]
+fn a_subscriber_that_reads_nothing_loses_the_oldest_and_sees_the_gap() {
+    let server = client(1);
+    let options = StreamOptions { subscriber_bytes: 1 << 20, replay_messages: 10, ..StreamOptions::default() };
+    let (publisher, address) = publish(&server, false, &options);
+    let endpoint = address.endpoint().unwrap();
+    let slackwater_net::Endpoint::Tcp(socket) = endpoint else { panic!("TCP") };
+
+    // A subscriber by hand: greeting, READY, one subscription, and then it does not read.
+    let mut lazy = std::net::TcpStream::connect(socket).unwrap();
+    let mut greeting = [0u8; 64];
+    (greeting[0], greeting[9], greeting[10], greeting[11]) = (0xff, 0x7f, 3, 1);
+    greeting[12..16].copy_from_slice(b"NULL");
+    lazy.write_all(&greeting).unwrap();
+    lazy.write_all(b"\x04\x19\x05READY\x0bSocket-Type\0\0\0\x03SUB\x04\x0a\x09SUBSCRIBE").unwrap();
+    let mut opening = [0u8; 64];
+    lazy.read_exact(&mut opening).unwrap();
+    until("the subscriber stands", || server.links_up() == 1);
+
+    let (said, heard) = channel();
+    let good = client(2);
+    good.subscribe(&address, &[b"t"], &ConnectOptions::default(), move |message| said.send(message.gap()).unwrap())
+        .unwrap();
+    warm_up(&publisher, b"t", &heard);
+    let body = vec![1u8; 64 << 10];
+    for _ in 0..400 {
+        publisher.publish(b"t", &body);
+        assert_eq!(next(&heard, "the good one hears everything"), None);
+    }
+    assert!(server.metrics().stream_dropped.get() > 100, "{} dropped", server.metrics().stream_dropped.get());
+    assert!(server.books()[3] <= 17, "what waits stays below the cap");
+
+    // Reading at last, the lazy one finds the stream, a hole in the numbers, and the newest messages.
+    let mut numbers = Vec::new();
+    let mut bytes = Vec::new();
+    let mut chunk = vec![0u8; 1 << 20];
+    while numbers.last() != Some(&u64::MAX) {
+        let count = lazy.read(&mut chunk).unwrap();
+        bytes.extend_from_slice(&chunk[..count]);
+        numbers = sequence_numbers(&bytes);
+        if numbers.len() > 20 && numbers.windows(2).any(|pair| pair[1] > pair[0] + 1) {
+            break;
+        }
+        assert!(count > 0, "the link stays");
+    }
+    assert!(numbers.windows(2).all(|pair| pair[0] < pair[1]));
+}
+
+/// The sequence numbers of the messages of topic `t` in a plain byte stream after READY.
+fn sequence_numbers(bytes: &[u8]) -> Vec<u64> {
+    let mark = b"\x01\x01t\x01\x08";
+    let at = |index: usize| bytes.get(index + mark.len()..index + mark.len() + 8);
+    let marks = bytes.windows(mark.len()).enumerate().filter(|(_, window)| *window == mark);
+    marks.filter_map(|(index, _)| at(index)).map(|n| u64::from_be_bytes(n.try_into().expect("8 bytes"))).collect()
+}
+
+#[test]
+fn a_listener_comes_back_after_its_publisher_was_restarted() {
+    let server = client(1);
+    let (publisher, address) = publish(&server, true, &StreamOptions::default());
+    let listener = client(2);
+    let (said, heard) = channel();
+    listener
+        .subscribe(&address, &[b""], &ConnectOptions::default(), move |m| said.send((m.sequence, m.gap())).unwrap())
+        .unwrap();
+    warm_up(&publisher, b"t", &heard);
+    // The numbers of the next stream must not catch up before the listener is back.
+    for _ in 0..20_000 {
+        publisher.publish(b"t", b"");
+    }
+    while next(&heard, "the newest").0 < 20_000 {}
+    let endpoint = publisher.endpoint().clone();
+    drop(publisher);
+    drop(server);
+    let server = client(1);
+    let publisher = server.publish(&endpoint, None, &everybody(true), &StreamOptions::default()).unwrap();
+    until("the listener hears the new stream", || {
+        publisher.publish(b"t", b"x");
+        heard.recv_timeout(std::time::Duration::from_millis(5)).is_ok_and(|(_, gap)| gap == Some(Gap::Restarted))
+    });
+}

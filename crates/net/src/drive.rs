@@ -1,0 +1,249 @@
+use std::cell::Cell;
+use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use mio::{Events, Poll, Waker};
+use slackwater_base::Instant;
+use thiserror::Error;
+
+use crate::net::WAKER;
+use crate::role::Role;
+use crate::{Clock, Completion, Counters, Event, Limits, Net, Protocol};
+
+/// A loop and its thread. Clones are handles to the same loop; [`Loop::stop`] ends it.
+pub struct Loop<P: Protocol>(Arc<Shared<P>>);
+
+/// Why a loop could not start.
+#[derive(Debug, Error)]
+#[error("event loop: {0}")]
+pub struct StartError(#[from] io::Error);
+
+struct Shared<P: Protocol> {
+    core: Mutex<Core<P>>,
+    inbox: Mutex<Vec<P::Command>>,
+    poller: Mutex<Poller>,
+    role: Role,
+    waker: Waker,
+    clock: Clock,
+    counters: Arc<Counters>,
+    stopping: AtomicBool,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+struct Core<P> {
+    net: Net,
+    protocol: P,
+    /// Until when the poller sleeps; `ZERO` while it is awake or has been woken.
+    sleeps_until: Instant,
+}
+
+struct Poller {
+    poll: Poll,
+    events: Events,
+}
+
+const EVENTS: usize = 1024;
+
+thread_local! {
+    static INSIDE: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Whether the calling thread is inside a loop's protocol: it must not wait for anything that loop does.
+#[must_use]
+pub fn is_inside_a_loop() -> bool {
+    INSIDE.get()
+}
+
+impl<P: Protocol> Clone for Loop<P> {
+    fn clone(&self) -> Self {
+        Self(Arc::clone(&self.0))
+    }
+}
+
+impl<P: Protocol> Loop<P> {
+    /// Starts a loop with its thread, called `name`.
+    ///
+    /// # Errors
+    /// When the kernel gives no poller, waker or thread.
+    pub fn start(name: &str, clock: Clock, limits: Limits, protocol: P) -> Result<Self, StartError> {
+        let poll = Poll::new()?;
+        let waker = Waker::new(poll.registry(), WAKER)?;
+        let counters = Arc::new(Counters::default());
+        let net = Net::new(poll.registry().try_clone()?, clock, limits, Arc::clone(&counters));
+        let shared = Arc::new(Shared {
+            core: Mutex::new(Core { net, protocol, sleeps_until: Instant::ZERO }),
+            inbox: Mutex::new(Vec::new()),
+            poller: Mutex::new(Poller { poll, events: Events::with_capacity(EVENTS) }),
+            role: Role::new(),
+            waker,
+            clock,
+            counters,
+            stopping: AtomicBool::new(false),
+            thread: Mutex::new(None),
+        });
+        let background = Arc::clone(&shared);
+        let thread = std::thread::Builder::new().name(name.to_owned()).spawn(move || background.run())?;
+        *lock(&shared.thread) = Some(thread);
+        Ok(Self(shared))
+    }
+
+    /// Hands a command to the protocol: run on this thread when nobody is inside, else by whoever is.
+    pub fn command(&self, command: P::Command) {
+        self.0.command(command);
+    }
+
+    /// Waits until `completion` is done, turning the loop meanwhile if nobody else has to be displaced for it too
+    /// often; at most `limit`. Whether it is done.
+    ///
+    /// # Panics
+    /// When called from inside a loop, where it would wait for itself.
+    pub fn wait(&self, completion: &Completion, limit: Duration) -> bool {
+        assert!(!is_inside_a_loop(), "a protocol must not wait for its own loop");
+        self.0.wait(completion, limit)
+    }
+
+    /// The loop's counters.
+    #[must_use]
+    pub fn counters(&self) -> &Counters {
+        &self.0.counters
+    }
+
+    /// The clock that the loop counts by.
+    #[must_use]
+    pub fn clock(&self) -> Clock {
+        self.0.clock
+    }
+
+    /// Ends the loop: its thread finishes its turn and all connections close. Called from inside the loop, the
+    /// thread ends after the turn.
+    pub fn stop(&self) {
+        self.0.stopping.store(true, Ordering::Release);
+        self.0.role.stop();
+        // Without its wake-up the thread would only notice at its next event; a full eventfd wakes it as well.
+        let _ = self.0.waker.wake();
+        let thread = lock(&self.0.thread).take();
+        if let Some(thread) = thread
+            && thread.thread().id() != std::thread::current().id()
+            && !is_inside_a_loop()
+        {
+            let _ = thread.join();
+            lock(&self.0.core).net.shut();
+        }
+    }
+}
+
+impl<P: Protocol> Shared<P> {
+    fn run(&self) {
+        while !self.stopping.load(Ordering::Acquire) && self.role.take_background() {
+            let mut poller = lock(&self.poller);
+            loop {
+                self.turn(&mut poller, Instant::NEVER);
+                if !self.role.keep_background() {
+                    break;
+                }
+            }
+        }
+    }
+
+    /// One turn: sleep until something is due, then serve it.
+    fn turn(&self, poller: &mut Poller, at_most: Instant) {
+        let mut core = lock(&self.core);
+        let due = core.net.next_turn().min(at_most);
+        let now = self.clock.now();
+        core.sleeps_until = due;
+        drop(core);
+        let timeout = (due < Instant::NEVER).then(|| now.until(due));
+        self.counters.polls.add(1);
+        if poller.poll.poll(&mut poller.events, timeout).is_err() {
+            // Interrupted by a signal: nothing came, and the next turn looks again.
+            poller.events.clear();
+        }
+        let mut core = lock(&self.core);
+        core.sleeps_until = Instant::ZERO;
+        self.inside(&mut core, |core| {
+            core.net.set_now();
+            poller.events.iter().for_each(|event| core.net.note(event.token(), event));
+            core.net.serve(&mut core.protocol);
+        });
+        drop(core);
+        self.sweep();
+    }
+
+    fn command(&self, command: P::Command) {
+        match self.core.try_lock() {
+            Ok(mut core) => {
+                self.inside(&mut core, |core| {
+                    core.net.set_now();
+                    core.protocol.handle(&mut core.net, Event::Command(command));
+                    core.net.settle(&mut core.protocol);
+                });
+                drop(core);
+            }
+            Err(_) => lock(&self.inbox).push(command),
+        }
+        self.sweep();
+    }
+
+    /// Empties the inbox unless somebody is inside, who then does it on leaving.
+    fn sweep(&self) {
+        while !lock(&self.inbox).is_empty() {
+            let Ok(mut core) = self.core.try_lock() else { return };
+            self.inside(&mut core, |core| core.net.set_now());
+        }
+    }
+
+    /// Runs `work` on the core, then everything in the inbox, and wakes the poller if it would sleep too long.
+    fn inside(&self, core: &mut Core<P>, work: impl FnOnce(&mut Core<P>)) {
+        INSIDE.set(true);
+        work(core);
+        loop {
+            let commands = std::mem::take(&mut *lock(&self.inbox));
+            if commands.is_empty() {
+                break;
+            }
+            for command in commands {
+                core.protocol.handle(&mut core.net, Event::Command(command));
+            }
+            core.net.settle(&mut core.protocol);
+        }
+        INSIDE.set(false);
+        if core.net.next_turn() < core.sleeps_until {
+            core.sleeps_until = Instant::ZERO;
+            self.counters.wakes.add(1);
+            // The only error is a full counter, and that wakes too.
+            let _ = self.waker.wake();
+        }
+    }
+
+    fn wait(&self, completion: &Completion, limit: Duration) -> bool {
+        let until = self.clock.now() + limit;
+        let kick = || {
+            self.counters.wakes.add(1);
+            let _ = self.waker.wake();
+        };
+        if !completion.is_done() && self.role.take_caller(kick) {
+            let mut poller = lock(&self.poller);
+            while !completion.is_done() && self.clock.now() < until && !self.stopping.load(Ordering::Acquire) {
+                self.turn(&mut poller, until);
+            }
+            drop(poller);
+            self.role.release_caller();
+        }
+        if completion.is_done() {
+            return true;
+        }
+        self.role.park_begins();
+        let done = completion.park(self.clock.now().until(until));
+        self.role.park_ends();
+        done
+    }
+}
+
+/// A panic inside a lock is a bug that has already been reported; the data behind it is no less consistent than the
+/// protocol left it, and others still want to shut down in order.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,29 @@
+//! Event loops on mio: listeners, connections, timers, gathered writes, limits on strangers.
+//!
+//! A [`Loop`] owns connections and one [`Protocol`], a state machine that takes [`Event`]s and acts through [`Net`].
+//! Any thread may hand a command to a loop: it runs at once on that thread when the loop is at rest, otherwise on
+//! whichever thread is inside. A caller that waits for an answer may turn the loop itself. `DRIVE.md` tells why no
+//! command and no event is ever left lying.
+#![forbid(unsafe_code)]
+
+mod clock;
+mod completion;
+mod counters;
+mod drive;
+mod endpoint;
+mod limiter;
+mod net;
+mod outbox;
+mod role;
+mod socket;
+mod wheel;
+
+pub use clock::Clock;
+pub use completion::Completion;
+pub use counters::{Counter, Counters};
+pub use drive::{Loop, StartError, is_inside_a_loop};
+pub use endpoint::{Endpoint, Source};
+pub use limiter::PreAuthLimits;
+pub use net::{ConnId, Connect, End, Event, Limits, Listen, ListenerId, Net, NetError, Protocol};
+pub use socket::{TcpLiveness, UnixAccess};
+pub use wheel::{TimerId, Wheel};

@@ -1,0 +1,206 @@
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use slackwater_base::Instant;
+
+/// How much strangers may cost before they have proven who they are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PreAuthLimits {
+    /// Unproven connections in all; more wait in the kernel's queue.
+    pub total: usize,
+    /// Unproven connections of one source address; more are closed.
+    pub per_source: usize,
+    /// New connections per second in all; more wait.
+    pub rate: u32,
+    /// New connections per second of one source address; more are closed.
+    pub rate_per_source: u32,
+}
+
+impl Default for PreAuthLimits {
+    fn default() -> Self {
+        Self { total: 1024, per_source: 64, rate: 10_000, rate_per_source: 2_000 }
+    }
+}
+
+/// What the limiter says to a new connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Admission {
+    Enter,
+    /// This source has too many unproven connections.
+    SourceFull,
+    /// This source opens connections too fast.
+    SourceTooFast,
+}
+
+/// Counts unproven connections by source. Sources are remembered only while they have such connections or have
+/// spent their tokens lately, and never more than [`SOURCES`] of them.
+#[derive(Debug)]
+pub(crate) struct Limiter {
+    limits: PreAuthLimits,
+    open: usize,
+    all: Bucket,
+    sources: BTreeMap<IpAddr, Account>,
+}
+
+#[derive(Debug)]
+struct Account {
+    open: usize,
+    bucket: Bucket,
+}
+
+/// A token bucket that holds one second's worth.
+#[derive(Clone, Copy, Debug)]
+struct Bucket {
+    tokens: f64,
+    at: Instant,
+}
+
+const SOURCES: usize = 16_384;
+
+impl Limiter {
+    pub(crate) fn new(limits: PreAuthLimits, now: Instant) -> Self {
+        let all = Bucket::full(limits.rate, now);
+        Self { limits, open: 0, all, sources: BTreeMap::new() }
+    }
+
+    /// When the next connection may be taken from the kernel; `NEVER` while all slots are taken.
+    pub(crate) fn next_slot(&mut self, now: Instant) -> Instant {
+        if self.open >= self.limits.total {
+            return Instant::NEVER;
+        }
+        self.all.next_token(self.limits.rate, now)
+    }
+
+    /// A connection of `source` (none for Unix sockets, which only count in all) has been taken.
+    pub(crate) fn enter(&mut self, source: Option<IpAddr>, now: Instant) -> Admission {
+        self.all.take(self.limits.rate, now);
+        if let Some(source) = source {
+            self.forget_idle(now);
+            let rate = self.limits.rate_per_source;
+            let account =
+                self.sources.entry(source).or_insert_with(|| Account { open: 0, bucket: Bucket::full(rate, now) });
+            if account.open >= self.limits.per_source {
+                return Admission::SourceFull;
+            }
+            if !account.bucket.take(rate, now) {
+                return Admission::SourceTooFast;
+            }
+            account.open += 1;
+        }
+        self.open += 1;
+        Admission::Enter
+    }
+
+    /// A connection that had entered is proven or gone.
+    pub(crate) fn leave(&mut self, source: Option<IpAddr>, now: Instant) {
+        self.open -= 1;
+        let Some(source) = source else { return };
+        if let Some(account) = self.sources.get_mut(&source) {
+            account.open -= 1;
+            if account.open == 0 && account.bucket.is_full(self.limits.rate_per_source, now) {
+                self.sources.remove(&source);
+            }
+        }
+    }
+
+    /// Unproven connections now.
+    pub(crate) fn open(&self) -> usize {
+        self.open
+    }
+
+    fn forget_idle(&mut self, now: Instant) {
+        if self.sources.len() >= SOURCES {
+            let rate = self.limits.rate_per_source;
+            self.sources.retain(|_, account| account.open > 0 || !account.bucket.is_full(rate, now));
+        }
+        // Somebody with that many addresses gets no account at the expense of those who have one open.
+        if self.sources.len() >= SOURCES {
+            self.sources.retain(|_, account| account.open > 0);
+        }
+    }
+}
+
+impl Bucket {
+    fn full(rate: u32, now: Instant) -> Self {
+        Self { tokens: f64::from(rate), at: now }
+    }
+
+    fn refill(&mut self, rate: u32, now: Instant) {
+        let earned = now.since(self.at).as_secs_f64() * f64::from(rate);
+        self.tokens = (self.tokens + earned).min(f64::from(rate));
+        self.at = now;
+    }
+
+    fn take(&mut self, rate: u32, now: Instant) -> bool {
+        self.refill(rate, now);
+        let has = self.tokens >= 1.0;
+        if has {
+            self.tokens -= 1.0;
+        }
+        has
+    }
+
+    fn is_full(mut self, rate: u32, now: Instant) -> bool {
+        self.refill(rate, now);
+        self.tokens >= f64::from(rate)
+    }
+
+    fn next_token(&mut self, rate: u32, now: Instant) -> Instant {
+        self.refill(rate, now);
+        if self.tokens >= 1.0 {
+            return now;
+        }
+        now + std::time::Duration::from_secs_f64((1.0 - self.tokens) / f64::from(rate.max(1)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    const A: Option<IpAddr> = Some(IpAddr::V4(std::net::Ipv4Addr::new(127, 0, 0, 1)));
+    const B: Option<IpAddr> = Some(IpAddr::V4(std::net::Ipv4Addr::new(127, 0, 0, 2)));
+
+    #[test]
+    fn one_source_cannot_take_the_slots_of_another() {
+        let limits = PreAuthLimits { total: 3, per_source: 2, ..PreAuthLimits::default() };
+        let now = Instant::ZERO;
+        let mut limiter = Limiter::new(limits, now);
+        assert_eq!(
+            [(); 3].map(|()| limiter.enter(A, now)),
+            [Admission::Enter, Admission::Enter, Admission::SourceFull]
+        );
+        assert_eq!(limiter.enter(B, now), Admission::Enter);
+        assert_eq!(limiter.next_slot(now), Instant::NEVER);
+        limiter.leave(A, now);
+        assert_eq!(limiter.next_slot(now), now);
+        assert_eq!(limiter.enter(None, now), Admission::Enter);
+        assert_eq!(limiter.open(), 3);
+    }
+
+    #[test]
+    fn rates_refill_with_time() {
+        let limits = PreAuthLimits { rate: 4, rate_per_source: 2, ..PreAuthLimits::default() };
+        let mut limiter = Limiter::new(limits, Instant::ZERO);
+        let mut enter = |source, millis| limiter.enter(source, Instant::ZERO + Duration::from_millis(millis));
+        assert_eq!(enter(A, 0), Admission::Enter);
+        assert_eq!(enter(A, 0), Admission::Enter);
+        assert_eq!(enter(A, 0), Admission::SourceTooFast);
+        assert_eq!(enter(A, 500), Admission::Enter);
+        let mut limiter = Limiter::new(limits, Instant::ZERO);
+        for source in [A, A, B, B] {
+            assert_eq!(limiter.enter(source, Instant::ZERO), Admission::Enter);
+        }
+        assert_eq!(limiter.next_slot(Instant::ZERO), Instant::ZERO + Duration::from_millis(250));
+    }
+
+    #[test]
+    fn sources_are_forgotten_when_they_owe_nothing() {
+        let mut limiter = Limiter::new(PreAuthLimits::default(), Instant::ZERO);
+        limiter.enter(A, Instant::ZERO);
+        limiter.leave(A, Instant::ZERO + Duration::from_secs(2));
+        assert!(limiter.sources.is_empty());
+    }
+}

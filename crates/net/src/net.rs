@@ -1,0 +1,801 @@
+use std::collections::VecDeque;
+use std::io::{self, IoSlice};
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use mio::{Registry, Token};
+use slab::Slab;
+use slackwater_base::Instant;
+use thiserror::Error;
+
+use crate::limiter::{Admission, Limiter};
+use crate::outbox::{GATHER, Outbox, Spare};
+use crate::socket::{Listener, Stream, check_free};
+use crate::wheel::Wheel;
+use crate::{Clock, Counters, Endpoint, PreAuthLimits, Source, TcpLiveness, TimerId, UnixAccess};
+
+/// What a loop drives: a state machine that takes events and acts through [`Net`]. It must not block.
+pub trait Protocol: Send + 'static {
+    /// What other threads ask of it.
+    type Command: Send;
+
+    /// Takes one event.
+    fn handle(&mut self, net: &mut Net, event: Event<'_, Self::Command>);
+}
+
+/// What happens to a [`Protocol`].
+#[derive(Debug)]
+pub enum Event<'a, C> {
+    /// A listener took a connection in.
+    Accepted {
+        /// The new connection. It counts as unproven until [`Net::proven`].
+        conn: ConnId,
+        /// Which listener.
+        listener: ListenerId,
+        /// From whom.
+        source: &'a Source,
+    },
+    /// An outgoing connection stands.
+    Connected {
+        /// Which.
+        conn: ConnId,
+    },
+    /// Bytes came.
+    Bytes {
+        /// On which connection.
+        conn: ConnId,
+        /// At least one byte.
+        bytes: &'a [u8],
+    },
+    /// The outbox of a connection has come down to the low mark, as asked by [`Net::call_when_drained`].
+    Drained {
+        /// Of which connection.
+        conn: ConnId,
+    },
+    /// A connection is over; its id is dead. Not told for connections that [`Net::abort`] ended.
+    Closed {
+        /// Which.
+        conn: ConnId,
+        /// Why.
+        end: End,
+    },
+    /// A timer set by [`Net::set_timer`] fired.
+    Timer {
+        /// What it was set with.
+        token: u64,
+    },
+    /// Another thread asks something.
+    Command(C),
+}
+
+/// Why a connection ended.
+#[derive(Debug, Error)]
+pub enum End {
+    /// It could not be made.
+    #[error("connect: {0}")]
+    ConnectFailed(io::Error),
+    /// It was not made in time.
+    #[error("connect: not answered in time")]
+    ConnectTimeout,
+    /// The peer ended it.
+    #[error("closed by the peer")]
+    Eof,
+    /// The kernel ended it.
+    #[error("{0}")]
+    Failed(io::Error),
+    /// The peer did not read for too long.
+    #[error("the peer reads nothing")]
+    Stalled,
+    /// This side closed it, and what was queued is written or its time is over.
+    #[error("closed by this side")]
+    Local,
+}
+
+/// Why an operation on a loop did nothing.
+#[derive(Debug, Error)]
+pub enum NetError {
+    /// The connection is gone.
+    #[error("the connection is gone")]
+    Gone,
+    /// The process has no descriptor left.
+    #[error("no file descriptor left")]
+    NoDescriptors,
+    /// The kernel refused.
+    #[error("{endpoint}: {error}")]
+    System {
+        /// Where to.
+        endpoint: Endpoint,
+        /// Why.
+        error: io::Error,
+    },
+}
+
+/// A connection of one loop; ids of ended connections are never used again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ConnId {
+    index: u32,
+    generation: u32,
+}
+
+impl ConnId {
+    /// The place in a table of all connections of the loop; reused once the connection has ended.
+    #[must_use]
+    pub const fn index(self) -> usize {
+        self.index as usize
+    }
+}
+
+/// A listener of one loop.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ListenerId(u32);
+
+/// How to open a connection.
+#[derive(Clone, Debug)]
+pub struct Connect {
+    /// Where to.
+    pub endpoint: Endpoint,
+    /// Give up after this long.
+    pub timeout: Duration,
+    /// Local address, for more links than one address has ports.
+    pub from: Option<SocketAddr>,
+}
+
+/// How to open a listener.
+#[derive(Clone, Debug)]
+pub struct Listen {
+    /// Where.
+    pub endpoint: Endpoint,
+    /// Whether listeners of other loops share this port (TCP only).
+    pub shared: bool,
+    /// Who may use a Unix socket.
+    pub access: UnixAccess,
+}
+
+/// Bounds of one loop.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Connections, accepted and opened.
+    pub connections: usize,
+    /// Strangers.
+    pub pre_auth: PreAuthLimits,
+    /// A connection whose peer takes nothing for this long is closed.
+    pub write_stall: Duration,
+    /// [`Event::Drained`] comes when the outbox is at or below this many bytes.
+    pub low_mark_bytes: usize,
+    /// TCP probes.
+    pub liveness: TcpLiveness,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            connections: 65_536,
+            pre_auth: PreAuthLimits::default(),
+            write_stall: Duration::from_secs(30),
+            low_mark_bytes: 64 << 10,
+            liveness: TcpLiveness::default(),
+        }
+    }
+}
+
+/// The connections, listeners and timers of one loop, as its protocol sees them.
+pub struct Net {
+    registry: Registry,
+    clock: Clock,
+    now: Instant,
+    limits: Limits,
+    counters: Arc<Counters>,
+    conns: Slab<Conn>,
+    next_generation: u32,
+    listeners: Slab<Accepting>,
+    limiter: Limiter,
+    /// Listeners are to be looked at in this turn.
+    accept_due: bool,
+    /// A listener was left with connections waiting; it is looked at again when a slot frees.
+    accept_held: bool,
+    wheel: Wheel<Alarm>,
+    ready: VecDeque<ConnId>,
+    dirty: Vec<ConnId>,
+    notices: VecDeque<Notice>,
+    fired: Vec<Alarm>,
+    spare: Spare,
+    read_buffer: Vec<u8>,
+}
+
+struct Conn {
+    stream: Stream,
+    generation: u32,
+    phase: Phase,
+    outbox: Outbox,
+    /// Set while it counts as unproven.
+    unproven: Option<Option<std::net::IpAddr>>,
+    alarm: Option<TimerId>,
+    readable: bool,
+    /// The kernel has said that no byte follows what it holds, or that the connection failed.
+    ended: bool,
+    in_ready: bool,
+    in_dirty: bool,
+    paused: bool,
+    /// The kernel takes no more; the next writable event continues.
+    blocked: bool,
+    /// Bytes were taken since the stall alarm was set.
+    progressed: bool,
+    call_when_drained: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    Connecting,
+    Open,
+    /// Nothing is read any more; closes when the outbox is empty.
+    Lingering,
+}
+
+struct Accepting {
+    listener: Listener,
+    endpoint: Endpoint,
+    ready: bool,
+}
+
+enum Alarm {
+    User(u64),
+    Connect(ConnId),
+    Linger(ConnId),
+    Stall(ConnId),
+    Accept,
+}
+
+/// What the loop owes its protocol; told when the protocol is not running.
+enum Notice {
+    Closed(ConnId, End),
+    Drained(ConnId),
+}
+
+const READ_BYTES: usize = 64 << 10;
+const ACCEPTS_PER_TURN: usize = 64;
+const SERVED_PER_TURN: usize = 256;
+/// Without descriptors accepting is tried again this often, besides whenever a connection of this loop ends.
+const DESCRIPTOR_RETRY: Duration = Duration::from_millis(100);
+const LISTENER_BIT: usize = 1 << 63;
+pub(crate) const WAKER: Token = Token(usize::MAX);
+
+impl Net {
+    pub(crate) fn new(registry: Registry, clock: Clock, limits: Limits, counters: Arc<Counters>) -> Self {
+        let now = clock.now();
+        Self {
+            registry,
+            clock,
+            now,
+            limits,
+            counters,
+            conns: Slab::new(),
+            next_generation: 0,
+            listeners: Slab::new(),
+            limiter: Limiter::new(limits.pre_auth, now),
+            accept_due: false,
+            accept_held: false,
+            wheel: Wheel::new(now),
+            ready: VecDeque::new(),
+            dirty: Vec::new(),
+            notices: VecDeque::new(),
+            fired: Vec::new(),
+            spare: Spare::default(),
+            read_buffer: vec![0; READ_BYTES],
+        }
+    }
+
+    /// The time of this turn.
+    #[must_use]
+    pub fn now(&self) -> Instant {
+        self.now
+    }
+
+    /// Connections of this loop.
+    #[must_use]
+    pub fn connections(&self) -> usize {
+        self.conns.len()
+    }
+
+    /// Connections that have not proven who they are.
+    #[must_use]
+    pub fn unproven(&self) -> usize {
+        self.limiter.open()
+    }
+
+    /// The loop's counters.
+    #[must_use]
+    pub fn counters(&self) -> &Counters {
+        &self.counters
+    }
+
+    /// Begins a connection; [`Event::Connected`] or [`Event::Closed`] follows.
+    ///
+    /// # Errors
+    /// When the kernel refuses at once; nothing follows then.
+    pub fn connect(&mut self, connect: &Connect) -> Result<ConnId, NetError> {
+        if self.conns.len() >= self.limits.connections {
+            return Err(NetError::NoDescriptors);
+        }
+        self.counters.connects.add(1);
+        self.counters.socket_calls.add(7);
+        let stream = Stream::connect(&connect.endpoint, connect.from, &self.limits.liveness)
+            .map_err(|error| system_error(&connect.endpoint, error))?;
+        let conn = self.insert(stream, Phase::Connecting, None).map_err(|e| system_error(&connect.endpoint, e))?;
+        let alarm = self.wheel.set(self.now + connect.timeout, Alarm::Connect(conn));
+        self.conns[conn.index()].alarm = Some(alarm);
+        Ok(conn)
+    }
+
+    /// Opens a listener and says where it listens (a port of 0 has become a real one).
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn listen(&mut self, listen: &Listen) -> Result<(ListenerId, Endpoint), NetError> {
+        self.counters.socket_calls.add(10);
+        let opened = Listener::open(&listen.endpoint, listen.shared, &listen.access, &self.limits.liveness);
+        let (listener, endpoint) = opened.map_err(|error| system_error(&listen.endpoint, error))?;
+        let entry = self.listeners.vacant_entry();
+        let id = ListenerId(entry.key() as u32);
+        let mut accepting = Accepting { listener, endpoint: endpoint.clone(), ready: true };
+        accepting
+            .listener
+            .register(&self.registry, Token(LISTENER_BIT | entry.key()))
+            .map_err(|error| system_error(&listen.endpoint, error))?;
+        entry.insert(accepting);
+        self.accept_due = true;
+        Ok((id, endpoint))
+    }
+
+    /// Fails when anybody listens on this TCP address already. Listeners that share a port among loops would
+    /// otherwise share it with another process of the same user, too.
+    ///
+    /// # Errors
+    /// When the address is taken or not ours.
+    pub fn check_free(endpoint: &Endpoint) -> Result<(), NetError> {
+        match endpoint {
+            Endpoint::Tcp(address) if address.port() != 0 => {
+                check_free(*address).map_err(|error| system_error(endpoint, error))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Closes a listener. A Unix socket file is removed.
+    pub fn stop_listening(&mut self, id: ListenerId) {
+        if let Some(accepting) = self.listeners.try_remove(id.0 as usize) {
+            self.counters.socket_calls.add(1);
+            if let Endpoint::Unix(path) = &accepting.endpoint {
+                let _ = std::fs::remove_file(path);
+            }
+        }
+    }
+
+    /// Closes all listeners.
+    pub fn stop_listening_everywhere(&mut self) {
+        let all: Vec<ListenerId> = self.listeners.iter().map(|(key, _)| ListenerId(key as u32)).collect();
+        all.into_iter().for_each(|id| self.stop_listening(id));
+    }
+
+    /// The buffer to append bytes for the peer to; written when the turn ends. None when the connection is gone,
+    /// not yet made, or closing.
+    pub fn wire(&mut self, conn: ConnId) -> Option<&mut Vec<u8>> {
+        let entry = entry(&mut self.conns, conn)?;
+        if entry.phase != Phase::Open {
+            return None;
+        }
+        if !entry.in_dirty {
+            entry.in_dirty = true;
+            self.dirty.push(conn);
+        }
+        Some(entry.outbox.tail(&mut self.spare))
+    }
+
+    /// Bytes that wait to be written.
+    #[must_use]
+    pub fn queued_bytes(&self, conn: ConnId) -> usize {
+        self.conns.get(conn.index()).filter(|c| c.generation == conn.generation).map_or(0, |c| c.outbox.bytes())
+    }
+
+    /// Asks for one [`Event::Drained`] when the outbox comes down to the low mark.
+    pub fn call_when_drained(&mut self, conn: ConnId) {
+        if let Some(entry) = entry(&mut self.conns, conn) {
+            entry.call_when_drained = true;
+        }
+    }
+
+    /// Closes when everything queued is written, at the latest after `linger`; [`Event::Closed`] follows.
+    pub fn close(&mut self, conn: ConnId, linger: Duration) {
+        let at = self.now + linger;
+        let Some(entry) = entry(&mut self.conns, conn) else { return };
+        if entry.outbox.is_empty() || entry.phase == Phase::Connecting {
+            self.end(conn, End::Local);
+        } else if entry.phase == Phase::Open {
+            entry.phase = Phase::Lingering;
+            let stall = entry.alarm.replace(self.wheel.set(at, Alarm::Linger(conn)));
+            if let Some(stall) = stall {
+                self.wheel.cancel(stall);
+            }
+        }
+    }
+
+    /// Ends a connection now; nothing follows.
+    pub fn abort(&mut self, conn: ConnId) {
+        self.remove(conn);
+    }
+
+    /// The peer has proven who it is: its connection frees a slot for strangers.
+    pub fn proven(&mut self, conn: ConnId) {
+        let Some(entry) = entry(&mut self.conns, conn) else { return };
+        if let Some(source) = entry.unproven.take() {
+            self.limiter.leave(source, self.now);
+            self.accept_due |= self.accept_held;
+        }
+    }
+
+    /// Stops reading; the kernel's buffer fills and the peer feels it.
+    pub fn pause(&mut self, conn: ConnId) {
+        if let Some(entry) = entry(&mut self.conns, conn) {
+            entry.paused = true;
+        }
+    }
+
+    /// Reads again.
+    pub fn resume(&mut self, conn: ConnId) {
+        if let Some(entry) = entry(&mut self.conns, conn) {
+            entry.paused = false;
+        }
+        self.make_ready(conn);
+    }
+
+    /// Sets a timer; [`Event::Timer`] comes with `token` when it fires.
+    pub fn set_timer(&mut self, at: Instant, token: u64) -> TimerId {
+        self.wheel.set(at, Alarm::User(token))
+    }
+
+    /// Takes a timer back; whether it was still set.
+    pub fn cancel_timer(&mut self, id: TimerId) -> bool {
+        self.wheel.cancel(id).is_some()
+    }
+
+    /// Ends everything without a word: the loop stops.
+    pub(crate) fn shut(&mut self) {
+        self.stop_listening_everywhere();
+        self.conns.clear();
+    }
+
+    /// When the loop must turn again without an event; `ZERO` for at once.
+    pub(crate) fn next_turn(&self) -> Instant {
+        if !self.ready.is_empty() || !self.notices.is_empty() || self.accept_due {
+            return Instant::ZERO;
+        }
+        self.wheel.next_deadline().unwrap_or(Instant::NEVER)
+    }
+
+    pub(crate) fn set_now(&mut self) {
+        self.now = self.clock.now();
+    }
+
+    /// Notes what the kernel says; nothing is read or told yet.
+    pub(crate) fn note(&mut self, token: Token, event: &mio::event::Event) {
+        self.counters.events.add(1);
+        if token == WAKER {
+            return;
+        }
+        if token.0 & LISTENER_BIT != 0 {
+            if let Some(accepting) = self.listeners.get_mut(token.0 & !LISTENER_BIT) {
+                accepting.ready = true;
+                self.accept_due = true;
+            }
+            return;
+        }
+        let conn = ConnId { index: token.0 as u32, generation: (token.0 >> 32) as u32 };
+        let Some(entry) = entry(&mut self.conns, conn) else { return };
+        entry.ended |= event.is_read_closed() || event.is_error();
+        entry.readable |= event.is_readable() || entry.ended;
+        if event.is_writable() || event.is_write_closed() || event.is_error() {
+            entry.blocked = false;
+            if !entry.outbox.is_empty() && !entry.in_dirty {
+                entry.in_dirty = true;
+                self.dirty.push(conn);
+            }
+        }
+        self.make_ready(conn);
+    }
+
+    /// Serves what is ready: new connections, connections with bytes (one read each, in turn), timers, notices.
+    pub(crate) fn serve<P: Protocol>(&mut self, protocol: &mut P) {
+        if self.accept_due {
+            self.accept_all(protocol);
+        }
+        for _ in 0..self.ready.len().min(SERVED_PER_TURN) {
+            let Some(conn) = self.ready.pop_front() else { break };
+            self.serve_one(conn, protocol);
+        }
+        let mut fired = std::mem::take(&mut self.fired);
+        self.wheel.advance(self.now, &mut fired);
+        for alarm in fired.drain(..) {
+            self.ring(alarm, protocol);
+        }
+        self.fired = fired;
+        self.settle(protocol);
+    }
+
+    /// Writes what is queued and tells the protocol what became of it, until nothing is left to tell.
+    pub(crate) fn settle<P: Protocol>(&mut self, protocol: &mut P) {
+        while !self.dirty.is_empty() || !self.notices.is_empty() {
+            let dirty = std::mem::take(&mut self.dirty);
+            for conn in &dirty {
+                if let Some(entry) = entry(&mut self.conns, *conn) {
+                    entry.in_dirty = false;
+                    self.flush(*conn);
+                }
+            }
+            while let Some(notice) = self.notices.pop_front() {
+                match notice {
+                    Notice::Closed(conn, end) => protocol.handle(self, Event::Closed { conn, end }),
+                    Notice::Drained(conn) => protocol.handle(self, Event::Drained { conn }),
+                }
+            }
+        }
+    }
+
+    fn serve_one<P: Protocol>(&mut self, conn: ConnId, protocol: &mut P) {
+        let Some(entry) = entry(&mut self.conns, conn) else { return };
+        entry.in_ready = false;
+        match entry.phase {
+            Phase::Connecting => match entry.stream.is_connected() {
+                Ok(true) => {
+                    entry.phase = Phase::Open;
+                    entry.blocked = false;
+                    let alarm = entry.alarm.take();
+                    if let Some(alarm) = alarm {
+                        self.wheel.cancel(alarm);
+                    }
+                    protocol.handle(self, Event::Connected { conn });
+                    self.make_ready(conn);
+                }
+                Ok(false) => {}
+                Err(error) => self.end(conn, End::ConnectFailed(error)),
+            },
+            Phase::Open if entry.readable && !entry.paused => self.read(conn, protocol),
+            Phase::Open | Phase::Lingering => {}
+        }
+    }
+
+    /// Reads once. A read that does not fill the buffer has emptied the socket, and the next byte makes a new edge.
+    fn read<P: Protocol>(&mut self, conn: ConnId, protocol: &mut P) {
+        let mut buffer = std::mem::take(&mut self.read_buffer);
+        self.counters.reads.add(1);
+        let outcome = match entry(&mut self.conns, conn) {
+            Some(entry) => entry.stream.read(&mut buffer),
+            None => return self.read_buffer = buffer,
+        };
+        match outcome {
+            Ok(0) => self.end(conn, End::Eof),
+            Ok(count) => {
+                self.counters.bytes_in.add(count as u64);
+                protocol.handle(self, Event::Bytes { conn, bytes: &buffer[..count] });
+                if let Some(entry) = entry(&mut self.conns, conn) {
+                    // After the end one more read tells which end it is.
+                    entry.readable = count == buffer.len() || entry.ended;
+                }
+                self.make_ready(conn);
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                if let Some(entry) = entry(&mut self.conns, conn) {
+                    entry.readable = false;
+                }
+            }
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => self.make_ready(conn),
+            Err(error) => self.end(conn, End::Failed(error)),
+        }
+        self.read_buffer = buffer;
+    }
+
+    fn flush(&mut self, conn: ConnId) {
+        let Some(entry) = entry(&mut self.conns, conn) else { return };
+        while !entry.blocked && !entry.outbox.is_empty() {
+            let mut slices: Vec<IoSlice<'_>> = Vec::with_capacity(GATHER.min(4));
+            entry.outbox.gather(&mut slices);
+            let offered: usize = slices.iter().map(|slice| slice.len()).sum();
+            self.counters.writes.add(1);
+            match entry.stream.write(&slices) {
+                Ok(count) => {
+                    self.counters.bytes_out.add(count as u64);
+                    entry.outbox.advance(count, &mut self.spare);
+                    entry.progressed = true;
+                    entry.blocked = count < offered;
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => entry.blocked = true,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return self.end(conn, End::Failed(error)),
+            }
+        }
+        let queued = entry.outbox.bytes();
+        if queued == 0 {
+            // A buffer that was asked for and not used goes back, too.
+            entry.outbox.clear(&mut self.spare);
+        }
+        if queued == 0 && entry.phase == Phase::Lingering {
+            return self.end(conn, End::Local);
+        }
+        if queued > 0 && entry.alarm.is_none() {
+            entry.progressed = false;
+            entry.alarm = Some(self.wheel.set(self.now + self.limits.write_stall, Alarm::Stall(conn)));
+        }
+        if entry.call_when_drained && queued <= self.limits.low_mark_bytes {
+            entry.call_when_drained = false;
+            self.notices.push_back(Notice::Drained(conn));
+        }
+    }
+
+    fn ring<P: Protocol>(&mut self, alarm: Alarm, protocol: &mut P) {
+        match alarm {
+            Alarm::User(token) => protocol.handle(self, Event::Timer { token }),
+            Alarm::Connect(conn) => self.end(conn, End::ConnectTimeout),
+            Alarm::Linger(conn) => self.end(conn, End::Local),
+            Alarm::Stall(conn) => {
+                let again = self.now + self.limits.write_stall;
+                let Some(entry) = entry(&mut self.conns, conn) else { return };
+                entry.alarm = None;
+                if entry.outbox.is_empty() {
+                    return;
+                }
+                if !entry.progressed {
+                    self.counters.stalled.add(1);
+                    return self.end(conn, End::Stalled);
+                }
+                entry.progressed = false;
+                entry.alarm = Some(self.wheel.set(again, Alarm::Stall(conn)));
+            }
+            Alarm::Accept => self.accept_due = true,
+        }
+    }
+
+    fn accept_all<P: Protocol>(&mut self, protocol: &mut P) {
+        (self.accept_due, self.accept_held) = (false, false);
+        let ready: Vec<usize> = self.listeners.iter().filter(|(_, a)| a.ready).map(|(key, _)| key).collect();
+        for key in ready {
+            let taken = (0..ACCEPTS_PER_TURN).take_while(|_| self.accept_one(key, protocol)).count();
+            self.accept_due |= taken == ACCEPTS_PER_TURN;
+        }
+    }
+
+    /// Takes one connection in; false when there is none, or none may be taken now. A listener that may not take
+    /// more stays ready and goes on when a slot frees.
+    fn accept_one<P: Protocol>(&mut self, key: usize, protocol: &mut P) -> bool {
+        let slot = match self.conns.len() < self.limits.connections {
+            true => self.limiter.next_slot(self.now),
+            false => Instant::NEVER,
+        };
+        if slot > self.now {
+            self.pause_accepting(slot);
+            return false;
+        }
+        let Some(accepting) = self.listeners.get_mut(key) else { return false };
+        self.counters.accepts.add(1);
+        let (stream, source) = match accepting.listener.accept() {
+            Ok(taken) => taken,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                accepting.ready = false;
+                return false;
+            }
+            Err(error) if is_out_of_descriptors(&error) => {
+                self.pause_accepting(self.now + DESCRIPTOR_RETRY);
+                return false;
+            }
+            // The peer was gone before it was taken; the next one may be there.
+            Err(_) => return true,
+        };
+        let ip = source.ip();
+        match self.limiter.enter(ip, self.now) {
+            Admission::Enter => {}
+            Admission::SourceFull => {
+                self.counters.refused_source_full.add(1);
+                return true;
+            }
+            Admission::SourceTooFast => {
+                self.counters.refused_source_rate.add(1);
+                return true;
+            }
+        }
+        match self.insert(stream, Phase::Open, Some(ip)) {
+            Ok(conn) => {
+                let listener = ListenerId(key as u32);
+                protocol.handle(self, Event::Accepted { conn, listener, source: &source });
+            }
+            Err(_) => self.limiter.leave(ip, self.now),
+        }
+        true
+    }
+
+    fn pause_accepting(&mut self, until: Instant) {
+        self.counters.accept_paused.add(1);
+        self.accept_held = true;
+        if until < Instant::NEVER {
+            self.wheel.set(until, Alarm::Accept);
+        }
+    }
+
+    fn insert(
+        &mut self,
+        mut stream: Stream,
+        phase: Phase,
+        unproven: Option<Option<std::net::IpAddr>>,
+    ) -> io::Result<ConnId> {
+        let generation = self.next_generation & 0x7fff_ffff;
+        self.next_generation = self.next_generation.wrapping_add(1);
+        let vacant = self.conns.vacant_entry();
+        let conn = ConnId { index: vacant.key() as u32, generation };
+        self.counters.socket_calls.add(1);
+        stream.register(&self.registry, Token((generation as usize) << 32 | vacant.key()))?;
+        vacant.insert(Conn {
+            stream,
+            generation,
+            phase,
+            outbox: Outbox::default(),
+            unproven,
+            alarm: None,
+            readable: false,
+            ended: false,
+            in_ready: false,
+            in_dirty: false,
+            paused: false,
+            blocked: false,
+            progressed: false,
+            call_when_drained: false,
+        });
+        Ok(conn)
+    }
+
+    fn make_ready(&mut self, conn: ConnId) {
+        let Some(entry) = entry(&mut self.conns, conn) else { return };
+        let due = entry.phase == Phase::Connecting || entry.readable && !entry.paused;
+        if due && !entry.in_ready {
+            entry.in_ready = true;
+            self.ready.push_back(conn);
+        }
+    }
+
+    fn end(&mut self, conn: ConnId, end: End) {
+        if self.remove(conn) {
+            self.notices.push_back(Notice::Closed(conn, end));
+        }
+    }
+
+    fn remove(&mut self, conn: ConnId) -> bool {
+        if entry(&mut self.conns, conn).is_none() {
+            return false;
+        }
+        // Closing the descriptor takes it out of the kernel's interest list.
+        self.counters.socket_calls.add(1);
+        let mut gone = self.conns.remove(conn.index());
+        gone.outbox.clear(&mut self.spare);
+        if let Some(alarm) = gone.alarm {
+            self.wheel.cancel(alarm);
+        }
+        if let Some(source) = gone.unproven {
+            self.limiter.leave(source, self.now);
+        }
+        self.accept_due |= self.accept_held;
+        true
+    }
+}
+
+fn entry(conns: &mut Slab<Conn>, conn: ConnId) -> Option<&mut Conn> {
+    conns.get_mut(conn.index()).filter(|entry| entry.generation == conn.generation)
+}
+
+fn is_out_of_descriptors(error: &io::Error) -> bool {
+    [rustix::io::Errno::MFILE, rustix::io::Errno::NFILE, rustix::io::Errno::NOBUFS, rustix::io::Errno::NOMEM]
+        .iter()
+        .any(|errno| error.raw_os_error() == Some(errno.raw_os_error()))
+}
+
+fn system_error(endpoint: &Endpoint, error: io::Error) -> NetError {
+    if is_out_of_descriptors(&error) {
+        return NetError::NoDescriptors;
+    }
+    NetError::System { endpoint: endpoint.clone(), error }
+}

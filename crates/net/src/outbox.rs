@@ -1,0 +1,135 @@
+use std::collections::VecDeque;
+use std::io::IoSlice;
+
+/// Bytes on their way out: small writes share buffers, one system call gathers many, and an empty outbox holds none.
+#[derive(Debug, Default)]
+pub(crate) struct Outbox {
+    pieces: VecDeque<Vec<u8>>,
+    /// Bytes of the first piece that are already written.
+    written: usize,
+    /// Bytes queued in all pieces but the last, which may still grow, without those already written.
+    sealed_bytes: usize,
+}
+
+/// Buffers that wait for their next use; shared by all connections of a loop.
+#[derive(Debug, Default)]
+pub(crate) struct Spare(Vec<Vec<u8>>);
+
+/// A piece that has grown beyond this takes no further writes.
+const PIECE_BYTES: usize = 64 << 10;
+/// Larger buffers are given back to the allocator instead of being kept.
+const KEPT_BYTES: usize = 256 << 10;
+const KEPT_BUFFERS: usize = 64;
+/// Pieces gathered into one system call.
+pub(crate) const GATHER: usize = 64;
+
+impl Outbox {
+    /// The buffer to append to.
+    pub(crate) fn tail(&mut self, spare: &mut Spare) -> &mut Vec<u8> {
+        if self.pieces.back().is_none_or(|last| last.len() >= PIECE_BYTES) {
+            self.sealed_bytes += self.pieces.back().map_or(0, Vec::len);
+            self.pieces.push_back(spare.0.pop().unwrap_or_default());
+        }
+        self.pieces.back_mut().expect("a piece was pushed if there was none")
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
+        self.sealed_bytes + self.pieces.back().map_or(0, Vec::len) - self.written
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.bytes() == 0
+    }
+
+    /// What to write next.
+    pub(crate) fn gather<'a>(&'a self, slices: &mut Vec<IoSlice<'a>>) {
+        for (index, piece) in self.pieces.iter().take(GATHER).enumerate() {
+            let from = if index == 0 { self.written } else { 0 };
+            slices.push(IoSlice::new(&piece[from..]));
+        }
+    }
+
+    /// The first `count` bytes are written.
+    pub(crate) fn advance(&mut self, mut count: usize, spare: &mut Spare) {
+        count += self.written;
+        self.written = 0;
+        while let Some(first) = self.pieces.front() {
+            if count < first.len() {
+                self.written = count;
+                return;
+            }
+            count -= first.len();
+            let only = self.pieces.len() == 1;
+            if !only {
+                self.sealed_bytes -= first.len();
+            }
+            if let Some(piece) = self.pieces.pop_front() {
+                spare.put(piece);
+            }
+        }
+        self.pieces = VecDeque::new();
+    }
+
+    /// Forgets everything.
+    pub(crate) fn clear(&mut self, spare: &mut Spare) {
+        self.pieces.drain(..).for_each(|piece| spare.put(piece));
+        *self = Self::default();
+    }
+}
+
+impl Spare {
+    fn put(&mut self, mut piece: Vec<u8>) {
+        if piece.capacity() <= KEPT_BYTES && self.0.len() < KEPT_BUFFERS {
+            piece.clear();
+            self.0.push(piece);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(48))]
+
+        #[test]
+        fn bytes_leave_in_order_and_are_counted(
+            steps in prop::collection::vec((any::<bool>(), 0usize..90_000), 1..40),
+        ) {
+            let (mut outbox, mut spare) = (Outbox::default(), Spare::default());
+            let mut model: VecDeque<u8> = VecDeque::new();
+            let mut next = 0u8;
+            for (is_write, size) in steps {
+                if is_write {
+                    let tail = outbox.tail(&mut spare);
+                    for _ in 0..size {
+                        tail.push(next);
+                        model.push_back(next);
+                        next = next.wrapping_mul(5).wrapping_add(3);
+                    }
+                } else {
+                    let mut slices = Vec::new();
+                    outbox.gather(&mut slices);
+                    let all: Vec<u8> = slices.iter().flat_map(|slice| slice.iter().copied()).collect();
+                    let count = size.min(all.len());
+                    prop_assert!(all[..count].iter().eq(model.iter().take(count)));
+                    outbox.advance(count, &mut spare);
+                    model.drain(..count);
+                }
+                prop_assert_eq!(outbox.bytes(), model.len());
+            }
+        }
+    }
+
+    #[test]
+    fn an_empty_outbox_holds_no_memory() {
+        let (mut outbox, mut spare) = (Outbox::default(), Spare::default());
+        outbox.tail(&mut spare).extend_from_slice(&[1; 100]);
+        outbox.advance(100, &mut spare);
+        assert!(outbox.is_empty() && outbox.pieces.capacity() == 0);
+        assert_eq!(spare.0.len(), 1);
+    }
+}

@@ -1,0 +1,232 @@
+//! The edge to the kernel's sockets: TCP and Unix streams behind one type, with the options every one of them gets.
+
+use std::io::{self, IoSlice, Read, Write};
+use std::net::SocketAddr;
+use std::os::fd::AsFd;
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::path::Path;
+use std::time::Duration;
+
+use mio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
+use mio::{Interest, Registry, Token};
+use socket2::{Domain, Protocol, SockAddr, Socket, TcpKeepalive, Type};
+
+use crate::{Endpoint, Source};
+
+/// How dead TCP peers are noticed below the protocol.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TcpLiveness {
+    /// Silence before the first probe.
+    pub keepalive_idle: Duration,
+    /// Between probes.
+    pub keepalive_interval: Duration,
+    /// Probes without an answer.
+    pub keepalive_count: u32,
+    /// How long sent bytes may stay unacknowledged.
+    pub user_timeout: Duration,
+}
+
+impl Default for TcpLiveness {
+    fn default() -> Self {
+        Self {
+            keepalive_idle: Duration::from_secs(10),
+            keepalive_interval: Duration::from_secs(5),
+            keepalive_count: 3,
+            user_timeout: Duration::from_secs(30),
+        }
+    }
+}
+
+/// Who may use a Unix socket.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct UnixAccess {
+    /// Permission bits of the socket file; the process's umask decides when none.
+    pub mode: Option<u32>,
+    /// Owner.
+    pub uid: Option<u32>,
+    /// Group.
+    pub gid: Option<u32>,
+}
+
+#[derive(Debug)]
+pub(crate) enum Stream {
+    Tcp(TcpStream),
+    Unix(UnixStream),
+}
+
+#[derive(Debug)]
+pub(crate) enum Listener {
+    Tcp(TcpListener),
+    Unix(UnixListener),
+}
+
+const BACKLOG: i32 = 4096;
+
+impl Stream {
+    /// Begins a connection.
+    pub(crate) fn connect(endpoint: &Endpoint, from: Option<SocketAddr>, liveness: &TcpLiveness) -> io::Result<Self> {
+        match endpoint {
+            Endpoint::Unix(path) => Ok(Stream::Unix(UnixStream::connect(path)?)),
+            Endpoint::Tcp(address) => {
+                let socket =
+                    Socket::new(Domain::for_address(*address), Type::STREAM.nonblocking(), Some(Protocol::TCP))?;
+                set_options(&socket, liveness)?;
+                if let Some(from) = from {
+                    socket.bind(&from.into())?;
+                }
+                match socket.connect(&(*address).into()) {
+                    Ok(()) => {}
+                    Err(error) if error.raw_os_error() == Some(rustix::io::Errno::INPROGRESS.raw_os_error()) => {}
+                    Err(error) => return Err(error),
+                }
+                Ok(Stream::Tcp(TcpStream::from_std(socket.into())))
+            }
+        }
+    }
+
+    pub(crate) fn register(&mut self, registry: &Registry, token: Token) -> io::Result<()> {
+        let interest = Interest::READABLE | Interest::WRITABLE;
+        match self {
+            Stream::Tcp(stream) => registry.register(stream, token, interest),
+            Stream::Unix(stream) => registry.register(stream, token, interest),
+        }
+    }
+
+    /// Whether a connection that was begun stands; an error when it failed.
+    pub(crate) fn is_connected(&self) -> io::Result<bool> {
+        let (error, peer) = match self {
+            Stream::Tcp(stream) => (stream.take_error()?, stream.peer_addr().map(drop)),
+            Stream::Unix(stream) => (stream.take_error()?, stream.peer_addr().map(drop)),
+        };
+        match (error, peer) {
+            (Some(error), _) => Err(error),
+            (None, Ok(())) => Ok(true),
+            (None, Err(error)) if error.kind() == io::ErrorKind::NotConnected => Ok(false),
+            (None, Err(error)) => Err(error),
+        }
+    }
+
+    pub(crate) fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        match self {
+            Stream::Tcp(stream) => stream.read(buffer),
+            Stream::Unix(stream) => stream.read(buffer),
+        }
+    }
+
+    pub(crate) fn write(&mut self, pieces: &[IoSlice<'_>]) -> io::Result<usize> {
+        match self {
+            Stream::Tcp(stream) => stream.write_vectored(pieces),
+            Stream::Unix(stream) => stream.write_vectored(pieces),
+        }
+    }
+}
+
+impl Listener {
+    /// Opens a listener. With `shared`, further listeners may share a TCP port; the kernel spreads connections over
+    /// them. A port that a stranger already listens on is an error all the same.
+    pub(crate) fn open(
+        endpoint: &Endpoint,
+        shared: bool,
+        access: &UnixAccess,
+        liveness: &TcpLiveness,
+    ) -> io::Result<(Self, Endpoint)> {
+        match endpoint {
+            Endpoint::Tcp(address) => {
+                let listener = open_tcp(*address, shared, liveness)?;
+                let bound = listener.local_addr()?;
+                Ok((Listener::Tcp(listener), Endpoint::Tcp(bound)))
+            }
+            Endpoint::Unix(path) => Ok((Listener::Unix(open_unix(path, access)?), endpoint.clone())),
+        }
+    }
+
+    pub(crate) fn register(&mut self, registry: &Registry, token: Token) -> io::Result<()> {
+        match self {
+            Listener::Tcp(listener) => registry.register(listener, token, Interest::READABLE),
+            Listener::Unix(listener) => registry.register(listener, token, Interest::READABLE),
+        }
+    }
+
+    pub(crate) fn accept(&self) -> io::Result<(Stream, Source)> {
+        match self {
+            // Options are inherited from the listener, so a new connection costs no further system calls.
+            Listener::Tcp(listener) => listener.accept().map(|(stream, from)| (Stream::Tcp(stream), Source::Ip(from))),
+            Listener::Unix(listener) => {
+                let (stream, _) = listener.accept()?;
+                let peer = rustix::net::sockopt::socket_peercred(stream.as_fd())?;
+                let source = Source::Process {
+                    uid: peer.uid.as_raw(),
+                    gid: peer.gid.as_raw(),
+                    pid: peer.pid.as_raw_nonzero().get(),
+                };
+                Ok((Stream::Unix(stream), source))
+            }
+        }
+    }
+}
+
+fn set_options(socket: &Socket, liveness: &TcpLiveness) -> io::Result<()> {
+    let keepalive = TcpKeepalive::new()
+        .with_time(liveness.keepalive_idle)
+        .with_interval(liveness.keepalive_interval)
+        .with_retries(liveness.keepalive_count);
+    socket.set_tcp_nodelay(true)?;
+    socket.set_tcp_keepalive(&keepalive)?;
+    socket.set_tcp_user_timeout(Some(liveness.user_timeout))
+}
+
+fn open_tcp(address: SocketAddr, shared: bool, liveness: &TcpLiveness) -> io::Result<TcpListener> {
+    let open = |reuse_port: bool| -> io::Result<Socket> {
+        let socket = Socket::new(Domain::for_address(address), Type::STREAM.nonblocking(), Some(Protocol::TCP))?;
+        socket.set_reuse_address(true)?;
+        socket.set_reuse_port(reuse_port)?;
+        if address.is_ipv6() {
+            socket.set_only_v6(false)?;
+        }
+        set_options(&socket, liveness)?;
+        socket.bind(&SockAddr::from(address))?;
+        Ok(socket)
+    };
+    let socket = open(shared)?;
+    socket.listen(BACKLOG)?;
+    Ok(TcpListener::from_std(socket.into()))
+}
+
+/// Fails when somebody already listens on `address`, even somebody who would share the port.
+pub(crate) fn check_free(address: SocketAddr) -> io::Result<()> {
+    let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
+    socket.set_reuse_address(true)?;
+    socket.bind(&SockAddr::from(address))
+}
+
+/// Binds and sets owner and mode before listening, so that nobody connects under wider rights than wanted. A socket
+/// file that nobody listens on any more is replaced.
+fn open_unix(path: &Path, access: &UnixAccess) -> io::Result<UnixListener> {
+    let bind = || -> io::Result<Socket> {
+        let socket = Socket::new(Domain::UNIX, Type::STREAM.nonblocking(), None)?;
+        socket.bind(&SockAddr::unix(path)?)?;
+        Ok(socket)
+    };
+    let socket = match bind() {
+        Err(error) if error.kind() == io::ErrorKind::AddrInUse && is_stale(path) => {
+            std::fs::remove_file(path)?;
+            bind()?
+        }
+        other => other?,
+    };
+    if let Some(mode) = access.mode {
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode))?;
+    }
+    if access.uid.is_some() || access.gid.is_some() {
+        std::os::unix::fs::chown(path, access.uid, access.gid)?;
+    }
+    socket.listen(BACKLOG)?;
+    Ok(UnixListener::from_std(socket.into()))
+}
+
+fn is_stale(path: &Path) -> bool {
+    let is_socket = std::fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_socket());
+    let refused = std::os::unix::net::UnixStream::connect(path)
+        .is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused);
+    is_socket && refused
+}

@@ -1,0 +1,374 @@
+//! Loops with real sockets on loopback: an echo server and its clients, commands from many threads, waiting callers,
+//! slow readers, strangers over the limit.
+
+use std::collections::BTreeMap;
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::os::unix::fs::PermissionsExt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::Duration;
+
+use slackwater_net::*;
+
+const LONG: Duration = Duration::from_secs(20);
+
+/// Echoes what it accepts; as a client, sends numbers of 8 bytes and completes whoever waits for their echo.
+#[derive(Default)]
+struct Echo {
+    seen: Option<Sender<String>>,
+    waiting: BTreeMap<u64, Arc<Completion>>,
+    partial: BTreeMap<ConnId, Vec<u8>>,
+    accepted: BTreeMap<ConnId, ()>,
+    flood: usize,
+    nested: Option<(Loop<Echo>, Arc<AtomicU64>)>,
+}
+
+enum Ask {
+    Listen(Listen, Sender<Result<(ListenerId, Endpoint), String>>),
+    Connect(Connect, Sender<Result<ConnId, String>>),
+    Number(ConnId, u64, Arc<Completion>),
+    Count,
+    Nest(Loop<Echo>, Arc<AtomicU64>),
+    Close(ConnId, Vec<u8>),
+    Flood(ConnId, usize),
+}
+
+impl Protocol for Echo {
+    type Command = Ask;
+
+    fn handle(&mut self, net: &mut Net, event: Event<'_, Ask>) {
+        let say = |text: String| {
+            if let Some(seen) = &self.seen {
+                let _ = seen.send(text);
+            }
+        };
+        match event {
+            Event::Accepted { conn, source, .. } => {
+                self.accepted.insert(conn, ());
+                say(format!("accepted {source}"));
+                if self.flood > 0 {
+                    net.wire(conn).expect("just accepted").resize(self.flood, 7);
+                }
+            }
+            Event::Connected { .. } => say("connected".into()),
+            Event::Bytes { conn, bytes } if self.accepted.contains_key(&conn) => {
+                net.proven(conn);
+                if let Some(wire) = net.wire(conn) {
+                    wire.extend_from_slice(bytes);
+                }
+            }
+            Event::Bytes { conn, bytes } => {
+                let partial = self.partial.entry(conn).or_default();
+                partial.extend_from_slice(bytes);
+                let whole = partial.len() / 8 * 8;
+                for number in partial.drain(..whole).collect::<Vec<_>>().chunks(8) {
+                    let number = u64::from_le_bytes(number.try_into().expect("chunks of 8"));
+                    self.waiting.remove(&number).expect("an echo of what was sent").complete();
+                }
+            }
+            Event::Drained { .. } => say("drained".into()),
+            Event::Closed { conn, end } => {
+                self.accepted.remove(&conn);
+                say(format!("closed: {end}"));
+            }
+            Event::Timer { token } => say(format!("timer {token}")),
+            Event::Command(ask) => self.ask(net, ask),
+        }
+    }
+}
+
+impl Echo {
+    fn ask(&mut self, net: &mut Net, ask: Ask) {
+        match ask {
+            Ask::Listen(listen, answer) => {
+                let _ = answer.send(net.listen(&listen).map_err(|error| error.to_string()));
+            }
+            Ask::Connect(connect, answer) => {
+                let _ = answer.send(net.connect(&connect).map_err(|error| error.to_string()));
+            }
+            Ask::Number(conn, number, completion) => {
+                self.waiting.insert(number, completion);
+                net.wire(conn).expect("the echo server stays").extend_from_slice(&number.to_le_bytes());
+            }
+            Ask::Count => {
+                if let Some((own, counter)) = &self.nested
+                    && counter.fetch_add(1, Ordering::Relaxed).is_multiple_of(2)
+                {
+                    own.command(Ask::Count);
+                }
+            }
+            Ask::Nest(own, counter) => self.nested = Some((own, counter)),
+            Ask::Close(conn, last) => {
+                net.wire(conn).expect("open").extend_from_slice(&last);
+                net.close(conn, LONG);
+            }
+            Ask::Flood(conn, count) => {
+                net.wire(conn).expect("open").resize(count, 7);
+                net.call_when_drained(conn);
+            }
+        }
+    }
+}
+
+struct World {
+    looping: Loop<Echo>,
+    seen: Receiver<String>,
+}
+
+impl World {
+    fn start(limits: Limits, flood: usize) -> Self {
+        let (seen, receiver) = channel();
+        let echo = Echo { seen: Some(seen), flood, ..Echo::default() };
+        Self { looping: Loop::start("echo", Clock::start(), limits, echo).expect("a loop"), seen: receiver }
+    }
+
+    fn listen(&self, endpoint: Endpoint, shared: bool) -> Result<(ListenerId, Endpoint), String> {
+        let (answer, answered) = channel();
+        let listen = Listen { endpoint, shared, access: UnixAccess { mode: Some(0o600), ..UnixAccess::default() } };
+        self.looping.command(Ask::Listen(listen, answer));
+        answered.recv_timeout(LONG).expect("an answer")
+    }
+
+    fn listen_any(&self) -> SocketAddr {
+        match self.listen(Endpoint::Tcp((Ipv4Addr::LOCALHOST, 0).into()), false).expect("loopback") {
+            (_, Endpoint::Tcp(address)) => address,
+            (_, Endpoint::Unix(_)) => unreachable!("asked for TCP"),
+        }
+    }
+
+    fn connect(&self, endpoint: Endpoint) -> Result<ConnId, String> {
+        let (answer, answered) = channel();
+        self.looping.command(Ask::Connect(Connect { endpoint, timeout: LONG, from: None }, answer));
+        answered.recv_timeout(LONG).expect("an answer")
+    }
+
+    fn expect(&self, text: &str) {
+        let got = self.seen.recv_timeout(LONG).unwrap_or_else(|_| panic!("nothing instead of `{text}`"));
+        assert!(got.starts_with(text), "`{got}` instead of `{text}`");
+    }
+
+    fn connected(&self, endpoint: Endpoint) -> ConnId {
+        let conn = self.connect(endpoint).expect("loopback");
+        self.expect("connected");
+        conn
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        self.looping.stop();
+    }
+}
+
+fn round_trips(client: &Loop<Echo>, conn: ConnId, numbers: std::ops::Range<u64>) {
+    for number in numbers {
+        let completion = Arc::new(Completion::new());
+        client.command(Ask::Number(conn, number, Arc::clone(&completion)));
+        assert!(client.wait(&completion, LONG), "no echo of {number}");
+    }
+}
+
+#[test]
+fn bytes_come_back_over_tcp_and_over_unix_sockets() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("socket");
+    for endpoint in [
+        Endpoint::Tcp("127.0.0.1:0".parse().unwrap()),
+        Endpoint::Tcp("[::1]:0".parse().unwrap()),
+        Endpoint::Unix(path.clone()),
+    ] {
+        let (server, client) = (World::start(Limits::default(), 0), World::start(Limits::default(), 0));
+        let (_, bound) = server.listen(endpoint.clone(), false).expect("loopback");
+        let conn = client.connected(bound);
+        let source = if matches!(endpoint, Endpoint::Unix(_)) { "accepted uid" } else { "accepted " };
+        server.expect(source);
+        round_trips(&client.looping, conn, 0..200);
+        drop(server);
+        client.expect("closed: closed by the peer");
+    }
+    assert!(!path.exists(), "the socket file goes with the listener");
+}
+
+#[test]
+fn callers_on_many_threads_are_all_answered() {
+    let (server, client) = (World::start(Limits::default(), 0), World::start(Limits::default(), 0));
+    let address = server.listen_any();
+    let conns: Vec<ConnId> = (0..4).map(|_| client.connected(Endpoint::Tcp(address))).collect();
+    std::thread::scope(|scope| {
+        for (thread, conn) in conns.iter().enumerate() {
+            let client = &client.looping;
+            scope.spawn(move || round_trips(client, *conn, thread as u64 * 1000..thread as u64 * 1000 + 500));
+        }
+    });
+}
+
+#[test]
+fn no_command_is_lost_however_many_threads_give_them_even_from_inside() {
+    let world = World::start(Limits::default(), 0);
+    let nested = Arc::new(AtomicU64::new(0));
+    world.looping.command(Ask::Nest(world.looping.clone(), Arc::clone(&nested)));
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| (0..2_000).for_each(|_| world.looping.command(Ask::Count)));
+        }
+    });
+    // The last holder empties the inbox before it leaves, and every thread has left. Each second count adds one.
+    let (answer, answered) = channel();
+    let probe = Connect { endpoint: Endpoint::Unix("/nonexistent".into()), timeout: LONG, from: None };
+    world.looping.command(Ask::Connect(probe, answer));
+    assert!(answered.recv_timeout(LONG).unwrap().is_err());
+    let counted = nested.load(Ordering::Relaxed);
+    assert!((12_000..=16_001).contains(&counted), "{counted} of 8,000 commands and those they gave");
+}
+
+#[test]
+fn a_connection_that_cannot_be_made_says_why() {
+    let world = World::start(Limits::default(), 0);
+    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    if world.connect(Endpoint::Tcp(free)).is_ok() {
+        world.expect("closed: connect: Connection refused");
+    }
+    let error = world.connect(Endpoint::Unix("/nonexistent/socket".into())).unwrap_err();
+    assert_eq!(error, "ipc:///nonexistent/socket: No such file or directory (os error 2)");
+}
+
+#[test]
+fn a_taken_port_is_an_error_even_for_sharers() {
+    let world = World::start(Limits::default(), 0);
+    let taken = world.listen_any();
+    assert!(world.listen(Endpoint::Tcp(taken), false).unwrap_err().contains("Address already in use"));
+    assert!(Net::check_free(&Endpoint::Tcp(taken)).is_err());
+    let (_, shared) = world.listen(Endpoint::Tcp("127.0.0.1:0".parse().unwrap()), true).unwrap();
+    assert!(Net::check_free(&shared).is_err(), "a sharer is somebody, too");
+    assert!(world.listen(shared, true).is_ok());
+}
+
+#[test]
+fn a_dead_socket_file_is_replaced_and_a_live_one_is_not() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("socket");
+    drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
+    let world = World::start(Limits::default(), 0);
+    world.listen(Endpoint::Unix(path.clone()), false).unwrap();
+    assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+    assert!(world.listen(Endpoint::Unix(path), false).unwrap_err().contains("Address already in use"));
+    let file = folder.path().join("file");
+    std::fs::write(&file, "precious").unwrap();
+    assert!(world.listen(Endpoint::Unix(file.clone()), false).is_err());
+    assert_eq!(std::fs::read(file).unwrap(), b"precious");
+}
+
+#[test]
+fn what_is_queued_is_written_before_a_close() {
+    let world = World::start(Limits::default(), 0);
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let conn = world.connected(Endpoint::Tcp(listener.local_addr().unwrap()));
+    let (mut stream, _) = listener.accept().unwrap();
+    world.looping.command(Ask::Close(conn, vec![9; 8 << 20]));
+    let mut got = Vec::new();
+    stream.read_to_end(&mut got).unwrap();
+    assert_eq!(got.len(), 8 << 20);
+    world.expect("closed: closed by this side");
+}
+
+#[test]
+fn a_full_outbox_says_when_it_has_drained() {
+    let world = World::start(Limits::default(), 0);
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let conn = world.connected(Endpoint::Tcp(listener.local_addr().unwrap()));
+    let (mut stream, _) = listener.accept().unwrap();
+    world.looping.command(Ask::Flood(conn, 8 << 20));
+    let mut got = vec![0; 8 << 20];
+    stream.read_exact(&mut got).unwrap();
+    world.expect("drained");
+}
+
+#[test]
+fn a_peer_that_reads_nothing_is_dropped_and_others_are_served() {
+    let limits = Limits { write_stall: Duration::from_millis(300), ..Limits::default() };
+    let world = World::start(limits, 16 << 20);
+    let address = world.listen_any();
+    let lazy = TcpStream::connect(address).unwrap();
+    world.expect("accepted");
+    let mut good = TcpStream::connect(address).unwrap();
+    world.expect("accepted");
+    let mut flood = vec![0; 16 << 20];
+    good.read_exact(&mut flood).unwrap();
+    good.write_all(b"hello").unwrap();
+    let mut echo = [0; 5];
+    good.read_exact(&mut echo).unwrap();
+    world.expect("closed: the peer reads nothing");
+    assert_eq!(world.looping.counters().stalled.get(), 1);
+    drop(lazy);
+}
+
+#[test]
+fn strangers_over_the_limit_wait_or_are_refused_and_others_come_in() {
+    let pre_auth = PreAuthLimits { total: 3, per_source: 2, ..PreAuthLimits::default() };
+    let world = World::start(Limits { pre_auth, ..Limits::default() }, 0);
+    let address = world.listen_any();
+    let strangers: Vec<TcpStream> = (0..2).map(|_| TcpStream::connect(address).unwrap()).collect();
+    strangers.iter().for_each(|_| world.expect("accepted 127.0.0.1"));
+    let mut third = TcpStream::connect(address).unwrap();
+    assert_eq!(third.read(&mut [0]).unwrap_or(0), 0, "the third of one source is closed");
+    assert_eq!(world.looping.counters().refused_source_full.get(), 1);
+
+    // Another source has its own account; after it all slots are taken and a further one waits until one frees.
+    let client = World::start(Limits::default(), 0);
+    let from = |last: u8| Connect {
+        endpoint: Endpoint::Tcp(address),
+        timeout: LONG,
+        from: Some((Ipv4Addr::new(127, 0, 0, last), 0).into()),
+    };
+    let (answer, answered) = channel();
+    client.looping.command(Ask::Connect(from(2), answer.clone()));
+    answered.recv_timeout(LONG).unwrap().unwrap();
+    world.expect("accepted 127.0.0.2");
+    client.looping.command(Ask::Connect(from(3), answer));
+    answered.recv_timeout(LONG).unwrap().unwrap();
+    drop(strangers);
+    let mut seen = Vec::new();
+    while !seen.iter().any(|text: &String| text.starts_with("accepted 127.0.0.3")) {
+        seen.push(world.seen.recv_timeout(LONG).expect("the one that waited comes in"));
+    }
+    assert!(world.looping.counters().accept_paused.get() > 0);
+}
+
+#[test]
+fn idle_connections_cost_no_system_calls() {
+    let calls_of = |idle: usize| {
+        let (server, client) = (World::start(Limits::default(), 0), World::start(Limits::default(), 0));
+        let address = server.listen_any();
+        let conns: Vec<ConnId> = (0..idle)
+            .map(|_| {
+                let conn = client.connected(Endpoint::Tcp(address));
+                server.expect("accepted");
+                // The first byte proves a connection to the echo server, so that strangers never pile up.
+                round_trips(&client.looping, conn, 0..1);
+                conn
+            })
+            .collect();
+        let before = client.looping.counters().hot_system_calls() + server.looping.counters().hot_system_calls();
+        round_trips(&client.looping, conns[0], 0..200);
+        client.looping.counters().hot_system_calls() + server.looping.counters().hot_system_calls() - before
+    };
+    let (few, many) = (calls_of(2), calls_of(300));
+    assert!(few <= 200 * 7 && many <= 200 * 7, "{few} and {many} system calls for 200 round trips");
+}
+
+#[test]
+fn a_slot_is_freed_by_proof() {
+    let pre_auth = PreAuthLimits { per_source: 1, ..PreAuthLimits::default() };
+    let world = World::start(Limits { pre_auth, ..Limits::default() }, 0);
+    let address = world.listen_any();
+    let mut proven = TcpStream::connect(address).unwrap();
+    proven.write_all(b"x").unwrap();
+    proven.read_exact(&mut [0]).unwrap();
+    let mut second = TcpStream::connect(address).unwrap();
+    second.write_all(b"y").unwrap();
+    second.read_exact(&mut [0]).unwrap();
+    world.expect("accepted");
+    world.expect("accepted");
+}

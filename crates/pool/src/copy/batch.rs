@@ -1,0 +1,179 @@
+use std::sync::OnceLock;
+
+use slackwater_base::Checksum;
+
+use super::{Tuning, copy_checksum_with, copy_with};
+use crate::job::{Class, Kind};
+use crate::pool::Pool;
+
+/// One copy of a batch: a scatter or gather is a slice of these.
+#[derive(Clone, Copy, Debug)]
+pub struct Piece {
+    /// Where to.
+    pub dst: *mut u8,
+    /// Where from.
+    pub src: *const u8,
+    /// How many bytes.
+    pub len: usize,
+}
+
+/// What one task of a batch copies or sums, in bytes: long beside a claim, short beside a burst.
+const TASK_BYTES: usize = 256 << 10;
+
+static COPY: Kind = Kind::new("copy");
+static COPY_CHECKSUM: Kind = Kind::new("copy and checksum");
+static CHECKSUM: Kind = Kind::new("checksum");
+
+/// Copies all pieces, by as many threads as are free, past the cache if the batch is large enough for that.
+///
+/// # Safety
+/// - The ranges of every piece are valid for the whole call: `src` for reads, `dst` for writes.
+/// - No `dst` overlaps anything else of the batch, and nothing else reads or writes it meanwhile. A `src` may be memory
+///   that another process writes.
+pub unsafe fn copy_all(pool: &Pool, pieces: &[Piece]) {
+    let tasks = Tasks::cut(pieces.iter().map(|piece| piece.len));
+    let (batch, stores) = (Batch(pieces), Tuning::current().stores(tasks.bytes));
+    let copied = pool.job(tasks.len()).class(Class::Bulk).kind(&COPY).run(|task| {
+        let (piece, at, len) = tasks.task(task);
+        // SAFETY: the task is a part of a piece that no other task has; the rest is the caller's promise.
+        unsafe {
+            let (dst, src) = batch.part(piece, at);
+            copy_with(dst, src, len, stores);
+        }
+    });
+    copied.expect("copies do not panic, and the job has no cancel handle");
+}
+
+/// [`copy_all`], and the checksum of the bytes written by each piece, in order.
+///
+/// # Safety
+/// As for [`copy_all`].
+#[must_use]
+pub unsafe fn copy_all_checksum(pool: &Pool, pieces: &[Piece]) -> Vec<Checksum> {
+    let tasks = Tasks::cut(pieces.iter().map(|piece| piece.len));
+    let (batch, stores) = (Batch(pieces), Tuning::current().stores(tasks.bytes));
+    // SAFETY: the task is a part of a piece that no other task has; the rest is the caller's promise.
+    tasks.sums(pool, &COPY_CHECKSUM, |piece, at, len| unsafe {
+        let (dst, src) = batch.part(piece, at);
+        copy_checksum_with(dst, src, len, stores)
+    })
+}
+
+/// The checksum of each of these byte strings, in order, by as many threads as are free.
+#[must_use]
+pub fn checksum_all(pool: &Pool, objects: &[&[u8]]) -> Vec<Checksum> {
+    let tasks = Tasks::cut(objects.iter().map(|object| object.len()));
+    tasks.sums(pool, &CHECKSUM, |object, at, len| Checksum::of(&objects[object][at..at + len]))
+}
+
+/// The pieces, shared between threads.
+struct Batch<'a>(&'a [Piece]);
+
+// SAFETY: the pointers are used by tasks on disjoint parts, and whoever made the batch vouched for its memory.
+unsafe impl Sync for Batch<'_> {}
+
+impl Batch<'_> {
+    /// # Safety
+    /// `at` is within the piece, whose ranges are valid.
+    unsafe fn part(&self, piece: usize, at: usize) -> (*mut u8, *const u8) {
+        let piece = self.0[piece];
+        // SAFETY: the caller's promise.
+        unsafe { (piece.dst.add(at), piece.src.add(at)) }
+    }
+}
+
+/// Objects cut into tasks.
+struct Tasks {
+    /// The lengths of the objects.
+    lens: Vec<usize>,
+    /// The number of the first task of each object, and of all at the end.
+    firsts: Vec<usize>,
+    bytes: usize,
+}
+
+impl Tasks {
+    fn cut(lens: impl Iterator<Item = usize>) -> Self {
+        let (mut next, mut bytes) = (0, 0);
+        let (lens, mut firsts): (Vec<_>, Vec<_>) = lens
+            .map(|len| {
+                let first = next;
+                next += len.div_ceil(TASK_BYTES);
+                bytes += len;
+                (len, first)
+            })
+            .unzip();
+        firsts.push(next);
+        Self { lens, firsts, bytes }
+    }
+
+    fn len(&self) -> usize {
+        self.firsts[self.lens.len()]
+    }
+
+    /// The object of a task, and its part of it: offset and length.
+    fn task(&self, task: usize) -> (usize, usize, usize) {
+        // Objects without bytes have no task: the last one that begins here is the one that has it.
+        let object = self.firsts.partition_point(|&first| first <= task) - 1;
+        let at = (task - self.firsts[object]) * TASK_BYTES;
+        (object, at, TASK_BYTES.min(self.lens[object] - at))
+    }
+
+    /// The checksums of the objects from those of the tasks.
+    fn sums(&self, pool: &Pool, kind: &Kind, sum: impl Fn(usize, usize, usize) -> Checksum + Sync) -> Vec<Checksum> {
+        let sums: Vec<OnceLock<Checksum>> = (0..self.len()).map(|_| OnceLock::new()).collect();
+        let summed = pool.job(self.len()).class(Class::Bulk).kind(kind).run(|task| {
+            let (object, at, len) = self.task(task);
+            let first = sums[task].set(sum(object, at, len));
+            debug_assert!(first.is_ok(), "each task runs once");
+        });
+        summed.expect("checksums do not panic, and the job has no cancel handle");
+        let of_object = |object: usize| {
+            let tasks = self.firsts[object]..self.firsts[object + 1];
+            tasks.fold(Checksum::of(&[]), |whole, task| {
+                let (_, _, len) = self.task(task);
+                let part = *sums[task].get().expect("every task has run");
+                whole.followed_by(part, len as u64)
+            })
+        };
+        (0..self.lens.len()).map(of_object).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use slackwater_base::Rng;
+
+    use super::*;
+    use crate::config::Config;
+
+    #[test]
+    fn batches_copy_and_sum_every_piece() {
+        let mut rng = Rng::new(5);
+        let pool = Pool::start(&Config::threads(2)).unwrap();
+        let lens = [0, 1, 1000, TASK_BYTES, 0, TASK_BYTES + 1, 3 * TASK_BYTES - 7, 64];
+        let sources: Vec<Vec<u8>> = lens.iter().map(|&len| (0..len).map(|_| rng.next_u64() as u8).collect()).collect();
+        let expected: Vec<Checksum> = sources.iter().map(|source| Checksum::of(source)).collect();
+        let mut targets: Vec<Vec<u8>> = lens.iter().map(|&len| vec![0; len]).collect();
+        let pieces = |targets: &mut Vec<Vec<u8>>| -> Vec<Piece> {
+            let pairs = targets.iter_mut().zip(&sources);
+            pairs.map(|(to, from)| Piece { dst: to.as_mut_ptr(), src: from.as_ptr(), len: from.len() }).collect()
+        };
+        // SAFETY: the pieces are whole vectors that live through the call.
+        unsafe { copy_all(&pool, &pieces(&mut targets)) };
+        assert!(targets == sources, "copied");
+        targets.iter_mut().for_each(|target| target.fill(0));
+        // SAFETY: as above.
+        let sums = unsafe { copy_all_checksum(&pool, &pieces(&mut targets)) };
+        assert!(targets == sources, "copied and summed");
+        assert_eq!(sums, expected);
+        let objects: Vec<&[u8]> = sources.iter().map(Vec::as_slice).collect();
+        assert_eq!(checksum_all(&pool, &objects), expected);
+    }
+
+    #[test]
+    fn an_empty_batch_is_nothing() {
+        let pool = Pool::start(&Config::threads(2)).unwrap();
+        assert_eq!(checksum_all(&pool, &[]), []);
+        assert_eq!(checksum_all(&pool, &[b""]), [Checksum::of(b"")]);
+    }
+}

@@ -1,0 +1,335 @@
+use std::cell::Cell;
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use crossbeam_utils::CachePadded;
+use slackwater_wait::{Costs, Event, Wait, Waiting, free_cpus};
+
+use crate::job::{Class, Kind};
+use crate::member::Member;
+use crate::record::{Record, add};
+use crate::slot::{Seat, Slot, Source, Work};
+use crate::topology::NodeId;
+
+/// Jobs of one crew at a time; further submitters run theirs alone.
+const SLOTS: usize = 32;
+
+/// A task that nobody waits for right now.
+pub(crate) type Task = Box<dyn FnOnce() + Send>;
+
+/// The threads of one NUMA node, with the jobs published to them.
+#[derive(Debug)]
+pub(crate) struct Crew {
+    pub(crate) node: Option<NodeId>,
+    /// The thread index of the first worker in the pool.
+    first_thread: usize,
+    /// By strategy of the pool; the process's if `None`.
+    strategy: Option<Box<dyn Wait>>,
+    /// Something was published.
+    event: Event,
+    /// Workers that found nothing: they watch the event, or sleep on it.
+    idle: CachePadded<AtomicU32>,
+    /// Slots nobody owns, one bit each.
+    free: CachePadded<AtomicU64>,
+    /// Slots with an open door, by class. A hint: the door decides.
+    open: [CachePadded<AtomicU64>; 2],
+    slots: Box<[Slot]>,
+    background: Background,
+    pub(crate) records: Box<[CachePadded<Record>]>,
+    wakes: AtomicU64,
+}
+
+/// The bounded queue of tasks, and how many run.
+struct Background {
+    tasks: Mutex<VecDeque<Task>>,
+    /// As many as are in the queue, to look at without the lock.
+    len: AtomicUsize,
+    running: AtomicUsize,
+    len_max: usize,
+    running_max: usize,
+}
+
+/// A slot taken for one job.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Taken(usize);
+
+impl Crew {
+    pub(crate) fn new(
+        node: Option<NodeId>,
+        threads: std::ops::Range<usize>,
+        background_max: usize,
+        strategy: Option<Box<dyn Wait>>,
+    ) -> Self {
+        let workers = threads.len();
+        Self {
+            node,
+            first_thread: threads.start,
+            strategy,
+            event: Event::new(),
+            idle: CachePadded::new(AtomicU32::new(0)),
+            free: CachePadded::new(AtomicU64::new((1 << SLOTS) - 1)),
+            open: [const { CachePadded::new(AtomicU64::new(0)) }; 2],
+            // One seat more than workers: the caller's.
+            slots: (0..SLOTS).map(|_| Slot::new(workers + 1)).collect(),
+            background: Background {
+                tasks: Mutex::new(VecDeque::new()),
+                len: AtomicUsize::new(0),
+                running: AtomicUsize::new(0),
+                len_max: background_max,
+                // Half of the workers stay for jobs that somebody waits for.
+                running_max: workers.div_ceil(2),
+            },
+            records: (0..workers).map(|_| CachePadded::new(Record::new("pool worker idle"))).collect(),
+            wakes: AtomicU64::new(0),
+        }
+    }
+
+    pub(crate) fn workers(&self) -> usize {
+        self.records.len()
+    }
+
+    pub(crate) fn thread_index(&self, worker: usize) -> usize {
+        self.first_thread + worker
+    }
+
+    pub(crate) fn wakes(&self) -> u64 {
+        self.wakes.load(Ordering::Relaxed)
+    }
+
+    /// What worker `worker` does until the crew is closed.
+    pub(crate) fn work(&self, worker: usize) {
+        let record = &self.records[worker];
+        let member = Member { thread: self.thread_index(worker), node: self.node };
+        let mut first_slot = 0;
+        loop {
+            let seen = self.event.seen();
+            if self.event.is_closed() {
+                return;
+            }
+            if self.serve_jobs(member, record, &mut first_slot) || self.serve_background(member, record) {
+                continue;
+            }
+            self.idle.fetch_add(1, Ordering::Relaxed);
+            // Closed or not: the loop looks.
+            let _ = self.event.wait(seen, &self.waiting(&record.idle));
+            self.idle.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    /// A wait by the crew's strategy.
+    pub(crate) fn waiting<'a>(&'a self, site: &'a slackwater_wait::Site) -> Waiting<'a> {
+        match &self.strategy {
+            Some(strategy) => Waiting::at(site).by(&**strategy),
+            None => Waiting::at(site),
+        }
+    }
+
+    pub(crate) fn close(&self) {
+        self.event.close();
+    }
+
+    /// Whether a worker is awake and has nothing to do.
+    pub(crate) fn is_watched(&self) -> bool {
+        self.idle.load(Ordering::Relaxed) > self.event.sleepers()
+    }
+
+    /// Whether a job of `len` tasks of this kind would be over before a sleeper is awake.
+    pub(crate) fn is_too_short(&self, kind: Option<&Kind>, len: usize) -> bool {
+        let Some(task_nanos) = kind.and_then(Kind::task_nanos) else {
+            return false;
+        };
+        // A helper that comes after W saves half of what is left then; waking it costs the caller some of W as well.
+        task_nanos * len as f64 <= Costs::now().wake.as_nanos() as f64 * 1.25 && !self.is_watched()
+    }
+
+    /// Takes a free slot; `None` if there is none.
+    pub(crate) fn take_slot(&self) -> Option<Taken> {
+        let mut free = self.free.load(Ordering::Relaxed);
+        while free != 0 {
+            let slot = free.trailing_zeros();
+            match self.free.compare_exchange_weak(free, free & !(1 << slot), Ordering::Acquire, Ordering::Relaxed) {
+                Ok(_) => return Some(Taken(slot as usize)),
+                Err(now) => free = now,
+            }
+        }
+        None
+    }
+
+    /// Opens the door of a job. Workers come when they are summoned.
+    ///
+    /// # Safety
+    /// `taken` has not been published since it was taken, and what `work` points at stays valid until
+    /// [`Crew::retire`] has returned.
+    pub(crate) unsafe fn publish(&self, taken: Taken, work: Work, len: u32, places: usize, class: Class) {
+        // SAFETY: the caller's promises are those of `Slot::publish`; the door is found empty in `retire`.
+        unsafe { self.slots[taken.0].publish(work, len, places) };
+        self.open[class as usize].fetch_or(1 << taken.0, Ordering::Release);
+    }
+
+    /// Makes `count` workers come: those awake see the event, sleepers are woken as far as CPUs are free.
+    pub(crate) fn summon(&self, count: usize) {
+        let sleepers = self.event.sleepers();
+        let awake = self.idle.load(Ordering::Relaxed).saturating_sub(sleepers);
+        let missing = (count as u32).saturating_sub(awake).min(sleepers).min(free_cpus());
+        let woken = self.event.notify(missing);
+        add(&self.wakes, woken as u64);
+    }
+
+    /// Takes part in a published job as its submitter.
+    ///
+    /// # Safety
+    /// The caller published `taken` and has not retired it.
+    pub(crate) unsafe fn participate(&self, taken: Taken, member: Member, record: &Record) -> bool {
+        let slot = &self.slots[taken.0];
+        // SAFETY: the caller published the job, so its work is there and what it points at is alive.
+        unsafe {
+            let work = slot.work();
+            let from = Source::Shared { ranges: &slot.ranges, seat: 0, among: work.seats };
+            (work.enter)(work.data, &Seat { from, base: work.base, member, record })
+        }
+    }
+
+    /// Takes part in a job published to another crew, if there is a place.
+    pub(crate) fn visit(&self, taken: Taken, member: Member, record: &Record) {
+        self.enter(&self.slots[taken.0], member, record);
+    }
+
+    /// Ends a job: nobody gets in any more, everybody inside leaves, the slot is free again.
+    pub(crate) fn retire(&self, taken: Taken, class: Class, waiting: &Waiting<'_>) {
+        let (slot, bit) = (&self.slots[taken.0], 1 << taken.0);
+        slot.door.close();
+        self.open[class as usize].fetch_and(!bit, Ordering::Relaxed);
+        slot.door.wait_empty(waiting);
+        self.free.fetch_or(bit, Ordering::Release);
+    }
+
+    /// Looks through the open doors for one to enter, urgent ones first; says whether there was anything to do.
+    fn serve_jobs(&self, member: Member, record: &Record, first_slot: &mut u32) -> bool {
+        for class in &self.open {
+            let open = class.load(Ordering::Acquire);
+            // Begin after the one served last, so that several submitters get their turn.
+            let mut turned = open.rotate_right(*first_slot);
+            while turned != 0 {
+                let at = (turned.trailing_zeros() + *first_slot) % 64;
+                turned &= turned - 1;
+                if turned != 0 {
+                    self.pass_on();
+                }
+                if self.enter(&self.slots[at as usize], member, record) {
+                    *first_slot = (at + 1) % 64;
+                    return true;
+                }
+            }
+        }
+        false
+    }
+
+    /// More is open than this worker can serve: two submitters may have counted on the same watcher.
+    fn pass_on(&self) {
+        if self.event.sleepers() > 0 && !self.is_watched() && free_cpus() > 0 {
+            add(&self.wakes, self.event.notify(1) as u64);
+        }
+    }
+
+    /// Takes part in the job of `slot`, if there is a place; says whether there was anything to do.
+    fn enter(&self, slot: &Slot, member: Member, record: &Record) -> bool {
+        let Some(places) = slot.door.join() else {
+            return false;
+        };
+        // SAFETY: inside the door, so the work is there and what it points at is alive.
+        let (work, found) = unsafe {
+            let work = slot.work();
+            let from = Source::Shared { ranges: &slot.ranges, seat: work.seats - places, among: work.seats };
+            (work, (work.enter)(work.data, &Seat { from, base: work.base, member, record }))
+        };
+        if work.lasting {
+            slot.door.step_out();
+        } else {
+            slot.door.leave();
+        }
+        found
+    }
+
+    /// Queues a task; gives it back when the queue is full.
+    pub(crate) fn enqueue(&self, task: Task) -> Result<(), Task> {
+        {
+            let mut tasks = self.background.lock();
+            if tasks.len() >= self.background.len_max {
+                return Err(task);
+            }
+            tasks.push_back(task);
+            self.background.len.store(tasks.len(), Ordering::Release);
+        }
+        // A watcher may be on its way to a job, so one sleeper is woken in any case.
+        add(&self.wakes, self.event.notify(1) as u64);
+        Ok(())
+    }
+
+    /// The most background tasks that wait.
+    pub(crate) fn queue_max(&self) -> usize {
+        self.background.len_max
+    }
+
+    pub(crate) fn queued(&self) -> usize {
+        self.background.len.load(Ordering::Relaxed)
+    }
+
+    /// Runs one background task, if there is one and few enough run already.
+    fn serve_background(&self, member: Member, record: &Record) -> bool {
+        let background = &self.background;
+        if background.len.load(Ordering::Acquire) == 0 {
+            return false;
+        }
+        // Whoever finds all turns taken may sleep: each of their holders looks again before it does.
+        if background.running.fetch_add(1, Ordering::AcqRel) >= background.running_max {
+            background.running.fetch_sub(1, Ordering::AcqRel);
+            return false;
+        }
+        let task = background.pop();
+        let found = task.is_some();
+        if let Some(task) = task {
+            add(&record.background, 1);
+            let _inside = member.enter();
+            task();
+        }
+        background.running.fetch_sub(1, Ordering::AcqRel);
+        found
+    }
+
+    /// Drops what is queued: whoever waits for it learns that it will not come.
+    pub(crate) fn drop_queued(&self) {
+        let tasks = std::mem::take(&mut *self.background.lock());
+        self.background.len.store(0, Ordering::Release);
+        drop(tasks);
+    }
+}
+
+impl Background {
+    fn lock(&self) -> MutexGuard<'_, VecDeque<Task>> {
+        self.tasks.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn pop(&self) -> Option<Task> {
+        let mut tasks = self.lock();
+        let task = tasks.pop_front();
+        self.len.store(tasks.len(), Ordering::Release);
+        task
+    }
+}
+
+impl std::fmt::Debug for Background {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Background").field("len", &self.len).field("running", &self.running).finish_non_exhaustive()
+    }
+}
+
+/// Runs a part of a job with nobody else.
+///
+/// # Safety
+/// What `work` points at is alive for the whole call.
+pub(crate) unsafe fn run_alone(work: Work, len: u32, member: Member, record: &Record) {
+    let seat = Seat { from: Source::Alone { left: Cell::new((0, len)) }, base: work.base, member, record };
+    // SAFETY: the caller's promise.
+    unsafe { (work.enter)(work.data, &seat) };
+}

@@ -1,0 +1,126 @@
+use std::cell::{Cell, UnsafeCell};
+use std::ops::Range;
+
+use crate::claim::Ranges;
+use crate::door::Door;
+use crate::member::Member;
+use crate::record::Record;
+
+/// A job as workers see it: where to enter and with what.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Work {
+    pub(crate) data: *const (),
+    /// Takes part in the job; says whether there was anything to do.
+    ///
+    /// # Safety
+    /// `data` is what was published beside it, and the participant is inside the door (or is the submitter).
+    pub(crate) enter: unsafe fn(data: *const (), seat: &Seat<'_>) -> bool,
+    /// The first index of this slot's part of the job.
+    pub(crate) base: u32,
+    /// Participants in all.
+    pub(crate) seats: usize,
+    /// More may be to do later: a participant that finds nothing may come again.
+    pub(crate) lasting: bool,
+}
+
+/// A place where one job at a time is published.
+#[derive(Debug)]
+pub(crate) struct Slot {
+    pub(crate) door: Door,
+    pub(crate) ranges: Ranges,
+    work: UnsafeCell<Option<Work>>,
+}
+
+// SAFETY: `work` is written only by the owner of the slot while the door is closed and nobody is inside, and read only
+// from inside; the door's word orders the two. The pointers in it are shared between threads by the submitter's promise
+// that what they point at may be.
+unsafe impl Sync for Slot {}
+// SAFETY: as above.
+unsafe impl Send for Slot {}
+
+impl Slot {
+    pub(crate) fn new(seats: usize) -> Self {
+        Self { door: Door::new(), ranges: Ranges::new(seats), work: UnsafeCell::new(None) }
+    }
+
+    /// Publishes a job of `len` indices with `places` for workers.
+    ///
+    /// # Safety
+    /// - The caller owns the slot: it took it from the free ones and has not published since.
+    /// - What `work` points at stays valid, and may be shared between threads, until the door was closed and found empty.
+    pub(crate) unsafe fn publish(&self, work: Work, len: u32, places: usize) {
+        self.ranges.deal(len, work.seats);
+        // SAFETY: the caller owns the slot, so the door is closed and nobody reads.
+        unsafe { *self.work.get() = Some(work) };
+        self.door.open(places);
+    }
+
+    /// The published job.
+    ///
+    /// # Safety
+    /// The caller is inside the door, or published the job.
+    pub(crate) unsafe fn work(&self) -> Work {
+        // SAFETY: nobody writes while somebody is inside.
+        unsafe { (*self.work.get()).expect("a door opens after its work was written") }
+    }
+}
+
+/// A participant's place in a job.
+#[derive(Debug)]
+pub(crate) struct Seat<'a> {
+    pub(crate) from: Source<'a>,
+    pub(crate) base: u32,
+    pub(crate) member: Member,
+    pub(crate) record: &'a Record,
+}
+
+/// Where a participant's indices come from.
+#[derive(Debug)]
+pub(crate) enum Source<'a> {
+    /// Dealt and stolen.
+    Shared { ranges: &'a Ranges, seat: usize, among: usize },
+    /// All its own: nobody else takes part.
+    Alone { left: Cell<(u32, u32)> },
+}
+
+/// Of a job run alone, a claim takes this part: cancelling works between claims.
+const ALONE_SHARE: u32 = 8;
+
+impl Seat<'_> {
+    /// The next of its own indices.
+    pub(crate) fn claim(&self, chunk_min: u32) -> Option<Range<u32>> {
+        let range = match &self.from {
+            Source::Shared { ranges, seat, .. } => ranges.own(*seat, chunk_min)?,
+            Source::Alone { left } => {
+                let (start, end) = left.get();
+                if start == end {
+                    return None;
+                }
+                let middle = start + ((end - start) / ALONE_SHARE).max(chunk_min).clamp(1, end - start);
+                left.set((middle, end));
+                start..middle
+            }
+        };
+        Some(self.based(range))
+    }
+
+    /// The next indices of somebody else.
+    pub(crate) fn steal(&self, chunk_min: u32) -> Option<Range<u32>> {
+        match &self.from {
+            Source::Shared { ranges, seat, among } => Some(self.based(ranges.steal(*seat, *among, chunk_min)?)),
+            Source::Alone { .. } => None,
+        }
+    }
+
+    fn based(&self, range: Range<u32>) -> Range<u32> {
+        range.start + self.base..range.end + self.base
+    }
+
+    /// Takes back what nobody has claimed yet.
+    pub(crate) fn stop(&self) {
+        match &self.from {
+            Source::Shared { ranges, .. } => ranges.clear(),
+            Source::Alone { left } => left.set((0, 0)),
+        }
+    }
+}

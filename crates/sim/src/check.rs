@@ -1,0 +1,69 @@
+//! What must never break, and what is said when it does.
+
+use std::fmt;
+
+/// The invariants that a run checks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Invariant {
+    /// A read gives exactly the bytes of one put of that key.
+    NoWrongBytes,
+    /// Nothing of one tenant reaches another.
+    TenantWall,
+    /// An acknowledgement means what its level says.
+    Acknowledgement,
+    /// What was removed or replaced never comes back.
+    NoResurrection,
+    /// Extents never overlap, and dead ones are fenced before their bytes are given out again.
+    Extents,
+    /// Once the faults are over, a put and a get succeed within the bound, and no call is left without an answer.
+    Liveness,
+    /// Queues and memory stay under their caps.
+    BoundedResources,
+    /// The master's books, the nodes' books and the logs agree at rest.
+    BooksBalance,
+    /// A core's use of its edge: alignment, names used twice, answers to nobody.
+    Contract,
+}
+
+impl fmt::Display for Invariant {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::NoWrongBytes => "I1 no wrong bytes",
+            Self::TenantWall => "I2 tenant wall",
+            Self::Acknowledgement => "I3 acknowledgement",
+            Self::NoResurrection => "I4 no resurrection",
+            Self::Extents => "I6 extents",
+            Self::Liveness => "I7 liveness",
+            Self::BoundedResources => "I8 bounded resources",
+            Self::BooksBalance => "I11 books balance",
+            Self::Contract => "contract of the edge",
+        })
+    }
+}
+
+/// An invariant that did not hold, with the facts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Violation {
+    /// Which.
+    pub invariant: Invariant,
+    /// What was seen.
+    pub what: String,
+}
+
+impl Violation {
+    /// A violation of `invariant`.
+    pub fn new(invariant: Invariant, what: impl Into<String>) -> Self {
+        Self { invariant, what: what.into() }
+    }
+}
+
+impl fmt::Display for Violation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.invariant, self.what)
+    }
+}
+
+impl std::error::Error for Violation {}
+
+/// `Ok`, or the violation.
+pub type Checked<T = ()> = Result<T, Violation>;

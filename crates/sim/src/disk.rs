@@ -1,0 +1,492 @@
+//! The disk of one node: real bytes in memory, and everything that a device does to them.
+//!
+//! A write lands in the cache of the device and becomes durable with a later sync. A power cut keeps, loses or tears
+//! each write that was not synced, sector by sector and in any order; the end of a process keeps the cache. Faults are
+//! windows that the world opens and closes.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use slackwater_base::{BLOCK_BYTES, Checksum, Instant, Rng, round_to_block};
+use slackwater_tier::io::{DiskError, DiskOp, DiskOutcome, FileId, OpId, Part, Target};
+
+use crate::check::{Checked, Invariant, Violation};
+use crate::memory::Memory;
+
+/// What goes wrong at the moment; all zero is an honest disk.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct DiskFaults {
+    /// Probability that a read ends in an error.
+    pub read_error: f64,
+    /// Probability that a write or a creation ends in an error.
+    pub write_error: f64,
+    /// Probability that a sync ends in an error.
+    pub sync_error: f64,
+    /// Probability that a read gives a flipped bit, once.
+    pub read_flip: f64,
+    /// Probability that a write lands elsewhere in its file and is reported as done.
+    pub misdirect: f64,
+    /// No file can be made.
+    pub full: bool,
+    /// Nothing can be written.
+    pub read_only: bool,
+    /// How much longer than usual an operation takes, at most.
+    pub stall: Duration,
+}
+
+/// Who asked for an operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Caller {
+    /// The agent, by the name it gave the operation.
+    Agent(OpId),
+    /// A reader in the owner's process, numbered by the world.
+    Reader(u64),
+}
+
+/// How an operation ended.
+pub type Ended = Result<DiskOutcome, DiskError>;
+
+/// What ends a process that uses the disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Crash {
+    /// The process is killed: what it wrote stays in the cache.
+    Process,
+    /// The power is cut: what was not synced is kept, lost or torn.
+    Power,
+}
+
+/// The disk of one node.
+#[derive(Debug)]
+pub struct Disk {
+    rng: Rng,
+    capacity: u64,
+    files: BTreeMap<FileId, File>,
+    flights: BTreeMap<Caller, Flight>,
+    /// Writes so far: orders them against syncs.
+    writes: u64,
+    last_op: Option<OpId>,
+    faults: DiskFaults,
+    honest: bool,
+    /// A read of this life of the process was spoilt: what it did not find may be there.
+    spoilt: bool,
+    stats: DiskStats,
+}
+
+/// What the disk has done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DiskStats {
+    /// Operations in all.
+    pub operations: u64,
+    /// Most operations that were under way at once.
+    pub in_flight_max: usize,
+    /// Operations that ended in an error.
+    pub errors: u64,
+    /// Power cuts that found writes not synced.
+    pub torn: u64,
+    /// Bits flipped and writes misdirected.
+    pub rotten: u64,
+}
+
+impl DiskStats {
+    /// Adds what another disk has done.
+    pub(crate) fn add(&mut self, other: &Self) {
+        self.operations += other.operations;
+        self.in_flight_max = self.in_flight_max.max(other.in_flight_max);
+        self.errors += other.errors;
+        self.torn += other.torn;
+        self.rotten += other.rotten;
+    }
+}
+
+#[derive(Debug)]
+struct File {
+    durable: Vec<u8>,
+    cached: Vec<u8>,
+    unsynced: Vec<Unsynced>,
+}
+
+#[derive(Clone, Debug)]
+struct Unsynced {
+    number: u64,
+    offset: u64,
+    bytes: Vec<u8>,
+}
+
+#[derive(Debug)]
+struct Flight {
+    what: DiskOp,
+    error: Option<DiskError>,
+    /// Writes completed when this was submitted.
+    barrier: u64,
+    /// The bytes of a write as they were at submission.
+    early: Vec<u8>,
+    /// Take the bytes of a write at its completion instead.
+    late: bool,
+}
+
+impl Disk {
+    /// An empty disk of `capacity` bytes.
+    #[must_use]
+    pub fn new(rng: Rng, capacity: u64) -> Self {
+        Self {
+            rng,
+            capacity,
+            files: BTreeMap::new(),
+            flights: BTreeMap::new(),
+            writes: 0,
+            last_op: None,
+            faults: DiskFaults::default(),
+            honest: true,
+            spoilt: false,
+            stats: DiskStats::default(),
+        }
+    }
+
+    /// Files and their lengths: what a process finds when it opens the directory.
+    #[must_use]
+    pub fn files(&self) -> Vec<(FileId, u64)> {
+        self.files.iter().map(|(id, file)| (*id, file.cached.len() as u64)).collect()
+    }
+
+    /// Whether the process can have read what it wrote: false once a bit rotted or a write was misdirected, and in a
+    /// life whose reads met errors.
+    #[must_use]
+    pub fn honest(&self) -> bool {
+        self.honest && !self.spoilt
+    }
+
+    /// What the disk has done.
+    #[must_use]
+    pub fn stats(&self) -> DiskStats {
+        self.stats
+    }
+
+    /// Operations under way.
+    #[must_use]
+    pub fn in_flight(&self) -> usize {
+        self.flights.len()
+    }
+
+    /// Opens or closes windows of trouble.
+    pub fn set_faults(&mut self, faults: DiskFaults) {
+        self.faults = faults;
+    }
+
+    /// Takes an operation in and says when it completes.
+    ///
+    /// # Errors
+    /// When the operation breaks the contract of the device: alignment, or a name used twice.
+    pub fn submit(&mut self, now: Instant, caller: Caller, what: DiskOp, memory: &Memory) -> Checked<Instant> {
+        if let Caller::Agent(op) = caller {
+            if self.last_op.is_some_and(|last| last >= op) {
+                return Err(contract(format!("{op:?} is not newer than {:?}", self.last_op)));
+            }
+            self.last_op = Some(op);
+        }
+        check_alignment(&what)?;
+        let early = match &what {
+            DiskOp::Write { parts, .. } => gather(parts, memory)?,
+            _ => Vec::new(),
+        };
+        let (error, late) = (self.fate(&what), self.rng.chance(0.5));
+        self.flights.insert(caller, Flight { what, error, barrier: self.writes, early, late });
+        self.stats.operations += 1;
+        self.stats.in_flight_max = self.stats.in_flight_max.max(self.flights.len());
+        let mut latency = LATENCY_MIN + self.rng.below(LATENCY_SPREAD);
+        let stall = u64::try_from(self.faults.stall.as_nanos()).unwrap_or(u64::MAX);
+        if stall > 0 {
+            latency += self.rng.below(stall);
+        }
+        Ok(now + Duration::from_nanos(latency))
+    }
+
+    /// Ends an operation; `None` when a crash has swallowed it.
+    ///
+    /// # Errors
+    /// When the operation touches memory that is not its own.
+    pub fn complete(&mut self, caller: Caller, memory: &mut Memory) -> Checked<Option<Ended>> {
+        let Some(flight) = self.flights.remove(&caller) else { return Ok(None) };
+        let result = match flight.what.clone() {
+            DiskOp::Create { file, bytes } => self.create(file, bytes, flight.error),
+            DiskOp::Write { file, offset, parts } => {
+                let bytes = if flight.late { gather(&parts, memory)? } else { flight.early };
+                self.write(file, offset, bytes, flight.error)
+            }
+            DiskOp::Sync { file } => self.sync(file, flight.barrier, flight.error),
+            DiskOp::Delete { file } => match flight.error {
+                Some(error) => Err(error),
+                None => self.files.remove(&file).map(|_| DiskOutcome::Done).ok_or(DiskError::Missing),
+            },
+            DiskOp::Read { file, offset, bytes, length, into } => {
+                let span = Span { file, offset: offset as usize, bytes: bytes as usize, length: length as usize };
+                self.read(&span, into, memory, flight.error)?
+            }
+        };
+        self.stats.errors += u64::from(result.is_err());
+        Ok(Some(result))
+    }
+
+    /// Ends the process that uses the disk. Operations under way never complete; what they leave behind depends.
+    pub fn crash(&mut self, how: Crash) {
+        for flight in std::mem::take(&mut self.flights).into_values() {
+            self.abandon(flight);
+        }
+        self.last_op = None;
+        self.spoilt = false;
+        if how == Crash::Process {
+            return;
+        }
+        let rng = &mut self.rng;
+        for file in self.files.values_mut() {
+            let mut waiting = std::mem::take(&mut file.unsynced);
+            self.stats.torn += u64::from(!waiting.is_empty());
+            while !waiting.is_empty() {
+                let write = waiting.swap_remove(rng.below(waiting.len() as u64) as usize);
+                land(rng, &mut file.durable, write.offset, &write.bytes);
+            }
+            file.cached.clone_from(&file.durable);
+        }
+    }
+
+    /// Flips one bit of one file where it lies; the disk is honest no more.
+    pub fn rot(&mut self) {
+        let total: u64 = self.files.values().map(|file| file.durable.len() as u64).sum();
+        if total == 0 {
+            return;
+        }
+        let mut at = self.rng.below(total);
+        let bit = 1 << self.rng.below(8);
+        for file in self.files.values_mut() {
+            if at < file.durable.len() as u64 {
+                file.durable[at as usize] ^= bit;
+                file.cached[at as usize] ^= bit;
+                break;
+            }
+            at -= file.durable.len() as u64;
+        }
+        self.honest = false;
+        self.stats.rotten += 1;
+    }
+
+    /// Loses everything: another disk in its place.
+    pub fn replace(&mut self) {
+        self.files.clear();
+        self.flights.clear();
+        self.last_op = None;
+        self.honest = true;
+    }
+
+    fn fate(&mut self, what: &DiskOp) -> Option<DiskError> {
+        let eio = Some(DiskError::Device { errno: EIO });
+        match what {
+            DiskOp::Read { .. } if self.rng.chance(self.faults.read_error) => eio,
+            DiskOp::Create { .. } | DiskOp::Write { .. } | DiskOp::Delete { .. } if self.faults.read_only => {
+                Some(DiskError::ReadOnly)
+            }
+            DiskOp::Create { .. } if self.faults.full => Some(DiskError::Full),
+            DiskOp::Create { .. } | DiskOp::Write { .. } if self.rng.chance(self.faults.write_error) => eio,
+            DiskOp::Sync { .. } if self.rng.chance(self.faults.sync_error) => eio,
+            _ => None,
+        }
+    }
+
+    fn create(&mut self, file: FileId, bytes: u64, error: Option<DiskError>) -> Ended {
+        let used: u64 = self.files.values().map(|file| file.cached.len() as u64).sum();
+        let error = error.or((used + bytes > self.capacity).then_some(DiskError::Full));
+        if let Some(error) = error {
+            // A creation that failed may leave a short file behind.
+            if error != DiskError::ReadOnly && self.rng.chance(0.3) && !self.files.contains_key(&file) {
+                let short = self.rng.below(bytes / BLOCK_BYTES + 1) * BLOCK_BYTES;
+                self.files.insert(file, File::of(short.min(self.capacity.saturating_sub(used))));
+            }
+            return Err(error);
+        }
+        if self.files.contains_key(&file) {
+            return Err(DiskError::Device { errno: EEXIST });
+        }
+        self.files.insert(file, File::of(bytes));
+        Ok(DiskOutcome::Done)
+    }
+
+    fn write(&mut self, id: FileId, offset: u64, mut bytes: Vec<u8>, error: Option<DiskError>) -> Ended {
+        let file = self.files.get_mut(&id).ok_or(DiskError::Missing)?;
+        if offset + bytes.len() as u64 > file.cached.len() as u64 {
+            return Err(DiskError::Missing);
+        }
+        if error == Some(DiskError::ReadOnly) {
+            return Err(DiskError::ReadOnly);
+        }
+        let mut offset = offset;
+        if error.is_some() {
+            let blocks = bytes.len() as u64 / BLOCK_BYTES;
+            bytes.truncate((self.rng.below(blocks + 1) * BLOCK_BYTES) as usize);
+        } else if self.rng.chance(self.faults.misdirect) {
+            let places = (file.cached.len() - bytes.len()) as u64 / BLOCK_BYTES + 1;
+            offset = self.rng.below(places) * BLOCK_BYTES;
+            self.honest = false;
+            self.stats.rotten += 1;
+        }
+        self.writes += 1;
+        file.apply(Unsynced { number: self.writes, offset, bytes });
+        error.map_or(Ok(DiskOutcome::Done), Err)
+    }
+
+    fn sync(&mut self, id: FileId, barrier: u64, error: Option<DiskError>) -> Ended {
+        let file = self.files.get_mut(&id).ok_or(DiskError::Missing)?;
+        let waiting = std::mem::take(&mut file.unsynced);
+        for write in waiting {
+            if write.number > barrier {
+                file.unsynced.push(write);
+            } else if error.is_none() || self.rng.chance(0.5) {
+                put(&mut file.durable, write.offset, &write.bytes);
+            }
+            // A failed sync marks its pages clean: they stay readable and are lost with the next power cut
+            // (Rebello et al., "Can Applications Recover from fsync Failures?", 2020).
+        }
+        error.map_or(Ok(DiskOutcome::Done), Err)
+    }
+
+    fn read(&mut self, span: &Span, into: Target, memory: &mut Memory, error: Option<DiskError>) -> Checked<Ended> {
+        let Some(file) = self.files.get(&span.file) else { return Ok(Err(DiskError::Missing)) };
+        let Some(found) = file.cached.get(span.offset..span.offset + span.bytes) else {
+            return Ok(Err(DiskError::Missing));
+        };
+        let mut bytes = found.to_vec();
+        if !bytes.is_empty() && self.rng.chance(self.faults.read_flip) {
+            let at = self.rng.below(bytes.len() as u64) as usize;
+            bytes[at] ^= 1 << self.rng.below(8);
+            self.stats.rotten += 1;
+            self.spoilt = true;
+        }
+        self.spoilt |= error.is_some();
+        if error.is_some() {
+            bytes.truncate(self.rng.below(bytes.len() as u64 + 1) as usize);
+        }
+        if let Target::Extent(extent) = into {
+            memory.write(extent, 0, &bytes[..bytes.len().min(extent.bytes as usize)])?;
+        }
+        if let Some(error) = error {
+            return Ok(Err(error));
+        }
+        if span.length > bytes.len() {
+            return Err(contract(format!("a read of {} bytes wants the checksum of {}", bytes.len(), span.length)));
+        }
+        let checksum = Checksum::of(&bytes[..span.length]);
+        if into != Target::Completion {
+            bytes = Vec::new();
+        }
+        Ok(Ok(DiskOutcome::Read { bytes, checksum }))
+    }
+
+    /// What an operation that a crash cut off leaves behind.
+    fn abandon(&mut self, flight: Flight) {
+        match flight.what {
+            DiskOp::Create { file, bytes } if self.rng.chance(0.5) && !self.files.contains_key(&file) => {
+                let whole = self.rng.chance(0.5);
+                let bytes = if whole { bytes } else { self.rng.below(bytes / BLOCK_BYTES + 1) * BLOCK_BYTES };
+                self.files.insert(file, File::of(bytes));
+            }
+            DiskOp::Write { file, offset, .. } => {
+                let Some(file) = self.files.get_mut(&file) else { return };
+                if offset + flight.early.len() as u64 > file.cached.len() as u64 || self.rng.chance(0.3) {
+                    return;
+                }
+                let mut bytes = file.cached[offset as usize..offset as usize + flight.early.len()].to_vec();
+                land(&mut self.rng, &mut bytes, 0, &flight.early);
+                self.writes += 1;
+                file.apply(Unsynced { number: self.writes, offset, bytes });
+            }
+            DiskOp::Delete { file } if self.rng.chance(0.5) => {
+                self.files.remove(&file);
+            }
+            DiskOp::Sync { file } if self.rng.chance(0.5) => {
+                let _unheard = self.sync(file, flight.barrier, None);
+            }
+            _ => {}
+        }
+    }
+}
+
+impl File {
+    fn of(bytes: u64) -> Self {
+        Self { durable: vec![0; bytes as usize], cached: vec![0; bytes as usize], unsynced: Vec::new() }
+    }
+
+    fn apply(&mut self, write: Unsynced) {
+        put(&mut self.cached, write.offset, &write.bytes);
+        self.unsynced.push(write);
+    }
+}
+
+struct Span {
+    file: FileId,
+    offset: usize,
+    bytes: usize,
+    length: usize,
+}
+
+fn put(file: &mut [u8], offset: u64, bytes: &[u8]) {
+    file[offset as usize..offset as usize + bytes.len()].copy_from_slice(bytes);
+}
+
+/// Lands a write that nobody waited for: whole, not at all, or some of its sectors.
+fn land(rng: &mut Rng, file: &mut [u8], offset: u64, bytes: &[u8]) {
+    let kept = match rng.below(3) {
+        0 => return,
+        1 => 1.0,
+        _ => rng.unit(),
+    };
+    let sector = if rng.chance(0.5) { 512 } else { BLOCK_BYTES as usize };
+    for (index, chunk) in bytes.chunks(sector).enumerate() {
+        if rng.chance(kept) {
+            put(file, offset + (index * sector) as u64, chunk);
+        }
+    }
+}
+
+/// The bytes of a write as they are now.
+fn gather(parts: &[Part], memory: &Memory) -> Checked<Vec<u8>> {
+    let mut all = Vec::new();
+    for part in parts {
+        match part {
+            Part::Bytes(bytes) => all.extend_from_slice(bytes),
+            Part::Extent { extent, length } => {
+                all.extend_from_slice(&memory.read(*extent, 0, *length as usize)?);
+                all.resize(round_to_block(all.len() as u64) as usize, 0);
+            }
+        }
+    }
+    Ok(all)
+}
+
+fn check_alignment(what: &DiskOp) -> Checked {
+    let numbers: Vec<u64> = match what {
+        DiskOp::Create { bytes, .. } => vec![*bytes],
+        DiskOp::Write { offset, parts, .. } => {
+            let lengths = parts.iter().map(|part| match part {
+                Part::Bytes(bytes) => bytes.len() as u64,
+                Part::Extent { .. } => 0,
+            });
+            std::iter::once(*offset).chain(lengths).collect()
+        }
+        DiskOp::Read { offset, bytes, .. } => vec![*offset, *bytes],
+        DiskOp::Sync { .. } | DiskOp::Delete { .. } => Vec::new(),
+    };
+    if numbers.iter().all(|number| number.is_multiple_of(BLOCK_BYTES)) {
+        return Ok(());
+    }
+    Err(contract(format!("an operation is not aligned to blocks: {what:?}")))
+}
+
+fn contract(what: String) -> Violation {
+    Violation::new(Invariant::Contract, what)
+}
+
+const EIO: i32 = 5;
+const EEXIST: i32 = 17;
+const LATENCY_MIN: u64 = 20_000;
+const LATENCY_SPREAD: u64 = 400_000;
+
+#[cfg(test)]
+#[path = "disk_tests.rs"]
+mod tests;

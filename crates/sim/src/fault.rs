@@ -1,0 +1,289 @@
+//! The atlas of faults: what may go wrong when, as data that a shrinker can take apart.
+
+use std::time::Duration;
+
+use slackwater_base::Rng;
+
+use crate::disk::{Crash, DiskFaults};
+use crate::net::Process;
+
+/// A fault at its time, counted from the beginning of the load.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Planned {
+    /// When.
+    pub at: Duration,
+    /// What.
+    pub fault: Fault,
+}
+
+/// One thing that goes wrong.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Fault {
+    /// The process ends, in the middle of what it is saying, and is started again after a while.
+    Crash {
+        /// Which.
+        process: Process,
+        /// How; a client has no disk.
+        how: Crash,
+        /// How long it is away.
+        down: Duration,
+    },
+    /// The node comes back with an empty disk.
+    ReplaceDisk {
+        /// Which node.
+        node: u32,
+        /// How long it is away.
+        down: Duration,
+    },
+    /// Everything loses power at once.
+    Blackout {
+        /// How long everything is away.
+        down: Duration,
+    },
+    /// The process stands still and does not know it.
+    Pause {
+        /// Which.
+        process: Process,
+        /// How long.
+        lasts: Duration,
+    },
+    /// Nothing gets through in one direction.
+    Cut {
+        /// Sender.
+        from: Process,
+        /// Receiver.
+        to: Process,
+        /// How long.
+        lasts: Duration,
+    },
+    /// One direction carries a hundredth of what it should.
+    Slow {
+        /// Sender.
+        from: Process,
+        /// Receiver.
+        to: Process,
+        /// How long.
+        lasts: Duration,
+    },
+    /// The disk misbehaves.
+    Disk {
+        /// Which node's.
+        node: u32,
+        /// How.
+        faults: DiskFaults,
+        /// How long.
+        lasts: Duration,
+    },
+    /// Bits flip where they lie on the disk.
+    Rot {
+        /// Which node's.
+        node: u32,
+        /// How many.
+        bits: u32,
+    },
+    /// A bit of memory flips.
+    Flip {
+        /// Which node's.
+        node: u32,
+        /// Where, modulo its size.
+        bit: u64,
+    },
+}
+
+/// Which kinds of fault a run may meet. Kinds are chosen by the run, so that what one kind hides another run shows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Atlas {
+    /// Processes that end and return.
+    pub crashes: bool,
+    /// Processes that stand still.
+    pub pauses: bool,
+    /// Links that are cut or slow.
+    pub links: bool,
+    /// Errors, full disks and stalls.
+    pub disk_errors: bool,
+    /// Bits that flip and writes that land elsewhere: after these a disk owes nothing.
+    pub disk_rot: bool,
+    /// Disks that are replaced by empty ones.
+    pub disk_loss: bool,
+    /// Bits of memory that flip.
+    pub memory_flips: bool,
+}
+
+/// The size of the cluster that faults are drawn for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Extent {
+    /// Storage nodes.
+    pub nodes: u32,
+    /// Clients.
+    pub clients: u32,
+    /// How long the load lasts, about.
+    pub lasts: Duration,
+}
+
+impl Atlas {
+    /// Draws which kinds a run may meet: one run in eight meets none.
+    pub fn draw(rng: &mut Rng) -> Self {
+        if rng.chance(0.125) {
+            return Self::default();
+        }
+        Self {
+            crashes: rng.chance(0.6),
+            pauses: rng.chance(0.4),
+            links: rng.chance(0.5),
+            disk_errors: rng.chance(0.4),
+            disk_rot: rng.chance(0.2),
+            disk_loss: rng.chance(0.1),
+            memory_flips: rng.chance(0.15),
+        }
+    }
+
+    /// Draws `count` faults in order of time.
+    pub fn plan(&self, rng: &mut Rng, cluster: Extent, count: u32) -> Vec<Planned> {
+        let mut kinds: Vec<fn(&mut Rng, Extent) -> Fault> = Vec::new();
+        for (wanted, draw) in [
+            (self.crashes, crash as fn(&mut Rng, Extent) -> Fault),
+            (self.pauses, pause),
+            (self.links, link),
+            (self.disk_errors, disk_error),
+            (self.disk_rot, rot),
+            (self.disk_loss, replace_disk),
+            (self.memory_flips, flip),
+        ] {
+            if wanted {
+                kinds.push(draw);
+            }
+        }
+        if kinds.is_empty() {
+            return Vec::new();
+        }
+        let mut planned: Vec<Planned> = (0..count)
+            .map(|_| {
+                let at = span(rng, Duration::ZERO, cluster.lasts);
+                let draw = kinds[rng.below(kinds.len() as u64) as usize];
+                Planned { at, fault: draw(rng, cluster) }
+            })
+            .collect();
+        planned.sort_by_key(|planned| planned.at);
+        planned
+    }
+}
+
+fn crash(rng: &mut Rng, cluster: Extent) -> Fault {
+    let down = span(rng, Duration::from_millis(1), Duration::from_millis(800));
+    if rng.chance(0.1) {
+        return Fault::Blackout { down };
+    }
+    let how = if rng.chance(0.5) { Crash::Power } else { Crash::Process };
+    Fault::Crash { process: process(rng, cluster), how, down }
+}
+
+fn replace_disk(rng: &mut Rng, cluster: Extent) -> Fault {
+    let down = span(rng, Duration::from_millis(1), Duration::from_millis(800));
+    Fault::ReplaceDisk { node: node(rng, cluster), down }
+}
+
+fn pause(rng: &mut Rng, cluster: Extent) -> Fault {
+    let longest = if rng.chance(0.3) { Duration::from_secs(3) } else { Duration::from_millis(100) };
+    Fault::Pause { process: process(rng, cluster), lasts: span(rng, Duration::from_millis(1), longest) }
+}
+
+fn link(rng: &mut Rng, cluster: Extent) -> Fault {
+    let client = Process::Client(rng.below(u64::from(cluster.clients)) as u32);
+    let (mut from, mut to) = match rng.below(3) {
+        0 => (client, Process::Master),
+        1 => (client, Process::Node(node(rng, cluster))),
+        _ => (Process::Node(node(rng, cluster)), Process::Master),
+    };
+    if rng.chance(0.5) {
+        (from, to) = (to, from);
+    }
+    let longest = if rng.chance(0.5) { Duration::from_millis(1500) } else { Duration::from_millis(150) };
+    let lasts = span(rng, Duration::from_millis(1), longest);
+    if rng.chance(0.7) { Fault::Cut { from, to, lasts } } else { Fault::Slow { from, to, lasts } }
+}
+
+fn disk_error(rng: &mut Rng, cluster: Extent) -> Fault {
+    let mut faults = DiskFaults::default();
+    let often = [0.02, 0.2, 1.0][rng.below(3) as usize];
+    match rng.below(7) {
+        0 => faults.read_error = often,
+        1 => faults.write_error = often,
+        2 => faults.sync_error = often,
+        3 => faults.full = true,
+        4 => faults.read_only = true,
+        5 => faults.stall = span(rng, Duration::from_millis(1), Duration::from_millis(700)),
+        _ => (faults.read_error, faults.write_error, faults.sync_error) = (0.1, 0.1, 0.1),
+    }
+    let lasts = span(rng, Duration::from_millis(1), Duration::from_millis(800));
+    Fault::Disk { node: node(rng, cluster), faults, lasts }
+}
+
+fn rot(rng: &mut Rng, cluster: Extent) -> Fault {
+    let node = node(rng, cluster);
+    if rng.chance(0.5) {
+        return Fault::Rot { node, bits: 1 + rng.below(8) as u32 };
+    }
+    let mut faults = DiskFaults::default();
+    if rng.chance(0.5) {
+        faults.read_flip = 0.3;
+    } else {
+        faults.misdirect = 0.1;
+    }
+    Fault::Disk { node, faults, lasts: span(rng, Duration::from_millis(1), Duration::from_millis(500)) }
+}
+
+fn flip(rng: &mut Rng, cluster: Extent) -> Fault {
+    Fault::Flip { node: node(rng, cluster), bit: rng.next_u64() }
+}
+
+fn process(rng: &mut Rng, cluster: Extent) -> Process {
+    match rng.below(4) {
+        0 => Process::Master,
+        1 | 2 => Process::Node(node(rng, cluster)),
+        _ => Process::Client(rng.below(u64::from(cluster.clients)) as u32),
+    }
+}
+
+fn node(rng: &mut Rng, cluster: Extent) -> u32 {
+    rng.below(u64::from(cluster.nodes)) as u32
+}
+
+/// A duration between two bounds.
+pub(crate) fn span(rng: &mut Rng, least: Duration, most: Duration) -> Duration {
+    let spread = u64::try_from(most.saturating_sub(least).as_nanos()).unwrap_or(u64::MAX);
+    least + Duration::from_nanos(rng.below(spread.max(1)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_plan_has_only_the_kinds_of_its_atlas_in_order_of_time() {
+        let cluster = Extent { nodes: 3, clients: 2, lasts: Duration::from_secs(4) };
+        let atlas = Atlas { pauses: true, ..Atlas::default() };
+        let plan = atlas.plan(&mut Rng::new(1), cluster, 50);
+        assert_eq!(plan.len(), 50);
+        assert!(plan.iter().all(|planned| matches!(planned.fault, Fault::Pause { .. })));
+        assert!(plan.is_sorted_by_key(|planned| planned.at));
+        assert!(Atlas::default().plan(&mut Rng::new(1), cluster, 50).is_empty());
+    }
+
+    #[test]
+    fn every_kind_is_drawn_sooner_or_later() {
+        let mut rng = Rng::new(1);
+        let drawn: Vec<Atlas> = (0..400).map(|_| Atlas::draw(&mut rng)).collect();
+        assert!(drawn.iter().any(|atlas| *atlas == Atlas::default()));
+        for kind in [
+            |a: &Atlas| a.crashes,
+            |a: &Atlas| a.pauses,
+            |a: &Atlas| a.links,
+            |a: &Atlas| a.disk_errors,
+            |a: &Atlas| a.disk_rot,
+            |a: &Atlas| a.disk_loss,
+            |a: &Atlas| a.memory_flips,
+        ] {
+            assert!(drawn.iter().any(kind) && !drawn.iter().all(kind));
+        }
+    }
+}

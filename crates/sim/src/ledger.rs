@@ -1,0 +1,155 @@
+//! What the log of one node owes: a model of it in a map, told of every promise as it is made.
+
+use std::collections::BTreeMap;
+
+use slackwater_wire::DiskEntry;
+
+use crate::check::{Checked, Invariant, Violation};
+
+/// The promises of one node's log.
+#[derive(Clone, Debug, Default)]
+pub struct Ledger {
+    records: BTreeMap<DiskEntry, Promise>,
+    forgotten: u64,
+}
+
+/// What the node has said about one record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Promise {
+    /// It is being written: a crash may keep it or not.
+    Writing,
+    /// It was reported as durable, or announced: only an order or damage takes it away.
+    Durable,
+    /// It was ordered to go, or reported as lost: a crash may keep it or not.
+    Dropping,
+    /// It was reported as dropped: nothing brings it back.
+    Dropped,
+}
+
+impl Ledger {
+    /// The node was ordered to write a record.
+    pub fn ordered(&mut self, entry: &DiskEntry) {
+        let promise = self.records.entry(entry.clone()).or_insert(Promise::Writing);
+        if *promise == Promise::Dropped {
+            // It was evicted from SSD and comes again: the same put, written anew.
+            *promise = Promise::Writing;
+        }
+    }
+
+    /// The node reported a record as durable.
+    pub fn durable(&mut self, entry: &DiskEntry) {
+        let promise = self.records.entry(entry.clone()).or_insert(Promise::Writing);
+        if *promise == Promise::Writing {
+            *promise = Promise::Durable;
+        }
+    }
+
+    /// The node was ordered to drop a record, or reported that it is lost.
+    pub fn dropping(&mut self, entry: &DiskEntry) {
+        let promise = self.records.entry(entry.clone()).or_insert(Promise::Dropping);
+        if *promise != Promise::Dropped {
+            *promise = Promise::Dropping;
+        }
+    }
+
+    /// The node reported that no crash can bring a record back.
+    pub fn dropped(&mut self, entry: &DiskEntry) {
+        self.records.insert(entry.clone(), Promise::Dropped);
+    }
+
+    /// What was promised about a record.
+    #[must_use]
+    pub fn promise(&self, entry: &DiskEntry) -> Option<Promise> {
+        self.records.get(entry).copied()
+    }
+
+    /// The disk was replaced: every promise is void.
+    pub fn void(&mut self) {
+        self.forgotten += self.records.len() as u64;
+        self.records.clear();
+    }
+
+    /// Records that must be there.
+    pub fn owed(&self) -> impl Iterator<Item = &DiskEntry> {
+        self.records.iter().filter(|(_, promise)| **promise == Promise::Durable).map(|(entry, _)| entry)
+    }
+
+    /// Judges what the log announces after it was opened, all of it. With an `honest` disk everything owed must be
+    /// there; what was dropped must not be, ever. From now on all of it is owed.
+    ///
+    /// # Errors
+    /// The promise that is broken.
+    pub fn judge(&mut self, announced: &[DiskEntry], honest: bool) -> Checked {
+        let mut seen = std::collections::BTreeSet::new();
+        for entry in announced {
+            if !seen.insert(entry) {
+                return Err(Violation::new(Invariant::BooksBalance, format!("{entry:?} is announced twice")));
+            }
+            match self.promise(entry) {
+                Some(Promise::Dropped) => {
+                    let what = format!("{entry:?} was reported as dropped and is announced");
+                    return Err(Violation::new(Invariant::NoResurrection, what));
+                }
+                None if self.forgotten == 0 => {
+                    let what = format!("{entry:?} is announced and nobody ordered it");
+                    return Err(Violation::new(Invariant::NoWrongBytes, what));
+                }
+                _ => {}
+            }
+        }
+        if honest && let Some(missing) = self.owed().find(|entry| !seen.contains(entry)) {
+            let what = format!("{missing:?} was reported as durable and is not there after a restart");
+            return Err(Violation::new(Invariant::Acknowledgement, what));
+        }
+        // What a crash took is gone for good; what it kept is served, and so owed.
+        self.records.retain(|_, promise| *promise == Promise::Dropped);
+        for entry in announced {
+            self.records.insert(entry.clone(), Promise::Durable);
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use slackwater_wire::{Key, Tenant, Version};
+
+    use super::*;
+
+    fn entry(version: u64) -> DiskEntry {
+        DiskEntry { tenant: Tenant::DEFAULT, key: Key::try_from("k").unwrap(), version: Version(version) }
+    }
+
+    #[test]
+    fn what_is_durable_is_owed_until_it_is_ordered_away() {
+        let mut ledger = Ledger::default();
+        ledger.ordered(&entry(1));
+        assert_eq!(ledger.judge(&[], true), Ok(()));
+        ledger.ordered(&entry(1));
+        ledger.durable(&entry(1));
+        assert_eq!(ledger.clone().judge(&[], true).unwrap_err().invariant, Invariant::Acknowledgement);
+        assert_eq!(ledger.clone().judge(&[], false), Ok(()), "a rotten disk owes nothing");
+        ledger.dropping(&entry(1));
+        assert_eq!(ledger.clone().judge(&[], true), Ok(()));
+        assert_eq!(ledger.judge(&[entry(1)], true), Ok(()));
+        assert_eq!(ledger.promise(&entry(1)), Some(Promise::Durable), "announced, so owed again");
+    }
+
+    #[test]
+    fn what_was_dropped_never_returns() {
+        let mut ledger = Ledger::default();
+        ledger.ordered(&entry(1));
+        ledger.durable(&entry(1));
+        ledger.dropped(&entry(1));
+        assert_eq!(ledger.judge(&[], true), Ok(()));
+        assert_eq!(ledger.judge(&[entry(1)], false).unwrap_err().invariant, Invariant::NoResurrection);
+    }
+
+    #[test]
+    fn strangers_and_twins_are_seen() {
+        let mut ledger = Ledger::default();
+        assert!(ledger.judge(&[entry(1)], true).is_err());
+        ledger.ordered(&entry(1));
+        assert!(ledger.judge(&[entry(1), entry(1)], true).is_err());
+    }
+}

@@ -1,0 +1,257 @@
+//! What clients do: scripts of operations, drawn by seed before the run begins so that a shrinker can take them apart.
+
+use std::time::Duration;
+
+use slackwater_base::Rng;
+use slackwater_wire::{Chain, Durability, Hold, Key, Pin, PutConfig, PutMode, Tenant};
+
+use crate::fault::span;
+use crate::value::HEADER_BYTES;
+
+/// How a load is shaped.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LoadOptions {
+    /// Operations in all, over all clients.
+    pub operations: u32,
+    /// Keys of each tenant.
+    pub keys: u64,
+    /// Blocks of a chain: keys that are put and read together, in order.
+    pub chain: u64,
+    /// Names of the tenants; the empty name is the default tenant.
+    pub tenants: Vec<&'static str>,
+    /// Largest value in bytes.
+    pub bytes_max: u64,
+    /// Share of operations that read.
+    pub reads: f64,
+    /// Share of puts that replace.
+    pub upserts: f64,
+    /// Share of puts that are acknowledged once they are on SSD.
+    pub durable: f64,
+    /// Most memory replicas that a put asks for.
+    pub replicas_max: u32,
+    /// Share of puts that pin.
+    pub pins: f64,
+    /// Share of puts in groups.
+    pub groups: f64,
+    /// Whether reads hold by guard; otherwise by lease.
+    pub hold: Hold,
+    /// Longest pause between two operations of a client.
+    pub think: Duration,
+}
+
+/// One operation, after a pause.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Step {
+    /// The client does nothing for this long first.
+    pub think: Duration,
+    /// Then this.
+    pub operation: Operation,
+}
+
+/// What a client does.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Operation {
+    /// Puts values of these lengths.
+    Put {
+        /// Whose.
+        tenant: Tenant,
+        /// Key and length of each.
+        entries: Vec<(Key, usize)>,
+        /// How they hang together.
+        chain: Chain,
+        /// How they are kept.
+        config: PutConfig,
+    },
+    /// Reads.
+    Get {
+        /// Whose.
+        tenant: Tenant,
+        /// Which.
+        keys: Vec<Key>,
+        /// How they hang together.
+        chain: Chain,
+        /// How they are held.
+        hold: Hold,
+        /// Whether the read ends at the first miss.
+        prefix_only: bool,
+    },
+    /// Asks whether they are there.
+    Exists {
+        /// Whose.
+        tenant: Tenant,
+        /// Which.
+        keys: Vec<Key>,
+    },
+    /// Removes.
+    Remove {
+        /// Whose.
+        tenant: Tenant,
+        /// Which.
+        keys: Vec<Key>,
+        /// Also while they are leased.
+        force: bool,
+    },
+    /// Removes by pattern.
+    RemoveMatching {
+        /// Whose.
+        tenant: Tenant,
+        /// What is searched for in the key.
+        pattern: String,
+        /// Also while they are leased.
+        force: bool,
+    },
+    /// Removes everything of a tenant.
+    RemoveAll {
+        /// Whose.
+        tenant: Tenant,
+        /// Also while they are leased.
+        force: bool,
+    },
+    /// Lists keys.
+    List {
+        /// Whose.
+        tenant: Tenant,
+        /// At most this many.
+        limit: u32,
+    },
+    /// Looks at one object from the side.
+    Describe {
+        /// Whose.
+        tenant: Tenant,
+        /// Which.
+        key: Key,
+    },
+}
+
+impl LoadOptions {
+    /// The script of one client.
+    pub fn script(&self, rng: &mut Rng, steps: u32) -> Vec<Step> {
+        (0..steps)
+            .map(|_| {
+                let operation = self.operation(rng);
+                Step { think: span(rng, Duration::ZERO, self.think), operation }
+            })
+            .collect()
+    }
+
+    fn operation(&self, rng: &mut Rng) -> Operation {
+        let tenant = self.tenant(rng);
+        if rng.chance(self.reads) {
+            let (keys, chain) = self.walk(rng);
+            return match rng.below(12) {
+                0 => Operation::Exists { tenant, keys },
+                1 => Operation::List { tenant, limit: 1 + rng.below(50) as u32 },
+                2 => Operation::Describe { tenant, key: keys[0].clone() },
+                _ => Operation::Get { tenant, keys, chain, hold: self.hold, prefix_only: rng.chance(0.3) },
+            };
+        }
+        let force = rng.chance(0.5);
+        match rng.below(100) {
+            0 => Operation::RemoveAll { tenant, force },
+            1..4 => {
+                let pattern = format!("^c{}/", rng.below(self.keys / self.chain + 1));
+                Operation::RemoveMatching { tenant, pattern, force }
+            }
+            4..20 => Operation::Remove { tenant, keys: self.walk(rng).0, force },
+            _ => self.put(rng, tenant),
+        }
+    }
+
+    fn put(&self, rng: &mut Rng, tenant: Tenant) -> Operation {
+        let (keys, chain) = self.walk(rng);
+        let entries = keys.into_iter().map(|key| (key, self.bytes(rng))).collect();
+        let pin = match rng.chance(self.pins) {
+            true if rng.chance(0.1) => Pin::Hard,
+            true => Pin::Soft(Some(span(rng, Duration::from_millis(1), Duration::from_secs(1)))),
+            false => Pin::None,
+        };
+        let config = PutConfig {
+            mode: if rng.chance(self.upserts) { PutMode::Upsert } else { PutMode::Create },
+            replicas: 1 + rng.below(u64::from(self.replicas_max)) as u32,
+            preferred: Vec::new(),
+            pin,
+            group: rng.chance(self.groups).then(|| rng.below(4)),
+            durability: if rng.chance(self.durable) { Durability::Disk } else { Durability::Memory },
+            wait: rng.chance(0.5).then(|| span(rng, Duration::ZERO, Duration::from_millis(200))),
+        };
+        Operation::Put { tenant, entries, chain, config }
+    }
+
+    /// Some keys of one chain, in order. Few chains are asked for often: a quarter of the draws fall on an eighth.
+    fn walk(&self, rng: &mut Rng) -> (Vec<Key>, Chain) {
+        let chains = self.keys.div_ceil(self.chain);
+        let mut chain = rng.below(chains);
+        if rng.chance(0.5) {
+            chain = rng.below(chain + 1);
+        }
+        let first = if rng.chance(0.7) { 0 } else { rng.below(self.chain) };
+        let count = 1 + rng.below((self.chain - first).min(6));
+        let keys: Vec<Key> = (first..first + count).map(|position| key(chain, position)).collect();
+        let parent = (first > 0).then(|| key(chain, first - 1));
+        let hint = rng.chance(0.2).then(|| rng.below(4) as u32);
+        (keys, Chain { parent, position: first as u32, hint, output_tokens: None })
+    }
+
+    fn tenant(&self, rng: &mut Rng) -> Tenant {
+        let name = self.tenants[rng.below(self.tenants.len() as u64) as usize];
+        Tenant::new(name).expect("the names of the load are well-formed")
+    }
+
+    /// Lengths around the edges of blocks, and anything between.
+    fn bytes(&self, rng: &mut Rng) -> usize {
+        let bytes = match rng.below(4) {
+            0 => rng.below(200),
+            1 => 4096 * (1 + rng.below(self.bytes_max / 4096 + 1)) + rng.below(3) - 1,
+            _ => rng.below(self.bytes_max),
+        };
+        (bytes as usize).clamp(HEADER_BYTES, self.bytes_max as usize)
+    }
+}
+
+fn key(chain: u64, position: u64) -> Key {
+    Key::new(format!("c{chain}/{position}").as_bytes()).expect("a few bytes make a key")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_script_has_every_kind_of_operation_and_follows_its_seed() {
+        let load = LoadOptions {
+            operations: 0,
+            keys: 60,
+            chain: 7,
+            tenants: vec!["", "acme"],
+            bytes_max: 9000,
+            reads: 0.5,
+            upserts: 0.5,
+            durable: 0.5,
+            replicas_max: 2,
+            pins: 0.1,
+            groups: 0.1,
+            hold: Hold::Lease,
+            think: Duration::from_millis(1),
+        };
+        let script = load.script(&mut Rng::new(5), 3000);
+        assert_eq!(script, load.script(&mut Rng::new(5), 3000));
+        let mut kinds = [0; 8];
+        for step in &script {
+            let kind = match &step.operation {
+                Operation::Put { entries, .. } => {
+                    assert!(entries.iter().all(|(_, bytes)| (HEADER_BYTES..=9000).contains(bytes)));
+                    0
+                }
+                Operation::Get { .. } => 1,
+                Operation::Exists { .. } => 2,
+                Operation::Remove { .. } => 3,
+                Operation::RemoveMatching { .. } => 4,
+                Operation::RemoveAll { .. } => 5,
+                Operation::List { .. } => 6,
+                Operation::Describe { .. } => 7,
+            };
+            kinds[kind] += 1;
+        }
+        assert!(kinds.iter().all(|count| *count > 0), "{kinds:?}");
+    }
+}

@@ -1,0 +1,220 @@
+//! The memory that a node lends, with a shadow that knows whose every byte is.
+//!
+//! The shadow sees each extent when the master gives it out and when its owner says that nothing can arrive under it
+//! any more. A byte that is touched under any other generation is the late access that fencing exists to prevent.
+
+use std::collections::BTreeMap;
+
+use slackwater_wire::{ExtentRef, Incarnation, SegmentId};
+
+use crate::check::{Checked, Invariant, Violation};
+
+/// The memory segments of one node.
+#[derive(Debug, Default)]
+pub struct Memory {
+    segments: BTreeMap<SegmentId, Segment>,
+}
+
+#[derive(Debug)]
+struct Segment {
+    incarnation: Incarnation,
+    bytes: Vec<u8>,
+    /// Whose each granule is.
+    shadow: Vec<Owner>,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Owner {
+    /// Zero: nobody's yet.
+    generation: u64,
+    fenced: bool,
+}
+
+impl Memory {
+    /// Adds a segment of `bytes` in the life `incarnation` of its owner, or begins that life anew with it: no access
+    /// of an earlier life may touch it.
+    pub fn mount(&mut self, segment: SegmentId, incarnation: Incarnation, bytes: u64) {
+        let granules = (bytes / GRANULE) as usize;
+        let shadow = vec![Owner::default(); granules];
+        self.segments.insert(segment, Segment { incarnation, bytes: vec![POISON; bytes as usize], shadow });
+    }
+
+    /// The master has given `extent` to a holder.
+    ///
+    /// # Errors
+    /// When some of its bytes still belong to an extent that is not fenced.
+    pub fn grant(&mut self, extent: ExtentRef) -> Checked {
+        let Some(segment) = self.segments.get_mut(&extent.segment) else {
+            return Err(Violation::new(Invariant::Extents, format!("{extent:?} is given out, but not mounted")));
+        };
+        if segment.incarnation != extent.incarnation {
+            return Ok(());
+        }
+        for owner in segment.shadow(extent)? {
+            if owner.generation >= extent.generation {
+                // The answer was held back until after the extent had died, or its bytes had gone on.
+                continue;
+            }
+            if owner.generation != 0 && !owner.fenced {
+                let what =
+                    format!("{extent:?} is given out while generation {} of its bytes is not fenced", owner.generation);
+                return Err(Violation::new(Invariant::Extents, what));
+            }
+            *owner = Owner { generation: extent.generation, fenced: false };
+        }
+        Ok(())
+    }
+
+    /// The owner has said that nothing can arrive under `extent` any more.
+    ///
+    /// # Errors
+    /// When the extent lies outside its segment.
+    pub fn fence(&mut self, extent: ExtentRef) -> Checked {
+        let Some(segment) = self.segments.get_mut(&extent.segment) else { return Ok(()) };
+        if segment.incarnation != extent.incarnation {
+            return Ok(());
+        }
+        for owner in segment.shadow(extent)? {
+            if owner.generation <= extent.generation {
+                *owner = Owner { generation: extent.generation, fenced: true };
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes `bytes` at `offset` from the start of `extent`, as an access that the owner let through.
+    ///
+    /// # Errors
+    /// When a byte of it is not the holder's.
+    pub fn write(&mut self, extent: ExtentRef, offset: u64, bytes: &[u8]) -> Checked {
+        let at = self.permit(extent, offset, bytes.len(), "write")?;
+        let segment = self.segments.get_mut(&extent.segment).expect("permitted, so mounted");
+        segment.bytes[at..at + bytes.len()].copy_from_slice(bytes);
+        Ok(())
+    }
+
+    /// Reads `length` bytes at `offset` from the start of `extent`, as an access that the owner let through.
+    ///
+    /// # Errors
+    /// When a byte of it is not the holder's.
+    pub fn read(&self, extent: ExtentRef, offset: u64, length: usize) -> Checked<Vec<u8>> {
+        let at = self.permit(extent, offset, length, "read")?;
+        Ok(self.segments[&extent.segment].bytes[at..at + length].to_vec())
+    }
+
+    /// Flips one bit of memory: what a failing DIMM does.
+    pub fn flip(&mut self, segment: SegmentId, bit: u64) {
+        if let Some(segment) = self.segments.get_mut(&segment) {
+            let bit = bit % (segment.bytes.len() as u64 * 8);
+            segment.bytes[(bit / 8) as usize] ^= 1 << (bit % 8);
+        }
+    }
+
+    fn permit(&self, extent: ExtentRef, offset: u64, length: usize, verb: &str) -> Checked<usize> {
+        let wrong = |why: String| {
+            Violation::new(Invariant::Extents, format!("{verb} of {length} bytes at {offset} of {extent:?}: {why}"))
+        };
+        let segment = self.segments.get(&extent.segment).ok_or_else(|| wrong("not mounted".into()))?;
+        if segment.incarnation != extent.incarnation {
+            return Err(wrong(format!("the owner lives its life {}", segment.incarnation)));
+        }
+        if offset + length as u64 > extent.bytes {
+            return Err(wrong("past the end of the extent".into()));
+        }
+        let first = (extent.offset + offset) / GRANULE;
+        let last = (extent.offset + offset + length as u64).div_ceil(GRANULE);
+        for granule in first..last {
+            match segment.shadow.get(granule as usize) {
+                None => return Err(wrong("past the end of the segment".into())),
+                Some(owner) if owner.generation != extent.generation => {
+                    return Err(wrong(format!("the bytes belong to generation {}", owner.generation)));
+                }
+                Some(owner) if owner.fenced => return Err(wrong("the extent is fenced".into())),
+                Some(_) => {}
+            }
+        }
+        Ok((extent.offset + offset) as usize)
+    }
+}
+
+impl Segment {
+    fn shadow(&mut self, extent: ExtentRef) -> Checked<&mut [Owner]> {
+        let (first, last) = (extent.offset / GRANULE, (extent.offset + extent.bytes).div_ceil(GRANULE));
+        let outside = || Violation::new(Invariant::Extents, format!("{extent:?} lies outside its segment"));
+        self.shadow.get_mut(first as usize..last as usize).ok_or_else(outside)
+    }
+}
+
+/// Finest piece of memory that the shadow tells apart.
+const GRANULE: u64 = 64;
+/// What memory holds that nobody wrote.
+const POISON: u8 = 0xa5;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn extent(offset: u64, generation: u64) -> ExtentRef {
+        ExtentRef { segment: SegmentId(1), incarnation: Incarnation(1), offset, bytes: 4096, generation }
+    }
+
+    fn memory() -> Memory {
+        let mut memory = Memory::default();
+        memory.mount(SegmentId(1), Incarnation(1), 16384);
+        memory
+    }
+
+    #[test]
+    fn a_write_under_a_dead_generation_is_seen() {
+        let mut memory = memory();
+        memory.grant(extent(0, 1)).unwrap();
+        memory.write(extent(0, 1), 0, &[7; 4096]).unwrap();
+        assert_eq!(memory.read(extent(0, 1), 10, 2).unwrap(), [7, 7]);
+        memory.fence(extent(0, 1)).unwrap();
+        assert!(memory.write(extent(0, 1), 0, &[8]).is_err());
+        memory.grant(extent(0, 2)).unwrap();
+        assert!(memory.write(extent(0, 1), 0, &[8]).is_err());
+        assert!(memory.read(extent(0, 1), 0, 1).is_err());
+        memory.write(extent(0, 2), 0, &[9]).unwrap();
+    }
+
+    #[test]
+    fn bytes_that_are_not_fenced_may_not_be_given_out() {
+        let mut memory = memory();
+        memory.grant(extent(4096, 1)).unwrap();
+        assert_eq!(memory.grant(extent(4096, 2)).unwrap_err().invariant, Invariant::Extents);
+        assert!(memory.grant(extent(0, 3)).is_ok());
+    }
+
+    /// A put of two values waits for the room of the second; the first is replaced meanwhile, and its extent fenced,
+    /// before the answer names it.
+    #[test]
+    fn an_extent_may_be_named_after_its_death() {
+        let mut memory = memory();
+        memory.fence(extent(0, 1)).unwrap();
+        memory.grant(extent(0, 1)).unwrap();
+        assert!(memory.write(extent(0, 1), 0, &[1]).is_err());
+        memory.grant(extent(0, 2)).unwrap();
+        memory.grant(extent(0, 1)).unwrap();
+        memory.write(extent(0, 2), 0, &[1]).unwrap();
+    }
+
+    #[test]
+    fn an_access_ends_where_its_extent_ends() {
+        let mut memory = memory();
+        memory.grant(extent(0, 1)).unwrap();
+        memory.grant(extent(4096, 2)).unwrap();
+        assert!(memory.write(extent(0, 1), 4095, &[1, 2]).is_err());
+        let mut wide = extent(0, 1);
+        wide.bytes = 8192;
+        assert!(memory.write(wide, 4096, &[1]).is_err());
+    }
+
+    #[test]
+    fn a_new_life_knows_no_old_extent() {
+        let mut memory = memory();
+        memory.grant(extent(0, 1)).unwrap();
+        memory.mount(SegmentId(1), Incarnation(2), 16384);
+        assert!(memory.write(extent(0, 1), 0, &[1]).is_err());
+    }
+}

@@ -1,0 +1,299 @@
+//! What the cluster of a run is like: every choice drawn from the seed, and printed with a failure.
+
+use std::time::Duration;
+
+use slackwater_base::Rng;
+use slackwater_meta::evict::PolicyKind;
+use slackwater_meta::{
+    Eviction, Limits, MasterConfig, Offload, OffloadMode, OnHit, Placement, Promotion, PutPolicy, SoftPinned, Tenancy,
+};
+use slackwater_tier::arena::MemorySegment;
+use slackwater_tier::{AgentConfig, LogConfig};
+use slackwater_wire::{Hold, Incarnation, NodeId, Request, SegmentId, Tenant};
+
+use crate::engine::Seed;
+use crate::fault::Atlas;
+use crate::load::LoadOptions;
+use crate::net::LinkOptions;
+
+/// Everything that is chosen about a run.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Everything runs in one process: it ends as a whole, and nothing is lost on the way.
+    pub embedded: bool,
+    /// Storage nodes.
+    pub nodes: u32,
+    /// Clients.
+    pub clients: u32,
+    /// Memory segments of each node.
+    pub segments: u32,
+    /// Bytes of each memory segment.
+    pub segment_bytes: u64,
+    /// Bytes of each node's log; zero for none.
+    pub log_bytes: u64,
+    /// Bytes of each node's disk, which may be less than the log would like.
+    pub disk_bytes: u64,
+    /// Most operations that a disk may be asked for at once.
+    pub disk_in_flight_max: usize,
+    /// How long a record waits for company.
+    pub batch_delay: Duration,
+    /// Clocks run wrong by up to this many parts in a million.
+    pub drift_ppm: u64,
+    /// Links.
+    pub links: LinkOptions,
+    /// How long silence lasts until a connection is taken for broken.
+    pub link_timeout: Duration,
+    /// How long a client waits for bytes before it asks again.
+    pub transfer_timeout: Duration,
+    /// How long a node waits for the next piece of a value.
+    pub serve_timeout: Duration,
+    /// How long an operation may take, on the client's clock.
+    pub deadline: Duration,
+    /// How often a flow asks.
+    pub attempts: u32,
+    /// The master's configuration.
+    pub master: MasterConfig,
+    /// What clients do.
+    pub load: LoadOptions,
+    /// What may go wrong.
+    pub atlas: Atlas,
+    /// How many faults are planned.
+    pub faults: u32,
+}
+
+/// A memory segment before anybody lends it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SegmentShape {
+    pub(crate) segment: SegmentId,
+    pub(crate) bytes: u64,
+    granule: u64,
+}
+
+impl SegmentShape {
+    pub(crate) fn lent(self, incarnation: Incarnation) -> MemorySegment {
+        MemorySegment { segment: self.segment, incarnation, bytes: self.bytes, granule: self.granule }
+    }
+}
+
+impl Options {
+    /// The options of a seed.
+    #[must_use]
+    pub fn of(seed: Seed) -> Self {
+        let rng = &mut seed.stream("options", 0);
+        let embedded = rng.chance(0.3);
+        let nodes = if embedded { 1 } else { 1 + rng.below(3) as u32 };
+        let clients = 1 + rng.below(4) as u32;
+        let log = rng.chance(0.85);
+        let tenancy = if rng.chance(0.5) { Tenancy::On } else { Tenancy::Off };
+        let log_bytes = if log { LOG_BYTES } else { 0 };
+        let mut atlas = Atlas::draw(rng);
+        if embedded {
+            atlas.links = false;
+            atlas.pauses = false;
+        }
+        if !log {
+            (atlas.disk_errors, atlas.disk_rot, atlas.disk_loss) = (false, false, false);
+        }
+        let master = master(rng, log, tenancy);
+        let lease_ttl = master.lease_ttl;
+        let load = load(rng, log, tenancy, embedded);
+        Self {
+            embedded,
+            nodes,
+            clients,
+            segments: 1 + rng.below(2) as u32,
+            segment_bytes: pick(rng, &[96 << 10, 192 << 10, 384 << 10]),
+            log_bytes,
+            disk_bytes: if rng.chance(0.2) { LOG_BYTES * 3 / 4 } else { LOG_BYTES * 2 },
+            disk_in_flight_max: 256,
+            batch_delay: pick(rng, &[Duration::from_millis(1), Duration::from_millis(20), Duration::from_millis(100)]),
+            drift_ppm: pick(rng, &[0, 100, 50_000]),
+            links: if embedded { INSIDE } else { links(rng) },
+            link_timeout: Duration::from_millis(300),
+            transfer_timeout: Duration::from_millis(30),
+            serve_timeout: Duration::from_millis(60),
+            deadline: lease_ttl.max(Duration::from_millis(500)) + Duration::from_millis(500),
+            attempts: pick(rng, &[1, 3, 8]),
+            master,
+            load,
+            atlas,
+            faults: 1 + rng.below(14) as u32,
+        }
+    }
+
+    /// Memory segments of a node.
+    pub(crate) fn segments(&self, node: u32) -> Vec<SegmentShape> {
+        let shape = |index| SegmentShape {
+            segment: SegmentId(node * PER_NODE + index),
+            bytes: self.segment_bytes,
+            granule: self.master.granule,
+        };
+        (0..self.segments).map(shape).collect()
+    }
+
+    /// The node that a segment belongs to.
+    pub(crate) fn owner(&self, segment: SegmentId) -> u32 {
+        segment.0 / PER_NODE
+    }
+
+    /// Whether nodes have an SSD log.
+    pub(crate) fn has_log(&self) -> bool {
+        self.log_bytes > 0
+    }
+
+    /// The configuration of a node's agent.
+    pub(crate) fn agent(&self, node: u32) -> AgentConfig {
+        let mut config = AgentConfig::new(NodeId(node));
+        config.promotions_in_flight_max = 4;
+        config.promotions_queued_max = 64;
+        if self.has_log() {
+            let segment = SegmentId(node * PER_NODE + PER_NODE - 1);
+            let mut log = LogConfig::new(segment, slackwater_base::ByteSize(self.log_bytes));
+            log.file_bytes = 1 << 20;
+            log.batch_bytes = 128 << 10;
+            log.batch_delay = self.batch_delay;
+            log.records_queued_max = 64;
+            log.reclaim_bytes_in_flight_max = 256 << 10;
+            log.announce_entries_max = 16;
+            log.retry_delay_min = Duration::from_millis(5);
+            log.retry_delay_max = Duration::from_millis(200);
+            config.log = Some(log);
+        }
+        config
+    }
+
+    /// Tenants of the load.
+    pub(crate) fn tenants(&self) -> Vec<Tenant> {
+        self.load.tenants.iter().map(|name| Tenant::new(name).expect("the names of the load are well-formed")).collect()
+    }
+
+    /// What an operator tells a new master about tenants.
+    pub(crate) fn quotas(&self) -> Vec<Request> {
+        let memory = self.segment_bytes * u64::from(self.segments * self.nodes) / 2;
+        let named = self.tenants().into_iter().filter(|tenant| !tenant.is_default());
+        let quota = |tenant| Request::SetQuota { tenant, memory_bytes: memory, disk_bytes: self.log_bytes };
+        named.map(quota).collect()
+    }
+
+    /// Within what time after the last fault a put and a get must succeed: three leases, and what it takes to find
+    /// broken connections, to read logs, to let pins and unfinished puts run out, and to try again.
+    pub(crate) fn liveness_bound(&self) -> Duration {
+        let unfinished = self.master.put.release_timeout;
+        self.master.lease_ttl * 3 + unfinished + self.link_timeout * 2 + self.deadline * 2 + Duration::from_secs(2)
+    }
+
+    /// Within what time everything under way has ended.
+    pub(crate) fn rest_bound(&self) -> Duration {
+        let tickets =
+            self.master.offload.timeout + self.master.promotion.window * 2 + self.master.promotion.candidate_ttl;
+        self.liveness_bound() + tickets
+    }
+}
+
+fn master(rng: &mut Rng, log: bool, tenancy: Tenancy) -> MasterConfig {
+    let modes = [OffloadMode::Off, OffloadMode::Eager, OffloadMode::OnEvict, OffloadMode::OnEvictForced];
+    let mode = if log { pick(rng, &modes) } else { OffloadMode::Off };
+    let defaults = MasterConfig::default();
+    MasterConfig {
+        lease_ttl: pick(rng, &[Duration::from_millis(150), Duration::from_millis(400), Duration::from_secs(2)]),
+        soft_pin_ttl: Duration::from_millis(500),
+        soft_pin_ttl_max: Duration::from_secs(1),
+        tenancy,
+        placement: pick(rng, &[Placement::Random, Placement::FreeRatioFirst, Placement::LocalFirst]),
+        put: PutPolicy {
+            discard_timeout: Duration::from_millis(600),
+            release_timeout: Duration::from_millis(1500),
+            wait: Duration::from_millis(100),
+            wait_max: Duration::from_millis(400),
+            queue_limit: pick(rng, &[0, 2, 64]),
+        },
+        eviction: Eviction {
+            policy: pick(rng, &PolicyKind::ALL),
+            high_watermark: pick(rng, &[0.7, 0.95, 1.0]),
+            low_watermark: pick(rng, &[0.5, 0.9]),
+            disk_high_watermark: pick(rng, &[0.6, 0.95]),
+            disk_low_watermark: pick(rng, &[0.4, 0.9]),
+            soft_pinned: if rng.chance(0.3) { SoftPinned::Never } else { SoftPinned::Last },
+            step: pick(rng, &[1, 8, 1024]),
+        },
+        offload: Offload {
+            mode,
+            queue_limit: pick(rng, &[2, 16, 1000]),
+            cap_ratio: pick(rng, &[0.5, 1.0]),
+            timeout: Duration::from_secs(2),
+            retry_after: Duration::from_millis(20),
+        },
+        promotion: Promotion {
+            on_hit: if rng.chance(0.7) { OnHit::Promote } else { OnHit::Stay },
+            threshold: pick(rng, &[1, 2, 3]),
+            queue_limit: pick(rng, &[1, 4, 1000]),
+            batch_max: pick(rng, &[1, 4, 32]),
+            watermark: pick(rng, &[0.6, 0.94]),
+            window: pick(rng, &[Duration::from_millis(100), Duration::from_secs(1)]),
+            grace: pick(rng, &[Duration::ZERO, Duration::from_millis(100)]),
+            bytes_per_second: rng.chance(0.3).then_some(4 << 20),
+            sketch_keys: 4096,
+            candidates_limit: pick(rng, &[4, 1000]),
+            candidate_ttl: Duration::from_secs(1),
+            ..Promotion::default()
+        },
+        limits: Limits {
+            owed: 1 << 16,
+            scan_step: pick(rng, &[8, 16_384]),
+            reply_window: pick(rng, &[0, 16]),
+            ..Limits::default()
+        },
+        ..defaults
+    }
+}
+
+fn load(rng: &mut Rng, log: bool, tenancy: Tenancy, embedded: bool) -> LoadOptions {
+    LoadOptions {
+        operations: 200 + rng.below(1000) as u32,
+        keys: pick(rng, &[12, 48, 160]),
+        chain: pick(rng, &[4, 12]),
+        tenants: if tenancy == Tenancy::On { vec!["", "acme", "beta"] } else { vec![""] },
+        bytes_max: pick(rng, &[6_000, 20_000, 60_000]),
+        reads: pick(rng, &[0.3, 0.6, 0.8]),
+        upserts: pick(rng, &[0.1, 0.5]),
+        durable: if log { pick(rng, &[0.0, 0.2, 0.6]) } else { pick(rng, &[0.0, 0.05]) },
+        replicas_max: 1 + rng.below(3) as u32,
+        pins: pick(rng, &[0.0, 0.05]),
+        groups: pick(rng, &[0.0, 0.1]),
+        hold: if embedded || rng.chance(0.2) { Hold::Guard } else { Hold::Lease },
+        think: pick(rng, &[Duration::from_millis(1), Duration::from_millis(8), Duration::from_millis(25)]),
+    }
+}
+
+fn links(rng: &mut Rng) -> LinkOptions {
+    let rough = rng.chance(0.5);
+    LinkOptions {
+        delay_min: Duration::from_micros(20),
+        delay_max: pick(rng, &[Duration::from_micros(200), Duration::from_millis(4)]),
+        loss: if rough { pick(rng, &[0.01, 0.1]) } else { 0.0 },
+        duplicate: if rough { pick(rng, &[0.0, 0.1, 0.4]) } else { 0.0 },
+        reorder: if rough { pick(rng, &[0.0, 0.1]) } else { 0.0 },
+        reorder_max: pick(rng, &[Duration::from_millis(20), Duration::from_millis(1500)]),
+        bytes_per_second: pick(rng, &[20 << 20, 1 << 30]),
+    }
+}
+
+fn pick<T: Clone>(rng: &mut Rng, choices: &[T]) -> T {
+    choices[rng.below(choices.len() as u64) as usize].clone()
+}
+
+/// "Links" inside one process.
+const INSIDE: LinkOptions = LinkOptions {
+    delay_min: Duration::from_nanos(200),
+    delay_max: Duration::from_micros(3),
+    loss: 0.0,
+    duplicate: 0.0,
+    reorder: 0.0,
+    reorder_max: Duration::ZERO,
+    bytes_per_second: 1 << 33,
+};
+
+/// The smallest log there is holds a few hundred values: reclaim has work.
+const LOG_BYTES: u64 = 4 << 20;
+/// Numbers of segments that a node may use.
+const PER_NODE: u32 = 100;

@@ -1,0 +1,138 @@
+//! What can happen in the world, and what its processes say to each other.
+
+use std::rc::Rc;
+
+use slackwater_base::Checksum;
+use slackwater_client::{ReadFailure, WriteFailure};
+use slackwater_tier::io::DiskDone;
+use slackwater_wire::{CallId, DiskEntry, ExtentRef, NodeId, Order, Reply, Report, Request};
+
+use crate::disk::{Caller, Ended};
+use crate::net::Process;
+
+/// One connection of a client or a node to the master; a new number for each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct SessionId(pub(crate) u64);
+
+/// One movement of bytes between a client and a node; a new number for each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct TransferId(pub(crate) u64);
+
+/// Something that happens at its time.
+#[derive(Debug)]
+pub(crate) enum Event {
+    /// A control message arrives.
+    Control { session: SessionId, to: Process, body: Control },
+    /// A datagram arrives.
+    Data { from: Process, to: Process, data: Data },
+    /// One end of a connection learns that it is broken.
+    SessionEnd { session: SessionId, at: Process },
+    /// The time that a process asked to be woken at.
+    Wake { process: Process, life: u64 },
+    /// The device has done an operation.
+    Device { node: u32, life: u64, caller: Caller },
+    /// The agent hears of an operation that the device has done.
+    AgentDisk { node: u32, life: u64, done: DiskDone },
+    /// A reader on the node hears of an operation that the device has done.
+    ReaderDisk { node: u32, life: u64, reader: u64, ended: Ended },
+    /// A node goes on with a read of memory that it has half done.
+    Copy { node: u32, life: u64, transfer: TransferId },
+    /// A node looks whether a write that it serves has come to a stop.
+    Idle { node: u32, life: u64, transfer: TransferId, chunks: usize },
+    /// A client looks whether a transfer has come to a stop.
+    Resend { client: u32, life: u64, transfer: TransferId },
+    /// A client goes on with its script.
+    Next { client: u32, life: u64 },
+    /// A planned fault happens.
+    Fault(usize),
+    /// The disk of a node behaves again.
+    DiskCalm { node: u32, window: u64 },
+    /// A process that was to end while speaking ends now, if it is still there.
+    Doom { process: Process, life: u64 },
+    /// A process is started.
+    Start { process: Process },
+}
+
+impl Event {
+    /// Whom a pause keeps from noticing this.
+    pub(crate) fn process(&self) -> Option<Process> {
+        match self {
+            Self::Control { to, .. } | Self::Data { to, .. } => Some(*to),
+            Self::SessionEnd { at, .. } => Some(*at),
+            Self::Wake { process, .. } => Some(*process),
+            Self::AgentDisk { node, .. }
+            | Self::ReaderDisk { node, .. }
+            | Self::Copy { node, .. }
+            | Self::Idle { node, .. } => Some(Process::Node(*node)),
+            Self::Resend { client, .. } | Self::Next { client, .. } => Some(Process::Client(*client)),
+            Self::Device { .. } | Self::Fault(_) | Self::DiskCalm { .. } | Self::Doom { .. } | Self::Start { .. } => {
+                None
+            }
+        }
+    }
+}
+
+/// What travels on a connection to or from the master.
+#[derive(Clone, Debug)]
+pub(crate) enum Control {
+    /// A node says who it is: first of all on its connection.
+    Register(NodeId),
+    /// A client, or a node that mounts, asks.
+    Request { call: CallId, request: Request },
+    /// The master answers.
+    Reply { call: CallId, reply: Reply },
+    /// The master orders.
+    Order(Order),
+    /// A node reports.
+    Report(Report),
+}
+
+impl Control {
+    /// Its length on the wire, roughly.
+    pub(crate) fn bytes(&self) -> usize {
+        match self {
+            Self::Register(_) => 32,
+            Self::Request { .. } | Self::Reply { .. } => 256,
+            Self::Order(_) | Self::Report(_) => 512,
+        }
+    }
+}
+
+/// What travels between clients and nodes.
+#[derive(Clone, Debug)]
+pub(crate) enum Data {
+    /// A piece of a value for an extent.
+    Write { transfer: TransferId, extent: ExtentRef, offset: usize, bytes: Rc<[u8]>, chunks: usize },
+    /// All pieces are in place, or none will be.
+    Written { transfer: TransferId, result: Result<(), WriteFailure> },
+    /// A question for the bytes of an extent.
+    ReadMemory { transfer: TransferId, extent: ExtentRef, bytes: u64 },
+    /// A question for the bytes of a record.
+    ReadRecord { transfer: TransferId, entry: DiskEntry },
+    /// The bytes that were asked for.
+    Bytes { transfer: TransferId, result: Result<Rc<[u8]>, ReadFailure> },
+}
+
+impl Data {
+    /// Its length on the wire, roughly.
+    pub(crate) fn bytes(&self) -> usize {
+        64 + match self {
+            Self::Write { bytes, .. } => bytes.len(),
+            Self::Bytes { result: Ok(bytes), .. } => bytes.len(),
+            _ => 0,
+        }
+    }
+
+    /// What the trace says of it: everything but the bytes.
+    pub(crate) fn line(&self) -> String {
+        match self {
+            Self::Write { transfer, extent, offset, bytes, .. } => {
+                format!("{transfer:?} write {} at {offset} of {extent:?}", bytes.len())
+            }
+            Self::Bytes { transfer, result } => {
+                format!("{transfer:?} bytes {:?}", result.as_ref().map(|bytes| Checksum::of(bytes)))
+            }
+            other => format!("{other:?}"),
+        }
+    }
+}

@@ -1,0 +1,212 @@
+//! Faults as they happen, and what processes leave behind when they end.
+
+use std::time::Duration;
+
+use crate::check::Checked;
+use crate::disk::{Crash, DiskFaults};
+use crate::fault::Fault;
+use crate::net::Process;
+
+use super::World;
+use super::event::Event;
+
+/// A process that ends after it has said a few more things: in the middle of what it is doing.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Doom {
+    words: u32,
+    how: Crash,
+    down: Duration,
+    replace_disk: bool,
+}
+
+impl World {
+    pub(super) fn on_fault(&mut self, index: usize) -> Checked {
+        let now = self.engine.now();
+        let fault = self.plan.faults[index].fault.clone();
+        self.trace.note(now, format_args!("fault {fault:?}"));
+        self.faults_done += 1;
+        match fault {
+            Fault::Crash { process, how, down } => self.doom(process, how, down, false),
+            Fault::ReplaceDisk { node, down } => self.doom(Process::Node(node), Crash::Power, down, true),
+            Fault::Blackout { down } => {
+                for process in self.processes() {
+                    self.end(process, Doom { words: 0, how: Crash::Power, down, replace_disk: false });
+                }
+            }
+            Fault::Pause { process, lasts } => {
+                let until = now + lasts;
+                self.paused.insert(process, until);
+                self.last_pause.insert(process, until);
+                if lasts > self.options.link_timeout {
+                    // Whoever is silent for that long is taken for dead, and finds out when it goes on.
+                    for session in self.sessions_of(process) {
+                        self.break_session(session, self.options.link_timeout, self.options.link_timeout);
+                    }
+                }
+            }
+            Fault::Cut { from, to, lasts } => {
+                self.net.cut(from, to, now + lasts);
+                let timeout = self.options.link_timeout;
+                if lasts > timeout {
+                    let end = if from == Process::Master { to } else { from };
+                    if from == Process::Master || to == Process::Master {
+                        for session in self.sessions_of(end) {
+                            self.break_session(session, timeout, timeout + timeout / 4);
+                        }
+                    }
+                }
+            }
+            Fault::Slow { from, to, lasts } => self.net.slow(from, to, now + lasts),
+            Fault::Disk { node, faults, lasts } => {
+                let host = &mut self.nodes[node as usize];
+                host.disk.set_faults(faults);
+                host.window += 1;
+                let window = host.window;
+                self.engine.push(now + lasts, Event::DiskCalm { node, window });
+            }
+            Fault::Rot { node, bits } => (0..bits).for_each(|_| self.nodes[node as usize].disk.rot()),
+            Fault::Flip { node, bit } => {
+                let segments = self.options.segments(node);
+                if let Some(segment) = segments.get(bit as usize % segments.len().max(1)) {
+                    self.nodes[node as usize].memory.flip(segment.segment, bit);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn on_disk_calm(&mut self, node: u32, window: u64) -> Checked {
+        let host = &mut self.nodes[node as usize];
+        if host.window == window {
+            host.disk.set_faults(DiskFaults::default());
+        }
+        Ok(())
+    }
+
+    /// Lets a process say up to three more things before it ends, so that it ends between two of them.
+    fn doom(&mut self, process: Process, how: Crash, down: Duration, replace_disk: bool) {
+        let (life, up) = self.life(process);
+        if !up {
+            return;
+        }
+        let words = (life ^ self.events) as u32 % 4;
+        let doom = Doom { words, how, down, replace_disk };
+        if words == 0 {
+            return self.end(process, doom);
+        }
+        self.doomed.insert(process, doom);
+        let at = self.engine.now() + DOOM;
+        self.engine.push(at, Event::Doom { process, life });
+    }
+
+    pub(super) fn on_doom(&mut self, process: Process, life: u64) -> Checked {
+        if self.lives(process, life)
+            && let Some(doom) = self.doomed.remove(&process)
+        {
+            self.end(process, doom);
+        }
+        Ok(())
+    }
+
+    /// A process has said something: the last thing, if it is doomed.
+    pub(crate) fn spoke(&mut self, process: Process) -> Checked {
+        let Some(doom) = self.doomed.get_mut(&process) else { return Ok(()) };
+        doom.words -= 1;
+        if doom.words == 0
+            && let Some(doom) = self.doomed.remove(&process)
+        {
+            self.end(process, doom);
+        }
+        Ok(())
+    }
+
+    /// Ends a process now and has it started again later.
+    fn end(&mut self, process: Process, doom: Doom) {
+        let (_, up) = self.life(process);
+        let now = self.engine.now();
+        if !up {
+            return;
+        }
+        let processes = if self.options.embedded { self.processes() } else { vec![process] };
+        for process in processes {
+            self.end_one(process, doom);
+        }
+        self.trace.note(now, format_args!("{process:?} ends"));
+    }
+
+    fn end_one(&mut self, process: Process, doom: Doom) {
+        let now = self.engine.now();
+        self.doomed.remove(&process);
+        self.paused.remove(&process);
+        let sessions = self.sessions_of(process);
+        match process {
+            Process::Master => {
+                self.master.core = None;
+                self.history.master_ended();
+            }
+            Process::Node(node) => {
+                self.stop_node(node, doom.how);
+                if doom.replace_disk {
+                    let host = &mut self.nodes[node as usize];
+                    host.disk.replace();
+                    host.ledger.void();
+                }
+            }
+            Process::Client(client) => self.stop_client(client),
+        }
+        // The kernel of a killed process says so; a machine without power says nothing.
+        let silence = if doom.how == Crash::Power { self.options.link_timeout } else { Duration::from_micros(200) };
+        for session in sessions {
+            self.break_session(session, silence, silence);
+        }
+        self.engine.push(now + doom.down, Event::Start { process });
+    }
+
+    pub(super) fn on_start(&mut self, process: Process) -> Checked {
+        if self.life(process).1 {
+            return Ok(());
+        }
+        let now = self.engine.now();
+        let opening = self.options.embedded && self.options.has_log() && !self.master.announced;
+        if opening && matches!(process, Process::Client(_)) {
+            // An embedded store takes calls once its log is open and known.
+            self.engine.push(now + OPENING, Event::Start { process });
+            return Ok(());
+        }
+        self.trace.note(now, format_args!("{process:?} starts"));
+        match process {
+            Process::Master => self.start_master(),
+            Process::Node(node) => self.start_node(node),
+            Process::Client(client) => {
+                self.start_client(client);
+                Ok(())
+            }
+        }
+    }
+
+    /// Everything that runs, the master first.
+    pub(crate) fn processes(&self) -> Vec<Process> {
+        let nodes = (0..self.options.nodes).map(Process::Node);
+        let clients = (0..self.options.clients).map(Process::Client);
+        std::iter::once(Process::Master).chain(nodes).chain(clients).collect()
+    }
+
+    /// Ends all trouble for good: links, disks and processes are whole from now on.
+    pub(crate) fn heal(&mut self) -> Checked {
+        self.healed = true;
+        self.net.heal();
+        self.doomed.clear();
+        for node in &mut self.nodes {
+            node.disk.set_faults(DiskFaults::default());
+        }
+        for process in self.processes() {
+            self.on_start(process)?;
+        }
+        Ok(())
+    }
+}
+
+/// How often a caller looks whether the embedded store is open.
+const OPENING: Duration = Duration::from_millis(1);
+/// How long a doomed process may stay silent before it ends anyway.
+const DOOM: Duration = Duration::from_millis(20);

@@ -1,0 +1,155 @@
+//! What the master says, held against what it said before.
+
+use slackwater_meta::Output;
+use slackwater_wire::{
+    CallId, ClientId, ErrorCode, ExtentRef, Lookup, Order, PutStarted, ReplicaState, Reply, Request, Version,
+};
+
+use crate::check::{Checked, Invariant, Violation};
+use crate::history::Name;
+use crate::value::PutId;
+use slackwater_base::Instant;
+
+use super::World;
+
+/// One call of a client, as it was asked.
+#[derive(Clone, Debug)]
+pub(crate) struct Call {
+    /// When the operation that it is part of began.
+    pub(crate) began: Instant,
+    pub(crate) request: Request,
+    /// Which put each key of the operation stands for.
+    pub(crate) puts: Vec<(Name, PutId)>,
+    pub(crate) answered: bool,
+}
+
+impl World {
+    /// Judges one output of the master and remembers what it promises.
+    pub(crate) fn judge_output(&mut self, output: &Output) -> Checked {
+        match output {
+            Output::Reply { client, call, reply } => self.judge_reply(*client, *call, reply),
+            Output::Order { order: Order::Staged { extent, .. }, .. } => self.grant(*extent),
+            Output::Order { .. } => Ok(()),
+        }
+    }
+
+    fn judge_reply(&mut self, client: ClientId, id: CallId, reply: &Reply) -> Checked {
+        let Some(call) = self.calls.get_mut(&(client, id)) else { return Ok(()) };
+        if std::mem::replace(&mut call.answered, true) {
+            let what = format!("call {id} of client {client} is answered twice, now with {reply:?}");
+            return Err(Violation::new(Invariant::Contract, what));
+        }
+        let call = call.clone();
+        match (&call.request, reply) {
+            (Request::PutStart(start), Reply::PutStart(started)) => {
+                check_length(start.entries.len(), started.len(), reply)?;
+                let names = start.entries.iter().map(|entry| (start.tenant.clone(), entry.key.clone()));
+                for (name, started) in names.zip(started) {
+                    self.judge_grant(&call, &name, started)?;
+                }
+                Ok(())
+            }
+            (Request::PutEnd(end), Reply::Each(results)) => {
+                check_length(end.puts.len(), results.len(), reply)?;
+                for (put, result) in end.puts.iter().zip(results) {
+                    self.judge_end(&(end.tenant.clone(), put.key.clone()), put.version, *result);
+                }
+                Ok(())
+            }
+            (Request::PutRevoke { tenant, puts }, Reply::Each(results)) => {
+                check_length(puts.len(), results.len(), reply)?;
+                let now = self.engine.now();
+                for ((key, version), result) in puts.iter().zip(results) {
+                    if result.is_ok() {
+                        self.history.refused(&(tenant.clone(), key.clone()), *version, now);
+                    }
+                }
+                Ok(())
+            }
+            (Request::Remove(remove), Reply::Each(results)) => {
+                check_length(remove.keys.len(), results.len(), reply)?;
+                let now = self.engine.now();
+                for (key, result) in remove.keys.iter().zip(results) {
+                    if result.is_ok() {
+                        self.history.removed(&(remove.tenant.clone(), key.clone()), call.began, now);
+                    }
+                }
+                Ok(())
+            }
+            (Request::Get(get), Reply::Get(lookups)) => {
+                check_length(get.keys.len(), lookups.len(), reply)?;
+                for (key, lookup) in get.keys.iter().zip(lookups) {
+                    self.judge_lookup(&(get.tenant.clone(), key.clone()), lookup)?;
+                }
+                Ok(())
+            }
+            (Request::Exists(exists), Reply::Exists(truths)) => {
+                check_length(exists.keys.len(), truths.len(), reply)?;
+                for (key, truth) in exists.keys.iter().zip(truths) {
+                    if *truth {
+                        self.history.judge_presence(&(exists.tenant.clone(), key.clone()), self.engine.now())?;
+                    }
+                }
+                Ok(())
+            }
+            (Request::List(list), Reply::List(listed)) => {
+                for key in &listed.keys {
+                    self.history.judge_presence(&(list.tenant.clone(), key.clone()), self.engine.now())?;
+                }
+                Ok(())
+            }
+            (Request::Describe { tenant, key }, Reply::Describe(description)) => {
+                let readable = description.replicas.iter().any(|(_, state, _)| *state == ReplicaState::Complete);
+                if !readable {
+                    return Ok(());
+                }
+                let name = (tenant.clone(), key.clone());
+                self.history.judge_age(&name, description.version, self.engine.now())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn judge_grant(&mut self, call: &Call, name: &Name, started: &PutStarted) -> Checked {
+        let PutStarted::Granted { version, extents } = started else { return Ok(()) };
+        let Some((_, put)) = call.puts.iter().find(|(of, _)| of == name) else {
+            return Err(Violation::new(Invariant::Contract, format!("{name:?} was granted and not asked for")));
+        };
+        self.history.granted(name, *version, *put, self.master.life)?;
+        for extent in extents {
+            self.grant(*extent)?;
+        }
+        Ok(())
+    }
+
+    fn judge_end(&mut self, name: &Name, version: Version, result: Result<(), ErrorCode>) {
+        let now = self.engine.now();
+        match result {
+            Ok(()) => self.history.published(name, version, now),
+            // The put was never published under this version; other codes may mean that it is, without its promise.
+            Err(ErrorCode::InvalidVersion | ErrorCode::ObjectNotFound | ErrorCode::InvalidWrite) => {
+                self.history.refused_unless_published(name, version, now);
+            }
+            Err(_) => {}
+        }
+    }
+
+    fn judge_lookup(&mut self, name: &Name, lookup: &Lookup) -> Checked {
+        let Lookup::Found(object) = lookup else { return Ok(()) };
+        self.history.judge_age(name, object.version, self.engine.now())
+    }
+
+    /// The master gives an extent to a holder: the shadow of its owner's memory must agree.
+    fn grant(&mut self, extent: ExtentRef) -> Checked {
+        let owner = self.options.owner(extent.segment);
+        self.nodes[owner as usize].memory.grant(extent)
+    }
+}
+
+fn check_length(asked: usize, answered: usize, reply: &Reply) -> Checked {
+    if asked == answered {
+        return Ok(());
+    }
+    let what = format!("{asked} keys were asked for and {answered} answered: {reply:?}");
+    Err(Violation::new(Invariant::Contract, what))
+}

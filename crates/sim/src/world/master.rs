@@ -1,0 +1,181 @@
+//! The master's process: the core, its clock, and who is connected.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use slackwater_meta::{Input, Master, Output};
+use slackwater_wire::{CallId, ClientId, NodeId, Report, Version};
+
+use crate::check::Checked;
+use crate::clock::Clock;
+use crate::engine::Seed;
+use crate::net::Process;
+use crate::options::Options;
+
+use super::event::{Control, Event, SessionId};
+use super::session::client_id;
+use super::{Timer, World};
+
+/// The master's process.
+pub(crate) struct MasterHost {
+    pub(crate) core: Option<Master>,
+    pub(crate) life: u64,
+    pub(crate) clock: Clock,
+    timer: Timer,
+    /// Connections of the nodes that have said who they are.
+    nodes: BTreeMap<NodeId, SessionId>,
+    /// Whether some node has announced everything in this life: from then on the embedded store is open.
+    pub(crate) announced: bool,
+    out: Vec<Output>,
+    seed: Seed,
+    drift_ppm: u64,
+}
+
+impl MasterHost {
+    pub(crate) fn new(seed: Seed, options: &Options) -> Self {
+        Self {
+            core: None,
+            life: 0,
+            clock: Clock::new(&mut seed.stream("clock of the master", 0), options.drift_ppm),
+            timer: Timer::default(),
+            nodes: BTreeMap::new(),
+            announced: false,
+            out: Vec::new(),
+            seed,
+            drift_ppm: options.drift_ppm,
+        }
+    }
+
+    /// Nodes that the master holds for alive.
+    pub(crate) fn attached(&self) -> usize {
+        self.nodes.len()
+    }
+}
+
+impl World {
+    /// Starts the master with an empty catalog: the nodes are the truth.
+    pub(crate) fn start_master(&mut self) -> Checked {
+        let host = &mut self.master;
+        host.life += 1;
+        host.clock = Clock::new(&mut host.seed.stream("clock of the master", host.life), host.drift_ppm);
+        host.timer = Timer::default();
+        host.nodes.clear();
+        host.announced = false;
+        let seed = host.seed.stream("master", host.life).next_u64();
+        let mut core = Master::new(self.options.master.clone(), seed);
+        if !self.options.embedded {
+            // What a fencing epoch gives: nodes announce themselves after the first puts of this life.
+            core.start_above(Version(host.life << 40));
+        }
+        host.core = Some(core);
+        for request in self.options.quotas() {
+            self.master_step(Input::Request { client: ClientId(0), host: None, call: CallId(0), request })?;
+        }
+        Ok(())
+    }
+
+    /// A message arrived at the master.
+    pub(super) fn master_hears(&mut self, session: SessionId, body: Control) -> Checked {
+        match body {
+            Control::Register(node) => {
+                if self.master.nodes.insert(node, session).is_some() {
+                    // It came back before its old connection was found broken.
+                    self.master_step(Input::NodeLost(node))?;
+                }
+                Ok(())
+            }
+            Control::Request { call, request } => {
+                let client = client_id(session);
+                let host = self.session_peer(session).map(|peer| self.host_of(peer));
+                self.master_step(Input::Request { client, host, call, request })
+            }
+            Control::Report(report) => {
+                let Some((node, _)) = self.master.nodes.iter().find(|(_, of)| **of == session) else { return Ok(()) };
+                let node = *node;
+                self.master.announced |= matches!(report, Report::Announced { .. });
+                self.master_step(Input::Report { node, report })
+            }
+            Control::Reply { .. } | Control::Order(_) => Ok(()),
+        }
+    }
+
+    /// The master learned that a connection is broken.
+    pub(super) fn master_lost(&mut self, session: SessionId) -> Checked {
+        self.master_step(Input::ClientLost(client_id(session)))?;
+        let node = self.master.nodes.iter().find(|(_, of)| **of == session).map(|(node, _)| *node);
+        let Some(node) = node else { return Ok(()) };
+        self.master.nodes.remove(&node);
+        self.master_step(Input::NodeLost(node))
+    }
+
+    pub(super) fn master_wakes(&mut self, life: u64) -> Checked {
+        if !self.lives(Process::Master, life) {
+            return Ok(());
+        }
+        self.master.timer.rang();
+        let now = self.local(Process::Master);
+        let mut out = std::mem::take(&mut self.master.out);
+        if let Some(core) = &mut self.master.core
+            && core.next_deadline().is_some_and(|at| at <= now)
+        {
+            core.on_deadline(now, &mut out);
+        }
+        self.master_speaks(out)
+    }
+
+    /// Puts one input into the core and does what it says.
+    pub(crate) fn master_step(&mut self, input: Input) -> Checked {
+        let now = self.local(Process::Master);
+        let mut out = std::mem::take(&mut self.master.out);
+        if let Some(core) = &mut self.master.core {
+            core.handle(now, input, &mut out);
+        }
+        self.master_speaks(out)
+    }
+
+    fn master_speaks(&mut self, mut out: Vec<Output>) -> Checked {
+        for output in out.drain(..) {
+            if self.master.core.is_none() {
+                break;
+            }
+            self.judge_output(&output)?;
+            match output {
+                Output::Reply { client, call, reply } => {
+                    self.say(SessionId(client.0), Process::Master, Control::Reply { call, reply });
+                }
+                Output::Order { node, order } => {
+                    if let Some(session) = self.master.nodes.get(&node).copied() {
+                        self.say(session, Process::Master, Control::Order(order));
+                    }
+                }
+            }
+            self.spoke(Process::Master)?;
+        }
+        self.master.out = out;
+        self.arm_master();
+        Ok(())
+    }
+
+    fn arm_master(&mut self) {
+        let Some(core) = &self.master.core else { return };
+        let deadline = core.next_deadline().map(|at| self.master.clock.world(at));
+        let now = self.engine.now();
+        if let Some(at) = self.master.timer.arm(now, deadline) {
+            self.engine.push(at, Event::Wake { process: Process::Master, life: self.master.life });
+        }
+    }
+
+    fn host_of(&self, process: Process) -> Arc<str> {
+        let host = match process {
+            Process::Master => 0,
+            Process::Node(node) => node,
+            Process::Client(client) => client % self.options.nodes,
+        };
+        format!("host{host}").into()
+    }
+}
+
+/// The name of the host that a node runs on.
+pub(crate) fn host_name(node: u32) -> String {
+    format!("host{node}")
+}

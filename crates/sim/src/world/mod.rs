@@ -1,0 +1,270 @@
+//! The cluster: its processes, the events between them, and the checks that every step passes through.
+
+mod client;
+mod event;
+mod faults;
+mod judge;
+mod master;
+mod node;
+mod phases;
+mod session;
+
+use std::collections::BTreeMap;
+
+use slackwater_base::Instant;
+use slackwater_wire::{CallId, ClientId};
+
+use crate::check::{Checked, Invariant, Violation};
+use crate::clock::Clock;
+use crate::engine::{Engine, Trace};
+use crate::history::History;
+use crate::net::{Net, Process};
+use crate::options::Options;
+use crate::plan::Plan;
+
+use client::Client;
+use event::{Control, Data, Event};
+use faults::Doom;
+use judge::Call;
+use master::MasterHost;
+use node::Node;
+use session::Sessions;
+
+pub use phases::Stats;
+
+/// A cluster in the middle of its run.
+pub struct World {
+    pub(crate) plan: Plan,
+    pub(crate) options: Options,
+    pub(crate) engine: Engine<Event>,
+    pub(crate) trace: Trace,
+    pub(crate) net: Net,
+    pub(crate) history: History,
+    pub(crate) sessions: Sessions,
+    pub(crate) calls: BTreeMap<(ClientId, CallId), Call>,
+    pub(crate) master: MasterHost,
+    pub(crate) nodes: Vec<Node>,
+    pub(crate) clients: Vec<Client>,
+    /// Until when processes stand still.
+    pub(crate) paused: BTreeMap<Process, Instant>,
+    /// When the last pause of each process ended or will end.
+    pub(crate) last_pause: BTreeMap<Process, Instant>,
+    /// Processes that end after saying a few more things.
+    pub(crate) doomed: BTreeMap<Process, Doom>,
+    pub(crate) next_transfer: u64,
+    pub(crate) events: u64,
+    /// Events since time last moved.
+    spun: u64,
+    /// Planned faults that have happened.
+    pub(crate) faults_done: usize,
+    /// Faults are over: the cluster must come to rest.
+    pub(crate) healed: bool,
+}
+
+/// How a run ended.
+#[derive(Clone, Debug)]
+pub struct Outcome {
+    /// What stands for everything that happened.
+    pub trace_hash: u64,
+    /// What did not hold, and when.
+    pub violation: Option<(Instant, Violation)>,
+    /// What the run did.
+    pub stats: Stats,
+}
+
+impl World {
+    /// A cluster that is about to start, with everything it will meet.
+    #[must_use]
+    pub fn new(plan: Plan, listener: Option<fn(&str)>) -> Self {
+        let seed = plan.seed;
+        let options = plan.options.clone();
+        let mut world = Self {
+            engine: Engine::new(),
+            trace: Trace::new(listener),
+            net: Net::new(seed, options.links),
+            history: History::default(),
+            sessions: Sessions::default(),
+            calls: BTreeMap::new(),
+            master: MasterHost::new(seed, &options),
+            nodes: (0..options.nodes).map(|node| Node::new(seed, &options, node)).collect(),
+            clients: Vec::new(),
+            paused: BTreeMap::new(),
+            last_pause: BTreeMap::new(),
+            doomed: BTreeMap::new(),
+            next_transfer: 0,
+            events: 0,
+            spun: 0,
+            faults_done: 0,
+            healed: false,
+            plan,
+            options,
+        };
+        for client in 0..world.options.clients {
+            let script = world.plan.scripts[client as usize].clone();
+            world.clients.push(Client::new(seed, &world.options, client, script));
+        }
+        world
+    }
+
+    /// Runs to the end or to the first violation.
+    #[must_use]
+    pub fn run(mut self) -> Outcome {
+        let result = self.phases();
+        let violation = result.err().map(|violation| (self.engine.now(), violation));
+        if let Some((at, violation)) = &violation {
+            let line = violation.to_string();
+            self.trace.note(*at, format_args!("VIOLATION {line}"));
+        }
+        Outcome { trace_hash: self.trace.hash(), stats: self.stats(), violation }
+    }
+
+    /// Takes events until `until` has come or `done` says so; true in the latter case.
+    pub(crate) fn step_until(&mut self, until: Instant, done: fn(&World) -> bool) -> Checked<bool> {
+        loop {
+            if done(self) {
+                return Ok(true);
+            }
+            match self.engine.next_at() {
+                Some(at) if at <= until => self.step()?,
+                _ => return Ok(false),
+            }
+        }
+    }
+
+    fn step(&mut self) -> Checked {
+        let before = self.engine.now();
+        let Some(event) = self.engine.pop() else { return Ok(()) };
+        self.spun = if self.engine.now() == before { self.spun + 1 } else { 0 };
+        if self.spun > SPUN_MAX {
+            let what = format!("{SPUN_MAX} events at one instant, the last {event:?}");
+            return Err(Violation::new(Invariant::Liveness, what));
+        }
+        if let Some(process) = event.process()
+            && let Some(until) = self.paused.get(&process).copied()
+        {
+            if until > self.engine.now() {
+                self.engine.push(until, event);
+                return Ok(());
+            }
+            self.paused.remove(&process);
+        }
+        self.events += 1;
+        if self.events.is_multiple_of(CHECK_EVERY) {
+            self.check_bounds()?;
+        }
+        match event {
+            Event::Control { session, to, body } => self.on_control(session, to, body),
+            Event::Data { from, to, data } => self.on_data(from, to, data),
+            Event::SessionEnd { session, at } => self.on_session_end(session, at),
+            Event::Wake { process, life } => self.on_wake(process, life),
+            Event::Device { node, life, caller } => self.on_device(node, life, caller),
+            Event::AgentDisk { node, life, done } => self.on_agent_disk(node, life, done),
+            Event::ReaderDisk { node, life, reader, ended } => self.on_reader_disk(node, life, reader, ended),
+            Event::Copy { node, life, transfer } => self.on_copy(node, life, transfer),
+            Event::Idle { node, life, transfer, chunks } => self.on_idle(node, life, transfer, chunks),
+            Event::Resend { client, life, transfer } => self.on_resend(client, life, transfer),
+            Event::Next { client, life } => self.on_next(client, life),
+            Event::Fault(index) => self.on_fault(index),
+            Event::DiskCalm { node, window } => self.on_disk_calm(node, window),
+            Event::Doom { process, life } => self.on_doom(process, life),
+            Event::Start { process } => self.on_start(process),
+        }
+    }
+
+    fn on_control(&mut self, session: event::SessionId, to: Process, body: Control) -> Checked {
+        if !self.session_open(session, to) {
+            return Ok(());
+        }
+        let now = self.engine.now();
+        self.trace.note(now, format_args!("{to:?} <- {session:?} {body:?}"));
+        match (to, body) {
+            (Process::Master, body) => self.master_hears(session, body),
+            (Process::Node(node), Control::Order(order)) => self.node_ordered(node, order),
+            (Process::Node(_), Control::Reply { call, reply }) => self.node_answered(session, call, &reply),
+            (Process::Client(client), Control::Reply { call, reply }) => self.client_answered(client, call, reply),
+            (Process::Node(_) | Process::Client(_), _) => Ok(()),
+        }
+    }
+
+    fn on_data(&mut self, from: Process, to: Process, data: Data) -> Checked {
+        let now = self.engine.now();
+        self.trace.note(now, format_args!("{to:?} <- {from:?} {}", data.line()));
+        match to {
+            Process::Node(node) => self.node_data(node, from, data),
+            Process::Client(client) => self.client_data(client, data),
+            Process::Master => Ok(()),
+        }
+    }
+
+    fn on_wake(&mut self, process: Process, life: u64) -> Checked {
+        match process {
+            Process::Master => self.master_wakes(life),
+            Process::Node(node) => self.node_wakes(node, life),
+            Process::Client(client) => self.client_wakes(client, life),
+        }
+    }
+
+    /// Sends a datagram.
+    pub(crate) fn send(&mut self, from: Process, to: Process, data: &Data) {
+        let now = self.engine.now();
+        for at in self.net.datagram(now, from, to, data.bytes()) {
+            self.engine.push(at, Event::Data { from, to, data: data.clone() });
+        }
+    }
+
+    /// The clock of a process.
+    pub(crate) fn clock(&self, process: Process) -> &Clock {
+        match process {
+            Process::Master => &self.master.clock,
+            Process::Node(node) => &self.nodes[node as usize].clock,
+            Process::Client(client) => &self.clients[client as usize].clock,
+        }
+    }
+
+    /// What a process reads on its clock now.
+    pub(crate) fn local(&self, process: Process) -> Instant {
+        self.clock(process).local(self.engine.now())
+    }
+
+    /// Which life a process lives, and whether it is up.
+    pub(crate) fn life(&self, process: Process) -> (u64, bool) {
+        match process {
+            Process::Master => (self.master.life, self.master.core.is_some()),
+            Process::Node(node) => (self.nodes[node as usize].life, self.nodes[node as usize].agent.is_some()),
+            Process::Client(client) => (self.clients[client as usize].life, self.clients[client as usize].up),
+        }
+    }
+
+    /// Whether a process still lives the life that an event was meant for.
+    pub(crate) fn lives(&self, process: Process, life: u64) -> bool {
+        self.life(process) == (life, true)
+    }
+}
+
+/// The timer of one process: set again only when an earlier deadline appears.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Timer {
+    armed: Option<Instant>,
+}
+
+impl Timer {
+    /// When to be woken for `deadline` of the world, if nobody does so already.
+    pub(crate) fn arm(&mut self, now: Instant, deadline: Option<Instant>) -> Option<Instant> {
+        let deadline = deadline.filter(|at| *at != Instant::NEVER)?.max(now);
+        if self.armed.is_some_and(|armed| armed <= deadline) {
+            return None;
+        }
+        self.armed = Some(deadline);
+        Some(deadline)
+    }
+
+    /// It rang.
+    pub(crate) fn rang(&mut self) {
+        self.armed = None;
+    }
+}
+
+/// Nobody has so much to do at one instant: somebody asks to be woken for what it then does not do.
+const SPUN_MAX: u64 = 20_000;
+/// Books are checked once in so many events: counting everything again takes time.
+const CHECK_EVERY: u64 = 64;

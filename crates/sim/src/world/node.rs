@@ -1,0 +1,578 @@
+//! A node's process: the agent, its disk and memory, and the service of its bytes to clients.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use slackwater_base::Rng;
+use slackwater_client::{ReadFailure, WriteFailure};
+use slackwater_tier::arena::{Access, AccessId};
+use slackwater_tier::io::{DiskDone, DiskOp, DiskOutcome, LogFile, Part, Target};
+use slackwater_tier::{Agent, AgentInput, AgentOutput, ReadEnd, RecordRead};
+use slackwater_wire::{CallId, DiskEntry, ExtentRef, Incarnation, Mount, NodeId, Order, Reply, Report, Request};
+use slackwater_wire::{ReportedEntry, SegmentKind, TicketId};
+
+use crate::check::{Checked, Invariant, Violation};
+use crate::clock::Clock;
+use crate::disk::{Caller, Crash, Disk, Ended};
+use crate::engine::Seed;
+use crate::ledger::Ledger;
+use crate::memory::Memory;
+use crate::net::Process;
+use crate::options::Options;
+
+use super::event::{Control, Data, Event, SessionId, TransferId};
+use super::master::host_name;
+use super::{Timer, World};
+
+/// A node's process and its hardware.
+pub(crate) struct Node {
+    pub(crate) agent: Option<Agent>,
+    pub(crate) life: u64,
+    pub(crate) clock: Clock,
+    pub(crate) disk: Disk,
+    pub(crate) memory: Memory,
+    pub(crate) ledger: Ledger,
+    pub(crate) session: Option<SessionId>,
+    pub(crate) mounted: bool,
+    /// What the log has announced since it was opened.
+    announced: Vec<ReportedEntry>,
+    pub(crate) opened: bool,
+    /// What it has to say as soon as it is connected.
+    held: Vec<Report>,
+    /// Records that offloads under way will make.
+    tickets: BTreeMap<TicketId, DiskEntry>,
+    timer: Timer,
+    writes: BTreeMap<TransferId, Write>,
+    copies: BTreeMap<TransferId, Copy>,
+    readers: BTreeMap<u64, Reader>,
+    next_reader: u64,
+    next_call: u64,
+    rng: Rng,
+    seed: Seed,
+    index: u32,
+    drift_ppm: u64,
+    pub(crate) window: u64,
+}
+
+/// A client's write that is arriving.
+struct Write {
+    from: Process,
+    extent: ExtentRef,
+    access: AccessId,
+    got: BTreeSet<usize>,
+}
+
+/// A client's read of memory, half done.
+struct Copy {
+    from: Process,
+    extent: ExtentRef,
+    access: AccessId,
+    bytes: u64,
+    half: Vec<u8>,
+}
+
+/// A client's read of a record.
+struct Reader {
+    from: Process,
+    transfer: TransferId,
+    read: RecordRead,
+}
+
+impl Node {
+    pub(crate) fn new(seed: Seed, options: &Options, index: u32) -> Self {
+        let number = u64::from(index);
+        Self {
+            agent: None,
+            life: 0,
+            clock: Clock::new(&mut seed.stream("clock of a node", number), options.drift_ppm),
+            disk: Disk::new(seed.stream("disk", number), options.disk_bytes),
+            memory: Memory::default(),
+            ledger: Ledger::default(),
+            session: None,
+            mounted: false,
+            announced: Vec::new(),
+            opened: false,
+            held: Vec::new(),
+            tickets: BTreeMap::new(),
+            timer: Timer::default(),
+            writes: BTreeMap::new(),
+            copies: BTreeMap::new(),
+            readers: BTreeMap::new(),
+            next_reader: 0,
+            next_call: 0,
+            rng: seed.stream("node", number),
+            seed,
+            index,
+            drift_ppm: options.drift_ppm,
+            window: 0,
+        }
+    }
+
+    /// Movements of bytes that it serves.
+    pub(crate) fn serving(&self) -> usize {
+        self.writes.len() + self.copies.len() + self.readers.len()
+    }
+}
+
+impl World {
+    /// Starts a node's process: a new life, whose memory nobody knows and whose log must be read.
+    pub(crate) fn start_node(&mut self, index: u32) -> Checked {
+        let config = self.options.agent(index);
+        let segments = self.options.segments(index);
+        let node = &mut self.nodes[index as usize];
+        node.life += 1;
+        let mut rng = node.seed.stream("clock of a node", u64::from(node.index) << 32 | node.life);
+        node.clock = Clock::new(&mut rng, node.drift_ppm);
+        node.timer = Timer::default();
+        let mut agent = Agent::new(config);
+        for segment in segments {
+            let segment = segment.lent(Incarnation(node.life));
+            node.memory.mount(segment.segment, segment.incarnation, segment.bytes);
+            agent.add_segment(segment);
+        }
+        node.agent = Some(agent);
+        let files = node.disk.files().into_iter().map(|(file, bytes)| LogFile { file, bytes }).collect();
+        let fresh = u128::from(node.rng.next_u64()) << 64 | u128::from(node.rng.next_u64());
+        if self.options.has_log() {
+            self.node_step(index, AgentInput::Open { files, fresh })
+        } else {
+            self.node_opened(index)
+        }
+    }
+
+    /// The process of a node ends, and its memory with it.
+    pub(crate) fn stop_node(&mut self, index: u32, how: Crash) {
+        let node = &mut self.nodes[index as usize];
+        node.agent = None;
+        node.session = None;
+        node.mounted = false;
+        node.opened = false;
+        node.announced.clear();
+        node.held.clear();
+        node.tickets.clear();
+        node.writes.clear();
+        node.copies.clear();
+        node.readers.clear();
+        node.disk.crash(how);
+    }
+
+    /// The log is open: the node connects and says what it has.
+    fn node_opened(&mut self, index: u32) -> Checked {
+        let node = &mut self.nodes[index as usize];
+        node.opened = true;
+        let announced: Vec<DiskEntry> = node.announced.iter().map(|reported| reported.entry.clone()).collect();
+        node.ledger.judge(&announced, node.disk.honest())?;
+        self.node_connects(index);
+        Ok(())
+    }
+
+    fn node_connects(&mut self, index: u32) {
+        let process = Process::Node(index);
+        let session = self.connect(process);
+        self.nodes[index as usize].session = Some(session);
+        self.say(session, process, Control::Register(NodeId(index)));
+        let incarnation = Incarnation(self.nodes[index as usize].life);
+        for segment in self.options.segments(index) {
+            self.node_mounts(
+                index,
+                Mount {
+                    segment: segment.segment,
+                    name: format!("memory{}", segment.segment),
+                    node: NodeId(index),
+                    incarnation,
+                    kind: SegmentKind::Memory,
+                    bytes: segment.bytes,
+                    host: host_name(index),
+                },
+            );
+        }
+        if let Some(log) = self.options.agent(index).log {
+            self.node_mounts(
+                index,
+                Mount {
+                    segment: log.segment,
+                    name: format!("disk{}", log.segment),
+                    node: NodeId(index),
+                    incarnation,
+                    kind: SegmentKind::Disk,
+                    bytes: log.capacity,
+                    host: host_name(index),
+                },
+            );
+        }
+        self.nodes[index as usize].mounted = true;
+        let held = std::mem::take(&mut self.nodes[index as usize].held);
+        for report in held {
+            self.say(session, process, Control::Report(report));
+        }
+    }
+
+    fn node_mounts(&mut self, index: u32, mount: Mount) {
+        let node = &mut self.nodes[index as usize];
+        node.next_call += 1;
+        let call = CallId(node.next_call);
+        if let Some(session) = node.session {
+            self.say(session, Process::Node(index), Control::Request { call, request: Request::Mount(mount) });
+        }
+    }
+
+    /// A mount that is refused means that the master still holds an earlier life for alive: try again from the start.
+    pub(super) fn node_answered(&mut self, session: SessionId, call: CallId, reply: &Reply) -> Checked {
+        let now = self.engine.now();
+        self.trace.note(now, format_args!("{session:?} {call} {reply:?}"));
+        match reply {
+            Reply::Failed(code) => {
+                Err(Violation::new(Invariant::Contract, format!("a mount on {session:?} was refused: {code}")))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The node learned that it has lost the master: its memory is forgotten there, so it begins a new life.
+    pub(super) fn node_lost_master(&mut self, index: u32, session: SessionId) -> Checked {
+        if self.nodes[index as usize].session != Some(session) {
+            return Ok(());
+        }
+        self.stop_node(index, Crash::Process);
+        let at = self.engine.now() + RECONNECT;
+        self.engine.push(at, Event::Start { process: Process::Node(index) });
+        Ok(())
+    }
+
+    pub(super) fn node_ordered(&mut self, index: u32, order: Order) -> Checked {
+        let node = &mut self.nodes[index as usize];
+        match &order {
+            Order::Offload(tasks) => {
+                for task in tasks {
+                    node.ledger.ordered(&task.entry);
+                    node.tickets.insert(task.ticket, task.entry.clone());
+                }
+            }
+            Order::Drop(entries) => entries.iter().for_each(|entry| node.ledger.dropping(entry)),
+            Order::Promote(_) | Order::Staged { .. } | Order::Cancel { .. } | Order::Fence(_) => {}
+        }
+        self.node_step(index, AgentInput::Order(order))
+    }
+
+    pub(super) fn node_wakes(&mut self, index: u32, life: u64) -> Checked {
+        if !self.lives(Process::Node(index), life) {
+            return Ok(());
+        }
+        let now = self.local(Process::Node(index));
+        let node = &mut self.nodes[index as usize];
+        node.timer.rang();
+        let mut out = Vec::new();
+        if let Some(agent) = &mut node.agent
+            && agent.next_deadline().is_some_and(|at| at <= now)
+        {
+            agent.on_deadline(now, &mut out);
+        }
+        self.node_speaks(index, out)
+    }
+
+    fn node_step(&mut self, index: u32, input: AgentInput) -> Checked {
+        let now = self.local(Process::Node(index));
+        let mut out = Vec::new();
+        if let Some(agent) = &mut self.nodes[index as usize].agent {
+            agent.handle(now, input, &mut out);
+        }
+        self.node_speaks(index, out)
+    }
+
+    /// Does what the agent says.
+    fn node_speaks(&mut self, index: u32, out: Vec<AgentOutput>) -> Checked {
+        let process = Process::Node(index);
+        for output in out {
+            if self.nodes[index as usize].agent.is_none() {
+                return Ok(());
+            }
+            match output {
+                AgentOutput::Disk { op, request } => self.submit(index, Caller::Agent(op), request)?,
+                AgentOutput::Report(report) => self.node_reports(index, report)?,
+                AgentOutput::Opened(opened) => {
+                    let now = self.engine.now();
+                    self.trace.note(now, format_args!("{process:?} {opened:?}"));
+                    self.node_opened(index)?;
+                }
+                AgentOutput::Refused(error) => {
+                    let what = format!("{process:?} refuses its own log: {error}");
+                    return Err(Violation::new(Invariant::Acknowledgement, what));
+                }
+                AgentOutput::Flushed(_) | AgentOutput::Stopped { .. } => {}
+            }
+            self.spoke(process)?;
+        }
+        self.arm_node(index);
+        Ok(())
+    }
+
+    fn node_reports(&mut self, index: u32, report: Report) -> Checked {
+        let now = self.engine.now();
+        self.trace.note(now, format_args!("node{index} reports {report:?}"));
+        let node = &mut self.nodes[index as usize];
+        match &report {
+            Report::Announce { entries, .. } if !node.opened => node.announced.extend(entries.iter().cloned()),
+            Report::Fenced(extents) => {
+                for extent in extents {
+                    node.memory.fence(*extent)?;
+                }
+            }
+            Report::Dropped(entries) | Report::Lost(entries) => {
+                entries.iter().for_each(|entry| node.ledger.dropped(entry));
+            }
+            Report::Offloaded(results) => {
+                for (ticket, result) in results {
+                    if let (Some(entry), Ok(())) = (node.tickets.remove(ticket), result) {
+                        node.ledger.durable(&entry);
+                    }
+                }
+            }
+            _ => {}
+        }
+        match node.session {
+            Some(session) if node.mounted => self.say(session, Process::Node(index), Control::Report(report)),
+            _ => node.held.push(report),
+        }
+        Ok(())
+    }
+
+    fn arm_node(&mut self, index: u32) {
+        let now = self.engine.now();
+        let node = &mut self.nodes[index as usize];
+        let Some(agent) = &node.agent else { return };
+        let deadline = agent.next_deadline().map(|at| node.clock.world(at));
+        if let Some(at) = node.timer.arm(now, deadline) {
+            let life = node.life;
+            self.engine.push(at, Event::Wake { process: Process::Node(index), life });
+        }
+    }
+
+    fn submit(&mut self, index: u32, caller: Caller, what: DiskOp) -> Checked {
+        let now = self.engine.now();
+        self.trace.note(now, format_args!("node{index} {caller:?} {}", line_of(&what)));
+        let node = &mut self.nodes[index as usize];
+        let at = node.disk.submit(now, caller, what, &node.memory)?;
+        let life = node.life;
+        self.engine.push(at, Event::Device { node: index, life, caller });
+        Ok(())
+    }
+
+    /// The device is done, whether or not the process can hear it yet.
+    pub(super) fn on_device(&mut self, index: u32, life: u64, caller: Caller) -> Checked {
+        if !self.lives(Process::Node(index), life) {
+            return Ok(());
+        }
+        let now = self.engine.now();
+        let node = &mut self.nodes[index as usize];
+        let Some(ended) = node.disk.complete(caller, &mut node.memory)? else { return Ok(()) };
+        let event = match caller {
+            Caller::Agent(op) => Event::AgentDisk { node: index, life, done: DiskDone { op, result: ended } },
+            Caller::Reader(reader) => Event::ReaderDisk { node: index, life, reader, ended },
+        };
+        self.engine.push(now, event);
+        Ok(())
+    }
+
+    pub(super) fn on_agent_disk(&mut self, index: u32, life: u64, done: DiskDone) -> Checked {
+        if !self.lives(Process::Node(index), life) {
+            return Ok(());
+        }
+        let now = self.engine.now();
+        let failed = done.result.as_ref().err();
+        self.trace.note(now, format_args!("node{index} {:?} {failed:?}", done.op));
+        self.node_step(index, AgentInput::Disk(done))
+    }
+
+    /// A client's datagram.
+    pub(super) fn node_data(&mut self, index: u32, from: Process, data: Data) -> Checked {
+        if self.nodes[index as usize].agent.is_none() {
+            return Ok(());
+        }
+        match data {
+            Data::Write { transfer, extent, offset, bytes, chunks } => {
+                self.take_piece(index, (from, transfer), extent, (offset, &bytes, chunks))
+            }
+            Data::ReadMemory { transfer, extent, bytes } => self.read_memory(index, (from, transfer), extent, bytes),
+            Data::ReadRecord { transfer, entry } => self.read_record(index, (from, transfer), &entry),
+            Data::Written { .. } | Data::Bytes { .. } => Ok(()),
+        }
+    }
+
+    /// One piece of a value: the first of a transfer begins an access, the last ends it.
+    fn take_piece(
+        &mut self,
+        index: u32,
+        (from, transfer): (Process, TransferId),
+        extent: ExtentRef,
+        (offset, bytes, chunks): (usize, &[u8], usize),
+    ) -> Checked {
+        let node = &mut self.nodes[index as usize];
+        let life = node.life;
+        if !node.writes.contains_key(&transfer) {
+            let Some(agent) = &mut node.agent else { return Ok(()) };
+            match agent.begin_access(extent, Access::Write) {
+                Ok(access) => {
+                    node.writes.insert(transfer, Write { from, extent, access, got: BTreeSet::new() });
+                }
+                Err(_) => {
+                    let refusal = Data::Written { transfer, result: Err(WriteFailure::Stale) };
+                    self.send(Process::Node(index), from, &refusal);
+                    return Ok(());
+                }
+            }
+        }
+        let node = &mut self.nodes[index as usize];
+        let write = node.writes.get_mut(&transfer).expect("begun above");
+        node.memory.write(extent, offset as u64, bytes)?;
+        write.got.insert(offset);
+        let got = write.got.len();
+        if got == chunks {
+            return self.end_write(index, transfer, None);
+        }
+        let at = self.engine.now() + self.options.serve_timeout;
+        self.engine.push(at, Event::Idle { node: index, life, transfer, chunks: got });
+        Ok(())
+    }
+
+    /// A write whose pieces stopped coming is given up: its access must not keep the extent for ever.
+    pub(super) fn on_idle(&mut self, index: u32, life: u64, transfer: TransferId, chunks: usize) -> Checked {
+        if !self.lives(Process::Node(index), life) {
+            return Ok(());
+        }
+        let stuck = |write: &Write| write.got.len() == chunks;
+        if self.nodes[index as usize].writes.get(&transfer).is_some_and(stuck) {
+            return self.end_write(index, transfer, Some(WriteFailure::Transfer));
+        }
+        Ok(())
+    }
+
+    fn end_write(&mut self, index: u32, transfer: TransferId, failure: Option<WriteFailure>) -> Checked {
+        let Some(write) = self.nodes[index as usize].writes.remove(&transfer) else { return Ok(()) };
+        let live = self.end_access(index, write.access)?;
+        let result = match failure {
+            Some(failure) => Err(failure),
+            None if live => Ok(()),
+            None => Err(WriteFailure::Stale),
+        };
+        let now = self.engine.now();
+        self.trace.note(now, format_args!("node{index} {transfer:?} of {:?} {result:?}", write.extent));
+        self.send(Process::Node(index), write.from, &Data::Written { transfer, result });
+        Ok(())
+    }
+
+    /// Reads half of an extent now and half a little later, so that whoever may not touch it meanwhile is caught.
+    fn read_memory(
+        &mut self,
+        index: u32,
+        (from, transfer): (Process, TransferId),
+        extent: ExtentRef,
+        bytes: u64,
+    ) -> Checked {
+        let now = self.engine.now();
+        let node = &mut self.nodes[index as usize];
+        let Some(agent) = &mut node.agent else { return Ok(()) };
+        if node.copies.contains_key(&transfer) {
+            return Ok(());
+        }
+        let Ok(access) = agent.begin_access(extent, Access::Read) else {
+            let refusal = Data::Bytes { transfer, result: Err(ReadFailure::Stale) };
+            self.send(Process::Node(index), from, &refusal);
+            return Ok(());
+        };
+        let half = node.memory.read(extent, 0, bytes as usize / 2)?;
+        node.copies.insert(transfer, Copy { from, extent, access, bytes, half });
+        let at = now + Duration::from_nanos(node.rng.below(COPY_NANOS));
+        self.engine.push(at, Event::Copy { node: index, life: node.life, transfer });
+        Ok(())
+    }
+
+    pub(super) fn on_copy(&mut self, index: u32, life: u64, transfer: TransferId) -> Checked {
+        if !self.lives(Process::Node(index), life) {
+            return Ok(());
+        }
+        let node = &mut self.nodes[index as usize];
+        let Some(mut copy) = node.copies.remove(&transfer) else { return Ok(()) };
+        let done = copy.half.len();
+        copy.half.extend(node.memory.read(copy.extent, done as u64, copy.bytes as usize - done)?);
+        let live = self.end_access(index, copy.access)?;
+        let result = if live { Ok(copy.half.into()) } else { Err(ReadFailure::Stale) };
+        self.send(Process::Node(index), copy.from, &Data::Bytes { transfer, result });
+        Ok(())
+    }
+
+    fn end_access(&mut self, index: u32, access: AccessId) -> Checked<bool> {
+        let mut out = Vec::new();
+        let Some(agent) = &mut self.nodes[index as usize].agent else { return Ok(false) };
+        let live = agent.end_access(access, &mut out);
+        self.node_speaks(index, out)?;
+        Ok(live)
+    }
+
+    fn read_record(&mut self, index: u32, (from, transfer): (Process, TransferId), entry: &DiskEntry) -> Checked {
+        let now = self.local(Process::Node(index));
+        let node = &mut self.nodes[index as usize];
+        let Some(agent) = &mut node.agent else { return Ok(()) };
+        let mut out = Vec::new();
+        let Some(found) = agent.begin_read(now, entry, &mut out) else {
+            let refusal = Data::Bytes { transfer, result: Err(ReadFailure::Stale) };
+            self.send(Process::Node(index), from, &refusal);
+            return self.node_speaks(index, out);
+        };
+        node.next_reader += 1;
+        let reader = node.next_reader;
+        node.readers.insert(reader, Reader { from, transfer, read: found });
+        let what = DiskOp::Read {
+            file: found.file,
+            offset: found.offset,
+            bytes: found.bytes,
+            length: found.length,
+            into: Target::Completion,
+        };
+        self.submit(index, Caller::Reader(reader), what)
+    }
+
+    pub(super) fn on_reader_disk(&mut self, index: u32, life: u64, reader: u64, ended: Ended) -> Checked {
+        if !self.lives(Process::Node(index), life) {
+            return Ok(());
+        }
+        let now = self.local(Process::Node(index));
+        let node = &mut self.nodes[index as usize];
+        let Some(reader) = node.readers.remove(&reader) else { return Ok(()) };
+        let (end, bytes) = match ended {
+            Ok(DiskOutcome::Read { mut bytes, checksum }) => {
+                bytes.truncate(reader.read.length as usize);
+                (ReadEnd::Checked(checksum), Ok(bytes))
+            }
+            Ok(DiskOutcome::Done) | Err(_) => (ReadEnd::Failed, Err(ReadFailure::Transfer)),
+        };
+        let mut out = Vec::new();
+        let Some(agent) = &mut node.agent else { return Ok(()) };
+        let right = agent.end_read(now, reader.read, end, &mut out);
+        let result = bytes.and_then(|bytes| if right { Ok(bytes.into()) } else { Err(ReadFailure::Corrupt) });
+        self.node_speaks(index, out)?;
+        self.send(Process::Node(index), reader.from, &Data::Bytes { transfer: reader.transfer, result });
+        Ok(())
+    }
+}
+
+/// What the trace says of an operation: everything but the bytes.
+fn line_of(what: &DiskOp) -> String {
+    match what {
+        DiskOp::Write { file, offset, parts } => {
+            let lengths: Vec<u64> = parts
+                .iter()
+                .map(|part| match part {
+                    Part::Bytes(bytes) => bytes.len() as u64,
+                    Part::Extent { length, .. } => *length,
+                })
+                .collect();
+            format!("write {file:?} at {offset} {lengths:?}")
+        }
+        other => format!("{other:?}"),
+    }
+}
+
+/// How long a process takes to begin again after it has lost the master.
+const RECONNECT: Duration = Duration::from_millis(40);
+/// The second half of a read of memory comes at most this much later.
+const COPY_NANOS: u64 = 3_000_000;

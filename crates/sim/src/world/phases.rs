@@ -1,0 +1,332 @@
+//! The phases of a run: load with faults, healing within a bound, coming to rest, and the reckoning.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use slackwater_base::Instant;
+use slackwater_meta::{Books, Input, Output};
+use slackwater_wire::{
+    CallId, Chain, ClientId, DiskEntry, Hold, Key, List, PutConfig, ReplicaAt, ReplicaState, Reply, Request, Tenant,
+};
+
+use crate::check::{Checked, Invariant, Violation};
+use crate::disk::DiskStats;
+use crate::history::Name;
+use crate::ledger::Promise;
+use crate::load::Operation;
+use crate::net::Process;
+use crate::value::HEADER_BYTES;
+
+use super::World;
+use super::client::{Probe, Tally};
+use super::event::Event;
+
+/// What a run did, so that one can see that it did something.
+#[derive(Clone, Debug, Default)]
+pub struct Stats {
+    /// How the operations of all clients ended.
+    pub tally: Tally,
+    /// Events in all.
+    pub events: u64,
+    /// Lines of the trace.
+    pub lines: u64,
+    /// Simulated time.
+    pub lasted: Duration,
+    /// Lives of nodes in all.
+    pub node_lives: u64,
+    /// Lives of the master.
+    pub master_lives: u64,
+    /// The master's counters at the end, of its last life.
+    pub master: Option<slackwater_meta::Metrics>,
+    /// All disks together.
+    pub disk: DiskStats,
+}
+
+impl World {
+    pub(super) fn phases(&mut self) -> Checked {
+        for process in self.processes() {
+            self.engine.push(Instant::ZERO, Event::Start { process });
+        }
+        for (index, planned) in self.plan.faults.iter().enumerate() {
+            self.engine.push(Instant::ZERO + WARM_UP + planned.at, Event::Fault(index));
+        }
+        self.must(LOAD_MAX, "the load did not end", |world| {
+            world.faults_done == world.plan.faults.len() && world.clients.iter().all(super::client::Client::idle)
+        })?;
+        self.wait_out_pauses()?;
+        self.heal()?;
+        let bound = self.options.liveness_bound();
+        for client in 0..self.options.clients {
+            self.begin_probe(client)?;
+        }
+        self.must(bound, "after the last fault a put and a get did not succeed", World::lives_again)?;
+        self.come_to_rest()?;
+        self.reckon()?;
+        self.read_everything()
+    }
+
+    fn must(&mut self, within: Duration, what: &str, done: fn(&World) -> bool) -> Checked {
+        if self.step_until(self.engine.now() + within, done)? {
+            return Ok(());
+        }
+        let unrest = self.unrest();
+        Err(Violation::new(Invariant::Liveness, format!("{what} within {within:?}: {unrest}")))
+    }
+
+    /// At rest now, and still at rest when every message on its way has arrived.
+    fn come_to_rest(&mut self) -> Checked {
+        let end = self.engine.now() + self.options.rest_bound();
+        loop {
+            self.must(end.since(self.engine.now()), "the cluster did not come to rest", World::at_rest)?;
+            self.step_until(self.engine.now() + ON_THE_WAY, |_| false)?;
+            if self.at_rest() {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Pauses are not cut short: what they held back must stay in order.
+    fn wait_out_pauses(&mut self) -> Checked {
+        let until = self.paused.values().copied().max().unwrap_or(Instant::ZERO).max(self.engine.now());
+        self.step_until(until, |_| false)?;
+        Ok(())
+    }
+
+    pub(crate) fn begin_probe(&mut self, index: u32) -> Checked {
+        let client = &mut self.clients[index as usize];
+        client.probes += 1;
+        if !client.up || client.running.is_some() {
+            return Ok(());
+        }
+        let entries = vec![(probe_key(index, client.probes), HEADER_BYTES + index as usize)];
+        let (tenant, chain, config) = (Tenant::DEFAULT, Chain::default(), PutConfig::default());
+        self.begin(index, Operation::Put { tenant, entries, chain, config }, Some(Probe::Put))
+    }
+
+    /// A step of a probe has ended: on to the next, or again from the start.
+    pub(crate) fn go_on_probing(&mut self, index: u32, probe: Probe, success: bool) -> Checked {
+        let client = &mut self.clients[index as usize];
+        match (probe, success) {
+            (Probe::Put, true) => {
+                let keys = vec![probe_key(index, client.probes)];
+                let (tenant, chain, hold) = (Tenant::DEFAULT, Chain::default(), Hold::Lease);
+                let get = Operation::Get { tenant, keys, chain, hold, prefix_only: false };
+                self.begin(index, get, Some(Probe::Get))
+            }
+            (Probe::Get, true) => {
+                client.alive = true;
+                Ok(())
+            }
+            (Probe::Put | Probe::Get, false) => {
+                self.schedule_probe(index);
+                Ok(())
+            }
+            (Probe::ReadBack, _) => Ok(()),
+        }
+    }
+
+    fn lives_again(&self) -> bool {
+        self.clients.iter().all(|client| client.alive)
+    }
+
+    fn books(&self) -> Option<Books> {
+        self.master.core.as_ref().map(slackwater_meta::Master::books)
+    }
+
+    fn at_rest(&self) -> bool {
+        let quiet = self.clients.iter().all(super::client::Client::idle)
+            && self.nodes.iter().all(|node| node.disk.in_flight() == 0 && node.serving() == 0 && node.opened)
+            && self.master.attached() == self.nodes.len();
+        quiet
+            && self.books().is_some_and(|books| {
+                let moving = books.open_puts
+                    + books.waiting_puts
+                    + books.unanswered
+                    + books.guards
+                    + books.orphans
+                    + books.drops
+                    + books.offload.in_flight
+                    + books.promotion.in_flight;
+                moving == 0 && books.segments.iter().all(|segment| segment.quarantined == 0)
+            })
+    }
+
+    /// What is not at rest, for the message.
+    fn unrest(&self) -> String {
+        let clients: Vec<_> = self.clients.iter().map(|client| (client.idle(), client.alive)).collect();
+        let nodes: Vec<_> =
+            self.nodes.iter().map(|node| (node.opened, node.disk.in_flight(), node.serving())).collect();
+        format!(
+            "clients (idle, alive) {clients:?}, nodes (open, disk, serving) {nodes:?}, attached {}, books {:?}",
+            self.master.attached(),
+            self.books()
+        )
+    }
+
+    /// At rest, what the master believes is what the nodes hold, and every sum is right.
+    fn reckon(&mut self) -> Checked {
+        let Some(core) = &self.master.core else { return Ok(()) };
+        core.check_books().map_err(|wrong| Violation::new(Invariant::BooksBalance, wrong.to_string()))?;
+        let mut believed: Vec<BTreeSet<DiskEntry>> = vec![BTreeSet::new(); self.nodes.len()];
+        for (tenant, key) in self.everything()? {
+            let request = Request::Describe { tenant: tenant.clone(), key: key.clone() };
+            let Some(Reply::Describe(found)) = self.ask_master(request)? else { continue };
+            for (at, state, refs) in &found.replicas {
+                if *state != ReplicaState::Complete || *refs != 0 {
+                    let what = format!("at rest {key} of {tenant} has {at:?} {state:?} held {refs} times");
+                    return Err(Violation::new(Invariant::BooksBalance, what));
+                }
+                if let ReplicaAt::Disk { node, .. } = at {
+                    let entry = DiskEntry { tenant: tenant.clone(), key: key.clone(), version: found.version };
+                    believed[node.0 as usize].insert(entry);
+                }
+            }
+        }
+        for (node, believed) in self.nodes.iter().zip(&believed) {
+            node.reconcile(believed)?;
+        }
+        Ok(())
+    }
+
+    /// Every name that the master lists, tenant by tenant and page by page.
+    fn everything(&mut self) -> Checked<Vec<Name>> {
+        let mut names = Vec::new();
+        for tenant in self.options.tenants() {
+            let mut after: Option<Key> = None;
+            loop {
+                let list = List { tenant: tenant.clone(), pattern: None, after: after.clone(), limit: 100 };
+                let Some(Reply::List(listed)) = self.ask_master(Request::List(list))? else { break };
+                names.extend(listed.keys.iter().map(|key| (tenant.clone(), key.clone())));
+                after = listed.keys.last().cloned();
+                if !listed.more || after.is_none() {
+                    break;
+                }
+            }
+        }
+        Ok(names)
+    }
+
+    /// Asks the master past the network; only for questions that change nothing.
+    fn ask_master(&mut self, request: Request) -> Checked<Option<Reply>> {
+        let now = self.local(Process::Master);
+        let mut out = Vec::new();
+        let Some(core) = &mut self.master.core else { return Ok(None) };
+        core.handle(now, Input::Request { client: ClientId(0), host: None, call: CallId(0), request }, &mut out);
+        for _ in 0..WAIT_STEPS {
+            let answer = out.iter().find_map(|output| match output {
+                Output::Reply { client: ClientId(0), reply, .. } => Some(reply.clone()),
+                _ => None,
+            });
+            if answer.is_some() {
+                return Ok(answer);
+            }
+            core.on_deadline(now, &mut out);
+        }
+        Err(Violation::new(Invariant::Liveness, "the master does not answer a question at rest"))
+    }
+
+    /// One client reads every key there ever was; each read is judged as any other.
+    fn read_everything(&mut self) -> Checked {
+        let mut names: Vec<Name> = self.history.names().cloned().collect();
+        names.sort();
+        for tenant in self.options.tenants() {
+            let keys: Vec<Key> = names.iter().filter(|(of, _)| *of == tenant).map(|(_, key)| key.clone()).collect();
+            for batch in keys.chunks(8) {
+                let get = Operation::Get {
+                    tenant: tenant.clone(),
+                    keys: batch.to_vec(),
+                    chain: Chain::default(),
+                    hold: Hold::Lease,
+                    prefix_only: false,
+                };
+                self.begin(0, get, Some(Probe::ReadBack))?;
+                self.must(self.options.deadline * 2, "a read at rest did not end", |world| {
+                    world.clients[0].running.is_none()
+                })?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Bounds that hold at every moment, looked at now and then.
+    pub(crate) fn check_bounds(&self) -> Checked {
+        let wrong = |what: String| Err(Violation::new(Invariant::BoundedResources, what));
+        if let Some(core) = &self.master.core {
+            let books =
+                core.check_books().map_err(|wrong| Violation::new(Invariant::BooksBalance, wrong.to_string()))?;
+            let limits = &self.options.master;
+            if books.offload.in_flight > limits.offload.queue_limit as u64 {
+                return wrong(format!("{} offloads in flight", books.offload.in_flight));
+            }
+            if books.promotion.in_flight > limits.promotion.queue_limit as u64 {
+                return wrong(format!("{} promotions in flight", books.promotion.in_flight));
+            }
+            if books.waiting_puts > limits.put.queue_limit as u64 {
+                return wrong(format!("{} puts wait", books.waiting_puts));
+            }
+            if books.open_puts > limits.limits.open_puts as u64 {
+                return wrong(format!("{} puts are open", books.open_puts));
+            }
+        }
+        for (index, node) in self.nodes.iter().enumerate() {
+            if node.disk.stats().in_flight_max > self.options.disk_in_flight_max {
+                return wrong(format!("node{index} had {} disk operations under way", node.disk.stats().in_flight_max));
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn stats(&self) -> Stats {
+        let mut tally = Tally::default();
+        for client in &self.clients {
+            tally.add(&client.tally);
+        }
+        let mut disk = DiskStats::default();
+        for node in &self.nodes {
+            disk.add(&node.disk.stats());
+        }
+        Stats {
+            tally,
+            events: self.events,
+            lines: self.trace.lines(),
+            lasted: self.engine.now().since(Instant::ZERO),
+            node_lives: self.nodes.iter().map(|node| node.life).sum(),
+            master_lives: self.master.life,
+            master: self.master.core.as_ref().map(|core| core.metrics().clone()),
+            disk,
+        }
+    }
+}
+
+impl super::node::Node {
+    /// What the master believes about this node's log against what the log has promised.
+    fn reconcile(&self, believed: &BTreeSet<DiskEntry>) -> Checked {
+        for entry in believed {
+            match self.ledger.promise(entry) {
+                Some(Promise::Durable) => {}
+                promise => {
+                    let what = format!("the master counts on {entry:?}, of which the node says {promise:?}");
+                    return Err(Violation::new(Invariant::BooksBalance, what));
+                }
+            }
+        }
+        if let Some(entry) = self.ledger.owed().find(|entry| !believed.contains(*entry)) {
+            let what = format!("the node keeps {entry:?}, of which the master knows nothing");
+            return Err(Violation::new(Invariant::BooksBalance, what));
+        }
+        Ok(())
+    }
+}
+
+fn probe_key(client: u32, probe: u64) -> Key {
+    Key::new(format!("probe{client}/{probe}").as_bytes()).expect("a few bytes make a key")
+}
+
+/// Faults begin this much after the start.
+const WARM_UP: Duration = Duration::from_millis(5);
+/// A load that takes longer than this hangs: every operation has a deadline.
+const LOAD_MAX: Duration = Duration::from_secs(1200);
+/// Longer than any message takes on a healed network.
+const ON_THE_WAY: Duration = Duration::from_millis(50);
+/// How many steps the master may need for a question at rest.
+const WAIT_STEPS: u32 = 1000;

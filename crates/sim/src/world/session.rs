@@ -1,0 +1,122 @@
+//! Connections to the master: each is opened once, and each of its ends learns on its own that it is broken.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use slackwater_wire::ClientId;
+
+use crate::check::Checked;
+use crate::net::Process;
+
+use super::World;
+use super::event::{Control, Event, SessionId};
+
+/// All connections that are open at an end.
+#[derive(Debug, Default)]
+pub(crate) struct Sessions {
+    next: u64,
+    open: BTreeMap<SessionId, Session>,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Session {
+    /// Who connected.
+    pub(crate) peer: Process,
+    /// Lives that the connection belongs to.
+    pub(crate) peer_life: u64,
+    master_life: u64,
+    at_peer: bool,
+    at_master: bool,
+}
+
+impl World {
+    /// Opens a connection of `peer` to the master. When nobody listens, it breaks soon.
+    pub(crate) fn connect(&mut self, peer: Process) -> SessionId {
+        self.sessions.next += 1;
+        let id = SessionId(self.sessions.next);
+        let (peer_life, _) = self.life(peer);
+        let (master_life, up) = self.life(Process::Master);
+        self.sessions.open.insert(id, Session { peer, peer_life, master_life, at_peer: true, at_master: up });
+        self.net.reconnect(peer, Process::Master);
+        self.net.reconnect(Process::Master, peer);
+        let now = self.engine.now();
+        if up {
+            // A connection that is made while the link is cut does not outlive the cut, if that lasts.
+            for (from, to) in [(peer, Process::Master), (Process::Master, peer)] {
+                if self.net.cut_until(from, to) > now + self.options.link_timeout {
+                    self.break_session(id, self.options.link_timeout, self.options.link_timeout);
+                }
+            }
+        } else {
+            self.break_session(id, REFUSED, REFUSED);
+        }
+        id
+    }
+
+    /// Both ends of a connection will learn that it is broken, each in its time.
+    pub(crate) fn break_session(&mut self, session: SessionId, peer_after: Duration, master_after: Duration) {
+        let Some(found) = self.sessions.open.get(&session) else { return };
+        let (now, peer) = (self.engine.now(), found.peer);
+        self.engine.push(now + peer_after, Event::SessionEnd { session, at: peer });
+        self.engine.push(now + master_after, Event::SessionEnd { session, at: Process::Master });
+    }
+
+    /// Connections of a process, or all of them for the master.
+    pub(crate) fn sessions_of(&self, process: Process) -> Vec<SessionId> {
+        let of = |session: &Session| process == Process::Master || session.peer == process;
+        self.sessions.open.iter().filter(|(_, session)| of(session)).map(|(id, _)| *id).collect()
+    }
+
+    /// Whether `at` still holds its end of the connection.
+    pub(crate) fn session_open(&self, session: SessionId, at: Process) -> bool {
+        let Some(found) = self.sessions.open.get(&session) else { return false };
+        match at {
+            Process::Master => found.at_master && self.lives(at, found.master_life),
+            _ => found.at_peer && found.peer == at && self.lives(at, found.peer_life),
+        }
+    }
+
+    /// Who connected.
+    pub(crate) fn session_peer(&self, session: SessionId) -> Option<Process> {
+        self.sessions.open.get(&session).map(|session| session.peer)
+    }
+
+    /// Sends a message along a connection.
+    pub(crate) fn say(&mut self, session: SessionId, from: Process, body: Control) {
+        let Some(found) = self.sessions.open.get(&session) else { return };
+        let to = if from == Process::Master { found.peer } else { Process::Master };
+        let at = self.net.stream(self.engine.now(), from, to, body.bytes());
+        self.engine.push(at, Event::Control { session, to, body });
+    }
+
+    pub(super) fn on_session_end(&mut self, session: SessionId, at: Process) -> Checked {
+        if !self.session_open(session, at) {
+            return Ok(());
+        }
+        let now = self.engine.now();
+        self.trace.note(now, format_args!("{at:?} finds {session:?} broken"));
+        self.close(session, at);
+        match at {
+            Process::Master => self.master_lost(session),
+            Process::Node(node) => self.node_lost_master(node, session),
+            Process::Client(client) => self.client_lost_master(client, session),
+        }
+    }
+
+    fn close(&mut self, session: SessionId, at: Process) {
+        if let Some(found) = self.sessions.open.get_mut(&session) {
+            match at {
+                Process::Master => found.at_master = false,
+                _ => found.at_peer = false,
+            }
+        }
+    }
+}
+
+/// What the master calls whoever is at the other end.
+pub(crate) fn client_id(session: SessionId) -> ClientId {
+    ClientId(session.0)
+}
+
+/// How long it takes to learn that nobody listens.
+const REFUSED: Duration = Duration::from_millis(2);

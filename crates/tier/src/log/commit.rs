@@ -1,0 +1,217 @@
+use std::time::Duration;
+
+use slackwater_wire::{TaskFailure, TicketId};
+
+use super::index::{Placed, Slot};
+use super::write::{Ail, Answer, Burial};
+use super::{Log, LogOut, Purpose};
+use crate::format::{Position, Record};
+use crate::io::{DiskError, DiskOp, FileId};
+
+/// A batch on its way.
+#[derive(Debug)]
+pub(super) struct Flight {
+    pub(super) number: u64,
+    pub(super) file: FileId,
+    /// Where the batch ends.
+    pub(super) end: u64,
+    pub(super) items: Vec<Item>,
+    pub(super) stage: Stage,
+    /// Why it will not count, whatever becomes of its operations.
+    pub(super) error: Option<DiskError>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Stage {
+    Writing,
+    Syncing,
+    Over,
+}
+
+#[derive(Debug)]
+pub(super) enum Item {
+    Burial(Burial),
+    Copy { record: Record, from: (FileId, u64) },
+    Offload { order: u64, ticket: TicketId, record: Record },
+}
+
+impl Log {
+    pub(super) fn written(&mut self, number: u64, result: Result<(), DiskError>, out: &mut Vec<LogOut>) {
+        let Some(flight) = self.writer.flights.iter_mut().find(|flight| flight.number == number) else { return };
+        let file = flight.file;
+        match (result, flight.error) {
+            (Ok(()), None) if !cfg!(planted = "acknowledge_before_sync") => {
+                flight.stage = Stage::Syncing;
+                self.submit(Purpose::Sync(number), DiskOp::Sync { file }, out);
+                return;
+            }
+            (result, _) => {
+                flight.stage = Stage::Over;
+                if let Err(error) = result {
+                    self.abandon(file, error);
+                }
+            }
+        }
+        self.settle(out);
+    }
+
+    pub(super) fn synced(&mut self, number: u64, result: Result<(), DiskError>, out: &mut Vec<LogOut>) {
+        let Some(flight) = self.writer.flights.iter_mut().find(|flight| flight.number == number) else { return };
+        let file = flight.file;
+        flight.stage = Stage::Over;
+        if let Err(error) = result {
+            self.abandon(file, error);
+        }
+        self.settle(out);
+    }
+
+    /// After a failed write or sync nothing that was not acknowledged counts in `file`, and nothing more goes there:
+    /// the kernel may have dropped the pages and will call the next sync a success (Rebello et al., 2020).
+    fn abandon(&mut self, file: FileId, error: DiskError) {
+        for flight in self.writer.flights.iter_mut().filter(|flight| flight.file == file) {
+            flight.error.get_or_insert(error);
+        }
+        if self.writer.active.is_some_and(|active| active.file == file) {
+            self.seal_active();
+        }
+        if self.files.get(file).is_some_and(|file| !file.suspect) {
+            self.files.update(file, |file| file.suspect = true);
+            self.stats.files_abandoned += 1;
+        }
+        // What later batches say was durable must not vouch for this file: their life is another one.
+        self.life += 1;
+        self.writer.durable = None;
+        self.ail(error);
+    }
+
+    pub(super) fn ail(&mut self, error: DiskError) {
+        let (min, max) = (self.config.retry_delay_min, self.config.retry_delay_max);
+        let delay = self.writer.retry_delay.max(min);
+        self.writer.retry_delay = (delay * 2).min(max);
+        self.writer.ail = Some(Ail { error, until: self.now + delay });
+    }
+
+    /// Commits or fails the batches that are over, in the order of the log.
+    fn settle(&mut self, out: &mut Vec<LogOut>) {
+        while self.writer.flights.front().is_some_and(|flight| flight.stage == Stage::Over) {
+            let Some(flight) = self.writer.flights.pop_front() else { break };
+            match flight.error {
+                None => self.commit(flight, out),
+                Some(error) => self.fail(flight, error, out),
+            }
+        }
+    }
+
+    fn commit(&mut self, flight: Flight, out: &mut Vec<LogOut>) {
+        let file = flight.file;
+        self.writer.durable = Some(Position { file, offset: flight.end });
+        self.writer.retry_delay = Duration::ZERO;
+        for item in flight.items {
+            match item {
+                Item::Burial(burial) => self.bury(burial, file, out),
+                Item::Copy { record, .. } => {
+                    self.place_record(&record, file);
+                    self.stats.copied_bytes += record.length;
+                    self.drain_settled(record.length);
+                }
+                Item::Offload { order, ticket, record } => {
+                    let live = self.place_record(&record, file);
+                    self.no_longer_waiting(record.hash);
+                    self.writer.unresolved.remove(&order);
+                    self.stats.records_written += 1;
+                    self.stats.value_bytes_written += record.length;
+                    out.push(LogOut::Written(ticket, if live { Ok(()) } else { Err(TaskFailure::Cancelled) }));
+                }
+            }
+        }
+    }
+
+    /// A record lies durably in `file`. True when it is the one to be read.
+    pub(super) fn place_record(&mut self, record: &Record, file: FileId) -> bool {
+        let (version, at) = (record.entry.version, (file, record.offset));
+        let Some(slot) = Slot::new(version, record.checksum, at, record.length) else { return false };
+        match self.index.place(record.hash, slot) {
+            Placed::Live { replaced } => {
+                self.files.live(file, slot.padded());
+                self.value_bytes += slot.length();
+                if let Some(old) = replaced {
+                    self.died(&old);
+                }
+                true
+            }
+            Placed::Dead => false,
+        }
+    }
+
+    /// The record that `slot` named is dead.
+    pub(super) fn died(&mut self, slot: &Slot) {
+        self.files.died(slot.file(), slot.padded());
+        self.value_bytes -= slot.length();
+    }
+
+    fn bury(&mut self, burial: Burial, file: FileId, out: &mut Vec<LogOut>) {
+        let (before, here) = self.index.bury(burial.hash, burial.version, file);
+        if let Some(before) = before {
+            self.files.unburied(before);
+        }
+        if here {
+            self.files.buried(file);
+        }
+        if let Some(order) = burial.order {
+            self.writer.unresolved.remove(&order);
+        }
+        match burial.answer {
+            Answer::Reclaim => self.drain_settled(0),
+            answer => out.push(answer.given()),
+        }
+    }
+
+    /// A batch that is not durable: drops are kept until they are, copies are read again, records are given up.
+    fn fail(&mut self, flight: Flight, error: DiskError, out: &mut Vec<LogOut>) {
+        for item in flight.items.into_iter().rev() {
+            match item {
+                Item::Burial(burial) if burial.order.is_some() => self.writer.burials.push_front(burial),
+                Item::Burial(burial) => self.writer.moved.push_front(burial),
+                Item::Copy { mut record, from } => {
+                    record.offset = from.1;
+                    self.drain_again(record);
+                }
+                Item::Offload { order, ticket, record } => {
+                    self.no_longer_waiting(record.hash);
+                    self.writer.unresolved.remove(&order);
+                    out.push(LogOut::Written(ticket, Err(failure_of(error))));
+                }
+            }
+        }
+    }
+
+    /// Gives the queued records up when waiting will not help: their sources are pinned in memory all the while.
+    pub(super) fn refuse_when_stuck(&mut self, out: &mut Vec<LogOut>) {
+        if self.writer.offloads.is_empty() {
+            return;
+        }
+        if let Some(failure) = self.writer.ailing() {
+            self.withdraw(|_| true, failure, out);
+        } else if !self.has_room() && self.writer.flights.is_empty() {
+            self.withdraw(|_| true, TaskFailure::NoRoom, out);
+        }
+    }
+
+    pub(super) fn answer_flushes(&mut self, out: &mut Vec<LogOut>) {
+        let first = self.writer.unresolved.first().copied().unwrap_or(u64::MAX);
+        while let Some((number, bound)) = self.writer.flushes.front().copied()
+            && first >= bound
+        {
+            self.writer.flushes.pop_front();
+            out.push(LogOut::Flushed(number));
+        }
+    }
+}
+
+/// What a refused write means to the task behind it.
+pub(super) fn failure_of(error: DiskError) -> TaskFailure {
+    match error {
+        DiskError::Full | DiskError::ReadOnly => TaskFailure::NoRoom,
+        DiskError::Missing | DiskError::Device { .. } => TaskFailure::Device,
+    }
+}

@@ -1,0 +1,193 @@
+use std::hint::black_box;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use crate::clock::now;
+
+/// What the elements of a wait cost on this machine.
+#[derive(Clone, Copy, Debug)]
+pub struct Costs {
+    /// One pause instruction (26 ns on one guest, 10 cycles on old processors: measured, never assumed).
+    pub pause: Duration,
+    /// One read of the clock.
+    pub clock: Duration,
+    /// From a completer's wake to the waiter running again; follows the wakes seen.
+    pub wake: Duration,
+}
+
+impl Costs {
+    /// The costs as known now. The first call in a process measures pause and clock, which takes some 50 µs.
+    #[must_use]
+    pub fn now() -> Self {
+        let pace = Pace::get();
+        Self {
+            pause: Duration::from_nanos(pace.pause_nanos),
+            clock: Duration::from_nanos(pace.clock_nanos),
+            wake: Duration::from_nanos(wake_nanos()),
+        }
+    }
+}
+
+/// How a spin proceeds: the pauses between two looks grow to `pauses_max`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Pace {
+    pause_nanos: u64,
+    clock_nanos: u64,
+    pub(crate) pauses_max: u32,
+    pub(crate) look_nanos: u64,
+    relax: Relax,
+}
+
+/// Looks between two reads of the clock.
+pub(crate) const LOOKS_PER_CLOCK: u64 = 128;
+
+/// The pauses between two looks fit into this time, so that nothing is seen later than that.
+const BETWEEN_LOOKS_NANOS: u64 = 64;
+/// And are no more than this, as in other spin loops.
+const PAUSES_LIMIT: u64 = 64;
+
+/// What a wake is taken to cost before one was seen: between the warm core and the idle virtual CPU.
+const WAKE_NANOS_FIRST: u64 = 25_000;
+/// A wake never counts less than this. One onto the waker's own CPU looks cheap, because the sleeper only waits for the
+/// waker to stop; taken at its word it would make everybody park at once and keep the two on that CPU.
+const WAKE_NANOS_MIN: u64 = 10_000;
+/// A sleeper that came back later than this was kept away by something other than the wake.
+const WAKE_NANOS_MAX: u64 = 100_000;
+
+static WAKE_NANOS: AtomicU64 = AtomicU64::new(WAKE_NANOS_FIRST);
+
+/// The learned cost of a park and its wake.
+pub(crate) fn wake_nanos() -> u64 {
+    WAKE_NANOS.load(Ordering::Relaxed)
+}
+
+/// Takes in one wake latency; the average moves by an eighth. A sleeper that came back late because the CPUs were busy
+/// must not talk the next ones into spinning, so no wake counts more than twice the average.
+pub(crate) fn learn_wake(nanos: u64) {
+    let average = wake_nanos();
+    let sample = nanos.min(average * 2).min(WAKE_NANOS_MAX);
+    let moved = average - average / 8 + sample / 8;
+    WAKE_NANOS.store(moved.max(WAKE_NANOS_MIN), Ordering::Relaxed);
+}
+
+impl Pace {
+    pub(crate) fn get() -> Self {
+        static PACE: OnceLock<Pace> = OnceLock::new();
+        *PACE.get_or_init(Self::measure)
+    }
+
+    fn measure() -> Self {
+        let relax = Relax::detect();
+        let clock_nanos = per_step(100, || {
+            black_box(now());
+        })
+        .max(1);
+        let pause_nanos = per_step(200, || relax.once()).max(1);
+        let pauses_max = (BETWEEN_LOOKS_NANOS / pause_nanos).clamp(1, PAUSES_LIMIT) as u32;
+        Self { pause_nanos, clock_nanos, pauses_max, look_nanos: pause_nanos * u64::from(pauses_max), relax }
+    }
+
+    /// Pauses `count` times.
+    #[inline]
+    pub(crate) fn relax(&self, count: u32) {
+        for _ in 0..count {
+            self.relax.once();
+        }
+    }
+
+    /// The looks that fit into `nanos`.
+    pub(crate) fn looks_in(&self, nanos: u64) -> u64 {
+        nanos / self.look_nanos
+    }
+}
+
+/// The best of five averages, so that a preemption does not count.
+fn per_step(steps: u32, step: impl Fn()) -> u64 {
+    (0..5)
+        .map(|_| {
+            let start = now();
+            for _ in 0..steps {
+                step();
+            }
+            now().since(start).as_nanos() as u64 / u64::from(steps)
+        })
+        .min()
+        .unwrap_or(1)
+}
+
+/// How the processor is told that this thread only waits.
+#[derive(Clone, Copy, Debug)]
+enum Relax {
+    /// `pause`, or what the architecture has for it.
+    Pause,
+    /// `tpause` in its lighter state: the core's other thread gets the execution units, and power falls (Intel SDM
+    /// volume 2, "TPAUSE"; the kernel caps it at 100,000 cycles).
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    TimedPause,
+}
+
+/// The cycles one `tpause` lasts: about as long as a pause on the processors that have the instruction.
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+const TIMED_PAUSE_CYCLES: u64 = 100;
+
+impl Relax {
+    fn detect() -> Self {
+        #[cfg(all(target_arch = "x86_64", not(miri)))]
+        {
+            use std::arch::x86_64::{__cpuid, __cpuid_count};
+            // Leaf 7, ECX bit 5 is WAITPKG.
+            if __cpuid(0).eax >= 7 && __cpuid_count(7, 0).ecx & (1 << 5) != 0 {
+                return Self::TimedPause;
+            }
+        }
+        Self::Pause
+    }
+
+    #[inline]
+    fn once(self) {
+        match self {
+            Self::Pause => std::hint::spin_loop(),
+            #[cfg(all(target_arch = "x86_64", not(miri)))]
+            // SAFETY: `detect` chose this only where the processor has the instruction.
+            Self::TimedPause => unsafe { timed_pause(TIMED_PAUSE_CYCLES) },
+        }
+    }
+}
+
+/// # Safety
+/// The processor has WAITPKG.
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+unsafe fn timed_pause(cycles: u64) {
+    // SAFETY: reading the cycle counter has no precondition in user mode on Linux.
+    let until = unsafe { std::arch::x86_64::_rdtsc() } + cycles;
+    // SAFETY: the caller vouches for the instruction; it only waits, and writes flags.
+    unsafe {
+        std::arch::asm!(
+            "tpause {state:e}",
+            state = in(reg) 1u32,
+            in("eax") until as u32,
+            in("edx") (until >> 32) as u32,
+            options(nomem, nostack)
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn looks_are_never_farther_apart_than_one_pause_or_the_limit() {
+        let pace = Pace::measure();
+        assert!(pace.pauses_max >= 1 && u64::from(pace.pauses_max) <= PAUSES_LIMIT);
+        assert!(pace.pauses_max == 1 || pace.look_nanos <= BETWEEN_LOOKS_NANOS, "{pace:?}");
+    }
+
+    #[test]
+    fn a_late_wake_moves_the_average_by_an_eighth_at_most() {
+        let before = wake_nanos();
+        learn_wake(3_000_000_000);
+        assert!(wake_nanos() <= before + before / 8 + 8, "{before} -> {}", wake_nanos());
+    }
+}

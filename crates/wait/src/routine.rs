@@ -1,0 +1,292 @@
+//! The one routine in which every wait happens: worker, submitter, queue, transfer, get.
+
+use std::time::Duration;
+
+use slackwater_base::Instant;
+use thiserror::Error;
+
+use crate::clock::now;
+use crate::futex::Parked;
+use crate::pace::{LOOKS_PER_CLOCK, Pace};
+use crate::site::{Site, Spun};
+use crate::spinners::Token;
+use crate::strategy::{Then, Wait, current};
+
+/// How one wait is done.
+#[derive(Clone, Copy, Debug)]
+pub struct Waiting<'a> {
+    pub(crate) site: &'a Site,
+    pub(crate) deadline: Instant,
+    pub(crate) strategy: Option<&'a dyn Wait>,
+    pub(crate) expected: Option<Duration>,
+}
+
+/// Why a wait ended without what it waited for.
+#[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
+pub enum Ended {
+    /// The deadline passed.
+    #[error("deadline passed while waiting")]
+    TimedOut,
+    /// The wait was cancelled, or what it waited on was closed.
+    #[error("wait cancelled")]
+    Cancelled,
+}
+
+/// Why a batch or a completion gave nothing.
+#[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
+pub enum Stopped<E> {
+    /// The wait ended first; the work may still be under way.
+    #[error(transparent)]
+    Ended(#[from] Ended),
+    /// The work is over and failed.
+    #[error("{0}")]
+    Failed(E),
+}
+
+impl<'a> Waiting<'a> {
+    /// A wait at `site`, without a deadline, by the strategy of the process.
+    #[must_use]
+    pub fn at(site: &'a Site) -> Self {
+        Self { site, deadline: Instant::NEVER, strategy: None, expected: None }
+    }
+
+    /// Ends the wait at `deadline` of [`now`](crate::now).
+    #[must_use]
+    pub fn until(self, deadline: Instant) -> Self {
+        Self { deadline, ..self }
+    }
+
+    /// Waits by this strategy.
+    #[must_use]
+    pub fn by(self, strategy: &'a dyn Wait) -> Self {
+        Self { strategy: Some(strategy), ..self }
+    }
+
+    /// Tells how long the wait will last, where the caller knows (a GPU kernel of known length): the waiter dozes until
+    /// shortly before and then watches. Nothing is lost if it was wrong: the wake ends the doze as well.
+    #[must_use]
+    pub fn expecting(self, duration: Duration) -> Self {
+        Self { expected: Some(duration), ..self }
+    }
+
+    fn strategy(&self) -> &'a dyn Wait {
+        match self.strategy {
+            Some(strategy) => strategy,
+            None => current(),
+        }
+    }
+
+    /// Whether a waiter should rather do the awaited work itself, where it can.
+    #[must_use]
+    pub fn helps(&self) -> bool {
+        self.strategy().helps()
+    }
+}
+
+/// What the routine watches: one word and how to sleep on it.
+pub(crate) trait Watched {
+    /// Whether the wait is over.
+    fn done(&self) -> bool;
+    /// Sleeps unless the wait is over by now; returns after a wake, at the deadline, or for no reason.
+    fn park(&self, deadline: Instant) -> Parked;
+    /// When the last wake was sent, if it tells.
+    fn woken_at(&self) -> Instant;
+}
+
+/// Waits until `watched` is done or the deadline passed; says whether it is done.
+pub(crate) fn stand(watched: &impl Watched, waiting: &Waiting<'_>) -> bool {
+    let site = waiting.site;
+    if watched.done() {
+        site.was_ready();
+        return true;
+    }
+    site.began();
+    let strategy = waiting.strategy();
+    if let Some(expected) = waiting.expected
+        && doze(watched, waiting, expected)
+    {
+        return true;
+    }
+    let plan = strategy.plan(site);
+    let mut spun = Spun::default();
+    match spin(watched, waiting, strategy, plan.spin, plan.needs_cpu, &mut spun) {
+        Spin::Done => return true,
+        Spin::TimedOut => return give_up(watched, site),
+        Spin::Over => {}
+    }
+    match plan.then {
+        Then::Park => park(watched, waiting, spun.nanos),
+        Then::Sleep(pause) => sleep(watched, waiting, pause),
+    }
+}
+
+/// Looks without the right to spin, before it is asked for again: about a microsecond, less than any park. The thread
+/// that ends a wait of this kind often holds the right itself until it has noticed.
+const CROWDED_LOOKS: u64 = 16;
+
+/// How a spin ended.
+enum Spin {
+    Done,
+    TimedOut,
+    Over,
+}
+
+/// Looks at the word up to `budget` long. The clock is read after every [`LOOKS_PER_CLOCK`] looks, and not at all in a
+/// spin shorter than that, whose length follows from the measured pause.
+fn spin(
+    watched: &impl Watched,
+    waiting: &Waiting<'_>,
+    strategy: &dyn Wait,
+    budget: Duration,
+    needs_cpu: bool,
+    spun: &mut Spun,
+) -> Spin {
+    let site = waiting.site;
+    let pace = Pace::get();
+    let budget = budget.as_nanos() as u64;
+    let mut looks_left = pace.looks_in(budget);
+    if looks_left == 0 {
+        return Spin::Over;
+    }
+    let mut token = Token::take();
+    let mut pauses = 1;
+    let mut last_read: Option<Instant> = None;
+    let ended = loop {
+        let crowded = needs_cpu && token.is_none();
+        let round = looks_left.min(if crowded { CROWDED_LOOKS } else { LOOKS_PER_CLOCK });
+        let mut done = false;
+        for _ in 0..round {
+            pace.relax(pauses);
+            pauses = (pauses * 2).min(pace.pauses_max);
+            spun.looks += 1;
+            if watched.done() {
+                done = true;
+                break;
+            }
+        }
+        let expected = spun.looks * pace.look_nanos;
+        if done {
+            spun.nanos = spun.nanos.max(expected);
+            break Spin::Done;
+        }
+        if crowded {
+            token = Token::take();
+            if token.is_some() {
+                looks_left -= round;
+                continue;
+            }
+            site.was_crowded();
+        }
+        if round < LOOKS_PER_CLOCK {
+            spun.nanos = spun.nanos.max(expected);
+            break Spin::Over;
+        }
+        let read = now();
+        spun.clock_reads += 1;
+        let round_nanos = last_read.map_or(round * pace.look_nanos, |last| read.since(last).as_nanos() as u64);
+        last_read = Some(read);
+        spun.nanos += round_nanos;
+        if read >= waiting.deadline {
+            break Spin::TimedOut;
+        }
+        if round_nanos > preempted_nanos(round * pace.look_nanos) {
+            site.was_preempted();
+            strategy.preempted(site);
+            if needs_cpu {
+                break Spin::Over;
+            }
+        }
+        looks_left = pace.looks_in(budget.saturating_sub(spun.nanos));
+        if looks_left == 0 {
+            break Spin::Over;
+        }
+    };
+    let hit = matches!(ended, Spin::Done);
+    site.spun(*spun, hit);
+    if hit {
+        site.gap(spun.nanos);
+    }
+    ended
+}
+
+/// A round that lasted this long was interrupted by something else running.
+fn preempted_nanos(expected: u64) -> u64 {
+    expected * 4 + 50_000
+}
+
+/// Sleeps on the word until it is done or the deadline passed.
+fn park(watched: &impl Watched, waiting: &Waiting<'_>, spun_nanos: u64) -> bool {
+    let site = waiting.site;
+    let start = now();
+    let mut fell_asleep = start;
+    loop {
+        let parked = watched.park(waiting.deadline);
+        let woke = now();
+        let done = watched.done();
+        site.parked(woke.since(fell_asleep).as_nanos() as u64, !done && parked != Parked::TimedOut);
+        if done {
+            // A wake sent before the sleep began belongs to an earlier wait.
+            let sent = watched.woken_at();
+            let told = sent >= start && sent <= woke;
+            if told {
+                site.woke(woke.since(sent).as_nanos() as u64);
+            }
+            let ready = if told { sent } else { woke };
+            site.gap(spun_nanos + ready.since(start).as_nanos() as u64);
+            return true;
+        }
+        if parked == Parked::TimedOut {
+            return give_up(watched, site);
+        }
+        fell_asleep = woke;
+    }
+}
+
+/// Sleeps and looks in turn until it is done or the deadline passed.
+fn sleep(watched: &impl Watched, waiting: &Waiting<'_>, pause: Duration) -> bool {
+    let site = waiting.site;
+    let start = now();
+    let mut asleep = start;
+    loop {
+        let left = asleep.until(waiting.deadline);
+        if left.is_zero() {
+            return give_up(watched, site);
+        }
+        std::thread::sleep(pause.min(left));
+        let awake = now();
+        let done = watched.done();
+        site.parked(awake.since(asleep).as_nanos() as u64, !done);
+        if done {
+            site.gap(awake.since(start).as_nanos() as u64);
+            return true;
+        }
+        asleep = awake;
+    }
+}
+
+/// Sleeps until shortly before the expected end, if that is far enough away to be worth it; says whether it is done.
+fn doze(watched: &impl Watched, waiting: &Waiting<'_>, expected: Duration) -> bool {
+    let wake = Duration::from_nanos(crate::pace::wake_nanos());
+    // A timer comes late by its slack and by a wake; below this the doze would sleep past the end.
+    let early = TIMER_SLACK + wake * 2;
+    let Some(nap) = expected.checked_sub(early).filter(|nap| *nap > early) else {
+        return false;
+    };
+    let start = now();
+    let until = (start + nap).min(waiting.deadline);
+    while watched.park(until) != Parked::TimedOut && !watched.done() && now() < until {}
+    waiting.site.parked(now().since(start).as_nanos() as u64, false);
+    watched.done()
+}
+
+/// What Linux adds to a timeout by default.
+const TIMER_SLACK: Duration = Duration::from_micros(50);
+
+/// The deadline passed: the last look decides.
+fn give_up(watched: &impl Watched, site: &Site) -> bool {
+    let done = watched.done();
+    if !done {
+        site.timed_out();
+    }
+    done
+}

@@ -1,0 +1,116 @@
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use slackwater_base::Instant;
+
+use crate::clock::now;
+use crate::futex::{Futex, Parked};
+use crate::routine::{Waiting, Watched, stand};
+
+/// A word that threads wait on: what [`Completion`](crate::Completion) and [`Countdown`](crate::Countdown) are made of,
+/// and other protocols can be.
+///
+/// Bit 0 is [`Word::PARKED`] and belongs to the wait; bits 1 to 31 are the owner's. Whoever makes a change that can end
+/// a wait calls [`Word::wake`] with the value before it; that costs a system call only if somebody sleeps.
+///
+/// On a cache line of its own, two lines where the prefetcher pairs them: spinners read it in a loop.
+#[derive(Debug)]
+#[repr(align(128))]
+pub struct Word {
+    futex: Futex,
+    /// When the last wake was sent, for the waiter to learn what it cost. Written only if somebody sleeps.
+    woken_at: AtomicU64,
+}
+
+impl Word {
+    /// Somebody sleeps on the word, or is about to.
+    pub const PARKED: u32 = 1;
+
+    /// A word of this value, in which [`Word::PARKED`] is clear.
+    #[must_use]
+    pub fn new(value: u32) -> Self {
+        debug_assert_eq!(value & Self::PARKED, 0);
+        Self { futex: Futex::new(value), woken_at: AtomicU64::new(0) }
+    }
+
+    /// The value, with everything that was written before it was stored.
+    #[must_use]
+    pub fn load(&self) -> u32 {
+        self.futex.value.load(Ordering::Acquire)
+    }
+
+    /// Subtracts `amount` and returns the value before.
+    pub fn subtract(&self, amount: u32) -> u32 {
+        // Release: the waiter sees what this part wrote. Acquire: the last part passes on what the others wrote.
+        self.futex.value.fetch_sub(amount, Ordering::AcqRel)
+    }
+
+    /// Sets `bits` and returns the value before.
+    pub fn set(&self, bits: u32) -> u32 {
+        self.futex.value.fetch_or(bits, Ordering::AcqRel)
+    }
+
+    /// Clears `bits` and returns the value before.
+    pub fn clear(&self, bits: u32) -> u32 {
+        self.futex.value.fetch_and(!bits, Ordering::AcqRel)
+    }
+
+    /// Replaces the value by what `change` makes of it, unless that is nothing; returns the value before.
+    ///
+    /// # Errors
+    /// `change` refused: the value it refused.
+    pub fn change(&self, change: impl Fn(u32) -> Option<u32>) -> Result<u32, u32> {
+        let mut seen = self.load();
+        loop {
+            let Some(next) = change(seen) else {
+                return Err(seen);
+            };
+            match self.futex.value.compare_exchange_weak(seen, next, Ordering::AcqRel, Ordering::Acquire) {
+                Ok(before) => return Ok(before),
+                Err(now) => seen = now,
+            }
+        }
+    }
+
+    /// Wakes everybody that sleeps, given the value `before` the change that ends their wait.
+    pub fn wake(&self, before: u32) {
+        if before & Self::PARKED == 0 {
+            return;
+        }
+        // Cleared first: whoever falls asleep from now on sets it again, and the wake below reaches those who did not.
+        self.clear(Self::PARKED);
+        self.woken_at.store(now().as_nanos(), Ordering::Relaxed);
+        self.futex.wake(u32::MAX);
+    }
+
+    /// Waits until `done` holds of the value; says whether it does. Without it the deadline passed.
+    pub fn wait(&self, waiting: &Waiting<'_>, done: impl Fn(u32) -> bool) -> bool {
+        stand(&Watch { word: self, done }, waiting)
+    }
+}
+
+struct Watch<'a, F> {
+    word: &'a Word,
+    done: F,
+}
+
+impl<F: Fn(u32) -> bool> Watched for Watch<'_, F> {
+    fn done(&self) -> bool {
+        (self.done)(self.word.load())
+    }
+
+    fn park(&self, deadline: Instant) -> Parked {
+        let announced = self.word.change(|seen| {
+            let sleep = !(self.done)(seen) && seen & Word::PARKED == 0;
+            sleep.then_some(seen | Word::PARKED)
+        });
+        match announced {
+            Err(seen) if (self.done)(seen) => Parked::Disturbed,
+            // The kernel compares once more: a change since then, and with it a wake, makes the sleep end at once.
+            Ok(seen) | Err(seen) => self.word.futex.park(seen | Word::PARKED, deadline),
+        }
+    }
+
+    fn woken_at(&self) -> Instant {
+        Instant::from_nanos(self.word.woken_at.load(Ordering::Relaxed))
+    }
+}

@@ -1,0 +1,258 @@
+//! What every strategy owes its callers, run on all of them with real threads and a real kernel.
+#![cfg(not(loom))]
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread;
+use std::time::Duration;
+
+use slackwater_wait::{
+    Abandoned, Adaptive, AlreadyHooked, Choice, Completion, Countdown, Ended, Event, Hook, Parker, Site, Stopped, Wait,
+    Waiting, now,
+};
+
+/// Runs `story` once by each strategy.
+fn by_each(story: impl Fn(&dyn Wait)) {
+    for choice in [Choice::Adaptive, Choice::Spin, Choice::Park, Choice::Sleep(Duration::from_micros(10))] {
+        story(&*choice.strategy());
+    }
+}
+
+#[test]
+fn a_value_arrives_from_another_thread() {
+    by_each(|strategy| {
+        let site = Site::new("value");
+        for round in 0..200 {
+            let (completer, mut completion) = Completion::new();
+            let mover = thread::spawn(move || completer.complete(round));
+            assert_eq!(completion.wait(&Waiting::at(&site).by(strategy)), Ok(round));
+            mover.join().unwrap();
+        }
+        let counts = site.counts();
+        assert_eq!(counts.ready + counts.waits, 200, "every wait is counted: {counts:?}");
+    });
+}
+
+#[test]
+fn a_deadline_ends_the_wait_and_not_before() {
+    by_each(|strategy| {
+        let site = Site::new("deadline");
+        let batch = Countdown::<()>::new(1);
+        let deadline = now() + Duration::from_millis(3);
+        let waiting = Waiting::at(&site).until(deadline).by(strategy);
+        assert_eq!(batch.wait(&waiting), Err(Stopped::Ended(Ended::TimedOut)));
+        assert!(now() >= deadline);
+        assert_eq!(site.counts().timeouts, 1);
+        assert_eq!(batch.remaining(), 1, "the batch goes on");
+    });
+}
+
+#[test]
+fn a_past_deadline_still_takes_what_is_ready() {
+    by_each(|strategy| {
+        let site = Site::new("ready");
+        let batch = Countdown::<()>::new(1);
+        batch.complete();
+        assert_eq!(batch.wait(&Waiting::at(&site).until(now()).by(strategy)), Ok(()));
+    });
+}
+
+#[test]
+fn cancel_ends_the_wait_and_the_batch_still_settles() {
+    by_each(|strategy| {
+        let site = Site::new("cancel");
+        let batch = Countdown::<()>::new(1);
+        thread::scope(|scope| {
+            let waiter = scope.spawn(|| batch.wait(&Waiting::at(&site).by(strategy)));
+            assert!(batch.cancel());
+            assert!(!batch.cancel(), "the second cancel is none");
+            assert_eq!(waiter.join().unwrap(), Err(Stopped::Ended(Ended::Cancelled)));
+        });
+        assert!(!batch.is_done());
+        batch.complete();
+        assert_eq!(batch.settle(&Waiting::at(&site).by(strategy)), Ok(()));
+        assert_eq!(batch.wait(&Waiting::at(&site).by(strategy)), Ok(()), "done wins over cancelled");
+    });
+}
+
+#[test]
+fn one_batch_wakes_sixteen_waiters_once_all_parts_are_over() {
+    by_each(|strategy| {
+        let site = Site::new("crowd");
+        let batch = Countdown::<&'static str>::new(8);
+        let applied = AtomicU32::new(0);
+        thread::scope(|scope| {
+            let waiters: Vec<_> = (0..16)
+                .map(|_| {
+                    scope.spawn(|| {
+                        let result = batch.wait(&Waiting::at(&site).by(strategy));
+                        (result, applied.load(Ordering::Relaxed))
+                    })
+                })
+                .collect();
+            for part in 0..8 {
+                let (batch, applied) = (&batch, &applied);
+                scope.spawn(move || {
+                    applied.fetch_add(1, Ordering::Relaxed);
+                    if part == 3 { batch.fail("part 3") } else { batch.complete() }
+                });
+            }
+            for waiter in waiters {
+                assert_eq!(waiter.join().unwrap(), (Err(Stopped::Failed("part 3")), 8));
+            }
+        });
+    });
+}
+
+#[test]
+fn an_event_hands_a_thousand_turns_back_and_forth() {
+    by_each(|strategy| {
+        let site = Site::new("turns");
+        let (event, turn) = (Event::new(), AtomicU32::new(0));
+        let play = |mine: u32| {
+            loop {
+                let seen = event.seen();
+                let at = turn.load(Ordering::Acquire);
+                if at >= 1_000 {
+                    return;
+                }
+                if at % 2 == mine {
+                    turn.store(at + 1, Ordering::Release);
+                    event.notify_all();
+                } else {
+                    event.wait(seen, &Waiting::at(&site).by(strategy)).unwrap();
+                }
+            }
+        };
+        thread::scope(|scope| {
+            scope.spawn(|| play(0));
+            scope.spawn(|| play(1));
+        });
+        assert_eq!(turn.into_inner(), 1_000);
+    });
+}
+
+#[test]
+fn a_batch_without_parts_is_over_at_once() {
+    assert!(Countdown::<()>::new(0).is_done());
+}
+
+#[test]
+fn an_abandoned_waiter_is_told() {
+    let site = Site::new("abandoned");
+    let (completer, mut completion) = Completion::<u8>::new();
+    drop(completer);
+    assert_eq!(completion.wait(&Waiting::at(&site)), Err(Stopped::Failed(Abandoned)));
+}
+
+#[test]
+fn a_spinner_reads_the_clock_once_in_a_hundred_looks_at_most() {
+    let site = Site::new("rare clock");
+    let batch = Countdown::<()>::new(1);
+    let waiting = Waiting::at(&site).until(now() + Duration::from_millis(5));
+    assert!(batch.wait(&waiting.by(&slackwater_wait::Spin)).is_err());
+    let counts = site.counts();
+    assert!(counts.looks >= 1_000, "{counts:?}");
+    assert!(counts.clock_reads * 100 <= counts.looks, "{counts:?}");
+}
+
+#[test]
+fn long_waits_teach_a_site_to_park_at_once() {
+    let site = Site::new("long");
+    let adaptive = Adaptive::default();
+    let batch = Countdown::<()>::new(1);
+    // Gaps that only the deadline ends are not learned: what the wait would have lasted is unknown.
+    for _ in 0..128 {
+        site.learn_gap(Duration::from_millis(2));
+    }
+    let waiting = Waiting::at(&site).by(&adaptive);
+    assert!(batch.wait(&waiting.until(now() + Duration::from_micros(200))).is_err());
+    assert_eq!(site.counts().budget, Some(Duration::ZERO));
+    let looks = site.counts().looks;
+    assert!(batch.wait(&waiting.until(now() + Duration::from_micros(200))).is_err());
+    assert_eq!(site.counts().looks, looks, "no look in a spin");
+}
+
+#[test]
+fn a_doze_ends_with_the_wake_when_the_guess_was_too_long() {
+    let site = Site::new("guess");
+    for _ in 0..20 {
+        let (completer, mut completion) = Completion::new();
+        let mover = thread::spawn(move || completer.complete(()));
+        // An hour was promised; the test ends because the wake does not keep to it.
+        assert_eq!(completion.wait(&Waiting::at(&site).expecting(Duration::from_secs(3600))), Ok(()));
+        mover.join().unwrap();
+    }
+}
+
+#[test]
+fn a_hook_is_told_once_and_only_one_is_taken() {
+    let runs = Arc::new(AtomicU32::new(0));
+    let hook = || {
+        let runs = Arc::clone(&runs);
+        Hook::Call(Box::new(move || {
+            runs.fetch_add(1, Ordering::Relaxed);
+        }))
+    };
+    let batch = Countdown::<()>::new(1);
+    batch.hook(hook()).unwrap();
+    assert_eq!(batch.hook(hook()).unwrap_err(), AlreadyHooked);
+    batch.complete();
+    assert_eq!(runs.load(Ordering::Relaxed), 1);
+    let over = Countdown::<()>::new(0);
+    over.hook(hook()).unwrap();
+    assert_eq!(runs.load(Ordering::Relaxed), 2, "the end was before the hook");
+}
+
+struct Flag(AtomicU32);
+
+impl Wake for Flag {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+#[test]
+fn a_completion_can_be_awaited() {
+    let flag = Arc::new(Flag(AtomicU32::new(0)));
+    let waker = Waker::from(Arc::clone(&flag));
+    let mut context = Context::from_waker(&waker);
+    let (completer, completion) = Completion::new();
+    let mut completion = std::pin::pin!(completion);
+    assert_eq!(completion.as_mut().poll(&mut context), Poll::Pending);
+    assert_eq!(completion.as_mut().poll(&mut context), Poll::Pending);
+    completer.complete(5);
+    assert_eq!(flag.0.load(Ordering::Relaxed), 1);
+    assert_eq!(completion.as_mut().poll(&mut context), Poll::Ready(Ok(5)));
+}
+
+#[test]
+fn a_parker_merges_notifications_and_keeps_one() {
+    let parker = Parker::new().unwrap();
+    parker.notify();
+    parker.notify();
+    assert!(parker.park(now()), "said before the sleep");
+    assert!(!parker.park(now() + Duration::from_millis(1)), "and only once");
+    thread::scope(|scope| {
+        scope.spawn(|| parker.notify());
+        assert!(parker.park(slackwater_base::Instant::NEVER));
+    });
+}
+
+#[test]
+fn a_parker_makes_its_descriptor_readable_only_for_a_sleeper() {
+    let parker = Parker::new().unwrap();
+    let readable = |parker: &Parker| {
+        let mut fds = [rustix::event::PollFd::new(parker, rustix::event::PollFlags::IN)];
+        rustix::event::poll(&mut fds, Some(&rustix::thread::Timespec { tv_sec: 0, tv_nsec: 0 })).unwrap() == 1
+    };
+    parker.notify();
+    assert!(!readable(&parker), "nobody slept: no system call was made");
+    assert!(!parker.prepare(), "and the sleep is refused");
+    assert!(parker.prepare());
+    parker.notify();
+    assert!(readable(&parker));
+    assert!(parker.finish());
+    assert!(!readable(&parker), "drained");
+}

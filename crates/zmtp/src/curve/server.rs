@@ -1,0 +1,130 @@
+use zeroize::Zeroizing;
+
+use super::{Session, counter_nonce, counter_of, key_at, random_nonce, rising};
+use crate::crypto::{self, Shared, TAG_BYTES};
+use crate::{Cause, Entropy, KeyPair, PublicKey};
+
+/// A server that waits for HELLO.
+pub(crate) struct AwaitHello {
+    keys: KeyPair,
+    entropy: Entropy,
+}
+
+/// A server that has sent WELCOME. It keeps s' and C' itself; the cookie is only compared, so it is good for this
+/// connection, once, and no longer than the handshake lasts.
+pub(crate) struct AwaitInitiate {
+    server: PublicKey,
+    ephemeral: Zeroizing<[u8; 32]>,
+    client_ephemeral: [u8; 32],
+    cookie: [u8; COOKIE_BYTES],
+    seen: u64,
+}
+
+/// A server that knows who the client is.
+pub(crate) struct Initiated {
+    /// The session to be.
+    pub(crate) session: Session,
+    /// The client's long-term key, proven by its vouch.
+    pub(crate) client: PublicKey,
+    /// Where in the body of INITIATE the client's metadata now lies.
+    pub(crate) metadata_at: usize,
+}
+
+const HELLO_BYTES: usize = 200;
+const COOKIE_BYTES: usize = 96;
+const INITIATE_BYTES: usize = 257;
+
+impl AwaitHello {
+    pub(crate) fn new(keys: KeyPair, entropy: Entropy) -> Self {
+        Self { keys, entropy }
+    }
+
+    /// Takes HELLO and answers with WELCOME.
+    pub(crate) fn hello(&self, body: &mut [u8]) -> Result<(AwaitInitiate, Vec<u8>), Cause> {
+        if body.len() != HELLO_BYTES || !body.starts_with(b"\x05HELLO\x01\x00") {
+            return Err(Cause::Malformed { what: "HELLO" });
+        }
+        let (head, sealed) = body.split_at_mut(120);
+        let client_ephemeral = key_at(head, 80);
+        let counter = rising(counter_of(&head[112..]), 0)?;
+        let closed = Cause::BoxClosed { what: "HELLO" };
+        let shared = Shared::agree(&client_ephemeral, self.keys.secret().expose()).ok_or(closed.clone())?;
+        if !shared.open(&counter_nonce(b"CurveZMQHELLO---", counter), sealed) || sealed[TAG_BYTES..] != [0; 64] {
+            return Err(closed);
+        }
+
+        let ephemeral = Zeroizing::new(self.entropy.ephemeral());
+        let mut cookie = Vec::with_capacity(COOKIE_BYTES);
+        cookie.extend_from_slice(&self.entropy.nonce(1));
+        let mut inside = Zeroizing::new([0u8; 64]);
+        inside[..32].copy_from_slice(&client_ephemeral);
+        inside[32..].copy_from_slice(ephemeral.as_slice());
+        let key = Zeroizing::new(self.entropy.cookie_key());
+        crypto::seal_secret(&key, &random_nonce(b"COOKIE--", &self.entropy.nonce(1)), inside.as_slice(), &mut cookie);
+
+        let mut welcome = Vec::with_capacity(168);
+        welcome.extend_from_slice(b"\x07WELCOME");
+        welcome.extend_from_slice(&self.entropy.nonce(2));
+        let plain: [&[u8]; 2] = [&crypto::public_of(&ephemeral), &cookie];
+        shared.seal(&random_nonce(b"WELCOME-", &self.entropy.nonce(2)), &plain, &mut welcome);
+        let next = AwaitInitiate {
+            server: self.keys.public(),
+            ephemeral,
+            client_ephemeral,
+            cookie: std::array::from_fn(|i| cookie[i]),
+            seen: counter,
+        };
+        Ok((next, welcome))
+    }
+}
+
+impl AwaitInitiate {
+    /// Takes INITIATE: cookie of this connection, vouch for C' and our S.
+    pub(crate) fn initiate(&self, body: &mut [u8]) -> Result<Initiated, Cause> {
+        if body.len() < INITIATE_BYTES || !body.starts_with(b"\x08INITIATE") {
+            return Err(Cause::Malformed { what: "INITIATE" });
+        }
+        let (head, sealed) = body.split_at_mut(113);
+        if !crypto::equal(&head[9..105], &self.cookie) {
+            return Err(Cause::BoxClosed { what: "cookie" });
+        }
+        let counter = rising(counter_of(&head[105..]), self.seen)?;
+        let closed = Cause::BoxClosed { what: "INITIATE" };
+        let shared = Shared::agree(&self.client_ephemeral, &self.ephemeral).ok_or(closed.clone())?;
+        if !shared.open(&counter_nonce(b"CurveZMQINITIATE", counter), sealed) {
+            return Err(closed);
+        }
+        let plain = &mut sealed[TAG_BYTES..];
+        let client = key_at(plain, 0);
+        let vouch_nonce = random_nonce(b"VOUCH---", &std::array::from_fn(|i| plain[32 + i]));
+        self.check_vouch(&client, &vouch_nonce, &mut plain[48..128])?;
+        Ok(Initiated {
+            session: Session::of_server(shared, counter),
+            client: PublicKey::from_bytes(client),
+            metadata_at: 113 + TAG_BYTES + 128,
+        })
+    }
+
+    fn check_vouch(&self, client: &[u8; 32], nonce: &crypto::Nonce, vouch: &mut [u8]) -> Result<(), Cause> {
+        let closed = Cause::BoxClosed { what: "vouch" };
+        let vouching = Shared::agree(client, &self.ephemeral).ok_or(closed.clone())?;
+        let opens = vouching.open(nonce, vouch);
+        let said = &vouch[TAG_BYTES..];
+        let right =
+            crypto::equal(&said[..32], &self.client_ephemeral) && crypto::equal(&said[32..], self.server.as_bytes());
+        if opens && right { Ok(()) } else { Err(closed) }
+    }
+}
+
+impl Initiated {
+    /// The body of READY around our `metadata`.
+    pub(crate) fn ready(&mut self, metadata: &[u8]) -> Vec<u8> {
+        let mut ready = Vec::with_capacity(30 + metadata.len());
+        self.session.sent += 1;
+        ready.extend_from_slice(b"\x05READY");
+        ready.extend_from_slice(&self.session.sent.to_be_bytes());
+        let nonce = counter_nonce(b"CurveZMQREADY---", self.session.sent);
+        self.session.shared.seal(&nonce, &[metadata], &mut ready);
+        ready
+    }
+}

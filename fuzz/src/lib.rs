@@ -1,0 +1,3 @@
+//! What the fuzz targets do with their bytes. The same functions replay the corpora in the plain test suite.
+
+pub mod zmtp;

@@ -14,8 +14,8 @@ pub(super) type Curve = [f64; BINS];
 
 /// Strength of the priors, in typical events: of the pooled curve, of a class's level, of a cell.
 const POOLED_WEIGHT: f64 = 3.0;
-const LEVEL_WEIGHT: f64 = 8.0;
-const CELL_WEIGHT: f64 = 16.0;
+const LEVEL_WEIGHT: f64 = 32.0;
+const CELL_WEIGHT: f64 = 64.0;
 
 /// The hazard before anything is known: half a return within the age so far, as under LRU.
 fn prior(bin: usize) -> f64 {

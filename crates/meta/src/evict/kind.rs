@@ -13,7 +13,6 @@ use super::wtinylfu::WTinyLfu;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum PolicyKind {
     /// Least recently used, tail of the chain first.
-    #[default]
     Lru,
     /// S3-FIFO: small and main queues, ghosts.
     S3Fifo,
@@ -24,6 +23,7 @@ pub enum PolicyKind {
     /// 2Q that knows which reads are of one request.
     TwoQ,
     /// Learned hazards of return, Gittins index over segments of chains.
+    #[default]
     Gittins,
 }
 

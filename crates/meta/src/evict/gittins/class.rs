@@ -27,8 +27,12 @@ pub(super) const BINS: usize = 36;
 pub(super) const FIRST_FALLING_BIN: usize = 14;
 
 /// Where bin `bin` begins, in seconds.
-pub(super) fn bin_start_seconds(bin: usize) -> f64 {
-    if bin == 0 { 0.0 } else { ((bin as f64 - 1.0) / 2.0).exp2() }
+pub(super) const fn bin_start_seconds(bin: usize) -> f64 {
+    if bin == 0 {
+        return 0.0;
+    }
+    let half_octave = if bin % 2 == 0 { std::f64::consts::SQRT_2 } else { 1.0 };
+    (1u64 << ((bin - 1) / 2)) as f64 * half_octave
 }
 
 /// Where each bin begins, in ticks.

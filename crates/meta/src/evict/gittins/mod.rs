@@ -20,6 +20,8 @@ mod saved;
 mod segments;
 mod shelves;
 mod tables;
+#[cfg(test)]
+mod tests;
 mod walk;
 
 use std::time::Duration;

@@ -31,7 +31,7 @@ pub(super) const fn bin_start_seconds(bin: usize) -> f64 {
     if bin == 0 {
         return 0.0;
     }
-    let half_octave = if bin % 2 == 0 { std::f64::consts::SQRT_2 } else { 1.0 };
+    let half_octave = if bin.is_multiple_of(2) { std::f64::consts::SQRT_2 } else { 1.0 };
     (1u64 << ((bin - 1) / 2)) as f64 * half_octave
 }
 

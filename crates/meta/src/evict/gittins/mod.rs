@@ -9,6 +9,7 @@
 //! Every list operation is constant time; estimation runs as a scheduled step whose cost depends on the number of
 //! classes and ages alone.
 
+mod block;
 mod checkpoints;
 mod class;
 mod estimate;
@@ -22,19 +23,21 @@ mod shelves;
 mod tables;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod twins;
 mod walk;
 
 use std::time::Duration;
 
 use slackwater_base::Instant;
 
-use super::queues::grow;
 use super::{Evict, Explanation, Link, RestoreError, Slot, Standing, Walk};
+use block::{Mark, NO_NODE, Node};
 use checkpoints::Checkpoints;
 use class::{BINS, Tick};
 use pending::Requests;
 use segments::{By, List, NONE, Place, Segment, Segments};
-use shelves::{Shelves, octave};
+use shelves::Shelves;
 use tables::{Exposure, Tables};
 
 /// The policy. See the module.
@@ -68,23 +71,6 @@ pub(super) struct Gittins {
     estimated_at: Instant,
 }
 
-/// A resident block.
-#[derive(Clone, Copy, Debug)]
-struct Node {
-    segment: u32,
-    /// Neighbours within the segment: towards the root and towards the leaf.
-    up: u32,
-    down: u32,
-    tag: u32,
-}
-
-/// A block's reuse count in seven bits, and whether it is parked.
-#[derive(Clone, Copy, Debug, Default)]
-struct Mark(u8);
-
-const NO_NODE: Node = Node { segment: NONE, up: NONE, down: NONE, tag: 0 };
-/// Between two segments, in the midst of a call.
-const IN_HAND: u32 = u32::MAX - 1;
 /// Segments that one call moves to their next bin at most: after a long pause the books catch up in steps.
 const AGED_A_CALL: usize = 256;
 /// Gone blocks are remembered by at most so many quarters of a checkpoint for each resident block,
@@ -508,25 +494,4 @@ impl Evict for Gittins {
 
 const fn exposure(segment: &Segment, blocks: u16, ticks: u32) -> Exposure {
     Exposure { class: segment.class, bin: segment.bin, features: segment.features, blocks: blocks as u32, ticks }
-}
-
-impl Mark {
-    const PARKED: u8 = 0x80;
-    const MOST: u8 = 0x7f;
-
-    const fn count(self) -> u8 {
-        self.0 & Self::MOST
-    }
-
-    fn set_count(&mut self, count: u8) {
-        self.0 = self.0 & Self::PARKED | count.min(Self::MOST);
-    }
-
-    const fn is_parked(self) -> bool {
-        self.0 & Self::PARKED != 0
-    }
-
-    const fn set_parked(&mut self, parked: bool) {
-        self.0 = self.0 & Self::MOST | if parked { Self::PARKED } else { 0 };
-    }
 }

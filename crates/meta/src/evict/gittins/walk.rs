@@ -1,10 +1,13 @@
 //! One request's walk along its chain: what it reuses is cut from old segments and becomes new ones at age zero.
 
+use super::block::{IN_HAND, Mark, NO_NODE, Node};
 use super::class::{Class, Features, NO_GAP, TICK_SECONDS, Tick, count_bucket, gap_bucket, hint_bucket, new_bucket};
 use super::pending::{Found, GhostRuns, Pending};
 use super::segments::{By, CHECKPOINT_SPACING, NONE, Place, Segment};
-use super::{Gittins, IN_HAND, Link, Mark, NO_NODE, Node, Walk, grow, octave};
+use super::shelves::octave;
+use super::{Gittins, Link, Walk};
 use crate::evict::ghosts::tag;
+use crate::evict::queues::grow;
 
 /// What is known of a request before its blocks are placed.
 struct Known {

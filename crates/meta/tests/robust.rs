@@ -164,3 +164,29 @@ fn requests_without_chains_are_served_as_well() {
     });
     check("no chains", vec![lone.collect()], &[100, 500, 2_000]);
 }
+
+/// The hint means nothing to the policy but what it learns: here one value marks the chains that return.
+#[test]
+fn a_hint_that_tells_is_learned() {
+    let mut rng = Rng::new(7);
+    let mut requests = Vec::new();
+    for session in 0..2_500u64 {
+        let at = rng.unit() * 3_000.0;
+        let mut blocks = Vec::new();
+        grow(&mut blocks, (session + 1) << 20, 12.0);
+        let returns = rng.chance(0.3);
+        let hint = Some(if returns { 7 } else { 3 });
+        requests.push(Request { hint, ..request(at, &blocks, 200) });
+        if returns {
+            requests.push(Request { hint: Some(3), ..request(at + exponential(&mut rng, 60.0), &blocks, 200) });
+        }
+    }
+    requests.sort_by_key(|request| request.now);
+    let rate = |requests: Vec<Request>| {
+        let trace = Trace::new(requests, BLOCK_TOKENS);
+        trace.replay(&mut *PolicyKind::Gittins.build(0), 400, |_| ()).hit_rate()
+    };
+    let told = rate(requests.clone());
+    let untold = rate(requests.into_iter().map(|request| Request { hint: None, ..request }).collect());
+    assert!(told > 1.2 * untold, "told {told:.4}, untold {untold:.4}");
+}

@@ -1,31 +1,46 @@
 //! `slackwater bench`: runs a scenario of the bench crate and prints its report, for people or for scripts.
 
-use anyhow::Result;
+use std::path::Path;
+
+use anyhow::{Context, Result};
 use comfy_table::{CellAlignment, Table, presets};
 use serde::Serialize;
 use serde_json::{Map, Value};
 use slackwater_bench::{promotion, store};
+use tempfile::TempDir;
 
 use crate::DONE;
 use crate::args::{Bench, BenchPromotion, BenchStore};
 
 pub(crate) fn run(scenario: &Bench) -> Result<u8> {
     match scenario {
-        Bench::Store(arguments) => show(&store::run(&of_store(arguments))?, arguments.json),
-        Bench::Promotion(arguments) => show(&promotion::run(&of_promotion(arguments))?, arguments.json),
+        Bench::Store(arguments) => {
+            let directory = passing(&arguments.dir)?;
+            show(&store::run(&of_store(arguments, directory.path()))?, arguments.json)
+        }
+        Bench::Promotion(arguments) => {
+            let directory = passing(&arguments.dir)?;
+            show(&promotion::run(&of_promotion(arguments, directory.path()))?, arguments.json)
+        }
     }
 }
 
-fn of_store(arguments: &BenchStore) -> store::Options {
-    let mut options = store::Options::new(arguments.dir.clone());
+/// A directory on the device to be measured that goes with the run.
+fn passing(parent: &Path) -> Result<TempDir> {
+    let made = tempfile::Builder::new().prefix("slackwater-bench-").tempdir_in(parent);
+    made.with_context(|| format!("cannot make a directory in {}", parent.display()))
+}
+
+fn of_store(arguments: &BenchStore, directory: &Path) -> store::Options {
+    let mut options = store::Options::new(directory.to_owned());
     options.value_bytes = arguments.value_bytes.0 as usize;
     options.passes = arguments.passes as usize;
     options.depth = arguments.depth as usize;
     options
 }
 
-fn of_promotion(arguments: &BenchPromotion) -> promotion::Options {
-    let mut options = promotion::Options::new(arguments.dir.clone());
+fn of_promotion(arguments: &BenchPromotion, directory: &Path) -> promotion::Options {
+    let mut options = promotion::Options::new(directory.to_owned());
     options.samples = arguments.samples as usize;
     options.value_bytes = arguments.value_bytes.0 as usize;
     options

@@ -6,8 +6,9 @@ use std::time::{Duration, Instant};
 use crate::place::{Place, bytes_below, object, stderr};
 use serde_json::Value;
 
-/// Little memory over enough SSD: blocks must leave memory and come back.
-const SMALL: [&str; 6] = ["--memory", "8MiB", "--ssd", "256MiB", "--file-bytes", "4MiB"];
+/// Little memory over enough SSD: blocks must leave memory and come back. A run that is always short of memory would
+/// wait out the group commit time and again.
+const SMALL: [&str; 8] = ["--memory", "8MiB", "--ssd", "256MiB", "--file-bytes", "4MiB", "--flush-delay", "2ms"];
 const CHAT: [&str; 7] = ["--generate", "--requests", "400", "--sessions", "20", "--block-bytes", "32KiB"];
 
 fn count(outcome: &Value, key: &str) -> u64 {
@@ -66,8 +67,8 @@ const BESIDE_MEMORY_BYTES: u64 = 96 << 20;
 #[test]
 fn memory_stays_within_its_option_and_a_constant() {
     let place = Place::new();
-    let sizes = ["--memory", "32MiB", "--ssd", "1GiB", "--read-buffers", "8MiB", "--block-bytes", "256KiB"];
-    let traffic = ["--generate", "--requests", "300", "--sessions", "30"];
+    let sizes = ["--memory", "32MiB", "--ssd", "1GiB", "--read-buffers", "8MiB", "--flush-delay", "2ms"];
+    let traffic = ["--generate", "--requests", "300", "--sessions", "30", "--block-bytes", "256KiB"];
     let outcome = place.replay(&[&traffic[..], &sizes[..]].concat());
     assert!(count(&outcome, "put_bytes") > 4 * (32 << 20), "the run must put far more than fits: {outcome}");
     let peak = count(&outcome, "peak_rss_bytes");

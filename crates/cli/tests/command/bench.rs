@@ -1,0 +1,33 @@
+//! `slackwater bench`: the keys that scripts read, and nothing left behind.
+
+use crate::place::{Place, object, stderr};
+
+#[test]
+fn benchmarks_print_the_keys_of_their_contract_and_leave_nothing_behind() {
+    let place = Place::new();
+    let check = |arguments: &[&str], keys: &[&str]| {
+        let output = place.run(&[&["bench"], arguments, &["--json", "--dir", "tmp"]].concat());
+        assert!(output.status.success(), "{}", stderr(&output));
+        let report = object(&output);
+        for key in keys {
+            assert!(report.pointer(key).is_some_and(serde_json::Value::is_number), "{key}: {report}");
+        }
+        assert_eq!(std::fs::read_dir(place.temporary()).unwrap().count(), 0);
+    };
+    let promotion = [
+        "/pre/p50_us",
+        "/pre/p95_us",
+        "/pre/p99_us",
+        "/post/p50_us",
+        "/speedup/p50",
+        "/speedup/p99",
+        "/samples",
+        "/post_ssd_reads",
+        "/promote_delay_p50_us",
+    ];
+    check(&["promotion", "--samples", "20", "--value-bytes", "64KiB"], &promotion);
+    check(
+        &["store", "--passes", "1"],
+        &["/get_into_gbps", "/memcpy_gbps", "/ratio", "/ssd_read_gbps", "/raw_ssd_gbps", "/ssd_ratio"],
+    );
+}

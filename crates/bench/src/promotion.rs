@@ -49,7 +49,7 @@ pub struct Report {
     pub value_bytes: usize,
     /// SSD reads that the reads after promotion caused: 0, or promotion has no effect.
     pub post_ssd_reads: u64,
-    /// From the end of the read that earns a promotion to the moment the copy in memory can be read.
+    /// From the begin of the read that earns a promotion, itself from SSD, to the moment the copy in memory can be read.
     pub promote_delay_p50_us: f64,
     /// The same, 99 of 100 at most.
     pub promote_delay_p99_us: f64,
@@ -195,8 +195,8 @@ impl Bench {
         let mut delays = Vec::with_capacity(self.keys.len());
         for number in shuffled(&mut self.rng, self.keys.len()) {
             let key = self.keys[number].clone();
-            let got = store.get_into(key.as_bytes(), &mut self.buffer, &GetOptions::default())?;
             let earned = Instant::now();
+            let got = store.get_into(key.as_bytes(), &mut self.buffer, &GetOptions::default())?;
             expect(got.map(|got| got.tier), Tier::Disk, &key)?;
             while !in_memory(store, &key)? {
                 if earned.elapsed() > PATIENCE {

@@ -201,7 +201,8 @@ fn ssd(options: &Options, rows: &mut Vec<Row>) -> Result<String, Failure> {
     let (bytes, count) = (options.value_bytes, options.ssd_pass.0 as usize / options.value_bytes);
     let config = Config {
         memory: ByteSize(8 * bytes as u64).max(ByteSize::mib(1)),
-        ssd: ByteSize(options.ssd_pass.0 * 2),
+        // A small log keeps a larger part of itself free for reclaim: with this on top nothing is evicted.
+        ssd: ByteSize(options.ssd_pass.0 * 2 + ByteSize::mib(64).0),
         dir: Some(options.directory.join("store")),
         promotion_enabled: false,
         ..Config::default()

@@ -59,6 +59,8 @@ pub(crate) enum Aside {
     Promotion = 4,
     /// It is remembered for a later promotion.
     Candidate = 8,
+    /// A record of this version was dropped from an SSD. Its tombstone outlives it, and would kill one written anew.
+    Shed = 16,
 }
 
 impl Object {

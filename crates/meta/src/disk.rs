@@ -3,7 +3,7 @@
 use slackwater_base::Instant;
 use slackwater_wire::{DiskEntry, DiskState, NodeId, ReportedEntry, SegmentId, Version};
 
-use crate::catalog::{ObjectId, ReplicaId, SegmentIndex};
+use crate::catalog::{Aside, ObjectId, ReplicaId, SegmentIndex};
 use crate::master::Master;
 use crate::put::{ChainPlace, Fresh};
 use crate::release::Why;
@@ -89,6 +89,9 @@ impl Master {
             self.catalog.add(tenant, entry.key.clone(), hash)
         });
         let object = self.catalog.object_mut(id);
+        if object.version != entry.version {
+            object.unmark(Aside::Shed);
+        }
         (object.version, object.bytes, object.checksum) = (entry.version, *bytes, *checksum);
         self.tenants.charge(tenant, Ledger::Disk, record);
         self.segments.at_mut(index).disk_mut().expect("checked by the caller").live += record;
@@ -109,6 +112,7 @@ impl Master {
             if self.catalog.object(id).version != entry.version {
                 continue;
             }
+            self.shed(hash, entry);
             let Some(replica) = self.replica_on(id, index) else { continue };
             self.metrics.records_lost += 1;
             self.cancel_promotions_from(now, replica);

@@ -6,7 +6,7 @@ use regex::bytes::Regex;
 use slackwater_base::{Instant, Map};
 use slackwater_wire::{DiskEntry, ErrorCode, Key, NodeId, Tenant, Version};
 
-use crate::catalog::SegmentIndex;
+use crate::catalog::{Aside, SegmentIndex};
 use crate::master::Master;
 use crate::outbox::Waiter;
 
@@ -129,12 +129,22 @@ impl Master {
     /// Orders a record to be dropped; the waiter's answer waits for it.
     pub(crate) fn drop_record(&mut self, segment: SegmentIndex, hash: u64, entry: DiskEntry, waiter: Option<Waiter>) {
         let waiters: Vec<Waiter> = waiter.into_iter().map(|waiter| self.acks.wait(waiter)).collect();
+        self.shed(hash, &entry);
         let node = self.segments.at(segment).node;
         let pending = self.drops.pending.entry((hash, entry.version, segment)).or_insert_with(|| {
             self.outbox.drop(node, entry.clone());
             PendingDrop { entry, waiters: Vec::new() }
         });
         pending.waiters.extend(waiters);
+    }
+
+    /// The version cannot be written to SSD again.
+    pub(crate) fn shed(&mut self, hash: u64, entry: &DiskEntry) {
+        let tenant = self.tenants.find_exact(&entry.tenant);
+        let found = tenant.and_then(|tenant| self.catalog.find(tenant, &entry.key, hash));
+        if let Some(id) = found.filter(|id| self.catalog.object(*id).version == entry.version) {
+            self.catalog.object_mut(id).mark(Aside::Shed);
+        }
     }
 
     /// Lets the waiter wait for every drop of the key that is under way.

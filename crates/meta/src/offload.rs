@@ -7,7 +7,7 @@ use slackwater_wire::{
     DiskEntry, ErrorCode, NodeId, OffloadTask, ReplicaState, SegmentKind, TaskFailure, TicketId, Version,
 };
 
-use crate::catalog::{ObjectId, Parked, Replica, ReplicaId, SegmentIndex, TenantIndex};
+use crate::catalog::{Aside, ObjectId, Parked, Replica, ReplicaId, SegmentIndex, TenantIndex};
 use crate::config::OffloadMode;
 use crate::evict::{Link, Slot};
 use crate::master::{Due, Master};
@@ -71,6 +71,10 @@ impl Master {
         let object = self.catalog.object(id);
         let (hash, bytes, version, tenant) = (object.hash, object.bytes, object.version, object.tenant);
         let record = record_bytes(bytes);
+        if object.is(Aside::Shed) {
+            self.metrics.offload.skipped_no_disk += 1;
+            return Asked::NoDisk;
+        }
         let Some(disk) = self.disk_for(now, node, record) else {
             self.metrics.offload.skipped_no_disk += 1;
             return Asked::NoDisk;
@@ -262,11 +266,14 @@ impl Master {
             let until = now + self.config.offload.retry_after;
             self.segments.at_mut(offloading.disk).disk_mut().expect("offloads go to SSD").refusing_until = until;
         }
-        self.let_go(now, &offloading, result.is_ok());
+        self.let_go(now, &offloading, result);
     }
 
     /// The source is free again; when it was to leave memory, it does so now unless somebody came for it.
-    fn let_go(&mut self, now: Instant, offloading: &Offloading, durable: bool) {
+    ///
+    /// A node refuses for good what its log was once told to drop: the SSD has evicted this version before, and asking
+    /// again would ask for ever. It leaves memory as if there were no SSD.
+    fn let_go(&mut self, now: Instant, offloading: &Offloading, result: Result<(), TaskFailure>) {
         let source = offloading.source;
         let leaving = offloading.object.is_some() && self.catalog.replica(source).parked == Parked::Leaving;
         if leaving {
@@ -277,7 +284,8 @@ impl Master {
             return;
         }
         let forced = self.config.offload.mode == OffloadMode::OnEvictForced;
-        if (durable || forced) && self.standing(now, source) == Standing::Free {
+        let settled = matches!(result, Ok(()) | Err(TaskFailure::Cancelled));
+        if (settled || forced) && self.standing(now, source) == Standing::Free {
             self.evict_now(now, source);
         }
     }
@@ -331,7 +339,7 @@ impl Master {
         // Should the record be written after all, nobody would know of it.
         self.drop_record(offloading.disk, offloading.hash, offloading.entry.clone(), None);
         let node = self.segments.at(offloading.disk).node;
-        self.let_go(now, &offloading, false);
+        self.let_go(now, &offloading, Err(TaskFailure::Device));
         self.resume(now, node);
     }
 
@@ -362,7 +370,7 @@ impl Master {
             if offloading.disk != index && offloading.object.is_some() {
                 self.drop_record(offloading.disk, offloading.hash, offloading.entry.clone(), None);
             }
-            self.let_go(now, &offloading, false);
+            self.let_go(now, &offloading, Err(TaskFailure::Device));
         }
     }
 

@@ -118,7 +118,11 @@ impl Master {
             }
             match self.evict_with_group(now, id) {
                 Evicted::Bytes(bytes) => freed += bytes,
-                Evicted::Stalled => break,
+                Evicted::Stalled => {
+                    // Whoever it waits for resumes it: that is no step cut short, to be taken again at once.
+                    *budget = (*budget).max(1);
+                    break;
+                }
             }
         }
         freed

@@ -175,6 +175,11 @@ impl Master {
         let wait = start.config.wait.unwrap_or(self.config.put.wait).min(self.config.put.wait_max);
         if wait == Duration::ZERO || self.puts.waiting() >= self.config.put.queue_limit {
             self.metrics.puts_refused += entries.len() as u64;
+            if short == Shortage::Space {
+                // It does not wait, but it wants: without room made now the next one would find none either.
+                let (all, first) = (entries.iter().map(|entry| entry.bytes).sum(), entries[0].bytes);
+                self.make_room(now, all, first);
+            }
             return self.give_up(caller, short, entries, results);
         }
         self.metrics.puts_waited += 1;
@@ -182,7 +187,7 @@ impl Master {
         let number = self.puts.enqueue(Waiting { caller: caller.clone(), tenant, config, entries, results, short });
         self.due.set(Due::Wait(number), now + wait);
         if short == Shortage::Space {
-            self.make_room(now);
+            self.make_room(now, self.puts.bytes_wanted(), self.puts.first_bytes());
         }
     }
 
@@ -553,6 +558,7 @@ impl Master {
         let tenant = self.catalog.object(id).tenant;
         let object = self.catalog.object_mut(id);
         object.unmark(Aside::Open);
+        object.unmark(Aside::Shed);
         object.version = put.version;
         object.checksum = checksum;
         object.bytes = put.bytes;
@@ -733,14 +739,13 @@ impl Master {
         }
         self.puts.waiting.insert(number, call);
         if left == Shortage::Space {
-            self.make_room(now);
+            self.make_room(now, self.puts.bytes_wanted(), self.puts.first_bytes());
         }
         left != before
     }
 
     /// Evicts what those who wait need, unless it is on its way already.
-    fn make_room(&mut self, now: Instant) {
-        let wanted = self.puts.bytes_wanted();
+    fn make_room(&mut self, now: Instant, wanted: u64, first: u64) {
         let coming = |segment: &crate::segment::Segment| {
             let books = segment.memory().map(|memory| memory.extents.books())?;
             Some((books.free, books.quarantined + segment.leaving))
@@ -751,7 +756,7 @@ impl Master {
             0 => wanted,
             _ => wanted.saturating_sub(free + coming),
         };
-        let most = (self.segments.at(index).capacity() / 8).max(self.puts.first_bytes());
+        let most = (self.segments.at(index).capacity() / 8).max(first);
         let mut budget = self.config.eviction.step;
         let missing = missing.min(most);
         let freed = self.evict(now, index, missing, Pass::Last, &mut budget);

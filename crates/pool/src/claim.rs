@@ -21,6 +21,26 @@ pub(crate) const SEATS_MAX: usize = 4096;
 /// A claim takes this part of what is left to its owner, so that few claims are needed and the last ones are small.
 const SHARE: u32 = 8;
 
+/// How many indices a claim takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Chunk {
+    /// At least so many, so that claims cost little.
+    pub(crate) min: u32,
+    /// At most so many: what is claimed cannot be stolen from a thread that loses its CPU.
+    pub(crate) max: u32,
+}
+
+impl Chunk {
+    /// Of tasks whose cost nobody knows.
+    pub(crate) const UNKNOWN: Self = Self { min: 1, max: u32::MAX };
+
+    /// The length of the next claim from what is left.
+    pub(crate) fn of(self, left: &Range<u32>) -> u32 {
+        let len = left.end - left.start;
+        (len / SHARE).clamp(self.min, self.max.max(self.min)).clamp(1, len)
+    }
+}
+
 impl Ranges {
     pub(crate) fn new(seats: usize) -> Self {
         Self { seats: (0..seats).map(|_| CachePadded::new(AtomicU64::new(0))).collect() }
@@ -44,10 +64,10 @@ impl Ranges {
         }
     }
 
-    /// The next indices from the range of `seat` itself, at least `chunk_min` if it has as many.
-    pub(crate) fn own(&self, seat: usize, chunk_min: u32) -> Option<Range<u32>> {
+    /// The next indices from the range of `seat` itself, one chunk.
+    pub(crate) fn own(&self, seat: usize, chunk: Chunk) -> Option<Range<u32>> {
         self.take(seat, |range| {
-            let taken = range.start..range.start + chunk(&range, chunk_min);
+            let taken = range.start..range.start + chunk.of(&range);
             (taken.clone(), taken.end..range.end)
         })
     }
@@ -56,12 +76,12 @@ impl Ranges {
     /// `among` seats were dealt to.
     ///
     /// `None`: every index is handed out, or on its way between two seats.
-    pub(crate) fn steal(&self, seat: usize, among: usize, chunk_min: u32) -> Option<Range<u32>> {
+    pub(crate) fn steal(&self, seat: usize, among: usize, chunk: Chunk) -> Option<Range<u32>> {
         let victims = (1..among).map(|step| (seat + step) % among);
         let mut range =
-            victims.filter(|&victim| victim != seat).find_map(|victim| self.back_half(victim, chunk_min))?;
+            victims.filter(|&victim| victim != seat).find_map(|victim| self.back_half(victim, chunk.min))?;
         // Nobody adds to another's range, so a plain store into the empty one loses nothing.
-        let first = range.start..range.start + chunk(&range, chunk_min);
+        let first = range.start..range.start + chunk.of(&range);
         range.start = first.end;
         self.seats[seat].store(pack(range), Ordering::Relaxed);
         Some(first)
@@ -97,11 +117,6 @@ impl Ranges {
     }
 }
 
-fn chunk(range: &Range<u32>, chunk_min: u32) -> u32 {
-    let len = range.end - range.start;
-    (len / SHARE).max(chunk_min).clamp(1, len)
-}
-
 fn pack(range: Range<u32>) -> u64 {
     u64::from(range.end) << 32 | u64::from(range.start)
 }
@@ -115,13 +130,13 @@ mod tests {
     use super::*;
 
     /// Claims for `order`'s seats in turn until nothing is left, and counts how often each index came.
-    fn check(len: u32, seats: usize, chunk_min: u32, order: &[usize]) {
+    fn check(len: u32, seats: usize, chunk: Chunk, order: &[usize]) {
         let ranges = Ranges::new(8);
         ranges.deal(len, seats);
         let mut times = vec![0; len as usize];
         let mut idle = 0;
         for &seat in order.iter().cycle() {
-            match ranges.own(seat, chunk_min).or_else(|| ranges.steal(seat, seats, chunk_min)) {
+            match ranges.own(seat, chunk).or_else(|| ranges.steal(seat, seats, chunk)) {
                 Some(range) => {
                     idle = 0;
                     range.for_each(|index| times[index as usize] += 1);
@@ -132,17 +147,18 @@ mod tests {
                 break;
             }
         }
-        assert!(times.iter().all(|&times| times == 1), "{len} over {seats} by {chunk_min}: {times:?}");
+        assert!(times.iter().all(|&times| times == 1), "{len} over {seats} by {chunk:?}: {times:?}");
     }
 
     #[test]
     fn each_index_is_handed_out_once_whoever_comes() {
         for len in [0, 1, 2, 7, 64, 192, 10_007] {
             for seats in [1, 2, 3, 8] {
-                for chunk_min in [1, 4, 1_000] {
-                    check(len, seats, chunk_min, &[0]);
-                    check(len, seats, chunk_min, &(0..seats).collect::<Vec<_>>());
-                    check(len, seats, chunk_min, &(0..seats).rev().collect::<Vec<_>>());
+                for (min, max) in [(1, u32::MAX), (4, 4), (1_000, 1)] {
+                    let chunk = Chunk { min, max };
+                    check(len, seats, chunk, &[0]);
+                    check(len, seats, chunk, &(0..seats).collect::<Vec<_>>());
+                    check(len, seats, chunk, &(0..seats).rev().collect::<Vec<_>>());
                 }
             }
         }
@@ -152,7 +168,7 @@ mod tests {
     fn the_largest_job_is_dealt_without_overflow() {
         let ranges = Ranges::new(2);
         ranges.deal(u32::MAX, 2);
-        assert_eq!(ranges.own(1, 1), Some(0x7fff_ffff..0x8fff_ffff));
+        assert_eq!(ranges.own(1, Chunk::UNKNOWN), Some(0x7fff_ffff..0x8fff_ffff));
     }
 
     #[test]
@@ -160,6 +176,6 @@ mod tests {
         let ranges = Ranges::new(2);
         ranges.deal(100, 2);
         ranges.clear();
-        assert_eq!(ranges.own(0, 1).or_else(|| ranges.steal(0, 2, 1)), None);
+        assert_eq!(ranges.own(0, Chunk::UNKNOWN).or_else(|| ranges.steal(0, 2, Chunk::UNKNOWN)), None);
     }
 }

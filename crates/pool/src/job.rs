@@ -8,6 +8,7 @@ use std::sync::{Mutex, PoisonError};
 use slackwater_wait::{Site, now};
 use thiserror::Error;
 
+use crate::claim::Chunk;
 use crate::member::Member;
 use crate::record::add;
 use crate::slot::Seat;
@@ -34,8 +35,10 @@ pub struct Kind {
     pub(crate) join: Site,
 }
 
-/// A claim should last this long, so that its own cost of some 20 ns stays about 2 %.
+/// A claim should last at least this long, so that its own cost of some 20 ns stays about 2 %.
 const CLAIM_NANOS_MIN: u64 = 1_000;
+/// And no longer than this: nobody can take from a thread that has lost its CPU what it has claimed.
+const CLAIM_NANOS_MAX: u64 = 8_000;
 
 impl Kind {
     /// A kind of which nothing is known.
@@ -65,10 +68,14 @@ impl Kind {
         }
     }
 
-    pub(crate) fn chunk_min(&self) -> u32 {
+    pub(crate) fn chunk(&self) -> Chunk {
         match self.task_cost.load(Ordering::Relaxed) {
-            0 => 1,
-            cost => (CLAIM_NANOS_MIN * 16).div_ceil(cost).min(u64::from(u32::MAX)) as u32,
+            0 => Chunk::UNKNOWN,
+            cost => {
+                let min = (CLAIM_NANOS_MIN * 16).div_ceil(cost).min(u64::from(u32::MAX)) as u32;
+                let max = (CLAIM_NANOS_MAX * 16 / cost).min(u64::from(u32::MAX)) as u32;
+                Chunk { min, max: max.max(min) }
+            }
         }
     }
 
@@ -220,7 +227,7 @@ impl<'a, I, B, F> Indexed<'a, I, B, F> {
         B: Fn(&mut S, Range<usize>) + Sync,
         F: Fn(S) + Sync,
     {
-        let mut share = Share::new(seat, self.kind.map_or(1, Kind::chunk_min));
+        let mut share = Share::new(seat, self.kind.map_or(Chunk::UNKNOWN, Kind::chunk));
         let Some(mut range) = share.next() else {
             return false;
         };
@@ -276,7 +283,7 @@ impl<'a, I, B, F> Indexed<'a, I, B, F> {
 /// What one participant claims of a job, and how often.
 struct Share<'a> {
     seat: &'a Seat<'a>,
-    chunk_min: u32,
+    chunk: Chunk,
     tasks: u64,
     claims: u64,
     steals: u64,
@@ -286,18 +293,18 @@ struct Share<'a> {
 }
 
 impl<'a> Share<'a> {
-    fn new(seat: &'a Seat<'a>, chunk_min: u32) -> Self {
-        Self { seat, chunk_min, tasks: 0, claims: 0, steals: 0, steal_nanos: 0, clock_reads: 2 }
+    fn new(seat: &'a Seat<'a>, chunk: Chunk) -> Self {
+        Self { seat, chunk, tasks: 0, claims: 0, steals: 0, steal_nanos: 0, clock_reads: 2 }
     }
 
     fn next(&mut self) -> Option<Range<u32>> {
-        if let Some(range) = self.seat.claim(self.chunk_min) {
+        if let Some(range) = self.seat.claim(self.chunk) {
             self.claims += 1;
             return Some(range);
         }
         // Steals are few, about the logarithm of the indices, so they can be timed.
         let start = now();
-        let range = self.seat.steal(self.chunk_min);
+        let range = self.seat.steal(self.chunk);
         self.steal_nanos += now().since(start).as_nanos() as u64;
         self.clock_reads += 2;
         self.claims += u64::from(range.is_some());

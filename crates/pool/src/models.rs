@@ -8,7 +8,7 @@ use loom::sync::atomic::{AtomicU32, Ordering};
 use loom::thread;
 use slackwater_wait::{Park, Site, Waiting};
 
-use crate::claim::Ranges;
+use crate::claim::{Chunk, Ranges};
 use crate::door::Door;
 
 static SITE: Site = Site::new("model");
@@ -41,7 +41,8 @@ impl Job {
     }
 
     fn participate(&self, seat: usize) {
-        let claim = || self.ranges.own(seat, 1).or_else(|| self.ranges.steal(seat, self.seats, 1));
+        let claim =
+            || self.ranges.own(seat, Chunk::UNKNOWN).or_else(|| self.ranges.steal(seat, self.seats, Chunk::UNKNOWN));
         while let Some(range) = claim() {
             // SAFETY: the submitter writes only when nobody is inside.
             self.borrowed.with(|borrowed| assert_eq!(unsafe { *borrowed }, 1));

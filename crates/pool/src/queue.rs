@@ -8,7 +8,8 @@ use slackwater_wait::{Event, Site, Waiting};
 
 use crate::crew::Task;
 use crate::job::Panic;
-use crate::pool::{Inner, Pool};
+use crate::pool::Pool;
+use crate::spread::Inner;
 use crate::task::SubmitError;
 
 /// Tasks that run one after the other, in the order they were given, on whichever worker is free.

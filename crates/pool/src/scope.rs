@@ -8,8 +8,8 @@ use slackwater_wait::{Event, Site};
 
 use crate::crew::Task;
 use crate::job::{Class, Verdict};
-use crate::pool::Inner;
 use crate::slot::{Seat, Work};
+use crate::spread::Inner;
 
 /// Tasks that borrow: all of them end before the scope does.
 pub struct Scope<'scope, 'env: 'scope> {

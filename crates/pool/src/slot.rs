@@ -1,7 +1,7 @@
 use std::cell::{Cell, UnsafeCell};
 use std::ops::Range;
 
-use crate::claim::Ranges;
+use crate::claim::{Chunk, Ranges};
 use crate::door::Door;
 use crate::member::Member;
 use crate::record::Record;
@@ -83,20 +83,17 @@ pub(crate) enum Source<'a> {
     Alone { left: Cell<(u32, u32)> },
 }
 
-/// Of a job run alone, a claim takes this part: cancelling works between claims.
-const ALONE_SHARE: u32 = 8;
-
 impl Seat<'_> {
     /// The next of its own indices.
-    pub(crate) fn claim(&self, chunk_min: u32) -> Option<Range<u32>> {
+    pub(crate) fn claim(&self, chunk: Chunk) -> Option<Range<u32>> {
         let range = match &self.from {
-            Source::Shared { ranges, seat, .. } => ranges.own(*seat, chunk_min)?,
+            Source::Shared { ranges, seat, .. } => ranges.own(*seat, chunk)?,
             Source::Alone { left } => {
                 let (start, end) = left.get();
                 if start == end {
                     return None;
                 }
-                let middle = start + ((end - start) / ALONE_SHARE).max(chunk_min).clamp(1, end - start);
+                let middle = start + chunk.of(&(start..end));
                 left.set((middle, end));
                 start..middle
             }
@@ -105,9 +102,9 @@ impl Seat<'_> {
     }
 
     /// The next indices of somebody else.
-    pub(crate) fn steal(&self, chunk_min: u32) -> Option<Range<u32>> {
+    pub(crate) fn steal(&self, chunk: Chunk) -> Option<Range<u32>> {
         match &self.from {
-            Source::Shared { ranges, seat, among } => Some(self.based(ranges.steal(*seat, *among, chunk_min)?)),
+            Source::Shared { ranges, seat, among } => Some(self.based(ranges.steal(*seat, *among, chunk)?)),
             Source::Alone { .. } => None,
         }
     }

@@ -8,7 +8,7 @@ use thiserror::Error;
 
 use crate::crew::Task;
 use crate::job::{Cancel, JobError, Panic};
-use crate::pool::Inner;
+use crate::spread::Inner;
 
 /// Why a task was not queued.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use slackwater_base::{Instant, Rng};
 use slackwater_pool::{Cancel, Class, Config, JobError, Kind, Member, NodeId, Pool, Queue, SubmitError};
-use slackwater_wait::{Choice, Event, Site, Waiting, now};
+use slackwater_wait::{Choice, Cpus, Event, Site, Waiting, now};
 
 fn pool(threads: usize) -> Pool {
     Pool::start(&Config::threads(threads)).unwrap()
@@ -376,6 +376,37 @@ fn a_job_can_stay_on_one_node() {
         pool.job(100).on(node).run(|index| tally.count(index)).unwrap();
         assert!(tally.each_ran_once(), "node {node}");
     }
+}
+
+/// The CPUs of this machine as two NUMA nodes with a hole between their numbers.
+#[test]
+fn a_job_spreads_over_the_crews_of_two_nodes() {
+    let root = std::env::temp_dir().join(format!("slackwater-two-nodes-{}", std::process::id()));
+    let cpus = &Cpus::current().mask;
+    let halves = cpus.split_at(cpus.len().div_ceil(2));
+    for (node, half) in [(1, halves.0), (4, halves.1)] {
+        let dir = root.join(format!("devices/system/node/node{node}"));
+        std::fs::create_dir_all(&dir).unwrap();
+        let list: Vec<String> = half.iter().map(usize::to_string).collect();
+        std::fs::write(dir.join("cpulist"), list.join(",")).unwrap();
+    }
+    std::fs::write(root.join("devices/system/node/online"), "1,4").unwrap();
+    // The memory policy would be refused: the machine itself may have one node.
+    let config = Config { sysfs: root.clone(), bind_memory: false, ..Config::threads(4) };
+    let pool = Pool::start(&config).unwrap();
+    std::fs::remove_dir_all(&root).unwrap();
+    let nodes: Vec<NodeId> = pool.nodes().collect();
+    assert_eq!(nodes.len(), if cpus.len() > 1 { 2 } else { 1 });
+    for round in 0..500 {
+        let tally = Tally::new(round);
+        pool.run(round, |index| tally.count(index));
+        assert!(tally.each_ran_once(), "{round}");
+        let tally = Tally::new(round);
+        pool.job(round).on(*nodes.last().unwrap()).run(|index| tally.count(index)).unwrap();
+        assert!(tally.each_ran_once(), "{round} on one node");
+    }
+    let threads = pool.counts().threads;
+    assert!(threads[1..].iter().all(|thread| thread.node.is_some()), "{threads:?}");
 }
 
 #[test]

@@ -11,6 +11,7 @@ use slackwater_base::{BLOCK_BYTES, Checksum, Instant, Rng, round_to_block};
 use slackwater_tier::io::{DiskError, DiskOp, DiskOutcome, FileId, OpId, Part, Target};
 
 use crate::check::{Checked, Invariant, Violation};
+use crate::ledger::Trust;
 use crate::memory::Memory;
 
 /// What goes wrong at the moment; all zero is an honest disk.
@@ -67,6 +68,7 @@ pub struct Disk {
     last_op: Option<OpId>,
     faults: DiskFaults,
     honest: bool,
+    lying: bool,
     /// A read of this life of the process was spoilt: what it did not find may be there.
     spoilt: bool,
     stats: DiskStats,
@@ -137,6 +139,7 @@ impl Disk {
             last_op: None,
             faults: DiskFaults::default(),
             honest: true,
+            lying: false,
             spoilt: false,
             stats: DiskStats::default(),
         }
@@ -148,11 +151,15 @@ impl Disk {
         self.files.iter().map(|(id, file)| (*id, file.cached.len() as u64)).collect()
     }
 
-    /// Whether the process can have read what it wrote: false once a bit rotted or a write was misdirected, and in a
-    /// life whose reads met errors.
+    /// Whether the process can have read what it wrote: not once a bit rotted or a write was misdirected, nor in a life
+    /// whose reads met errors.
     #[must_use]
-    pub fn honest(&self) -> bool {
-        self.honest && !self.spoilt
+    pub fn trust(&self) -> Trust {
+        match (self.lying, self.honest && !self.spoilt) {
+            (true, _) => Trust::Lying,
+            (false, true) => Trust::Honest,
+            (false, false) => Trust::Damaged,
+        }
     }
 
     /// What the disk has done.
@@ -274,6 +281,7 @@ impl Disk {
         self.flights.clear();
         self.last_op = None;
         self.honest = true;
+        self.lying = false;
     }
 
     fn fate(&mut self, what: &DiskOp) -> Option<DiskError> {
@@ -323,7 +331,7 @@ impl Disk {
         } else if self.rng.chance(self.faults.misdirect) {
             let places = (file.cached.len() - bytes.len()) as u64 / BLOCK_BYTES + 1;
             offset = self.rng.below(places) * BLOCK_BYTES;
-            self.honest = false;
+            self.lying = true;
             self.stats.rotten += 1;
         }
         self.writes += 1;

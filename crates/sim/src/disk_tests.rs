@@ -127,9 +127,9 @@ fn windows_of_trouble_give_their_errors() {
     assert_ne!(bench.read(0, 1).unwrap(), vec![1; BLOCK]);
     bench.disk.set_faults(DiskFaults::default());
     assert_eq!(bench.read(0, 1).unwrap(), vec![1; BLOCK]);
-    assert!(bench.disk.honest());
+    assert_eq!(bench.disk.trust(), Trust::Honest);
     bench.disk.rot();
-    assert!(!bench.disk.honest());
+    assert_eq!(bench.disk.trust(), Trust::Damaged);
     assert_eq!(bench.run(DiskOp::Create { file: FileId(3), bytes: 2 << 20 }), Err(DiskError::Full));
 }
 

@@ -26,6 +26,17 @@ pub enum Promise {
     Dropped,
 }
 
+/// How far what a disk gives can be taken for what it was given.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Trust {
+    /// All of it.
+    Honest,
+    /// It may have lost or spoilt something, and the log can see that.
+    Damaged,
+    /// It reported writes as done that it lost: nobody can see that.
+    Lying,
+}
+
 impl Ledger {
     /// The node was ordered to write a record.
     pub fn ordered(&mut self, entry: &DiskEntry) {
@@ -74,19 +85,19 @@ impl Ledger {
         self.records.iter().filter(|(_, promise)| **promise == Promise::Durable).map(|(entry, _)| entry)
     }
 
-    /// Judges what the log announces after it was opened, all of it. With an `honest` disk everything owed must be
-    /// there; what was dropped must not be, ever. From now on all of it is owed.
+    /// Judges what the log announces after it was opened, all of it. On an honest disk everything owed must be
+    /// there; what was dropped must not be, unless the disk lies. From now on all of it is owed.
     ///
     /// # Errors
     /// The promise that is broken.
-    pub fn judge(&mut self, announced: &[DiskEntry], honest: bool) -> Checked {
+    pub fn judge(&mut self, announced: &[DiskEntry], trust: Trust) -> Checked {
         let mut seen = std::collections::BTreeSet::new();
         for entry in announced {
             if !seen.insert(entry) {
                 return Err(Violation::new(Invariant::BooksBalance, format!("{entry:?} is announced twice")));
             }
             match self.promise(entry) {
-                Some(Promise::Dropped) => {
+                Some(Promise::Dropped) if trust != Trust::Lying => {
                     let what = format!("{entry:?} was reported as dropped and is announced");
                     return Err(Violation::new(Invariant::NoResurrection, what));
                 }
@@ -97,12 +108,26 @@ impl Ledger {
                 _ => {}
             }
         }
-        if honest && let Some(missing) = self.owed().find(|entry| !seen.contains(entry)) {
+        // The newest record of a key stands for all of them: the order to drop the older may not have come.
+        let replaced = |entry: &DiskEntry| {
+            let newer = |other: &&DiskEntry| {
+                other.key == entry.key && other.tenant == entry.tenant && other.version > entry.version
+            };
+            announced.iter().any(|other| newer(&other))
+        };
+        if trust == Trust::Honest
+            && let Some(missing) = self.owed().find(|entry| !seen.contains(entry) && !replaced(entry))
+        {
             let what = format!("{missing:?} was reported as durable and is not there after a restart");
             return Err(Violation::new(Invariant::Acknowledgement, what));
         }
-        // What a crash took is gone for good; what it kept is served, and so owed.
-        self.records.retain(|_, promise| *promise == Promise::Dropped);
+        // What an honest disk does not have is gone for good; what was found is served, and so owed.
+        if trust == Trust::Honest {
+            self.records.retain(|_, promise| *promise == Promise::Dropped);
+        }
+        for promise in self.records.values_mut().filter(|promise| **promise != Promise::Dropped) {
+            *promise = Promise::Writing;
+        }
         for entry in announced {
             self.records.insert(entry.clone(), Promise::Durable);
         }
@@ -124,14 +149,14 @@ mod tests {
     fn what_is_durable_is_owed_until_it_is_ordered_away() {
         let mut ledger = Ledger::default();
         ledger.ordered(&entry(1));
-        assert_eq!(ledger.judge(&[], true), Ok(()));
+        assert_eq!(ledger.judge(&[], Trust::Honest), Ok(()));
         ledger.ordered(&entry(1));
         ledger.durable(&entry(1));
-        assert_eq!(ledger.clone().judge(&[], true).unwrap_err().invariant, Invariant::Acknowledgement);
-        assert_eq!(ledger.clone().judge(&[], false), Ok(()), "a rotten disk owes nothing");
+        assert_eq!(ledger.clone().judge(&[], Trust::Honest).unwrap_err().invariant, Invariant::Acknowledgement);
+        assert_eq!(ledger.clone().judge(&[], Trust::Damaged), Ok(()), "a rotten disk owes nothing");
         ledger.dropping(&entry(1));
-        assert_eq!(ledger.clone().judge(&[], true), Ok(()));
-        assert_eq!(ledger.judge(&[entry(1)], true), Ok(()));
+        assert_eq!(ledger.clone().judge(&[], Trust::Honest), Ok(()));
+        assert_eq!(ledger.judge(&[entry(1)], Trust::Honest), Ok(()));
         assert_eq!(ledger.promise(&entry(1)), Some(Promise::Durable), "announced, so owed again");
     }
 
@@ -141,15 +166,15 @@ mod tests {
         ledger.ordered(&entry(1));
         ledger.durable(&entry(1));
         ledger.dropped(&entry(1));
-        assert_eq!(ledger.judge(&[], true), Ok(()));
-        assert_eq!(ledger.judge(&[entry(1)], false).unwrap_err().invariant, Invariant::NoResurrection);
+        assert_eq!(ledger.judge(&[], Trust::Honest), Ok(()));
+        assert_eq!(ledger.judge(&[entry(1)], Trust::Damaged).unwrap_err().invariant, Invariant::NoResurrection);
     }
 
     #[test]
     fn strangers_and_twins_are_seen() {
         let mut ledger = Ledger::default();
-        assert!(ledger.judge(&[entry(1)], true).is_err());
+        assert!(ledger.judge(&[entry(1)], Trust::Honest).is_err());
         ledger.ordered(&entry(1));
-        assert!(ledger.judge(&[entry(1), entry(1)], true).is_err());
+        assert!(ledger.judge(&[entry(1), entry(1)], Trust::Honest).is_err());
     }
 }

@@ -31,7 +31,7 @@ pub struct Options {
     pub segment_bytes: u64,
     /// Bytes of each node's log; zero for none.
     pub log_bytes: u64,
-    /// Bytes of each node's disk, which may be less than the log would like.
+    /// Bytes of each node's disk.
     pub disk_bytes: u64,
     /// Most operations that a disk may be asked for at once.
     pub disk_in_flight_max: usize,
@@ -104,7 +104,7 @@ impl Options {
             segments: 1 + rng.below(2) as u32,
             segment_bytes: pick(rng, &[96 << 10, 192 << 10, 384 << 10]),
             log_bytes,
-            disk_bytes: if rng.chance(0.2) { LOG_BYTES * 3 / 4 } else { LOG_BYTES * 2 },
+            disk_bytes: LOG_BYTES * 2,
             disk_in_flight_max: 256,
             batch_delay: pick(rng, &[Duration::from_millis(1), Duration::from_millis(20), Duration::from_millis(100)]),
             drift_ppm: pick(rng, &[0, 100, 50_000]),

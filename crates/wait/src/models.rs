@@ -141,6 +141,20 @@ fn a_failed_part_is_told_when_all_parts_are_over() {
 }
 
 #[test]
+fn a_prewake_loses_no_end() {
+    search(|| {
+        let batch = Arc::new(Countdown::<()>::new(1));
+        let mover = Arc::clone(&batch);
+        let thread = thread::spawn(move || {
+            mover.prewake();
+            mover.complete();
+        });
+        assert_eq!(batch.wait(&forever()), Ok(()));
+        thread.join().unwrap();
+    });
+}
+
+#[test]
 fn one_end_wakes_two_waiters() {
     search(|| {
         let batch = Arc::new(Countdown::<()>::new(1));

@@ -7,10 +7,10 @@ use thiserror::Error;
 
 use crate::clock::now;
 use crate::futex::Parked;
-use crate::pace::{LOOKS_PER_CLOCK, Pace};
+use crate::pace::{LOOKS_PER_CLOCK, Pace, wake_nanos};
 use crate::site::{Site, Spun};
 use crate::spinners::Token;
-use crate::strategy::{Then, Wait, current};
+use crate::strategy::{Plan, Then, Wait, current};
 
 /// How one wait is done.
 #[derive(Clone, Copy, Debug)]
@@ -109,13 +109,13 @@ pub(crate) fn stand(watched: &impl Watched, waiting: &Waiting<'_>) -> bool {
     }
     let plan = strategy.plan(site);
     let mut spun = Spun::default();
-    match spin(watched, waiting, strategy, plan.spin, plan.needs_cpu, &mut spun) {
+    match spin(watched, waiting, strategy, plan, &mut spun) {
         Spin::Done => return true,
         Spin::TimedOut => return give_up(watched, site),
         Spin::Over => {}
     }
     match plan.then {
-        Then::Park => park(watched, waiting, spun.nanos),
+        Then::Park => park(watched, waiting, &plan, spun.nanos),
         Then::Sleep(pause) => sleep(watched, waiting, pause),
     }
 }
@@ -131,19 +131,12 @@ enum Spin {
     Over,
 }
 
-/// Looks at the word up to `budget` long. The clock is read after every [`LOOKS_PER_CLOCK`] looks, and not at all in a
+/// Looks at the word up to `plan.spin` long. The clock is read after every [`LOOKS_PER_CLOCK`] looks, and not at all in a
 /// spin shorter than that, whose length follows from the measured pause.
-fn spin(
-    watched: &impl Watched,
-    waiting: &Waiting<'_>,
-    strategy: &dyn Wait,
-    budget: Duration,
-    needs_cpu: bool,
-    spun: &mut Spun,
-) -> Spin {
+fn spin(watched: &impl Watched, waiting: &Waiting<'_>, strategy: &dyn Wait, plan: Plan, spun: &mut Spun) -> Spin {
     let site = waiting.site;
     let pace = Pace::get();
-    let budget = budget.as_nanos() as u64;
+    let budget = plan.spin.as_nanos() as u64;
     let mut looks_left = pace.looks_in(budget);
     if looks_left == 0 {
         return Spin::Over;
@@ -152,21 +145,9 @@ fn spin(
     let mut pauses = 1;
     let mut last_read: Option<Instant> = None;
     let ended = loop {
-        let crowded = needs_cpu && token.is_none();
+        let crowded = plan.needs_cpu && token.is_none();
         let round = looks_left.min(if crowded { CROWDED_LOOKS } else { LOOKS_PER_CLOCK });
-        let mut done = false;
-        for _ in 0..round {
-            pace.relax(pauses);
-            pauses = (pauses * 2).min(pace.pauses_max);
-            spun.looks += 1;
-            if watched.done() {
-                done = true;
-                break;
-            }
-        }
-        let expected = spun.looks * pace.look_nanos;
-        if done {
-            spun.nanos = spun.nanos.max(expected);
+        if look(watched, &pace, round, &mut pauses, spun) {
             break Spin::Done;
         }
         if crowded {
@@ -178,7 +159,6 @@ fn spin(
             site.was_crowded();
         }
         if round < LOOKS_PER_CLOCK {
-            spun.nanos = spun.nanos.max(expected);
             break Spin::Over;
         }
         let read = now();
@@ -192,7 +172,7 @@ fn spin(
         if round_nanos > preempted_nanos(round * pace.look_nanos) {
             site.was_preempted();
             strategy.preempted(site);
-            if needs_cpu {
+            if plan.needs_cpu {
                 break Spin::Over;
             }
         }
@@ -201,6 +181,8 @@ fn spin(
             break Spin::Over;
         }
     };
+    // Without a read of the clock, the looks tell how long it was.
+    spun.nanos = spun.nanos.max(spun.looks * pace.look_nanos);
     let hit = matches!(ended, Spin::Done);
     site.spun(*spun, hit);
     if hit {
@@ -209,13 +191,26 @@ fn spin(
     ended
 }
 
+/// Looks up to `round` times, with growing pauses between; says whether it is done.
+fn look(watched: &impl Watched, pace: &Pace, round: u64, pauses: &mut u32, spun: &mut Spun) -> bool {
+    for _ in 0..round {
+        pace.relax(*pauses);
+        *pauses = (*pauses * 2).min(pace.pauses_max);
+        spun.looks += 1;
+        if watched.done() {
+            return true;
+        }
+    }
+    false
+}
+
 /// A round that lasted this long was interrupted by something else running.
 fn preempted_nanos(expected: u64) -> u64 {
     expected * 4 + 50_000
 }
 
 /// Sleeps on the word until it is done or the deadline passed.
-fn park(watched: &impl Watched, waiting: &Waiting<'_>, spun_nanos: u64) -> bool {
+fn park(watched: &impl Watched, waiting: &Waiting<'_>, plan: &Plan, spun_nanos: u64) -> bool {
     let site = waiting.site;
     let start = now();
     let mut fell_asleep = start;
@@ -238,7 +233,17 @@ fn park(watched: &impl Watched, waiting: &Waiting<'_>, spun_nanos: u64) -> bool 
         if parked == Parked::TimedOut {
             return give_up(watched, site);
         }
-        fell_asleep = woke;
+        // A wake without an end says that the end is near.
+        if parked == Parked::Woken && plan.needs_cpu {
+            let soon = Duration::from_nanos(wake_nanos());
+            let mut spun = Spun::default();
+            match spin(watched, waiting, waiting.strategy(), Plan { spin: soon, ..*plan }, &mut spun) {
+                Spin::Done => return true,
+                Spin::TimedOut => return give_up(watched, site),
+                Spin::Over => {}
+            }
+        }
+        fell_asleep = now();
     }
 }
 
@@ -266,7 +271,7 @@ fn sleep(watched: &impl Watched, waiting: &Waiting<'_>, pause: Duration) -> bool
 
 /// Sleeps until shortly before the expected end, if that is far enough away to be worth it; says whether it is done.
 fn doze(watched: &impl Watched, waiting: &Waiting<'_>, expected: Duration) -> bool {
-    let wake = Duration::from_nanos(crate::pace::wake_nanos());
+    let wake = Duration::from_nanos(wake_nanos());
     // A timer comes late by its slack and by a wake; below this the doze would sleep past the end.
     let early = TIMER_SLACK + wake * 2;
     let Some(nap) = expected.checked_sub(early).filter(|nap| *nap > early) else {

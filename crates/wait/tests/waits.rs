@@ -134,6 +134,23 @@ fn an_event_hands_a_thousand_turns_back_and_forth() {
 }
 
 #[test]
+fn a_prewake_ends_nothing() {
+    by_each(|strategy| {
+        let site = Site::new("prewake");
+        let batch = Countdown::<()>::new(1);
+        thread::scope(|scope| {
+            let waiter = scope.spawn(|| batch.wait(&Waiting::at(&site).by(strategy)));
+            for _ in 0..100 {
+                batch.prewake();
+            }
+            assert!(!batch.is_done());
+            batch.complete();
+            assert_eq!(waiter.join().unwrap(), Ok(()));
+        });
+    });
+}
+
+#[test]
 fn a_batch_without_parts_is_over_at_once() {
     assert!(Countdown::<()>::new(0).is_done());
 }

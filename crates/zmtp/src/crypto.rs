@@ -1,70 +1,100 @@
-//! The one place that names the crypto crates: X25519 key pairs, NaCl boxes, secret boxes, constant-time equality.
+//! The one place that names the crypto crates: X25519, NaCl boxes and secret boxes, constant-time equality.
+//!
+//! A box is XSalsa20-Poly1305 as in NaCl (Bernstein, "Cryptography in NaCl", 2009), put together here from X25519,
+//! HSalsa20, Salsa20 and Poly1305 because the messages of one direction share the first 16 bytes of their nonces: the
+//! key that HSalsa20 makes of those is derived once ([`Lane`]), not once a message. Poly1305 is the one implementation
+//! that does not prepare for long messages before the first byte of a short one.
 
-use crypto_box::aead::generic_array::GenericArray;
-use crypto_box::aead::{AeadInPlace, KeyInit};
-use crypto_box::{PublicKey as BoxPublic, SalsaBox, SecretKey as BoxSecret};
+use cryptoxide::poly1305::Poly1305;
+use curve25519_dalek::montgomery::MontgomeryPoint;
+use salsa20::cipher::consts::U10;
+use salsa20::cipher::{KeyIvInit, StreamCipher};
+use salsa20::{Salsa20, hsalsa};
 use subtle::ConstantTimeEq;
+use zeroize::Zeroizing;
 
 pub(crate) const TAG_BYTES: usize = 16;
 pub(crate) type Nonce = [u8; 24];
 
 /// The public key that belongs to `secret`.
 pub(crate) fn public_of(secret: &[u8; 32]) -> [u8; 32] {
-    *BoxSecret::from(*secret).public_key().as_bytes()
+    MontgomeryPoint::mul_base_clamped(*secret).to_bytes()
 }
 
-/// The shared key of two parties; wiped when dropped (by the crate it comes from).
-pub(crate) struct Shared(SalsaBox);
+/// The shared key of two parties; wiped when dropped.
+pub(crate) struct Shared(Zeroizing<[u8; 32]>);
+
+/// The key of all boxes whose nonces begin with the same 16 bytes; wiped when dropped.
+pub(crate) struct Lane(Zeroizing<[u8; 32]>);
 
 impl Shared {
-    /// The key both `secret`'s owner and `public`'s owner can derive; none for a point of small order, with which
-    /// the key would be the same for everybody.
+    /// The key both `secret`'s owner and `public`'s owner can derive; none for a point of small order, with which the
+    /// key would be the same for everybody.
     pub(crate) fn agree(public: &[u8; 32], secret: &[u8; 32]) -> Option<Self> {
-        if SMALL_ORDER.iter().any(|point| same_point(point, public)) {
+        let point = Zeroizing::new(MontgomeryPoint(*public).mul_clamped(*secret).to_bytes());
+        if equal(point.as_slice(), &[0; 32]) {
             return None;
         }
-        Some(Self(SalsaBox::new(&BoxPublic::from(*public), &BoxSecret::from(*secret))))
+        Some(Self(derive(&point, &[0; 16])))
+    }
+
+    /// The key of the boxes whose nonces begin with `prefix`.
+    pub(crate) fn lane(&self, prefix: &[u8; 16]) -> Lane {
+        Lane(derive(&self.0, prefix))
     }
 
     /// Appends the box of `pieces` (joined) to `out`: tag, then ciphertext, as NaCl lays it out.
     pub(crate) fn seal(&self, nonce: &Nonce, pieces: &[&[u8]], out: &mut Vec<u8>) {
-        let tag_at = out.len();
-        out.extend_from_slice(&[0; TAG_BYTES]);
-        for piece in pieces {
-            out.extend_from_slice(piece);
-        }
-        let (head, text) = out.split_at_mut(tag_at + TAG_BYTES);
-        let tag = self
-            .0
-            .encrypt_in_place_detached(GenericArray::from_slice(nonce), &[], text)
-            .expect("a box without associated data seals any length");
-        head[tag_at..].copy_from_slice(&tag);
+        let (prefix, counter) = split(nonce);
+        self.lane(&prefix).seal(&counter, pieces, out);
     }
 
     /// Opens the box in place: afterwards the bytes behind the tag are the plain text. False, and the bytes
     /// unchanged, when it does not open.
     pub(crate) fn open(&self, nonce: &Nonce, sealed: &mut [u8]) -> bool {
+        let (prefix, counter) = split(nonce);
+        self.lane(&prefix).open(&counter, sealed)
+    }
+}
+
+impl Lane {
+    /// As [`Shared::seal`], with the last 8 bytes of the nonce.
+    pub(crate) fn seal(&self, counter: &[u8; 8], pieces: &[&[u8]], out: &mut Vec<u8>) {
+        let tag_at = out.len();
+        out.extend_from_slice(&[0; TAG_BYTES]);
+        for piece in pieces {
+            out.extend_from_slice(piece);
+        }
+        let (mut stream, one_time) = self.begin(counter);
+        let (head, text) = out.split_at_mut(tag_at + TAG_BYTES);
+        stream.apply_keystream(text);
+        head[tag_at..].copy_from_slice(&tag_of(&one_time, text));
+    }
+
+    /// As [`Shared::open`], with the last 8 bytes of the nonce.
+    pub(crate) fn open(&self, counter: &[u8; 8], sealed: &mut [u8]) -> bool {
         let Some((tag, text)) = sealed.split_at_mut_checked(TAG_BYTES) else { return false };
-        self.0
-            .decrypt_in_place_detached(GenericArray::from_slice(nonce), &[], text, GenericArray::from_slice(tag))
-            .is_ok()
+        let (mut stream, one_time) = self.begin(counter);
+        if !equal(tag, &tag_of(&one_time, text)) {
+            return false;
+        }
+        stream.apply_keystream(text);
+        true
+    }
+
+    /// The key stream behind its first 32 bytes, and those, which are the key of the tag.
+    fn begin(&self, counter: &[u8; 8]) -> (Salsa20, Zeroizing<[u8; 32]>) {
+        let mut stream = Salsa20::new(self.0.as_slice().into(), counter.into());
+        let mut one_time = Zeroizing::new([0; 32]);
+        stream.apply_keystream(one_time.as_mut_slice());
+        (stream, one_time)
     }
 }
 
 /// Appends the secret box of `plain` under `key` to `out`.
 pub(crate) fn seal_secret(key: &[u8; 32], nonce: &Nonce, plain: &[u8], out: &mut Vec<u8>) {
-    let tag_at = out.len();
-    out.extend_from_slice(&[0; TAG_BYTES]);
-    out.extend_from_slice(plain);
-    let (head, text) = out.split_at_mut(tag_at + TAG_BYTES);
-    let tag = crypto_secretbox(key)
-        .encrypt_in_place_detached(GenericArray::from_slice(nonce), &[], text)
-        .expect("a box without associated data seals any length");
-    head[tag_at..].copy_from_slice(&tag);
-}
-
-fn crypto_secretbox(key: &[u8; 32]) -> crypto_secretbox::XSalsa20Poly1305 {
-    crypto_secretbox::XSalsa20Poly1305::new(GenericArray::from_slice(key))
+    let (prefix, counter) = split(nonce);
+    Lane(derive(key, &prefix)).seal(&counter, &[plain], out);
 }
 
 /// Equality whose time does not depend on where the difference is.
@@ -72,44 +102,26 @@ pub(crate) fn equal(a: &[u8], b: &[u8]) -> bool {
     a.ct_eq(b).into()
 }
 
-fn same_point(point: &[u8; 32], public: &[u8; 32]) -> bool {
-    let mut masked = *public;
-    masked[31] &= 0x7f;
-    *point == masked
+fn derive(key: &[u8; 32], input: &[u8; 16]) -> Zeroizing<[u8; 32]> {
+    Zeroizing::new(hsalsa::<U10>(key.into(), input.into()).into())
 }
 
-/// The encodings of points of small order on Curve25519 (the list libsodium refuses).
-const SMALL_ORDER: [[u8; 32]; 7] = [
-    [0; 32],
-    low(1),
-    [
-        0xe0, 0xeb, 0x7a, 0x7c, 0x3b, 0x41, 0xb8, 0xae, 0x16, 0x56, 0xe3, 0xfa, 0xf1, 0x9f, 0xc4, 0x6a, 0xda, 0x09,
-        0x8d, 0xeb, 0x9c, 0x32, 0xb1, 0xfd, 0x86, 0x62, 0x05, 0x16, 0x5f, 0x49, 0xb8, 0x00,
-    ],
-    [
-        0x5f, 0x9c, 0x95, 0xbc, 0xa3, 0x50, 0x8c, 0x24, 0xb1, 0xd0, 0xb1, 0x55, 0x9c, 0x83, 0xef, 0x5b, 0x04, 0x44,
-        0x5c, 0xc4, 0x58, 0x1c, 0x8e, 0x86, 0xd8, 0x22, 0x4e, 0xdd, 0xd0, 0x9f, 0x11, 0x57,
-    ],
-    near_prime(0xec),
-    near_prime(0xed),
-    near_prime(0xee),
-];
-
-const fn low(first: u8) -> [u8; 32] {
-    let mut point = [0; 32];
-    point[0] = first;
-    point
+fn tag_of(one_time: &[u8; 32], text: &[u8]) -> [u8; TAG_BYTES] {
+    let mut mac = Poly1305::new(one_time);
+    mac.update_mut(text);
+    mac.finalize().0
 }
 
-const fn near_prime(first: u8) -> [u8; 32] {
-    let mut point = [0xff; 32];
-    point[0] = first;
-    point[31] = 0x7f;
-    point
+fn split(nonce: &Nonce) -> ([u8; 16], [u8; 8]) {
+    (std::array::from_fn(|i| nonce[i]), std::array::from_fn(|i| nonce[16 + i]))
 }
 
 #[cfg(test)]
 mod tests {
+    use crypto_box::aead::AeadInPlace;
+    use crypto_box::{PublicKey, SalsaBox, SecretKey};
+    use proptest::prelude::*;
+
     use super::*;
 
     fn hex(text: &str) -> Vec<u8> {
@@ -155,21 +167,45 @@ mod tests {
         assert_eq!(public_of(&alice).to_vec(), hex("8520f0098930a754748b7ddcb43ef75a0dbf3a0d26381af4eba4a98eaa9b4e6a"));
     }
 
-    /// With these points two different secrets derive one key; that is what makes them unfit.
+    proptest! {
+        /// Against the audited box of `crypto_box`, both ways.
+        #[test]
+        fn boxes_are_those_of_crypto_box(
+            ours: [u8; 32],
+            theirs: [u8; 32],
+            nonce: [u8; 24],
+            text in prop::collection::vec(any::<u8>(), 0..700),
+            cut in any::<prop::sample::Index>(),
+        ) {
+            let reference = SalsaBox::new(&PublicKey::from(public_of(&theirs)), &SecretKey::from(ours));
+            let shared = Shared::agree(&public_of(&theirs), &ours).unwrap();
+            let mut sealed = Vec::new();
+            let (first, second) = text.split_at(cut.index(text.len() + 1));
+            shared.seal(&nonce, &[first, second], &mut sealed);
+            let mut other = text.clone();
+            let tag = reference.encrypt_in_place_detached(&nonce.into(), &[], &mut other).unwrap();
+            prop_assert_eq!(&sealed, &[tag.as_slice(), &other].concat());
+            let back = Shared::agree(&public_of(&ours), &theirs).unwrap();
+            prop_assert!(back.open(&nonce, &mut sealed));
+            prop_assert_eq!(&sealed[TAG_BYTES..], &text);
+        }
+    }
+
     #[test]
     fn points_of_small_order_are_refused() {
-        let shared_of = |point: &[u8; 32], secret: [u8; 32]| {
-            let shared = Shared(SalsaBox::new(&BoxPublic::from(*point), &BoxSecret::from(secret)));
-            let mut out = Vec::new();
-            shared.seal(&[0; 24], &[b"same"], &mut out);
-            out
+        let near_prime = |first: u8| {
+            let mut point = [0xff; 32];
+            (point[0], point[31]) = (first, 0x7f);
+            point
         };
-        for point in &SMALL_ORDER {
-            assert_eq!(shared_of(point, [7; 32]), shared_of(point, [9; 32]), "{point:02x?}");
-            assert!(Shared::agree(point, &[7; 32]).is_none());
-            let mut high_bit = *point;
-            high_bit[31] |= 0x80;
-            assert!(Shared::agree(&high_bit, &[7; 32]).is_none());
+        let mut one = [0; 32];
+        one[0] = 1;
+        let eight = key("e0eb7a7c3b41b8ae1656e3faf19fc46ada098deb9c32b1fd866205165f49b800");
+        let other = key("5f9c95bca3508c24b1d0b1559c83ef5b04445cc4581c8e86d8224eddd09f1157");
+        for mut point in [[0; 32], one, eight, other, near_prime(0xec), near_prime(0xed), near_prime(0xee)] {
+            assert!(Shared::agree(&point, &[7; 32]).is_none(), "{point:02x?}");
+            point[31] |= 0x80;
+            assert!(Shared::agree(&point, &[9; 32]).is_none(), "{point:02x?}");
         }
     }
 }

@@ -370,11 +370,12 @@ impl Link {
         }
         match initiated {
             None => command::write_frame(&self.plain_ready(), out.wire),
-            Some(mut initiated) => {
+            Some(initiated) => {
                 let mut metadata = Vec::new();
                 metadata::write(&self.config, &mut metadata);
-                command::write_frame(&initiated.ready(&metadata), out.wire);
-                self.session = Some(initiated.session);
+                let (session, ready) = initiated.ready(&metadata);
+                command::write_frame(&ready, out.wire);
+                self.session = Some(session);
             }
         }
         self.up(now, peer, out);

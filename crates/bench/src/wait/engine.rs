@@ -18,6 +18,9 @@ struct Request {
 // SAFETY: the buffer belongs to a waiter that does not touch it before `done`; only one thread takes the request.
 unsafe impl Send for Request {}
 
+/// The most ends that are told together.
+const BATCH_MAX: usize = 4;
+
 pub(super) struct Engine {
     source: Arc<[u8]>,
     strategy: Box<dyn Wait>,
@@ -59,7 +62,7 @@ impl Engine {
         let (bytes, buffer) = (buffer.len(), buffer.as_mut_ptr());
         let request = Request { object, buffer, bytes, done: Arc::clone(&done) };
         if waiting.helps() && self.enter() {
-            self.copy(request);
+            self.copy(&request);
             self.leave();
             return;
         }
@@ -70,6 +73,7 @@ impl Engine {
 
     /// What a mover does.
     pub(super) fn move_until_closed(&self) {
+        let mut batch = Vec::with_capacity(BATCH_MAX);
         loop {
             let seen = self.queued.seen();
             if self.queued.is_closed() {
@@ -77,8 +81,9 @@ impl Engine {
             }
             if self.enter() {
                 let mut moved = false;
-                while let Some(request) = self.pop() {
-                    self.copy(request);
+                while self.pop(&mut batch) {
+                    batch.iter().for_each(|request| self.copy(request));
+                    batch.drain(..).for_each(|request| request.done.complete());
                     moved = true;
                 }
                 self.leave();
@@ -108,18 +113,22 @@ impl Engine {
         }
     }
 
-    fn copy(&self, request: Request) {
+    fn copy(&self, request: &Request) {
         let _working = working();
         let objects = self.source.len() / request.bytes;
         let from = &self.source[request.object % objects * request.bytes..][..request.bytes];
         // SAFETY: the buffer has that many bytes, and the waiter that owns it stays in `get` until the end is told.
         unsafe { slackwater_pool::copy::copy(request.buffer, from.as_ptr(), request.bytes) };
         self.served.fetch_add(1, Ordering::Relaxed);
-        request.done.complete();
     }
 
-    fn pop(&self) -> Option<Request> {
-        self.lock().pop_front()
+    /// Takes the oldest request, and some more where many wait: their ends are told together, as a network card
+    /// coalesces its interrupts, because the first wake of an idle CPU is the dear one.
+    fn pop(&self, batch: &mut Vec<Request>) -> bool {
+        let mut queue = self.lock();
+        let count = (queue.len() / 4).clamp(1, BATCH_MAX).min(queue.len());
+        batch.extend(queue.drain(..count));
+        count > 0
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, VecDeque<Request>> {

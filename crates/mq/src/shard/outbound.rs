@@ -99,13 +99,15 @@ impl Shard {
             peer.queue_bytes -= message.payload_bytes();
         }
         peer.queue = std::collections::VecDeque::new();
+        self.arm(net, serial);
     }
 
     /// Ends the request of a timer.
-    pub(super) fn on_request_timeout(&mut self, _net: &mut Net, number: u64) {
+    pub(super) fn on_request_timeout(&mut self, net: &mut Net, number: u64) {
         let Some((serial, tag)) = self.requests.remove(&number) else { return };
         let Some(pending) = self.peers.get_mut(&serial).and_then(|peer| peer.pending.remove(&tag)) else { return };
         self.hub.metrics.timeouts.add(1);
+        self.arm(net, serial);
         pending.waiter.tell(&self.hub.jobs, Err(RequestError::Timeout));
     }
 
@@ -114,6 +116,8 @@ impl Shard {
         let pending = self.peers.get_mut(&serial)?.pending.remove(tag)?;
         self.requests.remove(&pending.number);
         net.cancel_timer(pending.timer);
+        // The last answer begins the time after which the link is idle.
+        self.arm(net, serial);
         Some(pending.waiter)
     }
 

@@ -25,7 +25,7 @@ pub struct Directory {
     direct: bool,
     files: Mutex<BTreeMap<FileId, Arc<OpenFile>>>,
     /// Released by the kernel when the process goes, however it goes.
-    _lock: File,
+    lock: File,
 }
 
 /// One file of the log, open for as long as somebody uses it, even after it was deleted.
@@ -37,6 +37,16 @@ pub(super) struct OpenFile {
 impl AsFd for OpenFile {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.handle.as_fd()
+    }
+}
+
+impl Drop for Directory {
+    /// Unlocks by name: a child that another thread is just starting holds a copy of the descriptor until it executes,
+    /// and closing ours would leave the directory locked for as long.
+    fn drop(&mut self) {
+        if let Err(error) = flock(&self.lock, FlockOperation::Unlock) {
+            tracing::warn!(%error, path = %self.path.display(), "the directory's lock could not be given back");
+        }
     }
 }
 
@@ -79,7 +89,7 @@ impl Directory {
         let handle =
             rustix::fs::open(path, flags, Mode::empty()).map_err(|error| unusable("open it", path)(error.into()))?;
         let probe = openat(&handle, LOCK_NAME, OFlags::RDONLY | OFlags::DIRECT | OFlags::CLOEXEC, Mode::empty());
-        Ok(Self { path: path.to_owned(), handle, direct: probe.is_ok(), files: Mutex::default(), _lock: lock })
+        Ok(Self { path: path.to_owned(), handle, direct: probe.is_ok(), files: Mutex::default(), lock })
     }
 
     /// Where it is.

@@ -58,6 +58,9 @@ impl World {
             }
             Fault::Slow { from, to, lasts } => self.net.slow(from, to, now + lasts),
             Fault::Disk { node, faults, lasts } => {
+                if faults.misdirect > 0.0 {
+                    self.history.excuse();
+                }
                 let host = &mut self.nodes[node as usize];
                 host.disk.set_faults(faults);
                 host.window += 1;
@@ -141,6 +144,7 @@ impl World {
         let sessions = self.sessions_of(process);
         match process {
             Process::Master => {
+                self.forget_debts();
                 self.master.core = None;
                 self.history.master_ended();
             }

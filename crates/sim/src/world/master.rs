@@ -1,8 +1,9 @@
 //! The master's process: the core, its clock, and who is connected.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use slackwater_base::Instant;
 use slackwater_meta::{Input, Master, Output};
 use slackwater_wire::{CallId, ClientId, NodeId, Report, Version};
 
@@ -24,6 +25,9 @@ pub(crate) struct MasterHost {
     timer: Timer,
     /// Connections of the nodes that have said who they are.
     nodes: BTreeMap<NodeId, SessionId>,
+    /// Since when some node has been away, so that removals are owed to it that only this life of the master knows.
+    owing_since: Option<Instant>,
+    present: BTreeSet<NodeId>,
     /// Whether some node has announced everything in this life: from then on the embedded store is open.
     pub(crate) announced: bool,
     out: Vec<Output>,
@@ -40,6 +44,8 @@ impl MasterHost {
             timer: Timer::default(),
             nodes: BTreeMap::new(),
             announced: false,
+            owing_since: None,
+            present: BTreeSet::new(),
             out: Vec::new(),
             seed,
             drift_ppm: options.drift_ppm,
@@ -55,12 +61,15 @@ impl MasterHost {
 impl World {
     /// Starts the master with an empty catalog: the nodes are the truth.
     pub(crate) fn start_master(&mut self) -> Checked {
+        let now = self.engine.now();
         let host = &mut self.master;
         host.life += 1;
         host.clock = Clock::new(&mut host.seed.stream("clock of the master", host.life), host.drift_ppm);
         host.timer = Timer::default();
         host.nodes.clear();
         host.announced = false;
+        host.present.clear();
+        host.owing_since = Some(now);
         let seed = host.seed.stream("master", host.life).next_u64();
         let mut core = Master::new(self.options.master.clone(), seed);
         if !self.options.embedded {
@@ -80,6 +89,7 @@ impl World {
             Control::Register(node) => {
                 if self.master.nodes.insert(node, session).is_some() {
                     // It came back before its old connection was found broken.
+                    self.node_went(node);
                     self.master_step(Input::NodeLost(node))?;
                 }
                 Ok(())
@@ -92,7 +102,10 @@ impl World {
             Control::Report(report) => {
                 let Some((node, _)) = self.master.nodes.iter().find(|(_, of)| **of == session) else { return Ok(()) };
                 let node = *node;
-                self.master.announced |= matches!(report, Report::Announced { .. });
+                if matches!(report, Report::Announced { .. }) {
+                    self.master.announced = true;
+                    self.master.present.insert(node);
+                }
                 self.master_step(Input::Report { node, report })
             }
             Control::Reply { .. } | Control::Order(_) => Ok(()),
@@ -105,7 +118,31 @@ impl World {
         let node = self.master.nodes.iter().find(|(_, of)| **of == session).map(|(node, _)| *node);
         let Some(node) = node else { return Ok(()) };
         self.master.nodes.remove(&node);
+        self.node_went(node);
         self.master_step(Input::NodeLost(node))
+    }
+
+    fn node_went(&mut self, node: NodeId) {
+        self.master.present.remove(&node);
+        let now = self.engine.now();
+        self.master.owing_since.get_or_insert(now);
+    }
+
+    /// Looks whether everything owed to nodes that were away has been paid.
+    pub(super) fn settle_debts(&mut self) {
+        let all = self.master.present.len() == self.nodes.len();
+        let paid = self.master.core.as_ref().is_some_and(|core| core.books().drops == 0);
+        if all && paid {
+            self.master.owing_since = None;
+        }
+    }
+
+    /// The master ends. What it owed to nodes that were away it alone knew: no journal keeps that.
+    pub(super) fn forget_debts(&mut self) {
+        self.settle_debts();
+        if let Some(since) = self.master.owing_since.filter(|_| self.options.has_log()) {
+            self.history.forgive(since);
+        }
     }
 
     pub(super) fn master_wakes(&mut self, life: u64) -> Checked {

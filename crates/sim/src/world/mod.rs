@@ -151,6 +151,7 @@ impl World {
         self.events += 1;
         if self.events.is_multiple_of(CHECK_EVERY) {
             self.check_bounds()?;
+            self.settle_debts();
         }
         match event {
             Event::Control { session, to, body } => self.on_control(session, to, body),

@@ -161,7 +161,7 @@ impl World {
         let node = &mut self.nodes[index as usize];
         node.opened = true;
         let announced: Vec<DiskEntry> = node.announced.iter().map(|reported| reported.entry.clone()).collect();
-        node.ledger.judge(&announced, node.disk.honest())?;
+        node.ledger.judge(&announced, node.disk.trust())?;
         self.node_connects(index);
         Ok(())
     }

@@ -75,14 +75,15 @@ impl World {
 
     /// At rest now, and still at rest when every message on its way has arrived.
     fn come_to_rest(&mut self) -> Checked {
-        let end = self.engine.now() + self.options.rest_bound();
-        loop {
-            self.must(end.since(self.engine.now()), "the cluster did not come to rest", World::at_rest)?;
+        for _ in 0..RESTS_MAX {
+            self.must(self.options.rest_bound(), "the cluster did not come to rest", World::at_rest)?;
             self.step_until(self.engine.now() + ON_THE_WAY, |_| false)?;
             if self.at_rest() {
                 return Ok(());
             }
         }
+        let what = format!("the cluster does not stay at rest: {}", self.unrest());
+        Err(Violation::new(Invariant::Liveness, what))
     }
 
     /// Pauses are not cut short: what they held back must stay in order.
@@ -326,6 +327,8 @@ fn probe_key(client: u32, probe: u64) -> Key {
 const WARM_UP: Duration = Duration::from_millis(5);
 /// A load that takes longer than this hangs: every operation has a deadline.
 const LOAD_MAX: Duration = Duration::from_secs(1200);
+/// How often the cluster may go on by itself after it seemed to be at rest.
+const RESTS_MAX: u32 = 50;
 /// Longer than any message takes on a healed network.
 const ON_THE_WAY: Duration = Duration::from_millis(50);
 /// How many steps the master may need for a question at rest.

@@ -36,6 +36,7 @@ impl Log {
         if self.stopping {
             return;
         }
+        self.doom_abandoned();
         if self.reclaim.is_none() {
             let Some(file) = self.victim() else { return };
             let Some(bytes) = self.files.get(file).map(|file| file.bytes) else { return };
@@ -45,6 +46,19 @@ impl Log {
         self.drain_scan(out);
         self.drain_copy(out);
         self.drain_finish();
+    }
+
+    /// Failed writes leave files behind in which nothing counts. They go at once and past the file that is being
+    /// emptied: that one may be waiting for the very room that they take.
+    fn doom_abandoned(&mut self) {
+        let empty = |id: &FileId| {
+            let file = self.files.get(*id);
+            file.is_some_and(|file| file.suspect && (file.live_bytes, file.live_records, file.tombs) == (0, 0, 0))
+        };
+        let easy = self.files.listed(List::Easy).filter(|id| empty(id) && !self.writer.has_flights_in(*id));
+        for file in easy.collect::<Vec<_>>() {
+            self.doom(file);
+        }
     }
 
     /// The file that is worth emptying now. Suspect ones and those of which nothing is needed go first; when files run

@@ -12,8 +12,10 @@ use crate::io::{DiskError, DiskOp, DiskOutcome, FileId, LogFile, Target};
 
 /// Rebuilding the index from the files. It writes nothing, so it may be cut off anywhere and begun again.
 ///
-/// Four passes, each over as many files at a time as configured: first blocks, headers, the bytes of records that
-/// may not have been durable, and the headers again to announce what lives.
+/// Five passes, each over as many files at a time as configured: first blocks, headers, the bytes of records that
+/// may not have been durable, a sync, and the headers again to announce what lives. A killed process leaves bytes in
+/// the cache of the device that the next power cut takes: what is told of them must be durable before it is told, the
+/// tombstones above all, or what they keep dead comes back.
 #[derive(Debug)]
 pub(crate) struct Recovery {
     fresh: u128,
@@ -34,6 +36,7 @@ enum Pass {
     FirstBlocks,
     Headers,
     Verify,
+    Secure,
     Announce,
 }
 
@@ -113,7 +116,8 @@ impl Log {
             match recovery.pass {
                 Pass::FirstBlocks => self.begin_headers(),
                 Pass::Headers => self.settle_lives(),
-                Pass::Verify => self.begin_announcing(),
+                Pass::Verify => self.begin_securing(),
+                Pass::Secure => self.begin_announcing(),
                 Pass::Announce => return self.finish_recovery(out),
             }
         }
@@ -131,6 +135,7 @@ impl Log {
             }
             Pass::Headers => self.took_headers(file, &result),
             Pass::Verify => self.verified(file, &result),
+            Pass::Secure => recovery.secured(file, result.is_ok()),
             Pass::Announce => self.announce_batch(file, &result, out),
         }
         self.recover_step(out);
@@ -285,6 +290,13 @@ impl Log {
     }
 
     /// The index is complete: takes the files in, and reads headers again for the names of what lives.
+    fn begin_securing(&mut self) {
+        let Some(recovery) = &mut self.recovery else { return };
+        recovery.pass = Pass::Secure;
+        let written = recovery.found.iter().filter(|(_, found)| found.first != Some(FirstBlock::Blank));
+        recovery.waiting = written.map(|(id, _)| *id).collect();
+    }
+
     fn begin_announcing(&mut self) {
         let condemned = self.files.condemned.clone();
         let doubtful = self.index.give_up(|file| condemned.contains(&file));
@@ -368,11 +380,19 @@ impl Recovery {
                 Some(DiskOp::Read { file, offset: 0, bytes, length: bytes, into: Target::Completion })
             }
             Pass::Headers | Pass::Announce => found.scan.as_ref()?.read(),
+            Pass::Secure => Some(DiskOp::Sync { file }),
             Pass::Verify => {
                 let Record { offset, length, .. } = found.verify.front()?;
                 let bytes = round_to_block(*length);
                 Some(DiskOp::Read { file, offset: *offset, bytes, length: *length, into: Target::Nowhere })
             }
+        }
+    }
+
+    /// A file that cannot be synced is served and never written again: what was durable in it before still is.
+    fn secured(&mut self, file: FileId, durable: bool) {
+        if let Some(found) = self.found.get_mut(&file) {
+            found.suspect |= !durable;
         }
     }
 

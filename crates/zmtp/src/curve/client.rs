@@ -15,7 +15,7 @@ pub(crate) struct AwaitWelcome {
 
 /// A client that has sent INITIATE.
 pub(crate) struct AwaitReady {
-    session: Session,
+    shared: Shared,
 }
 
 const WELCOME_BYTES: usize = 168;
@@ -63,22 +63,21 @@ impl AwaitWelcome {
         let client = self.keys.public();
         let plain: [&[u8]; 4] = [client.as_bytes(), &self.vouch_nonce, &vouch, metadata];
         session.seal(&counter_nonce(b"CurveZMQINITIATE", INITIATE_COUNTER), &plain, &mut initiate);
-        Ok((AwaitReady { session: Session::of_client(session, INITIATE_COUNTER) }, initiate))
+        Ok((AwaitReady { shared: session }, initiate))
     }
 }
 
 impl AwaitReady {
     /// Takes READY: the session, and where in `body` the server's metadata now lies.
-    pub(crate) fn ready(mut self, body: &mut [u8]) -> Result<(Session, usize), Cause> {
+    pub(crate) fn ready(self, body: &mut [u8]) -> Result<(Session, usize), Cause> {
         if body.len() < 30 || !body.starts_with(b"\x05READY") {
             return Err(Cause::Malformed { what: "READY" });
         }
         let (head, sealed) = body.split_at_mut(14);
         let counter = super::rising(counter_of(&head[6..]), 0)?;
-        if !self.session.shared.open(&counter_nonce(b"CurveZMQREADY---", counter), sealed) {
+        if !self.shared.open(&counter_nonce(b"CurveZMQREADY---", counter), sealed) {
             return Err(Cause::BoxClosed { what: "READY" });
         }
-        self.session.seen = counter;
-        Ok((self.session, 14 + TAG_BYTES))
+        Ok((Session::of_client(&self.shared, INITIATE_COUNTER, counter), 14 + TAG_BYTES))
     }
 }

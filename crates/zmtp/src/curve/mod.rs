@@ -11,30 +11,31 @@ pub(crate) use server::{AwaitHello, AwaitInitiate, Initiated};
 
 use crate::Cause;
 use crate::command::write_header;
-use crate::crypto::{Nonce, Shared, TAG_BYTES};
+use crate::crypto::{Lane, Nonce, Shared, TAG_BYTES};
 
 /// Bytes a MESSAGE adds to the payload: name, counter, tag, flags.
 pub(crate) const MESSAGE_OVERHEAD: usize = 33;
 
+const CLIENT_LANE: &[u8; 16] = b"CurveZMQMESSAGEC";
+const SERVER_LANE: &[u8; 16] = b"CurveZMQMESSAGES";
 const MESSAGE_NAME: &[u8; 8] = b"\x07MESSAGE";
 const SEALED_AT: usize = 16;
 
-/// An established CURVE connection: the shared key of C' and S' and both counters.
+/// An established CURVE connection: the keys of both directions, derived from that of C' and S', and both counters.
 pub(crate) struct Session {
-    shared: Shared,
-    ours: &'static [u8; 16],
-    theirs: &'static [u8; 16],
+    out: Lane,
+    back: Lane,
     sent: u64,
     seen: u64,
 }
 
 impl Session {
-    fn of_client(shared: Shared, sent: u64) -> Self {
-        Self { shared, ours: b"CurveZMQMESSAGEC", theirs: b"CurveZMQMESSAGES", sent, seen: 0 }
+    fn of_client(shared: &Shared, sent: u64, seen: u64) -> Self {
+        Self { out: shared.lane(CLIENT_LANE), back: shared.lane(SERVER_LANE), sent, seen }
     }
 
-    fn of_server(shared: Shared, seen: u64) -> Self {
-        Self { shared, ours: b"CurveZMQMESSAGES", theirs: b"CurveZMQMESSAGEC", sent: 0, seen }
+    fn of_server(shared: &Shared, sent: u64, seen: u64) -> Self {
+        Self { out: shared.lane(SERVER_LANE), back: shared.lane(CLIENT_LANE), sent, seen }
     }
 
     /// Appends the frame of a MESSAGE with `flags` and `payload`. Neither MORE nor COMMAND show outside, as in libzmq.
@@ -43,7 +44,7 @@ impl Session {
         write_header(0, MESSAGE_OVERHEAD + payload.len(), wire);
         wire.extend_from_slice(MESSAGE_NAME);
         wire.extend_from_slice(&self.sent.to_be_bytes());
-        self.shared.seal(&counter_nonce(self.ours, self.sent), &[&[flags], payload], wire);
+        self.out.seal(&self.sent.to_be_bytes(), &[&[flags], payload], wire);
     }
 
     /// Opens the body of a MESSAGE in place and returns its inner flags; the payload then lies from
@@ -56,7 +57,7 @@ impl Session {
             return Err(Cause::Malformed { what: "MESSAGE" });
         }
         let counter = rising(counter_of(&head[8..]), self.seen)?;
-        if !self.shared.open(&counter_nonce(self.theirs, counter), sealed) {
+        if !self.back.open(&counter.to_be_bytes(), sealed) {
             return Err(Cause::BoxClosed { what: "MESSAGE" });
         }
         self.seen = counter;

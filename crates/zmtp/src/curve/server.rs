@@ -22,14 +22,15 @@ pub(crate) struct AwaitInitiate {
 
 /// A server that knows who the client is.
 pub(crate) struct Initiated {
-    /// The session to be.
-    pub(crate) session: Session,
+    shared: Shared,
+    seen: u64,
     /// The client's long-term key, proven by its vouch.
     pub(crate) client: PublicKey,
     /// Where in the body of INITIATE the client's metadata now lies.
     pub(crate) metadata_at: usize,
 }
 
+const READY_COUNTER: u64 = 1;
 const HELLO_BYTES: usize = 200;
 const COOKIE_BYTES: usize = 96;
 const INITIATE_BYTES: usize = 257;
@@ -99,7 +100,8 @@ impl AwaitInitiate {
         let vouch_nonce = random_nonce(b"VOUCH---", &std::array::from_fn(|i| plain[32 + i]));
         self.check_vouch(&client, &vouch_nonce, &mut plain[48..128])?;
         Ok(Initiated {
-            session: Session::of_server(shared, counter),
+            shared,
+            seen: counter,
             client: PublicKey::from_bytes(client),
             metadata_at: 113 + TAG_BYTES + 128,
         })
@@ -117,14 +119,12 @@ impl AwaitInitiate {
 }
 
 impl Initiated {
-    /// The body of READY around our `metadata`.
-    pub(crate) fn ready(&mut self, metadata: &[u8]) -> Vec<u8> {
+    /// The session, and the body of READY around our `metadata`.
+    pub(crate) fn ready(self, metadata: &[u8]) -> (Session, Vec<u8>) {
         let mut ready = Vec::with_capacity(30 + metadata.len());
-        self.session.sent += 1;
         ready.extend_from_slice(b"\x05READY");
-        ready.extend_from_slice(&self.session.sent.to_be_bytes());
-        let nonce = counter_nonce(b"CurveZMQREADY---", self.session.sent);
-        self.session.shared.seal(&nonce, &[metadata], &mut ready);
-        ready
+        ready.extend_from_slice(&READY_COUNTER.to_be_bytes());
+        self.shared.seal(&counter_nonce(b"CurveZMQREADY---", READY_COUNTER), &[metadata], &mut ready);
+        (Session::of_server(&self.shared, READY_COUNTER, self.seen), ready)
     }
 }

@@ -1,0 +1,74 @@
+//! The reference pages are generated from the code that they speak of, and this test fails when they are not current.
+
+use std::fmt::Write as _;
+use std::path::PathBuf;
+use std::{env, fs};
+
+use slackwater_base::ByteSize;
+use slackwater_node::{Config, Store};
+use slackwater_wire::{Class, ErrorCode};
+
+const UPDATE: &str = "SLACKWATER_UPDATE_REFERENCE";
+
+/// Compares a page with what the code says now, or writes it when asked to.
+fn check(name: &str, page: &str) {
+    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../docs/reference").join(name);
+    if env::var_os(UPDATE).is_some() {
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        return fs::write(&path, page).unwrap();
+    }
+    let written = fs::read_to_string(&path).unwrap_or_default();
+    let again = format!("{UPDATE}=1 cargo test -p slackwater-cli --test reference");
+    assert!(written == page, "docs/reference/{name} is not current: `{again}` writes it");
+}
+
+#[test]
+fn configuration_is_current() {
+    let mut page = String::from(
+        "# Options\n\nGenerated from the code. Layers, weakest first: defaults, file, environment, flags.\n\n\
+         | in a file | environment | flag | takes | default | what it does |\n|---|---|---|---|---|---|\n",
+    );
+    for option in Config::default().explain() {
+        let (key, env, flag, kind) = (option.key, option.env, option.flag, option.kind);
+        writeln!(page, "| `{key}` | `{env}` | `--{flag}` | {kind} | `{}` | {} |", option.default, option.doc).unwrap();
+    }
+    check("configuration.md", &page);
+}
+
+#[test]
+fn errors_are_current() {
+    let mut page = String::from(
+        "# Error codes\n\nGenerated from the code. The class alone says what a caller does: *retry* within the deadline, \
+         *refused* never again, *gone* start over or take it as a miss, *fatal* stop and report. Codes from 0 to -2000 are \
+         those that integrations know; ours lie below.\n\n| number | name | class | meaning |\n|---|---|---|---|\n",
+    );
+    for code in ErrorCode::ALL {
+        let class = match code.class() {
+            Class::Retry => "retry",
+            Class::Refused => "refused",
+            Class::Gone => "gone",
+            Class::Fatal => "fatal",
+        };
+        writeln!(page, "| {} | {} | {class} | {} |", code.number(), code.name(), code.meaning()).unwrap();
+    }
+    check("errors.md", &page);
+}
+
+#[test]
+fn metrics_are_current() {
+    let store = Store::open(Config { memory: ByteSize::mib(1), ..Config::default() }).unwrap();
+    let text = store.metrics_text();
+    let mut page = String::from(
+        "# Metrics\n\nGenerated from the code: what `Store::metrics_text` (in Python `Store.metrics`) gives in the text form of Prometheus. Times are in \
+         seconds, sizes in bytes.\n\n| name | kind | what it counts |\n|---|---|---|\n",
+    );
+    let kinds: Vec<(&str, &str)> =
+        text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' ')).collect();
+    for line in text.lines() {
+        let Some((name, help)) = line.strip_prefix("# HELP ").and_then(|rest| rest.split_once(' ')) else { continue };
+        let (_, kind) = kinds.iter().find(|(other, _)| *other == name).expect("every metric has a kind");
+        writeln!(page, "| `{name}` | {kind} | {help} |").unwrap();
+    }
+    assert!(page.lines().count() > 20, "metrics without help lines:\n{text}");
+    check("metrics.md", &page);
+}

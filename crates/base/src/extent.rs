@@ -1,3 +1,5 @@
+use std::ops::{Index, IndexMut};
+
 use thiserror::Error;
 
 /// A piece of a segment that belongs to one holder until it is retired.
@@ -70,7 +72,7 @@ pub struct ExtentBooks {
 #[derive(Clone, Debug)]
 pub struct ExtentAllocator {
     granule: u64,
-    pieces: Vec<Piece>,
+    pieces: Pieces,
     spare: u32,
     rows: u64,
     columns: [u32; ROWS],
@@ -79,6 +81,8 @@ pub struct ExtentAllocator {
     next_generation: u64,
 }
 
+/// Twenty-eight bytes, because there is one for every extent: what only free pieces need and what only held ones need
+/// share their room.
 #[derive(Clone, Copy, Debug)]
 struct Piece {
     start: u32,
@@ -86,11 +90,67 @@ struct Piece {
     /// Neighbours by address.
     left: u32,
     right: u32,
-    /// Neighbours in the free list of its class; `next` also chains spare slots.
-    prev: u32,
-    next: u32,
-    generation: u64,
+    /// Of a free piece, the one before it in the list of its class; of a held one, the low half of its generation.
+    prev_or_low: u32,
+    /// Of a free piece, the one after it in the list of its class, and of a spare one the next spare; of a held one, the
+    /// high half of its generation.
+    next_or_high: u32,
     state: State,
+}
+
+impl Piece {
+    fn generation(&self) -> u64 {
+        u64::from(self.next_or_high) << 32 | u64::from(self.prev_or_low)
+    }
+
+    fn set_generation(&mut self, generation: u64) {
+        (self.prev_or_low, self.next_or_high) = (generation as u32, (generation >> 32) as u32);
+    }
+}
+
+/// Pieces in chunks: a million extents more must not copy those there are, nor reserve room for as many again.
+#[derive(Clone, Debug, Default)]
+struct Pieces {
+    chunks: Vec<Vec<Piece>>,
+    count: u32,
+}
+
+const CHUNK_BITS: u32 = 12;
+const CHUNK: usize = 1 << CHUNK_BITS;
+
+impl Pieces {
+    fn push(&mut self, piece: Piece) -> u32 {
+        let index = self.count;
+        if index as usize == self.chunks.len() * CHUNK {
+            // A small segment has few pieces and pays for few.
+            self.chunks.push(if index == 0 { Vec::new() } else { Vec::with_capacity(CHUNK) });
+        }
+        self.chunks[(index >> CHUNK_BITS) as usize].push(piece);
+        self.count += 1;
+        index
+    }
+
+    fn get(&self, index: usize) -> Option<&Piece> {
+        self.chunks.get(index >> CHUNK_BITS)?.get(index & (CHUNK - 1))
+    }
+
+    fn overhead_bytes(&self) -> usize {
+        self.chunks.iter().map(Vec::capacity).sum::<usize>() * size_of::<Piece>()
+    }
+}
+
+impl Index<usize> for Pieces {
+    type Output = Piece;
+
+    fn index(&self, index: usize) -> &Piece {
+        &self.chunks[index >> CHUNK_BITS][index & (CHUNK - 1)]
+    }
+}
+
+impl IndexMut<usize> for Pieces {
+    fn index_mut(&mut self, index: usize) -> &mut Piece {
+        &mut self.chunks[index >> CHUNK_BITS][index & (CHUNK - 1)]
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -113,18 +173,19 @@ impl ExtentAllocator {
         let granules = capacity / granule;
         assert!(granules > 0 && granules < u64::from(NONE), "{capacity} bytes make {granules} granules of {granule}");
         let capacity = granules * granule;
+        let mut pieces = Pieces::default();
+        pieces.push(Piece {
+            start: 0,
+            len: granules as u32,
+            left: NONE,
+            right: NONE,
+            prev_or_low: NONE,
+            next_or_high: NONE,
+            state: State::Spare,
+        });
         let mut allocator = Self {
             granule,
-            pieces: vec![Piece {
-                start: 0,
-                len: granules as u32,
-                left: NONE,
-                right: NONE,
-                prev: NONE,
-                next: NONE,
-                generation: 0,
-                state: State::Spare,
-            }],
+            pieces,
             spare: NONE,
             rows: 0,
             columns: [0; ROWS],
@@ -160,7 +221,7 @@ impl ExtentAllocator {
         self.next_generation += 1;
         let piece = &mut self.pieces[index as usize];
         piece.state = State::Live;
-        piece.generation = generation;
+        piece.set_generation(generation);
         let extent = Extent { offset: u64::from(piece.start) * self.granule, bytes: want, generation, slot: index };
         self.books.free -= want;
         self.books.live += want;
@@ -211,9 +272,15 @@ impl ExtentAllocator {
         Extent {
             offset: u64::from(piece.start) * self.granule,
             bytes: u64::from(piece.len) * self.granule,
-            generation: piece.generation,
+            generation: piece.generation(),
             slot,
         }
+    }
+
+    /// Reads what [`Self::held`] will need, ahead of need: a caller who does this for many overlaps their cache misses.
+    #[must_use]
+    pub fn warm(&self, slot: u32) -> u64 {
+        self.pieces.get(slot as usize).map_or(0, |piece| u64::from(piece.start))
     }
 
     /// Whether `extent` is still held under its generation.
@@ -221,7 +288,7 @@ impl ExtentAllocator {
     pub fn is_live(&self, extent: Extent) -> bool {
         self.pieces
             .get(extent.slot as usize)
-            .is_some_and(|piece| piece.state == State::Live && piece.generation == extent.generation)
+            .is_some_and(|piece| piece.state == State::Live && piece.generation() == extent.generation)
     }
 
     /// Where the bytes are now.
@@ -244,7 +311,7 @@ impl ExtentAllocator {
     /// Memory of the allocator itself, in bytes.
     #[must_use]
     pub fn overhead_bytes(&self) -> usize {
-        self.pieces.capacity() * size_of::<Piece>() + size_of::<[[u32; COLUMNS]; ROWS]>()
+        self.pieces.overhead_bytes() + size_of::<[[u32; COLUMNS]; ROWS]>()
     }
 
     /// A free piece of at least `len` granules: the head of the first class all of whose pieces are long enough, or,
@@ -262,7 +329,7 @@ impl ExtentAllocator {
                 if self.pieces[index as usize].len >= len {
                     return Some(index);
                 }
-                index = self.pieces[index as usize].next;
+                index = self.pieces[index as usize].next_or_high;
             }
             None
         })
@@ -289,17 +356,15 @@ impl ExtentAllocator {
             len: whole.len - len,
             left: index,
             right: whole.right,
-            prev: NONE,
-            next: NONE,
-            generation: 0,
+            prev_or_low: NONE,
+            next_or_high: NONE,
             state: State::Spare,
         };
         let rest_index = if self.spare == NONE {
-            self.pieces.push(rest);
-            (self.pieces.len() - 1) as u32
+            self.pieces.push(rest)
         } else {
             let slot = self.spare;
-            self.spare = self.pieces[slot as usize].next;
+            self.spare = self.pieces[slot as usize].next_or_high;
             self.pieces[slot as usize] = rest;
             slot
         };
@@ -323,7 +388,7 @@ impl ExtentAllocator {
         }
         let slot = &mut self.pieces[right as usize];
         slot.state = State::Spare;
-        slot.next = self.spare;
+        slot.next_or_high = self.spare;
         self.spare = right;
     }
 
@@ -332,10 +397,10 @@ impl ExtentAllocator {
         let head = self.heads[row][column];
         let piece = &mut self.pieces[index as usize];
         piece.state = State::Free;
-        piece.prev = NONE;
-        piece.next = head;
+        piece.prev_or_low = NONE;
+        piece.next_or_high = head;
         if head != NONE {
-            self.pieces[head as usize].prev = index;
+            self.pieces[head as usize].prev_or_low = index;
         }
         self.heads[row][column] = index;
         self.columns[row] |= 1 << column;
@@ -343,12 +408,12 @@ impl ExtentAllocator {
     }
 
     fn unlink(&mut self, index: u32) {
-        let Piece { len, prev, next, .. } = self.pieces[index as usize];
+        let Piece { len, prev_or_low: prev, next_or_high: next, .. } = self.pieces[index as usize];
         if next != NONE {
-            self.pieces[next as usize].prev = prev;
+            self.pieces[next as usize].prev_or_low = prev;
         }
         if prev != NONE {
-            self.pieces[prev as usize].next = next;
+            self.pieces[prev as usize].next_or_high = next;
             return;
         }
         let (row, column) = class_of(len);
@@ -363,7 +428,7 @@ impl ExtentAllocator {
 
     fn expect(&self, extent: Extent, state: State) {
         let piece = self.pieces.get(extent.slot as usize);
-        let found = piece.map(|piece| (piece.state, piece.generation));
+        let found = piece.map(|piece| (piece.state, piece.generation()));
         assert_eq!(found, Some((state, extent.generation)), "books of {extent:?}");
     }
 }
@@ -408,6 +473,21 @@ mod tests {
             last = class;
         }
         assert_eq!(class_of(u32::MAX - 1).0, ROWS - 2);
+    }
+
+    #[test]
+    fn a_piece_is_small() {
+        assert_eq!(size_of::<Piece>(), 28);
+    }
+
+    #[test]
+    fn a_held_extent_is_found_by_its_short_name() {
+        let mut allocator = ExtentAllocator::new(1 << 20, 4096, u64::from(u32::MAX));
+        let extents: Vec<Extent> = (1..9).map(|n| allocator.allocate(n * 4096).unwrap()).collect();
+        allocator.retire(extents[3]);
+        for extent in extents {
+            assert_eq!(allocator.held(extent.slot()), extent);
+        }
     }
 
     #[test]

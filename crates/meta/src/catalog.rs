@@ -1,7 +1,8 @@
-use hashbrown::HashTable;
 use slackwater_base::{Checksum, Instant};
 use slackwater_wire::{ClientId, Key, ReplicaState, Version};
 
+use crate::evict::Link;
+use crate::index::Index;
 use crate::slab::Slab;
 
 /// An object's number; reused after it is gone.
@@ -131,25 +132,17 @@ impl Replica {
 }
 
 /// Objects by key, and their replicas.
-///
-/// The table is split by hash, so that it grows in small steps: one of ten million entries would stop the world for
-/// most of a second each time it doubles.
 pub(crate) struct Catalog {
-    tables: Vec<HashTable<u32>>,
+    index: Index,
     objects: Slab<Object>,
     replicas: Slab<Replica>,
 }
 
 const NONE: u32 = u32::MAX;
-const TABLE_BITS: u32 = 8;
 
 impl Catalog {
     pub(crate) fn new() -> Self {
-        Self {
-            tables: (0..1 << TABLE_BITS).map(|_| HashTable::new()).collect(),
-            objects: Slab::new(),
-            replicas: Slab::new(),
-        }
+        Self { index: Index::new(), objects: Slab::new(), replicas: Slab::new() }
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -161,12 +154,11 @@ impl Catalog {
     }
 
     pub(crate) fn find(&self, tenant: TenantIndex, key: &Key, hash: u64) -> Option<ObjectId> {
-        let table = &self.tables[table_of(hash)];
-        let same = |id: &u32| {
-            let object = self.objects.get(*id).expect("the table names live objects");
+        let same = |id: u32| {
+            let object = self.objects.get(id).expect("the index names live objects");
             object.hash == hash && object.tenant == tenant && object.key == *key
         };
-        table.find(hash, same).copied().map(ObjectId)
+        self.index.find(hash, same).map(ObjectId)
     }
 
     /// An object without bytes yet.
@@ -184,9 +176,7 @@ impl Catalog {
             pin: PinKind::None,
             flags: 0,
         });
-        let objects = &self.objects;
-        let rehash = |id: &u32| objects.get(*id).expect("the table names live objects").hash;
-        self.tables[table_of(hash)].insert_unique(hash, id, rehash);
+        self.index.insert(hash, id);
         ObjectId(id)
     }
 
@@ -194,10 +184,7 @@ impl Catalog {
     pub(crate) fn take(&mut self, id: ObjectId) -> Object {
         let object = self.objects.remove(id.0);
         assert!(object.head == NONE, "{:?} is taken out while it has replicas", object.key);
-        match self.tables[table_of(object.hash)].find_entry(object.hash, |other| *other == id.0) {
-            Ok(entry) => entry.remove(),
-            Err(_) => unreachable!("every live object is in the table"),
-        };
+        assert!(self.index.remove(object.hash, id.0), "every live object is in the index");
         object
     }
 
@@ -281,17 +268,36 @@ impl Catalog {
         self.replicas.iter().map(|(id, replica)| (ReplicaId(id), replica))
     }
 
+    /// Reads ahead what look-ups of these keys will need, one kind of it at a time: the cache misses of many keys then
+    /// pass together, where one look-up after the other would wait for each. Tells `more` of the likely replicas.
+    pub(crate) fn warm(&self, links: &[Link], ids: &mut Vec<u32>, mut more: impl FnMut(&Replica) -> u64) {
+        let mut seen = 0;
+        if links.len() > 1 {
+            for link in links {
+                seen ^= self.index.begin(link.hash);
+            }
+        }
+        ids.clear();
+        ids.extend(links.iter().filter_map(|link| self.index.find(link.hash, |_| true)));
+        for id in &*ids {
+            seen ^= self.objects.get(*id).map_or(0, |object| object.lease.as_nanos());
+            // An object and its only replica mostly have the same number, because they come and go together.
+            seen ^= self.replicas.get(*id).map_or(0, |replica| u64::from(replica.slot));
+        }
+        for id in &*ids {
+            seen ^= self.replicas.get(*id).map_or(0, &mut more);
+        }
+        for object in ids.iter().filter_map(|id| self.objects.get(*id)) {
+            seen ^= u64::from(object.key.as_bytes()[0]);
+        }
+        std::hint::black_box(seen);
+    }
+
     /// Memory of table, objects and replicas, with the reference counts that stand before each key's bytes.
     pub(crate) fn overhead_bytes(&self) -> usize {
-        let tables: usize = self.tables.iter().map(HashTable::allocation_size).sum();
         let counts = self.objects.len() * 2 * size_of::<usize>();
-        tables + counts + self.objects.overhead_bytes() + self.replicas.overhead_bytes()
+        self.index.overhead_bytes() + counts + self.objects.overhead_bytes() + self.replicas.overhead_bytes()
     }
-}
-
-/// Bits above those that pick the bucket and below those that tag it.
-fn table_of(hash: u64) -> usize {
-    (hash >> 40) as usize & ((1 << TABLE_BITS) - 1)
 }
 
 /// The replicas of one object.

@@ -1,7 +1,7 @@
 //! Reading: where objects are, and what a read means to leases, policies and promotion.
 
 use slackwater_base::Instant;
-use slackwater_wire::{ErrorCode, Exists, Get, GetEnd, Hold, Lookup, Object, ReplicaAt, Reply};
+use slackwater_wire::{ErrorCode, Exists, Get, GetEnd, Hold, Key, Lookup, Object, ReplicaAt, Reply};
 
 use crate::catalog::{Aside, ObjectId, ReplicaId, SegmentIndex, TenantIndex};
 use crate::evict::{Link, Slot, Walk};
@@ -14,6 +14,26 @@ use crate::tenant::Ledger;
 /// Up to this many segments, every policy hears of every read; beyond, only those that hold a part of it.
 const SEGMENTS_TOLD: usize = 8;
 
+/// What a read is about, key by key. Kept between reads, so that none allocates.
+#[derive(Default)]
+pub(crate) struct Reading {
+    links: Vec<Link>,
+    ids: Vec<u32>,
+    /// Replicas found, with the position of their key.
+    resident: Vec<(SegmentIndex, u32, Slot)>,
+    /// Objects found on SSD only, with the position of their key.
+    cold: Vec<(ObjectId, u32)>,
+}
+
+impl Reading {
+    fn begin(&mut self, hashes: impl Iterator<Item = u64>) {
+        self.links.clear();
+        self.links.extend(hashes.map(|hash| Link { hash, slot: None, bytes: 0 }));
+        self.resident.clear();
+        self.cold.clear();
+    }
+}
+
 impl Master {
     pub(crate) fn get(&mut self, now: Instant, caller: &Caller, get: &Get) -> Reply {
         if get.keys.len() > self.config.limits.batch_keys {
@@ -23,40 +43,57 @@ impl Master {
             self.metrics.get_misses += get.keys.len() as u64;
             return Reply::Get(vec![Lookup::Missing; get.keys.len()]);
         };
+        let mut reading = std::mem::take(&mut self.reading);
+        reading.begin(get.keys.iter().map(|key| self.tenants.hash(tenant, key)));
+        self.warm(&mut reading);
         let mut answers = Vec::with_capacity(get.keys.len());
-        let mut links = Vec::with_capacity(get.keys.len());
-        let mut resident = Vec::with_capacity(get.keys.len());
-        let mut cold = Vec::new();
-        for key in &get.keys {
-            let hash = self.tenants.hash(tenant, key);
-            let found = self.catalog.find(tenant, key, hash);
-            let answer = match found {
-                Some(object) if self.catalog.object(object).has_replicas() => {
-                    self.read(now, caller, object, get.hold, links.len() as u32, &mut resident)
-                }
-                Some(_) => Lookup::NotReady,
-                None => Lookup::Missing,
-            };
-            let mut bytes = 0;
-            if let (Some(id), Lookup::Found(object)) = (found, &answer) {
-                bytes = object.bytes;
-                if matches!(object.replicas[0], ReplicaAt::Disk { .. }) {
-                    cold.push((id, links.len() as u32));
-                }
-            }
-            links.push(Link { hash, slot: None, bytes });
+        for (at, key) in get.keys.iter().enumerate() {
+            let answer = self.look_up(now, caller, (tenant, key, at), get.hold, &mut reading);
             self.count(&answer);
             let stop = get.prefix_only && !matches!(answer, Lookup::Found(_));
             answers.push(answer);
             if stop {
+                reading.links.truncate(at + 1);
                 break;
             }
         }
         answers.resize(get.keys.len(), Lookup::Missing);
         let place = self.chain_start(tenant, &get.chain);
-        self.tell_policies(now, &mut links, &mut resident, place);
-        self.consider(now, &links, &cold, place);
+        self.tell_policies(now, &mut reading, place);
+        self.consider(now, &reading.links, &reading.cold, place);
+        self.reading = reading;
         Reply::Get(answers)
+    }
+
+    /// Starts the cache misses of all keys before the first of them is waited for.
+    fn warm(&self, reading: &mut Reading) {
+        self.catalog.warm(&reading.links, &mut reading.ids, |replica| {
+            let segment = self.segments.at(replica.segment);
+            let extent = segment.memory().map_or(0, |memory| memory.extents.warm(replica.piece));
+            extent ^ segment.policy.warm(Slot(replica.slot))
+        });
+    }
+
+    fn look_up(
+        &mut self,
+        now: Instant,
+        caller: &Caller,
+        (tenant, key, at): (TenantIndex, &Key, usize),
+        hold: Hold,
+        reading: &mut Reading,
+    ) -> Lookup {
+        let link = &mut reading.links[at];
+        let Some(id) = self.catalog.find(tenant, key, link.hash) else { return Lookup::Missing };
+        let object = self.catalog.object(id);
+        if !object.has_replicas() {
+            return Lookup::NotReady;
+        }
+        link.bytes = object.bytes;
+        let answer = self.read(now, caller, id, hold, at as u32, &mut reading.resident);
+        if matches!(&answer, Lookup::Found(object) if matches!(object.replicas[0], ReplicaAt::Disk { .. })) {
+            reading.cold.push((id, at as u32));
+        }
+        answer
     }
 
     fn count(&mut self, answer: &Lookup) {
@@ -153,18 +190,13 @@ impl Master {
     }
 
     /// Lets each policy see the walk with its own residents in it.
-    fn tell_policies(
-        &mut self,
-        now: Instant,
-        links: &mut [Link],
-        resident: &mut [(SegmentIndex, u32, Slot)],
-        place: ChainPlace,
-    ) {
+    fn tell_policies(&mut self, now: Instant, reading: &mut Reading, place: ChainPlace) {
+        let Reading { links, resident, .. } = reading;
         if self.segments.len() > 1 {
             resident.sort_unstable_by_key(|(segment, ..)| *segment);
         }
         let few = self.segments.len() <= SEGMENTS_TOLD;
-        let mut rest = &*resident;
+        let mut rest = resident.as_slice();
         for (index, segment) in self.segments.iter_mut() {
             let end = rest.iter().position(|(other, ..)| *other != index).unwrap_or(rest.len());
             let (mine, others) = rest.split_at(end);
@@ -210,7 +242,7 @@ impl Master {
         Reply::Exists(exists.keys.iter().map(|key| self.probe(now, tenant, key)).collect())
     }
 
-    fn probe(&mut self, now: Instant, tenant: TenantIndex, key: &slackwater_wire::Key) -> bool {
+    fn probe(&mut self, now: Instant, tenant: TenantIndex, key: &Key) -> bool {
         let hash = self.tenants.hash(tenant, key);
         let Some(id) = self.catalog.find(tenant, key, hash) else { return false };
         let ttl = self.config.lease_ttl;

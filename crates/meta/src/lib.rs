@@ -17,6 +17,7 @@ mod disk;
 mod drops;
 mod due;
 mod get;
+mod index;
 mod lease;
 mod master;
 mod metrics;

@@ -9,6 +9,7 @@ use crate::catalog::{Catalog, ObjectId, ReplicaId, SegmentIndex, TenantIndex};
 use crate::config::{ConfigWarning, MasterConfig};
 use crate::drops::{Drops, Owed};
 use crate::due::Deadlines;
+use crate::get::Reading;
 use crate::lease::{Groups, Guards};
 use crate::metrics::Metrics;
 use crate::offload::Offloads;
@@ -95,6 +96,7 @@ pub struct Master {
     pub(crate) offloads: Offloads,
     pub(crate) promotions: Promotions,
     retries: Retries,
+    pub(crate) reading: Reading,
     pub(crate) outbox: Outbox,
     pub(crate) metrics: Metrics,
     pub(crate) next_version: u64,
@@ -166,6 +168,7 @@ impl Master {
             metrics: Metrics::default(),
             next_version: 1,
             next_ticket: 1,
+            reading: Reading::default(),
             retries: Retries::new(config.limits.reply_window, config.limits.clients),
             config,
         }

@@ -260,9 +260,8 @@ impl Master {
     ) -> Grant {
         let failed = |code| Grant::Decided(PutStarted::Failed(code));
         let found = self.catalog.find(tenant, &wanted.key, wanted.hash);
-        match found.map(|object| self.may_put(now, object, tenant, config)) {
-            Some(Err(result)) => return Grant::Decided(result),
-            Some(Ok(())) | None => {}
+        if let Some(Err(result)) = found.map(|object| self.may_put(now, object, tenant, config)) {
+            return Grant::Decided(result);
         }
         let is_new = found.is_none_or(|object| !self.catalog.is_object(object));
         if let Err(code) = self.put_limits(tenant, config, wanted, is_new) {

@@ -28,7 +28,7 @@ pub(crate) struct Segment {
 
 /// What a segment is made of.
 pub(crate) enum Medium {
-    Memory(MemoryExtents),
+    Memory(Box<MemoryExtents>),
     Disk(DiskLog),
 }
 
@@ -57,10 +57,10 @@ const NONE: u32 = u32::MAX;
 impl Segment {
     pub(crate) fn new(mount: &Mount, granule: u64, policy: Box<dyn Evict>) -> Self {
         let medium = match mount.kind {
-            SegmentKind::Memory => Medium::Memory(MemoryExtents {
+            SegmentKind::Memory => Medium::Memory(Box::new(MemoryExtents {
                 extents: ExtentAllocator::new(mount.bytes, granule, 1),
                 fencing: Map::default(),
-            }),
+            })),
             SegmentKind::Disk => Medium::Disk(DiskLog {
                 capacity: mount.bytes,
                 accepting: true,

@@ -3,7 +3,7 @@ use std::time::Duration;
 
 use clap::{Args, Subcommand};
 use slackwater_base::{ByteSize, parse_duration};
-use slackwater_bench::{mq, pool, promotion, store, wait};
+use slackwater_bench::{meta, mq, pool, promotion, store, wait};
 
 use crate::args::block_bytes;
 
@@ -14,6 +14,8 @@ pub(crate) enum Bench {
     Store(Store),
     /// Latency of a read before promotion on hit and after it, and how long it takes
     Promotion(Promotion),
+    /// Time of a lookup, a put and an eviction in the catalog, and its memory an object
+    Meta(Meta),
     /// Throughput and CPU of each way of waiting for a completion
     Wait(Wait),
     /// Bursts of short tasks on the worker pool beside rayon, OpenMP and oneTBB
@@ -77,6 +79,25 @@ pub(crate) struct Promotion {
     /// Length of each
     #[arg(long, default_value = "1MiB", value_name = "SIZE", value_parser = block_bytes)]
     value_bytes: ByteSize,
+
+    #[command(flatten)]
+    pub(super) output: Output,
+}
+
+/// See [`Bench::Meta`].
+#[derive(Clone, Debug, Args)]
+pub(crate) struct Meta {
+    /// Objects in the catalog, one row each [default: 1000000,10000000]
+    #[arg(long, value_name = "N,…", value_delimiter = ',', value_parser = one_or_more)]
+    objects: Vec<usize>,
+
+    /// Operations timed for each figure
+    #[arg(long, default_value = "1000000", value_name = "N", value_parser = one_or_more)]
+    samples: usize,
+
+    /// What the random choice of keys follows from
+    #[arg(long, default_value_t = 1, value_name = "N")]
+    seed: u64,
 
     #[command(flatten)]
     pub(super) output: Output,
@@ -182,6 +203,14 @@ impl Promotion {
         let mut options = promotion::Options::new(directory.to_owned());
         options.samples = self.samples as usize;
         options.value_bytes = self.value_bytes.0 as usize;
+        options
+    }
+}
+
+impl Meta {
+    pub(super) fn options(&self) -> meta::Options {
+        let mut options = meta::Options { samples: self.samples, seed: self.seed, ..Default::default() };
+        given(&mut options.objects, &self.objects);
         options
     }
 }

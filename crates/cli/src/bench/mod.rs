@@ -9,7 +9,7 @@ use comfy_table::{CellAlignment, Table, presets};
 use serde::Serialize;
 use serde_json::{Map, Value};
 use slackwater_bench::machine::Machine;
-use slackwater_bench::{mq, pool, promotion, store, wait};
+use slackwater_bench::{meta, mq, pool, promotion, store, wait};
 use tempfile::TempDir;
 
 use crate::DONE;
@@ -27,6 +27,10 @@ pub(crate) fn run(scenario: &Bench) -> Result<u8> {
             let directory = passing(&arguments.dir)?;
             let report = on_this_machine(promotion::run(&arguments.options(directory.path()))?);
             Shown::plain("promotion", &report)?.show(&arguments.output)
+        }
+        Bench::Meta(arguments) => {
+            let report = on_this_machine(meta::run(&arguments.options()));
+            Shown::plain("meta", &report)?.show(&arguments.output)
         }
         Bench::Wait(arguments) => {
             let report = wait::run(&arguments.options())?;

@@ -59,6 +59,10 @@ impl Evict for Lru {
 
     fn set_capacity(&mut self, _bytes: u64) {}
 
+    fn warm(&self, slot: Slot) -> u64 {
+        self.queues.warm(slot)
+    }
+
     fn overhead_bytes(&self) -> usize {
         self.queues.overhead_bytes()
     }

@@ -62,6 +62,12 @@ pub trait Evict: Send {
     /// A request read along this chain. Links without a slot were misses here.
     fn read(&mut self, walk: &Walk<'_>);
 
+    /// Reads what [`Evict::read`] will need of this slot, ahead of need, so that the cache misses of many overlap. The
+    /// number means nothing.
+    fn warm(&self, _slot: Slot) -> u64 {
+        0
+    }
+
     /// The links that have a slot became resident in this segment. Links without one were not placed here.
     fn insert(&mut self, walk: &Walk<'_>);
 

@@ -45,6 +45,12 @@ impl<const N: usize> Queues<N> {
         Self { nodes: Vec::new(), ends: [Ends { hot: NONE, cold: NONE, units: 0 }; N], resident: 0 }
     }
 
+    /// Reads the slot's node and its neighbours ahead of a move.
+    pub(super) fn warm(&self, slot: Slot) -> u64 {
+        let units = |at: u32| self.nodes.get(at as usize).map_or(0, |node| u64::from(node.units));
+        self.nodes.get(slot.0 as usize).map_or(0, |node| units(node.hotter) ^ units(node.colder))
+    }
+
     /// Which queue `slot` is in.
     pub(super) fn queue(&self, slot: Slot) -> Option<usize> {
         let node = self.nodes.get(slot.0 as usize)?;

@@ -270,7 +270,12 @@ impl Run {
         if self.world.orders.is_empty() {
             return;
         }
-        let at = pick % self.world.orders.len();
+        // The log does what it is told in order; everything else may overtake it.
+        let logged = |(_, order): &(NodeId, Order)| matches!(order, Order::Drop(_) | Order::Offload(_));
+        let mut at = pick % self.world.orders.len();
+        if logged(&self.world.orders[at]) {
+            at = self.world.orders.iter().position(logged).unwrap();
+        }
         let (node, order) = self.world.orders.remove(at).unwrap();
         let report = match order {
             Order::Fence(extents) => Report::Fenced(extents),

@@ -7,6 +7,8 @@ use slackwater_meta::evict::PolicyKind;
 use slackwater_node::Config;
 use slackwater_replay::Traffic;
 
+use crate::bench::Bench;
+
 /// A tiered store for the KV cache of LLM serving: DRAM over SSD, with promotion on hit.
 #[derive(Debug, Parser)]
 #[command(name = "slackwater", version, max_term_width = 110, disable_help_subcommand = true)]
@@ -34,7 +36,7 @@ pub(crate) enum Command {
     /// Replays the trace against each policy at each size and prints the share of blocks that were there after all
     /// blocks before them, beside what an eviction that knows the future reaches.
     Policy(Policy),
-    /// Measure: the store beside the machine's limits, and what promotion is worth
+    /// Measure parts of Slackwater beside the machine's limits and beside peers
     #[command(subcommand)]
     Bench(Bench),
     /// Show the configuration in force and where each value comes from
@@ -130,59 +132,6 @@ pub(crate) struct Policy {
     pub(crate) json: bool,
 }
 
-/// The benchmarks.
-#[derive(Debug, Subcommand)]
-pub(crate) enum Bench {
-    /// Reads from memory beside a plain copy, reads from SSD beside direct reads of a plain file
-    Store(BenchStore),
-    /// Latency of a read before promotion on hit and after it, and how long it takes
-    Promotion(BenchPromotion),
-}
-
-/// See [`Bench::Store`].
-#[derive(Clone, Debug, Args)]
-pub(crate) struct BenchStore {
-    /// Where files are made and removed again: on the device to be measured
-    #[arg(long, default_value = ".", value_name = "DIR")]
-    pub(crate) dir: PathBuf,
-
-    /// Length of a value
-    #[arg(long, default_value = "1MiB", value_name = "SIZE", value_parser = block_bytes)]
-    pub(crate) value_bytes: ByteSize,
-
-    /// Passes of each kind; the median counts
-    #[arg(long, default_value_t = 7, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
-    pub(crate) passes: u32,
-
-    /// Reads under way at once in the deep pass over the SSD
-    #[arg(long, default_value_t = 8, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=256))]
-    pub(crate) depth: u32,
-
-    /// Print one JSON object on standard output instead of tables
-    #[arg(long)]
-    pub(crate) json: bool,
-}
-
-/// See [`Bench::Promotion`].
-#[derive(Clone, Debug, Args)]
-pub(crate) struct BenchPromotion {
-    /// Where the store's directory is made and removed again: on the device to be measured
-    #[arg(long, default_value = ".", value_name = "DIR")]
-    pub(crate) dir: PathBuf,
-
-    /// Objects, each read in every state
-    #[arg(long, default_value_t = 1000, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
-    pub(crate) samples: u32,
-
-    /// Length of each
-    #[arg(long, default_value = "1MiB", value_name = "SIZE", value_parser = block_bytes)]
-    pub(crate) value_bytes: ByteSize,
-
-    /// Print one JSON object on standard output instead of tables
-    #[arg(long)]
-    pub(crate) json: bool,
-}
-
 /// See [`Command::Config`].
 #[derive(Clone, Debug, Args)]
 pub(crate) struct Show {
@@ -262,7 +211,7 @@ fn store_flags(matches: &ArgMatches) -> Vec<(String, String)> {
     Config::OPTIONS.iter().filter_map(given).collect()
 }
 
-fn block_bytes(text: &str) -> Result<ByteSize, String> {
+pub(crate) fn block_bytes(text: &str) -> Result<ByteSize, String> {
     let size: ByteSize = text.parse().map_err(|error: slackwater_base::ParseUnitError| error.to_string())?;
     match size.0 {
         0 => Err("a block needs at least one byte".to_owned()),

@@ -6,7 +6,7 @@ use crate::place::{Place, object, stderr};
 fn benchmarks_print_the_keys_of_their_contract_and_leave_nothing_behind() {
     let place = Place::new();
     let check = |arguments: &[&str], keys: &[&str]| {
-        let output = place.run(&[&["bench"], arguments, &["--json", "--dir", "tmp"]].concat());
+        let output = place.run(&[&["bench"], arguments, &["--json"]].concat());
         assert!(output.status.success(), "{}", stderr(&output));
         let report = object(&output);
         for key in keys {
@@ -25,9 +25,22 @@ fn benchmarks_print_the_keys_of_their_contract_and_leave_nothing_behind() {
         "/post_ssd_reads",
         "/promote_delay_p50_us",
     ];
-    check(&["promotion", "--samples", "20", "--value-bytes", "64KiB"], &promotion);
+    check(&["promotion", "--samples", "20", "--value-bytes", "64KiB", "--dir", "tmp"], &promotion);
     check(
-        &["store", "--passes", "1"],
+        &["store", "--passes", "1", "--dir", "tmp"],
         &["/get_into_gbps", "/memcpy_gbps", "/ratio", "/ssd_read_gbps", "/raw_ssd_gbps", "/ssd_ratio"],
     );
+    check(
+        &["meta", "--objects", "2000", "--samples", "2000"],
+        &[
+            "/rows/0/objects",
+            "/rows/0/lookup_ns",
+            "/rows/0/allocate_ns",
+            "/rows/0/evict_ns",
+            "/rows/0/bytes_per_object",
+            "/machine/cores",
+        ],
+    );
+    let idle = ["--idle", "0", "--rounds", "1", "--run", "20ms", "--concurrency", "2", "--strategies", "park"];
+    check(&[&["wait"], &idle[..]].concat(), &["/rows/0/gbps", "/rows/0/cores"]);
 }

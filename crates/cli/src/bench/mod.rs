@@ -1,26 +1,57 @@
 //! `slackwater bench`: runs a scenario of the bench crate and prints its report, for people or for scripts.
 
+mod args;
+
 use std::path::Path;
 
 use anyhow::{Context, Result};
 use comfy_table::{CellAlignment, Table, presets};
 use serde::Serialize;
 use serde_json::{Map, Value};
-use slackwater_bench::{promotion, store};
+use slackwater_bench::machine::Machine;
+use slackwater_bench::{meta, mq, pool, promotion, store, wait};
 use tempfile::TempDir;
 
 use crate::DONE;
-use crate::args::{Bench, BenchPromotion, BenchStore};
+pub(crate) use args::Bench;
+use args::Output;
 
 pub(crate) fn run(scenario: &Bench) -> Result<u8> {
     match scenario {
         Bench::Store(arguments) => {
             let directory = passing(&arguments.dir)?;
-            show(&store::run(&of_store(arguments, directory.path()))?, arguments.json)
+            let report = on_this_machine(store::run(&arguments.options(directory.path()))?);
+            Shown::plain("store", &report)?.show(&arguments.output)
         }
         Bench::Promotion(arguments) => {
             let directory = passing(&arguments.dir)?;
-            show(&promotion::run(&of_promotion(arguments, directory.path()))?, arguments.json)
+            let report = on_this_machine(promotion::run(&arguments.options(directory.path()))?);
+            Shown::plain("promotion", &report)?.show(&arguments.output)
+        }
+        Bench::Meta(arguments) => {
+            let report = on_this_machine(meta::run(&arguments.options()));
+            Shown::plain("meta", &report)?.show(&arguments.output)
+        }
+        Bench::Wait(arguments) => {
+            let report = wait::run(&arguments.options())?;
+            let (text, html) = (report.to_text(), Some(report.to_html()));
+            Shown { text, html, ..Shown::plain("wait", &report)? }.show(&arguments.output)
+        }
+        Bench::Pool(arguments) => {
+            let report = pool::run(&arguments.options())?;
+            let (text, html) = (report.to_text(), Some(report.to_html()));
+            Shown { text, html, ..Shown::plain("pool", &report)? }.show(&arguments.output)
+        }
+        Bench::Mq(arguments) => {
+            let ourselves = std::env::current_exe().context("cannot find this program to start it again")?;
+            let child = vec![ourselves.into_os_string(), "bench".into(), "mq-child".into()];
+            let report = mq::run(&arguments.options(child))?;
+            let html = Some(report.to_html());
+            Shown { html, ..Shown::plain("mq", &on_this_machine(report))? }.show(&arguments.output)
+        }
+        Bench::MqChild { arguments } => {
+            mq::child(arguments)?;
+            Ok(DONE)
         }
     }
 }
@@ -31,31 +62,52 @@ fn passing(parent: &Path) -> Result<TempDir> {
     made.with_context(|| format!("cannot make a directory in {}", parent.display()))
 }
 
-fn of_store(arguments: &BenchStore, directory: &Path) -> store::Options {
-    let mut options = store::Options::new(directory.to_owned());
-    options.value_bytes = arguments.value_bytes.0 as usize;
-    options.passes = arguments.passes as usize;
-    options.depth = arguments.depth as usize;
-    options
+/// A report with the machine that its figures belong to.
+#[derive(Serialize)]
+struct OnMachine<T> {
+    #[serde(flatten)]
+    report: T,
+    machine: Machine,
 }
 
-fn of_promotion(arguments: &BenchPromotion, directory: &Path) -> promotion::Options {
-    let mut options = promotion::Options::new(directory.to_owned());
-    options.samples = arguments.samples as usize;
-    options.value_bytes = arguments.value_bytes.0 as usize;
-    options
+fn on_this_machine<T>(report: T) -> OnMachine<T> {
+    OnMachine { report, machine: Machine::detect() }
 }
 
-#[expect(clippy::print_stdout, reason = "the answer of the command")]
-fn show(report: &impl Serialize, json: bool) -> Result<u8> {
-    if json {
-        println!("{}", serde_json::to_string(report)?);
-        return Ok(DONE);
+/// A report in the forms that it can be asked for.
+struct Shown {
+    name: &'static str,
+    json: String,
+    text: String,
+    html: Option<String>,
+}
+
+impl Shown {
+    fn plain(name: &'static str, report: &impl Serialize) -> Result<Self> {
+        let tables = tables(&serde_json::to_value(report)?);
+        let text = tables.into_iter().map(|(name, table)| format!("{name}\n{table}\n")).collect();
+        Ok(Self { name, json: serde_json::to_string(report)?, text, html: None })
     }
-    for (name, table) in tables(&serde_json::to_value(report)?) {
-        println!("{name}\n{table}");
+
+    #[expect(clippy::print_stdout, reason = "the answer of the command")]
+    fn show(&self, output: &Output) -> Result<u8> {
+        if let Some(directory) = &output.report {
+            self.write(directory).with_context(|| format!("cannot write the report into {}", directory.display()))?;
+        }
+        if output.json {
+            println!("{}", self.json);
+        } else {
+            print!("{}", self.text);
+        }
+        Ok(DONE)
     }
-    Ok(DONE)
+
+    fn write(&self, directory: &Path) -> std::io::Result<()> {
+        std::fs::create_dir_all(directory)?;
+        std::fs::write(directory.join(format!("{}.json", self.name)), format!("{}\n", self.json))?;
+        let Some(html) = &self.html else { return Ok(()) };
+        std::fs::write(directory.join(format!("{}.html", self.name)), html)
+    }
 }
 
 /// One table of the single figures, and one for each list of rows, with their names.
@@ -91,6 +143,9 @@ fn flatten<'a>(name: &str, value: &'a Value, figures: &mut Vec<Vec<String>>, lis
             let rows: Vec<&Map<String, Value>> = items.iter().filter_map(Value::as_object).collect();
             if rows.first().is_some_and(|row| !row.is_empty()) {
                 lists.push((name.to_owned(), rows));
+            } else if !items.is_empty() {
+                let words: Vec<String> = items.iter().map(text).collect();
+                figures.push(vec![name.to_owned(), words.join("; ")]);
             }
         }
         single => figures.push(vec![name.to_owned(), text(single)]),
@@ -106,6 +161,7 @@ fn text(value: &Value) -> String {
             value if value.abs() >= 1.0 => format!("{value:.2}"),
             value => format!("{value:.4}"),
         },
+        Value::Null => "–".to_owned(),
         other => other.to_string(),
     }
 }
@@ -138,11 +194,13 @@ mod tests {
             "samples": 1000,
             "rows": [{ "what": "memcpy", "pass": 1, "gbps": 12.345 }, { "what": "get_into", "pass": 1, "gbps": 11.0 }],
             "limits": [],
+            "peer": null,
+            "notes": ["left out", "why"],
         });
         let tables = tables(&report);
         let texts: Vec<String> = tables.iter().map(|(name, table)| format!("{name} {table}")).collect();
         assert_eq!(texts.len(), 2);
-        for word in ["pre.p50_us", "812", "0.9432", "1000", "uring"] {
+        for word in ["pre.p50_us", "812", "0.9432", "1000", "uring", "–", "left out; why"] {
             assert!(texts[0].contains(word), "{word}: {}", texts[0]);
         }
         assert!(texts[1].starts_with("rows") && texts[1].contains("12.35"), "{}", texts[1]);

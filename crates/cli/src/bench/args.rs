@@ -1,0 +1,258 @@
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use clap::{Args, Subcommand};
+use slackwater_base::{ByteSize, parse_duration};
+use slackwater_bench::{meta, mq, pool, promotion, store, wait};
+
+use crate::args::block_bytes;
+
+/// The benchmarks.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Bench {
+    /// Reads from memory beside a plain copy, reads from SSD beside direct reads of a plain file
+    Store(Store),
+    /// Latency of a read before promotion on hit and after it, and how long it takes
+    Promotion(Promotion),
+    /// Time of a lookup, a put and an eviction in the catalog, and its memory an object
+    Meta(Meta),
+    /// Throughput and CPU of each way of waiting for a completion
+    Wait(Wait),
+    /// Bursts of short tasks on the worker pool beside rayon, OpenMP and oneTBB
+    Pool(Pool),
+    /// Thousands of links and requests on the message layer beside pyzmq
+    Mq(Mq),
+    /// Plays the part of a process that `mq` measures
+    #[command(hide = true)]
+    MqChild {
+        /// The part.
+        arguments: Vec<String>,
+    },
+}
+
+/// Where a report goes.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct Output {
+    /// Print one JSON object on standard output instead of tables
+    #[arg(long)]
+    pub(super) json: bool,
+
+    /// Directory for a JSON file, and a page where there is one [default: none is written]
+    #[arg(long, value_name = "DIR")]
+    pub(super) report: Option<PathBuf>,
+}
+
+/// See [`Bench::Store`].
+#[derive(Clone, Debug, Args)]
+pub(crate) struct Store {
+    /// Where files are made and removed again: on the device to be measured
+    #[arg(long, default_value = ".", value_name = "DIR")]
+    pub(super) dir: PathBuf,
+
+    /// Length of a value
+    #[arg(long, default_value = "1MiB", value_name = "SIZE", value_parser = block_bytes)]
+    value_bytes: ByteSize,
+
+    /// Passes of each kind; the median counts
+    #[arg(long, default_value_t = 7, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
+    passes: u32,
+
+    /// Reads under way at once in the deep pass over the SSD
+    #[arg(long, default_value_t = 8, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=256))]
+    depth: u32,
+
+    #[command(flatten)]
+    pub(super) output: Output,
+}
+
+/// See [`Bench::Promotion`].
+#[derive(Clone, Debug, Args)]
+pub(crate) struct Promotion {
+    /// Where the store's directory is made and removed again: on the device to be measured
+    #[arg(long, default_value = ".", value_name = "DIR")]
+    pub(super) dir: PathBuf,
+
+    /// Objects, each read in every state
+    #[arg(long, default_value_t = 1000, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    samples: u32,
+
+    /// Length of each
+    #[arg(long, default_value = "1MiB", value_name = "SIZE", value_parser = block_bytes)]
+    value_bytes: ByteSize,
+
+    #[command(flatten)]
+    pub(super) output: Output,
+}
+
+/// See [`Bench::Meta`].
+#[derive(Clone, Debug, Args)]
+pub(crate) struct Meta {
+    /// Objects in the catalog, one row each [default: 1000000,10000000]
+    #[arg(long, value_name = "N,…", value_delimiter = ',', value_parser = one_or_more)]
+    objects: Vec<usize>,
+
+    /// Operations timed for each figure
+    #[arg(long, default_value = "1000000", value_name = "N", value_parser = one_or_more)]
+    samples: usize,
+
+    /// What the random choice of keys follows from
+    #[arg(long, default_value_t = 1, value_name = "N")]
+    seed: u64,
+
+    #[command(flatten)]
+    pub(super) output: Output,
+}
+
+/// See [`Bench::Wait`].
+#[derive(Clone, Debug, Args)]
+pub(crate) struct Wait {
+    /// Numbers of waiters [default: 1,16,64]
+    #[arg(long, value_name = "N,…", value_delimiter = ',', value_parser = one_or_more)]
+    concurrency: Vec<usize>,
+
+    /// Strategies: adaptive, spin, park, sleep:TIME [default: all]
+    #[arg(long, value_name = "NAME,…", value_delimiter = ',')]
+    strategies: Vec<String>,
+
+    /// Threads that copy [default: half of the CPUs]
+    #[arg(long, value_name = "N", value_parser = one_or_more)]
+    movers: Option<usize>,
+
+    /// Length of a run
+    #[arg(long, default_value = "400ms", value_name = "TIME", value_parser = parse_duration)]
+    run: Duration,
+
+    /// Runs of each strategy, in turns; the medians count
+    #[arg(long, default_value = "5", value_name = "N", value_parser = one_or_more)]
+    rounds: usize,
+
+    /// How long 64 parked waiters and an idle pool are watched; 0 leaves it out
+    #[arg(long, default_value = "10s", value_name = "TIME", value_parser = parse_duration)]
+    idle: Duration,
+
+    #[command(flatten)]
+    pub(super) output: Output,
+}
+
+/// See [`Bench::Pool`].
+#[derive(Clone, Debug, Args)]
+pub(crate) struct Pool {
+    /// Threads of the pools [default: as many as CPUs, and four times as many]
+    #[arg(long, value_name = "N,…", value_delimiter = ',', value_parser = one_or_more)]
+    threads: Vec<usize>,
+
+    /// Lengths of a task [default: 2us,20us]
+    #[arg(long, value_name = "TIME,…", value_delimiter = ',', value_parser = parse_duration)]
+    tasks: Vec<Duration>,
+
+    /// Times between two bursts [default: 0,100us,2ms]
+    #[arg(long, value_name = "TIME,…", value_delimiter = ',', value_parser = parse_duration)]
+    gaps: Vec<Duration>,
+
+    /// Runs of each pool in each setting, in turns; the median counts
+    #[arg(long, default_value = "5", value_name = "N", value_parser = one_or_more)]
+    rounds: usize,
+
+    /// Leave the peers out
+    #[arg(long)]
+    no_peers: bool,
+
+    #[command(flatten)]
+    pub(super) output: Output,
+}
+
+/// See [`Bench::Mq`].
+#[derive(Clone, Debug, Args)]
+pub(crate) struct Mq {
+    /// Numbers of links of one client [default: 200,2000,20000]
+    #[arg(long, value_name = "N,…", value_delimiter = ',', value_parser = one_or_more)]
+    links: Vec<usize>,
+
+    /// Messages a second, each to a random link [default: 1000,10000]
+    #[arg(long, value_name = "N,…", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..))]
+    rates: Vec<u32>,
+
+    /// How long each number and rate is measured
+    #[arg(long, default_value = "3s", value_name = "TIME", value_parser = parse_duration)]
+    window: Duration,
+
+    /// Rounds of requests, ours and the peer's in turn; the median counts
+    #[arg(long, default_value = "3", value_name = "N", value_parser = one_or_more)]
+    rounds: usize,
+
+    /// A Python with pyzmq for the peer [default: $SLACKWATER_PYTHON, else python3]
+    #[arg(long, value_name = "PATH")]
+    python: Option<PathBuf>,
+
+    #[command(flatten)]
+    pub(super) output: Output,
+}
+
+impl Store {
+    pub(super) fn options(&self, directory: &Path) -> store::Options {
+        let mut options = store::Options::new(directory.to_owned());
+        options.value_bytes = self.value_bytes.0 as usize;
+        options.passes = self.passes as usize;
+        options.depth = self.depth as usize;
+        options
+    }
+}
+
+impl Promotion {
+    pub(super) fn options(&self, directory: &Path) -> promotion::Options {
+        let mut options = promotion::Options::new(directory.to_owned());
+        options.samples = self.samples as usize;
+        options.value_bytes = self.value_bytes.0 as usize;
+        options
+    }
+}
+
+impl Meta {
+    pub(super) fn options(&self) -> meta::Options {
+        let mut options = meta::Options { samples: self.samples, seed: self.seed, ..Default::default() };
+        given(&mut options.objects, &self.objects);
+        options
+    }
+}
+
+impl Wait {
+    pub(super) fn options(&self) -> wait::Options {
+        let mut options = wait::Options { run: self.run, rounds: self.rounds, idle: self.idle, ..Default::default() };
+        given(&mut options.concurrency, &self.concurrency);
+        given(&mut options.strategies, &self.strategies);
+        options.movers = self.movers.unwrap_or(options.movers);
+        options
+    }
+}
+
+impl Pool {
+    pub(super) fn options(&self) -> pool::Options {
+        let mut options = pool::Options { rounds: self.rounds, peers: !self.no_peers, ..Default::default() };
+        given(&mut options.threads, &self.threads);
+        given(&mut options.tasks, &self.tasks);
+        given(&mut options.gaps, &self.gaps);
+        options
+    }
+}
+
+impl Mq {
+    pub(super) fn options(&self, child: Vec<std::ffi::OsString>) -> mq::Options {
+        let mut options = mq::Options { window: self.window, rounds: self.rounds, child, ..Default::default() };
+        given(&mut options.links, &self.links);
+        given(&mut options.rates, &self.rates);
+        options.python = self.python.clone().unwrap_or(options.python);
+        options
+    }
+}
+
+/// A list that was given takes the place of the default.
+fn given<T: Clone>(option: &mut Vec<T>, list: &[T]) {
+    if !list.is_empty() {
+        *option = list.to_vec();
+    }
+}
+
+fn one_or_more(text: &str) -> Result<usize, String> {
+    let number = text.parse().ok().filter(|number| *number > 0);
+    number.ok_or_else(|| "expected a whole number, one or more".to_owned())
+}

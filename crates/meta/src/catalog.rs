@@ -1,5 +1,5 @@
 use hashbrown::HashTable;
-use slackwater_base::{Checksum, Instant};
+use slackwater_base::{Checksum, Instant, Planted, planted};
 use slackwater_wire::{ClientId, Key, ReplicaState, Version};
 
 use crate::slab::Slab;
@@ -164,7 +164,8 @@ impl Catalog {
         let table = &self.tables[table_of(hash)];
         let same = |id: &u32| {
             let object = self.objects.get(*id).expect("the table names live objects");
-            object.hash == hash && object.tenant == tenant && object.key == *key
+            let same_tenant = object.tenant == tenant || planted(Planted::TenantsShareKeys);
+            object.hash == hash && same_tenant && object.key == *key
         };
         table.find(hash, same).copied().map(ObjectId)
     }

@@ -14,8 +14,8 @@ const UPDATE: &str = "SLACKWATER_UPDATE_REFERENCE";
 fn check(name: &str, page: &str) {
     let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../docs/reference").join(name);
     if env::var_os(UPDATE).is_some() {
-        fs::create_dir_all(path.parent().unwrap()).unwrap();
-        return fs::write(&path, page).unwrap();
+        fs::create_dir_all(path.parent().expect("the page lies in a folder")).expect("the folder can be made");
+        return fs::write(&path, page).expect("the page can be written");
     }
     let written = fs::read_to_string(&path).unwrap_or_default();
     let again = format!("{UPDATE}=1 cargo test -p slackwater-cli --test reference");

@@ -29,6 +29,11 @@ impl<K: Copy + Ord + Hash> Deadlines<K> {
         }
     }
 
+    /// The deadline of `key`, if it has one.
+    pub(crate) fn at(&self, key: &K) -> Option<Instant> {
+        self.of.get(key).copied()
+    }
+
     pub(crate) fn next(&self) -> Option<Instant> {
         self.queue.first().map(|(at, _)| *at)
     }

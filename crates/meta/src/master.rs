@@ -194,8 +194,19 @@ impl Master {
 
     /// Does what has fallen due. One call does a bounded amount; when more is due, [`Self::next_deadline`] says so.
     pub fn on_deadline(&mut self, now: Instant, out: &mut Vec<Output>) {
+        let mut again = Vec::new();
         for _ in 0..DUE_STEP {
             let Some(due) = self.due.pop(now) else { break };
+            match due {
+                // Work in steps that has more to do asks for `now` again: its next step is for the next call, so that
+                // requests get in between.
+                Due::Relieve(_) | Due::Scan(_) if again.contains(&due) => {
+                    self.due.set(due, now);
+                    break;
+                }
+                Due::Relieve(_) | Due::Scan(_) => again.push(due),
+                _ => {}
+            }
             match due {
                 Due::Unpark(replica) => self.unpark_due(now, replica),
                 Due::Put(object) => self.put_expired(now, object),

@@ -141,6 +141,9 @@ impl Master {
         if replica.state != ReplicaState::Complete || replica.refs > 0 {
             return Standing::Held;
         }
+        if let Some(grace) = self.due.at(&Due::Unpark(id)).filter(|at| replica.parked == Parked::Held && *at > now) {
+            return Standing::Until(grace);
+        }
         let record = self.catalog.object(object);
         if !record.is(Aside::Group) {
             return self.standing_of(now, object);
@@ -220,9 +223,14 @@ impl Master {
         if !record.is(Aside::Group) {
             return self.evict_one(now, id);
         }
+        let group = self.groups.of(object);
         let members: Vec<ObjectId> = self.groups.members(record.tenant, object).collect();
         let mut freed = 0;
         for member in members {
+            // Room for one member's offload may have cost another its record, and with it the object.
+            if self.groups.of(member) != group {
+                continue;
+            }
             let of_kind = |(id, replica): (ReplicaId, &crate::catalog::Replica)| {
                 (self.segments.at(replica.segment).kind() == kind).then_some(id)
             };

@@ -73,8 +73,9 @@ impl Master {
             self.free(id, orphan.tenant, orphan.bytes);
             return;
         }
-        let (object, segment) = (replica.object(), replica.segment);
-        if replica.parked == Parked::Held {
+        let (object, segment, parked) = (replica.object(), replica.segment, replica.parked);
+        // With a deadline it stays aside until then: a lease, or the grace of a promoted copy, outlasts the read.
+        if parked == Parked::Held && self.due.at(&Due::Unpark(id)).is_none() {
             self.unpark(id);
             self.relieve_soon(now, segment);
         }

@@ -1,5 +1,7 @@
+use std::time::Duration;
+
 use slackwater_meta::evict::PolicyKind;
-use slackwater_meta::{Eviction, MasterConfig};
+use slackwater_meta::{Eviction, MasterConfig, Offload, OffloadMode};
 use slackwater_wire::*;
 
 use crate::world::*;
@@ -109,6 +111,40 @@ fn a_long_eviction_lets_requests_through() {
         world.put(&format!("k{n}"), BLOCK);
     }
     assert_eq!(world.master.metrics().evictions, 4, "one step");
+    // One call used to take every step there was, as each asked for `now` again: requests waited for all of them.
+    world.master.on_deadline(world.now, &mut Vec::new());
+    assert_eq!(world.master.metrics().evictions, 8, "one more step a call");
     world.pass(seconds(0));
     assert!(world.used(MEMORY) <= 10 * BLOCK, "and the rest right after");
+}
+
+/// Offloading one member of a group made room on a full SSD at the cost of another member's only copy, and the loop over
+/// the members then asked after an object that was gone.
+#[test]
+fn a_group_may_lose_a_member_while_it_is_evicted() {
+    let offload = Offload { mode: OffloadMode::OnEvict, ..Offload::default() };
+    let config = MasterConfig { offload, lease_ttl: Duration::ZERO, ..MasterConfig::default() };
+    let mut world = World::tiers(config, 8 * BLOCK, BLOCK * 5 / 4);
+    let group = || PutConfig { group: Some(7), ..PutConfig::default() };
+    world.put("first", BLOCK);
+    world.put_with("b", BLOCK, group());
+    world.remove("first").unwrap();
+    let fill = |world: &mut World, round: usize| {
+        for n in 0..8 {
+            let call = world.send(ME, start(&format!("{round}-{n}"), BLOCK, wait(seconds(1))));
+            let tasks = world.taken(|order| if let Order::Offload(tasks) = order { Some(tasks.clone()) } else { None });
+            for task in tasks.concat() {
+                world.report(NODE, Report::Offloaded(vec![(task.ticket, Ok(()))]));
+            }
+            if let Some(Reply::PutStart(results)) = world.reply(call)
+                && let PutStarted::Granted { version, .. } = results[0]
+            {
+                world.end(ME, &format!("{round}-{n}"), version);
+            }
+        }
+    };
+    fill(&mut world, 0);
+    world.put_with("a", BLOCK, PutConfig { wait: Some(Duration::ZERO), ..group() });
+    fill(&mut world, 1);
+    world.master.check_books().unwrap();
 }

@@ -20,7 +20,7 @@ pub(crate) struct Reclaim {
     scanning: bool,
     scanned: bool,
     /// Records that are to be copied if they still live when their turn comes.
-    todo: VecDeque<Record>,
+    pending: VecDeque<Record>,
     reading: usize,
     /// Bytes of records that are being read, queued or written.
     bytes_in_flight: u64,
@@ -87,7 +87,7 @@ impl Log {
     /// Whether reclaim goes on only when what it has read is written.
     pub(super) fn drain_waits(&self) -> bool {
         self.reclaim.as_ref().is_some_and(|reclaim| {
-            let crowded = reclaim.todo.front().map_or(reclaim.scanned, |record| {
+            let crowded = reclaim.pending.front().map_or(reclaim.scanned, |record| {
                 reclaim.bytes_in_flight + record.length > self.config.reclaim_bytes_in_flight_max
             });
             reclaim.settling > 0 && reclaim.reading == 0 && crowded
@@ -96,14 +96,14 @@ impl Log {
 
     /// When the next record may be copied, if one waits for that alone.
     pub(super) fn copy_deadline(&self) -> Option<Instant> {
-        let waiting = self.reclaim.as_ref().is_some_and(|reclaim| !reclaim.todo.is_empty());
+        let waiting = self.reclaim.as_ref().is_some_and(|reclaim| !reclaim.pending.is_empty());
         waiting.then_some(self.copy_at)
     }
 
     fn drain_scan(&mut self, out: &mut Vec<LogOut>) {
         let Some(reclaim) = &mut self.reclaim else { return };
         // A bound on what is remembered of a file: its headers are read no faster than its records are copied.
-        if reclaim.scanning || reclaim.scanned || reclaim.todo.len() > TODO_MAX {
+        if reclaim.scanning || reclaim.scanned || reclaim.pending.len() > PENDING_MAX {
             return;
         }
         match reclaim.scan.read() {
@@ -139,7 +139,7 @@ impl Log {
                     let Some(reclaim) = &mut self.reclaim else { return };
                     reclaim.names.push(record.hash);
                     if live {
-                        reclaim.todo.push_back(record);
+                        reclaim.pending.push_back(record);
                     }
                 }
                 Entry::Tombstone { hash, version } => {
@@ -161,11 +161,11 @@ impl Log {
     /// Reads records to be copied, as fast as the rate and the bound on bytes in flight allow.
     fn drain_copy(&mut self, out: &mut Vec<LogOut>) {
         while let Some(reclaim) = &mut self.reclaim
-            && let Some(record) = reclaim.todo.front()
+            && let Some(record) = reclaim.pending.front()
         {
             let file = reclaim.file;
             if !self.index.get(record.hash).is_some_and(|slot| slot.is_at(file, record.offset)) {
-                reclaim.todo.pop_front();
+                reclaim.pending.pop_front();
                 continue;
             }
             let crowded = reclaim.bytes_in_flight > 0
@@ -173,7 +173,7 @@ impl Log {
             if crowded || self.copy_at > self.now {
                 return;
             }
-            let Some(record) = reclaim.todo.pop_front() else { return };
+            let Some(record) = reclaim.pending.pop_front() else { return };
             reclaim.reading += 1;
             reclaim.bytes_in_flight += record.length;
             let rate = self.config.reclaim_bytes_per_second.max(1);
@@ -228,13 +228,13 @@ impl Log {
         if let Some(reclaim) = &mut self.reclaim {
             reclaim.settling -= 1;
             reclaim.bytes_in_flight -= record.length;
-            reclaim.todo.push_front(record);
+            reclaim.pending.push_front(record);
         }
     }
 
     fn drain_finish(&mut self) {
         let Some(reclaim) = &mut self.reclaim else { return };
-        if !reclaim.scanned || !reclaim.todo.is_empty() || reclaim.reading + reclaim.settling > 0 {
+        if !reclaim.scanned || !reclaim.pending.is_empty() || reclaim.reading + reclaim.settling > 0 {
             return;
         }
         let file = reclaim.file;
@@ -328,7 +328,7 @@ impl Reclaim {
             scan,
             scanning: false,
             scanned: false,
-            todo: VecDeque::new(),
+            pending: VecDeque::new(),
             reading: 0,
             bytes_in_flight: 0,
             settling: 0,
@@ -339,6 +339,6 @@ impl Reclaim {
 }
 
 /// Records that are remembered for copying while more headers are read.
-const TODO_MAX: usize = 4096;
+const PENDING_MAX: usize = 4096;
 /// Time that reclaim may have been idle and still make up for.
 const COPY_BURST: Duration = Duration::from_millis(50);

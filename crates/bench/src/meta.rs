@@ -4,7 +4,8 @@ use std::time::{Duration, Instant as Clock};
 
 use serde::Serialize;
 use slackwater_base::{Checksum, Instant, Rng};
-use slackwater_meta::{Input, Master, MasterConfig, Output};
+use slackwater_meta::evict::PolicyKind;
+use slackwater_meta::{Eviction, Input, Master, MasterConfig, Output};
 use slackwater_wire::{
     CallId, Chain, ClientId, Get, Hold, Incarnation, Key, Mount, NodeId, Order, PutConfig, PutDone, PutEnd, PutEntry,
     PutStart, PutStarted, Reply, Report as NodeReport, Request, SegmentId, SegmentKind, Tenant,
@@ -15,6 +16,8 @@ use slackwater_wire::{
 pub struct Options {
     /// With how many objects in the catalog, one row each.
     pub objects: Vec<usize>,
+    /// The policy of eviction; it is told of every operation.
+    pub policy: PolicyKind,
     /// Operations timed for each figure.
     pub samples: usize,
     /// What the random choice of keys follows from.
@@ -23,7 +26,7 @@ pub struct Options {
 
 impl Default for Options {
     fn default() -> Self {
-        Self { objects: vec![1_000_000, 10_000_000], samples: 1_000_000, seed: 1 }
+        Self { objects: vec![1_000_000, 10_000_000], policy: PolicyKind::default(), samples: 1_000_000, seed: 1 }
     }
 }
 
@@ -41,6 +44,8 @@ pub struct Report {
 pub struct Row {
     /// Objects in the catalog.
     pub objects: usize,
+    /// The policy of eviction.
+    pub policy: &'static str,
     /// A lookup of one random key with its lease, request to reply, in nanoseconds.
     pub lookup_ns: f64,
     /// The same within requests of 64 keys, a key.
@@ -83,7 +88,7 @@ const EVICTIONS_TIMED: u64 = 1_000_000;
 
 fn measure(objects: usize, options: &Options) -> Row {
     let before = resident_bytes();
-    let mut bench = Bench::new(objects as u64 * VALUE_BYTES);
+    let mut bench = Bench::new(objects as u64 * VALUE_BYTES, options.policy);
     for first in (0..objects).step_by(FILL_BATCH) {
         let last = objects.min(first + FILL_BATCH);
         bench.put((first..last).map(key).collect());
@@ -98,6 +103,7 @@ fn measure(objects: usize, options: &Options) -> Row {
     let evict_ns = bench.evictions(objects * 2);
     Row {
         objects,
+        policy: options.policy.name(),
         lookup_ns,
         lookup_batch_ns,
         allocate_ns,
@@ -116,8 +122,9 @@ struct Bench {
 
 impl Bench {
     /// A master whose one segment is 90 % full when it holds `bytes`.
-    fn new(bytes: u64) -> Self {
-        let master = Master::new(MasterConfig::default(), 1);
+    fn new(bytes: u64, policy: PolicyKind) -> Self {
+        let eviction = Eviction { policy, ..Eviction::default() };
+        let master = Master::new(MasterConfig { eviction, ..MasterConfig::default() }, 1);
         let mut bench = Self { master, now: Instant::from_nanos(1_000_000_000), call: 0, out: Vec::new() };
         let mount = Mount {
             segment: SegmentId(1),
@@ -268,7 +275,7 @@ mod tests {
 
     #[test]
     fn a_small_run_fills_every_field() {
-        let report = run(&Options { objects: vec![5_000], samples: 1_000, seed: 1 });
+        let report = run(&Options { objects: vec![5_000], samples: 1_000, ..Options::default() });
         let row = &report.rows[0];
         for figure in [row.lookup_ns, row.lookup_batch_ns, row.allocate_ns, row.evict_ns, row.bytes_per_object] {
             assert!(figure.is_finite() && figure > 0.0, "{row:?}");

@@ -107,7 +107,7 @@ pub enum Report {
     Announce {
         /// The segment that stands for the log.
         segment: SegmentId,
-        /// Some of its records.
+        /// Some of its records; none at all says that the node has announced everything.
         entries: Vec<ReportedEntry>,
     },
     /// Everything has been announced.

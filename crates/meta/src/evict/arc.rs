@@ -120,6 +120,10 @@ impl Evict for Arc {
 
     fn set_capacity(&mut self, _bytes: u64) {}
 
+    fn warm(&self, slot: Slot) -> u64 {
+        self.queues.warm(slot)
+    }
+
     fn overhead_bytes(&self) -> usize {
         let ghosts: usize = self.ghosts.iter().map(Ghosts::overhead_bytes).sum();
         self.queues.overhead_bytes() + self.tags.capacity() * size_of::<u32>() + ghosts

@@ -97,6 +97,10 @@ impl Evict for TwoQ {
 
     fn set_capacity(&mut self, _bytes: u64) {}
 
+    fn warm(&self, slot: Slot) -> u64 {
+        self.queues.warm(slot)
+    }
+
     fn overhead_bytes(&self) -> usize {
         self.queues.overhead_bytes() + self.tags.capacity() * size_of::<u32>() + self.ghosts.overhead_bytes()
     }

@@ -104,6 +104,21 @@ fn a_put_larger_than_any_gap_is_served_in_the_end() {
 }
 
 #[test]
+fn metadata_takes_no_more_than_200_bytes_an_object() {
+    for (policy, objects) in PolicyKind::ALL.into_iter().flat_map(|policy| [(policy, 20_480), (policy, 61_440)]) {
+        let eviction = Eviction { policy, ..Eviction::default() };
+        let mut world = World::new(MasterConfig { eviction, ..MasterConfig::default() });
+        world.checks = false;
+        world.mount(NODE, MEMORY, SegmentKind::Memory, objects * 5000);
+        for n in 0..objects {
+            world.put(&format!("k{n}"), 4096);
+        }
+        let each = world.master.overhead_bytes() as u64 / objects;
+        assert!(each <= 200, "{policy}: {each} bytes each at {objects} objects");
+    }
+}
+
+#[test]
 fn a_long_eviction_lets_requests_through() {
     let eviction = Eviction { step: 4, low_watermark: 0.1, ..Eviction::default() };
     let mut world = World::memory(MasterConfig { eviction, ..MasterConfig::default() }, 100 * BLOCK);

@@ -143,6 +143,13 @@ impl Segments {
         (segment.place != Place::Free && segment.generation == generation).then_some(segment)
     }
 
+    /// Reads a segment and its neighbours in their lists ahead of a move.
+    pub(super) fn warm(&self, number: u32) -> u64 {
+        let blocks = |number: u32| self.records.get(number as usize).map_or(0, |segment| u64::from(segment.blocks));
+        let links = self.records.get(number as usize).map(|segment| segment.links);
+        links.map_or(0, |links| links.iter().fold(0, |seen, at| seen ^ blocks(at.older) ^ blocks(at.newer)))
+    }
+
     pub(super) fn overhead_bytes(&self) -> usize {
         self.records.capacity() * size_of::<Segment>() + self.free.capacity() * size_of::<u32>()
     }

@@ -26,6 +26,10 @@ use progress::Progress;
 use report::{Moment, Record};
 use tally::Tally;
 
+/// What a replay takes where nobody says otherwise: both tiers at work, and a quiet log beside the progress bar.
+const DEFAULTS: [(&str, &str); 4] =
+    [("ssd", "16GiB"), ("offload", "on-evict"), ("promotion.enabled", "true"), ("log", "warn")];
+
 /// Points of the report's charts.
 const MOMENTS_MAX: usize = 120;
 
@@ -85,7 +89,7 @@ fn configure(layers: Layers) -> Result<(Config, Option<TempDir>)> {
         None => layers,
     };
     let mut config = layers.load()?;
-    for (key, value) in [("ssd", "16GiB"), ("offload", "on-evict"), ("log", "warn")] {
+    for (key, value) in DEFAULTS {
         config.default_to(key, value).map_err(anyhow::Error::msg)?;
     }
     if config.ssd.0 == 0 {

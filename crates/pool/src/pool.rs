@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread::{self, JoinHandle};
 
-use slackwater_wait::{Completion, Waiting};
+use slackwater_wait::{Completion, Costs, Waiting};
 
 use crate::config::{Config, PoolError};
 use crate::crew::Crew;
@@ -48,6 +48,8 @@ impl Pool {
     /// Names what in the configuration cannot be, or the thread that could not be started or placed.
     pub fn start(config: &Config) -> Result<Self, PoolError> {
         watch_forks();
+        // Measured here, so that no wait has to: the first look at the costs takes a moment.
+        let _ = Costs::now();
         let plans = config.plan()?;
         let inner = Arc::new(Inner::new(config, &plans));
         let mut pool = Self { inner: Arc::clone(&inner), threads: Vec::new() };

@@ -186,7 +186,7 @@ fn spin(watched: &impl Watched, waiting: &Waiting<'_>, strategy: &dyn Wait, plan
     let hit = matches!(ended, Spin::Done);
     site.spun(*spun, hit);
     if hit {
-        site.gap(spun.nanos);
+        site.gap(spun.before_nanos + spun.nanos);
     }
     ended
 }
@@ -236,7 +236,8 @@ fn park(watched: &impl Watched, waiting: &Waiting<'_>, plan: &Plan, spun_nanos: 
         // A wake without an end says that the end is near.
         if parked == Parked::Woken && plan.needs_cpu {
             let soon = Duration::from_nanos(wake_nanos());
-            let mut spun = Spun::default();
+            let before_nanos = spun_nanos + woke.since(start).as_nanos() as u64;
+            let mut spun = Spun { before_nanos, ..Spun::default() };
             match spin(watched, waiting, waiting.strategy(), Plan { spin: soon, ..*plan }, &mut spun) {
                 Spin::Done => return true,
                 Spin::TimedOut => return give_up(watched, site),

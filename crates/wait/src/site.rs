@@ -111,6 +111,8 @@ pub(crate) struct Spun {
     pub(crate) looks: u64,
     pub(crate) clock_reads: u64,
     pub(crate) nanos: u64,
+    /// How long the wait had lasted before the spin.
+    pub(crate) before_nanos: u64,
 }
 
 impl Site {

@@ -1,0 +1,48 @@
+//! The message layer's benchmark end to end, small: every row is there and its figures make sense.
+
+use std::time::Duration;
+
+use slackwater_bench::mq::{Options, child, run};
+
+fn main() {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    if arguments.first().is_some_and(|first| first == "child") {
+        return child(&arguments[1..]).expect("the parent speaks to this process as its own");
+    }
+    let this = std::env::current_exe().expect("this is a program");
+    let report = run(&Options {
+        links: vec![5, 20],
+        rates: vec![500],
+        window: Duration::from_millis(100),
+        rpc_links: vec![1, 4],
+        rpc_sizes: vec![64],
+        rpc_window: Duration::from_millis(50),
+        rounds: 1,
+        python: "no-such-python".into(),
+        child: vec![this.into(), "child".into()],
+        ..Options::default()
+    })
+    .expect("loopback");
+    let links: Vec<_> = report.links.iter().map(|row| (row.n, row.mechanism)).collect();
+    assert_eq!(links, [(5, "NULL"), (20, "NULL"), (20, "CURVE")]);
+    for row in &report.links {
+        assert!(row.arrived > 100.0 && row.p50_us > 0.0 && row.p50_us <= row.p99_us, "{row:?}");
+        assert!(row.cpu_percent > 0.0 && row.syscalls_per_msg > 0.5 && row.syscalls_per_msg < 6.0, "{row:?}");
+    }
+    let rpc: Vec<_> = report.rpc.iter().map(|row| (row.links, row.mechanism)).collect();
+    assert_eq!(rpc, [(1, "NULL"), (4, "NULL"), (1, "CURVE"), (4, "CURVE")]);
+    for row in &report.rpc {
+        assert!(row.rps > 10.0 && row.p50_us > 0.0 && row.p50_us <= row.p99_us && row.peer_rps.is_none(), "{row:?}");
+    }
+    assert!(report.notes.iter().any(|note| note.starts_with("no peer")));
+    let json = serde_json::to_value(&report).expect("plain figures");
+    for field in
+        ["n", "rate", "cpu_percent", "cpu_us_per_msg", "p50_us", "p99_us", "syscalls_per_msg", "bytes_per_link"]
+    {
+        assert!(json["links"][0].get(field).is_some(), "{field}");
+    }
+    for field in ["links", "size", "mechanism", "p50_us", "p99_us", "rps", "peer_p50_us", "peer_rps"] {
+        assert!(json["rpc"][0].get(field).is_some(), "{field}");
+    }
+    assert!(report.to_html().contains("<table>"));
+}

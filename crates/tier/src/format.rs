@@ -6,7 +6,7 @@ use thiserror::Error;
 use zerocopy::little_endian::{U16, U32, U64, U128};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use crate::io::FileId;
+use crate::io::{DiskError, FileId};
 
 /// The format that this version writes, and the newest that it reads.
 pub const FORMAT_VERSION: u32 = 1;
@@ -51,6 +51,32 @@ pub enum FormatError {
         /// Which file.
         file: FileId,
     },
+    /// It could not be read for want of something that the process may have again.
+    #[error("log file {} cannot be read now ({error}): raise the limit on open files (`ulimit -n`) or free memory, \
+        and open again", .file.0)]
+    Starved {
+        /// Which file.
+        file: FileId,
+        /// What the device said.
+        error: DiskError,
+    },
+    /// Its first block cannot be read, so nobody knows whose it is and what it keeps dead.
+    #[error("log file {} cannot be read ({error}): mend the device and open again, or empty the directory to start \
+        cold; without this file alone, removed values could come back", .file.0)]
+    Unreadable {
+        /// Which file.
+        file: FileId,
+        /// What the device said.
+        error: DiskError,
+    },
+}
+
+impl FormatError {
+    /// Whether opening again may find the same files in order, with nothing done to them.
+    #[must_use]
+    pub fn may_pass(&self) -> bool {
+        matches!(self, FormatError::Starved { .. } | FormatError::Unreadable { .. })
+    }
 }
 
 /// The first block of a file.

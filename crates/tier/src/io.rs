@@ -2,6 +2,7 @@
 
 use slackwater_base::Checksum;
 use slackwater_wire::ExtentRef;
+use thiserror::Error;
 
 /// Names an operation in its completion; never reused in the life of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -113,15 +114,26 @@ pub enum DiskOutcome {
 }
 
 /// Why an operation did not succeed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Error, PartialEq, Eq, Hash)]
 pub enum DiskError {
     /// No space left on the device, or a quota is used up.
+    #[error("no space left")]
     Full,
     /// The file system takes no writes.
+    #[error("read-only file system")]
     ReadOnly,
     /// No such file, or it ends before the offset.
+    #[error("no such file, or it is too short")]
     Missing,
+    /// The operating system was short of descriptors or memory, or was interrupted. Nothing was learned of the file:
+    /// the same operation may succeed a moment later, so after a read of it nothing is given up.
+    #[error("short of descriptors or memory, os error {errno}")]
+    Resources {
+        /// The operating system's error number.
+        errno: i32,
+    },
     /// Anything else; after it on a sync the file is never trusted again.
+    #[error("os error {errno}")]
     Device {
         /// The operating system's error number, for the log line.
         errno: i32,

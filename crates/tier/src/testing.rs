@@ -46,6 +46,7 @@ pub struct MemDisk {
     fail_at: BTreeMap<u64, DiskError>,
     fail_writing_at: Option<(u64, DiskError)>,
     unreadable: BTreeSet<(FileId, u64)>,
+    refusing: BTreeMap<FileId, DiskError>,
     completed: u64,
     writes: u64,
 }
@@ -90,6 +91,7 @@ impl MemDisk {
             fail_at: BTreeMap::new(),
             fail_writing_at: None,
             unreadable: BTreeSet::new(),
+            refusing: BTreeMap::new(),
             completed: 0,
             writes: 0,
         }
@@ -129,6 +131,14 @@ impl MemDisk {
     /// Makes the block at `offset` of `file` unreadable.
     pub fn make_unreadable(&mut self, file: FileId, offset: u64) {
         self.unreadable.insert((file, offset - offset % slackwater_base::BLOCK_BYTES));
+    }
+
+    /// Lets every read of `file` fail, or none any more.
+    pub fn refuse_reads(&mut self, file: FileId, error: Option<DiskError>) {
+        match error {
+            Some(error) => self.refusing.insert(file, error),
+            None => self.refusing.remove(&file),
+        };
     }
 
     /// Flips one bit of the medium and of what reads see.
@@ -279,6 +289,9 @@ impl MemDisk {
         memory: &mut impl Memory,
     ) -> Result<DiskOutcome, DiskError> {
         let content = &self.files.get(&file).ok_or(DiskError::Missing)?.cached;
+        if let Some(error) = self.refusing.get(&file) {
+            return Err(*error);
+        }
         let range = offset as usize..(offset + bytes) as usize;
         if self.unreadable.range((file, offset)..(file, offset + bytes)).next().is_some() {
             return Err(DiskError::Device { errno: 5 });

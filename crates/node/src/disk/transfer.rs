@@ -344,6 +344,9 @@ pub(super) fn disk_error(errno: i32) -> DiskError {
         libc::ENOSPC | libc::EDQUOT => DiskError::Full,
         libc::EROFS => DiskError::ReadOnly,
         libc::ENOENT => DiskError::Missing,
+        libc::EMFILE | libc::ENFILE | libc::ENOMEM | libc::ENOBUFS | libc::EAGAIN | libc::EINTR | libc::EBUSY => {
+            DiskError::Resources { errno }
+        }
         errno => DiskError::Device { errno },
     }
 }

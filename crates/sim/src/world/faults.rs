@@ -123,6 +123,11 @@ impl World {
         Ok(())
     }
 
+    /// A node whose log cannot be read at the moment ends, and is started again as its keeper would.
+    pub(super) fn give_up_opening(&mut self, node: u32) {
+        self.end(Process::Node(node), Doom { words: 0, how: Crash::Process, down: REOPENING, replace_disk: false });
+    }
+
     /// Ends a process now and has it started again later.
     fn end(&mut self, process: Process, doom: Doom) {
         let (_, up) = self.life(process);
@@ -212,5 +217,7 @@ impl World {
 
 /// How often a caller looks whether the embedded store is open.
 const OPENING: Duration = Duration::from_millis(1);
+/// How long after a log could not be read its node is started again.
+const REOPENING: Duration = Duration::from_millis(50);
 /// How long a doomed process may stay silent before it ends anyway.
 const DOOM: Duration = Duration::from_millis(20);

@@ -301,6 +301,7 @@ impl World {
                     self.trace.note(now, format_args!("{process:?} {opened:?}"));
                     self.node_opened(index)?;
                 }
+                AgentOutput::Refused(error) if error.may_pass() => self.give_up_opening(index),
                 AgentOutput::Refused(error) => {
                     let what = format!("{process:?} refuses its own log: {error}");
                     return Err(Violation::new(Invariant::Acknowledgement, what));

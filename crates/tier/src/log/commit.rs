@@ -219,6 +219,6 @@ impl Log {
 pub(super) fn failure_of(error: DiskError) -> TaskFailure {
     match error {
         DiskError::Full | DiskError::ReadOnly => TaskFailure::NoRoom,
-        DiskError::Missing | DiskError::Device { .. } => TaskFailure::Device,
+        DiskError::Missing | DiskError::Resources { .. } | DiskError::Device { .. } => TaskFailure::Device,
     }
 }

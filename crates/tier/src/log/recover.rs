@@ -4,7 +4,7 @@ use slackwater_base::{BLOCK_BYTES, Instant, Planted, planted, round_to_block};
 use slackwater_wire::{ReportedEntry, Version};
 
 use super::files::{File, FileState};
-use super::scan::{FileScan, Step};
+use super::scan::{FileScan, Hole, Step};
 use super::{Log, LogOut, Purpose};
 use crate::agent::Opened;
 use crate::format::{Batch, Entry, FileHeader, FirstBlock, FormatError, Identity, Position, Record};
@@ -126,6 +126,10 @@ impl Log {
     pub(super) fn recovered(&mut self, file: FileId, result: Result<DiskOutcome, DiskError>, out: &mut Vec<LogOut>) {
         let Some(recovery) = &mut self.recovery else { return };
         recovery.busy -= 1;
+        // What was not read for want of a descriptor is there all the same: taken for a hole, it would be deleted.
+        if let Err(error @ DiskError::Resources { .. }) = result {
+            return self.refuse(FormatError::Starved { file, error }, out);
+        }
         match recovery.pass {
             Pass::FirstBlocks => {
                 if let Err(error) = recovery.first_block(file, &result) {
@@ -234,7 +238,9 @@ impl Log {
                 again.push_back(*id);
                 continue;
             }
-            let rotten = scan.holes.iter().filter(|hole| known.is_some_and(|d| is_before(*id, **hole + 1, &d))).count();
+            let was_durable = |hole: &Hole| known.is_some_and(|d| is_before(*id, hole.at + 1, &d));
+            // A write that a crash cut off can be read; what cannot be was there, for all that anybody knows.
+            let rotten = scan.holes.iter().filter(|hole| hole.unreadable || was_durable(hole)).count();
             if rotten > 0 {
                 rotten_up_to = Some(*id);
             }
@@ -242,8 +248,7 @@ impl Log {
             recovery.opened.torn += (scan.holes.len() - rotten) as u64;
             recovery.opened.repaired += scan.repaired;
             // One copy of headers is left of two: the file is written again while it can be read.
-            found.suspect |=
-                !scan.holes.is_empty() || scan.repaired > 0 || matches!(found.first, Some(FirstBlock::Damaged) | None);
+            found.suspect |= !scan.holes.is_empty() || scan.repaired > 0 || found.first == Some(FirstBlock::Damaged);
         }
         if !again.is_empty() {
             recovery.waiting = again;
@@ -399,10 +404,7 @@ impl Recovery {
 
     fn first_block(&mut self, file: FileId, result: &Result<DiskOutcome, DiskError>) -> Result<(), FormatError> {
         let Some(found) = self.found.get_mut(&file) else { return Ok(()) };
-        let Ok(DiskOutcome::Read { bytes, .. }) = result else {
-            found.first = None;
-            return Ok(());
-        };
+        let bytes = bytes_of(result).map_err(|error| FormatError::Unreadable { file, error })?;
         let first = FileHeader::decode(file, bytes)?;
         found.first = Some(first);
         if let FirstBlock::Header(header) = first {

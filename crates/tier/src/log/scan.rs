@@ -14,10 +14,20 @@ pub(crate) struct FileScan {
     at: u64,
     want: u64,
     sweeping: bool,
+    /// Where headers are that were asked for in full because they are longer than what was at hand.
+    asked: Option<u64>,
     /// Where headers were expected and not found, in neither copy.
-    pub(crate) holes: Vec<u64>,
+    pub(crate) holes: Vec<Hole>,
     /// Headers that were read from their second copy.
     pub(crate) repaired: u64,
+}
+
+/// A place where headers were expected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Hole {
+    pub(crate) at: u64,
+    /// Blocks that may have been headers could not be read, each tried by itself.
+    pub(crate) unreadable: bool,
 }
 
 /// What a read led to.
@@ -33,7 +43,8 @@ pub(crate) enum Step {
 
 impl FileScan {
     pub(crate) fn new(identity: Identity, bytes: u64) -> Self {
-        Self { identity, bytes, at: BLOCK_BYTES, want: HOP_BYTES, sweeping: false, holes: Vec::new(), repaired: 0 }
+        let (at, want) = (BLOCK_BYTES, HOP_BYTES);
+        Self { identity, bytes, at, want, sweeping: false, asked: None, holes: Vec::new(), repaired: 0 }
     }
 
     /// Where the walk is: after the last batch that was found.
@@ -51,7 +62,7 @@ impl FileScan {
 
     /// Goes on from where the walk ended, because more is known to be there.
     pub(crate) fn sweep_on(&mut self) {
-        self.holes.push(self.at);
+        self.holes.push(Hole { at: self.at, unreadable: false });
         self.sweep_from(self.at + BLOCK_BYTES);
     }
 
@@ -76,8 +87,14 @@ impl FileScan {
                 self.want = 0;
                 Step::End
             }
-            Ok(Decoded::Other) | Err(_) => {
+            Ok(Decoded::Other) => {
                 self.sweep_on();
+                Step::More
+            }
+            // The failure may lie beyond the first block, or be over: the sweep begins with it.
+            Err(_) => {
+                self.holes.push(Hole { at: self.at, unreadable: false });
+                self.sweep_from(self.at);
                 Step::More
             }
         }
@@ -90,6 +107,7 @@ impl FileScan {
             if step > BLOCK_BYTES {
                 self.want = BLOCK_BYTES;
             } else {
+                self.cannot_read();
                 self.sweep_from(self.at + step);
             }
             return Step::More;
@@ -98,15 +116,16 @@ impl FileScan {
             let here = self.at + block as u64;
             match decode_batch(self.identity, self.bytes, here, piece) {
                 Decoded::Batch(batch) => {
-                    if here != batch.start && self.holes.last() == Some(&batch.start) {
+                    if self.holes.last().is_some_and(|hole| hole.at == batch.start) {
                         self.holes.pop();
-                        self.repaired += 1;
+                        self.repaired += u64::from(here != batch.start);
                     }
                     return self.found(batch);
                 }
+                // Asked for once: what is longer than can be read is no headers that anybody will read.
+                Decoded::Longer(_) if self.asked == Some(here) => self.cannot_read(),
                 Decoded::Longer(want) => {
-                    self.at = here;
-                    self.want = want.max(SWEEP_BYTES);
+                    (self.at, self.want, self.asked) = (here, want, Some(here));
                     return Step::More;
                 }
                 Decoded::Blank | Decoded::Other => {}
@@ -114,6 +133,12 @@ impl FileScan {
         }
         self.sweep_from(self.at + step);
         Step::More
+    }
+
+    fn cannot_read(&mut self) {
+        if let Some(hole) = self.holes.last_mut() {
+            hole.unreadable = true;
+        }
     }
 
     fn found(&mut self, batch: Batch) -> Step {

@@ -111,20 +111,7 @@ fn a_rotten_header_is_read_from_its_second_copy() {
 #[test]
 fn what_is_older_than_a_header_that_nobody_can_read_is_given_up() {
     for cut in 0..60 {
-        let mut world = World::new(small_log(2 << 20), cut);
-        for key in 0..24u8 {
-            world.put(&[key], 1, 14_000);
-            world.rest();
-        }
-        world.remove(&[0], 1);
-        world.rest();
-        for key in 24..48u8 {
-            world.put(&[key], 1, 14_000);
-            world.rest();
-        }
-        let (file, _) = world.place(&[23], 1);
-        let batches = world.batches(file);
-        let (start, end) = *batches.iter().find(|(start, end)| end - start == 2 * BLOCK as u64).expect("a tombstone");
+        let (mut world, file, (start, end)) = world_with_a_removal(cut);
         let rot = |world: &mut World| {
             world.disk.flip(file, start + 50, 1);
             world.disk.flip(file, end - BLOCK as u64 + 50, 1);
@@ -149,6 +136,110 @@ fn what_is_older_than_a_header_that_nobody_can_read_is_given_up() {
         assert_eq!((again.rotten, again.doubtful), (0, 0), "cut {cut}");
         assert!(!world.announced.contains_key(&vec![0]), "cut {cut}: it was dropped");
     }
+}
+
+/// A world whose removal of the key 0 lies in the middle of its files; where the tombstone's batch is.
+fn world_with_a_removal(seed: u64) -> (World, FileId, (u64, u64)) {
+    let mut world = World::new(small_log(2 << 20), seed);
+    for key in 0..48u8 {
+        if key == 24 {
+            world.remove(&[0], 1);
+            world.rest();
+        }
+        world.put(&[key], 1, 14_000);
+        world.rest();
+    }
+    let (file, _) = world.place(&[23], 1);
+    let batches = world.batches(file);
+    let batch = *batches.iter().find(|(start, end)| end - start == 2 * BLOCK as u64).expect("a tombstone");
+    (world, file, batch)
+}
+
+/// A process out of descriptors could not open one file of its log. Recovery took the failed reads for a file without
+/// batches: the tombstones in it were gone, so a removed value came back, and the file was deleted with all it held.
+#[test]
+fn a_file_that_cannot_be_opened_keeps_the_log_shut_and_costs_nothing() {
+    for error in [DiskError::Resources { errno: 24 }, EIO, DiskError::Missing] {
+        let (mut world, file, _) = world_with_a_removal(0);
+        world.disk.refuse_reads(file, Some(error));
+        let files = world.disk.files();
+        world.crash(Crash::LoseAll);
+        world.rest();
+        let refusal = world.refused.take().unwrap_or_else(|| panic!("{error}: the log stays shut"));
+        assert!(refusal.may_pass(), "{refusal}");
+        match error {
+            DiskError::Resources { .. } => assert_eq!(refusal, FormatError::Starved { file, error }),
+            error => assert_eq!(refusal, FormatError::Unreadable { file, error }),
+        }
+        assert_eq!((world.opened, world.disk.files()), (None, files), "{error}");
+        world.disk.refuse_reads(file, None);
+        let opened = world.reopen("when the file can be read");
+        assert_eq!((opened.records, opened.rotten, opened.torn), (47, 0, 0), "{error}");
+        world.check_opened("when the file can be read");
+    }
+}
+
+/// As above in every later pass: descriptors may run out while the log is being opened.
+#[test]
+fn want_of_descriptors_at_any_moment_of_opening_keeps_the_log_shut_and_costs_nothing() {
+    let (mut world, ..) = world_with_a_removal(0);
+    world.reopen("undisturbed");
+    let begun = world.disk.completed();
+    world.crash(Crash::LoseAll);
+    while world.opened.is_none() {
+        world.complete();
+    }
+    let error = DiskError::Resources { errno: 24 };
+    for nth in 0..world.disk.completed() - begun {
+        world.disk.fail_at(world.disk.completed() + nth, error);
+        world.crash(Crash::LoseAll);
+        world.rest();
+        let refusal = world.refused.take().unwrap_or_else(|| panic!("operation {nth} fails: the log stays shut"));
+        assert!(matches!(refusal, FormatError::Starved { error: of, .. } if of == error), "{refusal}");
+        let opened = world.reopen("afterwards");
+        assert_eq!((opened.records, opened.rotten, opened.torn), (47, 0, 0), "operation {nth}");
+    }
+}
+
+/// The last batch of a life has no later one to vouch for it. When neither copy of its headers could be read it was
+/// taken for a write that a crash had cut off, and what its tombstone had kept dead came back.
+#[test]
+fn headers_that_the_device_cannot_read_are_never_taken_for_a_torn_write() {
+    for rest_of_the_file in [false, true] {
+        let (mut world, ..) = world_with_a_removal(0);
+        world.remove(&[1], 1);
+        world.rest();
+        let (file, _) = world.place(&[47], 1);
+        let (start, end) = *world.batches(file).last().unwrap();
+        assert_eq!(end - start, 2 * BLOCK as u64, "a tombstone alone");
+        let bytes = world.disk.content(file).len() as u64;
+        let bad = if rest_of_the_file { BLOCK as u64..bytes } else { start..end };
+        bad.step_by(BLOCK).for_each(|offset| world.disk.make_unreadable(file, offset));
+        let opened = world.reopen("with unreadable headers");
+        assert_eq!((opened.rotten, opened.torn, opened.records), (1, 0, 0));
+        assert!(opened.doubtful >= 40, "{}", opened.doubtful);
+        assert!(!world.agent.holds(&entry(&[1], 1)) && !world.agent.holds(&entry(&[0], 1)));
+        let again = world.reopen("once more");
+        assert_eq!((again.rotten, again.records), (0, 0));
+    }
+}
+
+/// Headers of several blocks, of which the first could be read and the next could not, were asked for over and over.
+#[test]
+fn long_headers_that_can_be_read_in_part_do_not_keep_the_log_from_opening() {
+    let mut world = World::new(small_log(2 << 20), 0);
+    (0..60u8).for_each(|key| _ = world.put(&[key; 600], 1, 20));
+    world.rest();
+    world.put(b"after", 1, 20);
+    world.rest();
+    let (file, _) = world.place(&[0; 600], 1);
+    let (start, end) = world.batches(file)[0];
+    assert!(end - start >= 4 * BLOCK as u64);
+    world.disk.make_unreadable(file, start + BLOCK as u64);
+    world.disk.make_unreadable(file, end - BLOCK as u64);
+    let opened = world.reopen("with half of the headers");
+    assert_eq!(opened.rotten, 1);
+    assert!(!world.announced.contains_key([0; 600].as_slice()));
 }
 
 #[test]

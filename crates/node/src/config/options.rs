@@ -45,7 +45,7 @@ macro_rules! options {
 }
 
 options! {
-    /// Memory for values. Metadata and buffers come on top: see the reference for the constant.
+    /// Memory for values. On top come at most 64 MiB of buffers, and about 250 bytes a value.
     memory "memory": ByteSize = ByteSize::gib(1), at_least(ByteSize::mib(1));
     /// SSD space for values; 0 keeps everything in memory.
     ssd "ssd": ByteSize = ByteSize(0), none_or_at_least(ByteSize(slackwater_tier::LogConfig::CAPACITY_MIN));

@@ -71,6 +71,8 @@ pub struct Disk {
     lying: bool,
     /// A read of this life of the process was spoilt: what it did not find may be there.
     spoilt: bool,
+    /// The same of the life before: what it could not read it may have been about to drop.
+    spoilt_before: bool,
     stats: DiskStats,
 }
 
@@ -141,6 +143,7 @@ impl Disk {
             honest: true,
             lying: false,
             spoilt: false,
+            spoilt_before: false,
             stats: DiskStats::default(),
         }
     }
@@ -152,10 +155,10 @@ impl Disk {
     }
 
     /// Whether the process can have read what it wrote: not once a bit rotted or a write was misdirected, nor in a life
-    /// whose reads met errors.
+    /// whose reads met errors, nor in the next.
     #[must_use]
     pub fn trust(&self) -> Trust {
-        match (self.lying, self.honest && !self.spoilt) {
+        match (self.lying, self.honest && !self.spoilt && !self.spoilt_before) {
             (true, _) => Trust::Lying,
             (false, true) => Trust::Honest,
             (false, false) => Trust::Damaged,
@@ -172,6 +175,12 @@ impl Disk {
     #[must_use]
     pub fn in_flight(&self) -> usize {
         self.flights.len()
+    }
+
+    /// Whether an operation under way is a write.
+    #[must_use]
+    pub fn is_write(&self, caller: Caller) -> bool {
+        self.flights.get(&caller).is_some_and(|flight| matches!(flight.what, DiskOp::Write { .. }))
     }
 
     /// Opens or closes windows of trouble.
@@ -239,7 +248,7 @@ impl Disk {
             self.abandon(flight);
         }
         self.last_op = None;
-        self.spoilt = false;
+        self.spoilt_before = std::mem::take(&mut self.spoilt);
         if how == Crash::Process {
             return;
         }

@@ -133,6 +133,7 @@ impl History {
             timeline.removals.retain(|removal| removal.acknowledged < since);
             for fate in timeline.versions.values_mut() {
                 fate.published = fate.published.filter(|at| *at < since);
+                fate.standing = fate.standing.filter(|at| *at < since);
             }
         }
     }

@@ -93,7 +93,7 @@ fn the_seeds_meet_every_part_of_the_system() {
     } = met;
     let all =
         [hits, disk_hits, misses, unknown, cut_off, restarts, torn, errors, promoted, offloaded, evicted, announced];
-    assert!(all.iter().all(|count| *count > 20), "{all:?}");
+    assert!(all.iter().all(|count| *count > 20), "too little of something: {all:?}");
 }
 
 #[derive(Default)]

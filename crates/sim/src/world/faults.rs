@@ -14,6 +14,8 @@ use super::event::Event;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Doom {
     words: u32,
+    /// It ends instead when its disk has taken its next write, which no sync has covered.
+    at_write: bool,
     how: Crash,
     down: Duration,
     replace_disk: bool,
@@ -30,7 +32,7 @@ impl World {
             Fault::ReplaceDisk { node, down } => self.doom(Process::Node(node), Crash::Power, down, true),
             Fault::Blackout { down } => {
                 for process in self.processes() {
-                    self.end(process, Doom { words: 0, how: Crash::Power, down, replace_disk: false });
+                    self.end(process, Doom { words: 0, at_write: false, how: Crash::Power, down, replace_disk: false });
                 }
             }
             Fault::Pause { process, lasts } => {
@@ -93,12 +95,13 @@ impl World {
             return;
         }
         let words = (life ^ self.events) as u32 % 4;
-        let doom = Doom { words, how, down, replace_disk };
-        if words == 0 {
+        let at_write = matches!(process, Process::Node(_)) && self.events.is_multiple_of(2);
+        let doom = Doom { words, at_write, how, down, replace_disk };
+        if words == 0 && !at_write {
             return self.end(process, doom);
         }
         self.doomed.insert(process, doom);
-        let at = self.engine.now() + DOOM;
+        let at = self.engine.now() + if at_write { DOOM_AT_WRITE } else { DOOM };
         self.engine.push(at, Event::Doom { process, life });
     }
 
@@ -113,7 +116,7 @@ impl World {
 
     /// A process has said something: the last thing, if it is doomed.
     pub(crate) fn spoke(&mut self, process: Process) -> Checked {
-        let Some(doom) = self.doomed.get_mut(&process) else { return Ok(()) };
+        let Some(doom) = self.doomed.get_mut(&process).filter(|doom| !doom.at_write) else { return Ok(()) };
         doom.words -= 1;
         if doom.words == 0
             && let Some(doom) = self.doomed.remove(&process)
@@ -125,7 +128,18 @@ impl World {
 
     /// A node whose log cannot be read at the moment ends, and is started again as its keeper would.
     pub(super) fn give_up_opening(&mut self, node: u32) {
-        self.end(Process::Node(node), Doom { words: 0, how: Crash::Process, down: REOPENING, replace_disk: false });
+        let doom = Doom { words: 0, at_write: false, how: Crash::Process, down: REOPENING, replace_disk: false };
+        self.end(Process::Node(node), doom);
+    }
+
+    /// The disk of a node has taken a write: the last one, if the node is doomed to that.
+    pub(crate) fn wrote(&mut self, node: u32) {
+        let process = Process::Node(node);
+        if self.doomed.get(&process).is_some_and(|doom| doom.at_write)
+            && let Some(doom) = self.doomed.remove(&process)
+        {
+            self.end(process, doom);
+        }
     }
 
     /// Ends a process now and has it started again later.
@@ -215,6 +229,8 @@ impl World {
     }
 }
 
+/// How long one that is to end at its next write may write nothing.
+const DOOM_AT_WRITE: Duration = Duration::from_millis(300);
 /// How often a caller looks whether the embedded store is open.
 const OPENING: Duration = Duration::from_millis(1);
 /// How long after a log could not be read its node is started again.

@@ -28,6 +28,9 @@ pub(crate) struct MasterHost {
     /// Since when some node has been away, so that removals are owed to it that only this life of the master knows.
     owing_since: Option<Instant>,
     present: BTreeSet<NodeId>,
+    /// When this life began, and the nodes that it has met.
+    began: Instant,
+    met: BTreeSet<NodeId>,
     /// Whether some node has announced everything in this life: from then on the embedded store is open.
     pub(crate) announced: bool,
     out: Vec<Output>,
@@ -46,6 +49,8 @@ impl MasterHost {
             announced: false,
             owing_since: None,
             present: BTreeSet::new(),
+            began: Instant::ZERO,
+            met: BTreeSet::new(),
             out: Vec::new(),
             seed,
             drift_ppm: options.drift_ppm,
@@ -69,6 +74,8 @@ impl World {
         host.nodes.clear();
         host.announced = false;
         host.present.clear();
+        host.began = now;
+        host.met.clear();
         host.owing_since = Some(now);
         let seed = host.seed.stream("master", host.life).next_u64();
         let mut core = Master::new(self.options.master.clone(), seed);
@@ -87,6 +94,7 @@ impl World {
     pub(super) fn master_hears(&mut self, session: SessionId, body: Control) -> Checked {
         match body {
             Control::Register(node) => {
+                self.meet(node);
                 if self.master.nodes.insert(node, session).is_some() {
                     // It came back before its old connection was found broken.
                     self.node_went(node);
@@ -120,6 +128,15 @@ impl World {
         self.master.nodes.remove(&node);
         self.node_went(node);
         self.master_step(Input::NodeLost(node))
+    }
+
+    /// A node that this life of the master did not know of: nothing was remembered for it, and no journal says that it
+    /// exists.
+    fn meet(&mut self, node: NodeId) {
+        let stranger = self.master.met.insert(node);
+        if stranger && self.master.life > 1 && self.options.has_log() {
+            self.history.forgive(self.master.began);
+        }
     }
 
     fn node_went(&mut self, node: NodeId) {

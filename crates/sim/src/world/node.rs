@@ -381,12 +381,16 @@ impl World {
         }
         let now = self.engine.now();
         let node = &mut self.nodes[index as usize];
+        let write = node.disk.is_write(caller);
         let Some(ended) = node.disk.complete(caller, &mut node.memory)? else { return Ok(()) };
         let event = match caller {
             Caller::Agent(op) => Event::AgentDisk { node: index, life, done: DiskDone { op, result: ended } },
             Caller::Reader(reader) => Event::ReaderDisk { node: index, life, reader, ended },
         };
         self.engine.push(now, event);
+        if write {
+            self.wrote(index);
+        }
         Ok(())
     }
 

@@ -93,7 +93,7 @@ impl Master {
             replicas: self.catalog.replica_count() as u64,
             orphans: self.orphans.len() as u64,
             open_puts: self.puts.open.len() as u64,
-            waiting_puts: self.puts.waiting() as u64,
+            waiting_puts: self.queue.len() as u64,
             guards: self.guards.len() as u64,
             unanswered: self.acks.len() as u64,
             drops: self.drops.len() as u64,

@@ -17,6 +17,7 @@ use crate::outbox::{Acks, Outbox};
 use crate::place::{self, Place};
 use crate::promote::Promotions;
 use crate::put::Puts;
+use crate::queue::Queue;
 use crate::retry::{Call, Retries};
 use crate::scan::Scans;
 use crate::segment::Segments;
@@ -85,6 +86,7 @@ pub struct Master {
     pub(crate) place: Box<dyn Place>,
     pub(crate) due: Deadlines<Due>,
     pub(crate) puts: Puts,
+    pub(crate) queue: Queue,
     pub(crate) groups: Groups,
     pub(crate) guards: Guards,
     pub(crate) soft_until: Map<ObjectId, Instant>,
@@ -154,6 +156,7 @@ impl Master {
             place: place::build(config.placement, Rng::new(seed)),
             due: Deadlines::new(),
             puts: Puts::default(),
+            queue: Queue::default(),
             groups: Groups::default(),
             guards: Guards::new(config.limits.guards),
             soft_until: Map::default(),
@@ -211,7 +214,10 @@ impl Master {
                 Due::Unpark(replica) => self.unpark_due(now, replica),
                 Due::Put(object) => self.put_expired(now, object),
                 Due::Wait(number) => self.wait_expired(number),
-                Due::Relieve(segment) => self.relieve(now, segment),
+                Due::Relieve(segment) => {
+                    self.relieve(now, segment);
+                    self.serve(now);
+                }
                 Due::Scan(number) => self.scan_step(now, number),
                 Due::Offload(ticket) => self.offload_expired(now, ticket),
                 Due::Promotion(ticket) => self.promotion_expired(now, ticket),
@@ -314,7 +320,7 @@ impl Master {
     }
 
     fn client_lost(&mut self, now: Instant, client: ClientId) {
-        self.puts_lost(now, client);
+        self.puts_lost(client);
         for replica in self.guards.lose(client) {
             self.unhold(now, replica);
         }

@@ -68,7 +68,7 @@ impl Master {
         }
         self.lose_promotions(now, index);
         self.lose_offloads(now, index);
-        self.lose_open_puts(now, index);
+        self.lose_open_puts(index);
         let lost: Vec<ReplicaId> = self.segments.at(index).replicas().collect();
         let catalog = &self.catalog;
         self.guards.forget(|id| catalog.replica(id).segment == index);

@@ -69,7 +69,7 @@ impl Master {
     pub(crate) fn relieve_soon(&mut self, now: Instant, index: SegmentIndex) {
         let segment = self.segments.at(index);
         let over = segment.staying() > self.marks(index).0 || segment.relieving;
-        if over || self.puts.anyone_waits() {
+        if over || self.queue.anyone_waits() {
             self.due.set(Due::Relieve(index), now);
         }
     }
@@ -208,7 +208,7 @@ impl Master {
     pub(crate) fn unpark_due(&mut self, now: Instant, id: ReplicaId) {
         let index = self.catalog.replica(id).segment;
         self.unpark(id);
-        if self.puts.anyone_waits() {
+        if self.queue.anyone_waits() {
             self.serve(now);
         }
         self.relieve(now, index);

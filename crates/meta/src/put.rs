@@ -1,32 +1,23 @@
-//! Putting: room first, then bytes, then publication. And the queue of those who wait for room.
+//! Ending a put: its bytes become readable, or its room goes back.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::time::Duration;
+use std::collections::BTreeSet;
 
-use slackwater_base::{AllocError, Checksum, Instant, Map};
+use slackwater_base::{Checksum, Instant, Map};
 use slackwater_wire::{
-    Chain, ClientId, Durability, ErrorCode, ExtentRef, Key, Pin, PutConfig, PutDone, PutEnd, PutMode, PutStart,
-    PutStarted, ReplicaState, Reply, Tenant, Version,
+    ClientId, Durability, ErrorCode, Key, Pin, PutDone, PutEnd, ReplicaState, Reply, Tenant, Version,
 };
 
 use crate::catalog::{Aside, ObjectId, PinKind, Replica, ReplicaId, SegmentIndex, TenantIndex};
 use crate::evict::{Link, Slot, Walk};
 use crate::master::{Caller, Due, Master};
 use crate::outbox::{AckId, Answer, Waiter};
-use crate::place::Seat;
-use crate::pressure::Pass;
 use crate::tenant::Ledger;
 
-/// Puts in flight, and calls that wait for room.
+/// Puts in flight.
 #[derive(Default)]
 pub(crate) struct Puts {
     pub(crate) open: Map<ObjectId, OpenPut>,
     of: Map<ClientId, BTreeSet<ObjectId>>,
-    waiting: BTreeMap<u64, Waiting>,
-    next_waiting: u64,
-    /// First in, first out: who waits for space, and who for quota, which is no other tenant's concern.
-    for_space: BTreeSet<u64>,
-    for_quota: BTreeMap<TenantIndex, BTreeSet<u64>>,
 }
 
 /// A put whose room was given and whose bytes are under way. Readers do not see it.
@@ -36,11 +27,11 @@ pub(crate) struct OpenPut {
     pub(crate) client: ClientId,
     pub(crate) bytes: u64,
     pub(crate) replicas: Vec<ReplicaId>,
-    started: Instant,
-    pin: Pin,
-    group: Option<u64>,
-    durability: Durability,
-    place: ChainPlace,
+    pub(crate) started: Instant,
+    pub(crate) pin: Pin,
+    pub(crate) group: Option<u64>,
+    pub(crate) durability: Durability,
+    pub(crate) place: ChainPlace,
 }
 
 /// Where a block stands in its chain.
@@ -62,49 +53,8 @@ pub(crate) struct Fresh {
     pub(crate) place: ChainPlace,
 }
 
-/// A call some of whose entries have no room yet.
-struct Waiting {
-    caller: Caller,
-    tenant: TenantIndex,
-    config: PutConfig,
-    entries: VecDeque<Wanted>,
-    results: Vec<PutStarted>,
-    short: Shortage,
-}
-
-/// One entry of a put before it has room.
-#[derive(Clone, Debug)]
-struct Wanted {
-    at: usize,
-    key: Key,
-    hash: u64,
-    bytes: u64,
-    place: ChainPlace,
-}
-
-/// What came of asking for room.
-enum Grant {
-    Decided(PutStarted),
-    Short(Shortage),
-}
-
-/// What there is too little of.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Shortage {
-    Space,
-    Quota,
-}
-
 impl Puts {
-    pub(crate) fn anyone_waits(&self) -> bool {
-        !self.waiting.is_empty()
-    }
-
-    pub(crate) fn waiting(&self) -> usize {
-        self.waiting.len()
-    }
-
-    fn add(&mut self, object: ObjectId, put: OpenPut) {
+    pub(crate) fn add(&mut self, object: ObjectId, put: OpenPut) {
         self.of.entry(put.client).or_default().insert(object);
         assert!(self.open.insert(object, put).is_none(), "an object has one put in flight");
     }
@@ -118,340 +68,9 @@ impl Puts {
         }
         put
     }
-
-    fn enqueue(&mut self, waiting: Waiting) -> u64 {
-        let number = self.next_waiting;
-        self.next_waiting += 1;
-        self.list(number, waiting.tenant, waiting.short);
-        self.waiting.insert(number, waiting);
-        number
-    }
-
-    fn list(&mut self, number: u64, tenant: TenantIndex, short: Shortage) {
-        match short {
-            Shortage::Space => self.for_space.insert(number),
-            Shortage::Quota => self.for_quota.entry(tenant).or_default().insert(number),
-        };
-    }
-
-    fn unlist(&mut self, number: u64, tenant: TenantIndex) {
-        self.for_space.remove(&number);
-        if let Some(queue) = self.for_quota.get_mut(&tenant) {
-            queue.remove(&number);
-            if queue.is_empty() {
-                self.for_quota.remove(&tenant);
-            }
-        }
-    }
-
-    fn dequeue(&mut self, number: u64) -> Option<Waiting> {
-        let waiting = self.waiting.remove(&number)?;
-        self.unlist(number, waiting.tenant);
-        Some(waiting)
-    }
-
-    /// Bytes that calls wait for, at least those of the first.
-    fn bytes_wanted(&self) -> u64 {
-        let calls = self.for_space.iter().take(WANTED_CALLS).filter_map(|number| self.waiting.get(number));
-        calls.flat_map(|call| call.entries.iter().take(WANTED_CALLS).map(|entry| entry.bytes)).sum()
-    }
 }
 
-/// Calls and entries looked at when it is guessed how much room is wanted.
-const WANTED_CALLS: usize = 64;
-
 impl Master {
-    pub(crate) fn put_start(&mut self, now: Instant, caller: &Caller, start: PutStart) {
-        let tenant = match self.put_tenant(&start) {
-            Ok(tenant) => tenant,
-            Err(code) => return self.outbox.reply(caller.client, caller.call, Reply::Failed(code)),
-        };
-        let mut results = vec![PutStarted::Exists; start.entries.len()];
-        let mut entries = self.wanted(tenant, &start.entries, &start.chain);
-        let short = self.grant_all(now, caller, tenant, &start.config, &mut entries, &mut results);
-        let Some(short) = short else {
-            return self.outbox.reply(caller.client, caller.call, Reply::PutStart(results));
-        };
-        let wait = start.config.wait.unwrap_or(self.config.put.wait).min(self.config.put.wait_max);
-        if wait == Duration::ZERO || self.puts.waiting() >= self.config.put.queue_limit {
-            self.metrics.puts_refused += entries.len() as u64;
-            if short == Shortage::Space {
-                // It does not wait, but it wants: without room made now the next one would find none either.
-                let (all, first) = (entries.iter().map(|entry| entry.bytes).sum(), entries[0].bytes);
-                self.make_room(now, all, first);
-            }
-            return self.give_up(caller, short, entries, results);
-        }
-        self.metrics.puts_waited += 1;
-        let config = start.config;
-        let number = self.puts.enqueue(Waiting { caller: caller.clone(), tenant, config, entries, results, short });
-        self.due.set(Due::Wait(number), now + wait);
-        if short == Shortage::Space {
-            self.make_room(now, self.puts.bytes_wanted(), self.puts.first_bytes());
-        }
-    }
-
-    /// Whose put it is, if the request as a whole is in order.
-    fn put_tenant(&mut self, start: &PutStart) -> Result<TenantIndex, ErrorCode> {
-        let limits = &self.config.limits;
-        let replicas = start.config.replicas;
-        if start.entries.len() > limits.batch_keys || replicas == 0 || replicas > limits.replicas {
-            return Err(ErrorCode::InvalidParams);
-        }
-        let tenant = self.tenants.find(&start.tenant).ok_or(ErrorCode::TenantNotRegistered)?;
-        if self.tenants.registered(tenant) { Ok(tenant) } else { Err(ErrorCode::TenantNotRegistered) }
-    }
-
-    fn wanted(&self, tenant: TenantIndex, entries: &[slackwater_wire::PutEntry], chain: &Chain) -> VecDeque<Wanted> {
-        let mut place = self.chain_start(tenant, chain);
-        let all = entries.iter().enumerate();
-        all.map(|(at, entry)| {
-            let hash = self.tenants.hash(tenant, &entry.key);
-            let wanted = Wanted { at, key: entry.key.clone(), hash, bytes: entry.bytes, place };
-            place = ChainPlace { parent: Some(hash), position: place.position.saturating_add(1), ..place };
-            wanted
-        })
-        .collect()
-    }
-
-    pub(crate) fn chain_start(&self, tenant: TenantIndex, chain: &Chain) -> ChainPlace {
-        ChainPlace {
-            parent: chain.parent.as_ref().map(|key| self.tenants.hash(tenant, key)),
-            position: chain.position,
-            hint: chain.hint,
-            output_tokens: chain.output_tokens,
-        }
-    }
-
-    /// Gives room to entries in order; stops at the first for which there is none.
-    fn grant_all(
-        &mut self,
-        now: Instant,
-        caller: &Caller,
-        tenant: TenantIndex,
-        config: &PutConfig,
-        entries: &mut VecDeque<Wanted>,
-        results: &mut [PutStarted],
-    ) -> Option<Shortage> {
-        while let Some(entry) = entries.front() {
-            match self.grant(now, caller, tenant, config, entry) {
-                Grant::Decided(result) => {
-                    match result {
-                        PutStarted::Granted { .. } => self.metrics.puts_granted += 1,
-                        PutStarted::Exists => self.metrics.puts_existed += 1,
-                        PutStarted::Failed(_) => self.metrics.puts_refused += 1,
-                    }
-                    results[entry.at] = result;
-                    entries.pop_front();
-                }
-                Grant::Short(short) => return Some(short),
-            }
-        }
-        None
-    }
-
-    fn grant(
-        &mut self,
-        now: Instant,
-        caller: &Caller,
-        tenant: TenantIndex,
-        config: &PutConfig,
-        wanted: &Wanted,
-    ) -> Grant {
-        let failed = |code| Grant::Decided(PutStarted::Failed(code));
-        let found = self.catalog.find(tenant, &wanted.key, wanted.hash);
-        if let Some(Err(result)) = found.map(|object| self.may_put(now, object, tenant, config)) {
-            return Grant::Decided(result);
-        }
-        let is_new = found.is_none_or(|object| !self.catalog.is_object(object));
-        if let Err(code) = self.put_limits(tenant, config, wanted, is_new) {
-            return failed(code);
-        }
-        if self.puts.for_space.first().is_some_and(|first| !self.is_head(*first, caller)) {
-            return Grant::Short(Shortage::Space);
-        }
-        let charge = self.charge_of(wanted.bytes).saturating_mul(u64::from(config.replicas));
-        if self.tenants.allowed(tenant, Ledger::Memory).is_some_and(|allowed| charge > allowed) {
-            return failed(ErrorCode::TenantQuotaExceeded);
-        }
-        if !self.fit_quota(now, tenant, Ledger::Memory, charge) {
-            return Grant::Short(Shortage::Quota);
-        }
-        let replicas = self.allocate(caller.host.as_deref(), config, wanted.bytes);
-        if replicas.is_empty() {
-            return Grant::Short(Shortage::Space);
-        }
-        if replicas.len() < config.replicas as usize {
-            self.metrics.puts_partial += 1;
-        }
-        Grant::Decided(self.open_put(now, caller.client, tenant, config, wanted, replicas))
-    }
-
-    fn is_head(&self, number: u64, caller: &Caller) -> bool {
-        let head = &self.puts.waiting.get(&number);
-        head.is_none_or(|head| head.caller.client == caller.client && head.caller.call == caller.call)
-    }
-
-    /// Whether the key is free for this put; a put in flight that has to give way is taken back.
-    fn may_put(
-        &mut self,
-        now: Instant,
-        id: ObjectId,
-        tenant: TenantIndex,
-        config: &PutConfig,
-    ) -> Result<(), PutStarted> {
-        let object = self.catalog.object(id);
-        let complete = object.has_replicas();
-        if config.mode == PutMode::Create && complete {
-            return Err(PutStarted::Exists);
-        }
-        if complete && object.is(Aside::Promotion) {
-            return Err(PutStarted::Failed(ErrorCode::ObjectHasReplicationTask));
-        }
-        if complete && config.group.is_some() && config.group != self.groups.of(id) {
-            return Err(PutStarted::Failed(ErrorCode::InvalidParams));
-        }
-        if object.is(Aside::Open) {
-            let stale = now >= self.puts.open[&id].started + self.config.put.discard_timeout;
-            if config.mode == PutMode::Create && !stale {
-                return Err(PutStarted::Exists);
-            }
-            self.metrics.puts_preempted += 1;
-            self.close_put(now, tenant, id);
-            self.erase_if_empty(id);
-        }
-        Ok(())
-    }
-
-    fn put_limits(
-        &self,
-        tenant: TenantIndex,
-        config: &PutConfig,
-        wanted: &Wanted,
-        is_new: bool,
-    ) -> Result<(), ErrorCode> {
-        let limits = &self.config.limits;
-        let memory = || self.segments.iter().filter_map(|(_, segment)| segment.memory());
-        let largest = memory().map(|memory| memory.extents.books().capacity).max();
-        let members = config.group.map_or(0, |group| self.groups.size((tenant, group)));
-        let no_disk = config.durability == Durability::Disk && self.segments.iter().all(|(_, it)| it.disk().is_none());
-        match largest {
-            _ if wanted.bytes == 0 => Err(ErrorCode::InvalidParams),
-            None => Err(ErrorCode::NoAvailableHandle),
-            Some(largest) if self.charge_of(wanted.bytes) > largest => Err(ErrorCode::InvalidParams),
-            _ if no_disk => Err(ErrorCode::UnableOffload),
-            _ if is_new && self.catalog.len() >= limits.objects => Err(ErrorCode::NoAvailableHandle),
-            _ if self.puts.open.len() >= limits.open_puts => Err(ErrorCode::TaskPendingLimitExceeded),
-            _ if members >= limits.group_members => Err(ErrorCode::InvalidParams),
-            _ => Ok(()),
-        }
-    }
-
-    /// Bytes that a replica of `bytes` takes in memory.
-    pub(crate) fn charge_of(&self, bytes: u64) -> u64 {
-        bytes.checked_next_multiple_of(self.config.granule).unwrap_or(u64::MAX)
-    }
-
-    /// Room on up to as many different segments as replicas are asked for; on none when there is no room.
-    fn allocate(&mut self, host: Option<&str>, config: &PutConfig, bytes: u64) -> Vec<ReplicaId> {
-        let mut found = Vec::new();
-        for index in self.placement(host, &config.preferred) {
-            if found.len() == config.replicas as usize {
-                break;
-            }
-            if let Some(id) = self.allocate_on(index, bytes) {
-                found.push(id);
-            }
-        }
-        found
-    }
-
-    /// A replica in the making on this memory segment, if there is room.
-    pub(crate) fn allocate_on(&mut self, index: SegmentIndex, bytes: u64) -> Option<ReplicaId> {
-        let segment = self.segments.at_mut(index);
-        let extent = match segment.allocate(bytes) {
-            Ok(extent) => extent,
-            Err(AllocError::NoSpace { .. } | AllocError::TooLarge { .. } | AllocError::Empty) => return None,
-        };
-        let id = self.catalog.add_replica(Replica::new(index, 0, extent.slot()));
-        self.catalog.replica_mut(id).slot = segment.number(id).0;
-        Some(id)
-    }
-
-    /// Memory segments in the order in which they are to be tried.
-    fn placement(&mut self, host: Option<&str>, preferred: &[String]) -> Vec<SegmentIndex> {
-        let seat = |(index, segment): (SegmentIndex, &'_ crate::segment::Segment)| {
-            let books = segment.memory()?.extents.books();
-            Some((index, books))
-        };
-        let memory: Vec<_> = self.segments.iter().filter_map(seat).collect();
-        if let [(only, _)] = memory[..] {
-            return vec![only];
-        }
-        let mut seats: Vec<Seat<'_>> = memory
-            .into_iter()
-            .map(|(index, books)| Seat {
-                index,
-                free: books.free,
-                capacity: books.capacity,
-                host: &self.segments.at(index).host,
-            })
-            .collect();
-        self.place.order(&mut seats, host);
-        let mut order: Vec<SegmentIndex> = seats.into_iter().map(|seat| seat.index).collect();
-        if !preferred.is_empty() {
-            order.sort_by_key(|index| {
-                let name = &self.segments.at(*index).name;
-                preferred.iter().position(|wish| wish == name).unwrap_or(usize::MAX)
-            });
-        }
-        order
-    }
-
-    fn open_put(
-        &mut self,
-        now: Instant,
-        client: ClientId,
-        tenant: TenantIndex,
-        config: &PutConfig,
-        wanted: &Wanted,
-        replicas: Vec<ReplicaId>,
-    ) -> PutStarted {
-        let version = self.version();
-        let object = self.catalog.find(tenant, &wanted.key, wanted.hash).unwrap_or_else(|| {
-            self.tenants.at_mut(tenant).objects += 1;
-            self.catalog.add(tenant, wanted.key.clone(), wanted.hash)
-        });
-        self.catalog.object_mut(object).mark(Aside::Open);
-        let mut extents = Vec::with_capacity(replicas.len());
-        for id in &replicas {
-            let extent = self.extent_of(*id);
-            self.tenants.charge(tenant, Ledger::Memory, extent.bytes);
-            extents.push(extent);
-        }
-        let put = OpenPut {
-            version,
-            client,
-            bytes: wanted.bytes,
-            replicas,
-            started: now,
-            pin: config.pin,
-            group: config.group,
-            durability: config.durability,
-            place: wanted.place,
-        };
-        self.puts.add(object, put);
-        self.due.set(Due::Put(object), now + self.config.put.release_timeout);
-        PutStarted::Granted { version, extents }
-    }
-
-    /// Where a memory replica's bytes are.
-    pub(crate) fn extent_of(&self, id: ReplicaId) -> ExtentRef {
-        let replica = self.catalog.replica(id);
-        let segment = self.segments.at(replica.segment);
-        segment.reference(segment.extent(replica.piece))
-    }
-
     pub(crate) fn put_end(&mut self, now: Instant, caller: &Caller, end: &PutEnd) {
         if let Err(code) = self.each_limits(end.puts.len()) {
             return self.outbox.reply(caller.client, caller.call, Reply::Failed(code));
@@ -642,32 +261,25 @@ impl Master {
         }
         let mut results = Vec::with_capacity(puts.len());
         for (key, version) in puts {
-            results.push(self.revoke_one(now, caller.client, tenant, key, *version));
+            results.push(self.revoke_one(caller.client, tenant, key, *version));
         }
         self.serve(now);
         Reply::Each(results)
     }
 
-    fn revoke_one(
-        &mut self,
-        now: Instant,
-        client: ClientId,
-        tenant: &Tenant,
-        key: &Key,
-        version: Version,
-    ) -> Result<(), ErrorCode> {
+    fn revoke_one(&mut self, client: ClientId, tenant: &Tenant, key: &Key, version: Version) -> Result<(), ErrorCode> {
         let (tenant, object) = self.find_put(tenant, key)?;
         if !self.owns_put(client, object, version)? {
             return Err(ErrorCode::InvalidWrite);
         }
         self.metrics.puts_revoked += 1;
-        self.close_put(now, tenant, object);
+        self.close_put(tenant, object);
         self.erase_if_empty(object);
         Ok(())
     }
 
     /// Ends a put in flight without a value: its room comes back after the fence.
-    fn close_put(&mut self, _now: Instant, tenant: TenantIndex, id: ObjectId) {
+    pub(crate) fn close_put(&mut self, tenant: TenantIndex, id: ObjectId) {
         let put = self.puts.take(id);
         self.due.cancel(Due::Put(id));
         self.catalog.object_mut(id).unmark(Aside::Open);
@@ -677,128 +289,34 @@ impl Master {
     }
 
     /// The writer's link is gone: nobody will end its puts.
-    pub(crate) fn puts_lost(&mut self, now: Instant, client: ClientId) {
+    pub(crate) fn puts_lost(&mut self, client: ClientId) {
         for object in self.puts.of.get(&client).cloned().unwrap_or_default() {
-            self.reclaim(now, object);
+            self.reclaim(object);
         }
-        let calls = self.puts.waiting.iter().filter(|(_, call)| call.caller.client == client);
-        for number in calls.map(|(number, _)| *number).collect::<Vec<_>>() {
-            self.due.cancel(Due::Wait(number));
-            self.puts.dequeue(number);
-        }
+        self.stop_waiting(client);
     }
 
     pub(crate) fn put_expired(&mut self, now: Instant, object: ObjectId) {
-        self.reclaim(now, object);
+        self.reclaim(object);
         self.serve(now);
     }
 
-    fn reclaim(&mut self, now: Instant, object: ObjectId) {
+    fn reclaim(&mut self, object: ObjectId) {
         self.metrics.puts_reclaimed += 1;
         let tenant = self.catalog.object(object).tenant;
-        self.close_put(now, tenant, object);
+        self.close_put(tenant, object);
         self.erase_if_empty(object);
     }
 
-    /// Gives room to those who wait, first come first served.
-    pub(crate) fn serve(&mut self, now: Instant) {
-        while let Some(number) = self.puts.for_space.first().copied() {
-            if !self.serve_one(now, number) {
-                break;
-            }
-        }
-        if self.puts.for_quota.is_empty() {
-            return;
-        }
-        for tenant in self.puts.for_quota.keys().copied().collect::<Vec<_>>() {
-            while let Some(number) = self.puts.for_quota.get(&tenant).and_then(|queue| queue.first()).copied() {
-                if !self.serve_one(now, number) {
-                    break;
-                }
-            }
-        }
-    }
-
-    /// Whether this call is answered, or waits for something else than before.
-    fn serve_one(&mut self, now: Instant, number: u64) -> bool {
-        let mut call = self.puts.waiting.remove(&number).expect("queues name waiting calls");
-        let Waiting { caller, tenant, config, entries, results, short } = &mut call;
-        let (caller, tenant, before) = (caller.clone(), *tenant, *short);
-        let left = self.grant_all(now, &caller, tenant, config, entries, results);
-        let Some(left) = left else {
-            self.puts.unlist(number, tenant);
-            self.due.cancel(Due::Wait(number));
-            self.outbox.reply(caller.client, caller.call, Reply::PutStart(call.results));
-            return true;
-        };
-        call.short = left;
-        if left != before {
-            self.puts.unlist(number, tenant);
-            self.puts.list(number, tenant, left);
-        }
-        self.puts.waiting.insert(number, call);
-        if left == Shortage::Space {
-            self.make_room(now, self.puts.bytes_wanted(), self.puts.first_bytes());
-        }
-        left != before
-    }
-
-    /// Evicts what those who wait need, unless it is on its way already.
-    fn make_room(&mut self, now: Instant, wanted: u64, first: u64) {
-        let coming = |segment: &crate::segment::Segment| {
-            let books = segment.memory().map(|memory| memory.extents.books())?;
-            Some((books.free, books.quarantined + segment.leaving))
-        };
-        let all = self.segments.iter().filter_map(|(index, segment)| Some((index, coming(segment)?)));
-        let Some((index, (free, coming))) = all.max_by_key(|(_, (free, coming))| free + coming) else { return };
-        let missing = match coming {
-            0 => wanted,
-            _ => wanted.saturating_sub(free + coming),
-        };
-        let most = (self.segments.at(index).capacity() / 8).max(first);
-        let mut budget = self.config.eviction.step;
-        let missing = missing.min(most);
-        let freed = self.evict(now, index, missing, Pass::Last, &mut budget);
-        if freed < missing && budget == 0 {
-            self.due.set(Due::Relieve(index), now);
-        }
-    }
-
-    pub(crate) fn wait_expired(&mut self, number: u64) {
-        let Some(call) = self.puts.dequeue(number) else { return };
-        self.metrics.puts_timed_out += 1;
-        self.give_up(&call.caller, call.short, call.entries, call.results);
-    }
-
-    fn give_up(&mut self, caller: &Caller, short: Shortage, entries: VecDeque<Wanted>, mut results: Vec<PutStarted>) {
-        let code = match short {
-            Shortage::Space => ErrorCode::NoAvailableHandle,
-            Shortage::Quota => ErrorCode::TenantQuotaExceeded,
-        };
-        for entry in entries {
-            results[entry.at] = PutStarted::Failed(code);
-        }
-        self.outbox.reply(caller.client, caller.call, Reply::PutStart(results));
-    }
-}
-
-impl Puts {
-    fn first_bytes(&self) -> u64 {
-        let first = self.for_space.first().and_then(|number| self.waiting.get(number));
-        first.and_then(|call| call.entries.front()).map_or(0, |entry| entry.bytes)
-    }
-}
-
-impl Master {
     /// A segment is going: puts lose the replicas that they have there, and end when none is left.
-    pub(crate) fn lose_open_puts(&mut self, now: Instant, index: SegmentIndex) {
+    pub(crate) fn lose_open_puts(&mut self, index: SegmentIndex) {
         let catalog = &self.catalog;
         let hit = |put: &OpenPut| put.replicas.iter().any(|id| catalog.replica(*id).segment == index);
         let mut objects: Vec<ObjectId> =
             self.puts.open.iter().filter(|(_, put)| hit(put)).map(|(object, _)| *object).collect();
         objects.sort_unstable();
         for object in objects {
-            self.reclaim(now, object);
+            self.reclaim(object);
         }
     }
 }

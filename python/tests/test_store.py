@@ -168,3 +168,12 @@ def test_figures_are_dictionaries_and_text(store: Store) -> None:
     assert stats["objects"] == 1
     assert (stats["reads"]["memory_hits"], stats["reads"]["misses"]) == (1, 1)
     assert "slackwater_" in store.metrics()
+
+
+def test_a_configured_ssd_is_not_overridden_by_the_default_of_a_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A path without `ssd` used to push 16 GiB over the file and the environment, and shrank larger logs.
+    monkeypatch.setenv("SLACKWATER_SSD", "64MiB")
+    with Store(tmp_path / "store", memory="4MiB") as store:
+        assert store.stats()["ssd"]["capacity_bytes"] < 64 << 20

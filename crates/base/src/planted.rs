@@ -28,18 +28,16 @@ pub enum Planted {
     PromotionKeepsSource,
     /// A promotion is published without looking at the checksum.
     PromoteWithoutVerify,
-    /// An end of a put publishes whatever version the client names.
-    PublishAnyVersion,
-    /// Eviction takes replicas whose guard is still held.
-    EvictHeld,
     /// A removal is not remembered for a node that is away.
     ForgetOwedRemoval,
     /// Two tenants that use the same key share one object.
     TenantsShareKeys,
     /// The reader takes bytes without comparing their checksum.
     ReadWithoutChecksum,
-    /// The reader's lease counts from the answer instead of the question, without a margin.
-    LeaseFromAnswer,
+    /// A new master does not begin above the versions that the logs remember.
+    VersionsBeginAgain,
+    /// Recovery tells of what it found without making it durable first.
+    RecoveryWithoutSync,
 }
 
 impl Planted {
@@ -56,12 +54,11 @@ impl Planted {
         Self::RemoveBeforeDropped,
         Self::PromotionKeepsSource,
         Self::PromoteWithoutVerify,
-        Self::PublishAnyVersion,
-        Self::EvictHeld,
         Self::ForgetOwedRemoval,
         Self::TenantsShareKeys,
         Self::ReadWithoutChecksum,
-        Self::LeaseFromAnswer,
+        Self::VersionsBeginAgain,
+        Self::RecoveryWithoutSync,
     ];
 }
 

@@ -2,6 +2,7 @@
 //!
 //! Every benchmark is a function `run(options) -> Report`; a report gives JSON, a text table and an HTML page.
 
+pub mod copy;
 pub mod machine;
 pub mod meta;
 pub mod mq;

@@ -77,7 +77,7 @@ const VALUE_BYTES: u64 = 4096;
 const FILL_BATCH: usize = 256;
 const READ_BATCH: usize = 64;
 /// Requests built ahead of the clock.
-const PREPARED: usize = 256;
+const PREPARED: usize = 64;
 /// Most evictions timed.
 const EVICTIONS_TIMED: u64 = 1_000_000;
 

@@ -22,15 +22,17 @@ pub struct Options {
     pub links: Vec<usize>,
     /// Messages a second, each to a random link.
     pub rates: Vec<u32>,
-    /// How long each number and rate is measured.
+    /// How long each number and rate is measured in each round.
     pub window: Duration,
+    /// Whether the links of the first part keep their heartbeats, which cost messages of their own.
+    pub heartbeats: bool,
     /// Numbers of links for requests, each with one request under way.
     pub rpc_links: Vec<usize>,
     /// Bytes of a request's body, which is echoed.
     pub rpc_sizes: Vec<usize>,
     /// How long each round of requests takes.
     pub rpc_window: Duration,
-    /// Rounds of requests, ours and the peer's in turn; the median counts.
+    /// Rounds of everything, taken in turn; the median counts.
     pub rounds: usize,
     /// A Python with pyzmq for the peer: `SLACKWATER_PYTHON`, else `python3`; left out when it has none.
     pub python: PathBuf,
@@ -43,7 +45,8 @@ impl Default for Options {
         Self {
             links: vec![200, 2_000, 20_000],
             rates: vec![1_000, 10_000],
-            window: Duration::from_secs(3),
+            window: Duration::from_millis(1500),
+            heartbeats: false,
             rpc_links: vec![1, 64],
             rpc_sizes: vec![64, 65_536],
             rpc_window: Duration::from_millis(500),
@@ -162,8 +165,8 @@ pub fn run(options: &Options) -> Result<Report, BenchError> {
 pub fn child(arguments: &[String]) -> Result<(), BenchError> {
     let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
     match words[..] {
-        ["links-server", mechanism] => links::serve(mechanism),
-        ["links-client", address, count] => links::receive(address, count),
+        ["links-server", mechanism, heartbeats] => links::serve(mechanism, heartbeats),
+        ["links-client", address, count, heartbeats] => links::receive(address, count, heartbeats),
         ["rpc-server", mechanism] => rpc::serve(mechanism),
         ["rpc-client", address, count] => rpc::ask(address, count),
         _ => Err(BenchError::Arguments(arguments.to_vec())),

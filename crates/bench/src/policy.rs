@@ -60,6 +60,9 @@ pub struct Limits {
     pub offline: BTreeMap<usize, f64>,
 }
 
+/// Requests between two reports of progress.
+const PROGRESS_STEP: usize = 1024;
+
 /// Replays `requests` once for every policy and size.
 ///
 /// `progress` is told how many of how many requests are done, over all replays.
@@ -79,17 +82,21 @@ pub fn run(
     for &kind in &options.policies {
         for &size in &options.sizes {
             let before = rows.len() * trace.requests();
-            rows.push(row(&trace, kind, size, offline[&size]));
-            progress(before + trace.requests(), total);
+            let watch = |done: usize| {
+                if done.is_multiple_of(PROGRESS_STEP) || done == trace.requests() {
+                    progress(before + done, total);
+                }
+            };
+            rows.push(row(&trace, kind, size, offline[&size], watch));
         }
     }
     Report { rows, limits: Limits { offline } }
 }
 
-fn row(trace: &Trace, kind: PolicyKind, size: usize, offline: f64) -> Row {
+fn row(trace: &Trace, kind: PolicyKind, size: usize, offline: f64, watch: impl FnMut(usize)) -> Row {
     let mut policy = kind.build(0);
     let began = Instant::now();
-    let outcome = trace.replay(&mut *policy, size, |_| ());
+    let outcome = trace.replay(&mut *policy, size, watch);
     let nanos = began.elapsed().as_nanos() as f64;
     let growing = policy.overhead_bytes().saturating_sub(policy.fixed_bytes());
     Row {
@@ -100,5 +107,60 @@ fn row(trace: &Trace, kind: PolicyKind, size: usize, offline: f64) -> Row {
         ns_per_access: nanos / outcome.references.max(1) as f64,
         bytes_per_block: growing as f64 / outcome.blocks_kept.max(1) as f64,
         fixed_bytes: policy.fixed_bytes(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use slackwater_base::Instant as Moment;
+
+    use super::*;
+
+    fn requests(count: u64) -> Vec<Request> {
+        let request = |at: u64| Request {
+            now: Moment::from_nanos(at * 1_000_000_000),
+            blocks: vec![0, 1 + at % 5, 10 + at % 5],
+            input_tokens: 48,
+            output_tokens: None,
+            hint: None,
+        };
+        (0..count).map(request).collect()
+    }
+
+    #[test]
+    fn a_row_for_every_policy_and_size_and_progress_to_the_end() {
+        let options = Options { sizes: vec![4, 100], block_tokens: 16, ..Options::default() };
+        let mut last = (0, 0);
+        let report = run(&options, requests(3_000), |done, total| last = (done, total));
+        assert_eq!(report.rows.len(), 2 * PolicyKind::ALL.len());
+        assert_eq!(last, (3_000 * report.rows.len(), 3_000 * report.rows.len()));
+        for row in &report.rows {
+            let offline = report.limits.offline[&row.size];
+            assert!(row.hit_rate <= offline && row.offline_share <= 1.0, "{row:?}");
+            assert!(row.ns_per_access > 0.0 && row.bytes_per_block > 0.0, "{row:?}");
+            if row.size == 100 {
+                // Everything fits: all but the eleven first reads hit.
+                assert!((row.hit_rate - (9_000.0 - 11.0) / 9_000.0).abs() < 1e-9, "{row:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_report_has_the_promised_keys() {
+        let options = Options { policies: vec![PolicyKind::Lru], sizes: vec![4], block_tokens: 16 };
+        let json = serde_json::to_value(run(&options, requests(10), |_, _| ())).unwrap();
+        let row = json["rows"][0].as_object().unwrap();
+        for key in ["policy", "size", "hit_rate", "offline_share", "ns_per_access", "bytes_per_block"] {
+            assert!(row.contains_key(key), "{key}");
+        }
+        assert!(json["limits"]["offline"]["4"].is_number());
+    }
+
+    #[test]
+    fn an_empty_trace_gives_zero_rates() {
+        let options = Options { policies: vec![PolicyKind::Gittins], sizes: vec![4], block_tokens: 16 };
+        let report = run(&options, Vec::new(), |_, _| ());
+        assert_eq!(report.rows[0].hit_rate, 0.0);
+        assert_eq!(report.rows[0].offline_share, 1.0);
     }
 }

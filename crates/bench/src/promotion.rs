@@ -12,6 +12,7 @@ use slackwater_base::{ByteSize, Rng, hash64};
 use slackwater_node::{Config, GetOptions, PutOptions, Stats, Store, Tier};
 use slackwater_wire::{ReplicaAt, ReplicaState, Tenant};
 
+use crate::machine::Machine;
 pub use crate::store::Failure;
 use crate::store::{expect, shuffled};
 
@@ -37,6 +38,8 @@ impl Options {
 /// What was found.
 #[derive(Clone, Debug, Serialize)]
 pub struct Report {
+    /// Where it was measured.
+    pub machine: Machine,
     /// Reads from SSD.
     pub pre: Percentiles,
     /// Reads from memory, after promotion.
@@ -104,6 +107,7 @@ pub fn run(options: &Options) -> Result<Report, Failure> {
     let (pre, post, delays) = (percentiles(pre), percentiles(post), percentiles(delays));
     let value_bytes = options.value_bytes;
     Ok(Report {
+        machine: Machine::detect(),
         speedup: Speedup {
             p50: pre.p50_us / post.p50_us,
             p95: pre.p95_us / post.p95_us,

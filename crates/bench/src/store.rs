@@ -11,6 +11,8 @@ use serde::Serialize;
 use slackwater_base::{BLOCK_BYTES, ByteSize, Rng};
 use slackwater_node::{Config, GetOptions, OpenError, PutOptions, Store, StoreError, Tier};
 
+use crate::machine::Machine;
+
 /// What is measured.
 #[derive(Clone, Debug)]
 pub struct Options {
@@ -46,6 +48,8 @@ impl Options {
 /// Medians of the passes, in 10^9 bytes a second.
 #[derive(Clone, Debug, Serialize)]
 pub struct Report {
+    /// Where it was measured.
+    pub machine: Machine,
     /// `get_into` from memory, verified.
     pub get_into_gbps: f64,
     /// A plain copy of the same lengths between buffers of the same size.
@@ -135,6 +139,7 @@ pub fn run(options: &Options) -> Result<Report, Failure> {
     };
     let limits = [MEMCPY, RAW, RAW_DEEP].map(|what| Limit { what, gbps: median(what) }).to_vec();
     Ok(Report {
+        machine: Machine::detect(),
         get_into_gbps: median(GET),
         memcpy_gbps: median(MEMCPY),
         ratio: ratio(GET, MEMCPY),

@@ -1,5 +1,6 @@
 //! Replays a published trace where one is given: `SLACKWATER_TRACE=path cargo test --release -p slackwater-bench
-//! --test trace -- --nocapture`.
+//! --test trace -- --nocapture`. With `SLACKWATER_TRACE_FLOORS` set as well, the trace has to be the conversation trace
+//! and the rates are checked.
 #![expect(clippy::print_stdout, reason = "the table is what the run is for")]
 
 use std::time::Duration;
@@ -40,6 +41,29 @@ fn trace_rates() {
     let sizes = vec![1_000, 3_000, 10_000, 20_000, 30_000, 60_000, 100_000];
     let report = run(&Options { sizes, ..Options::default() }, requests, |_, _| ());
     print_table(&report);
+    if std::env::var_os("SLACKWATER_TRACE_FLOORS").is_some() {
+        check_floors(&report);
+    }
+}
+
+/// What the learning policy has to reach on the hour of chat traffic published with the Mooncake paper (FAST 2025).
+fn check_floors(report: &Report) {
+    let row = |policy: &str, size: usize| {
+        report.rows.iter().find(|row| row.policy == policy && row.size == size).expect("replayed above")
+    };
+    let floors = [(1_000, 0.083), (3_000, 0.130), (10_000, 0.236), (20_000, 0.302), (30_000, 0.328)];
+    for (size, floor) in floors {
+        let row = row("gittins", size);
+        assert!(row.hit_rate >= floor, "{size} blocks: {:.4}, wanted {floor}", row.hit_rate);
+    }
+    for &size in report.limits.offline.keys() {
+        let gittins = row("gittins", size);
+        assert!(gittins.bytes_per_block <= 64.0, "{size} blocks: {:.1} bytes a block", gittins.bytes_per_block);
+        for other in ["lru", "s3fifo", "arc", "twoq"] {
+            let other = row(other, size);
+            assert!(gittins.hit_rate >= other.hit_rate - 0.003, "{size} blocks: below {}", other.policy);
+        }
+    }
 }
 
 fn print_table(report: &Report) {

@@ -36,16 +36,6 @@ pub(crate) fn refuse(problems: &[ConfigProblem]) -> anyhow::Error {
     anyhow!("the configuration is wrong:{}", lines.concat())
 }
 
-/// Gives an option another value where no layer set one.
-///
-/// # Errors
-/// What the option says about the value.
-pub(crate) fn default_to(config: &mut Config, key: &str, value: &str) -> Result<()> {
-    let unset = config.explain().iter().any(|line| line.key == key && line.source == Source::Default);
-    let option = Config::option(key).ok_or_else(|| anyhow!("there is no option `{key}`"))?;
-    if unset { (option.set)(config, value).map_err(|message| anyhow!("{key}: {message}")) } else { Ok(()) }
-}
-
 /// The value of an option as people write it.
 pub(crate) fn shown(config: &Config, key: &str) -> String {
     Config::option(key).map(|option| (option.show)(config)).unwrap_or_default()
@@ -137,8 +127,8 @@ mod tests {
     #[test]
     fn only_what_nobody_set_takes_another_default() {
         let mut config = config(&[("ssd", "1GiB"), ("dir", "/d")]);
-        default_to(&mut config, "ssd", "16GiB").unwrap();
-        default_to(&mut config, "offload", "on-evict").unwrap();
+        config.default_to("ssd", "16GiB").unwrap();
+        config.default_to("offload", "on-evict").unwrap();
         assert_eq!(config.ssd.to_string(), "1GiB");
         assert_eq!(shown(&config, "offload"), "on-evict");
     }

@@ -26,6 +26,13 @@ pub(crate) struct Candidates {
     of: Map<ObjectId, Candidate>,
 }
 
+/// How long and how often a key has been tried since it was last read.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Tried {
+    seen: Instant,
+    retries: u32,
+}
+
 struct Candidate {
     seen: Instant,
     retries: u32,
@@ -48,6 +55,20 @@ impl Master {
         self.metrics.promotion.candidates = candidates.len() as u64;
         self.due.set(Due::Candidate(id), now + promotion.backoff_first);
         self.catalog.object_mut(id).mark(Aside::Candidate);
+    }
+
+    /// Remembers a key that was admitted and then found no room: another of its retries, not a fresh start.
+    pub(crate) fn remember_again(&mut self, now: Instant, id: ObjectId, place: ChainPlace, tried: Option<Tried>) {
+        let most = self.config.promotion.candidate_retries;
+        if tried.is_some_and(|tried| tried.retries >= most) {
+            self.metrics.promotion.candidate_expired_evaluated += 1;
+            return;
+        }
+        self.remember(now, id, Reason::NoRoom, place);
+        if let (Some(Tried { seen, retries }), Some(candidate)) = (tried, self.promotions.candidates.of.get_mut(&id)) {
+            (candidate.seen, candidate.retries) = (seen, retries);
+            self.due.set(Due::Candidate(id), now + self.backoff(retries));
+        }
     }
 
     pub(crate) fn forget_candidate(&mut self, id: ObjectId) {
@@ -77,6 +98,7 @@ impl Master {
         match self.admit(now, id, self.heat_of(id), place) {
             Admission::Admitted => {
                 self.metrics.promotion.candidate_admitted += 1;
+                self.note_tries(id, Tried { seen, retries: retries + 1 });
                 self.forget_candidate(id);
             }
             Admission::Ineligible => self.forget_candidate(id),

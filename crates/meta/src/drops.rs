@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use regex::bytes::Regex;
-use slackwater_base::{Instant, Map};
+use slackwater_base::{Instant, Map, Planted, planted};
 use slackwater_wire::{DiskEntry, ErrorCode, Key, NodeId, Tenant, Version};
 
 use crate::catalog::{Aside, SegmentIndex};
@@ -79,6 +79,9 @@ impl Owed {
 
     /// Versions up to this one of the key are dead.
     pub(crate) fn key(&mut self, hash: u64, up_to: Version) {
+        if planted(Planted::ForgetOwedRemoval) {
+            return;
+        }
         for away in self.away.values_mut() {
             if away.keys.len() >= self.limit && !away.keys.contains_key(&hash) {
                 away.give_up(up_to);
@@ -128,6 +131,7 @@ const RULES_MAX: usize = 64;
 impl Master {
     /// Orders a record to be dropped; the waiter's answer waits for it.
     pub(crate) fn drop_record(&mut self, segment: SegmentIndex, hash: u64, entry: DiskEntry, waiter: Option<Waiter>) {
+        let waiter = waiter.filter(|_| !planted(Planted::RemoveBeforeDropped));
         let waiters: Vec<Waiter> = waiter.into_iter().map(|waiter| self.acks.wait(waiter)).collect();
         self.shed(hash, &entry);
         let node = self.segments.at(segment).node;
@@ -149,6 +153,9 @@ impl Master {
 
     /// Lets the waiter wait for every drop of the key that is under way.
     pub(crate) fn await_drops(&mut self, tenant: &Tenant, key: &Key, hash: u64, waiter: Waiter) {
+        if planted(Planted::RemoveBeforeDropped) {
+            return;
+        }
         let range = (hash, Version(0), SegmentIndex(0))..=(hash, Version(u64::MAX), SegmentIndex(u16::MAX));
         for (_, drop) in self.drops.pending.range_mut(range) {
             if drop.entry.key == *key && drop.entry.tenant == *tenant && !drop.waiters.contains(&waiter) {

@@ -1,6 +1,6 @@
 use std::sync::Arc;
 
-use slackwater_base::{Instant, Map, Rng};
+use slackwater_base::{Instant, Map, Planted, Rng, planted};
 use slackwater_wire::{
     CallId, ClientId, ExtentRef, NodeId, Order, Reply, Report, Request, SegmentState, Tenant, TicketId, Version,
 };
@@ -226,7 +226,9 @@ impl Master {
     /// Versions begin above this one. For a shell that knows what an earlier master may have given out: nodes that
     /// announce themselves later raise the mark, but puts that were granted before cannot be raised after them.
     pub fn start_above(&mut self, version: Version) {
-        self.next_version = self.next_version.max(version.0.saturating_add(1));
+        if !planted(Planted::VersionsBeginAgain) {
+            self.next_version = self.next_version.max(version.0.saturating_add(1));
+        }
     }
 
     /// What the operator should know about the configuration.

@@ -7,11 +7,11 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
-use slackwater_base::{Instant, Map, Sketch};
+use slackwater_base::{Instant, Map, Planted, Sketch, planted};
 use slackwater_wire::{DiskEntry, ExtentRef, NodeId, Order, PromoteTask, PromotionFailure, SegmentKind, TicketId};
 
 use crate::budget::Budget;
-use crate::candidate::{Candidates, Reason};
+use crate::candidate::{Candidates, Reason, Tried};
 use crate::catalog::{Aside, ObjectId, ReplicaId, SegmentIndex, TenantIndex};
 use crate::config::{OnHit, Promotion};
 use crate::evict::Link;
@@ -42,6 +42,8 @@ struct Promoting {
     heat: u8,
     place: ChainPlace,
     stage: Stage,
+    /// Retries that led here: one that comes to nothing for want of room goes on counting.
+    tried: Option<Tried>,
 }
 
 /// How far a promotion is.
@@ -228,7 +230,8 @@ impl Master {
         let (bytes, tenant) = (object.bytes, object.tenant);
         self.hold(source);
         let stage = Stage::Queued;
-        let promoting = Promoting { object: id, entry, bytes, tenant, source, node, heat, place, stage };
+        let tried = None;
+        let promoting = Promoting { object: id, entry, bytes, tenant, source, node, heat, place, stage, tried };
         self.promotions.tickets.insert(ticket, promoting);
         self.promotions.of.insert(id, ticket);
         let holder = self.promotions.holder(node);
@@ -284,6 +287,15 @@ impl Master {
         }
     }
 
+    /// The promotion of an object is a retry of so many.
+    pub(crate) fn note_tries(&mut self, id: ObjectId, tried: Tried) {
+        if let Some(ticket) = self.promotions.of.get(&id)
+            && let Some(promoting) = self.promotions.tickets.get_mut(ticket)
+        {
+            promoting.tried = Some(tried);
+        }
+    }
+
     /// The node is about to read: it needs an extent, if the promotion still stands.
     pub(crate) fn stage(&mut self, now: Instant, node: NodeId, ticket: TicketId, bytes: u64) {
         let Some(promoting) = self.promotions.tickets.get(&ticket).filter(|promoting| promoting.node == node) else {
@@ -296,14 +308,14 @@ impl Master {
         if promoting.stage != Stage::Sent {
             return;
         }
-        let (object, tenant, place) = (promoting.object, promoting.tenant, promoting.place);
+        let (object, tenant, place, tried) = (promoting.object, promoting.tenant, promoting.place, promoting.tried);
         let charge = self.charge_of(bytes);
         if !self.fit_quota(now, tenant, Ledger::Memory, charge) {
             return self.refuse(now, ticket, Exit::Failed);
         }
         let Some(staged) = self.allocate_near(now, node, bytes) else {
             self.refuse(now, ticket, Exit::Failed);
-            return self.remember(now, object, Reason::NoRoom, place);
+            return self.remember_again(now, object, place, tried);
         };
         let extent = self.extent_of(staged);
         self.tenants.charge(tenant, Ledger::Memory, extent.bytes);
@@ -358,7 +370,7 @@ impl Master {
         let Some(promoting) = self.promotions.tickets.get(&ticket).filter(|promoting| promoting.node == node) else {
             return;
         };
-        let (object, source, place) = (promoting.object, promoting.source, promoting.place);
+        let (object, source, place, tried) = (promoting.object, promoting.source, promoting.place, promoting.tried);
         self.end_promotion(now, ticket, Exit::Failed);
         match failure {
             PromotionFailure::Corrupt => {
@@ -374,7 +386,7 @@ impl Master {
                 self.discard(now, source, Why::Removed);
                 self.erase_if_empty(object);
             }
-            PromotionFailure::Busy | PromotionFailure::Stale => self.remember(now, object, Reason::NoRoom, place),
+            PromotionFailure::Busy | PromotionFailure::Stale => self.remember_again(now, object, place, tried),
             PromotionFailure::Size | PromotionFailure::Device => {}
         }
         self.deliver(now, node);
@@ -420,7 +432,9 @@ impl Master {
         let ended = metrics.completed + metrics.failed + metrics.cancelled + metrics.expired;
         assert_eq!(metrics.admitted, ended + metrics.in_flight, "every admission has one end");
         assert_eq!(metrics.in_flight, self.promotions.tickets.len() as u64, "one slot a ticket");
-        self.unhold(now, promoting.source);
+        if exit != Exit::Failed || !planted(Planted::PromotionKeepsSource) {
+            self.unhold(now, promoting.source);
+        }
         promoting
     }
 

@@ -1,6 +1,8 @@
 use std::collections::BTreeMap;
 
-use slackwater_base::{AllocError, BLOCK_BYTES, Extent, ExtentAllocator, Instant, Map, round_to_block};
+use slackwater_base::{
+    AllocError, BLOCK_BYTES, Extent, ExtentAllocator, Instant, Map, Planted, planted, round_to_block,
+};
 use slackwater_wire::{ExtentRef, Incarnation, Mount, NodeId, SegmentId, SegmentKind, SegmentState};
 
 use crate::catalog::{ReplicaId, SegmentIndex};
@@ -154,6 +156,10 @@ impl Segment {
         let reference = self.reference(extent);
         let memory = self.memory_mut().expect("only memory has extents");
         memory.extents.retire(extent);
+        if planted(Planted::FreeWithoutQuarantine) {
+            memory.extents.release(extent);
+            return reference;
+        }
         memory.fencing.insert(extent.generation, extent);
         reference
     }

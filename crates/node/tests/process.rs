@@ -14,9 +14,10 @@ use slackwater_base::{ByteSize, Rng, hash64};
 use slackwater_node::{Config, GetOptions, PutOptions, RemoveOptions, Store};
 use slackwater_wire::{Durability, PutMode, Tenant};
 
-const TESTS: [(&str, fn()); 2] = [
+const TESTS: [(&str, fn()); 3] = [
     ("a_store_killed_at_any_moment_keeps_what_it_acknowledged", killed_at_any_moment),
     ("memory_stays_within_what_is_configured_and_a_constant", memory_is_bounded),
+    ("a_full_disk_costs_the_ssd_tier_and_nothing_else_until_there_is_room", disk_is_full),
 ];
 
 fn main() {
@@ -24,6 +25,7 @@ fn main() {
     match arguments.first().map(String::as_str) {
         Some("--writer") => return writer(Path::new(&arguments[1]), arguments[2].parse().unwrap()),
         Some("--hog") => return hog(Path::new(&arguments[1])),
+        Some("--small") => return small(Path::new(&arguments[1])),
         _ => {}
     }
     let mut out = std::io::stdout();
@@ -260,4 +262,63 @@ fn memory_is_bounded() {
     assert!(peak_bytes <= limit, "peak of {} is over {}", ByteSize(peak_bytes), ByteSize(limit));
     let mut out = std::io::stdout();
     writeln!(out, "peak {} of {} allowed", ByteSize(peak_bytes), ByteSize(limit)).unwrap();
+}
+
+/// Exit status of a process that may not mount.
+const NO_MOUNT: i32 = 77;
+
+/// The process with a disk of its own that runs full: a small file system in its own mount namespace.
+fn small(directory: &Path) {
+    let mounted = Command::new("mount").args(["-t", "tmpfs", "-o", "size=64m", "tmpfs"]).arg(directory).status();
+    if !mounted.is_ok_and(|status| status.success()) {
+        std::process::exit(NO_MOUNT);
+    }
+    let filler = directory.join("filler");
+    std::fs::write(&filler, vec![0; 44 << 20]).unwrap();
+    let store = Store::open(config(&directory.join("store"))).unwrap();
+    let patience = Duration::from_secs(30);
+    let put = |from: u64, count: u64| {
+        for number in from..from + count {
+            // Memory alone goes on, whatever becomes of the disk.
+            store.put(name(number).as_bytes(), &value(number, number), &PutOptions::default()).unwrap();
+            if number % 32 == 0 {
+                store.flush(patience).unwrap();
+            }
+        }
+        store.flush(patience).unwrap();
+    };
+    put(0, 2000);
+    let stats = store.stats();
+    let kept = stats.offloads.count;
+    assert!(stats.ssd.is_some_and(|ssd| !ssd.accepting) && kept > 0 && kept < 2000, "{stats:#?}");
+    std::fs::remove_file(filler).unwrap();
+    let begun = Instant::now();
+    let mut next = 2000;
+    while store.stats().offloads.count < kept + 100 {
+        assert!(begun.elapsed() < patience, "no record since there is room: {:#?}", store.stats());
+        put(next, 10);
+        next += 10;
+    }
+    for number in 0..next {
+        if let Some(found) = store.get(name(number).as_bytes(), &GetOptions::default()).unwrap() {
+            assert!(found == value(number, number), "wrong bytes of {number}");
+        }
+    }
+    assert_eq!(store.stats().corrupt, 0);
+    store.close().unwrap();
+}
+
+fn disk_is_full() {
+    let root = tempfile::tempdir().unwrap();
+    let mut command = Command::new("unshare");
+    command.args(["--user", "--map-root-user", "--mount"]).arg(std::env::current_exe().unwrap());
+    let status = command.arg("--small").arg(root.path()).status();
+    match status.as_ref().map(|status| status.code()) {
+        Ok(Some(0)) => {}
+        Err(_) | Ok(Some(NO_MOUNT | 1)) => {
+            let mut out = std::io::stdout();
+            writeln!(out, "skipped: a disk that runs full needs leave to mount ({status:?})").unwrap();
+        }
+        Ok(code) => panic!("the process with the small disk ended with {code:?}"),
+    }
 }

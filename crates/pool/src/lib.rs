@@ -34,3 +34,8 @@ pub use record::{PoolCounts, ThreadCounts};
 pub use scope::Scope;
 pub use task::{Handle, SubmitError};
 pub use topology::{Node, NodeId, Topology, TopologyError};
+
+/// The examples of the README, compiled and run.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

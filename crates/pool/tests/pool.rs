@@ -69,7 +69,7 @@ fn ten_thousand_bursts_of_random_size_equal_the_serial_sum() {
 }
 
 #[test]
-fn init_and_finalize_are_paired_and_the_caller_is_thread_zero() {
+fn init_and_finalize_are_paired_in_each_thread() {
     on_each(|pool| {
         let (inits, sums) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
         let job = pool.job(1_000);
@@ -87,8 +87,21 @@ fn init_and_finalize_are_paired_and_the_caller_is_thread_zero() {
         let sums = sums.into_inner().unwrap();
         assert_eq!(sums.len(), inits.into_inner());
         assert_eq!(sums.iter().map(|state| state.1).sum::<usize>(), 999 * 1_000 / 2);
-        assert!(sums.iter().any(|state| state.0 == 0), "the caller takes part");
+        let mut threads: Vec<usize> = sums.iter().map(|state| state.0).collect();
+        threads.sort_unstable();
+        threads.dedup();
+        assert_eq!(threads.len(), sums.len(), "a thread takes part once: {sums:?}");
         assert_eq!(Member::current(), None);
+    });
+}
+
+#[test]
+fn the_caller_is_thread_zero() {
+    on_each(|pool| {
+        let mut threads = Vec::new();
+        let seen = Mutex::new(&mut threads);
+        pool.job(4).threads_max(1).run(|_| seen.lock().unwrap().push(Member::current().unwrap().thread)).unwrap();
+        assert_eq!(threads, [0, 0, 0, 0]);
     });
 }
 

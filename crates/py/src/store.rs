@@ -2,6 +2,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
+use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList};
 use slackwater_node::{GetOptions, StoreError, Stored};
@@ -59,15 +60,17 @@ impl Store {
         if let Some(memory) = memory {
             named.push(("memory".to_owned(), size_text("memory", memory)?));
         }
-        match ssd {
-            Some(ssd) => named.push(("ssd".to_owned(), size_text("ssd", ssd)?)),
-            None if path.is_some() => named.push(("ssd".to_owned(), SSD_DEFAULT.to_owned())),
-            None => {}
+        if let Some(ssd) = ssd {
+            named.push(("ssd".to_owned(), size_text("ssd", ssd)?));
         }
+        let tiered = path.is_some();
         if let Some(path) = path {
             named.push(("dir".to_owned(), path.to_string_lossy().into_owned()));
         }
-        let config = configuration(py, config, named, options)?;
+        let mut config = configuration(py, config, named, options)?;
+        if tiered {
+            config.default_to("ssd", SSD_DEFAULT).map_err(PyValueError::new_err)?;
+        }
         let opened = py.detach(|| slackwater_node::Store::open(config));
         let store = opened.map_err(|error| not_opened(py, &error))?;
         Ok(Self { inner: Mutex::new(Some(store)), forks: FORKS.load(Ordering::Relaxed) })

@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 
-use slackwater_base::{Checksum, Map};
+use slackwater_base::{Checksum, Map, Planted, planted};
 use slackwater_wire::{ExtentRef, Incarnation, SegmentId};
 use thiserror::Error;
 
@@ -202,11 +202,11 @@ impl Arena {
             lent.dead_below[first] = lent.dead_below[first].max(extent.generation.saturating_add(1));
         }
         match self.busy.get_mut(&extent) {
-            Some(busy) => {
+            Some(busy) if !planted(Planted::FenceDuringAccess) => {
                 busy.fenced = true;
                 false
             }
-            None => true,
+            Some(_) | None => true,
         }
     }
 
@@ -217,7 +217,8 @@ impl Arena {
     pub fn check(&self, extent: ExtentRef) -> Result<(), Stale> {
         let lent = self.place(extent)?;
         let ExtentRef { segment, offset, generation, .. } = extent;
-        if generation < lent.dead_below[(offset / lent.granule) as usize] && !cfg!(planted = "ignore_fences") {
+        if generation < lent.dead_below[(offset / lent.granule) as usize] && !planted(Planted::AccessWithoutGeneration)
+        {
             return Err(Stale::Generation { segment, offset, generation });
         }
         Ok(())
@@ -283,7 +284,7 @@ impl Reserved {
     /// # Errors
     /// Gives the reservation back when it is not.
     pub fn fill(self, found: Checksum, expected: Checksum) -> Result<Filled, Reserved> {
-        if found == expected || cfg!(planted = "skip_promotion_checksum") {
+        if found == expected || planted(Planted::PromoteWithoutVerify) {
             Ok(Filled { reserved: self, checksum: found })
         } else {
             Err(self)

@@ -43,3 +43,8 @@ pub use site::{GAP_BUCKETS, Site, SiteCounts};
 pub use spinners::{Working, free_cpus, working};
 pub use strategy::{Adaptive, Choice, ChoiceError, Park, Plan, Sleep, Spin, Then, Wait, current, install};
 pub use word::Word;
+
+/// The examples of the README, compiled and run.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -16,65 +16,94 @@ const OWN_DESCRIPTORS: usize = 100;
 /// Links that are opened at a time, so that no side of a fresh connection waits behind thousands of others.
 const OPENING: usize = 256;
 
+/// A server and a client with its links.
+struct Pair {
+    server: Process,
+    client: Process,
+    mechanism: &'static str,
+    count: usize,
+    connect_seconds: f64,
+    bytes_per_link: f64,
+}
+
+/// All pairs stand at the same time and are measured in turn, so that a busy moment of the machine meets all of them.
 pub(super) fn measure(options: &Options, report: &mut Report) -> Result<(), BenchError> {
     let limit = descriptor_limit() - OWN_DESCRIPTORS;
-    let mut done: Vec<usize> = Vec::new();
+    let mut counts: Vec<usize> = Vec::new();
     for wanted in &options.links {
         let count = (*wanted).min(limit);
         if count < *wanted {
             report.notes.push(format!("{wanted} links brought down to {count}: the descriptor limit"));
         }
-        if !done.contains(&count) {
-            measure_one(options, "NULL", count, &options.rates, report)?;
-            done.push(count);
+        if !counts.contains(&count) {
+            counts.push(count);
         }
     }
-    if let (Some(count), Some(rate)) = (done.get(1).or(done.first()), options.rates.first()) {
-        measure_one(options, "CURVE", *count, &[*rate], report)?;
+    if !options.heartbeats && !counts.is_empty() {
+        report
+            .notes
+            .push("links are measured without heartbeats; each costs its own messages, however it is carried".into());
+    }
+    let curve = counts.get(1).or(counts.first()).map(|count| ("CURVE", *count));
+    let mut pairs = Vec::new();
+    for (mechanism, count) in counts.iter().map(|count| ("NULL", *count)).chain(curve) {
+        pairs.push(Pair::start(options, mechanism, count)?);
+    }
+    for rate in &options.rates {
+        let mut windows: Vec<Vec<LinksRow>> = pairs.iter().map(|_| Vec::new()).collect();
+        for _ in 0..options.rounds {
+            for (pair, windows) in pairs.iter_mut().zip(&mut windows) {
+                windows.push(pair.window(*rate, options)?);
+            }
+        }
+        for mut windows in windows {
+            windows.sort_by(|a, b| a.cpu_us_per_msg.total_cmp(&b.cpu_us_per_msg));
+            let middle = windows.len() / 2;
+            report.links.extend(windows.into_iter().nth(middle));
+        }
     }
     Ok(())
 }
 
-fn measure_one(
-    options: &Options,
-    mechanism: &'static str,
-    count: usize,
-    rates: &[u32],
-    report: &mut Report,
-) -> Result<(), BenchError> {
-    let mut server = Process::start(&options.child, &["links-server", mechanism])?;
-    let address = server.hear("listening")?;
-    let mut client = Process::start(&options.child, &["links-client", &address, &count.to_string()])?;
-    let [connect_seconds, bytes_per_link] = client.numbers("ready")?;
-    for rate in rates {
-        server.say(&format!("tick {rate}"))?;
-        server.hear("ticking")?;
-        client.say(&format!("measure {}", options.window.as_secs_f64()))?;
-        let [messages, seconds, cpu, p50, p99, calls] = client.numbers("measured")?;
-        server.say("tick 0")?;
-        server.hear("ticking")?;
-        report.links.push(LinksRow {
-            n: count,
-            mechanism,
-            rate: *rate,
+impl Pair {
+    fn start(options: &Options, mechanism: &'static str, count: usize) -> Result<Self, BenchError> {
+        let heartbeats = if options.heartbeats { "on" } else { "off" };
+        let mut server = Process::start(&options.child, &["links-server", mechanism, heartbeats])?;
+        let address = server.hear("listening")?;
+        let arguments = ["links-client", &address, &count.to_string(), heartbeats];
+        let mut client = Process::start(&options.child, &arguments)?;
+        let [connect_seconds, bytes_per_link] = client.numbers("ready")?;
+        Ok(Self { server, client, mechanism, count, connect_seconds, bytes_per_link })
+    }
+
+    fn window(&mut self, rate: u32, options: &Options) -> Result<LinksRow, BenchError> {
+        self.server.say(&format!("tick {rate}"))?;
+        self.server.hear("ticking")?;
+        self.client.say(&format!("measure {}", options.window.as_secs_f64()))?;
+        let [messages, seconds, cpu, p50, p99, calls] = self.client.numbers("measured")?;
+        self.server.say("tick 0")?;
+        self.server.hear("ticking")?;
+        Ok(LinksRow {
+            n: self.count,
+            mechanism: self.mechanism,
+            rate,
             arrived: messages / seconds,
             cpu_percent: 100.0 * cpu / seconds,
             cpu_us_per_msg: 1e6 * cpu / messages,
             p50_us: p50,
             p99_us: p99,
             syscalls_per_msg: calls / messages,
-            bytes_per_link,
-            connect_seconds,
-        });
+            bytes_per_link: self.bytes_per_link,
+            connect_seconds: self.connect_seconds,
+        })
     }
-    Ok(())
 }
 
 /// The server: whoever registers gets a message now and then.
-pub(super) fn serve(mechanism: &str) -> Result<(), BenchError> {
+pub(super) fn serve(mechanism: &str, heartbeats: &str) -> Result<(), BenchError> {
     descriptor_limit();
     let registered: Arc<Mutex<Vec<ConnectionId>>> = Arc::default();
-    let mut builder = builder(1);
+    let mut builder = builder(1, heartbeats == "on");
     builder.category("bench", Category { run: Run::Inline, ..Category::default() }).map_err(mq_error)?;
     let known = Arc::clone(&registered);
     let register = move |call: &Call<'_>| known.lock().unwrap_or_else(PoisonError::into_inner).push(call.from());
@@ -133,12 +162,12 @@ fn tick(mq: &Mq, registered: &Mutex<Vec<ConnectionId>>, rate: &AtomicU32, ending
 }
 
 /// The client: many links, each of which registers.
-pub(super) fn receive(address: &str, count: &str) -> Result<(), BenchError> {
+pub(super) fn receive(address: &str, count: &str, heartbeats: &str) -> Result<(), BenchError> {
     descriptor_limit();
     let address: Address = address.parse().map_err(mq_error)?;
     let count: usize = count.parse().map_err(mq_error)?;
     let heard = Arc::new(Mutex::new(new_histogram()));
-    let mut builder = builder(2);
+    let mut builder = builder(2, heartbeats == "on");
     builder.category("bench", Category { run: Run::Inline, ..Category::default() }).map_err(mq_error)?;
     let into = Arc::clone(&heard);
     let hear = move |call: &Call<'_>| {

@@ -92,10 +92,11 @@ pub(super) fn monotonic_nanos() -> u64 {
 }
 
 /// A message layer for one side: a fixed key each, links without ids, no limits on strangers.
-pub(super) fn builder(seed: u8) -> Builder {
+pub(super) fn builder(seed: u8, heartbeats: bool) -> Builder {
     let pre_auth = PreAuthLimits { total: 1 << 20, per_source: 1 << 20, rate: 1 << 30, rate_per_source: 1 << 30 };
     let keys = KeyPair::of(SecretKey::from_bytes([seed; 32]));
-    Builder::new(Options { keys: Some(keys), ephemeral_ids: true, pre_auth, ..Options::default() })
+    let heartbeat = Options::default().heartbeat.filter(|_| heartbeats);
+    Builder::new(Options { keys: Some(keys), ephemeral_ids: true, pre_auth, heartbeat, ..Options::default() })
 }
 
 /// Listens on loopback and tells the parent where.

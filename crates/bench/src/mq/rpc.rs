@@ -98,7 +98,7 @@ fn median(rounds: &[Round], pick: fn(&Round) -> f64) -> Option<f64> {
 
 /// The server: echoes.
 pub(super) fn serve(mechanism: &str) -> Result<(), BenchError> {
-    let mut builder = builder(1);
+    let mut builder = builder(1, true);
     builder.category("bench", Category { run: Run::Inline, ..Category::default() }).map_err(mq_error)?;
     let echo = |call: &Call<'_>| call.reply(call.parts()).expect("a request command is only called with a tag");
     builder.request_command("bench.echo", echo).map_err(mq_error)?;
@@ -112,7 +112,7 @@ pub(super) fn serve(mechanism: &str) -> Result<(), BenchError> {
 pub(super) fn ask(address: &str, count: &str) -> Result<(), BenchError> {
     let address: Address = address.parse().map_err(mq_error)?;
     let count: usize = count.parse().map_err(mq_error)?;
-    let running = builder(2).start().map_err(mq_error)?;
+    let running = builder(2, true).start().map_err(mq_error)?;
     let connect = |_| running.connect_wait(&address, &ConnectOptions::default()).map_err(mq_error);
     let links: Vec<ConnectionId> = (0..count).map(connect).collect::<Result<_, _>>()?;
     tell("ready")?;

@@ -7,7 +7,7 @@ use anyhow::Result;
 use serde::Serialize;
 
 use crate::args::Doctor;
-use crate::config::{Layers, default_to};
+use crate::config::Layers;
 use crate::{DONE, WRONG};
 use checks::{Check, Verdict, examine};
 use facts::Facts;
@@ -19,7 +19,7 @@ pub(crate) fn run(arguments: &Doctor, layers: &Layers) -> Result<u8> {
         Ok(config) => config,
         Err(_) => layers.with("dir", ".").load()?,
     };
-    default_to(&mut config, "dir", ".")?;
+    config.default_to("dir", ".").map_err(anyhow::Error::msg)?;
     let checks = examine(&Facts::gather(&config), &config);
     let worst = checks.iter().map(|check| check.verdict).max().unwrap_or(Verdict::Ok);
     if arguments.json {

@@ -16,7 +16,7 @@ use slackwater_replay::Series;
 use tempfile::TempDir;
 
 use crate::args::{Pace, Replay};
-use crate::config::{Layers, default_to, refuse};
+use crate::config::{Layers, refuse};
 use crate::interrupt::Interrupt;
 use crate::source::Source;
 use crate::{DONE, INTERRUPTED, usage};
@@ -90,7 +90,7 @@ fn configure(layers: Layers) -> Result<(Config, Option<TempDir>)> {
     };
     let mut config = layers.load()?;
     for (key, value) in DEFAULTS {
-        default_to(&mut config, key, value)?;
+        config.default_to(key, value).map_err(anyhow::Error::msg)?;
     }
     if config.ssd.0 == 0 {
         config.dir = None;

@@ -4,15 +4,17 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use proptest::prelude::*;
-use slackwater_base::Instant;
+use slackwater_base::{Instant, Rng};
 
 use super::{Evict, Link, PolicyKind, RestoreError, Slot, Walk};
 
 const BLOCK_BYTES: u64 = 65_536;
 
 /// A catalog reduced to what a policy sees of it: which block has which slot, and what is parked.
-struct Segment {
+pub(super) struct Segment {
     policy: Box<dyn Evict>,
+    /// Kinds of block length that occur.
+    lengths: u64,
     slots: BTreeMap<u64, Slot>,
     blocks: BTreeMap<Slot, u64>,
     parked: BTreeSet<Slot>,
@@ -22,7 +24,7 @@ struct Segment {
 }
 
 #[derive(Clone, Debug)]
-enum Step {
+pub(super) enum Step {
     /// A request for the first `length` blocks of conversation `chain`, misses inserted or not.
     Request {
         chain: u64,
@@ -54,8 +56,14 @@ enum Step {
 
 impl Segment {
     fn new(kind: PolicyKind, capacity: usize) -> Self {
+        let policy = kind.build(capacity as u64 * BLOCK_BYTES);
+        Self { lengths: 3, ..Self::with_equal_blocks(policy, capacity) }
+    }
+
+    pub(super) fn with_equal_blocks(policy: Box<dyn Evict>, capacity: usize) -> Self {
         Self {
-            policy: kind.build(capacity as u64 * BLOCK_BYTES),
+            policy,
+            lengths: 1,
             slots: BTreeMap::new(),
             blocks: BTreeMap::new(),
             parked: BTreeSet::new(),
@@ -66,7 +74,7 @@ impl Segment {
     }
 
     fn link(&self, hash: u64) -> Link {
-        Link { hash, slot: self.slots.get(&hash).copied(), bytes: BLOCK_BYTES * (1 + hash % 3) }
+        Link { hash, slot: self.slots.get(&hash).copied(), bytes: BLOCK_BYTES * (1 + hash % self.lengths) }
     }
 
     fn request(&mut self, hashes: &[u64], position: u32, insert: bool) {
@@ -122,7 +130,7 @@ impl Segment {
         (count > 0).then(|| *self.blocks.keys().nth(pick % count).expect("within the count"))
     }
 
-    fn step(&mut self, step: &Step) {
+    pub(super) fn step(&mut self, step: &Step) {
         self.now += Duration::from_millis(250);
         match *step {
             Step::Request { chain, length, insert } => {
@@ -160,7 +168,7 @@ impl Segment {
         }
     }
 
-    fn drain(&mut self) {
+    pub(super) fn drain(&mut self) {
         for slot in std::mem::take(&mut self.parked) {
             self.policy.unpark(slot);
         }
@@ -194,6 +202,21 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
+/// A step as [`step`] draws them, from a generator of ours: the same on every run.
+pub(super) fn random_step(rng: &mut Rng) -> Step {
+    let pick = rng.below(1000) as usize;
+    match rng.below(20) {
+        0..10 => Step::Request { chain: rng.below(12), length: 1 + rng.below(39) as u32, insert: rng.chance(0.9) },
+        10..12 => Step::Lone { chain: rng.below(12), position: 1 + rng.below(39) as u32 },
+        12..14 => Step::Park { pick },
+        14..16 => Step::Unpark { pick },
+        16 => Step::Remove { pick },
+        17 => Step::EvictOther { pick },
+        18 => Step::Wait { seconds: 1 + rng.below(4000) },
+        _ => Step::Estimate,
+    }
+}
+
 fn for_every_policy(check: impl Fn(PolicyKind)) {
     for kind in PolicyKind::ALL {
         check(kind);
@@ -221,7 +244,7 @@ fn overhead_is_bounded_by_what_is_resident() {
     const CAPACITY: usize = 10_000;
     for_every_policy(|kind| {
         let mut segment = Segment::new(kind, CAPACITY);
-        let mut rng = slackwater_base::Rng::new(3);
+        let mut rng = Rng::new(3);
         for _ in 0..6_000 {
             let (chain, length) = (rng.below(5_000), 1 + rng.below(30));
             segment.now += Duration::from_millis(100);

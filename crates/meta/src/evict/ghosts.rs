@@ -25,13 +25,18 @@ impl Ghosts {
 
     /// Forgets the oldest until no more than `limit` are left.
     pub(super) fn trim(&mut self, limit: usize) {
-        while self.order.len() > limit {
+        // Keys that were taken leave gaps in the order; these are bounded too.
+        while self.members.len() > limit || self.order.len() > 2 * limit {
             self.pop();
         }
     }
 
-    /// Forgets the oldest.
-    pub(super) fn pop(&mut self) {
+    /// How many keys are remembered.
+    pub(super) fn len(&self) -> usize {
+        self.members.len()
+    }
+
+    fn pop(&mut self) {
         let Some(tag) = self.order.pop_front() else { return };
         if self.members.get(&tag) == Some(&self.first) {
             self.members.remove(&tag);

@@ -2,25 +2,34 @@ use std::fmt;
 use std::str::FromStr;
 
 use super::Evict;
+use super::arc::Arc;
+use super::gittins::Gittins;
 use super::lru::Lru;
 use super::s3fifo::S3Fifo;
+use super::twoq::TwoQ;
 use super::wtinylfu::WTinyLfu;
 
 /// The policies there are, by the names that configuration and reports use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum PolicyKind {
     /// Least recently used, tail of the chain first.
-    #[default]
     Lru,
     /// S3-FIFO: small and main queues, ghosts.
     S3Fifo,
     /// W-TinyLFU: window, segmented main part, admission by frequency.
     WTinyLfu,
+    /// ARC: read once and read again, ghosts of both move the border.
+    Arc,
+    /// 2Q that knows which reads are of one request.
+    TwoQ,
+    /// Learned hazards of return, Gittins index over segments of chains.
+    #[default]
+    Gittins,
 }
 
 impl PolicyKind {
     /// Every policy, in the order reports list them.
-    pub const ALL: [PolicyKind; 3] = [Self::Lru, Self::S3Fifo, Self::WTinyLfu];
+    pub const ALL: [PolicyKind; 6] = [Self::Lru, Self::S3Fifo, Self::WTinyLfu, Self::Arc, Self::TwoQ, Self::Gittins];
 
     /// The name it is chosen by.
     #[must_use]
@@ -29,6 +38,9 @@ impl PolicyKind {
             Self::Lru => "lru",
             Self::S3Fifo => "s3fifo",
             Self::WTinyLfu => "wtinylfu",
+            Self::Arc => "arc",
+            Self::TwoQ => "twoq",
+            Self::Gittins => "gittins",
         }
     }
 
@@ -39,6 +51,9 @@ impl PolicyKind {
             Self::Lru => Box::new(Lru::new()),
             Self::S3Fifo => Box::new(S3Fifo::new()),
             Self::WTinyLfu => Box::new(WTinyLfu::new()),
+            Self::Arc => Box::new(Arc::new()),
+            Self::TwoQ => Box::new(TwoQ::new()),
+            Self::Gittins => Box::new(Gittins::new()),
         };
         policy.set_capacity(capacity_bytes);
         policy

@@ -4,11 +4,15 @@
 //! out, and is told everything that a learning policy needs: chains, sizes, time and hints. The catalog owns leases,
 //! pins and reference counts: it sets a victim that may not go now aside with [`Evict::park`].
 
+mod arc;
+mod explain;
 mod ghosts;
+mod gittins;
 mod kind;
 mod lru;
 mod queues;
 mod s3fifo;
+mod twoq;
 mod wtinylfu;
 
 #[cfg(test)]
@@ -16,6 +20,7 @@ mod conformance;
 
 use slackwater_base::Instant;
 
+pub use explain::{Explanation, ReturnChance, Standing};
 pub use kind::{PolicyKind, UnknownPolicy};
 
 /// One replica of a segment, numbered densely so that a policy keeps its state in arrays. Reused after the replica
@@ -97,6 +102,21 @@ pub trait Evict: Send {
     /// written to SSD.
     fn would_keep(&mut self, _now: Instant, _link: Link) -> bool {
         true
+    }
+
+    /// [`Evict::would_keep`] for a block whose standing an instance of the same policy in another tier told.
+    fn would_keep_as(&mut self, now: Instant, link: Link, _standing: Standing) -> bool {
+        self.would_keep(now, link)
+    }
+
+    /// What is known of a resident block, for the instance of another tier. `None` where nothing is learned.
+    fn standing(&self, _now: Instant, _slot: Slot) -> Option<Standing> {
+        None
+    }
+
+    /// Why a resident block is kept, for people. `None` where the policy has nothing to say but its order.
+    fn explain(&self, _now: Instant, _slot: Slot) -> Option<Explanation> {
+        None
     }
 
     /// When [`Evict::on_deadline`] wants to run next: work that must not be on the request path, such as estimation.

@@ -32,6 +32,7 @@ struct Ends {
     hot: u32,
     cold: u32,
     units: u64,
+    slots: usize,
 }
 
 const NONE: u32 = u32::MAX;
@@ -42,7 +43,7 @@ const NO_NODE: Node =
 
 impl<const N: usize> Queues<N> {
     pub(super) const fn new() -> Self {
-        Self { nodes: Vec::new(), ends: [Ends { hot: NONE, cold: NONE, units: 0 }; N], resident: 0 }
+        Self { nodes: Vec::new(), ends: [Ends { hot: NONE, cold: NONE, units: 0, slots: 0 }; N], resident: 0 }
     }
 
     /// Reads the slot's node and its neighbours ahead of a move.
@@ -60,6 +61,11 @@ impl<const N: usize> Queues<N> {
     /// Slots in all queues.
     pub(super) const fn resident(&self) -> usize {
         self.resident
+    }
+
+    /// Slots in `queue`, those aside included.
+    pub(super) const fn slots(&self, queue: usize) -> usize {
+        self.ends[queue].slots
     }
 
     /// Size of `queue`, in units of no meaning outside comparisons.
@@ -160,12 +166,14 @@ impl<const N: usize> Queues<N> {
         let node = self.nodes[at];
         let ends = &mut self.ends[usize::from(node.queue)];
         ends.units += u64::from(node.units);
+        ends.slots += 1;
     }
 
     fn count_out(&mut self, at: usize) {
         let node = self.nodes[at];
         let ends = &mut self.ends[usize::from(node.queue)];
         ends.units -= u64::from(node.units);
+        ends.slots -= 1;
     }
 
     fn link_hot(&mut self, slot: u32) {
@@ -198,13 +206,13 @@ impl<const N: usize> Queues<N> {
     }
 }
 
-/// Makes `list[at]` exist. Grows by an eighth rather than by doubling, so that the books stay near what they hold.
+/// Makes `list[at]` exist. Grows by a sixteenth rather than by doubling, so that the books stay near what they hold.
 pub(super) fn grow<T: Clone>(list: &mut Vec<T>, at: usize, empty: T) {
     if at < list.len() {
         return;
     }
     if at >= list.capacity() {
-        let wanted = (at + 1).max(list.len() + list.len() / 8 + 16);
+        let wanted = (at + 1).max(list.len() + list.len() / 16 + 16);
         list.reserve_exact(wanted - list.len());
     }
     list.resize(at + 1, empty);

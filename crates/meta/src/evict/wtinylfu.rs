@@ -5,7 +5,8 @@ use super::queues::{Queues, grow};
 use super::{Evict, Slot, Walk};
 
 /// W-TinyLFU (Einziger, Friedman and Manes, ACM TOS 2017): a window where all begin, and a segmented main part that
-/// admits what leaves the window only if it was read more often lately than what it would displace.
+/// admits what leaves the window only if it was read no less often lately than what it would displace. (The paper
+/// decides ties for what is there; of blocks read once, which are most of a KV cache, the newer is the better bet.)
 ///
 /// The parts are shares of what is resident, see [`super::s3fifo`]. The window is a fifth, far more than the 1 % that
 /// general caches use: a conversation's next turn comes late, and frequency says little about blocks read once.
@@ -49,7 +50,7 @@ impl WTinyLfu {
         if !window_is_over {
             return Some(resident);
         }
-        if self.reads(candidate) <= self.reads(resident) {
+        if self.reads(candidate) < self.reads(resident) {
             return Some(candidate);
         }
         self.queues.move_to(candidate, PROBATION);

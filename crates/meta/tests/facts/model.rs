@@ -175,7 +175,7 @@ impl Run {
             }
             Step::End { pick } if !self.open.is_empty() => {
                 let (client, of, version) = self.open.swap_remove(pick % self.open.len());
-                let call = self.world.send(client, end(std::str::from_utf8(of.as_bytes()).unwrap(), version));
+                let call = self.world.send(client, end(&of.to_string(), version));
                 // Published or refused: the description says which, whenever the acknowledgement comes.
                 let now = self.described(&of);
                 if now == Some(version) {
@@ -274,9 +274,9 @@ impl Run {
         let logged = |(_, order): &(NodeId, Order)| matches!(order, Order::Drop(_) | Order::Offload(_));
         let mut at = pick % self.world.orders.len();
         if logged(&self.world.orders[at]) {
-            at = self.world.orders.iter().position(logged).unwrap();
+            at = self.world.orders.iter().position(logged).expect("this one at least");
         }
-        let (node, order) = self.world.orders.remove(at).unwrap();
+        let (node, order) = self.world.orders.remove(at).expect("within the queue");
         let report = match order {
             Order::Fence(extents) => Report::Fenced(extents),
             Order::Drop(entries) => {
@@ -379,7 +379,7 @@ impl Run {
             self.step(Step::Node { pick: 0, badly: false });
         }
         assert!(matches!(self.world.reply(all), Some(Reply::Count(_))), "acknowledged when all is dropped");
-        let books = self.world.master.check_books().unwrap();
+        let books = self.world.master.check_books().expect("books balance");
         assert_eq!((books.objects, books.replicas, books.orphans, books.guards), (0, 0, 0, 0), "{books:?}");
         assert_eq!((books.open_puts, books.waiting_puts, books.unanswered, books.drops), (0, 0, 0, 0), "{books:?}");
         assert_eq!((books.promotion.in_flight, books.offload.in_flight, books.deadlines), (0, 0, 0), "{books:?}");

@@ -144,7 +144,8 @@ fn r5_one_cap_for_the_whole_cluster() {
 
 #[test]
 fn r6_every_exit_gives_the_slot_back() {
-    let exits: [(&str, fn(&mut World, &PromoteTask)); 5] = [
+    type Exit = fn(&mut World, &PromoteTask);
+    let exits: [(&str, Exit); 5] = [
         ("success", finish),
         ("failure", |world, task| {
             let failure = PromotionFailure::Device;

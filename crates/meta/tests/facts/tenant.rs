@@ -9,7 +9,7 @@ fn world() -> World {
 }
 
 fn tenant(name: &str) -> Tenant {
-    Tenant::new(name).unwrap()
+    Tenant::new(name).expect("a tenant name")
 }
 
 fn quota(world: &mut World, name: &str, blocks: u64) {

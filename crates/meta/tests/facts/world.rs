@@ -214,13 +214,13 @@ impl World {
     pub(crate) fn taken<T>(&mut self, pick: impl Fn(&Order) -> Option<T>) -> Vec<T> {
         let picked: Vec<Option<T>> = self.orders.iter().map(|(_, order)| pick(order)).collect();
         let mut keep = picked.iter().map(Option::is_none);
-        self.orders.retain(|_| keep.next().unwrap());
+        self.orders.retain(|_| keep.next().expect("one answer an order"));
         picked.into_iter().flatten().collect()
     }
 }
 
 pub(crate) fn key(name: &str) -> Key {
-    Key::new(name.as_bytes()).unwrap()
+    Key::new(name.as_bytes()).expect("a key")
 }
 
 pub(crate) fn start(name: &str, bytes: u64, config: PutConfig) -> Request {

@@ -177,6 +177,18 @@ impl Config {
         loader.finish()
     }
 
+    /// Gives an option another value where no layer set one: what a face prefers to the default.
+    ///
+    /// # Errors
+    /// What the option says about the value.
+    ///
+    /// # Panics
+    /// When there is no such option.
+    pub fn default_to(&mut self, key: &str, value: &str) -> Result<(), String> {
+        let option = Config::option(key).expect("faces name options that there are");
+        if self.source_of(key) == Source::Default { (option.set)(self, value) } else { Ok(()) }
+    }
+
     /// Every option: value, default, source and names.
     #[must_use]
     pub fn explain(&self) -> Vec<Explained> {

@@ -48,6 +48,8 @@ pub(super) struct Core {
     pub(super) accepting: bool,
     /// When the steward means to wake.
     pub(super) steward_wakes: Instant,
+    /// What every waiter was told when there would be no more answers.
+    pub(super) over: Option<StoreError>,
 }
 
 impl Core {
@@ -67,6 +69,7 @@ impl Core {
             stopping: None,
             accepting: false,
             steward_wakes: Instant::NEVER,
+            over: None,
         }
     }
 
@@ -161,6 +164,7 @@ impl Core {
 
     /// Tells every waiter that there will be no answer.
     pub(super) fn fail_waiters(&mut self, error: &StoreError) {
+        self.over.get_or_insert_with(|| error.clone());
         self.calls.drain().for_each(|(_, slot)| slot.fill(Err(error.clone())));
         self.flushing.drain(..).for_each(|(_, slot)| slot.fill(Err(error.clone())));
         self.opening.take().inspect(|slot| slot.fill(Err(error.clone())));

@@ -85,13 +85,18 @@ impl Shared {
         if let Some(why) = self.broken.get() {
             return Err(StoreError::Broken { why: why.clone() });
         }
+        // Whoever comes after the last answer was given would wait for one for ever.
+        if let Some(over) = &core.over {
+            return Err(over.clone());
+        }
         let now = self.clock.now();
         // A panic inside leaves the books in an unknown state: nothing may look at them again.
         let result = match catch_unwind(AssertUnwindSafe(|| step(&mut core, now))) {
             Ok(result) => result,
             Err(panic) => {
+                let why = self.broken.get_or_init(|| panic_text(&*panic)).clone();
                 drop(core);
-                return Err(self.break_down(panic_text(&*panic)));
+                return Err(self.break_down(why));
             }
         };
         let mut ops = std::mem::take(&mut core.ops);

@@ -381,3 +381,14 @@ fn many_threads_read_and_write_and_every_byte_is_right() {
     assert_eq!(stats.corrupt, 0);
     store.close().unwrap();
 }
+
+/// A put was past the check for an open store when another thread closed it: it queued for space that nobody was left
+/// to give, and waited for ever. Now whoever comes after the last answer is told so.
+#[test]
+fn who_comes_after_the_last_answer_is_refused() {
+    let store = Store::open(memory_only(ByteSize::mib(1))).unwrap();
+    let late = store.clone();
+    store.close().unwrap();
+    let asked = late.shared().with(|_, _| ());
+    assert!(matches!(asked, Err(StoreError::Closed)), "{asked:?}");
+}

@@ -92,12 +92,6 @@ impl World {
                 }
                 Ok(())
             }
-            (Request::List(list), Reply::List(listed)) => {
-                for key in &listed.keys {
-                    self.history.judge_presence(&(list.tenant.clone(), key.clone()), self.engine.now())?;
-                }
-                Ok(())
-            }
             (Request::Describe { tenant, key }, Reply::Describe(description)) => {
                 let readable = description.replicas.iter().any(|(_, state, _)| *state == ReplicaState::Complete);
                 if !readable {

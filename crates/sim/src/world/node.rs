@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use slackwater_base::Rng;
+use slackwater_base::{Checksum, Rng};
 use slackwater_client::{ReadFailure, WriteFailure};
 use slackwater_tier::arena::{Access, AccessId};
 use slackwater_tier::io::{DiskDone, DiskOp, DiskOutcome, LogFile, Part, Target};
@@ -41,6 +41,8 @@ pub(crate) struct Node {
     held: Vec<Report>,
     /// Records that offloads under way will make.
     tickets: BTreeMap<TicketId, DiskEntry>,
+    /// Length and checksum of what promotions under way will make.
+    promoting: BTreeMap<TicketId, (u64, Checksum)>,
     timer: Timer,
     writes: BTreeMap<TransferId, Write>,
     copies: BTreeMap<TransferId, Copy>,
@@ -94,6 +96,7 @@ impl Node {
             opened: false,
             held: Vec::new(),
             tickets: BTreeMap::new(),
+            promoting: BTreeMap::new(),
             timer: Timer::default(),
             writes: BTreeMap::new(),
             copies: BTreeMap::new(),
@@ -150,6 +153,7 @@ impl World {
         node.announced.clear();
         node.held.clear();
         node.tickets.clear();
+        node.promoting.clear();
         node.writes.clear();
         node.copies.clear();
         node.readers.clear();
@@ -249,7 +253,10 @@ impl World {
                 }
             }
             Order::Drop(entries) => entries.iter().for_each(|entry| node.ledger.dropping(entry)),
-            Order::Promote(_) | Order::Staged { .. } | Order::Cancel { .. } | Order::Fence(_) => {}
+            Order::Promote(tasks) => {
+                node.promoting.extend(tasks.iter().map(|task| (task.ticket, (task.bytes, task.checksum))));
+            }
+            Order::Staged { .. } | Order::Cancel { .. } | Order::Fence(_) => {}
         }
         self.node_step(index, AgentInput::Order(order))
     }
@@ -325,6 +332,15 @@ impl World {
                     if let (Some(entry), Ok(())) = (node.tickets.remove(ticket), result) {
                         node.ledger.durable(&entry);
                     }
+                }
+            }
+            Report::Promoted { ticket, extent } => {
+                if let Some((bytes, checksum)) = node.promoting.remove(ticket)
+                    && Checksum::of(&node.memory.read(*extent, 0, bytes as usize)?) != checksum
+                    && !self.options.atlas.memory_flips
+                {
+                    let what = format!("the promotion {ticket} has filled {extent:?} with other bytes than were put");
+                    return Err(Violation::new(Invariant::NoWrongBytes, what));
                 }
             }
             _ => {}

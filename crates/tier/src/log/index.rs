@@ -1,4 +1,4 @@
-use slackwater_base::{BLOCK_BYTES, Checksum, KeyHash, Map, round_to_block};
+use slackwater_base::{BLOCK_BYTES, Checksum, KeyHash, Map, Planted, planted, round_to_block};
 use slackwater_wire::Version;
 
 use crate::io::FileId;
@@ -90,6 +90,7 @@ impl Index {
         match self.records.get_mut(&hash) {
             Some(old) => {
                 let newer = (slot.version, slot.file, slot.block) > (old.version, old.file, old.block);
+                let newer = newer != planted(Planted::OldestWinsAtRecovery);
                 slot.copies = old.copies + 1;
                 if buried || !newer {
                     old.copies += 1;

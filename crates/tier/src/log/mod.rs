@@ -10,7 +10,7 @@ mod write;
 
 use std::collections::BTreeMap;
 
-use slackwater_base::{BLOCK_BYTES, Checksum, Instant, KeyHash, round_to_block};
+use slackwater_base::{BLOCK_BYTES, Checksum, Instant, KeyHash, Planted, planted, round_to_block};
 use slackwater_wire::{DiskEntry, DiskState, ExtentRef, NodeId, ReportedEntry, TaskFailure, TicketId, Version};
 
 use crate::agent::{Opened, ReadEnd, ReadId, RecordRead, TierStats};
@@ -223,6 +223,10 @@ impl Log {
         }
         if let Some(slot) = self.index.kill(hash, version) {
             self.died(&slot);
+        }
+        if planted(Planted::DropWithoutTombstone) {
+            out.push(answer.given());
+            return;
         }
         self.queue_burial(hash, version, answer);
     }

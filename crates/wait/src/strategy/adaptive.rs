@@ -4,8 +4,9 @@ use super::{Plan, Then, Wait};
 use crate::pace::wake_nanos;
 use crate::site::Site;
 
-/// The waits that park at once after a spinner lost its CPU: the CPUs are wanted by others.
-const BRAKED_WAITS: u32 = 256;
+/// The waits that park at once after a spinner lost its CPU: the CPUs are wanted by others. Few, because one loss may be a
+/// hypervisor's whim, and where it is not the next one follows soon.
+const BRAKED_WAITS: u32 = 16;
 
 /// Learns how long the waits of a site last and what a park costs here, spins only while that is expected to pay, and
 /// only where a CPU is free.

@@ -1,0 +1,275 @@
+//! `bench copy`: what a verified copy costs beside a plain one.
+//!
+//! Objects are copied out of memory larger than the cache, into one destination again and again (a staging buffer) or
+//! into as much other memory (a cache of blocks); by one thread, and as a batch by the pool.
+
+use std::hint::black_box;
+use std::time::Duration;
+
+use serde::Serialize;
+use slackwater_base::Checksum;
+use slackwater_pool::copy::{Piece, Stores, Tuning, copy_all, copy_all_checksum, copy_checksum_with, copy_with};
+use slackwater_pool::{Config, Pool, PoolError};
+use slackwater_wait::now;
+
+use crate::machine::Machine;
+use crate::page::{Chart, Page, figure, text_table};
+use crate::usage::median;
+
+/// What is measured.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The size of an object, in bytes.
+    pub object_bytes: usize,
+    /// Memory the objects come from, in bytes: many times the last-level cache.
+    pub source_bytes: usize,
+    /// Passes over the source by each form, in turns; the medians count.
+    pub rounds: usize,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self { object_bytes: 1 << 20, source_bytes: 512 << 20, rounds: 7 }
+    }
+}
+
+/// One form of copy into one kind of destination.
+#[derive(Clone, Debug, Serialize)]
+pub struct Row {
+    /// `memcpy`, `memcpy then checksum`, `copy+checksum`, and their streaming and pooled forms.
+    pub form: &'static str,
+    /// `reused` or `fresh`.
+    pub destination: &'static str,
+    /// Bytes copied in a nanosecond.
+    pub gbps: f64,
+    /// The same over that of `memcpy` into this kind of destination.
+    pub over_memcpy: f64,
+}
+
+/// What the benchmark found.
+#[derive(Clone, Debug, Serialize)]
+pub struct Report {
+    /// `copy`.
+    pub bench: &'static str,
+    /// Where it ran.
+    pub machine: Machine,
+    /// The size of an object.
+    pub object_bytes: usize,
+    /// The size from which streaming stores win here, as measured.
+    pub streaming_bytes_min: usize,
+    /// One row for each form and destination.
+    pub rows: Vec<Row>,
+}
+
+/// A form of copy over a list of pieces that do not overlap.
+type Form<'a> = (&'static str, Box<dyn Fn(&[Piece]) + 'a>);
+
+/// Runs the benchmark.
+///
+/// # Errors
+/// The pool could not be started.
+///
+/// # Panics
+/// The source holds no object, or a checksum is wrong.
+pub fn run(options: &Options) -> Result<Report, PoolError> {
+    let count = options.source_bytes / options.object_bytes.max(1);
+    assert!(count > 0, "a source of {} bytes holds no object of {}", options.source_bytes, options.object_bytes);
+    let pool = Pool::start(&Config::default())?;
+    let bytes = count * options.object_bytes;
+    let source: Vec<u8> = (0..bytes).map(|at| ((at * 31) >> 3) as u8).collect();
+    let mut target = vec![1u8; bytes];
+    let mut rows = Vec::new();
+    for destination in ["reused", "fresh"] {
+        let to = target.as_mut_ptr();
+        let pieces: Vec<Piece> = source
+            .chunks_exact(options.object_bytes)
+            .enumerate()
+            .map(|(at, piece)| {
+                let offset = if destination == "fresh" { at * options.object_bytes } else { 0 };
+                // SAFETY: the target is as large as the source.
+                Piece { dst: unsafe { to.add(offset) }, src: piece.as_ptr(), len: piece.len() }
+            })
+            .collect();
+        let mut forms = alone();
+        if destination == "fresh" {
+            // Pieces of a batch go to different places.
+            forms.extend(pooled(&pool));
+        }
+        let gbps = measure(options.rounds, bytes, &forms, &pieces);
+        let memcpy = gbps[0];
+        rows.extend(forms.iter().zip(gbps).map(|((form, _), gbps)| Row {
+            form,
+            destination,
+            gbps,
+            over_memcpy: gbps / memcpy,
+        }));
+    }
+    verify(&source, &mut target, options.object_bytes);
+    Ok(Report {
+        bench: "copy",
+        machine: Machine::detect(),
+        object_bytes: options.object_bytes,
+        streaming_bytes_min: Tuning::measure().streaming_bytes_min,
+        rows,
+    })
+}
+
+/// The forms of one thread; the first is what the others are compared with.
+fn alone() -> Vec<Form<'static>> {
+    fn each(pieces: &[Piece], copy: impl Fn(&Piece) -> Option<Checksum>) {
+        pieces.iter().for_each(|piece| {
+            black_box(copy(piece));
+        });
+    }
+    // SAFETY, for every form: the pieces are ranges of two vectors that live through the run, and one thread uses them.
+    vec![
+        (
+            "memcpy",
+            Box::new(|pieces| {
+                // SAFETY: see above.
+                each(pieces, |p| unsafe {
+                    p.src.copy_to_nonoverlapping(p.dst, p.len);
+                    None
+                });
+            }),
+        ),
+        (
+            "memcpy then checksum",
+            Box::new(|pieces| {
+                // SAFETY: see above.
+                each(pieces, |p| unsafe {
+                    p.src.copy_to_nonoverlapping(p.dst, p.len);
+                    Some(Checksum::of(std::slice::from_raw_parts(p.dst, p.len)))
+                });
+            }),
+        ),
+        (
+            "copy+checksum",
+            Box::new(|pieces| {
+                // SAFETY: see above.
+                each(pieces, |p| unsafe { Some(copy_checksum_with(p.dst, p.src, p.len, Stores::Cached)) });
+            }),
+        ),
+        (
+            "copy, streaming",
+            Box::new(|pieces| {
+                // SAFETY: see above.
+                each(pieces, |p| unsafe {
+                    copy_with(p.dst, p.src, p.len, Stores::Streaming);
+                    None
+                });
+            }),
+        ),
+        (
+            "copy+checksum, streaming",
+            Box::new(|pieces| {
+                // SAFETY: see above.
+                each(pieces, |p| unsafe { Some(copy_checksum_with(p.dst, p.src, p.len, Stores::Streaming)) });
+            }),
+        ),
+    ]
+}
+
+/// The forms of the pool, which take the pieces as one batch.
+fn pooled(pool: &Pool) -> Vec<Form<'_>> {
+    vec![
+        // SAFETY: the pieces are ranges of two vectors that live through the run and do not overlap.
+        ("copy, pool", Box::new(|pieces| unsafe { copy_all(pool, pieces) })),
+        (
+            "copy+checksum, pool",
+            Box::new(|pieces| {
+                // SAFETY: as above.
+                black_box(unsafe { copy_all_checksum(pool, pieces) });
+            }),
+        ),
+    ]
+}
+
+/// The median throughput of each form, in turns.
+fn measure(rounds: usize, bytes: usize, forms: &[Form<'_>], pieces: &[Piece]) -> Vec<f64> {
+    let mut times = vec![Vec::new(); forms.len()];
+    for _ in 0..rounds.max(1) {
+        for ((_, form), times) in forms.iter().zip(&mut times) {
+            let start = now();
+            form(pieces);
+            times.push(now().since(start));
+        }
+    }
+    let gbps = |time: &Duration| bytes as f64 / time.as_nanos() as f64;
+    times.iter().map(|times| median(&mut times.iter().map(gbps).collect::<Vec<_>>())).collect()
+}
+
+/// A fast copy that copies something else would look good.
+fn verify(source: &[u8], target: &mut [u8], object_bytes: usize) {
+    let (from, to) = (&source[..object_bytes], &mut target[..object_bytes]);
+    for stores in [Stores::Cached, Stores::Streaming] {
+        to.fill(0);
+        // SAFETY: two slices of `object_bytes`, one of them borrowed alone.
+        let sum = unsafe { copy_checksum_with(to.as_mut_ptr(), from.as_ptr(), object_bytes, stores) };
+        assert!(to == from && sum == Checksum::of(from), "a copy with {stores:?} stores differs");
+    }
+}
+
+const HEADING: [&str; 4] = ["form", "destination", "GB/s", "over memcpy"];
+
+impl Report {
+    /// The report as JSON.
+    ///
+    /// # Panics
+    /// Never: every field is a number or a text.
+    #[must_use]
+    pub fn to_json(&self) -> serde_json::Value {
+        serde_json::to_value(self).expect("numbers and texts are always JSON")
+    }
+
+    /// The rows as a table of text.
+    #[must_use]
+    pub fn to_text(&self) -> String {
+        text_table(&HEADING, &self.cells())
+    }
+
+    /// The report as a page with a chart.
+    #[must_use]
+    pub fn to_html(&self) -> String {
+        let mut page = Page::new("Copies and checksums", &self.machine);
+        let streaming = slackwater_base::ByteSize(self.streaming_bytes_min as u64);
+        page.note(&format!("Streaming stores win here from {streaming} on."));
+        let forms: Vec<&str> = alone().iter().map(|(form, _)| *form).collect();
+        let group = |destination: &str| {
+            let value = |form: &&str| {
+                let row = self.rows.iter().find(|row| row.form == *form && row.destination == destination);
+                row.map(|row| row.gbps)
+            };
+            (format!("{destination} destination"), forms.iter().map(value).collect())
+        };
+        page.chart(&Chart {
+            title: "Throughput of one thread".to_owned(),
+            unit: "GB/s, more is better",
+            series: forms.iter().map(|&form| form.to_owned()).collect(),
+            groups: vec![group("reused"), group("fresh")],
+        });
+        page.table("Figures", &HEADING, &self.cells());
+        page.finish()
+    }
+
+    fn cells(&self) -> Vec<Vec<String>> {
+        let cells = |row: &Row| {
+            vec![row.form.to_owned(), row.destination.to_owned(), figure(row.gbps), figure(row.over_memcpy)]
+        };
+        self.rows.iter().map(cells).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_short_run_measures_every_form() {
+        let report = run(&Options { object_bytes: 64 << 10, source_bytes: 1 << 20, rounds: 1 }).unwrap();
+        assert_eq!(report.rows.len(), 5 + 7);
+        assert!(report.rows.iter().all(|row| row.gbps > 0.0), "{report:?}");
+        assert!(report.to_html().contains("copy+checksum") && report.to_text().contains("pool"));
+        assert!(report.to_json()["rows"][0]["gbps"].is_number());
+    }
+}

@@ -1,0 +1,74 @@
+use std::fmt;
+use std::time::Duration;
+
+use slackwater_base::format_duration;
+
+/// What a policy thinks of one resident block: why it is kept, or will go next.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Explanation {
+    /// How often it was read after it came.
+    pub reuses: u32,
+    /// Time since it was last read.
+    pub age: Duration,
+    /// The class it is in, in words.
+    pub class: String,
+    /// Most hits a second that holding it can give.
+    pub index: f64,
+    /// The same of the block that would go next: what this one is measured against, per byte.
+    pub lowest_index: f64,
+    /// The chance that it is read again, by time from now.
+    pub returns: Vec<ReturnChance>,
+}
+
+/// A point of a return curve.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ReturnChance {
+    /// Time from now.
+    pub within: Duration,
+    /// From 0 to 1.
+    pub chance: f64,
+}
+
+impl fmt::Display for Explanation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let verdict = if self.index > self.lowest_index { "kept" } else { "next to go" };
+        write!(f, "{verdict}: {}, last read {} ago", self.class, format_duration(self.age))?;
+        for (at, point) in self.returns.iter().enumerate() {
+            let lead = if at == 0 { "; returns with " } else { ", " };
+            write!(f, "{lead}{:.0} % within {}", point.chance * 100.0, format_duration(point.within))?;
+        }
+        write!(f, "; worth {:.2e} hits a second, the lowest {:.2e}", self.index, self.lowest_index)
+    }
+}
+
+/// What one instance of a policy knows of a block, in terms that another instance of the same policy understands: how
+/// tiers ask each other's opinion of a block that only one of them holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Standing {
+    /// The policy's own number of the block's class.
+    pub class: u8,
+    /// Time since it was last read.
+    pub age: Duration,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_explanation_reads_as_a_sentence() {
+        let explanation = Explanation {
+            reuses: 2,
+            age: Duration::from_secs(90),
+            class: "reused twice".to_owned(),
+            index: 2e-3,
+            lowest_index: 1e-4,
+            returns: vec![ReturnChance { within: Duration::from_secs(600), chance: 0.412 }],
+        };
+        assert_eq!(
+            explanation.to_string(),
+            "kept: reused twice, last read 1.50m ago; returns with 41 % within 10m; worth 2.00e-3 hits a second, \
+             the lowest 1.00e-4"
+        );
+    }
+}

@@ -1,0 +1,214 @@
+//! Which blocks are alike: the class of a segment, its features, and the bins of age.
+
+use slackwater_base::Instant;
+
+/// Time in the policy's books: 2^24 ns, about 17 ms. Thirty-two bits of it last two years and keep a segment small.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Tick(pub(super) u32);
+
+/// Seconds a tick.
+pub(super) const TICK_SECONDS: f64 = 0.016_777_216;
+
+impl Tick {
+    pub(super) const fn of(now: Instant) -> Self {
+        Self((now.as_nanos() >> 24) as u32)
+    }
+
+    /// Ticks since `earlier`; zero when that lies ahead.
+    pub(super) const fn since(self, earlier: Tick) -> u32 {
+        let ticks = self.0.wrapping_sub(earlier.0);
+        if ticks > u32::MAX / 2 { 0 } else { ticks }
+    }
+}
+
+/// Bins of age: one second, then half octaves up to 36 hours and all beyond.
+pub(super) const BINS: usize = 36;
+/// From this bin on (90 s) a class's hazard is taken not to rise with age.
+pub(super) const FIRST_FALLING_BIN: usize = 14;
+
+/// Where bin `bin` begins, in seconds.
+pub(super) const fn bin_start_seconds(bin: usize) -> f64 {
+    if bin == 0 {
+        return 0.0;
+    }
+    let half_octave = if bin.is_multiple_of(2) { std::f64::consts::SQRT_2 } else { 1.0 };
+    (1u64 << ((bin - 1) / 2)) as f64 * half_octave
+}
+
+/// Where each bin begins, in ticks.
+pub(super) fn bin_starts() -> [u32; BINS] {
+    std::array::from_fn(|bin| (bin_start_seconds(bin) / TICK_SECONDS) as u32)
+}
+
+/// Buckets of the reuse count: 0, 1, 2, 3-4, 5-9, 10 and more.
+pub(super) const fn count_bucket(count: u8) -> u8 {
+    match count {
+        0 => 0,
+        1 => 1,
+        2 => 2,
+        3..=4 => 3,
+        5..=9 => 4,
+        _ => 5,
+    }
+}
+
+/// Shapes of the hazard: five of blocks never reused, by the length of the output, and five by reuse count.
+pub(super) const SHAPES: usize = 10;
+/// Levels of the multiplier, half octaves around [`NEUTRAL_LEVEL`].
+pub(super) const LEVELS: usize = 13;
+/// The level of a multiplier of one.
+pub(super) const NEUTRAL_LEVEL: usize = 6;
+/// Shape times level.
+pub(super) const CLASSES: usize = SHAPES * LEVELS;
+/// Class times bin of age.
+pub(super) const CELLS: usize = CLASSES * BINS;
+
+/// A shape and a level.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Class(pub(super) u8);
+
+impl Class {
+    pub(super) fn new(shape: usize, multiplier: f64) -> Self {
+        let level = (2.0 * multiplier.log2()).round() + NEUTRAL_LEVEL as f64;
+        Self((shape * LEVELS + level.clamp(0.0, LEVELS as f64 - 1.0) as usize) as u8)
+    }
+
+    /// The class of a number that came from elsewhere.
+    pub(super) fn clamped(number: u8) -> Self {
+        Self(number.min(CLASSES as u8 - 1))
+    }
+
+    pub(super) const fn shape(self) -> usize {
+        self.0 as usize / LEVELS
+    }
+
+    pub(super) const fn level(self) -> usize {
+        self.0 as usize % LEVELS
+    }
+
+    pub(super) const fn cell(self, bin: u8) -> usize {
+        self.0 as usize * BINS + bin as usize
+    }
+}
+
+/// The shape of a block reused as often as `bucket` says, first seen in a request with so much output.
+pub(super) const fn shape(bucket: u8, output_tokens: Option<u32>) -> usize {
+    if bucket > 0 {
+        return 4 + bucket as usize;
+    }
+    match output_tokens {
+        Some(0..40) => 0,
+        Some(40..150) => 1,
+        Some(150..350) => 2,
+        Some(_) => 3,
+        None => 4,
+    }
+}
+
+/// What a request says about its blocks beside their class, packed in twelve bits: group of reuse count, new length,
+/// gap since the last turn, the caller's hint.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Features(pub(super) u16);
+
+pub(super) const GROUPS: usize = 3;
+pub(super) const NEW_BUCKETS: usize = 8;
+pub(super) const GAP_BUCKETS: usize = 6;
+pub(super) const HINT_BUCKETS: usize = 16;
+
+/// The gap bucket of a request that continues nothing.
+pub(super) const NO_GAP: u8 = 0;
+
+impl Features {
+    pub(super) const fn new(new_bucket: u8, gap_bucket: u8, hint_bucket: u8) -> Self {
+        Self((new_bucket as u16) << 7 | (gap_bucket as u16) << 4 | hint_bucket as u16)
+    }
+
+    /// The same request's features for blocks of another reuse count.
+    pub(super) const fn with_count(self, bucket: u8) -> Self {
+        let group = if bucket < 2 { bucket } else { 2 };
+        Self(self.0 & 0x3ff | (group as u16) << 10)
+    }
+
+    const fn group(self) -> usize {
+        (self.0 >> 10) as usize
+    }
+
+    /// Row of the table of new lengths.
+    pub(super) const fn new_row(self) -> usize {
+        self.group() * NEW_BUCKETS + (self.0 >> 7 & 7) as usize
+    }
+
+    /// Row of the table of gaps.
+    pub(super) const fn gap_row(self) -> usize {
+        self.group() * GAP_BUCKETS + (self.0 >> 4 & 7) as usize
+    }
+
+    /// Row of the table of hints; `None` where the caller gave none.
+    pub(super) const fn hint_row(self) -> Option<usize> {
+        match self.0 & 15 {
+            0 => None,
+            hint => Some(self.group() * HINT_BUCKETS + hint as usize),
+        }
+    }
+}
+
+/// Bucket of the number of new blocks of 512 tokens.
+pub(super) fn new_bucket(blocks: f64) -> u8 {
+    [2.0, 4.0, 7.0, 12.0, 20.0, 40.0, 80.0].iter().filter(|&&edge| blocks >= edge).count() as u8
+}
+
+/// Bucket of the time since the deepest block that was known was last used.
+pub(super) fn gap_bucket(seconds: f64) -> u8 {
+    1 + [20.0, 60.0, 180.0, 600.0].iter().filter(|&&edge| seconds >= edge).count() as u8
+}
+
+/// Hints are opaque: fifteen buckets of them are told apart.
+pub(super) const fn hint_bucket(hint: Option<u32>) -> u8 {
+    match hint {
+        None => 0,
+        Some(hint) => 1 + (hint % (HINT_BUCKETS as u32 - 1)) as u8,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bins_are_half_octaves_up_to_36_hours() {
+        assert_eq!(bin_start_seconds(1), 1.0);
+        assert_eq!(bin_start_seconds(3), 2.0);
+        assert_eq!(bin_start_seconds(BINS - 1), 131_072.0);
+        assert!((90.0..91.0).contains(&bin_start_seconds(FIRST_FALLING_BIN)));
+        assert!(bin_starts().windows(2).all(|pair| pair[0] < pair[1]));
+    }
+
+    #[test]
+    fn features_unpack_to_what_was_packed() {
+        let features = Features::new(new_bucket(12.0), gap_bucket(61.0), hint_bucket(Some(3)));
+        for (bucket, group) in [(0, 0), (1, 1), (2, 2), (5, 2)] {
+            let features = features.with_count(bucket);
+            assert_eq!(features.new_row(), group * NEW_BUCKETS + 4);
+            assert_eq!(features.gap_row(), group * GAP_BUCKETS + 3);
+            assert_eq!(features.hint_row(), Some(group * HINT_BUCKETS + 4));
+        }
+        assert_eq!(Features::new(0, NO_GAP, hint_bucket(None)).hint_row(), None);
+    }
+
+    #[test]
+    fn levels_are_half_octaves_around_one() {
+        let check =
+            |multiplier: f64, level: usize| assert_eq!(Class::new(9, multiplier).level(), level, "{multiplier}");
+        check(1.0, NEUTRAL_LEVEL);
+        check(2.0, NEUTRAL_LEVEL + 2);
+        check(0.001, 0);
+        check(1000.0, LEVELS - 1);
+        assert_eq!(Class::new(9, 1.0).shape(), 9);
+    }
+
+    #[test]
+    fn ticks_order_across_their_wrap() {
+        assert_eq!(Tick(3).since(Tick(u32::MAX)), 4);
+        assert_eq!(Tick(u32::MAX).since(Tick(3)), 0);
+    }
+}

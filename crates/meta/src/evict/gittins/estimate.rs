@@ -1,0 +1,272 @@
+//! The mathematics of the policy, without its state: from what was counted to hazards, from hazards to the index.
+
+use super::class::{BINS, CELLS, CLASSES, FIRST_FALLING_BIN, LEVELS, NEUTRAL_LEVEL, SHAPES, bin_start_seconds};
+
+/// Reused blocks and block-seconds at risk, in one class and bin of age.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) struct Count {
+    pub(super) reused: f64,
+    pub(super) exposed: f64,
+}
+
+/// Hazards in events a second.
+pub(super) type Curve = [f64; BINS];
+
+/// Strength of the priors, in typical events: of the pooled curve, of a class's level, of a cell.
+const POOLED_WEIGHT: f64 = 3.0;
+const LEVEL_WEIGHT: f64 = 32.0;
+const CELL_WEIGHT: f64 = 64.0;
+
+/// The hazard before anything is known: half a return within the age so far, as under LRU.
+fn prior(bin: usize) -> f64 {
+    let middle = if bin + 1 < BINS {
+        (bin_start_seconds(bin) + bin_start_seconds(bin + 1)) / 2.0
+    } else {
+        bin_start_seconds(bin) * 1.2
+    };
+    0.5 / (middle + 300.0)
+}
+
+/// The learned curves of all shapes and classes.
+pub(super) struct Hazards {
+    pub(super) shapes: Box<[Curve; SHAPES]>,
+    pub(super) classes: Vec<Curve>,
+}
+
+/// Estimates hazards from `counts` (a cell each), where a typical event has `weight` blocks: pooled over classes first,
+/// then by shape around the pooled curve, then by class around its shape, each by as much as its data carries.
+pub(super) fn hazards(counts: &[Count], weight: f64) -> Hazards {
+    let mut by_shape = [[Count::default(); BINS]; SHAPES];
+    let mut pooled = [Count::default(); BINS];
+    for (cell, count) in counts.iter().enumerate() {
+        let (shape, bin) = (cell / BINS / LEVELS, cell % BINS);
+        for sum in [&mut by_shape[shape][bin], &mut pooled[bin]] {
+            sum.reused += count.reused;
+            sum.exposed += count.exposed;
+        }
+    }
+    let pooled_weight = POOLED_WEIGHT * weight;
+    let h0: Curve = std::array::from_fn(|bin| {
+        (pooled[bin].reused + pooled_weight) / (pooled[bin].exposed + pooled_weight / prior(bin))
+    });
+    let mut shapes = Box::new([[0.0; BINS]; SHAPES]);
+    for (curve, row) in shapes.iter_mut().zip(&by_shape) {
+        let scale = ratio(row, &h0, weight);
+        *curve = shrunk(row, &h0.map(|h| h * scale), weight);
+        *curve = smoothed(curve);
+    }
+    let classes = (0..CLASSES).map(|class| {
+        let multiplier = ((class % LEVELS) as f64 - NEUTRAL_LEVEL as f64).exp2().sqrt();
+        let base = shapes[class / LEVELS].map(|h| h * multiplier);
+        let row = &counts[class * BINS..(class + 1) * BINS];
+        let level = ratio(row, &base, LEVEL_WEIGHT * weight);
+        shrunk(row, &base.map(|h| h * level), CELL_WEIGHT * weight)
+    });
+    let classes = classes.collect();
+    Hazards { shapes, classes }
+}
+
+/// How many times what `base` expected was seen, drawn towards one by `weight` events.
+fn ratio(row: &[Count], base: &Curve, weight: f64) -> f64 {
+    let seen: f64 = row.iter().map(|count| count.reused).sum();
+    let expected: f64 = row.iter().zip(base).map(|(count, h)| count.exposed * h).sum();
+    (seen + weight) / (expected + weight)
+}
+
+/// The row's own hazards, each drawn towards `base` by `weight` events, not rising in the tail.
+fn shrunk(row: &[Count], base: &Curve, weight: f64) -> Curve {
+    let mut weights = [0.0; BINS];
+    let mut curve = [0.0; BINS];
+    for bin in 0..BINS {
+        weights[bin] = row[bin].exposed + weight / base[bin];
+        curve[bin] = (row[bin].reused + weight) / weights[bin];
+    }
+    make_falling(&mut curve[FIRST_FALLING_BIN..], &weights[FIRST_FALLING_BIN..]);
+    curve
+}
+
+/// Pools adjacent violators until the values do not rise (Ayer, Brunk, Ewing, Reid and Silverman 1955).
+fn make_falling(values: &mut [f64], weights: &[f64]) {
+    let mut pools: [(f64, f64, usize); BINS] = [(0.0, 0.0, 0); BINS];
+    let mut depth = 0;
+    for (&value, &weight) in values.iter().zip(weights) {
+        pools[depth] = (value, weight, 1);
+        while depth > 0 && pools[depth].0 > pools[depth - 1].0 {
+            let (above, pool) = (pools[depth], &mut pools[depth - 1]);
+            pool.0 = (pool.0 * pool.1 + above.0 * above.1) / (pool.1 + above.1);
+            pool.1 += above.1;
+            pool.2 += above.2;
+            depth -= 1;
+        }
+        depth += 1;
+    }
+    let pooled = pools[..depth].iter().flat_map(|&(value, _, count)| std::iter::repeat_n(value, count));
+    for (value, pooled) in values.iter_mut().zip(pooled) {
+        *value = pooled;
+    }
+}
+
+fn smoothed(curve: &Curve) -> Curve {
+    std::array::from_fn(|bin| {
+        let (left, right) = (curve[bin.saturating_sub(1)], curve[(bin + 1).min(BINS - 1)]);
+        0.4 * curve[bin] + 0.3 * (left + right)
+    })
+}
+
+/// A stretch of ages: the chance of a hit within it, the expected time spent in it, the chance to outlive it.
+#[derive(Clone, Copy, Debug)]
+struct Stretch {
+    hit: f64,
+    time: f64,
+    survive: f64,
+}
+
+impl Stretch {
+    fn of_bin(bin: usize, hazard: f64) -> Self {
+        if bin + 1 == BINS {
+            return Self { hit: 1.0, time: 1.0 / hazard, survive: 0.0 };
+        }
+        let width = bin_start_seconds(bin + 1) - bin_start_seconds(bin);
+        let survive = (-hazard * width).exp();
+        Self { hit: 1.0 - survive, time: (1.0 - survive) / hazard, survive }
+    }
+
+    fn rate(&self) -> f64 {
+        self.hit / self.time
+    }
+
+    fn then(&self, next: &Self) -> Self {
+        Self {
+            hit: self.hit + self.survive * next.hit,
+            time: self.time + self.survive * next.time,
+            survive: self.survive * next.survive,
+        }
+    }
+}
+
+/// The Gittins index of a class at the beginning of each bin: the most hits a block-second that holding a block can
+/// give, over all ages to stop at (Gittins 1979; for job ages, Aalto, Ayesta and Righter 2009).
+///
+/// From the oldest bin down, each stretch swallows the next older ones while these are the better bargain.
+pub(super) fn gittins_index(curve: &Curve) -> Curve {
+    let mut index = [0.0; BINS];
+    let mut stack = [Stretch { hit: 0.0, time: 1.0, survive: 0.0 }; BINS];
+    let mut depth = 0;
+    for bin in (0..BINS).rev() {
+        let mut stretch = Stretch::of_bin(bin, curve[bin]);
+        while depth > 0 && stack[depth - 1].rate() > stretch.rate() {
+            stretch = stretch.then(&stack[depth - 1]);
+            depth -= 1;
+        }
+        index[bin] = stretch.rate();
+        stack[depth] = stretch;
+        depth += 1;
+    }
+    index
+}
+
+/// The chance that a block which reached the beginning of `bin` returns within the next `seconds`.
+pub(super) fn return_chance(curve: &Curve, bin: usize, seconds: f64) -> f64 {
+    let (begin, mut expected) = (bin_start_seconds(bin), 0.0);
+    for (at, &hazard) in curve.iter().enumerate().skip(bin) {
+        let end = if at + 1 < BINS { bin_start_seconds(at + 1) } else { f64::INFINITY };
+        let overlap = end.min(begin + seconds) - bin_start_seconds(at);
+        if overlap <= 0.0 {
+            break;
+        }
+        expected += hazard * overlap;
+    }
+    1.0 - (-expected).exp()
+}
+
+/// Cells from the lowest index to the highest; of equal ones the older age first, so that without data the order is
+/// that of LRU.
+pub(super) fn ranking(index: &[f32]) -> Vec<u16> {
+    let mut keys: Vec<u64> = Vec::with_capacity(CELLS);
+    for (cell, &index) in index.iter().enumerate() {
+        let younger = (BINS - 1 - cell % BINS) as u64;
+        // The bits of positive floats sort like the floats.
+        keys.push(u64::from(index.to_bits()) << 32 | younger << 16 | cell as u64);
+    }
+    keys.sort_unstable();
+    keys.into_iter().map(|key| key as u16).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// The definition, term by term.
+    fn index_by_definition(curve: &Curve, from: usize) -> f64 {
+        let (mut hit, mut time, mut survive, mut best) = (0.0, 0.0, 1.0, 0.0f64);
+        for (bin, &hazard) in curve.iter().enumerate().skip(from) {
+            let width =
+                if bin + 1 < BINS { bin_start_seconds(bin + 1) - bin_start_seconds(bin) } else { f64::INFINITY };
+            let chance = 1.0 - (-hazard * width).exp();
+            hit += survive * chance;
+            time += survive * chance / hazard;
+            survive *= 1.0 - chance;
+            best = best.max(hit / time);
+        }
+        best
+    }
+
+    proptest! {
+        #[test]
+        fn index_is_the_best_rate_over_all_stopping_ages(exponents in prop::collection::vec(-18.0f64..2.0, BINS)) {
+            let curve: Curve = std::array::from_fn(|bin| exponents[bin].exp2());
+            let index = gittins_index(&curve);
+            for (bin, &index) in index.iter().enumerate() {
+                let expected = index_by_definition(&curve, bin);
+                prop_assert!((index / expected - 1.0).abs() < 1e-9, "bin {bin}: {index} of {expected}");
+            }
+        }
+
+        #[test]
+        fn pooling_makes_values_fall_and_keeps_their_weighted_sum(
+            pairs in prop::collection::vec((0.1f64..10.0, 0.1f64..10.0), 1..BINS),
+        ) {
+            let (mut values, weights): (Vec<f64>, Vec<f64>) = pairs.into_iter().unzip();
+            let sum = |values: &[f64]| -> f64 { values.iter().zip(&weights).map(|(value, weight)| value * weight).sum() };
+            let before = sum(&values);
+            make_falling(&mut values, &weights);
+            prop_assert!(values.windows(2).all(|pair| pair[0] >= pair[1]));
+            prop_assert!((sum(&values) / before - 1.0).abs() < 1e-9);
+        }
+    }
+
+    #[test]
+    fn without_data_older_is_worse_and_levels_order_the_classes() {
+        let hazards = hazards(&[Count::default(); CELLS], 10.0);
+        for class in 0..CLASSES {
+            let index = gittins_index(&hazards.classes[class]);
+            assert!(index.windows(2).all(|pair| pair[0] >= pair[1]), "class {class}");
+            if class % LEVELS > 0 {
+                assert!(index[0] > gittins_index(&hazards.classes[class - 1])[0], "class {class}");
+            }
+        }
+    }
+
+    /// Data outweighs the prior: a class that returns at a known rate is given that rate.
+    #[test]
+    fn plenty_of_data_is_believed() {
+        let mut counts = [Count::default(); CELLS];
+        let rate = |bin: usize| 0.01 / (bin + 1) as f64;
+        for (bin, count) in counts[..BINS].iter_mut().enumerate() {
+            *count = Count { reused: 1e9 * rate(bin), exposed: 1e9 };
+        }
+        let curve = hazards(&counts, 10.0).classes[0];
+        for (bin, &hazard) in curve.iter().enumerate() {
+            assert!((hazard / rate(bin) - 1.0).abs() < 1e-3, "bin {bin}: {hazard}");
+        }
+    }
+
+    #[test]
+    fn return_chance_follows_the_curve() {
+        let chance = return_chance(&[0.01; BINS], 5, 100.0);
+        assert!((chance - (1.0 - (-1.0f64).exp())).abs() < 1e-12);
+        assert!(return_chance(&[0.01; BINS], BINS - 1, 1e9) > 0.999);
+    }
+}

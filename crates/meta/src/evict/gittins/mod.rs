@@ -1,0 +1,497 @@
+//! Eviction that learns which blocks return.
+//!
+//! A cached chain is a few segments, each with one last use and one class. Online, the policy learns how likely each
+//! class is to return at each age; from that follows the best rate of hits a block-second that holding a block can
+//! still give, its Gittins index. What goes is the tail of the oldest segment with the lowest index a byte, which may
+//! be what has just arrived. Gone blocks are remembered for a while by a few of their hashes, so that the learning
+//! also sees what returned too late.
+//!
+//! Every list operation is constant time; estimation runs as a scheduled step whose cost depends on the number of
+//! classes and ages alone.
+
+mod block;
+mod checkpoints;
+mod class;
+mod estimate;
+mod opinion;
+mod pending;
+#[cfg(test)]
+mod reference;
+mod saved;
+mod segments;
+mod shelves;
+mod tables;
+#[cfg(test)]
+mod tests;
+#[cfg(test)]
+mod twins;
+mod walk;
+
+use std::time::Duration;
+
+use slackwater_base::Instant;
+
+use super::{Evict, Explanation, Link, RestoreError, Slot, Standing, Walk};
+use block::{Mark, NO_NODE, Node};
+use checkpoints::Checkpoints;
+use class::{BINS, Tick};
+use pending::Requests;
+use segments::{By, List, NONE, Place, Segment, Segments};
+use shelves::Shelves;
+use tables::{Exposure, Tables};
+
+/// The policy. See the module.
+#[derive(Debug)]
+pub(super) struct Gittins {
+    nodes: Vec<Node>,
+    marks: Vec<Mark>,
+    segments: Segments,
+    ages: [List; BINS],
+    shelves: Shelves,
+    aside: List,
+    ghosts: List,
+    checkpoints: Checkpoints,
+    /// Entries that the ghosts may claim among the checkpoints.
+    ghost_entries: usize,
+    tables: Tables,
+    pending: Requests,
+    /// Segments made in the call under way, root first.
+    fresh: Vec<u32>,
+    named: Option<Slot>,
+    now: Tick,
+    /// Whether there are segments too old for their bin.
+    behind: bool,
+    last_call: Instant,
+    resident: usize,
+    capacity_bytes: u64,
+    /// Tokens a block as a multiple of what the buckets of new length are made for.
+    block_scale: f64,
+    requests: u64,
+    estimated_at_request: u64,
+    estimated_at: Instant,
+}
+
+/// Segments that one call moves to their next bin at most: after a long pause the books catch up in steps.
+const AGED_A_CALL: usize = 256;
+/// Gone blocks are remembered by at most so many quarters of a checkpoint for each resident block,
+const CHECKPOINT_QUARTERS: usize = 5;
+/// and by what the segments of the resident ones leave of this many bytes a block.
+const BOOKS_BYTES: usize = 42;
+/// What a checkpoint takes in its table, the room it needs included.
+const CHECKPOINT_BYTES: usize = 10;
+const FIRST_ESTIMATE: u64 = 16;
+const MOST_BETWEEN_ESTIMATES: u64 = 512;
+const LEAST_BETWEEN_ESTIMATES: Duration = Duration::from_millis(250);
+const TYPICAL_BLOCK_TOKENS: f64 = 512.0;
+
+impl Gittins {
+    pub(super) fn new() -> Self {
+        Self {
+            nodes: Vec::new(),
+            marks: Vec::new(),
+            segments: Segments::default(),
+            ages: [List::EMPTY; BINS],
+            shelves: Shelves::default(),
+            aside: List::EMPTY,
+            ghosts: List::EMPTY,
+            checkpoints: Checkpoints::default(),
+            ghost_entries: 0,
+            tables: Tables::new(),
+            pending: Requests::new(),
+            fresh: Vec::new(),
+            named: None,
+            now: Tick(0),
+            behind: false,
+            last_call: Instant::ZERO,
+            resident: 0,
+            capacity_bytes: 0,
+            block_scale: 1.0,
+            requests: 0,
+            estimated_at_request: 0,
+            estimated_at: Instant::ZERO,
+        }
+    }
+
+    fn segment_of(&self, slot: Slot) -> Option<u32> {
+        self.nodes.get(slot.0 as usize).map(|node| node.segment).filter(|&segment| segment != NONE)
+    }
+
+    /// Takes the time in and moves segments that grew too old for their bin to the next.
+    fn advance(&mut self, now: Instant) {
+        self.last_call = self.last_call.max(now);
+        let tick = Tick::of(now);
+        if tick.since(self.now) == 0 && !self.behind {
+            return;
+        }
+        self.now = tick;
+        self.behind = false;
+        let mut left = AGED_A_CALL;
+        for bin in 0..BINS - 1 {
+            let end = self.tables.bin_start(bin as u8 + 1);
+            loop {
+                let oldest = self.ages[bin].oldest;
+                if oldest == NONE || tick.since(self.segments[oldest].last_use) < end {
+                    break;
+                }
+                if left == 0 {
+                    self.behind = true;
+                    return;
+                }
+                left -= 1;
+                self.age(oldest);
+            }
+        }
+    }
+
+    fn age(&mut self, number: u32) {
+        let segment = self.segments[number];
+        let bin = usize::from(segment.bin);
+        let (from, to) = (self.tables.bin_start(segment.bin), self.tables.bin_start(segment.bin + 1));
+        self.tables.expose(exposure(&segment, segment.blocks, to - from));
+        self.tables.leave(segment.class.cell(segment.bin), segment.blocks.into(), segment.last_use);
+        self.tables.enter(segment.class.cell(segment.bin + 1), segment.blocks.into(), segment.last_use);
+        self.ages[bin].remove(&mut self.segments, By::Age, number);
+        self.ages[bin + 1].push_newest(&mut self.segments, By::Age, number);
+        let shelved = segment.place == Place::Shelved;
+        if shelved {
+            self.shelves.remove(&mut self.segments, &self.tables, number);
+        }
+        self.segments[number].bin += 1;
+        if shelved {
+            self.shelves.push_newest(&mut self.segments, &self.tables, number);
+        }
+    }
+
+    /// `blocks` blocks of a segment are no longer at risk: counts the time they were, and takes them off the books of
+    /// its cell. The caller takes them off the segment.
+    fn settle(&mut self, number: u32, blocks: u16) {
+        let segment = self.segments[number];
+        let in_bin = self.now.since(segment.last_use).saturating_sub(self.tables.bin_start(segment.bin));
+        self.tables.expose(exposure(&segment, blocks, in_bin));
+        self.tables.leave(segment.class.cell(segment.bin), blocks.into(), segment.last_use);
+    }
+
+    /// Puts a segment into the books, at age zero.
+    fn enlist(&mut self, number: u32) {
+        let segment = self.segments[number];
+        self.tables.enter(segment.class.cell(0), segment.blocks.into(), segment.last_use);
+        self.ages[0].push_newest(&mut self.segments, By::Age, number);
+        self.shelves.push_newest(&mut self.segments, &self.tables, number);
+    }
+
+    /// Out of whatever list its place names.
+    fn displace(&mut self, number: u32) {
+        match self.segments[number].place {
+            Place::Shelved => self.shelves.remove(&mut self.segments, &self.tables, number),
+            Place::Aside => self.aside.remove(&mut self.segments, By::Place, number),
+            Place::Ghost => self.ghosts.remove(&mut self.segments, By::Place, number),
+            Place::Stuck | Place::Free => {}
+        }
+    }
+
+    /// A segment lost blocks: moves it among the ghosts once nothing of it is resident, and frees it once nothing is
+    /// left at all.
+    fn tidy(&mut self, number: u32) {
+        let segment = &self.segments[number];
+        let (cached, blocks, place, bin) = (segment.cached, segment.blocks, segment.place, segment.bin);
+        if cached > 0 || (blocks > 0 && place == Place::Ghost) {
+            return;
+        }
+        self.displace(number);
+        if blocks > 0 {
+            self.segments[number].place = Place::Ghost;
+            self.ghosts.push_newest(&mut self.segments, By::Place, number);
+            return;
+        }
+        self.ages[usize::from(bin)].remove(&mut self.segments, By::Age, number);
+        self.segments.free(number);
+    }
+
+    /// Forgets the gone blocks of a segment.
+    fn drop_ghost(&mut self, number: u32) {
+        let segment = &self.segments[number];
+        let gone = segment.blocks - segment.cached;
+        if gone == 0 {
+            return;
+        }
+        self.ghost_entries -= segment.checkpoints();
+        self.settle(number, gone);
+        self.segments[number].blocks -= gone;
+        self.tidy(number);
+    }
+
+    /// The tail of a segment was evicted: it is remembered as gone.
+    fn evict_tail(&mut self, number: u32, slot: u32) {
+        let node = std::mem::replace(&mut self.nodes[slot as usize], NO_NODE);
+        let segment = &mut self.segments[number];
+        let before = segment.checkpoints();
+        segment.cached -= 1;
+        segment.tail = node.up;
+        if segment.cached > 0 {
+            self.nodes[node.up as usize].down = NONE;
+        } else {
+            segment.tail = self.marks[slot as usize].count().into();
+        }
+        let segment = &self.segments[number];
+        self.ghost_entries += segment.checkpoints() - before;
+        if segment.is_checkpoint(segment.ghost_start()) {
+            let (generation, segments) = (segment.generation, &self.segments);
+            self.checkpoints.size_for(node.tag, self.ghost_entries);
+            self.checkpoints.add(node.tag, number, generation, |entry| {
+                entry.segment().is_some_and(|(number, generation)| segments.living(number, generation).is_some())
+            });
+        }
+        self.tidy(number);
+        self.limit_ghosts(number);
+    }
+
+    /// The ghosts that went first are forgotten first; failing those, the gone blocks of `evicting`.
+    fn limit_ghosts(&mut self, evicting: u32) {
+        let entries = self.ghost_limit();
+        let bytes = self.resident * BOOKS_BYTES;
+        while self.ghost_entries > entries
+            || self.segments.in_use() * size_of::<Segment>() + self.ghost_entries * CHECKPOINT_BYTES > bytes
+        {
+            let oldest = self.ghosts.oldest;
+            if oldest == NONE {
+                return self.drop_ghost(evicting);
+            }
+            self.drop_ghost(oldest);
+        }
+    }
+
+    fn ghost_limit(&self) -> usize {
+        self.resident * CHECKPOINT_QUARTERS / 4
+    }
+
+    /// Takes a slot out of its segment, wherever in it; learns nothing. The segment's books are the caller's.
+    fn unlink(&mut self, slot: u32) {
+        let node = self.nodes[slot as usize];
+        let segment = &mut self.segments[node.segment];
+        if node.up == NONE {
+            segment.start += 1;
+        }
+        if node.down == NONE {
+            segment.tail = node.up;
+        } else {
+            self.nodes[node.down as usize].up = node.up;
+        }
+        if node.up != NONE {
+            self.nodes[node.up as usize].down = node.down;
+        }
+        let segment = &mut self.segments[node.segment];
+        segment.cached -= 1;
+        segment.blocks -= 1;
+        if segment.cached == 0 {
+            segment.tail = self.marks[slot as usize].count().into();
+        }
+    }
+
+    /// A slot left its segment for another reason than eviction or reuse.
+    fn discard(&mut self, slot: Slot) {
+        let Some(number) = self.segment_of(slot) else { return };
+        self.forget_name(slot);
+        // What is gone lies behind the last resident block: a hole before it breaks the chain.
+        if self.nodes[slot.0 as usize].up != NONE || self.segments[number].cached == 1 {
+            self.drop_ghost(number);
+        }
+        self.settle(number, 1);
+        self.unlink(slot.0);
+        self.nodes[slot.0 as usize] = NO_NODE;
+        self.resident -= 1;
+        self.shelves.remove_block(self.segments[number].octave);
+        self.tidy(number);
+    }
+
+    fn estimate(&mut self) {
+        self.tables.estimate(self.now);
+        self.shelves.rank_anew(&self.tables);
+    }
+
+    fn forget_name(&mut self, slot: Slot) {
+        if self.named == Some(slot) {
+            self.named = None;
+        }
+    }
+
+    fn choose(&mut self) -> Option<Slot> {
+        while let Some((_, number)) = self.shelves.lowest(&self.tables) {
+            let tail = self.segments[number].tail;
+            if !self.marks[tail as usize].is_parked() {
+                return Some(Slot(tail));
+            }
+            self.shelves.remove(&mut self.segments, &self.tables, number);
+            self.segments[number].place = Place::Aside;
+            self.aside.push_newest(&mut self.segments, By::Place, number);
+        }
+        // Only segments with a parked tail are left: an ancestor has to go before its descendant.
+        while !self.aside.is_empty() {
+            let number = self.aside.oldest;
+            let tail = self.segments[number].tail;
+            if !self.marks[tail as usize].is_parked() {
+                return Some(Slot(tail));
+            }
+            self.split_tail(number);
+        }
+        None
+    }
+
+    /// Makes the parked tail of a segment one of its own, in no order until it is unparked.
+    fn split_tail(&mut self, number: u32) {
+        let segment = self.segments[number];
+        let tail = segment.tail;
+        if segment.cached == 1 {
+            self.displace(number);
+            self.segments[number].place = Place::Stuck;
+            return;
+        }
+        self.drop_ghost(number);
+        let mut own = Segment { place: Place::Stuck, blocks: 1, cached: 1, ..segment };
+        own.start = segment.ghost_start() - 1;
+        let own = self.segments.add(own);
+        self.ages[usize::from(segment.bin)].push_newest(&mut self.segments, By::Age, own);
+        let node = &mut self.nodes[tail as usize];
+        node.segment = own;
+        let up = std::mem::replace(&mut node.up, NONE);
+        self.nodes[up as usize].down = NONE;
+        let rest = &mut self.segments[number];
+        rest.tail = up;
+        rest.cached -= 1;
+        rest.blocks -= 1;
+    }
+}
+
+impl Evict for Gittins {
+    fn name(&self) -> &'static str {
+        "gittins"
+    }
+
+    fn read(&mut self, walk: &Walk<'_>) {
+        self.advance(walk.now);
+        self.requests += 1;
+        self.read_walk(walk);
+    }
+
+    fn insert(&mut self, walk: &Walk<'_>) {
+        self.advance(walk.now);
+        self.insert_walk(walk);
+    }
+
+    fn remove(&mut self, slot: Slot) {
+        self.discard(slot);
+    }
+
+    fn victim(&mut self, now: Instant) -> Option<Slot> {
+        if self.named.is_none() {
+            self.advance(now);
+            self.named = self.choose();
+        }
+        self.named
+    }
+
+    fn evicted(&mut self, now: Instant, slot: Slot) {
+        let Some(number) = self.segment_of(slot) else { return };
+        self.advance(now);
+        if self.segments[number].tail != slot.0 {
+            return self.discard(slot);
+        }
+        self.forget_name(slot);
+        self.resident -= 1;
+        self.shelves.remove_block(self.segments[number].octave);
+        self.evict_tail(number, slot.0);
+    }
+
+    fn park(&mut self, slot: Slot) {
+        if self.segment_of(slot).is_some() {
+            self.forget_name(slot);
+            self.marks[slot.0 as usize].set_parked(true);
+        }
+    }
+
+    fn unpark(&mut self, slot: Slot) {
+        let Some(number) = self.segment_of(slot) else { return };
+        self.marks[slot.0 as usize].set_parked(false);
+        if matches!(self.segments[number].place, Place::Aside | Place::Stuck) {
+            self.displace(number);
+            self.shelves.push_oldest(&mut self.segments, &self.tables, number);
+        }
+    }
+
+    fn set_capacity(&mut self, bytes: u64) {
+        self.capacity_bytes = bytes;
+    }
+
+    fn set_block_tokens(&mut self, tokens: u32) {
+        self.block_scale = f64::from(tokens) / TYPICAL_BLOCK_TOKENS;
+    }
+
+    fn would_keep(&mut self, now: Instant, link: Link) -> bool {
+        self.advance(now);
+        let standing = self.memory_of(link.hash);
+        self.keeps(link.bytes, standing.0, standing.1)
+    }
+
+    fn would_keep_as(&mut self, now: Instant, link: Link, standing: Standing) -> bool {
+        self.advance(now);
+        let (class, bin) = self.read_standing(standing);
+        self.keeps(link.bytes, class, bin)
+    }
+
+    fn standing(&self, now: Instant, slot: Slot) -> Option<Standing> {
+        self.segment_of(slot).map(|number| self.standing_of(now, number))
+    }
+
+    fn explain(&self, now: Instant, slot: Slot) -> Option<Explanation> {
+        self.segment_of(slot).map(|number| self.explanation(now, slot, number))
+    }
+
+    fn next_deadline(&self) -> Option<Instant> {
+        let since = self.requests - self.estimated_at_request;
+        let wanted = (self.requests / 16).clamp(FIRST_ESTIMATE, MOST_BETWEEN_ESTIMATES);
+        (since >= wanted).then(|| self.last_call.max(self.estimated_at + LEAST_BETWEEN_ESTIMATES))
+    }
+
+    fn on_deadline(&mut self, now: Instant) {
+        self.advance(now);
+        if self.next_deadline().is_none_or(|due| due > now) {
+            return;
+        }
+        self.estimate();
+        self.tables.decay(self.requests - self.estimated_at_request);
+        self.estimated_at_request = self.requests;
+        self.estimated_at = now;
+    }
+
+    fn save(&self) -> Vec<u8> {
+        saved::write(std::iter::once(self.requests as f64).chain(self.tables.numbers()))
+    }
+
+    fn restore(&mut self, bytes: &[u8]) -> Result<(), RestoreError> {
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        let numbers = saved::read(bytes, 1 + Tables::NUMBERS)?;
+        self.requests = numbers[0] as u64;
+        self.estimated_at_request = self.requests;
+        self.tables.set_numbers(&numbers[1..]);
+        self.estimate();
+        Ok(())
+    }
+
+    fn overhead_bytes(&self) -> usize {
+        self.fixed_bytes()
+            + self.nodes.capacity() * size_of::<Node>()
+            + self.marks.capacity()
+            + self.segments.overhead_bytes()
+            + self.checkpoints.overhead_bytes()
+            + self.fresh.capacity() * size_of::<u32>()
+    }
+
+    fn fixed_bytes(&self) -> usize {
+        size_of::<Self>() + self.tables.overhead_bytes() + self.shelves.overhead_bytes() + self.pending.overhead_bytes()
+    }
+}
+
+const fn exposure(segment: &Segment, blocks: u16, ticks: u32) -> Exposure {
+    Exposure { class: segment.class, bin: segment.bin, features: segment.features, blocks: blocks as u32, ticks }
+}

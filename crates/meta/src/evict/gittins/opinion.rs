@@ -1,0 +1,92 @@
+//! What the policy says when asked: whether it would keep a block, and why it keeps one.
+
+use std::time::Duration;
+
+use slackwater_base::Instant;
+
+use super::Gittins;
+use super::class::{Class, NEUTRAL_LEVEL, SHAPES, TICK_SECONDS, Tick, shape};
+use super::estimate::return_chance;
+use super::segments::Place;
+use crate::evict::ghosts::tag;
+use crate::evict::{Explanation, ReturnChance, Slot, Standing};
+
+/// Below this share of its capacity a segment keeps everything: catalogs evict from a watermark on, not from the brim.
+const ROOMY_SHARE: f64 = 0.85;
+/// Points of the return curve that an explanation shows.
+const HORIZONS_SECONDS: [u64; 4] = [10, 60, 600, 3600];
+
+impl Gittins {
+    /// Whether a block of this class and age would outlive what goes next.
+    pub(super) fn keeps(&self, bytes: u64, class: Class, bin: u8) -> bool {
+        if self.shelves.resident_bytes() + bytes as f64 <= self.capacity_bytes as f64 * ROOMY_SHARE {
+            return true;
+        }
+        let price = f64::from(self.tables.index(class, bin)) / bytes.max(1) as f64;
+        self.shelves.lowest(&self.tables).is_none_or(|(lowest, _)| price > lowest)
+    }
+
+    /// Class and bin of a gone block, if its hash is remembered; those of a new one otherwise.
+    pub(super) fn memory_of(&self, hash: u64) -> (Class, u8) {
+        let mut candidates = self.checkpoints.find(tag(hash));
+        let segment = candidates.find_map(|(number, generation)| self.segments.living(number, generation));
+        match segment {
+            Some(segment) if segment.place == Place::Ghost => (segment.kept_as, segment.bin),
+            _ => (Class::new(shape(0, None), 1.0), 0),
+        }
+    }
+
+    pub(super) fn standing_of(&self, now: Instant, number: u32) -> Standing {
+        let segment = &self.segments[number];
+        Standing { class: segment.kept_as.0, age: duration(Tick::of(now).since(segment.last_use)) }
+    }
+
+    pub(super) fn read_standing(&self, standing: Standing) -> (Class, u8) {
+        let ticks = (standing.age.as_secs_f64() / TICK_SECONDS) as u32;
+        (Class::clamped(standing.class), self.tables.bin_of(ticks))
+    }
+
+    pub(super) fn explanation(&self, now: Instant, slot: Slot, number: u32) -> Explanation {
+        let segment = &self.segments[number];
+        let now = Tick::of(now);
+        let (age, curve) = (now.since(segment.last_use), self.tables.curve(now, segment.class));
+        let bin = self.tables.bin_of(age);
+        let returns = HORIZONS_SECONDS.iter().map(|&seconds| ReturnChance {
+            within: Duration::from_secs(seconds),
+            chance: return_chance(&curve, usize::from(bin), seconds as f64),
+        });
+        let reuses = self.marks[slot.0 as usize].count();
+        let bytes = self.shelves.block_bytes(segment.octave);
+        Explanation {
+            reuses: reuses.into(),
+            age: duration(age),
+            class: in_words(segment.class, reuses),
+            index: f64::from(self.tables.index(segment.kept_as, bin)),
+            lowest_index: self.shelves.lowest(&self.tables).map_or(0.0, |(lowest, _)| lowest * bytes),
+            returns: returns.collect(),
+        }
+    }
+}
+
+fn in_words(class: Class, reuses: u8) -> String {
+    const OUTPUTS: [&str; 5] = [
+        "output below 40 tokens",
+        "output below 150 tokens",
+        "output below 350 tokens",
+        "long output",
+        "output unknown",
+    ];
+    let history = match OUTPUTS.get(class.shape()) {
+        Some(output) => format!("not reused yet ({output})"),
+        None if reuses == 1 => "reused once".to_owned(),
+        None => format!("reused {reuses} times"),
+    };
+    let times = ((class.level() as f64 - NEUTRAL_LEVEL as f64) / 2.0).exp2();
+    format!("{history}, {times:.1} times as likely to return as is usual for that")
+}
+
+fn duration(ticks: u32) -> Duration {
+    Duration::from_secs_f64(f64::from(ticks) * TICK_SECONDS)
+}
+
+const _: () = assert!(SHAPES == 10, "the words above name every shape");

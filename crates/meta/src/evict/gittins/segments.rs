@@ -1,0 +1,232 @@
+//! Segments of chains, and the lists they stand in.
+
+use super::class::{Class, Features, Tick};
+
+/// A run of blocks of one chain that were last used together and are of one class. The first `cached` blocks are
+/// resident; the rest of `blocks` is remembered but gone. Forty bytes, most of the policy's memory.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Segment {
+    /// The last resident block's slot; once nothing is resident, the reuse count that the first block had.
+    pub(super) tail: u32,
+    /// Position of the first block in its chain.
+    pub(super) start: u32,
+    pub(super) last_use: Tick,
+    /// Links of the list of its bin of age, and of the list that [`Place`] names.
+    pub(super) links: [Links; 2],
+    pub(super) blocks: u16,
+    pub(super) cached: u16,
+    pub(super) features: Features,
+    pub(super) class: Class,
+    /// The class whose index it is kept by: no lower than that of its descendants.
+    pub(super) kept_as: Class,
+    pub(super) bin: u8,
+    pub(super) place: Place,
+    /// Octave of the blocks' length in bytes.
+    pub(super) octave: u8,
+    /// Tells a reused number from its former bearer.
+    pub(super) generation: u8,
+}
+
+/// Where a segment stands beside its bin of age.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Place {
+    /// A free record.
+    Free,
+    /// In the order of eviction.
+    Shelved,
+    /// Out of that order because its tail is parked.
+    Aside,
+    /// In no list: every resident block of it is parked.
+    Stuck,
+    /// Nothing resident; in the order of being forgotten.
+    Ghost,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Links {
+    older: u32,
+    newer: u32,
+}
+
+/// Which of a segment's two pairs of links a list uses.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum By {
+    Age = 0,
+    Place = 1,
+}
+
+/// A list of segments from old to new.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct List {
+    pub(super) oldest: u32,
+    newest: u32,
+}
+
+/// No slot, no segment.
+pub(super) const NONE: u32 = u32::MAX;
+
+impl List {
+    pub(super) const EMPTY: Self = Self { oldest: NONE, newest: NONE };
+
+    pub(super) const fn is_empty(&self) -> bool {
+        self.oldest == NONE
+    }
+
+    pub(super) fn push_newest(&mut self, segments: &mut Segments, by: By, number: u32) {
+        let newest = std::mem::replace(&mut self.newest, number);
+        segments.records[number as usize].links[by as usize] = Links { older: newest, newer: NONE };
+        match newest {
+            NONE => self.oldest = number,
+            _ => segments.records[newest as usize].links[by as usize].newer = number,
+        }
+    }
+
+    pub(super) fn push_oldest(&mut self, segments: &mut Segments, by: By, number: u32) {
+        let oldest = std::mem::replace(&mut self.oldest, number);
+        segments.records[number as usize].links[by as usize] = Links { older: NONE, newer: oldest };
+        match oldest {
+            NONE => self.newest = number,
+            _ => segments.records[oldest as usize].links[by as usize].older = number,
+        }
+    }
+
+    pub(super) fn remove(&mut self, segments: &mut Segments, by: By, number: u32) {
+        let Links { older, newer } = segments.records[number as usize].links[by as usize];
+        match older {
+            NONE => self.oldest = newer,
+            _ => segments.records[older as usize].links[by as usize].newer = newer,
+        }
+        match newer {
+            NONE => self.newest = older,
+            _ => segments.records[newer as usize].links[by as usize].older = older,
+        }
+    }
+}
+
+/// All segments, numbered densely, records reused.
+#[derive(Debug, Default)]
+pub(super) struct Segments {
+    records: Vec<Segment>,
+    free: Vec<u32>,
+}
+
+impl Segments {
+    /// A number for `segment`, whose generation it sets.
+    pub(super) fn add(&mut self, segment: Segment) -> u32 {
+        if let Some(number) = self.free.pop() {
+            let record = &mut self.records[number as usize];
+            let generation = record.generation.wrapping_add(1);
+            *record = Segment { generation, ..segment };
+            return number;
+        }
+        let number = self.records.len();
+        crate::evict::queues::grow(&mut self.records, number, segment);
+        number as u32
+    }
+
+    pub(super) fn free(&mut self, number: u32) {
+        self.records[number as usize].place = Place::Free;
+        if self.free.len() == self.free.capacity() {
+            self.free.reserve_exact(self.free.len() / 8 + 16);
+        }
+        self.free.push(number);
+    }
+
+    /// How many segments there are.
+    pub(super) const fn in_use(&self) -> usize {
+        self.records.len() - self.free.len()
+    }
+
+    /// The segment of that number and generation, if it still is.
+    pub(super) fn living(&self, number: u32, generation: u8) -> Option<&Segment> {
+        let segment = self.records.get(number as usize)?;
+        (segment.place != Place::Free && segment.generation == generation).then_some(segment)
+    }
+
+    pub(super) fn overhead_bytes(&self) -> usize {
+        self.records.capacity() * size_of::<Segment>() + self.free.capacity() * size_of::<u32>()
+    }
+}
+
+impl std::ops::Index<u32> for Segments {
+    type Output = Segment;
+
+    fn index(&self, number: u32) -> &Segment {
+        &self.records[number as usize]
+    }
+}
+
+impl std::ops::IndexMut<u32> for Segments {
+    fn index_mut(&mut self, number: u32) -> &mut Segment {
+        &mut self.records[number as usize]
+    }
+}
+
+/// Every eighth block of a chain is a checkpoint: gone blocks are remembered by these and by the last of their segment.
+pub(super) const CHECKPOINT_SPACING: u32 = 8;
+
+impl Segment {
+    /// A segment of no blocks yet, in no list.
+    pub(super) const fn new(start: u32, last_use: Tick, class: Class, features: Features) -> Self {
+        Self {
+            tail: NONE,
+            start,
+            last_use,
+            links: [Links { older: NONE, newer: NONE }; 2],
+            blocks: 0,
+            cached: 0,
+            features,
+            class,
+            kept_as: class,
+            bin: 0,
+            place: Place::Stuck,
+            octave: 0,
+            generation: 0,
+        }
+    }
+
+    /// Position of the first block that is gone.
+    pub(super) const fn ghost_start(&self) -> u32 {
+        self.start + self.cached as u32
+    }
+
+    /// Position after the last block.
+    pub(super) const fn end(&self) -> u32 {
+        self.start + self.blocks as u32
+    }
+
+    /// Whether the block at `position`, gone, is remembered by its hash.
+    pub(super) const fn is_checkpoint(&self, position: u32) -> bool {
+        position % CHECKPOINT_SPACING == CHECKPOINT_SPACING - 1 || position + 1 == self.end()
+    }
+
+    /// How many of its gone blocks are remembered by their hash.
+    pub(super) const fn checkpoints(&self) -> usize {
+        let (from, to) = (self.ghost_start(), self.end());
+        if from == to {
+            return 0;
+        }
+        let spaced = to / CHECKPOINT_SPACING - from / CHECKPOINT_SPACING;
+        (spaced + (to % CHECKPOINT_SPACING != 0) as u32) as usize
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn checkpoints_are_counted_as_they_are_placed() {
+        assert_eq!(size_of::<Segment>(), 40);
+        for start in 0..20 {
+            for blocks in 1..30u16 {
+                for cached in 0..=blocks {
+                    let mut segment = Segment::new(start, Tick(0), Class(0), Features(0));
+                    (segment.blocks, segment.cached) = (blocks, cached);
+                    let placed = (segment.ghost_start()..segment.end()).filter(|&at| segment.is_checkpoint(at)).count();
+                    assert_eq!(segment.checkpoints(), placed, "{start} {blocks} {cached}");
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,183 @@
+//! The order of eviction: segments of one class and bin of age in a list, lists found by the rank of their index.
+
+use super::class::CELLS;
+use super::segments::{By, List, Place, Segments};
+use super::tables::Tables;
+
+/// One shelf for each octave of block length that occurs, since the index is a price per byte. On a shelf, a bitmap
+/// of ranks under a bitmap of its words finds the lowest non-empty list in two steps: no sampling, no search.
+#[derive(Debug, Default)]
+pub(super) struct Shelves {
+    shelves: Vec<Shelf>,
+}
+
+#[derive(Debug)]
+struct Shelf {
+    octave: u8,
+    lists: Vec<List>,
+    ranks: Bitmap,
+    /// Resident blocks of this octave.
+    blocks: usize,
+    /// Mean length of the blocks that came lately.
+    block_bytes: f64,
+    blocks_seen: u32,
+}
+
+#[derive(Debug)]
+struct Bitmap {
+    words: [u64; WORDS],
+    summary: [u64; WORDS.div_ceil(64)],
+}
+
+const WORDS: usize = CELLS.div_ceil(64);
+/// Blocks over which the mean length is taken.
+const MEAN_BLOCKS: u32 = 1024;
+
+/// The octave of a block length.
+pub(super) const fn octave(bytes: u64) -> u8 {
+    64 - bytes.leading_zeros() as u8
+}
+
+impl Shelves {
+    /// A block of this length came.
+    pub(super) fn add_block(&mut self, bytes: u64) {
+        let shelf = self.shelf(octave(bytes));
+        shelf.blocks += 1;
+        shelf.blocks_seen = (shelf.blocks_seen + 1).min(MEAN_BLOCKS);
+        shelf.block_bytes += (bytes as f64 - shelf.block_bytes) / f64::from(shelf.blocks_seen);
+    }
+
+    /// A block of this octave went.
+    pub(super) fn remove_block(&mut self, octave: u8) {
+        self.shelf(octave).blocks -= 1;
+    }
+
+    /// Length of all resident blocks, about.
+    pub(super) fn resident_bytes(&self) -> f64 {
+        self.shelves.iter().map(|shelf| shelf.blocks as f64 * shelf.block_bytes).sum()
+    }
+
+    /// Mean length of the blocks of an octave.
+    pub(super) fn block_bytes(&self, octave: u8) -> f64 {
+        let found = self.shelves.iter().find(|shelf| shelf.octave == octave);
+        found.map_or_else(|| 0.75 * f64::from(octave).exp2(), |shelf| shelf.block_bytes)
+    }
+
+    pub(super) fn push_newest(&mut self, segments: &mut Segments, tables: &Tables, number: u32) {
+        let (shelf, cell) = self.enter(segments, tables, number);
+        shelf.lists[cell].push_newest(segments, By::Place, number);
+    }
+
+    pub(super) fn push_oldest(&mut self, segments: &mut Segments, tables: &Tables, number: u32) {
+        let (shelf, cell) = self.enter(segments, tables, number);
+        shelf.lists[cell].push_oldest(segments, By::Place, number);
+    }
+
+    fn enter(&mut self, segments: &mut Segments, tables: &Tables, number: u32) -> (&mut Shelf, usize) {
+        let segment = &mut segments[number];
+        segment.place = Place::Shelved;
+        let cell = segment.kept_as.cell(segment.bin);
+        let shelf = self.shelf(segment.octave);
+        if shelf.lists[cell].is_empty() {
+            shelf.ranks.set(tables.rank(cell));
+        }
+        (shelf, cell)
+    }
+
+    pub(super) fn remove(&mut self, segments: &mut Segments, tables: &Tables, number: u32) {
+        let segment = &segments[number];
+        let cell = segment.kept_as.cell(segment.bin);
+        let shelf = self.shelf(segment.octave);
+        shelf.lists[cell].remove(segments, By::Place, number);
+        if shelf.lists[cell].is_empty() {
+            shelf.ranks.clear(tables.rank(cell));
+        }
+    }
+
+    /// The lowest index a byte, and the oldest segment of its list.
+    pub(super) fn lowest(&self, tables: &Tables) -> Option<(f64, u32)> {
+        let lists = self.shelves.iter().filter_map(|shelf| {
+            let cell = tables.cell_at(shelf.ranks.lowest()?);
+            Some((tables.cell_index(cell) / shelf.block_bytes, shelf.lists[cell].oldest))
+        });
+        lists.min_by(|a, b| a.0.total_cmp(&b.0))
+    }
+
+    /// Ranks changed.
+    pub(super) fn rank_anew(&mut self, tables: &Tables) {
+        for shelf in &mut self.shelves {
+            shelf.ranks = Bitmap::new();
+            for (cell, list) in shelf.lists.iter().enumerate() {
+                if !list.is_empty() {
+                    shelf.ranks.set(tables.rank(cell));
+                }
+            }
+        }
+    }
+
+    pub(super) fn overhead_bytes(&self) -> usize {
+        let shelf = |shelf: &Shelf| size_of::<Shelf>() + shelf.lists.capacity() * size_of::<List>();
+        self.shelves.iter().map(shelf).sum()
+    }
+
+    /// The shelf of an octave. Those that nothing stands on make way, so that a varied history costs no memory.
+    fn shelf(&mut self, octave: u8) -> &mut Shelf {
+        let found = self.shelves.iter().position(|shelf| shelf.octave == octave);
+        let at = found.unwrap_or_else(|| {
+            self.shelves.retain(|shelf| shelf.blocks > 0);
+            self.shelves.push(Shelf {
+                octave,
+                lists: vec![List::EMPTY; CELLS],
+                ranks: Bitmap::new(),
+                blocks: 0,
+                // Until blocks are counted, the middle of the octave.
+                block_bytes: 0.75 * f64::from(octave).exp2(),
+                blocks_seen: 0,
+            });
+            self.shelves.len() - 1
+        });
+        &mut self.shelves[at]
+    }
+}
+
+impl Bitmap {
+    const fn new() -> Self {
+        Self { words: [0; WORDS], summary: [0; WORDS.div_ceil(64)] }
+    }
+
+    fn set(&mut self, at: usize) {
+        self.words[at / 64] |= 1 << (at % 64);
+        self.summary[at / 4096] |= 1 << (at / 64 % 64);
+    }
+
+    fn clear(&mut self, at: usize) {
+        self.words[at / 64] &= !(1 << (at % 64));
+        if self.words[at / 64] == 0 {
+            self.summary[at / 4096] &= !(1 << (at / 64 % 64));
+        }
+    }
+
+    fn lowest(&self) -> Option<usize> {
+        let top = self.summary.iter().position(|&word| word != 0)?;
+        let word = top * 64 + self.summary[top].trailing_zeros() as usize;
+        Some(word * 64 + self.words[word].trailing_zeros() as usize)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bitmap_finds_the_lowest() {
+        let mut bitmap = Bitmap::new();
+        assert_eq!(bitmap.lowest(), None);
+        for at in [CELLS - 1, 4096, 70, 69] {
+            bitmap.set(at);
+            assert_eq!(bitmap.lowest(), Some(at));
+        }
+        bitmap.clear(69);
+        bitmap.clear(70);
+        assert_eq!(bitmap.lowest(), Some(4096));
+    }
+}

@@ -1,0 +1,277 @@
+//! What the policy learns: events and exposure by class and age, factors by feature, and the index made of them.
+
+use super::class::{
+    BINS, CELLS, Class, Features, GAP_BUCKETS, GROUPS, HINT_BUCKETS, NEW_BUCKETS, SHAPES, TICK_SECONDS, Tick,
+    bin_starts, shape,
+};
+use super::estimate::{Count, Curve, gittins_index, hazards, ranking};
+
+/// The learned state of one policy.
+#[derive(Debug)]
+pub(super) struct Tables {
+    cells: Vec<Cell>,
+    new_factors: [Factor; GROUPS * NEW_BUCKETS],
+    gap_factors: [Factor; GROUPS * GAP_BUCKETS],
+    hint_factors: [Factor; GROUPS * HINT_BUCKETS],
+    /// Sums of the blocks and squared blocks of events: their ratio is the size of a typical event.
+    weights: f64,
+    squared_weights: f64,
+    typical_event: f64,
+    shape_hazards: Box<[Curve; SHAPES]>,
+    index: Vec<f32>,
+    ranks: Vec<u16>,
+    cells_by_rank: Vec<u16>,
+    bin_starts: [u32; BINS],
+}
+
+/// One class and bin of age: what was counted, and what is under way.
+#[derive(Clone, Copy, Debug, Default)]
+struct Cell {
+    /// Reused blocks.
+    reused: f64,
+    /// Block-ticks at risk, of those who have left the cell.
+    exposed: f64,
+    /// Blocks that are in the cell now.
+    blocks: u64,
+    /// Sum over them of the tick they were last used at.
+    block_ticks: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Factor {
+    value: f64,
+    /// Events that were expected of blocks with this feature: the more, the smaller its steps.
+    expected: f64,
+}
+
+/// A stretch of being at risk: so many blocks for so many ticks.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Exposure {
+    pub(super) class: Class,
+    pub(super) bin: u8,
+    pub(super) features: Features,
+    pub(super) blocks: u32,
+    pub(super) ticks: u32,
+}
+
+/// A typical event before any was seen, in blocks.
+const FIRST_WEIGHT: f64 = 10.0;
+/// What the sums keep over [`DECAY_REQUESTS`] requests: a half-life of about 9,000.
+const DECAY: f64 = 0.99;
+const DECAY_REQUESTS: f64 = 128.0;
+const NO_FACTOR: Factor = Factor { value: 1.0, expected: 0.0 };
+const FACTOR_RANGE: (f64, f64) = (0.05, 20.0);
+/// Correlated features count the same event: full steps of each would overshoot.
+const FACTOR_STEP: f64 = 0.25;
+const LARGEST_STEP: f64 = 0.5;
+
+impl Tables {
+    pub(super) fn new() -> Self {
+        let mut tables = Self {
+            cells: vec![Cell::default(); CELLS],
+            new_factors: [NO_FACTOR; GROUPS * NEW_BUCKETS],
+            gap_factors: [NO_FACTOR; GROUPS * GAP_BUCKETS],
+            hint_factors: [NO_FACTOR; GROUPS * HINT_BUCKETS],
+            weights: FIRST_WEIGHT,
+            squared_weights: FIRST_WEIGHT * FIRST_WEIGHT,
+            typical_event: FIRST_WEIGHT,
+            shape_hazards: Box::new([[0.0; BINS]; SHAPES]),
+            index: vec![0.0; CELLS],
+            ranks: vec![0; CELLS],
+            cells_by_rank: Vec::new(),
+            bin_starts: bin_starts(),
+        };
+        tables.estimate(Tick(0));
+        tables
+    }
+
+    /// The class of blocks that were reused as often as `bucket` says.
+    pub(super) fn class(&self, bucket: u8, features: Features, output_tokens: Option<u32>) -> Class {
+        Class::new(shape(bucket, output_tokens), self.multiplier(features))
+    }
+
+    fn multiplier(&self, features: Features) -> f64 {
+        let hint = features.hint_row().map_or(1.0, |row| self.hint_factors[row].value);
+        self.new_factors[features.new_row()].value * self.gap_factors[features.gap_row()].value * hint
+    }
+
+    /// Most hits a block-second that blocks of this class and age can give.
+    pub(super) fn index(&self, class: Class, bin: u8) -> f32 {
+        self.index[class.cell(bin)]
+    }
+
+    pub(super) fn cell_index(&self, cell: usize) -> f64 {
+        f64::from(self.index[cell])
+    }
+
+    /// Place of a cell in the order of the index, lowest first.
+    pub(super) fn rank(&self, cell: usize) -> usize {
+        usize::from(self.ranks[cell])
+    }
+
+    /// The cell at a place in the order of the index.
+    pub(super) fn cell_at(&self, rank: usize) -> usize {
+        usize::from(self.cells_by_rank[rank])
+    }
+
+    /// Where a bin begins, in ticks of age.
+    pub(super) const fn bin_start(&self, bin: u8) -> u32 {
+        self.bin_starts[bin as usize]
+    }
+
+    /// Blocks last used at `last_use` are in the cell from now on.
+    pub(super) fn enter(&mut self, cell: usize, blocks: u32, last_use: Tick) {
+        let cell = &mut self.cells[cell];
+        cell.blocks += u64::from(blocks);
+        cell.block_ticks += u64::from(blocks) * u64::from(last_use.0);
+    }
+
+    /// They are no longer.
+    pub(super) fn leave(&mut self, cell: usize, blocks: u32, last_use: Tick) {
+        let cell = &mut self.cells[cell];
+        cell.blocks -= u64::from(blocks);
+        cell.block_ticks -= u64::from(blocks) * u64::from(last_use.0);
+    }
+
+    /// Blocks were at risk and did not return.
+    pub(super) fn expose(&mut self, exposure: Exposure) {
+        let Exposure { class, bin, features, blocks, ticks } = exposure;
+        if ticks == 0 {
+            return;
+        }
+        let block_ticks = f64::from(blocks) * f64::from(ticks);
+        self.cells[class.cell(bin)].exposed += block_ticks;
+        let base = self.shape_hazards[class.shape()][usize::from(bin)];
+        let expected = block_ticks * TICK_SECONDS * base * self.multiplier(features);
+        let typical = self.typical_event;
+        self.for_factors(features, |factor| {
+            factor.expected += expected;
+            factor.shift(-FACTOR_STEP * expected / (typical + factor.expected));
+        });
+    }
+
+    /// A run of blocks returned.
+    pub(super) fn reuse(&mut self, class: Class, bin: u8, features: Features, blocks: u32) {
+        let blocks = f64::from(blocks);
+        self.cells[class.cell(bin)].reused += blocks;
+        self.weights += blocks;
+        self.squared_weights += blocks * blocks;
+        self.typical_event = self.squared_weights / self.weights;
+        let typical = self.typical_event;
+        self.for_factors(features, |factor| factor.shift(FACTOR_STEP * blocks / (typical + factor.expected)));
+    }
+
+    fn for_factors(&mut self, features: Features, mut change: impl FnMut(&mut Factor)) {
+        change(&mut self.new_factors[features.new_row()]);
+        change(&mut self.gap_factors[features.gap_row()]);
+        if let Some(row) = features.hint_row() {
+            change(&mut self.hint_factors[row]);
+        }
+    }
+
+    /// Forgets a little, for `requests` more were served.
+    pub(super) fn decay(&mut self, requests: u64) {
+        let keep = DECAY.powf(requests as f64 / DECAY_REQUESTS);
+        for cell in &mut self.cells {
+            cell.reused *= keep;
+            cell.exposed *= keep;
+        }
+        for factor in self.factors_mut() {
+            factor.expected *= keep;
+        }
+        self.weights *= keep;
+        self.squared_weights *= keep;
+    }
+
+    /// Makes index and ranks of what was counted. The cells' own number bounds it: it does not depend on what is cached.
+    pub(super) fn estimate(&mut self, now: Tick) {
+        let hazards = hazards(&self.counts(now), self.typical_event);
+        for (class, curve) in hazards.classes.iter().enumerate() {
+            let row = &mut self.index[class * BINS..(class + 1) * BINS];
+            for (slot, index) in row.iter_mut().zip(gittins_index(curve)) {
+                *slot = index as f32;
+            }
+        }
+        self.shape_hazards = hazards.shapes;
+        self.cells_by_rank = ranking(&self.index);
+        for (rank, &cell) in self.cells_by_rank.iter().enumerate() {
+            self.ranks[usize::from(cell)] = rank as u16;
+        }
+    }
+
+    /// Everything counted, and the exposure so far of the blocks that are still in a cell: without it only the
+    /// impatient would count.
+    fn counts(&self, now: Tick) -> Vec<Count> {
+        let count = |(at, cell): (usize, &Cell)| {
+            let bin = at % BINS;
+            let width = self.bin_starts.get(bin + 1).map_or(f64::INFINITY, |end| f64::from(end - self.bin_starts[bin]));
+            let entered = cell.block_ticks as f64 + cell.blocks as f64 * f64::from(self.bin_starts[bin]);
+            let so_far = cell.blocks as f64 * f64::from(now.0) - entered;
+            let most = if cell.blocks == 0 { 0.0 } else { cell.blocks as f64 * width };
+            Count { reused: cell.reused, exposed: (cell.exposed + so_far.clamp(0.0, most)) * TICK_SECONDS }
+        };
+        self.cells.iter().enumerate().map(count).collect()
+    }
+
+    /// What was learned, as plain numbers.
+    pub(super) fn numbers(&self) -> impl Iterator<Item = f64> {
+        let sums = [self.weights, self.squared_weights];
+        let cells = self.cells.iter().flat_map(|cell| [cell.reused, cell.exposed]);
+        let factors = self.factors().flat_map(|factor| [factor.value, factor.expected]);
+        sums.into_iter().chain(cells).chain(factors)
+    }
+
+    /// How many numbers there are.
+    pub(super) const NUMBERS: usize = 2 + 2 * CELLS + 2 * GROUPS * (NEW_BUCKETS + GAP_BUCKETS + HINT_BUCKETS);
+
+    /// Takes what [`Tables::numbers`] gave in place of what was learned since. The blocks under way stay.
+    pub(super) fn set_numbers(&mut self, numbers: &[f64]) {
+        let (sums, rest) = numbers.split_at(2);
+        // A sum of nothing has no typical event.
+        (self.weights, self.squared_weights) = (sums[0].max(1.0), sums[1].max(1.0));
+        self.typical_event = self.squared_weights / self.weights;
+        let (cells, factors) = rest.split_at(2 * CELLS);
+        for (cell, pair) in self.cells.iter_mut().zip(cells.chunks_exact(2)) {
+            (cell.reused, cell.exposed) = (pair[0], pair[1]);
+        }
+        for (factor, pair) in self.factors_mut().zip(factors.chunks_exact(2)) {
+            *factor = Factor { value: pair[0].clamp(FACTOR_RANGE.0, FACTOR_RANGE.1), expected: pair[1] };
+        }
+    }
+
+    fn factors(&self) -> impl Iterator<Item = &Factor> {
+        self.new_factors.iter().chain(&self.gap_factors).chain(&self.hint_factors)
+    }
+
+    fn factors_mut(&mut self) -> impl Iterator<Item = &mut Factor> {
+        self.new_factors.iter_mut().chain(&mut self.gap_factors).chain(&mut self.hint_factors)
+    }
+
+    /// The bin of an age.
+    pub(super) fn bin_of(&self, ticks: u32) -> u8 {
+        (self.bin_starts.partition_point(|&start| start <= ticks) - 1) as u8
+    }
+
+    /// The hazards of a class, for explanations.
+    pub(super) fn curve(&self, now: Tick, class: Class) -> Curve {
+        hazards(&self.counts(now), self.typical_event).classes[usize::from(class.0)]
+    }
+
+    pub(super) fn overhead_bytes(&self) -> usize {
+        size_of::<Self>()
+            + self.cells.capacity() * size_of::<Cell>()
+            + size_of::<[Curve; SHAPES]>()
+            + self.index.capacity() * size_of::<f32>()
+            + (self.ranks.capacity() + self.cells_by_rank.capacity()) * size_of::<u16>()
+    }
+}
+
+impl Factor {
+    /// Multiplies by e to the power of `step`.
+    fn shift(&mut self, step: f64) {
+        let x = step.clamp(-LARGEST_STEP, LARGEST_STEP);
+        // The series to the fourth power: within a thousandth for the largest step, and a quarter of `exp`'s time.
+        let power = 1.0 + x * (1.0 + x * (0.5 + x * (1.0 / 6.0 + x / 24.0)));
+        self.value = (self.value * power).clamp(FACTOR_RANGE.0, FACTOR_RANGE.1);
+    }
+}

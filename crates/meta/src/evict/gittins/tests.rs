@@ -1,0 +1,209 @@
+use std::time::Duration;
+
+use slackwater_base::Instant;
+
+use super::Gittins;
+use crate::evict::{Evict, Link, RestoreError, Slot, Walk};
+
+const BYTES: u64 = 65_536;
+
+/// A policy and the slots of its blocks, where a block's slot has the block's number.
+struct World {
+    policy: Gittins,
+    resident: Vec<bool>,
+    kept: usize,
+    capacity: usize,
+    now: Instant,
+}
+
+impl World {
+    fn new(capacity: usize) -> Self {
+        let mut policy = Gittins::new();
+        policy.set_capacity(capacity as u64 * BYTES);
+        Self { policy, resident: vec![false; 1 << 20], kept: 0, capacity, now: Instant::ZERO }
+    }
+
+    /// Reads a chain and inserts what is missing; gives what was evicted for it, in order.
+    fn request(&mut self, blocks: &[u32]) -> Vec<u32> {
+        let link =
+            |block: u32, here: bool| Link { hash: block.into(), slot: here.then_some(Slot(block)), bytes: BYTES };
+        let links: Vec<Link> = blocks.iter().map(|&block| link(block, self.resident[block as usize])).collect();
+        let walk = Walk { now: self.now, links: &links, parent: None, position: 0, hint: None, output_tokens: None };
+        self.policy.read(&walk);
+        let found = links.iter().take_while(|link| link.slot.is_some()).count();
+        let rest: Vec<Link> = blocks[found..].iter().map(|&block| link(block, true)).collect();
+        if !rest.is_empty() {
+            let parent = found.checked_sub(1).map(|last| links[last].hash);
+            self.policy.insert(&Walk { links: &rest, parent, position: found as u32, ..walk });
+        }
+        for &block in &blocks[found..] {
+            self.resident[block as usize] = true;
+            self.kept += 1;
+        }
+        let mut gone = Vec::new();
+        while self.kept > self.capacity {
+            let victim = self.policy.victim(self.now).expect("nothing is parked");
+            self.policy.evicted(self.now, victim);
+            self.resident[victim.0 as usize] = false;
+            self.kept -= 1;
+            gone.push(victim.0);
+        }
+        if self.policy.next_deadline().is_some_and(|due| due <= self.now) {
+            self.policy.on_deadline(self.now);
+        }
+        gone
+    }
+
+    /// Traffic from which there is something to learn: ten chains that return every ten seconds, and one in between
+    /// that never does.
+    fn teach(&mut self, rounds: u32) {
+        for round in 0..rounds {
+            self.now += Duration::from_secs(1);
+            let base = (round % 10) * 10;
+            self.request(&(base..base + 10).collect::<Vec<_>>());
+            let base = 1_000 + round * 10;
+            self.request(&(base..base + 10).collect::<Vec<_>>());
+        }
+    }
+}
+
+#[test]
+fn what_never_returns_is_not_admitted_once_that_is_known() {
+    let mut world = World::new(100);
+    world.teach(600);
+    assert!((0..100).all(|block| world.resident[block]), "the returning chains are all kept");
+    let newcomer: Vec<u32> = (500..510).collect();
+    let gone = world.request(&newcomer);
+    assert_eq!(gone, newcomer.iter().rev().copied().collect::<Vec<_>>(), "the newcomer goes, leaf first");
+}
+
+#[test]
+fn the_root_outlives_the_leaf() {
+    let mut world = World::new(40);
+    for chain in 0..4u32 {
+        world.now += Duration::from_secs(1);
+        world.request(&(chain * 10..chain * 10 + 10).collect::<Vec<_>>());
+    }
+    world.now += Duration::from_secs(1);
+    let gone = world.request(&(100..115).collect::<Vec<_>>());
+    let expected: Vec<u32> = (0..10).rev().chain((15..20).rev()).collect();
+    assert_eq!(gone, expected, "the oldest chain from its leaf on, then the next");
+}
+
+#[test]
+fn read_and_insert_of_one_request_make_one_chain() {
+    let mut world = World::new(1_000);
+    world.request(&[1, 2, 3]);
+    world.now += Duration::from_secs(60);
+    // The continuation inserts later than it read; its ancestors are then as young as it is.
+    let links = [1, 2, 3].map(|block: u32| Link { hash: block.into(), slot: Some(Slot(block)), bytes: BYTES });
+    let walk = Walk { now: world.now, links: &links, parent: None, position: 0, hint: None, output_tokens: None };
+    world.policy.read(&walk);
+    let later = world.now + Duration::from_secs(30);
+    let rest = [Link { hash: 4, slot: Some(Slot(4)), bytes: BYTES }];
+    world.policy.insert(&Walk { now: later, links: &rest, parent: Some(3), position: 3, ..walk });
+    assert_eq!(world.policy.victim(later), Some(Slot(4)), "the leaf goes first");
+    for slot in 1..4 {
+        let standing = world.policy.standing(later, Slot(slot)).unwrap();
+        assert_eq!(standing.age, Duration::ZERO, "{slot}");
+    }
+}
+
+#[test]
+fn a_restart_keeps_what_was_learned() {
+    let mut world = World::new(100);
+    world.teach(600);
+    let saved = world.policy.save();
+    assert!((30_000..64_000).contains(&saved.len()), "{} bytes", saved.len());
+
+    let mut restarted = World::new(100);
+    restarted.now = world.now;
+    assert_eq!(restarted.policy.restore(&saved), Ok(()));
+    assert_eq!(restarted.policy.save(), saved);
+    for round in 0..10 {
+        restarted.now += Duration::from_secs(1);
+        restarted.request(&(round * 10..round * 10 + 10).collect::<Vec<_>>());
+    }
+    for round in 0..10 {
+        restarted.now += Duration::from_secs(1);
+        restarted.request(&(round * 10..round * 10 + 10).collect::<Vec<_>>());
+    }
+    let newcomer: Vec<u32> = (500..510).collect();
+    let gone = restarted.request(&newcomer);
+    assert!(gone.iter().all(|block| newcomer.contains(block)), "bypassed from the start: {gone:?}");
+}
+
+#[test]
+fn damaged_tables_leave_a_fresh_policy() {
+    let mut world = World::new(100);
+    world.teach(100);
+    let mut saved = world.policy.save();
+    let middle = saved.len() / 2;
+    saved[middle] ^= 0x10;
+    let mut policy = Gittins::new();
+    let fresh = policy.save();
+    assert_eq!(policy.restore(&saved), Err(RestoreError::Damaged));
+    assert_eq!(policy.save(), fresh);
+}
+
+#[test]
+fn a_full_segment_keeps_what_outlives_its_lowest() {
+    let mut world = World::new(100);
+    let link = |hash: u64| Link { hash, slot: None, bytes: BYTES };
+    assert!(world.policy.would_keep(world.now, link(1)), "an empty one keeps everything");
+    world.teach(600);
+    assert!(!world.policy.would_keep(world.now, link(999_999)), "new blocks are known never to return");
+    let standing = world.policy.standing(world.now, Slot(5)).expect("resident");
+    assert!(world.policy.would_keep_as(world.now, link(999_999), standing), "as good as what is kept");
+    assert_eq!(world.policy.standing(world.now, Slot(1 << 19)), None);
+}
+
+#[test]
+fn large_blocks_go_before_small_ones_of_their_kind() {
+    let mut policy = Gittins::new();
+    for (at, bytes) in [(0u32, BYTES), (1, 64 * BYTES), (2, BYTES)] {
+        let links = [Link { hash: at.into(), slot: Some(Slot(at)), bytes }];
+        policy.insert(&Walk {
+            now: Instant::ZERO,
+            links: &links,
+            parent: None,
+            position: 0,
+            hint: None,
+            output_tokens: None,
+        });
+    }
+    assert_eq!(policy.victim(Instant::ZERO), Some(Slot(1)));
+}
+
+#[test]
+fn an_explanation_tells_what_was_learned() {
+    let mut world = World::new(100);
+    world.teach(600);
+    let returning = world.policy.explain(world.now, Slot(5)).expect("resident");
+    assert!(returning.reuses > 10);
+    assert!(returning.index > 0.0 && returning.index >= returning.lowest_index);
+    let within_a_minute = returning.returns[1];
+    assert_eq!(within_a_minute.within, Duration::from_secs(60));
+    assert!(within_a_minute.chance > 0.8, "it returns every ten seconds: {returning}");
+    assert!(returning.returns.windows(2).all(|pair| pair[0].chance <= pair[1].chance));
+    assert!(returning.to_string().starts_with("kept: reused "), "{returning}");
+}
+
+/// After a long pause one call moves a bounded number of segments; the rest follow, and nothing is lost.
+#[test]
+fn a_long_pause_is_caught_up_in_steps() {
+    let mut world = World::new(4_000);
+    for block in 0..2_000 {
+        world.now += Duration::from_millis(10);
+        world.request(&[block]);
+    }
+    world.now += Duration::from_secs(7200);
+    world.request(&[5_000]);
+    assert!(world.policy.behind);
+    for block in 5_001..5_400 {
+        world.request(&[block]);
+    }
+    assert!(!world.policy.behind);
+    let victim = world.policy.victim(world.now).expect("nothing is parked");
+    assert!(victim.0 < 2_000, "{victim:?} goes before those that waited two hours");
+}

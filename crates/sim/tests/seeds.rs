@@ -1,0 +1,131 @@
+//! Thousands of clusters, each with its own shape, load and faults: every invariant must hold in all of them.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use slackwater_sim::check::Violation;
+use slackwater_sim::engine::Seed;
+use slackwater_sim::plan::Plan;
+use slackwater_sim::run::{run_seed, shrink};
+
+const SEEDS: u64 = 2000;
+const JOBS: usize = 2;
+/// Runs that a failure may cost in being made smaller.
+const TRIES: u32 = 300;
+
+#[test]
+fn every_invariant_holds_for_every_seed() {
+    let (next, failures) = (AtomicU64::new(0), Mutex::new(Vec::new()));
+    std::thread::scope(|scope| {
+        for _ in 0..JOBS {
+            scope.spawn(|| {
+                loop {
+                    let seed = next.fetch_add(1, Ordering::Relaxed);
+                    if seed >= SEEDS {
+                        break;
+                    }
+                    if let Some((_, violation)) = run_seed(seed, None).violation {
+                        failures.lock().unwrap().push((seed, violation));
+                    }
+                }
+            });
+        }
+    });
+    let mut failures = failures.into_inner().unwrap();
+    failures.sort_by_key(|(seed, _)| *seed);
+    assert!(failures.is_empty(), "{}", report(&failures));
+}
+
+/// What anybody needs to see a failure again, and the smallest run found that still shows the first.
+fn report(failures: &[(u64, Violation)]) -> String {
+    let mut text = format!("{} of {SEEDS} seeds failed\n", failures.len());
+    for (seed, violation) in failures.iter().take(20) {
+        text += &format!("seed {seed}: {violation}\n");
+        text += &format!("    cargo run -p slackwater-sim --profile sim -- --seed {seed} --trace\n");
+    }
+    if let Some((seed, violation)) = failures.first() {
+        let plan = Plan::of(Seed(*seed));
+        let least = shrink(&plan, None, violation.invariant, TRIES);
+        text += &format!(
+            "seed {seed} still fails with {} of {} faults and {} of {} operations (--shrink shows them):\n{:#?}\n{:#?}",
+            least.faults.len(),
+            plan.faults.len(),
+            least.operations(),
+            plan.operations(),
+            least.faults,
+            least.options,
+        );
+    }
+    text
+}
+
+#[test]
+fn the_same_seed_does_the_same_things_twice() {
+    for seed in 0..20 {
+        let (first, second) = (run_seed(seed, None), run_seed(seed, None));
+        assert_eq!(first.trace_hash, second.trace_hash, "seed {seed}");
+        assert!(first.stats.lines > 100, "seed {seed} did nothing: {:?}", first.stats);
+        assert_ne!(first.trace_hash, run_seed(seed + 1, None).trace_hash, "seeds {seed} and its neighbour are one");
+    }
+}
+
+/// The seeds together must have met what they are there for; a run in which nothing happens proves nothing.
+#[test]
+fn the_seeds_meet_every_part_of_the_system() {
+    let mut met = Met::default();
+    for seed in 0..150 {
+        met.add(&run_seed(seed, None).stats);
+    }
+    let Met {
+        hits,
+        disk_hits,
+        misses,
+        unknown,
+        cut_off,
+        restarts,
+        torn,
+        errors,
+        promoted,
+        offloaded,
+        evicted,
+        announced,
+    } = met;
+    let all =
+        [hits, disk_hits, misses, unknown, cut_off, restarts, torn, errors, promoted, offloaded, evicted, announced];
+    assert!(all.iter().all(|count| *count > 20), "{all:?}");
+}
+
+#[derive(Default)]
+struct Met {
+    hits: u64,
+    disk_hits: u64,
+    misses: u64,
+    unknown: u64,
+    cut_off: u64,
+    restarts: u64,
+    torn: u64,
+    errors: u64,
+    promoted: u64,
+    offloaded: u64,
+    evicted: u64,
+    announced: u64,
+}
+
+impl Met {
+    fn add(&mut self, stats: &slackwater_sim::world::Stats) {
+        self.hits += stats.tally.hits;
+        self.disk_hits += stats.tally.disk_hits;
+        self.misses += stats.tally.misses;
+        self.unknown += stats.tally.unknown;
+        self.cut_off += stats.tally.cut_off;
+        self.restarts += stats.master_lives + stats.node_lives;
+        self.torn += stats.disk.torn;
+        self.errors += stats.disk.errors;
+        if let Some(master) = &stats.master {
+            self.promoted += master.promotion.completed;
+            self.offloaded += master.offload.completed;
+            self.evicted += master.evictions;
+            self.announced += master.records_announced;
+        }
+    }
+}

@@ -36,8 +36,6 @@ pub enum Planted {
     ReadWithoutChecksum,
     /// A new master does not begin above the versions that the logs remember.
     VersionsBeginAgain,
-    /// Recovery tells of what it found without making it durable first.
-    RecoveryWithoutSync,
 }
 
 impl Planted {
@@ -58,7 +56,6 @@ impl Planted {
         Self::TenantsShareKeys,
         Self::ReadWithoutChecksum,
         Self::VersionsBeginAgain,
-        Self::RecoveryWithoutSync,
     ];
 }
 

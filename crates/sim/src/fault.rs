@@ -163,6 +163,7 @@ impl Atlas {
                 Planned { at, fault: draw(rng, cluster) }
             })
             .collect();
+        planned.extend(aftershocks(rng, &planned));
         planned.sort_by_key(|planned| planned.at);
         planned
     }
@@ -175,6 +176,22 @@ fn crash(rng: &mut Rng, cluster: Extent) -> Fault {
     }
     let how = if rng.chance(0.5) { Crash::Power } else { Crash::Process };
     Fault::Crash { process: process(rng, cluster), how, down }
+}
+
+/// Some nodes whose process was killed lose power soon after they are back: what the first life left in the cache of
+/// the device, and the second read from there, is gone in the third.
+fn aftershocks(rng: &mut Rng, planned: &[Planned]) -> Vec<Planned> {
+    let mut more = Vec::new();
+    for Planned { at, fault } in planned {
+        if let Fault::Crash { process: process @ Process::Node(_), how: Crash::Process, down } = fault
+            && rng.chance(0.5)
+        {
+            let at = *at + *down + span(rng, Duration::from_millis(2), Duration::from_millis(120));
+            let down = span(rng, Duration::from_millis(1), Duration::from_millis(200));
+            more.push(Planned { at, fault: Fault::Crash { process: *process, how: Crash::Power, down } });
+        }
+    }
+    more
 }
 
 fn replace_disk(rng: &mut Rng, cluster: Extent) -> Fault {

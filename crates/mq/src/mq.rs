@@ -472,7 +472,8 @@ impl Mq {
     }
 
     /// Links and requests there are now.
-    pub(crate) fn inspect(&self) -> Inspection {
+    fn inspect(&self) -> Inspection {
+        assert!(!is_inside_a_loop(), "a handler that runs inline must not wait for what its loop counts");
         let mut all = Inspection::default();
         for looping in self.0.loops.load().iter() {
             let (answer, answered) = channel();
@@ -490,12 +491,18 @@ impl Mq {
     }
 
     /// Links that are up.
+    ///
+    /// # Panics
+    /// When called by a handler that runs inline.
     #[must_use]
     pub fn links_up(&self) -> usize {
         self.inspect().up
     }
 
     /// Everything that is kept for peers: links in any state, pending requests, connections, queued messages, timers.
+    ///
+    /// # Panics
+    /// When called by a handler that runs inline.
     #[must_use]
     pub fn books(&self) -> [usize; 5] {
         let Inspection { peers, pending, connections, queued, timers, .. } = self.inspect();

@@ -1,169 +1,28 @@
 use std::collections::BTreeSet;
-use std::net::SocketAddr;
-use std::ops::Deref;
+use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::mpsc::{Receiver, channel};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use slackwater_base::Instant;
-use slackwater_net::is_inside_a_loop;
-use slackwater_net::{Connect, Counters, Endpoint, Limits as NetLimits, Listen, Loop, Net, NetError, UnixAccess};
-use slackwater_zmtp::{KeyPair, LinkConfig, Mechanism, PublicKey, SecretKey, Side, SocketType};
-use thiserror::Error;
+use slackwater_net::{Connect, Counters, Endpoint, Listen, Net, NetError, is_inside_a_loop};
+use slackwater_zmtp::{LinkConfig, Mechanism, PublicKey, Side, SocketType};
 
 use crate::deliver::{SendError, SendOptions, Sending};
 use crate::frames::{self, PROPERTY, TAG_BYTES};
 use crate::hub::{ConnectionId, Hub, LinkId, Opened};
-use crate::jobs::Jobs;
-use crate::options::StartError;
-use crate::registry::Builder;
 use crate::request::{Answer, RequestError, RequestOptions, Slot, Waiter};
-use crate::shard::{Inspection, Listening, Opening, Order, Purpose, Shard, StreamSetup};
+use crate::shard::{Inspection, Listening, Opening, Order, Purpose, StreamSetup};
 use crate::stream::{Published, Publisher, StreamOptions};
-use crate::tagged::{Started, TaggedThread};
 use crate::timer::{Ticking, Timer, TimerOptions};
-use crate::{Address, AddressError, Admission, Batch, BatchError, JobOutcome, Level, Metrics, Route, RunOn};
+use crate::{
+    Address, AddressError, Batch, BatchError, ConnectError, ConnectOptions, JobOutcome, Level, ListenError,
+    ListenOptions, Metrics, NodeError, Route, RunOn,
+};
 
 /// A handle to a message layer, good on any thread.
 #[derive(Clone)]
 pub struct Mq(pub(crate) Arc<Hub>);
-
-/// A message layer that stops when this is dropped.
-pub struct Running {
-    mq: Mq,
-    tagged: Mutex<Vec<Started>>,
-}
-
-/// How to listen.
-#[derive(Clone)]
-pub struct ListenOptions {
-    /// Who may come in.
-    pub admission: Admission,
-    /// Whether links are encrypted with this side's keys.
-    pub encrypted: bool,
-    /// Who may use a Unix socket.
-    pub access: UnixAccess,
-}
-
-/// Why this side does not listen.
-#[derive(Debug, Error)]
-pub enum ListenError {
-    /// The address is taken or not ours.
-    #[error(transparent)]
-    Net(#[from] NetError),
-    /// The message layer has been stopped.
-    #[error("the message layer is stopped")]
-    Stopped,
-    /// It was asked for from inside a loop, which would wait for itself.
-    #[error("a handler that runs inline must not listen")]
-    InsideLoop,
-}
-
-/// How to connect.
-#[derive(Clone, Debug)]
-pub struct ConnectOptions {
-    /// What the other side may call here.
-    pub level: Level,
-    /// How long it may take; the option of the message layer when none.
-    pub timeout: Option<Duration>,
-    /// Silence after which the link is closed; links by address stay when none.
-    pub keep_alive: Option<Duration>,
-    /// Whether the peer must answer HI with HELLO before the link counts as connected. Plain ZeroMQ peers do not.
-    pub probe: bool,
-    /// Whether no routing id is announced; the option of the message layer when none.
-    pub ephemeral_id: Option<bool>,
-    /// Local address, for more links than one address has ports.
-    pub from: Option<SocketAddr>,
-}
-
-impl Default for ConnectOptions {
-    fn default() -> Self {
-        Self { level: Level::None, timeout: None, keep_alive: None, probe: true, ephemeral_id: None, from: None }
-    }
-}
-
-/// Why there is no link.
-#[derive(Debug, Error)]
-pub enum ConnectError {
-    /// The address leads nowhere.
-    #[error(transparent)]
-    Address(#[from] AddressError),
-    /// The peer did not answer, or refused.
-    #[error("{address}: {reason}")]
-    Failed {
-        /// Which peer.
-        address: Address,
-        /// Why.
-        reason: String,
-    },
-    /// It was asked for from inside a loop, which would wait for itself.
-    #[error("a handler that runs inline must not wait for a connection")]
-    InsideLoop,
-}
-
-/// Why there is no link to a node.
-#[derive(Debug, Error)]
-pub enum NodeError {
-    /// The key is no active node's.
-    #[error("{0} is no active node")]
-    NotANode(PublicKey),
-    /// Neither the hint nor the look-up knows where it is.
-    #[error("nobody knows where {0} is")]
-    NoAddress(PublicKey),
-    /// Its address leads nowhere.
-    #[error(transparent)]
-    Address(#[from] AddressError),
-}
-
-impl Builder {
-    /// Adds a thread of its own name; `start` runs first on it.
-    pub fn tagged_thread(&mut self, name: &str, start: impl FnOnce() + Send + 'static) -> TaggedThread {
-        let (planned, handle) = TaggedThread::plan(name, Box::new(start));
-        self.tagged.push(planned);
-        handle
-    }
-
-    /// Starts loops and threads.
-    ///
-    /// # Errors
-    /// When a node has no keys, or the operating system gives no threads, descriptors or randomness.
-    pub fn start(mut self) -> Result<Running, StartError> {
-        if self.options.is_node && self.options.keys.is_none() {
-            return Err(StartError::NodeWithoutKeys);
-        }
-        let keys = match self.options.keys.clone() {
-            Some(keys) => keys,
-            None => new_keys().map_err(StartError::Randomness)?,
-        };
-        let metrics = Arc::new(Metrics::default());
-        let queueing: Vec<_> = self.registry.categories.iter().map(|(_, category)| category.queueing).collect();
-        let jobs = Jobs::new(self.options.workers, &queueing, Arc::clone(&metrics));
-        let planned = std::mem::take(&mut self.tagged);
-        let hub = Arc::new(Hub::new(self, keys, jobs, Arc::clone(&metrics)));
-        let options = &hub.options;
-        let limits = NetLimits {
-            connections: options.connections,
-            pre_auth: options.pre_auth,
-            write_stall: options.write_stall,
-            liveness: options.liveness,
-            ..NetLimits::default()
-        };
-        let mut loops = Vec::new();
-        for number in 0..options.loops.max(1) as u16 {
-            let shard = Shard::new(Arc::clone(&hub), number).map_err(StartError::Randomness)?;
-            loops.push(Loop::start(&format!("mq-loop-{number}"), hub.clock, limits, shard)?);
-        }
-        hub.loops.store(Arc::new(loops));
-        let running = Running { mq: Mq(hub), tagged: Mutex::default() };
-        for thread in planned {
-            let started = thread.start(Arc::clone(&metrics));
-            let started = started.map_err(|(name, error)| StartError::Thread { name, error })?;
-            running.tagged.lock().unwrap_or_else(PoisonError::into_inner).push(started);
-        }
-        Ok(running)
-    }
-}
 
 impl Mq {
     /// This side's public key.
@@ -473,6 +332,7 @@ impl Mq {
 
     /// Links and requests there are now.
     pub(crate) fn inspect(&self) -> Inspection {
+        assert!(!is_inside_a_loop(), "a handler that runs inline must not wait for what its loop counts");
         let mut all = Inspection::default();
         for looping in self.0.loops.load().iter() {
             let (answer, answered) = channel();
@@ -490,12 +350,18 @@ impl Mq {
     }
 
     /// Links that are up.
+    ///
+    /// # Panics
+    /// When called by a handler that runs inline.
     #[must_use]
     pub fn links_up(&self) -> usize {
         self.inspect().up
     }
 
     /// Everything that is kept for peers: links in any state, pending requests, connections, queued messages, timers.
+    ///
+    /// # Panics
+    /// When called by a handler that runs inline.
     #[must_use]
     pub fn books(&self) -> [usize; 5] {
         let Inspection { peers, pending, connections, queued, timers, .. } = self.inspect();
@@ -661,52 +527,4 @@ impl Mq {
         }
         link.map(|link| link.shard)
     }
-}
-
-impl Running {
-    /// A handle that outlives nothing: after the stop it sends to nobody.
-    #[must_use]
-    pub fn handle(&self) -> Mq {
-        self.mq.clone()
-    }
-
-    /// Stops: what runs finishes, what is queued is dropped, links close after writing what they hold.
-    pub fn stop(&self) {
-        let hub = &self.mq.0;
-        hub.jobs.stop();
-        let linger = hub.options.linger;
-        hub.order_all(|| Order::Shutdown { linger });
-        let until = hub.clock.now() + linger;
-        let mut waited = Duration::from_micros(50);
-        // Lingering connections say when they are done only by going away.
-        while self.mq.inspect().connections > 0 && hub.clock.now() < until {
-            std::thread::sleep(waited);
-            waited = (waited * 2).min(Duration::from_millis(20));
-        }
-        let loops = hub.loops.swap(Arc::default());
-        loops.iter().for_each(Loop::stop);
-        let tagged = std::mem::take(&mut *self.tagged.lock().unwrap_or_else(PoisonError::into_inner));
-        tagged.into_iter().for_each(Started::stop);
-    }
-}
-
-impl Deref for Running {
-    type Target = Mq;
-
-    fn deref(&self) -> &Mq {
-        &self.mq
-    }
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        self.stop();
-    }
-}
-
-/// Fresh keys.
-pub(crate) fn new_keys() -> Result<KeyPair, getrandom::Error> {
-    let mut secret = zeroize::Zeroizing::new([0; 32]);
-    getrandom::fill(secret.as_mut_slice())?;
-    Ok(KeyPair::of(SecretKey::from_bytes(*secret)))
 }

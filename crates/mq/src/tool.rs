@@ -10,7 +10,7 @@ use slackwater_net::{Completion, Endpoint, UnixAccess};
 use slackwater_zmtp::{KeyPair, KeyTextError, PublicKey};
 use thiserror::Error;
 
-use crate::mq::new_keys;
+use crate::start::new_keys;
 use crate::{
     Address, AddressError, Admission, AllowList, AllowListError, Builder, Call, Category, ConnectError, ConnectOptions,
     Gap, KeyFileError, Level, ListenError, ListenOptions, Options, RegistryError, RequestError, RequestOptions,

@@ -28,8 +28,21 @@ fn junk_is_closed_and_counted_while_good_clients_work() {
     let address = listen(&server, &everybody(true));
     let client = client(2);
     let to = connect(&client, &address);
+    let mut greeting = [0u8; 64];
+    (greeting[0], greeting[9], greeting[10], greeting[11]) = (0xff, 0x7f, 3, 1);
+    greeting[12..17].copy_from_slice(b"CURVE");
+    let huge = [&greeting[..], b"\x06\xff\xff\xff\xff\xff\xff\xff\xff"].concat();
+    let hello = [&greeting[..], b"\x04\xc8\x05HELLO\x01\x00", &[7; 192]].concat();
+    let attacks: [&[u8]; 5] = [b"GET / HTTP/1.1\r\n\r\n", &[0xff; 300], &huge, &hello, &greeting[..30]];
+    let attack = |bytes: &[u8]| {
+        let mut stream = TcpStream::connect(socket_of(&address)).unwrap();
+        // The server may close while this is still writing.
+        let _ = stream.write_all(bytes);
+        stream
+    };
+    // One of each kind stays until it is counted; many more come and go while the good client works.
+    let held: Vec<TcpStream> = attacks.iter().map(|bytes| attack(bytes)).collect();
     let done = AtomicBool::new(false);
-    let mut silent = Vec::new();
     std::thread::scope(|scope| {
         scope.spawn(|| {
             for number in 0..300u32 {
@@ -38,22 +51,10 @@ fn junk_is_closed_and_counted_while_good_clients_work() {
             }
             done.store(true, Ordering::Relaxed);
         });
-        let mut greeting = [0u8; 64];
-        (greeting[0], greeting[9], greeting[10], greeting[11]) = (0xff, 0x7f, 3, 1);
-        greeting[12..17].copy_from_slice(b"CURVE");
-        let huge = [&greeting[..], b"\x06\xff\xff\xff\xff\xff\xff\xff\xff"].concat();
-        let hello = [&greeting[..], b"\x04\xc8\x05HELLO\x01\x00", &[7; 192]].concat();
-        let attacks: [&[u8]; 5] = [b"GET / HTTP/1.1\r\n\r\n", &[0xff; 300], &huge, &hello, &greeting[..30]];
-        while !done.load(Ordering::Relaxed) || silent.len() < 50 {
-            let mut stream = TcpStream::connect(socket_of(&address)).unwrap();
-            // The server may close while this is still writing.
-            let _ = stream.write_all(attacks[silent.len() % attacks.len()]);
-            silent.push(stream);
-            if silent.len() >= 50 && done.load(Ordering::Relaxed) {
+        for bytes in attacks.iter().cycle() {
+            drop(attack(bytes));
+            if done.load(Ordering::Relaxed) {
                 break;
-            }
-            if silent.len() == 60 {
-                silent.drain(..30);
             }
         }
     });
@@ -64,7 +65,7 @@ fn junk_is_closed_and_counted_while_good_clients_work() {
             && caused("box_closed") > 0
             && caused("handshake_timeout") > 0
     });
-    drop(silent);
+    drop(held);
     until("only the good link is left", || server.books()[0] == 1);
 }
 

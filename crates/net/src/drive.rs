@@ -197,7 +197,8 @@ impl<P: Protocol> Shared<P> {
 
     /// Runs `work` on the core, then everything in the inbox, and wakes the poller if it would sleep too long.
     fn inside(&self, core: &mut Core<P>, work: impl FnOnce(&mut Core<P>)) {
-        INSIDE.set(true);
+        // One loop may give another a command while it is itself at work.
+        let outer = INSIDE.replace(true);
         work(core);
         loop {
             let commands = std::mem::take(&mut *lock(&self.inbox));
@@ -209,7 +210,7 @@ impl<P: Protocol> Shared<P> {
             }
             core.net.settle(&mut core.protocol);
         }
-        INSIDE.set(false);
+        INSIDE.set(outer);
         if core.net.next_turn() < core.sleeps_until {
             core.sleeps_until = Instant::ZERO;
             self.counters.wakes.add(1);

@@ -1,183 +1,19 @@
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use mio::{Registry, Token};
 use slab::Slab;
 use slackwater_base::Instant;
-use thiserror::Error;
 
 use crate::limiter::{Admission, Limiter};
 use crate::outbox::{GATHER, Outbox, Spare};
 use crate::socket::{Listener, Stream, check_free};
 use crate::wheel::Wheel;
-use crate::{Clock, Counters, Endpoint, PreAuthLimits, Source, TcpLiveness, TimerId, UnixAccess};
-
-/// What a loop drives: a state machine that takes events and acts through [`Net`]. It must not block.
-pub trait Protocol: Send + 'static {
-    /// What other threads ask of it.
-    type Command: Send;
-
-    /// Takes one event.
-    fn handle(&mut self, net: &mut Net, event: Event<'_, Self::Command>);
-}
-
-/// What happens to a [`Protocol`].
-#[derive(Debug)]
-pub enum Event<'a, C> {
-    /// A listener took a connection in.
-    Accepted {
-        /// The new connection. It counts as unproven until [`Net::proven`].
-        conn: ConnId,
-        /// Which listener.
-        listener: ListenerId,
-        /// From whom.
-        source: &'a Source,
-    },
-    /// An outgoing connection stands.
-    Connected {
-        /// Which.
-        conn: ConnId,
-    },
-    /// Bytes came.
-    Bytes {
-        /// On which connection.
-        conn: ConnId,
-        /// At least one byte.
-        bytes: &'a [u8],
-    },
-    /// The outbox of a connection has come down to the low mark, as asked by [`Net::call_when_drained`].
-    Drained {
-        /// Of which connection.
-        conn: ConnId,
-    },
-    /// A connection is over; its id is dead. Not told for connections that [`Net::abort`] ended.
-    Closed {
-        /// Which.
-        conn: ConnId,
-        /// Why.
-        end: End,
-    },
-    /// A timer set by [`Net::set_timer`] fired.
-    Timer {
-        /// What it was set with.
-        token: u64,
-    },
-    /// Another thread asks something.
-    Command(C),
-}
-
-/// Why a connection ended.
-#[derive(Debug, Error)]
-pub enum End {
-    /// It could not be made.
-    #[error("connect: {0}")]
-    ConnectFailed(io::Error),
-    /// It was not made in time.
-    #[error("connect: not answered in time")]
-    ConnectTimeout,
-    /// The peer ended it.
-    #[error("closed by the peer")]
-    Eof,
-    /// The kernel ended it.
-    #[error("{0}")]
-    Failed(io::Error),
-    /// The peer did not read for too long.
-    #[error("the peer reads nothing")]
-    Stalled,
-    /// This side closed it, and what was queued is written or its time is over.
-    #[error("closed by this side")]
-    Local,
-}
-
-/// Why an operation on a loop did nothing.
-#[derive(Debug, Error)]
-pub enum NetError {
-    /// The connection is gone.
-    #[error("the connection is gone")]
-    Gone,
-    /// The process has no descriptor left.
-    #[error("no file descriptor left")]
-    NoDescriptors,
-    /// The kernel refused.
-    #[error("{endpoint}: {error}")]
-    System {
-        /// Where to.
-        endpoint: Endpoint,
-        /// Why.
-        error: io::Error,
-    },
-}
-
-/// A connection of one loop; ids of ended connections are never used again.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct ConnId {
-    index: u32,
-    generation: u32,
-}
-
-impl ConnId {
-    /// The place in a table of all connections of the loop; reused once the connection has ended.
-    #[must_use]
-    pub const fn index(self) -> usize {
-        self.index as usize
-    }
-}
-
-/// A listener of one loop.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct ListenerId(u32);
-
-/// How to open a connection.
-#[derive(Clone, Debug)]
-pub struct Connect {
-    /// Where to.
-    pub endpoint: Endpoint,
-    /// Give up after this long.
-    pub timeout: Duration,
-    /// Local address, for more links than one address has ports.
-    pub from: Option<SocketAddr>,
-}
-
-/// How to open a listener.
-#[derive(Clone, Debug)]
-pub struct Listen {
-    /// Where.
-    pub endpoint: Endpoint,
-    /// Whether listeners of other loops share this port (TCP only).
-    pub shared: bool,
-    /// Who may use a Unix socket.
-    pub access: UnixAccess,
-}
-
-/// Bounds of one loop.
-#[derive(Clone, Copy, Debug)]
-pub struct Limits {
-    /// Connections, accepted and opened.
-    pub connections: usize,
-    /// Strangers.
-    pub pre_auth: PreAuthLimits,
-    /// A connection whose peer takes nothing for this long is closed.
-    pub write_stall: Duration,
-    /// [`Event::Drained`] comes when the outbox is at or below this many bytes.
-    pub low_mark_bytes: usize,
-    /// TCP probes.
-    pub liveness: TcpLiveness,
-}
-
-impl Default for Limits {
-    fn default() -> Self {
-        Self {
-            connections: 65_536,
-            pre_auth: PreAuthLimits::default(),
-            write_stall: Duration::from_secs(30),
-            low_mark_bytes: 64 << 10,
-            liveness: TcpLiveness::default(),
-        }
-    }
-}
+use crate::{
+    Clock, ConnId, Connect, Counters, End, Endpoint, Event, Limits, Listen, ListenerId, NetError, Protocol, TimerId,
+};
 
 /// The connections, listeners and timers of one loop, as its protocol sees them.
 pub struct Net {

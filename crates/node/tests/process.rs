@@ -16,6 +16,7 @@ use slackwater_wire::{Durability, PutMode, Tenant};
 
 const TESTS: [(&str, fn()); 3] = [
     ("a_store_killed_at_any_moment_keeps_what_it_acknowledged", killed_at_any_moment),
+    ("a_log_of_more_files_than_descriptors_loses_nothing", more_files_than_descriptors),
     ("memory_stays_within_what_is_configured_and_a_constant", memory_is_bounded),
     ("a_full_disk_costs_the_ssd_tier_and_nothing_else_until_there_is_room", disk_is_full),
 ];
@@ -24,6 +25,7 @@ fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     match arguments.first().map(String::as_str) {
         Some("--writer") => return writer(Path::new(&arguments[1]), arguments[2].parse().unwrap()),
+        Some("--thrifty") => return thrifty(Path::new(&arguments[1])),
         Some("--hog") => return hog(Path::new(&arguments[1])),
         Some("--small") => return small(Path::new(&arguments[1])),
         _ => {}
@@ -55,6 +57,45 @@ fn config(directory: &Path) -> Config {
         dir: Some(directory.to_owned()),
         flush_delay: Duration::from_millis(2),
         ..Config::default()
+    }
+}
+
+/// Every file of the log kept its descriptor for ever. Past the limit reads failed, the store took that for lost bytes,
+/// and the next opener for empty files.
+fn more_files_than_descriptors() {
+    let root = tempfile::tempdir().unwrap();
+    let status = again("--thrifty", &[root.path().to_str().unwrap()]).wait().unwrap();
+    assert!(status.success(), "{status}");
+}
+
+/// Descriptors of the thrifty process: enough for the store's rings and half of what its log would take.
+const FEW_FILES: u64 = 48;
+
+fn thrifty(directory: &Path) {
+    use rustix::process::{Resource, Rlimit, setrlimit};
+    setrlimit(Resource::Nofile, Rlimit { current: Some(FEW_FILES), maximum: Some(FEW_FILES) }).unwrap();
+    let settings = || Config { ssd: ByteSize::mib(128), file_bytes: ByteSize::mib(1), ..config(directory) };
+    let keys: Vec<String> = (0..300).map(|number| format!("key {number}")).collect();
+    let value = |key: &str| {
+        let mut bytes = vec![0; 256 << 10];
+        Rng::new(hash64(key.as_bytes())).fill(&mut bytes);
+        bytes
+    };
+    let store = Store::open(settings()).unwrap();
+    let options = PutOptions { durability: Durability::Disk, ..PutOptions::default() };
+    for key in &keys {
+        store.put(key.as_bytes(), &value(key), &options).unwrap();
+    }
+    store.close().unwrap();
+    let files = std::fs::read_dir(directory).unwrap().count() as u64;
+    assert!(files > FEW_FILES, "{files} files");
+    for _ in 0..2 {
+        let store = Store::open(settings()).unwrap();
+        for key in &keys {
+            let got = store.get(key.as_bytes(), &GetOptions::default()).unwrap();
+            assert!(got.is_some_and(|got| got == value(key)), "{key} is gone");
+        }
+        store.close().unwrap();
     }
 }
 

@@ -39,7 +39,7 @@ pub struct LogConfig {
     pub segment: SegmentId,
     /// Bytes of all its files together.
     pub capacity: u64,
-    /// Length of a file, when the capacity holds enough of them; see [`LogConfig::file_bytes_used`].
+    /// Length of a file, when the capacity holds enough of them and not too many; see [`LogConfig::file_bytes_used`].
     pub file_bytes: u64,
     /// Payload at which a batch is written without waiting for more.
     pub batch_bytes: u64,
@@ -84,11 +84,13 @@ impl LogConfig {
         }
     }
 
-    /// Length of a new file: a small log has smaller files, so that the ones kept free for reclaim cost little of it.
+    /// Length of a new file: a small log has smaller files, so that the ones kept free for reclaim cost little of it,
+    /// and a large one has larger files, up to 1 GiB, so that there are some hundreds and not thousands to open.
     #[must_use]
     pub fn file_bytes_used(&self) -> u64 {
         let fair = (self.capacity / FILES_MIN).max(FILE_BYTES_MIN);
-        let bytes = self.file_bytes.min(fair);
+        let few = (self.capacity / FILES_MAX).min(FILE_BYTES_MAX);
+        let bytes = self.file_bytes.max(few).min(fair);
         (bytes - bytes % BLOCK_BYTES).max(8 * BLOCK_BYTES)
     }
 
@@ -97,4 +99,20 @@ impl LogConfig {
 }
 
 const FILES_MIN: u64 = 32;
+const FILES_MAX: u64 = 512;
+const FILE_BYTES_MAX: u64 = 1 << 30;
 const FILE_BYTES_MIN: u64 = 1 << 20;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_log_has_neither_too_few_files_nor_thousands() {
+        let files = |capacity: ByteSize| capacity.0 / LogConfig::new(SegmentId(1), capacity).file_bytes_used();
+        assert_eq!(files(ByteSize::mib(64)), 32);
+        assert_eq!(files(ByteSize::gib(16)), 256);
+        assert_eq!(files(ByteSize::gib(200)), 512);
+        assert_eq!(LogConfig::new(SegmentId(1), ByteSize::gib(4096)).file_bytes_used(), FILE_BYTES_MAX);
+    }
+}

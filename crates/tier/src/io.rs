@@ -139,3 +139,11 @@ pub enum DiskError {
         errno: i32,
     },
 }
+
+impl DiskError {
+    /// Whether it tells nothing of the file or the device: the same operation may succeed a moment later.
+    #[must_use]
+    pub fn is_passing(self) -> bool {
+        matches!(self, DiskError::Resources { .. })
+    }
+}

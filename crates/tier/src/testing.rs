@@ -45,6 +45,7 @@ pub struct MemDisk {
     read_only: bool,
     fail_at: BTreeMap<u64, DiskError>,
     fail_writing_at: Option<(u64, DiskError)>,
+    fail_read_at: Option<(u64, DiskError)>,
     unreadable: BTreeSet<(FileId, u64)>,
     refusing: BTreeMap<FileId, DiskError>,
     completed: u64,
@@ -90,6 +91,7 @@ impl MemDisk {
             read_only: false,
             fail_at: BTreeMap::new(),
             fail_writing_at: None,
+            fail_read_at: None,
             unreadable: BTreeSet::new(),
             refusing: BTreeMap::new(),
             completed: 0,
@@ -122,7 +124,18 @@ impl MemDisk {
         self.fail_writing_at = Some((nth, error));
     }
 
-    /// Whether that failure is yet to come.
+    /// Lets the first read that ends as number `nth` or later fail.
+    pub fn fail_read_at(&mut self, nth: u64, error: DiskError) {
+        self.fail_read_at = Some((nth, error));
+    }
+
+    /// Whether the failure of a read is yet to come.
+    #[must_use]
+    pub fn is_read_failure_pending(&self) -> bool {
+        self.fail_read_at.is_some()
+    }
+
+    /// Whether the failure of a writing operation is yet to come.
     #[must_use]
     pub fn is_failure_pending(&self) -> bool {
         self.fail_writing_at.is_some()
@@ -194,7 +207,8 @@ impl MemDisk {
         self.completed += 1;
         let writing = !matches!(request, DiskOp::Read { .. });
         let failing = self.fail_writing_at.take_if(|(at, _)| writing && nth >= *at).map(|(_, error)| error);
-        let result = match failing.or_else(|| self.fail_at.remove(&nth)) {
+        let unread = self.fail_read_at.take_if(|(at, _)| !writing && nth >= *at).map(|(_, error)| error);
+        let result = match failing.or(unread).or_else(|| self.fail_at.remove(&nth)) {
             Some(error) => {
                 self.half_do(&request, memory);
                 Err(error)

@@ -2,6 +2,7 @@ use serde::Serialize;
 use slackwater_base::ByteSize;
 use slackwater_node::Config;
 use slackwater_node::config::{HugePages, IoBackend};
+use slackwater_node::disk::HANDLES_MAX;
 
 use super::facts::Facts;
 
@@ -162,7 +163,8 @@ fn locked_memory(facts: &Facts, config: &Config) -> Check {
 
 fn files(facts: &Facts, config: &Config) -> Check {
     const NAME: &str = "open files";
-    let wanted = config.ssd.0 / config.file_bytes.0.max(1) + FILES_BESIDE_LOG;
+    let log = (config.ssd.0 / config.file_bytes.0.max(1)).min(HANDLES_MAX as u64);
+    let wanted = log + FILES_BESIDE_LOG;
     let (now, most) = facts.files;
     let found =
         format!("{} allowed, about {wanted} wanted", now.map_or("any number".to_owned(), |now| now.to_string()));

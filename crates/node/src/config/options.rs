@@ -89,7 +89,7 @@ options! {
     promotion_high "promotion.high": Ratio = Ratio(0.94);
     /// How long a promotion may take to be staged, and again to be finished.
     promotion_deadline "promotion.deadline": Duration = Duration::from_secs(10), between(Duration::from_millis(10), HOUR);
-    /// Size of one file of the SSD log, which bounds the largest value on SSD; a small `ssd` has smaller files.
+    /// Size of one file of the SSD log, which bounds the largest value on SSD; a small `ssd` has smaller files, a large one larger.
     file_bytes "file_bytes": ByteSize = ByteSize::mib(64), file_size;
     /// How long a record may wait for others before it is written to SSD.
     flush_delay "flush_delay": Duration = Duration::from_millis(100), between(Duration::ZERO, Duration::from_secs(60));

@@ -1,15 +1,15 @@
-use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Seek, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags, flock, fsync, openat, unlinkat};
 use rustix::io::Errno;
 use slackwater_tier::io::FileId;
 
+use super::handles::{Handles, OpenFile, raise_limit};
 use crate::store::DirectoryError;
 
 /// Name of the file whose lock says that a process holds the directory.
@@ -23,21 +23,9 @@ pub struct Directory {
     path: PathBuf,
     handle: OwnedFd,
     direct: bool,
-    files: Mutex<BTreeMap<FileId, Arc<OpenFile>>>,
+    files: Mutex<Handles>,
     /// Released by the kernel when the process goes, however it goes.
     lock: File,
-}
-
-/// One file of the log, open for as long as somebody uses it, even after it was deleted.
-#[derive(Debug)]
-pub(super) struct OpenFile {
-    handle: OwnedFd,
-}
-
-impl AsFd for OpenFile {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.handle.as_fd()
-    }
 }
 
 impl Drop for Directory {
@@ -51,7 +39,8 @@ impl Drop for Directory {
 }
 
 impl Directory {
-    /// Takes the directory for this process, making it where it is missing.
+    /// Takes the directory for this process, making it where it is missing, and raises the process's soft limit on
+    /// open files to the hard one: a log has many.
     ///
     /// # Errors
     /// When another opener holds it, or it cannot be made or written.
@@ -89,7 +78,13 @@ impl Directory {
         let handle =
             rustix::fs::open(path, flags, Mode::empty()).map_err(|error| unusable("open it", path)(error.into()))?;
         let probe = openat(&handle, LOCK_NAME, OFlags::RDONLY | OFlags::DIRECT | OFlags::CLOEXEC, Mode::empty());
-        Ok(Self { path: path.to_owned(), handle, direct: probe.is_ok(), files: Mutex::default(), lock })
+        Ok(Self {
+            path: path.to_owned(),
+            handle,
+            direct: probe.is_ok(),
+            files: Mutex::new(Handles::new(raise_limit())),
+            lock,
+        })
     }
 
     /// Where it is.
@@ -130,20 +125,22 @@ impl Directory {
 
     /// The file, opened if it is not.
     pub(super) fn open(&self, file: FileId) -> Result<Arc<OpenFile>, Errno> {
-        if let Some(open) = self.files.lock().unwrap_or_else(PoisonError::into_inner).get(&file) {
-            return Ok(Arc::clone(open));
+        if let Some(open) = self.handles().get(file) {
+            return Ok(open);
         }
-        self.insert(file, self.open_with(file, OFlags::empty())?)
+        let handle = self.open_with(file, OFlags::empty())?;
+        Ok(self.handles().keep(file, handle))
     }
 
     /// A new file of no length, in place of any that a crash left half made.
     pub(super) fn create(&self, file: FileId) -> Result<Arc<OpenFile>, Errno> {
-        self.insert(file, self.open_with(file, OFlags::CREATE | OFlags::TRUNC)?)
+        let handle = self.open_with(file, OFlags::CREATE | OFlags::TRUNC)?;
+        Ok(self.handles().keep(file, handle))
     }
 
     /// Removes the file's name; its bytes go with its last user. Durable after a sync of the directory.
     pub(super) fn unlink(&self, file: FileId) -> Result<(), Errno> {
-        self.files.lock().unwrap_or_else(PoisonError::into_inner).remove(&file);
+        self.handles().forget(file);
         unlinkat(&self.handle, name(file), AtFlags::empty())
     }
 
@@ -154,13 +151,18 @@ impl Directory {
 
     fn open_with(&self, file: FileId, extra: OFlags) -> Result<OwnedFd, Errno> {
         let direct = if self.direct { OFlags::DIRECT } else { OFlags::empty() };
-        openat(&self.handle, name(file), OFlags::RDWR | OFlags::CLOEXEC | direct | extra, Mode::RUSR | Mode::WUSR)
+        let flags = OFlags::RDWR | OFlags::CLOEXEC | direct | extra;
+        loop {
+            match openat(&self.handle, name(file), flags, Mode::RUSR | Mode::WUSR) {
+                // The rest of the process took its part and more: ours are the ones that can be had again.
+                Err(Errno::MFILE | Errno::NFILE) if self.handles().close_one() => {}
+                opened => return opened,
+            }
+        }
     }
 
-    /// Keeps the first of two handles when two threads opened the same file.
-    fn insert(&self, file: FileId, handle: OwnedFd) -> Result<Arc<OpenFile>, Errno> {
-        let mut files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
-        Ok(Arc::clone(files.entry(file).or_insert_with(|| Arc::new(OpenFile { handle }))))
+    fn handles(&self) -> MutexGuard<'_, Handles> {
+        self.files.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -194,6 +196,30 @@ mod tests {
         assert_eq!(directory.list().unwrap(), [(FileId(12), 0)]);
         drop(directory);
         assert_eq!(fs::read_to_string(path.join("notes.txt")).unwrap(), "mine");
+    }
+
+    /// One descriptor a file was kept for ever: a log of 200 GiB needed three times the usual soft limit.
+    #[test]
+    fn files_beyond_the_limit_are_closed_but_not_those_in_use_or_unsynced() {
+        let root = tempfile::tempdir().unwrap();
+        let directory = Directory::hold(root.path()).unwrap();
+        *directory.handles() = Handles::new(3);
+        let unsynced = directory.create(FileId(0)).unwrap();
+        unsynced.begin_write();
+        unsynced.end_write();
+        let used = directory.create(FileId(1)).unwrap();
+        for file in 2..20 {
+            directory.create(FileId(file)).unwrap();
+            assert!(directory.handles().len() <= 3);
+        }
+        assert!(Arc::ptr_eq(&used, &directory.open(FileId(1)).unwrap()));
+        let covers = unsynced.begin_sync();
+        drop(unsynced);
+        assert!(directory.handles().get(FileId(0)).is_some(), "it waits for its sync");
+        directory.open(FileId(0)).unwrap().end_sync(covers);
+        while directory.handles().close_one() {}
+        assert_eq!(directory.handles().len(), 1, "the one in use");
+        directory.open(FileId(7)).unwrap();
     }
 
     #[test]

@@ -5,7 +5,8 @@ use rustix::fs::{FallocateFlags, fallocate, fdatasync, fsync, ftruncate};
 use rustix::io::Errno;
 use slackwater_tier::io::{DiskError, DiskOp, DiskOutcome, FileId};
 
-use super::directory::{Directory, OpenFile};
+use super::directory::Directory;
+use super::handles::OpenFile;
 use super::transfer::{Place, Progress, Segment, Transfer, disk_error, errno_error};
 
 /// A disk operation under way, one system call at a time: the device makes the call that [`Job::call`] names, by
@@ -13,7 +14,7 @@ use super::transfer::{Place, Progress, Segment, Transfer, disk_error, errno_erro
 #[derive(Debug)]
 pub(super) enum Job {
     Move(Transfer),
-    Sync(Arc<OpenFile>),
+    Sync { handle: Arc<OpenFile>, covers: u64 },
     Create { directory: Arc<Directory>, file: FileId, handle: Arc<OpenFile>, bytes: u64, step: Step },
     Delete(Arc<Directory>),
 }
@@ -53,7 +54,11 @@ impl Job {
                 // SAFETY: the caller's promise about extents written out.
                 unsafe { Transfer::write(open(file)?, offset, &parts, segment) }.map(Job::Move)
             }
-            DiskOp::Sync { file } => Ok(Job::Sync(open(file)?)),
+            DiskOp::Sync { file } => {
+                let handle = open(file)?;
+                let covers = handle.begin_sync();
+                Ok(Job::Sync { handle, covers })
+            }
             DiskOp::Read { file, offset, bytes, length, into } => {
                 let place = Place { offset, bytes, length };
                 // SAFETY: the caller's promise about the extent read into.
@@ -70,7 +75,7 @@ impl Job {
         let raw = |file: &Arc<OpenFile>| file.as_fd().as_raw_fd();
         match self {
             Job::Move(transfer) => Call::Move(transfer.window()),
-            Job::Sync(file) => Call::SyncData { file: raw(file) },
+            Job::Sync { handle, .. } => Call::SyncData { file: raw(handle) },
             Job::Create { handle, bytes, step: Step::Allocate, .. } => {
                 Call::Allocate { file: raw(handle), bytes: *bytes }
             }
@@ -86,7 +91,7 @@ impl Job {
         let told = |result: Result<(), Errno>| result.map(|()| 0).map_err(Errno::raw_os_error);
         let result = match self {
             Job::Move(transfer) => return transfer.once(),
-            Job::Sync(file) => told(fdatasync(file)),
+            Job::Sync { handle, .. } => told(fdatasync(handle)),
             Job::Create { handle, bytes, step: Step::Allocate, .. } => {
                 told(fallocate(handle, FallocateFlags::empty(), 0, *bytes))
             }
@@ -129,7 +134,11 @@ impl Job {
                 }
                 Step::SyncDirectory => Progress::Done,
             },
-            (Job::Sync(_) | Job::Delete(_), Ok(_)) => Progress::Done,
+            (Job::Sync { handle, covers }, Ok(_)) => {
+                handle.end_sync(*covers);
+                Progress::Done
+            }
+            (Job::Delete(_), Ok(_)) => Progress::Done,
         }
     }
 
@@ -137,7 +146,7 @@ impl Job {
     pub(super) fn outcome(&mut self) -> DiskOutcome {
         match self {
             Job::Move(transfer) => transfer.outcome(),
-            Job::Sync(_) | Job::Create { .. } | Job::Delete(_) => DiskOutcome::Done,
+            Job::Sync { .. } | Job::Create { .. } | Job::Delete(_) => DiskOutcome::Done,
         }
     }
 

@@ -6,6 +6,7 @@
 
 mod buffer;
 mod directory;
+mod handles;
 mod job;
 mod pread;
 mod reader;
@@ -20,6 +21,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use slackwater_tier::io::{DiskDone, DiskOp, OpId, Target};
 
 pub use directory::Directory;
+pub use handles::HANDLES_MAX;
 pub use reader::{Readers, RecordRead};
 pub use transfer::Segment;
 

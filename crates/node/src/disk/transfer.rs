@@ -7,7 +7,7 @@ use slackwater_tier::io::{DiskError, DiskOutcome, Part, Target};
 use slackwater_wire::{ExtentRef, Incarnation, SegmentId};
 
 use super::buffer::AlignedBuffer;
-use super::directory::OpenFile;
+use super::handles::OpenFile;
 use crate::region::{Access, Grant, Region};
 
 /// Most pieces in one system call (`UIO_MAXIOV` of Linux).
@@ -141,6 +141,7 @@ impl Transfer {
             }
         }
         let pieces = pieces.0;
+        file.begin_write();
         Ok(Self { file, way: Way::Write, offset, pieces, next: 0, scratch, grants, length: 0 })
     }
 
@@ -265,6 +266,9 @@ impl Transfer {
             }
             done -= piece.iov_len;
             self.next += 1;
+        }
+        if self.way == Way::Write {
+            self.file.end_write();
         }
         Progress::Done
     }

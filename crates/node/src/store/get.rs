@@ -4,6 +4,7 @@ use std::time::{self, Duration};
 use slackwater_base::{Checksum, Instant};
 use slackwater_client::{Action, FlowOptions, GetFlow, GetOutcome, LocalFirst, ReadFailure};
 use slackwater_tier::arena::{Access as ArenaAccess, AccessId};
+use slackwater_tier::io::DiskError;
 use slackwater_tier::{ReadEnd, RecordRead as Record};
 use slackwater_wire::{Chain, DiskEntry, ErrorCode, Get, Hold, Key, ReplicaAt, limits};
 
@@ -75,11 +76,14 @@ enum Source {
     Disk(Record),
 }
 
-/// What came of reading it: the checksum of what arrived, if anything did.
+/// What came of reading it: the checksum of what arrived, or why nothing did.
 struct Tried {
-    arrived: Option<Checksum>,
+    arrived: Result<Checksum, DiskError>,
     took: Duration,
 }
+
+/// Of a record that nobody has tried to read: that says nothing of it.
+const UNREAD: DiskError = DiskError::Resources { errno: 0 };
 
 impl Shared {
     /// Reads values into their sinks, an outcome each.
@@ -222,14 +226,14 @@ impl<'s, 'b> Reader<'s, 'b> {
             match source {
                 Source::Memory { grant, .. } => {
                     let begun = time::Instant::now();
-                    let arrived = Some(grant.copy_out(room));
+                    let arrived = Ok(grant.copy_out(room));
                     tried.push(Tried { arrived, took: begun.elapsed() });
                 }
                 Source::Disk(Record { file, offset, bytes, .. }) => {
                     let (file, offset, bytes) = (*file, *offset, *bytes);
                     records.push(RecordRead { file, offset, bytes, into: room, result: None, took: Duration::ZERO });
                     owners.push(number);
-                    tried.push(Tried { arrived: None, took: Duration::ZERO });
+                    tried.push(Tried { arrived: Err(UNREAD), took: Duration::ZERO });
                 }
             }
         }
@@ -237,7 +241,7 @@ impl<'s, 'b> Reader<'s, 'b> {
             ssd.disk.readers.read(&mut records);
         }
         for (record, owner) in records.into_iter().zip(owners) {
-            tried[owner] = Tried { arrived: record.result.and_then(Result::ok), took: record.took };
+            tried[owner] = Tried { arrived: record.result.unwrap_or(Err(UNREAD)), took: record.took };
         }
         tried
     }
@@ -252,14 +256,14 @@ impl<'s, 'b> Reader<'s, 'b> {
                     (Tier::Memory, core.end_access(now, access))
                 }
                 Source::Disk(record) => {
-                    core.end_read(now, record, arrived.map_or(ReadEnd::Failed, ReadEnd::Checked));
+                    core.end_read(now, record, arrived.map_or_else(ReadEnd::Failed, ReadEnd::Checked));
                     (Tier::Disk, true)
                 }
             };
             let result = match arrived {
                 _ if !live => Err(ReadFailure::Stale),
-                Some(arrived) => Ok(arrived),
-                None => Err(ReadFailure::Transfer),
+                Ok(arrived) => Ok(arrived),
+                Err(_) => Err(ReadFailure::Transfer),
             };
             if result == Ok(checksum) {
                 self.shared.meters.read(tier, bytes, self.lookup + took);

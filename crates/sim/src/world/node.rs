@@ -564,7 +564,8 @@ impl World {
                 bytes.truncate(reader.read.length as usize);
                 (ReadEnd::Checked(checksum), Ok(bytes))
             }
-            Ok(DiskOutcome::Done) | Err(_) => (ReadEnd::Failed, Err(ReadFailure::Transfer)),
+            Ok(DiskOutcome::Done) => unreachable!("a read gives bytes"),
+            Err(error) => (ReadEnd::Failed(error), Err(ReadFailure::Transfer)),
         };
         let mut out = Vec::new();
         let Some(agent) = &mut node.agent else { return Ok(()) };

@@ -2,7 +2,7 @@ use slackwater_base::Checksum;
 use slackwater_wire::{Order, Report, Version};
 
 use crate::format::FormatError;
-use crate::io::{DiskDone, DiskOp, FileId, LogFile, OpId};
+use crate::io::{DiskDone, DiskError, DiskOp, FileId, LogFile, OpId};
 
 /// What the shell tells an agent.
 #[derive(Clone, Debug, PartialEq)]
@@ -103,8 +103,8 @@ pub enum ReadEnd {
     Done,
     /// The bytes have this checksum: if it is not the record's, the record is dropped and reported as lost.
     Checked(Checksum),
-    /// The device reported an error: the record is dropped and reported as lost.
-    Failed,
+    /// The bytes did not come: the record is dropped and reported as lost, unless the error will pass.
+    Failed(DiskError),
 }
 
 /// What the tiers are doing, in plain numbers.

@@ -232,7 +232,7 @@ impl Agent {
                 }
                 LogOut::Dropped(entry) => dropped.push(entry),
                 LogOut::Lost(entry) => lost.push(entry),
-                LogOut::Read { ticket, read, checksum } => self.promotions.came(ticket, read, checksum),
+                LogOut::Read { ticket, read, result } => self.promotions.came(ticket, read, result),
                 LogOut::Announce(entries) => {
                     let segment = self.config.log.as_ref().map(|log| log.segment).unwrap_or_default();
                     out.push(AgentOutput::Report(Report::Announce { segment, entries }));

@@ -6,6 +6,7 @@ use slackwater_wire::{ExtentRef, PromoteTask, PromotionFailure, Report, TicketId
 use super::{Agent, AgentOutput, ReadEnd, ReadId, report_fence};
 use crate::arena::Reserved;
 use crate::config::AgentConfig;
+use crate::io::DiskError;
 
 /// Promotions under way: waiting for their turn, waiting for an extent, or being read.
 #[derive(Debug, Default)]
@@ -13,7 +14,7 @@ pub(super) struct Promotions {
     queue: VecDeque<PromoteTask>,
     staging: BTreeMap<TicketId, PromoteTask>,
     reading: BTreeMap<TicketId, Reading>,
-    came: Vec<(TicketId, ReadId, Option<Checksum>)>,
+    came: Vec<(TicketId, ReadId, Result<Checksum, DiskError>)>,
     bytes_in_flight: u64,
     in_flight_max: usize,
     bytes_in_flight_max: u64,
@@ -40,8 +41,8 @@ impl Promotions {
     }
 
     /// The bytes of a promotion came, or did not.
-    pub(super) fn came(&mut self, ticket: TicketId, read: ReadId, checksum: Option<Checksum>) {
-        self.came.push((ticket, read, checksum));
+    pub(super) fn came(&mut self, ticket: TicketId, read: ReadId, result: Result<Checksum, DiskError>) {
+        self.came.push((ticket, read, result));
     }
 
     /// Forgets what has not begun to read: the process is going away, and the master's deadlines clear up.
@@ -167,15 +168,16 @@ impl Agent {
 
     /// Ends the promotions whose reads came back: published only if bytes and extent are the right ones still.
     pub(super) fn finish_promotions(&mut self, now: Instant, out: &mut Vec<AgentOutput>) {
-        for (ticket, read, checksum) in std::mem::take(&mut self.promotions.came) {
-            let end = checksum.map_or(ReadEnd::Failed, ReadEnd::Checked);
+        for (ticket, read, came) in std::mem::take(&mut self.promotions.came) {
+            let end = came.map_or_else(ReadEnd::Failed, ReadEnd::Checked);
             self.with_log(out, |log, events| log.end_read(now, read, end, events));
             let Some(Reading { task, reserved, cancelled }) = self.promotions.reading.remove(&ticket) else { continue };
             self.promotions.bytes_in_flight -= task.bytes;
             let extent = reserved.extent();
-            let filled = match checksum {
-                Some(found) => reserved.fill(found, task.checksum).map_err(|back| (back, PromotionFailure::Corrupt)),
-                None => Err((reserved, PromotionFailure::Device)),
+            let filled = match came {
+                Ok(found) => reserved.fill(found, task.checksum).map_err(|back| (back, PromotionFailure::Corrupt)),
+                Err(error) if error.is_passing() => Err((reserved, PromotionFailure::Busy)),
+                Err(_) => Err((reserved, PromotionFailure::Device)),
             };
             let (access, result) = match filled {
                 Ok(filled) => {

@@ -30,7 +30,7 @@ pub(crate) enum LogOut {
     Written(TicketId, Result<(), TaskFailure>),
     Dropped(DiskEntry),
     Lost(DiskEntry),
-    Read { ticket: TicketId, read: ReadId, checksum: Option<Checksum> },
+    Read { ticket: TicketId, read: ReadId, result: Result<Checksum, DiskError> },
     Announce(Vec<ReportedEntry>),
     Opened(Opened),
     Refused(FormatError),
@@ -261,7 +261,8 @@ impl Log {
         Some(plan)
     }
 
-    /// Ends a read: a record that was not right is lost, unless it lies elsewhere by now.
+    /// Ends a read: a record that was not right is lost, unless it lies elsewhere by now. One that could not be read for
+    /// want of descriptors or memory may be as right as ever.
     ///
     /// # Panics
     /// When the read was ended before: its file would be deleted under another reader.
@@ -272,7 +273,7 @@ impl Log {
         let right = match end {
             ReadEnd::Done => true,
             ReadEnd::Checked(checksum) => checksum == plan.checksum,
-            ReadEnd::Failed => false,
+            ReadEnd::Failed(error) => error.is_passing(),
         };
         let there = self.index.get(hash).is_some_and(|slot| slot.is_at(plan.file, plan.offset));
         if !right && there {
@@ -302,7 +303,7 @@ impl Log {
             Purpose::DrainScan => self.drain_scanned(result, out),
             Purpose::DrainRead(record) => self.drain_read(record, result, out),
             Purpose::Read(ticket, read) => {
-                out.push(LogOut::Read { ticket, read, checksum: checksum_in(&result) });
+                out.push(LogOut::Read { ticket, read, result: checksum_in(&result) });
             }
         }
     }
@@ -425,9 +426,10 @@ impl Log {
 }
 
 /// The checksum that a read gave.
-fn checksum_in(result: &Result<DiskOutcome, DiskError>) -> Option<Checksum> {
+fn checksum_in(result: &Result<DiskOutcome, DiskError>) -> Result<Checksum, DiskError> {
     match result {
-        Ok(DiskOutcome::Read { checksum, .. }) => Some(*checksum),
-        Ok(DiskOutcome::Done) | Err(_) => None,
+        Ok(DiskOutcome::Read { checksum, .. }) => Ok(*checksum),
+        Ok(DiskOutcome::Done) => Err(DiskError::Missing),
+        Err(error) => Err(*error),
     }
 }

@@ -29,6 +29,8 @@ pub(crate) struct Reclaim {
     names: Vec<KeyHash>,
     /// What the headers did not tell of was given up or written again.
     swept: bool,
+    /// Nothing is read before: a read met an error that will pass.
+    rest_until: Instant,
 }
 
 impl Log {
@@ -94,16 +96,25 @@ impl Log {
         })
     }
 
-    /// When the next record may be copied, if one waits for that alone.
+    /// When the next record may be copied or the next headers read, if they wait for that alone.
     pub(super) fn copy_deadline(&self) -> Option<Instant> {
-        let waiting = self.reclaim.as_ref().is_some_and(|reclaim| !reclaim.pending.is_empty());
-        waiting.then_some(self.copy_at)
+        let reclaim = self.reclaim.as_ref()?;
+        let copying = (!reclaim.pending.is_empty()).then_some(self.copy_at.max(reclaim.rest_until));
+        copying.or((!reclaim.scanned).then_some(reclaim.rest_until))
+    }
+
+    /// A read of reclaim met an error that will pass: what it was for is still to be done, a little later.
+    fn drain_rests(&mut self) {
+        if let Some(reclaim) = &mut self.reclaim {
+            reclaim.rest_until = self.now + self.config.retry_delay_min;
+        }
     }
 
     fn drain_scan(&mut self, out: &mut Vec<LogOut>) {
         let Some(reclaim) = &mut self.reclaim else { return };
         // A bound on what is remembered of a file: its headers are read no faster than its records are copied.
-        if reclaim.scanning || reclaim.scanned || reclaim.pending.len() > PENDING_MAX {
+        let resting = reclaim.rest_until > self.now;
+        if reclaim.scanning || reclaim.scanned || resting || reclaim.pending.len() > PENDING_MAX {
             return;
         }
         match reclaim.scan.read() {
@@ -118,6 +129,9 @@ impl Log {
     pub(super) fn drain_scanned(&mut self, result: Result<DiskOutcome, DiskError>, _out: &mut Vec<LogOut>) {
         let Some(reclaim) = &mut self.reclaim else { return };
         reclaim.scanning = false;
+        if result.as_ref().is_err_and(|error| error.is_passing()) {
+            return self.drain_rests();
+        }
         let step = match &result {
             Ok(DiskOutcome::Read { bytes, .. }) => reclaim.scan.take(Ok(bytes)),
             Ok(DiskOutcome::Done) => reclaim.scan.take(Err(DiskError::Missing)),
@@ -170,7 +184,7 @@ impl Log {
             }
             let crowded = reclaim.bytes_in_flight > 0
                 && reclaim.bytes_in_flight + record.length > self.config.reclaim_bytes_in_flight_max;
-            if crowded || self.copy_at > self.now {
+            if crowded || self.copy_at.max(reclaim.rest_until) > self.now {
                 return;
             }
             let Some(record) = reclaim.pending.pop_front() else { return };
@@ -191,6 +205,11 @@ impl Log {
         let Some(reclaim) = &mut self.reclaim else { return };
         let file = reclaim.file;
         reclaim.reading -= 1;
+        if result.as_ref().is_err_and(|error| error.is_passing()) {
+            reclaim.bytes_in_flight -= record.length;
+            reclaim.pending.push_front(record);
+            return self.drain_rests();
+        }
         let live = self.index.get(record.hash).is_some_and(|slot| slot.is_at(file, record.offset));
         let right = match result {
             Ok(DiskOutcome::Read { bytes, checksum })
@@ -334,6 +353,7 @@ impl Reclaim {
             settling: 0,
             names: Vec::new(),
             swept: false,
+            rest_until: Instant::ZERO,
         }
     }
 }

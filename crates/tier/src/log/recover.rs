@@ -285,7 +285,7 @@ impl Log {
         if !found.verify.is_empty() {
             recovery.waiting.push_front(file);
         }
-        if super::checksum_in(result) == Some(record.checksum) {
+        if super::checksum_in(result) == Ok(record.checksum) {
             self.apply_record(file, &record);
         } else {
             found.suspect = true;

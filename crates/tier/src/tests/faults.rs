@@ -72,6 +72,58 @@ fn an_unreadable_value_is_lost() {
     assert_eq!(world.agent.arena().accesses(), 0);
 }
 
+/// A process out of descriptors could not open a file for a moment. The record that was to be read was taken for lost,
+/// and a tombstone made that last: by a reader, by a promotion, and by reclaim, which gave up whole files.
+#[test]
+fn want_of_descriptors_costs_a_read_and_never_the_record() {
+    let error = DiskError::Resources { errno: 24 };
+    let mut world = world_of(2, 5000);
+    let (file, _) = world.place(&[1], 1);
+    world.disk.refuse_reads(file, Some(error));
+    let mut out = Vec::new();
+    let plan = world.agent.begin_read(world.now, &entry(&[1], 1), &mut out).unwrap();
+    assert!(!world.agent.end_read(world.now, plan, ReadEnd::Failed(error), &mut out));
+    world.take(out);
+    let ticket = world.promote(&[1], 1, 5000);
+    let extent = world.free.pop().unwrap();
+    world.give(AgentInput::Order(Order::Staged { ticket, extent }));
+    world.rest();
+    assert_eq!(world.promotions_failed[&ticket], PromotionFailure::Busy);
+    assert_eq!(world.lost, []);
+    world.disk.refuse_reads(file, None);
+    assert_eq!(world.readable(&[1]), Some(1));
+}
+
+/// See above; here reads fail while reclaim scans and copies, each in turn.
+#[test]
+fn reclaim_waits_for_descriptors_and_loses_nothing() {
+    let mut reads = 0;
+    for nth in 0.. {
+        let mut world = World::new(small_log(2 << 20), nth);
+        for key in 0..22u8 {
+            world.put(&[key], 1, 9000);
+            world.rest();
+        }
+        // A failed sync makes the newest file suspect, and so the one to be drained.
+        world.put(&[100], 1, 9000);
+        world.give(AgentInput::Flush(1));
+        world.disk.fail_at(world.disk.completed() + 1, EIO);
+        world.complete();
+        world.complete();
+        world.disk.fail_read_at(world.disk.completed() + nth, DiskError::Resources { errno: 24 });
+        world.rest();
+        let done = world.disk.is_read_failure_pending();
+        reads += u32::from(!done);
+        assert_eq!((&world.lost, world.agent.stats().records_lost), (&vec![], 0), "read {nth}");
+        assert!(world.agent.stats().files_reclaimed > 0, "read {nth}");
+        world.check(&format!("read {nth} failed"));
+        if done {
+            break;
+        }
+    }
+    assert!(reads >= 4, "headers and records were read: {reads}");
+}
+
 #[test]
 fn values_that_changed_places_are_both_found_out() {
     let mut world = world_of(2, 4096);

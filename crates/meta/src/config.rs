@@ -73,6 +73,8 @@ pub struct PutPolicy {
 pub struct Eviction {
     /// The policy of every segment.
     pub policy: PolicyKind,
+    /// Tokens that a block of the engine holds.
+    pub block_tokens: u32,
     /// Eviction of a memory segment begins when more than this share of it is used.
     pub high_watermark: f64,
     /// It goes on until no more than this share is used.
@@ -267,6 +269,7 @@ impl Default for Eviction {
     fn default() -> Self {
         Self {
             policy: PolicyKind::default(),
+            block_tokens: 512,
             high_watermark: 0.95,
             low_watermark: 0.90,
             disk_high_watermark: 0.95,

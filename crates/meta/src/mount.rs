@@ -30,7 +30,8 @@ impl Master {
         if self.segments.len() >= self.config.limits.segments {
             return Reply::Failed(ErrorCode::TaskPendingLimitExceeded);
         }
-        let policy = self.config.eviction.policy.build(mount.bytes);
+        let mut policy = self.config.eviction.policy.build(mount.bytes);
+        policy.set_block_tokens(self.config.eviction.block_tokens);
         if mount.kind == SegmentKind::Disk {
             self.owed.begin(mount.node);
         }

@@ -86,8 +86,7 @@ impl Master {
             self.metrics.offload.skipped_full += 1;
             return Asked::NotNow;
         }
-        let link = Link { hash, slot: None, bytes };
-        if cause != Cause::Promise && !self.segments.at_mut(disk).policy.would_keep(now, link) {
+        if cause != Cause::Promise && !self.is_worth_writing(now, source, disk) {
             self.metrics.offload.skipped_not_worth += 1;
             return Asked::NotWorth;
         }
@@ -96,6 +95,22 @@ impl Master {
             return Asked::NoDisk;
         }
         self.issue(now, id, source, disk, cause)
+    }
+
+    /// Whether the SSD has room to spare, or would keep the object longer than something that it holds.
+    fn is_worth_writing(&mut self, now: Instant, source: ReplicaId, disk: SegmentIndex) -> bool {
+        let replica = *self.catalog.replica(source);
+        let object = self.catalog.object(replica.object().expect("published replicas have an object"));
+        let link = Link { hash: object.hash, slot: None, bytes: object.bytes };
+        if self.segments.at(disk).used() + record_bytes(object.bytes) <= self.marks(disk).1 {
+            return true;
+        }
+        let standing = self.segments.at(replica.segment).policy.standing(now, Slot(replica.slot));
+        let policy = &mut self.segments.at_mut(disk).policy;
+        match standing {
+            Some(standing) => policy.would_keep_as(now, link, standing),
+            None => policy.would_keep(now, link),
+        }
     }
 
     fn issue(&mut self, now: Instant, id: ObjectId, source: ReplicaId, disk: SegmentIndex, cause: Cause) -> Asked {
@@ -252,7 +267,10 @@ impl Master {
         if let (Ok(()), Some(object)) = (result, offloading.object) {
             let disk = self.segments.at_mut(offloading.disk).disk_mut().expect("offloads go to SSD");
             disk.live += record;
-            fresh.push(self.add_disk_replica(object, offloading.disk, ChainPlace::default()));
+            let source = self.catalog.replica(offloading.source);
+            let standing = self.segments.at(source.segment).policy.standing(now, Slot(source.slot));
+            let added = self.add_disk_replica(object, offloading.disk, ChainPlace::default());
+            fresh.push(Fresh { standing, ..added });
         } else {
             self.tenants.refund(offloading.tenant, Ledger::Disk, record);
         }
@@ -308,7 +326,7 @@ impl Master {
         debug_assert_eq!(self.catalog.replica(id).state, ReplicaState::Processing);
         self.attach(object, id, Ledger::Disk);
         let record = self.catalog.object(object);
-        Fresh { segment: index, slot, hash: record.hash, bytes: record.bytes, place }
+        Fresh { segment: index, slot, hash: record.hash, bytes: record.bytes, place, standing: None }
     }
 
     /// The object is removed or replaced: what is being written of it must not come to life.

@@ -14,7 +14,7 @@ use crate::budget::Budget;
 use crate::candidate::{Candidates, Reason, Tried};
 use crate::catalog::{Aside, ObjectId, ReplicaId, SegmentIndex, TenantIndex};
 use crate::config::{OnHit, Promotion};
-use crate::evict::Link;
+use crate::evict::{Link, Slot};
 use crate::master::{Due, Master};
 use crate::pressure::{Pass, Standing};
 use crate::put::{ChainPlace, Fresh};
@@ -352,12 +352,17 @@ impl Master {
         if self.extent_of(staged) != extent {
             return self.refuse(now, ticket, Exit::Failed);
         }
-        let Promoting { object, bytes, place, .. } = self.end_promotion(now, ticket, Exit::Completed);
+        let Promoting { object, bytes, place, source, .. } = self.end_promotion(now, ticket, Exit::Completed);
+        let record = self.catalog.replica(source);
+        let standing = self.segments.at(record.segment).policy.standing(now, Slot(record.slot));
         self.metrics.promotion.completed_bytes += bytes;
         self.attach(object, staged, Ledger::Memory);
         let replica = *self.catalog.replica(staged);
         let hash = self.catalog.object(object).hash;
-        self.introduce(now, &mut [Fresh { segment: replica.segment, slot: replica.slot, hash, bytes, place }]);
+        self.introduce(
+            now,
+            &mut [Fresh { segment: replica.segment, slot: replica.slot, hash, bytes, place, standing }],
+        );
         if self.config.promotion.grace > std::time::Duration::ZERO {
             self.set_aside(staged, Standing::Until(now + self.config.promotion.grace));
         }

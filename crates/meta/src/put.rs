@@ -8,7 +8,7 @@ use slackwater_wire::{
 };
 
 use crate::catalog::{Aside, ObjectId, PinKind, Replica, ReplicaId, SegmentIndex, TenantIndex};
-use crate::evict::{Link, Slot, Walk};
+use crate::evict::{self, Link, Slot, Walk};
 use crate::master::{Caller, Due, Master};
 use crate::outbox::{AckId, Answer, Waiter};
 use crate::tenant::Ledger;
@@ -51,6 +51,8 @@ pub(crate) struct Fresh {
     pub(crate) hash: u64,
     pub(crate) bytes: u64,
     pub(crate) place: ChainPlace,
+    /// What the policy of the tier that it came from knew of it.
+    pub(crate) standing: Option<evict::Standing>,
 }
 
 impl Puts {
@@ -193,7 +195,7 @@ impl Master {
         for replica in &put.replicas {
             self.attach(id, *replica, Ledger::Memory);
             let Replica { segment, slot, .. } = *self.catalog.replica(*replica);
-            fresh.push(Fresh { segment, slot, hash, bytes: put.bytes, place: put.place });
+            fresh.push(Fresh { segment, slot, hash, bytes: put.bytes, place: put.place, standing: None });
         }
         self.metrics.puts_published += 1;
         self.metrics.puts_published_bytes += put.bytes;
@@ -230,12 +232,17 @@ impl Master {
                 && next.place.parent == Some(before.hash)
                 && next.place.position == before.place.position.wrapping_add(1)
                 && next.place.hint == before.place.hint
+                && next.standing.is_none()
         };
         for run in fresh.chunk_by(follows) {
             let links: Vec<Link> = run
                 .iter()
                 .map(|fresh| Link { hash: fresh.hash, slot: Some(Slot(fresh.slot)), bytes: fresh.bytes })
                 .collect();
+            if let (Some(standing), [link]) = (run[0].standing, links.as_slice()) {
+                self.segments.at_mut(run[0].segment).policy.insert_as(now, *link, standing);
+                continue;
+            }
             let place = run[0].place;
             let walk = Walk {
                 now,

@@ -35,7 +35,10 @@ const MOMENTS_MAX: usize = 120;
 
 pub(crate) fn run(arguments: &Replay, layers: Layers) -> Result<u8> {
     let interrupt = Interrupt::install()?;
-    let (config, directory) = configure(layers)?;
+    let (mut config, directory) = configure(layers)?;
+    if let Some(tokens) = arguments.block_tokens {
+        config.default_to("evict.block_tokens", &tokens.to_string()).map_err(anyhow::Error::msg)?;
+    }
     logging::init(&config).map_err(anyhow::Error::msg)?;
     let mut source = Source::open(&arguments.origin)?;
     let store = Store::open(config.clone()).context("cannot open the store")?;
@@ -135,6 +138,10 @@ fn play(arguments: &Replay, source: &mut Source, cache: &dyn Cache, interrupt: &
             && interrupt.sleep_until(started + request.at.div_f64(factor))
         {
             break End::Interrupted;
+        }
+        // Leases and the ages of blocks are the trace's, however fast it is played.
+        if let Err(error) = cache.skip_to(request.at) {
+            break End::Broken(error.into());
         }
         if let Err(error) = player.play(&request) {
             break End::Broken(error.into());

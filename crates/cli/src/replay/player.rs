@@ -1,4 +1,4 @@
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use slackwater_node::{GetOptions, Got, PutOptions, Stats, Store, StoreError, Stored, Tier};
 use slackwater_replay::{Content, Request};
@@ -12,6 +12,8 @@ pub(super) trait Cache {
     fn read(&self, keys: &[&[u8]], buffers: &mut [&mut [u8]], chain: Chain) -> Vec<Result<Option<Got>, StoreError>>;
     /// Puts what is not there.
     fn write(&self, entries: &[(&[u8], &[u8])], chain: Chain) -> Vec<Result<Stored, StoreError>>;
+    /// Lets its time pass until so long after its opening.
+    fn skip_to(&self, since_open: Duration) -> Result<(), StoreError>;
     /// What it counts.
     fn stats(&self) -> Stats;
 }
@@ -23,6 +25,10 @@ impl Cache for Store {
 
     fn write(&self, entries: &[(&[u8], &[u8])], chain: Chain) -> Vec<Result<Stored, StoreError>> {
         self.put_batch(entries, &PutOptions { chain, ..PutOptions::default() })
+    }
+
+    fn skip_to(&self, since_open: Duration) -> Result<(), StoreError> {
+        Store::skip_to(self, since_open)
     }
 
     fn stats(&self) -> Stats {
@@ -287,6 +293,10 @@ mod tests {
                 Ok(if before.is_some() { Stored::Existed } else { Stored::New })
             };
             entries.iter().map(write).collect()
+        }
+
+        fn skip_to(&self, _since_open: Duration) -> Result<(), StoreError> {
+            Ok(())
         }
 
         fn stats(&self) -> Stats {

@@ -45,10 +45,20 @@ impl fmt::Display for Explanation {
 /// tiers ask each other's opinion of a block that only one of them holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Standing {
-    /// The policy's own number of the block's class.
-    pub class: u8,
     /// Time since it was last read.
     pub age: Duration,
+    /// How often it was read after it came.
+    pub reuses: u8,
+    /// Position in its chain.
+    pub position: u32,
+    /// The policy's own number of the block's class,
+    pub class: u8,
+    /// of the class by which it is kept, which may be that of what depends on it,
+    pub kept_as: u8,
+    /// and of the features of the request that it came with.
+    pub features: u16,
+    /// Tells the chains of the instance that answered apart for a while: neighbours of one chain have the same.
+    pub chain: u32,
 }
 
 #[cfg(test)]

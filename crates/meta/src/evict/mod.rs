@@ -76,6 +76,12 @@ pub trait Evict: Send {
     /// The links that have a slot became resident in this segment. Links without one were not placed here.
     fn insert(&mut self, walk: &Walk<'_>);
 
+    /// [`Evict::insert`] of one block that came from another tier, whose instance of the same policy knew it.
+    fn insert_as(&mut self, now: Instant, link: Link, standing: Standing) {
+        let (links, position) = (&[link], standing.position);
+        self.insert(&Walk { now, links, parent: None, position, hint: None, output_tokens: None });
+    }
+
     /// The replica is gone for a reason other than eviction: removed, replaced, or its owner lost.
     fn remove(&mut self, slot: Slot);
 
@@ -98,8 +104,8 @@ pub trait Evict: Send {
     /// Tokens that a block holds, for policies that learn from the length of a request. 512 until told otherwise.
     fn set_block_tokens(&mut self, _tokens: u32) {}
 
-    /// Whether this segment would keep a block that arrived now, rather than evict it first. Asked before an object is
-    /// written to SSD.
+    /// Whether this segment, being full, would keep a block that arrived now, rather than evict it first. Asked before
+    /// an object is copied from one tier to another.
     fn would_keep(&mut self, _now: Instant, _link: Link) -> bool {
         true
     }

@@ -52,7 +52,7 @@ options! {
     /// Directory of the SSD tier; made if it is missing. One process at a time holds it.
     dir "dir": Option<PathBuf> = None;
     /// Which replica goes when memory is short.
-    policy "policy": PolicyKind = PolicyKind::S3Fifo;
+    policy "policy": PolicyKind = PolicyKind::Gittins;
     /// Which segment takes a new replica.
     placement "placement": Placement = Placement::FreeRatioFirst;
     /// When values are written to SSD: as soon as they are put, or when memory is short.
@@ -75,6 +75,8 @@ options! {
     evict_ssd_high "evict.ssd_high": Ratio = Ratio(0.90);
     /// Used part of the SSD at which eviction ends.
     evict_ssd_low "evict.ssd_low": Ratio = Ratio(0.80);
+    /// Tokens that a value holds, for policies that learn from the length of a request.
+    evict_block_tokens "evict.block_tokens": u32 = 512, between(1, 1_048_576);
     /// Whether a value on SSD alone that is read often enough is brought back into memory.
     promotion_enabled "promotion.enabled": bool = true;
     /// Reads after which a value is brought back, from 1 to 255.

@@ -249,6 +249,18 @@ impl Store {
         self.shared().metrics_text()
     }
 
+    /// Makes the store's clock stand at least `since_open` after it was opened, as if so long had been waited: leases
+    /// and pins end, and eviction sees the ages that its policy would have seen. For replays that are faster than what
+    /// they replay.
+    ///
+    /// # Errors
+    /// When the store is closed or broken.
+    pub fn skip_to(&self, since_open: Duration) -> Result<(), StoreError> {
+        self.shared().check_open()?;
+        self.shared().clock.skip_to(since_open);
+        self.shared().with(|core, now| core.on_deadline(now))
+    }
+
     /// The configuration in force.
     #[must_use]
     pub fn config(&self) -> &Config {

@@ -113,6 +113,7 @@ fn master_config(config: &Config) -> MasterConfig {
         put: PutPolicy { wait: config.put_wait, wait_max: config.deadline, ..defaults.put },
         eviction: Eviction {
             policy: config.policy,
+            block_tokens: config.evict_block_tokens,
             high_watermark: config.evict_high.0,
             low_watermark: config.evict_low.0,
             disk_high_watermark: config.evict_ssd_high.0,

@@ -21,6 +21,7 @@ mod saved;
 mod segments;
 mod shelves;
 mod tables;
+mod takeover;
 #[cfg(test)]
 mod tests;
 #[cfg(test)]
@@ -63,7 +64,8 @@ pub(super) struct Gittins {
     behind: bool,
     last_call: Instant,
     resident: usize,
-    capacity_bytes: u64,
+    /// The block that came last from another tier, and its standing there.
+    taken_over: Option<(Slot, Standing)>,
     /// Tokens a block as a multiple of what the buckets of new length are made for.
     block_scale: f64,
     requests: u64,
@@ -104,7 +106,7 @@ impl Gittins {
             behind: false,
             last_call: Instant::ZERO,
             resident: 0,
-            capacity_bytes: 0,
+            taken_over: None,
             block_scale: 1.0,
             requests: 0,
             estimated_at_request: 0,
@@ -382,6 +384,11 @@ impl Evict for Gittins {
         self.insert_walk(walk);
     }
 
+    fn insert_as(&mut self, now: Instant, link: Link, standing: Standing) {
+        self.advance(now);
+        self.take_over(link, standing);
+    }
+
     fn remove(&mut self, slot: Slot) {
         self.discard(slot);
     }
@@ -422,9 +429,7 @@ impl Evict for Gittins {
         }
     }
 
-    fn set_capacity(&mut self, bytes: u64) {
-        self.capacity_bytes = bytes;
-    }
+    fn set_capacity(&mut self, _bytes: u64) {}
 
     fn set_block_tokens(&mut self, tokens: u32) {
         self.block_scale = f64::from(tokens) / TYPICAL_BLOCK_TOKENS;
@@ -443,7 +448,7 @@ impl Evict for Gittins {
     }
 
     fn standing(&self, now: Instant, slot: Slot) -> Option<Standing> {
-        self.segment_of(slot).map(|number| self.standing_of(now, number))
+        self.segment_of(slot).map(|number| self.standing_of(now, slot, number))
     }
 
     fn explain(&self, now: Instant, slot: Slot) -> Option<Explanation> {

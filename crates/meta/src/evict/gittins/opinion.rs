@@ -11,17 +11,12 @@ use super::segments::Place;
 use crate::evict::ghosts::tag;
 use crate::evict::{Explanation, ReturnChance, Slot, Standing};
 
-/// Below this share of its capacity a segment keeps everything: catalogs evict from a watermark on, not from the brim.
-const ROOMY_SHARE: f64 = 0.85;
 /// Points of the return curve that an explanation shows.
 const HORIZONS_SECONDS: [u64; 4] = [10, 60, 600, 3600];
 
 impl Gittins {
     /// Whether a block of this class and age would outlive what goes next.
     pub(super) fn keeps(&self, bytes: u64, class: Class, bin: u8) -> bool {
-        if self.shelves.resident_bytes() + bytes as f64 <= self.capacity_bytes as f64 * ROOMY_SHARE {
-            return true;
-        }
         let price = f64::from(self.tables.index(class, bin)) / bytes.max(1) as f64;
         self.shelves.lowest(&self.tables).is_none_or(|(lowest, _)| price > lowest)
     }
@@ -36,14 +31,24 @@ impl Gittins {
         }
     }
 
-    pub(super) fn standing_of(&self, now: Instant, number: u32) -> Standing {
+    /// The position is exact for the tail of a segment, which is what goes next; that of others is the head's.
+    pub(super) fn standing_of(&self, now: Instant, slot: Slot, number: u32) -> Standing {
         let segment = &self.segments[number];
-        Standing { class: segment.kept_as.0, age: duration(Tick::of(now).since(segment.last_use)) }
+        let behind_head = if segment.tail == slot.0 { u32::from(segment.cached) - 1 } else { 0 };
+        Standing {
+            age: duration(Tick::of(now).since(segment.last_use)),
+            reuses: self.marks[slot.0 as usize].count(),
+            position: segment.start + behind_head,
+            class: segment.class.0,
+            kept_as: segment.kept_as.0,
+            features: segment.features.0,
+            chain: number << 8 | u32::from(segment.generation),
+        }
     }
 
+    /// The class that a block is kept by, and its bin of age.
     pub(super) fn read_standing(&self, standing: Standing) -> (Class, u8) {
-        let ticks = (standing.age.as_secs_f64() / TICK_SECONDS) as u32;
-        (Class::clamped(standing.class), self.tables.bin_of(ticks))
+        (Class::clamped(standing.kept_as), self.tables.bin_of(ticks(standing.age)))
     }
 
     pub(super) fn explanation(&self, now: Instant, slot: Slot, number: u32) -> Explanation {
@@ -83,6 +88,11 @@ fn in_words(class: Class, reuses: u8) -> String {
     };
     let times = ((class.level() as f64 - NEUTRAL_LEVEL as f64) / 2.0).exp2();
     format!("{history}, {times:.1} times as likely to return as is usual for that")
+}
+
+/// The age in ticks, to the nearest: it is read back as what was told.
+pub(super) fn ticks(age: Duration) -> u32 {
+    (age.as_secs_f64() / TICK_SECONDS).round() as u32
 }
 
 fn duration(ticks: u32) -> Duration {

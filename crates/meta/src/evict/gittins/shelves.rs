@@ -52,11 +52,6 @@ impl Shelves {
         self.shelf(octave).blocks -= 1;
     }
 
-    /// Length of all resident blocks, about.
-    pub(super) fn resident_bytes(&self) -> f64 {
-        self.shelves.iter().map(|shelf| shelf.blocks as f64 * shelf.block_bytes).sum()
-    }
-
     /// Mean length of the blocks of an octave.
     pub(super) fn block_bytes(&self, octave: u8) -> f64 {
         let found = self.shelves.iter().find(|shelf| shelf.octave == octave);

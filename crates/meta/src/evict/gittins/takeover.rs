@@ -1,0 +1,89 @@
+//! Blocks that come from another tier: they bring their class and their age, and their neighbours follow one by one.
+
+use super::Gittins;
+use super::block::NO_NODE;
+use super::class::{CLASSES, Class, Features, Tick};
+use super::opinion::ticks;
+use super::segments::{By, NONE, Segment};
+use super::shelves::octave;
+use crate::evict::ghosts::tag;
+use crate::evict::queues::grow;
+use crate::evict::{Link, Slot, Standing};
+
+impl Gittins {
+    /// Takes a block as the instance of another tier knew it. Tiers pass chains on from one end to the other, so that
+    /// the block that came just before it is usually its neighbour, and then they share a segment.
+    pub(super) fn take_over(&mut self, link: Link, standing: Standing) {
+        let Some(slot) = link.slot else { return };
+        self.discard(slot);
+        let at = slot.0 as usize;
+        grow(&mut self.nodes, at, NO_NODE);
+        grow(&mut self.marks, at, super::block::Mark::default());
+        self.marks[at] = super::block::Mark::default();
+        self.marks[at].set_count(standing.reuses);
+        self.nodes[at] = super::block::Node { tag: tag(link.hash), ..NO_NODE };
+        self.resident += 1;
+        self.shelves.add_block(link.bytes);
+        let joined = self.join_child(slot, octave(link.bytes), standing);
+        if !joined {
+            self.found(slot, octave(link.bytes), standing);
+        }
+        self.taken_over = Some((slot, standing));
+    }
+
+    /// Puts the block before the one that came last, if that is its child.
+    fn join_child(&mut self, slot: Slot, octave: u8, standing: Standing) -> bool {
+        let Some((child, before)) = self.taken_over.filter(|(child, _)| *child != slot) else { return false };
+        let Some(number) = self.segment_of(child) else { return false };
+        let segment = self.segments[number];
+        let same = before.chain == standing.chain
+            && before.position == standing.position + 1
+            && segment.start == before.position
+            && segment.class == Class::clamped(standing.class)
+            && segment.octave == octave
+            && segment.cached > 0
+            && segment.blocks < u16::MAX
+            && self.nodes[child.0 as usize].up == NONE
+            && self.now.since(segment.last_use).abs_diff(ticks(standing.age)) <= 1;
+        if !same {
+            return false;
+        }
+        self.tables.enter(segment.class.cell(segment.bin), 1, segment.last_use);
+        let record = &mut self.segments[number];
+        record.start -= 1;
+        record.blocks += 1;
+        record.cached += 1;
+        self.nodes[child.0 as usize].up = slot.0;
+        let node = &mut self.nodes[slot.0 as usize];
+        (node.segment, node.down) = (number, child.0);
+        true
+    }
+
+    /// Makes a segment of the block alone.
+    fn found(&mut self, slot: Slot, octave: u8, standing: Standing) {
+        let age = ticks(standing.age).min(self.now.0);
+        let (class, last_use) = (Class::clamped(standing.class), Tick(self.now.0 - age));
+        let segment = Segment {
+            tail: slot.0,
+            blocks: 1,
+            cached: 1,
+            octave,
+            kept_as: Class::clamped(standing.kept_as),
+            bin: self.tables.bin_of(age),
+            ..Segment::new(standing.position, last_use, class, Features(standing.features))
+        };
+        let number = self.segments.add(segment);
+        self.nodes[slot.0 as usize].segment = number;
+        self.tables.enter(class.cell(segment.bin), 1, last_use);
+        let ages = &mut self.ages[usize::from(segment.bin)];
+        let oldest = ages.oldest;
+        if oldest != NONE && last_use.since(self.segments[oldest].last_use) == 0 {
+            ages.push_oldest(&mut self.segments, By::Age, number);
+        } else {
+            ages.push_newest(&mut self.segments, By::Age, number);
+        }
+        self.shelves.push_newest(&mut self.segments, &self.tables, number);
+    }
+}
+
+const _: () = assert!(CLASSES <= u8::MAX as usize, "a standing holds the number of a class");

@@ -209,6 +209,7 @@ fn master(rng: &mut Rng, log: bool, tenancy: Tenancy) -> MasterConfig {
         },
         eviction: Eviction {
             policy: pick(rng, &PolicyKind::ALL),
+            block_tokens: 512,
             high_watermark: pick(rng, &[0.7, 0.95, 1.0]),
             low_watermark: pick(rng, &[0.5, 0.9]),
             disk_high_watermark: pick(rng, &[0.6, 0.95]),

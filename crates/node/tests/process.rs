@@ -14,7 +14,7 @@ use slackwater_base::{ByteSize, Rng, hash64};
 use slackwater_node::{Config, GetOptions, PutOptions, RemoveOptions, Store};
 use slackwater_wire::{Durability, PutMode, Tenant};
 
-const TESTS: [(&str, fn()); 3] = [
+const TESTS: [(&str, fn()); 4] = [
     ("a_store_killed_at_any_moment_keeps_what_it_acknowledged", killed_at_any_moment),
     ("a_log_of_more_files_than_descriptors_loses_nothing", more_files_than_descriptors),
     ("memory_stays_within_what_is_configured_and_a_constant", memory_is_bounded),

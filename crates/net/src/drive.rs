@@ -164,7 +164,6 @@ impl<P: Protocol> Shared<P> {
         let mut core = lock(&self.core);
         core.sleeps_until = Instant::ZERO;
         self.inside(&mut core, |core| {
-            core.net.set_now();
             poller.events.iter().for_each(|event| core.net.note(event.token(), event));
             core.net.serve(&mut core.protocol);
         });
@@ -176,7 +175,6 @@ impl<P: Protocol> Shared<P> {
         match self.core.try_lock() {
             Ok(mut core) => {
                 self.inside(&mut core, |core| {
-                    core.net.set_now();
                     core.protocol.handle(&mut core.net, Event::Command(command));
                     core.net.settle(&mut core.protocol);
                 });
@@ -191,31 +189,38 @@ impl<P: Protocol> Shared<P> {
     fn sweep(&self) {
         while !lock(&self.inbox).is_empty() {
             let Ok(mut core) = self.core.try_lock() else { return };
-            self.inside(&mut core, |core| core.net.set_now());
+            self.inside(&mut core, |_| {});
         }
     }
 
-    /// Runs `work` on the core, then everything in the inbox, and wakes the poller if it would sleep too long.
+    /// Runs `work` on the core between what the inbox held before and what it holds after, and wakes the poller if it
+    /// would sleep too long. What the inbox held may be older commands of this very thread, which come first.
     fn inside(&self, core: &mut Core<P>, work: impl FnOnce(&mut Core<P>)) {
         // One loop may give another a command while it is itself at work.
         let outer = INSIDE.replace(true);
+        core.net.set_now();
+        self.empty_inbox(core);
         work(core);
-        loop {
-            let commands = std::mem::take(&mut *lock(&self.inbox));
-            if commands.is_empty() {
-                break;
-            }
-            for command in commands {
-                core.protocol.handle(&mut core.net, Event::Command(command));
-            }
-            core.net.settle(&mut core.protocol);
-        }
+        self.empty_inbox(core);
         INSIDE.set(outer);
         if core.net.next_turn() < core.sleeps_until {
             core.sleeps_until = Instant::ZERO;
             self.counters.wakes.add(1);
             // The only error is a full counter, and that wakes too.
             let _ = self.waker.wake();
+        }
+    }
+
+    fn empty_inbox(&self, core: &mut Core<P>) {
+        loop {
+            let commands = std::mem::take(&mut *lock(&self.inbox));
+            if commands.is_empty() {
+                return;
+            }
+            for command in commands {
+                core.protocol.handle(&mut core.net, Event::Command(command));
+            }
+            core.net.settle(&mut core.protocol);
         }
     }
 

@@ -22,6 +22,9 @@ struct Echo {
     partial: BTreeMap<ConnId, Vec<u8>>,
     accepted: BTreeMap<ConnId, ()>,
     flood: usize,
+    /// The next number of each thread, and how often one came out of turn.
+    steps: BTreeMap<usize, u64>,
+    out_of_turn: u64,
     nested: Option<(Loop<Echo>, Arc<AtomicU64>)>,
 }
 
@@ -30,6 +33,8 @@ enum Ask {
     Connect(Connect, Sender<Result<ConnId, String>>),
     Number(ConnId, u64, Arc<Completion>),
     Count,
+    Step(usize, u64),
+    Steps(Sender<Vec<u64>>),
     Nest(Loop<Echo>, Arc<AtomicU64>),
     Close(ConnId, Vec<u8>),
     Flood(ConnId, usize),
@@ -98,6 +103,15 @@ impl Echo {
                 {
                     own.command(Ask::Count);
                 }
+            }
+            Ask::Step(thread, number) => {
+                let expected = self.steps.entry(thread).or_default();
+                self.out_of_turn += u64::from(*expected != number);
+                *expected = number + 1;
+            }
+            Ask::Steps(answer) => {
+                let all = self.steps.values().copied().chain([self.out_of_turn]).collect();
+                answer.send(all).expect("the test waits");
             }
             Ask::Nest(own, counter) => self.nested = Some((own, counter)),
             Ask::Close(conn, last) => {
@@ -221,6 +235,22 @@ fn no_command_is_lost_however_many_threads_give_them_even_from_inside() {
     assert!(answered.recv_timeout(LONG).unwrap().is_err());
     let counted = nested.load(Ordering::Relaxed);
     assert!((12_000..=16_001).contains(&counted), "{counted} of 8,000 commands and those they gave");
+}
+
+/// A command that found the loop busy waits in the inbox; the next one of its thread may find the loop free again and
+/// must not overtake it.
+#[test]
+fn commands_of_one_thread_keep_their_order() {
+    let world = World::start(Limits::default(), 0);
+    std::thread::scope(|scope| {
+        for thread in 0..4 {
+            let looping = &world.looping;
+            scope.spawn(move || (0..20_000).for_each(|number| looping.command(Ask::Step(thread, number))));
+        }
+    });
+    let (answer, answered) = channel();
+    world.looping.command(Ask::Steps(answer));
+    assert_eq!(answered.recv_timeout(LONG).unwrap(), [20_000, 20_000, 20_000, 20_000, 0]);
 }
 
 #[test]

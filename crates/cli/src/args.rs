@@ -43,6 +43,12 @@ pub(crate) enum Command {
     Config(Show),
     /// Check what the machine offers: pages, limits, io_uring, NUMA, disk
     Doctor(Doctor),
+    /// Make, show and allow keys of the message layer
+    #[command(subcommand)]
+    Keys(crate::tools::Keys),
+    /// Talk to the message layer by hand
+    #[command(subcommand)]
+    Mq(crate::tools::Mq),
 }
 
 /// Where requests come from.

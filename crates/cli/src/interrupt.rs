@@ -47,6 +47,12 @@ impl Interrupt {
         }
     }
 
+    /// Sleeps until it is time to stop.
+    pub(crate) fn wait(&self) {
+        let stop = self.shared.0.lock().unwrap_or_else(PoisonError::into_inner);
+        drop(self.shared.1.wait_while(stop, |stop| !*stop).unwrap_or_else(PoisonError::into_inner));
+    }
+
     fn request(&self) {
         *self.shared.0.lock().unwrap_or_else(PoisonError::into_inner) = true;
         self.shared.1.notify_all();

@@ -8,6 +8,7 @@ mod interrupt;
 mod policy;
 mod replay;
 mod source;
+mod tools;
 mod usage;
 
 use std::process::ExitCode;
@@ -30,6 +31,8 @@ fn main() -> ExitCode {
         Command::Policy(arguments) => policy::run(&arguments),
         Command::Bench(scenario) => bench::run(&scenario),
         Command::Config(arguments) => config::run(&arguments, &layers),
+        Command::Keys(verb) => tools::keys(&verb),
+        Command::Mq(verb) => tools::mq(&verb),
         Command::Doctor(arguments) => doctor::run(&arguments, &layers),
     };
     match done {

@@ -306,8 +306,8 @@ mod tests {
         check("huge pages", &reserved, |facts| facts.reserved_pages = (512, 2 << 20), Ok, "512");
         check("locked memory", &[], |facts| facts.locked_bytes = Some(8 << 20), Warn, "LimitMEMLOCK");
         let ssd = [("ssd", "64GiB"), ("dir", "/d")];
-        check("open files", &ssd, |facts| facts.files = (Some(1024), None), Fail, "ulimit -n 1280");
-        check("open files", &ssd, |facts| facts.files = (Some(1024), Some(1024)), Fail, "hard limit");
+        check("open files", &ssd, |facts| facts.files = (Some(512), None), Fail, "ulimit -n 768");
+        check("open files", &ssd, |facts| facts.files = (Some(512), Some(512)), Fail, "hard limit");
         check("NUMA", &[], |facts| facts.nodes = 2, Warn, "numactl");
         check("clock", &[], |facts| facts.clock = Some("hpet".to_owned()), Warn, "system call");
         check("directory", &[], |facts| facts.disk.write = refused(), Fail, "may write");

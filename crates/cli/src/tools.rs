@@ -1,0 +1,159 @@
+//! `slackwater keys` and `slackwater mq`: the message layer by hand.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use clap::{Args, Subcommand};
+use slackwater_mq::tool::{self, Echo, Target};
+use slackwater_mq::{Address, Level};
+use slackwater_net::Completion;
+
+use crate::interrupt::Interrupt;
+use crate::{DONE, INTERRUPTED};
+
+/// Keys of the message layer.
+#[derive(Clone, Debug, Subcommand)]
+pub(crate) enum Keys {
+    /// Make a key pair: the secret half goes to a file that only you can read, the public half is printed
+    New {
+        /// File for the secret half; never overwritten
+        path: PathBuf,
+    },
+    /// Show the public key of a key file in the forms that tools expect
+    Show {
+        /// File with the secret half
+        path: PathBuf,
+    },
+    /// Enter a public key into an allow-list, or change its entry
+    Allow {
+        /// The allow-list; made if it is missing
+        list: PathBuf,
+        /// The public key: hex, base32z, base64 or Z85
+        key: String,
+        /// What its owner may do
+        #[arg(long, default_value = "basic", value_parser = level)]
+        level: Level,
+        /// A name for people
+        #[arg(long, default_value = "")]
+        name: String,
+    },
+}
+
+/// Talking to the message layer by hand.
+#[derive(Clone, Debug, Subcommand)]
+pub(crate) enum Mq {
+    /// Answer requests to `echo.echo` with their own parts, and print what `echo.say` brings, until Ctrl-C
+    Echo {
+        /// Where to listen, such as tcp://127.0.0.1:0 or ipc:///tmp/echo
+        address: Address,
+        /// Secret key; with one, links are encrypted. Needed for any address that is not loopback
+        #[arg(long, value_name = "FILE")]
+        key_file: Option<PathBuf>,
+        /// Who may come in; everybody without
+        #[arg(long, value_name = "FILE", requires = "key_file")]
+        allow: Option<PathBuf>,
+    },
+    /// Send one command and wait until it has left
+    Send {
+        #[command(flatten)]
+        peer: Peer,
+        /// The command, such as echo.say
+        command: String,
+        /// Its parts
+        parts: Vec<String>,
+    },
+    /// Send one request and print its answer
+    Request {
+        #[command(flatten)]
+        peer: Peer,
+        /// The command, such as echo.echo
+        command: String,
+        /// Its parts
+        parts: Vec<String>,
+    },
+    /// Print the messages of a stream, with its gaps, until Ctrl-C
+    Sub {
+        #[command(flatten)]
+        peer: Peer,
+        /// Prefixes of topics; all topics without
+        topics: Vec<String>,
+        /// End after so many messages
+        #[arg(long, value_name = "N")]
+        count: Option<u64>,
+    },
+}
+
+/// Whom to talk to.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct Peer {
+    /// Where the peer is; with its public key (curve://HOST:PORT/KEY) the link is encrypted
+    address: Address,
+    /// Our secret key; one is made up without
+    #[arg(long, value_name = "FILE")]
+    key_file: Option<PathBuf>,
+    /// How long connecting and asking may take, each
+    #[arg(long, default_value = "5s", value_name = "DURATION", value_parser = slackwater_base::parse_duration)]
+    timeout: Duration,
+    /// The peer is a plain ZeroMQ socket, which answers no probe
+    #[arg(long)]
+    raw: bool,
+}
+
+impl Peer {
+    fn target(&self) -> Target {
+        let Peer { address, key_file, timeout, raw } = self.clone();
+        Target { address, key_file, timeout, raw }
+    }
+}
+
+pub(crate) fn keys(verb: &Keys) -> Result<u8> {
+    let out = &mut std::io::stdout();
+    match verb {
+        Keys::New { path } => tool::keys_new(path, out).map(drop),
+        Keys::Show { path } => tool::keys_show(path, out).map(drop),
+        Keys::Allow { list, key, level, name } => tool::keys_allow(list, key, level.name(), name, out),
+    }?;
+    Ok(DONE)
+}
+
+pub(crate) fn mq(verb: &Mq) -> Result<u8> {
+    let out = &mut std::io::stdout();
+    let stop = Arc::new(Completion::new());
+    match verb {
+        Mq::Echo { address, key_file, allow } => {
+            let _interrupt = until_interrupted(&stop)?;
+            let endpoint = address.endpoint()?;
+            let options = Echo { endpoint, key_file: key_file.clone(), allow_list: allow.clone() };
+            tool::echo(&options, &stop, out)?;
+        }
+        Mq::Send { peer, command, parts } => tool::send(&peer.target(), command, &bytes(parts), out)?,
+        Mq::Request { peer, command, parts } => tool::request(&peer.target(), command, &bytes(parts), out)?,
+        Mq::Sub { peer, topics, count } => {
+            let _interrupt = until_interrupted(&stop)?;
+            tool::sub(&peer.target(), &bytes(topics), *count, &stop, out)?;
+        }
+    }
+    Ok(if stop.is_done() { INTERRUPTED } else { DONE })
+}
+
+/// Has `stop` completed by Ctrl-C.
+fn until_interrupted(stop: &Arc<Completion>) -> Result<Interrupt> {
+    let interrupt = Interrupt::install()?;
+    let (other, stop) = (interrupt.clone(), Arc::clone(stop));
+    let watch = move || {
+        other.wait();
+        stop.complete();
+    };
+    std::thread::Builder::new().name("interrupt".to_owned()).spawn(watch).context("cannot start a thread")?;
+    Ok(interrupt)
+}
+
+fn bytes(texts: &[String]) -> Vec<Vec<u8>> {
+    texts.iter().map(|text| text.clone().into_bytes()).collect()
+}
+
+fn level(text: &str) -> Result<Level, String> {
+    Level::parse(text).ok_or_else(|| format!("`{text}` is no level (known: none, basic, admin)"))
+}

@@ -29,7 +29,6 @@ struct Flight {
 pub(super) struct Landed {
     pub(super) tag: u64,
     pub(super) result: Result<DiskOutcome, DiskError>,
-    pub(super) job: Job,
 }
 
 /// The name of the poll that a waker ends; no flight has it.
@@ -118,7 +117,7 @@ impl Ring {
                     Progress::Failed(error) => Err(error),
                     _ => Ok(job.outcome()),
                 };
-                landed.push(Landed { tag, result, job });
+                landed.push(Landed { tag, result });
             }
         }
     }

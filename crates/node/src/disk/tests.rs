@@ -249,6 +249,32 @@ fn callers_read_into_buffers_of_any_alignment_and_length() {
     });
 }
 
+/// A read that could not begin kept its buffer for ever, and so did the flights of a ring that failed: in the end every
+/// read that needed a buffer waited for one that nobody would give back.
+#[test]
+fn reads_that_fail_give_their_buffers_back() {
+    World::each(|world| {
+        for _ in 0..100 {
+            let mut bytes = [[0u8; 100]; 3];
+            let mut records: Vec<RecordRead<'_>> = bytes
+                .iter_mut()
+                .map(|into| RecordRead {
+                    file: FileId(99),
+                    offset: 0,
+                    bytes: 1 << 20,
+                    into,
+                    result: None,
+                    took: Duration::ZERO,
+                })
+                .collect();
+            world.disk.readers.read(&mut records);
+            world.disk.readers.read(&mut records[..1]);
+            assert!(records.iter().all(|record| record.result == Some(Err(DiskError::Missing))));
+            assert_eq!(world.disk.readers.buffers_given_out(), 0);
+        }
+    });
+}
+
 #[test]
 fn auto_says_what_it_chose() {
     let root = tempfile::tempdir().unwrap();

@@ -113,6 +113,7 @@ impl Readers {
             }
             if let Err(error) = ring.turn(&mut landed) {
                 tracing::warn!(%error, "io_uring failed; the batch is read again by blocking calls");
+                // What is in flight writes to the same buffers: it has landed when this returns.
                 drop(ring);
                 return self.read_alone(records);
             }
@@ -136,6 +137,15 @@ impl Readers {
         let place = Place { offset: record.offset, bytes: record.bytes, length };
         // SAFETY: the buffer is valid for its own length, and borrowed alone by the caller's promise.
         Ok(unsafe { Transfer::read_to(file, place, record.into.as_mut_ptr(), scratch) })
+    }
+
+    /// Has the next batch go through a ring that fails `turns` times; false when no ring is used.
+    #[cfg(test)]
+    pub(super) fn fail_ring(&self, turns: u32) -> bool {
+        let Some(mut ring) = self.take_ring() else { return false };
+        ring.fail(turns);
+        self.give_ring_back(ring);
+        true
     }
 
     /// Buffers that a read has at the moment.

@@ -284,13 +284,16 @@ impl Master {
             let until = now + self.config.offload.retry_after;
             self.segments.at_mut(offloading.disk).disk_mut().expect("offloads go to SSD").refusing_until = until;
         }
+        if result == Err(TaskFailure::TooLarge) {
+            self.shed(offloading.hash, &offloading.entry);
+        }
         self.let_go(now, &offloading, result);
     }
 
     /// The source is free again; when it was to leave memory, it does so now unless somebody came for it.
     ///
-    /// A node refuses for good what its log was once told to drop: the SSD has evicted this version before, and asking
-    /// again would ask for ever. It leaves memory as if there were no SSD.
+    /// A node refuses for good what its log was once told to drop, because the SSD has evicted this version before, and
+    /// what is too large for it. Asking again would ask for ever: it leaves memory as if there were no SSD.
     fn let_go(&mut self, now: Instant, offloading: &Offloading, result: Result<(), TaskFailure>) {
         let source = offloading.source;
         let leaving = offloading.object.is_some() && self.catalog.replica(source).parked == Parked::Leaving;
@@ -302,7 +305,7 @@ impl Master {
             return;
         }
         let forced = self.config.offload.mode == OffloadMode::OnEvictForced;
-        let settled = matches!(result, Ok(()) | Err(TaskFailure::Cancelled));
+        let settled = matches!(result, Ok(()) | Err(TaskFailure::Cancelled | TaskFailure::TooLarge));
         if (settled || forced) && self.standing(now, source) == Standing::Free {
             self.evict_now(now, source);
         }
@@ -435,6 +438,7 @@ impl Master {
 fn code_of(failure: TaskFailure) -> ErrorCode {
     match failure {
         TaskFailure::NoRoom => ErrorCode::DiskFull,
+        TaskFailure::TooLarge => ErrorCode::UnableOffloading,
         TaskFailure::Device => ErrorCode::WriteFail,
         TaskFailure::Stale => ErrorCode::ReplicaIsGone,
         TaskFailure::Cancelled => ErrorCode::ObjectNotFound,

@@ -149,6 +149,8 @@ pub struct DiskState {
 pub enum TaskFailure {
     /// The log has no room, or the disk is full.
     NoRoom,
+    /// The value is longer than the log's files take, however empty it is.
+    TooLarge,
     /// The device reported an error.
     Device,
     /// The source is not what the task says.

@@ -153,6 +153,18 @@ fn after_a_failure_the_ssd_is_left_alone_and_memory_goes_on_without() {
     }
 }
 
+/// One value longer than a file of the log was answered as a full disk, and for 100 ms nobody's values went to SSD.
+#[test]
+fn a_value_too_large_for_the_ssd_leaves_without_a_copy_and_no_other_does() {
+    let mut world = world(OffloadMode::OnEvict);
+    fill(&mut world, 20);
+    fail(&mut world, TaskFailure::TooLarge);
+    assert_eq!(world.used(MEMORY), 18 * BLOCK, "dropped without a copy");
+    world.put("x", BLOCK);
+    world.put("y", BLOCK);
+    assert_eq!(offloads(&mut world).len(), 2, "the SSD is asked at once");
+}
+
 #[test]
 fn a_refusing_ssd_degrades_to_memory_and_recovers() {
     let mut world = world(OffloadMode::OnEvict);
@@ -183,8 +195,12 @@ fn a_durable_put_is_acknowledged_when_it_is_durable() {
     assert_eq!(world.reply(call), Some(Reply::Each(vec![Ok(())])));
     assert_eq!(world.reply(again), Some(Reply::Each(vec![Ok(())])));
 
-    let failures = [(TaskFailure::NoRoom, ErrorCode::DiskFull), (TaskFailure::Device, ErrorCode::WriteFail)];
-    for (name, (failure, code)) in ["b", "c"].into_iter().zip(failures) {
+    let failures = [
+        (TaskFailure::NoRoom, ErrorCode::DiskFull),
+        (TaskFailure::Device, ErrorCode::WriteFail),
+        (TaskFailure::TooLarge, ErrorCode::UnableOffloading),
+    ];
+    for (name, (failure, code)) in ["b", "c", "e"].into_iter().zip(failures) {
         let (call, _) = begin(&mut world, name);
         fail(&mut world, failure);
         assert_eq!(world.reply(call), Some(Reply::Each(vec![Err(code)])));

@@ -11,6 +11,7 @@ mod job;
 mod pread;
 mod reader;
 mod ring;
+mod scratch;
 mod transfer;
 mod uring;
 

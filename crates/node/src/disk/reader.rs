@@ -1,14 +1,14 @@
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use slackwater_base::Checksum;
 use slackwater_tier::io::{DiskError, DiskOutcome, FileId};
 
-use super::buffer::AlignedBuffer;
 use super::directory::Directory;
 use super::job::Job;
 use super::ring::{Landed, Ring};
+use super::scratch::{Buffers, Scratch};
 use super::transfer::{Place, Transfer, errno_error, straight_bytes};
 
 /// Rings kept for later batches; further ones at the same time are made and dropped.
@@ -21,7 +21,7 @@ pub struct Readers {
     depth: usize,
     /// `None` when reads are done by blocking calls alone.
     rings: Option<Mutex<Vec<Ring>>>,
-    buffers: Buffers,
+    buffers: Arc<Buffers>,
     reads: AtomicU64,
     bytes: AtomicU64,
 }
@@ -49,7 +49,7 @@ impl Readers {
             directory,
             depth,
             rings: uring.then(Mutex::default),
-            buffers: Buffers { limit: buffer_bytes, state: Mutex::default(), given_back: Condvar::new() },
+            buffers: Buffers::new(buffer_bytes),
             reads: AtomicU64::new(0),
             bytes: AtomicU64::new(0),
         }
@@ -81,15 +81,8 @@ impl Readers {
             let begun = Instant::now();
             let scratch = self.buffers.take(scratch_bytes(record));
             // SAFETY: `record.into` is borrowed for longer than this loop turn, in which the job ends.
-            let result = match unsafe { self.transfer(record, scratch) } {
-                Ok(transfer) => {
-                    let mut job = Job::Move(transfer);
-                    let result = job.finish();
-                    self.take_back(job);
-                    result
-                }
-                Err(error) => Err(error),
-            };
+            let transfer = unsafe { self.transfer(record, scratch) };
+            let result = transfer.and_then(|transfer| Job::Move(transfer).finish());
             record.result = Some(result.map(checksum));
             record.took = begun.elapsed();
         }
@@ -120,11 +113,11 @@ impl Readers {
             }
             if let Err(error) = ring.turn(&mut landed) {
                 tracing::warn!(%error, "io_uring failed; the batch is read again by blocking calls");
+                // What is in flight writes to the same buffers: it has landed when this returns.
                 drop(ring);
                 return self.read_alone(records);
             }
-            for Landed { tag, result, job } in landed.drain(..) {
-                self.take_back(job);
+            for Landed { tag, result } in landed.drain(..) {
                 let record = &mut records[tag as usize];
                 record.result = Some(result.map(checksum));
                 record.took = begun[tag as usize].elapsed();
@@ -135,7 +128,7 @@ impl Readers {
 
     /// # Safety
     /// `record.into` stays borrowed until the transfer is dropped.
-    unsafe fn transfer(&self, record: &mut RecordRead<'_>, scratch: AlignedBuffer) -> Result<Transfer, DiskError> {
+    unsafe fn transfer(&self, record: &mut RecordRead<'_>, scratch: Scratch) -> Result<Transfer, DiskError> {
         let file = self.directory.open(record.file).map_err(errno_error)?;
         let length = record.into.len() as u64;
         if length > record.bytes {
@@ -146,10 +139,19 @@ impl Readers {
         Ok(unsafe { Transfer::read_to(file, place, record.into.as_mut_ptr(), scratch) })
     }
 
-    fn take_back(&self, job: Job) {
-        if let Job::Move(transfer) = job {
-            self.buffers.give_back(transfer.into_scratch());
-        }
+    /// Has the next batch go through a ring that fails `turns` times; false when no ring is used.
+    #[cfg(test)]
+    pub(super) fn fail_ring(&self, turns: u32) -> bool {
+        let Some(mut ring) = self.take_ring() else { return false };
+        ring.fail(turns);
+        self.give_ring_back(ring);
+        true
+    }
+
+    /// Buffers that a read has at the moment.
+    #[cfg(test)]
+    pub(super) fn buffers_given_out(&self) -> usize {
+        self.buffers.given_out()
     }
 
     fn take_ring(&self) -> Option<Ring> {
@@ -179,100 +181,4 @@ fn checksum(outcome: DiskOutcome) -> Checksum {
 /// Scratch memory that the read of this record needs beside the caller's buffer.
 fn scratch_bytes(record: &RecordRead<'_>) -> usize {
     record.bytes as usize - straight_bytes(record.into.as_ptr(), record.into.len()).min(record.bytes as usize)
-}
-
-/// Aligned memory for reads, bounded in all: who finds none waits for another reader's.
-struct Buffers {
-    limit: usize,
-    state: Mutex<BufferState>,
-    given_back: Condvar,
-}
-
-#[derive(Default)]
-struct BufferState {
-    free: Vec<AlignedBuffer>,
-    /// Bytes of buffers given out and free.
-    bytes: usize,
-    given_out: usize,
-}
-
-impl Buffers {
-    /// A buffer of at least `bytes` bytes. One above the limit is given out alone.
-    fn take(&self, bytes: usize) -> AlignedBuffer {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        loop {
-            if let Some(buffer) = state.take(bytes, self.limit) {
-                return buffer;
-            }
-            state = self.given_back.wait(state).unwrap_or_else(PoisonError::into_inner);
-        }
-    }
-
-    fn try_take(&self, bytes: usize) -> Option<AlignedBuffer> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner).take(bytes, self.limit)
-    }
-
-    fn give_back(&self, buffer: AlignedBuffer) {
-        if buffer.is_empty() {
-            return;
-        }
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        state.given_out -= 1;
-        if state.bytes > self.limit {
-            state.bytes -= buffer.len();
-        } else {
-            state.free.push(buffer);
-        }
-        drop(state);
-        self.given_back.notify_all();
-    }
-}
-
-impl BufferState {
-    fn take(&mut self, bytes: usize, limit: usize) -> Option<AlignedBuffer> {
-        if bytes == 0 {
-            return Some(AlignedBuffer::zeroed(0));
-        }
-        let fits = |buffer: &AlignedBuffer| buffer.len() >= bytes && buffer.len() / 2 <= bytes;
-        let found = self.free.iter().position(fits);
-        if found.is_none() {
-            while self.bytes + bytes > limit
-                && let Some(other) = self.free.pop()
-            {
-                self.bytes -= other.len();
-            }
-            if self.bytes + bytes > limit && self.given_out > 0 {
-                return None;
-            }
-            self.bytes += bytes;
-        }
-        self.given_out += 1;
-        Some(match found {
-            Some(index) => self.free.swap_remove(index),
-            None => AlignedBuffer::zeroed(bytes),
-        })
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn buffers_are_reused_and_bounded_and_a_large_one_goes_alone() {
-        let buffers = Buffers { limit: 3 * 4096, state: Mutex::default(), given_back: Condvar::new() };
-        let (a, b) = (buffers.take(4096), buffers.take(8192));
-        let place = a.as_ptr();
-        assert!(buffers.try_take(4096).is_none());
-        buffers.give_back(a);
-        let again = buffers.try_take(4096).unwrap();
-        assert_eq!(again.as_ptr(), place);
-        buffers.give_back(again);
-        buffers.give_back(b);
-        let large = buffers.try_take(1 << 20).unwrap();
-        assert!(buffers.try_take(4096).is_none());
-        buffers.give_back(large);
-        assert_eq!(buffers.state.lock().unwrap().bytes, 0);
-        assert!(buffers.try_take(4096).is_some());
-    }
 }

@@ -1,5 +1,6 @@
 use std::io;
 use std::os::fd::RawFd;
+use std::time::Duration;
 
 use io_uring::{IoUring, Probe, cqueue, opcode, squeue, types};
 use slab::Slab;
@@ -14,6 +15,9 @@ pub(super) struct Ring {
     flights: Slab<Flight>,
     depth: usize,
     sequence: u32,
+    /// Turns that are to fail once they have handed over what was started.
+    #[cfg(test)]
+    failing: u32,
 }
 
 #[derive(Debug)]
@@ -29,7 +33,6 @@ struct Flight {
 pub(super) struct Landed {
     pub(super) tag: u64,
     pub(super) result: Result<DiskOutcome, DiskError>,
-    pub(super) job: Job,
 }
 
 /// The name of the poll that a waker ends; no flight has it.
@@ -52,7 +55,20 @@ impl Ring {
         if let Some(missing) = NEEDED.iter().find(|code| !probe.is_supported(**code)) {
             return Err(io::Error::other(format!("the kernel's io_uring lacks operation {missing}")));
         }
-        Ok(Self { io, flights: Slab::with_capacity(depth), depth, sequence: 0 })
+        Ok(Self {
+            io,
+            flights: Slab::with_capacity(depth),
+            depth,
+            sequence: 0,
+            #[cfg(test)]
+            failing: 0,
+        })
+    }
+
+    /// Lets the next `turns` turns fail after they have handed over what was started.
+    #[cfg(test)]
+    pub(super) fn fail(&mut self, turns: u32) {
+        self.failing = turns;
     }
 
     /// How many more jobs fit.
@@ -84,6 +100,12 @@ impl Ring {
     /// Hands what was started to the kernel, waits until something is over, and goes on with what is not done yet.
     /// True when it was the waker.
     pub(super) fn turn(&mut self, landed: &mut Vec<Landed>) -> io::Result<bool> {
+        #[cfg(test)]
+        if self.failing > 0 {
+            self.failing -= 1;
+            self.io.submit()?;
+            return Err(io::Error::from_raw_os_error(libc::ENOMEM));
+        }
         match self.io.submit_and_wait(1) {
             Ok(_) => {}
             // Interrupted, or the completions must be taken first: both are cured by taking them.
@@ -118,7 +140,7 @@ impl Ring {
                     Progress::Failed(error) => Err(error),
                     _ => Ok(job.outcome()),
                 };
-                landed.push(Landed { tag, result, job });
+                landed.push(Landed { tag, result });
             }
         }
     }
@@ -139,17 +161,25 @@ impl Ring {
 }
 
 impl Drop for Ring {
-    /// The kernel may write to the memory of a flight until it has landed.
+    /// The kernel may write to the memory of a flight until it has landed, and that memory is a caller's buffer, or an
+    /// extent that somebody else is given next. No process goes on over operations that do not come back.
     fn drop(&mut self) {
-        let mut landed = Vec::new();
+        let (mut landed, mut failures) = (Vec::new(), 0);
         while !self.flights.is_empty() {
-            if let Err(error) = self.turn(&mut landed) {
-                tracing::error!(%error, "io_uring does not give its operations back: their memory is left to it");
-                std::mem::forget(std::mem::take(&mut self.flights));
+            let Err(error) = self.turn(&mut landed) else { continue };
+            failures += 1;
+            if failures == DRAIN_TRIES {
+                tracing::error!(%error, "io_uring does not give its operations back: the process ends");
+                std::process::abort();
             }
+            std::thread::sleep(DRAIN_PAUSE);
         }
     }
 }
+
+/// Times that a ring which fails is asked for the operations it has, and the pause between them: a second in all.
+const DRAIN_TRIES: u32 = 100;
+const DRAIN_PAUSE: Duration = Duration::from_millis(10);
 
 fn entry(call: &Call) -> squeue::Entry {
     match *call {

@@ -249,6 +249,62 @@ fn callers_read_into_buffers_of_any_alignment_and_length() {
     });
 }
 
+/// A read that could not begin kept its buffer for ever, and so did the flights of a ring that failed: in the end every
+/// read that needed a buffer waited for one that nobody would give back.
+#[test]
+fn reads_that_fail_give_their_buffers_back() {
+    World::each(|world| {
+        for _ in 0..100 {
+            let mut bytes = [[0u8; 100]; 3];
+            let mut records: Vec<RecordRead<'_>> = bytes
+                .iter_mut()
+                .map(|into| RecordRead {
+                    file: FileId(99),
+                    offset: 0,
+                    bytes: 1 << 20,
+                    into,
+                    result: None,
+                    took: Duration::ZERO,
+                })
+                .collect();
+            world.disk.readers.read(&mut records);
+            world.disk.readers.read(&mut records[..1]);
+            assert!(records.iter().all(|record| record.result == Some(Err(DiskError::Missing))));
+            assert_eq!(world.disk.readers.buffers_given_out(), 0);
+        }
+    });
+}
+
+/// A ring that failed was dropped with its reads under way, and the buffers they went to were read into again, by the
+/// caller's thread and then given back to the caller, while the kernel could still write to them.
+#[test]
+fn a_ring_that_fails_is_emptied_before_its_buffers_are_used_again() {
+    World::each(|world| {
+        world.create(8 << 20);
+        let value = random(11, 4 << 20);
+        let parts = vec![Part::Bytes(value.clone())];
+        assert_eq!(world.one(DiskOp::Write { file: FILE, offset: 0, parts }), Ok(DiskOutcome::Done));
+        for turns in [1, 3] {
+            let rings = world.disk.readers.fail_ring(turns);
+            assert_eq!(rings, world.disk.choice.chosen == "uring");
+            let mut buffers: Vec<Vec<u8>> = (0..4).map(|_| vec![0; 1_000_001]).collect();
+            let record = |(number, into)| {
+                let into: &mut Vec<u8> = into;
+                let (offset, bytes) = (number as u64 * (1 << 20), slackwater_base::round_to_block(into.len() as u64));
+                RecordRead { file: FILE, offset, bytes, into, result: None, took: Duration::ZERO }
+            };
+            let mut records: Vec<RecordRead<'_>> = buffers.iter_mut().enumerate().map(record).collect();
+            world.disk.readers.read(&mut records);
+            for (number, record) in records.iter().enumerate() {
+                let expected = &value[number << 20..][..1_000_001];
+                assert_eq!(record.result, Some(Ok(Checksum::of(expected))));
+                assert!(*record.into == *expected);
+            }
+            assert_eq!(world.disk.readers.buffers_given_out(), 0);
+        }
+    });
+}
+
 #[test]
 fn auto_says_what_it_chose() {
     let root = tempfile::tempdir().unwrap();

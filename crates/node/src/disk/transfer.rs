@@ -8,6 +8,7 @@ use slackwater_wire::{ExtentRef, Incarnation, SegmentId};
 
 use super::buffer::AlignedBuffer;
 use super::handles::OpenFile;
+use super::scratch::Scratch;
 use crate::region::{Access, Grant, Region};
 
 /// Most pieces in one system call (`UIO_MAXIOV` of Linux).
@@ -46,7 +47,7 @@ pub(super) struct Transfer {
     offset: u64,
     pieces: Vec<libc::iovec>,
     next: usize,
-    scratch: AlignedBuffer,
+    scratch: Scratch,
     grants: Vec<Grant>,
     /// Bytes of a read that are its value.
     length: usize,
@@ -113,7 +114,7 @@ impl Transfer {
                 grants.push(grant);
             }
         }
-        let mut scratch = AlignedBuffer::zeroed(scratch_bytes(parts));
+        let mut scratch = Scratch::from(AlignedBuffer::zeroed(scratch_bytes(parts)));
         let base = scratch.address();
         let (mut used, mut pieces, mut extents) = (0usize, Pieces::default(), grants.iter());
         for part in parts {
@@ -179,7 +180,7 @@ impl Transfer {
         };
         // What does not fit the extent is padding: nothing needs it.
         let in_scratch = if arrival == Arrival::Extent { 0 } else { bytes };
-        let mut scratch = AlignedBuffer::zeroed(in_scratch);
+        let mut scratch = Scratch::from(AlignedBuffer::zeroed(in_scratch));
         let mut pieces = Pieces::default();
         if let Some(grant) = grants.first() {
             pieces.push(grant.address(), in_extent);
@@ -194,12 +195,7 @@ impl Transfer {
     /// # Safety
     /// - `start` is valid for writes of `place.length` bytes until the transfer is dropped.
     /// - Nobody else touches those bytes until then.
-    pub(super) unsafe fn read_to(
-        file: Arc<OpenFile>,
-        place: Place,
-        start: *mut u8,
-        mut scratch: AlignedBuffer,
-    ) -> Self {
+    pub(super) unsafe fn read_to(file: Arc<OpenFile>, place: Place, start: *mut u8, mut scratch: Scratch) -> Self {
         let Place { offset, bytes, length } = place;
         let (bytes, length) = (bytes as usize, length as usize);
         let there = straight_bytes(start, length);
@@ -209,11 +205,6 @@ impl Transfer {
         pieces.push(scratch.address(), bytes - there);
         let way = Way::Read(Arrival::Caller { start, there });
         Self { file, way, offset, pieces: pieces.0, next: 0, scratch, grants: Vec::new(), length }
-    }
-
-    /// The scratch memory, for the next transfer.
-    pub(super) fn into_scratch(self) -> AlignedBuffer {
-        self.scratch
     }
 
     /// The pieces still to be done, as the system calls take them: file, way, pieces, their number, offset.

@@ -79,7 +79,7 @@ impl Device for UringDevice {
                 *watching = true;
             }
             let woken = ring.turn(landed)?;
-            done.extend(landed.drain(..).map(|Landed { tag, result, .. }| DiskDone { op: OpId(tag), result }));
+            done.extend(landed.drain(..).map(|Landed { tag, result }| DiskDone { op: OpId(tag), result }));
             if woken {
                 *watching = false;
                 let mut count = [0; 8];

@@ -173,11 +173,14 @@ impl Log {
         if offload.bytes == 0 {
             return Some(TaskFailure::Stale);
         }
+        if too_long {
+            return Some(TaskFailure::TooLarge);
+        }
         if let Some(failure) = self.writer.ailing() {
             return Some(failure);
         }
         let full = self.writer.offloads_queued() >= self.config.records_queued_max || !self.has_room();
-        (too_long || full).then_some(TaskFailure::NoRoom)
+        full.then_some(TaskFailure::NoRoom)
     }
 
     /// Withdraws the queued values whose source is `extent`; those that are being written go on.

@@ -186,12 +186,13 @@ fn a_fence_ends_a_queued_offload_and_waits_for_one_that_is_written() {
     assert_eq!(world.results[&written], Ok(()));
 }
 
+/// A value longer than a file was refused as if the SSD were full, and the master offered it nothing for a while.
 #[test]
-fn values_that_no_file_holds_are_refused() {
+fn values_that_no_file_holds_are_refused_for_themselves() {
     let mut world = world();
     let file_bytes = world.log.file_bytes_used();
     let entry = entry(b"a", 1);
-    for (bytes, failure) in [(0, TaskFailure::Stale), (file_bytes, TaskFailure::NoRoom)] {
+    for (bytes, failure) in [(0, TaskFailure::Stale), (file_bytes, TaskFailure::TooLarge)] {
         let source = ExtentRef { bytes: file_bytes, ..world.free[0] };
         let ticket = world.ticket();
         world.offloads.insert(ticket, (entry.clone(), world.free[0]));

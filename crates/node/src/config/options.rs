@@ -94,7 +94,7 @@ options! {
     /// Size of one file of the SSD log, which bounds the largest value on SSD; a small `ssd` has smaller files, a large one larger.
     file_bytes "file_bytes": ByteSize = ByteSize::mib(64), file_size;
     /// How long a record may wait for others before it is written to SSD.
-    flush_delay "flush_delay": Duration = Duration::from_millis(100), between(Duration::ZERO, Duration::from_secs(60));
+    flush_delay "flush_delay": Duration = Duration::from_millis(5), between(Duration::ZERO, Duration::from_secs(60));
     /// How SSD reads and writes are done: io_uring where the kernel allows it, or pread and pwrite.
     io "io": IoBackend = IoBackend::Auto;
     /// SSD operations under way at once.

@@ -1,6 +1,4 @@
 //! Thousands of clusters, each with its own shape, load and faults: every invariant must hold in all of them.
-#![expect(clippy::disallowed_types, reason = "seeds share one list of failures; inside a run there is one thread")]
-
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc;
 

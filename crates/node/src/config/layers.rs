@@ -5,8 +5,8 @@ use toml::de::{DeTable, DeValue};
 
 use super::{Config, ConfigProblem, ENV_PREFIX, OptionSpec, Source, suggest};
 
-/// Environment names under our prefix that are no options: the binary's own, and that of the waiting strategy.
-const OTHER_ENV: &[&str] = &["SLACKWATER_CONFIG", "SLACKWATER_WAIT"];
+/// Environment names under our prefix that are no options: the binary's own.
+const OTHER_ENV: &[&str] = &["SLACKWATER_CONFIG"];
 
 /// Takes layers one after another and collects what is wrong with them.
 #[derive(Default)]

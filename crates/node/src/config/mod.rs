@@ -319,6 +319,18 @@ mod tests {
     }
 
     #[test]
+    fn a_wait_strategy_is_read_and_a_wrong_one_is_named() {
+        let load = |text: &str| Config::load(None, [("SLACKWATER_WAIT".to_owned(), text.to_owned())].into_iter(), &[]);
+        for text in ["adaptive", "park", "spin", "sleep:10us"] {
+            assert_eq!(load(text).unwrap().wait.show(), text);
+        }
+        let problems = load("sping").unwrap_err();
+        let message = "SLACKWATER_WAIT: wait: `sping` is no wait strategy (known: adaptive, spin, park, \
+                       sleep:DURATION such as sleep:10us)";
+        assert_eq!(problems.iter().map(ToString::to_string).collect::<Vec<_>>(), [message]);
+    }
+
+    #[test]
     fn options_without_effect_are_warnings() {
         let check = |flags: &[(&str, &str)], part: &str| {
             let flags: Vec<(String, String)> =

@@ -4,6 +4,7 @@ use std::time::Duration;
 use slackwater_base::ByteSize;
 use slackwater_meta::evict::PolicyKind;
 use slackwater_meta::{OffloadMode, Placement};
+use slackwater_wait::Choice as WaitChoice;
 
 use super::value::words;
 use super::{OptionSpec, Ratio, Sources, Value};
@@ -103,6 +104,9 @@ options! {
     read_buffers "read_buffers": ByteSize = ByteSize::mib(32), at_least(ByteSize::mib(1));
     /// Huge pages under the memory of values: none, those the kernel makes by itself, or reserved ones.
     huge_pages "huge_pages": HugePages = HugePages::Transparent;
+    /// How the store's callers wait: `adaptive` learns when looking pays, `park` sleeps at once, `spin` only looks,
+    /// `sleep:10us` looks now and then.
+    wait "wait": WaitChoice = WaitChoice::Adaptive;
     /// Which log lines are written: a level, or `target=level` pairs separated by commas.
     log "log": String = "info".to_owned(), log_filter;
     /// How log lines are written.

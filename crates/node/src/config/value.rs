@@ -3,6 +3,7 @@ use std::time::Duration;
 
 use slackwater_base::{ByteSize, format_duration, parse_duration};
 use slackwater_meta::evict::PolicyKind;
+use slackwater_wait::{Choice as WaitChoice, ChoiceError};
 
 /// A type that an option can have: it reads from one line of text and prints as one that reads back.
 pub trait Value: Clone + PartialEq {
@@ -104,6 +105,23 @@ impl Value for Option<PathBuf> {
 
     fn show(&self) -> String {
         self.as_ref().map(|path| path.display().to_string()).unwrap_or_default()
+    }
+}
+
+impl Value for WaitChoice {
+    const KIND: &'static str = "wait strategy";
+
+    fn parse(text: &str) -> Result<Self, String> {
+        text.parse().map_err(|error: ChoiceError| error.to_string())
+    }
+
+    fn show(&self) -> String {
+        match self {
+            WaitChoice::Adaptive => "adaptive".to_owned(),
+            WaitChoice::Spin => "spin".to_owned(),
+            WaitChoice::Park => "park".to_owned(),
+            WaitChoice::Sleep(duration) => format!("sleep:{}", format_duration(*duration)),
+        }
     }
 }
 

@@ -1,5 +1,4 @@
 use std::collections::VecDeque;
-use std::sync::Arc;
 
 use slackwater_base::{Instant, Map};
 use slackwater_meta::{Input, Master, Output};
@@ -9,15 +8,12 @@ use slackwater_tier::{Agent, AgentInput, AgentOutput, FormatError, Opened, ReadE
 use slackwater_wire::{CallId, ClientId, DiskEntry, ExtentRef, NodeId, Reply, Report, Request};
 
 use super::StoreError;
-use super::slot::Slot;
+use super::slot::{Later, Owed};
 
 /// The only node of an embedded store.
 pub(super) const NODE: NodeId = NodeId(1);
 /// The only client of an embedded store: the process itself.
 pub(super) const CLIENT: ClientId = ClientId(1);
-
-/// Something that is answered later than asked.
-pub(super) type Later<T> = Arc<Slot<Result<T, StoreError>>>;
 
 /// How a request went.
 pub(super) enum Asked {
@@ -39,11 +35,11 @@ pub(super) struct Core {
     /// The call being made now, and its answer if it comes at once.
     current: Option<(CallId, Option<Reply>)>,
     next_call: u64,
-    calls: Map<CallId, Later<Reply>>,
-    opening: Option<Later<Result<Opened, FormatError>>>,
-    flushing: VecDeque<(u64, Later<()>)>,
+    calls: Map<CallId, Owed<Reply>>,
+    opening: Option<Owed<Result<Opened, FormatError>>>,
+    flushing: VecDeque<(u64, Owed<()>)>,
     next_flush: u64,
-    stopping: Option<Later<usize>>,
+    stopping: Option<Owed<usize>>,
     /// Whether the log last said that it takes records.
     pub(super) accepting: bool,
     /// When the steward means to wake.
@@ -83,9 +79,9 @@ impl Core {
         if let Some((_, Some(reply))) = self.current.take() {
             return Asked::Now(reply);
         }
-        let slot = Arc::new(Slot::new());
-        self.calls.insert(call, Arc::clone(&slot));
-        Asked::Later(slot)
+        let (owed, later) = Later::new();
+        self.calls.insert(call, owed);
+        Asked::Later(later)
     }
 
     /// Takes in what the device did.
@@ -98,27 +94,28 @@ impl Core {
 
     /// Opens the log over the files of its directory.
     pub(super) fn open(&mut self, now: Instant, open: AgentInput) -> Later<Result<Opened, FormatError>> {
-        let slot = Arc::new(Slot::new());
-        self.opening = Some(Arc::clone(&slot));
+        let (owed, later) = Later::new();
+        self.opening = Some(owed);
         self.tell(now, open);
-        slot
+        later
     }
 
     /// Asks for everything ordered until now to be durable.
     pub(super) fn flush(&mut self, now: Instant) -> Later<()> {
-        let (number, slot) = (self.next_flush, Arc::new(Slot::new()));
+        let number = self.next_flush;
         self.next_flush += 1;
-        self.flushing.push_back((number, Arc::clone(&slot)));
+        let (owed, later) = Later::new();
+        self.flushing.push_back((number, owed));
         self.tell(now, AgentInput::Flush(number));
-        slot
+        later
     }
 
     /// Brings the agent to rest.
     pub(super) fn stop(&mut self, now: Instant) -> Later<usize> {
-        let slot = Arc::new(Slot::new());
-        self.stopping = Some(Arc::clone(&slot));
+        let (owed, later) = Later::new();
+        self.stopping = Some(owed);
         self.tell(now, AgentInput::Stop);
-        slot
+        later
     }
 
     /// Begins an access to an extent; `None` when it is dead.
@@ -165,10 +162,10 @@ impl Core {
     /// Tells every waiter that there will be no answer.
     pub(super) fn fail_waiters(&mut self, error: &StoreError) {
         self.over.get_or_insert_with(|| error.clone());
-        self.calls.drain().for_each(|(_, slot)| slot.fill(Err(error.clone())));
-        self.flushing.drain(..).for_each(|(_, slot)| slot.fill(Err(error.clone())));
-        self.opening.take().inspect(|slot| slot.fill(Err(error.clone())));
-        self.stopping.take().inspect(|slot| slot.fill(Err(error.clone())));
+        self.calls.drain().for_each(|(_, owed)| owed.complete(Err(error.clone())));
+        self.flushing.drain(..).for_each(|(_, owed)| owed.complete(Err(error.clone())));
+        self.opening.take().into_iter().for_each(|owed| owed.complete(Err(error.clone())));
+        self.stopping.take().into_iter().for_each(|owed| owed.complete(Err(error.clone())));
     }
 
     /// Tells the agent something.
@@ -198,8 +195,8 @@ impl Core {
         match &mut self.current {
             Some((current, answer)) if *current == call => *answer = Some(reply),
             _ => {
-                if let Some(slot) = self.calls.remove(&call) {
-                    slot.fill(Ok(reply));
+                if let Some(owed) = self.calls.remove(&call) {
+                    owed.complete(Ok(reply));
                 }
             }
         }
@@ -218,18 +215,18 @@ impl Core {
             AgentOutput::Refused(error) => self.opened(Err(error)),
             AgentOutput::Flushed(number) => {
                 while self.flushing.front().is_some_and(|(first, _)| *first <= number) {
-                    self.flushing.pop_front().inspect(|(_, slot)| slot.fill(Ok(())));
+                    self.flushing.pop_front().into_iter().for_each(|(_, owed)| owed.complete(Ok(())));
                 }
             }
             AgentOutput::Stopped { lost } => {
-                self.stopping.take().inspect(|slot| slot.fill(Ok(lost)));
+                self.stopping.take().into_iter().for_each(|owed| owed.complete(Ok(lost)));
             }
         }
     }
 
     fn opened(&mut self, result: Result<Opened, FormatError>) {
-        if let Some(slot) = self.opening.take() {
-            slot.fill(Ok(result));
+        if let Some(owed) = self.opening.take() {
+            owed.complete(Ok(result));
         }
     }
 }

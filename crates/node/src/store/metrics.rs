@@ -3,11 +3,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use slackwater_meta::{Metrics, PromotionMetrics};
 use slackwater_tier::TierStats as AgentStats;
+use slackwater_wait::Site;
 use slackwater_wire::{SegmentKind, SegmentState};
 
 use super::meters::Distribution;
 use super::shared::Shared;
-use super::{Flow, PromotionStats, PutStats, ReadStats, SsdStats, Stats, TierStats};
+use super::{Flow, PromotionStats, PutStats, ReadStats, SsdStats, Stats, TierStats, WaitStats};
 
 /// Upper ends of the buckets of times, in seconds.
 const BOUNDS: [f64; 16] =
@@ -52,6 +53,7 @@ impl Shared {
             offloads_failed: metrics.offload.failed + metrics.offload.expired,
             corrupt: get(&meters.corrupt) + agent.records_lost,
             latency: meters.latencies(),
+            waits: self.waits.sites().map(wait).to_vec(),
             io: self.disk.as_ref().map(|ssd| ssd.disk.choice.clone()).unwrap_or_default(),
             pages: self.pages.clone(),
             warnings: self.warnings.clone(),
@@ -111,6 +113,7 @@ impl Shared {
         text.counter("slackwater_corrupt_total", "Replicas with wrong bytes, none returned.", &[("", stats.corrupt)]);
         text.counter("slackwater_ssd_written_bytes_total", "Bytes written to the device.", &[("", ssd.written_bytes)]);
         text.counter("slackwater_ssd_read_bytes_total", "Bytes read from the device.", &[("", ssd.read_bytes)]);
+        text.waits(&stats.waits);
         text.histogram("slackwater_call_seconds", "Time of a value.", &self.meters.distributions(&BOUNDS));
         text.0
     }
@@ -136,6 +139,19 @@ fn tier(segments: &[SegmentState], kind: SegmentKind) -> TierStats {
         capacity_bytes: sum.capacity_bytes + segment.bytes,
         used_bytes: sum.used_bytes + segment.used_bytes,
     })
+}
+
+fn wait(site: &Site) -> WaitStats {
+    let counts = site.counts();
+    WaitStats {
+        site: site.name(),
+        waits: counts.waits,
+        spun: counts.spin_hits,
+        parked: counts.parks,
+        timeouts: counts.timeouts,
+        spun_us: counts.spin_nanos / 1000,
+        parked_us: counts.park_nanos / 1000,
+    }
 }
 
 fn promotions(metrics: &PromotionMetrics) -> PromotionStats {
@@ -191,6 +207,18 @@ impl Text {
             ("status=\"cap\"", p.rejected_cap),
         ];
         self.counter("slackwater_promotions_rejected_total", "Reads that earned none, by the gate.", &refusals);
+    }
+
+    fn waits(&mut self, waits: &[WaitStats]) {
+        let mut by_site = |name: &str, help: &str, value: fn(&WaitStats) -> u64| {
+            let labels: Vec<String> = waits.iter().map(|wait| format!("site=\"{}\"", wait.site)).collect();
+            let samples: Vec<_> = labels.iter().map(String::as_str).zip(waits.iter().map(value)).collect();
+            self.counter(name, help, &samples);
+        };
+        by_site("slackwater_waits_total", "Waits, by what for.", |wait| wait.waits);
+        by_site("slackwater_wait_spins_total", "Waits that ended while they still looked.", |wait| wait.spun);
+        by_site("slackwater_wait_parks_total", "Times a waiter slept in the kernel.", |wait| wait.parked);
+        by_site("slackwater_wait_timeouts_total", "Waits that ended at their deadline.", |wait| wait.timeouts);
     }
 
     fn histogram(&mut self, name: &str, help: &str, series: &[(&str, Distribution)]) {

@@ -1,7 +1,7 @@
 //! The embedded store: both tiers inside the calling process.
 //!
 //! One lock guards the master's mind and the node's agent ([`core`]). A call asks under the lock, moves its bytes
-//! outside it, and concludes under it again; whoever must wait for space or durability sleeps on its own slot. One
+//! outside it, and concludes under it again; whoever must wait for space or durability waits for its own answer, as `slackwater-wait` has it. One
 //! thread sleeps in the device, another until the next deadline; an idle store uses no processor time.
 
 mod core;
@@ -27,7 +27,9 @@ use slackwater_wire::{
 
 pub use error::{DirectoryError, OpenError, StoreError};
 pub use options::{GetOptions, Got, PutOptions, RemoveOptions, Stored, Tier};
-pub use stats::{Choice, Flow, Latencies, Latency, PromotionStats, PutStats, ReadStats, SsdStats, Stats, TierStats};
+pub use stats::{
+    Choice, Flow, Latencies, Latency, PromotionStats, PutStats, ReadStats, SsdStats, Stats, TierStats, WaitStats,
+};
 
 use self::get::Sink;
 use self::shared::Shared;
@@ -273,8 +275,10 @@ impl Store {
     /// [`StoreError::Deadline`] when that takes longer.
     pub fn flush(&self, deadline: Duration) -> Result<(), StoreError> {
         self.shared().check_open()?;
-        let slot = self.shared().with(|core, now| core.flush(now))?;
-        slot.wait_for(deadline).unwrap_or(Err(StoreError::Deadline { what: "a flush", after: deadline }))
+        let shared = self.shared();
+        let flushed = shared.with(|core, now| core.flush(now))?;
+        let waiting = shared.waits.at(&shared.waits.flush);
+        flushed.wait_for(deadline, waiting).unwrap_or(Err(StoreError::Deadline { what: "a flush", after: deadline }))
     }
 
     /// Makes everything queued for SSD durable and ends the store; later calls on clones answer
@@ -309,8 +313,8 @@ impl Handle {
         if !self.shared.close() {
             return Ok(());
         }
-        let stopped = self.shared.with(|core, now| core.stop(now)).and_then(|slot| {
-            let lost = self.shared.wait_in_time("closing", &slot)?;
+        let stopped = self.shared.with(|core, now| core.stop(now)).and_then(|stopped| {
+            let lost = self.shared.wait_in_time("closing", stopped)?;
             if lost == 0 { Ok(()) } else { Err(StoreError::RefusedCall(ErrorCode::PersistentFail)) }
         });
         let threads = std::mem::take(&mut *self.threads.lock().unwrap_or_else(PoisonError::into_inner));

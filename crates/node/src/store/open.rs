@@ -85,7 +85,7 @@ fn mount_and_recover(shared: &Shared, incarnation: Incarnation, fresh: u128) -> 
     let files = ssd.directory.list()?.into_iter().map(|(file, bytes)| LogFile { file, bytes }).collect();
     let opening = shared.with(|core, now| core.open(now, AgentInput::Open { files, fresh })).map_err(log)?;
     let opened = opening
-        .wait()
+        .wait(&shared.waits.at(&shared.waits.log))
         .map_err(log)?
         .map_err(|error| OpenError::Log { directory: ssd.directory.path().to_owned(), why: error.to_string() })?;
     ssd.recovered.store(opened.records, Ordering::Relaxed);

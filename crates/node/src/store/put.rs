@@ -5,8 +5,9 @@ use slackwater_client::{Action, FlowOptions, PutFlow, PutOutcome, WriteFailure};
 use slackwater_tier::arena::{Access as ArenaAccess, AccessId};
 use slackwater_wire::{Chain, Durability, ErrorCode, ExtentRef, Key, PutConfig, PutEntry, PutStart, Reply, limits};
 
-use super::core::{Asked, Core, Later};
+use super::core::{Asked, Core};
 use super::shared::Shared;
+use super::slot::Later;
 use super::{PutOptions, StoreError, Stored};
 use crate::region::{Access, Grant};
 
@@ -127,7 +128,7 @@ impl<'s, 'v> Writer<'s, 'v> {
         shared.with(|core, now| self.act(core, now, &mut flow))?;
         if let Some(room) = self.awaited.take() {
             // The master ends a put that waits for space by itself, at the time it was told.
-            let reply = room.wait()?;
+            let reply = room.wait(&shared.waits.at(&shared.waits.space))?;
             shared.with(|core, now| {
                 flow.on_reply(now, reply, &mut self.actions);
                 self.act(core, now, &mut flow);
@@ -139,7 +140,7 @@ impl<'s, 'v> Writer<'s, 'v> {
             shared.with(|core, now| self.conclude(core, now, &mut flow))?;
         }
         if let Some(published) = self.awaited.take() {
-            let reply = published.wait_for(shared.clock.now().until(deadline));
+            let reply = published.wait_for(shared.clock.now().until(deadline), shared.waits.at(&shared.waits.durable));
             shared.with(|core, now| {
                 match reply {
                     Some(Ok(reply)) => flow.on_reply(now, reply, &mut self.actions),
@@ -180,7 +181,7 @@ impl<'s, 'v> Writer<'s, 'v> {
                 match action {
                     Action::Ask(request) => match core.ask(now, request) {
                         Asked::Now(reply) => flow.on_reply(now, reply, &mut self.actions),
-                        Asked::Later(slot) => self.awaited = Some(slot),
+                        Asked::Later(later) => self.awaited = Some(later),
                     },
                     Action::Tell(request) => _ = core.ask(now, request),
                     Action::Write { index, extents } => self.open(core, now, (index, extents), flow),

@@ -1,13 +1,15 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 
 use slackwater_base::Instant;
+use slackwater_wait::{Event, Park};
 use slackwater_wire::{Reply, Request};
 
-use super::core::{Asked, Core, Later};
+use super::core::{Asked, Core};
 use super::meters::Meters;
+use super::slot::{Later, Waits};
 use super::{Choice, StoreError};
 use crate::clock::Clock;
 use crate::config::Config;
@@ -22,8 +24,10 @@ pub(super) struct Shared {
     pub(super) pages: Choice,
     pub(super) warnings: Vec<String>,
     pub(super) meters: Meters,
+    pub(super) waits: Waits,
     core: Mutex<Core>,
-    steward: Steward,
+    /// The steward's bell: rung when something falls due before it means to wake.
+    bell: Event,
     /// Calls are refused from here on.
     closed: AtomicBool,
     /// The store's own threads end as soon as they have nothing under way.
@@ -40,13 +44,6 @@ pub(super) struct Ssd {
     pub(super) recovered: std::sync::atomic::AtomicU64,
 }
 
-/// The steward's bell: rung when something falls due before it means to wake.
-#[derive(Default)]
-struct Steward {
-    rung: Mutex<bool>,
-    bell: Condvar,
-}
-
 /// What a store is put together from.
 pub(super) struct Parts {
     pub(super) config: Config,
@@ -61,6 +58,7 @@ impl Shared {
     pub(super) fn new(parts: Parts) -> Self {
         let Parts { config, core, segment, disk, pages, warnings } = parts;
         Self {
+            waits: Waits::new(config.wait),
             config,
             clock: Clock::start(),
             segment,
@@ -69,7 +67,7 @@ impl Shared {
             warnings,
             meters: Meters::default(),
             core: Mutex::new(core),
-            steward: Steward::default(),
+            bell: Event::new(),
             closed: AtomicBool::new(false),
             ending: AtomicBool::new(false),
             broken: OnceLock::new(),
@@ -119,14 +117,14 @@ impl Shared {
     pub(super) fn ask(&self, what: &'static str, request: Request) -> Result<Reply, StoreError> {
         match self.with(|core, now| core.ask(now, request))? {
             Asked::Now(reply) => Ok(reply),
-            Asked::Later(slot) => self.wait_in_time(what, &slot),
+            Asked::Later(later) => self.wait_in_time(what, later),
         }
     }
 
     /// Waits for an answer, no longer than the configured deadline.
-    pub(super) fn wait_in_time<T>(&self, what: &'static str, slot: &Later<T>) -> Result<T, StoreError> {
+    pub(super) fn wait_in_time<T>(&self, what: &'static str, later: Later<T>) -> Result<T, StoreError> {
         let after = self.config.deadline;
-        slot.wait_for(after).unwrap_or(Err(StoreError::Deadline { what, after }))
+        later.wait_for(after, self.waits.at(&self.waits.answer)).unwrap_or(Err(StoreError::Deadline { what, after }))
     }
 
     /// Whether calls are still taken.
@@ -185,23 +183,28 @@ impl Shared {
 
     /// The steward: does what falls due, and sleeps until the next thing does.
     fn steward(&self) {
-        while !self.ending.load(Ordering::Acquire) {
+        loop {
+            // Taken before the look at what is due: a ring from here on ends the wait.
+            let seen = self.bell.seen();
+            if self.ending.load(Ordering::Acquire) {
+                return;
+            }
             let step = |core: &mut Core, now: Instant| {
                 core.on_deadline(now);
                 core.steward_wakes = core.next_deadline();
                 core.steward_wakes
             };
             let Ok(wakes) = self.with(step) else { return };
-            let rung = self.steward.rung.lock().unwrap_or_else(PoisonError::into_inner);
             let longest = self.clock.now().until(wakes);
-            let waited = self.steward.bell.wait_timeout_while(rung, longest, |rung| !*rung);
-            *waited.unwrap_or_else(PoisonError::into_inner).0 = false;
+            // Nobody waits for the steward, so it never spins, whatever the strategy of the store.
+            let waiting = self.waits.at(&self.waits.steward).by(&Park).until(slackwater_wait::now() + longest);
+            // Rung or due: the next turn looks at both.
+            let _ = self.bell.wait(seen, &waiting);
         }
     }
 
     fn ring(&self) {
-        *self.steward.rung.lock().unwrap_or_else(PoisonError::into_inner) = true;
-        self.steward.bell.notify_one();
+        self.bell.notify_all();
     }
 
     /// The disk thread: sleeps in the device and takes in what it did.

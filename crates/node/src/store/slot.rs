@@ -1,59 +1,105 @@
-use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
-/// One value that one thread waits for and another brings.
-#[derive(Debug)]
-pub(super) struct Slot<T> {
-    value: Mutex<Option<T>>,
-    filled: Condvar,
+use slackwater_wait::{Choice, Completer, Completion, Site, Stopped, Wait, Waiting, now};
+
+use super::StoreError;
+
+/// Something that is answered later than asked.
+pub(super) struct Later<T>(Completion<Result<T, StoreError>>);
+
+/// The end that answers.
+pub(super) type Owed<T> = Completer<Result<T, StoreError>>;
+
+impl<T> Later<T> {
+    /// Both ends of one answer.
+    pub(super) fn new() -> (Owed<T>, Self) {
+        let (owed, completion) = Completion::new();
+        (owed, Self(completion))
+    }
+
+    /// Waits for the answer.
+    pub(super) fn wait(self, waiting: &Waiting<'_>) -> Result<T, StoreError> {
+        self.take(waiting).expect("a wait without a deadline ends with an answer")
+    }
+
+    /// Waits for the answer, at most `longest`.
+    pub(super) fn wait_for(self, longest: Duration, waiting: Waiting<'_>) -> Option<Result<T, StoreError>> {
+        self.take(&waiting.until(now() + longest))
+    }
+
+    fn take(mut self, waiting: &Waiting<'_>) -> Option<Result<T, StoreError>> {
+        match self.0.wait(waiting) {
+            Ok(answer) => Some(answer),
+            Err(Stopped::Failed(_)) => Some(Err(StoreError::Closed)),
+            Err(Stopped::Ended(_)) => None,
+        }
+    }
 }
 
-impl<T> Slot<T> {
-    pub(super) fn new() -> Self {
-        Self { value: Mutex::new(None), filled: Condvar::new() }
+/// How the threads of one store wait, and what for.
+pub(super) struct Waits {
+    strategy: Box<dyn Wait>,
+    /// A put for space.
+    pub(super) space: Site,
+    /// A put for its SSD copy.
+    pub(super) durable: Site,
+    /// Any other call for its answer.
+    pub(super) answer: Site,
+    /// A flush.
+    pub(super) flush: Site,
+    /// The opening of the log.
+    pub(super) log: Site,
+    /// The steward for the next deadline.
+    pub(super) steward: Site,
+}
+
+impl Waits {
+    pub(super) fn new(choice: Choice) -> Self {
+        Self {
+            strategy: choice.strategy(),
+            space: Site::new("put, space"),
+            durable: Site::new("put, durable"),
+            answer: Site::new("call, answer"),
+            flush: Site::new("flush"),
+            log: Site::new("open, log"),
+            steward: Site::new("steward, deadline"),
+        }
     }
 
-    /// Brings the value. A second one is dropped: the first is the answer.
-    pub(super) fn fill(&self, value: T) {
-        let mut place = self.value.lock().unwrap_or_else(PoisonError::into_inner);
-        place.get_or_insert(value);
-        drop(place);
-        self.filled.notify_one();
+    /// A wait at one of the sites, by the strategy of the store.
+    pub(super) fn at<'a>(&'a self, site: &'a Site) -> Waiting<'a> {
+        Waiting::at(site).by(&*self.strategy)
     }
 
-    /// Waits for the value.
-    pub(super) fn wait(&self) -> T {
-        let place = self.value.lock().unwrap_or_else(PoisonError::into_inner);
-        let waited = self.filled.wait_while(place, |value| value.is_none());
-        let taken = waited.unwrap_or_else(PoisonError::into_inner).take();
-        taken.expect("the wait ends when there is a value")
-    }
-
-    /// Waits for the value, at most `longest`.
-    pub(super) fn wait_for(&self, longest: Duration) -> Option<T> {
-        let place = self.value.lock().unwrap_or_else(PoisonError::into_inner);
-        let waited = self.filled.wait_timeout_while(place, longest, |value| value.is_none());
-        let (mut place, _) = waited.unwrap_or_else(PoisonError::into_inner);
-        place.take()
+    pub(super) fn sites(&self) -> [&Site; 6] {
+        [&self.space, &self.durable, &self.answer, &self.flush, &self.log, &self.steward]
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use super::*;
 
     #[test]
-    fn the_first_value_reaches_its_waiter() {
-        let slot = Arc::new(Slot::new());
-        assert_eq!(slot.wait_for(Duration::ZERO), None);
-        let other = Arc::clone(&slot);
-        let bringer = std::thread::spawn(move || {
-            other.fill(7);
-            other.fill(8);
-        });
-        assert_eq!(slot.wait(), 7);
-        bringer.join().unwrap();
+    fn an_answer_reaches_its_waiter_by_every_strategy() {
+        for choice in [Choice::Adaptive, Choice::Spin, Choice::Park, Choice::Sleep(Duration::from_micros(10))] {
+            let waits = Waits::new(choice);
+            let (owed, later) = Later::new();
+            let bringer = std::thread::spawn(move || owed.complete(Ok(7)));
+            assert_eq!(later.wait(&waits.at(&waits.answer)), Ok(7), "{choice:?}");
+            bringer.join().unwrap();
+        }
+    }
+
+    #[test]
+    fn no_answer_in_time_is_none_and_no_answer_ever_is_a_closed_store() {
+        let waits = Waits::new(Choice::Park);
+        let (owed, later) = Later::<()>::new();
+        assert_eq!(later.wait_for(Duration::ZERO, waits.at(&waits.space)), None);
+        drop(owed);
+        assert_eq!(waits.space.counts().timeouts, 1);
+        let (owed, later) = Later::<()>::new();
+        drop(owed);
+        assert_eq!(later.wait(&waits.at(&waits.space)), Err(StoreError::Closed));
     }
 }

@@ -31,6 +31,8 @@ pub struct Stats {
     pub corrupt: u64,
     /// How long calls took.
     pub latency: Latencies,
+    /// How the store's threads and callers waited, by what for.
+    pub waits: Vec<WaitStats>,
     /// How SSD reads and writes are done.
     pub io: Choice,
     /// What kind of pages lie under the memory of values.
@@ -157,6 +159,25 @@ pub struct Latency {
     pub p999_us: f64,
     /// The longest, in microseconds.
     pub max_us: f64,
+}
+
+/// What the waits of one kind did: `waits` is how many did not find at once what they waited for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct WaitStats {
+    /// What was waited for.
+    pub site: &'static str,
+    /// Waits that did not find it there already.
+    pub waits: u64,
+    /// Waits that ended while they still looked.
+    pub spun: u64,
+    /// Times a waiter slept in the kernel.
+    pub parked: u64,
+    /// Waits that ended at their deadline.
+    pub timeouts: u64,
+    /// Time spent looking, in microseconds.
+    pub spun_us: u64,
+    /// Time spent asleep, in microseconds.
+    pub parked_us: u64,
 }
 
 /// Something chosen at start, and why.

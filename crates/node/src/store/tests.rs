@@ -102,6 +102,10 @@ fn values_that_cannot_fit_are_refused_with_their_sizes() {
     let error = store.put(b"next", &vec![1; 1 << 20], &PutOptions::default()).unwrap_err();
     assert!(matches!(&error, StoreError::NoSpace { waited, .. } if *waited >= Duration::from_millis(50)), "{error}");
     assert_eq!(error.code(), ErrorCode::NoAvailableHandle);
+    let stats = store.stats();
+    let space = stats.waits.iter().find(|wait| wait.site == "put, space").unwrap();
+    assert!(space.waits == 1 && space.parked >= 1 && space.parked_us >= 40_000, "{space:?}");
+    assert!(store.metrics_text().contains("slackwater_waits_total{site=\"put, space\"} 1\n"));
     let durable = PutOptions { durability: slackwater_wire::Durability::Disk, ..PutOptions::default() };
     assert_eq!(store.put(b"d", b"v", &durable).unwrap_err().code(), ErrorCode::UnavailableInCurrentMode);
 }

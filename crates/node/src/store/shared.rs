@@ -7,6 +7,7 @@ use slackwater_base::Instant;
 use slackwater_wire::{Reply, Request};
 
 use super::core::{Asked, Core, Later};
+use super::learned::Saver;
 use super::meters::Meters;
 use super::{Choice, StoreError};
 use crate::clock::Clock;
@@ -22,6 +23,7 @@ pub(super) struct Shared {
     pub(super) pages: Choice,
     pub(super) warnings: Vec<String>,
     pub(super) meters: Meters,
+    pub(super) saver: Saver,
     core: Mutex<Core>,
     steward: Steward,
     /// Calls are refused from here on.
@@ -68,6 +70,7 @@ impl Shared {
             pages,
             warnings,
             meters: Meters::default(),
+            saver: Saver::default(),
             core: Mutex::new(core),
             steward: Steward::default(),
             closed: AtomicBool::new(false),
@@ -192,6 +195,7 @@ impl Shared {
                 core.steward_wakes
             };
             let Ok(wakes) = self.with(step) else { return };
+            self.save_learned_at_times(self.clock.now());
             let rung = self.steward.rung.lock().unwrap_or_else(PoisonError::into_inner);
             let longest = self.clock.now().until(wakes);
             let waited = self.steward.bell.wait_timeout_while(rung, longest, |rung| !*rung);

@@ -16,8 +16,6 @@ pub enum Planted {
     DurableBeforeSync,
     /// A dropped record gets no tombstone.
     DropWithoutTombstone,
-    /// Reclaim lets go of a tombstone while the record that it keeps dead is still on disk.
-    TombstoneDroppedEarly,
     /// After a crash the older of two records of a key wins.
     OldestWinsAtRecovery,
     /// A file is trusted again after a sync of it failed.
@@ -46,7 +44,6 @@ impl Planted {
         Self::FenceDuringAccess,
         Self::DurableBeforeSync,
         Self::DropWithoutTombstone,
-        Self::TombstoneDroppedEarly,
         Self::OldestWinsAtRecovery,
         Self::TrustAfterFailedSync,
         Self::RemoveBeforeDropped,

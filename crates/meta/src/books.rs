@@ -2,6 +2,7 @@ use slackwater_wire::{QuotaState, ReplicaState, SegmentId, SegmentKind};
 use thiserror::Error;
 
 use crate::catalog::Parked;
+use crate::evict::RestoreError;
 use crate::master::Master;
 use crate::metrics::{OffloadMetrics, PromotionMetrics};
 use crate::segment::{Medium, record_bytes};
@@ -68,6 +69,25 @@ impl Master {
     #[must_use]
     pub fn objects(&self) -> u64 {
         self.catalog.len() as u64
+    }
+
+    /// What the policy of each segment has learned; segments whose policy learns nothing are left out.
+    #[must_use]
+    pub fn learned(&self) -> Vec<(SegmentId, Vec<u8>)> {
+        let saved = self.segments.iter().map(|(_, segment)| (segment.id, segment.policy.save()));
+        saved.filter(|(_, bytes)| !bytes.is_empty()).collect()
+    }
+
+    /// Gives a mounted segment's policy what [`Self::learned`] told of it in an earlier life.
+    ///
+    /// # Errors
+    /// When the bytes are damaged or of another policy; the policy then starts fresh. A segment that is not mounted
+    /// takes nothing.
+    pub fn restore_learned(&mut self, segment: SegmentId, bytes: &[u8]) -> Result<(), RestoreError> {
+        match self.segments.find(segment) {
+            Some(index) => self.segments.at_mut(index).policy.restore(bytes),
+            None => Ok(()),
+        }
     }
 
     /// What the master holds now.

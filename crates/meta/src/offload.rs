@@ -229,7 +229,7 @@ impl Master {
                 }
                 let segment = self.segments.at_mut(segment);
                 let bytes = segment.extent(piece).bytes;
-                segment.policy.park(Slot(slot));
+                segment.policy.leave(Slot(slot));
                 segment.leaving += bytes;
                 self.catalog.replica_mut(id).parked = Parked::Leaving;
                 Evicted::Bytes(bytes)

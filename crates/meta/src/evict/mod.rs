@@ -95,6 +95,12 @@ pub trait Evict: Send {
     /// The replica may not go now: it is leased, pinned, in use, or already on its way out.
     fn park(&mut self, slot: Slot);
 
+    /// As [`Evict::park`], of the replica that [`Evict::victim`] named: it is on its way out, so that what it depended
+    /// on may go next.
+    fn leave(&mut self, slot: Slot) {
+        self.park(slot);
+    }
+
     /// The replica may go again; it keeps the age it had, so that being parked is no second youth.
     fn unpark(&mut self, slot: Slot);
 

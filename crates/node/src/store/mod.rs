@@ -7,6 +7,7 @@
 mod core;
 mod error;
 mod get;
+mod learned;
 mod meters;
 mod metrics;
 mod open;
@@ -313,6 +314,7 @@ impl Handle {
         if !self.shared.close() {
             return Ok(());
         }
+        self.shared.save_learned();
         let stopped = self.shared.with(|core, now| core.stop(now)).and_then(|stopped| {
             let lost = self.shared.wait_in_time("closing", stopped)?;
             if lost == 0 { Ok(()) } else { Err(StoreError::RefusedCall(ErrorCode::PersistentFail)) }

@@ -88,6 +88,7 @@ fn mount_and_recover(shared: &Shared, incarnation: Incarnation, fresh: u128) -> 
         .wait(&shared.waits.at(&shared.waits.log))
         .map_err(log)?
         .map_err(|error| OpenError::Log { directory: ssd.directory.path().to_owned(), why: error.to_string() })?;
+    shared.restore_learned();
     ssd.recovered.store(opened.records, Ordering::Relaxed);
     tracing::info!(records = opened.records, bytes = opened.bytes, torn = opened.torn, "the log is open");
     Ok(())

@@ -8,6 +8,7 @@ use slackwater_wait::{Event, Park};
 use slackwater_wire::{Reply, Request};
 
 use super::core::{Asked, Core};
+use super::learned::Saver;
 use super::meters::Meters;
 use super::slot::{Later, Waits};
 use super::{Choice, StoreError};
@@ -25,6 +26,7 @@ pub(super) struct Shared {
     pub(super) warnings: Vec<String>,
     pub(super) meters: Meters,
     pub(super) waits: Waits,
+    pub(super) saver: Saver,
     core: Mutex<Core>,
     /// The steward's bell: rung when something falls due before it means to wake.
     bell: Event,
@@ -66,6 +68,7 @@ impl Shared {
             pages,
             warnings,
             meters: Meters::default(),
+            saver: Saver::default(),
             core: Mutex::new(core),
             bell: Event::new(),
             closed: AtomicBool::new(false),
@@ -195,6 +198,7 @@ impl Shared {
                 core.steward_wakes
             };
             let Ok(wakes) = self.with(step) else { return };
+            self.save_learned_at_times(self.clock.now());
             let longest = self.clock.now().until(wakes);
             // Nobody waits for the steward, so it never spins, whatever the strategy of the store.
             let waiting = self.waits.at(&self.waits.steward).by(&Park).until(slackwater_wait::now() + longest);

@@ -396,3 +396,32 @@ fn who_comes_after_the_last_answer_is_refused() {
     let asked = late.shared().with(|_, _| ());
     assert!(matches!(asked, Err(StoreError::Closed)), "{asked:?}");
 }
+
+#[test]
+fn what_eviction_learned_outlives_the_process_and_damage_only_costs_it() {
+    let root = tempfile::tempdir().unwrap();
+    let tables = root.path().join("eviction.tables");
+    let learned = |store: &Store| store.shared().with(|core, _| core.master.learned()).unwrap();
+    let store = Store::open(tiered(root.path())).unwrap();
+    let fresh = learned(&store);
+    for round in 0..100 {
+        store.skip_to(Duration::from_secs(10 * round)).unwrap();
+        let key = format!("block {}", round % 7);
+        let _ = store.get(key.as_bytes(), &GetOptions::default()).unwrap();
+        store.put(key.as_bytes(), &value(&key, 1000), &PutOptions::default()).unwrap();
+    }
+    let taught = learned(&store);
+    assert!(taught != fresh, "something was learned");
+    store.close().unwrap();
+
+    let store = Store::open(tiered(root.path())).unwrap();
+    assert!(learned(&store) == taught, "what was learned is there again");
+    store.close().unwrap();
+
+    let mut bytes = std::fs::read(&tables).unwrap();
+    bytes[100] ^= 1;
+    std::fs::write(&tables, bytes).unwrap();
+    let store = Store::open(tiered(root.path())).unwrap();
+    assert!(learned(&store) != taught, "damaged tables are not taken");
+    assert_eq!(store.get(b"block 3", &GetOptions::default()).unwrap(), Some(value("block 3", 1000)));
+}

@@ -13,6 +13,7 @@ mod block;
 mod checkpoints;
 mod class;
 mod estimate;
+mod leave;
 mod opinion;
 mod pending;
 #[cfg(test)]
@@ -66,6 +67,8 @@ pub(super) struct Gittins {
     resident: usize,
     /// The block that came last from another tier, and its standing there.
     taken_over: Option<(Slot, Standing)>,
+    /// The block that was last to leave.
+    leaving: Option<Slot>,
     /// Tokens a block as a multiple of what the buckets of new length are made for.
     block_scale: f64,
     requests: u64,
@@ -107,6 +110,7 @@ impl Gittins {
             last_call: Instant::ZERO,
             resident: 0,
             taken_over: None,
+            leaving: None,
             block_scale: 1.0,
             requests: 0,
             estimated_at_request: 0,
@@ -417,6 +421,13 @@ impl Evict for Gittins {
         if self.segment_of(slot).is_some() {
             self.forget_name(slot);
             self.marks[slot.0 as usize].set_parked(true);
+        }
+    }
+
+    fn leave(&mut self, slot: Slot) {
+        self.park(slot);
+        if let Some(number) = self.segment_of(slot) {
+            self.take_leave(slot, number);
         }
     }
 

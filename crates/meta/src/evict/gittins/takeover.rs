@@ -1,7 +1,7 @@
 //! Blocks that come from another tier: they bring their class and their age, and their neighbours follow one by one.
 
 use super::Gittins;
-use super::block::NO_NODE;
+use super::block::{IN_HAND, Mark, NO_NODE, Node};
 use super::class::{CLASSES, Class, Features, Tick};
 use super::opinion::ticks;
 use super::segments::{By, NONE, Segment};
@@ -18,10 +18,10 @@ impl Gittins {
         self.discard(slot);
         let at = slot.0 as usize;
         grow(&mut self.nodes, at, NO_NODE);
-        grow(&mut self.marks, at, super::block::Mark::default());
-        self.marks[at] = super::block::Mark::default();
+        grow(&mut self.marks, at, Mark::default());
+        self.marks[at] = Mark::default();
         self.marks[at].set_count(standing.reuses);
-        self.nodes[at] = super::block::Node { tag: tag(link.hash), ..NO_NODE };
+        self.nodes[at] = Node { tag: tag(link.hash), ..NO_NODE };
         self.resident += 1;
         self.shelves.add_block(link.bytes);
         let joined = self.join_child(slot, octave(link.bytes), standing);
@@ -34,7 +34,7 @@ impl Gittins {
     /// Puts the block before the one that came last, if that is its child.
     fn join_child(&mut self, slot: Slot, octave: u8, standing: Standing) -> bool {
         let Some((child, before)) = self.taken_over.filter(|(child, _)| *child != slot) else { return false };
-        let Some(number) = self.segment_of(child) else { return false };
+        let Some(number) = self.segment_of(child).filter(|&number| number != IN_HAND) else { return false };
         let segment = self.segments[number];
         let same = before.chain == standing.chain
             && before.position == standing.position + 1
@@ -59,6 +59,16 @@ impl Gittins {
         true
     }
 
+    fn list_by_age(&mut self, number: u32) {
+        let (bin, last_use) = (usize::from(self.segments[number].bin), self.segments[number].last_use);
+        let oldest = self.ages[bin].oldest;
+        if oldest != NONE && last_use.since(self.segments[oldest].last_use) == 0 {
+            self.ages[bin].push_oldest(&mut self.segments, By::Age, number);
+        } else {
+            self.ages[bin].push_newest(&mut self.segments, By::Age, number);
+        }
+    }
+
     /// Makes a segment of the block alone.
     fn found(&mut self, slot: Slot, octave: u8, standing: Standing) {
         let age = ticks(standing.age).min(self.now.0);
@@ -75,13 +85,7 @@ impl Gittins {
         let number = self.segments.add(segment);
         self.nodes[slot.0 as usize].segment = number;
         self.tables.enter(class.cell(segment.bin), 1, last_use);
-        let ages = &mut self.ages[usize::from(segment.bin)];
-        let oldest = ages.oldest;
-        if oldest != NONE && last_use.since(self.segments[oldest].last_use) == 0 {
-            ages.push_oldest(&mut self.segments, By::Age, number);
-        } else {
-            ages.push_newest(&mut self.segments, By::Age, number);
-        }
+        self.list_by_age(number);
         self.shelves.push_newest(&mut self.segments, &self.tables, number);
     }
 }

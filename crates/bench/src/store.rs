@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 use slackwater_base::{BLOCK_BYTES, ByteSize, Rng};
+use slackwater_node::config::Threads;
 use slackwater_node::{Config, GetOptions, OpenError, PutOptions, Store, StoreError, Tier};
 
 use crate::machine::Machine;
@@ -172,7 +173,9 @@ const TARGETS: usize = 64;
 fn memory(options: &Options, rows: &mut Vec<Row>) -> Result<(), Failure> {
     let (bytes, count) = (options.value_bytes, options.memory_pass.0 as usize / options.value_bytes);
     let memory = ByteSize(options.memory_pass.0 * 5 / 4);
-    let store = Store::open(Config { memory, ..Config::default() })?;
+    // One thread on either side: several would be compared with one plain copy.
+    let copy_threads = Threads::Count(1);
+    let store = Store::open(Config { memory, copy_threads, ..Config::default() })?;
     let source = random(1, bytes * count);
     let mut targets = random(2, bytes * TARGETS);
     let (put, get) = (PutOptions::default(), GetOptions::default());

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 use slackwater_base::{BLOCK_BYTES, ByteSize, Rng};
+use slackwater_node::config::Threads;
 use slackwater_node::{Config, GetOptions, OpenError, PutOptions, Store, StoreError, Tier};
 
 use crate::machine::Machine;
@@ -76,6 +77,14 @@ pub struct Report {
     pub value_bytes: usize,
     /// How SSD reads were done.
     pub io: String,
+    /// `get_batch_into` from memory, [`BATCH`] values a call, copied by as many threads as there are CPUs.
+    pub batch_get_gbps: f64,
+    /// The same by the speed of the caller alone.
+    pub batch_get_ratio: f64,
+    /// `put_batch` of as many values a call into memory that was used before.
+    pub batch_put_gbps: f64,
+    /// The same by the speed of the caller alone.
+    pub batch_put_ratio: f64,
     /// Every pass.
     pub rows: Vec<Row>,
     /// What the machine does without a store, from this run.
@@ -131,6 +140,7 @@ pub enum Failure {
 pub fn run(options: &Options) -> Result<Report, Failure> {
     let mut rows = Vec::new();
     memory(options, &mut rows)?;
+    batches(options, &mut rows)?;
     let io = ssd(options, &mut rows)?;
     let median = |what: &str| median(rows.iter().filter(|row| row.what == what).map(|row| row.gbps).collect());
     let ratio = |ours: &str, limit: &str| {
@@ -153,6 +163,10 @@ pub fn run(options: &Options) -> Result<Report, Failure> {
         depth: options.depth,
         value_bytes: options.value_bytes,
         io,
+        batch_get_gbps: median(BATCH_GET),
+        batch_get_ratio: ratio(BATCH_GET, BATCH_GET_ALONE),
+        batch_put_gbps: median(BATCH_PUT),
+        batch_put_ratio: ratio(BATCH_PUT, BATCH_PUT_ALONE),
         rows,
         limits,
     })
@@ -166,13 +180,23 @@ const RAW: &str = "direct reads";
 const SSD_DEEP: &str = "get_batch_into from SSD";
 const RAW_DEEP: &str = "direct reads, several at once";
 
+const BATCH_GET: &str = "get_batch_into from memory";
+const BATCH_GET_ALONE: &str = "get_batch_into from memory, caller alone";
+const BATCH_PUT: &str = "put_batch into memory";
+const BATCH_PUT_ALONE: &str = "put_batch into memory, caller alone";
+
+/// Values of one call of the batches from memory.
+pub const BATCH: usize = 16;
+
 /// Where copies go: in turn over more than the cache, as the buffers of real callers do.
 const TARGETS: usize = 64;
 
 fn memory(options: &Options, rows: &mut Vec<Row>) -> Result<(), Failure> {
     let (bytes, count) = (options.value_bytes, options.memory_pass.0 as usize / options.value_bytes);
     let memory = ByteSize(options.memory_pass.0 * 5 / 4);
-    let store = Store::open(Config { memory, ..Config::default() })?;
+    // One thread on either side: several would be compared with one plain copy.
+    let copy_threads = Threads::Count(1);
+    let store = Store::open(Config { memory, copy_threads, ..Config::default() })?;
     let source = random(1, bytes * count);
     let mut targets = random(2, bytes * TARGETS);
     let (put, get) = (PutOptions::default(), GetOptions::default());
@@ -200,6 +224,48 @@ fn memory(options: &Options, rows: &mut Vec<Row>) -> Result<(), Failure> {
     }
     store.close()?;
     Ok(())
+}
+
+/// Batches by the caller alone and by several threads, in turns.
+fn batches(options: &Options, rows: &mut Vec<Row>) -> Result<(), Failure> {
+    let (bytes, count) = (options.value_bytes, options.memory_pass.0 as usize / options.value_bytes);
+    let memory = ByteSize(options.memory_pass.0 * 5 / 4);
+    let forms = [(Threads::Count(1), BATCH_PUT_ALONE, BATCH_GET_ALONE), (Threads::Auto, BATCH_PUT, BATCH_GET)];
+    let mut stores = Vec::new();
+    for (copy_threads, put, get) in forms {
+        stores.push((Store::open(Config { memory, copy_threads, ..Config::default() })?, put, get));
+    }
+    let source = random(5, bytes * count);
+    let mut targets = random(6, bytes * TARGETS);
+    // The first pass touches the memory of each store and is no part of the result.
+    for pass in 0..=options.passes {
+        for (store, put, get) in &stores {
+            let keys: Vec<String> = (0..count).map(|number| format!("{pass}-{number}")).collect();
+            let keys: Vec<&[u8]> = keys.iter().map(String::as_bytes).collect();
+            let entries: Vec<(&[u8], &[u8])> = keys.iter().copied().zip(source.chunks(bytes)).collect();
+            let begun = Instant::now();
+            for batch in entries.chunks(BATCH) {
+                for stored in store.put_batch(batch, &PutOptions::default()) {
+                    stored?;
+                }
+            }
+            let put_gbps = rate(bytes * count, begun);
+            let begun = Instant::now();
+            for (number, batch) in keys.chunks(BATCH).enumerate() {
+                let target = number * BATCH % TARGETS * bytes;
+                let mut into: Vec<&mut [u8]> = targets[target..].chunks_mut(bytes).take(batch.len()).collect();
+                for got in store.get_batch_into(batch, &mut into, &GetOptions::default()) {
+                    expect(got?.map(|got| got.tier), Tier::Memory, "a batch")?;
+                }
+            }
+            let get_gbps = rate(bytes * count, begun);
+            if let Some(pass) = pass.checked_sub(1) {
+                rows.push(Row { what: put, pass, gbps: put_gbps });
+                rows.push(Row { what: get, pass, gbps: get_gbps });
+            }
+        }
+    }
+    stores.into_iter().try_for_each(|(store, ..)| Ok(store.close()?))
 }
 
 fn ssd(options: &Options, rows: &mut Vec<Row>) -> Result<String, Failure> {
@@ -390,9 +456,11 @@ mod tests {
             ..Options::new(root.path().to_owned())
         };
         let report = run(&options).unwrap();
-        assert_eq!((report.rows.len(), report.limits.len()), (14, 3));
+        assert_eq!((report.rows.len(), report.limits.len()), (22, 3));
         let json = serde_json::to_value(&report).unwrap();
-        for name in ["get_into_gbps", "memcpy_gbps", "ratio", "ssd_read_gbps", "raw_ssd_gbps", "ssd_ratio"] {
+        for name in
+            ["get_into_gbps", "memcpy_gbps", "ratio", "ssd_read_gbps", "raw_ssd_gbps", "ssd_ratio", "batch_get_ratio"]
+        {
             assert!(json[name].as_f64().is_some_and(|figure| figure > 0.0), "{name}");
         }
     }

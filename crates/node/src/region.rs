@@ -8,6 +8,8 @@ use std::sync::Arc;
 
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 use slackwater_base::Checksum;
+use slackwater_pool::Pool;
+use slackwater_pool::copy::{Copied, Piece, copy_all_checksum};
 
 use crate::config::HugePages;
 use crate::store::Choice;
@@ -181,6 +183,38 @@ impl Grant {
     }
 }
 
+/// [`Grant::copy_in`] of many values by the threads of `pool`; what became of each, in order.
+///
+/// # Panics
+/// As for [`Grant::copy_in`].
+#[must_use]
+pub fn copy_in_all(pool: &Pool, values: &mut [(&mut Grant, &[u8])]) -> Vec<Copied> {
+    let piece = |(grant, bytes): &mut (&mut Grant, &[u8])| {
+        assert!(grant.access == Access::Write && bytes.len() <= grant.bytes, "{:?} of {}", grant.access, grant.bytes);
+        Piece { dst: grant.start, src: bytes.as_ptr(), len: bytes.len() }
+    };
+    let pieces: Vec<Piece> = values.iter_mut().map(piece).collect();
+    // SAFETY: sources and targets are valid for their lengths, checked above for the targets, and borrowed through the
+    // call; a piece that nobody else touches overlaps neither a slice of the caller nor another such piece.
+    unsafe { copy_all_checksum(pool, &pieces) }
+}
+
+/// [`Grant::copy_out`] of many pieces by the threads of `pool`; what became of each, in order.
+///
+/// # Panics
+/// As for [`Grant::copy_out`].
+#[must_use]
+pub fn copy_out_all(pool: &Pool, pieces: &mut [(&Grant, &mut [u8])]) -> Vec<Copied> {
+    let piece = |(grant, buffer): &mut (&Grant, &mut [u8])| {
+        assert!(buffer.len() <= grant.bytes, "{} of {}", buffer.len(), grant.bytes);
+        Piece { dst: buffer.as_mut_ptr(), src: grant.start, len: buffer.len() }
+    };
+    let pieces: Vec<Piece> = pieces.iter_mut().map(piece).collect();
+    // SAFETY: sources and targets are valid for their lengths, checked above for the sources, and borrowed through the
+    // call; the buffers are borrowed exclusively, hence apart from each other, and lie outside the region.
+    unsafe { copy_all_checksum(pool, &pieces) }
+}
+
 fn choice(chosen: &str, reason: &str) -> Choice {
     Choice { chosen: format!("{chosen} pages"), reason: reason.to_owned() }
 }
@@ -205,6 +239,23 @@ mod tests {
             assert_eq!(grant.checksum(value.len()), Checksum::of(&value));
             assert_eq!(back, value);
         }
+    }
+
+    #[test]
+    fn many_values_go_in_and_out_by_several_threads_with_their_checksums() {
+        let region = Arc::new(Region::map(4 << 20, HugePages::Off).unwrap().0);
+        let pool = Pool::start(&slackwater_pool::Config::threads(2)).unwrap();
+        let values: Vec<Vec<u8>> =
+            [1, 100_000, 1 << 20].map(|bytes| (0..bytes).map(|i| (i % 251) as u8).collect()).into();
+        // SAFETY: the pieces lie a mebibyte apart and are granted once each.
+        let grant = |at: usize| unsafe { region.grant((at as u64) << 20, 1 << 20, Access::Write) }.unwrap();
+        let mut grants: Vec<Grant> = (0..values.len()).map(grant).collect();
+        let sums: Vec<Checksum> = values.iter().map(|value| Checksum::of(value)).collect();
+        let check = |copied: Vec<Copied>| assert_eq!(copied.iter().map(|c| c.checksum).collect::<Vec<_>>(), sums);
+        check(copy_in_all(&pool, &mut grants.iter_mut().zip(values.iter().map(Vec::as_slice)).collect::<Vec<_>>()));
+        let mut back: Vec<Vec<u8>> = values.iter().map(|value| vec![0; value.len()]).collect();
+        check(copy_out_all(&pool, &mut grants.iter().zip(back.iter_mut().map(Vec::as_mut_slice)).collect::<Vec<_>>()));
+        assert!(back == values);
     }
 
     #[test]

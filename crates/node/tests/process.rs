@@ -11,10 +11,12 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use slackwater_base::{ByteSize, Rng, hash64};
+use slackwater_node::config::Threads;
 use slackwater_node::{Config, GetOptions, PutOptions, RemoveOptions, Store};
 use slackwater_wire::{Durability, PutMode, Tenant};
 
-const TESTS: [(&str, fn()); 4] = [
+const TESTS: [(&str, fn()); 5] = [
+    ("an_idle_store_whose_threads_have_copied_uses_no_processor_time", idle_is_free),
     ("a_store_killed_at_any_moment_keeps_what_it_acknowledged", killed_at_any_moment),
     ("a_log_of_more_files_than_descriptors_loses_nothing", more_files_than_descriptors),
     ("memory_stays_within_what_is_configured_and_a_constant", memory_is_bounded),
@@ -27,6 +29,7 @@ fn main() {
         Some("--writer") => return writer(Path::new(&arguments[1]), arguments[2].parse().unwrap()),
         Some("--thrifty") => return thrifty(Path::new(&arguments[1])),
         Some("--hog") => return hog(Path::new(&arguments[1])),
+        Some("--idle") => return idle(Path::new(&arguments[1])),
         Some("--small") => return small(Path::new(&arguments[1])),
         _ => {}
     }
@@ -362,4 +365,46 @@ fn disk_is_full() {
         }
         Ok(code) => panic!("the process with the small disk ended with {code:?}"),
     }
+}
+
+/// How long a store is watched while nothing is asked of it.
+const IDLE: Duration = Duration::from_secs(1);
+
+/// The process that copied with several threads, and then does nothing: prints what doing nothing cost.
+fn idle(directory: &Path) {
+    let store = Store::open(Config { copy_threads: Threads::Count(2), ..config(directory) }).unwrap();
+    let large = vec![7; 4 << 20];
+    store.put(b"large", &large, &PutOptions::default()).unwrap();
+    assert!(store.get(b"large", &GetOptions::default()).unwrap().is_some_and(|found| found == large));
+    store.flush(Duration::from_secs(30)).unwrap();
+    let before = used();
+    std::thread::sleep(IDLE);
+    let after = used();
+    let mut out = std::io::stdout();
+    writeln!(out, "{} {}", after.0 - before.0, after.1 - before.1).unwrap();
+    store.close().unwrap();
+}
+
+/// Microseconds of processor time of this process so far, and times that its threads gave up the processor.
+fn used() -> (i64, i64) {
+    // SAFETY: all fields of the plain structure are numbers, of which zero is one.
+    let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
+    // SAFETY: the structure is valid for writes during the call.
+    assert_eq!(unsafe { libc::getrusage(libc::RUSAGE_SELF, &raw mut usage) }, 0);
+    let micros = |time: libc::timeval| time.tv_sec * 1_000_000 + time.tv_usec;
+    (micros(usage.ru_utime) + micros(usage.ru_stime), usage.ru_nvcsw + usage.ru_nivcsw)
+}
+
+fn idle_is_free() {
+    let root = tempfile::tempdir().unwrap();
+    let mut child = again("--idle", &[root.path().to_str().unwrap()]);
+    let mut text = String::new();
+    child.stdout.take().unwrap().read_to_string(&mut text).unwrap();
+    assert!(child.wait().unwrap().success());
+    let numbers: Vec<i64> = text.split_whitespace().map(|number| number.parse().unwrap()).collect();
+    let [micros, switches] = numbers[..] else { panic!("{text}") };
+    // One thread that polls every millisecond would be switched a thousand times.
+    assert!(micros <= 10_000 && switches <= 100, "{micros} us of processor time, {switches} switches in {IDLE:?}");
+    let mut out = std::io::stdout();
+    writeln!(out, "{micros} us, {switches} switches in {IDLE:?}").unwrap();
 }

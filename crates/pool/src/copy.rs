@@ -12,7 +12,7 @@ use std::ptr;
 
 use slackwater_base::{Checksum, Checksummer};
 
-pub use batch::{Piece, checksum_all, copy_all, copy_all_checksum};
+pub use batch::{Copied, Piece, checksum_all, copy_all, copy_all_checksum};
 pub use tuning::{Stores, Tuning};
 
 /// The piece that the portable path copies and then checksums while it is still in the first-level cache, in bytes.

@@ -216,7 +216,6 @@ fn master(rng: &mut Rng, log: bool, tenancy: Tenancy) -> MasterConfig {
             disk_low_watermark: pick(rng, &[0.4, 0.9]),
             soft_pinned: if rng.chance(0.3) { SoftPinned::Never } else { SoftPinned::Last },
             step: pick(rng, &[1, 8, 1024]),
-            ..Eviction::default()
         },
         offload: Offload {
             mode,

@@ -12,7 +12,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 pub use options::{Config, HugePages, IoBackend, LogFormat};
-pub use value::{Ratio, Value};
+pub use value::{Ratio, Threads, Value};
 
 pub use slackwater_meta::evict::PolicyKind;
 pub use slackwater_meta::{OffloadMode, Placement};
@@ -328,6 +328,18 @@ mod tests {
         let message = "SLACKWATER_WAIT: wait: `sping` is no wait strategy (known: adaptive, spin, park, \
                        sleep:DURATION such as sleep:10us)";
         assert_eq!(problems.iter().map(ToString::to_string).collect::<Vec<_>>(), [message]);
+    }
+
+    #[test]
+    fn a_number_of_threads_is_auto_or_a_number_within_reason() {
+        for (text, threads) in [("auto", Threads::Auto), ("0", Threads::Count(0)), (" 1024 ", Threads::Count(1024))] {
+            assert_eq!(Threads::parse(text), Ok(threads), "{text}");
+        }
+        for text in ["1025", "-1", "all"] {
+            let message = format!("`{text}` is neither `auto` nor a whole number from 0 to 1024");
+            assert_eq!(Threads::parse(text), Err(message));
+        }
+        assert!(Threads::Auto.count() >= 1);
     }
 
     #[test]

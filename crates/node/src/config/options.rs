@@ -7,7 +7,7 @@ use slackwater_meta::{OffloadMode, Placement};
 use slackwater_wait::Choice as WaitChoice;
 
 use super::value::words;
-use super::{OptionSpec, Ratio, Sources, Value};
+use super::{OptionSpec, Ratio, Sources, Threads, Value};
 
 /// Declares the options: field, key, type, default and, where a value can be out of range, its rule.
 macro_rules! options {
@@ -104,6 +104,9 @@ options! {
     read_buffers "read_buffers": ByteSize = ByteSize::mib(32), at_least(ByteSize::mib(1));
     /// Huge pages under the memory of values: none, those the kernel makes by itself, or reserved ones.
     huge_pages "huge_pages": HugePages = HugePages::Transparent;
+    /// Threads that copy a large value or batch between the caller and memory, the caller among them; 0 and 1 leave it to
+    /// the caller. They start with the first such call.
+    copy_threads "copy_threads": Threads = Threads::Auto;
     /// How the store's callers wait: `adaptive` learns when looking pays, `park` sleeps at once, `spin` only looks,
     /// `sleep:10us` looks now and then.
     wait "wait": WaitChoice = WaitChoice::Adaptive;

@@ -3,7 +3,7 @@ use std::time::Duration;
 
 use slackwater_base::{ByteSize, format_duration, parse_duration};
 use slackwater_meta::evict::PolicyKind;
-use slackwater_wait::{Choice as WaitChoice, ChoiceError};
+use slackwater_wait::{Choice as WaitChoice, ChoiceError, Cpus};
 
 /// A type that an option can have: it reads from one line of text and prints as one that reads back.
 pub trait Value: Clone + PartialEq {
@@ -121,6 +121,50 @@ impl Value for WaitChoice {
             WaitChoice::Spin => "spin".to_owned(),
             WaitChoice::Park => "park".to_owned(),
             WaitChoice::Sleep(duration) => format!("sleep:{}", format_duration(*duration)),
+        }
+    }
+}
+
+/// How many threads do something: a number, or `auto`, as many as the process has usable CPUs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Threads {
+    /// As many as there are usable CPUs.
+    Auto,
+    /// So many; 0 and 1 both mean the caller alone.
+    Count(u32),
+}
+
+impl Threads {
+    /// The most that may be asked for.
+    pub const MAX: u32 = 1024;
+
+    /// The number.
+    #[must_use]
+    pub fn count(self) -> usize {
+        match self {
+            Threads::Auto => (Cpus::current().usable as usize).min(Self::MAX as usize),
+            Threads::Count(count) => count as usize,
+        }
+    }
+}
+
+impl Value for Threads {
+    const KIND: &'static str = "number or auto";
+
+    fn parse(text: &str) -> Result<Self, String> {
+        if text.trim().eq_ignore_ascii_case("auto") {
+            return Ok(Threads::Auto);
+        }
+        match u32::parse(text) {
+            Ok(count) if count <= Self::MAX => Ok(Threads::Count(count)),
+            _ => Err(format!("`{text}` is neither `auto` nor a whole number from 0 to {}", Self::MAX)),
+        }
+    }
+
+    fn show(&self) -> String {
+        match self {
+            Threads::Auto => "auto".to_owned(),
+            Threads::Count(count) => count.to_string(),
         }
     }
 }

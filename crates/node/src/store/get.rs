@@ -3,16 +3,18 @@ use std::time::{self, Duration};
 
 use slackwater_base::{Checksum, Instant};
 use slackwater_client::{Action, FlowOptions, GetFlow, GetOutcome, LocalFirst, ReadFailure};
+use slackwater_pool::copy::Copied;
 use slackwater_tier::arena::{Access as ArenaAccess, AccessId};
 use slackwater_tier::io::DiskError;
 use slackwater_tier::{ReadEnd, RecordRead as Record};
 use slackwater_wire::{Chain, DiskEntry, ErrorCode, Get, Hold, Key, ReplicaAt, limits};
 
+use super::copier::READ_BYTES_MIN;
 use super::core::{Asked, Core};
 use super::shared::Shared;
 use super::{GetOptions, Got, StoreError, Tier};
 use crate::disk::RecordRead;
-use crate::region::{Access, Grant};
+use crate::region::{Access, Grant, copy_out_all};
 
 /// What a read of one key gave.
 pub(super) type Outcome = Result<Option<Got>, StoreError>;
@@ -101,6 +103,22 @@ impl Shared {
             chain.position += keys.len() as u32;
         }
         outcomes
+    }
+}
+
+impl Shared {
+    /// Copies pieces of memory to where they are wanted, with several threads when there is enough to copy.
+    fn copy_out(&self, pieces: &mut [(&Grant, &mut [u8])]) -> Vec<Tried> {
+        let bytes = pieces.iter().map(|(_, room)| room.len()).sum();
+        let Some(pool) = self.copier.pool(bytes, READ_BYTES_MIN) else {
+            let alone = |(grant, room): &mut (&Grant, &mut [u8])| {
+                let begun = time::Instant::now();
+                Tried { arrived: Ok(grant.copy_out(room)), took: begun.elapsed() }
+            };
+            return pieces.iter_mut().map(alone).collect();
+        };
+        let tried = |copied: Copied| Tried { arrived: Ok(copied.checksum), took: copied.took };
+        copy_out_all(pool, pieces).into_iter().map(tried).collect()
     }
 }
 
@@ -216,31 +234,34 @@ impl<'s, 'b> Reader<'s, 'b> {
 
     /// Copies or reads every value that is under way to its sink.
     fn fetch(&mut self) -> Vec<Tried> {
-        let mut tried = Vec::with_capacity(self.readings.len());
-        let (mut records, mut owners) = (Vec::new(), Vec::new());
+        let mut tried: Vec<Tried> = Vec::with_capacity(self.readings.len());
+        let (mut records, mut record_owners) = (Vec::new(), Vec::new());
+        let (mut pieces, mut piece_owners) = (Vec::new(), Vec::new());
         let mut sinks = self.sinks.iter_mut().enumerate();
         for (number, Reading { index, bytes, source, .. }) in self.readings.iter().enumerate() {
             let place = self.places[*index];
             let (_, sink) = sinks.find(|(at, _)| *at == place).expect("readings keep the order of the sinks");
             let room = sink.room(*bytes);
+            tried.push(Tried { arrived: Err(UNREAD), took: Duration::ZERO });
             match source {
                 Source::Memory { grant, .. } => {
-                    let begun = time::Instant::now();
-                    let arrived = Ok(grant.copy_out(room));
-                    tried.push(Tried { arrived, took: begun.elapsed() });
+                    pieces.push((grant, room));
+                    piece_owners.push(number);
                 }
                 Source::Disk(Record { file, offset, bytes, .. }) => {
                     let (file, offset, bytes) = (*file, *offset, *bytes);
                     records.push(RecordRead { file, offset, bytes, into: room, result: None, took: Duration::ZERO });
-                    owners.push(number);
-                    tried.push(Tried { arrived: Err(UNREAD), took: Duration::ZERO });
+                    record_owners.push(number);
                 }
             }
+        }
+        for (piece, owner) in self.shared.copy_out(&mut pieces).into_iter().zip(piece_owners) {
+            tried[owner] = piece;
         }
         if let Some(ssd) = &self.shared.disk {
             ssd.disk.readers.read(&mut records);
         }
-        for (record, owner) in records.into_iter().zip(owners) {
+        for (record, owner) in records.into_iter().zip(record_owners) {
             tried[owner] = Tried { arrived: record.result.unwrap_or(Err(UNREAD)), took: record.took };
         }
         tried

@@ -4,6 +4,7 @@
 //! outside it, and concludes under it again; whoever must wait for space or durability waits for its own answer, as `slackwater-wait` has it. One
 //! thread sleeps in the device, another until the next deadline; an idle store uses no processor time.
 
+mod copier;
 mod core;
 mod error;
 mod get;

@@ -5,11 +5,12 @@ use slackwater_client::{Action, FlowOptions, PutFlow, PutOutcome, WriteFailure};
 use slackwater_tier::arena::{Access as ArenaAccess, AccessId};
 use slackwater_wire::{Chain, Durability, ErrorCode, ExtentRef, Key, PutConfig, PutEntry, PutStart, Reply, limits};
 
+use super::copier::PUT_BYTES_MIN;
 use super::core::{Asked, Core};
 use super::shared::Shared;
 use super::slot::Later;
 use super::{PutOptions, StoreError, Stored};
-use crate::region::{Access, Grant};
+use crate::region::{Access, Grant, copy_in_all};
 
 /// One value of a put.
 pub(super) type Entry<'a> = (&'a [u8], &'a [u8]);
@@ -218,11 +219,29 @@ impl<'s, 'v> Writer<'s, 'v> {
         }
     }
 
+    /// Copies the values to their replicas, with several threads when there is enough to copy.
     fn copy(&mut self) {
+        let (entries, places) = (self.entries, &self.places);
+        let value = |index: usize| entries[places[index]].1;
+        let bytes = self.writings.iter().map(|writing| value(writing.index).len() * writing.extents.len()).sum();
+        let Some(pool) = self.shared.copier.pool(bytes, PUT_BYTES_MIN) else {
+            for Writing { index, extents, checksum } in &mut self.writings {
+                for (grant, _) in extents {
+                    *checksum = grant.copy_in(value(*index));
+                }
+            }
+            return;
+        };
+        let (mut sums, mut replicas) = (Vec::new(), Vec::new());
         for Writing { index, extents, checksum } in &mut self.writings {
-            let (_, value) = self.entries[self.places[*index]];
-            for (grant, _) in extents {
-                *checksum = grant.copy_in(value);
+            sums.push((checksum, extents.len()));
+            replicas.extend(extents.iter_mut().map(|(grant, _)| (grant, value(*index))));
+        }
+        let mut copied = copy_in_all(pool, &mut replicas).into_iter();
+        for (checksum, replicas) in sums {
+            // All replicas hold the same bytes: one sum stands for them.
+            if let Some(last) = copied.by_ref().take(replicas).last() {
+                *checksum = last.checksum;
             }
         }
     }

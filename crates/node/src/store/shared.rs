@@ -7,6 +7,7 @@ use slackwater_base::Instant;
 use slackwater_wait::{Event, Park};
 use slackwater_wire::{Reply, Request};
 
+use super::copier::Copier;
 use super::core::{Asked, Core};
 use super::learned::Saver;
 use super::meters::Meters;
@@ -27,6 +28,7 @@ pub(super) struct Shared {
     pub(super) meters: Meters,
     pub(super) waits: Waits,
     pub(super) saver: Saver,
+    pub(super) copier: Copier,
     core: Mutex<Core>,
     /// The steward's bell: rung when something falls due before it means to wake.
     bell: Event,
@@ -61,6 +63,7 @@ impl Shared {
         let Parts { config, core, segment, disk, pages, warnings } = parts;
         Self {
             waits: Waits::new(config.wait),
+            copier: Copier::new(config.copy_threads.count(), config.wait),
             config,
             clock: Clock::start(),
             segment,

@@ -386,6 +386,28 @@ fn many_threads_read_and_write_and_every_byte_is_right() {
     store.close().unwrap();
 }
 
+#[test]
+fn batches_and_values_that_several_threads_copy_are_right_and_timed_each() {
+    let threads = crate::config::Threads::Count(2);
+    let store = Store::open(Config { copy_threads: threads, ..memory_only(ByteSize::mib(64)) }).unwrap();
+    let keys = names(8);
+    for bytes in [copier::PUT_BYTES_MIN / 8 + 1, copier::PUT_BYTES_MIN / 8 + 4097] {
+        let values: Vec<Vec<u8>> = keys.iter().map(|key| value(key, bytes)).collect();
+        let entries: Vec<(&[u8], &[u8])> = keys.iter().zip(&values).map(|(k, v)| (k.as_bytes(), &v[..])).collect();
+        let upsert = PutOptions { mode: slackwater_wire::PutMode::Upsert, ..PutOptions::default() };
+        assert!(store.put_batch(&entries, &upsert).iter().all(Result::is_ok));
+        let asked: Vec<&[u8]> = keys.iter().map(String::as_bytes).collect();
+        let found = store.get_batch(&asked, &GetOptions::default());
+        assert!(found.into_iter().zip(&values).all(|(found, value)| found.unwrap().as_ref() == Some(value)));
+    }
+    let large = value("large", copier::PUT_BYTES_MIN + 5);
+    store.put(b"large", &large, &PutOptions::default()).unwrap();
+    assert!(store.get(b"large", &GetOptions::default()).unwrap() == Some(large));
+    let stats = store.stats();
+    assert_eq!((stats.latency.memory.count, stats.latency.put.count, stats.corrupt), (17, 17, 0));
+    assert!(stats.latency.memory.p50_us > 0.0, "{:?}", stats.latency);
+}
+
 /// A put was past the check for an open store when another thread closed it: it queued for space that nobody was left
 /// to give, and waited for ever. Now whoever comes after the last answer is told so.
 #[test]

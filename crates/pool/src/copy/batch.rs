@@ -1,6 +1,8 @@
 use std::sync::OnceLock;
+use std::time::Duration;
 
-use slackwater_base::Checksum;
+use slackwater_base::{Checksum, Instant};
+use slackwater_wait::now;
 
 use super::{Tuning, copy_checksum_with, copy_with};
 use crate::job::{Class, Kind};
@@ -15,6 +17,15 @@ pub struct Piece {
     pub src: *const u8,
     /// How many bytes.
     pub len: usize,
+}
+
+/// What became of one piece of a batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Copied {
+    /// The checksum of the bytes written.
+    pub checksum: Checksum,
+    /// From the moment a thread began with the piece until all of it was written.
+    pub took: Duration,
 }
 
 /// What one task of a batch copies or sums, in bytes: long beside a claim, short beside a burst.
@@ -44,12 +55,12 @@ pub unsafe fn copy_all(pool: &Pool, pieces: &[Piece]) {
     copied.expect("copies do not panic, and the job has no cancel handle");
 }
 
-/// [`copy_all`], and the checksum of the bytes written by each piece, in order.
+/// [`copy_all`], and for each piece, in order, the checksum of the bytes written and how long it took.
 ///
 /// # Safety
 /// As for [`copy_all`].
 #[must_use]
-pub unsafe fn copy_all_checksum(pool: &Pool, pieces: &[Piece]) -> Vec<Checksum> {
+pub unsafe fn copy_all_checksum(pool: &Pool, pieces: &[Piece]) -> Vec<Copied> {
     let tasks = Tasks::cut(pieces.iter().map(|piece| piece.len));
     let (batch, stores) = (Batch(pieces), Tuning::current().stores(tasks.bytes));
     // SAFETY: the task is a part of a piece that no other task has; the rest is the caller's promise.
@@ -63,7 +74,8 @@ pub unsafe fn copy_all_checksum(pool: &Pool, pieces: &[Piece]) -> Vec<Checksum> 
 #[must_use]
 pub fn checksum_all(pool: &Pool, objects: &[&[u8]]) -> Vec<Checksum> {
     let tasks = Tasks::cut(objects.iter().map(|object| object.len()));
-    tasks.sums(pool, &CHECKSUM, |object, at, len| Checksum::of(&objects[object][at..at + len]))
+    let sums = tasks.sums(pool, &CHECKSUM, |object, at, len| Checksum::of(&objects[object][at..at + len]));
+    sums.into_iter().map(|summed| summed.checksum).collect()
 }
 
 /// The pieces, shared between threads.
@@ -118,25 +130,38 @@ impl Tasks {
         (object, at, TASK_BYTES.min(self.lens[object] - at))
     }
 
-    /// The checksums of the objects from those of the tasks.
-    fn sums(&self, pool: &Pool, kind: &Kind, sum: impl Fn(usize, usize, usize) -> Checksum + Sync) -> Vec<Checksum> {
-        let sums: Vec<OnceLock<Checksum>> = (0..self.len()).map(|_| OnceLock::new()).collect();
+    /// The checksums and times of the objects from those of the tasks.
+    fn sums(&self, pool: &Pool, kind: &Kind, sum: impl Fn(usize, usize, usize) -> Checksum + Sync) -> Vec<Copied> {
+        let parts: Vec<OnceLock<Part>> = (0..self.len()).map(|_| OnceLock::new()).collect();
         let summed = pool.job(self.len()).class(Class::Bulk).kind(kind).run(|task| {
             let (object, at, len) = self.task(task);
-            let first = sums[task].set(sum(object, at, len));
+            let begun = now();
+            let checksum = sum(object, at, len);
+            let first = parts[task].set(Part { checksum, begun, ended: now() });
             debug_assert!(first.is_ok(), "each task runs once");
         });
         summed.expect("checksums do not panic, and the job has no cancel handle");
         let of_object = |object: usize| {
+            let (mut checksum, mut begun, mut ended) = (Checksum::of(&[]), Instant::NEVER, Instant::ZERO);
             let tasks = self.firsts[object]..self.firsts[object + 1];
-            tasks.fold(Checksum::of(&[]), |whole, task| {
+            for (task, part) in tasks.clone().zip(&parts[tasks]) {
                 let (_, _, len) = self.task(task);
-                let part = *sums[task].get().expect("every task has run");
-                whole.followed_by(part, len as u64)
-            })
+                let part = part.get().expect("every task has run");
+                checksum = checksum.followed_by(part.checksum, len as u64);
+                (begun, ended) = (begun.min(part.begun), ended.max(part.ended));
+            }
+            Copied { checksum, took: ended.since(begun) }
         };
         (0..self.lens.len()).map(of_object).collect()
     }
+}
+
+/// What became of one task.
+#[derive(Debug)]
+struct Part {
+    checksum: Checksum,
+    begun: Instant,
+    ended: Instant,
 }
 
 #[cfg(test)]
@@ -163,9 +188,11 @@ mod tests {
         assert!(targets == sources, "copied");
         targets.iter_mut().for_each(|target| target.fill(0));
         // SAFETY: as above.
-        let sums = unsafe { copy_all_checksum(&pool, &pieces(&mut targets)) };
+        let copied = unsafe { copy_all_checksum(&pool, &pieces(&mut targets)) };
         assert!(targets == sources, "copied and summed");
-        assert_eq!(sums, expected);
+        assert_eq!(copied.iter().map(|copied| copied.checksum).collect::<Vec<_>>(), expected);
+        let moved = |(copied, len): (&Copied, &usize)| (copied.took > Duration::ZERO) == (*len > 0);
+        assert!(copied.iter().zip(&lens).all(moved), "{copied:?}");
         let objects: Vec<&[u8]> = sources.iter().map(Vec::as_slice).collect();
         assert_eq!(checksum_all(&pool, &objects), expected);
     }

@@ -6,7 +6,8 @@ use std::time::Duration;
 use slackwater_base::Instant;
 use slackwater_meta::{Books, Input, Output};
 use slackwater_wire::{
-    CallId, Chain, ClientId, DiskEntry, Hold, Key, List, PutConfig, ReplicaAt, ReplicaState, Reply, Request, Tenant,
+    CallId, Chain, ClientId, DiskEntry, Hold, Key, List, Pin, PutConfig, ReplicaAt, ReplicaState, Reply, Request,
+    Tenant,
 };
 
 use crate::check::{Checked, Invariant, Violation};
@@ -100,7 +101,9 @@ impl World {
             return Ok(());
         }
         let entries = vec![(probe_key(index, client.probes), HEADER_BYTES + index as usize)];
-        let (tenant, chain, config) = (Tenant::DEFAULT, Chain::default(), PutConfig::default());
+        // A policy may learn that probes never return and evict them on arrival: a pin keeps them out of its hands.
+        let config = PutConfig { pin: Pin::Soft(None), ..PutConfig::default() };
+        let (tenant, chain) = (Tenant::DEFAULT, Chain::default());
         self.begin(index, Operation::Put { tenant, entries, chain, config }, Some(Probe::Put))
     }
 

@@ -24,6 +24,9 @@ pub enum ListenError {
     /// The address is taken or not ours.
     #[error(transparent)]
     Net(#[from] NetError),
+    /// Others than this machine could reach it, and nothing would tell them apart.
+    #[error("{0} can be reached from other machines: listen with keys, or on a loopback address")]
+    NeedsKeys(SocketAddr),
     /// The message layer has been stopped.
     #[error("the message layer is stopped")]
     Stopped,

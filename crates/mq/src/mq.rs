@@ -379,6 +379,12 @@ impl Mq {
         if is_inside_a_loop() {
             return Err(ListenError::InsideLoop);
         }
+        if let Endpoint::Tcp(address) = endpoint
+            && !options.encrypted
+            && !address.ip().is_loopback()
+        {
+            return Err(ListenError::NeedsKeys(*address));
+        }
         let mechanism = match options.encrypted {
             true => Mechanism::CurveServer(self.0.keys.clone()),
             false => Mechanism::Null(Side::Listen),

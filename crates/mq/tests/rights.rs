@@ -141,3 +141,13 @@ fn a_node_needs_keys() {
     let options = Options { is_node: true, keys: None, ..Options::default() };
     assert!(matches!(Builder::new(options).start(), Err(StartError::NodeWithoutKeys)));
 }
+
+/// Whoever asked for `0.0.0.0` without keys got a port that the whole network could command.
+#[test]
+fn nobody_listens_beyond_this_machine_without_keys() {
+    let server = server_builder(options(1)).start().unwrap();
+    let everywhere = slackwater_net::Endpoint::Tcp((std::net::Ipv4Addr::UNSPECIFIED, 0).into());
+    let refused = server.listen(&everywhere, &everybody(false));
+    assert!(matches!(refused, Err(ListenError::NeedsKeys(_))), "{refused:?}");
+    server.listen(&everywhere, &everybody(true)).unwrap();
+}

@@ -32,8 +32,9 @@ lint: toolchain
 	cargo xtask all
 	cargo clippy --workspace --all-targets --locked -- -D warnings
 
-test-rust: toolchain
-	cargo test --workspace --locked --exclude slackwater-py --exclude slackwater-sim
+# The message layer is tested against a real peer, pyzmq, which the environment below has.
+test-rust: toolchain $(STAMP)
+	SLACKWATER_PYTHON=$(CURDIR)/$(PYTHON) cargo test --workspace --locked --exclude slackwater-py --exclude slackwater-sim
 
 test-loom: toolchain
 	RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom cargo test --locked --release --package slackwater-wait --lib

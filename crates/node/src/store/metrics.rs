@@ -166,6 +166,12 @@ fn promotions(metrics: &PromotionMetrics) -> PromotionStats {
         rejected_frequency: metrics.rejected_frequency,
         rejected_watermark: metrics.rejected_watermark,
         rejected_cap: metrics.rejected_cap,
+        candidate_recorded: metrics.candidate_recorded,
+        candidate_admitted: metrics.candidate_admitted,
+        candidate_admission_rejected: metrics.candidate_admission_rejected,
+        candidate_expired_evaluated: metrics.candidate_expired_evaluated,
+        candidate_expired_unevaluated: metrics.candidate_expired_unevaluated,
+        candidate_dropped_limit: metrics.candidate_dropped_limit,
     }
 }
 
@@ -207,6 +213,16 @@ impl Text {
             ("status=\"cap\"", p.rejected_cap),
         ];
         self.counter("slackwater_promotions_rejected_total", "Reads that earned none, by the gate.", &refusals);
+        let candidates = [
+            ("status=\"recorded\"", p.candidate_recorded),
+            ("status=\"admitted\"", p.candidate_admitted),
+            ("status=\"admission_rejected\"", p.candidate_admission_rejected),
+            ("status=\"expired_evaluated\"", p.candidate_expired_evaluated),
+            ("status=\"expired_unevaluated\"", p.candidate_expired_unevaluated),
+            ("status=\"dropped_limit\"", p.candidate_dropped_limit),
+        ];
+        let name = "slackwater_promotion_candidates_total";
+        self.counter(name, "Promotions remembered to be tried again, by what became of them.", &candidates);
     }
 
     fn waits(&mut self, waits: &[WaitStats]) {

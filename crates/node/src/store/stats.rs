@@ -122,6 +122,18 @@ pub struct PromotionStats {
     pub rejected_watermark: u64,
     /// Not begun: too many under way.
     pub rejected_cap: u64,
+    /// Remembered to be tried again, for want of room or slots.
+    pub candidate_recorded: u64,
+    /// Begun from there.
+    pub candidate_admitted: u64,
+    /// Tried again without success.
+    pub candidate_admission_rejected: u64,
+    /// Forgotten after having been tried again.
+    pub candidate_expired_evaluated: u64,
+    /// Forgotten without having been tried again.
+    pub candidate_expired_unevaluated: u64,
+    /// Not remembered: too many are.
+    pub candidate_dropped_limit: u64,
 }
 
 /// Things that happened and their bytes.

@@ -7,6 +7,13 @@ PYTHON := $(VENV)/bin/python
 STAMP := $(VENV)/.ready
 SLACKWATER := target/release/slackwater
 
+# A test that hangs must fail, not stall: each of these ends after LIMIT with everything it has started.
+LIMIT ?= 25m
+define bounded
+@echo '$(1)'; timeout --kill-after=10 $(LIMIT) env $(1) & job=$$!; trap "kill $$job" INT TERM; wait $$job || { code=$$?; \
+	case $$code in 124|137) echo "hung: the last test named above did not end within $(LIMIT)" >&2;; esac; exit $$code; }
+endef
+
 .PHONY: help run test bench lint test-rust test-loom test-sim test-python build clean
 
 help:
@@ -35,17 +42,17 @@ lint: toolchain
 # Tests against pyzmq need a Python that has it: SLACKWATER_PYTHON names one; without, they say that they are skipped.
 test-rust: toolchain
 	@python3 -c 'import zmq' 2>/dev/null || test -n "$$SLACKWATER_PYTHON" || echo "skipped: tests against pyzmq (set SLACKWATER_PYTHON to a Python that has it)"
-	cargo test --workspace --locked --exclude slackwater-py --exclude slackwater-sim
+	$(call bounded,cargo test --workspace --locked --exclude slackwater-py --exclude slackwater-sim)
 
 test-loom: toolchain
-	RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom cargo test --locked --release --package slackwater-wait --lib
+	$(call bounded,RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom cargo test --locked --release --package slackwater-wait --lib)
 
 test-sim: toolchain
-	cargo test --locked --profile sim --package slackwater-sim
+	$(call bounded,cargo test --locked --profile sim --package slackwater-sim)
 
 test-python: $(STAMP)
 	VIRTUAL_ENV=$(CURDIR)/$(VENV) $(VENV)/bin/maturin develop --quiet --locked --manifest-path crates/py/Cargo.toml
-	$(PYTHON) -m pytest -q python/tests
+	$(call bounded,$(PYTHON) -m pytest -q python/tests)
 
 $(STAMP): python/requirements.txt
 	@python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed"; exit 1; }

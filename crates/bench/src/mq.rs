@@ -57,6 +57,16 @@ impl Default for Options {
     }
 }
 
+impl Options {
+    /// How long a measured process may be silent: what it is asked to measure, and ample time to start and connect.
+    fn patience(&self) -> Duration {
+        STARTING + 10 * self.window.max(self.rpc_window)
+    }
+}
+
+/// Opening the most links takes a few seconds on an idle machine.
+const STARTING: Duration = Duration::from_secs(60);
+
 /// What came of it.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Report {
@@ -136,6 +146,24 @@ pub enum BenchError {
     /// A process said something that was not expected.
     #[error("a measured process said `{0}`")]
     Said(String),
+    /// A process did not say in time what was expected.
+    #[error("`{part}` did not say `{word}` within {after:?}")]
+    Silent {
+        /// Its part in the measurement.
+        part: String,
+        /// What it should have said.
+        word: &'static str,
+        /// How long it was given.
+        after: Duration,
+    },
+    /// A process ended before it had said what was expected.
+    #[error("`{part}` ended without saying `{word}`")]
+    Ended {
+        /// Its part in the measurement.
+        part: String,
+        /// What it should have said.
+        word: &'static str,
+    },
     /// The message layer could not start or connect.
     #[error("{0}")]
     Mq(String),

@@ -1,10 +1,13 @@
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
 use slackwater_base::Rng;
-use slackwater_mq::{Address, Call, Category, ConnectOptions, ConnectionId, Mq, Run, Running};
+use slackwater_mq::{
+    Address, Call, Category, ConnectOptions, ConnectionId, Mq, RequestError, RequestOptions, Run, Running,
+};
 
 use super::process::{
     Process, builder, cpu_seconds, descriptor_limit, listen, monotonic_nanos, mq_error, orders, resident_bytes, tell,
@@ -15,6 +18,9 @@ use super::{BenchError, LinksRow, Options, Report};
 const OWN_DESCRIPTORS: usize = 100;
 /// Links that are opened at a time, so that no side of a fresh connection waits behind thousands of others.
 const OPENING: usize = 256;
+
+/// How long one link may take to stand; less than what the parent waits for all of them.
+const CONNECTING: Duration = Duration::from_secs(30);
 
 /// A server and a client with its links.
 struct Pair {
@@ -68,10 +74,11 @@ pub(super) fn measure(options: &Options, report: &mut Report) -> Result<(), Benc
 impl Pair {
     fn start(options: &Options, mechanism: &'static str, count: usize) -> Result<Self, BenchError> {
         let heartbeats = if options.heartbeats { "on" } else { "off" };
-        let mut server = Process::start(&options.child, &["links-server", mechanism, heartbeats])?;
+        let patience = options.patience();
+        let mut server = Process::start(&options.child, &["links-server", mechanism, heartbeats], patience)?;
         let address = server.hear("listening")?;
         let arguments = ["links-client", &address, &count.to_string(), heartbeats];
-        let mut client = Process::start(&options.child, &arguments)?;
+        let mut client = Process::start(&options.child, &arguments, patience)?;
         let [connect_seconds, bytes_per_link] = client.numbers("ready")?;
         Ok(Self { server, client, mechanism, count, connect_seconds, bytes_per_link })
     }
@@ -192,34 +199,40 @@ pub(super) fn receive(address: &str, count: &str, heartbeats: &str) -> Result<()
 fn connect_all(running: &Running, address: &Address, count: usize) -> Result<(f64, f64), BenchError> {
     let before = resident_bytes();
     let began = Instant::now();
-    let (told, outcomes) = std::sync::mpsc::channel();
+    let (told, outcomes) = channel();
     let mut links = Vec::with_capacity(count);
     for number in 0..count {
         let told = told.clone();
         // A port of one address is not enough for all links, so they come from several.
         let from = ([127, 0, 0, 2 + (number / 10_000) as u8], 0).into();
-        let options =
-            ConnectOptions { timeout: Some(Duration::from_secs(60)), from: Some(from), ..ConnectOptions::default() };
+        let options = ConnectOptions { timeout: Some(CONNECTING), from: Some(from), ..ConnectOptions::default() };
         let outcome = move |outcome| {
             // The receiver waits below for as many outcomes as there are links.
             let _ = told.send(outcome);
         };
         links.push(running.connect(address, &options, outcome).map_err(mq_error)?);
         if number >= OPENING {
-            outcomes.recv().map_err(mq_error)?.map_err(mq_error)?;
+            next_outcome(&outcomes)?;
         }
     }
     for _ in 0..count.min(OPENING) {
-        outcomes.recv().map_err(mq_error)?.map_err(mq_error)?;
+        next_outcome(&outcomes)?;
     }
     let seconds = began.elapsed().as_secs_f64();
     for link in &links {
         running.send(*link, "bench.register", [""; 0]);
     }
     // One request after all registrations on the last link, and every other link has had its turn before.
-    let _ = running.request_wait(links[count - 1], "bench.none", [""; 0], &slackwater_mq::RequestOptions::default());
+    match running.request_wait(links[count - 1], "bench.none", [""; 0], &RequestOptions::default()) {
+        Err(RequestError::Refused(_)) => {}
+        other => return Err(mq_error(format!("the server answered an unknown request with {other:?}"))),
+    }
     let bytes = resident_bytes().saturating_sub(before) as f64 / count as f64;
     Ok((seconds, bytes))
+}
+
+fn next_outcome(outcomes: &Receiver<Result<(), String>>) -> Result<(), BenchError> {
+    outcomes.recv_timeout(CONNECTING * 2).map_err(mq_error)?.map_err(mq_error)
 }
 
 fn measure_window(running: &Running, heard: &Mutex<Histogram<u64>>, window: Duration) -> Result<(), BenchError> {

@@ -1,5 +1,7 @@
 """The peer of the benchmark: a ROUTER that echoes and DEALERs that ask, over libzmq."""
+import os
 import sys
+import threading
 import time
 
 import zmq
@@ -11,7 +13,13 @@ def say(*words):
     print(*words, flush=True)
 
 
+def end_with_parent():
+    sys.stdin.read()
+    os._exit(0)
+
+
 def serve(mechanism):
+    threading.Thread(target=end_with_parent, daemon=True).start()
     socket = context.socket(zmq.ROUTER)
     key = b"-"
     if mechanism == "CURVE":

@@ -1,6 +1,8 @@
 use std::ffi::OsString;
 use std::io::{self, BufRead, BufReader, Write};
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::time::Duration;
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use slackwater_mq::{Address, Builder, Level, ListenOptions, Mq, Options};
@@ -12,20 +14,26 @@ use super::BenchError;
 /// A measured process that is spoken to in lines.
 pub(super) struct Process {
     child: Child,
-    lines: BufReader<ChildStdout>,
+    lines: Receiver<io::Result<String>>,
     input: ChildStdin,
+    part: String,
+    patience: Duration,
 }
 
 impl Process {
-    pub(super) fn start(command: &[OsString], arguments: &[&str]) -> Result<Self, BenchError> {
+    /// Starts one whose lines may each take as long as `patience`.
+    pub(super) fn start(command: &[OsString], arguments: &[&str], patience: Duration) -> Result<Self, BenchError> {
         let (program, leading) = command.split_first().ok_or(BenchError::NoChild)?;
         let mut command = Command::new(program);
         command.args(leading).args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = command.spawn().map_err(|error| BenchError::Io { what: "start a process", error })?;
-        let (Some(lines), Some(input)) = (child.stdout.take(), child.stdin.take()) else {
+        let (Some(output), Some(input)) = (child.stdout.take(), child.stdin.take()) else {
             return Err(BenchError::Said("nothing: it has no pipes".into()));
         };
-        Ok(Self { child, lines: BufReader::new(lines), input })
+        let (heard, lines) = channel();
+        // Ends with the process, whose pipe it reads.
+        std::thread::spawn(move || BufReader::new(output).lines().try_for_each(|line| heard.send(line)));
+        Ok(Self { child, lines, input, part: arguments.join(" "), patience })
     }
 
     pub(super) fn say(&mut self, line: &str) -> Result<(), BenchError> {
@@ -33,15 +41,18 @@ impl Process {
     }
 
     /// The rest of the next line after `word`.
-    pub(super) fn hear(&mut self, word: &str) -> Result<String, BenchError> {
-        let mut line = String::new();
-        self.lines.read_line(&mut line).map_err(|error| BenchError::Io { what: "listen to a process", error })?;
+    pub(super) fn hear(&mut self, word: &'static str) -> Result<String, BenchError> {
+        let line = self.lines.recv_timeout(self.patience).map_err(|error| match error {
+            RecvTimeoutError::Timeout => BenchError::Silent { part: self.part.clone(), word, after: self.patience },
+            RecvTimeoutError::Disconnected => BenchError::Ended { part: self.part.clone(), word },
+        })?;
+        let line = line.map_err(|error| BenchError::Io { what: "listen to a process", error })?;
         let said = line.trim().strip_prefix(word).ok_or_else(|| BenchError::Said(line.trim().to_owned()))?;
         Ok(said.trim().to_owned())
     }
 
     /// The numbers in the rest of the next line after `word`.
-    pub(super) fn numbers<const N: usize>(&mut self, word: &str) -> Result<[f64; N], BenchError> {
+    pub(super) fn numbers<const N: usize>(&mut self, word: &'static str) -> Result<[f64; N], BenchError> {
         let said = self.hear(word)?;
         let numbers: Vec<f64> = said.split_whitespace().filter_map(|number| number.parse().ok()).collect();
         numbers.try_into().map_err(|_| BenchError::Said(said))

@@ -15,6 +15,9 @@ use super::{BenchError, Options, Report, RpcRow};
 /// The peer of the run: a ROUTER that echoes, and DEALERs that ask, over libzmq.
 const PEER: &str = include_str!("peer.py");
 
+/// How long the last answers of a round may take: longer than the message layer's own limit, which is 15 s.
+const ANSWER: Duration = Duration::from_secs(20);
+
 /// One round of one side.
 #[derive(Clone, Copy)]
 struct Round {
@@ -36,8 +39,8 @@ pub(super) fn measure(options: &Options, report: &mut Report) -> Result<(), Benc
     }
     for mechanism in ["NULL", "CURVE"] {
         for links in &options.rpc_links {
-            let mut ours = Side::start(&options.child, mechanism, *links)?;
-            let mut theirs = has_peer.then(|| Side::start(&peer, mechanism, *links)).transpose()?;
+            let mut ours = Side::start(&options.child, mechanism, *links, options.patience())?;
+            let mut theirs = has_peer.then(|| Side::start(&peer, mechanism, *links, options.patience())).transpose()?;
             for size in &options.rpc_sizes {
                 let (mut own, mut other) = (Vec::new(), Vec::new());
                 for _ in 0..options.rounds {
@@ -73,10 +76,10 @@ struct Side {
 }
 
 impl Side {
-    fn start(command: &[OsString], mechanism: &str, links: usize) -> Result<Self, BenchError> {
-        let mut server = Process::start(command, &["rpc-server", mechanism])?;
+    fn start(command: &[OsString], mechanism: &str, links: usize, patience: Duration) -> Result<Self, BenchError> {
+        let mut server = Process::start(command, &["rpc-server", mechanism], patience)?;
         let address = server.hear("listening")?;
-        let mut client = Process::start(command, &["rpc-client", &address, &links.to_string()])?;
+        let mut client = Process::start(command, &["rpc-client", &address, &links.to_string()], patience)?;
         client.hear("ready")?;
         Ok(Self { server, client })
     }
@@ -126,7 +129,7 @@ pub(super) fn ask(address: &str, count: &str) -> Result<(), BenchError> {
         let began = Instant::now();
         let times = match links[..] {
             [link] => ask_one(&running, link, &body, window)?,
-            _ => ask_many(&running, &links, body, window),
+            _ => ask_many(&running, &links, body, window)?,
         };
         let at = |quantile| times.value_at_quantile(quantile) as f64 / 1e3;
         tell(&format!("asked {} {} {} {}", times.len(), began.elapsed().as_secs_f64(), at(0.5), at(0.99)))?;
@@ -155,7 +158,12 @@ struct Asking {
     done: Completion,
 }
 
-fn ask_many(mq: &Running, links: &[ConnectionId], body: Vec<u8>, window: Duration) -> Histogram<u64> {
+fn ask_many(
+    mq: &Running,
+    links: &[ConnectionId],
+    body: Vec<u8>,
+    window: Duration,
+) -> Result<Histogram<u64>, BenchError> {
     let asking = Arc::new(Asking {
         mq: mq.handle(),
         body,
@@ -165,8 +173,12 @@ fn ask_many(mq: &Running, links: &[ConnectionId], body: Vec<u8>, window: Duratio
         done: Completion::new(),
     });
     links.iter().for_each(|link| ask_next(&asking, *link));
-    asking.done.park(window * 10);
-    asking.times.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    let limit = window + ANSWER;
+    if !asking.done.park(limit) {
+        let open = asking.running.load(Ordering::Acquire);
+        return Err(mq_error(format!("{open} of {} links had no answer within {limit:?}", links.len())));
+    }
+    Ok(asking.times.lock().unwrap_or_else(PoisonError::into_inner).clone())
 }
 
 /// Asks on a link; the answer asks again, until the window is over.

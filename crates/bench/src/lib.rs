@@ -9,6 +9,7 @@ pub mod mq;
 pub mod page;
 pub mod policy;
 pub mod pool;
+pub mod process;
 pub mod promotion;
 pub mod report;
 pub mod store;

@@ -11,12 +11,14 @@ mod batch;
 mod cause;
 mod engine;
 mod home;
+pub mod host;
 mod job;
 mod local;
 mod memory;
 mod mover;
 mod region;
 mod segment;
+pub mod stage;
 
 pub use batch::{Batch, BatchId, Ended};
 pub use cause::{Cause, Clock, Outcome, Status};

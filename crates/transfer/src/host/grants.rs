@@ -1,59 +1,16 @@
 use std::collections::BTreeMap;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use rustix::fd::BorrowedFd;
+use rustix::fs::fstat;
+use slackwater_wire::data::Refusal;
 use zerocopy::byteorder::little_endian::{U32, U64};
 use zerocopy::{FromZeros, IntoBytes};
 
-use super::memory::SharedMemory;
-use super::message::{Attached, Detach, ENTRY_DESCRIPTOR, ENTRY_SHARED, Entry};
+use super::message::{Attached, Detach, ENTRY_DESCRIPTOR, ENTRY_SHARED, Entry, NO_SLOT, NOT_HERE};
 use super::page::ControlPage;
-
-/// Who knows what a capability opens: the owner of the memory.
-pub trait Authority: Send + Sync {
-    /// Checks a capability as it came from a peer, and says which memory it opens.
-    ///
-    /// Called on the thread that serves all peers, so it must not block.
-    ///
-    /// # Errors
-    /// It opens nothing; a number other than 0 that the authority's counterpart at the initiator understands.
-    /// [`NO_SLOT`] is taken.
-    fn admit(&self, capability: &[u8]) -> Result<Window, u32>;
-}
-
-/// Every slot of the control page is in use: the initiator has to forget a window first.
-pub const NO_SLOT: u32 = u32::MAX;
-
-/// Memory that a capability opens.
-#[derive(Clone, Debug)]
-pub struct Window {
-    /// What it is fenced by: together with the range, as the authority counts them.
-    pub region: u64,
-    /// First byte from the start of the region.
-    pub start: u64,
-    /// Length in bytes.
-    pub len: u64,
-    /// Where the first byte is.
-    pub at: At,
-}
-
-/// Where a window begins.
-#[derive(Clone, Debug)]
-pub enum At {
-    /// So many bytes into shared memory.
-    Shared {
-        /// The memory.
-        memory: Arc<SharedMemory>,
-        /// The first byte.
-        offset: u64,
-    },
-    /// At this address of the owner's process.
-    Own {
-        /// The address of the first byte.
-        address: u64,
-    },
-}
+use crate::region::{Access, Region};
 
 /// What one peer may reach at present: the owner's side of its control page.
 #[derive(Debug)]
@@ -66,9 +23,8 @@ pub(crate) struct Grants {
 
 #[derive(Debug)]
 struct Granted {
-    region: u64,
-    start: u64,
-    len: u64,
+    /// Held as long as the peer may be at the memory: the region's owner waits for it.
+    access: Access,
     memory: Option<u64>,
     /// Nothing can begin under it; it ends when nothing is in flight.
     revoked: bool,
@@ -77,7 +33,8 @@ struct Granted {
 /// A memory that the peer has mapped, as far as this side knows, and by how many windows.
 #[derive(Debug)]
 struct Lent {
-    memory: Arc<SharedMemory>,
+    #[expect(dead_code, reason = "held so that no other file gets its address, which is its name here")]
+    fd: Arc<OwnedFd>,
     windows: u32,
 }
 
@@ -92,7 +49,12 @@ pub(crate) struct Revoked {
 impl Grants {
     pub(crate) fn new(page: Arc<ControlPage>) -> Self {
         let slots = page.slots();
-        Self { page, slots: (0..slots).map(|_| None).collect(), free: (0..slots).rev().collect(), lent: BTreeMap::new() }
+        Self {
+            page,
+            slots: (0..slots).map(|_| None).collect(),
+            free: (0..slots).rev().collect(),
+            lent: BTreeMap::new(),
+        }
     }
 
     pub(crate) fn page(&self) -> &Arc<ControlPage> {
@@ -120,55 +82,70 @@ impl Grants {
         }
     }
 
-    /// Grants a window and tells of it; says whether the descriptor of its memory has to come with the answer.
-    pub(crate) fn grant(&mut self, window: &Window) -> (Entry, Option<Arc<SharedMemory>>) {
+    /// Opens to the peer what `access` covers, and tells of it; also the descriptor that has to come with the answer.
+    pub(crate) fn grant(&mut self, access: Access) -> (Entry, Option<Arc<OwnedFd>>) {
         let mut entry = Entry::new_zeroed();
+        let region = access.region();
+        if !region.memory().location().is_host() {
+            entry.refused = U32::new(NOT_HERE);
+            return (entry, None);
+        }
+        let file = region.memory().file().cloned();
+        let file_len = match file.as_ref().map(|file| fstat(&file.fd)) {
+            Some(Err(_)) => {
+                entry.refused = U32::new(Refusal::Memory.number().into());
+                return (entry, None);
+            }
+            Some(Ok(stat)) => stat.st_size.unsigned_abs(),
+            None => 0,
+        };
         let Some(slot) = self.take_slot() else {
             entry.refused = U32::new(NO_SLOT);
             return (entry, None);
         };
         entry.slot = U32::new(slot);
         entry.epoch = U32::new(self.page.epoch(slot));
-        entry.len = U64::new(window.len);
-        let (mut id, mut passed) = (None, None);
-        match &window.at {
-            At::Own { address } => entry.start = U64::new(*address),
-            At::Shared { memory, offset } => {
-                let memory_id = Arc::as_ptr(memory).addr() as u64;
-                let lent = self.lent.entry(memory_id).or_insert_with(|| {
-                    passed = Some(Arc::clone(memory));
-                    Lent { memory: Arc::clone(memory), windows: 0 }
-                });
-                lent.windows += 1;
-                let descriptor = if passed.is_some() { ENTRY_DESCRIPTOR } else { 0 };
-                entry.flags = U32::new(ENTRY_SHARED | descriptor);
-                entry.memory = U64::new(memory_id);
-                entry.memory_len = U64::new(lent.memory.len() as u64);
-                entry.start = U64::new(*offset);
-                id = Some(memory_id);
-            }
+        entry.len = U64::new(access.bytes());
+        let (mut memory, mut passed) = (None, None);
+        if let Some(file) = file {
+            let id = Arc::as_ptr(&file.fd).addr() as u64;
+            let lent = self.lent.entry(id).or_insert_with(|| {
+                passed = Some(Arc::clone(&file.fd));
+                Lent { fd: Arc::clone(&file.fd), windows: 0 }
+            });
+            lent.windows += 1;
+            entry.flags = U32::new(ENTRY_SHARED | if passed.is_some() { ENTRY_DESCRIPTOR } else { 0 });
+            entry.memory = U64::new(id);
+            entry.memory_len = U64::new(file_len);
+            entry.start = U64::new(file.offset + access.offset());
+            memory = Some(id);
+        } else {
+            entry.start = U64::new(access.start().expose_provenance() as u64);
         }
-        let Window { region, start, len, .. } = *window;
-        self.slots[slot as usize] = Some(Granted { region, start, len, memory: id, revoked: false });
+        self.slots[slot as usize] = Some(Granted { access, memory, revoked: false });
         (entry, passed)
     }
 
-    /// From now on nothing can begin on these bytes under what was granted. Whatever may be in flight is named.
-    pub(crate) fn revoke(&mut self, region: u64, start: u64, len: u64) -> Vec<Revoked> {
-        let mut revoked = Vec::new();
-        for (slot, granted) in (0u32..).zip(&mut self.slots) {
-            let Some(granted) = granted else { continue };
-            let apart = granted.start.saturating_add(granted.len) <= start || start.saturating_add(len) <= granted.start;
-            if granted.region != region || apart {
+    /// From now on nothing can begin on this region under what was granted. Windows at which nothing is in flight are
+    /// over; the others are named.
+    pub(crate) fn revoke(&mut self, region: &Region) -> Vec<Revoked> {
+        let mut busy = Vec::new();
+        for slot in 0..self.page.slots() {
+            let Some(granted) = &mut self.slots[slot as usize] else { continue };
+            if granted.access.region().id() != region.id() {
                 continue;
             }
             if !granted.revoked {
                 granted.revoked = true;
                 self.page.revoke(slot);
             }
-            revoked.push(Revoked { page: Arc::clone(&self.page), slot, epoch: self.page.epoch(slot) });
+            let revoked = Revoked { page: Arc::clone(&self.page), slot, epoch: self.page.epoch(slot) };
+            self.release_if_idle(slot);
+            if self.slots[slot as usize].is_some() {
+                busy.push(revoked);
+            }
         }
-        revoked
+        busy
     }
 
     /// Takes the slot of a window back, unless somebody else has done so.
@@ -179,7 +156,8 @@ impl Grants {
     }
 
     fn release_if_idle(&mut self, slot: u32) {
-        let over = self.slots[slot as usize].as_ref().is_some_and(|granted| granted.revoked) && !self.page.is_busy(slot);
+        let over =
+            self.slots[slot as usize].as_ref().is_some_and(|granted| granted.revoked) && !self.page.is_busy(slot);
         if !over {
             return;
         }
@@ -208,34 +186,39 @@ impl Grants {
 /// The answer to a question: its bytes, and the memories whose descriptors go with it.
 pub(crate) struct Answer {
     pub(crate) bytes: Vec<u8>,
-    memories: Vec<Arc<SharedMemory>>,
+    memories: Vec<Arc<OwnedFd>>,
 }
 
 impl Answer {
-    pub(crate) fn new(question: U64, attached: usize) -> Self {
-        let head = Attached { question, attached: U32::new(attached as u32), reserved: U32::ZERO };
+    pub(crate) fn new(question: U64, attached: usize, noticed: bool) -> Self {
+        let head = Attached { question, attached: U32::new(attached as u32), noticed: U32::new(u32::from(noticed)) };
         Self { bytes: head.as_bytes().to_vec(), memories: Vec::new() }
     }
 
-    pub(crate) fn push(&mut self, (entry, memory): (Entry, Option<Arc<SharedMemory>>)) {
+    pub(crate) fn push(&mut self, (entry, memory): (Entry, Option<Arc<OwnedFd>>)) {
         self.bytes.extend_from_slice(entry.as_bytes());
         self.memories.extend(memory);
     }
 
-    pub(crate) fn refuse(&mut self, reason: u32) {
+    pub(crate) fn refuse(&mut self, reason: Refusal) {
         let mut entry = Entry::new_zeroed();
-        entry.refused = U32::new(reason);
+        entry.refused = U32::new(reason.number().into());
         self.bytes.extend_from_slice(entry.as_bytes());
     }
 
     pub(crate) fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
-        self.memories.iter().map(AsFd::as_fd).collect()
+        self.memories.iter().map(|fd| fd.as_fd()).collect()
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use slackwater_wire::data::Rights;
+
+    use super::super::memory::SharedMemory;
     use super::*;
+    use crate::memory::Memory;
+    use crate::region::{RegionSpec, Regions};
 
     fn grants(slots: u32) -> (Grants, Arc<ControlPage>) {
         let page = Arc::new(ControlPage::create(slots).unwrap());
@@ -243,31 +226,44 @@ mod tests {
         (Grants::new(page), Arc::new(peer))
     }
 
-    fn own(start: u64, len: u64) -> Window {
-        Window { region: 1, start, len, at: At::Own { address: 0x1000 + start } }
+    fn region(regions: &Regions, memory: Memory) -> Arc<Region> {
+        regions.register(RegionSpec { memory, rights: Rights::BOTH }).unwrap()
+    }
+
+    fn own(regions: &Regions) -> Arc<Region> {
+        region(regions, Memory::anonymous(4096).unwrap())
     }
 
     #[test]
-    fn a_revocation_meets_what_it_overlaps_and_nothing_else() {
+    fn a_revocation_ends_the_windows_of_its_region_and_lets_go_of_it() {
+        let regions = Regions::default();
+        let (one, two) = (own(&regions), own(&regions));
         let (mut grants, peer) = grants(4);
-        let entries = [own(0, 100), own(100, 100), own(250, 50)].map(|window| grants.grant(&window).0);
-        let revoked: Vec<u32> = grants.revoke(1, 150, 100).iter().map(|revoked| revoked.slot).collect();
-        assert_eq!(revoked, [entries[1].slot.get()]);
-        assert!(grants.revoke(2, 0, 1000).is_empty(), "another region");
+        let entries = [&one, &two, &one].map(|region| grants.grant(region.access(0, 8).unwrap()).0);
+        let mark = peer.mark(entries[2].slot.get(), entries[2].epoch.get()).unwrap();
+        assert_eq!((one.in_flight(), two.in_flight()), (2, 1));
+        let busy: Vec<u32> = grants.revoke(&one).iter().map(|revoked| revoked.slot).collect();
+        assert_eq!(busy, [entries[2].slot.get()]);
+        assert_eq!((one.in_flight(), two.in_flight()), (1, 1));
         let begins = entries.map(|entry| peer.mark(entry.slot.get(), entry.epoch.get()).is_ok());
-        assert_eq!(begins, [true, false, true]);
+        assert_eq!(begins, [false, true, false]);
+        drop(mark);
+        assert!(grants.revoke(&one).is_empty());
+        assert_eq!(one.in_flight(), 0);
     }
 
     #[test]
     fn a_slot_is_taken_back_once_nothing_is_in_flight() {
+        let regions = Regions::default();
+        let region = own(&regions);
         let (mut grants, peer) = grants(1);
-        let entry = grants.grant(&own(0, 10)).0;
+        let entry = grants.grant(region.access(0, 8).unwrap()).0;
         let (slot, epoch) = (entry.slot.get(), entry.epoch.get());
         let mark = peer.mark(slot, epoch).unwrap();
         grants.detach(&[Detach { slot: U32::new(slot), epoch: U32::new(epoch) }]);
-        assert_eq!(grants.grant(&own(0, 10)).0.refused.get(), NO_SLOT);
+        assert_eq!(grants.grant(region.access(0, 8).unwrap()).0.refused.get(), NO_SLOT);
         drop(mark);
-        let again = grants.grant(&own(0, 10)).0;
+        let again = grants.grant(region.access(0, 8).unwrap()).0;
         assert_eq!((again.refused.get(), again.slot.get()), (0, slot));
         assert_ne!(again.epoch.get(), epoch);
         // A late word about the window before, and a revocation that was under way, do not hit the one after.
@@ -277,28 +273,32 @@ mod tests {
     }
 
     #[test]
-    fn a_memory_is_passed_once_as_long_as_the_peer_has_a_window_on_it() {
+    fn a_file_is_passed_once_as_long_as_the_peer_has_a_window_on_it() {
+        let regions = Regions::default();
+        let shared = Arc::new(SharedMemory::create(4096).unwrap());
+        let region = region(&regions, shared.memory());
         let (mut grants, _peer) = grants(4);
-        let memory = Arc::new(SharedMemory::create(4096).unwrap());
-        let window = |start| Window { region: 1, start, len: 8, at: At::Shared { memory: Arc::clone(&memory), offset: start } };
         let mut passed = Vec::new();
         let entries = [0, 8].map(|start| {
-            let (entry, memory) = grants.grant(&window(start));
-            passed.push(memory.is_some());
+            let (entry, fd) = grants.grant(region.access(start, 8).unwrap());
+            passed.push(fd.is_some());
             entry
         });
         assert_eq!(passed, [true, false]);
+        assert_eq!(entries.map(|entry| (entry.start.get(), entry.memory_len.get())), [(0, 4096), (8, 4096)]);
         for entry in entries {
             grants.detach(&[Detach { slot: entry.slot, epoch: entry.epoch }]);
         }
-        assert_eq!(Arc::strong_count(&memory), 1, "nothing keeps memory that nobody has a window on");
-        assert!(grants.grant(&window(0)).1.is_some());
+        assert!(grants.grant(region.access(0, 8).unwrap()).1.is_some(), "forgotten with the last window on it");
     }
 
     #[test]
     fn slots_that_no_peer_can_name_are_ignored() {
         let (mut grants, _peer) = grants(1);
-        grants.detach(&[Detach { slot: U32::new(9), epoch: U32::new(0) }, Detach { slot: U32::new(0), epoch: U32::new(0) }]);
+        grants.detach(&[
+            Detach { slot: U32::new(9), epoch: U32::new(0) },
+            Detach { slot: U32::new(0), epoch: U32::new(0) },
+        ]);
         assert_eq!(grants.windows(), 0);
     }
 }

@@ -1,28 +1,31 @@
 use std::fmt;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use rustix::process::geteuid;
 use slackwater_base::Instant;
+use slackwater_wire::Incarnation;
+use slackwater_wire::data::{Capability, Refusal};
 use thiserror::Error;
 use zerocopy::byteorder::little_endian::{U32, U64};
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::memory::{RefusedMemory, SharedMemory};
 use super::message::{
-    ATTACH_MAX, Attach, Attached, DETACH_MAX, Detach, ENTRY_DESCRIPTOR, ENTRY_SHARED, Entry, GOODBYE_BOOT, GOODBYE_FULL,
-    GOODBYE_INCARNATION, GOODBYE_USER, GOODBYE_VERSION, Goodbye, Hello, MAGIC, PACKET_MAX, VERSION, Welcome, split,
+    ATTACH_MAX, Attach, Attached, DETACH_MAX, Detach, ENTRY_DESCRIPTOR, ENTRY_SHARED, Entry, GOODBYE_BOOT,
+    GOODBYE_FULL, GOODBYE_INCARNATION, GOODBYE_USER, GOODBYE_VERSION, Goodbye, Hello, MAGIC, NO_SLOT, NOT_HERE,
+    PACKET_MAX, VERSION, Welcome, split,
 };
 use super::packets::{Packets, Received};
 use super::page::{ControlPage, Mark, Stale};
 use super::process::Process;
-use super::service::{Identity, Service};
+use super::service::{Service, Watched};
+use crate::mover::Notice;
 
 /// Why there is no way to a process over this host.
 #[derive(Debug, Error)]
-pub enum NoLink {
+pub(crate) enum NoLink {
     /// The kernel refused, or nobody listens.
     #[error("host socket: {0}")]
     System(#[from] io::Error),
@@ -45,10 +48,10 @@ pub enum NoLink {
 
 /// Why a window could not be attached.
 #[derive(Debug, Error)]
-pub enum NoWindow {
-    /// The owner's authority refused the capability; its reason.
-    #[error("capability refused ({0})")]
-    Refused(u32),
+pub(crate) enum NoWindow {
+    /// The owner refused the capability.
+    #[error(transparent)]
+    Refused(Refusal),
     /// The owner's control page has no slot left.
     #[error("no window left on the link")]
     NoSlot,
@@ -75,8 +78,9 @@ pub(crate) struct Link {
     page: ControlPage,
     /// The process itself, or why its own memory is out of reach.
     process: Result<Process, String>,
-    gone: Arc<AtomicBool>,
-    watched: Mutex<Option<(Weak<Service>, u64)>>,
+    watched: Arc<Watched>,
+    service: Weak<Service>,
+    token: u64,
     exchange: Mutex<Exchange>,
     /// Windows that nobody uses any more; told with the next question.
     detached: Mutex<Vec<Detach>>,
@@ -117,8 +121,13 @@ pub(crate) enum Reach<'a> {
 
 impl Link {
     /// Connects to the process that listens under `name`, which is to be the life `target`.
-    pub(crate) fn open(service: &Arc<Service>, name: &str, target: u64, deadline: Instant) -> Result<Arc<Self>, NoLink> {
-        let identity = service.identity();
+    pub(crate) fn open(
+        service: &Arc<Service>,
+        name: &str,
+        target: Incarnation,
+        deadline: Instant,
+        gone: impl Fn() + Send + Sync + 'static,
+    ) -> Result<Arc<Self>, NoLink> {
         let packets = Packets::connect(name)?;
         let peer = packets.peer()?;
         if peer.user != geteuid().as_raw() {
@@ -128,9 +137,9 @@ impl Link {
             magic: U64::new(MAGIC),
             version: U32::new(VERSION),
             reserved: U32::ZERO,
-            boot: identity.boot,
-            incarnation: U64::new(identity.incarnation),
-            target: U64::new(target),
+            boot: service.boot(),
+            incarnation: U64::new(service.incarnation().0),
+            target: U64::new(target.0),
         };
         packets.send(&[hello.as_bytes()], &[])?;
         let mut buffer = vec![0; PACKET_MAX];
@@ -144,23 +153,24 @@ impl Link {
             Some(pid) => reach(pid, &welcome),
             None => Err("the process is in a namespace out of sight".to_owned()),
         };
-        let link = Arc::new(Self {
+        let page = ControlPage::open(page, welcome.slots.get())?;
+        let watched = Watched::new(gone);
+        let token = service.watch(&packets, &watched)?;
+        Ok(Arc::new(Self {
             packets,
-            page: ControlPage::open(page, welcome.slots.get())?,
+            page,
             process,
-            gone: Arc::new(AtomicBool::new(false)),
-            watched: Mutex::new(None),
+            watched,
+            service: Arc::downgrade(service),
+            token,
             exchange: Mutex::new(Exchange { question: 0, buffer, memories: Vec::new(), unanswered: 0 }),
             detached: Mutex::default(),
-        });
-        let token = service.watch(&link.packets, &link.gone)?;
-        *link.watched.lock().unwrap_or_else(PoisonError::into_inner) = Some((Arc::downgrade(service), token));
-        Ok(link)
+        }))
     }
 
     /// Whether the peer has ended or closed the link.
     pub(crate) fn is_gone(&self) -> bool {
-        self.gone.load(Ordering::Acquire)
+        self.watched.is_gone()
     }
 
     /// Why memory that is not shared is out of reach, if it is.
@@ -168,12 +178,14 @@ impl Link {
         self.process.as_ref().err().map(String::as_str)
     }
 
-    /// Shows capabilities, all of the same length, to their owner, and opens what they stand for. One result for each.
-    pub(crate) fn attach(
+    /// Shows capabilities to their owner, and opens what they stand for: one result for each. Says too whether the
+    /// notice, if there is one, was taken. Without either it asks whether the owner is there.
+    pub(crate) fn ask(
         self: &Arc<Self>,
-        capabilities: &[&[u8]],
+        capabilities: &[Capability],
+        notice: Option<&Notice>,
         deadline: Instant,
-    ) -> Result<Vec<Result<Opened, NoWindow>>, NoWindow> {
+    ) -> Result<(Vec<Result<Opened, NoWindow>>, bool), NoWindow> {
         debug_assert!(capabilities.len() <= ATTACH_MAX);
         let mut exchange = self.exchange.lock().unwrap_or_else(PoisonError::into_inner);
         let exchange = &mut *exchange;
@@ -188,15 +200,18 @@ impl Link {
             all.split_off(beyond)
         };
         exchange.question += 1;
+        let (name, bytes) =
+            notice.map_or((&b""[..], &b""[..]), |notice| (notice.name.as_bytes(), notice.bytes.as_slice()));
         let head = Attach {
             question: U64::new(exchange.question),
             detach: U32::new(detached.len() as u32),
             attach: U32::new(capabilities.len() as u32),
-            capability_bytes: U32::new(capabilities.first().map_or(0, |capability| capability.len()) as u32),
+            notices: U32::new(u32::from(notice.is_some())),
+            notice_name: U32::new(name.len() as u32),
+            notice_bytes: U32::new(bytes.len() as u32),
             reserved: U32::ZERO,
         };
-        let mut parts = vec![head.as_bytes(), detached.as_bytes()];
-        parts.extend(capabilities);
+        let parts = [head.as_bytes(), detached.as_bytes(), capabilities.as_bytes(), name, bytes];
         self.packets.send(&parts, &[]).map_err(|_| NoWindow::Gone)?;
         let (len, descriptors) = self.answer(exchange, deadline)?;
         let answer = &exchange.buffer[..len];
@@ -206,10 +221,9 @@ impl Link {
             return Err(NoWindow::Garbled);
         }
         let mut descriptors = descriptors.into_iter();
-        Ok(entries
-            .iter()
-            .map(|entry| self.open_window(entry, &mut descriptors, &held, &mut exchange.memories))
-            .collect())
+        let memories = &mut exchange.memories;
+        let opened = entries.iter().map(|entry| self.open_window(entry, &mut descriptors, &held, memories)).collect();
+        Ok((opened, head.noticed.get() > 0))
     }
 
     /// The answer to the last question. Answers to earlier ones, for which nobody waited, open windows that nobody
@@ -224,7 +238,7 @@ impl Link {
                     return Err(NoWindow::TimedOut);
                 }
                 Received::Closed => {
-                    self.gone.store(true, Ordering::Release);
+                    self.watched.end();
                     return Err(NoWindow::Gone);
                 }
             };
@@ -252,8 +266,12 @@ impl Link {
     ) -> Result<Opened, NoWindow> {
         match entry.refused.get() {
             0 => {}
-            super::grants::NO_SLOT => return Err(NoWindow::NoSlot),
-            reason => return Err(NoWindow::Refused(reason)),
+            NO_SLOT => return Err(NoWindow::NoSlot),
+            NOT_HERE => return Err(NoWindow::NoAttach("it is not host memory".to_owned())),
+            number => {
+                let refusal = u16::try_from(number).ok().and_then(Refusal::from_number);
+                return Err(refusal.map_or(NoWindow::Garbled, NoWindow::Refused));
+            }
         }
         if entry.slot.get() >= self.page.slots() {
             return Err(NoWindow::Garbled);
@@ -301,7 +319,7 @@ fn known(
 }
 
 /// Reads a greeting, or why there is none.
-fn welcome(packet: &[u8], descriptors: Vec<OwnedFd>, target: u64) -> Result<(Welcome, OwnedFd), NoLink> {
+fn welcome(packet: &[u8], descriptors: Vec<OwnedFd>, target: Incarnation) -> Result<(Welcome, OwnedFd), NoLink> {
     if let Ok(goodbye) = Goodbye::read_from_bytes(packet) {
         return Err(NoLink::TurnedAway(match goodbye.reason.get() {
             GOODBYE_VERSION => "another version",
@@ -315,7 +333,7 @@ fn welcome(packet: &[u8], descriptors: Vec<OwnedFd>, target: u64) -> Result<(Wel
     let welcome = Welcome::read_from_bytes(packet).map_err(|_| NoLink::Garbled)?;
     let page = descriptors.into_iter().next().ok_or(NoLink::Garbled)?;
     let ours = welcome.magic.get() == MAGIC && welcome.version.get() == VERSION;
-    if !ours || welcome.incarnation.get() != target || welcome.slots.get() == 0 {
+    if !ours || welcome.incarnation.get() != target.0 || welcome.slots.get() == 0 {
         return Err(NoLink::Garbled);
     }
     Ok((welcome, page))
@@ -335,17 +353,8 @@ fn reach(pid: rustix::process::Pid, welcome: &Welcome) -> Result<Process, String
 }
 
 impl Opened {
-    pub(crate) fn len(&self) -> u64 {
-        self.len
-    }
-
     pub(crate) fn link(&self) -> &Arc<Link> {
         &self.link
-    }
-
-    /// Whether it lies in shared memory.
-    pub(crate) fn is_shared(&self) -> bool {
-        matches!(self.at, OpenedAt::Shared { .. })
     }
 
     /// Announces a copy.
@@ -379,16 +388,17 @@ impl Drop for Opened {
 
 impl Drop for Link {
     fn drop(&mut self) {
-        if let Some((service, token)) = self.watched.lock().unwrap_or_else(PoisonError::into_inner).take()
-            && let Some(service) = service.upgrade()
-        {
-            service.unwatch(token);
+        if let Some(service) = self.service.upgrade() {
+            service.unwatch(self.token);
         }
     }
 }
 
 impl fmt::Debug for Link {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Link").field("gone", &self.is_gone()).field("attach", &self.process.is_ok()).finish_non_exhaustive()
+        f.debug_struct("Link")
+            .field("gone", &self.is_gone())
+            .field("attach", &self.process.is_ok())
+            .finish_non_exhaustive()
     }
 }

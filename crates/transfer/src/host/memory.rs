@@ -1,17 +1,21 @@
 use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::Arc;
 
 use memmap2::{Advice, MmapOptions, MmapRaw};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create};
 use thiserror::Error;
+
+use crate::memory::{Location, Memory, SharedFile};
 
 /// Memory that can be mapped by other processes of this host: a memfd that can never shrink.
 ///
 /// Since nobody can cut it, no access to it within its length can raise SIGBUS, whatever the other process does. It is
 /// reached by address only: what another process may write is never a slice.
 pub struct SharedMemory {
-    fd: OwnedFd,
+    fd: Arc<OwnedFd>,
     map: MmapRaw,
 }
 
@@ -55,7 +59,7 @@ impl SharedMemory {
         ftruncate(&fd, len as u64)?;
         fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
         let map = MmapOptions::new().len(len).map_raw(&fd)?;
-        Ok(Self { fd, map })
+        Ok(Self { fd: Arc::new(fd), map })
     }
 
     /// Maps `len` bytes of the memory that a peer passed.
@@ -78,7 +82,17 @@ impl SharedMemory {
         let map_len = usize::try_from(len).map_err(|_| system(io::ErrorKind::OutOfMemory.into()))?;
         let map = MmapOptions::new().len(map_len).map_raw(&fd).map_err(system)?;
         map.advise(Advice::DontFork).map_err(system)?;
-        Ok(Self { fd, map })
+        Ok(Self { fd: Arc::new(fd), map })
+    }
+
+    /// All of it, to be registered: peers of the same host map it instead of asking the kernel for every copy.
+    #[must_use]
+    pub fn memory(self: &Arc<Self>) -> Memory {
+        let start = NonNull::new(self.as_ptr()).expect("the kernel maps nothing at address 0");
+        let file = SharedFile { fd: Arc::clone(&self.fd), offset: 0 };
+        // SAFETY: the mapping lives as long as what keeps it, and this type hands out its address alone, never a
+        // reference.
+        unsafe { Memory::borrowed(start, self.len(), Location::Host) }.in_file(file).kept_by(Arc::clone(self))
     }
 
     /// The first byte.

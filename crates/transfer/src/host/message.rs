@@ -2,7 +2,7 @@
 //!
 //! The initiator opens with [`Hello`] and is answered with [`Welcome`], which carries the control page, or with
 //! [`Goodbye`]. From then on it asks [`Attach`] and is answered with [`Attached`], one question at a time; the memories
-//! that it does not have yet come with the answer.
+//! that it does not have yet come with the answer. A question may carry a notice to deliver.
 
 use zerocopy::byteorder::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -15,6 +15,8 @@ pub(crate) const VERSION: u32 = 1;
 pub(crate) const ATTACH_MAX: usize = 64;
 /// The most forgotten windows in one [`Attach`]; more wait for the next.
 pub(crate) const DETACH_MAX: usize = 4096;
+/// The longest notice, name and bytes together.
+pub(crate) const NOTICE_MAX: usize = 16 << 10;
 /// The longest packet.
 pub(crate) const PACKET_MAX: usize = 64 << 10;
 
@@ -68,14 +70,18 @@ pub(crate) const GOODBYE_USER: u32 = 4;
 /// As many links as there may be.
 pub(crate) const GOODBYE_FULL: u32 = 5;
 
-/// The head of a question: then `detach` × [`Detach`], then `attach` capabilities of `capability_bytes` each.
+/// The head of a question: then `detach` × [`Detach`], then `attach` capabilities, then `notice_name` and `notice_bytes`
+/// bytes of a notice, if there is one.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub(crate) struct Attach {
     pub(crate) question: U64,
     pub(crate) detach: U32,
     pub(crate) attach: U32,
-    pub(crate) capability_bytes: U32,
+    /// 1 with a notice, else 0.
+    pub(crate) notices: U32,
+    pub(crate) notice_name: U32,
+    pub(crate) notice_bytes: U32,
     pub(crate) reserved: U32,
 }
 
@@ -93,13 +99,15 @@ pub(crate) struct Detach {
 pub(crate) struct Attached {
     pub(crate) question: U64,
     pub(crate) attached: U32,
-    pub(crate) reserved: U32,
+    /// 1 where the notice was taken.
+    pub(crate) noticed: U32,
 }
 
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub(crate) struct Entry {
-    /// 0, or why the capability was refused, in the words of whoever checks capabilities.
+    /// 0, or why there is no window: the number of a [`Refusal`](slackwater_wire::data::Refusal), [`NO_SLOT`] or
+    /// [`NOT_HERE`].
     pub(crate) refused: U32,
     pub(crate) slot: U32,
     pub(crate) epoch: U32,
@@ -113,6 +121,11 @@ pub(crate) struct Entry {
     pub(crate) start: U64,
     pub(crate) len: U64,
 }
+
+/// Every slot of the control page is in use: the initiator has to forget a window first.
+pub(crate) const NO_SLOT: u32 = u32::MAX;
+/// The memory is not one that the processor reaches.
+pub(crate) const NOT_HERE: u32 = u32::MAX - 1;
 
 /// The window lies in shared memory, not in the target's own.
 pub(crate) const ENTRY_SHARED: u32 = 1;
@@ -129,6 +142,8 @@ where
 
 #[cfg(test)]
 mod tests {
+    use slackwater_wire::data::Capability;
+
     use super::*;
 
     #[test]
@@ -137,7 +152,8 @@ mod tests {
         assert_eq!(size_of::<Welcome>(), 56);
         assert_eq!(size_of::<Entry>(), 48);
         assert!(size_of::<Goodbye>() < size_of::<Welcome>());
-        assert!(size_of::<Attach>() + DETACH_MAX * size_of::<Detach>() + ATTACH_MAX * 256 < PACKET_MAX);
+        let question = size_of::<Attach>() + DETACH_MAX * size_of::<Detach>() + ATTACH_MAX * Capability::BYTES;
+        assert!(question + NOTICE_MAX <= PACKET_MAX);
         assert!(size_of::<Attached>() + ATTACH_MAX * size_of::<Entry>() < PACKET_MAX);
     }
 

@@ -3,7 +3,7 @@ use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
@@ -12,12 +12,13 @@ use rustix::event::{EventfdFlags, Timespec, eventfd};
 use rustix::io::Errno;
 use rustix::process::geteuid;
 use slackwater_base::Instant;
-use slackwater_wait::{Waiting, now};
-use thiserror::Error;
+use slackwater_wait::{Site, Waiting, now};
+use slackwater_wire::Incarnation;
+use slackwater_wire::data::{Capability, Op, Rights};
 use zerocopy::byteorder::little_endian::{U32, U64};
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::grants::{Answer, Authority, Grants, Revoked};
+use super::grants::{Answer, Grants, Revoked};
 use super::message::{
     ATTACH_MAX, Attach, GOODBYE_BOOT, GOODBYE_FULL, GOODBYE_INCARNATION, GOODBYE_USER, GOODBYE_VERSION, Goodbye, Hello,
     MAGIC, PACKET_MAX, VERSION, Welcome, split,
@@ -25,6 +26,9 @@ use super::message::{
 use super::packets::{Listener, Packets, Received};
 use super::page::ControlPage;
 use super::process::Process;
+use crate::home::Home;
+use crate::mover::Notice;
+use crate::region::Region;
 
 /// Bounds of one process's host service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,23 +47,6 @@ impl Default for ServiceLimits {
     }
 }
 
-/// Which process of which host this is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Identity {
-    /// Which boot of which host.
-    pub boot: [u8; 16],
-    /// Which life of the process.
-    pub incarnation: u64,
-}
-
-/// Peers that may still touch memory which was to be freed.
-#[derive(Clone, Debug, Error, PartialEq, Eq)]
-#[error("processes {peers:?} did not end their copies in time")]
-pub struct StillCopying {
-    /// Their process numbers; 0 for one out of sight.
-    pub peers: Vec<i32>,
-}
-
 /// One thread that opens this process's memory to other processes of the host, and notices when peers end.
 ///
 /// It sleeps in the kernel unless a peer attaches something, comes or goes; copies do not pass through it.
@@ -70,9 +57,9 @@ pub(crate) struct Service {
 }
 
 struct Shared {
-    identity: Identity,
+    boot: [u8; 16],
+    home: Arc<Home>,
     limits: ServiceLimits,
-    authority: Arc<dyn Authority>,
     poll: OwnedFd,
     stop: OwnedFd,
     started: u64,
@@ -80,14 +67,21 @@ struct Shared {
     probe: Box<[u8; 16]>,
     next_token: AtomicU64,
     peers: Mutex<BTreeMap<u64, Peer>>,
-    watched: Mutex<BTreeMap<u64, Weak<AtomicBool>>>,
+    watched: Mutex<BTreeMap<u64, Arc<Watched>>>,
+}
+
+/// A link whose end is looked for.
+pub(crate) struct Watched {
+    gone: AtomicBool,
+    tell: Box<dyn Fn() + Send + Sync>,
 }
 
 /// A process that has, or asks for, this one's memory.
 struct Peer {
     packets: Packets,
-    pid: i32,
-    /// `None` until it has said who it is, which it has to by then.
+    /// Who it says it is.
+    incarnation: Incarnation,
+    /// `Err` until it has said so, which it has to by then.
     grants: Result<Grants, Instant>,
 }
 
@@ -97,24 +91,20 @@ const FIRST_TOKEN: u64 = 2;
 const EVENTS: usize = 64;
 
 impl Service {
-    pub(crate) fn start(
-        identity: Identity,
-        authority: Arc<dyn Authority>,
-        limits: ServiceLimits,
-    ) -> io::Result<Self> {
+    pub(crate) fn start(boot: [u8; 16], home: Arc<Home>, limits: ServiceLimits) -> io::Result<Self> {
         let mut secret = [0; 24];
         getrandom::fill(&mut secret).map_err(io::Error::other)?;
         let (tail, probe) = secret.split_at(8);
-        let name = format!("slackwater-{:016x}-{:016x}", identity.incarnation, u64::read_from_bytes(tail).unwrap_or(0));
+        let name = format!("slackwater-{:016x}-{:016x}", home.incarnation().0, u64::read_from_bytes(tail).unwrap_or(0));
         let listener = Listener::bind(&name)?;
         let poll = epoll::create(CreateFlags::CLOEXEC)?;
         let stop = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         epoll::add(&poll, &listener, EventData::new_u64(LISTENER), EventFlags::IN)?;
         epoll::add(&poll, &stop, EventData::new_u64(STOP), EventFlags::IN)?;
         let shared = Arc::new(Shared {
-            identity,
+            boot,
+            home,
             limits,
-            authority,
             poll,
             stop,
             started: Process::own_start()?,
@@ -133,50 +123,44 @@ impl Service {
         &self.name
     }
 
-    pub(crate) fn identity(&self) -> Identity {
-        self.shared.identity
+    pub(crate) fn boot(&self) -> [u8; 16] {
+        self.shared.boot
     }
 
-    /// Ends every access to these bytes under what was granted until now, and waits for copies in flight. What the
-    /// authority admits afterwards is not touched, so it has to refuse the old generation before this is called.
-    pub(crate) fn fence(&self, region: u64, start: u64, len: u64, waiting: &Waiting<'_>) -> Result<(), StillCopying> {
-        let mut revoked: Vec<(u64, i32, Revoked)> = Vec::new();
+    pub(crate) fn incarnation(&self) -> Incarnation {
+        self.shared.home.incarnation()
+    }
+
+    /// Ends every window on a region that is closing. Those at which a peer is copying end with the copy, or with the
+    /// peer; a thread of its own waits for that, since a peer may be stopped for long.
+    pub(crate) fn invalidate(&self, region: &Region) {
+        let mut busy: Vec<(u64, Revoked)> = Vec::new();
         for (&token, peer) in self.shared.peers().iter_mut() {
             if let Ok(grants) = &mut peer.grants {
-                revoked.extend(grants.revoke(region, start, len).into_iter().map(|window| (token, peer.pid, window)));
+                busy.extend(grants.revoke(region).into_iter().map(|window| (token, window)));
             }
         }
-        // Without the lock: a peer that ends is closed by the service's thread, which ends the wait.
-        let mut late: Vec<i32> = Vec::new();
-        revoked.retain(|(_, pid, window)| {
-            let drained = window.page.drain(window.slot, waiting);
-            if !drained {
-                late.push(*pid);
-            }
-            drained
-        });
-        let mut peers = self.shared.peers();
-        for (token, _, window) in &revoked {
-            if let Some(Ok(grants)) = peers.get_mut(token).map(|peer| &mut peer.grants) {
-                grants.release(window);
-            }
+        if busy.is_empty() {
+            return;
         }
-        drop(peers);
-        late.dedup();
-        if late.is_empty() { Ok(()) } else { Err(StillCopying { peers: late }) }
+        let (shared, waiting) = (Arc::clone(&self.shared), busy.clone());
+        let thread = thread::Builder::new().name("slackwater-fence".to_owned());
+        if thread.spawn(move || shared.drain(&waiting)).is_err() {
+            // Without a thread to wait, this one does: nothing may be forgotten.
+            self.shared.drain(&busy);
+        }
     }
 
-    /// Sets `gone` when the peer of this socket has closed it. Watched until the socket is closed here.
-    pub(crate) fn watch(&self, packets: &Packets, gone: &Arc<AtomicBool>) -> io::Result<u64> {
+    /// Looks for the end of the peer of this socket, until [`Service::unwatch`].
+    pub(crate) fn watch(&self, packets: &Packets, watched: &Arc<Watched>) -> io::Result<u64> {
         let token = self.shared.next_token.fetch_add(1, Ordering::Relaxed);
-        lock(&self.shared.watched).insert(token, Arc::downgrade(gone));
+        lock(&self.shared.watched).insert(token, Arc::clone(watched));
         // No answers are read here, only the end is looked for; it is told once, though the socket stays open.
         let flags = EventFlags::RDHUP | EventFlags::ET;
-        let watched = epoll::add(&self.shared.poll, packets, EventData::new_u64(token), flags);
-        if watched.is_err() {
+        if let Err(errno) = epoll::add(&self.shared.poll, packets, EventData::new_u64(token), flags) {
             lock(&self.shared.watched).remove(&token);
+            return Err(errno.into());
         }
-        watched?;
         Ok(token)
     }
 
@@ -198,7 +182,7 @@ impl Drop for Service {
         // The counter cannot be full: this is the only write to it.
         let _ = rustix::io::write(&self.shared.stop, &1u64.to_ne_bytes());
         if let Some(thread) = self.thread.take() {
-            // It does not panic by itself, and an authority's panic has been told where it happened.
+            // A panic in it was reported where it happened.
             let _ = thread.join();
         }
         // Whoever waits for a peer of a service that is over waits no longer.
@@ -207,7 +191,36 @@ impl Drop for Service {
     }
 }
 
+impl Watched {
+    /// `tell` is called once, by the service's thread, when the peer has ended; it must not block.
+    pub(crate) fn new(tell: impl Fn() + Send + Sync + 'static) -> Arc<Self> {
+        Arc::new(Self { gone: AtomicBool::new(false), tell: Box::new(tell) })
+    }
+
+    pub(crate) fn is_gone(&self) -> bool {
+        self.gone.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn end(&self) {
+        self.gone.store(true, Ordering::Release);
+        (self.tell)();
+    }
+}
+
+static DRAINING: Site = Site::new("host fence");
+
 impl Shared {
+    /// Waits until nothing is in flight at these windows, and lets go of them.
+    fn drain(&self, windows: &[(u64, Revoked)]) {
+        for (token, window) in windows {
+            // Without the lock: a peer that ends is closed by the service's thread, which ends the wait.
+            window.page.drain(window.slot, &Waiting::at(&DRAINING));
+            if let Some(Ok(grants)) = self.peers().get_mut(token).map(|peer| &mut peer.grants) {
+                grants.release(window);
+            }
+        }
+    }
+
     fn peers(&self) -> MutexGuard<'_, BTreeMap<u64, Peer>> {
         lock(&self.peers)
     }
@@ -263,20 +276,18 @@ impl Shared {
             let token = self.next_token.fetch_add(1, Ordering::Relaxed);
             let flags = EventFlags::IN | EventFlags::RDHUP;
             if epoll::add(&self.poll, &packets, EventData::new_u64(token), flags).is_ok() {
-                let pid = peer.pid.map_or(0, |pid| pid.as_raw_nonzero().get());
-                peers.insert(token, Peer { packets, pid, grants: Err(now() + self.limits.greeting) });
+                let grants = Err(now() + self.limits.greeting);
+                peers.insert(token, Peer { packets, incarnation: Incarnation(0), grants });
             }
         }
     }
 
     /// Whether the event tells of the end of a peer whose memory this process has open.
     fn ended(&self, token: u64) -> bool {
-        let Some(gone) = lock(&self.watched).remove(&token) else {
+        let Some(watched) = lock(&self.watched).remove(&token) else {
             return false;
         };
-        if let Some(gone) = gone.upgrade() {
-            gone.store(true, Ordering::Release);
-        }
+        watched.end();
         true
     }
 
@@ -311,8 +322,8 @@ impl Shared {
     fn answer(&self, peer: &mut Peer, packet: &[u8]) -> bool {
         match &mut peer.grants {
             Err(_) => match self.greet(&peer.packets, packet) {
-                Ok(grants) => {
-                    peer.grants = Ok(grants);
+                Ok((incarnation, grants)) => {
+                    (peer.incarnation, peer.grants) = (incarnation, Ok(grants));
                     true
                 }
                 Err(reason) => {
@@ -321,20 +332,20 @@ impl Shared {
                 }
             },
             Ok(grants) => self
-                .attach(grants, packet)
+                .attach(grants, peer.incarnation, packet)
                 .is_some_and(|answer| peer.packets.send(&[&answer.bytes], &answer.descriptors()).is_ok()),
         }
     }
 
-    fn greet(&self, packets: &Packets, packet: &[u8]) -> Result<Grants, u32> {
+    fn greet(&self, packets: &Packets, packet: &[u8]) -> Result<(Incarnation, Grants), u32> {
         let hello = Hello::read_from_bytes(packet).map_err(|_| GOODBYE_VERSION)?;
         if hello.magic.get() != MAGIC || hello.version.get() != VERSION {
             return Err(GOODBYE_VERSION);
         }
-        if hello.boot != self.identity.boot {
+        if hello.boot != self.boot {
             return Err(GOODBYE_BOOT);
         }
-        if hello.target.get() != self.identity.incarnation {
+        if hello.target.get() != self.home.incarnation().0 {
             return Err(GOODBYE_INCARNATION);
         }
         let page = Arc::new(ControlPage::create(self.limits.windows_per_peer).map_err(|_| GOODBYE_FULL)?);
@@ -342,31 +353,39 @@ impl Shared {
             magic: U64::new(MAGIC),
             version: U32::new(VERSION),
             slots: U32::new(page.slots()),
-            incarnation: U64::new(self.identity.incarnation),
+            incarnation: U64::new(self.home.incarnation().0),
             started: U64::new(self.started),
             probe_address: U64::new(self.probe.as_ptr().expose_provenance() as u64),
             probe: *self.probe,
         };
         packets.send(&[welcome.as_bytes()], &[page.as_fd()]).map_err(|_| GOODBYE_FULL)?;
-        Ok(Grants::new(page))
+        Ok((Incarnation(hello.incarnation.get()), Grants::new(page)))
     }
 
     /// `None` where the question is none of the protocol.
-    fn attach(&self, grants: &mut Grants, packet: &[u8]) -> Option<Answer> {
+    fn attach(&self, grants: &mut Grants, from: Incarnation, packet: &[u8]) -> Option<Answer> {
         let (head, rest) = Attach::read_from_prefix(packet).ok()?;
-        let (detached, capabilities) = split(rest, head.detach.get())?;
-        let (count, each) = (head.attach.get() as usize, head.capability_bytes.get() as usize);
-        if count > ATTACH_MAX || capabilities.len() != count.checked_mul(each)? || (count > 0 && each == 0) {
+        let (detached, rest) = split(rest, head.detach.get())?;
+        let (capabilities, rest) = split::<Capability>(rest, head.attach.get())?;
+        let (name, rest) = split::<u8>(rest, head.notice_name.get())?;
+        let (bytes, rest) = split::<u8>(rest, head.notice_bytes.get())?;
+        if capabilities.len() > ATTACH_MAX || !rest.is_empty() {
             return None;
         }
+        let noticed = head.notices.get() > 0 && {
+            let name = String::from_utf8(name.to_vec()).ok()?;
+            self.home.deliver(from, Notice { name, bytes: bytes.to_vec() })
+        };
         grants.detach(detached);
-        let mut answer = Answer::new(head.question, count);
-        // Under the lock that a fence takes after the authority has changed its mind: either the authority refuses
-        // here, or the fence finds the window.
-        for capability in capabilities.chunks_exact(each.max(1)) {
-            match self.authority.admit(capability) {
-                Ok(window) => answer.push(grants.grant(&window)),
-                Err(reason) => answer.refuse(reason),
+        let mut answer = Answer::new(head.question, capabilities.len(), noticed);
+        // Under the lock that an invalidation takes after the region was closed: either the region refuses here, or the
+        // invalidation finds the window.
+        for capability in capabilities {
+            let claims = capability.claims();
+            let op = if claims.rights.allow(Rights::READ) { Op::Read } else { Op::Write };
+            match self.home.admit(capability, op, (claims.offset, claims.bytes), from) {
+                Ok(access) => answer.push(grants.grant(access)),
+                Err(refusal) => answer.refuse(refusal),
             }
         }
         Some(answer)

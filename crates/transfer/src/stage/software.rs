@@ -60,12 +60,7 @@ struct State {
 
 /// An entry of the work list.
 enum Work {
-    Copy {
-        copy: DeviceCopy,
-        ticket: Ticket,
-        ends: Arc<Ends>,
-        ready: Instant,
-    },
+    Copy { copy: DeviceCopy, ticket: Ticket, ends: Arc<Ends>, ready: Instant },
     Wake(Box<dyn FnOnce() + Send>),
 }
 
@@ -99,8 +94,7 @@ impl SoftwareDevice {
     /// # Errors
     /// Its thread could not be started.
     pub fn start(name: &str) -> io::Result<Self> {
-        let shared =
-            Arc::new(Shared { name: name.to_owned(), state: Mutex::default(), changed: Event::new() });
+        let shared = Arc::new(Shared { name: name.to_owned(), state: Mutex::default(), changed: Event::new() });
         let working = Arc::clone(&shared);
         let thread = thread::Builder::new().name("slackwater-soft".to_owned()).spawn(move || working.run())?;
         Ok(Self { shared, thread: Some(thread) })

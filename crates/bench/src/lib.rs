@@ -13,5 +13,6 @@ pub mod process;
 pub mod promotion;
 pub mod report;
 pub mod store;
+pub mod transfer;
 pub mod usage;
 pub mod wait;

@@ -1,9 +1,9 @@
 //! Measured processes: started from this very program, spoken to in lines, never waited for without a deadline.
 
 use std::ffi::OsString;
-use std::io::{self, BufRead, BufReader, Write};
+use std::io::{self, BufRead, BufReader, Read, Write};
 use std::process::{Child, ChildStdin, Command, Stdio};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::Duration;
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -57,19 +57,27 @@ pub(crate) struct Process {
 }
 
 impl Process {
-    /// Starts one whose lines may each take as long as `patience`.
-    pub(crate) fn start(command: &[OsString], arguments: &[&str], patience: Duration) -> Result<Self, ProcessError> {
-        let (program, leading) = command.split_first().ok_or(ProcessError::NoChild)?;
-        let mut command = Command::new(program);
-        command.args(leading).args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped());
+    /// Starts this program in a part; each of its lines may take as long as `patience`.
+    pub(crate) fn start(program: &[OsString], arguments: &[&str], patience: Duration) -> Result<Self, ProcessError> {
+        let (first, leading) = program.split_first().ok_or(ProcessError::NoChild)?;
+        let mut command = Command::new(first);
+        command.args(leading).args(arguments);
+        Self::spawn(command, &arguments.join(" "), patience)
+    }
+
+    /// Starts any command; its errors count as lines too if they are piped.
+    pub(crate) fn spawn(mut command: Command, part: &str, patience: Duration) -> Result<Self, ProcessError> {
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = command.spawn().map_err(|error| ProcessError::Io { what: "start a process", error })?;
         let (Some(output), Some(input)) = (child.stdout.take(), child.stdin.take()) else {
             return Err(ProcessError::Said("nothing: it has no pipes".into()));
         };
         let (heard, lines) = channel();
-        // Ends with the process, whose pipe it reads.
-        std::thread::spawn(move || BufReader::new(output).lines().try_for_each(|line| heard.send(line)));
-        Ok(Self { child, lines, input, part: arguments.join(" "), patience })
+        if let Some(errors) = child.stderr.take() {
+            listen(errors, heard.clone());
+        }
+        listen(output, heard);
+        Ok(Self { child, lines, input, part: part.to_owned(), patience })
     }
 
     pub(crate) fn say(&mut self, line: &str) -> Result<(), ProcessError> {
@@ -78,13 +86,39 @@ impl Process {
 
     /// The rest of the next line after `word`.
     pub(crate) fn hear(&mut self, word: &'static str) -> Result<String, ProcessError> {
+        let line = self.line(word)?;
+        let said = line.trim().strip_prefix(word).ok_or_else(|| ProcessError::Said(line.trim().to_owned()))?;
+        Ok(said.trim().to_owned())
+    }
+
+    /// The next line that has `word` in it.
+    pub(crate) fn hear_of(&mut self, word: &'static str) -> Result<String, ProcessError> {
+        loop {
+            let line = self.line(word)?;
+            if line.contains(word) {
+                return Ok(line);
+            }
+        }
+    }
+
+    /// Everything it says until it ends, which `word` stands for.
+    pub(crate) fn hear_out(&mut self, word: &'static str) -> Result<String, ProcessError> {
+        let mut said = String::new();
+        loop {
+            match self.line(word) {
+                Ok(line) => said.extend([line.as_str(), "\n"]),
+                Err(ProcessError::Ended { .. }) => return Ok(said),
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    fn line(&self, word: &'static str) -> Result<String, ProcessError> {
         let line = self.lines.recv_timeout(self.patience).map_err(|error| match error {
             RecvTimeoutError::Timeout => ProcessError::Silent { part: self.part.clone(), word, after: self.patience },
             RecvTimeoutError::Disconnected => ProcessError::Ended { part: self.part.clone(), word },
         })?;
-        let line = line.map_err(|error| ProcessError::Io { what: "listen to a process", error })?;
-        let said = line.trim().strip_prefix(word).ok_or_else(|| ProcessError::Said(line.trim().to_owned()))?;
-        Ok(said.trim().to_owned())
+        line.map_err(|error| ProcessError::Io { what: "listen to a process", error })
     }
 
     /// The numbers in the rest of the next line after `word`.
@@ -103,6 +137,12 @@ impl Process {
     pub(crate) fn cpu_seconds(&self) -> f64 {
         cpu_seconds(self.id())
     }
+
+    /// Ends it as `kill -9` does and waits until it is gone.
+    pub(crate) fn kill(&mut self) -> Result<(), ProcessError> {
+        let gone = self.child.kill().and_then(|()| self.child.wait());
+        gone.map(drop).map_err(|error| ProcessError::Io { what: "kill a process", error })
+    }
 }
 
 impl Drop for Process {
@@ -110,6 +150,11 @@ impl Drop for Process {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// Ends with the process, whose pipe it reads.
+fn listen(pipe: impl Read + Send + 'static, heard: Sender<io::Result<String>>) {
+    std::thread::spawn(move || BufReader::new(pipe).lines().try_for_each(|line| heard.send(line)));
 }
 
 /// CPU time of a process over all its threads, by the clock that the kernel keeps for it; zero when it is gone.
@@ -125,6 +170,19 @@ pub(crate) fn cpu_seconds(pid: u32) -> f64 {
         return 0.0;
     }
     time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
+}
+
+/// Voluntary and involuntary context switches of all threads that a process has; zero when it is gone.
+pub(crate) fn switches(pid: u32) -> u64 {
+    let Ok(threads) = std::fs::read_dir(format!("/proc/{pid}/task")) else {
+        return 0;
+    };
+    let of_thread = |status: String| -> u64 {
+        let counts = status.lines().filter(|line| line.contains("ctxt_switches"));
+        counts.filter_map(|line| line.split_whitespace().last()?.parse::<u64>().ok()).sum()
+    };
+    let statuses = threads.flatten().filter_map(|thread| std::fs::read_to_string(thread.path().join("status")).ok());
+    statuses.map(of_thread).sum()
 }
 
 /// Resident memory of this process.
@@ -168,6 +226,8 @@ mod tests {
         talking.say("this").unwrap();
         assert_eq!(talking.hear("got").unwrap(), "this");
         assert!(matches!(talking.hear("more"), Err(ProcessError::Ended { word: "more", .. })));
+        assert_eq!(shell("echo a; echo b c; echo d").hear_of("b").unwrap(), "b c");
+        assert_eq!(shell("echo a; echo b").hear_out("an end").unwrap(), "a\nb\n");
         let silent = shell("read line").hear("word").unwrap_err();
         assert_eq!(silent.to_string(), "`read line` did not say `word` within 200ms");
         assert!(matches!(shell("echo no").hear("yes"), Err(ProcessError::Said(said)) if said == "no"));
@@ -186,6 +246,7 @@ mod tests {
         };
         std::thread::spawn(busy).join().unwrap();
         assert!(cpu_seconds(own) - before >= 0.005);
-        assert_eq!(cpu_seconds(u32::MAX / 2), 0.0);
+        // More than the kernel ever gives out.
+        assert_eq!(cpu_seconds((1 << 22) + 1), 0.0);
     }
 }

@@ -74,7 +74,7 @@ pub(crate) fn host_engine(name: &str, limits: HostLimits) -> (Engine, Arc<HostMo
     (Engine::assemble(life, segment, vec![Arc::clone(&mover) as Arc<dyn Mover>]), mover)
 }
 
-fn host_end(name: &str, make: fn(usize) -> Place) -> End {
+pub(crate) fn host_end(name: &str, make: fn(usize) -> Place) -> End {
     // Copies of every size take the same way as in production: some on the caller's thread, some handed over.
     End { engine: host_engine(name, HostLimits { inline_bytes_max: 4096, ..HostLimits::default() }).0, make }
 }

@@ -1,7 +1,7 @@
 use std::ptr;
 use std::sync::{Mutex, PoisonError};
 
-use slackwater_pool::copy::{Stores, Tuning, copy_with};
+use slackwater_pool::copy::{Stores, copy_with};
 use slackwater_pool::{Class, Kind, Pool};
 use slackwater_wait::now;
 use slackwater_wire::data::{Op, Refusal, Rights};
@@ -29,7 +29,7 @@ struct Chunk<'a> {
 unsafe impl Sync for Chunk<'_> {}
 
 /// Copies what the job asks for, on this thread and, if it is long, on those of the pool that are free.
-pub(super) fn carry(job: &Job, window: &Opened, pool: &Pool) -> Result<(), Cause> {
+pub(super) fn carry(job: &Job, window: &Opened, stores: Stores, pool: &Pool) -> Result<(), Cause> {
     stop(job)?;
     let claims = job.remote.capability.claims();
     let wanted = match job.op {
@@ -42,7 +42,6 @@ pub(super) fn carry(job: &Job, window: &Opened, pool: &Pool) -> Result<(), Cause
     let chunks = cut(job, window, job.remote.offset - claims.offset).ok_or(Cause::Refused(Refusal::Range))?;
     job.part.started();
     let mark = window.mark().map_err(|_| Cause::Refused(Refusal::Generation))?;
-    let stores = Tuning::current().stores(usize::try_from(bytes).unwrap_or(usize::MAX));
     let one = |chunk: &Chunk<'_>| {
         stop(job)?;
         if mark.is_stale() {

@@ -6,6 +6,7 @@ use std::thread::{self, JoinHandle};
 
 use slackwater_base::Instant;
 use slackwater_pool::Pool;
+use slackwater_pool::copy::{Stores, Tuning};
 use slackwater_wait::{Event, Site, Waiting, now};
 use slackwater_wire::data::{Capability, Op, Refusal};
 
@@ -263,8 +264,11 @@ impl Core {
     /// threads.
     fn start(self: &Arc<Self>, ready: Vec<(Job, Arc<Opened>, Ticket)>) {
         let bytes: u64 = ready.iter().map(|(job, ..)| job.buffers.bytes()).sum();
+        // What is submitted together cannot all stay in the cache, though each part might.
+        let stores = Tuning::current().stores(usize::try_from(bytes).unwrap_or(usize::MAX));
         if bytes <= self.limits.inline_bytes_max {
-            ready.into_iter().for_each(|(job, window, ticket)| self.copy(job, &window, ticket, self.crew.pool()));
+            let pool = self.crew.pool();
+            ready.into_iter().for_each(|(job, window, ticket)| self.copy(job, &window, ticket, stores, pool));
             return;
         }
         let mut group = Vec::new();
@@ -273,25 +277,25 @@ impl Core {
             group_bytes += item.0.buffers.bytes();
             group.push(item);
             if group_bytes >= HANDOVER_BYTES {
-                self.hand_over(take(&mut group));
+                self.hand_over(take(&mut group), stores);
                 group_bytes = 0;
             }
         }
         if !group.is_empty() {
-            self.hand_over(group);
+            self.hand_over(group, stores);
         }
     }
 
-    fn hand_over(self: &Arc<Self>, group: Vec<(Job, Arc<Opened>, Ticket)>) {
+    fn hand_over(self: &Arc<Self>, group: Vec<(Job, Arc<Opened>, Ticket)>, stores: Stores) {
         let core = Arc::clone(self);
         self.crew.push(Box::new(move |pool| {
-            group.into_iter().for_each(|(job, window, ticket)| core.copy(job, &window, ticket, pool));
+            group.into_iter().for_each(|(job, window, ticket)| core.copy(job, &window, ticket, stores, pool));
         }));
     }
 
-    fn copy(&self, job: Job, window: &Arc<Opened>, ticket: Ticket, pool: &Pool) {
+    fn copy(&self, job: Job, window: &Arc<Opened>, ticket: Ticket, stores: Stores, pool: &Pool) {
         let closed = self.state().closed;
-        let result = if closed { Err(Cause::Closed) } else { carry(&job, window, pool) };
+        let result = if closed { Err(Cause::Closed) } else { carry(&job, window, stores, pool) };
         if matches!(result, Err(Cause::Refused(Refusal::Generation))) {
             let mut state = self.state();
             let key = job.remote.capability.to_bytes();

@@ -89,6 +89,8 @@ const LISTENER: u64 = 0;
 const STOP: u64 = 1;
 const FIRST_TOKEN: u64 = 2;
 const EVENTS: usize = 64;
+/// Without descriptors accepting is tried again this often.
+const DESCRIPTOR_RETRY: Duration = Duration::from_millis(100);
 
 impl Service {
     pub(crate) fn start(boot: [u8; 16], home: Arc<Home>, limits: ServiceLimits) -> io::Result<Self> {
@@ -99,7 +101,8 @@ impl Service {
         let listener = Listener::bind(&name)?;
         let poll = epoll::create(CreateFlags::CLOEXEC)?;
         let stop = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        epoll::add(&poll, &listener, EventData::new_u64(LISTENER), EventFlags::IN)?;
+        // Told once for what waits: it is taken in until nothing does.
+        epoll::add(&poll, &listener, EventData::new_u64(LISTENER), EventFlags::IN | EventFlags::ET)?;
         epoll::add(&poll, &stop, EventData::new_u64(STOP), EventFlags::IN)?;
         let shared = Arc::new(Shared {
             boot,
@@ -228,8 +231,13 @@ impl Shared {
     fn run(&self, listener: &Listener) {
         let mut buffer = vec![0; PACKET_MAX];
         let mut events = Vec::with_capacity(EVENTS);
+        // Set while connections wait that no descriptor is left for.
+        let mut accept_again: Option<Instant> = None;
         loop {
-            let timeout = self.greeting_timeout();
+            if accept_again.is_some_and(|at| at <= now()) {
+                accept_again = self.accept(listener).err();
+            }
+            let timeout = self.timeout(accept_again);
             events.clear();
             match epoll::wait(&self.poll, rustix::buffer::spare_capacity(&mut events), timeout.as_ref()) {
                 Ok(_) | Err(Errno::INTR) => {}
@@ -238,7 +246,7 @@ impl Shared {
             }
             for event in &events {
                 match event.data.u64() {
-                    LISTENER => self.accept(listener),
+                    LISTENER => accept_again = self.accept(listener).err(),
                     STOP => return,
                     token if self.ended(token) => {}
                     token => self.serve(token, &mut buffer),
@@ -248,9 +256,10 @@ impl Shared {
         }
     }
 
-    /// How long the next look may sleep: for ever, unless a stranger's time runs.
-    fn greeting_timeout(&self) -> Option<Timespec> {
-        let first = self.peers().values().filter_map(|peer| peer.grants.as_ref().err().copied()).min()?;
+    /// How long the next look may sleep: for ever, unless a stranger's time runs or connections wait for descriptors.
+    fn timeout(&self, accept_again: Option<Instant>) -> Option<Timespec> {
+        let silent = self.peers().values().filter_map(|peer| peer.grants.as_ref().err().copied()).min();
+        let first = silent.into_iter().chain(accept_again).min()?;
         let left = now().until(first);
         Some(Timespec { tv_sec: left.as_secs().cast_signed(), tv_nsec: i64::from(left.subsec_nanos()) })
     }
@@ -260,9 +269,14 @@ impl Shared {
         self.peers().retain(|_, peer| peer.grants.as_ref().err().is_none_or(|&deadline| at < deadline));
     }
 
-    fn accept(&self, listener: &Listener) {
-        // Without a descriptor left the listener stays readable; the next look tries again.
-        while let Ok(Some(packets)) = listener.accept() {
+    /// Takes in whoever waits. Without a descriptor for them, says when to look again.
+    fn accept(&self, listener: &Listener) -> Result<(), Instant> {
+        loop {
+            let packets = match listener.accept() {
+                Ok(Some(packets)) => packets,
+                Ok(None) => return Ok(()),
+                Err(_) => return Err(now() + DESCRIPTOR_RETRY),
+            };
             let Ok(peer) = packets.peer() else { continue };
             if peer.user != geteuid().as_raw() {
                 say_goodbye(&packets, GOODBYE_USER);
@@ -297,16 +311,11 @@ impl Shared {
         let Some(peer) = peers.get_mut(&token) else {
             return;
         };
-        let stays = loop {
-            match peer.packets.receive(buffer) {
-                Ok(Received::Packet(len, _)) => {
-                    if !self.answer(peer, &buffer[..len]) {
-                        break false;
-                    }
-                }
-                Ok(Received::Nothing) => break true,
-                Ok(Received::Closed) | Err(_) => break false,
-            }
+        // One question: what else it has sent is reported again, after the others had their turn.
+        let stays = match peer.packets.receive(buffer) {
+            Ok(Received::Packet(len, _)) => self.answer(peer, &buffer[..len]),
+            Ok(Received::Nothing) => true,
+            Ok(Received::Closed) | Err(_) => false,
         };
         if !stays && let Some(peer) = peers.remove(&token) {
             drop(peers);

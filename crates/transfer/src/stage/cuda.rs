@@ -8,6 +8,7 @@ use cudarc::driver::result::{self, DriverError, ctx, device, event, primary_ctx,
 use cudarc::driver::sys;
 
 use super::device::{CopyQueue, Device, DeviceCopy, DeviceError, Pinned, Ticket};
+use crate::memory::Location;
 
 /// A GPU, by the CUDA driver of this machine, which is looked for at run time: nothing of CUDA is needed to build.
 ///
@@ -120,6 +121,10 @@ impl Context {
 impl Device for CudaDevice {
     fn name(&self) -> &str {
         &self.name
+    }
+
+    fn location(&self) -> Location {
+        Location::Cuda(self.context.ordinal)
     }
 
     fn owns(&self, address: u64, len: u64) -> Result<bool, DeviceError> {

@@ -4,12 +4,17 @@ use std::task::Poll;
 
 use thiserror::Error;
 
+use crate::memory::Location;
+
 /// Memory that the host's processor does not reach by address, and what moves bytes in and out of it.
 ///
 /// Nothing here blocks: a copy is queued, and its end is asked for or told.
 pub trait Device: Send + Sync + fmt::Debug {
     /// What people call it, such as `cuda:0`.
     fn name(&self) -> &str;
+
+    /// Where its memory is, as regions name it.
+    fn location(&self) -> Location;
 
     /// Whether all of these bytes are memory of this device. Asked once, when they are registered.
     ///

@@ -12,6 +12,7 @@ use slackwater_base::Instant;
 use slackwater_wait::{Event, Site, Waiting, now};
 
 use super::device::{CopyQueue, Device, DeviceCopy, DeviceError, Pinned, Ticket};
+use crate::memory::Location;
 
 /// A device made of host memory and a thread, for machines without one and for tests.
 ///
@@ -42,6 +43,7 @@ pub struct SoftwareMemory {
 }
 
 struct Shared {
+    number: u32,
     name: String,
     state: Mutex<State>,
     changed: Event,
@@ -89,12 +91,13 @@ struct SoftwareQueue {
 static SITE: Site = Site::new("software device");
 
 impl SoftwareDevice {
-    /// A device with this name and no memory in use.
+    /// A device with this number and no memory in use.
     ///
     /// # Errors
     /// Its thread could not be started.
-    pub fn start(name: &str) -> io::Result<Self> {
-        let shared = Arc::new(Shared { name: name.to_owned(), state: Mutex::default(), changed: Event::new() });
+    pub fn start(number: u32) -> io::Result<Self> {
+        let name = Location::Software(number).to_string();
+        let shared = Arc::new(Shared { number, name, state: Mutex::default(), changed: Event::new() });
         let working = Arc::clone(&shared);
         let thread = thread::Builder::new().name("slackwater-soft".to_owned()).spawn(move || working.run())?;
         Ok(Self { shared, thread: Some(thread) })
@@ -181,6 +184,10 @@ impl Drop for SoftwareMemory {
 impl Device for SoftwareDevice {
     fn name(&self) -> &str {
         &self.shared.name
+    }
+
+    fn location(&self) -> Location {
+        Location::Software(self.shared.number)
     }
 
     fn owns(&self, address: u64, len: u64) -> Result<bool, DeviceError> {

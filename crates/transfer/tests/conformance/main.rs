@@ -3,11 +3,14 @@
 
 mod bytes;
 mod ends;
+mod fabric;
+mod late;
+mod movers;
 mod world;
 
 /// Runs a case over every mover.
 fn check(case: impl Fn(&world::World)) {
-    for make in world::worlds() {
+    for make in movers::worlds() {
         let world = make();
         case(&world);
     }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use slackwater_base::Rng;
 use slackwater_transfer::host::{HostLimits, HostMover, SharedMemory};
 use slackwater_transfer::{
-    Batch, Engine, GrantSpec, Home, HostContact, Life, Local, LocalRange, Memory, Mover, Op, PeerId, Priority, Region,
+    Batch, Engine, GrantSpec, Home, HostContact, Life, LocalRange, Memory, Mover, Op, PeerId, Priority, Region,
     RegionSpec, Request, Rights, Segment, Submit, Target,
 };
 use slackwater_wait::{Site, Waiting, now};
@@ -60,13 +60,6 @@ pub(crate) fn segment(name: &str, life: &Life, host: Option<HostContact>) -> Seg
     Segment { name: name.to_owned(), incarnation: life.incarnation(), addresses: Vec::new(), public_key: None, host }
 }
 
-fn local_engine(name: &str) -> Engine {
-    let life = Home::open().unwrap();
-    let movers: Vec<Arc<dyn Mover>> = vec![Arc::new(Local::new(&life))];
-    let segment = segment(name, &life, None);
-    Engine::assemble(life, segment, movers)
-}
-
 pub(crate) fn host_engine(name: &str, limits: HostLimits) -> (Engine, Arc<HostMover>) {
     let life = Home::open().unwrap();
     let mover = Arc::new(HostMover::start(&life, limits, None).unwrap());
@@ -74,31 +67,13 @@ pub(crate) fn host_engine(name: &str, limits: HostLimits) -> (Engine, Arc<HostMo
     (Engine::assemble(life, segment, vec![Arc::clone(&mover) as Arc<dyn Mover>]), mover)
 }
 
-fn host_end(name: &str, make: fn(usize) -> Place) -> End {
+pub(crate) fn host_end(name: &str, make: fn(usize) -> Place) -> End {
     // Copies of every size take the same way as in production: some on the caller's thread, some handed over.
     End { engine: host_engine(name, HostLimits { inline_bytes_max: 4096, ..HostLimits::default() }).0, make }
 }
 
-/// Every mover there is.
-pub(crate) fn worlds() -> Vec<fn() -> World> {
-    vec![local, host_shared, host_attach]
-}
-
-fn local() -> World {
-    let end = |name| End { engine: local_engine(name), make: anonymous };
-    World::new("local", end("near"), end("far"))
-}
-
-pub(crate) fn host_shared() -> World {
-    World::new("host, shared", host_end("near", anonymous), host_end("far", shared))
-}
-
-pub(crate) fn host_attach() -> World {
-    World::new("host, attached", host_end("near", shared), host_end("far", anonymous))
-}
-
 impl World {
-    fn new(name: &'static str, near: End, far: End) -> Self {
+    pub(crate) fn new(name: &'static str, near: End, far: End) -> Self {
         let peer = near.engine.open(far.engine.segment().clone());
         Self { name, near, far, peer }
     }

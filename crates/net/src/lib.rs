@@ -23,7 +23,7 @@ mod wheel;
 pub use clock::Clock;
 pub use completion::Completion;
 pub use counters::{Counter, Counters};
-pub use drive::{Loop, StartError, is_inside_a_loop};
+pub use drive::{Loop, StartError, WeakLoop, is_inside_a_loop};
 pub use endpoint::{Endpoint, Source};
 pub use limiter::PreAuthLimits;
 pub use net::Net;

@@ -17,6 +17,7 @@ mod memory;
 mod mover;
 mod region;
 mod segment;
+mod tcp;
 
 pub use batch::{Batch, BatchId, Ended};
 pub use cause::{Cause, Clock, Outcome, Status};
@@ -29,3 +30,4 @@ pub use mover::{Abilities, Mover, Notice, PeerStats, RegionKey, Submission, When
 pub use region::{Access, AccessError, Lookup, Region, RegionId, RegionSpec, Regions, RegisterError, StillBusy};
 pub use segment::{HostContact, Segment};
 pub use slackwater_wire::data::{Capability, Op, Refusal, Rights};
+pub use tcp::{LaneCounters, Tcp, TcpConfig, TcpError};

@@ -9,9 +9,10 @@ use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 use slackwater_base::Instant;
 use slackwater_transfer::host::{HostLimits, HostMover, SharedMemory};
+use slackwater_transfer::stage::{SoftwareDevice, StageLimits, Stager};
 use slackwater_transfer::{
     Batch, Capability, Engine, GrantSpec, Home, LocalRange, Memory, Mover, Op, Priority, Region, RegionKey, RegionSpec,
-    Request, Rights, Segment, Submit, Target,
+    Request, Rights, Segment, Submit, Target, Tcp, TcpConfig,
 };
 use slackwater_wait::{Choice, Site, Waiting, now};
 use zerocopy::{FromBytes, IntoBytes};
@@ -57,7 +58,7 @@ impl End {
         let arguments = |_| BenchError::Arguments(vec![carrier.to_owned(), place.to_owned()]);
         let (carrier, place): (Carrier, Place) =
             (carrier.parse().map_err(arguments)?, place.parse().map_err(arguments)?);
-        let engine = engine(carrier)?;
+        let engine = engine(carrier, |config| config)?;
         let memory = memory(carrier, place, bytes)?;
         let region = engine.register(RegionSpec { memory, rights: Rights::BOTH });
         let region = region.map_err(|error| BenchError::Engine(error.into()))?;
@@ -85,7 +86,7 @@ impl End {
 }
 
 /// An engine with the one mover that is measured.
-fn engine(carrier: Carrier) -> Result<Engine, BenchError> {
+fn engine(carrier: Carrier, tuned: impl Fn(TcpConfig) -> TcpConfig) -> Result<Engine, BenchError> {
     let system = |error: &dyn std::fmt::Display| BenchError::Transfer(error.to_string());
     let life = Home::open().map_err(|error| system(&error))?;
     let mut segment = Segment {
@@ -97,7 +98,9 @@ fn engine(carrier: Carrier) -> Result<Engine, BenchError> {
     };
     let mover: Arc<dyn Mover> = match carrier {
         Carrier::Tcp | Carrier::Gpu => {
-            return Err(BenchError::Device("TCP".into()));
+            let tcp = Tcp::start(&life, tuned(TcpConfig::default())).map_err(|error| system(&error))?;
+            segment.addresses = tcp.addresses().to_vec();
+            Arc::new(tcp)
         }
         Carrier::Shm | Carrier::Attach => {
             let host = HostMover::start(&life, HostLimits::default(), None).map_err(|error| system(&error))?;
@@ -113,7 +116,16 @@ fn memory(carrier: Carrier, place: Place, bytes: usize) -> Result<Memory, BenchE
     match place {
         Place::Cpu if carrier == Carrier::Shm => Ok(Arc::new(SharedMemory::create(bytes).map_err(system)?).memory()),
         Place::Cpu => Memory::anonymous(bytes).map_err(system),
-        Place::Cuda | Place::Software => Err(BenchError::Device("no device memory".into())),
+        Place::Software => {
+            let no_device = |error: &dyn std::fmt::Display| BenchError::Device(error.to_string());
+            let device = Arc::new(SoftwareDevice::start(0).map_err(|error| no_device(&error))?);
+            let memory = device.allocate(bytes).map_err(|error| no_device(&error))?;
+            let stager = Stager::start(device, StageLimits::default()).map_err(|error| no_device(&error))?;
+            // SAFETY: the region keeps the memory, and only measured transfers touch it.
+            let staged = unsafe { stager.memory(memory.address(), bytes) }.map_err(|error| no_device(&error))?;
+            Ok(staged.kept_by(memory))
+        }
+        Place::Cuda => Err(BenchError::Device("no device memory".into())),
     }
 }
 

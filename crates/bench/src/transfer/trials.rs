@@ -9,7 +9,7 @@ use slackwater_base::{ByteSize, Rng};
 use super::grid::{Pair, start_initiator, start_target};
 use super::report::table;
 use super::{BenchError, Carrier, Direction, Options, Report};
-use crate::process::{Process, switches};
+use crate::process::Process;
 use crate::report::Table;
 
 /// An engine whose connections are open and unused.

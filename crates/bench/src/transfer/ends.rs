@@ -28,11 +28,10 @@ struct End {
 
 /// What a target tells its initiator.
 #[derive(Serialize, Deserialize)]
-struct Contact {
+pub(super) struct Contact {
     segment: Segment,
     capability: Vec<u8>,
     key: Option<u64>,
-    bytes: usize,
 }
 
 /// One kind of load.
@@ -86,7 +85,7 @@ impl End {
 }
 
 /// An engine with the one mover that is measured.
-fn engine(carrier: Carrier, tuned: impl Fn(TcpConfig) -> TcpConfig) -> Result<Engine, BenchError> {
+pub(super) fn engine(carrier: Carrier, tuned: impl Fn(TcpConfig) -> TcpConfig) -> Result<Engine, BenchError> {
     let system = |error: &dyn std::fmt::Display| BenchError::Transfer(error.to_string());
     let life = Home::open().map_err(|error| system(&error))?;
     let mut segment = Segment {
@@ -145,15 +144,8 @@ fn touch(region: &Arc<Region>, seed: usize) -> Result<(), BenchError> {
 
 /// The target: memory that others may reach. It tells how it stands when asked.
 pub(super) fn serve(carrier: &str, place: &str, bytes: &str) -> Result<(), BenchError> {
-    let bytes = number(bytes)?;
-    let end = End::new(carrier, place, bytes)?;
-    let spec = GrantSpec::whole(&end.region, Rights::BOTH);
-    let contact = Contact {
-        segment: end.engine.segment().clone(),
-        capability: end.engine.grant(end.region.id(), &spec)?.as_bytes().to_vec(),
-        key: end.engine.region_keys(end.region.id()).first().map(|(_, key)| key.0),
-        bytes,
-    };
+    let end = End::new(carrier, place, number(bytes)?)?;
+    let contact = Contact::of(&end.engine, &end.region)?;
     tell(&format!("serving {}", serde_json::to_string(&contact).expect("plain fields are always JSON")))?;
     for order in orders() {
         match order.first().map(String::as_str) {
@@ -180,7 +172,9 @@ pub(super) fn initiate(carrier: &str, place: &str, bytes: &str, wait: &str) -> R
                 if let Some(previous) = previous {
                     end.engine.forget(previous.peer);
                 }
-                let target = target(&end.engine, contact)?;
+                let contact: Contact =
+                    serde_json::from_str(contact).map_err(|error| BenchError::Transfer(error.to_string()))?;
+                let target = contact.open(&end.engine)?;
                 check(&end, target, place == Place::Cpu.name())?;
                 open = Some(target);
                 tell("opened")?;
@@ -212,12 +206,22 @@ pub(super) fn initiate(carrier: &str, place: &str, bytes: &str, wait: &str) -> R
     Ok(())
 }
 
-fn target(engine: &Engine, contact: &str) -> Result<Target, BenchError> {
-    let unreadable = || BenchError::Transfer(format!("`{contact}` is no contact"));
-    let contact: Contact = serde_json::from_str(contact).map_err(|_| unreadable())?;
-    let capability = Capability::read_from_bytes(&contact.capability).map_err(|_| unreadable())?;
-    let peer = engine.open(contact.segment);
-    Ok(Target { peer, offset: 0, capability, key: contact.key.map(RegionKey) })
+impl Contact {
+    /// All of a region, for anyone.
+    pub(super) fn of(engine: &Engine, region: &Region) -> Result<Self, BenchError> {
+        let spec = GrantSpec::whole(region, Rights::BOTH);
+        Ok(Self {
+            segment: engine.segment().clone(),
+            capability: engine.grant(region.id(), &spec)?.as_bytes().to_vec(),
+            key: engine.region_keys(region.id()).first().map(|(_, key)| key.0),
+        })
+    }
+
+    pub(super) fn open(self, engine: &Engine) -> Result<Target, BenchError> {
+        let capability = Capability::read_from_bytes(&self.capability);
+        let capability = capability.map_err(|error| BenchError::Transfer(error.to_string()))?;
+        Ok(Target { peer: engine.open(self.segment), offset: 0, capability, key: self.key.map(RegionKey) })
+    }
 }
 
 /// A fast copy of other bytes would look good: what was written has to come back.
@@ -331,22 +335,22 @@ fn flood(end: &End, target: Target, op: Op) -> Result<(), BenchError> {
         let left = batch.remaining();
         return Err(BenchError::Transfer(format!("{left} of {FLOOD} requests were not over after {TIMEOUT:?}")));
     }
-    let mut causes: BTreeMap<String, u32> = BTreeMap::new();
-    let mut completed = 0;
-    for request in 0..batch.len() {
-        match batch.outcome(request).expect("the batch is over").cause {
-            None => completed += 1,
-            Some(cause) => *causes.entry(kind(&cause)).or_default() += 1,
-        }
-    }
+    let causes = causes(&batch);
+    let completed = batch.len() as u32 - causes.values().sum::<u32>();
     let causes = serde_json::to_string(&causes).expect("texts and numbers are always JSON");
     Ok(tell(&format!("flooded {completed} {} {causes}", now().since(began).as_secs_f64()))?)
 }
 
-/// The variant's name.
-fn kind(cause: &slackwater_transfer::Cause) -> String {
-    let text = format!("{cause:?}");
-    text.split(|c: char| !c.is_alphanumeric()).next().unwrap_or_default().to_owned()
+/// How many requests of a batch that is over ended by which kind of cause; complete ones by none.
+pub(super) fn causes(batch: &Batch) -> BTreeMap<String, u32> {
+    let mut causes = BTreeMap::new();
+    for cause in (0..batch.len()).filter_map(|request| batch.outcome(request)?.cause) {
+        // The name of the variant.
+        let text = format!("{cause:?}");
+        let kind = text.split(|c: char| !c.is_alphanumeric()).next().unwrap_or_default();
+        *causes.entry(kind.to_owned()).or_default() += 1;
+    }
+    causes
 }
 
 /// What a leak would show in: descriptors, mappings, resident memory, threads, accesses under way.
@@ -366,6 +370,6 @@ impl Direction {
     }
 }
 
-fn number(text: &str) -> Result<usize, BenchError> {
+pub(super) fn number(text: &str) -> Result<usize, BenchError> {
     text.parse().map_err(|_| BenchError::Arguments(vec![text.to_owned()]))
 }

@@ -172,7 +172,9 @@ fn row(carrier: Carrier, cell: Cell, rounds: &[(Round, Beside)]) -> Row {
         cpu_s_per_gb: middle(&Round::cpu_s_per_gb),
         gbps_over_limit: against(&|round, beside| Some(round.gbps / beside.limit?.gbps)),
         cpu_over_limit: against(&|round, beside| Some(round.cpu_s_per_gb() / beside.limit?.cpu_s_per_gb)),
-        p50_over_ping_pong: against(&|round, beside| Some(round.p50_us / beside.ping?.p50_us)),
+        p50_over_ping_pong: (cell.concurrency * cell.batch == 1)
+            .then(|| against(&|round, beside| Some(round.p50_us / beside.ping?.p50_us)))
+            .flatten(),
     }
 }
 

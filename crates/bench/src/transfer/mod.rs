@@ -3,6 +3,7 @@
 //! Initiator and target are processes of their own, started from the same program ([`Options::child`]). Everything is
 //! measured in short rounds that take turns: the limit, then ours; medians count, and ratios are taken round by round.
 
+mod crowd;
 mod ends;
 mod grid;
 mod incumbent;
@@ -209,6 +210,9 @@ pub fn child(arguments: &[String]) -> Result<(), BenchError> {
         ["limit-client", bytes, address, pid, start] => raw::drive(bytes, address, pid, start),
         ["target", carrier, place, bytes] => ends::serve(carrier, place, bytes),
         ["initiator", carrier, place, bytes, wait] => ends::initiate(carrier, place, bytes, wait),
+        ["crowd", count] => crowd::serve(count),
+        ["holder"] => crowd::hold(),
+        ["despair", address, count, timeout_ms] => crowd::despair(address, count, timeout_ms),
         _ => Err(BenchError::Arguments(arguments.to_vec())),
     }
 }

@@ -10,6 +10,7 @@ use slackwater_base::Instant;
 use slackwater_pool::copy::{Stores, copy_with};
 use slackwater_wait::now;
 
+use super::ends::number;
 use super::{BenchError, Buffer, latencies};
 use crate::process::{orders, tell};
 
@@ -236,8 +237,4 @@ impl Remote {
             }
         }
     }
-}
-
-fn number(text: &str) -> Result<usize, BenchError> {
-    text.parse().map_err(|_| BenchError::Arguments(vec![text.to_owned()]))
 }

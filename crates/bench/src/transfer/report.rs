@@ -67,7 +67,7 @@ pub struct Row {
     pub gbps_over_limit: Option<f64>,
     /// CPU per byte over that of the limit.
     pub cpu_over_limit: Option<f64>,
-    /// p50 over that of a plain 4 KiB TCP ping-pong, where the block is 4 KiB.
+    /// p50 over that of a plain 4 KiB TCP ping-pong, where one block of 4 KiB is under way.
     pub p50_over_ping_pong: Option<f64>,
 }
 

@@ -1,15 +1,17 @@
 //! What must hold besides speed: nothing is spent when nothing happens, and dead peers cost only themselves.
 
 use std::collections::BTreeMap;
+use std::net::TcpListener;
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
 use slackwater_base::{ByteSize, Rng};
 
+use super::crowd::LANES;
 use super::grid::{Pair, start_initiator, start_target};
 use super::report::table;
 use super::{BenchError, Carrier, Direction, Options, Report};
-use crate::process::Process;
+use crate::process::{Process, switches};
 use crate::report::Table;
 
 /// An engine whose connections are open and unused.
@@ -94,7 +96,23 @@ const WARM_KILLS: usize = 3;
 /// How long a survivor may take to let go of what a dead peer had.
 const SETTLING: Duration = Duration::from_secs(5);
 
+/// Connections of an idle engine, and how long it is watched.
+const CONNECTIONS: usize = 1000;
+const IDLE: Duration = Duration::from_secs(10);
+/// What a connection does after it was opened, such as learning of the other side's window, is over by then.
+const CALMING: Duration = Duration::from_secs(2);
+
+/// Transfers to a peer that is down, and what each is given.
+const DESPERATE: u32 = 10_000;
+const DESPERATE_TIMEOUT: Duration = Duration::from_secs(3);
+
 pub(super) fn measure(options: &Options, report: &mut Report) -> Result<(), BenchError> {
+    if options.trials {
+        report.idle = Some(watch_idle(options)?);
+        for peer in ["refusing", "silent"] {
+            report.dead_peers.push(despair(options, peer)?);
+        }
+    }
     if options.torture > 0 {
         for &carrier in &options.carriers {
             report.torture.push(kill_targets(options, carrier)?);
@@ -102,6 +120,65 @@ pub(super) fn measure(options: &Options, report: &mut Report) -> Result<(), Benc
         }
     }
     Ok(())
+}
+
+/// One engine with connections to many others, none of which has anything to do.
+fn watch_idle(options: &Options) -> Result<Idle, BenchError> {
+    let engines = CONNECTIONS.div_ceil(LANES).to_string();
+    let mut crowd = Process::start(&options.child, &["crowd", &engines], options.patience())?;
+    let contacts = crowd.hear("serving")?;
+    let mut holder = Process::start(&options.child, &["holder"], options.patience())?;
+    holder.hear("ready")?;
+    holder.say(&format!("connect {contacts} {CONNECTIONS}"))?;
+    let [connections] = holder.numbers("connected")?;
+    std::thread::sleep(CALMING);
+    let look = |process: &Process| (process.cpu_seconds(), switches(process.id()));
+    let (began, before) = (Instant::now(), [look(&holder), look(&crowd)]);
+    std::thread::sleep(IDLE);
+    let (seconds, after) = (began.elapsed().as_secs_f64(), [look(&holder), look(&crowd)]);
+    let percent = |which: usize| 100.0 * (after[which].0 - before[which].0) / seconds;
+    Ok(Idle {
+        connections: connections as usize,
+        seconds,
+        initiator_cpu_percent: percent(0),
+        initiator_switches: after[0].1 - before[0].1,
+        target_cpu_percent: percent(1),
+        target_switches: after[1].1 - before[1].1,
+    })
+}
+
+fn despair(options: &Options, peer: &'static str) -> Result<DeadPeer, BenchError> {
+    let listener = TcpListener::bind(("127.0.0.1", 0)).map_err(BenchError::io("listen"))?;
+    let address = listener.local_addr().map_err(BenchError::io("listen"))?.to_string();
+    // The kernel answers for a listener that never accepts; without one it refuses.
+    let _silent = (peer == "silent").then_some(listener);
+    let (count, timeout) = (DESPERATE.to_string(), DESPERATE_TIMEOUT.as_millis().to_string());
+    let ports = ports_in_time_wait();
+    let mut process = Process::start(&options.child, &["despair", &address, &count, &timeout], options.patience())?;
+    let said = process.hear("despaired")?;
+    let unclear = || BenchError::Transfer(format!("a despairing engine said `{said}`"));
+    let mut words = said.splitn(4, ' ');
+    let mut number = || words.next().and_then(|word| word.parse::<f64>().ok()).ok_or_else(unclear);
+    let (seconds, growth, sockets) = (number()?, number()?, number()?);
+    let causes = words.next().and_then(|json| serde_json::from_str(json).ok()).ok_or_else(unclear)?;
+    Ok(DeadPeer {
+        peer,
+        transfers: DESPERATE,
+        timeout_seconds: DESPERATE_TIMEOUT.as_secs_f64(),
+        seconds,
+        causes,
+        growth_bytes: growth as u64,
+        sockets_max: sockets as u64,
+        ports_left: ports_in_time_wait().saturating_sub(ports),
+    })
+}
+
+/// Sockets of this machine in TIME_WAIT (`/proc/net/sockstat`).
+fn ports_in_time_wait() -> u64 {
+    let text = std::fs::read_to_string("/proc/net/sockstat").unwrap_or_default();
+    let line = text.lines().find(|line| line.starts_with("TCP:")).unwrap_or_default();
+    let mut words = line.split_whitespace().skip_while(|word| *word != "tw");
+    words.nth(1).and_then(|word| word.parse().ok()).unwrap_or(0)
 }
 
 /// The initiator survives, and has to tell what became of each request.

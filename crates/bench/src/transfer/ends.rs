@@ -46,6 +46,10 @@ struct Load {
 /// No request of a measurement takes longer.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
+/// What the requests of a batch are given whose peer will be killed, and how late the last may be over.
+const FLOOD_TIMEOUT: Duration = Duration::from_secs(1);
+const FLOOD_GRACE: Duration = Duration::from_secs(10);
+
 /// Blocks of the batch in the middle of which a process is killed: 1 GiB.
 const FLOOD: usize = 1024;
 
@@ -327,13 +331,16 @@ fn flood(end: &End, target: Target, op: Op) -> Result<(), BenchError> {
     let requests = end.requests(load, 0, target);
     let batch = std::thread::scope(|scope| {
         // It may wait for room in a queue.
-        let submitted = scope.spawn(|| end.engine.submit(requests, &Submit { timeout: TIMEOUT, ..Submit::default() }));
+        let submitted =
+            scope.spawn(|| end.engine.submit(requests, &Submit { timeout: FLOOD_TIMEOUT, ..Submit::default() }));
         tell("flooding")?;
         Ok::<Batch, BenchError>(submitted.join().expect("submitting does not panic"))
     })?;
-    if !batch.watch(&Waiting::at(&SITE).until(began + TIMEOUT)) {
+    if !batch.watch(&Waiting::at(&SITE).until(began + FLOOD_TIMEOUT + FLOOD_GRACE)) {
         let left = batch.remaining();
-        return Err(BenchError::Transfer(format!("{left} of {FLOOD} requests were not over after {TIMEOUT:?}")));
+        return Err(BenchError::Transfer(format!(
+            "{left} of {FLOOD} requests were not over {FLOOD_GRACE:?} after their deadline"
+        )));
     }
     let causes = causes(&batch);
     let completed = batch.len() as u32 - causes.values().sum::<u32>();

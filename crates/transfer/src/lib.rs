@@ -19,6 +19,7 @@ mod mover;
 mod region;
 mod segment;
 pub mod stage;
+mod tcp;
 
 pub use batch::{Batch, BatchId, Ended};
 pub use cause::{Cause, Clock, Outcome, Status};
@@ -31,3 +32,4 @@ pub use mover::{Abilities, Mover, Notice, PeerStats, RegionKey, Submission, When
 pub use region::{Access, AccessError, Lookup, Region, RegionId, RegionSpec, Regions, RegisterError, StillBusy};
 pub use segment::{HostContact, Segment};
 pub use slackwater_wire::data::{Capability, Op, Refusal, Rights};
+pub use tcp::{LaneCounters, Tcp, TcpConfig, TcpError};

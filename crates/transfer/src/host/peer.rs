@@ -253,7 +253,7 @@ impl Core {
         let stores = Tuning::current().stores(usize::try_from(bytes).unwrap_or(usize::MAX));
         if bytes <= self.limits.inline_bytes_max {
             let pool = self.crew.pool();
-            ready.into_iter().for_each(|(job, window, ticket)| self.copy(job, &window, ticket, stores, pool));
+            ready.into_iter().for_each(|(job, window, ticket)| self.copy(job, window, ticket, stores, pool));
             return;
         }
         let mut group = Vec::new();
@@ -274,21 +274,23 @@ impl Core {
     fn hand_over(self: &Arc<Self>, group: Vec<(Job, Arc<Opened>, Ticket)>, stores: Stores) {
         let core = Arc::clone(self);
         self.crew.push(Box::new(move |pool| {
-            group.into_iter().for_each(|(job, window, ticket)| core.copy(job, &window, ticket, stores, pool));
+            group.into_iter().for_each(|(job, window, ticket)| core.copy(job, window, ticket, stores, pool));
         }));
     }
 
-    fn copy(&self, job: Job, window: &Arc<Opened>, ticket: Ticket, stores: Stores, pool: &Pool) {
+    fn copy(&self, job: Job, window: Arc<Opened>, ticket: Ticket, stores: Stores, pool: &Pool) {
         let closed = self.state().closed;
-        let result = if closed { Err(Cause::Closed) } else { carry(&job, window, stores, pool) };
+        let result = if closed { Err(Cause::Closed) } else { carry(&job, &window, stores, pool) };
         if matches!(result, Err(Cause::Refused(Refusal::Generation))) {
             let mut state = self.state();
             let key = job.remote.capability.to_bytes();
-            if state.windows.get(&key).is_some_and(|known| Arc::ptr_eq(known, window)) {
+            if state.windows.get(&key).is_some_and(|known| Arc::ptr_eq(known, &window)) {
                 state.windows.remove(&key);
             }
         }
         self.end(job, result);
+        // The window first: who waits for the ticket may be waiting for its slot.
+        drop(window);
         drop(ticket);
     }
 
@@ -455,20 +457,19 @@ impl Core {
         }
     }
 
-    /// Windows were opened or refused: the jobs in line for them go on, in order.
+    /// Windows were opened or refused: the jobs in line for them go on, in order. Those for which the owner has no slot
+    /// stay in line until windows that nobody uses any more have made room.
     fn opened(self: &Arc<Self>, wanted: &[Capability], opened: Vec<Result<Opened, NoWindow>>) {
-        let mut refused = HashMap::new();
+        let (mut refused, mut crowded) = (HashMap::new(), false);
         let (mut ready, mut over, mut forward) = (Vec::new(), Vec::new(), Vec::new());
         {
             let mut state = self.state();
-            let mut crowded = false;
             for (capability, window) in wanted.iter().zip(opened) {
                 match window {
                     Ok(window) => {
                         state.windows.insert(capability.to_bytes(), Arc::new(window));
                     }
-                    // Those that nobody uses make room, and the jobs stay in line; else there is none to be made.
-                    Err(NoWindow::NoSlot) if crowded || state.forget_idle() => crowded = true,
+                    Err(NoWindow::NoSlot) => crowded = true,
                     Err(error) => {
                         refused.insert(capability.to_bytes(), error);
                     }
@@ -496,6 +497,27 @@ impl Core {
             self.forward(forward.into_iter().map(|(job, ticket, _)| (job, ticket)).collect(), &reason);
         }
         self.start(ready);
+        if crowded {
+            self.make_room();
+        }
+    }
+
+    /// Forgets windows that no copy uses, and waits for the end of a copy while there is none.
+    fn make_room(&self) {
+        loop {
+            let seen = self.flow.seen();
+            let (idle, first_deadline) = {
+                let mut state = self.state();
+                let in_use = state.windows.len();
+                state.windows.retain(|_, window| Arc::strong_count(window) > 1);
+                let first = state.waiting.iter().map(|(job, _)| job.deadline).min();
+                (state.windows.len() < in_use || in_use == 0 || state.closed, first)
+            };
+            // Without jobs in line nobody wants the room; past a deadline the line is looked at first.
+            if idle || !first_deadline.is_some_and(|deadline| self.flow.wait(seen, deadline)) {
+                return;
+            }
+        }
     }
 
     /// There is no way: what is in line goes another one.
@@ -541,13 +563,6 @@ impl State {
             Way::Open(_) => self.windows.get(&job.remote.capability.to_bytes()).map(Arc::clone),
             _ => None,
         }
-    }
-
-    /// Forgets the windows that no copy uses; says whether there was one.
-    fn forget_idle(&mut self) -> bool {
-        let before = self.windows.len();
-        self.windows.retain(|_, window| Arc::strong_count(window) > 1);
-        self.windows.len() < before
     }
 }
 

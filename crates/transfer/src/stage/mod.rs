@@ -13,7 +13,7 @@ mod software;
 mod stager;
 
 #[cfg(feature = "gpu")]
-pub use cuda::CudaDevice;
+pub use cuda::{CudaDevice, CudaMemory};
 pub use device::{CopyQueue, Device, DeviceCopy, DeviceError, Pinned, Ticket};
 pub use mover::StagedMover;
 pub use software::{Faults, SoftwareDevice, SoftwareMemory};

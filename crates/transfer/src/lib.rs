@@ -10,6 +10,7 @@
 mod batch;
 mod cause;
 mod engine;
+mod flow;
 mod home;
 pub mod host;
 mod job;

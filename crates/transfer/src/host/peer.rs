@@ -1,4 +1,4 @@
-use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::mem::take;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -18,6 +18,7 @@ use super::mover::HostLimits;
 use super::service::Service;
 use crate::batch::{BatchId, Part};
 use crate::cause::{Cause, Clock};
+use crate::flow::{Flow, Ticket};
 use crate::job::Job;
 use crate::mover::{Mover, Notice, PeerStats, Submission, WhenFull};
 use crate::segment::Segment;
@@ -38,8 +39,7 @@ struct Core {
     state: Mutex<State>,
     /// Something is to be asked.
     wanted: Event,
-    /// Something left the queue.
-    room: Event,
+    flow: Arc<Flow>,
 }
 
 #[derive(Default)]
@@ -50,9 +50,6 @@ struct State {
     /// In line until their window is open.
     waiting: VecDeque<(Job, Ticket)>,
     errands: VecDeque<Errand>,
-    next_ticket: u64,
-    active: BTreeSet<u64>,
-    fences: Vec<(u64, Part)>,
     /// Jobs went to the fallback, so a fence has to go there as well.
     forwarded: bool,
     stats: PeerStats,
@@ -77,14 +74,7 @@ enum Errand {
     Probe(Instant, Part),
 }
 
-/// A job that is not over. When it is dropped, fences that waited for it go on.
-struct Ticket {
-    core: Arc<Core>,
-    number: u64,
-}
-
 static COURIER: Site = Site::new("host courier");
-static ROOM: Site = Site::new("host queue");
 
 /// Small copies are handed to a copy thread together, up to so many bytes.
 const HANDOVER_BYTES: u64 = 1 << 20;
@@ -97,9 +87,8 @@ impl Peer {
         fallback: Option<Arc<dyn Mover>>,
         limits: HostLimits,
     ) -> std::io::Result<Self> {
-        let state = Mutex::default();
-        let (wanted, room) = (Event::new(), Event::new());
-        let core = Arc::new(Core { segment, service, crew, fallback, limits, state, wanted, room });
+        let (state, wanted, flow) = (Mutex::default(), Event::new(), Arc::default());
+        let core = Arc::new(Core { segment, service, crew, fallback, limits, state, wanted, flow });
         let courier = Arc::clone(&core);
         let thread = thread::Builder::new().name("slackwater-link".to_owned()).spawn(move || courier.run())?;
         Ok(Self { core, courier: Mutex::new(Some(thread)) })
@@ -122,7 +111,7 @@ impl Peer {
     /// Whether the process has ended and nothing of it is left here.
     pub(super) fn is_over(&self) -> bool {
         let state = self.core.state();
-        matches!(&state.way, Way::Shut { until, .. } if *until == Instant::NEVER) && state.active.is_empty()
+        matches!(&state.way, Way::Shut { until, .. } if *until == Instant::NEVER) && self.core.flow.len() == 0
     }
 
     /// Takes jobs; gives back what this mover does not carry.
@@ -143,7 +132,7 @@ impl Peer {
                 given_back.push(job);
                 continue;
             }
-            let ticket = core.ticket(&mut state);
+            let ticket = core.flow.begin();
             match state.open_window(&job) {
                 Some(window) => ready.push((job, window, ticket)),
                 None => {
@@ -172,11 +161,14 @@ impl Peer {
     }
 
     pub(super) fn fence(&self, part: Part) {
-        let mut state = self.core.state();
-        let after = state.next_ticket;
-        state.fences.push((after, part));
-        drop(state);
-        self.core.pass_fences();
+        let core = Arc::clone(&self.core);
+        self.core.flow.fence(Box::new(move || {
+            let forwarded = core.state().forwarded;
+            match &core.fallback {
+                Some(fallback) if forwarded => fallback.fence(&core.segment, part),
+                _ => part.complete(0),
+            }
+        }));
     }
 
     pub(super) fn notify(&self, notice: Notice, part: Part) {
@@ -196,7 +188,7 @@ impl Peer {
     pub(super) fn stats(&self) -> PeerStats {
         let state = self.core.state();
         let pending = state.waiting.len() as u64;
-        PeerStats { pending, active: state.active.len() as u64 - pending, ..state.stats }
+        PeerStats { pending, active: (self.core.flow.len() as u64).saturating_sub(pending), ..state.stats }
     }
 
     /// Ends what is left and the thread.
@@ -212,7 +204,7 @@ impl Peer {
         }
         errands.into_iter().for_each(|errand| errand.fail(Cause::Closed));
         core.wanted.close();
-        core.room.close();
+        core.flow.close();
         if let Some(courier) = self.courier.lock().unwrap_or_else(PoisonError::into_inner).take()
             && courier.thread().id() != thread::current().id()
         {
@@ -229,18 +221,11 @@ impl Core {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn ticket(self: &Arc<Self>, state: &mut State) -> Ticket {
-        let number = state.next_ticket;
-        state.next_ticket += 1;
-        state.active.insert(number);
-        Ticket { core: Arc::clone(self), number }
-    }
-
     /// The job, once the queue has room for it; otherwise it has been ended.
     fn wait_for_room(&self, job: Job, when_full: WhenFull) -> Option<Job> {
         loop {
-            let seen = self.room.seen();
-            let queued = self.state().active.len();
+            let seen = self.flow.seen();
+            let queued = self.flow.len();
             if queued < self.limits.queue_entries {
                 return Some(job);
             }
@@ -252,7 +237,7 @@ impl Core {
                 self.end(job, Err(Cause::Cancelled));
                 return None;
             }
-            if self.room.wait(seen, &Waiting::at(&ROOM).until(job.deadline)).is_err() {
+            if !self.flow.wait(seen, job.deadline) {
                 let closed = self.state().closed;
                 self.end(job, Err(if closed { Cause::Closed } else { Cause::TimedOut(Clock::Total) }));
                 return None;
@@ -268,7 +253,7 @@ impl Core {
         let stores = Tuning::current().stores(usize::try_from(bytes).unwrap_or(usize::MAX));
         if bytes <= self.limits.inline_bytes_max {
             let pool = self.crew.pool();
-            ready.into_iter().for_each(|(job, window, ticket)| self.copy(job, &window, ticket, stores, pool));
+            ready.into_iter().for_each(|(job, window, ticket)| self.copy(job, window, ticket, stores, pool));
             return;
         }
         let mut group = Vec::new();
@@ -289,21 +274,23 @@ impl Core {
     fn hand_over(self: &Arc<Self>, group: Vec<(Job, Arc<Opened>, Ticket)>, stores: Stores) {
         let core = Arc::clone(self);
         self.crew.push(Box::new(move |pool| {
-            group.into_iter().for_each(|(job, window, ticket)| core.copy(job, &window, ticket, stores, pool));
+            group.into_iter().for_each(|(job, window, ticket)| core.copy(job, window, ticket, stores, pool));
         }));
     }
 
-    fn copy(&self, job: Job, window: &Arc<Opened>, ticket: Ticket, stores: Stores, pool: &Pool) {
+    fn copy(&self, job: Job, window: Arc<Opened>, ticket: Ticket, stores: Stores, pool: &Pool) {
         let closed = self.state().closed;
-        let result = if closed { Err(Cause::Closed) } else { carry(&job, window, stores, pool) };
+        let result = if closed { Err(Cause::Closed) } else { carry(&job, &window, stores, pool) };
         if matches!(result, Err(Cause::Refused(Refusal::Generation))) {
             let mut state = self.state();
             let key = job.remote.capability.to_bytes();
-            if state.windows.get(&key).is_some_and(|known| Arc::ptr_eq(known, window)) {
+            if state.windows.get(&key).is_some_and(|known| Arc::ptr_eq(known, &window)) {
                 state.windows.remove(&key);
             }
         }
         self.end(job, result);
+        // The window first: who waits for the ticket may be waiting for its slot.
+        drop(window);
         drop(ticket);
     }
 
@@ -328,24 +315,6 @@ impl Core {
         match result {
             Ok(()) => part.complete(bytes),
             Err(cause) => part.fail(cause),
-        }
-    }
-
-    /// Ends fences that nothing is before any more.
-    fn pass_fences(&self) {
-        let (passed, forwarded) = {
-            let mut state = self.state();
-            let first = state.active.first().copied().unwrap_or(u64::MAX);
-            let (passed, left) =
-                take(&mut state.fences).into_iter().partition::<Vec<_>, _>(|(after, _)| *after <= first);
-            state.fences = left;
-            (passed, state.forwarded)
-        };
-        for (_, part) in passed {
-            match &self.fallback {
-                Some(fallback) if forwarded => fallback.fence(&self.segment, part),
-                _ => part.complete(0),
-            }
         }
     }
 
@@ -488,20 +457,19 @@ impl Core {
         }
     }
 
-    /// Windows were opened or refused: the jobs in line for them go on, in order.
+    /// Windows were opened or refused: the jobs in line for them go on, in order. Those for which the owner has no slot
+    /// stay in line until windows that nobody uses any more have made room.
     fn opened(self: &Arc<Self>, wanted: &[Capability], opened: Vec<Result<Opened, NoWindow>>) {
-        let mut refused = HashMap::new();
+        let (mut refused, mut crowded) = (HashMap::new(), false);
         let (mut ready, mut over, mut forward) = (Vec::new(), Vec::new(), Vec::new());
         {
             let mut state = self.state();
-            let mut crowded = false;
             for (capability, window) in wanted.iter().zip(opened) {
                 match window {
                     Ok(window) => {
                         state.windows.insert(capability.to_bytes(), Arc::new(window));
                     }
-                    // Those that nobody uses make room, and the jobs stay in line; else there is none to be made.
-                    Err(NoWindow::NoSlot) if crowded || state.forget_idle() => crowded = true,
+                    Err(NoWindow::NoSlot) => crowded = true,
                     Err(error) => {
                         refused.insert(capability.to_bytes(), error);
                     }
@@ -529,6 +497,27 @@ impl Core {
             self.forward(forward.into_iter().map(|(job, ticket, _)| (job, ticket)).collect(), &reason);
         }
         self.start(ready);
+        if crowded {
+            self.make_room();
+        }
+    }
+
+    /// Forgets windows that no copy uses, and waits for the end of a copy while there is none.
+    fn make_room(&self) {
+        loop {
+            let seen = self.flow.seen();
+            let (idle, first_deadline) = {
+                let mut state = self.state();
+                let in_use = state.windows.len();
+                state.windows.retain(|_, window| Arc::strong_count(window) > 1);
+                let first = state.waiting.iter().map(|(job, _)| job.deadline).min();
+                (state.windows.len() < in_use || in_use == 0 || state.closed, first)
+            };
+            // Without jobs in line nobody wants the room; past a deadline the line is looked at first.
+            if idle || !first_deadline.is_some_and(|deadline| self.flow.wait(seen, deadline)) {
+                return;
+            }
+        }
     }
 
     /// There is no way: what is in line goes another one.
@@ -575,13 +564,6 @@ impl State {
             _ => None,
         }
     }
-
-    /// Forgets the windows that no copy uses; says whether there was one.
-    fn forget_idle(&mut self) -> bool {
-        let before = self.windows.len();
-        self.windows.retain(|_, window| Arc::strong_count(window) > 1);
-        self.windows.len() < before
-    }
 }
 
 impl Errand {
@@ -605,21 +587,6 @@ impl Errand {
         match self {
             Self::Notify(_, part) | Self::Probe(_, part) => part.fail(cause),
         }
-    }
-}
-
-impl Drop for Ticket {
-    fn drop(&mut self) {
-        let full = {
-            let mut state = self.core.state();
-            let full = state.active.len() >= self.core.limits.queue_entries;
-            state.active.remove(&self.number);
-            full
-        };
-        if full {
-            self.core.room.notify_all();
-        }
-        self.core.pass_fences();
     }
 }
 

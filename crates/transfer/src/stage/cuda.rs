@@ -92,6 +92,61 @@ impl CudaDevice {
     }
 }
 
+/// Memory of a [`CudaDevice`]. Freed when dropped.
+pub struct CudaMemory {
+    context: Arc<Context>,
+    address: u64,
+    len: usize,
+}
+
+impl CudaDevice {
+    /// Takes `len` bytes of device memory. What is in it is not defined.
+    ///
+    /// # Errors
+    /// The device has no more.
+    pub fn allocate(&self, len: usize) -> Result<CudaMemory, DeviceError> {
+        self.context.enter()?;
+        // SAFETY: the memory is freed once, when the value is dropped.
+        let address = unsafe { result::malloc_sync(len) }.map_err(|error| self.context.failed("allocating", error))?;
+        Ok(CudaMemory { context: Arc::clone(&self.context), address, len })
+    }
+}
+
+impl CudaMemory {
+    /// The first byte, as the device counts.
+    #[must_use]
+    pub fn address(&self) -> u64 {
+        self.address
+    }
+
+    /// How many bytes.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there is none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+}
+
+impl Drop for CudaMemory {
+    fn drop(&mut self) {
+        if self.context.enter().is_ok() {
+            // SAFETY: it came from `malloc_sync` and is freed once.
+            let _ = unsafe { result::free_sync(self.address) };
+        }
+    }
+}
+
+impl fmt::Debug for CudaMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CudaMemory").field("len", &self.len).finish_non_exhaustive()
+    }
+}
+
 impl Context {
     /// Makes the context current to this thread: every call below acts on that.
     fn enter(&self) -> Result<(), DeviceError> {

@@ -42,6 +42,12 @@ pub(crate) trait Look: Send + Sync {
     fn store(&self, bytes: &[u8]);
 }
 
+impl Place {
+    pub(crate) fn looked_at(memory: Memory, look: Box<dyn Look>) -> Self {
+        Self { memory, look: Some(look) }
+    }
+}
+
 /// A registered place.
 pub(crate) struct Field {
     pub(crate) region: Arc<Region>,

@@ -15,7 +15,7 @@ use crate::batch::{Batch, BatchId, Ended, Follower, Part};
 use crate::cause::Cause;
 use crate::home::{GrantSpec, Home, Life};
 use crate::job::{Buffers, Job, Priority, Remote};
-use crate::mover::{Mover, Notice, PeerStats, RegionKey, Submission, WhenFull};
+use crate::mover::{Lone, Mover, Notice, PeerStats, RegionKey, Submission, WhenFull};
 use crate::region::{Region, RegionId, RegionSpec, RegisterError, StillBusy};
 use crate::segment::Segment;
 
@@ -96,6 +96,12 @@ pub struct Submit {
     pub when_full: WhenFull,
     /// What to tell a peer when all of them are complete there; the batch is over when the peer has it.
     pub notice: Option<(PeerId, Notice)>,
+}
+
+impl Target {
+    fn remote(&self) -> Remote {
+        Remote { offset: self.offset, capability: self.capability, key: self.key }
+    }
 }
 
 impl Default for Submit {
@@ -260,10 +266,37 @@ impl Engine {
     ///
     /// # Errors
     /// As [`Batch::wait`].
-    pub fn transfer(&self, requests: Vec<Request>, submit: &Submit) -> Result<(), Ended> {
+    pub fn transfer(&self, mut requests: Vec<Request>, submit: &Submit) -> Result<(), Ended> {
+        if requests.len() == 1 && submit.notice.is_none() {
+            requests = match self.alone(requests.remove(0), now() + submit.timeout) {
+                Ok(outcome) => return outcome.map_err(Ended::Failed),
+                Err(request) => vec![request],
+            };
+        }
         // A little later than the requests' own deadlines, which the movers keep: they tell more.
         let patience = now() + submit.timeout.saturating_mul(2);
         self.submit(requests, submit).wait(&Waiting::at(&BATCHES).until(patience))
+    }
+
+    /// Reads into memory that need not be registered, while the caller waits.
+    ///
+    /// # Errors
+    /// Why not; the memory's content is undefined then.
+    pub fn read_now(&self, target: &Target, into: &mut [u8], timeout: Duration) -> Result<(), Cause> {
+        // SAFETY: the slice is borrowed alone until this returns, and `now` returns only when nothing touches it.
+        let buffers = unsafe { Buffers::borrowed(into.as_mut_ptr(), into.len()) };
+        self.now(Op::Read, buffers, target, timeout)
+    }
+
+    /// Writes from memory that need not be registered, while the caller waits.
+    ///
+    /// # Errors
+    /// Why not; the target's content is undefined then.
+    pub fn write_now(&self, target: &Target, from: &[u8], timeout: Duration) -> Result<(), Cause> {
+        // SAFETY: a write only reads from its buffers; the slice is borrowed until this returns, and `now` returns only
+        // when nothing touches it.
+        let buffers = unsafe { Buffers::borrowed(from.as_ptr().cast_mut(), from.len()) };
+        self.now(Op::Write, buffers, target, timeout)
     }
 
     /// Keeps a batch under its id, for faces that cannot hold it.
@@ -333,6 +366,45 @@ impl Engine {
         self.0.movers.iter().for_each(|mover| mover.close());
     }
 
+    /// Carries one request on the calling thread; gives it back when a batch is better.
+    fn alone(&self, request: Request, deadline: Instant) -> Result<Result<(), Cause>, Request> {
+        let regions = self.home().regions();
+        let Ok((mover, segment)) = self.0.first_mover(request.target.peer) else { return Err(request) };
+        let accesses: Result<Vec<_>, _> =
+            request.local.iter().map(|range| regions.access(range.region, range.offset, range.bytes)).collect();
+        let Ok(buffers) = accesses.map(Buffers::held) else { return Err(request) };
+        if buffers.bytes() == 0 {
+            return Err(request);
+        }
+        let deadline = request.timeout.map_or(deadline, |timeout| deadline.min(now() + timeout));
+        let lone = Lone { op: request.op, buffers, remote: request.target.remote(), deadline };
+        mover.carry_now(&segment, lone).map_err(|_| request)
+    }
+
+    fn now(&self, op: Op, buffers: Buffers, target: &Target, timeout: Duration) -> Result<(), Cause> {
+        if buffers.bytes() == 0 {
+            return Ok(());
+        }
+        let deadline = now() + timeout;
+        let (mover, segment) = self.0.first_mover(target.peer)?;
+        let lone = match mover.carry_now(&segment, Lone { op, buffers, remote: target.remote(), deadline }) {
+            Ok(outcome) => return outcome,
+            Err(lone) => lone,
+        };
+        let (batch, mut parts) = self.new_batch(1, None);
+        if let Some(part) = parts.pop() {
+            let Lone { op, buffers, remote, deadline } = lone;
+            let job = Job { op, buffers, remote, deadline, priority: Priority::Normal, part };
+            self.0.dispatch(&segment, vec![job], WhenFull::Wait);
+        }
+        // The memory is the caller's: whatever happens, it is over before this returns.
+        let _ = batch.wait(&Waiting::at(&BATCHES).until(deadline + timeout));
+        match batch.outcome(0) {
+            Some(outcome) => outcome.cause.map_or(Ok(()), Err),
+            None => Err(Cause::Dropped),
+        }
+    }
+
     fn resolve(&self, request: Request, deadline: Instant, part: Part) -> Option<(Arc<Segment>, Job)> {
         let Some(segment) = self.0.peer(request.target.peer) else {
             part.fail(Cause::Invalid(format!("no peer {:?}", request.target.peer)));
@@ -352,8 +424,7 @@ impl Engine {
             part.complete(0);
             return None;
         }
-        let target = request.target;
-        let remote = Remote { offset: target.offset, capability: target.capability, key: target.key };
+        let remote = request.target.remote();
         let deadline = request.timeout.map_or(deadline, |timeout| deadline.min(now() + timeout));
         Some((segment, Job { op: request.op, buffers, remote, deadline, priority: request.priority, part }))
     }

@@ -29,7 +29,7 @@ pub use home::{GrantSpec, Home, Life};
 pub use job::{Buffers, Job, Part, Priority, Remote, Span};
 pub use local::Local;
 pub use memory::{Location, Memory, SharedFile, Stage, StageError, Staged};
-pub use mover::{Abilities, Mover, Notice, PeerStats, RegionKey, Submission, WhenFull};
+pub use mover::{Abilities, Lone, Mover, Notice, PeerStats, RegionKey, Submission, WhenFull};
 pub use region::{Access, AccessError, Lookup, Region, RegionId, RegionSpec, Regions, RegisterError, StillBusy};
 pub use segment::{HostContact, Segment};
 pub use slackwater_wire::data::{Capability, Op, Refusal, Rights};

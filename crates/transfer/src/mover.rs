@@ -4,10 +4,12 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::batch::{BatchId, Part};
-use crate::job::Job;
+use crate::cause::Cause;
+use crate::job::{Buffers, Job, Remote};
 use crate::memory::Location;
 use crate::region::{Region, RegisterError};
 use crate::segment::Segment;
+use slackwater_wire::data::Op;
 
 /// Carries requests to the peers that it reaches.
 ///
@@ -51,6 +53,16 @@ pub trait Mover: Send + Sync + fmt::Debug {
     /// Takes jobs to `segment`, in order. What it cannot carry it gives back, unbegun, for another mover.
     #[must_use = "jobs that are given back are another mover's"]
     fn submit(&self, segment: &Arc<Segment>, submission: Submission) -> Vec<Job>;
+
+    /// Carries one request while the caller waits, on the caller's own thread, where that is faster than a batch; gives
+    /// it back where it is not. When it returns, nothing touches the request's memory any more.
+    ///
+    /// # Errors
+    /// The request, to be submitted as a batch of one.
+    fn carry_now(&self, segment: &Arc<Segment>, lone: Lone) -> Result<Result<(), Cause>, Lone> {
+        let _ = segment;
+        Err(lone)
+    }
 
     /// Nobody waits for this batch any more: its parts end soon, without its peer's help if need be.
     fn cancel(&self, batch: BatchId);
@@ -101,6 +113,19 @@ impl Abilities {
 /// What the registration of a region gave, where a fabric has such a thing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RegionKey(pub u64);
+
+/// One request whose caller waits for it.
+#[derive(Debug)]
+pub struct Lone {
+    /// What to do.
+    pub op: Op,
+    /// Local memory.
+    pub buffers: Buffers,
+    /// Memory of the peer.
+    pub remote: Remote,
+    /// After this the caller waits no more.
+    pub deadline: slackwater_base::Instant,
+}
 
 /// Jobs that go together.
 #[derive(Debug)]

@@ -9,7 +9,7 @@ use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 use slackwater_base::Instant;
 use slackwater_transfer::host::{HostLimits, HostMover, SharedMemory};
-use slackwater_transfer::stage::{SoftwareDevice, StageLimits, Stager};
+use slackwater_transfer::stage::{Device, SoftwareDevice, StageLimits, StagedMover, Stager};
 use slackwater_transfer::{
     Batch, Capability, Engine, GrantSpec, Home, LocalRange, Memory, Mover, Op, Priority, Region, RegionKey, RegionSpec,
     Request, Rights, Segment, Submit, Target, Tcp, TcpConfig,
@@ -52,6 +52,9 @@ const FLOOD_GRACE: Duration = Duration::from_secs(10);
 
 /// Blocks of the batch in the middle of which a process is killed: 1 GiB.
 const FLOOD: usize = 1024;
+
+#[cfg(not(feature = "gpu"))]
+const NO_GPU: &str = "cuda: this program was built without the feature `gpu`";
 
 static SITE: Site = Site::new("bench transfer");
 
@@ -111,7 +114,8 @@ pub(super) fn engine(carrier: Carrier, tuned: impl Fn(TcpConfig) -> TcpConfig) -
             Arc::new(host)
         }
     };
-    Ok(Engine::assemble(life, segment, vec![mover]))
+    let staged = Arc::new(StagedMover::over(vec![Arc::clone(&mover)]));
+    Ok(Engine::assemble(life, segment, vec![mover, staged]))
 }
 
 fn memory(carrier: Carrier, place: Place, bytes: usize) -> Result<Memory, BenchError> {
@@ -120,16 +124,46 @@ fn memory(carrier: Carrier, place: Place, bytes: usize) -> Result<Memory, BenchE
         Place::Cpu if carrier == Carrier::Shm => Ok(Arc::new(SharedMemory::create(bytes).map_err(system)?).memory()),
         Place::Cpu => Memory::anonymous(bytes).map_err(system),
         Place::Software => {
-            let no_device = |error: &dyn std::fmt::Display| BenchError::Device(error.to_string());
             let device = Arc::new(SoftwareDevice::start(0).map_err(|error| no_device(&error))?);
             let memory = device.allocate(bytes).map_err(|error| no_device(&error))?;
-            let stager = Stager::start(device, StageLimits::default()).map_err(|error| no_device(&error))?;
-            // SAFETY: the region keeps the memory, and only measured transfers touch it.
-            let staged = unsafe { stager.memory(memory.address(), bytes) }.map_err(|error| no_device(&error))?;
-            Ok(staged.kept_by(memory))
+            staged(device, memory.address(), bytes).map(|staged| staged.kept_by(memory))
         }
-        Place::Cuda => Err(BenchError::Device("no device memory".into())),
+        Place::Cuda => cuda(bytes),
     }
+}
+
+/// Whether this machine and this program have a CUDA device; if not, why.
+pub(super) fn cuda_is_there() -> Result<(), BenchError> {
+    #[cfg(feature = "gpu")]
+    let found = slackwater_transfer::stage::CudaDevice::open(0).map(drop).map_err(|error| error.to_string());
+    #[cfg(not(feature = "gpu"))]
+    let found = Err(NO_GPU.to_owned());
+    found.map_err(|error| {
+        BenchError::Device(format!("{error}; --device software stands for one, to see that it works and not how fast"))
+    })
+}
+
+#[cfg(feature = "gpu")]
+fn cuda(bytes: usize) -> Result<Memory, BenchError> {
+    let device = Arc::new(slackwater_transfer::stage::CudaDevice::open(0).map_err(|error| no_device(&error))?);
+    let memory = device.allocate(bytes).map_err(|error| no_device(&error))?;
+    staged(device, memory.address(), bytes).map(|staged| staged.kept_by(memory))
+}
+
+#[cfg(not(feature = "gpu"))]
+fn cuda(_: usize) -> Result<Memory, BenchError> {
+    Err(no_device(&NO_GPU))
+}
+
+/// The caller keeps the memory allocated as long as what this gives.
+fn staged(device: Arc<dyn Device>, address: u64, bytes: usize) -> Result<Memory, BenchError> {
+    let stager = Stager::start(device, StageLimits::default()).map_err(|error| no_device(&error))?;
+    // SAFETY: the region will keep the memory, and only measured transfers touch it.
+    unsafe { stager.memory(address, bytes) }.map_err(|error| no_device(&error))
+}
+
+fn no_device(error: &dyn std::fmt::Display) -> BenchError {
+    BenchError::Device(error.to_string())
 }
 
 /// Writes every page, each with other bytes.

@@ -313,7 +313,7 @@ fn drive(end: &Arc<End>, target: Target, load: Load, length: Duration) -> Result
             let (end, together, failed) = (Arc::clone(end), Arc::clone(&together), Arc::clone(&failed));
             std::thread::spawn(move || {
                 together.wait();
-                let moved = work(&end, target, load, worker, now() + length, &failed);
+                let moved = work(&end, target, load, worker, (length, &failed));
                 if moved.is_err() {
                     failed.store(true, Ordering::Relaxed);
                 }
@@ -322,15 +322,24 @@ fn drive(end: &Arc<End>, target: Target, load: Load, length: Duration) -> Result
         })
         .collect();
     together.wait();
-    let began = now();
-    let mut all = Moved { bytes: 0, seconds: 0.0, times: latencies() };
+    let (mut bytes, mut times) = (0, latencies());
+    // By the workers' own clocks: this thread may get a CPU long after they did.
+    let (mut first, mut last) = (Instant::NEVER, Instant::ZERO);
     for worker in workers {
-        let (batches, times, ended) = worker.join().expect("a worker only moves and counts")?;
-        all.bytes += batches * (load.batch * load.block) as u64;
-        all.times.add(times).expect("all have the same bounds");
-        all.seconds = f64::max(all.seconds, ended.since(began).as_secs_f64());
+        let worked = worker.join().expect("a worker only moves and counts")?;
+        bytes += worked.batches * (load.batch * load.block) as u64;
+        times.add(worked.times).expect("all have the same bounds");
+        (first, last) = (first.min(worked.began), last.max(worked.ended));
     }
-    Ok(all)
+    Ok(Moved { bytes, seconds: last.since(first).as_secs_f64(), times })
+}
+
+/// What one thread moved.
+struct Worked {
+    batches: u64,
+    times: Histogram<u64>,
+    began: Instant,
+    ended: Instant,
 }
 
 fn work(
@@ -338,9 +347,9 @@ fn work(
     target: Target,
     load: Load,
     worker: usize,
-    until: Instant,
-    failed: &AtomicBool,
-) -> Result<(u64, Histogram<u64>, Instant), BenchError> {
+    (length, failed): (Duration, &AtomicBool),
+) -> Result<Worked, BenchError> {
+    let began = now();
     let submit = Submit { timeout: TIMEOUT, ..Submit::default() };
     let (mut times, mut batches, mut at) = (latencies(), 0, worker * 7919 * load.batch);
     loop {
@@ -352,8 +361,8 @@ fn work(
         batches += 1;
         // Every thread walks through all of the memory, so that none finds its own blocks in a cache.
         at += load.batch;
-        if ended >= until || failed.load(Ordering::Relaxed) {
-            return Ok((batches, times, ended));
+        if ended.since(began) >= length || failed.load(Ordering::Relaxed) {
+            return Ok(Worked { batches, times, began, ended });
         }
     }
 }

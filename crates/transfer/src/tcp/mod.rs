@@ -13,6 +13,7 @@ mod lane;
 mod outlet;
 mod serve;
 mod shared;
+mod staged;
 mod work;
 
 use std::net::SocketAddr;

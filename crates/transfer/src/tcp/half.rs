@@ -19,7 +19,7 @@ use super::outlet::Outlet;
 use super::serve::Serve;
 use super::shared::Shared;
 use super::work::Work;
-use crate::batch::BatchId;
+use crate::batch::{BatchId, Part};
 use crate::cause::{Cause, Clock};
 use crate::memory::{StageError, Staged};
 use crate::region::RegionId;
@@ -76,6 +76,8 @@ pub(crate) enum Command {
         id: u64,
         result: Result<Staged, StageError>,
     },
+    /// Everything before this fence is over.
+    Fenced(Part),
     /// Look at the hub's clocks by then.
     Wake(Instant),
     /// End everything.
@@ -132,6 +134,7 @@ impl Half {
             Command::Fetched { conn, id, result } => self.served(conn, |serve, outlet, turn| {
                 serve.fetched(id, result, conn, outlet, turn);
             }),
+            Command::Fenced(part) => part.complete(0),
             Command::Wake(at) => self.wake = self.wake.min(at),
             Command::Close => self.close(net),
         }

@@ -15,9 +15,10 @@ use crate::batch::{Batch, BatchId, Ended, Follower, Part};
 use crate::cause::Cause;
 use crate::home::{GrantSpec, Home, Life};
 use crate::job::{Buffers, Job, Priority, Remote};
-use crate::mover::{Mover, Notice, PeerStats, RegionKey, Submission, WhenFull};
+use crate::mover::{Carried, Lone, Mover, Notice, PeerStats, RegionKey, Submission, WhenFull};
 use crate::region::{Region, RegionId, RegionSpec, RegisterError, StillBusy};
 use crate::segment::Segment;
+use crate::tcp::TcpError;
 
 /// Moves bytes between regions of this process and regions of its peers.
 ///
@@ -98,6 +99,12 @@ pub struct Submit {
     pub notice: Option<(PeerId, Notice)>,
 }
 
+impl Target {
+    fn remote(&self) -> Remote {
+        Remote { offset: self.offset, capability: self.capability, key: self.key }
+    }
+}
+
 impl Default for Submit {
     fn default() -> Self {
         Self { timeout: Duration::from_secs(30), when_full: WhenFull::Wait, notice: None }
@@ -107,12 +114,12 @@ impl Default for Submit {
 /// Why the engine did not do what was asked.
 #[derive(Debug, Error)]
 pub enum EngineError {
-    /// The operating system refused a thread, a socket or randomness.
+    /// The operating system gives no randomness.
     #[error("{0}")]
     System(String),
-    /// The configuration contradicts itself or the rules of the house.
-    #[error("{0}")]
-    Config(String),
+    /// The TCP mover could not start.
+    #[error(transparent)]
+    Tcp(#[from] TcpError),
     /// There is no such region, or no more.
     #[error("no region {0:?}")]
     NoRegion(RegionId),
@@ -261,9 +268,36 @@ impl Engine {
     /// # Errors
     /// As [`Batch::wait`].
     pub fn transfer(&self, requests: Vec<Request>, submit: &Submit) -> Result<(), Ended> {
+        if let [request] = requests.as_slice()
+            && submit.notice.is_none()
+            && let Some(outcome) = self.alone(request, now() + submit.timeout)
+        {
+            return outcome.map_err(Ended::Failed);
+        }
         // A little later than the requests' own deadlines, which the movers keep: they tell more.
         let patience = now() + submit.timeout.saturating_mul(2);
         self.submit(requests, submit).wait(&Waiting::at(&BATCHES).until(patience))
+    }
+
+    /// Reads into memory that need not be registered, while the caller waits.
+    ///
+    /// # Errors
+    /// Why not; the memory's content is undefined then.
+    pub fn read_now(&self, target: &Target, into: &mut [u8], timeout: Duration) -> Result<(), Cause> {
+        // SAFETY: the slice is borrowed alone until this returns, and `now` returns only when nothing touches it.
+        let buffers = unsafe { Buffers::borrowed(into.as_mut_ptr(), into.len()) };
+        self.now(Op::Read, buffers, target, timeout)
+    }
+
+    /// Writes from memory that need not be registered, while the caller waits.
+    ///
+    /// # Errors
+    /// Why not; the target's content is undefined then.
+    pub fn write_now(&self, target: &Target, from: &[u8], timeout: Duration) -> Result<(), Cause> {
+        // SAFETY: a write only reads from its buffers; the slice is borrowed until this returns, and `now` returns only
+        // when nothing touches it.
+        let buffers = unsafe { Buffers::borrowed(from.as_ptr().cast_mut(), from.len()) };
+        self.now(Op::Write, buffers, target, timeout)
     }
 
     /// Keeps a batch under its id, for faces that cannot hold it.
@@ -321,6 +355,12 @@ impl Engine {
         self.0.movers.iter().map(|mover| (mover.name(), mover.stats(&segment))).collect()
     }
 
+    /// What all movers count, by mover and by name.
+    #[must_use]
+    pub fn metrics(&self) -> Vec<(&'static str, Vec<(&'static str, u64)>)> {
+        self.0.movers.iter().map(|mover| (mover.name(), mover.metrics())).collect()
+    }
+
     /// The mover that requests to a peer would go to now.
     #[must_use]
     pub fn mover(&self, peer: PeerId) -> Option<&'static str> {
@@ -331,6 +371,47 @@ impl Engine {
     /// Ends all transfers and stops all threads; requests that are left end with [`Cause::Closed`].
     pub fn close(&self) {
         self.0.movers.iter().for_each(|mover| mover.close());
+    }
+
+    /// Carries one request on the calling thread; none when a batch is better, or tells better what is wrong.
+    fn alone(&self, request: &Request, deadline: Instant) -> Option<Result<(), Cause>> {
+        let regions = self.home().regions();
+        let (mover, segment) = self.0.first_mover(request.target.peer).ok()?;
+        let accesses = request.local.iter().map(|range| regions.access(range.region, range.offset, range.bytes));
+        let buffers = accesses.collect::<Result<Vec<_>, _>>().map(Buffers::held).ok()?;
+        if buffers.bytes() == 0 {
+            return None;
+        }
+        let deadline = request.timeout.map_or(deadline, |timeout| deadline.min(now() + timeout));
+        let lone = Lone { op: request.op, buffers, remote: request.target.remote(), deadline };
+        match mover.carry_now(&segment, lone) {
+            Carried::Done(outcome) => Some(outcome),
+            Carried::Back(_) => None,
+        }
+    }
+
+    fn now(&self, op: Op, buffers: Buffers, target: &Target, timeout: Duration) -> Result<(), Cause> {
+        if buffers.bytes() == 0 {
+            return Ok(());
+        }
+        let deadline = now() + timeout;
+        let (mover, segment) = self.0.first_mover(target.peer)?;
+        let lone = match mover.carry_now(&segment, Lone { op, buffers, remote: target.remote(), deadline }) {
+            Carried::Done(outcome) => return outcome,
+            Carried::Back(lone) => lone,
+        };
+        let (batch, mut parts) = self.new_batch(1, None);
+        if let Some(part) = parts.pop() {
+            let Lone { op, buffers, remote, deadline } = lone;
+            let job = Job { op, buffers, remote, deadline, priority: Priority::Normal, part };
+            self.0.dispatch(&segment, vec![job], WhenFull::Wait);
+        }
+        // The memory is the caller's: whatever happens, it is over before this returns.
+        let _ = batch.wait(&Waiting::at(&BATCHES).until(deadline + timeout));
+        match batch.outcome(0) {
+            Some(outcome) => outcome.cause.map_or(Ok(()), Err),
+            None => Err(Cause::Dropped),
+        }
     }
 
     fn resolve(&self, request: Request, deadline: Instant, part: Part) -> Option<(Arc<Segment>, Job)> {
@@ -352,8 +433,7 @@ impl Engine {
             part.complete(0);
             return None;
         }
-        let target = request.target;
-        let remote = Remote { offset: target.offset, capability: target.capability, key: target.key };
+        let remote = request.target.remote();
         let deadline = request.timeout.map_or(deadline, |timeout| deadline.min(now() + timeout));
         Some((segment, Job { op: request.op, buffers, remote, deadline, priority: request.priority, part }))
     }

@@ -4,10 +4,12 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::batch::{BatchId, Part};
-use crate::job::Job;
+use crate::cause::Cause;
+use crate::job::{Buffers, Job, Remote};
 use crate::memory::Location;
 use crate::region::{Region, RegisterError};
 use crate::segment::Segment;
+use slackwater_wire::data::Op;
 
 /// Carries requests to the peers that it reaches.
 ///
@@ -52,6 +54,14 @@ pub trait Mover: Send + Sync + fmt::Debug {
     #[must_use = "jobs that are given back are another mover's"]
     fn submit(&self, segment: &Arc<Segment>, submission: Submission) -> Vec<Job>;
 
+    /// Carries one request while the caller waits, on the caller's own thread, where that is faster than a batch; gives
+    /// it back, to be submitted as a batch of one, where it is not. When it returns, nothing touches the request's
+    /// memory any more.
+    fn carry_now(&self, segment: &Arc<Segment>, lone: Lone) -> Carried {
+        let _ = segment;
+        Carried::Back(lone)
+    }
+
     /// Nobody waits for this batch any more: its parts end soon, without its peer's help if need be.
     fn cancel(&self, batch: BatchId);
 
@@ -66,6 +76,11 @@ pub trait Mover: Send + Sync + fmt::Debug {
 
     /// What it did with this peer.
     fn stats(&self, segment: &Segment) -> PeerStats;
+
+    /// What it counts, by name: totals since it began, and levels now.
+    fn metrics(&self) -> Vec<(&'static str, u64)> {
+        Vec::new()
+    }
 
     /// Ends everything; parts that are left end with [`Cause::Closed`](crate::Cause::Closed). Afterwards no callback
     /// comes any more.
@@ -101,6 +116,28 @@ impl Abilities {
 /// What the registration of a region gave, where a fabric has such a thing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RegionKey(pub u64);
+
+/// One request whose caller waits for it.
+#[derive(Debug)]
+pub struct Lone {
+    /// What to do.
+    pub op: Op,
+    /// Local memory.
+    pub buffers: Buffers,
+    /// Memory of the peer.
+    pub remote: Remote,
+    /// After this the caller waits no more.
+    pub deadline: slackwater_base::Instant,
+}
+
+/// What became of a request whose caller waits.
+#[derive(Debug)]
+pub enum Carried {
+    /// It is over.
+    Done(Result<(), Cause>),
+    /// It is not begun.
+    Back(Lone),
+}
 
 /// Jobs that go together.
 #[derive(Debug)]

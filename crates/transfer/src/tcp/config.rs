@@ -48,6 +48,11 @@ pub struct TcpConfig {
     pub insecure: bool,
 }
 
+/// Slices are no shorter, so a smaller request is one frame.
+pub(crate) const SLICE_BYTES_MIN: usize = 64 << 10;
+/// Slices are no longer: the largest payload of one frame that is taken from anybody.
+pub(crate) const SLICE_BYTES_MAX: usize = 16 << 20;
+
 impl Default for TcpConfig {
     fn default() -> Self {
         let cpus = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);

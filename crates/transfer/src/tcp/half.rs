@@ -80,6 +80,8 @@ pub(crate) enum Command {
     Fenced(Part),
     /// Look at the hub's clocks by then.
     Wake(Instant),
+    /// There are borrowed connections: look for idle ones from now on.
+    Watch,
     /// End everything.
     Close,
 }
@@ -135,6 +137,7 @@ impl Half {
                 serve.fetched(id, result, conn, outlet, turn);
             }),
             Command::Fenced(part) => part.complete(0),
+            Command::Watch => self.wake = self.wake.min(now() + self.shared.config.gc_interval),
             Command::Wake(at) => self.wake = self.wake.min(at),
             Command::Close => self.close(net),
         }
@@ -381,6 +384,10 @@ impl Half {
         }
         if self.index == 0 {
             let at = now();
+            self.shared.direct.collect(at - self.shared.config.idle_timeout);
+            if !self.shared.direct.is_empty() {
+                self.wake = self.wake.min(at + self.shared.config.gc_interval);
+            }
             if self.shared.disarm(at) {
                 self.shared.ask(Some((self.index, &mut self.own)), |hub, now, orders| hub.tick(now, orders));
             } else {

@@ -158,6 +158,12 @@ impl Hub {
         self.peers.values().map(Peer::queued).sum()
     }
 
+    /// How long the oldest transfer in line has waited.
+    pub(crate) fn oldest_pending(&self, now: Instant) -> Duration {
+        let fronts = self.peers.values().flat_map(|peer| [peer.urgent.front(), peer.normal.front()]).flatten();
+        fronts.map(|work| now.since(work.since)).max().unwrap_or_default()
+    }
+
     pub(crate) fn counters(&self) -> LaneCounters {
         self.counters
     }
@@ -216,11 +222,18 @@ impl Hub {
     pub(crate) fn finished(&mut self, lane: LaneId, done: &Finished, now: Instant, orders: &mut Vec<Order>) {
         self.leave_lane(lane, done.bytes);
         if let Some(peer) = self.peers.get_mut(&done.peer) {
-            done.count(&mut peer.stats);
+            done.moved.count(&mut peer.stats);
             peer.leave(done.epoch, orders);
         }
         self.ring_peer(done.peer);
         self.serve(now, orders);
+    }
+
+    /// A transfer that its caller drove itself is over.
+    pub(crate) fn count_direct(&mut self, segment: &Arc<Segment>, moved: Moved) {
+        let (limits, rng) = (&self.limits, &mut self.rng);
+        let peer = self.peers.entry(segment.incarnation).or_insert_with(|| Peer::new(segment, limits, rng));
+        moved.count(&mut peer.stats);
     }
 
     /// A lane stands.
@@ -471,9 +484,9 @@ pub(crate) enum Moved {
     Answered,
 }
 
-impl Finished {
-    fn count(&self, stats: &mut PeerStats) {
-        match self.moved {
+impl Moved {
+    fn count(self, stats: &mut PeerStats) {
+        match self {
             Moved::Nothing => stats.failed += 1,
             Moved::Read(bytes) => (stats.completed, stats.bytes_read) = (stats.completed + 1, stats.bytes_read + bytes),
             Moved::Written(bytes) => {

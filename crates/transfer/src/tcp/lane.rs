@@ -75,6 +75,7 @@ impl Lane {
         }
         self.ready = true;
         self.idle_since = turn.now;
+        turn.need(turn.now + turn.shared.config.gc_interval);
         turn.ready.push((self.id, greeting.requests_max.min(turn.shared.config.requests_max) as usize));
         Ok(())
     }
@@ -204,7 +205,7 @@ impl Lane {
         if stalled_at <= now {
             return Err(Broken::Lost(Cause::TimedOut(Clock::Progress)));
         }
-        turn.need(stalled_at);
+        turn.need(stalled_at.min(now + config.gc_interval));
         let mut late = Vec::new();
         for (key, flight) in &self.flights {
             if let Some(until) = flight.sent_at.map(|at| at + config.ack_timeout) {

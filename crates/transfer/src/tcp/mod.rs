@@ -6,10 +6,12 @@
 mod config;
 mod conn;
 mod cursor;
+mod direct;
 mod half;
 mod hub;
 mod io;
 mod lane;
+mod options;
 mod outlet;
 mod serve;
 mod shared;
@@ -27,7 +29,10 @@ use thiserror::Error;
 
 pub use config::TcpConfig;
 pub use hub::LaneCounters;
+pub use options::{IGNORED, OPTIONS, OptionError, TcpOption};
 
+use config::{SLICE_BYTES_MAX, SLICE_BYTES_MIN};
+use direct::Call;
 use half::{Command, Half};
 use hub::{Hub, Limits};
 use shared::Shared;
@@ -37,9 +42,10 @@ use crate::batch::{BatchId, Part};
 use crate::cause::Cause;
 use crate::home::Home;
 use crate::job::Job;
-use crate::mover::{Abilities, Mover, Notice, PeerStats, Submission, WhenFull};
+use crate::mover::{Abilities, Carried, Lone, Mover, Notice, PeerStats, Submission, WhenFull};
 use crate::region::Region;
 use crate::segment::Segment;
+use slackwater_wire::data::Op;
 
 /// Carries requests over TCP.
 pub struct Tcp {
@@ -188,11 +194,11 @@ impl Tcp {
 
 fn check(config: &TcpConfig) -> Result<(), TcpError> {
     let wrong = |what: &str| Err(TcpError::Config(what.to_owned()));
-    if config.io_threads == 0 || config.max_transfers == 0 || config.lanes_per_peer == 0 || config.slice_bytes == 0 {
-        return wrong("io_threads, max_transfers, lanes_per_peer and slice_bytes must be at least 1");
+    if config.io_threads == 0 || config.max_transfers == 0 || config.lanes_per_peer == 0 {
+        return wrong("io_threads, max_transfers and lanes_per_peer must be at least 1");
     }
-    if config.slice_bytes > 16 << 20 {
-        return wrong("slice_bytes must be at most 16 MiB, the largest frame that peers take");
+    if !(SLICE_BYTES_MIN..=SLICE_BYTES_MAX).contains(&config.slice_bytes) {
+        return wrong("slice_bytes must be from 64 KiB to 16 MiB, the largest frame that peers take");
     }
     if let Some(address) = config.bind.iter().find(|address| !address.ip().is_loopback() && !config.insecure) {
         return Err(TcpError::Config(format!(
@@ -245,6 +251,30 @@ impl Mover for Tcp {
         given_back
     }
 
+    fn carry_now(&self, segment: &Arc<Segment>, lone: Lone) -> Carried {
+        // A loop must not block, and a large request is faster over several lanes.
+        let config = &self.shared.config;
+        if is_inside_a_loop() || !lone.buffers.are_host() || lone.buffers.bytes() > config.stripe_bytes_min {
+            return Carried::Back(lone);
+        }
+        let Lone { op, buffers, remote, deadline } = lone;
+        let first = self.shared.direct.is_empty();
+        let call = Call { op, buffers: buffers.clone(), remote: &remote, deadline };
+        let Some(outcome) = self.shared.direct.carry(&self.shared, segment, call) else {
+            return Carried::Back(Lone { op, buffers, remote, deadline });
+        };
+        if first && let Some(watcher) = self.loops.first() {
+            // From now on somebody looks for connections that nobody borrows any more.
+            watcher.command(Command::Watch);
+        }
+        let moved = match op {
+            Op::Read => hub::Moved::Read(buffers.bytes()),
+            Op::Write => hub::Moved::Written(buffers.bytes()),
+        };
+        self.shared.hub().count_direct(segment, if outcome.is_ok() { moved } else { hub::Moved::Nothing });
+        Carried::Done(outcome)
+    }
+
     fn cancel(&self, batch: BatchId) {
         self.shared.ask(None, |hub, _, orders| hub.cancel(batch, orders));
         self.loops.iter().for_each(|each| each.command(Command::Cancel(batch)));
@@ -267,12 +297,30 @@ impl Mover for Tcp {
         self.shared.hub().stats(segment.incarnation)
     }
 
+    fn metrics(&self) -> Vec<(&'static str, u64)> {
+        let hub = self.shared.hub();
+        let (counters, busiest) = (hub.counters(), hub.lanes_by_loop().into_iter().max().unwrap_or(0));
+        vec![
+            ("transfers_active", hub.active() as u64),
+            ("transfers_pending", hub.pending() as u64),
+            ("oldest_pending_nanos", hub.oldest_pending(now()).as_nanos() as u64),
+            ("lanes_busiest_loop", busiest as u64),
+            ("lanes_created", counters.created),
+            ("lanes_reused", counters.reused),
+            ("connects_failed", counters.connect_failed),
+            ("retries", counters.retries),
+            ("lanes_closed_idle", counters.closed_idle),
+            ("lanes_closed_peer", counters.closed_peer),
+        ]
+    }
+
     fn close(&self) {
         self.shared.ask(None, |hub, _, orders| hub.close(orders));
         for each in &self.loops {
             each.command(Command::Close);
         }
         self.loops.iter().for_each(Loop::stop);
+        self.shared.direct.close();
     }
 }
 

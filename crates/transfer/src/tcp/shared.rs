@@ -8,7 +8,8 @@ use slackwater_wait::{Event, now};
 use slackwater_wire::Incarnation;
 use slackwater_wire::data::{Features, Greeting, VERSION};
 
-use super::config::TcpConfig;
+use super::config::{SLICE_BYTES_MAX, TcpConfig};
+use super::direct::Direct;
 use super::half::{Command, Half};
 use super::hub::{Hub, LaneId, Order};
 use super::work::Work;
@@ -18,6 +19,7 @@ pub(crate) struct Shared {
     pub(crate) home: Arc<Home>,
     pub(crate) config: TcpConfig,
     pub(crate) hub: Mutex<Hub>,
+    pub(crate) direct: Direct,
     /// A queue has room again, or a peer is gone.
     pub(crate) room: Event,
     /// Not kept by it: the loops keep this.
@@ -26,8 +28,6 @@ pub(crate) struct Shared {
     armed: Mutex<Instant>,
 }
 
-/// Payload of one frame that is taken from anybody, whatever the own slices are.
-const FRAME_BYTES_MAX: usize = 16 << 20;
 /// Payload of one connection that is taken before it is acknowledged.
 const IN_FLIGHT_BYTES_MAX: u64 = 256 << 20;
 
@@ -37,6 +37,7 @@ impl Shared {
             home,
             config,
             hub: Mutex::new(hub),
+            direct: Direct::default(),
             room: Event::new(),
             loops: OnceLock::new(),
             armed: Mutex::new(Instant::NEVER),
@@ -53,7 +54,7 @@ impl Shared {
     }
 
     pub(crate) fn frame_bytes_max(&self) -> usize {
-        FRAME_BYTES_MAX
+        SLICE_BYTES_MAX
     }
 
     pub(crate) fn greeting(&self, expects: Incarnation, features: Features) -> Greeting {
@@ -63,7 +64,7 @@ impl Shared {
             features,
             incarnation: self.home.incarnation(),
             expects,
-            frame_bytes_max: FRAME_BYTES_MAX as u32,
+            frame_bytes_max: SLICE_BYTES_MAX as u32,
             requests_max: self.config.requests_max,
             in_flight_bytes_max: IN_FLIGHT_BYTES_MAX,
             public_key: [0; 32],

@@ -257,6 +257,9 @@ fn prefix(kind: u8, flags: u8, code: u16, bytes: u32) -> Prefix {
 }
 
 impl Data {
+    /// The first byte of such a header.
+    pub const KIND: u8 = DATA;
+
     /// The header's bytes.
     #[must_use]
     pub fn to_bytes(&self) -> [u8; DATA_BYTES] {

@@ -158,6 +158,12 @@ impl Hub {
         self.peers.values().map(Peer::queued).sum()
     }
 
+    /// How long the oldest transfer in line has waited.
+    pub(crate) fn oldest_pending(&self, now: Instant) -> Duration {
+        let fronts = self.peers.values().flat_map(|peer| [peer.urgent.front(), peer.normal.front()]).flatten();
+        fronts.map(|work| now.since(work.since)).max().unwrap_or_default()
+    }
+
     pub(crate) fn counters(&self) -> LaneCounters {
         self.counters
     }

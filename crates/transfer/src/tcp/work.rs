@@ -1,4 +1,5 @@
 use slackwater_base::Instant;
+use slackwater_wait::now;
 use slackwater_wire::Incarnation;
 
 use crate::batch::{BatchId, Part};
@@ -12,6 +13,7 @@ pub(crate) struct Work {
     pub(crate) peer: Incarnation,
     /// Between which fences it was submitted.
     pub(crate) epoch: u64,
+    pub(crate) since: Instant,
     pub(crate) kind: Kind,
 }
 
@@ -27,7 +29,7 @@ pub(crate) enum Kind {
 
 impl Work {
     pub(crate) fn new(peer: Incarnation, kind: Kind) -> Self {
-        Self { peer, epoch: 0, kind }
+        Self { peer, epoch: 0, since: now(), kind }
     }
 
     pub(crate) fn bytes(&self) -> u64 {

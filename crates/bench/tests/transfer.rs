@@ -12,6 +12,7 @@ fn main() {
     }
     rows_limits_and_waits_are_filled();
     survivors_account_for_every_request();
+    device_memory_is_measured_and_named();
     a_device_that_is_not_there_is_an_error();
 }
 
@@ -54,7 +55,7 @@ fn fields_are_those_of_the_contract(report: &Report) {
     for field in ["gbps", "p50_us", "p99_us", "initiator_cores", "target_cores", "cpu_s_per_gb"] {
         assert!(json["rows"][0][field].is_number(), "{field}: {json}");
     }
-    assert_eq!([&json["rows"][0]["mover"], &json["rows"][0]["op"]], ["tcp", "read"]);
+    assert_eq!(["mover", "device", "op"].map(|field| &json["rows"][0][field]), ["tcp", "cpu", "read"]);
     let shape = ["block", "concurrency", "batch"].map(|field| json["rows"][0][field].as_u64());
     assert_eq!(shape, [Some(4096), Some(1), Some(1)]);
     for field in ["blocking_socket_gbps", "blocking_socket_cpu_s_per_gb", "memcpy_gbps", "nt_memcpy_gbps"] {
@@ -86,6 +87,15 @@ fn survivors_account_for_every_request() {
         assert!(!torture.causes.contains_key("Dropped"), "{torture:?}");
         assert_eq!(torture.after.accesses, 0, "{torture:?}");
     }
+}
+
+fn device_memory_is_measured_and_named() {
+    let software =
+        Options { carriers: vec![Carrier::Gpu], place: Some(Place::Software), blocks: vec![64 << 10], ..small() };
+    let report = run(&software).expect("the software device needs no other");
+    assert_eq!(report.rows.len(), 2 * 4);
+    assert!(report.rows.iter().all(|row| row.device == Place::Software && row.gbps > 0.0), "{:?}", report.rows);
+    assert!(report.notes.iter().any(|note| note.contains("nothing of a GPU")), "{:?}", report.notes);
 }
 
 fn a_device_that_is_not_there_is_an_error() {

@@ -9,10 +9,10 @@ use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 use slackwater_base::Instant;
 use slackwater_transfer::host::{HostLimits, HostMover, SharedMemory};
-use slackwater_transfer::stage::{Device, SoftwareDevice, StageLimits, StagedMover, Stager};
+use slackwater_transfer::stage::{Device, SoftwareDevice, StageLimits, Stager};
 use slackwater_transfer::{
-    Batch, Capability, Engine, GrantSpec, Home, LocalRange, Memory, Mover, Op, Priority, Region, RegionKey, RegionSpec,
-    Request, Rights, Segment, Submit, Target, Tcp, TcpConfig,
+    Batch, Capability, Engine, EngineConfig, GrantSpec, Home, LocalRange, Memory, Mover, Op, Priority, Region,
+    RegionKey, RegionSpec, Request, Rights, Segment, Submit, Target, TcpConfig,
 };
 use slackwater_wait::{Choice, Site, Waiting, now};
 use zerocopy::{FromBytes, IntoBytes};
@@ -91,31 +91,31 @@ impl End {
     }
 }
 
-/// An engine with the one mover that is measured.
+/// An engine with the one mover that is measured; of TCP, the environment may set what a user's may.
 pub(super) fn engine(carrier: Carrier, tuned: impl Fn(TcpConfig) -> TcpConfig) -> Result<Engine, BenchError> {
     let system = |error: &dyn std::fmt::Display| BenchError::Transfer(error.to_string());
+    let name = format!("bench-{}", std::process::id());
+    if matches!(carrier, Carrier::Tcp | Carrier::Gpu) {
+        let vars =
+            std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
+        let config = EngineConfig::from_env(&name, vars).map_err(|wrong| {
+            let wrong: Vec<String> = wrong.iter().map(ToString::to_string).collect();
+            BenchError::Options(wrong.join("; "))
+        })?;
+        return Ok(Engine::start(EngineConfig { tcp: tuned(config.tcp), force_tcp: true, ..config })?);
+    }
     let life = Home::open().map_err(|error| system(&error))?;
-    let mut segment = Segment {
-        name: format!("bench-{}", std::process::id()),
+    let host = HostMover::start(&life, HostLimits::default(), None).map_err(|error| system(&error))?;
+    let segment = Segment {
+        name,
         incarnation: life.incarnation(),
         addresses: Vec::new(),
         public_key: None,
-        host: None,
+        host: Some(host.contact()),
     };
-    let mover: Arc<dyn Mover> = match carrier {
-        Carrier::Tcp | Carrier::Gpu => {
-            let tcp = Tcp::start(&life, tuned(TcpConfig::default())).map_err(|error| system(&error))?;
-            segment.addresses = tcp.addresses().to_vec();
-            Arc::new(tcp)
-        }
-        Carrier::Shm | Carrier::Attach => {
-            let host = HostMover::start(&life, HostLimits::default(), None).map_err(|error| system(&error))?;
-            segment.host = Some(host.contact());
-            Arc::new(host)
-        }
-    };
-    let staged = Arc::new(StagedMover::over(vec![Arc::clone(&mover)]));
-    Ok(Engine::assemble(life, segment, vec![mover, staged]))
+    // Without any other mover: what it cannot carry is an error here, not a slower row.
+    let movers: Vec<Arc<dyn Mover>> = vec![Arc::new(host)];
+    Ok(Engine::assemble(life, segment, movers))
 }
 
 fn memory(carrier: Carrier, place: Place, bytes: usize) -> Result<Memory, BenchError> {

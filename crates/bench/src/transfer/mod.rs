@@ -198,6 +198,9 @@ pub fn run(options: &Options) -> Result<Report, BenchError> {
     }
     grid::measure_waits(options, &mut report)?;
     trials::measure(options, &mut report)?;
+    if options.carriers.iter().any(|&carrier| options.place(carrier) == Place::Software) {
+        report.notes.push("memory of the software device: these figures say nothing of a GPU".into());
+    }
     report.judge();
     Ok(report)
 }

@@ -774,7 +774,7 @@ mod tests {
         world.all_connect();
         assert_eq!(world.started[0].1.batch(), first);
         assert_eq!(world.hub.counters().retries, 4);
-        (0..4).for_each(|_| drop(world.finish()));
+        assert_eq!((0..4).map(|_| world.finish()).sum::<u64>(), 4);
     }
 
     #[test]

@@ -1,3 +1,5 @@
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
 use slackwater_base::Instant;
 use slackwater_wait::now;
 use slackwater_wire::Incarnation;
@@ -74,9 +76,13 @@ impl Work {
             }
             Kind::Notify { part, .. } | Kind::Probe { part, .. } => part,
         };
-        match outcome {
+        // What a caller hooked to its batch runs in here: a panic of it is its own, not the loop's.
+        let told = catch_unwind(AssertUnwindSafe(|| match outcome {
             Ok(bytes) => part.complete(bytes),
             Err(cause) => part.fail(cause),
+        }));
+        if told.is_err() {
+            tracing::error!("a callback of a transfer panicked");
         }
     }
 }

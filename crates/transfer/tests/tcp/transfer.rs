@@ -187,3 +187,21 @@ fn a_full_queue_makes_the_submitter_wait_or_tells_it() {
     }
     assert_eq!(alice.stats(peer)[0].1.completed, 700 - refused);
 }
+
+#[test]
+fn a_callback_that_panics_hurts_only_itself() {
+    let (alice, bob) = (engine("alice", config()), engine("bob", config()));
+    let (here, there) = (region(&alice, 4096), region(&bob, 4096));
+    let (peer, capability) = (alice.open(bob.segment().clone()), grant(&bob, &there));
+    let read = || request(Op::Read, vec![range(&here, 0, 4096)], target(peer, capability, 0));
+    for _ in 0..5 {
+        // Held back by its size until the hook is in place, or else the panic would be this thread's own.
+        let batch = alice.submit((0..1000).map(|_| read()).collect(), &within(20 * SECOND));
+        let hooked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            batch.hook(slackwater_wait::Hook::Call(Box::new(|| panic!("on purpose"))))
+        }));
+        assert!(matches!(hooked, Ok(Ok(())) | Err(_)));
+        batch.wait(&slackwater_wait::Waiting::at(&SITE)).unwrap();
+        assert_eq!(both_ways(&alice, &read(), 20 * SECOND), [Ok(()), Ok(())]);
+    }
+}

@@ -371,10 +371,11 @@ impl Shard {
             }
             _ => false,
         };
-        self.fail_pending(net, serial);
         if !again {
+            self.fail_pending(net, serial);
             return self.remove(net, serial, was_up, reason);
         }
+        self.fail_sent(net, serial);
         self.hub.metrics.reconnects.add(1);
         if was_up {
             self.down(serial, reason, true);

@@ -1,5 +1,6 @@
 use std::sync::Arc;
 
+use slackwater_base::Map;
 use slackwater_net::{Net, TimerId};
 use slackwater_zmtp::{Message, Out, PublicKey};
 
@@ -119,6 +120,18 @@ impl Shard {
         // The last answer begins the time after which the link is idle.
         self.arm(net, serial);
         Some(pending.waiter)
+    }
+
+    /// A link is lost and will be opened again: requests that have left hear that it is gone, those that still wait in
+    /// its queue go out when it is back.
+    pub(super) fn fail_sent(&mut self, net: &mut Net, serial: u64) {
+        let Some(peer) = self.peers.get_mut(&serial) else { return };
+        let queued = peer.queue.iter().filter_map(|queued| Tag::try_from(queued.message.part(1)?).ok());
+        let waiting: Map<Tag, Pending> = queued.filter_map(|tag| peer.pending.remove_entry(&tag)).collect();
+        self.fail_pending(net, serial);
+        if let Some(peer) = self.peers.get_mut(&serial) {
+            peer.pending = waiting;
+        }
     }
 
     /// Every request that waits on this peer hears that its link is gone.

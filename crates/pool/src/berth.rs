@@ -1,7 +1,9 @@
 use std::cell::Cell;
 
-use rustix::thread::{CpuSet, sched_getaffinity, sched_getcpu, sched_setaffinity};
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use slackwater_wait::{Sleeper, free_cpus};
+
+use crate::affinity::current_cpu;
 
 /// Where a worker runs, as seen from the submitter it works for: elsewhere.
 ///
@@ -26,7 +28,7 @@ const STRANGERS_MAX: u32 = 64;
 impl Berth {
     /// Before a job whose submitter runs on `cpu`: moves away from there if some CPU is free. Says whether it moved.
     pub(crate) fn meet(&self, cpu: usize) -> bool {
-        if sched_getcpu() == cpu && free_cpus() > 0 {
+        if current_cpu() == cpu && free_cpus() > 0 {
             let moved = Narrowed::without(cpu).map(Narrowed::undo).is_some();
             self.avoided.set(moved.then_some(cpu));
             self.strangers.set(0);
@@ -81,7 +83,7 @@ impl Narrowed {
     }
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(all(test, not(loom), not(miri)))]
 mod tests {
     use super::*;
 
@@ -105,10 +107,10 @@ mod tests {
         }
         let (all, berth) = (mask(), Berth::default());
         // The scheduler may move this thread between the two looks, and other tests may use all CPUs for a moment.
-        let cpu = std::iter::repeat_with(sched_getcpu).take(1_000_000).find(|&cpu| berth.meet(cpu)).unwrap();
+        let cpu = std::iter::repeat_with(current_cpu).take(1_000_000).find(|&cpu| berth.meet(cpu)).unwrap();
         assert_eq!(mask(), all, "awake, it may run anywhere");
         berth.lies_down();
-        assert!(!mask().is_set(cpu) && sched_getcpu() != cpu);
+        assert!(!mask().is_set(cpu) && current_cpu() != cpu);
         berth.gets_up();
         assert_eq!(mask(), all);
     }
@@ -116,7 +118,7 @@ mod tests {
     #[test]
     fn a_submitter_that_left_is_not_avoided_for_ever() {
         let (all, berth) = (mask(), Berth::default());
-        berth.avoided.set(Some(sched_getcpu()));
+        berth.avoided.set(Some(current_cpu()));
         for _ in 0..STRANGERS_MAX {
             berth.meet(CpuSet::MAX_CPU);
         }
@@ -129,7 +131,7 @@ mod tests {
         if !has_another_cpu() {
             return;
         }
-        let (all, berth, cpu) = (mask(), Berth::default(), sched_getcpu());
+        let (all, berth, cpu) = (mask(), Berth::default(), current_cpu());
         berth.avoided.set(Some(cpu));
         berth.lies_down();
         let mut chosen = CpuSet::new();
@@ -143,7 +145,7 @@ mod tests {
     #[test]
     fn the_only_cpu_is_not_given_up() {
         let (all, mut one) = (mask(), CpuSet::new());
-        let cpu = sched_getcpu();
+        let cpu = current_cpu();
         one.set(cpu);
         sched_setaffinity(None, &one).unwrap();
         assert!(!Berth::default().meet(cpu) && mask() == one);

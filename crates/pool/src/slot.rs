@@ -2,8 +2,7 @@ use std::cell::{Cell, UnsafeCell};
 use std::ops::Range;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use rustix::thread::sched_getcpu;
-
+use crate::affinity::current_cpu;
 use crate::claim::{Chunk, Ranges};
 use crate::door::Door;
 use crate::member::Member;
@@ -60,7 +59,7 @@ impl Slot {
     /// - What `work` points at stays valid, and may be shared between threads, until the door was closed and found empty.
     pub(crate) unsafe fn publish(&self, work: Work, len: u32, places: usize) {
         self.ranges.deal(len, work.seats);
-        self.submitter_cpu.store(sched_getcpu() as u32, Ordering::Relaxed);
+        self.submitter_cpu.store(current_cpu() as u32, Ordering::Relaxed);
         // SAFETY: the caller owns the slot, so the door is closed and nobody reads.
         unsafe { *self.work.get() = Some(work) };
         self.door.open(places);

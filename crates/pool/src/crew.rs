@@ -6,6 +6,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use crossbeam_utils::CachePadded;
 use slackwater_wait::{Costs, Event, Wait, Waiting, free_cpus};
 
+use crate::berth::Berth;
 use crate::job::{Class, Kind};
 use crate::member::Member;
 use crate::record::{Record, add};
@@ -48,6 +49,16 @@ struct Background {
     running: AtomicUsize,
     len_max: usize,
     running_max: usize,
+}
+
+/// One thread of the crew.
+#[derive(Debug)]
+struct Worker<'a> {
+    member: Member,
+    record: &'a Record,
+    /// Where it begins to look for open doors.
+    first_slot: u32,
+    berth: Berth,
 }
 
 /// A slot taken for one job.
@@ -99,20 +110,23 @@ impl Crew {
 
     /// What worker `worker` does until the crew is closed.
     pub(crate) fn work(&self, worker: usize) {
-        let record = &self.records[worker];
-        let member = Member { thread: self.thread_index(worker), node: self.node };
-        let mut first_slot = 0;
+        let mut worker = Worker {
+            member: Member { thread: self.thread_index(worker), node: self.node },
+            record: &self.records[worker],
+            first_slot: 0,
+            berth: Berth::default(),
+        };
         loop {
             let seen = self.event.seen();
             if self.event.is_closed() {
                 return;
             }
-            if self.serve_jobs(member, record, &mut first_slot) || self.serve_background(member, record) {
+            if self.serve_jobs(&mut worker) || self.serve_background(&worker) {
                 continue;
             }
             self.idle.fetch_add(1, Ordering::Relaxed);
             // Closed or not: the loop looks.
-            let _ = self.event.wait(seen, &self.waiting(&record.idle));
+            let _ = self.event.wait(seen, &self.waiting(&worker.record.idle).arranging(&worker.berth));
             self.idle.fetch_sub(1, Ordering::Relaxed);
         }
     }
@@ -205,19 +219,21 @@ impl Crew {
     }
 
     /// Looks through the open doors for one to enter, urgent ones first; says whether there was anything to do.
-    fn serve_jobs(&self, member: Member, record: &Record, first_slot: &mut u32) -> bool {
+    fn serve_jobs(&self, worker: &mut Worker<'_>) -> bool {
         for class in &self.open {
             let open = class.load(Ordering::Acquire);
             // Begin after the one served last, so that several submitters get their turn.
-            let mut turned = open.rotate_right(*first_slot);
+            let mut turned = open.rotate_right(worker.first_slot);
             while turned != 0 {
-                let at = (turned.trailing_zeros() + *first_slot) % 64;
+                let at = (turned.trailing_zeros() + worker.first_slot) % 64;
                 turned &= turned - 1;
                 if turned != 0 {
                     self.pass_on();
                 }
-                if self.enter(&self.slots[at as usize], member, record) {
-                    *first_slot = (at + 1) % 64;
+                let slot = &self.slots[at as usize];
+                add(&worker.record.moves, u64::from(worker.berth.meet(slot.submitter_cpu())));
+                if self.enter(slot, worker.member, worker.record) {
+                    worker.first_slot = (at + 1) % 64;
                     return true;
                 }
             }
@@ -276,7 +292,7 @@ impl Crew {
     }
 
     /// Runs one background task, if there is one and few enough run already.
-    fn serve_background(&self, member: Member, record: &Record) -> bool {
+    fn serve_background(&self, worker: &Worker<'_>) -> bool {
         let background = &self.background;
         if background.len.load(Ordering::Acquire) == 0 {
             return false;
@@ -289,8 +305,8 @@ impl Crew {
         let task = background.pop();
         let found = task.is_some();
         if let Some(task) = task {
-            add(&record.background, 1);
-            let _inside = member.enter();
+            add(&worker.record.background, 1);
+            let _inside = worker.member.enter();
             task();
         }
         background.running.fetch_sub(1, Ordering::AcqRel);

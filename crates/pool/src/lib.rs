@@ -4,6 +4,7 @@
 //! The protocol of jobs, claims and sleep is explained in the README beside this crate.
 
 mod affinity;
+mod berth;
 mod claim;
 mod config;
 pub mod copy;

@@ -38,7 +38,7 @@ pub use event::{Event, Seen};
 pub use pace::Costs;
 pub use parker::Parker;
 pub use polling::Polling;
-pub use routine::{Ended, Stopped, Waiting};
+pub use routine::{Ended, Sleeper, Stopped, Waiting};
 pub use site::{GAP_BUCKETS, Site, SiteCounts};
 pub use spinners::{Working, free_cpus, working};
 pub use strategy::{Adaptive, Choice, ChoiceError, Park, Plan, Sleep, Spin, Then, Wait, current, install};

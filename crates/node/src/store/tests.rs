@@ -249,6 +249,29 @@ fn a_reopened_store_is_warm() {
     assert_eq!(store.stats().ssd.unwrap().recovered, 99);
 }
 
+/// With its SSD lowered below what the log holds, a store dropped nothing, took nothing and in the end refused puts.
+#[test]
+fn a_store_whose_ssd_was_lowered_brings_its_log_down_and_takes_every_put() {
+    let root = tempfile::tempdir().unwrap();
+    let (keys, bytes) = (names(1200), 64 << 10);
+    let store = Store::open(Config { ssd: ByteSize::mib(96), ..tiered(root.path()) }).unwrap();
+    put_all(&store, &keys[..900], bytes);
+    store.close().unwrap();
+    let lowered = || Config { ssd: ByteSize::mib(24), ..tiered(root.path()) };
+    let store = Store::open(lowered()).unwrap();
+    put_all(&store, &keys[900..], bytes);
+    let length = || {
+        let files = std::fs::read_dir(root.path()).unwrap().flatten();
+        files.filter_map(|entry| entry.metadata().ok()).map(|metadata| metadata.len()).sum::<u64>()
+    };
+    until(&store, "the log comes down", |stats| stats.ssd.unwrap().accepting && length() < 25 << 20);
+    let kept = keys.iter().filter(|key| read(&store, key, bytes).is_some()).count();
+    assert!(kept > 100, "{kept} of 1200 in 8 MiB and 24 MiB");
+    store.close().unwrap();
+    let store = Store::open(lowered()).unwrap();
+    assert!(store.stats().ssd.unwrap().recovered > 0);
+}
+
 #[test]
 fn a_value_that_is_read_often_comes_back_into_memory() {
     let root = tempfile::tempdir().unwrap();

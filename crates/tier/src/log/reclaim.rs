@@ -316,6 +316,9 @@ impl Log {
             return;
         }
         let Some(file) = self.files.remove(id) else { return };
+        if let Some(before) = self.overlong {
+            self.measure(before);
+        }
         if !file.suspect {
             for name in &file.names {
                 self.index.forget_copy(*name);

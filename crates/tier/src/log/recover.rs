@@ -368,6 +368,7 @@ impl Log {
         self.life = lives.max().unwrap_or(0) + 1;
         self.highest_version = recovery.opened.highest_version;
         recovery.opened.files = recovery.found.len() as u64;
+        self.measure(u64::MAX);
         out.push(LogOut::Opened(recovery.opened));
         for entry in std::mem::take(&mut self.early) {
             self.drop_entry(self.now, entry, out);

@@ -7,7 +7,7 @@ PYTHON := $(VENV)/bin/python
 STAMP := $(VENV)/.ready
 SLACKWATER := target/release/slackwater
 
-.PHONY: help run test bench lint test-rust test-loom test-sim test-python build clean
+.PHONY: help run test bench lint test-rust test-loom test-miri test-sim test-python build clean
 
 help:
 	@echo "make run             replay generated chat traffic through the tiered store; report in report/"
@@ -24,7 +24,7 @@ build: toolchain
 bench: build
 	@for name in meta store promotion wait pool mq; do $(SLACKWATER) bench $$name --report report || exit 1; done
 
-test: lint test-rust test-loom test-sim test-python
+test: lint test-rust test-loom test-miri test-sim test-python
 	@echo "all checks and tests passed"
 
 lint: toolchain
@@ -38,7 +38,13 @@ test-rust: toolchain
 	cargo test --workspace --locked --exclude slackwater-py --exclude slackwater-sim
 
 test-loom: toolchain
-	RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom cargo test --locked --release --package slackwater-wait --lib
+	RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom cargo test --locked --release --package slackwater-wait --package slackwater-pool --lib models
+
+# Miri interprets the unsafe parts of waiting and of the pool. It knows the system calls of libc, not rustix's own.
+test-miri: toolchain
+	@cargo +nightly miri --version >/dev/null 2>&1 || { echo "skipped: Miri (rustup toolchain install nightly --component miri,rust-src)"; exit 0; }; \
+	RUSTFLAGS="--cfg rustix_use_libc" MIRIFLAGS="-Zmiri-disable-isolation -Zmiri-permissive-provenance" \
+	cargo +nightly miri test --locked --package slackwater-wait --package slackwater-pool --lib --test waits --test pool
 
 test-sim: toolchain
 	cargo test --locked --profile sim --package slackwater-sim

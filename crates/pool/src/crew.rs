@@ -1,5 +1,6 @@
 use std::cell::Cell;
 use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -12,6 +13,7 @@ use crate::member::Member;
 use crate::record::{Record, add};
 use crate::slot::{Seat, Slot, Source, Work};
 use crate::topology::NodeId;
+use crate::turns::Turns;
 
 /// Jobs of one crew at a time; further submitters run theirs alone.
 const SLOTS: usize = 32;
@@ -46,9 +48,8 @@ struct Background {
     tasks: Mutex<VecDeque<Task>>,
     /// As many as are in the queue, to look at without the lock.
     len: AtomicUsize,
-    running: AtomicUsize,
+    turns: Turns,
     len_max: usize,
-    running_max: usize,
 }
 
 /// One thread of the crew.
@@ -86,10 +87,9 @@ impl Crew {
             background: Background {
                 tasks: Mutex::new(VecDeque::new()),
                 len: AtomicUsize::new(0),
-                running: AtomicUsize::new(0),
                 len_max: background_max,
                 // Half of the workers stay for jobs that somebody waits for.
-                running_max: workers.div_ceil(2),
+                turns: Turns::new(workers.div_ceil(2)),
             },
             records: (0..workers).map(|_| CachePadded::new(Record::new("pool worker idle"))).collect(),
             wakes: AtomicU64::new(0),
@@ -297,9 +297,7 @@ impl Crew {
         if background.len.load(Ordering::Acquire) == 0 {
             return false;
         }
-        // Whoever finds all turns taken may sleep: each of their holders looks again before it does.
-        if background.running.fetch_add(1, Ordering::AcqRel) >= background.running_max {
-            background.running.fetch_sub(1, Ordering::AcqRel);
+        if !background.turns.take() {
             return false;
         }
         let task = background.pop();
@@ -307,9 +305,11 @@ impl Crew {
         if let Some(task) = task {
             add(&worker.record.background, 1);
             let _inside = worker.member.enter();
-            task();
+            // Tasks catch their own panics. What is left are the destructors of results that nobody waits for; the panic
+            // hook has told of them.
+            let _ = catch_unwind(AssertUnwindSafe(task));
         }
-        background.running.fetch_sub(1, Ordering::AcqRel);
+        background.turns.give_back();
         found
     }
 
@@ -336,7 +336,7 @@ impl Background {
 
 impl std::fmt::Debug for Background {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Background").field("len", &self.len).field("running", &self.running).finish_non_exhaustive()
+        f.debug_struct("Background").field("len", &self.len).field("turns", &self.turns).finish_non_exhaustive()
     }
 }
 

@@ -22,6 +22,7 @@ mod spread;
 mod sync;
 mod task;
 mod topology;
+mod turns;
 
 #[cfg(all(test, loom))]
 mod models;

@@ -10,6 +10,7 @@
 //! The protocols, and the races they close, are explained in the README beside this crate.
 
 mod backoff;
+mod bell;
 mod clock;
 mod completion;
 mod countdown;

@@ -1,7 +1,7 @@
 use slackwater_wire::{QuotaState, ReplicaState, SegmentId, SegmentKind};
 use thiserror::Error;
 
-use crate::catalog::Parked;
+use crate::catalog::{Parked, PinKind};
 use crate::evict::RestoreError;
 use crate::master::Master;
 use crate::metrics::{OffloadMetrics, PromotionMetrics};
@@ -134,6 +134,7 @@ impl Master {
         self.check_segments(&books)?;
         self.check_tenants()?;
         self.check_tickets(&books)?;
+        self.check_groups()?;
         Ok(books)
     }
 
@@ -194,6 +195,18 @@ impl Master {
                 ReplicaState::Removed => replica.object().is_none() && orphan && replica.refs > 0,
             };
             ensure(sound, || format!("{id:?}: {replica:?}"))?;
+        }
+        Ok(())
+    }
+
+    fn check_groups(&self) -> Result<(), Imbalance> {
+        for (group, held, members) in self.groups.counts() {
+            let of = |member| {
+                let replicas = self.catalog.replicas(member).filter(|(_, replica)| replica.refs > 0).count();
+                replicas + usize::from(self.catalog.object(member).pin == PinKind::Hard)
+            };
+            let counted: usize = members.map(of).sum();
+            ensure(held == counted, || format!("{group:?}: {held} held, {counted} counted"))?;
         }
         Ok(())
     }

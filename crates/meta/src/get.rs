@@ -161,8 +161,8 @@ impl Master {
             let object = self.catalog.object_mut(id);
             object.lease = after_read(object.lease, now, ttl);
             if object.is(Aside::Group) {
-                let tenant = object.tenant;
-                self.groups.renew(tenant, id, |lease| after_read(lease, now, ttl));
+                let (tenant, own) = (object.tenant, object.lease);
+                self.groups.renew(tenant, id, own, |lease| after_read(lease, now, ttl));
             }
         }
         if self.tenants.is_on() {
@@ -252,7 +252,8 @@ impl Master {
         }
         object.lease = after_probe(object.lease, now, ttl);
         if object.is(Aside::Group) {
-            self.groups.renew(tenant, id, |lease| after_probe(lease, now, ttl));
+            let own = object.lease;
+            self.groups.renew(tenant, id, own, |lease| after_probe(lease, now, ttl));
         }
         true
     }

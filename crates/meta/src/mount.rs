@@ -74,12 +74,15 @@ impl Master {
         let catalog = &self.catalog;
         self.guards.forget(|id| catalog.replica(id).segment == index);
         for id in lost {
-            self.catalog.replica_mut(id).refs = 0;
+            let refs = std::mem::take(&mut self.catalog.replica_mut(id).refs);
             if let Some(orphan) = self.orphans.remove(&id) {
                 self.free(id, orphan.tenant, orphan.bytes);
                 continue;
             }
             let object = self.catalog.replica(id).object().expect("published replicas have an object");
+            if refs > 0 {
+                self.unhold_group(now, object);
+            }
             self.discard(now, id, Why::Removed);
             self.erase_if_empty(object);
         }

@@ -145,33 +145,13 @@ impl Master {
             return Standing::Until(grace);
         }
         let record = self.catalog.object(object);
-        if !record.is(Aside::Group) {
-            return self.standing_of(now, object);
+        if record.is(Aside::Group) {
+            return self.groups.standing(record.tenant, object, now);
         }
-        let worst = |a, b| match (a, b) {
-            (Standing::Held, _) | (_, Standing::Held) => Standing::Held,
-            (Standing::Until(a), Standing::Until(b)) => Standing::Until(a.max(b)),
-            (Standing::Until(at), _) | (_, Standing::Until(at)) => Standing::Until(at),
-            (Standing::Soft(a), Standing::Soft(b)) => Standing::Soft(a.max(b)),
-            (Standing::Soft(at), _) | (_, Standing::Soft(at)) => Standing::Soft(at),
-            (Standing::Free, Standing::Free) => Standing::Free,
-        };
-        self.groups.members(record.tenant, object).fold(Standing::Free, |all, member| {
-            let held = self.catalog.replicas(member).any(|(_, replica)| replica.refs > 0);
-            worst(all, if held { Standing::Held } else { self.standing_of(now, member) })
-        })
-    }
-
-    fn standing_of(&self, now: Instant, id: ObjectId) -> Standing {
-        let object = self.catalog.object(id);
-        let mut lease = object.lease;
-        if object.is(Aside::Group) {
-            lease = lease.max(self.groups.lease(object.tenant, id));
-        }
-        match object.pin {
+        match record.pin {
             PinKind::Hard => Standing::Held,
-            _ if lease > now => Standing::Until(lease),
-            PinKind::Soft => match self.soft_until.get(&id) {
+            _ if record.lease > now => Standing::Until(record.lease),
+            PinKind::Soft => match self.soft_until.get(&object) {
                 Some(until) if *until > now => Standing::Soft(*until),
                 _ => Standing::Free,
             },
@@ -191,7 +171,14 @@ impl Master {
         }
         let reason = match standing {
             Standing::Free => unreachable!("who may go is not set aside"),
-            Standing::Held => Parked::Held,
+            Standing::Held => {
+                let object = replica.object().expect("published replicas have an object");
+                let record = self.catalog.object(object);
+                if record.is(Aside::Group) {
+                    self.groups.set_aside(record.tenant, object, id);
+                }
+                Parked::Held
+            }
             Standing::Until(at) => {
                 self.due.set(Due::Unpark(id), at);
                 Parked::Held

@@ -189,7 +189,8 @@ impl Master {
             self.apply_pin(now, id, put.pin);
             if let Some(group) = put.group {
                 self.catalog.object_mut(id).mark(Aside::Group);
-                self.groups.join((tenant, group), id);
+                let soft = self.soft_until.get(&id).copied().unwrap_or(Instant::ZERO);
+                self.groups.join((tenant, group), id, self.catalog.object(id).pin, soft);
             }
         }
         for replica in &put.replicas {

@@ -366,6 +366,7 @@ impl Log {
         }
         let lives = recovery.found.values().flat_map(|found| found.lives.iter().copied());
         self.life = lives.max().unwrap_or(0) + 1;
+        self.writer.found_bytes = self.files.bytes();
         self.highest_version = recovery.opened.highest_version;
         recovery.opened.files = recovery.found.len() as u64;
         out.push(LogOut::Opened(recovery.opened));

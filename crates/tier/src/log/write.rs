@@ -41,6 +41,8 @@ pub(crate) struct Writer {
     pub(super) flushes: VecDeque<(u64, u64)>,
     /// Something waits for a file to be written to.
     needs_file: bool,
+    /// Bytes of the files that were found at opening.
+    pub(super) found_bytes: u64,
 }
 
 /// The file that batches are appended to.
@@ -403,9 +405,11 @@ impl Log {
             // Nothing to try it with but the next batch.
             self.writer.ail = None;
         }
-        // A log whose capacity was lowered has no room for another file: one more lets reclaim bring it down.
+        // A log whose capacity was lowered, or that a crash found with one file beyond it, has no room for another: one
+        // more lets reclaim bring it down.
         let maintenance = self.writer.needs_maintenance();
-        let beyond = maintenance && self.writer.needs_file && used <= self.config.capacity.max(self.file_bytes);
+        let most = self.config.capacity.max(self.file_bytes).max(self.writer.found_bytes);
+        let beyond = maintenance && self.writer.needs_file && used <= most;
         let filling = self.writer.active.is_some_and(|active| active.at > active.bytes / 2);
         let wanted = self.writer.ail.is_some() || self.writer.needs_file || filling;
         if wanted && !self.files.has(List::Spare) && (fits || beyond) {

@@ -34,6 +34,7 @@ impl Master {
         policy.set_block_tokens(self.config.eviction.block_tokens);
         if mount.kind == SegmentKind::Disk {
             self.owed.begin(mount.node);
+            self.owe_pending_drops();
         }
         self.segments.add(Segment::new(mount, granule, policy));
         self.capacity_changed();

@@ -284,8 +284,14 @@ impl Master {
             let until = now + self.config.offload.retry_after;
             self.segments.at_mut(offloading.disk).disk_mut().expect("offloads go to SSD").refusing_until = until;
         }
-        if result == Err(TaskFailure::TooLarge) {
-            self.shed(offloading.hash, &offloading.entry);
+        match (result, offloading.object) {
+            // The device failed in the middle: the next opening of the log may find the record, which nobody counts on
+            // and nobody would think of removing. A removal waits for the drop.
+            (Err(TaskFailure::Device), Some(_)) => {
+                self.drop_record(offloading.disk, offloading.hash, offloading.entry.clone(), None);
+            }
+            (Err(TaskFailure::TooLarge), _) => self.shed(offloading.hash, &offloading.entry),
+            _ => {}
         }
         self.let_go(now, &offloading, result);
     }

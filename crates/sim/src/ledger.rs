@@ -20,6 +20,9 @@ pub enum Promise {
     Writing,
     /// It was reported as durable, or announced: only an order or damage takes it away.
     Durable,
+    /// It was reported as durable and came from memory in which a bit had flipped: a reader finds that out, or the next
+    /// opening of the log.
+    Flawed,
     /// It was ordered to go, or reported as lost: a crash may keep it or not.
     Dropping,
     /// It was reported as dropped: nothing brings it back.
@@ -52,6 +55,14 @@ impl Ledger {
         let promise = self.records.entry(entry.clone()).or_insert(Promise::Writing);
         if *promise == Promise::Writing {
             *promise = Promise::Durable;
+        }
+    }
+
+    /// The node reported a record as durable whose source has a flipped bit.
+    pub fn flawed(&mut self, entry: &DiskEntry) {
+        let promise = self.records.entry(entry.clone()).or_insert(Promise::Writing);
+        if *promise == Promise::Writing {
+            *promise = Promise::Flawed;
         }
     }
 

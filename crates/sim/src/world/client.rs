@@ -10,8 +10,8 @@ use slackwater_client::{
     WriteFailure,
 };
 use slackwater_wire::{
-    CallId, DiskEntry, Exists, ExtentRef, Get, Key, List, PutEntry, PutStart, Remove, RemoveAll, RemoveMatching,
-    ReplicaAt, Reply, Request, Version,
+    CallId, DiskEntry, Exists, ExtentRef, Get, GetEnd, GuardId, Key, List, Lookup, PutEntry, PutStart, Remove,
+    RemoveAll, RemoveMatching, ReplicaAt, Reply, Request, Version,
 };
 
 use crate::check::{Checked, Invariant, Violation};
@@ -363,10 +363,11 @@ impl World {
 
     pub(super) fn client_answered(&mut self, index: u32, call: CallId, reply: Reply) -> Checked {
         let local = self.local(Process::Client(index));
-        let Some(running) = &mut self.clients[index as usize].running else { return Ok(()) };
-        if running.ask != Some(call) {
+        let waiting = self.clients[index as usize].running.as_mut().filter(|running| running.ask == Some(call));
+        let Some(running) = waiting else {
+            self.give_back(index, &reply);
             return Ok(());
-        }
+        };
         running.ask = None;
         let mut actions = Vec::new();
         match &mut running.flow {
@@ -375,6 +376,16 @@ impl World {
             Flow::Call(flow) => flow.on_reply(local, reply),
         }
         self.act(index, actions)
+    }
+
+    /// An answer that came after its operation had ended: nobody will read under its guards.
+    fn give_back(&mut self, index: u32, reply: &Reply) {
+        let Reply::Get(lookups) = reply else { return };
+        let guard = |lookup: &Lookup| if let Lookup::Found(object) = lookup { object.guard } else { None };
+        let guards: Vec<GuardId> = lookups.iter().filter_map(guard).collect();
+        if !guards.is_empty() {
+            self.ask(index, Request::GetEnd(GetEnd { guards }));
+        }
     }
 
     pub(super) fn client_lost_master(&mut self, index: u32, session: SessionId) -> Checked {

@@ -36,7 +36,8 @@ impl World {
                 }
             }
             Fault::Pause { process, lasts } => {
-                let until = now + lasts;
+                // A second pause must not end the first: what that one holds back would come after what is said later.
+                let until = self.paused.get(&process).map_or(now + lasts, |before| (now + lasts).max(*before));
                 self.paused.insert(process, until);
                 self.last_pause.insert(process, until);
                 if lasts > self.options.link_timeout {

@@ -1,7 +1,7 @@
 use std::cell::Cell;
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -15,6 +15,9 @@ use crate::{Clock, Completion, Counters, Event, Limits, Net, Protocol};
 
 /// A loop and its thread. Clones are handles to the same loop; [`Loop::stop`] ends it.
 pub struct Loop<P: Protocol>(Arc<Shared<P>>);
+
+/// A handle that does not keep the loop: for protocols that know their neighbours.
+pub struct WeakLoop<P: Protocol>(Weak<Shared<P>>);
 
 /// Why a loop could not start.
 #[derive(Debug, Error)]
@@ -63,7 +66,21 @@ impl<P: Protocol> Clone for Loop<P> {
     }
 }
 
+impl<P: Protocol> WeakLoop<P> {
+    /// The loop, if anybody still has it.
+    #[must_use]
+    pub fn upgrade(&self) -> Option<Loop<P>> {
+        self.0.upgrade().map(Loop)
+    }
+}
+
 impl<P: Protocol> Loop<P> {
+    /// A handle that does not keep the loop.
+    #[must_use]
+    pub fn downgrade(&self) -> WeakLoop<P> {
+        WeakLoop(Arc::downgrade(&self.0))
+    }
+
     /// Starts a loop with its thread, called `name`.
     ///
     /// # Errors

@@ -12,7 +12,8 @@ use crate::outbox::{GATHER, Outbox, Spare};
 use crate::socket::{Listener, Stream, check_free};
 use crate::wheel::Wheel;
 use crate::{
-    Clock, ConnId, Connect, Counters, End, Endpoint, Event, Limits, Listen, ListenerId, NetError, Protocol, TimerId,
+    Clock, ConnId, Connect, Counters, End, Endpoint, Event, Limits, Listen, ListenerId, NetError, Protocol, Readiness,
+    TimerId,
 };
 
 /// The connections, listeners and timers of one loop, as its protocol sees them.
@@ -39,8 +40,8 @@ pub struct Net {
     read_buffer: Vec<u8>,
 }
 
-struct Conn {
-    stream: Stream,
+pub(crate) struct Conn {
+    pub(crate) stream: Stream,
     generation: u32,
     /// What the protocol wants to find again with this connection.
     attached: u64,
@@ -60,6 +61,8 @@ struct Conn {
     /// Bytes were taken since the stall alarm was set.
     progressed: bool,
     call_when_drained: bool,
+    /// The protocol reads and writes itself; what it has not been told yet.
+    pub(crate) raw: Option<Readiness>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -345,6 +348,11 @@ impl Net {
         let Some(entry) = entry(&mut self.conns, conn) else { return };
         entry.ended |= event.is_read_closed() || event.is_error();
         entry.readable |= event.is_readable() || entry.ended;
+        if let Some(raw) = &mut entry.raw {
+            raw.readable |= entry.readable;
+            raw.writable |= event.is_writable() || entry.ended;
+            return self.make_ready(conn);
+        }
         if event.is_writable() || event.is_write_closed() || event.is_error() {
             entry.blocked = false;
             if !entry.outbox.is_empty() && !entry.in_dirty {
@@ -412,6 +420,11 @@ impl Net {
                 Ok(false) => {}
                 Err(error) => self.end(conn, End::ConnectFailed(error)),
             },
+            Phase::Open if entry.raw.is_some() => {
+                let readiness = entry.raw.replace(Readiness::default()).unwrap_or_default();
+                entry.readable = false;
+                protocol.ready(self, conn, readiness);
+            }
             Phase::Open if entry.readable && !entry.paused => self.read(conn, protocol),
             Phase::Open | Phase::Lingering => {}
         }
@@ -600,13 +613,20 @@ impl Net {
             blocked: false,
             progressed: false,
             call_when_drained: false,
+            raw: None,
         });
         Ok(conn)
     }
 
-    fn make_ready(&mut self, conn: ConnId) {
+    /// The connection of an id, if it is still there.
+    pub(crate) fn entry(&mut self, conn: ConnId) -> Option<&mut Conn> {
+        entry(&mut self.conns, conn)
+    }
+
+    pub(crate) fn make_ready(&mut self, conn: ConnId) {
         let Some(entry) = entry(&mut self.conns, conn) else { return };
-        let due = entry.phase == Phase::Connecting || entry.readable && !entry.paused;
+        let raw = entry.raw.is_some_and(|raw| raw != Readiness::default());
+        let due = entry.phase == Phase::Connecting || raw || entry.readable && !entry.paused;
         if due && !entry.in_ready {
             entry.in_ready = true;
             self.ready.push_back(conn);

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use thiserror::Error;
 
-use crate::{Endpoint, Net, PreAuthLimits, Source, TcpLiveness, UnixAccess};
+use crate::{Endpoint, Net, PreAuthLimits, Readiness, Source, TcpLiveness, UnixAccess};
 
 /// What a loop drives: a state machine that takes events and acts through [`Net`]. It must not block.
 pub trait Protocol: Send + 'static {
@@ -13,6 +13,11 @@ pub trait Protocol: Send + 'static {
 
     /// Takes one event.
     fn handle(&mut self, net: &mut Net, event: Event<'_, Self::Command>);
+
+    /// A connection that [`Net::take_over`] gave to the protocol may be read or written.
+    fn ready(&mut self, net: &mut Net, conn: ConnId, readiness: Readiness) {
+        let _ = (net, conn, readiness);
+    }
 }
 
 /// What happens to a [`Protocol`].

@@ -2,7 +2,7 @@
 
 use std::io::{self, IoSlice, Read, Write};
 use std::net::SocketAddr;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::path::Path;
 use std::time::Duration;
@@ -103,6 +103,13 @@ impl Stream {
             (None, Ok(())) => Ok(true),
             (None, Err(error)) if error.kind() == io::ErrorKind::NotConnected => Ok(false),
             (None, Err(error)) => Err(error),
+        }
+    }
+
+    pub(crate) fn descriptor(&self) -> BorrowedFd<'_> {
+        match self {
+            Stream::Tcp(stream) => stream.as_fd(),
+            Stream::Unix(stream) => stream.as_fd(),
         }
     }
 

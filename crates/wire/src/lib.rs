@@ -4,6 +4,7 @@
 //! struct copies it. Bodies travel as MessagePack with named fields; unknown fields are skipped, new ones default.
 #![forbid(unsafe_code)]
 
+pub mod data;
 mod error;
 mod id;
 mod key;

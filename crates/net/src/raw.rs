@@ -1,0 +1,49 @@
+//! Connections whose protocol does its own reading and writing, straight between the kernel and buffers that it names.
+//!
+//! The loop keeps what it is good at: readiness, turns, timers, listeners, limits on strangers. It tells of edges only
+//! ([`Protocol::ready`](crate::Protocol::ready)); the protocol reads and writes until the kernel has no more, or until
+//! it has had its share of the turn and asks with [`Net::serve_again`] to be called after the others.
+
+use std::os::fd::BorrowedFd;
+
+use crate::{ConnId, Net};
+
+/// What the kernel has said about a raw connection since the protocol was last called.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Readiness {
+    /// There are bytes, or an end: read until the kernel has no more.
+    pub readable: bool,
+    /// There is room: write on.
+    pub writable: bool,
+}
+
+impl Net {
+    /// Hands the reading and writing of a connection that stands to its protocol; no [`Event::Bytes`] comes for it any
+    /// more, and [`Net::wire`] must not be used. The first call of [`Protocol::ready`] follows in this turn or the next.
+    ///
+    /// [`Event::Bytes`]: crate::Event::Bytes
+    /// [`Protocol::ready`]: crate::Protocol::ready
+    pub fn take_over(&mut self, conn: ConnId) {
+        if let Some(entry) = self.entry(conn) {
+            entry.raw = Some(Readiness { readable: true, writable: true });
+        }
+        self.make_ready(conn);
+    }
+
+    /// The descriptor of a connection, for reading and writing without blocking. None when it is gone.
+    #[must_use]
+    pub fn descriptor(&mut self, conn: ConnId) -> Option<BorrowedFd<'_>> {
+        self.entry(conn).map(|entry| entry.stream.descriptor())
+    }
+
+    /// Calls [`Protocol::ready`](crate::Protocol::ready) of a raw connection again, after all others that are due.
+    pub fn serve_again(&mut self, conn: ConnId, readiness: Readiness) {
+        if let Some(entry) = self.entry(conn)
+            && let Some(raw) = &mut entry.raw
+        {
+            raw.readable |= readiness.readable;
+            raw.writable |= readiness.writable;
+        }
+        self.make_ready(conn);
+    }
+}

@@ -1,0 +1,144 @@
+use std::fmt;
+
+use slackwater_wire::data::Refusal;
+use slackwater_wire::{Class, Incarnation};
+use thiserror::Error;
+
+/// Where a request stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Status {
+    /// In line.
+    Waiting,
+    /// A mover has begun.
+    Pending,
+    /// Every byte is where it belongs.
+    Completed,
+    /// Over without that; the cause tells why.
+    Failed,
+    /// Over because its deadline passed.
+    TimedOut,
+    /// Over because it was given up.
+    Cancelled,
+    /// Never begun: the request itself is wrong.
+    Invalid,
+}
+
+/// What became of one request. Once there is one, nothing touches the request's memory any more.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Outcome {
+    /// Bytes that are known to be where they belong; all of them when there is no cause.
+    pub bytes: u64,
+    /// Why it is not complete.
+    pub cause: Option<Cause>,
+}
+
+/// Why a request did not complete.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+pub enum Cause {
+    /// The request is wrong in itself: a range outside its region, an unknown or freed id.
+    #[error("invalid request: {0}")]
+    Invalid(String),
+    /// The target refused.
+    #[error("refused by the target: {0}")]
+    Refused(Refusal),
+    /// The peer is another process than the one that was opened.
+    #[error("the peer was incarnation {expected}, {found} answers now")]
+    Gone {
+        /// Who was opened.
+        expected: Incarnation,
+        /// Who is there.
+        found: Incarnation,
+    },
+    /// No way to the peer could be made in time.
+    #[error("the peer cannot be reached: {0}")]
+    Unreachable(String),
+    /// The way broke while the request was on it, and no other was found in time.
+    #[error("the connection broke: {0}")]
+    Lost(String),
+    /// Time ran out.
+    #[error("{0}")]
+    TimedOut(Clock),
+    /// The batch was cancelled.
+    #[error("cancelled")]
+    Cancelled,
+    /// The queue to the peer is full, and the caller did not want to wait.
+    #[error("{queued} bytes wait for the peer, no more are taken")]
+    Full {
+        /// Bytes queued for the peer.
+        queued: u64,
+    },
+    /// No mover reaches the peer, or this kind of memory.
+    #[error("no mover for {0}")]
+    NoMover(String),
+    /// Local memory failed; a device, usually.
+    #[error("local memory: {0}")]
+    Memory(String),
+    /// The peer does not keep to the protocol.
+    #[error("the peer broke the protocol: {0}")]
+    Protocol(String),
+    /// A mover let go of the request without a result: it panicked, which was reported where it happened.
+    #[error("the mover died with the request")]
+    Dropped,
+    /// The engine is closing.
+    #[error("the engine is closed")]
+    Closed,
+}
+
+/// The four clocks of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Clock {
+    /// No connection in time.
+    Connect,
+    /// No byte moved for too long.
+    Progress,
+    /// All bytes went out, no acknowledgement came.
+    Acknowledgement,
+    /// The request's own deadline.
+    Total,
+}
+
+impl fmt::Display for Clock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Connect => "no connection in time",
+            Self::Progress => "no byte moved in time",
+            Self::Acknowledgement => "no acknowledgement in time",
+            Self::Total => "the deadline passed",
+        })
+    }
+}
+
+impl Cause {
+    /// What a caller does about it.
+    #[must_use]
+    pub fn class(&self) -> Class {
+        match self {
+            Self::Refused(refusal) => refusal.class(),
+            Self::Gone { .. } => Class::Gone,
+            Self::Unreachable(_) | Self::Lost(_) | Self::TimedOut(_) | Self::Full { .. } | Self::Memory(_) => {
+                Class::Retry
+            }
+            Self::Invalid(_) | Self::Cancelled | Self::NoMover(_) | Self::Closed => Class::Refused,
+            Self::Protocol(_) | Self::Dropped => Class::Fatal,
+        }
+    }
+
+    /// The status of a request that ended so.
+    #[must_use]
+    pub fn status(&self) -> Status {
+        match self {
+            Self::TimedOut(_) => Status::TimedOut,
+            Self::Cancelled | Self::Refused(Refusal::Cancelled) => Status::Cancelled,
+            Self::Invalid(_) => Status::Invalid,
+            _ => Status::Failed,
+        }
+    }
+}
+
+impl Outcome {
+    /// The status of a request that ended so.
+    #[must_use]
+    pub fn status(&self) -> Status {
+        self.cause.as_ref().map_or(Status::Completed, Cause::status)
+    }
+}

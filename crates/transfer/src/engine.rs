@@ -1,0 +1,531 @@
+//! The face of it all: regions, peers, batches; every request goes to the first mover that reaches its peer.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
+use std::time::Duration;
+
+use slab::Slab;
+use slackwater_base::Instant;
+use slackwater_wait::{Site, Waiting, now};
+use slackwater_wire::Incarnation;
+use slackwater_wire::data::{Capability, Op};
+use thiserror::Error;
+
+use crate::batch::{Batch, BatchId, Ended, Follower, Part};
+use crate::cause::Cause;
+use crate::home::{GrantSpec, Home, Life};
+use crate::job::{Buffers, Job, Priority, Remote};
+use crate::mover::{Lone, Mover, Notice, PeerStats, RegionKey, Submission, WhenFull};
+use crate::region::{Region, RegionId, RegionSpec, RegisterError, StillBusy};
+use crate::segment::Segment;
+
+/// Moves bytes between regions of this process and regions of its peers.
+///
+/// Clones are handles to the same engine; it closes when the last one is dropped, or by [`Engine::close`].
+#[derive(Clone, Debug)]
+pub struct Engine(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    life: Life,
+    segment: Segment,
+    movers: Vec<Arc<dyn Mover>>,
+    peers: RwLock<Peers>,
+    batches: Mutex<BTreeMap<BatchId, Batch>>,
+    keys: Mutex<BTreeMap<RegionId, Vec<(&'static str, RegionKey)>>>,
+}
+
+#[derive(Debug, Default)]
+struct Peers {
+    open: Slab<(u32, Arc<Segment>)>,
+    next_serial: u32,
+}
+
+/// An opened segment of a peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PeerId {
+    index: u32,
+    serial: u32,
+}
+
+/// A range of a local region.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct LocalRange {
+    /// The region.
+    pub region: RegionId,
+    /// First byte, from its start.
+    pub offset: u64,
+    /// Bytes from there.
+    pub bytes: u64,
+}
+
+/// A place in a region of a peer.
+#[derive(Clone, Copy, Debug)]
+pub struct Target {
+    /// The peer.
+    pub peer: PeerId,
+    /// First byte, from the start of the region that the capability names.
+    pub offset: u64,
+    /// The leave to reach it.
+    pub capability: Capability,
+    /// The key of the region at the peer, for fabrics that need one.
+    pub key: Option<RegionKey>,
+}
+
+/// One transfer: the bytes of the local ranges, in order, from or to one run of bytes at the target.
+#[derive(Clone, Debug)]
+pub struct Request {
+    /// Read from the target, or write to it.
+    pub op: Op,
+    /// Local memory: scattered into by a read, gathered from by a write.
+    pub local: Vec<LocalRange>,
+    /// The peer's memory.
+    pub target: Target,
+    /// How long it may take, if less than the batch.
+    pub timeout: Option<Duration>,
+    /// Before which others.
+    pub priority: Priority,
+}
+
+/// How to submit.
+#[derive(Clone, Debug)]
+pub struct Submit {
+    /// How long the requests may take.
+    pub timeout: Duration,
+    /// What to do when a queue is full.
+    pub when_full: WhenFull,
+    /// What to tell a peer when all of them are complete there; the batch is over when the peer has it.
+    pub notice: Option<(PeerId, Notice)>,
+}
+
+impl Target {
+    fn remote(&self) -> Remote {
+        Remote { offset: self.offset, capability: self.capability, key: self.key }
+    }
+}
+
+impl Default for Submit {
+    fn default() -> Self {
+        Self { timeout: Duration::from_secs(30), when_full: WhenFull::Wait, notice: None }
+    }
+}
+
+/// Why the engine did not do what was asked.
+#[derive(Debug, Error)]
+pub enum EngineError {
+    /// The operating system refused a thread, a socket or randomness.
+    #[error("{0}")]
+    System(String),
+    /// The configuration contradicts itself or the rules of the house.
+    #[error("{0}")]
+    Config(String),
+    /// There is no such region, or no more.
+    #[error("no region {0:?}")]
+    NoRegion(RegionId),
+    /// Memory could not be registered.
+    #[error(transparent)]
+    Register(#[from] RegisterError),
+    /// Accesses are still under way.
+    #[error(transparent)]
+    StillBusy(#[from] StillBusy),
+}
+
+static BATCHES: Site = Site::new("transfer batches");
+
+impl Engine {
+    /// An engine called `segment.name` over these movers, the preferred ones first.
+    #[must_use]
+    pub fn assemble(life: Life, segment: Segment, movers: Vec<Arc<dyn Mover>>) -> Self {
+        Self(Arc::new(Inner {
+            life,
+            segment,
+            movers,
+            peers: RwLock::default(),
+            batches: Mutex::default(),
+            keys: Mutex::default(),
+        }))
+    }
+
+    /// What to tell others so that they can open this engine.
+    #[must_use]
+    pub fn segment(&self) -> &Segment {
+        &self.0.segment
+    }
+
+    /// The passive side.
+    #[must_use]
+    pub fn home(&self) -> &Arc<Home> {
+        &self.0.life
+    }
+
+    /// Registers memory with every mover that takes its kind.
+    ///
+    /// # Errors
+    /// It is empty, overlaps, or no mover takes it.
+    pub fn register(&self, spec: RegionSpec) -> Result<Arc<Region>, RegisterError> {
+        let location = spec.memory.location();
+        if !self.0.movers.iter().any(|mover| mover.abilities().takes(location)) {
+            return Err(RegisterError::Unsupported(location));
+        }
+        let region = self.home().regions().register(spec)?;
+        if let Err(error) = self.register_keys(&region) {
+            region.close();
+            self.0.movers.iter().for_each(|mover| mover.invalidate(&region));
+            // Nobody knows of the region yet, so nobody is at it.
+            let removed = self.home().regions().remove(&region, now());
+            debug_assert!(removed.is_ok(), "a region that was never granted has no accesses");
+            return Err(error);
+        }
+        Ok(region)
+    }
+
+    /// Takes a region back: peers and local requests are refused from now on, and when this returns nothing touches
+    /// its bytes any more.
+    ///
+    /// # Errors
+    /// There is no such region, or accesses are still under way after `timeout`; the region stays closed then, and
+    /// another call goes on.
+    pub fn unregister(&self, id: RegionId, timeout: Duration) -> Result<(), EngineError> {
+        let region = self.close_region(id)?;
+        self.home().regions().remove(&region, now() + timeout)?;
+        lock(&self.0.keys).remove(&id);
+        Ok(())
+    }
+
+    /// Makes everything that was granted of a region void and waits until nothing under it can touch a byte: the bytes
+    /// may then get another use. Says the new generation.
+    ///
+    /// # Errors
+    /// As for [`Engine::unregister`].
+    pub fn invalidate(&self, id: RegionId, timeout: Duration) -> Result<u64, EngineError> {
+        let region = self.close_region(id)?;
+        let generation = self.home().regions().reopen(&region, now() + timeout)?;
+        self.register_keys(&region)?;
+        Ok(generation)
+    }
+
+    /// Grants a range of a region under its present generation.
+    ///
+    /// # Errors
+    /// There is no such region.
+    pub fn grant(&self, id: RegionId, spec: &GrantSpec) -> Result<Capability, EngineError> {
+        let region = self.home().regions().get(id).ok_or(EngineError::NoRegion(id))?;
+        Ok(self.home().grant(&region, spec))
+    }
+
+    /// The keys that movers gave a region, by mover.
+    #[must_use]
+    pub fn region_keys(&self, id: RegionId) -> Vec<(&'static str, RegionKey)> {
+        lock(&self.0.keys).get(&id).cloned().unwrap_or_default()
+    }
+
+    /// Opens a peer's segment; nothing is connected yet. The same segment opened again is the same peer.
+    #[must_use]
+    pub fn open(&self, segment: Segment) -> PeerId {
+        let mut peers = self.0.peers.write().unwrap_or_else(PoisonError::into_inner);
+        let known =
+            peers.open.iter().find(|(_, (_, open))| **open == segment).map(|(index, (serial, _))| (index, *serial));
+        if let Some((index, serial)) = known {
+            return PeerId { index: index as u32, serial };
+        }
+        let serial = peers.next_serial;
+        peers.next_serial = serial.wrapping_add(1);
+        let index = peers.open.insert((serial, Arc::new(segment)));
+        PeerId { index: index as u32, serial }
+    }
+
+    /// Forgets a peer; its id is dead. Requests under way go on.
+    pub fn forget(&self, peer: PeerId) {
+        let mut peers = self.0.peers.write().unwrap_or_else(PoisonError::into_inner);
+        if peers.open.get(peer.index as usize).is_some_and(|(serial, _)| *serial == peer.serial) {
+            peers.open.remove(peer.index as usize);
+        }
+    }
+
+    /// Hands requests to the movers. Never connects, resolves or waits for bytes; waits for room in a full queue if
+    /// that was asked for. A request that is wrong in itself is over at once, as [`Status::Invalid`](crate::Status).
+    #[must_use]
+    pub fn submit(&self, requests: Vec<Request>, submit: &Submit) -> Batch {
+        let (batch, parts) = self.new_batch(requests.len(), self.follower(submit));
+        let deadline = now() + submit.timeout;
+        let mut by_peer: Vec<(Arc<Segment>, Vec<Job>)> = Vec::new();
+        for (request, part) in requests.into_iter().zip(parts) {
+            let Some((segment, job)) = self.resolve(request, deadline, part) else { continue };
+            match by_peer.iter_mut().find(|(known, _)| Arc::ptr_eq(known, &segment)) {
+                Some((_, jobs)) => jobs.push(job),
+                None => by_peer.push((segment, vec![job])),
+            }
+        }
+        for (segment, jobs) in by_peer {
+            self.0.dispatch(&segment, jobs, submit.when_full);
+        }
+        batch
+    }
+
+    /// Submits and waits.
+    ///
+    /// # Errors
+    /// As [`Batch::wait`].
+    pub fn transfer(&self, mut requests: Vec<Request>, submit: &Submit) -> Result<(), Ended> {
+        if requests.len() == 1 && submit.notice.is_none() {
+            requests = match self.alone(requests.remove(0), now() + submit.timeout) {
+                Ok(outcome) => return outcome.map_err(Ended::Failed),
+                Err(request) => vec![request],
+            };
+        }
+        // A little later than the requests' own deadlines, which the movers keep: they tell more.
+        let patience = now() + submit.timeout.saturating_mul(2);
+        self.submit(requests, submit).wait(&Waiting::at(&BATCHES).until(patience))
+    }
+
+    /// Reads into memory that need not be registered, while the caller waits.
+    ///
+    /// # Errors
+    /// Why not; the memory's content is undefined then.
+    pub fn read_now(&self, target: &Target, into: &mut [u8], timeout: Duration) -> Result<(), Cause> {
+        // SAFETY: the slice is borrowed alone until this returns, and `now` returns only when nothing touches it.
+        let buffers = unsafe { Buffers::borrowed(into.as_mut_ptr(), into.len()) };
+        self.now(Op::Read, buffers, target, timeout)
+    }
+
+    /// Writes from memory that need not be registered, while the caller waits.
+    ///
+    /// # Errors
+    /// Why not; the target's content is undefined then.
+    pub fn write_now(&self, target: &Target, from: &[u8], timeout: Duration) -> Result<(), Cause> {
+        // SAFETY: a write only reads from its buffers; the slice is borrowed until this returns, and `now` returns only
+        // when nothing touches it.
+        let buffers = unsafe { Buffers::borrowed(from.as_ptr().cast_mut(), from.len()) };
+        self.now(Op::Write, buffers, target, timeout)
+    }
+
+    /// Keeps a batch under its id, for faces that cannot hold it.
+    pub fn keep(&self, batch: &Batch) -> BatchId {
+        lock(&self.0.batches).insert(batch.id(), batch.clone());
+        batch.id()
+    }
+
+    /// A kept batch; none for an id that is freed, or foreign.
+    #[must_use]
+    pub fn batch(&self, id: BatchId) -> Option<Batch> {
+        lock(&self.0.batches).get(&id).cloned()
+    }
+
+    /// Lets a kept batch go; whether there was one. It is not cancelled.
+    pub fn free(&self, id: BatchId) -> bool {
+        lock(&self.0.batches).remove(&id).is_some()
+    }
+
+    /// Asks whether a peer answers, within `timeout`.
+    ///
+    /// # Errors
+    /// It does not, or somebody else does.
+    pub fn probe(&self, peer: PeerId, timeout: Duration) -> Result<(), Ended> {
+        let deadline = now() + timeout;
+        self.ask(peer, deadline, |mover, segment, part| mover.probe(segment, deadline, part))
+    }
+
+    /// Waits until everything submitted to a peer before is over and can be seen there.
+    ///
+    /// # Errors
+    /// It was not within `timeout`.
+    pub fn fence(&self, peer: PeerId, timeout: Duration) -> Result<(), Ended> {
+        self.ask(peer, now() + timeout, |mover, segment, part| mover.fence(segment, part))
+    }
+
+    /// Sends a notice to a peer and waits until it is there.
+    ///
+    /// # Errors
+    /// It was not within `timeout`.
+    pub fn notify(&self, peer: PeerId, notice: Notice, timeout: Duration) -> Result<(), Ended> {
+        self.ask(peer, now() + timeout, |mover, segment, part| mover.notify(segment, notice, part))
+    }
+
+    /// Takes the notices that peers sent, with their incarnations; waits for the first until `deadline`.
+    #[must_use]
+    pub fn take_notices(&self, deadline: Instant) -> Vec<(Incarnation, Notice)> {
+        self.home().take_notices(deadline)
+    }
+
+    /// What each mover did with a peer.
+    #[must_use]
+    pub fn stats(&self, peer: PeerId) -> Vec<(&'static str, PeerStats)> {
+        let Some(segment) = self.0.peer(peer) else { return Vec::new() };
+        self.0.movers.iter().map(|mover| (mover.name(), mover.stats(&segment))).collect()
+    }
+
+    /// The mover that requests to a peer would go to now.
+    #[must_use]
+    pub fn mover(&self, peer: PeerId) -> Option<&'static str> {
+        let segment = self.0.peer(peer)?;
+        self.0.movers.iter().find(|mover| mover.reaches(&segment)).map(|mover| mover.name())
+    }
+
+    /// Ends all transfers and stops all threads; requests that are left end with [`Cause::Closed`].
+    pub fn close(&self) {
+        self.0.movers.iter().for_each(|mover| mover.close());
+    }
+
+    /// Carries one request on the calling thread; gives it back when a batch is better.
+    fn alone(&self, request: Request, deadline: Instant) -> Result<Result<(), Cause>, Request> {
+        let regions = self.home().regions();
+        let Ok((mover, segment)) = self.0.first_mover(request.target.peer) else { return Err(request) };
+        let accesses: Result<Vec<_>, _> =
+            request.local.iter().map(|range| regions.access(range.region, range.offset, range.bytes)).collect();
+        let Ok(buffers) = accesses.map(Buffers::held) else { return Err(request) };
+        if buffers.bytes() == 0 {
+            return Err(request);
+        }
+        let deadline = request.timeout.map_or(deadline, |timeout| deadline.min(now() + timeout));
+        let lone = Lone { op: request.op, buffers, remote: request.target.remote(), deadline };
+        mover.carry_now(&segment, lone).map_err(|_| request)
+    }
+
+    fn now(&self, op: Op, buffers: Buffers, target: &Target, timeout: Duration) -> Result<(), Cause> {
+        if buffers.bytes() == 0 {
+            return Ok(());
+        }
+        let deadline = now() + timeout;
+        let (mover, segment) = self.0.first_mover(target.peer)?;
+        let lone = match mover.carry_now(&segment, Lone { op, buffers, remote: target.remote(), deadline }) {
+            Ok(outcome) => return outcome,
+            Err(lone) => lone,
+        };
+        let (batch, mut parts) = self.new_batch(1, None);
+        if let Some(part) = parts.pop() {
+            let Lone { op, buffers, remote, deadline } = lone;
+            let job = Job { op, buffers, remote, deadline, priority: Priority::Normal, part };
+            self.0.dispatch(&segment, vec![job], WhenFull::Wait);
+        }
+        // The memory is the caller's: whatever happens, it is over before this returns.
+        let _ = batch.wait(&Waiting::at(&BATCHES).until(deadline + timeout));
+        match batch.outcome(0) {
+            Some(outcome) => outcome.cause.map_or(Ok(()), Err),
+            None => Err(Cause::Dropped),
+        }
+    }
+
+    fn resolve(&self, request: Request, deadline: Instant, part: Part) -> Option<(Arc<Segment>, Job)> {
+        let Some(segment) = self.0.peer(request.target.peer) else {
+            part.fail(Cause::Invalid(format!("no peer {:?}", request.target.peer)));
+            return None;
+        };
+        let regions = self.home().regions();
+        let accesses: Result<Vec<_>, _> =
+            request.local.iter().map(|range| regions.access(range.region, range.offset, range.bytes)).collect();
+        let buffers = match accesses {
+            Ok(accesses) => Buffers::held(accesses),
+            Err(error) => {
+                part.fail(Cause::Invalid(error.to_string()));
+                return None;
+            }
+        };
+        if buffers.bytes() == 0 {
+            part.complete(0);
+            return None;
+        }
+        let remote = request.target.remote();
+        let deadline = request.timeout.map_or(deadline, |timeout| deadline.min(now() + timeout));
+        Some((segment, Job { op: request.op, buffers, remote, deadline, priority: request.priority, part }))
+    }
+
+    fn follower(&self, submit: &Submit) -> Option<Follower> {
+        let (peer, notice) = submit.notice.clone()?;
+        let inner = Arc::downgrade(&self.0);
+        Some(Box::new(move |part| {
+            let Some(inner) = inner.upgrade() else { return part.fail(Cause::Closed) };
+            match inner.first_mover(peer) {
+                Ok((mover, segment)) => mover.notify(&segment, notice, part),
+                Err(cause) => part.fail(cause),
+            }
+        }))
+    }
+
+    fn ask(
+        &self,
+        peer: PeerId,
+        deadline: Instant,
+        question: impl FnOnce(&dyn Mover, &Arc<Segment>, Part),
+    ) -> Result<(), Ended> {
+        let (batch, mut parts) = self.new_batch(1, None);
+        if let Some(part) = parts.pop() {
+            match self.0.first_mover(peer) {
+                Ok((mover, segment)) => question(&**mover, &segment, part),
+                Err(cause) => part.fail(cause),
+            }
+        }
+        batch.wait(&Waiting::at(&BATCHES).until(deadline))
+    }
+
+    fn new_batch(&self, requests: usize, follower: Option<Follower>) -> (Batch, Vec<Part>) {
+        let inner: Weak<Inner> = Arc::downgrade(&self.0);
+        Batch::new(requests as u32, follower, move |batch| {
+            if let Some(inner) = inner.upgrade() {
+                inner.movers.iter().for_each(|mover| mover.cancel(batch));
+            }
+        })
+    }
+
+    fn register_keys(&self, region: &Arc<Region>) -> Result<(), RegisterError> {
+        let mut keys = Vec::new();
+        for mover in self.0.movers.iter().filter(|mover| mover.abilities().takes(region.memory().location())) {
+            keys.extend(mover.register(region)?.map(|key| (mover.name(), key)));
+        }
+        if !keys.is_empty() {
+            lock(&self.0.keys).insert(region.id(), keys);
+        }
+        Ok(())
+    }
+
+    fn close_region(&self, id: RegionId) -> Result<Arc<Region>, EngineError> {
+        let region = self.home().regions().get(id).ok_or(EngineError::NoRegion(id))?;
+        region.close();
+        self.0.movers.iter().for_each(|mover| mover.invalidate(&region));
+        Ok(region)
+    }
+}
+
+impl Inner {
+    fn peer(&self, peer: PeerId) -> Option<Arc<Segment>> {
+        let peers = self.peers.read().unwrap_or_else(PoisonError::into_inner);
+        peers
+            .open
+            .get(peer.index as usize)
+            .filter(|(serial, _)| *serial == peer.serial)
+            .map(|(_, open)| Arc::clone(open))
+    }
+
+    fn first_mover(&self, peer: PeerId) -> Result<(&Arc<dyn Mover>, Arc<Segment>), Cause> {
+        let segment = self.peer(peer).ok_or_else(|| Cause::Invalid(format!("no peer {peer:?}")))?;
+        match self.movers.iter().find(|mover| mover.reaches(&segment)) {
+            Some(mover) => Ok((mover, segment)),
+            None => Err(Cause::NoMover(segment.name.clone())),
+        }
+    }
+
+    fn dispatch(&self, segment: &Arc<Segment>, mut jobs: Vec<Job>, when_full: WhenFull) {
+        for mover in &self.movers {
+            if jobs.is_empty() {
+                return;
+            }
+            if mover.reaches(segment) {
+                jobs = mover.submit(segment, Submission { jobs, when_full });
+            }
+        }
+        for job in jobs {
+            let Job { buffers, part, .. } = job;
+            drop(buffers);
+            part.fail(Cause::NoMover(segment.name.clone()));
+        }
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        self.movers.iter().for_each(|mover| mover.close());
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,206 @@
+//! The passive side: what this process lets others reach.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
+use std::time::Duration;
+
+use slackwater_base::Instant;
+use slackwater_wait::{Event, Site, Waiting, now};
+use slackwater_wire::Incarnation;
+use slackwater_wire::data::{Capability, CapabilityKey, Grant, Op, Refusal, Rights};
+
+use crate::mover::Notice;
+use crate::region::{Access, Region, Regions};
+
+/// The regions of one engine, its incarnation, and the key of its capabilities. All movers share it.
+#[derive(Debug)]
+pub struct Home {
+    incarnation: Incarnation,
+    regions: Regions,
+    key: RwLock<CapabilityKey>,
+    nonce: AtomicU64,
+    notices: Mutex<VecDeque<(Incarnation, Notice)>>,
+    noticed: Event,
+}
+
+/// What to grant.
+#[derive(Clone, Copy, Debug)]
+pub struct GrantSpec {
+    /// First byte, from the start of the region.
+    pub offset: u64,
+    /// Bytes from there.
+    pub bytes: u64,
+    /// What may be done with them.
+    pub rights: Rights,
+    /// On whose behalf.
+    pub tenant: u64,
+    /// The incarnation that alone may use it; `Incarnation(0)` for any bearer.
+    pub holder: Incarnation,
+    /// How long it holds; none for as long as the generation.
+    pub ttl: Option<Duration>,
+}
+
+impl GrantSpec {
+    /// All of a region, to any bearer, for as long as its generation.
+    #[must_use]
+    pub fn whole(region: &Region, rights: Rights) -> Self {
+        Self { offset: 0, bytes: region.bytes(), rights, tenant: 0, holder: Incarnation(0), ttl: None }
+    }
+}
+
+/// Notices that nobody has taken; a sender beyond that is told.
+const NOTICES_MAX: usize = 4096;
+
+static NOTICES: Site = Site::new("transfer notices");
+
+/// Every home of this process, so that engines side by side find each other.
+static HOMES: Mutex<BTreeMap<Incarnation, Weak<Home>>> = Mutex::new(BTreeMap::new());
+
+/// A home that others of this process can find; they no longer can when it is dropped.
+#[derive(Debug)]
+pub struct Life(Arc<Home>);
+
+impl Home {
+    /// A home with a fresh random incarnation and key, to be found by others of this process while `Life` lives.
+    ///
+    /// # Errors
+    /// The operating system gives no randomness.
+    pub fn open() -> Result<Life, getrandom::Error> {
+        let mut number = [0; 8];
+        getrandom::fill(&mut number)?;
+        // Zero stands for "any" on the wire.
+        let incarnation = Incarnation(u64::from_le_bytes(number).max(1));
+        let home = Arc::new(Self {
+            incarnation,
+            regions: Regions::default(),
+            key: RwLock::new(new_key()?),
+            nonce: AtomicU64::new(0),
+            notices: Mutex::default(),
+            noticed: Event::new(),
+        });
+        homes().insert(incarnation, Arc::downgrade(&home));
+        Ok(Life(home))
+    }
+
+    /// The home of an incarnation that lives in this process.
+    #[must_use]
+    pub fn in_process(incarnation: Incarnation) -> Option<Arc<Home>> {
+        homes().get(&incarnation).and_then(Weak::upgrade)
+    }
+
+    /// Which life of the process this is.
+    #[must_use]
+    pub fn incarnation(&self) -> Incarnation {
+        self.incarnation
+    }
+
+    /// Its regions.
+    #[must_use]
+    pub fn regions(&self) -> &Regions {
+        &self.regions
+    }
+
+    /// Grants a range of a region under its present generation. Rights beyond those of the region are left out.
+    #[must_use]
+    pub fn grant(&self, region: &Region, spec: &GrantSpec) -> Capability {
+        let grant = Grant {
+            incarnation: self.incarnation,
+            region: region.id().index(),
+            generation: region.generation(),
+            offset: spec.offset,
+            bytes: spec.bytes,
+            rights: spec.rights.and(region.rights()),
+            tenant: spec.tenant,
+            holder: spec.holder,
+            expires_nanos: spec.ttl.map_or(u64::MAX, |ttl| (now() + ttl).as_nanos()),
+            nonce: self.nonce.fetch_add(1, Ordering::Relaxed),
+        };
+        self.key.read().unwrap_or_else(PoisonError::into_inner).mint(&grant)
+    }
+
+    /// Checks a capability for one operation of `holder` and begins the access. The first of two checks: before a
+    /// write is acknowledged, and after the bytes of a read are taken, [`Access::is_live`] is the second.
+    ///
+    /// # Errors
+    /// What the capability or the region does not allow.
+    pub fn admit(
+        &self,
+        capability: &Capability,
+        op: Op,
+        range: (u64, u64),
+        holder: Incarnation,
+    ) -> Result<Access, Refusal> {
+        let grant = self.key.read().unwrap_or_else(PoisonError::into_inner).verify(capability)?;
+        if grant.incarnation != self.incarnation {
+            return Err(Refusal::Incarnation);
+        }
+        let wanted = match op {
+            Op::Read => Rights::READ,
+            Op::Write => Rights::WRITE,
+        };
+        grant.covers(wanted, range, holder, now().as_nanos())?;
+        self.regions.admit(grant.region, grant.generation, wanted, range)
+    }
+
+    /// Puts a notice of a peer in line; says whether there was room.
+    pub fn deliver(&self, from: Incarnation, notice: Notice) -> bool {
+        let mut notices = self.notices.lock().unwrap_or_else(PoisonError::into_inner);
+        if notices.len() >= NOTICES_MAX {
+            return false;
+        }
+        notices.push_back((from, notice));
+        drop(notices);
+        self.noticed.notify_all();
+        true
+    }
+
+    /// Takes the notices in line, in order, with their senders; waits for the first until `deadline`.
+    #[must_use]
+    pub fn take_notices(&self, deadline: Instant) -> Vec<(Incarnation, Notice)> {
+        loop {
+            let seen = self.noticed.seen();
+            let taken = std::mem::take(&mut *self.notices.lock().unwrap_or_else(PoisonError::into_inner));
+            if !taken.is_empty() {
+                return taken.into();
+            }
+            if self.noticed.wait(seen, &Waiting::at(&NOTICES).until(deadline)).is_err() {
+                return Vec::new();
+            }
+        }
+    }
+
+    /// Takes a new key: every capability granted before is void. Accesses under way go on.
+    ///
+    /// # Errors
+    /// The operating system gives no randomness; the old key stays.
+    pub fn rotate(&self) -> Result<(), getrandom::Error> {
+        let key = new_key()?;
+        *self.key.write().unwrap_or_else(PoisonError::into_inner) = key;
+        Ok(())
+    }
+}
+
+impl std::ops::Deref for Life {
+    type Target = Arc<Home>;
+
+    fn deref(&self) -> &Arc<Home> {
+        &self.0
+    }
+}
+
+impl Drop for Life {
+    fn drop(&mut self) {
+        homes().remove(&self.0.incarnation);
+    }
+}
+
+fn homes() -> std::sync::MutexGuard<'static, BTreeMap<Incarnation, Weak<Home>>> {
+    HOMES.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn new_key() -> Result<CapabilityKey, getrandom::Error> {
+    let mut secret = [0; 32];
+    getrandom::fill(&mut secret)?;
+    Ok(CapabilityKey::new(&secret))
+}

@@ -1,0 +1,166 @@
+//! What a mover is given.
+
+use std::sync::Arc;
+
+use slackwater_base::Instant;
+use slackwater_wire::data::{Capability, Op};
+
+pub use crate::batch::Part;
+use crate::mover::RegionKey;
+use crate::region::Access;
+
+/// One request, resolved: local memory is held, the peer's is named.
+#[derive(Debug)]
+pub struct Job {
+    /// What to do.
+    pub op: Op,
+    /// Local memory.
+    pub buffers: Buffers,
+    /// Memory of the peer.
+    pub remote: Remote,
+    /// After this nobody is interested.
+    pub deadline: Instant,
+    /// Before which others.
+    pub priority: Priority,
+    /// How the request ends.
+    pub part: Part,
+}
+
+/// Memory of a peer: a place in one of its regions, and the leave to reach it.
+#[derive(Clone, Copy, Debug)]
+pub struct Remote {
+    /// First byte, from the start of the region.
+    pub offset: u64,
+    /// The leave; it names the region.
+    pub capability: Capability,
+    /// What the mover's registration at the peer gave, for fabrics that need it.
+    pub key: Option<RegionKey>,
+}
+
+/// Which of the requests that wait goes first.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Priority {
+    /// In order.
+    #[default]
+    Normal,
+    /// Before all normal ones to the same peer.
+    Urgent,
+}
+
+/// Local memory as a list of ranges, held in place.
+#[derive(Clone, Debug, Default)]
+pub struct Buffers {
+    spans: Vec<Span>,
+    bytes: u64,
+}
+
+/// One range of local memory.
+#[derive(Clone, Debug)]
+pub struct Span {
+    start: *mut u8,
+    bytes: usize,
+    /// What holds it; none for memory that the caller of a synchronous transfer holds.
+    access: Option<Arc<Access>>,
+}
+
+// SAFETY: a span is a range that its access, or its maker's promise, keeps valid on every thread.
+unsafe impl Send for Span {}
+// SAFETY: as above; its methods only read plain fields.
+unsafe impl Sync for Span {}
+
+impl Buffers {
+    /// The ranges of these accesses, in order.
+    #[must_use]
+    pub fn held(accesses: impl IntoIterator<Item = Access>) -> Self {
+        let spans = accesses.into_iter().map(|access| {
+            let access = Arc::new(access);
+            Span { start: access.start(), bytes: access.bytes() as usize, access: Some(access) }
+        });
+        Self::of(spans.filter(|span| span.bytes > 0).collect())
+    }
+
+    /// One range that the caller holds.
+    ///
+    /// # Safety
+    /// Until the last clone or cut of it is dropped, `start` is valid for reads and writes of `bytes` bytes (for reads
+    /// alone, if it is only ever the source of a write), and nobody else touches them.
+    #[must_use]
+    pub unsafe fn borrowed(start: *mut u8, bytes: usize) -> Self {
+        Self::of(vec![Span { start, bytes, access: None }])
+    }
+
+    fn of(spans: Vec<Span>) -> Self {
+        let bytes = spans.iter().map(|span| span.bytes as u64).sum();
+        Self { spans, bytes }
+    }
+
+    /// Length of all ranges together.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// The ranges, in order; none is empty.
+    #[must_use]
+    pub fn spans(&self) -> &[Span] {
+        &self.spans
+    }
+
+    /// Whether the CPU reaches all of them.
+    #[must_use]
+    pub fn are_host(&self) -> bool {
+        self.spans.iter().all(Span::is_host)
+    }
+
+    /// The `bytes` bytes from `offset`, held as the whole is; fewer when there are not so many.
+    #[must_use]
+    pub fn cut(&self, offset: u64, bytes: u64) -> Self {
+        let (mut skip, mut left) = (offset, bytes);
+        let mut spans = Vec::new();
+        for span in &self.spans {
+            let length = span.bytes as u64;
+            if skip >= length {
+                skip -= length;
+                continue;
+            }
+            let take = (length - skip).min(left);
+            if take == 0 {
+                break;
+            }
+            spans.push(Span {
+                start: span.start.wrapping_add(skip as usize),
+                bytes: take as usize,
+                access: span.access.clone(),
+            });
+            left -= take;
+            skip = 0;
+        }
+        Self::of(spans)
+    }
+}
+
+impl Span {
+    /// Its first byte.
+    #[must_use]
+    pub fn start(&self) -> *mut u8 {
+        self.start
+    }
+
+    /// Its length.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// What holds it.
+    #[must_use]
+    pub fn access(&self) -> Option<&Arc<Access>> {
+        self.access.as_ref()
+    }
+
+    /// Whether the CPU reaches it.
+    #[must_use]
+    pub fn is_host(&self) -> bool {
+        self.access.as_ref().is_none_or(|access| access.region().memory().location().is_host())
+    }
+}

@@ -1,0 +1,33 @@
+//! The transfer engine: bytes from a region of one process to a region of another, one-sided, at the speed of the wire.
+//!
+//! - A [`Region`] is registered memory; [`Regions`] checks every access to it and waits for the last one before its
+//!   bytes get another use. A peer reaches it only with a capability that its [`Home`] granted.
+//! - A [`Batch`] is a group of [`Request`]s with one completion word and one typed [`Outcome`] each.
+//! - A [`Mover`] carries requests: [`Local`] by `memcpy`, others over TCP, shared memory or device copies.
+//!
+//! The contract between these, and the seven rules every mover keeps, are in the README beside this crate.
+
+mod batch;
+mod cause;
+mod engine;
+mod home;
+mod job;
+mod local;
+mod memory;
+mod mover;
+mod region;
+mod segment;
+mod tcp;
+
+pub use batch::{Batch, BatchId, Ended};
+pub use cause::{Cause, Clock, Outcome, Status};
+pub use engine::{Engine, EngineError, LocalRange, PeerId, Request, Submit, Target};
+pub use home::{GrantSpec, Home, Life};
+pub use job::{Buffers, Job, Part, Priority, Remote, Span};
+pub use local::Local;
+pub use memory::{Location, Memory, SharedFile, Stage, StageError, Staged};
+pub use mover::{Abilities, Lone, Mover, Notice, PeerStats, RegionKey, Submission, WhenFull};
+pub use region::{Access, AccessError, Lookup, Region, RegionId, RegionSpec, Regions, RegisterError, StillBusy};
+pub use segment::{HostContact, Segment};
+pub use slackwater_wire::data::{Capability, Op, Refusal, Rights};
+pub use tcp::{LaneCounters, Tcp, TcpConfig, TcpError};

@@ -1,0 +1,249 @@
+//! Memory that can be registered: where it is, who keeps it alive, and how its bytes are reached.
+
+use std::any::Any;
+use std::fmt;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
+use thiserror::Error;
+
+use crate::region::Access;
+
+/// Where memory is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Location {
+    /// Host memory, of this NUMA node if known.
+    #[default]
+    Host,
+    /// Host memory of a NUMA node.
+    Cpu(u32),
+    /// Memory of a CUDA device: its pointers mean nothing to the CPU.
+    Cuda(u32),
+    /// Memory of the software device, which stands for a GPU in tests.
+    Software(u32),
+}
+
+impl Location {
+    /// Whether the CPU can load and store there.
+    #[must_use]
+    pub const fn is_host(self) -> bool {
+        matches!(self, Self::Host | Self::Cpu(_))
+    }
+}
+
+impl fmt::Display for Location {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Host => f.write_str("cpu"),
+            Self::Cpu(node) => write!(f, "cpu:{node}"),
+            Self::Cuda(device) => write!(f, "cuda:{device}"),
+            Self::Software(device) => write!(f, "software:{device}"),
+        }
+    }
+}
+
+/// A piece of memory to register: a range, and what keeps it in place.
+#[derive(Debug)]
+pub struct Memory {
+    start: NonNull<u8>,
+    bytes: usize,
+    location: Location,
+    file: Option<SharedFile>,
+    stage: Option<Arc<dyn Stage>>,
+    _keep: Option<Keep>,
+}
+
+/// The file behind shared memory, for movers that pass it to a process of the same host.
+#[derive(Clone, Debug)]
+pub struct SharedFile {
+    /// A sealed memfd.
+    pub fd: Arc<OwnedFd>,
+    /// Where in the file the memory begins.
+    pub offset: u64,
+}
+
+/// How bytes of memory that the CPU cannot touch get in and out: through host memory, asynchronously.
+///
+/// Both calls return at once. `done` is called exactly once, on any thread, when the copy is over and nothing touches
+/// either side any more; it must not block. The access keeps the region in place meanwhile.
+pub trait Stage: Send + Sync + fmt::Debug {
+    /// Brings `bytes` bytes from `offset` within `access` into host memory.
+    fn fetch(
+        &self,
+        access: Arc<Access>,
+        offset: u64,
+        bytes: usize,
+        done: Box<dyn FnOnce(Result<Staged, StageError>) + Send>,
+    );
+
+    /// Lends host memory of at least `bytes` bytes to receive into; none while the cap on it is used up, then `free`
+    /// is called once some has come back.
+    fn lend(&self, bytes: usize, free: Box<dyn FnOnce() + Send>) -> Option<Staged>;
+
+    /// Puts the first `bytes` bytes of `from` at `offset` within `access`.
+    fn store(
+        &self,
+        access: Arc<Access>,
+        offset: u64,
+        from: Staged,
+        bytes: usize,
+        done: Box<dyn FnOnce(Result<(), StageError>) + Send>,
+    );
+}
+
+/// Host memory lent by a [`Stage`]; goes back when dropped.
+pub struct Staged {
+    start: NonNull<u8>,
+    bytes: usize,
+    _back: Box<dyn Any + Send>,
+}
+
+/// A device copy failed.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+#[error("{0}")]
+pub struct StageError(pub String);
+
+/// What keeps memory in place until its region is gone.
+struct Keep(#[expect(dead_code, reason = "held for its drop")] Box<dyn Any + Send + Sync>);
+
+impl fmt::Debug for Keep {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Keep")
+    }
+}
+
+// SAFETY: a range of memory belongs to no thread; its bytes are reached through accesses alone, and what keeps it in
+// place is `Send`.
+unsafe impl Send for Memory {}
+// SAFETY: as above; its own methods only read plain fields.
+unsafe impl Sync for Memory {}
+// SAFETY: lent memory is reached only by whoever holds it, and what gives it back is `Send`.
+unsafe impl Send for Staged {}
+
+/// One anonymous mapping.
+struct Mapping {
+    start: NonNull<u8>,
+    bytes: usize,
+}
+
+// SAFETY: a mapping belongs to no thread.
+unsafe impl Send for Mapping {}
+// SAFETY: it has no methods but its drop.
+unsafe impl Sync for Mapping {}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: this is the whole mapping, made by `Memory::anonymous`; the region that kept it is gone, so nobody
+        // has an access to it.
+        let unmapped = unsafe { munmap(self.start.as_ptr().cast(), self.bytes) };
+        debug_assert!(unmapped.is_ok(), "a mapping of our own can be unmapped");
+    }
+}
+
+impl Memory {
+    /// Fresh zeroed memory of this process.
+    ///
+    /// # Errors
+    /// The operating system gives no address space, or `bytes` is 0.
+    pub fn anonymous(bytes: usize) -> io::Result<Self> {
+        // SAFETY: a null hint lets the kernel choose fresh addresses; no existing memory is replaced.
+        let start = unsafe {
+            mmap_anonymous(std::ptr::null_mut(), bytes, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE)?
+        };
+        let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
+        // SAFETY: the mapping lives in `keep`, and nobody else has its address.
+        Ok(unsafe { Self::borrowed(start, bytes, Location::Host) }.kept_by(Mapping { start, bytes }))
+    }
+
+    /// Memory that somebody else made.
+    ///
+    /// # Safety
+    /// As long as a region or an access of it exists:
+    /// - `start` is valid for reads and writes of `bytes` bytes by whatever `location` says;
+    /// - nobody relies on what the bytes are while a peer with a capability may write them, and no Rust reference to
+    ///   them is used meanwhile.
+    #[must_use]
+    pub unsafe fn borrowed(start: NonNull<u8>, bytes: usize, location: Location) -> Self {
+        Self { start, bytes, location, file: None, stage: None, _keep: None }
+    }
+
+    /// Keeps `keep` until the memory is of no use any more.
+    #[must_use]
+    pub fn kept_by(self, keep: impl Any + Send + Sync) -> Self {
+        Self { _keep: Some(Keep(Box::new(keep))), ..self }
+    }
+
+    /// Says that the memory is a shared file, for movers of the same host.
+    #[must_use]
+    pub fn in_file(self, file: SharedFile) -> Self {
+        Self { file: Some(file), ..self }
+    }
+
+    /// Says how to reach bytes that the CPU cannot.
+    #[must_use]
+    pub fn staged_by(self, stage: Arc<dyn Stage>) -> Self {
+        Self { stage: Some(stage), ..self }
+    }
+
+    /// Its first byte.
+    #[must_use]
+    pub fn start(&self) -> NonNull<u8> {
+        self.start
+    }
+
+    /// Its length.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Where it is.
+    #[must_use]
+    pub fn location(&self) -> Location {
+        self.location
+    }
+
+    /// The file behind it.
+    #[must_use]
+    pub fn file(&self) -> Option<&SharedFile> {
+        self.file.as_ref()
+    }
+
+    /// How to reach it when the CPU cannot.
+    #[must_use]
+    pub fn stage(&self) -> Option<&Arc<dyn Stage>> {
+        self.stage.as_ref()
+    }
+}
+
+impl Staged {
+    /// Memory lent until `back` is dropped.
+    ///
+    /// # Safety
+    /// Until then `start` is valid for reads and writes of `bytes` bytes, and nobody else touches them.
+    #[must_use]
+    pub unsafe fn new(start: NonNull<u8>, bytes: usize, back: impl Any + Send) -> Self {
+        Self { start, bytes, _back: Box::new(back) }
+    }
+
+    /// Its first byte.
+    #[must_use]
+    pub fn start(&self) -> NonNull<u8> {
+        self.start
+    }
+
+    /// Its length.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+}
+
+impl fmt::Debug for Staged {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Staged").field("bytes", &self.bytes).finish_non_exhaustive()
+    }
+}

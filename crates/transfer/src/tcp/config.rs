@@ -1,0 +1,83 @@
+use std::net::SocketAddr;
+use std::time::Duration;
+
+/// How the TCP mover works; section `transfer.tcp` of the configuration.
+#[derive(Clone, Debug)]
+pub struct TcpConfig {
+    /// Event loops, each with its thread and its own acceptor.
+    pub io_threads: usize,
+    /// Transfers under way at once, over all peers; more wait in line.
+    pub max_transfers: usize,
+    /// Connections to one peer.
+    pub lanes_per_peer: usize,
+    /// Payload of one frame.
+    pub slice_bytes: usize,
+    /// Requests beyond this are spread over lanes.
+    pub stripe_bytes_min: u64,
+    /// For one connection attempt.
+    pub connect_timeout: Duration,
+    /// Lanes without work for this long are closed.
+    pub idle_timeout: Duration,
+    /// How often idle lanes are looked for, while there are lanes.
+    pub gc_interval: Duration,
+    /// A transfer in which no byte moves for this long is given up.
+    pub progress_timeout: Duration,
+    /// After the last byte of a write, for its acknowledgement.
+    pub ack_timeout: Duration,
+    /// How long a cancelled write may wait for its peer's word before its connection is closed.
+    pub drain_timeout: Duration,
+    /// Pauses between attempts to connect: the first, and the longest.
+    pub retry: (Duration, Duration),
+    /// An address that failed rests at most this long while others are tried.
+    pub address_rest: Duration,
+    /// Bytes in line for one peer.
+    pub queue_bytes: u64,
+    /// Requests in line for one peer.
+    pub queue_entries: usize,
+    /// Send and receive buffers of a connection.
+    pub socket_buffer_bytes: usize,
+    /// Connections accepted from everybody, by one loop.
+    pub connections_max: usize,
+    /// Requests of one connection that are served at once; a peer learns it in the greeting.
+    pub requests_max: u32,
+    /// Where to listen; a port of 0 becomes a free one. None for an engine that only asks.
+    pub bind: Vec<SocketAddr>,
+    /// What to publish instead of the addresses that are listened on.
+    pub advertise: Vec<SocketAddr>,
+    /// Listens on, or connects to, addresses beyond this machine although the bytes travel in the open.
+    pub insecure: bool,
+}
+
+/// Slices are no shorter, so a smaller request is one frame.
+pub(crate) const SLICE_BYTES_MIN: usize = 64 << 10;
+/// Slices are no longer: the largest payload of one frame that is taken from anybody.
+pub(crate) const SLICE_BYTES_MAX: usize = 16 << 20;
+
+impl Default for TcpConfig {
+    fn default() -> Self {
+        let cpus = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        Self {
+            io_threads: cpus.min(8),
+            max_transfers: 64,
+            lanes_per_peer: 4,
+            slice_bytes: 1 << 20,
+            stripe_bytes_min: 1 << 20,
+            connect_timeout: Duration::from_secs(5),
+            idle_timeout: Duration::from_secs(60),
+            gc_interval: Duration::from_secs(5),
+            progress_timeout: Duration::from_secs(30),
+            ack_timeout: Duration::from_secs(30),
+            drain_timeout: Duration::from_secs(1),
+            retry: (Duration::from_millis(100), Duration::from_secs(2)),
+            address_rest: Duration::from_secs(30),
+            queue_bytes: 256 << 20,
+            queue_entries: 65_536,
+            socket_buffer_bytes: 4 << 20,
+            connections_max: 16_384,
+            requests_max: 1024,
+            bind: vec![SocketAddr::from(([127, 0, 0, 1], 0))],
+            advertise: Vec::new(),
+            insecure: false,
+        }
+    }
+}

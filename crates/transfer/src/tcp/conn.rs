@@ -1,0 +1,307 @@
+//! One connection: bytes to frames and payload on the way in, frames to bytes on the way out.
+
+use std::io;
+use std::os::fd::BorrowedFd;
+
+use slackwater_base::Instant;
+use slackwater_net::ConnId;
+use slackwater_wire::data::{Frame, GREETING_BYTES, Greeting};
+
+use super::cursor::Cursor;
+use super::hub::LaneId;
+use super::io::{Vectors, into_slice, receive};
+use super::lane::{Ended, Lane};
+use super::outlet::{FlushLimits, Flushed, Outlet};
+use super::serve::Serve;
+use super::shared::Shared;
+use crate::cause::Cause;
+
+/// A connection of a loop.
+#[derive(Debug)]
+pub(crate) struct Conn {
+    pub(crate) id: ConnId,
+    pub(crate) role: Role,
+    pub(crate) outlet: Outlet,
+    pub(crate) opened: Instant,
+    greeted: bool,
+    /// The start of a header that is not all there.
+    partial: Vec<u8>,
+    payload: Option<Payload>,
+    /// The last frame was large: what comes next is read in small pieces, so that little of it is copied.
+    large: bool,
+    /// The kernel takes more.
+    pub(crate) writable: bool,
+}
+
+/// Which end of a connection this is.
+#[derive(Debug)]
+pub(crate) enum Role {
+    Serve(Serve),
+    Lane(Lane),
+}
+
+/// Payload that is on its way in.
+#[derive(Debug)]
+pub(crate) struct Payload {
+    pub(crate) id: u64,
+    pub(crate) left: usize,
+    pub(crate) last: bool,
+}
+
+/// Why a connection is of no more use.
+#[derive(Debug)]
+pub(crate) enum Broken {
+    /// It ended, or the peer misbehaves.
+    Lost(Cause),
+    /// Somebody else answers.
+    Gone(Cause),
+    /// It has nothing to do.
+    Idle,
+}
+
+/// What a turn of the loop works with, and what it leaves to be done after.
+pub(crate) struct Turn<'a> {
+    pub(crate) shared: &'a Shared,
+    pub(crate) now: Instant,
+    pub(crate) ended: &'a mut Vec<Ended>,
+    /// Lanes that stand now, with their credit.
+    pub(crate) ready: &'a mut Vec<(LaneId, usize)>,
+    /// When the loop must look at its clocks again.
+    pub(crate) wake: &'a mut Instant,
+}
+
+/// Buffers that all connections of a loop use in turn.
+#[derive(Debug)]
+pub(crate) struct Scratch {
+    bytes: Vec<u8>,
+    vectors: Vectors,
+    sent: Vec<u64>,
+}
+
+// SAFETY: the pointers in `vectors` are only meaningful during the call that they were gathered for, on one thread.
+unsafe impl Send for Scratch {}
+
+/// What one connection may read, or write, before others have their turn.
+const TURN_BYTES: usize = 2 << 20;
+const SCRATCH_BYTES: usize = 64 << 10;
+/// What is read behind a large payload, or before one: a few headers.
+const SCRATCH_BYTES_LARGE: usize = 4 << 10;
+/// A payload from which on the connection counts as one of large payloads.
+const LARGE_BYTES: usize = 64 << 10;
+
+impl Broken {
+    pub(crate) fn protocol(what: &str) -> Self {
+        Self::Lost(Cause::Protocol(what.to_owned()))
+    }
+}
+
+impl Turn<'_> {
+    /// Asks for a look at the clocks at `at`.
+    pub(crate) fn need(&mut self, at: Instant) {
+        *self.wake = (*self.wake).min(at);
+    }
+}
+
+impl Scratch {
+    pub(crate) fn new() -> Self {
+        Self { bytes: vec![0; SCRATCH_BYTES], vectors: Vec::new(), sent: Vec::new() }
+    }
+
+    /// What stands in while the real one is in use.
+    pub(crate) fn empty() -> Self {
+        Self { bytes: Vec::new(), vectors: Vec::new(), sent: Vec::new() }
+    }
+}
+
+impl Conn {
+    pub(crate) fn new(id: ConnId, role: Role, now: Instant) -> Self {
+        Self {
+            id,
+            role,
+            outlet: Outlet::default(),
+            opened: now,
+            greeted: false,
+            partial: Vec::new(),
+            payload: None,
+            large: false,
+            writable: false,
+        }
+    }
+
+    /// Whether the peer has not said who it is.
+    pub(crate) fn is_stranger(&self) -> bool {
+        !self.greeted
+    }
+
+    /// Reads until the kernel has no more, or the share of this turn is spent; says whether it is.
+    pub(crate) fn read(
+        &mut self,
+        socket: BorrowedFd<'_>,
+        scratch: &mut Scratch,
+        turn: &mut Turn<'_>,
+    ) -> Result<bool, Broken> {
+        let mut total = 0;
+        loop {
+            scratch.vectors.clear();
+            let direct = self.payload_vectors(&mut scratch.vectors);
+            let payload_left = self.payload.as_ref().map_or(0, |payload| payload.left);
+            let mut asked = direct;
+            if direct == payload_left || direct == 0 {
+                let bytes = if self.large && payload_left == direct { SCRATCH_BYTES_LARGE } else { SCRATCH_BYTES };
+                scratch.vectors.push(into_slice(&mut scratch.bytes[..bytes]));
+                asked += bytes;
+            }
+            // SAFETY: the ranges are those of the payload's cursor, which its buffers keep valid for writes, and one of
+            // the scratch buffer, which nobody else uses during the call.
+            let count = match unsafe { receive(socket, &mut scratch.vectors, libc::MSG_DONTWAIT) } {
+                Ok(0) => return Err(Broken::Lost(Cause::Lost("closed by the peer".to_owned()))),
+                Ok(count) => count,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                Err(error) => return Err(Broken::Lost(Cause::Lost(error.to_string()))),
+            };
+            if let Role::Lane(lane) = &mut self.role {
+                lane.moved(turn.now);
+            }
+            let placed = count.min(direct);
+            if placed > 0 {
+                if let Some(cursor) = self.cursor() {
+                    cursor.advance(placed);
+                }
+                self.payload_arrived(placed, turn)?;
+            }
+            self.parse(&scratch.bytes[..count - placed], turn)?;
+            total += count;
+            if count < asked {
+                return Ok(false);
+            }
+            if total >= TURN_BYTES {
+                return Ok(true);
+            }
+        }
+    }
+
+    /// Writes what there is, as far as the kernel takes it; says whether there is more and only this turn is spent.
+    pub(crate) fn flush(
+        &mut self,
+        socket: BorrowedFd<'_>,
+        scratch: &mut Scratch,
+        turn: &mut Turn<'_>,
+    ) -> Result<bool, Broken> {
+        if !self.writable || self.outlet.is_empty() {
+            return Ok(false);
+        }
+        let limits = FlushLimits { frame_bytes_max: turn.shared.config.slice_bytes, budget: TURN_BYTES };
+        scratch.sent.clear();
+        let flushed = self.outlet.flush(socket, limits, &mut scratch.vectors, &mut scratch.sent);
+        let (flushed, bytes) = flushed.map_err(|error| Broken::Lost(Cause::Lost(error.to_string())))?;
+        if let Role::Lane(lane) = &mut self.role {
+            if bytes > 0 {
+                lane.moved(turn.now);
+            }
+            scratch.sent.iter().for_each(|id| lane.sent(*id, turn));
+        }
+        self.writable = flushed != Flushed::Blocked;
+        Ok(flushed == Flushed::Spent)
+    }
+
+    /// Adds where the rest of the payload belongs; says how many bytes that is.
+    fn payload_vectors(&mut self, vectors: &mut Vectors) -> usize {
+        let Some(left) = self.payload.as_ref().map(|payload| payload.left) else { return 0 };
+        self.cursor().map_or(0, |cursor| cursor.vectors(left, vectors))
+    }
+
+    /// Where the payload goes; none when it is thrown away, or kept by the role.
+    fn cursor(&mut self) -> Option<&mut Cursor> {
+        let id = self.payload.as_ref()?.id;
+        match &mut self.role {
+            Role::Serve(serve) => serve.cursor(id, &mut self.outlet),
+            Role::Lane(lane) => lane.cursor(id),
+        }
+    }
+
+    fn parse(&mut self, mut bytes: &[u8], turn: &mut Turn<'_>) -> Result<(), Broken> {
+        while !bytes.is_empty() {
+            if let Some(left) = self.payload.as_ref().map(|payload| payload.left) {
+                let (piece, rest) = bytes.split_at(left.min(bytes.len()));
+                match self.cursor() {
+                    Some(cursor) => cursor.copy_in(piece),
+                    None => {
+                        if let Role::Serve(serve) = &mut self.role {
+                            serve.take(piece);
+                        }
+                    }
+                }
+                bytes = rest;
+                self.payload_arrived(piece.len(), turn)?;
+            } else if !self.greeted {
+                bytes = self.parse_greeting(bytes, turn)?;
+            } else {
+                bytes = self.parse_frame(bytes, turn)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn parse_greeting<'b>(&mut self, bytes: &'b [u8], turn: &mut Turn<'_>) -> Result<&'b [u8], Broken> {
+        let (piece, rest) = bytes.split_at((GREETING_BYTES - self.partial.len()).min(bytes.len()));
+        self.partial.extend_from_slice(piece);
+        let Ok(whole) = <&[u8; GREETING_BYTES]>::try_from(self.partial.as_slice()) else { return Ok(rest) };
+        let greeting = Greeting::from_bytes(whole).map_err(|error| Broken::protocol(&error.to_string()))?;
+        self.partial.clear();
+        self.greeted = true;
+        match &mut self.role {
+            Role::Serve(serve) => serve.greeting(&greeting, &mut self.outlet, turn),
+            Role::Lane(lane) => lane.greeting(&greeting, turn)?,
+        }
+        Ok(rest)
+    }
+
+    fn parse_frame<'b>(&mut self, bytes: &'b [u8], turn: &mut Turn<'_>) -> Result<&'b [u8], Broken> {
+        let broken = |error: slackwater_wire::data::FrameError| Broken::protocol(&error.to_string());
+        let (frame, rest) = if self.partial.is_empty() {
+            match Frame::read(bytes).map_err(broken)? {
+                Some((frame, length)) => (frame, &bytes[length..]),
+                None => {
+                    self.partial.extend_from_slice(bytes);
+                    return Ok(&[]);
+                }
+            }
+        } else {
+            let before = self.partial.len();
+            let more = bytes.len().min(Frame::BYTES_MAX);
+            self.partial.extend_from_slice(&bytes[..more]);
+            match Frame::read(&self.partial).map_err(broken)? {
+                Some((frame, length)) => {
+                    self.partial.clear();
+                    (frame, &bytes[length - before..])
+                }
+                // Less than the longest header was there, or it would have been read.
+                None => return Ok(&bytes[more..]),
+            }
+        };
+        let payload = match &mut self.role {
+            Role::Serve(serve) => serve.frame(frame, &mut self.outlet, turn)?,
+            Role::Lane(lane) => lane.frame(frame, &mut self.outlet, turn)?,
+        };
+        if let Some(payload) = payload {
+            self.large = payload.left >= LARGE_BYTES;
+            self.payload = Some(payload);
+            self.payload_arrived(0, turn)?;
+        }
+        Ok(rest)
+    }
+
+    fn payload_arrived(&mut self, bytes: usize, turn: &mut Turn<'_>) -> Result<(), Broken> {
+        let Some(payload) = &mut self.payload else { return Ok(()) };
+        payload.left -= bytes;
+        if payload.left > 0 {
+            return Ok(());
+        }
+        let Some(payload) = self.payload.take() else { return Ok(()) };
+        match &mut self.role {
+            Role::Serve(serve) => serve.payload_done(&payload, &mut self.outlet, turn),
+            Role::Lane(_) => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,399 @@
+//! What one event loop drives: the connections it has taken in, and the lanes it has opened.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use slackwater_base::Instant;
+use slackwater_net::{
+    ConnId, Connect, Endpoint, Event, Listen, ListenerId, Net, NetError, Protocol, Readiness, TimerId, UnixAccess,
+};
+use slackwater_wait::now;
+use socket2::SockRef;
+
+use super::conn::{Broken, Conn, Role, Scratch, Turn};
+use super::hub::{LaneId, Lost, Why};
+use super::lane::{Ended, Lane};
+use super::serve::Serve;
+use super::shared::Shared;
+use super::work::Work;
+use crate::batch::BatchId;
+use crate::cause::{Cause, Clock};
+use crate::region::RegionId;
+use crate::segment::Segment;
+
+/// The protocol of one loop.
+pub(crate) struct Half {
+    shared: Arc<Shared>,
+    index: usize,
+    conns: Vec<Option<Box<Conn>>>,
+    lanes: BTreeMap<LaneId, ConnId>,
+    listeners: Vec<ListenerId>,
+    scratch: Scratch,
+    ended: Vec<Ended>,
+    ready: Vec<(LaneId, usize)>,
+    /// Orders for this loop, from its own questions to the hub.
+    own: Vec<Command>,
+    /// Connections with something to write.
+    dirty: Vec<ConnId>,
+    wake: Instant,
+    alarm: Option<(Instant, TimerId)>,
+    stopping: bool,
+}
+
+/// What others ask of a loop.
+pub(crate) enum Command {
+    /// Listen on these addresses.
+    Listen {
+        addresses: Vec<SocketAddr>,
+        answer: std::sync::mpsc::Sender<Result<Vec<SocketAddr>, NetError>>,
+    },
+    Connect {
+        lane: LaneId,
+        peer: Arc<Segment>,
+        address: SocketAddr,
+    },
+    Start {
+        lane: LaneId,
+        works: Vec<Work>,
+    },
+    Cancel(BatchId),
+    LetGo(RegionId),
+    /// Look at the hub's clocks by then.
+    Wake(Instant),
+    /// There are borrowed connections: look for idle ones from now on.
+    Watch,
+    /// End everything.
+    Close,
+}
+
+const GREETING_TIMEOUT: Duration = Duration::from_secs(5);
+const TICK: u64 = 0;
+
+impl Half {
+    pub(crate) fn new(shared: Arc<Shared>, index: usize) -> Self {
+        Self {
+            shared,
+            index,
+            conns: Vec::new(),
+            lanes: BTreeMap::new(),
+            listeners: Vec::new(),
+            scratch: Scratch::new(),
+            ended: Vec::new(),
+            ready: Vec::new(),
+            own: Vec::new(),
+            dirty: Vec::new(),
+            wake: Instant::NEVER,
+            alarm: None,
+            stopping: false,
+        }
+    }
+
+    fn command(&mut self, net: &mut Net, command: Command) {
+        match command {
+            Command::Listen { addresses, answer } => {
+                // Nobody listening any more for the answer is nobody's loss.
+                let _ = answer.send(self.listen(net, &addresses));
+            }
+            Command::Connect { lane, peer, address } => self.connect(net, lane, peer, address),
+            Command::Start { lane, works } => self.start(lane, works),
+            Command::Cancel(batch) => self.each(|conn, turn| {
+                if let Role::Lane(lane) = &mut conn.role {
+                    lane.cancel(batch, &mut conn.outlet, turn);
+                }
+            }),
+            Command::LetGo(region) => self.each(|conn, _| {
+                if let Role::Serve(serve) = &mut conn.role {
+                    serve.let_go(region, &mut conn.outlet);
+                }
+            }),
+            Command::Watch => self.wake = self.wake.min(now() + self.shared.config.gc_interval),
+            Command::Wake(at) => self.wake = self.wake.min(at),
+            Command::Close => self.close(net),
+        }
+    }
+
+    fn listen(&mut self, net: &mut Net, addresses: &[SocketAddr]) -> Result<Vec<SocketAddr>, NetError> {
+        let mut bound = Vec::new();
+        for address in addresses {
+            let listen = Listen { endpoint: Endpoint::Tcp(*address), shared: true, access: UnixAccess::default() };
+            let (id, endpoint) = net.listen(&listen)?;
+            self.listeners.push(id);
+            if let Endpoint::Tcp(address) = endpoint {
+                bound.push(address);
+            }
+        }
+        Ok(bound)
+    }
+
+    fn connect(&mut self, net: &mut Net, lane: LaneId, peer: Arc<Segment>, address: SocketAddr) {
+        let timeout = self.shared.config.connect_timeout;
+        let connect = Connect { endpoint: Endpoint::Tcp(address), timeout, from: None };
+        match net.connect(&connect) {
+            Ok(conn) => {
+                let role = Role::Lane(Lane::new(lane, peer, now()));
+                self.lanes.insert(lane, conn);
+                self.insert(conn, role);
+            }
+            Err(error) => {
+                let why = Why::Peer(Cause::Unreachable(error.to_string()));
+                self.lost(Lost { lane, why, again: Vec::new(), failed: Vec::new() });
+            }
+        }
+    }
+
+    fn start(&mut self, lane: LaneId, works: Vec<Work>) {
+        let Some(conn) = self.lanes.get(&lane).copied() else {
+            // The lane broke while the order was on its way; the hub, told since, has uncounted it.
+            return self
+                .shared
+                .ask(Some((self.index, &mut self.own)), |hub, now, orders| hub.put_back(works, now, orders));
+        };
+        self.with(conn, |conn, turn| {
+            if let Role::Lane(lane) = &mut conn.role {
+                works.into_iter().for_each(|work| lane.start(work, &mut conn.outlet, turn));
+            }
+            Ok(())
+        });
+        self.dirty.push(conn);
+    }
+
+    fn insert(&mut self, id: ConnId, role: Role) {
+        if self.conns.len() <= id.index() {
+            self.conns.resize_with(id.index() + 1, || None);
+        }
+        self.conns[id.index()] = Some(Box::new(Conn::new(id, role, now())));
+    }
+
+    /// Takes a connection over: from now on this reads and writes it.
+    fn take_over(&mut self, net: &mut Net, conn: ConnId) {
+        if let Some(socket) = net.descriptor(conn) {
+            let bytes = self.shared.config.socket_buffer_bytes;
+            let socket = SockRef::from(&socket);
+            // A kernel that gives less than was asked for is slower, no worse.
+            let _ = socket.set_send_buffer_size(bytes);
+            let _ = socket.set_recv_buffer_size(bytes);
+        }
+        net.take_over(conn);
+    }
+
+    /// Does something with a connection; when it breaks in that, ends it.
+    fn with(&mut self, id: ConnId, act: impl FnOnce(&mut Conn, &mut Turn<'_>) -> Result<(), Broken>) {
+        let Some(mut conn) = self.conns.get_mut(id.index()).and_then(Option::take) else { return };
+        if conn.id != id {
+            self.conns[id.index()] = Some(conn);
+            return;
+        }
+        let shared = Arc::clone(&self.shared);
+        let mut turn =
+            Turn { shared: &shared, now: now(), ended: &mut self.ended, ready: &mut self.ready, wake: &mut self.wake };
+        match act(&mut conn, &mut turn) {
+            Ok(()) => self.conns[id.index()] = Some(conn),
+            Err(broken) => self.broke(*conn, broken),
+        }
+    }
+
+    fn each(&mut self, mut act: impl FnMut(&mut Conn, &mut Turn<'_>)) {
+        let all: Vec<ConnId> = self.conns.iter().flatten().map(|conn| conn.id).collect();
+        for id in all {
+            self.with(id, |conn, turn| {
+                act(conn, turn);
+                Ok(())
+            });
+            self.dirty.push(id);
+        }
+    }
+
+    fn serve(&mut self, net: &mut Net, id: ConnId, readiness: Readiness) {
+        let mut scratch = std::mem::replace(&mut self.scratch, Scratch::empty());
+        let mut again = Readiness::default();
+        self.with(id, |conn, turn| {
+            let Some(socket) = net.descriptor(id) else { return Err(Broken::protocol("no socket")) };
+            let stranger = conn.is_stranger();
+            conn.writable |= readiness.writable;
+            if readiness.readable {
+                again.readable = conn.read(socket, &mut scratch, turn)?;
+            }
+            again.writable = conn.flush(socket, &mut scratch, turn)?;
+            if stranger && !conn.is_stranger() {
+                net.proven(id);
+            }
+            Ok(())
+        });
+        self.scratch = scratch;
+        match self.is_there(id) {
+            true if again != Readiness::default() => net.serve_again(id, again),
+            true => {}
+            false => net.abort(id),
+        }
+    }
+
+    fn flush_dirty(&mut self, net: &mut Net) {
+        while let Some(id) = self.dirty.pop() {
+            self.serve(net, id, Readiness::default());
+        }
+    }
+
+    fn is_there(&self, id: ConnId) -> bool {
+        self.conns.get(id.index()).is_some_and(|slot| slot.as_ref().is_some_and(|conn| conn.id == id))
+    }
+
+    /// A connection is of no more use: what it carried is begun again elsewhere, or fails.
+    fn broke(&mut self, conn: Conn, broken: Broken) {
+        let Conn { role, outlet, .. } = conn;
+        let Role::Lane(mut lane) = role else { return };
+        self.lanes.remove(&lane.id);
+        let untouched: BTreeSet<u64> = outlet.untouched().collect();
+        drop(outlet);
+        let cause = match &broken {
+            Broken::Lost(cause) | Broken::Gone(cause) => cause.clone(),
+            Broken::Idle => Cause::Closed,
+        };
+        let wreck = lane.wreck(&cause, |id| untouched.contains(&id));
+        let why = match broken {
+            Broken::Idle => Why::Idle,
+            Broken::Lost(cause) if lane.ready => Why::Peer(cause),
+            Broken::Lost(cause) => Why::Peer(Cause::Unreachable(cause.to_string())),
+            Broken::Gone(cause) => Why::Gone(cause),
+        };
+        let failed = wreck.failed.iter().map(|(work, _)| work.epoch).collect();
+        // What ended on the lane before it broke is told first: the books still know the lane.
+        self.settle_ended();
+        let again = match self.stopping {
+            true => {
+                wreck.again.into_iter().for_each(|work| work.end(Err(Cause::Closed)));
+                Vec::new()
+            }
+            false => wreck.again,
+        };
+        self.lost(Lost { lane: lane.id, why, again, failed });
+        wreck.failed.into_iter().for_each(|(work, cause)| work.end(Err(cause)));
+    }
+
+    fn lost(&mut self, lost: Lost) {
+        self.shared.ask(Some((self.index, &mut self.own)), |hub, now, orders| hub.lane_lost(lost, now, orders));
+        self.shared.room.notify_all();
+    }
+
+    /// Tells the hub, and then those who wait, what has ended.
+    fn settle_ended(&mut self) {
+        if self.ended.is_empty() && self.ready.is_empty() {
+            return;
+        }
+        let (ended, ready) = (std::mem::take(&mut self.ended), std::mem::take(&mut self.ready));
+        self.shared.ask(Some((self.index, &mut self.own)), |hub, now, orders| {
+            ended.iter().for_each(|ended| hub.finished(ended.lane, &ended.finished(), now, orders));
+            ready.iter().for_each(|(lane, credit)| hub.lane_ready(*lane, *credit, now, orders));
+        });
+        ended.into_iter().for_each(|Ended { work, outcome, .. }| work.end(outcome));
+    }
+
+    /// Everything that follows from what was done, until nothing does.
+    fn settle(&mut self, net: &mut Net) {
+        loop {
+            self.settle_ended();
+            for command in std::mem::take(&mut self.own) {
+                self.command(net, command);
+            }
+            self.flush_dirty(net);
+            if self.ended.is_empty() && self.ready.is_empty() && self.own.is_empty() && self.dirty.is_empty() {
+                break;
+            }
+        }
+        self.set_alarm(net);
+    }
+
+    fn set_alarm(&mut self, net: &mut Net) {
+        if self.alarm.is_some_and(|(at, _)| at <= self.wake) || self.wake == Instant::NEVER {
+            return;
+        }
+        if let Some((_, timer)) = self.alarm.take() {
+            net.cancel_timer(timer);
+        }
+        // A little late rather than a little early: an early look would find nothing and come again.
+        let at = net.now() + now().until(self.wake) + Duration::from_millis(1);
+        self.alarm = Some((self.wake, net.set_timer(at, TICK)));
+    }
+
+    fn tick(&mut self) {
+        self.alarm = None;
+        self.wake = Instant::NEVER;
+        let all: Vec<ConnId> = self.conns.iter().flatten().map(|conn| conn.id).collect();
+        for id in all {
+            self.with(id, |conn, turn| {
+                if conn.is_stranger() {
+                    let until = conn.opened + GREETING_TIMEOUT;
+                    if until <= turn.now {
+                        return Err(Broken::Lost(Cause::TimedOut(Clock::Connect)));
+                    }
+                    turn.need(until);
+                }
+                match &mut conn.role {
+                    Role::Lane(lane) => lane.sweep(&mut conn.outlet, turn),
+                    Role::Serve(_) => Ok(()),
+                }
+            });
+            self.dirty.push(id);
+        }
+        if self.index == 0 {
+            let at = now();
+            self.shared.direct.collect(at - self.shared.config.idle_timeout);
+            if !self.shared.direct.is_empty() {
+                self.wake = self.wake.min(at + self.shared.config.gc_interval);
+            }
+            if self.shared.disarm(at) {
+                self.shared.ask(Some((self.index, &mut self.own)), |hub, now, orders| hub.tick(now, orders));
+            } else {
+                self.wake = self.wake.min(self.shared.armed());
+            }
+        }
+    }
+
+    fn close(&mut self, net: &mut Net) {
+        self.stopping = true;
+        self.listeners.drain(..).for_each(|listener| net.stop_listening(listener));
+        let all: Vec<ConnId> = self.conns.iter().flatten().map(|conn| conn.id).collect();
+        for id in all {
+            self.with(id, |_, _| Err(Broken::Lost(Cause::Closed)));
+            net.abort(id);
+        }
+    }
+}
+
+impl Protocol for Half {
+    type Command = Command;
+
+    fn handle(&mut self, net: &mut Net, event: Event<'_, Command>) {
+        match event {
+            Event::Accepted { conn, .. } => {
+                self.insert(conn, Role::Serve(Serve::default()));
+                self.wake = self.wake.min(now() + GREETING_TIMEOUT);
+                self.take_over(net, conn);
+            }
+            Event::Connected { conn } => {
+                self.with(conn, |conn, turn| {
+                    conn.opened = turn.now;
+                    turn.need(turn.now + GREETING_TIMEOUT);
+                    if let Role::Lane(lane) = &mut conn.role {
+                        lane.hello(&mut conn.outlet, turn);
+                    }
+                    Ok(())
+                });
+                self.take_over(net, conn);
+            }
+            Event::Closed { conn, end } => {
+                self.with(conn, |_, _| Err(Broken::Lost(Cause::Lost(end.to_string()))));
+            }
+            Event::Command(command) => self.command(net, command),
+            Event::Timer { .. } => self.tick(),
+            Event::Bytes { .. } | Event::Drained { .. } => {}
+        }
+        self.settle(net);
+    }
+
+    fn ready(&mut self, net: &mut Net, conn: ConnId, readiness: Readiness) {
+        self.serve(net, conn, readiness);
+        self.settle(net);
+    }
+}

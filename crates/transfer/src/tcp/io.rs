@@ -1,0 +1,50 @@
+//! Reading and writing sockets by ranges of memory of which no Rust slices exist.
+
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+/// The ranges of one call.
+pub(crate) type Vectors = Vec<libc::iovec>;
+
+/// Most ranges of one call; the kernel takes 1024.
+pub(crate) const VECTORS_MAX: usize = 256;
+
+/// The range of a slice, to be written from.
+pub(crate) fn from_slice(bytes: &[u8]) -> libc::iovec {
+    libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() }
+}
+
+/// The range of a buffer, to be read into.
+pub(crate) fn into_slice(bytes: &mut [u8]) -> libc::iovec {
+    libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() }
+}
+
+/// Reads into the ranges, in order, without blocking.
+///
+/// # Safety
+/// Every range is valid for writes for the whole call.
+pub(crate) unsafe fn receive(socket: BorrowedFd<'_>, into: &mut Vectors, flags: i32) -> io::Result<usize> {
+    let mut message = message(into);
+    // SAFETY: the header points to `into`, whose ranges are the caller's; the descriptor is borrowed for the call.
+    let count = unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut message, flags) };
+    usize::try_from(count).map_err(|_| io::Error::last_os_error())
+}
+
+/// Writes from the ranges, in order. A closed peer is an error, not a signal.
+///
+/// # Safety
+/// Every range is valid for reads for the whole call.
+pub(crate) unsafe fn send(socket: BorrowedFd<'_>, from: &mut Vectors, flags: i32) -> io::Result<usize> {
+    let message = message(from);
+    // SAFETY: as for `receive`; the kernel only reads from the ranges.
+    let count = unsafe { libc::sendmsg(socket.as_raw_fd(), &raw const message, flags | libc::MSG_NOSIGNAL) };
+    usize::try_from(count).map_err(|_| io::Error::last_os_error())
+}
+
+fn message(ranges: &mut Vectors) -> libc::msghdr {
+    // SAFETY: a header of zeros is a valid one: no name, no ranges, no control data.
+    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+    message.msg_iov = ranges.as_mut_ptr();
+    message.msg_iovlen = ranges.len() as _;
+    message
+}

@@ -1,0 +1,317 @@
+//! The TCP mover.
+//!
+//! Each loop owns the connections it accepted and the lanes it opened (`half`), a connection is an inlet, an outlet and
+//! a role (`conn`, `outlet`, `serve`, `lane`), and one table decides who goes next and where (`hub`).
+
+mod config;
+mod conn;
+mod cursor;
+mod direct;
+mod half;
+mod hub;
+mod io;
+mod lane;
+mod outlet;
+mod serve;
+mod shared;
+mod work;
+
+use std::net::SocketAddr;
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
+
+use slackwater_base::Instant;
+use slackwater_net::{Clock, Limits as NetLimits, Loop, PreAuthLimits, is_inside_a_loop};
+use slackwater_wait::{Site, Waiting, now};
+use thiserror::Error;
+
+pub use config::TcpConfig;
+pub use hub::LaneCounters;
+
+use config::{SLICE_BYTES_MAX, SLICE_BYTES_MIN};
+use direct::Call;
+use half::{Command, Half};
+use hub::{Hub, Limits};
+use shared::Shared;
+use work::{Kind, Work};
+
+use crate::batch::{BatchId, Part};
+use crate::cause::Cause;
+use crate::home::Home;
+use crate::job::Job;
+use crate::mover::{Abilities, Lone, Mover, Notice, PeerStats, Submission, WhenFull};
+use crate::region::Region;
+use crate::segment::Segment;
+use slackwater_wire::data::Op;
+
+/// Carries requests over TCP.
+pub struct Tcp {
+    shared: Arc<Shared>,
+    loops: Vec<Loop<Half>>,
+    addresses: Vec<SocketAddr>,
+}
+
+/// Why the TCP mover could not start.
+#[derive(Debug, Error)]
+pub enum TcpError {
+    /// The configuration contradicts itself or the rules of the house.
+    #[error("{0}")]
+    Config(String),
+    /// The operating system refused.
+    #[error("{0}")]
+    System(String),
+}
+
+static FULL: Site = Site::new("transfer queue");
+const NOTICE_TIMEOUT: Duration = Duration::from_secs(30);
+/// Jobs that are put in line together.
+const RUN_BYTES: u64 = 64 << 20;
+const RUN_ENTRIES: usize = 1024;
+const LISTEN_TIMEOUT: Duration = Duration::from_secs(10);
+
+impl Tcp {
+    /// Starts the loops, and listens.
+    ///
+    /// # Errors
+    /// The configuration is wrong, or the operating system gives no thread, socket, or port.
+    pub fn start(home: &Arc<Home>, config: TcpConfig) -> Result<Self, TcpError> {
+        check(&config)?;
+        let mut seed = [0; 8];
+        getrandom::fill(&mut seed).map_err(|error| TcpError::System(error.to_string()))?;
+        let hub = Hub::new(Limits::of(&config), u64::from_le_bytes(seed));
+        let shared = Arc::new(Shared::new(Arc::clone(home), config, hub));
+        let clock = Clock::start();
+        let limits = NetLimits {
+            connections: shared.config.connections_max,
+            pre_auth: PreAuthLimits::default(),
+            ..NetLimits::default()
+        };
+        let mut loops = Vec::new();
+        for index in 0..shared.config.io_threads {
+            let half = Half::new(Arc::clone(&shared), index);
+            let started = Loop::start(&format!("transfer-{index}"), clock, limits, half);
+            loops.push(started.map_err(|error| TcpError::System(error.to_string()))?);
+        }
+        // Set once, right here: nobody else has the shared state yet.
+        let _ = shared.loops.set(loops.iter().map(Loop::downgrade).collect());
+        let mut mover = Self { shared, loops, addresses: Vec::new() };
+        mover.addresses = mover.listen()?;
+        Ok(mover)
+    }
+
+    /// Where it listens, or what it was told to publish instead.
+    #[must_use]
+    pub fn addresses(&self) -> &[SocketAddr] {
+        match self.shared.config.advertise.as_slice() {
+            [] => &self.addresses,
+            advertised => advertised,
+        }
+    }
+
+    /// Transfers under way and in line.
+    #[must_use]
+    pub fn load(&self) -> (usize, usize) {
+        let hub = self.shared.hub();
+        (hub.active(), hub.pending())
+    }
+
+    /// What became of connections.
+    #[must_use]
+    pub fn lane_counters(&self) -> LaneCounters {
+        self.shared.hub().counters()
+    }
+
+    /// Lanes of each loop.
+    #[must_use]
+    pub fn lanes_by_loop(&self) -> Vec<usize> {
+        self.shared.hub().lanes_by_loop()
+    }
+
+    /// Every loop listens on every address; the first one's ports are the others'.
+    fn listen(&self) -> Result<Vec<SocketAddr>, TcpError> {
+        let mut addresses = self.shared.config.bind.clone();
+        if addresses.is_empty() {
+            return Ok(addresses);
+        }
+        for address in &addresses {
+            slackwater_net::Net::check_free(&slackwater_net::Endpoint::Tcp(*address))
+                .map_err(|error| TcpError::System(error.to_string()))?;
+        }
+        for each in &self.loops {
+            let (answer, answered) = mpsc::channel();
+            each.command(Command::Listen { addresses: addresses.clone(), answer });
+            let bound = answered.recv_timeout(LISTEN_TIMEOUT);
+            let bound = bound.map_err(|error| TcpError::System(format!("a loop does not answer: {error}")))?;
+            addresses = bound.map_err(|error| TcpError::System(error.to_string()))?;
+        }
+        Ok(addresses)
+    }
+
+    /// Waits until the queue to a peer has room; why not, when it is not to be waited for.
+    fn wait_for_room(&self, segment: &Segment, when_full: WhenFull, deadline: Instant) -> Result<(), Cause> {
+        loop {
+            let seen = self.shared.room.seen();
+            let Some(queued) = self.shared.hub().full(segment) else { return Ok(()) };
+            // A loop must not wait for itself.
+            if when_full == WhenFull::Refuse || is_inside_a_loop() {
+                return Err(Cause::Full { queued });
+            }
+            if self.shared.room.wait(seen, &Waiting::at(&FULL).until(deadline)).is_err() && now() >= deadline {
+                return Err(Cause::Full { queued });
+            }
+        }
+    }
+
+    /// Cuts a job into as many as there can be lanes, if it is large.
+    fn stripe(&self, job: Job) -> Vec<Job> {
+        let config = &self.shared.config;
+        let bytes = job.buffers.bytes();
+        if bytes <= config.stripe_bytes_min || config.lanes_per_peer == 1 {
+            return vec![job];
+        }
+        let slice = config.slice_bytes as u64;
+        let share = bytes.div_ceil(config.lanes_per_peer as u64).next_multiple_of(slice);
+        let count = bytes.div_ceil(share);
+        let Job { op, buffers, remote, deadline, priority, part } = job;
+        let cut = part.split(count as u32).into_iter().zip(0u64..).map(|(part, index)| Job {
+            op,
+            buffers: buffers.cut(index * share, share),
+            remote: crate::job::Remote { offset: remote.offset + index * share, ..remote },
+            deadline,
+            priority,
+            part,
+        });
+        cut.collect()
+    }
+
+    fn submit_work(&self, segment: &Arc<Segment>, works: Vec<Work>) {
+        self.shared.ask(None, |hub, now, orders| hub.submit(segment, works, now, orders));
+    }
+}
+
+fn check(config: &TcpConfig) -> Result<(), TcpError> {
+    let wrong = |what: &str| Err(TcpError::Config(what.to_owned()));
+    if config.io_threads == 0 || config.max_transfers == 0 || config.lanes_per_peer == 0 {
+        return wrong("io_threads, max_transfers and lanes_per_peer must be at least 1");
+    }
+    if !(SLICE_BYTES_MIN..=SLICE_BYTES_MAX).contains(&config.slice_bytes) {
+        return wrong("slice_bytes must be from 64 KiB to 16 MiB, the largest frame that peers take");
+    }
+    if let Some(address) = config.bind.iter().find(|address| !address.ip().is_loopback() && !config.insecure) {
+        return Err(TcpError::Config(format!(
+            "refusing to listen on {address}: the bytes would travel in the open beyond this machine (set insecure to do it all the same)"
+        )));
+    }
+    Ok(())
+}
+
+impl Mover for Tcp {
+    fn name(&self) -> &'static str {
+        "tcp"
+    }
+
+    fn abilities(&self) -> Abilities {
+        Abilities::HOST
+    }
+
+    fn reaches(&self, segment: &Segment) -> bool {
+        let open = self.shared.config.insecure;
+        segment.addresses.iter().any(|address| open || address.ip().is_loopback())
+    }
+
+    fn invalidate(&self, region: &Arc<Region>) {
+        self.loops.iter().for_each(|each| each.command(Command::LetGo(region.id())));
+    }
+
+    fn submit(&self, segment: &Arc<Segment>, submission: Submission) -> Vec<Job> {
+        let (mut works, mut given_back, mut bytes) = (Vec::new(), Vec::new(), 0);
+        for job in submission.jobs {
+            // In runs, so that the queue's limits hold for one large batch as well.
+            if bytes >= RUN_BYTES || works.len() >= RUN_ENTRIES {
+                self.submit_work(segment, std::mem::take(&mut works));
+                bytes = 0;
+            }
+            bytes += job.buffers.bytes();
+            if !job.buffers.are_host() {
+                given_back.push(job);
+                continue;
+            }
+            if let Err(cause) = self.wait_for_room(segment, submission.when_full, job.deadline) {
+                Work::new(segment.incarnation, Kind::Job(job)).end(Err(cause));
+                continue;
+            }
+            works.extend(self.stripe(job).into_iter().map(|job| Work::new(segment.incarnation, Kind::Job(job))));
+        }
+        if !works.is_empty() {
+            self.submit_work(segment, works);
+        }
+        given_back
+    }
+
+    fn carry_now(&self, segment: &Arc<Segment>, lone: Lone) -> Result<Result<(), Cause>, Lone> {
+        // A loop must not block, and a large request is faster over several lanes.
+        let config = &self.shared.config;
+        if is_inside_a_loop() || !lone.buffers.are_host() || lone.buffers.bytes() > config.stripe_bytes_min {
+            return Err(lone);
+        }
+        let Lone { op, buffers, remote, deadline } = lone;
+        let first = self.shared.direct.is_empty();
+        let call = Call { op, buffers: buffers.clone(), remote: &remote, deadline };
+        let Some(outcome) = self.shared.direct.carry(&self.shared, segment, call) else {
+            return Err(Lone { op, buffers, remote, deadline });
+        };
+        if first && let Some(watcher) = self.loops.first() {
+            // From now on somebody looks for connections that nobody borrows any more.
+            watcher.command(Command::Watch);
+        }
+        let moved = match op {
+            Op::Read => hub::Moved::Read(buffers.bytes()),
+            Op::Write => hub::Moved::Written(buffers.bytes()),
+        };
+        self.shared.hub().count_direct(segment, if outcome.is_ok() { moved } else { hub::Moved::Nothing });
+        Ok(outcome)
+    }
+
+    fn cancel(&self, batch: BatchId) {
+        self.shared.ask(None, |hub, _, orders| hub.cancel(batch, orders));
+        self.loops.iter().for_each(|each| each.command(Command::Cancel(batch)));
+    }
+
+    fn fence(&self, segment: &Arc<Segment>, part: Part) {
+        self.shared.ask(None, |hub, _, orders| hub.fence(segment, part, orders));
+    }
+
+    fn notify(&self, segment: &Arc<Segment>, notice: Notice, part: Part) {
+        let kind = Kind::Notify { notice, part, deadline: now() + NOTICE_TIMEOUT };
+        self.submit_work(segment, vec![Work::new(segment.incarnation, kind)]);
+    }
+
+    fn probe(&self, segment: &Arc<Segment>, deadline: Instant, part: Part) {
+        self.submit_work(segment, vec![Work::new(segment.incarnation, Kind::Probe { part, deadline })]);
+    }
+
+    fn stats(&self, segment: &Segment) -> PeerStats {
+        self.shared.hub().stats(segment.incarnation)
+    }
+
+    fn close(&self) {
+        self.shared.ask(None, |hub, _, orders| hub.close(orders));
+        for each in &self.loops {
+            each.command(Command::Close);
+        }
+        self.loops.iter().for_each(Loop::stop);
+        self.shared.direct.close();
+    }
+}
+
+impl std::fmt::Debug for Tcp {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Tcp").field("addresses", &self.addresses).finish_non_exhaustive()
+    }
+}
+
+impl Drop for Tcp {
+    fn drop(&mut self) {
+        self.close();
+    }
+}

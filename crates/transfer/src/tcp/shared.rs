@@ -1,0 +1,160 @@
+//! What all loops of one mover share.
+
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+use slackwater_base::Instant;
+use slackwater_net::{Loop, WeakLoop};
+use slackwater_wait::{Event, now};
+use slackwater_wire::Incarnation;
+use slackwater_wire::data::{Features, Greeting, VERSION};
+
+use super::config::{SLICE_BYTES_MAX, TcpConfig};
+use super::direct::Direct;
+use super::half::{Command, Half};
+use super::hub::{Hub, LaneId, Order};
+use super::work::Work;
+use crate::home::Home;
+
+pub(crate) struct Shared {
+    pub(crate) home: Arc<Home>,
+    pub(crate) config: TcpConfig,
+    pub(crate) hub: Mutex<Hub>,
+    pub(crate) direct: Direct,
+    /// A queue has room again, or a peer is gone.
+    pub(crate) room: Event,
+    /// Not kept by it: the loops keep this.
+    pub(crate) loops: OnceLock<Vec<WeakLoop<Half>>>,
+    /// When the hub will be looked at without anybody asking.
+    armed: Mutex<Instant>,
+}
+
+/// Payload of one connection that is taken before it is acknowledged.
+const IN_FLIGHT_BYTES_MAX: u64 = 256 << 20;
+
+impl Shared {
+    pub(crate) fn new(home: Arc<Home>, config: TcpConfig, hub: Hub) -> Self {
+        Self {
+            home,
+            config,
+            hub: Mutex::new(hub),
+            direct: Direct::default(),
+            room: Event::new(),
+            loops: OnceLock::new(),
+            armed: Mutex::new(Instant::NEVER),
+        }
+    }
+
+    pub(crate) fn hub(&self) -> MutexGuard<'_, Hub> {
+        self.hub.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The loop of an index; none when the mover is closed.
+    pub(crate) fn event_loop(&self, index: usize) -> Option<Loop<Half>> {
+        self.loops.get()?.get(index)?.upgrade()
+    }
+
+    pub(crate) fn frame_bytes_max(&self) -> usize {
+        SLICE_BYTES_MAX
+    }
+
+    pub(crate) fn greeting(&self, expects: Incarnation, features: Features) -> Greeting {
+        Greeting {
+            version_min: VERSION,
+            version_max: VERSION,
+            features,
+            incarnation: self.home.incarnation(),
+            expects,
+            frame_bytes_max: SLICE_BYTES_MAX as u32,
+            requests_max: self.config.requests_max,
+            in_flight_bytes_max: IN_FLIGHT_BYTES_MAX,
+            public_key: [0; 32],
+            proof: [0; 32],
+        }
+    }
+
+    /// Asks the hub, and carries out what it says. `own` takes the orders for the loop that the caller is inside of.
+    pub(crate) fn ask(
+        &self,
+        own: Option<(usize, &mut Vec<Command>)>,
+        question: impl FnOnce(&mut Hub, Instant, &mut Vec<Order>),
+    ) {
+        let mut orders = Vec::new();
+        question(&mut self.hub(), now(), &mut orders);
+        self.carry_out(orders, own);
+    }
+
+    fn carry_out(&self, orders: Vec<Order>, mut own: Option<(usize, &mut Vec<Command>)>) {
+        let mut send = |loop_index: usize, command: Command| match &mut own {
+            Some((index, commands)) if *index == loop_index => commands.push(command),
+            _ => {
+                if let Some(target) = self.event_loop(loop_index) {
+                    target.command(command);
+                }
+            }
+        };
+        let mut starts: Vec<(usize, LaneId, Vec<Work>)> = Vec::new();
+        let mut over = Vec::new();
+        let mut freed = false;
+        for order in orders {
+            match order {
+                Order::Start { loop_index, lane, work } => {
+                    freed = true;
+                    match starts.iter_mut().find(|(_, known, _)| *known == lane) {
+                        Some((_, _, works)) => works.push(work),
+                        None => starts.push((loop_index, lane, vec![work])),
+                    }
+                }
+                Order::Connect { loop_index, lane, peer, address } => {
+                    send(loop_index, Command::Connect { lane, peer, address });
+                }
+                Order::Fail { work, cause } => {
+                    freed = true;
+                    over.push((work, cause));
+                }
+                Order::Fenced(part) => part.complete(0),
+                Order::Wake(at) => {
+                    if self.arm(at) {
+                        send(0, Command::Wake(at));
+                    }
+                }
+            }
+        }
+        if freed {
+            self.room.notify_all();
+        }
+        for (loop_index, lane, works) in starts {
+            send(loop_index, Command::Start { lane, works });
+        }
+        over.into_iter().for_each(|(work, cause)| work.end(Err(cause)));
+    }
+
+    /// Whether nobody would look at the hub by `at`.
+    fn arm(&self, at: Instant) -> bool {
+        let mut armed = self.armed.lock().unwrap_or_else(PoisonError::into_inner);
+        let earlier = at < *armed;
+        if earlier {
+            *armed = at;
+        }
+        earlier
+    }
+
+    /// The look is due: whether it was armed for now, and is disarmed.
+    pub(crate) fn disarm(&self, now: Instant) -> bool {
+        let mut armed = self.armed.lock().unwrap_or_else(PoisonError::into_inner);
+        let due = *armed <= now;
+        if due {
+            *armed = Instant::NEVER;
+        }
+        due
+    }
+
+    pub(crate) fn armed(&self) -> Instant {
+        *self.armed.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl std::fmt::Debug for Shared {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Shared").field("config", &self.config).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,80 @@
+use slackwater_base::Instant;
+use slackwater_wire::Incarnation;
+
+use crate::batch::{BatchId, Part};
+use crate::cause::Cause;
+use crate::job::{Job, Priority};
+use crate::mover::Notice;
+
+/// What a lane is asked to do.
+#[derive(Debug)]
+pub(crate) struct Work {
+    pub(crate) peer: Incarnation,
+    /// Between which fences it was submitted.
+    pub(crate) epoch: u64,
+    pub(crate) kind: Kind,
+}
+
+#[derive(Debug)]
+pub(crate) enum Kind {
+    /// Move bytes.
+    Job(Job),
+    /// Deliver a notice.
+    Notify { notice: Notice, part: Part, deadline: Instant },
+    /// See whether the peer answers.
+    Probe { part: Part, deadline: Instant },
+}
+
+impl Work {
+    pub(crate) fn new(peer: Incarnation, kind: Kind) -> Self {
+        Self { peer, epoch: 0, kind }
+    }
+
+    pub(crate) fn bytes(&self) -> u64 {
+        match &self.kind {
+            Kind::Job(job) => job.buffers.bytes(),
+            Kind::Notify { notice, .. } => (notice.name.len() + notice.bytes.len()) as u64,
+            Kind::Probe { .. } => 0,
+        }
+    }
+
+    pub(crate) fn deadline(&self) -> Instant {
+        match &self.kind {
+            Kind::Job(job) => job.deadline,
+            Kind::Notify { deadline, .. } | Kind::Probe { deadline, .. } => *deadline,
+        }
+    }
+
+    pub(crate) fn is_urgent(&self) -> bool {
+        match &self.kind {
+            Kind::Job(job) => job.priority == Priority::Urgent,
+            Kind::Notify { .. } | Kind::Probe { .. } => true,
+        }
+    }
+
+    pub(crate) fn part(&self) -> &Part {
+        match &self.kind {
+            Kind::Job(job) => &job.part,
+            Kind::Notify { part, .. } | Kind::Probe { part, .. } => part,
+        }
+    }
+
+    pub(crate) fn batch(&self) -> BatchId {
+        self.part().batch()
+    }
+
+    /// Lets go of local memory, and tells how it ended.
+    pub(crate) fn end(self, outcome: Result<u64, Cause>) {
+        let part = match self.kind {
+            Kind::Job(Job { buffers, part, .. }) => {
+                drop(buffers);
+                part
+            }
+            Kind::Notify { part, .. } | Kind::Probe { part, .. } => part,
+        };
+        match outcome {
+            Ok(bytes) => part.complete(bytes),
+            Err(cause) => part.fail(cause),
+        }
+    }
+}

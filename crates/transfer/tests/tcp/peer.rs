@@ -1,0 +1,124 @@
+//! Peers that are down, restarted, silent or rude.
+
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::time::Instant;
+
+use slackwater_transfer::{Cause, Ended, Op, Segment, Status, TcpConfig};
+use slackwater_wait::Waiting;
+
+use crate::support::*;
+
+static SITE: slackwater_wait::Site = slackwater_wait::Site::new("test");
+
+fn nobody() -> std::net::SocketAddr {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
+}
+
+#[test]
+fn ten_thousand_requests_to_a_peer_that_is_down_end_by_their_deadline() {
+    let (alice, bob) = (engine("alice", config()), engine("bob", config()));
+    let (here, there) = (region(&alice, 4096), region(&bob, 4096));
+    let down = Segment { addresses: vec![nobody()], ..bob.segment().clone() };
+    let (peer, capability) = (alice.open(down), grant(&bob, &there));
+    let requests = (0..10_000).map(|_| request(Op::Read, vec![range(&here, 0, 64)], target(peer, capability, 0)));
+    let start = Instant::now();
+    let batch = alice.submit(requests.collect(), &within(SECOND));
+    assert!(matches!(batch.wait(&Waiting::at(&SITE)), Err(Ended::Failed(Cause::Unreachable(_)))));
+    assert!(start.elapsed() >= SECOND && start.elapsed() < 10 * SECOND, "{:?}", start.elapsed());
+    assert!((0..10_000).all(|request| batch.status(request) == Some(Status::Failed)));
+    assert!(alice.probe(peer, SECOND / 10).is_err());
+}
+
+#[test]
+fn a_restarted_peer_is_gone_under_its_old_name() {
+    let (alice, bob, carol) = (engine("alice", config()), engine("bob", config()), engine("carol", config()));
+    let (here, there) = (region(&alice, 4096), region(&bob, 4096));
+    // Somebody else listens where bob is said to be.
+    let moved = Segment { addresses: carol.segment().addresses.clone(), ..bob.segment().clone() };
+    let (peer, capability) = (alice.open(moved), grant(&bob, &there));
+    let read = request(Op::Read, vec![range(&here, 0, 64)], target(peer, capability, 0));
+    let ended = alice.transfer(vec![read], &within(20 * SECOND)).unwrap_err();
+    let (expected, found) = (bob.home().incarnation(), carol.home().incarnation());
+    assert_eq!(ended, Ended::Failed(Cause::Gone { expected, found }));
+}
+
+#[test]
+fn the_second_address_serves_when_the_first_is_dead() {
+    let (alice, bob) = (engine("alice", config()), engine("bob", config()));
+    let (here, there) = (region(&alice, 4096), region(&bob, 4096));
+    fill(&there, 4);
+    let addresses = vec![nobody(), bob.segment().addresses[0]];
+    let (peer, capability) = (alice.open(Segment { addresses, ..bob.segment().clone() }), grant(&bob, &there));
+    let read = request(Op::Read, vec![range(&here, 0, 4096)], target(peer, capability, 0));
+    alice.transfer(vec![read], &within(20 * SECOND)).unwrap();
+    assert!(bytes_of(&here, 0, 4096) == bytes_of(&there, 0, 4096));
+}
+
+#[test]
+fn the_engine_speaks_both_versions_of_ip() {
+    if TcpListener::bind("[::1]:0").is_err() {
+        return assert!(TcpStream::connect("[::1]:1").is_err(), "without IPv6 there is nothing to show");
+    }
+    let bind = vec!["[::1]:0".parse().unwrap(), "127.0.0.1:0".parse().unwrap()];
+    let (alice, bob) = (engine("alice", config()), engine("bob", TcpConfig { bind, ..config() }));
+    assert_eq!(bob.segment().addresses.len(), 2);
+    let (here, there) = (region(&alice, 4096), region(&bob, 4096));
+    for address in bob.segment().addresses.clone() {
+        let one = Segment { addresses: vec![address], ..bob.segment().clone() };
+        let (peer, capability) = (alice.open(one), grant(&bob, &there));
+        let read = request(Op::Read, vec![range(&here, 0, 4096)], target(peer, capability, 0));
+        alice.transfer(vec![read], &within(20 * SECOND)).unwrap();
+    }
+}
+
+#[test]
+fn a_peer_that_falls_silent_is_given_up_in_time() {
+    let impatient = TcpConfig { progress_timeout: SECOND / 5, ..config() };
+    let (alice, bob) = (engine("alice", impatient), engine("bob", config()));
+    let (here, there) = (region(&alice, 4096), region(&bob, 4096));
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let silent = Segment { addresses: vec![listener.local_addr().unwrap()], ..bob.segment().clone() };
+    let (peer, capability) = (alice.open(silent), grant(&bob, &there));
+    let read = request(Op::Read, vec![range(&here, 0, 4096)], target(peer, capability, 0));
+    let start = Instant::now();
+    let ended = alice.transfer(vec![read], &within(SECOND)).unwrap_err();
+    assert!(start.elapsed() < 10 * SECOND);
+    assert!(matches!(ended, Ended::Failed(Cause::TimedOut(_) | Cause::Unreachable(_))), "{ended:?}");
+}
+
+#[test]
+fn strangers_and_junk_do_not_disturb_the_others() {
+    let (alice, bob) = (engine("alice", config()), engine("bob", config()));
+    let (here, there) = (region(&alice, 1 << 20), region(&bob, 1 << 20));
+    let (peer, capability) = (alice.open(bob.segment().clone()), grant(&bob, &there));
+    let address = bob.segment().addresses[0];
+    let mut rude: Vec<TcpStream> = (0..20).map(|_| TcpStream::connect(address).unwrap()).collect();
+    for (index, stream) in rude.iter_mut().enumerate() {
+        stream.set_read_timeout(Some(20 * SECOND)).unwrap();
+        if index % 2 == 0 {
+            stream.write_all(&pattern(index as u64, 200)).unwrap();
+            // Junk is answered by the end of the connection.
+            assert!(matches!(stream.read(&mut [0; 1]), Ok(0) | Err(_)));
+        }
+    }
+    for _ in 0..20 {
+        let read = request(Op::Read, vec![range(&here, 0, 1 << 20)], target(peer, capability, 0));
+        alice.transfer(vec![read], &within(20 * SECOND)).unwrap();
+    }
+}
+
+#[test]
+fn idle_lanes_are_closed_and_made_anew_when_needed() {
+    let brief = TcpConfig { idle_timeout: SECOND / 20, gc_interval: SECOND / 20, ..config() };
+    let ((alice, tcp), bob) = (engine_and_mover("alice", brief), engine("bob", config()));
+    let (here, there) = (region(&alice, 4096), region(&bob, 4096));
+    let (peer, capability) = (alice.open(bob.segment().clone()), grant(&bob, &there));
+    for round in 1..=2 {
+        let read = request(Op::Read, vec![range(&here, 0, 4096)], target(peer, capability, 0));
+        alice.transfer(vec![read], &within(20 * SECOND)).unwrap();
+        until("an idle lane is closed", || tcp.lane_counters().closed_idle == round);
+        assert_eq!(tcp.lane_counters().created, round);
+        assert_eq!(tcp.lanes_by_loop(), [0, 0]);
+    }
+}

@@ -1,0 +1,83 @@
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use slackwater_transfer::{
+    Capability, Engine, GrantSpec, Home, LocalRange, Memory, Mover, Op, PeerId, Priority, Region, RegionSpec, Request,
+    Rights, Segment, Submit, Target, Tcp, TcpConfig,
+};
+
+pub(crate) const SECOND: Duration = Duration::from_secs(1);
+
+/// A configuration for many small engines in one process.
+pub(crate) fn config() -> TcpConfig {
+    TcpConfig { io_threads: 2, socket_buffer_bytes: 1 << 20, ..TcpConfig::default() }
+}
+
+/// An engine that has TCP alone, so that nothing goes by another way.
+pub(crate) fn engine(name: &str, config: TcpConfig) -> Engine {
+    engine_and_mover(name, config).0
+}
+
+/// The same, with its mover to look at.
+pub(crate) fn engine_and_mover(name: &str, config: TcpConfig) -> (Engine, Arc<Tcp>) {
+    let life = Home::open().unwrap();
+    let tcp = Arc::new(Tcp::start(&life, config).unwrap());
+    let segment = Segment {
+        name: name.to_owned(),
+        incarnation: life.incarnation(),
+        addresses: tcp.addresses().to_vec(),
+        public_key: None,
+        host: None,
+    };
+    let movers: Vec<Arc<dyn Mover>> = vec![tcp.clone()];
+    (Engine::assemble(life, segment, movers), tcp)
+}
+
+pub(crate) fn region(engine: &Engine, bytes: usize) -> Arc<Region> {
+    engine.register(RegionSpec { memory: Memory::anonymous(bytes).unwrap(), rights: Rights::BOTH }).unwrap()
+}
+
+pub(crate) fn grant(engine: &Engine, region: &Region) -> Capability {
+    engine.grant(region.id(), &GrantSpec::whole(region, Rights::BOTH)).unwrap()
+}
+
+pub(crate) fn fill(region: &Arc<Region>, seed: u64) {
+    region.access(0, region.bytes()).unwrap().copy_in(0, &pattern(seed, region.bytes() as usize));
+}
+
+pub(crate) fn pattern(seed: u64, bytes: usize) -> Vec<u8> {
+    let mut out = vec![0; bytes];
+    slackwater_base::Rng::new(seed).fill(&mut out);
+    out
+}
+
+pub(crate) fn bytes_of(region: &Arc<Region>, offset: u64, bytes: usize) -> Vec<u8> {
+    let mut out = vec![0; bytes];
+    region.access(offset, bytes as u64).unwrap().copy_out(0, &mut out);
+    out
+}
+
+pub(crate) fn range(region: &Region, offset: u64, bytes: u64) -> LocalRange {
+    LocalRange { region: region.id(), offset, bytes }
+}
+
+pub(crate) fn request(op: Op, local: Vec<LocalRange>, target: Target) -> Request {
+    Request { op, local, target, timeout: None, priority: Priority::Normal }
+}
+
+pub(crate) fn target(peer: PeerId, capability: Capability, offset: u64) -> Target {
+    Target { peer, offset, capability, key: None }
+}
+
+pub(crate) fn within(timeout: Duration) -> Submit {
+    Submit { timeout, ..Submit::default() }
+}
+
+/// Waits for a fact, up to 20 seconds.
+pub(crate) fn until(what: &str, mut fact: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !fact() {
+        assert!(start.elapsed() < 20 * SECOND, "not within 20 s: {what}");
+        std::thread::yield_now();
+    }
+}

@@ -1,0 +1,174 @@
+use slackwater_transfer::{Cause, Ended, Notice, Op, Refusal, Status, Submit, WhenFull};
+use slackwater_wait::now;
+
+use crate::support::*;
+
+#[test]
+fn every_size_arrives_in_both_directions() {
+    let (alice, bob) = (engine("alice", config()), engine("bob", config()));
+    let (here, there) = (region(&alice, 5 << 20), region(&bob, 5 << 20));
+    let (peer, capability) = (alice.open(bob.segment().clone()), grant(&bob, &there));
+    for (turn, bytes) in
+        [1, 63, 64, 65, 4095, 4096, 4097, 65_536, 1 << 20, (1 << 20) + 1, (4 << 20) + 7].into_iter().enumerate()
+    {
+        let (from, to) = (turn as u64 * 3 + 1, turn as u64 * 5 + 2);
+        fill(&here, turn as u64);
+        let local = vec![range(&here, from, bytes)];
+        alice.transfer(vec![request(Op::Write, local, target(peer, capability, to))], &within(20 * SECOND)).unwrap();
+        let sent = bytes_of(&here, from, bytes as usize);
+        assert!(bytes_of(&there, to, bytes as usize) == sent, "{bytes} bytes written");
+        fill(&here, 99);
+        let local = vec![range(&here, 7, bytes)];
+        alice.transfer(vec![request(Op::Read, local, target(peer, capability, to))], &within(20 * SECOND)).unwrap();
+        assert!(bytes_of(&here, 7, bytes as usize) == sent, "{bytes} bytes read");
+    }
+}
+
+#[test]
+fn scattered_and_gathered_bytes_keep_their_order() {
+    let (alice, bob) = (engine("alice", config()), engine("bob", config()));
+    let (here, there) = (region(&alice, 4 << 20), region(&bob, 4 << 20));
+    let (peer, capability) = (alice.open(bob.segment().clone()), grant(&bob, &there));
+    fill(&here, 1);
+    // Many uneven ranges, backwards, together above the size that is striped over lanes.
+    let ranges: Vec<_> =
+        (0..600u64).rev().map(|index| range(&here, index * 6000 + index % 7, 4000 + index % 13)).collect();
+    let expected: Vec<u8> =
+        ranges.iter().flat_map(|range| bytes_of(&here, range.offset, range.bytes as usize)).collect();
+    alice
+        .transfer(vec![request(Op::Write, ranges.clone(), target(peer, capability, 11))], &within(20 * SECOND))
+        .unwrap();
+    assert!(bytes_of(&there, 11, expected.len()) == expected);
+    let all = alice.home().regions().access(here.id(), 0, here.bytes()).unwrap();
+    all.copy_in(0, &vec![0; here.bytes() as usize]);
+    drop(all);
+    alice
+        .transfer(vec![request(Op::Read, ranges.clone(), target(peer, capability, 11))], &within(20 * SECOND))
+        .unwrap();
+    let got: Vec<u8> = ranges.iter().flat_map(|range| bytes_of(&here, range.offset, range.bytes as usize)).collect();
+    assert!(got == expected);
+}
+
+#[test]
+fn ten_thousand_small_requests_are_one_batch() {
+    let (alice, bob) = (engine("alice", config()), engine("bob", config()));
+    let (here, there) = (region(&alice, 10_000 * 100), region(&bob, 10_000 * 100));
+    let (peer, capability) = (alice.open(bob.segment().clone()), grant(&bob, &there));
+    fill(&there, 5);
+    let requests = (0..10_000u64)
+        .map(|index| request(Op::Read, vec![range(&here, index * 100, 100)], target(peer, capability, index * 100)));
+    let batch = alice.submit(requests.collect(), &within(20 * SECOND));
+    let notice = Notice { name: "read".to_owned(), bytes: vec![1, 2, 3] };
+    batch.wait(&slackwater_wait::Waiting::at(&SITE)).unwrap();
+    assert!((0..10_000).all(|request| batch.status(request) == Some(Status::Completed)));
+    assert!(bytes_of(&here, 0, 1_000_000) == bytes_of(&there, 0, 1_000_000));
+    alice.notify(peer, notice.clone(), 20 * SECOND).unwrap();
+    assert_eq!(bob.take_notices(now() + 20 * SECOND), [(alice.home().incarnation(), notice)]);
+    alice.fence(peer, 20 * SECOND).unwrap();
+}
+
+static SITE: slackwater_wait::Site = slackwater_wait::Site::new("test");
+
+#[test]
+fn many_threads_share_an_engine() {
+    let (alice, bob) = (engine("alice", config()), engine("bob", config()));
+    let there = region(&bob, 1 << 20);
+    fill(&there, 3);
+    let (peer, capability) = (alice.open(bob.segment().clone()), grant(&bob, &there));
+    let threads: Vec<_> = (0..8)
+        .map(|thread| {
+            let (alice, there) = (alice.clone(), there.clone());
+            std::thread::spawn(move || {
+                let here = region(&alice, 64 << 10);
+                for turn in 0..50u64 {
+                    let at = (thread * 7919 + turn * 104_729) % (900 << 10);
+                    let local = vec![range(&here, 0, 64 << 10)];
+                    let read = vec![request(Op::Read, local, target(peer, capability, at))];
+                    alice.transfer(read, &within(20 * SECOND)).unwrap();
+                    assert!(bytes_of(&here, 0, 64 << 10) == bytes_of(&there, at, 64 << 10));
+                }
+                alice.unregister(here.id(), 20 * SECOND).unwrap();
+            })
+        })
+        .collect();
+    threads.into_iter().for_each(|thread| thread.join().unwrap());
+    assert_eq!(alice.stats(peer)[0].1.completed, 400);
+}
+
+#[test]
+fn the_target_refuses_what_was_not_granted_and_serves_on() {
+    let (alice, bob) = (engine("alice", config()), engine("bob", config()));
+    let (here, there) = (region(&alice, 1 << 20), region(&bob, 1 << 20));
+    let (peer, capability) = (alice.open(bob.segment().clone()), grant(&bob, &there));
+    let mut forged = capability.to_bytes();
+    forged[20] ^= 1;
+    let forged = slackwater_transfer::Capability::from_bytes(&forged);
+    let local = || vec![range(&here, 0, 1 << 20)];
+    let batch = alice.submit(
+        vec![
+            request(Op::Write, local(), target(peer, forged, 0)),
+            request(Op::Write, local(), target(peer, capability, 1)),
+            request(Op::Read, local(), target(peer, forged, 0)),
+            request(Op::Write, local(), target(peer, capability, 0)),
+            request(Op::Read, local(), target(peer, capability, 0)),
+        ],
+        &within(20 * SECOND),
+    );
+    let ended = batch.wait(&slackwater_wait::Waiting::at(&SITE)).unwrap_err();
+    assert!(matches!(ended, Ended::Failed(Cause::Refused(_))), "{ended}");
+    let causes: Vec<_> = (0..5).map(|request| batch.outcome(request).unwrap().cause).collect();
+    let refused = |refusal| Some(Cause::Refused(refusal));
+    assert_eq!(causes, [refused(Refusal::Forged), refused(Refusal::Range), refused(Refusal::Forged), None, None]);
+}
+
+#[test]
+fn a_cancelled_batch_lets_go_of_its_memory_and_the_lane_goes_on() {
+    let (alice, bob) = (engine("alice", config()), engine("bob", config()));
+    let (here, there) = (region(&alice, 16 << 20), region(&bob, 16 << 20));
+    let (peer, capability) = (alice.open(bob.segment().clone()), grant(&bob, &there));
+    for op in [Op::Read, Op::Write] {
+        for _ in 0..10 {
+            let large = request(op, vec![range(&here, 0, 16 << 20)], target(peer, capability, 0));
+            let batch = alice.submit(vec![large.clone(), large], &within(20 * SECOND));
+            batch.cancel();
+            let ended = batch.wait(&slackwater_wait::Waiting::at(&SITE));
+            assert!(matches!(ended, Ok(()) | Err(Ended::Cancelled)), "{ended:?}");
+            assert!(batch.is_done());
+            // Nothing is at the memory, so it can be given another use at once.
+            alice.invalidate(here.id(), SECOND).unwrap();
+        }
+    }
+    fill(&here, 8);
+    let small = request(Op::Write, vec![range(&here, 0, 100)], target(peer, capability, 0));
+    alice.transfer(vec![small], &within(20 * SECOND)).unwrap();
+    assert!(bytes_of(&there, 0, 100) == bytes_of(&here, 0, 100));
+}
+
+#[test]
+fn a_full_queue_makes_the_submitter_wait_or_tells_it() {
+    let small = slackwater_transfer::TcpConfig { queue_entries: 4, max_transfers: 1, ..config() };
+    let (alice, bob) = (engine("alice", small), engine("bob", config()));
+    let (here, there) = (region(&alice, 1 << 20), region(&bob, 1 << 20));
+    let (peer, capability) = (alice.open(bob.segment().clone()), grant(&bob, &there));
+    let requests = |count: u64| {
+        let one = |index| request(Op::Read, vec![range(&here, index * 64, 64)], target(peer, capability, index * 64));
+        (0..count).map(one).collect::<Vec<_>>()
+    };
+    for _ in 0..200 {
+        let batch = alice.submit(requests(1), &within(20 * SECOND));
+        drop(batch);
+    }
+    alice.fence(peer, 20 * SECOND).unwrap();
+    assert_eq!(alice.stats(peer)[0].1.completed, 200);
+    let refuse = Submit { when_full: WhenFull::Refuse, ..within(20 * SECOND) };
+    let batches: Vec<_> = (0..500).map(|_| alice.submit(requests(1), &refuse)).collect();
+    let mut refused = 0;
+    for batch in batches {
+        match batch.wait(&slackwater_wait::Waiting::at(&SITE)) {
+            Ok(()) => {}
+            Err(Ended::Failed(Cause::Full { .. })) => refused += 1,
+            other => panic!("{other:?}"),
+        }
+    }
+    assert_eq!(alice.stats(peer)[0].1.completed, 700 - refused);
+}

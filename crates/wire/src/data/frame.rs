@@ -1,0 +1,476 @@
+use thiserror::Error;
+use zerocopy::little_endian::{U16, U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use super::capability::{Capability, Refusal};
+
+/// What a request does, seen from the initiator.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Op {
+    /// From the target's region into local memory.
+    Read,
+    /// From local memory into the target's region.
+    Write,
+}
+
+/// Asks for bytes, or announces them. A write's data frames follow on the same connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Request {
+    /// The initiator's number for it, unique on the connection.
+    pub id: u64,
+    /// What to do.
+    pub op: Op,
+    /// To be served before others of the same connection.
+    pub urgent: bool,
+    /// First byte, from the start of the region.
+    pub offset: u64,
+    /// Bytes from there.
+    pub bytes: u64,
+    /// How long the initiator still waits; `u64::MAX` for ever.
+    pub time_left_nanos: u64,
+    /// The leave to do it.
+    pub capability: Capability,
+}
+
+/// Goes before payload, of a read or of a write alike.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Data {
+    /// Of which request.
+    pub id: u64,
+    /// Payload bytes that follow.
+    pub bytes: u32,
+    /// Nothing of the request comes after this frame.
+    pub last: bool,
+    /// Where the payload belongs, from the start of the request.
+    pub offset: u64,
+}
+
+/// Ends a request, one for each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ack {
+    /// Of which request.
+    pub id: u64,
+    /// Why it was not done; none when it was.
+    pub refusal: Option<Refusal>,
+    /// Bytes that are where they belong.
+    pub bytes: u64,
+    /// Checksum of the bytes, when one was asked for.
+    pub checksum: u64,
+    /// Requests that the initiator may now have outstanding.
+    pub credit: u32,
+}
+
+/// A message that follows a batch; name and bytes come after the header.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Notify {
+    /// The initiator's number for it.
+    pub id: u64,
+    /// Length of the name.
+    pub name_bytes: u32,
+    /// Length of the message behind the name.
+    pub bytes: u32,
+}
+
+/// One header.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Frame {
+    /// Asks.
+    Request(Request),
+    /// Payload follows.
+    Data(Data),
+    /// Ends a request.
+    Ack(Ack),
+    /// The initiator gives a request up: no more data of it, and an acknowledgement soon.
+    Cancel {
+        /// Which.
+        id: u64,
+    },
+    /// A message follows.
+    Notify(Notify),
+    /// Asks whether anybody is there.
+    Ping {
+        /// To be sent back.
+        token: u64,
+    },
+    /// Answers a ping.
+    Pong {
+        /// What was sent.
+        token: u64,
+    },
+    /// The sender takes no new requests on this connection, and closes it when the others are over.
+    Goaway,
+}
+
+/// Why bytes are no header; the connection is of no more use.
+#[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
+pub enum FrameError {
+    /// A kind of frame that this version does not have.
+    #[error("unknown frame kind {0}")]
+    Kind(u8),
+    /// A field has a value that this version does not have.
+    #[error("unknown value {value} in a frame of kind {kind}")]
+    Value {
+        /// Of which kind of frame.
+        kind: u8,
+        /// The value.
+        value: u16,
+    },
+}
+
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct Prefix {
+    kind: u8,
+    flags: u8,
+    code: U16,
+    bytes: U32,
+}
+
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct RequestLayout {
+    prefix: Prefix,
+    id: U64,
+    offset: U64,
+    bytes: U64,
+    time_left_nanos: U64,
+    capability: Capability,
+}
+
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct DataLayout {
+    prefix: Prefix,
+    id: U64,
+    offset: U64,
+}
+
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct AckLayout {
+    prefix: Prefix,
+    id: U64,
+    bytes: U64,
+    checksum: U64,
+}
+
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct NotifyLayout {
+    prefix: Prefix,
+    id: U64,
+    name_bytes: U32,
+    padding: U32,
+}
+
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct NumberLayout {
+    prefix: Prefix,
+    number: U64,
+}
+
+const REQUEST: u8 = 1;
+const DATA: u8 = 2;
+const ACK: u8 = 3;
+const CANCEL: u8 = 4;
+const NOTIFY: u8 = 5;
+const PING: u8 = 6;
+const PONG: u8 = 7;
+const GOAWAY: u8 = 8;
+
+/// A write rather than a read.
+const FLAG_WRITE: u8 = 1;
+const FLAG_URGENT: u8 = 2;
+/// The last data frame of its request.
+const FLAG_LAST: u8 = 1;
+
+/// What every header begins with: enough to tell how long it is.
+pub const PREFIX_BYTES: usize = size_of::<Prefix>();
+/// Length of a [`Data`] header.
+pub const DATA_BYTES: usize = size_of::<DataLayout>();
+/// Length of an [`Ack`] header.
+pub const ACK_BYTES: usize = size_of::<AckLayout>();
+
+impl Frame {
+    /// The longest header, in bytes.
+    pub const BYTES_MAX: usize = size_of::<RequestLayout>();
+
+    /// The header at the start of `bytes` and its length; none while it is not all there.
+    ///
+    /// # Errors
+    /// The bytes are no header of this version.
+    pub fn read(bytes: &[u8]) -> Result<Option<(Frame, usize)>, FrameError> {
+        let Ok((prefix, _)) = Prefix::ref_from_prefix(bytes) else { return Ok(None) };
+        let (kind, code) = (prefix.kind, prefix.code.get());
+        let frame = match kind {
+            REQUEST => {
+                RequestLayout::ref_from_prefix(bytes).ok().map(|(layout, _)| (layout.frame(), size_of_val(layout)))
+            }
+            DATA => DataLayout::ref_from_prefix(bytes).ok().map(|(layout, _)| (layout.frame(), size_of_val(layout))),
+            ACK => match AckLayout::ref_from_prefix(bytes) {
+                Ok((layout, _)) => Some((layout.frame()?, size_of_val(layout))),
+                Err(_) => None,
+            },
+            NOTIFY => {
+                NotifyLayout::ref_from_prefix(bytes).ok().map(|(layout, _)| (layout.frame(), size_of_val(layout)))
+            }
+            CANCEL | PING | PONG | GOAWAY => NumberLayout::ref_from_prefix(bytes).ok().map(|(layout, _)| {
+                let number = layout.number.get();
+                let frame = match kind {
+                    CANCEL => Frame::Cancel { id: number },
+                    PING => Frame::Ping { token: number },
+                    PONG => Frame::Pong { token: number },
+                    _ => Frame::Goaway,
+                };
+                (frame, size_of_val(layout))
+            }),
+            _ => return Err(FrameError::Kind(kind)),
+        };
+        if kind != ACK && code != 0 {
+            return Err(FrameError::Value { kind, value: code });
+        }
+        Ok(frame)
+    }
+
+    /// Appends the header to `out`.
+    pub fn write(&self, out: &mut Vec<u8>) {
+        match self {
+            Frame::Request(request) => out.extend_from_slice(RequestLayout::of(request).as_bytes()),
+            Frame::Data(data) => out.extend_from_slice(&data.to_bytes()),
+            Frame::Ack(ack) => out.extend_from_slice(AckLayout::of(ack).as_bytes()),
+            Frame::Notify(notify) => out.extend_from_slice(NotifyLayout::of(notify).as_bytes()),
+            Frame::Cancel { id } => number(CANCEL, *id, out),
+            Frame::Ping { token } => number(PING, *token, out),
+            Frame::Pong { token } => number(PONG, *token, out),
+            Frame::Goaway => number(GOAWAY, 0, out),
+        }
+    }
+}
+
+fn number(kind: u8, number: u64, out: &mut Vec<u8>) {
+    out.extend_from_slice(NumberLayout { prefix: prefix(kind, 0, 0, 0), number: number.into() }.as_bytes());
+}
+
+fn prefix(kind: u8, flags: u8, code: u16, bytes: u32) -> Prefix {
+    Prefix { kind, flags, code: code.into(), bytes: bytes.into() }
+}
+
+impl Data {
+    /// The first byte of such a header.
+    pub const KIND: u8 = DATA;
+
+    /// The header's bytes.
+    #[must_use]
+    pub fn to_bytes(&self) -> [u8; DATA_BYTES] {
+        let flags = if self.last { FLAG_LAST } else { 0 };
+        let layout =
+            DataLayout { prefix: prefix(DATA, flags, 0, self.bytes), id: self.id.into(), offset: self.offset.into() };
+        let mut bytes = [0; DATA_BYTES];
+        bytes.copy_from_slice(layout.as_bytes());
+        bytes
+    }
+}
+
+impl RequestLayout {
+    fn of(request: &Request) -> Self {
+        let op = match request.op {
+            Op::Read => 0,
+            Op::Write => FLAG_WRITE,
+        };
+        let urgent = if request.urgent { FLAG_URGENT } else { 0 };
+        Self {
+            prefix: prefix(REQUEST, op | urgent, 0, 0),
+            id: request.id.into(),
+            offset: request.offset.into(),
+            bytes: request.bytes.into(),
+            time_left_nanos: request.time_left_nanos.into(),
+            capability: request.capability,
+        }
+    }
+
+    fn frame(&self) -> Frame {
+        Frame::Request(Request {
+            id: self.id.get(),
+            op: if self.prefix.flags & FLAG_WRITE == 0 { Op::Read } else { Op::Write },
+            urgent: self.prefix.flags & FLAG_URGENT != 0,
+            offset: self.offset.get(),
+            bytes: self.bytes.get(),
+            time_left_nanos: self.time_left_nanos.get(),
+            capability: self.capability,
+        })
+    }
+}
+
+impl DataLayout {
+    fn frame(&self) -> Frame {
+        Frame::Data(Data {
+            id: self.id.get(),
+            bytes: self.prefix.bytes.get(),
+            last: self.prefix.flags & FLAG_LAST != 0,
+            offset: self.offset.get(),
+        })
+    }
+}
+
+impl AckLayout {
+    fn of(ack: &Ack) -> Self {
+        Self {
+            prefix: prefix(ACK, 0, ack.refusal.map_or(0, Refusal::number), ack.credit),
+            id: ack.id.into(),
+            bytes: ack.bytes.into(),
+            checksum: ack.checksum.into(),
+        }
+    }
+
+    fn frame(&self) -> Result<Frame, FrameError> {
+        let code = self.prefix.code.get();
+        let refusal = match code {
+            0 => None,
+            code => Some(Refusal::from_number(code).ok_or(FrameError::Value { kind: ACK, value: code })?),
+        };
+        Ok(Frame::Ack(Ack {
+            id: self.id.get(),
+            refusal,
+            bytes: self.bytes.get(),
+            checksum: self.checksum.get(),
+            credit: self.prefix.bytes.get(),
+        }))
+    }
+}
+
+impl NotifyLayout {
+    fn of(notify: &Notify) -> Self {
+        Self {
+            prefix: prefix(NOTIFY, 0, 0, notify.bytes),
+            id: notify.id.into(),
+            name_bytes: notify.name_bytes.into(),
+            padding: 0.into(),
+        }
+    }
+
+    fn frame(&self) -> Frame {
+        Frame::Notify(Notify { id: self.id.get(), name_bytes: self.name_bytes.get(), bytes: self.prefix.bytes.get() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::super::{CapabilityKey, Features, Grant, Greeting, Rights, VERSION};
+    use super::*;
+    use crate::Incarnation;
+
+    /// Version 1 of the data plane, byte for byte: a difference is a new version, never a change of this one.
+    const GOLDEN: &[u8] = include_bytes!("../../golden/data-v1.bin");
+
+    fn frames() -> Vec<Frame> {
+        let grant = Grant {
+            incarnation: Incarnation(0x0102_0304_0506_0708),
+            region: 3,
+            generation: 0x21,
+            offset: 0x1000,
+            bytes: 0x10_0000,
+            rights: Rights::BOTH,
+            tenant: 0x31,
+            holder: Incarnation(0x41),
+            expires_nanos: u64::MAX,
+            nonce: 0x51,
+        };
+        let capability = CapabilityKey::new(&[7; 32]).mint(&grant);
+        let request = Request {
+            id: 0x61,
+            op: Op::Write,
+            urgent: true,
+            offset: 0x2000,
+            bytes: 0x8000,
+            time_left_nanos: 0x7100_0000,
+            capability,
+        };
+        vec![
+            Frame::Request(request),
+            Frame::Request(Request { op: Op::Read, urgent: false, ..request }),
+            Frame::Data(Data { id: 0x61, bytes: 0x8000, last: true, offset: 0x9000 }),
+            Frame::Ack(Ack { id: 0x61, refusal: None, bytes: 0x8000, checksum: 0xa1, credit: 0xb1 }),
+            Frame::Ack(Ack { id: 0x62, refusal: Some(Refusal::Generation), bytes: 0, checksum: 0, credit: 1 }),
+            Frame::Cancel { id: 0x62 },
+            Frame::Notify(Notify { id: 0xc1, name_bytes: 4, bytes: 9 }),
+            Frame::Ping { token: 0xd1 },
+            Frame::Pong { token: 0xd1 },
+            Frame::Goaway,
+        ]
+    }
+
+    fn greeting() -> Greeting {
+        Greeting {
+            version_min: VERSION,
+            version_max: VERSION,
+            features: Features::SEALED,
+            incarnation: Incarnation(0x11),
+            expects: Incarnation(0x12),
+            frame_bytes_max: 1 << 20,
+            requests_max: 1024,
+            in_flight_bytes_max: 256 << 20,
+            public_key: [0x13; 32],
+            proof: [0x14; 32],
+        }
+    }
+
+    fn all_bytes() -> Vec<u8> {
+        let mut bytes = greeting().to_bytes().to_vec();
+        frames().iter().for_each(|frame| frame.write(&mut bytes));
+        bytes
+    }
+
+    #[test]
+    fn version_one_keeps_its_bytes() {
+        if std::env::var_os("SLACKWATER_UPDATE_GOLDEN").is_some() {
+            std::fs::write(concat!(env!("CARGO_MANIFEST_DIR"), "/golden/data-v1.bin"), all_bytes()).unwrap();
+        }
+        assert_eq!(all_bytes(), GOLDEN);
+    }
+
+    #[test]
+    fn golden_bytes_read_back_as_the_frames() {
+        let (head, mut rest) = GOLDEN.split_at(super::super::GREETING_BYTES);
+        assert_eq!(Greeting::from_bytes(head.try_into().unwrap()), Ok(greeting()));
+        for expected in frames() {
+            for cut in 0..rest.len().min(PREFIX_BYTES) {
+                assert_eq!(Frame::read(&rest[..cut]), Ok(None));
+            }
+            let (frame, length) = Frame::read(rest).unwrap().unwrap();
+            assert_eq!(frame, expected);
+            assert_eq!(Frame::read(&rest[..length - 1]), Ok(None));
+            rest = &rest[length..];
+        }
+        assert!(rest.is_empty());
+    }
+
+    #[test]
+    fn strangers_are_told_apart() {
+        use super::super::GreetingError;
+        let mut bytes = greeting().to_bytes();
+        bytes[8] = 2;
+        bytes[10] = 3;
+        assert_eq!(Greeting::from_bytes(&bytes), Err(GreetingError::Version { min: 2, max: 3 }));
+        bytes[0] = b'G';
+        assert_eq!(Greeting::from_bytes(&bytes), Err(GreetingError::NotOurs));
+        assert_eq!(Frame::read(&[99, 0, 0, 0, 0, 0, 0, 0]), Err(FrameError::Kind(99)));
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(256))]
+
+        #[test]
+        fn no_bytes_make_it_panic(bytes in prop::collection::vec(any::<u8>(), 0..200), kind in 0u8..10) {
+            let mut bytes = bytes;
+            if let Some(first) = bytes.first_mut() {
+                *first = kind;
+            }
+            if let Ok(Some((_, length))) = Frame::read(&bytes) {
+                prop_assert!(length <= bytes.len() && length <= Frame::BYTES_MAX);
+            }
+        }
+    }
+}

@@ -1,0 +1,135 @@
+use thiserror::Error;
+use zerocopy::little_endian::{U16, U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use crate::Incarnation;
+
+/// The version of the data plane that this code speaks.
+pub const VERSION: u16 = 1;
+
+/// What both ends can do beyond the version; the pair uses what both have.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Features(pub u32);
+
+impl Features {
+    /// Everything after the greetings is sealed under keys that both ends derive from them.
+    pub const SEALED: Features = Features(1);
+
+    /// Whether all of `other` is in it.
+    #[must_use]
+    pub const fn has(self, other: Features) -> bool {
+        self.0 & other.0 == other.0
+    }
+}
+
+/// The first bytes of either end of a data connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Greeting {
+    /// Oldest version it speaks.
+    pub version_min: u16,
+    /// Newest version it speaks.
+    pub version_max: u16,
+    /// What else it can do.
+    pub features: Features,
+    /// Which life of which process speaks.
+    pub incarnation: Incarnation,
+    /// Whom it believes to speak to; 0 when it asks.
+    pub expects: Incarnation,
+    /// The largest payload of one frame that it takes.
+    pub frame_bytes_max: u32,
+    /// Requests it takes before it has acknowledged one.
+    pub requests_max: u32,
+    /// Payload bytes it takes on one connection before it has acknowledged them.
+    pub in_flight_bytes_max: u64,
+    /// Its key for this connection, when sealed.
+    pub public_key: [u8; 32],
+    /// Proof that it holds the key of its name, when sealed.
+    pub proof: [u8; 32],
+}
+
+/// Why a greeting is not one.
+#[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
+pub enum GreetingError {
+    /// The other end is something else.
+    #[error("the peer speaks another protocol")]
+    NotOurs,
+    /// No version in common.
+    #[error("the peer speaks versions {min} to {max} of the data plane, we speak {VERSION}")]
+    Version {
+        /// Oldest of the peer.
+        min: u16,
+        /// Newest of the peer.
+        max: u16,
+    },
+}
+
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct Layout {
+    magic: [u8; 8],
+    version_min: U16,
+    version_max: U16,
+    features: U32,
+    incarnation: U64,
+    expects: U64,
+    frame_bytes_max: U32,
+    requests_max: U32,
+    in_flight_bytes_max: U64,
+    public_key: [u8; 32],
+    proof: [u8; 32],
+}
+
+const MAGIC: [u8; 8] = *b"SLKWDATA";
+
+/// Its size, in bytes.
+pub const GREETING_BYTES: usize = size_of::<Layout>();
+
+impl Greeting {
+    /// The bytes that travel.
+    #[must_use]
+    pub fn to_bytes(&self) -> [u8; GREETING_BYTES] {
+        let layout = Layout {
+            magic: MAGIC,
+            version_min: self.version_min.into(),
+            version_max: self.version_max.into(),
+            features: self.features.0.into(),
+            incarnation: self.incarnation.0.into(),
+            expects: self.expects.0.into(),
+            frame_bytes_max: self.frame_bytes_max.into(),
+            requests_max: self.requests_max.into(),
+            in_flight_bytes_max: self.in_flight_bytes_max.into(),
+            public_key: self.public_key,
+            proof: self.proof,
+        };
+        let mut bytes = [0; GREETING_BYTES];
+        bytes.copy_from_slice(layout.as_bytes());
+        bytes
+    }
+
+    /// The greeting of these bytes.
+    ///
+    /// # Errors
+    /// They are none, or one of a version that we do not speak.
+    pub fn from_bytes(bytes: &[u8; GREETING_BYTES]) -> Result<Self, GreetingError> {
+        let layout = Layout::read_from_bytes(bytes).map_err(|_| GreetingError::NotOurs)?;
+        if layout.magic != MAGIC {
+            return Err(GreetingError::NotOurs);
+        }
+        let (min, max) = (layout.version_min.get(), layout.version_max.get());
+        if !(min..=max).contains(&VERSION) {
+            return Err(GreetingError::Version { min, max });
+        }
+        Ok(Self {
+            version_min: min,
+            version_max: max,
+            features: Features(layout.features.get()),
+            incarnation: Incarnation(layout.incarnation.get()),
+            expects: Incarnation(layout.expects.get()),
+            frame_bytes_max: layout.frame_bytes_max.get(),
+            requests_max: layout.requests_max.get(),
+            in_flight_bytes_max: layout.in_flight_bytes_max.get(),
+            public_key: layout.public_key,
+            proof: layout.proof,
+        })
+    }
+}

@@ -140,7 +140,8 @@ impl Home {
             Op::Write => Rights::WRITE,
         };
         grant.covers(wanted, range, holder, now().as_nanos())?;
-        self.regions.admit(grant.region, grant.generation, wanted, range)
+        let access = self.regions.admit(grant.region, grant.generation, wanted, range)?;
+        Ok(access.for_tenant(grant.tenant))
     }
 
     /// Puts a notice of a peer in line; says whether there was room.

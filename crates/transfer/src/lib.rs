@@ -10,13 +10,16 @@
 mod batch;
 mod cause;
 mod engine;
+mod flow;
 mod home;
+pub mod host;
 mod job;
 mod local;
 mod memory;
 mod mover;
 mod region;
 mod segment;
+pub mod stage;
 mod tcp;
 
 pub use batch::{Batch, BatchId, Ended};

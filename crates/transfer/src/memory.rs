@@ -70,6 +70,9 @@ pub struct SharedFile {
 /// Both calls return at once. `done` is called exactly once, on any thread, when the copy is over and nothing touches
 /// either side any more; it must not block. The access keeps the region in place meanwhile.
 pub trait Stage: Send + Sync + fmt::Debug {
+    /// The most bytes of one call below.
+    fn chunk_bytes(&self) -> usize;
+
     /// Brings `bytes` bytes from `offset` within `access` into host memory.
     fn fetch(
         &self,
@@ -79,9 +82,9 @@ pub trait Stage: Send + Sync + fmt::Debug {
         done: Box<dyn FnOnce(Result<Staged, StageError>) + Send>,
     );
 
-    /// Lends host memory of at least `bytes` bytes to receive into; none while the cap on it is used up, then `free`
-    /// is called once some has come back.
-    fn lend(&self, bytes: usize, free: Box<dyn FnOnce() + Send>) -> Option<Staged>;
+    /// Lends host memory of `bytes` bytes to receive into, on behalf of whoever `access` is for, so that no tenant finds
+    /// bytes of another there; none while the cap on it is used up, then `free` is called once some has come back.
+    fn lend(&self, access: &Access, bytes: usize, free: Box<dyn FnOnce() + Send>) -> Option<Staged>;
 
     /// Puts the first `bytes` bytes of `from` at `offset` within `access`.
     fn store(

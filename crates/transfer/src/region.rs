@@ -79,6 +79,7 @@ pub struct Access {
     region: Arc<Region>,
     offset: u64,
     bytes: u64,
+    tenant: u64,
 }
 
 /// Where an address of this process lies.
@@ -416,7 +417,7 @@ impl Region {
             return Err(Closed::Generation);
         }
         books.in_flight += 1;
-        Ok(Access { region: Arc::clone(self), offset, bytes })
+        Ok(Access { region: Arc::clone(self), offset, bytes, tenant: 0 })
     }
 
     fn end(&self) {
@@ -449,6 +450,20 @@ impl Region {
 }
 
 impl Access {
+    /// The same on behalf of a tenant.
+    #[must_use]
+    pub(crate) fn for_tenant(self, tenant: u64) -> Self {
+        let mut access = self;
+        access.tenant = tenant;
+        access
+    }
+
+    /// On whose behalf it is, as the capability says; 0 for the owner itself.
+    #[must_use]
+    pub fn tenant(&self) -> u64 {
+        self.tenant
+    }
+
     /// The region.
     #[must_use]
     pub fn region(&self) -> &Arc<Region> {

@@ -21,6 +21,8 @@ mod pace;
 mod parker;
 mod polling;
 mod routine;
+#[cfg(not(loom))]
+mod shared;
 mod site;
 mod spinners;
 mod strategy;
@@ -40,6 +42,8 @@ pub use pace::Costs;
 pub use parker::Parker;
 pub use polling::Polling;
 pub use routine::{Ended, Sleeper, Stopped, Waiting};
+#[cfg(not(loom))]
+pub use shared::SharedWord;
 pub use site::{GAP_BUCKETS, Site, SiteCounts};
 pub use spinners::{Working, free_cpus, working};
 pub use strategy::{Adaptive, Choice, ChoiceError, Park, Plan, Sleep, Spin, Then, Wait, current, install};

@@ -1,0 +1,127 @@
+use std::collections::BTreeSet;
+use std::mem::take;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use slackwater_base::Instant;
+use slackwater_wait::{Event, Seen, Site, Waiting};
+
+/// The requests to one peer that are not over, in the order in which they came: what fences and queue limits go by.
+#[derive(Default)]
+pub(crate) struct Flow {
+    state: Mutex<State>,
+    /// Something is over.
+    room: Event,
+}
+
+#[derive(Default)]
+struct State {
+    next: u64,
+    active: BTreeSet<u64>,
+    fences: Vec<(u64, Fence)>,
+}
+
+/// What is done once everything before it is over. It must not block.
+pub(crate) type Fence = Box<dyn FnOnce() + Send>;
+
+/// A request that is not over until this is dropped.
+pub(crate) struct Ticket {
+    flow: Arc<Flow>,
+    number: u64,
+}
+
+static ROOM: Site = Site::new("transfer room");
+
+impl Flow {
+    /// One more request.
+    pub(crate) fn begin(self: &Arc<Self>) -> Ticket {
+        let mut state = self.state();
+        let number = state.next;
+        state.next += 1;
+        state.active.insert(number);
+        Ticket { flow: Arc::clone(self), number }
+    }
+
+    /// Requests that are not over.
+    pub(crate) fn len(&self) -> usize {
+        self.state().active.len()
+    }
+
+    /// Does `then` when every request that began before is over; now, if all are.
+    pub(crate) fn fence(&self, then: Fence) {
+        {
+            let mut state = self.state();
+            let after = state.next;
+            state.fences.push((after, then));
+        }
+        self.pass_fences();
+    }
+
+    /// To be taken before the length is looked at; see [`Flow::wait`].
+    pub(crate) fn seen(&self) -> Seen {
+        self.room.seen()
+    }
+
+    /// Waits until a request has ended since `seen`; says whether one has before the deadline or the end.
+    pub(crate) fn wait(&self, seen: Seen, deadline: Instant) -> bool {
+        self.room.wait(seen, &Waiting::at(&ROOM).until(deadline)).is_ok()
+    }
+
+    /// Ends all waits for room.
+    pub(crate) fn close(&self) {
+        self.room.close();
+    }
+
+    fn pass_fences(&self) {
+        let passed = {
+            let mut state = self.state();
+            let first = state.active.first().copied().unwrap_or(u64::MAX);
+            let (passed, left) =
+                take(&mut state.fences).into_iter().partition::<Vec<_>, _>(|(after, _)| *after <= first);
+            state.fences = left;
+            passed
+        };
+        passed.into_iter().for_each(|(_, then)| then());
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        self.flow.state().active.remove(&self.number);
+        self.flow.room.notify_all();
+        self.flow.pass_fences();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    use super::*;
+
+    #[test]
+    fn a_fence_waits_for_what_came_before_and_for_nothing_else() {
+        let flow = Arc::new(Flow::default());
+        let passed = Arc::new(AtomicU32::new(0));
+        let fence = || {
+            let passed = Arc::clone(&passed);
+            flow.fence(Box::new(move || {
+                passed.fetch_add(1, Ordering::Relaxed);
+            }));
+        };
+        fence();
+        assert_eq!(passed.load(Ordering::Relaxed), 1, "nothing is before it");
+        let (first, second) = (flow.begin(), flow.begin());
+        fence();
+        let third = flow.begin();
+        drop(second);
+        assert_eq!((passed.load(Ordering::Relaxed), flow.len()), (1, 2));
+        drop(first);
+        assert_eq!(passed.load(Ordering::Relaxed), 2, "the third came after the fence");
+        drop(third);
+        assert_eq!(flow.len(), 0);
+    }
+}

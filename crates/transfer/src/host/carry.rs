@@ -1,0 +1,167 @@
+use std::ptr;
+use std::sync::{Mutex, PoisonError};
+
+use slackwater_pool::copy::{Stores, copy_with};
+use slackwater_pool::{Class, Kind, Pool};
+use slackwater_wait::now;
+use slackwater_wire::data::{Op, Refusal, Rights};
+
+use super::link::{Opened, Reach};
+use super::process::Process;
+use crate::cause::{Cause, Clock};
+use crate::job::Job;
+
+/// What is copied between two looks at cancellation, deadline and epoch: some 60 µs.
+const CHUNK_BYTES: usize = 1 << 20;
+/// Copies from here on are shared with whichever threads of the pool are free.
+const SHARED_BYTES_MIN: u64 = 8 << 20;
+
+static COPY: Kind = Kind::new("host copy");
+
+/// One copy of at most [`CHUNK_BYTES`].
+struct Chunk<'a> {
+    local: *mut u8,
+    remote: Reach<'a>,
+    len: usize,
+}
+
+// SAFETY: a chunk names ranges that its job and its mark hold for all threads of the copy.
+unsafe impl Sync for Chunk<'_> {}
+
+/// Copies what the job asks for, on this thread and, if it is long, on those of the pool that are free.
+pub(super) fn carry(job: &Job, window: &Opened, stores: Stores, pool: &Pool) -> Result<(), Cause> {
+    stop(job)?;
+    let claims = job.remote.capability.claims();
+    let wanted = match job.op {
+        Op::Read => Rights::READ,
+        Op::Write => Rights::WRITE,
+    };
+    let bytes = job.buffers.bytes();
+    // The owner checked the capability when it opened the window; what this request does with it is checked here.
+    claims.covers(wanted, (job.remote.offset, bytes), claims.holder, now().as_nanos()).map_err(Cause::Refused)?;
+    let chunks = cut(job, window, job.remote.offset - claims.offset).ok_or(Cause::Refused(Refusal::Range))?;
+    job.part.started();
+    let mark = window.mark().map_err(|_| Cause::Refused(Refusal::Generation))?;
+    let one = |chunk: &Chunk<'_>| {
+        stop(job)?;
+        if mark.is_stale() {
+            return Err(Cause::Refused(Refusal::Generation));
+        }
+        // SAFETY: the local range is held by the job; the peer's lies in the window, which its owner leaves alone while
+        // the mark stands; the chunks of a job have no byte in common.
+        unsafe { chunk.copy(job.op, stores) }
+    };
+    if bytes >= SHARED_BYTES_MIN && pool.threads() > 1 && chunks.len() > 1 {
+        share(&chunks, pool, one)?;
+    } else {
+        chunks.iter().try_for_each(one)?;
+    }
+    mark.finish().map_err(|_| Cause::Refused(Refusal::Generation))?;
+    match window.link().is_gone() {
+        true => Err(Cause::Lost("the process has ended".to_owned())),
+        false => Ok(()),
+    }
+}
+
+/// Whether the rest is in vain: cancelled, late, or the local region is wanted back.
+fn stop(job: &Job) -> Result<(), Cause> {
+    if job.part.is_cancelled() {
+        return Err(Cause::Cancelled);
+    }
+    if now() >= job.deadline {
+        return Err(Cause::TimedOut(Clock::Total));
+    }
+    let closing = |access: &std::sync::Arc<crate::region::Access>| !access.is_live();
+    match job.buffers.spans().iter().filter_map(|span| span.access()).any(closing) {
+        true => Err(Cause::Invalid("the local region is closing".to_owned())),
+        false => Ok(()),
+    }
+}
+
+fn share<'a>(
+    chunks: &[Chunk<'a>],
+    pool: &Pool,
+    one: impl Fn(&Chunk<'a>) -> Result<(), Cause> + Sync,
+) -> Result<(), Cause> {
+    let failed: Mutex<Option<Cause>> = Mutex::new(None);
+    let copied = pool.job(chunks.len()).class(Class::Bulk).kind(&COPY).run(|index| {
+        let over = failed.lock().unwrap_or_else(PoisonError::into_inner).is_some();
+        if !over && let Err(cause) = one(&chunks[index]) {
+            failed.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(cause);
+        }
+    });
+    debug_assert!(copied.is_ok(), "copies do not panic, and the job has no cancel handle");
+    failed.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), Err)
+}
+
+/// The copies that a job is made of; `None` where the window ends too early.
+fn cut<'a>(job: &Job, window: &'a Opened, offset: u64) -> Option<Vec<Chunk<'a>>> {
+    let mut at = offset;
+    let mut chunks = Vec::with_capacity(job.buffers.spans().len());
+    for span in job.buffers.spans() {
+        let mut done = 0;
+        while done < span.bytes() {
+            let len = CHUNK_BYTES.min(span.bytes() - done);
+            chunks.push(Chunk { local: span.start().wrapping_add(done), remote: window.reach(at, len as u64)?, len });
+            done += len;
+            at += len as u64;
+        }
+    }
+    Some(chunks)
+}
+
+impl Chunk<'_> {
+    /// # Safety
+    /// - `local` is valid for writes (of a read) or reads (of a write) of `len` bytes, which nothing else touches.
+    /// - The window that `remote` was taken from is marked.
+    unsafe fn copy(&self, op: Op, stores: Stores) -> Result<(), Cause> {
+        match (self.remote, op) {
+            // SAFETY: both ranges are valid, by the caller's promise.
+            (Reach::Mapped(theirs), Op::Read) => unsafe { copy_any(self.local, theirs, self.len, stores) },
+            // SAFETY: as above.
+            (Reach::Mapped(theirs), Op::Write) => unsafe { copy_any(theirs, self.local, self.len, stores) },
+            (Reach::Process(process, address), op) => {
+                // SAFETY: the local range is the caller's; the owner has opened the other one.
+                unsafe { attach(process, op, self.local, address, self.len) }?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// # Safety
+/// Both ranges are valid for `len` bytes. They may overlap: this process may have registered the same shared memory.
+unsafe fn copy_any(into: *mut u8, from: *const u8, len: usize, stores: Stores) {
+    // SAFETY: the ranges are the caller's, and the first form is used only where they are apart.
+    unsafe {
+        match into.addr().abs_diff(from.addr()) >= len {
+            true => copy_with(into, from, len, stores),
+            false => ptr::copy(from, into, len),
+        }
+    }
+}
+
+/// # Safety
+/// As for [`Process::read`] and [`Process::write`].
+unsafe fn attach(process: &Process, op: Op, local: *mut u8, address: u64, len: usize) -> Result<(), Cause> {
+    let mut done = 0;
+    while done < len {
+        let (local, address, left) = (local.wrapping_add(done), address + done as u64, len - done);
+        // SAFETY: what is left of ranges that the caller vouches for.
+        let copied = unsafe {
+            match op {
+                Op::Read => process.read(local, address, left),
+                Op::Write => process.write(local, address, left),
+            }
+        };
+        match copied {
+            Ok(0) => return Err(Cause::Lost("the process has unmapped the memory".to_owned())),
+            Ok(bytes) => done += bytes,
+            Err(error) if error.raw_os_error() == Some(libc::ESRCH) => {
+                return Err(Cause::Lost("the process has ended".to_owned()));
+            }
+            Err(error) => return Err(Cause::Lost(format!("reaching into the process: {error}"))),
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,304 @@
+use std::collections::BTreeMap;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+
+use rustix::fd::BorrowedFd;
+use rustix::fs::fstat;
+use slackwater_wire::data::Refusal;
+use zerocopy::byteorder::little_endian::{U32, U64};
+use zerocopy::{FromZeros, IntoBytes};
+
+use super::message::{Attached, Detach, ENTRY_DESCRIPTOR, ENTRY_SHARED, Entry, NO_SLOT, NOT_HERE};
+use super::page::ControlPage;
+use crate::region::{Access, Region};
+
+/// What one peer may reach at present: the owner's side of its control page.
+#[derive(Debug)]
+pub(crate) struct Grants {
+    page: Arc<ControlPage>,
+    slots: Vec<Option<Granted>>,
+    free: Vec<u32>,
+    lent: BTreeMap<u64, Lent>,
+}
+
+#[derive(Debug)]
+struct Granted {
+    /// Held as long as the peer may be at the memory: the region's owner waits for it.
+    access: Access,
+    memory: Option<u64>,
+    /// Nothing can begin under it; it ends when nothing is in flight.
+    revoked: bool,
+}
+
+/// A memory that the peer has mapped, as far as this side knows, and by how many windows.
+#[derive(Debug)]
+struct Lent {
+    #[expect(dead_code, reason = "held so that no other file gets its address, which is its name here")]
+    fd: Arc<OwnedFd>,
+    windows: u32,
+}
+
+/// One window under revocation.
+#[derive(Clone, Debug)]
+pub(crate) struct Revoked {
+    pub(crate) page: Arc<ControlPage>,
+    pub(crate) slot: u32,
+    epoch: u32,
+}
+
+impl Grants {
+    pub(crate) fn new(page: Arc<ControlPage>) -> Self {
+        let slots = page.slots();
+        Self {
+            page,
+            slots: (0..slots).map(|_| None).collect(),
+            free: (0..slots).rev().collect(),
+            lent: BTreeMap::new(),
+        }
+    }
+
+    pub(crate) fn page(&self) -> &Arc<ControlPage> {
+        &self.page
+    }
+
+    /// The windows in force.
+    pub(crate) fn windows(&self) -> usize {
+        self.slots.iter().flatten().filter(|granted| !granted.revoked).count()
+    }
+
+    /// Forgets windows as the peer asks. What is still in flight, against the protocol, keeps its slot until it ends.
+    pub(crate) fn detach(&mut self, detached: &[Detach]) {
+        for detach in detached {
+            let slot = detach.slot.get();
+            let named = self.slots.get_mut(slot as usize).and_then(Option::as_mut);
+            if let Some(granted) = named
+                && !granted.revoked
+                && self.page.epoch(slot) == detach.epoch.get()
+            {
+                granted.revoked = true;
+                self.page.revoke(slot);
+                self.release_if_idle(slot);
+            }
+        }
+    }
+
+    /// Opens to the peer what `access` covers, and tells of it; also the descriptor that has to come with the answer.
+    pub(crate) fn grant(&mut self, access: Access) -> (Entry, Option<Arc<OwnedFd>>) {
+        let mut entry = Entry::new_zeroed();
+        let region = access.region();
+        if !region.memory().location().is_host() {
+            entry.refused = U32::new(NOT_HERE);
+            return (entry, None);
+        }
+        let file = region.memory().file().cloned();
+        let file_len = match file.as_ref().map(|file| fstat(&file.fd)) {
+            Some(Err(_)) => {
+                entry.refused = U32::new(Refusal::Memory.number().into());
+                return (entry, None);
+            }
+            Some(Ok(stat)) => stat.st_size.unsigned_abs(),
+            None => 0,
+        };
+        let Some(slot) = self.take_slot() else {
+            entry.refused = U32::new(NO_SLOT);
+            return (entry, None);
+        };
+        entry.slot = U32::new(slot);
+        entry.epoch = U32::new(self.page.epoch(slot));
+        entry.len = U64::new(access.bytes());
+        let (mut memory, mut passed) = (None, None);
+        if let Some(file) = file {
+            let id = Arc::as_ptr(&file.fd).addr() as u64;
+            let lent = self.lent.entry(id).or_insert_with(|| {
+                passed = Some(Arc::clone(&file.fd));
+                Lent { fd: Arc::clone(&file.fd), windows: 0 }
+            });
+            lent.windows += 1;
+            entry.flags = U32::new(ENTRY_SHARED | if passed.is_some() { ENTRY_DESCRIPTOR } else { 0 });
+            entry.memory = U64::new(id);
+            entry.memory_len = U64::new(file_len);
+            entry.start = U64::new(file.offset + access.offset());
+            memory = Some(id);
+        } else {
+            entry.start = U64::new(access.start().expose_provenance() as u64);
+        }
+        self.slots[slot as usize] = Some(Granted { access, memory, revoked: false });
+        (entry, passed)
+    }
+
+    /// From now on nothing can begin on this region under what was granted. Windows at which nothing is in flight are
+    /// over; the others are named.
+    pub(crate) fn revoke(&mut self, region: &Region) -> Vec<Revoked> {
+        let mut busy = Vec::new();
+        for slot in 0..self.page.slots() {
+            let Some(granted) = &mut self.slots[slot as usize] else { continue };
+            if granted.access.region().id() != region.id() {
+                continue;
+            }
+            if !granted.revoked {
+                granted.revoked = true;
+                self.page.revoke(slot);
+            }
+            let revoked = Revoked { page: Arc::clone(&self.page), slot, epoch: self.page.epoch(slot) };
+            self.release_if_idle(slot);
+            if self.slots[slot as usize].is_some() {
+                busy.push(revoked);
+            }
+        }
+        busy
+    }
+
+    /// Takes the slot of a window back, unless somebody else has done so.
+    pub(crate) fn release(&mut self, revoked: &Revoked) {
+        if self.page.epoch(revoked.slot) == revoked.epoch {
+            self.release_if_idle(revoked.slot);
+        }
+    }
+
+    fn release_if_idle(&mut self, slot: u32) {
+        let over =
+            self.slots[slot as usize].as_ref().is_some_and(|granted| granted.revoked) && !self.page.is_busy(slot);
+        if !over {
+            return;
+        }
+        if let Some(memory) = self.slots[slot as usize].take().and_then(|granted| granted.memory)
+            && let Some(lent) = self.lent.get_mut(&memory)
+        {
+            lent.windows -= 1;
+            if lent.windows == 0 {
+                self.lent.remove(&memory);
+            }
+        }
+        if !self.page.is_worn(slot) {
+            self.free.push(slot);
+        }
+    }
+
+    fn take_slot(&mut self) -> Option<u32> {
+        if self.free.is_empty() {
+            // What was detached while still in flight may have ended by now.
+            (0..self.page.slots()).for_each(|slot| self.release_if_idle(slot));
+        }
+        self.free.pop()
+    }
+}
+
+/// The answer to a question: its bytes, and the memories whose descriptors go with it.
+pub(crate) struct Answer {
+    pub(crate) bytes: Vec<u8>,
+    memories: Vec<Arc<OwnedFd>>,
+}
+
+impl Answer {
+    pub(crate) fn new(question: U64, attached: usize, noticed: bool) -> Self {
+        let head = Attached { question, attached: U32::new(attached as u32), noticed: U32::new(u32::from(noticed)) };
+        Self { bytes: head.as_bytes().to_vec(), memories: Vec::new() }
+    }
+
+    pub(crate) fn push(&mut self, (entry, memory): (Entry, Option<Arc<OwnedFd>>)) {
+        self.bytes.extend_from_slice(entry.as_bytes());
+        self.memories.extend(memory);
+    }
+
+    pub(crate) fn refuse(&mut self, reason: Refusal) {
+        let mut entry = Entry::new_zeroed();
+        entry.refused = U32::new(reason.number().into());
+        self.bytes.extend_from_slice(entry.as_bytes());
+    }
+
+    pub(crate) fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
+        self.memories.iter().map(|fd| fd.as_fd()).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use slackwater_wire::data::Rights;
+
+    use super::super::memory::SharedMemory;
+    use super::*;
+    use crate::memory::Memory;
+    use crate::region::{RegionSpec, Regions};
+
+    fn grants(slots: u32) -> (Grants, Arc<ControlPage>) {
+        let page = Arc::new(ControlPage::create(slots).unwrap());
+        let peer = ControlPage::open(page.as_fd().try_clone_to_owned().unwrap(), slots).unwrap();
+        (Grants::new(page), Arc::new(peer))
+    }
+
+    fn region(regions: &Regions, memory: Memory) -> Arc<Region> {
+        regions.register(RegionSpec { memory, rights: Rights::BOTH }).unwrap()
+    }
+
+    fn own(regions: &Regions) -> Arc<Region> {
+        region(regions, Memory::anonymous(4096).unwrap())
+    }
+
+    #[test]
+    fn a_revocation_ends_the_windows_of_its_region_and_lets_go_of_it() {
+        let regions = Regions::default();
+        let (one, two) = (own(&regions), own(&regions));
+        let (mut grants, peer) = grants(4);
+        let entries = [&one, &two, &one].map(|region| grants.grant(region.access(0, 8).unwrap()).0);
+        let mark = peer.mark(entries[2].slot.get(), entries[2].epoch.get()).unwrap();
+        assert_eq!((one.in_flight(), two.in_flight()), (2, 1));
+        let busy: Vec<u32> = grants.revoke(&one).iter().map(|revoked| revoked.slot).collect();
+        assert_eq!(busy, [entries[2].slot.get()]);
+        assert_eq!((one.in_flight(), two.in_flight()), (1, 1));
+        let begins = entries.map(|entry| peer.mark(entry.slot.get(), entry.epoch.get()).is_ok());
+        assert_eq!(begins, [false, true, false]);
+        drop(mark);
+        assert!(grants.revoke(&one).is_empty());
+        assert_eq!(one.in_flight(), 0);
+    }
+
+    #[test]
+    fn a_slot_is_taken_back_once_nothing_is_in_flight() {
+        let regions = Regions::default();
+        let region = own(&regions);
+        let (mut grants, peer) = grants(1);
+        let entry = grants.grant(region.access(0, 8).unwrap()).0;
+        let (slot, epoch) = (entry.slot.get(), entry.epoch.get());
+        let mark = peer.mark(slot, epoch).unwrap();
+        grants.detach(&[Detach { slot: U32::new(slot), epoch: U32::new(epoch) }]);
+        assert_eq!(grants.grant(region.access(0, 8).unwrap()).0.refused.get(), NO_SLOT);
+        drop(mark);
+        let again = grants.grant(region.access(0, 8).unwrap()).0;
+        assert_eq!((again.refused.get(), again.slot.get()), (0, slot));
+        assert_ne!(again.epoch.get(), epoch);
+        // A late word about the window before, and a revocation that was under way, do not hit the one after.
+        grants.detach(&[Detach { slot: U32::new(slot), epoch: U32::new(epoch) }]);
+        grants.release(&Revoked { page: Arc::clone(grants.page()), slot, epoch });
+        assert_eq!(grants.windows(), 1);
+    }
+
+    #[test]
+    fn a_file_is_passed_once_as_long_as_the_peer_has_a_window_on_it() {
+        let regions = Regions::default();
+        let shared = Arc::new(SharedMemory::create(4096).unwrap());
+        let region = region(&regions, shared.memory());
+        let (mut grants, _peer) = grants(4);
+        let mut passed = Vec::new();
+        let entries = [0, 8].map(|start| {
+            let (entry, fd) = grants.grant(region.access(start, 8).unwrap());
+            passed.push(fd.is_some());
+            entry
+        });
+        assert_eq!(passed, [true, false]);
+        assert_eq!(entries.map(|entry| (entry.start.get(), entry.memory_len.get())), [(0, 4096), (8, 4096)]);
+        for entry in entries {
+            grants.detach(&[Detach { slot: entry.slot, epoch: entry.epoch }]);
+        }
+        assert!(grants.grant(region.access(0, 8).unwrap()).1.is_some(), "forgotten with the last window on it");
+    }
+
+    #[test]
+    fn slots_that_no_peer_can_name_are_ignored() {
+        let (mut grants, _peer) = grants(1);
+        grants.detach(&[
+            Detach { slot: U32::new(9), epoch: U32::new(0) },
+            Detach { slot: U32::new(0), epoch: U32::new(0) },
+        ]);
+        assert_eq!(grants.windows(), 0);
+    }
+}

@@ -1,0 +1,404 @@
+use std::fmt;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use rustix::process::geteuid;
+use slackwater_base::Instant;
+use slackwater_wire::Incarnation;
+use slackwater_wire::data::{Capability, Refusal};
+use thiserror::Error;
+use zerocopy::byteorder::little_endian::{U32, U64};
+use zerocopy::{FromBytes, IntoBytes};
+
+use super::memory::{RefusedMemory, SharedMemory};
+use super::message::{
+    ATTACH_MAX, Attach, Attached, DETACH_MAX, Detach, ENTRY_DESCRIPTOR, ENTRY_SHARED, Entry, GOODBYE_BOOT,
+    GOODBYE_FULL, GOODBYE_INCARNATION, GOODBYE_USER, GOODBYE_VERSION, Goodbye, Hello, MAGIC, NO_SLOT, NOT_HERE,
+    PACKET_MAX, VERSION, Welcome, split,
+};
+use super::packets::{Packets, Received};
+use super::page::{ControlPage, Mark, Stale};
+use super::process::Process;
+use super::service::{Service, Watched};
+use crate::mover::Notice;
+
+/// Why there is no way to a process over this host.
+#[derive(Debug, Error)]
+pub(crate) enum NoLink {
+    /// The kernel refused, or nobody listens.
+    #[error("host socket: {0}")]
+    System(#[from] io::Error),
+    /// The other process belongs to somebody else.
+    #[error("the process belongs to user {0}")]
+    OtherUser(u32),
+    /// No greeting came in time.
+    #[error("no greeting in time")]
+    TimedOut,
+    /// The other process turned this one away.
+    #[error("turned away: {0}")]
+    TurnedAway(&'static str),
+    /// What came is no greeting of this protocol.
+    #[error("no greeting of this protocol")]
+    Garbled,
+    /// The control page is not what it has to be.
+    #[error("control page: {0}")]
+    Page(#[from] RefusedMemory),
+}
+
+/// Why a window could not be attached.
+#[derive(Debug, Error)]
+pub(crate) enum NoWindow {
+    /// The owner refused the capability.
+    #[error(transparent)]
+    Refused(Refusal),
+    /// The owner's control page has no slot left.
+    #[error("no window left on the link")]
+    NoSlot,
+    /// No answer came in time.
+    #[error("no answer in time")]
+    TimedOut,
+    /// The owner is gone.
+    #[error("the process is gone")]
+    Gone,
+    /// The window lies in the owner's own memory, which this process may not reach.
+    #[error("memory is not shared, and cannot be attached: {0}")]
+    NoAttach(String),
+    /// The shared memory is not what it has to be.
+    #[error("shared memory: {0}")]
+    Memory(#[from] RefusedMemory),
+    /// What came is no answer of this protocol; the link is of no use any more.
+    #[error("no answer of this protocol")]
+    Garbled,
+}
+
+/// The initiator's side of a connection to a process of the same host, whose memory it reads and writes by itself.
+pub(crate) struct Link {
+    packets: Packets,
+    page: ControlPage,
+    /// The process itself, or why its own memory is out of reach.
+    process: Result<Process, String>,
+    watched: Arc<Watched>,
+    service: Weak<Service>,
+    token: u64,
+    exchange: Mutex<Exchange>,
+    /// Windows that nobody uses any more; told with the next question.
+    detached: Mutex<Vec<Detach>>,
+}
+
+struct Exchange {
+    question: u64,
+    buffer: Vec<u8>,
+    memories: Vec<(u64, Weak<SharedMemory>)>,
+    /// A question was not answered in time: an answer may yet come that belongs to nobody.
+    unanswered: u32,
+}
+
+/// Memory of the peer that this process may reach.
+#[derive(Debug)]
+pub(crate) struct Opened {
+    link: Arc<Link>,
+    slot: u32,
+    epoch: u32,
+    len: u64,
+    at: OpenedAt,
+}
+
+#[derive(Debug)]
+enum OpenedAt {
+    Shared { memory: Arc<SharedMemory>, offset: usize },
+    Process { address: u64 },
+}
+
+/// How bytes of a window are reached.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Reach<'a> {
+    /// By this address.
+    Mapped(*mut u8),
+    /// In that process, at that address.
+    Process(&'a Process, u64),
+}
+
+impl Link {
+    /// Connects to the process that listens under `name`, which is to be the life `target`.
+    pub(crate) fn open(
+        service: &Arc<Service>,
+        name: &str,
+        target: Incarnation,
+        deadline: Instant,
+        gone: impl Fn() + Send + Sync + 'static,
+    ) -> Result<Arc<Self>, NoLink> {
+        let packets = Packets::connect(name)?;
+        let peer = packets.peer()?;
+        if peer.user != geteuid().as_raw() {
+            return Err(NoLink::OtherUser(peer.user));
+        }
+        let hello = Hello {
+            magic: U64::new(MAGIC),
+            version: U32::new(VERSION),
+            reserved: U32::ZERO,
+            boot: service.boot(),
+            incarnation: U64::new(service.incarnation().0),
+            target: U64::new(target.0),
+        };
+        packets.send(&[hello.as_bytes()], &[])?;
+        let mut buffer = vec![0; PACKET_MAX];
+        let (len, descriptors) = match packets.receive_until(&mut buffer, deadline)? {
+            Received::Packet(len, descriptors) => (len, descriptors),
+            Received::Nothing => return Err(NoLink::TimedOut),
+            Received::Closed => return Err(NoLink::TurnedAway("closed without a word")),
+        };
+        let (welcome, page) = welcome(&buffer[..len], descriptors, target)?;
+        let process = match peer.pid {
+            Some(pid) => reach(pid, &welcome),
+            None => Err("the process is in a namespace out of sight".to_owned()),
+        };
+        let page = ControlPage::open(page, welcome.slots.get())?;
+        let watched = Watched::new(gone);
+        let token = service.watch(&packets, &watched)?;
+        Ok(Arc::new(Self {
+            packets,
+            page,
+            process,
+            watched,
+            service: Arc::downgrade(service),
+            token,
+            exchange: Mutex::new(Exchange { question: 0, buffer, memories: Vec::new(), unanswered: 0 }),
+            detached: Mutex::default(),
+        }))
+    }
+
+    /// Whether the peer has ended or closed the link.
+    pub(crate) fn is_gone(&self) -> bool {
+        self.watched.is_gone()
+    }
+
+    /// Why memory that is not shared is out of reach, if it is.
+    pub(crate) fn no_attach(&self) -> Option<&str> {
+        self.process.as_ref().err().map(String::as_str)
+    }
+
+    /// Shows capabilities to their owner, and opens what they stand for: one result for each. Says too whether the
+    /// notice, if there is one, was taken. Without either it asks whether the owner is there.
+    pub(crate) fn ask(
+        self: &Arc<Self>,
+        capabilities: &[Capability],
+        notice: Option<&Notice>,
+        deadline: Instant,
+    ) -> Result<(Vec<Result<Opened, NoWindow>>, bool), NoWindow> {
+        debug_assert!(capabilities.len() <= ATTACH_MAX);
+        let mut exchange = self.exchange.lock().unwrap_or_else(PoisonError::into_inner);
+        let exchange = &mut *exchange;
+        // Held until the answer is in: a memory that the owner takes for known must not be forgotten meanwhile. First
+        // these, then what was detached: a window tells that it is over before it lets go of its memory.
+        let held: Vec<(u64, Arc<SharedMemory>)> =
+            exchange.memories.iter().filter_map(|(id, memory)| Some((*id, memory.upgrade()?))).collect();
+        exchange.memories.retain(|(_, memory)| memory.strong_count() > 0);
+        let detached = {
+            let mut all = self.detached.lock().unwrap_or_else(PoisonError::into_inner);
+            let beyond = all.len().saturating_sub(DETACH_MAX);
+            all.split_off(beyond)
+        };
+        exchange.question += 1;
+        let (name, bytes) =
+            notice.map_or((&b""[..], &b""[..]), |notice| (notice.name.as_bytes(), notice.bytes.as_slice()));
+        let head = Attach {
+            question: U64::new(exchange.question),
+            detach: U32::new(detached.len() as u32),
+            attach: U32::new(capabilities.len() as u32),
+            notices: U32::new(u32::from(notice.is_some())),
+            notice_name: U32::new(name.len() as u32),
+            notice_bytes: U32::new(bytes.len() as u32),
+            reserved: U32::ZERO,
+        };
+        let parts = [head.as_bytes(), detached.as_bytes(), capabilities.as_bytes(), name, bytes];
+        self.packets.send(&parts, &[]).map_err(|_| NoWindow::Gone)?;
+        let (len, descriptors) = self.answer(exchange, deadline)?;
+        let answer = &exchange.buffer[..len];
+        let (head, rest) = Attached::read_from_prefix(answer).map_err(|_| NoWindow::Garbled)?;
+        let (entries, rest) = split::<Entry>(rest, head.attached.get()).ok_or(NoWindow::Garbled)?;
+        if entries.len() != capabilities.len() || !rest.is_empty() {
+            return Err(NoWindow::Garbled);
+        }
+        let mut descriptors = descriptors.into_iter();
+        let memories = &mut exchange.memories;
+        let opened = entries.iter().map(|entry| self.open_window(entry, &mut descriptors, &held, memories)).collect();
+        Ok((opened, head.noticed.get() > 0))
+    }
+
+    /// The answer to the last question. Answers to earlier ones, for which nobody waited, open windows that nobody
+    /// knows of: the owner is told to forget them.
+    fn answer(&self, exchange: &mut Exchange, deadline: Instant) -> Result<(usize, Vec<OwnedFd>), NoWindow> {
+        loop {
+            let received = self.packets.receive_until(&mut exchange.buffer, deadline).map_err(|_| NoWindow::Garbled)?;
+            let (len, descriptors) = match received {
+                Received::Packet(len, descriptors) => (len, descriptors),
+                Received::Nothing => {
+                    exchange.unanswered += 1;
+                    return Err(NoWindow::TimedOut);
+                }
+                Received::Closed => {
+                    self.watched.end();
+                    return Err(NoWindow::Gone);
+                }
+            };
+            let (head, rest) = Attached::read_from_prefix(&exchange.buffer[..len]).map_err(|_| NoWindow::Garbled)?;
+            if head.question.get() == exchange.question {
+                return Ok((len, descriptors));
+            }
+            if exchange.unanswered == 0 {
+                return Err(NoWindow::Garbled);
+            }
+            exchange.unanswered -= 1;
+            let (entries, _) = split::<Entry>(rest, head.attached.get()).ok_or(NoWindow::Garbled)?;
+            let opened = entries.iter().filter(|entry| entry.refused.get() == 0);
+            let forgotten = opened.map(|entry| Detach { slot: entry.slot, epoch: entry.epoch });
+            self.detached.lock().unwrap_or_else(PoisonError::into_inner).extend(forgotten);
+        }
+    }
+
+    fn open_window(
+        self: &Arc<Self>,
+        entry: &Entry,
+        descriptors: &mut impl Iterator<Item = OwnedFd>,
+        held: &[(u64, Arc<SharedMemory>)],
+        memories: &mut Vec<(u64, Weak<SharedMemory>)>,
+    ) -> Result<Opened, NoWindow> {
+        match entry.refused.get() {
+            0 => {}
+            NO_SLOT => return Err(NoWindow::NoSlot),
+            NOT_HERE => return Err(NoWindow::NoAttach("it is not host memory".to_owned())),
+            number => {
+                let refusal = u16::try_from(number).ok().and_then(Refusal::from_number);
+                return Err(refusal.map_or(NoWindow::Garbled, NoWindow::Refused));
+            }
+        }
+        if entry.slot.get() >= self.page.slots() {
+            return Err(NoWindow::Garbled);
+        }
+        let (slot, epoch, len) = (entry.slot.get(), entry.epoch.get(), entry.len.get());
+        let at = if entry.flags.get() & ENTRY_SHARED == 0 {
+            // Looked at last: a window that is refused here is told to the owner below.
+            OpenedAt::Process { address: entry.start.get() }
+        } else {
+            let id = entry.memory.get();
+            let passed = (entry.flags.get() & ENTRY_DESCRIPTOR != 0).then(|| descriptors.next()).flatten();
+            let memory = match (passed, known(id, held, memories)) {
+                // Opened anew even if it is known: the number may have come to mean another memory.
+                (Some(descriptor), _) => {
+                    let memory = Arc::new(SharedMemory::open(descriptor, entry.memory_len.get())?);
+                    memories.retain(|(known, _)| *known != id);
+                    memories.push((id, Arc::downgrade(&memory)));
+                    memory
+                }
+                (None, Some(memory)) => memory,
+                (None, None) => return Err(NoWindow::Garbled),
+            };
+            let end = entry.start.get().checked_add(len).ok_or(NoWindow::Garbled)?;
+            if end > memory.len() as u64 {
+                return Err(NoWindow::Garbled);
+            }
+            OpenedAt::Shared { memory, offset: entry.start.get() as usize }
+        };
+        let opened = Opened { link: Arc::clone(self), slot, epoch, len, at };
+        match (&opened.at, &self.process) {
+            (OpenedAt::Process { .. }, Err(reason)) => Err(NoWindow::NoAttach(reason.clone())),
+            _ => Ok(opened),
+        }
+    }
+}
+
+fn known(
+    id: u64,
+    held: &[(u64, Arc<SharedMemory>)],
+    memories: &[(u64, Weak<SharedMemory>)],
+) -> Option<Arc<SharedMemory>> {
+    // The newest first: one of this very answer, else one of before.
+    let fresh = memories.iter().find(|(known, _)| *known == id).and_then(|(_, memory)| memory.upgrade());
+    fresh.or_else(|| held.iter().find(|(known, _)| *known == id).map(|(_, memory)| Arc::clone(memory)))
+}
+
+/// Reads a greeting, or why there is none.
+fn welcome(packet: &[u8], descriptors: Vec<OwnedFd>, target: Incarnation) -> Result<(Welcome, OwnedFd), NoLink> {
+    if let Ok(goodbye) = Goodbye::read_from_bytes(packet) {
+        return Err(NoLink::TurnedAway(match goodbye.reason.get() {
+            GOODBYE_VERSION => "another version",
+            GOODBYE_BOOT => "another host",
+            GOODBYE_INCARNATION => "another life of the process",
+            GOODBYE_USER => "another user",
+            GOODBYE_FULL => "no room for another process",
+            _ => "for a reason unknown here",
+        }));
+    }
+    let welcome = Welcome::read_from_bytes(packet).map_err(|_| NoLink::Garbled)?;
+    let page = descriptors.into_iter().next().ok_or(NoLink::Garbled)?;
+    let ours = welcome.magic.get() == MAGIC && welcome.version.get() == VERSION;
+    if !ours || welcome.incarnation.get() != target.0 || welcome.slots.get() == 0 {
+        return Err(NoLink::Garbled);
+    }
+    Ok((welcome, page))
+}
+
+/// Opens the process for cross-memory attach, if the probe can be read there: then it is allowed, and it is the process
+/// that sent the greeting.
+fn reach(pid: rustix::process::Pid, welcome: &Welcome) -> Result<Process, String> {
+    let process = Process::open(pid, welcome.started.get()).map_err(|error| error.to_string())?;
+    let mut probe = [0; 16];
+    // SAFETY: 16 bytes of this frame.
+    match unsafe { process.read(probe.as_mut_ptr(), welcome.probe_address.get(), probe.len()) } {
+        Ok(16) if probe == welcome.probe => Ok(process),
+        Ok(_) => Err("the probe is not what the process said".to_owned()),
+        Err(error) => Err(format!("reading its memory: {error}")),
+    }
+}
+
+impl Opened {
+    pub(crate) fn link(&self) -> &Arc<Link> {
+        &self.link
+    }
+
+    /// Announces a copy.
+    pub(crate) fn mark(&self) -> Result<Mark<'_>, Stale> {
+        self.link.page.mark(self.slot, self.epoch)
+    }
+
+    /// How `len` bytes from `offset` are reached; `None` where the window ends before them.
+    pub(crate) fn reach(&self, offset: u64, len: u64) -> Option<Reach<'_>> {
+        if offset.checked_add(len)? > self.len {
+            return None;
+        }
+        match (&self.at, &self.link.process) {
+            (OpenedAt::Shared { memory, offset: start }, _) => {
+                // SAFETY: the window was found to lie within the memory, and the bytes to lie within the window.
+                Some(Reach::Mapped(unsafe { memory.as_ptr().add(start + offset as usize) }))
+            }
+            (OpenedAt::Process { address }, Ok(process)) => Some(Reach::Process(process, address.checked_add(offset)?)),
+            (OpenedAt::Process { .. }, Err(_)) => None,
+        }
+    }
+}
+
+/// The owner is told with the next question.
+impl Drop for Opened {
+    fn drop(&mut self) {
+        let detach = Detach { slot: U32::new(self.slot), epoch: U32::new(self.epoch) };
+        self.link.detached.lock().unwrap_or_else(PoisonError::into_inner).push(detach);
+    }
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        if let Some(service) = self.service.upgrade() {
+            service.unwatch(self.token);
+        }
+    }
+}
+
+impl fmt::Debug for Link {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Link")
+            .field("gone", &self.is_gone())
+            .field("attach", &self.process.is_ok())
+            .finish_non_exhaustive()
+    }
+}

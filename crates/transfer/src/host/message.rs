@@ -1,0 +1,168 @@
+//! What the two ends of a host link say, one packet each: fixed little-endian structures.
+//!
+//! The initiator opens with [`Hello`] and is answered with [`Welcome`], which carries the control page, or with
+//! [`Goodbye`]. From then on it asks [`Attach`] and is answered with [`Attached`], one question at a time; the memories
+//! that it does not have yet come with the answer. A question may carry a notice to deliver.
+
+use zerocopy::byteorder::little_endian::{U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+/// `SLWKHOST` read as a little-endian number.
+pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"SLWKHOST");
+/// Counts up with every change of these structures; both ends have to have the same.
+pub(crate) const VERSION: u32 = 1;
+/// The most capabilities in one [`Attach`].
+pub(crate) const ATTACH_MAX: usize = 64;
+/// The most forgotten windows in one [`Attach`]; more wait for the next.
+pub(crate) const DETACH_MAX: usize = 4096;
+/// The longest notice, name and bytes together.
+pub(crate) const NOTICE_MAX: usize = 16 << 10;
+/// The longest packet.
+pub(crate) const PACKET_MAX: usize = 64 << 10;
+
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub(crate) struct Hello {
+    pub(crate) magic: U64,
+    pub(crate) version: U32,
+    pub(crate) reserved: U32,
+    /// Which boot of which host.
+    pub(crate) boot: [u8; 16],
+    /// The initiator's life.
+    pub(crate) incarnation: U64,
+    /// The life of the target that the initiator means.
+    pub(crate) target: U64,
+}
+
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub(crate) struct Welcome {
+    pub(crate) magic: U64,
+    pub(crate) version: U32,
+    /// The slots of the control page that comes with it.
+    pub(crate) slots: U32,
+    pub(crate) incarnation: U64,
+    /// When the target's process started.
+    pub(crate) started: U64,
+    /// Where in the target's memory the probe lies.
+    pub(crate) probe_address: U64,
+    /// What is to be read there, by whoever can read that process's memory.
+    pub(crate) probe: [u8; 16],
+}
+
+/// No link. Shorter than a [`Welcome`], which tells them apart.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub(crate) struct Goodbye {
+    pub(crate) magic: U64,
+    pub(crate) version: U32,
+    pub(crate) reason: U32,
+}
+
+/// The protocols differ.
+pub(crate) const GOODBYE_VERSION: u32 = 1;
+/// Another host, or another boot of it.
+pub(crate) const GOODBYE_BOOT: u32 = 2;
+/// Another life of the target is meant.
+pub(crate) const GOODBYE_INCARNATION: u32 = 3;
+/// Another user.
+pub(crate) const GOODBYE_USER: u32 = 4;
+/// As many links as there may be.
+pub(crate) const GOODBYE_FULL: u32 = 5;
+
+/// The head of a question: then `detach` × [`Detach`], then `attach` capabilities, then `notice_name` and `notice_bytes`
+/// bytes of a notice, if there is one.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub(crate) struct Attach {
+    pub(crate) question: U64,
+    pub(crate) detach: U32,
+    pub(crate) attach: U32,
+    /// 1 with a notice, else 0.
+    pub(crate) notices: U32,
+    pub(crate) notice_name: U32,
+    pub(crate) notice_bytes: U32,
+    pub(crate) reserved: U32,
+}
+
+/// A window that the initiator has forgotten.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub(crate) struct Detach {
+    pub(crate) slot: U32,
+    pub(crate) epoch: U32,
+}
+
+/// The head of an answer: then `attached` × [`Entry`], in the order of the question.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub(crate) struct Attached {
+    pub(crate) question: U64,
+    pub(crate) attached: U32,
+    /// 1 where the notice was taken.
+    pub(crate) noticed: U32,
+}
+
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub(crate) struct Entry {
+    /// 0, or why there is no window: the number of a [`Refusal`](slackwater_wire::data::Refusal), [`NO_SLOT`] or
+    /// [`NOT_HERE`].
+    pub(crate) refused: U32,
+    pub(crate) slot: U32,
+    pub(crate) epoch: U32,
+    /// [`ENTRY_SHARED`] and [`ENTRY_DESCRIPTOR`].
+    pub(crate) flags: U32,
+    /// Which shared memory.
+    pub(crate) memory: U64,
+    /// How long that memory is.
+    pub(crate) memory_len: U64,
+    /// The first byte: from the start of the shared memory, or an address of the target's process.
+    pub(crate) start: U64,
+    pub(crate) len: U64,
+}
+
+/// Every slot of the control page is in use: the initiator has to forget a window first.
+pub(crate) const NO_SLOT: u32 = u32::MAX;
+/// The memory is not one that the processor reaches.
+pub(crate) const NOT_HERE: u32 = u32::MAX - 1;
+
+/// The window lies in shared memory, not in the target's own.
+pub(crate) const ENTRY_SHARED: u32 = 1;
+/// A descriptor of that memory comes with the answer.
+pub(crate) const ENTRY_DESCRIPTOR: u32 = 2;
+
+/// `count` structures and what follows them.
+pub(crate) fn split<T>(bytes: &[u8], count: u32) -> Option<(&[T], &[u8])>
+where
+    T: FromBytes + Immutable + KnownLayout + Unaligned,
+{
+    <[T]>::ref_from_prefix_with_elems(bytes, count as usize).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use slackwater_wire::data::Capability;
+
+    use super::*;
+
+    #[test]
+    fn structures_have_no_holes_and_packets_fit() {
+        assert_eq!(size_of::<Hello>(), 48);
+        assert_eq!(size_of::<Welcome>(), 56);
+        assert_eq!(size_of::<Entry>(), 48);
+        assert!(size_of::<Goodbye>() < size_of::<Welcome>());
+        let question = size_of::<Attach>() + DETACH_MAX * size_of::<Detach>() + ATTACH_MAX * Capability::BYTES;
+        assert!(question + NOTICE_MAX <= PACKET_MAX);
+        assert!(size_of::<Attached>() + ATTACH_MAX * size_of::<Entry>() < PACKET_MAX);
+    }
+
+    #[test]
+    fn a_count_beyond_the_packet_is_refused() {
+        let bytes = [0u8; 17];
+        assert!(split::<Detach>(&bytes, 3).is_none());
+        assert!(split::<Detach>(&bytes, u32::MAX).is_none());
+        let (detach, rest) = split::<Detach>(&bytes, 2).unwrap();
+        assert_eq!((detach.len(), rest.len()), (2, 1));
+    }
+}

@@ -1,0 +1,23 @@
+//! The mover between processes of one host.
+//!
+//! The owner of memory serves attachments on one thread ([`service`]): it checks a capability once, opens a window on
+//! what it grants, and passes the memory itself if it is shared. The initiator then copies by itself ([`carry`]), on the
+//! caller's thread or on the copy threads ([`crew`]), and asks for new windows by a courier per process ([`peer`]).
+//! What keeps a late copy from reused memory is one word per window in a page that both map ([`page`]).
+
+mod carry;
+mod crew;
+mod grants;
+mod link;
+mod memory;
+mod message;
+mod mover;
+mod packets;
+mod page;
+mod peer;
+mod process;
+mod service;
+
+pub use memory::{RefusedMemory, SharedMemory};
+pub use mover::{HostError, HostLimits, HostMover};
+pub use service::ServiceLimits;

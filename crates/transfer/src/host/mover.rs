@@ -1,0 +1,211 @@
+use std::collections::BTreeMap;
+use std::fs;
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use slackwater_wire::Incarnation;
+use thiserror::Error;
+
+use super::crew::Crew;
+use super::peer::Peer;
+use super::service::{Service, ServiceLimits};
+use crate::batch::{BatchId, Part};
+use crate::cause::Cause;
+use crate::home::Home;
+use crate::job::Job;
+use crate::mover::{Abilities, Mover, Notice, PeerStats, Submission};
+use crate::region::Region;
+use crate::segment::{HostContact, Segment};
+
+/// Copies between the processes of one host: memory that is shared is mapped and copied by address, other memory by the
+/// kernel from process to process. The initiator does all of it; the owner's processor takes no part.
+#[derive(Debug)]
+pub struct HostMover {
+    boot_id: String,
+    service: Arc<Service>,
+    crew: Arc<Crew>,
+    fallback: Option<Arc<dyn Mover>>,
+    limits: HostLimits,
+    peers: Mutex<BTreeMap<Incarnation, Arc<Peer>>>,
+}
+
+/// Bounds of a [`HostMover`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HostLimits {
+    /// What others may have open of this process.
+    pub service: ServiceLimits,
+    /// The threads that copy what is submitted and not waited for at once.
+    pub copy_threads: usize,
+    /// Submissions of no more than this are copied by the thread that submits them.
+    pub inline_bytes_max: u64,
+    /// Jobs to one peer that are not over, at most.
+    pub queue_entries: usize,
+    /// A process that has not answered a question by then is not reached this way.
+    pub answer_timeout: Duration,
+    /// After this long it is tried again.
+    pub retry_after: Duration,
+}
+
+impl Default for HostLimits {
+    fn default() -> Self {
+        Self {
+            service: ServiceLimits::default(),
+            copy_threads: 2,
+            inline_bytes_max: 1 << 20,
+            queue_entries: 65_536,
+            answer_timeout: Duration::from_secs(2),
+            retry_after: Duration::from_secs(30),
+        }
+    }
+}
+
+/// Why there is no mover between the processes of this host.
+#[derive(Debug, Error)]
+pub enum HostError {
+    /// The kernel refused a socket, a thread or memory.
+    #[error("host mover: {0}")]
+    System(#[from] io::Error),
+    /// The copy threads did not start.
+    #[error("host mover: {0}")]
+    Pool(#[from] slackwater_pool::PoolError),
+}
+
+impl HostMover {
+    /// Opens `home` to the other processes of this host, and theirs to it. What turns out not to go this way after it
+    /// was taken goes to `fallback`.
+    ///
+    /// # Errors
+    /// The kernel refuses what it needs.
+    pub fn start(home: &Arc<Home>, limits: HostLimits, fallback: Option<Arc<dyn Mover>>) -> Result<Self, HostError> {
+        let boot_id = fs::read_to_string("/proc/sys/kernel/random/boot_id")?.trim().to_owned();
+        let service = Service::start(boot_number(&boot_id)?, Arc::clone(home), limits.service)?;
+        Ok(Self {
+            boot_id,
+            service: Arc::new(service),
+            crew: Crew::start(limits.copy_threads)?,
+            fallback,
+            limits,
+            peers: Mutex::default(),
+        })
+    }
+
+    /// How the other processes find this one: to be published with the segment.
+    #[must_use]
+    pub fn contact(&self) -> HostContact {
+        HostContact { boot_id: self.boot_id.clone(), pid: std::process::id(), socket: self.service.name().to_owned() }
+    }
+
+    /// Why requests to this segment go another way at present, or some of them do.
+    #[must_use]
+    pub fn why_not(&self, segment: &Segment) -> Option<String> {
+        match &segment.host {
+            None => Some("the segment names no host".to_owned()),
+            Some(contact) if contact.boot_id != self.boot_id => Some("another host".to_owned()),
+            Some(_) => self.known(segment)?.why_not(),
+        }
+    }
+
+    /// Processes that have memory of this one open, and the windows they have.
+    #[must_use]
+    pub fn open_windows(&self) -> (usize, usize) {
+        self.service.counts()
+    }
+
+    fn peers(&self) -> MutexGuard<'_, BTreeMap<Incarnation, Arc<Peer>>> {
+        self.peers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn known(&self, segment: &Segment) -> Option<Arc<Peer>> {
+        self.peers().get(&segment.incarnation).map(Arc::clone)
+    }
+
+    fn peer(&self, segment: &Arc<Segment>) -> io::Result<Arc<Peer>> {
+        let mut peers = self.peers();
+        if let Some(peer) = peers.get(&segment.incarnation) {
+            return Ok(Arc::clone(peer));
+        }
+        let (service, crew) = (Arc::clone(&self.service), Arc::clone(&self.crew));
+        let peer = Arc::new(Peer::new(Arc::clone(segment), service, crew, self.fallback.clone(), self.limits)?);
+        peers.insert(segment.incarnation, Arc::clone(&peer));
+        // Lives that have ended have left a thread each.
+        let ended: Vec<Arc<Peer>> = peers.extract_if(.., |_, peer| peer.is_over()).map(|(_, peer)| peer).collect();
+        drop(peers);
+        ended.iter().for_each(|peer| peer.close());
+        Ok(peer)
+    }
+
+    fn with_peer(&self, segment: &Arc<Segment>, part: Part, what: impl FnOnce(&Peer, Part)) {
+        match self.peer(segment) {
+            Ok(peer) => what(&peer, part),
+            Err(error) => part.fail(Cause::Unreachable(error.to_string())),
+        }
+    }
+}
+
+/// The 128 bits of a boot id, which the kernel writes as a UUID.
+fn boot_number(boot_id: &str) -> io::Result<[u8; 16]> {
+    let digits: String = boot_id.chars().filter(|&digit| digit != '-').collect();
+    let number = u128::from_str_radix(&digits, 16).map_err(io::Error::other)?;
+    Ok(number.to_be_bytes())
+}
+
+impl Mover for HostMover {
+    fn name(&self) -> &'static str {
+        "host"
+    }
+
+    fn abilities(&self) -> Abilities {
+        Abilities { one_sided: true, ..Abilities::HOST }
+    }
+
+    fn reaches(&self, segment: &Segment) -> bool {
+        let here = segment.host.as_ref().is_some_and(|contact| contact.boot_id == self.boot_id);
+        here && self.known(segment).is_none_or(|peer| !peer.is_shut())
+    }
+
+    fn invalidate(&self, region: &Arc<Region>) {
+        self.service.invalidate(region);
+    }
+
+    fn submit(&self, segment: &Arc<Segment>, submission: Submission) -> Vec<Job> {
+        match self.peer(segment) {
+            Ok(peer) => peer.submit(submission.jobs, submission.when_full),
+            // No thread to be had; another mover may need none.
+            Err(_) => submission.jobs,
+        }
+    }
+
+    fn cancel(&self, batch: BatchId) {
+        let peers: Vec<Arc<Peer>> = self.peers().values().map(Arc::clone).collect();
+        peers.iter().for_each(|peer| peer.cancel(batch));
+    }
+
+    fn fence(&self, segment: &Arc<Segment>, part: Part) {
+        self.with_peer(segment, part, Peer::fence);
+    }
+
+    fn notify(&self, segment: &Arc<Segment>, notice: Notice, part: Part) {
+        self.with_peer(segment, part, |peer, part| peer.notify(notice, part));
+    }
+
+    fn probe(&self, segment: &Arc<Segment>, deadline: slackwater_base::Instant, part: Part) {
+        self.with_peer(segment, part, |peer, part| peer.probe(deadline, part));
+    }
+
+    fn stats(&self, segment: &Segment) -> PeerStats {
+        self.known(segment).map(|peer| peer.stats()).unwrap_or_default()
+    }
+
+    fn close(&self) {
+        let peers = std::mem::take(&mut *self.peers());
+        peers.values().for_each(|peer| peer.close());
+        self.crew.settle();
+    }
+}
+
+impl Drop for HostMover {
+    fn drop(&mut self) {
+        self.close();
+    }
+}

@@ -1,0 +1,418 @@
+use std::collections::BTreeMap;
+use std::fmt;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
+use rustix::event::{EventfdFlags, Timespec, eventfd};
+use rustix::io::Errno;
+use rustix::process::geteuid;
+use slackwater_base::Instant;
+use slackwater_wait::{Site, Waiting, now};
+use slackwater_wire::Incarnation;
+use slackwater_wire::data::{Capability, Op, Rights};
+use zerocopy::byteorder::little_endian::{U32, U64};
+use zerocopy::{FromBytes, IntoBytes};
+
+use super::grants::{Answer, Grants, Revoked};
+use super::message::{
+    ATTACH_MAX, Attach, GOODBYE_BOOT, GOODBYE_FULL, GOODBYE_INCARNATION, GOODBYE_USER, GOODBYE_VERSION, Goodbye, Hello,
+    MAGIC, PACKET_MAX, VERSION, Welcome, split,
+};
+use super::packets::{Listener, Packets, Received};
+use super::page::ControlPage;
+use super::process::Process;
+use crate::home::Home;
+use crate::mover::Notice;
+use crate::region::Region;
+
+/// Bounds of one process's host service.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ServiceLimits {
+    /// The most processes that may have this one's memory open at a time.
+    pub peers: usize,
+    /// The most windows that one of them may have open at a time; each takes 64 bytes.
+    pub windows_per_peer: u32,
+    /// A connection that has not said who it is by then is closed.
+    pub greeting: Duration,
+}
+
+impl Default for ServiceLimits {
+    fn default() -> Self {
+        Self { peers: 1024, windows_per_peer: 1024, greeting: Duration::from_secs(5) }
+    }
+}
+
+/// One thread that opens this process's memory to other processes of the host, and notices when peers end.
+///
+/// It sleeps in the kernel unless a peer attaches something, comes or goes; copies do not pass through it.
+pub(crate) struct Service {
+    shared: Arc<Shared>,
+    name: String,
+    thread: Option<JoinHandle<()>>,
+}
+
+struct Shared {
+    boot: [u8; 16],
+    home: Arc<Home>,
+    limits: ServiceLimits,
+    poll: OwnedFd,
+    stop: OwnedFd,
+    started: u64,
+    /// What a peer reads to learn whether it can read this process. It never moves.
+    probe: Box<[u8; 16]>,
+    next_token: AtomicU64,
+    peers: Mutex<BTreeMap<u64, Peer>>,
+    watched: Mutex<BTreeMap<u64, Arc<Watched>>>,
+}
+
+/// A link whose end is looked for.
+pub(crate) struct Watched {
+    gone: AtomicBool,
+    tell: Box<dyn Fn() + Send + Sync>,
+}
+
+/// A process that has, or asks for, this one's memory.
+struct Peer {
+    packets: Packets,
+    /// Who it says it is.
+    incarnation: Incarnation,
+    /// `Err` until it has said so, which it has to by then.
+    grants: Result<Grants, Instant>,
+}
+
+const LISTENER: u64 = 0;
+const STOP: u64 = 1;
+const FIRST_TOKEN: u64 = 2;
+const EVENTS: usize = 64;
+/// Without descriptors accepting is tried again this often.
+const DESCRIPTOR_RETRY: Duration = Duration::from_millis(100);
+
+impl Service {
+    pub(crate) fn start(boot: [u8; 16], home: Arc<Home>, limits: ServiceLimits) -> io::Result<Self> {
+        let mut secret = [0; 24];
+        getrandom::fill(&mut secret).map_err(io::Error::other)?;
+        let (tail, probe) = secret.split_at(8);
+        let name = format!("slackwater-{:016x}-{:016x}", home.incarnation().0, u64::read_from_bytes(tail).unwrap_or(0));
+        let listener = Listener::bind(&name)?;
+        let poll = epoll::create(CreateFlags::CLOEXEC)?;
+        let stop = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        // Told once for what waits: it is taken in until nothing does.
+        epoll::add(&poll, &listener, EventData::new_u64(LISTENER), EventFlags::IN | EventFlags::ET)?;
+        epoll::add(&poll, &stop, EventData::new_u64(STOP), EventFlags::IN)?;
+        let shared = Arc::new(Shared {
+            boot,
+            home,
+            limits,
+            poll,
+            stop,
+            started: Process::own_start()?,
+            probe: Box::new(probe.try_into().unwrap_or_default()),
+            next_token: AtomicU64::new(FIRST_TOKEN),
+            peers: Mutex::default(),
+            watched: Mutex::default(),
+        });
+        let serving = Arc::clone(&shared);
+        let thread = thread::Builder::new().name("slackwater-host".to_owned()).spawn(move || serving.run(&listener))?;
+        Ok(Self { shared, name, thread: Some(thread) })
+    }
+
+    /// The name under which other processes of the host find it.
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub(crate) fn boot(&self) -> [u8; 16] {
+        self.shared.boot
+    }
+
+    pub(crate) fn incarnation(&self) -> Incarnation {
+        self.shared.home.incarnation()
+    }
+
+    /// Ends every window on a region that is closing. Those at which a peer is copying end with the copy, or with the
+    /// peer; a thread of its own waits for that, since a peer may be stopped for long.
+    pub(crate) fn invalidate(&self, region: &Region) {
+        let mut busy: Vec<(u64, Revoked)> = Vec::new();
+        for (&token, peer) in self.shared.peers().iter_mut() {
+            if let Ok(grants) = &mut peer.grants {
+                busy.extend(grants.revoke(region).into_iter().map(|window| (token, window)));
+            }
+        }
+        if busy.is_empty() {
+            return;
+        }
+        let (shared, waiting) = (Arc::clone(&self.shared), busy.clone());
+        let thread = thread::Builder::new().name("slackwater-fence".to_owned());
+        if thread.spawn(move || shared.drain(&waiting)).is_err() {
+            // Without a thread to wait, this one does: nothing may be forgotten.
+            self.shared.drain(&busy);
+        }
+    }
+
+    /// Looks for the end of the peer of this socket, until [`Service::unwatch`].
+    pub(crate) fn watch(&self, packets: &Packets, watched: &Arc<Watched>) -> io::Result<u64> {
+        let token = self.shared.next_token.fetch_add(1, Ordering::Relaxed);
+        lock(&self.shared.watched).insert(token, Arc::clone(watched));
+        // No answers are read here, only the end is looked for; it is told once, though the socket stays open.
+        let flags = EventFlags::RDHUP | EventFlags::ET;
+        if let Err(errno) = epoll::add(&self.shared.poll, packets, EventData::new_u64(token), flags) {
+            lock(&self.shared.watched).remove(&token);
+            return Err(errno.into());
+        }
+        Ok(token)
+    }
+
+    /// No longer [`Service::watch`].
+    pub(crate) fn unwatch(&self, token: u64) {
+        lock(&self.shared.watched).remove(&token);
+    }
+
+    /// Processes that have this one's memory open, and their windows.
+    pub(crate) fn counts(&self) -> (usize, usize) {
+        let peers = self.shared.peers();
+        let open = peers.values().filter_map(|peer| peer.grants.as_ref().ok());
+        open.fold((0, 0), |(peers, windows), grants| (peers + 1, windows + grants.windows()))
+    }
+}
+
+impl Drop for Service {
+    fn drop(&mut self) {
+        // The counter cannot be full: this is the only write to it.
+        let _ = rustix::io::write(&self.shared.stop, &1u64.to_ne_bytes());
+        if let Some(thread) = self.thread.take() {
+            // A panic in it was reported where it happened.
+            let _ = thread.join();
+        }
+        // Whoever waits for a peer of a service that is over waits no longer.
+        let peers = std::mem::take(&mut *self.shared.peers());
+        peers.values().filter_map(|peer| peer.grants.as_ref().ok()).for_each(|grants| grants.page().close());
+    }
+}
+
+impl Watched {
+    /// `tell` is called once, by the service's thread, when the peer has ended; it must not block.
+    pub(crate) fn new(tell: impl Fn() + Send + Sync + 'static) -> Arc<Self> {
+        Arc::new(Self { gone: AtomicBool::new(false), tell: Box::new(tell) })
+    }
+
+    pub(crate) fn is_gone(&self) -> bool {
+        self.gone.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn end(&self) {
+        self.gone.store(true, Ordering::Release);
+        (self.tell)();
+    }
+}
+
+static DRAINING: Site = Site::new("host fence");
+
+impl Shared {
+    /// Waits until nothing is in flight at these windows, and lets go of them.
+    fn drain(&self, windows: &[(u64, Revoked)]) {
+        for (token, window) in windows {
+            // Without the lock: a peer that ends is closed by the service's thread, which ends the wait.
+            window.page.drain(window.slot, &Waiting::at(&DRAINING));
+            if let Some(Ok(grants)) = self.peers().get_mut(token).map(|peer| &mut peer.grants) {
+                grants.release(window);
+            }
+        }
+    }
+
+    fn peers(&self) -> MutexGuard<'_, BTreeMap<u64, Peer>> {
+        lock(&self.peers)
+    }
+
+    fn run(&self, listener: &Listener) {
+        let mut buffer = vec![0; PACKET_MAX];
+        let mut events = Vec::with_capacity(EVENTS);
+        // Set while connections wait that no descriptor is left for.
+        let mut accept_again: Option<Instant> = None;
+        loop {
+            if accept_again.is_some_and(|at| at <= now()) {
+                accept_again = self.accept(listener).err();
+            }
+            let timeout = self.timeout(accept_again);
+            events.clear();
+            match epoll::wait(&self.poll, rustix::buffer::spare_capacity(&mut events), timeout.as_ref()) {
+                Ok(_) | Err(Errno::INTR) => {}
+                // The descriptors are this service's own; without them there is nothing to serve.
+                Err(_) => return,
+            }
+            for event in &events {
+                match event.data.u64() {
+                    LISTENER => accept_again = self.accept(listener).err(),
+                    STOP => return,
+                    token if self.ended(token) => {}
+                    token => self.serve(token, &mut buffer),
+                }
+            }
+            self.drop_silent();
+        }
+    }
+
+    /// How long the next look may sleep: for ever, unless a stranger's time runs or connections wait for descriptors.
+    fn timeout(&self, accept_again: Option<Instant>) -> Option<Timespec> {
+        let silent = self.peers().values().filter_map(|peer| peer.grants.as_ref().err().copied()).min();
+        let first = silent.into_iter().chain(accept_again).min()?;
+        let left = now().until(first);
+        Some(Timespec { tv_sec: left.as_secs().cast_signed(), tv_nsec: i64::from(left.subsec_nanos()) })
+    }
+
+    fn drop_silent(&self) {
+        let at = now();
+        self.peers().retain(|_, peer| peer.grants.as_ref().err().is_none_or(|&deadline| at < deadline));
+    }
+
+    /// Takes in whoever waits. Without a descriptor for them, says when to look again.
+    fn accept(&self, listener: &Listener) -> Result<(), Instant> {
+        loop {
+            let packets = match listener.accept() {
+                Ok(Some(packets)) => packets,
+                Ok(None) => return Ok(()),
+                Err(_) => return Err(now() + DESCRIPTOR_RETRY),
+            };
+            let Ok(peer) = packets.peer() else { continue };
+            if peer.user != geteuid().as_raw() {
+                say_goodbye(&packets, GOODBYE_USER);
+                continue;
+            }
+            let mut peers = self.peers();
+            if peers.len() >= self.limits.peers {
+                say_goodbye(&packets, GOODBYE_FULL);
+                continue;
+            }
+            let token = self.next_token.fetch_add(1, Ordering::Relaxed);
+            let flags = EventFlags::IN | EventFlags::RDHUP;
+            if epoll::add(&self.poll, &packets, EventData::new_u64(token), flags).is_ok() {
+                let grants = Err(now() + self.limits.greeting);
+                peers.insert(token, Peer { packets, incarnation: Incarnation(0), grants });
+            }
+        }
+    }
+
+    /// Whether the event tells of the end of a peer whose memory this process has open.
+    fn ended(&self, token: u64) -> bool {
+        let Some(watched) = lock(&self.watched).remove(&token) else {
+            return false;
+        };
+        watched.end();
+        true
+    }
+
+    /// Answers what a peer asks, or lets it go.
+    fn serve(&self, token: u64, buffer: &mut [u8]) {
+        let mut peers = self.peers();
+        let Some(peer) = peers.get_mut(&token) else {
+            return;
+        };
+        // One question: what else it has sent is reported again, after the others had their turn.
+        let stays = match peer.packets.receive(buffer) {
+            Ok(Received::Packet(len, _)) => self.answer(peer, &buffer[..len]),
+            Ok(Received::Nothing) => true,
+            Ok(Received::Closed) | Err(_) => false,
+        };
+        if !stays && let Some(peer) = peers.remove(&token) {
+            drop(peers);
+            // The kernel closes a process's sockets after its last thread has left user memory (and its system calls),
+            // so nothing of that process is in flight any more.
+            if let Ok(grants) = peer.grants {
+                grants.page().close();
+            }
+        }
+    }
+
+    /// Says whether the peer keeps to the protocol.
+    fn answer(&self, peer: &mut Peer, packet: &[u8]) -> bool {
+        match &mut peer.grants {
+            Err(_) => match self.greet(&peer.packets, packet) {
+                Ok((incarnation, grants)) => {
+                    (peer.incarnation, peer.grants) = (incarnation, Ok(grants));
+                    true
+                }
+                Err(reason) => {
+                    say_goodbye(&peer.packets, reason);
+                    false
+                }
+            },
+            Ok(grants) => self
+                .attach(grants, peer.incarnation, packet)
+                .is_some_and(|answer| peer.packets.send(&[&answer.bytes], &answer.descriptors()).is_ok()),
+        }
+    }
+
+    fn greet(&self, packets: &Packets, packet: &[u8]) -> Result<(Incarnation, Grants), u32> {
+        let hello = Hello::read_from_bytes(packet).map_err(|_| GOODBYE_VERSION)?;
+        if hello.magic.get() != MAGIC || hello.version.get() != VERSION {
+            return Err(GOODBYE_VERSION);
+        }
+        if hello.boot != self.boot {
+            return Err(GOODBYE_BOOT);
+        }
+        if hello.target.get() != self.home.incarnation().0 {
+            return Err(GOODBYE_INCARNATION);
+        }
+        let page = Arc::new(ControlPage::create(self.limits.windows_per_peer).map_err(|_| GOODBYE_FULL)?);
+        let welcome = Welcome {
+            magic: U64::new(MAGIC),
+            version: U32::new(VERSION),
+            slots: U32::new(page.slots()),
+            incarnation: U64::new(self.home.incarnation().0),
+            started: U64::new(self.started),
+            probe_address: U64::new(self.probe.as_ptr().expose_provenance() as u64),
+            probe: *self.probe,
+        };
+        packets.send(&[welcome.as_bytes()], &[page.as_fd()]).map_err(|_| GOODBYE_FULL)?;
+        Ok((Incarnation(hello.incarnation.get()), Grants::new(page)))
+    }
+
+    /// `None` where the question is none of the protocol.
+    fn attach(&self, grants: &mut Grants, from: Incarnation, packet: &[u8]) -> Option<Answer> {
+        let (head, rest) = Attach::read_from_prefix(packet).ok()?;
+        let (detached, rest) = split(rest, head.detach.get())?;
+        let (capabilities, rest) = split::<Capability>(rest, head.attach.get())?;
+        let (name, rest) = split::<u8>(rest, head.notice_name.get())?;
+        let (bytes, rest) = split::<u8>(rest, head.notice_bytes.get())?;
+        if capabilities.len() > ATTACH_MAX || !rest.is_empty() {
+            return None;
+        }
+        let noticed = head.notices.get() > 0 && {
+            let name = String::from_utf8(name.to_vec()).ok()?;
+            self.home.deliver(from, Notice { name, bytes: bytes.to_vec() })
+        };
+        grants.detach(detached);
+        let mut answer = Answer::new(head.question, capabilities.len(), noticed);
+        // Under the lock that an invalidation takes after the region was closed: either the region refuses here, or the
+        // invalidation finds the window.
+        for capability in capabilities {
+            let claims = capability.claims();
+            let op = if claims.rights.allow(Rights::READ) { Op::Read } else { Op::Write };
+            match self.home.admit(capability, op, (claims.offset, claims.bytes), from) {
+                Ok(access) => answer.push(grants.grant(access)),
+                Err(refusal) => answer.refuse(refusal),
+            }
+        }
+        Some(answer)
+    }
+}
+
+/// A peer that is turned away learns why, if it still listens.
+fn say_goodbye(packets: &Packets, reason: u32) {
+    let goodbye = Goodbye { magic: U64::new(MAGIC), version: U32::new(VERSION), reason: U32::new(reason) };
+    let _ = packets.send(&[goodbye.as_bytes()], &[]);
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl fmt::Debug for Service {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Service").field("name", &self.name).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,159 @@
+use std::fmt;
+use std::sync::Arc;
+use std::task::Poll;
+
+use thiserror::Error;
+
+use crate::memory::Location;
+
+/// Memory that the host's processor does not reach by address, and what moves bytes in and out of it.
+///
+/// Nothing here blocks: a copy is queued, and its end is asked for or told.
+pub trait Device: Send + Sync + fmt::Debug {
+    /// What people call it, such as `cuda:0`.
+    fn name(&self) -> &str;
+
+    /// Where its memory is, as regions name it.
+    fn location(&self) -> Location;
+
+    /// Whether all of these bytes are memory of this device. Asked once, when they are registered.
+    ///
+    /// # Errors
+    /// The device cannot tell.
+    fn owns(&self, address: u64, len: u64) -> Result<bool, DeviceError>;
+
+    /// Takes `len` bytes of host memory that copies of this device go through fastest.
+    ///
+    /// # Errors
+    /// The device has none.
+    fn pin(&self, len: usize) -> Result<Pinned, DeviceError>;
+
+    /// A new queue of copies. Copies of one queue run in order, those of different queues at the same time.
+    ///
+    /// # Errors
+    /// The device has none.
+    fn queue(&self) -> Result<Arc<dyn CopyQueue>, DeviceError>;
+}
+
+/// Copies that run one after the other, beside whatever the host does.
+pub trait CopyQueue: Send + Sync {
+    /// Begins a copy.
+    ///
+    /// # Errors
+    /// It was not begun; nothing will touch the memory.
+    ///
+    /// # Safety
+    /// Until [`CopyQueue::poll`] has told its end: the device's range is valid, the host's range is pinned memory of
+    /// the same device, and nothing else writes what the copy reads, or touches what it writes.
+    unsafe fn begin(&self, copy: DeviceCopy) -> Result<Ticket, DeviceError>;
+
+    /// Whether a copy is over. Its end is told once; afterwards the ticket is unknown.
+    fn poll(&self, ticket: Ticket) -> Poll<Result<(), DeviceError>>;
+
+    /// Runs `wake` soon after the copies begun so far are over, on a thread of the device, where it must not block or
+    /// call the device. It may run early or, if the device is lost, late: it says "look again", no more.
+    ///
+    /// # Errors
+    /// It will not run: the caller has to look from time to time.
+    fn wake_after(&self, wake: Box<dyn FnOnce() + Send>) -> Result<(), DeviceError>;
+}
+
+/// One copy between a device and pinned memory.
+#[derive(Clone, Copy, Debug)]
+pub enum DeviceCopy {
+    /// Out of the device.
+    ToHost {
+        /// Where to.
+        host: *mut u8,
+        /// Where from.
+        device: u64,
+        /// How many bytes.
+        len: usize,
+    },
+    /// Into the device.
+    ToDevice {
+        /// Where to.
+        device: u64,
+        /// Where from.
+        host: *const u8,
+        /// How many bytes.
+        len: usize,
+    },
+}
+
+// SAFETY: it names memory and touches none; whoever begins it answers for the memory.
+unsafe impl Send for DeviceCopy {}
+
+/// A copy under way, as its queue counts them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Ticket(pub u64);
+
+/// What a device could not do.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+pub enum DeviceError {
+    /// There is no such device here.
+    #[error("{device}: {reason}")]
+    Unavailable {
+        /// Which.
+        device: String,
+        /// Why.
+        reason: String,
+    },
+    /// It refused, or failed at it.
+    #[error("{device}: {operation}: {cause}")]
+    Failed {
+        /// Which.
+        device: String,
+        /// What it was asked to do.
+        operation: &'static str,
+        /// What it says.
+        cause: String,
+    },
+}
+
+/// Host memory that a device copies through. Freed when dropped.
+pub struct Pinned {
+    at: *mut u8,
+    len: usize,
+    _release: Box<dyn Send>,
+}
+
+// SAFETY: it is memory like any other; whoever holds the value decides who touches it.
+unsafe impl Send for Pinned {}
+// SAFETY: a shared reference gives the address away, and touching what is there is up to unsafe code.
+unsafe impl Sync for Pinned {}
+
+impl Pinned {
+    /// Memory at `at`, given back when `release` is dropped.
+    ///
+    /// # Safety
+    /// `len` bytes from `at` are readable, writable and in nobody else's use until `release` is dropped.
+    #[must_use]
+    pub unsafe fn new(at: *mut u8, len: usize, release: Box<dyn Send>) -> Self {
+        Self { at, len, _release: release }
+    }
+
+    /// The first byte.
+    #[must_use]
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.at
+    }
+
+    /// How many bytes.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there is none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+}
+
+impl fmt::Debug for Pinned {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Pinned").field("len", &self.len).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,20 @@
+//! Memory that the processor does not reach: devices, and the staging of their bytes through pinned host memory.
+//!
+//! A [`Device`] begins copies and tells of their ends; it never blocks. The [`Stager`] makes of it the
+//! [`Stage`](crate::Stage) by which movers bring bytes in and out, and the [`StagedMover`] lets requests on device memory
+//! go over any other mover. [`SoftwareDevice`] is a device for machines without
+//! one, `CudaDevice` a GPU by the driver that is found at run time.
+
+#[cfg(feature = "gpu")]
+mod cuda;
+mod device;
+mod mover;
+mod software;
+mod stager;
+
+#[cfg(feature = "gpu")]
+pub use cuda::{CudaDevice, CudaMemory};
+pub use device::{CopyQueue, Device, DeviceCopy, DeviceError, Pinned, Ticket};
+pub use mover::StagedMover;
+pub use software::{Faults, SoftwareDevice, SoftwareMemory};
+pub use stager::{NoStage, StageLimits, Stager, Watch};

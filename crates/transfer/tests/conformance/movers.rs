@@ -1,0 +1,99 @@
+//! Every mover there is, each with two ends and the memory that it is at home with.
+
+use std::sync::{Arc, LazyLock};
+
+use slackwater_transfer::host::{HostLimits, HostMover};
+use slackwater_transfer::stage::{Device, SoftwareDevice, SoftwareMemory, StageLimits, StagedMover, Stager, Watch};
+use slackwater_transfer::{Engine, Home, Local, Mover, Segment, Tcp, TcpConfig};
+
+use crate::fabric::Fabric;
+use crate::world::{End, Look, Place, World, anonymous, host_end, segment, shared};
+
+pub(crate) fn worlds() -> Vec<fn() -> World> {
+    vec![local, host_shared, host_attached, tcp, device_over_tcp, device_over_host, fabric]
+}
+
+fn local() -> World {
+    let end = |name| {
+        let life = Home::open().unwrap();
+        let movers: Vec<Arc<dyn Mover>> = vec![Arc::new(Local::new(&life))];
+        let segment = segment(name, &life, None);
+        End { engine: Engine::assemble(life, segment, movers), make: anonymous }
+    };
+    World::new("local", end("near"), end("far"))
+}
+
+fn host_shared() -> World {
+    World::new("host, shared", host_end("near", anonymous), host_end("far", shared))
+}
+
+fn host_attached() -> World {
+    World::new("host, attached", host_end("near", shared), host_end("far", anonymous))
+}
+
+fn fabric() -> World {
+    let end = |name| {
+        let life = Home::open().unwrap();
+        let movers: Vec<Arc<dyn Mover>> = vec![Arc::new(Fabric::start(&life))];
+        let segment = segment(name, &life, None);
+        End { engine: Engine::assemble(life, segment, movers), make: anonymous }
+    };
+    World::new("fabric", end("near"), end("far"))
+}
+
+fn tcp_end(name: &str) -> End {
+    let life = Home::open().unwrap();
+    let tcp = Arc::new(Tcp::start(&life, TcpConfig::default()).unwrap());
+    let segment = Segment { addresses: tcp.addresses().to_vec(), ..segment(name, &life, None) };
+    End { engine: Engine::assemble(life, segment, vec![tcp]), make: anonymous }
+}
+
+fn tcp() -> World {
+    World::new("tcp", tcp_end("near"), tcp_end("far"))
+}
+
+/// One device for all tests, with little pinned memory, so that requests wait for it.
+static DEVICE: LazyLock<(Arc<SoftwareDevice>, Arc<Stager>)> = LazyLock::new(|| {
+    let device = Arc::new(SoftwareDevice::start(0).unwrap());
+    let limits = StageLimits { chunk_bytes: 1 << 20, pinned_bytes_max: 4 << 20, watch: Watch::Callback };
+    let stager = Stager::start(Arc::clone(&device) as Arc<dyn Device>, limits).unwrap();
+    (device, stager)
+});
+
+struct OnDevice(Arc<SoftwareMemory>);
+
+impl Look for OnDevice {
+    fn load(&self) -> Vec<u8> {
+        self.0.load()
+    }
+
+    fn store(&self, bytes: &[u8]) {
+        self.0.store(bytes);
+    }
+}
+
+fn on_device(bytes: usize) -> Place {
+    let (device, stager) = &*DEVICE;
+    let memory = Arc::new(device.allocate(bytes).unwrap());
+    // SAFETY: the allocation is kept by the registered memory itself.
+    let staged = unsafe { stager.memory(memory.address(), bytes) }.unwrap();
+    Place::looked_at(staged.kept_by(Arc::clone(&memory)), Box::new(OnDevice(memory)))
+}
+
+fn device_over_tcp() -> World {
+    let life = Home::open().unwrap();
+    let tcp: Arc<dyn Mover> = Arc::new(Tcp::start(&life, TcpConfig::default()).unwrap());
+    let movers: Vec<Arc<dyn Mover>> = vec![Arc::new(StagedMover::over(vec![Arc::clone(&tcp)])), tcp];
+    let near = segment("near", &life, None);
+    let near = End { engine: Engine::assemble(life, near, movers), make: on_device };
+    World::new("software device over tcp", near, tcp_end("far"))
+}
+
+fn device_over_host() -> World {
+    let life = Home::open().unwrap();
+    let host: Arc<dyn Mover> = Arc::new(HostMover::start(&life, HostLimits::default(), None).unwrap());
+    let movers: Vec<Arc<dyn Mover>> = vec![Arc::new(StagedMover::over(vec![Arc::clone(&host)])), host];
+    let near = segment("near", &life, None);
+    let near = End { engine: Engine::assemble(life, near, movers), make: on_device };
+    World::new("software device over shared memory", near, host_end("far", shared))
+}

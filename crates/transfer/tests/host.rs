@@ -1,0 +1,90 @@
+//! What the host mover does where its way is narrow, or none.
+#![expect(clippy::unwrap_used, reason = "a test may stop at the first surprise")]
+
+#[path = "conformance/world.rs"]
+#[expect(dead_code, reason = "the conformance suite uses the rest")]
+mod world;
+
+use std::sync::Arc;
+
+use slackwater_transfer::host::{HostLimits, HostMover, ServiceLimits};
+use slackwater_transfer::{Engine, GrantSpec, Home, HostContact, Mover, Op, Rights, Segment, Target, Tcp, TcpConfig};
+
+use crate::world::{End, anonymous, at, host_engine, noise, request, segment, shared, submit};
+
+/// An engine with both ways, the host first.
+fn both_ways(name: &str) -> (Engine, Arc<HostMover>, HostContact) {
+    let life = Home::open().unwrap();
+    let tcp: Arc<dyn Mover> = Arc::new(Tcp::start(&life, TcpConfig::default()).unwrap());
+    let host = Arc::new(HostMover::start(&life, HostLimits::default(), Some(Arc::clone(&tcp))).unwrap());
+    let contact = host.contact();
+    let segment = segment(name, &life, Some(contact.clone()));
+    (Engine::assemble(life, segment, vec![Arc::clone(&host) as Arc<dyn Mover>, tcp]), host, contact)
+}
+
+#[test]
+fn without_a_way_over_the_host_bytes_go_over_tcp_and_the_reason_is_told() {
+    let (near, host, contact) = both_ways("near");
+    let life = Home::open().unwrap();
+    let tcp = Arc::new(Tcp::start(&life, TcpConfig::default()).unwrap());
+    // The host is the same, but nobody listens there: another namespace looks like this.
+    let nobody = HostContact { socket: "slackwater-nobody".to_owned(), ..contact };
+    let far_segment = Segment { addresses: tcp.addresses().to_vec(), ..segment("far", &life, Some(nobody)) };
+    let far = End { engine: Engine::assemble(life, far_segment, vec![tcp]), make: anonymous };
+    let field = far.filled(&noise(1, 100_000));
+    let peer = near.open(far.engine.segment().clone());
+    let near = End { engine: near, make: anonymous };
+    let here = near.field(100_000);
+    assert_eq!(near.engine.mover(peer), Some("host"), "nothing is known yet");
+    let capability = far.engine.grant(field.region.id(), &GrantSpec::whole(&field.region, Rights::READ)).unwrap();
+    let target = Target { peer, offset: 0, capability, key: None };
+    for _ in 0..3 {
+        near.engine.transfer(vec![request(Op::Read, vec![here.range(0, 100_000)], target)], &submit()).unwrap();
+    }
+    assert!(here.load() == field.load());
+    assert_eq!(near.engine.mover(peer), Some("tcp"));
+    let reason = host.why_not(far.engine.segment()).unwrap();
+    assert!(reason.starts_with("host socket: "), "{reason}");
+    let stats = near.engine.stats(peer);
+    assert_eq!(
+        stats.iter().map(|(name, stats)| (*name, stats.completed)).collect::<Vec<_>>(),
+        [("host", 0), ("tcp", 3)]
+    );
+}
+
+#[test]
+fn more_capabilities_than_windows_are_served_in_turn() {
+    let limits = HostLimits {
+        service: ServiceLimits { windows_per_peer: 4, ..ServiceLimits::default() },
+        inline_bytes_max: 1000,
+        ..HostLimits::default()
+    };
+    let (near, _) = host_engine("near", HostLimits::default());
+    let (far, mover) = host_engine("far", limits);
+    let (near, far) = (End { engine: near, make: anonymous }, End { engine: far, make: shared });
+    let field = far.field(300 * 4096);
+    let data = noise(2, 300 * 4096);
+    let here = near.filled(&data);
+    let peer = near.engine.open(far.engine.segment().clone());
+    let one = |index: usize| {
+        let range =
+            GrantSpec { offset: index as u64 * 4096, bytes: 4096, ..GrantSpec::whole(&field.region, Rights::BOTH) };
+        let capability = far.engine.grant(field.region.id(), &range).unwrap();
+        let target = at(Target { peer, offset: 0, capability, key: None }, index * 4096);
+        request(Op::Write, vec![here.range(index * 4096, 4096)], target)
+    };
+    near.engine.transfer((0..300).map(one).collect(), &submit()).unwrap();
+    assert!(field.load() == data);
+    let (peers, windows) = mover.open_windows();
+    assert!(peers == 1 && windows <= 4, "{peers} peers, {windows} windows");
+}
+
+#[test]
+fn a_foreign_boot_is_another_host() {
+    let (near, mover) = host_engine("near", HostLimits::default());
+    let life = Home::open().unwrap();
+    let foreign = HostContact { boot_id: "00000000-0000-0000-0000-000000000000".to_owned(), ..mover.contact() };
+    let foreign = segment("far", &life, Some(foreign));
+    assert_eq!(mover.why_not(&foreign).as_deref(), Some("another host"));
+    assert_eq!(near.mover(near.open(foreign)), None);
+}

@@ -1,0 +1,100 @@
+//! A process ends, or stands still, in the middle.
+
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process};
+use slackwater_transfer::{Cause, Op, Target};
+use slackwater_wait::now;
+
+use crate::child::{Child, end};
+use crate::world::{PATIENCE, noise, over, request, submit};
+use crate::{alone, eventually, holdings};
+
+const MIB: usize = 1 << 20;
+
+#[test]
+fn an_owner_killed_in_mid_batch_fails_what_is_left_and_leaves_nothing_behind() {
+    let _alone = alone();
+    for role in ["shared", "attached"] {
+        let near = end("attached");
+        let field = near.filled(&noise(1, 16 * MIB));
+        let mut before = None;
+        let (mut completed, mut failed) = (0, 0);
+        for round in 0..25 {
+            let child = Child::start(role, 16 * MIB);
+            let peer = near.engine.open(child.segment.clone());
+            let target = Target { peer, offset: 0, capability: child.capability, key: None };
+            // 1 GiB, of which some is under way when the owner ends: later in every round.
+            let op = if round % 2 == 0 { Op::Write } else { Op::Read };
+            let requests = (0..64).map(|_| request(op, vec![field.range(0, 16 * MIB)], target)).collect();
+            let batch = near.engine.submit(requests, &submit());
+            eventually("a first request", || batch.remaining() <= 64 - round.min(60));
+            child.kill();
+            over(role, &batch);
+            for index in 0..64 {
+                let cause = batch.outcome(index).unwrap().cause;
+                let known = matches!(cause, None | Some(Cause::Lost(_) | Cause::Unreachable(_) | Cause::NoMover(_)));
+                assert!(known, "{role}: {cause:?}");
+                (completed, failed) = (completed + u32::from(cause.is_none()), failed + u32::from(cause.is_some()));
+            }
+            let after = near.engine.submit(vec![request(op, vec![field.range(0, 1)], target)], &submit());
+            over(role, &after);
+            assert!(after.outcome(0).unwrap().cause.is_some(), "{role}: the process is gone");
+            near.engine.forget(peer);
+            // What a life leaves is one thread, until the next is opened; the first rounds fill pools and caches.
+            let held = || holdings();
+            match before {
+                None if round == 2 => before = Some(held()),
+                Some(before) => eventually("what the process held", || {
+                    let held = held();
+                    held.0 <= before.0 && held.1 <= before.1 && held.2 <= before.2 + 1
+                }),
+                None => {}
+            }
+        }
+        assert!(completed > 0 && failed > 0, "{role}: killed in the middle: {completed} completed, {failed} failed");
+    }
+}
+
+#[test]
+fn an_initiator_killed_in_mid_write_frees_the_memory_at_once() {
+    let _alone = alone();
+    for role in ["shared", "attached"] {
+        let owner = end(role);
+        let field = owner.filled(&vec![7; 16 * MIB]);
+        for round in 0..10 {
+            let mut child = Child::start("attached", 16 * MIB);
+            child.ask(&format!("open {}", serde_json::to_string(owner.engine.segment()).unwrap()));
+            let all = slackwater_transfer::GrantSpec::whole(&field.region, slackwater_transfer::Rights::BOTH);
+            let capability = owner.engine.grant(field.region.id(), &all).unwrap();
+            assert_eq!(child.ask(&format!("flood {}", crate::child::hex(&capability))), "true");
+            child.kill();
+            owner.engine.invalidate(field.region.id(), PATIENCE).unwrap();
+            let ours = vec![round; 16 * MIB];
+            field.store(&ours);
+            assert!(field.load() == ours, "{role}: nobody writes any more");
+        }
+    }
+}
+
+#[test]
+fn a_stopped_owner_holds_nobody_past_the_deadline() {
+    let _alone = alone();
+    let near = end("attached");
+    let field = near.field(4096);
+    let (stopped, other) = (Child::start("shared", 4096), Child::start("shared", 4096));
+    let pid = Pid::from_raw(stopped.id()).unwrap();
+    kill_process(pid, Signal::STOP).unwrap();
+    let target = |child: &Child| {
+        let peer = near.engine.open(child.segment.clone());
+        Target { peer, offset: 0, capability: child.capability, key: None }
+    };
+    let begun = now();
+    let late = slackwater_transfer::Submit { timeout: Duration::from_millis(200), ..submit() };
+    let waiting = near.engine.submit(vec![request(Op::Read, vec![field.range(0, 8)], target(&stopped))], &late);
+    near.engine.transfer(vec![request(Op::Read, vec![field.range(0, 8)], target(&other))], &submit()).unwrap();
+    over("stopped", &waiting);
+    assert!(now().since(begun) < Duration::from_secs(5), "{:?}", now().since(begun));
+    assert!(waiting.outcome(0).unwrap().cause.is_some());
+    kill_process(pid, Signal::CONT).unwrap();
+}

@@ -15,6 +15,8 @@ use std::time::Duration;
 use serde::Serialize;
 use thiserror::Error;
 
+use crate::process::ProcessError;
+
 /// What to measure.
 #[derive(Clone, Debug)]
 pub struct Options {
@@ -135,41 +137,12 @@ pub struct RpcRow {
 /// Why there is no report.
 #[derive(Debug, Error)]
 pub enum BenchError {
-    /// A process could not be started or spoken to.
-    #[error("{what}: {error}")]
-    Io {
-        /// What was done.
-        what: &'static str,
-        /// Why it failed.
-        error: std::io::Error,
-    },
-    /// A process said something that was not expected.
-    #[error("a measured process said `{0}`")]
-    Said(String),
-    /// A process did not say in time what was expected.
-    #[error("`{part}` did not say `{word}` within {after:?}")]
-    Silent {
-        /// Its part in the measurement.
-        part: String,
-        /// What it should have said.
-        word: &'static str,
-        /// How long it was given.
-        after: Duration,
-    },
-    /// A process ended before it had said what was expected.
-    #[error("`{part}` ended without saying `{word}`")]
-    Ended {
-        /// Its part in the measurement.
-        part: String,
-        /// What it should have said.
-        word: &'static str,
-    },
+    /// A measured process gave no figures.
+    #[error(transparent)]
+    Process(#[from] ProcessError),
     /// The message layer could not start or connect.
     #[error("{0}")]
     Mq(String),
-    /// The options do not say how to start a child.
-    #[error("no command for child processes is given")]
-    NoChild,
     /// A child was started with arguments it does not know.
     #[error("unknown child arguments {0:?}")]
     Arguments(Vec<String>),

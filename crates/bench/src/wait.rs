@@ -17,6 +17,7 @@ use slackwater_wait::{Choice, ChoiceError, Countdown, Cpus, Site, Waiting, now};
 use thiserror::Error;
 
 use crate::machine::Machine;
+use crate::process;
 use crate::report::{Bars, Page, Table, figure};
 use crate::usage::{Mark, median};
 use engine::Engine;
@@ -247,7 +248,7 @@ fn row(concurrency: usize, strategy: &str, runs: &[Run]) -> Row {
     }
 }
 
-fn ratios(rows: &[Row], concurrency: usize) -> Option<Ratios> {
+pub(crate) fn ratios(rows: &[Row], concurrency: usize) -> Option<Ratios> {
     let rows: Vec<&Row> = rows.iter().filter(|row| row.concurrency == concurrency).collect();
     let adaptive = rows.iter().find(|row| row.strategy == "adaptive")?;
     let spin = rows.iter().find(|row| row.strategy == "spin");
@@ -282,9 +283,10 @@ fn watch_idle(length: Duration) -> Result<Idle, BenchError> {
         .collect();
     // They spin for a moment, learn nothing, and park.
     std::thread::sleep(Duration::from_millis(200));
-    let (switches, mark) = (switches(), Mark::now());
+    let own = std::process::id();
+    let (switches, mark) = (process::switches(own), Mark::now());
     std::thread::sleep(length);
-    let (spent, after) = (mark.spent(), self::switches());
+    let (spent, after) = (mark.spent(), process::switches(own));
     batch.complete();
     for waiter in waiters {
         let done = waiter.join().expect("a waiter only waits");
@@ -298,19 +300,6 @@ fn watch_idle(length: Duration) -> Result<Idle, BenchError> {
         // The watcher itself sleeps once.
         switches: after.saturating_sub(switches + 1),
     })
-}
-
-/// Voluntary and involuntary context switches of all threads of this process.
-fn switches() -> u64 {
-    let Ok(threads) = std::fs::read_dir("/proc/self/task") else {
-        return 0;
-    };
-    let of_thread = |status: String| -> u64 {
-        let counts = status.lines().filter(|line| line.contains("ctxt_switches"));
-        counts.filter_map(|line| line.split_whitespace().last()?.parse::<u64>().ok()).sum()
-    };
-    let statuses = threads.flatten().filter_map(|thread| std::fs::read_to_string(thread.path().join("status")).ok());
-    statuses.map(of_thread).sum()
 }
 
 const HEADING: [&str; 6] = ["strategy", "waiters", "cores", "GB/s", "mean µs", "p99 µs"];

@@ -9,10 +9,10 @@ use slackwater_mq::{
     Address, Call, Category, ConnectOptions, ConnectionId, Mq, RequestError, RequestOptions, Run, Running,
 };
 
-use super::process::{
-    Process, builder, cpu_seconds, descriptor_limit, listen, monotonic_nanos, mq_error, orders, resident_bytes, tell,
-};
+use super::process::{builder, listen, mq_error};
 use super::{BenchError, LinksRow, Options, Report};
+use crate::process::{Process, descriptor_limit, orders, resident_bytes, tell};
+use crate::usage::Mark;
 
 /// Descriptors that are no links.
 const OWN_DESCRIPTORS: usize = 100;
@@ -159,7 +159,7 @@ fn tick(mq: &Mq, registered: &Mutex<Vec<ConnectionId>>, rate: &AtomicU32, ending
                 registered[rng.below(registered.len() as u64) as usize]
             };
             let mut body = [0u8; 64];
-            body[..8].copy_from_slice(&monotonic_nanos().to_le_bytes());
+            body[..8].copy_from_slice(&slackwater_wait::now().as_nanos().to_le_bytes());
             mq.send(to, "bench.tick", [body]);
             sent += 1;
         }
@@ -178,7 +178,7 @@ pub(super) fn receive(address: &str, count: &str, heartbeats: &str) -> Result<()
     builder.category("bench", Category { run: Run::Inline, ..Category::default() }).map_err(mq_error)?;
     let into = Arc::clone(&heard);
     let hear = move |call: &Call<'_>| {
-        let now = monotonic_nanos();
+        let now = slackwater_wait::now().as_nanos();
         let sent = call.part(0).and_then(|body| body.first_chunk()).map_or(now, |sent| u64::from_le_bytes(*sent));
         into.lock().unwrap_or_else(PoisonError::into_inner).saturating_record(now.saturating_sub(sent));
     };
@@ -239,13 +239,13 @@ fn measure_window(running: &Running, heard: &Mutex<Histogram<u64>>, window: Dura
     // What was under way before the window does not count.
     std::thread::sleep(Duration::from_millis(200));
     heard.lock().unwrap_or_else(PoisonError::into_inner).reset();
-    let (calls, cpu, began) = (system_calls(running), cpu_seconds("self"), Instant::now());
+    let (calls, mark) = (system_calls(running), Mark::now());
     std::thread::sleep(window);
-    let (calls, cpu, seconds) =
-        (system_calls(running) - calls, cpu_seconds("self") - cpu, began.elapsed().as_secs_f64());
+    let (calls, spent) = (system_calls(running) - calls, mark.spent());
+    let (cpu, seconds) = (spent.cpu.as_secs_f64(), spent.wall.as_secs_f64());
     let heard = heard.lock().unwrap_or_else(PoisonError::into_inner);
     let at = |quantile| heard.value_at_quantile(quantile) as f64 / 1e3;
-    tell(&format!("measured {} {seconds} {cpu} {} {} {calls}", heard.len(), at(0.5), at(0.99)))
+    Ok(tell(&format!("measured {} {seconds} {cpu} {} {} {calls}", heard.len(), at(0.5), at(0.99)))?)
 }
 
 fn system_calls(running: &Running) -> u64 {

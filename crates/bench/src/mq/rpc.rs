@@ -9,8 +9,9 @@ use slackwater_mq::{Address, Call, Category, ConnectOptions, ConnectionId, Mq, R
 use slackwater_net::Completion;
 
 use super::links::new_histogram;
-use super::process::{Process, builder, listen, mq_error, orders, tell};
+use super::process::{builder, listen, mq_error};
 use super::{BenchError, Options, Report, RpcRow};
+use crate::process::{Process, orders, tell};
 
 /// The peer of the run: a ROUTER that echoes, and DEALERs that ask, over libzmq.
 const PEER: &str = include_str!("peer.py");

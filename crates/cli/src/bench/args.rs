@@ -3,7 +3,7 @@ use std::time::Duration;
 
 use clap::{Args, Subcommand};
 use slackwater_base::{ByteSize, parse_duration};
-use slackwater_bench::{meta, mq, pool, promotion, store, wait};
+use slackwater_bench::{meta, mq, pool, promotion, store, transfer, wait};
 
 use crate::args::block_bytes;
 
@@ -22,6 +22,14 @@ pub(crate) enum Bench {
     Pool(Pool),
     /// Thousands of links and requests on the message layer beside pyzmq
     Mq(Mq),
+    /// Blocks between two processes by each mover, beside sockets, copies and the incumbent's bench
+    Transfer(Transfer),
+    /// Plays the part of a process that `transfer` measures
+    #[command(hide = true)]
+    TransferChild {
+        /// The part.
+        arguments: Vec<String>,
+    },
     /// Plays the part of a process that `mq` measures
     #[command(hide = true)]
     MqChild {
@@ -188,6 +196,75 @@ pub(crate) struct Mq {
     pub(super) output: Output,
 }
 
+/// See [`Bench::Transfer`].
+#[derive(Clone, Debug, Args)]
+pub(crate) struct Transfer {
+    /// What carries the bytes: tcp, shm (memory of the target shared), attach (not shared), gpu (tcp between devices)
+    /// [default: tcp,shm]
+    #[arg(long, value_name = "NAME,…", value_delimiter = ',')]
+    mover: Vec<transfer::Carrier>,
+
+    /// Where the memory is: cpu, cuda, or software, which stands for a device in tests and says nothing of a real one
+    /// [default: cpu, and cuda for gpu]
+    #[arg(long, value_name = "NAME")]
+    device: Option<transfer::Place>,
+
+    /// Directions: read, write [default: both]
+    #[arg(long, value_name = "NAME,…", value_delimiter = ',')]
+    op: Vec<transfer::Direction>,
+
+    /// Sizes of a block [default: 4KiB,64KiB,1MiB,4MiB]
+    #[arg(long, value_name = "SIZE,…", value_delimiter = ',', value_parser = block_bytes)]
+    blocks: Vec<ByteSize>,
+
+    /// Threads of the initiator, each with one batch under way [default: 1,16,64]
+    #[arg(long, value_name = "N,…", value_delimiter = ',', value_parser = one_or_more)]
+    concurrency: Vec<usize>,
+
+    /// Blocks of a batch [default: 1,16,128]
+    #[arg(long, value_name = "N,…", value_delimiter = ',', value_parser = one_or_more)]
+    batch: Vec<usize>,
+
+    /// How long each combination is measured in a round
+    #[arg(long, default_value = "250ms", value_name = "TIME", value_parser = parse_duration)]
+    window: Duration,
+
+    /// Rounds, in turns with the limits; the medians count
+    #[arg(long, default_value = "3", value_name = "N", value_parser = one_or_more)]
+    rounds: usize,
+
+    /// A taste in a few seconds: 1 MiB and 4 KiB, 1 and 16 threads, batches of 1 and 16, one short round, no peer
+    #[arg(long)]
+    quick: bool,
+
+    /// Compare the strategies of waiting over the first mover as well
+    #[arg(long)]
+    waits: bool,
+
+    /// Watch an engine with 1,000 idle connections, and send 10,000 transfers to peers that are down, as well
+    #[arg(long)]
+    trials: bool,
+
+    /// Kill either process in the middle of a batch of 1 GiB, this many times each, as well
+    #[arg(long, default_value_t = 0, default_missing_value = "100", num_args = 0..=1, value_name = "N")]
+    torture: usize,
+
+    /// Leave the rows out: only what `--waits`, `--trials` and `--torture` ask for
+    #[arg(long)]
+    no_rows: bool,
+
+    /// A Python with the incumbent's package [default: $SLACKWATER_PYTHON, else python3]
+    #[arg(long, value_name = "PATH")]
+    python: Option<PathBuf>,
+
+    /// Leave the incumbent's bench out
+    #[arg(long)]
+    no_peers: bool,
+
+    #[command(flatten)]
+    pub(super) output: Output,
+}
+
 impl Store {
     pub(super) fn options(&self, directory: &Path) -> store::Options {
         let mut options = store::Options::new(directory.to_owned());
@@ -241,6 +318,37 @@ impl Mq {
         given(&mut options.links, &self.links);
         given(&mut options.rates, &self.rates);
         options.python = self.python.clone().unwrap_or(options.python);
+        options
+    }
+}
+
+impl Transfer {
+    pub(super) fn options(&self, child: Vec<std::ffi::OsString>) -> transfer::Options {
+        let defaults = transfer::Options::default();
+        let mut options = transfer::Options { window: self.window, rounds: self.rounds, child, ..defaults };
+        if self.quick {
+            options.blocks = vec![4 << 10, 1 << 20];
+            options.concurrency = vec![1, 16];
+            options.batches = vec![1, 16];
+            options.window = options.window.min(Duration::from_millis(100));
+            options.rounds = 1;
+            options.memory_bytes = 64 << 20;
+        }
+        given(&mut options.carriers, &self.mover);
+        given(&mut options.directions, &self.op);
+        given(&mut options.blocks, &self.blocks.iter().map(|size| size.0 as usize).collect::<Vec<_>>());
+        given(&mut options.concurrency, &self.concurrency);
+        given(&mut options.batches, &self.batch);
+        options.place = self.device;
+        options.rows = !self.no_rows;
+        options.trials = self.trials;
+        options.torture = self.torture;
+        options.waits = if self.waits { wait::Options::default().strategies } else { Vec::new() };
+        options.python = match (self.no_peers || self.quick, &self.python) {
+            (_, Some(python)) => Some(python.clone()),
+            (true, None) => None,
+            (false, None) => options.python,
+        };
         options
     }
 }

@@ -2,6 +2,7 @@
 
 mod args;
 
+use std::ffi::OsString;
 use std::path::Path;
 
 use anyhow::{Context, Result};
@@ -9,7 +10,7 @@ use comfy_table::{CellAlignment, Table, presets};
 use serde::Serialize;
 use serde_json::{Map, Value};
 use slackwater_bench::machine::Machine;
-use slackwater_bench::{meta, mq, pool, promotion, store, wait};
+use slackwater_bench::{meta, mq, pool, promotion, store, transfer, wait};
 use tempfile::TempDir;
 
 use crate::DONE;
@@ -43,17 +44,30 @@ pub(crate) fn run(scenario: &Bench) -> Result<u8> {
             Shown { text, html, ..Shown::plain("pool", &report)? }.show(&arguments.output)
         }
         Bench::Mq(arguments) => {
-            let ourselves = std::env::current_exe().context("cannot find this program to start it again")?;
-            let child = vec![ourselves.into_os_string(), "bench".into(), "mq-child".into()];
-            let report = mq::run(&arguments.options(child))?;
+            let report = mq::run(&arguments.options(ourselves("mq-child")?))?;
             let html = Some(report.to_html());
             Shown { html, ..Shown::plain("mq", &on_this_machine(report))? }.show(&arguments.output)
+        }
+        Bench::Transfer(arguments) => {
+            let report = transfer::run(&arguments.options(ourselves("transfer-child")?))?;
+            let (text, html) = (report.to_text(), Some(report.to_html()));
+            Shown { text, html, ..Shown::plain("transfer", &report)? }.show(&arguments.output)
+        }
+        Bench::TransferChild { arguments } => {
+            transfer::child(arguments)?;
+            Ok(DONE)
         }
         Bench::MqChild { arguments } => {
             mq::child(arguments)?;
             Ok(DONE)
         }
     }
+}
+
+/// How to start this program as a measured process.
+fn ourselves(child: &str) -> Result<Vec<OsString>> {
+    let program = std::env::current_exe().context("cannot find this program to start it again")?;
+    Ok(vec![program.into_os_string(), "bench".into(), child.into()])
 }
 
 /// A directory on the device to be measured that goes with the run.

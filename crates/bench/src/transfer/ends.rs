@@ -1,0 +1,375 @@
+//! The two ends of a measured engine, each in a process of its own.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Barrier};
+use std::time::Duration;
+
+use hdrhistogram::Histogram;
+use serde::{Deserialize, Serialize};
+use slackwater_base::Instant;
+use slackwater_transfer::host::{HostLimits, HostMover, SharedMemory};
+use slackwater_transfer::stage::{SoftwareDevice, StageLimits, Stager};
+use slackwater_transfer::{
+    Batch, Capability, Engine, GrantSpec, Home, LocalRange, Memory, Mover, Op, Priority, Region, RegionKey, RegionSpec,
+    Request, Rights, Segment, Submit, Target, Tcp, TcpConfig,
+};
+use slackwater_wait::{Choice, Site, Waiting, now};
+use zerocopy::{FromBytes, IntoBytes};
+
+use super::{BenchError, Carrier, Direction, Place, latencies, raw, wrapped};
+use crate::process::{descriptor_limit, orders, resident_bytes, tell};
+
+/// An engine and one region of it.
+struct End {
+    engine: Engine,
+    region: Arc<Region>,
+}
+
+/// What a target tells its initiator.
+#[derive(Serialize, Deserialize)]
+pub(super) struct Contact {
+    segment: Segment,
+    capability: Vec<u8>,
+    key: Option<u64>,
+}
+
+/// One kind of load.
+#[derive(Clone, Copy)]
+struct Load {
+    op: Op,
+    block: usize,
+    concurrency: usize,
+    batch: usize,
+}
+
+/// No request of a measurement takes longer.
+const TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Blocks of the batch in the middle of which a process is killed: 1 GiB.
+const FLOOD: usize = 1024;
+
+static SITE: Site = Site::new("bench transfer");
+
+impl End {
+    fn new(carrier: &str, place: &str, bytes: usize) -> Result<Self, BenchError> {
+        descriptor_limit();
+        let arguments = |_| BenchError::Arguments(vec![carrier.to_owned(), place.to_owned()]);
+        let (carrier, place): (Carrier, Place) =
+            (carrier.parse().map_err(arguments)?, place.parse().map_err(arguments)?);
+        let engine = engine(carrier, |config| config)?;
+        let memory = memory(carrier, place, bytes)?;
+        let region = engine.register(RegionSpec { memory, rights: Rights::BOTH });
+        let region = region.map_err(|error| BenchError::Engine(error.into()))?;
+        if place == Place::Cpu {
+            touch(&region, 1)?;
+        }
+        Ok(Self { engine, region })
+    }
+
+    /// This many blocks of local memory from `at` of an endless row of them, and the same place at the target.
+    fn requests(&self, load: Load, at: usize, target: Target) -> Vec<Request> {
+        let bytes = self.region.bytes() as usize;
+        let request = |index: usize| {
+            let offset = wrapped((at + index) * load.block, load.block, bytes) as u64;
+            Request {
+                op: load.op,
+                local: vec![LocalRange { region: self.region.id(), offset, bytes: load.block as u64 }],
+                target: Target { offset, ..target },
+                timeout: None,
+                priority: Priority::Normal,
+            }
+        };
+        (0..load.batch).map(request).collect()
+    }
+}
+
+/// An engine with the one mover that is measured.
+pub(super) fn engine(carrier: Carrier, tuned: impl Fn(TcpConfig) -> TcpConfig) -> Result<Engine, BenchError> {
+    let system = |error: &dyn std::fmt::Display| BenchError::Transfer(error.to_string());
+    let life = Home::open().map_err(|error| system(&error))?;
+    let mut segment = Segment {
+        name: format!("bench-{}", std::process::id()),
+        incarnation: life.incarnation(),
+        addresses: Vec::new(),
+        public_key: None,
+        host: None,
+    };
+    let mover: Arc<dyn Mover> = match carrier {
+        Carrier::Tcp | Carrier::Gpu => {
+            let tcp = Tcp::start(&life, tuned(TcpConfig::default())).map_err(|error| system(&error))?;
+            segment.addresses = tcp.addresses().to_vec();
+            Arc::new(tcp)
+        }
+        Carrier::Shm | Carrier::Attach => {
+            let host = HostMover::start(&life, HostLimits::default(), None).map_err(|error| system(&error))?;
+            segment.host = Some(host.contact());
+            Arc::new(host)
+        }
+    };
+    Ok(Engine::assemble(life, segment, vec![mover]))
+}
+
+fn memory(carrier: Carrier, place: Place, bytes: usize) -> Result<Memory, BenchError> {
+    let system = BenchError::io("take memory");
+    match place {
+        Place::Cpu if carrier == Carrier::Shm => Ok(Arc::new(SharedMemory::create(bytes).map_err(system)?).memory()),
+        Place::Cpu => Memory::anonymous(bytes).map_err(system),
+        Place::Software => {
+            let no_device = |error: &dyn std::fmt::Display| BenchError::Device(error.to_string());
+            let device = Arc::new(SoftwareDevice::start(0).map_err(|error| no_device(&error))?);
+            let memory = device.allocate(bytes).map_err(|error| no_device(&error))?;
+            let stager = Stager::start(device, StageLimits::default()).map_err(|error| no_device(&error))?;
+            // SAFETY: the region keeps the memory, and only measured transfers touch it.
+            let staged = unsafe { stager.memory(memory.address(), bytes) }.map_err(|error| no_device(&error))?;
+            Ok(staged.kept_by(memory))
+        }
+        Place::Cuda => Err(BenchError::Device("no device memory".into())),
+    }
+}
+
+/// Writes every page, each with other bytes.
+fn touch(region: &Arc<Region>, seed: usize) -> Result<(), BenchError> {
+    const PAGE: usize = 4096;
+    let access = region.access(0, region.bytes()).map_err(|error| BenchError::Transfer(error.to_string()))?;
+    let bytes = region.bytes() as usize;
+    let mut page = [0; PAGE];
+    for at in (0..bytes).step_by(PAGE) {
+        let number = (at / PAGE * 31 + seed) as u64;
+        page[..8].copy_from_slice(&number.to_le_bytes());
+        access.copy_in(at as u64, &page[..PAGE.min(bytes - at)]);
+    }
+    Ok(())
+}
+
+/// The target: memory that others may reach. It tells how it stands when asked.
+pub(super) fn serve(carrier: &str, place: &str, bytes: &str) -> Result<(), BenchError> {
+    let end = End::new(carrier, place, number(bytes)?)?;
+    let contact = Contact::of(&end.engine, &end.region)?;
+    tell(&format!("serving {}", serde_json::to_string(&contact).expect("plain fields are always JSON")))?;
+    for order in orders() {
+        match order.first().map(String::as_str) {
+            Some("state") => tell_state(&end)?,
+            _ => return Err(BenchError::Arguments(order)),
+        }
+    }
+    end.engine.close();
+    Ok(())
+}
+
+/// The initiator: opens a target, then moves blocks as it is told.
+pub(super) fn initiate(carrier: &str, place: &str, bytes: &str, wait: &str) -> Result<(), BenchError> {
+    let choice: Choice = wait.parse()?;
+    slackwater_wait::install(choice.strategy(), None);
+    let end = Arc::new(End::new(carrier, place, number(bytes)?)?);
+    let mut open: Option<Target> = None;
+    tell("ready")?;
+    let mut orders = orders();
+    while let Some(order) = orders.next() {
+        let words: Vec<&str> = order.iter().map(String::as_str).collect();
+        match (&words[..], open) {
+            (["open", contact], previous) => {
+                if let Some(previous) = previous {
+                    end.engine.forget(previous.peer);
+                }
+                let contact: Contact =
+                    serde_json::from_str(contact).map_err(|error| BenchError::Transfer(error.to_string()))?;
+                let target = contact.open(&end.engine)?;
+                check(&end, target, place == Place::Cpu.name())?;
+                open = Some(target);
+                tell("opened")?;
+            }
+            (["run", op, block, concurrency, batch, millis], Some(target)) => {
+                let load = Load {
+                    op: op.parse::<Direction>().map_err(|_| BenchError::Arguments(order.clone()))?.op(),
+                    block: number(block)?,
+                    concurrency: number(concurrency)?,
+                    batch: number(batch)?,
+                };
+                let length = Duration::from_millis(number(millis)? as u64);
+                // What is learned, connected and mapped on first use is not of the run.
+                drive(&end, target, load, length / 4)?;
+                tell("begun")?;
+                // The parent looks at the clocks of both processes meanwhile.
+                orders.next();
+                drive(&end, target, load, length)?.tell()?;
+            }
+            (["flood", op], Some(target)) => {
+                let op = op.parse::<Direction>().map_err(|_| BenchError::Arguments(order.clone()))?.op();
+                flood(&end, target, op)?;
+            }
+            (["state"], _) => tell_state(&end)?,
+            _ => return Err(BenchError::Arguments(order)),
+        }
+    }
+    end.engine.close();
+    Ok(())
+}
+
+impl Contact {
+    /// All of a region, for anyone.
+    pub(super) fn of(engine: &Engine, region: &Region) -> Result<Self, BenchError> {
+        let spec = GrantSpec::whole(region, Rights::BOTH);
+        Ok(Self {
+            segment: engine.segment().clone(),
+            capability: engine.grant(region.id(), &spec)?.as_bytes().to_vec(),
+            key: engine.region_keys(region.id()).first().map(|(_, key)| key.0),
+        })
+    }
+
+    pub(super) fn open(self, engine: &Engine) -> Result<Target, BenchError> {
+        let capability = Capability::read_from_bytes(&self.capability);
+        let capability = capability.map_err(|error| BenchError::Transfer(error.to_string()))?;
+        Ok(Target { peer: engine.open(self.segment), offset: 0, capability, key: self.key.map(RegionKey) })
+    }
+}
+
+/// A fast copy of other bytes would look good: what was written has to come back.
+fn check(end: &End, target: Target, host: bool) -> Result<(), BenchError> {
+    let block = raw::MESSAGE.min(end.region.bytes() as usize / 2);
+    let load = Load { op: Op::Write, block, concurrency: 1, batch: 1 };
+    let move_one = |op, local: u64| {
+        let mut requests = end.requests(Load { op, ..load }, 0, target);
+        requests[0].local[0].offset = local;
+        let moved = end.engine.transfer(requests, &Submit { timeout: TIMEOUT, ..Submit::default() });
+        moved.map_err(|error| BenchError::Transfer(error.to_string()))
+    };
+    move_one(Op::Write, 0)?;
+    move_one(Op::Read, block as u64)?;
+    if !host {
+        return Ok(());
+    }
+    let whole = end.region.access(0, 2 * block as u64).map_err(|error| BenchError::Transfer(error.to_string()))?;
+    let (mut sent, mut received) = (vec![0; block], vec![0; block]);
+    whole.copy_out(0, &mut sent);
+    whole.copy_out(block as u64, &mut received);
+    if sent != received {
+        return Err(BenchError::Transfer("what was written did not come back".into()));
+    }
+    // Its own bytes again, so that the next check sees a difference.
+    whole.copy_in(block as u64, &vec![0xA5; block]);
+    Ok(())
+}
+
+/// What a run moved.
+struct Moved {
+    bytes: u64,
+    seconds: f64,
+    times: Histogram<u64>,
+}
+
+impl Moved {
+    fn tell(&self) -> Result<(), BenchError> {
+        let at = |quantile| self.times.value_at_quantile(quantile) as f64 / 1e3;
+        let Self { bytes, seconds, times } = self;
+        Ok(tell(&format!("ran {bytes} {seconds} {} {} {}", at(0.5), at(0.99), times.mean() / 1e3))?)
+    }
+}
+
+/// Every thread has one batch under way, for `length`; the last ones count in full.
+fn drive(end: &Arc<End>, target: Target, load: Load, length: Duration) -> Result<Moved, BenchError> {
+    let together = Arc::new(Barrier::new(load.concurrency + 1));
+    let failed = Arc::new(AtomicBool::new(false));
+    let workers: Vec<_> = (0..load.concurrency)
+        .map(|worker| {
+            let (end, together, failed) = (Arc::clone(end), Arc::clone(&together), Arc::clone(&failed));
+            std::thread::spawn(move || {
+                together.wait();
+                let moved = work(&end, target, load, worker, now() + length, &failed);
+                if moved.is_err() {
+                    failed.store(true, Ordering::Relaxed);
+                }
+                moved
+            })
+        })
+        .collect();
+    together.wait();
+    let began = now();
+    let mut all = Moved { bytes: 0, seconds: 0.0, times: latencies() };
+    for worker in workers {
+        let (batches, times, ended) = worker.join().expect("a worker only moves and counts")?;
+        all.bytes += batches * (load.batch * load.block) as u64;
+        all.times.add(times).expect("all have the same bounds");
+        all.seconds = f64::max(all.seconds, ended.since(began).as_secs_f64());
+    }
+    Ok(all)
+}
+
+fn work(
+    end: &End,
+    target: Target,
+    load: Load,
+    worker: usize,
+    until: Instant,
+    failed: &AtomicBool,
+) -> Result<(u64, Histogram<u64>, Instant), BenchError> {
+    let submit = Submit { timeout: TIMEOUT, ..Submit::default() };
+    let (mut times, mut batches, mut at) = (latencies(), 0, worker * 7919 * load.batch);
+    loop {
+        let asked = now();
+        let requests = end.requests(load, at, target);
+        end.engine.transfer(requests, &submit).map_err(|error| BenchError::Transfer(error.to_string()))?;
+        let ended = now();
+        times.saturating_record(ended.since(asked).as_nanos() as u64);
+        batches += 1;
+        // Every thread walks through all of the memory, so that none finds its own blocks in a cache.
+        at += load.batch;
+        if ended >= until || failed.load(Ordering::Relaxed) {
+            return Ok((batches, times, ended));
+        }
+    }
+}
+
+/// Submits 1 GiB, says so, and tells what became of every request, by cause.
+fn flood(end: &End, target: Target, op: Op) -> Result<(), BenchError> {
+    let load = Load { op, block: raw::MESSAGE, concurrency: 1, batch: FLOOD };
+    let began = now();
+    let requests = end.requests(load, 0, target);
+    let batch = std::thread::scope(|scope| {
+        // It may wait for room in a queue.
+        let submitted = scope.spawn(|| end.engine.submit(requests, &Submit { timeout: TIMEOUT, ..Submit::default() }));
+        tell("flooding")?;
+        Ok::<Batch, BenchError>(submitted.join().expect("submitting does not panic"))
+    })?;
+    if !batch.watch(&Waiting::at(&SITE).until(began + TIMEOUT)) {
+        let left = batch.remaining();
+        return Err(BenchError::Transfer(format!("{left} of {FLOOD} requests were not over after {TIMEOUT:?}")));
+    }
+    let causes = causes(&batch);
+    let completed = batch.len() as u32 - causes.values().sum::<u32>();
+    let causes = serde_json::to_string(&causes).expect("texts and numbers are always JSON");
+    Ok(tell(&format!("flooded {completed} {} {causes}", now().since(began).as_secs_f64()))?)
+}
+
+/// How many requests of a batch that is over ended by which kind of cause; complete ones by none.
+pub(super) fn causes(batch: &Batch) -> BTreeMap<String, u32> {
+    let mut causes = BTreeMap::new();
+    for cause in (0..batch.len()).filter_map(|request| batch.outcome(request)?.cause) {
+        // The name of the variant.
+        let text = format!("{cause:?}");
+        let kind = text.split(|c: char| !c.is_alphanumeric()).next().unwrap_or_default();
+        *causes.entry(kind.to_owned()).or_default() += 1;
+    }
+    causes
+}
+
+/// What a leak would show in: descriptors, mappings, resident memory, threads, accesses under way.
+fn tell_state(end: &End) -> Result<(), BenchError> {
+    let count = |path: &str| std::fs::read_dir(path).map_or(0, Iterator::count);
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default().lines().count();
+    let (files, threads) = (count("/proc/self/fd"), count("/proc/self/task"));
+    Ok(tell(&format!("state {files} {maps} {} {threads} {}", resident_bytes(), end.region.in_flight()))?)
+}
+
+impl Direction {
+    const fn op(self) -> Op {
+        match self {
+            Self::Read => Op::Read,
+            Self::Write => Op::Write,
+        }
+    }
+}
+
+pub(super) fn number(text: &str) -> Result<usize, BenchError> {
+    text.parse().map_err(|_| BenchError::Arguments(vec![text.to_owned()]))
+}

@@ -1,0 +1,214 @@
+use super::limits::{Bed, Rate};
+use super::raw::MESSAGE;
+use super::{BenchError, Carrier, Direction, Options, Report, Row};
+use crate::process::Process;
+use crate::usage::median;
+use crate::wait;
+
+/// One target and its initiator.
+pub(super) struct Pair {
+    pub(super) target: Process,
+    pub(super) initiator: Process,
+}
+
+/// One kind of load.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Cell {
+    pub(super) direction: Direction,
+    pub(super) block: usize,
+    pub(super) concurrency: usize,
+    pub(super) batch: usize,
+}
+
+/// One round of one cell.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Round {
+    pub(super) gbps: f64,
+    pub(super) p50_us: f64,
+    pub(super) p99_us: f64,
+    pub(super) mean_us: f64,
+    pub(super) initiator_cores: f64,
+    pub(super) target_cores: f64,
+    seconds: f64,
+}
+
+/// The limits beside one round of cells.
+#[derive(Clone, Copy, Debug)]
+struct Beside {
+    limit: Option<Rate>,
+    ping: Option<Rate>,
+}
+
+impl Pair {
+    pub(super) fn start(options: &Options, carrier: Carrier, wait: &str) -> Result<Self, BenchError> {
+        let target = start_target(options, carrier)?;
+        let initiator = start_initiator(options, carrier, wait)?;
+        let mut pair = Self { target, initiator };
+        pair.open()?;
+        Ok(pair)
+    }
+
+    /// Tells the initiator of the target, which has just started.
+    pub(super) fn open(&mut self) -> Result<(), BenchError> {
+        let contact = self.target.hear("serving")?;
+        self.initiator.say(&format!("open {contact}"))?;
+        self.initiator.hear("opened")?;
+        Ok(())
+    }
+
+    pub(super) fn round(&mut self, cell: Cell, millis: u128) -> Result<Round, BenchError> {
+        let Cell { direction, block, concurrency, batch } = cell;
+        self.initiator.say(&format!("run {} {block} {concurrency} {batch} {millis}", direction.name()))?;
+        self.initiator.hear("begun")?;
+        let (initiator, target) = (self.initiator.cpu_seconds(), self.target.cpu_seconds());
+        self.initiator.say("go")?;
+        let [bytes, seconds, p50_us, p99_us, mean_us] = self.initiator.numbers("ran")?;
+        Ok(Round {
+            gbps: bytes / seconds / 1e9,
+            p50_us,
+            p99_us,
+            mean_us,
+            initiator_cores: (self.initiator.cpu_seconds() - initiator) / seconds,
+            target_cores: (self.target.cpu_seconds() - target) / seconds,
+            seconds,
+        })
+    }
+}
+
+pub(super) fn start_target(options: &Options, carrier: Carrier) -> Result<Process, BenchError> {
+    let (place, bytes) = (options.place(carrier), options.memory_bytes.to_string());
+    let words = ["target", carrier.name(), place.name(), &bytes];
+    Ok(Process::start(&options.child, &words, options.patience())?)
+}
+
+pub(super) fn start_initiator(options: &Options, carrier: Carrier, wait: &str) -> Result<Process, BenchError> {
+    let (place, bytes) = (options.place(carrier), options.memory_bytes.to_string());
+    let words = ["initiator", carrier.name(), place.name(), &bytes, wait];
+    let mut initiator = Process::start(&options.child, &words, options.patience())?;
+    initiator.hear("ready")?;
+    Ok(initiator)
+}
+
+/// Every cell, block by block: the limits of a block are measured between its rounds.
+pub(super) fn measure(options: &Options, limits: &mut Bed, report: &mut Report) -> Result<(), BenchError> {
+    for _ in 0..options.rounds {
+        limits.iperf3();
+        // They are limits of every report, also of one that has no row beside them.
+        limits.request()?;
+        limits.copies()?;
+    }
+    for &carrier in &options.carriers {
+        let mut pair = Pair::start(options, carrier, "adaptive")?;
+        for &block in &options.blocks {
+            for &direction in &options.directions {
+                let cells: Vec<Cell> = options
+                    .concurrency
+                    .iter()
+                    .flat_map(|&concurrency| {
+                        options.batches.iter().map(move |&batch| Cell { direction, block, concurrency, batch })
+                    })
+                    .collect();
+                report.rows.extend(measure_block(options, limits, &mut pair, carrier, &cells)?);
+            }
+        }
+    }
+    Ok(())
+}
+
+fn measure_block(
+    options: &Options,
+    limits: &mut Bed,
+    pair: &mut Pair,
+    carrier: Carrier,
+    cells: &[Cell],
+) -> Result<Vec<Row>, BenchError> {
+    let millis = options.window.as_millis();
+    let mut rounds: Vec<Vec<(Round, Beside)>> = vec![Vec::new(); cells.len()];
+    for _ in 0..options.rounds.max(1) {
+        let beside = beside(limits, carrier, cells[0])?;
+        for (cell, rounds) in cells.iter().zip(&mut rounds) {
+            // A batch that outlasts the window many times over is measured by itself, once.
+            let long = rounds.last().is_some_and(|(round, _)| round.seconds > 8.0 * options.window.as_secs_f64());
+            if !long {
+                rounds.push((pair.round(*cell, millis)?, beside));
+            }
+        }
+    }
+    Ok(cells.iter().zip(rounds).map(|(cell, rounds)| row(carrier, *cell, &rounds)).collect())
+}
+
+/// What the machine does at this moment without an engine.
+fn beside(limits: &mut Bed, carrier: Carrier, cell: Cell) -> Result<Beside, BenchError> {
+    let ping = match (carrier, cell.block) {
+        (Carrier::Tcp, 4096) => Some(limits.ping()?),
+        _ => None,
+    };
+    let limit = match carrier {
+        Carrier::Tcp | Carrier::Gpu => Some(limits.stream()?),
+        Carrier::Shm => Some(limits.copies()?.0),
+        Carrier::Attach => limits.copies()?.1,
+    };
+    Ok(Beside { limit, ping })
+}
+
+fn row(carrier: Carrier, cell: Cell, rounds: &[(Round, Beside)]) -> Row {
+    let middle =
+        |value: &dyn Fn(&Round) -> f64| median(&mut rounds.iter().map(|(round, _)| value(round)).collect::<Vec<_>>());
+    let against = |value: &dyn Fn(&Round, &Beside) -> Option<f64>| {
+        let mut ratios: Vec<f64> = rounds.iter().filter_map(|(round, beside)| value(round, beside)).collect();
+        (!ratios.is_empty()).then(|| median(&mut ratios))
+    };
+    Row {
+        mover: carrier,
+        op: cell.direction,
+        block: cell.block,
+        concurrency: cell.concurrency,
+        batch: cell.batch,
+        gbps: middle(&|round| round.gbps),
+        p50_us: middle(&|round| round.p50_us),
+        p99_us: middle(&|round| round.p99_us),
+        initiator_cores: middle(&|round| round.initiator_cores),
+        target_cores: middle(&|round| round.target_cores),
+        cpu_s_per_gb: middle(&Round::cpu_s_per_gb),
+        gbps_over_limit: against(&|round, beside| Some(round.gbps / beside.limit?.gbps)),
+        cpu_over_limit: against(&|round, beside| Some(round.cpu_s_per_gb() / beside.limit?.cpu_s_per_gb)),
+        p50_over_ping_pong: (cell.concurrency * cell.batch == 1)
+            .then(|| against(&|round, beside| Some(round.p50_us / beside.ping?.p50_us)))
+            .flatten(),
+    }
+}
+
+impl Round {
+    fn cpu_s_per_gb(&self) -> f64 {
+        (self.initiator_cores + self.target_cores) / self.gbps
+    }
+}
+
+/// The table of `bench wait` with real transfers: 1 MiB reads, the initiator waits by the strategy of the row.
+pub(super) fn measure_waits(options: &Options, report: &mut Report) -> Result<(), BenchError> {
+    let Some(&carrier) = options.carriers.first().filter(|_| !options.waits.is_empty()) else { return Ok(()) };
+    let start = |wait: &String| Pair::start(options, carrier, wait);
+    let mut pairs: Vec<Pair> = options.waits.iter().map(start).collect::<Result<_, _>>()?;
+    for &concurrency in &options.concurrency {
+        let cell = Cell { direction: Direction::Read, block: MESSAGE, concurrency, batch: 1 };
+        let mut rounds: Vec<Vec<Round>> = vec![Vec::new(); pairs.len()];
+        for _ in 0..options.rounds.max(1) {
+            for (pair, rounds) in pairs.iter_mut().zip(&mut rounds) {
+                rounds.push(pair.round(cell, options.window.as_millis())?);
+            }
+        }
+        for (strategy, rounds) in options.waits.iter().zip(&rounds) {
+            let middle = |value: fn(&Round) -> f64| median(&mut rounds.iter().map(value).collect::<Vec<_>>());
+            report.waits.push(wait::Row {
+                concurrency,
+                strategy: strategy.clone(),
+                cores: middle(|round| round.initiator_cores),
+                gbps: middle(|round| round.gbps),
+                avg_us: middle(|round| round.mean_us),
+                p99_us: middle(|round| round.p99_us),
+            });
+        }
+        report.wait_ratios.extend(wait::ratios(&report.waits, concurrency));
+    }
+    Ok(())
+}

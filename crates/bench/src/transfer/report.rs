@@ -1,0 +1,435 @@
+use std::fmt::Write;
+
+use serde::Serialize;
+
+use super::{Carrier, DeadPeer, Direction, Idle, Torture, raw};
+use crate::machine::Machine;
+use crate::report::{Axis, Chart, Line, Mark, Page, Table, Tile, Tone, Unit, figure};
+use crate::wait;
+
+/// What the benchmark found.
+#[derive(Clone, Debug, Serialize)]
+pub struct Report {
+    /// `transfer`.
+    pub bench: &'static str,
+    /// Where it ran.
+    pub machine: Machine,
+    /// One row for each mover, direction, block, concurrency and batch.
+    pub rows: Vec<Row>,
+    /// What the machine does without an engine.
+    pub limits: Limits,
+    /// What others do.
+    pub peers: Peers,
+    /// What the project promises, as far as this run can tell.
+    pub claims: Vec<Claim>,
+    /// The strategies of waiting, over transfers.
+    pub waits: Vec<wait::Row>,
+    /// Adaptive beside the others.
+    pub wait_ratios: Vec<wait::Ratios>,
+    /// An engine that does nothing.
+    pub idle: Option<Idle>,
+    /// Transfers to peers that are down.
+    pub dead_peers: Vec<DeadPeer>,
+    /// Processes that were killed in the middle of it.
+    pub torture: Vec<Torture>,
+    /// What was left out, and why.
+    pub notes: Vec<String>,
+}
+
+/// One kind of load.
+#[derive(Clone, Debug, Serialize)]
+pub struct Row {
+    /// What carried the bytes.
+    pub mover: Carrier,
+    /// Which way.
+    pub op: Direction,
+    /// Bytes of a block.
+    pub block: usize,
+    /// Threads, each with one batch under way.
+    pub concurrency: usize,
+    /// Blocks of a batch.
+    pub batch: usize,
+    /// Bytes moved in a nanosecond.
+    pub gbps: f64,
+    /// From the submission of a batch to its end.
+    pub p50_us: f64,
+    /// The same of the slowest hundredth.
+    pub p99_us: f64,
+    /// CPUs busy on average in the initiator.
+    pub initiator_cores: f64,
+    /// The same in the target.
+    pub target_cores: f64,
+    /// CPU of both for 10⁹ bytes.
+    pub cpu_s_per_gb: f64,
+    /// Throughput over the limit beside it: a blocking socket (tcp, gpu), a copy past the cache (shm), cross-memory
+    /// attach (attach).
+    pub gbps_over_limit: Option<f64>,
+    /// CPU per byte over that of the limit.
+    pub cpu_over_limit: Option<f64>,
+    /// p50 over that of a plain 4 KiB TCP ping-pong, where one block of 4 KiB is under way.
+    pub p50_over_ping_pong: Option<f64>,
+}
+
+/// What the machine does without an engine; medians. What could not be measured is left empty, with a note.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Limits {
+    /// A stream of 1 MiB messages over one blocking TCP socket with the fastest buffers found.
+    pub blocking_socket_gbps: Option<f64>,
+    /// CPU of both sides.
+    pub blocking_socket_cpu_s_per_gb: Option<f64>,
+    /// Those buffers; 0 is the kernel's own choice.
+    pub blocking_socket_buffer_bytes: usize,
+    /// 1 MiB messages over the same socket, each asked for after the last has come.
+    pub blocking_request_gbps: Option<f64>,
+    /// CPU of both sides.
+    pub blocking_request_cpu_s_per_gb: Option<f64>,
+    /// 4 KiB there and back over TCP.
+    pub ping_pong_p50_us: Option<f64>,
+    /// The same of the slowest hundredth.
+    pub ping_pong_p99_us: Option<f64>,
+    /// One stream of iperf3.
+    pub iperf3_gbps: Option<f64>,
+    /// 1 MiB pieces from memory to memory, one thread.
+    pub memcpy_gbps: Option<f64>,
+    /// The same past the cache.
+    pub nt_memcpy_gbps: Option<f64>,
+    /// 1 MiB pieces out of another process.
+    pub cma_gbps: Option<f64>,
+    /// CPU of both processes.
+    pub cma_cpu_s_per_gb: Option<f64>,
+}
+
+/// Other engines that are installed here.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Peers {
+    /// The incumbent's own benchmark program over TCP.
+    pub mooncake_transfer_engine: Option<Vec<PeerRow>>,
+}
+
+/// One kind of load on a peer, and ours beside it.
+#[derive(Clone, Debug, Serialize)]
+pub struct PeerRow {
+    /// Which way.
+    pub op: Direction,
+    /// Bytes of a block.
+    pub block: usize,
+    /// Threads, each with one batch under way.
+    pub threads: usize,
+    /// Blocks of a batch.
+    pub batch: usize,
+    /// Bytes moved in a nanosecond.
+    pub gbps: f64,
+    /// CPUs busy on average in the initiator.
+    pub initiator_cores: f64,
+    /// The same in the target.
+    pub target_cores: f64,
+    /// CPU of both for 10⁹ bytes.
+    pub cpu_s_per_gb: f64,
+    /// Ours, in turns with it.
+    pub ours_gbps: f64,
+    /// The median of the rounds' ratios.
+    pub ours_over_peer: f64,
+}
+
+/// One promise and what this run says of it.
+#[derive(Clone, Debug, Serialize)]
+pub struct Claim {
+    /// What is promised.
+    pub what: String,
+    /// What was measured.
+    pub value: f64,
+    /// The bound: at least, or at most.
+    pub bound: String,
+    /// Whether it holds in this run.
+    pub holds: bool,
+}
+
+impl Report {
+    pub(super) fn new() -> Self {
+        Self {
+            bench: "transfer",
+            machine: Machine::detect(),
+            rows: Vec::new(),
+            limits: Limits::default(),
+            peers: Peers::default(),
+            claims: Vec::new(),
+            waits: Vec::new(),
+            wait_ratios: Vec::new(),
+            idle: None,
+            dead_peers: Vec::new(),
+            torture: Vec::new(),
+            notes: Vec::new(),
+        }
+    }
+
+    /// The report as JSON.
+    ///
+    /// # Panics
+    /// Never: every field is a number or a text.
+    #[must_use]
+    pub fn to_json(&self) -> serde_json::Value {
+        serde_json::to_value(self).expect("numbers and texts are always JSON")
+    }
+
+    /// Sets the promises beside the rows of this run.
+    pub(super) fn judge(&mut self) {
+        let mut claims = Vec::new();
+        for op in [Direction::Read, Direction::Write] {
+            for row in self.rows.iter().filter(|row| row.op == op && row.block == raw::MESSAGE) {
+                self.judge_row(row, &mut claims);
+            }
+        }
+        let small = |row: &&Row| (row.block, row.concurrency, row.batch) == (4096, 1, 1) && row.op == Direction::Read;
+        if let Some(ratio) = self.rows.iter().find(small).and_then(|row| row.p50_over_ping_pong) {
+            claims.push(Claim::at_most("tcp read 4 KiB 1x1: p50 over a TCP ping-pong".into(), ratio, 1.5));
+        }
+        for row in self.peers.mooncake_transfer_engine.iter().flatten() {
+            let what = format!("tcp {} 1 MiB {}x{}: over the incumbent", row.op.name(), row.threads, row.batch);
+            let bound = if row.threads == 1 { 1.3 } else { 4.0 };
+            claims.push(Claim::at_least(what, row.ours_over_peer, bound));
+        }
+        if let Some(idle) = &self.idle {
+            let what = format!("idle engine, {} connections: % of a core", idle.connections);
+            claims.push(Claim::at_most(what, idle.initiator_cpu_percent.max(idle.target_cpu_percent), 0.1));
+        }
+        self.claims = claims;
+    }
+
+    /// What a row of 1 MiB is promised to reach.
+    fn judge_row(&self, row: &Row, claims: &mut Vec<Claim>) {
+        let (mover, op) = (row.mover.name(), row.op.name());
+        let name = format!("{mover} {op} 1 MiB {}x{}", row.concurrency, row.batch);
+        let bound = match row.mover {
+            Carrier::Tcp => 0.95,
+            Carrier::Shm | Carrier::Attach => 0.85,
+            Carrier::Gpu => return,
+        };
+        if let Some(ratio) = row.gbps_over_limit {
+            claims.push(Claim::at_least(format!("{name}: GB/s over the limit"), ratio, bound));
+        }
+        if let Some(ratio) = row.cpu_over_limit.filter(|_| row.mover == Carrier::Tcp) {
+            claims.push(Claim::at_most(format!("{name}: CPU a byte over the limit"), ratio, 1.10));
+        }
+        let like = |mover: Carrier, concurrency: usize| {
+            self.rows.iter().find(|other| {
+                (other.mover, other.concurrency) == (mover, concurrency)
+                    && (other.op, other.block, other.batch) == (row.op, row.block, row.batch)
+            })
+        };
+        if let Some(one) = like(Carrier::Tcp, 1).filter(|_| row.mover == Carrier::Tcp && row.concurrency > 1) {
+            claims.push(Claim::at_least(format!("{name}: GB/s over one thread"), row.gbps / one.gbps, 0.95));
+        }
+        if let Some(tcp) = like(Carrier::Tcp, row.concurrency).filter(|_| row.mover == Carrier::Shm) {
+            claims.push(Claim::at_least(format!("{name}: GB/s over our TCP"), row.gbps / tcp.gbps, 4.0));
+        }
+    }
+
+    /// The report as text.
+    #[must_use]
+    pub fn to_text(&self) -> String {
+        let mut text = String::new();
+        for table in self.tables() {
+            let _ = write!(text, "{}\n{}\n", table.title, table.text());
+        }
+        for note in &self.notes {
+            let _ = writeln!(text, "{note}");
+        }
+        text
+    }
+
+    /// The report as a page with charts.
+    #[must_use]
+    pub fn to_html(&self) -> String {
+        let held = self.claims.iter().filter(|claim| claim.holds).count();
+        let gbps = |value: Option<f64>| value.map_or("–".to_owned(), |value| format!("{value:.2} GB/s"));
+        let page = Page {
+            title: "Transfers between two processes".to_owned(),
+            lead: format!(
+                "{}. Initiator and target are processes of their own; limits and rows were measured in turns, medians \
+                 count.",
+                self.machine.line()
+            ),
+            alert: (!self.notes.is_empty()).then(|| self.notes.join("; ")),
+            tiles: vec![
+                Tile::new("blocking socket, 1 MiB", gbps(self.limits.blocking_socket_gbps), "the limit of TCP here"),
+                Tile::new("cross-memory attach", gbps(self.limits.cma_gbps), "1 MiB pieces, one thread"),
+                Tile::new("copy past the cache", gbps(self.limits.nt_memcpy_gbps), "1 MiB pieces, one thread"),
+                Tile::new("promises", format!("{held} of {}", self.claims.len()), "hold in this run"),
+            ],
+            charts: self.charts(),
+            tables: self.tables(),
+        };
+        page.html()
+    }
+
+    fn charts(&self) -> Vec<Chart> {
+        let mut charts = Vec::new();
+        for mover in [Carrier::Tcp, Carrier::Shm, Carrier::Attach, Carrier::Gpu] {
+            for op in [Direction::Read, Direction::Write] {
+                let rows: Vec<&Row> = self.rows.iter().filter(|row| row.mover == mover && row.op == op).collect();
+                let batch = rows.iter().map(|row| row.batch).find(|batch| *batch > 1);
+                let Some(batch) = batch.or(rows.first().map(|row| row.batch)) else { continue };
+                let rows: Vec<&Row> = rows.into_iter().filter(|row| row.batch == batch).collect();
+                let what = format!("{}, {}, batches of {batch}", mover.name(), op.name());
+                let limit = match mover {
+                    Carrier::Tcp | Carrier::Gpu => self.limits.blocking_socket_gbps,
+                    Carrier::Shm => self.limits.nt_memcpy_gbps,
+                    Carrier::Attach => self.limits.cma_gbps,
+                };
+                charts.push(by_block(
+                    format!("Throughput: {what}"),
+                    Axis::new("bytes a second", Unit::BytesPerSecond),
+                    (&rows, |row| row.gbps * 1e9),
+                    limit.map(|gbps| gbps * 1e9),
+                ));
+                charts.push(by_block(
+                    format!("CPU: {what}"),
+                    Axis::new("CPU-seconds of both processes per GB", Unit::Seconds),
+                    (&rows, |row| row.cpu_s_per_gb),
+                    self.limits.blocking_socket_cpu_s_per_gb.filter(|_| limit == self.limits.blocking_socket_gbps),
+                ));
+            }
+        }
+        charts
+    }
+
+    fn tables(&self) -> Vec<Table> {
+        let mut tables = vec![self.claims_table(), self.limits_table(), self.rows_table()];
+        tables.extend(self.peers_table());
+        tables.extend(self.waits_table());
+        tables.extend(self.idle.as_ref().map(Idle::table));
+        tables.extend(DeadPeer::table(&self.dead_peers));
+        tables.extend(Torture::table(&self.torture));
+        tables
+    }
+
+    fn claims_table(&self) -> Table {
+        let row = |claim: &Claim| {
+            let holds = if claim.holds { "yes" } else { "NO" };
+            vec![claim.what.clone(), figure(claim.value), claim.bound.clone(), holds.to_owned()]
+        };
+        table("Promises", &["promise", "measured", "bound", "holds"], self.claims.iter().map(row))
+    }
+
+    fn limits_table(&self) -> Table {
+        let limits = &self.limits;
+        let rows = [
+            ("blocking socket, stream of 1 MiB, GB/s", limits.blocking_socket_gbps),
+            ("… CPU-seconds per GB", limits.blocking_socket_cpu_s_per_gb),
+            ("… buffers in KiB (0: the kernel's choice)", Some(limits.blocking_socket_buffer_bytes as f64 / 1024.0)),
+            ("blocking socket, 1 MiB asked for one by one, GB/s", limits.blocking_request_gbps),
+            ("… CPU-seconds per GB", limits.blocking_request_cpu_s_per_gb),
+            ("4 KiB ping-pong, p50 µs", limits.ping_pong_p50_us),
+            ("4 KiB ping-pong, p99 µs", limits.ping_pong_p99_us),
+            ("iperf3, one stream, GB/s", limits.iperf3_gbps),
+            ("memcpy, GB/s", limits.memcpy_gbps),
+            ("copy past the cache, GB/s", limits.nt_memcpy_gbps),
+            ("cross-memory attach, GB/s", limits.cma_gbps),
+            ("… CPU-seconds per GB", limits.cma_cpu_s_per_gb),
+        ];
+        table("Limits", &["limit", "figure"], rows.iter().map(|(name, value)| vec![(*name).to_owned(), some(*value)]))
+    }
+
+    fn rows_table(&self) -> Table {
+        let head = [
+            "mover",
+            "op",
+            "block",
+            "threads",
+            "batch",
+            "GB/s",
+            "p50 µs",
+            "p99 µs",
+            "initiator cores",
+            "target cores",
+            "CPU-s/GB",
+            "GB/s / limit",
+            "CPU / limit",
+            "p50 / ping",
+        ];
+        let row = |row: &Row| {
+            let mut cells = vec![row.mover.name().to_owned(), row.op.name().to_owned(), block(row.block)];
+            cells.extend([row.concurrency, row.batch].map(|number| number.to_string()));
+            let own = [row.gbps, row.p50_us, row.p99_us, row.initiator_cores, row.target_cores, row.cpu_s_per_gb];
+            cells.extend(own.map(figure));
+            cells.extend([row.gbps_over_limit, row.cpu_over_limit, row.p50_over_ping_pong].map(some));
+            cells
+        };
+        table("Rows", &head, self.rows.iter().map(row))
+    }
+
+    fn peers_table(&self) -> Option<Table> {
+        let rows = self.peers.mooncake_transfer_engine.as_ref()?;
+        let head = ["op", "block", "threads", "batch", "its GB/s", "its cores", "its CPU-s/GB", "ours GB/s", "ratio"];
+        let row = |row: &PeerRow| {
+            let mut cells = vec![row.op.name().to_owned(), block(row.block)];
+            cells.extend([row.threads, row.batch].map(|number| number.to_string()));
+            let cores = format!("{}+{}", figure(row.initiator_cores), figure(row.target_cores));
+            cells.extend([figure(row.gbps), cores]);
+            cells.extend([row.cpu_s_per_gb, row.ours_gbps, row.ours_over_peer].map(figure));
+            cells
+        };
+        Some(table("The incumbent's transfer_engine_bench", &head, rows.iter().map(row)))
+    }
+
+    fn waits_table(&self) -> Option<Table> {
+        let head = ["strategy", "readers", "cores", "GB/s", "mean µs", "p99 µs"];
+        let row = |row: &wait::Row| {
+            let figures = [row.cores, row.gbps, row.avg_us, row.p99_us].map(figure);
+            [row.strategy.clone(), row.concurrency.to_string()].into_iter().chain(figures).collect()
+        };
+        (!self.waits.is_empty()).then(|| table("Waiting, 1 MiB reads", &head, self.waits.iter().map(row)))
+    }
+}
+
+impl Claim {
+    fn at_least(what: String, value: f64, bound: f64) -> Self {
+        Self { what, value, bound: format!(">= {bound}"), holds: value >= bound }
+    }
+
+    fn at_most(what: String, value: f64, bound: f64) -> Self {
+        Self { what, value, bound: format!("<= {bound}"), holds: value <= bound }
+    }
+}
+
+/// Rows by the size of their block, one line for each concurrency, the limit dashed.
+fn by_block(title: String, y: Axis, (rows, value): (&[&Row], fn(&Row) -> f64), limit: Option<f64>) -> Chart {
+    const TONES: [Tone; 6] = [Tone::Blue, Tone::Orange, Tone::Green, Tone::Purple, Tone::Red, Tone::Teal];
+    let place = |block: usize| (block as f64).log2();
+    let mut blocks: Vec<usize> = rows.iter().map(|row| row.block).collect();
+    blocks.sort_unstable();
+    blocks.dedup();
+    let mut threads: Vec<usize> = rows.iter().map(|row| row.concurrency).collect();
+    threads.sort_unstable();
+    threads.dedup();
+    let line = |(concurrency, tone): (&usize, Tone)| {
+        let mine = rows.iter().filter(|row| row.concurrency == *concurrency);
+        let mut points: Vec<(f64, f64)> = mine.map(|row| (place(row.block), value(row))).collect();
+        points.sort_by(|a, b| a.0.total_cmp(&b.0));
+        let plural = if *concurrency == 1 { "" } else { "s" };
+        Line { name: format!("{concurrency} thread{plural}"), tone, mark: Mark::Solid, points }
+    };
+    let mut lines: Vec<Line> = threads.iter().zip(TONES.into_iter().cycle()).map(line).collect();
+    lines.extend(limit.map(|limit| Line {
+        name: "limit at 1 MiB".to_owned(),
+        tone: Tone::Grey,
+        mark: Mark::Dashed,
+        points: blocks.iter().map(|at| (place(*at), limit)).collect(),
+    }));
+    let mut x = Axis::new("block", Unit::Count);
+    x.ticks = blocks.iter().map(|at| (place(*at), block(*at))).collect();
+    Chart { title, note: String::new(), x, y, lines }
+}
+
+pub(super) fn table(title: &str, head: &[&str], rows: impl Iterator<Item = Vec<String>>) -> Table {
+    let head = head.iter().map(|name| (*name).to_owned()).collect();
+    Table { title: title.to_owned(), head, rows: rows.collect() }
+}
+
+fn block(bytes: usize) -> String {
+    slackwater_base::ByteSize(bytes as u64).to_string()
+}
+
+fn some(value: Option<f64>) -> String {
+    value.map_or("–".to_owned(), figure)
+}

@@ -249,7 +249,7 @@ impl Report {
                  count.",
                 self.machine.line()
             ),
-            alert: (!self.notes.is_empty()).then(|| self.notes.join("; ")),
+            alert: None,
             tiles: vec![
                 Tile::new("blocking socket, 1 MiB", gbps(self.limits.blocking_socket_gbps), "the limit of TCP here"),
                 Tile::new("cross-memory attach", gbps(self.limits.cma_gbps), "1 MiB pieces, one thread"),
@@ -257,7 +257,9 @@ impl Report {
                 Tile::new("promises", format!("{held} of {}", self.claims.len()), "hold in this run"),
             ],
             charts: self.charts(),
+            bars: Vec::new(),
             tables: self.tables(),
+            notes: self.notes.clone(),
         };
         page.html()
     }

@@ -50,7 +50,8 @@ test-loom: toolchain
 test-miri: toolchain
 	@cargo +nightly miri setup >/dev/null 2>&1 || { echo "skipped: Miri (rustup toolchain install nightly --component miri,rust-src)"; exit 0; }; \
 	RUSTFLAGS="--cfg rustix_use_libc" MIRIFLAGS="-Zmiri-disable-isolation -Zmiri-permissive-provenance" \
-	cargo +nightly miri test --locked --package slackwater-wait --package slackwater-pool --lib --test waits --test pool
+	sh -c 'cargo +nightly miri test --locked --package slackwater-wait --package slackwater-pool --lib --test waits && \
+	cargo +nightly miri test --locked --package slackwater-pool --test pool -- scope join handle'
 
 test-sim: toolchain
 	$(call bounded,cargo test --locked --profile sim --package slackwater-sim)

@@ -115,12 +115,12 @@ pub struct Limit {
 #[derive(Debug, thiserror::Error)]
 pub enum Failure {
     /// A file could not be made or read.
-    #[error("{what}: {source}")]
+    #[error("{what}: {why}")]
     File {
         /// What was tried.
         what: &'static str,
         /// What the operating system said.
-        source: io::Error,
+        why: io::Error,
     },
     /// The store could not be opened.
     #[error(transparent)]
@@ -463,7 +463,7 @@ fn median(mut values: Vec<f64>) -> f64 {
 }
 
 fn file(what: &'static str) -> impl Fn(io::Error) -> Failure {
-    move |source| Failure::File { what, source }
+    move |why| Failure::File { what, why }
 }
 
 #[cfg(test)]

@@ -5,3 +5,4 @@ mod bench;
 mod kill;
 mod place;
 mod replay;
+mod trouble;

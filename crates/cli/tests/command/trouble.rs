@@ -75,6 +75,7 @@ fn sizes_that_make_no_sense_are_refused_all_at_once() {
 /// A file system of its own, 48 MiB in memory, of which a file takes nearly all: the log cannot be written, and what
 /// is in memory is served all the same. When the file is gone, another run writes its log.
 #[test]
+#[expect(clippy::print_stderr, reason = "what is not tested is said")]
 fn a_full_disk_leaves_memory_at_work_and_the_log_begins_when_there_is_room() {
     const SCRIPT: &str = "mkdir kv && mount -t tmpfs -o size=48m none kv && head -c 47M /dev/zero > kv/ballast && \
                           \"$@\" && rm kv/ballast && exec \"$@\"";

@@ -30,7 +30,8 @@ use slackwater_wire::{
 pub use error::{DirectoryError, OpenError, StoreError};
 pub use options::{GetOptions, Got, PutOptions, RemoveOptions, Stored, Tier};
 pub use stats::{
-    Choice, Flow, Latencies, Latency, PromotionStats, PutStats, ReadStats, SsdStats, Stats, TierStats, WaitStats,
+    Choice, Flow, Latencies, Latency, OffloadStats, PromotionStats, PutStats, ReadStats, SsdStats, Stats, TierStats,
+    WaitStats,
 };
 
 use self::get::Sink;

@@ -153,6 +153,9 @@ fn metrics_follow_one_naming_rule() {
     assert!(text.contains("slackwater_hits_total{tier=\"memory\"} 1\n"), "{text}");
     assert!(text.contains("slackwater_call_seconds_bucket{op=\"get\",tier=\"memory\",le=\"+Inf\"} 1\n"), "{text}");
     assert!(text.contains("slackwater_put_bytes_total 5\n"));
+    let buckets = text.lines().filter(|line| line.starts_with("slackwater_call_seconds_bucket{op=\"put\""));
+    let counts: Vec<u64> = buckets.map(|line| line.rsplit_once(' ').unwrap().1.parse().unwrap()).collect();
+    assert!(counts.is_sorted() && counts.last() == Some(&1), "{text}");
 }
 
 #[test]
@@ -207,7 +210,10 @@ fn what_memory_has_no_room_for_is_read_from_ssd_on_both_devices() {
         let store = Store::open(config).unwrap();
         let (keys, bytes) = (names(300), 70_001);
         put_all(&store, &keys, bytes);
-        until(&store, "every value is on SSD", |stats| stats.offloads.count == 300);
+        until(&store, "every value is on SSD", |stats| stats.offloads.completed == 300);
+        let o = store.stats().offloads;
+        assert_eq!(o.started, o.completed + o.failed + o.expired + o.cancelled + o.in_flight, "{o:?}");
+        assert!(store.metrics_text().contains("slackwater_offloads_total{status=\"completed\"} 300\n"));
         let tiers: Vec<Option<Tier>> = keys.iter().map(|key| read(&store, key, bytes)).collect();
         assert!(tiers.iter().all(Option::is_some));
         let from_ssd = tiers.iter().filter(|tier| **tier == Some(Tier::Disk)).count() as u64;
@@ -317,7 +323,7 @@ fn a_durable_put_is_on_ssd_when_it_returns() {
     let durable = PutOptions { durability: slackwater_wire::Durability::Disk, ..PutOptions::default() };
     assert_eq!(store.put(b"kept", b"value", &durable), Ok(Stored::New));
     assert_eq!(store.put(b"lost", b"value", &PutOptions::default()), Ok(Stored::New));
-    assert_eq!(store.stats().offloads.count, 1);
+    assert_eq!(store.stats().offloads.completed, 1);
     store.close().unwrap();
     let store = Store::open(tiered(root.path())).unwrap();
     assert_eq!(store.exists(&[b"kept", b"lost"], &Tenant::DEFAULT), Ok(vec![true, false]));

@@ -1,7 +1,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use slackwater_base::{BLOCK_BYTES, Instant, KeyHash, round_to_block};
+use slackwater_base::{BLOCK_BYTES, Instant, KeyHash, Planted, planted, round_to_block};
 use slackwater_wire::Version;
 
 use super::files::{File, FileState, List, RESERVE};
@@ -166,7 +166,7 @@ impl Log {
     }
 
     fn bury_again(&mut self, hash: KeyHash, version: Version) {
-        if let Some(reclaim) = &mut self.reclaim {
+        if let Some(reclaim) = self.reclaim.as_mut().filter(|_| !planted(Planted::TombstoneDroppedEarly)) {
             reclaim.settling += 1;
             self.queue_burial(hash, version, Answer::Reclaim);
         }

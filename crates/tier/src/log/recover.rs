@@ -1,6 +1,6 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use slackwater_base::{BLOCK_BYTES, Instant, round_to_block};
+use slackwater_base::{BLOCK_BYTES, Instant, Planted, planted, round_to_block};
 use slackwater_wire::{ReportedEntry, Version};
 
 use super::files::{File, FileState};
@@ -298,7 +298,8 @@ impl Log {
     fn begin_securing(&mut self) {
         let Some(recovery) = &mut self.recovery else { return };
         recovery.pass = Pass::Secure;
-        let written = recovery.found.iter().filter(|(_, found)| found.first != Some(FirstBlock::Blank));
+        let secure = !planted(Planted::RecoveryWithoutSync);
+        let written = recovery.found.iter().filter(|(_, found)| secure && found.first != Some(FirstBlock::Blank));
         recovery.waiting = written.map(|(id, _)| *id).collect();
     }
 

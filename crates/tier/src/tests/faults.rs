@@ -25,7 +25,7 @@ impl World {
     }
 
     /// Where a record lies.
-    fn place(&mut self, key: &[u8], version: u64) -> (FileId, u64) {
+    pub(super) fn place(&mut self, key: &[u8], version: u64) -> (FileId, u64) {
         let mut out = Vec::new();
         let plan = self.agent.begin_read(self.now, &entry(key, version), &mut out).expect("the record is there");
         self.agent.end_read(self.now, plan, ReadEnd::Done, &mut out);

@@ -10,6 +10,7 @@ mod ghosts;
 mod gittins;
 mod kind;
 mod lru;
+mod queued;
 mod queues;
 mod s3fifo;
 mod twoq;

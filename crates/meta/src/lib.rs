@@ -28,6 +28,7 @@ mod outbox;
 mod place;
 mod pressure;
 mod promote;
+mod prospect;
 mod put;
 mod queue;
 mod quota;

@@ -105,7 +105,11 @@ impl Master {
         if self.segments.at(disk).used() + record_bytes(object.bytes) <= self.marks(disk).1 {
             return true;
         }
-        let standing = self.segments.at(replica.segment).policy.standing(now, Slot(replica.slot));
+        let known = self.segments.at(disk);
+        let standing = match replica.prospect() {
+            Some(slot) => known.policy.standing(now, slot),
+            None => self.segments.at(replica.segment).policy.standing(now, Slot(replica.slot)),
+        };
         let policy = &mut self.segments.at_mut(disk).policy;
         match standing {
             Some(standing) => policy.would_keep_as(now, link, standing),
@@ -267,10 +271,13 @@ impl Master {
         if let (Ok(()), Some(object)) = (result, offloading.object) {
             let disk = self.segments.at_mut(offloading.disk).disk_mut().expect("offloads go to SSD");
             disk.live += record;
+            let prospect = self.take_prospect(offloading.source, offloading.disk);
             let source = self.catalog.replica(offloading.source);
             let standing = self.segments.at(source.segment).policy.standing(now, Slot(source.slot));
-            let added = self.add_disk_replica(object, offloading.disk, ChainPlace::default());
-            fresh.push(Fresh { standing, ..added });
+            let added = self.add_disk_replica(object, offloading.disk, prospect);
+            if prospect.is_none() {
+                fresh.push(Fresh { standing, ..added });
+            }
         } else {
             self.tenants.refund(offloading.tenant, Ledger::Disk, record);
         }
@@ -322,13 +329,21 @@ impl Master {
     }
 
     /// A record of the object's value is on this SSD from now on. Its bytes are in the segment's books already.
-    pub(crate) fn add_disk_replica(&mut self, object: ObjectId, index: SegmentIndex, place: ChainPlace) -> Fresh {
+    pub(crate) fn add_disk_replica(&mut self, object: ObjectId, index: SegmentIndex, known_as: Option<Slot>) -> Fresh {
         let id = self.catalog.add_replica(Replica::new(index, 0, 0));
-        let slot = self.segments.at_mut(index).number(id).0;
+        let segment = self.segments.at_mut(index);
+        let Slot(slot) = match known_as {
+            Some(slot) => {
+                segment.renumber(slot, id);
+                slot
+            }
+            None => segment.number(id),
+        };
         self.catalog.replica_mut(id).slot = slot;
         debug_assert_eq!(self.catalog.replica(id).state, ReplicaState::Processing);
         self.attach(object, id, Ledger::Disk);
         let record = self.catalog.object(object);
+        let place = ChainPlace::default();
         Fresh { segment: index, slot, hash: record.hash, bytes: record.bytes, place, standing: None }
     }
 

@@ -7,6 +7,7 @@ use crate::catalog::{Aside, ObjectId, Parked, PinKind, ReplicaId, SegmentIndex};
 use crate::config::SoftPinned;
 use crate::evict::Slot;
 use crate::master::{Due, Master};
+use crate::release::Why;
 
 /// Whether a replica may go now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -106,6 +107,10 @@ impl Master {
                 },
             };
             *budget -= 1;
+            if self.is_prospect(index, id) {
+                self.end_prospect(now, id, Why::Evicted);
+                continue;
+            }
             match self.standing(now, id) {
                 Standing::Free => {}
                 Standing::Soft(_) if pass == Pass::Last && self.catalog.replica(id).parked == Parked::Soft => {

@@ -14,7 +14,7 @@ use crate::budget::Budget;
 use crate::candidate::{Candidates, Reason, Tried};
 use crate::catalog::{Aside, ObjectId, ReplicaId, SegmentIndex, TenantIndex};
 use crate::config::{OnHit, Promotion};
-use crate::evict::{Link, Slot};
+use crate::evict::{self, Link, Slot};
 use crate::master::{Due, Master};
 use crate::pressure::{Pass, Standing};
 use crate::put::{ChainPlace, Fresh};
@@ -354,7 +354,9 @@ impl Master {
         }
         let Promoting { object, bytes, place, source, .. } = self.end_promotion(now, ticket, Exit::Completed);
         let record = self.catalog.replica(source);
+        // What a policy says of the middle of a segment is the position of its head.
         let standing = self.segments.at(record.segment).policy.standing(now, Slot(record.slot));
+        let standing = standing.map(|standing| evict::Standing { position: place.position, ..standing });
         self.metrics.promotion.completed_bytes += bytes;
         self.attach(object, staged, Ledger::Memory);
         let replica = *self.catalog.replica(staged);

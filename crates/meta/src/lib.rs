@@ -16,6 +16,7 @@ mod config;
 mod disk;
 mod drops;
 mod due;
+mod explain;
 mod get;
 mod grant;
 mod index;
@@ -46,5 +47,6 @@ pub use config::{
     ConfigWarning, Eviction, Limits, MasterConfig, Offload, OffloadMode, OnHit, Placement, Promotion, PutPolicy,
     SoftPinned, Tenancy,
 };
+pub use explain::{Held, Opinion};
 pub use master::{Input, Master, Output};
 pub use metrics::{Metrics, OffloadMetrics, PromotionMetrics};

@@ -7,6 +7,7 @@
 mod copier;
 mod core;
 mod error;
+mod explain;
 mod get;
 mod learned;
 mod meters;
@@ -28,6 +29,7 @@ use slackwater_wire::{
 };
 
 pub use error::{DirectoryError, OpenError, StoreError};
+pub use explain::{Learned, Reason, ReturnChance};
 pub use options::{GetOptions, Got, PutOptions, RemoveOptions, Stored, Tier};
 pub use stats::{
     Choice, Flow, Latencies, Latency, PromotionStats, PutStats, ReadStats, SsdStats, Stats, TierStats, WaitStats,
@@ -212,6 +214,17 @@ impl Store {
             Reply::Failed(ErrorCode::ObjectNotFound) => Ok(None),
             reply => Err(refusal(&reply)),
         }
+    }
+
+    /// Why each tier keeps an object, or will let it go; `None` when there is no such object. Neither a read nor a lease.
+    ///
+    /// # Errors
+    /// When the key is none.
+    pub fn explain(&self, key: &[u8], tenant: &Tenant) -> Result<Option<Vec<Reason>>, StoreError> {
+        self.shared().check_open()?;
+        let key = Key::new(key)?;
+        let opinions = self.shared().with(|core, now| core.master.explain(now, tenant, &key))?;
+        Ok(opinions.map(|opinions| opinions.into_iter().map(Reason::from).collect()))
     }
 
     /// Sets or changes the byte quota of a tenant.

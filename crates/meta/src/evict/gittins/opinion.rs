@@ -89,8 +89,11 @@ fn in_words(class: Class, reuses: u8) -> String {
         None if reuses == 1 => "reused once".to_owned(),
         None => format!("reused {reuses} times"),
     };
+    if class.level() == NEUTRAL_LEVEL {
+        return history;
+    }
     let times = ((class.level() as f64 - NEUTRAL_LEVEL as f64) / 2.0).exp2();
-    format!("{history}, {times:.1} times as likely to return as is usual for that")
+    format!("{history}, {times:.1} times as likely to return as others of that kind")
 }
 
 /// The age in ticks, to the nearest: it is read back as what was told.

@@ -18,6 +18,9 @@ use crate::release::Why;
 use crate::segment::record_bytes;
 use crate::tenant::Ledger;
 
+/// Members of a large group that are asked what the group is worth: those of one block are few.
+const GROUP_VOICES: usize = 64;
+
 /// Offloads under way, one a version and SSD.
 #[derive(Default)]
 pub(crate) struct Offloads {
@@ -97,8 +100,22 @@ impl Master {
         self.issue(now, id, source, disk, cause)
     }
 
-    /// Whether the SSD has room to spare, or would keep the object longer than something that it holds.
+    /// Whether the SSD has room to spare, or would keep the object longer than something that it holds. Of a group it is
+    /// enough that one member is worth it: a part of a block is of no use without the others.
     fn is_worth_writing(&mut self, now: Instant, source: ReplicaId, disk: SegmentIndex) -> bool {
+        let replica = self.catalog.replica(source);
+        let (id, above) = (replica.object().expect("published replicas have an object"), replica.segment);
+        let object = self.catalog.object(id);
+        if !object.is(Aside::Group) {
+            return self.is_worth_writing_alone(now, source, disk);
+        }
+        let members = self.groups.members(object.tenant, id).flat_map(|member| self.catalog.replicas(member));
+        let members = members.filter(|(_, it)| it.segment == above).map(|(id, _)| id);
+        let members: Vec<ReplicaId> = members.take(GROUP_VOICES).collect();
+        members.into_iter().any(|id| self.is_worth_writing_alone(now, id, disk))
+    }
+
+    fn is_worth_writing_alone(&mut self, now: Instant, source: ReplicaId, disk: SegmentIndex) -> bool {
         let replica = *self.catalog.replica(source);
         let object = self.catalog.object(replica.object().expect("published replicas have an object"));
         let link = Link { hash: object.hash, slot: None, bytes: object.bytes };

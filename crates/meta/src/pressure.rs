@@ -162,9 +162,16 @@ impl Master {
             (Standing::Free, Standing::Free) => Standing::Free,
         };
         self.groups.members(record.tenant, object).fold(Standing::Free, |all, member| {
-            let held = self.catalog.replicas(member).any(|(_, replica)| replica.refs > 0);
+            let held = self.catalog.replicas(member).any(|(id, _)| self.is_needed(id));
             worst(all, if held { Standing::Held } else { self.standing_of(now, member) })
         })
+    }
+
+    /// Whether somebody holds the replica other than the offload with which it leaves.
+    fn is_needed(&self, id: ReplicaId) -> bool {
+        let replica = self.catalog.replica(id);
+        let own = if replica.parked == Parked::Leaving { self.offloads_from(id) } else { 0 };
+        replica.refs as usize > own
     }
 
     fn standing_of(&self, now: Instant, id: ObjectId) -> Standing {
@@ -236,8 +243,10 @@ impl Master {
             if self.groups.of(member) != group {
                 continue;
             }
+            // Who is on the way out is no second gain: counted again, it would hide that the others wait.
             let of_kind = |(id, replica): (ReplicaId, &crate::catalog::Replica)| {
-                (self.segments.at(replica.segment).kind() == kind).then_some(id)
+                let stays = replica.parked != Parked::Leaving;
+                (stays && self.segments.at(replica.segment).kind() == kind).then_some(id)
             };
             let ids: Vec<ReplicaId> = self.catalog.replicas(member).filter_map(of_kind).collect();
             for id in ids {

@@ -55,6 +55,26 @@ fn a_key_is_explained_in_words_and_to_scripts() {
 }
 
 #[test]
+fn damaged_tables_are_refused_with_a_warning_and_cost_nothing_else() {
+    let place = Place::new();
+    taught(&place, "gittins").close().unwrap();
+    let tables = place.path("store").join("eviction.tables");
+    let mut bytes = std::fs::read(&tables).unwrap();
+    bytes[1000] ^= 1;
+    std::fs::write(&tables, bytes).unwrap();
+    let explain = ["explain", "often", "--dir", place.path("store").to_str().unwrap()].map(str::to_owned);
+    let explain = explain.each_ref().map(String::as_str);
+    let output = place.run(&explain);
+    assert!(output.status.success(), "{}", stderr(&output));
+    let warning = stderr(&output);
+    for part in ["WARN", "learned eviction tables are not taken: eviction starts fresh", "eviction.tables", "checksum"] {
+        assert!(warning.contains(part), "{part}: {warning}");
+    }
+    let again = place.run(&explain);
+    assert_eq!(stderr(&again), "", "what was saved at the end is sound");
+}
+
+#[test]
 fn what_cannot_be_explained_is_said() {
     let place = Place::new();
     let dir = place.path("store").display().to_string();

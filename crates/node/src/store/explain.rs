@@ -56,7 +56,9 @@ impl From<Opinion> for Reason {
             Held::Here => format!("in {name}"),
             Held::Above => format!("not on {name} yet, and would there be"),
         };
-        let why = explanation.as_ref().map_or_else(|| format!("in a line of {policy}, which knows nothing but the order"), ToString::to_string);
+        let why = explanation
+            .as_ref()
+            .map_or_else(|| format!("in a line of {policy}, which knows nothing but the order"), ToString::to_string);
         let learned = explanation.map(|explanation| Learned {
             class: explanation.class,
             reuses: explanation.reuses,

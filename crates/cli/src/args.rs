@@ -127,6 +127,10 @@ pub(crate) struct Policy {
           value_parser = blocks)]
     pub(crate) sizes: Vec<usize>,
 
+    /// Also replay two tiers: memory of each size over an SSD of so many blocks
+    #[arg(long, value_name = "N", value_parser = blocks)]
+    pub(crate) ssd: Option<usize>,
+
     /// Policies to compare [default: all]
     #[arg(long, value_name = "NAME,…", value_delimiter = ',', value_parser = policy)]
     pub(crate) policies: Vec<PolicyKind>,

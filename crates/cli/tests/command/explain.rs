@@ -67,7 +67,8 @@ fn damaged_tables_are_refused_with_a_warning_and_cost_nothing_else() {
     let output = place.run(&explain);
     assert!(output.status.success(), "{}", stderr(&output));
     let warning = stderr(&output);
-    for part in ["WARN", "learned eviction tables are not taken: eviction starts fresh", "eviction.tables", "checksum"] {
+    for part in ["WARN", "learned eviction tables are not taken: eviction starts fresh", "eviction.tables", "checksum"]
+    {
         assert!(warning.contains(part), "{part}: {warning}");
     }
     let again = place.run(&explain);

@@ -93,7 +93,7 @@ impl Master {
     /// What the master holds now.
     #[must_use]
     pub fn books(&self) -> Books {
-        let segments = self.segments.iter().map(|(_, segment)| {
+        let segments = self.segments.iter().map(|(index, segment)| {
             let (free, quarantined) = match &segment.medium {
                 Medium::Memory(memory) => (memory.extents.books().free, memory.extents.books().quarantined),
                 Medium::Disk(disk) => (disk.capacity.saturating_sub(segment.used()), 0),
@@ -105,7 +105,7 @@ impl Master {
                 free,
                 live: segment.used(),
                 quarantined,
-                replicas: segment.replicas().count() as u64,
+                replicas: self.residents(index).count() as u64,
             }
         });
         Books {
@@ -144,7 +144,12 @@ impl Master {
             let mut leaving = 0;
             for id in segment.replicas() {
                 let replica = self.catalog.replica(id);
-                ensure(replica.segment == index, || format!("{id:?} is numbered in {}", segment.id))?;
+                if self.is_prospect(index, id) {
+                    let above = self.segments.at(replica.segment).below == Some(index);
+                    let named = replica.prospect().is_some_and(|slot| segment.replica(slot) == id);
+                    ensure(above && named, || format!("{id:?} is numbered in {}", segment.id))?;
+                    continue;
+                }
                 match &segment.medium {
                     Medium::Memory(memory) => bytes += memory.extents.held(replica.piece).bytes,
                     Medium::Disk(_) => {

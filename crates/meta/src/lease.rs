@@ -107,10 +107,14 @@ impl Groups {
         }
     }
 
-    /// Whether the members may go now: all together, or none.
+    /// Whether anything of the group is held, be it only by the offload with which it leaves.
+    pub(crate) fn is_held(&self, tenant: TenantIndex, object: ObjectId) -> bool {
+        self.group(tenant, object).is_some_and(|group| group.held > 0)
+    }
+
+    /// Whether the members may go now, all together or none, if nobody holds them.
     pub(crate) fn standing(&self, tenant: TenantIndex, object: ObjectId, now: Instant) -> Standing {
         match self.group(tenant, object) {
-            Some(group) if group.held > 0 => Standing::Held,
             Some(group) if group.lease > now => Standing::Until(group.lease),
             Some(group) if group.soft > now => Standing::Soft(group.soft),
             _ => Standing::Free,

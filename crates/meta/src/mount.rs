@@ -71,7 +71,8 @@ impl Master {
         self.lose_promotions(now, index);
         self.lose_offloads(now, index);
         self.lose_open_puts(index);
-        let lost: Vec<ReplicaId> = self.segments.at(index).replicas().collect();
+        self.lose_prospects(index);
+        let lost: Vec<ReplicaId> = self.residents(index).collect();
         let catalog = &self.catalog;
         self.guards.forget(|id| catalog.replica(id).segment == index);
         for id in lost {

@@ -3,10 +3,11 @@
 use slackwater_base::Instant;
 use slackwater_wire::{ReplicaState, SegmentKind};
 
-use crate::catalog::{Aside, ObjectId, Parked, PinKind, ReplicaId, SegmentIndex};
+use crate::catalog::{Aside, ObjectId, Parked, PinKind, ReplicaId, SegmentIndex, TenantIndex};
 use crate::config::SoftPinned;
 use crate::evict::Slot;
 use crate::master::{Due, Master};
+use crate::release::Why;
 
 /// Whether a replica may go now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -106,6 +107,10 @@ impl Master {
                 },
             };
             *budget -= 1;
+            if self.is_prospect(index, id) {
+                self.end_prospect(now, id, Why::Evicted);
+                continue;
+            }
             let standing = self.standing(now, id);
             match standing {
                 Standing::Free => {}
@@ -151,7 +156,8 @@ impl Master {
         }
         let record = self.catalog.object(object);
         if record.is(Aside::Group) {
-            return self.groups.standing(record.tenant, object, now);
+            let held = self.groups.is_held(record.tenant, object) && self.is_group_needed(record.tenant, object);
+            return if held { Standing::Held } else { self.groups.standing(record.tenant, object, now) };
         }
         match record.pin {
             PinKind::Hard => Standing::Held,
@@ -162,6 +168,17 @@ impl Master {
             },
             PinKind::None => Standing::Free,
         }
+    }
+
+    /// Whether anybody holds a member of the group other than the offloads with which members leave.
+    fn is_group_needed(&self, tenant: TenantIndex, object: ObjectId) -> bool {
+        self.groups.members(tenant, object).any(|member| {
+            self.catalog.object(member).pin == PinKind::Hard
+                || self.catalog.replicas(member).any(|(id, replica)| {
+                    let leaving = replica.parked == Parked::Leaving;
+                    replica.refs as usize > if leaving { self.offloads_from(id) } else { 0 }
+                })
+        })
     }
 
     /// Tells the policy to leave a replica alone until it may be able to go.
@@ -223,8 +240,10 @@ impl Master {
             if self.groups.of(member) != group {
                 continue;
             }
+            // Who is on the way out is no second gain: counted again, it would hide that the others wait.
             let of_kind = |(id, replica): (ReplicaId, &crate::catalog::Replica)| {
-                (self.segments.at(replica.segment).kind() == kind).then_some(id)
+                let stays = replica.parked != Parked::Leaving;
+                (stays && self.segments.at(replica.segment).kind() == kind).then_some(id)
             };
             let ids: Vec<ReplicaId> = self.catalog.replicas(member).filter_map(of_kind).collect();
             for id in ids {

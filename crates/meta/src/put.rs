@@ -250,10 +250,12 @@ impl Master {
                 links: &links,
                 parent: place.parent,
                 position: place.position,
+                found: 0,
                 hint: place.hint,
                 output_tokens: place.output_tokens,
             };
             self.segments.at_mut(run[0].segment).policy.insert(&walk);
+            self.add_prospects(run, &walk);
         }
     }
 

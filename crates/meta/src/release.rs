@@ -30,6 +30,7 @@ impl Master {
             Why::Evicted => policy.evicted(now, Slot(replica.slot)),
             Why::Removed => policy.remove(Slot(replica.slot)),
         }
+        self.end_prospect(now, id, why);
         self.tenants.untouch(id);
         let object = self.catalog.detach(id);
         let (tenant, bytes) = (self.catalog.object(object).tenant, self.catalog.object(object).bytes);

@@ -74,7 +74,7 @@ fn the_same_seed_does_the_same_things_twice() {
 #[test]
 fn the_seeds_meet_every_part_of_the_system() {
     let mut met = Met::default();
-    for seed in 0..150 {
+    for seed in 0..200 {
         met.add(&run_seed(seed, None).stats);
     }
     let Met {

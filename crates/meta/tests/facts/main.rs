@@ -10,4 +10,5 @@ mod put;
 mod remove;
 mod suspect;
 mod tenant;
+mod tiers;
 mod world;

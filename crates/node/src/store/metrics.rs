@@ -176,6 +176,7 @@ fn promotions(metrics: &PromotionMetrics) -> PromotionStats {
         cancelled: metrics.cancelled,
         in_flight: metrics.in_flight,
         rejected_frequency: metrics.rejected_frequency,
+        rejected_index: metrics.rejected_index,
         rejected_watermark: metrics.rejected_watermark,
         rejected_cap: metrics.rejected_cap,
         candidate_recorded: metrics.candidate_recorded,
@@ -240,6 +241,7 @@ impl Text {
         self.counter(bytes.0, bytes.1, &[("", p.completed_bytes)]);
         let refusals = [
             ("status=\"frequency\"", p.rejected_frequency),
+            ("status=\"index\"", p.rejected_index),
             ("status=\"watermark\"", p.rejected_watermark),
             ("status=\"cap\"", p.rejected_cap),
         ];

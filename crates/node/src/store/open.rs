@@ -124,6 +124,7 @@ fn master_config(config: &Config) -> MasterConfig {
         offload: Offload { mode: if config.ssd.0 > 0 { config.offload } else { OffloadMode::Off }, ..defaults.offload },
         promotion: Promotion {
             on_hit,
+            admission: config.promotion_admission,
             threshold: config.promotion_threshold.clamp(1, 255),
             queue_limit: config.promotion_limit as usize,
             batch_max: config.promotion_batch as usize,

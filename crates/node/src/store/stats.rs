@@ -116,6 +116,8 @@ pub struct PromotionStats {
     pub in_flight: u64,
     /// Not begun: read too seldom.
     pub rejected_frequency: u64,
+    /// Not begun: worth less than what memory holds.
+    pub rejected_index: u64,
     /// Not begun: memory too full.
     pub rejected_watermark: u64,
     /// Not begun: too many under way.

@@ -448,6 +448,21 @@ fn who_comes_after_the_last_answer_is_refused() {
     assert!(matches!(asked, Err(StoreError::Closed)), "{asked:?}");
 }
 
+/// A replay at full speed left the SSD no time, and hit rates depended on how fast the machine was.
+#[test]
+fn what_is_under_way_arrives_before_time_is_skipped() {
+    let root = tempfile::tempdir().unwrap();
+    let config = Config { flush_delay: Duration::from_secs(60), ..tiered(root.path()) };
+    let store = Store::open(config).unwrap();
+    for round in 1..=5 {
+        let key = format!("block {round}");
+        store.put(key.as_bytes(), &value(&key, 1000), &PutOptions::default()).unwrap();
+        store.skip_to(Duration::from_secs(1000 * round)).unwrap();
+        assert_eq!(store.stats().ssd.map(|ssd| ssd.records), Some(round));
+    }
+    store.close().unwrap();
+}
+
 #[test]
 fn what_eviction_learned_outlives_the_process_and_damage_only_costs_it() {
     let root = tempfile::tempdir().unwrap();

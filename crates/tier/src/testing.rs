@@ -1,4 +1,4 @@
-//! A disk in memory that tears and forgets: what the tests of this crate and the simulator run the log on.
+//! A disk in memory that tears and forgets: what the tests of this crate run the log on.
 //!
 //! Writes that were not synced live in a cache. A crash decides for every sector of each of them whether it reached
 //! the medium, by seed. Operations end in the order in which they were submitted, or in any order by seed.
@@ -25,7 +25,7 @@ pub trait Memory {
 /// What a crash does to writes that were not synced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Crash {
-    /// All of them reached the medium: the process died, the machine did not.
+    /// All of them stay in the cache: the process died, the machine did not.
     Process,
     /// None did.
     LoseAll,
@@ -146,6 +146,11 @@ impl MemDisk {
         self.unreadable.insert((file, offset - offset % slackwater_base::BLOCK_BYTES));
     }
 
+    /// Makes all blocks readable again.
+    pub fn mend(&mut self) {
+        self.unreadable.clear();
+    }
+
     /// Lets every read of `file` fail, or none any more.
     pub fn refuse_reads(&mut self, file: FileId, error: Option<DiskError>) {
         match error {
@@ -188,6 +193,12 @@ impl MemDisk {
         self.completed
     }
 
+    /// Whether the operation that ends next, of a disk that keeps the order, is a sync.
+    #[must_use]
+    pub fn next_is_sync(&self) -> bool {
+        self.queue.front().is_some_and(|first| matches!(first.request, DiskOp::Sync { .. }))
+    }
+
     /// Whether no operation is under way.
     #[must_use]
     pub fn is_idle(&self) -> bool {
@@ -225,12 +236,14 @@ impl MemDisk {
                 self.half_do(&request, memory);
             }
         }
+        if crash == Crash::Process {
+            return;
+        }
         for file in self.files.values_mut() {
             for Cached { offset, bytes, .. } in std::mem::take(&mut file.unsynced) {
                 for (sector, piece) in bytes.chunks(SECTOR_BYTES).enumerate() {
                     let kept = match crash {
-                        Crash::Process => true,
-                        Crash::LoseAll => false,
+                        Crash::Process | Crash::LoseAll => false,
                         Crash::Tear => self.rng.chance(0.7),
                     };
                     if kept {

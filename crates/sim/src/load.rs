@@ -23,6 +23,8 @@ pub struct LoadOptions {
     pub bytes_max: u64,
     /// Share of operations that read.
     pub reads: f64,
+    /// Share of the rest that removes keys, before what else is drawn.
+    pub removes: f64,
     /// Share of puts that replace.
     pub upserts: f64,
     /// Share of puts that are acknowledged once they are on SSD.
@@ -146,6 +148,9 @@ impl LoadOptions {
             };
         }
         let force = rng.chance(0.5);
+        if self.removes > 0.0 && rng.chance(self.removes) {
+            return Operation::Remove { tenant, keys: self.walk(rng).0, force: true };
+        }
         match rng.below(100) {
             0 => Operation::RemoveAll { tenant, force },
             1..4 => {
@@ -225,6 +230,7 @@ mod tests {
             tenants: vec!["", "acme"],
             bytes_max: 9000,
             reads: 0.5,
+            removes: 0.0,
             upserts: 0.5,
             durable: 0.5,
             replicas_max: 2,

@@ -168,6 +168,10 @@ impl World {
             Event::Fault(index) => self.on_fault(index),
             Event::DiskCalm { node, window } => self.on_disk_calm(node, window),
             Event::Doom { process, life } => self.on_doom(process, life),
+            Event::Relapse { node, down } => {
+                self.on_relapse(node, down);
+                Ok(())
+            }
             Event::Start { process } => self.on_start(process),
         }
     }

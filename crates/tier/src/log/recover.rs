@@ -166,7 +166,12 @@ impl Log {
                     return self.refuse(error, out);
                 }
             }
-            Pass::Secure => recovery.secured(file, result.is_ok()),
+            // What is told of a file that cannot be synced, its tombstones above all, the next power cut may take back.
+            Pass::Secure => {
+                if let Err(error) = result {
+                    return self.refuse(FormatError::Unreadable { file, error }, out);
+                }
+            }
             Pass::Announce => self.announce_batch(file, &result, out),
         }
         self.recover_step(out);
@@ -461,13 +466,6 @@ impl Recovery {
                 Ok(())
             }
             Err(error) => Err(FormatError::Unreadable { file, error: *error }),
-        }
-    }
-
-    /// A file that cannot be synced is served and never written again: what was durable in it before still is.
-    fn secured(&mut self, file: FileId, durable: bool) {
-        if let Some(found) = self.found.get_mut(&file) {
-            found.suspect |= !durable;
         }
     }
 

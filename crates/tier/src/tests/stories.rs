@@ -205,3 +205,22 @@ fn what_an_opening_could_not_read_never_comes_back() {
     }
     assert!(files > 4 && shut >= 4 && given_up > 4, "{files} files, {shut} times shut, {given_up} times given up");
 }
+
+/// A sync failed while the log was being opened. The log opened all the same, without records that an unsynced tombstone
+/// made dead; the next power cut took the tombstone, and they were back.
+#[test]
+fn a_log_that_cannot_be_synced_stays_shut() {
+    let mut world = world_of(2, 5000);
+    world.remove(&[1], 1);
+    world.complete();
+    let at = world.disk.completed();
+    world.crash(Crash::Process);
+    while !world.disk.next_is_sync() {
+        assert!(world.complete(), "recovery syncs what it found, operation {}", world.disk.completed() - at);
+    }
+    world.disk.fail_at(world.disk.completed(), EIO);
+    world.rest();
+    assert!(world.opened.is_none() && world.announced.is_empty());
+    assert!(world.refused.take().is_some_and(|error| error.may_pass()));
+    assert_eq!(world.told(Crash::Process).len(), 1);
+}

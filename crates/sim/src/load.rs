@@ -164,12 +164,17 @@ impl LoadOptions {
 
     fn put(&self, rng: &mut Rng, tenant: Tenant) -> Operation {
         let (keys, chain) = self.walk(rng);
-        let entries = keys.into_iter().map(|key| (key, self.bytes(rng))).collect();
+        let mut entries: Vec<(Key, usize)> = keys.into_iter().map(|key| (key, self.bytes(rng))).collect();
         let pin = match rng.chance(self.pins) {
             true if rng.chance(0.1) => Pin::Hard,
             true => Pin::Soft(Some(span(rng, Duration::from_millis(1), Duration::from_secs(1)))),
             false => Pin::None,
         };
+        if pin == Pin::Hard {
+            // Memory full of what may never leave takes nothing more, and rightly so: that is not looked for here.
+            entries.truncate(1);
+            entries[0].1 = entries[0].1.min(HARD_PINNED_BYTES_MAX);
+        }
         let config = PutConfig {
             mode: if rng.chance(self.upserts) { PutMode::Upsert } else { PutMode::Create },
             replicas: 1 + rng.below(u64::from(self.replicas_max)) as u32,
@@ -212,6 +217,9 @@ impl LoadOptions {
         (bytes as usize).clamp(HEADER_BYTES, self.bytes_max as usize)
     }
 }
+
+/// Values that are pinned for good are no longer than this.
+const HARD_PINNED_BYTES_MAX: usize = 4000;
 
 fn key(chain: u64, position: u64) -> Key {
     Key::new(format!("c{chain}/{position}").as_bytes()).expect("a few bytes make a key")

@@ -6,8 +6,10 @@ mod faults;
 mod judge;
 mod master;
 mod node;
+mod outcome;
 mod phases;
 mod session;
+mod transfer;
 
 use std::collections::BTreeMap;
 

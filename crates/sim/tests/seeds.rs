@@ -37,7 +37,7 @@ fn hold(profile: Profile, seeds: u64) {
                         break;
                     }
                     if let Some((_, violation)) = run_seed(profile, seed, None).violation {
-                        told.send((seed, violation)).unwrap();
+                        told.send((seed, violation)).expect("the receiver is kept to the end");
                     }
                 }
             });

@@ -34,15 +34,14 @@ pub enum Planted {
     ReadWithoutChecksum,
     /// A new master does not begin above the versions that the logs remember.
     VersionsBeginAgain,
+    /// Reclaim leaves behind a tombstone that is still needed.
+    TombstoneDroppedEarly,
     /// Recovery tells of what it found without making it durable first.
     RecoveryWithoutSync,
-    /// Reclaim lets go of a tombstone while the record that it keeps dead is still on disk.
-    TombstoneDroppedEarly,
 }
 
 impl Planted {
-    /// The planted bugs that the simulator must catch. The others need too rare a turn of events for a few thousand
-    /// seeds: the tests of their crate lead there by hand.
+    /// Every planted bug.
     pub const ALL: &[Planted] = &[
         Self::AccessWithoutGeneration,
         Self::FreeWithoutQuarantine,
@@ -58,6 +57,8 @@ impl Planted {
         Self::TenantsShareKeys,
         Self::ReadWithoutChecksum,
         Self::VersionsBeginAgain,
+        Self::TombstoneDroppedEarly,
+        Self::RecoveryWithoutSync,
     ];
 }
 

@@ -1,4 +1,4 @@
-//! A disk in memory that tears and forgets: what the tests of this crate and the simulator run the log on.
+//! A disk in memory that tears and forgets: what the tests of this crate run the log on.
 //!
 //! Writes that were not synced live in a cache. A crash of the machine decides for every sector of each of them whether
 //! it reached the medium, by seed. Operations end in the order in which they were submitted, or in any order by seed.
@@ -146,6 +146,11 @@ impl MemDisk {
         self.unreadable.insert((file, offset - offset % slackwater_base::BLOCK_BYTES));
     }
 
+    /// Makes all blocks readable again.
+    pub fn mend(&mut self) {
+        self.unreadable.clear();
+    }
+
     /// Lets every read of `file` fail, or none any more.
     pub fn refuse_reads(&mut self, file: FileId, error: Option<DiskError>) {
         match error {
@@ -186,6 +191,12 @@ impl MemDisk {
     #[must_use]
     pub fn completed(&self) -> u64 {
         self.completed
+    }
+
+    /// Whether the operation that ends next, of a disk that keeps the order, is a sync.
+    #[must_use]
+    pub fn next_is_sync(&self) -> bool {
+        self.queue.front().is_some_and(|first| matches!(first.request, DiskOp::Sync { .. }))
     }
 
     /// Whether no operation is under way.

@@ -290,8 +290,7 @@ impl Log {
         self.files.update(file, |file| file.state = FileState::Doomed(now));
     }
 
-    /// Deletes the files that are due. Condemned ones go one at a time, in ascending order: while the one with the
-    /// unreadable header stands, all older ones are doubtful.
+    /// Deletes the files that are due.
     pub(super) fn delete_files(&mut self, out: &mut Vec<LogOut>) {
         let due: Vec<FileId> = self.files.listed(List::Doomed).filter(|id| self.may_delete(*id)).collect();
         for file in due {
@@ -301,12 +300,10 @@ impl Log {
     }
 
     fn may_delete(&self, id: FileId) -> bool {
-        let first = !self.files.condemned.contains(&id) || self.files.condemned.first() == Some(&id);
-        let due = self.files.get(id).is_some_and(|file| match file.state {
+        self.files.get(id).is_some_and(|file| match file.state {
             FileState::Doomed(not_before) => file.pins == 0 && not_before <= self.now,
             _ => false,
-        });
-        first && due
+        })
     }
 
     pub(super) fn deleted(&mut self, id: FileId, result: Result<(), DiskError>) {

@@ -8,7 +8,7 @@ use slackwater_wire::*;
 use crate::world::*;
 
 fn config(step: usize, queue_limit: usize) -> MasterConfig {
-    let eviction = Eviction { step, ..Eviction::default() };
+    let eviction = Eviction { step, high_watermark: 0.7, low_watermark: 0.5, ..Eviction::default() };
     let offload = Offload { mode: OffloadMode::OnEvict, queue_limit, cap_ratio: 1.0, ..Offload::default() };
     MasterConfig { eviction, offload, lease_ttl: Duration::ZERO, ..MasterConfig::default() }
 }

@@ -93,6 +93,7 @@ fn a_copy_that_died_in_the_queue_is_not_written_after_its_tombstone() {
             world.check_order(&format!("cut {cut}"));
         }
         world.rest();
+        world.check_order(&format!("cut {cut}, at rest"));
         copied += world.agent.stats().copied_bytes;
         world.check(&format!("cut {cut}"));
     }
@@ -132,7 +133,7 @@ fn abandoned_files_make_way_for_the_one_being_emptied() {
 fn a_log_beyond_its_capacity_carries_out_removals_and_shrinks() {
     let mut world = world_of(60, 9000);
     let before = world.agent.stats().file_bytes;
-    world.log = small_log(before - (128 << 10));
+    world.log = small_log(before - (384 << 10));
     world.told(Crash::LoseAll);
     for key in 0..50 {
         world.remove(&[key], 1);

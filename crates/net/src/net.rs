@@ -595,7 +595,8 @@ impl Net {
         self.next_generation = self.next_generation.wrapping_add(1);
         let vacant = self.conns.vacant_entry();
         let conn = ConnId { index: vacant.key() as u32, generation };
-        self.counters.socket_calls.add(1);
+        self.counters.socket_calls.add(2);
+        stream.stagger(generation, &self.limits.liveness)?;
         stream.register(&self.registry, Token((generation as usize) << 32 | vacant.key()))?;
         vacant.insert(Conn {
             stream,

@@ -15,9 +15,10 @@ use crate::batch::{Batch, BatchId, Ended, Follower, Part};
 use crate::cause::Cause;
 use crate::home::{GrantSpec, Home, Life};
 use crate::job::{Buffers, Job, Priority, Remote};
-use crate::mover::{Lone, Mover, Notice, PeerStats, RegionKey, Submission, WhenFull};
+use crate::mover::{Carried, Lone, Mover, Notice, PeerStats, RegionKey, Submission, WhenFull};
 use crate::region::{Region, RegionId, RegionSpec, RegisterError, StillBusy};
 use crate::segment::Segment;
+use crate::tcp::TcpError;
 
 /// Moves bytes between regions of this process and regions of its peers.
 ///
@@ -113,12 +114,12 @@ impl Default for Submit {
 /// Why the engine did not do what was asked.
 #[derive(Debug, Error)]
 pub enum EngineError {
-    /// The operating system refused a thread, a socket or randomness.
+    /// The operating system gives no randomness.
     #[error("{0}")]
     System(String),
-    /// The configuration contradicts itself or the rules of the house.
-    #[error("{0}")]
-    Config(String),
+    /// The TCP mover could not start.
+    #[error(transparent)]
+    Tcp(#[from] TcpError),
     /// There is no such region, or no more.
     #[error("no region {0:?}")]
     NoRegion(RegionId),
@@ -266,12 +267,12 @@ impl Engine {
     ///
     /// # Errors
     /// As [`Batch::wait`].
-    pub fn transfer(&self, mut requests: Vec<Request>, submit: &Submit) -> Result<(), Ended> {
-        if requests.len() == 1 && submit.notice.is_none() {
-            requests = match self.alone(requests.remove(0), now() + submit.timeout) {
-                Ok(outcome) => return outcome.map_err(Ended::Failed),
-                Err(request) => vec![request],
-            };
+    pub fn transfer(&self, requests: Vec<Request>, submit: &Submit) -> Result<(), Ended> {
+        if let [request] = requests.as_slice()
+            && submit.notice.is_none()
+            && let Some(outcome) = self.alone(request, now() + submit.timeout)
+        {
+            return outcome.map_err(Ended::Failed);
         }
         // A little later than the requests' own deadlines, which the movers keep: they tell more.
         let patience = now() + submit.timeout.saturating_mul(2);
@@ -354,6 +355,12 @@ impl Engine {
         self.0.movers.iter().map(|mover| (mover.name(), mover.stats(&segment))).collect()
     }
 
+    /// What all movers count, by mover and by name.
+    #[must_use]
+    pub fn metrics(&self) -> Vec<(&'static str, Vec<(&'static str, u64)>)> {
+        self.0.movers.iter().map(|mover| (mover.name(), mover.metrics())).collect()
+    }
+
     /// The mover that requests to a peer would go to now.
     #[must_use]
     pub fn mover(&self, peer: PeerId) -> Option<&'static str> {
@@ -366,19 +373,21 @@ impl Engine {
         self.0.movers.iter().for_each(|mover| mover.close());
     }
 
-    /// Carries one request on the calling thread; gives it back when a batch is better.
-    fn alone(&self, request: Request, deadline: Instant) -> Result<Result<(), Cause>, Request> {
+    /// Carries one request on the calling thread; none when a batch is better, or tells better what is wrong.
+    fn alone(&self, request: &Request, deadline: Instant) -> Option<Result<(), Cause>> {
         let regions = self.home().regions();
-        let Ok((mover, segment)) = self.0.first_mover(request.target.peer) else { return Err(request) };
-        let accesses: Result<Vec<_>, _> =
-            request.local.iter().map(|range| regions.access(range.region, range.offset, range.bytes)).collect();
-        let Ok(buffers) = accesses.map(Buffers::held) else { return Err(request) };
+        let (mover, segment) = self.0.first_mover(request.target.peer).ok()?;
+        let accesses = request.local.iter().map(|range| regions.access(range.region, range.offset, range.bytes));
+        let buffers = accesses.collect::<Result<Vec<_>, _>>().map(Buffers::held).ok()?;
         if buffers.bytes() == 0 {
-            return Err(request);
+            return None;
         }
         let deadline = request.timeout.map_or(deadline, |timeout| deadline.min(now() + timeout));
         let lone = Lone { op: request.op, buffers, remote: request.target.remote(), deadline };
-        mover.carry_now(&segment, lone).map_err(|_| request)
+        match mover.carry_now(&segment, lone) {
+            Carried::Done(outcome) => Some(outcome),
+            Carried::Back(_) => None,
+        }
     }
 
     fn now(&self, op: Op, buffers: Buffers, target: &Target, timeout: Duration) -> Result<(), Cause> {
@@ -388,8 +397,8 @@ impl Engine {
         let deadline = now() + timeout;
         let (mover, segment) = self.0.first_mover(target.peer)?;
         let lone = match mover.carry_now(&segment, Lone { op, buffers, remote: target.remote(), deadline }) {
-            Ok(outcome) => return outcome,
-            Err(lone) => lone,
+            Carried::Done(outcome) => return outcome,
+            Carried::Back(lone) => lone,
         };
         let (batch, mut parts) = self.new_batch(1, None);
         if let Some(part) = parts.pop() {

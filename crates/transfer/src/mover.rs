@@ -55,13 +55,11 @@ pub trait Mover: Send + Sync + fmt::Debug {
     fn submit(&self, segment: &Arc<Segment>, submission: Submission) -> Vec<Job>;
 
     /// Carries one request while the caller waits, on the caller's own thread, where that is faster than a batch; gives
-    /// it back where it is not. When it returns, nothing touches the request's memory any more.
-    ///
-    /// # Errors
-    /// The request, to be submitted as a batch of one.
-    fn carry_now(&self, segment: &Arc<Segment>, lone: Lone) -> Result<Result<(), Cause>, Lone> {
+    /// it back, to be submitted as a batch of one, where it is not. When it returns, nothing touches the request's
+    /// memory any more.
+    fn carry_now(&self, segment: &Arc<Segment>, lone: Lone) -> Carried {
         let _ = segment;
-        Err(lone)
+        Carried::Back(lone)
     }
 
     /// Nobody waits for this batch any more: its parts end soon, without its peer's help if need be.
@@ -78,6 +76,11 @@ pub trait Mover: Send + Sync + fmt::Debug {
 
     /// What it did with this peer.
     fn stats(&self, segment: &Segment) -> PeerStats;
+
+    /// What it counts, by name: totals since it began, and levels now.
+    fn metrics(&self) -> Vec<(&'static str, u64)> {
+        Vec::new()
+    }
 
     /// Ends everything; parts that are left end with [`Cause::Closed`](crate::Cause::Closed). Afterwards no callback
     /// comes any more.
@@ -125,6 +128,15 @@ pub struct Lone {
     pub remote: Remote,
     /// After this the caller waits no more.
     pub deadline: slackwater_base::Instant,
+}
+
+/// What became of a request whose caller waits.
+#[derive(Debug)]
+pub enum Carried {
+    /// It is over.
+    Done(Result<(), Cause>),
+    /// It is not begun.
+    Back(Lone),
 }
 
 /// Jobs that go together.

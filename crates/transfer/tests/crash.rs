@@ -4,7 +4,8 @@
 //! Has its own main because it is both processes. `SLACKWATER_CRASH_ROUNDS` sets the number of rounds, 10 without it.
 #![expect(clippy::unwrap_used, clippy::print_stdout, reason = "a test program of its own")]
 
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
@@ -16,6 +17,7 @@ use slackwater_transfer::{
 };
 use slackwater_wait::{Site, Waiting, now};
 use slackwater_wire::Incarnation;
+use slackwater_wire::data::{Features, GREETING_BYTES, Greeting, VERSION};
 
 const SECOND: Duration = Duration::from_secs(1);
 /// A batch is so many requests of so many bytes, over the same memory: 1 GiB in all.
@@ -34,6 +36,8 @@ fn main() {
             println!("crash: {rounds} rounds passed");
             late_writer();
             println!("crash: late writer passed");
+            calm();
+            println!("crash: a thousand idle connections passed");
         }
     }
 }
@@ -145,7 +149,7 @@ fn requests(op: Op, local: &Region, peer: PeerId, capability: Capability) -> Vec
 fn kills(rounds: usize) {
     let engine = engine("survivor");
     let here = region(&engine);
-    let mut baseline = (0, 0);
+    let mut baseline = (0, 0, 0);
     for round in 0..rounds {
         let peer = Peer::spawn();
         let id = engine.open(peer.segment.clone());
@@ -176,9 +180,10 @@ fn kills(rounds: usize) {
         engine.forget(id);
         assert_eq!(here.in_flight(), 0);
         match round {
-            0 | 1 => baseline = (descriptors(), mappings()),
+            0 | 1 => baseline = (descriptors(), mappings(), resident()),
             _ => {
                 assert!(descriptors() <= baseline.0, "round {round}: {} descriptors of {}", descriptors(), baseline.0);
+                assert!(resident() <= baseline.2 + 64, "round {round}: {} MiB of {}", resident(), baseline.2);
                 assert!(mappings() <= baseline.1 + 8, "round {round}: {} mappings of {}", mappings(), baseline.1);
             }
         }
@@ -208,6 +213,57 @@ fn late_writer() {
     assert!((0..REQUESTS).all(|request| replay.status(request) == Some(Status::Failed)));
     assert_eq!(peer.ask("check"), "intact");
     peer.kill();
+}
+
+/// A thousand connections that nobody uses cost nothing: no thread of the engine runs.
+fn calm() {
+    let engine = engine("calm");
+    let hello = Greeting {
+        version_min: VERSION,
+        version_max: VERSION,
+        features: Features::default(),
+        incarnation: Incarnation(1),
+        expects: engine.home().incarnation(),
+        frame_bytes_max: 1 << 20,
+        requests_max: 1,
+        in_flight_bytes_max: 1 << 20,
+        public_key: [0; 32],
+        proof: [0; 32],
+    };
+    let connect = |_| {
+        let mut stream = TcpStream::connect(engine.segment().addresses[0]).unwrap();
+        stream.set_read_timeout(Some(20 * SECOND)).unwrap();
+        stream.write_all(&hello.to_bytes()).unwrap();
+        stream.read_exact(&mut [0; GREETING_BYTES]).unwrap();
+        stream
+    };
+    let connections: Vec<TcpStream> = (0..1000).map(connect).collect();
+    // The greetings' clocks run out first; after that there is nothing to wake up for.
+    std::thread::sleep(6 * SECOND);
+    let before = switches();
+    std::thread::sleep(2 * SECOND);
+    let woken = switches() - before;
+    assert!(woken <= 2, "the loops of an idle engine woke {woken} times in two seconds");
+    drop(connections);
+}
+
+/// Context switches of the engine's loops.
+fn switches() -> u64 {
+    let tasks = std::fs::read_dir("/proc/self/task").unwrap();
+    let status = |task: std::fs::DirEntry| std::fs::read_to_string(task.path().join("status")).unwrap_or_default();
+    let of_loop = |status: &String| status.lines().next().is_some_and(|name| name.contains("transfer-"));
+    let count = |status: String| -> u64 {
+        let lines = status.lines().filter_map(|line| line.split_once("ctxt_switches:"));
+        lines.map(|(_, count)| count.trim().parse::<u64>().unwrap()).sum()
+    };
+    tasks.map(|task| status(task.unwrap())).filter(of_loop).map(count).sum()
+}
+
+/// Resident memory, in MiB.
+fn resident() -> usize {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse::<usize>().unwrap() / 1024
 }
 
 fn descriptors() -> usize {

@@ -200,7 +200,7 @@ impl Line {
             cursor.advance(placed);
             got += count;
             if got >= DATA_BYTES && got < whole && head[0] != Data::KIND {
-                return self.refused(&head, &start, got, call);
+                return self.refused(&head, &start, &tail, got);
             }
         }
         let (data, ack) = (Frame::read(&head), Frame::read(&tail));
@@ -215,23 +215,24 @@ impl Line {
     }
 
     /// The answer to a small read is an acknowledgement alone, `got` bytes of which are taken: the first in `head`, the
-    /// others at the start of the payload's place.
-    fn refused(&mut self, head: &[u8; DATA_BYTES], place: &Cursor, got: usize, call: &Call<'_>) -> Result<Ack, Broken> {
+    /// others at the start of the payload's place, and behind that.
+    fn refused(&mut self, head: &[u8; DATA_BYTES], place: &Cursor, tail: &[u8], got: usize) -> Result<Ack, Broken> {
         let mut bytes = [0; ACK_BYTES];
         bytes[..DATA_BYTES].copy_from_slice(head);
-        let mut at = DATA_BYTES;
+        let (mut at, got) = (DATA_BYTES, got.min(ACK_BYTES));
         for span in place.buffers().spans() {
-            let take = span.bytes().min(got.min(ACK_BYTES) - at);
+            let take = span.bytes().min(got - at);
             // SAFETY: `take` bytes of the span were just received; the span is held by the call's buffers, and `bytes`
             // is a local array with room for them.
             unsafe { std::ptr::copy_nonoverlapping(span.start(), bytes[at..].as_mut_ptr(), take) };
             at += take;
         }
+        bytes[at..got].copy_from_slice(&tail[..got - at]);
+        let mut at = got;
         while at < ACK_BYTES {
             let mut vectors = vec![into_slice(&mut bytes[at..])];
             at += self.receive(&mut vectors, false)?;
         }
-        let _ = call;
         match Frame::read(&bytes) {
             Ok(Some((Frame::Ack(ack), _))) if ack.refusal.is_some() => Ok(ack),
             _ => Err(protocol()),

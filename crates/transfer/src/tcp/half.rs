@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -188,7 +189,9 @@ impl Half {
         let shared = Arc::clone(&self.shared);
         let mut turn =
             Turn { shared: &shared, now: now(), ended: &mut self.ended, ready: &mut self.ready, wake: &mut self.wake };
-        match act(&mut conn, &mut turn) {
+        // A panic ends the connection and the requests on it, and nothing else: the loop serves on.
+        let acted = catch_unwind(AssertUnwindSafe(|| act(&mut conn, &mut turn)));
+        match acted.unwrap_or(Err(Broken::Lost(Cause::Dropped))) {
             Ok(()) => self.conns[id.index()] = Some(conn),
             Err(broken) => self.broke(*conn, broken),
         }

@@ -45,6 +45,9 @@ pub(crate) struct Limits {
     pub(crate) address_rest: Duration,
 }
 
+/// Peers of which the books are kept although nothing is under way.
+const PEERS_KEPT: usize = 4096;
+
 /// One connection to a peer, from the order to connect until it is gone; never used again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct LaneId(pub(crate) u64);
@@ -158,6 +161,12 @@ impl Hub {
         self.peers.values().map(Peer::queued).sum()
     }
 
+    /// How long the oldest transfer in line has waited.
+    pub(crate) fn oldest_pending(&self, now: Instant) -> Duration {
+        let fronts = self.peers.values().flat_map(|peer| [peer.urgent.front(), peer.normal.front()]).flatten();
+        fronts.map(|work| now.since(work.since)).max().unwrap_or_default()
+    }
+
     pub(crate) fn counters(&self) -> LaneCounters {
         self.counters
     }
@@ -189,6 +198,9 @@ impl Hub {
         if self.closed {
             orders.extend(works.into_iter().map(|work| Order::Fail { work, cause: Cause::Closed }));
             return;
+        }
+        if self.peers.len() >= PEERS_KEPT {
+            self.peers.retain(|_, peer| !peer.is_idle());
         }
         let (limits, rng) = (&self.limits, &mut self.rng);
         let peer = self.peers.entry(segment.incarnation).or_insert_with(|| Peer::new(segment, limits, rng));
@@ -531,6 +543,10 @@ impl Peer {
         }
     }
 
+    fn is_idle(&self) -> bool {
+        self.lanes.is_empty() && self.queued() == 0 && self.epochs.iter().all(|epoch| epoch.unfinished == 0)
+    }
+
     fn queued(&self) -> usize {
         self.urgent.len() + self.normal.len()
     }
@@ -605,5 +621,195 @@ impl Peer {
             self.epochs.pop_front();
             self.first_epoch += 1;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use slackwater_wire::data::{CapabilityKey, Grant, Op, Rights};
+
+    use super::*;
+    use crate::batch::Batch;
+    use crate::job::{Buffers, Job, Priority, Remote};
+    use crate::tcp::work::Kind;
+
+    const NOW: Instant = Instant::from_nanos(1_000_000);
+
+    /// A hub with its orders, and what each piece of work is called.
+    struct World {
+        hub: Hub,
+        started: VecDeque<(LaneId, Work)>,
+        connects: Vec<LaneId>,
+        failed: usize,
+        fenced: usize,
+        batches: Vec<Batch>,
+    }
+
+    fn peer(number: u64) -> Arc<Segment> {
+        let addresses = vec!["127.0.0.1:1".parse().unwrap(), "127.0.0.1:2".parse().unwrap()];
+        Arc::new(Segment {
+            name: number.to_string(),
+            incarnation: Incarnation(number),
+            addresses,
+            public_key: None,
+            host: None,
+        })
+    }
+
+    impl World {
+        fn new(max_transfers: usize, lanes_per_peer: usize) -> Self {
+            let config = TcpConfig { io_threads: 2, max_transfers, lanes_per_peer, ..TcpConfig::default() };
+            Self {
+                hub: Hub::new(Limits::of(&config), 7),
+                started: VecDeque::new(),
+                connects: Vec::new(),
+                failed: 0,
+                fenced: 0,
+                batches: Vec::new(),
+            }
+        }
+
+        fn work(&mut self, peer: u64, deadline: Instant) -> Work {
+            let (batch, mut parts) = Batch::new(1, None, |_| {});
+            self.batches.push(batch);
+            let grant = Grant {
+                incarnation: Incarnation(peer),
+                region: 0,
+                generation: 1,
+                offset: 0,
+                bytes: 1,
+                rights: Rights::BOTH,
+                tenant: 0,
+                holder: Incarnation(0),
+                expires_nanos: u64::MAX,
+                nonce: 0,
+            };
+            let remote = Remote { offset: 0, capability: CapabilityKey::new(&[0; 32]).mint(&grant), key: None };
+            let part = parts.pop().unwrap();
+            let job =
+                Job { op: Op::Read, buffers: Buffers::default(), remote, deadline, priority: Priority::Normal, part };
+            Work::new(Incarnation(peer), Kind::Job(job))
+        }
+
+        fn submit(&mut self, number: u64, count: usize) {
+            let works = (0..count).map(|_| self.work(number, Instant::NEVER)).collect();
+            self.ask(|hub, orders| hub.submit(&peer(number), works, NOW, orders));
+        }
+
+        fn ask(&mut self, question: impl FnOnce(&mut Hub, &mut Vec<Order>)) {
+            let mut orders = Vec::new();
+            question(&mut self.hub, &mut orders);
+            for order in orders {
+                match order {
+                    Order::Connect { lane, .. } => self.connects.push(lane),
+                    Order::Start { lane, work, .. } => self.started.push_back((lane, work)),
+                    Order::Fail { work, cause } => {
+                        self.failed += 1;
+                        work.end(Err(cause));
+                    }
+                    Order::Fenced(part) => {
+                        self.fenced += 1;
+                        part.complete(0);
+                    }
+                    Order::Wake(_) => {}
+                }
+            }
+            assert!(self.hub.active() <= self.hub.limits.max_transfers);
+        }
+
+        fn all_connect(&mut self) {
+            while let Some(lane) = self.connects.pop() {
+                self.ask(|hub, orders| hub.lane_ready(lane, 1000, NOW, orders));
+            }
+        }
+
+        /// Ends the oldest transfer; whose it was.
+        fn finish(&mut self) -> u64 {
+            let (lane, work) = self.started.pop_front().unwrap();
+            let done =
+                Finished { peer: work.peer, epoch: work.epoch, bytes: work.bytes(), moved: Moved::Read(work.bytes()) };
+            self.ask(|hub, orders| hub.finished(lane, &done, NOW, orders));
+            work.end(Ok(0));
+            done.peer.0
+        }
+    }
+
+    #[test]
+    fn the_limit_holds_and_slots_pass_on_in_order() {
+        let mut world = World::new(3, 2);
+        world.submit(1, 10);
+        assert_eq!((world.hub.active(), world.hub.pending(), world.connects.len()), (0, 10, 1));
+        world.all_connect();
+        assert_eq!((world.hub.active(), world.hub.pending()), (3, 7));
+        for finished in 0..10 {
+            let oldest = world.started.front().map(|(_, work)| work.batch());
+            assert_eq!(oldest, Some(world.batches[finished].id()));
+            world.finish();
+        }
+        assert_eq!((world.hub.active(), world.hub.pending(), world.started.len()), (0, 0, 0));
+        assert!(world.batches.iter().all(Batch::is_done));
+    }
+
+    #[test]
+    fn a_busy_peer_does_not_hold_the_slots_of_another() {
+        let mut world = World::new(2, 1);
+        world.submit(1, 50);
+        world.submit(2, 3);
+        world.all_connect();
+        let order: Vec<u64> = (0..8).map(|_| world.finish()).collect();
+        assert_eq!(order.iter().filter(|peer| **peer == 2).count(), 3, "{order:?}");
+    }
+
+    #[test]
+    fn a_broken_lane_gives_its_work_back_to_the_front() {
+        let mut world = World::new(4, 1);
+        world.submit(1, 4);
+        world.all_connect();
+        let lane = world.started[0].0;
+        let again: Vec<Work> = world.started.drain(..).map(|(_, work)| work).collect();
+        let first = again[0].batch();
+        let why = Why::Peer(Cause::Lost("cut".to_owned()));
+        world.ask(|hub, orders| hub.lane_lost(Lost { lane, why, again, failed: Vec::new() }, NOW, orders));
+        assert_eq!((world.hub.active(), world.hub.pending()), (0, 4));
+        world.all_connect();
+        assert_eq!(world.started[0].1.batch(), first);
+        assert_eq!(world.hub.counters().retries, 4);
+        assert_eq!((0..4).map(|_| world.finish()).sum::<u64>(), 4);
+    }
+
+    #[test]
+    fn a_dead_address_rests_while_the_other_is_tried_and_then_all_do() {
+        let mut world = World::new(4, 1);
+        world.submit(1, 1);
+        for attempt in 0..2 {
+            let lane = world.connects.pop().unwrap_or_else(|| panic!("no attempt {attempt}"));
+            let why = Why::Peer(Cause::Unreachable("refused".to_owned()));
+            let lost = Lost { lane, why, again: Vec::new(), failed: Vec::new() };
+            world.ask(|hub, orders| hub.lane_lost(lost, NOW, orders));
+        }
+        assert!(world.connects.is_empty(), "all addresses failed, so there is a pause");
+        world.ask(|hub, orders| hub.tick(NOW + Duration::from_secs(2), orders));
+        assert_eq!(world.connects.len(), 1);
+        assert_eq!(world.hub.counters().connect_failed, 2);
+    }
+
+    #[test]
+    fn late_and_cancelled_work_leaves_the_queue_and_fences_wait_for_all_before_them() {
+        let mut world = World::new(1, 1);
+        world.submit(1, 2);
+        let (batch, mut parts) = Batch::new(1, None, |_| {});
+        let fence = parts.pop().unwrap();
+        world.ask(|hub, orders| hub.fence(&peer(1), fence, orders));
+        let late = world.work(1, NOW);
+        world.ask(|hub, orders| hub.submit(&peer(1), vec![late], NOW - Duration::from_nanos(1), orders));
+        world.ask(|hub, orders| hub.tick(NOW, orders));
+        assert_eq!((world.failed, world.fenced), (1, 0));
+        let cancelled = world.batches[0].id();
+        world.ask(|hub, orders| hub.cancel(cancelled, orders));
+        assert_eq!((world.failed, world.fenced), (2, 0));
+        world.all_connect();
+        world.finish();
+        assert!(batch.is_done());
+        assert_eq!(world.fenced, 1);
     }
 }

@@ -11,6 +11,7 @@ mod half;
 mod hub;
 mod io;
 mod lane;
+mod options;
 mod outlet;
 mod serve;
 mod shared;
@@ -27,6 +28,7 @@ use thiserror::Error;
 
 pub use config::TcpConfig;
 pub use hub::LaneCounters;
+pub use options::{IGNORED, OPTIONS, OptionError, TcpOption};
 
 use config::{SLICE_BYTES_MAX, SLICE_BYTES_MIN};
 use direct::Call;
@@ -39,7 +41,7 @@ use crate::batch::{BatchId, Part};
 use crate::cause::Cause;
 use crate::home::Home;
 use crate::job::Job;
-use crate::mover::{Abilities, Lone, Mover, Notice, PeerStats, Submission, WhenFull};
+use crate::mover::{Abilities, Carried, Lone, Mover, Notice, PeerStats, Submission, WhenFull};
 use crate::region::Region;
 use crate::segment::Segment;
 use slackwater_wire::data::Op;
@@ -248,17 +250,17 @@ impl Mover for Tcp {
         given_back
     }
 
-    fn carry_now(&self, segment: &Arc<Segment>, lone: Lone) -> Result<Result<(), Cause>, Lone> {
+    fn carry_now(&self, segment: &Arc<Segment>, lone: Lone) -> Carried {
         // A loop must not block, and a large request is faster over several lanes.
         let config = &self.shared.config;
         if is_inside_a_loop() || !lone.buffers.are_host() || lone.buffers.bytes() > config.stripe_bytes_min {
-            return Err(lone);
+            return Carried::Back(lone);
         }
         let Lone { op, buffers, remote, deadline } = lone;
         let first = self.shared.direct.is_empty();
         let call = Call { op, buffers: buffers.clone(), remote: &remote, deadline };
         let Some(outcome) = self.shared.direct.carry(&self.shared, segment, call) else {
-            return Err(Lone { op, buffers, remote, deadline });
+            return Carried::Back(Lone { op, buffers, remote, deadline });
         };
         if first && let Some(watcher) = self.loops.first() {
             // From now on somebody looks for connections that nobody borrows any more.
@@ -269,7 +271,7 @@ impl Mover for Tcp {
             Op::Write => hub::Moved::Written(buffers.bytes()),
         };
         self.shared.hub().count_direct(segment, if outcome.is_ok() { moved } else { hub::Moved::Nothing });
-        Ok(outcome)
+        Carried::Done(outcome)
     }
 
     fn cancel(&self, batch: BatchId) {
@@ -292,6 +294,23 @@ impl Mover for Tcp {
 
     fn stats(&self, segment: &Segment) -> PeerStats {
         self.shared.hub().stats(segment.incarnation)
+    }
+
+    fn metrics(&self) -> Vec<(&'static str, u64)> {
+        let hub = self.shared.hub();
+        let (counters, busiest) = (hub.counters(), hub.lanes_by_loop().into_iter().max().unwrap_or(0));
+        vec![
+            ("transfers_active", hub.active() as u64),
+            ("transfers_pending", hub.pending() as u64),
+            ("oldest_pending_nanos", hub.oldest_pending(now()).as_nanos() as u64),
+            ("lanes_busiest_loop", busiest as u64),
+            ("lanes_created", counters.created),
+            ("lanes_reused", counters.reused),
+            ("connects_failed", counters.connect_failed),
+            ("retries", counters.retries),
+            ("lanes_closed_idle", counters.closed_idle),
+            ("lanes_closed_peer", counters.closed_peer),
+        ]
     }
 
     fn close(&self) {

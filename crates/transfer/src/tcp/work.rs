@@ -1,4 +1,7 @@
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
 use slackwater_base::Instant;
+use slackwater_wait::now;
 use slackwater_wire::Incarnation;
 
 use crate::batch::{BatchId, Part};
@@ -12,6 +15,7 @@ pub(crate) struct Work {
     pub(crate) peer: Incarnation,
     /// Between which fences it was submitted.
     pub(crate) epoch: u64,
+    pub(crate) since: Instant,
     pub(crate) kind: Kind,
 }
 
@@ -27,7 +31,7 @@ pub(crate) enum Kind {
 
 impl Work {
     pub(crate) fn new(peer: Incarnation, kind: Kind) -> Self {
-        Self { peer, epoch: 0, kind }
+        Self { peer, epoch: 0, since: now(), kind }
     }
 
     pub(crate) fn bytes(&self) -> u64 {
@@ -72,9 +76,13 @@ impl Work {
             }
             Kind::Notify { part, .. } | Kind::Probe { part, .. } => part,
         };
-        match outcome {
+        // What a caller hooked to its batch runs in here: a panic of it is its own, not the loop's.
+        let told = catch_unwind(AssertUnwindSafe(|| match outcome {
             Ok(bytes) => part.complete(bytes),
             Err(cause) => part.fail(cause),
+        }));
+        if told.is_err() {
+            tracing::error!("a callback of a transfer panicked");
         }
     }
 }

@@ -38,9 +38,9 @@ fn a_restarted_peer_is_gone_under_its_old_name() {
     let moved = Segment { addresses: carol.segment().addresses.clone(), ..bob.segment().clone() };
     let (peer, capability) = (alice.open(moved), grant(&bob, &there));
     let read = request(Op::Read, vec![range(&here, 0, 64)], target(peer, capability, 0));
-    let ended = alice.transfer(vec![read], &within(20 * SECOND)).unwrap_err();
     let (expected, found) = (bob.home().incarnation(), carol.home().incarnation());
-    assert_eq!(ended, Ended::Failed(Cause::Gone { expected, found }));
+    let gone = || Err(Ended::Failed(Cause::Gone { expected, found }));
+    assert_eq!(both_ways(&alice, &read, 20 * SECOND), [gone(), gone()]);
 }
 
 #[test]
@@ -51,7 +51,7 @@ fn the_second_address_serves_when_the_first_is_dead() {
     let addresses = vec![nobody(), bob.segment().addresses[0]];
     let (peer, capability) = (alice.open(Segment { addresses, ..bob.segment().clone() }), grant(&bob, &there));
     let read = request(Op::Read, vec![range(&here, 0, 4096)], target(peer, capability, 0));
-    alice.transfer(vec![read], &within(20 * SECOND)).unwrap();
+    assert_eq!(both_ways(&alice, &read, 20 * SECOND), [Ok(()), Ok(())]);
     assert!(bytes_of(&here, 0, 4096) == bytes_of(&there, 0, 4096));
 }
 
@@ -68,7 +68,7 @@ fn the_engine_speaks_both_versions_of_ip() {
         let one = Segment { addresses: vec![address], ..bob.segment().clone() };
         let (peer, capability) = (alice.open(one), grant(&bob, &there));
         let read = request(Op::Read, vec![range(&here, 0, 4096)], target(peer, capability, 0));
-        alice.transfer(vec![read], &within(20 * SECOND)).unwrap();
+        assert_eq!(both_ways(&alice, &read, 20 * SECOND), [Ok(()), Ok(())]);
     }
 }
 
@@ -82,9 +82,12 @@ fn a_peer_that_falls_silent_is_given_up_in_time() {
     let (peer, capability) = (alice.open(silent), grant(&bob, &there));
     let read = request(Op::Read, vec![range(&here, 0, 4096)], target(peer, capability, 0));
     let start = Instant::now();
-    let ended = alice.transfer(vec![read], &within(SECOND)).unwrap_err();
+    let ended = both_ways(&alice, &read, SECOND);
     assert!(start.elapsed() < 10 * SECOND);
-    assert!(matches!(ended, Ended::Failed(Cause::TimedOut(_) | Cause::Unreachable(_))), "{ended:?}");
+    for ended in ended {
+        let fit = matches!(ended, Err(Ended::Failed(Cause::TimedOut(_) | Cause::Unreachable(_))));
+        assert!(fit, "{ended:?}");
+    }
 }
 
 #[test]
@@ -104,7 +107,7 @@ fn strangers_and_junk_do_not_disturb_the_others() {
     }
     for _ in 0..20 {
         let read = request(Op::Read, vec![range(&here, 0, 1 << 20)], target(peer, capability, 0));
-        alice.transfer(vec![read], &within(20 * SECOND)).unwrap();
+        assert_eq!(both_ways(&alice, &read, 20 * SECOND), [Ok(()), Ok(())]);
     }
 }
 
@@ -116,7 +119,7 @@ fn idle_lanes_are_closed_and_made_anew_when_needed() {
     let (peer, capability) = (alice.open(bob.segment().clone()), grant(&bob, &there));
     for round in 1..=2 {
         let read = request(Op::Read, vec![range(&here, 0, 4096)], target(peer, capability, 0));
-        alice.transfer(vec![read], &within(20 * SECOND)).unwrap();
+        alice.submit(vec![read], &within(20 * SECOND)).wait(&Waiting::at(&SITE)).unwrap();
         until("an idle lane is closed", || tcp.lane_counters().closed_idle == round);
         assert_eq!(tcp.lane_counters().created, round);
         assert_eq!(tcp.lanes_by_loop(), [0, 0]);

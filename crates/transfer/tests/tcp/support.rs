@@ -2,9 +2,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use slackwater_transfer::{
-    Capability, Engine, GrantSpec, Home, LocalRange, Memory, Mover, Op, PeerId, Priority, Region, RegionSpec, Request,
-    Rights, Segment, Submit, Target, Tcp, TcpConfig,
+    Capability, Ended, Engine, GrantSpec, Home, LocalRange, Memory, Mover, Op, PeerId, Priority, Region, RegionSpec,
+    Request, Rights, Segment, Submit, Target, Tcp, TcpConfig,
 };
+
+use slackwater_wait::{Site, Waiting};
 
 pub(crate) const SECOND: Duration = Duration::from_secs(1);
 
@@ -80,4 +82,12 @@ pub(crate) fn until(what: &str, mut fact: impl FnMut() -> bool) {
         assert!(start.elapsed() < 20 * SECOND, "not within 20 s: {what}");
         std::thread::yield_now();
     }
+}
+
+/// Carries one request twice: driven by this thread, and as a batch by the loops.
+pub(crate) fn both_ways(engine: &Engine, request: &Request, timeout: Duration) -> [Result<(), Ended>; 2] {
+    static SITE: Site = Site::new("test");
+    let alone = engine.transfer(vec![request.clone()], &within(timeout));
+    let batch = engine.submit(vec![request.clone()], &within(timeout));
+    [alone, batch.wait(&Waiting::at(&SITE))]
 }

@@ -14,13 +14,19 @@ fn every_size_arrives_in_both_directions() {
         let (from, to) = (turn as u64 * 3 + 1, turn as u64 * 5 + 2);
         fill(&here, turn as u64);
         let local = vec![range(&here, from, bytes)];
-        alice.transfer(vec![request(Op::Write, local, target(peer, capability, to))], &within(20 * SECOND)).unwrap();
+        let write = request(Op::Write, local, target(peer, capability, to));
+        assert_eq!(both_ways(&alice, &write, 20 * SECOND), [Ok(()), Ok(())]);
         let sent = bytes_of(&here, from, bytes as usize);
         assert!(bytes_of(&there, to, bytes as usize) == sent, "{bytes} bytes written");
         fill(&here, 99);
-        let local = vec![range(&here, 7, bytes)];
-        alice.transfer(vec![request(Op::Read, local, target(peer, capability, to))], &within(20 * SECOND)).unwrap();
+        let read = request(Op::Read, vec![range(&here, 7, bytes)], target(peer, capability, to));
+        alice.submit(vec![read], &within(20 * SECOND)).wait(&slackwater_wait::Waiting::at(&SITE)).unwrap();
         assert!(bytes_of(&here, 7, bytes as usize) == sent, "{bytes} bytes read");
+        let (mut plain, place) = (vec![0; bytes as usize], target(peer, capability, to));
+        alice.read_now(&place, &mut plain, 20 * SECOND).unwrap();
+        assert!(plain == sent, "{bytes} bytes read by a waiting caller");
+        alice.write_now(&target(peer, capability, 0), &plain, 20 * SECOND).unwrap();
+        assert!(bytes_of(&there, 0, bytes as usize) == sent, "{bytes} bytes written by a waiting caller");
     }
 }
 
@@ -118,6 +124,15 @@ fn the_target_refuses_what_was_not_granted_and_serves_on() {
     assert!(matches!(ended, Ended::Failed(Cause::Refused(_))), "{ended}");
     let causes: Vec<_> = (0..5).map(|request| batch.outcome(request).unwrap().cause).collect();
     let refused = |refusal| Some(Cause::Refused(refusal));
+    // A waiting caller is refused as well, and its connection serves on.
+    let mut plain = vec![0; 100_000];
+    for bytes in [1, 10, 100, 100_000] {
+        let wrong = alice.read_now(&target(peer, forged, 0), &mut plain[..bytes], 20 * SECOND);
+        assert_eq!(wrong, Err(Cause::Refused(Refusal::Forged)));
+        let wrong = alice.write_now(&target(peer, forged, 0), &plain[..bytes], 20 * SECOND);
+        assert_eq!(wrong, Err(Cause::Refused(Refusal::Forged)));
+        alice.read_now(&target(peer, capability, 0), &mut plain[..bytes], 20 * SECOND).unwrap();
+    }
     assert_eq!(causes, [refused(Refusal::Forged), refused(Refusal::Range), refused(Refusal::Forged), None, None]);
 }
 
@@ -171,4 +186,22 @@ fn a_full_queue_makes_the_submitter_wait_or_tells_it() {
         }
     }
     assert_eq!(alice.stats(peer)[0].1.completed, 700 - refused);
+}
+
+#[test]
+fn a_callback_that_panics_hurts_only_itself() {
+    let (alice, bob) = (engine("alice", config()), engine("bob", config()));
+    let (here, there) = (region(&alice, 4096), region(&bob, 4096));
+    let (peer, capability) = (alice.open(bob.segment().clone()), grant(&bob, &there));
+    let read = || request(Op::Read, vec![range(&here, 0, 4096)], target(peer, capability, 0));
+    for _ in 0..5 {
+        // Held back by its size until the hook is in place, or else the panic would be this thread's own.
+        let batch = alice.submit((0..1000).map(|_| read()).collect(), &within(20 * SECOND));
+        let hooked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            batch.hook(slackwater_wait::Hook::Call(Box::new(|| panic!("on purpose"))))
+        }));
+        assert!(matches!(hooked, Ok(Ok(())) | Err(_)));
+        batch.wait(&slackwater_wait::Waiting::at(&SITE)).unwrap();
+        assert_eq!(both_ways(&alice, &read(), 20 * SECOND), [Ok(()), Ok(())]);
+    }
 }

@@ -141,7 +141,7 @@ impl Home {
         };
         grant.covers(wanted, range, holder, now().as_nanos())?;
         let access = self.regions.admit(grant.region, grant.generation, wanted, range)?;
-        Ok(access.for_tenant(grant.tenant))
+        Ok(access.for_peer(grant.tenant))
     }
 
     /// Puts a notice of a peer in line; says whether there was room.

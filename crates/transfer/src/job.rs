@@ -6,6 +6,7 @@ use slackwater_base::Instant;
 use slackwater_wire::data::{Capability, Op};
 
 pub use crate::batch::Part;
+use crate::memory::Staged;
 use crate::mover::RegionKey;
 use crate::region::Access;
 
@@ -61,6 +62,8 @@ pub struct Span {
     bytes: usize,
     /// What holds it; none for memory that the caller of a synchronous transfer holds.
     access: Option<Arc<Access>>,
+    /// The loan that it is, when it stands for the device memory of its access.
+    loan: Option<Arc<Staged>>,
 }
 
 // SAFETY: a span is a range that its access, or its maker's promise, keeps valid on every thread.
@@ -74,7 +77,7 @@ impl Buffers {
     pub fn held(accesses: impl IntoIterator<Item = Access>) -> Self {
         let spans = accesses.into_iter().map(|access| {
             let access = Arc::new(access);
-            Span { start: access.start(), bytes: access.bytes() as usize, access: Some(access) }
+            Span { start: access.start(), bytes: access.bytes() as usize, access: Some(access), loan: None }
         });
         Self::of(spans.filter(|span| span.bytes > 0).collect())
     }
@@ -86,7 +89,13 @@ impl Buffers {
     /// alone, if it is only ever the source of a write), and nobody else touches them.
     #[must_use]
     pub unsafe fn borrowed(start: *mut u8, bytes: usize) -> Self {
-        Self::of(vec![Span { start, bytes, access: None }])
+        Self::of(vec![Span { start, bytes, access: None, loan: None }])
+    }
+
+    /// The first bytes of a loan that holds what device memory under `access` does.
+    pub(crate) fn staged(loan: Staged, bytes: usize, access: Arc<Access>) -> Self {
+        let start = loan.start().as_ptr();
+        Self::of(vec![Span { start, bytes: bytes.min(loan.bytes()), access: Some(access), loan: Some(Arc::new(loan)) }])
     }
 
     fn of(spans: Vec<Span>) -> Self {
@@ -131,6 +140,7 @@ impl Buffers {
                 start: span.start.wrapping_add(skip as usize),
                 bytes: take as usize,
                 access: span.access.clone(),
+                loan: span.loan.clone(),
             });
             left -= take;
             skip = 0;
@@ -161,6 +171,6 @@ impl Span {
     /// Whether the CPU reaches it.
     #[must_use]
     pub fn is_host(&self) -> bool {
-        self.access.as_ref().is_none_or(|access| access.region().memory().location().is_host())
+        self.loan.is_some() || self.access.as_ref().is_none_or(|access| access.region().memory().location().is_host())
     }
 }

@@ -125,6 +125,8 @@ unsafe impl Send for Memory {}
 unsafe impl Sync for Memory {}
 // SAFETY: lent memory is reached only by whoever holds it, and what gives it back is `Send`.
 unsafe impl Send for Staged {}
+// SAFETY: through a shared reference only plain fields are read; what gives it back is reached by its drop alone.
+unsafe impl Sync for Staged {}
 
 /// One anonymous mapping.
 struct Mapping {

@@ -79,7 +79,8 @@ pub struct Access {
     region: Arc<Region>,
     offset: u64,
     bytes: u64,
-    tenant: u64,
+    /// On behalf of a peer, and of which tenant.
+    peer: Option<u64>,
 }
 
 /// Where an address of this process lies.
@@ -417,7 +418,7 @@ impl Region {
             return Err(Closed::Generation);
         }
         books.in_flight += 1;
-        Ok(Access { region: Arc::clone(self), offset, bytes, tenant: 0 })
+        Ok(Access { region: Arc::clone(self), offset, bytes, peer: None })
     }
 
     fn end(&self) {
@@ -450,18 +451,24 @@ impl Region {
 }
 
 impl Access {
-    /// The same on behalf of a tenant.
+    /// The same on behalf of a peer, for a tenant.
     #[must_use]
-    pub(crate) fn for_tenant(self, tenant: u64) -> Self {
+    pub(crate) fn for_peer(self, tenant: u64) -> Self {
         let mut access = self;
-        access.tenant = tenant;
+        access.peer = Some(tenant);
         access
+    }
+
+    /// Whether it is on behalf of a peer.
+    #[must_use]
+    pub fn is_for_peer(&self) -> bool {
+        self.peer.is_some()
     }
 
     /// On whose behalf it is, as the capability says; 0 for the owner itself.
     #[must_use]
     pub fn tenant(&self) -> u64 {
-        self.tenant
+        self.peer.unwrap_or(0)
     }
 
     /// The region.

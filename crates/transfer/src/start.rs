@@ -1,10 +1,12 @@
 use std::sync::Arc;
 
 use crate::engine::{Engine, EngineError};
-use crate::home::Home;
+use crate::home::{Home, Life};
+use crate::host::{HostLimits, HostMover};
 use crate::local::Local;
 use crate::mover::Mover;
 use crate::segment::Segment;
+use crate::stage::StagedMover;
 use crate::tcp::{OptionError, Tcp, TcpConfig};
 
 /// What an engine is started with.
@@ -38,25 +40,42 @@ impl EngineConfig {
 }
 
 impl Engine {
-    /// Starts an engine with its movers: within the process by `memcpy`, beyond it by TCP.
+    /// Starts an engine with its movers: within the process by `memcpy`, within the host by shared memory or attach, beyond
+    /// it by TCP; requests on device memory go over whichever of the last two reaches their peer.
     ///
     /// # Errors
     /// The configuration is wrong, or the operating system gives no randomness, thread or port.
     pub fn start(config: EngineConfig) -> Result<Self, EngineError> {
         let life = Home::open().map_err(|error| EngineError::System(error.to_string()))?;
-        let tcp = Tcp::start(&life, config.tcp)?;
+        let tcp = Arc::new(Tcp::start(&life, config.tcp)?);
+        let host = (!config.force_tcp).then(|| host_mover(&life, &tcp)).flatten();
         let segment = Segment {
             name: config.name,
             incarnation: life.incarnation(),
             addresses: tcp.addresses().to_vec(),
             public_key: None,
-            host: None,
+            host: host.as_ref().map(|host| host.contact()),
         };
         let mut movers: Vec<Arc<dyn Mover>> = Vec::new();
         if !config.force_tcp {
             movers.push(Arc::new(Local::new(&life)));
         }
-        movers.push(Arc::new(tcp));
+        let mut wires: Vec<Arc<dyn Mover>> = host.into_iter().map(|host| host as Arc<dyn Mover>).collect();
+        wires.push(tcp);
+        movers.extend(wires.iter().map(Arc::clone));
+        movers.push(Arc::new(StagedMover::over(wires)));
         Ok(Self::assemble(life, segment, movers))
+    }
+}
+
+/// The mover within the host; an engine is of use without it.
+fn host_mover(life: &Life, tcp: &Arc<Tcp>) -> Option<Arc<HostMover>> {
+    let fallback = Arc::clone(tcp) as Arc<dyn Mover>;
+    match HostMover::start(life, HostLimits::default(), Some(fallback)) {
+        Ok(host) => Some(Arc::new(host)),
+        Err(error) => {
+            tracing::warn!(%error, "processes of this host are reached by TCP");
+            None
+        }
     }
 }

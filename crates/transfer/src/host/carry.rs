@@ -1,6 +1,7 @@
 use std::ptr;
 use std::sync::{Mutex, PoisonError};
 
+use slackwater_base::Instant;
 use slackwater_pool::copy::{Stores, copy_with};
 use slackwater_pool::{Class, Kind, Pool};
 use slackwater_wait::now;
@@ -8,8 +9,9 @@ use slackwater_wire::data::{Op, Refusal, Rights};
 
 use super::link::{Opened, Reach};
 use super::process::Process;
+use crate::batch::Part;
 use crate::cause::{Cause, Clock};
-use crate::job::Job;
+use crate::job::{Buffers, Job, Remote};
 
 /// What is copied between two looks at cancellation, deadline and epoch: some 60 µs.
 const CHUNK_BYTES: usize = 1 << 20;
@@ -17,6 +19,23 @@ const CHUNK_BYTES: usize = 1 << 20;
 const SHARED_BYTES_MIN: u64 = 8 << 20;
 
 static COPY: Kind = Kind::new("host copy");
+
+/// What is to be copied.
+pub(super) struct Wanted<'a> {
+    pub(super) op: Op,
+    pub(super) buffers: &'a Buffers,
+    pub(super) remote: &'a Remote,
+    pub(super) deadline: Instant,
+    /// Who asked; none for a caller that waits in the call.
+    pub(super) part: Option<&'a Part>,
+}
+
+impl<'a> Wanted<'a> {
+    pub(super) fn of(job: &'a Job) -> Self {
+        let Job { op, buffers, remote, deadline, part, .. } = job;
+        Self { op: *op, buffers, remote, deadline: *deadline, part: Some(part) }
+    }
+}
 
 /// One copy of at most [`CHUNK_BYTES`].
 struct Chunk<'a> {
@@ -28,8 +47,8 @@ struct Chunk<'a> {
 // SAFETY: a chunk names ranges that its job and its mark hold for all threads of the copy.
 unsafe impl Sync for Chunk<'_> {}
 
-/// Copies what the job asks for, on this thread and, if it is long, on those of the pool that are free.
-pub(super) fn carry(job: &Job, window: &Opened, stores: Stores, pool: &Pool) -> Result<(), Cause> {
+/// Copies what is asked for, on this thread and, if it is long, on those of the pool that are free.
+pub(super) fn carry(job: &Wanted<'_>, window: &Opened, stores: Stores, pool: &Pool) -> Result<(), Cause> {
     stop(job)?;
     let claims = job.remote.capability.claims();
     let wanted = match job.op {
@@ -40,7 +59,9 @@ pub(super) fn carry(job: &Job, window: &Opened, stores: Stores, pool: &Pool) -> 
     // The owner checked the capability when it opened the window; what this request does with it is checked here.
     claims.covers(wanted, (job.remote.offset, bytes), claims.holder, now().as_nanos()).map_err(Cause::Refused)?;
     let chunks = cut(job, window, job.remote.offset - claims.offset).ok_or(Cause::Refused(Refusal::Range))?;
-    job.part.started();
+    if let Some(part) = job.part {
+        part.started();
+    }
     let mark = window.mark().map_err(|_| Cause::Refused(Refusal::Generation))?;
     let one = |chunk: &Chunk<'_>| {
         stop(job)?;
@@ -64,8 +85,8 @@ pub(super) fn carry(job: &Job, window: &Opened, stores: Stores, pool: &Pool) -> 
 }
 
 /// Whether the rest is in vain: cancelled, late, or the local region is wanted back.
-fn stop(job: &Job) -> Result<(), Cause> {
-    if job.part.is_cancelled() {
+fn stop(job: &Wanted<'_>) -> Result<(), Cause> {
+    if job.part.is_some_and(Part::is_cancelled) {
         return Err(Cause::Cancelled);
     }
     if now() >= job.deadline {
@@ -95,7 +116,7 @@ fn share<'a>(
 }
 
 /// The copies that a job is made of; `None` where the window ends too early.
-fn cut<'a>(job: &Job, window: &'a Opened, offset: u64) -> Option<Vec<Chunk<'a>>> {
+fn cut<'a>(job: &Wanted<'_>, window: &'a Opened, offset: u64) -> Option<Vec<Chunk<'a>>> {
     let mut at = offset;
     let mut chunks = Vec::with_capacity(job.buffers.spans().len());
     for span in job.buffers.spans() {

@@ -14,7 +14,7 @@ use crate::batch::{BatchId, Part};
 use crate::cause::Cause;
 use crate::home::Home;
 use crate::job::Job;
-use crate::mover::{Abilities, Mover, Notice, PeerStats, Submission};
+use crate::mover::{Abilities, Carried, Lone, Mover, Notice, PeerStats, Submission};
 use crate::region::Region;
 use crate::segment::{HostContact, Segment};
 
@@ -173,6 +173,13 @@ impl Mover for HostMover {
             Ok(peer) => peer.submit(submission.jobs, submission.when_full),
             // No thread to be had; another mover may need none.
             Err(_) => submission.jobs,
+        }
+    }
+
+    fn carry_now(&self, segment: &Arc<Segment>, lone: Lone) -> Carried {
+        match self.known(segment) {
+            Some(peer) => peer.carry_now(lone),
+            None => Carried::Back(lone),
         }
     }
 

@@ -10,7 +10,7 @@ use slackwater_pool::copy::{Stores, Tuning};
 use slackwater_wait::{Event, Site, Waiting, now};
 use slackwater_wire::data::{Capability, Op, Refusal};
 
-use super::carry::carry;
+use super::carry::{Wanted, carry};
 use super::crew::Crew;
 use super::link::{Link, NoWindow, Opened};
 use super::message::{ATTACH_MAX, NOTICE_MAX};
@@ -19,8 +19,8 @@ use super::service::Service;
 use crate::batch::{BatchId, Part};
 use crate::cause::{Cause, Clock};
 use crate::flow::{Flow, Ticket};
-use crate::job::Job;
-use crate::mover::{Mover, Notice, PeerStats, Submission, WhenFull};
+use crate::job::{Job, Remote};
+use crate::mover::{Carried, Lone, Mover, Notice, PeerStats, Submission, WhenFull};
 use crate::segment::Segment;
 
 /// One process of this host, as its initiator sees it. What has to be asked of it is asked by a thread of its own, so
@@ -146,6 +146,30 @@ impl Peer {
         }
         core.start(ready);
         given_back
+    }
+
+    /// Copies on this thread what the caller waits for, if its window is open; otherwise gives it back.
+    pub(super) fn carry_now(&self, lone: Lone) -> Carried {
+        let core = &self.core;
+        let key = lone.remote.capability.to_bytes();
+        let window = {
+            let state = core.state();
+            let known = matches!(state.way, Way::Open(_)).then(|| state.windows.get(&key).map(Arc::clone)).flatten();
+            known.filter(|_| lone.buffers.are_host() && !state.closed)
+        };
+        let Some(window) = window else { return Carried::Back(lone) };
+        let ticket = core.flow.begin();
+        let Lone { op, buffers, remote, deadline } = lone;
+        let bytes = buffers.bytes();
+        let wanted = Wanted { op, buffers: &buffers, remote: &remote, deadline, part: None };
+        let stores = Tuning::current().stores(usize::try_from(bytes).unwrap_or(usize::MAX));
+        let result = carry(&wanted, &window, stores, core.crew.pool());
+        core.forget_stale(&result, &remote, &window);
+        core.count(op, bytes, &result);
+        drop(window);
+        drop(ticket);
+        drop(buffers);
+        Carried::Done(result)
     }
 
     pub(super) fn cancel(&self, batch: BatchId) {
@@ -280,37 +304,44 @@ impl Core {
 
     fn copy(&self, job: Job, window: Arc<Opened>, ticket: Ticket, stores: Stores, pool: &Pool) {
         let closed = self.state().closed;
-        let result = if closed { Err(Cause::Closed) } else { carry(&job, &window, stores, pool) };
-        if matches!(result, Err(Cause::Refused(Refusal::Generation))) {
-            let mut state = self.state();
-            let key = job.remote.capability.to_bytes();
-            if state.windows.get(&key).is_some_and(|known| Arc::ptr_eq(known, &window)) {
-                state.windows.remove(&key);
-            }
-        }
+        let result = if closed { Err(Cause::Closed) } else { carry(&Wanted::of(&job), &window, stores, pool) };
+        self.forget_stale(&result, &job.remote, &window);
         self.end(job, result);
         // The window first: who waits for the ticket may be waiting for its slot.
         drop(window);
         drop(ticket);
     }
 
+    /// A window whose generation is over is of no more use.
+    fn forget_stale(&self, result: &Result<(), Cause>, remote: &Remote, window: &Arc<Opened>) {
+        if !matches!(result, Err(Cause::Refused(Refusal::Generation))) {
+            return;
+        }
+        let mut state = self.state();
+        let key = remote.capability.to_bytes();
+        if state.windows.get(&key).is_some_and(|known| Arc::ptr_eq(known, window)) {
+            state.windows.remove(&key);
+        }
+    }
+
+    fn count(&self, op: Op, bytes: u64, result: &Result<(), Cause>) {
+        let stats = &mut self.state().stats;
+        match (result, op) {
+            (Err(_), _) => stats.failed += 1,
+            (Ok(()), Op::Read) => {
+                (stats.completed, stats.bytes_read) = (stats.completed + 1, stats.bytes_read + bytes);
+            }
+            (Ok(()), Op::Write) => {
+                (stats.completed, stats.bytes_written) = (stats.completed + 1, stats.bytes_written + bytes);
+            }
+        }
+    }
+
     /// Counts a job, lets go of its memory, and ends it.
     fn end(&self, job: Job, result: Result<(), Cause>) {
         let Job { op, buffers, part, .. } = job;
         let bytes = buffers.bytes();
-        {
-            let mut state = self.state();
-            let stats = &mut state.stats;
-            match (&result, op) {
-                (Err(_), _) => stats.failed += 1,
-                (Ok(()), Op::Read) => {
-                    (stats.completed, stats.bytes_read) = (stats.completed + 1, stats.bytes_read + bytes)
-                }
-                (Ok(()), Op::Write) => {
-                    (stats.completed, stats.bytes_written) = (stats.completed + 1, stats.bytes_written + bytes);
-                }
-            }
-        }
+        self.count(op, bytes, &result);
         drop(buffers);
         match result {
             Ok(()) => part.complete(bytes),

@@ -18,7 +18,9 @@ use crate::region::Access;
 /// Brings bytes of a device in and out through pinned host memory, a chunk at a time, without anybody waiting in a copy.
 ///
 /// Chunks are made once and used again and again, at most as many as the limit allows; who finds none free stands in
-/// line. One thread looks after copies under way: the device tells it to look, or it looks from time to time.
+/// line. One half of them is for requests of this process and one for requests of peers: what this process asks for
+/// holds its chunks until a peer has some, so two processes that ask each other must not run out of the same ones.
+/// One thread looks after copies under way: the device tells it to look, or it looks from time to time.
 pub struct Stager {
     core: Arc<Core>,
     thread: Option<JoinHandle<()>>,
@@ -29,7 +31,8 @@ pub struct Stager {
 pub struct StageLimits {
     /// The bytes of one copy between device and host, a few MiB: long beside its start, short beside the whole.
     pub chunk_bytes: usize,
-    /// The most pinned memory; at least two chunks, so that one is with the device while the other is on the wire.
+    /// The most pinned memory; at least two chunks each for this process and for its peers, so that one is with the
+    /// device while the other is on the wire.
     pub pinned_bytes_max: usize,
     /// How the ends of copies are found.
     pub watch: Watch,
@@ -83,13 +86,19 @@ struct Core {
 
 #[derive(Default)]
 struct State {
+    pools: [Chunks; 2],
+    flights: [VecDeque<Flight>; 2],
+    closing: bool,
+}
+
+/// Chunks of one half, and the line for them.
+#[derive(Default)]
+struct Chunks {
     idle: Vec<Chunk>,
     made: usize,
     line: VecDeque<Wanted>,
     /// Those in line who were told to come, and have not yet.
     called: usize,
-    flights: [VecDeque<Flight>; 2],
-    closing: bool,
 }
 
 /// Pinned memory, and whose bytes may still lie in it.
@@ -127,7 +136,13 @@ enum End {
 /// Gives a chunk back when what was lent is dropped.
 struct Back {
     core: Arc<Core>,
+    pool: usize,
     chunk: Option<Chunk>,
+}
+
+/// The half that an access draws on.
+fn pool(access: &Access) -> usize {
+    usize::from(access.is_for_peer())
 }
 
 const OUT: usize = 0;
@@ -139,16 +154,18 @@ const UNCALLED: Duration = Duration::from_millis(20);
 static SITE: Site = Site::new("staging");
 
 impl Stager {
-    /// Staging for this device, with two chunks to begin with.
+    /// Staging for this device. Chunks are made as they are needed.
     ///
     /// # Errors
     /// The device has no pinned memory or queue, or no thread could be started.
     pub fn start(device: Arc<dyn Device>, limits: StageLimits) -> Result<Arc<Self>, NoStage> {
-        let chunks_max = (limits.pinned_bytes_max / limits.chunk_bytes.max(1)).max(2);
+        let chunks_max = (limits.pinned_bytes_max / limits.chunk_bytes.max(1) / 2).max(2);
         let queues = [device.queue()?, device.queue()?];
-        let mut state = State { made: 2, ..State::default() };
-        for _ in 0..state.made {
-            state.idle.push(Chunk::new(device.pin(limits.chunk_bytes)?));
+        let mut state = State::default();
+        // One of each, so that a device without pinned memory is found here.
+        for chunks in &mut state.pools {
+            chunks.idle.push(Chunk::new(device.pin(limits.chunk_bytes)?));
+            chunks.made = 1;
         }
         let (state, changed) = (Mutex::new(state), Arc::new(Event::new()));
         let core = Arc::new(Core { device, limits, chunks_max, queues, state, changed });
@@ -181,7 +198,8 @@ impl Stager {
     #[must_use]
     pub fn pinned(&self) -> (usize, usize) {
         let state = self.core.state();
-        (state.made * self.core.limits.chunk_bytes, state.line.len())
+        let made: usize = state.pools.iter().map(|chunks| chunks.made).sum();
+        (made * self.core.limits.chunk_bytes, state.pools.iter().map(|chunks| chunks.line.len()).sum())
     }
 }
 
@@ -207,16 +225,17 @@ impl Stage for Stager {
         let core = &self.core;
         debug_assert!(bytes <= core.limits.chunk_bytes, "a loan of more than a chunk");
         let mut state = core.state();
-        let chunk = if state.line.is_empty() || state.called > 0 { state.take(access.tenant()) } else { None };
+        let chunks = &mut state.pools[pool(access)];
+        let chunk = if chunks.line.is_empty() || chunks.called > 0 { chunks.take(access.tenant()) } else { None };
         match chunk {
             Some(mut chunk) => {
-                state.called = state.called.saturating_sub(1);
+                chunks.called = chunks.called.saturating_sub(1);
                 drop(state);
                 chunk.prepare(access.tenant(), bytes);
-                Some(core.lent(chunk, bytes))
+                Some(core.lent(pool(access), chunk, bytes))
             }
             None => {
-                state.line.push_back(Wanted::Lend(free));
+                chunks.line.push_back(Wanted::Lend(free));
                 drop(state);
                 core.changed.notify_all();
                 None
@@ -262,14 +281,15 @@ impl Core {
 
     fn fetch(self: &Arc<Self>, fetch: Fetch) {
         let mut state = self.state();
-        let chunk = if state.line.is_empty() { state.take(fetch.access.tenant()) } else { None };
+        let chunks = &mut state.pools[pool(&fetch.access)];
+        let chunk = if chunks.line.is_empty() { chunks.take(fetch.access.tenant()) } else { None };
         match chunk {
             Some(chunk) => {
                 drop(state);
                 self.begin_fetch(fetch, chunk);
             }
             None => {
-                state.line.push_back(Wanted::Fetch(fetch));
+                chunks.line.push_back(Wanted::Fetch(fetch));
                 drop(state);
                 self.changed.notify_all();
             }
@@ -320,9 +340,9 @@ impl Core {
         let result = result.map_err(|error| StageError(error.to_string()));
         match end {
             End::Fetched(Fetch { access, bytes, done, .. }, chunk) => {
-                drop(access);
                 // Dropped where the copy failed, which gives the chunk back.
-                let staged = self.lent(chunk, bytes);
+                let staged = self.lent(pool(&access), chunk, bytes);
+                drop(access);
                 done(result.map(|()| staged));
             }
             End::Stored { access, from, done } => {
@@ -332,9 +352,9 @@ impl Core {
         }
     }
 
-    fn lent(self: &Arc<Self>, chunk: Chunk, bytes: usize) -> Staged {
+    fn lent(self: &Arc<Self>, pool: usize, chunk: Chunk, bytes: usize) -> Staged {
         let start = NonNull::new(chunk.pinned.as_ptr()).unwrap_or(NonNull::dangling());
-        let back = Back { core: Arc::clone(self), chunk: Some(chunk) };
+        let back = Back { core: Arc::clone(self), pool, chunk: Some(chunk) };
         // SAFETY: the chunk is at least `bytes` long, and nobody has it until `back` is dropped.
         unsafe { Staged::new(start, bytes, back) }
     }
@@ -347,7 +367,7 @@ impl Core {
             for (end, result) in ended {
                 self.end(end, result);
             }
-            let served = self.serve_line();
+            let served = self.serve_line(0) | self.serve_line(1);
             if !idle || served {
                 continue;
             }
@@ -384,35 +404,36 @@ impl Core {
     }
 
     /// Gives chunks to those in line, and makes some while there may be more; says whether anybody was served.
-    fn serve_line(self: &Arc<Self>) -> bool {
+    fn serve_line(self: &Arc<Self>, pool: usize) -> bool {
         let mut served = false;
         loop {
             let mut state = self.state();
-            if state.line.is_empty() {
+            let chunks = &mut state.pools[pool];
+            if chunks.line.is_empty() {
                 return served;
             }
-            if state.idle.is_empty() {
-                if state.made >= self.chunks_max {
+            if chunks.idle.is_empty() {
+                if chunks.made >= self.chunks_max {
                     return served;
                 }
-                state.made += 1;
+                chunks.made += 1;
                 drop(state);
                 // Without the lock: pinning takes milliseconds.
                 let made = self.device.pin(self.limits.chunk_bytes);
-                let mut state = self.state();
+                let chunks = &mut self.state().pools[pool];
                 match made {
-                    Ok(pinned) => state.idle.push(Chunk::new(pinned)),
+                    Ok(pinned) => chunks.idle.push(Chunk::new(pinned)),
                     // The chunks there are have to do.
                     Err(_) => {
-                        state.made -= 1;
+                        chunks.made -= 1;
                         return served;
                     }
                 }
                 continue;
             }
-            match state.line.pop_front() {
+            match chunks.line.pop_front() {
                 Some(Wanted::Fetch(fetch)) => {
-                    let chunk = state.take(fetch.access.tenant());
+                    let chunk = chunks.take(fetch.access.tenant());
                     drop(state);
                     if let Some(chunk) = chunk {
                         self.begin_fetch(fetch, chunk);
@@ -420,7 +441,7 @@ impl Core {
                 }
                 Some(Wanted::Lend(free)) => {
                     // It comes back for the chunk; if it does not, somebody else is glad of it.
-                    state.called += 1;
+                    chunks.called += 1;
                     drop(state);
                     free();
                 }
@@ -432,8 +453,8 @@ impl Core {
 
     /// The end: nobody in line gets anything any more.
     fn turn_away(self: &Arc<Self>) {
-        let line = std::mem::take(&mut self.state().line);
-        for wanted in line {
+        let lines = self.state().pools.each_mut().map(|chunks| std::mem::take(&mut chunks.line));
+        for wanted in lines.into_iter().flatten() {
             match wanted {
                 Wanted::Fetch(Fetch { access, done, .. }) => {
                     drop(access);
@@ -445,7 +466,7 @@ impl Core {
     }
 }
 
-impl State {
+impl Chunks {
     /// A free chunk, one that the same tenant had last if there is one.
     fn take(&mut self, tenant: u64) -> Option<Chunk> {
         let same = self.idle.iter().rposition(|chunk| chunk.tenant == Some(tenant));
@@ -474,8 +495,9 @@ impl Drop for Back {
     fn drop(&mut self) {
         if let Some(chunk) = self.chunk.take() {
             let mut state = self.core.state();
-            state.idle.push(chunk);
-            let wanted = !state.line.is_empty();
+            let chunks = &mut state.pools[self.pool];
+            chunks.idle.push(chunk);
+            let wanted = !chunks.line.is_empty();
             drop(state);
             if wanted {
                 self.core.changed.notify_all();
@@ -530,7 +552,7 @@ mod tests {
 
     fn rig(chunks: usize, watch: Watch) -> Rig {
         let device = Arc::new(SoftwareDevice::start(0).unwrap());
-        let limits = StageLimits { chunk_bytes: CHUNK, pinned_bytes_max: chunks * CHUNK, watch };
+        let limits = StageLimits { chunk_bytes: CHUNK, pinned_bytes_max: 2 * chunks * CHUNK, watch };
         let stager = Stager::start(Arc::clone(&device) as Arc<dyn Device>, limits).unwrap();
         let memory = Arc::new(device.allocate(64 * CHUNK).unwrap());
         // SAFETY: the allocation is kept by the rig, longer than the region is used.
@@ -542,7 +564,7 @@ mod tests {
 
     impl Rig {
         fn access(&self, tenant: u64) -> Arc<Access> {
-            Arc::new(self.region.access(0, self.region.bytes()).unwrap().for_tenant(tenant))
+            Arc::new(self.region.access(0, self.region.bytes()).unwrap().for_peer(tenant))
         }
 
         fn fetch(&self, tenant: u64, offset: usize, bytes: usize) -> Receiver<Result<Staged, StageError>> {
@@ -603,7 +625,7 @@ mod tests {
             write(&staged, &other);
             rig.store(77, staged, 1000).unwrap();
             assert!(rig.memory.load()[77..1077] == other);
-            assert_eq!(rig.stager.pinned(), (3 * CHUNK, 0));
+            assert_eq!(rig.stager.pinned(), (4 * CHUNK, 0), "three for peers, and the one there always is");
             assert_eq!(rig.region.in_flight(), 0, "nothing is at the region any more");
         }
     }
@@ -620,7 +642,7 @@ mod tests {
             failed += usize::from(rig.store(0, staged, 8).is_err());
         }
         assert_eq!(failed, 10);
-        assert_eq!(rig.stager.pinned(), (2 * CHUNK, 0));
+        assert!(rig.stager.pinned().0 <= 3 * CHUNK);
     }
 
     #[test]
@@ -668,7 +690,14 @@ mod tests {
     fn what_stands_in_line_ends_with_the_staging() {
         let Rig { stager, regions, region, memory, device } = rig(2, Watch::Callback);
         let access = region.access(0, 8).unwrap();
-        let loans = [(); 2].map(|()| stager.lend(&access, 8, Box::new(|| ())).unwrap());
+        let mut loans = Vec::new();
+        while loans.len() < 2 {
+            let (tell, told) = channel();
+            match stager.lend(&access, 8, Box::new(move || tell.send(()).unwrap_or_default())) {
+                Some(loan) => loans.push(loan),
+                None => told.recv_timeout(PATIENCE).unwrap(),
+            }
+        }
         let (tell, told) = channel();
         assert!(stager.lend(&access, 8, Box::new(move || tell.send(()).unwrap_or_default())).is_none());
         drop(access);

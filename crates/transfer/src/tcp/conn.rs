@@ -2,12 +2,14 @@
 
 use std::io;
 use std::os::fd::BorrowedFd;
+use std::sync::Arc;
 
 use slackwater_base::Instant;
 use slackwater_net::ConnId;
 use slackwater_wire::data::{Frame, GREETING_BYTES, Greeting};
 
 use super::cursor::Cursor;
+use super::half::Command;
 use super::hub::LaneId;
 use super::io::{Vectors, into_slice, receive};
 use super::lane::{Ended, Lane};
@@ -27,6 +29,8 @@ pub(crate) struct Conn {
     /// The start of a header that is not all there.
     partial: Vec<u8>,
     payload: Option<Payload>,
+    /// What was read and cannot be placed before a device has room.
+    stash: Vec<u8>,
     /// The last frame was large: what comes next is read in small pieces, so that little of it is copied.
     large: bool,
     /// The kernel takes more.
@@ -61,7 +65,9 @@ pub(crate) enum Broken {
 
 /// What a turn of the loop works with, and what it leaves to be done after.
 pub(crate) struct Turn<'a> {
-    pub(crate) shared: &'a Shared,
+    pub(crate) shared: &'a Arc<Shared>,
+    /// Which loop this is.
+    pub(crate) index: usize,
     pub(crate) now: Instant,
     pub(crate) ended: &'a mut Vec<Ended>,
     /// Lanes that stand now, with their credit.
@@ -100,6 +106,25 @@ impl Turn<'_> {
     pub(crate) fn need(&mut self, at: Instant) {
         *self.wake = (*self.wake).min(at);
     }
+
+    /// A call, for any thread, that gives this loop a command.
+    pub(crate) fn command(&self, command: impl FnOnce() -> Command + Send + 'static) -> Box<dyn FnOnce() + Send> {
+        let then = self.command_with(move |()| command());
+        Box::new(move || then(()))
+    }
+
+    /// The same with what the caller has to say.
+    pub(crate) fn command_with<T: Send + 'static>(
+        &self,
+        command: impl FnOnce(T) -> Command + Send + 'static,
+    ) -> Box<dyn FnOnce(T) + Send> {
+        let (shared, index) = (Arc::downgrade(self.shared), self.index);
+        Box::new(move |value| {
+            if let Some(target) = shared.upgrade().and_then(|shared| shared.event_loop(index)) {
+                target.command(command(value));
+            }
+        })
+    }
 }
 
 impl Scratch {
@@ -123,6 +148,7 @@ impl Conn {
             greeted: false,
             partial: Vec::new(),
             payload: None,
+            stash: Vec::new(),
             large: false,
             writable: false,
         }
@@ -141,7 +167,13 @@ impl Conn {
         turn: &mut Turn<'_>,
     ) -> Result<bool, Broken> {
         let mut total = 0;
+        let stash = std::mem::take(&mut self.stash);
+        self.parse(&stash, turn)?;
         loop {
+            // The kernel keeps what there is no room for; a command resumes this.
+            if !self.stash.is_empty() || self.room(turn).is_none() {
+                return Ok(false);
+            }
             scratch.vectors.clear();
             let direct = self.payload_vectors(&mut scratch.vectors);
             let payload_left = self.payload.as_ref().map_or(0, |payload| payload.left);
@@ -195,14 +227,29 @@ impl Conn {
         scratch.sent.clear();
         let flushed = self.outlet.flush(socket, limits, &mut scratch.vectors, &mut scratch.sent);
         let (flushed, bytes) = flushed.map_err(|error| Broken::Lost(Cause::Lost(error.to_string())))?;
-        if let Role::Lane(lane) = &mut self.role {
-            if bytes > 0 {
-                lane.moved(turn.now);
-            }
-            scratch.sent.iter().for_each(|id| lane.sent(*id, turn));
-        }
         self.writable = flushed != Flushed::Blocked;
-        Ok(flushed == Flushed::Spent)
+        match &mut self.role {
+            Role::Lane(lane) => {
+                if bytes > 0 {
+                    lane.moved(turn.now);
+                }
+                scratch.sent.iter().for_each(|id| lane.sent(*id, turn));
+                Ok(flushed == Flushed::Spent)
+            }
+            Role::Serve(serve) => {
+                scratch.sent.iter().for_each(|id| serve.sent(*id, self.id, &mut self.outlet, turn));
+                // What was sent may have made room for more.
+                Ok(self.writable && !self.outlet.is_empty())
+            }
+        }
+    }
+
+    /// How much of the payload there is a place for now; none while a device has no room.
+    fn room(&mut self, turn: &Turn<'_>) -> Option<usize> {
+        match (&self.payload, &mut self.role) {
+            (Some(payload), Role::Serve(serve)) => serve.room(payload.id, self.id, &mut self.outlet, turn),
+            _ => Some(usize::MAX),
+        }
     }
 
     /// Adds where the rest of the payload belongs; says how many bytes that is.
@@ -223,7 +270,11 @@ impl Conn {
     fn parse(&mut self, mut bytes: &[u8], turn: &mut Turn<'_>) -> Result<(), Broken> {
         while !bytes.is_empty() {
             if let Some(left) = self.payload.as_ref().map(|payload| payload.left) {
-                let (piece, rest) = bytes.split_at(left.min(bytes.len()));
+                let Some(room) = self.room(turn) else {
+                    self.stash = bytes.to_vec();
+                    return Ok(());
+                };
+                let (piece, rest) = bytes.split_at(left.min(bytes.len()).min(room));
                 match self.cursor() {
                     Some(cursor) => cursor.copy_in(piece),
                     None => {
@@ -281,7 +332,7 @@ impl Conn {
             }
         };
         let payload = match &mut self.role {
-            Role::Serve(serve) => serve.frame(frame, &mut self.outlet, turn)?,
+            Role::Serve(serve) => serve.frame(frame, self.id, &mut self.outlet, turn)?,
             Role::Lane(lane) => lane.frame(frame, &mut self.outlet, turn)?,
         };
         if let Some(payload) = payload {
@@ -295,6 +346,9 @@ impl Conn {
     fn payload_arrived(&mut self, bytes: usize, turn: &mut Turn<'_>) -> Result<(), Broken> {
         let Some(payload) = &mut self.payload else { return Ok(()) };
         payload.left -= bytes;
+        if let Role::Serve(serve) = &mut self.role {
+            serve.arrived(payload.id, self.id, turn);
+        }
         if payload.left > 0 {
             return Ok(());
         }

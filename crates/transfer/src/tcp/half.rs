@@ -16,11 +16,13 @@ use socket2::SockRef;
 use super::conn::{Broken, Conn, Role, Scratch, Turn};
 use super::hub::{LaneId, Lost, Why};
 use super::lane::{Ended, Lane};
+use super::outlet::Outlet;
 use super::serve::Serve;
 use super::shared::Shared;
 use super::work::Work;
-use crate::batch::BatchId;
+use crate::batch::{BatchId, Part};
 use crate::cause::{Cause, Clock};
+use crate::memory::{StageError, Staged};
 use crate::region::RegionId;
 use crate::segment::Segment;
 
@@ -61,6 +63,22 @@ pub(crate) enum Command {
     },
     Cancel(BatchId),
     LetGo(RegionId),
+    /// A device has room for payload of this connection.
+    Resume(ConnId),
+    /// A chunk of a request is in the device.
+    Stored {
+        conn: ConnId,
+        id: u64,
+        result: Result<(), StageError>,
+    },
+    /// A chunk of a request is out of the device.
+    Fetched {
+        conn: ConnId,
+        id: u64,
+        result: Result<Staged, StageError>,
+    },
+    /// Everything before this fence is over.
+    Fenced(Part),
     /// Look at the hub's clocks by then.
     Wake(Instant),
     /// There are borrowed connections: look for idle ones from now on.
@@ -109,6 +127,17 @@ impl Half {
                     serve.let_go(region, &mut conn.outlet);
                 }
             }),
+            Command::Resume(conn) => {
+                self.served(conn, |serve, _, _| serve.resumed());
+                self.serve(net, conn, Readiness { readable: true, ..Readiness::default() });
+            }
+            Command::Stored { conn, id, result } => self.served(conn, |serve, outlet, turn| {
+                serve.stored(id, result, outlet, turn);
+            }),
+            Command::Fetched { conn, id, result } => self.served(conn, |serve, outlet, turn| {
+                serve.fetched(id, result, conn, outlet, turn);
+            }),
+            Command::Fenced(part) => part.complete(0),
             Command::Watch => self.wake = self.wake.min(now() + self.shared.config.gc_interval),
             Command::Wake(at) => self.wake = self.wake.min(at),
             Command::Close => self.close(net),
@@ -187,14 +216,31 @@ impl Half {
             return;
         }
         let shared = Arc::clone(&self.shared);
-        let mut turn =
-            Turn { shared: &shared, now: now(), ended: &mut self.ended, ready: &mut self.ready, wake: &mut self.wake };
+        let mut turn = Turn {
+            shared: &shared,
+            index: self.index,
+            now: now(),
+            ended: &mut self.ended,
+            ready: &mut self.ready,
+            wake: &mut self.wake,
+        };
         // A panic ends the connection and the requests on it, and nothing else: the loop serves on.
         let acted = catch_unwind(AssertUnwindSafe(|| act(&mut conn, &mut turn)));
         match acted.unwrap_or(Err(Broken::Lost(Cause::Dropped))) {
             Ok(()) => self.conns[id.index()] = Some(conn),
             Err(broken) => self.broke(*conn, broken),
         }
+    }
+
+    /// A device has ended a copy for a request on this connection.
+    fn served(&mut self, id: ConnId, act: impl FnOnce(&mut Serve, &mut Outlet, &mut Turn<'_>)) {
+        self.with(id, |conn, turn| {
+            if let Role::Serve(serve) = &mut conn.role {
+                act(serve, &mut conn.outlet, turn);
+            }
+            Ok(())
+        });
+        self.dirty.push(id);
     }
 
     fn each(&mut self, mut act: impl FnMut(&mut Conn, &mut Turn<'_>)) {

@@ -122,6 +122,8 @@ impl Lane {
                     Op::Write => outlet.push_source(Source {
                         id,
                         cursor: memory,
+                        base: 0,
+                        more: false,
                         request: Some(request),
                         ack_credit: None,
                         urgent: work.is_urgent(),

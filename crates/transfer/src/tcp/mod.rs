@@ -15,6 +15,7 @@ mod options;
 mod outlet;
 mod serve;
 mod shared;
+mod staged;
 mod work;
 
 use std::net::SocketAddr;

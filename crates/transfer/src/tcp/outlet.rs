@@ -23,6 +23,10 @@ pub(crate) struct Outlet {
 pub(crate) struct Source {
     pub(crate) id: u64,
     pub(crate) cursor: Cursor,
+    /// Where in the request the cursor begins.
+    pub(crate) base: u64,
+    /// Another source follows with what comes after.
+    pub(crate) more: bool,
     /// The request itself, before its first frame.
     pub(crate) request: Option<Frame>,
     /// The acknowledgement that follows its last frame, with this credit.
@@ -155,7 +159,7 @@ impl Outlet {
     }
 
     /// Writes until nothing is left, the kernel takes no more, or `budget` bytes are written. Tells in `sent` which
-    /// requests have left this process, and counts the bytes.
+    /// sources have left this process, and counts the bytes.
     pub(crate) fn flush(
         &mut self,
         socket: BorrowedFd<'_>,
@@ -195,10 +199,11 @@ impl Outlet {
     fn cut(&mut self, frame_bytes_max: usize) {
         while self.queued < QUEUED_BYTES_MIN && self.frames.len() < FRAMES_MAX {
             let Some(mut source) = self.sources.pop_front() else { return };
-            let offset = source.cursor.buffers().bytes() - source.cursor.left();
-            let total = source.cursor.buffers().bytes();
+            let offset = source.base + source.cursor.buffers().bytes() - source.cursor.left();
+            let total = source.base + source.cursor.buffers().bytes();
             let bytes = source.cursor.left().min(frame_bytes_max as u64);
-            let last = bytes == source.cursor.left();
+            let spent = bytes == source.cursor.left();
+            let last = spent && !source.more;
             let data = Frame::Data(Data { id: source.id, bytes: bytes as u32, last, offset });
             let request = source.request.take();
             let heads: &[&Frame] = match &request {
@@ -206,10 +211,10 @@ impl Outlet {
                 None => &[&data],
             };
             let mut frame = Outgoing::new(source.id, heads, Body::Memory(source.cursor.take(bytes)), bytes as usize);
-            frame.last = last;
+            frame.last = spent;
             frame.tail = source.ack_credit.filter(|_| last).map(|credit| ack_bytes(source.id, None, total, credit));
             self.push_outgoing(frame);
-            if !last {
+            if !spent {
                 match source.urgent {
                     true => self.sources.push_front(source),
                     false => self.sources.push_back(source),

@@ -93,7 +93,7 @@ impl Shared {
             }
         };
         let mut starts: Vec<(usize, LaneId, Vec<Work>)> = Vec::new();
-        let mut over = Vec::new();
+        let (mut over, mut fenced) = (Vec::new(), Vec::new());
         let mut freed = false;
         for order in orders {
             match order {
@@ -111,7 +111,7 @@ impl Shared {
                     freed = true;
                     over.push((work, cause));
                 }
-                Order::Fenced(part) => part.complete(0),
+                Order::Fenced(part) => fenced.push(part),
                 Order::Wake(at) => {
                     if self.arm(at) {
                         send(0, Command::Wake(at));
@@ -126,6 +126,13 @@ impl Shared {
             send(loop_index, Command::Start { lane, works });
         }
         over.into_iter().for_each(|(work, cause)| work.end(Err(cause)));
+        for part in fenced {
+            match &mut own {
+                // A loop first ends the work that it has just told the hub of.
+                Some((_, commands)) => commands.push(Command::Fenced(part)),
+                None => part.complete(0),
+            }
+        }
     }
 
     /// Whether nobody would look at the hub by `at`.

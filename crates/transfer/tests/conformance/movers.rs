@@ -10,7 +10,17 @@ use crate::fabric::Fabric;
 use crate::world::{End, Look, Place, World, anonymous, host_end, segment, shared};
 
 pub(crate) fn worlds() -> Vec<fn() -> World> {
-    vec![local, host_shared, host_attached, tcp, device_over_tcp, device_over_host, fabric]
+    vec![
+        local,
+        host_shared,
+        host_attached,
+        tcp,
+        device_over_tcp,
+        device_over_host,
+        device_from_tcp,
+        device_to_device,
+        fabric,
+    ]
 }
 
 fn local() -> World {
@@ -80,13 +90,24 @@ fn on_device(bytes: usize) -> Place {
     Place::looked_at(staged.kept_by(Arc::clone(&memory)), Box::new(OnDevice(memory)))
 }
 
-fn device_over_tcp() -> World {
+fn device_end(name: &str) -> End {
     let life = Home::open().unwrap();
-    let tcp: Arc<dyn Mover> = Arc::new(Tcp::start(&life, TcpConfig::default()).unwrap());
-    let movers: Vec<Arc<dyn Mover>> = vec![Arc::new(StagedMover::over(vec![Arc::clone(&tcp)])), tcp];
-    let near = segment("near", &life, None);
-    let near = End { engine: Engine::assemble(life, near, movers), make: on_device };
-    World::new("software device over tcp", near, tcp_end("far"))
+    let tcp = Arc::new(Tcp::start(&life, TcpConfig::default()).unwrap());
+    let segment = Segment { addresses: tcp.addresses().to_vec(), ..segment(name, &life, None) };
+    let movers: Vec<Arc<dyn Mover>> = vec![Arc::new(StagedMover::over(vec![Arc::clone(&tcp) as Arc<dyn Mover>])), tcp];
+    End { engine: Engine::assemble(life, segment, movers), make: on_device }
+}
+
+fn device_over_tcp() -> World {
+    World::new("software device to host over tcp", device_end("near"), tcp_end("far"))
+}
+
+fn device_from_tcp() -> World {
+    World::new("host to software device over tcp", tcp_end("near"), device_end("far"))
+}
+
+fn device_to_device() -> World {
+    World::new("software device to software device over tcp", device_end("near"), device_end("far"))
 }
 
 fn device_over_host() -> World {

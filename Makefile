@@ -29,7 +29,7 @@ build: toolchain
 	cargo build --release --locked --package slackwater-cli
 
 bench: build $(STAMP)
-	@for name in meta store promotion wait pool mq; do SLACKWATER_PYTHON=$(CURDIR)/$(PYTHON) $(SLACKWATER) bench $$name --report report || exit 1; done
+	@for name in meta store promotion wait pool mq transfer; do SLACKWATER_PYTHON=$(CURDIR)/$(PYTHON) $(SLACKWATER) bench $$name --report report || exit 1; done
 
 test: lint test-rust test-loom test-miri test-sim test-python
 	@echo "all checks and tests passed"

@@ -9,10 +9,10 @@ use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 use slackwater_base::Instant;
 use slackwater_transfer::host::{HostLimits, HostMover, SharedMemory};
-use slackwater_transfer::stage::{SoftwareDevice, StageLimits, Stager};
+use slackwater_transfer::stage::{Device, SoftwareDevice, StageLimits, Stager};
 use slackwater_transfer::{
-    Batch, Capability, Engine, GrantSpec, Home, LocalRange, Memory, Mover, Op, Priority, Region, RegionKey, RegionSpec,
-    Request, Rights, Segment, Submit, Target, Tcp, TcpConfig,
+    Batch, Capability, Engine, EngineConfig, GrantSpec, Home, LocalRange, Memory, Mover, Op, Priority, Region,
+    RegionKey, RegionSpec, Request, Rights, Segment, Submit, Target, TcpConfig,
 };
 use slackwater_wait::{Choice, Site, Waiting, now};
 use zerocopy::{FromBytes, IntoBytes};
@@ -46,8 +46,15 @@ struct Load {
 /// No request of a measurement takes longer.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
+/// What the requests of a batch are given whose peer will be killed, and how late the last may be over.
+const FLOOD_TIMEOUT: Duration = Duration::from_secs(1);
+const FLOOD_GRACE: Duration = Duration::from_secs(10);
+
 /// Blocks of the batch in the middle of which a process is killed: 1 GiB.
 const FLOOD: usize = 1024;
+
+#[cfg(not(feature = "gpu"))]
+const NO_GPU: &str = "cuda: this program was built without the feature `gpu`";
 
 static SITE: Site = Site::new("bench transfer");
 
@@ -84,30 +91,31 @@ impl End {
     }
 }
 
-/// An engine with the one mover that is measured.
+/// An engine with the one mover that is measured; of TCP, the environment may set what a user's may.
 pub(super) fn engine(carrier: Carrier, tuned: impl Fn(TcpConfig) -> TcpConfig) -> Result<Engine, BenchError> {
     let system = |error: &dyn std::fmt::Display| BenchError::Transfer(error.to_string());
+    let name = format!("bench-{}", std::process::id());
+    if matches!(carrier, Carrier::Tcp | Carrier::Gpu) {
+        let vars =
+            std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
+        let config = EngineConfig::from_env(&name, vars).map_err(|wrong| {
+            let wrong: Vec<String> = wrong.iter().map(ToString::to_string).collect();
+            BenchError::Options(wrong.join("; "))
+        })?;
+        return Ok(Engine::start(EngineConfig { tcp: tuned(config.tcp), force_tcp: true, ..config })?);
+    }
     let life = Home::open().map_err(|error| system(&error))?;
-    let mut segment = Segment {
-        name: format!("bench-{}", std::process::id()),
+    let host = HostMover::start(&life, HostLimits::default(), None).map_err(|error| system(&error))?;
+    let segment = Segment {
+        name,
         incarnation: life.incarnation(),
         addresses: Vec::new(),
         public_key: None,
-        host: None,
+        host: Some(host.contact()),
     };
-    let mover: Arc<dyn Mover> = match carrier {
-        Carrier::Tcp | Carrier::Gpu => {
-            let tcp = Tcp::start(&life, tuned(TcpConfig::default())).map_err(|error| system(&error))?;
-            segment.addresses = tcp.addresses().to_vec();
-            Arc::new(tcp)
-        }
-        Carrier::Shm | Carrier::Attach => {
-            let host = HostMover::start(&life, HostLimits::default(), None).map_err(|error| system(&error))?;
-            segment.host = Some(host.contact());
-            Arc::new(host)
-        }
-    };
-    Ok(Engine::assemble(life, segment, vec![mover]))
+    // Without any other mover: what it cannot carry is an error here, not a slower row.
+    let movers: Vec<Arc<dyn Mover>> = vec![Arc::new(host)];
+    Ok(Engine::assemble(life, segment, movers))
 }
 
 fn memory(carrier: Carrier, place: Place, bytes: usize) -> Result<Memory, BenchError> {
@@ -116,16 +124,46 @@ fn memory(carrier: Carrier, place: Place, bytes: usize) -> Result<Memory, BenchE
         Place::Cpu if carrier == Carrier::Shm => Ok(Arc::new(SharedMemory::create(bytes).map_err(system)?).memory()),
         Place::Cpu => Memory::anonymous(bytes).map_err(system),
         Place::Software => {
-            let no_device = |error: &dyn std::fmt::Display| BenchError::Device(error.to_string());
             let device = Arc::new(SoftwareDevice::start(0).map_err(|error| no_device(&error))?);
             let memory = device.allocate(bytes).map_err(|error| no_device(&error))?;
-            let stager = Stager::start(device, StageLimits::default()).map_err(|error| no_device(&error))?;
-            // SAFETY: the region keeps the memory, and only measured transfers touch it.
-            let staged = unsafe { stager.memory(memory.address(), bytes) }.map_err(|error| no_device(&error))?;
-            Ok(staged.kept_by(memory))
+            staged(device, memory.address(), bytes).map(|staged| staged.kept_by(memory))
         }
-        Place::Cuda => Err(BenchError::Device("no device memory".into())),
+        Place::Cuda => cuda(bytes),
     }
+}
+
+/// Whether this machine and this program have a CUDA device; if not, why.
+pub(super) fn cuda_is_there() -> Result<(), BenchError> {
+    #[cfg(feature = "gpu")]
+    let found = slackwater_transfer::stage::CudaDevice::open(0).map(drop).map_err(|error| error.to_string());
+    #[cfg(not(feature = "gpu"))]
+    let found = Err(NO_GPU.to_owned());
+    found.map_err(|error| {
+        BenchError::Device(format!("{error}; --device software stands for one, to see that it works and not how fast"))
+    })
+}
+
+#[cfg(feature = "gpu")]
+fn cuda(bytes: usize) -> Result<Memory, BenchError> {
+    let device = Arc::new(slackwater_transfer::stage::CudaDevice::open(0).map_err(|error| no_device(&error))?);
+    let memory = device.allocate(bytes).map_err(|error| no_device(&error))?;
+    staged(device, memory.address(), bytes).map(|staged| staged.kept_by(memory))
+}
+
+#[cfg(not(feature = "gpu"))]
+fn cuda(_: usize) -> Result<Memory, BenchError> {
+    Err(no_device(&NO_GPU))
+}
+
+/// The caller keeps the memory allocated as long as what this gives.
+fn staged(device: Arc<dyn Device>, address: u64, bytes: usize) -> Result<Memory, BenchError> {
+    let stager = Stager::start(device, StageLimits::default()).map_err(|error| no_device(&error))?;
+    // SAFETY: the region will keep the memory, and only measured transfers touch it.
+    unsafe { stager.memory(address, bytes) }.map_err(|error| no_device(&error))
+}
+
+fn no_device(error: &dyn std::fmt::Display) -> BenchError {
+    BenchError::Device(error.to_string())
 }
 
 /// Writes every page, each with other bytes.
@@ -275,7 +313,7 @@ fn drive(end: &Arc<End>, target: Target, load: Load, length: Duration) -> Result
             let (end, together, failed) = (Arc::clone(end), Arc::clone(&together), Arc::clone(&failed));
             std::thread::spawn(move || {
                 together.wait();
-                let moved = work(&end, target, load, worker, now() + length, &failed);
+                let moved = work(&end, target, load, worker, (length, &failed));
                 if moved.is_err() {
                     failed.store(true, Ordering::Relaxed);
                 }
@@ -284,15 +322,24 @@ fn drive(end: &Arc<End>, target: Target, load: Load, length: Duration) -> Result
         })
         .collect();
     together.wait();
-    let began = now();
-    let mut all = Moved { bytes: 0, seconds: 0.0, times: latencies() };
+    let (mut bytes, mut times) = (0, latencies());
+    // By the workers' own clocks: this thread may get a CPU long after they did.
+    let (mut first, mut last) = (Instant::NEVER, Instant::ZERO);
     for worker in workers {
-        let (batches, times, ended) = worker.join().expect("a worker only moves and counts")?;
-        all.bytes += batches * (load.batch * load.block) as u64;
-        all.times.add(times).expect("all have the same bounds");
-        all.seconds = f64::max(all.seconds, ended.since(began).as_secs_f64());
+        let worked = worker.join().expect("a worker only moves and counts")?;
+        bytes += worked.batches * (load.batch * load.block) as u64;
+        times.add(worked.times).expect("all have the same bounds");
+        (first, last) = (first.min(worked.began), last.max(worked.ended));
     }
-    Ok(all)
+    Ok(Moved { bytes, seconds: last.since(first).as_secs_f64(), times })
+}
+
+/// What one thread moved.
+struct Worked {
+    batches: u64,
+    times: Histogram<u64>,
+    began: Instant,
+    ended: Instant,
 }
 
 fn work(
@@ -300,9 +347,9 @@ fn work(
     target: Target,
     load: Load,
     worker: usize,
-    until: Instant,
-    failed: &AtomicBool,
-) -> Result<(u64, Histogram<u64>, Instant), BenchError> {
+    (length, failed): (Duration, &AtomicBool),
+) -> Result<Worked, BenchError> {
+    let began = now();
     let submit = Submit { timeout: TIMEOUT, ..Submit::default() };
     let (mut times, mut batches, mut at) = (latencies(), 0, worker * 7919 * load.batch);
     loop {
@@ -314,8 +361,8 @@ fn work(
         batches += 1;
         // Every thread walks through all of the memory, so that none finds its own blocks in a cache.
         at += load.batch;
-        if ended >= until || failed.load(Ordering::Relaxed) {
-            return Ok((batches, times, ended));
+        if ended.since(began) >= length || failed.load(Ordering::Relaxed) {
+            return Ok(Worked { batches, times, began, ended });
         }
     }
 }
@@ -327,13 +374,16 @@ fn flood(end: &End, target: Target, op: Op) -> Result<(), BenchError> {
     let requests = end.requests(load, 0, target);
     let batch = std::thread::scope(|scope| {
         // It may wait for room in a queue.
-        let submitted = scope.spawn(|| end.engine.submit(requests, &Submit { timeout: TIMEOUT, ..Submit::default() }));
+        let submitted =
+            scope.spawn(|| end.engine.submit(requests, &Submit { timeout: FLOOD_TIMEOUT, ..Submit::default() }));
         tell("flooding")?;
         Ok::<Batch, BenchError>(submitted.join().expect("submitting does not panic"))
     })?;
-    if !batch.watch(&Waiting::at(&SITE).until(began + TIMEOUT)) {
+    if !batch.watch(&Waiting::at(&SITE).until(began + FLOOD_TIMEOUT + FLOOD_GRACE)) {
         let left = batch.remaining();
-        return Err(BenchError::Transfer(format!("{left} of {FLOOD} requests were not over after {TIMEOUT:?}")));
+        return Err(BenchError::Transfer(format!(
+            "{left} of {FLOOD} requests were not over {FLOOD_GRACE:?} after their deadline"
+        )));
     }
     let causes = causes(&batch);
     let completed = batch.len() as u32 - causes.values().sum::<u32>();

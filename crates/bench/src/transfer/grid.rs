@@ -1,6 +1,6 @@
 use super::limits::{Bed, Rate};
 use super::raw::MESSAGE;
-use super::{BenchError, Carrier, Direction, Options, Report, Row};
+use super::{BenchError, Carrier, Direction, Options, Place, Report, Row};
 use crate::process::Process;
 use crate::usage::median;
 use crate::wait;
@@ -134,7 +134,8 @@ fn measure_block(
             }
         }
     }
-    Ok(cells.iter().zip(rounds).map(|(cell, rounds)| row(carrier, *cell, &rounds)).collect())
+    let device = options.place(carrier);
+    Ok(cells.iter().zip(rounds).map(|(cell, rounds)| row((carrier, device), *cell, &rounds)).collect())
 }
 
 /// What the machine does at this moment without an engine.
@@ -151,7 +152,7 @@ fn beside(limits: &mut Bed, carrier: Carrier, cell: Cell) -> Result<Beside, Benc
     Ok(Beside { limit, ping })
 }
 
-fn row(carrier: Carrier, cell: Cell, rounds: &[(Round, Beside)]) -> Row {
+fn row((mover, device): (Carrier, Place), cell: Cell, rounds: &[(Round, Beside)]) -> Row {
     let middle =
         |value: &dyn Fn(&Round) -> f64| median(&mut rounds.iter().map(|(round, _)| value(round)).collect::<Vec<_>>());
     let against = |value: &dyn Fn(&Round, &Beside) -> Option<f64>| {
@@ -159,7 +160,8 @@ fn row(carrier: Carrier, cell: Cell, rounds: &[(Round, Beside)]) -> Row {
         (!ratios.is_empty()).then(|| median(&mut ratios))
     };
     Row {
-        mover: carrier,
+        mover,
+        device,
         op: cell.direction,
         block: cell.block,
         concurrency: cell.concurrency,

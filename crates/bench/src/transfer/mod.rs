@@ -179,6 +179,9 @@ pub fn run(options: &Options) -> Result<Report, BenchError> {
     if none(&options.blocks) || none(&options.concurrency) || none(&options.batches) {
         return Err(BenchError::Options("blocks, threads and batches are each one or more".into()));
     }
+    for &carrier in &options.carriers {
+        check_place(carrier, options.place(carrier))?;
+    }
     let largest = options.blocks.iter().copied().max().unwrap_or(0).max(raw::MESSAGE);
     if options.memory_bytes < largest {
         return Err(BenchError::Options(format!(
@@ -195,8 +198,23 @@ pub fn run(options: &Options) -> Result<Report, BenchError> {
     }
     grid::measure_waits(options, &mut report)?;
     trials::measure(options, &mut report)?;
+    if options.carriers.iter().any(|&carrier| options.place(carrier) == Place::Software) {
+        report.notes.push("memory of the software device: these figures say nothing of a GPU".into());
+    }
     report.judge();
     Ok(report)
+}
+
+/// Looks whether there is such memory before any process is started for it.
+fn check_place(carrier: Carrier, place: Place) -> Result<(), BenchError> {
+    match (carrier, place) {
+        (_, Place::Cpu) => Ok(()),
+        (Carrier::Shm | Carrier::Attach, _) => {
+            Err(BenchError::Device(format!("{} carries host memory alone", carrier.name())))
+        }
+        (_, Place::Cuda) => ends::cuda_is_there(),
+        (_, Place::Software) => Ok(()),
+    }
 }
 
 /// Plays the part of a measured process; ends when its input ends.

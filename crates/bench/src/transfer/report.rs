@@ -2,7 +2,7 @@ use std::fmt::Write;
 
 use serde::Serialize;
 
-use super::{Carrier, DeadPeer, Direction, Idle, Torture, raw};
+use super::{Carrier, DeadPeer, Direction, Idle, Place, Torture, raw};
 use crate::machine::Machine;
 use crate::report::{Axis, Chart, Line, Mark, Page, Table, Tile, Tone, Unit, figure};
 use crate::wait;
@@ -41,6 +41,8 @@ pub struct Report {
 pub struct Row {
     /// What carried the bytes.
     pub mover: Carrier,
+    /// Where the memory of both ends is.
+    pub device: Place,
     /// Which way.
     pub op: Direction,
     /// Bytes of a block.
@@ -175,7 +177,8 @@ impl Report {
     pub(super) fn judge(&mut self) {
         let mut claims = Vec::new();
         for op in [Direction::Read, Direction::Write] {
-            for row in self.rows.iter().filter(|row| row.op == op && row.block == raw::MESSAGE) {
+            let promised = |row: &&Row| row.op == op && row.block == raw::MESSAGE && row.device == Place::Cpu;
+            for row in self.rows.iter().filter(promised) {
                 self.judge_row(row, &mut claims);
             }
         }
@@ -272,7 +275,11 @@ impl Report {
                 let batch = rows.iter().map(|row| row.batch).find(|batch| *batch > 1);
                 let Some(batch) = batch.or(rows.first().map(|row| row.batch)) else { continue };
                 let rows: Vec<&Row> = rows.into_iter().filter(|row| row.batch == batch).collect();
-                let what = format!("{}, {}, batches of {batch}", mover.name(), op.name());
+                let device = match rows.first().map(|row| row.device) {
+                    None | Some(Place::Cpu) => String::new(),
+                    Some(device) => format!(" ({})", device.name()),
+                };
+                let what = format!("{}{device}, {}, batches of {batch}", mover.name(), op.name());
                 let limit = match mover {
                     Carrier::Tcp | Carrier::Gpu => self.limits.blocking_socket_gbps,
                     Carrier::Shm => self.limits.nt_memcpy_gbps,
@@ -296,7 +303,13 @@ impl Report {
     }
 
     fn tables(&self) -> Vec<Table> {
-        let mut tables = vec![self.claims_table(), self.limits_table(), self.rows_table()];
+        let mut tables = Vec::new();
+        if !self.claims.is_empty() {
+            tables.push(self.claims_table());
+        }
+        if !self.rows.is_empty() {
+            tables.extend([self.limits_table(), self.rows_table()]);
+        }
         tables.extend(self.peers_table());
         tables.extend(self.waits_table());
         tables.extend(self.idle.as_ref().map(Idle::table));
@@ -335,6 +348,7 @@ impl Report {
     fn rows_table(&self) -> Table {
         let head = [
             "mover",
+            "memory",
             "op",
             "block",
             "threads",
@@ -350,7 +364,9 @@ impl Report {
             "p50 / ping",
         ];
         let row = |row: &Row| {
-            let mut cells = vec![row.mover.name().to_owned(), row.op.name().to_owned(), block(row.block)];
+            let names = [row.mover.name(), row.device.name(), row.op.name()];
+            let mut cells: Vec<String> = names.map(str::to_owned).into();
+            cells.push(block(row.block));
             cells.extend([row.concurrency, row.batch].map(|number| number.to_string()));
             let own = [row.gbps, row.p50_us, row.p99_us, row.initiator_cores, row.target_cores, row.cpu_s_per_gb];
             cells.extend(own.map(figure));

@@ -41,6 +41,11 @@ fn benchmarks_print_the_keys_of_their_contract_and_leave_nothing_behind() {
             "/machine/cores",
         ],
     );
+    let one = ["--op", "read", "--blocks", "64KiB", "--concurrency", "1", "--batch", "1", "--window", "20ms"];
+    check(
+        &[&["transfer", "--quick", "--mover", "shm"], &one[..]].concat(),
+        &["/rows/0/gbps", "/rows/0/cpu_s_per_gb", "/rows/0/target_cores", "/limits/memcpy_gbps", "/machine/cores"],
+    );
     let idle = ["--idle", "0", "--rounds", "1", "--run", "20ms", "--concurrency", "2", "--strategies", "park"];
     check(&[&["wait"], &idle[..]].concat(), &["/rows/0/gbps", "/rows/0/cores"]);
 }

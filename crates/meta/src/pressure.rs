@@ -106,7 +106,8 @@ impl Master {
                 },
             };
             *budget -= 1;
-            match self.standing(now, id) {
+            let standing = self.standing(now, id);
+            match standing {
                 Standing::Free => {}
                 Standing::Soft(_) if pass == Pass::Last && self.catalog.replica(id).parked == Parked::Soft => {
                     self.unpark(id);
@@ -119,6 +120,10 @@ impl Master {
             match self.evict_with_group(now, id) {
                 Evicted::Bytes(bytes) => freed += bytes,
                 Evicted::Stalled => {
+                    // Back to where it was: the plain pass would only set it aside again, and so on for ever.
+                    if let Standing::Soft(_) = standing {
+                        self.set_aside(id, standing);
+                    }
                     // Whoever it waits for resumes it: that is no step cut short, to be taken again at once.
                     *budget = (*budget).max(1);
                     break;

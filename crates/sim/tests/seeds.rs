@@ -49,6 +49,15 @@ fn hold(profile: Profile, seeds: u64) {
     assert!(failures.is_empty(), "{}", report(profile, &failures));
 }
 
+/// In eviction by single steps, the plain pass set a soft-pinned replica aside and asked for another step at once; the last
+/// pass took it back, found the queue of offloads full, and left it to the plain pass: without end, while time stood still.
+#[test]
+fn a_soft_pinned_victim_that_cannot_be_offloaded_spins_nobody() {
+    for seed in [5872, 6555] {
+        assert_eq!(run_seed(seed, None).violation.map(|(_, violation)| violation.to_string()), None, "seed {seed}");
+    }
+}
+
 /// What anybody needs to see a failure again, and the smallest run found that still shows the first.
 fn report(profile: Profile, failures: &[(u64, Violation)]) -> String {
     let churn = if profile == Profile::Churn { " --churn" } else { "" };

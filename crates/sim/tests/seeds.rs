@@ -54,7 +54,11 @@ fn hold(profile: Profile, seeds: u64) {
 #[test]
 fn a_soft_pinned_victim_that_cannot_be_offloaded_spins_nobody() {
     for seed in [5872, 6555] {
-        assert_eq!(run_seed(seed, None).violation.map(|(_, violation)| violation.to_string()), None, "seed {seed}");
+        assert_eq!(
+            run_seed(Profile::Ordinary, seed, None).violation.map(|(_, violation)| violation.to_string()),
+            None,
+            "seed {seed}"
+        );
     }
 }
 

@@ -11,7 +11,7 @@ use slackwater_wire::data::{Frame, GREETING_BYTES, Greeting};
 use super::cursor::Cursor;
 use super::half::Command;
 use super::hub::LaneId;
-use super::io::{Vectors, into_slice, receive};
+use super::io::{Vectors, into_slice, receive, tell_from};
 use super::lane::{Ended, Lane};
 use super::outlet::{FlushLimits, Flushed, Outlet};
 use super::serve::Serve;
@@ -35,6 +35,8 @@ pub(crate) struct Conn {
     large: bool,
     /// The kernel takes more.
     pub(crate) writable: bool,
+    /// From how many bytes on the kernel tells of them.
+    told_from: usize,
 }
 
 /// Which end of a connection this is.
@@ -90,6 +92,8 @@ unsafe impl Send for Scratch {}
 /// What one connection may read, or write, before others have their turn.
 const TURN_BYTES: usize = 2 << 20;
 const SCRATCH_BYTES: usize = 64 << 10;
+/// What must have come before a connection in the middle of a large payload is served again.
+const TOLD_BYTES: usize = 128 << 10;
 /// What is read behind a large payload, or before one: a few headers.
 const SCRATCH_BYTES_LARGE: usize = 4 << 10;
 /// A payload from which on the connection counts as one of large payloads.
@@ -151,6 +155,7 @@ impl Conn {
             stash: Vec::new(),
             large: false,
             writable: false,
+            told_from: 1,
         }
     }
 
@@ -205,6 +210,7 @@ impl Conn {
             self.parse(&scratch.bytes[..count - placed], turn)?;
             total += count;
             if count < asked {
+                self.wait_for_more(socket)?;
                 return Ok(false);
             }
             if total >= TURN_BYTES {
@@ -250,6 +256,18 @@ impl Conn {
             (Some(payload), Role::Serve(serve)) => serve.room(payload.id, self.id, &mut self.outlet, turn),
             _ => Some(usize::MAX),
         }
+    }
+
+    /// The kernel has no more for now. In the middle of a large payload it need not tell of every segment: waking for
+    /// each costs more than the copy of it.
+    fn wait_for_more(&mut self, socket: BorrowedFd<'_>) -> Result<(), Broken> {
+        let left = self.payload.as_ref().map_or(0, |payload| payload.left);
+        let from = if left >= 2 * TOLD_BYTES { TOLD_BYTES } else { 1 };
+        if from != self.told_from {
+            tell_from(socket, from).map_err(|error| Broken::Lost(Cause::Lost(error.to_string())))?;
+            self.told_from = from;
+        }
+        Ok(())
     }
 
     /// Adds where the rest of the payload belongs; says how many bytes that is.

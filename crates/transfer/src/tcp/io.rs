@@ -41,6 +41,15 @@ pub(crate) unsafe fn send(socket: BorrowedFd<'_>, from: &mut Vectors, flags: i32
     usize::try_from(count).map_err(|_| io::Error::last_os_error())
 }
 
+/// Has the kernel tell of arrived bytes only from `bytes` on; an end is told of all the same.
+pub(crate) fn tell_from(socket: BorrowedFd<'_>, bytes: usize) -> io::Result<()> {
+    let bytes = bytes as libc::c_int;
+    let (value, length) = ((&raw const bytes).cast(), size_of::<libc::c_int>() as libc::socklen_t);
+    // SAFETY: the value is a local integer, and its length is told.
+    let done = unsafe { libc::setsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, libc::SO_RCVLOWAT, value, length) };
+    if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
 fn message(ranges: &mut Vectors) -> libc::msghdr {
     // SAFETY: a header of zeros is a valid one: no name, no ranges, no control data.
     let mut message: libc::msghdr = unsafe { std::mem::zeroed() };

@@ -400,7 +400,7 @@ mod tests {
         };
         let report = run(&options).unwrap();
         assert_eq!(report.rows.len(), 4);
-        assert!(report.rows.iter().all(|row| row.gbps > 0.0 && row.avg_us > 1.0 && row.p99_us > 1.0), "{report:?}");
+        assert!(report.rows.iter().all(|row| row.gbps > 0.0 && row.avg_us > 0.0 && row.p99_us > 0.0), "{report:?}");
         assert_eq!(report.ratios.len(), 2);
         let json = serde_json::to_value(&report).unwrap();
         for field in ["concurrency", "strategy", "cores", "gbps", "avg_us", "p99_us"] {

@@ -89,7 +89,8 @@ fn a_full_disk_leaves_memory_at_work_and_the_log_begins_when_there_is_room() {
     let replay = place.command(&arguments);
     let mut command = Command::new("unshare");
     command.args(["-rm", "sh", "-ec", SCRIPT, "sh"]).arg(replay.get_program()).args(replay.get_args());
-    command.current_dir(place.path("")).env("TMPDIR", place.temporary());
+    let path = std::env::var_os("PATH").expect("the tools of the script are found by it");
+    command.current_dir(place.path("")).env_clear().env("PATH", path).env("TMPDIR", place.temporary());
     let Output { status, stdout, stderr } = output(piped(&mut command).spawn().unwrap());
     let said = String::from_utf8_lossy(&stderr);
     assert!(status.success(), "{said}");

@@ -6,7 +6,7 @@ use toml::de::{DeTable, DeValue};
 use super::{Config, ConfigProblem, ENV_PREFIX, OptionSpec, Source, suggest};
 
 /// Environment names under our prefix that are no options: the binary's own.
-const OTHER_ENV: &[&str] = &["SLACKWATER_CONFIG"];
+const OTHER_ENV: &[&str] = &["SLACKWATER_CONFIG", "SLACKWATER_PYTHON"];
 
 /// Takes layers one after another and collects what is wrong with them.
 #[derive(Default)]
@@ -212,6 +212,9 @@ mod tests {
 
     #[test]
     fn names_of_other_parts_are_left_alone() {
-        assert_eq!(problems("", &[("SLACKWATER_WAIT", "spin"), ("SLACKWATER_CONFIG", "x")], &[]), Vec::<String>::new());
+        assert_eq!(
+            problems("", &[("SLACKWATER_WAIT", "spin"), ("SLACKWATER_CONFIG", "x"), ("SLACKWATER_PYTHON", "x")], &[]),
+            Vec::<String>::new()
+        );
     }
 }

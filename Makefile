@@ -14,7 +14,7 @@ define bounded
 	case $$code in 124|137) echo "hung: the last test named above did not end within $(LIMIT)" >&2;; esac; exit $$code; }
 endef
 
-.PHONY: help run test bench lint test-rust test-loom test-sim test-python build clean
+.PHONY: help run test bench lint test-rust test-loom test-miri test-sim test-python build clean
 
 help:
 	@echo "make run             replay generated chat traffic through the tiered store; report in report/"
@@ -28,10 +28,10 @@ run: build
 build: toolchain
 	cargo build --release --locked --package slackwater-cli
 
-bench: build
-	@for name in meta store promotion wait pool mq transfer; do $(SLACKWATER) bench $$name --report report || exit 1; done
+bench: build $(STAMP)
+	@for name in meta store promotion wait pool mq transfer; do SLACKWATER_PYTHON=$(CURDIR)/$(PYTHON) $(SLACKWATER) bench $$name --report report || exit 1; done
 
-test: lint test-rust test-loom test-sim test-python
+test: lint test-rust test-loom test-miri test-sim test-python
 	@echo "all checks and tests passed"
 
 lint: toolchain
@@ -39,13 +39,19 @@ lint: toolchain
 	cargo xtask all
 	cargo clippy --workspace --all-targets --locked -- -D warnings
 
-# Tests against pyzmq need a Python that has it: SLACKWATER_PYTHON names one; without, they say that they are skipped.
-test-rust: toolchain
-	@python3 -c 'import zmq' 2>/dev/null || test -n "$$SLACKWATER_PYTHON" || echo "skipped: tests against pyzmq (set SLACKWATER_PYTHON to a Python that has it)"
-	$(call bounded,cargo test --workspace --locked --exclude slackwater-py --exclude slackwater-sim)
+# The Python of the folder has pyzmq, which the message layer is tested against.
+test-rust: toolchain $(STAMP)
+	$(call bounded,SLACKWATER_PYTHON=$(CURDIR)/$(PYTHON) cargo test --workspace --locked --exclude slackwater-py --exclude slackwater-sim)
 
 test-loom: toolchain
-	$(call bounded,RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom cargo test --locked --release --package slackwater-wait --lib)
+	$(call bounded,RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom cargo test --locked --release --package slackwater-wait --package slackwater-pool --lib models)
+
+# Miri interprets the unsafe parts of waiting and of the pool. It knows the system calls of libc, not rustix's own.
+test-miri: toolchain
+	@cargo +nightly miri setup >/dev/null 2>&1 || { echo "skipped: Miri (rustup toolchain install nightly --component miri,rust-src)"; exit 0; }; \
+	RUSTFLAGS="--cfg rustix_use_libc" MIRIFLAGS="-Zmiri-disable-isolation -Zmiri-permissive-provenance" \
+	sh -c 'cargo +nightly miri test --locked --package slackwater-wait --package slackwater-pool --lib --test waits && \
+	cargo +nightly miri test --locked --package slackwater-pool --test pool -- scope join handle'
 
 test-sim: toolchain
 	$(call bounded,cargo test --locked --profile sim --package slackwater-sim)

@@ -177,3 +177,21 @@ def test_a_configured_ssd_is_not_overridden_by_the_default_of_a_path(
     monkeypatch.setenv("SLACKWATER_SSD", "64MiB")
     with Store(tmp_path / "store", memory="4MiB") as store:
         assert store.stats()["ssd"]["capacity_bytes"] < 64 << 20
+
+
+def test_a_value_is_explained(store: Store) -> None:
+    store.put("k", b"v")
+    store.get("k")
+    reasons = store.explain("k")
+    assert reasons is not None
+    memory = reasons[0]
+    assert (memory["tier"], memory["held"], memory["policy"]) == ("memory", True, "gittins")
+    assert memory["words"].startswith("in memory, ")
+    learned = memory["learned"]
+    assert learned["reuses"] == 1
+    assert learned["index"] >= 0
+    assert learned["age_s"] >= 0
+    chances = [point["chance"] for point in learned["returns"]]
+    assert chances == sorted(chances)
+    assert all(0 <= chance <= 1 for chance in chances)
+    assert store.explain("nothing") is None

@@ -34,6 +34,10 @@ pub enum Planted {
     ReadWithoutChecksum,
     /// A new master does not begin above the versions that the logs remember.
     VersionsBeginAgain,
+    /// Reclaim leaves behind a tombstone that is still needed.
+    TombstoneDroppedEarly,
+    /// Recovery tells of what it found without making it durable first.
+    RecoveryWithoutSync,
 }
 
 impl Planted {
@@ -53,6 +57,8 @@ impl Planted {
         Self::TenantsShareKeys,
         Self::ReadWithoutChecksum,
         Self::VersionsBeginAgain,
+        Self::TombstoneDroppedEarly,
+        Self::RecoveryWithoutSync,
     ];
 }
 

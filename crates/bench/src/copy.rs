@@ -13,7 +13,7 @@ use slackwater_pool::{Config, Pool, PoolError};
 use slackwater_wait::now;
 
 use crate::machine::Machine;
-use crate::page::{Chart, Page, figure, text_table};
+use crate::report::{Bars, Page, Table, figure};
 use crate::usage::median;
 
 /// What is measured.
@@ -213,27 +213,15 @@ fn verify(source: &[u8], target: &mut [u8], object_bytes: usize) {
 const HEADING: [&str; 4] = ["form", "destination", "GB/s", "over memcpy"];
 
 impl Report {
-    /// The report as JSON.
-    ///
-    /// # Panics
-    /// Never: every field is a number or a text.
-    #[must_use]
-    pub fn to_json(&self) -> serde_json::Value {
-        serde_json::to_value(self).expect("numbers and texts are always JSON")
-    }
-
     /// The rows as a table of text.
     #[must_use]
     pub fn to_text(&self) -> String {
-        text_table(&HEADING, &self.cells())
+        self.table().text()
     }
 
     /// The report as a page with a chart.
     #[must_use]
     pub fn to_html(&self) -> String {
-        let mut page = Page::new("Copies and checksums", &self.machine);
-        let streaming = slackwater_base::ByteSize(self.streaming_bytes_min as u64);
-        page.note(&format!("Streaming stores win here from {streaming} on."));
         let forms: Vec<&str> = alone().iter().map(|(form, _)| *form).collect();
         let group = |destination: &str| {
             let value = |form: &&str| {
@@ -242,21 +230,29 @@ impl Report {
             };
             (format!("{destination} destination"), forms.iter().map(value).collect())
         };
-        page.chart(&Chart {
+        let bars = Bars {
             title: "Throughput of one thread".to_owned(),
             unit: "GB/s, more is better",
             series: forms.iter().map(|&form| form.to_owned()).collect(),
             groups: vec![group("reused"), group("fresh")],
-        });
-        page.table("Figures", &HEADING, &self.cells());
-        page.finish()
+        };
+        let streaming = slackwater_base::ByteSize(self.streaming_bytes_min as u64);
+        let page = Page {
+            title: "Copies and checksums".to_owned(),
+            lead: self.machine.line(),
+            bars: vec![bars],
+            tables: vec![self.table()],
+            notes: vec![format!("Streaming stores win here from {streaming} on.")],
+            ..Page::default()
+        };
+        page.html()
     }
 
-    fn cells(&self) -> Vec<Vec<String>> {
+    fn table(&self) -> Table {
         let cells = |row: &Row| {
             vec![row.form.to_owned(), row.destination.to_owned(), figure(row.gbps), figure(row.over_memcpy)]
         };
-        self.rows.iter().map(cells).collect()
+        Table::new("Figures", &HEADING, self.rows.iter().map(cells))
     }
 }
 
@@ -270,6 +266,6 @@ mod tests {
         assert_eq!(report.rows.len(), 5 + 7);
         assert!(report.rows.iter().all(|row| row.gbps > 0.0), "{report:?}");
         assert!(report.to_html().contains("copy+checksum") && report.to_text().contains("pool"));
-        assert!(report.to_json()["rows"][0]["gbps"].is_number());
+        assert!(serde_json::to_value(&report).unwrap()["rows"][0]["gbps"].is_number());
     }
 }

@@ -1,12 +1,11 @@
 //! Scenario benchmarks of Slackwater, each beside the limits and peers of the same run.
 //!
-//! Every benchmark is a function `run(options) -> Report`; a report gives JSON, a text table and an HTML page.
+//! Every benchmark is a function `run(options) -> Report`; a report serialises to JSON and gives a text table and an HTML page.
 
 pub mod copy;
 pub mod machine;
 pub mod meta;
 pub mod mq;
-pub mod page;
 pub mod policy;
 pub mod pool;
 pub mod process;

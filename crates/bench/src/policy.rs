@@ -14,6 +14,8 @@ pub struct Options {
     pub policies: Vec<PolicyKind>,
     /// Sizes of the cache, in blocks.
     pub sizes: Vec<usize>,
+    /// Size of an SSD below each of the sizes, in blocks, where two tiers are to be replayed too.
+    pub ssd_blocks: Option<usize>,
     /// Tokens that a block of the trace holds.
     pub block_tokens: u32,
 }
@@ -21,7 +23,7 @@ pub struct Options {
 impl Default for Options {
     fn default() -> Self {
         let sizes = vec![1_000, 3_000, 10_000, 20_000, 30_000];
-        Self { policies: PolicyKind::ALL.to_vec(), sizes, block_tokens: 512 }
+        Self { policies: PolicyKind::ALL.to_vec(), sizes, ssd_blocks: None, block_tokens: 512 }
     }
 }
 
@@ -30,8 +32,29 @@ impl Default for Options {
 pub struct Report {
     /// One a policy and size.
     pub rows: Vec<Row>,
+    /// The same with an SSD below, one a policy and size; only where an SSD was asked for.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub tiers: Vec<TierRow>,
     /// What bounds them.
     pub limits: Limits,
+}
+
+/// One policy in a memory of one size over an SSD: blocks that are hit on SSD are promoted, those that leave memory are
+/// written where the SSD's policy would keep them.
+#[derive(Clone, Debug, Serialize)]
+pub struct TierRow {
+    /// The policy's name.
+    pub policy: &'static str,
+    /// Size of memory in blocks.
+    pub size: usize,
+    /// Size of the SSD in blocks.
+    pub ssd: usize,
+    /// Hits in memory as a share of all block references.
+    pub memory_hit_rate: f64,
+    /// Hits in either tier as a share of all block references.
+    pub hit_rate: f64,
+    /// Blocks written to SSD for each that was put.
+    pub writes_per_put: f64,
 }
 
 /// One policy at one size.
@@ -78,7 +101,7 @@ pub fn run(
     let offline: BTreeMap<usize, f64> =
         options.sizes.iter().map(|&size| (size, trace.offline_optimum(size).hit_rate())).collect();
     let total = trace.requests() * options.sizes.len() * options.policies.len();
-    let mut rows = Vec::new();
+    let (mut rows, mut tiers) = (Vec::new(), Vec::new());
     for &kind in &options.policies {
         for &size in &options.sizes {
             let before = rows.len() * trace.requests();
@@ -88,9 +111,10 @@ pub fn run(
                 }
             };
             rows.push(row(&trace, kind, size, offline[&size], watch));
+            tiers.extend(options.ssd_blocks.map(|ssd| tier_row(&trace, kind, size, ssd)));
         }
     }
-    Report { rows, limits: Limits { offline } }
+    Report { rows, tiers, limits: Limits { offline } }
 }
 
 fn row(trace: &Trace, kind: PolicyKind, size: usize, offline: f64, watch: impl FnMut(usize)) -> Row {
@@ -107,6 +131,18 @@ fn row(trace: &Trace, kind: PolicyKind, size: usize, offline: f64, watch: impl F
         ns_per_access: nanos / outcome.references.max(1) as f64,
         bytes_per_block: growing as f64 / outcome.blocks_kept.max(1) as f64,
         fixed_bytes: policy.fixed_bytes(),
+    }
+}
+
+fn tier_row(trace: &Trace, kind: PolicyKind, size: usize, ssd: usize) -> TierRow {
+    let outcome = trace.replay_tiers((&mut *kind.build(0), size), (&mut *kind.build(0), ssd));
+    TierRow {
+        policy: kind.name(),
+        size,
+        ssd,
+        memory_hit_rate: outcome.memory_hit_rate(),
+        hit_rate: outcome.hit_rate(),
+        writes_per_put: outcome.writes_per_put(),
     }
 }
 
@@ -147,18 +183,24 @@ mod tests {
 
     #[test]
     fn the_report_has_the_promised_keys() {
-        let options = Options { policies: vec![PolicyKind::Lru], sizes: vec![4], block_tokens: 16 };
+        let options =
+            Options { policies: vec![PolicyKind::Lru], sizes: vec![4], block_tokens: 16, ssd_blocks: Some(20) };
         let json = serde_json::to_value(run(&options, requests(10), |_, _| ())).unwrap();
         let row = json["rows"][0].as_object().unwrap();
         for key in ["policy", "size", "hit_rate", "offline_share", "ns_per_access", "bytes_per_block"] {
             assert!(row.contains_key(key), "{key}");
+        }
+        let tiers = json["tiers"][0].as_object().unwrap();
+        for key in ["policy", "size", "ssd", "memory_hit_rate", "hit_rate", "writes_per_put"] {
+            assert!(tiers.contains_key(key), "{key}");
         }
         assert!(json["limits"]["offline"]["4"].is_number());
     }
 
     #[test]
     fn an_empty_trace_gives_zero_rates() {
-        let options = Options { policies: vec![PolicyKind::Gittins], sizes: vec![4], block_tokens: 16 };
+        let options =
+            Options { policies: vec![PolicyKind::Gittins], sizes: vec![4], block_tokens: 16, ..Options::default() };
         let report = run(&options, Vec::new(), |_, _| ());
         assert_eq!(report.rows[0].hit_rate, 0.0);
         assert_eq!(report.rows[0].offline_share, 1.0);

@@ -16,7 +16,7 @@ use slackwater_wait::{Cpus, SiteCounts};
 use thiserror::Error;
 
 use crate::machine::Machine;
-use crate::page::{Chart, Page, figure, text_table};
+use crate::report::{Bars, Page, Table, figure};
 use crate::usage::{median, quantile};
 use bursts::{Bursts, Times, steps_of, task};
 use peers::{Program, Workshop};
@@ -320,6 +320,9 @@ fn ratios(rows: &[Row]) -> Vec<Ratios> {
     .collect()
 }
 
+const METHOD: &str = "A token is 48 layers of three bursts with 192, 64 and 1 tasks. Medians over runs in turns. CPU is \
+that of the pool's threads and the caller, without the caller's own in the gaps.";
+
 const HEADING: [&str; 9] = [
     "pool",
     "threads",
@@ -333,19 +336,10 @@ const HEADING: [&str; 9] = [
 ];
 
 impl Report {
-    /// The report as JSON.
-    ///
-    /// # Panics
-    /// Never: every field is a number or a text.
-    #[must_use]
-    pub fn to_json(&self) -> serde_json::Value {
-        serde_json::to_value(self).expect("numbers and texts are always JSON")
-    }
-
     /// The rows as a table of text, and what was skipped.
     #[must_use]
     pub fn to_text(&self) -> String {
-        let mut text = text_table(&HEADING, &self.cells());
+        let mut text = self.table().text();
         for Skipped { pool, reason } in &self.skipped {
             text += &format!("skipped {pool}: {reason}\n");
         }
@@ -355,30 +349,31 @@ impl Report {
     /// The report as a page with charts.
     #[must_use]
     pub fn to_html(&self) -> String {
-        let mut page = Page::new("Worker pool: bursts of a decoding token", &self.machine);
-        page.note(
-            "A token is 48 layers of three bursts with 192, 64 and 1 tasks. Medians over runs in turns. CPU is that of \
-             the pool's threads and the caller, without the caller's own in the gaps.",
-        );
-        for Skipped { pool, reason } in &self.skipped {
-            page.note(&format!("Skipped {pool}: {reason}"));
-        }
         let mut settings: Vec<(usize, f64)> = self.rows.iter().map(|row| (row.threads, row.task_us)).collect();
         settings.dedup();
+        let mut bars = Vec::new();
         for (threads, task_us) in settings {
             for (what, unit, value) in [
                 ("wall time per token", "ms", (|row: &Row| row.wall_ms_per_token) as fn(&Row) -> f64),
                 ("CPU time per token", "ms", |row| row.cpu_ms_per_token),
             ] {
                 let title = format!("{threads} threads, tasks of {task_us} µs: {what}");
-                page.chart(&self.chart(title, unit, (threads, task_us), value));
+                bars.push(self.bars(title, unit, (threads, task_us), value));
             }
         }
-        page.table("Figures", &HEADING, &self.cells());
-        page.finish()
+        let skipped = self.skipped.iter().map(|Skipped { pool, reason }| format!("Skipped {pool}: {reason}"));
+        let page = Page {
+            title: "Worker pool: bursts of a decoding token".to_owned(),
+            lead: self.machine.line(),
+            bars,
+            tables: vec![self.table()],
+            notes: std::iter::once(METHOD.to_owned()).chain(skipped).collect(),
+            ..Page::default()
+        };
+        page.html()
     }
 
-    fn chart(&self, title: String, unit: &'static str, of: (usize, f64), value: fn(&Row) -> f64) -> Chart {
+    fn bars(&self, title: String, unit: &'static str, of: (usize, f64), value: fn(&Row) -> f64) -> Bars {
         let rows: Vec<&Row> = self.rows.iter().filter(|row| (row.threads, row.task_us) == of).collect();
         let mut gaps: Vec<f64> = rows.iter().map(|row| row.gap_us).collect();
         gaps.dedup();
@@ -388,10 +383,10 @@ impl Report {
             (format!("gap {gap} µs"), NAMES.iter().map(find).collect())
         };
         let series = NAMES.iter().map(|&name| name.to_owned()).collect();
-        Chart { title, unit, series, groups: gaps.into_iter().map(group).collect() }
+        Bars { title, unit, series, groups: gaps.into_iter().map(group).collect() }
     }
 
-    fn cells(&self) -> Vec<Vec<String>> {
+    fn table(&self) -> Table {
         let cells = |row: &Row| {
             vec![
                 row.pool.to_owned(),
@@ -405,7 +400,7 @@ impl Report {
                 row.clock_reads_per_spin.map_or_else(|| "-".to_owned(), |reads| format!("{reads:.4}")),
             ]
         };
-        self.rows.iter().map(cells).collect()
+        Table::new("Figures", &HEADING, self.rows.iter().map(cells))
     }
 }
 
@@ -432,7 +427,7 @@ mod tests {
             assert!(ran != skipped, "{name} either ran or is said to be missing: {:?}", report.skipped);
         }
         assert!(report.rows.iter().all(|row| row.wall_ms_per_token > 0.0 && row.cpu_ms_per_token > 0.0), "{report:?}");
-        let json = report.to_json();
+        let json = serde_json::to_value(&report).unwrap();
         for field in ["pool", "threads", "task_us", "gap_us", "wall_ms_per_token", "overhead_p50_us", "overhead_p99_us"]
         {
             assert!(!json["rows"][0][field].is_null(), "{field}");

@@ -115,12 +115,12 @@ pub struct Limit {
 #[derive(Debug, thiserror::Error)]
 pub enum Failure {
     /// A file could not be made or read.
-    #[error("{what}: {source}")]
+    #[error("{what}: {why}")]
     File {
         /// What was tried.
         what: &'static str,
         /// What the operating system said.
-        source: io::Error,
+        why: io::Error,
     },
     /// The store could not be opened.
     #[error(transparent)]
@@ -287,25 +287,25 @@ fn ssd(options: &Options, rows: &mut Vec<Row>) -> Result<String, Failure> {
     store.close()?;
     let store = Store::open(config)?;
     let raw = RawFile::write(options, &source)?;
-    let mut buffer = Aligned::new(bytes * options.depth);
+    let mut targets = Targets::new(bytes, TARGETS.next_multiple_of(options.depth));
     let mut rng = Rng::new(4);
     for pass in 0..options.passes {
         let order = shuffled(&mut rng, count);
         let begun = Instant::now();
-        for number in &order {
-            let read = raw.direct.read_exact_at(&mut buffer.bytes()[..bytes], (number * bytes) as u64);
+        for (turn, number) in order.iter().enumerate() {
+            let read = raw.direct.read_exact_at(targets.get(turn), (number * bytes) as u64);
             read.map_err(file("a direct read"))?;
         }
         rows.push(Row { what: RAW, pass, gbps: rate(bytes * count, begun) });
         let begun = Instant::now();
-        for number in &order {
+        for (turn, number) in order.iter().enumerate() {
             let key = number.to_string();
-            let got = store.get_into(key.as_bytes(), &mut buffer.bytes()[..bytes], &GetOptions::default())?;
+            let got = store.get_into(key.as_bytes(), targets.get(turn), &GetOptions::default())?;
             expect(got.map(|got| got.tier), Tier::Disk, &key)?;
         }
         rows.push(Row { what: SSD, pass, gbps: rate(bytes * count, begun) });
-        raw_deep(options, &raw, &order, &mut buffer, pass, rows)?;
-        deep(options, &store, &order, &mut buffer, pass, rows)?;
+        raw_deep(options, &raw, &order, &mut targets, pass, rows)?;
+        deep(options, &store, &order, &mut targets, pass, rows)?;
     }
     let io = store.stats().io.chosen;
     store.close()?;
@@ -316,17 +316,18 @@ fn deep(
     options: &Options,
     store: &Store,
     order: &[usize],
-    buffer: &mut Aligned,
+    targets: &mut Targets,
     pass: usize,
     rows: &mut Vec<Row>,
 ) -> Result<(), Failure> {
     let bytes = options.value_bytes;
     let begun = Instant::now();
-    for numbers in order.chunks(options.depth) {
+    for (turn, numbers) in order.chunks(options.depth).enumerate() {
         let keys: Vec<String> = numbers.iter().map(ToString::to_string).collect();
         let keys: Vec<&[u8]> = keys.iter().map(String::as_bytes).collect();
-        let mut targets: Vec<&mut [u8]> = buffer.bytes().chunks_mut(bytes).take(keys.len()).collect();
-        for (got, key) in store.get_batch_into(&keys, &mut targets, &GetOptions::default()).into_iter().zip(numbers) {
+        let mut into = targets.batch(turn, options.depth);
+        into.truncate(keys.len());
+        for (got, key) in store.get_batch_into(&keys, &mut into, &GetOptions::default()).into_iter().zip(numbers) {
             expect(got?.map(|got| got.tier), Tier::Disk, &key.to_string())?;
         }
     }
@@ -339,7 +340,7 @@ fn raw_deep(
     options: &Options,
     raw: &RawFile,
     order: &[usize],
-    buffer: &mut Aligned,
+    targets: &mut Targets,
     pass: usize,
     rows: &mut Vec<Row>,
 ) -> Result<(), Failure> {
@@ -347,11 +348,14 @@ fn raw_deep(
     let begun = Instant::now();
     std::thread::scope(|scope| -> Result<(), Failure> {
         let share = order.len().div_ceil(options.depth);
-        let parts = order.chunks(share).zip(buffer.bytes().chunks_mut(bytes));
+        let parts = order.chunks(share).zip(targets.shares(options.depth));
         let threads: Vec<_> = parts
-            .map(|(numbers, target)| {
+            .map(|(numbers, share)| {
                 scope.spawn(move || {
-                    numbers.iter().try_for_each(|number| raw.direct.read_exact_at(target, (number * bytes) as u64))
+                    numbers.iter().enumerate().try_for_each(|(turn, number)| {
+                        let target = turn * bytes % share.len();
+                        raw.direct.read_exact_at(&mut share[target..target + bytes], (number * bytes) as u64)
+                    })
                 })
             })
             .collect();
@@ -389,22 +393,44 @@ impl Drop for RawFile {
     }
 }
 
-/// A buffer that begins on a block, without asking the allocator for it.
-struct Aligned {
+/// Where reads from SSD go, beginning on a block without asking the allocator for it: in turn over more than the cache,
+/// for the store's reads and for direct ones. Into one buffer again and again, the device writes over lines that the
+/// processor has just checksummed and has to give up first, which no caller with a buffer a value sees.
+struct Targets {
     memory: Vec<u8>,
     begin: usize,
-    length: usize,
+    bytes: usize,
+    count: usize,
 }
 
-impl Aligned {
-    fn new(length: usize) -> Self {
-        let memory = vec![0xa5; length + BLOCK_BYTES as usize];
+impl Targets {
+    /// Room for `count` values of `bytes` bytes.
+    fn new(bytes: usize, count: usize) -> Self {
+        let memory = vec![0xa5; bytes * count + BLOCK_BYTES as usize];
         let begin = memory.as_ptr().align_offset(BLOCK_BYTES as usize);
-        Self { memory, begin, length }
+        Self { memory, begin, bytes, count }
     }
 
-    fn bytes(&mut self) -> &mut [u8] {
-        &mut self.memory[self.begin..self.begin + self.length]
+    /// The one whose turn it is.
+    fn get(&mut self, turn: usize) -> &mut [u8] {
+        let at = self.begin + turn % self.count * self.bytes;
+        &mut self.memory[at..at + self.bytes]
+    }
+
+    /// Those of the batch whose turn it is, of `depth` values each; there is room for whole batches only.
+    fn batch(&mut self, turn: usize, depth: usize) -> Vec<&mut [u8]> {
+        let (bytes, first) = (self.bytes, turn * depth % self.count);
+        self.all()[first * bytes..].chunks_mut(bytes).take(depth).collect()
+    }
+
+    /// All of them in `count` equal parts.
+    fn shares(&mut self, count: usize) -> std::slice::ChunksMut<'_, u8> {
+        let share = self.count / count * self.bytes;
+        self.all().chunks_mut(share)
+    }
+
+    fn all(&mut self) -> &mut [u8] {
+        &mut self.memory[self.begin..self.begin + self.bytes * self.count]
     }
 }
 
@@ -437,7 +463,7 @@ fn median(mut values: Vec<f64>) -> f64 {
 }
 
 fn file(what: &'static str) -> impl Fn(io::Error) -> Failure {
-    move |source| Failure::File { what, source }
+    move |why| Failure::File { what, why }
 }
 
 #[cfg(test)]

@@ -39,10 +39,11 @@ fn trace_rates() {
     };
     let requests = parse(&std::fs::read_to_string(path).expect("the trace can be read"));
     let sizes = vec![1_000, 3_000, 10_000, 20_000, 30_000, 60_000, 100_000];
-    let report = run(&Options { sizes, ..Options::default() }, requests, |_, _| ());
+    let report = run(&Options { sizes, ssd_blocks: Some(10_000), ..Options::default() }, requests, |_, _| ());
     print_table(&report);
     if std::env::var_os("SLACKWATER_TRACE_FLOORS").is_some() {
         check_floors(&report);
+        check_tiers(&report);
     }
 }
 
@@ -66,6 +67,23 @@ fn check_floors(report: &Report) {
     }
 }
 
+/// Two tiers lose nothing that the SSD's size gives alone, and memory little of what it gives alone; what is not worth
+/// writing is not written.
+fn check_tiers(report: &Report) {
+    let tiers = |policy: &str| {
+        let found = report.tiers.iter().find(|row| row.policy == policy && row.size == 3_000);
+        found.expect("replayed above")
+    };
+    let alone = |size: usize| {
+        let found = report.rows.iter().find(|row| row.policy == "gittins" && row.size == size);
+        found.expect("replayed above").hit_rate
+    };
+    let (gittins, lru) = (tiers("gittins"), tiers("lru"));
+    assert!(gittins.memory_hit_rate >= alone(3_000) - 0.005, "{gittins:?}");
+    assert!(gittins.hit_rate >= alone(10_000), "{gittins:?}");
+    assert!(gittins.writes_per_put <= 0.85 * lru.writes_per_put, "{gittins:?}, {lru:?}");
+}
+
 fn print_table(report: &Report) {
     println!(
         "{:<10}{}",
@@ -82,5 +100,9 @@ fn print_table(report: &Report) {
         println!("{policy:<10}{}", line(&|at| format!("{:.4}", rows[at].hit_rate)));
         println!("{:<10}{}", "  ns", line(&|at| format!("{:.0}", rows[at].ns_per_access)));
         println!("{:<10}{}", "  bytes", line(&|at| format!("{:.1}", rows[at].bytes_per_block)));
+    }
+    for row in &report.tiers {
+        let (memory, both, writes) = (row.memory_hit_rate, row.hit_rate, row.writes_per_put);
+        println!("{:<10}{:>8} over {}: {memory:.4} {both:.4} {writes:.3}", row.policy, row.size, row.ssd);
     }
 }

@@ -36,6 +36,12 @@ pub(crate) enum Command {
     /// Replays the trace against each policy at each size and prints the share of blocks that were there after all
     /// blocks before them, beside what an eviction that knows the future reaches.
     Policy(Policy),
+    /// Say why an object is kept, or will go
+    ///
+    /// Opens the directory of a store and tells what the eviction of each tier has learned of a key: its class, when it
+    /// was last read, how likely such objects return, and what holding it is worth beside what goes next. Ages begin
+    /// anew when a store is opened; a store that runs tells its own by Store.explain.
+    Explain(Explain),
     /// Measure parts of Slackwater beside the machine's limits and beside peers
     #[command(subcommand)]
     Bench(Bench),
@@ -121,6 +127,10 @@ pub(crate) struct Policy {
           value_parser = blocks)]
     pub(crate) sizes: Vec<usize>,
 
+    /// Also replay two tiers: memory of each size over an SSD of so many blocks
+    #[arg(long, value_name = "N", value_parser = blocks)]
+    pub(crate) ssd: Option<usize>,
+
     /// Policies to compare [default: all]
     #[arg(long, value_name = "NAME,…", value_delimiter = ',', value_parser = policy)]
     pub(crate) policies: Vec<PolicyKind>,
@@ -134,6 +144,21 @@ pub(crate) struct Policy {
     pub(crate) report: Option<PathBuf>,
 
     /// Print one JSON object on standard output instead of the table
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// See [`Command::Explain`].
+#[derive(Clone, Debug, Args)]
+pub(crate) struct Explain {
+    /// The key
+    pub(crate) key: OsString,
+
+    /// Whose
+    #[arg(long, default_value = "", value_name = "TENANT")]
+    pub(crate) tenant: String,
+
+    /// Print one JSON object on standard output instead of sentences
     #[arg(long)]
     pub(crate) json: bool,
 }
@@ -176,7 +201,7 @@ where
 
 /// The whole command line, with a flag for every option of the store where a store is opened or described.
 pub(crate) fn command() -> clap::Command {
-    ["replay", "config", "doctor"].into_iter().fold(Cli::command(), |command, name| {
+    ["replay", "explain", "config", "doctor"].into_iter().fold(Cli::command(), |command, name| {
         command.mut_subcommand(name, |subcommand| subcommand.next_help_heading("Store").args(store_arguments()))
     })
 }

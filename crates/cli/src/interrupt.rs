@@ -1,9 +1,13 @@
-//! Ctrl-C: the first one asks the run to end, the second one ends the process.
+//! Ctrl-C: the first one asks the run to end, another one ends the process. What follows within half a second is taken
+//! for the same one: `timeout` and other wrappers signal their child and then their whole group.
 
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
+
+/// How long after the first signal others are taken for the same one.
+const SAME_PRESS: Duration = Duration::from_millis(500);
 
 /// Whether the user has asked to stop. Clones share the answer.
 #[derive(Clone, Debug, Default)]
@@ -23,7 +27,11 @@ impl Interrupt {
             .spawn(move || {
                 wait(&signals);
                 other.request();
+                let asked = Instant::now();
                 wait(&signals);
+                while asked.elapsed() < SAME_PRESS {
+                    wait(&signals);
+                }
                 std::process::exit(i32::from(crate::INTERRUPTED));
             })
             .context("cannot start a thread")?;
@@ -86,8 +94,6 @@ fn wait(signals: &libc::sigset_t) {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
 
     #[test]

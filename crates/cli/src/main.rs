@@ -4,6 +4,7 @@ mod args;
 mod bench;
 mod config;
 mod doctor;
+mod explain;
 mod interrupt;
 mod policy;
 mod replay;
@@ -29,6 +30,7 @@ fn main() -> ExitCode {
     let done = match cli.command {
         Command::Replay(arguments) => replay::run(&arguments, layers),
         Command::Policy(arguments) => policy::run(&arguments),
+        Command::Explain(arguments) => explain::run(&arguments, &layers),
         Command::Bench(scenario) => bench::run(&scenario),
         Command::Config(arguments) => config::run(&arguments, &layers),
         Command::Keys(verb) => tools::keys(&verb),

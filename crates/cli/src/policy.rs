@@ -1,12 +1,13 @@
 //! `slackwater policy`: eviction policies side by side on one trace.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 use comfy_table::{CellAlignment, Table, presets};
 use indicatif::{ProgressBar, ProgressStyle};
 use slackwater_base::Instant;
-use slackwater_bench::policy::{Options, Report, Row, run as compare};
+use slackwater_bench::policy::{Options, Report, Row, TierRow, run as compare};
 use slackwater_bench::report::{Axis, Chart, Line, Mark, Page, Scale, Tone, Unit};
 use slackwater_meta::evict::PolicyKind;
 use slackwater_meta::replay::Request;
@@ -39,7 +40,10 @@ pub(crate) fn run(arguments: &Policy) -> Result<u8> {
     if arguments.json {
         println!("{}", serde_json::to_string(&report)?);
     } else {
-        println!("{}", table(&report));
+        println!("{}", table(&HEAD, report.rows.iter().map(cells), &report.limits.offline));
+        if !report.tiers.is_empty() {
+            println!("{}", table(&TIERS_HEAD, report.tiers.iter().map(tier_cells), &BTreeMap::new()));
+        }
     }
     Ok(DONE)
 }
@@ -50,7 +54,7 @@ fn options(arguments: &Policy) -> Options {
     sizes.dedup();
     let named = !arguments.policies.is_empty();
     let policies = if named { arguments.policies.clone() } else { PolicyKind::ALL.to_vec() };
-    Options { policies, sizes, block_tokens: arguments.block_tokens }
+    Options { policies, sizes, ssd_blocks: arguments.ssd, block_tokens: arguments.block_tokens }
 }
 
 /// A request as policies know it.
@@ -64,14 +68,15 @@ fn known(request: slackwater_replay::Request) -> Request {
     }
 }
 
-fn table(report: &Report) -> Table {
+const HEAD: [&str; 6] = ["policy", "blocks", "hit rate", "of the optimum", "ns an access", "bytes a block"];
+const TIERS_HEAD: [&str; 6] = ["policy", "blocks", "on SSD", "hits in memory", "hits in both", "writes a put"];
+
+fn table(head: &[&str], rows: impl Iterator<Item = Vec<String>>, offline: &BTreeMap<usize, f64>) -> Table {
     let mut table = Table::new();
     table.load_style(presets::UTF8_BORDERS_ONLY);
-    table.set_header(["policy", "blocks", "hit rate", "of the optimum", "ns an access", "bytes a block"]);
-    for row in &report.rows {
-        table.add_row(cells(row));
-    }
-    for (size, rate) in &report.limits.offline {
+    table.set_header(head);
+    table.add_rows(rows);
+    for (size, rate) in offline {
         table.add_row(["optimum".to_owned(), size.to_string(), format!("{rate:.4}"), String::new()]);
     }
     for column in 1..6 {
@@ -93,6 +98,17 @@ fn cells(row: &Row) -> Vec<String> {
     ]
 }
 
+fn tier_cells(row: &TierRow) -> Vec<String> {
+    vec![
+        row.policy.to_owned(),
+        row.size.to_string(),
+        row.ssd.to_string(),
+        format!("{:.4}", row.memory_hit_rate),
+        format!("{:.4}", row.hit_rate),
+        format!("{:.3}", row.writes_per_put),
+    ]
+}
+
 fn write(directory: &Path, label: &str, requests: usize, report: &Report) -> Result<()> {
     let place = || format!("cannot write the report into {}", directory.display());
     std::fs::create_dir_all(directory).with_context(place)?;
@@ -102,7 +118,6 @@ fn write(directory: &Path, label: &str, requests: usize, report: &Report) -> Res
 }
 
 fn page(label: &str, requests: usize, report: &Report) -> Page {
-    let head = ["policy", "blocks", "hit rate", "of the optimum", "ns an access", "bytes a block"];
     Page {
         title: format!("Eviction on {label}"),
         lead: format!(
@@ -128,7 +143,7 @@ fn page(label: &str, requests: usize, report: &Report) -> Page {
         ],
         tables: vec![slackwater_bench::report::Table {
             title: "All figures".to_owned(),
-            head: head.map(str::to_owned).to_vec(),
+            head: HEAD.map(str::to_owned).to_vec(),
             rows: report.rows.iter().map(cells).collect(),
         }],
         ..Page::default()

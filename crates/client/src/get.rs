@@ -19,7 +19,9 @@ pub struct GetFlow {
     asked_at: Instant,
     attempts: Attempts,
     guards: Vec<GuardId>,
+    /// Items without an outcome, and those among them of which a replica is being read.
     unfinished: usize,
+    reading: usize,
     pick: Box<dyn Pick>,
 }
 
@@ -64,6 +66,16 @@ enum State {
     Done(GetOutcome),
 }
 
+impl State {
+    fn is_open(&self) -> bool {
+        !matches!(self, State::Done(_))
+    }
+
+    fn is_reading(&self) -> bool {
+        matches!(self, State::Reading { .. })
+    }
+}
+
 impl GetFlow {
     /// Begins the read.
     pub fn start(now: Instant, get: Get, options: FlowOptions, pick: Box<dyn Pick>, out: &mut Vec<Action>) -> Self {
@@ -72,7 +84,7 @@ impl GetFlow {
         out.push(Action::Ask(Request::Get(get.clone())));
         let unfinished = items.len();
         let attempts = Attempts::first(options);
-        Self { get, items, asked, asked_at: now, attempts, guards: Vec::new(), unfinished, pick }
+        Self { get, items, asked, asked_at: now, attempts, guards: Vec::new(), unfinished, reading: 0, pick }
     }
 
     /// The master answered.
@@ -199,12 +211,12 @@ impl GetFlow {
             from,
         });
         let Reading { object, rest, valid_until } = reading;
-        self.items[index].state = State::Reading { object, from, rest, valid_until };
+        self.enter(index, State::Reading { object, from, rest, valid_until });
     }
 
     fn next_replica(&mut self, now: Instant, index: usize, failure: ErrorCode, out: &mut Vec<Action>) {
         self.items[index].failure = Some(failure);
-        let state = std::mem::replace(&mut self.items[index].state, State::Asking);
+        let state = self.enter(index, State::Asking);
         if let State::Reading { object, rest, valid_until, .. } = state {
             self.read_next(now, index, Reading { object, rest, valid_until }, out);
         }
@@ -212,9 +224,8 @@ impl GetFlow {
 
     /// Keeps an item for the next question.
     fn set_aside(&mut self, index: usize, failure: ErrorCode) {
-        let item = &mut self.items[index];
-        item.state = State::Asking;
-        item.failure = Some(failure);
+        self.enter(index, State::Asking);
+        self.items[index].failure = Some(failure);
     }
 
     fn ask_again_or(&mut self, now: Instant, indices: Vec<usize>, failure: ErrorCode) {
@@ -233,7 +244,7 @@ impl GetFlow {
 
     /// When nothing is under way but items still need an answer: plans another question, or ends them.
     fn plan_next(&mut self, now: Instant) {
-        let idle = self.asked.is_empty() && !self.items.iter().any(|i| matches!(i.state, State::Reading { .. }));
+        let idle = self.asked.is_empty() && self.reading == 0;
         if !idle || self.unfinished == 0 || self.attempts.plan(now) {
             return;
         }
@@ -265,16 +276,21 @@ impl GetFlow {
     }
 
     fn finish(&mut self, index: usize, outcome: GetOutcome) {
-        if !matches!(self.items[index].state, State::Done(_)) {
-            self.unfinished -= 1;
-        }
-        self.items[index].state = State::Done(outcome);
+        self.enter(index, State::Done(outcome));
+    }
+
+    /// The only place where an item changes its state: what is counted here is asked for at every read of a batch.
+    fn enter(&mut self, index: usize, state: State) -> State {
+        let left = std::mem::replace(&mut self.items[index].state, state);
+        let entered = &self.items[index].state;
+        self.unfinished = self.unfinished + usize::from(entered.is_open()) - usize::from(left.is_open());
+        self.reading = self.reading + usize::from(entered.is_reading()) - usize::from(left.is_reading());
+        left
     }
 
     /// Guards go back together, once no read of ours can still touch a replica.
     fn end_guards(&mut self, out: &mut Vec<Action>) {
-        let reading = self.items.iter().any(|item| matches!(item.state, State::Reading { .. }));
-        if !reading && !self.guards.is_empty() {
+        if self.reading == 0 && !self.guards.is_empty() {
             let guards = std::mem::take(&mut self.guards);
             out.push(Action::Tell(Request::GetEnd(GetEnd { guards })));
         }

@@ -9,6 +9,8 @@ use crate::{Action, FlowOptions};
 pub struct PutFlow {
     start: PutStart,
     items: Vec<Item>,
+    /// Items that await room or their bytes.
+    unwritten: usize,
     stage: Stage,
     attempts: Attempts,
 }
@@ -64,7 +66,7 @@ impl PutFlow {
         out.push(Action::Ask(Request::PutStart(start.clone())));
         let items = vec![Item::Asking; start.entries.len()];
         let stage = Stage::Start((0..items.len()).collect());
-        Self { start, items, stage, attempts: Attempts::first(options) }
+        Self { unwritten: items.len(), start, items, stage, attempts: Attempts::first(options) }
     }
 
     /// The master answered.
@@ -85,10 +87,11 @@ impl PutFlow {
             }
             (Stage::End(asked), Reply::Each(results)) if results.len() == asked.len() => {
                 for (index, result) in asked.into_iter().zip(results) {
-                    self.items[index] = Item::Done(match result {
+                    let outcome = match result {
                         Ok(()) => PutOutcome::Stored,
                         Err(code) => PutOutcome::Failed(code),
-                    });
+                    };
+                    self.enter(index, Item::Done(outcome));
                 }
                 self.stage = Stage::Over;
             }
@@ -109,11 +112,12 @@ impl PutFlow {
     /// The caller's bytes of one item reached every extent, or not.
     pub fn on_written(&mut self, index: usize, result: Result<Checksum, WriteFailure>, out: &mut Vec<Action>) {
         let Item::Writing(version) = self.items[index] else { return };
-        self.items[index] = match result {
+        let item = match result {
             Ok(checksum) => Item::Written(version, checksum),
             Err(WriteFailure::Stale) => Item::Spoilt(version, ErrorCode::InvalidWrite),
             Err(WriteFailure::Transfer) => Item::Spoilt(version, ErrorCode::TransferFail),
         };
+        self.enter(index, item);
         self.publish_when_written(out);
     }
 
@@ -165,7 +169,7 @@ impl PutFlow {
     }
 
     fn on_started(&mut self, index: usize, started: PutStarted, out: &mut Vec<Action>) {
-        self.items[index] = match started {
+        let item = match started {
             PutStarted::Granted { version, extents } => {
                 out.push(Action::Write { index, extents });
                 Item::Writing(version)
@@ -173,10 +177,11 @@ impl PutFlow {
             PutStarted::Exists => Item::Done(PutOutcome::Existed),
             PutStarted::Failed(code) => Item::Done(PutOutcome::Failed(code)),
         };
+        self.enter(index, item);
     }
 
     fn publish_when_written(&mut self, out: &mut Vec<Action>) {
-        if self.items.iter().any(|item| matches!(item, Item::Writing(_) | Item::Asking)) {
+        if self.unwritten > 0 {
             return;
         }
         self.revoke(out);
@@ -215,12 +220,13 @@ impl PutFlow {
 
     /// The deadline: what is written but not acknowledged is unknown, what is half written is revoked.
     fn give_up(&mut self, out: &mut Vec<Action>) {
-        for item in &mut self.items {
-            *item = match *item {
+        for index in 0..self.items.len() {
+            let item = match self.items[index] {
                 Item::Writing(version) => Item::Spoilt(version, ErrorCode::DeadlinePassed),
                 Item::Asking | Item::Written(..) => Item::Done(PutOutcome::Unknown),
                 done => done,
             };
+            self.enter(index, item);
         }
         self.revoke(out);
         self.stage = Stage::Over;
@@ -228,9 +234,16 @@ impl PutFlow {
 
     fn fail(&mut self, indices: &[usize], outcome: PutOutcome) {
         for index in indices {
-            self.items[*index] = Item::Done(outcome);
+            self.enter(*index, Item::Done(outcome));
         }
         self.stage = Stage::Over;
+    }
+
+    /// The only place where an item that awaits its bytes changes: that none does is asked at every write of a batch.
+    fn enter(&mut self, index: usize, item: Item) {
+        let unwritten = |item: &Item| usize::from(matches!(item, Item::Writing(_) | Item::Asking));
+        self.unwritten = self.unwritten + unwritten(&item) - unwritten(&self.items[index]);
+        self.items[index] = item;
     }
 }
 

@@ -1,7 +1,7 @@
 use slackwater_wire::{QuotaState, ReplicaState, SegmentId, SegmentKind};
 use thiserror::Error;
 
-use crate::catalog::Parked;
+use crate::catalog::{Parked, PinKind};
 use crate::evict::RestoreError;
 use crate::master::Master;
 use crate::metrics::{OffloadMetrics, PromotionMetrics};
@@ -93,7 +93,7 @@ impl Master {
     /// What the master holds now.
     #[must_use]
     pub fn books(&self) -> Books {
-        let segments = self.segments.iter().map(|(_, segment)| {
+        let segments = self.segments.iter().map(|(index, segment)| {
             let (free, quarantined) = match &segment.medium {
                 Medium::Memory(memory) => (memory.extents.books().free, memory.extents.books().quarantined),
                 Medium::Disk(disk) => (disk.capacity.saturating_sub(segment.used()), 0),
@@ -105,7 +105,7 @@ impl Master {
                 free,
                 live: segment.used(),
                 quarantined,
-                replicas: segment.replicas().count() as u64,
+                replicas: self.residents(index).count() as u64,
             }
         });
         Books {
@@ -134,6 +134,7 @@ impl Master {
         self.check_segments(&books)?;
         self.check_tenants()?;
         self.check_tickets(&books)?;
+        self.check_groups()?;
         Ok(books)
     }
 
@@ -143,7 +144,12 @@ impl Master {
             let mut leaving = 0;
             for id in segment.replicas() {
                 let replica = self.catalog.replica(id);
-                ensure(replica.segment == index, || format!("{id:?} is numbered in {}", segment.id))?;
+                if self.is_prospect(index, id) {
+                    let above = self.segments.at(replica.segment).below == Some(index);
+                    let named = replica.prospect().is_some_and(|slot| segment.replica(slot) == id);
+                    ensure(above && named, || format!("{id:?} is numbered in {}", segment.id))?;
+                    continue;
+                }
                 match &segment.medium {
                     Medium::Memory(memory) => bytes += memory.extents.held(replica.piece).bytes,
                     Medium::Disk(_) => {
@@ -194,6 +200,18 @@ impl Master {
                 ReplicaState::Removed => replica.object().is_none() && orphan && replica.refs > 0,
             };
             ensure(sound, || format!("{id:?}: {replica:?}"))?;
+        }
+        Ok(())
+    }
+
+    fn check_groups(&self) -> Result<(), Imbalance> {
+        for (group, held, members) in self.groups.counts() {
+            let of = |member| {
+                let replicas = self.catalog.replicas(member).filter(|(_, replica)| replica.refs > 0).count();
+                replicas + usize::from(self.catalog.object(member).pin == PinKind::Hard)
+            };
+            let counted: usize = members.map(of).sum();
+            ensure(held == counted, || format!("{group:?}: {held} held, {counted} counted"))?;
         }
         Ok(())
     }

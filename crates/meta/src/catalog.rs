@@ -1,7 +1,7 @@
 use slackwater_base::{Checksum, Instant, Planted, planted};
 use slackwater_wire::{ClientId, Key, ReplicaState, Version};
 
-use crate::evict::Link;
+use crate::evict::{Link, Slot};
 use crate::index::Index;
 use crate::slab::Slab;
 
@@ -94,6 +94,8 @@ pub(crate) struct Replica {
     pub(crate) piece: u32,
     /// Readers, an offload or a promotion that need it to stay.
     pub(crate) refs: u32,
+    /// The number that the SSD below has for it, of memory replicas that are not written yet.
+    prospect: u32,
     pub(crate) segment: SegmentIndex,
     pub(crate) state: ReplicaState,
     pub(crate) parked: Parked,
@@ -120,10 +122,20 @@ impl Replica {
             slot,
             piece,
             refs: 0,
+            prospect: NONE,
             segment,
             state: ReplicaState::Processing,
             parked: Parked::No,
         }
+    }
+
+    /// See [`crate::prospect`].
+    pub(crate) fn prospect(&self) -> Option<Slot> {
+        (self.prospect != NONE).then_some(Slot(self.prospect))
+    }
+
+    pub(crate) fn set_prospect(&mut self, slot: Option<Slot>) {
+        self.prospect = slot.map_or(NONE, |slot| slot.0);
     }
 
     pub(crate) fn object(&self) -> Option<ObjectId> {
@@ -325,7 +337,7 @@ mod tests {
     #[test]
     fn an_object_and_a_replica_are_small() {
         assert_eq!((size_of::<Object>(), size_of::<Option<Object>>()), (72, 72));
-        assert_eq!((size_of::<Replica>(), size_of::<Option<Replica>>()), (24, 24));
+        assert_eq!((size_of::<Replica>(), size_of::<Option<Replica>>()), (28, 28));
     }
 
     #[test]

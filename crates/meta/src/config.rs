@@ -133,7 +133,9 @@ pub struct Offload {
 pub struct Promotion {
     /// Whether hot objects are brought back at all.
     pub on_hit: OnHit,
-    /// Reads that earn a promotion; from 1 to 255.
+    /// What earns a promotion.
+    pub admission: PromotionAdmission,
+    /// Reads that earn a promotion, where those count; from 1 to 255.
     pub threshold: u32,
     /// Most promotions in flight, in the whole cluster.
     pub queue_limit: usize,
@@ -170,6 +172,17 @@ pub enum OnHit {
     Stay,
     /// Reads that pass every gate promote.
     Promote,
+}
+
+/// What earns an object on SSD a copy in memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum PromotionAdmission {
+    /// So many reads lately.
+    #[default]
+    Frequency,
+    /// That the policy of the memory would keep it, from what that of the SSD knows of it. Policies that learn nothing
+    /// keep everything.
+    Index,
 }
 
 /// Limits of tables and queues.
@@ -296,6 +309,7 @@ impl Default for Promotion {
     fn default() -> Self {
         Self {
             on_hit: OnHit::Stay,
+            admission: PromotionAdmission::Frequency,
             threshold: 2,
             queue_limit: 50_000,
             batch_max: 32,

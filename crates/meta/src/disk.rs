@@ -5,7 +5,7 @@ use slackwater_wire::{DiskEntry, DiskState, NodeId, ReportedEntry, SegmentId, Ve
 
 use crate::catalog::{Aside, ObjectId, ReplicaId, SegmentIndex};
 use crate::master::Master;
-use crate::put::{ChainPlace, Fresh};
+use crate::put::Fresh;
 use crate::release::Why;
 use crate::segment::record_bytes;
 use crate::tenant::Ledger;
@@ -95,7 +95,7 @@ impl Master {
         (object.version, object.bytes, object.checksum) = (entry.version, *bytes, *checksum);
         self.tenants.charge(tenant, Ledger::Disk, record);
         self.segments.at_mut(index).disk_mut().expect("checked by the caller").live += record;
-        Adopted::New(self.add_disk_replica(id, index, ChainPlace::default()))
+        Adopted::New(self.add_disk_replica(id, index, None))
     }
 
     fn replica_on(&self, id: ObjectId, index: SegmentIndex) -> Option<ReplicaId> {

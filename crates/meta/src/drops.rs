@@ -191,6 +191,15 @@ impl Master {
         }
     }
 
+    /// What is being removed while a node mounts, it was not told of: should it hold a copy, that is dead as well.
+    pub(crate) fn owe_pending_drops(&mut self) {
+        for ((hash, version, _), drop) in &self.drops.pending {
+            if !drop.waiters.is_empty() {
+                self.owed.key(*hash, *version);
+            }
+        }
+    }
+
     /// The newest version there is: what is removed now is no newer.
     pub(crate) fn newest_version(&self) -> Version {
         Version(self.next_version - 1)

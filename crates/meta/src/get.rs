@@ -3,12 +3,12 @@
 use slackwater_base::Instant;
 use slackwater_wire::{ErrorCode, Exists, Get, GetEnd, Hold, Key, Lookup, Object, ReplicaAt, Reply};
 
-use crate::catalog::{Aside, ObjectId, ReplicaId, SegmentIndex, TenantIndex};
+use crate::catalog::{Aside, ObjectId, Replica, ReplicaId, SegmentIndex, TenantIndex};
 use crate::evict::{Link, Slot, Walk};
 use crate::lease::{after_probe, after_read};
 use crate::master::{Caller, Master};
 use crate::put::ChainPlace;
-use crate::segment::Medium;
+use crate::segment::{Medium, Segment};
 use crate::tenant::Ledger;
 
 /// Up to this many segments, every policy hears of every read; beyond, only those that hold a part of it.
@@ -53,13 +53,14 @@ impl Master {
             let stop = get.prefix_only && !matches!(answer, Lookup::Found(_));
             answers.push(answer);
             if stop {
-                reading.links.truncate(at + 1);
+                self.wanted_too(tenant, &get.keys, at + 1, &mut reading);
                 break;
             }
         }
+        let found = answers.iter().take_while(|answer| matches!(answer, Lookup::Found(_))).count() as u32;
         answers.resize(get.keys.len(), Lookup::Missing);
         let place = self.chain_start(tenant, &get.chain);
-        self.tell_policies(now, &mut reading, place);
+        self.tell_policies(now, &mut reading, place, found);
         self.consider(now, &reading.links, &reading.cold, place);
         self.reading = reading;
         Reply::Get(answers)
@@ -96,6 +97,18 @@ impl Master {
         answer
     }
 
+    /// The rest of a prefix read that ended early: whoever reads wanted these blocks too, and policies learn from that.
+    fn wanted_too(&self, tenant: TenantIndex, keys: &[Key], from: usize, reading: &mut Reading) {
+        for (at, key) in keys.iter().enumerate().skip(from) {
+            let link = &mut reading.links[at];
+            let Some(id) = self.catalog.find(tenant, key, link.hash) else { continue };
+            link.bytes = self.catalog.object(id).bytes;
+            let replicas = self.catalog.replicas(id);
+            let known = |(_, facts): (ReplicaId, &Replica)| known_to(self.segments.at(facts.segment), facts, at as u32);
+            reading.resident.extend(replicas.flat_map(known));
+        }
+    }
+
     fn count(&mut self, answer: &Lookup) {
         let metrics = &mut self.metrics;
         metrics.gets += 1;
@@ -127,8 +140,8 @@ impl Master {
         let mut first: Option<ReplicaId> = None;
         let mut in_memory = 0;
         for (replica, facts) in self.catalog.replicas(id) {
-            resident.push((facts.segment, position, Slot(facts.slot)));
             let segment = self.segments.at(facts.segment);
+            resident.extend(known_to(segment, facts, position));
             match &segment.medium {
                 Medium::Memory(_) => {
                     if in_memory == 0 {
@@ -161,8 +174,8 @@ impl Master {
             let object = self.catalog.object_mut(id);
             object.lease = after_read(object.lease, now, ttl);
             if object.is(Aside::Group) {
-                let tenant = object.tenant;
-                self.groups.renew(tenant, id, |lease| after_read(lease, now, ttl));
+                let (tenant, own) = (object.tenant, object.lease);
+                self.groups.renew(tenant, id, own, |lease| after_read(lease, now, ttl));
             }
         }
         if self.tenants.is_on() {
@@ -190,7 +203,7 @@ impl Master {
     }
 
     /// Lets each policy see the walk with its own residents in it.
-    fn tell_policies(&mut self, now: Instant, reading: &mut Reading, place: ChainPlace) {
+    fn tell_policies(&mut self, now: Instant, reading: &mut Reading, place: ChainPlace, found: u32) {
         let Reading { links, resident, .. } = reading;
         if self.segments.len() > 1 {
             resident.sort_unstable_by_key(|(segment, ..)| *segment);
@@ -212,6 +225,7 @@ impl Master {
                 links,
                 parent: place.parent,
                 position: place.position,
+                found,
                 hint: place.hint,
                 output_tokens: place.output_tokens,
             });
@@ -252,8 +266,21 @@ impl Master {
         }
         object.lease = after_probe(object.lease, now, ttl);
         if object.is(Aside::Group) {
-            self.groups.renew(tenant, id, |lease| after_probe(lease, now, ttl));
+            let own = object.lease;
+            self.groups.renew(tenant, id, own, |lease| after_probe(lease, now, ttl));
         }
         true
     }
+}
+
+/// The policies that know a replica, and its number there: that of its segment, and that of the SSD whose prospect it
+/// is.
+fn known_to(
+    segment: &Segment,
+    replica: &Replica,
+    position: u32,
+) -> impl Iterator<Item = (SegmentIndex, u32, Slot)> + use<> {
+    let own = (replica.segment, position, Slot(replica.slot));
+    let below = segment.below.zip(replica.prospect()).map(|(below, slot)| (below, position, slot));
+    std::iter::once(own).chain(below)
 }

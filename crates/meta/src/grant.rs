@@ -31,6 +31,16 @@ enum Grant {
     Short(Shortage),
 }
 
+/// A put in flight of the same key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Older {
+    None,
+    /// Its writer is late: it gives way before room is looked for, as its room may be what there is.
+    Stale,
+    /// It gives way to one that has room, and not to one that may yet be refused.
+    Live,
+}
+
 impl Master {
     pub(crate) fn put_start(&mut self, now: Instant, caller: &Caller, start: PutStart) {
         let tenant = match self.put_tenant(&start) {
@@ -131,11 +141,11 @@ impl Master {
     ) -> Grant {
         let failed = |code| Grant::Decided(PutStarted::Failed(code));
         let found = self.catalog.find(tenant, &wanted.key, wanted.hash);
-        if let Some(Err(result)) = found.map(|object| self.may_put(now, object, tenant, config)) {
-            return Grant::Decided(result);
-        }
-        let is_new = found.is_none_or(|object| !self.catalog.is_object(object));
-        if let Err(code) = self.put_limits(tenant, config, wanted, is_new) {
+        let older = match found.map_or(Ok(Older::None), |object| self.may_put(now, object, config)) {
+            Ok(older) => older,
+            Err(result) => return Grant::Decided(result),
+        };
+        if let Err(code) = self.put_limits(tenant, config, wanted, found.is_none()) {
             return failed(code);
         }
         if self.queue.is_before(caller) {
@@ -144,6 +154,9 @@ impl Master {
         let charge = self.charge_of(wanted.bytes).saturating_mul(u64::from(config.replicas));
         if self.tenants.allowed(tenant, Ledger::Memory).is_some_and(|allowed| charge > allowed) {
             return failed(ErrorCode::TenantQuotaExceeded);
+        }
+        if let (Older::Stale, Some(object)) = (older, found) {
+            self.preempt(tenant, object);
         }
         if !self.fit_quota(now, tenant, Ledger::Memory, charge) {
             return Grant::Short(Shortage::Quota);
@@ -155,17 +168,14 @@ impl Master {
         if replicas.len() < config.replicas as usize {
             self.metrics.puts_partial += 1;
         }
+        if let (Older::Live, Some(object)) = (older, found) {
+            self.preempt(tenant, object);
+        }
         Grant::Decided(self.open_put(now, caller.client, tenant, config, wanted, replicas))
     }
 
-    /// Whether the key is free for this put; a put in flight that has to give way is taken back.
-    fn may_put(
-        &mut self,
-        now: Instant,
-        id: ObjectId,
-        tenant: TenantIndex,
-        config: &PutConfig,
-    ) -> Result<(), PutStarted> {
+    /// Whether the key is free for this put, and which put in flight has to give way to it.
+    fn may_put(&self, now: Instant, id: ObjectId, config: &PutConfig) -> Result<Older, PutStarted> {
         let object = self.catalog.object(id);
         let complete = object.has_replicas();
         if config.mode == PutMode::Create && complete {
@@ -182,11 +192,15 @@ impl Master {
             if config.mode == PutMode::Create && !stale {
                 return Err(PutStarted::Exists);
             }
-            self.metrics.puts_preempted += 1;
-            self.close_put(tenant, id);
-            self.erase_if_empty(id);
+            return Ok(if stale { Older::Stale } else { Older::Live });
         }
-        Ok(())
+        Ok(Older::None)
+    }
+
+    fn preempt(&mut self, tenant: TenantIndex, id: ObjectId) {
+        self.metrics.puts_preempted += 1;
+        self.close_put(tenant, id);
+        self.erase_if_empty(id);
     }
 
     fn put_limits(

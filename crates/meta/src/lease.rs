@@ -6,7 +6,8 @@ use std::time::Duration;
 use slackwater_base::{Instant, Map};
 use slackwater_wire::{ClientId, ErrorCode, GuardId};
 
-use crate::catalog::{ObjectId, ReplicaId, TenantIndex};
+use crate::catalog::{ObjectId, PinKind, ReplicaId, TenantIndex};
+use crate::pressure::Standing;
 use crate::slab::Slab;
 
 /// The end of a lease after a read.
@@ -31,34 +32,58 @@ pub(crate) struct Groups {
     of: Map<ObjectId, u64>,
 }
 
+/// What eviction asks about is kept as sums and not looked up member by member: a group may have tens of thousands.
 #[derive(Default)]
 struct Group {
     members: BTreeSet<ObjectId>,
+    /// No member's own lease is longer.
     lease: Instant,
+    /// End of the longest soft pin that a member ever had.
+    soft: Instant,
+    /// Replicas that somebody holds, and members pinned hard.
+    held: usize,
+    /// Replicas that their policies leave alone until nothing is held.
+    aside: BTreeSet<ReplicaId>,
 }
 
 impl Groups {
-    pub(crate) fn join(&mut self, group: GroupKey, object: ObjectId) {
-        self.groups.entry(group).or_default().members.insert(object);
+    /// Takes in an object whose soft pin, if it has one, ends at `soft`.
+    pub(crate) fn join(&mut self, group: GroupKey, object: ObjectId, pin: PinKind, soft: Instant) {
+        let joined = self.groups.entry(group).or_default();
+        joined.members.insert(object);
+        joined.held += usize::from(pin == PinKind::Hard);
+        joined.soft = joined.soft.max(soft);
         self.of.insert(object, group.1);
     }
 
-    pub(crate) fn leave(&mut self, tenant: TenantIndex, object: ObjectId) {
-        let Some(number) = self.of.remove(&object) else { return };
-        let group = self.groups.get_mut(&(tenant, number)).expect("members have a group");
-        group.members.remove(&object);
-        if group.members.is_empty() {
-            self.groups.remove(&(tenant, number));
+    /// An object without replicas goes; returns the replicas to be looked at again, now that its pin holds nobody.
+    pub(crate) fn leave(&mut self, tenant: TenantIndex, object: ObjectId, pin: PinKind) -> BTreeSet<ReplicaId> {
+        let wake = if pin == PinKind::Hard { self.unhold(tenant, object) } else { BTreeSet::new() };
+        if let Some(number) = self.of.remove(&object) {
+            let group = self.groups.get_mut(&(tenant, number)).expect("members have a group");
+            group.members.remove(&object);
+            if group.members.is_empty() {
+                self.groups.remove(&(tenant, number));
+            }
         }
+        wake
     }
 
     pub(crate) fn of(&self, object: ObjectId) -> Option<u64> {
         self.of.get(&object).copied()
     }
 
+    fn group(&self, tenant: TenantIndex, object: ObjectId) -> Option<&Group> {
+        self.groups.get(&(tenant, self.of(object)?))
+    }
+
+    fn group_mut(&mut self, tenant: TenantIndex, object: ObjectId) -> Option<&mut Group> {
+        let number = self.of(object)?;
+        self.groups.get_mut(&(tenant, number))
+    }
+
     pub(crate) fn members(&self, tenant: TenantIndex, object: ObjectId) -> impl Iterator<Item = ObjectId> {
-        let group = self.of(object).and_then(|number| self.groups.get(&(tenant, number)));
-        group.into_iter().flat_map(|group| group.members.iter().copied())
+        self.group(tenant, object).into_iter().flat_map(|group| group.members.iter().copied())
     }
 
     pub(crate) fn size(&self, group: GroupKey) -> usize {
@@ -66,15 +91,67 @@ impl Groups {
     }
 
     pub(crate) fn lease(&self, tenant: TenantIndex, object: ObjectId) -> Instant {
-        let group = self.of(object).and_then(|number| self.groups.get(&(tenant, number)));
-        group.map_or(Instant::ZERO, |group| group.lease)
+        self.group(tenant, object).map_or(Instant::ZERO, |group| group.lease)
     }
 
-    pub(crate) fn renew(&mut self, tenant: TenantIndex, object: ObjectId, renew: impl FnOnce(Instant) -> Instant) {
-        let group = self.of(object).and_then(|number| self.groups.get_mut(&(tenant, number)));
-        if let Some(group) = group {
-            group.lease = renew(group.lease);
+    /// Renews the group's lease; it stays at least as long as the member's own.
+    pub(crate) fn renew(
+        &mut self,
+        tenant: TenantIndex,
+        object: ObjectId,
+        own: Instant,
+        renew: impl FnOnce(Instant) -> Instant,
+    ) {
+        if let Some(group) = self.group_mut(tenant, object) {
+            group.lease = renew(group.lease).max(own);
         }
+    }
+
+    /// Whether anything of the group is held, be it only by the offload with which it leaves.
+    pub(crate) fn is_held(&self, tenant: TenantIndex, object: ObjectId) -> bool {
+        self.group(tenant, object).is_some_and(|group| group.held > 0)
+    }
+
+    /// Whether the members may go now, all together or none, if nobody holds them.
+    pub(crate) fn standing(&self, tenant: TenantIndex, object: ObjectId, now: Instant) -> Standing {
+        match self.group(tenant, object) {
+            Some(group) if group.lease > now => Standing::Until(group.lease),
+            Some(group) if group.soft > now => Standing::Soft(group.soft),
+            _ => Standing::Free,
+        }
+    }
+
+    /// Somebody holds a replica of this member that nobody held before.
+    pub(crate) fn hold(&mut self, tenant: TenantIndex, object: ObjectId) {
+        if let Some(group) = self.group_mut(tenant, object) {
+            group.held += 1;
+        }
+    }
+
+    /// Nobody holds that replica any more; returns the replicas to be looked at again when nothing is held.
+    pub(crate) fn unhold(&mut self, tenant: TenantIndex, object: ObjectId) -> BTreeSet<ReplicaId> {
+        let Some(group) = self.group_mut(tenant, object) else { return BTreeSet::new() };
+        group.held -= 1;
+        if group.held == 0 { std::mem::take(&mut group.aside) } else { BTreeSet::new() }
+    }
+
+    /// Remembers a member's replica that was set aside because something is held.
+    pub(crate) fn set_aside(&mut self, tenant: TenantIndex, object: ObjectId, replica: ReplicaId) {
+        if let Some(group) = self.group_mut(tenant, object) {
+            group.aside.insert(replica);
+        }
+    }
+
+    /// Forgets it: it is not set aside any more.
+    pub(crate) fn take_back(&mut self, tenant: TenantIndex, object: ObjectId, replica: ReplicaId) {
+        if let Some(group) = self.group_mut(tenant, object) {
+            group.aside.remove(&replica);
+        }
+    }
+
+    /// Every member with the count of what its group holds, for the check of the books.
+    pub(crate) fn counts(&self) -> impl Iterator<Item = (GroupKey, usize, impl Iterator<Item = ObjectId>)> {
+        self.groups.iter().map(|(key, group)| (*key, group.held, group.members.iter().copied()))
     }
 }
 

@@ -16,6 +16,8 @@ mod config;
 mod disk;
 mod drops;
 mod due;
+mod earn;
+mod explain;
 mod get;
 mod grant;
 mod index;
@@ -28,6 +30,7 @@ mod outbox;
 mod place;
 mod pressure;
 mod promote;
+mod prospect;
 mod put;
 mod queue;
 mod quota;
@@ -42,8 +45,9 @@ mod tenant;
 
 pub use books::{Books, Imbalance, SegmentBooks};
 pub use config::{
-    ConfigWarning, Eviction, Limits, MasterConfig, Offload, OffloadMode, OnHit, Placement, Promotion, PutPolicy,
-    SoftPinned, Tenancy,
+    ConfigWarning, Eviction, Limits, MasterConfig, Offload, OffloadMode, OnHit, Placement, Promotion,
+    PromotionAdmission, PutPolicy, SoftPinned, Tenancy,
 };
+pub use explain::{Held, Opinion};
 pub use master::{Input, Master, Output};
 pub use metrics::{Metrics, OffloadMetrics, PromotionMetrics};

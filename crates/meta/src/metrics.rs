@@ -70,6 +70,7 @@ pub struct PromotionMetrics {
     pub failed: u64,
     pub cancelled: u64,
     pub rejected_frequency: u64,
+    pub rejected_index: u64,
     pub rejected_watermark: u64,
     pub rejected_cap: u64,
     pub candidate_recorded: u64,

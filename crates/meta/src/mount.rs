@@ -34,6 +34,7 @@ impl Master {
         policy.set_block_tokens(self.config.eviction.block_tokens);
         if mount.kind == SegmentKind::Disk {
             self.owed.begin(mount.node);
+            self.owe_pending_drops();
         }
         self.segments.add(Segment::new(mount, granule, policy));
         self.capacity_changed();
@@ -70,16 +71,20 @@ impl Master {
         self.lose_promotions(now, index);
         self.lose_offloads(now, index);
         self.lose_open_puts(index);
-        let lost: Vec<ReplicaId> = self.segments.at(index).replicas().collect();
+        self.lose_prospects(index);
+        let lost: Vec<ReplicaId> = self.residents(index).collect();
         let catalog = &self.catalog;
         self.guards.forget(|id| catalog.replica(id).segment == index);
         for id in lost {
-            self.catalog.replica_mut(id).refs = 0;
+            let refs = std::mem::take(&mut self.catalog.replica_mut(id).refs);
             if let Some(orphan) = self.orphans.remove(&id) {
                 self.free(id, orphan.tenant, orphan.bytes);
                 continue;
             }
             let object = self.catalog.replica(id).object().expect("published replicas have an object");
+            if refs > 0 {
+                self.unhold_group(now, object);
+            }
             self.discard(now, id, Why::Removed);
             self.erase_if_empty(object);
         }

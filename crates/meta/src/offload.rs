@@ -18,6 +18,9 @@ use crate::release::Why;
 use crate::segment::record_bytes;
 use crate::tenant::Ledger;
 
+/// Members of a large group that are asked what the group is worth: those of one block are few.
+const GROUP_VOICES: usize = 64;
+
 /// Offloads under way, one a version and SSD.
 #[derive(Default)]
 pub(crate) struct Offloads {
@@ -97,15 +100,33 @@ impl Master {
         self.issue(now, id, source, disk, cause)
     }
 
-    /// Whether the SSD has room to spare, or would keep the object longer than something that it holds.
+    /// Whether the SSD has room to spare, or would keep the object longer than something that it holds. Of a group it is
+    /// enough that one member is worth it: a part of a block is of no use without the others.
     fn is_worth_writing(&mut self, now: Instant, source: ReplicaId, disk: SegmentIndex) -> bool {
+        let replica = self.catalog.replica(source);
+        let (id, above) = (replica.object().expect("published replicas have an object"), replica.segment);
+        let object = self.catalog.object(id);
+        if !object.is(Aside::Group) {
+            return self.is_worth_writing_alone(now, source, disk);
+        }
+        let members = self.groups.members(object.tenant, id).flat_map(|member| self.catalog.replicas(member));
+        let members = members.filter(|(_, it)| it.segment == above).map(|(id, _)| id);
+        let members: Vec<ReplicaId> = members.take(GROUP_VOICES).collect();
+        members.into_iter().any(|id| self.is_worth_writing_alone(now, id, disk))
+    }
+
+    fn is_worth_writing_alone(&mut self, now: Instant, source: ReplicaId, disk: SegmentIndex) -> bool {
         let replica = *self.catalog.replica(source);
         let object = self.catalog.object(replica.object().expect("published replicas have an object"));
         let link = Link { hash: object.hash, slot: None, bytes: object.bytes };
         if self.segments.at(disk).used() + record_bytes(object.bytes) <= self.marks(disk).1 {
             return true;
         }
-        let standing = self.segments.at(replica.segment).policy.standing(now, Slot(replica.slot));
+        let known = self.segments.at(disk);
+        let standing = match replica.prospect() {
+            Some(slot) => known.policy.standing(now, slot),
+            None => self.segments.at(replica.segment).policy.standing(now, Slot(replica.slot)),
+        };
         let policy = &mut self.segments.at_mut(disk).policy;
         match standing {
             Some(standing) => policy.would_keep_as(now, link, standing),
@@ -267,10 +288,13 @@ impl Master {
         if let (Ok(()), Some(object)) = (result, offloading.object) {
             let disk = self.segments.at_mut(offloading.disk).disk_mut().expect("offloads go to SSD");
             disk.live += record;
+            let prospect = self.take_prospect(offloading.source, offloading.disk);
             let source = self.catalog.replica(offloading.source);
             let standing = self.segments.at(source.segment).policy.standing(now, Slot(source.slot));
-            let added = self.add_disk_replica(object, offloading.disk, ChainPlace::default());
-            fresh.push(Fresh { standing, ..added });
+            let added = self.add_disk_replica(object, offloading.disk, prospect);
+            if prospect.is_none() {
+                fresh.push(Fresh { standing, ..added });
+            }
         } else {
             self.tenants.refund(offloading.tenant, Ledger::Disk, record);
         }
@@ -284,8 +308,14 @@ impl Master {
             let until = now + self.config.offload.retry_after;
             self.segments.at_mut(offloading.disk).disk_mut().expect("offloads go to SSD").refusing_until = until;
         }
-        if result == Err(TaskFailure::TooLarge) {
-            self.shed(offloading.hash, &offloading.entry);
+        match (result, offloading.object) {
+            // The device failed in the middle: the next opening of the log may find the record, which nobody counts on
+            // and nobody would think of removing. A removal waits for the drop.
+            (Err(TaskFailure::Device), Some(_)) => {
+                self.drop_record(offloading.disk, offloading.hash, offloading.entry.clone(), None);
+            }
+            (Err(TaskFailure::TooLarge), _) => self.shed(offloading.hash, &offloading.entry),
+            _ => {}
         }
         self.let_go(now, &offloading, result);
     }
@@ -322,13 +352,21 @@ impl Master {
     }
 
     /// A record of the object's value is on this SSD from now on. Its bytes are in the segment's books already.
-    pub(crate) fn add_disk_replica(&mut self, object: ObjectId, index: SegmentIndex, place: ChainPlace) -> Fresh {
+    pub(crate) fn add_disk_replica(&mut self, object: ObjectId, index: SegmentIndex, known_as: Option<Slot>) -> Fresh {
         let id = self.catalog.add_replica(Replica::new(index, 0, 0));
-        let slot = self.segments.at_mut(index).number(id).0;
+        let segment = self.segments.at_mut(index);
+        let Slot(slot) = match known_as {
+            Some(slot) => {
+                segment.renumber(slot, id);
+                slot
+            }
+            None => segment.number(id),
+        };
         self.catalog.replica_mut(id).slot = slot;
         debug_assert_eq!(self.catalog.replica(id).state, ReplicaState::Processing);
         self.attach(object, id, Ledger::Disk);
         let record = self.catalog.object(object);
+        let place = ChainPlace::default();
         Fresh { segment: index, slot, hash: record.hash, bytes: record.bytes, place, standing: None }
     }
 

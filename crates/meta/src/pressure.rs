@@ -3,10 +3,11 @@
 use slackwater_base::Instant;
 use slackwater_wire::{ReplicaState, SegmentKind};
 
-use crate::catalog::{Aside, ObjectId, Parked, PinKind, ReplicaId, SegmentIndex};
+use crate::catalog::{Aside, ObjectId, Parked, PinKind, ReplicaId, SegmentIndex, TenantIndex};
 use crate::config::SoftPinned;
 use crate::evict::Slot;
 use crate::master::{Due, Master};
+use crate::release::Why;
 
 /// Whether a replica may go now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -106,7 +107,12 @@ impl Master {
                 },
             };
             *budget -= 1;
-            match self.standing(now, id) {
+            if self.is_prospect(index, id) {
+                self.end_prospect(now, id, Why::Evicted);
+                continue;
+            }
+            let standing = self.standing(now, id);
+            match standing {
                 Standing::Free => {}
                 Standing::Soft(_) if pass == Pass::Last && self.catalog.replica(id).parked == Parked::Soft => {
                     self.unpark(id);
@@ -119,6 +125,10 @@ impl Master {
             match self.evict_with_group(now, id) {
                 Evicted::Bytes(bytes) => freed += bytes,
                 Evicted::Stalled => {
+                    // A soft-pinned one stays aside: a plain pass would spend its step on it and ask for another.
+                    if let Standing::Soft(_) = standing {
+                        self.set_aside(id, standing);
+                    }
                     // Whoever it waits for resumes it: that is no step cut short, to be taken again at once.
                     *budget = (*budget).max(1);
                     break;
@@ -145,38 +155,30 @@ impl Master {
             return Standing::Until(grace);
         }
         let record = self.catalog.object(object);
-        if !record.is(Aside::Group) {
-            return self.standing_of(now, object);
+        if record.is(Aside::Group) {
+            let held = self.groups.is_held(record.tenant, object) && self.is_group_needed(record.tenant, object);
+            return if held { Standing::Held } else { self.groups.standing(record.tenant, object, now) };
         }
-        let worst = |a, b| match (a, b) {
-            (Standing::Held, _) | (_, Standing::Held) => Standing::Held,
-            (Standing::Until(a), Standing::Until(b)) => Standing::Until(a.max(b)),
-            (Standing::Until(at), _) | (_, Standing::Until(at)) => Standing::Until(at),
-            (Standing::Soft(a), Standing::Soft(b)) => Standing::Soft(a.max(b)),
-            (Standing::Soft(at), _) | (_, Standing::Soft(at)) => Standing::Soft(at),
-            (Standing::Free, Standing::Free) => Standing::Free,
-        };
-        self.groups.members(record.tenant, object).fold(Standing::Free, |all, member| {
-            let held = self.catalog.replicas(member).any(|(_, replica)| replica.refs > 0);
-            worst(all, if held { Standing::Held } else { self.standing_of(now, member) })
-        })
-    }
-
-    fn standing_of(&self, now: Instant, id: ObjectId) -> Standing {
-        let object = self.catalog.object(id);
-        let mut lease = object.lease;
-        if object.is(Aside::Group) {
-            lease = lease.max(self.groups.lease(object.tenant, id));
-        }
-        match object.pin {
+        match record.pin {
             PinKind::Hard => Standing::Held,
-            _ if lease > now => Standing::Until(lease),
-            PinKind::Soft => match self.soft_until.get(&id) {
+            _ if record.lease > now => Standing::Until(record.lease),
+            PinKind::Soft => match self.soft_until.get(&object) {
                 Some(until) if *until > now => Standing::Soft(*until),
                 _ => Standing::Free,
             },
             PinKind::None => Standing::Free,
         }
+    }
+
+    /// Whether anybody holds a member of the group other than the offloads with which members leave.
+    fn is_group_needed(&self, tenant: TenantIndex, object: ObjectId) -> bool {
+        self.groups.members(tenant, object).any(|member| {
+            self.catalog.object(member).pin == PinKind::Hard
+                || self.catalog.replicas(member).any(|(id, replica)| {
+                    let leaving = replica.parked == Parked::Leaving;
+                    replica.refs as usize > if leaving { self.offloads_from(id) } else { 0 }
+                })
+        })
     }
 
     /// Tells the policy to leave a replica alone until it may be able to go.
@@ -191,7 +193,14 @@ impl Master {
         }
         let reason = match standing {
             Standing::Free => unreachable!("who may go is not set aside"),
-            Standing::Held => Parked::Held,
+            Standing::Held => {
+                let object = replica.object().expect("published replicas have an object");
+                let record = self.catalog.object(object);
+                if record.is(Aside::Group) {
+                    self.groups.set_aside(record.tenant, object, id);
+                }
+                Parked::Held
+            }
             Standing::Until(at) => {
                 self.due.set(Due::Unpark(id), at);
                 Parked::Held
@@ -231,8 +240,10 @@ impl Master {
             if self.groups.of(member) != group {
                 continue;
             }
+            // Who is on the way out is no second gain: counted again, it would hide that the others wait.
             let of_kind = |(id, replica): (ReplicaId, &crate::catalog::Replica)| {
-                (self.segments.at(replica.segment).kind() == kind).then_some(id)
+                let stays = replica.parked != Parked::Leaving;
+                (stays && self.segments.at(replica.segment).kind() == kind).then_some(id)
             };
             let ids: Vec<ReplicaId> = self.catalog.replicas(member).filter_map(of_kind).collect();
             for id in ids {

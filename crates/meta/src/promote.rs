@@ -14,7 +14,7 @@ use crate::budget::Budget;
 use crate::candidate::{Candidates, Reason, Tried};
 use crate::catalog::{Aside, ObjectId, ReplicaId, SegmentIndex, TenantIndex};
 use crate::config::{OnHit, Promotion};
-use crate::evict::{Link, Slot};
+use crate::evict::{self, Link, Slot};
 use crate::master::{Due, Master};
 use crate::pressure::{Pass, Standing};
 use crate::put::{ChainPlace, Fresh};
@@ -118,8 +118,7 @@ impl Master {
             let hash = links[*at as usize].hash;
             let Some(sketch) = &mut self.promotions.sketch else { return };
             let heat = sketch.add(hash);
-            if u32::from(heat) < self.config.promotion.threshold {
-                self.metrics.promotion.rejected_frequency += 1;
+            if !self.has_earned(now, *id, heat) {
                 continue;
             }
             let before = at.checked_sub(1).map(|before| links[before as usize].hash);
@@ -128,7 +127,11 @@ impl Master {
             match self.admit(now, *id, heat, place) {
                 Admission::Rejected(reason) if self.catalog.is_object(*id) => self.remember(now, *id, reason, place),
                 Admission::Rejected(_) => {}
-                Admission::Admitted | Admission::Ineligible => self.forget_candidate(*id),
+                Admission::Admitted => {
+                    self.forget_candidate(*id);
+                    self.admit_group(now, *id, heat);
+                }
+                Admission::Ineligible => self.forget_candidate(*id),
             }
         }
     }
@@ -171,7 +174,7 @@ impl Master {
     }
 
     /// The SSD copies of an object whose owners have memory to promote to, least busy first.
-    fn sources(&self, id: ObjectId) -> Vec<(ReplicaId, NodeId)> {
+    pub(crate) fn sources(&self, id: ObjectId) -> Vec<(ReplicaId, NodeId)> {
         let mut sources: Vec<(usize, ReplicaId, NodeId)> = Vec::new();
         for (replica, facts) in self.catalog.replicas(id) {
             let segment = self.segments.at(facts.segment);
@@ -354,7 +357,11 @@ impl Master {
         }
         let Promoting { object, bytes, place, source, .. } = self.end_promotion(now, ticket, Exit::Completed);
         let record = self.catalog.replica(source);
+        // What a policy says of the middle of a segment is the position of its head.
         let standing = self.segments.at(record.segment).policy.standing(now, Slot(record.slot));
+        let position =
+            |standing: evict::Standing| if place.parent.is_some() { place.position } else { standing.position };
+        let standing = standing.map(|standing| evict::Standing { position: position(standing), ..standing });
         self.metrics.promotion.completed_bytes += bytes;
         self.attach(object, staged, Ledger::Memory);
         let replica = *self.catalog.replica(staged);

@@ -189,7 +189,8 @@ impl Master {
             self.apply_pin(now, id, put.pin);
             if let Some(group) = put.group {
                 self.catalog.object_mut(id).mark(Aside::Group);
-                self.groups.join((tenant, group), id);
+                let soft = self.soft_until.get(&id).copied().unwrap_or(Instant::ZERO);
+                self.groups.join((tenant, group), id, self.catalog.object(id).pin, soft);
             }
         }
         for replica in &put.replicas {
@@ -249,10 +250,12 @@ impl Master {
                 links: &links,
                 parent: place.parent,
                 position: place.position,
+                found: 0,
                 hint: place.hint,
                 output_tokens: place.output_tokens,
             };
             self.segments.at_mut(run[0].segment).policy.insert(&walk);
+            self.add_prospects(run, &walk);
         }
     }
 

@@ -30,11 +30,13 @@ impl Master {
             Why::Evicted => policy.evicted(now, Slot(replica.slot)),
             Why::Removed => policy.remove(Slot(replica.slot)),
         }
+        self.end_prospect(now, id, why);
         self.tenants.untouch(id);
         let object = self.catalog.detach(id);
         let (tenant, bytes) = (self.catalog.object(object).tenant, self.catalog.object(object).bytes);
         self.catalog.replica_mut(id).state = ReplicaState::Removed;
         if replica.refs > 0 {
+            self.unhold_group(now, object);
             self.orphans.insert(id, Orphan { tenant, bytes });
         } else {
             self.free(id, tenant, bytes);
@@ -59,7 +61,16 @@ impl Master {
 
     /// Somebody needs the replica to stay.
     pub(crate) fn hold(&mut self, id: ReplicaId) {
-        self.catalog.replica_mut(id).refs += 1;
+        let replica = self.catalog.replica_mut(id);
+        replica.refs += 1;
+        if replica.refs == 1
+            && let Some(object) = replica.object()
+        {
+            let record = self.catalog.object(object);
+            if record.is(Aside::Group) {
+                self.groups.hold(record.tenant, object);
+            }
+        }
     }
 
     /// One who needed the replica no longer does.
@@ -79,25 +90,21 @@ impl Master {
             self.unpark(id);
             self.relieve_soon(now, segment);
         }
-        if let Some(object) = object
-            && self.catalog.object(object).is(Aside::Group)
-        {
-            self.unpark_group(now, object);
+        if let Some(object) = object {
+            self.unhold_group(now, object);
         }
     }
 
-    /// Members of a group wait for each other: one is free, so all are looked at again.
-    fn unpark_group(&mut self, now: Instant, object: ObjectId) {
-        let tenant = self.catalog.object(object).tenant;
-        let members: Vec<ObjectId> = self.groups.members(tenant, object).collect();
-        for member in members {
-            let replicas: Vec<ReplicaId> = self.catalog.replicas(member).map(|(id, _)| id).collect();
-            for id in replicas {
-                if self.catalog.replica(id).parked == Parked::Held {
-                    self.unpark(id);
-                    self.relieve_soon(now, self.catalog.replica(id).segment);
-                }
-            }
+    /// Members of a group wait for each other: nobody holds one of them any more, and if it was the last, all that were
+    /// set aside for it are looked at again.
+    pub(crate) fn unhold_group(&mut self, now: Instant, object: ObjectId) {
+        let record = self.catalog.object(object);
+        if !record.is(Aside::Group) {
+            return;
+        }
+        for id in self.groups.unhold(record.tenant, object) {
+            self.unpark(id);
+            self.relieve_soon(now, self.catalog.replica(id).segment);
         }
     }
 
@@ -109,7 +116,13 @@ impl Master {
         let segment = self.segments.at_mut(index);
         match parked {
             Parked::No => return,
-            Parked::Held => {}
+            Parked::Held => {
+                let object = self.catalog.replica(id).object().expect("published replicas have an object");
+                let record = self.catalog.object(object);
+                if record.is(Aside::Group) {
+                    self.groups.take_back(record.tenant, object, id);
+                }
+            }
             Parked::Soft => segment.soft.cancel(id),
             Parked::Leaving => segment.leaving -= segment.extent(piece).bytes,
         }
@@ -123,9 +136,11 @@ impl Master {
         if object.has_replicas() || object.is(Aside::Open) {
             return;
         }
-        let tenant = object.tenant;
+        let (tenant, pin) = (object.tenant, object.pin);
         self.forget_candidate(id);
-        self.groups.leave(tenant, id);
+        for waking in self.groups.leave(tenant, id, pin) {
+            self.unpark(waking);
+        }
         self.soft_until.remove(&id);
         self.catalog.take(id);
         self.tenants.at_mut(tenant).objects -= 1;

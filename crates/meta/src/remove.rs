@@ -86,7 +86,7 @@ impl Master {
     /// End of the longest lease on an object, its group's included.
     pub(crate) fn lease_end(&self, id: ObjectId) -> Instant {
         let object = self.catalog.object(id);
-        if object.is(Aside::Group) { object.lease.max(self.groups.lease(object.tenant, id)) } else { object.lease }
+        if object.is(Aside::Group) { self.groups.lease(object.tenant, id) } else { object.lease }
     }
 
     /// Whether readers hold a replica: somebody does, and neither an offload nor a promotion accounts for all.

@@ -4,11 +4,15 @@
 //! too, because an engine cannot use it otherwise. The same module knows the offline optimum, so that a rate can be
 //! read as a share of what was possible.
 
+mod tiers;
+
 use std::collections::BinaryHeap;
 
 use slackwater_base::{Instant, Map};
 
 use crate::evict::{Evict, Link, Slot, Walk};
+
+pub use tiers::TieredOutcome;
 
 /// One request of a trace.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -42,6 +46,14 @@ struct Head {
     full_blocks: usize,
     output_tokens: Option<u32>,
     hint: Option<u32>,
+}
+
+impl Head {
+    /// A walk of the request from its root.
+    const fn walk<'a>(&self, links: &'a [Link]) -> Walk<'a> {
+        let Self { now, hint, output_tokens, .. } = *self;
+        Walk { now, links, parent: None, position: 0, found: 0, hint, output_tokens }
+    }
 }
 
 /// What a replay counted.
@@ -196,35 +208,45 @@ impl Shelf {
         let blocks = &trace.blocks[head.start..head.start + head.blocks];
         let mut links = std::mem::take(&mut self.links);
         links.clear();
-        links.extend(blocks.iter().map(|&block| {
-            let slot = self.slots[block as usize];
-            let slot = (slot != NO_SLOT).then_some(Slot(slot));
-            Link { hash: trace.hashes[block as usize], slot, bytes: BLOCK_BYTES }
-        }));
+        links.extend(blocks.iter().map(|&block| self.link(trace, block)));
         let hits = links.iter().take_while(|link| link.slot.is_some()).count();
-        let (now, hint, output_tokens) = (head.now, head.hint, head.output_tokens);
-        policy.read(&Walk { now, links: &links, parent: None, position: 0, hint, output_tokens });
+        let now = head.now;
+        policy.read(&Walk { found: hits as u32, ..head.walk(&links) });
         if hits < head.full_blocks {
             for (link, &block) in links.iter_mut().zip(blocks).take(head.full_blocks).skip(hits) {
                 link.slot = if link.slot.is_none() { Some(self.place(block)) } else { None };
             }
             let parent = hits.checked_sub(1).map(|last| links[last].hash);
             let links = &links[hits..head.full_blocks];
-            policy.insert(&Walk { now, links, parent, position: hits as u32, hint, output_tokens });
+            policy.insert(&Walk { parent, position: hits as u32, ..head.walk(links) });
         }
         self.links = links;
-        while self.kept > self.capacity {
+        while self.is_over() {
             let slot = policy.victim(now).expect("nothing is parked in a replay");
             policy.evicted(now, slot);
-            let block = self.blocks[slot.0 as usize];
-            self.slots[block as usize] = NO_SLOT;
-            self.free.push(slot.0);
-            self.kept -= 1;
+            self.release(slot);
         }
         if policy.next_deadline().is_some_and(|due| due <= now) {
             policy.on_deadline(now);
         }
         hits as u64
+    }
+
+    fn slot(&self, block: u32) -> Option<Slot> {
+        let slot = self.slots[block as usize];
+        (slot != NO_SLOT).then_some(Slot(slot))
+    }
+
+    fn link(&self, trace: &Trace, block: u32) -> Link {
+        Link { hash: trace.hashes[block as usize], slot: self.slot(block), bytes: BLOCK_BYTES }
+    }
+
+    fn links(&self, trace: &Trace, blocks: &[u32]) -> Vec<Link> {
+        blocks.iter().map(|&block| self.link(trace, block)).collect()
+    }
+
+    const fn is_over(&self) -> bool {
+        self.kept > self.capacity
     }
 
     fn place(&mut self, block: u32) -> Slot {
@@ -236,6 +258,15 @@ impl Shelf {
         self.slots[block as usize] = slot;
         self.kept += 1;
         Slot(slot)
+    }
+
+    /// The block that had the slot has none any more.
+    fn release(&mut self, slot: Slot) -> u32 {
+        let block = self.blocks[slot.0 as usize];
+        self.slots[block as usize] = NO_SLOT;
+        self.free.push(slot.0);
+        self.kept -= 1;
+        block
     }
 }
 
@@ -293,11 +324,13 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(64))]
 
-        /// On any trace of chains no policy passes the optimum, and with room for everything each reaches it.
+        /// On any trace of chains no policy passes the optimum, in one tier or in two, and with room for everything each
+        /// reaches it.
         #[test]
         fn no_policy_passes_the_optimum(
             picks in prop::collection::vec((0u64..6, 1u64..12), 1..80),
             capacity in 1usize..40,
+            below in 1usize..40,
         ) {
             let chains: Vec<Vec<u64>> =
                 picks.iter().map(|&(chain, length)| (0..length).map(|at| 100 * chain + at).collect()).collect();
@@ -310,6 +343,14 @@ mod tests {
                 prop_assert!(outcome.hits <= best.hits, "{kind}: {} of {}", outcome.hits, best.hits);
                 prop_assert!(outcome.blocks_kept <= capacity);
                 prop_assert_eq!(trace.replay(&mut *kind.build(0), 1000, |_| ()).hits, all.hits);
+                let tiers = |memory, ssd| trace.replay_tiers((&mut *kind.build(0), memory), (&mut *kind.build(0), ssd));
+                let both = trace.offline_optimum(capacity + below);
+                let outcome = tiers(capacity, below);
+                prop_assert!(outcome.memory_hits + outcome.ssd_hits <= both.hits, "{kind}: {outcome:?}");
+                prop_assert!(outcome.writes <= outcome.puts, "{kind}: {outcome:?}");
+                prop_assert_eq!((tiers(1000, 1).memory_hits, tiers(1000, 1).writes), (all.hits, 0));
+                let outcome = tiers(1, 1000);
+                prop_assert_eq!(outcome.memory_hits + outcome.ssd_hits, all.hits, "{}: {:?}", kind, outcome);
             }
         }
     }

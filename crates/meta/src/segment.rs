@@ -18,6 +18,8 @@ pub(crate) struct Segment {
     pub(crate) incarnation: Incarnation,
     pub(crate) medium: Medium,
     pub(crate) policy: Box<dyn Evict>,
+    /// The SSD to which what is evicted here may be written.
+    pub(crate) below: Option<SegmentIndex>,
     /// Soft-pinned replicas that the policy named and that wait for the end of their pins.
     pub(crate) soft: Deadlines<ReplicaId>,
     /// Bytes of replicas that go as soon as their SSD copy is durable.
@@ -80,6 +82,7 @@ impl Segment {
             incarnation: mount.incarnation,
             medium,
             policy,
+            below: None,
             soft: Deadlines::new(),
             leaving: 0,
             relieving: false,
@@ -189,6 +192,11 @@ impl Segment {
         }
     }
 
+    /// A number that one replica had goes to another.
+    pub(crate) fn renumber(&mut self, slot: Slot, id: ReplicaId) {
+        self.slots[slot.0 as usize] = id.0;
+    }
+
     pub(crate) fn unnumber(&mut self, slot: u32) {
         assert_ne!(self.slots[slot as usize], NONE, "a slot is given back once");
         self.slots[slot as usize] = NONE;
@@ -253,7 +261,17 @@ impl Segments {
         });
         let index = SegmentIndex(free as u16);
         assert!(self.by_id.insert(segment.id, index).is_none(), "segment {} is mounted already", segment.id);
+        let (node, kind) = (segment.node, segment.kind());
         self.list[free] = Some(segment);
+        match kind {
+            SegmentKind::Memory => self.at_mut(index).below = self.disk_of(node),
+            SegmentKind::Disk => {
+                for (_, above) in self.iter_mut().filter(|(_, it)| it.node == node && it.kind() == SegmentKind::Memory)
+                {
+                    above.below = Some(index);
+                }
+            }
+        }
         index
     }
 

@@ -5,10 +5,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use arc_swap::ArcSwap;
 use slackwater_base::Map;
 use slackwater_net::{Clock, Loop};
-use slackwater_zmtp::{KeyPair, Message, PublicKey, Routes};
+use slackwater_zmtp::{KeyPair, LinkConfig, Message, PublicKey, Routes};
 
 use crate::deliver::Sending;
 use crate::jobs::Jobs;
+use crate::link_config::Outgoing;
 use crate::registry::Registry;
 use crate::shard::{Order, Shard};
 use crate::{Address, Level, Metrics, Options, Route};
@@ -99,6 +100,8 @@ pub(crate) struct Hub {
     pub(crate) on_event: Option<OnEvent>,
     /// Emptied by the stop, which breaks the circle of hub and loops.
     pub(crate) loops: ArcSwap<Vec<Loop<Shard>>>,
+    /// Of the link that was opened last.
+    pub(crate) latest_config: Mutex<Option<(Outgoing, Arc<LinkConfig>)>>,
     links_of_nodes: Mutex<NodeLinks>,
     routes: Mutex<Routes<LinkId>>,
     serials: AtomicU64,
@@ -119,6 +122,7 @@ impl Hub {
             lookup: builder.lookup,
             on_event: builder.on_event,
             loops: ArcSwap::default(),
+            latest_config: Mutex::default(),
             links_of_nodes: Mutex::default(),
             routes: Mutex::new(Routes::new(plain_handover)),
             serials: AtomicU64::new(1),

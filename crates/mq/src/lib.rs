@@ -16,6 +16,7 @@ mod frames;
 mod hub;
 mod jobs;
 mod keyfile;
+mod link_config;
 mod metrics;
 mod mq;
 mod options;

@@ -6,11 +6,12 @@ use std::time::Duration;
 
 use slackwater_base::Instant;
 use slackwater_net::{Connect, Counters, Endpoint, Listen, Net, NetError, is_inside_a_loop};
-use slackwater_zmtp::{LinkConfig, Mechanism, PublicKey, Side, SocketType};
+use slackwater_zmtp::{PublicKey, SocketType};
 
 use crate::deliver::{SendError, SendOptions, Sending};
-use crate::frames::{self, PROPERTY, TAG_BYTES};
+use crate::frames::{self, TAG_BYTES};
 use crate::hub::{ConnectionId, Hub, LinkId, Opened};
+use crate::link_config::Outgoing;
 use crate::request::{Answer, RequestError, RequestOptions, Slot, Waiter};
 use crate::shard::{Inspection, Listening, Opening, Order, Purpose, StreamSetup};
 use crate::stream::{Published, Publisher, StreamOptions};
@@ -385,11 +386,7 @@ impl Mq {
         {
             return Err(ListenError::NeedsKeys(*address));
         }
-        let mechanism = match options.encrypted {
-            true => Mechanism::CurveServer(self.0.keys.clone()),
-            false => Mechanism::Null(Side::Listen),
-        };
-        let config = Arc::new(self.link_config(socket, mechanism, Vec::new()));
+        let config = self.0.incoming_config(socket, options.encrypted);
         let is_tcp = matches!(endpoint, Endpoint::Tcp(_));
         let shared = is_tcp && shards.len() > 1;
         Net::check_free(endpoint)?;
@@ -406,17 +403,6 @@ impl Mq {
         Ok(bound)
     }
 
-    fn link_config(&self, socket: SocketType, mechanism: Mechanism, identity: Vec<u8>) -> LinkConfig {
-        LinkConfig {
-            socket,
-            mechanism,
-            identity,
-            properties: vec![(PROPERTY.to_owned(), b"1".to_vec())],
-            limits: self.0.options.limits,
-            heartbeat: self.0.options.heartbeat,
-        }
-    }
-
     fn opening(
         &self,
         address: &Address,
@@ -426,20 +412,12 @@ impl Mq {
         let endpoint = address.endpoint()?;
         let timeout = options.timeout.unwrap_or(self.0.options.connect_timeout);
         let ephemeral = options.ephemeral_id.unwrap_or(self.0.options.ephemeral_ids);
-        let (mechanism, identity) = match address.key {
-            // Anybody could claim an id on a plain link, so none is announced.
-            None => (Mechanism::Null(Side::Connect), Vec::new()),
-            Some(server) => {
-                let keys = self.0.keys.clone();
-                let own = [&b"L"[..], keys.public().as_bytes()].concat();
-                (Mechanism::CurveClient { keys, server }, if ephemeral { Vec::new() } else { own })
-            }
-        };
+        let config = self.0.outgoing_config(Outgoing { socket, server: address.key, ephemeral });
         let shard = self.0.next_shard();
         Ok(Opening {
             id: self.0.new_link(shard),
             connect: Connect { endpoint, timeout, from: options.from },
-            config: Arc::new(self.link_config(socket, mechanism, identity)),
+            config,
             remote: address.to_string(),
             node: None,
             level: options.level,

@@ -151,6 +151,23 @@ fn a_lost_link_ends_its_requests_at_once() {
     assert_eq!(client.books()[1], 0);
 }
 
+/// A request that waited in the queue of a link was told that the link is gone when an attempt to open it failed, and
+/// was sent all the same when a later attempt succeeded: the peer carried out what its caller had given up.
+#[test]
+fn a_queued_request_outlives_failed_attempts_to_open_its_link() {
+    let folder = tempfile::tempdir().unwrap();
+    let endpoint = Endpoint::Unix(folder.path().join("late"));
+    let client = client(2);
+    let to = client.connect(&Address::of(&endpoint, None), &ConnectOptions::default(), |_| {}).unwrap();
+    let (told, outcome) = channel();
+    client.request(to, "test.echo", ["x"], &RequestOptions::default(), move |o| told.send(o).unwrap());
+    until("two attempts have failed", || client.metrics().caused("link", "connect_failed") >= 2);
+    let server = server_builder(options(1)).start().unwrap();
+    server.listen(&endpoint, &everybody(false)).unwrap();
+    let answer = next(&outcome, "an answer").expect("the peer is there now");
+    assert_eq!(answer.part(0), Some(&b"x"[..]));
+}
+
 #[test]
 fn handlers_talk_back_on_the_link_they_were_called_on() {
     let mut builder = server_builder(options(1));

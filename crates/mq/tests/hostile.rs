@@ -186,11 +186,14 @@ fn start_server(port: u16) -> (Child, u16) {
         .stdout(Stdio::piped())
         .spawn()
         .expect("this test starts itself");
-    let lines = BufReader::new(child.stdout.take().expect("piped")).lines();
-    let port = lines
-        .map_while(Result::ok)
-        .find_map(|line| line.strip_prefix("listening tcp://127.0.0.1:").map(|port| port.parse().expect("a port")))
-        .expect("the server says where it listens");
+    let mut lines = BufReader::new(child.stdout.take().expect("piped")).lines().map_while(Result::ok);
+    let (told, port) = std::sync::mpsc::channel();
+    // Ends with the child, whose pipe it reads.
+    std::thread::spawn(move || {
+        let port = lines.find_map(|line| Some(line.strip_prefix("listening tcp://127.0.0.1:")?.parse::<u16>()));
+        told.send(port)
+    });
+    let port = next(&port, "where the server listens").expect("it says so before it ends").expect("a port");
     (child, port)
 }
 

@@ -1,74 +1,26 @@
 //! The message layer against libzmq, through pyzmq, on loopback: raw frames as OxenMQ peers and KV-event consumers
-//! send them. Without a Python that has pyzmq the tests say so and end: `SLACKWATER_PYTHON` names one, else `python3`
-//! is tried.
+//! send them.
 
 mod common;
+#[path = "../../zmtp/tests/common/python.rs"]
+mod python;
 
-use std::io::{BufRead, BufReader, Write};
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::Arc;
 
 use common::*;
+use python::Python;
 use slackwater_mq::*;
 use slackwater_net::Endpoint;
 
-struct Python {
-    child: Child,
-    lines: BufReader<ChildStdout>,
-    input: ChildStdin,
-}
-
-const PRELUDE: &str = r#"
-import sys, zmq
-c = zmq.Context()
-def sock(kind, **opts):
-    s = c.socket(kind)
-    s.linger = 1000
-    s.rcvtimeo = s.sndtimeo = 20000
-    for k, v in opts.items(): setattr(s, k, v)
-    return s
-def say(*a):
-    print(*a, flush=True)
+/// How a script makes one of its sockets an encrypted client.
+const CURVE: &str = r#"
 def curve(s, server):
     p, k = zmq.curve_keypair()
     s.curve_serverkey = server.encode(); s.curve_publickey = p; s.curve_secretkey = k
 "#;
 
-impl Python {
-    fn start(script: &str, arguments: &[&str]) -> Option<Self> {
-        let program = std::env::var("SLACKWATER_PYTHON").unwrap_or_else(|_| "python3".into());
-        let probe = Command::new(&program).args(["-c", "import zmq"]).stderr(Stdio::null()).status();
-        if !probe.is_ok_and(|status| status.success()) {
-            #[expect(clippy::print_stderr, reason = "a skip must be seen")]
-            {
-                eprintln!("skipped: `{program}` has no zmq module (set SLACKWATER_PYTHON to one that has)");
-            }
-            return None;
-        }
-        let mut command = Command::new(program);
-        command.arg("-c").arg(format!("{PRELUDE}{script}")).args(arguments);
-        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("the probe ran");
-        let lines = BufReader::new(child.stdout.take().expect("piped"));
-        let input = child.stdin.take().expect("piped");
-        Some(Self { child, lines, input })
-    }
-
-    fn line(&mut self) -> String {
-        let mut line = String::new();
-        self.lines.read_line(&mut line).expect("text");
-        line.trim_end().to_owned()
-    }
-
-    fn go_on(&mut self) {
-        writeln!(self.input).expect("the peer waits for a line");
-    }
-}
-
-impl Drop for Python {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
+fn start(script: &str, arguments: &[&str]) -> Option<Python> {
+    Python::start(&format!("{CURVE}{script}"), arguments)
 }
 
 fn port(address: &Address) -> String {
@@ -106,7 +58,7 @@ ask(b'test.echo', tag, b'x' * 500000)
         let server = server_builder(options(1)).start().unwrap();
         let address = listen(&server, &everybody(encrypted));
         let key = if encrypted { server.public_key().to_z85() } else { String::new() };
-        let Some(mut python) = Python::start(script, &[&port(&address), &key]) else { return };
+        let Some(mut python) = start(script, &[&port(&address), &key]) else { return };
         let mut check = |want: &str| assert_eq!(python.line(), want);
         check("[b'HELLO']");
         check("[b'REPLY', b'ttttttttttttttt', b'a', b'', b'b']");
@@ -137,10 +89,12 @@ for turn in range(2):
         if m[1] == b'end.turn': break
         s.send_multipart([m[0], b'REPLY', m[2], b'turn', str(turn).encode()])
     s.close(linger=0)
+    # Closing goes on in the background; only the end of the context says that nobody listens any more.
+    c.term(); c = zmq.Context()
     say('closed')
     sys.stdin.readline()
 "#;
-    let Some(mut python) = Python::start(script, &["*"]) else { return };
+    let Some(mut python) = start(script, &["*"]) else { return };
     let port: u16 = python.line().parse().unwrap();
     let client = client(2);
     let raw = ConnectOptions { probe: false, ..ConnectOptions::default() };
@@ -171,7 +125,7 @@ while True:
     let list = Arc::new(AllowList::of([]));
     let address = listen(&server, &listen_options(Admission::Listed(list), true));
     let key = server.public_key().to_z85();
-    let Some(mut python) = Python::start(script, &[&port(&address), &key]) else { return };
+    let Some(mut python) = start(script, &[&port(&address), &key]) else { return };
     assert_eq!(python.line(), "refused 400");
 }
 
@@ -210,7 +164,7 @@ say(r.recv_multipart())
         let key = if encrypted { server.public_key().to_z85() } else { String::new() };
         let port = |endpoint: &Endpoint| port(&Address::of(endpoint, None));
         let (stream, replay) = (port(publisher.endpoint()), port(publisher.replay_endpoint().unwrap()));
-        let Some(mut python) = Python::start(script, &[&stream, &replay, &key]) else { return };
+        let Some(mut python) = start(script, &[&stream, &replay, &key]) else { return };
         until("the subscriber stands", || {
             publisher.publish(b"kv", b"first");
             server.metrics().messages_out.get() > 5
@@ -232,7 +186,7 @@ s.recv()
 for n in (0, 1, 5): s.send_multipart([b'kv', n.to_bytes(8, 'big'), b'body'])
 sys.stdin.readline()
 "#;
-    let Some(mut python) = Python::start(script, &[]) else { return };
+    let Some(mut python) = start(script, &[]) else { return };
     let address: Address = format!("tcp://127.0.0.1:{}", python.line()).parse().unwrap();
     let (said, heard) = std::sync::mpsc::channel();
     let listener = client(2);

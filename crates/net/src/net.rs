@@ -43,6 +43,8 @@ pub struct Net {
 pub(crate) struct Conn {
     pub(crate) stream: Stream,
     generation: u32,
+    /// What the protocol wants to find again with this connection.
+    attached: u64,
     phase: Phase,
     outbox: Outbox,
     /// Set while it counts as unproven.
@@ -87,7 +89,7 @@ enum Alarm {
 
 /// What the loop owes its protocol; told when the protocol is not running.
 enum Notice {
-    Closed(ConnId, End),
+    Closed(ConnId, u64, End),
     Drained(ConnId),
 }
 
@@ -228,6 +230,20 @@ impl Net {
             self.dirty.push(conn);
         }
         Some(entry.outbox.tail(&mut self.spare))
+    }
+
+    /// Keeps a number with the connection: whatever arrives on it has just been looked up there, and finding the
+    /// protocol's own state by that number instead of in a table of its own saves cold memory.
+    pub fn attach(&mut self, conn: ConnId, number: u64) {
+        if let Some(entry) = entry(&mut self.conns, conn) {
+            entry.attached = number;
+        }
+    }
+
+    /// The number that was attached; 0 before.
+    #[must_use]
+    pub fn attached(&self, conn: ConnId) -> Option<u64> {
+        self.conns.get(conn.index()).filter(|entry| entry.generation == conn.generation).map(|entry| entry.attached)
     }
 
     /// Bytes that wait to be written.
@@ -377,7 +393,9 @@ impl Net {
             }
             while let Some(notice) = self.notices.pop_front() {
                 match notice {
-                    Notice::Closed(conn, end) => protocol.handle(self, Event::Closed { conn, end }),
+                    Notice::Closed(conn, attached, end) => {
+                        protocol.handle(self, Event::Closed { conn, attached, end });
+                    }
                     Notice::Drained(conn) => protocol.handle(self, Event::Drained { conn }),
                 }
             }
@@ -577,11 +595,13 @@ impl Net {
         self.next_generation = self.next_generation.wrapping_add(1);
         let vacant = self.conns.vacant_entry();
         let conn = ConnId { index: vacant.key() as u32, generation };
-        self.counters.socket_calls.add(1);
+        self.counters.socket_calls.add(2);
+        stream.stagger(generation, &self.limits.liveness)?;
         stream.register(&self.registry, Token((generation as usize) << 32 | vacant.key()))?;
         vacant.insert(Conn {
             stream,
             generation,
+            attached: 0,
             phase,
             outbox: Outbox::default(),
             unproven,
@@ -615,15 +635,14 @@ impl Net {
     }
 
     fn end(&mut self, conn: ConnId, end: End) {
-        if self.remove(conn) {
-            self.notices.push_back(Notice::Closed(conn, end));
+        if let Some(attached) = self.remove(conn) {
+            self.notices.push_back(Notice::Closed(conn, attached, end));
         }
     }
 
-    fn remove(&mut self, conn: ConnId) -> bool {
-        if entry(&mut self.conns, conn).is_none() {
-            return false;
-        }
+    /// Closes a connection; what was attached to it, if there was one.
+    fn remove(&mut self, conn: ConnId) -> Option<u64> {
+        entry(&mut self.conns, conn)?;
         // Closing the descriptor takes it out of the kernel's interest list.
         self.counters.socket_calls.add(1);
         let mut gone = self.conns.remove(conn.index());
@@ -635,7 +654,7 @@ impl Net {
             self.limiter.leave(source, self.now);
         }
         self.accept_due |= self.accept_held;
-        true
+        Some(gone.attached)
     }
 }
 

@@ -55,6 +55,8 @@ pub enum Event<'a, C> {
         conn: ConnId,
         /// Why.
         end: End,
+        /// What was attached to it, see [`Net::attach`].
+        attached: u64,
     },
     /// A timer set by [`Net::set_timer`] fired.
     Timer {

@@ -74,7 +74,7 @@ impl Protocol for Echo {
                 }
             }
             Event::Drained { .. } => say("drained".into()),
-            Event::Closed { conn, end } => {
+            Event::Closed { conn, end, .. } => {
                 self.accepted.remove(&conn);
                 say(format!("closed: {end}"));
             }

@@ -19,6 +19,11 @@ impl Clock {
         Instant::from_nanos(self.waited_nanos() + self.skipped_nanos.load(Ordering::Acquire))
     }
 
+    /// Whether so long has passed since the origin.
+    pub(crate) fn is_ahead_of(&self, since_origin: Duration) -> bool {
+        self.now() >= Instant::ZERO + since_origin
+    }
+
     /// Makes it at least `since_origin` later than the origin; what is past stays past.
     pub(crate) fn skip_to(&self, since_origin: Duration) {
         let nanos = u64::try_from(since_origin.as_nanos()).unwrap_or(u64::MAX / 2).min(u64::MAX / 2);

@@ -333,12 +333,12 @@ fn small(directory: &Path) {
     };
     put(0, 2000);
     let stats = store.stats();
-    let kept = stats.offloads.count;
+    let kept = stats.offloads.completed;
     assert!(stats.ssd.is_some_and(|ssd| !ssd.accepting) && kept > 0 && kept < 2000, "{stats:#?}");
     std::fs::remove_file(filler).unwrap();
     let begun = Instant::now();
     let mut next = 2000;
-    while store.stats().offloads.count < kept + 100 {
+    while store.stats().offloads.completed < kept + 100 {
         assert!(begun.elapsed() < patience, "no record since there is room: {:#?}", store.stats());
         put(next, 10);
         next += 10;

@@ -1,16 +1,19 @@
 use std::cell::Cell;
 use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crossbeam_utils::CachePadded;
 use slackwater_wait::{Costs, Event, Wait, Waiting, free_cpus};
 
+use crate::berth::Berth;
 use crate::job::{Class, Kind};
 use crate::member::Member;
 use crate::record::{Record, add};
 use crate::slot::{Seat, Slot, Source, Work};
 use crate::topology::NodeId;
+use crate::turns::Turns;
 
 /// Jobs of one crew at a time; further submitters run theirs alone.
 const SLOTS: usize = 32;
@@ -45,9 +48,18 @@ struct Background {
     tasks: Mutex<VecDeque<Task>>,
     /// As many as are in the queue, to look at without the lock.
     len: AtomicUsize,
-    running: AtomicUsize,
+    turns: Turns,
     len_max: usize,
-    running_max: usize,
+}
+
+/// One thread of the crew.
+#[derive(Debug)]
+struct Worker<'a> {
+    member: Member,
+    record: &'a Record,
+    /// Where it begins to look for open doors.
+    first_slot: u32,
+    berth: Berth,
 }
 
 /// A slot taken for one job.
@@ -75,10 +87,9 @@ impl Crew {
             background: Background {
                 tasks: Mutex::new(VecDeque::new()),
                 len: AtomicUsize::new(0),
-                running: AtomicUsize::new(0),
                 len_max: background_max,
                 // Half of the workers stay for jobs that somebody waits for.
-                running_max: workers.div_ceil(2),
+                turns: Turns::new(workers.div_ceil(2)),
             },
             records: (0..workers).map(|_| CachePadded::new(Record::new("pool worker idle"))).collect(),
             wakes: AtomicU64::new(0),
@@ -99,20 +110,23 @@ impl Crew {
 
     /// What worker `worker` does until the crew is closed.
     pub(crate) fn work(&self, worker: usize) {
-        let record = &self.records[worker];
-        let member = Member { thread: self.thread_index(worker), node: self.node };
-        let mut first_slot = 0;
+        let mut worker = Worker {
+            member: Member { thread: self.thread_index(worker), node: self.node },
+            record: &self.records[worker],
+            first_slot: 0,
+            berth: Berth::default(),
+        };
         loop {
             let seen = self.event.seen();
             if self.event.is_closed() {
                 return;
             }
-            if self.serve_jobs(member, record, &mut first_slot) || self.serve_background(member, record) {
+            if self.serve_jobs(&mut worker) || self.serve_background(&worker) {
                 continue;
             }
             self.idle.fetch_add(1, Ordering::Relaxed);
             // Closed or not: the loop looks.
-            let _ = self.event.wait(seen, &self.waiting(&record.idle));
+            let _ = self.event.wait(seen, &self.waiting(&worker.record.idle).arranging(&worker.berth));
             self.idle.fetch_sub(1, Ordering::Relaxed);
         }
     }
@@ -205,19 +219,21 @@ impl Crew {
     }
 
     /// Looks through the open doors for one to enter, urgent ones first; says whether there was anything to do.
-    fn serve_jobs(&self, member: Member, record: &Record, first_slot: &mut u32) -> bool {
+    fn serve_jobs(&self, worker: &mut Worker<'_>) -> bool {
         for class in &self.open {
             let open = class.load(Ordering::Acquire);
             // Begin after the one served last, so that several submitters get their turn.
-            let mut turned = open.rotate_right(*first_slot);
+            let mut turned = open.rotate_right(worker.first_slot);
             while turned != 0 {
-                let at = (turned.trailing_zeros() + *first_slot) % 64;
+                let at = (turned.trailing_zeros() + worker.first_slot) % 64;
                 turned &= turned - 1;
                 if turned != 0 {
                     self.pass_on();
                 }
-                if self.enter(&self.slots[at as usize], member, record) {
-                    *first_slot = (at + 1) % 64;
+                let slot = &self.slots[at as usize];
+                add(&worker.record.moves, u64::from(worker.berth.meet(slot.submitter_cpu())));
+                if self.enter(slot, worker.member, worker.record) {
+                    worker.first_slot = (at + 1) % 64;
                     return true;
                 }
             }
@@ -276,24 +292,24 @@ impl Crew {
     }
 
     /// Runs one background task, if there is one and few enough run already.
-    fn serve_background(&self, member: Member, record: &Record) -> bool {
+    fn serve_background(&self, worker: &Worker<'_>) -> bool {
         let background = &self.background;
         if background.len.load(Ordering::Acquire) == 0 {
             return false;
         }
-        // Whoever finds all turns taken may sleep: each of their holders looks again before it does.
-        if background.running.fetch_add(1, Ordering::AcqRel) >= background.running_max {
-            background.running.fetch_sub(1, Ordering::AcqRel);
+        if !background.turns.take() {
             return false;
         }
         let task = background.pop();
         let found = task.is_some();
         if let Some(task) = task {
-            add(&record.background, 1);
-            let _inside = member.enter();
-            task();
+            add(&worker.record.background, 1);
+            let _inside = worker.member.enter();
+            // Tasks catch their own panics. What is left are the destructors of results that nobody waits for; the panic
+            // hook has told of them.
+            let _ = catch_unwind(AssertUnwindSafe(task));
         }
-        background.running.fetch_sub(1, Ordering::AcqRel);
+        background.turns.give_back();
         found
     }
 
@@ -320,7 +336,7 @@ impl Background {
 
 impl std::fmt::Debug for Background {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Background").field("len", &self.len).field("running", &self.running).finish_non_exhaustive()
+        f.debug_struct("Background").field("len", &self.len).field("turns", &self.turns).finish_non_exhaustive()
     }
 }
 

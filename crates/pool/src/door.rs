@@ -30,14 +30,16 @@ impl Door {
 
     /// Lets up to `places` workers in, and publishes everything written before.
     ///
-    /// The door is closed and nobody is inside: the caller owns the slot it belongs to.
+    /// The caller owns the slot it belongs to.
+    ///
+    /// # Panics
+    /// The door is open, or somebody is inside.
     pub(crate) fn open(&self, places: usize) {
         debug_assert!(places <= PLACES_MAX);
         let opened = self.word.change(|value| {
-            debug_assert_eq!(value & (OPEN | ACTIVES), 0, "the slot is in use");
-            Some((value & Word::PARKED) | OPEN | (places as u32 * PLACE))
+            (value & (OPEN | ACTIVES) == 0).then_some((value & Word::PARKED) | OPEN | (places as u32 * PLACE))
         });
-        debug_assert!(opened.is_ok());
+        assert!(opened.is_ok(), "a slot is taken by one job at a time: {opened:x?}");
     }
 
     /// Gets in, unless the door is closed or the places are taken. Returns the number of places there were.

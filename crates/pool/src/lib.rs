@@ -4,6 +4,7 @@
 //! The protocol of jobs, claims and sleep is explained in the README beside this crate.
 
 mod affinity;
+mod berth;
 mod claim;
 mod config;
 pub mod copy;
@@ -21,6 +22,7 @@ mod spread;
 mod sync;
 mod task;
 mod topology;
+mod turns;
 
 #[cfg(all(test, loom))]
 mod models;

@@ -1,15 +1,16 @@
-//! Every interleaving of a job with two workers, searched by loom: each index runs once, and the submitter's borrow
-//! outlives everybody who uses it. A lost wake-up shows as a deadlock, a use after the borrow as a failed assertion.
+//! Every interleaving of a job with two workers, and of two workers with a queue, searched by loom: each index runs
+//! once, the submitter's borrow outlives everybody who uses it, and no task is left lying. A lost wake-up shows as a deadlock, a use after the borrow as a failed assertion.
 
 use loom::cell::UnsafeCell;
 use loom::model::Builder;
-use loom::sync::Arc;
 use loom::sync::atomic::{AtomicU32, Ordering};
+use loom::sync::{Arc, Mutex};
 use loom::thread;
-use slackwater_wait::{Park, Site, Waiting};
+use slackwater_wait::{Event, Park, Site, Waiting};
 
 use crate::claim::{Chunk, Ranges};
 use crate::door::Door;
+use crate::turns::Turns;
 
 static SITE: Site = Site::new("model");
 
@@ -93,4 +94,51 @@ fn a_job_of_two_runs_each_index_once_before_its_borrow_ends() {
 #[test]
 fn a_job_of_three_runs_each_index_once_before_its_borrow_ends() {
     search(3);
+}
+
+/// Once a worker that found no turn counted itself in for a moment; the holder of the turn, looking once more, saw no
+/// turn either, and both slept beside the task.
+#[test]
+fn a_task_is_not_left_lying_by_two_workers_with_one_turn() {
+    struct Queue {
+        event: Event,
+        turns: Turns,
+        tasks: Mutex<u32>,
+        done: AtomicU32,
+    }
+    const TASKS: u32 = 2;
+    let work = |queue: &Queue| loop {
+        let seen = queue.event.seen();
+        if queue.event.is_closed() {
+            return;
+        }
+        if *queue.tasks.lock().unwrap() > 0 && queue.turns.take() {
+            let mut tasks = queue.tasks.lock().unwrap();
+            let found = *tasks > 0;
+            *tasks -= u32::from(found);
+            drop(tasks);
+            queue.turns.give_back();
+            if found {
+                if queue.done.fetch_add(1, Ordering::Relaxed) + 1 == TASKS {
+                    queue.event.close();
+                }
+                continue;
+            }
+        }
+        let _ = queue.event.wait(seen, &Waiting::at(&SITE).by(&Park));
+    };
+    let mut builder = Builder::new();
+    builder.preemption_bound = Some(3);
+    builder.check(move || {
+        let queue = Arc::new(Queue {
+            event: Event::new(),
+            turns: Turns::new(1),
+            tasks: Mutex::new(TASKS),
+            done: AtomicU32::new(0),
+        });
+        let other = Arc::clone(&queue);
+        let worker = thread::spawn(move || work(&other));
+        work(&queue);
+        worker.join().unwrap();
+    });
 }

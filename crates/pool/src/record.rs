@@ -16,6 +16,7 @@ pub(crate) struct Record {
     pub(crate) claims: AtomicU64,
     pub(crate) steals: AtomicU64,
     pub(crate) background: AtomicU64,
+    pub(crate) moves: AtomicU64,
 }
 
 impl Record {
@@ -30,6 +31,7 @@ impl Record {
             claims: AtomicU64::new(0),
             steals: AtomicU64::new(0),
             background: AtomicU64::new(0),
+            moves: AtomicU64::new(0),
         }
     }
 
@@ -45,6 +47,7 @@ impl Record {
             claims: self.claims.load(Relaxed),
             steals: self.steals.load(Relaxed),
             background: self.background.load(Relaxed),
+            moves: self.moves.load(Relaxed),
             waits: self.idle.counts(),
         }
     }
@@ -80,6 +83,8 @@ pub struct ThreadCounts {
     pub steals: u64,
     /// Background tasks run.
     pub background: u64,
+    /// Times it moved away from the CPU of a job's submitter.
+    pub moves: u64,
     /// How it waited: for work, or (thread 0) for the others to end a job.
     pub waits: SiteCounts,
 }

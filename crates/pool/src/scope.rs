@@ -50,10 +50,9 @@ pub(crate) fn run<'env, R>(inner: &Inner, f: impl for<'scope> FnOnce(&'scope Sco
         // and the tasks run under a guard.
         unsafe { crew.publish(slot, work, 0, crew.workers(), Class::Latency) };
     }
-    let value = {
-        let scope = Scope { shared: &shared, lifetimes: PhantomData };
-        shared.verdict.guard(|| f(&scope))
-    };
+    // Tasks may hold a reference to it to spawn more, so it lives until the last of them has ended.
+    let scope = Scope { shared: &shared, lifetimes: PhantomData };
+    let value = shared.verdict.guard(|| f(&scope));
     shared.finish();
     if let Some(slot) = slot {
         crew.retire(slot, Class::Latency, &crew.waiting(&SITE));

@@ -1,6 +1,8 @@
 use std::cell::{Cell, UnsafeCell};
 use std::ops::Range;
+use std::sync::atomic::{AtomicU32, Ordering};
 
+use crate::affinity::current_cpu;
 use crate::claim::{Chunk, Ranges};
 use crate::door::Door;
 use crate::member::Member;
@@ -28,6 +30,8 @@ pub(crate) struct Work {
 pub(crate) struct Slot {
     pub(crate) door: Door,
     pub(crate) ranges: Ranges,
+    /// The CPU on which the job was published.
+    submitter_cpu: AtomicU32,
     work: UnsafeCell<Option<Work>>,
 }
 
@@ -40,7 +44,12 @@ unsafe impl Send for Slot {}
 
 impl Slot {
     pub(crate) fn new(seats: usize) -> Self {
-        Self { door: Door::new(), ranges: Ranges::new(seats), work: UnsafeCell::new(None) }
+        Self {
+            door: Door::new(),
+            ranges: Ranges::new(seats),
+            submitter_cpu: AtomicU32::new(0),
+            work: UnsafeCell::new(None),
+        }
     }
 
     /// Publishes a job of `len` indices with `places` for workers.
@@ -50,9 +59,15 @@ impl Slot {
     /// - What `work` points at stays valid, and may be shared between threads, until the door was closed and found empty.
     pub(crate) unsafe fn publish(&self, work: Work, len: u32, places: usize) {
         self.ranges.deal(len, work.seats);
+        self.submitter_cpu.store(current_cpu() as u32, Ordering::Relaxed);
         // SAFETY: the caller owns the slot, so the door is closed and nobody reads.
         unsafe { *self.work.get() = Some(work) };
         self.door.open(places);
+    }
+
+    /// The CPU on which the job was published; a hint.
+    pub(crate) fn submitter_cpu(&self) -> usize {
+        self.submitter_cpu.load(Ordering::Relaxed) as usize
     }
 
     /// The published job.

@@ -393,6 +393,7 @@ fn a_job_can_stay_on_one_node() {
 
 /// The CPUs of this machine as two NUMA nodes with a hole between their numbers.
 #[test]
+#[cfg_attr(miri, ignore = "Miri places no threads")]
 fn a_job_spreads_over_the_crews_of_two_nodes() {
     let root = std::env::temp_dir().join(format!("slackwater-two-nodes-{}", std::process::id()));
     let cpus = &Cpus::current().mask;

@@ -344,14 +344,25 @@ impl Store {
         py.detach(|| store.delete_quota(&tenant)).map_err(|error| refused(py, &error))
     }
 
+    /// explain(key, *, tenant=None)
+    ///
+    /// Why each tier keeps the value, or will let it go: a list of dictionaries with `tier`, `held`, `policy`, `learned`
+    /// (class, reuses, age_s, index, lowest_index, returns) and `words`. None if there is no value.
+    #[pyo3(signature = (key, *, tenant=None))]
+    fn explain<'py>(&self, py: Python<'py>, key: KeyBytes, tenant: Option<&str>) -> PyResult<Bound<'py, PyAny>> {
+        let (store, tenant) = (self.store(py)?, crate::options::tenant(tenant)?);
+        let key = key.as_slice(py);
+        let reasons = py.detach(|| store.explain(key, &tenant)).map_err(|error| refused(py, &error))?;
+        as_objects(py, serde_json::to_string(&reasons))
+    }
+
     /// stats()
     ///
     /// What the store counts, as nested dictionaries: objects, memory, ssd, reads, puts, promotions, evictions, latency.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let store = self.store(py)?;
         let text = py.detach(|| serde_json::to_string(&store.stats()));
-        let text = text.map_err(|error| exception(py, ErrorCode::SerializeFail, &error.to_string()))?;
-        py.import("json")?.call_method1("loads", (text,))
+        as_objects(py, text)
     }
 
     /// metrics()
@@ -430,4 +441,10 @@ impl Drop for Store {
             Python::attach(|py| py.detach(|| drop(store)));
         }
     }
+}
+
+/// JSON as dictionaries, lists, numbers and texts of Python.
+fn as_objects(py: Python<'_>, text: serde_json::Result<String>) -> PyResult<Bound<'_, PyAny>> {
+    let text = text.map_err(|error| exception(py, ErrorCode::SerializeFail, &error.to_string()))?;
+    py.import("json")?.call_method1("loads", (text,))
 }

@@ -69,10 +69,10 @@ pub struct Disk {
     faults: DiskFaults,
     honest: bool,
     lying: bool,
-    /// A read of this life of the process was spoilt: what it did not find may be there.
-    spoilt: bool,
-    /// The same of the life before: what it could not read it may have been about to drop.
-    spoilt_before: bool,
+    /// Reads of this life of the process that met errors or gave flipped bits: what it did not find may be there.
+    spoilt: Spoilt,
+    /// The same of the life before: what it could not read it may have been about to give up.
+    spoilt_before: Spoilt,
     stats: DiskStats,
 }
 
@@ -100,6 +100,15 @@ impl DiskStats {
         self.torn += other.torn;
         self.rotten += other.rotten;
     }
+}
+
+/// What became of the reads of one life of a process.
+#[derive(Clone, Copy, Debug, Default)]
+struct Spoilt {
+    /// Some ended in an error: the process knows.
+    failed: bool,
+    /// Some gave a flipped bit.
+    flipped: bool,
 }
 
 #[derive(Debug)]
@@ -142,8 +151,8 @@ impl Disk {
             faults: DiskFaults::default(),
             honest: true,
             lying: false,
-            spoilt: false,
-            spoilt_before: false,
+            spoilt: Spoilt::default(),
+            spoilt_before: Spoilt::default(),
             stats: DiskStats::default(),
         }
     }
@@ -155,13 +164,18 @@ impl Disk {
     }
 
     /// Whether the process can have read what it wrote: not once a bit rotted or a write was misdirected, nor in a life
-    /// whose reads met errors, nor in the next.
+    /// whose reads were spoilt, nor in the next.
     #[must_use]
     pub fn trust(&self) -> Trust {
-        match (self.lying, self.honest && !self.spoilt && !self.spoilt_before) {
-            (true, _) => Trust::Lying,
-            (false, true) => Trust::Honest,
-            (false, false) => Trust::Damaged,
+        let [now, before] = [self.spoilt, self.spoilt_before];
+        if self.lying {
+            Trust::Lying
+        } else if !self.honest || now.flipped || before.flipped {
+            Trust::Damaged
+        } else if now.failed || before.failed {
+            Trust::Unread
+        } else {
+            Trust::Honest
         }
     }
 
@@ -373,9 +387,9 @@ impl Disk {
             let at = self.rng.below(bytes.len() as u64) as usize;
             bytes[at] ^= 1 << self.rng.below(8);
             self.stats.rotten += 1;
-            self.spoilt = true;
+            self.spoilt.flipped = true;
         }
-        self.spoilt |= error.is_some();
+        self.spoilt.failed |= error.is_some();
         if error.is_some() {
             bytes.truncate(self.rng.below(bytes.len() as u64 + 1) as usize);
         }

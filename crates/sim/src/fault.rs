@@ -28,6 +28,16 @@ pub enum Fault {
         /// How long it is away.
         down: Duration,
     },
+    /// The node's process is killed when its disk has taken its next write, and the machine loses power soon after the
+    /// process is back: what the first life left in the cache of the device, and the second told of, is gone.
+    Relapse {
+        /// Which node.
+        node: u32,
+        /// How long it is away, each time.
+        down: Duration,
+        /// How long it is back in between.
+        after: Duration,
+    },
     /// The node comes back with an empty disk.
     ReplaceDisk {
         /// Which node.
@@ -95,6 +105,8 @@ pub enum Fault {
 pub struct Atlas {
     /// Processes that end and return.
     pub crashes: bool,
+    /// Nodes that end twice. No ordinary run meets these.
+    pub relapses: bool,
     /// Processes that stand still.
     pub pauses: bool,
     /// Links that are cut or slow.
@@ -128,6 +140,7 @@ impl Atlas {
         }
         Self {
             crashes: rng.chance(0.6),
+            relapses: false,
             pauses: rng.chance(0.4),
             links: rng.chance(0.5),
             disk_errors: rng.chance(0.4),
@@ -142,6 +155,7 @@ impl Atlas {
         let mut kinds: Vec<fn(&mut Rng, Extent) -> Fault> = Vec::new();
         for (wanted, draw) in [
             (self.crashes, crash as fn(&mut Rng, Extent) -> Fault),
+            (self.relapses, relapse),
             (self.pauses, pause),
             (self.links, link),
             (self.disk_errors, disk_error),
@@ -192,6 +206,12 @@ fn aftershocks(rng: &mut Rng, planned: &[Planned]) -> Vec<Planned> {
         }
     }
     more
+}
+
+fn relapse(rng: &mut Rng, cluster: Extent) -> Fault {
+    let down = span(rng, Duration::from_millis(1), Duration::from_millis(60));
+    let after = span(rng, Duration::from_millis(3), Duration::from_millis(60));
+    Fault::Relapse { node: node(rng, cluster), down, after }
 }
 
 fn replace_disk(rng: &mut Rng, cluster: Extent) -> Fault {

@@ -20,6 +20,9 @@ pub enum Promise {
     Writing,
     /// It was reported as durable, or announced: only an order or damage takes it away.
     Durable,
+    /// It was reported as durable and came from memory in which a bit had flipped: a reader finds that out, or the next
+    /// opening of the log.
+    Flawed,
     /// It was ordered to go, or reported as lost: a crash may keep it or not.
     Dropping,
     /// It was reported as dropped: nothing brings it back.
@@ -31,6 +34,8 @@ pub enum Promise {
 pub enum Trust {
     /// All of it.
     Honest,
+    /// Some of it could not be read, and the process was told: what it did not find is given up for good.
+    Unread,
     /// It may have lost or spoilt something, and the log can see that.
     Damaged,
     /// It reported writes as done that it lost: nobody can see that.
@@ -52,6 +57,14 @@ impl Ledger {
         let promise = self.records.entry(entry.clone()).or_insert(Promise::Writing);
         if *promise == Promise::Writing {
             *promise = Promise::Durable;
+        }
+    }
+
+    /// The node reported a record as durable whose source has a flipped bit.
+    pub fn flawed(&mut self, entry: &DiskEntry) {
+        let promise = self.records.entry(entry.clone()).or_insert(Promise::Writing);
+        if *promise == Promise::Writing {
+            *promise = Promise::Flawed;
         }
     }
 
@@ -121,8 +134,8 @@ impl Ledger {
             let what = format!("{missing:?} was reported as durable and is not there after a restart");
             return Err(Violation::new(Invariant::Acknowledgement, what));
         }
-        // What an honest disk does not have is gone for good; what was found is served, and so owed.
-        if trust == Trust::Honest {
+        // What was not announced is gone for good, and nobody will have it removed; what was found is owed.
+        if matches!(trust, Trust::Honest | Trust::Unread) {
             self.records.retain(|_, promise| *promise == Promise::Dropped);
         }
         for promise in self.records.values_mut().filter(|promise| **promise != Promise::Dropped) {

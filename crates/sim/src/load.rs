@@ -23,6 +23,8 @@ pub struct LoadOptions {
     pub bytes_max: u64,
     /// Share of operations that read.
     pub reads: f64,
+    /// Share of the rest that removes keys, before what else is drawn.
+    pub removes: f64,
     /// Share of puts that replace.
     pub upserts: f64,
     /// Share of puts that are acknowledged once they are on SSD.
@@ -146,6 +148,9 @@ impl LoadOptions {
             };
         }
         let force = rng.chance(0.5);
+        if self.removes > 0.0 && rng.chance(self.removes) {
+            return Operation::Remove { tenant, keys: self.walk(rng).0, force: true };
+        }
         match rng.below(100) {
             0 => Operation::RemoveAll { tenant, force },
             1..4 => {
@@ -159,12 +164,17 @@ impl LoadOptions {
 
     fn put(&self, rng: &mut Rng, tenant: Tenant) -> Operation {
         let (keys, chain) = self.walk(rng);
-        let entries = keys.into_iter().map(|key| (key, self.bytes(rng))).collect();
+        let mut entries: Vec<(Key, usize)> = keys.into_iter().map(|key| (key, self.bytes(rng))).collect();
         let pin = match rng.chance(self.pins) {
             true if rng.chance(0.1) => Pin::Hard,
             true => Pin::Soft(Some(span(rng, Duration::from_millis(1), Duration::from_secs(1)))),
             false => Pin::None,
         };
+        if pin == Pin::Hard {
+            // Memory full of what may never leave takes nothing more, and rightly so: that is not looked for here.
+            entries.truncate(1);
+            entries[0].1 = entries[0].1.min(HARD_PINNED_BYTES_MAX);
+        }
         let config = PutConfig {
             mode: if rng.chance(self.upserts) { PutMode::Upsert } else { PutMode::Create },
             replicas: 1 + rng.below(u64::from(self.replicas_max)) as u32,
@@ -208,6 +218,9 @@ impl LoadOptions {
     }
 }
 
+/// Values that are pinned for good are no longer than this.
+const HARD_PINNED_BYTES_MAX: usize = 4000;
+
 fn key(chain: u64, position: u64) -> Key {
     Key::new(format!("c{chain}/{position}").as_bytes()).expect("a few bytes make a key")
 }
@@ -225,6 +238,7 @@ mod tests {
             tenants: vec!["", "acme"],
             bytes_max: 9000,
             reads: 0.5,
+            removes: 0.0,
             upserts: 0.5,
             durable: 0.5,
             replicas_max: 2,

@@ -6,12 +6,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use slackwater_base::Planted;
 use slackwater_sim::engine::Seed;
+use slackwater_sim::options::Profile;
 use slackwater_sim::plan::Plan;
 use slackwater_sim::run::{run, run_seed, shrink};
 
 const USAGE: &str = "\
-slackwater-sim --seed N [--trace] [--shrink] [--planted NAME]
-slackwater-sim --seeds FROM..TO [--jobs N] [--planted NAME]
+slackwater-sim --seed N [--trace] [--shrink] [--churn] [--planted NAME]
+slackwater-sim --seeds FROM..TO [--jobs N] [--churn] [--planted NAME]
 
 Runs the cluster of a seed, or of a range of seeds, and says which invariant broke, if one did.
 ";
@@ -21,6 +22,7 @@ struct Arguments {
     jobs: u64,
     trace: bool,
     shrink: bool,
+    profile: Profile,
     planted: Option<Planted>,
 }
 
@@ -37,7 +39,8 @@ fn main() -> ExitCode {
 }
 
 fn parse(words: impl Iterator<Item = String>) -> Result<Arguments, String> {
-    let mut arguments = Arguments { seeds: 0..0, jobs: 2, trace: false, shrink: false, planted: None };
+    let profile = Profile::Ordinary;
+    let mut arguments = Arguments { seeds: 0..0, jobs: 2, trace: false, shrink: false, profile, planted: None };
     let mut words = words;
     let number = |word: Option<String>, of: &str| -> Result<u64, String> {
         let word = word.ok_or_else(|| format!("{of} needs a number"))?;
@@ -57,6 +60,7 @@ fn parse(words: impl Iterator<Item = String>) -> Result<Arguments, String> {
             "--jobs" => arguments.jobs = number(words.next(), "--jobs")?.max(1),
             "--trace" => arguments.trace = true,
             "--shrink" => arguments.shrink = true,
+            "--churn" => arguments.profile = Profile::Churn,
             "--planted" => {
                 let name = words.next().ok_or("--planted needs a name")?;
                 let known = Planted::ALL.iter().find(|bug| format!("{bug:?}") == name);
@@ -70,7 +74,7 @@ fn parse(words: impl Iterator<Item = String>) -> Result<Arguments, String> {
 }
 
 fn one(arguments: &Arguments) -> bool {
-    let mut plan = Plan::of(Seed(arguments.seeds.start));
+    let mut plan = Plan::of(arguments.profile, Seed(arguments.seeds.start));
     println!("{:#?}", plan.options);
     if arguments.shrink {
         let first = run(&plan, arguments.planted, None);
@@ -103,7 +107,7 @@ fn many(arguments: &Arguments) -> bool {
                     if seed >= arguments.seeds.end {
                         break;
                     }
-                    if let Some((at, violation)) = run_seed(seed, arguments.planted).violation {
+                    if let Some((at, violation)) = run_seed(arguments.profile, seed, arguments.planted).violation {
                         failures.fetch_add(1, Ordering::Relaxed);
                         println!("seed {seed} at {at}: {violation}");
                     }

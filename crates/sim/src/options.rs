@@ -16,6 +16,27 @@ use crate::fault::Atlas;
 use crate::load::LoadOptions;
 use crate::net::LinkOptions;
 
+/// What a seed is to look for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Profile {
+    /// Anything.
+    #[default]
+    Ordinary,
+    /// Bugs of reclaim and recovery.
+    Churn,
+}
+
+impl Profile {
+    /// The options of a seed.
+    #[must_use]
+    pub fn options(self, seed: Seed) -> Options {
+        match self {
+            Self::Ordinary => Options::of(seed),
+            Self::Churn => Options::churn(seed),
+        }
+    }
+}
+
 /// Everything that is chosen about a run.
 #[derive(Clone, Debug)]
 pub struct Options {
@@ -31,6 +52,8 @@ pub struct Options {
     pub segment_bytes: u64,
     /// Bytes of each node's log; zero for none.
     pub log_bytes: u64,
+    /// Bytes of each file of a log.
+    pub log_file_bytes: u64,
     /// Bytes of each node's disk.
     pub disk_bytes: u64,
     /// Most operations that a disk may be asked for at once.
@@ -104,6 +127,7 @@ impl Options {
             segments: 1 + rng.below(2) as u32,
             segment_bytes: pick(rng, &[96 << 10, 192 << 10, 384 << 10]),
             log_bytes,
+            log_file_bytes: 1 << 20,
             disk_bytes: LOG_BYTES * 2,
             disk_in_flight_max: 256,
             batch_delay: pick(rng, &[Duration::from_millis(1), Duration::from_millis(20), Duration::from_millis(100)]),
@@ -119,6 +143,34 @@ impl Options {
             atlas,
             faults: 1 + rng.below(14) as u32,
         }
+    }
+
+    /// The options of a seed for [`Profile::Churn`]: a log of many small files under values that come and go, and nodes
+    /// that end in the middle of writing and again soon after they are back.
+    #[must_use]
+    pub fn churn(seed: Seed) -> Self {
+        let mut options = Self::of(seed);
+        let rng = &mut seed.stream("churn", 0);
+        options.nodes = 1;
+        options.clients = options.clients.max(2);
+        (options.log_bytes, options.log_file_bytes) = (CHURNED_BYTES, CHURNED_BYTES / 16);
+        options.batch_delay = Duration::from_millis(1);
+        options.atlas = Atlas { crashes: rng.chance(0.5), relapses: true, ..Atlas::default() };
+        options.faults = 4 + rng.below(12) as u32;
+        options.master.offload.mode = OffloadMode::Eager;
+        options.load = LoadOptions {
+            operations: 1200,
+            keys: pick(rng, &[24, 48]),
+            chain: 4,
+            bytes_max: pick(rng, &[4_000, 12_000]),
+            reads: 0.2,
+            removes: pick(rng, &[0.2, 0.4]),
+            upserts: 0.5,
+            durable: pick(rng, &[0.2, 0.8]),
+            think: pick(rng, &[Duration::from_millis(2), Duration::from_millis(6)]),
+            ..options.load
+        };
+        options
     }
 
     /// Memory segments of a node.
@@ -149,8 +201,8 @@ impl Options {
         if self.has_log() {
             let segment = SegmentId(node * PER_NODE + PER_NODE - 1);
             let mut log = LogConfig::new(segment, slackwater_base::ByteSize(self.log_bytes));
-            log.file_bytes = 1 << 20;
-            log.batch_bytes = 128 << 10;
+            log.file_bytes = self.log_file_bytes;
+            log.batch_bytes = (self.log_file_bytes / 4).min(128 << 10);
             log.batch_delay = self.batch_delay;
             log.records_queued_max = 64;
             log.reclaim_bytes_in_flight_max = 256 << 10;
@@ -256,6 +308,7 @@ fn load(rng: &mut Rng, log: bool, tenancy: Tenancy, embedded: bool) -> LoadOptio
         tenants: if tenancy == Tenancy::On { vec!["", "acme", "beta"] } else { vec![""] },
         bytes_max: pick(rng, &[6_000, 20_000, 60_000]),
         reads: pick(rng, &[0.3, 0.6, 0.8]),
+        removes: 0.0,
         upserts: pick(rng, &[0.1, 0.5]),
         durable: if log { pick(rng, &[0.0, 0.2, 0.6]) } else { pick(rng, &[0.0, 0.05]) },
         replicas_max: 1 + rng.below(3) as u32,
@@ -296,5 +349,7 @@ const INSIDE: LinkOptions = LinkOptions {
 
 /// The smallest log there is holds a few hundred values: reclaim has work.
 const LOG_BYTES: u64 = 4 << 20;
+/// A log of sixteen files: reclaim empties some whose tombstones keep records in others dead.
+const CHURNED_BYTES: u64 = 2 << 20;
 /// Numbers of segments that a node may use.
 const PER_NODE: u32 = 100;

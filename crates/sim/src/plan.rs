@@ -3,7 +3,7 @@
 use crate::engine::Seed;
 use crate::fault::{Extent, Planned};
 use crate::load::Step;
-use crate::options::Options;
+use crate::options::{Options, Profile};
 
 /// Everything that a run will meet, except what its random streams decide on the way.
 #[derive(Clone, Debug)]
@@ -21,8 +21,8 @@ pub struct Plan {
 impl Plan {
     /// The plan of a seed.
     #[must_use]
-    pub fn of(seed: Seed) -> Self {
-        Self::with(seed, Options::of(seed))
+    pub fn of(profile: Profile, seed: Seed) -> Self {
+        Self::with(seed, profile.options(seed))
     }
 
     /// The plan of a seed for a cluster that is like `options`.

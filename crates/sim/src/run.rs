@@ -6,6 +6,7 @@ use slackwater_base::{Instant, Planted, plant};
 
 use crate::check::{Invariant, Violation};
 use crate::engine::Seed;
+use crate::options::Profile;
 use crate::plan::Plan;
 use crate::world::{Outcome, Stats, World};
 
@@ -27,8 +28,8 @@ pub fn run(plan: &Plan, bug: Option<Planted>, listener: Option<fn(&str)>) -> Out
 
 /// Runs a seed.
 #[must_use]
-pub fn run_seed(seed: u64, bug: Option<Planted>) -> Outcome {
-    run(&Plan::of(Seed(seed)), bug, None)
+pub fn run_seed(profile: Profile, seed: u64, bug: Option<Planted>) -> Outcome {
+    run(&Plan::of(profile, Seed(seed)), bug, None)
 }
 
 /// The smallest plan found that breaks the same invariant: faults are left out first, then operations, in ever

@@ -1,7 +1,7 @@
-//! A disk in memory that tears and forgets: what the tests of this crate and the simulator run the log on.
+//! A disk in memory that tears and forgets: what the tests of this crate run the log on.
 //!
-//! Writes that were not synced live in a cache. A crash decides for every sector of each of them whether it reached
-//! the medium, by seed. Operations end in the order in which they were submitted, or in any order by seed.
+//! Writes that were not synced live in a cache. A crash of the machine decides for every sector of each of them whether
+//! it reached the medium, by seed. Operations end in the order in which they were submitted, or in any order by seed.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -25,7 +25,7 @@ pub trait Memory {
 /// What a crash does to writes that were not synced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Crash {
-    /// All of them reached the medium: the process died, the machine did not.
+    /// They stay in the cache, and a later crash decides: the process died, the machine did not.
     Process,
     /// None did.
     LoseAll,
@@ -146,6 +146,11 @@ impl MemDisk {
         self.unreadable.insert((file, offset - offset % slackwater_base::BLOCK_BYTES));
     }
 
+    /// Makes all blocks readable again.
+    pub fn mend(&mut self) {
+        self.unreadable.clear();
+    }
+
     /// Lets every read of `file` fail, or none any more.
     pub fn refuse_reads(&mut self, file: FileId, error: Option<DiskError>) {
         match error {
@@ -188,10 +193,22 @@ impl MemDisk {
         self.completed
     }
 
+    /// Whether the operation that ends next, of a disk that keeps the order, is a sync.
+    #[must_use]
+    pub fn next_is_sync(&self) -> bool {
+        self.queue.front().is_some_and(|first| matches!(first.request, DiskOp::Sync { .. }))
+    }
+
     /// Whether no operation is under way.
     #[must_use]
     pub fn is_idle(&self) -> bool {
         self.queue.is_empty()
+    }
+
+    /// Whether the cache holds writes that no sync has covered.
+    #[must_use]
+    pub fn has_unsynced(&self) -> bool {
+        self.files.values().any(|file| !file.unsynced.is_empty())
     }
 
     /// Takes an operation.
@@ -225,15 +242,13 @@ impl MemDisk {
                 self.half_do(&request, memory);
             }
         }
+        if crash == Crash::Process {
+            return;
+        }
         for file in self.files.values_mut() {
             for Cached { offset, bytes, .. } in std::mem::take(&mut file.unsynced) {
                 for (sector, piece) in bytes.chunks(SECTOR_BYTES).enumerate() {
-                    let kept = match crash {
-                        Crash::Process => true,
-                        Crash::LoseAll => false,
-                        Crash::Tear => self.rng.chance(0.7),
-                    };
-                    if kept {
+                    if crash == Crash::Tear && self.rng.chance(0.7) {
                         let at = offset + sector * SECTOR_BYTES;
                         file.medium[at..at + piece.len()].copy_from_slice(piece);
                     }

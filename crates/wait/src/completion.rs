@@ -76,7 +76,7 @@ impl<T> Completion<T> {
         self.shared.countdown.is_done()
     }
 
-    /// Runs `hook` once when the value is there, or never will be.
+    /// Runs `hook` once when the value is there, or never will be. Whoever awaits the value afterwards takes its place.
     ///
     /// # Errors
     /// There is one already.

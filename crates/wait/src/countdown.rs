@@ -4,7 +4,7 @@ use std::task::Waker;
 use thiserror::Error;
 
 use crate::routine::{Ended, Stopped, Waiting};
-use crate::sync::Mutex;
+use crate::sync::{Mutex, MutexGuard};
 use crate::word::Word;
 
 /// A part failed; its cause lies beside the word, written before it.
@@ -58,10 +58,10 @@ impl<E> Countdown<E> {
     /// One part succeeded. The last one wakes the waiters.
     ///
     /// # Panics
-    /// In debug builds: there was no part left.
+    /// There was no part left.
     pub fn complete(&self) {
         let before = self.word.subtract(PART);
-        debug_assert!(before & PARTS != 0, "a part completed that the batch does not have");
+        assert!(before & PARTS != 0, "a part completed that the batch does not have");
         if before & PARTS == PART {
             self.finish(before);
         }
@@ -83,14 +83,17 @@ impl<E> Countdown<E> {
         self.word.wake(self.word.load());
     }
 
-    /// Makes present and future waits end with [`Ended::Cancelled`] while the batch goes on to its end. Says whether it
-    /// was this call that did it.
+    /// Makes present and future waits end with [`Ended::Cancelled`], also those of tasks, while the batch goes on to its
+    /// end. Says whether it was this call that did it.
     pub fn cancel(&self) -> bool {
         let before = self.word.set(CANCELLED);
         if before & CANCELLED != 0 || before & PARTS == 0 {
             return false;
         }
         self.word.wake(before);
+        if before & HOOKED != 0 {
+            self.wake_task();
+        }
         true
     }
 
@@ -142,7 +145,7 @@ impl<E> Countdown<E> {
     /// There is one already.
     pub fn hook(&self, hook: Hook) -> Result<(), AlreadyHooked> {
         {
-            let mut slot = self.hook.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+            let mut slot = self.lock_hook();
             if slot.is_some() || self.word.load() & HOOKED != 0 {
                 return Err(AlreadyHooked);
             }
@@ -152,10 +155,10 @@ impl<E> Countdown<E> {
         Ok(())
     }
 
-    /// Replaces the waker of a task that polls again.
+    /// Replaces the waker of a task that polls again, or a hook.
     pub(crate) fn hook_waker(&self, waker: &Waker) {
         {
-            let mut slot = self.hook.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+            let mut slot = self.lock_hook();
             match &mut *slot {
                 Some(Hook::Waker(held)) => held.clone_from(waker),
                 _ => *slot = Some(Hook::Waker(waker.clone())),
@@ -172,12 +175,25 @@ impl<E> Countdown<E> {
     }
 
     fn run_hook(&self) {
-        let hook = self.hook.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take();
+        let hook = self.lock_hook().take();
         match hook {
             Some(Hook::Waker(waker)) => waker.wake(),
             Some(Hook::Call(call)) => call(),
             None => {}
         }
+    }
+
+    /// Lets the task look, and keeps its waker for the end.
+    fn wake_task(&self) {
+        let waker = match &*self.lock_hook() {
+            Some(Hook::Waker(waker)) => waker.clone(),
+            Some(Hook::Call(_)) | None => return,
+        };
+        waker.wake();
+    }
+
+    fn lock_hook(&self) -> MutexGuard<'_, Option<Hook>> {
+        self.hook.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
     /// After the last part, given the value before it.

@@ -10,6 +10,7 @@
 //! The protocols, and the races they close, are explained in the README beside this crate.
 
 mod backoff;
+mod bell;
 mod clock;
 mod completion;
 mod countdown;
@@ -40,7 +41,7 @@ pub use event::{Event, Seen};
 pub use pace::Costs;
 pub use parker::Parker;
 pub use polling::Polling;
-pub use routine::{Ended, Stopped, Waiting};
+pub use routine::{Ended, Sleeper, Stopped, Waiting};
 #[cfg(not(loom))]
 pub use shared::SharedWord;
 pub use site::{GAP_BUCKETS, Site, SiteCounts};

@@ -2,7 +2,11 @@
 //!
 //! The models park at once: a spin only delays the looks that the search makes at every point anyway.
 
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc as StdArc;
 use std::sync::atomic::{AtomicUsize as Tally, Ordering::SeqCst};
+use std::task::{Context, Wake, Waker};
 
 use loom::model::Builder;
 use loom::sync::atomic::{AtomicU32, Ordering};
@@ -10,7 +14,7 @@ use loom::thread;
 use slackwater_base::Instant;
 
 use crate::sync::Arc;
-use crate::{Abandoned, Completion, Countdown, Ended, Event, Hook, Park, Site, Stopped, Waiting};
+use crate::{Abandoned, Completion, Countdown, Ended, Event, Hook, Park, Parker, Site, Stopped, Waiting};
 
 static SITE: Site = Site::new("model");
 
@@ -88,6 +92,43 @@ fn cancel_against_complete_ends_the_wait_either_way() {
         }
         mover.join().unwrap();
         other.join().unwrap();
+    });
+}
+
+#[test]
+fn cancel_against_an_await_reaches_the_task() {
+    struct Told(AtomicU32);
+    impl Wake for Told {
+        fn wake(self: StdArc<Self>) {
+            self.0.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+    search(|| {
+        let (completer, mut completion) = Completion::<u8>::new();
+        let cancel = completion.canceller();
+        let other = thread::spawn(move || cancel());
+        let told = StdArc::new(Told(AtomicU32::new(0)));
+        let waker = Waker::from(StdArc::clone(&told));
+        let first = Pin::new(&mut completion).poll(&mut Context::from_waker(&waker));
+        assert!(other.join().unwrap());
+        assert!(first.is_ready() || told.0.load(Ordering::SeqCst) == 1, "it was told to look again");
+        drop(completer);
+    });
+}
+
+#[test]
+fn a_late_ring_does_not_keep_a_parker_awake() {
+    search(|| {
+        let parker = Arc::new(Parker::new().unwrap());
+        let other = Arc::clone(&parker);
+        let notifier = thread::spawn(move || other.notify());
+        // Leaves its poll for another reason, at any moment of the notification.
+        let mut notified = !parker.prepare() || parker.finish();
+        notifier.join().unwrap();
+        while !notified || parker.is_readable() {
+            notified |= !parker.prepare() || parker.finish();
+        }
+        assert!(parker.prepare() && !parker.is_readable(), "the next poll sleeps");
     });
 }
 

@@ -196,4 +196,38 @@ mod tests {
         }
         assert!(wake_nanos() < WAKE_NANOS_MIN + 1_000, "{}", wake_nanos());
     }
+    #[test]
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    fn the_timed_pause_is_encoded_as_the_manual_says() {
+        let code = timed_pause as unsafe fn(u64) as *const u8;
+        // SAFETY: the function is longer than these bytes: it reads the counter, adds, waits and returns, and what follows
+        // it belongs to the same segment of this program, which has other functions.
+        let code = unsafe { std::slice::from_raw_parts(code, 64) };
+        // TPAUSE r32 is 66 0F AE /6, register form, with a REX prefix for the upper registers.
+        let is_tpause = |bytes: &[u8]| match bytes {
+            [0x66, 0x0f, 0xae, operand, ..] | [0x66, 0x41, 0x0f, 0xae, operand, ..] => operand & 0xf8 == 0xf0,
+            _ => false,
+        };
+        assert!(code.windows(5).any(is_tpause), "{code:x?}");
+    }
+
+    #[test]
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    fn the_timed_pause_runs_exactly_where_the_kernel_lists_it() {
+        let listed = std::fs::read_to_string("/proc/cpuinfo").is_ok_and(|text| text.contains(" waitpkg"));
+        let chosen = matches!(Relax::detect(), Relax::TimedPause);
+        assert_eq!(chosen, listed);
+        if chosen {
+            let pause_nanos = per_step(200, || Relax::TimedPause.once());
+            assert!((1..10_000).contains(&pause_nanos), "{pause_nanos} ns");
+        } else {
+            skipped("this processor has no WAITPKG, so tpause was decoded but not run");
+        }
+    }
+
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    #[expect(clippy::print_stderr, reason = "a skipped test says so")]
+    fn skipped(why: &str) {
+        eprintln!("skipped: {why}");
+    }
 }

@@ -1,13 +1,15 @@
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::Ordering;
 
-use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::thread::Timespec;
 use slackwater_base::Instant;
 
+use crate::bell::Bell;
 use crate::clock::now;
+use crate::sync::AtomicU32;
 
 /// Nobody sleeps and nothing was said.
 const AWAKE: u32 = 0;
@@ -21,8 +23,11 @@ const NOTIFIED: u32 = 2;
 /// The loop announces its sleep with [`Parker::prepare`]; only then does a notification cost a system call.
 #[derive(Debug)]
 pub struct Parker {
-    fd: OwnedFd,
+    bell: Bell,
     state: AtomicU32,
+    /// Rings on their way that have not been silenced. Only the sleeper's: the notifier that found it asleep may ring
+    /// after the sleeper has left its poll for another reason.
+    rings_owed: AtomicU32,
 }
 
 impl Parker {
@@ -31,41 +36,39 @@ impl Parker {
     /// # Errors
     /// The process has no file descriptors left.
     pub fn new() -> io::Result<Self> {
-        let fd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        Ok(Self { fd, state: AtomicU32::new(AWAKE) })
+        Ok(Self { bell: Bell::new()?, state: AtomicU32::new(AWAKE), rings_owed: AtomicU32::new(0) })
     }
 
     /// Tells the sleeper to look. Any number of notifications before it looks are one.
     pub fn notify(&self) {
         if self.state.swap(NOTIFIED, Ordering::AcqRel) == ASLEEP {
-            // Adding 1 to the counter cannot fill it: it is read to zero between two sleeps, and each sleep gets one.
-            let _ = rustix::io::write(&self.fd, &1u64.to_ne_bytes());
+            self.bell.ring();
         }
     }
 
     /// Announces the sleep. `false`: something was said meanwhile, look instead of sleeping.
     #[must_use]
     pub fn prepare(&self) -> bool {
-        if self.state.compare_exchange(AWAKE, ASLEEP, Ordering::AcqRel, Ordering::Acquire).is_ok() {
-            return true;
+        match self.state.compare_exchange(AWAKE, ASLEEP, Ordering::AcqRel, Ordering::Acquire) {
+            // Asleep already: asyncio arms once and leaves it.
+            Ok(_) | Err(ASLEEP) => true,
+            // Said to somebody awake, so nothing rings.
+            Err(_) => {
+                self.state.swap(AWAKE, Ordering::AcqRel);
+                false
+            }
         }
-        // Asleep already (asyncio arms once and leaves it), or notified.
-        if self.state.load(Ordering::Acquire) == ASLEEP {
-            return true;
-        }
-        self.finish();
-        false
     }
 
-    /// Ends the sleep: call after the poll returned, before looking. Says whether something was said.
+    /// Ends a prepared sleep: call after the poll returned, before looking. Says whether something was said.
     pub fn finish(&self) -> bool {
-        let before = self.state.swap(AWAKE, Ordering::AcqRel);
-        if before == NOTIFIED {
-            let mut counter = [0; 8];
-            // Empty if the notification came while nobody slept.
-            let _ = rustix::io::read(&self.fd, &mut counter);
+        let notified = self.state.swap(AWAKE, Ordering::AcqRel) == NOTIFIED;
+        let owed = self.rings_owed.load(Ordering::Relaxed) + u32::from(notified);
+        if owed > 0 {
+            // A late ring would keep the descriptor readable, and every later poll from sleeping.
+            self.rings_owed.store(owed - self.bell.silence().min(owed), Ordering::Relaxed);
         }
-        before == NOTIFIED
+        notified
     }
 
     /// Sleeps until notified or until `deadline`; says whether it was notified.
@@ -77,7 +80,7 @@ impl Parker {
             let left = now().until(deadline);
             let timeout = (deadline != Instant::NEVER)
                 .then(|| Timespec { tv_sec: left.as_secs().cast_signed(), tv_nsec: i64::from(left.subsec_nanos()) });
-            let polled = poll(&mut [PollFd::new(&self.fd, PollFlags::IN)], timeout.as_ref());
+            let polled = poll(&mut [PollFd::new(&self.bell, PollFlags::IN)], timeout.as_ref());
             let notified = self.finish();
             if notified || (polled != Err(Errno::INTR) && now() >= deadline) {
                 return notified;
@@ -86,9 +89,17 @@ impl Parker {
     }
 }
 
+#[cfg(all(test, loom))]
+impl Parker {
+    /// Whether a poll would return at once.
+    pub(crate) fn is_readable(&self) -> bool {
+        self.bell.rings()
+    }
+}
+
 /// The descriptor to poll for reading.
 impl AsFd for Parker {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.fd.as_fd()
+        self.bell.as_fd()
     }
 }

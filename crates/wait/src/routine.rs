@@ -1,5 +1,6 @@
 //! The one routine in which every wait happens: worker, submitter, queue, transfer, get.
 
+use std::fmt::Debug;
 use std::time::Duration;
 
 use slackwater_base::Instant;
@@ -19,6 +20,16 @@ pub struct Waiting<'a> {
     pub(crate) deadline: Instant,
     pub(crate) strategy: Option<&'a dyn Wait>,
     pub(crate) expected: Option<Duration>,
+    pub(crate) sleeper: Option<&'a dyn Sleeper>,
+}
+
+/// A thread with something to arrange around its sleep in the kernel, such as the CPUs it may wake on. It is not called
+/// for waits that end in the spin.
+pub trait Sleeper: Debug {
+    /// The thread is about to sleep.
+    fn lies_down(&self);
+    /// The thread runs again.
+    fn gets_up(&self);
 }
 
 /// Why a wait ended without what it waited for.
@@ -47,7 +58,7 @@ impl<'a> Waiting<'a> {
     /// A wait at `site`, without a deadline, by the strategy of the process.
     #[must_use]
     pub fn at(site: &'a Site) -> Self {
-        Self { site, deadline: Instant::NEVER, strategy: None, expected: None }
+        Self { site, deadline: Instant::NEVER, strategy: None, expected: None, sleeper: None }
     }
 
     /// Ends the wait at `deadline` of [`now`](crate::now).
@@ -67,6 +78,12 @@ impl<'a> Waiting<'a> {
     #[must_use]
     pub fn expecting(self, duration: Duration) -> Self {
         Self { expected: Some(duration), ..self }
+    }
+
+    /// Lets `sleeper` arrange its sleep.
+    #[must_use]
+    pub fn arranging(self, sleeper: &'a dyn Sleeper) -> Self {
+        Self { sleeper: Some(sleeper), ..self }
     }
 
     fn strategy(&self) -> &'a dyn Wait {
@@ -215,8 +232,7 @@ fn park(watched: &impl Watched, waiting: &Waiting<'_>, plan: &Plan, spun_nanos: 
     let start = now();
     let mut fell_asleep = start;
     loop {
-        let parked = watched.park(waiting.deadline);
-        let woke = now();
+        let (parked, woke) = lie(watched, waiting, waiting.deadline);
         let done = watched.done();
         site.parked(woke.since(fell_asleep).as_nanos() as u64, !done && parked != Parked::TimedOut);
         if done {
@@ -246,6 +262,18 @@ fn park(watched: &impl Watched, waiting: &Waiting<'_>, plan: &Plan, spun_nanos: 
         }
         fell_asleep = now();
     }
+}
+
+/// Parks once; returns why that ended, and when.
+fn lie(watched: &impl Watched, waiting: &Waiting<'_>, deadline: Instant) -> (Parked, Instant) {
+    let Some(sleeper) = waiting.sleeper else {
+        return (watched.park(deadline), now());
+    };
+    sleeper.lies_down();
+    let parked = watched.park(deadline);
+    let woke = now();
+    sleeper.gets_up();
+    (parked, woke)
 }
 
 /// Sleeps and looks in turn until it is done or the deadline passed.
@@ -280,7 +308,12 @@ fn doze(watched: &impl Watched, waiting: &Waiting<'_>, expected: Duration) -> bo
     };
     let start = now();
     let until = (start + nap).min(waiting.deadline);
-    while watched.park(until) != Parked::TimedOut && !watched.done() && now() < until {}
+    loop {
+        let (parked, woke) = lie(watched, waiting, until);
+        if parked == Parked::TimedOut || watched.done() || woke >= until {
+            break;
+        }
+    }
     waiting.site.parked(now().since(start).as_nanos() as u64, false);
     watched.done()
 }

@@ -25,10 +25,13 @@ impl Word {
     /// Somebody sleeps on the word, or is about to.
     pub const PARKED: u32 = 1;
 
-    /// A word of this value, in which [`Word::PARKED`] is clear.
+    /// A word of this value.
+    ///
+    /// # Panics
+    /// [`Word::PARKED`] is set in it.
     #[must_use]
     pub fn new(value: u32) -> Self {
-        debug_assert_eq!(value & Self::PARKED, 0);
+        assert_eq!(value & Self::PARKED, 0, "nobody sleeps on a new word");
         Self { futex: Futex::new(value), woken_at: AtomicU64::new(0) }
     }
 

@@ -164,6 +164,7 @@ fn an_abandoned_waiter_is_told() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "its looks are so slow there that few fit before the deadline")]
 fn a_spinner_reads_the_clock_once_in_a_hundred_looks_at_most() {
     let site = Site::new("rare clock");
     let batch = Countdown::<()>::new(1);
@@ -245,6 +246,7 @@ fn a_completion_can_be_awaited() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "Miri has no ppoll")]
 fn a_parker_merges_notifications_and_keeps_one() {
     let parker = Parker::new().unwrap();
     parker.notify();
@@ -258,6 +260,7 @@ fn a_parker_merges_notifications_and_keeps_one() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "Miri has no ppoll")]
 fn a_parker_makes_its_descriptor_readable_only_for_a_sleeper() {
     let parker = Parker::new().unwrap();
     let readable = |parker: &Parker| {

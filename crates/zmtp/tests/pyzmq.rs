@@ -1,5 +1,4 @@
-//! Our links against libzmq, through pyzmq, on loopback. Without a Python that has pyzmq the test says so and ends:
-//! `SLACKWATER_PYTHON` names one, else `python3` is tried.
+//! Our links against libzmq, through pyzmq, on loopback.
 #![expect(
     clippy::disallowed_types,
     clippy::disallowed_methods,
@@ -7,73 +6,23 @@
 )]
 
 mod common;
+#[path = "common/python.rs"]
+mod python;
 
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
-use std::process::{Child, ChildStdout, Command, Stdio};
+use std::sync::mpsc::channel;
 use std::time::Duration;
 
 use common::*;
+use python::Python;
 use slackwater_zmtp::*;
 
-/// A Python peer that prints its port and then one line for every step it has done.
-struct Python {
-    child: Child,
-    lines: BufReader<ChildStdout>,
-}
-
-impl Python {
-    /// None, and a line that says so, when there is no Python with pyzmq.
-    fn start(script: &str, arguments: &[String]) -> Option<Self> {
-        let program = std::env::var("SLACKWATER_PYTHON").unwrap_or_else(|_| "python3".into());
-        let probe = Command::new(&program).args(["-c", "import zmq"]).stderr(Stdio::null()).status();
-        if !probe.is_ok_and(|status| status.success()) {
-            #[expect(clippy::print_stderr, reason = "a skip must be seen")]
-            {
-                eprintln!("skipped: `{program}` has no zmq module (set SLACKWATER_PYTHON to one that has)");
-            }
-            return None;
-        }
-        let mut child = Command::new(program)
-            .arg("-c")
-            .arg(format!("{PRELUDE}{script}"))
-            .args(arguments)
-            .stdout(Stdio::piped())
-            .spawn()
-            .expect("the probe ran the same program");
-        let lines = BufReader::new(child.stdout.take().expect("stdout is piped"));
-        Some(Self { child, lines })
-    }
-
-    fn line(&mut self) -> String {
-        let mut line = String::new();
-        self.lines.read_line(&mut line).expect("the peer's output is text");
-        line.trim_end().to_owned()
-    }
-}
-
-impl Drop for Python {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-const PRELUDE: &str = r#"
-import sys, zmq
-c = zmq.Context()
-def sock(kind, **opts):
-    s = c.socket(kind)
-    s.linger = 1000
-    s.rcvtimeo = s.sndtimeo = 20000
-    for k, v in opts.items(): setattr(s, k, v)
-    return s
-def say(*a):
-    print(*a, flush=True)
+/// Names of the keys below, in the scripts.
+const KEYS: &str = r#"
 server_public, server_secret = b'rq:rM>}U?@Lns47E1%kR.o@n%FcmmsL/@{H8]yf7', b'JTKVSB%%)wK0E.X)V>+}o?pNmC{O&4W4b!Ni{Lh6'
 client_public, client_secret = b'Yne@$w-vo<fVvi]a<NY6T1ed:M$fCG*[IaLV{hID', b'D:)Q[IlAW!ahhC2ac:9*A}h:p?([4%wOTJ%JR%cs'
 "#;
-
 const SERVER_SECRET: &str = "JTKVSB%%)wK0E.X)V>+}o?pNmC{O&4W4b!Ni{Lh6";
 const CLIENT_SECRET: &str = "D:)Q[IlAW!ahhC2ac:9*A}h:p?([4%wOTJ%JR%cs";
 
@@ -87,9 +36,11 @@ struct Socket {
     stream: TcpStream,
 }
 
+const LONG: Duration = Duration::from_secs(20);
+
 impl Socket {
     fn new(config: LinkConfig, stream: TcpStream) -> Self {
-        stream.set_read_timeout(Some(Duration::from_secs(20))).expect("a duration above zero");
+        stream.set_read_timeout(Some(LONG)).expect("a duration above zero");
         Self { end: End::new(config, 3), stream }
     }
 
@@ -141,6 +92,19 @@ fn connect(python: &mut Python, config: LinkConfig) -> Socket {
     Socket::new(config, TcpStream::connect(("127.0.0.1", port)).expect("the peer listens"))
 }
 
+fn start(script: &str, arguments: &[String]) -> Option<Python> {
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    Python::start(&format!("{KEYS}{script}"), &arguments)
+}
+
+/// The link of a peer that connects in time.
+fn accept(listener: TcpListener, config: LinkConfig) -> Socket {
+    let (told, taken) = channel();
+    std::thread::spawn(move || told.send(listener.accept()));
+    let (stream, _) = taken.recv_timeout(LONG).expect("the peer connects").expect("loopback");
+    Socket::new(config, stream)
+}
+
 #[test]
 fn our_dealer_talks_to_their_router_and_survives_their_heartbeats() {
     for curve in [false, true] {
@@ -152,8 +116,10 @@ say(s.bind_to_random_port('tcp://127.0.0.1'))
 for _ in range(3):
     m = s.recv_multipart()
     s.send_multipart(m + [b'seen'])
+# A socket that closes with one of our PONGs unread resets the connection, and with it what we have not read.
+sys.stdin.readline()
 "#;
-        let Some(mut python) = Python::start(script, &[curve.to_string()]) else { return };
+        let Some(mut python) = start(script, &[curve.to_string()]) else { return };
         let mut config = client_config(SocketType::Dealer, curve);
         config.identity = b"our-id".to_vec();
         let mut socket = connect(&mut python, config);
@@ -182,9 +148,8 @@ say(len(s.recv_multipart()[1]))
 "#;
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
-        let Some(mut python) = Python::start(script, &[curve.to_string(), port.to_string()]) else { return };
-        let (stream, _) = listener.accept().unwrap();
-        let mut socket = Socket::new(server_config(SocketType::Router, curve), stream);
+        let Some(mut python) = start(script, &[curve.to_string(), port.to_string()]) else { return };
+        let mut socket = accept(listener, server_config(SocketType::Router, curve));
         let got = socket.messages(1).pop().unwrap();
         assert_eq!(got, Message::of([&b"hello"[..], &[b'x'; 200_000], b""]));
         let peer = socket.end.peer().unwrap();
@@ -208,7 +173,7 @@ say(s.recv())
 s.send_multipart([b'other', b'no']); s.send_multipart([b'kv.a', b'yes'])
 say(s.recv())
 "#;
-        let Some(mut python) = Python::start(script, &[curve.to_string()]) else { return };
+        let Some(mut python) = start(script, &[curve.to_string()]) else { return };
         let mut socket = connect(&mut python, client_config(SocketType::Sub, curve));
         socket.until(|end| end.link.is_up());
         let minor = socket.end.peer().unwrap().minor;
@@ -243,9 +208,8 @@ say(s.recv_multipart())
 "#;
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
-        let Some(mut python) = Python::start(script, &[curve.to_string(), port.to_string()]) else { return };
-        let (stream, _) = listener.accept().unwrap();
-        let mut socket = Socket::new(server_config(SocketType::Pub, curve), stream);
+        let Some(mut python) = start(script, &[curve.to_string(), port.to_string()]) else { return };
+        let mut socket = accept(listener, server_config(SocketType::Pub, curve));
         socket.until(|end| end.events.contains(&Event::Subscribe(b"kv.".to_vec())));
         socket.end.send(&[b"kv.b", b"1"]).unwrap();
         socket.flush();
@@ -275,9 +239,8 @@ while True:
 "#;
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
-    let Some(mut python) = Python::start(script, &[port.to_string()]) else { return };
-    let (stream, _) = listener.accept().unwrap();
-    let mut socket = Socket::new(server_config(SocketType::Router, true), stream);
+    let Some(mut python) = start(script, &[port.to_string()]) else { return };
+    let mut socket = accept(listener, server_config(SocketType::Router, true));
     socket.until(|end| end.cause() == Some(&Cause::BoxClosed { what: "HELLO" }));
     drop(socket);
     assert_eq!(python.line(), "refused");

@@ -1,8 +1,10 @@
 use super::Report;
+use crate::report::{Page, Table};
 
 /// The report as one page without any other file.
 pub(super) fn render(report: &Report) -> String {
-    let links = table(
+    let links = Table::new(
+        "One client, many links",
         &[
             "links",
             "mechanism",
@@ -31,7 +33,8 @@ pub(super) fn render(report: &Report) -> String {
         }),
     );
     let or_none = |value: Option<f64>| value.map_or("none".to_owned(), |value| format!("{value:.0}"));
-    let rpc = table(
+    let rpc = Table::new(
+        "Request and reply",
         &[
             "links",
             "bytes",
@@ -59,30 +62,14 @@ pub(super) fn render(report: &Report) -> String {
             ]
         }),
     );
-    let notes: String = report.notes.iter().map(|note| format!("<li>{}</li>", escape(note))).collect();
-    format!(
-        "<!doctype html><html lang=\"en\"><meta charset=\"utf-8\"><title>Slackwater: message layer</title><style>{STYLE}\
-         </style><h1>Message layer</h1><h2>One client, many links</h2>{links}<h2>Request and reply</h2>{rpc}<ul>{notes}\
-         </ul></html>\n"
-    )
-}
-
-const STYLE: &str = "body{font:15px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:72rem;padding:0 1rem;color:#123}\
-     table{border-collapse:collapse;width:100%}th,td{padding:.3rem .6rem;text-align:right;border-bottom:1px solid #cde}\
-     th{color:#368;font-weight:600}";
-
-fn table(heads: &[&str], rows: impl Iterator<Item = Vec<String>>) -> String {
-    let cells = |tag: &str, cells: &mut dyn Iterator<Item = &str>| -> String {
-        cells.map(|cell| format!("<{tag}>{}</{tag}>", escape(cell))).collect()
+    let page = Page {
+        title: "Message layer".to_owned(),
+        lead: "One client with many links, and requests with their replies.".to_owned(),
+        tables: vec![links, rpc],
+        notes: report.notes.clone(),
+        ..Page::default()
     };
-    let head = cells("th", &mut heads.iter().copied());
-    let body: String =
-        rows.map(|row| format!("<tr>{}</tr>", cells("td", &mut row.iter().map(String::as_str)))).collect();
-    format!("<table><tr>{head}</tr>{body}</table>")
-}
-
-fn escape(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
+    page.html()
 }
 
 #[cfg(test)]

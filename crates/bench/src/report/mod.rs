@@ -1,9 +1,11 @@
 //! Reports as one self-contained HTML file: charts are inline SVG, nothing is fetched and no script runs.
 
+mod bars;
 mod chart;
 mod page;
 mod scale;
 
+pub use bars::{Bars, figure};
 pub use chart::{Axis, Chart, Line, Mark, Tone};
 pub use page::{Page, Table, Tile};
 pub use scale::{Scale, Unit};

@@ -1,8 +1,8 @@
 use std::fmt::Write as _;
 
-use super::{Chart, escape};
+use super::{Bars, Chart, escape};
 
-/// A report: headline figures, charts, tables, in one file.
+/// A report: headline figures, charts, tables, notes, in one file.
 #[derive(Clone, Debug, Default)]
 pub struct Page {
     /// The heading.
@@ -15,8 +15,12 @@ pub struct Page {
     pub tiles: Vec<Tile>,
     /// The charts.
     pub charts: Vec<Chart>,
+    /// The bar charts, after the others.
+    pub bars: Vec<Bars>,
     /// The tables.
     pub tables: Vec<Table>,
+    /// What else is to be said, a sentence or two each.
+    pub notes: Vec<String>,
 }
 
 /// One headline figure.
@@ -67,9 +71,14 @@ impl Page {
         self.write_tiles(&mut out);
         out.push_str("<section class=\"charts\">");
         self.charts.iter().for_each(|chart| out.push_str(&chart.html()));
+        self.bars.iter().for_each(|bars| out.push_str(&bars.html()));
         out.push_str("</section><section class=\"tables\">");
         self.tables.iter().for_each(|table| table.write(&mut out));
-        out.push_str("</section></main></body></html>\n");
+        out.push_str("</section>");
+        for note in &self.notes {
+            let _ = write!(out, "<p class=\"notes\">{}</p>", escape(note));
+        }
+        out.push_str("</main></body></html>\n");
         out
     }
 
@@ -84,6 +93,29 @@ impl Page {
 }
 
 impl Table {
+    /// A table from its texts.
+    #[must_use]
+    pub fn new(title: &str, head: &[&str], rows: impl IntoIterator<Item = Vec<String>>) -> Self {
+        let head = head.iter().map(|&name| name.to_owned()).collect();
+        Self { title: title.to_owned(), head, rows: rows.into_iter().collect() }
+    }
+
+    /// The table in plain text, its columns as wide as needed; the first on the left, the others on the right.
+    #[must_use]
+    pub fn text(&self) -> String {
+        let lines = || std::iter::once(&self.head).chain(&self.rows);
+        let width = |column: usize| lines().map(|cells| cells[column].chars().count()).max().unwrap_or_default();
+        let widths: Vec<usize> = (0..self.head.len()).map(width).collect();
+        let mut text = String::new();
+        for cells in lines() {
+            for (column, (cell, &width)) in cells.iter().zip(&widths).enumerate() {
+                let _ = if column == 0 { write!(text, "{cell:<width$}") } else { write!(text, "  {cell:>width$}") };
+            }
+            text.push('\n');
+        }
+        text
+    }
+
     fn write(&self, out: &mut String) {
         let _ = write!(out, "<div class=\"table\"><h3>{}</h3><table><thead><tr>", escape(&self.title));
         for name in &self.head {
@@ -114,19 +146,23 @@ mod tests {
             lead: "l".to_owned(),
             alert: Some("stopped & kept".to_owned()),
             tiles: vec![Tile::new("hits", "36 %", "of all")],
-            charts: Vec::new(),
-            tables: vec![Table {
-                title: "t".to_owned(),
-                head: vec!["a".to_owned(), "b".to_owned()],
-                rows: vec![vec!["<i>".to_owned(), "1".to_owned()]],
-            }],
+            tables: vec![Table::new("t", &["a", "b"], vec![vec!["<i>".to_owned(), "1".to_owned()]])],
+            notes: vec!["n < m".to_owned()],
+            ..Page::default()
         };
         let html = page.html();
         assert!(
             html.contains("Replay of &lt;x&gt;") && html.contains("stopped &amp; kept") && html.contains("&lt;i&gt;")
         );
+        assert!(html.contains("n &lt; m"));
         for fetching in ["http:", "https:", "<script", "@import", "url(", "<link", "src="] {
             assert!(!html.contains(fetching), "{fetching}");
         }
+    }
+    #[test]
+    fn text_columns_line_up() {
+        let rows = [["a", "1.00"], ["longer", "10"]].map(|row| row.map(str::to_owned).to_vec());
+        let table = Table::new("t", &["name", "µs"], rows);
+        assert_eq!(table.text(), "name      µs\na       1.00\nlonger    10\n");
     }
 }

@@ -4,8 +4,7 @@ use serde::Serialize;
 
 use super::{Carrier, DeadPeer, Direction, Idle, Place, Torture, raw};
 use crate::machine::Machine;
-use crate::page::{figure, text_table};
-use crate::report::{Axis, Chart, Line, Mark, Page, Table, Tile, Tone, Unit};
+use crate::report::{Axis, Chart, Line, Mark, Page, Table, Tile, Tone, Unit, figure};
 use crate::wait;
 
 /// What the benchmark found.
@@ -233,8 +232,7 @@ impl Report {
     pub fn to_text(&self) -> String {
         let mut text = String::new();
         for table in self.tables() {
-            let head: Vec<&str> = table.head.iter().map(String::as_str).collect();
-            let _ = write!(text, "{}\n{}\n", table.title, text_table(&head, &table.rows));
+            let _ = write!(text, "{}\n{}\n", table.title, table.text());
         }
         for note in &self.notes {
             let _ = writeln!(text, "{note}");
@@ -254,7 +252,7 @@ impl Report {
                  count.",
                 self.machine.line()
             ),
-            alert: (!self.notes.is_empty()).then(|| self.notes.join("; ")),
+            alert: None,
             tiles: vec![
                 Tile::new("blocking socket, 1 MiB", gbps(self.limits.blocking_socket_gbps), "the limit of TCP here"),
                 Tile::new("cross-memory attach", gbps(self.limits.cma_gbps), "1 MiB pieces, one thread"),
@@ -262,7 +260,9 @@ impl Report {
                 Tile::new("promises", format!("{held} of {}", self.claims.len()), "hold in this run"),
             ],
             charts: self.charts(),
+            bars: Vec::new(),
             tables: self.tables(),
+            notes: self.notes.clone(),
         };
         page.html()
     }

@@ -181,7 +181,7 @@ fn moment(tally: &Tally, stats: &Stats, trace_s: f64, started: Instant) -> Momen
         ssd_used_bytes: stats.ssd.map_or(0, |ssd| ssd.used_bytes),
         promotions: stats.promotions.completed,
         evictions: stats.evictions.count,
-        offloads: stats.offloads.count,
+        offloads: stats.offloads.completed,
     }
 }
 

@@ -94,7 +94,7 @@ impl Outcome {
             memory_p99_us: stats.latency.memory.p99_us,
             ssd_p50_us: stats.latency.ssd.p50_us,
             ssd_p99_us: stats.latency.ssd.p99_us,
-            offloads: stats.offloads.count,
+            offloads: stats.offloads.completed,
             promotions: Promotions {
                 admitted: funnel.admitted,
                 completed: funnel.completed,

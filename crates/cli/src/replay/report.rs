@@ -104,6 +104,7 @@ impl Record<'_> {
             tiles: self.tiles(),
             charts: vec![self.hit_rate(), self.bytes(), self.latency(), self.movement()],
             tables: self.tables(),
+            ..Page::default()
         }
     }
 

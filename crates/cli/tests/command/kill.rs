@@ -3,10 +3,14 @@
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-use crate::place::{Place, bytes_below, object, stderr};
+use crate::place::{PATIENCE, Place, bytes_below, end, object, stderr};
 use slackwater_base::Rng;
 
 const KILLS: u64 = 10;
+
+/// A log that began its fourth file has filled more than two, and at most two batches, no longer than a file each, are
+/// under way: something is committed.
+const COMMITTED_BYTES: u64 = 3 * (4 << 20) + 1;
 
 /// Each round goes on in the directory that the round before left, so damage would pile up.
 #[test]
@@ -23,14 +27,16 @@ fn replays_killed_at_any_moment_leave_a_directory_that_serves_no_wrong_bit() {
         let seed = (100 + round).to_string();
         let endless = [&["replay", "--requests", "1000000", "--seed", &seed], &arguments[..]].concat();
         let mut child = place.command(&endless).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
-        grown_by(&directory, 1 + rng.below(16 << 20));
+        grown_by(&directory, COMMITTED_BYTES + rng.below(16 << 20));
         child.kill().unwrap();
-        child.wait().unwrap();
+        end(&mut child);
 
-        let output = place.run(&[&["replay", "--requests", "60"], &arguments[..]].concat());
+        // The same traffic again: what the killed run had committed of it is read back and compared.
+        let output = place.run(&[&["replay", "--requests", "60", "--seed", &seed], &arguments[..]].concat());
         assert!(output.status.success(), "round {round}: {}", stderr(&output));
         let outcome = object(&output);
         assert_eq!(outcome["corrupt_reads"], 0, "round {round}");
+        assert!(outcome["ssd_hits"].as_u64() > Some(0), "round {round}: {outcome}");
         let report: serde_json::Value =
             serde_json::from_slice(&std::fs::read(place.path("report/report.json")).unwrap()).unwrap();
         recovered += report["store"]["ssd"]["recovered"].as_u64().unwrap();
@@ -40,7 +46,7 @@ fn replays_killed_at_any_moment_leave_a_directory_that_serves_no_wrong_bit() {
 
 /// Returns when the files have become this much longer, or the log has gone round.
 fn grown_by(directory: &std::path::Path, bytes: u64) {
-    let patience = Instant::now() + Duration::from_secs(60);
+    let patience = Instant::now() + PATIENCE;
     let (mut last, mut grown) = (bytes_below(directory), 0);
     while grown < bytes {
         assert!(Instant::now() < patience, "nothing is written to the log");

@@ -2,6 +2,8 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on says so by panicking")]
 
 mod bench;
+mod explain;
 mod kill;
 mod place;
 mod replay;
+mod trouble;

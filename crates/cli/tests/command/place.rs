@@ -1,7 +1,9 @@
 //! A place of its own for each test.
 
+use std::io::Read;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use tempfile::TempDir;
@@ -35,7 +37,8 @@ impl Place {
     }
 
     pub(crate) fn run(&self, arguments: &[&str]) -> Output {
-        self.command(arguments).output().unwrap()
+        let mut command = self.command(arguments);
+        output(command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap())
     }
 
     /// Runs a replay that must end well and returns its one object.
@@ -45,6 +48,38 @@ impl Place {
         object(&output)
     }
 }
+
+/// What the child, whose output is piped, has printed when it is over.
+pub(crate) fn output(mut child: Child) -> Output {
+    fn drain(mut pipe: impl Read + Send + 'static) -> std::thread::JoinHandle<Vec<u8>> {
+        std::thread::spawn(move || {
+            let mut bytes = Vec::new();
+            pipe.read_to_end(&mut bytes).unwrap();
+            bytes
+        })
+    }
+    let (stdout, stderr) = (drain(child.stdout.take().unwrap()), drain(child.stderr.take().unwrap()));
+    let status = end(&mut child);
+    Output { status, stdout: stdout.join().unwrap(), stderr: stderr.join().unwrap() }
+}
+
+/// Waits for a child to be over, and ends one that hangs.
+pub(crate) fn end(child: &mut Child) -> ExitStatus {
+    let patience = Instant::now() + PATIENCE;
+    loop {
+        if let Some(status) = child.try_wait().unwrap() {
+            return status;
+        }
+        if Instant::now() > patience {
+            child.kill().unwrap();
+            panic!("a child still runs after {PATIENCE:?}: {:?}", child.wait());
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// How long anything that a test waits for may take.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
 
 pub(crate) fn stderr(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()

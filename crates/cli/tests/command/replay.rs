@@ -1,9 +1,10 @@
 //! `slackwater replay` as its users run it: a process, its exit code, what it prints and what it leaves behind.
 
-use std::process::Stdio;
+use std::path::Path;
+use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::place::{Place, bytes_below, object, stderr};
+use crate::place::{PATIENCE, Place, bytes_below, object, output, stderr};
 use serde_json::Value;
 
 /// Little memory over enough SSD: blocks must leave memory and come back. A run that is always short of memory would
@@ -120,19 +121,42 @@ fn an_interrupt_ends_the_run_with_a_report_of_what_was_done() {
     std::fs::write(place.path("t.jsonl"), format!("{}\n{}\n", request(0), request(36_000_000))).unwrap();
     let directory = place.path("kv");
     let arguments = ["replay", "t.jsonl", "--speed", "1x", "--json", "--dir", directory.to_str().unwrap()];
-    let mut command = place.command(&[&arguments[..], &SMALL[..]].concat());
-    let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    // The store is opened after signals are taken over: its files say that the child is ready for one.
-    let patience = Instant::now() + Duration::from_secs(60);
-    while bytes_below(&directory) == 0 {
-        assert!(Instant::now() < patience, "the store was not opened");
-        std::thread::sleep(Duration::from_millis(1));
-    }
-    let killed = std::process::Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
-    assert!(killed.success());
-    let output = child.wait_with_output().unwrap();
+    let child = interrupted(&place, &[&arguments[..], &SMALL[..]].concat(), &directory, 1);
+    let output = output(child);
     assert_eq!(output.status.code(), Some(130), "{}", stderr(&output));
     assert!(count(&object(&output), "requests") <= 1);
     let html = std::fs::read_to_string(place.path("report/report.html")).unwrap();
     assert!(html.contains("Cut short: interrupted"));
+}
+
+/// `timeout` signals its child and then the group that both are in: the second signal, meant to end a run that does
+/// not heed the first, ended the run before its report was written.
+#[test]
+fn signals_that_come_together_are_one_and_the_report_is_written() {
+    let place = Place::new();
+    let directory = place.path("kv");
+    let arguments = ["replay", "--generate", "--requests", "1000000", "--json", "--dir", directory.to_str().unwrap()];
+    let child = interrupted(&place, &[&arguments[..], &SMALL[..]].concat(), &directory, 3);
+    let output = output(child);
+    assert_eq!(output.status.code(), Some(130), "{}", stderr(&output));
+    assert_eq!(count(&object(&output), "corrupt_reads"), 0);
+    assert!(place.path("report/report.json").exists());
+}
+
+/// A run that was sent `times` interrupts, one right after another, when its store was open.
+fn interrupted(place: &Place, arguments: &[&str], directory: &Path, times: usize) -> Child {
+    let mut command = place.command(arguments);
+    let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    // The store is opened after signals are taken over: its files say that the child is ready for one.
+    let patience = Instant::now() + PATIENCE;
+    while bytes_below(directory) == 0 {
+        assert!(Instant::now() < patience, "the store was not opened");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let pid = rustix::process::Pid::from_child(&child);
+    for _ in 0..times {
+        rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    child
 }

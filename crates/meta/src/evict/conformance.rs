@@ -6,7 +6,7 @@ use std::time::Duration;
 use proptest::prelude::*;
 use slackwater_base::{Instant, Rng};
 
-use super::{Evict, Link, PolicyKind, RestoreError, Slot, Walk};
+use super::{Evict, Link, PolicyKind, RestoreError, Slot, Standing, Walk};
 
 const BLOCK_BYTES: u64 = 65_536;
 
@@ -48,6 +48,13 @@ pub(super) enum Step {
     EvictOther {
         pick: usize,
     },
+    /// The next to go is on its way out.
+    Leave,
+    /// A block comes from another tier, where it stood as one of this tier does here.
+    ComeAs {
+        pick: usize,
+        hash: u64,
+    },
     Wait {
         seconds: u64,
     },
@@ -80,9 +87,9 @@ impl Segment {
     fn request(&mut self, hashes: &[u64], position: u32, insert: bool) {
         let parent = (position > 0).then(|| hashes[0] - 1);
         let mut links: Vec<Link> = hashes.iter().map(|&hash| self.link(hash)).collect();
-        let walk = Walk { now: self.now, links: &links, parent, position, hint: None, output_tokens: Some(100) };
-        self.policy.read(&walk);
         let first_miss = links.iter().position(|link| link.slot.is_none()).unwrap_or(links.len());
+        let found = first_miss as u32;
+        self.policy.read(&Walk { links: &links, parent, position, found, ..walk_of(self.now) });
         if !insert || first_miss == links.len() {
             return;
         }
@@ -90,12 +97,7 @@ impl Segment {
             match link.slot {
                 // It is here already: this request places it nowhere.
                 Some(_) => link.slot = None,
-                None => {
-                    let slot = self.free.pop().unwrap_or(Slot(self.blocks.len() as u32));
-                    self.slots.insert(link.hash, slot);
-                    self.blocks.insert(slot, link.hash);
-                    link.slot = Some(slot);
-                }
+                None => link.slot = Some(self.place(link.hash)),
             }
         }
         let parent = first_miss.checked_sub(1).map(|last| links[last].hash).or(parent);
@@ -163,9 +165,43 @@ impl Segment {
                     self.forget(slot);
                 }
             }
+            Step::Leave => {
+                if let Some(slot) = self.policy.victim(self.now) {
+                    self.policy.leave(slot);
+                    self.parked.insert(slot);
+                }
+            }
+            Step::ComeAs { pick, hash } => self.come_as(pick, hash),
             Step::Wait { seconds } => self.now += Duration::from_secs(seconds),
             Step::Estimate => self.policy.on_deadline(self.now),
         }
+    }
+
+    fn come_as(&mut self, pick: usize, hash: u64) {
+        let standing = self.pick(pick).and_then(|like| self.policy.standing(self.now, like));
+        if self.slots.contains_key(&hash) {
+            return;
+        }
+        let slot = self.place(hash);
+        let link = self.link(hash);
+        match standing {
+            Some(standing) => {
+                self.policy.insert_as(self.now, link, standing);
+                let taken = self.policy.standing(self.now, slot).expect("it is resident");
+                let kept = |standing: Standing| (standing.class, standing.kept_as, standing.reuses, standing.features);
+                assert_eq!(kept(taken), kept(standing), "it stands here as it stood there");
+                assert!(taken.age.abs_diff(standing.age) < Duration::from_millis(100), "{taken:?} as {standing:?}");
+            }
+            None => self.policy.insert(&Walk { links: &[link], ..walk_of(self.now) }),
+        }
+        while self.blocks.len() > self.capacity && self.evict_one() {}
+    }
+
+    fn place(&mut self, hash: u64) -> Slot {
+        let slot = self.free.pop().unwrap_or(Slot(self.blocks.len() as u32));
+        self.slots.insert(hash, slot);
+        self.blocks.insert(slot, hash);
+        slot
     }
 
     pub(super) fn drain(&mut self) {
@@ -179,7 +215,7 @@ impl Segment {
 }
 
 fn walk_of(now: Instant) -> Walk<'static> {
-    Walk { now, links: &[], parent: None, position: 0, hint: None, output_tokens: Some(100) }
+    Walk { now, links: &[], parent: None, position: 0, found: 0, hint: None, output_tokens: Some(100) }
 }
 
 /// Chains of the same conversation begin alike, and all share their first block.
@@ -196,7 +232,9 @@ fn step() -> impl Strategy<Value = Step> {
         3 => any_pick.clone().prop_map(|pick| Step::Park { pick }),
         2 => any_pick.clone().prop_map(|pick| Step::Unpark { pick }),
         1 => any_pick.clone().prop_map(|pick| Step::Remove { pick }),
-        1 => any_pick.prop_map(|pick| Step::EvictOther { pick }),
+        1 => any_pick.clone().prop_map(|pick| Step::EvictOther { pick }),
+        4 => Just(Step::Leave),
+        4 => (any_pick, 0u64..12, 1u64..40).prop_map(|(pick, chain, at)| Step::ComeAs { pick, hash: block(chain, at) }),
         1 => (1u64..4000).prop_map(|seconds| Step::Wait { seconds }),
         1 => Just(Step::Estimate),
     ]

@@ -37,7 +37,8 @@ impl fmt::Display for Explanation {
             let lead = if at == 0 { "; returns with " } else { ", " };
             write!(f, "{lead}{:.0} % within {}", point.chance * 100.0, format_duration(point.within))?;
         }
-        write!(f, "; worth {:.2e} hits a second, the lowest {:.2e}", self.index, self.lowest_index)
+        let hour = 3600.0;
+        write!(f, "; worth {:.3} hits an hour, what goes next {:.3}", self.index * hour, self.lowest_index * hour)
     }
 }
 
@@ -77,8 +78,8 @@ mod tests {
         };
         assert_eq!(
             explanation.to_string(),
-            "kept: reused twice, last read 1.50m ago; returns with 41 % within 10m; worth 2.00e-3 hits a second, \
-             the lowest 1.00e-4"
+            "kept: reused twice, last read 1.50m ago; returns with 41 % within 10m; worth 7.200 hits an hour, \
+             what goes next 0.360"
         );
     }
 }

@@ -48,11 +48,11 @@ impl PolicyKind {
     #[must_use]
     pub fn build(self, capacity_bytes: u64) -> Box<dyn Evict> {
         let mut policy: Box<dyn Evict> = match self {
-            Self::Lru => Box::new(Lru::new()),
-            Self::S3Fifo => Box::new(S3Fifo::new()),
-            Self::WTinyLfu => Box::new(WTinyLfu::new()),
-            Self::Arc => Box::new(Arc::new()),
-            Self::TwoQ => Box::new(TwoQ::new()),
+            Self::Lru => Box::<Lru>::default(),
+            Self::S3Fifo => Box::<S3Fifo>::default(),
+            Self::WTinyLfu => Box::<WTinyLfu>::default(),
+            Self::Arc => Box::<Arc>::default(),
+            Self::TwoQ => Box::<TwoQ>::default(),
             Self::Gittins => Box::new(Gittins::new()),
         };
         policy.set_capacity(capacity_bytes);

@@ -10,6 +10,7 @@ mod ghosts;
 mod gittins;
 mod kind;
 mod lru;
+mod queued;
 mod queues;
 mod s3fifo;
 mod twoq;
@@ -50,6 +51,8 @@ pub struct Walk<'a> {
     pub parent: Option<u64>,
     /// Position of the first block in its chain.
     pub position: u32,
+    /// Leading blocks that the request found, here or in another tier.
+    pub found: u32,
     /// The caller's opaque hint.
     pub hint: Option<u32>,
     /// Tokens that the request generated, where the caller knows.
@@ -79,7 +82,7 @@ pub trait Evict: Send {
     /// [`Evict::insert`] of one block that came from another tier, whose instance of the same policy knew it.
     fn insert_as(&mut self, now: Instant, link: Link, standing: Standing) {
         let (links, position) = (&[link], standing.position);
-        self.insert(&Walk { now, links, parent: None, position, hint: None, output_tokens: None });
+        self.insert(&Walk { now, links, parent: None, position, found: 0, hint: None, output_tokens: None });
     }
 
     /// The replica is gone for a reason other than eviction: removed, replaced, or its owner lost.

@@ -41,11 +41,13 @@ const UNIT_BYTES: u64 = 256;
 const NO_NODE: Node =
     Node { hotter: NONE, colder: NONE, units: 0, queue: ABSENT, mark: 0, parked: false, aside: false };
 
-impl<const N: usize> Queues<N> {
-    pub(super) const fn new() -> Self {
+impl<const N: usize> Default for Queues<N> {
+    fn default() -> Self {
         Self { nodes: Vec::new(), ends: [Ends { hot: NONE, cold: NONE, units: 0, slots: 0 }; N], resident: 0 }
     }
+}
 
+impl<const N: usize> Queues<N> {
     /// Reads the slot's node and its neighbours ahead of a move.
     pub(super) fn warm(&self, slot: Slot) -> u64 {
         let units = |at: u32| self.nodes.get(at as usize).map_or(0, |node| u64::from(node.units));
@@ -224,7 +226,7 @@ mod tests {
 
     #[test]
     fn unparked_slot_is_neither_younger_nor_lost() {
-        let mut queues = Queues::<1>::new();
+        let mut queues = Queues::<1>::default();
         for slot in 0..4 {
             queues.insert(Slot(slot), 0, 1);
         }

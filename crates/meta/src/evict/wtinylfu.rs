@@ -1,8 +1,8 @@
-use slackwater_base::{Instant, Sketch};
+use slackwater_base::Sketch;
 
-use super::ghosts::tag;
-use super::queues::{Queues, grow};
-use super::{Evict, Slot, Walk};
+use super::Slot;
+use super::queued::{Queued, Rules};
+use super::queues::Queues;
 
 /// W-TinyLFU (Einziger, Friedman and Manes, ACM TOS 2017): a window where all begin, and a segmented main part that
 /// admits what leaves the window only if it was read no less often lately than what it would displace. (The paper
@@ -10,15 +10,14 @@ use super::{Evict, Slot, Walk};
 ///
 /// The parts are shares of what is resident, see [`super::s3fifo`]. The window is a fifth, far more than the 1 % that
 /// general caches use: a conversation's next turn comes late, and frequency says little about blocks read once.
+pub(super) type WTinyLfu = Queued<WindowAndMain, 3>;
+
 #[derive(Debug)]
-pub(super) struct WTinyLfu {
-    queues: Queues<3>,
-    tags: Vec<u32>,
+pub(super) struct WindowAndMain {
     sketch: Sketch,
     sketch_keys: usize,
     /// Size of everything when space was last short; zero before that.
     full_units: u64,
-    named: Option<Slot>,
 }
 
 const WINDOW: usize = 0;
@@ -30,139 +29,80 @@ const WINDOW_SHARE: u64 = 5;
 const PROTECTED_FIFTHS: u64 = 4;
 const FIRST_SKETCH_KEYS: usize = 4096;
 
-impl WTinyLfu {
-    pub(super) fn new() -> Self {
-        Self {
-            queues: Queues::new(),
-            tags: Vec::new(),
-            sketch: Sketch::for_keys(FIRST_SKETCH_KEYS),
-            sketch_keys: FIRST_SKETCH_KEYS,
-            full_units: 0,
-            named: None,
-        }
+impl Default for WindowAndMain {
+    fn default() -> Self {
+        Self { sketch: Sketch::for_keys(FIRST_SKETCH_KEYS), sketch_keys: FIRST_SKETCH_KEYS, full_units: 0 }
     }
+}
 
-    fn choose(&mut self) -> Option<Slot> {
-        let main = self.queues.coldest(PROBATION).or_else(|| self.queues.coldest(PROTECTED));
-        let window = self.queues.coldest(WINDOW);
-        let window_is_over = self.queues.units(WINDOW) * WINDOW_SHARE > self.queues.all_units();
-        let (Some(candidate), Some(resident)) = (window, main) else { return window.or(main) };
-        if !window_is_over {
-            return Some(resident);
-        }
-        if self.reads(candidate) < self.reads(resident) {
-            return Some(candidate);
-        }
-        self.queues.move_to(candidate, PROBATION);
-        Some(resident)
-    }
-
-    fn reads(&self, slot: Slot) -> u8 {
-        self.sketch.estimate(u64::from(self.tags[slot.0 as usize]))
-    }
-
-    /// A read in probation earns protection; what protection has too much of falls back.
-    fn touch(&mut self, slot: Slot) {
-        let Some(queue) = self.queues.queue(slot) else { return };
-        if queue == WINDOW {
-            return self.queues.move_to(slot, WINDOW);
-        }
-        self.queues.move_to(slot, PROTECTED);
-        let main = self.queues.units(PROBATION) + self.queues.units(PROTECTED);
-        if self.queues.units(PROTECTED) * 5 > main * PROTECTED_FIFTHS
-            && let Some(coldest) = self.queues.coldest(PROTECTED)
-        {
-            self.queues.move_to(coldest, PROBATION);
-        }
-    }
-
+impl WindowAndMain {
     /// While there is room the window's overflow enters the main part unopposed; two moves an insert keep up with it.
-    fn fill_main(&mut self) {
-        let is_full = self.full_units > 0 && self.queues.all_units() * 8 > self.full_units * 7;
+    fn fill_main(&self, queues: &mut Queues<3>) {
+        let is_full = self.full_units > 0 && queues.all_units() * 8 > self.full_units * 7;
         for _ in 0..2 {
-            if is_full || self.queues.units(WINDOW) * WINDOW_SHARE <= self.queues.all_units() {
+            if is_full || queues.units(WINDOW) * WINDOW_SHARE <= queues.all_units() {
                 return;
             }
-            let Some(coldest) = self.queues.coldest(WINDOW) else { return };
-            self.queues.move_to(coldest, PROBATION);
+            let Some(coldest) = queues.coldest(WINDOW) else { return };
+            queues.move_to(coldest, PROBATION);
         }
     }
 
     /// A sketch too small for what is resident cannot tell once from twice. A larger one starts empty.
-    fn size_sketch(&mut self) {
-        if self.queues.resident() > self.sketch_keys {
+    fn size_sketch(&mut self, resident: usize) {
+        if resident > self.sketch_keys {
             self.sketch_keys *= 2;
             self.sketch = Sketch::for_keys(self.sketch_keys);
         }
     }
-
-    fn forget_name(&mut self, slot: Slot) {
-        if self.named == Some(slot) {
-            self.named = None;
-        }
-    }
 }
 
-impl Evict for WTinyLfu {
-    fn name(&self) -> &'static str {
-        "wtinylfu"
-    }
+impl Rules<3> for WindowAndMain {
+    const NAME: &'static str = "wtinylfu";
 
-    fn read(&mut self, walk: &Walk<'_>) {
-        for link in walk.links.iter().rev() {
-            self.sketch.add(u64::from(tag(link.hash)));
-            if let Some(slot) = link.slot {
-                self.forget_name(slot);
-                self.touch(slot);
-            }
+    /// A read in probation earns protection; what protection has too much of falls back.
+    fn read(&mut self, queues: &mut Queues<3>, tag: u32, slot: Option<Slot>) {
+        self.sketch.add(u64::from(tag));
+        let Some(slot) = slot else { return };
+        if queues.queue(slot) == Some(WINDOW) {
+            return queues.move_to(slot, WINDOW);
+        }
+        queues.move_to(slot, PROTECTED);
+        let main = queues.units(PROBATION) + queues.units(PROTECTED);
+        if queues.units(PROTECTED) * 5 > main * PROTECTED_FIFTHS
+            && let Some(coldest) = queues.coldest(PROTECTED)
+        {
+            queues.move_to(coldest, PROBATION);
         }
     }
 
-    fn insert(&mut self, walk: &Walk<'_>) {
-        for link in walk.links.iter().rev() {
-            let Some(slot) = link.slot else { continue };
-            self.forget_name(slot);
-            self.queues.insert(slot, WINDOW, link.bytes);
-            grow(&mut self.tags, slot.0 as usize, 0);
-            self.tags[slot.0 as usize] = tag(link.hash);
-            self.fill_main();
+    fn place(&mut self, _queues: &Queues<3>, _tag: u32) -> usize {
+        WINDOW
+    }
+
+    fn placed(&mut self, queues: &mut Queues<3>) {
+        self.fill_main(queues);
+        self.size_sketch(queues.resident());
+    }
+
+    fn choose(&mut self, queues: &mut Queues<3>, tags: &[u32]) -> Option<Slot> {
+        self.full_units = queues.all_units();
+        let main = queues.coldest(PROBATION).or_else(|| queues.coldest(PROTECTED));
+        let window = queues.coldest(WINDOW);
+        let window_is_over = queues.units(WINDOW) * WINDOW_SHARE > queues.all_units();
+        let (Some(candidate), Some(resident)) = (window, main) else { return window.or(main) };
+        let reads = |slot: Slot| self.sketch.estimate(u64::from(tags[slot.0 as usize]));
+        if !window_is_over {
+            return Some(resident);
         }
-        self.size_sketch();
-    }
-
-    fn remove(&mut self, slot: Slot) {
-        self.forget_name(slot);
-        self.queues.remove(slot);
-    }
-
-    fn victim(&mut self, _now: Instant) -> Option<Slot> {
-        if self.named.is_none() {
-            self.full_units = self.queues.all_units();
-            self.named = self.choose();
+        if reads(candidate) < reads(resident) {
+            return Some(candidate);
         }
-        self.named
-    }
-
-    fn evicted(&mut self, _now: Instant, slot: Slot) {
-        self.remove(slot);
-    }
-
-    fn park(&mut self, slot: Slot) {
-        self.forget_name(slot);
-        self.queues.park(slot);
-    }
-
-    fn unpark(&mut self, slot: Slot) {
-        self.queues.unpark(slot);
-    }
-
-    fn set_capacity(&mut self, _bytes: u64) {}
-
-    fn warm(&self, slot: Slot) -> u64 {
-        self.queues.warm(slot)
+        queues.move_to(candidate, PROBATION);
+        Some(resident)
     }
 
     fn overhead_bytes(&self) -> usize {
-        self.queues.overhead_bytes() + self.tags.capacity() * size_of::<u32>() + self.sketch.bytes()
+        self.sketch.bytes()
     }
 }

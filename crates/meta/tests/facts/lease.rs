@@ -138,6 +138,34 @@ fn a_guarded_member_holds_its_group_and_its_end_frees_it() {
     assert!(!world.has("a") && !world.has("b"));
 }
 
+/// The end of every read of a member had all members looked at again, each of which looked at all others: with a group of
+/// tens of thousands, one read took minutes.
+#[test]
+fn reads_of_a_held_group_have_nobody_looked_at_again() {
+    let mut world = world();
+    for n in 0..12 {
+        world.put_with(&format!("m{n}"), BLOCK, PutConfig { group: Some(1), ..PutConfig::default() });
+    }
+    let guard = |world: &mut World, name| match world.get_with(name, Hold::Guard) {
+        Lookup::Found(object) => object.guard.unwrap(),
+        other => panic!("{other:?}"),
+    };
+    let first = guard(&mut world, "m0");
+    flood(&mut world);
+    let parked = world.master.metrics().victims_parked;
+    for _ in 0..10 {
+        let second = guard(&mut world, "m1");
+        world.ask(Request::GetEnd(GetEnd { guards: vec![second] }));
+        flood(&mut world);
+    }
+    let again = world.master.metrics().victims_parked - parked;
+    assert!(again <= 10, "only the one that was read is tried again: {again}");
+    assert!((0..12).all(|n| world.has(&format!("m{n}"))));
+    world.ask(Request::GetEnd(GetEnd { guards: vec![first] }));
+    flood(&mut world);
+    assert!((0..12).all(|n| !world.has(&format!("m{n}"))));
+}
+
 #[test]
 fn soft_pins_go_last_and_hard_pins_never() {
     let mut world = world();

@@ -8,6 +8,8 @@ mod offload;
 mod promote;
 mod put;
 mod remove;
+mod stories;
 mod suspect;
 mod tenant;
+mod tiers;
 mod world;

@@ -179,6 +179,32 @@ fn an_upsert_preempts_a_put_in_flight_at_once() {
     assert_eq!(world.end(ME, "a", second), Reply::Each(vec![Ok(())]));
 }
 
+/// An upsert took the put in flight back before it looked for room: when it was refused, neither value was stored.
+#[test]
+fn an_upsert_that_is_refused_leaves_the_put_in_flight_alone() {
+    let mut world = world();
+    let (first, _) = granted(world.start("a", BLOCK, PutConfig::default()));
+    let (rest, _) = granted(world.start("rest", 14 * BLOCK, PutConfig::default()));
+    let refused = |code| PutStarted::Failed(code);
+    let now = PutConfig { wait: Some(Duration::ZERO), ..upsert() };
+    assert_eq!(world.start("a", 2 * BLOCK, now.clone()), refused(ErrorCode::NoAvailableHandle));
+    assert_eq!(world.start("a", 17 * BLOCK, now), refused(ErrorCode::InvalidParams));
+    assert_eq!(world.end(ME, "a", first), Reply::Each(vec![Ok(())]));
+    assert_eq!(world.found("a").version, first);
+    assert_eq!(world.end(ME, "rest", rest), Reply::Each(vec![Ok(())]));
+}
+
+/// The room of a put that nobody will end may be all there is.
+#[test]
+fn a_stale_put_gives_its_room_to_the_one_that_waits() {
+    let mut world = world();
+    let (late, _) = granted(world.start("a", 16 * BLOCK, PutConfig::default()));
+    world.pass(seconds(30));
+    let (version, _) = granted(world.start("a", 16 * BLOCK, wait(seconds(1))));
+    assert_eq!(world.end(ME, "a", late), Reply::Each(vec![Err(ErrorCode::InvalidVersion)]));
+    assert_eq!(world.end(ME, "a", version), Reply::Each(vec![Ok(())]));
+}
+
 #[test]
 fn an_upsert_keeps_pin_and_group_and_may_not_change_the_group() {
     let mut world = world();

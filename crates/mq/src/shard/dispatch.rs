@@ -6,6 +6,7 @@ use slackwater_zmtp::{Message, PublicKey};
 
 use super::outbound::Tag;
 use super::peer::{Kind, Probe, Role};
+use super::peers::At;
 use super::{Order, Shard};
 use crate::call::refusal_for;
 use crate::deliver::Sending;
@@ -16,14 +17,14 @@ use crate::{Access, Answer, Call, ConnectionId, Refusal, RequestError, Route, Ru
 
 impl Shard {
     /// A whole message has come.
-    pub(super) fn on_message(&mut self, net: &mut Net, serial: u64, message: Message) {
-        let Some(peer) = self.peers.get_mut(&serial) else { return };
+    pub(super) fn on_message(&mut self, net: &mut Net, at: At, message: Message) {
+        let Some(peer) = self.peers.get_mut(at) else { return };
         peer.active = net.now();
         self.hub.metrics.messages_in.add(1);
         match &peer.kind {
             Kind::Incoming { role: Role::Replay(stream), .. } => {
                 let stream = *stream;
-                return self.replay(net, serial, stream, &message);
+                return self.replay(net, at, stream, &message);
             }
             Kind::Outgoing(outgoing) => {
                 if let Some(stream) = outgoing.stream {
@@ -33,30 +34,30 @@ impl Shard {
             _ => {}
         }
         match frames::read(&message) {
-            Inbound::Command(_) => self.on_command(net, serial, message),
+            Inbound::Command(_) => self.on_command(net, at, message),
             Inbound::Reply(tag) => match Tag::try_from(tag) {
-                Ok(tag) => self.on_reply(net, serial, tag, Ok(message)),
+                Ok(tag) => self.on_reply(net, at, tag, Ok(message)),
                 Err(_) => self.hub.metrics.late_replies.add(1),
             },
             Inbound::RequestRefused(refusal, tag) => match Tag::try_from(tag) {
-                Ok(tag) => self.on_reply(net, serial, tag, Err((refusal, message))),
+                Ok(tag) => self.on_reply(net, at, tag, Err((refusal, message))),
                 Err(_) => self.hub.metrics.late_replies.add(1),
             },
             Inbound::CommandRefused(refusal) => self.hub.metrics.count("refused_by_peer", refusal.text()),
-            Inbound::Hi => self.on_hi(net, serial),
-            Inbound::Hello => self.on_hello(serial),
-            Inbound::Bye => self.on_bye(net, serial),
+            Inbound::Hi => self.on_hi(net, at),
+            Inbound::Hello => self.on_hello(at),
+            Inbound::Bye => self.on_bye(net, at),
             Inbound::Garbled => self.hub.metrics.misplaced_words.add(1),
         }
     }
 
     /// A reply counts only on the link its request went to, or on another link of the same node.
-    fn on_reply(&mut self, net: &mut Net, serial: u64, tag: Tag, outcome: Result<Message, (Refusal, Message)>) {
-        if let Some(waiter) = self.take_pending(net, serial, &tag) {
+    fn on_reply(&mut self, net: &mut Net, at: At, tag: Tag, outcome: Result<Message, (Refusal, Message)>) {
+        if let Some(waiter) = self.take_pending(net, at, &tag) {
             let outcome = outcome.map(Answer).map_err(|(refusal, _)| RequestError::Refused(refusal));
             return waiter.tell(&self.hub.jobs, outcome);
         }
-        let key = self.peers.get(&serial).and_then(|peer| peer.origin.key);
+        let key = self.peers.get(at).and_then(|peer| peer.origin.key);
         let message = outcome.unwrap_or_else(|(_, message)| message);
         match key.filter(|key| self.hub.is_node(Some(key))) {
             Some(key) => self.on_reply_of_node(net, key, message, true),
@@ -75,9 +76,9 @@ impl Shard {
         let links = self.hub.links_of(&key, Route::Any);
         let here = links.iter().filter(|link| link.shard == self.number);
         let found = here
-            .map(|link| link.serial)
-            .find(|serial| self.peers.get(serial).is_some_and(|peer| peer.pending.contains_key(&tag)));
-        if let Some(waiter) = found.and_then(|serial| self.take_pending(net, serial, &tag)) {
+            .map(|link| self.peers.find(link.serial))
+            .find(|at| self.peers.get(*at).is_some_and(|peer| peer.pending.contains_key(&tag)));
+        if let Some(waiter) = found.and_then(|at| self.take_pending(net, at, &tag)) {
             let outcome = refusal.map_or(Ok(Answer(message)), |refusal| Err(RequestError::Refused(refusal)));
             return waiter.tell(&self.hub.jobs, outcome);
         }
@@ -91,40 +92,40 @@ impl Shard {
         }
     }
 
-    fn on_hi(&mut self, net: &mut Net, serial: u64) {
-        let is_outgoing = self.peers.get(&serial).is_some_and(|peer| matches!(peer.kind, Kind::Outgoing(_)));
+    fn on_hi(&mut self, net: &mut Net, at: At) {
+        let is_outgoing = self.peers.get(at).is_some_and(|peer| matches!(peer.kind, Kind::Outgoing(_)));
         if is_outgoing {
             return self.hub.metrics.misplaced_words.add(1);
         }
-        self.deliver(net, serial, Sending::plain(Message::of([HELLO])));
+        self.deliver(net, at, Sending::plain(Message::of([HELLO])));
     }
 
-    fn on_hello(&mut self, serial: u64) {
-        let Some(outgoing) = self.peers.get_mut(&serial).and_then(|peer| peer.outgoing()) else {
+    fn on_hello(&mut self, at: At) {
+        let Some(outgoing) = self.peers.get_mut(at).and_then(|peer| peer.outgoing()) else {
             return self.hub.metrics.misplaced_words.add(1);
         };
         if outgoing.probe != Probe::Sent {
             return self.hub.metrics.misplaced_words.add(1);
         }
         outgoing.probe = Probe::None;
-        self.established(serial);
+        self.established(at);
     }
 
-    fn on_bye(&mut self, net: &mut Net, serial: u64) {
-        if self.peers.get(&serial).is_some_and(|peer| peer.is_incoming()) {
+    fn on_bye(&mut self, net: &mut Net, at: At) {
+        if self.peers.get(at).is_some_and(|peer| peer.is_incoming()) {
             return self.hub.metrics.misplaced_words.add(1);
         }
-        self.forget(net, serial, "the peer said goodbye");
+        self.forget(net, at, "the peer said goodbye");
     }
 
-    fn on_command(&mut self, net: &mut Net, serial: u64, message: Message) {
-        let Some(peer) = self.peers.get(&serial) else { return };
+    fn on_command(&mut self, net: &mut Net, at: At, message: Message) {
+        let Some(peer) = self.peers.get(at) else { return };
         let origin = Arc::clone(&peer.origin);
         let hub = Arc::clone(&self.hub);
         let name = message.part(0).unwrap_or_default();
         let entry = match check(&hub, &origin, name, &message) {
             Ok(entry) => entry,
-            Err(refusal) => return self.refuse(net, serial, &origin, &message, refusal),
+            Err(refusal) => return self.refuse(net, at, &origin, &message, refusal),
         };
         let (is_request, handler) = (entry.is_request, Arc::clone(&entry.handler));
         if hub.registry.category(entry.category).run == Run::Inline {
@@ -141,13 +142,13 @@ impl Shard {
         };
         if hub.jobs.command(category, bytes, Box::new(job)).is_err() {
             hub.metrics.busy.add(1);
-            self.refuse(net, serial, &origin, &head, Refusal::Busy);
+            self.refuse(net, at, &origin, &head, Refusal::Busy);
         }
     }
 
     /// Answers a command that is not carried out. An unknown one may have been a request: a second part of the size
     /// of a tag says so.
-    fn refuse(&mut self, net: &mut Net, serial: u64, origin: &Origin, message: &Message, refusal: Refusal) {
+    fn refuse(&mut self, net: &mut Net, at: At, origin: &Origin, message: &Message, refusal: Refusal) {
         self.hub.metrics.count("refusal", refusal.text());
         let name = message.part(0).unwrap_or_default();
         let is_request = self.hub.registry.find(name).map(|entry| entry.is_request);
@@ -158,7 +159,7 @@ impl Shard {
             None => second.filter(|part| part.len() == TAG_BYTES),
         };
         if let Some(answer) = refusal_for(origin, refusal, name, tag) {
-            self.deliver(net, serial, Sending::plain(answer));
+            self.deliver(net, at, Sending::plain(answer));
         }
     }
 }

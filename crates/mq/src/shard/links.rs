@@ -7,6 +7,7 @@ use slackwater_zmtp::{Cause, Entry, Event, Input, Link, Message, Out, Peer as Fa
 
 use super::dispatch::connection_of;
 use super::peer::{Kind, Opening, Outgoing, Peer, Probe, Role};
+use super::peers::At;
 use super::{Order, Purpose, Shard, Token, back_off};
 use crate::deliver::Sending;
 use crate::frames::{BYE, HI, PROPERTY};
@@ -17,10 +18,9 @@ use crate::{Admission, Applicant, ConnectionId, Level, LinkEvent};
 const LAST_WORD: Duration = Duration::from_secs(1);
 
 impl Shard {
-    pub(super) fn serial_of(&self, conn: ConnId) -> u64 {
-        let serial = self.by_conn.get(&conn).copied().unwrap_or(0);
-        let is_current = self.peers.get(&serial).is_some_and(|peer| peer.conn == Some(conn));
-        if is_current { serial } else { 0 }
+    /// The peer whose connection this is.
+    pub(super) fn at_of(&self, net: &Net, conn: ConnId) -> Option<At> {
+        self.peers.of(conn, net.attached(conn)?)
     }
 
     pub(super) fn on_accepted(&mut self, net: &mut Net, conn: ConnId, listener: ListenerId, source: &Source) {
@@ -43,9 +43,9 @@ impl Shard {
         let mut peer = Peer::new(id, Kind::Incoming { role, admission, route: None }, origin, net.now());
         peer.conn = Some(conn);
         peer.link = Some(Link::new(config, self.randomness.entropy(), net.now()));
-        self.peers.insert(id.serial, Box::new(peer));
-        self.by_conn.insert(conn, id.serial);
-        self.begin(net, id.serial);
+        let at = self.peers.insert(peer);
+        net.attach(conn, at.place());
+        self.begin(net, at);
     }
 
     /// Opens a link for the first time.
@@ -74,11 +74,11 @@ impl Shard {
             attempt: 0,
         };
         let peer = Peer::new(id, Kind::Outgoing(Box::new(outgoing)), origin, net.now());
-        self.peers.insert(id.serial, Box::new(peer));
+        let at = self.peers.insert(peer);
         if self.stopping {
-            return self.forget(net, id.serial, "this side is stopping");
+            return self.forget(net, at, "this side is stopping");
         }
-        self.dial(net, id.serial);
+        self.dial(net, at);
     }
 
     /// Makes both ends of a link within the process; whoever is on it may do everything.
@@ -95,62 +95,61 @@ impl Shard {
             };
             let mut peer = Peer::new(id, Kind::Local { twin }, origin, Instant::ZERO);
             peer.up = true;
-            self.peers.insert(own, Box::new(peer));
+            self.peers.insert(peer);
         }
     }
 
-    fn dial(&mut self, net: &mut Net, serial: u64) {
-        let Some(outgoing) = self.peers.get_mut(&serial).and_then(|peer| peer.outgoing()) else { return };
+    fn dial(&mut self, net: &mut Net, at: At) {
+        let Some(outgoing) = self.peers.get_mut(at).and_then(|peer| peer.outgoing()) else { return };
         outgoing.retry = Instant::NEVER;
         let connect = outgoing.connect.clone();
         match net.connect(&connect) {
             Ok(conn) => {
-                if let Some(peer) = self.peers.get_mut(&serial) {
+                if let Some(peer) = self.peers.get_mut(at) {
                     peer.conn = Some(conn);
                 }
-                self.by_conn.insert(conn, serial);
-                self.arm(net, serial);
+                net.attach(conn, at.place());
+                self.arm(net, at);
             }
-            Err(error) => self.lost(net, serial, "connect_failed", &error.to_string(), false),
+            Err(error) => self.lost(net, at, "connect_failed", &error.to_string(), false),
         }
     }
 
     pub(super) fn on_connected(&mut self, net: &mut Net, conn: ConnId) {
-        let serial = self.serial_of(conn);
-        let Some(peer) = self.peers.get_mut(&serial) else { return net.abort(conn) };
+        let found = self.at_of(net, conn).and_then(|at| Some((at, self.peers.get_mut(at)?)));
+        let Some((at, peer)) = found else { return net.abort(conn) };
         let Some(outgoing) = peer.outgoing() else { return };
         let config = Arc::clone(&outgoing.config);
         peer.link = Some(Link::new(config, self.randomness.entropy(), net.now()));
-        self.begin(net, serial);
+        self.begin(net, at);
     }
 
-    fn begin(&mut self, net: &mut Net, serial: u64) {
-        let Some(peer) = self.peers.get_mut(&serial) else { return };
+    fn begin(&mut self, net: &mut Net, at: At) {
+        let Some(peer) = self.peers.get_mut(at) else { return };
         let (Some(conn), Some(link)) = (peer.conn, &mut peer.link) else { return };
         let Some(wire) = net.wire(conn) else { return };
         link.start(&mut Out { wire, events: &mut self.events });
-        self.arm(net, serial);
+        self.arm(net, at);
     }
 
     pub(super) fn on_bytes(&mut self, net: &mut Net, conn: ConnId, bytes: &[u8]) {
-        let serial = self.serial_of(conn);
-        if serial != 0 {
-            self.feed(net, serial, Input::Bytes(bytes));
+        if let Some(at) = self.at_of(net, conn) {
+            self.feed(net, at, Input::Bytes(bytes));
         }
     }
 
     /// Gives a link an input and carries out what it answers.
-    fn feed(&mut self, net: &mut Net, serial: u64, input: Input<'_>) {
-        let Some(peer) = self.peers.get_mut(&serial) else { return };
+    fn feed(&mut self, net: &mut Net, at: At, input: Input<'_>) {
+        let Some(peer) = self.peers.get_mut(at) else { return };
         let Some(link) = &mut peer.link else { return };
         let (mut events, mut wire) = (std::mem::take(&mut self.events), std::mem::take(&mut self.scratch));
         link.handle(net.now(), input, &mut Out { wire: &mut wire, events: &mut events });
-        self.carry_out(net, serial, wire, events);
+        self.carry_out(net, at, wire, events);
     }
 
-    fn carry_out(&mut self, net: &mut Net, serial: u64, mut wire: Vec<u8>, mut events: Vec<Event>) {
+    fn carry_out(&mut self, net: &mut Net, at: At, mut wire: Vec<u8>, mut events: Vec<Event>) {
         if !wire.is_empty()
-            && let Some(conn) = self.peers.get(&serial).and_then(|peer| peer.conn)
+            && let Some(conn) = self.peers.get(at).and_then(|peer| peer.conn)
             && let Some(out) = net.wire(conn)
         {
             out.extend_from_slice(&wire);
@@ -159,14 +158,14 @@ impl Shard {
         self.scratch = wire;
         for event in events.drain(..) {
             match event {
-                Event::Message(message) => self.on_message(net, serial, message),
-                Event::Admission(facts) => self.on_admission(net, serial, &facts),
-                Event::Up(facts) => self.on_up(net, serial, &facts),
-                Event::Subscribe(topic) => self.on_subscription(net, serial, &topic, true),
-                Event::Cancel(topic) => self.on_subscription(net, serial, &topic, false),
+                Event::Message(message) => self.on_message(net, at, message),
+                Event::Admission(facts) => self.on_admission(net, at, &facts),
+                Event::Up(facts) => self.on_up(net, at, &facts),
+                Event::Subscribe(topic) => self.on_subscription(net, at, &topic, true),
+                Event::Cancel(topic) => self.on_subscription(net, at, &topic, false),
                 Event::Closed(cause) => {
                     let refused = matches!(cause, Cause::RefusedByPeer { .. });
-                    self.lost(net, serial, cause.name(), &cause.to_string(), refused);
+                    self.lost(net, at, cause.name(), &cause.to_string(), refused);
                 }
             }
         }
@@ -174,8 +173,8 @@ impl Shard {
     }
 
     /// A peer has proven who it is: decide whether it may come in, here if that is quick, else on a worker.
-    fn on_admission(&mut self, net: &mut Net, serial: u64, facts: &Facts) {
-        let Some(peer) = self.peers.get_mut(&serial) else { return };
+    fn on_admission(&mut self, net: &mut Net, at: At, facts: &Facts) {
+        let Some(peer) = self.peers.get_mut(at) else { return };
         let Kind::Incoming { admission, route, .. } = &mut peer.kind else { return };
         if !facts.identity.is_empty() {
             *route = Some(facts.identity.clone());
@@ -194,10 +193,10 @@ impl Shard {
             extensions,
         });
         match &admission {
-            Admission::Everybody(level) => self.on_verdict(net, serial, Some(*level)),
+            Admission::Everybody(level) => self.on_verdict(net, at, Some(*level)),
             Admission::Listed(_) => {
                 let level = listed(&admission, facts.key);
-                self.on_verdict(net, serial, level);
+                self.on_verdict(net, at, level);
             }
             Admission::Ask(decide) => {
                 let is_node = self.hub.is_node(facts.key.as_ref());
@@ -208,26 +207,26 @@ impl Shard {
                     hub.order(link.shard, Order::Verdict(link.serial, level));
                 }));
                 if asked.is_err() {
-                    self.on_verdict(net, serial, None);
+                    self.on_verdict(net, at, None);
                 }
             }
         }
     }
 
-    pub(super) fn on_verdict(&mut self, net: &mut Net, serial: u64, level: Option<Level>) {
-        let level = level.filter(|_| self.take_route(serial));
+    pub(super) fn on_verdict(&mut self, net: &mut Net, at: At, level: Option<Level>) {
+        let level = level.filter(|_| self.take_route(at));
         let Some(level) = level else {
             self.hub.metrics.refused.add(1);
-            return self.feed(net, serial, Input::Admit(Verdict::Refuse(400)));
+            return self.feed(net, at, Input::Admit(Verdict::Refuse(400)));
         };
-        self.set_level(serial, level);
-        self.feed(net, serial, Input::Admit(Verdict::Accept));
+        self.set_level(at, level);
+        self.feed(net, at, Input::Admit(Verdict::Accept));
     }
 
     /// Enters the peer under the routing id it announced. An id that another peer has is refused; one that the same
     /// key has is taken over.
-    fn take_route(&mut self, serial: u64) -> bool {
-        let Some(peer) = self.peers.get(&serial) else { return false };
+    fn take_route(&mut self, at: At) -> bool {
+        let Some(peer) = self.peers.get(at) else { return false };
         let Kind::Incoming { route: Some(id), role: Role::Commands, .. } = &peer.kind else { return true };
         let entered = self.hub.routes().enter(id, peer.origin.key, peer.id);
         match entered {
@@ -238,7 +237,7 @@ impl Shard {
             }
             Entry::Taken => {
                 self.hub.metrics.count("link", "identity_taken");
-                if let Some(Kind::Incoming { route, .. }) = self.peers.get_mut(&serial).map(|peer| &mut peer.kind) {
+                if let Some(Kind::Incoming { route, .. }) = self.peers.get_mut(at).map(|peer| &mut peer.kind) {
                     *route = None;
                 }
                 false
@@ -246,8 +245,8 @@ impl Shard {
         }
     }
 
-    fn set_level(&mut self, serial: u64, level: Level) {
-        let Some(peer) = self.peers.get_mut(&serial) else { return };
+    fn set_level(&mut self, at: At, level: Level) {
+        let Some(peer) = self.peers.get_mut(at) else { return };
         let old = &peer.origin;
         peer.origin = Arc::new(Origin {
             link: old.link,
@@ -259,8 +258,8 @@ impl Shard {
         });
     }
 
-    fn on_up(&mut self, net: &mut Net, serial: u64, facts: &Facts) {
-        let Some(peer) = self.peers.get_mut(&serial) else { return };
+    fn on_up(&mut self, net: &mut Net, at: At, facts: &Facts) {
+        let Some(peer) = self.peers.get_mut(at) else { return };
         peer.up = true;
         peer.minor = facts.minor;
         peer.active = net.now();
@@ -288,46 +287,41 @@ impl Shard {
             self.hub.add_link_of(key, id, if is_outgoing { Opened::Here } else { Opened::There });
         }
         if is_probing {
-            self.deliver_first(net, serial, Message::of([HI]));
+            self.deliver_first(net, at, Message::of([HI]));
         } else if is_outgoing {
-            self.established(serial);
+            self.established(at);
         }
         if let Some(stream) = stream {
-            self.tell_interests(net, serial, stream);
+            self.tell_interests(net, at, stream);
         }
         let Origin { connection, remote, key, .. } = &*origin;
         self.hub.tell(LinkEvent::Up { connection: *connection, remote: remote.clone(), key: *key });
-        self.flush_queue(net, serial);
-        self.arm(net, serial);
+        self.flush_queue(net, at);
+        self.arm(net, at);
     }
 
     /// Puts a message before those that wait.
-    fn deliver_first(&mut self, net: &mut Net, serial: u64, message: Message) {
-        let Some(peer) = self.peers.get_mut(&serial) else { return };
+    fn deliver_first(&mut self, net: &mut Net, at: At, message: Message) {
+        let Some(peer) = self.peers.get_mut(at) else { return };
         let (queue, bytes) = (std::mem::take(&mut peer.queue), std::mem::take(&mut peer.queue_bytes));
-        self.deliver(net, serial, Sending::plain(message));
-        if let Some(peer) = self.peers.get_mut(&serial) {
+        self.deliver(net, at, Sending::plain(message));
+        if let Some(peer) = self.peers.get_mut(at) {
             peer.queue.extend(queue);
             peer.queue_bytes += bytes;
         }
     }
 
     /// The link is as good as its opener asked for.
-    pub(super) fn established(&mut self, serial: u64) {
-        let Some(outgoing) = self.peers.get_mut(&serial).and_then(|peer| peer.outgoing()) else { return };
+    pub(super) fn established(&mut self, at: At) {
+        let Some(outgoing) = self.peers.get_mut(at).and_then(|peer| peer.outgoing()) else { return };
         outgoing.established = true;
         if let Some(outcome) = outgoing.outcome.take() {
             outcome(Ok(()));
         }
     }
 
-    pub(super) fn on_conn_closed(&mut self, net: &mut Net, conn: ConnId, end: &End) {
-        let serial = self.serial_of(conn);
-        self.by_conn.remove(&conn);
-        if serial == 0 {
-            return;
-        }
-        if let Some(peer) = self.peers.get_mut(&serial) {
+    pub(super) fn on_conn_closed(&mut self, net: &mut Net, at: At, end: &End) {
+        if let Some(peer) = self.peers.get_mut(at) {
             peer.conn = None;
         }
         let name = match end {
@@ -338,15 +332,15 @@ impl Shard {
             End::Stalled => "stalled",
             End::Local => "local",
         };
-        self.lost(net, serial, name, &end.to_string(), false);
+        self.lost(net, at, name, &end.to_string(), false);
     }
 
     /// A link is lost: whoever waits on it hears so, and an outgoing one is opened again unless it never stood and
     /// its time is over.
-    fn lost(&mut self, net: &mut Net, serial: u64, cause: &'static str, reason: &str, refused: bool) {
+    fn lost(&mut self, net: &mut Net, at: At, cause: &'static str, reason: &str, refused: bool) {
         self.hub.metrics.count("link", cause);
         let (first, most) = (self.hub.options.reconnect_first, self.hub.options.reconnect_most);
-        let Some(peer) = self.peers.get_mut(&serial) else { return };
+        let Some(peer) = self.peers.get_mut(at) else { return };
         peer.link = None;
         let was_up = std::mem::take(&mut peer.up);
         if let Some(conn) = peer.conn.take() {
@@ -371,36 +365,37 @@ impl Shard {
             }
             _ => false,
         };
-        self.fail_pending(net, serial);
         if !again {
-            return self.remove(net, serial, was_up, reason);
+            self.fail_pending(net, at);
+            return self.remove(net, at, was_up, reason);
         }
+        self.fail_sent(net, at);
         self.hub.metrics.reconnects.add(1);
         if was_up {
-            self.down(serial, reason, true);
+            self.down(at, reason, true);
         }
-        self.arm(net, serial);
+        self.arm(net, at);
     }
 
     /// Ends a link for good.
-    pub(super) fn forget(&mut self, net: &mut Net, serial: u64, reason: &str) {
-        let Some(peer) = self.peers.get_mut(&serial) else { return };
+    pub(super) fn forget(&mut self, net: &mut Net, at: At, reason: &str) {
+        let Some(peer) = self.peers.get_mut(at) else { return };
         let was_up = std::mem::take(&mut peer.up);
         peer.link = None;
         if let Some(conn) = peer.conn.take() {
             net.close(conn, LAST_WORD);
         }
-        self.fail_pending(net, serial);
-        self.remove(net, serial, was_up, reason);
+        self.fail_pending(net, at);
+        self.remove(net, at, was_up, reason);
     }
 
     /// The one place where a link leaves the books.
-    fn remove(&mut self, net: &mut Net, serial: u64, was_up: bool, reason: &str) {
+    fn remove(&mut self, net: &mut Net, at: At, was_up: bool, reason: &str) {
         if was_up {
-            self.down(serial, reason, false);
+            self.down(at, reason, false);
         }
-        self.forget_subscriber(serial);
-        let Some(mut peer) = self.peers.remove(&serial) else { return };
+        self.forget_subscriber(at);
+        let Some(mut peer) = self.peers.remove(at) else { return };
         if let Some((timer, _)) = peer.timer.take() {
             net.cancel_timer(timer);
         }
@@ -423,49 +418,46 @@ impl Shard {
                 }
             }
             Kind::Local { twin } => {
-                let twin = *twin;
-                if self.peers.contains_key(&twin) {
-                    self.forget(net, twin, reason);
-                }
+                let twin = self.peers.find(*twin);
+                self.forget(net, twin, reason);
             }
         }
     }
 
-    fn down(&mut self, serial: u64, reason: &str, reconnecting: bool) {
-        let Some(peer) = self.peers.get(&serial) else { return };
+    fn down(&mut self, at: At, reason: &str, reconnecting: bool) {
+        let Some(peer) = self.peers.get(at) else { return };
         self.hub.metrics.links_down.add(1);
         let connection = peer.origin.connection;
         self.hub.tell(LinkEvent::Down { connection, reason: reason.to_owned(), reconnecting });
     }
 
     /// Closes a link as its owner wants: what is queued is still written, an inbound peer is told not to come back.
-    pub(super) fn disconnect(&mut self, net: &mut Net, serial: u64, linger: Duration) {
-        let Some(peer) = self.peers.get(&serial) else { return };
+    pub(super) fn disconnect(&mut self, net: &mut Net, at: At, linger: Duration) {
+        let Some(peer) = self.peers.get(at) else { return };
         if peer.is_incoming() && peer.up {
-            self.deliver(net, serial, Sending::plain(Message::of([BYE])));
+            self.deliver(net, at, Sending::plain(Message::of([BYE])));
         }
-        if let Some(conn) = self.peers.get_mut(&serial).and_then(|peer| peer.conn.take()) {
+        if let Some(conn) = self.peers.get_mut(at).and_then(|peer| peer.conn.take()) {
             net.close(conn, linger);
         }
-        self.forget(net, serial, "closed by this side");
+        self.forget(net, at, "closed by this side");
     }
 
-    pub(super) fn hand_over(&mut self, net: &mut Net, serial: u64) {
+    pub(super) fn hand_over(&mut self, net: &mut Net, at: At) {
         self.hub.metrics.count("link", "handed_over");
         // Told goodbye, the older one does not come back and take the id over in turn.
-        self.disconnect(net, serial, LAST_WORD);
+        self.disconnect(net, at, LAST_WORD);
     }
 
     /// Looks at every link again after rights or nodes have changed.
     pub(super) fn review(&mut self, net: &mut Net) {
-        let serials: Vec<u64> = self.peers.keys().copied().collect();
-        for serial in serials {
-            let Some(peer) = self.peers.get(&serial) else { continue };
+        for at in self.peers.all() {
+            let Some(peer) = self.peers.get(at) else { continue };
             let key = peer.origin.key;
             let was_node = matches!(peer.origin.connection, ConnectionId::Node(_));
             if was_node && !self.hub.is_node(key.as_ref()) {
                 self.hub.metrics.count("link", "node_removed");
-                self.forget(net, serial, "no longer a node");
+                self.forget(net, at, "no longer a node");
                 continue;
             }
             let Kind::Incoming { admission, .. } = &peer.kind else { continue };
@@ -475,27 +467,27 @@ impl Shard {
             };
             match level {
                 Some(level) => {
-                    self.set_level(serial, level);
-                    self.enter_node(serial);
+                    self.set_level(at, level);
+                    self.enter_node(at);
                 }
                 None => {
                     self.hub.metrics.count("link", "right_removed");
-                    self.forget(net, serial, "no longer in the list");
+                    self.forget(net, at, "no longer in the list");
                 }
             }
         }
     }
 
-    fn enter_node(&mut self, serial: u64) {
-        let Some(peer) = self.peers.get(&serial).filter(|peer| peer.up) else { return };
+    fn enter_node(&mut self, at: At) {
+        let Some(peer) = self.peers.get(at).filter(|peer| peer.up) else { return };
         if let ConnectionId::Node(key) = peer.origin.connection {
             self.hub.add_link_of(key, peer.id, if peer.is_incoming() { Opened::There } else { Opened::Here });
         }
     }
 
-    pub(super) fn on_tick(&mut self, net: &mut Net, serial: u64) {
+    pub(super) fn on_tick(&mut self, net: &mut Net, at: At) {
         let now = net.now();
-        let Some(peer) = self.peers.get_mut(&serial) else { return };
+        let Some(peer) = self.peers.get_mut(at) else { return };
         peer.timer = None;
         let is_expired = peer.up && now >= peer.expires();
         let (mut is_late, mut is_due) = (false, false);
@@ -505,29 +497,29 @@ impl Shard {
         }
         if is_late {
             self.hub.metrics.count("link", "connect_timeout");
-            return self.forget(net, serial, "not connected in time");
+            return self.forget(net, at, "not connected in time");
         }
         if is_expired {
             self.hub.metrics.count("link", "idle");
-            return self.forget(net, serial, "idle");
+            return self.forget(net, at, "idle");
         }
         if is_due {
-            return self.dial(net, serial);
+            return self.dial(net, at);
         }
-        if let Some(peer) = self.peers.get_mut(&serial)
+        if let Some(peer) = self.peers.get_mut(at)
             && let Some(link) = &mut peer.link
         {
             let (mut events, mut wire) = (std::mem::take(&mut self.events), std::mem::take(&mut self.scratch));
             link.on_deadline(now, &mut Out { wire: &mut wire, events: &mut events });
-            self.carry_out(net, serial, wire, events);
+            self.carry_out(net, at, wire, events);
         }
-        self.arm(net, serial);
+        self.arm(net, at);
     }
 
     /// Sees to it that a timer fires no later than the peer is due. One that fires early sets itself again, so that
     /// traffic, which only ever moves a heartbeat back, costs no timer operation.
-    pub(super) fn arm(&mut self, net: &mut Net, serial: u64) {
-        let Some(peer) = self.peers.get_mut(&serial) else { return };
+    pub(super) fn arm(&mut self, net: &mut Net, at: At) {
+        let Some(peer) = self.peers.get_mut(at) else { return };
         let due = peer.due();
         if peer.timer.is_some_and(|(_, at)| at <= due) || due == Instant::NEVER {
             return;
@@ -535,7 +527,7 @@ impl Shard {
         if let Some((timer, _)) = peer.timer.take() {
             net.cancel_timer(timer);
         }
-        peer.timer = Some((net.set_timer(due, Token::Peer(serial).pack()), due));
+        peer.timer = Some((net.set_timer(due, Token::Peer(at.serial()).pack()), due));
     }
 }
 

@@ -4,6 +4,7 @@ mod dispatch;
 mod links;
 mod outbound;
 mod peer;
+mod peers;
 mod streams;
 
 use std::sync::Arc;
@@ -11,7 +12,7 @@ use std::sync::mpsc::Sender;
 use std::time::Duration;
 
 use slackwater_base::{Instant, Map, Rng};
-use slackwater_net::{ConnId, Endpoint, Event as NetEvent, Listen, ListenerId, Net, NetError, Protocol, TimerId};
+use slackwater_net::{Endpoint, Event as NetEvent, Listen, ListenerId, Net, NetError, Protocol, TimerId};
 use slackwater_zmtp::{Entropy, LinkConfig, Message, PublicKey};
 
 pub(crate) use outbound::Tag;
@@ -22,7 +23,7 @@ use crate::deliver::Sending;
 use crate::hub::Hub;
 use crate::timer::Ticking;
 use crate::{Admission, Level};
-use peer::Peer;
+use peers::{At, Peers};
 use streams::Stream;
 
 /// What other threads ask of a loop.
@@ -87,12 +88,10 @@ pub(crate) struct Inspection {
 pub(crate) struct Shard {
     hub: Arc<Hub>,
     number: u16,
-    peers: Map<u64, Box<Peer>>,
-    /// The peer of each connection, until the loop has told its end.
-    by_conn: Map<ConnId, u64>,
+    peers: Peers,
     listeners: Map<ListenerId, (Arc<LinkConfig>, Purpose)>,
     /// Which request a timer belongs to.
-    requests: Map<u64, (u64, Tag)>,
+    requests: Map<u64, (At, Tag)>,
     next_request: u64,
     timers: Map<u64, (Ticking, TimerId)>,
     streams: Map<StreamId, Stream>,
@@ -142,12 +141,17 @@ impl Protocol for Shard {
             NetEvent::Accepted { conn, listener, source } => self.on_accepted(net, conn, listener, source),
             NetEvent::Connected { conn } => self.on_connected(net, conn),
             NetEvent::Drained { conn } => {
-                let serial = self.serial_of(conn);
-                self.flush_queue(net, serial);
+                if let Some(at) = self.at_of(net, conn) {
+                    self.flush_queue(net, at);
+                }
             }
-            NetEvent::Closed { conn, end } => self.on_conn_closed(net, conn, &end),
+            NetEvent::Closed { conn, attached, end } => {
+                if let Some(at) = self.peers.of(conn, attached) {
+                    self.on_conn_closed(net, at, &end);
+                }
+            }
             NetEvent::Timer { token } => match Token::unpack(token) {
-                Token::Peer(serial) => self.on_tick(net, serial),
+                Token::Peer(serial) => self.on_tick(net, self.peers.find(serial)),
                 Token::Request(number) => self.on_request_timeout(net, number),
                 Token::User(number) => self.on_user_timer(net, number),
             },
@@ -162,8 +166,7 @@ impl Shard {
         Ok(Self {
             hub,
             number,
-            peers: Map::default(),
-            by_conn: Map::default(),
+            peers: Peers::default(),
             listeners: Map::default(),
             requests: Map::default(),
             next_request: 0,
@@ -179,15 +182,15 @@ impl Shard {
 
     fn on_order(&mut self, net: &mut Net, order: Order) {
         match order {
-            Order::Send(serial, sending) => self.deliver(net, serial, *sending),
-            Order::Local(serial, message) => self.on_message(net, serial, message),
+            Order::Send(serial, sending) => self.deliver(net, self.peers.find(serial), *sending),
+            Order::Local(serial, message) => self.on_message(net, self.peers.find(serial), message),
             Order::Publish(stream, topic, body) => self.publish(net, stream, &topic, &body),
-            Order::Verdict(serial, level) => self.on_verdict(net, serial, level),
+            Order::Verdict(serial, level) => self.on_verdict(net, self.peers.find(serial), level),
             Order::Open(opening) => self.open(net, *opening),
             Order::OpenLocal { client, server } => self.open_local(client, server),
             Order::Listen(listening) => self.listen(net, *listening),
-            Order::Disconnect { serial, linger } => self.disconnect(net, serial, linger),
-            Order::HandedOver(serial) => self.hand_over(net, serial),
+            Order::Disconnect { serial, linger } => self.disconnect(net, self.peers.find(serial), linger),
+            Order::HandedOver(serial) => self.hand_over(net, self.peers.find(serial)),
             Order::Review => self.review(net),
             Order::StrayReply(key, message) => self.on_stray_reply(net, key, message),
             Order::AddTimer(number, ticking) => self.add_timer(net, number, ticking),
@@ -245,9 +248,8 @@ impl Shard {
     fn shut_down(&mut self, net: &mut Net, linger: Duration) {
         self.stopping = true;
         net.stop_listening_everywhere();
-        let serials: Vec<u64> = self.peers.keys().copied().collect();
-        for serial in serials {
-            self.disconnect(net, serial, linger);
+        for at in self.peers.all() {
+            self.disconnect(net, at, linger);
         }
         for (_, (_, timer)) in self.timers.drain() {
             net.cancel_timer(timer);

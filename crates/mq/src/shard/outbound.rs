@@ -1,9 +1,11 @@
 use std::sync::Arc;
 
+use slackwater_base::Map;
 use slackwater_net::{Net, TimerId};
 use slackwater_zmtp::{Message, Out, PublicKey};
 
 use super::peer::{Kind, Peer, Queued};
+use super::peers::At;
 use super::{Order, Shard, Token};
 use crate::RequestError;
 use crate::deliver::{SendError, Sending};
@@ -25,8 +27,8 @@ const ROOM_BYTES: usize = 256 << 10;
 
 impl Shard {
     /// Puts a message on a link, or into its queue, or says why not.
-    pub(super) fn deliver(&mut self, net: &mut Net, serial: u64, mut sending: Sending) {
-        let Some(peer) = self.peers.get_mut(&serial) else { return self.reroute(serial, sending) };
+    pub(super) fn deliver(&mut self, net: &mut Net, at: At, mut sending: Sending) {
+        let Some(peer) = self.peers.get_mut(at) else { return self.reroute(at, sending) };
         let size = sending.message.payload_bytes();
         let full = peer.queue.len() >= self.hub.options.queue_messages
             || !peer.queue.is_empty() && peer.queue_bytes + size > self.hub.options.queue_bytes;
@@ -43,7 +45,7 @@ impl Shard {
             let number = self.next_request;
             self.next_request += 1;
             let timer = net.set_timer(deadline, Token::Request(number).pack());
-            self.requests.insert(number, (serial, tag));
+            self.requests.insert(number, (at, tag));
             peer.pending.insert(tag, Pending { waiter, timer, number });
             self.hub.metrics.requests.add(1);
         }
@@ -65,8 +67,8 @@ impl Shard {
 
     /// Puts a message of a stream on a subscriber's link or into its queue, from which the oldest go when it holds
     /// more than `cap` bytes.
-    pub(super) fn offer(&mut self, net: &mut Net, serial: u64, queued: Queued, cap: usize) {
-        let Some(peer) = self.peers.get_mut(&serial) else { return };
+    pub(super) fn offer(&mut self, net: &mut Net, at: At, queued: Queued, cap: usize) {
+        let Some(peer) = self.peers.get_mut(at) else { return };
         if peer.queue.is_empty() && put(net, peer, &queued.message, queued.skip) {
             self.hub.metrics.messages_out.add(1);
             return;
@@ -84,8 +86,8 @@ impl Shard {
     }
 
     /// Moves what waits onto the link, as far as there is room.
-    pub(super) fn flush_queue(&mut self, net: &mut Net, serial: u64) {
-        let Some(peer) = self.peers.get_mut(&serial) else { return };
+    pub(super) fn flush_queue(&mut self, net: &mut Net, at: At) {
+        let Some(peer) = self.peers.get_mut(at) else { return };
         while let Some(first) = peer.queue.front() {
             let (message, skip) = (Arc::clone(&first.message), first.skip);
             if !put(net, peer, &message, skip) {
@@ -99,31 +101,43 @@ impl Shard {
             peer.queue_bytes -= message.payload_bytes();
         }
         peer.queue = std::collections::VecDeque::new();
-        self.arm(net, serial);
+        self.arm(net, at);
     }
 
     /// Ends the request of a timer.
     pub(super) fn on_request_timeout(&mut self, net: &mut Net, number: u64) {
-        let Some((serial, tag)) = self.requests.remove(&number) else { return };
-        let Some(pending) = self.peers.get_mut(&serial).and_then(|peer| peer.pending.remove(&tag)) else { return };
+        let Some((at, tag)) = self.requests.remove(&number) else { return };
+        let Some(pending) = self.peers.get_mut(at).and_then(|peer| peer.pending.remove(&tag)) else { return };
         self.hub.metrics.timeouts.add(1);
-        self.arm(net, serial);
+        self.arm(net, at);
         pending.waiter.tell(&self.hub.jobs, Err(RequestError::Timeout));
     }
 
     /// Takes a pending request off its peer, with its timer.
-    pub(super) fn take_pending(&mut self, net: &mut Net, serial: u64, tag: &Tag) -> Option<Waiter> {
-        let pending = self.peers.get_mut(&serial)?.pending.remove(tag)?;
+    pub(super) fn take_pending(&mut self, net: &mut Net, at: At, tag: &Tag) -> Option<Waiter> {
+        let pending = self.peers.get_mut(at)?.pending.remove(tag)?;
         self.requests.remove(&pending.number);
         net.cancel_timer(pending.timer);
         // The last answer begins the time after which the link is idle.
-        self.arm(net, serial);
+        self.arm(net, at);
         Some(pending.waiter)
     }
 
+    /// A link is lost and will be opened again: requests that have left hear that it is gone, those that still wait in
+    /// its queue go out when it is back.
+    pub(super) fn fail_sent(&mut self, net: &mut Net, at: At) {
+        let Some(peer) = self.peers.get_mut(at) else { return };
+        let queued = peer.queue.iter().filter_map(|queued| Tag::try_from(queued.message.part(1)?).ok());
+        let waiting: Map<Tag, Pending> = queued.filter_map(|tag| peer.pending.remove_entry(&tag)).collect();
+        self.fail_pending(net, at);
+        if let Some(peer) = self.peers.get_mut(at) {
+            peer.pending = waiting;
+        }
+    }
+
     /// Every request that waits on this peer hears that its link is gone.
-    pub(super) fn fail_pending(&mut self, net: &mut Net, serial: u64) {
-        let Some(peer) = self.peers.get_mut(&serial) else { return };
+    pub(super) fn fail_pending(&mut self, net: &mut Net, at: At) {
+        let Some(peer) = self.peers.get_mut(at) else { return };
         for (_, pending) in std::mem::take(&mut peer.pending) {
             self.requests.remove(&pending.number);
             net.cancel_timer(pending.timer);
@@ -133,9 +147,9 @@ impl Shard {
 
     /// A message whose link is gone: it takes another link of the same node. Each dead link is forgotten when it is
     /// met, so there are at most as many tries as there were links.
-    fn reroute(&mut self, dead: u64, sending: Sending) {
+    fn reroute(&mut self, dead: At, sending: Sending) {
         if let Some((key, route)) = sending.node {
-            self.hub.remove_link_of(&key, crate::LinkId { shard: self.number, serial: dead });
+            self.hub.remove_link_of(&key, crate::LinkId { shard: self.number, serial: dead.serial() });
             if let Some(next) = self.hub.links_of(&key, route).last() {
                 return self.hub.send(*next, sending);
             }

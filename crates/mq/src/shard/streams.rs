@@ -6,6 +6,7 @@ use slackwater_zmtp::{Interests, Message, Out, Subscriptions};
 
 use super::Shard;
 use super::peer::{Kind, Queued, Role};
+use super::peers::At;
 use crate::stream::{Published, StreamHandler};
 
 /// A stream of one loop, published or listened to.
@@ -22,7 +23,7 @@ pub(crate) enum StreamSetup {
 pub(super) enum Stream {
     Publisher {
         cap_bytes: usize,
-        subscriptions: Subscriptions<u64>,
+        subscriptions: Subscriptions<At>,
         next: u64,
         window: VecDeque<(u64, Arc<Message>)>,
         window_bytes: usize,
@@ -81,38 +82,38 @@ impl Shard {
             *window_bytes -= oldest.payload_bytes();
         }
         let (receivers, cap) = (subscriptions.receivers(topic), *cap_bytes);
-        for serial in receivers {
-            self.offer(net, serial, Queued { message: Arc::clone(&message), skip: STREAM_SKIPS }, cap);
+        for at in receivers {
+            self.offer(net, at, Queued { message: Arc::clone(&message), skip: STREAM_SKIPS }, cap);
         }
     }
 
-    pub(super) fn on_subscription(&mut self, net: &mut Net, serial: u64, topic: &[u8], wanted: bool) {
-        let Some(peer) = self.peers.get(&serial) else { return };
+    pub(super) fn on_subscription(&mut self, net: &mut Net, at: At, topic: &[u8], wanted: bool) {
+        let Some(peer) = self.peers.get(at) else { return };
         let Kind::Incoming { role: Role::Stream(stream), .. } = &peer.kind else { return };
         let Some(Stream::Publisher { subscriptions, .. }) = self.streams.get_mut(stream) else { return };
         if !wanted {
-            return subscriptions.cancel(serial, topic);
+            return subscriptions.cancel(at, topic);
         }
-        if subscriptions.subscribe(serial, topic).is_err() {
+        if subscriptions.subscribe(at, topic).is_err() {
             self.hub.metrics.count("link", "too_many_topics");
-            self.forget(net, serial, "too many topics");
+            self.forget(net, at, "too many topics");
         }
     }
 
-    pub(super) fn forget_subscriber(&mut self, serial: u64) {
-        let role = self.peers.get(&serial).map(|peer| &peer.kind);
+    pub(super) fn forget_subscriber(&mut self, at: At) {
+        let role = self.peers.get(at).map(|peer| &peer.kind);
         if let Some(Kind::Incoming { role: Role::Stream(stream), .. }) = role
             && let Some(Stream::Publisher { subscriptions, .. }) = self.streams.get_mut(stream)
         {
-            subscriptions.remove(serial);
+            subscriptions.remove(at);
         }
     }
 
     /// Answers a replay request, an optional empty part and a sequence number: everything from that number on that is
     /// still in the window, then the end mark. A peer that has not taken its last replay gets no other.
-    pub(super) fn replay(&mut self, net: &mut Net, serial: u64, stream: StreamId, request: &Message) {
+    pub(super) fn replay(&mut self, net: &mut Net, at: At, stream: StreamId, request: &Message) {
         let from = request.parts().last().and_then(|part| part.try_into().ok()).map(u64::from_be_bytes);
-        let is_busy = self.peers.get(&serial).is_none_or(|peer| !peer.queue.is_empty());
+        let is_busy = self.peers.get(at).is_none_or(|peer| !peer.queue.is_empty());
         let (Some(from), Some(Stream::Publisher { window, .. })) = (from, self.streams.get(&stream)) else {
             return self.hub.metrics.misplaced_words.add(1);
         };
@@ -122,16 +123,16 @@ impl Shard {
         let wanted: Vec<Arc<Message>> =
             window.iter().filter(|(sequence, _)| *sequence >= from).map(|(_, message)| Arc::clone(message)).collect();
         for message in wanted {
-            self.offer(net, serial, Queued { message, skip: 0 }, usize::MAX);
+            self.offer(net, at, Queued { message, skip: 0 }, usize::MAX);
         }
         let end = Arc::new(Message::of([&b""[..], b"", &END, b""]));
-        self.offer(net, serial, Queued { message: end, skip: 0 }, usize::MAX);
+        self.offer(net, at, Queued { message: end, skip: 0 }, usize::MAX);
     }
 
     /// Tells a publisher that has just come up what this side wants.
-    pub(super) fn tell_interests(&mut self, net: &mut Net, serial: u64, stream: StreamId) {
+    pub(super) fn tell_interests(&mut self, net: &mut Net, at: At, stream: StreamId) {
         let Some(Stream::Listener { interests, .. }) = self.streams.get(&stream) else { return };
-        let Some(peer) = self.peers.get_mut(&serial) else { return };
+        let Some(peer) = self.peers.get_mut(at) else { return };
         let (Some(conn), Some(link)) = (peer.conn, &mut peer.link) else { return };
         let Some(wire) = net.wire(conn) else { return };
         let mut out = Out { wire, events: &mut self.events };

@@ -5,8 +5,10 @@ use toml::de::{DeTable, DeValue};
 
 use super::{Config, ConfigProblem, ENV_PREFIX, OptionSpec, Source, suggest};
 
-/// Environment names under our prefix that are no options: the binary's own.
-const OTHER_ENV: &[&str] = &["SLACKWATER_CONFIG"];
+/// Environment names under our prefix that are no options of a store: the binary's own.
+const OTHER_ENV: &[&str] = &["SLACKWATER_CONFIG", "SLACKWATER_PYTHON"];
+/// Names that begin so are options of the transfer engine, which reads them itself.
+const TRANSFER_ENV: &str = "SLACKWATER_TCP_";
 
 /// Takes layers one after another and collects what is wrong with them.
 #[derive(Default)]
@@ -78,8 +80,9 @@ impl Loader {
     }
 
     pub(super) fn env(&mut self, env: impl Iterator<Item = (String, String)>) {
+        let others = |name: &str| OTHER_ENV.contains(&name) || name.starts_with(TRANSFER_ENV);
         let mut ours: Vec<(String, String)> =
-            env.filter(|(name, _)| name.starts_with(ENV_PREFIX) && !OTHER_ENV.contains(&name.as_str())).collect();
+            env.filter(|(name, _)| name.starts_with(ENV_PREFIX) && !others(name)).collect();
         ours.sort();
         for (name, text) in ours {
             match position(|spec| spec.env() == name) {
@@ -212,6 +215,7 @@ mod tests {
 
     #[test]
     fn names_of_other_parts_are_left_alone() {
-        assert_eq!(problems("", &[("SLACKWATER_WAIT", "spin"), ("SLACKWATER_CONFIG", "x")], &[]), Vec::<String>::new());
+        let others = [("SLACKWATER_CONFIG", "x"), ("SLACKWATER_PYTHON", "x"), ("SLACKWATER_TCP_IO_THREADS", "2")];
+        assert_eq!(problems("", &others, &[]), Vec::<String>::new());
     }
 }

@@ -15,7 +15,7 @@ pub use options::{Config, HugePages, IoBackend, LogFormat};
 pub use value::{Ratio, Threads, Value};
 
 pub use slackwater_meta::evict::PolicyKind;
-pub use slackwater_meta::{OffloadMode, Placement};
+pub use slackwater_meta::{OffloadMode, Placement, PromotionAdmission};
 
 /// Prefix of every environment name.
 pub const ENV_PREFIX: &str = "SLACKWATER_";

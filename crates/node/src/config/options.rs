@@ -3,7 +3,7 @@ use std::time::Duration;
 
 use slackwater_base::ByteSize;
 use slackwater_meta::evict::PolicyKind;
-use slackwater_meta::{OffloadMode, Placement};
+use slackwater_meta::{OffloadMode, Placement, PromotionAdmission};
 use slackwater_wait::Choice as WaitChoice;
 
 use super::value::words;
@@ -80,7 +80,10 @@ options! {
     evict_block_tokens "evict.block_tokens": u32 = 512, between(1, 1_048_576);
     /// Whether a value on SSD alone that is read often enough is brought back into memory.
     promotion_enabled "promotion.enabled": bool = true;
-    /// Reads after which a value is brought back, from 1 to 255.
+    /// What brings a value back: `frequency` counts its reads, `index` asks what eviction has learned whether memory
+    /// would keep it.
+    promotion_admission "promotion.admission": PromotionAdmission = PromotionAdmission::Frequency;
+    /// Reads after which a value is brought back by `frequency`, from 1 to 255.
     promotion_threshold "promotion.threshold": u32 = 2;
     /// Promotions that may be under way at once.
     promotion_limit "promotion.limit": u32 = 50_000, between(1, 10_000_000);
@@ -189,6 +192,7 @@ words!(Placement: "strategy" {
     FreeRatioFirst = "free-ratio-first",
     LocalFirst = "local-first",
 });
+words!(PromotionAdmission: "rule" { Frequency = "frequency", Index = "index", });
 words!(OffloadMode: "mode" {
     Off = "off",
     Eager = "eager",

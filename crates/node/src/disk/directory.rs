@@ -47,7 +47,7 @@ impl Directory {
     pub fn hold(path: &Path) -> Result<Self, DirectoryError> {
         let unusable = |action: &'static str, at: &Path| {
             let path = at.to_owned();
-            move |source: io::Error| DirectoryError::Unusable { path, action, source }
+            move |why: io::Error| DirectoryError::Unusable { path, action, why }
         };
         if path.exists() && !path.is_dir() {
             return Err(DirectoryError::NotADirectory { path: path.to_owned() });
@@ -120,7 +120,7 @@ impl Directory {
             found.sort_unstable();
             Ok(found)
         };
-        read().map_err(|source| DirectoryError::Unusable { path: self.path.clone(), action: "list it", source })
+        read().map_err(|why| DirectoryError::Unusable { path: self.path.clone(), action: "list it", why })
     }
 
     /// The file, opened if it is not.

@@ -2,7 +2,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use slackwater_base::Checksum;
+use slackwater_base::{BLOCK_BYTES, Checksum};
 use slackwater_tier::io::{DiskError, DiskOutcome, FileId};
 
 use super::directory::Directory;
@@ -10,6 +10,10 @@ use super::job::Job;
 use super::ring::{Landed, Ring};
 use super::scratch::{Buffers, Scratch};
 use super::transfer::{Place, Transfer, errno_error, straight_bytes};
+
+/// A lone record from this length on is read in two halves: below, what the overlap saves is less than what the ring
+/// costs.
+const HALVED_BYTES_MIN: usize = 1 << 20;
 
 /// Rings kept for later batches; further ones at the same time are made and dropped.
 const RINGS_KEPT: usize = 8;
@@ -59,10 +63,11 @@ impl Readers {
     pub fn read(&self, records: &mut [RecordRead<'_>]) {
         self.reads.fetch_add(records.len() as u64, Ordering::Relaxed);
         self.bytes.fetch_add(records.iter().map(|record| record.bytes).sum(), Ordering::Relaxed);
-        if records.len() > 1 && self.rings.is_some() {
-            self.read_through_ring(records);
-        } else {
-            self.read_alone(records);
+        match records {
+            [record] if self.rings.is_some() && record.into.len() >= HALVED_BYTES_MIN => self.read_in_halves(record),
+            [] | [_] => self.read_alone(records),
+            _ if self.rings.is_some() => self.read_through_ring(records),
+            _ => self.read_alone(records),
         }
     }
 
@@ -86,6 +91,21 @@ impl Readers {
             record.result = Some(result.map(checksum));
             record.took = begun.elapsed();
         }
+    }
+
+    /// The first half is checksummed while the second is under way.
+    fn read_in_halves(&self, record: &mut RecordRead<'_>) {
+        let RecordRead { file, offset, bytes, .. } = *record;
+        let begun = Instant::now();
+        let first = (record.into.len() as u64 / 2).next_multiple_of(BLOCK_BYTES);
+        let (head, tail) = record.into.split_at_mut(first as usize);
+        let tail_bytes = tail.len() as u64;
+        let half = |offset, bytes, into| RecordRead { file, offset, bytes, into, result: None, took: Duration::ZERO };
+        let mut halves = [half(offset, first, head), half(offset + first, bytes.saturating_sub(first), tail)];
+        self.read_through_ring(&mut halves);
+        let [head, tail] = halves.map(|half| half.result.expect("every record gets its result"));
+        record.result = Some(head.and_then(|head| Ok(head.followed_by(tail?, tail_bytes))));
+        record.took = begun.elapsed();
     }
 
     fn read_through_ring(&self, records: &mut [RecordRead<'_>]) {

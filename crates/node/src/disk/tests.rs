@@ -249,6 +249,39 @@ fn callers_read_into_buffers_of_any_alignment_and_length() {
     });
 }
 
+#[test]
+fn a_long_record_read_alone_is_whole_in_any_buffer_and_missing_when_its_end_is() {
+    World::each(|world| {
+        world.create(4 << 20);
+        let value = random(13, 4 << 20);
+        let parts = vec![Part::Bytes(value.clone())];
+        assert_eq!(world.one(DiskOp::Write { file: FILE, offset: 0, parts }), Ok(DiskOutcome::Done));
+        let check = |offset: usize, length: usize, shift: usize, there: bool| {
+            let mut buffer = buffer::AlignedBuffer::zeroed(length + shift);
+            let (bytes, into) = (slackwater_base::round_to_block(length as u64), &mut buffer[shift..]);
+            let offset = offset as u64;
+            let mut record = RecordRead { file: FILE, offset, bytes, into, result: None, took: Duration::ZERO };
+            world.disk.readers.read(std::slice::from_mut(&mut record));
+            if there {
+                let expected = &value[offset as usize..][..length];
+                assert_eq!(record.result, Some(Ok(Checksum::of(expected))), "{offset} {length} {shift}");
+                assert!(record.into == expected && record.took > Duration::ZERO);
+            } else {
+                assert_eq!(record.result, Some(Err(DiskError::Missing)), "{offset} {length} {shift}");
+            }
+        };
+        for shift in [0, 16] {
+            check(4096, 1 << 20, shift, true);
+            check(8192, (2 << 20) + 1, shift, true);
+            check(0, (3 << 20) + 4097, shift, true);
+            check((3 << 20) + 4096, 1 << 20, shift, false);
+        }
+        assert!(world.disk.readers.reads() == 8 && world.disk.readers.buffers_given_out() == 0);
+        world.disk.readers.fail_ring(1);
+        check(0, 1 << 20, 0, true);
+    });
+}
+
 /// A read that could not begin kept its buffer for ever, and so did the flights of a ring that failed: in the end every
 /// read that needed a buffer waited for one that nobody would give back.
 #[test]

@@ -39,6 +39,8 @@ pub(super) struct Core {
     opening: Option<Owed<Result<Opened, FormatError>>>,
     flushing: VecDeque<(u64, Owed<()>)>,
     next_flush: u64,
+    /// Those who wait for the store to have nothing under way between its tiers.
+    resting: Vec<Owed<()>>,
     stopping: Option<Owed<usize>>,
     /// Whether the log last said that it takes records.
     pub(super) accepting: bool,
@@ -62,6 +64,7 @@ impl Core {
             opening: None,
             flushing: VecDeque::new(),
             next_flush: 1,
+            resting: Vec::new(),
             stopping: None,
             accepting: false,
             steward_wakes: Instant::NEVER,
@@ -107,6 +110,14 @@ impl Core {
         let (owed, later) = Later::new();
         self.flushing.push_back((number, owed));
         self.tell(now, AgentInput::Flush(number));
+        later
+    }
+
+    /// Asks for everything on its way from one tier to the other to arrive.
+    pub(super) fn rest(&mut self, now: Instant) -> Later<()> {
+        let (owed, later) = Later::new();
+        self.resting.push(owed);
+        self.settle(now);
         later
     }
 
@@ -164,6 +175,7 @@ impl Core {
         self.over.get_or_insert_with(|| error.clone());
         self.calls.drain().for_each(|(_, owed)| owed.complete(Err(error.clone())));
         self.flushing.drain(..).for_each(|(_, owed)| owed.complete(Err(error.clone())));
+        self.resting.drain(..).for_each(|owed| owed.complete(Err(error.clone())));
         self.opening.take().into_iter().for_each(|owed| owed.complete(Err(error.clone())));
         self.stopping.take().into_iter().for_each(|owed| owed.complete(Err(error.clone())));
     }
@@ -188,6 +200,10 @@ impl Core {
             for output in std::mem::take(&mut self.from_agent) {
                 self.agent_says(now, output);
             }
+        }
+        let metrics = self.master.metrics();
+        if !self.resting.is_empty() && metrics.offload.in_flight + metrics.promotion.in_flight == 0 {
+            self.resting.drain(..).for_each(|owed| owed.complete(Ok(())));
         }
     }
 

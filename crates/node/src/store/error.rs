@@ -139,12 +139,12 @@ pub enum OpenError {
         why: String,
     },
     /// The operating system gives no memory for values.
-    #[error("no {bytes} of memory: {source}")]
+    #[error("no {bytes} of memory: {why}")]
     Memory {
         /// How much was asked for.
         bytes: ByteSize,
         /// What the operating system said.
-        source: std::io::Error,
+        why: std::io::Error,
     },
     /// The log of the SSD tier cannot be read.
     #[error("the log in {}: {why}", directory.display())]
@@ -155,12 +155,12 @@ pub enum OpenError {
         why: String,
     },
     /// The operating system gives no thread, ring or other handle.
-    #[error("{what}: {source}")]
+    #[error("{what}: {why}")]
     System {
         /// What was asked for.
         what: &'static str,
         /// What the operating system said.
-        source: std::io::Error,
+        why: std::io::Error,
     },
 }
 
@@ -176,14 +176,14 @@ pub enum DirectoryError {
         pid: Option<u32>,
     },
     /// It cannot be made, opened or written.
-    #[error("{}: cannot {action}: {source}", path.display())]
+    #[error("{}: cannot {action}: {why}", path.display())]
     Unusable {
         /// The directory or file.
         path: PathBuf,
         /// What was tried.
         action: &'static str,
         /// What the operating system said.
-        source: std::io::Error,
+        why: std::io::Error,
     },
     /// It is something else.
     #[error("{} is not a directory", path.display())]

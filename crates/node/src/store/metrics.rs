@@ -1,14 +1,14 @@
 use std::fmt::Write;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use slackwater_meta::{Metrics, PromotionMetrics};
+use slackwater_meta::{Metrics, OffloadMetrics, PromotionMetrics};
 use slackwater_tier::TierStats as AgentStats;
 use slackwater_wait::Site;
 use slackwater_wire::{SegmentKind, SegmentState};
 
 use super::meters::Distribution;
 use super::shared::Shared;
-use super::{Flow, PromotionStats, PutStats, ReadStats, SsdStats, Stats, TierStats, WaitStats};
+use super::{Flow, OffloadStats, PromotionStats, PutStats, ReadStats, SsdStats, Stats, TierStats, WaitStats};
 
 /// Upper ends of the buckets of times, in seconds.
 const BOUNDS: [f64; 16] =
@@ -49,8 +49,7 @@ impl Shared {
             promotions: promotions(&metrics.promotion),
             evictions: Flow { count: metrics.evictions, bytes: metrics.eviction_bytes },
             ssd_evictions: Flow { count: metrics.disk_evictions, bytes: metrics.disk_eviction_bytes },
-            offloads: Flow { count: metrics.offload.completed, bytes: metrics.offload.completed_bytes },
-            offloads_failed: metrics.offload.failed + metrics.offload.expired,
+            offloads: offloads(&metrics.offload),
             corrupt: get(&meters.corrupt) + agent.records_lost,
             latency: meters.latencies(),
             waits: self.waits.sites().map(wait).to_vec(),
@@ -106,9 +105,7 @@ impl Shared {
         text.counter("slackwater_evictions_total", "Replicas evicted.", &evictions);
         let evicted = tiers(stats.evictions.bytes, stats.ssd_evictions.bytes);
         text.counter("slackwater_eviction_bytes_total", "Bytes of replicas evicted.", &evicted);
-        text.counter("slackwater_offloads_total", "Values written to SSD.", &[("", stats.offloads.count)]);
-        text.counter("slackwater_offload_bytes_total", "Bytes of values written.", &[("", stats.offloads.bytes)]);
-        text.counter("slackwater_offloads_failed_total", "Offloads without effect.", &[("", stats.offloads_failed)]);
+        text.offloads(&stats.offloads);
         text.promotions(&stats.promotions);
         text.counter("slackwater_corrupt_total", "Replicas with wrong bytes, none returned.", &[("", stats.corrupt)]);
         text.counter("slackwater_ssd_written_bytes_total", "Bytes written to the device.", &[("", ssd.written_bytes)]);
@@ -154,6 +151,21 @@ fn wait(site: &Site) -> WaitStats {
     }
 }
 
+fn offloads(metrics: &OffloadMetrics) -> OffloadStats {
+    OffloadStats {
+        started: metrics.started,
+        completed: metrics.completed,
+        completed_bytes: metrics.completed_bytes,
+        failed: metrics.failed,
+        expired: metrics.expired,
+        cancelled: metrics.cancelled,
+        in_flight: metrics.in_flight,
+        skipped_full: metrics.skipped_full,
+        skipped_no_disk: metrics.skipped_no_disk,
+        skipped_not_worth: metrics.skipped_not_worth,
+    }
+}
+
 fn promotions(metrics: &PromotionMetrics) -> PromotionStats {
     PromotionStats {
         admitted: metrics.admitted,
@@ -164,6 +176,7 @@ fn promotions(metrics: &PromotionMetrics) -> PromotionStats {
         cancelled: metrics.cancelled,
         in_flight: metrics.in_flight,
         rejected_frequency: metrics.rejected_frequency,
+        rejected_index: metrics.rejected_index,
         rejected_watermark: metrics.rejected_watermark,
         rejected_cap: metrics.rejected_cap,
         candidate_recorded: metrics.candidate_recorded,
@@ -194,6 +207,25 @@ impl Text {
         }
     }
 
+    fn offloads(&mut self, o: &OffloadStats) {
+        self.gauge("slackwater_offloads_in_flight", "Offloads under way.", &[("", o.in_flight)]);
+        self.counter("slackwater_offloads_started_total", "Offloads begun.", &[("", o.started)]);
+        let ends = [
+            ("status=\"completed\"", o.completed),
+            ("status=\"failed\"", o.failed),
+            ("status=\"expired\"", o.expired),
+            ("status=\"cancelled\"", o.cancelled),
+        ];
+        self.counter("slackwater_offloads_total", "Offloads ended, by how.", &ends);
+        self.counter("slackwater_offload_bytes_total", "Bytes of values written to SSD.", &[("", o.completed_bytes)]);
+        let skipped = [
+            ("status=\"full\"", o.skipped_full),
+            ("status=\"no_disk\"", o.skipped_no_disk),
+            ("status=\"not_worth\"", o.skipped_not_worth),
+        ];
+        self.counter("slackwater_offloads_skipped_total", "Offloads not begun, by why.", &skipped);
+    }
+
     fn promotions(&mut self, promotions: &PromotionStats) {
         let p = promotions;
         self.gauge("slackwater_promotions_in_flight", "Promotions under way.", &[("", p.in_flight)]);
@@ -209,6 +241,7 @@ impl Text {
         self.counter(bytes.0, bytes.1, &[("", p.completed_bytes)]);
         let refusals = [
             ("status=\"frequency\"", p.rejected_frequency),
+            ("status=\"index\"", p.rejected_index),
             ("status=\"watermark\"", p.rejected_watermark),
             ("status=\"cap\"", p.rejected_cap),
         ];

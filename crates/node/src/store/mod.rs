@@ -7,6 +7,7 @@
 mod copier;
 mod core;
 mod error;
+mod explain;
 mod get;
 mod learned;
 mod meters;
@@ -28,9 +29,11 @@ use slackwater_wire::{
 };
 
 pub use error::{DirectoryError, OpenError, StoreError};
+pub use explain::{Learned, Reason, ReturnChance};
 pub use options::{GetOptions, Got, PutOptions, RemoveOptions, Stored, Tier};
 pub use stats::{
-    Choice, Flow, Latencies, Latency, PromotionStats, PutStats, ReadStats, SsdStats, Stats, TierStats, WaitStats,
+    Choice, Flow, Latencies, Latency, OffloadStats, PromotionStats, PutStats, ReadStats, SsdStats, Stats, TierStats,
+    WaitStats,
 };
 
 use self::get::Sink;
@@ -214,6 +217,17 @@ impl Store {
         }
     }
 
+    /// Why each tier keeps an object, or will let it go; `None` when there is no such object. Neither a read nor a lease.
+    ///
+    /// # Errors
+    /// When the key is none.
+    pub fn explain(&self, key: &[u8], tenant: &Tenant) -> Result<Option<Vec<Reason>>, StoreError> {
+        self.shared().check_open()?;
+        let key = Key::new(key)?;
+        let opinions = self.shared().with(|core, now| core.master.explain(now, tenant, &key))?;
+        Ok(opinions.map(|opinions| opinions.into_iter().map(Reason::from).collect()))
+    }
+
     /// Sets or changes the byte quota of a tenant.
     ///
     /// # Errors
@@ -253,16 +267,22 @@ impl Store {
         self.shared().metrics_text()
     }
 
-    /// Makes the store's clock stand at least `since_open` after it was opened, as if so long had been waited: leases
-    /// and pins end, and eviction sees the ages that its policy would have seen. For replays that are faster than what
-    /// they replay.
+    /// Makes the store's clock stand at least `since_open` after it was opened, as if so long had been waited: what is
+    /// on its way between the tiers arrives, leases and pins end, and eviction sees the ages that its policy would have
+    /// seen. For replays that are faster than what they replay.
     ///
     /// # Errors
-    /// When the store is closed or broken.
+    /// When the store is closed or broken, and [`StoreError::Deadline`] when the SSD does not get done.
     pub fn skip_to(&self, since_open: Duration) -> Result<(), StoreError> {
-        self.shared().check_open()?;
-        self.shared().clock.skip_to(since_open);
-        self.shared().with(|core, now| core.on_deadline(now))
+        let shared = self.shared();
+        shared.check_open()?;
+        if shared.clock.is_ahead_of(since_open) {
+            return Ok(());
+        }
+        let (resting, _flushed) = shared.with(|core, now| (core.rest(now), core.flush(now)))?;
+        shared.wait_in_time("what is under way", resting)?;
+        shared.clock.skip_to(since_open);
+        shared.with(|core, now| core.on_deadline(now))
     }
 
     /// The configuration in force.

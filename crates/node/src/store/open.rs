@@ -32,7 +32,7 @@ pub(super) fn open(mut config: Config) -> Result<super::Handle, OpenError> {
     config.memory = ByteSize(config.memory.0 / GRANULE * GRANULE);
     let warnings = config.warnings();
     let mapped = Region::map(config.memory.0 as usize, config.huge_pages);
-    let (region, pages) = mapped.map_err(|source| OpenError::Memory { bytes: config.memory, source })?;
+    let (region, pages) = mapped.map_err(|why| OpenError::Memory { bytes: config.memory, why })?;
     let [seed, life, fresh_high, fresh_low] = random()?;
     let incarnation = Incarnation(life);
     let segment = Segment { id: MEMORY, incarnation, region: Arc::new(region) };
@@ -47,7 +47,7 @@ pub(super) fn open(mut config: Config) -> Result<super::Handle, OpenError> {
     }
     warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
     let shared = Arc::new(Shared::new(Parts { config, core, segment, disk, pages, warnings }));
-    let threads = shared.start().map_err(|source| OpenError::System { what: "a thread", source })?;
+    let threads = shared.start().map_err(|why| OpenError::System { what: "a thread", why })?;
     let handle = super::Handle { shared, threads: Mutex::new(threads) };
     let fresh = u128::from(fresh_high) << 64 | u128::from(fresh_low);
     mount_and_recover(&handle.shared, incarnation, fresh)?;
@@ -124,6 +124,7 @@ fn master_config(config: &Config) -> MasterConfig {
         offload: Offload { mode: if config.ssd.0 > 0 { config.offload } else { OffloadMode::Off }, ..defaults.offload },
         promotion: Promotion {
             on_hit,
+            admission: config.promotion_admission,
             threshold: config.promotion_threshold.clamp(1, 255),
             queue_limit: config.promotion_limit as usize,
             batch_max: config.promotion_batch as usize,
@@ -154,8 +155,8 @@ fn random() -> Result<[u64; 4], OpenError> {
     let mut bytes = [0; 32];
     let filled = getrandom::fill(&mut bytes);
     filled.map_err(|error| {
-        let source = std::io::Error::other(error.to_string());
-        OpenError::System { what: "random bytes", source }
+        let why = std::io::Error::other(error.to_string());
+        OpenError::System { what: "random bytes", why }
     })?;
     Ok(std::array::from_fn(|i| u64::from_le_bytes(std::array::from_fn(|j| bytes[i * 8 + j]))))
 }

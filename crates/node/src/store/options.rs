@@ -1,5 +1,6 @@
 use std::time::Duration;
 
+use serde::Serialize;
 use slackwater_wire::{Chain, Durability, Pin, PutMode, Tenant};
 
 /// How values are put.
@@ -28,7 +29,7 @@ pub struct GetOptions {
     pub tenant: Tenant,
     /// How the keys of a batch hang together; their order is the chain.
     pub chain: Chain,
-    /// Stop at the first key that is missing: the rest answer as missing without being looked at.
+    /// Stop at the first key that is missing: the rest answer as missing. Eviction learns that they were wanted.
     pub prefix_only: bool,
 }
 
@@ -51,11 +52,13 @@ pub enum Stored {
 }
 
 /// A level of the store.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Tier {
     /// DRAM.
     Memory,
     /// SSD.
+    #[serde(rename = "ssd")]
     Disk,
 }
 

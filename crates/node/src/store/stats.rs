@@ -23,10 +23,8 @@ pub struct Stats {
     pub evictions: Flow,
     /// SSD replicas that were evicted.
     pub ssd_evictions: Flow,
-    /// Values written to SSD.
-    pub offloads: Flow,
-    /// Offloads that came to nothing.
-    pub offloads_failed: u64,
+    /// The funnel of offload.
+    pub offloads: OffloadStats,
     /// Replicas whose bytes were not those that were put; none of them was returned.
     pub corrupt: u64,
     /// How long calls took.
@@ -118,6 +116,8 @@ pub struct PromotionStats {
     pub in_flight: u64,
     /// Not begun: read too seldom.
     pub rejected_frequency: u64,
+    /// Not begun: worth less than what memory holds.
+    pub rejected_index: u64,
     /// Not begun: memory too full.
     pub rejected_watermark: u64,
     /// Not begun: too many under way.
@@ -134,6 +134,31 @@ pub struct PromotionStats {
     pub candidate_expired_unevaluated: u64,
     /// Not remembered: too many are.
     pub candidate_dropped_limit: u64,
+}
+
+/// The funnel of offload: `started` is the sum of the four ends and `in_flight`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct OffloadStats {
+    /// Begun.
+    pub started: u64,
+    /// Ended with the value on SSD.
+    pub completed: u64,
+    /// Bytes of those.
+    pub completed_bytes: u64,
+    /// Ended by an error.
+    pub failed: u64,
+    /// Ended by their deadline.
+    pub expired: u64,
+    /// Ended because the object went away.
+    pub cancelled: u64,
+    /// Under way.
+    pub in_flight: u64,
+    /// Not begun: too many under way, or an older record still being dropped.
+    pub skipped_full: u64,
+    /// Not begun: no SSD that would take it.
+    pub skipped_no_disk: u64,
+    /// Not begun: the SSD would have evicted it first.
+    pub skipped_not_worth: u64,
 }
 
 /// Things that happened and their bytes.

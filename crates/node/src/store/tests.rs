@@ -153,6 +153,9 @@ fn metrics_follow_one_naming_rule() {
     assert!(text.contains("slackwater_hits_total{tier=\"memory\"} 1\n"), "{text}");
     assert!(text.contains("slackwater_call_seconds_bucket{op=\"get\",tier=\"memory\",le=\"+Inf\"} 1\n"), "{text}");
     assert!(text.contains("slackwater_put_bytes_total 5\n"));
+    let buckets = text.lines().filter(|line| line.starts_with("slackwater_call_seconds_bucket{op=\"put\""));
+    let counts: Vec<u64> = buckets.map(|line| line.rsplit_once(' ').unwrap().1.parse().unwrap()).collect();
+    assert!(counts.is_sorted() && counts.last() == Some(&1), "{text}");
 }
 
 #[test]
@@ -207,7 +210,10 @@ fn what_memory_has_no_room_for_is_read_from_ssd_on_both_devices() {
         let store = Store::open(config).unwrap();
         let (keys, bytes) = (names(300), 70_001);
         put_all(&store, &keys, bytes);
-        until(&store, "every value is on SSD", |stats| stats.offloads.count == 300);
+        until(&store, "every value is on SSD", |stats| stats.offloads.completed == 300);
+        let o = store.stats().offloads;
+        assert_eq!(o.started, o.completed + o.failed + o.expired + o.cancelled + o.in_flight, "{o:?}");
+        assert!(store.metrics_text().contains("slackwater_offloads_total{status=\"completed\"} 300\n"));
         let tiers: Vec<Option<Tier>> = keys.iter().map(|key| read(&store, key, bytes)).collect();
         assert!(tiers.iter().all(Option::is_some));
         let from_ssd = tiers.iter().filter(|tier| **tier == Some(Tier::Disk)).count() as u64;
@@ -247,6 +253,29 @@ fn a_reopened_store_is_warm() {
     assert_eq!(read(&store, &keys[3], bytes), None, "what was removed stays removed");
     assert_eq!(store.get(keys[4].as_bytes(), &GetOptions::default()), Ok(Some(b"new".to_vec())));
     assert_eq!(store.stats().ssd.unwrap().recovered, 99);
+}
+
+/// With its SSD lowered below what the log holds, a store dropped nothing, took nothing and in the end refused puts.
+#[test]
+fn a_store_whose_ssd_was_lowered_brings_its_log_down_and_takes_every_put() {
+    let root = tempfile::tempdir().unwrap();
+    let (keys, bytes) = (names(1200), 64 << 10);
+    let store = Store::open(Config { ssd: ByteSize::mib(96), ..tiered(root.path()) }).unwrap();
+    put_all(&store, &keys[..900], bytes);
+    store.close().unwrap();
+    let lowered = || Config { ssd: ByteSize::mib(24), ..tiered(root.path()) };
+    let store = Store::open(lowered()).unwrap();
+    put_all(&store, &keys[900..], bytes);
+    let length = || {
+        let files = std::fs::read_dir(root.path()).unwrap().flatten();
+        files.filter_map(|entry| entry.metadata().ok()).map(|metadata| metadata.len()).sum::<u64>()
+    };
+    until(&store, "the log comes down", |stats| stats.ssd.unwrap().accepting && length() < 25 << 20);
+    let kept = keys.iter().filter(|key| read(&store, key, bytes).is_some()).count();
+    assert!(kept > 100, "{kept} of 1200 in 8 MiB and 24 MiB");
+    store.close().unwrap();
+    let store = Store::open(lowered()).unwrap();
+    assert!(store.stats().ssd.unwrap().recovered > 0);
 }
 
 #[test]
@@ -294,7 +323,7 @@ fn a_durable_put_is_on_ssd_when_it_returns() {
     let durable = PutOptions { durability: slackwater_wire::Durability::Disk, ..PutOptions::default() };
     assert_eq!(store.put(b"kept", b"value", &durable), Ok(Stored::New));
     assert_eq!(store.put(b"lost", b"value", &PutOptions::default()), Ok(Stored::New));
-    assert_eq!(store.stats().offloads.count, 1);
+    assert_eq!(store.stats().offloads.completed, 1);
     store.close().unwrap();
     let store = Store::open(tiered(root.path())).unwrap();
     assert_eq!(store.exists(&[b"kept", b"lost"], &Tenant::DEFAULT), Ok(vec![true, false]));
@@ -417,6 +446,21 @@ fn who_comes_after_the_last_answer_is_refused() {
     store.close().unwrap();
     let asked = late.shared().with(|_, _| ());
     assert!(matches!(asked, Err(StoreError::Closed)), "{asked:?}");
+}
+
+/// A replay at full speed left the SSD no time, and hit rates depended on how fast the machine was.
+#[test]
+fn what_is_under_way_arrives_before_time_is_skipped() {
+    let root = tempfile::tempdir().unwrap();
+    let config = Config { flush_delay: Duration::from_secs(60), ..tiered(root.path()) };
+    let store = Store::open(config).unwrap();
+    for round in 1..=5 {
+        let key = format!("block {round}");
+        store.put(key.as_bytes(), &value(&key, 1000), &PutOptions::default()).unwrap();
+        store.skip_to(Duration::from_secs(1000 * round)).unwrap();
+        assert_eq!(store.stats().ssd.map(|ssd| ssd.records), Some(round));
+    }
+    store.close().unwrap();
 }
 
 #[test]

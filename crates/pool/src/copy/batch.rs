@@ -172,6 +172,7 @@ mod tests {
     use crate::config::Config;
 
     #[test]
+    #[cfg_attr(miri, ignore = "too many bytes for an interpreter; what it calls is tested on fewer")]
     fn batches_copy_and_sum_every_piece() {
         let mut rng = Rng::new(5);
         let pool = Pool::start(&Config::threads(2)).unwrap();

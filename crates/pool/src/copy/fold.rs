@@ -11,6 +11,32 @@ pub(super) use vector::{LEN_MIN, available, copy_checksum, copy_streaming};
 #[cfg(not(all(target_arch = "x86_64", not(miri))))]
 pub(super) use portable::{LEN_MIN, available, copy_checksum, copy_streaming};
 
+/// Where there are no kernels, their place is held so that callers need not know.
+#[cfg(not(all(target_arch = "x86_64", not(miri))))]
+mod portable {
+    use slackwater_base::Checksum;
+
+    use super::super::Stores;
+
+    pub(in super::super) const LEN_MIN: usize = usize::MAX;
+
+    pub(in super::super) fn available() -> bool {
+        false
+    }
+
+    /// # Safety
+    /// [`available`] said yes, which it never does.
+    pub(in super::super) unsafe fn copy_streaming(_dst: *mut u8, _src: *const u8, _len: usize) {
+        unreachable!("no kernel is available")
+    }
+
+    /// # Safety
+    /// As for [`copy_streaming`].
+    pub(in super::super) unsafe fn copy_checksum(_: *mut u8, _: *const u8, _: usize, _: Stores) -> Checksum {
+        unreachable!("no kernel is available")
+    }
+}
+
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 mod vector {
     use std::arch::x86_64::{

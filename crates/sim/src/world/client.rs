@@ -4,27 +4,25 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Duration;
 
-use slackwater_base::{Checksum, Instant, Rng};
-use slackwater_client::{
-    Action, Answer, Backoff, CallFlow, FlowOptions, GetFlow, GetOutcome, LocalFirst, PutFlow, PutOutcome, ReadFailure,
-    WriteFailure,
-};
+use slackwater_base::{Instant, Rng};
+use slackwater_client::{Action, Backoff, CallFlow, FlowOptions, GetFlow, LocalFirst, PutFlow};
 use slackwater_wire::{
-    CallId, DiskEntry, Exists, ExtentRef, Get, Key, List, PutEntry, PutStart, Remove, RemoveAll, RemoveMatching,
-    ReplicaAt, Reply, Request, Version,
+    CallId, Exists, Get, GetEnd, GuardId, List, Lookup, PutEntry, PutStart, Remove, RemoveAll, RemoveMatching, Reply,
+    Request,
 };
 
-use crate::check::{Checked, Invariant, Violation};
+use crate::check::Checked;
 use crate::clock::Clock;
 use crate::engine::Seed;
-use crate::history::{Name, Read};
+use crate::history::Name;
 use crate::load::{Operation, Step};
 use crate::net::Process;
 use crate::options::Options;
 use crate::value::{self, PutId};
 
-use super::event::{Control, Data, Event, SessionId, TransferId};
+use super::event::{Control, Event, SessionId, TransferId};
 use super::judge::Call;
+use super::transfer::{Arrived, Transfer, Writing};
 use super::{Timer, World};
 
 /// A client's process.
@@ -41,7 +39,7 @@ pub(crate) struct Client {
     pub(crate) probes: u64,
     pub(crate) alive: bool,
     timer: Timer,
-    rng: Rng,
+    pub(super) rng: Rng,
     next_call: u64,
     seed: Seed,
     index: u32,
@@ -71,25 +69,26 @@ pub struct Tally {
 
 /// One operation under way.
 pub(crate) struct Running {
-    flow: Flow,
+    pub(super) flow: Flow,
     /// Why it runs: from the script, or to see whether the cluster lives.
     pub(crate) probe: Option<Probe>,
-    began: Instant,
+    pub(super) began: Instant,
     /// When it must have ended, on the client's clock.
-    deadline: Instant,
-    names: Vec<Name>,
-    values: Vec<Rc<[u8]>>,
-    puts: Vec<PutId>,
+    pub(super) deadline: Instant,
+    pub(super) names: Vec<Name>,
+    pub(super) values: Vec<Rc<[u8]>>,
+    pub(super) puts: Vec<PutId>,
     /// The call whose answer the flow waits for.
-    ask: Option<CallId>,
-    asked_at: Instant,
-    reads: BTreeMap<usize, Arrived>,
-    writes: BTreeMap<usize, Writing>,
-    transfers: BTreeMap<TransferId, Transfer>,
-    tells: Vec<CallId>,
+    pub(super) ask: Option<CallId>,
+    pub(super) asked_at: Instant,
+    pub(super) reads: BTreeMap<usize, Arrived>,
+    pub(super) writes: BTreeMap<usize, Writing>,
+    pub(super) transfers: BTreeMap<TransferId, Transfer>,
+    pub(super) tells: Vec<CallId>,
 }
 
-enum Flow {
+/// What drives it.
+pub(crate) enum Flow {
     Get(GetFlow),
     Put(PutFlow),
     Call(CallFlow),
@@ -104,33 +103,6 @@ pub(crate) enum Probe {
     Get,
     /// Everything is being read at the end.
     ReadBack,
-}
-
-#[derive(Clone, Debug, Default)]
-struct Arrived {
-    version: Version,
-    began: Instant,
-    bytes: Option<Rc<[u8]>>,
-}
-
-#[derive(Clone, Copy, Debug)]
-struct Writing {
-    open: usize,
-    failure: Option<WriteFailure>,
-}
-
-struct Transfer {
-    index: usize,
-    to: Process,
-    attempts: u32,
-    what: Moves,
-}
-
-#[derive(Clone)]
-enum Moves {
-    Read(Data),
-    /// In so many pieces.
-    Write(ExtentRef, usize),
 }
 
 impl Tally {
@@ -211,7 +183,7 @@ impl World {
         self.engine.push(at, Event::Next { client: index, life: client.life });
     }
 
-    fn schedule_next(&mut self, index: u32) {
+    pub(super) fn schedule_next(&mut self, index: u32) {
         let client = &self.clients[index as usize];
         let Some(step) = client.script.last() else { return };
         let at = self.engine.now() + step.think;
@@ -308,7 +280,7 @@ impl World {
     }
 
     /// Does what the flow of a client wants, then looks whether it has ended.
-    fn act(&mut self, index: u32, actions: Vec<Action>) -> Checked {
+    pub(super) fn act(&mut self, index: u32, actions: Vec<Action>) -> Checked {
         for action in actions {
             match action {
                 Action::Ask(request) => {
@@ -363,10 +335,11 @@ impl World {
 
     pub(super) fn client_answered(&mut self, index: u32, call: CallId, reply: Reply) -> Checked {
         let local = self.local(Process::Client(index));
-        let Some(running) = &mut self.clients[index as usize].running else { return Ok(()) };
-        if running.ask != Some(call) {
+        let waiting = self.clients[index as usize].running.as_mut().filter(|running| running.ask == Some(call));
+        let Some(running) = waiting else {
+            self.give_back(index, &reply);
             return Ok(());
-        }
+        };
         running.ask = None;
         let mut actions = Vec::new();
         match &mut running.flow {
@@ -375,6 +348,16 @@ impl World {
             Flow::Call(flow) => flow.on_reply(local, reply),
         }
         self.act(index, actions)
+    }
+
+    /// An answer that came after its operation had ended: nobody will read under its guards.
+    fn give_back(&mut self, index: u32, reply: &Reply) {
+        let Reply::Get(lookups) = reply else { return };
+        let guard = |lookup: &Lookup| if let Lookup::Found(object) = lookup { object.guard } else { None };
+        let guards: Vec<GuardId> = lookups.iter().filter_map(guard).collect();
+        if !guards.is_empty() {
+            self.ask(index, Request::GetEnd(GetEnd { guards }));
+        }
     }
 
     pub(super) fn client_lost_master(&mut self, index: u32, session: SessionId) -> Checked {
@@ -427,208 +410,6 @@ impl World {
             self.engine.push(at, Event::Wake { process: Process::Client(index), life });
         }
     }
-
-    fn begin_read(&mut self, index: u32, item: usize, (key, version, bytes): (Key, Version, u64), from: ReplicaAt) {
-        let Some(running) = &mut self.clients[index as usize].running else { return };
-        running.reads.insert(item, Arrived { version, began: running.asked_at, bytes: None });
-        let tenant = running.names[item].0.clone();
-        self.next_transfer += 1;
-        let transfer = TransferId(self.next_transfer);
-        let (to, data) = match from {
-            ReplicaAt::Memory(extent) => {
-                (self.options.owner(extent.segment), Data::ReadMemory { transfer, extent, bytes })
-            }
-            ReplicaAt::Disk { node, .. } => {
-                let entry = DiskEntry { tenant, key, version };
-                (node.0, Data::ReadRecord { transfer, entry })
-            }
-        };
-        self.open_transfer(index, transfer, item, Process::Node(to), Moves::Read(data));
-    }
-
-    fn begin_write(&mut self, index: u32, item: usize, extents: &[ExtentRef]) {
-        let Some(running) = &mut self.clients[index as usize].running else { return };
-        running.writes.insert(item, Writing { open: extents.len(), failure: None });
-        for extent in extents {
-            self.next_transfer += 1;
-            let transfer = TransferId(self.next_transfer);
-            let to = Process::Node(self.options.owner(extent.segment));
-            let chunks = 1 + self.clients[index as usize].rng.below(3) as usize;
-            self.open_transfer(index, transfer, item, to, Moves::Write(*extent, chunks));
-        }
-    }
-
-    fn open_transfer(&mut self, index: u32, transfer: TransferId, item: usize, to: Process, what: Moves) {
-        let Some(running) = &mut self.clients[index as usize].running else { return };
-        running.transfers.insert(transfer, Transfer { index: item, to, attempts: 0, what });
-        self.send_transfer(index, transfer);
-    }
-
-    /// Sends all of a transfer, again or for the first time, and looks after it later.
-    fn send_transfer(&mut self, index: u32, id: TransferId) {
-        let from = Process::Client(index);
-        let client = &mut self.clients[index as usize];
-        let life = client.life;
-        let Some(running) = &mut client.running else { return };
-        let Some(transfer) = running.transfers.get_mut(&id) else { return };
-        transfer.attempts += 1;
-        let (to, item) = (transfer.to, transfer.index);
-        let pieces = match transfer.what.clone() {
-            Moves::Read(data) => vec![data],
-            Moves::Write(extent, chunks) => pieces(id, extent, &running.values[item], chunks),
-        };
-        for piece in &pieces {
-            self.send(from, to, piece);
-        }
-        let at = self.engine.now() + self.options.transfer_timeout;
-        self.engine.push(at, Event::Resend { client: index, life, transfer: id });
-    }
-
-    pub(super) fn on_resend(&mut self, index: u32, life: u64, id: TransferId) -> Checked {
-        if !self.lives(Process::Client(index), life) {
-            return Ok(());
-        }
-        let Some(running) = &mut self.clients[index as usize].running else { return Ok(()) };
-        let Some(transfer) = running.transfers.get(&id) else { return Ok(()) };
-        if transfer.attempts < TRANSFER_ATTEMPTS {
-            self.send_transfer(index, id);
-            return Ok(());
-        }
-        match transfer.what {
-            Moves::Read(_) => self.read_ended(index, id, Err(ReadFailure::Transfer)),
-            Moves::Write(..) => self.write_ended(index, id, Err(WriteFailure::Transfer)),
-        }
-    }
-
-    pub(super) fn client_data(&mut self, index: u32, data: Data) -> Checked {
-        match data {
-            Data::Bytes { transfer, result } => self.read_ended(index, transfer, result),
-            Data::Written { transfer, result } => self.write_ended(index, transfer, result),
-            Data::Write { .. } | Data::ReadMemory { .. } | Data::ReadRecord { .. } => Ok(()),
-        }
-    }
-
-    fn read_ended(&mut self, index: u32, id: TransferId, result: Result<Rc<[u8]>, ReadFailure>) -> Checked {
-        let local = self.local(Process::Client(index));
-        let Some(running) = &mut self.clients[index as usize].running else { return Ok(()) };
-        let Some(transfer) = running.transfers.remove(&id) else { return Ok(()) };
-        let item = transfer.index;
-        let seen = result.as_ref().map(|bytes| Checksum::of(bytes)).map_err(|failure| *failure);
-        if let (Ok(bytes), Some(arrived)) = (result, running.reads.get_mut(&item)) {
-            arrived.bytes = Some(bytes);
-        }
-        let mut actions = Vec::new();
-        if let Flow::Get(flow) = &mut running.flow {
-            flow.on_read(local, item, seen, &mut actions);
-        }
-        self.act(index, actions)
-    }
-
-    fn write_ended(&mut self, index: u32, id: TransferId, result: Result<(), WriteFailure>) -> Checked {
-        let Some(running) = &mut self.clients[index as usize].running else { return Ok(()) };
-        let Some(transfer) = running.transfers.remove(&id) else { return Ok(()) };
-        let item = transfer.index;
-        let Some(writing) = running.writes.get_mut(&item) else { return Ok(()) };
-        writing.open -= 1;
-        writing.failure = writing.failure.or(result.err());
-        if writing.open > 0 {
-            return Ok(());
-        }
-        let written = match writing.failure {
-            Some(failure) => Err(failure),
-            None => Ok(Checksum::of(&running.values[item])),
-        };
-        let mut actions = Vec::new();
-        if let Flow::Put(flow) = &mut running.flow {
-            flow.on_written(item, written, &mut actions);
-        }
-        self.act(index, actions)
-    }
-
-    fn finish_if_over(&mut self, index: u32) -> Checked {
-        let Some(running) = self.clients[index as usize].running.take() else { return Ok(()) };
-        let over = match &running.flow {
-            Flow::Get(flow) => flow.outcomes().map(|outcomes| self.got(index, &running, &outcomes)),
-            Flow::Put(flow) => flow.outcomes().map(|outcomes| Ok(self.put(index, &running, &outcomes))),
-            Flow::Call(flow) => flow.answer().map(|answer| Ok(self.called(index, answer))),
-        };
-        let Some(checked) = over else {
-            self.clients[index as usize].running = Some(running);
-            return Ok(());
-        };
-        let success = checked?;
-        self.check_deadline(index, &running)?;
-        if let Some(probe) = running.probe {
-            return self.go_on_probing(index, probe, success);
-        }
-        self.schedule_next(index);
-        Ok(())
-    }
-
-    fn got(&mut self, index: u32, running: &Running, outcomes: &[GetOutcome]) -> Checked<bool> {
-        let now = self.engine.now();
-        for (item, outcome) in outcomes.iter().enumerate() {
-            let name = &running.names[item];
-            self.trace.note(now, format_args!("client{index} got {name:?} {outcome:?}"));
-            let tally = &mut self.clients[index as usize].tally;
-            match outcome {
-                GetOutcome::Hit { from, bytes: length } => {
-                    tally.hits += 1;
-                    tally.disk_hits += u64::from(matches!(from, ReplicaAt::Disk { .. }));
-                    let arrived = running.reads.get(&item).cloned().unwrap_or_default();
-                    let bytes = arrived.bytes.unwrap_or_default();
-                    if bytes.len() as u64 != *length {
-                        let what = format!("a hit on {name:?} of {length} bytes has {}", bytes.len());
-                        return Err(Violation::new(Invariant::NoWrongBytes, what));
-                    }
-                    let read = Read { began: arrived.began, ended: now, name, version: arrived.version, bytes: &bytes };
-                    self.history.judge(&read)?;
-                }
-                GetOutcome::Miss => tally.misses += 1,
-                GetOutcome::Failed(_) => tally.failed += 1,
-            }
-        }
-        Ok(outcomes.iter().all(|outcome| matches!(outcome, GetOutcome::Hit { .. })))
-    }
-
-    fn put(&mut self, index: u32, running: &Running, outcomes: &[PutOutcome]) -> bool {
-        let now = self.engine.now();
-        for (name, outcome) in running.names.iter().zip(outcomes) {
-            self.trace.note(now, format_args!("client{index} put {name:?} {outcome:?}"));
-            let tally = &mut self.clients[index as usize].tally;
-            match outcome {
-                PutOutcome::Stored => tally.stored += 1,
-                PutOutcome::Existed => {}
-                PutOutcome::Failed(_) => tally.failed += 1,
-                PutOutcome::Unknown => tally.unknown += 1,
-            }
-        }
-        outcomes.iter().all(|outcome| *outcome == PutOutcome::Stored)
-    }
-
-    fn called(&mut self, index: u32, answer: &Answer) -> bool {
-        let now = self.engine.now();
-        self.trace.note(now, format_args!("client{index} heard {answer:?}"));
-        let tally = &mut self.clients[index as usize].tally;
-        match answer {
-            Answer::Reply(Reply::Failed(_)) => tally.failed += 1,
-            Answer::Reply(_) => {}
-            Answer::Unknown => tally.unknown += 1,
-        }
-        *answer != Answer::Unknown
-    }
-
-    /// No operation outlives its deadline by more than a tick, unless its process stood still.
-    fn check_deadline(&mut self, index: u32, running: &Running) -> Checked {
-        let local = self.local(Process::Client(index));
-        let late = local.since(running.deadline);
-        let stood = self.last_pause.get(&Process::Client(index)).is_some_and(|end| *end >= running.began);
-        if late > TICK && !stood {
-            let what = format!("an operation of client{index} ended {late:?} after its deadline");
-            return Err(Violation::new(Invariant::Liveness, what));
-        }
-        Ok(())
-    }
 }
 
 impl Flow {
@@ -641,23 +422,5 @@ impl Flow {
     }
 }
 
-/// A value cut into datagrams.
-fn pieces(transfer: TransferId, extent: ExtentRef, value: &Rc<[u8]>, chunks: usize) -> Vec<Data> {
-    let size = value.len().div_ceil(chunks);
-    let count = value.len().div_ceil(size);
-    let piece = |(at, bytes): (usize, &[u8])| Data::Write {
-        transfer,
-        extent,
-        offset: at * size,
-        bytes: bytes.into(),
-        chunks: count,
-    };
-    value.chunks(size).enumerate().map(piece).collect()
-}
-
-/// How often a client sends a transfer before it takes the link for broken.
-const TRANSFER_ATTEMPTS: u32 = 3;
 /// How long a client waits between two signs of life.
 const PROBE_PAUSE: Duration = Duration::from_millis(5);
-/// How late an operation may end.
-const TICK: Duration = Duration::from_millis(5);

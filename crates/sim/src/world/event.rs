@@ -1,6 +1,7 @@
 //! What can happen in the world, and what its processes say to each other.
 
 use std::rc::Rc;
+use std::time::Duration;
 
 use slackwater_base::Checksum;
 use slackwater_client::{ReadFailure, WriteFailure};
@@ -49,6 +50,8 @@ pub(crate) enum Event {
     DiskCalm { node: u32, window: u64 },
     /// A process that was to end while speaking ends now, if it is still there.
     Doom { process: Process, life: u64 },
+    /// A node that was killed and is back loses power.
+    Relapse { node: u32, down: Duration },
     /// A process is started.
     Start { process: Process },
 }
@@ -65,9 +68,12 @@ impl Event {
             | Self::Copy { node, .. }
             | Self::Idle { node, .. } => Some(Process::Node(*node)),
             Self::Resend { client, .. } | Self::Next { client, .. } => Some(Process::Client(*client)),
-            Self::Device { .. } | Self::Fault(_) | Self::DiskCalm { .. } | Self::Doom { .. } | Self::Start { .. } => {
-                None
-            }
+            Self::Device { .. }
+            | Self::Fault(_)
+            | Self::DiskCalm { .. }
+            | Self::Doom { .. }
+            | Self::Relapse { .. }
+            | Self::Start { .. } => None,
         }
     }
 }

@@ -19,6 +19,14 @@ pub(crate) struct Doom {
     how: Crash,
     down: Duration,
     replace_disk: bool,
+    /// When it is back, it loses power after this.
+    relapse: Option<Duration>,
+}
+
+impl Doom {
+    fn new(how: Crash, down: Duration) -> Self {
+        Self { words: 0, at_write: false, how, down, replace_disk: false, relapse: None }
+    }
 }
 
 impl World {
@@ -28,15 +36,27 @@ impl World {
         self.trace.note(now, format_args!("fault {fault:?}"));
         self.faults_done += 1;
         match fault {
-            Fault::Crash { process, how, down } => self.doom(process, how, down, false),
-            Fault::ReplaceDisk { node, down } => self.doom(Process::Node(node), Crash::Power, down, true),
+            Fault::Crash { process, how, down } => {
+                let at_write = matches!(process, Process::Node(_)) && self.events.is_multiple_of(2);
+                self.doom(process, Doom { at_write, ..Doom::new(how, down) });
+            }
+            Fault::ReplaceDisk { node, down } => {
+                let at_write = self.events.is_multiple_of(2);
+                self.doom(Process::Node(node), Doom { at_write, replace_disk: true, ..Doom::new(Crash::Power, down) });
+            }
+            Fault::Relapse { node, down, after } => {
+                let relapse = Some(after);
+                let doom = Doom { at_write: true, relapse, ..Doom::new(Crash::Process, down) };
+                self.doom(Process::Node(node), doom);
+            }
             Fault::Blackout { down } => {
                 for process in self.processes() {
-                    self.end(process, Doom { words: 0, at_write: false, how: Crash::Power, down, replace_disk: false });
+                    self.end(process, Doom::new(Crash::Power, down));
                 }
             }
             Fault::Pause { process, lasts } => {
-                let until = now + lasts;
+                // A second pause must not end the first: what that one holds back would come after what is said later.
+                let until = self.paused.get(&process).map_or(now + lasts, |before| (now + lasts).max(*before));
                 self.paused.insert(process, until);
                 self.last_pause.insert(process, until);
                 if lasts > self.options.link_timeout {
@@ -89,14 +109,13 @@ impl World {
     }
 
     /// Lets a process say up to three more things before it ends, so that it ends between two of them.
-    fn doom(&mut self, process: Process, how: Crash, down: Duration, replace_disk: bool) {
+    fn doom(&mut self, process: Process, doom: Doom) {
         let (life, up) = self.life(process);
         if !up {
             return;
         }
-        let words = (life ^ self.events) as u32 % 4;
-        let at_write = matches!(process, Process::Node(_)) && self.events.is_multiple_of(2);
-        let doom = Doom { words, at_write, how, down, replace_disk };
+        let doom = Doom { words: (life ^ self.events) as u32 % 4, ..doom };
+        let Doom { words, at_write, .. } = doom;
         if words == 0 && !at_write {
             return self.end(process, doom);
         }
@@ -128,7 +147,7 @@ impl World {
 
     /// A node whose log cannot be read at the moment ends, and is started again as its keeper would.
     pub(super) fn give_up_opening(&mut self, node: u32) {
-        let doom = Doom { words: 0, at_write: false, how: Crash::Process, down: REOPENING, replace_disk: false };
+        let doom = Doom::new(Crash::Process, REOPENING);
         self.end(Process::Node(node), doom);
     }
 
@@ -152,6 +171,9 @@ impl World {
         let processes = if self.options.embedded { self.processes() } else { vec![process] };
         for process in processes {
             self.end_one(process, doom);
+        }
+        if let (Some(after), Process::Node(node)) = (doom.relapse, process) {
+            self.engine.push(now + doom.down + after, Event::Relapse { node, down: doom.down });
         }
         self.trace.note(now, format_args!("{process:?} ends"));
     }
@@ -183,6 +205,13 @@ impl World {
             self.break_session(session, silence, silence);
         }
         self.engine.push(now + doom.down, Event::Start { process });
+    }
+
+    /// A node that was killed a little earlier loses power.
+    pub(super) fn on_relapse(&mut self, node: u32, down: Duration) {
+        if !self.healed {
+            self.end(Process::Node(node), Doom::new(Crash::Power, down));
+        }
     }
 
     pub(super) fn on_start(&mut self, process: Process) -> Checked {

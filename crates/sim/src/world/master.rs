@@ -94,6 +94,10 @@ impl World {
     pub(super) fn master_hears(&mut self, session: SessionId, body: Control) -> Checked {
         match body {
             Control::Register(node) => {
+                // What a connection that the node has given up still carries may arrive after the next one's beginning.
+                if self.master.nodes.get(&node).is_some_and(|newer| *newer > session) {
+                    return Ok(());
+                }
                 self.meet(node);
                 if self.master.nodes.insert(node, session).is_some() {
                     // It came back before its old connection was found broken.
@@ -104,7 +108,13 @@ impl World {
             }
             Control::Request { call, request } => {
                 let client = client_id(session);
-                let host = self.session_peer(session).map(|peer| self.host_of(peer));
+                let peer = self.session_peer(session);
+                if let Some(Process::Node(node)) = peer
+                    && self.master.nodes.get(&NodeId(node)) != Some(&session)
+                {
+                    return Ok(());
+                }
+                let host = peer.map(|peer| self.host_of(peer));
                 self.master_step(Input::Request { client, host, call, request })
             }
             Control::Report(report) => {

@@ -6,8 +6,10 @@ mod faults;
 mod judge;
 mod master;
 mod node;
+mod outcome;
 mod phases;
 mod session;
+mod transfer;
 
 use std::collections::BTreeMap;
 
@@ -168,6 +170,10 @@ impl World {
             Event::Fault(index) => self.on_fault(index),
             Event::DiskCalm { node, window } => self.on_disk_calm(node, window),
             Event::Doom { process, life } => self.on_doom(process, life),
+            Event::Relapse { node, down } => {
+                self.on_relapse(node, down);
+                Ok(())
+            }
             Event::Start { process } => self.on_start(process),
         }
     }

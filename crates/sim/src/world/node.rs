@@ -8,7 +8,9 @@ use slackwater_client::{ReadFailure, WriteFailure};
 use slackwater_tier::arena::{Access, AccessId};
 use slackwater_tier::io::{DiskDone, DiskOp, DiskOutcome, LogFile, Part, Target};
 use slackwater_tier::{Agent, AgentInput, AgentOutput, ReadEnd, RecordRead};
-use slackwater_wire::{CallId, DiskEntry, ExtentRef, Incarnation, Mount, NodeId, Order, Reply, Report, Request};
+use slackwater_wire::{
+    CallId, DiskEntry, ExtentRef, Incarnation, Mount, NodeId, OffloadTask, Order, Reply, Report, Request,
+};
 use slackwater_wire::{ReportedEntry, SegmentKind, TicketId};
 
 use crate::check::{Checked, Invariant, Violation};
@@ -39,8 +41,8 @@ pub(crate) struct Node {
     pub(crate) opened: bool,
     /// What it has to say as soon as it is connected.
     held: Vec<Report>,
-    /// Records that offloads under way will make.
-    tickets: BTreeMap<TicketId, DiskEntry>,
+    /// Offloads under way.
+    tickets: BTreeMap<TicketId, OffloadTask>,
     /// Length and checksum of what promotions under way will make.
     promoting: BTreeMap<TicketId, (u64, Checksum)>,
     timer: Timer,
@@ -249,7 +251,7 @@ impl World {
             Order::Offload(tasks) => {
                 for task in tasks {
                     node.ledger.ordered(&task.entry);
-                    node.tickets.insert(task.ticket, task.entry.clone());
+                    node.tickets.insert(task.ticket, task.clone());
                 }
             }
             Order::Drop(entries) => entries.iter().for_each(|entry| node.ledger.dropping(entry)),
@@ -330,8 +332,11 @@ impl World {
             }
             Report::Offloaded(results) => {
                 for (ticket, result) in results {
-                    if let (Some(entry), Ok(())) = (node.tickets.remove(ticket), result) {
-                        node.ledger.durable(&entry);
+                    if let (Some(task), Ok(())) = (node.tickets.remove(ticket), result) {
+                        let source = || node.memory.read(task.source, 0, task.bytes as usize);
+                        let intact = !self.options.atlas.memory_flips
+                            || source().is_ok_and(|bytes| Checksum::of(&bytes) == task.checksum);
+                        if intact { node.ledger.durable(&task.entry) } else { node.ledger.flawed(&task.entry) }
                     }
                 }
             }

@@ -101,8 +101,8 @@ impl World {
             return Ok(());
         }
         let entries = vec![(probe_key(index, client.probes), HEADER_BYTES + index as usize)];
-        // A policy may learn that probes never return and evict them on arrival: a pin keeps them out of its hands.
-        let config = PutConfig { pin: Pin::Soft(None), ..PutConfig::default() };
+        // A policy may learn that probes never return, or find all else pinned: a pin keeps them out of its hands.
+        let config = PutConfig { pin: Pin::Hard, ..PutConfig::default() };
         let (tenant, chain) = (Tenant::DEFAULT, Chain::default());
         self.begin(index, Operation::Put { tenant, entries, chain, config }, Some(Probe::Put))
     }
@@ -307,7 +307,7 @@ impl super::node::Node {
     fn reconcile(&self, believed: &BTreeSet<DiskEntry>) -> Checked {
         for entry in believed {
             match self.ledger.promise(entry) {
-                Some(Promise::Durable) => {}
+                Some(Promise::Durable | Promise::Flawed) => {}
                 promise => {
                     let what = format!("the master counts on {entry:?}, of which the node says {promise:?}");
                     return Err(Violation::new(Invariant::BooksBalance, what));

@@ -104,7 +104,7 @@ impl Log {
             let Some(flight) = self.writer.flights.pop_front() else { break };
             match flight.error {
                 None => self.commit(flight, out),
-                Some(error) => self.fail(flight, error, out),
+                Some(_) => self.fail(flight, out),
             }
         }
     }
@@ -174,7 +174,7 @@ impl Log {
     }
 
     /// A batch that is not durable: drops are kept until they are, copies are read again, records are given up.
-    fn fail(&mut self, flight: Flight, error: DiskError, out: &mut Vec<LogOut>) {
+    fn fail(&mut self, flight: Flight, out: &mut Vec<LogOut>) {
         for item in flight.items.into_iter().rev() {
             match item {
                 Item::Burial(burial) if burial.order.is_some() => self.writer.burials.push_front(burial),
@@ -186,7 +186,8 @@ impl Log {
                 Item::Offload { order, ticket, record } => {
                     self.no_longer_waiting(record.hash);
                     self.writer.unresolved.remove(&order);
-                    out.push(LogOut::Written(ticket, Err(failure_of(error))));
+                    // Whatever the error: the record may lie there, which only `Device` says.
+                    out.push(LogOut::Written(ticket, Err(TaskFailure::Device)));
                 }
             }
         }

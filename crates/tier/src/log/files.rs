@@ -49,8 +49,6 @@ pub(crate) struct File {
 pub(crate) struct Files {
     table: BTreeMap<FileId, File>,
     next: u64,
-    /// Files that are given up whole, to be deleted in ascending order.
-    pub(crate) condemned: BTreeSet<FileId>,
     lists: BTreeMap<List, BTreeSet<FileId>>,
     bytes: u64,
     live_bytes: u64,
@@ -122,7 +120,6 @@ impl Files {
     }
 
     pub(crate) fn remove(&mut self, id: FileId) -> Option<File> {
-        self.condemned.remove(&id);
         let file = self.table.remove(&id)?;
         self.discount(id, &file);
         Some(file)

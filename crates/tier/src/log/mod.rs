@@ -81,6 +81,8 @@ pub(crate) struct Log {
     /// Drops that were ordered before the log was open.
     early: Vec<DiskEntry>,
     stopping: bool,
+    /// Bytes of all files while they are more than the capacity, because that was larger once.
+    overlong: Option<u64>,
     value_bytes: u64,
     /// Header bytes of 64 records, on a running average.
     name_bytes: u64,
@@ -119,6 +121,7 @@ impl Log {
             next_read: 0,
             early: Vec::new(),
             stopping: false,
+            overlong: None,
             value_bytes: 0,
             name_bytes: 64 * 128,
             stats: TierStats::default(),
@@ -399,6 +402,9 @@ impl Log {
 
     /// Whether new records can be written, now or when what is under way has made room.
     fn has_room(&self) -> bool {
+        if self.overlong.is_some() {
+            return false;
+        }
         let free = self.files_free();
         let growing = free > RESERVE || (free >= RESERVE && self.writer.active_room() >= self.config.batch_bytes);
         growing || self.files.has(List::Draining) || self.files.has(List::Deleting)

@@ -1,7 +1,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use slackwater_base::{BLOCK_BYTES, Instant, KeyHash, round_to_block};
+use slackwater_base::{BLOCK_BYTES, Instant, KeyHash, Planted, planted, round_to_block};
 use slackwater_wire::Version;
 
 use super::files::{File, FileState, List, RESERVE};
@@ -166,7 +166,7 @@ impl Log {
     }
 
     fn bury_again(&mut self, hash: KeyHash, version: Version) {
-        if let Some(reclaim) = &mut self.reclaim {
+        if let Some(reclaim) = self.reclaim.as_mut().filter(|_| !planted(Planted::TombstoneDroppedEarly)) {
             reclaim.settling += 1;
             self.queue_burial(hash, version, Answer::Reclaim);
         }
@@ -290,8 +290,7 @@ impl Log {
         self.files.update(file, |file| file.state = FileState::Doomed(now));
     }
 
-    /// Deletes the files that are due. Condemned ones go one at a time, in ascending order: while the one with the
-    /// unreadable header stands, all older ones are doubtful.
+    /// Deletes the files that are due.
     pub(super) fn delete_files(&mut self, out: &mut Vec<LogOut>) {
         let due: Vec<FileId> = self.files.listed(List::Doomed).filter(|id| self.may_delete(*id)).collect();
         for file in due {
@@ -301,12 +300,10 @@ impl Log {
     }
 
     fn may_delete(&self, id: FileId) -> bool {
-        let first = !self.files.condemned.contains(&id) || self.files.condemned.first() == Some(&id);
-        let due = self.files.get(id).is_some_and(|file| match file.state {
+        self.files.get(id).is_some_and(|file| match file.state {
             FileState::Doomed(not_before) => file.pins == 0 && not_before <= self.now,
             _ => false,
-        });
-        first && due
+        })
     }
 
     pub(super) fn deleted(&mut self, id: FileId, result: Result<(), DiskError>) {
@@ -316,6 +313,9 @@ impl Log {
             return;
         }
         let Some(file) = self.files.remove(id) else { return };
+        if let Some(before) = self.overlong {
+            self.measure(before);
+        }
         if !file.suspect {
             for name in &file.names {
                 self.index.forget_copy(*name);

@@ -1,6 +1,6 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use slackwater_base::{BLOCK_BYTES, Instant, round_to_block};
+use slackwater_base::{BLOCK_BYTES, Planted, planted, round_to_block};
 use slackwater_wire::{ReportedEntry, Version};
 
 use super::files::{File, FileState};
@@ -12,8 +12,10 @@ use crate::io::{DiskError, DiskOp, DiskOutcome, FileId, LogFile, Target};
 
 /// Rebuilding the index from the files. It writes nothing, so it may be cut off anywhere and begun again.
 ///
-/// Five passes, each over as many files at a time as configured: first blocks, headers, the bytes of records that
-/// may not have been durable, a sync, and the headers again to announce what lives. A killed process leaves bytes in
+/// Six passes, each over as many files at a time as configured: first blocks, headers, the bytes of records that
+/// may not have been durable, the deletion of files that are given up, a sync, and the headers again to announce what
+/// lives. What is not announced now must never be later, though the device may then read what it could not read today:
+/// hence the deletion before the first word. A killed process leaves bytes in
 /// the cache of the device that the next power cut takes: what is told of them must be durable before it is told, the
 /// tombstones above all, or what they keep dead comes back.
 #[derive(Debug)]
@@ -27,6 +29,8 @@ pub(crate) struct Recovery {
     log: Option<u128>,
     /// How far each life is known to have been durable.
     durable: BTreeMap<u64, Position>,
+    /// Files that are given up whole.
+    condemned: BTreeSet<FileId>,
     announced: Vec<ReportedEntry>,
     opened: Opened,
 }
@@ -36,6 +40,7 @@ enum Pass {
     FirstBlocks,
     Headers,
     Verify,
+    Clear,
     Secure,
     Announce,
 }
@@ -52,6 +57,18 @@ struct Found {
     /// Records of them whose bytes are to be read.
     verify: VecDeque<Record>,
     suspect: bool,
+    /// Given up and deleted.
+    gone: bool,
+    /// Its records that were announced, and the last error on the way.
+    announced: u64,
+    error: Option<DiskError>,
+}
+
+impl Pass {
+    /// How many operations may be under way.
+    fn operations(self, most: usize) -> usize {
+        if self == Self::Clear { 1 } else { most.max(1) }
+    }
 }
 
 impl Recovery {
@@ -72,6 +89,7 @@ impl Recovery {
             busy: 0,
             log: None,
             durable: BTreeMap::new(),
+            condemned: BTreeSet::new(),
             announced: Vec::new(),
             opened,
         }
@@ -92,6 +110,9 @@ impl Found {
             unsettled: VecDeque::new(),
             verify: VecDeque::new(),
             suspect: false,
+            gone: false,
+            announced: 0,
+            error: None,
         }
     }
 }
@@ -101,7 +122,7 @@ impl Log {
     pub(super) fn recover_step(&mut self, out: &mut Vec<LogOut>) {
         loop {
             let Some(recovery) = &mut self.recovery else { return };
-            while recovery.busy < self.config.recovery_reads_max.max(1) {
+            while recovery.busy < recovery.pass.operations(self.config.recovery_reads_max) {
                 let Some(file) = recovery.waiting.pop_front() else { break };
                 let Some(read) = recovery.next_read(file) else { continue };
                 recovery.busy += 1;
@@ -116,7 +137,8 @@ impl Log {
             match recovery.pass {
                 Pass::FirstBlocks => self.begin_headers(),
                 Pass::Headers => self.settle_lives(),
-                Pass::Verify => self.begin_securing(),
+                Pass::Verify => self.begin_clearing(),
+                Pass::Clear => self.begin_securing(),
                 Pass::Secure => self.begin_announcing(),
                 Pass::Announce => return self.finish_recovery(out),
             }
@@ -139,7 +161,17 @@ impl Log {
             }
             Pass::Headers => self.took_headers(file, &result),
             Pass::Verify => self.verified(file, &result),
-            Pass::Secure => recovery.secured(file, result.is_ok()),
+            Pass::Clear => {
+                if let Err(error) = recovery.cleared(file, &result) {
+                    return self.refuse(error, out);
+                }
+            }
+            // What is told of a file that cannot be synced, its tombstones above all, the next power cut may take back.
+            Pass::Secure => {
+                if let Err(error) = result {
+                    return self.refuse(FormatError::Unreadable { file, error }, out);
+                }
+            }
             Pass::Announce => self.announce_batch(file, &result, out),
         }
         self.recover_step(out);
@@ -271,7 +303,7 @@ impl Log {
             }
         }
         if let Some(last) = rotten_up_to {
-            self.files.condemned = recovery.found.range(..=last).map(|(id, _)| *id).collect();
+            recovery.condemned = recovery.found.range(..=last).map(|(id, _)| *id).collect();
         }
         for (file, batch) in settled {
             self.apply(file, batch);
@@ -285,37 +317,53 @@ impl Log {
         if !found.verify.is_empty() {
             recovery.waiting.push_front(file);
         }
-        if super::checksum_in(result) == Ok(record.checksum) {
-            self.apply_record(file, &record);
-        } else {
-            found.suspect = true;
-            recovery.opened.torn += 1;
-            recovery.saw_version(record.entry.version);
+        match super::checksum_in(result) {
+            Ok(checksum) if checksum == record.checksum => self.apply_record(file, &record),
+            // It may be right, and read well in a later life: it counts, and whoever reads it finds out.
+            Err(_) => {
+                found.suspect = true;
+                self.apply_record(file, &record);
+            }
+            Ok(_) => {
+                found.suspect = true;
+                recovery.opened.torn += 1;
+                recovery.saw_version(record.entry.version);
+            }
         }
     }
 
-    /// The index is complete: takes the files in, and reads headers again for the names of what lives.
+    /// Gives up what nobody can vouch for, for good. The files go in ascending order: while the one with the unreadable
+    /// header stands, all older ones are doubtful.
+    fn begin_clearing(&mut self) {
+        let Some(recovery) = &mut self.recovery else { return };
+        recovery.pass = Pass::Clear;
+        let condemned = &recovery.condemned;
+        recovery.opened.doubtful = self.index.give_up(|file| condemned.contains(&file));
+        self.index.give_up_tombs(|file| condemned.contains(&file));
+        recovery.waiting = condemned.iter().copied().collect();
+    }
+
     fn begin_securing(&mut self) {
         let Some(recovery) = &mut self.recovery else { return };
         recovery.pass = Pass::Secure;
-        let written = recovery.found.iter().filter(|(_, found)| found.first != Some(FirstBlock::Blank));
+        let secure = !planted(Planted::RecoveryWithoutSync);
+        let written = |found: &Found| secure && !found.gone && found.first != Some(FirstBlock::Blank);
+        let written = recovery.found.iter().filter(|(_, found)| written(found));
         recovery.waiting = written.map(|(id, _)| *id).collect();
     }
 
+    /// The index is complete: takes the files in, and reads headers again for the names of what lives.
     fn begin_announcing(&mut self) {
-        let condemned = self.files.condemned.clone();
-        let doubtful = self.index.give_up(|file| condemned.contains(&file));
-        self.index.give_up_tombs(|file| condemned.contains(&file));
         let Some(recovery) = &mut self.recovery else { return };
-        recovery.opened.doubtful = doubtful;
         recovery.pass = Pass::Announce;
         for (id, found) in &recovery.found {
             let mut file = File::new(found.bytes, FileState::Sealed);
-            file.suspect = found.suspect || condemned.contains(id);
-            if condemned.contains(id) {
-                file.state = FileState::Doomed(Instant::ZERO);
-            }
+            file.suspect = found.suspect;
             self.files.adopt(*id, file);
+            if found.gone {
+                // Its number stays used.
+                self.files.remove(*id);
+            }
         }
         if !self.files.any_suspect() {
             for name in self.index.needless_tombs() {
@@ -342,7 +390,9 @@ impl Log {
 
     fn announce_batch(&mut self, file: FileId, result: &Result<DiskOutcome, DiskError>, out: &mut Vec<LogOut>) {
         let Some(recovery) = &mut self.recovery else { return };
-        let Some(scan) = recovery.found.get_mut(&file).and_then(|found| found.scan.as_mut()) else { return };
+        let Some(found) = recovery.found.get_mut(&file) else { return };
+        let Some(scan) = &mut found.scan else { return };
+        found.error = result.as_ref().err().copied().or(found.error);
         let step = scan.take(bytes_of(result));
         if !matches!(step, Step::End) {
             recovery.waiting.push_front(file);
@@ -351,6 +401,7 @@ impl Log {
         for record in batch.entries.into_iter().filter_map(into_record) {
             if self.index.get(record.hash).is_some_and(|slot| slot.is_at(file, record.offset)) {
                 let Record { entry, length, checksum, .. } = record;
+                found.announced += 1;
                 recovery.announced.push(ReportedEntry { entry, bytes: length, checksum });
                 if recovery.announced.len() >= self.config.announce_entries_max {
                     out.push(LogOut::Announce(std::mem::take(&mut recovery.announced)));
@@ -359,15 +410,25 @@ impl Log {
         }
     }
 
+    /// A file of which not all that lives can be named, though its headers were read a moment ago, keeps the log shut:
+    /// the master would not know what a later life tells of.
     fn finish_recovery(&mut self, out: &mut Vec<LogOut>) {
         let Some(mut recovery) = self.recovery.take() else { return };
+        let unnamed = |(id, found): &(&FileId, &Found)| {
+            self.files.get(**id).is_some_and(|file| file.live_records != found.announced)
+        };
+        if let Some((file, found)) = recovery.found.iter().find(unnamed) {
+            let error = found.error.unwrap_or(DiskError::Missing);
+            return self.refuse(FormatError::Unreadable { file: *file, error }, out);
+        }
         if !recovery.announced.is_empty() {
             out.push(LogOut::Announce(recovery.announced));
         }
         let lives = recovery.found.values().flat_map(|found| found.lives.iter().copied());
         self.life = lives.max().unwrap_or(0) + 1;
         self.highest_version = recovery.opened.highest_version;
-        recovery.opened.files = recovery.found.len() as u64;
+        recovery.opened.files = self.files.len() as u64;
+        self.measure(u64::MAX);
         out.push(LogOut::Opened(recovery.opened));
         for entry in std::mem::take(&mut self.early) {
             self.drop_entry(self.now, entry, out);
@@ -385,6 +446,7 @@ impl Recovery {
                 Some(DiskOp::Read { file, offset: 0, bytes, length: bytes, into: Target::Completion })
             }
             Pass::Headers | Pass::Announce => found.scan.as_ref()?.read(),
+            Pass::Clear => Some(DiskOp::Delete { file }),
             Pass::Secure => Some(DiskOp::Sync { file }),
             Pass::Verify => {
                 let Record { offset, length, .. } = found.verify.front()?;
@@ -394,10 +456,16 @@ impl Recovery {
         }
     }
 
-    /// A file that cannot be synced is served and never written again: what was durable in it before still is.
-    fn secured(&mut self, file: FileId, durable: bool) {
-        if let Some(found) = self.found.get_mut(&file) {
-            found.suspect |= !durable;
+    /// While a file that is given up may be found again, nothing is told of the log: it is kept shut.
+    fn cleared(&mut self, file: FileId, result: &Result<DiskOutcome, DiskError>) -> Result<(), FormatError> {
+        match result {
+            Ok(_) | Err(DiskError::Missing) => {
+                if let Some(found) = self.found.get_mut(&file) {
+                    found.gone = true;
+                }
+                Ok(())
+            }
+            Err(error) => Err(FormatError::Unreadable { file, error: *error }),
         }
     }
 

@@ -403,15 +403,29 @@ impl Log {
             // Nothing to try it with but the next batch.
             self.writer.ail = None;
         }
-        // A log whose capacity was lowered has no room for another file: one more lets reclaim bring it down.
         let maintenance = self.writer.needs_maintenance();
-        let beyond = maintenance && self.writer.needs_file && used <= self.config.capacity.max(self.file_bytes);
+        let beyond = maintenance && self.writer.needs_file && used <= self.reach();
         let filling = self.writer.active.is_some_and(|active| active.at > active.bytes / 2);
         let wanted = self.writer.ail.is_some() || self.writer.needs_file || filling;
         if wanted && !self.files.has(List::Spare) && (fits || beyond) {
             let file = self.files.begin(self.file_bytes);
             self.submit(Purpose::Create(file), DiskOp::Create { file, bytes: self.file_bytes }, out);
         }
+    }
+
+    /// Bytes of files up to which tombstones and copies may begin another: one beyond the capacity. A log whose capacity
+    /// was lowered is longer than that already, as may be one that a crash found with one file more, and only these bring it down: it has what one drain may need on top of
+    /// its length, which each drain lessens.
+    fn reach(&self) -> u64 {
+        let within = self.config.capacity.max(self.file_bytes);
+        let longest = || self.files.iter().map(|(_, file)| file.bytes).max().unwrap_or_default();
+        self.overlong.map_or(within, |length| within.max(length + longest()))
+    }
+
+    /// Notes how far the files are beyond the capacity, if they are; never further than `before`.
+    pub(super) fn measure(&mut self, before: u64) {
+        let length = self.files.bytes().min(before);
+        self.overlong = (length > self.config.capacity).then_some(length);
     }
 
     pub(super) fn created(&mut self, file: FileId, result: Result<(), DiskError>) {

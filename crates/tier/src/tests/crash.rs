@@ -1,3 +1,5 @@
+use slackwater_base::{Planted, plant};
+
 use super::*;
 
 /// What a run does, step by step: the same for every place it is cut off at.
@@ -114,6 +116,95 @@ fn a_power_cut_at_any_operation_loses_nothing_acknowledged() {
 #[test]
 fn a_killed_process_at_any_operation_loses_nothing_acknowledged() {
     every_operation(Crash::Process, 4);
+}
+
+/// The keys that an opening after a kill told of, and those that are there when the power is cut then: `act` is cut off
+/// with its write in the cache of the device and its sync not begun.
+fn killed_then_cut(bug: Option<Planted>, act: impl Fn(&mut World)) -> [BTreeSet<Vec<u8>>; 2] {
+    plant(bug);
+    let mut world = World::new(small_log(1 << 20), 1);
+    world.put(b"old", 1, 5000);
+    world.rest();
+    act(&mut world);
+    while !world.disk.has_unsynced() {
+        if !world.complete() {
+            world.now += Duration::from_millis(100);
+            let mut out = Vec::new();
+            world.agent.on_deadline(world.now, &mut out);
+            world.take(out);
+        }
+    }
+    let found = [Crash::Process, Crash::LoseAll].map(|crash| {
+        world.crash(crash);
+        world.drain();
+        world.announced.keys().cloned().collect()
+    });
+    plant(None);
+    found
+}
+
+/// A process was killed and the next one told the master of a record that only the cache had, and that another was
+/// dropped by a tombstone in the cache; then the power went. The first was gone, the second was back.
+#[test]
+fn what_an_opening_told_outlives_the_next_power_cut() {
+    let write = |world: &mut World| _ = world.put(b"new", 2, 5000);
+    let remove = |world: &mut World| world.remove(b"old", 1);
+    let names = |keys: &[&str]| keys.iter().map(|key| key.as_bytes().to_vec()).collect::<BTreeSet<_>>();
+    assert_eq!(killed_then_cut(None, write), [names(&["new", "old"]), names(&["new", "old"])]);
+    assert_eq!(killed_then_cut(None, remove), [names(&[]), names(&[])]);
+    let bug = Some(Planted::RecoveryWithoutSync);
+    assert_eq!(killed_then_cut(bug, write), [names(&["new", "old"]), names(&["old"])], "a sync nobody would miss");
+    assert_eq!(killed_then_cut(bug, remove), [names(&[]), names(&["old"])], "a sync nobody would miss");
+}
+
+/// Whether a dropped record is back after its tombstone's file was reclaimed before its own, and the log opened again.
+fn revived_by_reclaim(bug: Option<Planted>) -> bool {
+    plant(bug);
+    let mut world = World::new(small_log(1 << 20), 1);
+    let mut version = 0;
+    let mut put = |world: &mut World, name: &str| {
+        version += 1;
+        world.put(name.as_bytes(), version, 8192);
+        world.rest();
+        version
+    };
+    let dead = put(&mut world, "dead");
+    let (home, _) = world.place(b"dead", dead);
+    let grave = (0..)
+        .find_map(|number| {
+            let name = format!("stays-{number}");
+            let version = put(&mut world, &name);
+            let (file, _) = world.place(name.as_bytes(), version);
+            (file != home).then(|| world.remove(name.as_bytes(), version))?;
+            Some(file)
+        })
+        .expect("a file is full some time");
+    world.remove(b"dead", dead);
+    world.rest();
+    // Nothing lives beside the tombstone for long: its file is the first that reclaim takes.
+    for goes in 0..400 {
+        let name = format!("goes-{goes}");
+        let version = put(&mut world, &name);
+        world.remove(name.as_bytes(), version);
+        world.rest();
+        if world.disk.content(grave).is_empty() {
+            break;
+        }
+    }
+    assert!(world.disk.content(grave).is_empty() && !world.disk.content(home).is_empty());
+    // The announcement of what came back would fail the world's own check.
+    world.known.remove(b"dead".as_slice());
+    world.known.entry(b"dead".to_vec()).or_default().ordered.insert(dead, 8192);
+    world.crash(Crash::LoseAll);
+    world.drain();
+    plant(None);
+    world.announced.contains_key(b"dead".as_slice())
+}
+
+#[test]
+fn a_tombstone_outlives_its_file_as_long_as_the_record_it_keeps_dead() {
+    assert!(!revived_by_reclaim(None));
+    assert!(revived_by_reclaim(Some(Planted::TombstoneDroppedEarly)), "a tombstone nobody would miss");
 }
 
 /// Small files and much churn, so that files are reclaimed all the while, cut off at many places in turn.

@@ -25,7 +25,7 @@ impl World {
     }
 
     /// Where a record lies.
-    fn place(&mut self, key: &[u8], version: u64) -> (FileId, u64) {
+    pub(super) fn place(&mut self, key: &[u8], version: u64) -> (FileId, u64) {
         let mut out = Vec::new();
         let plan = self.agent.begin_read(self.now, &entry(key, version), &mut out).expect("the record is there");
         self.agent.end_read(self.now, plan, ReadEnd::Done, &mut out);
@@ -431,6 +431,47 @@ fn a_log_that_is_full_of_live_records_says_so_and_goes_on_when_some_are_dropped(
     world.check("with room again");
     world.reopen("with room again");
     world.check_opened("with room again");
+}
+
+/// A log that was longer than its lowered capacity had no room for the tombstones that would have brought it down, so
+/// nothing was dropped, nothing was deleted and no record was taken any more.
+#[test]
+fn a_log_longer_than_its_capacity_comes_down_to_it_and_takes_records_again() {
+    for (before, after, files) in [(4 << 20, 1 << 20, 128 << 10), (8 << 20, 1 << 20, 512 << 10)] {
+        let mut world = World::new(LogConfig { file_bytes: files, ..small_log(before) }, 3);
+        let mut keys = Vec::new();
+        for key in 0u64.. {
+            let ticket = world.put(&key.to_le_bytes(), key + 1, 4096);
+            world.rest();
+            if world.results[&ticket].is_err() {
+                break;
+            }
+            keys.push(key);
+        }
+        assert!(world.agent.stats().file_bytes > 3 * after);
+        world.log = small_log(after);
+        world.crash(Crash::LoseAll);
+        world.rest();
+        let mut oldest = keys.iter();
+        let mut rounds = 0;
+        while world.state.is_none_or(|state| !state.accepting) || world.agent.stats().file_bytes > after {
+            rounds += 1;
+            assert!(rounds < 200, "{:?} {:?}", world.state, world.agent.stats());
+            // The master frees what it is asked to, the oldest first.
+            let freed = world.state.map_or(0, |state| state.pressure).div_ceil(4096);
+            for key in oldest.by_ref().take(freed as usize) {
+                world.remove(&key.to_le_bytes(), key + 1);
+            }
+            world.rest();
+        }
+        assert!(oldest.next().is_some(), "what still fits is kept");
+        let ticket = world.put(b"more", 1 << 20, 4096);
+        world.rest();
+        assert_eq!(world.results[&ticket], Ok(()));
+        world.check("come down");
+        world.reopen("come down");
+        world.check_opened("come down");
+    }
 }
 
 #[test]

@@ -4,6 +4,7 @@ mod crash;
 mod faults;
 mod orders;
 mod random;
+mod stories;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -299,6 +300,16 @@ impl World {
             }
             None => false,
         }
+    }
+
+    /// Ends one operation, which fails if it is a sync; says whether it was one.
+    fn complete_sync(&mut self, error: crate::io::DiskError) -> bool {
+        let sync = self.disk.next_is_sync();
+        if sync {
+            self.disk.fail_at(self.disk.completed(), error);
+        }
+        assert!(self.complete(), "a sync is under way");
+        sync
     }
 
     /// Ends operations until there are none; time stands still but for them.

@@ -66,6 +66,11 @@ fn run(acts: &[Act], seed: u64) {
             Act::Crash(crash) => {
                 world.crash(crash);
                 world.drain();
+                if world.refused.take().is_some_and(|error| error.may_pass()) {
+                    // The device failed while the log was opened: its keeper tries again.
+                    world.crash(Crash::Process);
+                    world.drain();
+                }
                 world.check_opened(&format!("step {step}, {crash:?}"));
             }
         }

@@ -431,7 +431,7 @@ impl Protocol for Half {
                 });
                 self.take_over(net, conn);
             }
-            Event::Closed { conn, end } => {
+            Event::Closed { conn, end, .. } => {
                 self.with(conn, |_, _| Err(Broken::Lost(Cause::Lost(end.to_string()))));
             }
             Event::Command(command) => self.command(net, command),

@@ -12,13 +12,16 @@ use crate::evict::ghosts::tag;
 use crate::evict::{Explanation, ReturnChance, Slot, Standing};
 
 /// Points of the return curve that an explanation shows.
+/// A block is copied to a tier when it is worth this many times what goes next there: what is hardly better would soon
+/// go again itself, and the copy would be for nothing. Twice saves more writes, and costs hits where little is learned.
+const COPY_WORTH: f64 = 1.5;
 const HORIZONS_SECONDS: [u64; 4] = [10, 60, 600, 3600];
 
 impl Gittins {
-    /// Whether a block of this class and age would outlive what goes next.
+    /// Whether a block of this class and age is worth copying here.
     pub(super) fn keeps(&self, bytes: u64, class: Class, bin: u8) -> bool {
         let price = f64::from(self.tables.index(class, bin)) / bytes.max(1) as f64;
-        self.shelves.lowest(&self.tables).is_none_or(|(lowest, _)| price > lowest)
+        self.shelves.lowest(&self.tables).is_none_or(|(lowest, _)| price > COPY_WORTH * lowest)
     }
 
     /// Class and bin of a gone block, if its hash is remembered; those of a new one otherwise.
@@ -86,8 +89,11 @@ fn in_words(class: Class, reuses: u8) -> String {
         None if reuses == 1 => "reused once".to_owned(),
         None => format!("reused {reuses} times"),
     };
+    if class.level() == NEUTRAL_LEVEL {
+        return history;
+    }
     let times = ((class.level() as f64 - NEUTRAL_LEVEL as f64) / 2.0).exp2();
-    format!("{history}, {times:.1} times as likely to return as is usual for that")
+    format!("{history}, {times:.1} times as likely to return as others of that kind")
 }
 
 /// The age in ticks, to the nearest: it is read back as what was told.

@@ -415,11 +415,12 @@ impl Evict for Reference {
         self.requests += 1;
         let (mut taken, mut known) = self.take(walk);
         self.match_ghosts(walk, &mut known);
+        known.matched = known.matched.max(walk.position + walk.found);
         let features = self.features(walk, &known);
         let blocks = walk.links.iter().map(|link| link.slot.and_then(|slot| taken.remove(&slot))).collect();
         let fresh = self.build(walk, features, blocks);
         let found = self.publish(&fresh, &Found::default());
-        let prefix = walk.links.iter().take_while(|link| link.slot.is_some()).last();
+        let prefix = walk.links[..walk.found as usize].last();
         let first = walk.parent.or(walk.links.first().map(|link| link.hash));
         if let Some(key) = prefix.map(|link| link.hash).or(first) {
             self.pending.put(Pending { key, features, ghosts: known.ghosts, found });

@@ -24,38 +24,44 @@ impl Gittins {
         self.nodes[at] = Node { tag: tag(link.hash), ..NO_NODE };
         self.resident += 1;
         self.shelves.add_block(link.bytes);
-        let joined = self.join_child(slot, octave(link.bytes), standing);
-        if !joined {
+        if !self.join_neighbour(slot, octave(link.bytes), standing) {
             self.found(slot, octave(link.bytes), standing);
         }
         self.taken_over = Some((slot, standing));
     }
 
-    /// Puts the block before the one that came last, if that is its child.
-    fn join_child(&mut self, slot: Slot, octave: u8, standing: Standing) -> bool {
-        let Some((child, before)) = self.taken_over.filter(|(child, _)| *child != slot) else { return false };
-        let Some(number) = self.segment_of(child).filter(|&number| number != IN_HAND) else { return false };
+    /// Puts the block beside the one that came last, where that is its neighbour: evicted chains come leaf first,
+    /// promoted ones root first.
+    fn join_neighbour(&mut self, slot: Slot, octave: u8, standing: Standing) -> bool {
+        let Some((other, before)) = self.taken_over.filter(|(other, _)| *other != slot) else { return false };
+        let Some(number) = self.segment_of(other).filter(|&number| number != IN_HAND) else { return false };
         let segment = self.segments[number];
-        let same = before.chain == standing.chain
-            && before.position == standing.position + 1
-            && segment.start == before.position
-            && segment.class == Class::clamped(standing.class)
-            && segment.octave == octave
+        let (class, kept_as) = (Class::clamped(standing.class), Class::clamped(standing.kept_as));
+        let alike = before.chain == standing.chain
+            && (segment.class, segment.kept_as, segment.octave) == (class, kept_as, octave)
             && segment.cached > 0
             && segment.blocks < u16::MAX
-            && self.nodes[child.0 as usize].up == NONE
             && self.now.since(segment.last_use).abs_diff(ticks(standing.age)) <= 1;
-        if !same {
+        let neighbour = self.nodes[other.0 as usize];
+        let is_parent = standing.position + 1 == segment.start && neighbour.up == NONE;
+        let is_child =
+            standing.position == segment.end() && segment.tail == other.0 && segment.blocks == segment.cached;
+        if !alike || !(is_parent || is_child) {
             return false;
         }
         self.tables.enter(segment.class.cell(segment.bin), 1, segment.last_use);
         let record = &mut self.segments[number];
-        record.start -= 1;
         record.blocks += 1;
         record.cached += 1;
-        self.nodes[child.0 as usize].up = slot.0;
-        let node = &mut self.nodes[slot.0 as usize];
-        (node.segment, node.down) = (number, child.0);
+        let (parent, child) = if is_parent { (slot.0, other.0) } else { (other.0, slot.0) };
+        if is_parent {
+            record.start -= 1;
+        } else {
+            record.tail = slot.0;
+        }
+        self.nodes[slot.0 as usize].segment = number;
+        self.nodes[parent as usize].down = child;
+        self.nodes[child as usize].up = parent;
         true
     }
 

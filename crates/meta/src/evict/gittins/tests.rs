@@ -28,9 +28,10 @@ impl World {
         let link =
             |block: u32, here: bool| Link { hash: block.into(), slot: here.then_some(Slot(block)), bytes: BYTES };
         let links: Vec<Link> = blocks.iter().map(|&block| link(block, self.resident[block as usize])).collect();
-        let walk = Walk { now: self.now, links: &links, parent: None, position: 0, hint: None, output_tokens: None };
-        self.policy.read(&walk);
+        let walk =
+            Walk { now: self.now, links: &links, parent: None, position: 0, found: 0, hint: None, output_tokens: None };
         let found = links.iter().take_while(|link| link.slot.is_some()).count();
+        self.policy.read(&Walk { found: found as u32, ..walk });
         let rest: Vec<Link> = blocks[found..].iter().map(|&block| link(block, true)).collect();
         if !rest.is_empty() {
             let parent = found.checked_sub(1).map(|last| links[last].hash);
@@ -97,8 +98,9 @@ fn read_and_insert_of_one_request_make_one_chain() {
     world.now += Duration::from_secs(60);
     // The continuation inserts later than it read; its ancestors are then as young as it is.
     let links = [1, 2, 3].map(|block: u32| Link { hash: block.into(), slot: Some(Slot(block)), bytes: BYTES });
-    let walk = Walk { now: world.now, links: &links, parent: None, position: 0, hint: None, output_tokens: None };
-    world.policy.read(&walk);
+    let walk =
+        Walk { now: world.now, links: &links, parent: None, position: 0, found: 0, hint: None, output_tokens: None };
+    world.policy.read(&Walk { found: 3, ..walk });
     let later = world.now + Duration::from_secs(30);
     let rest = [Link { hash: 4, slot: Some(Slot(4)), bytes: BYTES }];
     world.policy.insert(&Walk { now: later, links: &rest, parent: Some(3), position: 3, ..walk });
@@ -168,6 +170,7 @@ fn large_blocks_go_before_small_ones_of_their_kind() {
             links: &links,
             parent: None,
             position: 0,
+            found: 0,
             hint: None,
             output_tokens: None,
         });

@@ -31,6 +31,7 @@ impl Gittins {
     pub(super) fn read_walk(&mut self, walk: &Walk<'_>) {
         let mut known = self.take_resident(walk);
         self.match_ghosts(walk, &mut known);
+        known.matched = known.matched.max(walk.position + walk.found);
         let features = self.features(walk, &known);
         self.build(walk, features, |_, mark| mark.count());
         let found = self.publish(Found::default());
@@ -255,9 +256,8 @@ impl Gittins {
 /// The hash by which an insertion will say that it continues this read: that of the last resident block of the prefix,
 /// or of the first block of all when nothing before it is known.
 fn continuation(walk: &Walk<'_>) -> Option<u64> {
-    let resident = walk.links.iter().take_while(|link| link.slot.is_some()).count();
-    match resident.checked_sub(1) {
-        Some(last) => walk.links.get(last).map(|link: &Link| link.hash),
+    match walk.found.checked_sub(1) {
+        Some(last) => walk.links.get(last as usize).map(|link: &Link| link.hash),
         None => walk.parent.or(walk.links.first().map(|link| link.hash)),
     }
 }

@@ -1,0 +1,76 @@
+use serde::Serialize;
+use slackwater_meta::{Held, Opinion};
+use slackwater_wire::SegmentKind;
+
+use super::Tier;
+
+/// Why a tier keeps an object, or will let it go. Field names are a contract with scripts.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Reason {
+    /// The tier.
+    pub tier: Tier,
+    /// Whether the object is there. An SSD knows what lies in memory above it, and will be asked to take it.
+    pub held: bool,
+    /// The policy of eviction.
+    pub policy: &'static str,
+    /// What it has learned; none of policies that know nothing but an order.
+    pub learned: Option<Learned>,
+    /// The same in a sentence.
+    pub words: String,
+}
+
+/// What a policy has learned of an object.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Learned {
+    /// Its class, in words.
+    pub class: String,
+    /// How often it was read after it came.
+    pub reuses: u32,
+    /// Seconds since it was last read.
+    pub age_s: f64,
+    /// Most hits a second that holding it can give.
+    pub index: f64,
+    /// The same of what would go next.
+    pub lowest_index: f64,
+    /// The chance that it is read again, by time from now.
+    pub returns: Vec<ReturnChance>,
+}
+
+/// A point of a return curve.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct ReturnChance {
+    /// Seconds from now.
+    pub within_s: f64,
+    /// From 0 to 1.
+    pub chance: f64,
+}
+
+impl From<Opinion> for Reason {
+    fn from(opinion: Opinion) -> Self {
+        let Opinion { kind, held, policy, explanation } = opinion;
+        let (tier, name) = match kind {
+            SegmentKind::Memory => (Tier::Memory, "memory"),
+            SegmentKind::Disk => (Tier::Disk, "SSD"),
+        };
+        let place = match held {
+            Held::Here => format!("in {name}"),
+            Held::Above => format!("not on {name} yet, and would there be"),
+        };
+        let why = explanation
+            .as_ref()
+            .map_or_else(|| format!("in a line of {policy}, which knows nothing but the order"), ToString::to_string);
+        let learned = explanation.map(|explanation| Learned {
+            class: explanation.class,
+            reuses: explanation.reuses,
+            age_s: explanation.age.as_secs_f64(),
+            index: explanation.index,
+            lowest_index: explanation.lowest_index,
+            returns: explanation
+                .returns
+                .iter()
+                .map(|point| ReturnChance { within_s: point.within.as_secs_f64(), chance: point.chance })
+                .collect(),
+        });
+        Self { tier, held: held == Held::Here, policy, learned, words: format!("{place}, {why}") }
+    }
+}

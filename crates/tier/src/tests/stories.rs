@@ -1,0 +1,227 @@
+//! Bugs that the simulator found, each with its story.
+
+use super::*;
+use crate::format::Entry;
+use crate::io::DiskError;
+
+const EIO: DiskError = DiskError::Device { errno: 5 };
+
+/// A world with `count` records of version 1, each in a batch of its own.
+fn world_of(count: u8, length: u64) -> World {
+    let mut world = World::new(small_log(2 << 20), u64::from(count));
+    for key in 0..count {
+        world.put(&[key], 1, length);
+        world.rest();
+    }
+    assert!(world.results.values().all(Result::is_ok));
+    world
+}
+
+impl World {
+    /// Starts again after `crash`, and gives what is announced.
+    fn told(&mut self, crash: Crash) -> BTreeMap<Vec<u8>, u64> {
+        self.crash(crash);
+        self.rest();
+        assert!(self.opened.is_some(), "{crash:?}: {:?}", self.refused);
+        self.announced.clone()
+    }
+
+    /// Panics when a record lies after a tombstone that makes it dead.
+    fn check_order(&self, moment: &str) {
+        let mut dead: BTreeMap<slackwater_base::KeyHash, Version> = BTreeMap::new();
+        for file in self.disk.files() {
+            for (start, _) in self.batches(file.file) {
+                let place = Identity { log: FRESH, file: file.file };
+                let bytes = &self.disk.content(file.file)[start as usize..];
+                let Decoded::Batch(batch) = decode_batch(place, file.bytes, start, bytes) else { continue };
+                for entry in batch.entries {
+                    match entry {
+                        Entry::Tombstone { hash, version } => {
+                            let highest = dead.entry(hash).or_default();
+                            *highest = version.max(*highest);
+                        }
+                        Entry::Record(record) => {
+                            let buried = dead.get(&record.hash).is_some_and(|up_to| record.entry.version <= *up_to);
+                            assert!(!buried, "{moment}: {:?} lies after its tombstone", record.entry);
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// A killed process left its last batch in the cache of the device. The next one read it and told the master; a power
+/// cut then took it: a record that was announced was gone, and what a tombstone had kept dead was announced again.
+#[test]
+fn what_an_opening_tells_of_outlives_the_next_power_cut() {
+    for tombstone in [false, true] {
+        let mut world = world_of(2, 5000);
+        if tombstone {
+            world.remove(&[1], 1);
+        } else {
+            world.put(&[2], 1, 5000);
+            world.give(AgentInput::Flush(1));
+        }
+        world.complete();
+        let told = world.told(Crash::Process);
+        assert_eq!(told.len(), if tombstone { 1 } else { 3 }, "the batch was written, and no sync covered it");
+        assert_eq!(world.told(Crash::LoseAll), told);
+    }
+}
+
+/// Reclaim had read a record and queued its copy when the record was dropped. The tombstone was written first, and the
+/// copy after it: rot in the headers of the tombstone would have given up older files only.
+#[test]
+fn a_copy_that_died_in_the_queue_is_not_written_after_its_tombstone() {
+    let mut copied = 0;
+    for cut in 0..40 {
+        let mut world = world_of(10, 9000);
+        // A failed sync makes the newest file suspect, and so the one to be drained.
+        world.put(&[100], 1, 9000);
+        world.give(AgentInput::Flush(1));
+        world.disk.fail_at(world.disk.completed() + 1, EIO);
+        for _ in 0..2 + cut {
+            world.complete();
+        }
+        for key in 5..9 {
+            world.remove(&[key], 1);
+        }
+        world.check_order(&format!("cut {cut}, before"));
+        for _ in 0..200 {
+            world.complete();
+            world.check_order(&format!("cut {cut}"));
+        }
+        world.rest();
+        world.check_order(&format!("cut {cut}, at rest"));
+        copied += world.agent.stats().copied_bytes;
+        world.check(&format!("cut {cut}"));
+    }
+    assert!(copied > 0, "reclaim was at work");
+}
+
+/// Failed syncs left files in which nothing counted. The log was emptying another and needed room for its copies, which
+/// those files had; they waited for it to end. Nothing was ever written again, and every removal waited.
+#[test]
+fn abandoned_files_make_way_for_the_one_being_emptied() {
+    for syncs in 1..10 {
+        let mut world = World::new(small_log(1 << 20), syncs);
+        for key in 0..30u8 {
+            world.put(&[key], 1, 9000);
+            world.rest();
+        }
+        for round in 0..syncs {
+            world.put(&[100], round + 1, 9000);
+            world.give(AgentInput::Flush(round));
+            while !world.complete_sync(EIO) {}
+            world.now = world.agent.next_deadline().unwrap_or(world.now);
+            world.give(AgentInput::Flush(100 + round));
+        }
+        world.remove(&[0], 1);
+        world.rest();
+        assert_eq!(world.known[&vec![0]].dropped, 1, "after {syncs} failed syncs a removal is carried out");
+        let ticket = world.put(b"last", 1, 9000);
+        world.rest();
+        assert_eq!(world.results[&ticket], Ok(()), "after {syncs} failed syncs a record is written");
+        world.check("afterwards");
+    }
+}
+
+/// Reclaim may begin one file beyond the capacity. After a crash the log had one more than it may have and could begin
+/// none, as no file of an earlier life is appended to: removals waited for ever. A lowered capacity did the same.
+#[test]
+fn a_log_beyond_its_capacity_carries_out_removals_and_shrinks() {
+    let mut world = world_of(60, 9000);
+    let before = world.agent.stats().file_bytes;
+    world.log = small_log(before - (384 << 10));
+    world.told(Crash::LoseAll);
+    for key in 0..50 {
+        world.remove(&[key], 1);
+    }
+    world.rest();
+    assert!((0..50u8).all(|key| world.known[&vec![key]].dropped == 1), "every removal is answered");
+    assert!(world.agent.stats().file_bytes < before, "and makes room");
+    world.check("shrunk");
+}
+
+/// A sync failed, and its record was refused as if it had never been written: for want of room, after some errors. It
+/// may lie there all the same, and the master has to know.
+#[test]
+fn a_record_that_may_have_been_written_is_refused_as_one() {
+    for error in [EIO, DiskError::Full, DiskError::ReadOnly] {
+        for nth in 0..2 {
+            let mut world = world_of(1, 5000);
+            let ticket = world.put(&[1], 1, 5000);
+            world.give(AgentInput::Flush(1));
+            world.disk.fail_at(world.disk.completed() + nth, error);
+            world.rest();
+            assert_eq!(world.results[&ticket], Err(TaskFailure::Device), "{error:?} at {nth}");
+        }
+    }
+}
+
+/// Versions began at one again after a restart. The log still had tombstones of higher ones, which killed the new records
+/// at the next: a log tells of the highest version that it remembers, of records that are gone too.
+#[test]
+fn a_log_remembers_versions_of_records_that_are_gone() {
+    let mut world = world_of(2, 5000);
+    world.put(&[0], 70, 100);
+    world.rest();
+    world.remove(&[0], 70);
+    world.rest();
+    let told = world.told(Crash::LoseAll);
+    assert_eq!((told.values().max(), world.opened.unwrap().highest_version), (Some(&1), Version(70)));
+}
+
+/// A block could not be read while the log was being opened, and what it was for was not announced. The next opening read
+/// it: a value that had been replaced and removed meanwhile, in memory alone, was back. Whatever one life does not tell
+/// of, no later one does; a log that cannot promise that stays shut.
+#[test]
+fn what_an_opening_could_not_read_never_comes_back() {
+    let (mut shut, mut given_up) = (0, 0);
+    let mut files = 0;
+    for (file, block) in (0..8).flat_map(|file| (0..32).map(move |block| (FileId(file), block * 4096))) {
+        let mut world = world_of(30, 9000);
+        world.remove(&[3], 1);
+        world.rest();
+        // Of the last batch no header says that it was durable.
+        world.put(&[50], 1, 9000);
+        world.rest();
+        let whole = world.told(Crash::LoseAll);
+        files = world.disk.files().len();
+        world.disk.make_unreadable(file, block);
+        // Headers have a second copy: with the one before it gone as well, nobody can read them.
+        world.disk.make_unreadable(file, block.saturating_sub(16384));
+        world.crash(Crash::LoseAll);
+        while world.opened.is_none() && world.refused.is_none() {
+            assert!(world.complete(), "an opening comes to its end");
+        }
+        let (told, open) = (world.announced.clone(), world.opened.is_some());
+        shut += u32::from(!open);
+        given_up += u32::from(open && told.len() < whole.len());
+        world.disk.mend();
+        world.refused = None;
+        let again = world.told(Crash::LoseAll);
+        assert_eq!(again, if open { told } else { whole }, "{file:?} at {block}");
+    }
+    assert!(files > 4 && shut >= 4 && given_up > 4, "{files} files, {shut} times shut, {given_up} times given up");
+}
+
+/// A sync failed while the log was being opened. The log opened all the same, without records that an unsynced tombstone
+/// made dead; the next power cut took the tombstone, and they were back.
+#[test]
+fn a_log_that_cannot_be_synced_stays_shut() {
+    let mut world = world_of(2, 5000);
+    world.remove(&[1], 1);
+    world.complete();
+    let at = world.disk.completed();
+    world.crash(Crash::Process);
+    while !world.disk.next_is_sync() {
+        assert!(world.complete(), "recovery syncs what it found, operation {}", world.disk.completed() - at);
+    }
+    world.disk.fail_at(world.disk.completed(), EIO);
+    world.rest();
+    assert!(world.opened.is_none() && world.announced.is_empty());
+    assert!(world.refused.take().is_some_and(|error| error.may_pass()));
+    assert_eq!(world.told(Crash::Process).len(), 1);
+}

@@ -100,10 +100,10 @@ impl Direct {
         Some(outcome)
     }
 
-    /// Closes connections that have been idle for too long.
+    /// Closes connections that have been idle for too long, and those whose peer has gone: no loop watches them.
     pub(crate) fn collect(&self, idle_before: Instant) {
         self.lock().retain(|_, pool| {
-            pool.idle.retain(|line| line.idle_since > idle_before);
+            pool.idle.retain(|line| line.idle_since > idle_before && line.stands());
             pool.borrowed > 0 || !pool.idle.is_empty()
         });
     }
@@ -123,6 +123,15 @@ impl Direct {
 }
 
 impl Line {
+    /// Whether the peer has neither closed it nor said what nobody asked for.
+    fn stands(&self) -> bool {
+        let mut byte = [0];
+        let mut vectors = vec![into_slice(&mut byte)];
+        // SAFETY: the range is that of a local array.
+        let looked = unsafe { receive(self.stream.as_fd(), &mut vectors, libc::MSG_PEEK | libc::MSG_DONTWAIT) };
+        looked.is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
+    }
+
     /// Carries one request; gives itself back when it can carry another.
     fn carry(mut self, shared: &Shared, call: &Call<'_>) -> Result<(Self, Result<(), Cause>), Broken> {
         let time_left = now().until(call.deadline);
@@ -429,4 +438,31 @@ fn lost(error: &io::Error) -> Cause {
 
 fn protocol() -> Broken {
     Broken::Failed(Cause::Protocol("an answer to something else".to_owned()))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::*;
+
+    /// A process that reads block by block keeps a few connections to each target; those to targets that had been killed
+    /// stayed in CLOSE_WAIT for a minute.
+    #[test]
+    fn lines_of_a_peer_that_is_gone_are_let_go() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (peer, _) = listener.accept().unwrap();
+        let watched = stream.try_clone().unwrap();
+        let direct = Direct::default();
+        let line = Line { stream, next_id: 1, timeout: Duration::ZERO, idle_since: now() };
+        direct.lock().insert(Incarnation(1), Pool { idle: vec![line], borrowed: 0 });
+        direct.collect(Instant::ZERO);
+        assert!(!direct.is_empty());
+        drop(peer);
+        watched.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+        assert_eq!(watched.peek(&mut [0]).unwrap(), 0, "the close has arrived");
+        direct.collect(Instant::ZERO);
+        assert!(direct.is_empty());
+    }
 }

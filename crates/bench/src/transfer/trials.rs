@@ -93,8 +93,8 @@ pub struct State {
 /// Kills before the first look: what is kept for reuse has then been made.
 const WARM_KILLS: usize = 3;
 
-/// How long a survivor may take to let go of what a dead peer had.
-const SETTLING: Duration = Duration::from_secs(5);
+/// How long a survivor may take to let go of what a dead peer had; it looks for closed connections every 5 s.
+const SETTLING: Duration = Duration::from_secs(8);
 
 /// Connections of an idle engine, and how long it is watched.
 const CONNECTIONS: usize = 1000;
@@ -199,7 +199,7 @@ fn kill_targets(options: &Options, carrier: Carrier) -> Result<Torture, BenchErr
         let said = initiator.hear("flooded")?;
         torture.slowest_end_seconds = f64::max(torture.slowest_end_seconds, killed.elapsed().as_secs_f64());
         torture.count(&said)?;
-        torture.look(kill, &mut initiator)?;
+        torture.look((kill, options.torture), &mut initiator)?;
     }
     Ok(torture)
 }
@@ -219,7 +219,7 @@ fn kill_initiators(options: &Options, carrier: Carrier) -> Result<Torture, Bench
         std::thread::sleep(moment(&mut rng));
         initiator.kill()?;
         torture.kills += 1;
-        torture.look(kill, &mut target)?;
+        torture.look((kill, options.torture), &mut target)?;
     }
     Ok(torture)
 }
@@ -265,18 +265,20 @@ impl Torture {
         Ok(())
     }
 
-    /// Notes how the survivor stands, once it has let go of what the dead one had.
-    fn look(&mut self, kill: usize, survivor: &mut Process) -> Result<(), BenchError> {
+    /// Notes how the survivor stands: after the first kills, and after the last, once it has let go of what the dead had.
+    fn look(&mut self, (kill, kills): (usize, usize), survivor: &mut Process) -> Result<(), BenchError> {
+        let (warm, last) = (kill < WARM_KILLS, kill + 1 == kills);
+        if !warm && !last {
+            return Ok(());
+        }
         let began = Instant::now();
         loop {
             self.after = State::ask(survivor)?;
-            let warm = kill < WARM_KILLS;
             if warm {
                 self.before = self.after;
             }
-            let settled = self.after.accesses == 0
-                && (warm || (self.after.files <= self.before.files && self.after.mappings <= self.before.mappings));
-            if settled || began.elapsed() > SETTLING {
+            let no_more = self.after.files <= self.before.files && self.after.mappings <= self.before.mappings;
+            if (self.after.accesses == 0 && no_more) || began.elapsed() > SETTLING {
                 return Ok(());
             }
             std::thread::sleep(Duration::from_millis(20));

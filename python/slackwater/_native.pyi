@@ -147,6 +147,9 @@ class Store:
     def delete_quota(self, tenant: str) -> None:
         """Forgets the quota of a tenant that has no values."""
 
+    def quotas(self) -> builtins.list[dict[str, Any]]:
+        """Quotas and use of every tenant that has either."""
+
     def explain(self, key: Key, *, tenant: str | None = None) -> builtins.list[dict[str, Any]] | None:
         """Why each tier keeps the value, or will let it go. None if there is no value."""
 

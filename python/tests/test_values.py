@@ -155,6 +155,23 @@ def test_tenants_do_not_see_each_other() -> None:
         store.delete_quota("acme")
 
 
+def test_quotas_tell_what_each_tenant_may_and_does_hold() -> None:
+    with Store(memory="16MiB", tenants=True, log="off") as store:
+        store.set_quota("acme", memory="1MiB", ssd="2MiB")
+        store.put("k", bytes(5000), tenant="acme")
+        store.put("k", b"mine")
+        quotas = {quota["tenant"]: quota for quota in store.quotas()}
+        acme, ours = quotas.pop("acme"), quotas.pop("default")
+        assert quotas == {}
+        assert (acme["memory_quota"], acme["ssd_quota"], acme["objects"]) == (1 << 20, 2 << 20, 1)
+        assert acme["memory_bytes"] >= 5000
+        assert acme["ssd_bytes"] == 0
+        assert (ours["memory_quota"], ours["ssd_quota"], ours["objects"]) == (None, None, 1)
+        store.remove("k", tenant="acme", force=True)
+        store.delete_quota("acme")
+        assert "acme" not in {quota["tenant"] for quota in store.quotas()}
+
+
 def test_large_values_keep_every_byte(store: Store) -> None:
     value = numpy.random.default_rng(1).integers(0, 256, 3_000_001, dtype=numpy.uint8)
     store.put("k", value)

@@ -6,7 +6,7 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList};
 use slackwater_node::{GetOptions, StoreError, Stored};
-use slackwater_wire::{ErrorCode, Key, List};
+use slackwater_wire::{ErrorCode, Key, List, QuotaState};
 
 use crate::buffers::{KeyBytes, Memory, disjoint};
 use crate::calls::{cut, each, get_options, put_options, read_one, remove_options, same_count, size_of, was_there};
@@ -344,6 +344,18 @@ impl Store {
         py.detach(|| store.delete_quota(&tenant)).map_err(|error| refused(py, &error))
     }
 
+    /// quotas()
+    ///
+    /// Quotas and use of every tenant that has either, as a list of dictionaries: `tenant`, `memory_quota` and `ssd_quota`
+    /// (bytes, None without a quota), `memory_bytes` and `ssd_bytes` that it holds, `objects`. The default tenant's name
+    /// is "default".
+    fn quotas<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
+        let store = self.store(py)?;
+        let states = py.detach(|| store.quotas()).map_err(|error| refused(py, &error))?;
+        let states: PyResult<Vec<_>> = states.iter().map(|state| quota_of(py, state)).collect();
+        PyList::new(py, states?)
+    }
+
     /// explain(key, *, tenant=None)
     ///
     /// Why each tier keeps the value, or will let it go: a list of dictionaries with `tier`, `held`, `policy`, `learned`
@@ -444,6 +456,17 @@ impl Drop for Store {
 }
 
 /// JSON as dictionaries, lists, numbers and texts of Python.
+fn quota_of<'py>(py: Python<'py>, state: &QuotaState) -> PyResult<Bound<'py, PyDict>> {
+    let entry = PyDict::new(py);
+    entry.set_item("tenant", state.tenant.to_string())?;
+    entry.set_item("memory_quota", state.memory_quota)?;
+    entry.set_item("ssd_quota", state.disk_quota)?;
+    entry.set_item("memory_bytes", state.memory_bytes)?;
+    entry.set_item("ssd_bytes", state.disk_bytes)?;
+    entry.set_item("objects", state.objects)?;
+    Ok(entry)
+}
+
 fn as_objects(py: Python<'_>, text: serde_json::Result<String>) -> PyResult<Bound<'_, PyAny>> {
     let text = text.map_err(|error| exception(py, ErrorCode::SerializeFail, &error.to_string()))?;
     py.import("json")?.call_method1("loads", (text,))

@@ -144,6 +144,10 @@ impl FileHeader {
         if set_bits == 0 {
             return Ok(FirstBlock::Blank);
         }
+        // A device can lay a batch where the header was: the file is no less ours.
+        if raw.magic == BATCH_MAGIC {
+            return Ok(FirstBlock::Damaged);
+        }
         if wrong_bits > ROTTEN_BITS_MAX && set_bits > ROTTEN_BITS_MAX {
             return Err(FormatError::Foreign { file, begins: raw.magic });
         }

@@ -8,6 +8,7 @@ mod master;
 mod node;
 mod outcome;
 mod phases;
+mod serve;
 mod session;
 mod transfer;
 

@@ -1,29 +1,28 @@
 //! A node's process: the agent, its disk and memory, and the service of its bytes to clients.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use slackwater_base::{Checksum, Rng};
-use slackwater_client::{ReadFailure, WriteFailure};
-use slackwater_tier::arena::{Access, AccessId};
-use slackwater_tier::io::{DiskDone, DiskOp, DiskOutcome, LogFile, Part, Target};
-use slackwater_tier::{Agent, AgentInput, AgentOutput, ReadEnd, RecordRead};
+use slackwater_tier::io::{DiskDone, DiskOp, LogFile, Part};
+use slackwater_tier::{Agent, AgentInput, AgentOutput};
 use slackwater_wire::{
-    CallId, DiskEntry, ExtentRef, Incarnation, Mount, NodeId, OffloadTask, Order, Reply, Report, Request,
+    CallId, DiskEntry, Incarnation, Mount, NodeId, OffloadTask, Order, Reply, Report, ReportedEntry, Request,
+    SegmentKind, TicketId,
 };
-use slackwater_wire::{ReportedEntry, SegmentKind, TicketId};
 
 use crate::check::{Checked, Invariant, Violation};
 use crate::clock::Clock;
-use crate::disk::{Caller, Crash, Disk, Ended};
+use crate::disk::{Caller, Crash, Disk};
 use crate::engine::Seed;
 use crate::ledger::Ledger;
 use crate::memory::Memory;
 use crate::net::Process;
 use crate::options::Options;
 
-use super::event::{Control, Data, Event, SessionId, TransferId};
+use super::event::{Control, Event, SessionId};
 use super::master::host_name;
+use super::serve::Serving;
 use super::{Timer, World};
 
 /// A node's process and its hardware.
@@ -46,40 +45,13 @@ pub(crate) struct Node {
     /// Length and checksum of what promotions under way will make.
     promoting: BTreeMap<TicketId, (u64, Checksum)>,
     timer: Timer,
-    writes: BTreeMap<TransferId, Write>,
-    copies: BTreeMap<TransferId, Copy>,
-    readers: BTreeMap<u64, Reader>,
-    next_reader: u64,
+    pub(super) serving: Serving,
     next_call: u64,
-    rng: Rng,
+    pub(super) rng: Rng,
     seed: Seed,
     index: u32,
     drift_ppm: u64,
     pub(crate) window: u64,
-}
-
-/// A client's write that is arriving.
-struct Write {
-    from: Process,
-    extent: ExtentRef,
-    access: AccessId,
-    got: BTreeSet<usize>,
-}
-
-/// A client's read of memory, half done.
-struct Copy {
-    from: Process,
-    extent: ExtentRef,
-    access: AccessId,
-    bytes: u64,
-    half: Vec<u8>,
-}
-
-/// A client's read of a record.
-struct Reader {
-    from: Process,
-    transfer: TransferId,
-    read: RecordRead,
 }
 
 impl Node {
@@ -100,10 +72,7 @@ impl Node {
             tickets: BTreeMap::new(),
             promoting: BTreeMap::new(),
             timer: Timer::default(),
-            writes: BTreeMap::new(),
-            copies: BTreeMap::new(),
-            readers: BTreeMap::new(),
-            next_reader: 0,
+            serving: Serving::default(),
             next_call: 0,
             rng: seed.stream("node", number),
             seed,
@@ -111,11 +80,6 @@ impl Node {
             drift_ppm: options.drift_ppm,
             window: 0,
         }
-    }
-
-    /// Movements of bytes that it serves.
-    pub(crate) fn serving(&self) -> usize {
-        self.writes.len() + self.copies.len() + self.readers.len()
     }
 }
 
@@ -156,9 +120,7 @@ impl World {
         node.held.clear();
         node.tickets.clear();
         node.promoting.clear();
-        node.writes.clear();
-        node.copies.clear();
-        node.readers.clear();
+        node.serving.stop();
         node.disk.crash(how);
     }
 
@@ -289,7 +251,7 @@ impl World {
     }
 
     /// Does what the agent says.
-    fn node_speaks(&mut self, index: u32, out: Vec<AgentOutput>) -> Checked {
+    pub(super) fn node_speaks(&mut self, index: u32, out: Vec<AgentOutput>) -> Checked {
         let process = Process::Node(index);
         for output in out {
             if self.nodes[index as usize].agent.is_none() {
@@ -369,7 +331,7 @@ impl World {
         }
     }
 
-    fn submit(&mut self, index: u32, caller: Caller, what: DiskOp) -> Checked {
+    pub(super) fn submit(&mut self, index: u32, caller: Caller, what: DiskOp) -> Checked {
         let now = self.engine.now();
         self.trace.note(now, format_args!("node{index} {caller:?} {}", line_of(&what)));
         let node = &mut self.nodes[index as usize];
@@ -408,178 +370,6 @@ impl World {
         self.trace.note(now, format_args!("node{index} {:?} {failed:?}", done.op));
         self.node_step(index, AgentInput::Disk(done))
     }
-
-    /// A client's datagram.
-    pub(super) fn node_data(&mut self, index: u32, from: Process, data: Data) -> Checked {
-        if self.nodes[index as usize].agent.is_none() {
-            return Ok(());
-        }
-        match data {
-            Data::Write { transfer, extent, offset, bytes, chunks } => {
-                self.take_piece(index, (from, transfer), extent, (offset, &bytes, chunks))
-            }
-            Data::ReadMemory { transfer, extent, bytes } => self.read_memory(index, (from, transfer), extent, bytes),
-            Data::ReadRecord { transfer, entry } => self.read_record(index, (from, transfer), &entry),
-            Data::Written { .. } | Data::Bytes { .. } => Ok(()),
-        }
-    }
-
-    /// One piece of a value: the first of a transfer begins an access, the last ends it.
-    fn take_piece(
-        &mut self,
-        index: u32,
-        (from, transfer): (Process, TransferId),
-        extent: ExtentRef,
-        (offset, bytes, chunks): (usize, &[u8], usize),
-    ) -> Checked {
-        let node = &mut self.nodes[index as usize];
-        let life = node.life;
-        if !node.writes.contains_key(&transfer) {
-            let Some(agent) = &mut node.agent else { return Ok(()) };
-            match agent.begin_access(extent, Access::Write) {
-                Ok(access) => {
-                    node.writes.insert(transfer, Write { from, extent, access, got: BTreeSet::new() });
-                }
-                Err(_) => {
-                    let refusal = Data::Written { transfer, result: Err(WriteFailure::Stale) };
-                    self.send(Process::Node(index), from, &refusal);
-                    return Ok(());
-                }
-            }
-        }
-        let node = &mut self.nodes[index as usize];
-        let write = node.writes.get_mut(&transfer).expect("begun above");
-        node.memory.write(extent, offset as u64, bytes)?;
-        write.got.insert(offset);
-        let got = write.got.len();
-        if got == chunks {
-            return self.end_write(index, transfer, None);
-        }
-        let at = self.engine.now() + self.options.serve_timeout;
-        self.engine.push(at, Event::Idle { node: index, life, transfer, chunks: got });
-        Ok(())
-    }
-
-    /// A write whose pieces stopped coming is given up: its access must not keep the extent for ever.
-    pub(super) fn on_idle(&mut self, index: u32, life: u64, transfer: TransferId, chunks: usize) -> Checked {
-        if !self.lives(Process::Node(index), life) {
-            return Ok(());
-        }
-        let stuck = |write: &Write| write.got.len() == chunks;
-        if self.nodes[index as usize].writes.get(&transfer).is_some_and(stuck) {
-            return self.end_write(index, transfer, Some(WriteFailure::Transfer));
-        }
-        Ok(())
-    }
-
-    fn end_write(&mut self, index: u32, transfer: TransferId, failure: Option<WriteFailure>) -> Checked {
-        let Some(write) = self.nodes[index as usize].writes.remove(&transfer) else { return Ok(()) };
-        let live = self.end_access(index, write.access)?;
-        let result = match failure {
-            Some(failure) => Err(failure),
-            None if live => Ok(()),
-            None => Err(WriteFailure::Stale),
-        };
-        let now = self.engine.now();
-        self.trace.note(now, format_args!("node{index} {transfer:?} of {:?} {result:?}", write.extent));
-        self.send(Process::Node(index), write.from, &Data::Written { transfer, result });
-        Ok(())
-    }
-
-    /// Reads half of an extent now and half a little later, so that whoever may not touch it meanwhile is caught.
-    fn read_memory(
-        &mut self,
-        index: u32,
-        (from, transfer): (Process, TransferId),
-        extent: ExtentRef,
-        bytes: u64,
-    ) -> Checked {
-        let now = self.engine.now();
-        let node = &mut self.nodes[index as usize];
-        let Some(agent) = &mut node.agent else { return Ok(()) };
-        if node.copies.contains_key(&transfer) {
-            return Ok(());
-        }
-        let Ok(access) = agent.begin_access(extent, Access::Read) else {
-            let refusal = Data::Bytes { transfer, result: Err(ReadFailure::Stale) };
-            self.send(Process::Node(index), from, &refusal);
-            return Ok(());
-        };
-        let half = node.memory.read(extent, 0, bytes as usize / 2)?;
-        node.copies.insert(transfer, Copy { from, extent, access, bytes, half });
-        let at = now + Duration::from_nanos(node.rng.below(COPY_NANOS));
-        self.engine.push(at, Event::Copy { node: index, life: node.life, transfer });
-        Ok(())
-    }
-
-    pub(super) fn on_copy(&mut self, index: u32, life: u64, transfer: TransferId) -> Checked {
-        if !self.lives(Process::Node(index), life) {
-            return Ok(());
-        }
-        let node = &mut self.nodes[index as usize];
-        let Some(mut copy) = node.copies.remove(&transfer) else { return Ok(()) };
-        let done = copy.half.len();
-        copy.half.extend(node.memory.read(copy.extent, done as u64, copy.bytes as usize - done)?);
-        let live = self.end_access(index, copy.access)?;
-        let result = if live { Ok(copy.half.into()) } else { Err(ReadFailure::Stale) };
-        self.send(Process::Node(index), copy.from, &Data::Bytes { transfer, result });
-        Ok(())
-    }
-
-    fn end_access(&mut self, index: u32, access: AccessId) -> Checked<bool> {
-        let mut out = Vec::new();
-        let Some(agent) = &mut self.nodes[index as usize].agent else { return Ok(false) };
-        let live = agent.end_access(access, &mut out);
-        self.node_speaks(index, out)?;
-        Ok(live)
-    }
-
-    fn read_record(&mut self, index: u32, (from, transfer): (Process, TransferId), entry: &DiskEntry) -> Checked {
-        let now = self.local(Process::Node(index));
-        let node = &mut self.nodes[index as usize];
-        let Some(agent) = &mut node.agent else { return Ok(()) };
-        let mut out = Vec::new();
-        let Some(found) = agent.begin_read(now, entry, &mut out) else {
-            let refusal = Data::Bytes { transfer, result: Err(ReadFailure::Stale) };
-            self.send(Process::Node(index), from, &refusal);
-            return self.node_speaks(index, out);
-        };
-        node.next_reader += 1;
-        let reader = node.next_reader;
-        node.readers.insert(reader, Reader { from, transfer, read: found });
-        let what = DiskOp::Read {
-            file: found.file,
-            offset: found.offset,
-            bytes: found.bytes,
-            length: found.length,
-            into: Target::Completion,
-        };
-        self.submit(index, Caller::Reader(reader), what)
-    }
-
-    pub(super) fn on_reader_disk(&mut self, index: u32, life: u64, reader: u64, ended: Ended) -> Checked {
-        if !self.lives(Process::Node(index), life) {
-            return Ok(());
-        }
-        let now = self.local(Process::Node(index));
-        let node = &mut self.nodes[index as usize];
-        let Some(reader) = node.readers.remove(&reader) else { return Ok(()) };
-        let (end, bytes) = match ended {
-            Ok(DiskOutcome::Read { mut bytes, checksum }) => {
-                bytes.truncate(reader.read.length as usize);
-                (ReadEnd::Checked(checksum), Ok(bytes))
-            }
-            Ok(DiskOutcome::Done) => unreachable!("a read gives bytes"),
-            Err(error) => (ReadEnd::Failed(error), Err(ReadFailure::Transfer)),
-        };
-        let mut out = Vec::new();
-        let Some(agent) = &mut node.agent else { return Ok(()) };
-        let right = agent.end_read(now, reader.read, end, &mut out);
-        let result = bytes.and_then(|bytes| if right { Ok(bytes.into()) } else { Err(ReadFailure::Corrupt) });
-        self.node_speaks(index, out)?;
-        self.send(Process::Node(index), reader.from, &Data::Bytes { transfer: reader.transfer, result });
-        Ok(())
-    }
 }
 
 /// What the trace says of an operation: everything but the bytes.
@@ -601,5 +391,3 @@ fn line_of(what: &DiskOp) -> String {
 
 /// How long a process takes to begin again after it has lost the master.
 const RECONNECT: Duration = Duration::from_millis(40);
-/// The second half of a read of memory comes at most this much later.
-const COPY_NANOS: u64 = 3_000_000;

@@ -139,7 +139,7 @@ impl World {
 
     fn at_rest(&self) -> bool {
         let quiet = self.clients.iter().all(super::client::Client::idle)
-            && self.nodes.iter().all(|node| node.disk.in_flight() == 0 && node.serving() == 0 && node.opened)
+            && self.nodes.iter().all(|node| node.disk.in_flight() == 0 && node.serving.count() == 0 && node.opened)
             && self.master.attached() == self.nodes.len();
         quiet
             && self.books().is_some_and(|books| {
@@ -159,7 +159,7 @@ impl World {
     fn unrest(&self) -> String {
         let clients: Vec<_> = self.clients.iter().map(|client| (client.idle(), client.alive)).collect();
         let nodes: Vec<_> =
-            self.nodes.iter().map(|node| (node.opened, node.disk.in_flight(), node.serving())).collect();
+            self.nodes.iter().map(|node| (node.opened, node.disk.in_flight(), node.serving.count())).collect();
         format!(
             "clients (idle, alive) {clients:?}, nodes (open, disk, serving) {nodes:?}, attached {}, books {:?}",
             self.master.attached(),

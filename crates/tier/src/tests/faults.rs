@@ -591,6 +591,24 @@ fn a_damaged_first_block_costs_no_record() {
     assert!(world.disk.content(file).is_empty(), "it was evacuated");
 }
 
+/// A disk laid a batch over the first block of its file (seed 5049 of the simulator) and the file was taken for somebody
+/// else's, which kept the whole log from opening.
+#[test]
+fn a_batch_laid_over_the_first_block_keeps_no_log_shut() {
+    let mut world = world_of(3, 100);
+    let (file, _) = world.place(&[0], 1);
+    world.crash(Crash::LoseAll);
+    world.rest();
+    world.put(b"new", 2, 100);
+    world.rest();
+    let start = world.batches(file)[0].0 as usize;
+    let mut bytes = world.disk.content(file).to_vec();
+    bytes.copy_within(start..start + BLOCK, 0);
+    world.disk.plant(file, bytes);
+    assert_eq!(world.reopen("with a batch in the first block").records, 4);
+    world.check_opened("with a batch in the first block");
+}
+
 /// A value that looks like the headers of a batch, at the place where it lies, is not taken for one: it would have to
 /// name the log.
 #[test]

@@ -1,0 +1,238 @@
+//! How a node moves the bytes of its clients' values: writes and reads of memory, and reads of records.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use slackwater_client::{ReadFailure, WriteFailure};
+use slackwater_tier::arena::{Access, AccessId};
+use slackwater_tier::io::{DiskOp, DiskOutcome, Target};
+use slackwater_tier::{ReadEnd, RecordRead};
+use slackwater_wire::{DiskEntry, ExtentRef};
+
+use crate::check::Checked;
+use crate::disk::{Caller, Ended};
+use crate::net::Process;
+
+use super::World;
+use super::event::{Data, Event, TransferId};
+
+/// Movements of bytes under way in one life of a node.
+#[derive(Default)]
+pub(crate) struct Serving {
+    writes: BTreeMap<TransferId, Write>,
+    copies: BTreeMap<TransferId, Copy>,
+    readers: BTreeMap<u64, Reader>,
+    /// Goes on over lives, so that no late answer of the disk finds another's reader.
+    next_reader: u64,
+}
+
+/// A client's write that is arriving.
+struct Write {
+    from: Process,
+    extent: ExtentRef,
+    access: AccessId,
+    got: BTreeSet<usize>,
+}
+
+/// A client's read of memory, half done.
+struct Copy {
+    from: Process,
+    extent: ExtentRef,
+    access: AccessId,
+    bytes: u64,
+    half: Vec<u8>,
+}
+
+/// A client's read of a record.
+struct Reader {
+    from: Process,
+    transfer: TransferId,
+    read: RecordRead,
+}
+
+impl Serving {
+    pub(crate) fn count(&self) -> usize {
+        self.writes.len() + self.copies.len() + self.readers.len()
+    }
+
+    pub(super) fn stop(&mut self) {
+        *self = Self { next_reader: self.next_reader, ..Self::default() };
+    }
+}
+
+impl World {
+    /// A client's datagram.
+    pub(super) fn node_data(&mut self, index: u32, from: Process, data: Data) -> Checked {
+        if self.nodes[index as usize].agent.is_none() {
+            return Ok(());
+        }
+        match data {
+            Data::Write { transfer, extent, offset, bytes, chunks } => {
+                self.take_piece(index, (from, transfer), extent, (offset, &bytes, chunks))
+            }
+            Data::ReadMemory { transfer, extent, bytes } => self.read_memory(index, (from, transfer), extent, bytes),
+            Data::ReadRecord { transfer, entry } => self.read_record(index, (from, transfer), &entry),
+            Data::Written { .. } | Data::Bytes { .. } => Ok(()),
+        }
+    }
+
+    /// One piece of a value: the first of a transfer begins an access, the last ends it.
+    fn take_piece(
+        &mut self,
+        index: u32,
+        (from, transfer): (Process, TransferId),
+        extent: ExtentRef,
+        (offset, bytes, chunks): (usize, &[u8], usize),
+    ) -> Checked {
+        let node = &mut self.nodes[index as usize];
+        let life = node.life;
+        if !node.serving.writes.contains_key(&transfer) {
+            let Some(agent) = &mut node.agent else { return Ok(()) };
+            match agent.begin_access(extent, Access::Write) {
+                Ok(access) => {
+                    node.serving.writes.insert(transfer, Write { from, extent, access, got: BTreeSet::new() });
+                }
+                Err(_) => {
+                    let refusal = Data::Written { transfer, result: Err(WriteFailure::Stale) };
+                    self.send(Process::Node(index), from, &refusal);
+                    return Ok(());
+                }
+            }
+        }
+        let node = &mut self.nodes[index as usize];
+        let write = node.serving.writes.get_mut(&transfer).expect("begun above");
+        node.memory.write(extent, offset as u64, bytes)?;
+        write.got.insert(offset);
+        let got = write.got.len();
+        if got == chunks {
+            return self.end_write(index, transfer, None);
+        }
+        let at = self.engine.now() + self.options.serve_timeout;
+        self.engine.push(at, Event::Idle { node: index, life, transfer, chunks: got });
+        Ok(())
+    }
+
+    /// A write whose pieces stopped coming is given up: its access must not keep the extent for ever.
+    pub(super) fn on_idle(&mut self, index: u32, life: u64, transfer: TransferId, chunks: usize) -> Checked {
+        if !self.lives(Process::Node(index), life) {
+            return Ok(());
+        }
+        let stuck = |write: &Write| write.got.len() == chunks;
+        if self.nodes[index as usize].serving.writes.get(&transfer).is_some_and(stuck) {
+            return self.end_write(index, transfer, Some(WriteFailure::Transfer));
+        }
+        Ok(())
+    }
+
+    fn end_write(&mut self, index: u32, transfer: TransferId, failure: Option<WriteFailure>) -> Checked {
+        let Some(write) = self.nodes[index as usize].serving.writes.remove(&transfer) else { return Ok(()) };
+        let live = self.end_access(index, write.access)?;
+        let result = match failure {
+            Some(failure) => Err(failure),
+            None if live => Ok(()),
+            None => Err(WriteFailure::Stale),
+        };
+        let now = self.engine.now();
+        self.trace.note(now, format_args!("node{index} {transfer:?} of {:?} {result:?}", write.extent));
+        self.send(Process::Node(index), write.from, &Data::Written { transfer, result });
+        Ok(())
+    }
+
+    /// Reads half of an extent now and half a little later, so that whoever may not touch it meanwhile is caught.
+    fn read_memory(
+        &mut self,
+        index: u32,
+        (from, transfer): (Process, TransferId),
+        extent: ExtentRef,
+        bytes: u64,
+    ) -> Checked {
+        let now = self.engine.now();
+        let node = &mut self.nodes[index as usize];
+        let Some(agent) = &mut node.agent else { return Ok(()) };
+        if node.serving.copies.contains_key(&transfer) {
+            return Ok(());
+        }
+        let Ok(access) = agent.begin_access(extent, Access::Read) else {
+            let refusal = Data::Bytes { transfer, result: Err(ReadFailure::Stale) };
+            self.send(Process::Node(index), from, &refusal);
+            return Ok(());
+        };
+        let half = node.memory.read(extent, 0, bytes as usize / 2)?;
+        node.serving.copies.insert(transfer, Copy { from, extent, access, bytes, half });
+        let at = now + Duration::from_nanos(node.rng.below(COPY_NANOS));
+        self.engine.push(at, Event::Copy { node: index, life: node.life, transfer });
+        Ok(())
+    }
+
+    pub(super) fn on_copy(&mut self, index: u32, life: u64, transfer: TransferId) -> Checked {
+        if !self.lives(Process::Node(index), life) {
+            return Ok(());
+        }
+        let node = &mut self.nodes[index as usize];
+        let Some(mut copy) = node.serving.copies.remove(&transfer) else { return Ok(()) };
+        let done = copy.half.len();
+        copy.half.extend(node.memory.read(copy.extent, done as u64, copy.bytes as usize - done)?);
+        let live = self.end_access(index, copy.access)?;
+        let result = if live { Ok(copy.half.into()) } else { Err(ReadFailure::Stale) };
+        self.send(Process::Node(index), copy.from, &Data::Bytes { transfer, result });
+        Ok(())
+    }
+
+    fn end_access(&mut self, index: u32, access: AccessId) -> Checked<bool> {
+        let mut out = Vec::new();
+        let Some(agent) = &mut self.nodes[index as usize].agent else { return Ok(false) };
+        let live = agent.end_access(access, &mut out);
+        self.node_speaks(index, out)?;
+        Ok(live)
+    }
+
+    fn read_record(&mut self, index: u32, (from, transfer): (Process, TransferId), entry: &DiskEntry) -> Checked {
+        let now = self.local(Process::Node(index));
+        let node = &mut self.nodes[index as usize];
+        let Some(agent) = &mut node.agent else { return Ok(()) };
+        let mut out = Vec::new();
+        let Some(found) = agent.begin_read(now, entry, &mut out) else {
+            let refusal = Data::Bytes { transfer, result: Err(ReadFailure::Stale) };
+            self.send(Process::Node(index), from, &refusal);
+            return self.node_speaks(index, out);
+        };
+        node.serving.next_reader += 1;
+        let reader = node.serving.next_reader;
+        node.serving.readers.insert(reader, Reader { from, transfer, read: found });
+        let what = DiskOp::Read {
+            file: found.file,
+            offset: found.offset,
+            bytes: found.bytes,
+            length: found.length,
+            into: Target::Completion,
+        };
+        self.submit(index, Caller::Reader(reader), what)
+    }
+
+    pub(super) fn on_reader_disk(&mut self, index: u32, life: u64, reader: u64, ended: Ended) -> Checked {
+        if !self.lives(Process::Node(index), life) {
+            return Ok(());
+        }
+        let now = self.local(Process::Node(index));
+        let node = &mut self.nodes[index as usize];
+        let Some(reader) = node.serving.readers.remove(&reader) else { return Ok(()) };
+        let (end, bytes) = match ended {
+            Ok(DiskOutcome::Read { mut bytes, checksum }) => {
+                bytes.truncate(reader.read.length as usize);
+                (ReadEnd::Checked(checksum), Ok(bytes))
+            }
+            Ok(DiskOutcome::Done) => unreachable!("a read gives bytes"),
+            Err(error) => (ReadEnd::Failed(error), Err(ReadFailure::Transfer)),
+        };
+        let mut out = Vec::new();
+        let Some(agent) = &mut node.agent else { return Ok(()) };
+        let right = agent.end_read(now, reader.read, end, &mut out);
+        let result = bytes.and_then(|bytes| if right { Ok(bytes.into()) } else { Err(ReadFailure::Corrupt) });
+        self.node_speaks(index, out)?;
+        self.send(Process::Node(index), reader.from, &Data::Bytes { transfer: reader.transfer, result });
+        Ok(())
+    }
+}
+
+/// The second half of a read of memory comes at most this much later.
+const COPY_NANOS: u64 = 3_000_000;

@@ -64,6 +64,20 @@ pub struct Report {
     pub burst_ssd_bytes_per_promoted_byte: f64,
     /// How SSD reads were done.
     pub io: String,
+    /// The times of the report side by side, one row a state.
+    pub rows: Vec<Row>,
+}
+
+/// What was timed in one state of the objects.
+#[derive(Clone, Debug, Serialize)]
+pub struct Row {
+    /// What it is the time of.
+    pub what: &'static str,
+    /// How often it was timed.
+    pub samples: usize,
+    /// Its distribution.
+    #[serde(flatten)]
+    pub times: Percentiles,
 }
 
 /// A distribution of times in microseconds.
@@ -106,7 +120,9 @@ pub fn run(options: &Options) -> Result<Report, Failure> {
     store.close()?;
     let (pre, post, delays) = (percentiles(pre), percentiles(post), percentiles(delays));
     let value_bytes = options.value_bytes;
+    let row = |what, times| Row { what, samples: options.samples, times };
     Ok(Report {
+        rows: vec![row(PRE, pre), row(POST, post), row(DELAY, delays)],
         machine: Machine::detect(),
         speedup: Speedup {
             p50: pre.p50_us / post.p50_us,
@@ -126,6 +142,10 @@ pub fn run(options: &Options) -> Result<Report, Failure> {
         io: after.io.chosen,
     })
 }
+
+const PRE: &str = "read from SSD";
+const POST: &str = "read from memory, after promotion";
+const DELAY: &str = "from the read that earns a promotion to memory";
 
 struct Bench {
     config: Config,
@@ -285,5 +305,10 @@ mod tests {
         assert!(report.ssd_bytes_per_promoted_byte <= 1.1, "{report:?}");
         let json = serde_json::to_value(&report).unwrap();
         assert!(json["speedup"]["p95"].is_number() && json["pre"]["p99_us"].is_number());
+        for (row, what) in [PRE, POST, DELAY].into_iter().enumerate() {
+            let row = &json["rows"][row];
+            assert_eq!((row["what"].as_str(), row["samples"].as_u64()), (Some(what), Some(24)));
+            assert!(row["p50_us"].as_f64() > Some(0.0) && row["p99_us"].as_f64() >= row["p50_us"].as_f64(), "{row}");
+        }
     }
 }

@@ -1,6 +1,8 @@
 //! How close the embedded store comes to what the machine can do: reads from memory beside a plain copy, reads from
 //! SSD beside direct reads of a plain file, in one run and in turns, so that a noisy machine is noisy to both.
 
+mod redis;
+
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
@@ -13,6 +15,7 @@ use slackwater_node::config::Threads;
 use slackwater_node::{Config, GetOptions, OpenError, PutOptions, Store, StoreError, Tier};
 
 use crate::machine::Machine;
+use redis::Peer;
 
 /// What is measured.
 #[derive(Clone, Debug)]
@@ -29,6 +32,8 @@ pub struct Options {
     pub depth: usize,
     /// Passes of each kind; the median counts.
     pub passes: usize,
+    /// Whether the peers run as well.
+    pub peers: bool,
 }
 
 impl Options {
@@ -42,6 +47,7 @@ impl Options {
             ssd_pass: ByteSize::mib(128),
             depth: 8,
             passes: 7,
+            peers: true,
         }
     }
 }
@@ -85,6 +91,12 @@ pub struct Report {
     pub batch_put_gbps: f64,
     /// The same by the speed of the caller alone.
     pub batch_put_ratio: f64,
+    /// `get_into` from memory over GET of Redis through a Unix socket.
+    pub get_over_redis: Option<f64>,
+    /// `put` into memory over SET of Redis.
+    pub put_over_redis: Option<f64>,
+    /// Peers that did not run, or not to the end.
+    pub skipped: Vec<Skipped>,
     /// Every pass.
     pub rows: Vec<Row>,
     /// What the machine does without a store, from this run.
@@ -100,6 +112,15 @@ pub struct Row {
     pub pass: usize,
     /// Bytes a second, in 10^9.
     pub gbps: f64,
+}
+
+/// A peer that did not run.
+#[derive(Clone, Debug, Serialize)]
+pub struct Skipped {
+    /// Which.
+    pub peer: &'static str,
+    /// Why.
+    pub reason: String,
 }
 
 /// A limit of the machine.
@@ -139,7 +160,7 @@ pub enum Failure {
 /// When files or the store fail, or a read came from another tier than the one measured.
 pub fn run(options: &Options) -> Result<Report, Failure> {
     let mut rows = Vec::new();
-    memory(options, &mut rows)?;
+    let skipped = memory(options, &mut rows)?;
     batches(options, &mut rows)?;
     let io = ssd(options, &mut rows)?;
     let median = |what: &str| median(rows.iter().filter(|row| row.what == what).map(|row| row.gbps).collect());
@@ -147,6 +168,7 @@ pub fn run(options: &Options) -> Result<Report, Failure> {
         let of = |what: &str| rows.iter().filter(move |row| row.what == what).map(|row| row.gbps).collect::<Vec<_>>();
         self::median(of(ours).into_iter().zip(of(limit)).map(|(ours, limit)| ours / limit).collect())
     };
+    let over = |ours: &str, peer: &str| Some(ratio(ours, peer)).filter(|ratio| *ratio > 0.0);
     let limits = [MEMCPY, RAW, RAW_DEEP].map(|what| Limit { what, gbps: median(what) }).to_vec();
     Ok(Report {
         machine: Machine::detect(),
@@ -167,6 +189,9 @@ pub fn run(options: &Options) -> Result<Report, Failure> {
         batch_get_ratio: ratio(BATCH_GET, BATCH_GET_ALONE),
         batch_put_gbps: median(BATCH_PUT),
         batch_put_ratio: ratio(BATCH_PUT, BATCH_PUT_ALONE),
+        get_over_redis: over(GET, redis::GET),
+        put_over_redis: over(PUT, redis::SET),
+        skipped,
         rows,
         limits,
     })
@@ -191,7 +216,7 @@ pub const BATCH: usize = 16;
 /// Where copies go: in turn over more than the cache, as the buffers of real callers do.
 const TARGETS: usize = 64;
 
-fn memory(options: &Options, rows: &mut Vec<Row>) -> Result<(), Failure> {
+fn memory(options: &Options, rows: &mut Vec<Row>) -> Result<Vec<Skipped>, Failure> {
     let (bytes, count) = (options.value_bytes, options.memory_pass.0 as usize / options.value_bytes);
     let memory = ByteSize(options.memory_pass.0 * 5 / 4);
     // One thread on either side: several would be compared with one plain copy.
@@ -199,6 +224,7 @@ fn memory(options: &Options, rows: &mut Vec<Row>) -> Result<(), Failure> {
     let store = Store::open(Config { memory, copy_threads, ..Config::default() })?;
     let source = random(1, bytes * count);
     let mut targets = random(2, bytes * TARGETS);
+    let mut peer = Peer::start(options.peers, &options.directory);
     let (put, get) = (PutOptions::default(), GetOptions::default());
     for pass in 0..options.passes {
         let begun = Instant::now();
@@ -221,9 +247,10 @@ fn memory(options: &Options, rows: &mut Vec<Row>) -> Result<(), Failure> {
             expect(got.map(|got| got.tier), Tier::Memory, &key)?;
         }
         rows.push(Row { what: GET, pass, gbps: rate(bytes * count, begun) });
+        peer.pass(pass, bytes, &source, &mut targets, rows);
     }
     store.close()?;
-    Ok(())
+    Ok(peer.skipped)
 }
 
 /// Batches by the caller alone and by several threads, in turns.
@@ -482,7 +509,10 @@ mod tests {
             ..Options::new(root.path().to_owned())
         };
         let report = run(&options).unwrap();
-        assert_eq!((report.rows.len(), report.limits.len()), (22, 3));
+        let of_peer = report.rows.iter().filter(|row| row.what.starts_with("redis")).count();
+        assert_eq!((report.rows.len() - of_peer, report.limits.len()), (22, 3));
+        let ran = of_peer == 4 && report.get_over_redis > Some(0.0) && report.put_over_redis > Some(0.0);
+        assert!(ran != (report.skipped.len() == 1), "redis ran or is said to be missing: {report:?}");
         let json = serde_json::to_value(&report).unwrap();
         for name in
             ["get_into_gbps", "memcpy_gbps", "ratio", "ssd_read_gbps", "raw_ssd_gbps", "ssd_ratio", "batch_get_ratio"]

@@ -69,6 +69,10 @@ pub(crate) struct Store {
     #[arg(long, default_value_t = 8, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=256))]
     depth: u32,
 
+    /// Leave the peers out
+    #[arg(long)]
+    no_peers: bool,
+
     #[command(flatten)]
     pub(super) output: Output,
 }
@@ -271,6 +275,7 @@ impl Store {
         options.value_bytes = self.value_bytes.0 as usize;
         options.passes = self.passes as usize;
         options.depth = self.depth as usize;
+        options.peers = !self.no_peers;
         options
     }
 }

@@ -1,0 +1,156 @@
+//! Redis, what many would take instead: a server of this run on a Unix socket, one client, no persistence.
+
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use super::{Row, Skipped, TARGETS, rate};
+use crate::process::Process;
+
+pub(super) const GET: &str = "redis GET";
+pub(super) const SET: &str = "redis SET";
+
+/// The peer, for as long as it answers.
+pub(super) struct Peer {
+    redis: Option<Redis>,
+    pub(super) skipped: Vec<Skipped>,
+}
+
+impl Peer {
+    /// Starts the server with its socket in `directory`.
+    pub(super) fn start(wanted: bool, directory: &Path) -> Self {
+        let mut peer = Self { redis: None, skipped: Vec::new() };
+        match if wanted { Redis::start(directory) } else { Err("left out, as asked".to_owned()) } {
+            Ok(redis) => peer.redis = Some(redis),
+            Err(reason) => peer.skip(reason),
+        }
+        peer
+    }
+
+    /// Sets every value of `source` and gets it back, in turns with the store's own passes.
+    pub(super) fn pass(&mut self, pass: usize, bytes: usize, source: &[u8], targets: &mut [u8], rows: &mut Vec<Row>) {
+        let Some(redis) = &mut self.redis else { return };
+        match redis.pass(bytes, source, targets) {
+            Ok([set, get]) => {
+                rows.push(Row { what: SET, pass, gbps: set });
+                rows.push(Row { what: GET, pass, gbps: get });
+            }
+            Err(error) => {
+                self.redis = None;
+                self.skip(error.to_string());
+            }
+        }
+    }
+
+    fn skip(&mut self, reason: String) {
+        self.skipped.push(Skipped { peer: "redis", reason });
+    }
+}
+
+/// A server and the one connection to it.
+struct Redis {
+    link: BufReader<UnixStream>,
+    /// Ends the server when it is dropped.
+    _server: Process,
+}
+
+impl Redis {
+    fn start(directory: &Path) -> Result<Self, String> {
+        // The server works in the directory of its socket.
+        let directory = std::fs::canonicalize(directory).map_err(|error| error.to_string())?;
+        let socket = directory.join("redis");
+        let mut command = Command::new("redis-server");
+        command.args(["--port", "0", "--save", "", "--appendonly", "no", "--daemonize", "no", "--logfile", ""]);
+        command.arg("--unixsocket").arg(&socket).arg("--dir").arg(&directory).stderr(Stdio::null());
+        let server = Process::spawn(command, "redis-server", PATIENCE);
+        let mut server = server.map_err(|error| format!("redis-server cannot be started: {error}"))?;
+        // "Ready", or "now ready", by its version.
+        server.hear_of("eady to accept connections").map_err(|error| error.to_string())?;
+        let link = connect(&socket).map_err(|error| format!("{}: {error}", socket.display()))?;
+        Ok(Self { link: BufReader::new(link), _server: server })
+    }
+
+    fn pass(&mut self, bytes: usize, source: &[u8], targets: &mut [u8]) -> io::Result<[f64; 2]> {
+        let begun = Instant::now();
+        for (number, value) in source.chunks(bytes).enumerate() {
+            self.set(&number.to_string(), value)?;
+        }
+        let set = rate(source.len(), begun);
+        let begun = Instant::now();
+        for number in 0..source.len() / bytes {
+            let target = number % TARGETS * bytes;
+            self.get(&number.to_string(), &mut targets[target..target + bytes])?;
+        }
+        let get = rate(source.len(), begun);
+        let last = source.len() / bytes - 1;
+        let (target, value) = (last % TARGETS * bytes, last * bytes);
+        if targets[target..target + bytes] == source[value..value + bytes] { Ok([set, get]) } else { Err(said("")) }
+    }
+
+    fn set(&mut self, key: &str, value: &[u8]) -> io::Result<()> {
+        let head = format!("*3\r\n$3\r\nSET\r\n${}\r\n{key}\r\n${}\r\n", key.len(), value.len());
+        let link = self.link.get_mut();
+        link.write_all(head.as_bytes())?;
+        link.write_all(value)?;
+        link.write_all(b"\r\n")?;
+        self.expect("+OK")
+    }
+
+    fn get(&mut self, key: &str, target: &mut [u8]) -> io::Result<()> {
+        let command = format!("*2\r\n$3\r\nGET\r\n${}\r\n{key}\r\n", key.len());
+        self.link.get_mut().write_all(command.as_bytes())?;
+        self.expect(&format!("${}", target.len()))?;
+        self.link.read_exact(target)?;
+        self.expect("")
+    }
+
+    fn expect(&mut self, line: &str) -> io::Result<()> {
+        let mut answer = String::new();
+        self.link.by_ref().take(LINE_BYTES_MAX).read_line(&mut answer)?;
+        if answer.strip_suffix("\r\n") == Some(line) { Ok(()) } else { Err(said(&answer)) }
+    }
+}
+
+fn connect(socket: &Path) -> io::Result<UnixStream> {
+    let link = UnixStream::connect(socket)?;
+    link.set_read_timeout(Some(PATIENCE))?;
+    link.set_write_timeout(Some(PATIENCE))?;
+    Ok(link)
+}
+
+fn said(answer: &str) -> io::Error {
+    io::Error::other(format!("it gave something else than was set or asked for: `{}`", answer.trim()))
+}
+
+/// A server that takes longer to start or to answer counts as missing.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Its answers are shorter, the values apart.
+const LINE_BYTES_MAX: u64 = 512;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn redis_either_runs_or_is_named_with_the_reason() {
+        let root = tempfile::tempdir().unwrap();
+        let (bytes, mut rows) = (10_000, Vec::new());
+        let source = crate::store::random(1, bytes * 20);
+        let mut targets = vec![0; bytes * TARGETS];
+        let mut peer = Peer::start(true, root.path());
+        peer.pass(0, bytes, &source, &mut targets, &mut rows);
+        if peer.redis.is_some() {
+            assert_eq!(rows.iter().map(|row| row.what).collect::<Vec<_>>(), [SET, GET]);
+            assert!(rows.iter().all(|row| row.gbps > 0.0));
+            assert_eq!(targets[..source.len()], source);
+            assert!(peer.skipped.is_empty());
+        } else {
+            assert!(rows.is_empty());
+            assert!(!peer.skipped[0].reason.is_empty());
+        }
+        let asked = Peer::start(false, root.path());
+        assert_eq!((asked.skipped[0].peer, asked.skipped[0].reason.as_str()), ("redis", "left out, as asked"));
+    }
+}

@@ -24,7 +24,7 @@ pub(crate) struct Lane {
     pub(crate) peer: Arc<Segment>,
     pub(crate) ready: bool,
     /// While the answer to a greeting that asked for a sealed connection is on its way.
-    initiator: Option<Initiator>,
+    initiator: Option<Box<Initiator>>,
     flights: Slab<Flight>,
     next_generation: u32,
     /// When bytes last moved, or when the first flight began.
@@ -71,7 +71,7 @@ impl Lane {
         let mut hello = turn.shared.greeting(self.peer.incarnation, Features::default());
         if let Some(initiator) = turn.shared.initiator(&self.peer, hello).map_err(Broken::unsealed)? {
             hello = *initiator.hello();
-            self.initiator = Some(initiator);
+            self.initiator = Some(Box::new(initiator));
         }
         outlet.push_bytes(hello.to_bytes().to_vec());
         Ok(())

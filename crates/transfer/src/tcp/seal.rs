@@ -173,7 +173,7 @@ fn offer(greeting: Greeting, ephemeral: &KeyPair) -> Greeting {
 /// A lasting key, hidden or shown: the mask is used once, with the initiator's key for one connection.
 fn masked(key: &[u8; 32], shared: &[u8; 32], target: &PublicKey, hello: &Greeting) -> [u8; 32] {
     let salt = hash(&[LABEL, target.as_bytes(), &unproven(hello)]);
-    let mask = expand(&*mac(&salt, &[shared]), b"identity");
+    let mask = expand(&mac(&salt, &[shared]), b"identity");
     std::array::from_fn(|index| key[index] ^ mask[index])
 }
 

@@ -21,7 +21,7 @@ const LAYERS: &[(&str, Kind, &[&str])] = &[
     ("pool", Kind::Shell, &["base", "wait"]),
     ("net", Kind::Shell, &["base", "wait"]),
     ("mq", Kind::Shell, &["base", "wire", "zmtp", "wait", "net"]),
-    ("transfer", Kind::Shell, &["base", "wire", "wait", "net", "pool"]),
+    ("transfer", Kind::Shell, &["base", "wire", "zmtp", "wait", "net", "pool"]),
     ("node", Kind::Shell, &["base", "wire", "zmtp", "meta", "tier", "client", "wait", "pool", "net", "mq", "transfer"]),
     ("sim", Kind::Proof, &["base", "wire", "zmtp", "meta", "tier", "client"]),
     ("replay", Kind::Shell, &["base", "wire", "meta", "node"]),

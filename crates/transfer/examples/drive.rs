@@ -10,9 +10,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use slackwater_transfer::{
-    Capability, Engine, GrantSpec, Home, LocalRange, Memory, Mover, Op, RegionSpec, Request, Rights, Segment, Submit,
-    Target, Tcp, TcpConfig,
+    Capability, Engine, GrantSpec, Home, LocalRange, Memory, Mover, Op, RegionSpec, Request, Rights, SealConfig,
+    Segment, Submit, Target, Tcp, TcpConfig,
 };
+use slackwater_zmtp::{KeyPair, SecretKey};
 
 /// As large as the memory of the raw copy, so that caches and page tables treat both alike.
 const REGION: usize = 64 << 20;
@@ -26,19 +27,28 @@ fn engine(name: &str, listens: bool) -> Engine {
     if let Ok(threads) = std::env::var("THREADS") {
         config.io_threads = threads.parse().unwrap();
     }
+    if std::env::var_os("SEALED").is_some() {
+        let (keys, other) = if listens { (pair(1), pair(2)) } else { (pair(2), pair(1)) };
+        config.seal = Some(SealConfig { keys, clients: [other.public()].into() });
+    }
     if !listens {
         config.bind.clear();
     }
+    let public_key = config.seal.as_ref().map(|seal| *seal.keys.public().as_bytes());
     let tcp = Tcp::start(&life, config).unwrap();
     let segment = Segment {
         name: name.to_owned(),
         incarnation: life.incarnation(),
         addresses: tcp.addresses().to_vec(),
-        public_key: None,
+        public_key,
         host: None,
     };
     let movers: Vec<Arc<dyn Mover>> = vec![Arc::new(tcp)];
     Engine::assemble(life, segment, movers)
+}
+
+fn pair(byte: u8) -> KeyPair {
+    KeyPair::of(SecretKey::from_bytes([byte; 32]))
 }
 
 fn cpu(pid: u32) -> f64 {
@@ -145,8 +155,8 @@ fn main() {
     let region =
         engine.register(RegionSpec { memory: Memory::anonymous(REGION).unwrap(), rights: Rights::BOTH }).unwrap();
     region.access(0, REGION as u64).unwrap().copy_in(0, &vec![9; REGION]);
-    let segment =
-        Segment { name: "target".into(), incarnation, addresses: vec![address], public_key: None, host: None };
+    let public_key = std::env::var_os("SEALED").map(|_| *pair(1).public().as_bytes());
+    let segment = Segment { name: "target".into(), incarnation, addresses: vec![address], public_key, host: None };
     let peer = engine.open(segment);
     engine.probe(peer, Duration::from_secs(5)).unwrap();
     let batches: usize = std::env::var("BATCH").map_or(1, |batch| batch.parse().unwrap());

@@ -4,6 +4,8 @@ use slackwater_wire::data::Refusal;
 use slackwater_wire::{Class, Incarnation};
 use thiserror::Error;
 
+use crate::tcp::SealError;
+
 /// Where a request stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Status {
@@ -76,6 +78,9 @@ pub enum Cause {
     /// The peer does not keep to the protocol.
     #[error("the peer broke the protocol: {0}")]
     Protocol(String),
+    /// A connection could not be sealed, or is not whole any more.
+    #[error("sealed connection: {0}")]
+    Seal(SealError),
     /// A mover let go of the request without a result: it panicked, which was reported where it happened.
     #[error("the mover died with the request")]
     Dropped,
@@ -115,6 +120,8 @@ impl Cause {
         match self {
             Self::Refused(refusal) => refusal.class(),
             Self::Gone { .. } => Class::Gone,
+            Self::Seal(SealError::Record) => Class::Retry,
+            Self::Seal(_) => Class::Refused,
             Self::Unreachable(_) | Self::Lost(_) | Self::TimedOut(_) | Self::Full { .. } | Self::Memory(_) => {
                 Class::Retry
             }

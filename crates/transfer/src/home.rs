@@ -35,7 +35,8 @@ pub struct GrantSpec {
     pub rights: Rights,
     /// On whose behalf.
     pub tenant: u64,
-    /// The incarnation that alone may use it; `Incarnation(0)` for any bearer.
+    /// The incarnation that alone may use it; `Incarnation(0)` for any bearer. Sealed connections do not take a claim
+    /// for it: there it is [`crate::holder_of`] the bearer's key.
     pub holder: Incarnation,
     /// How long it holds; none for as long as the generation.
     pub ttl: Option<Duration>,

@@ -35,4 +35,6 @@ pub use region::{Access, AccessError, Lookup, Region, RegionId, RegionSpec, Regi
 pub use segment::{HostContact, Segment};
 pub use slackwater_wire::data::{Capability, Op, Refusal, Rights};
 pub use start::EngineConfig;
-pub use tcp::{IGNORED, LaneCounters, OPTIONS, OptionError, Tcp, TcpConfig, TcpError, TcpOption};
+pub use tcp::{
+    IGNORED, LaneCounters, OPTIONS, OptionError, SealConfig, SealError, Tcp, TcpConfig, TcpError, TcpOption, holder_of,
+};

@@ -47,13 +47,14 @@ impl Engine {
     /// The configuration is wrong, or the operating system gives no randomness, thread or port.
     pub fn start(config: EngineConfig) -> Result<Self, EngineError> {
         let life = Home::open().map_err(|error| EngineError::System(error.to_string()))?;
+        let public_key = config.tcp.seal.as_ref().map(|seal| *seal.keys.public().as_bytes());
         let tcp = Arc::new(Tcp::start(&life, config.tcp)?);
         let host = (!config.force_tcp).then(|| host_mover(&life, &tcp)).flatten();
         let segment = Segment {
             name: config.name,
             incarnation: life.incarnation(),
             addresses: tcp.addresses().to_vec(),
-            public_key: None,
+            public_key,
             host: host.as_ref().map(|host| host.contact()),
         };
         let mut movers: Vec<Arc<dyn Mover>> = Vec::new();

@@ -21,6 +21,12 @@ pub(crate) fn public_of(secret: &[u8; 32]) -> [u8; 32] {
     MontgomeryPoint::mul_base_clamped(*secret).to_bytes()
 }
 
+/// X25519 (RFC 7748) of both; none for a point of small order, with which it would be the same for everybody.
+pub(crate) fn agree(public: &[u8; 32], secret: &[u8; 32]) -> Option<Zeroizing<[u8; 32]>> {
+    let point = Zeroizing::new(MontgomeryPoint(*public).mul_clamped(*secret).to_bytes());
+    (!equal(point.as_slice(), &[0; 32])).then_some(point)
+}
+
 /// The shared key of two parties; wiped when dropped.
 pub(crate) struct Shared(Zeroizing<[u8; 32]>);
 
@@ -31,11 +37,7 @@ impl Shared {
     /// The key both `secret`'s owner and `public`'s owner can derive; none for a point of small order, with which the
     /// key would be the same for everybody.
     pub(crate) fn agree(public: &[u8; 32], secret: &[u8; 32]) -> Option<Self> {
-        let point = Zeroizing::new(MontgomeryPoint(*public).mul_clamped(*secret).to_bytes());
-        if equal(point.as_slice(), &[0; 32]) {
-            return None;
-        }
-        Some(Self(derive(&point, &[0; 16])))
+        Some(Self(derive(&*agree(public, secret)?, &[0; 16])))
     }
 
     /// The key of the boxes whose nonces begin with `prefix`.

@@ -134,6 +134,13 @@ impl KeyPair {
         if pair.public == public { Ok(pair) } else { Err(KeyTextError::Mismatch) }
     }
 
+    /// The X25519 secret (RFC 7748) that only this pair and the owner of `other` can compute; none for a point of small
+    /// order, with which everybody could.
+    #[must_use]
+    pub fn agree(&self, other: &PublicKey) -> Option<Zeroizing<[u8; 32]>> {
+        crypto::agree(other.as_bytes(), self.secret.expose())
+    }
+
     /// The public half.
     #[must_use]
     pub const fn public(&self) -> PublicKey {

@@ -1,6 +1,9 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use super::seal::SealConfig;
+use crate::segment::Segment;
+
 /// How the TCP mover works; section `transfer.tcp` of the configuration.
 #[derive(Clone, Debug)]
 pub struct TcpConfig {
@@ -44,8 +47,18 @@ pub struct TcpConfig {
     pub bind: Vec<SocketAddr>,
     /// What to publish instead of the addresses that are listened on.
     pub advertise: Vec<SocketAddr>,
+    /// Seals every connection, in both directions. None to send bytes in the open, which is for this machine alone.
+    pub seal: Option<SealConfig>,
     /// Listens on, or connects to, addresses beyond this machine although the bytes travel in the open.
     pub insecure: bool,
+}
+
+impl TcpConfig {
+    /// Whether bytes may go to an address of a peer: within this machine, sealed, or in the open by the operator's will.
+    pub(crate) fn may_reach(&self, peer: &Segment, address: &SocketAddr) -> bool {
+        let sealed = self.seal.is_some() && peer.public_key.is_some();
+        address.ip().is_loopback() || sealed || self.insecure
+    }
 }
 
 /// Slices are no shorter, so a smaller request is one frame.
@@ -77,6 +90,7 @@ impl Default for TcpConfig {
             requests_max: 1024,
             bind: vec![SocketAddr::from(([127, 0, 0, 1], 0))],
             advertise: Vec::new(),
+            seal: None,
             insecure: false,
         }
     }

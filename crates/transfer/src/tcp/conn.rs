@@ -3,6 +3,7 @@
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use slackwater_base::Instant;
 use slackwater_net::ConnId;
@@ -14,6 +15,8 @@ use super::hub::LaneId;
 use super::io::{Vectors, into_slice, receive, tell_from};
 use super::lane::{Ended, Lane};
 use super::outlet::{FlushLimits, Flushed, Outlet};
+use super::record::Opener;
+use super::seal::SealError;
 use super::serve::Serve;
 use super::shared::Shared;
 use crate::cause::Cause;
@@ -26,6 +29,12 @@ pub(crate) struct Conn {
     pub(crate) outlet: Outlet,
     pub(crate) opened: Instant,
     greeted: bool,
+    /// The peer is who it says it is, as far as that is asked for: on a sealed connection its first record has opened.
+    proven: bool,
+    /// It is not let in.
+    refused: bool,
+    /// Opens all that comes after the greeting, if anything is sealed.
+    opener: Option<Opener>,
     /// The start of a header that is not all there.
     partial: Vec<u8>,
     payload: Option<Payload>,
@@ -61,6 +70,8 @@ pub(crate) enum Broken {
     Lost(Cause),
     /// Somebody else answers.
     Gone(Cause),
+    /// A record was changed on its way: nothing that was under way is tried again behind the caller's back.
+    Forged,
     /// It has nothing to do.
     Idle,
 }
@@ -102,6 +113,11 @@ const LARGE_BYTES: usize = 64 << 10;
 impl Broken {
     pub(crate) fn protocol(what: &str) -> Self {
         Self::Lost(Cause::Protocol(what.to_owned()))
+    }
+
+    /// No connection to this peer can be made, on any address.
+    pub(crate) fn unsealed(error: SealError) -> Self {
+        Self::Gone(Cause::Seal(error))
     }
 }
 
@@ -150,6 +166,9 @@ impl Conn {
             outlet: Outlet::default(),
             opened: now,
             greeted: false,
+            proven: false,
+            refused: false,
+            opener: None,
             partial: Vec::new(),
             payload: None,
             stash: Vec::new(),
@@ -159,9 +178,9 @@ impl Conn {
         }
     }
 
-    /// Whether the peer has not said who it is.
+    /// Whether the peer has not said, or not proven, who it is.
     pub(crate) fn is_stranger(&self) -> bool {
-        !self.greeted
+        !self.proven
     }
 
     /// Reads until the kernel has no more, or the share of this turn is spent; says whether it is.
@@ -171,6 +190,9 @@ impl Conn {
         scratch: &mut Scratch,
         turn: &mut Turn<'_>,
     ) -> Result<bool, Broken> {
+        if self.opener.is_some() {
+            return self.read_sealed(socket, scratch, turn);
+        }
         let mut total = 0;
         let stash = std::mem::take(&mut self.stash);
         self.parse(&stash, turn)?;
@@ -208,6 +230,9 @@ impl Conn {
                 self.payload_arrived(placed, turn)?;
             }
             self.parse(&scratch.bytes[..count - placed], turn)?;
+            if self.opener.is_some() {
+                return self.read_sealed(socket, scratch, turn);
+            }
             total += count;
             if count < asked {
                 self.wait_for_more(socket)?;
@@ -216,6 +241,63 @@ impl Conn {
             if total >= TURN_BYTES {
                 return Ok(true);
             }
+        }
+    }
+
+    /// The same by way of records.
+    fn read_sealed(
+        &mut self,
+        socket: BorrowedFd<'_>,
+        scratch: &mut Scratch,
+        turn: &mut Turn<'_>,
+    ) -> Result<bool, Broken> {
+        let Some(mut opener) = self.opener.take() else { return Ok(false) };
+        let read = self.read_records(&mut opener, socket, scratch, turn);
+        self.opener = Some(opener);
+        read
+    }
+
+    fn read_records(
+        &mut self,
+        opener: &mut Opener,
+        socket: BorrowedFd<'_>,
+        scratch: &mut Scratch,
+        turn: &mut Turn<'_>,
+    ) -> Result<bool, Broken> {
+        let mut total = 0;
+        loop {
+            let stash = std::mem::take(&mut self.stash);
+            self.parse(&stash, turn)?;
+            if !self.stash.is_empty() || self.room(turn).is_none() {
+                return Ok(false);
+            }
+            let opened = opener.next().map_err(|_| {
+                turn.shared.seals.records_refused.fetch_add(1, Ordering::Relaxed);
+                Broken::Forged
+            })?;
+            if let Some(plain) = opened {
+                self.proven = true;
+                self.parse(plain, turn)?;
+                continue;
+            }
+            if total >= TURN_BYTES {
+                return Ok(true);
+            }
+            scratch.vectors.clear();
+            scratch.vectors.push(into_slice(opener.space()));
+            // SAFETY: the range is the opener's own, which nobody else uses during the call.
+            let count = match unsafe { receive(socket, &mut scratch.vectors, libc::MSG_DONTWAIT) } {
+                Ok(0) => return Err(Broken::Lost(Cause::Lost("closed by the peer".to_owned()))),
+                Ok(count) => count,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                Err(error) => return Err(Broken::Lost(Cause::Lost(error.to_string()))),
+            };
+            if let Role::Lane(lane) = &mut self.role {
+                lane.moved(turn.now);
+            }
+            opener.received(count);
+            total += count;
         }
     }
 
@@ -303,8 +385,15 @@ impl Conn {
                 }
                 bytes = rest;
                 self.payload_arrived(piece.len(), turn)?;
+            } else if self.refused {
+                return Err(Broken::protocol("a request from somebody who was not let in"));
             } else if !self.greeted {
                 bytes = self.parse_greeting(bytes, turn)?;
+                if let Some(opener) = &mut self.opener {
+                    opener.space()[..bytes.len()].copy_from_slice(bytes);
+                    opener.received(bytes.len());
+                    return Ok(());
+                }
             } else {
                 bytes = self.parse_frame(bytes, turn)?;
             }
@@ -320,8 +409,22 @@ impl Conn {
         self.partial.clear();
         self.greeted = true;
         match &mut self.role {
-            Role::Serve(serve) => serve.greeting(&greeting, &mut self.outlet, turn),
-            Role::Lane(lane) => lane.greeting(&greeting, turn)?,
+            Role::Serve(serve) => match serve.greeting(&greeting, &mut self.outlet, turn) {
+                Ok(opener) => {
+                    self.proven = opener.is_none();
+                    self.opener = opener;
+                }
+                Err(error) => {
+                    // It reads why, and leaves; or it is shown out like any stranger.
+                    tracing::debug!(%error, incarnation = %greeting.incarnation, "an initiator is not let in");
+                    turn.shared.seals.peers_refused.fetch_add(1, Ordering::Relaxed);
+                    self.refused = true;
+                }
+            },
+            Role::Lane(lane) => {
+                self.opener = lane.greeting(&greeting, &mut self.outlet, turn)?;
+                self.proven = true;
+            }
         }
         Ok(rest)
     }

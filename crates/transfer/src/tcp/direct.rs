@@ -21,6 +21,7 @@ use socket2::{SockRef, TcpKeepalive};
 use super::config::SLICE_BYTES_MIN;
 use super::cursor::Cursor;
 use super::io::{Vectors, from_slice, into_slice, receive, send};
+use super::seal::SealError;
 use super::shared::Shared;
 use crate::cause::{Cause, Clock};
 use crate::job::{Buffers, Remote};
@@ -388,14 +389,14 @@ fn fits(data: &Data, id: u64, cursor: &Cursor) -> bool {
 
 fn connect(shared: &Shared, segment: &Segment, deadline: Instant) -> Result<Line, Cause> {
     let mut last = Cause::Unreachable("no address".to_owned());
-    for address in &segment.addresses {
+    for address in segment.addresses.iter().filter(|address| shared.config.may_reach(segment, address)) {
         let limit = now().until(deadline).min(shared.config.connect_timeout);
         if limit.is_zero() {
             return Err(Cause::TimedOut(Clock::Connect));
         }
         match greet(shared, segment, *address, limit) {
             Ok(line) => return Ok(line),
-            Err(gone @ Cause::Gone { .. }) => return Err(gone),
+            Err(gone @ (Cause::Gone { .. } | Cause::Seal(_))) => return Err(gone),
             Err(cause) => last = cause,
         }
     }
@@ -412,6 +413,9 @@ fn greet(shared: &Shared, segment: &Segment, address: SocketAddr, limit: Duratio
     let mut answer = [0; GREETING_BYTES];
     stream.read_exact(&mut answer).map_err(unreachable)?;
     let answer = Greeting::from_bytes(&answer).map_err(|error| Cause::Protocol(error.to_string()))?;
+    if answer.features.has(Features::SEALED) {
+        return Err(Cause::Seal(SealError::Unsealed));
+    }
     if answer.incarnation != segment.incarnation {
         return Err(Cause::Gone { expected: segment.incarnation, found: answer.incarnation });
     }

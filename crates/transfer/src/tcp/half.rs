@@ -17,6 +17,7 @@ use super::conn::{Broken, Conn, Role, Scratch, Turn};
 use super::hub::{LaneId, Lost, Why};
 use super::lane::{Ended, Lane};
 use super::outlet::Outlet;
+use super::seal::SealError;
 use super::serve::Serve;
 use super::shared::Shared;
 use super::work::Work;
@@ -158,6 +159,11 @@ impl Half {
     }
 
     fn connect(&mut self, net: &mut Net, lane: LaneId, peer: Arc<Segment>, address: SocketAddr) {
+        if !self.shared.config.may_reach(&peer, &address) {
+            let why =
+                Why::Peer(Cause::Unreachable(format!("{address}: it is beyond this machine, and there are no keys")));
+            return self.lost(Lost { lane, why, again: Vec::new(), failed: Vec::new() });
+        }
         let timeout = self.shared.config.connect_timeout;
         let connect = Connect { endpoint: Endpoint::Tcp(address), timeout, from: None };
         match net.connect(&connect) {
@@ -297,14 +303,19 @@ impl Half {
         drop(outlet);
         let cause = match &broken {
             Broken::Lost(cause) | Broken::Gone(cause) => cause.clone(),
+            Broken::Forged => Cause::Seal(SealError::Record),
             Broken::Idle => Cause::Closed,
         };
-        let wreck = lane.wreck(&cause, |id| untouched.contains(&id));
+        let mut wreck = lane.wreck(&cause, |id| untouched.contains(&id));
+        if matches!(broken, Broken::Forged) {
+            wreck.failed.extend(wreck.again.drain(..).map(|work| (work, cause.clone())));
+        }
         let why = match broken {
             Broken::Idle => Why::Idle,
             Broken::Lost(cause) if lane.ready => Why::Peer(cause),
             Broken::Lost(cause) => Why::Peer(Cause::Unreachable(cause.to_string())),
             Broken::Gone(cause) => Why::Gone(cause),
+            Broken::Forged => Why::Peer(cause.clone()),
         };
         let failed = wreck.failed.iter().map(|(work, _)| work.epoch).collect();
         // What ended on the lane before it broke is told first: the books still know the lane.
@@ -424,12 +435,15 @@ impl Protocol for Half {
                 self.with(conn, |conn, turn| {
                     conn.opened = turn.now;
                     turn.need(turn.now + GREETING_TIMEOUT);
-                    if let Role::Lane(lane) = &mut conn.role {
-                        lane.hello(&mut conn.outlet, turn);
+                    match &mut conn.role {
+                        Role::Lane(lane) => lane.hello(&mut conn.outlet, turn),
+                        Role::Serve(_) => Ok(()),
                     }
-                    Ok(())
                 });
-                self.take_over(net, conn);
+                match self.is_there(conn) {
+                    true => self.take_over(net, conn),
+                    false => net.abort(conn),
+                }
             }
             Event::Closed { conn, end, .. } => {
                 self.with(conn, |_, _| Err(Broken::Lost(Cause::Lost(end.to_string()))));

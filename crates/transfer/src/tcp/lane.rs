@@ -10,6 +10,8 @@ use super::conn::{Broken, Payload, Turn};
 use super::cursor::Cursor;
 use super::hub::{Finished, LaneId, Moved};
 use super::outlet::{Outlet, Source, Withdrawn};
+use super::record::{Opener, Sealer};
+use super::seal::{Initiator, Keys, SealError};
 use super::work::{Kind, Work};
 use crate::batch::BatchId;
 use crate::cause::{Cause, Clock};
@@ -21,6 +23,8 @@ pub(crate) struct Lane {
     pub(crate) id: LaneId,
     pub(crate) peer: Arc<Segment>,
     pub(crate) ready: bool,
+    /// While the answer to a greeting that asked for a sealed connection is on its way.
+    initiator: Option<Box<Initiator>>,
     flights: Slab<Flight>,
     next_generation: u32,
     /// When bytes last moved, or when the first flight began.
@@ -60,15 +64,31 @@ pub(crate) struct Wreck {
 impl Lane {
     pub(crate) fn new(id: LaneId, peer: Arc<Segment>, now: Instant) -> Self {
         let flights = Slab::new();
-        Self { id, peer, ready: false, flights, next_generation: 1, moved_at: now, idle_since: now }
+        Self { id, peer, ready: false, initiator: None, flights, next_generation: 1, moved_at: now, idle_since: now }
     }
 
-    pub(crate) fn hello(&self, outlet: &mut Outlet, turn: &Turn<'_>) {
-        outlet.push_bytes(turn.shared.greeting(self.peer.incarnation, Features::default()).to_bytes().to_vec());
+    pub(crate) fn hello(&mut self, outlet: &mut Outlet, turn: &Turn<'_>) -> Result<(), Broken> {
+        let mut hello = turn.shared.greeting(self.peer.incarnation, Features::default());
+        if let Some(initiator) = turn.shared.initiator(&self.peer, hello).map_err(Broken::unsealed)? {
+            hello = *initiator.hello();
+            self.initiator = Some(Box::new(initiator));
+        }
+        outlet.push_bytes(hello.to_bytes().to_vec());
+        Ok(())
     }
 
-    /// The peer has said who it is.
-    pub(crate) fn greeting(&mut self, greeting: &Greeting, turn: &mut Turn<'_>) -> Result<(), Broken> {
+    /// The peer has said who it is; what it sends from now on is sealed if there is an opener for it.
+    pub(crate) fn greeting(
+        &mut self,
+        greeting: &Greeting,
+        outlet: &mut Outlet,
+        turn: &mut Turn<'_>,
+    ) -> Result<Option<Opener>, Broken> {
+        let keys = match self.initiator.take() {
+            Some(initiator) => Some(initiator.finish(greeting).map_err(Broken::unsealed)?),
+            None if greeting.features.has(Features::SEALED) => return Err(Broken::unsealed(SealError::Unsealed)),
+            None => None,
+        };
         let (expected, found) = (self.peer.incarnation, greeting.incarnation);
         if found != expected {
             return Err(Broken::Gone(Cause::Gone { expected, found }));
@@ -77,7 +97,10 @@ impl Lane {
         self.idle_since = turn.now;
         turn.need(turn.now + turn.shared.config.gc_interval);
         turn.ready.push((self.id, greeting.requests_max.min(turn.shared.config.requests_max) as usize));
-        Ok(())
+        Ok(keys.map(|Keys { send, receive }| {
+            outlet.seal(Sealer::first(send));
+            Opener::new(receive)
+        }))
     }
 
     /// Bytes went or came.

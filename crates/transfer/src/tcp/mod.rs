@@ -13,13 +13,16 @@ mod io;
 mod lane;
 mod options;
 mod outlet;
+mod record;
+mod seal;
 mod serve;
 mod shared;
 mod staged;
 mod work;
 
 use std::net::SocketAddr;
-use std::sync::{Arc, mpsc};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Once, mpsc};
 use std::time::Duration;
 
 use slackwater_base::Instant;
@@ -30,6 +33,7 @@ use thiserror::Error;
 pub use config::TcpConfig;
 pub use hub::LaneCounters;
 pub use options::{IGNORED, OPTIONS, OptionError, TcpOption};
+pub use seal::{SealConfig, SealError, holder_of};
 
 use config::{SLICE_BYTES_MAX, SLICE_BYTES_MIN};
 use direct::Call;
@@ -79,6 +83,10 @@ impl Tcp {
     /// The configuration is wrong, or the operating system gives no thread, socket, or port.
     pub fn start(home: &Arc<Home>, config: TcpConfig) -> Result<Self, TcpError> {
         check(&config)?;
+        if config.insecure && config.seal.is_none() {
+            static WARNED: Once = Once::new();
+            WARNED.call_once(|| tracing::warn!("insecure is set: payload may travel in the open beyond this machine"));
+        }
         let mut seed = [0; 8];
         getrandom::fill(&mut seed).map_err(|error| TcpError::System(error.to_string()))?;
         let hub = Hub::new(Limits::of(&config), u64::from_le_bytes(seed));
@@ -200,9 +208,10 @@ fn check(config: &TcpConfig) -> Result<(), TcpError> {
     if !(SLICE_BYTES_MIN..=SLICE_BYTES_MAX).contains(&config.slice_bytes) {
         return wrong("slice_bytes must be from 64 KiB to 16 MiB, the largest frame that peers take");
     }
-    if let Some(address) = config.bind.iter().find(|address| !address.ip().is_loopback() && !config.insecure) {
+    let allowed = config.insecure || config.seal.is_some();
+    if let Some(address) = config.bind.iter().find(|address| !address.ip().is_loopback() && !allowed) {
         return Err(TcpError::Config(format!(
-            "refusing to listen on {address}: the bytes would travel in the open beyond this machine (set insecure to do it all the same)"
+            "refusing to listen on {address}: the bytes would travel in the open beyond this machine (give keys to seal them, or set insecure to do it all the same)"
         )));
     }
     Ok(())
@@ -218,8 +227,7 @@ impl Mover for Tcp {
     }
 
     fn reaches(&self, segment: &Segment) -> bool {
-        let open = self.shared.config.insecure;
-        segment.addresses.iter().any(|address| open || address.ip().is_loopback())
+        segment.addresses.iter().any(|address| self.shared.config.may_reach(segment, address))
     }
 
     fn invalidate(&self, region: &Arc<Region>) {
@@ -254,7 +262,8 @@ impl Mover for Tcp {
     fn carry_now(&self, segment: &Arc<Segment>, lone: Lone) -> Carried {
         // A loop must not block, and a large request is faster over several lanes.
         let config = &self.shared.config;
-        if is_inside_a_loop() || !lone.buffers.are_host() || lone.buffers.bytes() > config.stripe_bytes_min {
+        let sealed = config.seal.is_some() || segment.public_key.is_some();
+        if sealed || is_inside_a_loop() || !lone.buffers.are_host() || lone.buffers.bytes() > config.stripe_bytes_min {
             return Carried::Back(lone);
         }
         let Lone { op, buffers, remote, deadline } = lone;
@@ -298,7 +307,7 @@ impl Mover for Tcp {
     }
 
     fn metrics(&self) -> Vec<(&'static str, u64)> {
-        let hub = self.shared.hub();
+        let (hub, seals) = (self.shared.hub(), &self.shared.seals);
         let (counters, busiest) = (hub.counters(), hub.lanes_by_loop().into_iter().max().unwrap_or(0));
         vec![
             ("transfers_active", hub.active() as u64),
@@ -311,6 +320,8 @@ impl Mover for Tcp {
             ("retries", counters.retries),
             ("lanes_closed_idle", counters.closed_idle),
             ("lanes_closed_peer", counters.closed_peer),
+            ("peers_refused", seals.peers_refused.load(Ordering::Relaxed)),
+            ("records_refused", seals.records_refused.load(Ordering::Relaxed)),
         ]
     }
 

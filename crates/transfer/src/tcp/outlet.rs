@@ -8,6 +8,7 @@ use slackwater_wire::data::{ACK_BYTES, Ack, DATA_BYTES, Data, Frame, Refusal};
 
 use super::cursor::Cursor;
 use super::io::{VECTORS_MAX, Vectors, from_slice, send};
+use super::record::Sealer;
 
 /// Frames, in order, and the requests they are cut from, in turn.
 #[derive(Debug, Default)]
@@ -16,6 +17,8 @@ pub(crate) struct Outlet {
     /// Bytes of the frames, without those already written.
     queued: usize,
     sources: VecDeque<Source>,
+    /// Seals all that goes out, if anything is sealed.
+    sealer: Option<Sealer>,
 }
 
 /// Payload of one request that goes out.
@@ -83,7 +86,14 @@ static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
 impl Outlet {
     /// Whether there is nothing to write.
     pub(crate) fn is_empty(&self) -> bool {
-        self.frames.is_empty() && self.sources.is_empty()
+        let sealed = self.sealer.as_ref().is_none_or(|sealer| sealer.pending().is_empty());
+        self.frames.is_empty() && self.sources.is_empty() && sealed
+    }
+
+    /// Seals all that goes out from now on.
+    pub(crate) fn seal(&mut self, sealer: Sealer) {
+        debug_assert!(self.is_empty(), "what was pushed before would be sealed as well");
+        self.sealer = Some(sealer);
     }
 
     /// Frames and requests in it.
@@ -167,6 +177,11 @@ impl Outlet {
         vectors: &mut Vectors,
         sent: &mut Vec<u64>,
     ) -> io::Result<(Flushed, usize)> {
+        if let Some(mut sealer) = self.sealer.take() {
+            let flushed = self.flush_sealed(&mut sealer, socket, limits, vectors, sent);
+            self.sealer = Some(sealer);
+            return flushed;
+        }
         let mut total = 0;
         loop {
             self.cut(limits.frame_bytes_max);
@@ -185,6 +200,53 @@ impl Outlet {
                     total += count;
                     self.advance(count, sent);
                     if count < gathered {
+                        return Ok((Flushed::Blocked, total));
+                    }
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok((Flushed::Blocked, total)),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// The same by way of records. A source has left its memory when it is sealed.
+    fn flush_sealed(
+        &mut self,
+        sealer: &mut Sealer,
+        socket: BorrowedFd<'_>,
+        limits: FlushLimits,
+        vectors: &mut Vectors,
+        sent: &mut Vec<u64>,
+    ) -> io::Result<(Flushed, usize)> {
+        let mut total = 0;
+        loop {
+            while !sealer.is_full() {
+                self.cut(limits.frame_bytes_max);
+                if self.frames.is_empty() {
+                    break;
+                }
+                vectors.clear();
+                self.gather(vectors);
+                // SAFETY: as in `flush`.
+                let sealed = unsafe { sealer.seal(vectors) };
+                self.advance(sealed, sent);
+            }
+            if sealer.pending().is_empty() {
+                return Ok((Flushed::All, total));
+            }
+            if total >= limits.budget {
+                return Ok((Flushed::Spent, total));
+            }
+            vectors.clear();
+            vectors.push(from_slice(sealer.pending()));
+            let asked = sealer.pending().len();
+            // SAFETY: the range is the sealer's own, which is not changed during the call.
+            match unsafe { send(socket, vectors, libc::MSG_DONTWAIT) } {
+                Ok(count) => {
+                    total += count;
+                    sealer.wrote(count);
+                    if count < asked {
                         return Ok((Flushed::Blocked, total));
                     }
                 }

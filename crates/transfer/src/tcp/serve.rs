@@ -9,6 +9,8 @@ use slackwater_wire::data::{Ack, Data, Features, Frame, Greeting, Notify, Op, Re
 use super::conn::{Broken, Payload, Turn};
 use super::cursor::Cursor;
 use super::outlet::{Outlet, Source, Withdrawn};
+use super::record::{Opener, Sealer};
+use super::seal::{Keys, SealError, answer, holder_of, refusal};
 use super::staged::{DeviceRange, Next, StagedRead, StagedWrite};
 use crate::job::Buffers;
 use crate::memory::{StageError, Staged};
@@ -20,6 +22,8 @@ use crate::region::RegionId;
 pub(crate) struct Serve {
     /// Who asks; none before its greeting.
     peer: Option<Incarnation>,
+    /// Whose capabilities it may use: what it claims to be, or on a sealed connection what its key says.
+    holder: Option<Incarnation>,
     /// It wants to speak to another process.
     mistaken: bool,
     writes: BTreeMap<u64, Write>,
@@ -52,11 +56,33 @@ struct Incoming {
 const NOTICE_BYTES_MAX: u64 = 64 << 10;
 
 impl Serve {
-    pub(crate) fn greeting(&mut self, greeting: &Greeting, outlet: &mut Outlet, turn: &Turn<'_>) {
+    /// Answers, and says what opens the records of the peer, if its connection is sealed.
+    pub(crate) fn greeting(
+        &mut self,
+        greeting: &Greeting,
+        outlet: &mut Outlet,
+        turn: &Turn<'_>,
+    ) -> Result<Option<Opener>, SealError> {
         let own = turn.shared.home.incarnation();
         self.mistaken = greeting.expects != Incarnation(0) && greeting.expects != own;
         self.peer = Some(greeting.incarnation);
-        outlet.push_bytes(turn.shared.greeting(greeting.incarnation, Features::default()).to_bytes().to_vec());
+        self.holder = self.peer;
+        let own = turn.shared.greeting(greeting.incarnation, Features::default());
+        let Some(seal) = &turn.shared.config.seal else {
+            outlet.push_bytes(own.to_bytes().to_vec());
+            return Ok(None);
+        };
+        match answer(seal, greeting, own) {
+            Ok((client, answered, Keys { send, receive })) => {
+                self.holder = Some(holder_of(&client));
+                outlet.seal(Sealer::after(send, answered.to_bytes().to_vec()));
+                Ok(Some(Opener::new(receive)))
+            }
+            Err(error) => {
+                outlet.push_bytes(refusal(own).to_bytes().to_vec());
+                Err(error)
+            }
+        }
     }
 
     pub(crate) fn frame(
@@ -291,7 +317,7 @@ impl Serve {
     }
 
     fn request(&mut self, request: &Request, conn: ConnId, outlet: &mut Outlet, turn: &Turn<'_>) {
-        let holder = self.peer.unwrap_or(Incarnation(0));
+        let holder = self.holder.unwrap_or(Incarnation(0));
         let range = (request.offset, request.bytes);
         let admitted = turn.shared.home.admit(&request.capability, request.op, range, holder);
         let memory = admitted.and_then(|access| match DeviceRange::of(access) {

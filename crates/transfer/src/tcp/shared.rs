@@ -1,5 +1,6 @@
 //! What all loops of one mover share.
 
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use slackwater_base::Instant;
@@ -7,13 +8,16 @@ use slackwater_net::{Loop, WeakLoop};
 use slackwater_wait::{Event, now};
 use slackwater_wire::Incarnation;
 use slackwater_wire::data::{Features, Greeting, VERSION};
+use slackwater_zmtp::PublicKey;
 
 use super::config::{SLICE_BYTES_MAX, TcpConfig};
 use super::direct::Direct;
 use super::half::{Command, Half};
 use super::hub::{Hub, LaneId, Order};
+use super::seal::{Initiator, SealError};
 use super::work::Work;
 use crate::home::Home;
+use crate::segment::Segment;
 
 pub(crate) struct Shared {
     pub(crate) home: Arc<Home>,
@@ -22,10 +26,20 @@ pub(crate) struct Shared {
     pub(crate) direct: Direct,
     /// A queue has room again, or a peer is gone.
     pub(crate) room: Event,
+    pub(crate) seals: SealCounters,
     /// Not kept by it: the loops keep this.
     pub(crate) loops: OnceLock<Vec<WeakLoop<Half>>>,
     /// When the hub will be looked at without anybody asking.
     armed: Mutex<Instant>,
+}
+
+/// What sealed connections were kept from.
+#[derive(Debug, Default)]
+pub(crate) struct SealCounters {
+    /// Initiators that were not let in.
+    pub(crate) peers_refused: AtomicU64,
+    /// Records that did not open.
+    pub(crate) records_refused: AtomicU64,
 }
 
 /// Payload of one connection that is taken before it is acknowledged.
@@ -39,6 +53,7 @@ impl Shared {
             hub: Mutex::new(hub),
             direct: Direct::default(),
             room: Event::new(),
+            seals: SealCounters::default(),
             loops: OnceLock::new(),
             armed: Mutex::new(Instant::NEVER),
         }
@@ -69,6 +84,15 @@ impl Shared {
             in_flight_bytes_max: IN_FLIGHT_BYTES_MAX,
             public_key: [0; 32],
             proof: [0; 32],
+        }
+    }
+
+    /// The handshake with a peer; none when neither end seals.
+    pub(crate) fn initiator(&self, peer: &Segment, hello: Greeting) -> Result<Option<Initiator>, SealError> {
+        match (&self.config.seal, peer.public_key) {
+            (Some(seal), Some(key)) => Initiator::begin(&seal.keys, PublicKey::from_bytes(key), hello).map(Some),
+            (None, None) => Ok(None),
+            (Some(_), None) | (None, Some(_)) => Err(SealError::Unsealed),
         }
     }
 

@@ -4,7 +4,8 @@ use std::sync::{Arc, LazyLock};
 
 use slackwater_transfer::host::{HostLimits, HostMover};
 use slackwater_transfer::stage::{Device, SoftwareDevice, SoftwareMemory, StageLimits, StagedMover, Stager, Watch};
-use slackwater_transfer::{Engine, Home, Local, Mover, Segment, Tcp, TcpConfig};
+use slackwater_transfer::{Engine, Home, Local, Mover, SealConfig, Segment, Tcp, TcpConfig};
+use slackwater_zmtp::{KeyPair, SecretKey};
 
 use crate::fabric::Fabric;
 use crate::world::{End, Look, Place, World, anonymous, host_end, segment, shared};
@@ -15,6 +16,7 @@ pub(crate) fn worlds() -> Vec<fn() -> World> {
         host_shared,
         host_attached,
         tcp,
+        tcp_sealed,
         device_over_tcp,
         device_over_host,
         device_from_tcp,
@@ -52,9 +54,23 @@ fn fabric() -> World {
 }
 
 fn tcp_end(name: &str) -> End {
+    tcp_end_with(name, TcpConfig::default())
+}
+
+fn tcp_sealed() -> World {
+    let pair = |byte| KeyPair::of(SecretKey::from_bytes([byte; 32]));
+    let end = |name, own: KeyPair, other: KeyPair| {
+        let seal = Some(SealConfig { keys: own, clients: [other.public()].into() });
+        tcp_end_with(name, TcpConfig { seal, ..TcpConfig::default() })
+    };
+    World::new("tcp sealed", end("near", pair(1), pair(2)), end("far", pair(2), pair(1)))
+}
+
+fn tcp_end_with(name: &str, config: TcpConfig) -> End {
     let life = Home::open().unwrap();
-    let tcp = Arc::new(Tcp::start(&life, TcpConfig::default()).unwrap());
-    let segment = Segment { addresses: tcp.addresses().to_vec(), ..segment(name, &life, None) };
+    let public_key = config.seal.as_ref().map(|seal| *seal.keys.public().as_bytes());
+    let tcp = Arc::new(Tcp::start(&life, config).unwrap());
+    let segment = Segment { addresses: tcp.addresses().to_vec(), public_key, ..segment(name, &life, None) };
     End { engine: Engine::assemble(life, segment, vec![tcp]), make: anonymous }
 }
 

@@ -23,12 +23,13 @@ pub(crate) fn engine(name: &str, config: TcpConfig) -> Engine {
 /// The same, with its mover to look at.
 pub(crate) fn engine_and_mover(name: &str, config: TcpConfig) -> (Engine, Arc<Tcp>) {
     let life = Home::open().unwrap();
+    let public_key = config.seal.as_ref().map(|seal| *seal.keys.public().as_bytes());
     let tcp = Arc::new(Tcp::start(&life, config).unwrap());
     let segment = Segment {
         name: name.to_owned(),
         incarnation: life.incarnation(),
         addresses: tcp.addresses().to_vec(),
-        public_key: None,
+        public_key,
         host: None,
     };
     let movers: Vec<Arc<dyn Mover>> = vec![tcp.clone()];

@@ -14,6 +14,8 @@ pub struct Features(pub u32);
 impl Features {
     /// Everything after the greetings is sealed under keys that both ends derive from them.
     pub const SEALED: Features = Features(1);
+    /// Its processor has instructions for AES and GCM; when both ends' have, records are AES-256-GCM.
+    pub const AES: Features = Features(2);
 
     /// Whether all of `other` is in it.
     #[must_use]
@@ -41,9 +43,11 @@ pub struct Greeting {
     pub requests_max: u32,
     /// Payload bytes it takes on one connection before it has acknowledged them.
     pub in_flight_bytes_max: u64,
-    /// Its key for this connection, when sealed.
+    /// Its key for this connection alone, when sealed. Zeros in the answer of a target that takes no such connection
+    /// from this initiator.
     pub public_key: [u8; 32],
-    /// Proof that it holds the key of its name, when sealed.
+    /// When sealed: the initiator's lasting key, hidden from all but the target; the target's proof that it owns the
+    /// key that was expected of it.
     pub proof: [u8; 32],
 }
 

@@ -1,14 +1,12 @@
 //! `slackwater keys` and `slackwater mq`: the message layer by hand.
 
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 use clap::{Args, Subcommand};
-use slackwater_mq::tool::{self, Echo, Target};
+use slackwater_mq::tool::{self, Echo, Feed, Stopper, Target};
 use slackwater_mq::{Address, Level};
-use slackwater_net::Completion;
 
 use crate::interrupt::Interrupt;
 use crate::{DONE, INTERRUPTED};
@@ -120,31 +118,37 @@ pub(crate) fn keys(verb: &Keys) -> Result<u8> {
 
 pub(crate) fn mq(verb: &Mq) -> Result<u8> {
     let out = &mut std::io::stdout();
-    let stop = Arc::new(Completion::new());
+    let (stopper, feed) = Feed::new();
     match verb {
         Mq::Echo { address, key_file, allow } => {
-            let _interrupt = until_interrupted(&stop)?;
+            let interrupt = until_interrupted(stopper)?;
             let endpoint = address.endpoint()?;
             let options = Echo { endpoint, key_file: key_file.clone(), allow_list: allow.clone() };
-            tool::echo(&options, &stop, out)?;
+            tool::echo(&options, &feed, out)?;
+            return Ok(ended(&interrupt));
         }
         Mq::Send { peer, command, parts } => tool::send(&peer.target(), command, &bytes(parts), out)?,
         Mq::Request { peer, command, parts } => tool::request(&peer.target(), command, &bytes(parts), out)?,
         Mq::Sub { peer, topics, count } => {
-            let _interrupt = until_interrupted(&stop)?;
-            tool::sub(&peer.target(), &bytes(topics), *count, &stop, out)?;
+            let interrupt = until_interrupted(stopper)?;
+            tool::sub(&peer.target(), &bytes(topics), *count, &feed, out)?;
+            return Ok(ended(&interrupt));
         }
     }
-    Ok(if stop.is_done() { INTERRUPTED } else { DONE })
+    Ok(DONE)
 }
 
-/// Has `stop` completed by Ctrl-C.
-fn until_interrupted(stop: &Arc<Completion>) -> Result<Interrupt> {
+fn ended(interrupt: &Interrupt) -> u8 {
+    if interrupt.requested() { INTERRUPTED } else { DONE }
+}
+
+/// Has the tool stopped by Ctrl-C.
+fn until_interrupted(stopper: Stopper) -> Result<Interrupt> {
     let interrupt = Interrupt::install()?;
-    let (other, stop) = (interrupt.clone(), Arc::clone(stop));
+    let other = interrupt.clone();
     let watch = move || {
         other.wait();
-        stop.complete();
+        stopper.stop();
     };
     std::thread::Builder::new().name("interrupt".to_owned()).spawn(watch).context("cannot start a thread")?;
     Ok(interrupt)

@@ -3,10 +3,10 @@
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
-use slackwater_net::{Completion, Endpoint, UnixAccess};
+use slackwater_net::{Endpoint, UnixAccess};
 use slackwater_zmtp::{KeyPair, KeyTextError, PublicKey};
 use thiserror::Error;
 
@@ -71,6 +71,59 @@ pub struct Echo {
     pub allow_list: Option<PathBuf>,
 }
 
+/// Where a tool that prints until it is stopped hears of both: lines and the stop come through one channel, so that it
+/// sleeps until there is something to do.
+#[derive(Debug)]
+pub struct Feed {
+    told: Sender<Heard>,
+    heard: Receiver<Heard>,
+}
+
+/// Stops the tool that has its [`Feed`].
+#[derive(Clone, Debug)]
+pub struct Stopper(Sender<Heard>);
+
+#[derive(Debug)]
+enum Heard {
+    Line(String),
+    Stop,
+}
+
+impl Feed {
+    /// A feed and what stops it.
+    #[must_use]
+    pub fn new() -> (Stopper, Self) {
+        let (told, heard) = channel();
+        (Stopper(told.clone()), Self { told, heard })
+    }
+
+    /// Hands lines in, from any thread.
+    fn teller(&self) -> impl Fn(String) + Send + Sync + use<> {
+        let told = self.told.clone();
+        // The printing end may have stopped.
+        move |line| drop(told.send(Heard::Line(line)))
+    }
+
+    /// Prints up to `count` lines, each as soon as it comes, until the stop.
+    fn print(&self, count: u64, out: &mut dyn Write) -> io::Result<()> {
+        for _ in 0..count {
+            match self.heard.recv() {
+                Ok(Heard::Line(line)) => writeln!(out, "{line}").and_then(|()| out.flush())?,
+                Ok(Heard::Stop) | Err(_) => break,
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Stopper {
+    /// Ends the tool after the lines that it has heard so far.
+    pub fn stop(&self) {
+        // The tool may have ended by itself.
+        let _ = self.0.send(Heard::Stop);
+    }
+}
+
 /// Makes a key pair, writes the secret half to `path` (mode 600, never over an existing file) and prints the public one.
 ///
 /// # Errors
@@ -117,12 +170,11 @@ pub fn keys_allow(list: &Path, key: &str, level: &str, name: &str, out: &mut dyn
     Ok(())
 }
 
-/// Answers `echo.echo` with its own parts and prints what `echo.say` brings, until `stop` is done.
+/// Answers `echo.echo` with its own parts and prints what `echo.say` brings, until `feed` is stopped.
 ///
 /// # Errors
 /// [`ToolError`].
-pub fn echo(options: &Echo, stop: &Completion, out: &mut dyn Write) -> Result<(), ToolError> {
-    let (heard, lines) = channel();
+pub fn echo(options: &Echo, feed: &Feed, out: &mut dyn Write) -> Result<(), ToolError> {
     let keys = options.key_file.as_deref().map(load_key).transpose()?;
     let encrypted = keys.is_some();
     let mut builder = Builder::new(Options { keys, ..Options::default() });
@@ -130,11 +182,10 @@ pub fn echo(options: &Echo, stop: &Completion, out: &mut dyn Write) -> Result<()
     builder.request_command("echo.echo", |call: &Call<'_>| {
         call.reply(call.parts()).expect("a request command is only called with a tag");
     })?;
-    let said = heard.clone();
+    let say = feed.teller();
     builder.command("echo.say", move |call: &Call<'_>| {
         let parts: Vec<String> = call.parts().map(|part| part.escape_ascii().to_string()).collect();
-        // The printing end may have stopped.
-        let _ = said.send(format!("{}: {}", call.remote(), parts.join(" ")));
+        say(format!("{}: {}", call.remote(), parts.join(" ")));
     })?;
     let running = builder.start()?;
     let admission = match &options.allow_list {
@@ -146,13 +197,7 @@ pub fn echo(options: &Echo, stop: &Completion, out: &mut dyn Write) -> Result<()
     let key = encrypted.then(|| running.public_key());
     writeln!(out, "listening at {}", Address::of(&endpoint, key))?;
     out.flush()?;
-    while !stop.is_done() {
-        match lines.recv_timeout(LOOK) {
-            Ok(line) => writeln!(out, "{line}").and_then(|()| out.flush())?,
-            Err(RecvTimeoutError::Timeout) => {}
-            Err(RecvTimeoutError::Disconnected) => break,
-        }
-    }
+    feed.print(u64::MAX, out)?;
     Ok(())
 }
 
@@ -187,7 +232,7 @@ pub fn request(target: &Target, command: &str, parts: &[Vec<u8>], out: &mut dyn 
     Ok(())
 }
 
-/// Prints the messages of a stream, with its gaps, until `count` have been heard or `stop` is done.
+/// Prints the messages of a stream, with its gaps, until `count` have been heard or `feed` is stopped.
 ///
 /// # Errors
 /// [`ToolError`].
@@ -195,11 +240,11 @@ pub fn sub(
     target: &Target,
     topics: &[Vec<u8>],
     count: Option<u64>,
-    stop: &Completion,
+    feed: &Feed,
     out: &mut dyn Write,
 ) -> Result<(), ToolError> {
     let running = start(target)?;
-    let (heard, lines) = channel();
+    let say = feed.teller();
     let everything = [Vec::new()];
     let topics = if topics.is_empty() { &everything[..] } else { topics };
     let topics: Vec<&[u8]> = topics.iter().map(Vec::as_slice).collect();
@@ -210,25 +255,11 @@ pub fn sub(
             None => String::new(),
         };
         let (topic, body) = (published.topic.escape_ascii(), published.body.escape_ascii());
-        // The printing end may have stopped.
-        let _ = heard.send(format!("{gap}{} {topic} {body}", published.sequence));
+        say(format!("{gap}{} {topic} {body}", published.sequence));
     })?;
-    let mut left = count.unwrap_or(u64::MAX);
-    while left > 0 && !stop.is_done() {
-        match lines.recv_timeout(LOOK) {
-            Ok(line) => {
-                writeln!(out, "{line}").and_then(|()| out.flush())?;
-                left -= 1;
-            }
-            Err(RecvTimeoutError::Timeout) => {}
-            Err(RecvTimeoutError::Disconnected) => break,
-        }
-    }
+    feed.print(count.unwrap_or(u64::MAX), out)?;
     Ok(())
 }
-
-/// How often a printing tool looks whether it should stop.
-const LOOK: Duration = Duration::from_millis(200);
 
 fn start(target: &Target) -> Result<Running, ToolError> {
     let keys = target.key_file.as_deref().map(load_key).transpose()?;

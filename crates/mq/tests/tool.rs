@@ -7,9 +7,8 @@ use std::os::unix::fs::PermissionsExt;
 use std::sync::mpsc::{Sender, channel};
 
 use common::*;
-use slackwater_mq::tool::{self, Echo, Target, ToolError};
+use slackwater_mq::tool::{self, Echo, Feed, Target, ToolError};
 use slackwater_mq::*;
-use slackwater_net::Completion;
 
 /// A sink that hands on every line.
 struct Lines(Sender<String>, String);
@@ -64,9 +63,12 @@ fn an_echo_server_answers_who_is_allowed() {
     tool::keys_allow(&path("allowed"), &client.to_string(), "basic", "", &mut Vec::new()).unwrap();
     let options = Echo { endpoint: any_port(), key_file: Some(path("server")), allow_list: Some(path("allowed")) };
     let (said, lines) = channel();
-    let stop = Completion::new();
+    let (stopper, feed) = Feed::new();
     std::thread::scope(|scope| {
-        let serving = scope.spawn(|| tool::echo(&options, &stop, &mut Lines(said, String::new())));
+        let serving = scope.spawn(|| {
+            let feed = feed;
+            tool::echo(&options, &feed, &mut Lines(said, String::new()))
+        });
         let address: Address = next(&lines, "the address").strip_prefix("listening at ").unwrap().parse().unwrap();
         let target =
             |key: Option<&str>| Target { address: address.clone(), key_file: key.map(path), timeout: LONG, raw: false };
@@ -79,7 +81,7 @@ fn an_echo_server_answers_who_is_allowed() {
         assert_eq!(unknown.to_string(), "the peer answered: UNKNOWNCOMMAND");
         let refused = tool::request(&target(None), "echo.echo", &[], &mut Vec::new()).unwrap_err();
         assert!(refused.to_string().ends_with("refused by the peer: 400"), "{refused}");
-        stop.complete();
+        stopper.stop();
         serving.join().unwrap().unwrap();
     });
 }
@@ -93,7 +95,7 @@ fn a_stream_is_printed_with_its_numbers() {
     std::thread::scope(|scope| {
         let topics = [b"kv".to_vec()];
         scope.spawn(move || {
-            tool::sub(&target, &topics, Some(3), &Completion::new(), &mut Lines(said, String::new())).unwrap()
+            tool::sub(&target, &topics, Some(3), &Feed::new().1, &mut Lines(said, String::new())).unwrap()
         });
         let mut heard = Vec::new();
         while heard.len() < 3 {

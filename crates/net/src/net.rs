@@ -1,5 +1,8 @@
+mod accept;
+mod traffic;
+
 use std::collections::VecDeque;
-use std::io::{self, IoSlice};
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -7,14 +10,11 @@ use mio::{Registry, Token};
 use slab::Slab;
 use slackwater_base::Instant;
 
-use crate::limiter::{Admission, Limiter};
-use crate::outbox::{GATHER, Outbox, Spare};
-use crate::socket::{Listener, Stream, check_free};
+use crate::limiter::Limiter;
+use crate::outbox::{Outbox, Spare};
+use crate::socket::{Listener, Stream};
 use crate::wheel::Wheel;
-use crate::{
-    Clock, ConnId, Connect, Counters, End, Endpoint, Event, Limits, Listen, ListenerId, NetError, Protocol, Readiness,
-    TimerId,
-};
+use crate::{Clock, ConnId, Connect, Counters, End, Endpoint, Event, Limits, NetError, Protocol, Readiness, TimerId};
 
 /// The connections, listeners and timers of one loop, as its protocol sees them.
 pub struct Net {
@@ -94,10 +94,7 @@ enum Notice {
 }
 
 const READ_BYTES: usize = 64 << 10;
-const ACCEPTS_PER_TURN: usize = 64;
 const SERVED_PER_TURN: usize = 256;
-/// Without descriptors accepting is tried again this often, besides whenever a connection of this loop ends.
-const DESCRIPTOR_RETRY: Duration = Duration::from_millis(100);
 const LISTENER_BIT: usize = 1 << 63;
 pub(crate) const WAKER: Token = Token(usize::MAX);
 
@@ -166,56 +163,6 @@ impl Net {
         let alarm = self.wheel.set(self.now + connect.timeout, Alarm::Connect(conn));
         self.conns[conn.index()].alarm = Some(alarm);
         Ok(conn)
-    }
-
-    /// Opens a listener and says where it listens (a port of 0 has become a real one).
-    ///
-    /// # Errors
-    /// When the kernel refuses.
-    pub fn listen(&mut self, listen: &Listen) -> Result<(ListenerId, Endpoint), NetError> {
-        self.counters.socket_calls.add(10);
-        let opened = Listener::open(&listen.endpoint, listen.shared, &listen.access, &self.limits.liveness);
-        let (listener, endpoint) = opened.map_err(|error| system_error(&listen.endpoint, error))?;
-        let entry = self.listeners.vacant_entry();
-        let id = ListenerId(entry.key() as u32);
-        let mut accepting = Accepting { listener, endpoint: endpoint.clone(), ready: true };
-        accepting
-            .listener
-            .register(&self.registry, Token(LISTENER_BIT | entry.key()))
-            .map_err(|error| system_error(&listen.endpoint, error))?;
-        entry.insert(accepting);
-        self.accept_due = true;
-        Ok((id, endpoint))
-    }
-
-    /// Fails when anybody listens on this TCP address already. Listeners that share a port among loops would
-    /// otherwise share it with another process of the same user, too.
-    ///
-    /// # Errors
-    /// When the address is taken or not ours.
-    pub fn check_free(endpoint: &Endpoint) -> Result<(), NetError> {
-        match endpoint {
-            Endpoint::Tcp(address) if address.port() != 0 => {
-                check_free(*address).map_err(|error| system_error(endpoint, error))
-            }
-            _ => Ok(()),
-        }
-    }
-
-    /// Closes a listener. A Unix socket file is removed.
-    pub fn stop_listening(&mut self, id: ListenerId) {
-        if let Some(accepting) = self.listeners.try_remove(id.0 as usize) {
-            self.counters.socket_calls.add(1);
-            if let Endpoint::Unix(path) = &accepting.endpoint {
-                let _ = std::fs::remove_file(path);
-            }
-        }
-    }
-
-    /// Closes all listeners.
-    pub fn stop_listening_everywhere(&mut self) {
-        let all: Vec<ListenerId> = self.listeners.iter().map(|(key, _)| ListenerId(key as u32)).collect();
-        all.into_iter().for_each(|id| self.stop_listening(id));
     }
 
     /// The buffer to append bytes for the peer to; written when the turn ends. None when the connection is gone,
@@ -430,73 +377,6 @@ impl Net {
         }
     }
 
-    /// Reads once. A read that does not fill the buffer has emptied the socket, and the next byte makes a new edge.
-    fn read<P: Protocol>(&mut self, conn: ConnId, protocol: &mut P) {
-        let mut buffer = std::mem::take(&mut self.read_buffer);
-        self.counters.reads.add(1);
-        let outcome = match entry(&mut self.conns, conn) {
-            Some(entry) => entry.stream.read(&mut buffer),
-            None => return self.read_buffer = buffer,
-        };
-        match outcome {
-            Ok(0) => self.end(conn, End::Eof),
-            Ok(count) => {
-                self.counters.bytes_in.add(count as u64);
-                protocol.handle(self, Event::Bytes { conn, bytes: &buffer[..count] });
-                if let Some(entry) = entry(&mut self.conns, conn) {
-                    // After the end one more read tells which end it is.
-                    entry.readable = count == buffer.len() || entry.ended;
-                }
-                self.make_ready(conn);
-            }
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                if let Some(entry) = entry(&mut self.conns, conn) {
-                    entry.readable = false;
-                }
-            }
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => self.make_ready(conn),
-            Err(error) => self.end(conn, End::Failed(error)),
-        }
-        self.read_buffer = buffer;
-    }
-
-    fn flush(&mut self, conn: ConnId) {
-        let Some(entry) = entry(&mut self.conns, conn) else { return };
-        while !entry.blocked && !entry.outbox.is_empty() {
-            let mut slices: Vec<IoSlice<'_>> = Vec::with_capacity(GATHER.min(4));
-            entry.outbox.gather(&mut slices);
-            let offered: usize = slices.iter().map(|slice| slice.len()).sum();
-            self.counters.writes.add(1);
-            match entry.stream.write(&slices) {
-                Ok(count) => {
-                    self.counters.bytes_out.add(count as u64);
-                    entry.outbox.advance(count, &mut self.spare);
-                    entry.progressed = true;
-                    entry.blocked = count < offered;
-                }
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => entry.blocked = true,
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return self.end(conn, End::Failed(error)),
-            }
-        }
-        let queued = entry.outbox.bytes();
-        if queued == 0 {
-            // A buffer that was asked for and not used goes back, too.
-            entry.outbox.clear(&mut self.spare);
-        }
-        if queued == 0 && entry.phase == Phase::Lingering {
-            return self.end(conn, End::Local);
-        }
-        if queued > 0 && entry.alarm.is_none() {
-            entry.progressed = false;
-            entry.alarm = Some(self.wheel.set(self.now + self.limits.write_stall, Alarm::Stall(conn)));
-        }
-        if entry.call_when_drained && queued <= self.limits.low_mark_bytes {
-            entry.call_when_drained = false;
-            self.notices.push_back(Notice::Drained(conn));
-        }
-    }
-
     fn ring<P: Protocol>(&mut self, alarm: Alarm, protocol: &mut P) {
         match alarm {
             Alarm::User(token) => protocol.handle(self, Event::Timer { token }),
@@ -517,71 +397,6 @@ impl Net {
                 entry.alarm = Some(self.wheel.set(again, Alarm::Stall(conn)));
             }
             Alarm::Accept => self.accept_due = true,
-        }
-    }
-
-    fn accept_all<P: Protocol>(&mut self, protocol: &mut P) {
-        (self.accept_due, self.accept_held) = (false, false);
-        let ready: Vec<usize> = self.listeners.iter().filter(|(_, a)| a.ready).map(|(key, _)| key).collect();
-        for key in ready {
-            let taken = (0..ACCEPTS_PER_TURN).take_while(|_| self.accept_one(key, protocol)).count();
-            self.accept_due |= taken == ACCEPTS_PER_TURN;
-        }
-    }
-
-    /// Takes one connection in; false when there is none, or none may be taken now. A listener that may not take
-    /// more stays ready and goes on when a slot frees.
-    fn accept_one<P: Protocol>(&mut self, key: usize, protocol: &mut P) -> bool {
-        let slot = match self.conns.len() < self.limits.connections {
-            true => self.limiter.next_slot(self.now),
-            false => Instant::NEVER,
-        };
-        if slot > self.now {
-            self.pause_accepting(slot);
-            return false;
-        }
-        let Some(accepting) = self.listeners.get_mut(key) else { return false };
-        self.counters.accepts.add(1);
-        let (stream, source) = match accepting.listener.accept() {
-            Ok(taken) => taken,
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                accepting.ready = false;
-                return false;
-            }
-            Err(error) if is_out_of_descriptors(&error) => {
-                self.pause_accepting(self.now + DESCRIPTOR_RETRY);
-                return false;
-            }
-            // The peer was gone before it was taken; the next one may be there.
-            Err(_) => return true,
-        };
-        let ip = source.ip();
-        match self.limiter.enter(ip, self.now) {
-            Admission::Enter => {}
-            Admission::SourceFull => {
-                self.counters.refused_source_full.add(1);
-                return true;
-            }
-            Admission::SourceTooFast => {
-                self.counters.refused_source_rate.add(1);
-                return true;
-            }
-        }
-        match self.insert(stream, Phase::Open, Some(ip)) {
-            Ok(conn) => {
-                let listener = ListenerId(key as u32);
-                protocol.handle(self, Event::Accepted { conn, listener, source: &source });
-            }
-            Err(_) => self.limiter.leave(ip, self.now),
-        }
-        true
-    }
-
-    fn pause_accepting(&mut self, until: Instant) {
-        self.counters.accept_paused.add(1);
-        self.accept_held = true;
-        if until < Instant::NEVER {
-            self.wheel.set(until, Alarm::Accept);
         }
     }
 

@@ -1,0 +1,76 @@
+//! Reading from connections and writing to them.
+
+use std::io::{self, IoSlice};
+
+use super::{Alarm, Notice, Phase, entry};
+use crate::outbox::GATHER;
+use crate::{ConnId, End, Event, Net, Protocol};
+
+impl Net {
+    /// Reads once. A read that does not fill the buffer has emptied the socket, and the next byte makes a new edge.
+    pub(super) fn read<P: Protocol>(&mut self, conn: ConnId, protocol: &mut P) {
+        let mut buffer = std::mem::take(&mut self.read_buffer);
+        self.counters.reads.add(1);
+        let outcome = match entry(&mut self.conns, conn) {
+            Some(entry) => entry.stream.read(&mut buffer),
+            None => return self.read_buffer = buffer,
+        };
+        match outcome {
+            Ok(0) => self.end(conn, End::Eof),
+            Ok(count) => {
+                self.counters.bytes_in.add(count as u64);
+                protocol.handle(self, Event::Bytes { conn, bytes: &buffer[..count] });
+                if let Some(entry) = entry(&mut self.conns, conn) {
+                    // After the end one more read tells which end it is.
+                    entry.readable = count == buffer.len() || entry.ended;
+                }
+                self.make_ready(conn);
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                if let Some(entry) = entry(&mut self.conns, conn) {
+                    entry.readable = false;
+                }
+            }
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => self.make_ready(conn),
+            Err(error) => self.end(conn, End::Failed(error)),
+        }
+        self.read_buffer = buffer;
+    }
+
+    pub(super) fn flush(&mut self, conn: ConnId) {
+        let Some(entry) = entry(&mut self.conns, conn) else { return };
+        while !entry.blocked && !entry.outbox.is_empty() {
+            let mut slices: Vec<IoSlice<'_>> = Vec::with_capacity(GATHER.min(4));
+            entry.outbox.gather(&mut slices);
+            let offered: usize = slices.iter().map(|slice| slice.len()).sum();
+            self.counters.writes.add(1);
+            match entry.stream.write(&slices) {
+                Ok(count) => {
+                    self.counters.bytes_out.add(count as u64);
+                    entry.outbox.advance(count, &mut self.spare);
+                    entry.progressed = true;
+                    entry.blocked = count < offered;
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => entry.blocked = true,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return self.end(conn, End::Failed(error)),
+            }
+        }
+        let queued = entry.outbox.bytes();
+        if queued == 0 {
+            // A buffer that was asked for and not used goes back, too.
+            entry.outbox.clear(&mut self.spare);
+        }
+        if queued == 0 && entry.phase == Phase::Lingering {
+            return self.end(conn, End::Local);
+        }
+        if queued > 0 && entry.alarm.is_none() {
+            entry.progressed = false;
+            entry.alarm = Some(self.wheel.set(self.now + self.limits.write_stall, Alarm::Stall(conn)));
+        }
+        if entry.call_when_drained && queued <= self.limits.low_mark_bytes {
+            entry.call_when_drained = false;
+            self.notices.push_back(Notice::Drained(conn));
+        }
+    }
+}

@@ -49,6 +49,12 @@ fn hold(profile: Profile, seeds: u64) {
     assert!(failures.is_empty(), "{}", report(profile, &failures));
 }
 
+/// A recovery took a lower tombstone's file for that of the highest, and reclaim deleted the one that held it.
+#[test]
+fn a_removed_record_stays_removed_when_its_tombstone_lies_before_a_lower_one() {
+    assert_eq!(run_seed(Profile::Churn, 5903, None).violation.map(|(_, violation)| violation.to_string()), None);
+}
+
 /// In eviction by single steps, the plain pass set a soft-pinned replica aside and asked for another step at once; the last
 /// pass took it back, found the queue of offloads full, and left it to the plain pass: without end, while time stood still.
 #[test]

@@ -147,10 +147,13 @@ impl Index {
         }
     }
 
-    /// As [`Index::bury`] for tombstones that are found in any order: of equal ones the last file counts.
-    pub(crate) fn bury_latest(&mut self, hash: KeyHash, version: Version, file: FileId) {
-        if let Some(tomb) = self.tombs.get_mut(&hash).filter(|tomb| tomb.version == version)
-            && (tomb.file == NOWHERE || u64::from(tomb.file) < file.0)
+    /// As [`Index::kill`] and [`Index::bury`] for tombstones that are found in any order: the highest version counts,
+    /// and of equal ones the last file.
+    pub(crate) fn find_tombstone(&mut self, hash: KeyHash, version: Version, file: FileId) {
+        let before = self.tombs.get(&hash).map(|tomb| (tomb.version, tomb.file));
+        self.kill(hash, version);
+        if let Some(tomb) = self.tombs.get_mut(&hash)
+            && before.is_none_or(|before| before < (version, file.0 as u32))
         {
             tomb.file = file.0 as u32;
         }
@@ -269,6 +272,23 @@ mod tests {
             }
             assert_eq!(live(&index), Some((4, 6)), "{order:?}");
             assert_eq!(index.get(KEY).unwrap().copies, 5, "{order:?}");
+        }
+    }
+
+    /// Opened after a crash, a log took the place of a key's older tombstone, in a later file, for that of its highest
+    /// one. The file that alone held the highest was deleted as needless, and the next opening told of the removed record.
+    #[test]
+    fn the_highest_tombstone_lies_where_it_was_found_whatever_lower_ones_lie_behind_it() {
+        let found = [(2, 5), (3, 7), (2, 8), (3, 6)];
+        let mut order = found;
+        for turn in 0..found.len() {
+            order.rotate_left(1);
+            order.swap(0, turn);
+            let mut index = Index::default();
+            for (version, file) in order {
+                index.find_tombstone(KEY, Version(version), FileId(file));
+            }
+            assert!(index.is_buried_at(KEY, Version(3), FileId(7)), "{order:?}");
         }
     }
 

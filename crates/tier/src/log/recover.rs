@@ -246,8 +246,7 @@ impl Log {
         if let Some(recovery) = &mut self.recovery {
             recovery.saw_version(version);
         }
-        self.index.kill(hash, version);
-        self.index.bury_latest(hash, version, file);
+        self.index.find_tombstone(hash, version, file);
     }
 
     /// All headers are read: what no later header vouches for has its bytes read, and holes are judged. A hole that

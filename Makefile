@@ -48,7 +48,7 @@ test-loom: toolchain
 
 # Miri interprets the unsafe parts of waiting and of the pool. It knows the system calls of libc, not rustix's own.
 test-miri: toolchain
-	@cargo +nightly miri setup >/dev/null 2>&1 || { echo "skipped: Miri (rustup toolchain install nightly --component miri,rust-src)"; exit 0; }; \
+	@RUSTUP_AUTO_INSTALL=0 cargo +nightly miri setup >/dev/null 2>&1 || { echo "skipped: Miri (rustup toolchain install nightly --component miri,rust-src)"; exit 0; }; \
 	RUSTFLAGS="--cfg rustix_use_libc" MIRIFLAGS="-Zmiri-disable-isolation -Zmiri-permissive-provenance" \
 	sh -c 'cargo +nightly miri test --locked --package slackwater-wait --package slackwater-pool --lib --test waits && \
 	cargo +nightly miri test --locked --package slackwater-pool --test pool -- scope join handle'

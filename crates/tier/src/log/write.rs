@@ -414,8 +414,8 @@ impl Log {
     }
 
     /// Bytes of files up to which tombstones and copies may begin another: one beyond the capacity. A log whose capacity
-    /// was lowered is longer than that already, as may be one that a crash found with one file more, and only these bring it down: it has what one drain may need on top of
-    /// its length, which each drain lessens.
+    /// was lowered is longer than that already, as may be one that a crash found with one file more, and only these bring
+    /// it down: it has what one drain may need on top of its length, which each drain lessens.
     fn reach(&self) -> u64 {
         let within = self.config.capacity.max(self.file_bytes);
         let longest = || self.files.iter().map(|(_, file)| file.bytes).max().unwrap_or_default();

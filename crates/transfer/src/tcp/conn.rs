@@ -212,13 +212,7 @@ impl Conn {
             }
             // SAFETY: the ranges are those of the payload's cursor, which its buffers keep valid for writes, and one of
             // the scratch buffer, which nobody else uses during the call.
-            let count = match unsafe { receive(socket, &mut scratch.vectors, libc::MSG_DONTWAIT) } {
-                Ok(0) => return Err(Broken::Lost(Cause::Lost("closed by the peer".to_owned()))),
-                Ok(count) => count,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-                Err(error) => return Err(Broken::Lost(Cause::Lost(error.to_string()))),
-            };
+            let Some(count) = (unsafe { receive_now(socket, &mut scratch.vectors) })? else { return Ok(false) };
             if let Role::Lane(lane) = &mut self.role {
                 lane.moved(turn.now);
             }
@@ -286,13 +280,7 @@ impl Conn {
             scratch.vectors.clear();
             scratch.vectors.push(into_slice(opener.space()));
             // SAFETY: the range is the opener's own, which nobody else uses during the call.
-            let count = match unsafe { receive(socket, &mut scratch.vectors, libc::MSG_DONTWAIT) } {
-                Ok(0) => return Err(Broken::Lost(Cause::Lost("closed by the peer".to_owned()))),
-                Ok(count) => count,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-                Err(error) => return Err(Broken::Lost(Cause::Lost(error.to_string()))),
-            };
+            let Some(count) = (unsafe { receive_now(socket, &mut scratch.vectors) })? else { return Ok(false) };
             if let Role::Lane(lane) = &mut self.role {
                 lane.moved(turn.now);
             }
@@ -332,7 +320,7 @@ impl Conn {
         }
     }
 
-    /// How much of the payload there is a place for now; none while a device has no room.
+    /// How much of the payload there is a place at the moment; none while a device has no room.
     fn room(&mut self, turn: &Turn<'_>) -> Option<usize> {
         match (&self.payload, &mut self.role) {
             (Some(payload), Role::Serve(serve)) => serve.room(payload.id, self.id, &mut self.outlet, turn),
@@ -340,7 +328,7 @@ impl Conn {
         }
     }
 
-    /// The kernel has no more for now. In the middle of a large payload it need not tell of every segment: waking for
+    /// The kernel has no more. In the middle of a large payload it need not tell of every segment: waking for
     /// each costs more than the copy of it.
     fn wait_for_more(&mut self, socket: BorrowedFd<'_>) -> Result<(), Broken> {
         let left = self.payload.as_ref().map_or(0, |payload| payload.left);
@@ -478,5 +466,22 @@ impl Conn {
             Role::Serve(serve) => serve.payload_done(&payload, &mut self.outlet, turn),
             Role::Lane(_) => Ok(()),
         }
+    }
+}
+
+/// One read; none when the kernel has no bytes.
+///
+/// # Safety
+/// As for [`receive`].
+unsafe fn receive_now(socket: BorrowedFd<'_>, into: &mut Vectors) -> Result<Option<usize>, Broken> {
+    loop {
+        // SAFETY: the caller's promise.
+        return match unsafe { receive(socket, into, libc::MSG_DONTWAIT) } {
+            Ok(0) => Err(Broken::Lost(Cause::Lost("closed by the peer".to_owned()))),
+            Ok(count) => Ok(Some(count)),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+            Err(error) => Err(Broken::Lost(Cause::Lost(error.to_string()))),
+        };
     }
 }

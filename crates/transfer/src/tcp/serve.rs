@@ -125,7 +125,7 @@ impl Serve {
         }
     }
 
-    /// How much payload of a request there is a place for now; none while a device has no room. The connection is
+    /// How much payload of a request there is a place at the moment; none while a device has no room. The connection is
     /// resumed then.
     pub(crate) fn room(&mut self, id: u64, conn: ConnId, outlet: &mut Outlet, turn: &Turn<'_>) -> Option<usize> {
         if let Some(write) = self.writes.get_mut(&id)

@@ -169,7 +169,7 @@ impl Shared {
         earlier
     }
 
-    /// The look is due: whether it was armed for now, and is disarmed.
+    /// The look is due: whether it was armed for this time, and is disarmed.
     pub(crate) fn disarm(&self, now: Instant) -> bool {
         let mut armed = self.armed.lock().unwrap_or_else(PoisonError::into_inner);
         let due = *armed <= now;

@@ -57,7 +57,7 @@ pub(crate) struct StagedRead {
 /// What follows a step of a staged request.
 #[derive(Debug)]
 pub(crate) enum Next {
-    /// Nothing, for now.
+    /// Nothing yet.
     Wait,
     /// This part of the payload, from that byte on; the last or not.
     Send { cursor: Cursor, base: u64, more: bool },
@@ -110,7 +110,7 @@ impl StagedWrite {
         self.chunk.as_mut().map(|chunk| &mut chunk.cursor)
     }
 
-    /// How many bytes there is host memory for now; none while the stage has no loan. Then the connection is resumed
+    /// How many bytes there is host memory at the moment; none while the stage has no loan. Then the connection is resumed
     /// once it has.
     pub(crate) fn room(&mut self, conn: ConnId, turn: &Turn<'_>) -> Option<usize> {
         if let Some(chunk) = &self.chunk {

@@ -1,11 +1,13 @@
 //! Reports as one self-contained HTML file: charts are inline SVG, nothing is fetched and no script runs.
 
 mod bars;
+mod bound;
 mod chart;
 mod page;
 mod scale;
 
 pub use bars::{Bars, figure};
+pub use bound::Bound;
 pub use chart::{Axis, Chart, Line, Mark, Tone};
 pub use page::{Page, Table, Tile};
 pub use scale::{Scale, Unit};

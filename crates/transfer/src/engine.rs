@@ -16,7 +16,7 @@ use crate::cause::Cause;
 use crate::home::{GrantSpec, Home, Life};
 use crate::job::{Buffers, Job, Priority, Remote};
 use crate::mover::{Carried, Lone, Mover, Notice, PeerStats, RegionKey, Submission, WhenFull};
-use crate::region::{Region, RegionId, RegionSpec, RegisterError, StillBusy};
+use crate::region::{Region, RegionId, RegionSpec, RegisterError, ReopenError, StillBusy};
 use crate::segment::Segment;
 use crate::tcp::TcpError;
 
@@ -129,6 +129,15 @@ pub enum EngineError {
     /// Accesses are still under way.
     #[error(transparent)]
     StillBusy(#[from] StillBusy),
+}
+
+impl From<ReopenError> for EngineError {
+    fn from(error: ReopenError) -> Self {
+        match error {
+            ReopenError::Busy(busy) => Self::StillBusy(busy),
+            ReopenError::Gone(region) => Self::NoRegion(region),
+        }
+    }
 }
 
 static BATCHES: Site = Site::new("transfer batches");

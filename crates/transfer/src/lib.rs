@@ -31,7 +31,9 @@ pub use job::{Buffers, Job, Part, Priority, Remote, Span};
 pub use local::Local;
 pub use memory::{Location, Memory, SharedFile, Stage, StageError, Staged};
 pub use mover::{Abilities, Carried, Lone, Mover, Notice, PeerStats, RegionKey, Submission, WhenFull};
-pub use region::{Access, AccessError, Lookup, Region, RegionId, RegionSpec, Regions, RegisterError, StillBusy};
+pub use region::{
+    Access, AccessError, Lookup, Region, RegionId, RegionSpec, Regions, RegisterError, ReopenError, StillBusy,
+};
 pub use segment::{HostContact, Segment};
 pub use slackwater_wire::data::{Capability, Op, Refusal, Rights};
 pub use start::EngineConfig;

@@ -47,6 +47,8 @@ pub struct Region {
 struct Books {
     generation: u64,
     in_flight: u32,
+    /// Taken out of the table, or about to be: it never opens again.
+    gone: bool,
 }
 
 /// All regions of a process.
@@ -159,6 +161,17 @@ pub struct StillBusy {
     pub in_flight: u32,
 }
 
+/// Why a closed region does not open again.
+#[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
+pub enum ReopenError {
+    /// Somebody is still at it.
+    #[error(transparent)]
+    Busy(#[from] StillBusy),
+    /// It was taken out of the table meanwhile.
+    #[error("region {0:?} is gone")]
+    Gone(RegionId),
+}
+
 static CLOSING: Site = Site::new("region closing");
 
 impl RegionId {
@@ -216,7 +229,7 @@ impl Regions {
             memory: spec.memory,
             rights: spec.rights,
             closing: AtomicBool::new(false),
-            books: Mutex::new(Books { generation: self.new_generation(), in_flight: 0 }),
+            books: Mutex::new(Books { generation: self.new_generation(), in_flight: 0, gone: false }),
             drained: Event::new(),
         });
         slot.region = Some(Arc::clone(&region));
@@ -288,10 +301,12 @@ impl Regions {
     /// again: everything granted before is void, and nothing under it can touch a byte any more.
     ///
     /// # Errors
-    /// Accesses are still under way at the deadline.
-    pub fn reopen(&self, region: &Region, deadline: Instant) -> Result<u64, StillBusy> {
-        region.drain(deadline)?;
-        let mut books = region.books();
+    /// Accesses are still under way at the deadline, or the region was removed meanwhile.
+    pub fn reopen(&self, region: &Region, deadline: Instant) -> Result<u64, ReopenError> {
+        let mut books = region.drain(deadline)?;
+        if books.gone {
+            return Err(ReopenError::Gone(region.id));
+        }
         books.generation = self.new_generation();
         region.closing.store(false, Ordering::Release);
         Ok(books.generation)
@@ -302,7 +317,7 @@ impl Regions {
     /// # Errors
     /// Accesses are still under way at the deadline; the region stays, closed.
     pub fn remove(&self, region: &Region, deadline: Instant) -> Result<(), StillBusy> {
-        region.drain(deadline)?;
+        region.drain(deadline)?.gone = true;
         let mut table = self.table.write().unwrap_or_else(PoisonError::into_inner);
         let index = region.id.index;
         let slot = &mut table.slots[index as usize];
@@ -431,14 +446,18 @@ impl Region {
         }
     }
 
-    fn drain(&self, deadline: Instant) -> Result<(), StillBusy> {
-        debug_assert!(self.is_closing(), "a region is closed before it is drained");
+    /// Waits until nobody is at a closed region. Until the books are let go of, nobody begins.
+    fn drain(&self, deadline: Instant) -> Result<MutexGuard<'_, Books>, StillBusy> {
         loop {
             let seen = self.drained.seen();
-            let in_flight = self.in_flight();
+            let books = self.books();
+            // Another invalidation may have opened it again since it was closed.
+            self.closing.store(true, Ordering::Release);
+            let in_flight = books.in_flight;
             if in_flight == 0 {
-                return Ok(());
+                return Ok(books);
             }
+            drop(books);
             if self.drained.wait(seen, &Waiting::at(&CLOSING).until(deadline)).is_err() && self.in_flight() > 0 {
                 return Err(StillBusy { region: self.id, in_flight: self.in_flight() });
             }
@@ -534,5 +553,56 @@ impl Access {
 impl Drop for Access {
     fn drop(&mut self) {
         self.region.end();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn one() -> (Regions, Arc<Region>) {
+        let regions = Regions::default();
+        let memory = Memory::anonymous(4096).unwrap();
+        let region = regions.register(RegionSpec { memory, rights: Rights::BOTH }).unwrap();
+        (regions, region)
+    }
+
+    /// An unregistration had drained its region when an invalidation beside it opened the region again. It took the
+    /// region out of the table all the same, and whoever still held it began accesses to memory that its owner freed.
+    #[test]
+    fn a_region_that_was_opened_again_is_removed_closed() {
+        let (regions, region) = one();
+        region.close();
+        regions.reopen(&region, Instant::NEVER).unwrap();
+        let access = region.access(0, 1).unwrap();
+        let busy = StillBusy { region: region.id(), in_flight: 1 };
+        assert_eq!(regions.remove(&region, Instant::ZERO), Err(busy));
+        assert!(!access.is_live(), "whoever is at it is told to let go");
+        drop(access);
+        regions.reopen(&region, Instant::NEVER).unwrap();
+        regions.remove(&region, Instant::NEVER).unwrap();
+        assert_eq!(region.access(0, 1).unwrap_err(), AccessError::Closing(region.id()));
+    }
+
+    /// An invalidation that was slower than the unregistration beside it opened a region that was no longer in the table.
+    #[test]
+    fn a_region_that_is_gone_does_not_open() {
+        let (regions, region) = one();
+        region.close();
+        regions.remove(&region, Instant::NEVER).unwrap();
+        assert_eq!(regions.reopen(&region, Instant::NEVER), Err(ReopenError::Gone(region.id())));
+        assert!(region.access(0, 1).is_err() && region.in_flight() == 0);
+    }
+
+    /// Two invalidations at once: the slower one found the region drained, and gave out its next generation while an
+    /// access under the faster one's was under way.
+    #[test]
+    fn an_access_that_began_between_two_invalidations_is_waited_for() {
+        let (regions, region) = one();
+        region.close();
+        regions.reopen(&region, Instant::NEVER).unwrap();
+        let _access = region.access(0, 1).unwrap();
+        let busy = StillBusy { region: region.id(), in_flight: 1 };
+        assert_eq!(regions.reopen(&region, Instant::ZERO), Err(ReopenError::Busy(busy)));
     }
 }

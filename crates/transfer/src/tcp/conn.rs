@@ -11,7 +11,7 @@ use slackwater_wire::data::{Frame, GREETING_BYTES, Greeting};
 
 use super::cursor::Cursor;
 use super::half::Command;
-use super::hub::LaneId;
+use super::hub::{Credit, LaneId};
 use super::io::{Vectors, into_slice, receive, tell_from};
 use super::lane::{Ended, Lane};
 use super::outlet::{FlushLimits, Flushed, Outlet};
@@ -27,7 +27,8 @@ pub(crate) struct Conn {
     pub(crate) id: ConnId,
     pub(crate) role: Role,
     pub(crate) outlet: Outlet,
-    pub(crate) opened: Instant,
+    /// By when the peer must have said, and proven, who it is.
+    pub(crate) proof_by: Instant,
     greeted: bool,
     /// The peer is who it says it is, as far as that is asked for: on a sealed connection its first record has opened.
     proven: bool,
@@ -58,7 +59,8 @@ pub(crate) enum Role {
 /// Payload that is on its way in.
 #[derive(Debug)]
 pub(crate) struct Payload {
-    pub(crate) id: u64,
+    /// Of which request; none for a notice.
+    pub(crate) id: Option<u64>,
     pub(crate) left: usize,
     pub(crate) last: bool,
 }
@@ -72,6 +74,10 @@ pub(crate) enum Broken {
     Gone(Cause),
     /// A record was changed on its way: nothing that was under way is tried again behind the caller's back.
     Forged,
+    /// The peer took more than it was allowed; it is told, if it reads.
+    Limit(&'static str),
+    /// The peer's key is not in the list any more.
+    Struck,
     /// It has nothing to do.
     Idle,
 }
@@ -84,7 +90,7 @@ pub(crate) struct Turn<'a> {
     pub(crate) now: Instant,
     pub(crate) ended: &'a mut Vec<Ended>,
     /// Lanes that stand now, with their credit.
-    pub(crate) ready: &'a mut Vec<(LaneId, usize)>,
+    pub(crate) ready: &'a mut Vec<(LaneId, Credit)>,
     /// When the loop must look at its clocks again.
     pub(crate) wake: &'a mut Instant,
 }
@@ -159,12 +165,12 @@ impl Scratch {
 }
 
 impl Conn {
-    pub(crate) fn new(id: ConnId, role: Role, now: Instant) -> Self {
+    pub(crate) fn new(id: ConnId, role: Role, proof_by: Instant) -> Self {
         Self {
             id,
             role,
             outlet: Outlet::default(),
-            opened: now,
+            proof_by,
             greeted: false,
             proven: false,
             refused: false,
@@ -266,11 +272,11 @@ impl Conn {
                 return Ok(false);
             }
             let opened = opener.next().map_err(|_| {
-                turn.shared.seals.records_refused.fetch_add(1, Ordering::Relaxed);
+                turn.shared.refused.records.fetch_add(1, Ordering::Relaxed);
                 Broken::Forged
             })?;
             if let Some(plain) = opened {
-                self.proven = true;
+                self.prove(turn)?;
                 self.parse(plain, turn)?;
                 continue;
             }
@@ -313,7 +319,7 @@ impl Conn {
                 Ok(flushed == Flushed::Spent)
             }
             Role::Serve(serve) => {
-                scratch.sent.iter().for_each(|id| serve.sent(*id, self.id, &mut self.outlet, turn));
+                scratch.sent.iter().for_each(|id| serve.served.sent(*id, self.id, &mut self.outlet, turn));
                 // What was sent may have made room for more.
                 Ok(self.writable && !self.outlet.is_empty())
             }
@@ -323,7 +329,9 @@ impl Conn {
     /// How much of the payload there is a place at the moment; none while a device has no room.
     fn room(&mut self, turn: &Turn<'_>) -> Option<usize> {
         match (&self.payload, &mut self.role) {
-            (Some(payload), Role::Serve(serve)) => serve.room(payload.id, self.id, &mut self.outlet, turn),
+            (Some(Payload { id: Some(id), .. }), Role::Serve(serve)) => {
+                serve.served.room(*id, self.id, &mut self.outlet, turn)
+            }
             _ => Some(usize::MAX),
         }
     }
@@ -348,10 +356,10 @@ impl Conn {
 
     /// Where the payload goes; none when it is thrown away, or kept by the role.
     fn cursor(&mut self) -> Option<&mut Cursor> {
-        let id = self.payload.as_ref()?.id;
+        let payload = self.payload.as_ref()?;
         match &mut self.role {
-            Role::Serve(serve) => serve.cursor(id, &mut self.outlet),
-            Role::Lane(lane) => lane.cursor(id),
+            Role::Serve(serve) => serve.cursor(payload, &mut self.outlet),
+            Role::Lane(lane) => lane.cursor(payload.id?),
         }
     }
 
@@ -396,16 +404,15 @@ impl Conn {
         let greeting = Greeting::from_bytes(whole).map_err(|error| Broken::protocol(&error.to_string()))?;
         self.partial.clear();
         self.greeted = true;
+        self.outlet.agree(&greeting)?;
         match &mut self.role {
             Role::Serve(serve) => match serve.greeting(&greeting, &mut self.outlet, turn) {
-                Ok(opener) => {
-                    self.proven = opener.is_none();
-                    self.opener = opener;
-                }
+                Ok(None) => self.prove(turn)?,
+                Ok(opener) => self.opener = opener,
                 Err(error) => {
                     // It reads why, and leaves; or it is shown out like any stranger.
                     tracing::debug!(%error, incarnation = %greeting.incarnation, "an initiator is not let in");
-                    turn.shared.seals.peers_refused.fetch_add(1, Ordering::Relaxed);
+                    turn.shared.refused.peers.fetch_add(1, Ordering::Relaxed);
                     self.refused = true;
                 }
             },
@@ -415,6 +422,17 @@ impl Conn {
             }
         }
         Ok(rest)
+    }
+
+    /// The peer has done all that is asked of a stranger.
+    fn prove(&mut self, turn: &Turn<'_>) -> Result<(), Broken> {
+        if let Role::Serve(serve) = &mut self.role
+            && !self.proven
+        {
+            self.proven = true;
+            serve.proven(&mut self.outlet, turn)?;
+        }
+        Ok(())
     }
 
     fn parse_frame<'b>(&mut self, bytes: &'b [u8], turn: &mut Turn<'_>) -> Result<&'b [u8], Broken> {
@@ -455,8 +473,8 @@ impl Conn {
     fn payload_arrived(&mut self, bytes: usize, turn: &mut Turn<'_>) -> Result<(), Broken> {
         let Some(payload) = &mut self.payload else { return Ok(()) };
         payload.left -= bytes;
-        if let Role::Serve(serve) = &mut self.role {
-            serve.arrived(payload.id, self.id, turn);
+        if let (Some(id), Role::Serve(serve)) = (payload.id, &mut self.role) {
+            serve.served.arrived(id, self.id, turn);
         }
         if payload.left > 0 {
             return Ok(());

@@ -30,10 +30,6 @@ fn sealed(own: u8, clients: &[u8]) -> TcpConfig {
     TcpConfig { seal: Some(SealConfig { keys: pair(own), clients }), ..config() }
 }
 
-fn counted(tcp: &Tcp, name: &str) -> u64 {
-    tcp.metrics().into_iter().find(|(known, _)| *known == name).unwrap().1
-}
-
 fn whole(
     engine: &Engine,
     peer: &Segment,

@@ -2,7 +2,6 @@
 
 use std::io;
 use std::os::fd::BorrowedFd;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use slackwater_base::Instant;
@@ -10,15 +9,13 @@ use slackwater_net::ConnId;
 use slackwater_wire::data::{Frame, GREETING_BYTES, Greeting};
 
 use super::cursor::Cursor;
-use super::half::Command;
-use super::hub::{Credit, LaneId};
 use super::io::{Vectors, into_slice, receive, tell_from};
-use super::lane::{Ended, Lane};
+use super::lane::Lane;
 use super::outlet::{FlushLimits, Flushed, Outlet};
 use super::record::Opener;
 use super::seal::SealError;
 use super::serve::Serve;
-use super::shared::Shared;
+use super::turn::Turn;
 use crate::cause::Cause;
 
 /// A connection of a loop.
@@ -82,19 +79,6 @@ pub(crate) enum Broken {
     Idle,
 }
 
-/// What a turn of the loop works with, and what it leaves to be done after.
-pub(crate) struct Turn<'a> {
-    pub(crate) shared: &'a Arc<Shared>,
-    /// Which loop this is.
-    pub(crate) index: usize,
-    pub(crate) now: Instant,
-    pub(crate) ended: &'a mut Vec<Ended>,
-    /// Lanes that stand now, with their credit.
-    pub(crate) ready: &'a mut Vec<(LaneId, Credit)>,
-    /// When the loop must look at its clocks again.
-    pub(crate) wake: &'a mut Instant,
-}
-
 /// Buffers that all connections of a loop use in turn.
 #[derive(Debug)]
 pub(crate) struct Scratch {
@@ -124,32 +108,6 @@ impl Broken {
     /// No connection to this peer can be made, on any address.
     pub(crate) fn unsealed(error: SealError) -> Self {
         Self::Gone(Cause::Seal(error))
-    }
-}
-
-impl Turn<'_> {
-    /// Asks for a look at the clocks at `at`.
-    pub(crate) fn need(&mut self, at: Instant) {
-        *self.wake = (*self.wake).min(at);
-    }
-
-    /// A call, for any thread, that gives this loop a command.
-    pub(crate) fn command(&self, command: impl FnOnce() -> Command + Send + 'static) -> Box<dyn FnOnce() + Send> {
-        let then = self.command_with(move |()| command());
-        Box::new(move || then(()))
-    }
-
-    /// The same with what the caller has to say.
-    pub(crate) fn command_with<T: Send + 'static>(
-        &self,
-        command: impl FnOnce(T) -> Command + Send + 'static,
-    ) -> Box<dyn FnOnce(T) + Send> {
-        let (shared, index) = (Arc::downgrade(self.shared), self.index);
-        Box::new(move |value| {
-            if let Some(target) = shared.upgrade().and_then(|shared| shared.event_loop(index)) {
-                target.command(command(value));
-            }
-        })
     }
 }
 

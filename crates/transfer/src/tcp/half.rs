@@ -14,7 +14,7 @@ use slackwater_net::{
 use slackwater_wait::now;
 use socket2::SockRef;
 
-use super::conn::{Broken, Conn, Role, Scratch, Turn};
+use super::conn::{Broken, Conn, Role, Scratch};
 use super::hub::{Credit, LaneId, Lost, Route, Why};
 use super::lane::{Ended, Lane};
 use super::outlet::Outlet;
@@ -22,6 +22,7 @@ use super::seal::SealError;
 use super::serve::Serve;
 use super::served::Served;
 use super::shared::Shared;
+use super::turn::Turn;
 use super::work::{Work, end};
 use crate::batch::{BatchId, Part};
 use crate::cause::{Cause, Clock};

@@ -6,12 +6,14 @@ use slab::Slab;
 use slackwater_base::Instant;
 use slackwater_wire::data::{Ack, Data, Features, Frame, Greeting, Notify, Op, Request};
 
-use super::conn::{Broken, Payload, Turn};
+use super::config::REQUEST_BYTES_MAX;
+use super::conn::{Broken, Payload};
 use super::cursor::Cursor;
 use super::hub::{Credit, Finished, LaneId, Moved};
 use super::outlet::{Outlet, Source, Withdrawn};
 use super::record::{Opener, Sealer};
 use super::seal::{Initiator, Keys, SealError};
+use super::turn::Turn;
 use super::work::{Kind, Work};
 use crate::batch::BatchId;
 use crate::cause::{Cause, Clock};
@@ -92,6 +94,9 @@ impl Lane {
         let (expected, found) = (self.peer.incarnation, greeting.incarnation);
         if found != expected {
             return Err(Broken::Gone(Cause::Gone { expected, found }));
+        }
+        if greeting.in_flight_bytes_max < REQUEST_BYTES_MAX {
+            return Err(Broken::protocol("it takes smaller requests than any peer may ask for"));
         }
         self.ready = true;
         self.idle_since = turn.now;

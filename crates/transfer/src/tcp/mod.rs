@@ -20,6 +20,7 @@ mod serve;
 mod served;
 mod shared;
 mod staged;
+mod turn;
 mod work;
 
 use std::net::SocketAddr;
@@ -277,10 +278,15 @@ impl Mover for Tcp {
     }
 
     fn carry_now(&self, segment: &Arc<Segment>, lone: Lone) -> Carried {
-        // A loop must not block, and a large request is faster over several lanes.
+        // A loop must not block, a large request is faster over several lanes, and only lanes are sealed or leave from a
+        // chosen address.
         let config = &self.shared.config;
-        let sealed = config.seal.is_some() || segment.public_key.is_some();
-        if sealed || is_inside_a_loop() || !lone.buffers.are_host() || lone.buffers.bytes() > config.stripe_bytes_min {
+        let lanes_alone = config.seal.is_some() || segment.public_key.is_some() || !config.local.is_empty();
+        if lanes_alone
+            || is_inside_a_loop()
+            || !lone.buffers.are_host()
+            || lone.buffers.bytes() > config.stripe_bytes_min
+        {
             return Carried::Back(lone);
         }
         let Lone { op, buffers, remote, deadline } = lone;

@@ -6,7 +6,7 @@ use std::os::fd::BorrowedFd;
 
 use slackwater_wire::data::{ACK_BYTES, Ack, DATA_BYTES, Data, Frame, Greeting, Refusal};
 
-use super::config::{REQUEST_BYTES_MAX, SLICE_BYTES_MIN};
+use super::config::SLICE_BYTES_MIN;
 use super::conn::Broken;
 use super::cursor::Cursor;
 use super::io::{VECTORS_MAX, Vectors, from_slice, send};
@@ -97,11 +97,11 @@ impl Outlet {
         self.frames.is_empty() && self.sources.is_empty() && sealed
     }
 
-    /// Keeps to what the peer takes, which is at least what every peer must.
+    /// Keeps to the frames that the peer takes, which are at least those of the smallest slices.
     pub(crate) fn agree(&mut self, peer: &Greeting) -> Result<(), Broken> {
         self.frame_bytes_max = Some(peer.frame_bytes_max);
-        let enough = peer.frame_bytes_max as usize >= SLICE_BYTES_MIN && peer.in_flight_bytes_max >= REQUEST_BYTES_MAX;
-        if enough { Ok(()) } else { Err(Broken::protocol("limits below those that every peer keeps")) }
+        let enough = peer.frame_bytes_max as usize >= SLICE_BYTES_MIN;
+        if enough { Ok(()) } else { Err(Broken::protocol("it takes smaller frames than any peer may ask for")) }
     }
 
     /// Seals all that goes out from now on.
@@ -427,5 +427,73 @@ impl Outgoing {
             // Its last byte is with the kernel: the memory is let go of.
             self.body = Body::None;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::job::Buffers;
+
+    const BYTES: usize = 100;
+
+    /// An outlet in which one read of so many bytes was cut into a frame.
+    fn answering() -> Outlet {
+        static MEMORY: [u8; BYTES] = [7; BYTES];
+        // SAFETY: the memory is static, and a source is only read from.
+        let buffers = unsafe { Buffers::borrowed(MEMORY.as_ptr().cast_mut(), BYTES) };
+        let cursor = Cursor::new(buffers);
+        let mut outlet = Outlet::default();
+        outlet.push_source(Source {
+            id: 5,
+            cursor,
+            base: 0,
+            more: false,
+            request: None,
+            ack_credit: Some(1),
+            urgent: false,
+        });
+        outlet.cut(1 << 20);
+        outlet
+    }
+
+    fn bytes(outlet: &Outlet) -> Vec<u8> {
+        let mut vectors = Vectors::new();
+        outlet.gather(&mut vectors);
+        // SAFETY: the ranges are of the outlet's frames, of static memory, and of zeros.
+        let slice =
+            |range: &libc::iovec| unsafe { std::slice::from_raw_parts(range.iov_base.cast::<u8>(), range.iov_len) };
+        vectors.iter().flat_map(|range| slice(range).to_vec()).collect()
+    }
+
+    /// A read was withdrawn when half of the acknowledgement behind its last byte was out; the other half became that of a
+    /// refusal, and the two together said that less had been read than was.
+    #[test]
+    fn an_acknowledgement_that_is_half_out_stays_what_it_was() {
+        let (mut outlet, mut sent) = (answering(), Vec::new());
+        let whole = bytes(&outlet);
+        let half = DATA_BYTES + BYTES + ACK_BYTES / 2;
+        outlet.advance(half, &mut sent);
+        assert_eq!(outlet.withdraw(5, Some(Refusal::Cancelled)), Withdrawn::Nothing);
+        assert_eq!(bytes(&outlet), whole[half..]);
+        outlet.advance(whole.len() - half, &mut sent);
+        assert_eq!(sent, [5]);
+    }
+
+    #[test]
+    fn a_frame_that_was_begun_goes_on_as_zeros_and_ends_as_a_refusal() {
+        let (mut outlet, mut sent) = (answering(), Vec::new());
+        let whole = bytes(&outlet);
+        outlet.advance(DATA_BYTES + 40, &mut sent);
+        assert_eq!(outlet.withdraw(5, Some(Refusal::Cancelled)), Withdrawn::Begun);
+        assert_eq!(outlet.sources().count(), 0, "its memory is let go of");
+        let rest = bytes(&outlet);
+        assert_eq!(rest.len(), whole.len() - DATA_BYTES - 40);
+        assert!(rest[..60].iter().all(|byte| *byte == 0));
+        let (ack, _) = Frame::read(&rest[60..]).unwrap().unwrap();
+        assert_eq!(ack, Frame::Ack(Ack { id: 5, refusal: Some(Refusal::Cancelled), bytes: 0, checksum: 0, credit: 0 }));
+        outlet.advance(rest.len(), &mut sent);
+        assert_eq!((sent.as_slice(), outlet.is_empty()), ([5].as_slice(), true));
+        assert_eq!(answering().withdraw(5, None), Withdrawn::Unbegun);
     }
 }

@@ -6,13 +6,14 @@ use slackwater_wire::data::{Ack, Features, Frame, Greeting, Notify, Refusal};
 use slackwater_zmtp::PublicKey;
 
 use super::config::NOTICE_BYTES_MAX;
-use super::conn::{Broken, Payload, Turn};
+use super::conn::{Broken, Payload};
 use super::cursor::Cursor;
 use super::outlet::Outlet;
 use super::record::{Opener, Sealer};
 use super::seal::{Keys, SealError, answer, holder_of, refusal};
 use super::served::{Served, refused};
 use super::shared::Standing;
+use super::turn::Turn;
 use crate::mover::Notice;
 
 /// One peer on one connection.

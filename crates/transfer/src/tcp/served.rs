@@ -5,10 +5,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use slackwater_net::ConnId;
 use slackwater_wire::data::{Ack, Data, Frame, Op, Refusal, Request};
 
-use super::conn::{Broken, Payload, Turn};
+use super::conn::{Broken, Payload};
 use super::cursor::Cursor;
 use super::outlet::{Outlet, Source, Withdrawn};
 use super::staged::{DeviceRange, Next, StagedRead, StagedWrite};
+use super::turn::Turn;
 use crate::job::Buffers;
 use crate::memory::{StageError, Staged};
 use crate::region::{Access, RegionId};

@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use slackwater_net::ConnId;
 
-use super::conn::Turn;
 use super::cursor::Cursor;
 use super::half::Command;
+use super::turn::Turn;
 use crate::job::Buffers;
 use crate::memory::{Stage, StageError, Staged};
 use crate::region::{Access, RegionId};

@@ -1,5 +1,8 @@
 //! Initiators that take more than they are given, and ones that say two things by one number.
 
+use std::io::{Read, Write};
+use std::net::TcpStream;
+
 use slackwater_transfer::{Cause, Ended, Op, TcpConfig};
 use slackwater_wire::data::{Ack, Frame, Greeting, Notify, Refusal};
 
@@ -102,16 +105,29 @@ fn a_peer_has_so_many_connections_and_others_have_theirs() {
 }
 
 #[test]
-fn limits_below_those_of_every_peer_end_the_connection() {
+fn whoever_takes_no_frame_is_shown_out() {
     let bob = engine("bob", config());
-    for hello in
-        [Greeting { frame_bytes_max: 1000, ..greeting(7) }, Greeting { in_flight_bytes_max: 1 << 20, ..greeting(7) }]
-    {
-        let mut stream = std::net::TcpStream::connect(bob.segment().addresses[0]).unwrap();
-        stream.set_read_timeout(Some(20 * SECOND)).unwrap();
-        std::io::Write::write_all(&mut stream, &hello.to_bytes()).unwrap();
-        assert!(matches!(std::io::Read::read(&mut stream, &mut [0; 1]), Ok(0) | Err(_)));
+    let mut stream = TcpStream::connect(bob.segment().addresses[0]).unwrap();
+    stream.set_read_timeout(Some(20 * SECOND)).unwrap();
+    stream.write_all(&Greeting { frame_bytes_max: 0, ..greeting(7) }.to_bytes()).unwrap();
+    assert!(matches!(stream.read(&mut [0; 1]), Ok(0) | Err(_)));
+}
+
+/// An engine whose slices were longer than what a peer had said to take sent them all the same.
+#[test]
+fn frames_are_no_longer_than_the_peer_takes() {
+    let bob = engine("bob", config());
+    let there = region(&bob, 1 << 20);
+    let mut modest = Raw::greet(&bob, &Greeting { frame_bytes_max: 64 << 10, ..greeting(7) });
+    modest.send(&[ask(Op::Read, 1, grant(&bob, &there), MIB)]);
+    let mut left = 1 << 20;
+    while left > 0 {
+        let Some(Frame::Data(data)) = modest.hear() else { panic!("no data with {left} bytes left") };
+        assert!(data.bytes <= 64 << 10);
+        modest.skip(data.bytes as usize);
+        left -= data.bytes;
     }
+    assert!(matches!(modest.hear(), Some(Frame::Ack(Ack { refusal: None, bytes: MIB, .. }))));
 }
 
 /// A request under the number of one that was still under way took its place in the books; what came for the one then

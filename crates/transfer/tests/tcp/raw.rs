@@ -57,6 +57,13 @@ impl Raw {
         let _ = self.stream.write_all(bytes);
     }
 
+    /// Takes payload.
+    pub(crate) fn skip(&mut self, bytes: usize) {
+        let mut left = vec![0; bytes.saturating_sub(self.heard.len())];
+        self.heard.drain(..bytes.min(self.heard.len()));
+        self.stream.read_exact(&mut left).unwrap();
+    }
+
     /// The next header; none when the connection has ended.
     pub(crate) fn hear(&mut self) -> Option<Frame> {
         loop {

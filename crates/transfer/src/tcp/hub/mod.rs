@@ -284,7 +284,11 @@ impl Hub {
             self.peers.retain(|_, peer| !peer.is_idle());
         }
         let (limits, rng) = (&self.limits, &mut self.rng);
-        self.peers.entry(segment.incarnation).or_insert_with(|| Peer::new(segment, limits, rng))
+        let peer = self.peers.entry(segment.incarnation).or_insert_with(|| Peer::new(segment, limits, rng));
+        if !Arc::ptr_eq(&peer.segment, segment) && peer.segment != *segment {
+            peer.moved(segment, limits, rng);
+        }
+        peer
     }
 
     /// Puts work that has left the line back in front of it, unless nobody wants it any more; says how much of it.

@@ -43,6 +43,12 @@ impl Peer {
         }
     }
 
+    /// It was opened again under other addresses: new lanes go there.
+    pub(super) fn moved(&mut self, segment: &Arc<Segment>, limits: &Limits, rng: &mut Rng) {
+        self.segment = Arc::clone(segment);
+        self.routes = Routes::new(segment, limits, rng.split());
+    }
+
     /// Whether nothing is lost when its books are closed, except the counts in them.
     pub(super) fn is_idle(&self) -> bool {
         self.lanes.is_empty() && self.queued() == 0 && self.fences.are_quiet()

@@ -18,6 +18,7 @@ mod local;
 mod memory;
 mod mover;
 mod region;
+mod request;
 mod segment;
 pub mod stage;
 mod start;
@@ -25,7 +26,7 @@ mod tcp;
 
 pub use batch::{Batch, BatchId, Ended};
 pub use cause::{Cause, Clock, Outcome, Status};
-pub use engine::{Engine, EngineError, LocalRange, PeerId, Request, Submit, Target};
+pub use engine::{Engine, EngineError};
 pub use home::{GrantSpec, Home, Life};
 pub use job::{Buffers, Job, Part, Priority, Remote, Span};
 pub use local::Local;
@@ -34,6 +35,7 @@ pub use mover::{Abilities, Carried, Lone, Mover, Notice, PeerStats, RegionKey, S
 pub use region::{
     Access, AccessError, Lookup, Region, RegionId, RegionSpec, Regions, RegisterError, ReopenError, StillBusy,
 };
+pub use request::{LocalRange, PeerId, Request, Submit, Target};
 pub use segment::{HostContact, Segment};
 pub use slackwater_wire::data::{Capability, Op, Refusal, Rights};
 pub use start::EngineConfig;

@@ -126,12 +126,10 @@ impl Outlet {
         self.push_outgoing(Outgoing::new(&[], Body::Owned(bytes), length));
     }
 
-    /// A request's payload, to be cut into frames.
+    /// A request's payload, to be cut into frames: the urgent ones in turn, then the others in turn.
     pub(crate) fn push_source(&mut self, source: Source) {
-        match source.urgent {
-            true => self.sources.push_front(source),
-            false => self.sources.push_back(source),
-        }
+        let at = if source.urgent { self.sources.partition_point(|other| other.urgent) } else { self.sources.len() };
+        self.sources.insert(at, source);
     }
 
     /// Lets go of a request's memory: what is left of a frame that was begun goes out as zeros, with `refusal` as its
@@ -295,10 +293,7 @@ impl Outlet {
             frame.tail = source.ack_credit.filter(|_| last).map(|credit| ack_bytes(source.id, None, total, credit));
             self.push_outgoing(frame);
             if !spent {
-                match source.urgent {
-                    true => self.sources.push_front(source),
-                    false => self.sources.push_back(source),
-                }
+                self.push_source(source);
             }
         }
     }
@@ -437,24 +432,31 @@ mod tests {
 
     const BYTES: usize = 100;
 
-    /// An outlet in which one read of so many bytes was cut into a frame.
-    fn answering() -> Outlet {
+    fn source(id: u64, urgent: bool) -> Source {
         static MEMORY: [u8; BYTES] = [7; BYTES];
         // SAFETY: the memory is static, and a source is only read from.
         let buffers = unsafe { Buffers::borrowed(MEMORY.as_ptr().cast_mut(), BYTES) };
-        let cursor = Cursor::new(buffers);
+        Source { id, cursor: Cursor::new(buffers), base: 0, more: false, request: None, ack_credit: Some(1), urgent }
+    }
+
+    /// An outlet in which one read of so many bytes was cut into a frame.
+    fn answering() -> Outlet {
         let mut outlet = Outlet::default();
-        outlet.push_source(Source {
-            id: 5,
-            cursor,
-            base: 0,
-            more: false,
-            request: None,
-            ack_credit: Some(1),
-            urgent: false,
-        });
+        outlet.push_source(source(5, false));
         outlet.cut(1 << 20);
         outlet
+    }
+
+    /// Of two urgent requests the second was served first, and of many the first was served last.
+    #[test]
+    fn urgent_requests_go_first_and_each_kind_in_turn() {
+        let mut outlet = Outlet::default();
+        for (id, urgent) in [(1, false), (2, true), (3, false), (4, true)] {
+            outlet.push_source(source(id, urgent));
+        }
+        outlet.cut(60);
+        let cut: Vec<u64> = outlet.frames.iter().filter_map(|frame| frame.id).collect();
+        assert_eq!(cut, [2, 4, 2, 4, 1, 3, 1, 3]);
     }
 
     fn bytes(outlet: &Outlet) -> Vec<u8> {

@@ -1,6 +1,7 @@
 //! Requests of one peer on one connection, from their header to the last thing that happens for them.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
+use std::collections::btree_map::{BTreeMap, Entry};
 
 use slackwater_net::ConnId;
 use slackwater_wire::data::{Ack, Data, Frame, Op, Refusal, Request};
@@ -17,7 +18,7 @@ use crate::region::{Access, RegionId};
 /// The requests that a peer has on one connection.
 #[derive(Debug, Default)]
 pub(crate) struct Served {
-    requests: BTreeMap<u64, Entry>,
+    requests: BTreeMap<u64, Asked>,
     /// Those whose memory is held, and how many bytes they are.
     held: usize,
     held_bytes: u64,
@@ -26,7 +27,7 @@ pub(crate) struct Served {
 }
 
 #[derive(Debug)]
-struct Entry {
+struct Asked {
     bytes: u64,
     state: State,
 }
@@ -67,13 +68,14 @@ impl Served {
         turn: &Turn<'_>,
     ) -> Result<(), Broken> {
         let config = &turn.shared.config;
-        if self.requests.contains_key(&request.id) {
-            // Copies of the first one may be under way; their ends would count for the second.
-            return Err(Broken::protocol("a request under a number that is taken"));
-        }
         let over_bytes = self.held_bytes.saturating_add(request.bytes) > config.in_flight_bytes_max;
         let requests_max = config.requests_max as usize;
-        if over_bytes || self.held >= requests_max || self.requests.len() >= 2 * requests_max {
+        let over = over_bytes || self.held >= requests_max || self.requests.len() >= 2 * requests_max;
+        let Entry::Vacant(place) = self.requests.entry(request.id) else {
+            // Copies of the first one may be under way; their ends would count for the second.
+            return Err(Broken::protocol("a request under a number that is taken"));
+        };
+        if over {
             outlet.push(&refused(request.id, Refusal::Limit));
             return Err(Broken::Limit("more at once than was allowed"));
         }
@@ -87,7 +89,7 @@ impl Served {
         let state = match (device, request.op) {
             (Err(refusal), op) => {
                 if op == Op::Write && request.bytes > 0 {
-                    self.requests.insert(id, Entry { bytes: 0, state: State::Over(Over::refused()) });
+                    place.insert(Asked { bytes: 0, state: State::Over(Over::refused()) });
                 }
                 outlet.push(&refused(id, refusal));
                 return Ok(());
@@ -119,7 +121,7 @@ impl Served {
         };
         self.held += 1;
         self.held_bytes += request.bytes;
-        self.requests.insert(id, Entry { bytes: request.bytes, state });
+        place.insert(Asked { bytes: request.bytes, state });
         Ok(())
     }
 
@@ -246,9 +248,12 @@ impl Served {
 
     /// A source has left this process.
     pub(crate) fn sent(&mut self, id: u64, conn: ConnId, outlet: &mut Outlet, turn: &Turn<'_>) {
-        let Some(request) = self.requests.get_mut(&id) else { return };
-        match &mut request.state {
-            State::Read => self.remove(id),
+        let Entry::Occupied(mut request) = self.requests.entry(id) else { return };
+        match &mut request.get_mut().state {
+            State::Read => {
+                (self.held, self.held_bytes) = (self.held - 1, self.held_bytes - request.get().bytes);
+                request.remove();
+            }
             State::StagedRead(read) => {
                 let next = read.sent(id, conn, turn);
                 self.go_on(id, next, outlet, turn);
@@ -269,7 +274,7 @@ impl Served {
 
     /// Lets go of every access to a region that closes.
     pub(crate) fn let_go(&mut self, region: RegionId, outlet: &mut Outlet) {
-        let is_at = |request: &Entry| match &request.state {
+        let is_at = |request: &Asked| match &request.state {
             State::Write(cursor) => is_of(cursor, region),
             State::StagedWrite(staged) => staged.range().is_of(region),
             State::StagedRead(staged) => staged.range().is_of(region),
@@ -337,7 +342,8 @@ impl Served {
             }
             _ => {
                 outlet.push(&done(id, request.bytes, turn));
-                self.remove(id);
+                (self.held, self.held_bytes) = (self.held - 1, self.held_bytes - request.bytes);
+                self.requests.remove(&id);
             }
         }
     }
@@ -371,13 +377,6 @@ impl Served {
         }
         if !over.payload {
             self.requests.remove(&id);
-        }
-    }
-
-    /// Forgets a request whose memory was held to its end.
-    fn remove(&mut self, id: u64) {
-        if let Some(request) = self.requests.remove(&id) {
-            (self.held, self.held_bytes) = (self.held - 1, self.held_bytes - request.bytes);
         }
     }
 }

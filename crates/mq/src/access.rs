@@ -3,7 +3,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use arc_swap::ArcSwap;
-use slackwater_zmtp::{KeyTextError, PublicKey};
+use slackwater_zmtp::{KeyLine, KeyTextError, PublicKey, key_lines};
 use thiserror::Error;
 
 /// What a peer may do. Levels are ordered: whoever has one has those below.
@@ -179,21 +179,13 @@ fn read(path: &Path) -> Result<BTreeMap<PublicKey, Allowed>, AllowListError> {
 
 fn parse(text: &str) -> Result<BTreeMap<PublicKey, Allowed>, AllowListError> {
     let mut keys = BTreeMap::new();
-    for (index, line) in text.lines().enumerate() {
-        // Z85 keys may contain `#`, so only one at the beginning of a word opens a comment.
-        let words: Vec<&str> = line.split_whitespace().take_while(|word| !is_comment(word)).collect();
-        let Some((key, rest)) = words.split_first() else { continue };
-        let line = index + 1;
-        let key = key.parse().map_err(|error| AllowListError::Key { line, error })?;
-        let word = rest.first().copied().unwrap_or("basic");
+    for KeyLine { number: line, key, about } in key_lines(text) {
+        let key = key.map_err(|error| AllowListError::Key { line, error })?;
+        let word = about.first().copied().unwrap_or("basic");
         let level = Level::parse(word).ok_or_else(|| AllowListError::Level { line, word: word.to_owned() })?;
-        keys.insert(key, Allowed { level, name: rest.get(1..).unwrap_or_default().join(" ") });
+        keys.insert(key, Allowed { level, name: about.get(1..).unwrap_or_default().join(" ") });
     }
     Ok(keys)
-}
-
-fn is_comment(word: &str) -> bool {
-    word.starts_with('#') && word.parse::<PublicKey>().is_err()
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@ use std::io::Write;
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-use slackwater_zmtp::{KeyPair, KeyTextError, SecretKey};
+use slackwater_zmtp::{KeyPair, KeyTextError};
 use thiserror::Error;
 use zeroize::Zeroizing;
 
@@ -46,9 +46,7 @@ pub fn load_key(path: &Path) -> Result<KeyPair, KeyFileError> {
         return Err(KeyFileError::Open { path: path.to_owned(), mode });
     }
     let text = Zeroizing::new(std::fs::read_to_string(path).map_err(file_error)?);
-    let secret = text.lines().map(str::trim).find(|line| !line.is_empty() && !line.starts_with("# "));
-    let secret: Result<SecretKey, KeyTextError> = secret.unwrap_or_default().parse();
-    secret.map(KeyPair::of).map_err(|error| KeyFileError::Key { path: path.to_owned(), error })
+    KeyPair::from_file(&text).map_err(|error| KeyFileError::Key { path: path.to_owned(), error })
 }
 
 /// Writes a secret key to a new file with mode 600; an existing file is left alone.
@@ -69,6 +67,8 @@ pub fn write_key(path: &Path, keys: &KeyPair) -> Result<(), KeyFileError> {
 
 #[cfg(test)]
 mod tests {
+    use slackwater_zmtp::SecretKey;
+
     use super::*;
 
     #[test]

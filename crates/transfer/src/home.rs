@@ -20,8 +20,15 @@ pub struct Home {
     regions: Regions,
     key: RwLock<CapabilityKey>,
     nonce: AtomicU64,
-    notices: Mutex<VecDeque<(Incarnation, Notice)>>,
+    notices: Mutex<Notices>,
     noticed: Event,
+}
+
+/// Notices in line, with their senders.
+#[derive(Debug, Default)]
+struct Notices {
+    line: VecDeque<(Incarnation, Notice)>,
+    bytes: usize,
 }
 
 /// What to grant.
@@ -52,6 +59,7 @@ impl GrantSpec {
 
 /// Notices that nobody has taken; a sender beyond that is told.
 const NOTICES_MAX: usize = 4096;
+const NOTICES_BYTES_MAX: usize = 16 << 20;
 
 static NOTICES: Site = Site::new("transfer notices");
 
@@ -145,26 +153,29 @@ impl Home {
         Ok(access.for_peer(grant.tenant))
     }
 
-    /// Puts a notice of a peer in line; says whether there was room.
+    /// Puts a notice of a peer in line, `from` as it would use a capability; says whether there was room.
     pub fn deliver(&self, from: Incarnation, notice: Notice) -> bool {
         let mut notices = self.notices.lock().unwrap_or_else(PoisonError::into_inner);
-        if notices.len() >= NOTICES_MAX {
+        let bytes = notices.bytes + notice.name.len() + notice.bytes.len();
+        if notices.line.len() >= NOTICES_MAX || bytes > NOTICES_BYTES_MAX {
             return false;
         }
-        notices.push_back((from, notice));
+        notices.bytes = bytes;
+        notices.line.push_back((from, notice));
         drop(notices);
         self.noticed.notify_all();
         true
     }
 
-    /// Takes the notices in line, in order, with their senders; waits for the first until `deadline`.
+    /// Takes the notices in line, in order, with their senders (as [`GrantSpec::holder`] names them); waits for the first
+    /// until `deadline`.
     #[must_use]
     pub fn take_notices(&self, deadline: Instant) -> Vec<(Incarnation, Notice)> {
         loop {
             let seen = self.noticed.seen();
             let taken = std::mem::take(&mut *self.notices.lock().unwrap_or_else(PoisonError::into_inner));
-            if !taken.is_empty() {
-                return taken.into();
+            if !taken.line.is_empty() {
+                return taken.line.into();
             }
             if self.noticed.wait(seen, &Waiting::at(&NOTICES).until(deadline)).is_err() {
                 return Vec::new();
@@ -205,4 +216,20 @@ fn new_key() -> Result<CapabilityKey, getrandom::Error> {
     let mut secret = [0; 32];
     getrandom::fill(&mut secret)?;
     Ok(CapabilityKey::new(&secret))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Notices were counted, not weighed: four thousand of 64 KiB each, which nobody took, were 256 MiB.
+    #[test]
+    fn notices_are_bounded_in_number_and_in_bytes() {
+        let home = Home::open().unwrap();
+        let send = |bytes| home.deliver(Incarnation(1), Notice { name: "n".to_owned(), bytes: vec![0; bytes] });
+        let large = (0..).take_while(|_| send((64 << 10) - 1)).count();
+        assert_eq!(large, NOTICES_BYTES_MAX >> 16);
+        assert_eq!(home.take_notices(Instant::ZERO).len(), large);
+        assert_eq!((0..).take_while(|_| send(0)).count(), NOTICES_MAX);
+    }
 }

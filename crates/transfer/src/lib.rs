@@ -18,6 +18,7 @@ mod local;
 mod memory;
 mod mover;
 mod region;
+mod request;
 mod segment;
 pub mod stage;
 mod start;
@@ -25,16 +26,20 @@ mod tcp;
 
 pub use batch::{Batch, BatchId, Ended};
 pub use cause::{Cause, Clock, Outcome, Status};
-pub use engine::{Engine, EngineError, LocalRange, PeerId, Request, Submit, Target};
+pub use engine::{Engine, EngineError};
 pub use home::{GrantSpec, Home, Life};
 pub use job::{Buffers, Job, Part, Priority, Remote, Span};
 pub use local::Local;
 pub use memory::{Location, Memory, SharedFile, Stage, StageError, Staged};
 pub use mover::{Abilities, Carried, Lone, Mover, Notice, PeerStats, RegionKey, Submission, WhenFull};
-pub use region::{Access, AccessError, Lookup, Region, RegionId, RegionSpec, Regions, RegisterError, StillBusy};
+pub use region::{
+    Access, AccessError, Lookup, Region, RegionId, RegionSpec, Regions, RegisterError, ReopenError, StillBusy,
+};
+pub use request::{LocalRange, PeerId, Request, Submit, Target};
 pub use segment::{HostContact, Segment};
 pub use slackwater_wire::data::{Capability, Op, Refusal, Rights};
 pub use start::EngineConfig;
 pub use tcp::{
-    IGNORED, LaneCounters, OPTIONS, OptionError, SealConfig, SealError, Tcp, TcpConfig, TcpError, TcpOption, holder_of,
+    AllowList, IGNORED, LaneCounters, OPTIONS, OptionError, SealConfig, SealError, Tcp, TcpConfig, TcpError, TcpOption,
+    holder_of,
 };

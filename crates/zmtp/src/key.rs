@@ -134,6 +134,15 @@ impl KeyPair {
         if pair.public == public { Ok(pair) } else { Err(KeyTextError::Mismatch) }
     }
 
+    /// The pair whose secret is in the text of a key file: the first line that is neither empty nor a comment (`# …`).
+    ///
+    /// # Errors
+    /// [`KeyTextError`] when that is no key, or there is none.
+    pub fn from_file(text: &str) -> Result<Self, KeyTextError> {
+        let secret = text.lines().map(str::trim).find(|line| !line.is_empty() && !line.starts_with("# "));
+        secret.unwrap_or_default().parse().map(Self::of)
+    }
+
     /// The X25519 secret (RFC 7748) that only this pair and the owner of `other` can compute; none for a point of small
     /// order, with which everybody could.
     #[must_use]
@@ -152,6 +161,28 @@ impl KeyPair {
     pub const fn secret(&self) -> &SecretKey {
         &self.secret
     }
+}
+
+/// One line of a list of keys.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KeyLine<'a> {
+    /// Where it stands, counted from one.
+    pub number: usize,
+    /// The key.
+    pub key: Result<PublicKey, KeyTextError>,
+    /// What is said about it, in words.
+    pub about: Vec<&'a str>,
+}
+
+/// The entries of a list of keys: one a line, the key first; `#` begins a comment.
+pub fn key_lines(text: &str) -> impl Iterator<Item = KeyLine<'_>> {
+    text.lines().enumerate().filter_map(|(index, line)| {
+        // Z85 keys may contain `#`, so only one at the beginning of a word opens a comment.
+        let is_comment = |word: &str| word.starts_with('#') && word.parse::<PublicKey>().is_err();
+        let mut words = line.split_whitespace().take_while(|word| !is_comment(word));
+        let key = words.next()?.parse();
+        Some(KeyLine { number: index + 1, key, about: words.collect() })
+    })
 }
 
 /// Reads a key in any of its forms; the length tells them apart.

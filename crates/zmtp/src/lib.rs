@@ -26,7 +26,7 @@ mod socket;
 
 pub use cause::Cause;
 pub use config::{Entropy, Heartbeat, Limits, LinkConfig, Mechanism, Side};
-pub use key::{KeyPair, KeyTextError, PublicKey, SecretKey};
+pub use key::{KeyLine, KeyPair, KeyTextError, PublicKey, SecretKey, key_lines};
 pub use link::{Event, Input, Link, Out, Verdict};
 pub use message::Message;
 pub use metadata::Peer;

@@ -1,4 +1,4 @@
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use super::seal::SealConfig;
@@ -41,12 +41,19 @@ pub struct TcpConfig {
     pub socket_buffer_bytes: usize,
     /// Connections accepted from everybody, by one loop.
     pub connections_max: usize,
+    /// Connections of one peer, over all loops: of one key when they are sealed, else of one incarnation.
+    pub connections_per_peer_max: usize,
     /// Requests of one connection that are served at once; a peer learns it in the greeting.
     pub requests_max: u32,
+    /// Bytes of the requests of one connection that are served at once, at least 64 MiB; a peer learns it in the greeting.
+    pub in_flight_bytes_max: u64,
     /// Where to listen; a port of 0 becomes a free one. None for an engine that only asks.
     pub bind: Vec<SocketAddr>,
     /// What to publish instead of the addresses that are listened on.
     pub advertise: Vec<SocketAddr>,
+    /// Addresses of this host that connections leave from, one for each network that shall be used; each is paired with the
+    /// addresses of a peer that are of its family. None for those that the kernel chooses.
+    pub local: Vec<IpAddr>,
     /// Seals every connection, in both directions. None to send bytes in the open, which is for this machine alone.
     pub seal: Option<SealConfig>,
     /// Listens on, or connects to, addresses beyond this machine although the bytes travel in the open.
@@ -65,6 +72,11 @@ impl TcpConfig {
 pub(crate) const SLICE_BYTES_MIN: usize = 64 << 10;
 /// Slices are no longer: the largest payload of one frame that is taken from anybody.
 pub(crate) const SLICE_BYTES_MAX: usize = 16 << 20;
+
+/// The largest request on the wire; larger ones are cut. Every target takes as much on one connection.
+pub(crate) const REQUEST_BYTES_MAX: u64 = 64 << 20;
+/// Longest name and message of a notice.
+pub(crate) const NOTICE_BYTES_MAX: u64 = 64 << 10;
 
 impl Default for TcpConfig {
     fn default() -> Self {
@@ -87,9 +99,12 @@ impl Default for TcpConfig {
             queue_entries: 65_536,
             socket_buffer_bytes: 4 << 20,
             connections_max: 16_384,
+            connections_per_peer_max: 1024,
             requests_max: 1024,
+            in_flight_bytes_max: 256 << 20,
             bind: vec![SocketAddr::from(([127, 0, 0, 1], 0))],
             advertise: Vec::new(),
+            local: Vec::new(),
             seal: None,
             insecure: false,
         }

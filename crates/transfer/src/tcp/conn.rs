@@ -2,7 +2,6 @@
 
 use std::io;
 use std::os::fd::BorrowedFd;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use slackwater_base::Instant;
@@ -10,15 +9,13 @@ use slackwater_net::ConnId;
 use slackwater_wire::data::{Frame, GREETING_BYTES, Greeting};
 
 use super::cursor::Cursor;
-use super::half::Command;
-use super::hub::LaneId;
 use super::io::{Vectors, into_slice, receive, tell_from};
-use super::lane::{Ended, Lane};
+use super::lane::Lane;
 use super::outlet::{FlushLimits, Flushed, Outlet};
 use super::record::Opener;
 use super::seal::SealError;
 use super::serve::Serve;
-use super::shared::Shared;
+use super::turn::Turn;
 use crate::cause::Cause;
 
 /// A connection of a loop.
@@ -27,7 +24,8 @@ pub(crate) struct Conn {
     pub(crate) id: ConnId,
     pub(crate) role: Role,
     pub(crate) outlet: Outlet,
-    pub(crate) opened: Instant,
+    /// By when the peer must have said, and proven, who it is.
+    pub(crate) proof_by: Instant,
     greeted: bool,
     /// The peer is who it says it is, as far as that is asked for: on a sealed connection its first record has opened.
     proven: bool,
@@ -58,7 +56,8 @@ pub(crate) enum Role {
 /// Payload that is on its way in.
 #[derive(Debug)]
 pub(crate) struct Payload {
-    pub(crate) id: u64,
+    /// Of which request; none for a notice.
+    pub(crate) id: Option<u64>,
     pub(crate) left: usize,
     pub(crate) last: bool,
 }
@@ -72,21 +71,12 @@ pub(crate) enum Broken {
     Gone(Cause),
     /// A record was changed on its way: nothing that was under way is tried again behind the caller's back.
     Forged,
+    /// The peer took more than it was allowed; it is told, if it reads.
+    Limit(&'static str),
+    /// The peer's key is not in the list any more.
+    Struck,
     /// It has nothing to do.
     Idle,
-}
-
-/// What a turn of the loop works with, and what it leaves to be done after.
-pub(crate) struct Turn<'a> {
-    pub(crate) shared: &'a Arc<Shared>,
-    /// Which loop this is.
-    pub(crate) index: usize,
-    pub(crate) now: Instant,
-    pub(crate) ended: &'a mut Vec<Ended>,
-    /// Lanes that stand now, with their credit.
-    pub(crate) ready: &'a mut Vec<(LaneId, usize)>,
-    /// When the loop must look at its clocks again.
-    pub(crate) wake: &'a mut Instant,
 }
 
 /// Buffers that all connections of a loop use in turn.
@@ -121,32 +111,6 @@ impl Broken {
     }
 }
 
-impl Turn<'_> {
-    /// Asks for a look at the clocks at `at`.
-    pub(crate) fn need(&mut self, at: Instant) {
-        *self.wake = (*self.wake).min(at);
-    }
-
-    /// A call, for any thread, that gives this loop a command.
-    pub(crate) fn command(&self, command: impl FnOnce() -> Command + Send + 'static) -> Box<dyn FnOnce() + Send> {
-        let then = self.command_with(move |()| command());
-        Box::new(move || then(()))
-    }
-
-    /// The same with what the caller has to say.
-    pub(crate) fn command_with<T: Send + 'static>(
-        &self,
-        command: impl FnOnce(T) -> Command + Send + 'static,
-    ) -> Box<dyn FnOnce(T) + Send> {
-        let (shared, index) = (Arc::downgrade(self.shared), self.index);
-        Box::new(move |value| {
-            if let Some(target) = shared.upgrade().and_then(|shared| shared.event_loop(index)) {
-                target.command(command(value));
-            }
-        })
-    }
-}
-
 impl Scratch {
     pub(crate) fn new() -> Self {
         Self { bytes: vec![0; SCRATCH_BYTES], vectors: Vec::new(), sent: Vec::new() }
@@ -159,12 +123,12 @@ impl Scratch {
 }
 
 impl Conn {
-    pub(crate) fn new(id: ConnId, role: Role, now: Instant) -> Self {
+    pub(crate) fn new(id: ConnId, role: Role, proof_by: Instant) -> Self {
         Self {
             id,
             role,
             outlet: Outlet::default(),
-            opened: now,
+            proof_by,
             greeted: false,
             proven: false,
             refused: false,
@@ -266,11 +230,11 @@ impl Conn {
                 return Ok(false);
             }
             let opened = opener.next().map_err(|_| {
-                turn.shared.seals.records_refused.fetch_add(1, Ordering::Relaxed);
+                turn.shared.refused.records.fetch_add(1, Ordering::Relaxed);
                 Broken::Forged
             })?;
             if let Some(plain) = opened {
-                self.proven = true;
+                self.prove(turn)?;
                 self.parse(plain, turn)?;
                 continue;
             }
@@ -313,7 +277,7 @@ impl Conn {
                 Ok(flushed == Flushed::Spent)
             }
             Role::Serve(serve) => {
-                scratch.sent.iter().for_each(|id| serve.sent(*id, self.id, &mut self.outlet, turn));
+                scratch.sent.iter().for_each(|id| serve.served.sent(*id, self.id, &mut self.outlet, turn));
                 // What was sent may have made room for more.
                 Ok(self.writable && !self.outlet.is_empty())
             }
@@ -323,7 +287,9 @@ impl Conn {
     /// How much of the payload there is a place at the moment; none while a device has no room.
     fn room(&mut self, turn: &Turn<'_>) -> Option<usize> {
         match (&self.payload, &mut self.role) {
-            (Some(payload), Role::Serve(serve)) => serve.room(payload.id, self.id, &mut self.outlet, turn),
+            (Some(Payload { id: Some(id), .. }), Role::Serve(serve)) => {
+                serve.served.room(*id, self.id, &mut self.outlet, turn)
+            }
             _ => Some(usize::MAX),
         }
     }
@@ -348,10 +314,10 @@ impl Conn {
 
     /// Where the payload goes; none when it is thrown away, or kept by the role.
     fn cursor(&mut self) -> Option<&mut Cursor> {
-        let id = self.payload.as_ref()?.id;
+        let payload = self.payload.as_ref()?;
         match &mut self.role {
-            Role::Serve(serve) => serve.cursor(id, &mut self.outlet),
-            Role::Lane(lane) => lane.cursor(id),
+            Role::Serve(serve) => serve.cursor(payload, &mut self.outlet),
+            Role::Lane(lane) => lane.cursor(payload.id?),
         }
     }
 
@@ -396,16 +362,15 @@ impl Conn {
         let greeting = Greeting::from_bytes(whole).map_err(|error| Broken::protocol(&error.to_string()))?;
         self.partial.clear();
         self.greeted = true;
+        self.outlet.agree(&greeting)?;
         match &mut self.role {
             Role::Serve(serve) => match serve.greeting(&greeting, &mut self.outlet, turn) {
-                Ok(opener) => {
-                    self.proven = opener.is_none();
-                    self.opener = opener;
-                }
+                Ok(None) => self.prove(turn)?,
+                Ok(opener) => self.opener = opener,
                 Err(error) => {
                     // It reads why, and leaves; or it is shown out like any stranger.
                     tracing::debug!(%error, incarnation = %greeting.incarnation, "an initiator is not let in");
-                    turn.shared.seals.peers_refused.fetch_add(1, Ordering::Relaxed);
+                    turn.shared.refused.peers.fetch_add(1, Ordering::Relaxed);
                     self.refused = true;
                 }
             },
@@ -415,6 +380,17 @@ impl Conn {
             }
         }
         Ok(rest)
+    }
+
+    /// The peer has done all that is asked of a stranger.
+    fn prove(&mut self, turn: &Turn<'_>) -> Result<(), Broken> {
+        if let Role::Serve(serve) = &mut self.role
+            && !self.proven
+        {
+            self.proven = true;
+            serve.proven(&mut self.outlet, turn)?;
+        }
+        Ok(())
     }
 
     fn parse_frame<'b>(&mut self, bytes: &'b [u8], turn: &mut Turn<'_>) -> Result<&'b [u8], Broken> {
@@ -455,8 +431,8 @@ impl Conn {
     fn payload_arrived(&mut self, bytes: usize, turn: &mut Turn<'_>) -> Result<(), Broken> {
         let Some(payload) = &mut self.payload else { return Ok(()) };
         payload.left -= bytes;
-        if let Role::Serve(serve) = &mut self.role {
-            serve.arrived(payload.id, self.id, turn);
+        if let (Some(id), Role::Serve(serve)) = (payload.id, &mut self.role) {
+            serve.served.arrived(id, self.id, turn);
         }
         if payload.left > 0 {
             return Ok(());

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use slackwater_base::Instant;
@@ -13,14 +14,16 @@ use slackwater_net::{
 use slackwater_wait::now;
 use socket2::SockRef;
 
-use super::conn::{Broken, Conn, Role, Scratch, Turn};
-use super::hub::{LaneId, Lost, Why};
+use super::conn::{Broken, Conn, Role, Scratch};
+use super::hub::{Credit, LaneId, Lost, Route, Why};
 use super::lane::{Ended, Lane};
 use super::outlet::Outlet;
 use super::seal::SealError;
 use super::serve::Serve;
+use super::served::Served;
 use super::shared::Shared;
-use super::work::Work;
+use super::turn::Turn;
+use super::work::{Work, end};
 use crate::batch::{BatchId, Part};
 use crate::cause::{Cause, Clock};
 use crate::memory::{StageError, Staged};
@@ -36,7 +39,7 @@ pub(crate) struct Half {
     listeners: Vec<ListenerId>,
     scratch: Scratch,
     ended: Vec<Ended>,
-    ready: Vec<(LaneId, usize)>,
+    ready: Vec<(LaneId, Credit)>,
     /// Orders for this loop, from its own questions to the hub.
     own: Vec<Command>,
     /// Connections with something to write.
@@ -56,7 +59,7 @@ pub(crate) enum Command {
     Connect {
         lane: LaneId,
         peer: Arc<Segment>,
-        address: SocketAddr,
+        route: Route,
     },
     Start {
         lane: LaneId,
@@ -116,7 +119,7 @@ impl Half {
                 // Nobody listening any more for the answer is nobody's loss.
                 let _ = answer.send(self.listen(net, &addresses));
             }
-            Command::Connect { lane, peer, address } => self.connect(net, lane, peer, address),
+            Command::Connect { lane, peer, route } => self.connect(net, lane, peer, route),
             Command::Start { lane, works } => self.start(lane, works),
             Command::Cancel(batch) => self.each(|conn, turn| {
                 if let Role::Lane(lane) = &mut conn.role {
@@ -125,20 +128,20 @@ impl Half {
             }),
             Command::LetGo(region) => self.each(|conn, _| {
                 if let Role::Serve(serve) = &mut conn.role {
-                    serve.let_go(region, &mut conn.outlet);
+                    serve.served.let_go(region, &mut conn.outlet);
                 }
             }),
             Command::Resume(conn) => {
-                self.served(conn, |serve, _, _| serve.resumed());
+                self.served(conn, |served, _, _| served.resumed());
                 self.serve(net, conn, Readiness { readable: true, ..Readiness::default() });
             }
-            Command::Stored { conn, id, result } => self.served(conn, |serve, outlet, turn| {
-                serve.stored(id, result, outlet, turn);
+            Command::Stored { conn, id, result } => self.served(conn, |served, outlet, turn| {
+                served.stored(id, result, outlet, turn);
             }),
-            Command::Fetched { conn, id, result } => self.served(conn, |serve, outlet, turn| {
-                serve.fetched(id, result, conn, outlet, turn);
+            Command::Fetched { conn, id, result } => self.served(conn, |served, outlet, turn| {
+                served.fetched(id, result, conn, outlet, turn);
             }),
-            Command::Fenced(part) => part.complete(0),
+            Command::Fenced(part) => end(part, Ok(0)),
             Command::Watch => self.wake = self.wake.min(now() + self.shared.config.gc_interval),
             Command::Wake(at) => self.wake = self.wake.min(at),
             Command::Close => self.close(net),
@@ -158,22 +161,22 @@ impl Half {
         Ok(bound)
     }
 
-    fn connect(&mut self, net: &mut Net, lane: LaneId, peer: Arc<Segment>, address: SocketAddr) {
-        if !self.shared.config.may_reach(&peer, &address) {
-            let why =
-                Why::Peer(Cause::Unreachable(format!("{address}: it is beyond this machine, and there are no keys")));
-            return self.lost(Lost { lane, why, again: Vec::new(), failed: Vec::new() });
-        }
-        let timeout = self.shared.config.connect_timeout;
-        let connect = Connect { endpoint: Endpoint::Tcp(address), timeout, from: None };
-        match net.connect(&connect) {
+    fn connect(&mut self, net: &mut Net, lane: LaneId, peer: Arc<Segment>, route: Route) {
+        let config = &self.shared.config;
+        let from = route.from.map(|from| SocketAddr::new(from, 0));
+        let connect = Connect { endpoint: Endpoint::Tcp(route.to), timeout: config.connect_timeout, from };
+        let begun = match config.may_reach(&peer, &route.to) {
+            true => net.connect(&connect).map_err(|error| error.to_string()),
+            false => Err(format!("{}: it is beyond this machine, and there are no keys", route.to)),
+        };
+        match begun {
             Ok(conn) => {
-                let role = Role::Lane(Lane::new(lane, peer, now()));
+                let proof_by = now() + config.connect_timeout + GREETING_TIMEOUT;
                 self.lanes.insert(lane, conn);
-                self.insert(conn, role);
+                self.insert(conn, Role::Lane(Lane::new(lane, peer, now())), proof_by);
             }
             Err(error) => {
-                let why = Why::Peer(Cause::Unreachable(error.to_string()));
+                let why = Why::Peer(Cause::Unreachable(error));
                 self.lost(Lost { lane, why, again: Vec::new(), failed: Vec::new() });
             }
         }
@@ -195,11 +198,11 @@ impl Half {
         self.dirty.push(conn);
     }
 
-    fn insert(&mut self, id: ConnId, role: Role) {
+    fn insert(&mut self, id: ConnId, role: Role, proof_by: Instant) {
         if self.conns.len() <= id.index() {
             self.conns.resize_with(id.index() + 1, || None);
         }
-        self.conns[id.index()] = Some(Box::new(Conn::new(id, role, now())));
+        self.conns[id.index()] = Some(Box::new(Conn::new(id, role, proof_by)));
     }
 
     /// Takes a connection over: from now on this reads and writes it.
@@ -239,10 +242,10 @@ impl Half {
     }
 
     /// A device has ended a copy for a request on this connection.
-    fn served(&mut self, id: ConnId, act: impl FnOnce(&mut Serve, &mut Outlet, &mut Turn<'_>)) {
+    fn served(&mut self, id: ConnId, act: impl FnOnce(&mut Served, &mut Outlet, &mut Turn<'_>)) {
         self.with(id, |conn, turn| {
             if let Role::Serve(serve) = &mut conn.role {
-                act(serve, &mut conn.outlet, turn);
+                act(&mut serve.served, &mut conn.outlet, turn);
             }
             Ok(())
         });
@@ -268,7 +271,14 @@ impl Half {
             let stranger = conn.is_stranger();
             conn.writable |= readiness.writable;
             if readiness.readable {
-                again.readable = conn.read(socket, &mut scratch, turn)?;
+                again.readable = match conn.read(socket, &mut scratch, turn) {
+                    Err(limit @ Broken::Limit(_)) => {
+                        // What it is told goes as far as the kernel takes it.
+                        let _ = conn.flush(socket, &mut scratch, turn);
+                        return Err(limit);
+                    }
+                    read => read?,
+                };
             }
             again.writable = conn.flush(socket, &mut scratch, turn)?;
             if stranger && !conn.is_stranger() {
@@ -297,14 +307,14 @@ impl Half {
     /// A connection is of no more use: what it carried is begun again elsewhere, or fails.
     fn broke(&mut self, conn: Conn, broken: Broken) {
         let Conn { role, outlet, .. } = conn;
-        let Role::Lane(mut lane) = role else { return };
+        let Role::Lane(mut lane) = role else { return self.refused(&broken) };
         self.lanes.remove(&lane.id);
         let untouched: BTreeSet<u64> = outlet.untouched().collect();
         drop(outlet);
         let cause = match &broken {
             Broken::Lost(cause) | Broken::Gone(cause) => cause.clone(),
             Broken::Forged => Cause::Seal(SealError::Record),
-            Broken::Idle => Cause::Closed,
+            Broken::Idle | Broken::Limit(_) | Broken::Struck => Cause::Closed,
         };
         let mut wreck = lane.wreck(&cause, |id| untouched.contains(&id));
         if matches!(broken, Broken::Forged) {
@@ -315,7 +325,7 @@ impl Half {
             Broken::Lost(cause) if lane.ready => Why::Peer(cause),
             Broken::Lost(cause) => Why::Peer(Cause::Unreachable(cause.to_string())),
             Broken::Gone(cause) => Why::Gone(cause),
-            Broken::Forged => Why::Peer(cause.clone()),
+            Broken::Forged | Broken::Limit(_) | Broken::Struck => Why::Peer(cause.clone()),
         };
         let failed = wreck.failed.iter().map(|(work, _)| work.epoch).collect();
         // What ended on the lane before it broke is told first: the books still know the lane.
@@ -329,6 +339,17 @@ impl Half {
         };
         self.lost(Lost { lane: lane.id, why, again, failed });
         wreck.failed.into_iter().for_each(|(work, cause)| work.end(Err(cause)));
+    }
+
+    /// A connection of a peer was ended; counts for what.
+    fn refused(&self, broken: &Broken) {
+        let (counter, why) = match broken {
+            Broken::Limit(why) => (&self.shared.refused.limits, *why),
+            Broken::Struck => (&self.shared.refused.peers, "its key is not in the list any more"),
+            Broken::Lost(_) | Broken::Gone(_) | Broken::Forged | Broken::Idle => return,
+        };
+        counter.fetch_add(1, Ordering::Relaxed);
+        tracing::debug!(why, "the connection of a peer is ended");
     }
 
     fn lost(&mut self, lost: Lost) {
@@ -383,11 +404,10 @@ impl Half {
         for id in all {
             self.with(id, |conn, turn| {
                 if conn.is_stranger() {
-                    let until = conn.opened + GREETING_TIMEOUT;
-                    if until <= turn.now {
+                    if conn.proof_by <= turn.now {
                         return Err(Broken::Lost(Cause::TimedOut(Clock::Connect)));
                     }
-                    turn.need(until);
+                    turn.need(conn.proof_by);
                 }
                 match &mut conn.role {
                     Role::Lane(lane) => lane.sweep(&mut conn.outlet, turn),
@@ -427,14 +447,15 @@ impl Protocol for Half {
     fn handle(&mut self, net: &mut Net, event: Event<'_, Command>) {
         match event {
             Event::Accepted { conn, .. } => {
-                self.insert(conn, Role::Serve(Serve::default()));
-                self.wake = self.wake.min(now() + GREETING_TIMEOUT);
+                let proof_by = now() + GREETING_TIMEOUT;
+                self.insert(conn, Role::Serve(Serve::default()), proof_by);
+                self.wake = self.wake.min(proof_by);
                 self.take_over(net, conn);
             }
             Event::Connected { conn } => {
                 self.with(conn, |conn, turn| {
-                    conn.opened = turn.now;
-                    turn.need(turn.now + GREETING_TIMEOUT);
+                    conn.proof_by = turn.now + GREETING_TIMEOUT;
+                    turn.need(conn.proof_by);
                     match &mut conn.role {
                         Role::Lane(lane) => lane.hello(&mut conn.outlet, turn),
                         Role::Serve(_) => Ok(()),

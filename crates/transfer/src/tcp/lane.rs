@@ -6,12 +6,14 @@ use slab::Slab;
 use slackwater_base::Instant;
 use slackwater_wire::data::{Ack, Data, Features, Frame, Greeting, Notify, Op, Request};
 
-use super::conn::{Broken, Payload, Turn};
+use super::config::REQUEST_BYTES_MAX;
+use super::conn::{Broken, Payload};
 use super::cursor::Cursor;
-use super::hub::{Finished, LaneId, Moved};
+use super::hub::{Credit, Finished, LaneId, Moved};
 use super::outlet::{Outlet, Source, Withdrawn};
 use super::record::{Opener, Sealer};
 use super::seal::{Initiator, Keys, SealError};
+use super::turn::Turn;
 use super::work::{Kind, Work};
 use crate::batch::BatchId;
 use crate::cause::{Cause, Clock};
@@ -93,10 +95,14 @@ impl Lane {
         if found != expected {
             return Err(Broken::Gone(Cause::Gone { expected, found }));
         }
+        if greeting.in_flight_bytes_max < REQUEST_BYTES_MAX {
+            return Err(Broken::protocol("it takes smaller requests than any peer may ask for"));
+        }
         self.ready = true;
         self.idle_since = turn.now;
         turn.need(turn.now + turn.shared.config.gc_interval);
-        turn.ready.push((self.id, greeting.requests_max.min(turn.shared.config.requests_max) as usize));
+        let requests = greeting.requests_max.min(turn.shared.config.requests_max) as usize;
+        turn.ready.push((self.id, Credit { requests, bytes: greeting.in_flight_bytes_max }));
         Ok(keys.map(|Keys { send, receive }| {
             outlet.seal(Sealer::first(send));
             Opener::new(receive)
@@ -179,10 +185,17 @@ impl Lane {
             Frame::Data(data) => return self.data(&data, turn).map(Some),
             Frame::Ack(ack) => self.ack(&ack, outlet, turn)?,
             Frame::Pong { token } => {
-                let flight = self.remove(token, turn.now).ok_or(Broken::protocol("an answer to no question"))?;
-                self.finish(flight, Ok(0), turn);
+                let asked = |flight: &Flight| flight.work.as_ref().is_none_or(|work| work.is_probe());
+                let flight = match self.flight(token) {
+                    Some(flight) if asked(flight) => self.remove(token, turn.now),
+                    _ => None,
+                };
+                self.finish(flight.ok_or(Broken::protocol("an answer to no question"))?, Ok(0), turn);
             }
-            Frame::Goaway => return Err(Broken::Lost(Cause::Lost("the peer is closing".to_owned()))),
+            Frame::Goaway => {
+                let reason = "the peer takes no more requests on this connection";
+                return Err(Broken::Lost(Cause::Lost(reason.to_owned())));
+            }
             Frame::Request(_) | Frame::Cancel { .. } | Frame::Notify(_) | Frame::Ping { .. } => {
                 return Err(Broken::protocol("a request from a target"));
             }
@@ -282,8 +295,10 @@ impl Lane {
         let untouched = outlet.is_untouched(id);
         let withdrawn = outlet.withdraw(id, None);
         if untouched && withdrawn == Withdrawn::Unbegun {
-            let flight = self.flights.remove(key);
-            return self.finish(flight, Err(cause), turn);
+            if let Some(flight) = self.remove(id, turn.now) {
+                self.finish(flight, Err(cause), turn);
+            }
+            return;
         }
         outlet.push(&Frame::Cancel { id });
         if writes {
@@ -311,7 +326,7 @@ impl Lane {
         } else if flight.work.is_some() {
             return Err(Broken::protocol("data of a request that reads nothing"));
         }
-        Ok(Payload { id: data.id, left: data.bytes as usize, last: data.last })
+        Ok(Payload { id: Some(data.id), left: data.bytes as usize, last: data.last })
     }
 
     fn ack(&mut self, ack: &Ack, outlet: &mut Outlet, turn: &mut Turn<'_>) -> Result<(), Broken> {
@@ -383,6 +398,7 @@ impl Ended {
     /// For the books.
     pub(crate) fn finished(&self) -> Finished {
         let moved = match (&self.outcome, &self.work.kind) {
+            (Err(Cause::Refused(_)), _) => Moved::Refused,
             (Err(_), _) => Moved::Nothing,
             (Ok(bytes), Kind::Job(job)) if job.op == Op::Read => Moved::Read(*bytes),
             (Ok(bytes), Kind::Job(_)) => Moved::Written(*bytes),

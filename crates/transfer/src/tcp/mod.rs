@@ -10,14 +10,17 @@ mod direct;
 mod half;
 mod hub;
 mod io;
+mod keys;
 mod lane;
 mod options;
 mod outlet;
 mod record;
 mod seal;
 mod serve;
+mod served;
 mod shared;
 mod staged;
+mod turn;
 mod work;
 
 use std::net::SocketAddr;
@@ -32,10 +35,11 @@ use thiserror::Error;
 
 pub use config::TcpConfig;
 pub use hub::LaneCounters;
+pub use keys::AllowList;
 pub use options::{IGNORED, OPTIONS, OptionError, TcpOption};
 pub use seal::{SealConfig, SealError, holder_of};
 
-use config::{SLICE_BYTES_MAX, SLICE_BYTES_MIN};
+use config::{NOTICE_BYTES_MAX, REQUEST_BYTES_MAX, SLICE_BYTES_MAX, SLICE_BYTES_MIN};
 use direct::Call;
 use half::{Command, Half};
 use hub::{Hub, Limits};
@@ -49,7 +53,7 @@ use crate::job::Job;
 use crate::mover::{Abilities, Carried, Lone, Mover, Notice, PeerStats, Submission, WhenFull};
 use crate::region::Region;
 use crate::segment::Segment;
-use slackwater_wire::data::Op;
+use slackwater_wire::data::{Op, Refusal};
 
 /// Carries requests over TCP.
 pub struct Tcp {
@@ -173,15 +177,16 @@ impl Tcp {
         }
     }
 
-    /// Cuts a job into as many as there can be lanes, if it is large.
+    /// Cuts a job into as many as there can be lanes, if it is large, and into no larger ones than every peer takes.
     fn stripe(&self, job: Job) -> Vec<Job> {
         let config = &self.shared.config;
         let bytes = job.buffers.bytes();
-        if bytes <= config.stripe_bytes_min || config.lanes_per_peer == 1 {
+        let lanes = if bytes <= config.stripe_bytes_min { 1 } else { config.lanes_per_peer as u64 };
+        let slice = config.slice_bytes as u64;
+        let share = bytes.div_ceil(lanes).next_multiple_of(slice).min(REQUEST_BYTES_MAX);
+        if bytes <= share {
             return vec![job];
         }
-        let slice = config.slice_bytes as u64;
-        let share = bytes.div_ceil(config.lanes_per_peer as u64).next_multiple_of(slice);
         let count = bytes.div_ceil(share);
         let Job { op, buffers, remote, deadline, priority, part } = job;
         let cut = part.split(count as u32).into_iter().zip(0u64..).map(|(part, index)| Job {
@@ -207,6 +212,14 @@ fn check(config: &TcpConfig) -> Result<(), TcpError> {
     }
     if !(SLICE_BYTES_MIN..=SLICE_BYTES_MAX).contains(&config.slice_bytes) {
         return wrong("slice_bytes must be from 64 KiB to 16 MiB, the largest frame that peers take");
+    }
+    if config.stripe_bytes_min > REQUEST_BYTES_MAX || config.in_flight_bytes_max < REQUEST_BYTES_MAX {
+        return wrong(
+            "stripe_bytes_min must be at most 64 MiB, and in_flight_bytes_max at least that: so large is a request",
+        );
+    }
+    if config.requests_max == 0 || config.connections_per_peer_max == 0 {
+        return wrong("requests_max and connections_per_peer_max must be at least 1");
     }
     let allowed = config.insecure || config.seal.is_some();
     if let Some(address) = config.bind.iter().find(|address| !address.ip().is_loopback() && !allowed) {
@@ -247,6 +260,11 @@ impl Mover for Tcp {
                 given_back.push(job);
                 continue;
             }
+            if job.remote.offset.checked_add(job.buffers.bytes()).is_none() {
+                // Cut into pieces, the last of them would lie at the start of the region.
+                Work::new(segment.incarnation, Kind::Job(job)).end(Err(Cause::Refused(Refusal::Range)));
+                continue;
+            }
             if let Err(cause) = self.wait_for_room(segment, submission.when_full, job.deadline) {
                 Work::new(segment.incarnation, Kind::Job(job)).end(Err(cause));
                 continue;
@@ -260,10 +278,15 @@ impl Mover for Tcp {
     }
 
     fn carry_now(&self, segment: &Arc<Segment>, lone: Lone) -> Carried {
-        // A loop must not block, and a large request is faster over several lanes.
+        // A loop must not block, a large request is faster over several lanes, and only lanes are sealed or leave from a
+        // chosen address.
         let config = &self.shared.config;
-        let sealed = config.seal.is_some() || segment.public_key.is_some();
-        if sealed || is_inside_a_loop() || !lone.buffers.are_host() || lone.buffers.bytes() > config.stripe_bytes_min {
+        let lanes_alone = config.seal.is_some() || segment.public_key.is_some() || !config.local.is_empty();
+        if lanes_alone
+            || is_inside_a_loop()
+            || !lone.buffers.are_host()
+            || lone.buffers.bytes() > config.stripe_bytes_min
+        {
             return Carried::Back(lone);
         }
         let Lone { op, buffers, remote, deadline } = lone;
@@ -294,6 +317,10 @@ impl Mover for Tcp {
     }
 
     fn notify(&self, segment: &Arc<Segment>, notice: Notice, part: Part) {
+        let bytes = notice.name.len() + notice.bytes.len();
+        if bytes as u64 > NOTICE_BYTES_MAX {
+            return part.fail(Cause::Invalid(format!("a notice of {bytes} bytes; {NOTICE_BYTES_MAX} are the most")));
+        }
         let kind = Kind::Notify { notice, part, deadline: now() + NOTICE_TIMEOUT };
         self.submit_work(segment, vec![Work::new(segment.incarnation, kind)]);
     }
@@ -307,7 +334,7 @@ impl Mover for Tcp {
     }
 
     fn metrics(&self) -> Vec<(&'static str, u64)> {
-        let (hub, seals) = (self.shared.hub(), &self.shared.seals);
+        let (hub, refused) = (self.shared.hub(), &self.shared.refused);
         let (counters, busiest) = (hub.counters(), hub.lanes_by_loop().into_iter().max().unwrap_or(0));
         vec![
             ("transfers_active", hub.active() as u64),
@@ -320,8 +347,9 @@ impl Mover for Tcp {
             ("retries", counters.retries),
             ("lanes_closed_idle", counters.closed_idle),
             ("lanes_closed_peer", counters.closed_peer),
-            ("peers_refused", seals.peers_refused.load(Ordering::Relaxed)),
-            ("records_refused", seals.records_refused.load(Ordering::Relaxed)),
+            ("peers_refused", refused.peers.load(Ordering::Relaxed)),
+            ("records_refused", refused.records.load(Ordering::Relaxed)),
+            ("limits_exceeded", refused.limits.load(Ordering::Relaxed)),
         ]
     }
 

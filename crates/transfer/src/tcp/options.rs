@@ -6,6 +6,7 @@ use slackwater_base::{ByteSize, parse_duration};
 use thiserror::Error;
 
 use super::config::TcpConfig;
+use super::keys::{set_clients, set_key};
 
 /// One option.
 #[derive(Debug)]
@@ -32,7 +33,7 @@ pub const IGNORED: &[&str] =
     &["MC_TCP_ENABLE_CONNECTION_POOL", "MC_TCP_PROTO", "MC_TCP_MAX_PENDING_ADMISSIONS_PER_PEER"];
 
 macro_rules! options {
-    ($($key:ident [$($env:literal),*] $parse:expr;)*) => {
+    ($($key:ident [$($env:literal),*] $parse:expr;)* $(=> $name:ident [$seal_env:literal] $set:path;)*) => {
         /// Every option of the TCP mover.
         pub const OPTIONS: &[TcpOption] = &[$(TcpOption {
             key: stringify!($key),
@@ -41,7 +42,7 @@ macro_rules! options {
                 config.$key = $parse(text)?;
                 Ok(())
             },
-        },)*];
+        },)* $(TcpOption { key: stringify!($name), env: &[$seal_env], set: $set },)*];
     };
 }
 
@@ -62,9 +63,14 @@ options! {
     queue_entries ["SLACKWATER_TCP_QUEUE_ENTRIES", "MC_TCP_MAX_QUEUED_TRANSFERS_PER_PEER"] number;
     socket_buffer_bytes ["SLACKWATER_TCP_SOCKET_BUFFER_BYTES"] size;
     connections_max ["SLACKWATER_TCP_CONNECTIONS_MAX"] number;
+    connections_per_peer_max ["SLACKWATER_TCP_CONNECTIONS_PER_PEER_MAX"] number;
+    in_flight_bytes_max ["SLACKWATER_TCP_IN_FLIGHT_BYTES_MAX"] bytes;
     bind ["SLACKWATER_TCP_BIND", "MC_TCP_BIND_ADDRESS"] addresses;
     advertise ["SLACKWATER_TCP_ADVERTISE"] addresses;
+    local ["SLACKWATER_TCP_LOCAL"] hosts;
     insecure ["SLACKWATER_TCP_INSECURE"] flag;
+    => seal_key ["SLACKWATER_TCP_SEAL_KEY"] set_key;
+    => seal_clients ["SLACKWATER_TCP_SEAL_CLIENTS"] set_clients;
 }
 
 impl TcpConfig {
@@ -150,6 +156,12 @@ fn addresses(text: &str) -> Result<Vec<std::net::SocketAddr>, String> {
     text.split(',').filter(|part| !part.trim().is_empty()).map(one).collect()
 }
 
+/// Addresses without a port, separated by commas.
+fn hosts(text: &str) -> Result<Vec<std::net::IpAddr>, String> {
+    let one = |host: &str| host.trim().parse().map_err(|_| format!("`{}` is no address of a host", host.trim()));
+    text.split(',').filter(|part| !part.trim().is_empty()).map(one).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -169,20 +181,30 @@ mod tests {
             ("SLACKWATER_TCP_ACK_TIMEOUT", "250ms"),
             ("MC_TCP_BIND_ADDRESS", "127.0.0.1, [::1]:15001"),
             ("MC_TCP_PROTO", "1"),
+            ("SLACKWATER_TCP_LOCAL", "10.0.0.1,::2"),
         ])
         .unwrap();
         assert_eq!((config.io_threads, config.max_transfers, config.slice_bytes), (3, 9, 64 << 10));
         assert_eq!(config.progress_timeout, Duration::from_secs(12));
         assert_eq!(config.ack_timeout, Duration::from_millis(250));
+        assert_eq!(config.local, ["10.0.0.1".parse::<std::net::IpAddr>().unwrap(), "::2".parse().unwrap()]);
         assert_eq!(config.bind, ["127.0.0.1:0".parse().unwrap(), "[::1]:15001".parse().unwrap()]);
     }
 
     #[test]
     fn every_wrong_value_is_named() {
-        let errors = from(&[("MC_NUM_TCP_IO_THREADS", "many"), ("SLACKWATER_TCP_INSECURE", "maybe")]).unwrap_err();
+        let errors = from(&[
+            ("MC_NUM_TCP_IO_THREADS", "many"),
+            ("SLACKWATER_TCP_INSECURE", "maybe"),
+            ("SLACKWATER_TCP_SEAL_CLIENTS", "f"),
+        ])
+        .unwrap_err();
         let texts: Vec<String> = errors.iter().map(ToString::to_string).collect();
-        let expected =
-            ["MC_NUM_TCP_IO_THREADS: `many` is no count", "SLACKWATER_TCP_INSECURE: `maybe` is neither true nor false"];
+        let expected = [
+            "MC_NUM_TCP_IO_THREADS: `many` is no count",
+            "SLACKWATER_TCP_INSECURE: `maybe` is neither true nor false",
+            "SLACKWATER_TCP_SEAL_CLIENTS: a list of clients is of use with a seal_key alone",
+        ];
         assert_eq!(texts, expected);
         assert_eq!(TcpConfig::default().set("nothing", "1"), Ok(false));
         assert_eq!(TcpConfig::default().set("io_threads", "2"), Ok(true));

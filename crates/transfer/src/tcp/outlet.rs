@@ -4,8 +4,10 @@ use std::collections::VecDeque;
 use std::io;
 use std::os::fd::BorrowedFd;
 
-use slackwater_wire::data::{ACK_BYTES, Ack, DATA_BYTES, Data, Frame, Refusal};
+use slackwater_wire::data::{ACK_BYTES, Ack, DATA_BYTES, Data, Frame, Greeting, Refusal};
 
+use super::config::SLICE_BYTES_MIN;
+use super::conn::Broken;
 use super::cursor::Cursor;
 use super::io::{VECTORS_MAX, Vectors, from_slice, send};
 use super::record::Sealer;
@@ -19,6 +21,8 @@ pub(crate) struct Outlet {
     sources: VecDeque<Source>,
     /// Seals all that goes out, if anything is sealed.
     sealer: Option<Sealer>,
+    /// The largest payload of one frame that the peer takes.
+    frame_bytes_max: Option<u32>,
 }
 
 /// Payload of one request that goes out.
@@ -39,7 +43,8 @@ pub(crate) struct Source {
 
 #[derive(Debug)]
 struct Outgoing {
-    id: u64,
+    /// The request that its payload belongs to.
+    id: Option<u64>,
     head: Head,
     body: Body,
     /// Payload bytes, of which `body` may have given some already.
@@ -78,16 +83,25 @@ pub(crate) enum Flushed {
 const HEAD_BYTES_MAX: usize = Frame::BYTES_MAX + DATA_BYTES;
 /// Frames are cut while less than this waits: enough for one system call, little enough to be fair.
 const QUEUED_BYTES_MIN: usize = 512 << 10;
-const FRAMES_MAX: usize = 64;
 
 /// What voided frames are filled with.
 static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
 
 impl Outlet {
+    /// Frames that are cut from requests at a time, at most.
+    pub(crate) const FRAMES_MAX: usize = 64;
+
     /// Whether there is nothing to write.
     pub(crate) fn is_empty(&self) -> bool {
         let sealed = self.sealer.as_ref().is_none_or(|sealer| sealer.pending().is_empty());
         self.frames.is_empty() && self.sources.is_empty() && sealed
+    }
+
+    /// Keeps to the frames that the peer takes, which are at least those of the smallest slices.
+    pub(crate) fn agree(&mut self, peer: &Greeting) -> Result<(), Broken> {
+        self.frame_bytes_max = Some(peer.frame_bytes_max);
+        let enough = peer.frame_bytes_max as usize >= SLICE_BYTES_MIN;
+        if enough { Ok(()) } else { Err(Broken::protocol("it takes smaller frames than any peer may ask for")) }
     }
 
     /// Seals all that goes out from now on.
@@ -103,25 +117,23 @@ impl Outlet {
 
     /// A header without payload.
     pub(crate) fn push(&mut self, frame: &Frame) {
-        self.push_outgoing(Outgoing::new(0, &[frame], Body::None, 0));
+        self.push_outgoing(Outgoing::new(&[frame], Body::None, 0));
     }
 
     /// A header, or something else of up to the size of two, that is already bytes, with a payload of its own.
     pub(crate) fn push_bytes(&mut self, bytes: Vec<u8>) {
         let length = bytes.len();
-        self.push_outgoing(Outgoing::new(0, &[], Body::Owned(bytes), length));
+        self.push_outgoing(Outgoing::new(&[], Body::Owned(bytes), length));
     }
 
-    /// A request's payload, to be cut into frames.
+    /// A request's payload, to be cut into frames: the urgent ones in turn, then the others in turn.
     pub(crate) fn push_source(&mut self, source: Source) {
-        match source.urgent {
-            true => self.sources.push_front(source),
-            false => self.sources.push_back(source),
-        }
+        let at = if source.urgent { self.sources.partition_point(|other| other.urgent) } else { self.sources.len() };
+        self.sources.insert(at, source);
     }
 
     /// Lets go of a request's memory: what is left of a frame that was begun goes out as zeros, with `refusal` as its
-    /// acknowledgement. Says how much had been begun.
+    /// acknowledgement, and counts as a source that is sent. Says how much had been begun.
     pub(crate) fn withdraw(&mut self, id: u64, refusal: Option<Refusal>) -> Withdrawn {
         let before = self.sources.len();
         self.sources.retain(|source| source.id != id);
@@ -129,7 +141,8 @@ impl Outlet {
         let mut index = 0;
         while index < self.frames.len() {
             let frame = &mut self.frames[index];
-            if frame.id != id || frame.body_bytes == 0 && frame.tail.is_none() {
+            // Once its payload is out there is nothing to let go of, and the acknowledgement behind it may be half out.
+            if frame.id != Some(id) || frame.payload_left() == 0 {
                 index += 1;
             } else if frame.written == 0 {
                 self.queued -= frame.left();
@@ -140,6 +153,7 @@ impl Outlet {
                 let before = frame.left();
                 frame.body = Body::Void;
                 frame.tail = refusal.map(|refusal| ack_bytes(id, Some(refusal), 0, 0));
+                frame.last |= refusal.is_some();
                 self.queued = self.queued - before + frame.left();
                 index += 1;
             }
@@ -151,7 +165,7 @@ impl Outlet {
     pub(crate) fn untouched(&self) -> impl Iterator<Item = u64> {
         let framed = self.frames.iter().filter(|frame| frame.written == 0 && frame.head.length > DATA_BYTES);
         let whole = self.sources.iter().filter(|source| source.request.is_some());
-        framed.map(|frame| frame.id).chain(whole.map(|source| source.id))
+        framed.filter_map(|frame| frame.id).chain(whole.map(|source| source.id))
     }
 
     /// Whether a request is one of those.
@@ -162,7 +176,7 @@ impl Outlet {
     /// Every request whose memory is still to be read from, with that memory.
     pub(crate) fn sources(&self) -> impl Iterator<Item = (u64, &Cursor)> {
         let framed = self.frames.iter().filter_map(|frame| match &frame.body {
-            Body::Memory(cursor) => Some((frame.id, cursor)),
+            Body::Memory(cursor) => frame.id.map(|id| (id, cursor)),
             _ => None,
         });
         framed.chain(self.sources.iter().map(|source| (source.id, &source.cursor)))
@@ -259,7 +273,8 @@ impl Outlet {
 
     /// Cuts requests into frames, one frame of each in turn.
     fn cut(&mut self, frame_bytes_max: usize) {
-        while self.queued < QUEUED_BYTES_MIN && self.frames.len() < FRAMES_MAX {
+        let frame_bytes_max = self.frame_bytes_max.map_or(frame_bytes_max, |peers| frame_bytes_max.min(peers as usize));
+        while self.queued < QUEUED_BYTES_MIN && self.frames.len() < Self::FRAMES_MAX {
             let Some(mut source) = self.sources.pop_front() else { return };
             let offset = source.base + source.cursor.buffers().bytes() - source.cursor.left();
             let total = source.base + source.cursor.buffers().bytes();
@@ -272,15 +287,13 @@ impl Outlet {
                 Some(request) => &[request, &data],
                 None => &[&data],
             };
-            let mut frame = Outgoing::new(source.id, heads, Body::Memory(source.cursor.take(bytes)), bytes as usize);
+            let mut frame = Outgoing::new(heads, Body::Memory(source.cursor.take(bytes)), bytes as usize);
+            frame.id = Some(source.id);
             frame.last = spent;
             frame.tail = source.ack_credit.filter(|_| last).map(|credit| ack_bytes(source.id, None, total, credit));
             self.push_outgoing(frame);
             if !spent {
-                match source.urgent {
-                    true => self.sources.push_front(source),
-                    false => self.sources.push_back(source),
-                }
+                self.push_source(source);
             }
         }
     }
@@ -312,9 +325,7 @@ impl Outlet {
             if frame.left() > 0 {
                 return;
             }
-            if frame.last {
-                sent.push(frame.id);
-            }
+            sent.extend(frame.id.filter(|_| frame.last));
             self.frames.pop_front();
         }
     }
@@ -347,16 +358,21 @@ fn ack_bytes(id: u64, refusal: Option<Refusal>, bytes: u64, credit: u32) -> [u8;
 }
 
 impl Outgoing {
-    fn new(id: u64, heads: &[&Frame], body: Body, body_bytes: usize) -> Self {
+    fn new(heads: &[&Frame], body: Body, body_bytes: usize) -> Self {
         let mut bytes = Vec::with_capacity(HEAD_BYTES_MAX);
         heads.iter().for_each(|head| head.write(&mut bytes));
         let mut head = Head { bytes: [0; HEAD_BYTES_MAX], length: bytes.len() };
         head.bytes[..bytes.len()].copy_from_slice(&bytes);
-        Self { id, head, body, body_bytes, tail: None, written: 0, last: false }
+        Self { id: None, head, body, body_bytes, tail: None, written: 0, last: false }
     }
 
     fn left(&self) -> usize {
         self.head.length + self.body_bytes + self.tail.map_or(0, |tail| tail.len()) - self.written
+    }
+
+    /// Payload that is not written yet.
+    fn payload_left(&self) -> usize {
+        self.body_bytes - self.written.saturating_sub(self.head.length).min(self.body_bytes)
     }
 
     /// Adds what is not written yet; says how many bytes it is.
@@ -367,8 +383,8 @@ impl Outgoing {
             out.push(from_slice(rest));
             added += rest.len();
         }
-        let body_written = self.written.saturating_sub(head.len()).min(self.body_bytes);
-        let body_left = self.body_bytes - body_written;
+        let body_left = self.payload_left();
+        let body_written = self.body_bytes - body_left;
         let body_added = match &self.body {
             Body::None => 0,
             Body::Memory(cursor) => cursor.vectors(body_left, out),
@@ -406,5 +422,80 @@ impl Outgoing {
             // Its last byte is with the kernel: the memory is let go of.
             self.body = Body::None;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::job::Buffers;
+
+    const BYTES: usize = 100;
+
+    fn source(id: u64, urgent: bool) -> Source {
+        static MEMORY: [u8; BYTES] = [7; BYTES];
+        // SAFETY: the memory is static, and a source is only read from.
+        let buffers = unsafe { Buffers::borrowed(MEMORY.as_ptr().cast_mut(), BYTES) };
+        Source { id, cursor: Cursor::new(buffers), base: 0, more: false, request: None, ack_credit: Some(1), urgent }
+    }
+
+    /// An outlet in which one read of so many bytes was cut into a frame.
+    fn answering() -> Outlet {
+        let mut outlet = Outlet::default();
+        outlet.push_source(source(5, false));
+        outlet.cut(1 << 20);
+        outlet
+    }
+
+    /// Of two urgent requests the second was served first, and of many the first was served last.
+    #[test]
+    fn urgent_requests_go_first_and_each_kind_in_turn() {
+        let mut outlet = Outlet::default();
+        for (id, urgent) in [(1, false), (2, true), (3, false), (4, true)] {
+            outlet.push_source(source(id, urgent));
+        }
+        outlet.cut(60);
+        let cut: Vec<u64> = outlet.frames.iter().filter_map(|frame| frame.id).collect();
+        assert_eq!(cut, [2, 4, 2, 4, 1, 3, 1, 3]);
+    }
+
+    fn bytes(outlet: &Outlet) -> Vec<u8> {
+        let mut vectors = Vectors::new();
+        outlet.gather(&mut vectors);
+        // SAFETY: the ranges are of the outlet's frames, of static memory, and of zeros.
+        let slice =
+            |range: &libc::iovec| unsafe { std::slice::from_raw_parts(range.iov_base.cast::<u8>(), range.iov_len) };
+        vectors.iter().flat_map(|range| slice(range).to_vec()).collect()
+    }
+
+    /// A read was withdrawn when half of the acknowledgement behind its last byte was out; the other half became that of a
+    /// refusal, and the two together said that less had been read than was.
+    #[test]
+    fn an_acknowledgement_that_is_half_out_stays_what_it_was() {
+        let (mut outlet, mut sent) = (answering(), Vec::new());
+        let whole = bytes(&outlet);
+        let half = DATA_BYTES + BYTES + ACK_BYTES / 2;
+        outlet.advance(half, &mut sent);
+        assert_eq!(outlet.withdraw(5, Some(Refusal::Cancelled)), Withdrawn::Nothing);
+        assert_eq!(bytes(&outlet), whole[half..]);
+        outlet.advance(whole.len() - half, &mut sent);
+        assert_eq!(sent, [5]);
+    }
+
+    #[test]
+    fn a_frame_that_was_begun_goes_on_as_zeros_and_ends_as_a_refusal() {
+        let (mut outlet, mut sent) = (answering(), Vec::new());
+        let whole = bytes(&outlet);
+        outlet.advance(DATA_BYTES + 40, &mut sent);
+        assert_eq!(outlet.withdraw(5, Some(Refusal::Cancelled)), Withdrawn::Begun);
+        assert_eq!(outlet.sources().count(), 0, "its memory is let go of");
+        let rest = bytes(&outlet);
+        assert_eq!(rest.len(), whole.len() - DATA_BYTES - 40);
+        assert!(rest[..60].iter().all(|byte| *byte == 0));
+        let (ack, _) = Frame::read(&rest[60..]).unwrap().unwrap();
+        assert_eq!(ack, Frame::Ack(Ack { id: 5, refusal: Some(Refusal::Cancelled), bytes: 0, checksum: 0, credit: 0 }));
+        outlet.advance(rest.len(), &mut sent);
+        assert_eq!((sent.as_slice(), outlet.is_empty()), ([5].as_slice(), true));
+        assert_eq!(answering().withdraw(5, None), Withdrawn::Unbegun);
     }
 }

@@ -4,8 +4,6 @@
 //! protocol framework (Perrin, revision 34), with HKDF-SHA256 (RFC 5869) once over the whole transcript. The
 //! initiator's proof is its first record: nobody else could have sealed it.
 
-use std::collections::BTreeSet;
-
 use hmac::{Hmac, Mac};
 use sha2::{Digest, Sha256};
 use slackwater_wire::Incarnation;
@@ -15,6 +13,7 @@ use subtle::ConstantTimeEq;
 use thiserror::Error;
 use zeroize::Zeroizing;
 
+use super::keys::AllowList;
 use super::record::{Cipher, RecordKey};
 
 /// The keys of an engine whose connections are sealed; every one of them is, in both directions.
@@ -23,7 +22,7 @@ pub struct SealConfig {
     /// Its own, as `slackwater keys` makes them.
     pub keys: KeyPair,
     /// Who may connect to it.
-    pub clients: BTreeSet<PublicKey>,
+    pub clients: AllowList,
 }
 
 /// Why a connection is not sealed, or is not whole any more.

@@ -1,5 +1,6 @@
 //! What all loops of one mover share.
 
+use std::collections::BTreeMap;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
@@ -15,7 +16,8 @@ use super::direct::Direct;
 use super::half::{Command, Half};
 use super::hub::{Hub, LaneId, Order};
 use super::seal::{Initiator, SealError};
-use super::work::Work;
+use super::work::{Work, end};
+use crate::cause::Cause;
 use crate::home::Home;
 use crate::segment::Segment;
 
@@ -26,24 +28,32 @@ pub(crate) struct Shared {
     pub(crate) direct: Direct,
     /// A queue has room again, or a peer is gone.
     pub(crate) room: Event,
-    pub(crate) seals: SealCounters,
+    pub(crate) refused: Refused,
+    /// Connections that each peer has to this process, as far as peers are told apart.
+    standing: Arc<Mutex<BTreeMap<Incarnation, usize>>>,
     /// Not kept by it: the loops keep this.
     pub(crate) loops: OnceLock<Vec<WeakLoop<Half>>>,
     /// When the hub will be looked at without anybody asking.
     armed: Mutex<Instant>,
 }
 
-/// What sealed connections were kept from.
+/// What was kept out.
 #[derive(Debug, Default)]
-pub(crate) struct SealCounters {
-    /// Initiators that were not let in.
-    pub(crate) peers_refused: AtomicU64,
+pub(crate) struct Refused {
+    /// Initiators without a key that is let in.
+    pub(crate) peers: AtomicU64,
     /// Records that did not open.
-    pub(crate) records_refused: AtomicU64,
+    pub(crate) records: AtomicU64,
+    /// Connections that were ended because their peer went over a limit.
+    pub(crate) limits: AtomicU64,
 }
 
-/// Payload of one connection that is taken before it is acknowledged.
-const IN_FLIGHT_BYTES_MAX: u64 = 256 << 20;
+/// One connection among those of its peer.
+#[derive(Debug)]
+pub(crate) struct Standing {
+    peer: Incarnation,
+    all: Arc<Mutex<BTreeMap<Incarnation, usize>>>,
+}
 
 impl Shared {
     pub(crate) fn new(home: Arc<Home>, config: TcpConfig, hub: Hub) -> Self {
@@ -53,7 +63,8 @@ impl Shared {
             hub: Mutex::new(hub),
             direct: Direct::default(),
             room: Event::new(),
-            seals: SealCounters::default(),
+            refused: Refused::default(),
+            standing: Arc::default(),
             loops: OnceLock::new(),
             armed: Mutex::new(Instant::NEVER),
         }
@@ -81,10 +92,21 @@ impl Shared {
             expects,
             frame_bytes_max: SLICE_BYTES_MAX as u32,
             requests_max: self.config.requests_max,
-            in_flight_bytes_max: IN_FLIGHT_BYTES_MAX,
+            in_flight_bytes_max: self.config.in_flight_bytes_max,
             public_key: [0; 32],
             proof: [0; 32],
         }
+    }
+
+    /// Counts a connection of a peer for as long as what this gives lives; none when the peer has as many as it may.
+    pub(crate) fn stand(&self, peer: Incarnation) -> Option<Standing> {
+        let mut all = self.standing.lock().unwrap_or_else(PoisonError::into_inner);
+        let count = all.entry(peer).or_default();
+        if *count >= self.config.connections_per_peer_max {
+            return None;
+        }
+        *count += 1;
+        Some(Standing { peer, all: Arc::clone(&self.standing) })
     }
 
     /// The handshake with a peer; none when neither end seals.
@@ -117,7 +139,7 @@ impl Shared {
             }
         };
         let mut starts: Vec<(usize, LaneId, Vec<Work>)> = Vec::new();
-        let (mut over, mut fenced) = (Vec::new(), Vec::new());
+        let (mut over, mut fenced, mut given_up) = (Vec::new(), Vec::new(), Vec::new());
         let mut freed = false;
         for order in orders {
             match order {
@@ -128,14 +150,15 @@ impl Shared {
                         None => starts.push((loop_index, lane, vec![work])),
                     }
                 }
-                Order::Connect { loop_index, lane, peer, address } => {
-                    send(loop_index, Command::Connect { lane, peer, address });
+                Order::Connect { loop_index, lane, peer, route } => {
+                    send(loop_index, Command::Connect { lane, peer, route });
                 }
                 Order::Fail { work, cause } => {
                     freed = true;
                     over.push((work, cause));
                 }
                 Order::Fenced(part) => fenced.push(part),
+                Order::GiveUp(part) => given_up.push(part),
                 Order::Wake(at) => {
                     if self.arm(at) {
                         send(0, Command::Wake(at));
@@ -150,11 +173,12 @@ impl Shared {
             send(loop_index, Command::Start { lane, works });
         }
         over.into_iter().for_each(|(work, cause)| work.end(Err(cause)));
+        given_up.into_iter().for_each(|part| end(part, Err(Cause::Cancelled)));
         for part in fenced {
             match &mut own {
                 // A loop first ends the work that it has just told the hub of.
                 Some((_, commands)) => commands.push(Command::Fenced(part)),
-                None => part.complete(0),
+                None => end(part, Ok(0)),
             }
         }
     }
@@ -181,6 +205,18 @@ impl Shared {
 
     pub(crate) fn armed(&self) -> Instant {
         *self.armed.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Standing {
+    fn drop(&mut self) {
+        let mut all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(count) = all.get_mut(&self.peer) {
+            *count -= 1;
+            if *count == 0 {
+                all.remove(&self.peer);
+            }
+        }
     }
 }
 

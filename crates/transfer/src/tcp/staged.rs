@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use slackwater_net::ConnId;
 
-use super::conn::Turn;
 use super::cursor::Cursor;
 use super::half::Command;
+use super::turn::Turn;
 use crate::job::Buffers;
 use crate::memory::{Stage, StageError, Staged};
 use crate::region::{Access, RegionId};
@@ -47,6 +47,8 @@ pub(crate) struct StagedRead {
     asked: u64,
     /// Up to here they were handed to the wire.
     handed: u64,
+    /// A copy out of the device is under way.
+    fetching: bool,
     /// A chunk that waits for the one before it to be sent.
     ready: Option<Staged>,
     /// A chunk is on the wire.
@@ -146,6 +148,11 @@ impl StagedWrite {
         self.storing == 0
     }
 
+    /// Copies to the device that are under way.
+    pub(crate) fn storing(&self) -> u32 {
+        self.storing
+    }
+
     /// Whether the last byte of the payload has come.
     pub(crate) fn is_complete(&self) -> bool {
         self.complete
@@ -160,7 +167,7 @@ impl StagedWrite {
 
 impl StagedRead {
     pub(crate) fn new(range: DeviceRange, urgent: bool) -> Self {
-        Self { range, asked: 0, handed: 0, ready: None, sending: false, urgent }
+        Self { range, asked: 0, handed: 0, fetching: false, ready: None, sending: false, urgent }
     }
 
     pub(crate) fn range(&self) -> &DeviceRange {
@@ -175,6 +182,7 @@ impl StagedRead {
         }
         let at = self.asked;
         self.asked += bytes as u64;
+        self.fetching = true;
         let fetched =
             turn.command_with(move |result: Result<Staged, StageError>| Command::Fetched { conn, id, result });
         self.range.stage.fetch(Arc::clone(&self.range.access), at, bytes, fetched);
@@ -182,11 +190,22 @@ impl StagedRead {
 
     /// A chunk is out of the device.
     pub(crate) fn fetched(&mut self, id: u64, staged: Staged, conn: ConnId, turn: &Turn<'_>) -> Next {
+        self.fetching = false;
         if self.sending {
             self.ready = Some(staged);
             return Next::Wait;
         }
         self.send(id, staged, conn, turn)
+    }
+
+    /// A chunk will never be out of the device.
+    pub(crate) fn failed(&mut self) {
+        self.fetching = false;
+    }
+
+    /// Whether a copy out of the device is under way.
+    pub(crate) fn is_fetching(&self) -> bool {
+        self.fetching
     }
 
     /// The last chunk has left this process.

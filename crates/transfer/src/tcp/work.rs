@@ -56,6 +56,10 @@ impl Work {
         }
     }
 
+    pub(crate) fn is_probe(&self) -> bool {
+        matches!(self.kind, Kind::Probe { .. })
+    }
+
     pub(crate) fn part(&self) -> &Part {
         match &self.kind {
             Kind::Job(job) => &job.part,
@@ -76,13 +80,17 @@ impl Work {
             }
             Kind::Notify { part, .. } | Kind::Probe { part, .. } => part,
         };
-        // What a caller hooked to its batch runs in here: a panic of it is its own, not the loop's.
-        let told = catch_unwind(AssertUnwindSafe(|| match outcome {
-            Ok(bytes) => part.complete(bytes),
-            Err(cause) => part.fail(cause),
-        }));
-        if told.is_err() {
-            tracing::error!("a callback of a transfer panicked");
-        }
+        end(part, outcome);
+    }
+}
+
+/// Tells how something ended. What a caller hooked to its batch runs in here: a panic of it is its own, not the loop's.
+pub(crate) fn end(part: Part, outcome: Result<u64, Cause>) {
+    let told = catch_unwind(AssertUnwindSafe(|| match outcome {
+        Ok(bytes) => part.complete(bytes),
+        Err(cause) => part.fail(cause),
+    }));
+    if told.is_err() {
+        tracing::error!("a callback of a transfer panicked");
     }
 }

@@ -1,8 +1,11 @@
 //! The TCP mover between engines, with real sockets on loopback.
 #![expect(clippy::unwrap_used, reason = "a test may stop at the first surprise")]
 
+mod hostile;
 mod peer;
+mod raw;
 mod sealed;
+mod staged;
 mod stale;
 mod support;
 mod transfer;

@@ -2,11 +2,15 @@
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
-use slackwater_transfer::{Cause, Ended, Op, Segment, Status, TcpConfig};
+use slackwater_transfer::{Cause, Ended, Engine, Op, Segment, Status, TcpConfig};
 use slackwater_wait::Waiting;
+use slackwater_wire::data::{Frame, GREETING_BYTES, Greeting};
 
+use crate::raw::greeting;
 use crate::support::*;
 
 static SITE: slackwater_wait::Site = slackwater_wait::Site::new("test");
@@ -88,6 +92,97 @@ fn a_peer_that_falls_silent_is_given_up_in_time() {
         let fit = matches!(ended, Err(Ended::Failed(Cause::TimedOut(_) | Cause::Unreachable(_))));
         assert!(fit, "{ended:?}");
     }
+}
+
+/// Plays a target: greets as the engine that is meant, and hands over each connection. Says where it listens.
+fn impostor(of: &Engine, mut play: impl FnMut(TcpStream) + Send + 'static) -> Segment {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let segment = Segment { addresses: vec![listener.local_addr().unwrap()], ..of.segment().clone() };
+    let own = Greeting { incarnation: segment.incarnation, ..greeting(0) };
+    std::thread::spawn(move || {
+        // It ends with the process.
+        for stream in listener.incoming() {
+            let Ok(mut stream) = stream else { return };
+            let hello = stream.read_exact(&mut [0; GREETING_BYTES]);
+            if hello.is_ok() && stream.write_all(&own.to_bytes()).is_ok() {
+                play(stream);
+            }
+        }
+    });
+    segment
+}
+
+/// A peer that answered a read as if it were a probe had it reported complete, though not a byte of it had come.
+#[test]
+fn the_answer_to_another_question_completes_nothing() {
+    let (alice, bob) = (engine("alice", config()), engine("bob", config()));
+    let (here, there) = (region(&alice, 64), region(&bob, 64));
+    let liar = impostor(&bob, |mut stream| {
+        let mut request = vec![0; Frame::BYTES_MAX];
+        if stream.read_exact(&mut request).is_ok()
+            && let Ok(Some((Frame::Request(asked), _))) = Frame::read(&request)
+        {
+            let mut pong = Vec::new();
+            Frame::Pong { token: asked.id }.write(&mut pong);
+            let _ = stream.write_all(&pong);
+            let _ = stream.read(&mut [0; 1]);
+        }
+    });
+    let read = request(Op::Read, vec![range(&here, 0, 64)], target(alice.open(liar), grant(&bob, &there), 0));
+    let batch = alice.submit(vec![read], &within(SECOND / 2));
+    let ended = batch.wait(&Waiting::at(&SITE));
+    assert!(matches!(ended, Err(Ended::Failed(Cause::Protocol(_)))), "{ended:?}");
+}
+
+/// A peer that greeted, and dropped whoever asked for something, was connected to as fast as the loop could.
+#[test]
+fn a_peer_that_greets_and_drops_is_not_stormed() {
+    let (alice, bob) = (engine("alice", config()), engine("bob", config()));
+    let (here, there) = (region(&alice, 64), region(&bob, 64));
+    let drops = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&drops);
+    let rude = impostor(&bob, move |_| {
+        counted.fetch_add(1, Ordering::Relaxed);
+    });
+    let read = request(Op::Read, vec![range(&here, 0, 64)], target(alice.open(rude), grant(&bob, &there), 0));
+    let batch = alice.submit(vec![read], &within(2 * SECOND));
+    assert!(batch.wait(&Waiting::at(&SITE)).is_err());
+    // Pauses of at least 50, 100, 200, 400 and 800 ms.
+    assert!((2..=6).contains(&drops.load(Ordering::Relaxed)), "{drops:?} connections in two seconds");
+}
+
+#[test]
+fn connections_leave_from_the_addresses_that_are_chosen() {
+    let local = vec!["127.0.0.2".parse().unwrap(), "127.0.0.3".parse().unwrap()];
+    let (alice, bob) = (engine("alice", TcpConfig { local, ..config() }), engine("bob", config()));
+    let (here, there) = (region(&alice, 64), region(&bob, 64));
+    let (tell, sources) = std::sync::mpsc::channel();
+    // Both ways fail, so both are tried.
+    let rude = impostor(&bob, move |stream| drop(tell.send(stream.peer_addr().unwrap().ip().to_string())));
+    let (peer, capability) = (alice.open(rude), grant(&bob, &there));
+    let read = request(Op::Read, vec![range(&here, 0, 64)], target(peer, capability, 0));
+    let batch = alice.submit(vec![read.clone()], &within(20 * SECOND));
+    let mut seen = [(); 2].map(|()| sources.recv_timeout(20 * SECOND).expect("a connection"));
+    batch.cancel();
+    seen.sort();
+    assert_eq!(seen, ["127.0.0.2", "127.0.0.3"]);
+    let honest = target(alice.open(bob.segment().clone()), capability, 0);
+    assert_eq!(both_ways(&alice, &request(Op::Read, read.local, honest), 20 * SECOND), [Ok(()), Ok(())]);
+}
+
+/// A peer that was opened again under other addresses, in the same life, was looked for at the old ones for ever.
+#[test]
+fn a_peer_that_moved_is_found_where_it_is() {
+    let (alice, bob) = (engine("alice", config()), engine("bob", config()));
+    let (here, there) = (region(&alice, 64), region(&bob, 64));
+    let read = |segment: Segment, timeout| {
+        let to = target(alice.open(segment), grant(&bob, &there), 0);
+        let batch = alice.submit(vec![request(Op::Read, vec![range(&here, 0, 64)], to)], &within(timeout));
+        batch.wait(&Waiting::at(&SITE))
+    };
+    let old = Segment { addresses: vec![nobody()], ..bob.segment().clone() };
+    assert!(read(old, SECOND / 10).is_err());
+    assert_eq!(read(bob.segment().clone(), 20 * SECOND), Ok(()));
 }
 
 #[test]

@@ -1,12 +1,14 @@
 //! Sealed connections: what they carry, whom they keep out, and what a man in the middle can do.
 
+use std::fs;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
 
 use slackwater_transfer::{
-    Cause, Ended, Engine, GrantSpec, Mover, Op, Region, Rights, SealConfig, SealError, Segment, Target, Tcp, TcpConfig,
-    holder_of,
+    AllowList, Cause, Ended, Engine, GrantSpec, Mover, Op, Region, Rights, SealConfig, SealError, Segment, Target, Tcp,
+    TcpConfig, holder_of,
 };
 use slackwater_wire::data::{GREETING_BYTES, Refusal};
 use slackwater_zmtp::{KeyPair, PublicKey, SecretKey};
@@ -28,10 +30,6 @@ fn public(byte: u8) -> PublicKey {
 fn sealed(own: u8, clients: &[u8]) -> TcpConfig {
     let clients = clients.iter().map(|byte| public(*byte)).collect();
     TcpConfig { seal: Some(SealConfig { keys: pair(own), clients }), ..config() }
-}
-
-fn counted(tcp: &Tcp, name: &str) -> u64 {
-    tcp.metrics().into_iter().find(|(known, _)| *known == name).unwrap().1
 }
 
 fn whole(
@@ -96,6 +94,44 @@ fn a_capability_is_of_use_to_the_key_it_was_granted_to() {
         let read = request(Op::Read, vec![range(&here, 0, 4096)], to);
         assert_eq!(both_ways(&near, &read, 20 * SECOND), [expected.clone(), expected]);
     }
+}
+
+#[test]
+fn whoever_is_struck_off_the_list_is_served_no_more() {
+    let list: AllowList = [public(ALICE)].into();
+    let seal = Some(SealConfig { keys: pair(BOB), clients: list.clone() });
+    let (far, tcp) = engine_and_mover("bob", TcpConfig { seal, ..config() });
+    let there = region(&far, 4096);
+    let near = [ALICE, MALLORY].map(|own| engine("near", sealed(own, &[])));
+    let read = |near: &Engine| {
+        let here = region(near, 4096);
+        whole(near, far.segment(), (&far, &there), &here, Op::Read)[1].clone()
+    };
+    let refused = Err(Ended::Failed(Cause::Seal(SealError::Refused)));
+    assert_eq!(near.each_ref().map(read), [Ok(()), refused.clone()]);
+    let before = counted(&tcp, "peers_refused");
+    list.replace([public(MALLORY)]);
+    assert_eq!(near.each_ref().map(read), [refused, Ok(())], "on the connections that stood, too");
+    assert!(counted(&tcp, "peers_refused") > before);
+}
+
+#[test]
+fn an_environment_seals_an_engine_by_key_files() {
+    let folder = std::env::temp_dir().join(format!("slackwater-sealed-{}", std::process::id()));
+    fs::create_dir_all(&folder).unwrap();
+    let [near, far] = [(ALICE, BOB), (BOB, ALICE)].map(|(own, other)| {
+        let (key, clients) = (folder.join(format!("{own}.key")), folder.join(format!("{own}.clients")));
+        fs::write(&key, format!("{own:02x}").repeat(32)).unwrap();
+        fs::set_permissions(&key, fs::Permissions::from_mode(0o600)).unwrap();
+        fs::write(&clients, format!("{} basic\n", public(other))).unwrap();
+        let vars = [("SLACKWATER_TCP_SEAL_CLIENTS", clients), ("SLACKWATER_TCP_SEAL_KEY", key)];
+        let vars = vars.map(|(name, path)| (name.to_owned(), path.to_str().unwrap().to_owned()));
+        engine("keyed", TcpConfig::from_env(vars).unwrap())
+    });
+    let (here, there) = (region(&near, 4096), region(&far, 4096));
+    assert_eq!(far.segment().public_key, Some(*public(BOB).as_bytes()));
+    assert_eq!(whole(&near, far.segment(), (&far, &there), &here, Op::Read), [Ok(()), Ok(())]);
+    fs::remove_dir_all(&folder).unwrap();
 }
 
 #[test]

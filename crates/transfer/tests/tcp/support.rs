@@ -36,6 +36,10 @@ pub(crate) fn engine_and_mover(name: &str, config: TcpConfig) -> (Engine, Arc<Tc
     (Engine::assemble(life, segment, movers), tcp)
 }
 
+pub(crate) fn counted(tcp: &Tcp, name: &str) -> u64 {
+    tcp.metrics().into_iter().find(|(known, _)| *known == name).unwrap().1
+}
+
 pub(crate) fn region(engine: &Engine, bytes: usize) -> Arc<Region> {
     engine.register(RegionSpec { memory: Memory::anonymous(bytes).unwrap(), rights: Rights::BOTH }).unwrap()
 }

@@ -115,6 +115,14 @@ pub enum FrameError {
         /// The value.
         value: u16,
     },
+    /// A flag is set that this version does not have: what it asks for would not be done.
+    #[error("unknown flags {flags:#x} in a frame of kind {kind}")]
+    Flags {
+        /// In which kind of frame.
+        kind: u8,
+        /// All of them.
+        flags: u8,
+    },
 }
 
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
@@ -229,6 +237,14 @@ impl Frame {
         };
         if kind != ACK && code != 0 {
             return Err(FrameError::Value { kind, value: code });
+        }
+        let known = match kind {
+            REQUEST => FLAG_WRITE | FLAG_URGENT,
+            DATA => FLAG_LAST,
+            _ => 0,
+        };
+        if prefix.flags & !known != 0 {
+            return Err(FrameError::Flags { kind, flags: prefix.flags });
         }
         Ok(frame)
     }
@@ -454,6 +470,21 @@ mod tests {
         bytes[0] = b'G';
         assert_eq!(Greeting::from_bytes(&bytes), Err(GreetingError::NotOurs));
         assert_eq!(Frame::read(&[99, 0, 0, 0, 0, 0, 0, 0]), Err(FrameError::Kind(99)));
+    }
+
+    /// A frame with a flag of a later version was read as if it were not set, and half of what it asked for was done.
+    #[test]
+    fn flags_of_another_version_are_refused() {
+        let known = [(REQUEST, 3), (DATA, 1), (ACK, 0), (CANCEL, 0), (NOTIFY, 0), (PING, 0), (PONG, 0), (GOAWAY, 0)];
+        for (kind, known) in known {
+            let mut bytes = [0; Frame::BYTES_MAX];
+            for flags in 0..=u8::MAX {
+                (bytes[0], bytes[1]) = (kind, flags);
+                let read = Frame::read(&bytes).map(|_| ());
+                let expected = if flags & !known == 0 { Ok(()) } else { Err(FrameError::Flags { kind, flags }) };
+                assert_eq!(read, expected);
+            }
+        }
     }
 
     proptest! {

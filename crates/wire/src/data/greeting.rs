@@ -41,7 +41,7 @@ pub struct Greeting {
     pub frame_bytes_max: u32,
     /// Requests it takes before it has acknowledged one.
     pub requests_max: u32,
-    /// Payload bytes it takes on one connection before it has acknowledged them.
+    /// Bytes of requests, read or written, that it takes on one connection before it has acknowledged them.
     pub in_flight_bytes_max: u64,
     /// Its key for this connection alone, when sealed. Zeros in the answer of a target that takes no such connection
     /// from this initiator.

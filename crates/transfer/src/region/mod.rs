@@ -3,31 +3,25 @@
 //! Every touch of a region's bytes happens under an [`Access`]. The region counts them, so that its owner can wait for
 //! the last one before the bytes get another use: never on time alone.
 
-use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+mod table;
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use slackwater_base::Instant;
 use slackwater_wait::{Event, Site, Waiting};
-use slackwater_wire::data::{Refusal, Rights};
+use slackwater_wire::data::Rights;
 use thiserror::Error;
 
-use crate::memory::{Location, Memory};
+pub use table::{Lookup, RegionSpec, Regions, RegisterError};
+
+use crate::memory::Memory;
 
 /// Names a region of this process. Of a region that is gone it names nothing, for ever.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RegionId {
     index: u32,
     serial: u32,
-}
-
-/// What to register.
-#[derive(Debug)]
-pub struct RegionSpec {
-    /// The memory.
-    pub memory: Memory,
-    /// The most that peers may ever be granted.
-    pub rights: Rights,
 }
 
 /// One registered range of memory.
@@ -47,28 +41,8 @@ pub struct Region {
 struct Books {
     generation: u64,
     in_flight: u32,
-}
-
-/// All regions of a process.
-#[derive(Debug)]
-pub struct Regions {
-    table: RwLock<Table>,
-    /// The generation that is given out next; none is ever given out twice.
-    next_generation: AtomicU64,
-}
-
-#[derive(Debug, Default)]
-struct Table {
-    slots: Vec<Slot>,
-    free: Vec<u32>,
-    /// First address → slot. Ranges do not overlap, so the last one at or before an address is the only candidate.
-    by_start: BTreeMap<usize, u32>,
-}
-
-#[derive(Debug, Default)]
-struct Slot {
-    serial: u32,
-    region: Option<Arc<Region>>,
+    /// Taken out of the table, or about to be: it never opens again.
+    gone: bool,
 }
 
 /// Leave to touch a range of a region, for as long as it lives.
@@ -81,51 +55,6 @@ pub struct Access {
     bytes: u64,
     /// On behalf of a peer, and of which tenant.
     peer: Option<u64>,
-}
-
-/// Where an address of this process lies.
-#[derive(Clone, Debug)]
-pub struct Lookup {
-    /// In which region.
-    pub region: Arc<Region>,
-    /// How far from its start.
-    pub offset: u64,
-}
-
-/// Why memory was not registered.
-#[derive(Clone, Debug, Error, PartialEq, Eq)]
-pub enum RegisterError {
-    /// There is nothing to register.
-    #[error("a region of no bytes")]
-    Empty,
-    /// The range wraps around the end of the address space.
-    #[error("{bytes} bytes from {start:#x} reach beyond the address space")]
-    Wraps {
-        /// First address.
-        start: usize,
-        /// Length.
-        bytes: usize,
-    },
-    /// Some of it is registered already.
-    #[error("overlaps region {other:?}")]
-    Overlap {
-        /// Whose bytes they are.
-        other: RegionId,
-    },
-    /// No mover reaches memory of this kind.
-    #[error("no mover for memory at {0}")]
-    Unsupported(Location),
-    /// A mover refused it.
-    #[error("mover {mover}: {reason}")]
-    Mover {
-        /// Which.
-        mover: &'static str,
-        /// Why.
-        reason: String,
-    },
-    /// Every name of a region is in use.
-    #[error("too many regions")]
-    TooMany,
 }
 
 /// Why a local access was not given.
@@ -159,6 +88,17 @@ pub struct StillBusy {
     pub in_flight: u32,
 }
 
+/// Why a closed region does not open again.
+#[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
+pub enum ReopenError {
+    /// Somebody is still at it.
+    #[error(transparent)]
+    Busy(#[from] StillBusy),
+    /// It was taken out of the table meanwhile.
+    #[error("region {0:?} is gone")]
+    Gone(RegionId),
+}
+
 static CLOSING: Site = Site::new("region closing");
 
 impl RegionId {
@@ -178,161 +118,6 @@ impl RegionId {
     #[must_use]
     pub const fn from_u64(number: u64) -> Self {
         Self { index: number as u32, serial: (number >> 32) as u32 }
-    }
-}
-
-impl Default for Regions {
-    fn default() -> Self {
-        Self { table: RwLock::default(), next_generation: AtomicU64::new(1) }
-    }
-}
-
-impl Regions {
-    /// Takes memory in.
-    ///
-    /// # Errors
-    /// It is empty, wraps, or overlaps another region.
-    pub fn register(&self, spec: RegionSpec) -> Result<Arc<Region>, RegisterError> {
-        let (start, bytes) = (spec.memory.start().as_ptr().addr(), spec.memory.bytes());
-        if bytes == 0 {
-            return Err(RegisterError::Empty);
-        }
-        let end = start.checked_add(bytes).ok_or(RegisterError::Wraps { start, bytes })?;
-        let mut table = self.table.write().unwrap_or_else(PoisonError::into_inner);
-        if let Some(other) = table.overlapping(start, end) {
-            return Err(RegisterError::Overlap { other });
-        }
-        let index = match table.free.pop() {
-            Some(index) => index,
-            None => {
-                let index = u32::try_from(table.slots.len()).map_err(|_| RegisterError::TooMany)?;
-                table.slots.push(Slot::default());
-                index
-            }
-        };
-        let slot = &mut table.slots[index as usize];
-        let region = Arc::new(Region {
-            id: RegionId { index, serial: slot.serial },
-            memory: spec.memory,
-            rights: spec.rights,
-            closing: AtomicBool::new(false),
-            books: Mutex::new(Books { generation: self.new_generation(), in_flight: 0 }),
-            drained: Event::new(),
-        });
-        slot.region = Some(Arc::clone(&region));
-        table.by_start.insert(start, index);
-        Ok(region)
-    }
-
-    /// The region of an id.
-    #[must_use]
-    pub fn get(&self, id: RegionId) -> Option<Arc<Region>> {
-        let table = self.table.read().unwrap_or_else(PoisonError::into_inner);
-        table.slots.get(id.index as usize).filter(|slot| slot.serial == id.serial)?.region.clone()
-    }
-
-    /// The region at a place in the table, whichever it is now.
-    #[must_use]
-    pub fn by_index(&self, index: u32) -> Option<Arc<Region>> {
-        let table = self.table.read().unwrap_or_else(PoisonError::into_inner);
-        table.slots.get(index as usize)?.region.clone()
-    }
-
-    /// The region that holds all of `bytes` bytes from the address `start`; in O(log n).
-    #[must_use]
-    pub fn find(&self, start: usize, bytes: usize) -> Option<Lookup> {
-        let table = self.table.read().unwrap_or_else(PoisonError::into_inner);
-        let (first, index) = table.by_start.range(..=start).next_back()?;
-        let region = table.slots[*index as usize].region.as_ref()?;
-        let offset = start - first;
-        let inside = offset.checked_add(bytes)? <= region.memory.bytes();
-        inside.then(|| Lookup { region: Arc::clone(region), offset: offset as u64 })
-    }
-
-    /// Regions there are.
-    #[must_use]
-    pub fn len(&self) -> usize {
-        self.table.read().unwrap_or_else(PoisonError::into_inner).by_start.len()
-    }
-
-    /// Whether there is none.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
-    /// An access to local memory, by its owner.
-    ///
-    /// # Errors
-    /// The region is gone or closing, or the range is not inside.
-    pub fn access(&self, id: RegionId, offset: u64, bytes: u64) -> Result<Access, AccessError> {
-        self.get(id).ok_or(AccessError::Gone(id))?.access(offset, bytes)
-    }
-
-    /// An access for a peer under `generation`, by the place of the region in the table.
-    ///
-    /// # Errors
-    /// What does not fit.
-    pub fn admit(&self, index: u32, generation: u64, wanted: Rights, range: (u64, u64)) -> Result<Access, Refusal> {
-        let region = self.by_index(index).ok_or(Refusal::Region)?;
-        if !region.rights.allow(wanted) {
-            return Err(Refusal::Rights);
-        }
-        region.contains(range.0, range.1).map_err(|_| Refusal::Range)?;
-        region.begin(Some(generation), range.0, range.1).map_err(|closed| match closed {
-            Closed::Closing | Closed::Generation => Refusal::Generation,
-        })
-    }
-
-    /// Waits until nobody is at a region that [`Region::close`] closed, then gives it a new generation and opens it
-    /// again: everything granted before is void, and nothing under it can touch a byte any more.
-    ///
-    /// # Errors
-    /// Accesses are still under way at the deadline.
-    pub fn reopen(&self, region: &Region, deadline: Instant) -> Result<u64, StillBusy> {
-        region.drain(deadline)?;
-        let mut books = region.books();
-        books.generation = self.new_generation();
-        region.closing.store(false, Ordering::Release);
-        Ok(books.generation)
-    }
-
-    /// Waits until nobody is at a closed region, then takes it out of the table.
-    ///
-    /// # Errors
-    /// Accesses are still under way at the deadline; the region stays, closed.
-    pub fn remove(&self, region: &Region, deadline: Instant) -> Result<(), StillBusy> {
-        region.drain(deadline)?;
-        let mut table = self.table.write().unwrap_or_else(PoisonError::into_inner);
-        let index = region.id.index;
-        let slot = &mut table.slots[index as usize];
-        if slot.serial != region.id.serial || slot.region.take().is_none() {
-            return Ok(());
-        }
-        slot.serial = slot.serial.wrapping_add(1);
-        table.by_start.remove(&region.memory.start().as_ptr().addr());
-        table.free.push(index);
-        Ok(())
-    }
-
-    /// All regions, for a mover that comes later than they did.
-    #[must_use]
-    pub fn all(&self) -> Vec<Arc<Region>> {
-        let table = self.table.read().unwrap_or_else(PoisonError::into_inner);
-        table.slots.iter().filter_map(|slot| slot.region.clone()).collect()
-    }
-
-    fn new_generation(&self) -> u64 {
-        self.next_generation.fetch_add(1, Ordering::Relaxed)
-    }
-}
-
-impl Table {
-    fn overlapping(&self, start: usize, end: usize) -> Option<RegionId> {
-        let (_, index) = self.by_start.range(..end).next_back()?;
-        let region = self.slots[*index as usize].region.as_ref()?;
-        let region_end = region.memory.start().as_ptr().addr() + region.memory.bytes();
-        (region_end > start).then_some(region.id)
     }
 }
 
@@ -431,14 +216,18 @@ impl Region {
         }
     }
 
-    fn drain(&self, deadline: Instant) -> Result<(), StillBusy> {
-        debug_assert!(self.is_closing(), "a region is closed before it is drained");
+    /// Waits until nobody is at a closed region. Until the books are let go of, nobody begins.
+    fn drain(&self, deadline: Instant) -> Result<MutexGuard<'_, Books>, StillBusy> {
         loop {
             let seen = self.drained.seen();
-            let in_flight = self.in_flight();
+            let books = self.books();
+            // Another invalidation may have opened it again since it was closed.
+            self.closing.store(true, Ordering::Release);
+            let in_flight = books.in_flight;
             if in_flight == 0 {
-                return Ok(());
+                return Ok(books);
             }
+            drop(books);
             if self.drained.wait(seen, &Waiting::at(&CLOSING).until(deadline)).is_err() && self.in_flight() > 0 {
                 return Err(StillBusy { region: self.id, in_flight: self.in_flight() });
             }

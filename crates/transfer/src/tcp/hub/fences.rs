@@ -1,0 +1,73 @@
+//! Which work a fence waits for.
+
+use std::collections::VecDeque;
+
+use super::Order;
+use crate::batch::{BatchId, Part};
+
+/// Unfinished work of one peer by epoch; a fence ends one.
+#[derive(Debug)]
+pub(super) struct Fences {
+    /// From the oldest that is not over to the one that work enters now; never empty.
+    epochs: VecDeque<Epoch>,
+    /// The number of the oldest.
+    first: u64,
+}
+
+#[derive(Debug, Default)]
+struct Epoch {
+    unfinished: usize,
+    /// A fence has ended it: no work enters any more.
+    fenced: bool,
+    /// Who waits at that fence; none when it was given up.
+    waiting: Option<Part>,
+}
+
+impl Fences {
+    pub(super) fn new() -> Self {
+        Self { epochs: VecDeque::from([Epoch::default()]), first: 0 }
+    }
+
+    /// Work has come; says in which epoch.
+    pub(super) fn enter(&mut self) -> u64 {
+        let last = self.epochs.len() - 1;
+        self.epochs[last].unfinished += 1;
+        self.first + last as u64
+    }
+
+    /// Work of an epoch is over.
+    pub(super) fn leave(&mut self, epoch: u64, orders: &mut Vec<Order>) {
+        let index = (epoch - self.first) as usize;
+        self.epochs[index].unfinished -= 1;
+        self.pass(orders);
+    }
+
+    /// Has `part` wait for everything that has entered.
+    pub(super) fn fence(&mut self, part: Part, orders: &mut Vec<Order>) {
+        if let Some(last) = self.epochs.back_mut() {
+            (last.fenced, last.waiting) = (true, Some(part));
+        }
+        self.epochs.push_back(Epoch::default());
+        self.pass(orders);
+    }
+
+    /// Nobody waits for the fences of a batch any more.
+    pub(super) fn cancel(&mut self, batch: BatchId, orders: &mut Vec<Order>) {
+        for epoch in &mut self.epochs {
+            orders.extend(epoch.waiting.take_if(|part| part.batch() == batch).map(Order::GiveUp));
+        }
+    }
+
+    /// Whether all work is over.
+    pub(super) fn are_quiet(&self) -> bool {
+        self.epochs.iter().all(|epoch| epoch.unfinished == 0)
+    }
+
+    fn pass(&mut self, orders: &mut Vec<Order>) {
+        while let Some(first) = self.epochs.front_mut().filter(|first| first.unfinished == 0 && first.fenced) {
+            orders.extend(first.waiting.take().map(Order::Fenced));
+            self.epochs.pop_front();
+            self.first += 1;
+        }
+    }
+}

@@ -1,0 +1,174 @@
+//! The table of lanes: which stand, what is on them, and what follows when one is gone.
+
+use std::sync::Arc;
+
+use slackwater_base::Instant;
+use slackwater_wire::Incarnation;
+
+use super::peer::Peer;
+use super::routes::Route;
+use super::{Finished, Hub, Moved, Order};
+use crate::cause::Cause;
+use crate::tcp::work::Work;
+
+/// One connection to a peer, from the order to connect until it is gone; never used again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct LaneId(pub(crate) u64);
+
+#[derive(Debug)]
+pub(super) struct Lane {
+    peer: Incarnation,
+    pub(super) loop_index: usize,
+    route: Route,
+    ready: bool,
+    /// The peer has answered something on it.
+    answered: bool,
+    pub(super) in_flight: usize,
+    pub(super) bytes: u64,
+    credit: Credit,
+}
+
+/// What a peer lets one lane have under way.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Credit {
+    pub(crate) requests: usize,
+    pub(crate) bytes: u64,
+}
+
+/// A lane that is gone.
+#[derive(Debug)]
+pub(crate) struct Lost {
+    pub(crate) lane: LaneId,
+    pub(crate) why: Why,
+    /// What it carried, as far as it can be begun again.
+    pub(crate) again: Vec<Work>,
+    /// The epochs of work that failed with it.
+    pub(crate) failed: Vec<u64>,
+}
+
+/// Why a lane is gone.
+#[derive(Debug)]
+pub(crate) enum Why {
+    Idle,
+    /// It broke, or never stood.
+    Peer(Cause),
+    /// Somebody else answers at the peer's addresses.
+    Gone(Cause),
+}
+
+impl Hub {
+    /// Lanes by loop.
+    pub(crate) fn lanes_by_loop(&self) -> Vec<usize> {
+        let mut lanes = vec![0; self.limits.loops];
+        self.lanes.values().for_each(|lane| lanes[lane.loop_index] += 1);
+        lanes
+    }
+
+    /// A lane stands.
+    pub(crate) fn lane_ready(&mut self, lane: LaneId, credit: Credit, now: Instant, orders: &mut Vec<Order>) {
+        self.counters.created += 1;
+        let Some(entry) = self.lanes.get_mut(&lane) else { return };
+        (entry.ready, entry.credit) = (true, Credit { requests: credit.requests.max(1), ..credit });
+        let (incarnation, route) = (entry.peer, entry.route);
+        if let Some(peer) = self.peers.get_mut(&incarnation) {
+            peer.routes.stood(route);
+            peer.last_error = None;
+        }
+        self.ring_peer(incarnation);
+        self.serve(now, orders);
+    }
+
+    /// A lane is gone.
+    pub(crate) fn lane_lost(&mut self, lost: Lost, now: Instant, orders: &mut Vec<Order>) {
+        let Some(lane) = self.lanes.remove(&lost.lane) else { return };
+        self.active -= lane.in_flight;
+        let Some(peer) = self.peers.get_mut(&lane.peer) else { return };
+        peer.leave_lane(lost.lane);
+        for epoch in lost.failed {
+            peer.fences.leave(epoch, orders);
+            peer.stats.failed += 1;
+        }
+        match lost.why {
+            Why::Idle => self.counters.closed_idle += 1,
+            Why::Peer(cause) => {
+                let counter =
+                    if lane.ready { &mut self.counters.closed_peer } else { &mut self.counters.connect_failed };
+                *counter += 1;
+                // A peer that greets and then drops whoever asks for something is as good as none.
+                if !lane.ready || lane.in_flight > 0 && !lane.answered {
+                    peer.routes.failed(lane.route, now, self.limits.address_rest);
+                }
+                peer.last_error = Some(cause);
+            }
+            Why::Gone(cause) => {
+                peer.fail_queued(|_| Some(cause.clone()), orders);
+                lost.again.into_iter().for_each(|work| peer.fail(work, cause.clone(), orders));
+                return self.serve(now, orders);
+            }
+        }
+        let again = self.take_back(lost.again, orders);
+        self.counters.retries += again;
+        if let Some(peer) = self.peers.get_mut(&lane.peer) {
+            peer.stats.retries += again;
+        }
+        self.ring_peer(lane.peer);
+        self.serve(now, orders);
+        self.wake_when_due(orders);
+    }
+
+    /// The ready lane with the least to do that may take what is next in line, and how much that is.
+    pub(super) fn best_lane(&self, incarnation: Incarnation) -> Option<(LaneId, usize)> {
+        let peer = self.peers.get(&incarnation)?;
+        let next_bytes = peer.front()?.bytes();
+        self.lanes_of(peer)
+            .filter(|(_, lane)| lane.takes(next_bytes))
+            .min_by_key(|(_, lane)| (lane.bytes, lane.in_flight))
+            .map(|(id, lane)| (id, lane.in_flight))
+    }
+
+    /// Orders one more lane, unless there are enough, one is on its way, or the peer rests.
+    pub(super) fn open_lane(&mut self, incarnation: Incarnation, now: Instant, orders: &mut Vec<Order>) {
+        let Some(peer) = self.peers.get_mut(&incarnation) else { return };
+        let connecting = peer.lanes.iter().any(|id| self.lanes.get(id).is_some_and(|lane| !lane.ready));
+        if self.closed || connecting || peer.lanes.len() >= self.limits.lanes_per_peer {
+            return;
+        }
+        let Some(route) = peer.routes.pick(now) else { return };
+        let (lane, loop_index) = (LaneId(self.next_lane), self.next_loop);
+        self.next_lane += 1;
+        self.next_loop = (self.next_loop + 1) % self.limits.loops;
+        peer.lanes.push(lane);
+        let entry = Lane {
+            peer: incarnation,
+            loop_index,
+            route,
+            ready: false,
+            answered: false,
+            in_flight: 0,
+            bytes: 0,
+            credit: Credit { requests: 0, bytes: 0 },
+        };
+        self.lanes.insert(lane, entry);
+        orders.push(Order::Connect { loop_index, lane, peer: Arc::clone(&peer.segment), route });
+    }
+
+    /// Work has left its lane.
+    pub(super) fn leave_lane(&mut self, lane: LaneId, done: &Finished) {
+        if let Some(entry) = self.lanes.get_mut(&lane) {
+            entry.in_flight -= 1;
+            entry.bytes -= done.bytes;
+            entry.answered |= done.moved != Moved::Nothing;
+            self.active -= 1;
+        }
+    }
+
+    pub(super) fn lanes_of<'a>(&'a self, peer: &'a Peer) -> impl Iterator<Item = (LaneId, &'a Lane)> {
+        peer.lanes.iter().filter_map(|id| self.lanes.get(id).map(|lane| (*id, lane)))
+    }
+}
+
+impl Lane {
+    fn takes(&self, bytes: u64) -> bool {
+        self.ready && self.in_flight < self.credit.requests && self.bytes + bytes <= self.credit.bytes
+    }
+}

@@ -1,0 +1,137 @@
+//! The books of one peer: what waits for it, and what is under way.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use slackwater_base::{Instant, Rng};
+
+use super::fences::Fences;
+use super::routes::Routes;
+use super::{LaneId, Limits, Order};
+use crate::cause::Cause;
+use crate::mover::PeerStats;
+use crate::segment::Segment;
+use crate::tcp::work::Work;
+
+#[derive(Debug)]
+pub(super) struct Peer {
+    pub(super) segment: Arc<Segment>,
+    urgent: VecDeque<Work>,
+    normal: VecDeque<Work>,
+    queued_bytes: u64,
+    pub(super) in_ring: bool,
+    pub(super) lanes: Vec<LaneId>,
+    pub(super) routes: Routes,
+    pub(super) last_error: Option<Cause>,
+    pub(super) stats: PeerStats,
+    pub(super) fences: Fences,
+}
+
+impl Peer {
+    pub(super) fn new(segment: &Arc<Segment>, limits: &Limits, rng: &mut Rng) -> Self {
+        Self {
+            segment: Arc::clone(segment),
+            urgent: VecDeque::new(),
+            normal: VecDeque::new(),
+            queued_bytes: 0,
+            in_ring: false,
+            lanes: Vec::new(),
+            routes: Routes::new(segment, limits, rng.split()),
+            last_error: None,
+            stats: PeerStats::default(),
+            fences: Fences::new(),
+        }
+    }
+
+    /// It was opened again under other addresses: new lanes go there.
+    pub(super) fn moved(&mut self, segment: &Arc<Segment>, limits: &Limits, rng: &mut Rng) {
+        self.segment = Arc::clone(segment);
+        self.routes = Routes::new(segment, limits, rng.split());
+    }
+
+    /// Whether nothing is lost when its books are closed, except the counts in them.
+    pub(super) fn is_idle(&self) -> bool {
+        self.lanes.is_empty() && self.queued() == 0 && self.fences.are_quiet()
+    }
+
+    pub(super) fn queued(&self) -> usize {
+        self.urgent.len() + self.normal.len()
+    }
+
+    pub(super) fn queued_bytes(&self) -> u64 {
+        self.queued_bytes
+    }
+
+    /// Work that its lines have room for as they are.
+    #[cfg(test)]
+    pub(super) fn room(&self) -> usize {
+        self.urgent.capacity() + self.normal.capacity()
+    }
+
+    /// What goes next.
+    pub(super) fn front(&self) -> Option<&Work> {
+        self.urgent.front().or_else(|| self.normal.front())
+    }
+
+    /// When the oldest piece of work in line was submitted.
+    pub(super) fn oldest(&self) -> Option<Instant> {
+        [&self.urgent, &self.normal].into_iter().filter_map(VecDeque::front).map(|work| work.since).min()
+    }
+
+    pub(super) fn push_back(&mut self, work: Work) {
+        self.queued_bytes += work.bytes();
+        self.line(&work).push_back(work);
+    }
+
+    pub(super) fn push_front(&mut self, work: Work) {
+        self.queued_bytes += work.bytes();
+        self.line(&work).push_front(work);
+    }
+
+    pub(super) fn pop(&mut self) -> Option<Work> {
+        let work = self.urgent.pop_front().or_else(|| self.normal.pop_front())?;
+        self.queued_bytes -= work.bytes();
+        Some(work)
+    }
+
+    /// Ends the work in line of which `over` tells why.
+    pub(super) fn fail_queued(&mut self, over: impl Fn(&Work) -> Option<Cause>, orders: &mut Vec<Order>) {
+        if !self.urgent.iter().chain(&self.normal).any(|work| over(work).is_some()) {
+            return;
+        }
+        self.queued_bytes = 0;
+        // With the room that they took: a peer that is down keeps none.
+        for work in std::mem::take(&mut self.urgent).into_iter().chain(std::mem::take(&mut self.normal)) {
+            match over(&work) {
+                Some(cause) => self.fail(work, cause, orders),
+                None => self.push_back(work),
+            }
+        }
+    }
+
+    /// Ends one piece of work that is in no line.
+    pub(super) fn fail(&mut self, work: Work, cause: Cause, orders: &mut Vec<Order>) {
+        self.fences.leave(work.epoch, orders);
+        self.stats.failed += 1;
+        orders.push(Order::Fail { work, cause });
+    }
+
+    /// A lane is gone; with the last one goes the room of the lines, which grew with what went over it.
+    pub(super) fn leave_lane(&mut self, lane: LaneId) {
+        self.lanes.retain(|id| *id != lane);
+        if self.lanes.is_empty() && self.queued() == 0 {
+            (self.urgent, self.normal, self.lanes) = Default::default();
+        }
+    }
+
+    /// When something is to be done without anything happening.
+    pub(super) fn next_due(&self) -> Instant {
+        let deadline = self.urgent.iter().chain(&self.normal).map(Work::deadline).min().unwrap_or(Instant::NEVER);
+        // With a lane on its way, or standing, nothing is to be done before a deadline.
+        if self.lanes.is_empty() { deadline.min(self.routes.retry_at()) } else { deadline }
+    }
+
+    fn line(&mut self, work: &Work) -> &mut VecDeque<Work> {
+        if work.is_urgent() { &mut self.urgent } else { &mut self.normal }
+    }
+}

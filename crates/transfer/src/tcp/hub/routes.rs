@@ -1,0 +1,152 @@
+//! The ways to one peer, and which of them is tried next.
+
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use slackwater_base::{Instant, Rng};
+use slackwater_wait::Backoff;
+
+use super::Limits;
+use crate::segment::Segment;
+
+/// One way to a peer: an address of this host, where that is chosen, and one of the peer's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Route {
+    /// None for whichever the kernel takes.
+    pub(crate) from: Option<IpAddr>,
+    pub(crate) to: SocketAddr,
+}
+
+/// The ways to one peer. They are taken in turn, so lanes spread over them; one that fails rests while others are tried,
+/// and when all have failed there is a pause, which grows until the peer has answered something.
+#[derive(Debug)]
+pub(super) struct Routes {
+    ways: Vec<Way>,
+    next: usize,
+    backoff: Backoff,
+    /// Not before this.
+    retry_at: Instant,
+}
+
+#[derive(Debug)]
+struct Way {
+    route: Route,
+    rests_until: Instant,
+}
+
+impl Routes {
+    pub(super) fn new(segment: &Segment, limits: &Limits, rng: Rng) -> Self {
+        let routes = segment.addresses.iter().flat_map(|to| routes_to(*to, &limits.local));
+        Self {
+            ways: routes.map(|route| Way { route, rests_until: Instant::ZERO }).collect(),
+            next: 0,
+            backoff: Backoff::new(limits.retry.0, limits.retry.1, rng),
+            retry_at: Instant::ZERO,
+        }
+    }
+
+    /// The way to try now; none during a pause.
+    pub(super) fn pick(&mut self, now: Instant) -> Option<Route> {
+        if self.retry_at > now {
+            return None;
+        }
+        let count = self.ways.len();
+        let mut turn = (0..count).map(|step| (self.next + step) % count);
+        let index = turn.find(|index| self.ways[*index].rests_until <= now)?;
+        self.next = index + 1;
+        Some(self.ways[index].route)
+    }
+
+    /// When the next try may be.
+    pub(super) fn retry_at(&self) -> Instant {
+        self.retry_at
+    }
+
+    /// A connection stands there. That alone is no success: a peer may greet, and drop whoever asks for something.
+    pub(super) fn stood(&mut self, route: Route) {
+        self.retry_at = Instant::ZERO;
+        self.ways.iter_mut().filter(|way| way.route == route).for_each(|way| way.rests_until = Instant::ZERO);
+    }
+
+    /// No connection came to stand there, or it broke before anything was answered.
+    pub(super) fn failed(&mut self, route: Route, now: Instant, rest: Duration) {
+        self.ways.iter_mut().filter(|way| way.route == route).for_each(|way| way.rests_until = now + rest);
+        if self.ways.iter().any(|way| way.rests_until <= now) {
+            self.retry_at = now;
+            return;
+        }
+        self.ways.iter_mut().for_each(|way| way.rests_until = Instant::ZERO);
+        self.retry_at = now + self.backoff.pause();
+    }
+
+    /// The peer has answered something.
+    pub(super) fn answered(&mut self) {
+        self.backoff.reset();
+    }
+}
+
+/// The ways to one address: from each local address of its family that reaches as far, or from whichever the kernel takes.
+fn routes_to(to: SocketAddr, local: &[IpAddr]) -> Vec<Route> {
+    let fits = |from: &&IpAddr| from.is_ipv4() == to.is_ipv4() && from.is_loopback() == to.ip().is_loopback();
+    let routes: Vec<Route> = local.iter().filter(fits).map(|from| Route { from: Some(*from), to }).collect();
+    if routes.is_empty() { vec![Route { from: None, to }] } else { routes }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{NOW, limits, peer};
+    use super::*;
+
+    const REST: Duration = Duration::from_secs(30);
+
+    fn routes(local: &[&str], addresses: &[&str]) -> Routes {
+        let local = local.iter().map(|text| text.parse().unwrap()).collect();
+        let addresses = addresses.iter().map(|text| text.parse().unwrap()).collect();
+        let segment = Segment { addresses, ..Segment::clone(&peer(1)) };
+        Routes::new(&segment, &Limits { local, ..limits() }, Rng::new(1))
+    }
+
+    #[test]
+    fn lanes_spread_over_pairs_of_one_family_and_reach() {
+        let mut routes =
+            routes(&["10.0.0.1", "10.0.0.2", "127.0.0.9"], &["10.0.1.1:1", "[2001:db8::1]:1", "127.0.0.1:1"]);
+        let taken: Vec<String> = (0..5)
+            .map(|_| routes.pick(NOW).unwrap())
+            .map(|route| format!("{} > {}", route.from.map_or_else(String::new, |from| from.to_string()), route.to))
+            .collect();
+        let expected = [
+            "10.0.0.1 > 10.0.1.1:1",
+            "10.0.0.2 > 10.0.1.1:1",
+            " > [2001:db8::1]:1",
+            "127.0.0.9 > 127.0.0.1:1",
+            "10.0.0.1 > 10.0.1.1:1",
+        ];
+        assert_eq!(taken, expected);
+    }
+
+    #[test]
+    fn a_way_that_fails_rests_and_pauses_grow_until_something_is_answered() {
+        let mut routes = routes(&[], &["10.0.1.1:1", "10.0.1.2:1"]);
+        let first = routes.pick(NOW).unwrap();
+        routes.failed(first, NOW, REST);
+        let second = routes.pick(NOW).unwrap();
+        assert_ne!(first, second);
+        routes.stood(second);
+        assert_eq!(routes.pick(NOW), Some(second), "the first still rests");
+        let pause = |routes: &mut Routes| {
+            [first, second].into_iter().for_each(|route| routes.failed(route, NOW, REST));
+            assert_eq!(routes.pick(NOW), None);
+            NOW.until(routes.retry_at())
+        };
+        let pauses = [pause(&mut routes), pause(&mut routes), pause(&mut routes)];
+        assert!(pauses[2] >= Duration::from_millis(200), "{pauses:?}");
+        routes.answered();
+        assert!(pause(&mut routes) <= Duration::from_millis(100));
+        assert!(routes.pick(NOW + REST).is_some());
+    }
+
+    #[test]
+    fn a_peer_without_an_address_is_never_tried() {
+        assert_eq!(routes(&[], &[]).pick(NOW), None);
+    }
+}

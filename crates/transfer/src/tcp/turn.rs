@@ -1,0 +1,47 @@
+use std::sync::Arc;
+
+use slackwater_base::Instant;
+
+use super::half::Command;
+use super::hub::{Credit, LaneId};
+use super::lane::Ended;
+use super::shared::Shared;
+
+/// What a turn of the loop works with, and what it leaves to be done after.
+pub(crate) struct Turn<'a> {
+    pub(crate) shared: &'a Arc<Shared>,
+    /// Which loop this is.
+    pub(crate) index: usize,
+    pub(crate) now: Instant,
+    pub(crate) ended: &'a mut Vec<Ended>,
+    /// Lanes that stand now, with their credit.
+    pub(crate) ready: &'a mut Vec<(LaneId, Credit)>,
+    /// When the loop must look at its clocks again.
+    pub(crate) wake: &'a mut Instant,
+}
+
+impl Turn<'_> {
+    /// Asks for a look at the clocks at `at`.
+    pub(crate) fn need(&mut self, at: Instant) {
+        *self.wake = (*self.wake).min(at);
+    }
+
+    /// A call, for any thread, that gives this loop a command.
+    pub(crate) fn command(&self, command: impl FnOnce() -> Command + Send + 'static) -> Box<dyn FnOnce() + Send> {
+        let then = self.command_with(move |()| command());
+        Box::new(move || then(()))
+    }
+
+    /// The same with what the caller has to say.
+    pub(crate) fn command_with<T: Send + 'static>(
+        &self,
+        command: impl FnOnce(T) -> Command + Send + 'static,
+    ) -> Box<dyn FnOnce(T) + Send> {
+        let (shared, index) = (Arc::downgrade(self.shared), self.index);
+        Box::new(move |value| {
+            if let Some(target) = shared.upgrade().and_then(|shared| shared.event_loop(index)) {
+                target.command(command(value));
+            }
+        })
+    }
+}

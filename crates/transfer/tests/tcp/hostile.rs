@@ -1,0 +1,171 @@
+//! Initiators that take more than they are given, and ones that say two things by one number.
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+
+use slackwater_transfer::{Cause, Ended, Op, TcpConfig};
+use slackwater_wire::data::{Ack, Frame, Greeting, Notify, Refusal};
+
+use crate::raw::{Raw, ask, data, greeting};
+use crate::support::*;
+
+const MIB: u64 = 1 << 20;
+
+fn refused(id: u64, refusal: Refusal) -> Option<Frame> {
+    Some(Frame::Ack(Ack { id, refusal: Some(refusal), bytes: 0, checksum: 0, credit: 0 }))
+}
+
+/// What a peer was told of in its greeting was announced and never looked at.
+#[test]
+fn whoever_has_more_bytes_under_way_than_announced_is_told_and_disconnected() {
+    let narrow = TcpConfig { in_flight_bytes_max: 64 * MIB, ..config() };
+    let (bob, tcp) = engine_and_mover("bob", narrow);
+    let there = region(&bob, 64 << 20);
+    let capability = grant(&bob, &there);
+    let mut greedy = Raw::connect(&bob, 7);
+    assert_eq!(greedy.greeting.in_flight_bytes_max, 64 * MIB);
+    greedy.send(&[ask(Op::Write, 1, capability, 64 * MIB), Frame::Ping { token: 1 }]);
+    assert_eq!(greedy.hear(), Some(Frame::Pong { token: 1 }), "as much as was announced is fine");
+    greedy.send(&[ask(Op::Write, 2, capability, 1)]);
+    assert_eq!(greedy.hear(), refused(2, Refusal::Limit));
+    assert_eq!(greedy.hear(), None);
+    assert_eq!(counted(&tcp, "limits_exceeded"), 1);
+    until("its memory is let go of", || there.in_flight() == 0);
+}
+
+#[test]
+fn bytes_count_until_they_are_answered() {
+    let narrow = TcpConfig { in_flight_bytes_max: 64 * MIB, ..config() };
+    let (bob, tcp) = engine_and_mover("bob", narrow);
+    let there = region(&bob, 64 << 20);
+    let capability = grant(&bob, &there);
+    let mut peer = Raw::connect(&bob, 7);
+    for id in 0..8 {
+        peer.send(&[ask(Op::Write, id, capability, 64 * MIB), Frame::Cancel { id }]);
+        assert_eq!(peer.hear(), refused(id, Refusal::Cancelled));
+        peer.send(&[ask(Op::Write, 100 + id, capability, 4), data(100 + id, 0, 4, true)]);
+        peer.send_bytes(&[7; 4]);
+        assert!(matches!(peer.hear(), Some(Frame::Ack(Ack { refusal: None, bytes: 4, .. }))));
+    }
+    assert_eq!((counted(&tcp, "limits_exceeded"), there.in_flight()), (0, 0));
+}
+
+#[test]
+fn whoever_has_more_requests_under_way_than_announced_is_told_and_disconnected() {
+    let (bob, tcp) = engine_and_mover("bob", TcpConfig { requests_max: 3, ..config() });
+    let there = region(&bob, 4096);
+    let capability = grant(&bob, &there);
+    let mut greedy = Raw::connect(&bob, 7);
+    greedy.send(&[1, 2, 3, 4].map(|id| ask(Op::Write, id, capability, 8)));
+    assert_eq!(greedy.hear(), refused(4, Refusal::Limit));
+    assert_eq!(greedy.hear(), None);
+    assert_eq!(counted(&tcp, "limits_exceeded"), 1);
+}
+
+#[test]
+fn large_requests_keep_to_what_the_peer_announced() {
+    let narrow = TcpConfig { in_flight_bytes_max: 64 * MIB, requests_max: 2, ..config() };
+    let one_lane = TcpConfig { lanes_per_peer: 1, ..config() };
+    let (alice, (bob, tcp)) = (engine("alice", one_lane), engine_and_mover("bob", narrow));
+    let (here, there) = (region(&alice, 160 << 20), region(&bob, 160 << 20));
+    fill(&here, 3);
+    let to = target(alice.open(bob.segment().clone()), grant(&bob, &there), 0);
+    let write = request(Op::Write, vec![range(&here, 0, here.bytes())], to);
+    alice.transfer(vec![write], &within(20 * SECOND)).unwrap();
+    assert!(bytes_of(&there, 0, 160 << 20) == bytes_of(&here, 0, 160 << 20));
+    assert_eq!(counted(&tcp, "limits_exceeded"), 0);
+}
+
+#[test]
+fn a_peer_has_so_many_connections_and_others_have_theirs() {
+    let (bob, tcp) = engine_and_mover("bob", TcpConfig { connections_per_peer_max: 2, ..config() });
+    let mut both = [Raw::connect(&bob, 7), Raw::connect(&bob, 7)];
+    let answers = |raw: &mut Raw| {
+        raw.send(&[Frame::Ping { token: 5 }]);
+        raw.hear()
+    };
+    let pong = Some(Frame::Pong { token: 5 });
+    assert_eq!(both.each_mut().map(answers), [pong, pong]);
+    let mut third = Raw::connect(&bob, 7);
+    assert_eq!((third.hear(), third.hear()), (Some(Frame::Goaway), None));
+    assert_eq!(counted(&tcp, "limits_exceeded"), 1);
+    assert_eq!(answers(&mut Raw::connect(&bob, 8)), pong);
+    drop(both);
+    until("there is room again", || answers(&mut Raw::connect(&bob, 7)) == pong);
+    // An engine that would like more lanes makes do with those it gets.
+    let alice = engine("alice", config());
+    let (here, there) = (region(&alice, 8 << 20), region(&bob, 8 << 20));
+    fill(&there, 4);
+    let to = target(alice.open(bob.segment().clone()), grant(&bob, &there), 0);
+    for _ in 0..3 {
+        let read = request(Op::Read, vec![range(&here, 0, 8 << 20)], to);
+        alice.transfer(vec![read], &within(20 * SECOND)).unwrap();
+    }
+    assert!(bytes_of(&here, 0, 8 << 20) == bytes_of(&there, 0, 8 << 20));
+}
+
+#[test]
+fn whoever_takes_no_frame_is_shown_out() {
+    let bob = engine("bob", config());
+    let mut stream = TcpStream::connect(bob.segment().addresses[0]).unwrap();
+    stream.set_read_timeout(Some(20 * SECOND)).unwrap();
+    stream.write_all(&Greeting { frame_bytes_max: 0, ..greeting(7) }.to_bytes()).unwrap();
+    assert!(matches!(stream.read(&mut [0; 1]), Ok(0) | Err(_)));
+}
+
+/// An engine whose slices were longer than what a peer had said to take sent them all the same.
+#[test]
+fn frames_are_no_longer_than_the_peer_takes() {
+    let bob = engine("bob", config());
+    let there = region(&bob, 1 << 20);
+    let mut modest = Raw::greet(&bob, &Greeting { frame_bytes_max: 64 << 10, ..greeting(7) });
+    modest.send(&[ask(Op::Read, 1, grant(&bob, &there), MIB)]);
+    let mut left = 1 << 20;
+    while left > 0 {
+        let Some(Frame::Data(data)) = modest.hear() else { panic!("no data with {left} bytes left") };
+        assert!(data.bytes <= 64 << 10);
+        modest.skip(data.bytes as usize);
+        left -= data.bytes;
+    }
+    assert!(matches!(modest.hear(), Some(Frame::Ack(Ack { refusal: None, bytes: MIB, .. }))));
+}
+
+/// A request under the number of one that was still under way took its place in the books; what came for the one then
+/// counted for the other.
+#[test]
+fn a_number_that_is_taken_ends_the_connection() {
+    let bob = engine("bob", config());
+    let there = region(&bob, 4096);
+    let capability = grant(&bob, &there);
+    let mut twice = Raw::connect(&bob, 7);
+    twice.send(&[ask(Op::Write, 1, capability, 8), ask(Op::Read, 1, capability, 8)]);
+    assert_eq!(twice.hear(), None);
+    until("its memory is let go of", || there.in_flight() == 0);
+}
+
+/// A notice under the number of a write was taken for payload of that write.
+#[test]
+fn a_notice_under_the_number_of_a_write_is_a_notice() {
+    let bob = engine("bob", config());
+    let there = region(&bob, 8);
+    let mut odd = Raw::connect(&bob, 7);
+    odd.send(&[ask(Op::Write, 1, grant(&bob, &there), 8), Frame::Notify(Notify { id: 1, name_bytes: 4, bytes: 8 })]);
+    odd.send_bytes(b"nameeight by");
+    assert!(matches!(odd.hear(), Some(Frame::Ack(Ack { id: 1, refusal: None, .. }))));
+    let taken = bob.take_notices(slackwater_wait::now() + 20 * SECOND);
+    assert_eq!((taken[0].1.name.as_str(), taken[0].1.bytes.as_slice()), ("name", b"eight by".as_slice()));
+    assert_eq!(bytes_of(&there, 0, 8), [0; 8]);
+}
+
+/// A large write whose end wrapped around was cut into pieces, the last of which lay at the start of the region.
+#[test]
+fn a_write_that_wraps_around_is_refused_whole() {
+    let (alice, bob) = (engine("alice", config()), engine("bob", config()));
+    let (here, there) = (region(&alice, 4 << 20), region(&bob, 4 << 20));
+    fill(&here, 2);
+    let to = target(alice.open(bob.segment().clone()), grant(&bob, &there), u64::MAX - MIB + 1);
+    let write = request(Op::Write, vec![range(&here, 0, 4 << 20)], to);
+    let ended = alice.transfer(vec![write], &within(20 * SECOND));
+    assert_eq!(ended, Err(Ended::Failed(Cause::Refused(Refusal::Range))));
+    assert!(bytes_of(&there, 0, 4 << 20).iter().all(|byte| *byte == 0));
+}

@@ -1,0 +1,175 @@
+//! Writes to a device that is slow, and what may be said of them while its copies are under way.
+
+use std::ptr::NonNull;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex};
+
+use slackwater_transfer::stage::StagedMover;
+use slackwater_transfer::{
+    Access, Engine, Home, Location, Memory, Mover, Op, Region, RegionSpec, Rights, Segment, Stage, StageError, Staged,
+    Tcp,
+};
+use slackwater_wire::data::{Frame, Refusal};
+
+use crate::raw::{Raw, ask, data};
+use crate::support::*;
+
+const CHUNK: usize = 64;
+
+type Stored = Box<dyn FnOnce(Result<(), StageError>) + Send>;
+
+/// A stage whose copies end when the test says so.
+#[derive(Debug)]
+struct Slow {
+    stores: Mutex<Sender<Storing>>,
+}
+
+/// A copy under way; its access is held until it ends.
+struct Storing {
+    access: Arc<Access>,
+    done: Stored,
+}
+
+impl Storing {
+    /// Ends it: its access first, as a device does that has let go of the memory.
+    fn end(self, result: Result<(), StageError>) {
+        drop(self.access);
+        (self.done)(result);
+    }
+}
+
+impl Stage for Slow {
+    fn chunk_bytes(&self) -> usize {
+        CHUNK
+    }
+
+    fn fetch(
+        &self,
+        _access: Arc<Access>,
+        _offset: u64,
+        _bytes: usize,
+        done: Box<dyn FnOnce(Result<Staged, StageError>) + Send>,
+    ) {
+        done(Err(StageError("nothing is fetched here".to_owned())));
+    }
+
+    fn lend(&self, _access: &Access, bytes: usize, _free: Box<dyn FnOnce() + Send>) -> Option<Staged> {
+        let mut memory = vec![0u8; bytes].into_boxed_slice();
+        let start = NonNull::new(memory.as_mut_ptr()).unwrap();
+        // SAFETY: the box is kept by what is lent, and nobody else has its address.
+        Some(unsafe { Staged::new(start, bytes, memory) })
+    }
+
+    fn store(&self, access: Arc<Access>, _offset: u64, _from: Staged, _bytes: usize, done: Stored) {
+        let _ = self.stores.lock().unwrap().send(Storing { access, done });
+    }
+}
+
+/// An engine with one region on a slow device, and the copies to it.
+fn slow_engine(bytes: usize) -> (Engine, Arc<Region>, Receiver<Storing>) {
+    let life = Home::open().unwrap();
+    let tcp = Arc::new(Tcp::start(&life, config()).unwrap());
+    let (stores, copies) = channel();
+    let stage = Arc::new(Slow { stores: Mutex::new(stores) });
+    let segment = Segment {
+        name: "slow".to_owned(),
+        incarnation: life.incarnation(),
+        addresses: tcp.addresses().to_vec(),
+        public_key: None,
+        host: None,
+    };
+    let address = NonNull::new(std::ptr::without_provenance_mut(0x1000)).unwrap();
+    // SAFETY: nobody looks at memory of a device but its stage, and this one does not.
+    let memory = unsafe { Memory::borrowed(address, bytes, Location::Software(0)) }.staged_by(stage);
+    let wires: Vec<Arc<dyn Mover>> = vec![tcp];
+    let movers: Vec<Arc<dyn Mover>> = vec![wires[0].clone(), Arc::new(StagedMover::over(wires))];
+    let engine = Engine::assemble(life, segment, movers);
+    let region = engine.register(RegionSpec { memory, rights: Rights::BOTH }).unwrap();
+    (engine, region, copies)
+}
+
+fn begun(copies: &Receiver<Storing>) -> Storing {
+    copies.recv_timeout(20 * SECOND).expect("a copy begins")
+}
+
+fn said_of(id: u64, refusal: Option<Refusal>, heard: Option<Frame>) {
+    assert!(matches!(heard, Some(Frame::Ack(ack)) if ack.id == id && ack.refusal == refusal), "{heard:?}");
+}
+
+/// What the peer hears next is the answer to this: nothing was said before.
+fn nothing_is_said(peer: &mut Raw) {
+    peer.send(&[Frame::Ping { token: 9 }]);
+    assert_eq!(peer.hear(), Some(Frame::Pong { token: 9 }));
+}
+
+/// A write to a device was refused while a copy of it was under way. Its peer wrote something else there, was told that it
+/// was done, and the late copy put the old bytes over it.
+#[test]
+fn a_cancelled_write_is_answered_when_its_copies_have_ended() {
+    let (bob, there, copies) = slow_engine(2 * CHUNK);
+    let capability = grant(&bob, &there);
+    let mut peer = Raw::connect(&bob, 7);
+    peer.send(&[ask(Op::Write, 1, capability, 2 * CHUNK as u64), data(1, 0, CHUNK as u32, false)]);
+    peer.send_bytes(&[1; CHUNK]);
+    let copy = begun(&copies);
+    peer.send(&[Frame::Cancel { id: 1 }]);
+    nothing_is_said(&mut peer);
+    copy.end(Ok(()));
+    said_of(1, Some(Refusal::Cancelled), peer.hear());
+    peer.send(&[ask(Op::Write, 2, capability, CHUNK as u64), data(2, 0, CHUNK as u32, true)]);
+    peer.send_bytes(&[2; CHUNK]);
+    begun(&copies).end(Ok(()));
+    said_of(2, None, peer.hear());
+    until("nothing is at the region", || there.in_flight() == 0);
+}
+
+#[test]
+fn a_write_to_a_region_that_closes_is_answered_when_its_copies_have_ended() {
+    let (bob, there, copies) = slow_engine(2 * CHUNK);
+    let mut peer = Raw::connect(&bob, 7);
+    peer.send(&[ask(Op::Write, 1, grant(&bob, &there), 2 * CHUNK as u64), data(1, 0, CHUNK as u32, false)]);
+    peer.send_bytes(&[1; CHUNK]);
+    let copy = begun(&copies);
+    let closing = std::thread::spawn({
+        let (bob, id) = (bob.clone(), there.id());
+        move || bob.invalidate(id, 20 * SECOND)
+    });
+    until("the region closes", || there.is_closing());
+    nothing_is_said(&mut peer);
+    copy.end(Ok(()));
+    closing.join().unwrap().unwrap();
+    // The rest of its payload is thrown away.
+    peer.send(&[data(1, CHUNK as u64, CHUNK as u32, true)]);
+    peer.send_bytes(&[1; CHUNK]);
+    said_of(1, Some(Refusal::Generation), peer.hear());
+    nothing_is_said(&mut peer);
+}
+
+#[test]
+fn a_copy_that_fails_is_told_when_the_others_have_ended() {
+    let (bob, there, copies) = slow_engine(2 * CHUNK);
+    let mut peer = Raw::connect(&bob, 7);
+    let bytes = 2 * CHUNK;
+    peer.send(&[ask(Op::Write, 1, grant(&bob, &there), bytes as u64), data(1, 0, bytes as u32, true)]);
+    peer.send_bytes(&vec![1; bytes]);
+    let [first, second] = [begun(&copies), begun(&copies)];
+    first.end(Err(StageError("broken".to_owned())));
+    nothing_is_said(&mut peer);
+    second.end(Ok(()));
+    said_of(1, Some(Refusal::Memory), peer.hear());
+}
+
+/// The end of a copy of one write counted for another under the same number, and there were fewer copies than none.
+#[test]
+fn a_number_is_taken_until_its_copies_have_ended() {
+    let (bob, there, copies) = slow_engine(2 * CHUNK);
+    let capability = grant(&bob, &there);
+    let mut peer = Raw::connect(&bob, 7);
+    peer.send(&[ask(Op::Write, 1, capability, 2 * CHUNK as u64), data(1, 0, CHUNK as u32, false)]);
+    peer.send_bytes(&[1; CHUNK]);
+    let copy = begun(&copies);
+    peer.send(&[Frame::Cancel { id: 1 }, ask(Op::Write, 1, capability, CHUNK as u64)]);
+    assert_eq!(peer.hear(), None);
+    copy.end(Ok(()));
+    nothing_is_said(&mut Raw::connect(&bob, 7));
+}

@@ -358,7 +358,7 @@ impl Log {
             end: batch.end(),
             items,
             stage: Stage::Writing,
-            error: None,
+            abandoned: false,
         });
         self.submit(Purpose::Write(number), DiskOp::Write { file, offset: from, parts }, out);
     }

@@ -6,6 +6,7 @@ mod index;
 mod reclaim;
 mod recover;
 mod scan;
+mod verify;
 mod write;
 
 use std::collections::BTreeMap;

@@ -10,6 +10,15 @@ impl World {
         self.announced.clone()
     }
 
+    /// As [`World::told`], before anything else is done.
+    fn told_at_once(&mut self, crash: Crash) -> BTreeMap<Vec<u8>, u64> {
+        self.crash(crash);
+        while self.opened.is_none() {
+            assert!(self.complete(), "an opening comes to its end");
+        }
+        self.announced.clone()
+    }
+
     /// Panics when a record lies after a tombstone that makes it dead.
     fn check_order(&self, moment: &str) {
         let mut dead: BTreeMap<slackwater_base::KeyHash, Version> = BTreeMap::new();
@@ -172,4 +181,16 @@ fn a_log_that_cannot_be_synced_stays_shut() {
     assert!(world.opened.is_none() && world.announced.is_empty());
     assert!(world.refused.take().is_some_and(|error| error.may_pass()));
     assert_eq!(world.told(Crash::Process).len(), 1);
+}
+
+/// A record was found torn, and not told of; its file was to be emptied, and the process died before. The next opening
+/// could not read the record, took it for a whole one, and told of what the master knew nothing of (seed 5290).
+#[test]
+fn a_record_that_was_found_torn_is_not_told_of_when_it_cannot_be_read() {
+    let mut world = world_of(2, 5000);
+    let (file, offset) = world.place(&[1], 1);
+    world.disk.flip(file, offset, 3);
+    assert_eq!(world.told_at_once(Crash::Process).len(), 1, "the last batch has nobody to vouch for it");
+    world.disk.make_unreadable(file, offset);
+    assert_eq!(world.told_at_once(Crash::Process).len(), 1);
 }

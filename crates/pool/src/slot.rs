@@ -2,7 +2,8 @@ use std::cell::{Cell, UnsafeCell};
 use std::ops::Range;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use crate::affinity::current_cpu;
+use slackwater_wait::current_cpu;
+
 use crate::claim::{Chunk, Ranges};
 use crate::door::Door;
 use crate::member::Member;

@@ -20,6 +20,7 @@ mod futex;
 mod pace;
 mod parker;
 mod polling;
+mod rhythm;
 mod routine;
 #[cfg(not(loom))]
 mod shared;
@@ -36,7 +37,7 @@ pub use backoff::Backoff;
 pub use clock::now;
 pub use completion::{Abandoned, Completer, Completion};
 pub use countdown::{AlreadyHooked, Countdown, Hook};
-pub use cpus::{Cpus, cpu_list};
+pub use cpus::{Cpus, cpu_list, current_cpu};
 pub use event::{Event, Seen};
 pub use pace::Costs;
 pub use parker::Parker;

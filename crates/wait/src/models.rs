@@ -7,6 +7,7 @@ use std::pin::Pin;
 use std::sync::Arc as StdArc;
 use std::sync::atomic::{AtomicUsize as Tally, Ordering::SeqCst};
 use std::task::{Context, Wake, Waker};
+use std::time::Duration;
 
 use loom::model::Builder;
 use loom::sync::atomic::{AtomicU32, Ordering};
@@ -14,12 +15,25 @@ use loom::thread;
 use slackwater_base::Instant;
 
 use crate::sync::Arc;
-use crate::{Abandoned, Completion, Countdown, Ended, Event, Hook, Park, Parker, Site, Stopped, Waiting};
+use crate::{
+    Abandoned, Completion, Countdown, Ended, Event, Hook, Park, Parker, Plan, Site, Stopped, Then, Wait, Waiting,
+};
 
 static SITE: Site = Site::new("model");
 
 fn forever() -> Waiting<'static> {
     Waiting::at(&SITE).by(&Park)
+}
+
+/// Looks twice by itself before it sleeps for good; the first of its looks is soon enough to spare the completer a wake.
+#[derive(Debug)]
+struct Napper;
+
+impl Wait for Napper {
+    fn plan(&self, _site: &Site) -> Plan {
+        let then = Then::Nap { first: Duration::ZERO, last: Duration::from_micros(20) };
+        Plan { spin: Duration::ZERO, needs_cpu: false, then }
+    }
 }
 
 /// A wait whose deadline comes as soon as it falls asleep.
@@ -40,6 +54,33 @@ fn complete_reaches_the_waiter_with_its_value() {
         let mover = thread::spawn(move || completer.complete(7));
         assert_eq!(completion.wait(&forever()), Ok(7));
         mover.join().unwrap();
+    });
+}
+
+#[test]
+fn a_napper_finds_the_end_with_or_without_a_wake() {
+    search(|| {
+        let (completer, mut completion) = Completion::new();
+        let mover = thread::spawn(move || completer.complete(7));
+        assert_eq!(completion.wait(&Waiting::at(&SITE).by(&Napper)), Ok(7));
+        mover.join().unwrap();
+    });
+}
+
+/// Who finds the bit of a napper set must still make its own sleep known to the completer, or the completer would leave
+/// both to look by themselves.
+#[test]
+fn a_sleeper_beside_a_napper_is_woken() {
+    search(|| {
+        let batch = Arc::new(Countdown::<()>::new(1));
+        let waiters = [&Napper as &(dyn Wait + 'static), &Park].map(|strategy| {
+            let batch = Arc::clone(&batch);
+            thread::spawn(move || batch.wait(&Waiting::at(&SITE).by(strategy)))
+        });
+        batch.complete();
+        for waiter in waiters {
+            assert_eq!(waiter.join().unwrap(), Ok(()));
+        }
     });
 }
 

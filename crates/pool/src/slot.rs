@@ -26,6 +26,28 @@ pub(crate) struct Work {
     pub(crate) lasting: bool,
 }
 
+/// Exists while others may use what a published job borrows. The borrow must not end by unwinding: what the closures of a
+/// job do is caught, and should anything else panic (a strategy of waiting can be the user's own), the process ends.
+#[derive(Debug)]
+pub(crate) struct Borrowed(());
+
+impl Borrowed {
+    pub(crate) fn begin() -> Self {
+        Self(())
+    }
+
+    /// Nobody uses it any more.
+    pub(crate) fn end(self) {
+        std::mem::forget(self);
+    }
+}
+
+impl Drop for Borrowed {
+    fn drop(&mut self) {
+        std::process::abort();
+    }
+}
+
 /// A place where one job at a time is published.
 #[derive(Debug)]
 pub(crate) struct Slot {

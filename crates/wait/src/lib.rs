@@ -46,7 +46,7 @@ pub use routine::{Ended, Sleeper, Stopped, Waiting};
 #[cfg(not(loom))]
 pub use shared::SharedWord;
 pub use site::{GAP_BUCKETS, Site, SiteCounts};
-pub use spinners::{Working, free_cpus, working};
+pub use spinners::{Working, forked, free_cpus, working};
 pub use strategy::{Adaptive, Choice, ChoiceError, Park, Plan, Sleep, Spin, Then, Wait, current, install};
 pub use word::Word;
 

@@ -336,6 +336,44 @@ fn two_notifications_wake_two_sleepers_one_each() {
     });
 }
 
+/// A submitter that leaves the watchers alone and wakes sleepers only, as the pool does. Counted before the event had moved
+/// on, a watcher could fall asleep behind its back, and nobody came.
+#[test]
+fn a_watcher_that_falls_asleep_is_woken_or_sees_the_event() {
+    struct Crew {
+        event: Event,
+        idle: AtomicU32,
+        open: AtomicU32,
+        came: Event,
+    }
+    search(|| {
+        let crew = Arc::new(Crew {
+            event: Event::new(),
+            idle: AtomicU32::new(0),
+            open: AtomicU32::new(0),
+            came: Event::new(),
+        });
+        let other = Arc::clone(&crew);
+        let worker = thread::spawn(move || {
+            loop {
+                let seen = other.event.seen();
+                if other.open.load(Ordering::Relaxed) == 1 {
+                    other.came.close();
+                    return;
+                }
+                other.idle.fetch_add(1, Ordering::Relaxed);
+                other.event.wait(seen, &forever()).unwrap();
+                other.idle.fetch_sub(1, Ordering::Relaxed);
+            }
+        });
+        let came = crew.came.seen();
+        crew.open.store(1, Ordering::Relaxed);
+        crew.event.notify_by(|asleep| 1u32.saturating_sub(crew.idle.load(Ordering::Relaxed).saturating_sub(asleep)));
+        assert_eq!(crew.came.wait(came, &forever()), Err(Ended::Cancelled));
+        worker.join().unwrap();
+    });
+}
+
 #[test]
 fn a_closed_event_lets_everybody_go() {
     search(|| {

@@ -2,6 +2,7 @@ use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 
 use slackwater_net::Counter;
+use slackwater_wait::Event;
 
 /// What a message layer has done since it began.
 #[derive(Debug, Default)]
@@ -37,12 +38,27 @@ pub struct Metrics {
     /// Event-stream messages dropped for slow subscribers.
     pub stream_dropped: Counter,
     by_cause: Mutex<BTreeMap<(&'static str, &'static str), u64>>,
+    changed: Event,
 }
 
 impl Metrics {
+    /// Notified after anything but traffic was counted, and after a link has entered or left the books: who waits for
+    /// such a fact looks again then.
+    #[must_use]
+    pub fn changed(&self) -> &Event {
+        &self.changed
+    }
+
     /// Counts something rare under a family and a cause.
     pub(crate) fn count(&self, family: &'static str, cause: &'static str) {
         *self.by_cause.lock().unwrap_or_else(PoisonError::into_inner).entry((family, cause)).or_default() += 1;
+        self.changed.notify_all();
+    }
+
+    /// Raises one of the counters that traffic does not.
+    pub(crate) fn rare(&self, counter: &Counter) {
+        counter.add(1);
+        self.changed.notify_all();
     }
 
     /// How often `cause` came up in `family`: `link` (ends of links) or `refusal` (answers to commands).

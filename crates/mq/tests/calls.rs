@@ -60,7 +60,8 @@ fn refusals_come_at_once_and_say_why() {
 
 #[test]
 fn a_full_queue_answers_busy() {
-    let mut builder = Builder::new(Options { workers: Workers { general: 1, batch: 1, replies: 1 }, ..options(1) });
+    let mut builder =
+        Builder::new(Options { workers: Workers { general: 1, batch: 1, replies: 1, admissions: 3 }, ..options(1) });
     let queueing = Queueing { queue: Some(1), ..Queueing::default() };
     builder.category("slow", Category { queueing, ..Category::default() }).unwrap();
     let (began, begun) = channel();

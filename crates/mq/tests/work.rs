@@ -95,7 +95,8 @@ fn a_tagged_thread_runs_in_order_after_its_start() {
 
 #[test]
 fn injected_work_obeys_its_category() {
-    let mut builder = Builder::new(Options { workers: Workers { general: 1, batch: 1, replies: 1 }, ..options(1) });
+    let mut builder =
+        Builder::new(Options { workers: Workers { general: 1, batch: 1, replies: 1, admissions: 3 }, ..options(1) });
     let queueing = Queueing { queue: Some(0), ..Queueing::default() };
     builder.category("tight", Category { queueing, ..Category::default() }).unwrap();
     let mq = builder.start().unwrap();
@@ -115,7 +116,8 @@ fn injected_work_obeys_its_category() {
 
 #[test]
 fn draining_answers_what_is_queued_and_takes_nothing_new() {
-    let mut builder = Builder::new(Options { workers: Workers { general: 1, batch: 1, replies: 1 }, ..options(1) });
+    let mut builder =
+        Builder::new(Options { workers: Workers { general: 1, batch: 1, replies: 1, admissions: 3 }, ..options(1) });
     builder.category("slow", Category::default()).unwrap();
     let (release, held) = channel::<()>();
     let held = std::sync::Mutex::new(held);

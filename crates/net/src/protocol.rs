@@ -1,5 +1,6 @@
 use std::io;
 use std::net::SocketAddr;
+use std::num::NonZeroU32;
 use std::time::Duration;
 
 use thiserror::Error;
@@ -56,7 +57,7 @@ pub enum Event<'a, C> {
         /// Why.
         end: End,
         /// What was attached to it, see [`Net::attach`].
-        attached: u64,
+        attached: u32,
     },
     /// A timer set by [`Net::set_timer`] fired.
     Timer {
@@ -113,7 +114,7 @@ pub enum NetError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ConnId {
     pub(crate) index: u32,
-    pub(crate) generation: u32,
+    pub(crate) generation: NonZeroU32,
 }
 
 impl ConnId {

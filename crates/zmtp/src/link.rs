@@ -73,7 +73,8 @@ pub struct Out<'a> {
 /// thousands of links each is cold when its turn comes, and every further cache line costs more than the work.
 pub struct Link {
     config: Arc<LinkConfig>,
-    state: State,
+    /// Until it is up. In place behind the pointer and never moved out of it: its secrets are wiped where they were.
+    opening: Option<Box<Opening>>,
     /// What is half read; most of the time nothing.
     reader: Option<Box<Reader>>,
     session: Option<Box<Session>>,
@@ -83,29 +84,22 @@ pub struct Link {
     since: Instant,
     /// After how much silence the peer wants to be given up, in tenths of a second; 0 for never.
     peer_ttl_tenths: u16,
-}
-
-enum State {
-    /// In place behind a pointer, never moved out of it: what is dropped there is wiped there.
-    Opening(Box<Opening>),
-    Up,
-    Closed,
+    closed: bool,
 }
 
 impl Link {
     /// A link that has not said anything yet. `entropy` is used up by the handshake.
     #[must_use]
     pub fn new(config: Arc<LinkConfig>, entropy: Entropy, now: Instant) -> Self {
-        let state = State::Opening(Box::new(Opening::new(entropy)));
-        Self { config, state, reader: None, session: None, heard: now, since: now, peer_ttl_tenths: 0 }
+        let opening = Some(Box::new(Opening::new(entropy)));
+        let (reader, session) = (None, None);
+        Self { config, opening, reader, session, heard: now, since: now, peer_ttl_tenths: 0, closed: false }
     }
 
     /// Sends the greeting, all of it: a peer that waits for our signature must not wait for us in turn.
     pub fn start(&mut self, out: &mut Out<'_>) {
-        let State::Opening(opening) = &mut self.state else { return };
-        if !matches!(opening.step, Step::New) {
-            return;
-        }
+        let fresh = self.opening.as_mut().filter(|opening| matches!(opening.step, Step::New));
+        let Some(opening) = fresh else { return };
         opening.step = Step::Greeting;
         let mechanism = &self.config.mechanism;
         greeting::write(mechanism.name(), matches!(mechanism, Mechanism::CurveServer(_)), out.wire);
@@ -113,7 +107,7 @@ impl Link {
 
     /// Takes one input in.
     pub fn handle(&mut self, now: Instant, input: Input<'_>, out: &mut Out<'_>) {
-        if matches!(self.state, State::Closed) {
+        if self.closed {
             return;
         }
         let outcome = match input {
@@ -135,18 +129,17 @@ impl Link {
         if now < self.next_deadline() {
             return;
         }
-        match &self.state {
-            State::Opening(opening) if opening.is_admitting() => {
+        match &self.opening {
+            Some(opening) if opening.is_admitting() => {
                 command::write_frame(&command::body("ERROR", &[b"\x03400"]), out.wire);
                 self.close(Cause::AdmissionTimeout, out);
             }
-            State::Opening(_) => self.close(Cause::HandshakeTimeout, out),
-            State::Up if now >= self.silence_ends() => self.close(Cause::HeartbeatLost, out),
-            State::Up => {
+            Some(_) => self.close(Cause::HandshakeTimeout, out),
+            None if now >= self.silence_ends() => self.close(Cause::HeartbeatLost, out),
+            None => {
                 self.since = now;
                 self.send_command(&command::body("PING", &[&[0, 0]]), out.wire);
             }
-            State::Closed => {}
         }
     }
 
@@ -156,11 +149,11 @@ impl Link {
     #[must_use]
     pub fn next_deadline(&self) -> Instant {
         let limits = &self.config.limits;
-        match &self.state {
-            State::Opening(opening) if opening.is_admitting() => self.since + limits.admission_time,
-            State::Opening(_) => self.since + limits.handshake_time,
-            State::Up => self.ping_due().min(self.silence_ends()),
-            State::Closed => Instant::NEVER,
+        match &self.opening {
+            _ if self.closed => Instant::NEVER,
+            Some(opening) if opening.is_admitting() => self.since + limits.admission_time,
+            Some(_) => self.since + limits.handshake_time,
+            None => self.ping_due().min(self.silence_ends()),
         }
     }
 
@@ -206,13 +199,13 @@ impl Link {
     /// Whether messages may be sent.
     #[must_use]
     pub fn is_up(&self) -> bool {
-        matches!(self.state, State::Up)
+        self.opening.is_none() && !self.closed
     }
 
     /// Whether the link is over.
     #[must_use]
     pub fn is_closed(&self) -> bool {
-        matches!(self.state, State::Closed)
+        self.closed
     }
 
     /// Most messages come whole: they are read without anything of the link's own, which is only made for the rest.
@@ -229,27 +222,22 @@ impl Link {
 
     fn read(&mut self, now: Instant, mut bytes: &[u8], reader: &mut Reader, out: &mut Out<'_>) -> Result<(), Cause> {
         while !bytes.is_empty() {
-            match &mut self.state {
-                State::Closed => return Ok(()),
-                State::Opening(_) => {
-                    if !self.open(now, &mut bytes, reader, out)? {
-                        return Ok(());
-                    }
+            if self.opening.is_some() {
+                if !self.open(now, &mut bytes, reader, out)? {
+                    break;
                 }
-                State::Up => {
-                    let limits = &self.config.limits;
-                    // What a publisher is told as data is a wish, too.
-                    let data =
-                        if self.config.socket == SocketType::Pub { limits.command_bytes } else { limits.frame_bytes };
-                    let limit = |flags: u8| match self.session {
-                        Some(_) => data.max(limits.command_bytes) + curve::MESSAGE_OVERHEAD as u64,
-                        None if flags & COMMAND == 0 => data,
-                        None => limits.command_bytes,
-                    };
-                    let Some(frame) = reader.next(&mut bytes, limit)? else { return Ok(()) };
-                    self.on_frame(frame, reader, out)?;
-                }
+                continue;
             }
+            let limits = &self.config.limits;
+            // What a publisher is told as data is a wish, too.
+            let data = if self.config.socket == SocketType::Pub { limits.command_bytes } else { limits.frame_bytes };
+            let limit = |flags: u8| match self.session {
+                Some(_) => data.max(limits.command_bytes) + curve::MESSAGE_OVERHEAD as u64,
+                None if flags & COMMAND == 0 => data,
+                None => limits.command_bytes,
+            };
+            let Some(frame) = reader.next(&mut bytes, limit)? else { break };
+            self.on_frame(frame, reader, out)?;
         }
         Ok(())
     }
@@ -337,7 +325,8 @@ impl Link {
 
     /// Ends the link: its keys are wiped with the session, what it had half read is freed.
     fn close(&mut self, cause: Cause, out: &mut Out<'_>) {
-        self.state = State::Closed;
+        self.closed = true;
+        self.opening = None;
         self.session = None;
         self.reader = None;
         out.events.push(Event::Closed(cause));

@@ -5,7 +5,7 @@ use slackwater_net::Net;
 use slackwater_zmtp::{Interests, Message, Out, Subscriptions};
 
 use super::Shard;
-use super::peer::{Kind, Queued, Role};
+use super::peer::{Queued, Role};
 use super::peers::At;
 use crate::stream::{Published, StreamHandler};
 
@@ -89,8 +89,8 @@ impl Shard {
 
     pub(super) fn on_subscription(&mut self, net: &mut Net, at: At, topic: &[u8], wanted: bool) {
         let Some(peer) = self.peers.get(at) else { return };
-        let Kind::Incoming { role: Role::Stream(stream), .. } = &peer.kind else { return };
-        let Some(Stream::Publisher { subscriptions, .. }) = self.streams.get_mut(stream) else { return };
+        let Role::Subscriber(stream) = peer.role else { return };
+        let Some(Stream::Publisher { subscriptions, .. }) = self.streams.get_mut(&stream) else { return };
         if !wanted {
             return subscriptions.cancel(at, topic);
         }
@@ -101,9 +101,8 @@ impl Shard {
     }
 
     pub(super) fn forget_subscriber(&mut self, at: At) {
-        let role = self.peers.get(at).map(|peer| &peer.kind);
-        if let Some(Kind::Incoming { role: Role::Stream(stream), .. }) = role
-            && let Some(Stream::Publisher { subscriptions, .. }) = self.streams.get_mut(stream)
+        if let Some(Role::Subscriber(stream)) = self.peers.get(at).map(|peer| peer.role)
+            && let Some(Stream::Publisher { subscriptions, .. }) = self.streams.get_mut(&stream)
         {
             subscriptions.remove(at);
         }
@@ -113,12 +112,12 @@ impl Shard {
     /// still in the window, then the end mark. A peer that has not taken its last replay gets no other.
     pub(super) fn replay(&mut self, net: &mut Net, at: At, stream: StreamId, request: &Message) {
         let from = request.parts().last().and_then(|part| part.try_into().ok()).map(u64::from_be_bytes);
-        let is_busy = self.peers.get(at).is_none_or(|peer| !peer.queue.is_empty());
+        let is_busy = self.peers.get(at).is_none_or(|peer| peer.queue.is_some());
         let (Some(from), Some(Stream::Publisher { window, .. })) = (from, self.streams.get(&stream)) else {
-            return self.hub.metrics.misplaced_words.add(1);
+            return self.hub.metrics.rare(&self.hub.metrics.misplaced_words);
         };
         if is_busy {
-            return self.hub.metrics.queue_full.add(1);
+            return self.hub.metrics.rare(&self.hub.metrics.queue_full);
         }
         let wanted: Vec<Arc<Message>> =
             window.iter().filter(|(sequence, _)| *sequence >= from).map(|(_, message)| Arc::clone(message)).collect();
@@ -146,7 +145,7 @@ impl Shard {
         let Some(Stream::Listener { interests, handler, last }) = self.streams.get_mut(&stream) else { return };
         let sequence = message.part(1).and_then(|part| part.try_into().ok()).map(u64::from_be_bytes);
         let (Some(topic), Some(sequence), Some(body)) = (message.part(0), sequence, message.part(2)) else {
-            return self.hub.metrics.misplaced_words.add(1);
+            return self.hub.metrics.rare(&self.hub.metrics.misplaced_words);
         };
         if !interests.wants(topic) {
             return;
@@ -156,7 +155,7 @@ impl Shard {
         let published = Published { topic, sequence, previous, body };
         let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| handler(&published)));
         if outcome.is_err() {
-            self.hub.metrics.handlers_failed.add(1);
+            self.hub.metrics.rare(&self.hub.metrics.handlers_failed);
         }
     }
 }

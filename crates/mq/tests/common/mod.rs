@@ -18,7 +18,7 @@ pub(crate) fn keys(seed: u8) -> KeyPair {
 pub(crate) fn options(seed: u8) -> Options {
     Options {
         keys: Some(keys(seed)),
-        workers: Workers { general: 2, batch: 1, replies: 1 },
+        workers: Workers { general: 2, batch: 1, replies: 1, admissions: 3 },
         linger: Duration::from_millis(500),
         reconnect_first: Duration::from_millis(20),
         reconnect_most: Duration::from_millis(200),

@@ -39,28 +39,29 @@ impl Net {
 
     pub(super) fn flush(&mut self, conn: ConnId) {
         let Some(entry) = entry(&mut self.conns, conn) else { return };
-        while !entry.blocked && !entry.outbox.is_empty() {
-            let mut slices: Vec<IoSlice<'_>> = Vec::with_capacity(GATHER.min(4));
-            entry.outbox.gather(&mut slices);
-            let offered: usize = slices.iter().map(|slice| slice.len()).sum();
-            self.counters.writes.add(1);
-            match entry.stream.write(&slices) {
-                Ok(count) => {
-                    self.counters.bytes_out.add(count as u64);
-                    entry.outbox.advance(count, &mut self.spare);
-                    entry.progressed = true;
-                    entry.blocked = count < offered;
+        if let Some(mut outbox) = entry.outbox.take() {
+            while !entry.blocked && !outbox.is_empty() {
+                let mut slices: [IoSlice<'_>; GATHER] = [IoSlice::new(&[]); GATHER];
+                let (count, offered) = outbox.gather(&mut slices);
+                self.counters.writes.add(1);
+                match entry.stream.write(&slices[..count]) {
+                    Ok(count) => {
+                        self.counters.bytes_out.add(count as u64);
+                        outbox.advance(count, &mut self.spare);
+                        entry.progressed = true;
+                        entry.blocked = count < offered;
+                    }
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => entry.blocked = true,
+                    Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                    Err(error) => return self.end(conn, End::Failed(error)),
                 }
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => entry.blocked = true,
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return self.end(conn, End::Failed(error)),
+            }
+            match outbox.is_empty() {
+                true => self.spare.take_back(outbox),
+                false => entry.outbox = Some(outbox),
             }
         }
-        let queued = entry.outbox.bytes();
-        if queued == 0 {
-            // A buffer that was asked for and not used goes back, too.
-            entry.outbox.clear(&mut self.spare);
-        }
+        let queued = entry.queued_bytes();
         if queued == 0 && entry.phase == Phase::Lingering {
             return self.end(conn, End::Local);
         }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use slackwater_base::Instant;
 
-use super::{Event, Link, Out, State, Verdict};
+use super::{Event, Link, Out, Verdict};
 use crate::cause::printable;
 use crate::command::{self, COMMAND};
 use crate::curve::{self, AwaitInitiate, AwaitReady, AwaitWelcome, Initiated};
@@ -57,7 +57,7 @@ impl Link {
         reader: &mut Reader,
         out: &mut Out<'_>,
     ) -> Result<bool, Cause> {
-        let State::Opening(opening) = &mut self.state else { return Ok(false) };
+        let Some(opening) = &mut self.opening else { return Ok(false) };
         let limit = self.config.limits.command_bytes;
         match &mut opening.step {
             Step::New => Ok(false),
@@ -94,7 +94,7 @@ impl Link {
         if frame.flags & COMMAND == 0 {
             return Err(Cause::Malformed { what: "data before the end of the handshake" });
         }
-        let State::Opening(opening) = &mut self.state else { return Ok(()) };
+        let Some(opening) = &mut self.opening else { return Ok(()) };
         let (config, minor) = (Arc::clone(&self.config), opening.minor);
         let body = reader.payload(frame);
         let (name, data) = command::split_name(body)?;
@@ -142,15 +142,16 @@ impl Link {
     }
 
     fn ask_admission(&mut self, now: Instant, peer: Peer, initiated: Option<Initiated>, out: &mut Out<'_>) {
-        let State::Opening(opening) = &mut self.state else { return };
+        let Some(opening) = &mut self.opening else { return };
         self.since = now;
         out.events.push(Event::Admission(peer.clone()));
         opening.step = Step::Admitting(Admitting { peer, initiated, held: Vec::new() });
     }
 
     pub(super) fn on_verdict(&mut self, now: Instant, verdict: &Verdict, out: &mut Out<'_>) -> Result<(), Cause> {
-        let State::Opening(opening) = &mut self.state else { return Ok(()) };
-        let Step::Admitting(admitting) = &mut opening.step else { return Ok(()) };
+        let Some(Step::Admitting(admitting)) = self.opening.as_mut().map(|opening| &mut opening.step) else {
+            return Ok(());
+        };
         if let Verdict::Refuse(status) = verdict {
             let status = format!("{status:03}");
             let reason = [&[status.len() as u8], status.as_bytes()].concat();
@@ -175,7 +176,7 @@ impl Link {
     fn up(&mut self, now: Instant, peer: Peer, out: &mut Out<'_>) {
         self.heard = now;
         self.since = now;
-        self.state = State::Up;
+        self.opening = None;
         out.events.push(Event::Up(peer));
     }
 }

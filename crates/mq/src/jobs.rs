@@ -175,6 +175,10 @@ impl Jobs {
         let arrival = state.arrivals;
         state.categories[category].waiting.push_back(Waiting { arrival, bytes, task });
         self.shared.call_worker(state, starts);
+        if !starts {
+            // How many wait is a fact that somebody may be waiting for.
+            self.shared.metrics.changed().notify_all();
+        }
         Ok(())
     }
 
@@ -351,6 +355,9 @@ impl Shared {
         let category = &mut state.categories[index];
         let waiting = category.waiting.pop_front()?;
         category.waiting_bytes -= waiting.bytes;
+        if !category.waiting.is_empty() {
+            self.metrics.changed().notify_all();
+        }
         Some((Class::Command(index), waiting.task))
     }
 }

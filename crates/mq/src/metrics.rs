@@ -35,6 +35,8 @@ pub struct Metrics {
     pub jobs_panicked: Counter,
     /// Messages refused because the link's queue was full.
     pub queue_full: Counter,
+    /// Topics that subscribers of streams have asked for.
+    pub subscriptions: Counter,
     /// Event-stream messages dropped for slow subscribers.
     pub stream_dropped: Counter,
     by_cause: Mutex<BTreeMap<(&'static str, &'static str), u64>>,
@@ -42,8 +44,8 @@ pub struct Metrics {
 }
 
 impl Metrics {
-    /// Notified after anything but traffic was counted, and after a link has entered or left the books: who waits for
-    /// such a fact looks again then.
+    /// Notified after anything but traffic was counted, after a link has left the books, and when commands begin or go on
+    /// to wait: who waits for such a fact looks again then.
     #[must_use]
     pub fn changed(&self) -> &Event {
         &self.changed

@@ -32,6 +32,8 @@ pub struct Net {
     accept_due: bool,
     /// A listener was left with connections waiting; it is looked at again when a slot frees.
     accept_held: bool,
+    /// When it is looked at again in any case.
+    accept_alarm: Option<TimerId>,
     wheel: Wheel<Alarm>,
     ready: VecDeque<ConnId>,
     dirty: Vec<ConnId>,
@@ -121,6 +123,7 @@ impl Net {
             limiter: Limiter::new(limits.pre_auth, now),
             accept_due: false,
             accept_held: false,
+            accept_alarm: None,
             wheel: Wheel::new(now),
             ready: VecDeque::new(),
             dirty: Vec::new(),
@@ -163,8 +166,8 @@ impl Net {
         if self.conns.len() >= self.limits.connections {
             return Err(NetError::NoDescriptors);
         }
-        self.counters.connects.add(1);
-        self.counters.socket_calls.add(7);
+        self.counters.connects.add_alone(1);
+        self.counters.socket_calls.add_alone(7);
         let stream = Stream::connect(&connect.endpoint, connect.from, &self.limits.liveness)
             .map_err(|error| system_error(&connect.endpoint, error))?;
         let conn = self.insert(stream, Phase::Connecting, None).map_err(|e| system_error(&connect.endpoint, e))?;
@@ -288,7 +291,7 @@ impl Net {
 
     /// Notes what the kernel says; nothing is read or told yet.
     pub(crate) fn note(&mut self, token: Token, event: &mio::event::Event) {
-        self.counters.events.add(1);
+        self.counters.events.add_alone(1);
         if token == WAKER {
             return;
         }
@@ -399,7 +402,7 @@ impl Net {
                     return;
                 }
                 if !entry.progressed {
-                    self.counters.stalled.add(1);
+                    self.counters.stalled.add_alone(1);
                     return self.end(conn, End::Stalled);
                 }
                 entry.progressed = false;
@@ -421,7 +424,7 @@ impl Net {
             generation.checked_add(1).filter(|next| next.get() >> 31 == 0).unwrap_or(NonZeroU32::MIN);
         let vacant = self.conns.vacant_entry();
         let conn = ConnId { index: vacant.key() as u32, generation };
-        self.counters.socket_calls.add(2);
+        self.counters.socket_calls.add_alone(2);
         stream.stagger(generation.get(), &self.limits.liveness)?;
         stream.register(&self.registry, Token((generation.get() as usize) << 32 | vacant.key()))?;
         vacant.insert(Conn {
@@ -470,7 +473,7 @@ impl Net {
     fn remove(&mut self, conn: ConnId) -> Option<u32> {
         entry(&mut self.conns, conn)?;
         // Closing the descriptor takes it out of the kernel's interest list.
-        self.counters.socket_calls.add(1);
+        self.counters.socket_calls.add_alone(1);
         let mut gone = self.conns.remove(conn.index());
         if let Some(outbox) = gone.outbox.take() {
             self.spare.take_back(outbox);

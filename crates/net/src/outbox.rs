@@ -16,6 +16,7 @@ pub(crate) struct Outbox {
 #[derive(Debug, Default)]
 pub(crate) struct Spare {
     pieces: Vec<Vec<u8>>,
+    #[expect(clippy::vec_box, reason = "the box itself goes to and fro between connections")]
     outboxes: Vec<Box<Outbox>>,
 }
 

@@ -156,6 +156,8 @@ pub struct Listen {
 pub struct Limits {
     /// Connections, accepted and opened.
     pub connections: usize,
+    /// Commands of other threads that may wait while one is inside the loop; who has more waits for the loop.
+    pub waiting_commands: usize,
     /// Strangers.
     pub pre_auth: PreAuthLimits,
     /// A connection whose peer takes nothing for this long is closed.
@@ -170,6 +172,7 @@ impl Default for Limits {
     fn default() -> Self {
         Self {
             connections: 65_536,
+            waiting_commands: 4_096,
             pre_auth: PreAuthLimits::default(),
             write_stall: Duration::from_secs(30),
             low_mark_bytes: 64 << 10,

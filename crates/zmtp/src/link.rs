@@ -210,13 +210,16 @@ impl Link {
 
     /// Most messages come whole: they are read without anything of the link's own, which is only made for the rest.
     fn on_bytes(&mut self, now: Instant, bytes: &[u8], out: &mut Out<'_>) -> Result<(), Cause> {
-        let mut kept = self.reader.take();
+        if let Some(mut reader) = self.reader.take() {
+            self.read(now, bytes, &mut reader, out)?;
+            self.reader = (!reader.is_idle()).then_some(reader);
+            return Ok(());
+        }
         let mut passing = Reader::default();
-        self.read(now, bytes, kept.as_deref_mut().unwrap_or(&mut passing), out)?;
-        self.reader = match kept {
-            Some(reader) => (!reader.is_idle()).then_some(reader),
-            None => (!passing.is_idle()).then(|| Box::new(passing)),
-        };
+        self.read(now, bytes, &mut passing, out)?;
+        if !passing.is_idle() {
+            self.reader = Some(Box::new(passing));
+        }
         Ok(())
     }
 

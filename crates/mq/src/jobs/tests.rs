@@ -121,3 +121,43 @@ fn stopping_drops_what_waits() {
     assert_eq!(jobs.command(0, 0, Box::new(|| {})), Err(Full));
     drop(release);
 }
+
+/// Two commands came before the worker that was called for the first had taken it: the second counted as waiting behind
+/// it, so nobody was called for it, and it stood still until the first was done, with workers at rest all the while.
+#[test]
+fn commands_that_come_together_are_carried_out_together() {
+    let jobs = jobs(2, &[Queueing { queue: Some(0), ..Queueing::default() }]);
+    let (met, both) = (Arc::new(std::sync::Barrier::new(2)), channel());
+    for _ in 0..2 {
+        let (met, done) = (Arc::clone(&met), both.0.clone());
+        let together = move || {
+            met.wait();
+            done.send(()).unwrap();
+        };
+        assert_eq!(jobs.command(0, 0, Box::new(together)), Ok(()), "two workers are free, nothing has to queue");
+    }
+    for _ in 0..2 {
+        both.1.recv_timeout(LONG).expect("each waits for the other");
+    }
+    assert!(jobs.rest(LONG));
+}
+
+#[test]
+fn decisions_on_strangers_take_no_worker_from_commands() {
+    let jobs = jobs(1, &[Queueing::default()]);
+    let (release, held) = channel::<()>();
+    let host = |last| Stranger::Host(std::net::IpAddr::from([127, 0, 0, last]));
+    jobs.admission(host(1), Box::new(move || assert!(held.recv().is_err()))).unwrap();
+    for _ in 0..3 {
+        jobs.admission(host(1), Box::new(|| {})).unwrap();
+    }
+    assert_eq!(jobs.admission(host(1), Box::new(|| {})), Err(Full), "one source waits for itself");
+    let (said, heard) = channel();
+    let also = said.clone();
+    jobs.admission(host(2), Box::new(move || also.send("decision").unwrap())).unwrap();
+    assert_eq!(heard.recv_timeout(LONG), Ok("decision"));
+    jobs.command(0, 0, Box::new(move || said.send("command").unwrap())).unwrap();
+    assert_eq!(heard.recv_timeout(LONG), Ok("command"));
+    drop(release);
+    assert!(jobs.rest(LONG));
+}

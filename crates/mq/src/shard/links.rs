@@ -316,6 +316,7 @@ impl Shard {
         }
         self.forget_subscriber(at);
         let Some(mut peer) = self.peers.remove(at) else { return };
+        self.hub.metrics.changed().notify_all();
         let id = peer.origin.link;
         if let Some((timer, _)) = peer.rest.timer.take() {
             net.cancel_timer(timer);

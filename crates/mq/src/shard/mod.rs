@@ -25,7 +25,7 @@ use crate::deliver::Sending;
 use crate::hub::Hub;
 use crate::timer::Ticking;
 use crate::{Admission, Level};
-use peer::Peer;
+use peer::{Peer, Role};
 use peers::{At, Peers};
 use streams::Stream;
 
@@ -150,12 +150,16 @@ impl Protocol for Shard {
             NetEvent::Drained { conn } => {
                 if let Some(at) = self.at_of(net, conn) {
                     self.flush_queue(net, at);
+                    if let Some(Role::Replay(stream)) = self.peers.get(at).map(|peer| peer.role) {
+                        self.go_on_with_replay(net, at, stream);
+                    }
                 }
             }
             NetEvent::Closed { conn, attached, end } => {
                 if let Some(at) = self.peers.of(conn, attached) {
                     self.on_conn_closed(net, at, &end);
                 }
+                self.hub.metrics.changed().notify_all();
                 self.look_whether_empty(net);
             }
             NetEvent::Timer { token } => match Token::unpack(token) {

@@ -172,7 +172,7 @@ impl Shard {
 }
 
 /// Writes a message onto a link that is up and has room; whether it did.
-fn put(net: &mut Net, peer: &mut Peer, message: &Message, skip: usize) -> bool {
+pub(super) fn put(net: &mut Net, peer: &mut Peer, message: &Message, skip: usize) -> bool {
     let (Some(conn), Some(link), true) = (peer.conn, &mut peer.link, peer.up) else { return false };
     if net.queued_bytes(conn) >= ROOM_BYTES {
         return false;

@@ -10,7 +10,7 @@ impl Net {
     /// Reads once. A read that does not fill the buffer has emptied the socket, and the next byte makes a new edge.
     pub(super) fn read<P: Protocol>(&mut self, conn: ConnId, protocol: &mut P) {
         let mut buffer = std::mem::take(&mut self.read_buffer);
-        self.counters.reads.add(1);
+        self.counters.reads.add_alone(1);
         let outcome = match entry(&mut self.conns, conn) {
             Some(entry) => entry.stream.read(&mut buffer),
             None => return self.read_buffer = buffer,
@@ -18,7 +18,7 @@ impl Net {
         match outcome {
             Ok(0) => self.end(conn, End::Eof),
             Ok(count) => {
-                self.counters.bytes_in.add(count as u64);
+                self.counters.bytes_in.add_alone(count as u64);
                 protocol.handle(self, Event::Bytes { conn, bytes: &buffer[..count] });
                 if let Some(entry) = entry(&mut self.conns, conn) {
                     // After the end one more read tells which end it is.
@@ -43,10 +43,10 @@ impl Net {
             while !entry.blocked && !outbox.is_empty() {
                 let mut slices: [IoSlice<'_>; GATHER] = [IoSlice::new(&[]); GATHER];
                 let (count, offered) = outbox.gather(&mut slices);
-                self.counters.writes.add(1);
+                self.counters.writes.add_alone(1);
                 match entry.stream.write(&slices[..count]) {
                     Ok(count) => {
-                        self.counters.bytes_out.add(count as u64);
+                        self.counters.bytes_out.add_alone(count as u64);
                         outbox.advance(count, &mut self.spare);
                         entry.progressed = true;
                         entry.blocked = count < offered;

@@ -30,7 +30,7 @@ const LAYERS: &[(&str, Kind, &[&str])] = &[
         Kind::Proof,
         &["base", "wire", "zmtp", "meta", "tier", "client", "wait", "pool", "net", "mq", "transfer", "node", "replay"],
     ),
-    ("cli", Kind::Face, &["base", "wire", "meta", "node", "mq", "zmtp", "net", "bench", "replay"]),
+    ("cli", Kind::Face, &["base", "wire", "meta", "wait", "node", "mq", "zmtp", "net", "bench", "replay"]),
     ("py", Kind::Face, &["base", "wire", "node"]),
 ];
 

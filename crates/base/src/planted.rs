@@ -38,6 +38,8 @@ pub enum Planted {
     TombstoneDroppedEarly,
     /// Recovery tells of what it found without making it durable first.
     RecoveryWithoutSync,
+    /// Recovery takes what it read of a batch that nobody vouches for as written.
+    RecoveryTrustsCache,
 }
 
 impl Planted {
@@ -59,6 +61,7 @@ impl Planted {
         Self::VersionsBeginAgain,
         Self::TombstoneDroppedEarly,
         Self::RecoveryWithoutSync,
+        Self::RecoveryTrustsCache,
     ];
 }
 

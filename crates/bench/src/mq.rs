@@ -3,6 +3,8 @@
 //! Every measured side is a process of its own, started from the same program ([`Options::child`]) before it has any
 //! thread. All traffic stays on loopback.
 
+mod bare;
+mod holds;
 mod links;
 mod page;
 mod process;
@@ -24,7 +26,7 @@ pub struct Options {
     pub links: Vec<usize>,
     /// Messages a second, each to a random link.
     pub rates: Vec<u32>,
-    /// How long each number and rate is measured in each round.
+    /// How long each number and rate is measured in each round, in short slices that take turns with all others.
     pub window: Duration,
     /// Whether the links of the first part keep their heartbeats, which cost messages of their own.
     pub heartbeats: bool,
@@ -72,12 +74,48 @@ const STARTING: Duration = Duration::from_secs(60);
 /// What came of it.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Report {
+    /// What must hold, with what was measured.
+    pub holds: Vec<Held>,
     /// One client, many links.
     pub links: Vec<LinksRow>,
+    /// The physical limit of the same machine in the same minutes: a client that only waits with epoll and reads.
+    pub bare: Vec<LinksRow>,
+    /// What the most links cost over the least.
+    pub ratios: Vec<LinksRatio>,
     /// Requests and replies.
     pub rpc: Vec<RpcRow>,
     /// What was left out or brought down, and why.
     pub notes: Vec<String>,
+}
+
+/// One thing that must hold.
+#[derive(Clone, Debug, Serialize)]
+pub struct Held {
+    /// What.
+    pub what: String,
+    /// What was measured.
+    pub value: f64,
+    /// `≤` or `≥`.
+    pub must: &'static str,
+    /// The bound.
+    pub bound: f64,
+    /// `yes` or `no`.
+    pub holds: &'static str,
+}
+
+/// What a message costs with many links over what it costs with few.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct LinksRatio {
+    /// `ours`, or `bare epoll` for the physical limit.
+    pub client: &'static str,
+    /// Few links.
+    pub least: usize,
+    /// Many links.
+    pub most: usize,
+    /// Messages a second.
+    pub rate: u32,
+    /// CPU per message with many over that with few: the middle one of slices measured one after the other.
+    pub ratio: f64,
 }
 
 /// One number of links at one rate.
@@ -156,6 +194,7 @@ pub fn run(options: &Options) -> Result<Report, BenchError> {
     let mut report = Report::default();
     links::measure(options, &mut report)?;
     rpc::measure(options, &mut report)?;
+    report.holds = holds::of(&report);
     Ok(report)
 }
 
@@ -168,6 +207,8 @@ pub fn child(arguments: &[String]) -> Result<(), BenchError> {
     match words[..] {
         ["links-server", mechanism, heartbeats] => links::serve(mechanism, heartbeats),
         ["links-client", address, count, heartbeats] => links::receive(address, count, heartbeats),
+        ["bare-server", count] => bare::serve(count),
+        ["bare-client", address, count] => bare::receive(address, count),
         ["rpc-server", mechanism] => rpc::serve(mechanism),
         ["rpc-client", address, count] => rpc::ask(address, count),
         _ => Err(BenchError::Arguments(arguments.to_vec())),

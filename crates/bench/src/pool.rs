@@ -6,6 +6,7 @@
 
 mod bursts;
 mod peers;
+mod report;
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -16,7 +17,7 @@ use slackwater_wait::{Cpus, SiteCounts};
 use thiserror::Error;
 
 use crate::machine::Machine;
-use crate::report::{Bars, Page, Table, figure};
+use crate::report::Bound;
 use crate::usage::{median, quantile};
 use bursts::{Bursts, Times, steps_of, task};
 use peers::{Program, Workshop};
@@ -116,6 +117,8 @@ pub struct Report {
     pub ratios: Vec<Ratios>,
     /// The peers that are missing.
     pub skipped: Vec<Skipped>,
+    /// What the figures should be, as far as the peers are there.
+    pub bounds: Vec<Bound>,
 }
 
 /// Why the benchmark could not run.
@@ -157,7 +160,8 @@ pub fn run(options: &Options) -> Result<Report, BenchError> {
         }
     }
     let ratios = ratios(&rows);
-    Ok(Report { bench: "pool", machine: Machine::detect(), rows, ratios, skipped })
+    let bounds = report::bounds(&rows, &ratios);
+    Ok(Report { bench: "pool", machine: Machine::detect(), rows, ratios, skipped, bounds })
 }
 
 fn programs(workshop: &Workshop, skipped: &mut Vec<Skipped>) -> BTreeMap<&'static str, Program> {
@@ -318,90 +322,6 @@ fn ratios(rows: &[Row]) -> Vec<Ratios> {
         }
     })
     .collect()
-}
-
-const METHOD: &str = "A token is 48 layers of three bursts with 192, 64 and 1 tasks. Medians over runs in turns. CPU is \
-that of the pool's threads and the caller, without the caller's own in the gaps.";
-
-const HEADING: [&str; 9] = [
-    "pool",
-    "threads",
-    "task µs",
-    "gap µs",
-    "wall ms/token",
-    "CPU ms/token",
-    "overhead p50 µs",
-    "p99 µs",
-    "clock reads/spin",
-];
-
-impl Report {
-    /// The rows as a table of text, and what was skipped.
-    #[must_use]
-    pub fn to_text(&self) -> String {
-        let mut text = self.table().text();
-        for Skipped { pool, reason } in &self.skipped {
-            text += &format!("skipped {pool}: {reason}\n");
-        }
-        text
-    }
-
-    /// The report as a page with charts.
-    #[must_use]
-    pub fn to_html(&self) -> String {
-        let mut settings: Vec<(usize, f64)> = self.rows.iter().map(|row| (row.threads, row.task_us)).collect();
-        settings.dedup();
-        let mut bars = Vec::new();
-        for (threads, task_us) in settings {
-            for (what, unit, value) in [
-                ("wall time per token", "ms", (|row: &Row| row.wall_ms_per_token) as fn(&Row) -> f64),
-                ("CPU time per token", "ms", |row| row.cpu_ms_per_token),
-            ] {
-                let title = format!("{threads} threads, tasks of {task_us} µs: {what}");
-                bars.push(self.bars(title, unit, (threads, task_us), value));
-            }
-        }
-        let skipped = self.skipped.iter().map(|Skipped { pool, reason }| format!("Skipped {pool}: {reason}"));
-        let page = Page {
-            title: "Worker pool: bursts of a decoding token".to_owned(),
-            lead: self.machine.line(),
-            bars,
-            tables: vec![self.table()],
-            notes: std::iter::once(METHOD.to_owned()).chain(skipped).collect(),
-            ..Page::default()
-        };
-        page.html()
-    }
-
-    fn bars(&self, title: String, unit: &'static str, of: (usize, f64), value: fn(&Row) -> f64) -> Bars {
-        let rows: Vec<&Row> = self.rows.iter().filter(|row| (row.threads, row.task_us) == of).collect();
-        let mut gaps: Vec<f64> = rows.iter().map(|row| row.gap_us).collect();
-        gaps.dedup();
-        let group = |gap: f64| {
-            let find =
-                |name: &&str| rows.iter().find(|row| row.gap_us == gap && row.pool == *name).map(|row| value(row));
-            (format!("gap {gap} µs"), NAMES.iter().map(find).collect())
-        };
-        let series = NAMES.iter().map(|&name| name.to_owned()).collect();
-        Bars { title, unit, series, groups: gaps.into_iter().map(group).collect() }
-    }
-
-    fn table(&self) -> Table {
-        let cells = |row: &Row| {
-            vec![
-                row.pool.to_owned(),
-                row.threads.to_string(),
-                row.task_us.to_string(),
-                row.gap_us.to_string(),
-                figure(row.wall_ms_per_token),
-                figure(row.cpu_ms_per_token),
-                figure(row.overhead_p50_us),
-                figure(row.overhead_p99_us),
-                row.clock_reads_per_spin.map_or_else(|| "-".to_owned(), |reads| format!("{reads:.4}")),
-            ]
-        };
-        Table::new("Figures", &HEADING, self.rows.iter().map(cells))
-    }
 }
 
 #[cfg(test)]

@@ -5,6 +5,7 @@
 //! helps lets a waiter make the copy itself while fewer threads copy than there are movers, since the best wait is none.
 
 mod engine;
+mod report;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,7 +19,7 @@ use thiserror::Error;
 
 use crate::machine::Machine;
 use crate::process;
-use crate::report::{Bars, Page, Table, figure};
+use crate::report::Bound;
 use crate::usage::{Mark, median};
 use engine::Engine;
 
@@ -52,8 +53,9 @@ impl Default for Options {
             object_bytes: 1 << 20,
             source_bytes: 256 << 20,
             movers: (Cpus::current().usable as usize / 2).max(1),
-            run: Duration::from_millis(400),
-            rounds: 5,
+            // Short runs in many turns: memory and neighbours on the host get slower and faster by the second.
+            run: Duration::from_millis(100),
+            rounds: 21,
             idle: Duration::from_secs(10),
         }
     }
@@ -125,6 +127,8 @@ pub struct Report {
     pub ratios: Vec<Ratios>,
     /// The idle process, if it was watched.
     pub idle: Option<Idle>,
+    /// What the figures should be.
+    pub bounds: Vec<Bound>,
 }
 
 /// Why the benchmark could not run.
@@ -155,22 +159,28 @@ pub fn run(options: &Options) -> Result<Report, BenchError> {
     let strategies = options.strategies.iter().map(|text| text.parse());
     let strategies: Vec<Choice> = strategies.collect::<Result<_, ChoiceError>>()?;
     // Written, not only zeroed: untouched pages would all be one page of zeros, in the cache.
-    let source: Arc<[u8]> = (0..options.source_bytes).map(|at| at as u8).collect();
+    let source: Vec<u8> = (0..options.source_bytes).map(|at| at as u8).collect();
     let mut rows = Vec::new();
     for &concurrency in &options.concurrency {
+        // The same buffers for all: where the kernel puts them makes a difference.
+        let mut buffers = vec![vec![1u8; options.object_bytes]; concurrency];
         let mut runs = vec![Vec::new(); strategies.len()];
-        for _ in 0..options.rounds.max(1) {
-            for (at, &choice) in strategies.iter().enumerate() {
-                runs[at].push(run_once(options, choice, concurrency, &source));
+        for round in 0..options.rounds.max(1) {
+            for step in 0..strategies.len() {
+                // Everybody comes after everybody once.
+                let at = (round + step) % strategies.len();
+                runs[at].push(run_once(options, strategies[at], &source, &mut buffers));
             }
         }
         for (text, runs) in options.strategies.iter().zip(runs) {
             rows.push(row(concurrency, text, &runs));
         }
     }
-    let ratios = options.concurrency.iter().filter_map(|&concurrency| ratios(&rows, concurrency)).collect();
+    let ratios: Vec<Ratios> =
+        options.concurrency.iter().filter_map(|&concurrency| ratios(&rows, concurrency)).collect();
     let idle = if options.idle.is_zero() { None } else { Some(watch_idle(options.idle)?) };
-    Ok(Report { bench: "wait", machine: Machine::detect(), movers: options.movers, rows, ratios, idle })
+    let bounds = report::bounds(&ratios, idle);
+    Ok(Report { bench: "wait", machine: Machine::detect(), movers: options.movers, rows, ratios, idle, bounds })
 }
 
 /// One strategy, once.
@@ -182,47 +192,45 @@ struct Run {
     p99_us: f64,
 }
 
-fn run_once(options: &Options, choice: Choice, concurrency: usize, source: &Arc<[u8]>) -> Run {
-    let engine = Arc::new(Engine::new(Arc::clone(source), choice, options.movers));
-    let stop = Arc::new(AtomicBool::new(false));
-    let movers: Vec<_> = (0..options.movers)
-        .map(|_| {
-            let engine = Arc::clone(&engine);
-            std::thread::spawn(move || engine.move_until_closed())
-        })
-        .collect();
-    let waiters: Vec<_> = (0..concurrency)
-        .map(|waiter| {
-            let (engine, stop, bytes) = (Arc::clone(&engine), Arc::clone(&stop), options.object_bytes);
-            std::thread::spawn(move || {
-                let mut buffer = vec![1u8; bytes];
-                let mut latencies = latencies();
-                let mut object = waiter * 7919;
-                while !stop.load(Ordering::Relaxed) {
-                    let start = now();
-                    engine.get(object, &mut buffer);
-                    latencies.saturating_record(now().since(start).as_nanos() as u64);
-                    object += concurrency;
-                }
-                latencies
+fn run_once(options: &Options, choice: Choice, source: &[u8], buffers: &mut [Vec<u8>]) -> Run {
+    let engine = Engine::new(source, choice, options.movers);
+    let (stop, concurrency) = (AtomicBool::new(false), buffers.len());
+    let ask = |waiter: usize, buffer: &mut [u8]| {
+        let mut latencies = latencies();
+        let mut object = waiter * 7919;
+        while !stop.load(Ordering::Relaxed) {
+            let start = now();
+            engine.get(object, buffer);
+            latencies.saturating_record(now().since(start).as_nanos() as u64);
+            object += concurrency;
+        }
+        latencies
+    };
+    let (spent, served, latencies) = std::thread::scope(|threads| {
+        (0..options.movers).for_each(|_| drop(threads.spawn(|| engine.move_until_closed())));
+        let waiters: Vec<_> = buffers
+            .iter_mut()
+            .enumerate()
+            .map(|(waiter, buffer)| {
+                let ask = &ask;
+                threads.spawn(move || ask(waiter, buffer))
             })
-        })
-        .collect();
-    // The first part is warm-up for caches and for what is learned; its latencies stay in, its time and CPU do not.
-    std::thread::sleep(options.run / 4);
-    let (mark, served) = (Mark::now(), engine.served());
-    std::thread::sleep(options.run);
-    let (spent, served) = (mark.spent(), engine.served() - served);
-    stop.store(true, Ordering::Relaxed);
-    let mut latencies = latencies();
-    for waiter in waiters {
-        let own = waiter.join().expect("a waiter only waits and counts");
-        latencies.add(own).expect("all have the same bounds");
-    }
-    engine.close();
-    for mover in movers {
-        mover.join().expect("a mover only copies");
-    }
+            .collect();
+        // The first part is warm-up for caches and for what is learned; its latencies stay in, its time and CPU do not.
+        std::thread::sleep(options.run / 4);
+        let (mark, served) = (Mark::now(), engine.served());
+        std::thread::sleep(options.run);
+        let (spent, served) = (mark.spent(), engine.served() - served);
+        stop.store(true, Ordering::Relaxed);
+        let waiters: Vec<_> = waiters.into_iter().map(|waiter| waiter.join()).collect();
+        engine.close();
+        let mut latencies = latencies();
+        for waiter in waiters {
+            let own = waiter.expect("a waiter only waits and counts");
+            latencies.add(own).expect("all have the same bounds");
+        }
+        (spent, served, latencies)
+    });
     Run {
         cores: spent.cores(),
         gbps: (served * options.object_bytes as u64) as f64 / spent.wall.as_nanos() as f64,
@@ -300,86 +308,6 @@ fn watch_idle(length: Duration) -> Result<Idle, BenchError> {
         // The watcher itself sleeps once.
         switches: after.saturating_sub(switches + 1),
     })
-}
-
-const HEADING: [&str; 6] = ["strategy", "waiters", "cores", "GB/s", "mean µs", "p99 µs"];
-
-impl Report {
-    /// The rows as a table of text.
-    #[must_use]
-    pub fn to_text(&self) -> String {
-        let idle = self.idle.map_or_else(String::new, |idle| idle.line() + "\n");
-        self.table().text() + &idle
-    }
-
-    /// The report as a page with charts.
-    #[must_use]
-    pub fn to_html(&self) -> String {
-        let mut bars = Vec::new();
-        for (title, unit, value) in [
-            ("Throughput", "GB/s, more is better", (|row: &Row| row.gbps) as fn(&Row) -> f64),
-            ("CPUs used", "cores, less is better", |row| row.cores),
-            ("Mean latency", "µs, less is better", |row| row.avg_us),
-            ("99th percentile of latency", "µs, less is better", |row| row.p99_us),
-        ] {
-            bars.push(self.bars(title, unit, value));
-        }
-        let method = format!(
-            "{} mover threads copy, the waiters ask again as soon as they are served, and the whole process waits by \
-             the strategy named. Adaptive waiters make the copy themselves while fewer threads copy than there are \
-             movers. Medians over runs in turns.",
-            self.movers
-        );
-        let page = Page {
-            title: "Waiting: 1 MiB transfers by strategy".to_owned(),
-            lead: self.machine.line(),
-            bars,
-            tables: vec![self.table()],
-            notes: std::iter::once(method).chain(self.idle.map(Idle::line)).collect(),
-            ..Page::default()
-        };
-        page.html()
-    }
-
-    fn bars(&self, title: &str, unit: &'static str, value: fn(&Row) -> f64) -> Bars {
-        let mut series: Vec<String> = Vec::new();
-        let mut concurrencies: Vec<usize> = Vec::new();
-        for row in &self.rows {
-            if !series.contains(&row.strategy) {
-                series.push(row.strategy.clone());
-            }
-            if !concurrencies.contains(&row.concurrency) {
-                concurrencies.push(row.concurrency);
-            }
-        }
-        let find = |concurrency: usize, strategy: &String| {
-            let row = self.rows.iter().find(|row| row.concurrency == concurrency && row.strategy == *strategy);
-            row.map(value)
-        };
-        let group = |concurrency: usize| {
-            let values = series.iter().map(|strategy| find(concurrency, strategy)).collect();
-            (format!("{concurrency} waiters"), values)
-        };
-        let groups = concurrencies.into_iter().map(group).collect();
-        Bars { title: title.to_owned(), unit, series: series.clone(), groups }
-    }
-
-    fn table(&self) -> Table {
-        let cells = |row: &Row| {
-            let figures = [row.cores, row.gbps, row.avg_us, row.p99_us].map(figure);
-            [row.strategy.clone(), row.concurrency.to_string()].into_iter().chain(figures).collect()
-        };
-        Table::new("Figures", &HEADING, self.rows.iter().map(cells))
-    }
-}
-
-impl Idle {
-    fn line(self) -> String {
-        format!(
-            "idle: {} parked waiters and a pool of {} used {:.3} % of a core in {:.0} s, with {} context switches",
-            self.waiters, self.pool_threads, self.cpu_percent, self.seconds, self.switches
-        )
-    }
 }
 
 #[cfg(test)]

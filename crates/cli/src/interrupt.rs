@@ -1,18 +1,21 @@
 //! Ctrl-C: the first one asks the run to end, another one ends the process. What follows within half a second is taken
 //! for the same one: `timeout` and other wrappers signal their child and then their whole group.
 
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
+use slackwater_wait::{Event, Park, Site, Waiting, now};
 
 /// How long after the first signal others are taken for the same one.
 const SAME_PRESS: Duration = Duration::from_millis(500);
 
-/// Whether the user has asked to stop. Clones share the answer.
+static SITE: Site = Site::new("interrupt");
+
+/// Whether the user has asked to stop, which closes the event. Clones share the answer.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Interrupt {
-    shared: Arc<(Mutex<bool>, Condvar)>,
+    stop: Arc<Event>,
 }
 
 impl Interrupt {
@@ -40,30 +43,28 @@ impl Interrupt {
 
     /// Whether it is time to stop.
     pub(crate) fn requested(&self) -> bool {
-        *self.shared.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.stop.is_closed()
     }
 
     /// Sleeps until `deadline`; returns early, with true, when it is time to stop.
     pub(crate) fn sleep_until(&self, deadline: Instant) -> bool {
-        let mut stop = self.shared.0.lock().unwrap_or_else(PoisonError::into_inner);
-        loop {
-            let left = deadline.saturating_duration_since(Instant::now());
-            if *stop || left.is_zero() {
-                return *stop;
-            }
-            stop = self.shared.1.wait_timeout(stop, left).unwrap_or_else(PoisonError::into_inner).0;
-        }
+        let left = deadline.saturating_duration_since(Instant::now());
+        self.sleep(Waiting::at(&SITE).until(now() + left));
+        self.requested()
     }
 
     /// Sleeps until it is time to stop.
     pub(crate) fn wait(&self) {
-        let stop = self.shared.0.lock().unwrap_or_else(PoisonError::into_inner);
-        drop(self.shared.1.wait_while(stop, |stop| !*stop).unwrap_or_else(PoisonError::into_inner));
+        self.sleep(Waiting::at(&SITE));
+    }
+
+    fn sleep(&self, waiting: Waiting<'_>) {
+        // Nobody notifies: it ends when the event is closed, or at its deadline.
+        let _ = self.stop.wait(self.stop.seen(), &waiting.by(&Park));
     }
 
     fn request(&self) {
-        *self.shared.0.lock().unwrap_or_else(PoisonError::into_inner) = true;
-        self.shared.1.notify_all();
+        self.stop.close();
     }
 }
 

@@ -207,7 +207,7 @@ impl Master {
     fn check_groups(&self) -> Result<(), Imbalance> {
         for (group, held, members) in self.groups.counts() {
             let of = |member| {
-                let replicas = self.catalog.replicas(member).filter(|(_, replica)| replica.refs > 0).count();
+                let replicas = self.catalog.replicas(member).filter(|(_, replica)| replica.is_needed()).count();
                 replicas + usize::from(self.catalog.object(member).pin == PinKind::Hard)
             };
             let counted: usize = members.map(of).sum();

@@ -95,11 +95,13 @@ impl Master {
             }
             return self.forget_candidate(id);
         }
-        match self.admit(now, id, self.heat_of(id), place) {
+        let heat = self.heat_of(id);
+        match self.admit(now, id, heat, place) {
             Admission::Admitted => {
                 self.metrics.promotion.candidate_admitted += 1;
                 self.note_tries(id, Tried { seen, retries: retries + 1 });
                 self.forget_candidate(id);
+                self.admit_group(now, id, heat);
             }
             Admission::Ineligible => self.forget_candidate(id),
             Admission::Rejected(reason) => {

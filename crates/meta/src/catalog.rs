@@ -138,6 +138,11 @@ impl Replica {
         self.prospect = slot.map_or(NONE, |slot| slot.0);
     }
 
+    /// Whether somebody holds it other than the offload with which it leaves.
+    pub(crate) fn is_needed(&self) -> bool {
+        self.refs > u32::from(self.parked == Parked::Leaving)
+    }
+
     pub(crate) fn object(&self) -> Option<ObjectId> {
         (self.object != NONE).then_some(ObjectId(self.object))
     }

@@ -117,7 +117,7 @@ impl Master {
             self.metrics.records_lost += 1;
             self.cancel_promotions_from(now, replica);
             self.discard(now, replica, Why::Removed);
-            self.erase_if_empty(id);
+            self.erase_if_empty(now, id);
         }
     }
 

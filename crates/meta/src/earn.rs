@@ -65,7 +65,8 @@ impl Master {
                 Admission::Rejected(reason) if self.catalog.is_object(member) => {
                     self.remember(now, member, reason, place);
                 }
-                _ => {}
+                Admission::Rejected(_) => {}
+                Admission::Admitted | Admission::Ineligible => self.forget_candidate(member),
             }
         }
     }

@@ -156,7 +156,7 @@ impl Master {
             return failed(ErrorCode::TenantQuotaExceeded);
         }
         if let (Older::Stale, Some(object)) = (older, found) {
-            self.preempt(tenant, object);
+            self.preempt(now, tenant, object);
         }
         if !self.fit_quota(now, tenant, Ledger::Memory, charge) {
             return Grant::Short(Shortage::Quota);
@@ -169,7 +169,7 @@ impl Master {
             self.metrics.puts_partial += 1;
         }
         if let (Older::Live, Some(object)) = (older, found) {
-            self.preempt(tenant, object);
+            self.preempt(now, tenant, object);
         }
         Grant::Decided(self.open_put(now, caller.client, tenant, config, wanted, replicas))
     }
@@ -197,10 +197,10 @@ impl Master {
         Ok(Older::None)
     }
 
-    fn preempt(&mut self, tenant: TenantIndex, id: ObjectId) {
+    fn preempt(&mut self, now: Instant, tenant: TenantIndex, id: ObjectId) {
         self.metrics.puts_preempted += 1;
         self.close_put(tenant, id);
-        self.erase_if_empty(id);
+        self.erase_if_empty(now, id);
     }
 
     fn put_limits(

@@ -40,7 +40,7 @@ struct Group {
     lease: Instant,
     /// End of the longest soft pin that a member ever had.
     soft: Instant,
-    /// Replicas that somebody holds, and members pinned hard.
+    /// Replicas that somebody needs, and members pinned hard.
     held: usize,
     /// Replicas that their policies leave alone until nothing is held.
     aside: BTreeSet<ReplicaId>,
@@ -107,7 +107,7 @@ impl Groups {
         }
     }
 
-    /// Whether anything of the group is held, be it only by the offload with which it leaves.
+    /// Whether anything of the group is held, other than by the offloads with which members leave.
     pub(crate) fn is_held(&self, tenant: TenantIndex, object: ObjectId) -> bool {
         self.group(tenant, object).is_some_and(|group| group.held > 0)
     }
@@ -121,14 +121,14 @@ impl Groups {
         }
     }
 
-    /// Somebody holds a replica of this member that nobody held before.
+    /// Somebody needs a replica of this member that nobody needed before.
     pub(crate) fn hold(&mut self, tenant: TenantIndex, object: ObjectId) {
         if let Some(group) = self.group_mut(tenant, object) {
             group.held += 1;
         }
     }
 
-    /// Nobody holds that replica any more; returns the replicas to be looked at again when nothing is held.
+    /// Nobody needs that replica any more; returns the replicas to be looked at again when nothing is held.
     pub(crate) fn unhold(&mut self, tenant: TenantIndex, object: ObjectId) -> BTreeSet<ReplicaId> {
         let Some(group) = self.group_mut(tenant, object) else { return BTreeSet::new() };
         group.held -= 1;

@@ -320,7 +320,7 @@ impl Master {
     }
 
     fn client_lost(&mut self, now: Instant, client: ClientId) {
-        self.puts_lost(client);
+        self.puts_lost(now, client);
         for replica in self.guards.lose(client) {
             self.unhold(now, replica);
         }

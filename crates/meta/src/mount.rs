@@ -70,23 +70,25 @@ impl Master {
         }
         self.lose_promotions(now, index);
         self.lose_offloads(now, index);
-        self.lose_open_puts(index);
+        self.lose_open_puts(now, index);
         self.lose_prospects(index);
         let lost: Vec<ReplicaId> = self.residents(index).collect();
         let catalog = &self.catalog;
         self.guards.forget(|id| catalog.replica(id).segment == index);
         for id in lost {
-            let refs = std::mem::take(&mut self.catalog.replica_mut(id).refs);
+            let replica = self.catalog.replica_mut(id);
+            let needed = replica.is_needed();
+            replica.refs = 0;
             if let Some(orphan) = self.orphans.remove(&id) {
                 self.free(id, orphan.tenant, orphan.bytes);
                 continue;
             }
             let object = self.catalog.replica(id).object().expect("published replicas have an object");
-            if refs > 0 {
+            if needed {
                 self.unhold_group(now, object);
             }
             self.discard(now, id, Why::Removed);
-            self.erase_if_empty(object);
+            self.erase_if_empty(now, object);
         }
         self.lose_drops(index);
         self.segments.take(index);

@@ -243,18 +243,7 @@ impl Master {
             OffloadMode::OnEvict | OffloadMode::OnEvictForced => self.offload(now, id, Cause::Eviction),
         };
         match (asked, mode) {
-            (Asked::Queued(_), _) => {
-                let Replica { segment, slot, piece, parked, .. } = *self.catalog.replica(id);
-                if parked != Parked::No {
-                    self.unpark(id);
-                }
-                let segment = self.segments.at_mut(segment);
-                let bytes = segment.extent(piece).bytes;
-                segment.policy.leave(Slot(slot));
-                segment.leaving += bytes;
-                self.catalog.replica_mut(id).parked = Parked::Leaving;
-                Evicted::Bytes(bytes)
-            }
+            (Asked::Queued(_), _) => Evicted::Bytes(self.leave(now, id)),
             // It stays the next victim; the report that makes room in the queue resumes the eviction.
             (Asked::NotNow, OffloadMode::OnEvict) => Evicted::Stalled,
             _ => self.evict_now(now, id),
@@ -370,11 +359,12 @@ impl Master {
         Fresh { segment: index, slot, hash: record.hash, bytes: record.bytes, place, standing: None }
     }
 
-    /// The object is removed or replaced: what is being written of it must not come to life.
-    pub(crate) fn cancel_offloads(&mut self, id: ObjectId, waiter: Option<Waiter>) {
+    /// What is being written of these replicas of an object must not come to life.
+    pub(crate) fn cancel_offloads(&mut self, id: ObjectId, of: impl Fn(ReplicaId) -> bool, waiter: Option<Waiter>) {
         let version = self.catalog.object(id).version;
         let range = (version, SegmentIndex(0))..=(version, SegmentIndex(u16::MAX));
-        let tickets: Vec<TicketId> = self.offloads.of.range(range).map(|(_, ticket)| *ticket).collect();
+        let tickets = self.offloads.of.range(range).map(|(_, ticket)| *ticket);
+        let tickets: Vec<TicketId> = tickets.filter(|ticket| of(self.offloads.tickets[ticket].source)).collect();
         for ticket in tickets {
             let offloading = self.offloads.tickets.get_mut(&ticket).expect("both tables agree");
             offloading.object = None;
@@ -468,7 +458,7 @@ impl Master {
             }
         };
         self.discard(now, id, Why::Evicted);
-        self.erase_if_empty(object);
+        self.erase_if_empty(now, object);
         Evicted::Bytes(bytes)
     }
 }

@@ -3,7 +3,7 @@
 use slackwater_base::Instant;
 use slackwater_wire::{ReplicaState, SegmentKind};
 
-use crate::catalog::{Aside, ObjectId, Parked, PinKind, ReplicaId, SegmentIndex, TenantIndex};
+use crate::catalog::{Aside, ObjectId, Parked, PinKind, ReplicaId, SegmentIndex};
 use crate::config::SoftPinned;
 use crate::evict::Slot;
 use crate::master::{Due, Master};
@@ -156,7 +156,7 @@ impl Master {
         }
         let record = self.catalog.object(object);
         if record.is(Aside::Group) {
-            let held = self.groups.is_held(record.tenant, object) && self.is_group_needed(record.tenant, object);
+            let held = self.groups.is_held(record.tenant, object);
             return if held { Standing::Held } else { self.groups.standing(record.tenant, object, now) };
         }
         match record.pin {
@@ -168,17 +168,6 @@ impl Master {
             },
             PinKind::None => Standing::Free,
         }
-    }
-
-    /// Whether anybody holds a member of the group other than the offloads with which members leave.
-    fn is_group_needed(&self, tenant: TenantIndex, object: ObjectId) -> bool {
-        self.groups.members(tenant, object).any(|member| {
-            self.catalog.object(member).pin == PinKind::Hard
-                || self.catalog.replicas(member).any(|(id, replica)| {
-                    let leaving = replica.parked == Parked::Leaving;
-                    replica.refs as usize > if leaving { self.offloads_from(id) } else { 0 }
-                })
-        })
     }
 
     /// Tells the policy to leave a replica alone until it may be able to go.

@@ -391,12 +391,12 @@ impl Master {
                 let entry = self.entry(object);
                 self.drop_record(index, hash, entry, None);
                 self.discard(now, source, Why::Removed);
-                self.erase_if_empty(object);
+                self.erase_if_empty(now, object);
             }
             PromotionFailure::Missing => {
                 self.metrics.records_lost += 1;
                 self.discard(now, source, Why::Removed);
-                self.erase_if_empty(object);
+                self.erase_if_empty(now, object);
             }
             PromotionFailure::Busy | PromotionFailure::Stale => self.remember_again(now, object, place, tried),
             PromotionFailure::Size | PromotionFailure::Device => {}

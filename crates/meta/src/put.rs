@@ -271,20 +271,27 @@ impl Master {
         }
         let mut results = Vec::with_capacity(puts.len());
         for (key, version) in puts {
-            results.push(self.revoke_one(caller.client, tenant, key, *version));
+            results.push(self.revoke_one(now, caller.client, tenant, key, *version));
         }
         self.serve(now);
         Reply::Each(results)
     }
 
-    fn revoke_one(&mut self, client: ClientId, tenant: &Tenant, key: &Key, version: Version) -> Result<(), ErrorCode> {
+    fn revoke_one(
+        &mut self,
+        now: Instant,
+        client: ClientId,
+        tenant: &Tenant,
+        key: &Key,
+        version: Version,
+    ) -> Result<(), ErrorCode> {
         let (tenant, object) = self.find_put(tenant, key)?;
         if !self.owns_put(client, object, version)? {
             return Err(ErrorCode::InvalidWrite);
         }
         self.metrics.puts_revoked += 1;
         self.close_put(tenant, object);
-        self.erase_if_empty(object);
+        self.erase_if_empty(now, object);
         Ok(())
     }
 
@@ -299,34 +306,34 @@ impl Master {
     }
 
     /// The writer's link is gone: nobody will end its puts.
-    pub(crate) fn puts_lost(&mut self, client: ClientId) {
+    pub(crate) fn puts_lost(&mut self, now: Instant, client: ClientId) {
         for object in self.puts.of.get(&client).cloned().unwrap_or_default() {
-            self.reclaim(object);
+            self.reclaim(now, object);
         }
         self.stop_waiting(client);
     }
 
     pub(crate) fn put_expired(&mut self, now: Instant, object: ObjectId) {
-        self.reclaim(object);
+        self.reclaim(now, object);
         self.serve(now);
     }
 
-    fn reclaim(&mut self, object: ObjectId) {
+    fn reclaim(&mut self, now: Instant, object: ObjectId) {
         self.metrics.puts_reclaimed += 1;
         let tenant = self.catalog.object(object).tenant;
         self.close_put(tenant, object);
-        self.erase_if_empty(object);
+        self.erase_if_empty(now, object);
     }
 
     /// A segment is going: puts lose the replicas that they have there, and end when none is left.
-    pub(crate) fn lose_open_puts(&mut self, index: SegmentIndex) {
+    pub(crate) fn lose_open_puts(&mut self, now: Instant, index: SegmentIndex) {
         let catalog = &self.catalog;
         let hit = |put: &OpenPut| put.replicas.iter().any(|id| catalog.replica(*id).segment == index);
         let mut objects: Vec<ObjectId> =
             self.puts.open.iter().filter(|(_, put)| hit(put)).map(|(object, _)| *object).collect();
         objects.sort_unstable();
         for object in objects {
-            self.reclaim(object);
+            self.reclaim(now, object);
         }
     }
 }

@@ -1,9 +1,11 @@
 //! How replicas and objects end: once, through one door.
 
+use std::collections::BTreeSet;
+
 use slackwater_base::Instant;
 use slackwater_wire::ReplicaState;
 
-use crate::catalog::{Aside, ObjectId, Parked, ReplicaId, TenantIndex};
+use crate::catalog::{Aside, ObjectId, Parked, Replica, ReplicaId, TenantIndex};
 use crate::evict::Slot;
 use crate::master::{Due, Master, Orphan};
 use crate::segment::{Medium, record_bytes};
@@ -62,10 +64,40 @@ impl Master {
     /// Somebody needs the replica to stay.
     pub(crate) fn hold(&mut self, id: ReplicaId) {
         let replica = self.catalog.replica_mut(id);
+        let before = replica.is_needed();
         replica.refs += 1;
-        if replica.refs == 1
-            && let Some(object) = replica.object()
+        if !before {
+            self.hold_group(id);
+        }
+    }
+
+    /// One who needed the replica no longer does.
+    pub(crate) fn unhold(&mut self, now: Instant, id: ReplicaId) {
+        let replica = self.catalog.replica_mut(id);
+        let before = replica.is_needed();
+        replica.refs -= 1;
+        let Replica { refs, segment, parked, .. } = *replica;
+        let (object, let_go) = (replica.object(), before && !replica.is_needed());
+        if refs == 0
+            && let Some(orphan) = self.orphans.remove(&id)
         {
+            self.free(id, orphan.tenant, orphan.bytes);
+            return;
+        }
+        // With a deadline it stays aside until then: a lease, or the grace of a promoted copy, outlasts the read.
+        if refs == 0 && parked == Parked::Held && self.due.at(&Due::Unpark(id)).is_none() {
+            self.unpark(id);
+            self.relieve_soon(now, segment);
+        }
+        if let (true, Some(object)) = (let_go, object) {
+            self.unhold_group(now, object);
+        }
+    }
+
+    /// Its group waits for a replica that somebody needs now.
+    fn hold_group(&mut self, id: ReplicaId) {
+        let replica = self.catalog.replica(id);
+        if let Some(object) = replica.object().filter(|_| replica.is_needed()) {
             let record = self.catalog.object(object);
             if record.is(Aside::Group) {
                 self.groups.hold(record.tenant, object);
@@ -73,36 +105,19 @@ impl Master {
         }
     }
 
-    /// One who needed the replica no longer does.
-    pub(crate) fn unhold(&mut self, now: Instant, id: ReplicaId) {
-        let replica = self.catalog.replica_mut(id);
-        replica.refs -= 1;
-        if replica.refs > 0 {
-            return;
-        }
-        if let Some(orphan) = self.orphans.remove(&id) {
-            self.free(id, orphan.tenant, orphan.bytes);
-            return;
-        }
-        let (object, segment, parked) = (replica.object(), replica.segment, replica.parked);
-        // With a deadline it stays aside until then: a lease, or the grace of a promoted copy, outlasts the read.
-        if parked == Parked::Held && self.due.at(&Due::Unpark(id)).is_none() {
-            self.unpark(id);
-            self.relieve_soon(now, segment);
-        }
-        if let Some(object) = object {
-            self.unhold_group(now, object);
-        }
-    }
-
-    /// Members of a group wait for each other: nobody holds one of them any more, and if it was the last, all that were
+    /// Members of a group wait for each other: nobody needs one of them any more, and if it was the last, all that were
     /// set aside for it are looked at again.
     pub(crate) fn unhold_group(&mut self, now: Instant, object: ObjectId) {
         let record = self.catalog.object(object);
         if !record.is(Aside::Group) {
             return;
         }
-        for id in self.groups.unhold(record.tenant, object) {
+        let waking = self.groups.unhold(record.tenant, object);
+        self.wake(now, waking);
+    }
+
+    fn wake(&mut self, now: Instant, aside: BTreeSet<ReplicaId>) {
+        for id in aside {
             self.unpark(id);
             self.relieve_soon(now, self.catalog.replica(id).segment);
         }
@@ -111,6 +126,7 @@ impl Master {
     /// Lets the policy name a replica again.
     pub(crate) fn unpark(&mut self, id: ReplicaId) {
         let replica = self.catalog.replica_mut(id);
+        let before = replica.is_needed();
         let parked = std::mem::replace(&mut replica.parked, Parked::No);
         let (slot, piece, index) = (replica.slot, replica.piece, replica.segment);
         let segment = self.segments.at_mut(index);
@@ -124,23 +140,45 @@ impl Master {
                 }
             }
             Parked::Soft => segment.soft.cancel(id),
-            Parked::Leaving => segment.leaving -= segment.extent(piece).bytes,
+            Parked::Leaving => {
+                segment.leaving -= segment.extent(piece).bytes;
+                if !before {
+                    self.hold_group(id);
+                }
+            }
         }
         self.due.cancel(Due::Unpark(id));
-        segment.policy.unpark(Slot(slot));
+        self.segments.at_mut(index).policy.unpark(Slot(slot));
+    }
+
+    /// The replica goes when the offload that holds it is durable: neither the policy nor its group waits for it.
+    pub(crate) fn leave(&mut self, now: Instant, id: ReplicaId) -> u64 {
+        self.unpark(id);
+        let replica = self.catalog.replica_mut(id);
+        let before = replica.is_needed();
+        replica.parked = Parked::Leaving;
+        let Replica { segment, slot, piece, .. } = *replica;
+        let (object, let_go) = (replica.object(), before && !replica.is_needed());
+        let segment = self.segments.at_mut(segment);
+        let bytes = segment.extent(piece).bytes;
+        segment.policy.leave(Slot(slot));
+        segment.leaving += bytes;
+        if let (true, Some(object)) = (let_go, object) {
+            self.unhold_group(now, object);
+        }
+        bytes
     }
 
     /// Forgets an object that nothing is left of.
-    pub(crate) fn erase_if_empty(&mut self, id: ObjectId) {
+    pub(crate) fn erase_if_empty(&mut self, now: Instant, id: ObjectId) {
         let object = self.catalog.object(id);
         if object.has_replicas() || object.is(Aside::Open) {
             return;
         }
         let (tenant, pin) = (object.tenant, object.pin);
         self.forget_candidate(id);
-        for waking in self.groups.leave(tenant, id, pin) {
-            self.unpark(waking);
-        }
+        let waking = self.groups.leave(tenant, id, pin);
+        self.wake(now, waking);
         self.soft_until.remove(&id);
         self.catalog.take(id);
         self.tenants.at_mut(tenant).objects -= 1;

@@ -70,7 +70,7 @@ impl Master {
         self.cancel_promotion(now, id);
         self.withdraw(now, id, self.newest_version(), Some(waiter));
         self.metrics.objects_removed += 1;
-        self.erase_if_empty(id);
+        self.erase_if_empty(now, id);
         Ok(())
     }
 
@@ -98,7 +98,7 @@ impl Master {
     /// Takes away every replica of a value that is replaced or removed, in memory and on SSD, finished or under way.
     /// The waiter's answer waits until no crash can bring it back, nor any version of the key up to `up_to`.
     pub(crate) fn withdraw(&mut self, now: Instant, id: ObjectId, up_to: Version, waiter: Option<Waiter>) {
-        self.cancel_offloads(id, waiter);
+        self.cancel_offloads(id, |_| true, waiter);
         let replicas: Vec<(ReplicaId, SegmentIndex)> =
             self.catalog.replicas(id).map(|(replica, facts)| (replica, facts.segment)).collect();
         for (replica, segment) in replicas {
@@ -183,7 +183,7 @@ impl Master {
         for (replica, segment) in cleared {
             self.withdraw_replica(now, id, replica, segment, Some(waiter));
         }
-        self.erase_if_empty(id);
+        self.erase_if_empty(now, id);
         Ok(())
     }
 

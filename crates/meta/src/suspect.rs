@@ -31,9 +31,9 @@ impl Master {
             self.metrics.replicas_suspected += 1;
             self.cancel_promotions_from(now, accused);
             // A record that is being written from these bytes is as wrong as they are.
-            self.cancel_offloads(id, None);
+            self.cancel_offloads(id, |source| source == accused, None);
             self.withdraw_replica(now, id, accused, segment, None);
-            self.erase_if_empty(id);
+            self.erase_if_empty(now, id);
             self.serve(now);
         }
         Reply::Done

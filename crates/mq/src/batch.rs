@@ -143,7 +143,7 @@ impl RunOn {
             RunOn::Thread(thread) => thread.push(task).map_err(|_| Refused),
             RunOn::Inline => {
                 if catch_unwind(AssertUnwindSafe(task)).is_err() {
-                    hub.metrics.jobs_panicked.add(1);
+                    hub.metrics.rare(&hub.metrics.jobs_panicked);
                 }
                 Ok(())
             }

@@ -16,6 +16,7 @@ pub struct NotARequest;
 pub struct Call<'a> {
     pub(crate) hub: &'a Arc<Hub>,
     pub(crate) origin: &'a Arc<Origin>,
+    pub(crate) level: Level,
     pub(crate) message: &'a Message,
     pub(crate) is_request: bool,
 }
@@ -61,7 +62,7 @@ impl Call<'_> {
     /// What the caller may do.
     #[must_use]
     pub fn level(&self) -> Level {
-        self.origin.level
+        self.level
     }
 
     /// The tag of the request.

@@ -12,7 +12,7 @@ use crate::jobs::Jobs;
 use crate::link_config::Outgoing;
 use crate::registry::Registry;
 use crate::shard::{Order, Shard};
-use crate::{Address, Level, Metrics, Options, Route};
+use crate::{Address, Metrics, Options, Route};
 
 /// How to find a node.
 pub(crate) type Lookup = Arc<dyn Fn(&PublicKey) -> Option<Address> + Send + Sync>;
@@ -70,7 +70,6 @@ pub enum LinkEvent {
 pub(crate) struct Origin {
     pub(crate) link: LinkId,
     pub(crate) connection: ConnectionId,
-    pub(crate) level: Level,
     pub(crate) remote: String,
     pub(crate) key: Option<PublicKey>,
     /// Whether the peer knows the extension texts.

@@ -1,9 +1,15 @@
+mod admissions;
+
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use slackwater_wait::{Event, Seen, Site, Waiting as Wait, now};
+
 use crate::metrics::Metrics;
+use admissions::Admissions;
+pub(crate) use admissions::{AdmissionLimits, Stranger};
 
 pub(crate) type Task = Box<dyn FnOnce() + Send>;
 
@@ -11,7 +17,8 @@ pub(crate) type Task = Box<dyn FnOnce() + Send>;
 ///
 /// A command starts when its category runs fewer than it has reserved, or when fewer jobs than general workers run.
 /// Otherwise it queues, up to its category's limit. Batch jobs come first, then replies and callbacks, then commands
-/// in the order of arrival. Threads start when first needed; the one that rested last works first.
+/// in the order of arrival. Decisions on strangers have workers of their own and take no others. Threads start when
+/// first needed; the one that rested last works first.
 pub(crate) struct Jobs {
     shared: Arc<Shared>,
 }
@@ -25,6 +32,8 @@ pub struct Workers {
     pub batch: usize,
     /// Kept for replies and callbacks beside the general ones.
     pub replies: usize,
+    /// For decisions on admission, which run nowhere else. One address never has them all, unless there is only one.
+    pub admissions: usize,
 }
 
 impl Workers {
@@ -32,7 +41,8 @@ impl Workers {
     #[must_use]
     pub fn with_general(general: usize) -> Self {
         let general = general.max(1);
-        Self { general, batch: general.div_ceil(2), replies: general.div_ceil(8) }
+        let admissions = general.div_ceil(2).max(4);
+        Self { general, batch: general.div_ceil(2), replies: general.div_ceil(8), admissions }
     }
 }
 
@@ -67,12 +77,14 @@ pub(crate) struct Full;
 enum Class {
     Batch,
     Reply,
+    Admission(Stranger),
     Command(usize),
 }
 
 struct Shared {
     state: Mutex<State>,
-    rested: Condvar,
+    /// Notified when nothing runs and nothing waits.
+    rested: Event,
     workers: Workers,
     limit: usize,
     metrics: Arc<Metrics>,
@@ -82,11 +94,13 @@ struct State {
     categories: Vec<Category>,
     batch: VecDeque<Task>,
     replies: VecDeque<Task>,
+    admissions: Admissions,
     batch_active: usize,
     replies_active: usize,
     active: usize,
     arrivals: u64,
-    idle: Vec<Arc<Bed>>,
+    /// Workers that rest, and what each had heard of its bell when it lay down.
+    idle: Vec<Arc<Event>>,
     threads: usize,
     stopping: bool,
 }
@@ -104,18 +118,20 @@ struct Waiting {
     task: Task,
 }
 
-/// Where one worker rests.
-struct Bed {
-    called: Mutex<bool>,
-    changed: Condvar,
-}
-
 /// Replies and callbacks that may wait; they are small, and each belongs to something that is itself limited.
 const REPLIES: usize = 65_536;
 const BATCH_JOBS: usize = 1 << 20;
 
+static REST: Site = Site::new("mq worker");
+static DRAIN: Site = Site::new("mq drain");
+
 impl Jobs {
-    pub(crate) fn new(workers: Workers, categories: &[Queueing], metrics: Arc<Metrics>) -> Self {
+    pub(crate) fn new(
+        workers: Workers,
+        strangers: AdmissionLimits,
+        categories: &[Queueing],
+        metrics: Arc<Metrics>,
+    ) -> Self {
         let reserved: usize = categories.iter().map(|queueing| queueing.reserved).sum();
         let categories = categories
             .iter()
@@ -125,6 +141,7 @@ impl Jobs {
             categories,
             batch: VecDeque::new(),
             replies: VecDeque::new(),
+            admissions: Admissions::new(strangers),
             batch_active: 0,
             replies_active: 0,
             active: 0,
@@ -133,8 +150,8 @@ impl Jobs {
             threads: 0,
             stopping: false,
         };
-        let limit = workers.general + workers.batch + workers.replies + reserved;
-        let shared = Shared { state: Mutex::new(state), rested: Condvar::new(), workers, limit, metrics };
+        let limit = workers.general + workers.batch + workers.replies + workers.admissions.max(1) + reserved;
+        let shared = Shared { state: Mutex::new(state), rested: Event::new(), workers, limit, metrics };
         Self { shared: Arc::new(shared) }
     }
 
@@ -144,10 +161,11 @@ impl Jobs {
         if state.stopping {
             return Err(Full);
         }
-        let starts =
-            self.shared.may_start(&state, Class::Command(category)) && state.categories[category].waiting.is_empty();
+        // Those that wait although they could start are only waiting for a worker that is on its way.
+        let starting = self.shared.startable(&state, category);
         let entry = &mut state.categories[category];
-        let over = entry.queueing.queue.is_some_and(|limit| entry.waiting.len() >= limit)
+        let starts = entry.waiting.len() < starting;
+        let over = entry.queueing.queue.is_some_and(|limit| entry.waiting.len() >= limit.saturating_add(starting))
             || entry.waiting_bytes + bytes > entry.queueing.queue_bytes;
         if !starts && over {
             return Err(Full);
@@ -157,10 +175,26 @@ impl Jobs {
         let arrival = state.arrivals;
         state.categories[category].waiting.push_back(Waiting { arrival, bytes, task });
         self.shared.call_worker(state, starts);
+        if !starts {
+            // How many wait is a fact that somebody may be waiting for.
+            self.shared.metrics.changed().notify_all();
+        }
         Ok(())
     }
 
-    /// Runs a reply, an admission or an event callback.
+    /// Runs a decision on a stranger from `source`, which has few of them.
+    pub(crate) fn admission(&self, source: Stranger, task: Task) -> Result<(), Full> {
+        let mut state = self.shared.lock();
+        if state.stopping {
+            return Err(Full);
+        }
+        state.admissions.push(source, task)?;
+        let starts = self.shared.may_decide(&state);
+        self.shared.call_worker(state, starts);
+        Ok(())
+    }
+
+    /// Runs a reply or an event callback.
     pub(crate) fn reply(&self, task: Task) -> Result<(), Full> {
         let mut state = self.shared.lock();
         if state.stopping || state.replies.len() >= REPLIES {
@@ -191,13 +225,16 @@ impl Jobs {
 
     /// Waits until nothing runs and nothing waits, at most `limit`; whether that came.
     pub(crate) fn rest(&self, limit: Duration) -> bool {
-        let state = self.shared.lock();
-        let (state, _) = self
-            .shared
-            .rested
-            .wait_timeout_while(state, limit, |state| !state.is_at_rest())
-            .unwrap_or_else(PoisonError::into_inner);
-        state.is_at_rest()
+        let waiting = Wait::at(&DRAIN).until(now() + limit);
+        loop {
+            let seen = self.shared.rested.seen();
+            if self.shared.lock().is_at_rest() {
+                return true;
+            }
+            if self.shared.rested.wait(seen, &waiting).is_err() {
+                return self.shared.lock().is_at_rest();
+            }
+        }
     }
 
     /// Drops what waits; what runs ends by itself and its thread with it.
@@ -205,7 +242,8 @@ impl Jobs {
         let mut state = self.shared.lock();
         state.stopping = true;
         let mut dropped: Vec<Task> = state.batch.drain(..).collect();
-        dropped.extend(state.replies.drain(..).collect::<Vec<_>>());
+        dropped.extend(std::mem::take(&mut state.replies));
+        dropped.extend(state.admissions.drain());
         for category in &mut state.categories {
             dropped.extend(category.waiting.drain(..).map(|waiting| waiting.task));
             category.waiting_bytes = 0;
@@ -214,7 +252,9 @@ impl Jobs {
         drop(state);
         // Dropping a job may run its owner's code, which may come back here.
         drop(dropped);
-        idle.iter().for_each(|bed| bed.call());
+        for bell in idle {
+            bell.notify_all();
+        }
     }
 }
 
@@ -227,6 +267,7 @@ impl Shared {
         let kept = match class {
             Class::Batch => state.batch_active < self.workers.batch,
             Class::Reply => state.replies_active < self.workers.replies,
+            Class::Admission(_) => return self.may_decide(state),
             Class::Command(category) => {
                 let category = &state.categories[category];
                 category.active < category.queueing.reserved
@@ -235,14 +276,26 @@ impl Shared {
         kept || state.active < self.workers.general
     }
 
+    /// Commands of a category that could start now.
+    fn startable(&self, state: &State, category: usize) -> usize {
+        let entry = &state.categories[category];
+        let reserved = entry.queueing.reserved.saturating_sub(entry.active);
+        reserved.max(self.workers.general.saturating_sub(state.active))
+    }
+
+    fn may_decide(&self, state: &State) -> bool {
+        state.admissions.has_next() && state.admissions.active() < self.workers.admissions.max(1)
+    }
+
     /// Wakes the worker that rested last, or starts one.
     fn call_worker(self: &Arc<Self>, mut state: MutexGuard<'_, State>, starts: bool) {
         if !starts {
             return;
         }
-        if let Some(bed) = state.idle.pop() {
+        if let Some(bell) = state.idle.pop() {
             drop(state);
-            return bed.call();
+            bell.notify_all();
+            return;
         }
         if state.threads < self.limit {
             state.threads += 1;
@@ -257,14 +310,14 @@ impl Shared {
     }
 
     fn work(&self) {
-        let bed = Arc::new(Bed { called: Mutex::new(false), changed: Condvar::new() });
+        let bell = Arc::new(Event::new());
         let mut state = self.lock();
         loop {
             if let Some((class, task)) = self.next(&mut state) {
                 state.began(class);
                 drop(state);
                 if catch_unwind(AssertUnwindSafe(task)).is_err() {
-                    self.metrics.jobs_panicked.add(1);
+                    self.metrics.rare(&self.metrics.jobs_panicked);
                 }
                 state = self.lock();
                 state.ended(class);
@@ -277,9 +330,11 @@ impl Shared {
                 state.threads -= 1;
                 return;
             }
-            state.idle.push(Arc::clone(&bed));
+            // Taken before anybody can find the bell, so that no call is missed.
+            let seen: Seen = bell.seen();
+            state.idle.push(Arc::clone(&bell));
             drop(state);
-            bed.rest();
+            bell.wait(seen, &Wait::at(&REST)).expect("nobody closes it, and it has no deadline");
             state = self.lock();
         }
     }
@@ -291,12 +346,18 @@ impl Shared {
         if !state.replies.is_empty() && self.may_start(state, Class::Reply) {
             return state.replies.pop_front().map(|task| (Class::Reply, task));
         }
+        if self.may_decide(state) {
+            return state.admissions.next().map(|(source, task)| (Class::Admission(source), task));
+        }
         let startable = (0..state.categories.len()).filter(|index| self.may_start(state, Class::Command(*index)));
         let first = startable.filter_map(|index| Some((state.categories[index].waiting.front()?.arrival, index))).min();
         let (_, index) = first?;
         let category = &mut state.categories[index];
         let waiting = category.waiting.pop_front()?;
         category.waiting_bytes -= waiting.bytes;
+        if !category.waiting.is_empty() {
+            self.metrics.changed().notify_all();
+        }
         Some((Class::Command(index), waiting.task))
     }
 }
@@ -306,163 +367,37 @@ impl State {
         self.active == 0
             && self.batch.is_empty()
             && self.replies.is_empty()
+            && self.admissions.is_at_rest()
             && self.categories.iter().all(|category| category.waiting.is_empty())
     }
 
     fn began(&mut self, class: Class) {
-        self.active += 1;
-        *self.active_of(class) += 1;
+        if let Some(active) = self.active_of(class) {
+            *active += 1;
+            self.active += 1;
+        }
     }
 
     fn ended(&mut self, class: Class) {
-        self.active -= 1;
-        *self.active_of(class) -= 1;
+        if let Class::Admission(source) = class {
+            self.admissions.ended(source);
+        }
+        if let Some(active) = self.active_of(class) {
+            *active -= 1;
+            self.active -= 1;
+        }
     }
 
-    fn active_of(&mut self, class: Class) -> &mut usize {
+    /// Who runs in a class that shares the general workers.
+    fn active_of(&mut self, class: Class) -> Option<&mut usize> {
         match class {
-            Class::Batch => &mut self.batch_active,
-            Class::Reply => &mut self.replies_active,
-            Class::Command(category) => &mut self.categories[category].active,
+            Class::Batch => Some(&mut self.batch_active),
+            Class::Reply => Some(&mut self.replies_active),
+            Class::Admission(_) => None,
+            Class::Command(category) => Some(&mut self.categories[category].active),
         }
     }
 }
 
-impl Bed {
-    fn call(&self) {
-        *self.called.lock().unwrap_or_else(PoisonError::into_inner) = true;
-        self.changed.notify_one();
-    }
-
-    fn rest(&self) {
-        let called = self.called.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut called = self.changed.wait_while(called, |called| !*called).unwrap_or_else(PoisonError::into_inner);
-        *called = false;
-    }
-}
-
 #[cfg(test)]
-mod tests {
-    use std::sync::mpsc::channel;
-
-    use super::*;
-
-    const LONG: Duration = Duration::from_secs(20);
-
-    fn jobs(general: usize, categories: &[Queueing]) -> Jobs {
-        let workers = Workers { general, batch: 1, replies: 1 };
-        Jobs::new(workers, categories, Arc::new(Metrics::default()))
-    }
-
-    #[test]
-    fn a_full_queue_refuses_and_another_category_goes_on() {
-        let one = Queueing { queue: Some(1), ..Queueing::default() };
-        let reserved = Queueing { reserved: 1, ..Queueing::default() };
-        let jobs = jobs(1, &[one, reserved]);
-        let (release, held) = channel::<()>();
-        let (began, begun) = channel();
-        jobs.command(
-            0,
-            0,
-            Box::new(move || {
-                began.send(()).unwrap();
-                let _ = held.recv();
-            }),
-        )
-        .unwrap();
-        begun.recv_timeout(LONG).unwrap();
-        assert_eq!(jobs.command(0, 0, Box::new(|| {})), Ok(()));
-        assert_eq!(jobs.command(0, 0, Box::new(|| {})), Err(Full));
-        assert_eq!(jobs.waiting(), [1, 0]);
-        let (done, finished) = channel();
-        jobs.command(1, 0, Box::new(move || done.send(()).unwrap())).unwrap();
-        finished.recv_timeout(LONG).expect("its reserved worker runs it");
-        release.send(()).unwrap();
-        assert!(jobs.rest(LONG));
-        assert_eq!(jobs.waiting(), [0, 0]);
-    }
-
-    #[test]
-    fn queues_are_bounded_in_bytes() {
-        let jobs = jobs(1, &[Queueing { queue: None, queue_bytes: 100, ..Queueing::default() }]);
-        let (release, held) = channel::<()>();
-        let (began, begun) = channel();
-        jobs.command(
-            0,
-            0,
-            Box::new(move || {
-                began.send(()).unwrap();
-                let _ = held.recv();
-            }),
-        )
-        .unwrap();
-        begun.recv_timeout(LONG).unwrap();
-        assert_eq!(jobs.command(0, 60, Box::new(|| {})), Ok(()));
-        assert_eq!(jobs.command(0, 60, Box::new(|| {})), Err(Full));
-        drop(release);
-        assert!(jobs.rest(LONG));
-    }
-
-    #[test]
-    fn a_reply_overtakes_a_waiting_command() {
-        let jobs = jobs(1, &[Queueing::default()]);
-        let (release, held) = channel::<()>();
-        let (said, order) = channel();
-        let (began, begun) = channel();
-        jobs.command(
-            0,
-            0,
-            Box::new(move || {
-                began.send(()).unwrap();
-                let _ = held.recv();
-            }),
-        )
-        .unwrap();
-        begun.recv_timeout(LONG).unwrap();
-        let say = |word: &'static str| {
-            let said = said.clone();
-            Box::new(move || said.send(word).unwrap()) as Task
-        };
-        jobs.command(0, 0, say("command")).unwrap();
-        jobs.reply(say("reply")).unwrap();
-        assert_eq!(order.recv_timeout(LONG), Ok("reply"));
-        drop(release);
-        assert_eq!(order.recv_timeout(LONG), Ok("command"));
-    }
-
-    #[test]
-    fn a_panic_ends_the_job_and_not_the_worker() {
-        let metrics = Arc::new(Metrics::default());
-        let jobs = Jobs::new(Workers::with_general(1), &[Queueing::default()], Arc::clone(&metrics));
-        jobs.command(0, 0, Box::new(|| panic!("on purpose"))).unwrap();
-        assert!(jobs.rest(LONG));
-        let (done, finished) = channel();
-        jobs.command(0, 0, Box::new(move || done.send(()).unwrap())).unwrap();
-        finished.recv_timeout(LONG).unwrap();
-        assert_eq!(metrics.jobs_panicked.get(), 1);
-    }
-
-    #[test]
-    fn stopping_drops_what_waits() {
-        let jobs = jobs(1, &[Queueing::default()]);
-        let (release, held) = channel::<()>();
-        let (began, begun) = channel();
-        jobs.command(
-            0,
-            0,
-            Box::new(move || {
-                began.send(()).unwrap();
-                let _ = held.recv();
-            }),
-        )
-        .unwrap();
-        begun.recv_timeout(LONG).unwrap();
-        let dropped = Arc::new(());
-        let inside = Arc::clone(&dropped);
-        jobs.command(0, 0, Box::new(move || drop(inside))).unwrap();
-        jobs.stop();
-        assert_eq!(Arc::strong_count(&dropped), 1);
-        assert_eq!(jobs.command(0, 0, Box::new(|| {})), Err(Full));
-        drop(release);
-    }
-}
+mod tests;

@@ -2,6 +2,7 @@ use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 
 use slackwater_net::Counter;
+use slackwater_wait::Event;
 
 /// What a message layer has done since it began.
 #[derive(Debug, Default)]
@@ -34,15 +35,32 @@ pub struct Metrics {
     pub jobs_panicked: Counter,
     /// Messages refused because the link's queue was full.
     pub queue_full: Counter,
+    /// Topics that subscribers of streams have asked for.
+    pub subscriptions: Counter,
     /// Event-stream messages dropped for slow subscribers.
     pub stream_dropped: Counter,
     by_cause: Mutex<BTreeMap<(&'static str, &'static str), u64>>,
+    changed: Event,
 }
 
 impl Metrics {
+    /// Notified after anything but traffic was counted, after a link has left the books, and when commands begin or go on
+    /// to wait: who waits for such a fact looks again then.
+    #[must_use]
+    pub fn changed(&self) -> &Event {
+        &self.changed
+    }
+
     /// Counts something rare under a family and a cause.
     pub(crate) fn count(&self, family: &'static str, cause: &'static str) {
         *self.by_cause.lock().unwrap_or_else(PoisonError::into_inner).entry((family, cause)).or_default() += 1;
+        self.changed.notify_all();
+    }
+
+    /// Raises one of the counters that traffic does not.
+    pub(crate) fn rare(&self, counter: &Counter) {
+        counter.add(1);
+        self.changed.notify_all();
     }
 
     /// How often `cause` came up in `family`: `link` (ends of links) or `refusal` (answers to commands).

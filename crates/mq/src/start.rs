@@ -1,12 +1,13 @@
+use std::convert::Infallible;
 use std::ops::Deref;
+use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
 
-use slackwater_net::{Limits as NetLimits, Loop};
+use slackwater_net::{Limits as NetLimits, Loop, PreAuthLimits, is_inside_a_loop};
 use slackwater_zmtp::{KeyPair, SecretKey};
 
 use crate::hub::Hub;
-use crate::jobs::Jobs;
+use crate::jobs::{AdmissionLimits, Jobs};
 use crate::shard::{Order, Shard};
 use crate::tagged::{Started, TaggedThread};
 use crate::{Builder, Metrics, Mq, StartError};
@@ -39,7 +40,11 @@ impl Builder {
         };
         let metrics = Arc::new(Metrics::default());
         let queueing: Vec<_> = self.registry.categories.iter().map(|(_, category)| category.queueing).collect();
-        let jobs = Jobs::new(self.options.workers, &queueing, Arc::clone(&metrics));
+        // Whoever is decided on holds an unproven connection, or has just lost it: the limits are those of connections.
+        let PreAuthLimits { total, per_source, .. } = self.options.pre_auth;
+        let abreast = self.options.workers.admissions.saturating_sub(1).max(1);
+        let strangers = AdmissionLimits { total, per_source, abreast };
+        let jobs = Jobs::new(self.options.workers, strangers, &queueing, Arc::clone(&metrics));
         let planned = std::mem::take(&mut self.tagged);
         let hub = Arc::new(Hub::new(self, keys, jobs, Arc::clone(&metrics)));
         let options = &hub.options;
@@ -78,13 +83,12 @@ impl Running {
         let hub = &self.mq.0;
         hub.jobs.stop();
         let linger = hub.options.linger;
-        hub.order_all(|| Order::Shutdown { linger });
-        let until = hub.clock.now() + linger;
-        let mut waited = Duration::from_micros(50);
-        // Lingering connections say when they are done only by going away.
-        while self.mq.inspect().connections > 0 && hub.clock.now() < until {
-            std::thread::sleep(waited);
-            waited = (waited * 2).min(Duration::from_millis(20));
+        let (empty, rest) = channel::<Infallible>();
+        hub.order_all(|| Order::Shutdown { linger, empty: empty.clone() });
+        drop(empty);
+        if !is_inside_a_loop() {
+            // Each loop lets go of its end when its last connection has gone, which none outlives the linger.
+            let _ = rest.recv_timeout(linger);
         }
         let loops = hub.loops.swap(Arc::default());
         loops.iter().for_each(Loop::stop);

@@ -69,7 +69,7 @@ impl Planned {
         let spawned = std::thread::Builder::new().name(thread_name.clone()).spawn(move || {
             let run = |task: Task| {
                 if catch_unwind(AssertUnwindSafe(task)).is_err() {
-                    metrics.jobs_panicked.add(1);
+                    metrics.rare(&metrics.jobs_panicked);
                 }
             };
             run(start);

@@ -60,7 +60,8 @@ fn refusals_come_at_once_and_say_why() {
 
 #[test]
 fn a_full_queue_answers_busy() {
-    let mut builder = Builder::new(Options { workers: Workers { general: 1, batch: 1, replies: 1 }, ..options(1) });
+    let mut builder =
+        Builder::new(Options { workers: Workers { general: 1, batch: 1, replies: 1, admissions: 3 }, ..options(1) });
     let queueing = Queueing { queue: Some(1), ..Queueing::default() };
     builder.category("slow", Category { queueing, ..Category::default() }).unwrap();
     let (began, begun) = channel();
@@ -86,7 +87,7 @@ fn a_full_queue_answers_busy() {
     request();
     next(&begun, "the first is at work");
     request();
-    until("the second waits", || server.waiting_commands() == [1]);
+    until(&server, "the second waits", |server| server.waiting_commands() == [1]);
     request();
     assert_eq!(next(&outcomes, "the third is refused"), Err(RequestError::Refused(Refusal::Busy)));
     drop(release);
@@ -128,7 +129,7 @@ fn requests_end_by_their_timeout_and_a_late_reply_is_dropped() {
     let outcome = client.request_wait(to, "test.later", [""; 0], &short);
     assert_eq!(outcome, Err(RequestError::Timeout));
     next(&deferred, "the request came").reply(["late"]);
-    until("the late reply is counted", || client.metrics().late_replies.get() == 1);
+    until(&client, "the late reply is counted", |client| client.metrics().late_replies.get() == 1);
     assert_eq!(client.metrics().timeouts.get(), 1);
 }
 
@@ -161,7 +162,7 @@ fn a_queued_request_outlives_failed_attempts_to_open_its_link() {
     let to = client.connect(&Address::of(&endpoint, None), &ConnectOptions::default(), |_| {}).unwrap();
     let (told, outcome) = channel();
     client.request(to, "test.echo", ["x"], &RequestOptions::default(), move |o| told.send(o).unwrap());
-    until("two attempts have failed", || client.metrics().caused("link", "connect_failed") >= 2);
+    until(&client, "two attempts have failed", |client| client.metrics().caused("link", "connect_failed") >= 2);
     let server = server_builder(options(1)).start().unwrap();
     server.listen(&endpoint, &everybody(false)).unwrap();
     let answer = next(&outcome, "an answer").expect("the peer is there now");
@@ -273,8 +274,8 @@ fn nothing_is_left_when_everybody_has_gone() {
             assert_eq!(ask(&client, *link, "test.echo", &[b"x"]), Ok(vec![b"x".to_vec()]));
         }
         links.iter().for_each(|link| client.disconnect(*link));
-        until("the client's books are empty", || client.books() == [0; 5]);
-        until("the server's books are empty", || server.books() == [0; 5]);
+        until(&client, "the client's books are empty", |client| client.books() == [0; 5]);
+        until(&server, "the server's books are empty", |server| server.books() == [0; 5]);
     }
 }
 

@@ -59,14 +59,14 @@ fn junk_is_closed_and_counted_while_good_clients_work() {
         }
     });
     let caused = |cause: &str| server.metrics().caused("link", cause);
-    until("every kind was counted", || {
+    until(&server, "every kind was counted", |_| {
         caused("not_zmtp") > 0
             && caused("frame_too_large") > 0
             && caused("box_closed") > 0
             && caused("handshake_timeout") > 0
     });
     drop(held);
-    until("only the good link is left", || server.books()[0] == 1);
+    until(&server, "only the good link is left", |server| server.books()[0] == 1);
 }
 
 #[test]
@@ -146,9 +146,92 @@ fn a_reader_that_does_not_read_fills_only_its_own_queue() {
     let client = client(2);
     let to = connect(&client, &address);
     assert_eq!(ask(&client, to, "test.echo", &[b"x"]), Ok(vec![b"x".to_vec()]));
-    until("it is dropped", || server.metrics().caused("link", "stalled") == 1);
-    until("and forgotten", || server.books()[0] == 1);
+    until(&server, "it is dropped", |server| server.metrics().caused("link", "stalled") == 1);
+    until(&server, "and forgotten", |server| server.books()[0] == 1);
     drop(lazy);
+}
+
+/// A connection with greeting and READY behind it, on which the caller goes on by hand.
+fn plain_peer(address: &Address, socket_type: &str) -> TcpStream {
+    let mut stream = TcpStream::connect(socket_of(address)).unwrap();
+    let mut greeting = [0u8; 64];
+    (greeting[0], greeting[9], greeting[10], greeting[11]) = (0xff, 0x7f, 3, 1);
+    greeting[12..16].copy_from_slice(b"NULL");
+    stream.write_all(&greeting).unwrap();
+    let ready = [b"\x05READY\x0bSocket-Type\0\0\0", &[socket_type.len() as u8][..], socket_type.as_bytes()].concat();
+    stream.write_all(&[&[4, ready.len() as u8], &ready[..]].concat()).unwrap();
+    stream
+}
+
+/// Every PING was answered into the connection's outbox, however full that was: a peer that sent them and read nothing
+/// took as much memory as it could send PINGs within the time that a stalled writer is given.
+#[test]
+fn pings_of_a_peer_that_reads_nothing_fill_no_memory() {
+    let server = server_builder(Options { write_stall: LONG, ..options(1) }).start().unwrap();
+    let address = listen(&server, &everybody(false));
+    let mut lazy = plain_peer(&address, "DEALER");
+    // Its greeting and the first two bytes of its READY: the peer is let in.
+    lazy.read_exact(&mut [0; 66]).unwrap();
+    let ping = b"\x04\x17\x04PING\0\0sixteen bytes...";
+    let pings = ping.repeat((64 << 10) / ping.len());
+    let before = resident_kib();
+    // 128 MiB, of which the kernel's buffers would hide a few.
+    for _ in 0..2048 {
+        lazy.write_all(&pings).unwrap_or_else(|error| panic!("{error}: {:?}", server.metrics().causes()));
+    }
+    until(&server, "answers are left out", |server| server.metrics().queue_full.get() > 0);
+    let client = client(2);
+    let to = connect(&client, &address);
+    assert_eq!(ask(&client, to, "test.echo", &[b"x"]), Ok(vec![b"x".to_vec()]));
+    assert!(resident_kib() < before + (32 << 10), "{before} KiB, then {} KiB", resident_kib());
+}
+
+/// A PING may say after how much silence its sender wants to be given up. The timer that stood for later, or none at
+/// all, was left as it was, and a peer that had announced its end was kept.
+#[test]
+fn a_peer_that_asks_for_it_is_given_up_early() {
+    let server = server_builder(Options { heartbeat: None, ..options(1) }).start().unwrap();
+    let mut peer = plain_peer(&listen(&server, &everybody(false)), "DEALER");
+    peer.write_all(b"\x04\x07\x04PING\0\x01").unwrap();
+    until(&server, "a tenth of a second of silence", |server| server.metrics().caused("link", "heartbeat_lost") == 1);
+}
+
+/// Whoever disconnected while the decision on him was due had his connection's place back at once, and the decision
+/// stayed in the queue of all callbacks: one address could fill it, and everybody's replies waited behind.
+#[test]
+fn decisions_on_one_address_are_bounded_and_hold_up_no_reply() {
+    let (release, held) = std::sync::mpsc::channel::<()>();
+    let held = std::sync::Mutex::new(held);
+    let decide: Decide = std::sync::Arc::new(move |_: &Applicant| {
+        let _ = held.lock().unwrap().recv();
+        Some(Level::Basic)
+    });
+    let pre_auth = PreAuthLimits { per_source: 8, ..PreAuthLimits::default() };
+    let server = server_builder(Options { pre_auth, ..options(1) }).start().unwrap();
+    let asking = listen(&server, &listen_options(Admission::Ask(decide), false));
+    let open = listen(&server, &everybody(false));
+    let client = client(2);
+    let to = connect(&client, &open);
+    let refused = |server: &Mq| server.metrics().caused("link", "admission_full");
+    let accepted = |server: &Mq| {
+        let mut all = 0;
+        server.loop_counters(|counters| all += counters.accepts.get());
+        all
+    };
+    while refused(&server) == 0 {
+        let before = accepted(&server);
+        let stranger = plain_peer(&asking, "DEALER");
+        // It leaves as soon as it has been taken in; its decision stays behind.
+        until(&server, "it is taken in", |server| accepted(server) > before);
+        drop(stranger);
+    }
+    let (told, outcome) = std::sync::mpsc::channel();
+    client.request(to, "test.echo", ["x"], &RequestOptions::default(), move |answer| {
+        told.send(answer.is_ok()).unwrap();
+    });
+    assert!(next(&outcome, "the reply, from a worker"));
+    drop(release);
+    until(&server, "the books are clean", |server| server.books()[0] == 1);
 }
 
 #[test]
@@ -227,13 +310,13 @@ fn clients_return_after_their_server_was_killed_without_leaking() {
     for round in 0..rounds {
         child.kill().unwrap();
         child.wait().unwrap();
-        until("every link is noticed to be lost", || client.links_up() == 0);
+        until(&client, "every link is noticed to be lost", |client| client.links_up() == 0);
         (child, _) = start_server(port);
-        until("every link is back", || client.links_up() == link_count);
+        until(&client, "every link is back", |client| client.links_up() == link_count);
         for link in &links {
             assert_eq!(ask(&client, *link, "test.echo", &[b"x"]), Ok(vec![b"x".to_vec()]), "round {round}");
         }
-        until("the books are as before", || client.books() == books);
+        until(&client, "the books are as before", |client| client.books() == books);
         // The tests beside this one hold descriptors of their own; links would show by the hundred.
         assert!(descriptors() < baseline + link_count / 2, "{baseline} descriptors before, {} after", descriptors());
         // The first round fills the allocator's pools; after it nothing grows by more than noise.

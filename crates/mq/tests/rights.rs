@@ -34,8 +34,8 @@ fn the_list_decides_and_its_changes_reach_open_links() {
     list.reload().unwrap();
     server.rights_changed();
     assert_eq!(ask(&basic, to_basic, "admin.echo", &[]), Ok(vec![]));
-    until("the removed key's link is closed", || server.metrics().caused("link", "right_removed") == 1);
-    until("and its next attempt is refused", || server.metrics().refused.get() >= 2);
+    until(&server, "the removed key's link is closed", |server| server.metrics().caused("link", "right_removed") == 1);
+    until(&server, "and its next attempt is refused", |server| server.metrics().refused.get() >= 2);
 }
 
 #[test]
@@ -44,8 +44,10 @@ fn a_slow_decision_holds_up_nobody_else() {
     let (release, held) = channel::<()>();
     let held = std::sync::Mutex::new(held);
     let slow = keys(2).public();
+    let (began, begun) = channel();
     let decide: Decide = Arc::new(move |applicant: &Applicant| {
         if applicant.key == Some(slow) {
+            began.send(()).unwrap();
             let _ = held.lock().unwrap().recv();
             return None;
         }
@@ -56,7 +58,7 @@ fn a_slow_decision_holds_up_nobody_else() {
     let (waiting, quick) = (client(2), client(3));
     let (told, outcome) = channel();
     waiting.connect(&address, &ConnectOptions::default(), move |result| told.send(result).unwrap()).unwrap();
-    until("the slow one is being decided on", || server.books()[0] == 1);
+    next(&begun, "the slow one is being decided on");
     let to = connect(&quick, &address);
     assert_eq!(ask(&quick, to, "admin.echo", &[b"x"]), Ok(vec![b"x".to_vec()]));
     drop(release);
@@ -75,7 +77,8 @@ fn a_wrong_server_key_is_no_link() {
     address.key = None;
     assert!(client.connect_wait(&address, &short).is_err());
     assert!(server.metrics().caused("link", "mechanism") >= 1);
-    until("no link is left on either side", || client.books() == [0; 5] && server.books() == [0; 5]);
+    until(&client, "the client has no link left", |client| client.books() == [0; 5]);
+    until(&server, "nor has the server", |server| server.books() == [0; 5]);
 }
 
 #[test]
@@ -85,7 +88,7 @@ fn a_newer_link_of_the_same_key_takes_the_id_over_and_a_plain_one_does_not() {
     let (first, second) = (client(2), client(2));
     let old = connect(&first, &address);
     connect(&second, &address);
-    until("the older one is gone", || server.metrics().caused("link", "handed_over") >= 1);
+    until(&server, "the older one is gone", |server| server.metrics().caused("link", "handed_over") >= 1);
     first.disconnect(old);
     let stranger = client(3);
     let to = connect(&stranger, &address);
@@ -130,10 +133,11 @@ fn nodes_are_reached_by_key_over_any_of_their_links() {
     let none = server.request_wait(ConnectionId::Node(two), "test.echo", ["y"], &outbound);
     assert_eq!(none, Err(RequestError::Gone));
     // Idle, the link goes away, and the next send opens it again.
-    until("the idle link is closed", || client.metrics().caused("link", "idle") >= 1 && server.links_up() == 0);
+    until(&client, "the idle link is closed", |client| client.metrics().caused("link", "idle") >= 1);
+    until(&server, "on the other side too", |server| server.links_up() == 0);
     assert_eq!(ask(&client, ConnectionId::Node(one), "node.echo", &[b"z"]), Ok(vec![b"z".to_vec()]));
     server.update_nodes(&[], &[two]);
-    until("a removed node's link is dropped", || server.metrics().caused("link", "node_removed") == 1);
+    until(&server, "a removed node's link is dropped", |server| server.metrics().caused("link", "node_removed") == 1);
 }
 
 #[test]

@@ -4,7 +4,7 @@ mod common;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::channel;
+use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
 use common::*;
@@ -13,16 +13,15 @@ use slackwater_mq::*;
 #[test]
 fn timers_fire_until_cancelled_and_then_free_their_function() {
     let mq = client(1);
-    let fired = Arc::new(AtomicU64::new(0));
-    let held = Arc::clone(&fired);
+    let (fire, fired) = channel();
     let options = TimerOptions { interval: Duration::from_millis(2), squelch: false, on: RunOn::Pool };
-    let timer = mq.add_timer(options, move || {
-        held.fetch_add(1, Ordering::Relaxed);
-    });
-    until("it has fired", || fired.load(Ordering::Relaxed) >= 3);
+    let timer = mq.add_timer(options, move || fire.send(()).unwrap());
+    (0..3).for_each(|_| next(&fired, "it fires"));
     timer.cancel();
     timer.cancel();
-    until("the function is freed", || Arc::strong_count(&fired) == 1);
+    // The sender goes with the function.
+    let end = std::iter::repeat_with(|| fired.recv_timeout(LONG)).find_map(Result::err);
+    assert_eq!(end, Some(RecvTimeoutError::Disconnected));
     assert_eq!(mq.books()[4], 0);
 }
 
@@ -95,7 +94,8 @@ fn a_tagged_thread_runs_in_order_after_its_start() {
 
 #[test]
 fn injected_work_obeys_its_category() {
-    let mut builder = Builder::new(Options { workers: Workers { general: 1, batch: 1, replies: 1 }, ..options(1) });
+    let mut builder =
+        Builder::new(Options { workers: Workers { general: 1, batch: 1, replies: 1, admissions: 3 }, ..options(1) });
     let queueing = Queueing { queue: Some(0), ..Queueing::default() };
     builder.category("tight", Category { queueing, ..Category::default() }).unwrap();
     let mq = builder.start().unwrap();
@@ -115,7 +115,8 @@ fn injected_work_obeys_its_category() {
 
 #[test]
 fn draining_answers_what_is_queued_and_takes_nothing_new() {
-    let mut builder = Builder::new(Options { workers: Workers { general: 1, batch: 1, replies: 1 }, ..options(1) });
+    let mut builder =
+        Builder::new(Options { workers: Workers { general: 1, batch: 1, replies: 1, admissions: 3 }, ..options(1) });
     builder.category("slow", Category::default()).unwrap();
     let (release, held) = channel::<()>();
     let held = std::sync::Mutex::new(held);
@@ -132,13 +133,13 @@ fn draining_answers_what_is_queued_and_takes_nothing_new() {
     let (told, outcomes) = channel();
     for _ in 0..5 {
         let told = told.clone();
-        client.request(to, "slow.work", [""; 0], &RequestOptions::default(), move |o| told.send(o.is_ok()).unwrap());
+        client.request(to, "slow.work", [""; 0], &RequestOptions::default(), move |o| told.send(o.map(drop)).unwrap());
     }
-    until("four wait", || server.waiting_commands() == [4]);
+    until(&server, "four wait", |server| server.waiting_commands() == [4]);
     assert!(!server.drain(Duration::from_millis(10)), "one is at work");
     drop(release);
     assert!(server.drain(LONG));
-    assert!((0..5).all(|_| next(&outcomes, "an answer")));
+    (0..5).for_each(|_| assert_eq!(next(&outcomes, "an answer"), Ok(())));
     let short = ConnectOptions { timeout: Some(Duration::from_millis(100)), ..ConnectOptions::default() };
     assert!(client.connect_wait(&address, &short).is_err());
 }

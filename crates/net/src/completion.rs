@@ -1,46 +1,44 @@
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
+use slackwater_wait::{Site, Waiting, Word, now};
+
 /// Something that happens once and that one thread waits for.
-#[derive(Debug, Default)]
-pub struct Completion {
-    done: AtomicBool,
-    waiting: Mutex<bool>,
-    changed: Condvar,
-}
+#[derive(Debug)]
+pub struct Completion(Word);
+
+/// It has happened.
+const DONE: u32 = 1 << 1;
+
+static SITE: Site = Site::new("answer of a link");
 
 impl Completion {
     /// Not yet.
     #[must_use]
     pub fn new() -> Self {
-        Self::default()
+        Self(Word::new(0))
     }
 
     /// It has happened. Costs no system call while nobody is parked.
     pub fn complete(&self) {
-        self.done.store(true, Ordering::Release);
-        if *self.waiting.lock().unwrap_or_else(PoisonError::into_inner) {
-            self.changed.notify_all();
-        }
+        let before = self.0.set(DONE);
+        self.0.wake(before);
     }
 
     /// Whether it has happened.
     #[must_use]
     pub fn is_done(&self) -> bool {
-        self.done.load(Ordering::Acquire)
+        self.0.load() & DONE != 0
     }
 
-    /// Parks until it has happened or `limit` has passed; whether it has happened.
+    /// Waits until it has happened or `limit` has passed; whether it has happened.
     pub fn park(&self, limit: Duration) -> bool {
-        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
-        *waiting = true;
-        let (mut waiting, _) = self
-            .changed
-            .wait_timeout_while(waiting, limit, |_| !self.is_done())
-            .unwrap_or_else(PoisonError::into_inner);
-        *waiting = false;
-        self.is_done()
+        self.0.wait(&Waiting::at(&SITE).until(now() + limit), |value| value & DONE != 0)
+    }
+}
+
+impl Default for Completion {
+    fn default() -> Self {
+        Self::new()
     }
 }
 

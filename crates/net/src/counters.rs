@@ -33,14 +33,20 @@ pub struct Counters {
     pub stalled: Counter,
 }
 
-/// A counter that one thread at a time raises and anybody reads.
+/// A counter that anybody reads.
 #[derive(Debug, Default)]
 pub struct Counter(AtomicU64);
 
 impl Counter {
-    /// Raises it by `n`.
+    /// Raises it by `n`, from any thread.
     pub fn add(&self, n: u64) {
         self.0.fetch_add(n, Ordering::Relaxed);
+    }
+
+    /// Raises it by `n` where only one thread at a time does, as whoever holds a loop's core: a locked instruction would
+    /// first wait for every cache line that was written to before it.
+    pub(crate) fn add_alone(&self, n: u64) {
+        self.0.store(self.0.load(Ordering::Relaxed).wrapping_add(n), Ordering::Relaxed);
     }
 
     /// Its value.

@@ -26,7 +26,9 @@ pub struct StartError(#[from] io::Error);
 
 struct Shared<P: Protocol> {
     core: Mutex<Core<P>>,
+    /// Commands of threads that found the core taken; see [`Limits::waiting_commands`].
     inbox: Mutex<Vec<P::Command>>,
+    inbox_limit: usize,
     poller: Mutex<Poller>,
     role: Role,
     waker: Waker,
@@ -93,6 +95,7 @@ impl<P: Protocol> Loop<P> {
         let shared = Arc::new(Shared {
             core: Mutex::new(Core { net, protocol, sleeps_until: Instant::ZERO }),
             inbox: Mutex::new(Vec::new()),
+            inbox_limit: limits.waiting_commands,
             poller: Mutex::new(Poller { poll, events: Events::with_capacity(EVENTS) }),
             role: Role::new(),
             waker,
@@ -107,7 +110,8 @@ impl<P: Protocol> Loop<P> {
         Ok(Self(shared))
     }
 
-    /// Hands a command to the protocol: run on this thread when nobody is inside, else by whoever is.
+    /// Hands a command to the protocol: run on this thread when nobody is inside, else by whoever is. When too many wait
+    /// for whoever is inside, this thread waits its turn.
     pub fn command(&self, command: P::Command) {
         self.0.command(command);
     }
@@ -152,6 +156,13 @@ impl<P: Protocol> Loop<P> {
     }
 }
 
+impl<P: Protocol> Core<P> {
+    fn take(&mut self, command: P::Command) {
+        self.protocol.handle(&mut self.net, Event::Command(command));
+        self.net.settle(&mut self.protocol);
+    }
+}
+
 impl<P: Protocol> Shared<P> {
     fn run(&self) {
         while !self.stopping.load(Ordering::Acquire) && self.role.take_background() {
@@ -172,7 +183,7 @@ impl<P: Protocol> Shared<P> {
             core.sleeps_until
         });
         let timeout = (due < Instant::NEVER).then(|| self.clock.now().until(due));
-        self.counters.polls.add(1);
+        self.counters.polls.add_alone(1);
         if poller.poll.poll(&mut poller.events, timeout).is_err() {
             // Interrupted by a signal: nothing came, and the next turn looks again.
             poller.events.clear();
@@ -197,15 +208,27 @@ impl<P: Protocol> Shared<P> {
     fn command(&self, command: P::Command) {
         match self.core.try_lock() {
             Ok(mut core) => {
-                self.inside(&mut core, |core| {
-                    core.protocol.handle(&mut core.net, Event::Command(command));
-                    core.net.settle(&mut core.protocol);
-                });
+                self.inside(&mut core, |core| core.take(command));
                 drop(core);
             }
-            Err(_) => lock(&self.inbox).push(command),
+            Err(_) => {
+                if let Some(command) = self.put_in(command) {
+                    return self.hold(|core| self.inside(core, |core| core.take(command)));
+                }
+            }
         }
         self.sweep();
+    }
+
+    /// Puts a command into the inbox; gives it back when that is full, unless this thread is inside a loop, where it must
+    /// not wait for another: what one event may ask of other loops is bounded by the event.
+    fn put_in(&self, command: P::Command) -> Option<P::Command> {
+        let mut inbox = lock(&self.inbox);
+        if inbox.len() >= self.inbox_limit && !is_inside_a_loop() {
+            return Some(command);
+        }
+        inbox.push(command);
+        None
     }
 
     /// Empties the inbox unless somebody is inside, who then does it on leaving.
@@ -315,5 +338,36 @@ mod tests {
             assert_eq!(numbers.recv_timeout(Duration::from_secs(5)), Ok(number));
             looping.stop();
         }
+    }
+
+    /// A thread that published faster than its loop could send put everything into the inbox, which grew for as long as
+    /// the loop was busy emptying it.
+    #[test]
+    fn commands_that_wait_are_bounded_and_keep_their_order() {
+        let (told, numbers) = channel();
+        let limits = Limits { waiting_commands: 8, ..Limits::default() };
+        let looping = Loop::start("tell", Clock::start(), limits, Tell(told)).expect("a loop");
+        let sender = looping.0.hold(|_| {
+            let (ready, began) = channel();
+            let sending = looping.clone();
+            let sender = std::thread::spawn(move || {
+                for number in 0..100 {
+                    sending.command(number);
+                    // Nobody listens any more after the eighth.
+                    let _ = ready.send(());
+                }
+            });
+            (0..8).for_each(|_| began.recv_timeout(Duration::from_secs(5)).expect("eight have room"));
+            assert!(numbers.try_recv().is_err(), "somebody is inside");
+            sender
+        });
+        sender.join().expect("it ends");
+        let heard: Vec<u32> = numbers.try_iter().collect();
+        assert_eq!(heard, (0..100).collect::<Vec<_>>());
+        looping.0.hold(|_| {
+            let full = (0..9).find_map(|number| looping.0.put_in(number));
+            assert_eq!(full, Some(8));
+        });
+        looping.stop();
     }
 }

@@ -1,5 +1,5 @@
 use std::fmt;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
 
 /// Where to listen or connect.
@@ -37,11 +37,15 @@ pub enum Source {
 }
 
 impl Source {
-    /// The address that limits count by; an IPv4 address mapped into IPv6 is the IPv4 one.
+    /// The address that limits count by. An IPv4 address mapped into IPv6 is the IPv4 one; an IPv6 address stands for its
+    /// network of 64 bits, within which every host may pick as many addresses as it likes (RFC 4862).
     #[must_use]
     pub fn ip(&self) -> Option<IpAddr> {
         match self {
-            Source::Ip(address) => Some(address.ip().to_canonical()),
+            Source::Ip(address) => Some(match address.ip().to_canonical() {
+                IpAddr::V6(host) => Ipv6Addr::from_bits(host.to_bits() >> 64 << 64).into(),
+                host => host,
+            }),
             Source::Process { .. } => None,
         }
     }
@@ -53,5 +57,20 @@ impl fmt::Display for Source {
             Source::Ip(address) => write!(f, "{}", address.ip().to_canonical()),
             Source::Process { uid, gid, pid } => write!(f, "uid {uid} gid {gid} pid {pid}"),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A host with an IPv6 network of its own came from a new address with every connection and met no limit.
+    #[test]
+    fn addresses_of_one_network_count_as_one_source() {
+        let ip = |text: &str| Source::Ip(SocketAddr::new(text.parse().expect("an address"), 1)).ip();
+        assert_eq!(ip("2001:db8:1:2::7"), ip("2001:db8:1:2:ffff::9"));
+        assert_ne!(ip("2001:db8:1:2::7"), ip("2001:db8:1:3::7"));
+        assert_eq!(ip("::ffff:127.0.0.1"), ip("127.0.0.1"));
+        assert_ne!(ip("127.0.0.1"), ip("127.0.0.2"));
     }
 }

@@ -3,6 +3,7 @@ mod traffic;
 
 use std::collections::VecDeque;
 use std::io;
+use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -24,13 +25,15 @@ pub struct Net {
     limits: Limits,
     counters: Arc<Counters>,
     conns: Slab<Conn>,
-    next_generation: u32,
+    next_generation: NonZeroU32,
     listeners: Slab<Accepting>,
     limiter: Limiter,
     /// Listeners are to be looked at in this turn.
     accept_due: bool,
     /// A listener was left with connections waiting; it is looked at again when a slot frees.
     accept_held: bool,
+    /// When it is looked at again in any case.
+    accept_alarm: Option<TimerId>,
     wheel: Wheel<Alarm>,
     ready: VecDeque<ConnId>,
     dirty: Vec<ConnId>,
@@ -40,16 +43,19 @@ pub struct Net {
     read_buffer: Vec<u8>,
 }
 
+/// All that reading a message touches is one cache line: of thousands of connections each is cold when its turn comes.
+#[repr(align(64))]
 pub(crate) struct Conn {
     pub(crate) stream: Stream,
-    generation: u32,
-    /// What the protocol wants to find again with this connection.
-    attached: u64,
+    generation: NonZeroU32,
     phase: Phase,
-    outbox: Outbox,
+    /// What the protocol wants to find again with this connection.
+    attached: u32,
+    /// What waits to be written; none when nothing does.
+    outbox: Option<Box<Outbox>>,
+    alarm: Option<TimerId>,
     /// Set while it counts as unproven.
     unproven: Option<Option<std::net::IpAddr>>,
-    alarm: Option<TimerId>,
     readable: bool,
     /// The kernel has said that no byte follows what it holds, or that the connection failed.
     ended: bool,
@@ -64,6 +70,10 @@ pub(crate) struct Conn {
     /// The protocol reads and writes itself; what it has not been told yet.
     pub(crate) raw: Option<Readiness>,
 }
+
+// With debug assertions mio keeps more with a socket.
+#[cfg(not(debug_assertions))]
+const _: () = assert!(size_of::<Conn>() == 64, "a connection has outgrown its cache line");
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Phase {
@@ -89,7 +99,7 @@ enum Alarm {
 
 /// What the loop owes its protocol; told when the protocol is not running.
 enum Notice {
-    Closed(ConnId, u64, End),
+    Closed(ConnId, u32, End),
     Drained(ConnId),
 }
 
@@ -108,11 +118,12 @@ impl Net {
             limits,
             counters,
             conns: Slab::new(),
-            next_generation: 0,
+            next_generation: NonZeroU32::MIN,
             listeners: Slab::new(),
             limiter: Limiter::new(limits.pre_auth, now),
             accept_due: false,
             accept_held: false,
+            accept_alarm: None,
             wheel: Wheel::new(now),
             ready: VecDeque::new(),
             dirty: Vec::new(),
@@ -155,8 +166,8 @@ impl Net {
         if self.conns.len() >= self.limits.connections {
             return Err(NetError::NoDescriptors);
         }
-        self.counters.connects.add(1);
-        self.counters.socket_calls.add(7);
+        self.counters.connects.add_alone(1);
+        self.counters.socket_calls.add_alone(7);
         let stream = Stream::connect(&connect.endpoint, connect.from, &self.limits.liveness)
             .map_err(|error| system_error(&connect.endpoint, error))?;
         let conn = self.insert(stream, Phase::Connecting, None).map_err(|e| system_error(&connect.endpoint, e))?;
@@ -176,12 +187,12 @@ impl Net {
             entry.in_dirty = true;
             self.dirty.push(conn);
         }
-        Some(entry.outbox.tail(&mut self.spare))
+        Some(entry.outbox.get_or_insert_with(|| self.spare.outbox()).tail(&mut self.spare))
     }
 
     /// Keeps a number with the connection: whatever arrives on it has just been looked up there, and finding the
     /// protocol's own state by that number instead of in a table of its own saves cold memory.
-    pub fn attach(&mut self, conn: ConnId, number: u64) {
+    pub fn attach(&mut self, conn: ConnId, number: u32) {
         if let Some(entry) = entry(&mut self.conns, conn) {
             entry.attached = number;
         }
@@ -189,14 +200,14 @@ impl Net {
 
     /// The number that was attached; 0 before.
     #[must_use]
-    pub fn attached(&self, conn: ConnId) -> Option<u64> {
+    pub fn attached(&self, conn: ConnId) -> Option<u32> {
         self.conns.get(conn.index()).filter(|entry| entry.generation == conn.generation).map(|entry| entry.attached)
     }
 
     /// Bytes that wait to be written.
     #[must_use]
     pub fn queued_bytes(&self, conn: ConnId) -> usize {
-        self.conns.get(conn.index()).filter(|c| c.generation == conn.generation).map_or(0, |c| c.outbox.bytes())
+        self.conns.get(conn.index()).filter(|c| c.generation == conn.generation).map_or(0, Conn::queued_bytes)
     }
 
     /// Asks for one [`Event::Drained`] when the outbox comes down to the low mark.
@@ -210,7 +221,7 @@ impl Net {
     pub fn close(&mut self, conn: ConnId, linger: Duration) {
         let at = self.now + linger;
         let Some(entry) = entry(&mut self.conns, conn) else { return };
-        if entry.outbox.is_empty() || entry.phase == Phase::Connecting {
+        if entry.queued_bytes() == 0 || entry.phase == Phase::Connecting {
             self.end(conn, End::Local);
         } else if entry.phase == Phase::Open {
             entry.phase = Phase::Lingering;
@@ -280,7 +291,7 @@ impl Net {
 
     /// Notes what the kernel says; nothing is read or told yet.
     pub(crate) fn note(&mut self, token: Token, event: &mio::event::Event) {
-        self.counters.events.add(1);
+        self.counters.events.add_alone(1);
         if token == WAKER {
             return;
         }
@@ -291,7 +302,8 @@ impl Net {
             }
             return;
         }
-        let conn = ConnId { index: token.0 as u32, generation: (token.0 >> 32) as u32 };
+        let Some(generation) = NonZeroU32::new((token.0 >> 32) as u32) else { return };
+        let conn = ConnId { index: token.0 as u32, generation };
         let Some(entry) = entry(&mut self.conns, conn) else { return };
         entry.ended |= event.is_read_closed() || event.is_error();
         entry.readable |= event.is_readable() || entry.ended;
@@ -302,7 +314,7 @@ impl Net {
         }
         if event.is_writable() || event.is_write_closed() || event.is_error() {
             entry.blocked = false;
-            if !entry.outbox.is_empty() && !entry.in_dirty {
+            if entry.outbox.is_some() && !entry.in_dirty {
                 entry.in_dirty = true;
                 self.dirty.push(conn);
             }
@@ -386,11 +398,11 @@ impl Net {
                 let again = self.now + self.limits.write_stall;
                 let Some(entry) = entry(&mut self.conns, conn) else { return };
                 entry.alarm = None;
-                if entry.outbox.is_empty() {
+                if entry.queued_bytes() == 0 {
                     return;
                 }
                 if !entry.progressed {
-                    self.counters.stalled.add(1);
+                    self.counters.stalled.add_alone(1);
                     return self.end(conn, End::Stalled);
                 }
                 entry.progressed = false;
@@ -406,19 +418,21 @@ impl Net {
         phase: Phase,
         unproven: Option<Option<std::net::IpAddr>>,
     ) -> io::Result<ConnId> {
-        let generation = self.next_generation & 0x7fff_ffff;
-        self.next_generation = self.next_generation.wrapping_add(1);
+        let generation = self.next_generation;
+        // The top bit tells listeners from connections.
+        self.next_generation =
+            generation.checked_add(1).filter(|next| next.get() >> 31 == 0).unwrap_or(NonZeroU32::MIN);
         let vacant = self.conns.vacant_entry();
         let conn = ConnId { index: vacant.key() as u32, generation };
-        self.counters.socket_calls.add(2);
-        stream.stagger(generation, &self.limits.liveness)?;
-        stream.register(&self.registry, Token((generation as usize) << 32 | vacant.key()))?;
+        self.counters.socket_calls.add_alone(2);
+        stream.stagger(generation.get(), &self.limits.liveness)?;
+        stream.register(&self.registry, Token((generation.get() as usize) << 32 | vacant.key()))?;
         vacant.insert(Conn {
             stream,
             generation,
             attached: 0,
             phase,
-            outbox: Outbox::default(),
+            outbox: None,
             unproven,
             alarm: None,
             readable: false,
@@ -456,12 +470,14 @@ impl Net {
     }
 
     /// Closes a connection; what was attached to it, if there was one.
-    fn remove(&mut self, conn: ConnId) -> Option<u64> {
+    fn remove(&mut self, conn: ConnId) -> Option<u32> {
         entry(&mut self.conns, conn)?;
         // Closing the descriptor takes it out of the kernel's interest list.
-        self.counters.socket_calls.add(1);
+        self.counters.socket_calls.add_alone(1);
         let mut gone = self.conns.remove(conn.index());
-        gone.outbox.clear(&mut self.spare);
+        if let Some(outbox) = gone.outbox.take() {
+            self.spare.take_back(outbox);
+        }
         if let Some(alarm) = gone.alarm {
             self.wheel.cancel(alarm);
         }
@@ -470,6 +486,12 @@ impl Net {
         }
         self.accept_due |= self.accept_held;
         Some(gone.attached)
+    }
+}
+
+impl Conn {
+    fn queued_bytes(&self) -> usize {
+        self.outbox.as_ref().map_or(0, |outbox| outbox.bytes())
     }
 }
 

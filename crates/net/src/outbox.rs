@@ -1,7 +1,8 @@
 use std::collections::VecDeque;
 use std::io::IoSlice;
 
-/// Bytes on their way out: small writes share buffers, one system call gathers many, and an empty outbox holds none.
+/// Bytes on their way out: small writes share buffers, and one system call gathers many. Whoever has nothing to write
+/// gives it back to the [`Spare`].
 #[derive(Debug, Default)]
 pub(crate) struct Outbox {
     pieces: VecDeque<Vec<u8>>,
@@ -11,15 +12,19 @@ pub(crate) struct Outbox {
     sealed_bytes: usize,
 }
 
-/// Buffers that wait for their next use; shared by all connections of a loop.
+/// Outboxes and buffers that wait for their next use; shared by all connections of a loop.
 #[derive(Debug, Default)]
-pub(crate) struct Spare(Vec<Vec<u8>>);
+pub(crate) struct Spare {
+    pieces: Vec<Vec<u8>>,
+    #[expect(clippy::vec_box, reason = "the box itself goes to and fro between connections")]
+    outboxes: Vec<Box<Outbox>>,
+}
 
 /// A piece that has grown beyond this takes no further writes.
 const PIECE_BYTES: usize = 64 << 10;
 /// Larger buffers are given back to the allocator instead of being kept.
 const KEPT_BYTES: usize = 256 << 10;
-const KEPT_BUFFERS: usize = 64;
+const KEPT: usize = 64;
 /// Pieces gathered into one system call.
 pub(crate) const GATHER: usize = 64;
 
@@ -28,7 +33,7 @@ impl Outbox {
     pub(crate) fn tail(&mut self, spare: &mut Spare) -> &mut Vec<u8> {
         if self.pieces.back().is_none_or(|last| last.len() >= PIECE_BYTES) {
             self.sealed_bytes += self.pieces.back().map_or(0, Vec::len);
-            self.pieces.push_back(spare.0.pop().unwrap_or_default());
+            self.pieces.push_back(spare.pieces.pop().unwrap_or_default());
         }
         self.pieces.back_mut().expect("a piece was pushed if there was none")
     }
@@ -41,12 +46,14 @@ impl Outbox {
         self.bytes() == 0
     }
 
-    /// What to write next.
-    pub(crate) fn gather<'a>(&'a self, slices: &mut Vec<IoSlice<'a>>) {
-        for (index, piece) in self.pieces.iter().take(GATHER).enumerate() {
-            let from = if index == 0 { self.written } else { 0 };
-            slices.push(IoSlice::new(&piece[from..]));
+    /// What to write next: how many slices, and how many bytes.
+    pub(crate) fn gather<'a>(&'a self, slices: &mut [IoSlice<'a>; GATHER]) -> (usize, usize) {
+        let (mut count, mut bytes, mut from) = (0, 0, self.written);
+        for (slice, piece) in slices.iter_mut().zip(&self.pieces) {
+            *slice = IoSlice::new(&piece[from..]);
+            (count, bytes, from) = (count + 1, bytes + slice.len(), 0);
         }
+        (count, bytes)
     }
 
     /// The first `count` bytes are written.
@@ -67,21 +74,27 @@ impl Outbox {
                 spare.put(piece);
             }
         }
-        self.pieces = VecDeque::new();
-    }
-
-    /// Forgets everything.
-    pub(crate) fn clear(&mut self, spare: &mut Spare) {
-        self.pieces.drain(..).for_each(|piece| spare.put(piece));
-        *self = Self::default();
     }
 }
 
 impl Spare {
+    pub(crate) fn outbox(&mut self) -> Box<Outbox> {
+        self.outboxes.pop().unwrap_or_default()
+    }
+
+    /// Takes an outbox back with whatever is in it.
+    pub(crate) fn take_back(&mut self, mut outbox: Box<Outbox>) {
+        outbox.pieces.drain(..).for_each(|piece| self.put(piece));
+        (outbox.written, outbox.sealed_bytes) = (0, 0);
+        if outbox.pieces.capacity() <= GATHER && self.outboxes.len() < KEPT {
+            self.outboxes.push(outbox);
+        }
+    }
+
     fn put(&mut self, mut piece: Vec<u8>) {
-        if piece.capacity() <= KEPT_BYTES && self.0.len() < KEPT_BUFFERS {
+        if piece.capacity() <= KEPT_BYTES && self.pieces.len() < KEPT {
             piece.clear();
-            self.0.push(piece);
+            self.pieces.push(piece);
         }
     }
 }
@@ -111,9 +124,10 @@ mod tests {
                         next = next.wrapping_mul(5).wrapping_add(3);
                     }
                 } else {
-                    let mut slices = Vec::new();
-                    outbox.gather(&mut slices);
-                    let all: Vec<u8> = slices.iter().flat_map(|slice| slice.iter().copied()).collect();
+                    let mut slices = [IoSlice::new(&[]); GATHER];
+                    let (filled, offered) = outbox.gather(&mut slices);
+                    let all: Vec<u8> = slices[..filled].iter().flat_map(|slice| slice.iter().copied()).collect();
+                    prop_assert_eq!(all.len(), offered);
                     let count = size.min(all.len());
                     prop_assert!(all[..count].iter().eq(model.iter().take(count)));
                     outbox.advance(count, &mut spare);
@@ -125,11 +139,15 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_outbox_holds_no_memory() {
-        let (mut outbox, mut spare) = (Outbox::default(), Spare::default());
+    fn an_outbox_that_comes_back_is_empty_and_used_again() {
+        let mut spare = Spare::default();
+        let mut outbox = spare.outbox();
         outbox.tail(&mut spare).extend_from_slice(&[1; 100]);
-        outbox.advance(100, &mut spare);
-        assert!(outbox.is_empty() && outbox.pieces.capacity() == 0);
-        assert_eq!(spare.0.len(), 1);
+        outbox.advance(40, &mut spare);
+        let address = std::ptr::from_ref(&*outbox);
+        spare.take_back(outbox);
+        let again = spare.outbox();
+        assert!(again.is_empty() && again.pieces.is_empty() && std::ptr::eq(&*again, address));
+        assert_eq!(spare.pieces.len(), 1);
     }
 }

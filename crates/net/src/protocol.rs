@@ -1,5 +1,6 @@
 use std::io;
 use std::net::SocketAddr;
+use std::num::NonZeroU32;
 use std::time::Duration;
 
 use thiserror::Error;
@@ -56,7 +57,7 @@ pub enum Event<'a, C> {
         /// Why.
         end: End,
         /// What was attached to it, see [`Net::attach`].
-        attached: u64,
+        attached: u32,
     },
     /// A timer set by [`Net::set_timer`] fired.
     Timer {
@@ -113,7 +114,7 @@ pub enum NetError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ConnId {
     pub(crate) index: u32,
-    pub(crate) generation: u32,
+    pub(crate) generation: NonZeroU32,
 }
 
 impl ConnId {
@@ -155,6 +156,8 @@ pub struct Listen {
 pub struct Limits {
     /// Connections, accepted and opened.
     pub connections: usize,
+    /// Commands of other threads that may wait while one is inside the loop; who has more waits for the loop.
+    pub waiting_commands: usize,
     /// Strangers.
     pub pre_auth: PreAuthLimits,
     /// A connection whose peer takes nothing for this long is closed.
@@ -169,6 +172,7 @@ impl Default for Limits {
     fn default() -> Self {
         Self {
             connections: 65_536,
+            waiting_commands: 4_096,
             pre_auth: PreAuthLimits::default(),
             write_stall: Duration::from_secs(30),
             low_mark_bytes: 64 << 10,

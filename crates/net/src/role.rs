@@ -1,11 +1,15 @@
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use slackwater_base::Instant;
+use slackwater_wait::{Ended, Event, Park, Seen, Site, Waiting, now};
 
 /// Who polls a loop: its own thread, a waiting caller, or for a moment nobody. See `DRIVE.md`.
 #[derive(Debug)]
 pub(crate) struct Role {
     state: Mutex<State>,
-    changed: Condvar,
+    /// Somebody may find the state as it wants it: notified after a change, outside of the lock.
+    changed: Event,
 }
 
 #[derive(Debug)]
@@ -28,6 +32,9 @@ enum Holder {
     Caller,
 }
 
+static BACKGROUND: Site = Site::new("role of a loop, its thread");
+static CALLER: Site = Site::new("role of a loop, caller");
+
 /// How long after a caller's last turn the role stays free for its next one.
 const LEASE: Duration = Duration::from_millis(1);
 
@@ -42,29 +49,31 @@ impl Role {
             released: None,
             stopped: false,
         };
-        Self { state: Mutex::new(state), changed: Condvar::new() }
+        Self { state: Mutex::new(state), changed: Event::new() }
     }
 
     /// For the loop's thread: waits until the role is its own. False when the loop stops.
     pub(crate) fn take_background(&self) -> bool {
-        let mut state = self.lock();
         loop {
+            let (seen, mut state) = self.look();
             if state.stopped {
                 return false;
             }
-            let leased = state.released.is_some_and(|at| at.elapsed() < LEASE) && state.parked_callers == 0;
+            let leased = state.was_released_lately() && state.parked_callers == 0;
             if state.holder == Holder::Nobody && !state.wanted && !leased {
                 state.holder = Holder::Background;
                 return true;
             }
             let grants = state.grants;
-            let (after, looked) = self.changed.wait_timeout(state, LEASE).unwrap_or_else(PoisonError::into_inner);
-            state = after;
-            if looked.timed_out() && state.holder == Holder::Caller && state.grants == grants {
+            drop(state);
+            // Nobody waits for this thread, so it does not spin for its turn.
+            let waiting = Waiting::at(&BACKGROUND).by(&Park);
+            let looked = self.changed.wait(seen, &waiting.until(now() + LEASE));
+            let mut state = self.lock();
+            if looked == Err(Ended::TimedOut) && state.holder == Holder::Caller && state.grants == grants {
                 state.tell_background = true;
-                while state.tell_background && !state.stopped {
-                    state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
-                }
+                drop(state);
+                drop(self.until(&waiting, |state| !state.tell_background || state.stopped));
             }
         }
     }
@@ -76,6 +85,7 @@ impl Role {
             return true;
         }
         state.holder = Holder::Nobody;
+        drop(state);
         self.changed.notify_all();
         false
     }
@@ -84,20 +94,18 @@ impl Role {
     /// look. False when another caller has it, or when calls come too rarely for the take-over to pay.
     pub(crate) fn take_caller(&self, kick: impl FnOnce()) -> bool {
         let mut state = self.lock();
-        let recent = state.released.is_some_and(|at| at.elapsed() < LEASE);
         if state.holder == Holder::Caller || state.wanted || state.stopped {
             return false;
         }
         if state.holder == Holder::Background {
-            if !recent {
-                state.released = Some(Instant::now());
+            if !state.was_released_lately() {
+                state.released = Some(now());
                 return false;
             }
             state.wanted = true;
+            drop(state);
             kick();
-            while state.holder == Holder::Background && !state.stopped {
-                state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
-            }
+            state = self.until(&Waiting::at(&CALLER), |state| state.holder != Holder::Background || state.stopped);
             state.wanted = false;
         }
         state.holder = Holder::Caller;
@@ -108,9 +116,10 @@ impl Role {
     pub(crate) fn release_caller(&self) {
         let mut state = self.lock();
         state.holder = Holder::Nobody;
-        state.released = Some(Instant::now());
+        state.released = Some(now());
         if state.tell_background || state.parked_callers > 0 || state.stopped {
             state.tell_background = false;
+            drop(state);
             self.changed.notify_all();
         }
     }
@@ -120,6 +129,7 @@ impl Role {
         let mut state = self.lock();
         state.parked_callers += 1;
         if state.holder == Holder::Nobody {
+            drop(state);
             self.changed.notify_all();
         }
     }
@@ -128,7 +138,7 @@ impl Role {
         let mut state = self.lock();
         state.parked_callers -= 1;
         // The next call of a lone caller that was just answered may turn the loop itself.
-        state.released = Some(Instant::now());
+        state.released = Some(now());
     }
 
     pub(crate) fn stop(&self) {
@@ -136,7 +146,33 @@ impl Role {
         self.changed.notify_all();
     }
 
+    /// The state, and what to wait after if it is not as wanted.
+    fn look(&self) -> (Seen, MutexGuard<'_, State>) {
+        let seen = self.changed.seen();
+        (seen, self.lock())
+    }
+
+    /// Waits until `wanted` holds.
+    fn until(&self, waiting: &Waiting<'_>, wanted: impl Fn(&State) -> bool) -> MutexGuard<'_, State> {
+        loop {
+            let (seen, state) = self.look();
+            if wanted(&state) {
+                return state;
+            }
+            drop(state);
+            // Never closed and without a deadline: it ends with a notification.
+            let _ = self.changed.wait(seen, waiting);
+        }
+    }
+
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    /// Whether a caller had its last turn within the lease.
+    fn was_released_lately(&self) -> bool {
+        self.released.is_some_and(|at| now().since(at) < LEASE)
     }
 }

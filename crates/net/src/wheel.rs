@@ -1,3 +1,5 @@
+use std::num::NonZeroU32;
+
 use slab::Slab;
 use slackwater_base::Instant;
 
@@ -5,7 +7,7 @@ use slackwater_base::Instant;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TimerId {
     slot: u32,
-    generation: u32,
+    generation: NonZeroU32,
 }
 
 /// A hierarchical timing wheel (Varghese and Lauck, 1987) with ticks of one millisecond: setting and cancelling take
@@ -17,14 +19,14 @@ pub struct Wheel<T> {
     occupied: [u64; LEVELS],
     /// The tick up to which everything has fired.
     elapsed: u64,
-    next_generation: u32,
+    next_generation: NonZeroU32,
 }
 
 #[derive(Debug)]
 struct Entry<T> {
     payload: T,
     tick: u64,
-    generation: u32,
+    generation: NonZeroU32,
     level: u8,
     slot: u8,
     prev: u32,
@@ -48,7 +50,7 @@ impl<T> Wheel<T> {
             slots: Box::new([[NONE; SLOTS]; LEVELS]),
             occupied: [0; LEVELS],
             elapsed: now.as_nanos() / TICK_NANOS,
-            next_generation: 0,
+            next_generation: NonZeroU32::MIN,
         }
     }
 
@@ -56,7 +58,7 @@ impl<T> Wheel<T> {
     pub fn set(&mut self, at: Instant, payload: T) -> TimerId {
         let tick = at.as_nanos().div_ceil(TICK_NANOS).clamp(self.elapsed + 1, self.elapsed + FARTHEST);
         let generation = self.next_generation;
-        self.next_generation = self.next_generation.wrapping_add(1);
+        self.next_generation = generation.checked_add(1).unwrap_or(NonZeroU32::MIN);
         let entry = Entry { payload, tick, generation, level: 0, slot: 0, prev: NONE, next: NONE };
         let key = self.entries.insert(entry) as u32;
         self.link(key);

@@ -5,9 +5,10 @@
 #![expect(clippy::unwrap_used, reason = "a test: what goes wrong here must stop it, with the place where it did")]
 
 use std::collections::BTreeMap;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
 use slackwater_base::{ByteSize, Rng, hash64};
@@ -48,9 +49,57 @@ fn main() {
     }
 }
 
-fn again(mode: &str, arguments: &[&str]) -> Child {
-    let mut command = Command::new(std::env::current_exe().unwrap());
-    command.arg(mode).args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap()
+/// How long a process may say nothing.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// This program, started again as a process that speaks in lines; killed when dropped.
+struct Process {
+    child: Child,
+    lines: Receiver<String>,
+}
+
+impl Process {
+    fn start(command: &mut Command) -> std::io::Result<Self> {
+        let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn()?;
+        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        let (said, heard) = channel();
+        std::thread::spawn(move || lines.map_while(Result::ok).for_each(|line| _ = said.send(line)));
+        Ok(Self { child, lines: heard })
+    }
+
+    fn again(mode: &str, arguments: &[&str]) -> Self {
+        Self::start(Command::new(std::env::current_exe().unwrap()).arg(mode).args(arguments)).unwrap()
+    }
+
+    /// The next line, or none when it has ended.
+    fn line(&mut self) -> Option<String> {
+        match self.lines.recv_timeout(PATIENCE) {
+            Ok(line) => Some(line),
+            Err(RecvTimeoutError::Disconnected) => None,
+            Err(RecvTimeoutError::Timeout) => panic!("a process hangs: it said nothing for {PATIENCE:?}"),
+        }
+    }
+
+    /// What it says until it ends, and how it ends.
+    fn end(mut self) -> (String, ExitStatus) {
+        let said: String = std::iter::from_fn(|| self.line()).collect();
+        (said, self.child.wait().unwrap())
+    }
+
+    /// The numbers that it says before it ends well.
+    fn numbers<const N: usize>(self) -> [u64; N] {
+        let (said, status) = self.end();
+        assert!(status.success(), "{status}");
+        let numbers: Vec<u64> = said.split_whitespace().map(|number| number.parse().unwrap()).collect();
+        numbers.try_into().unwrap_or_else(|_| panic!("{said}"))
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
 }
 
 fn config(directory: &Path) -> Config {
@@ -67,8 +116,7 @@ fn config(directory: &Path) -> Config {
 /// and the next opener for empty files.
 fn more_files_than_descriptors() {
     let root = tempfile::tempdir().unwrap();
-    let status = again("--thrifty", &[root.path().to_str().unwrap()]).wait().unwrap();
-    assert!(status.success(), "{status}");
+    let [] = Process::again("--thrifty", &[root.path().to_str().unwrap()]).numbers();
 }
 
 /// Descriptors of the thrifty process: enough for the store's rings and half of what its log would take.
@@ -138,10 +186,11 @@ fn value(number: u64, key: u64) -> Vec<u8> {
     value
 }
 
-/// The process that is killed: says `b N` before an operation and `e N` when it has returned.
+/// The process that is killed: says that it opens the store, `b N` before an operation and `e N` when it has returned.
 fn writer(directory: &Path, first: u64) {
-    let store = Store::open(config(directory)).unwrap();
     let mut out = std::io::stdout();
+    out.write_all(b"opening\n").unwrap();
+    let store = Store::open(config(directory)).unwrap();
     let force = RemoveOptions { force: true, ..RemoveOptions::default() };
     for number in first.. {
         out.write_all(format!("b {number}\n").as_bytes()).unwrap();
@@ -170,17 +219,12 @@ struct Log {
 }
 
 impl Log {
-    fn of(child: &mut Child) -> Self {
-        let mut log = Self::default();
-        for line in BufReader::new(child.stdout.take().unwrap()).lines() {
-            let line = line.unwrap();
-            // The kill may have cut the last line off.
-            let Some((kind, Ok(number))) = line.split_once(' ').map(|(kind, number)| (kind, number.parse())) else {
-                continue;
-            };
-            if kind == "b" { log.begun.push(number) } else { log.ended.push(number) }
-        }
-        log
+    fn take(&mut self, line: &str) {
+        // The kill may have cut the last line off.
+        let Some((kind, Ok(number))) = line.split_once(' ').map(|(kind, number)| (kind, number.parse())) else {
+            return;
+        };
+        if kind == "b" { self.begun.push(number) } else { self.ended.push(number) }
     }
 }
 
@@ -228,13 +272,16 @@ fn killed_at_any_moment() {
     let begun = Instant::now();
     let mut kills = 0;
     while kills < 24 && (kills < 20 || begun.elapsed() < Duration::from_secs(20)) {
-        let mut child = again("--writer", &[directory, &next.to_string()]);
-        // The only sleep: it is the random moment of the kill, and nothing waits for it to be long enough.
-        std::thread::sleep(Duration::from_millis(rng.below(if kills % 4 == 0 { 40 } else { 600 })));
-        child.kill().unwrap();
-        child.wait().unwrap();
+        let mut process = Process::again("--writer", &[directory, &next.to_string()]);
+        let mut log = Log::default();
+        // The moment of the kill, in lines that were heard; with the first it is at work on what the last kill left.
+        let heard = 1 + if kills % 4 == 0 { 0 } else { rng.below(1000) };
+        (0..heard).for_each(|_| log.take(&process.line().expect("it works until it is killed")));
+        process.child.kill().unwrap();
+        while let Some(line) = process.line() {
+            log.take(&line);
+        }
         kills += 1;
-        let log = Log::of(&mut child);
         next += log.begun.len() as u64 + 1;
         operations += log.ended.len();
         let allowed = allowed(&state, &log);
@@ -295,13 +342,8 @@ fn hog(directory: &Path) {
 
 fn memory_is_bounded() {
     let root = tempfile::tempdir().unwrap();
-    let mut child = again("--hog", &[root.path().to_str().unwrap()]);
-    let mut text = String::new();
-    child.stdout.take().unwrap().read_to_string(&mut text).unwrap();
-    assert!(child.wait().unwrap().success());
-    let numbers: Vec<u64> = text.split_whitespace().map(|number| number.parse().unwrap()).collect();
-    let [peak_bytes, ssd_hits, used_bytes] = numbers[..] else { panic!("{text}") };
-    assert!(ssd_hits > 1000 && used_bytes > MEMORY.0 / 2, "the tiers were not exercised: {text}");
+    let [peak_bytes, ssd_hits, used_bytes] = Process::again("--hog", &[root.path().to_str().unwrap()]).numbers();
+    assert!(ssd_hits > 1000 && used_bytes > MEMORY.0 / 2, "the tiers were not exercised: {ssd_hits} {used_bytes}");
     let limit = MEMORY.0 + BEYOND.0;
     assert!(peak_bytes <= limit, "peak of {} is over {}", ByteSize(peak_bytes), ByteSize(limit));
     let mut out = std::io::stdout();
@@ -356,7 +398,7 @@ fn disk_is_full() {
     let root = tempfile::tempdir().unwrap();
     let mut command = Command::new("unshare");
     command.args(["--user", "--map-root-user", "--mount"]).arg(std::env::current_exe().unwrap());
-    let status = command.arg("--small").arg(root.path()).status();
+    let status = Process::start(command.arg("--small").arg(root.path())).map(|process| process.end().1);
     match status.as_ref().map(|status| status.code()) {
         Ok(Some(0)) => {}
         Err(_) | Ok(Some(NO_MOUNT | 1)) => {
@@ -378,6 +420,7 @@ fn idle(directory: &Path) {
     assert!(store.get(b"large", &GetOptions::default()).unwrap().is_some_and(|found| found == large));
     store.flush(Duration::from_secs(30)).unwrap();
     let before = used();
+    // The one sleep: nothing is waited for, it is what is measured.
     std::thread::sleep(IDLE);
     let after = used();
     let mut out = std::io::stdout();
@@ -386,23 +429,19 @@ fn idle(directory: &Path) {
 }
 
 /// Microseconds of processor time of this process so far, and times that its threads gave up the processor.
-fn used() -> (i64, i64) {
+fn used() -> (u64, u64) {
     // SAFETY: all fields of the plain structure are numbers, of which zero is one.
     let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
     // SAFETY: the structure is valid for writes during the call.
     assert_eq!(unsafe { libc::getrusage(libc::RUSAGE_SELF, &raw mut usage) }, 0);
     let micros = |time: libc::timeval| time.tv_sec * 1_000_000 + time.tv_usec;
-    (micros(usage.ru_utime) + micros(usage.ru_stime), usage.ru_nvcsw + usage.ru_nivcsw)
+    let micros = micros(usage.ru_utime) + micros(usage.ru_stime);
+    (micros.cast_unsigned(), (usage.ru_nvcsw + usage.ru_nivcsw).cast_unsigned())
 }
 
 fn idle_is_free() {
     let root = tempfile::tempdir().unwrap();
-    let mut child = again("--idle", &[root.path().to_str().unwrap()]);
-    let mut text = String::new();
-    child.stdout.take().unwrap().read_to_string(&mut text).unwrap();
-    assert!(child.wait().unwrap().success());
-    let numbers: Vec<i64> = text.split_whitespace().map(|number| number.parse().unwrap()).collect();
-    let [micros, switches] = numbers[..] else { panic!("{text}") };
+    let [micros, switches] = Process::again("--idle", &[root.path().to_str().unwrap()]).numbers();
     // One thread that polls every millisecond would be switched a thousand times.
     assert!(micros <= 10_000 && switches <= 100, "{micros} us of processor time, {switches} switches in {IDLE:?}");
     let mut out = std::io::stdout();

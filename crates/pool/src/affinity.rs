@@ -2,7 +2,7 @@
 
 use std::io;
 
-use rustix::thread::{CpuSet, sched_getcpu, sched_setaffinity};
+use rustix::thread::{CpuSet, sched_setaffinity};
 
 use crate::topology::NodeId;
 
@@ -13,12 +13,6 @@ pub(crate) fn run_on(cpus: &[usize]) -> io::Result<()> {
         set.set(cpu);
     }
     Ok(sched_setaffinity(None, &set)?)
-}
-
-/// The CPU that the calling thread is on, or was a moment ago.
-pub(crate) fn current_cpu() -> usize {
-    // Miri has no CPUs to tell apart.
-    if cfg!(miri) { 0 } else { sched_getcpu() }
 }
 
 /// The highest node number a memory policy can name here.

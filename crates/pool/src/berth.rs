@@ -1,9 +1,7 @@
 use std::cell::Cell;
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
-use slackwater_wait::{Sleeper, free_cpus};
-
-use crate::affinity::current_cpu;
+use slackwater_wait::{Sleeper, current_cpu, free_cpus};
 
 /// Where a worker runs, as seen from the submitter it works for: elsewhere.
 ///

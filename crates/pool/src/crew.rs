@@ -8,7 +8,7 @@ use crossbeam_utils::CachePadded;
 use slackwater_wait::{Costs, Event, Wait, Waiting, free_cpus};
 
 use crate::berth::Berth;
-use crate::job::{Class, Kind};
+use crate::job::{Class, Kind, discard};
 use crate::member::Member;
 use crate::record::{Record, add};
 use crate::slot::{Seat, Slot, Source, Work};
@@ -183,10 +183,10 @@ impl Crew {
 
     /// Makes `count` workers come: those awake see the event, sleepers are woken as far as CPUs are free.
     pub(crate) fn summon(&self, count: usize) {
-        let sleepers = self.event.sleepers();
-        let awake = self.idle.load(Ordering::Relaxed).saturating_sub(sleepers);
-        let missing = (count as u32).saturating_sub(awake).min(sleepers).min(free_cpus());
-        let woken = self.event.notify(missing);
+        let woken = self.event.notify_by(|asleep| {
+            let awake = self.idle.load(Ordering::Relaxed).saturating_sub(asleep);
+            (count as u32).saturating_sub(awake).min(free_cpus())
+        });
         add(&self.wakes, woken as u64);
     }
 
@@ -307,7 +307,9 @@ impl Crew {
             let _inside = worker.member.enter();
             // Tasks catch their own panics. What is left are the destructors of results that nobody waits for; the panic
             // hook has told of them.
-            let _ = catch_unwind(AssertUnwindSafe(task));
+            if let Err(payload) = catch_unwind(AssertUnwindSafe(task)) {
+                discard(payload);
+            }
         }
         background.turns.give_back();
         found

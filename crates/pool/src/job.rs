@@ -156,6 +156,22 @@ impl JobError {
     }
 }
 
+/// Keeps the payload of a panic if it is the first.
+pub(crate) fn keep_first(first: &mut Option<Panic>, payload: Box<dyn Any + Send>) {
+    match first {
+        None => *first = Some(Panic(payload)),
+        Some(_) => discard(payload),
+    }
+}
+
+/// Drops the payload of a panic that nobody will see. Its destructor may panic as well; what comes of that is leaked, since
+/// it could go on for ever.
+pub(crate) fn discard(payload: Box<dyn Any + Send>) {
+    if let Err(again) = catch_unwind(AssertUnwindSafe(|| drop(payload))) {
+        std::mem::forget(again);
+    }
+}
+
 /// The first panic among participants.
 #[derive(Default)]
 pub(crate) struct Verdict {
@@ -176,7 +192,7 @@ impl Verdict {
             Ok(value) => Some(value),
             Err(payload) => {
                 self.stopped.store(true, Ordering::Relaxed);
-                self.payload.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(Panic(payload));
+                keep_first(&mut self.payload.lock().unwrap_or_else(PoisonError::into_inner), payload);
                 None
             }
         }

@@ -46,9 +46,10 @@ pub(crate) fn watch_forks() {
     static ONCE: Once = Once::new();
     extern "C" fn in_child() {
         FORKS.fetch_add(1, Ordering::Relaxed);
+        slackwater_wait::forked();
     }
     ONCE.call_once(|| {
-        // SAFETY: the handler only adds to an atomic, which is allowed between fork and exec.
+        // SAFETY: the handler only changes atomics, which is allowed between fork and exec.
         let result = unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
         debug_assert_eq!(result, 0, "out of memory for a fork handler");
     });

@@ -7,7 +7,7 @@ use slackwater_base::Instant;
 use slackwater_wait::{Event, Site, Waiting};
 
 use crate::crew::Task;
-use crate::job::Panic;
+use crate::job::{Panic, keep_first};
 use crate::pool::Pool;
 use crate::spread::Inner;
 use crate::task::SubmitError;
@@ -136,7 +136,7 @@ impl Lane {
                 let mut state = self.lock();
                 state.pending -= 1;
                 if let Err(payload) = result {
-                    state.panic.get_or_insert(Panic(payload));
+                    keep_first(&mut state.panic, payload);
                 }
             }
             self.changed.notify_all();

@@ -8,7 +8,7 @@ use slackwater_wait::{Event, Site};
 
 use crate::crew::Task;
 use crate::job::{Class, Verdict};
-use crate::slot::{Seat, Work};
+use crate::slot::{Borrowed, Seat, Work};
 use crate::spread::Inner;
 
 /// Tasks that borrow: all of them end before the scope does.
@@ -42,12 +42,13 @@ pub(crate) fn run<'env, R>(inner: &Inner, f: impl for<'scope> FnOnce(&'scope Sco
         verdict: Verdict::default(),
     };
     let crew = inner.home();
+    let borrowed = Borrowed::begin();
     let slot = if inner.is_orphaned() { None } else { crew.take_slot() };
     if let Some(slot) = slot {
         let seats = crew.workers() + 1;
         let work = Work { data: (&raw const shared).cast(), enter, base: 0, seats, lasting: true };
         // SAFETY: the slot was just taken. `shared` is on this stack and the slot is retired below, on every path: `f`
-        // and the tasks run under a guard.
+        // and the tasks run under a guard, and nothing unwinds past `borrowed`.
         unsafe { crew.publish(slot, work, 0, crew.workers(), Class::Latency) };
     }
     // Tasks may hold a reference to it to spawn more, so it lives until the last of them has ended.
@@ -57,6 +58,7 @@ pub(crate) fn run<'env, R>(inner: &Inner, f: impl for<'scope> FnOnce(&'scope Sco
     if let Some(slot) = slot {
         crew.retire(slot, Class::Latency, &crew.waiting(&SITE));
     }
+    borrowed.end();
     match (shared.verdict.into_result(), value) {
         (Ok(()), Some(value)) => value,
         (Err(error), _) => unreachable!("a scope is not cancelled: {}", error.resume_panic()),

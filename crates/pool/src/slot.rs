@@ -2,7 +2,8 @@ use std::cell::{Cell, UnsafeCell};
 use std::ops::Range;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use crate::affinity::current_cpu;
+use slackwater_wait::current_cpu;
+
 use crate::claim::{Chunk, Ranges};
 use crate::door::Door;
 use crate::member::Member;
@@ -23,6 +24,28 @@ pub(crate) struct Work {
     pub(crate) seats: usize,
     /// More may be to do later: a participant that finds nothing may come again.
     pub(crate) lasting: bool,
+}
+
+/// Exists while others may use what a published job borrows. The borrow must not end by unwinding: what the closures of a
+/// job do is caught, and should anything else panic (a strategy of waiting can be the user's own), the process ends.
+#[derive(Debug)]
+pub(crate) struct Borrowed(());
+
+impl Borrowed {
+    pub(crate) fn begin() -> Self {
+        Self(())
+    }
+
+    /// Nobody uses it any more.
+    pub(crate) fn end(self) {
+        std::mem::forget(self);
+    }
+}
+
+impl Drop for Borrowed {
+    fn drop(&mut self) {
+        std::process::abort();
+    }
 }
 
 /// A place where one job at a time is published.

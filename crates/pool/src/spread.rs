@@ -10,7 +10,7 @@ use crate::member::Member;
 use crate::place::forks;
 use crate::pool::Job;
 use crate::record::{Record, add};
-use crate::slot::Work;
+use crate::slot::{Borrowed, Work};
 
 /// What the threads of a pool share, and how a job is spread over its crews.
 #[derive(Debug)]
@@ -135,6 +135,7 @@ impl Inner {
         }
         let mut parts = Parts::new();
         self.deal(job, len, participants, &mut parts);
+        let borrowed = Borrowed::begin();
         // The crews of other nodes first: their workers have the longer way.
         for part in parts.iter_mut().rev() {
             let crew = &self.crews[part.crew];
@@ -165,6 +166,7 @@ impl Inner {
                 crew.retire(slot, job.class, &crew.waiting(site));
             }
         }
+        borrowed.end();
     }
 
     /// Cuts the indices into one part for each crew, in proportion to the threads that take part: the same index meets

@@ -4,11 +4,14 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use slackwater_pool::{Config, Pool, SubmitError};
+use slackwater_wait::{Cpus, free_cpus, working};
 
 #[test]
 fn a_forked_child_runs_jobs_alone_and_refuses_to_queue() {
     let pool = Pool::start(&Config::threads(2)).unwrap();
     pool.run(10, |_| ());
+    let cpus = Cpus::current().usable;
+    let _busy: Vec<_> = (0..cpus).map(|_| working()).collect();
     // SAFETY: the child allocates only through the system allocator, which fork leaves usable, and ends with `_exit`.
     let child = unsafe { libc::fork() };
     if child == 0 {
@@ -17,7 +20,9 @@ fn a_forked_child_runs_jobs_alone_and_refuses_to_queue() {
             ran.fetch_add(1, Ordering::Relaxed);
         });
         let refused = matches!(pool.spawn(|| ()), Err(SubmitError::Forked));
-        let code = i32::from(ran.into_inner() != 100) + 2 * i32::from(!refused);
+        // Once the parent's busy threads counted in the child for ever: no waiter of the child spun, no worker was woken.
+        let crowded = free_cpus() != cpus;
+        let code = i32::from(ran.into_inner() != 100) + 2 * i32::from(!refused) + 4 * i32::from(crowded);
         // SAFETY: ends the child at once, without the handlers of the parent's test runner.
         unsafe { libc::_exit(code) };
     }
@@ -26,6 +31,6 @@ fn a_forked_child_runs_jobs_alone_and_refuses_to_queue() {
     // SAFETY: `status` is ours, and the child is not waited for by anybody else.
     assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
     assert!(libc::WIFEXITED(status), "the child ended by itself");
-    assert_eq!(libc::WEXITSTATUS(status), 0, "1: tasks were lost, 2: a task was queued");
+    assert_eq!(libc::WEXITSTATUS(status), 0, "1: tasks were lost, 2: a task was queued, 4: CPUs count as taken");
     assert_eq!(pool.spawn(|| 3).unwrap().wait().unwrap(), 3, "the parent goes on");
 }

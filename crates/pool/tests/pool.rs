@@ -237,6 +237,43 @@ fn a_panic_in_a_scope_comes_out_after_all_tasks_ended() {
     assert_eq!(ended.into_inner(), 1);
 }
 
+/// What a panic carries may panic when it is dropped. Of two, the second was dropped in the worker, past everything that
+/// catches: the worker died inside the job, and the submitter waited for it for ever.
+#[test]
+fn a_panic_that_panics_again_is_only_a_panic() {
+    struct Twice;
+    impl Drop for Twice {
+        fn drop(&mut self) {
+            if !thread::panicking() {
+                panic!("again");
+            }
+        }
+    }
+    fn forget(result: Result<(), Box<dyn std::any::Any + Send>>) {
+        let payload = result.unwrap_err();
+        assert!(payload.is::<Twice>());
+        std::mem::forget(payload);
+    }
+    let twice = || std::panic::panic_any(Twice);
+    on_each(|pool| {
+        let both = || {
+            pool.scope(|scope| {
+                scope.spawn(twice);
+                scope.spawn(twice);
+            });
+        };
+        forget(std::panic::catch_unwind(std::panic::AssertUnwindSafe(both)));
+        let queue = Queue::new(pool, 2);
+        (0..2).for_each(|_| queue.enqueue(twice).unwrap());
+        forget(Err(queue.sync(0, Instant::NEVER).unwrap_err().0));
+        // Nobody wants the result: the last of the two ends drops it.
+        let handle = pool.spawn(|| Twice).unwrap();
+        let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| drop(handle)));
+        assert_eq!(pool.spawn(|| 7).unwrap().wait().unwrap(), 7);
+        pool.run(100, |_| ());
+    });
+}
+
 #[test]
 fn a_submitted_job_is_waited_for_by_its_handle() {
     on_each(|pool| {

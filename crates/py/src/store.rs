@@ -455,7 +455,6 @@ impl Drop for Store {
     }
 }
 
-/// JSON as dictionaries, lists, numbers and texts of Python.
 fn quota_of<'py>(py: Python<'py>, state: &QuotaState) -> PyResult<Bound<'py, PyDict>> {
     let entry = PyDict::new(py);
     entry.set_item("tenant", state.tenant.to_string())?;
@@ -467,6 +466,7 @@ fn quota_of<'py>(py: Python<'py>, state: &QuotaState) -> PyResult<Bound<'py, PyD
     Ok(entry)
 }
 
+/// JSON as dictionaries, lists, numbers and texts of Python.
 fn as_objects(py: Python<'_>, text: serde_json::Result<String>) -> PyResult<Bound<'_, PyAny>> {
     let text = text.map_err(|error| exception(py, ErrorCode::SerializeFail, &error.to_string()))?;
     py.import("json")?.call_method1("loads", (text,))

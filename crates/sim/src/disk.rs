@@ -67,6 +67,7 @@ pub struct Disk {
     writes: u64,
     last_op: Option<OpId>,
     faults: DiskFaults,
+    failing_sync: bool,
     honest: bool,
     lying: bool,
     /// Reads of this life of the process that met errors or gave flipped bits: what it did not find may be there.
@@ -149,6 +150,7 @@ impl Disk {
             writes: 0,
             last_op: None,
             faults: DiskFaults::default(),
+            failing_sync: false,
             honest: true,
             lying: false,
             spoilt: Spoilt::default(),
@@ -197,9 +199,20 @@ impl Disk {
         self.flights.get(&caller).is_some_and(|flight| matches!(flight.what, DiskOp::Write { .. }))
     }
 
+    /// Whether it is a sync.
+    #[must_use]
+    pub fn is_sync(&self, caller: Caller) -> bool {
+        self.flights.get(&caller).is_some_and(|flight| matches!(flight.what, DiskOp::Sync { .. }))
+    }
+
+    /// Lets the next sync end in an error.
+    pub fn fail_next_sync(&mut self) {
+        self.failing_sync = true;
+    }
+
     /// Opens or closes windows of trouble.
     pub fn set_faults(&mut self, faults: DiskFaults) {
-        self.faults = faults;
+        (self.faults, self.failing_sync) = (faults, false);
     }
 
     /// Takes an operation in and says when it completes.
@@ -261,7 +274,7 @@ impl Disk {
         for flight in std::mem::take(&mut self.flights).into_values() {
             self.abandon(flight);
         }
-        self.last_op = None;
+        (self.last_op, self.failing_sync) = (None, false);
         self.spoilt_before = std::mem::take(&mut self.spoilt);
         if how == Crash::Process {
             return;
@@ -316,6 +329,7 @@ impl Disk {
             }
             DiskOp::Create { .. } if self.faults.full => Some(DiskError::Full),
             DiskOp::Create { .. } | DiskOp::Write { .. } if self.rng.chance(self.faults.write_error) => eio,
+            DiskOp::Sync { .. } if std::mem::take(&mut self.failing_sync) => eio,
             DiskOp::Sync { .. } if self.rng.chance(self.faults.sync_error) => eio,
             _ => None,
         }

@@ -28,11 +28,14 @@ pub enum Fault {
         /// How long it is away.
         down: Duration,
     },
-    /// The node's process is killed when its disk has taken its next write, and the machine loses power soon after the
-    /// process is back: what the first life left in the cache of the device, and the second told of, is gone.
+    /// The node's process is killed when its disk has taken its next write, or its next sync has failed, and the machine
+    /// loses power soon after the process is back: what the first life left in the cache of the device, and the second
+    /// told of, is gone.
     Relapse {
         /// Which node.
         node: u32,
+        /// Whether it is a sync that fails.
+        in_vain: bool,
         /// How long it is away, each time.
         down: Duration,
         /// How long it is back in between.
@@ -211,7 +214,7 @@ fn aftershocks(rng: &mut Rng, planned: &[Planned]) -> Vec<Planned> {
 fn relapse(rng: &mut Rng, cluster: Extent) -> Fault {
     let down = span(rng, Duration::from_millis(1), Duration::from_millis(60));
     let after = span(rng, Duration::from_millis(3), Duration::from_millis(60));
-    Fault::Relapse { node: node(rng, cluster), down, after }
+    Fault::Relapse { node: node(rng, cluster), in_vain: rng.chance(0.3), down, after }
 }
 
 fn replace_disk(rng: &mut Rng, cluster: Extent) -> Fault {

@@ -24,6 +24,8 @@ pub struct History {
     grants: u64,
     /// A device lost a write that it reported as done: what that write was to bury may come back.
     excused: bool,
+    /// When something was last forgiven: who looked before may yet tell of it.
+    forgiven: Instant,
 }
 
 #[derive(Debug)]
@@ -128,7 +130,8 @@ impl History {
 
     /// Removals and overwrites acknowledged since then, while a node was away, were known to nobody but a master that
     /// has ended: what they replaced may come back with the node.
-    pub fn forgive(&mut self, since: Instant) {
+    pub fn forgive(&mut self, since: Instant, now: Instant) {
+        self.forgiven = now;
         for timeline in self.timelines.values_mut() {
             timeline.removals.retain(|removal| removal.acknowledged < since);
             for fate in timeline.versions.values_mut() {
@@ -188,9 +191,12 @@ impl History {
             owner => return Err(wrong(format!("that version belongs to {owner:?}"))),
         }
         self.judge_age(read.name, read.version, read.began)?;
+        let standing = read.began >= self.forgiven;
         let fate = self.fate(read.name, read.version).expect("its owner was found");
         fate.seen.get_or_insert(read.ended);
-        fate.standing.get_or_insert(read.ended);
+        if standing {
+            fate.standing.get_or_insert(read.ended);
+        }
         Ok(put)
     }
 
@@ -304,6 +310,18 @@ mod tests {
         history.published(&name(), Version(5), at(12));
         assert_eq!(read(&mut history, 1, 6, 30), Ok(PutId(1)));
         history.master_ended();
+        assert_eq!(read(&mut history, 0, 5, 40), Ok(PutId(0)));
+    }
+
+    /// A node came back whose old value no removal was remembered for. A read that had begun before ended after, and was
+    /// taken for a promise that the removed, newer value stands (seed 7602).
+    #[test]
+    fn a_read_that_began_before_it_was_forgiven_promises_nothing() {
+        let mut history = history();
+        history.published(&name(), Version(6), at(22));
+        history.removed(&name(), at(31), at(33));
+        history.forgive(at(10), at(32));
+        assert_eq!(read(&mut history, 1, 6, 30), Ok(PutId(1)));
         assert_eq!(read(&mut history, 0, 5, 40), Ok(PutId(0)));
     }
 

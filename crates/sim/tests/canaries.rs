@@ -13,7 +13,9 @@ const CHURNED: u64 = 300;
 /// and their logs are too few files for a tombstone to go before what it keeps dead.
 fn hunt(bug: Planted) -> (Profile, u64) {
     match bug {
-        Planted::TombstoneDroppedEarly | Planted::RecoveryWithoutSync => (Profile::Churn, CHURNED),
+        Planted::TombstoneDroppedEarly | Planted::RecoveryWithoutSync | Planted::RecoveryTrustsCache => {
+            (Profile::Churn, CHURNED)
+        }
         _ => (Profile::Ordinary, SEEDS),
     }
 }

@@ -205,6 +205,8 @@ pub(crate) struct Batch {
     pub(crate) start: u64,
     /// Its length: headers, payloads, headers again.
     pub(crate) bytes: u64,
+    /// What the headers take at each end.
+    pub(crate) header_bytes: u64,
     pub(crate) life: u64,
     /// Everything of this life before this position was durable when the batch was written.
     pub(crate) durable: Position,
@@ -291,8 +293,9 @@ pub(crate) fn name_of(entry: &DiskEntry) -> KeyHash {
 /// The headers of `batch`, once for its start and once for its end.
 ///
 /// # Panics
-/// When the entries do not fit `header_bytes`: the batch was closed too late.
-pub(crate) fn encode_batch(identity: Identity, batch: &Batch, header_bytes: u64) -> [Vec<u8>; 2] {
+/// When the entries do not fit its headers: the batch was closed too late.
+pub(crate) fn encode_batch(identity: Identity, batch: &Batch) -> [Vec<u8>; 2] {
+    let header_bytes = batch.header_bytes;
     let mut area = Vec::with_capacity(header_bytes as usize);
     area.resize(size_of::<RawBatch>(), 0);
     for entry in &batch.entries {
@@ -388,6 +391,7 @@ pub(crate) fn decode_batch(identity: Identity, file_bytes: u64, offset: u64, byt
         Some(entries) => Decoded::Batch(Batch {
             start,
             bytes: length,
+            header_bytes,
             life: raw.life.get(),
             durable: Position { file: FileId(raw.durable_file.get()), offset: raw.durable_offset.get() },
             entries,
@@ -452,7 +456,7 @@ mod tests {
         Entry::Record(Record { entry, hash, offset, length, checksum })
     }
 
-    fn sample() -> (Batch, u64) {
+    fn sample() -> Batch {
         let payload = START + BLOCK_BYTES;
         let entries = vec![
             record(b"prompt/0001", "", payload, 5000),
@@ -460,15 +464,15 @@ mod tests {
             record(&[0xff; 1024], "acme", payload + 2 * BLOCK_BYTES, 1),
         ];
         let durable = Position { file: FileId(41), offset: 8192 };
-        (Batch { start: START, bytes: 5 * BLOCK_BYTES, life: 3, durable, entries }, BLOCK_BYTES)
+        Batch { start: START, bytes: 5 * BLOCK_BYTES, header_bytes: BLOCK_BYTES, life: 3, durable, entries }
     }
 
     #[test]
     fn a_batch_reads_as_it_was_written_from_either_copy() {
-        let (batch, header_bytes) = sample();
-        let [first, last] = encode_batch(OURS, &batch, header_bytes);
+        let batch = sample();
+        let [first, last] = encode_batch(OURS, &batch);
         assert_eq!(decode_batch(OURS, FILE_BYTES, START, &first), Decoded::Batch(batch.clone()));
-        let at = batch.end() - header_bytes;
+        let at = batch.end() - batch.header_bytes;
         assert_eq!(decode_batch(OURS, FILE_BYTES, at, &last), Decoded::Batch(batch.clone()));
         assert_eq!(decode_batch(OURS, FILE_BYTES, at, &first), Decoded::Other, "a header that went elsewhere");
         assert_eq!(decode_batch(OURS, batch.end() - 1, START, &first), Decoded::Other, "beyond the file");
@@ -500,8 +504,7 @@ mod tests {
     fn the_bytes_of_version_1_do_not_change() {
         let header =
             FileHeader { log: OURS.log, file: OURS.file, life: 3, bytes: FILE_BYTES, highest_version: Version(9) };
-        let (batch, header_bytes) = sample();
-        let [first, last] = encode_batch(OURS, &batch, header_bytes);
+        let [first, last] = encode_batch(OURS, &sample());
         let sums = [header.encode(), first, last].map(|bytes| Checksum::of(&bytes).0);
         assert_eq!(sums, [0x49bd_06c3_1920_72d0, 0xbadc_426b_1d8a_c82b, 0x62ae_68b1_b0c3_dce6]);
     }
@@ -510,8 +513,7 @@ mod tests {
         /// Whatever the medium returns, a decoder neither panics nor tells of records that were not written.
         #[test]
         fn damaged_headers_are_no_headers(at in 0usize..4096, flip in 1u8.., cut in 0usize..4097) {
-            let (batch, header_bytes) = sample();
-            let [mut bytes, _] = encode_batch(OURS, &batch, header_bytes);
+            let [mut bytes, _] = encode_batch(OURS, &sample());
             bytes[at] ^= flip;
             let decoded = decode_batch(OURS, FILE_BYTES, START, &bytes[..cut]);
             prop_assert!(!matches!(decoded, Decoded::Batch(_)), "{decoded:?}");

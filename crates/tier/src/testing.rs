@@ -43,6 +43,7 @@ pub struct MemDisk {
     shuffled: bool,
     full: bool,
     read_only: bool,
+    forgetful: bool,
     fail_at: BTreeMap<u64, DiskError>,
     fail_writing_at: Option<(u64, DiskError)>,
     fail_read_at: Option<(u64, DiskError)>,
@@ -89,6 +90,7 @@ impl MemDisk {
             shuffled: false,
             full: false,
             read_only: false,
+            forgetful: false,
             fail_at: BTreeMap::new(),
             fail_writing_at: None,
             fail_read_at: None,
@@ -112,6 +114,11 @@ impl MemDisk {
     /// Whether writes are refused.
     pub fn set_read_only(&mut self, read_only: bool) {
         self.read_only = read_only;
+    }
+
+    /// Whether a sync that fails loses what it was to write, though it can be read until the power goes.
+    pub fn set_forgetful(&mut self, forgetful: bool) {
+        self.forgetful = forgetful;
     }
 
     /// Lets the operation that ends as number `nth`, counted from the disk's beginning, fail.
@@ -261,6 +268,10 @@ impl MemDisk {
     /// What an operation that failed, or was cut off, may have done.
     fn half_do(&mut self, request: &DiskOp, memory: &impl Memory) {
         match request {
+            // Its pages count as clean from now on: they read well, and no later sync writes them (Rebello et al., 2020).
+            DiskOp::Sync { file } if self.forgetful => {
+                self.files.get_mut(file).into_iter().for_each(|file| file.unsynced.clear());
+            }
             DiskOp::Create { file, bytes } if self.rng.chance(0.5) => self.make(*file, *bytes),
             DiskOp::Write { file, offset, parts } => {
                 let mut bytes = joined(parts, memory);

@@ -30,6 +30,13 @@ impl Cpus {
     }
 }
 
+/// The CPU that the calling thread is on, or was a moment ago.
+#[must_use]
+pub fn current_cpu() -> usize {
+    // Miri and loom have no CPUs to tell apart.
+    if cfg!(any(miri, loom)) { 0 } else { rustix::thread::sched_getcpu() }
+}
+
 fn affinity() -> Vec<usize> {
     match rustix::thread::sched_getaffinity(None) {
         Ok(set) => (0..rustix::thread::CpuSet::MAX_CPU).filter(|&cpu| set.is_set(cpu)).collect(),

@@ -61,7 +61,14 @@ impl Event {
     /// Starts a generation and wakes up to `count` sleepers, with one system call and only if anybody sleeps. Returns
     /// how many were woken. Spinners see the generation by themselves.
     pub fn notify(&self, count: u32) -> usize {
-        self.advance(GENERATION, count)
+        self.notify_by(|_| count)
+    }
+
+    /// [`Event::notify`] of as many as `count` makes of the number asleep. Asked after the generation has begun, so who
+    /// is not among them does not fall asleep any more.
+    pub fn notify_by(&self, count: impl FnOnce(u32) -> u32) -> usize {
+        self.generation.value.fetch_add(GENERATION, Ordering::AcqRel);
+        self.wake(count)
     }
 
     /// [`Event::notify`] of everybody.
@@ -72,7 +79,7 @@ impl Event {
     /// Ends all present and future waits.
     pub fn close(&self) {
         self.generation.value.fetch_or(CLOSED, Ordering::AcqRel);
-        self.wake(u32::MAX);
+        self.wake(|_| u32::MAX);
     }
 
     /// Whether it was closed.
@@ -87,15 +94,12 @@ impl Event {
         self.sleepers.load(Ordering::Relaxed)
     }
 
-    fn advance(&self, by: u32, count: u32) -> usize {
-        self.generation.value.fetch_add(by, Ordering::AcqRel);
-        self.wake(count)
-    }
-
-    fn wake(&self, count: u32) -> usize {
+    fn wake(&self, count: impl FnOnce(u32) -> u32) -> usize {
         // Pairs with the fence of a sleeper: either it sees the new generation, or this sees the sleeper.
         fence(Ordering::SeqCst);
-        if count == 0 || self.sleepers.load(Ordering::Relaxed) == 0 {
+        let asleep = self.sleepers.load(Ordering::Relaxed);
+        let count = if asleep == 0 { 0 } else { count(asleep) };
+        if count == 0 {
             return 0;
         }
         self.woken_at.store(now().as_nanos(), Ordering::Relaxed);
@@ -122,11 +126,11 @@ impl Watched for Watch<'_> {
         self.event.generation.value.load(Ordering::Acquire) != self.seen.0
     }
 
-    fn park(&self, deadline: Instant) -> Parked {
+    fn park(&self, until: Instant, _looks_by: Instant) -> Parked {
         self.event.sleepers.fetch_add(1, Ordering::Relaxed);
         fence(Ordering::SeqCst);
         // The kernel compares the generation, which is the second look after the announcement.
-        let parked = self.event.generation.park(self.seen.0, deadline);
+        let parked = self.event.generation.park(self.seen.0, until);
         if parked != Parked::Woken {
             self.event.sleepers.fetch_sub(1, Ordering::Relaxed);
         }

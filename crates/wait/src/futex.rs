@@ -77,6 +77,7 @@ mod model {
     use loom::sync::{Condvar, Mutex};
 
     use super::{AtomicU32, Bed, Futex, Instant, Parked};
+    use crate::clock::slept;
 
     impl Futex {
         pub(crate) fn new(value: u32) -> Self {
@@ -90,6 +91,7 @@ mod model {
                 return Parked::Disturbed;
             }
             if deadline != Instant::NEVER {
+                slept(deadline);
                 return Parked::TimedOut;
             }
             bed.asleep += 1;

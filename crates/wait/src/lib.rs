@@ -20,6 +20,7 @@ mod futex;
 mod pace;
 mod parker;
 mod polling;
+mod rhythm;
 mod routine;
 #[cfg(not(loom))]
 mod shared;
@@ -36,7 +37,7 @@ pub use backoff::Backoff;
 pub use clock::now;
 pub use completion::{Abandoned, Completer, Completion};
 pub use countdown::{AlreadyHooked, Countdown, Hook};
-pub use cpus::{Cpus, cpu_list};
+pub use cpus::{Cpus, cpu_list, current_cpu};
 pub use event::{Event, Seen};
 pub use pace::Costs;
 pub use parker::Parker;
@@ -45,7 +46,7 @@ pub use routine::{Ended, Sleeper, Stopped, Waiting};
 #[cfg(not(loom))]
 pub use shared::SharedWord;
 pub use site::{GAP_BUCKETS, Site, SiteCounts};
-pub use spinners::{Working, free_cpus, working};
+pub use spinners::{Working, forked, free_cpus, working};
 pub use strategy::{Adaptive, Choice, ChoiceError, Park, Plan, Sleep, Spin, Then, Wait, current, install};
 pub use word::Word;
 

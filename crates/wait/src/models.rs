@@ -7,6 +7,7 @@ use std::pin::Pin;
 use std::sync::Arc as StdArc;
 use std::sync::atomic::{AtomicUsize as Tally, Ordering::SeqCst};
 use std::task::{Context, Wake, Waker};
+use std::time::Duration;
 
 use loom::model::Builder;
 use loom::sync::atomic::{AtomicU32, Ordering};
@@ -14,12 +15,25 @@ use loom::thread;
 use slackwater_base::Instant;
 
 use crate::sync::Arc;
-use crate::{Abandoned, Completion, Countdown, Ended, Event, Hook, Park, Parker, Site, Stopped, Waiting};
+use crate::{
+    Abandoned, Completion, Countdown, Ended, Event, Hook, Park, Parker, Plan, Site, Stopped, Then, Wait, Waiting,
+};
 
 static SITE: Site = Site::new("model");
 
 fn forever() -> Waiting<'static> {
     Waiting::at(&SITE).by(&Park)
+}
+
+/// Looks twice by itself before it sleeps for good; the first of its looks is soon enough to spare the completer a wake.
+#[derive(Debug)]
+struct Napper;
+
+impl Wait for Napper {
+    fn plan(&self, _site: &Site) -> Plan {
+        let then = Then::Nap { first: Duration::ZERO, last: Duration::from_micros(20) };
+        Plan { spin: Duration::ZERO, needs_cpu: false, then }
+    }
 }
 
 /// A wait whose deadline comes as soon as it falls asleep.
@@ -40,6 +54,33 @@ fn complete_reaches_the_waiter_with_its_value() {
         let mover = thread::spawn(move || completer.complete(7));
         assert_eq!(completion.wait(&forever()), Ok(7));
         mover.join().unwrap();
+    });
+}
+
+#[test]
+fn a_napper_finds_the_end_with_or_without_a_wake() {
+    search(|| {
+        let (completer, mut completion) = Completion::new();
+        let mover = thread::spawn(move || completer.complete(7));
+        assert_eq!(completion.wait(&Waiting::at(&SITE).by(&Napper)), Ok(7));
+        mover.join().unwrap();
+    });
+}
+
+/// Who finds the bit of a napper set must still make its own sleep known to the completer, or the completer would leave
+/// both to look by themselves.
+#[test]
+fn a_sleeper_beside_a_napper_is_woken() {
+    search(|| {
+        let batch = Arc::new(Countdown::<()>::new(1));
+        let waiters = [&Napper as &(dyn Wait + 'static), &Park].map(|strategy| {
+            let batch = Arc::clone(&batch);
+            thread::spawn(move || batch.wait(&Waiting::at(&SITE).by(strategy)))
+        });
+        batch.complete();
+        for waiter in waiters {
+            assert_eq!(waiter.join().unwrap(), Ok(()));
+        }
     });
 }
 
@@ -292,6 +333,44 @@ fn two_notifications_wake_two_sleepers_one_each() {
         for taker in takers {
             taker.join().unwrap();
         }
+    });
+}
+
+/// A submitter that leaves the watchers alone and wakes sleepers only, as the pool does. Counted before the event had moved
+/// on, a watcher could fall asleep behind its back, and nobody came.
+#[test]
+fn a_watcher_that_falls_asleep_is_woken_or_sees_the_event() {
+    struct Crew {
+        event: Event,
+        idle: AtomicU32,
+        open: AtomicU32,
+        came: Event,
+    }
+    search(|| {
+        let crew = Arc::new(Crew {
+            event: Event::new(),
+            idle: AtomicU32::new(0),
+            open: AtomicU32::new(0),
+            came: Event::new(),
+        });
+        let other = Arc::clone(&crew);
+        let worker = thread::spawn(move || {
+            loop {
+                let seen = other.event.seen();
+                if other.open.load(Ordering::Relaxed) == 1 {
+                    other.came.close();
+                    return;
+                }
+                other.idle.fetch_add(1, Ordering::Relaxed);
+                other.event.wait(seen, &forever()).unwrap();
+                other.idle.fetch_sub(1, Ordering::Relaxed);
+            }
+        });
+        let came = crew.came.seen();
+        crew.open.store(1, Ordering::Relaxed);
+        crew.event.notify_by(|asleep| 1u32.saturating_sub(crew.idle.load(Ordering::Relaxed).saturating_sub(asleep)));
+        assert_eq!(crew.came.wait(came, &forever()), Err(Ended::Cancelled));
+        worker.join().unwrap();
     });
 }
 

@@ -104,10 +104,18 @@ impl<'a> Waiting<'a> {
 pub(crate) trait Watched {
     /// Whether the wait is over.
     fn done(&self) -> bool;
-    /// Sleeps unless the wait is over by now; returns after a wake, at the deadline, or for no reason.
-    fn park(&self, deadline: Instant) -> Parked;
-    /// When the last wake was sent, if it tells.
+    /// Whether a completer heeds `looks_by`.
+    const NAPS: bool = false;
+
+    /// Sleeps unless the wait is over by now; returns after a wake, at `until`, or for no reason. By `looks_by` the
+    /// sleeper looks, woken or not.
+    fn park(&self, until: Instant, looks_by: Instant) -> Parked;
+    /// When the last wake was due, if it tells.
     fn woken_at(&self) -> Instant;
+    /// The CPU of whoever ended the wait, if it tells.
+    fn completer_cpu(&self) -> Option<u32> {
+        None
+    }
 }
 
 /// Waits until `watched` is done or the deadline passed; says whether it is done.
@@ -132,7 +140,7 @@ pub(crate) fn stand(watched: &impl Watched, waiting: &Waiting<'_>) -> bool {
         Spin::Over => {}
     }
     match plan.then {
-        Then::Park => park(watched, waiting, &plan, spun.nanos),
+        Then::Park | Then::Nap { .. } => park(watched, waiting, &plan, spun.nanos),
         Then::Sleep(pause) => sleep(watched, waiting, pause),
     }
 }
@@ -227,26 +235,25 @@ fn preempted_nanos(expected: u64) -> u64 {
 }
 
 /// Sleeps on the word until it is done or the deadline passed.
-fn park(watched: &impl Watched, waiting: &Waiting<'_>, plan: &Plan, spun_nanos: u64) -> bool {
+fn park<W: Watched>(watched: &W, waiting: &Waiting<'_>, plan: &Plan, spun_nanos: u64) -> bool {
     let site = waiting.site;
     let start = now();
+    let naps = Naps::of::<W>(plan, start);
     let mut fell_asleep = start;
     loop {
-        let (parked, woke) = lie(watched, waiting, waiting.deadline);
+        let looks_by = naps.next_look(fell_asleep);
+        let until = if looks_by < Instant::NEVER { looks_by - TIMER_SLACK } else { Instant::NEVER };
+        let (parked, woke) = lie(watched, waiting, until.min(waiting.deadline), looks_by);
         let done = watched.done();
         site.parked(woke.since(fell_asleep).as_nanos() as u64, !done && parked != Parked::TimedOut);
+        if parked == Parked::TimedOut && until <= waiting.deadline {
+            site.napped(done);
+        }
         if done {
-            // A wake sent before the sleep began belongs to an earlier wait.
-            let sent = watched.woken_at();
-            let told = sent >= start && sent <= woke;
-            if told {
-                site.woke(woke.since(sent).as_nanos() as u64);
-            }
-            let ready = if told { sent } else { woke };
-            site.gap(spun_nanos + ready.since(start).as_nanos() as u64);
+            learn_end(watched, site, Sleep { start, woke, parked, spun_nanos });
             return true;
         }
-        if parked == Parked::TimedOut {
+        if parked == Parked::TimedOut && woke >= waiting.deadline {
             return give_up(watched, site);
         }
         // A wake without an end says that the end is near.
@@ -264,15 +271,62 @@ fn park(watched: &impl Watched, waiting: &Waiting<'_>, plan: &Plan, spun_nanos: 
     }
 }
 
+/// When a sleeper looks without being woken.
+#[derive(Clone, Copy, Debug)]
+struct Naps {
+    first: Instant,
+    last: Instant,
+}
+
+impl Naps {
+    fn of<W: Watched>(plan: &Plan, start: Instant) -> Self {
+        match plan.then {
+            Then::Nap { first, last } if W::NAPS => Self { first: start + first, last: start + last },
+            _ => Self { first: start, last: start },
+        }
+    }
+
+    /// By when somebody who falls asleep at `now` looks.
+    fn next_look(&self, now: Instant) -> Instant {
+        if now < self.last { self.first.max(now + SOON) } else { Instant::NEVER }
+    }
+}
+
+/// A sleep that ended with what was waited for.
+struct Sleep {
+    start: Instant,
+    woke: Instant,
+    parked: Parked,
+    spun_nanos: u64,
+}
+
+fn learn_end(watched: &impl Watched, site: &Site, sleep: Sleep) {
+    let Sleep { start, woke, parked, spun_nanos } = sleep;
+    let sent = watched.woken_at();
+    // A wake sent before the sleep began belongs to an earlier wait.
+    let told = sent >= start && sent <= woke;
+    if told && parked == Parked::Woken {
+        site.woke(woke.since(sent).as_nanos() as u64);
+    }
+    if told && let Some(cpu) = watched.completer_cpu() {
+        site.rhythm.completed_on(cpu);
+    }
+    let ready = if told { sent } else { woke };
+    site.gap(spun_nanos + ready.since(start).as_nanos() as u64);
+}
+
 /// Parks once; returns why that ended, and when.
-fn lie(watched: &impl Watched, waiting: &Waiting<'_>, deadline: Instant) -> (Parked, Instant) {
-    let Some(sleeper) = waiting.sleeper else {
-        return (watched.park(deadline), now());
-    };
-    sleeper.lies_down();
-    let parked = watched.park(deadline);
+fn lie(watched: &impl Watched, waiting: &Waiting<'_>, until: Instant, looks_by: Instant) -> (Parked, Instant) {
+    if let Some(sleeper) = waiting.sleeper {
+        sleeper.lies_down();
+    }
+    waiting.site.rhythm.lies_down();
+    let parked = watched.park(until, looks_by);
     let woke = now();
-    sleeper.gets_up();
+    waiting.site.rhythm.gets_up();
+    if let Some(sleeper) = waiting.sleeper {
+        sleeper.gets_up();
+    }
     (parked, woke)
 }
 
@@ -309,7 +363,7 @@ fn doze(watched: &impl Watched, waiting: &Waiting<'_>, expected: Duration) -> bo
     let start = now();
     let until = (start + nap).min(waiting.deadline);
     loop {
-        let (parked, woke) = lie(watched, waiting, until);
+        let (parked, woke) = lie(watched, waiting, until, Instant::NEVER);
         if parked == Parked::TimedOut || watched.done() || woke >= until {
             break;
         }
@@ -317,6 +371,9 @@ fn doze(watched: &impl Watched, waiting: &Waiting<'_>, expected: Duration) -> bo
     waiting.site.parked(now().since(start).as_nanos() as u64, false);
     watched.done()
 }
+
+/// A sleeper that looks by itself within this time is not worth a wake, which would take about as long.
+pub(crate) const SOON: Duration = Duration::from_micros(60);
 
 /// What Linux adds to a timeout by default.
 const TIMER_SLACK: Duration = Duration::from_micros(50);

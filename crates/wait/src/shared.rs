@@ -99,7 +99,7 @@ impl<F: Fn(u64) -> bool> Watched for Watch<'_, F> {
         (self.done)(self.word.load())
     }
 
-    fn park(&self, deadline: Instant) -> Parked {
+    fn park(&self, until: Instant, _looks_by: Instant) -> Parked {
         let before = self.word.set(SharedWord::PARKED);
         if (self.done)(before) {
             return Parked::Disturbed;
@@ -110,7 +110,7 @@ impl<F: Fn(u64) -> bool> Watched for Watch<'_, F> {
             self.word.lower_half(),
             Flags::empty(),
             expected,
-            timespec(deadline).as_ref(),
+            timespec(until).as_ref(),
             NonZeroU32::MAX,
         ) {
             Ok(()) => Parked::Woken,

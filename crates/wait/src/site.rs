@@ -4,6 +4,7 @@ use std::time::Duration;
 use crossbeam_utils::CachePadded;
 
 use crate::pace::{LOOKS_PER_CLOCK, learn_wake};
+use crate::rhythm::Rhythm;
 
 /// The buckets of a site's histogram of gaps: half octaves from 1 µs to 4 ms, then octaves to 1 s.
 pub const GAP_BUCKETS: usize = 32;
@@ -22,6 +23,7 @@ const RELEARN_WAITS: u32 = 64;
 pub struct Site {
     name: &'static str,
     learned: CachePadded<Learned>,
+    pub(crate) rhythm: CachePadded<Rhythm>,
     counters: CachePadded<Counters>,
 }
 
@@ -89,6 +91,10 @@ counters! {
     parks,
     /// Time spent asleep, in nanoseconds.
     park_nanos,
+    /// Sleeps that ended with a look of the waiter's own, before it was woken.
+    naps,
+    /// Waits whose end such a look found: no wake was needed.
+    nap_hits,
     /// Parks that ended although nothing was ready.
     spurious,
     /// Waits that ended at their deadline.
@@ -127,6 +133,7 @@ impl Site {
                 braked: AtomicU32::new(0),
                 since_relearned: AtomicU32::new(0),
             }),
+            rhythm: CachePadded::new(Rhythm::new()),
             counters: CachePadded::new(Counters::new()),
         }
     }
@@ -235,6 +242,13 @@ impl Site {
         }
     }
 
+    pub(crate) fn napped(&self, hit: bool) {
+        self.counters.naps.fetch_add(1, Relaxed);
+        if hit {
+            self.counters.nap_hits.fetch_add(1, Relaxed);
+        }
+    }
+
     pub(crate) fn woke(&self, latency_nanos: u64) {
         self.counters.wakes_seen.fetch_add(1, Relaxed);
         self.counters.wake_nanos.fetch_add(latency_nanos, Relaxed);
@@ -244,6 +258,7 @@ impl Site {
     pub(crate) fn gap(&self, nanos: u64) {
         self.learned.gaps[bucket_of(nanos)].fetch_add(1, Relaxed);
         self.learned.since_relearned.fetch_add(1, Relaxed);
+        self.rhythm.learn(nanos);
     }
 }
 

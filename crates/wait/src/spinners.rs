@@ -25,7 +25,7 @@ impl Token {
             return None;
         }
         if SPINNING.fetch_add(1, Ordering::Relaxed) >= free {
-            SPINNING.fetch_sub(1, Ordering::Relaxed);
+            give_back(&SPINNING);
             return None;
         }
         Some(Self(()))
@@ -34,7 +34,7 @@ impl Token {
 
 impl Drop for Token {
     fn drop(&mut self) {
-        SPINNING.fetch_sub(1, Ordering::Relaxed);
+        give_back(&SPINNING);
     }
 }
 
@@ -62,8 +62,21 @@ pub fn working() -> Working {
 
 impl Drop for Working {
     fn drop(&mut self) {
-        WORKING.fetch_sub(1, Ordering::Relaxed);
+        give_back(&WORKING);
     }
+}
+
+/// Tells that this process has just been forked: who spun or worked stayed in the parent. Only stores to atomics, so it
+/// may be called between fork and exec.
+pub fn forked() {
+    SPINNING.store(0, Ordering::Relaxed);
+    WORKING.store(0, Ordering::Relaxed);
+}
+
+/// Not below zero: what is given back may have been taken before a fork.
+fn give_back(count: &AtomicU32) {
+    let less = |count: u32| count.checked_sub(1);
+    let _ = count.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
 }
 
 #[cfg(test)]

@@ -52,6 +52,14 @@ pub struct Plan {
 pub enum Then {
     /// Sleep until woken.
     Park,
+    /// Sleep, but look without being woken when `first` has passed, then every now and then, and sleep until woken only
+    /// after `last`. Where the completer can tell that the sleeper is about to look, it need not wake it.
+    Nap {
+        /// The first look.
+        first: Duration,
+        /// The end of the looks.
+        last: Duration,
+    },
     /// Sleep for this long, look, and again.
     Sleep(Duration),
 }

@@ -4,13 +4,13 @@
 #[cfg(not(loom))]
 pub(crate) use std::sync::{
     Arc, Mutex, MutexGuard,
-    atomic::{AtomicU32, fence},
+    atomic::{AtomicU32, AtomicU64, fence},
 };
 
 #[cfg(loom)]
 pub(crate) use loom::sync::{
     Arc, Mutex, MutexGuard,
-    atomic::{AtomicU32, fence},
+    atomic::{AtomicU32, AtomicU64, fence},
 };
 
 #[cfg(loom)]

@@ -1,10 +1,12 @@
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64 as Time, Ordering};
 
 use slackwater_base::Instant;
 
 use crate::clock::now;
+use crate::cpus::current_cpu;
 use crate::futex::{Futex, Parked};
-use crate::routine::{Waiting, Watched, stand};
+use crate::routine::{SOON, Waiting, Watched, stand};
+use crate::sync::AtomicU64;
 
 /// A word that threads wait on: what [`Completion`](crate::Completion) and [`Countdown`](crate::Countdown) are made of,
 /// and other protocols can be.
@@ -17,8 +19,13 @@ use crate::routine::{Waiting, Watched, stand};
 #[repr(align(128))]
 pub struct Word {
     futex: Futex,
-    /// When the last wake was sent, for the waiter to learn what it cost. Written only if somebody sleeps.
-    woken_at: AtomicU64,
+    /// When the last wake was due, for the waiter to learn how long it waited. Written only if somebody sleeps.
+    woken_at: Time,
+    /// By when every sleeper so far looks by itself. It only grows: a word on which somebody once slept for good is
+    /// woken for good.
+    looks_by: AtomicU64,
+    /// The CPU of whoever ended the wait.
+    woken_on: AtomicU32,
 }
 
 impl Word {
@@ -32,7 +39,12 @@ impl Word {
     #[must_use]
     pub fn new(value: u32) -> Self {
         assert_eq!(value & Self::PARKED, 0, "nobody sleeps on a new word");
-        Self { futex: Futex::new(value), woken_at: AtomicU64::new(0) }
+        Self {
+            futex: Futex::new(value),
+            woken_at: Time::new(0),
+            looks_by: AtomicU64::new(0),
+            woken_on: AtomicU32::new(0),
+        }
     }
 
     /// The value, with everything that was written before it was stored.
@@ -74,14 +86,21 @@ impl Word {
         }
     }
 
-    /// Wakes everybody that sleeps, given the value `before` the change that ends their wait.
+    /// Wakes everybody that sleeps, given the value `before` the change that ends their wait, unless all of them look
+    /// by themselves about as soon as a wake would make them.
     pub fn wake(&self, before: u32) {
         if before & Self::PARKED == 0 {
             return;
         }
+        let now = now();
+        self.woken_at.store(now.as_nanos(), Ordering::Relaxed);
+        self.woken_on.store(current_cpu() as u32, Ordering::Relaxed);
+        // Each sleeper wrote its time before it set the bit, and the change that gave `before` came after that.
+        if now.until(Instant::from_nanos(self.looks_by.load(Ordering::Relaxed))) <= SOON {
+            return;
+        }
         // Cleared first: whoever falls asleep from now on sets it again, and the wake below reaches those who did not.
         self.clear(Self::PARKED);
-        self.woken_at.store(now().as_nanos(), Ordering::Relaxed);
         self.futex.wake(u32::MAX);
     }
 
@@ -97,23 +116,27 @@ struct Watch<'a, F> {
 }
 
 impl<F: Fn(u32) -> bool> Watched for Watch<'_, F> {
+    const NAPS: bool = true;
+
     fn done(&self) -> bool {
         (self.done)(self.word.load())
     }
 
-    fn park(&self, deadline: Instant) -> Parked {
-        let announced = self.word.change(|seen| {
-            let sleep = !(self.done)(seen) && seen & Word::PARKED == 0;
-            sleep.then_some(seen | Word::PARKED)
-        });
-        match announced {
-            Err(seen) if (self.done)(seen) => Parked::Disturbed,
+    fn park(&self, until: Instant, looks_by: Instant) -> Parked {
+        self.word.looks_by.fetch_max(looks_by.as_nanos(), Ordering::Relaxed);
+        // A swap even if the bit is set: whoever changes the word afterwards and sees the bit sees the time as well.
+        match self.word.change(|seen| (!(self.done)(seen)).then_some(seen | Word::PARKED)) {
+            Err(_) => Parked::Disturbed,
             // The kernel compares once more: a change since then, and with it a wake, makes the sleep end at once.
-            Ok(seen) | Err(seen) => self.word.futex.park(seen | Word::PARKED, deadline),
+            Ok(seen) => self.word.futex.park(seen | Word::PARKED, until),
         }
     }
 
     fn woken_at(&self) -> Instant {
         Instant::from_nanos(self.word.woken_at.load(Ordering::Relaxed))
+    }
+
+    fn completer_cpu(&self) -> Option<u32> {
+        Some(self.word.woken_on.load(Ordering::Relaxed))
     }
 }

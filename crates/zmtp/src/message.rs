@@ -11,7 +11,7 @@ pub struct Message {
 
 #[derive(Clone)]
 enum Ranges {
-    Few { count: u8, at: [(u32, u32); 6] },
+    Few { count: u32, at: [(u32, u32); 6] },
     Many(Vec<(u32, u32)>),
 }
 
@@ -103,7 +103,7 @@ impl RangesBuilder {
 impl Ranges {
     fn as_slice(&self) -> &[(u32, u32)] {
         match self {
-            Ranges::Few { count, at } => &at[..usize::from(*count)],
+            Ranges::Few { count, at } => &at[..*count as usize],
             Ranges::Many(all) => all,
         }
     }
@@ -112,8 +112,8 @@ impl Ranges {
         let fits = |n: usize| u32::try_from(n).expect("messages stay below 4 GiB by their limit");
         let range = (fits(start), fits(end));
         match self {
-            Ranges::Few { count, at } if usize::from(*count) < at.len() => {
-                at[usize::from(*count)] = range;
+            Ranges::Few { count, at } if (*count as usize) < at.len() => {
+                at[*count as usize] = range;
                 *count += 1;
             }
             Ranges::Few { at, .. } => {

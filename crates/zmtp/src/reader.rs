@@ -24,6 +24,8 @@ pub(crate) struct Frame {
 }
 
 const RESERVE_BYTES: usize = 64 << 10;
+/// A message of several small parts gets room for all of them at once.
+const SMALL_BYTES: usize = 128;
 
 impl Reader {
     /// Takes bytes off `input` up to the end of the next frame; none when the input ends first. `limit` bounds the
@@ -32,7 +34,7 @@ impl Reader {
         let frame = match self.frame {
             Some(frame) => frame,
             None => match self.read_header(input)? {
-                Some((flags, size)) => self.begin(flags, size, limit(flags))?,
+                Some((flags, size)) => self.begin(flags, size, limit(flags), input.len())?,
                 None => return Ok(None),
             },
         };
@@ -45,6 +47,11 @@ impl Reader {
         }
         self.frame = None;
         Ok(Some(frame))
+    }
+
+    /// Whether nothing is half read.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.have == 0 && self.frame.is_none() && self.store.is_empty() && self.ranges.len() == 0
     }
 
     /// The payload of the frame just returned.
@@ -80,12 +87,13 @@ impl Reader {
         Message::from_store(std::mem::take(&mut self.store), std::mem::take(&mut self.ranges))
     }
 
-    fn begin(&mut self, flags: u8, size: u64, limit: u64) -> Result<Frame, Cause> {
+    /// Begins a frame; `coming` bytes are there already, the whole message perhaps.
+    fn begin(&mut self, flags: u8, size: u64, limit: u64, coming: usize) -> Result<Frame, Cause> {
         if size > limit {
             return Err(Cause::FrameTooLarge { size, limit });
         }
         let size = usize::try_from(size).map_err(|_| Cause::FrameTooLarge { size, limit })?;
-        self.store.reserve(size.min(RESERVE_BYTES));
+        self.store.reserve(size.max(coming.min(SMALL_BYTES)).min(RESERVE_BYTES));
         let frame = Frame { flags, start: self.store.len(), size };
         self.frame = Some(frame);
         Ok(frame)

@@ -78,7 +78,8 @@ pub enum Entry<L> {
 
 impl<L: Copy + PartialEq> Routes<L> {
     /// No routes. An id changes hands only to a link with the same key; between links without keys only when
-    /// `plain_handover` says so, because there anybody could take anybody's id.
+    /// `plain_handover` says so, because there anybody could take anybody's id. An id that is `L` and a key (OxenMQ's
+    /// form) is that key's: no other key gets it, and whoever has it without a key gives way.
     #[must_use]
     pub const fn new(plain_handover: bool) -> Self {
         Self { by_id: BTreeMap::new(), next_generated: 0, plain_handover }
@@ -92,12 +93,16 @@ impl<L: Copy + PartialEq> Routes<L> {
             return Entry::New(id);
         }
         let id = announced.to_vec();
+        let is_owner = key.map(|key| owner_of(announced) == Some(key));
         match self.by_id.get(announced) {
+            _ if owner_of(announced).is_some() && is_owner == Some(false) => Entry::Taken,
             None => {
                 self.by_id.insert(id.clone(), (link, key));
                 Entry::New(id)
             }
-            Some((from, owner)) if *owner == key && (key.is_some() || self.plain_handover) => {
+            Some((from, owner))
+                if *owner == key && (key.is_some() || self.plain_handover) || is_owner == Some(true) =>
+            {
                 let from = *from;
                 self.by_id.insert(id.clone(), (link, key));
                 Entry::Handover { id, from }
@@ -143,13 +148,24 @@ impl<L: Copy + PartialEq> Routes<L> {
     }
 }
 
-/// A subscriber asked for more topics than it may.
-#[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
-#[error("more than {limit} topics on one link")]
-pub struct TooManyTopics {
-    /// The limit.
-    pub limit: usize,
+/// The key in an id of OxenMQ's form: `L`, then the 32 bytes of the key.
+fn owner_of(id: &[u8]) -> Option<PublicKey> {
+    let (first, key) = id.split_first()?;
+    (*first == b'L').then(|| key.try_into().ok().map(PublicKey::from_bytes)).flatten()
 }
+
+/// A subscriber asked for more topics than it may, or for longer ones.
+#[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
+#[error("more than {limit} topics, or {bytes} bytes of them, on one link")]
+pub struct TooManyTopics {
+    /// How many it may have.
+    pub limit: usize,
+    /// How many bytes they may have together.
+    pub bytes: usize,
+}
+
+/// Room for each topic that a link may have.
+const TOPIC_BYTES: usize = 64;
 
 /// PUB: who wants which topics, by prefix. Finding the receivers of a topic costs one look-up for each *length* that
 /// any prefix has, not one for each subscriber.
@@ -157,12 +173,19 @@ pub struct TooManyTopics {
 pub struct Subscriptions<L> {
     by_prefix: BTreeMap<Vec<u8>, BTreeMap<L, u32>>,
     lengths: BTreeMap<usize, usize>,
-    by_link: BTreeMap<L, BTreeSet<Vec<u8>>>,
+    by_link: BTreeMap<L, Held>,
     limit: usize,
 }
 
+/// What one link wants.
+#[derive(Clone, Debug, Default)]
+struct Held {
+    topics: BTreeSet<Vec<u8>>,
+    bytes: usize,
+}
+
 impl<L: Copy + Ord> Subscriptions<L> {
-    /// No subscriptions; each link may hold `limit` different prefixes.
+    /// No subscriptions; each link may hold `limit` different prefixes of 64 bytes on average.
     #[must_use]
     pub const fn new(limit: usize) -> Self {
         Self { by_prefix: BTreeMap::new(), lengths: BTreeMap::new(), by_link: BTreeMap::new(), limit }
@@ -174,17 +197,20 @@ impl<L: Copy + Ord> Subscriptions<L> {
     /// [`TooManyTopics`] beyond the limit; nothing was changed then.
     pub fn subscribe(&mut self, link: L, prefix: &[u8]) -> Result<(), TooManyTopics> {
         let held = self.by_link.entry(link).or_default();
-        if !held.contains(prefix) {
-            if held.len() >= self.limit {
-                return Err(TooManyTopics { limit: self.limit });
+        if !held.topics.contains(prefix) {
+            let most = self.limit.saturating_mul(TOPIC_BYTES);
+            if held.topics.len() >= self.limit || held.bytes + prefix.len() > most {
+                return Err(TooManyTopics { limit: self.limit, bytes: most });
             }
-            held.insert(prefix.to_vec());
+            held.topics.insert(prefix.to_vec());
+            held.bytes += prefix.len();
         }
         let links = self.by_prefix.entry(prefix.to_vec()).or_insert_with(|| {
             *self.lengths.entry(prefix.len()).or_default() += 1;
             BTreeMap::new()
         });
-        *links.entry(link).or_default() += 1;
+        let wishes: &mut u32 = links.entry(link).or_default();
+        *wishes = wishes.saturating_add(1);
         Ok(())
     }
 
@@ -195,15 +221,17 @@ impl<L: Copy + Ord> Subscriptions<L> {
         *count -= 1;
         if *count == 0 {
             self.drop_prefix(link, prefix);
-            if let Some(held) = self.by_link.get_mut(&link) {
-                held.remove(prefix);
+            if let Some(held) = self.by_link.get_mut(&link)
+                && held.topics.remove(prefix)
+            {
+                held.bytes -= prefix.len();
             }
         }
     }
 
     /// Forgets everything `link` wanted.
     pub fn remove(&mut self, link: L) {
-        for prefix in self.by_link.remove(&link).unwrap_or_default() {
+        for prefix in self.by_link.remove(&link).unwrap_or_default().topics {
             self.drop_prefix(link, &prefix);
         }
     }
@@ -318,6 +346,21 @@ mod tests {
         assert_eq!(plain.enter(b"y", None, 5), Entry::Handover { id: b"y".to_vec(), from: 4 });
     }
 
+    /// Whoever was admitted could announce the id of another peer before that one came, and it was refused for ever.
+    #[test]
+    fn an_id_made_of_a_key_is_that_keys() {
+        let key = |byte| PublicKey::from_bytes([byte; 32]);
+        let id = [&b"L"[..], key(1).as_bytes()].concat();
+        let mut routes = Routes::new(false);
+        assert_eq!(routes.enter(&id, Some(key(2)), 2), Entry::Taken);
+        assert_eq!(routes.enter(&id, None, 3), Entry::New(id.clone()));
+        assert_eq!(routes.enter(&id, None, 4), Entry::Taken);
+        assert_eq!(routes.enter(&id, Some(key(2)), 5), Entry::Taken);
+        assert_eq!(routes.enter(&id, Some(key(1)), 6), Entry::Handover { id: id.clone(), from: 3 });
+        assert_eq!(routes.enter(&id, Some(key(1)), 7), Entry::Handover { id: id.clone(), from: 6 });
+        assert_eq!(routes.enter(&id, None, 8), Entry::Taken);
+    }
+
     proptest! {
         /// Against the obvious model: a list of (link, prefix) wishes.
         #[test]
@@ -357,8 +400,14 @@ mod tests {
         subscriptions.subscribe(1, b"a").unwrap();
         subscriptions.subscribe(1, b"b").unwrap();
         subscriptions.subscribe(1, b"a").unwrap();
-        assert_eq!(subscriptions.subscribe(1, b"c"), Err(TooManyTopics { limit: 2 }));
+        assert_eq!(subscriptions.subscribe(1, b"c"), Err(TooManyTopics { limit: 2, bytes: 128 }));
         subscriptions.subscribe(2, b"c").unwrap();
+        // A thousand topics of a megabyte each were a thousand topics.
+        assert!(subscriptions.subscribe(2, &[b'c'; 128]).is_err());
+        subscriptions.subscribe(2, &[b'c'; 127]).unwrap();
+        subscriptions.cancel(2, &[b'c'; 127]);
+        subscriptions.subscribe(2, &[b'd'; 127]).unwrap();
+        subscriptions.cancel(2, &[b'd'; 127]);
         assert!(subscriptions.receivers(b"c").eq(&[2]));
     }
 

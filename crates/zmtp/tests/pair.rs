@@ -300,3 +300,16 @@ fn what_arrives_while_admission_is_open_waits_and_is_bounded() {
     server.handle(Input::Admit(Verdict::Accept));
     assert_eq!(server.messages(), [Message::of(["early"])]);
 }
+
+/// A subscriber of minor version 0 could ask for topics as long as a frame may be, a thousand of a megabyte each.
+#[test]
+fn topics_asked_for_as_data_are_bounded_like_commands() {
+    let long = vec![1u8; 4097];
+    let header = [&[2u8][..], &(long.len() as u64).to_be_bytes()].concat();
+    let (sub, publisher) = (null(SocketType::Sub, Side::Connect), null(SocketType::Pub, Side::Listen));
+    let (mut subscriber, mut publisher) = (End::new(sub, 3), End::new(publisher, 4));
+    run(&mut subscriber, &mut publisher, &[usize::MAX]);
+    assert!(publisher.link.is_up());
+    publisher.handle(Input::Bytes(&header));
+    assert_eq!(publisher.cause(), Some(&Cause::FrameTooLarge { size: 4097, limit: 4096 }));
+}

@@ -1,23 +1,33 @@
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
 use slackwater_base::Rng;
 use slackwater_mq::{
-    Address, Call, Category, ConnectOptions, ConnectionId, Mq, RequestError, RequestOptions, Run, Running,
+    Address, Call, Category, ConnectOptions, ConnectionId, RequestError, RequestOptions, Run, Running,
 };
 
 use super::process::{builder, listen, mq_error};
-use super::{BenchError, LinksRow, Options, Report};
+use super::{BenchError, LinksRatio, LinksRow, Options, Report};
 use crate::process::{Process, descriptor_limit, orders, resident_bytes, tell};
-use crate::usage::Mark;
+use crate::usage::{Mark, median};
 
 /// Descriptors that are no links.
 const OWN_DESCRIPTORS: usize = 100;
 /// Links that are opened at a time, so that no side of a fresh connection waits behind thousands of others.
 const OPENING: usize = 256;
+
+/// What is measured at a time: long enough for hundreds of messages, short enough that what a noisy machine does to one
+/// slice it also does to the next.
+const SLICE: Duration = Duration::from_millis(300);
+/// Before a slice: what was under way does not count.
+const SETTLING: Duration = Duration::from_millis(50);
+/// Bytes of a tick on the wire: two frames, the command and a body of [`BODY_BYTES`].
+pub(super) const MESSAGE_BYTES: usize = 2 + 10 + 2 + BODY_BYTES;
+const BODY_BYTES: usize = 64;
 
 /// How long one link may take to stand; less than what the parent waits for all of them.
 const CONNECTING: Duration = Duration::from_secs(30);
@@ -26,14 +36,56 @@ const CONNECTING: Duration = Duration::from_secs(30);
 struct Pair {
     server: Process,
     client: Process,
-    mechanism: &'static str,
+    kind: Kind,
     count: usize,
     connect_seconds: f64,
     bytes_per_link: f64,
+    rows: Vec<LinksRow>,
 }
 
-/// All pairs stand at the same time and are measured in turn, so that a busy moment of the machine meets all of them.
+/// Whose links they are.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Null,
+    Curve,
+    /// See [`bare`](super::bare).
+    Bare,
+}
+
+/// All pairs stand at the same time and are measured in turn, in slices of a window, so that a busy moment of the machine
+/// meets all of them; the ratios are those of slices that follow each other.
 pub(super) fn measure(options: &Options, report: &mut Report) -> Result<(), BenchError> {
+    let counts = counts(options, report);
+    let (Some(least), Some(most)) = (counts.first().copied(), counts.iter().max().copied()) else { return Ok(()) };
+    if !options.heartbeats {
+        report
+            .notes
+            .push("links are measured without heartbeats; each costs its own messages, however it is carried".into());
+    }
+    let curve = counts.get(1).copied().unwrap_or(least);
+    let wanted = counts.iter().map(|count| (Kind::Null, *count)).chain([(Kind::Curve, curve)]);
+    let mut pairs = Vec::new();
+    for (kind, count) in wanted.chain([(Kind::Bare, least), (Kind::Bare, most)]) {
+        pairs.push(Pair::start(options, kind, count)?);
+    }
+    let slices = (options.window.as_secs_f64() * options.rounds as f64 / SLICE.as_secs_f64()).ceil().max(3.0) as usize;
+    for rate in &options.rates {
+        for _ in 0..slices {
+            for pair in &mut pairs {
+                pair.slice(*rate)?;
+            }
+        }
+        report.ratios.extend([Kind::Null, Kind::Bare].map(|kind| ratio(&pairs, kind, (least, most), *rate)));
+        for pair in &mut pairs {
+            let row = middle(std::mem::take(&mut pair.rows));
+            if pair.kind == Kind::Bare { &mut report.bare } else { &mut report.links }.push(row);
+        }
+    }
+    Ok(())
+}
+
+/// The numbers of links asked for, as far as descriptors reach.
+fn counts(options: &Options, report: &mut Report) -> Vec<usize> {
     let limit = descriptor_limit() - OWN_DESCRIPTORS;
     let mut counts: Vec<usize> = Vec::new();
     for wanted in &options.links {
@@ -45,54 +97,72 @@ pub(super) fn measure(options: &Options, report: &mut Report) -> Result<(), Benc
             counts.push(count);
         }
     }
-    if !options.heartbeats && !counts.is_empty() {
-        report
-            .notes
-            .push("links are measured without heartbeats; each costs its own messages, however it is carried".into());
-    }
-    let curve = counts.get(1).or(counts.first()).map(|count| ("CURVE", *count));
-    let mut pairs = Vec::new();
-    for (mechanism, count) in counts.iter().map(|count| ("NULL", *count)).chain(curve) {
-        pairs.push(Pair::start(options, mechanism, count)?);
-    }
-    for rate in &options.rates {
-        let mut windows: Vec<Vec<LinksRow>> = pairs.iter().map(|_| Vec::new()).collect();
-        for _ in 0..options.rounds {
-            for (pair, windows) in pairs.iter_mut().zip(&mut windows) {
-                windows.push(pair.window(*rate, options)?);
-            }
+    counts
+}
+
+/// What a message costs with the most links over what it costs with the least, slice by slice; the middle one.
+fn ratio(pairs: &[Pair], kind: Kind, (least, most): (usize, usize), rate: u32) -> LinksRatio {
+    let of = |count| pairs.iter().find(|pair| pair.kind == kind && pair.count == count).map(|pair| &pair.rows);
+    let cost = |row: &LinksRow| row.cpu_us_per_msg;
+    let (few, many) = (of(least).into_iter().flatten().map(cost), of(most).into_iter().flatten().map(cost));
+    let mut ratios: Vec<f64> = few.zip(many).map(|(few, many)| many / few).collect();
+    LinksRatio { client: kind.client(), least, most, rate, ratio: median(&mut ratios) }
+}
+
+/// Every figure by its own middle slice.
+fn middle(rows: Vec<LinksRow>) -> LinksRow {
+    let of = |pick: fn(&LinksRow) -> f64| median(&mut rows.iter().map(pick).collect::<Vec<_>>());
+    let (arrived, cpu_percent, cpu_us_per_msg) =
+        (of(|row| row.arrived), of(|row| row.cpu_percent), of(|row| row.cpu_us_per_msg));
+    let (p50_us, p99_us, syscalls_per_msg) =
+        (of(|row| row.p50_us), of(|row| row.p99_us), of(|row| row.syscalls_per_msg));
+    let one = rows.into_iter().next().unwrap_or_default();
+    LinksRow { arrived, cpu_percent, cpu_us_per_msg, p50_us, p99_us, syscalls_per_msg, ..one }
+}
+
+impl Kind {
+    fn mechanism(self) -> &'static str {
+        match self {
+            Kind::Null => "NULL",
+            Kind::Curve => "CURVE",
+            Kind::Bare => "none",
         }
-        for mut windows in windows {
-            windows.sort_by(|a, b| a.cpu_us_per_msg.total_cmp(&b.cpu_us_per_msg));
-            let middle = windows.len() / 2;
-            report.links.extend(windows.into_iter().nth(middle));
-        }
     }
-    Ok(())
+
+    fn client(self) -> &'static str {
+        if self == Kind::Bare { "bare epoll" } else { "ours" }
+    }
 }
 
 impl Pair {
-    fn start(options: &Options, mechanism: &'static str, count: usize) -> Result<Self, BenchError> {
+    fn start(options: &Options, kind: Kind, count: usize) -> Result<Self, BenchError> {
         let heartbeats = if options.heartbeats { "on" } else { "off" };
-        let patience = options.patience();
-        let mut server = Process::start(&options.child, &["links-server", mechanism, heartbeats], patience)?;
+        let (patience, links) = (options.patience(), count.to_string());
+        let serving: &[&str] = match kind {
+            Kind::Bare => &["bare-server", &links],
+            _ => &["links-server", kind.mechanism(), heartbeats],
+        };
+        let mut server = Process::start(&options.child, serving, patience)?;
         let address = server.hear("listening")?;
-        let arguments = ["links-client", &address, &count.to_string(), heartbeats];
-        let mut client = Process::start(&options.child, &arguments, patience)?;
+        let asking: &[&str] = match kind {
+            Kind::Bare => &["bare-client", &address, &links],
+            _ => &["links-client", &address, &links, heartbeats],
+        };
+        let mut client = Process::start(&options.child, asking, patience)?;
         let [connect_seconds, bytes_per_link] = client.numbers("ready")?;
-        Ok(Self { server, client, mechanism, count, connect_seconds, bytes_per_link })
+        Ok(Self { server, client, kind, count, connect_seconds, bytes_per_link, rows: Vec::new() })
     }
 
-    fn window(&mut self, rate: u32, options: &Options) -> Result<LinksRow, BenchError> {
+    fn slice(&mut self, rate: u32) -> Result<(), BenchError> {
         self.server.say(&format!("tick {rate}"))?;
         self.server.hear("ticking")?;
-        self.client.say(&format!("measure {}", options.window.as_secs_f64()))?;
+        self.client.say(&format!("measure {}", SLICE.as_secs_f64()))?;
         let [messages, seconds, cpu, p50, p99, calls] = self.client.numbers("measured")?;
         self.server.say("tick 0")?;
         self.server.hear("ticking")?;
-        Ok(LinksRow {
+        self.rows.push(LinksRow {
             n: self.count,
-            mechanism: self.mechanism,
+            mechanism: self.kind.mechanism(),
             rate,
             arrived: messages / seconds,
             cpu_percent: 100.0 * cpu / seconds,
@@ -102,7 +172,8 @@ impl Pair {
             syscalls_per_msg: calls / messages,
             bytes_per_link: self.bytes_per_link,
             connect_seconds: self.connect_seconds,
-        })
+        });
+        Ok(())
     }
 }
 
@@ -116,51 +187,75 @@ pub(super) fn serve(mechanism: &str, heartbeats: &str) -> Result<(), BenchError>
     let register = move |call: &Call<'_>| known.lock().unwrap_or_else(PoisonError::into_inner).push(call.from());
     builder.command("bench.register", register).map_err(mq_error)?;
     let running = builder.start().map_err(mq_error)?;
-    let rate = Arc::new(AtomicU32::new(0));
-    let ending = Arc::new(AtomicBool::new(false));
-    let ticking = {
-        let (mq, rate, ending) = (running.handle(), Arc::clone(&rate), Arc::clone(&ending));
-        std::thread::spawn(move || tick(&mq, &registered, &rate, &ending))
-    };
+    let mq = running.handle();
+    let ticker = Ticker::start(move |random, body| {
+        let to = {
+            let registered = registered.lock().unwrap_or_else(PoisonError::into_inner);
+            registered[random.below(registered.len() as u64) as usize]
+        };
+        mq.send(to, "bench.tick", [body]);
+    });
     listen(&running, mechanism)?;
-    for order in orders() {
-        if let [word, number] = &order[..]
-            && word == "tick"
-        {
-            rate.store(number.parse().unwrap_or(0), Ordering::Release);
-            ticking.thread().unpark();
-            tell("ticking")?;
-        }
-    }
-    ending.store(true, Ordering::Release);
-    ticking.thread().unpark();
-    let _ = ticking.join();
-    Ok(())
+    ticker.obey()
 }
 
-/// Sends to a random link at the asked rate, by the clock: a late wake-up is followed by what it has missed.
-fn tick(mq: &Mq, registered: &Mutex<Vec<ConnectionId>>, rate: &AtomicU32, ending: &AtomicBool) {
+/// Sends to random links at a rate that the parent sets.
+pub(super) struct Ticker {
+    rate: Arc<AtomicU32>,
+    thread: JoinHandle<()>,
+}
+
+/// No more ticks: the process ends.
+const ENDING: u32 = u32::MAX;
+
+impl Ticker {
+    /// Every tick calls `send` with a source of randomness and a body that carries the time.
+    pub(super) fn start(mut send: impl FnMut(&mut Rng, [u8; BODY_BYTES]) + Send + 'static) -> Self {
+        let rate = Arc::new(AtomicU32::new(0));
+        let asked = Arc::clone(&rate);
+        let thread = std::thread::spawn(move || tick(&asked, &mut send));
+        Self { rate, thread }
+    }
+
+    /// Does what the parent says until it ends.
+    pub(super) fn obey(self) -> Result<(), BenchError> {
+        for order in orders() {
+            if let [word, number] = &order[..]
+                && word == "tick"
+            {
+                self.rate.store(number.parse().unwrap_or(0), Ordering::Release);
+                self.thread.thread().unpark();
+                tell("ticking")?;
+            }
+        }
+        self.rate.store(ENDING, Ordering::Release);
+        self.thread.thread().unpark();
+        let _ = self.thread.join();
+        Ok(())
+    }
+}
+
+/// Ticks by the clock: a late wake-up is followed by what it has missed.
+fn tick(asked: &AtomicU32, send: &mut dyn FnMut(&mut Rng, [u8; BODY_BYTES])) {
     let mut rng = Rng::new(7);
     let (mut began, mut sent, mut last) = (Instant::now(), 0u64, 0);
-    while !ending.load(Ordering::Acquire) {
-        let rate = rate.load(Ordering::Acquire);
-        if rate == 0 {
-            last = 0;
-            std::thread::park();
-            continue;
-        }
-        if rate != last {
-            (began, sent, last) = (Instant::now(), 0, rate);
+    loop {
+        let rate = asked.load(Ordering::Acquire);
+        match rate {
+            ENDING => return,
+            0 => {
+                last = 0;
+                std::thread::park();
+                continue;
+            }
+            _ if rate != last => (began, sent, last) = (Instant::now(), 0, rate),
+            _ => {}
         }
         let due = (began.elapsed().as_secs_f64() * f64::from(rate)) as u64;
         while sent < due {
-            let to = {
-                let registered = registered.lock().unwrap_or_else(PoisonError::into_inner);
-                registered[rng.below(registered.len() as u64) as usize]
-            };
-            let mut body = [0u8; 64];
+            let mut body = [0u8; BODY_BYTES];
             body[..8].copy_from_slice(&slackwater_wait::now().as_nanos().to_le_bytes());
-            mq.send(to, "bench.tick", [body]);
+            send(&mut rng, body);
             sent += 1;
         }
         let next = Duration::from_secs_f64((sent + 1) as f64 / f64::from(rate));
@@ -177,23 +272,23 @@ pub(super) fn receive(address: &str, count: &str, heartbeats: &str) -> Result<()
     let mut builder = builder(2, heartbeats == "on");
     builder.category("bench", Category { run: Run::Inline, ..Category::default() }).map_err(mq_error)?;
     let into = Arc::clone(&heard);
-    let hear = move |call: &Call<'_>| {
-        let now = slackwater_wait::now().as_nanos();
-        let sent = call.part(0).and_then(|body| body.first_chunk()).map_or(now, |sent| u64::from_le_bytes(*sent));
-        into.lock().unwrap_or_else(PoisonError::into_inner).saturating_record(now.saturating_sub(sent));
-    };
+    let hear = move |call: &Call<'_>| record(&into, call.part(0).unwrap_or_default());
     builder.command("bench.tick", hear).map_err(mq_error)?;
     let running = builder.start().map_err(mq_error)?;
     let (seconds, bytes) = connect_all(&running, &address, count)?;
     tell(&format!("ready {seconds} {bytes}"))?;
-    for order in orders() {
-        if let [word, seconds] = &order[..]
-            && word == "measure"
-        {
-            measure_window(&running, &heard, Duration::from_secs_f64(seconds.parse().map_err(mq_error)?))?;
-        }
-    }
-    Ok(())
+    measure_windows(&heard, || {
+        let mut calls = 0;
+        running.loop_counters(|counters| calls += counters.hot_system_calls());
+        calls
+    })
+}
+
+/// Notes how long a tick was under way, by the time in its body.
+pub(super) fn record(heard: &Mutex<Histogram<u64>>, body: &[u8]) {
+    let now = slackwater_wait::now().as_nanos();
+    let sent = body.first_chunk().map_or(now, |sent| u64::from_le_bytes(*sent));
+    heard.lock().unwrap_or_else(PoisonError::into_inner).saturating_record(now.saturating_sub(sent));
 }
 
 fn connect_all(running: &Running, address: &Address, count: usize) -> Result<(f64, f64), BenchError> {
@@ -235,23 +330,25 @@ fn next_outcome(outcomes: &Receiver<Result<(), String>>) -> Result<(), BenchErro
     outcomes.recv_timeout(CONNECTING * 2).map_err(mq_error)?.map_err(mq_error)
 }
 
-fn measure_window(running: &Running, heard: &Mutex<Histogram<u64>>, window: Duration) -> Result<(), BenchError> {
-    // What was under way before the window does not count.
-    std::thread::sleep(Duration::from_millis(200));
-    heard.lock().unwrap_or_else(PoisonError::into_inner).reset();
-    let (calls, mark) = (system_calls(running), Mark::now());
-    std::thread::sleep(window);
-    let (calls, spent) = (system_calls(running) - calls, mark.spent());
-    let (cpu, seconds) = (spent.cpu.as_secs_f64(), spent.wall.as_secs_f64());
-    let heard = heard.lock().unwrap_or_else(PoisonError::into_inner);
-    let at = |quantile| heard.value_at_quantile(quantile) as f64 / 1e3;
-    Ok(tell(&format!("measured {} {seconds} {cpu} {} {} {calls}", heard.len(), at(0.5), at(0.99)))?)
-}
-
-fn system_calls(running: &Running) -> u64 {
-    let mut calls = 0;
-    running.loop_counters(|counters| calls += counters.hot_system_calls());
-    calls
+/// Measures windows as the parent asks for them; `calls` counts the system calls so far.
+pub(super) fn measure_windows(heard: &Mutex<Histogram<u64>>, calls: impl Fn() -> u64) -> Result<(), BenchError> {
+    for order in orders() {
+        let [word, seconds] = &order[..] else { continue };
+        if word != "measure" {
+            continue;
+        }
+        let window = Duration::from_secs_f64(seconds.parse().map_err(mq_error)?);
+        std::thread::sleep(SETTLING);
+        heard.lock().unwrap_or_else(PoisonError::into_inner).reset();
+        let (before, mark) = (calls(), Mark::now());
+        std::thread::sleep(window);
+        let (made, spent) = (calls() - before, mark.spent());
+        let (cpu, seconds) = (spent.cpu.as_secs_f64(), spent.wall.as_secs_f64());
+        let heard = heard.lock().unwrap_or_else(PoisonError::into_inner);
+        let at = |quantile| heard.value_at_quantile(quantile) as f64 / 1e3;
+        tell(&format!("measured {} {seconds} {cpu} {} {} {made}", heard.len(), at(0.5), at(0.99)))?;
+    }
+    Ok(())
 }
 
 /// One microsecond to a minute, in nanoseconds, with three digits.

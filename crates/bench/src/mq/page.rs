@@ -1,37 +1,47 @@
-use super::Report;
+use super::{LinksRow, Report};
 use crate::report::{Page, Table};
 
 /// The report as one page without any other file.
 pub(super) fn render(report: &Report) -> String {
-    let links = Table::new(
-        "One client, many links",
-        &[
-            "links",
-            "mechanism",
-            "msg/s",
-            "CPU %",
-            "CPU µs/msg",
-            "p50 µs",
-            "p99 µs",
-            "calls/msg",
-            "bytes/link",
-            "connect s",
-        ],
-        report.links.iter().map(|row| {
-            vec![
-                row.n.to_string(),
-                row.mechanism.to_owned(),
-                format!("{:.0} of {}", row.arrived, row.rate),
-                format!("{:.2}", row.cpu_percent),
-                format!("{:.1}", row.cpu_us_per_msg),
-                format!("{:.0}", row.p50_us),
-                format!("{:.0}", row.p99_us),
-                format!("{:.2}", row.syscalls_per_msg),
-                format!("{:.0}", row.bytes_per_link),
-                format!("{:.2}", row.connect_seconds),
-            ]
+    let holds = Table::new(
+        "What must hold",
+        &["what", "measured", "must be", "bound", "holds"],
+        report.holds.iter().map(|held| {
+            let (value, bound) = (format!("{:.2}", held.value), format!("{}", held.bound));
+            vec![held.what.clone(), value, held.must.to_owned(), bound, held.holds.to_owned()]
         }),
     );
+    let links = |title: &str, rows: &[LinksRow]| {
+        Table::new(
+            title,
+            &[
+                "links",
+                "mechanism",
+                "msg/s",
+                "CPU %",
+                "CPU µs/msg",
+                "p50 µs",
+                "p99 µs",
+                "calls/msg",
+                "bytes/link",
+                "connect s",
+            ],
+            rows.iter().map(|row| {
+                vec![
+                    row.n.to_string(),
+                    row.mechanism.to_owned(),
+                    format!("{:.0} of {}", row.arrived, row.rate),
+                    format!("{:.2}", row.cpu_percent),
+                    format!("{:.1}", row.cpu_us_per_msg),
+                    format!("{:.0}", row.p50_us),
+                    format!("{:.0}", row.p99_us),
+                    format!("{:.2}", row.syscalls_per_msg),
+                    format!("{:.0}", row.bytes_per_link),
+                    format!("{:.2}", row.connect_seconds),
+                ]
+            }),
+        )
+    };
     let or_none = |value: Option<f64>| value.map_or("none".to_owned(), |value| format!("{value:.0}"));
     let rpc = Table::new(
         "Request and reply",
@@ -65,7 +75,12 @@ pub(super) fn render(report: &Report) -> String {
     let page = Page {
         title: "Message layer".to_owned(),
         lead: "One client with many links, and requests with their replies.".to_owned(),
-        tables: vec![links, rpc],
+        tables: vec![
+            holds,
+            links("One client, many links", &report.links),
+            links("The limit: a client that only waits with epoll and reads", &report.bare),
+            rpc,
+        ],
         notes: report.notes.clone(),
         ..Page::default()
     };
@@ -75,7 +90,7 @@ pub(super) fn render(report: &Report) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::mq::{LinksRow, RpcRow};
+    use crate::mq::{Held, RpcRow};
 
     #[test]
     fn every_row_and_note_is_on_the_page() {
@@ -83,9 +98,11 @@ mod tests {
             links: vec![LinksRow { n: 12_345, mechanism: "NULL", ..LinksRow::default() }],
             rpc: vec![RpcRow { size: 64, mechanism: "CURVE", peer_rps: Some(777.0), ..RpcRow::default() }],
             notes: vec!["a <note>".into()],
+            holds: vec![Held { what: "a promise".into(), value: 1.5, must: "≤", bound: 2.0, holds: "yes" }],
+            ..Report::default()
         };
         let page = render(&report);
-        for text in ["12345", "CURVE", "777", "none", "a &lt;note&gt;"] {
+        for text in ["12345", "CURVE", "777", "none", "a &lt;note&gt;", "a promise"] {
             assert!(page.contains(text), "{text}");
         }
     }

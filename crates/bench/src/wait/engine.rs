@@ -21,8 +21,8 @@ unsafe impl Send for Request {}
 /// The most ends that are told together.
 const BATCH_MAX: usize = 4;
 
-pub(super) struct Engine {
-    source: Arc<[u8]>,
+pub(super) struct Engine<'a> {
+    source: &'a [u8],
     strategy: Box<dyn Wait>,
     queue: Mutex<VecDeque<Request>>,
     /// Something was queued.
@@ -35,8 +35,8 @@ pub(super) struct Engine {
     idle: Site,
 }
 
-impl Engine {
-    pub(super) fn new(source: Arc<[u8]>, choice: Choice, movers: usize) -> Self {
+impl<'a> Engine<'a> {
+    pub(super) fn new(source: &'a [u8], choice: Choice, movers: usize) -> Self {
         Self {
             source,
             strategy: choice.strategy(),

@@ -131,11 +131,11 @@ pub(crate) struct Wait {
     movers: Option<usize>,
 
     /// Length of a run
-    #[arg(long, default_value = "400ms", value_name = "TIME", value_parser = parse_duration)]
+    #[arg(long, default_value = "100ms", value_name = "TIME", value_parser = parse_duration)]
     run: Duration,
 
     /// Runs of each strategy, in turns; the medians count
-    #[arg(long, default_value = "5", value_name = "N", value_parser = one_or_more)]
+    #[arg(long, default_value = "21", value_name = "N", value_parser = one_or_more)]
     rounds: usize,
 
     /// How long 64 parked waiters and an idle pool are watched; 0 leaves it out

@@ -4,6 +4,7 @@
 mod bench;
 mod explain;
 mod kill;
+mod mq;
 mod place;
 mod replay;
 mod trouble;

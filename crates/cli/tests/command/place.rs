@@ -1,10 +1,14 @@
 //! A place of its own for each test.
 
-use std::io::Read;
-use std::path::{Path, PathBuf};
+use std::io::{BufRead, BufReader, Read};
+use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
-use std::time::{Duration, Instant};
+use std::sync::mpsc::channel;
+use std::time::Duration;
 
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use rustix::thread::Timespec;
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -51,31 +55,44 @@ impl Place {
 
 /// What the child, whose output is piped, has printed when it is over.
 pub(crate) fn output(mut child: Child) -> Output {
-    fn drain(mut pipe: impl Read + Send + 'static) -> std::thread::JoinHandle<Vec<u8>> {
+    fn drain(pipe: Option<impl Read + Send + 'static>) -> std::thread::JoinHandle<Vec<u8>> {
         std::thread::spawn(move || {
             let mut bytes = Vec::new();
-            pipe.read_to_end(&mut bytes).unwrap();
+            pipe.into_iter().for_each(|mut pipe| _ = pipe.read_to_end(&mut bytes).unwrap());
             bytes
         })
     }
-    let (stdout, stderr) = (drain(child.stdout.take().unwrap()), drain(child.stderr.take().unwrap()));
+    let (stdout, stderr) = (drain(child.stdout.take()), drain(child.stderr.take()));
     let status = end(&mut child);
     Output { status, stdout: stdout.join().unwrap(), stderr: stderr.join().unwrap() }
 }
 
 /// Waits for a child to be over, and ends one that hangs.
 pub(crate) fn end(child: &mut Child) -> ExitStatus {
-    let patience = Instant::now() + PATIENCE;
-    loop {
-        if let Some(status) = child.try_wait().unwrap() {
-            return status;
-        }
-        if Instant::now() > patience {
-            child.kill().unwrap();
-            panic!("a child still runs after {PATIENCE:?}: {:?}", child.wait());
-        }
-        std::thread::sleep(Duration::from_millis(1));
+    let over = pidfd_open(Pid::from_child(child), PidfdFlags::empty()).unwrap();
+    if !ready(&over, PollFlags::IN) {
+        child.kill().unwrap();
+        panic!("a child still runs after {PATIENCE:?}: {:?}", child.wait());
     }
+    child.wait().unwrap()
+}
+
+/// Whether a descriptor becomes so within [`PATIENCE`].
+pub(crate) fn ready(descriptor: impl std::os::fd::AsFd, so: PollFlags) -> bool {
+    let patience = Timespec { tv_sec: PATIENCE.as_secs().cast_signed(), tv_nsec: 0 };
+    poll(&mut [PollFd::new(&descriptor, so)], Some(&patience)).unwrap() > 0
+}
+
+/// Starts a replay that keeps running, and returns when its store is open. What it prints is for [`output`].
+pub(crate) fn open(place: &Place, arguments: &[&str]) -> Child {
+    let mut command = place.command(&[&["replay", "--json", "--log", "info"], arguments].concat());
+    let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let lines = BufReader::new(child.stderr.take().unwrap()).lines();
+    let (said, heard) = channel();
+    // It goes on listening when nobody hears it: a full pipe would stop the child.
+    std::thread::spawn(move || lines.map_while(Result::ok).for_each(|line| _ = said.send(line)));
+    while !heard.recv_timeout(PATIENCE).expect("the store was not opened").contains("the log is open") {}
+    child
 }
 
 /// How long anything that a test waits for may take.
@@ -90,15 +107,4 @@ pub(crate) fn object(output: &Output) -> Value {
     let text = String::from_utf8_lossy(&output.stdout);
     assert_eq!(text.lines().count(), 1, "one object on one line: {text}");
     serde_json::from_str(&text).unwrap()
-}
-
-/// Bytes of all files below a directory that may not be there.
-pub(crate) fn bytes_below(directory: &Path) -> u64 {
-    let Ok(entries) = std::fs::read_dir(directory) else { return 0 };
-    let size = |entry: std::fs::DirEntry| match entry.metadata() {
-        Ok(metadata) if metadata.is_dir() => bytes_below(&entry.path()),
-        Ok(metadata) => metadata.len(),
-        Err(_) => 0,
-    };
-    entries.flatten().map(size).sum()
 }

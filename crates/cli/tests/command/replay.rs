@@ -1,11 +1,11 @@
 //! `slackwater replay` as its users run it: a process, its exit code, what it prints and what it leaves behind.
 
-use std::path::Path;
-use std::process::{Child, Stdio};
-use std::time::{Duration, Instant};
+use std::process::Child;
 
-use crate::place::{PATIENCE, Place, bytes_below, object, output, stderr};
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
+
+use crate::place::{Place, object, open, output, stderr};
 
 /// Little memory over enough SSD: blocks must leave memory and come back. A run that is always short of memory would
 /// wait out the group commit time and again.
@@ -119,11 +119,10 @@ fn an_interrupt_ends_the_run_with_a_report_of_what_was_done() {
     let place = Place::new();
     let request = |at: u64| format!(r#"{{"timestamp":{at},"input_length":512,"output_length":1,"hash_ids":[1]}}"#);
     std::fs::write(place.path("t.jsonl"), format!("{}\n{}\n", request(0), request(36_000_000))).unwrap();
-    let directory = place.path("kv");
-    let arguments = ["replay", "t.jsonl", "--speed", "1x", "--json", "--dir", directory.to_str().unwrap()];
-    let child = interrupted(&place, &[&arguments[..], &SMALL[..]].concat(), &directory, 1);
+    let child = open(&place, &[&["t.jsonl", "--speed", "1x", "--dir", "kv"], &SMALL[..]].concat());
+    signal(&child, &[Signal::INT]);
     let output = output(child);
-    assert_eq!(output.status.code(), Some(130), "{}", stderr(&output));
+    assert_eq!(output.status.code(), Some(130));
     assert!(count(&object(&output), "requests") <= 1);
     let html = std::fs::read_to_string(place.path("report/report.html")).unwrap();
     assert!(html.contains("Cut short: interrupted"));
@@ -134,29 +133,15 @@ fn an_interrupt_ends_the_run_with_a_report_of_what_was_done() {
 #[test]
 fn signals_that_come_together_are_one_and_the_report_is_written() {
     let place = Place::new();
-    let directory = place.path("kv");
-    let arguments = ["replay", "--generate", "--requests", "1000000", "--json", "--dir", directory.to_str().unwrap()];
-    let child = interrupted(&place, &[&arguments[..], &SMALL[..]].concat(), &directory, 3);
+    let child = open(&place, &[&["--generate", "--requests", "1000000", "--dir", "kv"], &SMALL[..]].concat());
+    signal(&child, &[Signal::INT, Signal::TERM]);
     let output = output(child);
-    assert_eq!(output.status.code(), Some(130), "{}", stderr(&output));
+    assert_eq!(output.status.code(), Some(130));
     assert_eq!(count(&object(&output), "corrupt_reads"), 0);
     assert!(place.path("report/report.json").exists());
 }
 
-/// A run that was sent `times` interrupts, one right after another, when its store was open.
-fn interrupted(place: &Place, arguments: &[&str], directory: &Path, times: usize) -> Child {
-    let mut command = place.command(arguments);
-    let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    // The store is opened after signals are taken over: its files say that the child is ready for one.
-    let patience = Instant::now() + PATIENCE;
-    while bytes_below(directory) == 0 {
-        assert!(Instant::now() < patience, "the store was not opened");
-        std::thread::sleep(Duration::from_millis(1));
-    }
-    let pid = rustix::process::Pid::from_child(&child);
-    for _ in 0..times {
-        rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
-        std::thread::sleep(Duration::from_millis(1));
-    }
-    child
+/// Sends signals one right after another. Each is another one, as two of a kind would be one while they wait.
+fn signal(child: &Child, signals: &[Signal]) {
+    signals.iter().for_each(|signal| kill_process(Pid::from_child(child), *signal).unwrap());
 }

@@ -1,11 +1,10 @@
 //! What a disk, a directory or an option can have wrong with it, and what the command says then.
 
 use std::process::{Command, Output, Stdio};
-use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use crate::place::{PATIENCE, Place, bytes_below, end, output, stderr};
+use crate::place::{Place, end, open, output, stderr};
 
 const CHAT: [&str; 6] = ["--generate", "--sessions", "20", "--block-bytes", "32KiB", "--json"];
 const SIZES: [&str; 6] = ["--memory", "8MiB", "--ssd", "64MiB", "--flush-delay", "2ms"];
@@ -36,14 +35,7 @@ fn a_directory_with_a_foreign_log_is_refused_and_left_as_it_is() {
 #[test]
 fn a_second_opener_is_told_the_first_ones_pid() {
     let place = Place::new();
-    let directory = place.path("kv");
-    let endless = [&["replay", "--requests", "1000000", "--dir", "kv"], &CHAT[..], &SIZES[..]].concat();
-    let mut first = place.command(&endless).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
-    let patience = Instant::now() + PATIENCE;
-    while bytes_below(&directory) < 64 << 10 {
-        assert!(Instant::now() < patience, "the first one writes nothing");
-        std::thread::sleep(Duration::from_millis(1));
-    }
+    let mut first = open(&place, &[&["--requests", "1000000", "--dir", "kv"], &CHAT[..5], &SIZES[..]].concat());
     refused(&place, "kv", &[&format!("held by another process (pid {})", first.id())]);
     first.kill().unwrap();
     end(&mut first);

@@ -166,6 +166,30 @@ fn reads_of_a_held_group_have_nobody_looked_at_again() {
     assert!((0..12).all(|n| !world.has(&format!("m{n}"))));
 }
 
+/// A hard-pinned member whose last copy was lost with its record held its group no longer. Nobody told the put that
+/// waited for the others' room: it slept until its time was over.
+#[test]
+fn the_loss_of_a_pinned_member_serves_who_waits_for_its_group() {
+    let mut world = World::tiers(MasterConfig::default(), 4 * BLOCK, 1024 * BLOCK);
+    let pinned = || PutConfig { pin: Pin::Hard, group: Some(1), durability: Durability::Disk, ..PutConfig::default() };
+    let PutStarted::Granted { version, .. } = world.start("pinned", BLOCK, pinned()) else { panic!("no room") };
+    world.send(ME, end("pinned", version));
+    offload_all(&mut world);
+    let clear =
+        ReplicaClear { tenant: Tenant::DEFAULT, keys: vec![key("pinned")], segment: Some("segment-1".to_owned()) };
+    assert_eq!(world.ask(Request::ReplicaClear(clear)), Reply::Each(vec![Ok(())]));
+    for name in ["a", "b", "c", "d"] {
+        world.put_with(name, BLOCK, PutConfig { group: Some(1), ..PutConfig::default() });
+    }
+    let call = world.send(ME, start("next", BLOCK, wait(seconds(60))));
+    world.pass(seconds(20));
+    assert_eq!(world.reply(call), None, "the pin holds the group");
+    world.report(NODE, Report::Lost(vec![reported("pinned", version.0, BLOCK).entry]));
+    world.pass(std::time::Duration::ZERO);
+    let Some(Reply::PutStart(results)) = world.reply(call) else { panic!("it still waits") };
+    assert!(matches!(results[0], PutStarted::Granted { .. }), "{results:?}");
+}
+
 #[test]
 fn soft_pins_go_last_and_hard_pins_never() {
     let mut world = world();

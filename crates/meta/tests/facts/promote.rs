@@ -525,3 +525,51 @@ fn no_room_at_staging_is_a_failure_and_a_candidate() {
     let metrics = funnel(&world);
     assert_eq!((metrics.failed, metrics.candidate_recorded, metrics.in_flight), (1, 1, 0));
 }
+
+/// Two members of a group, on SSD alone, below a memory that is too full to promote either.
+fn group_below_a_full_memory() -> World {
+    let mut world = cold(Promotion { watermark: 0.5, ..Promotion::default() }, &[]);
+    for name in ["a", "b"] {
+        world.put_with(name, BLOCK, PutConfig { group: Some(1), ..PutConfig::default() });
+    }
+    for n in 0..64 {
+        world.put(&format!("k{n}"), BLOCK);
+        offload_all(&mut world);
+    }
+    assert!(!in_memory(&mut world, "a") && !in_memory(&mut world, "b"));
+    world
+}
+
+fn empty_memory(world: &mut World) {
+    for n in 0..64 {
+        assert_eq!(world.remove_with(&format!("k{n}"), true), Ok(()));
+    }
+}
+
+fn promoted_names(world: &mut World) -> Vec<String> {
+    tasks(world).concat().iter().map(|task| task.entry.key.to_string()).collect()
+}
+
+/// A member that was refused and tried again was admitted alone, and its group stayed on SSD until somebody read the
+/// rest often enough.
+#[test]
+fn a_member_that_is_tried_again_brings_its_group() {
+    let mut world = group_below_a_full_memory();
+    world.found("a");
+    assert_eq!(funnel(&world).candidates, 1);
+    empty_memory(&mut world);
+    world.pass(Duration::from_millis(50));
+    assert_eq!(promoted_names(&mut world), ["a", "b"]);
+}
+
+/// A refused member was promoted with its group, and went on being tried again all the same.
+#[test]
+fn a_member_that_comes_with_its_group_is_not_tried_again() {
+    let mut world = group_below_a_full_memory();
+    world.found("b");
+    assert_eq!(funnel(&world).candidates, 1);
+    empty_memory(&mut world);
+    world.found("a");
+    assert_eq!(promoted_names(&mut world), ["a", "b"]);
+    assert_eq!(funnel(&world).candidates, 0);
+}

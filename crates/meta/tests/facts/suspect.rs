@@ -1,7 +1,10 @@
-use slackwater_base::Checksum;
-use slackwater_wire::{Lookup, ReplicaAt, Request, Tenant, Version};
+use std::time::Duration;
 
-use crate::world::{World, key};
+use slackwater_base::Checksum;
+use slackwater_meta::{MasterConfig, Offload, OffloadMode};
+use slackwater_wire::*;
+
+use crate::world::*;
 
 fn accuse(world: &mut World, version: Version, at: ReplicaAt) {
     world.ask(Request::Suspect { tenant: Tenant::DEFAULT, key: key("a"), version, at });
@@ -26,9 +29,32 @@ fn a_late_accusation_hits_nobody() {
     let mut world = World::memory(Default::default(), 1 << 20);
     world.put("a", 5000);
     let old = world.found("a");
-    world.put_with("a", 5000, crate::world::upsert());
+    world.put_with("a", 5000, upsert());
     let new = world.found("a");
     accuse(&mut world, old.version, old.replicas[0]);
     accuse(&mut world, new.version, old.replicas[0]);
     assert_eq!(world.found("a").checksum, Checksum(new.checksum.0));
+}
+
+/// A block was leaving memory when a reader accused another node's record of it. Its offload was cancelled with that,
+/// and it was never named again: its bytes counted as leaving for good.
+#[test]
+fn an_accused_record_keeps_no_other_copy_from_leaving_memory() {
+    let offload = Offload { mode: OffloadMode::OnEvict, ..Offload::default() };
+    let config = MasterConfig { offload, lease_ttl: Duration::ZERO, ..MasterConfig::default() };
+    let mut world = World::tiers(config, 20 * BLOCK, 1024 * BLOCK);
+    let version = world.put("a", BLOCK);
+    for n in 0..19 {
+        world.put(&format!("k{n}"), BLOCK);
+    }
+    let leaving = offloads(&mut world);
+    assert!(leaving.iter().any(|task| task.entry.key == key("a")));
+    let (node, segment) = (NodeId(2), SegmentId(8));
+    world.mount(node, segment, SegmentKind::Disk, 1024 * BLOCK);
+    world.report(node, Report::Announce { segment, entries: vec![reported("a", version.0, BLOCK)] });
+    accuse(&mut world, version, ReplicaAt::Disk { node, segment });
+    let done = leaving.iter().map(|task| (task.ticket, Ok(()))).collect();
+    world.report(NODE, Report::Offloaded(done));
+    assert_eq!(world.used(MEMORY), (20 - leaving.len() as u64) * BLOCK);
+    assert_eq!(world.found("a").replicas, [ReplicaAt::Disk { node: NODE, segment: DISK }]);
 }

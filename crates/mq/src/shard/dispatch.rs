@@ -5,13 +5,13 @@ use slackwater_net::Net;
 use slackwater_zmtp::{Message, PublicKey};
 
 use super::outbound::Tag;
-use super::peer::{Kind, Probe, Role};
+use super::peer::{Kind, Peer, Probe, Role};
 use super::peers::At;
 use super::{Order, Shard};
 use crate::call::refusal_for;
 use crate::deliver::Sending;
 use crate::frames::{self, HELLO, Inbound, TAG_BYTES};
-use crate::hub::{Hub, Origin};
+use crate::hub::Hub;
 use crate::registry::{Entry, Handler};
 use crate::{Access, Answer, Call, ConnectionId, Refusal, RequestError, Route, Run};
 
@@ -21,33 +21,26 @@ impl Shard {
         let Some(peer) = self.peers.get_mut(at) else { return };
         peer.active = net.now();
         self.hub.metrics.messages_in.add(1);
-        match &peer.kind {
-            Kind::Incoming { role: Role::Replay(stream), .. } => {
-                let stream = *stream;
-                return self.replay(net, at, stream, &message);
-            }
-            Kind::Outgoing(outgoing) => {
-                if let Some(stream) = outgoing.stream {
-                    return self.on_published(stream, &message);
-                }
-            }
-            _ => {}
+        match peer.role {
+            Role::Replay(stream) => return self.replay(net, at, stream, &message),
+            Role::Publisher(stream) => return self.on_published(stream, &message),
+            Role::Commands | Role::Subscriber(_) | Role::Twin(_) => {}
         }
         match frames::read(&message) {
             Inbound::Command(_) => self.on_command(net, at, message),
             Inbound::Reply(tag) => match Tag::try_from(tag) {
                 Ok(tag) => self.on_reply(net, at, tag, Ok(message)),
-                Err(_) => self.hub.metrics.late_replies.add(1),
+                Err(_) => self.hub.metrics.rare(&self.hub.metrics.late_replies),
             },
             Inbound::RequestRefused(refusal, tag) => match Tag::try_from(tag) {
                 Ok(tag) => self.on_reply(net, at, tag, Err((refusal, message))),
-                Err(_) => self.hub.metrics.late_replies.add(1),
+                Err(_) => self.hub.metrics.rare(&self.hub.metrics.late_replies),
             },
             Inbound::CommandRefused(refusal) => self.hub.metrics.count("refused_by_peer", refusal.text()),
             Inbound::Hi => self.on_hi(net, at),
-            Inbound::Hello => self.on_hello(at),
+            Inbound::Hello => self.on_hello(net, at),
             Inbound::Bye => self.on_bye(net, at),
-            Inbound::Garbled => self.hub.metrics.misplaced_words.add(1),
+            Inbound::Garbled => self.hub.metrics.rare(&self.hub.metrics.misplaced_words),
         }
     }
 
@@ -61,7 +54,7 @@ impl Shard {
         let message = outcome.unwrap_or_else(|(_, message)| message);
         match key.filter(|key| self.hub.is_node(Some(key))) {
             Some(key) => self.on_reply_of_node(net, key, message, true),
-            None => self.hub.metrics.late_replies.add(1),
+            None => self.hub.metrics.rare(&self.hub.metrics.late_replies),
         }
     }
 
@@ -77,7 +70,7 @@ impl Shard {
         let here = links.iter().filter(|link| link.shard == self.number);
         let found = here
             .map(|link| self.peers.find(link.serial))
-            .find(|at| self.peers.get(*at).is_some_and(|peer| peer.pending.contains_key(&tag)));
+            .find(|at| self.peers.get(*at).is_some_and(|peer| peer.rest.pending.contains_key(&tag)));
         if let Some(waiter) = found.and_then(|at| self.take_pending(net, at, &tag)) {
             let outcome = refusal.map_or(Ok(Answer(message)), |refusal| Err(RequestError::Refused(refusal)));
             return waiter.tell(&self.hub.jobs, outcome);
@@ -86,69 +79,68 @@ impl Shard {
         others.sort_unstable();
         others.dedup();
         if others.is_empty() || !ask_others {
-            self.hub.metrics.late_replies.add(1);
+            self.hub.metrics.rare(&self.hub.metrics.late_replies);
         } else {
             others.iter().for_each(|shard| self.hub.order(*shard, Order::StrayReply(key, message.clone())));
         }
     }
 
     fn on_hi(&mut self, net: &mut Net, at: At) {
-        let is_outgoing = self.peers.get(at).is_some_and(|peer| matches!(peer.kind, Kind::Outgoing(_)));
+        let is_outgoing = self.peers.get(at).is_some_and(|peer| matches!(peer.rest.kind, Kind::Outgoing(_)));
         if is_outgoing {
-            return self.hub.metrics.misplaced_words.add(1);
+            return self.hub.metrics.rare(&self.hub.metrics.misplaced_words);
         }
         self.deliver(net, at, Sending::plain(Message::of([HELLO])));
     }
 
-    fn on_hello(&mut self, at: At) {
+    fn on_hello(&mut self, net: &mut Net, at: At) {
         let Some(outgoing) = self.peers.get_mut(at).and_then(|peer| peer.outgoing()) else {
-            return self.hub.metrics.misplaced_words.add(1);
+            return self.hub.metrics.rare(&self.hub.metrics.misplaced_words);
         };
         if outgoing.probe != Probe::Sent {
-            return self.hub.metrics.misplaced_words.add(1);
+            return self.hub.metrics.rare(&self.hub.metrics.misplaced_words);
         }
         outgoing.probe = Probe::None;
-        self.established(at);
+        self.established(net, at);
     }
 
     fn on_bye(&mut self, net: &mut Net, at: At) {
         if self.peers.get(at).is_some_and(|peer| peer.is_incoming()) {
-            return self.hub.metrics.misplaced_words.add(1);
+            return self.hub.metrics.rare(&self.hub.metrics.misplaced_words);
         }
         self.forget(net, at, "the peer said goodbye");
     }
 
     fn on_command(&mut self, net: &mut Net, at: At, message: Message) {
         let Some(peer) = self.peers.get(at) else { return };
-        let origin = Arc::clone(&peer.origin);
-        let hub = Arc::clone(&self.hub);
+        let (hub, origin, level) = (&self.hub, &peer.origin, peer.level);
         let name = message.part(0).unwrap_or_default();
-        let entry = match check(&hub, &origin, name, &message) {
+        let entry = match check(hub, peer, name, &message) {
             Ok(entry) => entry,
-            Err(refusal) => return self.refuse(net, at, &origin, &message, refusal),
+            Err(refusal) => return self.refuse(net, at, &message, refusal),
         };
-        let (is_request, handler) = (entry.is_request, Arc::clone(&entry.handler));
         if hub.registry.category(entry.category).run == Run::Inline {
-            run(&hub, &origin, &message, is_request, &handler);
-            return;
+            return run(&Call { hub, origin, level, message: &message, is_request: entry.is_request }, &entry.handler);
         }
         let bytes = message.payload_bytes();
         let category = entry.category;
         // The job takes the message with it; the head stays here in case the queue is full.
         let head = Message::of(message.parts().take(2));
         let job = {
-            let (hub, origin) = (Arc::clone(&hub), Arc::clone(&origin));
-            move || run(&hub, &origin, &message, is_request, &handler)
+            let (hub, origin) = (Arc::clone(hub), Arc::clone(origin));
+            let (is_request, handler) = (entry.is_request, Arc::clone(&entry.handler));
+            move || run(&Call { hub: &hub, origin: &origin, level, message: &message, is_request }, &handler)
         };
         if hub.jobs.command(category, bytes, Box::new(job)).is_err() {
-            hub.metrics.busy.add(1);
-            self.refuse(net, at, &origin, &head, Refusal::Busy);
+            hub.metrics.rare(&hub.metrics.busy);
+            self.refuse(net, at, &head, Refusal::Busy);
         }
     }
 
     /// Answers a command that is not carried out. An unknown one may have been a request: a second part of the size
     /// of a tag says so.
-    fn refuse(&mut self, net: &mut Net, at: At, origin: &Origin, message: &Message, refusal: Refusal) {
+    fn refuse(&mut self, net: &mut Net, at: At, message: &Message, refusal: Refusal) {
+        let Some(peer) = self.peers.get(at) else { return };
         self.hub.metrics.count("refusal", refusal.text());
         let name = message.part(0).unwrap_or_default();
         let is_request = self.hub.registry.find(name).map(|entry| entry.is_request);
@@ -158,23 +150,23 @@ impl Shard {
             Some(false) => None,
             None => second.filter(|part| part.len() == TAG_BYTES),
         };
-        if let Some(answer) = refusal_for(origin, refusal, name, tag) {
+        if let Some(answer) = refusal_for(&peer.origin, refusal, name, tag) {
             self.deliver(net, at, Sending::plain(answer));
         }
     }
 }
 
 /// The command this message calls, or the first reason why it is not carried out, in the order peers rely on.
-fn check<'a>(hub: &'a Hub, origin: &Origin, name: &[u8], message: &Message) -> Result<&'a Entry, Refusal> {
+fn check<'a>(hub: &'a Hub, peer: &Peer, name: &[u8], message: &Message) -> Result<&'a Entry, Refusal> {
     let entry = hub.registry.find(name).ok_or(Refusal::UnknownCommand)?;
     let Access { level, remote_node, local_node } = hub.registry.category(entry.category).access;
-    if origin.level < level {
+    if peer.level < level {
         return Err(Refusal::Forbidden);
     }
     if local_node && !hub.options.is_node {
         return Err(Refusal::NotAServiceNode);
     }
-    if remote_node && !hub.is_node(origin.key.as_ref()) {
+    if remote_node && !hub.is_node(peer.origin.key.as_ref()) {
         return Err(Refusal::ForbiddenNode);
     }
     if entry.is_request && message.len() < 2 {
@@ -183,13 +175,12 @@ fn check<'a>(hub: &'a Hub, origin: &Origin, name: &[u8], message: &Message) -> R
     Ok(entry)
 }
 
-fn run(hub: &Arc<Hub>, origin: &Arc<Origin>, message: &Message, is_request: bool, handler: &Handler) {
-    let call = Call { hub, origin, message, is_request };
-    if catch_unwind(AssertUnwindSafe(|| handler(&call))).is_err() {
-        hub.metrics.handlers_failed.add(1);
-        let name = String::from_utf8_lossy(message.part(0).unwrap_or_default()).into_owned();
-        tracing::warn!(command = name, remote = origin.remote, "the handler of a command panicked");
-        crate::call::send_refusal(hub, origin, Refusal::Failed, call.tag());
+fn run(call: &Call<'_>, handler: &Handler) {
+    if catch_unwind(AssertUnwindSafe(|| handler(call))).is_err() {
+        call.hub.metrics.rare(&call.hub.metrics.handlers_failed);
+        let name = String::from_utf8_lossy(call.message.part(0).unwrap_or_default()).into_owned();
+        tracing::warn!(command = name, remote = call.remote(), "the handler of a command panicked");
+        crate::call::send_refusal(call.hub, call.origin, Refusal::Failed, call.tag());
     }
 }
 

@@ -3,16 +3,16 @@ use std::time::Duration;
 
 use slackwater_base::Instant;
 use slackwater_net::{ConnId, End, ListenerId, Net, Source};
-use slackwater_zmtp::{Cause, Entry, Event, Input, Link, Message, Out, Peer as Facts, PublicKey, Verdict};
+use slackwater_zmtp::{Cause, Event, Input, Link, Message, Out, Peer as Facts};
 
-use super::dispatch::connection_of;
+use super::outbound::ROOM_BYTES;
 use super::peer::{Kind, Opening, Outgoing, Peer, Probe, Role};
 use super::peers::At;
-use super::{Order, Purpose, Shard, Token, back_off};
+use super::{Purpose, Shard, Token, back_off};
 use crate::deliver::Sending;
 use crate::frames::{BYE, HI, PROPERTY};
 use crate::hub::{LinkId, Opened, Origin};
-use crate::{Admission, Applicant, ConnectionId, Level, LinkEvent};
+use crate::{ConnectionId, Level, LinkEvent};
 
 /// How long a link that has said its last word may go on writing it.
 const LAST_WORD: Duration = Duration::from_secs(1);
@@ -27,7 +27,7 @@ impl Shard {
         let Some((config, purpose)) = self.listeners.get(&listener) else { return net.abort(conn) };
         let (role, admission) = match purpose.clone() {
             Purpose::Commands(admission) => (Role::Commands, admission),
-            Purpose::Stream(stream, admission) => (Role::Stream(stream), admission),
+            Purpose::Stream(stream, admission) => (Role::Subscriber(stream), admission),
             Purpose::Replay(stream, admission) => (Role::Replay(stream), admission),
         };
         let config = Arc::clone(config);
@@ -35,12 +35,12 @@ impl Shard {
         let origin = Origin {
             link: id,
             connection: ConnectionId::Link(id),
-            level: Level::None,
             remote: source.to_string(),
             key: None,
             extensions: false,
         };
-        let mut peer = Peer::new(id, Kind::Incoming { role, admission, route: None }, origin, net.now());
+        let kind = Kind::Incoming { admission, source: source.clone(), route: None };
+        let mut peer = Peer::new(role, kind, origin, net.now());
         peer.conn = Some(conn);
         peer.link = Some(Link::new(config, self.randomness.entropy(), net.now()));
         let at = self.peers.insert(peer);
@@ -52,28 +52,23 @@ impl Shard {
     pub(super) fn open(&mut self, net: &mut Net, opening: Opening) {
         let id = opening.id;
         let connection = opening.node.map_or(ConnectionId::Link(id), ConnectionId::Node);
-        let origin = Origin {
-            link: id,
-            connection,
-            level: opening.level,
-            remote: opening.remote,
-            key: opening.node,
-            extensions: false,
-        };
+        let origin = Origin { link: id, connection, remote: opening.remote, key: opening.node, extensions: false };
         let outgoing = Outgoing {
             connect: opening.connect,
             config: opening.config,
             node: opening.node,
             keep_alive: opening.keep_alive,
             probe: if opening.probe { Probe::Wanted } else { Probe::None },
-            stream: opening.stream,
             outcome: opening.outcome,
             established: false,
             give_up: net.now() + opening.timeout,
             retry: Instant::NEVER,
             attempt: 0,
+            since: net.now(),
         };
-        let peer = Peer::new(id, Kind::Outgoing(Box::new(outgoing)), origin, net.now());
+        let role = opening.stream.map_or(Role::Commands, Role::Publisher);
+        let mut peer = Peer::new(role, Kind::Outgoing(outgoing), origin, net.now());
+        peer.level = opening.level;
         let at = self.peers.insert(peer);
         if self.stopping {
             return self.forget(net, at, "this side is stopping");
@@ -88,13 +83,12 @@ impl Shard {
             let origin = Origin {
                 link: id,
                 connection: ConnectionId::Link(id),
-                level: Level::Admin,
                 remote: "in-process".into(),
                 key: Some(self.hub.keys.public()),
                 extensions: true,
             };
-            let mut peer = Peer::new(id, Kind::Local { twin }, origin, Instant::ZERO);
-            peer.up = true;
+            let mut peer = Peer::new(Role::Twin(twin), Kind::Local, origin, Instant::ZERO);
+            (peer.up, peer.level) = (true, Level::Admin);
             self.peers.insert(peer);
         }
     }
@@ -139,7 +133,7 @@ impl Shard {
     }
 
     /// Gives a link an input and carries out what it answers.
-    fn feed(&mut self, net: &mut Net, at: At, input: Input<'_>) {
+    pub(super) fn feed(&mut self, net: &mut Net, at: At, input: Input<'_>) {
         let Some(peer) = self.peers.get_mut(at) else { return };
         let Some(link) = &mut peer.link else { return };
         let (mut events, mut wire) = (std::mem::take(&mut self.events), std::mem::take(&mut self.scratch));
@@ -148,13 +142,10 @@ impl Shard {
     }
 
     fn carry_out(&mut self, net: &mut Net, at: At, mut wire: Vec<u8>, mut events: Vec<Event>) {
-        if !wire.is_empty()
-            && let Some(conn) = self.peers.get(at).and_then(|peer| peer.conn)
-            && let Some(out) = net.wire(conn)
-        {
-            out.extend_from_slice(&wire);
+        if !wire.is_empty() {
+            self.answer(net, at, &wire);
+            wire.clear();
         }
-        wire.clear();
         self.scratch = wire;
         for event in events.drain(..) {
             match event {
@@ -172,90 +163,18 @@ impl Shard {
         self.events = events;
     }
 
-    /// A peer has proven who it is: decide whether it may come in, here if that is quick, else on a worker.
-    fn on_admission(&mut self, net: &mut Net, at: At, facts: &Facts) {
-        let Some(peer) = self.peers.get_mut(at) else { return };
-        let Kind::Incoming { admission, route, .. } = &mut peer.kind else { return };
-        if !facts.identity.is_empty() {
-            *route = Some(facts.identity.clone());
+    /// What a link says by itself: its handshake, or answers to PINGs. Who sends those without reading the answers gets
+    /// no more of them.
+    fn answer(&mut self, net: &mut Net, at: At, wire: &[u8]) {
+        let Some(conn) = self.peers.get(at).and_then(|peer| peer.conn) else { return };
+        if net.queued_bytes(conn) >= ROOM_BYTES {
+            return self.hub.metrics.rare(&self.hub.metrics.queue_full);
         }
-        let origin = &peer.origin;
-        let link = origin.link;
-        let remote = origin.remote.clone();
-        let admission = admission.clone();
-        let extensions = facts.property(PROPERTY).is_some();
-        peer.origin = Arc::new(Origin {
-            link,
-            connection: connection_of(&self.hub, link, facts.key),
-            level: Level::None,
-            remote: remote.clone(),
-            key: facts.key,
-            extensions,
-        });
-        match &admission {
-            Admission::Everybody(level) => self.on_verdict(net, at, Some(*level)),
-            Admission::Listed(_) => {
-                let level = listed(&admission, facts.key);
-                self.on_verdict(net, at, level);
-            }
-            Admission::Ask(decide) => {
-                let is_node = self.hub.is_node(facts.key.as_ref());
-                let applicant = Applicant { remote, key: facts.key, is_node };
-                let (hub, decide) = (Arc::clone(&self.hub), Arc::clone(decide));
-                let asked = self.hub.jobs.reply(Box::new(move || {
-                    let level = decide(&applicant);
-                    hub.order(link.shard, Order::Verdict(link.serial, level));
-                }));
-                if asked.is_err() {
-                    self.on_verdict(net, at, None);
-                }
-            }
+        if let Some(out) = net.wire(conn) {
+            out.extend_from_slice(wire);
         }
-    }
-
-    pub(super) fn on_verdict(&mut self, net: &mut Net, at: At, level: Option<Level>) {
-        let level = level.filter(|_| self.take_route(at));
-        let Some(level) = level else {
-            self.hub.metrics.refused.add(1);
-            return self.feed(net, at, Input::Admit(Verdict::Refuse(400)));
-        };
-        self.set_level(at, level);
-        self.feed(net, at, Input::Admit(Verdict::Accept));
-    }
-
-    /// Enters the peer under the routing id it announced. An id that another peer has is refused; one that the same
-    /// key has is taken over.
-    fn take_route(&mut self, at: At) -> bool {
-        let Some(peer) = self.peers.get(at) else { return false };
-        let Kind::Incoming { route: Some(id), role: Role::Commands, .. } = &peer.kind else { return true };
-        let entered = self.hub.routes().enter(id, peer.origin.key, peer.id);
-        match entered {
-            Entry::New(_) => true,
-            Entry::Handover { from, .. } => {
-                self.hub.order(from.shard, Order::HandedOver(from.serial));
-                true
-            }
-            Entry::Taken => {
-                self.hub.metrics.count("link", "identity_taken");
-                if let Some(Kind::Incoming { route, .. }) = self.peers.get_mut(at).map(|peer| &mut peer.kind) {
-                    *route = None;
-                }
-                false
-            }
-        }
-    }
-
-    fn set_level(&mut self, at: At, level: Level) {
-        let Some(peer) = self.peers.get_mut(at) else { return };
-        let old = &peer.origin;
-        peer.origin = Arc::new(Origin {
-            link: old.link,
-            connection: connection_of(&self.hub, old.link, old.key),
-            level,
-            remote: old.remote.clone(),
-            key: old.key,
-            extensions: old.extensions,
-        });
+        // A PING may have said that its sender wants to be given up earlier.
+        self.arm(net, at);
     }
 
     fn on_up(&mut self, net: &mut Net, at: At, facts: &Facts) {
@@ -266,58 +185,55 @@ impl Shard {
         if let Some(conn) = peer.conn {
             net.proven(conn);
         }
-        let id = peer.id;
-        let (mut is_probing, mut stream) = (false, None);
+        let id = peer.origin.link;
+        let mut is_probing = false;
         if let Some(outgoing) = peer.outgoing() {
-            outgoing.attempt = 0;
+            outgoing.since = net.now();
             is_probing = outgoing.probe == Probe::Wanted;
             if is_probing {
                 outgoing.probe = Probe::Sent;
             }
-            stream = outgoing.stream;
             let connection = outgoing.node.map_or(ConnectionId::Link(id), ConnectionId::Node);
-            let (level, remote) = (peer.origin.level, peer.origin.remote.clone());
-            let extensions = facts.property(PROPERTY).is_some();
-            peer.origin = Arc::new(Origin { link: id, connection, level, remote, key: facts.key, extensions });
+            let (remote, extensions) = (peer.origin.remote.clone(), facts.property(PROPERTY).is_some());
+            peer.origin = Arc::new(Origin { link: id, connection, remote, key: facts.key, extensions });
         }
-        let origin = Arc::clone(&peer.origin);
-        let is_outgoing = !peer.is_incoming();
-        self.hub.metrics.links_up.add(1);
+        let (origin, role, is_outgoing) = (Arc::clone(&peer.origin), peer.role, !peer.is_incoming());
+        self.hub.metrics.rare(&self.hub.metrics.links_up);
         if let ConnectionId::Node(key) = origin.connection {
             self.hub.add_link_of(key, id, if is_outgoing { Opened::Here } else { Opened::There });
         }
         if is_probing {
             self.deliver_first(net, at, Message::of([HI]));
         } else if is_outgoing {
-            self.established(at);
+            self.established(net, at);
         }
-        if let Some(stream) = stream {
+        if let Role::Publisher(stream) = role {
             self.tell_interests(net, at, stream);
         }
         let Origin { connection, remote, key, .. } = &*origin;
         self.hub.tell(LinkEvent::Up { connection: *connection, remote: remote.clone(), key: *key });
         self.flush_queue(net, at);
-        self.arm(net, at);
+        self.arm_anew(net, at);
     }
 
     /// Puts a message before those that wait.
     fn deliver_first(&mut self, net: &mut Net, at: At, message: Message) {
         let Some(peer) = self.peers.get_mut(at) else { return };
-        let (queue, bytes) = (std::mem::take(&mut peer.queue), std::mem::take(&mut peer.queue_bytes));
+        let queue = peer.queue.take();
         self.deliver(net, at, Sending::plain(message));
         if let Some(peer) = self.peers.get_mut(at) {
-            peer.queue.extend(queue);
-            peer.queue_bytes += bytes;
+            peer.put_behind(queue);
         }
     }
 
     /// The link is as good as its opener asked for.
-    pub(super) fn established(&mut self, at: At) {
+    pub(super) fn established(&mut self, net: &mut Net, at: At) {
         let Some(outgoing) = self.peers.get_mut(at).and_then(|peer| peer.outgoing()) else { return };
         outgoing.established = true;
         if let Some(outcome) = outgoing.outcome.take() {
             outcome(Ok(()));
         }
+        self.arm_anew(net, at);
     }
 
     pub(super) fn on_conn_closed(&mut self, net: &mut Net, at: At, end: &End) {
@@ -347,12 +263,16 @@ impl Shard {
             net.close(conn, LAST_WORD);
         }
         let (stopping, now) = (self.stopping, net.now());
-        let delay = match refused {
-            true => most,
-            false => {
-                let attempt = peer.outgoing().map_or(0, |outgoing| outgoing.attempt);
-                back_off(first, most, attempt, &mut self.jitter)
+        let delay = match peer.outgoing() {
+            Some(_) if refused => most,
+            Some(outgoing) => {
+                // A peer that takes links in only to drop them is not asked again and again at once.
+                if was_up && now.since(outgoing.since) >= most {
+                    outgoing.attempt = 0;
+                }
+                back_off(first, most, outgoing.attempt, &mut self.jitter)
             }
+            None => Duration::ZERO,
         };
         let again = match peer.outgoing() {
             Some(outgoing) if !stopping && (outgoing.established || !refused && now < outgoing.give_up) => {
@@ -370,7 +290,7 @@ impl Shard {
             return self.remove(net, at, was_up, reason);
         }
         self.fail_sent(net, at);
-        self.hub.metrics.reconnects.add(1);
+        self.hub.metrics.rare(&self.hub.metrics.reconnects);
         if was_up {
             self.down(at, reason, true);
         }
@@ -396,16 +316,18 @@ impl Shard {
         }
         self.forget_subscriber(at);
         let Some(mut peer) = self.peers.remove(at) else { return };
-        if let Some((timer, _)) = peer.timer.take() {
+        self.hub.metrics.changed().notify_all();
+        let id = peer.origin.link;
+        if let Some((timer, _)) = peer.rest.timer.take() {
             net.cancel_timer(timer);
         }
         if let Some(key) = peer.node() {
-            self.hub.remove_link_of(&key, peer.id);
+            self.hub.remove_link_of(&key, id);
         }
-        match &mut peer.kind {
+        match &mut peer.rest.kind {
             Kind::Incoming { route, .. } => {
                 if let Some(route) = route {
-                    self.hub.routes().leave(route, peer.id);
+                    self.hub.routes().leave(route, id);
                 }
                 if !was_up {
                     let remote = peer.origin.remote.clone();
@@ -417,16 +339,17 @@ impl Shard {
                     outcome(Err(reason.to_owned()));
                 }
             }
-            Kind::Local { twin } => {
-                let twin = self.peers.find(*twin);
-                self.forget(net, twin, reason);
+            Kind::Local => {
+                if let Role::Twin(twin) = peer.role {
+                    self.forget(net, self.peers.find(twin), reason);
+                }
             }
         }
     }
 
     fn down(&mut self, at: At, reason: &str, reconnecting: bool) {
         let Some(peer) = self.peers.get(at) else { return };
-        self.hub.metrics.links_down.add(1);
+        self.hub.metrics.rare(&self.hub.metrics.links_down);
         let connection = peer.origin.connection;
         self.hub.tell(LinkEvent::Down { connection, reason: reason.to_owned(), reconnecting });
     }
@@ -449,46 +372,10 @@ impl Shard {
         self.disconnect(net, at, LAST_WORD);
     }
 
-    /// Looks at every link again after rights or nodes have changed.
-    pub(super) fn review(&mut self, net: &mut Net) {
-        for at in self.peers.all() {
-            let Some(peer) = self.peers.get(at) else { continue };
-            let key = peer.origin.key;
-            let was_node = matches!(peer.origin.connection, ConnectionId::Node(_));
-            if was_node && !self.hub.is_node(key.as_ref()) {
-                self.hub.metrics.count("link", "node_removed");
-                self.forget(net, at, "no longer a node");
-                continue;
-            }
-            let Kind::Incoming { admission, .. } = &peer.kind else { continue };
-            let level = match admission {
-                Admission::Listed(_) if peer.up => listed(admission, key),
-                _ => Some(peer.origin.level),
-            };
-            match level {
-                Some(level) => {
-                    self.set_level(at, level);
-                    self.enter_node(at);
-                }
-                None => {
-                    self.hub.metrics.count("link", "right_removed");
-                    self.forget(net, at, "no longer in the list");
-                }
-            }
-        }
-    }
-
-    fn enter_node(&mut self, at: At) {
-        let Some(peer) = self.peers.get(at).filter(|peer| peer.up) else { return };
-        if let ConnectionId::Node(key) = peer.origin.connection {
-            self.hub.add_link_of(key, peer.id, if peer.is_incoming() { Opened::There } else { Opened::Here });
-        }
-    }
-
     pub(super) fn on_tick(&mut self, net: &mut Net, at: At) {
         let now = net.now();
         let Some(peer) = self.peers.get_mut(at) else { return };
-        peer.timer = None;
+        peer.rest.timer = None;
         let is_expired = peer.up && now >= peer.expires();
         let (mut is_late, mut is_due) = (false, false);
         if let Some(outgoing) = peer.outgoing() {
@@ -521,20 +408,20 @@ impl Shard {
     pub(super) fn arm(&mut self, net: &mut Net, at: At) {
         let Some(peer) = self.peers.get_mut(at) else { return };
         let due = peer.due();
-        if peer.timer.is_some_and(|(_, at)| at <= due) || due == Instant::NEVER {
+        if peer.rest.timer.is_some_and(|(_, at)| at <= due) || due == Instant::NEVER {
             return;
         }
-        if let Some((timer, _)) = peer.timer.take() {
+        if let Some((timer, _)) = peer.rest.timer.take() {
             net.cancel_timer(timer);
         }
-        peer.timer = Some((net.set_timer(due, Token::Peer(at.serial()).pack()), due));
+        peer.rest.timer = Some((net.set_timer(due, Token::Peer(at.serial()).pack()), due));
     }
-}
 
-fn listed(admission: &Admission, key: Option<PublicKey>) -> Option<Level> {
-    match admission {
-        Admission::Listed(list) => key.and_then(|key| list.find(&key)).map(|allowed| allowed.level),
-        Admission::Everybody(level) => Some(*level),
-        Admission::Ask(_) => None,
+    /// The same after a deadline has gone: thousands of links that came up together would all look after it together.
+    fn arm_anew(&mut self, net: &mut Net, at: At) {
+        if let Some((timer, _)) = self.peers.get_mut(at).and_then(|peer| peer.rest.timer.take()) {
+            net.cancel_timer(timer);
+        }
+        self.arm(net, at);
     }
 }

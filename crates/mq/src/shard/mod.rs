@@ -1,5 +1,6 @@
 //! One loop's share of the message layer: its links, and the requests, timers and streams that live with them.
 
+mod admission;
 mod dispatch;
 mod links;
 mod outbound;
@@ -7,6 +8,7 @@ mod peer;
 mod peers;
 mod streams;
 
+use std::convert::Infallible;
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use std::time::Duration;
@@ -23,6 +25,7 @@ use crate::deliver::Sending;
 use crate::hub::Hub;
 use crate::timer::Ticking;
 use crate::{Admission, Level};
+use peer::{Peer, Role};
 use peers::{At, Peers};
 use streams::Stream;
 
@@ -54,8 +57,10 @@ pub(crate) enum Order {
     Inspect(Sender<Inspection>),
     /// Stop listening; open links go on.
     Drain,
+    /// Ends everything; `empty` is dropped when the last connection has gone.
     Shutdown {
         linger: Duration,
+        empty: Sender<Infallible>,
     },
 }
 
@@ -100,6 +105,8 @@ pub(crate) struct Shard {
     randomness: Randomness,
     jitter: Rng,
     stopping: bool,
+    /// Whoever waits until this side has no connection any more.
+    empty: Option<Sender<Infallible>>,
 }
 
 /// What a timer of the loop means, in the top bits of its token.
@@ -143,12 +150,17 @@ impl Protocol for Shard {
             NetEvent::Drained { conn } => {
                 if let Some(at) = self.at_of(net, conn) {
                     self.flush_queue(net, at);
+                    if let Some(Role::Replay(stream)) = self.peers.get(at).map(|peer| peer.role) {
+                        self.go_on_with_replay(net, at, stream);
+                    }
                 }
             }
             NetEvent::Closed { conn, attached, end } => {
                 if let Some(at) = self.peers.of(conn, attached) {
                     self.on_conn_closed(net, at, &end);
                 }
+                self.hub.metrics.changed().notify_all();
+                self.look_whether_empty(net);
             }
             NetEvent::Timer { token } => match Token::unpack(token) {
                 Token::Peer(serial) => self.on_tick(net, self.peers.find(serial)),
@@ -177,6 +189,7 @@ impl Shard {
             randomness: Randomness::new()?,
             jitter: Rng::new(u64::from_le_bytes(seed)),
             stopping: false,
+            empty: None,
         })
     }
 
@@ -207,7 +220,7 @@ impl Shard {
                 let _ = answer.send(self.inspect(net));
             }
             Order::Drain => net.stop_listening_everywhere(),
-            Order::Shutdown { linger } => self.shut_down(net, linger),
+            Order::Shutdown { linger, empty } => self.shut_down(net, linger, empty),
         }
     }
 
@@ -225,9 +238,9 @@ impl Shard {
         Inspection {
             peers: self.peers.len(),
             up: self.peers.values().filter(|peer| peer.up).count(),
-            pending: self.peers.values().map(|peer| peer.pending.len()).sum(),
+            pending: self.peers.values().map(|peer| peer.rest.pending.len()).sum(),
             connections: net.connections(),
-            queued: self.peers.values().map(|peer| peer.queue.len()).sum(),
+            queued: self.peers.values().map(Peer::queued).sum(),
             timers: self.timers.len(),
         }
     }
@@ -245,7 +258,7 @@ impl Shard {
     }
 
     /// Ends everything: requests hear that their link is gone, links close with linger, nothing reconnects.
-    fn shut_down(&mut self, net: &mut Net, linger: Duration) {
+    fn shut_down(&mut self, net: &mut Net, linger: Duration, empty: Sender<Infallible>) {
         self.stopping = true;
         net.stop_listening_everywhere();
         for at in self.peers.all() {
@@ -253,6 +266,14 @@ impl Shard {
         }
         for (_, (_, timer)) in self.timers.drain() {
             net.cancel_timer(timer);
+        }
+        self.empty = Some(empty);
+        self.look_whether_empty(net);
+    }
+
+    fn look_whether_empty(&mut self, net: &Net) {
+        if net.connections() == 0 {
+            self.empty = None;
         }
     }
 }

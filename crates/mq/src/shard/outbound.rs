@@ -4,7 +4,7 @@ use slackwater_base::Map;
 use slackwater_net::{Net, TimerId};
 use slackwater_zmtp::{Message, Out, PublicKey};
 
-use super::peer::{Kind, Peer, Queued};
+use super::peer::{Peer, Queued, Role};
 use super::peers::At;
 use super::{Order, Shard, Token};
 use crate::RequestError;
@@ -23,17 +23,16 @@ pub(super) struct Pending {
 }
 
 /// Bytes in a connection's outbox above which messages wait in the link's queue instead, where they are counted.
-const ROOM_BYTES: usize = 256 << 10;
+pub(super) const ROOM_BYTES: usize = 256 << 10;
 
 impl Shard {
     /// Puts a message on a link, or into its queue, or says why not.
     pub(super) fn deliver(&mut self, net: &mut Net, at: At, mut sending: Sending) {
         let Some(peer) = self.peers.get_mut(at) else { return self.reroute(at, sending) };
         let size = sending.message.payload_bytes();
-        let full = peer.queue.len() >= self.hub.options.queue_messages
-            || !peer.queue.is_empty() && peer.queue_bytes + size > self.hub.options.queue_bytes;
-        if full {
-            self.hub.metrics.queue_full.add(1);
+        let options = &self.hub.options;
+        if peer.is_full_for(size, (options.queue_messages, options.queue_bytes)) {
+            self.hub.metrics.rare(&self.hub.metrics.queue_full);
             return self.fail(sending, SendError::Full);
         }
         if let Some((waiter, deadline)) = sending.waiter.take() {
@@ -46,20 +45,19 @@ impl Shard {
             self.next_request += 1;
             let timer = net.set_timer(deadline, Token::Request(number).pack());
             self.requests.insert(number, (at, tag));
-            peer.pending.insert(tag, Pending { waiter, timer, number });
+            peer.rest.pending.insert(tag, Pending { waiter, timer, number });
             self.hub.metrics.requests.add(1);
         }
         peer.active = net.now();
-        if let Kind::Local { twin } = peer.kind {
+        if let Role::Twin(twin) = peer.role {
             self.hub.order(self.number, Order::Local(twin, sending.message));
             return;
         }
-        if peer.queue.is_empty() && put(net, peer, &sending.message, 0) {
+        if peer.queue.is_none() && put(net, peer, &sending.message, 0) {
             self.hub.metrics.messages_out.add(1);
             return;
         }
-        peer.queue_bytes += size;
-        peer.queue.push_back(Queued { message: Arc::new(sending.message), skip: 0 });
+        peer.enqueue(Queued { message: Arc::new(sending.message), skip: 0 });
         if let Some(conn) = peer.conn.filter(|_| peer.up) {
             net.call_when_drained(conn);
         }
@@ -69,15 +67,12 @@ impl Shard {
     /// more than `cap` bytes.
     pub(super) fn offer(&mut self, net: &mut Net, at: At, queued: Queued, cap: usize) {
         let Some(peer) = self.peers.get_mut(at) else { return };
-        if peer.queue.is_empty() && put(net, peer, &queued.message, queued.skip) {
+        if peer.queue.is_none() && put(net, peer, &queued.message, queued.skip) {
             self.hub.metrics.messages_out.add(1);
             return;
         }
-        peer.queue_bytes += queued.message.payload_bytes();
-        peer.queue.push_back(queued);
-        while peer.queue_bytes > cap {
-            let Some(oldest) = peer.queue.pop_front() else { break };
-            peer.queue_bytes -= oldest.message.payload_bytes();
+        peer.enqueue(queued);
+        while peer.queue.as_ref().is_some_and(|queue| queue.bytes() > cap) && peer.dequeue().is_some() {
             self.hub.metrics.stream_dropped.add(1);
         }
         if let Some(conn) = peer.conn.filter(|_| peer.up) {
@@ -88,7 +83,7 @@ impl Shard {
     /// Moves what waits onto the link, as far as there is room.
     pub(super) fn flush_queue(&mut self, net: &mut Net, at: At) {
         let Some(peer) = self.peers.get_mut(at) else { return };
-        while let Some(first) = peer.queue.front() {
+        while let Some(first) = peer.queue.as_ref().and_then(|queue| queue.messages().next()) {
             let (message, skip) = (Arc::clone(&first.message), first.skip);
             if !put(net, peer, &message, skip) {
                 if let Some(conn) = peer.conn.filter(|_| peer.up) {
@@ -97,25 +92,23 @@ impl Shard {
                 return;
             }
             self.hub.metrics.messages_out.add(1);
-            peer.queue.pop_front();
-            peer.queue_bytes -= message.payload_bytes();
+            peer.dequeue();
         }
-        peer.queue = std::collections::VecDeque::new();
         self.arm(net, at);
     }
 
     /// Ends the request of a timer.
     pub(super) fn on_request_timeout(&mut self, net: &mut Net, number: u64) {
         let Some((at, tag)) = self.requests.remove(&number) else { return };
-        let Some(pending) = self.peers.get_mut(at).and_then(|peer| peer.pending.remove(&tag)) else { return };
-        self.hub.metrics.timeouts.add(1);
+        let Some(pending) = self.peers.get_mut(at).and_then(|peer| peer.rest.pending.remove(&tag)) else { return };
+        self.hub.metrics.rare(&self.hub.metrics.timeouts);
         self.arm(net, at);
         pending.waiter.tell(&self.hub.jobs, Err(RequestError::Timeout));
     }
 
     /// Takes a pending request off its peer, with its timer.
     pub(super) fn take_pending(&mut self, net: &mut Net, at: At, tag: &Tag) -> Option<Waiter> {
-        let pending = self.peers.get_mut(at)?.pending.remove(tag)?;
+        let pending = self.peers.get_mut(at)?.rest.pending.remove(tag)?;
         self.requests.remove(&pending.number);
         net.cancel_timer(pending.timer);
         // The last answer begins the time after which the link is idle.
@@ -127,18 +120,19 @@ impl Shard {
     /// its queue go out when it is back.
     pub(super) fn fail_sent(&mut self, net: &mut Net, at: At) {
         let Some(peer) = self.peers.get_mut(at) else { return };
-        let queued = peer.queue.iter().filter_map(|queued| Tag::try_from(queued.message.part(1)?).ok());
-        let waiting: Map<Tag, Pending> = queued.filter_map(|tag| peer.pending.remove_entry(&tag)).collect();
+        let queued = peer.queue.iter().flat_map(|queue| queue.messages());
+        let tags = queued.filter_map(|queued| Tag::try_from(queued.message.part(1)?).ok());
+        let waiting: Map<Tag, Pending> = tags.filter_map(|tag| peer.rest.pending.remove_entry(&tag)).collect();
         self.fail_pending(net, at);
         if let Some(peer) = self.peers.get_mut(at) {
-            peer.pending = waiting;
+            peer.rest.pending = waiting;
         }
     }
 
     /// Every request that waits on this peer hears that its link is gone.
     pub(super) fn fail_pending(&mut self, net: &mut Net, at: At) {
         let Some(peer) = self.peers.get_mut(at) else { return };
-        for (_, pending) in std::mem::take(&mut peer.pending) {
+        for (_, pending) in std::mem::take(&mut peer.rest.pending) {
             self.requests.remove(&pending.number);
             net.cancel_timer(pending.timer);
             pending.waiter.tell(&self.hub.jobs, Err(RequestError::Gone));
@@ -178,7 +172,7 @@ impl Shard {
 }
 
 /// Writes a message onto a link that is up and has room; whether it did.
-fn put(net: &mut Net, peer: &mut Peer, message: &Message, skip: usize) -> bool {
+pub(super) fn put(net: &mut Net, peer: &mut Peer, message: &Message, skip: usize) -> bool {
     let (Some(conn), Some(link), true) = (peer.conn, &mut peer.link, peer.up) else { return false };
     if net.queued_bytes(conn) >= ROOM_BYTES {
         return false;

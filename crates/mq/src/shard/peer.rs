@@ -3,13 +3,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use slackwater_base::{Instant, Map};
-use slackwater_net::{ConnId, Connect, TimerId};
+use slackwater_net::{ConnId, Connect, Source, TimerId};
 use slackwater_zmtp::{Link, LinkConfig, Message, PublicKey};
 
 use super::outbound::{Pending, Tag};
 use super::streams::StreamId;
-use crate::Admission;
 use crate::hub::{LinkId, Origin};
+use crate::{Admission, Level};
 
 /// What comes of opening a link: the peer's word for why not.
 pub(crate) type ConnectOutcome = Box<dyn FnOnce(Result<(), String>) + Send>;
@@ -21,7 +21,7 @@ pub(crate) struct Opening {
     pub(crate) config: Arc<LinkConfig>,
     pub(crate) remote: String,
     pub(crate) node: Option<PublicKey>,
-    pub(crate) level: crate::Level,
+    pub(crate) level: Level,
     pub(crate) keep_alive: Option<Duration>,
     pub(crate) probe: bool,
     pub(crate) timeout: Duration,
@@ -30,20 +30,41 @@ pub(crate) struct Opening {
 }
 
 /// One link, from its first byte to its last; an outgoing one also between its connections.
+///
+/// What a message touches lies here, in two cache lines; everything else lies behind them. See `net`'s connections.
+#[repr(align(64))]
 pub(super) struct Peer {
-    pub(super) id: LinkId,
+    pub(super) serial: u64,
     pub(super) conn: Option<ConnId>,
     pub(super) link: Option<Link>,
-    pub(super) kind: Kind,
+    pub(super) role: Role,
     pub(super) origin: Arc<Origin>,
+    /// When a message last went either way.
+    pub(super) active: Instant,
+    /// Messages that wait for the link; none when none do.
+    pub(super) queue: Option<Box<Queue>>,
+    pub(super) rest: Box<Rest>,
+    /// What the peer may call.
+    pub(super) level: Level,
     pub(super) up: bool,
     /// Minor version of the peer's greeting.
     pub(super) minor: u8,
-    pub(super) queue: VecDeque<Queued>,
-    pub(super) queue_bytes: usize,
+}
+
+const _: () = assert!(size_of::<Peer>() == 128, "a link has outgrown its two cache lines");
+
+/// What a message does not touch.
+pub(super) struct Rest {
+    pub(super) kind: Kind,
     pub(super) pending: Map<Tag, Pending>,
-    pub(super) active: Instant,
     pub(super) timer: Option<(TimerId, Instant)>,
+}
+
+/// Messages that wait for their link.
+#[derive(Default)]
+pub(super) struct Queue {
+    messages: VecDeque<Queued>,
+    bytes: usize,
 }
 
 /// A message that waits for its link, and how many of its leading parts are not for this peer.
@@ -54,23 +75,28 @@ pub(super) struct Queued {
 
 pub(super) enum Kind {
     Incoming {
-        role: Role,
         admission: Admission,
+        source: Source,
         route: Option<Vec<u8>>,
     },
-    Outgoing(Box<Outgoing>),
+    Outgoing(Outgoing),
     /// One end of an in-process link.
-    Local {
-        twin: u64,
-    },
+    Local,
 }
 
-/// What an incoming link is for.
+/// What messages on a link are for.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Role {
+    /// Commands and their answers.
     Commands,
-    Stream(StreamId),
+    /// A subscriber of a stream that this side publishes.
+    Subscriber(StreamId),
+    /// Replays of such a stream.
     Replay(StreamId),
+    /// A stream that this side listens to.
+    Publisher(StreamId),
+    /// Commands to the other end within the process.
+    Twin(u64),
 }
 
 pub(super) struct Outgoing {
@@ -79,13 +105,14 @@ pub(super) struct Outgoing {
     pub(super) node: Option<PublicKey>,
     pub(super) keep_alive: Option<Duration>,
     pub(super) probe: Probe,
-    pub(super) stream: Option<StreamId>,
     pub(super) outcome: Option<ConnectOutcome>,
     /// It has been up once: from now on it is opened again whenever it is lost.
     pub(super) established: bool,
     pub(super) give_up: Instant,
     pub(super) retry: Instant,
     pub(super) attempt: u32,
+    /// When it last came up.
+    pub(super) since: Instant,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -96,38 +123,40 @@ pub(super) enum Probe {
     Sent,
 }
 
+/// What a message takes in a queue beside its payload, so that many small ones count too.
+const QUEUED_BYTES: usize = 128;
+
 impl Peer {
-    pub(super) fn new(id: LinkId, kind: Kind, origin: Origin, now: Instant) -> Self {
+    pub(super) fn new(role: Role, kind: Kind, origin: Origin, now: Instant) -> Self {
         Self {
-            id,
+            serial: origin.link.serial,
             conn: None,
             link: None,
-            kind,
+            role,
             origin: Arc::new(origin),
+            active: now,
+            queue: None,
+            rest: Box::new(Rest { kind, pending: Map::default(), timer: None }),
+            level: Level::None,
             up: false,
             minor: 1,
-            queue: VecDeque::new(),
-            queue_bytes: 0,
-            pending: Map::default(),
-            active: now,
-            timer: None,
         }
     }
 
     pub(super) fn outgoing(&mut self) -> Option<&mut Outgoing> {
-        match &mut self.kind {
+        match &mut self.rest.kind {
             Kind::Outgoing(outgoing) => Some(outgoing),
             _ => None,
         }
     }
 
     pub(super) fn is_incoming(&self) -> bool {
-        matches!(self.kind, Kind::Incoming { .. })
+        matches!(self.rest.kind, Kind::Incoming { .. })
     }
 
     /// The node at the other end, if it is one.
     pub(super) fn node(&self) -> Option<PublicKey> {
-        match &self.kind {
+        match &self.rest.kind {
             Kind::Outgoing(outgoing) => outgoing.node,
             _ => match self.origin.connection {
                 crate::ConnectionId::Node(key) => Some(key),
@@ -139,18 +168,64 @@ impl Peer {
     /// When something is to be done about this peer.
     pub(super) fn due(&self) -> Instant {
         let link = self.link.as_ref().map_or(Instant::NEVER, Link::next_deadline);
-        let Kind::Outgoing(outgoing) = &self.kind else { return link };
+        let Kind::Outgoing(outgoing) = &self.rest.kind else { return link };
         let give_up = if outgoing.established { Instant::NEVER } else { outgoing.give_up };
         link.min(give_up).min(outgoing.retry).min(self.expires())
     }
 
     /// When an idle link is closed: not while anybody waits for an answer on it.
     pub(super) fn expires(&self) -> Instant {
-        match &self.kind {
-            Kind::Outgoing(outgoing) if outgoing.established && self.pending.is_empty() && self.queue.is_empty() => {
+        match &self.rest.kind {
+            Kind::Outgoing(outgoing)
+                if outgoing.established && self.rest.pending.is_empty() && self.queue.is_none() =>
+            {
                 super::later(self.active, outgoing.keep_alive)
             }
             _ => Instant::NEVER,
         }
+    }
+
+    /// Whether so many messages or bytes wait that one more of `bytes` is too many. A first one always fits.
+    pub(super) fn is_full_for(&self, bytes: usize, most: (usize, usize)) -> bool {
+        let Some(queue) = &self.queue else { return most.0 == 0 };
+        queue.messages.len() >= most.0 || queue.bytes + bytes + QUEUED_BYTES > most.1
+    }
+
+    pub(super) fn queued(&self) -> usize {
+        self.queue.as_ref().map_or(0, |queue| queue.messages.len())
+    }
+
+    /// Puts what waited before behind what waits now.
+    pub(super) fn put_behind(&mut self, earlier: Option<Box<Queue>>) {
+        for queued in earlier.into_iter().flat_map(|queue| queue.messages) {
+            self.enqueue(queued);
+        }
+    }
+
+    pub(super) fn enqueue(&mut self, queued: Queued) {
+        let queue = self.queue.get_or_insert_default();
+        queue.bytes += queued.message.payload_bytes() + QUEUED_BYTES;
+        queue.messages.push_back(queued);
+    }
+
+    /// Takes the oldest out.
+    pub(super) fn dequeue(&mut self) -> Option<Queued> {
+        let queue = self.queue.as_mut()?;
+        let oldest = queue.messages.pop_front()?;
+        queue.bytes -= oldest.message.payload_bytes() + QUEUED_BYTES;
+        if queue.messages.is_empty() {
+            self.queue = None;
+        }
+        Some(oldest)
+    }
+}
+
+impl Queue {
+    pub(super) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    pub(super) fn messages(&self) -> impl Iterator<Item = &Queued> {
+        self.messages.iter()
     }
 }

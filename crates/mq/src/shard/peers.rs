@@ -8,7 +8,7 @@ use super::peer::Peer;
 /// does so by its serial number.
 #[derive(Default)]
 pub(super) struct Peers {
-    places: Slab<Box<Peer>>,
+    places: Slab<Peer>,
     by_serial: Map<u64, u32>,
 }
 
@@ -21,8 +21,8 @@ pub(super) struct At {
 
 impl At {
     /// What to attach to the peer's connection.
-    pub(super) const fn place(self) -> u64 {
-        self.place as u64
+    pub(super) const fn place(self) -> u32 {
+        self.place
     }
 
     /// The peer's number.
@@ -33,8 +33,8 @@ impl At {
 
 impl Peers {
     pub(super) fn insert(&mut self, peer: Peer) -> At {
-        let serial = peer.id.serial;
-        let place = self.places.insert(Box::new(peer)) as u32;
+        let serial = peer.serial;
+        let place = self.places.insert(peer) as u32;
         self.by_serial.insert(serial, place);
         At { place, serial }
     }
@@ -46,32 +46,32 @@ impl Peers {
     }
 
     /// Where the peer is whose connection this is, by what is attached to it.
-    pub(super) fn of(&self, conn: ConnId, attached: u64) -> Option<At> {
+    pub(super) fn of(&self, conn: ConnId, attached: u32) -> Option<At> {
         let peer = self.places.get(attached as usize).filter(|peer| peer.conn == Some(conn))?;
-        Some(At { place: attached as u32, serial: peer.id.serial })
+        Some(At { place: attached, serial: peer.serial })
     }
 
     pub(super) fn get(&self, at: At) -> Option<&Peer> {
-        self.places.get(at.place as usize).map(|peer| &**peer).filter(|peer| peer.id.serial == at.serial)
+        self.places.get(at.place as usize).filter(|peer| peer.serial == at.serial)
     }
 
     pub(super) fn get_mut(&mut self, at: At) -> Option<&mut Peer> {
-        self.places.get_mut(at.place as usize).map(|peer| &mut **peer).filter(|peer| peer.id.serial == at.serial)
+        self.places.get_mut(at.place as usize).filter(|peer| peer.serial == at.serial)
     }
 
     pub(super) fn remove(&mut self, at: At) -> Option<Peer> {
         self.get(at)?;
         self.by_serial.remove(&at.serial);
-        Some(*self.places.remove(at.place as usize))
+        Some(self.places.remove(at.place as usize))
     }
 
     /// Where all of them are.
     pub(super) fn all(&self) -> Vec<At> {
-        self.places.iter().map(|(place, peer)| At { place: place as u32, serial: peer.id.serial }).collect()
+        self.places.iter().map(|(place, peer)| At { place: place as u32, serial: peer.serial }).collect()
     }
 
     pub(super) fn values(&self) -> impl Iterator<Item = &Peer> {
-        self.places.iter().map(|(_, peer)| &**peer)
+        self.places.iter().map(|(_, peer)| peer)
     }
 
     pub(super) fn len(&self) -> usize {

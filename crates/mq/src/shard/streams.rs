@@ -1,11 +1,13 @@
-use std::collections::VecDeque;
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use slackwater_net::Net;
-use slackwater_zmtp::{Interests, Message, Out, Subscriptions};
+use slackwater_zmtp::{Interests, Message, Out, Subscriptions, TooManyTopics};
 
 use super::Shard;
-use super::peer::{Kind, Queued, Role};
+use super::outbound::put;
+use super::peer::{Queued, Role};
 use super::peers::At;
 use crate::stream::{Published, StreamHandler};
 
@@ -28,6 +30,9 @@ pub(super) enum Stream {
         window: VecDeque<(u64, Arc<Message>)>,
         window_bytes: usize,
         window_limit: (usize, usize),
+        /// Replays under way: what each link gets next, read from the window as it takes it, so that a slow one keeps
+        /// nothing.
+        replays: BTreeMap<At, u64>,
     },
     Listener {
         interests: Interests,
@@ -51,6 +56,7 @@ impl Stream {
                 window: VecDeque::new(),
                 window_bytes: 0,
                 window_limit: (replay_messages, replay_bytes),
+                replays: BTreeMap::new(),
             },
             StreamSetup::Listen { topics, handler } => {
                 let mut interests = Interests::new();
@@ -66,7 +72,7 @@ impl Stream {
 impl Shard {
     /// Sends a message to everybody who wants its topic and keeps it for replays.
     pub(super) fn publish(&mut self, net: &mut Net, stream: StreamId, topic: &[u8], body: &[u8]) {
-        let Some(Stream::Publisher { cap_bytes, subscriptions, next, window, window_bytes, window_limit }) =
+        let Some(Stream::Publisher { cap_bytes, subscriptions, next, window, window_bytes, window_limit, .. }) =
             self.streams.get_mut(&stream)
         else {
             return;
@@ -89,44 +95,75 @@ impl Shard {
 
     pub(super) fn on_subscription(&mut self, net: &mut Net, at: At, topic: &[u8], wanted: bool) {
         let Some(peer) = self.peers.get(at) else { return };
-        let Kind::Incoming { role: Role::Stream(stream), .. } = &peer.kind else { return };
-        let Some(Stream::Publisher { subscriptions, .. }) = self.streams.get_mut(stream) else { return };
+        let Role::Subscriber(stream) = peer.role else { return };
+        let Some(Stream::Publisher { subscriptions, .. }) = self.streams.get_mut(&stream) else { return };
         if !wanted {
             return subscriptions.cancel(at, topic);
         }
-        if subscriptions.subscribe(at, topic).is_err() {
-            self.hub.metrics.count("link", "too_many_topics");
-            self.forget(net, at, "too many topics");
+        match subscriptions.subscribe(at, topic) {
+            Ok(()) => self.hub.metrics.rare(&self.hub.metrics.subscriptions),
+            Err(TooManyTopics { .. }) => {
+                self.hub.metrics.count("link", "too_many_topics");
+                self.forget(net, at, "too many topics");
+            }
         }
     }
 
+    /// A link leaves: what it wanted of a stream goes with it.
     pub(super) fn forget_subscriber(&mut self, at: At) {
-        let role = self.peers.get(at).map(|peer| &peer.kind);
-        if let Some(Kind::Incoming { role: Role::Stream(stream), .. }) = role
-            && let Some(Stream::Publisher { subscriptions, .. }) = self.streams.get_mut(stream)
-        {
+        let Some(Role::Subscriber(stream) | Role::Replay(stream)) = self.peers.get(at).map(|peer| peer.role) else {
+            return;
+        };
+        if let Some(Stream::Publisher { subscriptions, replays, .. }) = self.streams.get_mut(&stream) {
             subscriptions.remove(at);
+            replays.remove(&at);
         }
     }
 
-    /// Answers a replay request, an optional empty part and a sequence number: everything from that number on that is
-    /// still in the window, then the end mark. A peer that has not taken its last replay gets no other.
+    /// Begins what a replay request asks for, an optional empty part and a sequence number: everything from that number
+    /// on that is still in the window, then the end mark. A peer that has not taken its last replay gets no other.
     pub(super) fn replay(&mut self, net: &mut Net, at: At, stream: StreamId, request: &Message) {
         let from = request.parts().last().and_then(|part| part.try_into().ok()).map(u64::from_be_bytes);
-        let is_busy = self.peers.get(at).is_none_or(|peer| !peer.queue.is_empty());
-        let (Some(from), Some(Stream::Publisher { window, .. })) = (from, self.streams.get(&stream)) else {
-            return self.hub.metrics.misplaced_words.add(1);
+        let (Some(from), Some(Stream::Publisher { replays, .. })) = (from, self.streams.get_mut(&stream)) else {
+            return self.hub.metrics.rare(&self.hub.metrics.misplaced_words);
         };
-        if is_busy {
-            return self.hub.metrics.queue_full.add(1);
+        match replays.entry(at) {
+            Entry::Occupied(_) => self.hub.metrics.rare(&self.hub.metrics.queue_full),
+            Entry::Vacant(place) => {
+                place.insert(from);
+                self.go_on_with_replay(net, at, stream);
+            }
         }
-        let wanted: Vec<Arc<Message>> =
-            window.iter().filter(|(sequence, _)| *sequence >= from).map(|(_, message)| Arc::clone(message)).collect();
-        for message in wanted {
-            self.offer(net, at, Queued { message, skip: 0 }, usize::MAX);
+    }
+
+    /// Puts on the link what of its replay has room there.
+    pub(super) fn go_on_with_replay(&mut self, net: &mut Net, at: At, stream: StreamId) {
+        let Some(Stream::Publisher { window, replays, .. }) = self.streams.get_mut(&stream) else { return };
+        let (Some(cursor), Some(peer)) = (replays.get_mut(&at), self.peers.get_mut(at)) else { return };
+        loop {
+            // Numbers in the window follow each other; what has left it meanwhile is a gap that its reader sees.
+            let first = window.front().map_or(u64::MAX, |(sequence, _)| *sequence);
+            let wanted = window.get(cursor.saturating_sub(first) as usize).filter(|(sequence, _)| sequence >= cursor);
+            let end = Message::of([&b""[..], b"", &END, b""]);
+            let (message, next) = match wanted {
+                Some((sequence, message)) => (&**message, Some(sequence + 1)),
+                None => (&end, None),
+            };
+            if !put(net, peer, message, 0) {
+                if let Some(conn) = peer.conn {
+                    net.call_when_drained(conn);
+                }
+                return;
+            }
+            self.hub.metrics.messages_out.add(1);
+            match next {
+                Some(next) => *cursor = next,
+                None => {
+                    replays.remove(&at);
+                    return;
+                }
+            }
         }
-        let end = Arc::new(Message::of([&b""[..], b"", &END, b""]));
-        self.offer(net, at, Queued { message: end, skip: 0 }, usize::MAX);
     }
 
     /// Tells a publisher that has just come up what this side wants.
@@ -146,7 +183,7 @@ impl Shard {
         let Some(Stream::Listener { interests, handler, last }) = self.streams.get_mut(&stream) else { return };
         let sequence = message.part(1).and_then(|part| part.try_into().ok()).map(u64::from_be_bytes);
         let (Some(topic), Some(sequence), Some(body)) = (message.part(0), sequence, message.part(2)) else {
-            return self.hub.metrics.misplaced_words.add(1);
+            return self.hub.metrics.rare(&self.hub.metrics.misplaced_words);
         };
         if !interests.wants(topic) {
             return;
@@ -156,7 +193,7 @@ impl Shard {
         let published = Published { topic, sequence, previous, body };
         let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| handler(&published)));
         if outcome.is_err() {
-            self.hub.metrics.handlers_failed.add(1);
+            self.hub.metrics.rare(&self.hub.metrics.handlers_failed);
         }
     }
 }

@@ -3,10 +3,11 @@
 
 use std::net::Ipv4Addr;
 use std::sync::mpsc::Receiver;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use slackwater_mq::*;
 use slackwater_net::{Endpoint, UnixAccess};
+use slackwater_wait::{Site, Waiting};
 use slackwater_zmtp::{KeyPair, SecretKey};
 
 pub(crate) const LONG: Duration = Duration::from_secs(20);
@@ -18,7 +19,7 @@ pub(crate) fn keys(seed: u8) -> KeyPair {
 pub(crate) fn options(seed: u8) -> Options {
     Options {
         keys: Some(keys(seed)),
-        workers: Workers { general: 2, batch: 1, replies: 1 },
+        workers: Workers { general: 2, batch: 1, replies: 1, admissions: 3 },
         linger: Duration::from_millis(500),
         reconnect_first: Duration::from_millis(20),
         reconnect_most: Duration::from_millis(200),
@@ -74,12 +75,17 @@ pub(crate) fn ask(mq: &Mq, to: ConnectionId, command: &str, parts: &[&[u8]]) -> 
     mq.request_wait(to, command, parts, &options).map(|answer| answer.parts().map(<[u8]>::to_vec).collect())
 }
 
-/// Waits until `fact` is true, looking again whenever other threads had time to make it so.
-pub(crate) fn until(what: &str, mut fact: impl FnMut() -> bool) {
-    let give_up = Instant::now() + LONG;
-    while !fact() {
-        assert!(Instant::now() < give_up, "never came true: {what}");
-        std::thread::sleep(Duration::from_millis(1));
+/// Waits until `fact` is true of `mq`, looking again whenever it has counted something or a link has come or gone.
+pub(crate) fn until(mq: &Mq, what: &str, mut fact: impl FnMut(&Mq) -> bool) {
+    static SITE: Site = Site::new("test, fact");
+    let waiting = Waiting::at(&SITE).until(slackwater_wait::now() + LONG);
+    loop {
+        let seen = mq.metrics().changed().seen();
+        if fact(mq) {
+            return;
+        }
+        let outcome = mq.metrics().changed().wait(seen, &waiting);
+        assert!(outcome.is_ok() || fact(mq), "never came true: {what}");
     }
 }
 

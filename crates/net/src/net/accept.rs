@@ -21,7 +21,7 @@ impl Net {
     /// # Errors
     /// When the kernel refuses.
     pub fn listen(&mut self, listen: &Listen) -> Result<(ListenerId, Endpoint), NetError> {
-        self.counters.socket_calls.add(10);
+        self.counters.socket_calls.add_alone(10);
         let opened = Listener::open(&listen.endpoint, listen.shared, &listen.access, &self.limits.liveness);
         let (listener, endpoint) = opened.map_err(|error| system_error(&listen.endpoint, error))?;
         let entry = self.listeners.vacant_entry();
@@ -53,7 +53,7 @@ impl Net {
     /// Closes a listener. A Unix socket file is removed.
     pub fn stop_listening(&mut self, id: ListenerId) {
         if let Some(accepting) = self.listeners.try_remove(id.0 as usize) {
-            self.counters.socket_calls.add(1);
+            self.counters.socket_calls.add_alone(1);
             if let Endpoint::Unix(path) = &accepting.endpoint {
                 let _ = std::fs::remove_file(path);
             }
@@ -87,7 +87,7 @@ impl Net {
             return false;
         }
         let Some(accepting) = self.listeners.get_mut(key) else { return false };
-        self.counters.accepts.add(1);
+        self.counters.accepts.add_alone(1);
         let (stream, source) = match accepting.listener.accept() {
             Ok(taken) => taken,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
@@ -105,11 +105,11 @@ impl Net {
         match self.limiter.enter(ip, self.now) {
             Admission::Enter => {}
             Admission::SourceFull => {
-                self.counters.refused_source_full.add(1);
+                self.counters.refused_source_full.add_alone(1);
                 return true;
             }
             Admission::SourceTooFast => {
-                self.counters.refused_source_rate.add(1);
+                self.counters.refused_source_rate.add_alone(1);
                 return true;
             }
         }
@@ -124,10 +124,11 @@ impl Net {
     }
 
     fn pause_accepting(&mut self, until: Instant) {
-        self.counters.accept_paused.add(1);
+        self.counters.accept_paused.add_alone(1);
         self.accept_held = true;
-        if until < Instant::NEVER {
-            self.wheel.set(until, Alarm::Accept);
+        if let Some(alarm) = self.accept_alarm.take() {
+            self.wheel.cancel(alarm);
         }
+        self.accept_alarm = (until < Instant::NEVER).then(|| self.wheel.set(until, Alarm::Accept));
     }
 }

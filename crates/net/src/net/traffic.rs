@@ -10,7 +10,7 @@ impl Net {
     /// Reads once. A read that does not fill the buffer has emptied the socket, and the next byte makes a new edge.
     pub(super) fn read<P: Protocol>(&mut self, conn: ConnId, protocol: &mut P) {
         let mut buffer = std::mem::take(&mut self.read_buffer);
-        self.counters.reads.add(1);
+        self.counters.reads.add_alone(1);
         let outcome = match entry(&mut self.conns, conn) {
             Some(entry) => entry.stream.read(&mut buffer),
             None => return self.read_buffer = buffer,
@@ -18,7 +18,7 @@ impl Net {
         match outcome {
             Ok(0) => self.end(conn, End::Eof),
             Ok(count) => {
-                self.counters.bytes_in.add(count as u64);
+                self.counters.bytes_in.add_alone(count as u64);
                 protocol.handle(self, Event::Bytes { conn, bytes: &buffer[..count] });
                 if let Some(entry) = entry(&mut self.conns, conn) {
                     // After the end one more read tells which end it is.
@@ -39,28 +39,29 @@ impl Net {
 
     pub(super) fn flush(&mut self, conn: ConnId) {
         let Some(entry) = entry(&mut self.conns, conn) else { return };
-        while !entry.blocked && !entry.outbox.is_empty() {
-            let mut slices: Vec<IoSlice<'_>> = Vec::with_capacity(GATHER.min(4));
-            entry.outbox.gather(&mut slices);
-            let offered: usize = slices.iter().map(|slice| slice.len()).sum();
-            self.counters.writes.add(1);
-            match entry.stream.write(&slices) {
-                Ok(count) => {
-                    self.counters.bytes_out.add(count as u64);
-                    entry.outbox.advance(count, &mut self.spare);
-                    entry.progressed = true;
-                    entry.blocked = count < offered;
+        if let Some(mut outbox) = entry.outbox.take() {
+            while !entry.blocked && !outbox.is_empty() {
+                let mut slices: [IoSlice<'_>; GATHER] = [IoSlice::new(&[]); GATHER];
+                let (count, offered) = outbox.gather(&mut slices);
+                self.counters.writes.add_alone(1);
+                match entry.stream.write(&slices[..count]) {
+                    Ok(count) => {
+                        self.counters.bytes_out.add_alone(count as u64);
+                        outbox.advance(count, &mut self.spare);
+                        entry.progressed = true;
+                        entry.blocked = count < offered;
+                    }
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => entry.blocked = true,
+                    Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                    Err(error) => return self.end(conn, End::Failed(error)),
                 }
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => entry.blocked = true,
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return self.end(conn, End::Failed(error)),
+            }
+            match outbox.is_empty() {
+                true => self.spare.take_back(outbox),
+                false => entry.outbox = Some(outbox),
             }
         }
-        let queued = entry.outbox.bytes();
-        if queued == 0 {
-            // A buffer that was asked for and not used goes back, too.
-            entry.outbox.clear(&mut self.spare);
-        }
+        let queued = entry.queued_bytes();
         if queued == 0 && entry.phase == Phase::Lingering {
             return self.end(conn, End::Local);
         }

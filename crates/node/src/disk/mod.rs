@@ -20,6 +20,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use slackwater_tier::io::{DiskDone, DiskOp, OpId, Target};
+use slackwater_wait::Site;
 
 pub use directory::Directory;
 pub use handles::HANDLES_MAX;
@@ -48,6 +49,11 @@ pub trait Device: Send + Sync {
 
     /// What the device did so far.
     fn footprint(&self) -> &Footprint;
+
+    /// How its threads wait, where they do so elsewhere than in the kernel's own queue.
+    fn sites(&self) -> &[Site] {
+        &[]
+    }
 }
 
 /// Bytes and operations that a device has begun.

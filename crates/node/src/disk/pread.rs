@@ -1,9 +1,10 @@
 use std::collections::VecDeque;
 use std::io;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
 use slackwater_tier::io::{DiskDone, DiskOp, OpId};
+use slackwater_wait::{Event, Park, Site, Waiting};
 
 use super::directory::Directory;
 use super::job::Job;
@@ -24,10 +25,12 @@ struct Shared {
     directory: Arc<Directory>,
     segment: Segment,
     state: Mutex<State>,
-    /// Something to do, or time to go.
-    work: Condvar,
-    /// Something done, or a wake.
-    news: Condvar,
+    /// Something to do, or time to go: its workers wait.
+    work: Event,
+    /// Something done, or a wake: who completes waits.
+    news: Event,
+    /// Of the two.
+    sites: [Site; 2],
 }
 
 #[derive(Default)]
@@ -40,8 +43,9 @@ struct State {
 
 impl PreadDevice {
     pub(super) fn new(directory: Arc<Directory>, segment: Segment, depth: usize) -> io::Result<Self> {
-        let state = Mutex::default();
-        let shared = Arc::new(Shared { directory, segment, state, work: Condvar::new(), news: Condvar::new() });
+        let sites = [Site::new("disk, work"), Site::new("disk, completion")];
+        let (work, news) = (Event::new(), Event::new());
+        let shared = Arc::new(Shared { directory, segment, state: Mutex::default(), work, news, sites });
         let mut device = Self { shared, workers: Vec::new(), footprint: Footprint::default() };
         for number in 0..depth.clamp(1, WORKERS_MAX) {
             let shared = Arc::clone(&device.shared);
@@ -57,21 +61,18 @@ impl Device for PreadDevice {
         if ops.is_empty() {
             return;
         }
-        let mut state = self.shared.lock();
-        for (op, what) in ops.drain(..) {
-            self.footprint.count(&what);
-            state.queue.push_back((op, what));
-        }
-        drop(state);
-        self.shared.work.notify_all();
+        ops.iter().for_each(|(_, what)| self.footprint.count(what));
+        let count = ops.len() as u32;
+        self.shared.lock().queue.extend(ops.drain(..));
+        self.shared.work.notify(count);
     }
 
     fn complete(&self, done: &mut Vec<DiskDone>) -> io::Result<()> {
-        let idle = |state: &mut State| state.done.is_empty() && !state.woken;
-        let waited = self.shared.news.wait_while(self.shared.lock(), idle);
-        let mut state = waited.unwrap_or_else(PoisonError::into_inner);
-        state.woken = false;
-        done.append(&mut state.done);
+        let Shared { news, sites: [_, site], .. } = &*self.shared;
+        self.shared.wait(news, site, |state| {
+            done.append(&mut state.done);
+            (std::mem::take(&mut state.woken) || !done.is_empty()).then_some(())
+        });
         Ok(())
     }
 
@@ -82,6 +83,10 @@ impl Device for PreadDevice {
 
     fn footprint(&self) -> &Footprint {
         &self.footprint
+    }
+
+    fn sites(&self) -> &[Site] {
+        &self.shared.sites
     }
 }
 
@@ -102,17 +107,30 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Waits until `take` finds what it looks for. The device is slow beside any spin.
+    fn wait<T>(&self, event: &Event, site: &Site, mut take: impl FnMut(&mut State) -> Option<T>) -> T {
+        loop {
+            let seen = event.seen();
+            if let Some(found) = take(&mut self.lock()) {
+                return found;
+            }
+            // Without a deadline, and never closed: it ends with a later generation.
+            let _ = event.wait(seen, &Waiting::at(site).by(&Park));
+        }
+    }
+
     fn work(&self) {
         loop {
-            let idle = |state: &mut State| state.queue.is_empty() && !state.closing;
-            let mut state = self.work.wait_while(self.lock(), idle).unwrap_or_else(PoisonError::into_inner);
-            let Some((op, what)) = state.queue.pop_front() else { return };
-            drop(state);
+            let next = |state: &mut State| match state.queue.pop_front() {
+                None if !state.closing => None,
+                next => Some(next),
+            };
+            let Some((op, what)) = self.wait(&self.work, &self.sites[0], next) else { return };
             // SAFETY: the agent that made the operation keeps its extents from others until the completion.
             let job = unsafe { Job::begin(what, &self.directory, &self.segment) };
             let result = job.and_then(|mut job| job.finish());
             self.lock().done.push(DiskDone { op, result });
-            self.news.notify_one();
+            self.news.notify_all();
         }
     }
 }

@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use slackwater_base::{BLOCK_BYTES, Checksum};
 use slackwater_tier::io::{DiskError, DiskOutcome, FileId};
+use slackwater_wait::Site;
 
 use super::directory::Directory;
 use super::job::Job;
@@ -74,6 +75,11 @@ impl Readers {
     /// Records read since the start.
     pub fn reads(&self) -> u64 {
         self.reads.load(Ordering::Relaxed)
+    }
+
+    /// How reads wait for memory.
+    pub fn site(&self) -> &Site {
+        &self.buffers.site
     }
 
     /// Bytes read since the start, padding included.

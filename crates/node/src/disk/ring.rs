@@ -1,8 +1,10 @@
 use std::io;
-use std::os::fd::RawFd;
-use std::time::Duration;
+use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
+use std::time::{Duration, Instant};
 
 use io_uring::{IoUring, Probe, cqueue, opcode, squeue, types};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::thread::Timespec;
 use slab::Slab;
 use slackwater_tier::io::{DiskError, DiskOutcome};
 
@@ -112,6 +114,11 @@ impl Ring {
             Err(error) if matches!(error.raw_os_error(), Some(libc::EINTR | libc::EBUSY | libc::EAGAIN)) => {}
             Err(error) => return Err(error),
         }
+        Ok(self.reap(landed))
+    }
+
+    /// Takes what is over. True when the waker was among it.
+    fn reap(&mut self, landed: &mut Vec<Landed>) -> bool {
         let mut woken = false;
         let completions: Vec<cqueue::Entry> = self.io.completion().collect();
         for completion in completions {
@@ -121,7 +128,16 @@ impl Ring {
                 self.land(&completion, landed);
             }
         }
-        Ok(woken)
+        woken
+    }
+
+    /// Waits for a completion without asking the ring for one, at most `longest`.
+    fn await_completion(&self, longest: Duration) {
+        // SAFETY: the ring keeps its descriptor open, and is borrowed for as long as this one.
+        let ring = unsafe { BorrowedFd::borrow_raw(self.io.as_raw_fd()) };
+        let longest = Timespec { tv_sec: longest.as_secs().cast_signed(), tv_nsec: longest.subsec_nanos().into() };
+        // Woken for whatever reason, the caller looks again.
+        let _ = poll(&mut [PollFd::new(&ring, PollFlags::IN)], Some(&longest));
     }
 
     fn land(&mut self, completion: &cqueue::Entry, landed: &mut Vec<Landed>) {
@@ -164,21 +180,21 @@ impl Drop for Ring {
     /// The kernel may write to the memory of a flight until it has landed, and that memory is a caller's buffer, or an
     /// extent that somebody else is given next. No process goes on over operations that do not come back.
     fn drop(&mut self) {
-        let (mut landed, mut failures) = (Vec::new(), 0);
+        let (mut landed, begun) = (Vec::new(), Instant::now());
         while !self.flights.is_empty() {
             let Err(error) = self.turn(&mut landed) else { continue };
-            failures += 1;
-            if failures == DRAIN_TRIES {
+            if begun.elapsed() > DRAIN_LONGEST {
                 tracing::error!(%error, "io_uring does not give its operations back: the process ends");
                 std::process::abort();
             }
-            std::thread::sleep(DRAIN_PAUSE);
+            self.await_completion(DRAIN_PAUSE);
+            self.reap(&mut landed);
         }
     }
 }
 
-/// Times that a ring which fails is asked for the operations it has, and the pause between them: a second in all.
-const DRAIN_TRIES: u32 = 100;
+/// How long a ring that fails is asked for the operations it has, and how long for those alone that it was given.
+const DRAIN_LONGEST: Duration = Duration::from_secs(1);
 const DRAIN_PAUSE: Duration = Duration::from_millis(10);
 
 fn entry(call: &Call) -> squeue::Entry {

@@ -1,5 +1,7 @@
 use std::ops::{Deref, DerefMut};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use slackwater_wait::{Event, Park, Site, Waiting};
 
 use super::buffer::AlignedBuffer;
 
@@ -8,7 +10,8 @@ use super::buffer::AlignedBuffer;
 pub(super) struct Buffers {
     limit: usize,
     state: Mutex<BufferState>,
-    given_back: Condvar,
+    given_back: Event,
+    pub(super) site: Site,
 }
 
 #[derive(Debug, Default)]
@@ -63,17 +66,18 @@ impl Drop for Scratch {
 
 impl Buffers {
     pub(super) fn new(limit: usize) -> Arc<Self> {
-        Arc::new(Self { limit, state: Mutex::default(), given_back: Condvar::new() })
+        Arc::new(Self { limit, state: Mutex::default(), given_back: Event::new(), site: Site::new("read, buffer") })
     }
 
     /// A buffer of at least `bytes` bytes. One above the limit is given out alone.
     pub(super) fn take(self: &Arc<Self>, bytes: usize) -> Scratch {
-        let mut state = self.lock();
         loop {
-            if let Some(buffer) = state.take(bytes, self.limit) {
-                return self.lend(buffer);
+            let seen = self.given_back.seen();
+            if let Some(scratch) = self.try_take(bytes) {
+                return scratch;
             }
-            state = self.given_back.wait(state).unwrap_or_else(PoisonError::into_inner);
+            // Another read has to end first, which takes longer than any spin.
+            let _ = self.given_back.wait(seen, &Waiting::at(&self.site).by(&Park));
         }
     }
 

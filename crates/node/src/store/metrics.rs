@@ -52,7 +52,7 @@ impl Shared {
             offloads: offloads(&metrics.offload),
             corrupt: get(&meters.corrupt) + agent.records_lost,
             latency: meters.latencies(),
-            waits: self.waits.sites().map(wait).to_vec(),
+            waits: self.sites().map(wait).collect(),
             io: self.disk.as_ref().map(|ssd| ssd.disk.choice.clone()).unwrap_or_default(),
             pages: self.pages.clone(),
             warnings: self.warnings.clone(),
@@ -72,6 +72,12 @@ impl Shared {
             read_bytes: get(&footprint.read_bytes) + ssd.disk.readers.bytes(),
             recovered: get(&ssd.recovered),
         })
+    }
+
+    fn sites(&self) -> impl Iterator<Item = &Site> {
+        let disk = self.disk.iter().map(|ssd| &ssd.disk);
+        let disk = disk.flat_map(|disk| disk.device.sites().iter().chain([disk.readers.site()]));
+        self.waits.sites().into_iter().chain(disk)
     }
 
     /// Everything of [`Stats`] in the text form of Prometheus (exposition format 0.0.4).
@@ -188,6 +194,12 @@ fn promotions(metrics: &PromotionMetrics) -> PromotionStats {
     }
 }
 
+/// How what the master began has ended.
+fn ends(counts: [u64; 4]) -> [(&'static str, u64); 4] {
+    let labels = ["status=\"completed\"", "status=\"failed\"", "status=\"expired\"", "status=\"cancelled\""];
+    std::array::from_fn(|at| (labels[at], counts[at]))
+}
+
 #[derive(Default)]
 struct Text(String);
 
@@ -210,12 +222,7 @@ impl Text {
     fn offloads(&mut self, o: &OffloadStats) {
         self.gauge("slackwater_offloads_in_flight", "Offloads under way.", &[("", o.in_flight)]);
         self.counter("slackwater_offloads_started_total", "Offloads begun.", &[("", o.started)]);
-        let ends = [
-            ("status=\"completed\"", o.completed),
-            ("status=\"failed\"", o.failed),
-            ("status=\"expired\"", o.expired),
-            ("status=\"cancelled\"", o.cancelled),
-        ];
+        let ends = ends([o.completed, o.failed, o.expired, o.cancelled]);
         self.counter("slackwater_offloads_total", "Offloads ended, by how.", &ends);
         self.counter("slackwater_offload_bytes_total", "Bytes of values written to SSD.", &[("", o.completed_bytes)]);
         let skipped = [
@@ -230,12 +237,7 @@ impl Text {
         let p = promotions;
         self.gauge("slackwater_promotions_in_flight", "Promotions under way.", &[("", p.in_flight)]);
         self.counter("slackwater_promotions_admitted_total", "Promotions begun.", &[("", p.admitted)]);
-        let ends = [
-            ("status=\"completed\"", p.completed),
-            ("status=\"failed\"", p.failed),
-            ("status=\"expired\"", p.expired),
-            ("status=\"cancelled\"", p.cancelled),
-        ];
+        let ends = ends([p.completed, p.failed, p.expired, p.cancelled]);
         self.counter("slackwater_promotions_total", "Promotions ended, by how.", &ends);
         let bytes = ("slackwater_promotion_bytes_total", "Bytes brought back into memory.");
         self.counter(bytes.0, bytes.1, &[("", p.completed_bytes)]);

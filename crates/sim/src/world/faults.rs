@@ -14,8 +14,7 @@ use super::event::Event;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Doom {
     words: u32,
-    /// It ends instead when its disk has taken its next write, which no sync has covered.
-    at_write: bool,
+    moment: Moment,
     how: Crash,
     down: Duration,
     replace_disk: bool,
@@ -23,9 +22,27 @@ pub(crate) struct Doom {
     relapse: Option<Duration>,
 }
 
+/// What a doomed process ends with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Moment {
+    /// Its last word.
+    Said,
+    /// Its disk has taken a write, which no sync has covered.
+    Wrote,
+    /// A sync of its disk has failed.
+    SyncFailed,
+}
+
+impl Moment {
+    /// At a write for every second event, so that the two come in turns.
+    fn of(events: u64) -> Self {
+        if events.is_multiple_of(2) { Self::Wrote } else { Self::Said }
+    }
+}
+
 impl Doom {
     fn new(how: Crash, down: Duration) -> Self {
-        Self { words: 0, at_write: false, how, down, replace_disk: false, relapse: None }
+        Self { words: 0, moment: Moment::Said, how, down, replace_disk: false, relapse: None }
     }
 }
 
@@ -37,16 +54,20 @@ impl World {
         self.faults_done += 1;
         match fault {
             Fault::Crash { process, how, down } => {
-                let at_write = matches!(process, Process::Node(_)) && self.events.is_multiple_of(2);
-                self.doom(process, Doom { at_write, ..Doom::new(how, down) });
+                let node = matches!(process, Process::Node(_));
+                let moment = if node { Moment::of(self.events) } else { Moment::Said };
+                self.doom(process, Doom { moment, ..Doom::new(how, down) });
             }
             Fault::ReplaceDisk { node, down } => {
-                let at_write = self.events.is_multiple_of(2);
-                self.doom(Process::Node(node), Doom { at_write, replace_disk: true, ..Doom::new(Crash::Power, down) });
+                let moment = Moment::of(self.events);
+                self.doom(Process::Node(node), Doom { moment, replace_disk: true, ..Doom::new(Crash::Power, down) });
             }
-            Fault::Relapse { node, down, after } => {
-                let relapse = Some(after);
-                let doom = Doom { at_write: true, relapse, ..Doom::new(Crash::Process, down) };
+            Fault::Relapse { node, in_vain, down, after } => {
+                if in_vain {
+                    self.nodes[node as usize].disk.fail_next_sync();
+                }
+                let moment = if in_vain { Moment::SyncFailed } else { Moment::Wrote };
+                let doom = Doom { moment, relapse: Some(after), ..Doom::new(Crash::Process, down) };
                 self.doom(Process::Node(node), doom);
             }
             Fault::Blackout { down } => {
@@ -115,12 +136,12 @@ impl World {
             return;
         }
         let doom = Doom { words: (life ^ self.events) as u32 % 4, ..doom };
-        let Doom { words, at_write, .. } = doom;
-        if words == 0 && !at_write {
+        let Doom { words, moment, .. } = doom;
+        if words == 0 && moment == Moment::Said {
             return self.end(process, doom);
         }
         self.doomed.insert(process, doom);
-        let at = self.engine.now() + if at_write { DOOM_AT_WRITE } else { DOOM };
+        let at = self.engine.now() + if moment == Moment::Said { DOOM } else { DOOM_OF_DISK };
         self.engine.push(at, Event::Doom { process, life });
     }
 
@@ -135,7 +156,8 @@ impl World {
 
     /// A process has said something: the last thing, if it is doomed.
     pub(crate) fn spoke(&mut self, process: Process) -> Checked {
-        let Some(doom) = self.doomed.get_mut(&process).filter(|doom| !doom.at_write) else { return Ok(()) };
+        let said = |doom: &&mut Doom| doom.moment == Moment::Said;
+        let Some(doom) = self.doomed.get_mut(&process).filter(said) else { return Ok(()) };
         doom.words -= 1;
         if doom.words == 0
             && let Some(doom) = self.doomed.remove(&process)
@@ -151,10 +173,10 @@ impl World {
         self.end(Process::Node(node), doom);
     }
 
-    /// The disk of a node has taken a write: the last one, if the node is doomed to that.
-    pub(crate) fn wrote(&mut self, node: u32) {
+    /// The disk of a node has done something: its last deed, if the node is doomed to that.
+    pub(crate) fn reached(&mut self, node: u32, moment: Moment) {
         let process = Process::Node(node);
-        if self.doomed.get(&process).is_some_and(|doom| doom.at_write)
+        if self.doomed.get(&process).is_some_and(|doom| doom.moment == moment)
             && let Some(doom) = self.doomed.remove(&process)
         {
             self.end(process, doom);
@@ -258,8 +280,8 @@ impl World {
     }
 }
 
-/// How long one that is to end at its next write may write nothing.
-const DOOM_AT_WRITE: Duration = Duration::from_millis(300);
+/// How long one that is to end with a deed of its disk may wait for that.
+const DOOM_OF_DISK: Duration = Duration::from_millis(300);
 /// How often a caller looks whether the embedded store is open.
 const OPENING: Duration = Duration::from_millis(1);
 /// How long after a log could not be read its node is started again.

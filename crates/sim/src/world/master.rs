@@ -145,7 +145,7 @@ impl World {
     fn meet(&mut self, node: NodeId) {
         let stranger = self.master.met.insert(node);
         if stranger && self.master.life > 1 && self.options.has_log() {
-            self.history.forgive(self.master.began);
+            self.history.forgive(self.master.began, self.engine.now());
         }
     }
 
@@ -168,7 +168,7 @@ impl World {
     pub(super) fn forget_debts(&mut self) {
         self.settle_debts();
         if let Some(since) = self.master.owing_since.filter(|_| self.options.has_log()) {
-            self.history.forgive(since);
+            self.history.forgive(since, self.engine.now());
         }
     }
 

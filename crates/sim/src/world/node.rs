@@ -21,6 +21,7 @@ use crate::net::Process;
 use crate::options::Options;
 
 use super::event::{Control, Event, SessionId};
+use super::faults::Moment;
 use super::master::host_name;
 use super::serve::Serving;
 use super::{Timer, World};
@@ -348,15 +349,18 @@ impl World {
         }
         let now = self.engine.now();
         let node = &mut self.nodes[index as usize];
-        let write = node.disk.is_write(caller);
+        let (write, sync) = (node.disk.is_write(caller), node.disk.is_sync(caller));
         let Some(ended) = node.disk.complete(caller, &mut node.memory)? else { return Ok(()) };
+        let failed = ended.is_err();
         let event = match caller {
             Caller::Agent(op) => Event::AgentDisk { node: index, life, done: DiskDone { op, result: ended } },
             Caller::Reader(reader) => Event::ReaderDisk { node: index, life, reader, ended },
         };
         self.engine.push(now, event);
         if write {
-            self.wrote(index);
+            self.reached(index, Moment::Wrote);
+        } else if sync && failed {
+            self.reached(index, Moment::SyncFailed);
         }
         Ok(())
     }

@@ -18,8 +18,8 @@ pub(super) struct Flight {
     pub(super) end: u64,
     pub(super) items: Vec<Item>,
     pub(super) stage: Stage,
-    /// Why it will not count, whatever becomes of its operations.
-    pub(super) error: Option<DiskError>,
+    /// It will not count, whatever becomes of its operations.
+    pub(super) abandoned: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,8 +40,8 @@ impl Log {
     pub(super) fn written(&mut self, number: u64, result: Result<(), DiskError>, out: &mut Vec<LogOut>) {
         let Some(flight) = self.writer.flights.iter_mut().find(|flight| flight.number == number) else { return };
         let file = flight.file;
-        match (result, flight.error) {
-            (Ok(()), None) if !planted(Planted::DurableBeforeSync) => {
+        match (result, flight.abandoned) {
+            (Ok(()), false) if !planted(Planted::DurableBeforeSync) => {
                 flight.stage = Stage::Syncing;
                 self.submit(Purpose::Sync(number), DiskOp::Sync { file }, out);
                 return;
@@ -70,14 +70,14 @@ impl Log {
     /// the kernel may have dropped the pages and will call the next sync a success (Rebello et al., 2020).
     fn abandon(&mut self, file: FileId, error: DiskError) {
         for flight in self.writer.flights.iter_mut().filter(|flight| flight.file == file) {
-            flight.error.get_or_insert(error);
+            flight.abandoned = true;
         }
         if self.writer.active.is_some_and(|active| active.file == file) {
             self.seal_active();
         }
         if planted(Planted::TrustAfterFailedSync) {
             for flight in self.writer.flights.iter_mut().filter(|flight| flight.file == file) {
-                flight.error = None;
+                flight.abandoned = false;
             }
             return;
         }
@@ -102,9 +102,10 @@ impl Log {
     fn settle(&mut self, out: &mut Vec<LogOut>) {
         while self.writer.flights.front().is_some_and(|flight| flight.stage == Stage::Over) {
             let Some(flight) = self.writer.flights.pop_front() else { break };
-            match flight.error {
-                None => self.commit(flight, out),
-                Some(_) => self.fail(flight, out),
+            if flight.abandoned {
+                self.fail(flight, out);
+            } else {
+                self.commit(flight, out);
             }
         }
     }

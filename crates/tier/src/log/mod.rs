@@ -6,6 +6,7 @@ mod index;
 mod reclaim;
 mod recover;
 mod scan;
+mod verify;
 mod write;
 
 use std::collections::BTreeMap;
@@ -81,7 +82,8 @@ pub(crate) struct Log {
     /// Drops that were ordered before the log was open.
     early: Vec<DiskEntry>,
     stopping: bool,
-    /// Bytes of all files while they are more than the capacity, because that was larger once.
+    /// Bytes of all files while they are more than the capacity: that was larger once, or a crash found the log with the
+    /// one file more that reclaim may begin.
     overlong: Option<u64>,
     value_bytes: u64,
     /// Header bytes of 64 records, on a running average.

@@ -1,18 +1,20 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use slackwater_base::{BLOCK_BYTES, Planted, planted, round_to_block};
+use slackwater_base::{BLOCK_BYTES, Planted, planted};
 use slackwater_wire::{ReportedEntry, Version};
 
 use super::files::{File, FileState};
 use super::scan::{FileScan, Hole, Step};
+use super::verify::Doubtful;
 use super::{Log, LogOut, Purpose};
 use crate::agent::Opened;
 use crate::format::{Batch, Entry, FileHeader, FirstBlock, FormatError, Identity, Position, Record};
 use crate::io::{DiskError, DiskOp, DiskOutcome, FileId, LogFile, Target};
 
-/// Rebuilding the index from the files. It writes nothing, so it may be cut off anywhere and begun again.
+/// Rebuilding the index from the files. It writes only what is there already, so it may be cut off anywhere and begun
+/// again.
 ///
-/// Six passes, each over as many files at a time as configured: first blocks, headers, the bytes of records that
+/// Six passes, each over as many files at a time as configured: first blocks, headers, the bytes of batches that
 /// may not have been durable, the deletion of files that are given up, a sync, and the headers again to announce what
 /// lives. What is not announced now must never be later, though the device may then read what it could not read today:
 /// hence the deletion before the first word. A killed process leaves bytes in
@@ -21,22 +23,22 @@ use crate::io::{DiskError, DiskOp, DiskOutcome, FileId, LogFile, Target};
 #[derive(Debug)]
 pub(crate) struct Recovery {
     fresh: u128,
-    pass: Pass,
-    found: BTreeMap<FileId, Found>,
+    pub(super) pass: Pass,
+    pub(super) found: BTreeMap<FileId, Found>,
     /// Files that the pass has yet to begin.
-    waiting: VecDeque<FileId>,
+    pub(super) waiting: VecDeque<FileId>,
     busy: usize,
     log: Option<u128>,
     /// How far each life is known to have been durable.
-    durable: BTreeMap<u64, Position>,
+    pub(super) durable: BTreeMap<u64, Position>,
     /// Files that are given up whole.
-    condemned: BTreeSet<FileId>,
+    pub(super) condemned: BTreeSet<FileId>,
     announced: Vec<ReportedEntry>,
-    opened: Opened,
+    pub(super) opened: Opened,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Pass {
+pub(super) enum Pass {
     FirstBlocks,
     Headers,
     Verify,
@@ -47,16 +49,16 @@ enum Pass {
 
 /// What is known of one file.
 #[derive(Debug)]
-struct Found {
+pub(super) struct Found {
     bytes: u64,
-    first: Option<FirstBlock>,
-    lives: BTreeSet<u64>,
+    pub(super) first: Option<FirstBlock>,
+    pub(super) lives: BTreeSet<u64>,
     scan: Option<FileScan>,
     /// Batches that may not have been durable when the log was cut off.
-    unsettled: VecDeque<Batch>,
-    /// Records of them whose bytes are to be read.
-    verify: VecDeque<Record>,
-    suspect: bool,
+    pub(super) unsettled: VecDeque<Batch>,
+    /// The same when their bytes are to be read.
+    pub(super) doubtful: VecDeque<Doubtful>,
+    pub(super) suspect: bool,
     /// Given up and deleted.
     gone: bool,
     /// Its records that were announced, and the last error on the way.
@@ -95,7 +97,7 @@ impl Recovery {
         }
     }
 
-    fn saw_version(&mut self, version: Version) {
+    pub(super) fn saw_version(&mut self, version: Version) {
         self.opened.highest_version = self.opened.highest_version.max(version);
     }
 }
@@ -108,7 +110,7 @@ impl Found {
             lives: BTreeSet::new(),
             scan: None,
             unsettled: VecDeque::new(),
-            verify: VecDeque::new(),
+            doubtful: VecDeque::new(),
             suspect: false,
             gone: false,
             announced: 0,
@@ -124,12 +126,12 @@ impl Log {
             let Some(recovery) = &mut self.recovery else { return };
             while recovery.busy < recovery.pass.operations(self.config.recovery_reads_max) {
                 let Some(file) = recovery.waiting.pop_front() else { break };
-                let Some(read) = recovery.next_read(file) else { continue };
+                let Some(request) = recovery.next_request(file) else { continue };
                 recovery.busy += 1;
                 let op = crate::io::OpId(self.next_op);
                 self.next_op += 1;
                 self.ops.insert(op, Purpose::Recover(file));
-                out.push(LogOut::Disk(op, read));
+                out.push(LogOut::Disk(op, request));
             }
             if recovery.busy > 0 {
                 return;
@@ -160,7 +162,11 @@ impl Log {
                 }
             }
             Pass::Headers => self.took_headers(file, &result),
-            Pass::Verify => self.verified(file, &result),
+            Pass::Verify => {
+                if let Err(error) = self.verified(file, result) {
+                    return self.refuse(error, out);
+                }
+            }
             Pass::Clear => {
                 if let Err(error) = recovery.cleared(file, &result) {
                     return self.refuse(error, out);
@@ -223,7 +229,7 @@ impl Log {
     }
 
     /// Takes in a batch whose bytes are known to be right.
-    fn apply(&mut self, file: FileId, batch: Batch) {
+    pub(super) fn apply(&mut self, file: FileId, batch: Batch) {
         for entry in batch.entries {
             match entry {
                 Entry::Record(record) => self.apply_record(file, &record),
@@ -232,7 +238,7 @@ impl Log {
         }
     }
 
-    fn apply_record(&mut self, file: FileId, record: &Record) {
+    pub(super) fn apply_record(&mut self, file: FileId, record: &Record) {
         if let Some(recovery) = &mut self.recovery {
             recovery.saw_version(record.entry.version);
         }
@@ -249,11 +255,10 @@ impl Log {
         self.index.find_tombstone(hash, version, file);
     }
 
-    /// All headers are read: what no later header vouches for has its bytes read, and holes are judged. A hole that
-    /// was durable once may have held a tombstone, so everything older is given up.
+    /// All headers are read, and holes are judged. A hole that was durable once may have held a tombstone, so everything
+    /// older is given up.
     fn settle_lives(&mut self) {
         let Some(recovery) = &mut self.recovery else { return };
-        let mut settled = Vec::new();
         let mut again = VecDeque::new();
         let mut rotten_up_to = None;
         for (id, found) in &mut recovery.found {
@@ -285,50 +290,10 @@ impl Log {
             recovery.waiting = again;
             return;
         }
-        recovery.pass = Pass::Verify;
-        for (id, found) in &mut recovery.found {
-            for mut batch in found.unsettled.drain(..) {
-                let vouched = recovery.durable.get(&batch.life).is_some_and(|d| is_before(*id, batch.end(), d));
-                if !vouched {
-                    let (records, tombstones) =
-                        batch.entries.into_iter().partition(|entry| matches!(entry, Entry::Record(_)));
-                    batch.entries = tombstones;
-                    found.verify.extend(records.into_iter().filter_map(into_record));
-                }
-                settled.push((*id, batch));
-            }
-            if !found.verify.is_empty() {
-                recovery.waiting.push_back(*id);
-            }
-        }
         if let Some(last) = rotten_up_to {
             recovery.condemned = recovery.found.range(..=last).map(|(id, _)| *id).collect();
         }
-        for (file, batch) in settled {
-            self.apply(file, batch);
-        }
-    }
-
-    fn verified(&mut self, file: FileId, result: &Result<DiskOutcome, DiskError>) {
-        let Some(recovery) = &mut self.recovery else { return };
-        let Some(found) = recovery.found.get_mut(&file) else { return };
-        let Some(record) = found.verify.pop_front() else { return };
-        if !found.verify.is_empty() {
-            recovery.waiting.push_front(file);
-        }
-        match super::checksum_in(result) {
-            Ok(checksum) if checksum == record.checksum => self.apply_record(file, &record),
-            // It may be right, and read well in a later life: it counts, and whoever reads it finds out.
-            Err(_) => {
-                found.suspect = true;
-                self.apply_record(file, &record);
-            }
-            Ok(_) => {
-                found.suspect = true;
-                recovery.opened.torn += 1;
-                recovery.saw_version(record.entry.version);
-            }
-        }
+        self.begin_verifying();
     }
 
     /// Gives up what nobody can vouch for, for good. The files go in ascending order: while the one with the unreadable
@@ -424,7 +389,7 @@ impl Log {
             out.push(LogOut::Announce(recovery.announced));
         }
         let lives = recovery.found.values().flat_map(|found| found.lives.iter().copied());
-        self.life = lives.max().unwrap_or(0) + 1;
+        self.life = (opening_of(lives.max().unwrap_or(0)) + 1) * LIVES_AN_OPENING;
         self.highest_version = recovery.opened.highest_version;
         recovery.opened.files = self.files.len() as u64;
         self.measure(u64::MAX);
@@ -436,9 +401,9 @@ impl Log {
 }
 
 impl Recovery {
-    /// The next read of `file` in this pass.
-    fn next_read(&self, file: FileId) -> Option<DiskOp> {
-        let found = self.found.get(&file)?;
+    /// The next operation on `file` in this pass.
+    fn next_request(&mut self, file: FileId) -> Option<DiskOp> {
+        let found = self.found.get_mut(&file)?;
         match self.pass {
             Pass::FirstBlocks => {
                 let bytes = BLOCK_BYTES;
@@ -447,11 +412,7 @@ impl Recovery {
             Pass::Headers | Pass::Announce => found.scan.as_ref()?.read(),
             Pass::Clear => Some(DiskOp::Delete { file }),
             Pass::Secure => Some(DiskOp::Sync { file }),
-            Pass::Verify => {
-                let Record { offset, length, .. } = found.verify.front()?;
-                let bytes = round_to_block(*length);
-                Some(DiskOp::Read { file, offset: *offset, bytes, length: *length, into: Target::Nowhere })
-            }
+            Pass::Verify => found.doubtful.front_mut()?.request(file),
         }
     }
 
@@ -484,7 +445,7 @@ impl Recovery {
     }
 }
 
-fn into_record(entry: Entry) -> Option<Record> {
+pub(super) fn into_record(entry: Entry) -> Option<Record> {
     match entry {
         Entry::Record(record) => Some(record),
         Entry::Tombstone { .. } => None,
@@ -499,7 +460,15 @@ fn bytes_of(result: &Result<DiskOutcome, DiskError>) -> Result<&[u8], DiskError>
     }
 }
 
+/// Each opening of the log begins so many lives further on: a failed write or sync begins the next one.
+const LIVES_AN_OPENING: u64 = 1 << 32;
+
+/// Which opening a life belongs to.
+pub(super) fn opening_of(life: u64) -> u64 {
+    life / LIVES_AN_OPENING
+}
+
 /// Whether all that ends at `end` of `file` lies before `position`.
-fn is_before(file: FileId, end: u64, position: &Position) -> bool {
+pub(super) fn is_before(file: FileId, end: u64, position: &Position) -> bool {
     (file, end) <= (position.file, position.offset)
 }

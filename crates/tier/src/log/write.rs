@@ -336,10 +336,10 @@ impl Log {
         }
         let bytes = 2 * header_bytes + payload_bytes;
         let durable = *self.writer.durable.get_or_insert(Position { file, offset: 0 });
-        let batch = Batch { start, bytes, life: self.life, durable, entries };
+        let batch = Batch { start, bytes, header_bytes, life: self.life, durable, entries };
         active.at = batch.end();
         let file_bytes = active.bytes;
-        let [first, last] = encode_batch(self.place(file), &batch, header_bytes);
+        let [first, last] = encode_batch(self.place(file), &batch);
         let mut parts = Vec::with_capacity(payload.len() + 3);
         let mut from = start;
         if start == BLOCK_BYTES {
@@ -358,7 +358,7 @@ impl Log {
             end: batch.end(),
             items,
             stage: Stage::Writing,
-            error: None,
+            abandoned: false,
         });
         self.submit(Purpose::Write(number), DiskOp::Write { file, offset: from, parts }, out);
     }

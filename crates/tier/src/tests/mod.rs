@@ -2,8 +2,10 @@
 
 mod crash;
 mod faults;
+mod opening;
 mod orders;
 mod random;
+mod room;
 mod stories;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -17,7 +19,7 @@ use slackwater_wire::{
 
 use crate::arena::MemorySegment;
 use crate::format::{Decoded, Identity, decode_batch};
-use crate::io::{DiskOp, FileId};
+use crate::io::{DiskError, DiskOp, FileId};
 use crate::testing::{Crash, MemDisk, Memory};
 use crate::{Agent, AgentConfig, AgentInput, AgentOutput, FormatError, LogConfig, Opened, ReadEnd};
 
@@ -25,6 +27,8 @@ const MEMORY: SegmentId = SegmentId(1);
 const DISK: SegmentId = SegmentId(2);
 const ARENA_BYTES: u64 = 4 << 20;
 const FRESH: u128 = 0x5eed_5eed_5eed;
+const EIO: DiskError = DiskError::Device { errno: 5 };
+const BLOCK: usize = 4096;
 
 /// The bytes of the arena.
 struct Bytes(Vec<u8>);
@@ -101,6 +105,17 @@ fn entry(key: &[u8], version: u64) -> DiskEntry {
     DiskEntry { tenant: Tenant::DEFAULT, key: Key::new(key).unwrap(), version: Version(version) }
 }
 
+/// A world with records `0..count` of version 1, each in a batch of its own.
+fn world_of(count: u8, length: u64) -> World {
+    let mut world = World::new(small_log(2 << 20), u64::from(count));
+    for key in 0..count {
+        world.put(&[key], 1, length);
+        world.rest();
+    }
+    assert!(world.results.values().all(Result::is_ok));
+    world
+}
+
 /// The bytes of a version of a key: they tell by themselves whose they are.
 fn value_of(entry: &DiskEntry, length: u64) -> Vec<u8> {
     let seed = slackwater_base::hash64(entry.key.as_bytes()) ^ entry.version.0.wrapping_mul(0x9e37_79b9);
@@ -173,6 +188,14 @@ impl World {
         self.crashed = true;
         self.disk.crash(crash, &self.bytes);
         self.boot();
+    }
+
+    /// Starts again after `crash`, on a log that opens.
+    fn reopen(&mut self, crash: Crash, moment: &str) -> Opened {
+        self.crash(crash);
+        self.rest();
+        assert_eq!(self.refused, None, "{moment}");
+        self.opened.unwrap_or_else(|| panic!("{moment}: the log opens"))
     }
 
     fn give(&mut self, input: AgentInput) {
@@ -303,7 +326,7 @@ impl World {
     }
 
     /// Ends one operation, which fails if it is a sync; says whether it was one.
-    fn complete_sync(&mut self, error: crate::io::DiskError) -> bool {
+    fn complete_sync(&mut self, error: DiskError) -> bool {
         let sync = self.disk.next_is_sync();
         if sync {
             self.disk.fail_at(self.disk.completed(), error);
@@ -366,6 +389,15 @@ impl World {
             }
         }
         found
+    }
+
+    /// Where a record lies.
+    fn place(&mut self, key: &[u8], version: u64) -> (FileId, u64) {
+        let mut out = Vec::new();
+        let plan = self.agent.begin_read(self.now, &entry(key, version), &mut out).expect("the record is there");
+        self.agent.end_read(self.now, plan, ReadEnd::Done, &mut out);
+        self.take(out);
+        (plan.file, plan.offset)
     }
 
     /// Where the batches of a file begin, by their first headers.

@@ -7,7 +7,7 @@ mod client;
 mod server;
 
 pub(crate) use client::{AwaitReady, AwaitWelcome};
-pub(crate) use server::{AwaitHello, AwaitInitiate, Initiated};
+pub(crate) use server::{AwaitInitiate, Initiated, hello};
 
 use crate::Cause;
 use crate::command::write_header;
@@ -22,6 +22,7 @@ const MESSAGE_NAME: &[u8; 8] = b"\x07MESSAGE";
 const SEALED_AT: usize = 16;
 
 /// An established CURVE connection: the keys of both directions, derived from that of C' and S', and both counters.
+/// It stays where it was made, so that its keys are wiped there and nowhere else.
 pub(crate) struct Session {
     out: Lane,
     back: Lane,
@@ -30,12 +31,12 @@ pub(crate) struct Session {
 }
 
 impl Session {
-    fn of_client(shared: &Shared, sent: u64, seen: u64) -> Self {
-        Self { out: shared.lane(CLIENT_LANE), back: shared.lane(SERVER_LANE), sent, seen }
+    fn of_client(shared: &Shared, sent: u64, seen: u64) -> Box<Self> {
+        Box::new(Self { out: shared.lane(CLIENT_LANE), back: shared.lane(SERVER_LANE), sent, seen })
     }
 
-    fn of_server(shared: &Shared, sent: u64, seen: u64) -> Self {
-        Self { out: shared.lane(SERVER_LANE), back: shared.lane(CLIENT_LANE), sent, seen }
+    fn of_server(shared: &Shared, sent: u64, seen: u64) -> Box<Self> {
+        Box::new(Self { out: shared.lane(SERVER_LANE), back: shared.lane(CLIENT_LANE), sent, seen })
     }
 
     /// Appends the frame of a MESSAGE with `flags` and `payload`. Neither MORE nor COMMAND show outside, as in libzmq.

@@ -4,12 +4,6 @@ use super::{Session, counter_nonce, counter_of, key_at, random_nonce, rising};
 use crate::crypto::{self, Shared, TAG_BYTES};
 use crate::{Cause, Entropy, KeyPair, PublicKey};
 
-/// A server that waits for HELLO.
-pub(crate) struct AwaitHello {
-    keys: KeyPair,
-    entropy: Entropy,
-}
-
 /// A server that has sent WELCOME. It keeps s' and C' itself; the cookie is only compared, so it is good for this
 /// connection, once, and no longer than the handshake lasts.
 pub(crate) struct AwaitInitiate {
@@ -35,48 +29,42 @@ const HELLO_BYTES: usize = 200;
 const COOKIE_BYTES: usize = 96;
 const INITIATE_BYTES: usize = 257;
 
-impl AwaitHello {
-    pub(crate) fn new(keys: KeyPair, entropy: Entropy) -> Self {
-        Self { keys, entropy }
+/// Takes HELLO for `keys` and answers with WELCOME.
+pub(crate) fn hello(keys: &KeyPair, entropy: &Entropy, body: &mut [u8]) -> Result<(AwaitInitiate, Vec<u8>), Cause> {
+    if body.len() != HELLO_BYTES || !body.starts_with(b"\x05HELLO\x01\x00") {
+        return Err(Cause::Malformed { what: "HELLO" });
+    }
+    let (head, sealed) = body.split_at_mut(120);
+    let client_ephemeral = key_at(head, 80);
+    let counter = rising(counter_of(&head[112..]), 0)?;
+    let closed = Cause::BoxClosed { what: "HELLO" };
+    let shared = Shared::agree(&client_ephemeral, keys.secret().expose()).ok_or(closed.clone())?;
+    if !shared.open(&counter_nonce(b"CurveZMQHELLO---", counter), sealed) || sealed[TAG_BYTES..] != [0; 64] {
+        return Err(closed);
     }
 
-    /// Takes HELLO and answers with WELCOME.
-    pub(crate) fn hello(&self, body: &mut [u8]) -> Result<(AwaitInitiate, Vec<u8>), Cause> {
-        if body.len() != HELLO_BYTES || !body.starts_with(b"\x05HELLO\x01\x00") {
-            return Err(Cause::Malformed { what: "HELLO" });
-        }
-        let (head, sealed) = body.split_at_mut(120);
-        let client_ephemeral = key_at(head, 80);
-        let counter = rising(counter_of(&head[112..]), 0)?;
-        let closed = Cause::BoxClosed { what: "HELLO" };
-        let shared = Shared::agree(&client_ephemeral, self.keys.secret().expose()).ok_or(closed.clone())?;
-        if !shared.open(&counter_nonce(b"CurveZMQHELLO---", counter), sealed) || sealed[TAG_BYTES..] != [0; 64] {
-            return Err(closed);
-        }
+    let ephemeral = Zeroizing::new(entropy.ephemeral());
+    let mut cookie = Vec::with_capacity(COOKIE_BYTES);
+    cookie.extend_from_slice(&entropy.nonce(1));
+    let mut inside = Zeroizing::new([0u8; 64]);
+    inside[..32].copy_from_slice(&client_ephemeral);
+    inside[32..].copy_from_slice(ephemeral.as_slice());
+    let key = Zeroizing::new(entropy.cookie_key());
+    crypto::seal_secret(&key, &random_nonce(b"COOKIE--", &entropy.nonce(1)), inside.as_slice(), &mut cookie);
 
-        let ephemeral = Zeroizing::new(self.entropy.ephemeral());
-        let mut cookie = Vec::with_capacity(COOKIE_BYTES);
-        cookie.extend_from_slice(&self.entropy.nonce(1));
-        let mut inside = Zeroizing::new([0u8; 64]);
-        inside[..32].copy_from_slice(&client_ephemeral);
-        inside[32..].copy_from_slice(ephemeral.as_slice());
-        let key = Zeroizing::new(self.entropy.cookie_key());
-        crypto::seal_secret(&key, &random_nonce(b"COOKIE--", &self.entropy.nonce(1)), inside.as_slice(), &mut cookie);
-
-        let mut welcome = Vec::with_capacity(168);
-        welcome.extend_from_slice(b"\x07WELCOME");
-        welcome.extend_from_slice(&self.entropy.nonce(2));
-        let plain: [&[u8]; 2] = [&crypto::public_of(&ephemeral), &cookie];
-        shared.seal(&random_nonce(b"WELCOME-", &self.entropy.nonce(2)), &plain, &mut welcome);
-        let next = AwaitInitiate {
-            server: self.keys.public(),
-            ephemeral,
-            client_ephemeral,
-            cookie: std::array::from_fn(|i| cookie[i]),
-            seen: counter,
-        };
-        Ok((next, welcome))
-    }
+    let mut welcome = Vec::with_capacity(168);
+    welcome.extend_from_slice(b"\x07WELCOME");
+    welcome.extend_from_slice(&entropy.nonce(2));
+    let plain: [&[u8]; 2] = [&crypto::public_of(&ephemeral), &cookie];
+    shared.seal(&random_nonce(b"WELCOME-", &entropy.nonce(2)), &plain, &mut welcome);
+    let next = AwaitInitiate {
+        server: keys.public(),
+        ephemeral,
+        client_ephemeral,
+        cookie: std::array::from_fn(|i| cookie[i]),
+        seen: counter,
+    };
+    Ok((next, welcome))
 }
 
 impl AwaitInitiate {
@@ -120,7 +108,7 @@ impl AwaitInitiate {
 
 impl Initiated {
     /// The session, and the body of READY around our `metadata`.
-    pub(crate) fn ready(self, metadata: &[u8]) -> (Session, Vec<u8>) {
+    pub(crate) fn ready(&self, metadata: &[u8]) -> (Box<Session>, Vec<u8>) {
         let mut ready = Vec::with_capacity(30 + metadata.len());
         ready.extend_from_slice(b"\x05READY");
         ready.extend_from_slice(&READY_COUNTER.to_be_bytes());

@@ -11,10 +11,10 @@ use super::segments::Place;
 use crate::evict::ghosts::tag;
 use crate::evict::{Explanation, ReturnChance, Slot, Standing};
 
-/// Points of the return curve that an explanation shows.
 /// A block is copied to a tier when it is worth this many times what goes next there: what is hardly better would soon
 /// go again itself, and the copy would be for nothing. Twice saves more writes, and costs hits where little is learned.
 const COPY_WORTH: f64 = 1.5;
+/// Points of the return curve that an explanation shows.
 const HORIZONS_SECONDS: [u64; 4] = [10, 60, 600, 3600];
 
 impl Gittins {

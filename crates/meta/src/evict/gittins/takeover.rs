@@ -4,7 +4,7 @@ use super::Gittins;
 use super::block::{IN_HAND, Mark, NO_NODE, Node};
 use super::class::{CLASSES, Class, Features, Tick};
 use super::opinion::ticks;
-use super::segments::{By, NONE, Segment};
+use super::segments::{By, NONE, Place, Segment};
 use super::shelves::octave;
 use crate::evict::ghosts::tag;
 use crate::evict::queues::grow;
@@ -40,6 +40,8 @@ impl Gittins {
         let alike = before.chain == standing.chain
             && (segment.class, segment.kept_as, segment.octave) == (class, kept_as, octave)
             && segment.cached > 0
+            // What is stuck waits for a parked block, and would keep this one out of every order.
+            && segment.place != Place::Stuck
             && segment.blocks < u16::MAX
             && self.now.since(segment.last_use).abs_diff(ticks(standing.age)) <= 1;
         let neighbour = self.nodes[other.0 as usize];

@@ -3,7 +3,7 @@ use std::time::Duration;
 use slackwater_base::Instant;
 
 use super::Gittins;
-use crate::evict::{Evict, Link, RestoreError, Slot, Walk};
+use crate::evict::{Evict, Link, RestoreError, Slot, Standing, Walk};
 
 const BYTES: u64 = 65_536;
 
@@ -209,4 +209,27 @@ fn a_long_pause_is_caught_up_in_steps() {
     assert!(!world.policy.behind);
     let victim = world.policy.victim(world.now).expect("nothing is parked");
     assert!(victim.0 < 2_000, "{victim:?} goes before those that waited two hours");
+}
+
+/// A block was on its way out of one tier when its neighbour came from another. They shared a segment, which stood in no
+/// order because of the first; that one went, and the second was never named again.
+#[test]
+fn the_neighbour_of_a_block_that_leaves_may_go_itself() {
+    for (story, ahead) in [("its child came", false), ("its parent came", true)] {
+        let mut world = World::new(10);
+        world.request(&[1, 2]);
+        let like = world.policy.standing(world.now, Slot(2)).expect("it is resident");
+        let come = |world: &mut World, block: u32, position: u32| {
+            let link = Link { hash: block.into(), slot: Some(Slot(block)), bytes: BYTES };
+            world.policy.insert_as(world.now, link, Standing { position, ..like });
+        };
+        come(&mut world, 3, 5);
+        world.policy.evicted(world.now, Slot(2));
+        world.policy.evicted(world.now, Slot(1));
+        assert_eq!(world.policy.victim(world.now), Some(Slot(3)), "{story}");
+        world.policy.leave(Slot(3));
+        come(&mut world, 4, if ahead { 4 } else { 6 });
+        world.policy.evicted(world.now, Slot(3));
+        assert_eq!(world.policy.victim(world.now), Some(Slot(4)), "{story}");
+    }
 }

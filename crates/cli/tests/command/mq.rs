@@ -1,0 +1,46 @@
+//! `slackwater mq`: tools that run until they are stopped.
+
+use std::io::{BufRead, BufReader};
+use std::process::{Command, Stdio};
+use std::sync::mpsc::channel;
+use std::time::Duration;
+
+/// How long an idle tool is watched.
+const WATCHED: Duration = Duration::from_secs(1);
+
+/// The echo server looked five times a second whether it should end. Watched from outside, as a user's `top` does.
+#[test]
+fn an_idle_echo_server_wakes_nobody() {
+    let mut child = Command::new(env!("CARGO_BIN_EXE_slackwater"))
+        .args(["mq", "echo", "tcp://127.0.0.1:0"])
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let lines = BufReader::new(child.stdout.take().unwrap()).lines().map_while(Result::ok);
+    let (told, heard) = channel();
+    // Ends with the child, whose pipe it reads.
+    std::thread::spawn(move || lines.for_each(|line| drop(told.send(line))));
+    let first = heard.recv_timeout(Duration::from_secs(20));
+    // The first look lets the start come to its end.
+    let woken = [Duration::from_millis(200), WATCHED].map(|watched| {
+        let before = switches(child.id());
+        std::thread::sleep(watched);
+        switches(child.id()) - before
+    });
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert!(first.unwrap().starts_with("listening at tcp://127.0.0.1:"));
+    assert!(woken[1] <= 5, "{} switches in {WATCHED:?}", woken[1]);
+}
+
+/// Context switches of all threads of a process.
+fn switches(pid: u32) -> u64 {
+    let threads = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();
+    let statuses = threads.flatten().filter_map(|thread| std::fs::read_to_string(thread.path().join("status")).ok());
+    let counts = |status: String| -> u64 {
+        let lines = status.lines().filter_map(|line| line.split_once("ctxt_switches:"));
+        lines.filter_map(|(_, count)| count.trim().parse::<u64>().ok()).sum()
+    };
+    statuses.map(counts).sum()
+}

@@ -1,0 +1,137 @@
+//! A log that is full, too long, or busy making room.
+
+use super::*;
+
+#[test]
+fn a_log_that_is_full_of_live_records_says_so_and_goes_on_when_some_are_dropped() {
+    let mut world = World::new(small_log(1 << 20), 0);
+    let mut taken = 0u64;
+    let mut version = 0;
+    loop {
+        let ticket = world.put(&taken.to_le_bytes(), version + 1, 4096);
+        world.rest();
+        if world.results[&ticket].is_err() {
+            assert_eq!(world.results[&ticket], Err(TaskFailure::NoRoom));
+            break;
+        }
+        (taken, version) = (taken + 1, version + 1);
+    }
+    let state = world.state.unwrap();
+    assert!(!state.accepting && state.pressure > 0, "{state:?}");
+    assert!(taken * 4096 >= state.capacity / 4, "{taken} records in {}", state.capacity);
+    world.check("full");
+    for round in 0..20u64 {
+        // The master frees what it is asked to, the oldest first.
+        let Some(state) = world.state.filter(|state| !state.accepting) else { break };
+        assert!(round < 19, "dropping what was asked for makes room");
+        let mut freed = 0;
+        for key in 0..taken {
+            let known = world.known.get_mut(key.to_le_bytes().as_slice()).unwrap();
+            if known.drop_ordered == 0 && freed < state.pressure.max(1) {
+                freed += 4096;
+                world.remove(&key.to_le_bytes(), key + 1);
+            }
+        }
+        world.rest();
+    }
+    let ticket = world.put(b"more", version + 10, 4096);
+    world.rest();
+    assert_eq!(world.results[&ticket], Ok(()));
+    world.check("with room again");
+    world.reopen(Crash::LoseAll, "with room again");
+    world.check_opened("with room again");
+}
+
+/// A log that was longer than its lowered capacity had no room for the tombstones that would have brought it down, so
+/// nothing was dropped, nothing was deleted and no record was taken any more. A crash while reclaim had begun the one file
+/// that it may have beyond the capacity did the same.
+#[test]
+fn a_log_longer_than_its_capacity_comes_down_to_it_and_takes_records_again() {
+    for (before, after, files) in [(4 << 20, 1 << 20, 128 << 10), (8 << 20, 1 << 20, 512 << 10)] {
+        let mut world = World::new(LogConfig { file_bytes: files, ..small_log(before) }, 3);
+        let mut keys = Vec::new();
+        for key in 0u64.. {
+            let ticket = world.put(&key.to_le_bytes(), key + 1, 4096);
+            world.rest();
+            if world.results[&ticket].is_err() {
+                break;
+            }
+            keys.push(key);
+        }
+        assert!(world.agent.stats().file_bytes > 3 * after);
+        world.log = small_log(after);
+        world.crash(Crash::LoseAll);
+        world.rest();
+        let mut oldest = keys.iter();
+        let mut rounds = 0;
+        while world.state.is_none_or(|state| !state.accepting) || world.agent.stats().file_bytes > after {
+            rounds += 1;
+            assert!(rounds < 200, "{:?} {:?}", world.state, world.agent.stats());
+            // The master frees what it is asked to, the oldest first.
+            let freed = world.state.map_or(0, |state| state.pressure).div_ceil(4096);
+            for key in oldest.by_ref().take(freed as usize) {
+                world.remove(&key.to_le_bytes(), key + 1);
+            }
+            world.rest();
+        }
+        assert!(oldest.next().is_some(), "what still fits is kept");
+        assert!(world.known.values().all(|known| known.dropped == known.drop_ordered), "every removal is answered");
+        let ticket = world.put(b"more", 1 << 20, 4096);
+        world.rest();
+        assert_eq!(world.results[&ticket], Ok(()));
+        world.check("come down");
+        world.reopen(Crash::LoseAll, "come down");
+        world.check_opened("come down");
+    }
+}
+
+#[test]
+fn churn_within_the_stated_capacity_never_runs_out_of_room() {
+    let mut world = World::new(small_log(2 << 20), 7);
+    world.rest();
+    let held = world.state.unwrap().capacity * 9 / 10 / 8192;
+    let mut rng = Rng::new(7);
+    let mut live: BTreeMap<u64, u64> = BTreeMap::new();
+    for version in 1..1500u64 {
+        let key = rng.below(held);
+        if let Some(old) = live.insert(key, version) {
+            world.remove(&key.to_le_bytes(), old);
+        }
+        let ticket = world.put(&key.to_le_bytes(), version, 8192);
+        if version % 4 == 0 {
+            world.rest();
+        }
+        assert_ne!(world.results.get(&ticket), Some(&Err(TaskFailure::NoRoom)), "version {version}");
+    }
+    world.rest();
+    let stats = world.agent.stats();
+    let refused = world.results.values().filter(|result| **result == Err(TaskFailure::NoRoom)).count();
+    assert_eq!(refused, 0);
+    assert!(stats.files_reclaimed > 20 && stats.file_bytes <= world.log.capacity, "{stats:?}");
+    assert!(stats.tombstones < 1500, "tombstones go with what they keep dead: {}", stats.tombstones);
+    world.check("after the churn");
+}
+
+#[test]
+fn reclaim_copies_no_faster_than_its_rate() {
+    let mut log = small_log(1 << 20);
+    log.reclaim_bytes_per_second = 64 << 10;
+    let mut world = World::new(log, 0);
+    let mut keys = 0u8;
+    while world.agent.stats().files < 6 {
+        world.put(&[keys], 1, 8192);
+        keys += 1;
+        world.rest();
+    }
+    for key in (0..keys).step_by(2) {
+        world.remove(&[key], 1);
+    }
+    world.rest();
+    let (start, copied) = (world.now, world.agent.stats().copied_bytes);
+    while world.agent.stats().copied_bytes < copied + (96 << 10) {
+        world.put(&[keys], 1, 8192);
+        keys += 1;
+        world.rest();
+    }
+    assert!(start.until(world.now) >= Duration::from_millis(1200), "{:?}", start.until(world.now));
+}

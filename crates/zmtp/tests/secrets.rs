@@ -1,0 +1,59 @@
+//! Memory that is given back holds no secret.
+
+mod common;
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use common::*;
+use slackwater_zmtp::*;
+
+/// Looks through every block that is given back for [`EPHEMERALS`].
+struct Searching;
+
+/// The secrets s' and c' of the two ends, as [`random_like`] makes them.
+const EPHEMERALS: [u8; 2] = [3, 4];
+static FOUND: AtomicUsize = AtomicUsize::new(0);
+static SEARCHED: AtomicUsize = AtomicUsize::new(0);
+
+#[global_allocator]
+static ALLOCATOR: Searching = Searching;
+
+// SAFETY: allocation and release are the system's; a block is only read before it is released.
+unsafe impl GlobalAlloc for Searching {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        // SAFETY: the caller keeps the contract, which is the same.
+        unsafe { System.alloc_zeroed(layout) }
+    }
+
+    unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
+        // SAFETY: the block is live, of this layout, and was zeroed when it was allocated.
+        let bytes = unsafe { std::slice::from_raw_parts(block, layout.size()) };
+        let holds = |seed: &u8| bytes.windows(16).any(|window| window == &random_like(*seed)[..16]);
+        SEARCHED.fetch_add(1, Ordering::Relaxed);
+        FOUND.fetch_add(EPHEMERALS.iter().filter(|seed| holds(seed)).count(), Ordering::Relaxed);
+        // SAFETY: as for the allocation.
+        unsafe { System.dealloc(block, layout) }
+    }
+}
+
+/// Each step of a handshake was moved out of its box to make the next one: the box was given back with the secret of the
+/// connection, and on a server with its long-term key, still in it.
+#[test]
+fn what_a_handshake_gives_back_holds_no_secret() {
+    let (client, server) = joined(true);
+    drop((client, server));
+    // One that is given up half way.
+    let mut server = End::new(curve_server(SocketType::Router, 2), 4);
+    let mut client = End::new(curve_client(SocketType::Dealer, 1, 2), 3);
+    client.handle(Input::Bytes(&std::mem::take(&mut server.wire)));
+    server.handle(Input::Bytes(&std::mem::take(&mut client.wire)));
+    server.handle(Input::Close);
+    client.handle(Input::Eof);
+    drop((client, server));
+    assert!(SEARCHED.load(Ordering::Relaxed) > 10);
+    assert_eq!(FOUND.load(Ordering::Relaxed), 0);
+    // The search finds what is there.
+    drop(Box::new(random_like(3)));
+    assert_eq!(FOUND.load(Ordering::Relaxed), 1);
+}

@@ -1,0 +1,191 @@
+use std::collections::{HashMap, VecDeque};
+use std::mem::take;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use slackwater_base::Instant;
+use slackwater_pool::Pool;
+use slackwater_pool::copy::{Stores, Tuning};
+use slackwater_wait::Event;
+use slackwater_wire::data::{Capability, Op, Refusal};
+
+use super::carry::{Wanted, carry};
+use super::courier::Errand;
+use super::crew::Crew;
+use super::link::{Link, Opened};
+use super::mover::HostLimits;
+use super::service::Service;
+use crate::cause::{Cause, Clock};
+use crate::flow::{Flow, Ticket};
+use crate::job::{Job, Remote};
+use crate::mover::{Mover, PeerStats, WhenFull};
+use crate::segment::Segment;
+
+/// What the callers of one peer, the copy threads and its courier share.
+pub(super) struct Core {
+    pub(super) segment: Arc<Segment>,
+    pub(super) service: Arc<Service>,
+    pub(super) crew: Arc<Crew>,
+    pub(super) fallback: Option<Arc<dyn Mover>>,
+    pub(super) limits: HostLimits,
+    pub(super) state: Mutex<State>,
+    /// Something is to be asked.
+    pub(super) wanted: Event,
+    pub(super) flow: Arc<Flow>,
+}
+
+#[derive(Default)]
+pub(super) struct State {
+    pub(super) way: Way,
+    pub(super) closed: bool,
+    pub(super) windows: HashMap<[u8; Capability::BYTES], Arc<Opened>>,
+    /// In line until their window is open.
+    pub(super) waiting: VecDeque<(Job, Ticket)>,
+    pub(super) errands: VecDeque<Errand>,
+    /// Jobs went to the fallback, so a fence has to go there as well.
+    pub(super) forwarded: bool,
+    pub(super) stats: PeerStats,
+}
+
+#[derive(Default)]
+pub(super) enum Way {
+    /// Nobody has asked yet.
+    #[default]
+    Unknown,
+    Open(Arc<Link>),
+    /// There is none, and nobody asks again before that time.
+    Shut {
+        reason: String,
+        until: Instant,
+    },
+}
+/// Small copies are handed to a copy thread together, up to so many bytes.
+const HANDOVER_BYTES: u64 = 1 << 20;
+impl Core {
+    pub(super) fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The job, once the queue has room for it; otherwise it has been ended.
+    pub(super) fn wait_for_room(&self, job: Job, when_full: WhenFull) -> Option<Job> {
+        loop {
+            let seen = self.flow.seen();
+            let queued = self.flow.len();
+            if queued < self.limits.queue_entries {
+                return Some(job);
+            }
+            if when_full == WhenFull::Refuse {
+                self.end(job, Err(Cause::Full { queued: queued as u64 }));
+                return None;
+            }
+            if job.part.is_cancelled() {
+                self.end(job, Err(Cause::Cancelled));
+                return None;
+            }
+            if !self.flow.wait(seen, job.deadline) {
+                let closed = self.state().closed;
+                self.end(job, Err(if closed { Cause::Closed } else { Cause::TimedOut(Clock::Total) }));
+                return None;
+            }
+        }
+    }
+
+    /// Copies what is open: little of it here and now, since to hand it over would cost as much; the rest on the copy
+    /// threads.
+    pub(super) fn start(self: &Arc<Self>, ready: Vec<(Job, Arc<Opened>, Ticket)>) {
+        let bytes: u64 = ready.iter().map(|(job, ..)| job.buffers.bytes()).sum();
+        // What is submitted together cannot all stay in the cache, though each part might.
+        let stores = Tuning::current().stores(usize::try_from(bytes).unwrap_or(usize::MAX));
+        if bytes <= self.limits.inline_bytes_max {
+            let pool = self.crew.pool();
+            ready.into_iter().for_each(|(job, window, ticket)| self.copy(job, window, ticket, stores, pool));
+            return;
+        }
+        let mut group = Vec::new();
+        let mut group_bytes = 0;
+        for item in ready {
+            group_bytes += item.0.buffers.bytes();
+            group.push(item);
+            if group_bytes >= HANDOVER_BYTES {
+                self.hand_over(take(&mut group), stores);
+                group_bytes = 0;
+            }
+        }
+        if !group.is_empty() {
+            self.hand_over(group, stores);
+        }
+    }
+
+    fn hand_over(self: &Arc<Self>, group: Vec<(Job, Arc<Opened>, Ticket)>, stores: Stores) {
+        let core = Arc::clone(self);
+        self.crew.push(Box::new(move |pool| {
+            group.into_iter().for_each(|(job, window, ticket)| core.copy(job, window, ticket, stores, pool));
+        }));
+    }
+
+    fn copy(&self, job: Job, window: Arc<Opened>, ticket: Ticket, stores: Stores, pool: &Pool) {
+        let closed = self.state().closed;
+        let result = if closed { Err(Cause::Closed) } else { carry(&Wanted::of(&job), &window, stores, pool) };
+        self.forget_stale(&result, &job.remote, &window);
+        self.end(job, result);
+        // The window first: who waits for the ticket may be waiting for its slot.
+        drop(window);
+        drop(ticket);
+    }
+
+    /// A window whose generation is over is of no more use.
+    pub(super) fn forget_stale(&self, result: &Result<(), Cause>, remote: &Remote, window: &Arc<Opened>) {
+        if !matches!(result, Err(Cause::Refused(Refusal::Generation))) {
+            return;
+        }
+        let mut state = self.state();
+        let key = remote.capability.to_bytes();
+        if state.windows.get(&key).is_some_and(|known| Arc::ptr_eq(known, window)) {
+            state.windows.remove(&key);
+        }
+    }
+
+    pub(super) fn count(&self, op: Op, bytes: u64, result: &Result<(), Cause>) {
+        let stats = &mut self.state().stats;
+        match (result, op) {
+            (Err(_), _) => stats.failed += 1,
+            (Ok(()), Op::Read) => {
+                (stats.completed, stats.bytes_read) = (stats.completed + 1, stats.bytes_read + bytes);
+            }
+            (Ok(()), Op::Write) => {
+                (stats.completed, stats.bytes_written) = (stats.completed + 1, stats.bytes_written + bytes);
+            }
+        }
+    }
+
+    /// Counts a job, lets go of its memory, and ends it.
+    pub(super) fn end(&self, job: Job, result: Result<(), Cause>) {
+        let Job { op, buffers, part, .. } = job;
+        let bytes = buffers.bytes();
+        self.count(op, bytes, &result);
+        drop(buffers);
+        match result {
+            Ok(()) => part.complete(bytes),
+            Err(cause) => part.fail(cause),
+        }
+    }
+
+    pub(super) fn errand(&self, errand: Errand) {
+        let mut state = self.state();
+        if state.closed {
+            drop(state);
+            return errand.fail(Cause::Closed);
+        }
+        state.errands.push_back(errand);
+        drop(state);
+        self.wanted.notify_all();
+    }
+}
+
+impl State {
+    pub(super) fn open_window(&self, job: &Job) -> Option<Arc<Opened>> {
+        match &self.way {
+            Way::Open(_) => self.windows.get(&job.remote.capability.to_bytes()).map(Arc::clone),
+            _ => None,
+        }
+    }
+}

@@ -3,8 +3,6 @@ use std::mem::take;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use slackwater_base::Instant;
-use slackwater_pool::Pool;
-use slackwater_pool::copy::{Stores, Tuning};
 use slackwater_wait::Event;
 use slackwater_wire::data::{Capability, Op, Refusal};
 
@@ -58,8 +56,13 @@ pub(super) enum Way {
         until: Instant,
     },
 }
+
+/// A job whose window is open.
+pub(super) type Ready = (Job, Arc<Opened>, Ticket);
+
 /// Small copies are handed to a copy thread together, up to so many bytes.
 const HANDOVER_BYTES: u64 = 1 << 20;
+
 impl Core {
     pub(super) fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
@@ -91,13 +94,10 @@ impl Core {
 
     /// Copies what is open: little of it here and now, since to hand it over would cost as much; the rest on the copy
     /// threads.
-    pub(super) fn start(self: &Arc<Self>, ready: Vec<(Job, Arc<Opened>, Ticket)>) {
-        let bytes: u64 = ready.iter().map(|(job, ..)| job.buffers.bytes()).sum();
-        // What is submitted together cannot all stay in the cache, though each part might.
-        let stores = Tuning::current().stores(usize::try_from(bytes).unwrap_or(usize::MAX));
-        if bytes <= self.limits.inline_bytes_max {
-            let pool = self.crew.pool();
-            ready.into_iter().for_each(|(job, window, ticket)| self.copy(job, window, ticket, stores, pool));
+    pub(super) fn start(self: &Arc<Self>, ready: Vec<Ready>) {
+        let together: u64 = ready.iter().map(|(job, ..)| job.buffers.bytes()).sum();
+        if together <= self.limits.inline_bytes_max {
+            ready.into_iter().for_each(|ready| self.copy(ready, together));
             return;
         }
         let mut group = Vec::new();
@@ -106,25 +106,23 @@ impl Core {
             group_bytes += item.0.buffers.bytes();
             group.push(item);
             if group_bytes >= HANDOVER_BYTES {
-                self.hand_over(take(&mut group), stores);
+                self.hand_over(take(&mut group), together);
                 group_bytes = 0;
             }
         }
         if !group.is_empty() {
-            self.hand_over(group, stores);
+            self.hand_over(group, together);
         }
     }
 
-    fn hand_over(self: &Arc<Self>, group: Vec<(Job, Arc<Opened>, Ticket)>, stores: Stores) {
+    fn hand_over(self: &Arc<Self>, group: Vec<Ready>, together: u64) {
         let core = Arc::clone(self);
-        self.crew.push(Box::new(move |pool| {
-            group.into_iter().for_each(|(job, window, ticket)| core.copy(job, window, ticket, stores, pool));
-        }));
+        self.crew.push(Box::new(move || group.into_iter().for_each(|ready| core.copy(ready, together))));
     }
 
-    fn copy(&self, job: Job, window: Arc<Opened>, ticket: Ticket, stores: Stores, pool: &Pool) {
+    fn copy(&self, (job, window, ticket): Ready, together: u64) {
         let closed = self.state().closed;
-        let result = if closed { Err(Cause::Closed) } else { carry(&Wanted::of(&job), &window, stores, pool) };
+        let result = if closed { Err(Cause::Closed) } else { carry(&Wanted::of(&job, together), &window, &self.crew) };
         self.forget_stale(&result, &job.remote, &window);
         self.end(job, result);
         // The window first: who waits for the ticket may be waiting for its slot.

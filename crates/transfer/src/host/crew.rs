@@ -6,9 +6,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use slackwater_pool::{Config, Pool, PoolError};
 use slackwater_wait::{Event, Site, Waiting};
 
+use super::warmth::Warmth;
+
 /// The copy threads: at most so many at work at a time, none while there is nothing to do.
 pub(super) struct Crew {
     pool: Pool,
+    warmth: Warmth,
     at_work_max: usize,
     state: Mutex<State>,
     /// A thread has nothing more to do.
@@ -29,7 +32,7 @@ struct State {
 }
 
 /// One thing to do. It does not panic.
-pub(super) type Work = Box<dyn FnOnce(&Pool) + Send>;
+pub(super) type Work = Box<dyn FnOnce() + Send>;
 
 impl Crew {
     /// `threads` copy threads (at least one).
@@ -37,11 +40,15 @@ impl Crew {
         let at_work_max = threads.max(1);
         // One more than are to copy: a pool counts whoever calls it, and here nobody waits in a call.
         let pool = Pool::start(&Config::threads(at_work_max + 1))?;
-        Ok(Arc::new(Self { pool, at_work_max, state: Mutex::default(), idle: Event::new() }))
+        Ok(Arc::new(Self { pool, warmth: Warmth::new(), at_work_max, state: Mutex::default(), idle: Event::new() }))
     }
 
     pub(super) fn pool(&self) -> &Pool {
         &self.pool
+    }
+
+    pub(super) fn warmth(&self) -> &Warmth {
+        &self.warmth
     }
 
     /// Queues work; a thread that has nothing to do takes it.
@@ -84,7 +91,7 @@ impl Crew {
                 };
                 work
             };
-            work(&self.pool);
+            work();
         }
         AT_WORK.set(outer);
         self.idle.notify_all();

@@ -59,6 +59,7 @@ impl SharedMemory {
         ftruncate(&fd, len as u64)?;
         fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
         let map = MmapOptions::new().len(len).map_raw(&fd)?;
+        ask_for_huge_pages(&map);
         Ok(Self { fd: Arc::new(fd), map })
     }
 
@@ -82,6 +83,7 @@ impl SharedMemory {
         let map_len = usize::try_from(len).map_err(|_| system(io::ErrorKind::OutOfMemory.into()))?;
         let map = MmapOptions::new().len(map_len).map_raw(&fd).map_err(system)?;
         map.advise(Advice::DontFork).map_err(system)?;
+        ask_for_huge_pages(&map);
         Ok(Self { fd: Arc::new(fd), map })
     }
 
@@ -111,6 +113,15 @@ impl SharedMemory {
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.map.len() == 0
+    }
+}
+
+/// Large memory in large pages, where the kernel has them for shared memory: fewer first touches, fewer misses of the
+/// translation. Where it has none, nothing changes.
+fn ask_for_huge_pages(map: &MmapRaw) {
+    const HUGE_PAGE: usize = 2 << 20;
+    if map.len() >= HUGE_PAGE {
+        let _ = map.advise(Advice::HugePage);
     }
 }
 

@@ -19,6 +19,7 @@ mod page;
 mod peer;
 mod process;
 mod service;
+mod warmth;
 
 pub use memory::{RefusedMemory, SharedMemory};
 pub use mover::{HostError, HostLimits, HostMover};

@@ -5,7 +5,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 
 use slackwater_base::Instant;
-use slackwater_pool::copy::Tuning;
 use slackwater_wait::{Event, now};
 use slackwater_wire::data::Refusal;
 
@@ -112,9 +111,8 @@ impl Peer {
         let ticket = core.flow.begin();
         let Lone { op, buffers, remote, deadline } = lone;
         let bytes = buffers.bytes();
-        let wanted = Wanted { op, buffers: &buffers, remote: &remote, deadline, part: None };
-        let stores = Tuning::current().stores(usize::try_from(bytes).unwrap_or(usize::MAX));
-        let result = carry(&wanted, &window, stores, core.crew.pool());
+        let wanted = Wanted { op, buffers: &buffers, remote: &remote, deadline, part: None, together: bytes };
+        let result = carry(&wanted, &window, &core.crew);
         core.forget_stale(&result, &remote, &window);
         core.count(op, bytes, &result);
         drop(window);

@@ -8,9 +8,9 @@ use slackwater_wait::now;
 use slackwater_wire::data::{Op, Refusal, Rights};
 
 use super::crew::Crew;
-use super::link::{Opened, Reach};
 use super::process::Process;
 use super::warmth::Warmth;
+use super::window::{Opened, Reach};
 use crate::batch::Part;
 use crate::cause::{Cause, Clock};
 use crate::job::{Buffers, Job, Remote};
@@ -54,8 +54,21 @@ struct Chunk<'a> {
 // SAFETY: a chunk names ranges that its job and its mark hold for all threads of the copy.
 unsafe impl Sync for Chunk<'_> {}
 
+/// Why a job was not carried.
+pub(super) enum Uncarried {
+    /// Its window was over before the first byte: its owner has to say why, or open another one.
+    Stale,
+    Failed(Cause),
+}
+
+impl From<Cause> for Uncarried {
+    fn from(cause: Cause) -> Self {
+        Self::Failed(cause)
+    }
+}
+
 /// Copies what is asked for, on this thread and, if it is long, on those of the pool that are free.
-pub(super) fn carry(job: &Wanted<'_>, window: &Opened, crew: &Crew) -> Result<(), Cause> {
+pub(super) fn carry(job: &Wanted<'_>, window: &Opened, crew: &Crew) -> Result<(), Uncarried> {
     let (pool, warmth) = (crew.pool(), crew.warmth());
     stop(job)?;
     let claims = job.remote.capability.claims();
@@ -70,7 +83,7 @@ pub(super) fn carry(job: &Wanted<'_>, window: &Opened, crew: &Crew) -> Result<()
     if let Some(part) = job.part {
         part.started();
     }
-    let mark = window.mark().map_err(|_| Cause::Refused(Refusal::Generation))?;
+    let mark = window.mark().map_err(|_| Uncarried::Stale)?;
     let one = |chunk: &Chunk<'_>| {
         stop(job)?;
         if mark.is_stale() {
@@ -87,7 +100,7 @@ pub(super) fn carry(job: &Wanted<'_>, window: &Opened, crew: &Crew) -> Result<()
     }
     mark.finish().map_err(|_| Cause::Refused(Refusal::Generation))?;
     match window.link().is_gone() {
-        true => Err(Cause::Lost("the process has ended".to_owned())),
+        true => Err(Cause::Lost("the process has ended".to_owned()).into()),
         false => Ok(()),
     }
 }

@@ -6,12 +6,13 @@ use slackwater_base::Instant;
 use slackwater_wait::Event;
 use slackwater_wire::data::{Capability, Op, Refusal};
 
-use super::carry::{Wanted, carry};
+use super::carry::{Uncarried, Wanted, carry};
 use super::courier::Errand;
 use super::crew::Crew;
-use super::link::{Link, Opened};
+use super::link::Link;
 use super::mover::HostLimits;
 use super::service::Service;
+use super::window::Opened;
 use crate::cause::{Cause, Clock};
 use crate::flow::{Flow, Ticket};
 use crate::job::{Job, Remote};
@@ -36,6 +37,8 @@ pub(super) struct State {
     pub(super) way: Way,
     pub(super) closed: bool,
     pub(super) windows: HashMap<[u8; Capability::BYTES], Arc<Opened>>,
+    /// Capabilities for which there is no window, since their memory is not reached this way: not asked for again.
+    pub(super) elsewhere: HashMap<[u8; Capability::BYTES], String>,
     /// In line until their window is open.
     pub(super) waiting: VecDeque<(Job, Ticket)>,
     pub(super) errands: VecDeque<Errand>,
@@ -60,10 +63,17 @@ pub(super) enum Way {
 /// A job whose window is open.
 pub(super) type Ready = (Job, Arc<Opened>, Ticket);
 
+/// So many capabilities are remembered as not reached this way.
+const ELSEWHERE_MAX: usize = 4096;
+
 /// Small copies are handed to a copy thread together, up to so many bytes.
 const HANDOVER_BYTES: u64 = 1 << 20;
 
 impl Core {
+    pub(super) fn is_full(&self) -> bool {
+        self.flow.len() >= self.limits.queue_entries
+    }
+
     pub(super) fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -72,12 +82,11 @@ impl Core {
     pub(super) fn wait_for_room(&self, job: Job, when_full: WhenFull) -> Option<Job> {
         loop {
             let seen = self.flow.seen();
-            let queued = self.flow.len();
-            if queued < self.limits.queue_entries {
+            if !self.is_full() {
                 return Some(job);
             }
             if when_full == WhenFull::Refuse {
-                self.end(job, Err(Cause::Full { queued: queued as u64 }));
+                self.end(job, Err(Cause::Full { queued: self.flow.len() as u64 }));
                 return None;
             }
             if job.part.is_cancelled() {
@@ -122,17 +131,37 @@ impl Core {
 
     fn copy(&self, (job, window, ticket): Ready, together: u64) {
         let closed = self.state().closed;
-        let result = if closed { Err(Cause::Closed) } else { carry(&Wanted::of(&job, together), &window, &self.crew) };
-        self.forget_stale(&result, &job.remote, &window);
-        self.end(job, result);
-        // The window first: who waits for the ticket may be waiting for its slot.
+        let carried = match closed {
+            true => Err(Uncarried::Failed(Cause::Closed)),
+            false => carry(&Wanted::of(&job, together), &window, &self.crew),
+        };
+        self.forget_stale(&carried, &job.remote, &window);
+        // Before anybody is told: who waits for the end of the job may be waiting for the slot of the window.
         drop(window);
+        match carried {
+            Ok(()) => self.end(job, Ok(())),
+            Err(Uncarried::Failed(cause)) => self.end(job, Err(cause)),
+            Err(Uncarried::Stale) => return self.wait_for_window(job, ticket),
+        }
         drop(ticket);
     }
 
-    /// A window whose generation is over is of no more use.
-    pub(super) fn forget_stale(&self, result: &Result<(), Cause>, remote: &Remote, window: &Arc<Opened>) {
-        if !matches!(result, Err(Cause::Refused(Refusal::Generation))) {
+    /// Puts a job in line until its window is open.
+    fn wait_for_window(&self, job: Job, ticket: Ticket) {
+        let mut state = self.state();
+        if state.closed {
+            drop(state);
+            return self.end(job, Err(Cause::Closed));
+        }
+        state.waiting.push_back((job, ticket));
+        drop(state);
+        self.wanted.notify_all();
+    }
+
+    /// A window that is over is of no more use.
+    pub(super) fn forget_stale(&self, carried: &Result<(), Uncarried>, remote: &Remote, window: &Arc<Opened>) {
+        let over = matches!(carried, Err(Uncarried::Stale | Uncarried::Failed(Cause::Refused(Refusal::Generation))));
+        if !over {
             return;
         }
         let mut state = self.state();
@@ -169,9 +198,11 @@ impl Core {
 
     pub(super) fn errand(&self, errand: Errand) {
         let mut state = self.state();
-        if state.closed {
+        let queued = state.errands.len();
+        if state.closed || queued >= self.limits.queue_entries {
+            let cause = if state.closed { Cause::Closed } else { Cause::Full { queued: queued as u64 } };
             drop(state);
-            return errand.fail(Cause::Closed);
+            return errand.fail(cause);
         }
         state.errands.push_back(errand);
         drop(state);
@@ -185,5 +216,23 @@ impl State {
             Way::Open(_) => self.windows.get(&job.remote.capability.to_bytes()).map(Arc::clone),
             _ => None,
         }
+    }
+
+    /// Forgets the windows that their owner has taken back, so that the memory behind them is not kept here.
+    pub(super) fn forget_over(&mut self) {
+        self.windows.retain(|_, window| !window.is_over());
+    }
+
+    /// Remembers that this memory is not reached this way, and why.
+    pub(super) fn is_elsewhere(&mut self, capability: &Capability, reason: String) {
+        if self.elsewhere.len() >= ELSEWHERE_MAX {
+            self.elsewhere.clear();
+        }
+        self.elsewhere.insert(capability.to_bytes(), reason);
+    }
+
+    /// When the first job in line is late.
+    pub(super) fn first_deadline(&self) -> Instant {
+        self.waiting.iter().map(|(job, _)| job.deadline).min().unwrap_or(Instant::NEVER)
     }
 }

@@ -7,8 +7,9 @@ use slackwater_wait::{Site, Waiting, now};
 use slackwater_wire::data::{Capability, Refusal};
 
 use super::core::{Core, Way};
-use super::link::{Link, NoWindow, Opened};
+use super::link::{Call, Link, NoWindow};
 use super::message::ATTACH_MAX;
+use super::window::Opened;
 use crate::batch::Part;
 use crate::cause::{Cause, Clock};
 use crate::flow::Ticket;
@@ -20,7 +21,9 @@ pub(super) enum Errand {
     Notify(Notice, Part),
     Probe(Instant, Part),
 }
+
 static COURIER: Site = Site::new("host courier");
+
 impl Core {
     /// The courier: asks what is to be asked, until the peer is closed.
     pub(super) fn run(self: Arc<Self>) {
@@ -62,15 +65,23 @@ impl Core {
             _ => {}
         }
         let Some(contact) = &self.segment.host else { return Err("no host contact".to_owned()) };
-        let deadline = now() + self.limits.answer_timeout;
         let core = Arc::downgrade(self);
         let gone = move || {
             if let Some(core) = core.upgrade() {
                 core.wanted.notify_all();
             }
         };
-        let link = Link::open(&self.service, &contact.socket, self.segment.incarnation, deadline, gone)
-            .map_err(|error| error.to_string())?;
+        let call = Call {
+            name: &contact.socket,
+            target: self.segment.incarnation,
+            deadline: now() + self.limits.answer_timeout,
+            // A process that is stopped does not answer; whoever waits for it does so no longer than it wants to.
+            meanwhile: &|| {
+                self.end_late();
+                self.state().first_deadline()
+            },
+        };
+        let link = Link::open(&self.service, &call, gone).map_err(|error| error.to_string())?;
         let mut state = self.state();
         if state.closed {
             return Err("closing".to_owned());
@@ -84,14 +95,14 @@ impl Core {
         self.end_late();
         let (errand, wanted, first_deadline) = {
             let mut state = self.state();
+            state.forget_over();
             let mut wanted: Vec<Capability> = Vec::new();
             for (job, _) in &state.waiting {
                 if wanted.len() < ATTACH_MAX && !wanted.contains(&job.remote.capability) {
                     wanted.push(job.remote.capability);
                 }
             }
-            let first = state.waiting.iter().map(|(job, _)| job.deadline).min().unwrap_or(Instant::NEVER);
-            (state.errands.pop_front(), wanted, first)
+            (state.errands.pop_front(), wanted, state.first_deadline())
         };
         let notice = match &errand {
             Some(Errand::Notify(notice, _)) => Some(notice),
@@ -154,7 +165,8 @@ impl Core {
     /// stay in line until windows that nobody uses any more have made room.
     fn opened(self: &Arc<Self>, wanted: &[Capability], opened: Vec<Result<Opened, NoWindow>>) {
         let (mut refused, mut crowded) = (HashMap::new(), false);
-        let (mut ready, mut over, mut forward) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut ready, mut over, mut forward) = (Vec::new(), Vec::new(), VecDeque::new());
+        let mut reason = String::new();
         {
             let mut state = self.state();
             for (capability, window) in wanted.iter().zip(opened) {
@@ -164,6 +176,9 @@ impl Core {
                     }
                     Err(NoWindow::NoSlot) => crowded = true,
                     Err(error) => {
+                        if matches!(error, NoWindow::NoAttach(_) | NoWindow::Memory(_)) {
+                            state.is_elsewhere(capability, error.to_string());
+                        }
                         refused.insert(capability.to_bytes(), error);
                     }
                 }
@@ -177,7 +192,10 @@ impl Core {
                 match refused.get(&job.remote.capability.to_bytes()) {
                     None => left.push_back((job, ticket)),
                     Some(NoWindow::Refused(refusal)) => over.push((job, ticket, Cause::Refused(*refusal))),
-                    Some(error) => forward.push((job, ticket, error.to_string())),
+                    Some(error) => {
+                        reason = error.to_string();
+                        forward.push_back((job, ticket));
+                    }
                 }
             }
             state.waiting = left;
@@ -185,30 +203,34 @@ impl Core {
         for (job, _ticket, cause) in over {
             self.end(job, Err(cause));
         }
-        if !forward.is_empty() {
-            let reason = forward[0].2.clone();
-            self.forward(forward.into_iter().map(|(job, ticket, _)| (job, ticket)).collect(), &reason);
-        }
+        self.forward(forward, &reason, WhenFull::Wait);
         self.start(ready);
-        if crowded {
-            self.make_room();
+        if crowded && !self.make_room() {
+            // All that this process had is given back, and still there is no slot: it has to do without.
+            let jobs = take(&mut self.state().waiting);
+            self.forward(jobs, &NoWindow::NoSlot.to_string(), WhenFull::Wait);
         }
     }
 
-    /// Forgets windows that no copy uses, and waits for the end of a copy while there is none.
-    fn make_room(&self) {
+    /// Forgets windows that no copy uses, and waits for the end of a copy while there is none. Says whether asking again
+    /// is of use.
+    fn make_room(&self) -> bool {
         loop {
             let seen = self.flow.seen();
-            let (idle, first_deadline) = {
+            let (forgotten, copying, first_deadline) = {
                 let mut state = self.state();
-                let in_use = state.windows.len();
+                let before = state.windows.len();
                 state.windows.retain(|_, window| Arc::strong_count(window) > 1);
-                let first = state.waiting.iter().map(|(job, _)| job.deadline).min();
-                (state.windows.len() < in_use || in_use == 0 || state.closed, first)
+                let owes = matches!(&state.way, Way::Open(link) if link.owes_detach());
+                let forgotten = state.windows.len() < before || owes || state.closed || state.waiting.is_empty();
+                (forgotten, self.flow.len() > state.waiting.len(), state.first_deadline())
             };
-            // Without jobs in line nobody wants the room; past a deadline the line is looked at first.
-            if idle || !first_deadline.is_some_and(|deadline| self.flow.wait(seen, deadline)) {
-                return;
+            if forgotten || !copying {
+                return forgotten;
+            }
+            if !self.flow.wait(seen, first_deadline) {
+                // Past a deadline the line is looked at first.
+                return true;
             }
         }
     }
@@ -219,6 +241,7 @@ impl Core {
             let mut state = self.state();
             state.way = Way::Shut { reason: reason.clone(), until };
             state.windows.clear();
+            state.elsewhere.clear();
             (take(&mut state.waiting), take(&mut state.errands))
         };
         tracing::debug!(peer = %self.segment.name, reason, "no way over the host");
@@ -229,10 +252,11 @@ impl Core {
                 (None, errand) => errand.fail(Cause::Unreachable(reason.clone())),
             }
         }
-        self.forward(jobs, &reason);
+        self.forward(jobs, &reason, WhenFull::Wait);
     }
 
-    fn forward(&self, jobs: VecDeque<(Job, Ticket)>, reason: &str) {
+    /// Hands jobs to the fallback, if that reaches the peer.
+    pub(super) fn forward(&self, jobs: VecDeque<(Job, Ticket)>, reason: &str, when_full: WhenFull) {
         if jobs.is_empty() {
             return;
         }
@@ -242,7 +266,7 @@ impl Core {
             return;
         };
         self.state().forwarded = true;
-        let submission = Submission { jobs, when_full: WhenFull::Wait };
+        let submission = Submission { jobs, when_full };
         for job in fallback.submit(&self.segment, submission) {
             self.end(job, Err(Cause::Unreachable(reason.to_owned())));
         }

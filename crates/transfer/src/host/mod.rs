@@ -20,6 +20,7 @@ mod peer;
 mod process;
 mod service;
 mod warmth;
+mod window;
 
 pub use memory::{RefusedMemory, SharedMemory};
 pub use mover::{HostError, HostLimits, HostMover};

@@ -8,8 +8,8 @@ use slackwater_base::Instant;
 use slackwater_wait::{Event, now};
 use slackwater_wire::data::Refusal;
 
-use super::carry::{Wanted, carry};
-use super::core::{Core, Way};
+use super::carry::{Uncarried, Wanted, carry};
+use super::core::{Core, Ready, Way};
 use super::courier::Errand;
 use super::crew::Crew;
 use super::message::NOTICE_MAX;
@@ -27,6 +27,27 @@ use crate::segment::Segment;
 pub(super) struct Peer {
     core: Arc<Core>,
     courier: Mutex<Option<JoinHandle<()>>>,
+}
+
+/// What was taken of a submission and is not begun.
+#[derive(Default)]
+struct Taken {
+    ready: Vec<Ready>,
+    /// What goes to the fallback, and why.
+    elsewhere: VecDeque<(Job, Ticket)>,
+    reason: String,
+    /// Something stands in line for a window.
+    asks: bool,
+}
+
+impl Taken {
+    fn start(&mut self, core: &Arc<Core>, when_full: WhenFull) {
+        if take(&mut self.asks) {
+            core.wanted.notify_all();
+        }
+        core.start(take(&mut self.ready));
+        core.forward(take(&mut self.elsewhere), &self.reason, when_full);
+    }
 }
 
 impl Peer {
@@ -67,9 +88,12 @@ impl Peer {
     /// Takes jobs; gives back what this mover does not carry.
     pub(super) fn submit(&self, jobs: Vec<Job>, when_full: WhenFull) -> Vec<Job> {
         let core = &self.core;
-        let (mut given_back, mut ready) = (Vec::new(), Vec::new());
-        let mut asks = false;
+        let (mut given_back, mut taken) = (Vec::new(), Taken::default());
         for job in jobs {
+            if core.is_full() {
+                // The room that is waited for is made by what was taken already.
+                taken.start(core, when_full);
+            }
             let Some(job) = core.wait_for_room(job, when_full) else { continue };
             let mut state = core.state();
             if state.closed {
@@ -83,18 +107,17 @@ impl Peer {
                 continue;
             }
             let ticket = core.flow.begin();
-            match state.open_window(&job) {
-                Some(window) => ready.push((job, window, ticket)),
-                None => {
-                    state.waiting.push_back((job, ticket));
-                    asks = true;
-                }
+            if let Some(window) = state.open_window(&job) {
+                taken.ready.push((job, window, ticket));
+            } else if let Some(reason) = state.elsewhere.get(&job.remote.capability.to_bytes()) {
+                taken.reason.clone_from(reason);
+                taken.elsewhere.push_back((job, ticket));
+            } else {
+                state.waiting.push_back((job, ticket));
+                taken.asks = true;
             }
         }
-        if asks {
-            core.wanted.notify_all();
-        }
-        core.start(ready);
+        taken.start(core, when_full);
         given_back
     }
 
@@ -109,15 +132,21 @@ impl Peer {
         };
         let Some(window) = window else { return Carried::Back(lone) };
         let ticket = core.flow.begin();
-        let Lone { op, buffers, remote, deadline } = lone;
+        let Lone { op, ref buffers, ref remote, deadline } = lone;
         let bytes = buffers.bytes();
-        let wanted = Wanted { op, buffers: &buffers, remote: &remote, deadline, part: None, together: bytes };
-        let result = carry(&wanted, &window, &core.crew);
-        core.forget_stale(&result, &remote, &window);
-        core.count(op, bytes, &result);
+        let carried =
+            carry(&Wanted { op, buffers, remote, deadline, part: None, together: bytes }, &window, &core.crew);
+        core.forget_stale(&carried, remote, &window);
         drop(window);
         drop(ticket);
-        drop(buffers);
+        let result = match carried {
+            Ok(()) => Ok(()),
+            Err(Uncarried::Failed(cause)) => Err(cause),
+            // As a batch it asks the owner.
+            Err(Uncarried::Stale) => return Carried::Back(lone),
+        };
+        core.count(op, bytes, &result);
+        drop(lone);
         Carried::Done(result)
     }
 

@@ -104,6 +104,10 @@ impl Core {
             }
             (state.errands.pop_front(), wanted, state.first_deadline())
         };
+        if wanted.is_empty() && errand.is_none() {
+            // All that was wanted was late.
+            return;
+        }
         let notice = match &errand {
             Some(Errand::Notify(notice, _)) => Some(notice),
             _ => None,

@@ -176,6 +176,12 @@ impl Link {
         !self.detached().is_empty()
     }
 
+    /// Sends what no question is.
+    #[cfg(test)]
+    pub(crate) fn send_raw(&self, bytes: &[u8]) {
+        self.packets.send(&[bytes], &[]).expect("the owner takes it");
+    }
+
     /// The windows on this link, as their owner sees them.
     pub(crate) fn page(&self) -> &ControlPage {
         &self.page

@@ -19,6 +19,8 @@ mod page;
 mod peer;
 mod process;
 mod service;
+#[cfg(test)]
+mod tests;
 mod warmth;
 mod window;
 

@@ -39,11 +39,13 @@ pub struct ServiceLimits {
     pub windows_per_peer: u32,
     /// A connection that has not said who it is by then is closed.
     pub greeting: Duration,
+    /// How long closing waits for copies of peers that are under way.
+    pub closing: Duration,
 }
 
 impl Default for ServiceLimits {
     fn default() -> Self {
-        Self { peers: 1024, windows_per_peer: 1024, greeting: Duration::from_secs(5) }
+        Self { peers: 1024, windows_per_peer: 1024, greeting: Duration::from_secs(5), closing: Duration::from_secs(2) }
     }
 }
 
@@ -126,8 +128,6 @@ const FIRST_TOKEN: u64 = 2;
 const EVENTS: usize = 64;
 /// Without descriptors accepting is tried again this often.
 const DESCRIPTOR_RETRY: Duration = Duration::from_millis(100);
-/// How long an end waits for copies of peers that are under way.
-const CLOSING: Duration = Duration::from_secs(2);
 
 impl Service {
     pub(crate) fn start(boot: [u8; 16], home: Arc<Home>, limits: ServiceLimits) -> io::Result<Self> {
@@ -215,7 +215,7 @@ impl Service {
     pub(crate) fn close(&self) {
         let Some(thread) = lock(&self.thread).take() else { return };
         let busy = self.shared.close_windows();
-        let deadline = now() + CLOSING;
+        let deadline = now() + self.shared.limits.closing;
         // The thread runs on meanwhile, so a peer that ends is not waited for.
         for window in &busy {
             window.page.drain(window.slot, &Waiting::at(&DRAINING).until(deadline));

@@ -13,7 +13,7 @@ use super::link::Link;
 use super::mover::HostLimits;
 use super::service::Service;
 use super::window::Opened;
-use crate::cause::{Cause, Clock};
+use crate::cause::Cause;
 use crate::flow::{Flow, Ticket};
 use crate::job::{Job, Remote};
 use crate::mover::{Mover, PeerStats, WhenFull};
@@ -80,23 +80,11 @@ impl Core {
 
     /// The job, once the queue has room for it; otherwise it has been ended.
     pub(super) fn wait_for_room(&self, job: Job, when_full: WhenFull) -> Option<Job> {
-        loop {
-            let seen = self.flow.seen();
-            if !self.is_full() {
-                return Some(job);
-            }
-            if when_full == WhenFull::Refuse {
-                self.end(job, Err(Cause::Full { queued: self.flow.len() as u64 }));
-                return None;
-            }
-            if job.part.is_cancelled() {
-                self.end(job, Err(Cause::Cancelled));
-                return None;
-            }
-            if !self.flow.wait(seen, job.deadline) {
-                let closed = self.state().closed;
-                self.end(job, Err(if closed { Cause::Closed } else { Cause::TimedOut(Clock::Total) }));
-                return None;
+        match self.flow.room(self.limits.queue_entries, &job, when_full) {
+            Ok(()) => Some(job),
+            Err(cause) => {
+                self.end(job, Err(cause));
+                None
             }
         }
     }

@@ -29,7 +29,7 @@ pub use engine::{Engine, EngineError, LocalRange, PeerId, Request, Submit, Targe
 pub use home::{GrantSpec, Home, Life};
 pub use job::{Buffers, Job, Part, Priority, Remote, Span};
 pub use local::Local;
-pub use memory::{Location, Memory, SharedFile, Stage, StageError, Staged};
+pub use memory::{Location, Memory, SharedFile, Stage, StageError, Staged, Turn};
 pub use mover::{Abilities, Carried, Lone, Mover, Notice, PeerStats, RegionKey, Submission, WhenFull};
 pub use region::{Access, AccessError, Lookup, Region, RegionId, RegionSpec, Regions, RegisterError, StillBusy};
 pub use segment::{HostContact, Segment};

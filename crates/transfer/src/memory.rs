@@ -84,9 +84,10 @@ pub trait Stage: Send + Sync + fmt::Debug {
     );
 
     /// Lends host memory of `bytes` bytes, on behalf of whoever `access` is for, so that no tenant finds bytes of another
-    /// there. None while the cap on it is used up: then `free` is called when it is this caller's turn, which it loses
-    /// unless it soon asks again, or when `until` has passed.
-    fn lend(&self, access: &Access, bytes: usize, until: Instant, free: Box<dyn FnOnce() + Send>) -> Option<Staged>;
+    /// there. None while the cap on it is used up: then `free` is called when it is this caller's turn to ask again, or
+    /// when `until` has passed.
+    fn lend(&self, access: &Access, bytes: usize, until: Instant, free: Box<dyn FnOnce(Turn) + Send>)
+    -> Option<Staged>;
 
     /// Brings `bytes` bytes from `offset` within `access` into memory that was lent for as many.
     fn load(
@@ -108,6 +109,9 @@ pub trait Stage: Send + Sync + fmt::Debug {
         done: Box<dyn FnOnce(Result<(), StageError>) + Send>,
     );
 }
+
+/// Somebody's turn at what a [`Stage`] lends: dropped, used or not, it passes to the next in line.
+pub struct Turn(#[expect(dead_code, reason = "held for its drop")] Box<dyn Any + Send>);
 
 /// Host memory lent by a [`Stage`]; goes back when dropped.
 pub struct Staged {
@@ -233,6 +237,20 @@ impl Memory {
     #[must_use]
     pub fn stage(&self) -> Option<&Arc<dyn Stage>> {
         self.stage.as_ref()
+    }
+}
+
+impl Turn {
+    /// A turn that passes when `next` is dropped.
+    #[must_use]
+    pub fn new(next: impl Any + Send) -> Self {
+        Self(Box::new(next))
+    }
+}
+
+impl fmt::Debug for Turn {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Turn")
     }
 }
 

@@ -1,12 +1,11 @@
 use std::collections::VecDeque;
 use std::ptr;
 use std::sync::Arc;
-use std::time::Duration;
 
 use slackwater_base::Instant;
 
 use super::device::Pinned;
-use crate::memory::{StageError, Staged};
+use crate::memory::{StageError, Staged, Turn};
 use crate::region::Access;
 
 /// Chunks of one half, and the line for them. It decides; what is to be called or made, its owner does.
@@ -15,8 +14,8 @@ pub(super) struct Chunks {
     idle: Vec<Chunk>,
     made: usize,
     line: VecDeque<Wanted>,
-    /// Those who were called for a chunk and have not come yet, and when the last of them was.
-    called: (usize, Option<Instant>),
+    /// Those whose turn it is.
+    called: usize,
     /// Nobody in line is late before.
     late_at: Option<Instant>,
 }
@@ -31,8 +30,11 @@ pub(super) struct Chunk {
 /// Who waits for a chunk.
 pub(super) enum Wanted {
     Fetch(Fetch),
-    Lend { free: Box<dyn FnOnce() + Send>, until: Instant },
+    Lend { free: Free, until: Instant },
 }
+
+/// Calls whoever waits for a loan.
+pub(super) type Free = Box<dyn FnOnce(Turn) + Send>;
 
 pub(super) struct Fetch {
     pub(super) access: Arc<Access>,
@@ -47,11 +49,9 @@ pub(super) enum Next {
     /// One more chunk is to be made; [`Chunks::made`] or [`Chunks::not_made`] tells what came of it.
     Make,
     Fetch(Fetch, Chunk),
-    Call(Box<dyn FnOnce() + Send>),
+    /// Somebody is to be called, who has the turn until [`Chunks::turn_over`].
+    Call(Free),
 }
-
-/// Who was called and has not come by then does not come: its connection is gone, say.
-const TURN: Duration = Duration::from_millis(20);
 
 impl Chunks {
     /// The chunk that there always is.
@@ -77,7 +77,7 @@ impl Chunks {
     /// A chunk for a fetch, or a place in line.
     pub(super) fn fetch(&mut self, fetch: Fetch) -> Option<(Fetch, Chunk)> {
         if self.line.is_empty()
-            && self.idle.len() > self.called.0
+            && self.idle.len() > self.called
             && let Some(chunk) = self.take(fetch.access.tenant())
         {
             return Some((fetch, chunk));
@@ -86,18 +86,22 @@ impl Chunks {
         None
     }
 
-    /// A chunk for whoever was called or finds nobody in line; otherwise a place in it.
-    pub(super) fn lend(&mut self, tenant: u64, until: Instant, free: Box<dyn FnOnce() + Send>) -> Option<Chunk> {
-        let (called, _) = &mut self.called;
-        if *called > 0 || self.line.is_empty() {
-            *called = called.saturating_sub(1);
-            if let Some(chunk) = self.take(tenant) {
-                return Some(chunk);
-            }
+    /// A chunk while it is somebody's turn, or nobody is in line; otherwise a place in it.
+    pub(super) fn lend(&mut self, tenant: u64, until: Instant, free: Free) -> Option<Chunk> {
+        if (self.called > 0 || self.line.is_empty())
+            && let Some(chunk) = self.take(tenant)
+        {
+            return Some(chunk);
         }
         self.late_at = Some(self.late_at.map_or(until, |at| at.min(until)));
         self.line.push_back(Wanted::Lend { free, until });
         None
+    }
+
+    /// Whoever was called has taken a chunk, or does not want one any more; says whether the next is to be called.
+    pub(super) fn turn_over(&mut self) -> bool {
+        self.called -= 1;
+        self.idle.len() > self.called && !self.line.is_empty()
     }
 
     /// A chunk comes back; says whether somebody waits.
@@ -110,15 +114,13 @@ impl Chunks {
     /// line again, and a crowd that does so for every chunk keeps a thread busy.
     pub(super) fn next(&mut self, at: Instant, made_max: usize) -> Next {
         if let Some(free) = self.late(at) {
+            self.called += 1;
             return Next::Call(free);
-        }
-        if self.called.1.is_none_or(|last| at >= last + TURN) {
-            self.called = (0, None);
         }
         if self.line.is_empty() {
             return Next::Nothing;
         }
-        if self.idle.len() <= self.called.0 {
+        if self.idle.len() <= self.called {
             if self.made >= made_max {
                 return Next::Nothing;
             }
@@ -131,26 +133,26 @@ impl Chunks {
                 None => Next::Nothing,
             },
             Some(Wanted::Lend { free, .. }) => {
-                self.called = (self.called.0 + 1, Some(at));
+                self.called += 1;
                 Next::Call(free)
             }
             None => Next::Nothing,
         }
     }
 
-    /// When there may be something to do though nobody tells.
+    /// When somebody in line is late.
     pub(super) fn next_look(&self) -> Instant {
-        let turn = self.called.1.filter(|_| !self.line.is_empty()).map(|last| last + TURN);
-        turn.into_iter().chain(self.late_at).min().unwrap_or(Instant::NEVER)
+        self.late_at.unwrap_or(Instant::NEVER)
     }
 
-    /// The end of the line.
+    /// The end of the line: all of it is to be called.
     pub(super) fn turn_away(&mut self) -> VecDeque<Wanted> {
+        self.called += self.line.iter().filter(|wanted| matches!(wanted, Wanted::Lend { .. })).count();
         std::mem::take(&mut self.line)
     }
 
     /// The first in line that is late: it is called, to find that out.
-    fn late(&mut self, at: Instant) -> Option<Box<dyn FnOnce() + Send>> {
+    fn late(&mut self, at: Instant) -> Option<Free> {
         if self.late_at.is_none_or(|late_at| at < late_at) {
             return None;
         }
@@ -189,6 +191,8 @@ impl Chunk {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     fn pinned() -> Pinned {
@@ -202,7 +206,7 @@ mod tests {
     fn lent_out() -> (Chunks, Chunk) {
         let mut chunks = Chunks::default();
         chunks.first(pinned());
-        let chunk = chunks.lend(0, Instant::NEVER, Box::new(|| {})).unwrap();
+        let chunk = chunks.lend(0, Instant::NEVER, Box::new(|_| {})).unwrap();
         (chunks, chunk)
     }
 
@@ -211,7 +215,7 @@ mod tests {
     }
 
     fn stand(chunks: &mut Chunks, until: Instant) {
-        assert!(chunks.lend(0, until, Box::new(|| {})).is_none());
+        assert!(chunks.lend(0, until, Box::new(|_| {})).is_none());
     }
 
     fn calls(chunks: &mut Chunks, at: Instant) -> usize {
@@ -231,22 +235,23 @@ mod tests {
         assert_eq!(calls(&mut chunks, at(0)), 0);
         assert!(chunks.back(chunk));
         assert_eq!(calls(&mut chunks, at(0)), 1);
-        let chunk = chunks.lend(0, Instant::NEVER, Box::new(|| {})).expect("who was called gets it");
+        let chunk = chunks.lend(0, Instant::NEVER, Box::new(|_| {})).expect("who was called gets it");
+        assert!(!chunks.turn_over(), "there is none for the next");
         assert_eq!(calls(&mut chunks, at(1)), 0);
         chunks.back(chunk);
         assert_eq!(calls(&mut chunks, at(1)), 1);
         assert_eq!(chunks.counts(), (1, 98));
     }
 
+    /// A connection that stood in line twice, or was gone when it was called, kept the chunk from all others.
     #[test]
-    fn who_is_called_and_does_not_come_loses_the_turn() {
+    fn a_turn_that_is_not_used_passes_on() {
         let (mut chunks, chunk) = lent_out();
         (0..2).for_each(|_| stand(&mut chunks, Instant::NEVER));
         chunks.back(chunk);
         assert_eq!(calls(&mut chunks, at(0)), 1);
-        assert_eq!(calls(&mut chunks, at(19)), 0);
-        assert_eq!(chunks.next_look(), at(20));
-        assert_eq!(calls(&mut chunks, at(20)), 1);
+        assert!(chunks.turn_over());
+        assert_eq!(calls(&mut chunks, at(0)), 1);
     }
 
     #[test]

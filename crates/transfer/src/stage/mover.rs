@@ -195,7 +195,7 @@ impl Piece {
         let place = (self.part.batch(), core.next_number.fetch_add(1, Ordering::Relaxed));
         lock(&core.waiting).insert(place, self);
         let again = Arc::clone(&core);
-        let free = Box::new(move || {
+        let free = Box::new(move |_turn| {
             if let Some(piece) = again.leave(place) {
                 piece.begin();
             }

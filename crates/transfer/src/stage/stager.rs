@@ -14,7 +14,7 @@ use thiserror::Error;
 
 use super::chunks::{Chunk, Chunks, Fetch, Next, Wanted};
 use super::device::{CopyQueue, Device, DeviceCopy, DeviceError, Ticket};
-use crate::memory::{Memory, Stage, StageError, Staged};
+use crate::memory::{Memory, Stage, StageError, Staged, Turn};
 use crate::region::Access;
 
 /// Brings bytes of a device in and out through pinned host memory, a chunk at a time, without anybody waiting in a copy.
@@ -114,6 +114,12 @@ struct Back {
     chunk: Option<Chunk>,
 }
 
+/// Passes a turn on when it is over.
+struct Over {
+    core: Arc<Core>,
+    pool: usize,
+}
+
 /// The half that an access draws on.
 fn pool(access: &Access) -> usize {
     usize::from(access.is_for_peer())
@@ -205,7 +211,13 @@ impl Stage for Stager {
         self.core.fetch(Fetch { access, offset, bytes, done });
     }
 
-    fn lend(&self, access: &Access, bytes: usize, until: Instant, free: Box<dyn FnOnce() + Send>) -> Option<Staged> {
+    fn lend(
+        &self,
+        access: &Access,
+        bytes: usize,
+        until: Instant,
+        free: Box<dyn FnOnce(Turn) + Send>,
+    ) -> Option<Staged> {
         let core = &self.core;
         debug_assert!(bytes <= core.limits.chunk_bytes, "a loan of more than a chunk");
         let lent = core.state().pools[pool(access)].lend(access.tenant(), until, free);
@@ -355,6 +367,10 @@ impl Core {
         }
     }
 
+    fn turn(self: &Arc<Self>, pool: usize) -> Turn {
+        Turn::new(Over { core: Arc::clone(self), pool })
+    }
+
     fn lent(self: &Arc<Self>, pool: usize, chunk: Chunk, bytes: usize) -> Staged {
         let start = NonNull::new(chunk.pinned.as_ptr()).unwrap_or(NonNull::dangling());
         let back = Back { core: Arc::clone(self), pool, chunk: Some(chunk) };
@@ -428,7 +444,10 @@ impl Core {
                     }
                 }
                 Next::Fetch(fetch, chunk) => self.begin_fetch(fetch, chunk),
-                Next::Call(free) => guarded(free),
+                Next::Call(free) => {
+                    let turn = self.turn(pool);
+                    guarded(|| free(turn));
+                }
             }
             served = true;
         }
@@ -437,13 +456,18 @@ impl Core {
     /// The end: nobody in line gets anything any more.
     fn turn_away(self: &Arc<Self>) {
         let lines = self.state().pools.each_mut().map(Chunks::turn_away);
-        for wanted in lines.into_iter().flatten() {
+        for (pool, wanted) in
+            lines.into_iter().enumerate().flat_map(|(pool, line)| line.into_iter().map(move |w| (pool, w)))
+        {
             match wanted {
                 Wanted::Fetch(Fetch { access, done, .. }) => {
                     drop(access);
                     guarded(|| done(Err(StageError("staging is over".to_owned()))));
                 }
-                Wanted::Lend { free, .. } => guarded(free),
+                Wanted::Lend { free, .. } => {
+                    let turn = self.turn(pool);
+                    guarded(|| free(turn));
+                }
             }
         }
     }
@@ -456,6 +480,15 @@ impl Drop for Back {
             if wanted {
                 self.core.changed.notify_all();
             }
+        }
+    }
+}
+
+impl Drop for Over {
+    fn drop(&mut self) {
+        let wanted = self.core.state().pools[self.pool].turn_over();
+        if wanted {
+            self.core.changed.notify_all();
         }
     }
 }

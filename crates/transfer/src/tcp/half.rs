@@ -64,8 +64,8 @@ pub(crate) enum Command {
     },
     Cancel(BatchId),
     LetGo(RegionId),
-    /// A device has room for payload of this connection.
-    Resume(ConnId),
+    /// A device has room for payload of this connection, whose turn it is until it has looked.
+    Resume(ConnId, crate::memory::Turn),
     /// A chunk of a request is in the device.
     Stored {
         conn: ConnId,
@@ -88,7 +88,6 @@ pub(crate) enum Command {
     Close,
 }
 
-const GREETING_TIMEOUT: Duration = Duration::from_secs(5);
 const TICK: u64 = 0;
 
 impl Half {
@@ -128,7 +127,7 @@ impl Half {
                     serve.let_go(region, &mut conn.outlet);
                 }
             }),
-            Command::Resume(conn) => {
+            Command::Resume(conn, _turn) => {
                 self.served(conn, |serve, _, _| serve.resumed());
                 self.serve(net, conn, Readiness { readable: true, ..Readiness::default() });
             }
@@ -383,7 +382,7 @@ impl Half {
         for id in all {
             self.with(id, |conn, turn| {
                 if conn.is_stranger() {
-                    let until = conn.opened + GREETING_TIMEOUT;
+                    let until = conn.opened + turn.shared.config.greeting_timeout;
                     if until <= turn.now {
                         return Err(Broken::Lost(Cause::TimedOut(Clock::Connect)));
                     }
@@ -428,13 +427,13 @@ impl Protocol for Half {
         match event {
             Event::Accepted { conn, .. } => {
                 self.insert(conn, Role::Serve(Serve::default()));
-                self.wake = self.wake.min(now() + GREETING_TIMEOUT);
+                self.wake = self.wake.min(now() + self.shared.config.greeting_timeout);
                 self.take_over(net, conn);
             }
             Event::Connected { conn } => {
                 self.with(conn, |conn, turn| {
                     conn.opened = turn.now;
-                    turn.need(turn.now + GREETING_TIMEOUT);
+                    turn.need(turn.now + turn.shared.config.greeting_timeout);
                     match &mut conn.role {
                         Role::Lane(lane) => lane.hello(&mut conn.outlet, turn),
                         Role::Serve(_) => Ok(()),

@@ -121,7 +121,7 @@ impl StagedWrite {
         if bytes == 0 {
             return Some(0);
         }
-        let resume = turn.command(move || Command::Resume(conn));
+        let resume = turn.command_with(move |call| Command::Resume(conn, call));
         let staged = self.range.stage.lend(&self.range.access, bytes, Instant::NEVER, resume)?;
         // SAFETY: the loan is that long and nobody else's; the cursor is dropped before it, in `hand_over` or with the
         // chunk, whose fields are dropped in that order.

@@ -63,7 +63,7 @@ impl Rig {
         let mut held = Vec::new();
         while held.len() < 2 {
             let (tell, told) = std::sync::mpsc::channel();
-            let free = Box::new(move || tell.send(()).unwrap_or_default());
+            let free = Box::new(move |_| tell.send(()).unwrap_or_default());
             match self.stager.lend(&access, CHUNK, slackwater_base::Instant::NEVER, free) {
                 Some(staged) => held.push(staged),
                 None => told.recv_timeout(PATIENCE).unwrap(),

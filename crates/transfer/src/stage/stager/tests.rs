@@ -52,7 +52,7 @@ impl Rig {
     fn lend(&self, tenant: u64, bytes: usize) -> Staged {
         loop {
             let (tell, told) = channel();
-            let free = Box::new(move || tell.send(()).unwrap_or_default());
+            let free = Box::new(move |_| tell.send(()).unwrap_or_default());
             match self.stager.lend(&self.access(tenant), bytes, Instant::NEVER, free) {
                 Some(staged) => return staged,
                 None => told.recv_timeout(PATIENCE).unwrap(),
@@ -185,13 +185,13 @@ fn what_stands_in_line_ends_with_the_staging() {
     let mut loans = Vec::new();
     while loans.len() < 2 {
         let (tell, told) = channel();
-        match stager.lend(&access, 8, Instant::NEVER, Box::new(move || tell.send(()).unwrap_or_default())) {
+        match stager.lend(&access, 8, Instant::NEVER, Box::new(move |_| tell.send(()).unwrap_or_default())) {
             Some(loan) => loans.push(loan),
             None => told.recv_timeout(PATIENCE).unwrap(),
         }
     }
     let (tell, told) = channel();
-    assert!(stager.lend(&access, 8, Instant::NEVER, Box::new(move || tell.send(()).unwrap_or_default())).is_none());
+    assert!(stager.lend(&access, 8, Instant::NEVER, Box::new(move |_| tell.send(()).unwrap_or_default())).is_none());
     drop(access);
     region.close();
     regions.remove(&region, now() + PATIENCE).unwrap();

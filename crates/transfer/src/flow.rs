@@ -5,6 +5,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use slackwater_base::Instant;
 use slackwater_wait::{Event, Seen, Site, Waiting};
 
+use crate::cause::{Cause, Clock};
+use crate::job::Job;
+use crate::mover::WhenFull;
+
 /// The requests to one peer that are not over, in the order in which they came: what fences and queue limits go by.
 #[derive(Default)]
 pub(crate) struct Flow {
@@ -64,6 +68,29 @@ impl Flow {
     /// Waits until a request has ended since `seen`; says whether one has before the deadline or the end.
     pub(crate) fn wait(&self, seen: Seen, deadline: Instant) -> bool {
         self.room.wait(seen, &Waiting::at(&ROOM).until(deadline)).is_ok()
+    }
+
+    /// Waits until fewer than `max` requests are not over, so that `job` may begin.
+    ///
+    /// # Errors
+    /// Why it may not; its memory is let go of by whoever has it.
+    pub(crate) fn room(&self, max: usize, job: &Job, when_full: WhenFull) -> Result<(), Cause> {
+        loop {
+            let seen = self.seen();
+            let queued = self.len();
+            if queued < max {
+                return Ok(());
+            }
+            if when_full == WhenFull::Refuse {
+                return Err(Cause::Full { queued: queued as u64 });
+            }
+            if job.part.is_cancelled() {
+                return Err(Cause::Cancelled);
+            }
+            if !self.wait(seen, job.deadline) {
+                return Err(if self.room.is_closed() { Cause::Closed } else { Cause::TimedOut(Clock::Total) });
+            }
+        }
     }
 
     /// Ends all waits for room.

@@ -1,6 +1,7 @@
 //! The passive side: what this process lets others reach.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
 use std::time::Duration;
@@ -14,7 +15,6 @@ use crate::mover::Notice;
 use crate::region::{Access, Region, Regions};
 
 /// The regions of one engine, its incarnation, and the key of its capabilities. All movers share it.
-#[derive(Debug)]
 pub struct Home {
     incarnation: Incarnation,
     regions: Regions,
@@ -22,6 +22,7 @@ pub struct Home {
     nonce: AtomicU64,
     notices: Mutex<Notices>,
     noticed: Event,
+    rotated: Mutex<Vec<Rotated>>,
 }
 
 /// Notices in line, with their senders.
@@ -30,6 +31,9 @@ struct Notices {
     line: VecDeque<(Incarnation, Notice)>,
     bytes: usize,
 }
+
+/// Takes back what was handed out under a key that is no more; says whether it wants to hear of the next rotation.
+type Rotated = Box<dyn Fn() -> bool + Send>;
 
 /// What to grant.
 #[derive(Clone, Copy, Debug)]
@@ -87,6 +91,7 @@ impl Home {
             nonce: AtomicU64::new(0),
             notices: Mutex::default(),
             noticed: Event::new(),
+            rotated: Mutex::default(),
         });
         homes().insert(incarnation, Arc::downgrade(&home));
         Ok(Life(home))
@@ -183,14 +188,33 @@ impl Home {
         }
     }
 
-    /// Takes a new key: every capability granted before is void. Accesses under way go on.
+    /// Takes a new key: when this returns, no request begins under a capability that was granted before, nor by anything
+    /// that was opened for one. Requests that were admitted before go on and end; copies of other processes that are under
+    /// way run out, and do not count.
     ///
     /// # Errors
     /// The operating system gives no randomness; the old key stays.
     pub fn rotate(&self) -> Result<(), getrandom::Error> {
         let key = new_key()?;
         *self.key.write().unwrap_or_else(PoisonError::into_inner) = key;
+        // Only now: what is opened from here on was checked under the new key.
+        self.rotated.lock().unwrap_or_else(PoisonError::into_inner).retain(|take_back| take_back());
         Ok(())
+    }
+
+    /// Calls `take_back` at every rotation, when nothing is admitted under the old key any more. For a mover that checks a
+    /// capability once and lets the peer go on by itself.
+    pub(crate) fn when_rotated(&self, take_back: Rotated) {
+        self.rotated.lock().unwrap_or_else(PoisonError::into_inner).push(take_back);
+    }
+}
+
+impl fmt::Debug for Home {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Home")
+            .field("incarnation", &self.incarnation)
+            .field("regions", &self.regions)
+            .finish_non_exhaustive()
     }
 }
 

@@ -8,6 +8,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
+use slackwater_base::Instant;
 use thiserror::Error;
 
 use crate::region::Access;
@@ -67,13 +68,13 @@ pub struct SharedFile {
 
 /// How bytes of memory that the CPU cannot touch get in and out: through host memory, asynchronously.
 ///
-/// Both calls return at once. `done` is called exactly once, on any thread, when the copy is over and nothing touches
+/// All calls return at once. `done` is called exactly once, on any thread, when the copy is over and nothing touches
 /// either side any more; it must not block. The access keeps the region in place meanwhile.
 pub trait Stage: Send + Sync + fmt::Debug {
     /// The most bytes of one call below.
     fn chunk_bytes(&self) -> usize;
 
-    /// Brings `bytes` bytes from `offset` within `access` into host memory.
+    /// [`Stage::lend`] and [`Stage::load`] in one; the access is held in line too.
     fn fetch(
         &self,
         access: Arc<Access>,
@@ -82,11 +83,23 @@ pub trait Stage: Send + Sync + fmt::Debug {
         done: Box<dyn FnOnce(Result<Staged, StageError>) + Send>,
     );
 
-    /// Lends host memory of `bytes` bytes to receive into, on behalf of whoever `access` is for, so that no tenant finds
-    /// bytes of another there; none while the cap on it is used up, then `free` is called once some has come back.
-    fn lend(&self, access: &Access, bytes: usize, free: Box<dyn FnOnce() + Send>) -> Option<Staged>;
+    /// Lends host memory of `bytes` bytes, on behalf of whoever `access` is for, so that no tenant finds bytes of another
+    /// there. None while the cap on it is used up: then `free` is called when it is this caller's turn to ask again, or
+    /// when `until` has passed.
+    fn lend(&self, access: &Access, bytes: usize, until: Instant, free: Box<dyn FnOnce(Turn) + Send>)
+    -> Option<Staged>;
 
-    /// Puts the first `bytes` bytes of `from` at `offset` within `access`.
+    /// Brings `bytes` bytes from `offset` within `access` into memory that was lent for as many.
+    fn load(
+        &self,
+        access: Arc<Access>,
+        offset: u64,
+        into: Staged,
+        bytes: usize,
+        done: Box<dyn FnOnce(Result<Staged, StageError>) + Send>,
+    );
+
+    /// Puts the first `bytes` bytes of what was lent at `offset` within `access`.
     fn store(
         &self,
         access: Arc<Access>,
@@ -96,6 +109,9 @@ pub trait Stage: Send + Sync + fmt::Debug {
         done: Box<dyn FnOnce(Result<(), StageError>) + Send>,
     );
 }
+
+/// Somebody's turn at what a [`Stage`] lends: dropped, used or not, it passes to the next in line.
+pub struct Turn(#[expect(dead_code, reason = "held for its drop")] Box<dyn Any + Send>);
 
 /// Host memory lent by a [`Stage`]; goes back when dropped.
 pub struct Staged {
@@ -221,6 +237,20 @@ impl Memory {
     #[must_use]
     pub fn stage(&self) -> Option<&Arc<dyn Stage>> {
         self.stage.as_ref()
+    }
+}
+
+impl Turn {
+    /// A turn that passes when `next` is dropped.
+    #[must_use]
+    pub fn new(next: impl Any + Send) -> Self {
+        Self(Box::new(next))
+    }
+}
+
+impl fmt::Debug for Turn {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Turn")
     }
 }
 

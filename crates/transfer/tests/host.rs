@@ -79,6 +79,61 @@ fn more_capabilities_than_windows_are_served_in_turn() {
     assert!(peers == 1 && windows <= 4, "{peers} peers, {windows} windows");
 }
 
+/// A batch of more requests than the queue takes waited for room that only its own first requests could make, and these
+/// waited for the end of the submission: it timed out as a whole.
+#[test]
+fn a_batch_larger_than_the_queue_goes_through() {
+    let limits = HostLimits { queue_entries: 4, inline_bytes_max: 0, ..HostLimits::default() };
+    let (near, far) = (host_engine("near", limits).0, host_engine("far", HostLimits::default()).0);
+    let (near, far) = (End { engine: near, make: anonymous }, End { engine: far, make: shared });
+    let data = noise(3, 100 * 4096);
+    let (here, field) = (near.filled(&data), far.field(100 * 4096));
+    let peer = near.engine.open(far.engine.segment().clone());
+    let targets: Vec<Target> = (0..10)
+        .map(|_| {
+            let spec = GrantSpec::whole(&field.region, Rights::BOTH);
+            let capability = far.engine.grant(field.region.id(), &spec).unwrap();
+            Target { peer, offset: 0, capability, key: None }
+        })
+        .collect();
+    let one =
+        |index: usize| request(Op::Write, vec![here.range(index * 4096, 4096)], at(targets[index % 10], index * 4096));
+    for _ in 0..2 {
+        near.engine.transfer((0..100).map(one).collect(), &submit()).unwrap();
+        assert!(field.load() == data);
+    }
+}
+
+/// An initiator kept shared memory mapped that its owner had unregistered and dropped, as long as it had room for windows:
+/// nobody could reach those bytes, and the host could not use them.
+#[test]
+fn memory_that_its_owner_takes_back_is_let_go_of() {
+    const BYTES: usize = 4096 * 1237;
+    let mappings = || {
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        let of_size = |line: &&str| {
+            let (start, rest) = line.split_once('-').unwrap();
+            let end = rest.split(' ').next().unwrap();
+            let address = |text| usize::from_str_radix(text, 16).unwrap();
+            line.contains("memfd:slackwater") && address(end) - address(start) == BYTES
+        };
+        maps.lines().filter(of_size).count()
+    };
+    let (near, far) = (host_engine("near", HostLimits::default()).0, host_engine("far", HostLimits::default()).0);
+    let (near, far) = (End { engine: near, make: anonymous }, End { engine: far, make: shared });
+    let here = near.field(8);
+    let peer = near.engine.open(far.engine.segment().clone());
+    for _ in 0..20 {
+        let field = far.field(BYTES);
+        let capability = far.engine.grant(field.region.id(), &GrantSpec::whole(&field.region, Rights::READ)).unwrap();
+        let target = Target { peer, offset: 0, capability, key: None };
+        near.engine.transfer(vec![request(Op::Read, vec![here.range(0, 8)], target)], &submit()).unwrap();
+        // The owner's own, the initiator's, and what the initiator has not yet heard of.
+        assert!(mappings() <= 3, "{} mappings", mappings());
+        far.engine.unregister(field.region.id(), world::PATIENCE).unwrap();
+    }
+}
+
 #[test]
 fn a_foreign_boot_is_another_host() {
     let (near, mover) = host_engine("near", HostLimits::default());

@@ -1,14 +1,18 @@
 use std::cell::Cell;
 use std::collections::VecDeque;
 use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use slackwater_pool::{Config, Pool, PoolError};
 use slackwater_wait::{Event, Site, Waiting};
 
+use super::warmth::Warmth;
+
 /// The copy threads: at most so many at work at a time, none while there is nothing to do.
 pub(super) struct Crew {
     pool: Pool,
+    warmth: Warmth,
     at_work_max: usize,
     state: Mutex<State>,
     /// A thread has nothing more to do.
@@ -28,20 +32,25 @@ struct State {
     at_work: usize,
 }
 
-/// One thing to do. It does not panic.
-pub(super) type Work = Box<dyn FnOnce(&Pool) + Send>;
+/// One thing to do. Where it panics, what it held is dropped, and the next is done.
+pub(super) type Work = Box<dyn FnOnce() + Send>;
 
 impl Crew {
     /// `threads` copy threads (at least one).
     pub(super) fn start(threads: usize) -> Result<Arc<Self>, PoolError> {
         let at_work_max = threads.max(1);
-        // One more than are to copy: a pool counts whoever calls it, and here nobody waits in a call.
-        let pool = Pool::start(&Config::threads(at_work_max + 1))?;
-        Ok(Arc::new(Self { pool, at_work_max, state: Mutex::default(), idle: Event::new() }))
+        // A pool counts whoever calls it, and here nobody waits in a call; of the others it gives every second one to
+        // tasks that nobody waits for.
+        let pool = Pool::start(&Config::threads(2 * at_work_max))?;
+        Ok(Arc::new(Self { pool, warmth: Warmth::new(), at_work_max, state: Mutex::default(), idle: Event::new() }))
     }
 
     pub(super) fn pool(&self) -> &Pool {
         &self.pool
+    }
+
+    pub(super) fn warmth(&self) -> &Warmth {
+        &self.warmth
     }
 
     /// Queues work; a thread that has nothing to do takes it.
@@ -84,7 +93,9 @@ impl Crew {
                 };
                 work
             };
-            work(&self.pool);
+            // What it holds is dropped with it, and the panic hook has told of it. Without this the thread would count as
+            // one at work for ever.
+            let _ = catch_unwind(AssertUnwindSafe(work));
         }
         AT_WORK.set(outer);
         self.idle.notify_all();
@@ -98,5 +109,47 @@ impl Crew {
 impl fmt::Debug for Crew {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Crew").field("at_work_max", &self.at_work_max).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::channel;
+    use std::time::Duration;
+
+    use super::*;
+
+    const PATIENCE: Duration = Duration::from_secs(20);
+
+    /// The pool gives every second worker to background tasks, so a crew of two was one: batches ran on one processor.
+    #[test]
+    fn as_many_work_at_a_time_as_were_asked_for() {
+        let crew = Crew::start(3).unwrap();
+        let (tell, told) = channel();
+        let (goes, go): (Vec<_>, Vec<_>) = (0..3).map(|_| channel::<()>()).unzip();
+        for go in go {
+            let tell = tell.clone();
+            crew.push(Box::new(move || {
+                tell.send(()).unwrap();
+                // Ends when all have begun, or the test has failed.
+                let _ = go.recv();
+            }));
+        }
+        for _ in 0..3 {
+            told.recv_timeout(PATIENCE).expect("all three begin before the first ends");
+        }
+        drop(goes);
+        crew.settle();
+    }
+
+    /// A hook of a batch panicked on a copy thread, which counted as at work from then on: closing the engine hung.
+    #[test]
+    fn work_that_panics_ends_alone() {
+        let crew = Crew::start(1).unwrap();
+        let (tell, told) = channel();
+        crew.push(Box::new(|| panic!("as a hook might")));
+        crew.push(Box::new(move || tell.send(()).unwrap()));
+        told.recv_timeout(PATIENCE).expect("the next is done");
+        crew.settle();
     }
 }

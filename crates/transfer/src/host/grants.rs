@@ -10,7 +10,7 @@ use zerocopy::{FromZeros, IntoBytes};
 
 use super::message::{Attached, Detach, ENTRY_DESCRIPTOR, ENTRY_SHARED, Entry, NO_SLOT, NOT_HERE};
 use super::page::ControlPage;
-use crate::region::{Access, Region};
+use crate::region::Access;
 
 /// What one peer may reach at present: the owner's side of its control page.
 #[derive(Debug)]
@@ -28,6 +28,8 @@ struct Granted {
     memory: Option<u64>,
     /// Nothing can begin under it; it ends when nothing is in flight.
     revoked: bool,
+    /// Somebody waits for that end.
+    awaited: bool,
 }
 
 /// A memory that the peer has mapped, as far as this side knows, and by how many windows.
@@ -122,30 +124,37 @@ impl Grants {
         } else {
             entry.start = U64::new(access.start().expose_provenance() as u64);
         }
-        self.slots[slot as usize] = Some(Granted { access, memory, revoked: false });
+        self.slots[slot as usize] = Some(Granted { access, memory, revoked: false, awaited: false });
         (entry, passed)
     }
 
-    /// From now on nothing can begin on this region under what was granted. Windows at which nothing is in flight are
-    /// over; the others are named.
-    pub(crate) fn revoke(&mut self, region: &Region) -> Vec<Revoked> {
+    /// From now on nothing can begin on what `which` says under what was granted. Windows at which nothing is in flight
+    /// are over; the others are named, once each: whoever is told of one waits for it.
+    pub(crate) fn revoke(&mut self, which: impl Fn(&Access) -> bool) -> Vec<Revoked> {
         let mut busy = Vec::new();
         for slot in 0..self.page.slots() {
             let Some(granted) = &mut self.slots[slot as usize] else { continue };
-            if granted.access.region().id() != region.id() {
+            if !which(&granted.access) {
                 continue;
             }
             if !granted.revoked {
                 granted.revoked = true;
                 self.page.revoke(slot);
             }
-            let revoked = Revoked { page: Arc::clone(&self.page), slot, epoch: self.page.epoch(slot) };
             self.release_if_idle(slot);
-            if self.slots[slot as usize].is_some() {
-                busy.push(revoked);
+            if let Some(granted) = &mut self.slots[slot as usize]
+                && !granted.awaited
+            {
+                granted.awaited = true;
+                busy.push(Revoked { page: Arc::clone(&self.page), slot, epoch: self.page.epoch(slot) });
             }
         }
         busy
+    }
+
+    /// Whether a copy is in flight that can still touch memory.
+    pub(crate) fn is_busy(&self) -> bool {
+        (0..self.page.slots()).any(|slot| self.slots[slot as usize].is_some() && self.page.is_busy(slot))
     }
 
     /// Takes the slot of a window back, unless somebody else has done so.
@@ -218,7 +227,7 @@ mod tests {
     use super::super::memory::SharedMemory;
     use super::*;
     use crate::memory::Memory;
-    use crate::region::{RegionSpec, Regions};
+    use crate::region::{Region, RegionSpec, Regions};
 
     fn grants(slots: u32) -> (Grants, Arc<ControlPage>) {
         let page = Arc::new(ControlPage::create(slots).unwrap());
@@ -242,13 +251,16 @@ mod tests {
         let entries = [&one, &two, &one].map(|region| grants.grant(region.access(0, 8).unwrap()).0);
         let mark = peer.mark(entries[2].slot.get(), entries[2].epoch.get()).unwrap();
         assert_eq!((one.in_flight(), two.in_flight()), (2, 1));
-        let busy: Vec<u32> = grants.revoke(&one).iter().map(|revoked| revoked.slot).collect();
+        let of_one = |access: &Access| access.region().id() == one.id();
+        let busy: Vec<u32> = grants.revoke(of_one).iter().map(|revoked| revoked.slot).collect();
         assert_eq!(busy, [entries[2].slot.get()]);
+        // Whoever tried to unregister a region again and again had one more thread waiting for it each time.
+        assert!(grants.revoke(of_one).is_empty() && grants.is_busy(), "it is waited for already");
         assert_eq!((one.in_flight(), two.in_flight()), (1, 1));
         let begins = entries.map(|entry| peer.mark(entry.slot.get(), entry.epoch.get()).is_ok());
         assert_eq!(begins, [false, true, false]);
         drop(mark);
-        assert!(grants.revoke(&one).is_empty());
+        assert!(grants.revoke(of_one).is_empty() && !grants.is_busy());
         assert_eq!(one.in_flight(), 0);
     }
 

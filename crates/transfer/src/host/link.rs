@@ -1,7 +1,7 @@
 use std::fmt;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use rustix::process::geteuid;
 use slackwater_base::Instant;
@@ -14,13 +14,14 @@ use zerocopy::{FromBytes, IntoBytes};
 use super::memory::{RefusedMemory, SharedMemory};
 use super::message::{
     ATTACH_MAX, Attach, Attached, DETACH_MAX, Detach, ENTRY_DESCRIPTOR, ENTRY_SHARED, Entry, GOODBYE_BOOT,
-    GOODBYE_FULL, GOODBYE_INCARNATION, GOODBYE_USER, GOODBYE_VERSION, Goodbye, Hello, MAGIC, NO_SLOT, NOT_HERE,
-    PACKET_MAX, VERSION, Welcome, split,
+    GOODBYE_CLOSING, GOODBYE_FULL, GOODBYE_INCARNATION, GOODBYE_USER, GOODBYE_VERSION, Goodbye, Hello, MAGIC, NO_SLOT,
+    NOT_HERE, PACKET_MAX, VERSION, Welcome, split,
 };
 use super::packets::{Packets, Received};
-use super::page::{ControlPage, Mark, Stale};
+use super::page::ControlPage;
 use super::process::Process;
 use super::service::{Service, Watched};
+use super::window::{Opened, Slot};
 use crate::mover::Notice;
 
 /// Why there is no way to a process over this host.
@@ -94,41 +95,29 @@ struct Exchange {
     unanswered: u32,
 }
 
-/// Memory of the peer that this process may reach.
-#[derive(Debug)]
-pub(crate) struct Opened {
-    link: Arc<Link>,
-    slot: u32,
-    epoch: u32,
-    len: u64,
-    at: OpenedAt,
+/// Whom to link to.
+pub(crate) struct Call<'a> {
+    /// Under what it listens.
+    pub(crate) name: &'a str,
+    /// Which life it is to be.
+    pub(crate) target: Incarnation,
+    /// Until when its greeting is waited for.
+    pub(crate) deadline: Instant,
+    /// What is done meanwhile, and when next.
+    pub(crate) meanwhile: &'a dyn Fn() -> Instant,
 }
 
-#[derive(Debug)]
-enum OpenedAt {
-    Shared { memory: Arc<SharedMemory>, offset: usize },
-    Process { address: u64 },
-}
-
-/// How bytes of a window are reached.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Reach<'a> {
-    /// By this address.
-    Mapped(*mut u8),
-    /// In that process, at that address.
-    Process(&'a Process, u64),
-}
+/// So many questions may be without an answer: more would fill the socket, of which the owner takes no good view.
+const UNANSWERED_MAX: u32 = 16;
 
 impl Link {
-    /// Connects to the process that listens under `name`, which is to be the life `target`.
+    /// Connects to a process.
     pub(crate) fn open(
         service: &Arc<Service>,
-        name: &str,
-        target: Incarnation,
-        deadline: Instant,
+        call: &Call<'_>,
         gone: impl Fn() + Send + Sync + 'static,
     ) -> Result<Arc<Self>, NoLink> {
-        let packets = Packets::connect(name)?;
+        let packets = Packets::connect(call.name)?;
         let peer = packets.peer()?;
         if peer.user != geteuid().as_raw() {
             return Err(NoLink::OtherUser(peer.user));
@@ -139,16 +128,20 @@ impl Link {
             reserved: U32::ZERO,
             boot: service.boot(),
             incarnation: U64::new(service.incarnation().0),
-            target: U64::new(target.0),
+            target: U64::new(call.target.0),
         };
         packets.send(&[hello.as_bytes()], &[])?;
         let mut buffer = vec![0; PACKET_MAX];
-        let (len, descriptors) = match packets.receive_until(&mut buffer, deadline)? {
-            Received::Packet(len, descriptors) => (len, descriptors),
-            Received::Nothing => return Err(NoLink::TimedOut),
-            Received::Closed => return Err(NoLink::TurnedAway("closed without a word")),
+        let (len, descriptors) = loop {
+            let until = (call.meanwhile)().min(call.deadline);
+            match packets.receive_until(&mut buffer, until)? {
+                Received::Packet(len, descriptors) => break (len, descriptors),
+                Received::Nothing if until == call.deadline => return Err(NoLink::TimedOut),
+                Received::Nothing => {}
+                Received::Closed => return Err(NoLink::TurnedAway("closed without a word")),
+            }
         };
-        let (welcome, page) = welcome(&buffer[..len], descriptors, target)?;
+        let (welcome, page) = welcome(&buffer[..len], descriptors, call.target)?;
         let process = match peer.pid {
             Some(pid) => reach(pid, &welcome),
             None => Err("the process is in a namespace out of sight".to_owned()),
@@ -178,6 +171,36 @@ impl Link {
         self.process.as_ref().err().map(String::as_str)
     }
 
+    /// Whether there are windows of which the owner does not know that they are forgotten.
+    pub(crate) fn owes_detach(&self) -> bool {
+        !self.detached().is_empty()
+    }
+
+    /// Sends what no question is.
+    #[cfg(test)]
+    pub(crate) fn send_raw(&self, bytes: &[u8]) {
+        self.packets.send(&[bytes], &[]).expect("the owner takes it");
+    }
+
+    /// The windows on this link, as their owner sees them.
+    pub(crate) fn page(&self) -> &ControlPage {
+        &self.page
+    }
+
+    /// The process itself, or why its own memory is out of reach.
+    pub(crate) fn process(&self) -> Result<&Process, &str> {
+        self.process.as_ref().map_err(String::as_str)
+    }
+
+    /// Has the owner told with the next question that a window is forgotten.
+    pub(crate) fn detach(&self, slot: u32, epoch: u32) {
+        self.detached().push(Detach { slot: U32::new(slot), epoch: U32::new(epoch) });
+    }
+
+    fn detached(&self) -> MutexGuard<'_, Vec<Detach>> {
+        self.detached.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Shows capabilities to their owner, and opens what they stand for: one result for each. Says too whether the
     /// notice, if there is one, was taken. Without either it asks whether the owner is there.
     pub(crate) fn ask(
@@ -195,7 +218,7 @@ impl Link {
             exchange.memories.iter().filter_map(|(id, memory)| Some((*id, memory.upgrade()?))).collect();
         exchange.memories.retain(|(_, memory)| memory.strong_count() > 0);
         let detached = {
-            let mut all = self.detached.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut all = self.detached();
             let beyond = all.len().saturating_sub(DETACH_MAX);
             all.split_off(beyond)
         };
@@ -212,7 +235,11 @@ impl Link {
             reserved: U32::ZERO,
         };
         let parts = [head.as_bytes(), detached.as_bytes(), capabilities.as_bytes(), name, bytes];
-        self.packets.send(&parts, &[]).map_err(|_| NoWindow::Gone)?;
+        if let Err(error) = self.put(exchange, &parts, deadline) {
+            // Not told, so still to be told.
+            self.detached().extend(&detached);
+            return Err(error);
+        }
         let (len, descriptors) = self.answer(exchange, deadline)?;
         let answer = &exchange.buffer[..len];
         let (head, rest) = Attached::read_from_prefix(answer).map_err(|_| NoWindow::Garbled)?;
@@ -226,35 +253,63 @@ impl Link {
         Ok((opened, head.noticed.get() > 0))
     }
 
-    /// The answer to the last question. Answers to earlier ones, for which nobody waited, open windows that nobody
-    /// knows of: the owner is told to forget them.
+    /// Sends a question, once there is room for it.
+    fn put(&self, exchange: &mut Exchange, parts: &[&[u8]], deadline: Instant) -> Result<(), NoWindow> {
+        loop {
+            if exchange.unanswered < UNANSWERED_MAX {
+                match self.packets.send(parts, &[]) {
+                    Ok(()) => return Ok(()),
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                    Err(_) => return Err(self.gone()),
+                }
+            }
+            // The owner is slow, or stopped: with each answer it makes room for a question.
+            let (len, _) = self.receive(exchange, deadline)?;
+            self.forget_late(exchange, len)?;
+        }
+    }
+
+    /// The answer to the last question.
     fn answer(&self, exchange: &mut Exchange, deadline: Instant) -> Result<(usize, Vec<OwnedFd>), NoWindow> {
         loop {
-            let received = self.packets.receive_until(&mut exchange.buffer, deadline).map_err(|_| NoWindow::Garbled)?;
-            let (len, descriptors) = match received {
-                Received::Packet(len, descriptors) => (len, descriptors),
-                Received::Nothing => {
+            let (len, descriptors) = match self.receive(exchange, deadline) {
+                Err(NoWindow::TimedOut) => {
                     exchange.unanswered += 1;
                     return Err(NoWindow::TimedOut);
                 }
-                Received::Closed => {
-                    self.watched.end();
-                    return Err(NoWindow::Gone);
-                }
+                received => received?,
             };
-            let (head, rest) = Attached::read_from_prefix(&exchange.buffer[..len]).map_err(|_| NoWindow::Garbled)?;
+            let (head, _) = Attached::read_from_prefix(&exchange.buffer[..len]).map_err(|_| NoWindow::Garbled)?;
             if head.question.get() == exchange.question {
                 return Ok((len, descriptors));
             }
-            if exchange.unanswered == 0 {
-                return Err(NoWindow::Garbled);
-            }
-            exchange.unanswered -= 1;
-            let (entries, _) = split::<Entry>(rest, head.attached.get()).ok_or(NoWindow::Garbled)?;
-            let opened = entries.iter().filter(|entry| entry.refused.get() == 0);
-            let forgotten = opened.map(|entry| Detach { slot: entry.slot, epoch: entry.epoch });
-            self.detached.lock().unwrap_or_else(PoisonError::into_inner).extend(forgotten);
+            self.forget_late(exchange, len)?;
         }
+    }
+
+    fn receive(&self, exchange: &mut Exchange, deadline: Instant) -> Result<(usize, Vec<OwnedFd>), NoWindow> {
+        match self.packets.receive_until(&mut exchange.buffer, deadline) {
+            Ok(Received::Packet(len, descriptors)) => Ok((len, descriptors)),
+            Ok(Received::Nothing) => Err(NoWindow::TimedOut),
+            Ok(Received::Closed) => Err(self.gone()),
+            Err(_) => Err(NoWindow::Garbled),
+        }
+    }
+
+    fn gone(&self) -> NoWindow {
+        self.watched.end();
+        NoWindow::Gone
+    }
+
+    /// The answer to an earlier question, for which nobody waited, opens windows that nobody knows of: the owner is told
+    /// to forget them.
+    fn forget_late(&self, exchange: &mut Exchange, len: usize) -> Result<(), NoWindow> {
+        let (head, rest) = Attached::read_from_prefix(&exchange.buffer[..len]).map_err(|_| NoWindow::Garbled)?;
+        exchange.unanswered = exchange.unanswered.checked_sub(1).ok_or(NoWindow::Garbled)?;
+        let (entries, _) = split::<Entry>(rest, head.attached.get()).ok_or(NoWindow::Garbled)?;
+        let opened = entries.iter().filter(|entry| entry.refused.get() == 0);
+        self.detached().extend(opened.map(|entry| Detach { slot: entry.slot, epoch: entry.epoch }));
+        Ok(())
     }
 
     fn open_window(
@@ -276,34 +331,32 @@ impl Link {
         if entry.slot.get() >= self.page.slots() {
             return Err(NoWindow::Garbled);
         }
-        let (slot, epoch, len) = (entry.slot.get(), entry.epoch.get(), entry.len.get());
-        let at = if entry.flags.get() & ENTRY_SHARED == 0 {
-            // Looked at last: a window that is refused here is told to the owner below.
-            OpenedAt::Process { address: entry.start.get() }
-        } else {
-            let id = entry.memory.get();
-            let passed = (entry.flags.get() & ENTRY_DESCRIPTOR != 0).then(|| descriptors.next()).flatten();
-            let memory = match (passed, known(id, held, memories)) {
-                // Opened anew even if it is known: the number may have come to mean another memory.
-                (Some(descriptor), _) => {
-                    let memory = Arc::new(SharedMemory::open(descriptor, entry.memory_len.get())?);
-                    memories.retain(|(known, _)| *known != id);
-                    memories.push((id, Arc::downgrade(&memory)));
-                    memory
-                }
-                (None, Some(memory)) => memory,
-                (None, None) => return Err(NoWindow::Garbled),
+        // From here on the owner learns of it, also where the window is of no use.
+        let slot = Slot::new(self, entry.slot.get(), entry.epoch.get());
+        let (start, len) = (entry.start.get(), entry.len.get());
+        let end = start.checked_add(len).ok_or(NoWindow::Garbled)?;
+        if entry.flags.get() & ENTRY_SHARED == 0 {
+            return match &self.process {
+                Ok(_) => Ok(Opened::in_process(slot, start, len)),
+                Err(reason) => Err(NoWindow::NoAttach(reason.clone())),
             };
-            let end = entry.start.get().checked_add(len).ok_or(NoWindow::Garbled)?;
-            if end > memory.len() as u64 {
-                return Err(NoWindow::Garbled);
+        }
+        let id = entry.memory.get();
+        let passed = (entry.flags.get() & ENTRY_DESCRIPTOR != 0).then(|| descriptors.next()).flatten();
+        let memory = match (passed, known(id, held, memories)) {
+            // Opened anew even if it is known: the number may have come to mean another memory.
+            (Some(descriptor), _) => {
+                let memory = Arc::new(SharedMemory::open(descriptor, entry.memory_len.get())?);
+                memories.retain(|(known, _)| *known != id);
+                memories.push((id, Arc::downgrade(&memory)));
+                memory
             }
-            OpenedAt::Shared { memory, offset: entry.start.get() as usize }
+            (None, Some(memory)) => memory,
+            (None, None) => return Err(NoWindow::Garbled),
         };
-        let opened = Opened { link: Arc::clone(self), slot, epoch, len, at };
-        match (&opened.at, &self.process) {
-            (OpenedAt::Process { .. }, Err(reason)) => Err(NoWindow::NoAttach(reason.clone())),
-            _ => Ok(opened),
+        match end <= memory.len() as u64 {
+            true => Ok(Opened::in_shared(slot, memory, start as usize, len)),
+            false => Err(NoWindow::Garbled),
         }
     }
 }
@@ -327,6 +380,7 @@ fn welcome(packet: &[u8], descriptors: Vec<OwnedFd>, target: Incarnation) -> Res
             GOODBYE_INCARNATION => "another life of the process",
             GOODBYE_USER => "another user",
             GOODBYE_FULL => "no room for another process",
+            GOODBYE_CLOSING => "the engine is closing",
             _ => "for a reason unknown here",
         }));
     }
@@ -349,40 +403,6 @@ fn reach(pid: rustix::process::Pid, welcome: &Welcome) -> Result<Process, String
         Ok(16) if probe == welcome.probe => Ok(process),
         Ok(_) => Err("the probe is not what the process said".to_owned()),
         Err(error) => Err(format!("reading its memory: {error}")),
-    }
-}
-
-impl Opened {
-    pub(crate) fn link(&self) -> &Arc<Link> {
-        &self.link
-    }
-
-    /// Announces a copy.
-    pub(crate) fn mark(&self) -> Result<Mark<'_>, Stale> {
-        self.link.page.mark(self.slot, self.epoch)
-    }
-
-    /// How `len` bytes from `offset` are reached; `None` where the window ends before them.
-    pub(crate) fn reach(&self, offset: u64, len: u64) -> Option<Reach<'_>> {
-        if offset.checked_add(len)? > self.len {
-            return None;
-        }
-        match (&self.at, &self.link.process) {
-            (OpenedAt::Shared { memory, offset: start }, _) => {
-                // SAFETY: the window was found to lie within the memory, and the bytes to lie within the window.
-                Some(Reach::Mapped(unsafe { memory.as_ptr().add(start + offset as usize) }))
-            }
-            (OpenedAt::Process { address }, Ok(process)) => Some(Reach::Process(process, address.checked_add(offset)?)),
-            (OpenedAt::Process { .. }, Err(_)) => None,
-        }
-    }
-}
-
-/// The owner is told with the next question.
-impl Drop for Opened {
-    fn drop(&mut self) {
-        let detach = Detach { slot: U32::new(self.slot), epoch: U32::new(self.epoch) };
-        self.link.detached.lock().unwrap_or_else(PoisonError::into_inner).push(detach);
     }
 }
 

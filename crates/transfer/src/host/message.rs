@@ -69,6 +69,8 @@ pub(crate) const GOODBYE_INCARNATION: u32 = 3;
 pub(crate) const GOODBYE_USER: u32 = 4;
 /// As many links as there may be.
 pub(crate) const GOODBYE_FULL: u32 = 5;
+/// The engine is closing.
+pub(crate) const GOODBYE_CLOSING: u32 = 6;
 
 /// The head of a question: then `detach` × [`Detach`], then `attach` capabilities, then `notice_name` and `notice_bytes`
 /// bytes of a notice, if there is one.

@@ -2,10 +2,12 @@
 //!
 //! The owner of memory serves attachments on one thread ([`service`]): it checks a capability once, opens a window on
 //! what it grants, and passes the memory itself if it is shared. The initiator then copies by itself ([`carry`]), on the
-//! caller's thread or on the copy threads ([`crew`]), and asks for new windows by a courier per process ([`peer`]).
+//! caller's thread or on the copy threads ([`crew`]), and asks for new windows by a courier per process ([`courier`]).
 //! What keeps a late copy from reused memory is one word per window in a page that both map ([`page`]).
 
 mod carry;
+mod core;
+mod courier;
 mod crew;
 mod grants;
 mod link;
@@ -17,6 +19,10 @@ mod page;
 mod peer;
 mod process;
 mod service;
+#[cfg(test)]
+mod tests;
+mod warmth;
+mod window;
 
 pub use memory::{RefusedMemory, SharedMemory};
 pub use mover::{HostError, HostLimits, HostMover};

@@ -208,6 +208,7 @@ impl Mover for HostMover {
         let peers = std::mem::take(&mut *self.peers());
         peers.values().for_each(|peer| peer.close());
         self.crew.settle();
+        self.service.close();
     }
 }
 

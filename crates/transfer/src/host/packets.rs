@@ -7,8 +7,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, acceptfrom_with, bind, connect, listen,
-    recvmsg, sendmsg, socket_with,
+    SendAncillaryMessage, SendFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType, acceptfrom_with, bind, connect,
+    listen, recvmsg, sendmsg, shutdown, socket_with,
 };
 use rustix::process::Pid;
 use slackwater_base::Instant;
@@ -57,11 +57,16 @@ impl Listener {
         Ok(Self(fd))
     }
 
+    /// The next that waits; `None` once nobody does.
     pub(crate) fn accept(&self) -> io::Result<Option<Packets>> {
-        match acceptfrom_with(&self.0, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
-            Ok((fd, _)) => Ok(Some(Packets(fd))),
-            Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => Ok(None),
-            Err(errno) => Err(errno.into()),
+        loop {
+            match acceptfrom_with(&self.0, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
+                Ok((fd, _)) => return Ok(Some(Packets(fd))),
+                Err(Errno::AGAIN) => return Ok(None),
+                // One that came to nothing; others may wait behind it.
+                Err(Errno::INTR | Errno::CONNABORTED) => {}
+                Err(errno) => return Err(errno.into()),
+            }
         }
     }
 }
@@ -135,8 +140,22 @@ impl Packets {
         if message.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
             return Err(io::Error::new(io::ErrorKind::InvalidData, "a packet longer than any of the protocol"));
         }
-        // No packet of the protocol is empty, so this is the end.
+        // No packet of the protocol is empty, so this is the end, or a peer that breaks it: [`Packets::is_closed`] tells.
         if message.bytes == 0 { Ok(Received::Closed) } else { Ok(Received::Packet(message.bytes, descriptors)) }
+    }
+
+    /// Whether the peer has closed, by itself or because its process ended. An empty packet is no such end, though it
+    /// reads like one.
+    pub(crate) fn is_closed(&self) -> bool {
+        let mut look = [PollFd::new(&self.0, PollFlags::RDHUP)];
+        let looked = poll(&mut look, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }));
+        looked.is_ok() && look[0].revents().intersects(PollFlags::RDHUP | PollFlags::HUP)
+    }
+
+    /// Tells the peer that nothing more will be said. Its own end is still seen.
+    pub(crate) fn hang_up(&self) {
+        // It fails only where there is no peer any more, who need not be told.
+        let _ = shutdown(&self.0, Shutdown::Write);
     }
 
     /// [`Packets::receive`] that waits up to `deadline`.
@@ -200,6 +219,20 @@ mod tests {
         assert_eq!(far.peer().unwrap().pid, Some(rustix::process::getpid()));
         drop(near);
         assert!(matches!(far.receive(&mut buffer), Ok(Received::Closed)));
+    }
+
+    /// An empty packet reads like the end of the process, after which the owner took its memory back: under copies that
+    /// went on.
+    #[test]
+    fn an_empty_packet_and_a_farewell_are_no_end_of_the_peer() {
+        let (near, far) = pair("empty");
+        near.send(&[b""], &[]).unwrap();
+        assert!(matches!(far.receive(&mut [0; 4]), Ok(Received::Closed)));
+        assert!(!far.is_closed());
+        far.hang_up();
+        assert!(!far.is_closed() && near.is_closed(), "it is told, and can still be watched");
+        drop(near);
+        assert!(far.is_closed());
     }
 
     #[test]

@@ -67,7 +67,7 @@ impl ControlPage {
         unsafe { SharedWord::at(self.memory.as_ptr().add(slot as usize * STRIDE).cast()) }
     }
 
-    /// Owner: the epoch in which a window that takes this slot begins.
+    /// The epoch of a slot: that of the window that has it, or that the next one begins with.
     pub(crate) fn epoch(&self, slot: u32) -> u32 {
         epoch(self.word(slot).load())
     }

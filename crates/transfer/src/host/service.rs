@@ -14,21 +14,21 @@ use rustix::process::geteuid;
 use slackwater_base::Instant;
 use slackwater_wait::{Site, Waiting, now};
 use slackwater_wire::Incarnation;
-use slackwater_wire::data::{Capability, Op, Rights};
+use slackwater_wire::data::{Capability, Op, Refusal, Rights};
 use zerocopy::byteorder::little_endian::{U32, U64};
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::grants::{Answer, Grants, Revoked};
 use super::message::{
-    ATTACH_MAX, Attach, GOODBYE_BOOT, GOODBYE_FULL, GOODBYE_INCARNATION, GOODBYE_USER, GOODBYE_VERSION, Goodbye, Hello,
-    MAGIC, PACKET_MAX, VERSION, Welcome, split,
+    ATTACH_MAX, Attach, GOODBYE_BOOT, GOODBYE_CLOSING, GOODBYE_FULL, GOODBYE_INCARNATION, GOODBYE_USER,
+    GOODBYE_VERSION, Goodbye, Hello, MAGIC, NOTICE_MAX, PACKET_MAX, VERSION, Welcome, split,
 };
 use super::packets::{Listener, Packets, Received};
 use super::page::ControlPage;
 use super::process::Process;
 use crate::home::Home;
 use crate::mover::Notice;
-use crate::region::Region;
+use crate::region::{Access, Region};
 
 /// Bounds of one process's host service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,11 +39,13 @@ pub struct ServiceLimits {
     pub windows_per_peer: u32,
     /// A connection that has not said who it is by then is closed.
     pub greeting: Duration,
+    /// How long closing waits for copies of peers that are under way.
+    pub closing: Duration,
 }
 
 impl Default for ServiceLimits {
     fn default() -> Self {
-        Self { peers: 1024, windows_per_peer: 1024, greeting: Duration::from_secs(5) }
+        Self { peers: 1024, windows_per_peer: 1024, greeting: Duration::from_secs(5), closing: Duration::from_secs(2) }
     }
 }
 
@@ -53,7 +55,7 @@ impl Default for ServiceLimits {
 pub(crate) struct Service {
     shared: Arc<Shared>,
     name: String,
-    thread: Option<JoinHandle<()>>,
+    thread: Mutex<Option<JoinHandle<()>>>,
 }
 
 struct Shared {
@@ -67,6 +69,8 @@ struct Shared {
     probe: Box<[u8; 16]>,
     next_token: AtomicU64,
     peers: Mutex<BTreeMap<u64, Peer>>,
+    /// Nobody is given anything any more. Changed and looked at under the lock of the peers.
+    closing: AtomicBool,
     watched: Mutex<BTreeMap<u64, Arc<Watched>>>,
 }
 
@@ -81,8 +85,41 @@ struct Peer {
     packets: Packets,
     /// Who it says it is.
     incarnation: Incarnation,
-    /// `Err` until it has said so, which it has to by then.
-    grants: Result<Grants, Instant>,
+    standing: Standing,
+}
+
+/// How a peer stands.
+enum Standing {
+    /// It has not said who it is, which it has to by then.
+    Stranger(Instant),
+    /// It may ask.
+    Open(Grants),
+    /// It broke the protocol. It is told nothing more and everything is taken back from it; but it may be at memory still,
+    /// so what it was granted is kept until it lets go of it, or ends.
+    Expelled(Grants),
+}
+
+impl Standing {
+    fn deadline(&self) -> Option<Instant> {
+        match self {
+            Self::Stranger(deadline) => Some(*deadline),
+            Self::Open(_) | Self::Expelled(_) => None,
+        }
+    }
+
+    fn grants(&self) -> Option<&Grants> {
+        match self {
+            Self::Stranger(_) => None,
+            Self::Open(grants) | Self::Expelled(grants) => Some(grants),
+        }
+    }
+
+    fn grants_mut(&mut self) -> Option<&mut Grants> {
+        match self {
+            Self::Stranger(_) => None,
+            Self::Open(grants) | Self::Expelled(grants) => Some(grants),
+        }
+    }
 }
 
 const LISTENER: u64 = 0;
@@ -114,11 +151,18 @@ impl Service {
             probe: Box::new(probe.try_into().unwrap_or_default()),
             next_token: AtomicU64::new(FIRST_TOKEN),
             peers: Mutex::default(),
+            closing: AtomicBool::new(false),
             watched: Mutex::default(),
         });
+        let rotated = Arc::downgrade(&shared);
+        shared.home.when_rotated(Box::new(move || {
+            let shared = rotated.upgrade();
+            shared.iter().for_each(|shared| shared.take_back(|_| true));
+            shared.is_some()
+        }));
         let serving = Arc::clone(&shared);
         let thread = thread::Builder::new().name("slackwater-host".to_owned()).spawn(move || serving.run(&listener))?;
-        Ok(Self { shared, name, thread: Some(thread) })
+        Ok(Self { shared, name, thread: Mutex::new(Some(thread)) })
     }
 
     /// The name under which other processes of the host find it.
@@ -134,24 +178,9 @@ impl Service {
         self.shared.home.incarnation()
     }
 
-    /// Ends every window on a region that is closing. Those at which a peer is copying end with the copy, or with the
-    /// peer; a thread of its own waits for that, since a peer may be stopped for long.
+    /// Ends every window on a region that is closing.
     pub(crate) fn invalidate(&self, region: &Region) {
-        let mut busy: Vec<(u64, Revoked)> = Vec::new();
-        for (&token, peer) in self.shared.peers().iter_mut() {
-            if let Ok(grants) = &mut peer.grants {
-                busy.extend(grants.revoke(region).into_iter().map(|window| (token, window)));
-            }
-        }
-        if busy.is_empty() {
-            return;
-        }
-        let (shared, waiting) = (Arc::clone(&self.shared), busy.clone());
-        let thread = thread::Builder::new().name("slackwater-fence".to_owned());
-        if thread.spawn(move || shared.drain(&waiting)).is_err() {
-            // Without a thread to wait, this one does: nothing may be forgotten.
-            self.shared.drain(&busy);
-        }
+        self.shared.take_back(|access| access.region().id() == region.id());
     }
 
     /// Looks for the end of the peer of this socket, until [`Service::unwatch`].
@@ -175,22 +204,43 @@ impl Service {
     /// Processes that have this one's memory open, and their windows.
     pub(crate) fn counts(&self) -> (usize, usize) {
         let peers = self.shared.peers();
-        let open = peers.values().filter_map(|peer| peer.grants.as_ref().ok());
+        let open = peers.values().filter_map(|peer| peer.standing.grants());
         open.fold((0, 0), |(peers, windows), grants| (peers + 1, windows + grants.windows()))
+    }
+
+    /// Lets nobody in any more, takes everything back and waits for copies that are under way, for a while.
+    ///
+    /// The memory at which a peer is still copying then (it is stopped, say) is never given another use in this process:
+    /// its region stays in use.
+    pub(crate) fn close(&self) {
+        let Some(thread) = lock(&self.thread).take() else { return };
+        let busy = self.shared.close_windows();
+        let deadline = now() + self.shared.limits.closing;
+        // The thread runs on meanwhile, so a peer that ends is not waited for.
+        for window in &busy {
+            window.page.drain(window.slot, &Waiting::at(&DRAINING).until(deadline));
+        }
+        // The counter cannot be full: this is the only write to it.
+        let _ = rustix::io::write(&self.shared.stop, &1u64.to_ne_bytes());
+        // A panic in it was reported where it happened.
+        let _ = thread.join();
+        let peers = std::mem::take(&mut *self.shared.peers());
+        for peer in peers.into_values() {
+            let (Standing::Open(grants) | Standing::Expelled(grants)) = peer.standing else { continue };
+            let (busy, page) = (grants.is_busy(), Arc::clone(grants.page()));
+            if busy {
+                tracing::warn!(peer = %peer.incarnation, "a process is still at memory of a closed engine, which is kept");
+                std::mem::forget(grants);
+            }
+            // Whoever waits for a peer of a service that is over waits no longer.
+            page.close();
+        }
     }
 }
 
 impl Drop for Service {
     fn drop(&mut self) {
-        // The counter cannot be full: this is the only write to it.
-        let _ = rustix::io::write(&self.shared.stop, &1u64.to_ne_bytes());
-        if let Some(thread) = self.thread.take() {
-            // A panic in it was reported where it happened.
-            let _ = thread.join();
-        }
-        // Whoever waits for a peer of a service that is over waits no longer.
-        let peers = std::mem::take(&mut *self.shared.peers());
-        peers.values().filter_map(|peer| peer.grants.as_ref().ok()).for_each(|grants| grants.page().close());
+        self.close();
     }
 }
 
@@ -213,12 +263,43 @@ impl Watched {
 static DRAINING: Site = Site::new("host fence");
 
 impl Shared {
+    /// Ends the windows on what `which` says. Those at which a peer is copying end with the copy, or with the peer; a
+    /// thread of its own waits for that, since a peer may be stopped for long.
+    fn take_back(self: &Arc<Self>, which: impl Fn(&Access) -> bool) {
+        let busy = self.revoke(&mut self.peers(), which);
+        self.wait_for(busy);
+    }
+
+    fn wait_for(self: &Arc<Self>, busy: Vec<(u64, Revoked)>) {
+        if busy.is_empty() {
+            return;
+        }
+        let (shared, waiting) = (Arc::clone(self), busy.clone());
+        let thread = thread::Builder::new().name("slackwater-fence".to_owned());
+        if thread.spawn(move || shared.drain(&waiting)).is_err() {
+            // Without a thread to wait, this one does: nothing may be forgotten.
+            self.drain(&busy);
+        }
+    }
+
+    fn revoke(&self, peers: &mut BTreeMap<u64, Peer>, which: impl Fn(&Access) -> bool) -> Vec<(u64, Revoked)> {
+        let open = peers.iter_mut().filter_map(|(token, peer)| Some((*token, peer.standing.grants_mut()?)));
+        open.flat_map(|(token, grants)| grants.revoke(&which).into_iter().map(move |window| (token, window))).collect()
+    }
+
+    /// From now on nobody is given anything; the windows at which a peer is copying.
+    fn close_windows(&self) -> Vec<Revoked> {
+        let mut peers = self.peers();
+        self.closing.store(true, Ordering::Relaxed);
+        self.revoke(&mut peers, |_| true).into_iter().map(|(_, window)| window).collect()
+    }
+
     /// Waits until nothing is in flight at these windows, and lets go of them.
     fn drain(&self, windows: &[(u64, Revoked)]) {
         for (token, window) in windows {
             // Without the lock: a peer that ends is closed by the service's thread, which ends the wait.
             window.page.drain(window.slot, &Waiting::at(&DRAINING));
-            if let Some(Ok(grants)) = self.peers().get_mut(token).map(|peer| &mut peer.grants) {
+            if let Some(grants) = self.peers().get_mut(token).and_then(|peer| peer.standing.grants_mut()) {
                 grants.release(window);
             }
         }
@@ -228,7 +309,7 @@ impl Shared {
         lock(&self.peers)
     }
 
-    fn run(&self, listener: &Listener) {
+    fn run(self: &Arc<Self>, listener: &Listener) {
         let mut buffer = vec![0; PACKET_MAX];
         let mut events = Vec::with_capacity(EVENTS);
         // Set while connections wait that no descriptor is left for.
@@ -258,7 +339,7 @@ impl Shared {
 
     /// How long the next look may sleep: for ever, unless a stranger's time runs or connections wait for descriptors.
     fn timeout(&self, accept_again: Option<Instant>) -> Option<Timespec> {
-        let silent = self.peers().values().filter_map(|peer| peer.grants.as_ref().err().copied()).min();
+        let silent = self.peers().values().filter_map(|peer| peer.standing.deadline()).min();
         let first = silent.into_iter().chain(accept_again).min()?;
         let left = now().until(first);
         Some(Timespec { tv_sec: left.as_secs().cast_signed(), tv_nsec: i64::from(left.subsec_nanos()) })
@@ -266,7 +347,7 @@ impl Shared {
 
     fn drop_silent(&self) {
         let at = now();
-        self.peers().retain(|_, peer| peer.grants.as_ref().err().is_none_or(|&deadline| at < deadline));
+        self.peers().retain(|_, peer| peer.standing.deadline().is_none_or(|deadline| at < deadline));
     }
 
     /// Takes in whoever waits. Without a descriptor for them, says when to look again.
@@ -290,8 +371,8 @@ impl Shared {
             let token = self.next_token.fetch_add(1, Ordering::Relaxed);
             let flags = EventFlags::IN | EventFlags::RDHUP;
             if epoll::add(&self.poll, &packets, EventData::new_u64(token), flags).is_ok() {
-                let grants = Err(now() + self.limits.greeting);
-                peers.insert(token, Peer { packets, incarnation: Incarnation(0), grants });
+                let standing = Standing::Stranger(now() + self.limits.greeting);
+                peers.insert(token, Peer { packets, incarnation: Incarnation(0), standing });
             }
         }
     }
@@ -306,33 +387,41 @@ impl Shared {
     }
 
     /// Answers what a peer asks, or lets it go.
-    fn serve(&self, token: u64, buffer: &mut [u8]) {
+    fn serve(self: &Arc<Self>, token: u64, buffer: &mut [u8]) {
         let mut peers = self.peers();
         let Some(peer) = peers.get_mut(&token) else {
             return;
         };
         // One question: what else it has sent is reported again, after the others had their turn.
-        let stays = match peer.packets.receive(buffer) {
-            Ok(Received::Packet(len, _)) => self.answer(peer, &buffer[..len]),
-            Ok(Received::Nothing) => true,
-            Ok(Received::Closed) | Err(_) => false,
+        let stays = match (&peer.standing, peer.packets.receive(buffer)) {
+            (Standing::Expelled(_), _) => false,
+            (_, Ok(Received::Packet(len, _))) => self.answer(peer, &buffer[..len]),
+            (_, Ok(Received::Nothing)) => true,
+            (_, Ok(Received::Closed) | Err(_)) => false,
         };
-        if !stays && let Some(peer) = peers.remove(&token) {
+        if stays {
+            return;
+        }
+        if !peer.packets.is_closed() && peer.standing.grants().is_some() {
+            let busy = self.expel(token, peer);
             drop(peers);
-            // The kernel closes a process's sockets after its last thread has left user memory (and its system calls),
-            // so nothing of that process is in flight any more.
-            if let Ok(grants) = peer.grants {
-                grants.page().close();
-            }
+            return self.wait_for(busy);
+        }
+        let Some(peer) = peers.remove(&token) else { return };
+        drop(peers);
+        // The kernel closes a process's sockets after its last thread has left user memory (and its system calls), so
+        // nothing of that process is in flight any more; and one that closes a link itself has no copy on it.
+        if let Some(grants) = peer.standing.grants() {
+            grants.page().close();
         }
     }
 
     /// Says whether the peer keeps to the protocol.
     fn answer(&self, peer: &mut Peer, packet: &[u8]) -> bool {
-        match &mut peer.grants {
-            Err(_) => match self.greet(&peer.packets, packet) {
+        match &mut peer.standing {
+            Standing::Stranger(_) => match self.greet(&peer.packets, packet) {
                 Ok((incarnation, grants)) => {
-                    (peer.incarnation, peer.grants) = (incarnation, Ok(grants));
+                    (peer.incarnation, peer.standing) = (incarnation, Standing::Open(grants));
                     true
                 }
                 Err(reason) => {
@@ -340,16 +429,33 @@ impl Shared {
                     false
                 }
             },
-            Ok(grants) => self
+            Standing::Open(grants) => self
                 .attach(grants, peer.incarnation, packet)
                 .is_some_and(|answer| peer.packets.send(&[&answer.bytes], &answer.descriptors()).is_ok()),
+            Standing::Expelled(_) => false,
         }
+    }
+
+    /// Takes everything back from a peer that breaks the protocol. It is alive, as far as anybody knows, and may be in the
+    /// middle of a copy: so its end is still looked for, and nothing else.
+    fn expel(&self, token: u64, peer: &mut Peer) -> Vec<(u64, Revoked)> {
+        peer.packets.hang_up();
+        // Without it the loop would be told of every packet that nobody reads.
+        let _ = epoll::modify(&self.poll, &peer.packets, EventData::new_u64(token), EventFlags::RDHUP);
+        let standing = std::mem::replace(&mut peer.standing, Standing::Stranger(Instant::NEVER));
+        let (Standing::Open(mut grants) | Standing::Expelled(mut grants)) = standing else { return Vec::new() };
+        let busy = grants.revoke(|_| true).into_iter().map(|window| (token, window)).collect();
+        peer.standing = Standing::Expelled(grants);
+        busy
     }
 
     fn greet(&self, packets: &Packets, packet: &[u8]) -> Result<(Incarnation, Grants), u32> {
         let hello = Hello::read_from_bytes(packet).map_err(|_| GOODBYE_VERSION)?;
         if hello.magic.get() != MAGIC || hello.version.get() != VERSION {
             return Err(GOODBYE_VERSION);
+        }
+        if self.closing.load(Ordering::Relaxed) {
+            return Err(GOODBYE_CLOSING);
         }
         if hello.boot != self.boot {
             return Err(GOODBYE_BOOT);
@@ -378,7 +484,7 @@ impl Shared {
         let (capabilities, rest) = split::<Capability>(rest, head.attach.get())?;
         let (name, rest) = split::<u8>(rest, head.notice_name.get())?;
         let (bytes, rest) = split::<u8>(rest, head.notice_bytes.get())?;
-        if capabilities.len() > ATTACH_MAX || !rest.is_empty() {
+        if capabilities.len() > ATTACH_MAX || name.len() + bytes.len() > NOTICE_MAX || !rest.is_empty() {
             return None;
         }
         let noticed = head.notices.get() > 0 && {
@@ -387,9 +493,13 @@ impl Shared {
         };
         grants.detach(detached);
         let mut answer = Answer::new(head.question, capabilities.len(), noticed);
-        // Under the lock that an invalidation takes after the region was closed: either the region refuses here, or the
-        // invalidation finds the window.
+        // Under the lock that an invalidation takes after the region was closed, and a rotation after the key was changed:
+        // either it is refused here, or they find the window.
         for capability in capabilities {
+            if self.closing.load(Ordering::Relaxed) {
+                answer.refuse(Refusal::Closing);
+                continue;
+            }
             let claims = capability.claims();
             let op = if claims.rights.allow(Rights::READ) { Op::Read } else { Op::Write };
             match self.home.admit(capability, op, (claims.offset, claims.bytes), from) {

@@ -1,10 +1,12 @@
 use std::collections::BTreeMap;
 use std::ffi::c_void;
 use std::fmt;
+use std::marker::PhantomData;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Poll;
 
-use cudarc::driver::result::{self, DriverError, ctx, device, event, primary_ctx, stream};
+use cudarc::driver::result::{self, DriverError, device, event, primary_ctx, stream};
 use cudarc::driver::sys;
 
 use super::device::{CopyQueue, Device, DeviceCopy, DeviceError, Pinned, Ticket};
@@ -105,7 +107,7 @@ impl CudaDevice {
     /// # Errors
     /// The device has no more.
     pub fn allocate(&self, len: usize) -> Result<CudaMemory, DeviceError> {
-        self.context.enter()?;
+        let _inside = self.context.enter()?;
         // SAFETY: the memory is freed once, when the value is dropped.
         let address = unsafe { result::malloc_sync(len) }.map_err(|error| self.context.failed("allocating", error))?;
         Ok(CudaMemory { context: Arc::clone(&self.context), address, len })
@@ -134,7 +136,7 @@ impl CudaMemory {
 
 impl Drop for CudaMemory {
     fn drop(&mut self) {
-        if self.context.enter().is_ok() {
+        if let Ok(_inside) = self.context.enter() {
             // SAFETY: it came from `malloc_sync` and is freed once.
             let _ = unsafe { result::free_sync(self.address) };
         }
@@ -147,11 +149,25 @@ impl fmt::Debug for CudaMemory {
     }
 }
 
+/// While it lives, a context is current to this thread. The thread may be the caller's, which has work on another device:
+/// what was current to it before is so again afterwards.
+struct Inside(PhantomData<*const ()>);
+
+impl Drop for Inside {
+    fn drop(&mut self) {
+        let mut popped = std::ptr::null_mut();
+        // SAFETY: takes off what `enter` put on this thread, which the value has not left: it is not `Send`.
+        let _ = unsafe { sys::cuCtxPopCurrent_v2(&raw mut popped) };
+    }
+}
+
 impl Context {
     /// Makes the context current to this thread: every call below acts on that.
-    fn enter(&self) -> Result<(), DeviceError> {
+    #[must_use = "the context is current as long as this lives"]
+    fn enter(&self) -> Result<Inside, DeviceError> {
         // SAFETY: the context is retained as long as `self` lives.
-        unsafe { ctx::set_current(self.context) }.map_err(|error| self.failed("entering the context", error))
+        let entered = unsafe { sys::cuCtxPushCurrent_v2(self.context) }.result();
+        entered.map(|()| Inside(PhantomData)).map_err(|error| self.failed("entering the context", error))
     }
 
     fn failed(&self, operation: &'static str, error: DriverError) -> DeviceError {
@@ -185,7 +201,7 @@ impl Device for CudaDevice {
     fn owns(&self, address: u64, len: u64) -> Result<bool, DeviceError> {
         use sys::CUpointer_attribute as Attribute;
         let context = &self.context;
-        context.enter()?;
+        let _inside = context.enter()?;
         let Some(kind) = context.attribute::<u32>(Attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE, address)? else {
             return Ok(false);
         };
@@ -201,7 +217,7 @@ impl Device for CudaDevice {
     }
 
     fn pin(&self, len: usize) -> Result<Pinned, DeviceError> {
-        self.context.enter()?;
+        let _inside = self.context.enter()?;
         // SAFETY: the memory is freed once, by the guard.
         let at = unsafe { result::malloc_host(len, sys::CU_MEMHOSTALLOC_PORTABLE) }
             .map_err(|error| self.context.failed("pinning memory", error))?;
@@ -214,7 +230,7 @@ impl Device for CudaDevice {
     }
 
     fn queue(&self) -> Result<Arc<dyn CopyQueue>, DeviceError> {
-        self.context.enter()?;
+        let _inside = self.context.enter()?;
         let stream = stream::create(stream::StreamKind::NonBlocking)
             .map_err(|error| self.context.failed("making a stream", error))?;
         Ok(Arc::new(CudaQueue { context: Arc::clone(&self.context), stream, flights: Mutex::default() }))
@@ -244,7 +260,7 @@ impl CudaQueue {
 
 impl CopyQueue for CudaQueue {
     unsafe fn begin(&self, copy: DeviceCopy) -> Result<Ticket, DeviceError> {
-        self.context.enter()?;
+        let _inside = self.context.enter()?;
         let mut flights = self.flights();
         let begun = match copy {
             // SAFETY: both ranges are valid until the end is told, by the caller's promise.
@@ -274,10 +290,14 @@ impl CopyQueue for CudaQueue {
     }
 
     fn poll(&self, ticket: Ticket) -> Poll<Result<(), DeviceError>> {
-        if let Err(error) = self.context.enter() {
-            self.flights().under_way.remove(&ticket);
-            return Poll::Ready(Err(error));
-        }
+        let _inside = match self.context.enter() {
+            Ok(inside) => inside,
+            Err(error) => {
+                // The context is destroyed, by a reset of the device or the end of the process: with it, all its work.
+                self.flights().under_way.remove(&ticket);
+                return Poll::Ready(Err(error));
+            }
+        };
         let mut flights = self.flights();
         let Some(&mark) = flights.under_way.get(&ticket) else {
             let unknown = DriverError(sys::CUresult::CUDA_ERROR_INVALID_HANDLE);
@@ -295,7 +315,7 @@ impl CopyQueue for CudaQueue {
     }
 
     fn wake_after(&self, wake: Box<dyn FnOnce() + Send>) -> Result<(), DeviceError> {
-        self.context.enter()?;
+        let _inside = self.context.enter()?;
         let argument = Box::into_raw(Box::new(wake));
         // SAFETY: the function takes the box back, once; it makes no CUDA call, as its contract demands.
         let launched = unsafe { stream::launch_host_function(self.stream, call, argument.cast()) };
@@ -314,27 +334,26 @@ impl CopyQueue for CudaQueue {
 unsafe extern "C" fn call(argument: *mut c_void) {
     // SAFETY: the caller's promise.
     let wake = unsafe { Box::from_raw(argument.cast::<Box<dyn FnOnce() + Send>>()) };
-    wake();
+    // A panic that left this function would end the process.
+    let _ = catch_unwind(AssertUnwindSafe(wake));
 }
 
 impl Drop for CudaQueue {
     fn drop(&mut self) {
-        if self.context.enter().is_err() {
-            return;
-        }
+        let Ok(_inside) = self.context.enter() else { return };
         let flights = self.flights.get_mut().unwrap_or_else(PoisonError::into_inner);
         for mark in flights.under_way.values().chain(&flights.spare) {
             // SAFETY: the events are of this queue and destroyed once.
             let _ = unsafe { event::destroy(*mark) };
         }
-        // SAFETY: the stream is of this queue and destroyed once; what it still carries runs out first.
+        // SAFETY: the stream is of this queue and destroyed once; what it still carries runs out first, wakes among it.
         let _ = unsafe { stream::destroy(self.stream) };
     }
 }
 
 impl Drop for PinnedBytes {
     fn drop(&mut self) {
-        if self.context.enter().is_ok() {
+        if let Ok(_inside) = self.context.enter() {
             // SAFETY: the memory came from `malloc_host` and is freed once.
             let _ = unsafe { result::free_host(self.at) };
         }

@@ -5,6 +5,7 @@
 //! go over any other mover. [`SoftwareDevice`] is a device for machines without
 //! one, `CudaDevice` a GPU by the driver that is found at run time.
 
+mod chunks;
 #[cfg(feature = "gpu")]
 mod cuda;
 mod device;

@@ -1,6 +1,6 @@
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -33,8 +33,14 @@ struct Core {
     lines: Mutex<BTreeMap<Incarnation, Arc<Line>>>,
     /// What is on the wire, by the batch that it is a part of.
     on_wire: Mutex<BTreeMap<BatchId, Vec<Batch>>>,
+    /// What waits for host memory, by the batch that it is a part of and a number of its own.
+    waiting: Mutex<BTreeMap<(BatchId, u64), Piece>>,
+    next_number: AtomicU64,
     closed: AtomicBool,
 }
+
+/// Jobs to one peer that are not over, at most.
+const JOBS_MAX: usize = 65_536;
 
 /// How long an end is waited for.
 const CLOSING: Duration = Duration::from_secs(2);
@@ -81,14 +87,27 @@ impl StagedMover {
     /// Staging over these movers, the preferred one first.
     #[must_use]
     pub fn over(wires: Vec<Arc<dyn Mover>>) -> Self {
-        let core = Core { wires, lines: Mutex::default(), on_wire: Mutex::default(), closed: AtomicBool::new(false) };
-        Self { core: Arc::new(core) }
+        Self {
+            core: Arc::new(Core {
+                wires,
+                lines: Mutex::default(),
+                on_wire: Mutex::default(),
+                waiting: Mutex::default(),
+                next_number: AtomicU64::new(0),
+                closed: AtomicBool::new(false),
+            }),
+        }
     }
 }
 
 impl Core {
     fn line(&self, segment: &Segment) -> Arc<Line> {
         Arc::clone(lock(&self.lines).entry(segment.incarnation).or_default())
+    }
+
+    /// The piece that waits there, if nobody else has taken it.
+    fn leave(&self, place: (BatchId, u64)) -> Option<Piece> {
+        lock(&self.waiting).remove(&place)
     }
 
     fn wire(&self, segment: &Segment) -> Option<&Arc<dyn Mover>> {
@@ -165,17 +184,43 @@ impl Piece {
         self.part.started();
         match (self.local.clone(), self.op) {
             (Local::Host(buffers), _) => self.send(buffers, |piece, outcome| piece.end(result(outcome))),
-            (Local::Device { stage, access, offset }, Op::Write) => {
-                let bytes = self.bytes;
-                stage.fetch(access, offset, bytes, Box::new(move |fetched| self.fetched(fetched)));
-            }
-            (Local::Device { stage, access, .. }, Op::Read) => self.receive(&stage, &access),
+            (Local::Device { stage, access, .. }, _) => self.borrow(&stage, &access),
         }
     }
 
-    /// A write: the bytes are out of the device.
-    fn fetched(self, fetched: Result<Staged, StageError>) {
-        match fetched {
+    /// Waits for host memory, without holding any of the device's: so a cancelled or late piece ends in line.
+    fn borrow(self, stage: &Arc<dyn Stage>, access: &Arc<Access>) {
+        let core = Arc::clone(&self.core);
+        let (bytes, deadline) = (self.bytes, self.deadline);
+        let place = (self.part.batch(), core.next_number.fetch_add(1, Ordering::Relaxed));
+        lock(&core.waiting).insert(place, self);
+        let again = Arc::clone(&core);
+        let free = Box::new(move |_turn| {
+            if let Some(piece) = again.leave(place) {
+                piece.begin();
+            }
+        });
+        let staged = stage.lend(access, bytes, deadline, free);
+        let Some(staged) = staged else {
+            // Looked at again now that a cancellation would find it.
+            let vain = lock(&core.waiting).get(&place).is_some_and(|piece| piece.stop().is_err());
+            if vain && let Some(piece) = core.leave(place) {
+                piece.begin();
+            }
+            return;
+        };
+        let Some(piece) = core.leave(place) else { return };
+        match piece.op {
+            Op::Write => piece.load(staged),
+            Op::Read => piece.receive(staged),
+        }
+    }
+
+    /// A write: first out of the device, then over the wire.
+    fn load(self, staged: Staged) {
+        let Local::Device { stage, access, offset } = self.local.clone() else { return };
+        let bytes = self.bytes;
+        let loaded = move |loaded: Result<Staged, StageError>| match loaded {
             Ok(staged) => {
                 let buffers = loan(&staged, self.bytes);
                 self.send(buffers, move |piece, outcome| {
@@ -184,23 +229,14 @@ impl Piece {
                 });
             }
             Err(error) => self.end(Err(Cause::Memory(error.to_string()))),
-        }
+        };
+        stage.load(access, offset, staged, bytes, Box::new(loaded));
     }
 
-    /// A read: host memory first, then the wire, then the device.
-    fn receive(self, stage: &Arc<dyn Stage>, access: &Arc<Access>) {
-        let waiting = Arc::new(Mutex::new(Some(self)));
-        let again = Arc::clone(&waiting);
-        let free = Box::new(move || {
-            if let Some(piece) = lock(&again).take() {
-                piece.begin();
-            }
-        });
-        let bytes = lock(&waiting).as_ref().map_or(0, |piece| piece.bytes);
-        let Some(staged) = stage.lend(access, bytes, free) else { return };
-        let Some(piece) = lock(&waiting).take() else { return };
-        let buffers = loan(&staged, bytes);
-        piece.send(buffers, move |piece, outcome| match (result(outcome), piece.local.clone()) {
+    /// A read: first over the wire, then into the device.
+    fn receive(self, staged: Staged) {
+        let buffers = loan(&staged, self.bytes);
+        self.send(buffers, move |piece, outcome| match (result(outcome), piece.local.clone()) {
             (Ok(()), Local::Device { stage, access, offset }) => {
                 let bytes = piece.bytes;
                 let stored = move |stored: Result<(), StageError>| {
@@ -344,9 +380,16 @@ impl Mover for StagedMover {
     fn submit(&self, segment: &Arc<Segment>, submission: Submission) -> Vec<Job> {
         let Some(wire) = self.core.wire(segment) else { return submission.jobs };
         let mut given_back = Vec::new();
+        let flow = Arc::clone(&self.core.line(segment).flow);
         for job in submission.jobs {
             if job.buffers.are_host() {
                 given_back.push(job);
+                continue;
+            }
+            if let Err(cause) = flow.room(JOBS_MAX, &job, submission.when_full) {
+                let Job { buffers, part, .. } = job;
+                drop(buffers);
+                part.fail(cause);
                 continue;
             }
             match self.core.cut(segment, wire, job) {
@@ -362,6 +405,9 @@ impl Mover for StagedMover {
         on_wire.iter().for_each(|batch| {
             batch.cancel();
         });
+        let of_batch = (batch, 0)..=(batch, u64::MAX);
+        let waiting: Vec<_> = lock(&self.core.waiting).extract_if(of_batch, |_, _| true).collect();
+        waiting.into_iter().for_each(|(_, piece)| piece.begin());
     }
 
     fn fence(&self, segment: &Arc<Segment>, part: Part) {
@@ -401,6 +447,8 @@ impl Mover for StagedMover {
         on_wire.iter().for_each(|batch| {
             batch.cancel();
         });
+        let waiting = std::mem::take(&mut *lock(&self.core.waiting));
+        waiting.into_values().for_each(Piece::begin);
         // A device that stands still holds nobody for ever; what it still ends, it ends as closed.
         let deadline = now() + CLOSING;
         let lines: Vec<Arc<Line>> = lock(&self.core.lines).values().map(Arc::clone).collect();
@@ -424,3 +472,6 @@ impl fmt::Debug for StagedMover {
         f.debug_struct("StagedMover").field("wires", &self.core.wires).finish_non_exhaustive()
     }
 }
+
+#[cfg(test)]
+mod tests;

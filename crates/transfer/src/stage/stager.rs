@@ -1,6 +1,7 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::{self, NonNull};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Poll;
@@ -11,8 +12,9 @@ use slackwater_base::Instant;
 use slackwater_wait::{Event, Site, Waiting, now};
 use thiserror::Error;
 
-use super::device::{CopyQueue, Device, DeviceCopy, DeviceError, Pinned, Ticket};
-use crate::memory::{Memory, Stage, StageError, Staged};
+use super::chunks::{Chunk, Chunks, Fetch, Next, Wanted};
+use super::device::{CopyQueue, Device, DeviceCopy, DeviceError, Ticket};
+use crate::memory::{Memory, Stage, StageError, Staged, Turn};
 use crate::region::Access;
 
 /// Brings bytes of a device in and out through pinned host memory, a chunk at a time, without anybody waiting in a copy.
@@ -29,7 +31,8 @@ pub struct Stager {
 /// Bounds of a [`Stager`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StageLimits {
-    /// The bytes of one copy between device and host, a few MiB: long beside its start, short beside the whole.
+    /// The bytes of one copy between device and host, a few MiB: long beside its start, short beside the whole. At least a
+    /// page.
     pub chunk_bytes: usize,
     /// The most pinned memory; at least two chunks each for this process and for its peers, so that one is with the
     /// device while the other is on the wire.
@@ -91,36 +94,6 @@ struct State {
     closing: bool,
 }
 
-/// Chunks of one half, and the line for them.
-#[derive(Default)]
-struct Chunks {
-    idle: Vec<Chunk>,
-    made: usize,
-    line: VecDeque<Wanted>,
-    /// Those in line who were told to come, and have not yet.
-    called: usize,
-}
-
-/// Pinned memory, and whose bytes may still lie in it.
-struct Chunk {
-    pinned: Pinned,
-    tenant: Option<u64>,
-    dirty: usize,
-}
-
-/// Who waits for a chunk.
-enum Wanted {
-    Fetch(Fetch),
-    Lend(Box<dyn FnOnce() + Send>),
-}
-
-struct Fetch {
-    access: Arc<Access>,
-    offset: u64,
-    bytes: usize,
-    done: Box<dyn FnOnce(Result<Staged, StageError>) + Send>,
-}
-
 /// A copy under way.
 struct Flight {
     ticket: Ticket,
@@ -130,6 +103,7 @@ struct Flight {
 /// What follows it.
 enum End {
     Fetched(Fetch, Chunk),
+    Loaded { access: Arc<Access>, into: Staged, done: Box<dyn FnOnce(Result<Staged, StageError>) + Send> },
     Stored { access: Arc<Access>, from: Staged, done: Box<dyn FnOnce(Result<(), StageError>) + Send> },
 }
 
@@ -140,10 +114,19 @@ struct Back {
     chunk: Option<Chunk>,
 }
 
+/// Passes a turn on when it is over.
+struct Over {
+    core: Arc<Core>,
+    pool: usize,
+}
+
 /// The half that an access draws on.
 fn pool(access: &Access) -> usize {
     usize::from(access.is_for_peer())
 }
+
+/// Chunks are no shorter.
+const CHUNK_BYTES_MIN: usize = 4096;
 
 const OUT: usize = 0;
 const IN: usize = 1;
@@ -153,19 +136,25 @@ const UNCALLED: Duration = Duration::from_millis(20);
 
 static SITE: Site = Site::new("staging");
 
+/// Calls what others left here to be called. Where that panics, it ends alone, and the panic hook has told of it: the
+/// thread has copies of others to look after.
+fn guarded(call: impl FnOnce()) {
+    let _ = catch_unwind(AssertUnwindSafe(call));
+}
+
 impl Stager {
     /// Staging for this device. Chunks are made as they are needed.
     ///
     /// # Errors
     /// The device has no pinned memory or queue, or no thread could be started.
     pub fn start(device: Arc<dyn Device>, limits: StageLimits) -> Result<Arc<Self>, NoStage> {
-        let chunks_max = (limits.pinned_bytes_max / limits.chunk_bytes.max(1) / 2).max(2);
+        let limits = StageLimits { chunk_bytes: limits.chunk_bytes.max(CHUNK_BYTES_MIN), ..limits };
+        let chunks_max = (limits.pinned_bytes_max / limits.chunk_bytes / 2).max(2);
         let queues = [device.queue()?, device.queue()?];
         let mut state = State::default();
         // One of each, so that a device without pinned memory is found here.
         for chunks in &mut state.pools {
-            chunks.idle.push(Chunk::new(device.pin(limits.chunk_bytes)?));
-            chunks.made = 1;
+            chunks.first(device.pin(limits.chunk_bytes)?);
         }
         let (state, changed) = (Mutex::new(state), Arc::new(Event::new()));
         let core = Arc::new(Core { device, limits, chunks_max, queues, state, changed });
@@ -198,8 +187,9 @@ impl Stager {
     #[must_use]
     pub fn pinned(&self) -> (usize, usize) {
         let state = self.core.state();
-        let made: usize = state.pools.iter().map(|chunks| chunks.made).sum();
-        (made * self.core.limits.chunk_bytes, state.pools.iter().map(|chunks| chunks.line.len()).sum())
+        let (made, waiting) =
+            state.pools.iter().map(Chunks::counts).fold((0, 0), |all, one| (all.0 + one.0, all.1 + one.1));
+        (made * self.core.limits.chunk_bytes, waiting)
     }
 }
 
@@ -221,26 +211,44 @@ impl Stage for Stager {
         self.core.fetch(Fetch { access, offset, bytes, done });
     }
 
-    fn lend(&self, access: &Access, bytes: usize, free: Box<dyn FnOnce() + Send>) -> Option<Staged> {
+    fn lend(
+        &self,
+        access: &Access,
+        bytes: usize,
+        until: Instant,
+        free: Box<dyn FnOnce(Turn) + Send>,
+    ) -> Option<Staged> {
         let core = &self.core;
         debug_assert!(bytes <= core.limits.chunk_bytes, "a loan of more than a chunk");
-        let mut state = core.state();
-        let chunks = &mut state.pools[pool(access)];
-        let chunk = if chunks.line.is_empty() || chunks.called > 0 { chunks.take(access.tenant()) } else { None };
-        match chunk {
+        let lent = core.state().pools[pool(access)].lend(access.tenant(), until, free);
+        match lent {
             Some(mut chunk) => {
-                chunks.called = chunks.called.saturating_sub(1);
-                drop(state);
                 chunk.prepare(access.tenant(), bytes);
                 Some(core.lent(pool(access), chunk, bytes))
             }
             None => {
-                chunks.line.push_back(Wanted::Lend(free));
-                drop(state);
                 core.changed.notify_all();
                 None
             }
         }
+    }
+
+    fn load(
+        &self,
+        access: Arc<Access>,
+        offset: u64,
+        into: Staged,
+        bytes: usize,
+        done: Box<dyn FnOnce(Result<Staged, StageError>) + Send>,
+    ) {
+        if let Err(error) = self.core.check_loan(&access, offset, (bytes, &into)) {
+            drop(into);
+            return done(Err(error));
+        }
+        let device = access.start().addr() as u64 + offset;
+        let copy = DeviceCopy::ToHost { host: into.start().as_ptr(), device, len: bytes };
+        // SAFETY: the access holds the device's range and the flight both it and the lent memory, until the copy's end.
+        unsafe { self.core.begin(OUT, copy, End::Loaded { access, into, done }) };
     }
 
     fn store(
@@ -251,7 +259,8 @@ impl Stage for Stager {
         bytes: usize,
         done: Box<dyn FnOnce(Result<(), StageError>) + Send>,
     ) {
-        if let Err(error) = self.core.check(&access, offset, bytes.max(from.bytes())) {
+        if let Err(error) = self.core.check_loan(&access, offset, (bytes, &from)) {
+            drop(from);
             return done(Err(error));
         }
         let device = access.start().addr() as u64 + offset;
@@ -279,18 +288,20 @@ impl Core {
         }
     }
 
+    /// What leaves a loan, or comes into it, is no more than was lent: behind it may lie bytes of another tenant.
+    fn check_loan(&self, access: &Access, offset: u64, (bytes, loan): (usize, &Staged)) -> Result<(), StageError> {
+        self.check(access, offset, bytes)?;
+        match bytes <= loan.bytes() {
+            true => Ok(()),
+            false => Err(StageError(format!("{bytes} bytes of a loan of {}", loan.bytes()))),
+        }
+    }
+
     fn fetch(self: &Arc<Self>, fetch: Fetch) {
-        let mut state = self.state();
-        let chunks = &mut state.pools[pool(&fetch.access)];
-        let chunk = if chunks.line.is_empty() { chunks.take(fetch.access.tenant()) } else { None };
-        match chunk {
-            Some(chunk) => {
-                drop(state);
-                self.begin_fetch(fetch, chunk);
-            }
+        let begun = self.state().pools[pool(&fetch.access)].fetch(fetch);
+        match begun {
+            Some((fetch, chunk)) => self.begin_fetch(fetch, chunk),
             None => {
-                chunks.line.push_back(Wanted::Fetch(fetch));
-                drop(state);
                 self.changed.notify_all();
             }
         }
@@ -345,11 +356,19 @@ impl Core {
                 drop(access);
                 done(result.map(|()| staged));
             }
+            End::Loaded { access, into, done } => {
+                drop(access);
+                done(result.map(|()| into));
+            }
             End::Stored { access, from, done } => {
                 drop((access, from));
                 done(result);
             }
         }
+    }
+
+    fn turn(self: &Arc<Self>, pool: usize) -> Turn {
+        Turn::new(Over { core: Arc::clone(self), pool })
     }
 
     fn lent(self: &Arc<Self>, pool: usize, chunk: Chunk, bytes: usize) -> Staged {
@@ -365,15 +384,17 @@ impl Core {
             let ended = self.ended();
             let idle = ended.is_empty();
             for (end, result) in ended {
-                self.end(end, result);
+                guarded(|| self.end(end, result));
             }
             let served = self.serve_line(0) | self.serve_line(1);
             if !idle || served {
                 continue;
             }
-            let (flying, closing) = {
+            let (flying, closing, line) = {
                 let state = self.state();
-                (state.flights.iter().any(|flights| !flights.is_empty()), state.closing)
+                let flying = state.flights.iter().any(|flights| !flights.is_empty());
+                let line = state.pools.iter().map(Chunks::next_look).min().unwrap_or(Instant::NEVER);
+                (flying, state.closing, line)
             };
             if closing && !flying {
                 return self.turn_away();
@@ -384,7 +405,7 @@ impl Core {
                 Watch::Poll(pause) => now() + pause,
             };
             // Told, or time to look: both are looked at above.
-            let _ = self.changed.wait(seen, &Waiting::at(&SITE).until(until));
+            let _ = self.changed.wait(seen, &Waiting::at(&SITE).until(until.min(line)));
         }
     }
 
@@ -407,45 +428,26 @@ impl Core {
     fn serve_line(self: &Arc<Self>, pool: usize) -> bool {
         let mut served = false;
         loop {
-            let mut state = self.state();
-            let chunks = &mut state.pools[pool];
-            if chunks.line.is_empty() {
-                return served;
-            }
-            if chunks.idle.is_empty() {
-                if chunks.made >= self.chunks_max {
-                    return served;
-                }
-                chunks.made += 1;
-                drop(state);
-                // Without the lock: pinning takes milliseconds.
-                let made = self.device.pin(self.limits.chunk_bytes);
-                let chunks = &mut self.state().pools[pool];
-                match made {
-                    Ok(pinned) => chunks.idle.push(Chunk::new(pinned)),
-                    // The chunks there are have to do.
-                    Err(_) => {
-                        chunks.made -= 1;
-                        return served;
+            let next = self.state().pools[pool].next(now(), self.chunks_max);
+            match next {
+                Next::Nothing => return served,
+                Next::Make => {
+                    // Without the lock: pinning takes milliseconds.
+                    let made = self.device.pin(self.limits.chunk_bytes);
+                    let chunks = &mut self.state().pools[pool];
+                    match made {
+                        Ok(pinned) => chunks.made(pinned),
+                        Err(_) => {
+                            chunks.not_made();
+                            return served;
+                        }
                     }
                 }
-                continue;
-            }
-            match chunks.line.pop_front() {
-                Some(Wanted::Fetch(fetch)) => {
-                    let chunk = chunks.take(fetch.access.tenant());
-                    drop(state);
-                    if let Some(chunk) = chunk {
-                        self.begin_fetch(fetch, chunk);
-                    }
+                Next::Fetch(fetch, chunk) => self.begin_fetch(fetch, chunk),
+                Next::Call(free) => {
+                    let turn = self.turn(pool);
+                    guarded(|| free(turn));
                 }
-                Some(Wanted::Lend(free)) => {
-                    // It comes back for the chunk; if it does not, somebody else is glad of it.
-                    chunks.called += 1;
-                    drop(state);
-                    free();
-                }
-                None => return served,
             }
             served = true;
         }
@@ -453,55 +455,40 @@ impl Core {
 
     /// The end: nobody in line gets anything any more.
     fn turn_away(self: &Arc<Self>) {
-        let lines = self.state().pools.each_mut().map(|chunks| std::mem::take(&mut chunks.line));
-        for wanted in lines.into_iter().flatten() {
+        let lines = self.state().pools.each_mut().map(Chunks::turn_away);
+        for (pool, wanted) in
+            lines.into_iter().enumerate().flat_map(|(pool, line)| line.into_iter().map(move |w| (pool, w)))
+        {
             match wanted {
                 Wanted::Fetch(Fetch { access, done, .. }) => {
                     drop(access);
-                    done(Err(StageError("staging is over".to_owned())));
+                    guarded(|| done(Err(StageError("staging is over".to_owned()))));
                 }
-                Wanted::Lend(free) => free(),
+                Wanted::Lend { free, .. } => {
+                    let turn = self.turn(pool);
+                    guarded(|| free(turn));
+                }
             }
         }
-    }
-}
-
-impl Chunks {
-    /// A free chunk, one that the same tenant had last if there is one.
-    fn take(&mut self, tenant: u64) -> Option<Chunk> {
-        let same = self.idle.iter().rposition(|chunk| chunk.tenant == Some(tenant));
-        same.map(|at| self.idle.swap_remove(at)).or_else(|| self.idle.pop())
-    }
-}
-
-impl Chunk {
-    fn new(pinned: Pinned) -> Self {
-        Self { pinned, tenant: None, dirty: 0 }
-    }
-
-    /// Leaves nothing of another tenant behind, and notes who has the first `bytes` bytes now.
-    fn prepare(&mut self, tenant: u64, bytes: usize) {
-        if self.tenant.is_some_and(|last| last != tenant) {
-            // SAFETY: the bytes are within the chunk, which is this caller's alone.
-            unsafe { ptr::write_bytes(self.pinned.as_ptr(), 0, self.dirty) };
-            self.dirty = 0;
-        }
-        self.tenant = Some(tenant);
-        self.dirty = self.dirty.max(bytes);
     }
 }
 
 impl Drop for Back {
     fn drop(&mut self) {
         if let Some(chunk) = self.chunk.take() {
-            let mut state = self.core.state();
-            let chunks = &mut state.pools[self.pool];
-            chunks.idle.push(chunk);
-            let wanted = !chunks.line.is_empty();
-            drop(state);
+            let wanted = self.core.state().pools[self.pool].back(chunk);
             if wanted {
                 self.core.changed.notify_all();
             }
+        }
+    }
+}
+
+impl Drop for Over {
+    fn drop(&mut self) {
+        let wanted = self.core.state().pools[self.pool].turn_over();
+        if wanted {
+            self.core.changed.notify_all();
         }
     }
 }
@@ -529,183 +516,4 @@ impl fmt::Debug for Stager {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::sync::mpsc::{Receiver, channel};
-
-    use slackwater_base::Rng;
-    use slackwater_wire::data::Rights;
-
-    use super::super::software::{Faults, SoftwareDevice, SoftwareMemory};
-    use super::*;
-    use crate::region::{Region, RegionSpec, Regions};
-
-    const CHUNK: usize = 4096;
-    const PATIENCE: Duration = Duration::from_secs(20);
-
-    struct Rig {
-        device: Arc<SoftwareDevice>,
-        stager: Arc<Stager>,
-        regions: Regions,
-        memory: Arc<SoftwareMemory>,
-        region: Arc<Region>,
-    }
-
-    fn rig(chunks: usize, watch: Watch) -> Rig {
-        let device = Arc::new(SoftwareDevice::start(0).unwrap());
-        let limits = StageLimits { chunk_bytes: CHUNK, pinned_bytes_max: 2 * chunks * CHUNK, watch };
-        let stager = Stager::start(Arc::clone(&device) as Arc<dyn Device>, limits).unwrap();
-        let memory = Arc::new(device.allocate(64 * CHUNK).unwrap());
-        // SAFETY: the allocation is kept by the rig, longer than the region is used.
-        let staged = unsafe { stager.memory(memory.address(), 64 * CHUNK) }.unwrap();
-        let regions = Regions::default();
-        let region = regions.register(RegionSpec { memory: staged, rights: Rights::BOTH }).unwrap();
-        Rig { device, stager, regions, memory, region }
-    }
-
-    impl Rig {
-        fn access(&self, tenant: u64) -> Arc<Access> {
-            Arc::new(self.region.access(0, self.region.bytes()).unwrap().for_peer(tenant))
-        }
-
-        fn fetch(&self, tenant: u64, offset: usize, bytes: usize) -> Receiver<Result<Staged, StageError>> {
-            let (tell, told) = channel();
-            let done = Box::new(move |result| tell.send(result).unwrap_or_default());
-            self.stager.fetch(self.access(tenant), offset as u64, bytes, done);
-            told
-        }
-
-        fn store(&self, offset: usize, from: Staged, bytes: usize) -> Result<(), StageError> {
-            let (tell, told) = channel();
-            let done = Box::new(move |result| tell.send(result).unwrap_or_default());
-            self.stager.store(self.access(0), offset as u64, from, bytes, done);
-            told.recv_timeout(PATIENCE).unwrap()
-        }
-
-        fn lend(&self, tenant: u64, bytes: usize) -> Staged {
-            loop {
-                let (tell, told) = channel();
-                let free = Box::new(move || tell.send(()).unwrap_or_default());
-                match self.stager.lend(&self.access(tenant), bytes, free) {
-                    Some(staged) => return staged,
-                    None => told.recv_timeout(PATIENCE).unwrap(),
-                }
-            }
-        }
-    }
-
-    fn bytes(staged: &Staged) -> &[u8] {
-        // SAFETY: the loan holds so many bytes, and nobody writes them meanwhile.
-        unsafe { std::slice::from_raw_parts(staged.start().as_ptr(), staged.bytes()) }
-    }
-
-    fn write(staged: &Staged, from: &[u8]) {
-        // SAFETY: the loan is at least as long.
-        unsafe { ptr::copy_nonoverlapping(from.as_ptr(), staged.start().as_ptr(), from.len()) };
-    }
-
-    fn noise(seed: u64, len: usize) -> Vec<u8> {
-        let mut rng = Rng::new(seed);
-        (0..len).map(|_| rng.next_u64() as u8).collect()
-    }
-
-    #[test]
-    fn chunks_go_in_and_out_of_a_device_however_its_copies_are_watched() {
-        for watch in [Watch::Callback, Watch::Poll(Duration::from_micros(20))] {
-            let rig = rig(3, watch);
-            let data = noise(1, 64 * CHUNK);
-            rig.memory.store(&data);
-            // More at a time than there are chunks: the rest stands in line.
-            let fetched: Vec<_> = (0..64).map(|chunk| rig.fetch(0, chunk * CHUNK, CHUNK)).collect();
-            for (chunk, told) in fetched.into_iter().enumerate() {
-                let staged = told.recv_timeout(PATIENCE).unwrap().unwrap();
-                assert!(bytes(&staged) == &data[chunk * CHUNK..][..CHUNK], "chunk {chunk}");
-            }
-            let other = noise(2, 1000);
-            let staged = rig.lend(0, 1000);
-            write(&staged, &other);
-            rig.store(77, staged, 1000).unwrap();
-            assert!(rig.memory.load()[77..1077] == other);
-            assert_eq!(rig.stager.pinned(), (4 * CHUNK, 0), "three for peers, and the one there always is");
-            assert_eq!(rig.region.in_flight(), 0, "nothing is at the region any more");
-        }
-    }
-
-    #[test]
-    fn an_error_of_the_device_fails_its_own_copy_alone() {
-        let rig = rig(2, Watch::Callback);
-        rig.device.set_faults(Faults { fail_every: 3, ..Faults::default() });
-        let failed = (0..30).filter(|_| rig.fetch(0, 0, 8).recv_timeout(PATIENCE).unwrap().is_err()).count();
-        assert_eq!(failed, 10);
-        let mut failed = 0;
-        for _ in 0..30 {
-            let staged = rig.lend(0, 8);
-            failed += usize::from(rig.store(0, staged, 8).is_err());
-        }
-        assert_eq!(failed, 10);
-        assert!(rig.stager.pinned().0 <= 3 * CHUNK);
-    }
-
-    #[test]
-    fn a_tenant_finds_no_byte_of_another_in_its_staging() {
-        let rig = rig(2, Watch::Callback);
-        rig.memory.store(&vec![0xee; 64 * CHUNK]);
-        for tenant in 0..8 {
-            let loans = [rig.lend(tenant, CHUNK), rig.lend(tenant, CHUNK)];
-            assert!(loans.iter().all(|loan| bytes(loan).iter().all(|&byte| byte == 0)), "tenant {tenant}");
-            drop(loans);
-            let held: Vec<_> =
-                [0, 1].map(|_| rig.fetch(tenant, 0, CHUNK)).map(|told| told.recv_timeout(PATIENCE).unwrap()).into();
-            assert!(held.iter().all(Result::is_ok));
-        }
-    }
-
-    #[test]
-    fn memory_stays_in_use_until_its_copy_is_over() {
-        let rig = rig(2, Watch::Callback);
-        rig.device.set_faults(Faults { stopped: true, ..Faults::default() });
-        let told = rig.fetch(0, 0, CHUNK);
-        rig.region.close();
-        let soon = now() + Duration::from_millis(1);
-        assert!(rig.regions.reopen(&rig.region, soon).is_err(), "a copy is under way");
-        assert!(told.try_recv().is_err());
-        rig.device.set_faults(Faults::default());
-        assert!(told.recv_timeout(PATIENCE).unwrap().is_ok());
-        rig.regions.reopen(&rig.region, now() + PATIENCE).unwrap();
-    }
-
-    #[test]
-    fn foreign_memory_and_ranges_outside_are_refused() {
-        let rig = rig(2, Watch::Callback);
-        let host = vec![0u8; CHUNK];
-        // SAFETY: what is refused is not registered.
-        let refused = unsafe { rig.stager.memory(host.as_ptr().addr() as u64, CHUNK) };
-        assert!(matches!(refused, Err(NoStage::Foreign { .. })), "{refused:?}");
-        // SAFETY: as above.
-        assert!(unsafe { rig.stager.memory(rig.memory.address() + 1, 64 * CHUNK) }.is_err());
-        assert!(rig.fetch(0, 63 * CHUNK + 1, CHUNK).recv_timeout(PATIENCE).unwrap().is_err());
-        assert!(rig.fetch(0, 0, CHUNK + 1).recv_timeout(PATIENCE).unwrap().is_err());
-    }
-
-    #[test]
-    fn what_stands_in_line_ends_with_the_staging() {
-        let Rig { stager, regions, region, memory, device } = rig(2, Watch::Callback);
-        let access = region.access(0, 8).unwrap();
-        let mut loans = Vec::new();
-        while loans.len() < 2 {
-            let (tell, told) = channel();
-            match stager.lend(&access, 8, Box::new(move || tell.send(()).unwrap_or_default())) {
-                Some(loan) => loans.push(loan),
-                None => told.recv_timeout(PATIENCE).unwrap(),
-            }
-        }
-        let (tell, told) = channel();
-        assert!(stager.lend(&access, 8, Box::new(move || tell.send(()).unwrap_or_default())).is_none());
-        drop(access);
-        region.close();
-        regions.remove(&region, now() + PATIENCE).unwrap();
-        drop((region, stager));
-        told.recv_timeout(PATIENCE).unwrap();
-        drop((loans, memory));
-        assert_eq!(device.pinned_bytes(), 0, "all pinned memory is given back");
-    }
-}
+mod tests;

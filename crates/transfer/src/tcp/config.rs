@@ -19,6 +19,8 @@ pub struct TcpConfig {
     pub stripe_bytes_min: u64,
     /// For one connection attempt.
     pub connect_timeout: Duration,
+    /// A connection that has not said, or proven, who it is by then is closed.
+    pub greeting_timeout: Duration,
     /// Lanes without work for this long are closed.
     pub idle_timeout: Duration,
     /// How often idle lanes are looked for, while there are lanes.
@@ -88,6 +90,7 @@ impl Default for TcpConfig {
             slice_bytes: 1 << 20,
             stripe_bytes_min: 1 << 20,
             connect_timeout: Duration::from_secs(5),
+            greeting_timeout: Duration::from_secs(5),
             idle_timeout: Duration::from_secs(60),
             gc_interval: Duration::from_secs(5),
             progress_timeout: Duration::from_secs(30),

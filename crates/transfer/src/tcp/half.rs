@@ -67,8 +67,8 @@ pub(crate) enum Command {
     },
     Cancel(BatchId),
     LetGo(RegionId),
-    /// A device has room for payload of this connection.
-    Resume(ConnId),
+    /// A device has room for payload of this connection, whose turn it is until it has looked.
+    Resume(ConnId, crate::memory::Turn),
     /// A chunk of a request is in the device.
     Stored {
         conn: ConnId,
@@ -91,7 +91,6 @@ pub(crate) enum Command {
     Close,
 }
 
-const GREETING_TIMEOUT: Duration = Duration::from_secs(5);
 const TICK: u64 = 0;
 
 impl Half {
@@ -131,7 +130,7 @@ impl Half {
                     serve.served.let_go(region, &mut conn.outlet);
                 }
             }),
-            Command::Resume(conn) => {
+            Command::Resume(conn, _turn) => {
                 self.served(conn, |served, _, _| served.resumed());
                 self.serve(net, conn, Readiness { readable: true, ..Readiness::default() });
             }
@@ -171,7 +170,7 @@ impl Half {
         };
         match begun {
             Ok(conn) => {
-                let proof_by = now() + config.connect_timeout + GREETING_TIMEOUT;
+                let proof_by = now() + config.connect_timeout + config.greeting_timeout;
                 self.lanes.insert(lane, conn);
                 self.insert(conn, Role::Lane(Lane::new(lane, peer, now())), proof_by);
             }
@@ -447,14 +446,14 @@ impl Protocol for Half {
     fn handle(&mut self, net: &mut Net, event: Event<'_, Command>) {
         match event {
             Event::Accepted { conn, .. } => {
-                let proof_by = now() + GREETING_TIMEOUT;
+                let proof_by = now() + self.shared.config.greeting_timeout;
                 self.insert(conn, Role::Serve(Serve::default()), proof_by);
                 self.wake = self.wake.min(proof_by);
                 self.take_over(net, conn);
             }
             Event::Connected { conn } => {
                 self.with(conn, |conn, turn| {
-                    conn.proof_by = turn.now + GREETING_TIMEOUT;
+                    conn.proof_by = turn.now + turn.shared.config.greeting_timeout;
                     turn.need(conn.proof_by);
                     match &mut conn.role {
                         Role::Lane(lane) => lane.hello(&mut conn.outlet, turn),

@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use slackwater_base::Instant;
 use slackwater_net::ConnId;
 
 use super::cursor::Cursor;
@@ -122,8 +123,8 @@ impl StagedWrite {
         if bytes == 0 {
             return Some(0);
         }
-        let resume = turn.command(move || Command::Resume(conn));
-        let staged = self.range.stage.lend(&self.range.access, bytes, resume)?;
+        let resume = turn.command_with(move |call| Command::Resume(conn, call));
+        let staged = self.range.stage.lend(&self.range.access, bytes, Instant::NEVER, resume)?;
         // SAFETY: the loan is that long and nobody else's; the cursor is dropped before it, in `hand_over` or with the
         // chunk, whose fields are dropped in that order.
         let buffers = unsafe { Buffers::borrowed(staged.start().as_ptr(), bytes) };

@@ -27,12 +27,6 @@ impl Turn<'_> {
     }
 
     /// A call, for any thread, that gives this loop a command.
-    pub(crate) fn command(&self, command: impl FnOnce() -> Command + Send + 'static) -> Box<dyn FnOnce() + Send> {
-        let then = self.command_with(move |()| command());
-        Box::new(move || then(()))
-    }
-
-    /// The same with what the caller has to say.
     pub(crate) fn command_with<T: Send + 'static>(
         &self,
         command: impl FnOnce(T) -> Command + Send + 'static,

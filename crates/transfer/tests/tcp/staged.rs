@@ -4,10 +4,11 @@ use std::ptr::NonNull;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 
+use slackwater_base::Instant;
 use slackwater_transfer::stage::StagedMover;
 use slackwater_transfer::{
     Access, Engine, Home, Location, Memory, Mover, Op, Region, RegionSpec, Rights, Segment, Stage, StageError, Staged,
-    Tcp,
+    Tcp, Turn,
 };
 use slackwater_wire::data::{Frame, Refusal};
 
@@ -53,11 +54,28 @@ impl Stage for Slow {
         done(Err(StageError("nothing is fetched here".to_owned())));
     }
 
-    fn lend(&self, _access: &Access, bytes: usize, _free: Box<dyn FnOnce() + Send>) -> Option<Staged> {
+    fn lend(
+        &self,
+        _access: &Access,
+        bytes: usize,
+        _until: Instant,
+        _free: Box<dyn FnOnce(Turn) + Send>,
+    ) -> Option<Staged> {
         let mut memory = vec![0u8; bytes].into_boxed_slice();
         let start = NonNull::new(memory.as_mut_ptr()).unwrap();
         // SAFETY: the box is kept by what is lent, and nobody else has its address.
         Some(unsafe { Staged::new(start, bytes, memory) })
+    }
+
+    fn load(
+        &self,
+        _access: Arc<Access>,
+        _offset: u64,
+        _into: Staged,
+        _bytes: usize,
+        done: Box<dyn FnOnce(Result<Staged, StageError>) + Send>,
+    ) {
+        done(Err(StageError("nothing is loaded here".to_owned())));
     }
 
     fn store(&self, access: Arc<Access>, _offset: u64, _from: Staged, _bytes: usize, done: Stored) {

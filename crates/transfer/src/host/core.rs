@@ -1,0 +1,226 @@
+use std::collections::{HashMap, VecDeque};
+use std::mem::take;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use slackwater_base::Instant;
+use slackwater_wait::Event;
+use slackwater_wire::data::{Capability, Op, Refusal};
+
+use super::carry::{Uncarried, Wanted, carry};
+use super::courier::Errand;
+use super::crew::Crew;
+use super::link::Link;
+use super::mover::HostLimits;
+use super::service::Service;
+use super::window::Opened;
+use crate::cause::Cause;
+use crate::flow::{Flow, Ticket};
+use crate::job::{Job, Remote};
+use crate::mover::{Mover, PeerStats, WhenFull};
+use crate::segment::Segment;
+
+/// What the callers of one peer, the copy threads and its courier share.
+pub(super) struct Core {
+    pub(super) segment: Arc<Segment>,
+    pub(super) service: Arc<Service>,
+    pub(super) crew: Arc<Crew>,
+    pub(super) fallback: Option<Arc<dyn Mover>>,
+    pub(super) limits: HostLimits,
+    pub(super) state: Mutex<State>,
+    /// Something is to be asked.
+    pub(super) wanted: Event,
+    pub(super) flow: Arc<Flow>,
+}
+
+#[derive(Default)]
+pub(super) struct State {
+    pub(super) way: Way,
+    pub(super) closed: bool,
+    pub(super) windows: HashMap<[u8; Capability::BYTES], Arc<Opened>>,
+    /// Capabilities for which there is no window, since their memory is not reached this way: not asked for again.
+    pub(super) elsewhere: HashMap<[u8; Capability::BYTES], String>,
+    /// In line until their window is open.
+    pub(super) waiting: VecDeque<(Job, Ticket)>,
+    pub(super) errands: VecDeque<Errand>,
+    /// Jobs went to the fallback, so a fence has to go there as well.
+    pub(super) forwarded: bool,
+    pub(super) stats: PeerStats,
+}
+
+#[derive(Default)]
+pub(super) enum Way {
+    /// Nobody has asked yet.
+    #[default]
+    Unknown,
+    Open(Arc<Link>),
+    /// There is none, and nobody asks again before that time.
+    Shut {
+        reason: String,
+        until: Instant,
+    },
+}
+
+/// A job whose window is open.
+pub(super) type Ready = (Job, Arc<Opened>, Ticket);
+
+/// So many capabilities are remembered as not reached this way.
+const ELSEWHERE_MAX: usize = 4096;
+
+/// Small copies are handed to a copy thread together, up to so many bytes.
+const HANDOVER_BYTES: u64 = 1 << 20;
+
+impl Core {
+    pub(super) fn is_full(&self) -> bool {
+        self.flow.len() >= self.limits.queue_entries
+    }
+
+    pub(super) fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The job, once the queue has room for it; otherwise it has been ended.
+    pub(super) fn wait_for_room(&self, job: Job, when_full: WhenFull) -> Option<Job> {
+        match self.flow.room(self.limits.queue_entries, &job, when_full) {
+            Ok(()) => Some(job),
+            Err(cause) => {
+                self.end(job, Err(cause));
+                None
+            }
+        }
+    }
+
+    /// Copies what is open: little of it here and now, since to hand it over would cost as much; the rest on the copy
+    /// threads.
+    pub(super) fn start(self: &Arc<Self>, ready: Vec<Ready>) {
+        let together: u64 = ready.iter().map(|(job, ..)| job.buffers.bytes()).sum();
+        if together <= self.limits.inline_bytes_max {
+            ready.into_iter().for_each(|ready| self.copy(ready, together));
+            return;
+        }
+        let mut group = Vec::new();
+        let mut group_bytes = 0;
+        for item in ready {
+            group_bytes += item.0.buffers.bytes();
+            group.push(item);
+            if group_bytes >= HANDOVER_BYTES {
+                self.hand_over(take(&mut group), together);
+                group_bytes = 0;
+            }
+        }
+        if !group.is_empty() {
+            self.hand_over(group, together);
+        }
+    }
+
+    fn hand_over(self: &Arc<Self>, group: Vec<Ready>, together: u64) {
+        let core = Arc::clone(self);
+        self.crew.push(Box::new(move || group.into_iter().for_each(|ready| core.copy(ready, together))));
+    }
+
+    fn copy(&self, (job, window, ticket): Ready, together: u64) {
+        let closed = self.state().closed;
+        let carried = match closed {
+            true => Err(Uncarried::Failed(Cause::Closed)),
+            false => carry(&Wanted::of(&job, together), &window, &self.crew),
+        };
+        self.forget_stale(&carried, &job.remote, &window);
+        // Before anybody is told: who waits for the end of the job may be waiting for the slot of the window.
+        drop(window);
+        match carried {
+            Ok(()) => self.end(job, Ok(())),
+            Err(Uncarried::Failed(cause)) => self.end(job, Err(cause)),
+            Err(Uncarried::Stale) => return self.wait_for_window(job, ticket),
+        }
+        drop(ticket);
+    }
+
+    /// Puts a job in line until its window is open.
+    fn wait_for_window(&self, job: Job, ticket: Ticket) {
+        let mut state = self.state();
+        if state.closed {
+            drop(state);
+            return self.end(job, Err(Cause::Closed));
+        }
+        state.waiting.push_back((job, ticket));
+        drop(state);
+        self.wanted.notify_all();
+    }
+
+    /// A window that is over is of no more use.
+    pub(super) fn forget_stale(&self, carried: &Result<(), Uncarried>, remote: &Remote, window: &Arc<Opened>) {
+        let over = matches!(carried, Err(Uncarried::Stale | Uncarried::Failed(Cause::Refused(Refusal::Generation))));
+        if !over {
+            return;
+        }
+        let mut state = self.state();
+        let key = remote.capability.to_bytes();
+        if state.windows.get(&key).is_some_and(|known| Arc::ptr_eq(known, window)) {
+            state.windows.remove(&key);
+        }
+    }
+
+    pub(super) fn count(&self, op: Op, bytes: u64, result: &Result<(), Cause>) {
+        let stats = &mut self.state().stats;
+        match (result, op) {
+            (Err(_), _) => stats.failed += 1,
+            (Ok(()), Op::Read) => {
+                (stats.completed, stats.bytes_read) = (stats.completed + 1, stats.bytes_read + bytes);
+            }
+            (Ok(()), Op::Write) => {
+                (stats.completed, stats.bytes_written) = (stats.completed + 1, stats.bytes_written + bytes);
+            }
+        }
+    }
+
+    /// Counts a job, lets go of its memory, and ends it.
+    pub(super) fn end(&self, job: Job, result: Result<(), Cause>) {
+        let Job { op, buffers, part, .. } = job;
+        let bytes = buffers.bytes();
+        self.count(op, bytes, &result);
+        drop(buffers);
+        match result {
+            Ok(()) => part.complete(bytes),
+            Err(cause) => part.fail(cause),
+        }
+    }
+
+    pub(super) fn errand(&self, errand: Errand) {
+        let mut state = self.state();
+        let queued = state.errands.len();
+        if state.closed || queued >= self.limits.queue_entries {
+            let cause = if state.closed { Cause::Closed } else { Cause::Full { queued: queued as u64 } };
+            drop(state);
+            return errand.fail(cause);
+        }
+        state.errands.push_back(errand);
+        drop(state);
+        self.wanted.notify_all();
+    }
+}
+
+impl State {
+    pub(super) fn open_window(&self, job: &Job) -> Option<Arc<Opened>> {
+        match &self.way {
+            Way::Open(_) => self.windows.get(&job.remote.capability.to_bytes()).map(Arc::clone),
+            _ => None,
+        }
+    }
+
+    /// Forgets the windows that their owner has taken back, so that the memory behind them is not kept here.
+    pub(super) fn forget_over(&mut self) {
+        self.windows.retain(|_, window| !window.is_over());
+    }
+
+    /// Remembers that this memory is not reached this way, and why.
+    pub(super) fn is_elsewhere(&mut self, capability: &Capability, reason: String) {
+        if self.elsewhere.len() >= ELSEWHERE_MAX {
+            self.elsewhere.clear();
+        }
+        self.elsewhere.insert(capability.to_bytes(), reason);
+    }
+
+    /// When the first job in line is late.
+    pub(super) fn first_deadline(&self) -> Instant {
+        self.waiting.iter().map(|(job, _)| job.deadline).min().unwrap_or(Instant::NEVER)
+    }
+}

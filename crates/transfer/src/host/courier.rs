@@ -1,0 +1,302 @@
+use std::collections::{HashMap, VecDeque};
+use std::mem::take;
+use std::sync::Arc;
+
+use slackwater_base::Instant;
+use slackwater_wait::{Site, Waiting, now};
+use slackwater_wire::data::{Capability, Refusal};
+
+use super::core::{Core, Way};
+use super::link::{Call, Link, NoWindow};
+use super::message::ATTACH_MAX;
+use super::window::Opened;
+use crate::batch::Part;
+use crate::cause::{Cause, Clock};
+use crate::flow::Ticket;
+use crate::job::Job;
+use crate::mover::{Notice, Submission, WhenFull};
+
+/// Something to ask that is no copy.
+pub(super) enum Errand {
+    Notify(Notice, Part),
+    Probe(Instant, Part),
+}
+
+static COURIER: Site = Site::new("host courier");
+
+impl Core {
+    /// The courier: asks what is to be asked, until the peer is closed.
+    pub(super) fn run(self: Arc<Self>) {
+        loop {
+            let seen = self.wanted.seen();
+            let (idle, ended) = {
+                let state = self.state();
+                if state.closed {
+                    return;
+                }
+                let ended = matches!(&state.way, Way::Open(link) if link.is_gone());
+                (state.waiting.is_empty() && state.errands.is_empty(), ended)
+            };
+            if ended {
+                // Its memory is given back at once, not when somebody next asks for it.
+                self.shut("the process has ended".to_owned(), Instant::NEVER);
+                continue;
+            }
+            if idle {
+                // Closed or notified: both are looked at above.
+                let _ = self.wanted.wait(seen, &Waiting::at(&COURIER));
+                continue;
+            }
+            match self.link() {
+                Ok(link) => self.ask(&link),
+                Err(reason) => {
+                    // What is known to have ended stays so.
+                    let ended = matches!(&self.state().way, Way::Shut { until, .. } if *until == Instant::NEVER);
+                    self.shut(reason, if ended { Instant::NEVER } else { now() + self.limits.retry_after });
+                }
+            }
+        }
+    }
+
+    fn link(self: &Arc<Self>) -> Result<Arc<Link>, String> {
+        match &self.state().way {
+            Way::Open(link) => return Ok(Arc::clone(link)),
+            Way::Shut { reason, until } if now() < *until => return Err(reason.clone()),
+            _ => {}
+        }
+        let Some(contact) = &self.segment.host else { return Err("no host contact".to_owned()) };
+        let core = Arc::downgrade(self);
+        let gone = move || {
+            if let Some(core) = core.upgrade() {
+                core.wanted.notify_all();
+            }
+        };
+        let call = Call {
+            name: &contact.socket,
+            target: self.segment.incarnation,
+            deadline: now() + self.limits.answer_timeout,
+            // A process that is stopped does not answer; whoever waits for it does so no longer than it wants to.
+            meanwhile: &|| {
+                self.end_late();
+                self.state().first_deadline()
+            },
+        };
+        let link = Link::open(&self.service, &call, gone).map_err(|error| error.to_string())?;
+        let mut state = self.state();
+        if state.closed {
+            return Err("closing".to_owned());
+        }
+        state.way = Way::Open(Arc::clone(&link));
+        Ok(link)
+    }
+
+    /// One question: an errand, or the windows that the first jobs in line need.
+    fn ask(self: &Arc<Self>, link: &Arc<Link>) {
+        self.end_late();
+        let (errand, wanted, first_deadline) = {
+            let mut state = self.state();
+            state.forget_over();
+            let mut wanted: Vec<Capability> = Vec::new();
+            for (job, _) in &state.waiting {
+                if wanted.len() < ATTACH_MAX && !wanted.contains(&job.remote.capability) {
+                    wanted.push(job.remote.capability);
+                }
+            }
+            (state.errands.pop_front(), wanted, state.first_deadline())
+        };
+        if wanted.is_empty() && errand.is_none() {
+            // All that was wanted was late.
+            return;
+        }
+        let notice = match &errand {
+            Some(Errand::Notify(notice, _)) => Some(notice),
+            _ => None,
+        };
+        let patience = now() + self.limits.answer_timeout;
+        let probed = match &errand {
+            Some(Errand::Probe(deadline, _)) => *deadline,
+            _ => Instant::NEVER,
+        };
+        let deadline = patience.min(first_deadline).min(probed);
+        match link.ask(&wanted, notice, deadline) {
+            Ok((opened, noticed)) => {
+                if let Some(errand) = errand {
+                    errand.answered(noticed);
+                }
+                self.opened(&wanted, opened);
+            }
+            Err(NoWindow::TimedOut) if deadline < patience => {
+                if let Some(errand) = errand {
+                    errand.retry_or_fail(self);
+                }
+                self.end_late();
+            }
+            Err(error) => {
+                let reason = error.to_string();
+                // A life that has ended stays ended; what is only slow may be asked again.
+                let over = link.is_gone() || matches!(error, NoWindow::Gone);
+                if let Some(errand) = errand {
+                    errand.fail(if over {
+                        Cause::Lost(reason.clone())
+                    } else {
+                        Cause::TimedOut(Clock::Acknowledgement)
+                    });
+                }
+                self.shut(reason, if over { Instant::NEVER } else { now() + self.limits.retry_after });
+            }
+        }
+    }
+
+    /// Jobs whose time has passed, or for which nobody waits, leave the line.
+    fn end_late(&self) {
+        let mut state = self.state();
+        let at = now();
+        let late = |job: &Job| at >= job.deadline || job.part.is_cancelled();
+        if !state.waiting.iter().any(|(job, _)| late(job)) {
+            return;
+        }
+        let (over, left) = take(&mut state.waiting).into_iter().partition(|(job, _)| late(job));
+        state.waiting = left;
+        drop(state);
+        let over: VecDeque<(Job, Ticket)> = over;
+        for (job, _ticket) in over {
+            let cause = if job.part.is_cancelled() { Cause::Cancelled } else { Cause::TimedOut(Clock::Total) };
+            self.end(job, Err(cause));
+        }
+    }
+
+    /// Windows were opened or refused: the jobs in line for them go on, in order. Those for which the owner has no slot
+    /// stay in line until windows that nobody uses any more have made room.
+    fn opened(self: &Arc<Self>, wanted: &[Capability], opened: Vec<Result<Opened, NoWindow>>) {
+        let (mut refused, mut crowded) = (HashMap::new(), false);
+        let (mut ready, mut over, mut forward) = (Vec::new(), Vec::new(), VecDeque::new());
+        let mut reason = String::new();
+        {
+            let mut state = self.state();
+            for (capability, window) in wanted.iter().zip(opened) {
+                match window {
+                    Ok(window) => {
+                        state.windows.insert(capability.to_bytes(), Arc::new(window));
+                    }
+                    Err(NoWindow::NoSlot) => crowded = true,
+                    Err(error) => {
+                        if matches!(error, NoWindow::NoAttach(_) | NoWindow::Memory(_)) {
+                            state.is_elsewhere(capability, error.to_string());
+                        }
+                        refused.insert(capability.to_bytes(), error);
+                    }
+                }
+            }
+            let mut left = VecDeque::new();
+            for (job, ticket) in take(&mut state.waiting) {
+                if let Some(window) = state.open_window(&job) {
+                    ready.push((job, window, ticket));
+                    continue;
+                }
+                match refused.get(&job.remote.capability.to_bytes()) {
+                    None => left.push_back((job, ticket)),
+                    Some(NoWindow::Refused(refusal)) => over.push((job, ticket, Cause::Refused(*refusal))),
+                    Some(error) => {
+                        reason = error.to_string();
+                        forward.push_back((job, ticket));
+                    }
+                }
+            }
+            state.waiting = left;
+        }
+        for (job, _ticket, cause) in over {
+            self.end(job, Err(cause));
+        }
+        self.forward(forward, &reason, WhenFull::Wait);
+        self.start(ready);
+        if crowded && !self.make_room() {
+            // All that this process had is given back, and still there is no slot: it has to do without.
+            let jobs = take(&mut self.state().waiting);
+            self.forward(jobs, &NoWindow::NoSlot.to_string(), WhenFull::Wait);
+        }
+    }
+
+    /// Forgets windows that no copy uses, and waits for the end of a copy while there is none. Says whether asking again
+    /// is of use.
+    fn make_room(&self) -> bool {
+        loop {
+            let seen = self.flow.seen();
+            let (forgotten, copying, first_deadline) = {
+                let mut state = self.state();
+                let before = state.windows.len();
+                state.windows.retain(|_, window| Arc::strong_count(window) > 1);
+                let owes = matches!(&state.way, Way::Open(link) if link.owes_detach());
+                let forgotten = state.windows.len() < before || owes || state.closed || state.waiting.is_empty();
+                (forgotten, self.flow.len() > state.waiting.len(), state.first_deadline())
+            };
+            if forgotten || !copying {
+                return forgotten;
+            }
+            if !self.flow.wait(seen, first_deadline) {
+                // Past a deadline the line is looked at first.
+                return true;
+            }
+        }
+    }
+
+    /// There is no way: what is in line goes another one.
+    fn shut(self: &Arc<Self>, reason: String, until: Instant) {
+        let (jobs, errands) = {
+            let mut state = self.state();
+            state.way = Way::Shut { reason: reason.clone(), until };
+            state.windows.clear();
+            state.elsewhere.clear();
+            (take(&mut state.waiting), take(&mut state.errands))
+        };
+        tracing::debug!(peer = %self.segment.name, reason, "no way over the host");
+        for errand in errands {
+            match (&self.fallback, errand) {
+                (Some(fallback), Errand::Notify(notice, part)) => fallback.notify(&self.segment, notice, part),
+                (Some(fallback), Errand::Probe(deadline, part)) => fallback.probe(&self.segment, deadline, part),
+                (None, errand) => errand.fail(Cause::Unreachable(reason.clone())),
+            }
+        }
+        self.forward(jobs, &reason, WhenFull::Wait);
+    }
+
+    /// Hands jobs to the fallback, if that reaches the peer.
+    pub(super) fn forward(&self, jobs: VecDeque<(Job, Ticket)>, reason: &str, when_full: WhenFull) {
+        if jobs.is_empty() {
+            return;
+        }
+        let (jobs, tickets): (Vec<Job>, Vec<Ticket>) = jobs.into_iter().unzip();
+        let Some(fallback) = self.fallback.as_ref().filter(|fallback| fallback.reaches(&self.segment)) else {
+            jobs.into_iter().for_each(|job| self.end(job, Err(Cause::Unreachable(reason.to_owned()))));
+            return;
+        };
+        self.state().forwarded = true;
+        let submission = Submission { jobs, when_full };
+        for job in fallback.submit(&self.segment, submission) {
+            self.end(job, Err(Cause::Unreachable(reason.to_owned())));
+        }
+        drop(tickets);
+    }
+}
+impl Errand {
+    fn answered(self, noticed: bool) {
+        match self {
+            Self::Notify(_, part) if !noticed => part.fail(Cause::Refused(Refusal::Limit)),
+            Self::Notify(_, part) | Self::Probe(_, part) => part.complete(0),
+        }
+    }
+
+    /// The question ran into somebody's deadline. A notice may have been taken all the same, so it is not repeated.
+    fn retry_or_fail(self, core: &Core) {
+        match self {
+            Self::Probe(deadline, part) if now() < deadline => core.errand(Self::Probe(deadline, part)),
+            Self::Probe(_, part) => part.fail(Cause::TimedOut(Clock::Total)),
+            Self::Notify(_, part) => part.fail(Cause::TimedOut(Clock::Acknowledgement)),
+        }
+    }
+
+    pub(super) fn fail(self, cause: Cause) {
+        match self {
+            Self::Notify(_, part) | Self::Probe(_, part) => part.fail(cause),
+        }
+    }
+}

@@ -1,0 +1,115 @@
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use slackwater_pool::copy::{Stores, Tuning};
+
+/// Which memory was written by the last copies and is probably still in the cache.
+///
+/// A copy into memory that is not there runs a third faster past the cache: the old bytes need not be read to be written
+/// over. Into a buffer that was just written it is the other way round. Nothing tells the two apart but what was copied
+/// lately, so the last writes are kept here, in pieces of [`PIECE_BYTES`], by how much was copied since. A wrong guess
+/// costs time and nothing else; so there are no locks, and two pieces may drive each other out.
+#[derive(Debug)]
+pub(super) struct Warmth {
+    /// Bytes copied so far.
+    copied: AtomicU64,
+    /// Per slot: the piece, and the bytes that had been copied when it was written, both in pieces.
+    written: [AtomicU64; SLOTS],
+    /// A destination from here on is asked about; a smaller one is warm as soon as it is used.
+    asked_bytes_min: u64,
+    /// So much is copied before a destination has left the cache.
+    cache_bytes: u64,
+}
+
+/// The grain of memory.
+const PIECE_BYTES: u64 = 256 << 10;
+/// Several times the pieces of a last-level cache.
+const SLOTS: usize = 1024;
+/// What is copied together and fits into a core's own cache is used from there.
+const ASKED_BYTES_MIN: u64 = 1 << 20;
+
+impl Warmth {
+    /// Of this machine, with nothing in the cache.
+    pub(super) fn new() -> Self {
+        let cache_bytes = Tuning::current().streaming_bytes_min as u64;
+        Self {
+            copied: AtomicU64::new(0),
+            written: std::array::from_fn(|_| AtomicU64::new(0)),
+            asked_bytes_min: ASKED_BYTES_MIN,
+            cache_bytes,
+        }
+    }
+
+    /// How to write `bytes` bytes at `into`, of `together` that were submitted at once; notes that they are written.
+    pub(super) fn stores(&self, into: *const u8, bytes: u64, together: u64) -> Stores {
+        if together < self.asked_bytes_min {
+            return Stores::Cached;
+        }
+        let before = self.copied.fetch_add(bytes, Ordering::Relaxed) / PIECE_BYTES;
+        if together >= self.cache_bytes {
+            return Stores::Streaming;
+        }
+        let first = into.addr() as u64 / PIECE_BYTES;
+        let last = (into.addr() as u64 + bytes.max(1) - 1) / PIECE_BYTES;
+        let within = self.cache_bytes / PIECE_BYTES;
+        // The low halves suffice: a piece that is met again after 2^32 others is not worth more bits.
+        let low = |number: u64| number & u64::from(u32::MAX);
+        let mut warm = false;
+        for piece in first..=last {
+            let entry = low(piece) << 32 | low(before);
+            let old = self.written[piece as usize % SLOTS].swap(entry, Ordering::Relaxed);
+            let age = low(before.wrapping_sub(low(old)));
+            warm |= piece == first && old >> 32 == low(piece) && old != 0 && age <= within;
+        }
+        if warm { Stores::Cached } else { Stores::Streaming }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    fn warmth() -> Warmth {
+        Warmth { cache_bytes: 16 * MIB, ..Warmth::new() }
+    }
+
+    fn at(mib: u64) -> *const u8 {
+        std::ptr::without_provenance((mib * MIB + (1 << 40)) as usize)
+    }
+
+    /// A lone read of 1 MiB went through the cache at 0.8 of a copy past it, because each by itself would have fitted
+    /// there, though a reader that walks through memory finds none of it again.
+    #[test]
+    fn memory_that_is_walked_through_is_written_past_the_cache() {
+        let warmth = warmth();
+        for round in 0..3 {
+            for mib in 0..256 {
+                assert_eq!(warmth.stores(at(mib), MIB, MIB), Stores::Streaming, "round {round}, MiB {mib}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_buffer_that_is_used_again_is_written_through_the_cache() {
+        let warmth = warmth();
+        for buffers in [1, 4, 15] {
+            for round in 0..3 {
+                for mib in 0..buffers {
+                    let stores = warmth.stores(at(buffers * 100 + mib), MIB, MIB);
+                    let expected = if round == 0 { Stores::Streaming } else { Stores::Cached };
+                    assert_eq!(stores, expected, "{buffers} buffers, round {round}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn little_stays_in_the_cache_and_much_passes_it() {
+        let warmth = warmth();
+        assert_eq!(warmth.stores(at(0), 4096, 4096), Stores::Cached);
+        assert_eq!(warmth.stores(at(0), 4096, 2 * MIB), Stores::Streaming, "many small ones together");
+        assert_eq!(warmth.stores(at(1), MIB, MIB), Stores::Streaming);
+        assert_eq!(warmth.stores(at(1), MIB, 16 * MIB), Stores::Streaming, "warm, but too much for the cache");
+    }
+}

@@ -1,0 +1,92 @@
+use std::sync::Arc;
+
+use super::link::Link;
+use super::memory::SharedMemory;
+use super::page::{Mark, Stale};
+use super::process::Process;
+
+/// A slot of the owner's page that this process was given. The owner is told when it is let go of.
+#[derive(Debug)]
+pub(crate) struct Slot {
+    link: Arc<Link>,
+    slot: u32,
+    epoch: u32,
+}
+
+/// Memory of the peer that this process may reach.
+#[derive(Debug)]
+pub(crate) struct Opened {
+    // First, and dropped first: the owner is told of the end before the memory is let go of, so memory that the owner takes
+    // for known here is.
+    slot: Slot,
+    at: OpenedAt,
+    len: u64,
+}
+
+#[derive(Debug)]
+enum OpenedAt {
+    Shared { memory: Arc<SharedMemory>, offset: usize },
+    Process { address: u64 },
+}
+
+/// How bytes of a window are reached.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Reach<'a> {
+    /// By this address.
+    Mapped(*mut u8),
+    /// In that process, at that address.
+    Process(&'a Process, u64),
+}
+
+impl Slot {
+    /// The slot is one of the link's page.
+    pub(crate) fn new(link: &Arc<Link>, slot: u32, epoch: u32) -> Self {
+        Self { link: Arc::clone(link), slot, epoch }
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        self.link.detach(self.slot, self.epoch);
+    }
+}
+
+impl Opened {
+    /// A window of `len` bytes of shared memory from `offset`, all of which it has.
+    pub(crate) fn in_shared(slot: Slot, memory: Arc<SharedMemory>, offset: usize, len: u64) -> Self {
+        Self { slot, at: OpenedAt::Shared { memory, offset }, len }
+    }
+
+    /// A window of `len` bytes of the owner's own memory from `address`, which do not wrap.
+    pub(crate) fn in_process(slot: Slot, address: u64, len: u64) -> Self {
+        Self { slot, at: OpenedAt::Process { address }, len }
+    }
+
+    pub(crate) fn link(&self) -> &Arc<Link> {
+        &self.slot.link
+    }
+
+    /// Announces a copy.
+    pub(crate) fn mark(&self) -> Result<Mark<'_>, Stale> {
+        self.slot.link.page().mark(self.slot.slot, self.slot.epoch)
+    }
+
+    /// Whether the owner has taken the window back.
+    pub(crate) fn is_over(&self) -> bool {
+        self.slot.link.page().epoch(self.slot.slot) != self.slot.epoch
+    }
+
+    /// How `len` bytes from `offset` are reached; `None` where the window ends before them.
+    pub(crate) fn reach(&self, offset: u64, len: u64) -> Option<Reach<'_>> {
+        if offset.checked_add(len)? > self.len {
+            return None;
+        }
+        match &self.at {
+            OpenedAt::Shared { memory, offset: start } => {
+                // SAFETY: the window was found to lie within the memory, and the bytes to lie within the window.
+                Some(Reach::Mapped(unsafe { memory.as_ptr().add(start + offset as usize) }))
+            }
+            OpenedAt::Process { address } => Some(Reach::Process(self.slot.link.process().ok()?, address + offset)),
+        }
+    }
+}

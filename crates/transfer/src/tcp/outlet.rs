@@ -81,7 +81,7 @@ const QUEUED_BYTES_MIN: usize = 512 << 10;
 const FRAMES_MAX: usize = 64;
 
 /// What voided frames are filled with.
-static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
+pub(super) static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
 
 impl Outlet {
     /// Whether there is nothing to write.

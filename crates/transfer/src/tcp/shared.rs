@@ -118,11 +118,10 @@ impl Shared {
         };
         let mut starts: Vec<(usize, LaneId, Vec<Work>)> = Vec::new();
         let (mut over, mut fenced) = (Vec::new(), Vec::new());
-        let mut freed = false;
+        let mut room = false;
         for order in orders {
             match order {
                 Order::Start { loop_index, lane, work } => {
-                    freed = true;
                     match starts.iter_mut().find(|(_, known, _)| *known == lane) {
                         Some((_, _, works)) => works.push(work),
                         None => starts.push((loop_index, lane, vec![work])),
@@ -131,11 +130,9 @@ impl Shared {
                 Order::Connect { loop_index, lane, peer, address } => {
                     send(loop_index, Command::Connect { lane, peer, address });
                 }
-                Order::Fail { work, cause } => {
-                    freed = true;
-                    over.push((work, cause));
-                }
+                Order::Fail { work, cause } => over.push((work, cause)),
                 Order::Fenced(part) => fenced.push(part),
+                Order::Room => room = true,
                 Order::Wake(at) => {
                     if self.arm(at) {
                         send(0, Command::Wake(at));
@@ -143,7 +140,7 @@ impl Shared {
                 }
             }
         }
-        if freed {
+        if room {
             self.room.notify_all();
         }
         for (loop_index, lane, works) in starts {

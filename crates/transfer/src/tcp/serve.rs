@@ -85,6 +85,12 @@ impl Serve {
         }
     }
 
+    /// Who asks, if nothing is under way.
+    pub(crate) fn idle_peer(&self) -> Option<Incarnation> {
+        let idle = self.writes.is_empty() && self.reads.is_empty() && self.notice.is_none();
+        self.peer.filter(|_| idle)
+    }
+
     pub(crate) fn frame(
         &mut self,
         frame: Frame,

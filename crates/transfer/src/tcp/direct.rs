@@ -133,6 +133,9 @@ impl Direct {
     }
 
     fn try_new(&self, shared: &Shared, segment: &Segment, call: &Call<'_>) -> Tried {
+        if self.lock().closed {
+            return Err(Broken::Failed(Cause::Closed));
+        }
         let line = greet::connect(shared, segment, call.deadline).map_err(Broken::Failed)?;
         {
             let mut state = self.lock();

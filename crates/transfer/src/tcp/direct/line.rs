@@ -15,16 +15,19 @@ use socket2::SockRef;
 use super::Call;
 use crate::cause::{Cause, Clock};
 use crate::tcp::config::{SLICE_BYTES_MIN, TcpConfig};
+use crate::tcp::conn::TOLD_BYTES;
 use crate::tcp::cursor::Cursor;
-use crate::tcp::io::{Vectors, from_slice, into_slice, receive, send};
+use crate::tcp::io::{Vectors, from_slice, into_slice, receive, send, tell_from, wait_readable};
 use crate::tcp::outlet::ZEROS;
 
 #[derive(Debug)]
 pub(super) struct Line {
     stream: Arc<TcpStream>,
     next_id: u64,
-    /// What the kernel was told, so that it is told again only when it changes.
+    /// What the kernel was told, so that it is told again only when it changes: how long it may block, and from how many
+    /// bytes on it wakes a reader.
     timeout: Duration,
+    told_from: usize,
     idle_since: Instant,
     /// Headers that go out.
     head: Vec<u8>,
@@ -65,7 +68,7 @@ impl Line {
     /// A connection that has been greeted.
     pub(super) fn new(stream: TcpStream) -> Self {
         let stream = Arc::new(stream);
-        Self { stream, next_id: 1, timeout: Duration::ZERO, idle_since: now(), head: Vec::new() }
+        Self { stream, next_id: 1, timeout: Duration::ZERO, told_from: 1, idle_since: now(), head: Vec::new() }
     }
 
     pub(super) fn stream(&self) -> Arc<TcpStream> {
@@ -158,7 +161,7 @@ impl Line {
             cursor.vectors(cursor.left() as usize, &mut vectors);
             let tail_from = got.saturating_sub(DATA_BYTES + body);
             vectors.push(into_slice(&mut tail[tail_from..]));
-            let count = self.receive(&mut vectors, 0, patience)?;
+            let count = self.receive(&mut vectors, patience)?;
             let placed = (got + count).clamp(DATA_BYTES, DATA_BYTES + body) - got.clamp(DATA_BYTES, DATA_BYTES + body);
             cursor.advance(placed);
             got += count;
@@ -200,7 +203,7 @@ impl Line {
         let mut at = got;
         while at < ACK_BYTES {
             let mut vectors = vec![into_slice(&mut bytes[at..])];
-            at += self.receive(&mut vectors, 0, patience)?;
+            at += self.receive(&mut vectors, patience)?;
         }
         match Frame::read(&bytes) {
             Ok(Some((Frame::Ack(ack), _))) if ack.refusal.is_some() => Ok(ack),
@@ -330,7 +333,7 @@ impl Line {
                 return Ok(frame);
             }
             let mut vectors = vec![into_slice(&mut inlet.bytes[inlet.length..])];
-            inlet.length += self.receive(&mut vectors, 0, patience)?;
+            inlet.length += self.receive(&mut vectors, patience)?;
         }
     }
 
@@ -347,10 +350,12 @@ impl Line {
         while left > 0 {
             vectors.clear();
             let direct = cursor.vectors(left, &mut vectors);
+            let mut asked = direct;
             if direct == left {
                 vectors.push(into_slice(&mut inlet.bytes[..behind]));
+                asked += behind;
             }
-            let count = self.receive(&mut vectors, libc::MSG_WAITALL, patience)?;
+            let count = self.receive_many(&mut vectors, asked.min(TOLD_BYTES), patience)?;
             cursor.advance(count.min(direct));
             inlet.length = count.saturating_sub(direct);
             left -= count.min(direct);
@@ -358,18 +363,43 @@ impl Line {
         Ok(())
     }
 
-    /// Reads into ranges that the caller keeps.
-    fn receive(&mut self, vectors: &mut Vectors, flags: i32, patience: Patience) -> Result<usize, Broken> {
+    /// Reads into ranges that the caller keeps, as soon as anything is there.
+    fn receive(&mut self, vectors: &mut Vectors, patience: Patience) -> Result<usize, Broken> {
         self.look_at_clock(patience)?;
+        self.tell_from(1)?;
+        self.receive_now(vectors, 0).map_err(|error| patience.broken(&error))
+    }
+
+    /// The same once `bytes` are there, unless the connection ends: to be woken for each segment costs both sides more
+    /// than its copy.
+    fn receive_many(&mut self, vectors: &mut Vectors, bytes: usize, patience: Patience) -> Result<usize, Broken> {
+        self.look_at_clock(patience)?;
+        self.tell_from(bytes)?;
+        // A read that blocks would wait for so many beyond those that it has taken already, and may wait for ever.
+        let ready = wait_readable(self.stream.as_fd(), self.timeout).and_then(|ready| match ready {
+            true => self.receive_now(vectors, libc::MSG_DONTWAIT),
+            false => Err(io::ErrorKind::WouldBlock.into()),
+        });
+        ready.map_err(|error| patience.broken(&error))
+    }
+
+    fn receive_now(&mut self, vectors: &mut Vectors, flags: i32) -> io::Result<usize> {
         loop {
             // SAFETY: every caller passes ranges of its own buffers and of cursors that it holds.
             return match unsafe { receive(self.stream.as_fd(), vectors, flags) } {
-                Ok(0) => Err(patience.broken(&io::ErrorKind::UnexpectedEof.into())),
-                Ok(count) => Ok(count),
+                Ok(0) => Err(io::ErrorKind::UnexpectedEof.into()),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-                Err(error) => Err(patience.broken(&error)),
+                received => received,
             };
         }
+    }
+
+    fn tell_from(&mut self, bytes: usize) -> Result<(), Broken> {
+        if bytes != self.told_from {
+            tell_from(self.stream.as_fd(), bytes).map_err(|error| Broken::Failed(lost(&error)))?;
+            self.told_from = bytes;
+        }
+        Ok(())
     }
 
     /// Before every call that may block: that it blocks no longer than there is time, however little it did before.

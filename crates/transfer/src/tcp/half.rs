@@ -239,8 +239,9 @@ impl Half {
     /// Takes a connection over: from now on this reads and writes it.
     fn take_over(&mut self, net: &mut Net, conn: ConnId) {
         if let Some(socket) = net.descriptor(conn) {
-            let bytes = self.shared.config.socket_buffer_bytes;
-            let socket = SockRef::from(&socket);
+            let (socket, config) = (SockRef::from(&socket), &self.shared.config);
+            let peer = socket.peer_addr().ok().and_then(|address| address.as_socket());
+            let bytes = peer.map_or(config.socket_buffer_bytes, |peer| config.buffer_bytes(peer.ip()));
             // A kernel that gives less than was asked for is slower, no worse.
             let _ = socket.set_send_buffer_size(bytes);
             let _ = socket.set_recv_buffer_size(bytes);

@@ -61,6 +61,7 @@ options! {
     queue_bytes ["SLACKWATER_TCP_QUEUE_BYTES"] bytes;
     queue_entries ["SLACKWATER_TCP_QUEUE_ENTRIES", "MC_TCP_MAX_QUEUED_TRANSFERS_PER_PEER"] number;
     socket_buffer_bytes ["SLACKWATER_TCP_SOCKET_BUFFER_BYTES"] size;
+    loopback_buffer_bytes ["SLACKWATER_TCP_LOOPBACK_BUFFER_BYTES"] size;
     connections_max ["SLACKWATER_TCP_CONNECTIONS_MAX"] number;
     bind ["SLACKWATER_TCP_BIND", "MC_TCP_BIND_ADDRESS"] addresses;
     advertise ["SLACKWATER_TCP_ADVERTISE"] addresses;

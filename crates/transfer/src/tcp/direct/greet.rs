@@ -35,7 +35,7 @@ pub(super) fn connect(shared: &Shared, segment: &Segment, deadline: Instant) -> 
 fn greet(shared: &Shared, segment: &Segment, address: SocketAddr, until: Instant) -> Result<Line, Cause> {
     let unreachable = |error: io::Error| Cause::Unreachable(format!("{address}: {error}"));
     let mut stream = TcpStream::connect_timeout(&address, now().until(until)).map_err(unreachable)?;
-    set_options(&stream, shared.config.socket_buffer_bytes).map_err(unreachable)?;
+    set_options(&stream, shared.config.buffer_bytes(address.ip())).map_err(unreachable)?;
     let hello = shared.greeting(segment.incarnation, Features::default());
     // It is far shorter than the empty buffer that it goes to, so it does not block.
     stream.write_all(&hello.to_bytes()).map_err(unreachable)?;

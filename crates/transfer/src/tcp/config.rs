@@ -93,7 +93,7 @@ impl Default for TcpConfig {
             queue_bytes: 256 << 20,
             queue_entries: 65_536,
             socket_buffer_bytes: 4 << 20,
-            loopback_buffer_bytes: 512 << 10,
+            loopback_buffer_bytes: 1 << 20,
             connections_max: 16_384,
             requests_max: 1024,
             bind: vec![SocketAddr::from(([127, 0, 0, 1], 0))],

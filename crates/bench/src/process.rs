@@ -6,7 +6,9 @@ use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::Duration;
 
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use rustix::io::Errno;
+use rustix::process::{Pid, Resource, Rlimit, getrlimit, setrlimit};
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use thiserror::Error;
 
 /// Why a measured process gave no figures.
@@ -128,6 +130,12 @@ impl Process {
         numbers.try_into().map_err(|_| ProcessError::Said(said))
     }
 
+    /// Holds all its threads to a CPU, or lets them go anywhere again; it answers with [`pin`].
+    pub(crate) fn pin(&mut self, cpu: Option<usize>) -> Result<(), ProcessError> {
+        self.say(&cpu.map_or_else(|| "pin any".to_owned(), |cpu| format!("pin {cpu}")))?;
+        self.hear("pinned").map(drop)
+    }
+
     /// Its process id.
     pub(crate) fn id(&self) -> u32 {
         self.child.id()
@@ -209,6 +217,36 @@ pub(crate) fn tell(line: &str) -> Result<(), ProcessError> {
 /// The lines of the parent in words, until it ends.
 pub(crate) fn orders() -> impl Iterator<Item = Vec<String>> {
     io::stdin().lines().map_while(Result::ok).map(|line| line.split_whitespace().map(str::to_owned).collect())
+}
+
+/// Does what [`Process::pin`] asked, if that is what the order is. Threads that are started later are held as well.
+pub(crate) fn pin(order: &[String]) -> Result<Option<()>, ProcessError> {
+    let [word, cpu] = order else { return Ok(None) };
+    if word != "pin" {
+        return Ok(None);
+    }
+    let mut held = CpuSet::new();
+    match cpu.parse() {
+        Ok(cpu) => held.set(cpu),
+        Err(_) => (0..CpuSet::MAX_CPU).for_each(|cpu| held.set(cpu)),
+    }
+    let io = |error: io::Error| ProcessError::Io { what: "pin a process", error };
+    for thread in std::fs::read_dir("/proc/self/task").map_err(io)?.flatten() {
+        let id = thread.file_name().to_str().and_then(|id| id.parse().ok()).and_then(Pid::from_raw);
+        match sched_setaffinity(id, &held) {
+            // One that has ended since needs no CPU.
+            Ok(()) | Err(Errno::SRCH) => {}
+            Err(error) => return Err(io(error.into())),
+        }
+    }
+    tell("pinned")?;
+    Ok(Some(()))
+}
+
+/// The CPUs that this process may run on.
+pub(crate) fn allowed_cpus() -> Vec<usize> {
+    let allowed = sched_getaffinity(None).unwrap_or_else(|_| CpuSet::new());
+    (0..CpuSet::MAX_CPU).filter(|&cpu| allowed.is_set(cpu)).collect()
 }
 
 #[cfg(test)]

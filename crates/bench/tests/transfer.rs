@@ -42,11 +42,18 @@ fn rows_limits_and_waits_are_filled() {
         assert!(row.initiator_cores > 0.0 && row.target_cores >= 0.0 && row.cpu_s_per_gb > 0.0, "{row:?}");
         assert!(row.gbps_over_limit.is_some_and(|ratio| ratio > 0.0), "{row:?}");
     }
-    let ping = |row: &&slackwater_bench::transfer::Row| row.p50_over_ping_pong.is_some();
-    assert_eq!(report.rows.iter().filter(ping).count(), 2, "one block of 4 KiB under way over TCP, each way");
+    let lone = |row: &&slackwater_bench::transfer::Row| row.gbps_over_request.is_some();
+    assert_eq!(report.rows.iter().filter(lone).count(), 2, "one block of 1 MiB under way over TCP, each way");
+    let free = report.latency.iter().filter(|latency| latency.placement == "free").count();
+    assert_eq!(free, 2, "each way");
+    assert!(report.latency.iter().all(|latency| latency.ratio > 0.0 && latency.rounds == 1), "{:?}", report.latency);
     assert!(report.notes.iter().any(|note| note.starts_with("no peer")), "{:?}", report.notes);
     assert_eq!((report.waits.len(), report.wait_ratios.len()), (4, 2));
-    assert!(report.claims.iter().any(|claim| claim.what.starts_with("shm read 1 MiB 1x1")), "{:?}", report.claims);
+    let claims = report.to_json()["claims"].to_string();
+    for promise in ["shm read 1 MiB 1x1: GB/s over the limit", "over our TCP (a copy past the cache", "on one cpu: p50"]
+    {
+        assert!(claims.contains(promise), "{promise}: {claims}");
+    }
     fields_are_those_of_the_contract(&report);
 }
 

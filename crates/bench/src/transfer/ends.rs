@@ -18,7 +18,7 @@ use slackwater_wait::{Choice, Site, Waiting, now};
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::{BenchError, Carrier, Direction, Place, latencies, raw, wrapped};
-use crate::process::{descriptor_limit, orders, resident_bytes, tell};
+use crate::process::{descriptor_limit, orders, pin, resident_bytes, tell};
 
 /// An engine and one region of it.
 struct End {
@@ -188,6 +188,7 @@ pub(super) fn serve(carrier: &str, place: &str, bytes: &str) -> Result<(), Bench
     for order in orders() {
         match order.first().map(String::as_str) {
             Some("state") => tell_state(&end)?,
+            _ if pin(&order)?.is_some() => {}
             _ => return Err(BenchError::Arguments(order)),
         }
     }
@@ -237,6 +238,7 @@ pub(super) fn initiate(carrier: &str, place: &str, bytes: &str, wait: &str) -> R
                 flood(&end, target, op)?;
             }
             (["state"], _) => tell_state(&end)?,
+            _ if pin(&order)?.is_some() => {}
             _ => return Err(BenchError::Arguments(order)),
         }
     }

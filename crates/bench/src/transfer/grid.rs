@@ -36,7 +36,7 @@ pub(super) struct Round {
 #[derive(Clone, Copy, Debug)]
 struct Beside {
     limit: Option<Rate>,
-    ping: Option<Rate>,
+    request: Option<Rate>,
 }
 
 impl Pair {
@@ -54,6 +54,12 @@ impl Pair {
         self.initiator.say(&format!("open {contact}"))?;
         self.initiator.hear("opened")?;
         Ok(())
+    }
+
+    /// Holds all threads of each process to a CPU, or lets them go anywhere again.
+    pub(super) fn pin(&mut self, initiator: Option<usize>, target: Option<usize>) -> Result<(), BenchError> {
+        self.initiator.pin(initiator)?;
+        Ok(self.target.pin(target)?)
     }
 
     pub(super) fn round(&mut self, cell: Cell, millis: u128) -> Result<Round, BenchError> {
@@ -93,8 +99,7 @@ pub(super) fn start_initiator(options: &Options, carrier: Carrier, wait: &str) -
 pub(super) fn measure(options: &Options, limits: &mut Bed, report: &mut Report) -> Result<(), BenchError> {
     for _ in 0..options.rounds {
         limits.iperf3();
-        // They are limits of every report, also of one that has no row beside them.
-        limits.request()?;
+        // It is a limit of every report, also of one that has no row beside it.
         limits.copies()?;
     }
     for &carrier in &options.carriers {
@@ -140,8 +145,8 @@ fn measure_block(
 
 /// What the machine does at this moment without an engine.
 fn beside(limits: &mut Bed, carrier: Carrier, cell: Cell) -> Result<Beside, BenchError> {
-    let ping = match (carrier, cell.block) {
-        (Carrier::Tcp, 4096) => Some(limits.ping()?),
+    let request = match (carrier, cell.block) {
+        (Carrier::Tcp, MESSAGE) => Some(limits.request()?),
         _ => None,
     };
     let limit = match carrier {
@@ -149,7 +154,7 @@ fn beside(limits: &mut Bed, carrier: Carrier, cell: Cell) -> Result<Beside, Benc
         Carrier::Shm => Some(limits.copies()?.0),
         Carrier::Attach => limits.copies()?.1,
     };
-    Ok(Beside { limit, ping })
+    Ok(Beside { limit, request })
 }
 
 fn row((mover, device): (Carrier, Place), cell: Cell, rounds: &[(Round, Beside)]) -> Row {
@@ -158,6 +163,9 @@ fn row((mover, device): (Carrier, Place), cell: Cell, rounds: &[(Round, Beside)]
     let against = |value: &dyn Fn(&Round, &Beside) -> Option<f64>| {
         let mut ratios: Vec<f64> = rounds.iter().filter_map(|(round, beside)| value(round, beside)).collect();
         (!ratios.is_empty()).then(|| median(&mut ratios))
+    };
+    let lone = |value: &dyn Fn(&Round, &Beside) -> Option<f64>| {
+        (cell.concurrency * cell.batch == 1).then(|| against(value)).flatten()
     };
     Row {
         mover,
@@ -174,9 +182,8 @@ fn row((mover, device): (Carrier, Place), cell: Cell, rounds: &[(Round, Beside)]
         cpu_s_per_gb: middle(&Round::cpu_s_per_gb),
         gbps_over_limit: against(&|round, beside| Some(round.gbps / beside.limit?.gbps)),
         cpu_over_limit: against(&|round, beside| Some(round.cpu_s_per_gb() / beside.limit?.cpu_s_per_gb)),
-        p50_over_ping_pong: (cell.concurrency * cell.batch == 1)
-            .then(|| against(&|round, beside| Some(round.p50_us / beside.ping?.p50_us)))
-            .flatten(),
+        gbps_over_request: lone(&|round, beside| Some(round.gbps / beside.request?.gbps)),
+        cpu_over_request: lone(&|round, beside| Some(round.cpu_s_per_gb() / beside.request?.cpu_s_per_gb)),
     }
 }
 

@@ -16,7 +16,6 @@ pub(super) struct Bed {
     window: Duration,
     streams: Vec<Rate>,
     requests: Vec<Rate>,
-    pings: Vec<Rate>,
     memcpys: Vec<Rate>,
     streaming: Vec<Rate>,
     attaches: Vec<Rate>,
@@ -30,14 +29,13 @@ pub(super) struct Rate {
     pub(super) gbps: f64,
     pub(super) cpu_s_per_gb: f64,
     pub(super) p50_us: f64,
-    pub(super) p99_us: f64,
 }
 
 /// Sizes of socket buffers that are tried.
 const SOCKET_BYTES: [usize; 3] = [0, 1 << 20, 4 << 20];
 
 /// The payload of a ping and of its answer.
-const PING: usize = 4 << 10;
+pub(super) const PING: usize = 4 << 10;
 
 impl Bed {
     pub(super) fn start(options: &Options) -> Result<Self, BenchError> {
@@ -55,7 +53,6 @@ impl Bed {
             window: options.window / 2,
             streams: Vec::new(),
             requests: Vec::new(),
-            pings: Vec::new(),
             memcpys: Vec::new(),
             streaming: Vec::new(),
             attaches: Vec::new(),
@@ -96,9 +93,13 @@ impl Bed {
 
     /// 4 KiB there and back.
     pub(super) fn ping(&mut self) -> Result<Rate, BenchError> {
-        let rate = self.socket(PING, PING)?;
-        self.pings.push(rate);
-        Ok(rate)
+        self.socket(PING, PING)
+    }
+
+    /// Holds all threads of each process to a CPU, or lets them go anywhere again.
+    pub(super) fn pin(&mut self, client: Option<usize>, server: Option<usize>) -> Result<(), BenchError> {
+        self.client.pin(client)?;
+        Ok(self.server.pin(server)?)
     }
 
     /// The better of a copy past the cache and a cross-memory attach is what a same-host path can reach.
@@ -146,10 +147,10 @@ impl Bed {
     fn rate(&self, ran: &str, cpu_before: f64) -> Result<Rate, BenchError> {
         let cpu = self.cpu() - cpu_before;
         let numbers: Vec<f64> = ran.split_whitespace().filter_map(|word| word.parse().ok()).collect();
-        let [bytes, seconds, p50_us, p99_us] = numbers[..] else {
+        let [bytes, seconds, p50_us] = numbers[..] else {
             return Err(BenchError::Transfer(format!("a limit said `{ran}`")));
         };
-        Ok(Rate { gbps: bytes / seconds / 1e9, cpu_s_per_gb: cpu / (bytes / 1e9), p50_us, p99_us })
+        Ok(Rate { gbps: bytes / seconds / 1e9, cpu_s_per_gb: cpu / (bytes / 1e9), p50_us })
     }
 
     fn cpu(&self) -> f64 {
@@ -179,8 +180,6 @@ impl Bed {
         limits.blocking_socket_buffer_bytes = self.socket_bytes;
         limits.blocking_request_gbps = of(&self.requests, |rate| rate.gbps);
         limits.blocking_request_cpu_s_per_gb = of(&self.requests, |rate| rate.cpu_s_per_gb);
-        limits.ping_pong_p50_us = of(&self.pings, |rate| rate.p50_us);
-        limits.ping_pong_p99_us = of(&self.pings, |rate| rate.p99_us);
         limits.memcpy_gbps = of(&self.memcpys, |rate| rate.gbps);
         limits.nt_memcpy_gbps = of(&self.streaming, |rate| rate.gbps);
         limits.cma_gbps = of(&self.attaches, |rate| rate.gbps);

@@ -3,10 +3,12 @@
 //! Initiator and target are processes of their own, started from the same program ([`Options::child`]). Everything is
 //! measured in short rounds that take turns: the limit, then ours; medians count, and ratios are taken round by round.
 
+mod claims;
 mod crowd;
 mod ends;
 mod grid;
 mod incumbent;
+mod latency;
 mod limits;
 mod raw;
 mod report;
@@ -23,7 +25,7 @@ use slackwater_transfer::EngineError;
 use slackwater_wait::ChoiceError;
 use thiserror::Error;
 
-pub use self::report::{Claim, Limits, PeerRow, Peers, Report, Row};
+pub use self::report::{Latency, Limits, PeerRow, Peers, Report, Row};
 pub use self::trials::{DeadPeer, Idle, Torture};
 use crate::process::ProcessError;
 
@@ -192,6 +194,7 @@ pub fn run(options: &Options) -> Result<Report, BenchError> {
     let mut report = Report::new();
     if options.rows {
         let mut limits = limits::Bed::start(options)?;
+        latency::measure(options, &mut limits, &mut report)?;
         grid::measure(options, &mut limits, &mut report)?;
         limits.finish(&mut report);
         incumbent::measure(options, &mut report)?;

@@ -12,7 +12,7 @@ use slackwater_wait::now;
 
 use super::ends::number;
 use super::{BenchError, Buffer, latencies};
-use crate::process::{orders, tell};
+use crate::process::{orders, pin, tell};
 
 /// The size of one message, and of one piece that is copied.
 pub(super) const MESSAGE: usize = 1 << 20;
@@ -48,7 +48,11 @@ pub(super) fn serve(bytes: &str) -> Result<(), BenchError> {
                 scope.spawn(move || answer(stream, buffer));
             }
         });
-        orders().for_each(drop);
+        for order in orders() {
+            if pin(&order)?.is_none() {
+                return Err(BenchError::Arguments(order));
+            }
+        }
         // The threads sit in system calls on sockets; the process ends with its parent.
         std::process::exit(0)
     })
@@ -136,8 +140,8 @@ impl Ran {
     }
 
     fn tell(&self) -> Result<(), BenchError> {
-        let at = |quantile| self.times.value_at_quantile(quantile) as f64 / 1e3;
-        Ok(tell(&format!("ran {} {} {} {}", self.bytes, self.seconds, at(0.5), at(0.99)))?)
+        let p50_us = self.times.value_at_quantile(0.5) as f64 / 1e3;
+        Ok(tell(&format!("ran {} {} {p50_us}", self.bytes, self.seconds))?)
     }
 }
 
@@ -183,6 +187,7 @@ pub(super) fn drive(bytes: &str, address: &str, pid: &str, start: &str) -> Resul
                     Err(error) => tell(&format!("refused {error}"))?,
                 }
             }
+            _ if pin(&order)?.is_some() => {}
             _ => return Err(BenchError::Arguments(order)),
         }
     }

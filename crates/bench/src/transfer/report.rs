@@ -2,9 +2,9 @@ use std::fmt::Write;
 
 use serde::Serialize;
 
-use super::{Carrier, DeadPeer, Direction, Idle, Place, Torture, raw};
+use super::{Carrier, DeadPeer, Direction, Idle, Place, Torture};
 use crate::machine::Machine;
-use crate::report::{Axis, Chart, Line, Mark, Page, Table, Tile, Tone, Unit, figure};
+use crate::report::{Axis, Bound, Chart, Line, Mark, Page, Table, Tile, Tone, Unit, figure};
 use crate::wait;
 
 /// What the benchmark found.
@@ -18,10 +18,12 @@ pub struct Report {
     pub rows: Vec<Row>,
     /// What the machine does without an engine.
     pub limits: Limits,
+    /// A lone small read or write beside a ping-pong.
+    pub latency: Vec<Latency>,
     /// What others do.
     pub peers: Peers,
     /// What the project promises, as far as this run can tell.
-    pub claims: Vec<Claim>,
+    pub claims: Vec<Bound>,
     /// The strategies of waiting, over transfers.
     pub waits: Vec<wait::Row>,
     /// Adaptive beside the others.
@@ -68,8 +70,10 @@ pub struct Row {
     pub gbps_over_limit: Option<f64>,
     /// CPU per byte over that of the limit.
     pub cpu_over_limit: Option<f64>,
-    /// p50 over that of a plain 4 KiB TCP ping-pong, where one block of 4 KiB is under way.
-    pub p50_over_ping_pong: Option<f64>,
+    /// Throughput over that of a blocking socket that is asked for 1 MiB after 1 MiB, where one such block is under way.
+    pub gbps_over_request: Option<f64>,
+    /// CPU per byte over that.
+    pub cpu_over_request: Option<f64>,
 }
 
 /// What the machine does without an engine; medians. What could not be measured is left empty, with a note.
@@ -85,10 +89,6 @@ pub struct Limits {
     pub blocking_request_gbps: Option<f64>,
     /// CPU of both sides.
     pub blocking_request_cpu_s_per_gb: Option<f64>,
-    /// 4 KiB there and back over TCP.
-    pub ping_pong_p50_us: Option<f64>,
-    /// The same of the slowest hundredth.
-    pub ping_pong_p99_us: Option<f64>,
     /// One stream of iperf3.
     pub iperf3_gbps: Option<f64>,
     /// 1 MiB pieces from memory to memory, one thread.
@@ -133,17 +133,24 @@ pub struct PeerRow {
     pub ours_over_peer: f64,
 }
 
-/// One promise and what this run says of it.
+/// One block of 4 KiB at a time beside a plain ping-pong, where the threads of both ends are held to the same CPUs as
+/// those of the ping-pong: by the scheduler's choice alone either is three times the other.
 #[derive(Clone, Debug, Serialize)]
-pub struct Claim {
-    /// What is promised.
-    pub what: String,
-    /// What was measured.
-    pub value: f64,
-    /// The bound: at least, or at most.
-    pub bound: String,
-    /// Whether it holds in this run.
-    pub holds: bool,
+pub struct Latency {
+    /// Which way.
+    pub op: Direction,
+    /// Where the two ends run: `one cpu`, `two cpus`, or `free`.
+    pub placement: &'static str,
+    /// Rounds of either, in turns.
+    pub rounds: usize,
+    /// Median of the rounds' p50.
+    pub p50_us: f64,
+    /// The same of a plain 4 KiB TCP ping-pong.
+    pub ping_pong_p50_us: f64,
+    /// The median of the rounds' ratios.
+    pub ratio: f64,
+    /// The least and the most of them.
+    pub ratio_spread: (f64, f64),
 }
 
 impl Report {
@@ -153,6 +160,7 @@ impl Report {
             machine: Machine::detect(),
             rows: Vec::new(),
             limits: Limits::default(),
+            latency: Vec::new(),
             peers: Peers::default(),
             claims: Vec::new(),
             waits: Vec::new(),
@@ -173,60 +181,6 @@ impl Report {
         serde_json::to_value(self).expect("numbers and texts are always JSON")
     }
 
-    /// Sets the promises beside the rows of this run.
-    pub(super) fn judge(&mut self) {
-        let mut claims = Vec::new();
-        for op in [Direction::Read, Direction::Write] {
-            let promised = |row: &&Row| row.op == op && row.block == raw::MESSAGE && row.device == Place::Cpu;
-            for row in self.rows.iter().filter(promised) {
-                self.judge_row(row, &mut claims);
-            }
-        }
-        let small = |row: &&Row| (row.block, row.concurrency, row.batch) == (4096, 1, 1) && row.op == Direction::Read;
-        if let Some(ratio) = self.rows.iter().find(small).and_then(|row| row.p50_over_ping_pong) {
-            claims.push(Claim::at_most("tcp read 4 KiB 1x1: p50 over a TCP ping-pong".into(), ratio, 1.5));
-        }
-        for row in self.peers.mooncake_transfer_engine.iter().flatten() {
-            let what = format!("tcp {} 1 MiB {}x{}: over the incumbent", row.op.name(), row.threads, row.batch);
-            let bound = if row.threads == 1 { 1.3 } else { 4.0 };
-            claims.push(Claim::at_least(what, row.ours_over_peer, bound));
-        }
-        if let Some(idle) = &self.idle {
-            let what = format!("idle engine, {} connections: % of a core", idle.connections);
-            claims.push(Claim::at_most(what, idle.initiator_cpu_percent.max(idle.target_cpu_percent), 0.1));
-        }
-        self.claims = claims;
-    }
-
-    /// What a row of 1 MiB is promised to reach.
-    fn judge_row(&self, row: &Row, claims: &mut Vec<Claim>) {
-        let (mover, op) = (row.mover.name(), row.op.name());
-        let name = format!("{mover} {op} 1 MiB {}x{}", row.concurrency, row.batch);
-        let bound = match row.mover {
-            Carrier::Tcp => 0.95,
-            Carrier::Shm | Carrier::Attach => 0.85,
-            Carrier::Gpu => return,
-        };
-        if let Some(ratio) = row.gbps_over_limit {
-            claims.push(Claim::at_least(format!("{name}: GB/s over the limit"), ratio, bound));
-        }
-        if let Some(ratio) = row.cpu_over_limit.filter(|_| row.mover == Carrier::Tcp) {
-            claims.push(Claim::at_most(format!("{name}: CPU a byte over the limit"), ratio, 1.10));
-        }
-        let like = |mover: Carrier, concurrency: usize| {
-            self.rows.iter().find(|other| {
-                (other.mover, other.concurrency) == (mover, concurrency)
-                    && (other.op, other.block, other.batch) == (row.op, row.block, row.batch)
-            })
-        };
-        if let Some(one) = like(Carrier::Tcp, 1).filter(|_| row.mover == Carrier::Tcp && row.concurrency > 1) {
-            claims.push(Claim::at_least(format!("{name}: GB/s over one thread"), row.gbps / one.gbps, 0.95));
-        }
-        if let Some(tcp) = like(Carrier::Tcp, row.concurrency).filter(|_| row.mover == Carrier::Shm) {
-            claims.push(Claim::at_least(format!("{name}: GB/s over our TCP"), row.gbps / tcp.gbps, 4.0));
-        }
-    }
-
     /// The report as text.
     #[must_use]
     pub fn to_text(&self) -> String {
@@ -243,7 +197,7 @@ impl Report {
     /// The report as a page with charts.
     #[must_use]
     pub fn to_html(&self) -> String {
-        let held = self.claims.iter().filter(|claim| claim.holds).count();
+        let held = self.claims.iter().filter(|claim| claim.holds()).count();
         let gbps = |value: Option<f64>| value.map_or("–".to_owned(), |value| format!("{value:.2} GB/s"));
         let page = Page {
             title: "Transfers between two processes".to_owned(),
@@ -305,25 +259,18 @@ impl Report {
     fn tables(&self) -> Vec<Table> {
         let mut tables = Vec::new();
         if !self.claims.is_empty() {
-            tables.push(self.claims_table());
+            tables.push(Table { title: "Promises".to_owned(), ..Bound::table(&self.claims) });
         }
         if !self.rows.is_empty() {
             tables.extend([self.limits_table(), self.rows_table()]);
         }
+        tables.extend(Latency::table(&self.latency));
         tables.extend(self.peers_table());
         tables.extend(self.waits_table());
         tables.extend(self.idle.as_ref().map(Idle::table));
         tables.extend(DeadPeer::table(&self.dead_peers));
         tables.extend(Torture::table(&self.torture));
         tables
-    }
-
-    fn claims_table(&self) -> Table {
-        let row = |claim: &Claim| {
-            let holds = if claim.holds { "yes" } else { "NO" };
-            vec![claim.what.clone(), figure(claim.value), claim.bound.clone(), holds.to_owned()]
-        };
-        table("Promises", &["promise", "measured", "bound", "holds"], self.claims.iter().map(row))
     }
 
     fn limits_table(&self) -> Table {
@@ -334,8 +281,6 @@ impl Report {
             ("… buffers in KiB (0: the kernel's choice)", Some(limits.blocking_socket_buffer_bytes as f64 / 1024.0)),
             ("blocking socket, 1 MiB asked for one by one, GB/s", limits.blocking_request_gbps),
             ("… CPU-seconds per GB", limits.blocking_request_cpu_s_per_gb),
-            ("4 KiB ping-pong, p50 µs", limits.ping_pong_p50_us),
-            ("4 KiB ping-pong, p99 µs", limits.ping_pong_p99_us),
             ("iperf3, one stream, GB/s", limits.iperf3_gbps),
             ("memcpy, GB/s", limits.memcpy_gbps),
             ("copy past the cache, GB/s", limits.nt_memcpy_gbps),
@@ -361,7 +306,7 @@ impl Report {
             "CPU-s/GB",
             "GB/s / limit",
             "CPU / limit",
-            "p50 / ping",
+            "GB/s / one by one",
         ];
         let row = |row: &Row| {
             let names = [row.mover.name(), row.device.name(), row.op.name()];
@@ -370,7 +315,7 @@ impl Report {
             cells.extend([row.concurrency, row.batch].map(|number| number.to_string()));
             let own = [row.gbps, row.p50_us, row.p99_us, row.initiator_cores, row.target_cores, row.cpu_s_per_gb];
             cells.extend(own.map(figure));
-            cells.extend([row.gbps_over_limit, row.cpu_over_limit, row.p50_over_ping_pong].map(some));
+            cells.extend([row.gbps_over_limit, row.cpu_over_limit, row.gbps_over_request].map(some));
             cells
         };
         table("Rows", &head, self.rows.iter().map(row))
@@ -397,16 +342,6 @@ impl Report {
             [row.strategy.clone(), row.concurrency.to_string()].into_iter().chain(figures).collect()
         };
         (!self.waits.is_empty()).then(|| table("Waiting, 1 MiB reads", &head, self.waits.iter().map(row)))
-    }
-}
-
-impl Claim {
-    fn at_least(what: String, value: f64, bound: f64) -> Self {
-        Self { what, value, bound: format!(">= {bound}"), holds: value >= bound }
-    }
-
-    fn at_most(what: String, value: f64, bound: f64) -> Self {
-        Self { what, value, bound: format!("<= {bound}"), holds: value <= bound }
     }
 }
 

@@ -8,8 +8,8 @@ use slackwater_base::Instant;
 
 use super::{Accepting, Alarm, LISTENER_BIT, Phase, is_out_of_descriptors, system_error};
 use crate::limiter::Admission;
-use crate::socket::{Listener, check_free};
-use crate::{Endpoint, Event, Listen, ListenerId, Net, NetError, Protocol};
+use crate::socket::{Listener, Stream, check_free};
+use crate::{ConnId, Endpoint, Event, Listen, ListenerId, Net, NetError, Protocol};
 
 const ACCEPTS_PER_TURN: usize = 64;
 /// Without descriptors accepting is tried again this often, besides whenever a connection of this loop ends.
@@ -64,6 +64,16 @@ impl Net {
     pub fn stop_listening_everywhere(&mut self) {
         let all: Vec<ListenerId> = self.listeners.iter().map(|(key, _)| ListenerId(key as u32)).collect();
         all.into_iter().for_each(|id| self.stop_listening(id));
+    }
+
+    /// Takes in a connection that stands, such as one that another loop has had; it counts as proven. None when this loop
+    /// has no room for it, or the kernel refuses: it is closed then.
+    #[must_use]
+    pub fn adopt(&mut self, stream: std::net::TcpStream) -> Option<ConnId> {
+        let has_room = self.conns.len() < self.limits.connections;
+        let fit = has_room && stream.set_nonblocking(true).is_ok();
+        let stream = Stream::Tcp(mio::net::TcpStream::from_std(stream));
+        fit.then(|| self.insert(stream, Phase::Open, None).ok()).flatten()
     }
 
     pub(super) fn accept_all<P: Protocol>(&mut self, protocol: &mut P) {

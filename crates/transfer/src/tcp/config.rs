@@ -39,8 +39,10 @@ pub struct TcpConfig {
     pub queue_bytes: u64,
     /// Requests in line for one peer.
     pub queue_entries: usize,
-    /// Send and receive buffers of a connection.
+    /// Send and receive buffers of a connection beyond this machine: they bridge its round trip.
     pub socket_buffer_bytes: usize,
+    /// The same of a connection within this machine, whose bytes are best taken while they are in a cache.
+    pub loopback_buffer_bytes: usize,
     /// Connections accepted from everybody, by one loop.
     pub connections_max: usize,
     /// Connections of one peer, over all loops: of one key when they are sealed, else of one incarnation.
@@ -63,6 +65,11 @@ pub struct TcpConfig {
 }
 
 impl TcpConfig {
+    /// Send and receive buffers of a connection to an address.
+    pub(crate) fn buffer_bytes(&self, peer: IpAddr) -> usize {
+        if peer.is_loopback() { self.loopback_buffer_bytes } else { self.socket_buffer_bytes }
+    }
+
     /// Whether bytes may go to an address of a peer: within this machine, sealed, or in the open by the operator's will.
     pub(crate) fn may_reach(&self, peer: &Segment, address: &SocketAddr) -> bool {
         let sealed = self.seal.is_some() && peer.public_key.is_some();
@@ -101,6 +108,7 @@ impl Default for TcpConfig {
             queue_bytes: 256 << 20,
             queue_entries: 65_536,
             socket_buffer_bytes: 4 << 20,
+            loopback_buffer_bytes: 1 << 20,
             connections_max: 16_384,
             connections_per_peer_max: 1024,
             requests_max: 1024,

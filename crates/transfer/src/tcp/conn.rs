@@ -94,7 +94,7 @@ unsafe impl Send for Scratch {}
 const TURN_BYTES: usize = 2 << 20;
 const SCRATCH_BYTES: usize = 64 << 10;
 /// What must have come before a connection in the middle of a large payload is served again.
-const TOLD_BYTES: usize = 128 << 10;
+pub(super) const TOLD_BYTES: usize = 128 << 10;
 /// What is read behind a large payload, or before one: a few headers.
 const SCRATCH_BYTES_LARGE: usize = 4 << 10;
 /// A payload from which on the connection counts as one of large payloads.

@@ -1,7 +1,7 @@
 //! What one event loop drives: the connections it has taken in, and the lanes it has opened.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpStream};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -65,6 +65,11 @@ pub(crate) enum Command {
         lane: LaneId,
         works: Vec<Work>,
     },
+    /// Serve a connection that another loop has accepted and greeted.
+    Adopt {
+        stream: TcpStream,
+        conn: Box<Conn>,
+    },
     Cancel(BatchId),
     LetGo(RegionId),
     /// A device has room for payload of this connection, whose turn it is until it has looked.
@@ -120,6 +125,13 @@ impl Half {
             }
             Command::Connect { lane, peer, route } => self.connect(net, lane, peer, route),
             Command::Start { lane, works } => self.start(lane, works),
+            Command::Adopt { stream, mut conn } => {
+                if let Some(id) = net.adopt(stream) {
+                    conn.id = id;
+                    self.keep(conn);
+                    net.take_over(id);
+                }
+            }
             Command::Cancel(batch) => self.each(|conn, turn| {
                 if let Role::Lane(lane) = &mut conn.role {
                     lane.cancel(batch, &mut conn.outlet, turn);
@@ -198,17 +210,40 @@ impl Half {
     }
 
     fn insert(&mut self, id: ConnId, role: Role, proof_by: Instant) {
-        if self.conns.len() <= id.index() {
-            self.conns.resize_with(id.index() + 1, || None);
+        self.keep(Box::new(Conn::new(id, role, proof_by)));
+    }
+
+    fn keep(&mut self, conn: Box<Conn>) {
+        let index = conn.id.index();
+        if self.conns.len() <= index {
+            self.conns.resize_with(index + 1, || None);
         }
-        self.conns[id.index()] = Some(Box::new(Conn::new(id, role, proof_by)));
+        self.conns[index] = Some(conn);
+    }
+
+    /// Gives a connection that was just greeted to the loop whose turn it is. Which loop accepts is by the kernel's hash,
+    /// and by that all lanes of a peer may come to one.
+    fn hand_over(&mut self, net: &mut Net, id: ConnId) {
+        let slot = self.conns.get_mut(id.index()).filter(|slot| slot.as_ref().is_some_and(|conn| conn.id == id));
+        let Some(slot) = slot else { return };
+        let Some(Role::Serve(serve)) = slot.as_ref().map(|conn| &conn.role) else { return };
+        let Some(to) = serve.idle_peer().map(|peer| self.shared.turns.next(peer, self.index)) else { return };
+        if to == self.index {
+            return;
+        }
+        let Some(target) = self.shared.event_loop(to) else { return };
+        let Some(Ok(socket)) = net.descriptor(id).map(|socket| socket.try_clone_to_owned()) else { return };
+        let Some(conn) = slot.take() else { return };
+        net.abort(id);
+        target.command(Command::Adopt { stream: socket.into(), conn });
     }
 
     /// Takes a connection over: from now on this reads and writes it.
     fn take_over(&mut self, net: &mut Net, conn: ConnId) {
         if let Some(socket) = net.descriptor(conn) {
-            let bytes = self.shared.config.socket_buffer_bytes;
-            let socket = SockRef::from(&socket);
+            let (socket, config) = (SockRef::from(&socket), &self.shared.config);
+            let peer = socket.peer_addr().ok().and_then(|address| address.as_socket());
+            let bytes = peer.map_or(config.socket_buffer_bytes, |peer| config.buffer_bytes(peer.ip()));
             // A kernel that gives less than was asked for is slower, no worse.
             let _ = socket.set_send_buffer_size(bytes);
             let _ = socket.set_recv_buffer_size(bytes);
@@ -264,7 +299,7 @@ impl Half {
 
     fn serve(&mut self, net: &mut Net, id: ConnId, readiness: Readiness) {
         let mut scratch = std::mem::replace(&mut self.scratch, Scratch::empty());
-        let mut again = Readiness::default();
+        let (mut again, mut greeted) = (Readiness::default(), false);
         self.with(id, |conn, turn| {
             let Some(socket) = net.descriptor(id) else { return Err(Broken::protocol("no socket")) };
             let stranger = conn.is_stranger();
@@ -280,12 +315,16 @@ impl Half {
                 };
             }
             again.writable = conn.flush(socket, &mut scratch, turn)?;
-            if stranger && !conn.is_stranger() {
+            greeted = stranger && !conn.is_stranger();
+            if greeted {
                 net.proven(id);
             }
             Ok(())
         });
         self.scratch = scratch;
+        if greeted {
+            self.hand_over(net, id);
+        }
         match self.is_there(id) {
             true if again != Readiness::default() => net.serve_again(id, again),
             true => {}

@@ -2,6 +2,9 @@
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
+use std::time::Duration;
+
+use slackwater_wait::now;
 
 /// The ranges of one call.
 pub(crate) type Vectors = Vec<libc::iovec>;
@@ -48,6 +51,23 @@ pub(crate) fn tell_from(socket: BorrowedFd<'_>, bytes: usize) -> io::Result<()> 
     // SAFETY: the value is a local integer, and its length is told.
     let done = unsafe { libc::setsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, libc::SO_RCVLOWAT, value, length) };
     if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Waits until there is something to read, as much as the kernel was asked to tell of, or an end; says whether there is
+/// within `limit`.
+pub(crate) fn wait_readable(socket: BorrowedFd<'_>, limit: Duration) -> io::Result<bool> {
+    let until = now() + limit;
+    loop {
+        let millis = now().until(until).as_millis().min(i32::MAX as u128 - 1) as i32 + 1;
+        let mut asked = libc::pollfd { fd: socket.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+        // SAFETY: the call writes one local entry, and its count is told.
+        let ready = unsafe { libc::poll(&raw mut asked, 1, millis) };
+        match usize::try_from(ready).map_err(|_| io::Error::last_os_error()) {
+            Ok(ready) => return Ok(ready > 0),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
 }
 
 fn message(ranges: &mut Vectors) -> libc::msghdr {

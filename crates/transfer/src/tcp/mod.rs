@@ -291,8 +291,8 @@ impl Mover for Tcp {
         }
         let Lone { op, buffers, remote, deadline } = lone;
         let first = self.shared.direct.is_empty();
-        let call = Call { op, buffers: buffers.clone(), remote: &remote, deadline };
-        let Some(outcome) = self.shared.direct.carry(&self.shared, segment, call) else {
+        let call = Call { op, buffers: &buffers, remote: &remote, deadline };
+        let Some(outcome) = self.shared.direct.carry(&self.shared, segment, &call) else {
             return Carried::Back(Lone { op, buffers, remote, deadline });
         };
         if first && let Some(watcher) = self.loops.first() {
@@ -354,12 +354,12 @@ impl Mover for Tcp {
     }
 
     fn close(&self) {
+        self.shared.direct.close();
         self.shared.ask(None, |hub, _, orders| hub.close(orders));
         for each in &self.loops {
             each.command(Command::Close);
         }
         self.loops.iter().for_each(Loop::stop);
-        self.shared.direct.close();
     }
 }
 

@@ -62,6 +62,7 @@ options! {
     queue_bytes ["SLACKWATER_TCP_QUEUE_BYTES"] bytes;
     queue_entries ["SLACKWATER_TCP_QUEUE_ENTRIES", "MC_TCP_MAX_QUEUED_TRANSFERS_PER_PEER"] number;
     socket_buffer_bytes ["SLACKWATER_TCP_SOCKET_BUFFER_BYTES"] size;
+    loopback_buffer_bytes ["SLACKWATER_TCP_LOOPBACK_BUFFER_BYTES"] size;
     connections_max ["SLACKWATER_TCP_CONNECTIONS_MAX"] number;
     connections_per_peer_max ["SLACKWATER_TCP_CONNECTIONS_PER_PEER_MAX"] number;
     in_flight_bytes_max ["SLACKWATER_TCP_IN_FLIGHT_BYTES_MAX"] bytes;

@@ -85,7 +85,7 @@ const HEAD_BYTES_MAX: usize = Frame::BYTES_MAX + DATA_BYTES;
 const QUEUED_BYTES_MIN: usize = 512 << 10;
 
 /// What voided frames are filled with.
-static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
+pub(super) static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
 
 impl Outlet {
     /// Frames that are cut from requests at a time, at most.

@@ -80,6 +80,11 @@ impl Serve {
         Ok(())
     }
 
+    /// Who asks, if nothing is under way.
+    pub(crate) fn idle_peer(&self) -> Option<Incarnation> {
+        self.holder.filter(|_| self.served.is_empty() && self.notice.is_none())
+    }
+
     pub(crate) fn frame(
         &mut self,
         frame: Frame,

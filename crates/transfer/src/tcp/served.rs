@@ -58,6 +58,11 @@ struct Over {
 }
 
 impl Served {
+    /// Whether nothing is under way.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.requests.is_empty()
+    }
+
     /// Takes a request in that was admitted, or not.
     pub(crate) fn begin(
         &mut self,

@@ -12,7 +12,7 @@ pub(crate) const SECOND: Duration = Duration::from_secs(1);
 
 /// A configuration for many small engines in one process.
 pub(crate) fn config() -> TcpConfig {
-    TcpConfig { io_threads: 2, socket_buffer_bytes: 1 << 20, ..TcpConfig::default() }
+    TcpConfig { io_threads: 2, ..TcpConfig::default() }
 }
 
 /// An engine that has TCP alone, so that nothing goes by another way.

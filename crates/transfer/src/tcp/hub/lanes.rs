@@ -102,6 +102,7 @@ impl Hub {
             }
             Why::Gone(cause) => {
                 peer.fail_queued(|_| Some(cause.clone()), orders);
+                peer.let_in(&self.limits, orders);
                 lost.again.into_iter().for_each(|work| peer.fail(work, cause.clone(), orders));
                 return self.serve(now, orders);
             }

@@ -88,6 +88,8 @@ pub(crate) enum Order {
     Fail { work: Work, cause: Cause },
     /// A fence is reached.
     Fenced(Part),
+    /// A queue that was full has room.
+    Room,
     /// A fence that nobody waits for any more.
     GiveUp(Part),
     /// Come back at this time.
@@ -187,11 +189,11 @@ impl Hub {
         })
     }
 
-    /// Bytes in line for a peer when its queue has no room for more; none when it has.
-    pub(crate) fn full(&self, segment: &Segment) -> Option<u64> {
-        let peer = self.peers.get(&segment.incarnation)?;
-        let full = peer.queued_bytes() >= self.limits.queue_bytes || peer.queued() >= self.limits.queue_entries;
-        full.then_some(peer.queued_bytes())
+    /// Bytes in line for a peer when its queue takes no more; none when it does. Once full, it takes none until a quarter
+    /// of it is free: those who wait are woken together then, not all of them for each piece that leaves.
+    pub(crate) fn full(&mut self, segment: &Segment) -> Option<u64> {
+        let peer = self.peers.get_mut(&segment.incarnation)?;
+        peer.hold_back(&self.limits).then_some(peer.queued_bytes())
     }
 
     /// Takes work in, in order.
@@ -252,6 +254,7 @@ impl Hub {
     pub(crate) fn cancel(&mut self, batch: BatchId, orders: &mut Vec<Order>) {
         for peer in self.peers.values_mut() {
             peer.fail_queued(|work| (work.batch() == batch).then_some(Cause::Cancelled), orders);
+            peer.let_in(&self.limits, orders);
             peer.fences.cancel(batch, orders);
         }
     }
@@ -261,6 +264,7 @@ impl Hub {
         for (incarnation, peer) in &mut self.peers {
             let late = peer.last_error.clone().unwrap_or(Cause::TimedOut(Clock::Total));
             peer.fail_queued(|work| (work.deadline() <= now).then(|| late.clone()), orders);
+            peer.let_in(&self.limits, orders);
             if peer.queued() > 0 && !peer.in_ring {
                 peer.in_ring = true;
                 self.ring.push_back(*incarnation);
@@ -275,6 +279,7 @@ impl Hub {
         self.closed = true;
         for peer in self.peers.values_mut() {
             peer.fail_queued(|_| Some(Cause::Closed), orders);
+            peer.let_in(&self.limits, orders);
         }
     }
 
@@ -344,7 +349,9 @@ impl Hub {
                 self.open_lane(incarnation, now, orders);
             }
             let Some((lane, _)) = best else { continue };
-            let Some(work) = self.peers.get_mut(&incarnation).and_then(Peer::pop) else { continue };
+            let Some(peer) = self.peers.get_mut(&incarnation) else { continue };
+            let Some(work) = peer.pop() else { continue };
+            peer.let_in(&self.limits, orders);
             let Some(entry) = self.lanes.get_mut(&lane) else { continue };
             entry.in_flight += 1;
             entry.bytes += work.bytes();

@@ -19,6 +19,8 @@ pub(super) struct Peer {
     urgent: VecDeque<Work>,
     normal: VecDeque<Work>,
     queued_bytes: u64,
+    /// The queue was full: nobody is let in before it has room for many.
+    held_back: bool,
     pub(super) in_ring: bool,
     pub(super) lanes: Vec<LaneId>,
     pub(super) routes: Routes,
@@ -34,6 +36,7 @@ impl Peer {
             urgent: VecDeque::new(),
             normal: VecDeque::new(),
             queued_bytes: 0,
+            held_back: false,
             in_ring: false,
             lanes: Vec::new(),
             routes: Routes::new(segment, limits, rng.split()),
@@ -92,6 +95,22 @@ impl Peer {
         let work = self.urgent.pop_front().or_else(|| self.normal.pop_front())?;
         self.queued_bytes -= work.bytes();
         Some(work)
+    }
+
+    /// Whether the line takes no more.
+    pub(super) fn hold_back(&mut self, limits: &Limits) -> bool {
+        self.held_back |= self.queued_bytes >= limits.queue_bytes || self.queued() >= limits.queue_entries;
+        self.held_back
+    }
+
+    /// Tells those who were held back, if there is room for many.
+    pub(super) fn let_in(&mut self, limits: &Limits, orders: &mut Vec<Order>) {
+        let bytes_low = limits.queue_bytes - limits.queue_bytes / 4;
+        let entries_low = limits.queue_entries - limits.queue_entries / 4;
+        if self.held_back && self.queued_bytes < bytes_low && self.queued() < entries_low {
+            self.held_back = false;
+            orders.push(Order::Room);
+        }
     }
 
     /// Ends the work in line of which `over` tells why.

@@ -17,6 +17,7 @@ struct World {
     connects: Vec<LaneId>,
     failed: usize,
     fenced: usize,
+    rooms: usize,
     batches: Vec<Batch>,
 }
 
@@ -44,6 +45,7 @@ impl World {
             connects: Vec::new(),
             failed: 0,
             fenced: 0,
+            rooms: 0,
             batches: Vec::new(),
         }
     }
@@ -90,6 +92,7 @@ impl World {
                     part.complete(0);
                 }
                 Order::GiveUp(part) => part.fail(Cause::Cancelled),
+                Order::Room => self.rooms += 1,
                 Order::Wake(_) => {}
             }
         }
@@ -155,6 +158,26 @@ fn a_busy_peer_does_not_hold_the_slots_of_another() {
     world.all_connect();
     let order: Vec<u64> = (0..8).map(|_| world.finish()).collect();
     assert_eq!(order.iter().filter(|peer| **peer == 2).count(), 3, "{order:?}");
+}
+
+/// Each piece of work that left a full queue woke everybody who waited for room: with 64 threads the wakes cost a third of
+/// the throughput.
+#[test]
+fn those_who_wait_for_room_are_told_once_for_a_quarter_of_the_queue() {
+    let mut world = World::new(1, 1);
+    world.hub.limits.queue_entries = 8;
+    world.submit(1, 7);
+    assert_eq!(world.hub.full(&peer(1)), None);
+    world.submit(1, 1);
+    assert_eq!(world.hub.full(&peer(1)), Some(0));
+    world.all_connect();
+    let told: Vec<(usize, bool)> = (0..3)
+        .map(|_| {
+            world.finish();
+            (world.rooms, world.hub.full(&peer(1)).is_some())
+        })
+        .collect();
+    assert_eq!(told, [(0, true), (1, false), (1, false)]);
 }
 
 #[test]

@@ -1,0 +1,85 @@
+//! A new connection, up to the greetings.
+
+use std::io::{self, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+
+use slackwater_base::Instant;
+use slackwater_net::TcpLiveness;
+use slackwater_wait::now;
+use slackwater_wire::data::{Features, GREETING_BYTES, Greeting};
+use socket2::{SockRef, TcpKeepalive};
+
+use super::line::Line;
+use crate::cause::{Cause, Clock};
+use crate::segment::Segment;
+use crate::tcp::seal::SealError;
+use crate::tcp::shared::Shared;
+
+/// The first of the peer's addresses that answers.
+pub(super) fn connect(shared: &Shared, segment: &Segment, deadline: Instant) -> Result<Line, Cause> {
+    let mut last = Cause::Unreachable("no address".to_owned());
+    for address in segment.addresses.iter().filter(|address| shared.config.may_reach(segment, address)) {
+        let until = deadline.min(now() + shared.config.connect_timeout);
+        if until <= now() {
+            return Err(Cause::TimedOut(Clock::Connect));
+        }
+        match greet(shared, segment, *address, until) {
+            Ok(line) => return Ok(line),
+            Err(gone @ (Cause::Gone { .. } | Cause::Seal(_))) => return Err(gone),
+            Err(cause) => last = cause,
+        }
+    }
+    Err(last)
+}
+
+fn greet(shared: &Shared, segment: &Segment, address: SocketAddr, until: Instant) -> Result<Line, Cause> {
+    let unreachable = |error: io::Error| Cause::Unreachable(format!("{address}: {error}"));
+    let mut stream = TcpStream::connect_timeout(&address, now().until(until)).map_err(unreachable)?;
+    set_options(&stream, shared.config.buffer_bytes(address.ip())).map_err(unreachable)?;
+    let hello = shared.greeting(segment.incarnation, Features::default());
+    // It is far shorter than the empty buffer that it goes to, so it does not block.
+    stream.write_all(&hello.to_bytes()).map_err(unreachable)?;
+    let answer = read_greeting(&mut stream, until).map_err(unreachable)?;
+    let answer = Greeting::from_bytes(&answer).map_err(|error| Cause::Protocol(error.to_string()))?;
+    if answer.features.has(Features::SEALED) {
+        return Err(Cause::Seal(SealError::Unsealed));
+    }
+    if answer.incarnation != segment.incarnation {
+        return Err(Cause::Gone { expected: segment.incarnation, found: answer.incarnation });
+    }
+    Ok(Line::new(stream))
+}
+
+/// All of it by `until`, however few bytes come at a time.
+fn read_greeting(stream: &mut TcpStream, until: Instant) -> io::Result<[u8; GREETING_BYTES]> {
+    let mut answer = [0; GREETING_BYTES];
+    let mut got = 0;
+    while got < answer.len() {
+        let left = now().until(until);
+        if left.is_zero() {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        stream.set_read_timeout(Some(left))?;
+        match stream.read(&mut answer[got..]) {
+            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(count) => got += count,
+            // The clock is asked again.
+            Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(answer)
+}
+
+fn set_options(stream: &TcpStream, buffer_bytes: usize) -> io::Result<()> {
+    let (socket, liveness) = (SockRef::from(stream), TcpLiveness::default());
+    let keepalive = TcpKeepalive::new()
+        .with_time(liveness.keepalive_idle)
+        .with_interval(liveness.keepalive_interval)
+        .with_retries(liveness.keepalive_count);
+    socket.set_tcp_nodelay(true)?;
+    socket.set_tcp_keepalive(&keepalive)?;
+    socket.set_tcp_user_timeout(Some(liveness.user_timeout))?;
+    socket.set_send_buffer_size(buffer_bytes)?;
+    socket.set_recv_buffer_size(buffer_bytes)
+}

@@ -1,0 +1,219 @@
+//! Requests that their callers drive themselves, to peers that keep to the protocol and not to its spirit.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use slackwater_transfer::{Cause, Clock, Engine, Refusal, Segment, Target, TcpConfig};
+use slackwater_wire::data::{Ack, Data, Features, Frame, GREETING_BYTES, Greeting, VERSION};
+
+use crate::support::*;
+
+/// An engine, and a target at a peer that a test plays itself behind the listener.
+struct Scene {
+    alice: Engine,
+    bob: Engine,
+    target: Target,
+    listener: Option<TcpListener>,
+}
+
+/// How a peer is slow: a byte at a time.
+const DRIP: Duration = Duration::from_millis(50);
+const TIMEOUT: Duration = Duration::from_millis(300);
+
+impl Scene {
+    fn new(config: TcpConfig) -> Self {
+        let (alice, bob) = (engine("alice", config), engine("bob", crate::support::config()));
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        // What it does not read stays with its peer.
+        socket2::SockRef::from(&listener).set_recv_buffer_size(64 << 10).unwrap();
+        let played = Segment { addresses: vec![listener.local_addr().unwrap()], ..bob.segment().clone() };
+        let (peer, there) = (alice.open(played), region(&bob, 2 << 20));
+        let target = target(peer, grant(&bob, &there), 0);
+        Self { alice, bob, target, listener: Some(listener) }
+    }
+
+    /// Plays the peer of the first connection on another thread.
+    fn play<T: Send + 'static>(&mut self, part: impl FnOnce(TcpStream) -> T + Send + 'static) -> JoinHandle<T> {
+        let (listener, greeting) = (self.listener.take().unwrap(), self.greeting());
+        std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            stream.set_read_timeout(Some(20 * SECOND)).unwrap();
+            stream.read_exact(&mut [0; GREETING_BYTES]).unwrap();
+            stream.write_all(&greeting).unwrap();
+            let done = part(stream);
+            // Nobody came a second time.
+            listener.set_nonblocking(true).unwrap();
+            assert_eq!(listener.accept().unwrap_err().kind(), ErrorKind::WouldBlock);
+            done
+        })
+    }
+
+    fn greeting(&self) -> [u8; GREETING_BYTES] {
+        let own = Greeting {
+            version_min: VERSION,
+            version_max: VERSION,
+            features: Features::default(),
+            incarnation: self.bob.home().incarnation(),
+            expects: self.alice.home().incarnation(),
+            frame_bytes_max: 16 << 20,
+            requests_max: 16,
+            in_flight_bytes_max: 16 << 20,
+            public_key: [0; 32],
+            proof: [0; 32],
+        };
+        own.to_bytes()
+    }
+}
+
+/// The next header.
+fn frame(stream: &mut TcpStream) -> Frame {
+    let mut bytes = Vec::new();
+    loop {
+        let mut byte = [0];
+        stream.read_exact(&mut byte).unwrap();
+        bytes.push(byte[0]);
+        if let Some((frame, _)) = Frame::read(&bytes).unwrap() {
+            return frame;
+        }
+    }
+}
+
+/// Takes a whole write; says which.
+fn take_write(stream: &mut TcpStream, bytes: usize) -> u64 {
+    let Frame::Request(request) = frame(stream) else { panic!("no request") };
+    let Frame::Data(data) = frame(stream) else { panic!("no data") };
+    assert_eq!((request.bytes, data.bytes as usize, data.last), (bytes as u64, bytes, true));
+    stream.read_exact(&mut vec![0; bytes]).unwrap();
+    request.id
+}
+
+fn acknowledge(stream: &mut TcpStream, id: u64, bytes: u64, refusal: Option<Refusal>) {
+    let mut ack = Vec::new();
+    Frame::Ack(Ack { id, refusal, bytes, checksum: 0, credit: 1 }).write(&mut ack);
+    stream.write_all(&ack).unwrap();
+}
+
+/// Sends byte after byte until nobody takes them any more.
+fn drip(stream: &mut TcpStream, bytes: &[u8], enough: &Receiver<()>) {
+    for byte in bytes {
+        if enough.recv_timeout(DRIP) != Err(RecvTimeoutError::Timeout) || stream.write_all(&[*byte]).is_err() {
+            return;
+        }
+    }
+}
+
+const LATE: Cause = Cause::TimedOut(Clock::Total);
+
+/// A write that had failed was closed as if all were well: the kernel went on sending what it had taken, and the target
+/// was written to long after the caller had been told that it was over.
+#[test]
+fn of_a_failed_write_nothing_goes_out_after_the_call() {
+    let mut scene = Scene::new(TcpConfig { drain_timeout: TIMEOUT, ..config() });
+    let (told, over) = channel();
+    let peer = scene.play(move |mut stream| {
+        over.recv_timeout(20 * SECOND).unwrap();
+        let (mut bytes, mut piece) = (0, vec![0; 64 << 10]);
+        loop {
+            match stream.read(&mut piece) {
+                Ok(0) => panic!("the connection ended in good order after {bytes} bytes"),
+                Ok(count) => bytes += count,
+                Err(error) => return (bytes, error.kind()),
+            }
+        }
+    });
+    assert_eq!(scene.alice.write_now(&scene.target, &vec![7; 1 << 20], TIMEOUT), Err(LATE));
+    told.send(()).unwrap();
+    let (bytes, end) = peer.join().unwrap();
+    assert_eq!(end, ErrorKind::ConnectionReset);
+    assert!(bytes < 1 << 20, "{bytes} bytes went out");
+}
+
+/// A write whose acknowledgement was late on a connection that had served before counted as one that never began: it was
+/// begun again on a new connection. And its target was not asked to stop.
+#[test]
+fn a_write_out_of_time_is_taken_back_and_not_begun_again() {
+    let mut scene = Scene::new(TcpConfig { drain_timeout: 30 * SECOND, ..config() });
+    let peer = scene.play(|mut stream| {
+        let first = take_write(&mut stream, 4096);
+        acknowledge(&mut stream, first, 4096, None);
+        let second = take_write(&mut stream, 4096);
+        let given_up = frame(&mut stream);
+        acknowledge(&mut stream, second, 0, Some(Refusal::Cancelled));
+        (given_up, Frame::Cancel { id: second })
+    });
+    let bytes = [7; 4096];
+    assert_eq!(scene.alice.write_now(&scene.target, &bytes, 20 * SECOND), Ok(()));
+    let start = Instant::now();
+    assert_eq!(scene.alice.write_now(&scene.target, &bytes, TIMEOUT), Err(LATE));
+    assert!(start.elapsed() < 20 * SECOND, "the peer's word was there");
+    let (given_up, expected) = peer.join().unwrap();
+    assert_eq!(given_up, expected);
+}
+
+/// Only single calls to the kernel had a limit: a peer that sent a byte before each of them ran out held its caller for as
+/// long as it liked.
+#[test]
+fn an_answer_that_drips_does_not_outlast_the_deadline() {
+    for bytes in [4096, 128 << 10] {
+        let mut scene = Scene::new(config());
+        let (told, enough) = channel();
+        let peer = scene.play(move |mut stream| {
+            let Frame::Request(request) = frame(&mut stream) else { panic!("no request") };
+            let data = Data { id: request.id, bytes: request.bytes as u32, last: true, offset: 0 };
+            drip(&mut stream, &[data.to_bytes().as_slice(), &[7; 400]].concat(), &enough);
+        });
+        let start = Instant::now();
+        assert_eq!(scene.alice.read_now(&scene.target, &mut vec![0; bytes], TIMEOUT), Err(LATE));
+        assert!(start.elapsed() < 10 * TIMEOUT, "{:?} for {bytes} bytes", start.elapsed());
+        told.send(()).unwrap();
+        peer.join().unwrap();
+    }
+}
+
+/// The same of a greeting.
+#[test]
+fn a_greeting_that_drips_does_not_outlast_the_deadline() {
+    let mut scene = Scene::new(config());
+    let (told, enough) = channel();
+    let (listener, greeting) = (scene.listener.take().unwrap(), scene.greeting());
+    let peer = std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        drip(&mut stream, &greeting, &enough);
+    });
+    let start = Instant::now();
+    let read = scene.alice.read_now(&scene.target, &mut [0; 64], TIMEOUT);
+    assert!(matches!(read, Err(Cause::Unreachable(_))), "{read:?}");
+    assert!(start.elapsed() < 10 * TIMEOUT, "{:?}", start.elapsed());
+    told.send(()).unwrap();
+    peer.join().unwrap();
+}
+
+/// Closing an engine passed by the callers that drove their own connections: they went on until their deadlines, and new
+/// ones were let in.
+#[test]
+fn a_closed_engine_ends_the_callers_at_work_and_takes_no_others() {
+    let mut scene = Scene::new(config());
+    let (asked, question) = channel();
+    let peer = scene.play(move |mut stream| {
+        let request = frame(&mut stream);
+        asked.send(()).unwrap();
+        // Until the connection ends.
+        let _ = stream.read_to_end(&mut Vec::new());
+        assert!(matches!(request, Frame::Request(_)), "{request:?}");
+    });
+    let (alice, target) = (scene.alice.clone(), scene.target);
+    let caller = std::thread::spawn(move || {
+        let start = Instant::now();
+        (alice.read_now(&target, &mut [0; 4096], 60 * SECOND), start.elapsed())
+    });
+    question.recv_timeout(20 * SECOND).unwrap();
+    scene.alice.close();
+    let (read, took) = caller.join().unwrap();
+    assert_eq!(read, Err(Cause::Closed));
+    assert!(took < 30 * SECOND, "{took:?}");
+    assert_eq!(scene.alice.read_now(&target, &mut [0; 4096], SECOND), Err(Cause::Closed));
+    peer.join().unwrap();
+}

@@ -2,6 +2,7 @@
 #![expect(clippy::unwrap_used, reason = "a test may stop at the first surprise")]
 
 mod hostile;
+mod junk;
 mod peer;
 mod raw;
 mod sealed;

@@ -1,7 +1,7 @@
 //! The TCP mover.
 //!
 //! Each loop owns the connections it accepted and the lanes it opened (`half`), a connection is an inlet, an outlet and
-//! a role (`conn`, `outlet`, `serve`, `lane`), and one table decides who goes next and where (`hub`).
+//! a role (`conn`, `outlet`, `serve` with `served`, `lane`), and one table decides who goes next and where (`hub`).
 
 mod config;
 mod conn;

@@ -3,6 +3,7 @@
 
 mod direct;
 mod hostile;
+mod junk;
 mod peer;
 mod raw;
 mod sealed;

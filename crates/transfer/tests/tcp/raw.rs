@@ -57,6 +57,18 @@ impl Raw {
         let _ = self.stream.write_all(bytes);
     }
 
+    /// Whether a header comes, behind whatever answers there are, before the connection ends.
+    pub(crate) fn hears(&mut self, expected: &Frame) -> bool {
+        loop {
+            match self.hear() {
+                Some(frame) if frame == *expected => return true,
+                Some(Frame::Data(data)) => self.skip(data.bytes as usize),
+                Some(_) => {}
+                None => return false,
+            }
+        }
+    }
+
     /// Takes payload.
     pub(crate) fn skip(&mut self, bytes: usize) {
         let mut left = vec![0; bytes.saturating_sub(self.heard.len())];

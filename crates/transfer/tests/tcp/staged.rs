@@ -1,4 +1,4 @@
-//! Writes to a device that is slow, and what may be said of them while its copies are under way.
+//! A device that is slow, and what may be said of requests while its copies are under way.
 
 use std::ptr::NonNull;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -15,28 +15,40 @@ use slackwater_wire::data::{Frame, Refusal};
 use crate::raw::{Raw, ask, data};
 use crate::support::*;
 
-const CHUNK: usize = 64;
-
-type Stored = Box<dyn FnOnce(Result<(), StageError>) + Send>;
+pub(crate) const CHUNK: usize = 64;
 
 /// A stage whose copies end when the test says so.
 #[derive(Debug)]
 struct Slow {
-    stores: Mutex<Sender<Storing>>,
+    copies: Mutex<Sender<Copying>>,
 }
 
 /// A copy under way; its access is held until it ends.
-struct Storing {
+pub(crate) struct Copying {
     access: Arc<Access>,
-    done: Stored,
+    done: Box<dyn FnOnce(Result<(), StageError>) + Send>,
 }
 
-impl Storing {
+impl Copying {
     /// Ends it: its access first, as a device does that has let go of the memory.
-    fn end(self, result: Result<(), StageError>) {
+    pub(crate) fn end(self, result: Result<(), StageError>) {
         drop(self.access);
         (self.done)(result);
     }
+}
+
+impl Slow {
+    fn begin(&self, access: Arc<Access>, done: impl FnOnce(Result<(), StageError>) + Send + 'static) {
+        // A test that is over is told of nothing any more.
+        let _ = self.copies.lock().unwrap().send(Copying { access, done: Box::new(done) });
+    }
+}
+
+fn lent(bytes: usize) -> Staged {
+    let mut memory = vec![0u8; bytes].into_boxed_slice();
+    let start = NonNull::new(memory.as_mut_ptr()).unwrap();
+    // SAFETY: the box is kept by what is lent, and nobody else has its address.
+    unsafe { Staged::new(start, bytes, memory) }
 }
 
 impl Stage for Slow {
@@ -46,12 +58,12 @@ impl Stage for Slow {
 
     fn fetch(
         &self,
-        _access: Arc<Access>,
+        access: Arc<Access>,
         _offset: u64,
-        _bytes: usize,
+        bytes: usize,
         done: Box<dyn FnOnce(Result<Staged, StageError>) + Send>,
     ) {
-        done(Err(StageError("nothing is fetched here".to_owned())));
+        self.begin(access, move |result| done(result.map(|()| lent(bytes))));
     }
 
     fn lend(
@@ -61,34 +73,41 @@ impl Stage for Slow {
         _until: Instant,
         _free: Box<dyn FnOnce(Turn) + Send>,
     ) -> Option<Staged> {
-        let mut memory = vec![0u8; bytes].into_boxed_slice();
-        let start = NonNull::new(memory.as_mut_ptr()).unwrap();
-        // SAFETY: the box is kept by what is lent, and nobody else has its address.
-        Some(unsafe { Staged::new(start, bytes, memory) })
+        Some(lent(bytes))
     }
 
     fn load(
         &self,
-        _access: Arc<Access>,
+        access: Arc<Access>,
         _offset: u64,
-        _into: Staged,
+        into: Staged,
         _bytes: usize,
         done: Box<dyn FnOnce(Result<Staged, StageError>) + Send>,
     ) {
-        done(Err(StageError("nothing is loaded here".to_owned())));
+        self.begin(access, move |result| done(result.map(|()| into)));
     }
 
-    fn store(&self, access: Arc<Access>, _offset: u64, _from: Staged, _bytes: usize, done: Stored) {
-        let _ = self.stores.lock().unwrap().send(Storing { access, done });
+    fn store(
+        &self,
+        access: Arc<Access>,
+        _offset: u64,
+        from: Staged,
+        _bytes: usize,
+        done: Box<dyn FnOnce(Result<(), StageError>) + Send>,
+    ) {
+        self.begin(access, move |result| {
+            drop(from);
+            done(result);
+        });
     }
 }
 
 /// An engine with one region on a slow device, and the copies to it.
-fn slow_engine(bytes: usize) -> (Engine, Arc<Region>, Receiver<Storing>) {
+pub(crate) fn slow_engine(bytes: usize) -> (Engine, Arc<Region>, Receiver<Copying>) {
     let life = Home::open().unwrap();
     let tcp = Arc::new(Tcp::start(&life, config()).unwrap());
-    let (stores, copies) = channel();
-    let stage = Arc::new(Slow { stores: Mutex::new(stores) });
+    let (begun, copies) = channel();
+    let stage = Arc::new(Slow { copies: Mutex::new(begun) });
     let segment = Segment {
         name: "slow".to_owned(),
         incarnation: life.incarnation(),
@@ -106,7 +125,7 @@ fn slow_engine(bytes: usize) -> (Engine, Arc<Region>, Receiver<Storing>) {
     (engine, region, copies)
 }
 
-fn begun(copies: &Receiver<Storing>) -> Storing {
+fn begun(copies: &Receiver<Copying>) -> Copying {
     copies.recv_timeout(20 * SECOND).expect("a copy begins")
 }
 
@@ -190,4 +209,20 @@ fn a_number_is_taken_until_its_copies_have_ended() {
     assert_eq!(peer.hear(), None);
     copy.end(Ok(()));
     nothing_is_said(&mut Raw::connect(&bob, 7));
+}
+
+/// A chunk that came out of the device for a read that was given up was sent as the answer to another one.
+#[test]
+fn a_read_that_is_cancelled_keeps_its_number_until_its_chunk_is_out() {
+    let (bob, there, copies) = slow_engine(2 * CHUNK);
+    let capability = grant(&bob, &there);
+    let mut peer = Raw::connect(&bob, 7);
+    peer.send(&[ask(Op::Read, 1, capability, CHUNK as u64)]);
+    let copy = begun(&copies);
+    peer.send(&[Frame::Cancel { id: 1 }]);
+    said_of(1, Some(Refusal::Cancelled), peer.hear());
+    peer.send(&[ask(Op::Read, 1, capability, 8)]);
+    assert_eq!(peer.hear(), None);
+    copy.end(Ok(()));
+    until("nothing is at the region", || there.in_flight() == 0);
 }

@@ -73,6 +73,17 @@ fn ten_thousand_small_requests_are_one_batch() {
     alice.fence(peer, 20 * SECOND).unwrap();
 }
 
+/// A notice that was longer than targets take cost the connection that it was sent on.
+#[test]
+fn a_notice_that_is_too_long_is_not_sent() {
+    let (alice, bob) = (engine("alice", config()), engine("bob", config()));
+    let peer = alice.open(bob.segment().clone());
+    let notice = |bytes| Notice { name: "n".to_owned(), bytes: vec![0; bytes] };
+    alice.notify(peer, notice((64 << 10) - 1), 20 * SECOND).unwrap();
+    let ended = alice.notify(peer, notice(64 << 10), 20 * SECOND);
+    assert!(matches!(ended, Err(Ended::Failed(Cause::Invalid(_)))), "{ended:?}");
+}
+
 static SITE: slackwater_wait::Site = slackwater_wait::Site::new("test");
 
 #[test]

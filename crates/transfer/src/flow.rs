@@ -117,9 +117,15 @@ impl Flow {
 
 impl Drop for Ticket {
     fn drop(&mut self) {
-        self.flow.state().active.remove(&self.number);
+        let fenced = {
+            let mut state = self.flow.state();
+            state.active.remove(&self.number);
+            !state.fences.is_empty()
+        };
         self.flow.room.notify_all();
-        self.flow.pass_fences();
+        if fenced {
+            self.flow.pass_fences();
+        }
     }
 }
 

@@ -17,8 +17,8 @@ use crate::job::{Buffers, Job, Remote};
 
 /// What is copied between two looks at cancellation, deadline and epoch: some 60 µs.
 const CHUNK_BYTES: usize = 1 << 20;
-/// Copies through the cache are cut into these: beyond, the C library's copy takes a way that is slower while all of it is
-/// in the cache (30 to 38 GB/s on a Zen 5).
+/// Copies through the cache are cut into these: beyond, glibc's `memcpy` takes a way for what is not in the cache, which is
+/// slower by a fifth where it is.
 const CACHED_BYTES: usize = 256 << 10;
 /// Copies from here on are shared with whichever threads of the pool are free.
 const SHARED_BYTES_MIN: u64 = 8 << 20;

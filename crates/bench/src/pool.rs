@@ -17,7 +17,7 @@ use slackwater_wait::{Cpus, SiteCounts};
 use thiserror::Error;
 
 use crate::machine::Machine;
-use crate::report::Bound;
+use crate::report::{Bound, Skipped};
 use crate::usage::{median, quantile};
 use bursts::{Bursts, Times, steps_of, task};
 use peers::{Program, Workshop};
@@ -95,15 +95,6 @@ pub struct Ratios {
     pub gap_cores: Option<f64>,
 }
 
-/// A pool that did not run.
-#[derive(Clone, Debug, Serialize)]
-pub struct Skipped {
-    /// Which pool.
-    pub pool: &'static str,
-    /// Why.
-    pub reason: String,
-}
-
 /// What the benchmark found.
 #[derive(Clone, Debug, Serialize)]
 pub struct Report {
@@ -174,7 +165,7 @@ fn programs(workshop: &Workshop, skipped: &mut Vec<Skipped>) -> BTreeMap<&'stati
     for (pool, program) in built {
         match program {
             Ok(program) => drop(programs.insert(pool, program)),
-            Err(reason) => skipped.push(Skipped { pool, reason }),
+            Err(reason) => skipped.push(Skipped { peer: pool, reason }),
         }
     }
     programs
@@ -224,7 +215,7 @@ impl<'a> Pools<'a> {
             for name in NAMES {
                 match self.run(name, setting.threads, &bursts, &kinds) {
                     Some(Ok(times)) => found.entry(name).or_default().push(times),
-                    Some(Err(reason)) => skipped.push(Skipped { pool: name, reason }),
+                    Some(Err(reason)) => skipped.push(Skipped { peer: name, reason }),
                     None => {}
                 }
             }
@@ -343,7 +334,7 @@ mod tests {
         assert_eq!((ours, report.ratios.len()), (2, 2));
         for name in NAMES {
             let ran = report.rows.iter().any(|row| row.pool == name);
-            let skipped = report.skipped.iter().any(|skipped| skipped.pool == name && !skipped.reason.is_empty());
+            let skipped = report.skipped.iter().any(|skipped| skipped.peer == name && !skipped.reason.is_empty());
             assert!(ran != skipped, "{name} either ran or is said to be missing: {:?}", report.skipped);
         }
         assert!(report.rows.iter().all(|row| row.wall_ms_per_token > 0.0 && row.cpu_ms_per_token > 0.0), "{report:?}");

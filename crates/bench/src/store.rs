@@ -15,6 +15,7 @@ use slackwater_node::config::Threads;
 use slackwater_node::{Config, GetOptions, OpenError, PutOptions, Store, StoreError, Tier};
 
 use crate::machine::Machine;
+use crate::report::Skipped;
 use redis::Peer;
 
 /// What is measured.
@@ -112,15 +113,6 @@ pub struct Row {
     pub pass: usize,
     /// Bytes a second, in 10^9.
     pub gbps: f64,
-}
-
-/// A peer that did not run.
-#[derive(Clone, Debug, Serialize)]
-pub struct Skipped {
-    /// Which.
-    pub peer: &'static str,
-    /// Why.
-    pub reason: String,
 }
 
 /// A limit of the machine.
@@ -331,23 +323,16 @@ fn ssd(options: &Options, rows: &mut Vec<Row>) -> Result<String, Failure> {
             expect(got.map(|got| got.tier), Tier::Disk, &key)?;
         }
         rows.push(Row { what: SSD, pass, gbps: rate(bytes * count, begun) });
-        raw_deep(options, &raw, &order, &mut targets, pass, rows)?;
-        deep(options, &store, &order, &mut targets, pass, rows)?;
+        rows.push(Row { what: RAW_DEEP, pass, gbps: raw_deep(options, &raw, &order, &mut targets)? });
+        rows.push(Row { what: SSD_DEEP, pass, gbps: deep(options, &store, &order, &mut targets)? });
     }
     let io = store.stats().io.chosen;
     store.close()?;
     Ok(io)
 }
 
-fn deep(
-    options: &Options,
-    store: &Store,
-    order: &[usize],
-    targets: &mut Targets,
-    pass: usize,
-    rows: &mut Vec<Row>,
-) -> Result<(), Failure> {
-    let bytes = options.value_bytes;
+/// Bytes a second, in 10^9, that reads of `depth` values a call take from the SSD.
+fn deep(options: &Options, store: &Store, order: &[usize], targets: &mut Targets) -> Result<f64, Failure> {
     let begun = Instant::now();
     for (turn, numbers) in order.chunks(options.depth).enumerate() {
         let keys: Vec<String> = numbers.iter().map(ToString::to_string).collect();
@@ -358,19 +343,11 @@ fn deep(
             expect(got?.map(|got| got.tier), Tier::Disk, &key.to_string())?;
         }
     }
-    rows.push(Row { what: SSD_DEEP, pass, gbps: rate(bytes * order.len(), begun) });
-    Ok(())
+    Ok(rate(options.value_bytes * order.len(), begun))
 }
 
-/// As many threads as `depth`, each with its share of the reads.
-fn raw_deep(
-    options: &Options,
-    raw: &RawFile,
-    order: &[usize],
-    targets: &mut Targets,
-    pass: usize,
-    rows: &mut Vec<Row>,
-) -> Result<(), Failure> {
+/// The same from the plain file, by as many threads as `depth`, each with its share of the reads.
+fn raw_deep(options: &Options, raw: &RawFile, order: &[usize], targets: &mut Targets) -> Result<f64, Failure> {
     let bytes = options.value_bytes;
     let begun = Instant::now();
     std::thread::scope(|scope| -> Result<(), Failure> {
@@ -392,8 +369,7 @@ fn raw_deep(
         }
         Ok(())
     })?;
-    rows.push(Row { what: RAW_DEEP, pass, gbps: rate(bytes * order.len(), begun) });
-    Ok(())
+    Ok(rate(bytes * order.len(), begun))
 }
 
 /// The same bytes in a plain file, read past the page cache.

@@ -120,8 +120,8 @@ impl Master {
             deadlines: self.due.len() as u64,
             segments: segments.collect(),
             tenants: self.tenants.states().collect(),
-            offload: self.metrics.offload.clone(),
-            promotion: self.metrics.promotion.clone(),
+            offload: self.metrics.offload,
+            promotion: self.metrics.promotion,
         }
     }
 

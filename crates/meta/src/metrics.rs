@@ -1,3 +1,5 @@
+use serde::Serialize;
+
 /// Plain counters and gauges of a master; names and registries are the shell's business.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[expect(missing_docs, reason = "each field says it all: a count of what its name says, bytes where it says bytes")]
@@ -42,42 +44,68 @@ pub struct Metrics {
     pub calls_replayed: u64,
 }
 
-/// What became of offloads: `started = completed + failed + cancelled + expired + in_flight`.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-#[expect(missing_docs, reason = "each field says it all: a count of what its name says, bytes where it says bytes")]
+/// The funnel of offload: `started` is the sum of the four ends and `in_flight`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct OffloadMetrics {
+    /// Begun.
     pub started: u64,
+    /// Ended with the value on SSD.
     pub completed: u64,
+    /// Bytes of those.
     pub completed_bytes: u64,
+    /// Ended by an error.
     pub failed: u64,
-    pub cancelled: u64,
+    /// Ended by their deadline.
     pub expired: u64,
+    /// Ended because the object went away.
+    pub cancelled: u64,
+    /// Under way.
     pub in_flight: u64,
+    /// Not begun: too many under way, or an older record still being dropped.
     pub skipped_full: u64,
+    /// Not begun: no SSD that would take it.
     pub skipped_no_disk: u64,
+    /// Not begun: the SSD would have evicted it first.
     pub skipped_not_worth: u64,
 }
 
-/// The funnel of promotion: `admitted = completed + failed + cancelled + expired + in_flight`.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-#[expect(missing_docs, reason = "each field says it all: a count of what its name says, bytes where it says bytes")]
+/// The funnel of promotion: `admitted` is the sum of the four ends and `in_flight`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct PromotionMetrics {
-    pub in_flight: u64,
+    /// Begun.
     pub admitted: u64,
+    /// Ended with the value in memory.
     pub completed: u64,
+    /// Bytes of those.
     pub completed_bytes: u64,
-    pub expired: u64,
+    /// Ended by an error.
     pub failed: u64,
+    /// Ended by their deadline.
+    pub expired: u64,
+    /// Ended because the object went away.
     pub cancelled: u64,
+    /// Under way.
+    pub in_flight: u64,
+    /// Not begun: read too seldom.
     pub rejected_frequency: u64,
+    /// Not begun: worth less than what memory holds.
     pub rejected_index: u64,
+    /// Not begun: memory too full.
     pub rejected_watermark: u64,
+    /// Not begun: too many under way.
     pub rejected_cap: u64,
+    /// Remembered to be tried again, for want of room or slots.
     pub candidate_recorded: u64,
+    /// Begun from there.
     pub candidate_admitted: u64,
+    /// Tried again without success.
     pub candidate_admission_rejected: u64,
+    /// Forgotten after having been tried again.
     pub candidate_expired_evaluated: u64,
+    /// Forgotten without having been tried again.
     pub candidate_expired_unevaluated: u64,
+    /// Not remembered: too many are.
     pub candidate_dropped_limit: u64,
+    /// Remembered now.
     pub candidates: u64,
 }

@@ -2,8 +2,8 @@
 
 use slackwater_wait::Cpus;
 
-use super::{NAMES, Ratios, Report, Row, Skipped};
-use crate::report::{Bars, Bound, Page, Table, figure};
+use super::{NAMES, Ratios, Report, Row};
+use crate::report::{Bars, Bound, Page, Skipped, Table, figure};
 
 const METHOD: &str = "A token is 48 layers of three bursts with 192, 64 and 1 tasks. Medians over runs in turns. CPU is \
 that of the pool's threads and the caller, without the caller's own in the gaps.";
@@ -25,8 +25,8 @@ impl Report {
     #[must_use]
     pub fn to_text(&self) -> String {
         let mut text = self.table().text() + "\n" + &Bound::table(&self.bounds).text();
-        for Skipped { pool, reason } in &self.skipped {
-            text += &format!("skipped {pool}: {reason}\n");
+        for Skipped { peer, reason } in &self.skipped {
+            text += &format!("skipped {peer}: {reason}\n");
         }
         text
     }
@@ -46,7 +46,7 @@ impl Report {
                 bars.push(self.bars(title, unit, (threads, task_us), value));
             }
         }
-        let skipped = self.skipped.iter().map(|Skipped { pool, reason }| format!("Skipped {pool}: {reason}"));
+        let skipped = self.skipped.iter().map(|Skipped { peer, reason }| format!("Skipped {peer}: {reason}"));
         let page = Page {
             title: "Worker pool: bursts of a decoding token".to_owned(),
             lead: self.machine.line(),

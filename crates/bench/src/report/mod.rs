@@ -12,6 +12,17 @@ pub use chart::{Axis, Chart, Line, Mark, Tone};
 pub use page::{Page, Table, Tile};
 pub use scale::{Scale, Unit};
 
+use serde::Serialize;
+
+/// A peer that did not run.
+#[derive(Clone, Debug, Serialize)]
+pub struct Skipped {
+    /// Which.
+    pub peer: &'static str,
+    /// Why.
+    pub reason: String,
+}
+
 /// `text` with the characters that HTML and SVG give a meaning made harmless.
 fn escape(text: &str) -> String {
     let mut safe = String::with_capacity(text.len());

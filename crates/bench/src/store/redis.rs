@@ -6,8 +6,9 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use super::{Row, Skipped, TARGETS, rate};
+use super::{Row, TARGETS, rate};
 use crate::process::Process;
+use crate::report::Skipped;
 
 pub(super) const GET: &str = "redis GET";
 pub(super) const SET: &str = "redis SET";

@@ -60,7 +60,7 @@ fn finish(world: &mut World, task: &PromoteTask) {
 }
 
 fn funnel(world: &World) -> PromotionMetrics {
-    world.master.metrics().promotion.clone()
+    world.master.metrics().promotion
 }
 
 fn cancelled(world: &mut World, ticket: TicketId) -> bool {

@@ -8,7 +8,7 @@ use slackwater_wire::{SegmentKind, SegmentState};
 
 use super::meters::Distribution;
 use super::shared::Shared;
-use super::{Flow, OffloadStats, PromotionStats, PutStats, ReadStats, SsdStats, Stats, TierStats, WaitStats};
+use super::{Flow, PutStats, ReadStats, SsdStats, Stats, TierStats, WaitStats};
 
 /// Upper ends of the buckets of times, in seconds.
 const BOUNDS: [f64; 16] =
@@ -46,10 +46,10 @@ impl Shared {
                 bytes: get(&meters.stored.bytes),
                 waited: metrics.puts_waited,
             },
-            promotions: promotions(&metrics.promotion),
+            promotions: metrics.promotion,
             evictions: Flow { count: metrics.evictions, bytes: metrics.eviction_bytes },
             ssd_evictions: Flow { count: metrics.disk_evictions, bytes: metrics.disk_eviction_bytes },
-            offloads: offloads(&metrics.offload),
+            offloads: metrics.offload,
             corrupt: get(&meters.corrupt) + agent.records_lost,
             latency: meters.latencies(),
             waits: self.sites().map(wait).collect(),
@@ -157,43 +157,6 @@ fn wait(site: &Site) -> WaitStats {
     }
 }
 
-fn offloads(metrics: &OffloadMetrics) -> OffloadStats {
-    OffloadStats {
-        started: metrics.started,
-        completed: metrics.completed,
-        completed_bytes: metrics.completed_bytes,
-        failed: metrics.failed,
-        expired: metrics.expired,
-        cancelled: metrics.cancelled,
-        in_flight: metrics.in_flight,
-        skipped_full: metrics.skipped_full,
-        skipped_no_disk: metrics.skipped_no_disk,
-        skipped_not_worth: metrics.skipped_not_worth,
-    }
-}
-
-fn promotions(metrics: &PromotionMetrics) -> PromotionStats {
-    PromotionStats {
-        admitted: metrics.admitted,
-        completed: metrics.completed,
-        completed_bytes: metrics.completed_bytes,
-        failed: metrics.failed,
-        expired: metrics.expired,
-        cancelled: metrics.cancelled,
-        in_flight: metrics.in_flight,
-        rejected_frequency: metrics.rejected_frequency,
-        rejected_index: metrics.rejected_index,
-        rejected_watermark: metrics.rejected_watermark,
-        rejected_cap: metrics.rejected_cap,
-        candidate_recorded: metrics.candidate_recorded,
-        candidate_admitted: metrics.candidate_admitted,
-        candidate_admission_rejected: metrics.candidate_admission_rejected,
-        candidate_expired_evaluated: metrics.candidate_expired_evaluated,
-        candidate_expired_unevaluated: metrics.candidate_expired_unevaluated,
-        candidate_dropped_limit: metrics.candidate_dropped_limit,
-    }
-}
-
 /// How what the master began has ended.
 fn ends(counts: [u64; 4]) -> [(&'static str, u64); 4] {
     let labels = ["status=\"completed\"", "status=\"failed\"", "status=\"expired\"", "status=\"cancelled\""];
@@ -219,7 +182,7 @@ impl Text {
         }
     }
 
-    fn offloads(&mut self, o: &OffloadStats) {
+    fn offloads(&mut self, o: &OffloadMetrics) {
         self.gauge("slackwater_offloads_in_flight", "Offloads under way.", &[("", o.in_flight)]);
         self.counter("slackwater_offloads_started_total", "Offloads begun.", &[("", o.started)]);
         let ends = ends([o.completed, o.failed, o.expired, o.cancelled]);
@@ -233,7 +196,7 @@ impl Text {
         self.counter("slackwater_offloads_skipped_total", "Offloads not begun, by why.", &skipped);
     }
 
-    fn promotions(&mut self, promotions: &PromotionStats) {
+    fn promotions(&mut self, promotions: &PromotionMetrics) {
         let p = promotions;
         self.gauge("slackwater_promotions_in_flight", "Promotions under way.", &[("", p.in_flight)]);
         self.counter("slackwater_promotions_admitted_total", "Promotions begun.", &[("", p.admitted)]);

@@ -31,10 +31,7 @@ use slackwater_wire::{
 pub use error::{DirectoryError, OpenError, StoreError};
 pub use explain::{Learned, Reason, ReturnChance};
 pub use options::{GetOptions, Got, PutOptions, RemoveOptions, Stored, Tier};
-pub use stats::{
-    Choice, Flow, Latencies, Latency, OffloadStats, PromotionStats, PutStats, ReadStats, SsdStats, Stats, TierStats,
-    WaitStats,
-};
+pub use stats::{Choice, Flow, Latencies, Latency, PutStats, ReadStats, SsdStats, Stats, TierStats, WaitStats};
 
 use self::get::Sink;
 use self::shared::Shared;

@@ -1,4 +1,5 @@
 use serde::Serialize;
+use slackwater_meta::{OffloadMetrics, PromotionMetrics};
 
 /// Everything a store counts, at one moment. Counters begin at zero when the store is opened.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
@@ -18,13 +19,13 @@ pub struct Stats {
     /// Puts by how they ended.
     pub puts: PutStats,
     /// The funnel of promotion.
-    pub promotions: PromotionStats,
+    pub promotions: PromotionMetrics,
     /// Memory replicas that were evicted.
     pub evictions: Flow,
     /// SSD replicas that were evicted.
     pub ssd_evictions: Flow,
     /// The funnel of offload.
-    pub offloads: OffloadStats,
+    pub offloads: OffloadMetrics,
     /// Replicas whose bytes were not those that were put; none of them was returned.
     pub corrupt: u64,
     /// How long calls took.
@@ -95,70 +96,6 @@ pub struct PutStats {
     pub bytes: u64,
     /// Puts that had to wait for space.
     pub waited: u64,
-}
-
-/// The funnel of promotion: `admitted` is the sum of the four ends and `in_flight`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct PromotionStats {
-    /// Begun.
-    pub admitted: u64,
-    /// Ended with the value in memory.
-    pub completed: u64,
-    /// Bytes of those.
-    pub completed_bytes: u64,
-    /// Ended by an error.
-    pub failed: u64,
-    /// Ended by their deadline.
-    pub expired: u64,
-    /// Ended because the object went away.
-    pub cancelled: u64,
-    /// Under way.
-    pub in_flight: u64,
-    /// Not begun: read too seldom.
-    pub rejected_frequency: u64,
-    /// Not begun: worth less than what memory holds.
-    pub rejected_index: u64,
-    /// Not begun: memory too full.
-    pub rejected_watermark: u64,
-    /// Not begun: too many under way.
-    pub rejected_cap: u64,
-    /// Remembered to be tried again, for want of room or slots.
-    pub candidate_recorded: u64,
-    /// Begun from there.
-    pub candidate_admitted: u64,
-    /// Tried again without success.
-    pub candidate_admission_rejected: u64,
-    /// Forgotten after having been tried again.
-    pub candidate_expired_evaluated: u64,
-    /// Forgotten without having been tried again.
-    pub candidate_expired_unevaluated: u64,
-    /// Not remembered: too many are.
-    pub candidate_dropped_limit: u64,
-}
-
-/// The funnel of offload: `started` is the sum of the four ends and `in_flight`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct OffloadStats {
-    /// Begun.
-    pub started: u64,
-    /// Ended with the value on SSD.
-    pub completed: u64,
-    /// Bytes of those.
-    pub completed_bytes: u64,
-    /// Ended by an error.
-    pub failed: u64,
-    /// Ended by their deadline.
-    pub expired: u64,
-    /// Ended because the object went away.
-    pub cancelled: u64,
-    /// Under way.
-    pub in_flight: u64,
-    /// Not begun: too many under way, or an older record still being dropped.
-    pub skipped_full: u64,
-    /// Not begun: no SSD that would take it.
-    pub skipped_no_disk: u64,
-    /// Not begun: the SSD would have evicted it first.
-    pub skipped_not_worth: u64,
 }
 
 /// Things that happened and their bytes.

@@ -118,48 +118,13 @@ fn a_killed_process_at_any_operation_loses_nothing_acknowledged() {
     every_operation(Crash::Process, 4);
 }
 
-/// The keys that an opening after a kill told of, and those that are there when the power is cut then: `act` is cut off
-/// with its write in the cache of the device and its sync not begun.
-fn killed_then_cut(bug: Option<Planted>, act: impl Fn(&mut World)) -> [BTreeSet<Vec<u8>>; 2] {
-    plant(bug);
-    let mut world = World::new(small_log(1 << 20), 1);
-    world.put(b"old", 1, 5000);
-    world.rest();
-    act(&mut world);
-    while !world.disk.has_unsynced() {
-        if !world.complete() {
-            world.now += Duration::from_millis(100);
-            let mut out = Vec::new();
-            world.agent.on_deadline(world.now, &mut out);
-            world.take(out);
-        }
-    }
-    let found = [Crash::Process, Crash::LoseAll].map(|crash| {
-        world.crash(crash);
-        world.drain();
-        world.announced.keys().cloned().collect()
-    });
-    plant(None);
-    found
-}
-
-/// A process was killed and the next one told the master of a record that only the cache had, and that another was
-/// dropped by a tombstone in the cache; then the power went. The first was gone, the second was back.
-#[test]
-fn what_an_opening_told_outlives_the_next_power_cut() {
-    let write = |world: &mut World| _ = world.put(b"new", 2, 5000);
-    let remove = |world: &mut World| world.remove(b"old", 1);
-    let names = |keys: &[&str]| keys.iter().map(|key| key.as_bytes().to_vec()).collect::<BTreeSet<_>>();
-    assert_eq!(killed_then_cut(None, write), [names(&["new", "old"]), names(&["new", "old"])]);
-    assert_eq!(killed_then_cut(None, remove), [names(&[]), names(&[])]);
-    let bug = Some(Planted::RecoveryWithoutSync);
-    assert_eq!(killed_then_cut(bug, write), [names(&["new", "old"]), names(&["old"])], "a sync nobody would miss");
-    assert_eq!(killed_then_cut(bug, remove), [names(&[]), names(&["old"])], "a sync nobody would miss");
-}
-
-/// The keys that an opening after a failed sync told of, and those that are there when the power is cut then: the sync
-/// was of `act`, the process was killed with it, and every later sync succeeds.
-fn synced_in_vain(bug: Option<Planted>, act: impl Fn(&mut World)) -> [BTreeSet<Vec<u8>>; 2] {
+/// The keys that an opening after a kill told of, and those that are there when the power is cut then. The process is
+/// killed in the midst of `act`, when `reached` says so.
+fn killed_then_cut(
+    bug: Option<Planted>,
+    act: impl Fn(&mut World),
+    reached: impl Fn(&mut World) -> bool,
+) -> [BTreeSet<Vec<u8>>; 2] {
     plant(bug);
     let mut world = World::new(small_log(1 << 20), 1);
     world.put(b"old", 1, 5000);
@@ -167,7 +132,7 @@ fn synced_in_vain(bug: Option<Planted>, act: impl Fn(&mut World)) -> [BTreeSet<V
     world.disk.set_forgetful(true);
     act(&mut world);
     world.give(AgentInput::Flush(1));
-    while !world.complete_sync(EIO) {}
+    while !reached(&mut world) {}
     let found = [Crash::Process, Crash::LoseAll].map(|crash| {
         world.crash(crash);
         world.drain();
@@ -177,19 +142,38 @@ fn synced_in_vain(bug: Option<Planted>, act: impl Fn(&mut World)) -> [BTreeSet<V
     found
 }
 
+/// What both moments of the kill ask: what is told stays, and without `bug` it would not.
+fn what_is_told_stays(bug: Planted, reached: impl Fn(&mut World) -> bool) {
+    let write = |world: &mut World| _ = world.put(b"new", 2, 5000);
+    let remove = |world: &mut World| world.remove(b"old", 1);
+    let names = |keys: &[&str]| keys.iter().map(|key| key.as_bytes().to_vec()).collect::<BTreeSet<_>>();
+    assert_eq!(killed_then_cut(None, write, &reached), [names(&["new", "old"]), names(&["new", "old"])]);
+    assert_eq!(killed_then_cut(None, remove, &reached), [names(&[]), names(&[])]);
+    let bug = Some(bug);
+    assert_eq!(
+        killed_then_cut(bug, write, &reached),
+        [names(&["new", "old"]), names(&["old"])],
+        "nobody would miss it"
+    );
+    assert_eq!(killed_then_cut(bug, remove, &reached), [names(&[]), names(&["old"])], "nobody would miss it");
+}
+
+/// A process was killed and the next one told the master of a record that only the cache had, and that another was
+/// dropped by a tombstone in the cache; then the power went. The first was gone, the second was back.
+#[test]
+fn what_an_opening_told_outlives_the_next_power_cut() {
+    what_is_told_stays(Planted::RecoveryWithoutSync, |world| {
+        assert!(world.complete(), "a write is under way");
+        world.disk.has_unsynced()
+    });
+}
+
 /// A sync failed and left pages clean that were never written. The process died, the next one read them and made sure of
 /// them by a sync, which succeeded as there was nothing to write; then the power went. A record that had been told of was
 /// gone, and one that a tombstone had kept from being told of was back.
 #[test]
 fn what_a_failed_sync_lost_is_written_again_before_it_is_told() {
-    let write = |world: &mut World| _ = world.put(b"new", 2, 5000);
-    let remove = |world: &mut World| world.remove(b"old", 1);
-    let names = |keys: &[&str]| keys.iter().map(|key| key.as_bytes().to_vec()).collect::<BTreeSet<_>>();
-    assert_eq!(synced_in_vain(None, write), [names(&["new", "old"]), names(&["new", "old"])]);
-    assert_eq!(synced_in_vain(None, remove), [names(&[]), names(&[])]);
-    let bug = Some(Planted::RecoveryTrustsCache);
-    assert_eq!(synced_in_vain(bug, write), [names(&["new", "old"]), names(&["old"])], "a write nobody would miss");
-    assert_eq!(synced_in_vain(bug, remove), [names(&[]), names(&["old"])], "a write nobody would miss");
+    what_is_told_stays(Planted::RecoveryTrustsCache, |world| world.complete_sync(EIO));
 }
 
 /// Whether a dropped record is back after its tombstone's file was reclaimed before its own, and the log opened again.

@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a test may stop at the first surprise")]
 
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
@@ -249,29 +250,34 @@ fn a_panic_that_panics_again_is_only_a_panic() {
             }
         }
     }
-    fn forget(result: Result<(), Box<dyn std::any::Any + Send>>) {
-        let payload = result.unwrap_err();
+    fn forget(payload: Box<dyn std::any::Any + Send>) {
         assert!(payload.is::<Twice>());
         std::mem::forget(payload);
     }
     let twice = || std::panic::panic_any(Twice);
-    on_each(|pool| {
+    let story = move |pool: &Pool| {
         let both = || {
             pool.scope(|scope| {
                 scope.spawn(twice);
                 scope.spawn(twice);
             });
         };
-        forget(std::panic::catch_unwind(std::panic::AssertUnwindSafe(both)));
+        forget(std::panic::catch_unwind(std::panic::AssertUnwindSafe(both)).unwrap_err());
         let queue = Queue::new(pool, 2);
         (0..2).for_each(|_| queue.enqueue(twice).unwrap());
-        forget(Err(queue.sync(0, Instant::NEVER).unwrap_err().0));
+        forget(queue.sync(0, Instant::NEVER).unwrap_err().0);
         // Nobody wants the result: the last of the two ends drops it.
         let handle = pool.spawn(|| Twice).unwrap();
         let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| drop(handle)));
         assert_eq!(pool.spawn(|| 7).unwrap().wait().unwrap(), 7);
         pool.run(100, |_| ());
+    };
+    let (tell, told) = channel();
+    thread::spawn(move || {
+        on_each(story);
+        tell.send(()).unwrap();
     });
+    told.recv_timeout(Duration::from_secs(60)).expect("nobody waits for a worker that died");
 }
 
 #[test]
@@ -296,21 +302,21 @@ struct Plug {
 impl Plug {
     fn new(pool: &Pool, tasks: usize) -> Self {
         let event = Arc::new(Event::new());
-        let started = Arc::new(AtomicUsize::new(0));
+        let (tell, told) = channel();
         let seen = event.seen();
         let handles = (0..tasks)
             .map(|_| {
-                let (event, started) = (Arc::clone(&event), Arc::clone(&started));
+                let (event, tell) = (Arc::clone(&event), tell.clone());
                 pool.spawn(move || {
-                    started.fetch_add(1, Ordering::Release);
+                    tell.send(()).unwrap();
                     let site = Site::new("plug");
                     let _ = event.wait(seen, &Waiting::at(&site));
                 })
                 .unwrap()
             })
             .collect();
-        while started.load(Ordering::Acquire) < tasks {
-            thread::yield_now();
+        for _ in 0..tasks {
+            told.recv_timeout(Duration::from_secs(60)).expect("a worker takes the task");
         }
         Self { event, handles }
     }
@@ -395,14 +401,14 @@ fn a_dropped_pool_tells_those_who_wait_for_what_it_queued() {
 fn a_pool_can_be_dropped_by_its_own_task() {
     let pool = Arc::new(pool(2));
     let own = Arc::clone(&pool);
-    let (tell, told) = std::sync::mpsc::channel();
+    let (tell, told) = channel();
     pool.spawn(move || {
         let last = Arc::into_inner(own);
         tell.send(last.is_some()).unwrap();
     })
     .unwrap();
     drop(pool);
-    told.recv().unwrap();
+    told.recv_timeout(Duration::from_secs(60)).expect("the task ends");
 }
 
 #[test]

@@ -52,10 +52,6 @@ impl Report {
         if let Some(ratio) = row.cpu_over_limit.filter(|_| row.mover == Carrier::Tcp) {
             claims.push(Bound::at_most(format!("{name}: CPU a byte over the limit"), ratio, 1.10));
         }
-        if let (Some(gbps), Some(cpu)) = (row.gbps_over_request, row.cpu_over_request) {
-            claims.push(Bound::at_least(format!("{name}: GB/s over a socket asked one by one"), gbps, 0.95));
-            claims.push(Bound::at_most(format!("{name}: CPU a byte over a socket asked one by one"), cpu, 1.10));
-        }
         let like = |mover: Carrier, concurrency: usize| {
             self.rows.iter().find(|other| {
                 (other.mover, other.concurrency) == (mover, concurrency)

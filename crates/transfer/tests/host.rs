@@ -8,7 +8,9 @@ mod world;
 use std::sync::Arc;
 
 use slackwater_transfer::host::{HostLimits, HostMover, ServiceLimits};
-use slackwater_transfer::{Engine, GrantSpec, Home, HostContact, Mover, Op, Rights, Segment, Target, Tcp, TcpConfig};
+use slackwater_transfer::{
+    Cause, Ended, Engine, GrantSpec, Home, HostContact, Mover, Op, Refusal, Rights, Segment, Target, Tcp, TcpConfig,
+};
 
 use crate::world::{End, anonymous, at, host_engine, noise, request, segment, shared, submit};
 
@@ -132,6 +134,27 @@ fn memory_that_its_owner_takes_back_is_let_go_of() {
         assert!(mappings() <= 3, "{} mappings", mappings());
         far.engine.unregister(field.region.id(), world::PATIENCE).unwrap();
     }
+}
+
+/// A new key left windows open that had been opened under the old one: who had used a capability once could go on.
+#[test]
+fn a_new_key_is_the_end_of_what_was_granted_under_the_old_one() {
+    let (near, far) = (host_engine("near", HostLimits::default()).0, host_engine("far", HostLimits::default()).0);
+    let (near, far) = (End { engine: near, make: anonymous }, End { engine: far, make: shared });
+    let (here, field) = (near.filled(&noise(4, 4096)), far.field(4096));
+    let peer = near.engine.open(far.engine.segment().clone());
+    let grant = || far.engine.grant(field.region.id(), &GrantSpec::whole(&field.region, Rights::BOTH)).unwrap();
+    let old = Target { peer, offset: 0, capability: grant(), key: None };
+    let write = |target| vec![request(Op::Write, vec![here.range(0, 4096)], target)];
+    near.engine.transfer(write(old), &submit()).unwrap();
+    far.engine.home().rotate().unwrap();
+    let forged = Cause::Refused(Refusal::Forged);
+    for _ in 0..2 {
+        assert_eq!(near.engine.write_now(&old, &[9; 8], world::PATIENCE), Err(forged.clone()));
+        assert_eq!(near.engine.transfer(write(old), &submit()), Err(Ended::Failed(forged.clone())));
+    }
+    assert!(field.load() == here.load());
+    near.engine.transfer(write(Target { capability: grant(), ..old }), &submit()).unwrap();
 }
 
 #[test]

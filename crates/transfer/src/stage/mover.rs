@@ -459,6 +459,8 @@ impl Mover for StagedMover {
                     break;
                 }
             }
+            // Whoever still waits for room to submit waits in vain.
+            line.flow.close();
         }
     }
 }

@@ -44,7 +44,7 @@ pub(crate) enum Keys {
 pub(crate) enum Mq {
     /// Answer requests to `echo.echo` with their own parts, and print what `echo.say` brings, until Ctrl-C
     Echo {
-        /// Where to listen, such as tcp://127.0.0.1:0 or ipc:///tmp/echo
+        /// Where to listen, such as tcp://127.0.0.1:5000 or ipc:///tmp/echo
         address: Address,
         /// Secret key; with one, links are encrypted. Needed for any address that is not loopback
         #[arg(long, value_name = "FILE")]

@@ -153,13 +153,13 @@ fn a_reader_that_does_not_read_fills_only_its_own_queue() {
 
 /// A connection with greeting and READY behind it, on which the caller goes on by hand.
 fn plain_peer(address: &Address, socket_type: &str) -> TcpStream {
-    let mut stream = TcpStream::connect(socket_of(address)).unwrap();
+    let mut stream = TcpStream::connect(socket_of(address)).expect("it listens");
     let mut greeting = [0u8; 64];
     (greeting[0], greeting[9], greeting[10], greeting[11]) = (0xff, 0x7f, 3, 1);
     greeting[12..16].copy_from_slice(b"NULL");
-    stream.write_all(&greeting).unwrap();
+    stream.write_all(&greeting).expect("the peer reads");
     let ready = [b"\x05READY\x0bSocket-Type\0\0\0", &[socket_type.len() as u8][..], socket_type.as_bytes()].concat();
-    stream.write_all(&[&[4, ready.len() as u8], &ready[..]].concat()).unwrap();
+    stream.write_all(&[&[4, ready.len() as u8], &ready[..]].concat()).expect("the peer reads");
     stream
 }
 

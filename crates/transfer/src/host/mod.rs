@@ -19,6 +19,7 @@ mod page;
 mod peer;
 mod process;
 mod service;
+mod standing;
 #[cfg(test)]
 mod tests;
 mod warmth;

@@ -26,6 +26,7 @@ use super::message::{
 use super::packets::{Listener, Packets, Received};
 use super::page::ControlPage;
 use super::process::Process;
+use super::standing::{Peer, Standing};
 use crate::home::Home;
 use crate::mover::Notice;
 use crate::region::{Access, Region};
@@ -78,48 +79,6 @@ struct Shared {
 pub(crate) struct Watched {
     gone: AtomicBool,
     tell: Box<dyn Fn() + Send + Sync>,
-}
-
-/// A process that has, or asks for, this one's memory.
-struct Peer {
-    packets: Packets,
-    /// Who it says it is.
-    incarnation: Incarnation,
-    standing: Standing,
-}
-
-/// How a peer stands.
-enum Standing {
-    /// It has not said who it is, which it has to by then.
-    Stranger(Instant),
-    /// It may ask.
-    Open(Grants),
-    /// It broke the protocol. It is told nothing more and everything is taken back from it; but it may be at memory still,
-    /// so what it was granted is kept until it lets go of it, or ends.
-    Expelled(Grants),
-}
-
-impl Standing {
-    fn deadline(&self) -> Option<Instant> {
-        match self {
-            Self::Stranger(deadline) => Some(*deadline),
-            Self::Open(_) | Self::Expelled(_) => None,
-        }
-    }
-
-    fn grants(&self) -> Option<&Grants> {
-        match self {
-            Self::Stranger(_) => None,
-            Self::Open(grants) | Self::Expelled(grants) => Some(grants),
-        }
-    }
-
-    fn grants_mut(&mut self) -> Option<&mut Grants> {
-        match self {
-            Self::Stranger(_) => None,
-            Self::Open(grants) | Self::Expelled(grants) => Some(grants),
-        }
-    }
 }
 
 const LISTENER: u64 = 0;

@@ -9,6 +9,7 @@ mod chunks;
 #[cfg(feature = "gpu")]
 mod cuda;
 mod device;
+mod limits;
 mod mover;
 mod software;
 mod stager;
@@ -16,6 +17,7 @@ mod stager;
 #[cfg(feature = "gpu")]
 pub use cuda::{CudaDevice, CudaMemory};
 pub use device::{CopyQueue, Device, DeviceCopy, DeviceError, Pinned, Ticket};
+pub use limits::{NoStage, StageLimits, Watch};
 pub use mover::StagedMover;
 pub use software::{Faults, SoftwareDevice, SoftwareMemory};
-pub use stager::{NoStage, StageLimits, Stager, Watch};
+pub use stager::Stager;

@@ -1,6 +1,5 @@
 use std::collections::VecDeque;
 use std::fmt;
-use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::{self, NonNull};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -10,10 +9,10 @@ use std::time::Duration;
 
 use slackwater_base::Instant;
 use slackwater_wait::{Event, Site, Waiting, now};
-use thiserror::Error;
 
 use super::chunks::{Chunk, Chunks, Fetch, Next, Wanted};
 use super::device::{CopyQueue, Device, DeviceCopy, DeviceError, Ticket};
+use super::limits::{NoStage, StageLimits, Watch};
 use crate::memory::{Memory, Stage, StageError, Staged, Turn};
 use crate::region::Access;
 
@@ -26,55 +25,6 @@ use crate::region::Access;
 pub struct Stager {
     core: Arc<Core>,
     thread: Option<JoinHandle<()>>,
-}
-
-/// Bounds of a [`Stager`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct StageLimits {
-    /// The bytes of one copy between device and host, a few MiB: long beside its start, short beside the whole. At least a
-    /// page.
-    pub chunk_bytes: usize,
-    /// The most pinned memory; at least two chunks each for this process and for its peers, so that one is with the
-    /// device while the other is on the wire.
-    pub pinned_bytes_max: usize,
-    /// How the ends of copies are found.
-    pub watch: Watch,
-}
-
-/// How the end of a device copy is found: its events are no file descriptors.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Watch {
-    /// The device calls back behind every copy.
-    Callback,
-    /// The thread looks this often while copies are under way.
-    Poll(Duration),
-}
-
-impl Default for StageLimits {
-    fn default() -> Self {
-        Self { chunk_bytes: 2 << 20, pinned_bytes_max: 256 << 20, watch: Watch::Callback }
-    }
-}
-
-/// Why device memory cannot be staged.
-#[derive(Debug, Error)]
-pub enum NoStage {
-    /// The device refused.
-    #[error(transparent)]
-    Device(#[from] DeviceError),
-    /// The thread did not start.
-    #[error("staging: {0}")]
-    System(#[from] io::Error),
-    /// The bytes are not, or not all, memory of the device.
-    #[error("{bytes} bytes at {address:#x} are no memory of {device}")]
-    Foreign {
-        /// Which device.
-        device: String,
-        /// First byte.
-        address: u64,
-        /// Length.
-        bytes: usize,
-    },
 }
 
 struct Core {

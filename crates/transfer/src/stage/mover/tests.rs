@@ -3,8 +3,7 @@ use std::time::Duration;
 use slackwater_wait::{Site, Waiting};
 use slackwater_wire::data::Rights;
 
-use super::super::software::SoftwareDevice;
-use super::super::stager::{StageLimits, Stager, Watch};
+use super::super::{SoftwareDevice, StageLimits, Stager, Watch};
 use super::*;
 use crate::engine::Engine;
 use crate::home::{GrantSpec, Home};

@@ -350,7 +350,7 @@ mod tests {
     fn ratios_compare_rows_of_the_same_setting() {
         let row = |pool, gap_us, wall, cpu| Row {
             pool,
-            threads: 2,
+            threads: Cpus::current().usable as usize,
             task_us: 2.0,
             gap_us,
             wall_ms_per_token: wall,
@@ -372,5 +372,7 @@ mod tests {
         assert_eq!(ratios[1].wall_over_openmp_active, None);
         let gap_cores = ratios[1].gap_cores.unwrap();
         assert!((gap_cores - 7.2 / 288.0).abs() < 1e-9, "{gap_cores}");
+        let holds: Vec<bool> = report::bounds(&rows, &ratios).iter().map(Bound::holds).collect();
+        assert_eq!(holds, [false, true], "slower than active OpenMP, and thrifty in the gaps");
     }
 }

@@ -330,6 +330,7 @@ mod tests {
         assert_eq!(report.rows.len(), 4);
         assert!(report.rows.iter().all(|row| row.gbps > 0.0 && row.avg_us > 0.0 && row.p99_us > 0.0), "{report:?}");
         assert_eq!(report.ratios.len(), 2);
+        assert_eq!(report.bounds.len(), 4, "three of the crowd, one of the idle process: {:?}", report.bounds);
         let json = serde_json::to_value(&report).unwrap();
         for field in ["concurrency", "strategy", "cores", "gbps", "avg_us", "p99_us"] {
             assert!(!json["rows"][0][field].is_null(), "{field}");

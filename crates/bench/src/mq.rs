@@ -4,7 +4,7 @@
 //! thread. All traffic stays on loopback.
 
 mod bare;
-mod holds;
+mod bounds;
 mod links;
 mod page;
 mod process;
@@ -18,6 +18,7 @@ use serde::Serialize;
 use thiserror::Error;
 
 use crate::process::ProcessError;
+use crate::report::Bound;
 
 /// What to measure.
 #[derive(Clone, Debug)]
@@ -75,7 +76,7 @@ const STARTING: Duration = Duration::from_secs(60);
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Report {
     /// What must hold, with what was measured.
-    pub holds: Vec<Held>,
+    pub bounds: Vec<Bound>,
     /// One client, many links.
     pub links: Vec<LinksRow>,
     /// The physical limit of the same machine in the same minutes: a client that only waits with epoll and reads.
@@ -86,21 +87,6 @@ pub struct Report {
     pub rpc: Vec<RpcRow>,
     /// What was left out or brought down, and why.
     pub notes: Vec<String>,
-}
-
-/// One thing that must hold.
-#[derive(Clone, Debug, Serialize)]
-pub struct Held {
-    /// What.
-    pub what: String,
-    /// What was measured.
-    pub value: f64,
-    /// `≤` or `≥`.
-    pub must: &'static str,
-    /// The bound.
-    pub bound: f64,
-    /// `yes` or `no`.
-    pub holds: &'static str,
 }
 
 /// What a message costs with many links over what it costs with few.
@@ -194,7 +180,7 @@ pub fn run(options: &Options) -> Result<Report, BenchError> {
     let mut report = Report::default();
     links::measure(options, &mut report)?;
     rpc::measure(options, &mut report)?;
-    report.holds = holds::of(&report);
+    report.bounds = bounds::of(&report);
     Ok(report)
 }
 

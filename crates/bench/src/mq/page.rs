@@ -1,16 +1,8 @@
 use super::{LinksRow, Report};
-use crate::report::{Page, Table};
+use crate::report::{Bound, Page, Table};
 
 /// The report as one page without any other file.
 pub(super) fn render(report: &Report) -> String {
-    let holds = Table::new(
-        "What must hold",
-        &["what", "measured", "must be", "bound", "holds"],
-        report.holds.iter().map(|held| {
-            let (value, bound) = (format!("{:.2}", held.value), format!("{}", held.bound));
-            vec![held.what.clone(), value, held.must.to_owned(), bound, held.holds.to_owned()]
-        }),
-    );
     let links = |title: &str, rows: &[LinksRow]| {
         Table::new(
             title,
@@ -76,7 +68,7 @@ pub(super) fn render(report: &Report) -> String {
         title: "Message layer".to_owned(),
         lead: "One client with many links, and requests with their replies.".to_owned(),
         tables: vec![
-            holds,
+            Bound::table(&report.bounds),
             links("One client, many links", &report.links),
             links("The limit: a client that only waits with epoll and reads", &report.bare),
             rpc,
@@ -90,7 +82,7 @@ pub(super) fn render(report: &Report) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::mq::{Held, RpcRow};
+    use crate::mq::RpcRow;
 
     #[test]
     fn every_row_and_note_is_on_the_page() {
@@ -98,7 +90,7 @@ mod tests {
             links: vec![LinksRow { n: 12_345, mechanism: "NULL", ..LinksRow::default() }],
             rpc: vec![RpcRow { size: 64, mechanism: "CURVE", peer_rps: Some(777.0), ..RpcRow::default() }],
             notes: vec!["a <note>".into()],
-            holds: vec![Held { what: "a promise".into(), value: 1.5, must: "≤", bound: 2.0, holds: "yes" }],
+            bounds: vec![Bound::at_most("a promise", 1.5, 2.0)],
             ..Report::default()
         };
         let page = render(&report);

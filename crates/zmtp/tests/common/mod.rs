@@ -64,7 +64,12 @@ impl End {
 
 /// Distinct fixed bytes in the place of randomness.
 pub(crate) fn random_like(seed: u8) -> [u8; Entropy::BYTES] {
-    std::array::from_fn(|i| seed.wrapping_mul(31).wrapping_add((i as u8).wrapping_mul(7)) ^ 0x5a)
+    std::array::from_fn(|at| random_byte(seed, at))
+}
+
+/// One of them.
+pub(crate) fn random_byte(seed: u8, at: usize) -> u8 {
+    seed.wrapping_mul(31).wrapping_add((at as u8).wrapping_mul(7)) ^ 0x5a
 }
 
 pub(crate) fn pair(seed: u8) -> KeyPair {

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use mio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use mio::{Interest, Registry, Token};
-use socket2::{Domain, Protocol, SockAddr, Socket, TcpKeepalive, Type};
+use socket2::{Domain, Protocol, SockAddr, SockRef, Socket, TcpKeepalive, Type};
 
 use crate::{Endpoint, Source};
 
@@ -31,6 +31,21 @@ pub struct TcpLiveness {
 }
 
 impl TcpLiveness {
+    /// Sets the options of a TCP socket: these, and no delay of small segments.
+    ///
+    /// # Errors
+    /// The kernel does not know one of them, or it is no TCP socket.
+    pub fn apply(&self, socket: &impl AsFd) -> io::Result<()> {
+        let socket = SockRef::from(socket);
+        let keepalive = TcpKeepalive::new()
+            .with_time(self.keepalive_idle)
+            .with_interval(self.keepalive_interval)
+            .with_retries(self.keepalive_count);
+        socket.set_tcp_nodelay(true)?;
+        socket.set_tcp_keepalive(&keepalive)?;
+        socket.set_tcp_user_timeout(Some(self.user_timeout))
+    }
+
     /// Silence before the first probe of connection number `number`.
     fn idle_of(&self, number: u32) -> Duration {
         self.keepalive_idle + Duration::from_secs(u64::from(number % KEEPALIVE_TIMES))
@@ -95,7 +110,7 @@ impl Stream {
             Endpoint::Tcp(address) => {
                 let socket =
                     Socket::new(Domain::for_address(*address), Type::STREAM.nonblocking(), Some(Protocol::TCP))?;
-                set_options(&socket, liveness)?;
+                liveness.apply(&socket)?;
                 if let Some(from) = from {
                     socket.bind(&from.into())?;
                 }
@@ -197,16 +212,6 @@ impl Listener {
     }
 }
 
-fn set_options(socket: &Socket, liveness: &TcpLiveness) -> io::Result<()> {
-    let keepalive = TcpKeepalive::new()
-        .with_time(liveness.keepalive_idle)
-        .with_interval(liveness.keepalive_interval)
-        .with_retries(liveness.keepalive_count);
-    socket.set_tcp_nodelay(true)?;
-    socket.set_tcp_keepalive(&keepalive)?;
-    socket.set_tcp_user_timeout(Some(liveness.user_timeout))
-}
-
 fn open_tcp(address: SocketAddr, shared: bool, liveness: &TcpLiveness) -> io::Result<TcpListener> {
     let open = |reuse_port: bool| -> io::Result<Socket> {
         let socket = Socket::new(Domain::for_address(address), Type::STREAM.nonblocking(), Some(Protocol::TCP))?;
@@ -215,7 +220,7 @@ fn open_tcp(address: SocketAddr, shared: bool, liveness: &TcpLiveness) -> io::Re
         if address.is_ipv6() {
             socket.set_only_v6(false)?;
         }
-        set_options(&socket, liveness)?;
+        liveness.apply(&socket)?;
         socket.bind(&SockAddr::from(address))?;
         Ok(socket)
     };

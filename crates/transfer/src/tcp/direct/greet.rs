@@ -7,7 +7,7 @@ use slackwater_base::Instant;
 use slackwater_net::TcpLiveness;
 use slackwater_wait::now;
 use slackwater_wire::data::{Features, GREETING_BYTES, Greeting};
-use socket2::{SockRef, TcpKeepalive};
+use socket2::SockRef;
 
 use super::line::Line;
 use crate::cause::{Cause, Clock};
@@ -72,14 +72,8 @@ fn read_greeting(stream: &mut TcpStream, until: Instant) -> io::Result<[u8; GREE
 }
 
 fn set_options(stream: &TcpStream, buffer_bytes: usize) -> io::Result<()> {
-    let (socket, liveness) = (SockRef::from(stream), TcpLiveness::default());
-    let keepalive = TcpKeepalive::new()
-        .with_time(liveness.keepalive_idle)
-        .with_interval(liveness.keepalive_interval)
-        .with_retries(liveness.keepalive_count);
-    socket.set_tcp_nodelay(true)?;
-    socket.set_tcp_keepalive(&keepalive)?;
-    socket.set_tcp_user_timeout(Some(liveness.user_timeout))?;
+    TcpLiveness::default().apply(stream)?;
+    let socket = SockRef::from(stream);
     socket.set_send_buffer_size(buffer_bytes)?;
     socket.set_recv_buffer_size(buffer_bytes)
 }

@@ -30,7 +30,7 @@ pub use engine::{Engine, EngineError};
 pub use home::{GrantSpec, Home, Life};
 pub use job::{Buffers, Job, Part, Priority, Remote, Span};
 pub use local::Local;
-pub use memory::{Location, Memory, SharedFile, Stage, StageError, Staged, Turn};
+pub use memory::{Location, Memory, Place, SharedFile, Stage, StageError, Staged};
 pub use mover::{Abilities, Carried, Lone, Mover, Notice, PeerStats, RegionKey, Submission, WhenFull};
 pub use region::{
     Access, AccessError, Lookup, Region, RegionId, RegionSpec, Regions, RegisterError, ReopenError, StillBusy,

@@ -86,8 +86,13 @@ pub trait Stage: Send + Sync + fmt::Debug {
     /// Lends host memory of `bytes` bytes, on behalf of whoever `access` is for, so that no tenant finds bytes of another
     /// there. None while the cap on it is used up: then `free` is called when it is this caller's turn to ask again, or
     /// when `until` has passed.
-    fn lend(&self, access: &Access, bytes: usize, until: Instant, free: Box<dyn FnOnce(Turn) + Send>)
-    -> Option<Staged>;
+    fn lend(
+        &self,
+        access: &Access,
+        bytes: usize,
+        until: Instant,
+        free: Box<dyn FnOnce(Place) + Send>,
+    ) -> Option<Staged>;
 
     /// Brings `bytes` bytes from `offset` within `access` into memory that was lent for as many.
     fn load(
@@ -110,8 +115,8 @@ pub trait Stage: Send + Sync + fmt::Debug {
     );
 }
 
-/// Somebody's turn at what a [`Stage`] lends: dropped, used or not, it passes to the next in line.
-pub struct Turn(#[expect(dead_code, reason = "held for its drop")] Box<dyn Any + Send>);
+/// A place at the head of the line for what a [`Stage`] lends: dropped, used or not, it passes to the next in line.
+pub struct Place(#[expect(dead_code, reason = "held for its drop")] Box<dyn Any + Send>);
 
 /// Host memory lent by a [`Stage`]; goes back when dropped.
 pub struct Staged {
@@ -240,17 +245,17 @@ impl Memory {
     }
 }
 
-impl Turn {
-    /// A turn that passes when `next` is dropped.
+impl Place {
+    /// A place that passes when `next` is dropped.
     #[must_use]
     pub fn new(next: impl Any + Send) -> Self {
         Self(Box::new(next))
     }
 }
 
-impl fmt::Debug for Turn {
+impl fmt::Debug for Place {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Turn")
+        f.write_str("Place")
     }
 }
 

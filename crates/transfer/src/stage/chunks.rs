@@ -5,7 +5,7 @@ use std::sync::Arc;
 use slackwater_base::Instant;
 
 use super::device::Pinned;
-use crate::memory::{StageError, Staged, Turn};
+use crate::memory::{Place, StageError, Staged};
 use crate::region::Access;
 
 /// Chunks of one half, and the line for them. It decides; what is to be called or made, its owner does.
@@ -34,7 +34,7 @@ pub(super) enum Wanted {
 }
 
 /// Calls whoever waits for a loan.
-pub(super) type Free = Box<dyn FnOnce(Turn) + Send>;
+pub(super) type Free = Box<dyn FnOnce(Place) + Send>;
 
 pub(super) struct Fetch {
     pub(super) access: Arc<Access>,

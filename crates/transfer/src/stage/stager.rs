@@ -13,7 +13,7 @@ use slackwater_wait::{Event, Site, Waiting, now};
 use super::chunks::{Chunk, Chunks, Fetch, Next, Wanted};
 use super::device::{CopyQueue, Device, DeviceCopy, DeviceError, Ticket};
 use super::limits::{NoStage, StageLimits, Watch};
-use crate::memory::{Memory, Stage, StageError, Staged, Turn};
+use crate::memory::{Memory, Place, Stage, StageError, Staged};
 use crate::region::Access;
 
 /// Brings bytes of a device in and out through pinned host memory, a chunk at a time, without anybody waiting in a copy.
@@ -166,7 +166,7 @@ impl Stage for Stager {
         access: &Access,
         bytes: usize,
         until: Instant,
-        free: Box<dyn FnOnce(Turn) + Send>,
+        free: Box<dyn FnOnce(Place) + Send>,
     ) -> Option<Staged> {
         let core = &self.core;
         debug_assert!(bytes <= core.limits.chunk_bytes, "a loan of more than a chunk");
@@ -317,8 +317,8 @@ impl Core {
         }
     }
 
-    fn turn(self: &Arc<Self>, pool: usize) -> Turn {
-        Turn::new(Over { core: Arc::clone(self), pool })
+    fn turn(self: &Arc<Self>, pool: usize) -> Place {
+        Place::new(Over { core: Arc::clone(self), pool })
     }
 
     fn lent(self: &Arc<Self>, pool: usize, chunk: Chunk, bytes: usize) -> Staged {

@@ -73,7 +73,7 @@ pub(crate) enum Command {
     Cancel(BatchId),
     LetGo(RegionId),
     /// A device has room for payload of this connection, whose turn it is until it has looked.
-    Resume(ConnId, crate::memory::Turn),
+    Resume(ConnId, crate::memory::Place),
     /// A chunk of a request is in the device.
     Stored {
         conn: ConnId,
@@ -142,7 +142,7 @@ impl Half {
                     serve.served.let_go(region, &mut conn.outlet);
                 }
             }),
-            Command::Resume(conn, _turn) => {
+            Command::Resume(conn, _place) => {
                 self.served(conn, |served, _, _| served.resumed());
                 self.serve(net, conn, Readiness { readable: true, ..Readiness::default() });
             }

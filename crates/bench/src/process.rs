@@ -181,7 +181,7 @@ pub(crate) fn cpu_seconds(pid: u32) -> f64 {
 }
 
 /// Voluntary and involuntary context switches of all threads that a process has; zero when it is gone.
-pub(crate) fn switches(pid: u32) -> u64 {
+pub fn switches(pid: u32) -> u64 {
     let Ok(threads) = std::fs::read_dir(format!("/proc/{pid}/task")) else {
         return 0;
     };

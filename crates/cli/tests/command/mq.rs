@@ -5,6 +5,8 @@ use std::process::{Command, Stdio};
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
+use slackwater_bench::process::switches;
+
 /// How long an idle tool is watched.
 const WATCHED: Duration = Duration::from_secs(1);
 
@@ -34,15 +36,4 @@ fn an_idle_echo_server_wakes_nobody() {
     child.wait().unwrap();
     assert_eq!(first.unwrap(), format!("listening at {address}"));
     assert!(woken[1] <= 5, "{} switches in {WATCHED:?}", woken[1]);
-}
-
-/// Context switches of all threads of a process.
-fn switches(pid: u32) -> u64 {
-    let threads = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();
-    let statuses = threads.flatten().filter_map(|thread| std::fs::read_to_string(thread.path().join("status")).ok());
-    let counts = |status: String| -> u64 {
-        let lines = status.lines().filter_map(|line| line.split_once("ctxt_switches:"));
-        lines.filter_map(|(_, count)| count.trim().parse::<u64>().ok()).sum()
-    };
-    statuses.map(counts).sum()
 }

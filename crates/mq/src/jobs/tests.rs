@@ -1,4 +1,4 @@
-use std::sync::mpsc::channel;
+use std::sync::mpsc::{Sender, channel};
 
 use super::*;
 
@@ -10,23 +10,25 @@ fn jobs(general: usize, categories: &[Queueing]) -> Jobs {
     Jobs::new(workers, STRANGERS, categories, Arc::new(Metrics::default()))
 }
 
+/// Has a worker busy with a command of the first category until what this gives is sent to or dropped.
+fn hold_a_worker(jobs: &Jobs) -> Sender<()> {
+    let (release, held) = channel::<()>();
+    let (began, begun) = channel();
+    let task = move || {
+        began.send(()).unwrap();
+        let _ = held.recv();
+    };
+    jobs.command(0, 0, Box::new(task)).unwrap();
+    begun.recv_timeout(LONG).unwrap();
+    release
+}
+
 #[test]
 fn a_full_queue_refuses_and_another_category_goes_on() {
     let one = Queueing { queue: Some(1), ..Queueing::default() };
     let reserved = Queueing { reserved: 1, ..Queueing::default() };
     let jobs = jobs(1, &[one, reserved]);
-    let (release, held) = channel::<()>();
-    let (began, begun) = channel();
-    jobs.command(
-        0,
-        0,
-        Box::new(move || {
-            began.send(()).unwrap();
-            let _ = held.recv();
-        }),
-    )
-    .unwrap();
-    begun.recv_timeout(LONG).unwrap();
+    let release = hold_a_worker(&jobs);
     assert_eq!(jobs.command(0, 0, Box::new(|| {})), Ok(()));
     assert_eq!(jobs.command(0, 0, Box::new(|| {})), Err(Full));
     assert_eq!(jobs.waiting(), [1, 0]);
@@ -41,18 +43,7 @@ fn a_full_queue_refuses_and_another_category_goes_on() {
 #[test]
 fn queues_are_bounded_in_bytes() {
     let jobs = jobs(1, &[Queueing { queue: None, queue_bytes: 100, ..Queueing::default() }]);
-    let (release, held) = channel::<()>();
-    let (began, begun) = channel();
-    jobs.command(
-        0,
-        0,
-        Box::new(move || {
-            began.send(()).unwrap();
-            let _ = held.recv();
-        }),
-    )
-    .unwrap();
-    begun.recv_timeout(LONG).unwrap();
+    let release = hold_a_worker(&jobs);
     assert_eq!(jobs.command(0, 60, Box::new(|| {})), Ok(()));
     assert_eq!(jobs.command(0, 60, Box::new(|| {})), Err(Full));
     drop(release);
@@ -62,19 +53,8 @@ fn queues_are_bounded_in_bytes() {
 #[test]
 fn a_reply_overtakes_a_waiting_command() {
     let jobs = jobs(1, &[Queueing::default()]);
-    let (release, held) = channel::<()>();
+    let release = hold_a_worker(&jobs);
     let (said, order) = channel();
-    let (began, begun) = channel();
-    jobs.command(
-        0,
-        0,
-        Box::new(move || {
-            began.send(()).unwrap();
-            let _ = held.recv();
-        }),
-    )
-    .unwrap();
-    begun.recv_timeout(LONG).unwrap();
     let say = |word: &'static str| {
         let said = said.clone();
         Box::new(move || said.send(word).unwrap()) as Task
@@ -101,18 +81,7 @@ fn a_panic_ends_the_job_and_not_the_worker() {
 #[test]
 fn stopping_drops_what_waits() {
     let jobs = jobs(1, &[Queueing::default()]);
-    let (release, held) = channel::<()>();
-    let (began, begun) = channel();
-    jobs.command(
-        0,
-        0,
-        Box::new(move || {
-            began.send(()).unwrap();
-            let _ = held.recv();
-        }),
-    )
-    .unwrap();
-    begun.recv_timeout(LONG).unwrap();
+    let release = hold_a_worker(&jobs);
     let dropped = Arc::new(());
     let inside = Arc::clone(&dropped);
     jobs.command(0, 0, Box::new(move || drop(inside))).unwrap();

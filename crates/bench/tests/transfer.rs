@@ -49,10 +49,10 @@ fn rows_limits_and_waits_are_filled() {
     assert!(report.latency.iter().all(|latency| latency.ratio > 0.0 && latency.rounds == 1), "{:?}", report.latency);
     assert!(report.notes.iter().any(|note| note.starts_with("no peer")), "{:?}", report.notes);
     assert_eq!((report.waits.len(), report.wait_ratios.len()), (4, 2));
-    let claims = report.to_json()["claims"].to_string();
+    let bounds = report.to_json()["bounds"].to_string();
     for promise in ["shm read 1 MiB 1x1: GB/s over the limit", "over our TCP (a copy past the cache", "on one cpu: p50"]
     {
-        assert!(claims.contains(promise), "{promise}: {claims}");
+        assert!(bounds.contains(promise), "{promise}: {bounds}");
     }
     fields_are_those_of_the_contract(&report);
 }
@@ -75,7 +75,7 @@ fn fields_are_those_of_the_contract(report: &Report) {
     }
     assert!(json["peers"].is_object() && json["machine"]["cores"].is_number(), "{json}");
     let (text, html) = (report.to_text(), report.to_html());
-    for word in ["Promises", "Limits", "blocking socket", "adaptive", "no peer"] {
+    for word in ["Bounds", "Limits", "blocking socket", "adaptive", "no peer"] {
         assert!(text.contains(word), "{word}: {text}");
     }
     assert!(html.contains("<svg") && html.contains("Throughput: shm, write, batches of 4"));

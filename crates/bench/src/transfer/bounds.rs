@@ -6,25 +6,25 @@ use crate::report::Bound;
 impl Report {
     /// Sets the promises beside the figures of this run, and names those it has no figures for.
     pub(super) fn judge(&mut self) {
-        let mut claims = Vec::new();
+        let mut bounds = Vec::new();
         for op in [Direction::Read, Direction::Write] {
             let promised = |row: &&Row| row.op == op && row.block == raw::MESSAGE && row.device == Place::Cpu;
             for row in self.rows.iter().filter(promised) {
-                self.judge_row(row, &mut claims);
+                self.judge_row(row, &mut bounds);
             }
         }
-        claims.extend(self.latency.iter().filter_map(Latency::claim));
+        bounds.extend(self.latency.iter().filter_map(Latency::bound));
         for row in self.peers.mooncake_transfer_engine.iter().flatten() {
             let what = format!("tcp {} 1 MiB {}x{}: over the incumbent", row.op.name(), row.threads, row.batch);
-            claims.push(Bound::at_least(what, row.ours_over_peer, if row.threads == 1 { 1.3 } else { 4.0 }));
+            bounds.push(Bound::at_least(what, row.ours_over_peer, if row.threads == 1 { 1.3 } else { 4.0 }));
         }
         if let Some(idle) = &self.idle {
             let what = format!("idle engine, {} connections: % of a core", idle.connections);
-            claims.push(Bound::at_most(what, idle.initiator_cpu_percent.max(idle.target_cpu_percent), 0.1));
+            bounds.push(Bound::at_most(what, idle.initiator_cpu_percent.max(idle.target_cpu_percent), 0.1));
         }
-        claims.extend(self.dead_peers.iter().flat_map(DeadPeer::claims));
-        claims.extend(self.torture.iter().flat_map(Torture::claims));
-        self.claims = claims;
+        bounds.extend(self.dead_peers.iter().flat_map(DeadPeer::bounds));
+        bounds.extend(self.torture.iter().flat_map(Torture::bounds));
+        self.bounds = bounds;
         let missing = [
             ("rows", self.rows.is_empty()),
             ("the incumbent", self.peers.mooncake_transfer_engine.is_none()),
@@ -33,24 +33,24 @@ impl Report {
         ];
         let missing: Vec<&str> = missing.iter().filter(|(_, missing)| *missing).map(|(what, _)| *what).collect();
         if !missing.is_empty() {
-            self.notes.push(format!("promises without a figure in this run: {}", missing.join("; ")));
+            self.notes.push(format!("bounds without a figure in this run: {}", missing.join("; ")));
         }
     }
 
     /// What a row of 1 MiB is promised to reach.
-    fn judge_row(&self, row: &Row, claims: &mut Vec<Bound>) {
+    fn judge_row(&self, row: &Row, bounds: &mut Vec<Bound>) {
         let (mover, op) = (row.mover.name(), row.op.name());
         let name = format!("{mover} {op} 1 MiB {}x{}", row.concurrency, row.batch);
-        let bound = match row.mover {
+        let least = match row.mover {
             Carrier::Tcp => 0.95,
             Carrier::Shm | Carrier::Attach => 0.85,
             Carrier::Gpu => return,
         };
         if let Some(ratio) = row.gbps_over_limit {
-            claims.push(Bound::at_least(format!("{name}: GB/s over the limit"), ratio, bound));
+            bounds.push(Bound::at_least(format!("{name}: GB/s over the limit"), ratio, least));
         }
         if let Some(ratio) = row.cpu_over_limit.filter(|_| row.mover == Carrier::Tcp) {
-            claims.push(Bound::at_most(format!("{name}: CPU a byte over the limit"), ratio, 1.10));
+            bounds.push(Bound::at_most(format!("{name}: CPU a byte over the limit"), ratio, 1.10));
         }
         let like = |mover: Carrier, concurrency: usize| {
             self.rows.iter().find(|other| {
@@ -59,19 +59,19 @@ impl Report {
             })
         };
         if let Some(one) = like(Carrier::Tcp, 1).filter(|_| row.mover == Carrier::Tcp && row.concurrency > 1) {
-            claims.push(Bound::at_least(format!("{name}: GB/s over one thread"), row.gbps / one.gbps, 0.95));
+            bounds.push(Bound::at_least(format!("{name}: GB/s over one thread"), row.gbps / one.gbps, 0.95));
         }
         if let Some(tcp) = like(Carrier::Tcp, row.concurrency).filter(|_| row.mover == Carrier::Shm) {
             let ceiling = self.limits.nt_memcpy_gbps.unwrap_or(f64::NAN) / tcp.gbps;
             let what = format!("{name}: GB/s over our TCP (a copy past the cache: {ceiling:.1})");
-            claims.push(Bound::at_least(what, row.gbps / tcp.gbps, 4.0));
+            bounds.push(Bound::at_least(what, row.gbps / tcp.gbps, 4.0));
         }
     }
 }
 
 impl Latency {
     /// Where the scheduler chooses, the two sides may not run alike, and nothing is promised.
-    fn claim(&self) -> Option<Bound> {
+    fn bound(&self) -> Option<Bound> {
         let what = format!("tcp {} 4 KiB 1x1 on {}: p50 over a ping-pong", self.op.name(), self.placement);
         let promised = self.op == Direction::Read && self.placement != super::latency::FREE;
         promised.then(|| Bound::at_most(what, self.ratio, 1.5))
@@ -79,7 +79,7 @@ impl Latency {
 }
 
 impl DeadPeer {
-    fn claims(&self) -> [Bound; 3] {
+    fn bounds(&self) -> [Bound; 3] {
         let name = format!("{} transfers to a {} peer", self.transfers, self.peer);
         [
             Bound::at_most(format!("{name}: last end over the deadline"), self.seconds / self.timeout_seconds, 1.5),
@@ -94,17 +94,17 @@ impl DeadPeer {
 }
 
 impl Torture {
-    fn claims(&self) -> Vec<Bound> {
+    fn bounds(&self) -> Vec<Bound> {
         let name = format!("{} killed {} times over {}", self.killed, self.kills, self.mover.name());
         let more = |what: fn(&super::trials::State) -> u64| what(&self.after) as f64 - what(&self.before) as f64;
         let leaked = more(|state| state.files) + more(|state| state.mappings) + more(|state| state.accesses);
         let kept = format!("{name}: files, mappings and accesses that the other kept");
-        let mut claims = vec![Bound::at_most(kept, leaked, 0.0)];
+        let mut bounds = vec![Bound::at_most(kept, leaked, 0.0)];
         // A target that survives has no requests of its own.
         if self.requests > 0 {
             let last = format!("{name}: last end of a request after it, s");
-            claims.push(Bound::at_most(last, self.slowest_end_seconds, 2.0));
+            bounds.push(Bound::at_most(last, self.slowest_end_seconds, 2.0));
         }
-        claims
+        bounds
     }
 }

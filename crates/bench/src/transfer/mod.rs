@@ -3,7 +3,7 @@
 //! Initiator and target are processes of their own, started from the same program ([`Options::child`]). Everything is
 //! measured in short rounds that take turns: the limit, then ours; medians count, and ratios are taken round by round.
 
-mod claims;
+mod bounds;
 mod crowd;
 mod ends;
 mod grid;

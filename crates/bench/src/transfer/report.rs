@@ -23,7 +23,7 @@ pub struct Report {
     /// What others do.
     pub peers: Peers,
     /// What the project promises, as far as this run can tell.
-    pub claims: Vec<Bound>,
+    pub bounds: Vec<Bound>,
     /// The strategies of waiting, over transfers.
     pub waits: Vec<wait::Row>,
     /// Adaptive beside the others.
@@ -162,7 +162,7 @@ impl Report {
             limits: Limits::default(),
             latency: Vec::new(),
             peers: Peers::default(),
-            claims: Vec::new(),
+            bounds: Vec::new(),
             waits: Vec::new(),
             wait_ratios: Vec::new(),
             idle: None,
@@ -197,7 +197,7 @@ impl Report {
     /// The report as a page with charts.
     #[must_use]
     pub fn to_html(&self) -> String {
-        let held = self.claims.iter().filter(|claim| claim.holds()).count();
+        let held = self.bounds.iter().filter(|bound| bound.holds()).count();
         let gbps = |value: Option<f64>| value.map_or("–".to_owned(), |value| format!("{value:.2} GB/s"));
         let page = Page {
             title: "Transfers between two processes".to_owned(),
@@ -211,7 +211,7 @@ impl Report {
                 Tile::new("blocking socket, 1 MiB", gbps(self.limits.blocking_socket_gbps), "the limit of TCP here"),
                 Tile::new("cross-memory attach", gbps(self.limits.cma_gbps), "1 MiB pieces, one thread"),
                 Tile::new("copy past the cache", gbps(self.limits.nt_memcpy_gbps), "1 MiB pieces, one thread"),
-                Tile::new("promises", format!("{held} of {}", self.claims.len()), "hold in this run"),
+                Tile::new("bounds", format!("{held} of {}", self.bounds.len()), "hold in this run"),
             ],
             charts: self.charts(),
             bars: Vec::new(),
@@ -258,8 +258,8 @@ impl Report {
 
     fn tables(&self) -> Vec<Table> {
         let mut tables = Vec::new();
-        if !self.claims.is_empty() {
-            tables.push(Table { title: "Promises".to_owned(), ..Bound::table(&self.claims) });
+        if !self.bounds.is_empty() {
+            tables.push(Bound::table(&self.bounds));
         }
         if !self.rows.is_empty() {
             tables.extend([self.limits_table(), self.rows_table()]);

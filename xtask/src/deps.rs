@@ -28,21 +28,38 @@ const BUDGETS: &[(&str, usize)] = &[("slackwater-cli", 170), ("slackwater-py", 1
 pub(crate) fn check() -> Result<Vec<String>> {
     let metadata = Metadata::read()?;
     let mut problems = Vec::new();
-    let shipped: Vec<_> = metadata.members().flat_map(|member| metadata.closure(member)).collect();
+    let shipped: Vec<_> = metadata
+        .members()
+        .flat_map(|member| metadata.closure(member))
+        .collect();
     for package in &shipped {
         let licence = package.license.as_deref().unwrap_or("none");
         if !allowed(licence) {
-            problems.push(format!("{} {}: licence `{licence}` is not on the list", package.name, package.version));
+            problems.push(format!(
+                "{} {}: licence `{licence}` is not on the list",
+                package.name, package.version
+            ));
         }
-        if package.source.as_deref().is_some_and(|source| source.starts_with("git")) {
-            problems.push(format!("{} {}: comes from a git repository", package.name, package.version));
+        if package
+            .source
+            .as_deref()
+            .is_some_and(|source| source.starts_with("git"))
+        {
+            problems.push(format!(
+                "{} {}: comes from a git repository",
+                package.name, package.version
+            ));
         }
     }
     for (name, budget) in BUDGETS {
-        let Some(face) = metadata.members().find(|member| member.name == *name) else { continue };
+        let Some(face) = metadata.members().find(|member| member.name == *name) else {
+            continue;
+        };
         let crates = metadata.closure(face).len();
         if crates > *budget {
-            problems.push(format!("{name}: built from {crates} crates, {budget} allowed"));
+            problems.push(format!(
+                "{name}: built from {crates} crates, {budget} allowed"
+            ));
         }
     }
     problems.sort();
@@ -53,7 +70,10 @@ pub(crate) fn check() -> Result<Vec<String>> {
 /// Whether an SPDX expression leaves us a choice that is on the list.
 fn allowed(expression: &str) -> bool {
     let plain = expression.replace(['(', ')'], "").replace('/', " OR ");
-    plain.split(" AND ").all(|part| part.split(" OR ").any(|choice| LICENCES.contains(&choice.trim())))
+    plain.split(" AND ").all(|part| {
+        part.split(" OR ")
+            .any(|choice| LICENCES.contains(&choice.trim()))
+    })
 }
 
 #[cfg(test)]

@@ -21,16 +21,40 @@ const LAYERS: &[(&str, Kind, &[&str])] = &[
     ("pool", Kind::Shell, &["base", "wait"]),
     ("net", Kind::Shell, &["base", "wait"]),
     ("mq", Kind::Shell, &["base", "wire", "zmtp", "wait", "net"]),
-    ("transfer", Kind::Shell, &["base", "wire", "zmtp", "wait", "net", "pool"]),
-    ("node", Kind::Shell, &["base", "wire", "zmtp", "meta", "tier", "client", "wait", "pool", "net", "mq", "transfer"]),
-    ("sim", Kind::Proof, &["base", "wire", "zmtp", "meta", "tier", "client"]),
+    (
+        "transfer",
+        Kind::Shell,
+        &["base", "wire", "zmtp", "wait", "net", "pool"],
+    ),
+    (
+        "node",
+        Kind::Shell,
+        &[
+            "base", "wire", "zmtp", "meta", "tier", "client", "wait", "pool", "net", "mq",
+            "transfer",
+        ],
+    ),
+    (
+        "sim",
+        Kind::Proof,
+        &["base", "wire", "zmtp", "meta", "tier", "client"],
+    ),
     ("replay", Kind::Shell, &["base", "wire", "meta", "node"]),
     (
         "bench",
         Kind::Proof,
-        &["base", "wire", "zmtp", "meta", "tier", "client", "wait", "pool", "net", "mq", "transfer", "node", "replay"],
+        &[
+            "base", "wire", "zmtp", "meta", "tier", "client", "wait", "pool", "net", "mq",
+            "transfer", "node", "replay",
+        ],
     ),
-    ("cli", Kind::Face, &["base", "wire", "meta", "wait", "node", "mq", "zmtp", "net", "bench", "replay"]),
+    (
+        "cli",
+        Kind::Face,
+        &[
+            "base", "wire", "meta", "wait", "node", "mq", "zmtp", "net", "bench", "replay",
+        ],
+    ),
     ("py", Kind::Face, &["base", "wire", "node"]),
 ];
 
@@ -48,7 +72,9 @@ const FENCED: &[&str] = &[
 ];
 
 /// Crates whose presence below a pure crate means a way to the operating system.
-const FENCED_CRATES: &[&str] = &["libc", "rustix", "mio", "socket2", "tokio", "nix", "io-uring", "memmap2"];
+const FENCED_CRATES: &[&str] = &[
+    "libc", "rustix", "mio", "socket2", "tokio", "nix", "io-uring", "memmap2",
+];
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
@@ -60,25 +86,36 @@ enum Kind {
 
 pub(crate) fn check() -> Result<Vec<String>> {
     let metadata = Metadata::read()?;
-    let layers: BTreeMap<&str, (Kind, &[&str])> =
-        LAYERS.iter().map(|(name, kind, below)| (*name, (*kind, *below))).collect();
+    let layers: BTreeMap<&str, (Kind, &[&str])> = LAYERS
+        .iter()
+        .map(|(name, kind, below)| (*name, (*kind, *below)))
+        .collect();
     let mut problems = Vec::new();
     let mut checked = 0;
     for package in metadata.members().filter(|package| package.name != "xtask") {
         checked += 1;
         let Some(name) = package.name.strip_prefix("slackwater-") else {
-            problems.push(format!("{}: a crate of the house is called slackwater-NAME", package.name));
+            problems.push(format!(
+                "{}: a crate of the house is called slackwater-NAME",
+                package.name
+            ));
             continue;
         };
         let Some((kind, below)) = layers.get(name) else {
-            problems.push(format!("{name}: has no layer yet; give it one in xtask/src/layers.rs and ARCHITECTURE.md"));
+            problems.push(format!(
+                "{name}: has no layer yet; give it one in xtask/src/layers.rs and ARCHITECTURE.md"
+            ));
             continue;
         };
         for dependency in &package.dependencies {
-            let Some(other) = dependency.name.strip_prefix("slackwater-") else { continue };
+            let Some(other) = dependency.name.strip_prefix("slackwater-") else {
+                continue;
+            };
             let tests_only = dependency.kind.as_deref() == Some("dev");
             if !below.contains(&other) && !tests_only {
-                problems.push(format!("{name} builds on {other}: that arrow does not point down"));
+                problems.push(format!(
+                    "{name} builds on {other}: that arrow does not point down"
+                ));
             }
         }
         if *kind == Kind::Pure {
@@ -90,19 +127,30 @@ pub(crate) fn check() -> Result<Vec<String>> {
 
 fn impurities(metadata: &Metadata, package: &Package) -> Result<Vec<String>> {
     let mut problems = Vec::new();
-    let folder = package.manifest_path.parent().context("a manifest lies in a folder")?;
+    let folder = package
+        .manifest_path
+        .parent()
+        .context("a manifest lies in a folder")?;
     let root = fs::read_to_string(folder.join("src/lib.rs"))?;
     if !root.contains("#![forbid(unsafe_code)]") {
-        problems.push(format!("{}: a pure crate forbids unsafe code in its lib.rs", package.name));
+        problems.push(format!(
+            "{}: a pure crate forbids unsafe code in its lib.rs",
+            package.name
+        ));
     }
     let fence = fs::read_to_string(folder.join("clippy.toml")).unwrap_or_default();
     if fence != fs::read_to_string("lints/pure.toml")? {
-        problems.push(format!("{}: clippy.toml must be a link to lints/pure.toml", package.name));
+        problems.push(format!(
+            "{}: clippy.toml must be a link to lints/pure.toml",
+            package.name
+        ));
     }
     for below in metadata.closure(package) {
         if FENCED_CRATES.contains(&below.name.as_str()) {
-            problems
-                .push(format!("{}: has a path to {}, which reaches the operating system", package.name, below.name));
+            problems.push(format!(
+                "{}: has a path to {}, which reaches the operating system",
+                package.name, below.name
+            ));
         }
     }
     scan(&folder.join("src"), &mut problems)?;
@@ -119,7 +167,11 @@ fn scan(folder: &Path, problems: &mut Vec<String>) -> Result<()> {
             for (number, line) in text.lines().enumerate() {
                 let code = line.split("//").next().unwrap_or_default();
                 for word in FENCED.iter().filter(|word| code.contains(**word)) {
-                    problems.push(format!("{}:{}: `{word}` in a pure crate", path.display(), number + 1));
+                    problems.push(format!(
+                        "{}:{}: `{word}` in a pure crate",
+                        path.display(),
+                        number + 1
+                    ));
                 }
             }
         }

@@ -9,7 +9,11 @@ use std::process::ExitCode;
 
 use anyhow::{Result, bail};
 
-#[expect(clippy::print_stdout, clippy::print_stderr, reason = "a command for people")]
+#[expect(
+    clippy::print_stdout,
+    clippy::print_stderr,
+    reason = "a command for people"
+)]
 fn main() -> ExitCode {
     match run() {
         Ok(lines) => {
@@ -40,5 +44,9 @@ fn verdict(what: &str, checked: usize, problems: Vec<String>) -> Result<Vec<Stri
     if problems.is_empty() {
         return Ok(vec![format!("{what}: {checked} checked, all good")]);
     }
-    bail!("{what}: {} problem(s)\n  {}", problems.len(), problems.join("\n  "))
+    bail!(
+        "{what}: {} problem(s)\n  {}",
+        problems.len(),
+        problems.join("\n  ")
+    )
 }

@@ -25,7 +25,9 @@ const FORBIDDEN: &[(&str, &str, &str)] = &[
 ];
 
 /// Endings of files that are text we write.
-const WRITTEN: &[&str] = &["rs", "py", "pyi", "toml", "md", "sh", "js", "css", "html", "c", "cpp", "yml", "yaml"];
+const WRITTEN: &[&str] = &[
+    "rs", "py", "pyi", "toml", "md", "sh", "js", "css", "html", "c", "cpp", "yml", "yaml",
+];
 
 /// Folders whose files are inputs or generated.
 const EXEMPT: &[&str] = &["fuzz/corpus", "Cargo.lock"];
@@ -37,7 +39,10 @@ pub(crate) fn check() -> Result<Vec<String>> {
     let mut problems = Vec::new();
     let mut checked = 0;
     for path in files()? {
-        if EXEMPT.iter().any(|exempt| path.starts_with(exempt)) || !written(&path) || path.is_symlink() {
+        if EXEMPT.iter().any(|exempt| path.starts_with(exempt))
+            || !written(&path)
+            || path.is_symlink()
+        {
             continue;
         }
         checked += 1;
@@ -51,7 +56,10 @@ pub(crate) fn check() -> Result<Vec<String>> {
 
 fn written(path: &Path) -> bool {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
-    name == "Makefile" || path.extension().is_some_and(|ending| WRITTEN.contains(&&*ending.to_string_lossy()))
+    name == "Makefile"
+        || path
+            .extension()
+            .is_some_and(|ending| WRITTEN.contains(&&*ending.to_string_lossy()))
 }
 
 fn inspect(path: &Path, text: &str, problems: &mut Vec<String>) {
@@ -60,13 +68,21 @@ fn inspect(path: &Path, text: &str, problems: &mut Vec<String>) {
         problems.push(format!("{place}: does not end with a line feed"));
     }
     let lines = text.lines().count();
-    if lines > LINES_MAX && path.extension().is_some_and(|ending| ending == "rs" || ending == "py") {
-        problems.push(format!("{place}: {lines} lines; which of its concerns deserves a file?"));
+    if lines > LINES_MAX
+        && path
+            .extension()
+            .is_some_and(|ending| ending == "rs" || ending == "py")
+    {
+        problems.push(format!(
+            "{place}: {lines} lines; which of its concerns deserves a file?"
+        ));
     }
     for (number, line) in text.lines().enumerate() {
         let number = number + 1;
         if line.ends_with([' ', '\t']) {
-            problems.push(format!("{place}:{number}: white space at the end of the line"));
+            problems.push(format!(
+                "{place}:{number}: white space at the end of the line"
+            ));
         }
         for (head, tail, why) in FORBIDDEN {
             if line.contains(&format!("{head}{tail}")) {

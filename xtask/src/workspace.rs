@@ -58,41 +58,82 @@ impl Metadata {
     /// Asks cargo, for the platform that is built here.
     pub(crate) fn read() -> Result<Self> {
         let host = run("rustc", &["--print", "host-tuple"])?;
-        let args = ["metadata", "--format-version", "1", "--locked", "--filter-platform", host.trim()];
-        serde_json::from_str(&run("cargo", &args)?).context("cargo metadata is not what was expected")
+        let args = [
+            "metadata",
+            "--format-version",
+            "1",
+            "--locked",
+            "--filter-platform",
+            host.trim(),
+        ];
+        serde_json::from_str(&run("cargo", &args)?)
+            .context("cargo metadata is not what was expected")
     }
 
     /// The workspace's own packages.
     pub(crate) fn members(&self) -> impl Iterator<Item = &Package> {
-        self.packages.iter().filter(|package| self.workspace_members.contains(&package.id))
+        self.packages
+            .iter()
+            .filter(|package| self.workspace_members.contains(&package.id))
     }
 
     /// Everything that `root` is built from: normal and build dependencies, all the way down, itself included.
     pub(crate) fn closure(&self, root: &Package) -> Vec<&Package> {
-        let nodes: BTreeMap<&str, &Node> =
-            self.resolve.iter().flat_map(|resolve| &resolve.nodes).map(|node| (node.id.as_str(), node)).collect();
+        let nodes: BTreeMap<&str, &Node> = self
+            .resolve
+            .iter()
+            .flat_map(|resolve| &resolve.nodes)
+            .map(|node| (node.id.as_str(), node))
+            .collect();
         let (mut seen, mut open) = (BTreeSet::from([root.id.as_str()]), vec![root.id.as_str()]);
         while let Some(id) = open.pop() {
             for edge in nodes.get(id).iter().flat_map(|node| &node.deps) {
-                let shipped = edge.dep_kinds.iter().any(|kind| kind.kind.as_deref() != Some("dev"));
+                let shipped = edge
+                    .dep_kinds
+                    .iter()
+                    .any(|kind| kind.kind.as_deref() != Some("dev"));
                 if shipped && seen.insert(&edge.pkg) {
                     open.push(&edge.pkg);
                 }
             }
         }
-        self.packages.iter().filter(|package| seen.contains(package.id.as_str())).collect()
+        self.packages
+            .iter()
+            .filter(|package| seen.contains(package.id.as_str()))
+            .collect()
     }
 }
 
 /// Files that git tracks or would track, relative to the root, which is the current folder.
 pub(crate) fn files() -> Result<Vec<PathBuf>> {
-    let list = run("git", &["ls-files", "--cached", "--others", "--exclude-standard", "-z"])?;
-    Ok(list.split('\0').filter(|name| !name.is_empty()).map(PathBuf::from).filter(|path| path.exists()).collect())
+    let list = run(
+        "git",
+        &[
+            "ls-files",
+            "--cached",
+            "--others",
+            "--exclude-standard",
+            "-z",
+        ],
+    )?;
+    Ok(list
+        .split('\0')
+        .filter(|name| !name.is_empty())
+        .map(PathBuf::from)
+        .filter(|path| path.exists())
+        .collect())
 }
 
 fn run(program: &str, args: &[&str]) -> Result<String> {
-    let output = Command::new(program).args(args).output().with_context(|| format!("cannot run {program}"))?;
+    let output = Command::new(program)
+        .args(args)
+        .output()
+        .with_context(|| format!("cannot run {program}"))?;
     let stderr = String::from_utf8_lossy(&output.stderr);
-    ensure!(output.status.success(), "{program} {}: {stderr}", args.join(" "));
+    ensure!(
+        output.status.success(),
+        "{program} {}: {stderr}",
+        args.join(" ")
+    );
     String::from_utf8(output.stdout).with_context(|| format!("{program} printed no UTF-8"))
 }

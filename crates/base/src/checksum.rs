@@ -18,8 +18,9 @@ impl Checksum {
     #[must_use]
     pub fn followed_by(self, next: Self, next_bytes: u64) -> Self {
         // That a CRC starts from all ones and is inverted at the end cancels out when two of them are put together.
-        let shifted =
-            (0..64).filter(|bit| next_bytes >> bit & 1 == 1).fold(self.0, |sum, bit| multiply(sum, BYTES_ON[bit]));
+        let shifted = (0..64)
+            .filter(|bit| next_bytes >> bit & 1 == 1)
+            .fold(self.0, |sum, bit| multiply(sum, BYTES_ON[bit]));
         Self(shifted ^ next.0)
     }
 }

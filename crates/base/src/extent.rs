@@ -123,7 +123,11 @@ impl Pieces {
         let index = self.count;
         if index as usize == self.chunks.len() * CHUNK {
             // A small segment has few pieces and pays for few.
-            self.chunks.push(if index == 0 { Vec::new() } else { Vec::with_capacity(CHUNK) });
+            self.chunks.push(if index == 0 {
+                Vec::new()
+            } else {
+                Vec::with_capacity(CHUNK)
+            });
         }
         self.chunks[(index >> CHUNK_BITS) as usize].push(piece);
         self.count += 1;
@@ -131,7 +135,9 @@ impl Pieces {
     }
 
     fn get(&self, index: usize) -> Option<&Piece> {
-        self.chunks.get(index >> CHUNK_BITS)?.get(index & (CHUNK - 1))
+        self.chunks
+            .get(index >> CHUNK_BITS)?
+            .get(index & (CHUNK - 1))
     }
 
     fn overhead_bytes(&self) -> usize {
@@ -169,9 +175,15 @@ impl ExtentAllocator {
     /// When the granule is no power of two, or the segment has no whole granule or more than 2^32 - 2 of them.
     #[must_use]
     pub fn new(capacity: u64, granule: u64, first_generation: u64) -> Self {
-        assert!(granule.is_power_of_two(), "granule {granule} is no power of two");
+        assert!(
+            granule.is_power_of_two(),
+            "granule {granule} is no power of two"
+        );
         let granules = capacity / granule;
-        assert!(granules > 0 && granules < u64::from(NONE), "{capacity} bytes make {granules} granules of {granule}");
+        assert!(
+            granules > 0 && granules < u64::from(NONE),
+            "{capacity} bytes make {granules} granules of {granule}"
+        );
         let capacity = granules * granule;
         let mut pieces = Pieces::default();
         pieces.push(Piece {
@@ -190,7 +202,12 @@ impl ExtentAllocator {
             rows: 0,
             columns: [0; ROWS],
             heads: Box::new([[NONE; COLUMNS]; ROWS]),
-            books: ExtentBooks { capacity, free: capacity, live: 0, quarantined: 0 },
+            books: ExtentBooks {
+                capacity,
+                free: capacity,
+                live: 0,
+                quarantined: 0,
+            },
             next_generation: first_generation,
         };
         allocator.link(0);
@@ -205,13 +222,22 @@ impl ExtentAllocator {
         if bytes == 0 {
             return Err(AllocError::Empty);
         }
-        let want = bytes.checked_next_multiple_of(self.granule).unwrap_or(u64::MAX);
+        let want = bytes
+            .checked_next_multiple_of(self.granule)
+            .unwrap_or(u64::MAX);
         if want > self.books.capacity {
-            return Err(AllocError::TooLarge { want, capacity: self.books.capacity });
+            return Err(AllocError::TooLarge {
+                want,
+                capacity: self.books.capacity,
+            });
         }
         let len = (want / self.granule) as u32;
         let Some(index) = self.find(len) else {
-            return Err(AllocError::NoSpace { want, free: self.books.free, largest: self.largest_free() });
+            return Err(AllocError::NoSpace {
+                want,
+                free: self.books.free,
+                largest: self.largest_free(),
+            });
         };
         self.unlink(index);
         if self.pieces[index as usize].len > len {
@@ -222,7 +248,12 @@ impl ExtentAllocator {
         let piece = &mut self.pieces[index as usize];
         piece.state = State::Live;
         piece.set_generation(generation);
-        let extent = Extent { offset: u64::from(piece.start) * self.granule, bytes: want, generation, slot: index };
+        let extent = Extent {
+            offset: u64::from(piece.start) * self.granule,
+            bytes: want,
+            generation,
+            slot: index,
+        };
         self.books.free -= want;
         self.books.live += want;
         Ok(extent)
@@ -268,7 +299,10 @@ impl ExtentAllocator {
     #[must_use]
     pub fn held(&self, slot: u32) -> Extent {
         let piece = &self.pieces[slot as usize];
-        assert!(matches!(piece.state, State::Live | State::Quarantined), "slot {slot} holds no extent");
+        assert!(
+            matches!(piece.state, State::Live | State::Quarantined),
+            "slot {slot} holds no extent"
+        );
         Extent {
             offset: u64::from(piece.start) * self.granule,
             bytes: u64::from(piece.len) * self.granule,
@@ -280,15 +314,17 @@ impl ExtentAllocator {
     /// Reads what [`Self::held`] will need, ahead of need: a caller who does this for many overlaps their cache misses.
     #[must_use]
     pub fn warm(&self, slot: u32) -> u64 {
-        self.pieces.get(slot as usize).map_or(0, |piece| u64::from(piece.start))
+        self.pieces
+            .get(slot as usize)
+            .map_or(0, |piece| u64::from(piece.start))
     }
 
     /// Whether `extent` is still held under its generation.
     #[must_use]
     pub fn is_live(&self, extent: Extent) -> bool {
-        self.pieces
-            .get(extent.slot as usize)
-            .is_some_and(|piece| piece.state == State::Live && piece.generation() == extent.generation)
+        self.pieces.get(extent.slot as usize).is_some_and(|piece| {
+            piece.state == State::Live && piece.generation() == extent.generation
+        })
     }
 
     /// Where the bytes are now.
@@ -336,7 +372,11 @@ impl ExtentAllocator {
     }
 
     fn first_from(&self, row: usize, column: usize) -> Option<u32> {
-        let here = if column < COLUMNS { self.columns[row] & (u32::MAX << column) } else { 0 };
+        let here = if column < COLUMNS {
+            self.columns[row] & (u32::MAX << column)
+        } else {
+            0
+        };
         if here != 0 {
             return Some(self.heads[row][here.trailing_zeros() as usize]);
         }
@@ -408,7 +448,12 @@ impl ExtentAllocator {
     }
 
     fn unlink(&mut self, index: u32) {
-        let Piece { len, prev_or_low: prev, next_or_high: next, .. } = self.pieces[index as usize];
+        let Piece {
+            len,
+            prev_or_low: prev,
+            next_or_high: next,
+            ..
+        } = self.pieces[index as usize];
         if next != NONE {
             self.pieces[next as usize].prev_or_low = prev;
         }
@@ -429,7 +474,11 @@ impl ExtentAllocator {
     fn expect(&self, extent: Extent, state: State) {
         let piece = self.pieces.get(extent.slot as usize);
         let found = piece.map(|piece| (piece.state, piece.generation()));
-        assert_eq!(found, Some((state, extent.generation)), "books of {extent:?}");
+        assert_eq!(
+            found,
+            Some((state, extent.generation)),
+            "books of {extent:?}"
+        );
     }
 }
 
@@ -445,7 +494,11 @@ const fn class_of(len: u32) -> (usize, usize) {
 
 /// The shortest piece of a class, in granules.
 const fn class_floor(row: usize, column: usize) -> u32 {
-    if row == 0 { column as u32 } else { ((COLUMNS + column) as u32) << (row - 1) }
+    if row == 0 {
+        column as u32
+    } else {
+        ((COLUMNS + column) as u32) << (row - 1)
+    }
 }
 
 const NONE: u32 = u32::MAX;
@@ -483,7 +536,9 @@ mod tests {
     #[test]
     fn a_held_extent_is_found_by_its_short_name() {
         let mut allocator = ExtentAllocator::new(1 << 20, 4096, u64::from(u32::MAX));
-        let extents: Vec<Extent> = (1..9).map(|n| allocator.allocate(n * 4096).unwrap()).collect();
+        let extents: Vec<Extent> = (1..9)
+            .map(|n| allocator.allocate(n * 4096).unwrap())
+            .collect();
         allocator.retire(extents[3]);
         for extent in extents {
             assert_eq!(allocator.held(extent.slot()), extent);
@@ -493,11 +548,20 @@ mod tests {
     #[test]
     fn a_freed_extent_waits_in_quarantine() {
         let mut allocator = ExtentAllocator::new(8192, 4096, 1);
-        let (a, b) = (allocator.allocate(1).unwrap(), allocator.allocate(4096).unwrap());
-        assert!(matches!(allocator.allocate(1), Err(AllocError::NoSpace { free: 0, .. })));
+        let (a, b) = (
+            allocator.allocate(1).unwrap(),
+            allocator.allocate(4096).unwrap(),
+        );
+        assert!(matches!(
+            allocator.allocate(1),
+            Err(AllocError::NoSpace { free: 0, .. })
+        ));
         allocator.retire(a);
         assert!(!allocator.is_live(a) && allocator.is_live(b));
-        assert!(matches!(allocator.allocate(1), Err(AllocError::NoSpace { .. })));
+        assert!(matches!(
+            allocator.allocate(1),
+            Err(AllocError::NoSpace { .. })
+        ));
         allocator.release(a);
         let again = allocator.allocate(10).unwrap();
         assert_eq!(again.offset, a.offset);
@@ -519,8 +583,17 @@ mod tests {
         let mut allocator = ExtentAllocator::new(1 << 20, 4096, 1);
         assert_eq!(allocator.allocate(0), Err(AllocError::Empty));
         let capacity = 1 << 20;
-        assert_eq!(allocator.allocate(capacity + 1), Err(AllocError::TooLarge { want: capacity + 4096, capacity }));
-        assert!(matches!(allocator.allocate(u64::MAX), Err(AllocError::TooLarge { .. })));
+        assert_eq!(
+            allocator.allocate(capacity + 1),
+            Err(AllocError::TooLarge {
+                want: capacity + 4096,
+                capacity
+            })
+        );
+        assert!(matches!(
+            allocator.allocate(u64::MAX),
+            Err(AllocError::TooLarge { .. })
+        ));
     }
 
     #[derive(Clone, Debug)]

@@ -11,7 +11,9 @@ impl Rng {
     #[must_use]
     pub fn new(seed: u64) -> Self {
         let mut mix = seed;
-        Self { state: std::array::from_fn(|_| split_mix(&mut mix)) }
+        Self {
+            state: std::array::from_fn(|_| split_mix(&mut mix)),
+        }
     }
 
     /// A generator independent of this one's further output, for a part of the world with its own stream.

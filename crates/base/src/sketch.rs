@@ -15,7 +15,11 @@ impl Sketch {
     #[must_use]
     pub fn for_keys(keys: usize) -> Self {
         let width = keys.clamp(SMALLEST_WIDTH, 1 << 30).next_power_of_two();
-        Self { counters: vec![0; width * DEPTH].into_boxed_slice(), mask: width as u64 - 1, additions: 0 }
+        Self {
+            counters: vec![0; width * DEPTH].into_boxed_slice(),
+            mask: width as u64 - 1,
+            additions: 0,
+        }
     }
 
     /// Counts one read of `hash` and returns the estimate after it, from 1 to 255.
@@ -36,7 +40,11 @@ impl Sketch {
     /// How often `hash` was read lately, at least: 0 to 255.
     #[must_use]
     pub fn estimate(&self, hash: u64) -> u8 {
-        self.slots(hash).into_iter().map(|slot| self.counters[slot]).min().unwrap_or(0)
+        self.slots(hash)
+            .into_iter()
+            .map(|slot| self.counters[slot])
+            .min()
+            .unwrap_or(0)
     }
 
     /// Memory of the counters, in bytes.
@@ -103,6 +111,9 @@ mod tests {
         for key in 0..50_000u64 {
             wrong += u32::from(sketch.add(key.wrapping_mul(0x2545_f491_4f6c_dd1d)) > 1);
         }
-        assert!(wrong < 1_000, "{wrong} of 50,000 keys read once look read twice");
+        assert!(
+            wrong < 1_000,
+            "{wrong} of 50,000 keys read once look read twice"
+        );
     }
 }

@@ -64,7 +64,12 @@ impl Sub<Duration> for Instant {
 
 impl fmt::Display for Instant {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "+{}.{:09}s", self.0 / 1_000_000_000, self.0 % 1_000_000_000)
+        write!(
+            f,
+            "+{}.{:09}s",
+            self.0 / 1_000_000_000,
+            self.0 % 1_000_000_000
+        )
     }
 }
 
@@ -79,13 +84,25 @@ mod tests {
     #[test]
     fn arithmetic_saturates_at_both_ends() {
         assert_eq!(Instant::from_nanos(5) + Duration::MAX, Instant::NEVER);
-        assert_eq!(Instant::from_nanos(5) - Duration::from_nanos(9), Instant::ZERO);
-        assert_eq!(Instant::from_nanos(5).since(Instant::from_nanos(9)), Duration::ZERO);
-        assert_eq!(Instant::from_nanos(5).until(Instant::from_nanos(9)), Duration::from_nanos(4));
+        assert_eq!(
+            Instant::from_nanos(5) - Duration::from_nanos(9),
+            Instant::ZERO
+        );
+        assert_eq!(
+            Instant::from_nanos(5).since(Instant::from_nanos(9)),
+            Duration::ZERO
+        );
+        assert_eq!(
+            Instant::from_nanos(5).until(Instant::from_nanos(9)),
+            Duration::from_nanos(4)
+        );
     }
 
     #[test]
     fn shows_seconds_and_nanoseconds() {
-        assert_eq!(Instant::from_nanos(1_500_000_000).to_string(), "+1.500000000s");
+        assert_eq!(
+            Instant::from_nanos(1_500_000_000).to_string(),
+            "+1.500000000s"
+        );
     }
 }

@@ -84,9 +84,16 @@ impl FromStr for ByteSize {
 
 impl fmt::Display for ByteSize {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let units = [("TiB", 1u64 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)];
+        let units = [
+            ("TiB", 1u64 << 40),
+            ("GiB", 1 << 30),
+            ("MiB", 1 << 20),
+            ("KiB", 1 << 10),
+        ];
         match units.iter().find(|(_, scale)| self.0 >= *scale) {
-            Some((unit, scale)) if self.0.is_multiple_of(*scale) => write!(f, "{}{unit}", self.0 / scale),
+            Some((unit, scale)) if self.0.is_multiple_of(*scale) => {
+                write!(f, "{}{unit}", self.0 / scale)
+            }
             Some((unit, scale)) => write!(f, "{:.2}{unit}", self.0 as f64 / *scale as f64),
             None => write!(f, "{}B", self.0),
         }
@@ -174,18 +181,30 @@ const DURATIONS: Scale = Scale {
 fn parse_scaled(text: &str, scale: &Scale) -> Result<u128, ParseUnitError> {
     let trimmed = text.trim();
     if trimmed.is_empty() {
-        return Err(ParseUnitError::Empty { what: scale.what, example: scale.example });
+        return Err(ParseUnitError::Empty {
+            what: scale.what,
+            example: scale.example,
+        });
     }
-    let split = trimmed.find(|c: char| c.is_alphabetic()).unwrap_or(trimmed.len());
+    let split = trimmed
+        .find(|c: char| c.is_alphabetic())
+        .unwrap_or(trimmed.len());
     let (number, unit) = (trimmed[..split].trim(), trimmed[split..].trim());
-    let range = || ParseUnitError::Range { what: scale.what, text: text.to_owned() };
-    let lower = unit.to_lowercase();
-    let (_, factor) = scale.units.iter().find(|(name, _)| *name == lower).ok_or_else(|| ParseUnitError::Unit {
+    let range = || ParseUnitError::Range {
         what: scale.what,
         text: text.to_owned(),
-        unit: unit.to_owned(),
-        known: scale.known,
-    })?;
+    };
+    let lower = unit.to_lowercase();
+    let (_, factor) = scale
+        .units
+        .iter()
+        .find(|(name, _)| *name == lower)
+        .ok_or_else(|| ParseUnitError::Unit {
+            what: scale.what,
+            text: text.to_owned(),
+            unit: unit.to_owned(),
+            known: scale.known,
+        })?;
     let digits: String = number.chars().filter(|c| *c != '_').collect();
     let bad_number = || ParseUnitError::Number {
         what: scale.what,
@@ -204,7 +223,11 @@ fn parse_scaled(text: &str, scale: &Scale) -> Result<u128, ParseUnitError> {
         let whole: u128 = digits.parse().map_err(|_| range())?;
         whole.checked_mul(u128::from(*factor)).ok_or_else(range)?
     };
-    if value > u128::from(u64::MAX) { Err(range()) } else { Ok(value) }
+    if value > u128::from(u64::MAX) {
+        Err(range())
+    } else {
+        Ok(value)
+    }
 }
 
 #[cfg(test)]
@@ -213,7 +236,9 @@ mod tests {
 
     #[test]
     fn sizes_read_as_people_write_them() {
-        let check = |text: &str, bytes: u64| assert_eq!(text.parse::<ByteSize>(), Ok(ByteSize(bytes)), "{text}");
+        let check = |text: &str, bytes: u64| {
+            assert_eq!(text.parse::<ByteSize>(), Ok(ByteSize(bytes)), "{text}")
+        };
         check("0", 0);
         check("4096", 4096);
         check("64KiB", 65536);
@@ -226,8 +251,13 @@ mod tests {
 
     #[test]
     fn durations_read_as_people_write_them() {
-        let check =
-            |text: &str, nanos: u64| assert_eq!(parse_duration(text), Ok(Duration::from_nanos(nanos)), "{text}");
+        let check = |text: &str, nanos: u64| {
+            assert_eq!(
+                parse_duration(text),
+                Ok(Duration::from_nanos(nanos)),
+                "{text}"
+            )
+        };
         check("10000", 10_000_000_000);
         check("5s", 5_000_000_000);
         check("30m", 1_800_000_000_000);
@@ -238,15 +268,29 @@ mod tests {
     #[test]
     fn errors_name_the_wrong_part() {
         let size = |text: &str| text.parse::<ByteSize>().unwrap_err().to_string();
-        assert_eq!(size(""), "empty text where a size was expected (such as 512MiB)");
-        assert_eq!(size("-1GiB"), "`-1GiB` is not a size: `-1` is not a number (write it as 512MiB)");
+        assert_eq!(
+            size(""),
+            "empty text where a size was expected (such as 512MiB)"
+        );
+        assert_eq!(
+            size("-1GiB"),
+            "`-1GiB` is not a size: `-1` is not a number (write it as 512MiB)"
+        );
         assert_eq!(
             size("1GiBs"),
             "`1GiBs` is not a size: unknown unit `GiBs` (known: B, KiB, MiB, GiB, TiB, KB, MB, GB, TB)"
         );
         assert_eq!(size("99999999TiB"), "`99999999TiB` is too large for a size");
-        assert_eq!(size("1.2.3k"), "`1.2.3k` is not a size: `1.2.3` is not a number (write it as 512MiB)");
-        assert!(parse_duration("5 parsecs").unwrap_err().to_string().contains("unknown unit `parsecs`"));
+        assert_eq!(
+            size("1.2.3k"),
+            "`1.2.3k` is not a size: `1.2.3` is not a number (write it as 512MiB)"
+        );
+        assert!(
+            parse_duration("5 parsecs")
+                .unwrap_err()
+                .to_string()
+                .contains("unknown unit `parsecs`")
+        );
     }
 
     #[test]

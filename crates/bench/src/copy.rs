@@ -8,7 +8,9 @@ use std::time::Duration;
 
 use serde::Serialize;
 use slackwater_base::Checksum;
-use slackwater_pool::copy::{Piece, Stores, Tuning, copy_all, copy_all_checksum, copy_checksum_with, copy_with};
+use slackwater_pool::copy::{
+    Piece, Stores, Tuning, copy_all, copy_all_checksum, copy_checksum_with, copy_with,
+};
 use slackwater_pool::{Config, Pool, PoolError};
 use slackwater_wait::now;
 
@@ -29,7 +31,11 @@ pub struct Options {
 
 impl Default for Options {
     fn default() -> Self {
-        Self { object_bytes: 1 << 20, source_bytes: 512 << 20, rounds: 7 }
+        Self {
+            object_bytes: 1 << 20,
+            source_bytes: 512 << 20,
+            rounds: 7,
+        }
     }
 }
 
@@ -73,7 +79,12 @@ type Form<'a> = (&'static str, Box<dyn Fn(&[Piece]) + 'a>);
 /// The source holds no object, or a checksum is wrong.
 pub fn run(options: &Options) -> Result<Report, PoolError> {
     let count = options.source_bytes / options.object_bytes.max(1);
-    assert!(count > 0, "a source of {} bytes holds no object of {}", options.source_bytes, options.object_bytes);
+    assert!(
+        count > 0,
+        "a source of {} bytes holds no object of {}",
+        options.source_bytes,
+        options.object_bytes
+    );
     let pool = Pool::start(&Config::default())?;
     let bytes = count * options.object_bytes;
     let source: Vec<u8> = (0..bytes).map(|at| ((at * 31) >> 3) as u8).collect();
@@ -85,9 +96,17 @@ pub fn run(options: &Options) -> Result<Report, PoolError> {
             .chunks_exact(options.object_bytes)
             .enumerate()
             .map(|(at, piece)| {
-                let offset = if destination == "fresh" { at * options.object_bytes } else { 0 };
+                let offset = if destination == "fresh" {
+                    at * options.object_bytes
+                } else {
+                    0
+                };
                 // SAFETY: the target is as large as the source.
-                Piece { dst: unsafe { to.add(offset) }, src: piece.as_ptr(), len: piece.len() }
+                Piece {
+                    dst: unsafe { to.add(offset) },
+                    src: piece.as_ptr(),
+                    len: piece.len(),
+                }
             })
             .collect();
         let mut forms = alone();
@@ -147,7 +166,9 @@ fn alone() -> Vec<Form<'static>> {
             "copy+checksum",
             Box::new(|pieces| {
                 // SAFETY: see above.
-                each(pieces, |p| unsafe { Some(copy_checksum_with(p.dst, p.src, p.len, Stores::Cached)) });
+                each(pieces, |p| unsafe {
+                    Some(copy_checksum_with(p.dst, p.src, p.len, Stores::Cached))
+                });
             }),
         ),
         (
@@ -164,7 +185,9 @@ fn alone() -> Vec<Form<'static>> {
             "copy+checksum, streaming",
             Box::new(|pieces| {
                 // SAFETY: see above.
-                each(pieces, |p| unsafe { Some(copy_checksum_with(p.dst, p.src, p.len, Stores::Streaming)) });
+                each(pieces, |p| unsafe {
+                    Some(copy_checksum_with(p.dst, p.src, p.len, Stores::Streaming))
+                });
             }),
         ),
     ]
@@ -174,7 +197,10 @@ fn alone() -> Vec<Form<'static>> {
 fn pooled(pool: &Pool) -> Vec<Form<'_>> {
     vec![
         // SAFETY: the pieces are ranges of two vectors that live through the run and do not overlap.
-        ("copy, pool", Box::new(|pieces| unsafe { copy_all(pool, pieces) })),
+        (
+            "copy, pool",
+            Box::new(|pieces| unsafe { copy_all(pool, pieces) }),
+        ),
         (
             "copy+checksum, pool",
             Box::new(|pieces| {
@@ -196,7 +222,10 @@ fn measure(rounds: usize, bytes: usize, forms: &[Form<'_>], pieces: &[Piece]) ->
         }
     }
     let gbps = |time: &Duration| bytes as f64 / time.as_nanos() as f64;
-    times.iter().map(|times| median(&mut times.iter().map(gbps).collect::<Vec<_>>())).collect()
+    times
+        .iter()
+        .map(|times| median(&mut times.iter().map(gbps).collect::<Vec<_>>()))
+        .collect()
 }
 
 /// A fast copy that copies something else would look good.
@@ -205,8 +234,12 @@ fn verify(source: &[u8], target: &mut [u8], object_bytes: usize) {
     for stores in [Stores::Cached, Stores::Streaming] {
         to.fill(0);
         // SAFETY: two slices of `object_bytes`, one of them borrowed alone.
-        let sum = unsafe { copy_checksum_with(to.as_mut_ptr(), from.as_ptr(), object_bytes, stores) };
-        assert!(to == from && sum == Checksum::of(from), "a copy with {stores:?} stores differs");
+        let sum =
+            unsafe { copy_checksum_with(to.as_mut_ptr(), from.as_ptr(), object_bytes, stores) };
+        assert!(
+            to == from && sum == Checksum::of(from),
+            "a copy with {stores:?} stores differs"
+        );
     }
 }
 
@@ -225,10 +258,16 @@ impl Report {
         let forms: Vec<&str> = alone().iter().map(|(form, _)| *form).collect();
         let group = |destination: &str| {
             let value = |form: &&str| {
-                let row = self.rows.iter().find(|row| row.form == *form && row.destination == destination);
+                let row = self
+                    .rows
+                    .iter()
+                    .find(|row| row.form == *form && row.destination == destination);
                 row.map(|row| row.gbps)
             };
-            (format!("{destination} destination"), forms.iter().map(value).collect())
+            (
+                format!("{destination} destination"),
+                forms.iter().map(value).collect(),
+            )
         };
         let bars = Bars {
             title: "Throughput of one thread".to_owned(),
@@ -250,7 +289,12 @@ impl Report {
 
     fn table(&self) -> Table {
         let cells = |row: &Row| {
-            vec![row.form.to_owned(), row.destination.to_owned(), figure(row.gbps), figure(row.over_memcpy)]
+            vec![
+                row.form.to_owned(),
+                row.destination.to_owned(),
+                figure(row.gbps),
+                figure(row.over_memcpy),
+            ]
         };
         Table::new("Figures", &HEADING, self.rows.iter().map(cells))
     }
@@ -262,7 +306,12 @@ mod tests {
 
     #[test]
     fn a_short_run_measures_every_form() {
-        let report = run(&Options { object_bytes: 64 << 10, source_bytes: 1 << 20, rounds: 1 }).unwrap();
+        let report = run(&Options {
+            object_bytes: 64 << 10,
+            source_bytes: 1 << 20,
+            rounds: 1,
+        })
+        .unwrap();
         assert_eq!(report.rows.len(), 5 + 7);
         assert!(report.rows.iter().all(|row| row.gbps > 0.0), "{report:?}");
         assert!(report.to_html().contains("copy+checksum") && report.to_text().contains("pool"));

@@ -37,11 +37,14 @@ impl Machine {
         let flags = field(&cpuinfo, "flags").unwrap_or_default();
         let siblings = read("/sys/devices/system/cpu/cpu0/topology/thread_siblings_list");
         let meminfo = read("/proc/meminfo").unwrap_or_default();
-        let memory_kib = field(&meminfo, "MemTotal").and_then(|text| text.split(' ').next()?.parse::<u64>().ok());
+        let memory_kib = field(&meminfo, "MemTotal")
+            .and_then(|text| text.split(' ').next()?.parse::<u64>().ok());
         Self {
             cpu: field(&cpuinfo, "model name").unwrap_or_else(|| std::env::consts::ARCH.to_owned()),
             cores: Cpus::current().usable,
-            threads_per_core: siblings.and_then(|text| slackwater_wait::cpu_list(&text)).map_or(1, |list| list.len()),
+            threads_per_core: siblings
+                .and_then(|text| slackwater_wait::cpu_list(&text))
+                .map_or(1, |list| list.len()),
             nodes: read("/sys/devices/system/node/online")
                 .and_then(|text| slackwater_wait::cpu_list(&text))
                 .map_or(1, |list| list.len()),
@@ -58,17 +61,23 @@ impl Machine {
     pub fn line(&self) -> String {
         let guest = if self.guest { ", a guest" } else { "" };
         let memory = slackwater_base::ByteSize(self.memory_bytes);
-        format!("{}, {} usable CPUs, {memory}, kernel {}{guest}", self.cpu, self.cores, self.kernel)
+        format!(
+            "{}, {} usable CPUs, {memory}, kernel {}{guest}",
+            self.cpu, self.cores, self.kernel
+        )
     }
 }
 
 fn read(path: &str) -> Option<String> {
-    Some(fs::read_to_string(Path::new(path)).ok()?.trim().to_owned()).filter(|text| !text.is_empty())
+    Some(fs::read_to_string(Path::new(path)).ok()?.trim().to_owned())
+        .filter(|text| !text.is_empty())
 }
 
 /// The value of `name : value` in the files under `/proc`.
 fn field(text: &str, name: &str) -> Option<String> {
-    let line = text.lines().find(|line| line.split(':').next().is_some_and(|key| key.trim() == name))?;
+    let line = text
+        .lines()
+        .find(|line| line.split(':').next().is_some_and(|key| key.trim() == name))?;
     Some(line.split_once(':')?.1.trim().to_owned())
 }
 
@@ -79,7 +88,10 @@ mod tests {
     #[test]
     fn this_machine_has_a_name_a_kernel_and_cores() {
         let machine = Machine::detect();
-        assert!(!machine.cpu.is_empty() && !machine.kernel.is_empty() && machine.cores >= 1, "{machine:?}");
+        assert!(
+            !machine.cpu.is_empty() && !machine.kernel.is_empty() && machine.cores >= 1,
+            "{machine:?}"
+        );
         assert!(machine.memory_bytes > 0, "{machine:?}");
     }
 

@@ -7,8 +7,9 @@ use slackwater_base::{Checksum, Instant, Rng};
 use slackwater_meta::evict::PolicyKind;
 use slackwater_meta::{Eviction, Input, Master, MasterConfig, Output};
 use slackwater_wire::{
-    CallId, Chain, ClientId, Get, Hold, Incarnation, Key, Mount, NodeId, Order, PutConfig, PutDone, PutEnd, PutEntry,
-    PutStart, PutStarted, Reply, Report as NodeReport, Request, SegmentId, SegmentKind, Tenant,
+    CallId, Chain, ClientId, Get, Hold, Incarnation, Key, Mount, NodeId, Order, PutConfig, PutDone,
+    PutEnd, PutEntry, PutStart, PutStarted, Reply, Report as NodeReport, Request, SegmentId,
+    SegmentKind, Tenant,
 };
 
 /// What is measured.
@@ -26,7 +27,12 @@ pub struct Options {
 
 impl Default for Options {
     fn default() -> Self {
-        Self { objects: vec![1_000_000, 10_000_000], policy: PolicyKind::default(), samples: 1_000_000, seed: 1 }
+        Self {
+            objects: vec![1_000_000, 10_000_000],
+            policy: PolicyKind::default(),
+            samples: 1_000_000,
+            seed: 1,
+        }
     }
 }
 
@@ -72,8 +78,18 @@ pub struct Limits {
 /// Measures.
 #[must_use]
 pub fn run(options: &Options) -> Report {
-    let rows = options.objects.iter().map(|objects| measure(*objects, options)).collect();
-    Report { rows, limits: Limits { lookup_ns: 1000.0, bytes_per_object: 200.0 } }
+    let rows = options
+        .objects
+        .iter()
+        .map(|objects| measure(*objects, options))
+        .collect();
+    Report {
+        rows,
+        limits: Limits {
+            lookup_ns: 1000.0,
+            bytes_per_object: 200.0,
+        },
+    }
 }
 
 const CLIENT: ClientId = ClientId(1);
@@ -109,7 +125,11 @@ fn measure(objects: usize, options: &Options) -> Row {
         allocate_ns,
         evict_ns,
         bytes_per_object,
-        resident_bytes_per_object: if grown > 0.0 { grown - key_bytes as f64 } else { 0.0 },
+        resident_bytes_per_object: if grown > 0.0 {
+            grown - key_bytes as f64
+        } else {
+            0.0
+        },
     }
 }
 
@@ -123,9 +143,23 @@ struct Bench {
 impl Bench {
     /// A master whose one segment is 90 % full when it holds `bytes`.
     fn new(bytes: u64, policy: PolicyKind) -> Self {
-        let eviction = Eviction { policy, ..Eviction::default() };
-        let master = Master::new(MasterConfig { eviction, ..MasterConfig::default() }, 1);
-        let mut bench = Self { master, now: Instant::from_nanos(1_000_000_000), call: 0, out: Vec::new() };
+        let eviction = Eviction {
+            policy,
+            ..Eviction::default()
+        };
+        let master = Master::new(
+            MasterConfig {
+                eviction,
+                ..MasterConfig::default()
+            },
+            1,
+        );
+        let mut bench = Self {
+            master,
+            now: Instant::from_nanos(1_000_000_000),
+            call: 0,
+            out: Vec::new(),
+        };
         let mount = Mount {
             segment: SegmentId(1),
             name: "memory".to_owned(),
@@ -153,7 +187,12 @@ impl Bench {
     fn input(&mut self, request: Request) -> Input {
         self.call += 1;
         self.now += Duration::from_nanos(100);
-        Input::Request { client: CLIENT, host: None, call: CallId(self.call), request }
+        Input::Request {
+            client: CLIENT,
+            host: None,
+            call: CallId(self.call),
+            request,
+        }
     }
 
     fn put(&mut self, keys: Vec<Key>) {
@@ -168,9 +207,17 @@ impl Bench {
         while done < samples {
             let inputs: Vec<Input> = (0..PREPARED / batch)
                 .map(|_| {
-                    let keys = (0..batch).map(|_| key(rng.below(objects as u64) as usize)).collect();
+                    let keys = (0..batch)
+                        .map(|_| key(rng.below(objects as u64) as usize))
+                        .collect();
                     let (tenant, chain, hold) = (Tenant::DEFAULT, Chain::default(), Hold::Lease);
-                    self.input(Request::Get(Get { tenant, keys, chain, hold, prefix_only: false }))
+                    self.input(Request::Get(Get {
+                        tenant,
+                        keys,
+                        chain,
+                        hold,
+                        prefix_only: false,
+                    }))
                 })
                 .collect();
             done += inputs.len() * batch;
@@ -193,7 +240,9 @@ impl Bench {
             let begin = Clock::now();
             self.master.handle(self.now, input, &mut self.out);
             spent += begin.elapsed();
-            let Some(Output::Reply { reply, .. }) = self.out.first() else { unreachable!("there is room") };
+            let Some(Output::Reply { reply, .. }) = self.out.first() else {
+                unreachable!("there is room")
+            };
             let request = end(keys, reply);
             let input = self.input(request);
             self.out.clear();
@@ -221,7 +270,11 @@ impl Bench {
             while self.master.metrics().evictions - before < EVICTIONS_TIMED {
                 let orders: Vec<NodeReport> = self.out.drain(..).filter_map(fenced).collect();
                 for report in orders {
-                    self.master.handle(self.now, Input::Report { node: NODE, report }, &mut self.out);
+                    self.master.handle(
+                        self.now,
+                        Input::Report { node: NODE, report },
+                        &mut self.out,
+                    );
                 }
                 if self.master.next_deadline().is_none_or(|due| due > self.now) {
                     break;
@@ -236,7 +289,10 @@ impl Bench {
 
 fn fenced(output: Output) -> Option<NodeReport> {
     match output {
-        Output::Order { order: Order::Fence(extents), .. } => Some(NodeReport::Fenced(extents)),
+        Output::Order {
+            order: Order::Fence(extents),
+            ..
+        } => Some(NodeReport::Fenced(extents)),
         _ => None,
     }
 }
@@ -248,24 +304,51 @@ fn key(number: usize) -> Key {
 }
 
 fn start(keys: &[Key]) -> Request {
-    let entries = keys.iter().map(|key| PutEntry { key: key.clone(), bytes: VALUE_BYTES }).collect();
+    let entries = keys
+        .iter()
+        .map(|key| PutEntry {
+            key: key.clone(),
+            bytes: VALUE_BYTES,
+        })
+        .collect();
     let (tenant, chain, config) = (Tenant::DEFAULT, Chain::default(), PutConfig::default());
-    Request::PutStart(PutStart { tenant, entries, chain, config })
+    Request::PutStart(PutStart {
+        tenant,
+        entries,
+        chain,
+        config,
+    })
 }
 
 fn end(keys: Vec<Key>, started: &Reply) -> Request {
-    let Reply::PutStart(results) = started else { unreachable!("that was a put") };
-    let done = keys.into_iter().zip(results).filter_map(|(key, result)| match result {
-        PutStarted::Granted { version, .. } => Some(PutDone { key, version: *version, checksum: Checksum(1) }),
-        PutStarted::Exists | PutStarted::Failed(_) => None,
-    });
-    Request::PutEnd(PutEnd { tenant: Tenant::DEFAULT, puts: done.collect() })
+    let Reply::PutStart(results) = started else {
+        unreachable!("that was a put")
+    };
+    let done = keys
+        .into_iter()
+        .zip(results)
+        .filter_map(|(key, result)| match result {
+            PutStarted::Granted { version, .. } => Some(PutDone {
+                key,
+                version: *version,
+                checksum: Checksum(1),
+            }),
+            PutStarted::Exists | PutStarted::Failed(_) => None,
+        });
+    Request::PutEnd(PutEnd {
+        tenant: Tenant::DEFAULT,
+        puts: done.collect(),
+    })
 }
 
 /// What the process has in memory, from the second field of Linux's `/proc/self/statm`.
 fn resident_bytes() -> u64 {
     let text = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
-    let pages: u64 = text.split(' ').nth(1).and_then(|pages| pages.parse().ok()).unwrap_or(0);
+    let pages: u64 = text
+        .split(' ')
+        .nth(1)
+        .and_then(|pages| pages.parse().ok())
+        .unwrap_or(0);
     pages * 4096
 }
 
@@ -275,9 +358,19 @@ mod tests {
 
     #[test]
     fn a_small_run_fills_every_field() {
-        let report = run(&Options { objects: vec![5_000], samples: 1_000, ..Options::default() });
+        let report = run(&Options {
+            objects: vec![5_000],
+            samples: 1_000,
+            ..Options::default()
+        });
         let row = &report.rows[0];
-        for figure in [row.lookup_ns, row.lookup_batch_ns, row.allocate_ns, row.evict_ns, row.bytes_per_object] {
+        for figure in [
+            row.lookup_ns,
+            row.lookup_batch_ns,
+            row.allocate_ns,
+            row.evict_ns,
+            row.bytes_per_object,
+        ] {
             assert!(figure.is_finite() && figure > 0.0, "{row:?}");
         }
     }

@@ -56,7 +56,8 @@ impl Default for Options {
             rpc_sizes: vec![64, 65_536],
             rpc_window: Duration::from_millis(500),
             rounds: 3,
-            python: std::env::var_os("SLACKWATER_PYTHON").map_or_else(|| "python3".into(), PathBuf::from),
+            python: std::env::var_os("SLACKWATER_PYTHON")
+                .map_or_else(|| "python3".into(), PathBuf::from),
             child: Vec::new(),
         }
     }

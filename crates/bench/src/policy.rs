@@ -23,7 +23,12 @@ pub struct Options {
 impl Default for Options {
     fn default() -> Self {
         let sizes = vec![1_000, 3_000, 10_000, 20_000, 30_000];
-        Self { policies: PolicyKind::ALL.to_vec(), sizes, ssd_blocks: None, block_tokens: 512 }
+        Self {
+            policies: PolicyKind::ALL.to_vec(),
+            sizes,
+            ssd_blocks: None,
+            block_tokens: 512,
+        }
     }
 }
 
@@ -98,8 +103,11 @@ pub fn run(
     mut progress: impl FnMut(usize, usize),
 ) -> Report {
     let trace = Trace::new(requests, options.block_tokens);
-    let offline: BTreeMap<usize, f64> =
-        options.sizes.iter().map(|&size| (size, trace.offline_optimum(size).hit_rate())).collect();
+    let offline: BTreeMap<usize, f64> = options
+        .sizes
+        .iter()
+        .map(|&size| (size, trace.offline_optimum(size).hit_rate()))
+        .collect();
     let total = trace.requests() * options.sizes.len() * options.policies.len();
     let (mut rows, mut tiers) = (Vec::new(), Vec::new());
     for &kind in &options.policies {
@@ -111,13 +119,27 @@ pub fn run(
                 }
             };
             rows.push(row(&trace, kind, size, offline[&size], watch));
-            tiers.extend(options.ssd_blocks.map(|ssd| tier_row(&trace, kind, size, ssd)));
+            tiers.extend(
+                options
+                    .ssd_blocks
+                    .map(|ssd| tier_row(&trace, kind, size, ssd)),
+            );
         }
     }
-    Report { rows, tiers, limits: Limits { offline } }
+    Report {
+        rows,
+        tiers,
+        limits: Limits { offline },
+    }
 }
 
-fn row(trace: &Trace, kind: PolicyKind, size: usize, offline: f64, watch: impl FnMut(usize)) -> Row {
+fn row(
+    trace: &Trace,
+    kind: PolicyKind,
+    size: usize,
+    offline: f64,
+    watch: impl FnMut(usize),
+) -> Row {
     let mut policy = kind.build(0);
     let began = Instant::now();
     let outcome = trace.replay(&mut *policy, size, watch);
@@ -127,7 +149,11 @@ fn row(trace: &Trace, kind: PolicyKind, size: usize, offline: f64, watch: impl F
         policy: kind.name(),
         size,
         hit_rate: outcome.hit_rate(),
-        offline_share: if offline > 0.0 { outcome.hit_rate() / offline } else { 1.0 },
+        offline_share: if offline > 0.0 {
+            outcome.hit_rate() / offline
+        } else {
+            1.0
+        },
         ns_per_access: nanos / outcome.references.max(1) as f64,
         bytes_per_block: growing as f64 / outcome.blocks_kept.max(1) as f64,
         fixed_bytes: policy.fixed_bytes(),
@@ -165,33 +191,66 @@ mod tests {
 
     #[test]
     fn a_row_for_every_policy_and_size_and_progress_to_the_end() {
-        let options = Options { sizes: vec![4, 100], block_tokens: 16, ..Options::default() };
+        let options = Options {
+            sizes: vec![4, 100],
+            block_tokens: 16,
+            ..Options::default()
+        };
         let mut last = (0, 0);
-        let report = run(&options, requests(3_000), |done, total| last = (done, total));
+        let report = run(&options, requests(3_000), |done, total| {
+            last = (done, total)
+        });
         assert_eq!(report.rows.len(), 2 * PolicyKind::ALL.len());
         assert_eq!(last, (3_000 * report.rows.len(), 3_000 * report.rows.len()));
         for row in &report.rows {
             let offline = report.limits.offline[&row.size];
-            assert!(row.hit_rate <= offline && row.offline_share <= 1.0, "{row:?}");
-            assert!(row.ns_per_access > 0.0 && row.bytes_per_block > 0.0, "{row:?}");
+            assert!(
+                row.hit_rate <= offline && row.offline_share <= 1.0,
+                "{row:?}"
+            );
+            assert!(
+                row.ns_per_access > 0.0 && row.bytes_per_block > 0.0,
+                "{row:?}"
+            );
             if row.size == 100 {
                 // Everything fits: all but the eleven first reads hit.
-                assert!((row.hit_rate - (9_000.0 - 11.0) / 9_000.0).abs() < 1e-9, "{row:?}");
+                assert!(
+                    (row.hit_rate - (9_000.0 - 11.0) / 9_000.0).abs() < 1e-9,
+                    "{row:?}"
+                );
             }
         }
     }
 
     #[test]
     fn the_report_has_the_promised_keys() {
-        let options =
-            Options { policies: vec![PolicyKind::Lru], sizes: vec![4], block_tokens: 16, ssd_blocks: Some(20) };
+        let options = Options {
+            policies: vec![PolicyKind::Lru],
+            sizes: vec![4],
+            block_tokens: 16,
+            ssd_blocks: Some(20),
+        };
         let json = serde_json::to_value(run(&options, requests(10), |_, _| ())).unwrap();
         let row = json["rows"][0].as_object().unwrap();
-        for key in ["policy", "size", "hit_rate", "offline_share", "ns_per_access", "bytes_per_block"] {
+        for key in [
+            "policy",
+            "size",
+            "hit_rate",
+            "offline_share",
+            "ns_per_access",
+            "bytes_per_block",
+        ] {
             assert!(row.contains_key(key), "{key}");
         }
         let tiers = json["tiers"][0].as_object().unwrap();
-        for key in ["policy", "size", "ssd", "memory_hit_rate", "hit_rate", "writes_per_put"] {
+        for key in [
+            "policy",
+            "size",
+            "ssd",
+            "memory_hit_rate",
+            "hit_rate",
+            "writes_per_put",
+        ] {
             assert!(tiers.contains_key(key), "{key}");
         }
         assert!(json["limits"]["offline"]["4"].is_number());
@@ -199,8 +258,12 @@ mod tests {
 
     #[test]
     fn an_empty_trace_gives_zero_rates() {
-        let options =
-            Options { policies: vec![PolicyKind::Gittins], sizes: vec![4], block_tokens: 16, ..Options::default() };
+        let options = Options {
+            policies: vec![PolicyKind::Gittins],
+            sizes: vec![4],
+            block_tokens: 16,
+            ..Options::default()
+        };
         let report = run(&options, Vec::new(), |_, _| ());
         assert_eq!(report.rows[0].hit_rate, 0.0);
         assert_eq!(report.rows[0].offline_share, 1.0);

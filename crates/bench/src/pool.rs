@@ -45,7 +45,11 @@ impl Default for Options {
         Self {
             threads: vec![cores, 4 * cores],
             tasks: vec![Duration::from_micros(2), Duration::from_micros(20)],
-            gaps: vec![Duration::ZERO, Duration::from_micros(100), Duration::from_millis(2)],
+            gaps: vec![
+                Duration::ZERO,
+                Duration::from_micros(100),
+                Duration::from_millis(2),
+            ],
             rounds: 5,
             run_min: Duration::from_millis(120),
             peers: true,
@@ -130,7 +134,13 @@ const LAYERS: usize = 48;
 const WARMUP_LAYERS: usize = 8;
 /// Gate and up, down, merge.
 const TASKS: [usize; 3] = [192, 64, 1];
-const NAMES: [&str; 5] = ["slackwater", "rayon", "openmp-active", "openmp-passive", "tbb"];
+const NAMES: [&str; 5] = [
+    "slackwater",
+    "rayon",
+    "openmp-active",
+    "openmp-passive",
+    "tbb",
+];
 
 /// Runs the benchmark.
 ///
@@ -139,20 +149,40 @@ const NAMES: [&str; 5] = ["slackwater", "rayon", "openmp-active", "openmp-passiv
 pub fn run(options: &Options) -> Result<Report, BenchError> {
     let workshop = Workshop::new().map_err(BenchError::Workshop)?;
     let mut skipped = Vec::new();
-    let programs = if options.peers { programs(&workshop, &mut skipped) } else { BTreeMap::new() };
+    let programs = if options.peers {
+        programs(&workshop, &mut skipped)
+    } else {
+        BTreeMap::new()
+    };
     let mut rows = Vec::new();
     for &threads in &options.threads {
         let pools = Pools::start(threads, options.peers, &programs)?;
         for &task in &options.tasks {
             let steps = steps_of(task);
             for &gap in &options.gaps {
-                rows.extend(pools.measure(options, Setting { threads, task, gap, steps }, &mut skipped));
+                rows.extend(pools.measure(
+                    options,
+                    Setting {
+                        threads,
+                        task,
+                        gap,
+                        steps,
+                    },
+                    &mut skipped,
+                ));
             }
         }
     }
     let ratios = ratios(&rows);
     let bounds = report::bounds(&rows, &ratios);
-    Ok(Report { bench: "pool", machine: Machine::detect(), rows, ratios, skipped, bounds })
+    Ok(Report {
+        bench: "pool",
+        machine: Machine::detect(),
+        rows,
+        ratios,
+        skipped,
+        bounds,
+    })
 }
 
 fn programs(workshop: &Workshop, skipped: &mut Vec<Skipped>) -> BTreeMap<&'static str, Program> {
@@ -188,10 +218,21 @@ struct Pools<'a> {
 }
 
 impl<'a> Pools<'a> {
-    fn start(threads: usize, peers: bool, programs: &'a BTreeMap<&'static str, Program>) -> Result<Self, BenchError> {
+    fn start(
+        threads: usize,
+        peers: bool,
+        programs: &'a BTreeMap<&'static str, Program>,
+    ) -> Result<Self, BenchError> {
         let build = || rayon::ThreadPoolBuilder::new().num_threads(threads).build();
-        let rayon = peers.then(build).transpose().map_err(|error| BenchError::Rayon(error.to_string()))?;
-        Ok(Self { slackwater: Pool::start(&Config::threads(threads))?, rayon, programs })
+        let rayon = peers
+            .then(build)
+            .transpose()
+            .map_err(|error| BenchError::Rayon(error.to_string()))?;
+        Ok(Self {
+            slackwater: Pool::start(&Config::threads(threads))?,
+            rayon,
+            programs,
+        })
     }
 
     /// Measures every pool in turns and takes the medians.
@@ -199,7 +240,9 @@ impl<'a> Pools<'a> {
         let work = TASKS.iter().sum::<usize>() as u32 * LAYERS as u32 * setting.task
             / Cpus::current().usable.min(setting.threads as u32);
         let token = work + setting.gap * (LAYERS * TASKS.len()) as u32;
-        let tokens = (options.run_min.as_secs_f64() / token.as_secs_f64()).ceil().max(1.0) as usize;
+        let tokens = (options.run_min.as_secs_f64() / token.as_secs_f64())
+            .ceil()
+            .max(1.0) as usize;
         let bursts = Bursts {
             steps: setting.steps,
             gap: setting.gap,
@@ -225,25 +268,39 @@ impl<'a> Pools<'a> {
         let reads = (looks > 0).then(|| (after.1 - before.1) as f64 / looks as f64);
         let row = |(pool, times): (&'static str, Vec<Times>)| {
             let clock_reads_per_spin = reads.filter(|_| pool == "slackwater");
-            Row { clock_reads_per_spin, ..row(pool, setting, tokens, &times) }
+            Row {
+                clock_reads_per_spin,
+                ..row(pool, setting, tokens, &times)
+            }
         };
         let in_order = NAMES.iter().filter_map(|name| found.remove_entry(name));
         in_order.map(row).collect()
     }
 
     /// One run of one pool, if it is there.
-    fn run(&self, name: &str, threads: usize, bursts: &Bursts, kinds: &[Kind; 3]) -> Option<Result<Times, String>> {
+    fn run(
+        &self,
+        name: &str,
+        threads: usize,
+        bursts: &Bursts,
+        kinds: &[Kind; 3],
+    ) -> Option<Result<Times, String>> {
         let steps = bursts.steps;
         match name {
             "slackwater" => Some(Ok(bursts.run(|tasks| {
-                let kind = TASKS.iter().position(|&known| known == tasks).map_or(&kinds[0], |at| &kinds[at]);
+                let kind = TASKS
+                    .iter()
+                    .position(|&known| known == tasks)
+                    .map_or(&kinds[0], |at| &kinds[at]);
                 let result = self.slackwater.job(tasks).kind(kind).run(|_| task(steps));
                 debug_assert!(result.is_ok(), "a task is arithmetic");
             }))),
             "rayon" => {
                 let pool = self.rayon.as_ref()?;
                 // From inside the pool, where it is faster than from outside.
-                Some(Ok(pool.install(|| bursts.run(|tasks| rayon_burst(tasks, steps)))))
+                Some(Ok(
+                    pool.install(|| bursts.run(|tasks| rayon_burst(tasks, steps)))
+                ))
             }
             program => Some(self.programs.get(program)?.run(threads, bursts)),
         }
@@ -259,8 +316,13 @@ fn rayon_burst(tasks: usize, steps: u64) {
 fn spins(pool: &Pool, kinds: &[Kind; 3]) -> (u64, u64) {
     let threads = pool.counts().threads;
     let idle = threads.iter().map(|thread| thread.waits);
-    let all: Vec<SiteCounts> = idle.chain(kinds.iter().map(|kind| kind.join_site().counts())).collect();
-    (all.iter().map(|waits| waits.looks).sum(), all.iter().map(|waits| waits.clock_reads).sum())
+    let all: Vec<SiteCounts> = idle
+        .chain(kinds.iter().map(|kind| kind.join_site().counts()))
+        .collect();
+    (
+        all.iter().map(|waits| waits.looks).sum(),
+        all.iter().map(|waits| waits.clock_reads).sum(),
+    )
 }
 
 fn row(pool: &'static str, setting: Setting, tokens: usize, runs: &[Times]) -> Row {
@@ -279,8 +341,18 @@ fn row(pool: &'static str, setting: Setting, tokens: usize, runs: &[Times]) -> R
         threads: setting.threads,
         task_us: setting.task.as_secs_f64() * 1e6,
         gap_us: setting.gap.as_secs_f64() * 1e6,
-        wall_ms_per_token: median(&mut runs.iter().map(|run| per_token(run.wall)).collect::<Vec<_>>()),
-        cpu_ms_per_token: median(&mut runs.iter().map(|run| per_token(run.cpu)).collect::<Vec<_>>()),
+        wall_ms_per_token: median(
+            &mut runs
+                .iter()
+                .map(|run| per_token(run.wall))
+                .collect::<Vec<_>>(),
+        ),
+        cpu_ms_per_token: median(
+            &mut runs
+                .iter()
+                .map(|run| per_token(run.cpu))
+                .collect::<Vec<_>>(),
+        ),
         overhead_p50_us: quantile(&mut overheads, 0.5),
         overhead_p99_us: quantile(&mut overheads, 0.99),
         clock_reads_per_spin: None,
@@ -291,14 +363,20 @@ fn row(pool: &'static str, setting: Setting, tokens: usize, runs: &[Times]) -> R
 fn ratios(rows: &[Row]) -> Vec<Ratios> {
     let find = |of: &Row, pool: &str, gap_us: f64| {
         let same = |row: &&Row| {
-            row.pool == pool && row.threads == of.threads && row.task_us == of.task_us && row.gap_us == gap_us
+            row.pool == pool
+                && row.threads == of.threads
+                && row.task_us == of.task_us
+                && row.gap_us == gap_us
         };
         rows.iter().find(same)
     };
     let ours = rows.iter().filter(|row| row.pool == "slackwater");
     ours.map(|row| {
         let peer = |pool: &str| find(row, pool, row.gap_us);
-        let best = [peer("tbb"), peer("rayon")].into_iter().flatten().map(|peer| peer.wall_ms_per_token);
+        let best = [peer("tbb"), peer("rayon")]
+            .into_iter()
+            .flatten()
+            .map(|peer| peer.wall_ms_per_token);
         let best = best.fold(f64::INFINITY, f64::min);
         let gaps_ms = row.gap_us / 1e3 * (LAYERS * TASKS.len()) as f64;
         let gapless = find(row, "slackwater", 0.0).filter(|_| gaps_ms > 0.0);
@@ -306,10 +384,14 @@ fn ratios(rows: &[Row]) -> Vec<Ratios> {
             threads: row.threads,
             task_us: row.task_us,
             gap_us: row.gap_us,
-            wall_over_openmp_active: peer("openmp-active").map(|peer| row.wall_ms_per_token / peer.wall_ms_per_token),
-            cpu_over_openmp_passive: peer("openmp-passive").map(|peer| row.cpu_ms_per_token / peer.cpu_ms_per_token),
+            wall_over_openmp_active: peer("openmp-active")
+                .map(|peer| row.wall_ms_per_token / peer.wall_ms_per_token),
+            cpu_over_openmp_passive: peer("openmp-passive")
+                .map(|peer| row.cpu_ms_per_token / peer.cpu_ms_per_token),
             wall_over_best_of_tbb_rayon: best.is_finite().then(|| row.wall_ms_per_token / best),
-            gap_cores: gapless.map(|gapless| (row.cpu_ms_per_token - gapless.cpu_ms_per_token).max(0.0) / gaps_ms),
+            gap_cores: gapless.map(|gapless| {
+                (row.cpu_ms_per_token - gapless.cpu_ms_per_token).max(0.0) / gaps_ms
+            }),
         }
     })
     .collect()
@@ -330,20 +412,47 @@ mod tests {
             peers: true,
         };
         let report = run(&options).unwrap();
-        let ours = report.rows.iter().filter(|row| row.pool == "slackwater").count();
+        let ours = report
+            .rows
+            .iter()
+            .filter(|row| row.pool == "slackwater")
+            .count();
         assert_eq!((ours, report.ratios.len()), (2, 2));
         for name in NAMES {
             let ran = report.rows.iter().any(|row| row.pool == name);
-            let skipped = report.skipped.iter().any(|skipped| skipped.peer == name && !skipped.reason.is_empty());
-            assert!(ran != skipped, "{name} either ran or is said to be missing: {:?}", report.skipped);
+            let skipped = report
+                .skipped
+                .iter()
+                .any(|skipped| skipped.peer == name && !skipped.reason.is_empty());
+            assert!(
+                ran != skipped,
+                "{name} either ran or is said to be missing: {:?}",
+                report.skipped
+            );
         }
-        assert!(report.rows.iter().all(|row| row.wall_ms_per_token > 0.0 && row.cpu_ms_per_token > 0.0), "{report:?}");
+        assert!(
+            report
+                .rows
+                .iter()
+                .all(|row| row.wall_ms_per_token > 0.0 && row.cpu_ms_per_token > 0.0),
+            "{report:?}"
+        );
         let json = serde_json::to_value(&report).unwrap();
-        for field in ["pool", "threads", "task_us", "gap_us", "wall_ms_per_token", "overhead_p50_us", "overhead_p99_us"]
-        {
+        for field in [
+            "pool",
+            "threads",
+            "task_us",
+            "gap_us",
+            "wall_ms_per_token",
+            "overhead_p50_us",
+            "overhead_p99_us",
+        ] {
             assert!(!json["rows"][0][field].is_null(), "{field}");
         }
-        assert!(report.to_html().contains("CPU time per token") && report.to_text().contains("slackwater"));
+        assert!(
+            report.to_html().contains("CPU time per token")
+                && report.to_text().contains("slackwater")
+        );
     }
 
     #[test]
@@ -372,7 +481,14 @@ mod tests {
         assert_eq!(ratios[1].wall_over_openmp_active, None);
         let gap_cores = ratios[1].gap_cores.unwrap();
         assert!((gap_cores - 7.2 / 288.0).abs() < 1e-9, "{gap_cores}");
-        let holds: Vec<bool> = report::bounds(&rows, &ratios).iter().map(Bound::holds).collect();
-        assert_eq!(holds, [false, true], "slower than active OpenMP, and thrifty in the gaps");
+        let holds: Vec<bool> = report::bounds(&rows, &ratios)
+            .iter()
+            .map(Bound::holds)
+            .collect();
+        assert_eq!(
+            holds,
+            [false, true],
+            "slower than active OpenMP, and thrifty in the gaps"
+        );
     }
 }

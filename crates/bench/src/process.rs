@@ -60,7 +60,11 @@ pub(crate) struct Process {
 
 impl Process {
     /// Starts this program in a part; each of its lines may take as long as `patience`.
-    pub(crate) fn start(program: &[OsString], arguments: &[&str], patience: Duration) -> Result<Self, ProcessError> {
+    pub(crate) fn start(
+        program: &[OsString],
+        arguments: &[&str],
+        patience: Duration,
+    ) -> Result<Self, ProcessError> {
         let (first, leading) = program.split_first().ok_or(ProcessError::NoChild)?;
         let mut command = Command::new(first);
         command.args(leading).args(arguments);
@@ -68,9 +72,16 @@ impl Process {
     }
 
     /// Starts any command; its errors count as lines too if they are piped.
-    pub(crate) fn spawn(mut command: Command, part: &str, patience: Duration) -> Result<Self, ProcessError> {
+    pub(crate) fn spawn(
+        mut command: Command,
+        part: &str,
+        patience: Duration,
+    ) -> Result<Self, ProcessError> {
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
-        let mut child = command.spawn().map_err(|error| ProcessError::Io { what: "start a process", error })?;
+        let mut child = command.spawn().map_err(|error| ProcessError::Io {
+            what: "start a process",
+            error,
+        })?;
         let (Some(output), Some(input)) = (child.stdout.take(), child.stdin.take()) else {
             return Err(ProcessError::Said("nothing: it has no pipes".into()));
         };
@@ -79,17 +90,29 @@ impl Process {
             listen(errors, heard.clone());
         }
         listen(output, heard);
-        Ok(Self { child, lines, input, part: part.to_owned(), patience })
+        Ok(Self {
+            child,
+            lines,
+            input,
+            part: part.to_owned(),
+            patience,
+        })
     }
 
     pub(crate) fn say(&mut self, line: &str) -> Result<(), ProcessError> {
-        writeln!(self.input, "{line}").map_err(|error| ProcessError::Io { what: "speak to a process", error })
+        writeln!(self.input, "{line}").map_err(|error| ProcessError::Io {
+            what: "speak to a process",
+            error,
+        })
     }
 
     /// The rest of the next line after `word`.
     pub(crate) fn hear(&mut self, word: &'static str) -> Result<String, ProcessError> {
         let line = self.line(word)?;
-        let said = line.trim().strip_prefix(word).ok_or_else(|| ProcessError::Said(line.trim().to_owned()))?;
+        let said = line
+            .trim()
+            .strip_prefix(word)
+            .ok_or_else(|| ProcessError::Said(line.trim().to_owned()))?;
         Ok(said.trim().to_owned())
     }
 
@@ -116,17 +139,36 @@ impl Process {
     }
 
     fn line(&self, word: &'static str) -> Result<String, ProcessError> {
-        let line = self.lines.recv_timeout(self.patience).map_err(|error| match error {
-            RecvTimeoutError::Timeout => ProcessError::Silent { part: self.part.clone(), word, after: self.patience },
-            RecvTimeoutError::Disconnected => ProcessError::Ended { part: self.part.clone(), word },
-        })?;
-        line.map_err(|error| ProcessError::Io { what: "listen to a process", error })
+        let line = self
+            .lines
+            .recv_timeout(self.patience)
+            .map_err(|error| match error {
+                RecvTimeoutError::Timeout => ProcessError::Silent {
+                    part: self.part.clone(),
+                    word,
+                    after: self.patience,
+                },
+                RecvTimeoutError::Disconnected => ProcessError::Ended {
+                    part: self.part.clone(),
+                    word,
+                },
+            })?;
+        line.map_err(|error| ProcessError::Io {
+            what: "listen to a process",
+            error,
+        })
     }
 
     /// The numbers in the rest of the next line after `word`.
-    pub(crate) fn numbers<const N: usize>(&mut self, word: &'static str) -> Result<[f64; N], ProcessError> {
+    pub(crate) fn numbers<const N: usize>(
+        &mut self,
+        word: &'static str,
+    ) -> Result<[f64; N], ProcessError> {
         let said = self.hear(word)?;
-        let numbers: Vec<f64> = said.split_whitespace().filter_map(|number| number.parse().ok()).collect();
+        let numbers: Vec<f64> = said
+            .split_whitespace()
+            .filter_map(|number| number.parse().ok())
+            .collect();
         numbers.try_into().map_err(|_| ProcessError::Said(said))
     }
 
@@ -149,7 +191,10 @@ impl Process {
     /// Ends it as `kill -9` does and waits until it is gone.
     pub(crate) fn kill(&mut self) -> Result<(), ProcessError> {
         let gone = self.child.kill().and_then(|()| self.child.wait());
-        gone.map(drop).map_err(|error| ProcessError::Io { what: "kill a process", error })
+        gone.map(drop).map_err(|error| ProcessError::Io {
+            what: "kill a process",
+            error,
+        })
     }
 }
 
@@ -162,7 +207,11 @@ impl Drop for Process {
 
 /// Ends with the process, whose pipe it reads.
 fn listen(pipe: impl Read + Send + 'static, heard: Sender<io::Result<String>>) {
-    std::thread::spawn(move || BufReader::new(pipe).lines().try_for_each(|line| heard.send(line)));
+    std::thread::spawn(move || {
+        BufReader::new(pipe)
+            .lines()
+            .try_for_each(|line| heard.send(line))
+    });
 }
 
 /// CPU time of a process over all its threads, by the clock that the kernel keeps for it; zero when it is gone.
@@ -172,7 +221,10 @@ pub(crate) fn cpu_seconds(pid: u32) -> f64 {
     if unsafe { libc::clock_getcpuclockid(pid.cast_signed(), &raw mut clock) } != 0 {
         return 0.0;
     }
-    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    let mut time = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
     // SAFETY: the call writes one timespec.
     if unsafe { libc::clock_gettime(clock, &raw mut time) } != 0 {
         return 0.0;
@@ -187,36 +239,59 @@ pub fn switches(pid: u32) -> u64 {
     };
     let of_thread = |status: String| -> u64 {
         let counts = status.lines().filter(|line| line.contains("ctxt_switches"));
-        counts.filter_map(|line| line.split_whitespace().last()?.parse::<u64>().ok()).sum()
+        counts
+            .filter_map(|line| line.split_whitespace().last()?.parse::<u64>().ok())
+            .sum()
     };
-    let statuses = threads.flatten().filter_map(|thread| std::fs::read_to_string(thread.path().join("status")).ok());
+    let statuses = threads
+        .flatten()
+        .filter_map(|thread| std::fs::read_to_string(thread.path().join("status")).ok());
     statuses.map(of_thread).sum()
 }
 
 /// Resident memory of this process.
 pub(crate) fn resident_bytes() -> u64 {
     let pages = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
-    let pages: u64 = pages.split_whitespace().nth(1).and_then(|word| word.parse().ok()).unwrap_or(0);
+    let pages: u64 = pages
+        .split_whitespace()
+        .nth(1)
+        .and_then(|word| word.parse().ok())
+        .unwrap_or(0);
     pages * rustix::param::page_size() as u64
 }
 
 /// Raises the soft limit of descriptors to the hard one and returns it.
 pub(crate) fn descriptor_limit() -> usize {
     let limit = getrlimit(Resource::Nofile);
-    let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
-    let current = if setrlimit(Resource::Nofile, raised).is_ok() { limit.maximum } else { limit.current };
+    let raised = Rlimit {
+        current: limit.maximum,
+        maximum: limit.maximum,
+    };
+    let current = if setrlimit(Resource::Nofile, raised).is_ok() {
+        limit.maximum
+    } else {
+        limit.current
+    };
     current.map_or(1 << 20, |limit| limit as usize)
 }
 
 /// Says a line to the parent.
 pub(crate) fn tell(line: &str) -> Result<(), ProcessError> {
     let mut out = io::stdout().lock();
-    writeln!(out, "{line}").and_then(|()| out.flush()).map_err(|error| ProcessError::Io { what: "speak", error })
+    writeln!(out, "{line}")
+        .and_then(|()| out.flush())
+        .map_err(|error| ProcessError::Io {
+            what: "speak",
+            error,
+        })
 }
 
 /// The lines of the parent in words, until it ends.
 pub(crate) fn orders() -> impl Iterator<Item = Vec<String>> {
-    io::stdin().lines().map_while(Result::ok).map(|line| line.split_whitespace().map(str::to_owned).collect())
+    io::stdin()
+        .lines()
+        .map_while(Result::ok)
+        .map(|line| line.split_whitespace().map(str::to_owned).collect())
 }
 
 /// Does what [`Process::pin`] asked, if that is what the order is. Threads that are started later are held as well.
@@ -230,9 +305,16 @@ pub(crate) fn pin(order: &[String]) -> Result<Option<()>, ProcessError> {
         Ok(cpu) => held.set(cpu),
         Err(_) => (0..CpuSet::MAX_CPU).for_each(|cpu| held.set(cpu)),
     }
-    let io = |error: io::Error| ProcessError::Io { what: "pin a process", error };
+    let io = |error: io::Error| ProcessError::Io {
+        what: "pin a process",
+        error,
+    };
     for thread in std::fs::read_dir("/proc/self/task").map_err(io)?.flatten() {
-        let id = thread.file_name().to_str().and_then(|id| id.parse().ok()).and_then(Pid::from_raw);
+        let id = thread
+            .file_name()
+            .to_str()
+            .and_then(|id| id.parse().ok())
+            .and_then(Pid::from_raw);
         match sched_setaffinity(id, &held) {
             // One that has ended since needs no CPU.
             Ok(()) | Err(Errno::SRCH) => {}
@@ -246,7 +328,9 @@ pub(crate) fn pin(order: &[String]) -> Result<Option<()>, ProcessError> {
 /// The CPUs that this process may run on.
 pub(crate) fn allowed_cpus() -> Vec<usize> {
     let allowed = sched_getaffinity(None).unwrap_or_else(|_| CpuSet::new());
-    (0..CpuSet::MAX_CPU).filter(|&cpu| allowed.is_set(cpu)).collect()
+    (0..CpuSet::MAX_CPU)
+        .filter(|&cpu| allowed.is_set(cpu))
+        .collect()
 }
 
 #[cfg(test)]
@@ -254,7 +338,12 @@ mod tests {
     use super::*;
 
     fn shell(script: &str) -> Process {
-        Process::start(&["sh".into(), "-c".into()], &[script], Duration::from_millis(200)).unwrap()
+        Process::start(
+            &["sh".into(), "-c".into()],
+            &[script],
+            Duration::from_millis(200),
+        )
+        .unwrap()
     }
 
     #[test]
@@ -263,13 +352,30 @@ mod tests {
         assert_eq!(talking.numbers::<2>("count").unwrap(), [3.0, 4.0]);
         talking.say("this").unwrap();
         assert_eq!(talking.hear("got").unwrap(), "this");
-        assert!(matches!(talking.hear("more"), Err(ProcessError::Ended { word: "more", .. })));
-        assert_eq!(shell("echo a; echo b c; echo d").hear_of("b").unwrap(), "b c");
-        assert_eq!(shell("echo a; echo b").hear_out("an end").unwrap(), "a\nb\n");
+        assert!(matches!(
+            talking.hear("more"),
+            Err(ProcessError::Ended { word: "more", .. })
+        ));
+        assert_eq!(
+            shell("echo a; echo b c; echo d").hear_of("b").unwrap(),
+            "b c"
+        );
+        assert_eq!(
+            shell("echo a; echo b").hear_out("an end").unwrap(),
+            "a\nb\n"
+        );
         let silent = shell("read line").hear("word").unwrap_err();
-        assert_eq!(silent.to_string(), "`read line` did not say `word` within 200ms");
-        assert!(matches!(shell("echo no").hear("yes"), Err(ProcessError::Said(said)) if said == "no"));
-        assert!(matches!(Process::start(&[], &[], Duration::ZERO), Err(ProcessError::NoChild)));
+        assert_eq!(
+            silent.to_string(),
+            "`read line` did not say `word` within 200ms"
+        );
+        assert!(
+            matches!(shell("echo no").hear("yes"), Err(ProcessError::Said(said)) if said == "no")
+        );
+        assert!(matches!(
+            Process::start(&[], &[], Duration::ZERO),
+            Err(ProcessError::NoChild)
+        ));
     }
 
     #[test]

@@ -31,7 +31,11 @@ impl Options {
     /// The published benchmark, in `directory`.
     #[must_use]
     pub fn new(directory: PathBuf) -> Self {
-        Self { directory, samples: 1000, value_bytes: 1 << 20 }
+        Self {
+            directory,
+            samples: 1000,
+            value_bytes: 1 << 20,
+        }
     }
 }
 
@@ -120,7 +124,11 @@ pub fn run(options: &Options) -> Result<Report, Failure> {
     store.close()?;
     let (pre, post, delays) = (percentiles(pre), percentiles(post), percentiles(delays));
     let value_bytes = options.value_bytes;
-    let row = |what, times| Row { what, samples: options.samples, times };
+    let row = |what, times| Row {
+        what,
+        samples: options.samples,
+        times,
+    };
     Ok(Report {
         rows: vec![row(PRE, pre), row(POST, post), row(DELAY, delays)],
         machine: Machine::detect(),
@@ -173,8 +181,16 @@ impl Bench {
             promotion_threshold: 2,
             ..Config::default()
         };
-        let keys: Vec<String> = (0..samples).map(|number| format!("object-{number}")).collect();
-        let bench = Self { config, keys, bytes, buffer: vec![0; bytes], rng: Rng::new(7) };
+        let keys: Vec<String> = (0..samples)
+            .map(|number| format!("object-{number}"))
+            .collect();
+        let bench = Self {
+            config,
+            keys,
+            bytes,
+            buffer: vec![0; bytes],
+            rng: Rng::new(7),
+        };
         let store = bench.open()?;
         for key in &bench.keys {
             store.put(key.as_bytes(), &bench.value(key), &PutOptions::default())?;
@@ -194,7 +210,10 @@ impl Bench {
     /// Reads every object once, all of them from `tier`; the time of each in microseconds.
     fn pass(&mut self, store: &Store, tier: Tier) -> Result<Vec<f64>, Failure> {
         let order = shuffled(&mut self.rng, self.keys.len());
-        order.into_iter().map(|number| self.sample(store, number, tier)).collect()
+        order
+            .into_iter()
+            .map(|number| self.sample(store, number, tier))
+            .collect()
     }
 
     fn sample(&mut self, store: &Store, number: usize, tier: Tier) -> Result<f64, Failure> {
@@ -206,7 +225,9 @@ impl Bench {
         let read = store.stats().ssd_reads - before;
         expect(got.map(|got| got.tier), tier, key)?;
         if read != u64::from(tier == Tier::Disk) {
-            return Err(Failure::Unexpected(format!("{key}: {read} SSD reads for a read from {tier:?}")));
+            return Err(Failure::Unexpected(format!(
+                "{key}: {read} SSD reads for a read from {tier:?}"
+            )));
         }
         if self.buffer != self.value(key) {
             return Err(Failure::Unexpected(format!("{key}: wrong bytes")));
@@ -224,7 +245,10 @@ impl Bench {
             expect(got.map(|got| got.tier), Tier::Disk, &key)?;
             while !in_memory(store, &key)? {
                 if earned.elapsed() > PATIENCE {
-                    return Err(Failure::Unexpected(format!("{key}: not promoted: {:?}", store.stats().promotions)));
+                    return Err(Failure::Unexpected(format!(
+                        "{key}: not promoted: {:?}",
+                        store.stats().promotions
+                    )));
                 }
                 std::thread::yield_now();
             }
@@ -241,7 +265,8 @@ impl Bench {
         let keys: Vec<&[u8]> = self.keys.iter().map(String::as_bytes).collect();
         let mut memory = vec![0; self.bytes * BATCH.min(keys.len())];
         for keys in keys.chunks(BATCH) {
-            let mut targets: Vec<&mut [u8]> = memory.chunks_mut(self.bytes).take(keys.len()).collect();
+            let mut targets: Vec<&mut [u8]> =
+                memory.chunks_mut(self.bytes).take(keys.len()).collect();
             for got in store.get_batch_into(keys, &mut targets, &GetOptions::default()) {
                 got?;
             }
@@ -251,13 +276,17 @@ impl Bench {
         let mut stats = store.stats();
         while done(&stats) < all {
             if begun.elapsed() > PATIENCE {
-                return Err(Failure::Unexpected(format!("{} of {all} promoted: {stats:?}", done(&stats))));
+                return Err(Failure::Unexpected(format!(
+                    "{} of {all} promoted: {stats:?}",
+                    done(&stats)
+                )));
             }
             std::thread::sleep(Duration::from_micros(200));
             stats = store.stats();
         }
         let seconds = begun.elapsed().as_secs_f64();
-        let promoted = (stats.promotions.completed_bytes - before.promotions.completed_bytes) as f64;
+        let promoted =
+            (stats.promotions.completed_bytes - before.promotions.completed_bytes) as f64;
         let read = |stats: &Stats| stats.ssd.map_or(0, |ssd| ssd.read_bytes);
         let promotion_reads = (stats.promotion_reads - before.promotion_reads) as f64;
         Ok(Burst {
@@ -287,8 +316,14 @@ fn micros(duration: Duration) -> f64 {
 
 fn percentiles(mut samples: Vec<f64>) -> Percentiles {
     samples.sort_by(f64::total_cmp);
-    let at = |quantile: f64| samples[((samples.len() as f64 * quantile) as usize).min(samples.len() - 1)];
-    Percentiles { p50_us: at(0.50), p95_us: at(0.95), p99_us: at(0.99) }
+    let at = |quantile: f64| {
+        samples[((samples.len() as f64 * quantile) as usize).min(samples.len() - 1)]
+    };
+    Percentiles {
+        p50_us: at(0.50),
+        p95_us: at(0.95),
+        p99_us: at(0.99),
+    }
 }
 
 #[cfg(test)]
@@ -298,7 +333,11 @@ mod tests {
     #[test]
     fn a_small_run_separates_the_states() {
         let root = tempfile::tempdir().unwrap();
-        let options = Options { samples: 24, value_bytes: 100_000, ..Options::new(root.path().to_owned()) };
+        let options = Options {
+            samples: 24,
+            value_bytes: 100_000,
+            ..Options::new(root.path().to_owned())
+        };
         let report = run(&options).unwrap();
         assert_eq!((report.samples, report.post_ssd_reads), (24, 0));
         assert!(report.pre.p50_us > 0.0 && report.promote_delay_p50_us > 0.0);
@@ -307,8 +346,15 @@ mod tests {
         assert!(json["speedup"]["p95"].is_number() && json["pre"]["p99_us"].is_number());
         for (row, what) in [PRE, POST, DELAY].into_iter().enumerate() {
             let row = &json["rows"][row];
-            assert_eq!((row["what"].as_str(), row["samples"].as_u64()), (Some(what), Some(24)));
-            assert!(row["p50_us"].as_f64() > Some(0.0) && row["p99_us"].as_f64() >= row["p50_us"].as_f64(), "{row}");
+            assert_eq!(
+                (row["what"].as_str(), row["samples"].as_u64()),
+                (Some(what), Some(24))
+            );
+            assert!(
+                row["p50_us"].as_f64() > Some(0.0)
+                    && row["p99_us"].as_f64() >= row["p50_us"].as_f64(),
+                "{row}"
+            );
         }
     }
 }

@@ -155,13 +155,36 @@ pub fn run(options: &Options) -> Result<Report, Failure> {
     let skipped = memory(options, &mut rows)?;
     batches(options, &mut rows)?;
     let io = ssd(options, &mut rows)?;
-    let median = |what: &str| median(rows.iter().filter(|row| row.what == what).map(|row| row.gbps).collect());
+    let median = |what: &str| {
+        median(
+            rows.iter()
+                .filter(|row| row.what == what)
+                .map(|row| row.gbps)
+                .collect(),
+        )
+    };
     let ratio = |ours: &str, limit: &str| {
-        let of = |what: &str| rows.iter().filter(move |row| row.what == what).map(|row| row.gbps).collect::<Vec<_>>();
-        self::median(of(ours).into_iter().zip(of(limit)).map(|(ours, limit)| ours / limit).collect())
+        let of = |what: &str| {
+            rows.iter()
+                .filter(move |row| row.what == what)
+                .map(|row| row.gbps)
+                .collect::<Vec<_>>()
+        };
+        self::median(
+            of(ours)
+                .into_iter()
+                .zip(of(limit))
+                .map(|(ours, limit)| ours / limit)
+                .collect(),
+        )
     };
     let over = |ours: &str, peer: &str| Some(ratio(ours, peer)).filter(|ratio| *ratio > 0.0);
-    let limits = [MEMCPY, RAW, RAW_DEEP].map(|what| Limit { what, gbps: median(what) }).to_vec();
+    let limits = [MEMCPY, RAW, RAW_DEEP]
+        .map(|what| Limit {
+            what,
+            gbps: median(what),
+        })
+        .to_vec();
     Ok(Report {
         machine: Machine::detect(),
         get_into_gbps: median(GET),
@@ -209,11 +232,18 @@ pub const BATCH: usize = 16;
 const TARGETS: usize = 64;
 
 fn memory(options: &Options, rows: &mut Vec<Row>) -> Result<Vec<Skipped>, Failure> {
-    let (bytes, count) = (options.value_bytes, options.memory_pass.0 as usize / options.value_bytes);
+    let (bytes, count) = (
+        options.value_bytes,
+        options.memory_pass.0 as usize / options.value_bytes,
+    );
     let memory = ByteSize(options.memory_pass.0 * 5 / 4);
     // One thread on either side: several would be compared with one plain copy.
     let copy_threads = Threads::Count(1);
-    let store = Store::open(Config { memory, copy_threads, ..Config::default() })?;
+    let store = Store::open(Config {
+        memory,
+        copy_threads,
+        ..Config::default()
+    })?;
     let source = random(1, bytes * count);
     let mut targets = random(2, bytes * TARGETS);
     let mut peer = Peer::start(options.peers, &options.directory);
@@ -223,14 +253,22 @@ fn memory(options: &Options, rows: &mut Vec<Row>) -> Result<Vec<Skipped>, Failur
         for (number, value) in source.chunks(bytes).enumerate() {
             store.put(format!("{pass}-{number}").as_bytes(), value, &put)?;
         }
-        rows.push(Row { what: PUT, pass, gbps: rate(bytes * count, begun) });
+        rows.push(Row {
+            what: PUT,
+            pass,
+            gbps: rate(bytes * count, begun),
+        });
         let begun = Instant::now();
         for (number, value) in source.chunks(bytes).enumerate() {
             let target = number % TARGETS * bytes;
             targets[target..target + bytes].copy_from_slice(std::hint::black_box(value));
             std::hint::black_box(&mut targets);
         }
-        rows.push(Row { what: MEMCPY, pass, gbps: rate(bytes * count, begun) });
+        rows.push(Row {
+            what: MEMCPY,
+            pass,
+            gbps: rate(bytes * count, begun),
+        });
         let begun = Instant::now();
         for number in 0..count {
             let target = number % TARGETS * bytes;
@@ -238,7 +276,11 @@ fn memory(options: &Options, rows: &mut Vec<Row>) -> Result<Vec<Skipped>, Failur
             let got = store.get_into(key.as_bytes(), &mut targets[target..target + bytes], &get)?;
             expect(got.map(|got| got.tier), Tier::Memory, &key)?;
         }
-        rows.push(Row { what: GET, pass, gbps: rate(bytes * count, begun) });
+        rows.push(Row {
+            what: GET,
+            pass,
+            gbps: rate(bytes * count, begun),
+        });
         peer.pass(pass, bytes, &source, &mut targets, rows);
     }
     store.close()?;
@@ -247,21 +289,38 @@ fn memory(options: &Options, rows: &mut Vec<Row>) -> Result<Vec<Skipped>, Failur
 
 /// Batches by the caller alone and by several threads, in turns.
 fn batches(options: &Options, rows: &mut Vec<Row>) -> Result<(), Failure> {
-    let (bytes, count) = (options.value_bytes, options.memory_pass.0 as usize / options.value_bytes);
+    let (bytes, count) = (
+        options.value_bytes,
+        options.memory_pass.0 as usize / options.value_bytes,
+    );
     let memory = ByteSize(options.memory_pass.0 * 5 / 4);
-    let forms = [(Threads::Count(1), BATCH_PUT_ALONE, BATCH_GET_ALONE), (Threads::Auto, BATCH_PUT, BATCH_GET)];
+    let forms = [
+        (Threads::Count(1), BATCH_PUT_ALONE, BATCH_GET_ALONE),
+        (Threads::Auto, BATCH_PUT, BATCH_GET),
+    ];
     let mut stores = Vec::new();
     for (copy_threads, put, get) in forms {
-        stores.push((Store::open(Config { memory, copy_threads, ..Config::default() })?, put, get));
+        stores.push((
+            Store::open(Config {
+                memory,
+                copy_threads,
+                ..Config::default()
+            })?,
+            put,
+            get,
+        ));
     }
     let source = random(5, bytes * count);
     let mut targets = random(6, bytes * TARGETS);
     // The first pass touches the memory of each store and is no part of the result.
     for pass in 0..=options.passes {
         for (store, put, get) in &stores {
-            let keys: Vec<String> = (0..count).map(|number| format!("{pass}-{number}")).collect();
+            let keys: Vec<String> = (0..count)
+                .map(|number| format!("{pass}-{number}"))
+                .collect();
             let keys: Vec<&[u8]> = keys.iter().map(String::as_bytes).collect();
-            let entries: Vec<(&[u8], &[u8])> = keys.iter().copied().zip(source.chunks(bytes)).collect();
+            let entries: Vec<(&[u8], &[u8])> =
+                keys.iter().copied().zip(source.chunks(bytes)).collect();
             let begun = Instant::now();
             for batch in entries.chunks(BATCH) {
                 for stored in store.put_batch(batch, &PutOptions::default()) {
@@ -272,23 +331,39 @@ fn batches(options: &Options, rows: &mut Vec<Row>) -> Result<(), Failure> {
             let begun = Instant::now();
             for (number, batch) in keys.chunks(BATCH).enumerate() {
                 let target = number * BATCH % TARGETS * bytes;
-                let mut into: Vec<&mut [u8]> = targets[target..].chunks_mut(bytes).take(batch.len()).collect();
+                let mut into: Vec<&mut [u8]> = targets[target..]
+                    .chunks_mut(bytes)
+                    .take(batch.len())
+                    .collect();
                 for got in store.get_batch_into(batch, &mut into, &GetOptions::default()) {
                     expect(got?.map(|got| got.tier), Tier::Memory, "a batch")?;
                 }
             }
             let get_gbps = rate(bytes * count, begun);
             if let Some(pass) = pass.checked_sub(1) {
-                rows.push(Row { what: put, pass, gbps: put_gbps });
-                rows.push(Row { what: get, pass, gbps: get_gbps });
+                rows.push(Row {
+                    what: put,
+                    pass,
+                    gbps: put_gbps,
+                });
+                rows.push(Row {
+                    what: get,
+                    pass,
+                    gbps: get_gbps,
+                });
             }
         }
     }
-    stores.into_iter().try_for_each(|(store, ..)| Ok(store.close()?))
+    stores
+        .into_iter()
+        .try_for_each(|(store, ..)| Ok(store.close()?))
 }
 
 fn ssd(options: &Options, rows: &mut Vec<Row>) -> Result<String, Failure> {
-    let (bytes, count) = (options.value_bytes, options.ssd_pass.0 as usize / options.value_bytes);
+    let (bytes, count) = (
+        options.value_bytes,
+        options.ssd_pass.0 as usize / options.value_bytes,
+    );
     let config = Config {
         memory: ByteSize(8 * bytes as u64).max(ByteSize::mib(1)),
         // A small log keeps a larger part of itself free for reclaim: with this on top nothing is evicted.
@@ -312,19 +387,37 @@ fn ssd(options: &Options, rows: &mut Vec<Row>) -> Result<String, Failure> {
         let order = shuffled(&mut rng, count);
         let begun = Instant::now();
         for (turn, number) in order.iter().enumerate() {
-            let read = raw.direct.read_exact_at(targets.get(turn), (number * bytes) as u64);
+            let read = raw
+                .direct
+                .read_exact_at(targets.get(turn), (number * bytes) as u64);
             read.map_err(file("a direct read"))?;
         }
-        rows.push(Row { what: RAW, pass, gbps: rate(bytes * count, begun) });
+        rows.push(Row {
+            what: RAW,
+            pass,
+            gbps: rate(bytes * count, begun),
+        });
         let begun = Instant::now();
         for (turn, number) in order.iter().enumerate() {
             let key = number.to_string();
             let got = store.get_into(key.as_bytes(), targets.get(turn), &GetOptions::default())?;
             expect(got.map(|got| got.tier), Tier::Disk, &key)?;
         }
-        rows.push(Row { what: SSD, pass, gbps: rate(bytes * count, begun) });
-        rows.push(Row { what: RAW_DEEP, pass, gbps: raw_deep(options, &raw, &order, &mut targets)? });
-        rows.push(Row { what: SSD_DEEP, pass, gbps: deep(options, &store, &order, &mut targets)? });
+        rows.push(Row {
+            what: SSD,
+            pass,
+            gbps: rate(bytes * count, begun),
+        });
+        rows.push(Row {
+            what: RAW_DEEP,
+            pass,
+            gbps: raw_deep(options, &raw, &order, &mut targets)?,
+        });
+        rows.push(Row {
+            what: SSD_DEEP,
+            pass,
+            gbps: deep(options, &store, &order, &mut targets)?,
+        });
     }
     let io = store.stats().io.chosen;
     store.close()?;
@@ -332,14 +425,23 @@ fn ssd(options: &Options, rows: &mut Vec<Row>) -> Result<String, Failure> {
 }
 
 /// Bytes a second, in 10^9, that reads of `depth` values a call take from the SSD.
-fn deep(options: &Options, store: &Store, order: &[usize], targets: &mut Targets) -> Result<f64, Failure> {
+fn deep(
+    options: &Options,
+    store: &Store,
+    order: &[usize],
+    targets: &mut Targets,
+) -> Result<f64, Failure> {
     let begun = Instant::now();
     for (turn, numbers) in order.chunks(options.depth).enumerate() {
         let keys: Vec<String> = numbers.iter().map(ToString::to_string).collect();
         let keys: Vec<&[u8]> = keys.iter().map(String::as_bytes).collect();
         let mut into = targets.batch(turn, options.depth);
         into.truncate(keys.len());
-        for (got, key) in store.get_batch_into(&keys, &mut into, &GetOptions::default()).into_iter().zip(numbers) {
+        for (got, key) in store
+            .get_batch_into(&keys, &mut into, &GetOptions::default())
+            .into_iter()
+            .zip(numbers)
+        {
             expect(got?.map(|got| got.tier), Tier::Disk, &key.to_string())?;
         }
     }
@@ -347,7 +449,12 @@ fn deep(options: &Options, store: &Store, order: &[usize], targets: &mut Targets
 }
 
 /// The same from the plain file, by as many threads as `depth`, each with its share of the reads.
-fn raw_deep(options: &Options, raw: &RawFile, order: &[usize], targets: &mut Targets) -> Result<f64, Failure> {
+fn raw_deep(
+    options: &Options,
+    raw: &RawFile,
+    order: &[usize],
+    targets: &mut Targets,
+) -> Result<f64, Failure> {
     let bytes = options.value_bytes;
     let begun = Instant::now();
     std::thread::scope(|scope| -> Result<(), Failure> {
@@ -358,13 +465,18 @@ fn raw_deep(options: &Options, raw: &RawFile, order: &[usize], targets: &mut Tar
                 scope.spawn(move || {
                     numbers.iter().enumerate().try_for_each(|(turn, number)| {
                         let target = turn * bytes % share.len();
-                        raw.direct.read_exact_at(&mut share[target..target + bytes], (number * bytes) as u64)
+                        raw.direct.read_exact_at(
+                            &mut share[target..target + bytes],
+                            (number * bytes) as u64,
+                        )
                     })
                 })
             })
             .collect();
         for thread in threads {
-            let done = thread.join().map_err(|_| Failure::Unexpected("a reading thread panicked".to_owned()))?;
+            let done = thread
+                .join()
+                .map_err(|_| Failure::Unexpected("a reading thread panicked".to_owned()))?;
             done.map_err(file("a direct read"))?;
         }
         Ok(())
@@ -382,9 +494,16 @@ impl RawFile {
     fn write(options: &Options, bytes: &[u8]) -> Result<Self, Failure> {
         let path = options.directory.join("raw");
         let mut plain = File::create(&path).map_err(file("the plain file"))?;
-        plain.write_all(bytes).and_then(|()| plain.sync_all()).map_err(file("the plain file"))?;
+        plain
+            .write_all(bytes)
+            .and_then(|()| plain.sync_all())
+            .map_err(file("the plain file"))?;
         let flags = rustix::fs::OFlags::DIRECT.bits() as i32;
-        let direct = OpenOptions::new().read(true).custom_flags(flags).open(&path).map_err(file("direct I/O"))?;
+        let direct = OpenOptions::new()
+            .read(true)
+            .custom_flags(flags)
+            .open(&path)
+            .map_err(file("direct I/O"))?;
         Ok(Self { direct, path })
     }
 }
@@ -411,7 +530,12 @@ impl Targets {
     fn new(bytes: usize, count: usize) -> Self {
         let memory = vec![0xa5; bytes * count + BLOCK_BYTES as usize];
         let begin = memory.as_ptr().align_offset(BLOCK_BYTES as usize);
-        Self { memory, begin, bytes, count }
+        Self {
+            memory,
+            begin,
+            bytes,
+            count,
+        }
     }
 
     /// The one whose turn it is.
@@ -423,7 +547,10 @@ impl Targets {
     /// Those of the batch whose turn it is, of `depth` values each; there is room for whole batches only.
     fn batch(&mut self, turn: usize, depth: usize) -> Vec<&mut [u8]> {
         let (bytes, first) = (self.bytes, turn * depth % self.count);
-        self.all()[first * bytes..].chunks_mut(bytes).take(depth).collect()
+        self.all()[first * bytes..]
+            .chunks_mut(bytes)
+            .take(depth)
+            .collect()
     }
 
     /// All of them in `count` equal parts.
@@ -453,7 +580,13 @@ pub(crate) fn shuffled(rng: &mut Rng, count: usize) -> Vec<usize> {
 }
 
 pub(crate) fn expect(found: Option<Tier>, tier: Tier, key: &str) -> Result<(), Failure> {
-    if found == Some(tier) { Ok(()) } else { Err(Failure::Unexpected(format!("{key}: {found:?} instead of {tier:?}"))) }
+    if found == Some(tier) {
+        Ok(())
+    } else {
+        Err(Failure::Unexpected(format!(
+            "{key}: {found:?} instead of {tier:?}"
+        )))
+    }
 }
 
 fn rate(bytes: usize, begun: Instant) -> f64 {
@@ -485,15 +618,32 @@ mod tests {
             ..Options::new(root.path().to_owned())
         };
         let report = run(&options).unwrap();
-        let of_peer = report.rows.iter().filter(|row| row.what.starts_with("redis")).count();
+        let of_peer = report
+            .rows
+            .iter()
+            .filter(|row| row.what.starts_with("redis"))
+            .count();
         assert_eq!((report.rows.len() - of_peer, report.limits.len()), (22, 3));
-        let ran = of_peer == 4 && report.get_over_redis > Some(0.0) && report.put_over_redis > Some(0.0);
-        assert!(ran != (report.skipped.len() == 1), "redis ran or is said to be missing: {report:?}");
+        let ran =
+            of_peer == 4 && report.get_over_redis > Some(0.0) && report.put_over_redis > Some(0.0);
+        assert!(
+            ran != (report.skipped.len() == 1),
+            "redis ran or is said to be missing: {report:?}"
+        );
         let json = serde_json::to_value(&report).unwrap();
-        for name in
-            ["get_into_gbps", "memcpy_gbps", "ratio", "ssd_read_gbps", "raw_ssd_gbps", "ssd_ratio", "batch_get_ratio"]
-        {
-            assert!(json[name].as_f64().is_some_and(|figure| figure > 0.0), "{name}");
+        for name in [
+            "get_into_gbps",
+            "memcpy_gbps",
+            "ratio",
+            "ssd_read_gbps",
+            "raw_ssd_gbps",
+            "ssd_ratio",
+            "batch_get_ratio",
+        ] {
+            assert!(
+                json[name].as_f64().is_some_and(|figure| figure > 0.0),
+                "{name}"
+            );
         }
     }
 }

@@ -25,14 +25,20 @@ impl Mark {
     /// Now.
     #[must_use]
     pub fn now() -> Self {
-        Self { wall: slackwater_wait::now(), cpu: clock(ClockId::ProcessCPUTime) }
+        Self {
+            wall: slackwater_wait::now(),
+            cpu: clock(ClockId::ProcessCPUTime),
+        }
     }
 
     /// What passed since.
     #[must_use]
     pub fn spent(self) -> Spent {
         let now = Self::now();
-        Spent { wall: now.wall.since(self.wall), cpu: now.cpu.saturating_sub(self.cpu) }
+        Spent {
+            wall: now.wall.since(self.wall),
+            cpu: now.cpu.saturating_sub(self.cpu),
+        }
     }
 }
 
@@ -59,7 +65,10 @@ fn clock(id: ClockId) -> Duration {
 #[must_use]
 pub fn median(values: &mut [f64]) -> f64 {
     values.sort_by(f64::total_cmp);
-    values.get(values.len().saturating_sub(1) / 2).copied().unwrap_or_default()
+    values
+        .get(values.len().saturating_sub(1) / 2)
+        .copied()
+        .unwrap_or_default()
 }
 
 /// The value that `share` of the values do not exceed. Zero of nothing.
@@ -67,7 +76,10 @@ pub fn median(values: &mut [f64]) -> f64 {
 pub fn quantile(values: &mut [f64], share: f64) -> f64 {
     values.sort_by(f64::total_cmp);
     let rank = (values.len() as f64 * share).ceil() as usize;
-    values.get(rank.saturating_sub(1).min(values.len().saturating_sub(1))).copied().unwrap_or_default()
+    values
+        .get(rank.saturating_sub(1).min(values.len().saturating_sub(1)))
+        .copied()
+        .unwrap_or_default()
 }
 
 #[cfg(test)]

@@ -46,7 +46,14 @@ pub struct Options {
 
 impl Default for Options {
     fn default() -> Self {
-        let strategies = ["spin", "sleep:100ns", "sleep:1us", "sleep:10us", "park", "adaptive"];
+        let strategies = [
+            "spin",
+            "sleep:100ns",
+            "sleep:1us",
+            "sleep:10us",
+            "park",
+            "adaptive",
+        ];
         Self {
             concurrency: vec![1, 16, 64],
             strategies: strategies.map(str::to_owned).to_vec(),
@@ -154,7 +161,9 @@ pub fn run(options: &Options) -> Result<Report, BenchError> {
         return Err(BenchError::Options("0 movers copy nothing"));
     }
     if options.object_bytes == 0 || options.source_bytes < options.object_bytes {
-        return Err(BenchError::Options("the source must hold at least one object of at least one byte"));
+        return Err(BenchError::Options(
+            "the source must hold at least one object of at least one byte",
+        ));
     }
     let strategies = options.strategies.iter().map(|text| text.parse());
     let strategies: Vec<Choice> = strategies.collect::<Result<_, ChoiceError>>()?;
@@ -176,11 +185,26 @@ pub fn run(options: &Options) -> Result<Report, BenchError> {
             rows.push(row(concurrency, text, &runs));
         }
     }
-    let ratios: Vec<Ratios> =
-        options.concurrency.iter().filter_map(|&concurrency| ratios(&rows, concurrency)).collect();
-    let idle = if options.idle.is_zero() { None } else { Some(watch_idle(options.idle)?) };
+    let ratios: Vec<Ratios> = options
+        .concurrency
+        .iter()
+        .filter_map(|&concurrency| ratios(&rows, concurrency))
+        .collect();
+    let idle = if options.idle.is_zero() {
+        None
+    } else {
+        Some(watch_idle(options.idle)?)
+    };
     let bounds = report::bounds(&ratios, idle);
-    Ok(Report { bench: "wait", machine: Machine::detect(), movers: options.movers, rows, ratios, idle, bounds })
+    Ok(Report {
+        bench: "wait",
+        machine: Machine::detect(),
+        movers: options.movers,
+        rows,
+        ratios,
+        idle,
+        bounds,
+    })
 }
 
 /// One strategy, once.
@@ -257,10 +281,17 @@ fn row(concurrency: usize, strategy: &str, runs: &[Run]) -> Row {
 }
 
 pub(crate) fn ratios(rows: &[Row], concurrency: usize) -> Option<Ratios> {
-    let rows: Vec<&Row> = rows.iter().filter(|row| row.concurrency == concurrency).collect();
+    let rows: Vec<&Row> = rows
+        .iter()
+        .filter(|row| row.concurrency == concurrency)
+        .collect();
     let adaptive = rows.iter().find(|row| row.strategy == "adaptive")?;
     let spin = rows.iter().find(|row| row.strategy == "spin");
-    let least = |value: fn(&Row) -> f64| rows.iter().map(|row| value(row)).fold(f64::INFINITY, f64::min);
+    let least = |value: fn(&Row) -> f64| {
+        rows.iter()
+            .map(|row| value(row))
+            .fold(f64::INFINITY, f64::min)
+    };
     let most = |value: fn(&Row) -> f64| rows.iter().map(|row| value(row)).fold(0.0, f64::max);
     Some(Ratios {
         concurrency,
@@ -328,11 +359,29 @@ mod tests {
         };
         let report = run(&options).unwrap();
         assert_eq!(report.rows.len(), 4);
-        assert!(report.rows.iter().all(|row| row.gbps > 0.0 && row.avg_us > 0.0 && row.p99_us > 0.0), "{report:?}");
+        assert!(
+            report
+                .rows
+                .iter()
+                .all(|row| row.gbps > 0.0 && row.avg_us > 0.0 && row.p99_us > 0.0),
+            "{report:?}"
+        );
         assert_eq!(report.ratios.len(), 2);
-        assert_eq!(report.bounds.len(), 4, "three of the crowd, one of the idle process: {:?}", report.bounds);
+        assert_eq!(
+            report.bounds.len(),
+            4,
+            "three of the crowd, one of the idle process: {:?}",
+            report.bounds
+        );
         let json = serde_json::to_value(&report).unwrap();
-        for field in ["concurrency", "strategy", "cores", "gbps", "avg_us", "p99_us"] {
+        for field in [
+            "concurrency",
+            "strategy",
+            "cores",
+            "gbps",
+            "avg_us",
+            "p99_us",
+        ] {
             assert!(!json["rows"][0][field].is_null(), "{field}");
         }
         assert!(report.to_html().contains("adaptive") && report.to_text().contains("park"));
@@ -340,9 +389,18 @@ mod tests {
 
     #[test]
     fn wrong_options_are_named() {
-        let wrong = Options { strategies: vec!["spinn".to_owned()], ..Options::default() };
+        let wrong = Options {
+            strategies: vec!["spinn".to_owned()],
+            ..Options::default()
+        };
         assert!(run(&wrong).unwrap_err().to_string().contains("`spinn`"));
-        let wrong = Options { movers: 0, ..Options::default() };
-        assert_eq!(run(&wrong).unwrap_err().to_string(), "0 movers copy nothing");
+        let wrong = Options {
+            movers: 0,
+            ..Options::default()
+        };
+        assert_eq!(
+            run(&wrong).unwrap_err().to_string(),
+            "0 movers copy nothing"
+        );
     }
 }

@@ -23,25 +23,61 @@ fn main() {
         ..Options::default()
     })
     .expect("loopback");
-    let links: Vec<_> = report.links.iter().map(|row| (row.n, row.mechanism)).collect();
+    let links: Vec<_> = report
+        .links
+        .iter()
+        .map(|row| (row.n, row.mechanism))
+        .collect();
     assert_eq!(links, [(5, "NULL"), (20, "NULL"), (20, "CURVE")]);
     for row in &report.links {
-        assert!(row.arrived > 100.0 && row.p50_us > 0.0 && row.p50_us <= row.p99_us, "{row:?}");
-        assert!(row.cpu_percent > 0.0 && row.syscalls_per_msg > 0.5 && row.syscalls_per_msg < 6.0, "{row:?}");
+        assert!(
+            row.arrived > 100.0 && row.p50_us > 0.0 && row.p50_us <= row.p99_us,
+            "{row:?}"
+        );
+        assert!(
+            row.cpu_percent > 0.0 && row.syscalls_per_msg > 0.5 && row.syscalls_per_msg < 6.0,
+            "{row:?}"
+        );
     }
-    let rpc: Vec<_> = report.rpc.iter().map(|row| (row.links, row.mechanism)).collect();
+    let rpc: Vec<_> = report
+        .rpc
+        .iter()
+        .map(|row| (row.links, row.mechanism))
+        .collect();
     assert_eq!(rpc, [(1, "NULL"), (4, "NULL"), (1, "CURVE"), (4, "CURVE")]);
     for row in &report.rpc {
-        assert!(row.rps > 10.0 && row.p50_us > 0.0 && row.p50_us <= row.p99_us && row.peer_rps.is_none(), "{row:?}");
+        assert!(
+            row.rps > 10.0
+                && row.p50_us > 0.0
+                && row.p50_us <= row.p99_us
+                && row.peer_rps.is_none(),
+            "{row:?}"
+        );
     }
     assert!(report.notes.iter().any(|note| note.starts_with("no peer")));
     let json = serde_json::to_value(&report).expect("plain figures");
-    for field in
-        ["n", "rate", "cpu_percent", "cpu_us_per_msg", "p50_us", "p99_us", "syscalls_per_msg", "bytes_per_link"]
-    {
+    for field in [
+        "n",
+        "rate",
+        "cpu_percent",
+        "cpu_us_per_msg",
+        "p50_us",
+        "p99_us",
+        "syscalls_per_msg",
+        "bytes_per_link",
+    ] {
         assert!(json["links"][0].get(field).is_some(), "{field}");
     }
-    for field in ["links", "size", "mechanism", "p50_us", "p99_us", "rps", "peer_p50_us", "peer_rps"] {
+    for field in [
+        "links",
+        "size",
+        "mechanism",
+        "p50_us",
+        "p99_us",
+        "rps",
+        "peer_p50_us",
+        "peer_rps",
+    ] {
         assert!(json["rpc"][0].get(field).is_some(), "{field}");
     }
     assert!(report.to_html().contains("<table>"));

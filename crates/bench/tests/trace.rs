@@ -39,7 +39,15 @@ fn trace_rates() {
     };
     let requests = parse(&std::fs::read_to_string(path).expect("the trace can be read"));
     let sizes = vec![1_000, 3_000, 10_000, 20_000, 30_000, 60_000, 100_000];
-    let report = run(&Options { sizes, ssd_blocks: Some(10_000), ..Options::default() }, requests, |_, _| ());
+    let report = run(
+        &Options {
+            sizes,
+            ssd_blocks: Some(10_000),
+            ..Options::default()
+        },
+        requests,
+        |_, _| (),
+    );
     print_table(&report);
     if std::env::var_os("SLACKWATER_TRACE_FLOORS").is_some() {
         check_floors(&report);
@@ -50,19 +58,41 @@ fn trace_rates() {
 /// What the learning policy has to reach on the hour of chat traffic published with the Mooncake paper (FAST 2025).
 fn check_floors(report: &Report) {
     let row = |policy: &str, size: usize| {
-        report.rows.iter().find(|row| row.policy == policy && row.size == size).expect("replayed above")
+        report
+            .rows
+            .iter()
+            .find(|row| row.policy == policy && row.size == size)
+            .expect("replayed above")
     };
-    let floors = [(1_000, 0.083), (3_000, 0.130), (10_000, 0.236), (20_000, 0.302), (30_000, 0.328)];
+    let floors = [
+        (1_000, 0.083),
+        (3_000, 0.130),
+        (10_000, 0.236),
+        (20_000, 0.302),
+        (30_000, 0.328),
+    ];
     for (size, floor) in floors {
         let row = row("gittins", size);
-        assert!(row.hit_rate >= floor, "{size} blocks: {:.4}, wanted {floor}", row.hit_rate);
+        assert!(
+            row.hit_rate >= floor,
+            "{size} blocks: {:.4}, wanted {floor}",
+            row.hit_rate
+        );
     }
     for &size in report.limits.offline.keys() {
         let gittins = row("gittins", size);
-        assert!(gittins.bytes_per_block <= 64.0, "{size} blocks: {:.1} bytes a block", gittins.bytes_per_block);
+        assert!(
+            gittins.bytes_per_block <= 64.0,
+            "{size} blocks: {:.1} bytes a block",
+            gittins.bytes_per_block
+        );
         for other in ["lru", "s3fifo", "arc", "twoq"] {
             let other = row(other, size);
-            assert!(gittins.hit_rate >= other.hit_rate - 0.003, "{size} blocks: below {}", other.policy);
+            assert!(
+                gittins.hit_rate >= other.hit_rate - 0.003,
+                "{size} blocks: below {}",
+                other.policy
+            );
         }
     }
 }
@@ -71,38 +101,75 @@ fn check_floors(report: &Report) {
 /// writing is not written.
 fn check_tiers(report: &Report) {
     let tiers = |policy: &str| {
-        let found = report.tiers.iter().find(|row| row.policy == policy && row.size == 3_000);
+        let found = report
+            .tiers
+            .iter()
+            .find(|row| row.policy == policy && row.size == 3_000);
         found.expect("replayed above")
     };
     let alone = |size: usize| {
-        let found = report.rows.iter().find(|row| row.policy == "gittins" && row.size == size);
+        let found = report
+            .rows
+            .iter()
+            .find(|row| row.policy == "gittins" && row.size == size);
         found.expect("replayed above").hit_rate
     };
     let (gittins, lru) = (tiers("gittins"), tiers("lru"));
-    assert!(gittins.memory_hit_rate >= alone(3_000) - 0.005, "{gittins:?}");
+    assert!(
+        gittins.memory_hit_rate >= alone(3_000) - 0.005,
+        "{gittins:?}"
+    );
     assert!(gittins.hit_rate >= alone(10_000), "{gittins:?}");
-    assert!(gittins.writes_per_put <= 0.85 * lru.writes_per_put, "{gittins:?}, {lru:?}");
+    assert!(
+        gittins.writes_per_put <= 0.85 * lru.writes_per_put,
+        "{gittins:?}, {lru:?}"
+    );
 }
 
 fn print_table(report: &Report) {
     println!(
         "{:<10}{}",
         "offline",
-        report.limits.offline.values().map(|rate| format!("{rate:>8.4}")).collect::<String>()
+        report
+            .limits
+            .offline
+            .values()
+            .map(|rate| format!("{rate:>8.4}"))
+            .collect::<String>()
     );
     let mut policies: Vec<&str> = report.rows.iter().map(|row| row.policy).collect();
     policies.dedup();
     for policy in policies {
-        let rows: Vec<_> = report.rows.iter().filter(|row| row.policy == policy).collect();
+        let rows: Vec<_> = report
+            .rows
+            .iter()
+            .filter(|row| row.policy == policy)
+            .collect();
         let line = |figure: &dyn Fn(usize) -> String| {
-            (0..rows.len()).map(|at| format!("{:>8}", figure(at))).collect::<String>()
+            (0..rows.len())
+                .map(|at| format!("{:>8}", figure(at)))
+                .collect::<String>()
         };
-        println!("{policy:<10}{}", line(&|at| format!("{:.4}", rows[at].hit_rate)));
-        println!("{:<10}{}", "  ns", line(&|at| format!("{:.0}", rows[at].ns_per_access)));
-        println!("{:<10}{}", "  bytes", line(&|at| format!("{:.1}", rows[at].bytes_per_block)));
+        println!(
+            "{policy:<10}{}",
+            line(&|at| format!("{:.4}", rows[at].hit_rate))
+        );
+        println!(
+            "{:<10}{}",
+            "  ns",
+            line(&|at| format!("{:.0}", rows[at].ns_per_access))
+        );
+        println!(
+            "{:<10}{}",
+            "  bytes",
+            line(&|at| format!("{:.1}", rows[at].bytes_per_block))
+        );
     }
     for row in &report.tiers {
         let (memory, both, writes) = (row.memory_hit_rate, row.hit_rate, row.writes_per_put);
-        println!("{:<10}{:>8} over {}: {memory:.4} {both:.4} {writes:.3}", row.policy, row.size, row.ssd);
+        println!(
+            "{:<10}{:>8} over {}: {memory:.4} {both:.4} {writes:.3}",
+            row.policy, row.size, row.ssd
+        );
     }
 }

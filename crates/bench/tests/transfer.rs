@@ -39,19 +39,47 @@ fn rows_limits_and_waits_are_filled() {
     for row in &report.rows {
         assert!(row.gbps > 1e-3 && row.gbps < 1e3, "{row:?}");
         assert!(row.p50_us > 0.0 && row.p50_us <= row.p99_us, "{row:?}");
-        assert!(row.initiator_cores > 0.0 && row.target_cores >= 0.0 && row.cpu_s_per_gb > 0.0, "{row:?}");
-        assert!(row.gbps_over_limit.is_some_and(|ratio| ratio > 0.0), "{row:?}");
+        assert!(
+            row.initiator_cores > 0.0 && row.target_cores >= 0.0 && row.cpu_s_per_gb > 0.0,
+            "{row:?}"
+        );
+        assert!(
+            row.gbps_over_limit.is_some_and(|ratio| ratio > 0.0),
+            "{row:?}"
+        );
     }
     let lone = |row: &&slackwater_bench::transfer::Row| row.gbps_over_request.is_some();
-    assert_eq!(report.rows.iter().filter(lone).count(), 2, "one block of 1 MiB under way over TCP, each way");
-    let free = report.latency.iter().filter(|latency| latency.placement == "free").count();
+    assert_eq!(
+        report.rows.iter().filter(lone).count(),
+        2,
+        "one block of 1 MiB under way over TCP, each way"
+    );
+    let free = report
+        .latency
+        .iter()
+        .filter(|latency| latency.placement == "free")
+        .count();
     assert_eq!(free, 2, "each way");
-    assert!(report.latency.iter().all(|latency| latency.ratio > 0.0 && latency.rounds == 1), "{:?}", report.latency);
-    assert!(report.notes.iter().any(|note| note.starts_with("no peer")), "{:?}", report.notes);
+    assert!(
+        report
+            .latency
+            .iter()
+            .all(|latency| latency.ratio > 0.0 && latency.rounds == 1),
+        "{:?}",
+        report.latency
+    );
+    assert!(
+        report.notes.iter().any(|note| note.starts_with("no peer")),
+        "{:?}",
+        report.notes
+    );
     assert_eq!((report.waits.len(), report.wait_ratios.len()), (4, 2));
     let bounds = report.to_json()["bounds"].to_string();
-    for promise in ["shm read 1 MiB 1x1: GB/s over the limit", "over our TCP (a copy past the cache", "on one cpu: p50"]
-    {
+    for promise in [
+        "shm read 1 MiB 1x1: GB/s over the limit",
+        "over our TCP (a copy past the cache",
+        "on one cpu: p50",
+    ] {
         assert!(bounds.contains(promise), "{promise}: {bounds}");
     }
     fields_are_those_of_the_contract(&report);
@@ -59,21 +87,47 @@ fn rows_limits_and_waits_are_filled() {
 
 fn fields_are_those_of_the_contract(report: &Report) {
     let json = report.to_json();
-    for field in ["gbps", "p50_us", "p99_us", "initiator_cores", "target_cores", "cpu_s_per_gb"] {
+    for field in [
+        "gbps",
+        "p50_us",
+        "p99_us",
+        "initiator_cores",
+        "target_cores",
+        "cpu_s_per_gb",
+    ] {
         assert!(json["rows"][0][field].is_number(), "{field}: {json}");
     }
-    assert_eq!(["mover", "device", "op"].map(|field| &json["rows"][0][field]), ["tcp", "cpu", "read"]);
+    assert_eq!(
+        ["mover", "device", "op"].map(|field| &json["rows"][0][field]),
+        ["tcp", "cpu", "read"]
+    );
     let shape = ["block", "concurrency", "batch"].map(|field| json["rows"][0][field].as_u64());
     assert_eq!(shape, [Some(4096), Some(1), Some(1)]);
-    for field in ["blocking_socket_gbps", "blocking_socket_cpu_s_per_gb", "memcpy_gbps", "nt_memcpy_gbps"] {
-        assert!(json["limits"][field].as_f64().is_some_and(|value| value > 0.0), "{field}: {json}");
+    for field in [
+        "blocking_socket_gbps",
+        "blocking_socket_cpu_s_per_gb",
+        "memcpy_gbps",
+        "nt_memcpy_gbps",
+    ] {
+        assert!(
+            json["limits"][field]
+                .as_f64()
+                .is_some_and(|value| value > 0.0),
+            "{field}: {json}"
+        );
     }
     // Where the kernel forbids it or iperf3 is missing, there is a note instead.
-    for (field, note) in [("cma_gbps", "no cross-memory attach"), ("iperf3_gbps", "no iperf3")] {
+    for (field, note) in [
+        ("cma_gbps", "no cross-memory attach"),
+        ("iperf3_gbps", "no iperf3"),
+    ] {
         let noted = report.notes.iter().any(|text| text.starts_with(note));
         assert_eq!(json["limits"][field].is_number(), !noted, "{field}: {json}");
     }
-    assert!(json["peers"].is_object() && json["machine"]["cores"].is_number(), "{json}");
+    assert!(
+        json["peers"].is_object() && json["machine"]["cores"].is_number(),
+        "{json}"
+    );
     let (text, html) = (report.to_text(), report.to_html());
     for word in ["Bounds", "Limits", "blocking socket", "adaptive", "no peer"] {
         assert!(text.contains(word), "{word}: {text}");
@@ -82,38 +136,99 @@ fn fields_are_those_of_the_contract(report: &Report) {
 }
 
 fn survivors_account_for_every_request() {
-    let options = Options { rows: false, torture: 2, directions: vec![Direction::Read], ..small() };
+    let options = Options {
+        rows: false,
+        torture: 2,
+        directions: vec![Direction::Read],
+        ..small()
+    };
     let report = run(&options).expect("loopback");
-    let parts: Vec<_> = report.torture.iter().map(|torture| (torture.mover, torture.killed, torture.kills)).collect();
+    let parts: Vec<_> = report
+        .torture
+        .iter()
+        .map(|torture| (torture.mover, torture.killed, torture.kills))
+        .collect();
     let (tcp, shm) = (Carrier::Tcp, Carrier::Shm);
-    assert_eq!(parts, [(tcp, "target", 2), (tcp, "initiator", 2), (shm, "target", 2), (shm, "initiator", 2)]);
+    assert_eq!(
+        parts,
+        [
+            (tcp, "target", 2),
+            (tcp, "initiator", 2),
+            (shm, "target", 2),
+            (shm, "initiator", 2)
+        ]
+    );
     for torture in &report.torture {
         let ended: u32 = torture.causes.values().sum();
-        let submitted = if torture.killed == "target" { 2 * 1024 } else { 0 };
-        assert_eq!((torture.completed + ended, torture.requests), (submitted, submitted), "{torture:?}");
+        let submitted = if torture.killed == "target" {
+            2 * 1024
+        } else {
+            0
+        };
+        assert_eq!(
+            (torture.completed + ended, torture.requests),
+            (submitted, submitted),
+            "{torture:?}"
+        );
         assert!(!torture.causes.contains_key("Dropped"), "{torture:?}");
         assert_eq!(torture.after.accesses, 0, "{torture:?}");
     }
 }
 
 fn device_memory_is_measured_and_named() {
-    let software =
-        Options { carriers: vec![Carrier::Gpu], place: Some(Place::Software), blocks: vec![64 << 10], ..small() };
+    let software = Options {
+        carriers: vec![Carrier::Gpu],
+        place: Some(Place::Software),
+        blocks: vec![64 << 10],
+        ..small()
+    };
     let report = run(&software).expect("the software device needs no other");
     assert_eq!(report.rows.len(), 2 * 4);
-    assert!(report.rows.iter().all(|row| row.device == Place::Software && row.gbps > 0.0), "{:?}", report.rows);
-    assert!(report.notes.iter().any(|note| note.contains("nothing of a GPU")), "{:?}", report.notes);
+    assert!(
+        report
+            .rows
+            .iter()
+            .all(|row| row.device == Place::Software && row.gbps > 0.0),
+        "{:?}",
+        report.rows
+    );
+    assert!(
+        report
+            .notes
+            .iter()
+            .any(|note| note.contains("nothing of a GPU")),
+        "{:?}",
+        report.notes
+    );
 }
 
 fn a_device_that_is_not_there_is_an_error() {
-    let options = Options { carriers: vec![Carrier::Gpu], blocks: vec![4096], ..small() };
+    let options = Options {
+        carriers: vec![Carrier::Gpu],
+        blocks: vec![4096],
+        ..small()
+    };
     match run(&options) {
-        Ok(report) => assert!(report.rows.iter().all(|row| row.gbps > 0.0), "a machine with a GPU measures it"),
+        Ok(report) => assert!(
+            report.rows.iter().all(|row| row.gbps > 0.0),
+            "a machine with a GPU measures it"
+        ),
         Err(error) => assert!(error.to_string().contains("cuda"), "{error}"),
     }
-    let error = run(&Options { blocks: vec![0], ..small() }).expect_err("nothing to measure");
-    assert_eq!(error.to_string(), "blocks, threads and batches are each one or more");
-    let device = Options { carriers: vec![Carrier::Shm], place: Some(Place::Software), ..small() };
+    let error = run(&Options {
+        blocks: vec![0],
+        ..small()
+    })
+    .expect_err("nothing to measure");
+    assert_eq!(
+        error.to_string(),
+        "blocks, threads and batches are each one or more"
+    );
+    let device = Options {
+        carriers: vec![Carrier::Shm],
+        place: Some(Place::Software),
+        ..small()
+    };
     let error = run(&device).expect_err("device memory is not shared");
     assert_eq!(error.to_string(), "shm carries host memory alone");
 }

@@ -11,10 +11,21 @@ use crate::bench::Bench;
 
 /// A tiered store for the KV cache of LLM serving: DRAM over SSD, with promotion on hit.
 #[derive(Debug, Parser)]
-#[command(name = "slackwater", version, max_term_width = 110, disable_help_subcommand = true)]
+#[command(
+    name = "slackwater",
+    version,
+    max_term_width = 110,
+    disable_help_subcommand = true
+)]
 pub(crate) struct Cli {
     /// TOML file with options of the store
-    #[arg(long, global = true, env = "SLACKWATER_CONFIG", hide_env_values = true, value_name = "FILE")]
+    #[arg(
+        long,
+        global = true,
+        env = "SLACKWATER_CONFIG",
+        hide_env_values = true,
+        value_name = "FILE"
+    )]
     pub(crate) config: Option<PathBuf>,
 
     /// What to do
@@ -195,19 +206,36 @@ where
 {
     let matches = command().try_get_matches_from(arguments)?;
     let cli = Cli::from_arg_matches(&matches)?;
-    let flags = matches.subcommand().map(|(_, matches)| store_flags(matches)).unwrap_or_default();
+    let flags = matches
+        .subcommand()
+        .map(|(_, matches)| store_flags(matches))
+        .unwrap_or_default();
     Ok((cli, flags))
 }
 
 /// The whole command line, with a flag for every option of the store where a store is opened or described.
 pub(crate) fn command() -> clap::Command {
-    ["replay", "explain", "config", "doctor"].into_iter().fold(Cli::command(), |command, name| {
-        command.mut_subcommand(name, |subcommand| subcommand.next_help_heading("Store").args(store_arguments()))
-    })
+    ["replay", "explain", "config", "doctor"]
+        .into_iter()
+        .fold(Cli::command(), |command, name| {
+            command.mut_subcommand(name, |subcommand| {
+                subcommand
+                    .next_help_heading("Store")
+                    .args(store_arguments())
+            })
+        })
 }
 
 /// Options that `-h` shows; `--help` shows all.
-const COMMON: &[&str] = &["memory", "ssd", "dir", "policy", "offload", "promotion.enabled", "io"];
+const COMMON: &[&str] = &[
+    "memory",
+    "ssd",
+    "dir",
+    "policy",
+    "offload",
+    "promotion.enabled",
+    "io",
+];
 
 fn store_arguments() -> impl Iterator<Item = Arg> {
     Config::OPTIONS.iter().map(|option| {
@@ -215,7 +243,12 @@ fn store_arguments() -> impl Iterator<Item = Arg> {
             .long(option.flag())
             .value_name(value_name(option.kind))
             .help(option.doc)
-            .long_help(format!("{} ({}; default: {})", option.doc, option.kind, shown_default(option)))
+            .long_help(format!(
+                "{} ({}; default: {})",
+                option.doc,
+                option.kind,
+                shown_default(option)
+            ))
             .hide_short_help(!COMMON.contains(&option.key))
     })
 }
@@ -231,7 +264,11 @@ fn value_name(kind: &str) -> String {
 
 fn shown_default(option: &slackwater_node::config::OptionSpec) -> String {
     let default = option.default();
-    if default.is_empty() { "none".to_owned() } else { default }
+    if default.is_empty() {
+        "none".to_owned()
+    } else {
+        default
+    }
 }
 
 fn store_flags(matches: &ArgMatches) -> Vec<(String, String)> {
@@ -243,10 +280,14 @@ fn store_flags(matches: &ArgMatches) -> Vec<(String, String)> {
 }
 
 pub(crate) fn block_bytes(text: &str) -> Result<ByteSize, String> {
-    let size: ByteSize = text.parse().map_err(|error: slackwater_base::ParseUnitError| error.to_string())?;
+    let size: ByteSize = text
+        .parse()
+        .map_err(|error: slackwater_base::ParseUnitError| error.to_string())?;
     match size.0 {
         0 => Err("a block needs at least one byte".to_owned()),
-        bytes if bytes > BLOCK_BYTES_MAX.0 => Err(format!("{size} is over the limit of {BLOCK_BYTES_MAX}")),
+        bytes if bytes > BLOCK_BYTES_MAX.0 => {
+            Err(format!("{size} is over the limit of {BLOCK_BYTES_MAX}"))
+        }
         _ => Ok(size),
     }
 }
@@ -259,16 +300,21 @@ fn blocks(text: &str) -> Result<usize, String> {
 }
 
 fn policy(text: &str) -> Result<PolicyKind, String> {
-    text.parse().map_err(|error: slackwater_meta::evict::UnknownPolicy| error.to_string())
+    text.parse()
+        .map_err(|error: slackwater_meta::evict::UnknownPolicy| error.to_string())
 }
 
 fn pace(text: &str) -> Result<Pace, String> {
     if text == "max" {
         return Ok(Pace::Max);
     }
-    let factor = text.strip_suffix('x').and_then(|number| number.parse::<f64>().ok());
+    let factor = text
+        .strip_suffix('x')
+        .and_then(|number| number.parse::<f64>().ok());
     let factor = factor.filter(|factor| factor.is_finite() && *factor > 0.0);
-    factor.map(Pace::Times).ok_or_else(|| "expected max, or a positive multiple such as 1x or 20x".to_owned())
+    factor
+        .map(Pace::Times)
+        .ok_or_else(|| "expected max, or a positive multiple such as 1x or 20x".to_owned())
 }
 
 #[cfg(test)]
@@ -282,31 +328,70 @@ mod tests {
 
     #[test]
     fn store_options_become_flags_of_their_layer() {
-        let line =
-            ["slackwater", "replay", "t.jsonl", "--memory", "512MiB", "--promotion-threshold=3", "--speed", "20x"];
+        let line = [
+            "slackwater",
+            "replay",
+            "t.jsonl",
+            "--memory",
+            "512MiB",
+            "--promotion-threshold=3",
+            "--speed",
+            "20x",
+        ];
         let (cli, flags) = parse(line).unwrap();
         let pair = |flag: &str, value: &str| (flag.to_owned(), value.to_owned());
-        assert_eq!(flags, [pair("memory", "512MiB"), pair("promotion-threshold", "3")]);
-        let Command::Replay(replay) = cli.command else { panic!("{:?}", cli.command) };
-        assert_eq!((replay.speed, replay.block_bytes), (Pace::Times(20.0), ByteSize::kib(64)));
+        assert_eq!(
+            flags,
+            [pair("memory", "512MiB"), pair("promotion-threshold", "3")]
+        );
+        let Command::Replay(replay) = cli.command else {
+            panic!("{:?}", cli.command)
+        };
+        assert_eq!(
+            (replay.speed, replay.block_bytes),
+            (Pace::Times(20.0), ByteSize::kib(64))
+        );
     }
 
     #[test]
     fn wrong_lines_say_what_would_be_right() {
         let check = |line: &[&str], message: &str| {
-            let error = parse([&["slackwater"], line].concat()).unwrap_err().to_string();
+            let error = parse([&["slackwater"], line].concat())
+                .unwrap_err()
+                .to_string();
             assert!(error.contains(message), "{line:?}: {error}");
         };
         check(&["replay"], "<TRACE>");
-        check(&["replay", "t", "--generate"], "cannot be used with '--generate'");
-        check(&["replay", "t", "--seed", "3"], "'[TRACE]' cannot be used with '--seed <N>'");
-        check(&["replay", "t", "--speed", "fast"], "expected max, or a positive multiple such as 1x or 20x");
-        check(&["replay", "t", "--speed", "0x"], "expected max, or a positive multiple such as 1x or 20x");
-        check(&["replay", "t", "--block-bytes", "0"], "a block needs at least one byte");
-        check(&["replay", "t", "--block-bytes", "4 pages"], "unknown unit `pages`");
+        check(
+            &["replay", "t", "--generate"],
+            "cannot be used with '--generate'",
+        );
+        check(
+            &["replay", "t", "--seed", "3"],
+            "'[TRACE]' cannot be used with '--seed <N>'",
+        );
+        check(
+            &["replay", "t", "--speed", "fast"],
+            "expected max, or a positive multiple such as 1x or 20x",
+        );
+        check(
+            &["replay", "t", "--speed", "0x"],
+            "expected max, or a positive multiple such as 1x or 20x",
+        );
+        check(
+            &["replay", "t", "--block-bytes", "0"],
+            "a block needs at least one byte",
+        );
+        check(
+            &["replay", "t", "--block-bytes", "4 pages"],
+            "unknown unit `pages`",
+        );
         check(&["replay", "t", "--memroy", "1GiB"], "'--memory'");
         check(&["replai"], "'replay'");
-        check(&["policy", "t", "--sizes", "1000,0"], "expected a number of blocks, one or more");
+        check(
+            &["policy", "t", "--sizes", "1000,0"],
+            "expected a number of blocks, one or more",
+        );
         check(&["policy", "t", "--policies", "lru,fifi"], "fifi");
     }
 
@@ -315,7 +400,13 @@ mod tests {
         let mut command = Cli::command();
         insta::assert_snapshot!("help", command.render_help().to_string());
         let replay = command.find_subcommand_mut("replay").unwrap().clone();
-        insta::assert_snapshot!("help_of_replay", replay.bin_name("slackwater replay").render_help().to_string());
+        insta::assert_snapshot!(
+            "help_of_replay",
+            replay
+                .bin_name("slackwater replay")
+                .render_help()
+                .to_string()
+        );
     }
 
     #[test]

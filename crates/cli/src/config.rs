@@ -19,7 +19,8 @@ pub(crate) struct Layers {
 impl Layers {
     /// Reads all layers.
     pub(crate) fn load(&self) -> Result<Config> {
-        Config::load(self.file.as_deref(), std::env::vars(), &self.flags).map_err(|problems| refuse(&problems))
+        Config::load(self.file.as_deref(), std::env::vars(), &self.flags)
+            .map_err(|problems| refuse(&problems))
     }
 
     /// The same layers with one more flag, which wins.
@@ -32,19 +33,31 @@ impl Layers {
 
 /// Every problem of a configuration, a line each.
 pub(crate) fn refuse(problems: &[ConfigProblem]) -> anyhow::Error {
-    let lines: Vec<String> = problems.iter().map(|problem| format!("\n  {problem}")).collect();
+    let lines: Vec<String> = problems
+        .iter()
+        .map(|problem| format!("\n  {problem}"))
+        .collect();
     anyhow!("the configuration is wrong:{}", lines.concat())
 }
 
 /// The value of an option as people write it.
 pub(crate) fn shown(config: &Config, key: &str) -> String {
-    Config::option(key).map(|option| (option.show)(config)).unwrap_or_default()
+    Config::option(key)
+        .map(|option| (option.show)(config))
+        .unwrap_or_default()
 }
 
 #[expect(clippy::print_stdout, reason = "the answer of the command")]
 pub(crate) fn run(arguments: &Show, layers: &Layers) -> Result<u8> {
     let config = layers.load()?;
-    print!("{}", if arguments.explain { explained(&config) } else { listed(&config) });
+    print!(
+        "{}",
+        if arguments.explain {
+            explained(&config)
+        } else {
+            listed(&config)
+        }
+    );
     Ok(DONE)
 }
 
@@ -73,7 +86,11 @@ fn listed(config: &Config) -> String {
 
 fn toml_value(value: &str, kind: &str) -> String {
     let bare = matches!(kind, "number" | "true or false");
-    if bare { value.to_owned() } else { format!("\"{}\"", value.replace('\\', "\\\\").replace('"', "\\\"")) }
+    if bare {
+        value.to_owned()
+    } else {
+        format!("\"{}\"", value.replace('\\', "\\\\").replace('"', "\\\""))
+    }
 }
 
 fn explained(config: &Config) -> String {
@@ -99,13 +116,21 @@ mod tests {
     use super::*;
 
     fn config(flags: &[(&str, &str)]) -> Config {
-        let flags: Vec<(String, String)> = flags.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
+        let flags: Vec<(String, String)> = flags
+            .iter()
+            .map(|(k, v)| ((*k).to_owned(), (*v).to_owned()))
+            .collect();
         Config::load(None, std::iter::empty(), &flags).unwrap()
     }
 
     #[test]
     fn the_listing_reads_back_as_a_file() {
-        let config = config(&[("memory", "512MiB"), ("dir", "/a b/\"c\\"), ("ssd", "8GiB"), ("promotion-limit", "7")]);
+        let config = config(&[
+            ("memory", "512MiB"),
+            ("dir", "/a b/\"c\\"),
+            ("ssd", "8GiB"),
+            ("promotion-limit", "7"),
+        ]);
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("s.toml");
         std::fs::write(&path, listed(&config)).unwrap();
@@ -120,7 +145,11 @@ mod tests {
     fn every_option_is_explained_with_all_its_names() {
         let text = explained(&Config::default());
         for option in Config::OPTIONS {
-            assert!(text.contains(option.doc) && text.contains(&option.env()), "{}", option.key);
+            assert!(
+                text.contains(option.doc) && text.contains(&option.env()),
+                "{}",
+                option.key
+            );
         }
     }
 

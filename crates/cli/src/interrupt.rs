@@ -102,7 +102,9 @@ mod tests {
         let interrupt = Interrupt::default();
         assert!(!interrupt.requested() && !interrupt.sleep_until(Instant::now()));
         let other = interrupt.clone();
-        let sleeper = std::thread::spawn(move || other.sleep_until(Instant::now() + Duration::from_secs(3600)));
+        let sleeper = std::thread::spawn(move || {
+            other.sleep_until(Instant::now() + Duration::from_secs(3600))
+        });
         interrupt.request();
         assert!(sleeper.join().unwrap() && interrupt.requested());
     }

@@ -23,10 +23,16 @@ const WRONG: u8 = 1;
 /// Cut short by Ctrl-C, as shells count it.
 const INTERRUPTED: u8 = 130;
 
-#[expect(clippy::print_stderr, reason = "the last word of a command goes to its user")]
+#[expect(
+    clippy::print_stderr,
+    reason = "the last word of a command goes to its user"
+)]
 fn main() -> ExitCode {
     let (cli, flags) = args::parse(std::env::args_os()).unwrap_or_else(|error| error.exit());
-    let layers = config::Layers { file: cli.config, flags };
+    let layers = config::Layers {
+        file: cli.config,
+        flags,
+    };
     let done = match cli.command {
         Command::Replay(arguments) => replay::run(&arguments, layers),
         Command::Policy(arguments) => policy::run(&arguments),

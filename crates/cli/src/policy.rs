@@ -20,14 +20,21 @@ use crate::source::Source;
 pub(crate) fn run(arguments: &Policy) -> Result<u8> {
     let source = Source::open(&arguments.origin)?;
     let label = source.label.clone();
-    let requests = source.map(|request| Ok(known(request?))).collect::<Result<Vec<_>>>()?;
+    let requests = source
+        .map(|request| Ok(known(request?)))
+        .collect::<Result<Vec<_>>>()?;
     if requests.is_empty() {
         bail!("{label} holds no request");
     }
     let options = options(arguments);
     let bar = ProgressBar::new(0);
-    let style = ProgressStyle::with_template("{bar:28.cyan/dim} {percent:>3} % · {elapsed} · {eta} left");
-    bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()).progress_chars("━╸─"));
+    let style =
+        ProgressStyle::with_template("{bar:28.cyan/dim} {percent:>3} % · {elapsed} · {eta} left");
+    bar.set_style(
+        style
+            .unwrap_or_else(|_| ProgressStyle::default_bar())
+            .progress_chars("━╸─"),
+    );
     let count = requests.len();
     let report = compare(&options, requests, |done, total| {
         bar.set_length(total as u64);
@@ -40,9 +47,19 @@ pub(crate) fn run(arguments: &Policy) -> Result<u8> {
     if arguments.json {
         println!("{}", serde_json::to_string(&report)?);
     } else {
-        println!("{}", table(&HEAD, report.rows.iter().map(cells), &report.limits.offline));
+        println!(
+            "{}",
+            table(&HEAD, report.rows.iter().map(cells), &report.limits.offline)
+        );
         if !report.tiers.is_empty() {
-            println!("{}", table(&TIERS_HEAD, report.tiers.iter().map(tier_cells), &BTreeMap::new()));
+            println!(
+                "{}",
+                table(
+                    &TIERS_HEAD,
+                    report.tiers.iter().map(tier_cells),
+                    &BTreeMap::new()
+                )
+            );
         }
     }
     Ok(DONE)
@@ -53,8 +70,17 @@ fn options(arguments: &Policy) -> Options {
     sizes.sort_unstable();
     sizes.dedup();
     let named = !arguments.policies.is_empty();
-    let policies = if named { arguments.policies.clone() } else { PolicyKind::ALL.to_vec() };
-    Options { policies, sizes, ssd_blocks: arguments.ssd, block_tokens: arguments.block_tokens }
+    let policies = if named {
+        arguments.policies.clone()
+    } else {
+        PolicyKind::ALL.to_vec()
+    };
+    Options {
+        policies,
+        sizes,
+        ssd_blocks: arguments.ssd,
+        block_tokens: arguments.block_tokens,
+    }
 }
 
 /// A request as policies know it.
@@ -68,16 +94,39 @@ fn known(request: slackwater_replay::Request) -> Request {
     }
 }
 
-const HEAD: [&str; 6] = ["policy", "blocks", "hit rate", "of the optimum", "ns an access", "bytes a block"];
-const TIERS_HEAD: [&str; 6] = ["policy", "blocks", "on SSD", "hits in memory", "hits in both", "writes a put"];
+const HEAD: [&str; 6] = [
+    "policy",
+    "blocks",
+    "hit rate",
+    "of the optimum",
+    "ns an access",
+    "bytes a block",
+];
+const TIERS_HEAD: [&str; 6] = [
+    "policy",
+    "blocks",
+    "on SSD",
+    "hits in memory",
+    "hits in both",
+    "writes a put",
+];
 
-fn table(head: &[&str], rows: impl Iterator<Item = Vec<String>>, offline: &BTreeMap<usize, f64>) -> Table {
+fn table(
+    head: &[&str],
+    rows: impl Iterator<Item = Vec<String>>,
+    offline: &BTreeMap<usize, f64>,
+) -> Table {
     let mut table = Table::new();
     table.load_style(presets::UTF8_BORDERS_ONLY);
     table.set_header(head);
     table.add_rows(rows);
     for (size, rate) in offline {
-        table.add_row(["optimum".to_owned(), size.to_string(), format!("{rate:.4}"), String::new()]);
+        table.add_row([
+            "optimum".to_owned(),
+            size.to_string(),
+            format!("{rate:.4}"),
+            String::new(),
+        ]);
     }
     for column in 1..6 {
         if let Some(column) = table.column_mut(column) {
@@ -112,7 +161,11 @@ fn tier_cells(row: &TierRow) -> Vec<String> {
 fn write(directory: &Path, label: &str, requests: usize, report: &Report) -> Result<()> {
     let place = || format!("cannot write the report into {}", directory.display());
     std::fs::create_dir_all(directory).with_context(place)?;
-    std::fs::write(directory.join("policy.html"), page(label, requests, report).html()).with_context(place)?;
+    std::fs::write(
+        directory.join("policy.html"),
+        page(label, requests, report).html(),
+    )
+    .with_context(place)?;
     let json = serde_json::to_string_pretty(report)? + "\n";
     std::fs::write(directory.join("policy.json"), json).with_context(place)
 }
@@ -128,15 +181,25 @@ fn page(label: &str, requests: usize, report: &Report) -> Page {
         charts: vec![
             Chart {
                 title: "Hit rate by size".to_owned(),
-                note: "The dashed line is an eviction that knows the future: no policy can pass it.".to_owned(),
-                x: Axis { scale: Scale::Log, ..Axis::new("blocks in the cache", Unit::Count) },
+                note:
+                    "The dashed line is an eviction that knows the future: no policy can pass it."
+                        .to_owned(),
+                x: Axis {
+                    scale: Scale::Log,
+                    ..Axis::new("blocks in the cache", Unit::Count)
+                },
                 y: Axis::new("share of blocks", Unit::Share),
-                lines: curves(report, |row| row.hit_rate).chain(std::iter::once(optimum(report))).collect(),
+                lines: curves(report, |row| row.hit_rate)
+                    .chain(std::iter::once(optimum(report)))
+                    .collect(),
             },
             Chart {
                 title: "Share of the optimum".to_owned(),
                 note: "The same hits as a part of what was possible at that size.".to_owned(),
-                x: Axis { scale: Scale::Log, ..Axis::new("blocks in the cache", Unit::Count) },
+                x: Axis {
+                    scale: Scale::Log,
+                    ..Axis::new("blocks in the cache", Unit::Count)
+                },
                 y: Axis::new("share of the optimum's hits", Unit::Share),
                 lines: curves(report, |row| row.offline_share).collect(),
             },
@@ -151,25 +214,45 @@ fn page(label: &str, requests: usize, report: &Report) -> Page {
 }
 
 fn curves(report: &Report, value: fn(&Row) -> f64) -> impl Iterator<Item = Line> {
-    const TONES: [Tone; 6] = [Tone::Blue, Tone::Orange, Tone::Green, Tone::Purple, Tone::Red, Tone::Teal];
+    const TONES: [Tone; 6] = [
+        Tone::Blue,
+        Tone::Orange,
+        Tone::Green,
+        Tone::Purple,
+        Tone::Red,
+        Tone::Teal,
+    ];
     let mut names: Vec<&str> = Vec::new();
     for row in &report.rows {
         if !names.contains(&row.policy) {
             names.push(row.policy);
         }
     }
-    names.into_iter().zip(TONES.into_iter().cycle()).map(move |(name, tone)| {
-        let own = report.rows.iter().filter(|row| row.policy == name);
-        Line {
-            name: name.to_owned(),
-            tone,
-            mark: Mark::Solid,
-            points: own.map(|row| (row.size as f64, value(row))).collect(),
-        }
-    })
+    names
+        .into_iter()
+        .zip(TONES.into_iter().cycle())
+        .map(move |(name, tone)| {
+            let own = report.rows.iter().filter(|row| row.policy == name);
+            Line {
+                name: name.to_owned(),
+                tone,
+                mark: Mark::Solid,
+                points: own.map(|row| (row.size as f64, value(row))).collect(),
+            }
+        })
 }
 
 fn optimum(report: &Report) -> Line {
-    let points = report.limits.offline.iter().map(|(size, rate)| (*size as f64, *rate)).collect();
-    Line { name: "optimum".to_owned(), tone: Tone::Grey, mark: Mark::Dashed, points }
+    let points = report
+        .limits
+        .offline
+        .iter()
+        .map(|(size, rate)| (*size as f64, *rate))
+        .collect();
+    Line {
+        name: "optimum".to_owned(),
+        tone: Tone::Grey,
+        mark: Mark::Dashed,
+        points,
+    }
 }

@@ -30,7 +30,11 @@ impl Source {
     pub(crate) fn open(origin: &Origin) -> Result<Self> {
         let mut source = Self::whole(origin)?;
         if let Some(limit) = origin.limit {
-            let all = if origin.generate { origin.requests } else { u64::MAX };
+            let all = if origin.generate {
+                origin.requests
+            } else {
+                u64::MAX
+            };
             (source.limit, source.total) = (Some(limit), Some(limit.min(all)));
         }
         Ok(source)
@@ -39,7 +43,9 @@ impl Source {
     fn whole(origin: &Origin) -> Result<Self> {
         match &origin.trace {
             None => Ok(Self::generated(origin)),
-            Some(path) if path.as_os_str() == "-" => Self::trace("standard input", Box::new(io::stdin().lock()), None),
+            Some(path) if path.as_os_str() == "-" => {
+                Self::trace("standard input", Box::new(io::stdin().lock()), None)
+            }
             Some(path) => Self::file(path),
         }
     }
@@ -53,11 +59,19 @@ impl Source {
     }
 
     fn generated(origin: &Origin) -> Self {
-        let traffic = Traffic { requests: origin.requests, sessions: origin.sessions, seed: origin.seed };
+        let traffic = Traffic {
+            requests: origin.requests,
+            sessions: origin.sessions,
+            seed: origin.seed,
+        };
         // The number of requests only says where the same traffic ends.
-        let identity = hash64(format!("generated {} {}", traffic.sessions, traffic.seed).as_bytes());
+        let identity =
+            hash64(format!("generated {} {}", traffic.sessions, traffic.seed).as_bytes());
         Self {
-            label: format!("generated chat of {} sessions, seed {}", traffic.sessions, traffic.seed),
+            label: format!(
+                "generated chat of {} sessions, seed {}",
+                traffic.sessions, traffic.seed
+            ),
             identity,
             total: Some(traffic.requests),
             limit: None,
@@ -68,21 +82,38 @@ impl Source {
 
     fn file(path: &Path) -> Result<Self> {
         let opened = File::open(path).and_then(|file| Ok((file.metadata()?, file)));
-        let (metadata, file) = opened.with_context(|| format!("cannot open the trace {}", path.display()))?;
+        let (metadata, file) =
+            opened.with_context(|| format!("cannot open the trace {}", path.display()))?;
         let total = metadata.is_file().then_some(metadata.len());
-        Self::trace(&path.display().to_string(), Box::new(BufReader::with_capacity(1 << 18, file)), total)
+        Self::trace(
+            &path.display().to_string(),
+            Box::new(BufReader::with_capacity(1 << 18, file)),
+            total,
+        )
     }
 
     /// The first line names the trace wherever the file lies, and however far it is replayed.
     fn trace(name: &str, mut reader: Box<dyn BufRead>, total: Option<u64>) -> Result<Self> {
         let mut first = Vec::new();
         let mut bounded = io::Read::take(&mut reader, slackwater_replay::LINE_BYTES_MAX);
-        bounded.read_until(b'\n', &mut first).with_context(|| format!("cannot read the trace {name}"))?;
+        bounded
+            .read_until(b'\n', &mut first)
+            .with_context(|| format!("cannot read the trace {name}"))?;
         let identity = hash64(&first);
         let whole: Box<dyn BufRead> = Box::new(io::Read::chain(Cursor::new(first), reader));
         let requests = Requests::Trace(Box::new(TraceReader::new(name, whole)));
-        let label = Path::new(name).file_name().map_or(name.into(), |file| file.to_string_lossy()).into_owned();
-        Ok(Self { label, identity, total, limit: None, taken: 0, requests })
+        let label = Path::new(name)
+            .file_name()
+            .map_or(name.into(), |file| file.to_string_lossy())
+            .into_owned();
+        Ok(Self {
+            label,
+            identity,
+            total,
+            limit: None,
+            taken: 0,
+            requests,
+        })
     }
 }
 

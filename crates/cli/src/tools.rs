@@ -101,8 +101,18 @@ pub(crate) struct Peer {
 
 impl Peer {
     fn target(&self) -> Target {
-        let Peer { address, key_file, timeout, raw } = self.clone();
-        Target { address, key_file, timeout, raw }
+        let Peer {
+            address,
+            key_file,
+            timeout,
+            raw,
+        } = self.clone();
+        Target {
+            address,
+            key_file,
+            timeout,
+            raw,
+        }
     }
 }
 
@@ -111,7 +121,12 @@ pub(crate) fn keys(verb: &Keys) -> Result<u8> {
     match verb {
         Keys::New { path } => tool::keys_new(path, out).map(drop),
         Keys::Show { path } => tool::keys_show(path, out).map(drop),
-        Keys::Allow { list, key, level, name } => tool::keys_allow(list, key, level.name(), name, out),
+        Keys::Allow {
+            list,
+            key,
+            level,
+            name,
+        } => tool::keys_allow(list, key, level.name(), name, out),
     }?;
     Ok(DONE)
 }
@@ -120,16 +135,36 @@ pub(crate) fn mq(verb: &Mq) -> Result<u8> {
     let out = &mut std::io::stdout();
     let (stopper, feed) = Feed::new();
     match verb {
-        Mq::Echo { address, key_file, allow } => {
+        Mq::Echo {
+            address,
+            key_file,
+            allow,
+        } => {
             let interrupt = until_interrupted(stopper)?;
             let endpoint = address.endpoint()?;
-            let options = Echo { endpoint, key_file: key_file.clone(), allow_list: allow.clone() };
+            let options = Echo {
+                endpoint,
+                key_file: key_file.clone(),
+                allow_list: allow.clone(),
+            };
             tool::echo(&options, &feed, out)?;
             return Ok(ended(&interrupt));
         }
-        Mq::Send { peer, command, parts } => tool::send(&peer.target(), command, &bytes(parts), out)?,
-        Mq::Request { peer, command, parts } => tool::request(&peer.target(), command, &bytes(parts), out)?,
-        Mq::Sub { peer, topics, count } => {
+        Mq::Send {
+            peer,
+            command,
+            parts,
+        } => tool::send(&peer.target(), command, &bytes(parts), out)?,
+        Mq::Request {
+            peer,
+            command,
+            parts,
+        } => tool::request(&peer.target(), command, &bytes(parts), out)?,
+        Mq::Sub {
+            peer,
+            topics,
+            count,
+        } => {
             let interrupt = until_interrupted(stopper)?;
             tool::sub(&peer.target(), &bytes(topics), *count, &feed, out)?;
             return Ok(ended(&interrupt));
@@ -139,7 +174,11 @@ pub(crate) fn mq(verb: &Mq) -> Result<u8> {
 }
 
 fn ended(interrupt: &Interrupt) -> u8 {
-    if interrupt.requested() { INTERRUPTED } else { DONE }
+    if interrupt.requested() {
+        INTERRUPTED
+    } else {
+        DONE
+    }
 }
 
 /// Has the tool stopped by Ctrl-C.
@@ -150,7 +189,10 @@ fn until_interrupted(stopper: Stopper) -> Result<Interrupt> {
         other.wait();
         stopper.stop();
     };
-    std::thread::Builder::new().name("interrupt".to_owned()).spawn(watch).context("cannot start a thread")?;
+    std::thread::Builder::new()
+        .name("interrupt".to_owned())
+        .spawn(watch)
+        .context("cannot start a thread")?;
     Ok(interrupt)
 }
 

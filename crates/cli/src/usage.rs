@@ -16,7 +16,9 @@ pub(crate) fn peak_rss_bytes() -> u64 {
 
 fn peak(status: &str) -> u64 {
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
-    line.and_then(|text| text.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()).unwrap_or(0) << 10
+    line.and_then(|text| text.trim().strip_suffix("kB")?.trim().parse::<u64>().ok())
+        .unwrap_or(0)
+        << 10
 }
 
 #[cfg(test)]
@@ -25,7 +27,10 @@ mod tests {
 
     #[test]
     fn the_peak_is_read_in_bytes() {
-        assert_eq!(peak("Name:\tx\nVmHWM:\t   2048 kB\nVmRSS:\t 1 kB\n"), 2 << 20);
+        assert_eq!(
+            peak("Name:\tx\nVmHWM:\t   2048 kB\nVmRSS:\t 1 kB\n"),
+            2 << 20
+        );
         assert_eq!(peak(""), 0);
     }
 

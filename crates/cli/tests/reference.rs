@@ -12,14 +12,20 @@ const UPDATE: &str = "SLACKWATER_UPDATE_REFERENCE";
 
 /// Compares a page with what the code says now, or writes it when asked to.
 fn check(name: &str, page: &str) {
-    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../docs/reference").join(name);
+    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR"))
+        .join("../../docs/reference")
+        .join(name);
     if env::var_os(UPDATE).is_some() {
-        fs::create_dir_all(path.parent().expect("the page lies in a folder")).expect("the folder can be made");
+        fs::create_dir_all(path.parent().expect("the page lies in a folder"))
+            .expect("the folder can be made");
         return fs::write(&path, page).expect("the page can be written");
     }
     let written = fs::read_to_string(&path).unwrap_or_default();
     let again = format!("{UPDATE}=1 cargo test -p slackwater-cli --test reference");
-    assert!(written == page, "docs/reference/{name} is not current: `{again}` writes it");
+    assert!(
+        written == page,
+        "docs/reference/{name} is not current: `{again}` writes it"
+    );
 }
 
 #[test]
@@ -30,7 +36,12 @@ fn configuration_is_current() {
     );
     for option in Config::default().explain() {
         let (key, env, flag, kind) = (option.key, option.env, option.flag, option.kind);
-        writeln!(page, "| `{key}` | `{env}` | `--{flag}` | {kind} | `{}` | {} |", option.default, option.doc).unwrap();
+        writeln!(
+            page,
+            "| `{key}` | `{env}` | `--{flag}` | {kind} | `{}` | {} |",
+            option.default, option.doc
+        )
+        .unwrap();
     }
     check("configuration.md", &page);
 }
@@ -49,26 +60,50 @@ fn errors_are_current() {
             Class::Gone => "gone",
             Class::Fatal => "fatal",
         };
-        writeln!(page, "| {} | {} | {class} | {} |", code.number(), code.name(), code.meaning()).unwrap();
+        writeln!(
+            page,
+            "| {} | {} | {class} | {} |",
+            code.number(),
+            code.name(),
+            code.meaning()
+        )
+        .unwrap();
     }
     check("errors.md", &page);
 }
 
 #[test]
 fn metrics_are_current() {
-    let store = Store::open(Config { memory: ByteSize::mib(1), ..Config::default() }).unwrap();
+    let store = Store::open(Config {
+        memory: ByteSize::mib(1),
+        ..Config::default()
+    })
+    .unwrap();
     let text = store.metrics_text();
     let mut page = String::from(
         "# Metrics\n\nGenerated from the code: what `Store::metrics_text` (in Python `Store.metrics`) gives in the text form of Prometheus. Times are in \
          seconds, sizes in bytes.\n\n| name | kind | what it counts |\n|---|---|---|\n",
     );
-    let kinds: Vec<(&str, &str)> =
-        text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' ')).collect();
+    let kinds: Vec<(&str, &str)> = text
+        .lines()
+        .filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' '))
+        .collect();
     for line in text.lines() {
-        let Some((name, help)) = line.strip_prefix("# HELP ").and_then(|rest| rest.split_once(' ')) else { continue };
-        let (_, kind) = kinds.iter().find(|(other, _)| *other == name).expect("every metric has a kind");
+        let Some((name, help)) = line
+            .strip_prefix("# HELP ")
+            .and_then(|rest| rest.split_once(' '))
+        else {
+            continue;
+        };
+        let (_, kind) = kinds
+            .iter()
+            .find(|(other, _)| *other == name)
+            .expect("every metric has a kind");
         writeln!(page, "| `{name}` | {kind} | {help} |").unwrap();
     }
-    assert!(page.lines().count() > 20, "metrics without help lines:\n{text}");
+    assert!(
+        page.lines().count() > 20,
+        "metrics without help lines:\n{text}"
+    );
     check("metrics.md", &page);
 }

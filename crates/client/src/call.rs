@@ -25,7 +25,11 @@ impl CallFlow {
     /// Begins the call.
     pub fn start(request: Request, options: FlowOptions, out: &mut Vec<Action>) -> Self {
         out.push(Action::Ask(request.clone()));
-        Self { request, attempts: Attempts::first(options), answer: None }
+        Self {
+            request,
+            attempts: Attempts::first(options),
+            answer: None,
+        }
     }
 
     /// The master answered.
@@ -91,7 +95,11 @@ mod tests {
     use crate::Backoff;
 
     fn options(attempts: u32) -> FlowOptions {
-        FlowOptions { deadline: Instant::ZERO + Duration::from_secs(10), attempts, backoff: Backoff::new(3) }
+        FlowOptions {
+            deadline: Instant::ZERO + Duration::from_secs(10),
+            attempts,
+            backoff: Backoff::new(3),
+        }
     }
 
     /// Every code at this call site: retried exactly when its class says so.
@@ -108,7 +116,10 @@ mod tests {
                 call.on_deadline(call.next_deadline().unwrap(), &mut out);
                 assert_eq!(out, [Action::Ask(Request::Quotas)]);
                 call.on_reply(Instant::ZERO, Reply::Failed(*code));
-                assert_eq!(call.into_answer(), Some(Answer::Reply(Reply::Failed(*code))));
+                assert_eq!(
+                    call.into_answer(),
+                    Some(Answer::Reply(Reply::Failed(*code)))
+                );
             }
         }
     }

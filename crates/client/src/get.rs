@@ -2,7 +2,9 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use slackwater_base::{Checksum, Instant, Planted, planted};
-use slackwater_wire::{ErrorCode, Get, GetEnd, GuardId, Hold, Lookup, Object, ReplicaAt, Reply, Request};
+use slackwater_wire::{
+    ErrorCode, Get, GetEnd, GuardId, Hold, Lookup, Object, ReplicaAt, Reply, Request,
+};
 
 use crate::call::retries;
 use crate::pick::{Pick, order};
@@ -62,7 +64,12 @@ struct Item {
 
 enum State {
     Asking,
-    Reading { object: Object, from: ReplicaAt, rest: VecDeque<ReplicaAt>, valid_until: Instant },
+    Reading {
+        object: Object,
+        from: ReplicaAt,
+        rest: VecDeque<ReplicaAt>,
+        valid_until: Instant,
+    },
     Done(GetOutcome),
 }
 
@@ -78,13 +85,36 @@ impl State {
 
 impl GetFlow {
     /// Begins the read.
-    pub fn start(now: Instant, get: Get, options: FlowOptions, pick: Box<dyn Pick>, out: &mut Vec<Action>) -> Self {
-        let items: Vec<Item> = get.keys.iter().map(|_| Item { state: State::Asking, failure: None }).collect();
+    pub fn start(
+        now: Instant,
+        get: Get,
+        options: FlowOptions,
+        pick: Box<dyn Pick>,
+        out: &mut Vec<Action>,
+    ) -> Self {
+        let items: Vec<Item> = get
+            .keys
+            .iter()
+            .map(|_| Item {
+                state: State::Asking,
+                failure: None,
+            })
+            .collect();
         let asked = (0..items.len()).collect();
         out.push(Action::Ask(Request::Get(get.clone())));
         let unfinished = items.len();
         let attempts = Attempts::first(options);
-        Self { get, items, asked, asked_at: now, attempts, guards: Vec::new(), unfinished, reading: 0, pick }
+        Self {
+            get,
+            items,
+            asked,
+            asked_at: now,
+            attempts,
+            guards: Vec::new(),
+            unfinished,
+            reading: 0,
+            pick,
+        }
     }
 
     /// The master answered.
@@ -118,13 +148,23 @@ impl GetFlow {
         result: Result<Checksum, ReadFailure>,
         out: &mut Vec<Action>,
     ) {
-        let State::Reading { object, from, valid_until, .. } = &self.items[index].state else { return };
+        let State::Reading {
+            object,
+            from,
+            valid_until,
+            ..
+        } = &self.items[index].state
+        else {
+            return;
+        };
         let (from, expired) = (*from, now > *valid_until);
         match result {
             Ok(checksum) if checksum == object.checksum && expired => {
                 self.ask_again_or(now, vec![index], ErrorCode::LeaseExpired);
             }
-            Ok(checksum) if checksum == object.checksum || planted(Planted::ReadWithoutChecksum) => {
+            Ok(checksum)
+                if checksum == object.checksum || planted(Planted::ReadWithoutChecksum) =>
+            {
                 let bytes = object.bytes;
                 self.finish(index, GetOutcome::Hit { bytes, from });
             }
@@ -133,13 +173,22 @@ impl GetFlow {
                 // After its lease a reader may have seen reused bytes: that accuses nobody.
                 if !expired {
                     let version = object.version;
-                    out.push(Action::Tell(Request::Suspect { tenant, key, version, at: from }));
+                    out.push(Action::Tell(Request::Suspect {
+                        tenant,
+                        key,
+                        version,
+                        at: from,
+                    }));
                 }
                 self.next_replica(now, index, ErrorCode::ChecksumMismatch, out);
             }
-            Err(ReadFailure::BufferTooSmall) => self.finish(index, GetOutcome::Failed(ErrorCode::InvalidParams)),
+            Err(ReadFailure::BufferTooSmall) => {
+                self.finish(index, GetOutcome::Failed(ErrorCode::InvalidParams))
+            }
             Err(ReadFailure::Stale) => self.next_replica(now, index, ErrorCode::ReplicaIsGone, out),
-            Err(ReadFailure::Transfer) => self.next_replica(now, index, ErrorCode::TransferFail, out),
+            Err(ReadFailure::Transfer) => {
+                self.next_replica(now, index, ErrorCode::TransferFail, out)
+            }
         }
         self.plan_next(now);
         self.end_guards(out);
@@ -187,7 +236,16 @@ impl GetFlow {
                     Hold::Lease => self.asked_at + usable(object.lease),
                 };
                 let rest = order(&*self.pick, object.replicas.clone()).into();
-                self.read_next(now, index, Reading { object, rest, valid_until }, out);
+                self.read_next(
+                    now,
+                    index,
+                    Reading {
+                        object,
+                        rest,
+                        valid_until,
+                    },
+                    out,
+                );
             }
             Lookup::Missing => self.finish(index, GetOutcome::Miss),
             Lookup::NotReady => self.set_aside(index, ErrorCode::ReplicaIsNotReady),
@@ -196,9 +254,17 @@ impl GetFlow {
         }
     }
 
-    fn read_next(&mut self, now: Instant, index: usize, mut reading: Reading, out: &mut Vec<Action>) {
+    fn read_next(
+        &mut self,
+        now: Instant,
+        index: usize,
+        mut reading: Reading,
+        out: &mut Vec<Action>,
+    ) {
         let Some(from) = reading.rest.pop_front() else {
-            let code = self.items[index].failure.unwrap_or(ErrorCode::InvalidReplica);
+            let code = self.items[index]
+                .failure
+                .unwrap_or(ErrorCode::InvalidReplica);
             return self.ask_again_or(now, vec![index], code);
         };
         let object = &reading.object;
@@ -210,15 +276,48 @@ impl GetFlow {
             checksum: object.checksum,
             from,
         });
-        let Reading { object, rest, valid_until } = reading;
-        self.enter(index, State::Reading { object, from, rest, valid_until });
+        let Reading {
+            object,
+            rest,
+            valid_until,
+        } = reading;
+        self.enter(
+            index,
+            State::Reading {
+                object,
+                from,
+                rest,
+                valid_until,
+            },
+        );
     }
 
-    fn next_replica(&mut self, now: Instant, index: usize, failure: ErrorCode, out: &mut Vec<Action>) {
+    fn next_replica(
+        &mut self,
+        now: Instant,
+        index: usize,
+        failure: ErrorCode,
+        out: &mut Vec<Action>,
+    ) {
         self.items[index].failure = Some(failure);
         let state = self.enter(index, State::Asking);
-        if let State::Reading { object, rest, valid_until, .. } = state {
-            self.read_next(now, index, Reading { object, rest, valid_until }, out);
+        if let State::Reading {
+            object,
+            rest,
+            valid_until,
+            ..
+        } = state
+        {
+            self.read_next(
+                now,
+                index,
+                Reading {
+                    object,
+                    rest,
+                    valid_until,
+                },
+                out,
+            );
         }
     }
 
@@ -252,9 +351,11 @@ impl GetFlow {
             if matches!(self.items[index].state, State::Asking) {
                 let outcome = match self.items[index].failure {
                     // Every replica is gone or rotten: for a cache that is a miss.
-                    Some(ErrorCode::ReplicaIsGone | ErrorCode::ChecksumMismatch | ErrorCode::InvalidReplica) => {
-                        GetOutcome::Miss
-                    }
+                    Some(
+                        ErrorCode::ReplicaIsGone
+                        | ErrorCode::ChecksumMismatch
+                        | ErrorCode::InvalidReplica,
+                    ) => GetOutcome::Miss,
                     Some(code) => GetOutcome::Failed(code),
                     None => GetOutcome::Failed(ErrorCode::InternalError),
                 };
@@ -264,9 +365,15 @@ impl GetFlow {
     }
 
     fn ask(&mut self, now: Instant, out: &mut Vec<Action>) {
-        self.asked = (0..self.items.len()).filter(|i| matches!(self.items[*i].state, State::Asking)).collect();
+        self.asked = (0..self.items.len())
+            .filter(|i| matches!(self.items[*i].state, State::Asking))
+            .collect();
         let mut get = self.get.clone();
-        get.keys = self.asked.iter().map(|index| self.get.keys[*index].clone()).collect();
+        get.keys = self
+            .asked
+            .iter()
+            .map(|index| self.get.keys[*index].clone())
+            .collect();
         if let Some(first) = self.asked.first().filter(|first| **first > 0) {
             get.chain.parent = Some(self.get.keys[first - 1].clone());
             get.chain.position += *first as u32;
@@ -283,8 +390,10 @@ impl GetFlow {
     fn enter(&mut self, index: usize, state: State) -> State {
         let left = std::mem::replace(&mut self.items[index].state, state);
         let entered = &self.items[index].state;
-        self.unfinished = self.unfinished + usize::from(entered.is_open()) - usize::from(left.is_open());
-        self.reading = self.reading + usize::from(entered.is_reading()) - usize::from(left.is_reading());
+        self.unfinished =
+            self.unfinished + usize::from(entered.is_open()) - usize::from(left.is_open());
+        self.reading =
+            self.reading + usize::from(entered.is_reading()) - usize::from(left.is_reading());
         left
     }
 

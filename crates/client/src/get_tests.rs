@@ -2,8 +2,8 @@ use std::time::Duration;
 
 use slackwater_base::{Checksum, Instant};
 use slackwater_wire::{
-    ErrorCode, ExtentRef, Get, GuardId, Hold, Incarnation, Key, Lookup, NodeId, Object, ReplicaAt, Reply, Request,
-    SegmentId, Tenant, Version,
+    ErrorCode, ExtentRef, Get, GuardId, Hold, Incarnation, Key, Lookup, NodeId, Object, ReplicaAt,
+    Reply, Request, SegmentId, Tenant, Version,
 };
 
 use super::*;
@@ -14,11 +14,20 @@ const BAD: Checksum = Checksum(43);
 
 fn memory(segment: u32) -> ReplicaAt {
     let (segment, incarnation) = (SegmentId(segment), Incarnation(1));
-    ReplicaAt::Memory(ExtentRef { segment, incarnation, offset: 0, bytes: 4096, generation: 1 })
+    ReplicaAt::Memory(ExtentRef {
+        segment,
+        incarnation,
+        offset: 0,
+        bytes: 4096,
+        generation: 1,
+    })
 }
 
 fn disk() -> ReplicaAt {
-    ReplicaAt::Disk { node: NodeId(1), segment: SegmentId(9) }
+    ReplicaAt::Disk {
+        node: NodeId(1),
+        segment: SegmentId(9),
+    }
 }
 
 fn found(replicas: &[ReplicaAt]) -> Lookup {
@@ -43,12 +52,19 @@ impl World {
         let now = Instant::from_nanos(1_000_000_000);
         let get = Get {
             tenant: Tenant::DEFAULT,
-            keys: keys.iter().map(|key| Key::try_from(*key).unwrap()).collect(),
+            keys: keys
+                .iter()
+                .map(|key| Key::try_from(*key).unwrap())
+                .collect(),
             chain: Default::default(),
             hold,
             prefix_only: false,
         };
-        let options = FlowOptions { deadline: now + Duration::from_secs(30), attempts, backoff: Backoff::new(1) };
+        let options = FlowOptions {
+            deadline: now + Duration::from_secs(30),
+            attempts,
+            backoff: Backoff::new(1),
+        };
         let mut out = vec![];
         let flow = GetFlow::start(now, get, options, Box::new(LocalFirst::default()), &mut out);
         let mut world = Self { flow, out, now };
@@ -57,7 +73,8 @@ impl World {
     }
 
     fn reply(&mut self, lookups: Vec<Lookup>) {
-        self.flow.on_reply(self.now, Reply::Get(lookups), &mut self.out);
+        self.flow
+            .on_reply(self.now, Reply::Get(lookups), &mut self.out);
     }
 
     fn read(&mut self, index: usize, result: Result<Checksum, ReadFailure>) {
@@ -85,7 +102,8 @@ impl World {
             _ => None,
         });
         let reads = reads.collect();
-        self.out.retain(|action| !matches!(action, Action::Read { .. }));
+        self.out
+            .retain(|action| !matches!(action, Action::Read { .. }));
         reads
     }
 
@@ -101,7 +119,9 @@ impl World {
 }
 
 fn guards_back() -> Request {
-    Request::GetEnd(GetEnd { guards: vec![GuardId(5)] })
+    Request::GetEnd(GetEnd {
+        guards: vec![GuardId(5)],
+    })
 }
 
 #[test]
@@ -112,7 +132,13 @@ fn a_hit_reads_memory_first_and_gives_its_guard_back() {
     assert!(world.flow.outcomes().is_none());
     world.read(0, Ok(GOOD));
     assert_eq!(world.tells(), [guards_back()]);
-    let outcomes = [GetOutcome::Hit { bytes: 100, from: memory(1) }, GetOutcome::Miss];
+    let outcomes = [
+        GetOutcome::Hit {
+            bytes: 100,
+            from: memory(1),
+        },
+        GetOutcome::Miss,
+    ];
     assert_eq!(world.flow.outcomes().unwrap(), outcomes);
     assert_eq!(world.flow.next_deadline(), None);
 }
@@ -126,9 +152,18 @@ fn wrong_bytes_accuse_the_replica_and_the_next_one_serves() {
     assert_eq!(world.reads(), [(0, disk())]);
     world.read(0, Ok(GOOD));
     let tells = world.tells();
-    assert!(matches!(&tells[0], Request::Suspect { at, version: Version(7), .. } if *at == memory(1)), "{tells:?}");
+    assert!(
+        matches!(&tells[0], Request::Suspect { at, version: Version(7), .. } if *at == memory(1)),
+        "{tells:?}"
+    );
     assert_eq!(tells[1], guards_back());
-    assert_eq!(world.flow.outcomes().unwrap(), [GetOutcome::Hit { bytes: 100, from: disk() }]);
+    assert_eq!(
+        world.flow.outcomes().unwrap(),
+        [GetOutcome::Hit {
+            bytes: 100,
+            from: disk()
+        }]
+    );
 }
 
 #[test]
@@ -154,7 +189,13 @@ fn a_read_that_outlasts_its_lease_is_asked_again() {
     assert_eq!(world.asks(), [1]);
     world.reply(vec![found(&[memory(1)])]);
     world.read(0, Ok(GOOD));
-    assert_eq!(world.flow.outcomes().unwrap(), [GetOutcome::Hit { bytes: 100, from: memory(1) }]);
+    assert_eq!(
+        world.flow.outcomes().unwrap(),
+        [GetOutcome::Hit {
+            bytes: 100,
+            from: memory(1)
+        }]
+    );
 }
 
 #[test]
@@ -180,7 +221,10 @@ fn one_slow_key_does_not_hold_up_its_neighbours_and_is_asked_alone() {
         Action::Ask(Request::Get(get)) => get.chain.clone(),
         other => panic!("unexpected {other:?}"),
     };
-    assert_eq!((chain.position, chain.parent), (1, Some(Key::try_from("a").unwrap())));
+    assert_eq!(
+        (chain.position, chain.parent),
+        (1, Some(Key::try_from("a").unwrap()))
+    );
     assert_eq!(world.asks(), [1]);
     world.reply(vec![Lookup::Missing]);
     assert_eq!(world.flow.outcomes().unwrap()[1], GetOutcome::Miss);
@@ -197,8 +241,14 @@ fn refusals_are_final_and_silence_ends_at_the_deadline() {
         assert_eq!(world.flow.outcomes().unwrap(), [outcome]);
     };
     let failed = GetOutcome::Failed;
-    check(Some(Reply::Failed(ErrorCode::InvalidParams)), failed(ErrorCode::InvalidParams));
-    check(Some(Reply::Get(vec![Lookup::Failed(ErrorCode::InvalidKey)])), failed(ErrorCode::InvalidKey));
+    check(
+        Some(Reply::Failed(ErrorCode::InvalidParams)),
+        failed(ErrorCode::InvalidParams),
+    );
+    check(
+        Some(Reply::Get(vec![Lookup::Failed(ErrorCode::InvalidKey)])),
+        failed(ErrorCode::InvalidKey),
+    );
     check(Some(Reply::Done), failed(ErrorCode::InternalError));
     check(None, failed(ErrorCode::DeadlinePassed));
 }
@@ -210,5 +260,8 @@ fn a_small_buffer_is_refused_without_trying_other_replicas() {
     world.reads();
     world.read(0, Err(ReadFailure::BufferTooSmall));
     assert_eq!(world.reads(), []);
-    assert_eq!(world.flow.outcomes().unwrap(), [GetOutcome::Failed(ErrorCode::InvalidParams)]);
+    assert_eq!(
+        world.flow.outcomes().unwrap(),
+        [GetOutcome::Failed(ErrorCode::InvalidParams)]
+    );
 }

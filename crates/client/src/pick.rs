@@ -43,12 +43,27 @@ mod tests {
     fn own_memory_then_memory_then_own_disk_then_disk() {
         let memory = |segment| {
             let (segment, incarnation) = (SegmentId(segment), Incarnation(1));
-            ReplicaAt::Memory(ExtentRef { segment, incarnation, offset: 0, bytes: 4096, generation: 1 })
+            ReplicaAt::Memory(ExtentRef {
+                segment,
+                incarnation,
+                offset: 0,
+                bytes: 4096,
+                generation: 1,
+            })
         };
-        let disk = |node| ReplicaAt::Disk { node: NodeId(node), segment: SegmentId(100 + node) };
-        let mut pick = LocalFirst { node: Some(NodeId(2)), ..LocalFirst::default() };
+        let disk = |node| ReplicaAt::Disk {
+            node: NodeId(node),
+            segment: SegmentId(100 + node),
+        };
+        let mut pick = LocalFirst {
+            node: Some(NodeId(2)),
+            ..LocalFirst::default()
+        };
         pick.segments.insert(SegmentId(7));
-        let ordered = order(&pick, vec![disk(1), disk(2), memory(3), memory(7), memory(4)]);
+        let ordered = order(
+            &pick,
+            vec![disk(1), disk(2), memory(3), memory(7), memory(4)],
+        );
         assert_eq!(ordered, [memory(7), memory(3), memory(4), disk(2), disk(1)]);
     }
 }

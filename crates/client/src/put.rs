@@ -66,7 +66,13 @@ impl PutFlow {
         out.push(Action::Ask(Request::PutStart(start.clone())));
         let items = vec![Item::Asking; start.entries.len()];
         let stage = Stage::Start((0..items.len()).collect());
-        Self { unwritten: items.len(), start, items, stage, attempts: Attempts::first(options) }
+        Self {
+            unwritten: items.len(),
+            start,
+            items,
+            stage,
+            attempts: Attempts::first(options),
+        }
     }
 
     /// The master answered.
@@ -110,8 +116,15 @@ impl PutFlow {
     }
 
     /// The caller's bytes of one item reached every extent, or not.
-    pub fn on_written(&mut self, index: usize, result: Result<Checksum, WriteFailure>, out: &mut Vec<Action>) {
-        let Item::Writing(version) = self.items[index] else { return };
+    pub fn on_written(
+        &mut self,
+        index: usize,
+        result: Result<Checksum, WriteFailure>,
+        out: &mut Vec<Action>,
+    ) {
+        let Item::Writing(version) = self.items[index] else {
+            return;
+        };
         let item = match result {
             Ok(checksum) => Item::Written(version, checksum),
             Err(WriteFailure::Stale) => Item::Spoilt(version, ErrorCode::InvalidWrite),
@@ -141,7 +154,10 @@ impl PutFlow {
             match self.stage.clone() {
                 Stage::Start(asked) => {
                     let mut start = self.start.clone();
-                    start.entries = asked.iter().map(|index| self.start.entries[*index].clone()).collect();
+                    start.entries = asked
+                        .iter()
+                        .map(|index| self.start.entries[*index].clone())
+                        .collect();
                     out.push(Action::Ask(Request::PutStart(start)));
                 }
                 Stage::End(asked) => out.push(self.end_request(&asked)),
@@ -185,8 +201,9 @@ impl PutFlow {
             return;
         }
         self.revoke(out);
-        let written: Vec<usize> =
-            (0..self.items.len()).filter(|index| matches!(self.items[*index], Item::Written(..))).collect();
+        let written: Vec<usize> = (0..self.items.len())
+            .filter(|index| matches!(self.items[*index], Item::Written(..)))
+            .collect();
         if written.is_empty() {
             self.stage = Stage::Over;
         } else {
@@ -197,12 +214,17 @@ impl PutFlow {
 
     fn end_request(&self, indices: &[usize]) -> Action {
         let puts = indices.iter().filter_map(|index| match self.items[*index] {
-            Item::Written(version, checksum) => {
-                Some(PutDone { key: self.start.entries[*index].key.clone(), version, checksum })
-            }
+            Item::Written(version, checksum) => Some(PutDone {
+                key: self.start.entries[*index].key.clone(),
+                version,
+                checksum,
+            }),
             _ => None,
         });
-        Action::Ask(Request::PutEnd(PutEnd { tenant: self.start.tenant.clone(), puts: puts.collect() }))
+        Action::Ask(Request::PutEnd(PutEnd {
+            tenant: self.start.tenant.clone(),
+            puts: puts.collect(),
+        }))
     }
 
     fn revoke(&mut self, out: &mut Vec<Action>) {
@@ -214,7 +236,10 @@ impl PutFlow {
             }
         }
         if !puts.is_empty() {
-            out.push(Action::Tell(Request::PutRevoke { tenant: self.start.tenant.clone(), puts }));
+            out.push(Action::Tell(Request::PutRevoke {
+                tenant: self.start.tenant.clone(),
+                puts,
+            }));
         }
     }
 

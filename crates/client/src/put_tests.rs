@@ -7,11 +7,20 @@ use super::*;
 use crate::Backoff;
 
 fn extent() -> ExtentRef {
-    ExtentRef { segment: SegmentId(1), incarnation: Incarnation(1), offset: 0, bytes: 4096, generation: 1 }
+    ExtentRef {
+        segment: SegmentId(1),
+        incarnation: Incarnation(1),
+        offset: 0,
+        bytes: 4096,
+        generation: 1,
+    }
 }
 
 fn granted(version: u64) -> PutStarted {
-    PutStarted::Granted { version: Version(version), extents: vec![extent()] }
+    PutStarted::Granted {
+        version: Version(version),
+        extents: vec![extent()],
+    }
 }
 
 fn key(name: &str) -> Key {
@@ -19,9 +28,24 @@ fn key(name: &str) -> Key {
 }
 
 fn put(names: &[&str], attempts: u32) -> (PutFlow, Vec<Action>) {
-    let entries = names.iter().map(|name| PutEntry { key: key(name), bytes: 100 }).collect();
-    let start = PutStart { tenant: Tenant::DEFAULT, entries, chain: Default::default(), config: Default::default() };
-    let options = FlowOptions { deadline: Instant::ZERO + Duration::from_secs(5), attempts, backoff: Backoff::new(1) };
+    let entries = names
+        .iter()
+        .map(|name| PutEntry {
+            key: key(name),
+            bytes: 100,
+        })
+        .collect();
+    let start = PutStart {
+        tenant: Tenant::DEFAULT,
+        entries,
+        chain: Default::default(),
+        config: Default::default(),
+    };
+    let options = FlowOptions {
+        deadline: Instant::ZERO + Duration::from_secs(5),
+        attempts,
+        backoff: Backoff::new(1),
+    };
     let mut out = vec![];
     let flow = PutFlow::start(start, options, &mut out);
     assert!(matches!(&out[..], [Action::Ask(Request::PutStart(_))]));
@@ -35,16 +59,37 @@ const SUM: Checksum = Checksum(9);
 #[test]
 fn what_is_written_whole_is_published_and_the_rest_revoked() {
     let (mut flow, mut out) = put(&["a", "b", "c", "d"], 1);
-    let started = vec![granted(1), PutStarted::Exists, granted(2), PutStarted::Failed(ErrorCode::NoAvailableHandle)];
+    let started = vec![
+        granted(1),
+        PutStarted::Exists,
+        granted(2),
+        PutStarted::Failed(ErrorCode::NoAvailableHandle),
+    ];
     flow.on_reply(NOW, Reply::PutStart(started), &mut out);
-    assert!(matches!(&out[..], [Action::Write { index: 0, .. }, Action::Write { index: 2, .. }]));
+    assert!(matches!(
+        &out[..],
+        [
+            Action::Write { index: 0, .. },
+            Action::Write { index: 2, .. }
+        ]
+    ));
     out.clear();
     flow.on_written(2, Err(WriteFailure::Transfer), &mut out);
     assert!(out.is_empty(), "one write is still under way");
     flow.on_written(0, Ok(SUM), &mut out);
-    let revoke = Request::PutRevoke { tenant: Tenant::DEFAULT, puts: vec![(key("c"), Version(2))] };
-    let done = PutDone { key: key("a"), version: Version(1), checksum: SUM };
-    let end = Request::PutEnd(PutEnd { tenant: Tenant::DEFAULT, puts: vec![done] });
+    let revoke = Request::PutRevoke {
+        tenant: Tenant::DEFAULT,
+        puts: vec![(key("c"), Version(2))],
+    };
+    let done = PutDone {
+        key: key("a"),
+        version: Version(1),
+        checksum: SUM,
+    };
+    let end = Request::PutEnd(PutEnd {
+        tenant: Tenant::DEFAULT,
+        puts: vec![done],
+    });
     assert_eq!(out, [Action::Tell(revoke), Action::Ask(end)]);
     flow.on_reply(NOW, Reply::Each(vec![Ok(())]), &mut out);
     let outcomes = [
@@ -61,7 +106,10 @@ fn what_is_written_whole_is_published_and_the_rest_revoked() {
 fn a_put_of_nothing_but_existing_keys_ends_at_once() {
     let (mut flow, mut out) = put(&["a"], 1);
     flow.on_reply(NOW, Reply::PutStart(vec![PutStarted::Exists]), &mut out);
-    assert_eq!((flow.outcomes().unwrap(), out), (vec![PutOutcome::Existed], vec![]));
+    assert_eq!(
+        (flow.outcomes().unwrap(), out),
+        (vec![PutOutcome::Existed], vec![])
+    );
 }
 
 #[test]
@@ -70,9 +118,18 @@ fn a_busy_master_is_asked_again_and_a_refusing_one_is_not() {
     flow.on_reply(NOW, Reply::Failed(ErrorCode::RpcFail), &mut out);
     let again = flow.next_deadline().unwrap();
     flow.on_deadline(again, &mut out);
-    assert!(matches!(&out[..], [Action::Ask(Request::PutStart(start))] if start.entries.len() == 1));
-    flow.on_reply(again, Reply::Failed(ErrorCode::TenantQuotaExceeded), &mut out);
-    assert_eq!(flow.outcomes().unwrap(), [PutOutcome::Failed(ErrorCode::TenantQuotaExceeded)]);
+    assert!(
+        matches!(&out[..], [Action::Ask(Request::PutStart(start))] if start.entries.len() == 1)
+    );
+    flow.on_reply(
+        again,
+        Reply::Failed(ErrorCode::TenantQuotaExceeded),
+        &mut out,
+    );
+    assert_eq!(
+        flow.outcomes().unwrap(),
+        [PutOutcome::Failed(ErrorCode::TenantQuotaExceeded)]
+    );
 }
 
 #[test]
@@ -91,8 +148,14 @@ fn a_write_still_under_way_at_the_deadline_is_revoked() {
     flow.on_written(0, Ok(SUM), &mut out);
     out.clear();
     flow.on_deadline(flow.next_deadline().unwrap(), &mut out);
-    let revoke = Request::PutRevoke { tenant: Tenant::DEFAULT, puts: vec![(key("b"), Version(2))] };
+    let revoke = Request::PutRevoke {
+        tenant: Tenant::DEFAULT,
+        puts: vec![(key("b"), Version(2))],
+    };
     assert_eq!(out, [Action::Tell(revoke)]);
-    let outcomes = [PutOutcome::Unknown, PutOutcome::Failed(ErrorCode::DeadlinePassed)];
+    let outcomes = [
+        PutOutcome::Unknown,
+        PutOutcome::Failed(ErrorCode::DeadlinePassed),
+    ];
     assert_eq!(flow.outcomes().unwrap(), outcomes);
 }

@@ -17,7 +17,11 @@ impl FlowOptions {
     /// One attempt until `deadline`: for a master in the same process, where asking again changes nothing.
     #[must_use]
     pub fn once(deadline: Instant) -> Self {
-        Self { deadline, attempts: 1, backoff: Backoff::new(0) }
+        Self {
+            deadline,
+            attempts: 1,
+            backoff: Backoff::new(0),
+        }
     }
 }
 
@@ -35,12 +39,20 @@ impl Backoff {
     /// Pauses from 5 ms growing to 1 s, jittered by `seed`.
     #[must_use]
     pub fn new(seed: u64) -> Self {
-        Self { first: Duration::from_millis(5), longest: Duration::from_secs(1), attempt: 0, rng: Rng::new(seed) }
+        Self {
+            first: Duration::from_millis(5),
+            longest: Duration::from_secs(1),
+            attempt: 0,
+            rng: Rng::new(seed),
+        }
     }
 
     /// The next pause: at least half a millisecond, so that a run of short draws cannot become a storm.
     pub fn pause(&mut self) -> Duration {
-        let ceiling = self.first.saturating_mul(1 << self.attempt.min(16)).min(self.longest);
+        let ceiling = self
+            .first
+            .saturating_mul(1 << self.attempt.min(16))
+            .min(self.longest);
         self.attempt += 1;
         let nanos = u64::try_from(ceiling.as_nanos()).unwrap_or(u64::MAX).max(1);
         Duration::from_nanos(self.rng.below(nanos)).max(Duration::from_micros(500))
@@ -58,7 +70,11 @@ pub(crate) struct Attempts {
 impl Attempts {
     /// The first attempt is under way.
     pub(crate) fn first(options: FlowOptions) -> Self {
-        Self { options, used: 1, next: None }
+        Self {
+            options,
+            used: 1,
+            next: None,
+        }
     }
 
     /// Plans another attempt after a pause, unless one is planned already; false when there may be none.
@@ -109,7 +125,9 @@ mod tests {
         let mut differ = false;
         for attempt in 0..40u32 {
             let (pause, other) = (a.pause(), b.pause());
-            let ceiling = Duration::from_millis(5).saturating_mul(1 << attempt.min(16)).min(Duration::from_secs(1));
+            let ceiling = Duration::from_millis(5)
+                .saturating_mul(1 << attempt.min(16))
+                .min(Duration::from_secs(1));
             assert!(pause <= ceiling && pause >= Duration::from_micros(500));
             differ |= pause != other;
             longest = longest.max(pause);
@@ -122,7 +140,11 @@ mod tests {
         let deadline = Instant::ZERO + Duration::from_secs(1);
         let mut one = Attempts::first(FlowOptions::once(deadline));
         assert!(!one.plan(Instant::ZERO));
-        let options = FlowOptions { deadline, attempts: 3, backoff: Backoff::new(1) };
+        let options = FlowOptions {
+            deadline,
+            attempts: 3,
+            backoff: Backoff::new(1),
+        };
         let mut three = Attempts::first(options.clone());
         assert!(three.plan(Instant::ZERO) && !three.take_due(Instant::ZERO));
         assert!(three.take_due(deadline) && !three.take_due(deadline));

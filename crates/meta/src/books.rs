@@ -74,7 +74,10 @@ impl Master {
     /// What the policy of each segment has learned; segments whose policy learns nothing are left out.
     #[must_use]
     pub fn learned(&self) -> Vec<(SegmentId, Vec<u8>)> {
-        let saved = self.segments.iter().map(|(_, segment)| (segment.id, segment.policy.save()));
+        let saved = self
+            .segments
+            .iter()
+            .map(|(_, segment)| (segment.id, segment.policy.save()));
         saved.filter(|(_, bytes)| !bytes.is_empty()).collect()
     }
 
@@ -83,7 +86,11 @@ impl Master {
     /// # Errors
     /// When the bytes are damaged or of another policy; the policy then starts fresh. A segment that is not mounted
     /// takes nothing.
-    pub fn restore_learned(&mut self, segment: SegmentId, bytes: &[u8]) -> Result<(), RestoreError> {
+    pub fn restore_learned(
+        &mut self,
+        segment: SegmentId,
+        bytes: &[u8],
+    ) -> Result<(), RestoreError> {
         match self.segments.find(segment) {
             Some(index) => self.segments.at_mut(index).policy.restore(bytes),
             None => Ok(()),
@@ -95,7 +102,10 @@ impl Master {
     pub fn books(&self) -> Books {
         let segments = self.segments.iter().map(|(index, segment)| {
             let (free, quarantined) = match &segment.medium {
-                Medium::Memory(memory) => (memory.extents.books().free, memory.extents.books().quarantined),
+                Medium::Memory(memory) => (
+                    memory.extents.books().free,
+                    memory.extents.books().quarantined,
+                ),
                 Medium::Disk(disk) => (disk.capacity.saturating_sub(segment.used()), 0),
             };
             SegmentBooks {
@@ -146,15 +156,21 @@ impl Master {
                 let replica = self.catalog.replica(id);
                 if self.is_prospect(index, id) {
                     let above = self.segments.at(replica.segment).below == Some(index);
-                    let named = replica.prospect().is_some_and(|slot| segment.replica(slot) == id);
-                    ensure(above && named, || format!("{id:?} is numbered in {}", segment.id))?;
+                    let named = replica
+                        .prospect()
+                        .is_some_and(|slot| segment.replica(slot) == id);
+                    ensure(above && named, || {
+                        format!("{id:?} is numbered in {}", segment.id)
+                    })?;
                     continue;
                 }
                 match &segment.medium {
                     Medium::Memory(memory) => bytes += memory.extents.held(replica.piece).bytes,
                     Medium::Disk(_) => {
                         let orphan = self.orphans.get(&id).map(|orphan| orphan.bytes);
-                        let object = replica.object().map(|object| self.catalog.object(object).bytes);
+                        let object = replica
+                            .object()
+                            .map(|object| self.catalog.object(object).bytes);
                         bytes += record_bytes(object.or(orphan).unwrap_or(0));
                     }
                 }
@@ -162,12 +178,27 @@ impl Master {
                     leaving += segment.extent(replica.piece).bytes;
                 }
             }
-            let SegmentBooks { capacity, free, live, quarantined, .. } = books.segments[at];
+            let SegmentBooks {
+                capacity,
+                free,
+                live,
+                quarantined,
+                ..
+            } = books.segments[at];
             let reserved = segment.disk().map_or(0, |disk| disk.reserved);
-            ensure(live == bytes + reserved, || format!("{}: {live} live, {bytes} counted", segment.id))?;
-            ensure(segment.leaving == leaving, || format!("{}: leaving {leaving}", segment.id))?;
+            ensure(live == bytes + reserved, || {
+                format!("{}: {live} live, {bytes} counted", segment.id)
+            })?;
+            ensure(segment.leaving == leaving, || {
+                format!("{}: leaving {leaving}", segment.id)
+            })?;
             let whole = segment.memory().is_none() || free + live + quarantined == capacity;
-            ensure(whole, || format!("{}: {free} + {live} + {quarantined} of {capacity}", segment.id))?;
+            ensure(whole, || {
+                format!(
+                    "{}: {free} + {live} + {quarantined} of {capacity}",
+                    segment.id
+                )
+            })?;
         }
         Ok(())
     }
@@ -175,23 +206,64 @@ impl Master {
     fn check_tenants(&self) -> Result<(), Imbalance> {
         for index in self.tenants.indices() {
             let state = self.tenants.at(index);
-            let objects = self.catalog.objects().filter(|(_, object)| object.tenant == index).count() as u64;
-            ensure(state.objects == objects, || format!("{}: {objects} objects counted", state.tenant))?;
+            let objects = self
+                .catalog
+                .objects()
+                .filter(|(_, object)| object.tenant == index)
+                .count() as u64;
+            ensure(state.objects == objects, || {
+                format!("{}: {objects} objects counted", state.tenant)
+            })?;
         }
-        let used = |ledger| self.tenants.indices().map(|index| self.tenants.at(index).used(ledger)).sum::<u64>();
-        for (ledger, kind) in [(Ledger::Memory, SegmentKind::Memory), (Ledger::Disk, SegmentKind::Disk)] {
-            let of_kind = self.segments.iter().filter(|(_, segment)| segment.kind() == kind);
+        let used = |ledger| {
+            self.tenants
+                .indices()
+                .map(|index| self.tenants.at(index).used(ledger))
+                .sum::<u64>()
+        };
+        for (ledger, kind) in [
+            (Ledger::Memory, SegmentKind::Memory),
+            (Ledger::Disk, SegmentKind::Disk),
+        ] {
+            let of_kind = self
+                .segments
+                .iter()
+                .filter(|(_, segment)| segment.kind() == kind);
             let live: u64 = of_kind.map(|(_, segment)| segment.used()).sum();
-            ensure(used(ledger) == live, || format!("{kind:?}: {live} used, {} charged", used(ledger)))?;
+            ensure(used(ledger) == live, || {
+                format!("{kind:?}: {live} used, {} charged", used(ledger))
+            })?;
         }
         Ok(())
     }
 
     fn check_tickets(&self, books: &Books) -> Result<(), Imbalance> {
-        let OffloadMetrics { started, completed, failed, cancelled, expired, in_flight, .. } = books.offload;
-        ensure(started == completed + failed + cancelled + expired + in_flight, || format!("{:?}", books.offload))?;
-        let PromotionMetrics { admitted, completed, failed, cancelled, expired, in_flight, .. } = books.promotion;
-        ensure(admitted == completed + failed + cancelled + expired + in_flight, || format!("{:?}", books.promotion))?;
+        let OffloadMetrics {
+            started,
+            completed,
+            failed,
+            cancelled,
+            expired,
+            in_flight,
+            ..
+        } = books.offload;
+        ensure(
+            started == completed + failed + cancelled + expired + in_flight,
+            || format!("{:?}", books.offload),
+        )?;
+        let PromotionMetrics {
+            admitted,
+            completed,
+            failed,
+            cancelled,
+            expired,
+            in_flight,
+            ..
+        } = books.promotion;
+        ensure(
+            admitted == completed + failed + cancelled + expired + in_flight,
+            || format!("{:?}", books.promotion),
+        )?;
         for (id, replica) in self.catalog.all_replicas() {
             let orphan = self.orphans.contains_key(&id);
             let sound = match replica.state {
@@ -207,11 +279,17 @@ impl Master {
     fn check_groups(&self) -> Result<(), Imbalance> {
         for (group, held, members) in self.groups.counts() {
             let of = |member| {
-                let replicas = self.catalog.replicas(member).filter(|(_, replica)| replica.is_needed()).count();
+                let replicas = self
+                    .catalog
+                    .replicas(member)
+                    .filter(|(_, replica)| replica.is_needed())
+                    .count();
                 replicas + usize::from(self.catalog.object(member).pin == PinKind::Hard)
             };
             let counted: usize = members.map(of).sum();
-            ensure(held == counted, || format!("{group:?}: {held} held, {counted} counted"))?;
+            ensure(held == counted, || {
+                format!("{group:?}: {held} held, {counted} counted")
+            })?;
         }
         Ok(())
     }
@@ -220,11 +298,22 @@ impl Master {
     /// promotion, without the bytes of the keys.
     #[must_use]
     pub fn overhead_bytes(&self) -> usize {
-        let segments: usize = self.segments.iter().map(|(_, segment)| segment.overhead_bytes()).sum();
-        self.catalog.overhead_bytes() + segments + self.tenants.overhead_bytes() + self.promotions.sketch_bytes()
+        let segments: usize = self
+            .segments
+            .iter()
+            .map(|(_, segment)| segment.overhead_bytes())
+            .sum();
+        self.catalog.overhead_bytes()
+            + segments
+            + self.tenants.overhead_bytes()
+            + self.promotions.sketch_bytes()
     }
 }
 
 fn ensure(holds: bool, what: impl FnOnce() -> String) -> Result<(), Imbalance> {
-    if holds { Ok(()) } else { Err(Imbalance(what())) }
+    if holds {
+        Ok(())
+    } else {
+        Err(Imbalance(what()))
+    }
 }

@@ -18,12 +18,18 @@ const BURST: Duration = Duration::from_millis(100);
 
 impl Budget {
     pub(crate) fn new(bytes_per_second: Option<u64>) -> Self {
-        Self { bytes_per_second: bytes_per_second.map(|rate| rate.max(1)), level: 0, filled: Instant::ZERO }
+        Self {
+            bytes_per_second: bytes_per_second.map(|rate| rate.max(1)),
+            level: 0,
+            filled: Instant::ZERO,
+        }
     }
 
     /// Takes `bytes`, or says when to ask again.
     pub(crate) fn take(&mut self, now: Instant, bytes: u64) -> Result<(), Instant> {
-        let Some(rate) = self.bytes_per_second.map(i128::from) else { return Ok(()) };
+        let Some(rate) = self.bytes_per_second.map(i128::from) else {
+            return Ok(());
+        };
         let most = rate * BURST.as_nanos() as i128;
         self.level = (self.level + now.since(self.filled).as_nanos() as i128 * rate).min(most);
         self.filled = self.filled.max(now);
@@ -58,7 +64,10 @@ mod tests {
             }
             let seconds = now.since(begin).as_secs_f64();
             let least = (taken - piece) as f64 / rate as f64 - BURST.as_secs_f64();
-            assert!(seconds >= least - 0.001 && seconds <= least + 0.2, "{piece}: {taken} bytes in {seconds} s");
+            assert!(
+                seconds >= least - 0.001 && seconds <= least + 0.2,
+                "{piece}: {taken} bytes in {seconds} s"
+            );
         }
     }
 

@@ -42,32 +42,59 @@ struct Candidate {
 
 impl Master {
     /// Remembers a refused key. Being read again makes it fresh.
-    pub(crate) fn remember(&mut self, now: Instant, id: ObjectId, reason: Reason, place: ChainPlace) {
+    pub(crate) fn remember(
+        &mut self,
+        now: Instant,
+        id: ObjectId,
+        reason: Reason,
+        place: ChainPlace,
+    ) {
         let promotion = &self.config.promotion;
         let candidates = &mut self.promotions.candidates.of;
         if !candidates.contains_key(&id) && candidates.len() >= promotion.candidates_limit {
             self.metrics.promotion.candidate_dropped_limit += 1;
             return;
         }
-        if candidates.insert(id, Candidate { seen: now, retries: 0, reason, place }).is_none() {
+        if candidates
+            .insert(
+                id,
+                Candidate {
+                    seen: now,
+                    retries: 0,
+                    reason,
+                    place,
+                },
+            )
+            .is_none()
+        {
             self.metrics.promotion.candidate_recorded += 1;
         }
         self.metrics.promotion.candidates = candidates.len() as u64;
-        self.due.set(Due::Candidate(id), now + promotion.backoff_first);
+        self.due
+            .set(Due::Candidate(id), now + promotion.backoff_first);
         self.catalog.object_mut(id).mark(Aside::Candidate);
     }
 
     /// Remembers a key that was admitted and then found no room: another of its retries, not a fresh start.
-    pub(crate) fn remember_again(&mut self, now: Instant, id: ObjectId, place: ChainPlace, tried: Option<Tried>) {
+    pub(crate) fn remember_again(
+        &mut self,
+        now: Instant,
+        id: ObjectId,
+        place: ChainPlace,
+        tried: Option<Tried>,
+    ) {
         let most = self.config.promotion.candidate_retries;
         if tried.is_some_and(|tried| tried.retries >= most) {
             self.metrics.promotion.candidate_expired_evaluated += 1;
             return;
         }
         self.remember(now, id, Reason::NoRoom, place);
-        if let (Some(Tried { seen, retries }), Some(candidate)) = (tried, self.promotions.candidates.of.get_mut(&id)) {
+        if let (Some(Tried { seen, retries }), Some(candidate)) =
+            (tried, self.promotions.candidates.of.get_mut(&id))
+        {
             (candidate.seen, candidate.retries) = (seen, retries);
-            self.due.set(Due::Candidate(id), now + self.backoff(retries));
+            self.due
+                .set(Due::Candidate(id), now + self.backoff(retries));
         }
     }
 
@@ -99,7 +126,13 @@ impl Master {
         match self.admit(now, id, heat, place) {
             Admission::Admitted => {
                 self.metrics.promotion.candidate_admitted += 1;
-                self.note_tries(id, Tried { seen, retries: retries + 1 });
+                self.note_tries(
+                    id,
+                    Tried {
+                        seen,
+                        retries: retries + 1,
+                    },
+                );
                 self.forget_candidate(id);
                 self.admit_group(now, id, heat);
             }
@@ -119,7 +152,9 @@ impl Master {
     /// Doubles with each retry, up to the configured most.
     fn backoff(&self, retries: u32) -> Duration {
         let config = &self.config.promotion;
-        let doubled = config.backoff_first.saturating_mul(1u32.checked_shl(retries).unwrap_or(u32::MAX));
+        let doubled = config
+            .backoff_first
+            .saturating_mul(1u32.checked_shl(retries).unwrap_or(u32::MAX));
         doubled.min(config.backoff_max)
     }
 }

@@ -159,7 +159,11 @@ const NONE: u32 = u32::MAX;
 
 impl Catalog {
     pub(crate) fn new() -> Self {
-        Self { index: Index::new(), objects: Slab::new(), replicas: Slab::new() }
+        Self {
+            index: Index::new(),
+            objects: Slab::new(),
+            replicas: Slab::new(),
+        }
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -201,25 +205,40 @@ impl Catalog {
     /// Takes out an object that has no replica left.
     pub(crate) fn take(&mut self, id: ObjectId) -> Object {
         let object = self.objects.remove(id.0);
-        assert!(object.head == NONE, "{:?} is taken out while it has replicas", object.key);
-        assert!(self.index.remove(object.hash, id.0), "every live object is in the index");
+        assert!(
+            object.head == NONE,
+            "{:?} is taken out while it has replicas",
+            object.key
+        );
+        assert!(
+            self.index.remove(object.hash, id.0),
+            "every live object is in the index"
+        );
         object
     }
 
     pub(crate) fn object(&self, id: ObjectId) -> &Object {
-        self.objects.get(id.0).expect("object numbers are held by live objects only")
+        self.objects
+            .get(id.0)
+            .expect("object numbers are held by live objects only")
     }
 
     pub(crate) fn object_mut(&mut self, id: ObjectId) -> &mut Object {
-        self.objects.get_mut(id.0).expect("object numbers are held by live objects only")
+        self.objects
+            .get_mut(id.0)
+            .expect("object numbers are held by live objects only")
     }
 
     pub(crate) fn replica(&self, id: ReplicaId) -> &Replica {
-        self.replicas.get(id.0).expect("replica numbers are held by live replicas only")
+        self.replicas
+            .get(id.0)
+            .expect("replica numbers are held by live replicas only")
     }
 
     pub(crate) fn replica_mut(&mut self, id: ReplicaId) -> &mut Replica {
-        self.replicas.get_mut(id.0).expect("replica numbers are held by live replicas only")
+        self.replicas
+            .get_mut(id.0)
+            .expect("replica numbers are held by live replicas only")
     }
 
     pub(crate) fn is_object(&self, id: ObjectId) -> bool {
@@ -236,7 +255,10 @@ impl Catalog {
 
     pub(crate) fn take_replica(&mut self, id: ReplicaId) -> Replica {
         let replica = self.replicas.remove(id.0);
-        assert!(replica.object == NONE && replica.refs == 0, "a replica goes when nobody holds it: {replica:?}");
+        assert!(
+            replica.object == NONE && replica.refs == 0,
+            "a replica goes when nobody holds it: {replica:?}"
+        );
         replica
     }
 
@@ -268,27 +290,43 @@ impl Catalog {
     }
 
     pub(crate) fn replicas(&self, id: ObjectId) -> Replicas<'_> {
-        Replicas { catalog: self, next: self.object(id).head }
+        Replicas {
+            catalog: self,
+            next: self.object(id).head,
+        }
     }
 
     /// Objects from number `from` on, at most `step` numbers of them, with the number to go on from.
-    pub(crate) fn scan(&self, from: u32, step: usize) -> (impl Iterator<Item = (ObjectId, &Object)>, Option<u32>) {
+    pub(crate) fn scan(
+        &self,
+        from: u32,
+        step: usize,
+    ) -> (impl Iterator<Item = (ObjectId, &Object)>, Option<u32>) {
         let end = self.objects.end().min(from.saturating_add(step as u32));
         let found = (from..end).filter_map(|id| Some((ObjectId(id), self.objects.get(id)?)));
         (found, (end < self.objects.end()).then_some(end))
     }
 
     pub(crate) fn objects(&self) -> impl Iterator<Item = (ObjectId, &Object)> {
-        self.objects.iter().map(|(id, object)| (ObjectId(id), object))
+        self.objects
+            .iter()
+            .map(|(id, object)| (ObjectId(id), object))
     }
 
     pub(crate) fn all_replicas(&self) -> impl Iterator<Item = (ReplicaId, &Replica)> {
-        self.replicas.iter().map(|(id, replica)| (ReplicaId(id), replica))
+        self.replicas
+            .iter()
+            .map(|(id, replica)| (ReplicaId(id), replica))
     }
 
     /// Reads ahead what look-ups of these keys will need, one kind of it at a time: the cache misses of many keys then
     /// pass together, where one look-up after the other would wait for each. Tells `more` of the likely replicas.
-    pub(crate) fn warm(&self, links: &[Link], ids: &mut Vec<u32>, mut more: impl FnMut(&Replica) -> u64) {
+    pub(crate) fn warm(
+        &self,
+        links: &[Link],
+        ids: &mut Vec<u32>,
+        mut more: impl FnMut(&Replica) -> u64,
+    ) {
         let mut seen = 0;
         if links.len() > 1 {
             for link in links {
@@ -296,11 +334,21 @@ impl Catalog {
             }
         }
         ids.clear();
-        ids.extend(links.iter().filter_map(|link| self.index.find(link.hash, |_| true)));
+        ids.extend(
+            links
+                .iter()
+                .filter_map(|link| self.index.find(link.hash, |_| true)),
+        );
         for id in &*ids {
-            seen ^= self.objects.get(*id).map_or(0, |object| object.lease.as_nanos());
+            seen ^= self
+                .objects
+                .get(*id)
+                .map_or(0, |object| object.lease.as_nanos());
             // An object and its only replica mostly have the same number, because they come and go together.
-            seen ^= self.replicas.get(*id).map_or(0, |replica| u64::from(replica.slot));
+            seen ^= self
+                .replicas
+                .get(*id)
+                .map_or(0, |replica| u64::from(replica.slot));
         }
         for id in &*ids {
             seen ^= self.replicas.get(*id).map_or(0, &mut more);
@@ -314,7 +362,10 @@ impl Catalog {
     /// Memory of table, objects and replicas, with the reference counts that stand before each key's bytes.
     pub(crate) fn overhead_bytes(&self) -> usize {
         let counts = self.objects.len() * 2 * size_of::<usize>();
-        self.index.overhead_bytes() + counts + self.objects.overhead_bytes() + self.replicas.overhead_bytes()
+        self.index.overhead_bytes()
+            + counts
+            + self.objects.overhead_bytes()
+            + self.replicas.overhead_bytes()
     }
 }
 
@@ -342,20 +393,28 @@ mod tests {
     #[test]
     fn an_object_and_a_replica_are_small() {
         assert_eq!((size_of::<Object>(), size_of::<Option<Object>>()), (72, 72));
-        assert_eq!((size_of::<Replica>(), size_of::<Option<Replica>>()), (28, 28));
+        assert_eq!(
+            (size_of::<Replica>(), size_of::<Option<Replica>>()),
+            (28, 28)
+        );
     }
 
     #[test]
     fn replicas_come_and_go_in_any_order() {
         let mut catalog = Catalog::new();
         let object = catalog.add(TenantIndex(0), Key::new(b"a").unwrap(), 7);
-        let ids: Vec<_> = (0..3).map(|n| catalog.add_replica(Replica::new(SegmentIndex(n), 0, 0))).collect();
+        let ids: Vec<_> = (0..3)
+            .map(|n| catalog.add_replica(Replica::new(SegmentIndex(n), 0, 0)))
+            .collect();
         for id in &ids {
             catalog.attach(object, *id);
         }
         for (gone, left) in [(1, vec![2, 0]), (0, vec![2]), (2, vec![])] {
             catalog.detach(ids[gone]);
-            let segments: Vec<u16> = catalog.replicas(object).map(|(_, replica)| replica.segment.0).collect();
+            let segments: Vec<u16> = catalog
+                .replicas(object)
+                .map(|(_, replica)| replica.segment.0)
+                .collect();
             assert_eq!(segments, left);
         }
         assert!(!catalog.object(object).has_replicas());

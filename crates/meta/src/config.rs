@@ -226,7 +226,9 @@ pub struct Limits {
 #[derive(Clone, Debug, Error, PartialEq)]
 pub enum ConfigWarning {
     /// Promotion needs something on SSD.
-    #[error("promotion on hit is on, but it does nothing: offload is off, so nothing is ever on SSD")]
+    #[error(
+        "promotion on hit is on, but it does nothing: offload is off, so nothing is ever on SSD"
+    )]
     PromotionWithoutOffload,
     /// The sketch counts to 255.
     #[error("promotion threshold {given} is not between 1 and 255: {used} is used")]
@@ -361,25 +363,65 @@ impl MasterConfig {
         let given = self.promotion.threshold;
         self.promotion.threshold = given.clamp(1, 255);
         if self.promotion.threshold != given {
-            warnings.push(ConfigWarning::ThresholdClamped { given, used: self.promotion.threshold });
+            warnings.push(ConfigWarning::ThresholdClamped {
+                given,
+                used: self.promotion.threshold,
+            });
         }
         let mut clamp = |option, value: &mut f64, low: f64, high: f64| {
-            let used = if value.is_nan() { high } else { value.clamp(low, high) };
+            let used = if value.is_nan() {
+                high
+            } else {
+                value.clamp(low, high)
+            };
             if used != *value {
-                warnings.push(ConfigWarning::Clamped { option, given: *value, used });
+                warnings.push(ConfigWarning::Clamped {
+                    option,
+                    given: *value,
+                    used,
+                });
                 *value = used;
             }
         };
         let eviction = &mut self.eviction;
-        clamp("eviction.high_watermark", &mut eviction.high_watermark, 0.01, 1.0);
-        clamp("eviction.low_watermark", &mut eviction.low_watermark, 0.0, eviction.high_watermark);
-        clamp("eviction.disk_high_watermark", &mut eviction.disk_high_watermark, 0.01, 1.0);
-        clamp("eviction.disk_low_watermark", &mut eviction.disk_low_watermark, 0.0, eviction.disk_high_watermark);
-        clamp("promotion.watermark", &mut self.promotion.watermark, 0.0, eviction.high_watermark);
+        clamp(
+            "eviction.high_watermark",
+            &mut eviction.high_watermark,
+            0.01,
+            1.0,
+        );
+        clamp(
+            "eviction.low_watermark",
+            &mut eviction.low_watermark,
+            0.0,
+            eviction.high_watermark,
+        );
+        clamp(
+            "eviction.disk_high_watermark",
+            &mut eviction.disk_high_watermark,
+            0.01,
+            1.0,
+        );
+        clamp(
+            "eviction.disk_low_watermark",
+            &mut eviction.disk_low_watermark,
+            0.0,
+            eviction.disk_high_watermark,
+        );
+        clamp(
+            "promotion.watermark",
+            &mut self.promotion.watermark,
+            0.0,
+            eviction.high_watermark,
+        );
         clamp("offload.cap_ratio", &mut self.offload.cap_ratio, 0.0, 1.0);
         let mut at_least_one = |option, value: &mut usize| {
             if *value == 0 {
-                warnings.push(ConfigWarning::Clamped { option, given: 0.0, used: 1.0 });
+                warnings.push(ConfigWarning::Clamped {
+                    option,
+                    given: 0.0,
+                    used: 1.0,
+                });
                 *value = 1;
             }
         };
@@ -402,10 +444,26 @@ mod tests {
     #[test]
     fn r10_ineffective_and_clamped_promotion_options_are_warned_about() {
         let check = |threshold: u32, mode: OffloadMode, used: u32, count: usize| {
-            let promotion = Promotion { on_hit: OnHit::Promote, threshold, ..Promotion::default() };
-            let offload = Offload { mode, ..Offload::default() };
-            let (config, warnings) = MasterConfig { promotion, offload, ..MasterConfig::default() }.checked();
-            assert_eq!((config.promotion.threshold, warnings.len()), (used, count), "{warnings:?}");
+            let promotion = Promotion {
+                on_hit: OnHit::Promote,
+                threshold,
+                ..Promotion::default()
+            };
+            let offload = Offload {
+                mode,
+                ..Offload::default()
+            };
+            let (config, warnings) = MasterConfig {
+                promotion,
+                offload,
+                ..MasterConfig::default()
+            }
+            .checked();
+            assert_eq!(
+                (config.promotion.threshold, warnings.len()),
+                (used, count),
+                "{warnings:?}"
+            );
         };
         check(2, OffloadMode::OnEvict, 2, 0);
         check(0, OffloadMode::OnEvict, 1, 1);
@@ -416,8 +474,16 @@ mod tests {
 
     #[test]
     fn watermarks_are_put_in_order() {
-        let eviction = Eviction { high_watermark: 0.5, low_watermark: 0.9, ..Eviction::default() };
-        let (config, warnings) = MasterConfig { eviction, ..MasterConfig::default() }.checked();
+        let eviction = Eviction {
+            high_watermark: 0.5,
+            low_watermark: 0.9,
+            ..Eviction::default()
+        };
+        let (config, warnings) = MasterConfig {
+            eviction,
+            ..MasterConfig::default()
+        }
+        .checked();
         assert!(config.eviction.low_watermark <= 0.5 && config.promotion.watermark <= 0.5);
         assert_eq!(warnings.len(), 2);
     }

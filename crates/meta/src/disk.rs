@@ -14,7 +14,10 @@ impl Master {
     /// The node has said everything. `highest` is the newest version that its log remembers, of records that are gone
     /// too: a put under an older one would be dead on arrival, killed by a tombstone that it never had.
     pub(crate) fn announced(&mut self, node: NodeId, segment: SegmentId, highest: Version) {
-        let known = self.segments.find(segment).is_some_and(|index| self.segments.at(index).node == node);
+        let known = self
+            .segments
+            .find(segment)
+            .is_some_and(|index| self.segments.at(index).node == node);
         if known {
             self.start_above(highest);
             self.owed.end(node);
@@ -22,8 +25,16 @@ impl Master {
     }
 
     /// Takes a part of a node's SSD into the catalog.
-    pub(crate) fn announce(&mut self, now: Instant, node: NodeId, segment: SegmentId, entries: &[ReportedEntry]) {
-        let Some(index) = self.segments.find(segment) else { return };
+    pub(crate) fn announce(
+        &mut self,
+        now: Instant,
+        node: NodeId,
+        segment: SegmentId,
+        entries: &[ReportedEntry],
+    ) {
+        let Some(index) = self.segments.find(segment) else {
+            return;
+        };
         let owner = self.segments.at(index).node;
         if owner != node || self.segments.at(index).disk().is_none() {
             return;
@@ -37,7 +48,9 @@ impl Master {
                 Adopted::Known => {}
                 Adopted::Stale => {
                     self.metrics.records_stale += 1;
-                    let hash = self.tenants.hash_of(&reported.entry.tenant, &reported.entry.key);
+                    let hash = self
+                        .tenants
+                        .hash_of(&reported.entry.tenant, &reported.entry.key);
                     self.drop_record(index, hash, reported.entry.clone(), None);
                 }
             }
@@ -52,16 +65,34 @@ impl Master {
         self.segments.at(fresh.segment).holds(fresh.slot)
     }
 
-    fn adopt(&mut self, now: Instant, node: NodeId, index: SegmentIndex, reported: &ReportedEntry) -> Adopted {
-        let ReportedEntry { entry, bytes, checksum } = reported;
+    fn adopt(
+        &mut self,
+        now: Instant,
+        node: NodeId,
+        index: SegmentIndex,
+        reported: &ReportedEntry,
+    ) -> Adopted {
+        let ReportedEntry {
+            entry,
+            bytes,
+            checksum,
+        } = reported;
         let record = record_bytes(*bytes);
         let hash = self.tenants.hash_of(&entry.tenant, &entry.key);
-        let fits = *bytes > 0 && self.segments.at(index).disk().is_some_and(|disk| record <= disk.capacity);
-        let dead = self.owed.is_dead(node, hash, entry) || self.drops.is_pending(hash, entry.version, index);
+        let fits = *bytes > 0
+            && self
+                .segments
+                .at(index)
+                .disk()
+                .is_some_and(|disk| record <= disk.capacity);
+        let dead = self.owed.is_dead(node, hash, entry)
+            || self.drops.is_pending(hash, entry.version, index);
         if dead || !fits || entry.version == Version(0) {
             return Adopted::Stale;
         }
-        let Some(tenant) = self.tenants.find_or_add(&entry.tenant) else { return Adopted::Stale };
+        let Some(tenant) = self.tenants.find_or_add(&entry.tenant) else {
+            return Adopted::Stale;
+        };
         let found = self.catalog.find(tenant, &entry.key, hash);
         let standing = found.filter(|id| self.catalog.object(*id).has_replicas());
         if let Some(id) = standing {
@@ -94,26 +125,40 @@ impl Master {
         }
         (object.version, object.bytes, object.checksum) = (entry.version, *bytes, *checksum);
         self.tenants.charge(tenant, Ledger::Disk, record);
-        self.segments.at_mut(index).disk_mut().expect("checked by the caller").live += record;
+        self.segments
+            .at_mut(index)
+            .disk_mut()
+            .expect("checked by the caller")
+            .live += record;
         Adopted::New(self.add_disk_replica(id, index, None))
     }
 
     fn replica_on(&self, id: ObjectId, index: SegmentIndex) -> Option<ReplicaId> {
-        self.catalog.replicas(id).find(|(_, replica)| replica.segment == index).map(|(replica, _)| replica)
+        self.catalog
+            .replicas(id)
+            .find(|(_, replica)| replica.segment == index)
+            .map(|(replica, _)| replica)
     }
 
     /// Records turned out unreadable: their replicas go, and what promised to read them.
     pub(crate) fn lost(&mut self, now: Instant, node: NodeId, entries: &[DiskEntry]) {
-        let Some(index) = self.segments.disk_of(node) else { return };
+        let Some(index) = self.segments.disk_of(node) else {
+            return;
+        };
         for entry in entries {
             let hash = self.tenants.hash_of(&entry.tenant, &entry.key);
             let tenant = self.tenants.find_exact(&entry.tenant);
-            let Some(id) = tenant.and_then(|tenant| self.catalog.find(tenant, &entry.key, hash)) else { continue };
+            let Some(id) = tenant.and_then(|tenant| self.catalog.find(tenant, &entry.key, hash))
+            else {
+                continue;
+            };
             if self.catalog.object(id).version != entry.version {
                 continue;
             }
             self.shed(hash, entry);
-            let Some(replica) = self.replica_on(id, index) else { continue };
+            let Some(replica) = self.replica_on(id, index) else {
+                continue;
+            };
             self.metrics.records_lost += 1;
             self.cancel_promotions_from(now, replica);
             self.discard(now, replica, Why::Removed);
@@ -122,7 +167,9 @@ impl Master {
     }
 
     pub(crate) fn disk_state(&mut self, now: Instant, node: NodeId, state: &DiskState) {
-        let Some(index) = self.segments.disk_of(node) else { return };
+        let Some(index) = self.segments.disk_of(node) else {
+            return;
+        };
         let segment = self.segments.at_mut(index);
         let disk = segment.disk_mut().expect("found as SSD");
         (disk.accepting, disk.pressure) = (state.accepting, state.pressure);

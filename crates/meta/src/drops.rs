@@ -58,7 +58,11 @@ struct Rule {
 
 impl Owed {
     pub(crate) fn new(limit: usize, nodes: usize) -> Self {
-        Self { away: BTreeMap::new(), limit, nodes }
+        Self {
+            away: BTreeMap::new(),
+            limit,
+            nodes,
+        }
     }
 
     /// From now on removals are remembered for this node.
@@ -93,26 +97,46 @@ impl Owed {
     }
 
     /// Versions up to this one of all matching keys are dead.
-    pub(crate) fn matching(&mut self, tenant: Option<&Tenant>, pattern: Option<&Regex>, up_to: Version) {
+    pub(crate) fn matching(
+        &mut self,
+        tenant: Option<&Tenant>,
+        pattern: Option<&Regex>,
+        up_to: Version,
+    ) {
         for away in self.away.values_mut() {
             if away.rules.len() >= RULES_MAX {
                 away.give_up(up_to);
                 continue;
             }
-            away.rules.push(Rule { tenant: tenant.cloned(), pattern: pattern.cloned(), up_to });
+            away.rules.push(Rule {
+                tenant: tenant.cloned(),
+                pattern: pattern.cloned(),
+                up_to,
+            });
         }
     }
 
     /// Whether a record that this node announces was removed or replaced while nobody could tell the node.
     pub(crate) fn is_dead(&self, node: NodeId, hash: u64, entry: &DiskEntry) -> bool {
-        let Some(away) = self.away.get(&node) else { return false };
+        let Some(away) = self.away.get(&node) else {
+            return false;
+        };
         let by_rule = |rule: &Rule| {
             entry.version <= rule.up_to
-                && rule.tenant.as_ref().is_none_or(|tenant| *tenant == entry.tenant)
-                && rule.pattern.as_ref().is_none_or(|pattern| pattern.is_match(entry.key.as_bytes()))
+                && rule
+                    .tenant
+                    .as_ref()
+                    .is_none_or(|tenant| *tenant == entry.tenant)
+                && rule
+                    .pattern
+                    .as_ref()
+                    .is_none_or(|pattern| pattern.is_match(entry.key.as_bytes()))
         };
         entry.version <= away.floor
-            || away.keys.get(&hash).is_some_and(|up_to| entry.version <= *up_to)
+            || away
+                .keys
+                .get(&hash)
+                .is_some_and(|up_to| entry.version <= *up_to)
             || away.rules.iter().any(by_rule)
     }
 }
@@ -130,15 +154,31 @@ const RULES_MAX: usize = 64;
 
 impl Master {
     /// Orders a record to be dropped; the waiter's answer waits for it.
-    pub(crate) fn drop_record(&mut self, segment: SegmentIndex, hash: u64, entry: DiskEntry, waiter: Option<Waiter>) {
+    pub(crate) fn drop_record(
+        &mut self,
+        segment: SegmentIndex,
+        hash: u64,
+        entry: DiskEntry,
+        waiter: Option<Waiter>,
+    ) {
         let waiter = waiter.filter(|_| !planted(Planted::RemoveBeforeDropped));
-        let waiters: Vec<Waiter> = waiter.into_iter().map(|waiter| self.acks.wait(waiter)).collect();
+        let waiters: Vec<Waiter> = waiter
+            .into_iter()
+            .map(|waiter| self.acks.wait(waiter))
+            .collect();
         self.shed(hash, &entry);
         let node = self.segments.at(segment).node;
-        let pending = self.drops.pending.entry((hash, entry.version, segment)).or_insert_with(|| {
-            self.outbox.drop(node, entry.clone());
-            PendingDrop { entry, waiters: Vec::new() }
-        });
+        let pending = self
+            .drops
+            .pending
+            .entry((hash, entry.version, segment))
+            .or_insert_with(|| {
+                self.outbox.drop(node, entry.clone());
+                PendingDrop {
+                    entry,
+                    waiters: Vec::new(),
+                }
+            });
         pending.waiters.extend(waiters);
     }
 
@@ -156,19 +196,27 @@ impl Master {
         if planted(Planted::RemoveBeforeDropped) {
             return;
         }
-        let range = (hash, Version(0), SegmentIndex(0))..=(hash, Version(u64::MAX), SegmentIndex(u16::MAX));
+        let range =
+            (hash, Version(0), SegmentIndex(0))..=(hash, Version(u64::MAX), SegmentIndex(u16::MAX));
         for (_, drop) in self.drops.pending.range_mut(range) {
-            if drop.entry.key == *key && drop.entry.tenant == *tenant && !drop.waiters.contains(&waiter) {
+            if drop.entry.key == *key
+                && drop.entry.tenant == *tenant
+                && !drop.waiters.contains(&waiter)
+            {
                 drop.waiters.push(self.acks.wait(waiter));
             }
         }
     }
 
     pub(crate) fn dropped(&mut self, now: Instant, node: NodeId, entries: &[DiskEntry]) {
-        let Some(segment) = self.segments.disk_of(node) else { return };
+        let Some(segment) = self.segments.disk_of(node) else {
+            return;
+        };
         for entry in entries {
             let hash = self.tenants.hash_of(&entry.tenant, &entry.key);
-            let Some(drop) = self.drops.pending.remove(&(hash, entry.version, segment)) else { continue };
+            let Some(drop) = self.drops.pending.remove(&(hash, entry.version, segment)) else {
+                continue;
+            };
             self.metrics.records_dropped += 1;
             for waiter in drop.waiters {
                 self.settle(waiter.ack);
@@ -180,12 +228,19 @@ impl Master {
     /// The node that was to drop records is gone. Who waits is told that it is not done; the node is told again when
     /// it comes back.
     pub(crate) fn lose_drops(&mut self, segment: SegmentIndex) {
-        let lost: Vec<_> = self.drops.pending.keys().filter(|(.., at)| *at == segment).copied().collect();
+        let lost: Vec<_> = self
+            .drops
+            .pending
+            .keys()
+            .filter(|(.., at)| *at == segment)
+            .copied()
+            .collect();
         for key in lost {
             let drop = self.drops.pending.remove(&key).expect("found above");
             self.owed.key(key.0, key.1);
             for waiter in drop.waiters {
-                self.acks.fail(waiter, ErrorCode::UnavailableInCurrentStatus);
+                self.acks
+                    .fail(waiter, ErrorCode::UnavailableInCurrentStatus);
                 self.settle(waiter.ack);
             }
         }
@@ -208,7 +263,12 @@ impl Master {
 
 impl Master {
     /// Lets the waiter wait for every drop under way that a removal of many covers.
-    pub(crate) fn await_all_drops(&mut self, tenant: Option<&Tenant>, pattern: Option<&Regex>, waiter: Waiter) {
+    pub(crate) fn await_all_drops(
+        &mut self,
+        tenant: Option<&Tenant>,
+        pattern: Option<&Regex>,
+        waiter: Waiter,
+    ) {
         for drop in self.drops.pending.values_mut() {
             let entry = &drop.entry;
             let covered = tenant.is_none_or(|tenant| *tenant == entry.tenant)

@@ -12,7 +12,10 @@ pub(crate) struct Deadlines<K> {
 
 impl<K: Copy + Ord + Hash> Deadlines<K> {
     pub(crate) fn new() -> Self {
-        Self { queue: BTreeSet::new(), of: Map::default() }
+        Self {
+            queue: BTreeSet::new(),
+            of: Map::default(),
+        }
     }
 
     /// Sets the deadline of `key`, in place of the one it had.
@@ -70,7 +73,10 @@ mod tests {
         due.set('b', at(3));
         due.set('a', at(1));
         assert_eq!((due.next(), due.pop(at(0))), (Some(at(1)), None));
-        assert_eq!((due.pop(at(9)), due.pop(at(9)), due.pop(at(9))), (Some('a'), Some('b'), None));
+        assert_eq!(
+            (due.pop(at(9)), due.pop(at(9)), due.pop(at(9))),
+            (Some('a'), Some('b'), None)
+        );
         due.set('c', at(1));
         due.cancel('c');
         assert_eq!((due.next(), due.len()), (None, 0));

@@ -13,7 +13,11 @@ use crate::put::ChainPlace;
 impl Master {
     /// Gate 2: whether the read of an object that is on SSD only earns it a copy in memory.
     pub(crate) fn has_earned(&mut self, now: Instant, id: ObjectId, heat: u8) -> bool {
-        let Promotion { admission, threshold, .. } = self.config.promotion;
+        let Promotion {
+            admission,
+            threshold,
+            ..
+        } = self.config.promotion;
         let metrics = &mut self.metrics.promotion;
         match admission {
             PromotionAdmission::Frequency if u32::from(heat) >= threshold => true,
@@ -22,8 +26,10 @@ impl Master {
                 false
             }
             PromotionAdmission::Index => {
-                let kept =
-                    self.sources(id).iter().any(|(source, node)| self.memory_would_keep(now, id, *source, *node));
+                let kept = self
+                    .sources(id)
+                    .iter()
+                    .any(|(source, node)| self.memory_would_keep(now, id, *source, *node));
                 self.metrics.promotion.rejected_index += u64::from(!kept);
                 kept
             }
@@ -31,11 +37,25 @@ impl Master {
     }
 
     /// Whether a memory segment of the node has room, or would keep the object longer than something that it holds.
-    fn memory_would_keep(&mut self, now: Instant, id: ObjectId, source: ReplicaId, node: NodeId) -> bool {
+    fn memory_would_keep(
+        &mut self,
+        now: Instant,
+        id: ObjectId,
+        source: ReplicaId,
+        node: NodeId,
+    ) -> bool {
         let object = self.catalog.object(id);
-        let link = Link { hash: object.hash, slot: None, bytes: object.bytes };
+        let link = Link {
+            hash: object.hash,
+            slot: None,
+            bytes: object.bytes,
+        };
         let record = *self.catalog.replica(source);
-        let standing = self.segments.at(record.segment).policy.standing(now, Slot(record.slot));
+        let standing = self
+            .segments
+            .at(record.segment)
+            .policy
+            .standing(now, Slot(record.slot));
         self.segments.of_node(node).into_iter().any(|index| {
             let low = self.marks(index).1;
             let segment = self.segments.at_mut(index);
@@ -55,7 +75,11 @@ impl Master {
         if !object.is(Aside::Group) {
             return;
         }
-        let members: Vec<ObjectId> = self.groups.members(object.tenant, id).filter(|member| *member != id).collect();
+        let members: Vec<ObjectId> = self
+            .groups
+            .members(object.tenant, id)
+            .filter(|member| *member != id)
+            .collect();
         for member in members {
             if !self.catalog.is_object(member) || !self.catalog.object(member).has_replicas() {
                 continue;

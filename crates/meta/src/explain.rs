@@ -34,11 +34,15 @@ impl Master {
     /// a read nor a lease.
     #[must_use]
     pub fn explain(&self, now: Instant, tenant: &Tenant, key: &Key) -> Option<Vec<Opinion>> {
-        let object = self.find(tenant, key).filter(|id| self.catalog.object(*id).has_replicas())?;
+        let object = self
+            .find(tenant, key)
+            .filter(|id| self.catalog.object(*id).has_replicas())?;
         let mut opinions = Vec::new();
         for (_, replica) in self.catalog.replicas(object) {
             opinions.push(self.opinion(now, replica.segment, Slot(replica.slot), Held::Here));
-            if let (Some(below), Some(slot)) = (self.segments.at(replica.segment).below, replica.prospect()) {
+            if let (Some(below), Some(slot)) =
+                (self.segments.at(replica.segment).below, replica.prospect())
+            {
                 opinions.push(self.opinion(now, below, slot, Held::Above));
             }
         }
@@ -49,6 +53,11 @@ impl Master {
     fn opinion(&self, now: Instant, index: SegmentIndex, slot: Slot, held: Held) -> Opinion {
         let segment = self.segments.at(index);
         let policy = &segment.policy;
-        Opinion { kind: segment.kind(), held, policy: policy.name(), explanation: policy.explain(now, slot) }
+        Opinion {
+            kind: segment.kind(),
+            held,
+            policy: policy.name(),
+            explanation: policy.explain(now, slot),
+        }
     }
 }

@@ -1,7 +1,9 @@
 //! Reading: where objects are, and what a read means to leases, policies and promotion.
 
 use slackwater_base::Instant;
-use slackwater_wire::{ErrorCode, Exists, Get, GetEnd, Hold, Key, Lookup, Object, ReplicaAt, Reply};
+use slackwater_wire::{
+    ErrorCode, Exists, Get, GetEnd, Hold, Key, Lookup, Object, ReplicaAt, Reply,
+};
 
 use crate::catalog::{Aside, ObjectId, Replica, ReplicaId, SegmentIndex, TenantIndex};
 use crate::evict::{Link, Slot, Walk};
@@ -28,7 +30,11 @@ pub(crate) struct Reading {
 impl Reading {
     fn begin(&mut self, hashes: impl Iterator<Item = u64>) {
         self.links.clear();
-        self.links.extend(hashes.map(|hash| Link { hash, slot: None, bytes: 0 }));
+        self.links.extend(hashes.map(|hash| Link {
+            hash,
+            slot: None,
+            bytes: 0,
+        }));
         self.resident.clear();
         self.cold.clear();
     }
@@ -57,7 +63,10 @@ impl Master {
                 break;
             }
         }
-        let found = answers.iter().take_while(|answer| matches!(answer, Lookup::Found(_))).count() as u32;
+        let found = answers
+            .iter()
+            .take_while(|answer| matches!(answer, Lookup::Found(_)))
+            .count() as u32;
         answers.resize(get.keys.len(), Lookup::Missing);
         let place = self.chain_start(tenant, &get.chain);
         self.tell_policies(now, &mut reading, place, found);
@@ -68,11 +77,14 @@ impl Master {
 
     /// Starts the cache misses of all keys before the first of them is waited for.
     fn warm(&self, reading: &mut Reading) {
-        self.catalog.warm(&reading.links, &mut reading.ids, |replica| {
-            let segment = self.segments.at(replica.segment);
-            let extent = segment.memory().map_or(0, |memory| memory.extents.warm(replica.piece));
-            extent ^ segment.policy.warm(Slot(replica.slot))
-        });
+        self.catalog
+            .warm(&reading.links, &mut reading.ids, |replica| {
+                let segment = self.segments.at(replica.segment);
+                let extent = segment
+                    .memory()
+                    .map_or(0, |memory| memory.extents.warm(replica.piece));
+                extent ^ segment.policy.warm(Slot(replica.slot))
+            });
     }
 
     fn look_up(
@@ -84,14 +96,17 @@ impl Master {
         reading: &mut Reading,
     ) -> Lookup {
         let link = &mut reading.links[at];
-        let Some(id) = self.catalog.find(tenant, key, link.hash) else { return Lookup::Missing };
+        let Some(id) = self.catalog.find(tenant, key, link.hash) else {
+            return Lookup::Missing;
+        };
         let object = self.catalog.object(id);
         if !object.has_replicas() {
             return Lookup::NotReady;
         }
         link.bytes = object.bytes;
         let answer = self.read(now, caller, id, hold, at as u32, &mut reading.resident);
-        if matches!(&answer, Lookup::Found(object) if matches!(object.replicas[0], ReplicaAt::Disk { .. })) {
+        if matches!(&answer, Lookup::Found(object) if matches!(object.replicas[0], ReplicaAt::Disk { .. }))
+        {
             reading.cold.push((id, at as u32));
         }
         answer
@@ -101,10 +116,14 @@ impl Master {
     fn wanted_too(&self, tenant: TenantIndex, keys: &[Key], from: usize, reading: &mut Reading) {
         for (at, key) in keys.iter().enumerate().skip(from) {
             let link = &mut reading.links[at];
-            let Some(id) = self.catalog.find(tenant, key, link.hash) else { continue };
+            let Some(id) = self.catalog.find(tenant, key, link.hash) else {
+                continue;
+            };
             link.bytes = self.catalog.object(id).bytes;
             let replicas = self.catalog.replicas(id);
-            let known = |(_, facts): (ReplicaId, &Replica)| known_to(self.segments.at(facts.segment), facts, at as u32);
+            let known = |(_, facts): (ReplicaId, &Replica)| {
+                known_to(self.segments.at(facts.segment), facts, at as u32)
+            };
             reading.resident.extend(replicas.flat_map(known));
         }
     }
@@ -147,12 +166,18 @@ impl Master {
                     if in_memory == 0 {
                         first = Some(replica);
                     }
-                    replicas.insert(in_memory, ReplicaAt::Memory(segment.reference(segment.extent(facts.piece))));
+                    replicas.insert(
+                        in_memory,
+                        ReplicaAt::Memory(segment.reference(segment.extent(facts.piece))),
+                    );
                     in_memory += 1;
                 }
                 Medium::Disk(_) => {
                     first = first.or(Some(replica));
-                    replicas.push(ReplicaAt::Disk { node: segment.node, segment: segment.id });
+                    replicas.push(ReplicaAt::Disk {
+                        node: segment.node,
+                        segment: segment.id,
+                    });
                 }
             }
         }
@@ -175,7 +200,8 @@ impl Master {
             object.lease = after_read(object.lease, now, ttl);
             if object.is(Aside::Group) {
                 let (tenant, own) = (object.tenant, object.lease);
-                self.groups.renew(tenant, id, own, |lease| after_read(lease, now, ttl));
+                self.groups
+                    .renew(tenant, id, own, |lease| after_read(lease, now, ttl));
             }
         }
         if self.tenants.is_on() {
@@ -194,24 +220,42 @@ impl Master {
 
     fn touch_replicas(&mut self, id: ObjectId) {
         let tenant = self.catalog.object(id).tenant;
-        let replicas: Vec<(ReplicaId, SegmentIndex)> =
-            self.catalog.replicas(id).map(|(replica, facts)| (replica, facts.segment)).collect();
+        let replicas: Vec<(ReplicaId, SegmentIndex)> = self
+            .catalog
+            .replicas(id)
+            .map(|(replica, facts)| (replica, facts.segment))
+            .collect();
         for (replica, segment) in replicas {
-            let ledger = if self.segments.at(segment).memory().is_some() { Ledger::Memory } else { Ledger::Disk };
+            let ledger = if self.segments.at(segment).memory().is_some() {
+                Ledger::Memory
+            } else {
+                Ledger::Disk
+            };
             self.tenants.touch(tenant, ledger, replica);
         }
     }
 
     /// Lets each policy see the walk with its own residents in it.
-    fn tell_policies(&mut self, now: Instant, reading: &mut Reading, place: ChainPlace, found: u32) {
-        let Reading { links, resident, .. } = reading;
+    fn tell_policies(
+        &mut self,
+        now: Instant,
+        reading: &mut Reading,
+        place: ChainPlace,
+        found: u32,
+    ) {
+        let Reading {
+            links, resident, ..
+        } = reading;
         if self.segments.len() > 1 {
             resident.sort_unstable_by_key(|(segment, ..)| *segment);
         }
         let few = self.segments.len() <= SEGMENTS_TOLD;
         let mut rest = resident.as_slice();
         for (index, segment) in self.segments.iter_mut() {
-            let end = rest.iter().position(|(other, ..)| *other != index).unwrap_or(rest.len());
+            let end = rest
+                .iter()
+                .position(|(other, ..)| *other != index)
+                .unwrap_or(rest.len());
             let (mine, others) = rest.split_at(end);
             rest = others;
             if mine.is_empty() && !few {
@@ -253,12 +297,20 @@ impl Master {
         let Some(tenant) = self.tenant(&exists.tenant) else {
             return Reply::Exists(vec![false; exists.keys.len()]);
         };
-        Reply::Exists(exists.keys.iter().map(|key| self.probe(now, tenant, key)).collect())
+        Reply::Exists(
+            exists
+                .keys
+                .iter()
+                .map(|key| self.probe(now, tenant, key))
+                .collect(),
+        )
     }
 
     fn probe(&mut self, now: Instant, tenant: TenantIndex, key: &Key) -> bool {
         let hash = self.tenants.hash(tenant, key);
-        let Some(id) = self.catalog.find(tenant, key, hash) else { return false };
+        let Some(id) = self.catalog.find(tenant, key, hash) else {
+            return false;
+        };
         let ttl = self.config.lease_ttl;
         let object = self.catalog.object_mut(id);
         if !object.has_replicas() {
@@ -267,7 +319,8 @@ impl Master {
         object.lease = after_probe(object.lease, now, ttl);
         if object.is(Aside::Group) {
             let own = object.lease;
-            self.groups.renew(tenant, id, own, |lease| after_probe(lease, now, ttl));
+            self.groups
+                .renew(tenant, id, own, |lease| after_probe(lease, now, ttl));
         }
         true
     }
@@ -281,6 +334,9 @@ fn known_to(
     position: u32,
 ) -> impl Iterator<Item = (SegmentIndex, u32, Slot)> + use<> {
     let own = (replica.segment, position, Slot(replica.slot));
-    let below = segment.below.zip(replica.prospect()).map(|(below, slot)| (below, position, slot));
+    let below = segment
+        .below
+        .zip(replica.prospect())
+        .map(|(below, slot)| (below, position, slot));
     std::iter::once(own).chain(below)
 }

@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use slackwater_base::Instant;
 use slackwater_wire::{
-    Chain, ClientId, Durability, ErrorCode, ExtentRef, Key, PutConfig, PutEntry, PutMode, PutStart, PutStarted, Reply,
+    Chain, ClientId, Durability, ErrorCode, ExtentRef, Key, PutConfig, PutEntry, PutMode, PutStart,
+    PutStarted, Reply,
 };
 
 use crate::catalog::{Aside, ObjectId, Replica, ReplicaId, SegmentIndex, TenantIndex};
@@ -45,27 +46,54 @@ impl Master {
     pub(crate) fn put_start(&mut self, now: Instant, caller: &Caller, start: PutStart) {
         let tenant = match self.put_tenant(&start) {
             Ok(tenant) => tenant,
-            Err(code) => return self.outbox.reply(caller.client, caller.call, Reply::Failed(code)),
+            Err(code) => {
+                return self
+                    .outbox
+                    .reply(caller.client, caller.call, Reply::Failed(code));
+            }
         };
         let mut results = vec![PutStarted::Exists; start.entries.len()];
         let mut entries = self.wanted(tenant, &start.entries, &start.chain);
-        let short = self.grant_all(now, caller, tenant, &start.config, &mut entries, &mut results);
+        let short = self.grant_all(
+            now,
+            caller,
+            tenant,
+            &start.config,
+            &mut entries,
+            &mut results,
+        );
         let Some(short) = short else {
-            return self.outbox.reply(caller.client, caller.call, Reply::PutStart(results));
+            return self
+                .outbox
+                .reply(caller.client, caller.call, Reply::PutStart(results));
         };
-        let wait = start.config.wait.unwrap_or(self.config.put.wait).min(self.config.put.wait_max);
+        let wait = start
+            .config
+            .wait
+            .unwrap_or(self.config.put.wait)
+            .min(self.config.put.wait_max);
         if wait == Duration::ZERO || self.queue.len() >= self.config.put.queue_limit {
             self.metrics.puts_refused += entries.len() as u64;
             if short == Shortage::Space {
                 // It does not wait, but it wants: without room made now the next one would find none either.
-                let (all, first) = (entries.iter().map(|entry| entry.bytes).sum(), entries[0].bytes);
+                let (all, first) = (
+                    entries.iter().map(|entry| entry.bytes).sum(),
+                    entries[0].bytes,
+                );
                 self.make_room(now, all, first);
             }
             return self.give_up(caller, short, entries, results);
         }
         self.metrics.puts_waited += 1;
         let config = start.config;
-        let number = self.queue.enqueue(Waiting { caller: caller.clone(), tenant, config, entries, results, short });
+        let number = self.queue.enqueue(Waiting {
+            caller: caller.clone(),
+            tenant,
+            config,
+            entries,
+            results,
+            short,
+        });
         self.due.set(Due::Wait(number), now + wait);
         if short == Shortage::Space {
             self.make_room(now, self.queue.bytes_wanted(), self.queue.first_bytes());
@@ -79,8 +107,15 @@ impl Master {
         if start.entries.len() > limits.batch_keys || replicas == 0 || replicas > limits.replicas {
             return Err(ErrorCode::InvalidParams);
         }
-        let tenant = self.tenants.find(&start.tenant).ok_or(ErrorCode::TenantNotRegistered)?;
-        if self.tenants.registered(tenant) { Ok(tenant) } else { Err(ErrorCode::TenantNotRegistered) }
+        let tenant = self
+            .tenants
+            .find(&start.tenant)
+            .ok_or(ErrorCode::TenantNotRegistered)?;
+        if self.tenants.registered(tenant) {
+            Ok(tenant)
+        } else {
+            Err(ErrorCode::TenantNotRegistered)
+        }
     }
 
     fn wanted(&self, tenant: TenantIndex, entries: &[PutEntry], chain: &Chain) -> VecDeque<Wanted> {
@@ -88,8 +123,18 @@ impl Master {
         let all = entries.iter().enumerate();
         all.map(|(at, entry)| {
             let hash = self.tenants.hash(tenant, &entry.key);
-            let wanted = Wanted { at, key: entry.key.clone(), hash, bytes: entry.bytes, place };
-            place = ChainPlace { parent: Some(hash), position: place.position.saturating_add(1), ..place };
+            let wanted = Wanted {
+                at,
+                key: entry.key.clone(),
+                hash,
+                bytes: entry.bytes,
+                place,
+            };
+            place = ChainPlace {
+                parent: Some(hash),
+                position: place.position.saturating_add(1),
+                ..place
+            };
             wanted
         })
         .collect()
@@ -97,7 +142,10 @@ impl Master {
 
     pub(crate) fn chain_start(&self, tenant: TenantIndex, chain: &Chain) -> ChainPlace {
         ChainPlace {
-            parent: chain.parent.as_ref().map(|key| self.tenants.hash(tenant, key)),
+            parent: chain
+                .parent
+                .as_ref()
+                .map(|key| self.tenants.hash(tenant, key)),
             position: chain.position,
             hint: chain.hint,
             output_tokens: chain.output_tokens,
@@ -141,7 +189,8 @@ impl Master {
     ) -> Grant {
         let failed = |code| Grant::Decided(PutStarted::Failed(code));
         let found = self.catalog.find(tenant, &wanted.key, wanted.hash);
-        let older = match found.map_or(Ok(Older::None), |object| self.may_put(now, object, config)) {
+        let older = match found.map_or(Ok(Older::None), |object| self.may_put(now, object, config))
+        {
             Ok(older) => older,
             Err(result) => return Grant::Decided(result),
         };
@@ -151,8 +200,14 @@ impl Master {
         if self.queue.is_before(caller) {
             return Grant::Short(Shortage::Space);
         }
-        let charge = self.charge_of(wanted.bytes).saturating_mul(u64::from(config.replicas));
-        if self.tenants.allowed(tenant, Ledger::Memory).is_some_and(|allowed| charge > allowed) {
+        let charge = self
+            .charge_of(wanted.bytes)
+            .saturating_mul(u64::from(config.replicas));
+        if self
+            .tenants
+            .allowed(tenant, Ledger::Memory)
+            .is_some_and(|allowed| charge > allowed)
+        {
             return failed(ErrorCode::TenantQuotaExceeded);
         }
         if let (Older::Stale, Some(object)) = (older, found) {
@@ -211,17 +266,30 @@ impl Master {
         is_new: bool,
     ) -> Result<(), ErrorCode> {
         let limits = &self.config.limits;
-        let memory = || self.segments.iter().filter_map(|(_, segment)| segment.memory());
+        let memory = || {
+            self.segments
+                .iter()
+                .filter_map(|(_, segment)| segment.memory())
+        };
         let largest = memory().map(|memory| memory.extents.books().capacity).max();
-        let members = config.group.map_or(0, |group| self.groups.size((tenant, group)));
-        let no_disk = config.durability == Durability::Disk && self.segments.iter().all(|(_, it)| it.disk().is_none());
+        let members = config
+            .group
+            .map_or(0, |group| self.groups.size((tenant, group)));
+        let no_disk = config.durability == Durability::Disk
+            && self.segments.iter().all(|(_, it)| it.disk().is_none());
         match largest {
             _ if wanted.bytes == 0 => Err(ErrorCode::InvalidParams),
             None => Err(ErrorCode::NoAvailableHandle),
-            Some(largest) if self.charge_of(wanted.bytes) > largest => Err(ErrorCode::InvalidParams),
+            Some(largest) if self.charge_of(wanted.bytes) > largest => {
+                Err(ErrorCode::InvalidParams)
+            }
             _ if no_disk => Err(ErrorCode::UnableOffload),
-            _ if is_new && self.catalog.len() >= limits.objects => Err(ErrorCode::NoAvailableHandle),
-            _ if self.puts.open.len() >= limits.open_puts => Err(ErrorCode::TaskPendingLimitExceeded),
+            _ if is_new && self.catalog.len() >= limits.objects => {
+                Err(ErrorCode::NoAvailableHandle)
+            }
+            _ if self.puts.open.len() >= limits.open_puts => {
+                Err(ErrorCode::TaskPendingLimitExceeded)
+            }
             _ if members >= limits.group_members => Err(ErrorCode::InvalidParams),
             _ => Ok(()),
         }
@@ -229,7 +297,9 @@ impl Master {
 
     /// Bytes that a replica of `bytes` takes in memory.
     pub(crate) fn charge_of(&self, bytes: u64) -> u64 {
-        bytes.checked_next_multiple_of(self.config.granule).unwrap_or(u64::MAX)
+        bytes
+            .checked_next_multiple_of(self.config.granule)
+            .unwrap_or(u64::MAX)
     }
 
     /// Room on up to as many different segments as replicas are asked for; on none when there is no room.
@@ -250,7 +320,9 @@ impl Master {
     pub(crate) fn allocate_on(&mut self, index: SegmentIndex, bytes: u64) -> Option<ReplicaId> {
         let segment = self.segments.at_mut(index);
         let extent = segment.allocate(bytes).ok()?;
-        let id = self.catalog.add_replica(Replica::new(index, 0, extent.slot()));
+        let id = self
+            .catalog
+            .add_replica(Replica::new(index, 0, extent.slot()));
         self.catalog.replica_mut(id).slot = segment.number(id).0;
         Some(id)
     }
@@ -279,7 +351,10 @@ impl Master {
         if !preferred.is_empty() {
             order.sort_by_key(|index| {
                 let name = &self.segments.at(*index).name;
-                preferred.iter().position(|wish| wish == name).unwrap_or(usize::MAX)
+                preferred
+                    .iter()
+                    .position(|wish| wish == name)
+                    .unwrap_or(usize::MAX)
             });
         }
         order
@@ -295,10 +370,13 @@ impl Master {
         replicas: Vec<ReplicaId>,
     ) -> PutStarted {
         let version = self.version();
-        let object = self.catalog.find(tenant, &wanted.key, wanted.hash).unwrap_or_else(|| {
-            self.tenants.at_mut(tenant).objects += 1;
-            self.catalog.add(tenant, wanted.key.clone(), wanted.hash)
-        });
+        let object = self
+            .catalog
+            .find(tenant, &wanted.key, wanted.hash)
+            .unwrap_or_else(|| {
+                self.tenants.at_mut(tenant).objects += 1;
+                self.catalog.add(tenant, wanted.key.clone(), wanted.hash)
+            });
         self.catalog.object_mut(object).mark(Aside::Open);
         let mut extents = Vec::with_capacity(replicas.len());
         for id in &replicas {
@@ -318,7 +396,8 @@ impl Master {
             place: wanted.place,
         };
         self.puts.add(object, put);
-        self.due.set(Due::Put(object), now + self.config.put.release_timeout);
+        self.due
+            .set(Due::Put(object), now + self.config.put.release_timeout);
         PutStarted::Granted { version, extents }
     }
 

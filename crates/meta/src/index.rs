@@ -21,12 +21,16 @@ const SMALLEST: usize = 8;
 
 impl Index {
     pub(crate) fn new() -> Self {
-        Self { tables: vec![Table::default(); 1 << TABLE_BITS] }
+        Self {
+            tables: vec![Table::default(); 1 << TABLE_BITS],
+        }
     }
 
     /// The first number under `hash` that `same` accepts.
     pub(crate) fn find(&self, hash: u64, same: impl FnMut(u32) -> bool) -> Option<u32> {
-        self.tables[table_of(hash)].find(tag_of(hash), same).map(|(_, id)| id)
+        self.tables[table_of(hash)]
+            .find(tag_of(hash), same)
+            .map(|(_, id)| id)
     }
 
     /// Adds a number that is not there yet.
@@ -42,7 +46,9 @@ impl Index {
     /// Takes out a number; false when it is not there.
     pub(crate) fn remove(&mut self, hash: u64, id: u32) -> bool {
         let table = &mut self.tables[table_of(hash)];
-        let Some((at, _)) = table.find(tag_of(hash), |other| other == id) else { return false };
+        let Some((at, _)) = table.find(tag_of(hash), |other| other == id) else {
+            return false;
+        };
         table.close_gap(at);
         table.len -= 1;
         true
@@ -51,11 +57,18 @@ impl Index {
     /// The word where a search for `hash` begins: reading it ahead of need overlaps the cache misses of many searches.
     pub(crate) fn begin(&self, hash: u64) -> u64 {
         let table = &self.tables[table_of(hash)];
-        table.entries.get(tag_of(hash) as usize & table.mask()).copied().unwrap_or(EMPTY)
+        table
+            .entries
+            .get(tag_of(hash) as usize & table.mask())
+            .copied()
+            .unwrap_or(EMPTY)
     }
 
     pub(crate) fn overhead_bytes(&self) -> usize {
-        self.tables.iter().map(|table| table.entries.capacity() * size_of::<u64>()).sum()
+        self.tables
+            .iter()
+            .map(|table| table.entries.capacity() * size_of::<u64>())
+            .sum()
     }
 }
 

@@ -57,10 +57,22 @@ impl Groups {
     }
 
     /// An object without replicas goes; returns the replicas to be looked at again, now that its pin holds nobody.
-    pub(crate) fn leave(&mut self, tenant: TenantIndex, object: ObjectId, pin: PinKind) -> BTreeSet<ReplicaId> {
-        let wake = if pin == PinKind::Hard { self.unhold(tenant, object) } else { BTreeSet::new() };
+    pub(crate) fn leave(
+        &mut self,
+        tenant: TenantIndex,
+        object: ObjectId,
+        pin: PinKind,
+    ) -> BTreeSet<ReplicaId> {
+        let wake = if pin == PinKind::Hard {
+            self.unhold(tenant, object)
+        } else {
+            BTreeSet::new()
+        };
         if let Some(number) = self.of.remove(&object) {
-            let group = self.groups.get_mut(&(tenant, number)).expect("members have a group");
+            let group = self
+                .groups
+                .get_mut(&(tenant, number))
+                .expect("members have a group");
             group.members.remove(&object);
             if group.members.is_empty() {
                 self.groups.remove(&(tenant, number));
@@ -82,16 +94,25 @@ impl Groups {
         self.groups.get_mut(&(tenant, number))
     }
 
-    pub(crate) fn members(&self, tenant: TenantIndex, object: ObjectId) -> impl Iterator<Item = ObjectId> {
-        self.group(tenant, object).into_iter().flat_map(|group| group.members.iter().copied())
+    pub(crate) fn members(
+        &self,
+        tenant: TenantIndex,
+        object: ObjectId,
+    ) -> impl Iterator<Item = ObjectId> {
+        self.group(tenant, object)
+            .into_iter()
+            .flat_map(|group| group.members.iter().copied())
     }
 
     pub(crate) fn size(&self, group: GroupKey) -> usize {
-        self.groups.get(&group).map_or(0, |group| group.members.len())
+        self.groups
+            .get(&group)
+            .map_or(0, |group| group.members.len())
     }
 
     pub(crate) fn lease(&self, tenant: TenantIndex, object: ObjectId) -> Instant {
-        self.group(tenant, object).map_or(Instant::ZERO, |group| group.lease)
+        self.group(tenant, object)
+            .map_or(Instant::ZERO, |group| group.lease)
     }
 
     /// Renews the group's lease; it stays at least as long as the member's own.
@@ -109,7 +130,8 @@ impl Groups {
 
     /// Whether anything of the group is held, other than by the offloads with which members leave.
     pub(crate) fn is_held(&self, tenant: TenantIndex, object: ObjectId) -> bool {
-        self.group(tenant, object).is_some_and(|group| group.held > 0)
+        self.group(tenant, object)
+            .is_some_and(|group| group.held > 0)
     }
 
     /// Whether the members may go now, all together or none, if nobody holds them.
@@ -130,9 +152,15 @@ impl Groups {
 
     /// Nobody needs that replica any more; returns the replicas to be looked at again when nothing is held.
     pub(crate) fn unhold(&mut self, tenant: TenantIndex, object: ObjectId) -> BTreeSet<ReplicaId> {
-        let Some(group) = self.group_mut(tenant, object) else { return BTreeSet::new() };
+        let Some(group) = self.group_mut(tenant, object) else {
+            return BTreeSet::new();
+        };
         group.held -= 1;
-        if group.held == 0 { std::mem::take(&mut group.aside) } else { BTreeSet::new() }
+        if group.held == 0 {
+            std::mem::take(&mut group.aside)
+        } else {
+            BTreeSet::new()
+        }
     }
 
     /// Remembers a member's replica that was set aside because something is held.
@@ -150,8 +178,12 @@ impl Groups {
     }
 
     /// Every member with the count of what its group holds, for the check of the books.
-    pub(crate) fn counts(&self) -> impl Iterator<Item = (GroupKey, usize, impl Iterator<Item = ObjectId>)> {
-        self.groups.iter().map(|(key, group)| (*key, group.held, group.members.iter().copied()))
+    pub(crate) fn counts(
+        &self,
+    ) -> impl Iterator<Item = (GroupKey, usize, impl Iterator<Item = ObjectId>)> {
+        self.groups
+            .iter()
+            .map(|(key, group)| (*key, group.held, group.members.iter().copied()))
     }
 }
 
@@ -171,19 +203,32 @@ struct Guard {
 
 impl Guards {
     pub(crate) fn new(limit: usize) -> Self {
-        Self { held: Slab::new(), of: Map::default(), limit, stamp: 0 }
+        Self {
+            held: Slab::new(),
+            of: Map::default(),
+            limit,
+            stamp: 0,
+        }
     }
 
     pub(crate) fn len(&self) -> usize {
         self.held.len()
     }
 
-    pub(crate) fn hold(&mut self, client: ClientId, replica: ReplicaId) -> Result<GuardId, ErrorCode> {
+    pub(crate) fn hold(
+        &mut self,
+        client: ClientId,
+        replica: ReplicaId,
+    ) -> Result<GuardId, ErrorCode> {
         if self.held.len() >= self.limit {
             return Err(ErrorCode::TaskPendingLimitExceeded);
         }
         self.stamp = self.stamp.wrapping_add(1);
-        let id = self.held.insert(Guard { replica, client, stamp: self.stamp });
+        let id = self.held.insert(Guard {
+            replica,
+            client,
+            stamp: self.stamp,
+        });
         self.of.entry(client).or_default().insert(id);
         Ok(GuardId(u64::from(self.stamp) << 32 | u64::from(id)))
     }
@@ -195,7 +240,10 @@ impl Guards {
         if held.client != client || u64::from(held.stamp) != guard.0 >> 32 {
             return None;
         }
-        let all = self.of.get_mut(&client).expect("clients with guards are listed");
+        let all = self
+            .of
+            .get_mut(&client)
+            .expect("clients with guards are listed");
         all.remove(&id);
         if all.is_empty() {
             self.of.remove(&client);
@@ -206,15 +254,25 @@ impl Guards {
     /// Ends every guard of a client that is gone.
     pub(crate) fn lose(&mut self, client: ClientId) -> Vec<ReplicaId> {
         let all = self.of.remove(&client).unwrap_or_default();
-        all.into_iter().map(|id| self.held.remove(id).replica).collect()
+        all.into_iter()
+            .map(|id| self.held.remove(id).replica)
+            .collect()
     }
 
     /// Ends every guard on a replica that is lost with its segment.
     pub(crate) fn forget(&mut self, gone: impl Fn(ReplicaId) -> bool) {
-        let ids: Vec<u32> = self.held.iter().filter(|(_, guard)| gone(guard.replica)).map(|(id, _)| id).collect();
+        let ids: Vec<u32> = self
+            .held
+            .iter()
+            .filter(|(_, guard)| gone(guard.replica))
+            .map(|(id, _)| id)
+            .collect();
         for id in ids {
             let guard = self.held.remove(id);
-            let all = self.of.get_mut(&guard.client).expect("clients with guards are listed");
+            let all = self
+                .of
+                .get_mut(&guard.client)
+                .expect("clients with guards are listed");
             all.remove(&id);
             if all.is_empty() {
                 self.of.remove(&guard.client);
@@ -232,7 +290,11 @@ mod tests {
         let ttl = Duration::from_secs(10);
         let at = |seconds: u64| Instant::from_nanos(seconds * 1_000_000_000);
         let check = |lease: u64, now: u64, expect: u64| {
-            assert_eq!(after_probe(at(lease), at(now), ttl), at(expect), "lease {lease} now {now}");
+            assert_eq!(
+                after_probe(at(lease), at(now), ttl),
+                at(expect),
+                "lease {lease} now {now}"
+            );
         };
         check(0, 1, 11);
         check(11, 5, 11);
@@ -251,7 +313,10 @@ mod tests {
         assert_eq!(guards.end(ClientId(1), guard), None);
         guards.hold(ClientId(1), ReplicaId(8)).unwrap();
         guards.hold(ClientId(1), ReplicaId(8)).unwrap();
-        assert_eq!(guards.hold(ClientId(1), ReplicaId(8)), Err(ErrorCode::TaskPendingLimitExceeded));
+        assert_eq!(
+            guards.hold(ClientId(1), ReplicaId(8)),
+            Err(ErrorCode::TaskPendingLimitExceeded)
+        );
         assert_eq!(guards.lose(ClientId(1)).len(), 2);
         assert_eq!(guards.len(), 0);
     }

@@ -45,8 +45,8 @@ mod tenant;
 
 pub use books::{Books, Imbalance, SegmentBooks};
 pub use config::{
-    ConfigWarning, Eviction, Limits, MasterConfig, Offload, OffloadMode, OnHit, Placement, Promotion,
-    PromotionAdmission, PutPolicy, SoftPinned, Tenancy,
+    ConfigWarning, Eviction, Limits, MasterConfig, Offload, OffloadMode, OnHit, Placement,
+    Promotion, PromotionAdmission, PutPolicy, SoftPinned, Tenancy,
 };
 pub use explain::{Held, Opinion};
 pub use master::{Input, Master, Output};

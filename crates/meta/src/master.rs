@@ -2,7 +2,8 @@ use std::sync::Arc;
 
 use slackwater_base::{Instant, Map, Planted, Rng, planted};
 use slackwater_wire::{
-    CallId, ClientId, ExtentRef, NodeId, Order, Reply, Report, Request, SegmentState, Tenant, TicketId, Version,
+    CallId, ClientId, ExtentRef, NodeId, Order, Reply, Report, Request, SegmentState, Tenant,
+    TicketId, Version,
 };
 
 use crate::catalog::{Catalog, ObjectId, ReplicaId, SegmentIndex, TenantIndex};
@@ -180,7 +181,12 @@ impl Master {
     /// Takes in what happened and appends what is to be done about it.
     pub fn handle(&mut self, now: Instant, input: Input, out: &mut Vec<Output>) {
         match input {
-            Input::Request { client, host, call, request } => match self.retries.note(now, client, call, &request) {
+            Input::Request {
+                client,
+                host,
+                call,
+                request,
+            } => match self.retries.note(now, client, call, &request) {
                 Call::New => self.request(now, &Caller { client, call, host }, request),
                 Call::Pending => {}
                 Call::Answered(reply) => {
@@ -236,7 +242,10 @@ impl Master {
     /// When [`Self::on_deadline`] is to be called next, if nothing happens before.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Instant> {
-        let policies = self.segments.iter().filter_map(|(_, segment)| segment.policy.next_deadline());
+        let policies = self
+            .segments
+            .iter()
+            .filter_map(|(_, segment)| segment.policy.next_deadline());
         policies.chain(self.due.next()).min()
     }
 
@@ -269,7 +278,10 @@ impl Master {
     /// What segments there are, and how full.
     #[must_use]
     pub fn segments(&self) -> Vec<SegmentState> {
-        self.segments.iter().map(|(_, segment)| segment.state()).collect()
+        self.segments
+            .iter()
+            .map(|(_, segment)| segment.state())
+            .collect()
     }
 
     fn request(&mut self, now: Instant, caller: &Caller, request: Request) {
@@ -284,12 +296,19 @@ impl Master {
             Request::RemoveMatching(remove) => return self.remove_matching(now, caller, &remove),
             Request::RemoveAll(remove) => return self.remove_all(now, caller, &remove),
             Request::ReplicaClear(clear) => return self.replica_clear(now, caller, &clear),
-            Request::Suspect { tenant, key, version, at } => self.suspect(now, &tenant, &key, version, &at),
+            Request::Suspect {
+                tenant,
+                key,
+                version,
+                at,
+            } => self.suspect(now, &tenant, &key, version, &at),
             Request::List(list) => return self.list(now, caller, list),
             Request::Describe { tenant, key } => self.describe(now, &tenant, &key),
-            Request::SetQuota { tenant, memory_bytes, disk_bytes } => {
-                self.set_quota(now, &tenant, [memory_bytes, disk_bytes])
-            }
+            Request::SetQuota {
+                tenant,
+                memory_bytes,
+                disk_bytes,
+            } => self.set_quota(now, &tenant, [memory_bytes, disk_bytes]),
             Request::DeleteQuota { tenant } => self.delete_quota(&tenant),
             Request::Quotas => Reply::Quotas(self.tenants.states().collect()),
             Request::Mount(mount) => self.mount(now, &mount),
@@ -303,7 +322,9 @@ impl Master {
             Report::Offloaded(results) => self.offloaded(now, node, &results),
             Report::Stage { ticket, bytes } => self.stage(now, node, ticket, bytes),
             Report::Promoted { ticket, extent } => self.promoted(now, node, ticket, extent),
-            Report::PromotionFailed { ticket, failure } => self.promotion_failed(now, node, ticket, failure),
+            Report::PromotionFailed { ticket, failure } => {
+                self.promotion_failed(now, node, ticket, failure)
+            }
             Report::Dropped(entries) => self.dropped(now, node, &entries),
             Report::Lost(entries) => self.lost(now, node, &entries),
             Report::Fenced(extents) => self.fenced(now, node, &extents),
@@ -329,7 +350,9 @@ impl Master {
 
     fn fenced(&mut self, now: Instant, node: NodeId, extents: &[ExtentRef]) {
         for extent in extents {
-            let Some(index) = self.segments.find(extent.segment) else { continue };
+            let Some(index) = self.segments.find(extent.segment) else {
+                continue;
+            };
             let segment = self.segments.at_mut(index);
             if segment.node == node && segment.fenced(*extent) {
                 self.metrics.extents_fenced += 1;

@@ -2,7 +2,10 @@ use serde::Serialize;
 
 /// Plain counters and gauges of a master; names and registries are the shell's business.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-#[expect(missing_docs, reason = "each field says it all: a count of what its name says, bytes where it says bytes")]
+#[expect(
+    missing_docs,
+    reason = "each field says it all: a count of what its name says, bytes where it says bytes"
+)]
 pub struct Metrics {
     pub gets: u64,
     pub get_memory_hits: u64,

@@ -74,7 +74,8 @@ impl Master {
         self.lose_prospects(index);
         let lost: Vec<ReplicaId> = self.residents(index).collect();
         let catalog = &self.catalog;
-        self.guards.forget(|id| catalog.replica(id).segment == index);
+        self.guards
+            .forget(|id| catalog.replica(id).segment == index);
         for id in lost {
             let replica = self.catalog.replica_mut(id);
             let needed = replica.is_needed();
@@ -83,7 +84,11 @@ impl Master {
                 self.free(id, orphan.tenant, orphan.bytes);
                 continue;
             }
-            let object = self.catalog.replica(id).object().expect("published replicas have an object");
+            let object = self
+                .catalog
+                .replica(id)
+                .object()
+                .expect("published replicas have an object");
             if needed {
                 self.unhold_group(now, object);
             }

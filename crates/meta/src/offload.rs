@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 
 use slackwater_base::{Instant, Map};
 use slackwater_wire::{
-    DiskEntry, ErrorCode, NodeId, OffloadTask, ReplicaState, SegmentKind, TaskFailure, TicketId, Version,
+    DiskEntry, ErrorCode, NodeId, OffloadTask, ReplicaState, SegmentKind, TaskFailure, TicketId,
+    Version,
 };
 
 use crate::catalog::{Aside, ObjectId, Parked, Replica, ReplicaId, SegmentIndex, TenantIndex};
@@ -72,7 +73,8 @@ impl Master {
         let id = replica.object().expect("published replicas have an object");
         let node = self.segments.at(replica.segment).node;
         let object = self.catalog.object(id);
-        let (hash, bytes, version, tenant) = (object.hash, object.bytes, object.version, object.tenant);
+        let (hash, bytes, version, tenant) =
+            (object.hash, object.bytes, object.version, object.tenant);
         let record = record_bytes(bytes);
         if object.is(Aside::Shed) {
             self.metrics.offload.skipped_no_disk += 1;
@@ -104,28 +106,53 @@ impl Master {
     /// enough that one member is worth it: a part of a block is of no use without the others.
     fn is_worth_writing(&mut self, now: Instant, source: ReplicaId, disk: SegmentIndex) -> bool {
         let replica = self.catalog.replica(source);
-        let (id, above) = (replica.object().expect("published replicas have an object"), replica.segment);
+        let (id, above) = (
+            replica.object().expect("published replicas have an object"),
+            replica.segment,
+        );
         let object = self.catalog.object(id);
         if !object.is(Aside::Group) {
             return self.is_worth_writing_alone(now, source, disk);
         }
-        let members = self.groups.members(object.tenant, id).flat_map(|member| self.catalog.replicas(member));
-        let members = members.filter(|(_, it)| it.segment == above).map(|(id, _)| id);
+        let members = self
+            .groups
+            .members(object.tenant, id)
+            .flat_map(|member| self.catalog.replicas(member));
+        let members = members
+            .filter(|(_, it)| it.segment == above)
+            .map(|(id, _)| id);
         let members: Vec<ReplicaId> = members.take(GROUP_VOICES).collect();
-        members.into_iter().any(|id| self.is_worth_writing_alone(now, id, disk))
+        members
+            .into_iter()
+            .any(|id| self.is_worth_writing_alone(now, id, disk))
     }
 
-    fn is_worth_writing_alone(&mut self, now: Instant, source: ReplicaId, disk: SegmentIndex) -> bool {
+    fn is_worth_writing_alone(
+        &mut self,
+        now: Instant,
+        source: ReplicaId,
+        disk: SegmentIndex,
+    ) -> bool {
         let replica = *self.catalog.replica(source);
-        let object = self.catalog.object(replica.object().expect("published replicas have an object"));
-        let link = Link { hash: object.hash, slot: None, bytes: object.bytes };
+        let object = self
+            .catalog
+            .object(replica.object().expect("published replicas have an object"));
+        let link = Link {
+            hash: object.hash,
+            slot: None,
+            bytes: object.bytes,
+        };
         if self.segments.at(disk).used() + record_bytes(object.bytes) <= self.marks(disk).1 {
             return true;
         }
         let known = self.segments.at(disk);
         let standing = match replica.prospect() {
             Some(slot) => known.policy.standing(now, slot),
-            None => self.segments.at(replica.segment).policy.standing(now, Slot(replica.slot)),
+            None => self
+                .segments
+                .at(replica.segment)
+                .policy
+                .standing(now, Slot(replica.slot)),
         };
         let policy = &mut self.segments.at_mut(disk).policy;
         match standing {
@@ -134,24 +161,50 @@ impl Master {
         }
     }
 
-    fn issue(&mut self, now: Instant, id: ObjectId, source: ReplicaId, disk: SegmentIndex, cause: Cause) -> Asked {
+    fn issue(
+        &mut self,
+        now: Instant,
+        id: ObjectId,
+        source: ReplicaId,
+        disk: SegmentIndex,
+        cause: Cause,
+    ) -> Asked {
         let ticket = self.ticket();
         let entry = self.entry(id);
         let object = self.catalog.object(id);
-        let (hash, bytes, tenant, checksum) = (object.hash, object.bytes, object.tenant, object.checksum);
+        let (hash, bytes, tenant, checksum) =
+            (object.hash, object.bytes, object.tenant, object.checksum);
         let version = object.version;
-        self.tenants.charge(tenant, Ledger::Disk, record_bytes(bytes));
+        self.tenants
+            .charge(tenant, Ledger::Disk, record_bytes(bytes));
         let segment = self.segments.at_mut(disk);
         segment.disk_mut().expect("offloads go to SSD").reserved += record_bytes(bytes);
         let node = segment.node;
-        let task = OffloadTask { ticket, entry: entry.clone(), bytes, checksum, source: self.extent_of(source) };
+        let task = OffloadTask {
+            ticket,
+            entry: entry.clone(),
+            bytes,
+            checksum,
+            source: self.extent_of(source),
+        };
         self.hold(source);
         self.outbox.offload(node, task);
         self.offloads.of.insert((version, disk), ticket);
         let waiters = Vec::new();
-        let offloading = Offloading { object: Some(id), entry, hash, bytes, tenant, source, disk, cause, waiters };
+        let offloading = Offloading {
+            object: Some(id),
+            entry,
+            hash,
+            bytes,
+            tenant,
+            source,
+            disk,
+            cause,
+            waiters,
+        };
         self.offloads.tickets.insert(ticket, offloading);
-        self.due.set(Due::Offload(ticket), now + self.config.offload.timeout);
+        self.due
+            .set(Due::Offload(ticket), now + self.config.offload.timeout);
         self.metrics.offload.started += 1;
         self.metrics.offload.in_flight += 1;
         Asked::Queued(ticket)
@@ -161,7 +214,11 @@ impl Master {
     pub(crate) fn entry(&self, id: ObjectId) -> DiskEntry {
         let object = self.catalog.object(id);
         let tenant = self.tenants.at(object.tenant).tenant.clone();
-        DiskEntry { tenant, key: object.key.clone(), version: object.version }
+        DiskEntry {
+            tenant,
+            key: object.key.clone(),
+            version: object.version,
+        }
     }
 
     /// The node's SSD, if it takes records now.
@@ -203,7 +260,12 @@ impl Master {
         for source in sources {
             if let Asked::Queued(ticket) = self.offload(now, source, Cause::Promise) {
                 let waiter = self.acks.wait(waiter);
-                self.offloads.tickets.get_mut(&ticket).expect("just queued").waiters.push(waiter);
+                self.offloads
+                    .tickets
+                    .get_mut(&ticket)
+                    .expect("just queued")
+                    .waiters
+                    .push(waiter);
                 return;
             }
         }
@@ -215,7 +277,11 @@ impl Master {
         let version = self.catalog.object(id).version;
         let range = (version, SegmentIndex(0))..=(version, SegmentIndex(u16::MAX));
         for ticket in self.offloads.of.range(range).map(|(_, ticket)| *ticket) {
-            let offloading = self.offloads.tickets.get_mut(&ticket).expect("both tables agree");
+            let offloading = self
+                .offloads
+                .tickets
+                .get_mut(&ticket)
+                .expect("both tables agree");
             if offloading.cause == Cause::Promise {
                 offloading.waiters.push(self.acks.wait(waiter));
             }
@@ -229,7 +295,12 @@ impl Master {
         }
         let sources: Vec<ReplicaId> = self.catalog.replicas(id).map(|(id, _)| id).collect();
         for source in sources {
-            if self.segments.at(self.catalog.replica(source).segment).kind() == SegmentKind::Memory {
+            if self
+                .segments
+                .at(self.catalog.replica(source).segment)
+                .kind()
+                == SegmentKind::Memory
+            {
                 self.offload(now, source, Cause::Eager);
             }
         }
@@ -240,7 +311,9 @@ impl Master {
         let mode = self.config.offload.mode;
         let asked = match mode {
             OffloadMode::Off | OffloadMode::Eager => Asked::NoDisk,
-            OffloadMode::OnEvict | OffloadMode::OnEvictForced => self.offload(now, id, Cause::Eviction),
+            OffloadMode::OnEvict | OffloadMode::OnEvictForced => {
+                self.offload(now, id, Cause::Eviction)
+            }
         };
         match (asked, mode) {
             (Asked::Queued(_), _) => Evicted::Bytes(self.leave(now, id)),
@@ -250,7 +323,12 @@ impl Master {
         }
     }
 
-    pub(crate) fn offloaded(&mut self, now: Instant, node: NodeId, results: &[(TicketId, Result<(), TaskFailure>)]) {
+    pub(crate) fn offloaded(
+        &mut self,
+        now: Instant,
+        node: NodeId,
+        results: &[(TicketId, Result<(), TaskFailure>)],
+    ) {
         let mut fresh = Vec::new();
         for (ticket, result) in results {
             let known = self.offloads.tickets.get(ticket);
@@ -262,7 +340,13 @@ impl Master {
         self.resume(now, node);
     }
 
-    fn end_offload(&mut self, now: Instant, ticket: TicketId, result: Result<(), TaskFailure>, fresh: &mut Vec<Fresh>) {
+    fn end_offload(
+        &mut self,
+        now: Instant,
+        ticket: TicketId,
+        result: Result<(), TaskFailure>,
+        fresh: &mut Vec<Fresh>,
+    ) {
         let offloading = self.close_offload(ticket);
         let record = record_bytes(offloading.bytes);
         let metrics = &mut self.metrics.offload;
@@ -275,11 +359,19 @@ impl Master {
             (Err(_), Some(_)) => metrics.failed += 1,
         }
         if let (Ok(()), Some(object)) = (result, offloading.object) {
-            let disk = self.segments.at_mut(offloading.disk).disk_mut().expect("offloads go to SSD");
+            let disk = self
+                .segments
+                .at_mut(offloading.disk)
+                .disk_mut()
+                .expect("offloads go to SSD");
             disk.live += record;
             let prospect = self.take_prospect(offloading.source, offloading.disk);
             let source = self.catalog.replica(offloading.source);
-            let standing = self.segments.at(source.segment).policy.standing(now, Slot(source.slot));
+            let standing = self
+                .segments
+                .at(source.segment)
+                .policy
+                .standing(now, Slot(source.slot));
             let added = self.add_disk_replica(object, offloading.disk, prospect);
             if prospect.is_none() {
                 fresh.push(Fresh { standing, ..added });
@@ -295,13 +387,22 @@ impl Master {
         }
         if let Err(TaskFailure::NoRoom | TaskFailure::Device) = result {
             let until = now + self.config.offload.retry_after;
-            self.segments.at_mut(offloading.disk).disk_mut().expect("offloads go to SSD").refusing_until = until;
+            self.segments
+                .at_mut(offloading.disk)
+                .disk_mut()
+                .expect("offloads go to SSD")
+                .refusing_until = until;
         }
         match (result, offloading.object) {
             // The device failed in the middle: the next opening of the log may find the record, which nobody counts on
             // and nobody would think of removing. A removal waits for the drop.
             (Err(TaskFailure::Device), Some(_)) => {
-                self.drop_record(offloading.disk, offloading.hash, offloading.entry.clone(), None);
+                self.drop_record(
+                    offloading.disk,
+                    offloading.hash,
+                    offloading.entry.clone(),
+                    None,
+                );
             }
             (Err(TaskFailure::TooLarge), _) => self.shed(offloading.hash, &offloading.entry),
             _ => {}
@@ -315,7 +416,8 @@ impl Master {
     /// what is too large for it. Asking again would ask for ever: it leaves memory as if there were no SSD.
     fn let_go(&mut self, now: Instant, offloading: &Offloading, result: Result<(), TaskFailure>) {
         let source = offloading.source;
-        let leaving = offloading.object.is_some() && self.catalog.replica(source).parked == Parked::Leaving;
+        let leaving =
+            offloading.object.is_some() && self.catalog.replica(source).parked == Parked::Leaving;
         if leaving {
             self.unpark(source);
         }
@@ -324,24 +426,42 @@ impl Master {
             return;
         }
         let forced = self.config.offload.mode == OffloadMode::OnEvictForced;
-        let settled = matches!(result, Ok(()) | Err(TaskFailure::Cancelled | TaskFailure::TooLarge));
+        let settled = matches!(
+            result,
+            Ok(()) | Err(TaskFailure::Cancelled | TaskFailure::TooLarge)
+        );
         if (settled || forced) && self.standing(now, source) == Standing::Free {
             self.evict_now(now, source);
         }
     }
 
     fn close_offload(&mut self, ticket: TicketId) -> Offloading {
-        let offloading = self.offloads.tickets.remove(&ticket).expect("only open tickets are closed");
-        self.offloads.of.remove(&(offloading.entry.version, offloading.disk));
+        let offloading = self
+            .offloads
+            .tickets
+            .remove(&ticket)
+            .expect("only open tickets are closed");
+        self.offloads
+            .of
+            .remove(&(offloading.entry.version, offloading.disk));
         self.due.cancel(Due::Offload(ticket));
         self.metrics.offload.in_flight -= 1;
-        let disk = self.segments.at_mut(offloading.disk).disk_mut().expect("offloads go to SSD");
+        let disk = self
+            .segments
+            .at_mut(offloading.disk)
+            .disk_mut()
+            .expect("offloads go to SSD");
         disk.reserved -= record_bytes(offloading.bytes);
         offloading
     }
 
     /// A record of the object's value is on this SSD from now on. Its bytes are in the segment's books already.
-    pub(crate) fn add_disk_replica(&mut self, object: ObjectId, index: SegmentIndex, known_as: Option<Slot>) -> Fresh {
+    pub(crate) fn add_disk_replica(
+        &mut self,
+        object: ObjectId,
+        index: SegmentIndex,
+        known_as: Option<Slot>,
+    ) -> Fresh {
         let id = self.catalog.add_replica(Replica::new(index, 0, 0));
         let segment = self.segments.at_mut(index);
         let Slot(slot) = match known_as {
@@ -356,17 +476,35 @@ impl Master {
         self.attach(object, id, Ledger::Disk);
         let record = self.catalog.object(object);
         let place = ChainPlace::default();
-        Fresh { segment: index, slot, hash: record.hash, bytes: record.bytes, place, standing: None }
+        Fresh {
+            segment: index,
+            slot,
+            hash: record.hash,
+            bytes: record.bytes,
+            place,
+            standing: None,
+        }
     }
 
     /// What is being written of these replicas of an object must not come to life.
-    pub(crate) fn cancel_offloads(&mut self, id: ObjectId, of: impl Fn(ReplicaId) -> bool, waiter: Option<Waiter>) {
+    pub(crate) fn cancel_offloads(
+        &mut self,
+        id: ObjectId,
+        of: impl Fn(ReplicaId) -> bool,
+        waiter: Option<Waiter>,
+    ) {
         let version = self.catalog.object(id).version;
         let range = (version, SegmentIndex(0))..=(version, SegmentIndex(u16::MAX));
         let tickets = self.offloads.of.range(range).map(|(_, ticket)| *ticket);
-        let tickets: Vec<TicketId> = tickets.filter(|ticket| of(self.offloads.tickets[ticket].source)).collect();
+        let tickets: Vec<TicketId> = tickets
+            .filter(|ticket| of(self.offloads.tickets[ticket].source))
+            .collect();
         for ticket in tickets {
-            let offloading = self.offloads.tickets.get_mut(&ticket).expect("both tables agree");
+            let offloading = self
+                .offloads
+                .tickets
+                .get_mut(&ticket)
+                .expect("both tables agree");
             offloading.object = None;
             let (disk, hash, entry) = (offloading.disk, offloading.hash, offloading.entry.clone());
             for promised in std::mem::take(&mut offloading.waiters) {
@@ -380,13 +518,22 @@ impl Master {
     pub(crate) fn offload_expired(&mut self, now: Instant, ticket: TicketId) {
         let offloading = self.close_offload(ticket);
         self.metrics.offload.expired += 1;
-        self.tenants.refund(offloading.tenant, Ledger::Disk, record_bytes(offloading.bytes));
+        self.tenants.refund(
+            offloading.tenant,
+            Ledger::Disk,
+            record_bytes(offloading.bytes),
+        );
         for waiter in &offloading.waiters {
             self.acks.fail(*waiter, ErrorCode::RpcTimeout);
             self.settle(waiter.ack);
         }
         // Should the record be written after all, nobody would know of it.
-        self.drop_record(offloading.disk, offloading.hash, offloading.entry.clone(), None);
+        self.drop_record(
+            offloading.disk,
+            offloading.hash,
+            offloading.entry.clone(),
+            None,
+        );
         let node = self.segments.at(offloading.disk).node;
         self.let_go(now, &offloading, Err(TaskFailure::Device));
         self.resume(now, node);
@@ -405,19 +552,34 @@ impl Master {
         let hit = |offloading: &Offloading| {
             offloading.disk == index || self.catalog.replica(offloading.source).segment == index
         };
-        let mut tickets: Vec<TicketId> =
-            self.offloads.tickets.iter().filter(|(_, it)| hit(it)).map(|(ticket, _)| *ticket).collect();
+        let mut tickets: Vec<TicketId> = self
+            .offloads
+            .tickets
+            .iter()
+            .filter(|(_, it)| hit(it))
+            .map(|(ticket, _)| *ticket)
+            .collect();
         tickets.sort_unstable();
         for ticket in tickets {
             let offloading = self.close_offload(ticket);
             self.metrics.offload.failed += 1;
-            self.tenants.refund(offloading.tenant, Ledger::Disk, record_bytes(offloading.bytes));
+            self.tenants.refund(
+                offloading.tenant,
+                Ledger::Disk,
+                record_bytes(offloading.bytes),
+            );
             for waiter in &offloading.waiters {
-                self.acks.fail(*waiter, ErrorCode::UnavailableInCurrentStatus);
+                self.acks
+                    .fail(*waiter, ErrorCode::UnavailableInCurrentStatus);
                 self.settle(waiter.ack);
             }
             if offloading.disk != index && offloading.object.is_some() {
-                self.drop_record(offloading.disk, offloading.hash, offloading.entry.clone(), None);
+                self.drop_record(
+                    offloading.disk,
+                    offloading.hash,
+                    offloading.entry.clone(),
+                    None,
+                );
             }
             self.let_go(now, &offloading, Err(TaskFailure::Device));
         }
@@ -425,15 +587,25 @@ impl Master {
 
     /// Offloads that hold this replica.
     pub(crate) fn offloads_from(&self, id: ReplicaId) -> usize {
-        let Some(object) = self.catalog.replica(id).object() else { return 0 };
+        let Some(object) = self.catalog.replica(id).object() else {
+            return 0;
+        };
         let version = self.catalog.object(object).version;
         let range = (version, SegmentIndex(0))..=(version, SegmentIndex(u16::MAX));
-        self.offloads.of.range(range).filter(|(_, ticket)| self.offloads.tickets[*ticket].source == id).count()
+        self.offloads
+            .of
+            .range(range)
+            .filter(|(_, ticket)| self.offloads.tickets[*ticket].source == id)
+            .count()
     }
 
     /// Whether an eviction drops the replica without more ado: its object has another copy.
     pub(crate) fn is_clean(&self, id: ReplicaId) -> bool {
-        let object = self.catalog.replica(id).object().expect("published replicas have an object");
+        let object = self
+            .catalog
+            .replica(id)
+            .object()
+            .expect("published replicas have an object");
         self.catalog.replicas(object).nth(1).is_some()
     }
 
@@ -443,7 +615,11 @@ impl Master {
         let object = replica.object().expect("published replicas have an object");
         let bytes = match self.segments.at(replica.segment).kind() {
             SegmentKind::Memory => {
-                let bytes = self.segments.at(replica.segment).extent(replica.piece).bytes;
+                let bytes = self
+                    .segments
+                    .at(replica.segment)
+                    .extent(replica.piece)
+                    .bytes;
                 self.metrics.evictions += 1;
                 self.metrics.eviction_bytes += bytes;
                 bytes

@@ -19,7 +19,11 @@ pub(crate) struct Outbox {
 
 impl Outbox {
     pub(crate) fn reply(&mut self, client: ClientId, call: CallId, reply: Reply) {
-        self.replies.push(Output::Reply { client, call, reply });
+        self.replies.push(Output::Reply {
+            client,
+            call,
+            reply,
+        });
     }
 
     pub(crate) fn order(&mut self, node: NodeId, order: Order) {
@@ -48,7 +52,8 @@ impl Outbox {
 
     /// A node is gone: nothing more is said to it.
     pub(crate) fn forget_node(&mut self, node: NodeId) {
-        self.orders.retain(|output| !matches!(output, Output::Order { node: to, .. } if *to == node));
+        self.orders
+            .retain(|output| !matches!(output, Output::Order { node: to, .. } if *to == node));
         self.offloads.remove(&node);
         self.drops.remove(&node);
         self.fences.remove(&node);
@@ -105,7 +110,15 @@ impl Acks {
     pub(crate) fn open(&mut self, client: ClientId, call: CallId, answer: Answer) -> AckId {
         self.next += 1;
         let id = AckId(self.next);
-        self.open.insert(id, Ack { client, call, waiting: 1, answer });
+        self.open.insert(
+            id,
+            Ack {
+                client,
+                call,
+                waiting: 1,
+                answer,
+            },
+        );
         id
     }
 
@@ -143,7 +156,12 @@ impl Acks {
         if ack.waiting > 0 {
             return None;
         }
-        let Ack { client, call, answer, .. } = self.open.remove(&id).expect("found above");
+        let Ack {
+            client,
+            call,
+            answer,
+            ..
+        } = self.open.remove(&id).expect("found above");
         let reply = match answer {
             Answer::Each(results) => Reply::Each(results),
             Answer::Count(count) => Reply::Count(count),
@@ -153,6 +171,8 @@ impl Acks {
     }
 
     fn at(&mut self, id: AckId) -> &mut Ack {
-        self.open.get_mut(&id).expect("whoever waits keeps the answer open")
+        self.open
+            .get_mut(&id)
+            .expect("whoever waits keeps the answer open")
     }
 }

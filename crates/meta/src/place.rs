@@ -37,15 +37,29 @@ mod tests {
     use super::*;
 
     fn order(placement: Placement, seed: u64) -> Vec<u16> {
-        let seat = |index, free, host| Seat { index: SegmentIndex(index), free, capacity: 100, host };
-        let mut seats = [seat(0, 10, "a"), seat(1, 90, "b"), seat(2, 50, "a"), seat(3, 0, "b")];
+        let seat = |index, free, host| Seat {
+            index: SegmentIndex(index),
+            free,
+            capacity: 100,
+            host,
+        };
+        let mut seats = [
+            seat(0, 10, "a"),
+            seat(1, 90, "b"),
+            seat(2, 50, "a"),
+            seat(3, 0, "b"),
+        ];
         build(placement, Rng::new(seed)).order(&mut seats, Some("b"));
         seats.iter().map(|seat| seat.index.0).collect()
     }
 
     #[test]
     fn every_policy_orders_all_seats() {
-        for placement in [Placement::Random, Placement::FreeRatioFirst, Placement::LocalFirst] {
+        for placement in [
+            Placement::Random,
+            Placement::FreeRatioFirst,
+            Placement::LocalFirst,
+        ] {
             for seed in 0..20 {
                 let mut seen = order(placement, seed);
                 seen.sort_unstable();
@@ -62,7 +76,9 @@ mod tests {
             first.sort_unstable();
             assert_eq!(first, [1, 3], "the writer's host comes first");
         }
-        let firsts: std::collections::BTreeSet<u16> = (0..50).map(|seed| order(Placement::Random, seed)[0]).collect();
+        let firsts: std::collections::BTreeSet<u16> = (0..50)
+            .map(|seed| order(Placement::Random, seed)[0])
+            .collect();
         assert_eq!(firsts.len(), 4, "any seat may come first");
     }
 }

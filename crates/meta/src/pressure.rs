@@ -43,7 +43,11 @@ impl Master {
     /// Evicts from a segment over its high watermark until it is under the low one, in bounded steps.
     pub(crate) fn relieve(&mut self, now: Instant, index: SegmentIndex) {
         let (high, low) = self.marks(index);
-        let pressure = self.segments.at(index).disk().map_or(0, |disk| disk.pressure);
+        let pressure = self
+            .segments
+            .at(index)
+            .disk()
+            .map_or(0, |disk| disk.pressure);
         let staying = self.segments.at(index).staying();
         if staying <= high && pressure == 0 && !self.segments.at(index).relieving {
             return;
@@ -114,7 +118,9 @@ impl Master {
             let standing = self.standing(now, id);
             match standing {
                 Standing::Free => {}
-                Standing::Soft(_) if pass == Pass::Last && self.catalog.replica(id).parked == Parked::Soft => {
+                Standing::Soft(_)
+                    if pass == Pass::Last && self.catalog.replica(id).parked == Parked::Soft =>
+                {
                     self.unpark(id);
                 }
                 other => {
@@ -141,7 +147,11 @@ impl Master {
     /// The soft-pinned replica whose pin ends first, where those may go at all.
     fn soft_victim(&mut self, index: SegmentIndex, pass: Pass) -> Option<ReplicaId> {
         let allowed = pass == Pass::Last && self.config.eviction.soft_pinned == SoftPinned::Last;
-        if allowed { self.segments.at(index).soft.first() } else { None }
+        if allowed {
+            self.segments.at(index).soft.first()
+        } else {
+            None
+        }
     }
 
     /// Whether a published replica may go now.
@@ -151,13 +161,21 @@ impl Master {
         if replica.state != ReplicaState::Complete || replica.refs > 0 {
             return Standing::Held;
         }
-        if let Some(grace) = self.due.at(&Due::Unpark(id)).filter(|at| replica.parked == Parked::Held && *at > now) {
+        if let Some(grace) = self
+            .due
+            .at(&Due::Unpark(id))
+            .filter(|at| replica.parked == Parked::Held && *at > now)
+        {
             return Standing::Until(grace);
         }
         let record = self.catalog.object(object);
         if record.is(Aside::Group) {
             let held = self.groups.is_held(record.tenant, object);
-            return if held { Standing::Held } else { self.groups.standing(record.tenant, object, now) };
+            return if held {
+                Standing::Held
+            } else {
+                self.groups.standing(record.tenant, object, now)
+            };
         }
         match record.pin {
             PinKind::Hard => Standing::Held,
@@ -241,11 +259,16 @@ impl Master {
                 }
             }
         }
-        if freed == 0 { Evicted::Stalled } else { Evicted::Bytes(freed) }
+        if freed == 0 {
+            Evicted::Stalled
+        } else {
+            Evicted::Bytes(freed)
+        }
     }
 
     fn evict_one(&mut self, now: Instant, id: ReplicaId) -> Evicted {
-        let in_memory = self.segments.at(self.catalog.replica(id).segment).kind() == SegmentKind::Memory;
+        let in_memory =
+            self.segments.at(self.catalog.replica(id).segment).kind() == SegmentKind::Memory;
         if in_memory && !self.is_clean(id) {
             return self.evict_dirty(now, id);
         }

@@ -8,7 +8,9 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
 use slackwater_base::{Instant, Map, Planted, Sketch, planted};
-use slackwater_wire::{DiskEntry, ExtentRef, NodeId, Order, PromoteTask, PromotionFailure, SegmentKind, TicketId};
+use slackwater_wire::{
+    DiskEntry, ExtentRef, NodeId, Order, PromoteTask, PromotionFailure, SegmentKind, TicketId,
+};
 
 use crate::budget::Budget;
 use crate::candidate::{Candidates, Reason, Tried};
@@ -109,23 +111,37 @@ impl Promotions {
 
 impl Master {
     /// Looks at what a read found on SSD only: gates 1 and 2, then the rest.
-    pub(crate) fn consider(&mut self, now: Instant, links: &[Link], cold: &[(ObjectId, u32)], chain: ChainPlace) {
+    pub(crate) fn consider(
+        &mut self,
+        now: Instant,
+        links: &[Link],
+        cold: &[(ObjectId, u32)],
+        chain: ChainPlace,
+    ) {
         for (id, at) in cold {
             // What an earlier one made way for may have been this one.
             if !self.catalog.is_object(*id) {
                 continue;
             }
             let hash = links[*at as usize].hash;
-            let Some(sketch) = &mut self.promotions.sketch else { return };
+            let Some(sketch) = &mut self.promotions.sketch else {
+                return;
+            };
             let heat = sketch.add(hash);
             if !self.has_earned(now, *id, heat) {
                 continue;
             }
             let before = at.checked_sub(1).map(|before| links[before as usize].hash);
             let position = chain.position.saturating_add(*at);
-            let place = ChainPlace { parent: before.or(chain.parent), position, ..chain };
+            let place = ChainPlace {
+                parent: before.or(chain.parent),
+                position,
+                ..chain
+            };
             match self.admit(now, *id, heat, place) {
-                Admission::Rejected(reason) if self.catalog.is_object(*id) => self.remember(now, *id, reason, place),
+                Admission::Rejected(reason) if self.catalog.is_object(*id) => {
+                    self.remember(now, *id, reason, place)
+                }
                 Admission::Rejected(_) => {}
                 Admission::Admitted => {
                     self.forget_candidate(*id);
@@ -139,13 +155,25 @@ impl Master {
     /// How often an object was read lately, without counting this as a read.
     pub(crate) fn heat_of(&self, id: ObjectId) -> u8 {
         let hash = self.catalog.object(id).hash;
-        self.promotions.sketch.as_ref().map_or(0, |sketch| sketch.estimate(hash))
+        self.promotions
+            .sketch
+            .as_ref()
+            .map_or(0, |sketch| sketch.estimate(hash))
     }
 
     /// Gates 3 to 11 of the specification, in order.
-    pub(crate) fn admit(&mut self, now: Instant, id: ObjectId, heat: u8, place: ChainPlace) -> Admission {
+    pub(crate) fn admit(
+        &mut self,
+        now: Instant,
+        id: ObjectId,
+        heat: u8,
+        place: ChainPlace,
+    ) -> Admission {
         let sources = self.sources(id);
-        let roomy = sources.iter().find(|(_, node)| self.has_room_for_promotion(*node)).copied();
+        let roomy = sources
+            .iter()
+            .find(|(_, node)| self.has_room_for_promotion(*node))
+            .copied();
         if let (None, Some((_, node))) = (roomy, sources.first()) {
             self.metrics.promotion.rejected_watermark += 1;
             self.make_way(now, *node);
@@ -160,7 +188,9 @@ impl Master {
             .catalog
             .replicas(id)
             .any(|(_, replica)| self.segments.at(replica.segment).kind() == SegmentKind::Memory);
-        let Some((source, node)) = roomy else { return Admission::Ineligible };
+        let Some((source, node)) = roomy else {
+            return Admission::Ineligible;
+        };
         if object.is(Aside::Open) || in_memory {
             return Admission::Ineligible;
         }
@@ -180,16 +210,23 @@ impl Master {
             let segment = self.segments.at(facts.segment);
             let fits = |index: SegmentIndex| {
                 let memory = self.segments.at(index).memory();
-                memory.is_some_and(|memory| memory.extents.books().capacity >= self.catalog.object(id).bytes)
+                memory.is_some_and(|memory| {
+                    memory.extents.books().capacity >= self.catalog.object(id).bytes
+                })
             };
-            if segment.kind() == SegmentKind::Disk && self.segments.of_node(segment.node).into_iter().any(fits) {
+            if segment.kind() == SegmentKind::Disk
+                && self.segments.of_node(segment.node).into_iter().any(fits)
+            {
                 let holder = self.promotions.holders.get(&segment.node);
                 let load = holder.map_or(0, |holder| holder.active + holder.queue.len());
                 sources.push((load, replica, segment.node));
             }
         }
         sources.sort_unstable();
-        sources.into_iter().map(|(_, replica, node)| (replica, node)).collect()
+        sources
+            .into_iter()
+            .map(|(_, replica, node)| (replica, node))
+            .collect()
     }
 
     /// Whether a node's memory, with what is promised already, is below the watermark of admission.
@@ -202,7 +239,11 @@ impl Master {
                 capacity += segment.capacity();
             }
         }
-        let coming = self.promotions.holders.get(&node).map_or(0, |holder| holder.coming);
+        let coming = self
+            .promotions
+            .holders
+            .get(&node)
+            .map_or(0, |holder| holder.coming);
         ((staying + coming) as f64) < capacity as f64 * self.config.promotion.watermark
     }
 
@@ -213,7 +254,13 @@ impl Master {
             let low = self.marks(index).1;
             if segment.kind() == SegmentKind::Memory && segment.staying() > low {
                 let mut budget = self.config.eviction.step;
-                self.evict(now, index, segment.staying() - low, Pass::Plain, &mut budget);
+                self.evict(
+                    now,
+                    index,
+                    segment.staying() - low,
+                    Pass::Plain,
+                    &mut budget,
+                );
             }
         }
     }
@@ -234,13 +281,25 @@ impl Master {
         self.hold(source);
         let stage = Stage::Queued;
         let tried = None;
-        let promoting = Promoting { object: id, entry, bytes, tenant, source, node, heat, place, stage, tried };
+        let promoting = Promoting {
+            object: id,
+            entry,
+            bytes,
+            tenant,
+            source,
+            node,
+            heat,
+            place,
+            stage,
+            tried,
+        };
         self.promotions.tickets.insert(ticket, promoting);
         self.promotions.of.insert(id, ticket);
         let holder = self.promotions.holder(node);
         holder.queue.insert((Reverse(heat), ticket));
         holder.coming += bytes;
-        self.due.set(Due::Promotion(ticket), now + self.config.promotion.window);
+        self.due
+            .set(Due::Promotion(ticket), now + self.config.promotion.window);
         self.metrics.promotion.admitted += 1;
         self.metrics.promotion.in_flight += 1;
     }
@@ -248,7 +307,11 @@ impl Master {
     /// A queued promotion was earned again: it moves up.
     fn promotion_reheated(&mut self, id: ObjectId, heat: u8) {
         let ticket = self.promotions.of[&id];
-        let promoting = self.promotions.tickets.get_mut(&ticket).expect("both tables agree");
+        let promoting = self
+            .promotions
+            .tickets
+            .get_mut(&ticket)
+            .expect("both tables agree");
         let before = std::mem::replace(&mut promoting.heat, heat);
         let (node, stage) = (promoting.node, promoting.stage);
         if stage == Stage::Queued {
@@ -264,7 +327,14 @@ impl Master {
         loop {
             let most = self.config.promotion.batch_max;
             let holder = self.promotions.holder(node);
-            let Some((heat, ticket)) = holder.queue.first().copied().filter(|_| holder.active < most) else { break };
+            let Some((heat, ticket)) = holder
+                .queue
+                .first()
+                .copied()
+                .filter(|_| holder.active < most)
+            else {
+                break;
+            };
             let bytes = self.promotions.tickets[&ticket].bytes;
             if let Err(at) = self.promotions.budget.take(now, bytes) {
                 self.due.set(Due::Promotions, at);
@@ -273,10 +343,19 @@ impl Master {
             let holder = self.promotions.holder(node);
             holder.queue.remove(&(heat, ticket));
             holder.active += 1;
-            let promoting = self.promotions.tickets.get_mut(&ticket).expect("queues name open tickets");
+            let promoting = self
+                .promotions
+                .tickets
+                .get_mut(&ticket)
+                .expect("queues name open tickets");
             promoting.stage = Stage::Sent;
             let checksum = self.catalog.object(promoting.object).checksum;
-            tasks.push(PromoteTask { ticket, entry: promoting.entry.clone(), bytes, checksum });
+            tasks.push(PromoteTask {
+                ticket,
+                entry: promoting.entry.clone(),
+                bytes,
+                checksum,
+            });
         }
         if !tasks.is_empty() {
             self.outbox.order(node, Order::Promote(tasks));
@@ -284,7 +363,11 @@ impl Master {
     }
 
     pub(crate) fn deliver_all(&mut self, now: Instant) {
-        let waiting = self.promotions.holders.iter().filter(|(_, holder)| !holder.queue.is_empty());
+        let waiting = self
+            .promotions
+            .holders
+            .iter()
+            .filter(|(_, holder)| !holder.queue.is_empty());
         for node in waiting.map(|(node, _)| *node).collect::<Vec<_>>() {
             self.deliver(now, node);
         }
@@ -301,7 +384,12 @@ impl Master {
 
     /// The node is about to read: it needs an extent, if the promotion still stands.
     pub(crate) fn stage(&mut self, now: Instant, node: NodeId, ticket: TicketId, bytes: u64) {
-        let Some(promoting) = self.promotions.tickets.get(&ticket).filter(|promoting| promoting.node == node) else {
+        let Some(promoting) = self
+            .promotions
+            .tickets
+            .get(&ticket)
+            .filter(|promoting| promoting.node == node)
+        else {
             // Reaped, cancelled, or another node's: whoever asks is to forget it.
             return self.outbox.order(node, Order::Cancel { ticket });
         };
@@ -311,7 +399,12 @@ impl Master {
         if promoting.stage != Stage::Sent {
             return;
         }
-        let (object, tenant, place, tried) = (promoting.object, promoting.tenant, promoting.place, promoting.tried);
+        let (object, tenant, place, tried) = (
+            promoting.object,
+            promoting.tenant,
+            promoting.place,
+            promoting.tried,
+        );
         let charge = self.charge_of(bytes);
         if !self.fit_quota(now, tenant, Ledger::Memory, charge) {
             return self.refuse(now, ticket, Exit::Failed);
@@ -322,10 +415,15 @@ impl Master {
         };
         let extent = self.extent_of(staged);
         self.tenants.charge(tenant, Ledger::Memory, extent.bytes);
-        let promoting = self.promotions.tickets.get_mut(&ticket).expect("found above");
+        let promoting = self
+            .promotions
+            .tickets
+            .get_mut(&ticket)
+            .expect("found above");
         promoting.stage = Stage::Staged(staged);
         self.promotions.holder(node).coming -= bytes;
-        self.due.set(Due::Promotion(ticket), now + self.config.promotion.window);
+        self.due
+            .set(Due::Promotion(ticket), now + self.config.promotion.window);
         self.outbox.order(node, Order::Staged { ticket, extent });
     }
 
@@ -334,7 +432,9 @@ impl Master {
         let mut memory = self.segments.of_node(node);
         memory.retain(|index| self.segments.at(*index).kind() == SegmentKind::Memory);
         memory.sort_by_key(|index| self.segments.at(*index).used());
-        let found = memory.iter().find_map(|index| self.allocate_on(*index, bytes));
+        let found = memory
+            .iter()
+            .find_map(|index| self.allocate_on(*index, bytes));
         if found.is_none() {
             self.make_way(now, node);
         }
@@ -347,28 +447,66 @@ impl Master {
     }
 
     /// The bytes are in place: publishes exactly the staged replica.
-    pub(crate) fn promoted(&mut self, now: Instant, node: NodeId, ticket: TicketId, extent: ExtentRef) {
-        let Some(promoting) = self.promotions.tickets.get(&ticket).filter(|promoting| promoting.node == node) else {
+    pub(crate) fn promoted(
+        &mut self,
+        now: Instant,
+        node: NodeId,
+        ticket: TicketId,
+        extent: ExtentRef,
+    ) {
+        let Some(promoting) = self
+            .promotions
+            .tickets
+            .get(&ticket)
+            .filter(|promoting| promoting.node == node)
+        else {
             return;
         };
-        let Stage::Staged(staged) = promoting.stage else { return self.refuse(now, ticket, Exit::Failed) };
+        let Stage::Staged(staged) = promoting.stage else {
+            return self.refuse(now, ticket, Exit::Failed);
+        };
         if self.extent_of(staged) != extent {
             return self.refuse(now, ticket, Exit::Failed);
         }
-        let Promoting { object, bytes, place, source, .. } = self.end_promotion(now, ticket, Exit::Completed);
+        let Promoting {
+            object,
+            bytes,
+            place,
+            source,
+            ..
+        } = self.end_promotion(now, ticket, Exit::Completed);
         let record = self.catalog.replica(source);
         // What a policy says of the middle of a segment is the position of its head.
-        let standing = self.segments.at(record.segment).policy.standing(now, Slot(record.slot));
-        let position =
-            |standing: evict::Standing| if place.parent.is_some() { place.position } else { standing.position };
-        let standing = standing.map(|standing| evict::Standing { position: position(standing), ..standing });
+        let standing = self
+            .segments
+            .at(record.segment)
+            .policy
+            .standing(now, Slot(record.slot));
+        let position = |standing: evict::Standing| {
+            if place.parent.is_some() {
+                place.position
+            } else {
+                standing.position
+            }
+        };
+        let standing = standing.map(|standing| evict::Standing {
+            position: position(standing),
+            ..standing
+        });
         self.metrics.promotion.completed_bytes += bytes;
         self.attach(object, staged, Ledger::Memory);
         let replica = *self.catalog.replica(staged);
         let hash = self.catalog.object(object).hash;
         self.introduce(
             now,
-            &mut [Fresh { segment: replica.segment, slot: replica.slot, hash, bytes, place, standing }],
+            &mut [Fresh {
+                segment: replica.segment,
+                slot: replica.slot,
+                hash,
+                bytes,
+                place,
+                standing,
+            }],
         );
         if self.config.promotion.grace > std::time::Duration::ZERO {
             self.set_aside(staged, Standing::Until(now + self.config.promotion.grace));
@@ -378,15 +516,34 @@ impl Master {
     }
 
     /// The node could not do it. Saying so again changes nothing.
-    pub(crate) fn promotion_failed(&mut self, now: Instant, node: NodeId, ticket: TicketId, failure: PromotionFailure) {
-        let Some(promoting) = self.promotions.tickets.get(&ticket).filter(|promoting| promoting.node == node) else {
+    pub(crate) fn promotion_failed(
+        &mut self,
+        now: Instant,
+        node: NodeId,
+        ticket: TicketId,
+        failure: PromotionFailure,
+    ) {
+        let Some(promoting) = self
+            .promotions
+            .tickets
+            .get(&ticket)
+            .filter(|promoting| promoting.node == node)
+        else {
             return;
         };
-        let (object, source, place, tried) = (promoting.object, promoting.source, promoting.place, promoting.tried);
+        let (object, source, place, tried) = (
+            promoting.object,
+            promoting.source,
+            promoting.place,
+            promoting.tried,
+        );
         self.end_promotion(now, ticket, Exit::Failed);
         match failure {
             PromotionFailure::Corrupt => {
-                let (index, hash) = (self.catalog.replica(source).segment, self.catalog.object(object).hash);
+                let (index, hash) = (
+                    self.catalog.replica(source).segment,
+                    self.catalog.object(object).hash,
+                );
                 self.metrics.records_lost += 1;
                 let entry = self.entry(object);
                 self.drop_record(index, hash, entry, None);
@@ -398,7 +555,9 @@ impl Master {
                 self.discard(now, source, Why::Removed);
                 self.erase_if_empty(now, object);
             }
-            PromotionFailure::Busy | PromotionFailure::Stale => self.remember_again(now, object, place, tried),
+            PromotionFailure::Busy | PromotionFailure::Stale => {
+                self.remember_again(now, object, place, tried)
+            }
             PromotionFailure::Size | PromotionFailure::Device => {}
         }
         self.deliver(now, node);
@@ -412,10 +571,16 @@ impl Master {
 
     /// The one way out: the slot, the source, the staged room and the quota are given back once.
     fn end_promotion(&mut self, now: Instant, ticket: TicketId, exit: Exit) -> Promoting {
-        let promoting = self.promotions.tickets.remove(&ticket).expect("only open tickets end");
+        let promoting = self
+            .promotions
+            .tickets
+            .remove(&ticket)
+            .expect("only open tickets end");
         self.promotions.of.remove(&promoting.object);
         self.due.cancel(Due::Promotion(ticket));
-        self.catalog.object_mut(promoting.object).unmark(Aside::Promotion);
+        self.catalog
+            .object_mut(promoting.object)
+            .unmark(Aside::Promotion);
         let holder = self.promotions.holder(promoting.node);
         match promoting.stage {
             Stage::Queued => {
@@ -442,8 +607,16 @@ impl Master {
             Exit::Expired => metrics.expired += 1,
         }
         let ended = metrics.completed + metrics.failed + metrics.cancelled + metrics.expired;
-        assert_eq!(metrics.admitted, ended + metrics.in_flight, "every admission has one end");
-        assert_eq!(metrics.in_flight, self.promotions.tickets.len() as u64, "one slot a ticket");
+        assert_eq!(
+            metrics.admitted,
+            ended + metrics.in_flight,
+            "every admission has one end"
+        );
+        assert_eq!(
+            metrics.in_flight,
+            self.promotions.tickets.len() as u64,
+            "one slot a ticket"
+        );
         if exit != Exit::Failed || !planted(Planted::PromotionKeepsSource) {
             self.unhold(now, promoting.source);
         }
@@ -483,14 +656,21 @@ impl Master {
         let hit = |promoting: &Promoting| {
             on(promoting.source) || matches!(promoting.stage, Stage::Staged(staged) if on(staged))
         };
-        let mut tickets: Vec<TicketId> =
-            self.promotions.tickets.iter().filter(|(_, promoting)| hit(promoting)).map(|(id, _)| *id).collect();
+        let mut tickets: Vec<TicketId> = self
+            .promotions
+            .tickets
+            .iter()
+            .filter(|(_, promoting)| hit(promoting))
+            .map(|(id, _)| *id)
+            .collect();
         tickets.sort_unstable();
         for ticket in tickets {
             self.refuse(now, ticket, Exit::Cancelled);
         }
         if self.segments.at(index).kind() == SegmentKind::Disk {
-            self.promotions.holders.remove(&self.segments.at(index).node);
+            self.promotions
+                .holders
+                .remove(&self.segments.at(index).node);
         }
     }
 

@@ -18,7 +18,12 @@ impl Master {
     /// Tells the SSD below a memory segment of new residents there, a run along their chain.
     pub(crate) fn add_prospects(&mut self, run: &[Fresh], walk: &Walk<'_>) {
         let above = run[0].segment;
-        let Some(below) = self.segments.at(above).below.filter(|_| self.config.offload.mode != OffloadMode::Off) else {
+        let Some(below) = self
+            .segments
+            .at(above)
+            .below
+            .filter(|_| self.config.offload.mode != OffloadMode::Off)
+        else {
             return;
         };
         let mut links: Vec<Link> = walk.links.to_vec();
@@ -28,7 +33,10 @@ impl Master {
             self.catalog.replica_mut(id).set_prospect(Some(slot));
             link.slot = Some(slot);
         }
-        self.segments.at_mut(below).policy.insert(&Walk { links: &links, ..*walk });
+        self.segments.at_mut(below).policy.insert(&Walk {
+            links: &links,
+            ..*walk
+        });
     }
 
     /// Whether the slot of a segment is the prospect of a block above it.
@@ -38,15 +46,24 @@ impl Master {
 
     /// The replicas that a segment holds, without its prospects.
     pub(crate) fn residents(&self, index: SegmentIndex) -> impl Iterator<Item = ReplicaId> {
-        self.segments.at(index).replicas().filter(move |id| !self.is_prospect(index, *id))
+        self.segments
+            .at(index)
+            .replicas()
+            .filter(move |id| !self.is_prospect(index, *id))
     }
 
     /// A memory replica goes, or the SSD gives it up: it is no prospect any more.
     pub(crate) fn end_prospect(&mut self, now: Instant, id: ReplicaId, why: Why) {
         let replica = self.catalog.replica_mut(id);
-        let (Some(slot), above) = (replica.prospect(), replica.segment) else { return };
+        let (Some(slot), above) = (replica.prospect(), replica.segment) else {
+            return;
+        };
         replica.set_prospect(None);
-        let below = self.segments.at(above).below.expect("prospects are those of an SSD");
+        let below = self
+            .segments
+            .at(above)
+            .below
+            .expect("prospects are those of an SSD");
         let segment = self.segments.at_mut(below);
         match why {
             Why::Evicted => segment.policy.evicted(now, slot),

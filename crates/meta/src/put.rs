@@ -4,7 +4,8 @@ use std::collections::BTreeSet;
 
 use slackwater_base::{Checksum, Instant, Map};
 use slackwater_wire::{
-    ClientId, Durability, ErrorCode, Key, Pin, PutDone, PutEnd, ReplicaState, Reply, Tenant, Version,
+    ClientId, Durability, ErrorCode, Key, Pin, PutDone, PutEnd, ReplicaState, Reply, Tenant,
+    Version,
 };
 
 use crate::catalog::{Aside, ObjectId, PinKind, Replica, ReplicaId, SegmentIndex, TenantIndex};
@@ -58,12 +59,21 @@ pub(crate) struct Fresh {
 impl Puts {
     pub(crate) fn add(&mut self, object: ObjectId, put: OpenPut) {
         self.of.entry(put.client).or_default().insert(object);
-        assert!(self.open.insert(object, put).is_none(), "an object has one put in flight");
+        assert!(
+            self.open.insert(object, put).is_none(),
+            "an object has one put in flight"
+        );
     }
 
     fn take(&mut self, object: ObjectId) -> OpenPut {
-        let put = self.open.remove(&object).expect("the object's mark says that a put is open");
-        let all = self.of.get_mut(&put.client).expect("clients with puts are listed");
+        let put = self
+            .open
+            .remove(&object)
+            .expect("the object's mark says that a put is open");
+        let all = self
+            .of
+            .get_mut(&put.client)
+            .expect("clients with puts are listed");
         all.remove(&object);
         if all.is_empty() {
             self.of.remove(&put.client);
@@ -75,9 +85,15 @@ impl Puts {
 impl Master {
     pub(crate) fn put_end(&mut self, now: Instant, caller: &Caller, end: &PutEnd) {
         if let Err(code) = self.each_limits(end.puts.len()) {
-            return self.outbox.reply(caller.client, caller.call, Reply::Failed(code));
+            return self
+                .outbox
+                .reply(caller.client, caller.call, Reply::Failed(code));
         }
-        let ack = self.acks.open(caller.client, caller.call, Answer::Each(vec![Ok(()); end.puts.len()]));
+        let ack = self.acks.open(
+            caller.client,
+            caller.call,
+            Answer::Each(vec![Ok(()); end.puts.len()]),
+        );
         let mut fresh = Vec::with_capacity(end.puts.len());
         let mut published = Vec::with_capacity(end.puts.len());
         for (at, done) in end.puts.iter().enumerate() {
@@ -143,19 +159,35 @@ impl Master {
     fn find_put(&self, tenant: &Tenant, key: &Key) -> Result<(TenantIndex, ObjectId), ErrorCode> {
         let tenant = self.tenant(tenant).ok_or(ErrorCode::ObjectNotFound)?;
         let hash = self.tenants.hash(tenant, key);
-        let object = self.catalog.find(tenant, key, hash).ok_or(ErrorCode::ObjectNotFound)?;
+        let object = self
+            .catalog
+            .find(tenant, key, hash)
+            .ok_or(ErrorCode::ObjectNotFound)?;
         Ok((tenant, object))
     }
 
     /// Whether this is the client's put in flight; false when it is published already.
-    fn owns_put(&mut self, client: ClientId, id: ObjectId, version: Version) -> Result<bool, ErrorCode> {
+    fn owns_put(
+        &mut self,
+        client: ClientId,
+        id: ObjectId,
+        version: Version,
+    ) -> Result<bool, ErrorCode> {
         let object = self.catalog.object(id);
         if object.is(Aside::Open) && self.puts.open[&id].version == version {
             let owner = self.puts.open[&id].client;
-            return if owner == client { Ok(true) } else { Err(ErrorCode::IllegalClient) };
+            return if owner == client {
+                Ok(true)
+            } else {
+                Err(ErrorCode::IllegalClient)
+            };
         }
         if object.has_replicas() && object.version == version {
-            return if object.writer == client { Ok(false) } else { Err(ErrorCode::IllegalClient) };
+            return if object.writer == client {
+                Ok(false)
+            } else {
+                Err(ErrorCode::IllegalClient)
+            };
         }
         self.metrics.late_ends_refused += 1;
         Err(ErrorCode::InvalidVersion)
@@ -190,13 +222,21 @@ impl Master {
             if let Some(group) = put.group {
                 self.catalog.object_mut(id).mark(Aside::Group);
                 let soft = self.soft_until.get(&id).copied().unwrap_or(Instant::ZERO);
-                self.groups.join((tenant, group), id, self.catalog.object(id).pin, soft);
+                self.groups
+                    .join((tenant, group), id, self.catalog.object(id).pin, soft);
             }
         }
         for replica in &put.replicas {
             self.attach(id, *replica, Ledger::Memory);
             let Replica { segment, slot, .. } = *self.catalog.replica(*replica);
-            fresh.push(Fresh { segment, slot, hash, bytes: put.bytes, place: put.place, standing: None });
+            fresh.push(Fresh {
+                segment,
+                slot,
+                hash,
+                bytes: put.bytes,
+                place: put.place,
+                standing: None,
+            });
         }
         self.metrics.puts_published += 1;
         self.metrics.puts_published_bytes += put.bytes;
@@ -208,7 +248,8 @@ impl Master {
         self.catalog.replica_mut(id).state = ReplicaState::Complete;
         self.catalog.attach(object, id);
         if self.catalog.object(object).pin != PinKind::Hard {
-            self.tenants.touch(self.catalog.object(object).tenant, ledger, id);
+            self.tenants
+                .touch(self.catalog.object(object).tenant, ledger, id);
         }
     }
 
@@ -217,7 +258,9 @@ impl Master {
             Pin::None => PinKind::None,
             Pin::Hard => PinKind::Hard,
             Pin::Soft(time) => {
-                let time = time.unwrap_or(self.config.soft_pin_ttl).min(self.config.soft_pin_ttl_max);
+                let time = time
+                    .unwrap_or(self.config.soft_pin_ttl)
+                    .min(self.config.soft_pin_ttl_max);
                 self.soft_until.insert(id, now + time);
                 PinKind::Soft
             }
@@ -238,10 +281,17 @@ impl Master {
         for run in fresh.chunk_by(follows) {
             let links: Vec<Link> = run
                 .iter()
-                .map(|fresh| Link { hash: fresh.hash, slot: Some(Slot(fresh.slot)), bytes: fresh.bytes })
+                .map(|fresh| Link {
+                    hash: fresh.hash,
+                    slot: Some(Slot(fresh.slot)),
+                    bytes: fresh.bytes,
+                })
                 .collect();
             if let (Some(standing), [link]) = (run[0].standing, links.as_slice()) {
-                self.segments.at_mut(run[0].segment).policy.insert_as(now, *link, standing);
+                self.segments
+                    .at_mut(run[0].segment)
+                    .policy
+                    .insert_as(now, *link, standing);
                 continue;
             }
             let place = run[0].place;
@@ -328,9 +378,18 @@ impl Master {
     /// A segment is going: puts lose the replicas that they have there, and end when none is left.
     pub(crate) fn lose_open_puts(&mut self, now: Instant, index: SegmentIndex) {
         let catalog = &self.catalog;
-        let hit = |put: &OpenPut| put.replicas.iter().any(|id| catalog.replica(*id).segment == index);
-        let mut objects: Vec<ObjectId> =
-            self.puts.open.iter().filter(|(_, put)| hit(put)).map(|(object, _)| *object).collect();
+        let hit = |put: &OpenPut| {
+            put.replicas
+                .iter()
+                .any(|id| catalog.replica(*id).segment == index)
+        };
+        let mut objects: Vec<ObjectId> = self
+            .puts
+            .open
+            .iter()
+            .filter(|(_, put)| hit(put))
+            .map(|(object, _)| *object)
+            .collect();
         objects.sort_unstable();
         for object in objects {
             self.reclaim(now, object);

@@ -48,8 +48,13 @@ impl Queue {
 
     /// Whether somebody else waits for space before this caller.
     pub(crate) fn is_before(&self, caller: &Caller) -> bool {
-        let head = self.for_space.first().and_then(|number| self.waiting.get(number));
-        head.is_some_and(|head| (head.caller.client, head.caller.call) != (caller.client, caller.call))
+        let head = self
+            .for_space
+            .first()
+            .and_then(|number| self.waiting.get(number));
+        head.is_some_and(|head| {
+            (head.caller.client, head.caller.call) != (caller.client, caller.call)
+        })
     }
 
     pub(crate) fn enqueue(&mut self, waiting: Waiting) -> u64 {
@@ -85,13 +90,29 @@ impl Queue {
 
     /// Bytes that calls wait for, at least those of the first.
     pub(crate) fn bytes_wanted(&self) -> u64 {
-        let calls = self.for_space.iter().take(WANTED_CALLS).filter_map(|number| self.waiting.get(number));
-        calls.flat_map(|call| call.entries.iter().take(WANTED_CALLS).map(|entry| entry.bytes)).sum()
+        let calls = self
+            .for_space
+            .iter()
+            .take(WANTED_CALLS)
+            .filter_map(|number| self.waiting.get(number));
+        calls
+            .flat_map(|call| {
+                call.entries
+                    .iter()
+                    .take(WANTED_CALLS)
+                    .map(|entry| entry.bytes)
+            })
+            .sum()
     }
 
     pub(crate) fn first_bytes(&self) -> u64 {
-        let first = self.for_space.first().and_then(|number| self.waiting.get(number));
-        first.and_then(|call| call.entries.front()).map_or(0, |entry| entry.bytes)
+        let first = self
+            .for_space
+            .first()
+            .and_then(|number| self.waiting.get(number));
+        first
+            .and_then(|call| call.entries.front())
+            .map_or(0, |entry| entry.bytes)
     }
 }
 
@@ -110,7 +131,13 @@ impl Master {
             return;
         }
         for tenant in self.queue.for_quota.keys().copied().collect::<Vec<_>>() {
-            while let Some(number) = self.queue.for_quota.get(&tenant).and_then(|queue| queue.first()).copied() {
+            while let Some(number) = self
+                .queue
+                .for_quota
+                .get(&tenant)
+                .and_then(|queue| queue.first())
+                .copied()
+            {
                 if !self.serve_one(now, number) {
                     break;
                 }
@@ -120,14 +147,26 @@ impl Master {
 
     /// Whether this call is answered, or waits for something else than before.
     fn serve_one(&mut self, now: Instant, number: u64) -> bool {
-        let mut call = self.queue.waiting.remove(&number).expect("queues name waiting calls");
-        let Waiting { caller, tenant, config, entries, results, short } = &mut call;
+        let mut call = self
+            .queue
+            .waiting
+            .remove(&number)
+            .expect("queues name waiting calls");
+        let Waiting {
+            caller,
+            tenant,
+            config,
+            entries,
+            results,
+            short,
+        } = &mut call;
         let (caller, tenant, before) = (caller.clone(), *tenant, *short);
         let left = self.grant_all(now, &caller, tenant, config, entries, results);
         let Some(left) = left else {
             self.queue.unlist(number, tenant);
             self.due.cancel(Due::Wait(number));
-            self.outbox.reply(caller.client, caller.call, Reply::PutStart(call.results));
+            self.outbox
+                .reply(caller.client, caller.call, Reply::PutStart(call.results));
             return true;
         };
         call.short = left;
@@ -148,8 +187,14 @@ impl Master {
             let books = segment.memory().map(|memory| memory.extents.books())?;
             Some((books.free, books.quarantined + segment.leaving))
         };
-        let all = self.segments.iter().filter_map(|(index, segment)| Some((index, coming(segment)?)));
-        let Some((index, (free, coming))) = all.max_by_key(|(_, (free, coming))| free + coming) else { return };
+        let all = self
+            .segments
+            .iter()
+            .filter_map(|(index, segment)| Some((index, coming(segment)?)));
+        let Some((index, (free, coming))) = all.max_by_key(|(_, (free, coming))| free + coming)
+        else {
+            return;
+        };
         let missing = match coming {
             0 => wanted,
             _ => wanted.saturating_sub(free + coming),
@@ -164,7 +209,9 @@ impl Master {
     }
 
     pub(crate) fn wait_expired(&mut self, number: u64) {
-        let Some(call) = self.queue.dequeue(number) else { return };
+        let Some(call) = self.queue.dequeue(number) else {
+            return;
+        };
         self.metrics.puts_timed_out += 1;
         self.give_up(&call.caller, call.short, call.entries, call.results);
     }
@@ -183,12 +230,17 @@ impl Master {
         for entry in entries {
             results[entry.at] = PutStarted::Failed(code);
         }
-        self.outbox.reply(caller.client, caller.call, Reply::PutStart(results));
+        self.outbox
+            .reply(caller.client, caller.call, Reply::PutStart(results));
     }
 
     /// The client is gone and waits no longer.
     pub(crate) fn stop_waiting(&mut self, client: ClientId) {
-        let calls = self.queue.waiting.iter().filter(|(_, call)| call.caller.client == client);
+        let calls = self
+            .queue
+            .waiting
+            .iter()
+            .filter(|(_, call)| call.caller.client == client);
         for number in calls.map(|(number, _)| *number).collect::<Vec<_>>() {
             self.due.cancel(Due::Wait(number));
             self.queue.dequeue(number);

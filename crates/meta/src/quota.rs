@@ -33,8 +33,12 @@ impl Master {
         if !self.tenants.is_on() {
             return Reply::Failed(ErrorCode::UnavailableInCurrentMode);
         }
-        let index = self.tenant(tenant).filter(|index| self.tenants.at(*index).has_quota());
-        let Some(index) = index else { return Reply::Failed(ErrorCode::TenantNotRegistered) };
+        let index = self
+            .tenant(tenant)
+            .filter(|index| self.tenants.at(*index).has_quota());
+        let Some(index) = index else {
+            return Reply::Failed(ErrorCode::TenantNotRegistered);
+        };
         let state = self.tenants.at(index);
         if state.objects > 0 || state.used(Ledger::Memory) > 0 || state.used(Ledger::Disk) > 0 {
             return Reply::Failed(ErrorCode::TenantNotEmpty);
@@ -55,7 +59,13 @@ impl Master {
     }
 
     /// Whether `more` bytes fit the tenant's quota, after evicting its own if need be.
-    pub(crate) fn fit_quota(&mut self, now: Instant, tenant: TenantIndex, ledger: Ledger, more: u64) -> bool {
+    pub(crate) fn fit_quota(
+        &mut self,
+        now: Instant,
+        tenant: TenantIndex,
+        ledger: Ledger,
+        more: u64,
+    ) -> bool {
         let excess = self.tenants.excess(tenant, ledger, more);
         if excess > 0 {
             self.evict_tenant(now, tenant, ledger, excess);
@@ -65,7 +75,9 @@ impl Master {
 
     /// Keeps a tenant under the watermarks of its own quota, so that its puts seldom wait.
     pub(crate) fn trim(&mut self, now: Instant, tenant: TenantIndex, ledger: Ledger) {
-        let Some(allowed) = self.tenants.allowed(tenant, ledger) else { return };
+        let Some(allowed) = self.tenants.allowed(tenant, ledger) else {
+            return;
+        };
         let eviction = &self.config.eviction;
         let used = self.tenants.at(tenant).used(ledger);
         let share = |of: f64| (allowed as f64 * of) as u64;
@@ -102,21 +114,34 @@ impl Master {
 
     /// Everything known about an object, without a trace.
     pub(crate) fn describe(&self, now: Instant, tenant: &Tenant, key: &Key) -> Reply {
-        let Some(id) = self.find(tenant, key) else { return Reply::Failed(ErrorCode::ObjectNotFound) };
+        let Some(id) = self.find(tenant, key) else {
+            return Reply::Failed(ErrorCode::ObjectNotFound);
+        };
         let object = self.catalog.object(id);
         let place = |id: ReplicaId| {
             let replica = self.catalog.replica(id);
             let segment = self.segments.at(replica.segment);
             let at = match segment.medium {
                 Medium::Memory(_) => ReplicaAt::Memory(self.extent_of(id)),
-                Medium::Disk(_) => ReplicaAt::Disk { node: segment.node, segment: segment.id },
+                Medium::Disk(_) => ReplicaAt::Disk {
+                    node: segment.node,
+                    segment: segment.id,
+                },
             };
             (at, replica.state, replica.refs)
         };
-        let mut replicas: Vec<(ReplicaAt, ReplicaState, u32)> =
-            self.catalog.replicas(id).map(|(replica, _)| place(replica)).collect();
+        let mut replicas: Vec<(ReplicaAt, ReplicaState, u32)> = self
+            .catalog
+            .replicas(id)
+            .map(|(replica, _)| place(replica))
+            .collect();
         let put = self.puts.open.get(&id);
-        replicas.extend(put.iter().flat_map(|put| &put.replicas).chain(&self.staged_of(id)).map(|id| place(*id)));
+        replicas.extend(
+            put.iter()
+                .flat_map(|put| &put.replicas)
+                .chain(&self.staged_of(id))
+                .map(|id| place(*id)),
+        );
         let pin = match object.pin {
             PinKind::None => Pin::None,
             PinKind::Hard => Pin::Hard,
@@ -126,8 +151,16 @@ impl Master {
         Reply::Describe(Box::new(Description {
             key: object.key.clone(),
             tenant: self.tenants.at(object.tenant).tenant.clone(),
-            version: if whole { object.version } else { put.map_or(object.version, |put| put.version) },
-            bytes: if whole { object.bytes } else { put.map_or(object.bytes, |put| put.bytes) },
+            version: if whole {
+                object.version
+            } else {
+                put.map_or(object.version, |put| put.version)
+            },
+            bytes: if whole {
+                object.bytes
+            } else {
+                put.map_or(object.bytes, |put| put.bytes)
+            },
             checksum: object.checksum,
             group: self.groups.of(id),
             pin,

@@ -26,7 +26,11 @@ impl Master {
     pub(crate) fn discard(&mut self, now: Instant, id: ReplicaId, why: Why) {
         self.unpark(id);
         let replica = *self.catalog.replica(id);
-        assert_eq!(replica.state, ReplicaState::Complete, "only published replicas are discarded");
+        assert_eq!(
+            replica.state,
+            ReplicaState::Complete,
+            "only published replicas are discarded"
+        );
         let policy = &mut self.segments.at_mut(replica.segment).policy;
         match why {
             Why::Evicted => policy.evicted(now, Slot(replica.slot)),
@@ -35,7 +39,10 @@ impl Master {
         self.end_prospect(now, id, why);
         self.tenants.untouch(id);
         let object = self.catalog.detach(id);
-        let (tenant, bytes) = (self.catalog.object(object).tenant, self.catalog.object(object).bytes);
+        let (tenant, bytes) = (
+            self.catalog.object(object).tenant,
+            self.catalog.object(object).bytes,
+        );
         self.catalog.replica_mut(id).state = ReplicaState::Removed;
         if replica.refs > 0 {
             self.unhold_group(now, object);
@@ -52,7 +59,8 @@ impl Master {
         segment.unnumber(replica.slot);
         if let Medium::Disk(disk) = &mut segment.medium {
             disk.live -= record_bytes(bytes);
-            self.tenants.refund(tenant, Ledger::Disk, record_bytes(bytes));
+            self.tenants
+                .refund(tenant, Ledger::Disk, record_bytes(bytes));
         } else {
             let extent = segment.retire(replica.piece);
             self.outbox.fence(segment.node, extent);
@@ -76,7 +84,12 @@ impl Master {
         let replica = self.catalog.replica_mut(id);
         let before = replica.is_needed();
         replica.refs -= 1;
-        let Replica { refs, segment, parked, .. } = *replica;
+        let Replica {
+            refs,
+            segment,
+            parked,
+            ..
+        } = *replica;
         let (object, let_go) = (replica.object(), before && !replica.is_needed());
         if refs == 0
             && let Some(orphan) = self.orphans.remove(&id)
@@ -133,7 +146,11 @@ impl Master {
         match parked {
             Parked::No => return,
             Parked::Held => {
-                let object = self.catalog.replica(id).object().expect("published replicas have an object");
+                let object = self
+                    .catalog
+                    .replica(id)
+                    .object()
+                    .expect("published replicas have an object");
                 let record = self.catalog.object(object);
                 if record.is(Aside::Group) {
                     self.groups.take_back(record.tenant, object, id);
@@ -157,7 +174,12 @@ impl Master {
         let replica = self.catalog.replica_mut(id);
         let before = replica.is_needed();
         replica.parked = Parked::Leaving;
-        let Replica { segment, slot, piece, .. } = *replica;
+        let Replica {
+            segment,
+            slot,
+            piece,
+            ..
+        } = *replica;
         let (object, let_go) = (replica.object(), before && !replica.is_needed());
         let segment = self.segments.at_mut(segment);
         let bytes = segment.extent(piece).bytes;

@@ -1,7 +1,9 @@
 //! Removing: acknowledged when no crash can bring the value back.
 
 use slackwater_base::Instant;
-use slackwater_wire::{ClientId, ErrorCode, Remove, ReplicaClear, Reply, SegmentKind, Tenant, Version};
+use slackwater_wire::{
+    ClientId, ErrorCode, Remove, ReplicaClear, Reply, SegmentKind, Tenant, Version,
+};
 
 use crate::catalog::{Aside, ObjectId, ReplicaId, SegmentIndex};
 use crate::master::{Caller, Master};
@@ -19,7 +21,11 @@ pub(crate) enum Leases {
 
 impl Leases {
     pub(crate) fn of(force: bool) -> Self {
-        if force { Self::Overridden } else { Self::Respected }
+        if force {
+            Self::Overridden
+        } else {
+            Self::Respected
+        }
     }
 }
 
@@ -27,13 +33,23 @@ impl Master {
     pub(crate) fn remove(&mut self, now: Instant, caller: &Caller, remove: &Remove) {
         self.metrics.removes += 1;
         if let Err(code) = self.each_limits(remove.keys.len()) {
-            return self.outbox.reply(caller.client, caller.call, Reply::Failed(code));
+            return self
+                .outbox
+                .reply(caller.client, caller.call, Reply::Failed(code));
         }
-        let ack = self.acks.open(caller.client, caller.call, Answer::Each(vec![Ok(()); remove.keys.len()]));
+        let ack = self.acks.open(
+            caller.client,
+            caller.call,
+            Answer::Each(vec![Ok(()); remove.keys.len()]),
+        );
         for (at, key) in remove.keys.iter().enumerate() {
             let waiter = Waiter { ack, at: at as u32 };
-            let hash = self.tenants.hash_of(self.tenants.effective(&remove.tenant), key);
-            let found = self.tenant(&remove.tenant).and_then(|tenant| self.catalog.find(tenant, key, hash));
+            let hash = self
+                .tenants
+                .hash_of(self.tenants.effective(&remove.tenant), key);
+            let found = self
+                .tenant(&remove.tenant)
+                .and_then(|tenant| self.catalog.find(tenant, key, hash));
             let result = match found {
                 Some(object) => self.remove_one(now, object, Leases::of(remove.force), waiter),
                 None => {
@@ -56,7 +72,11 @@ impl Master {
         if keys > self.config.limits.batch_keys {
             return Err(ErrorCode::InvalidParams);
         }
-        if self.acks.len() >= self.config.limits.acks { Err(ErrorCode::TaskPendingLimitExceeded) } else { Ok(()) }
+        if self.acks.len() >= self.config.limits.acks {
+            Err(ErrorCode::TaskPendingLimitExceeded)
+        } else {
+            Ok(())
+        }
     }
 
     pub(crate) fn remove_one(
@@ -79,14 +99,26 @@ impl Master {
         if object.is(Aside::Open) || self.promotion_is_staged(id) {
             return Err(ErrorCode::ReplicaIsNotReady);
         }
-        let leased = self.lease_end(id) > now || self.catalog.replicas(id).any(|(replica, _)| self.is_guarded(replica));
-        if leases == Leases::Respected && leased { Err(ErrorCode::ObjectHasLease) } else { Ok(()) }
+        let leased = self.lease_end(id) > now
+            || self
+                .catalog
+                .replicas(id)
+                .any(|(replica, _)| self.is_guarded(replica));
+        if leases == Leases::Respected && leased {
+            Err(ErrorCode::ObjectHasLease)
+        } else {
+            Ok(())
+        }
     }
 
     /// End of the longest lease on an object, its group's included.
     pub(crate) fn lease_end(&self, id: ObjectId) -> Instant {
         let object = self.catalog.object(id);
-        if object.is(Aside::Group) { self.groups.lease(object.tenant, id) } else { object.lease }
+        if object.is(Aside::Group) {
+            self.groups.lease(object.tenant, id)
+        } else {
+            object.lease
+        }
     }
 
     /// Whether readers hold a replica: somebody does, and neither an offload nor a promotion accounts for all.
@@ -97,10 +129,19 @@ impl Master {
 
     /// Takes away every replica of a value that is replaced or removed, in memory and on SSD, finished or under way.
     /// The waiter's answer waits until no crash can bring it back, nor any version of the key up to `up_to`.
-    pub(crate) fn withdraw(&mut self, now: Instant, id: ObjectId, up_to: Version, waiter: Option<Waiter>) {
+    pub(crate) fn withdraw(
+        &mut self,
+        now: Instant,
+        id: ObjectId,
+        up_to: Version,
+        waiter: Option<Waiter>,
+    ) {
         self.cancel_offloads(id, |_| true, waiter);
-        let replicas: Vec<(ReplicaId, SegmentIndex)> =
-            self.catalog.replicas(id).map(|(replica, facts)| (replica, facts.segment)).collect();
+        let replicas: Vec<(ReplicaId, SegmentIndex)> = self
+            .catalog
+            .replicas(id)
+            .map(|(replica, facts)| (replica, facts.segment))
+            .collect();
         for (replica, segment) in replicas {
             self.withdraw_replica(now, id, replica, segment, waiter);
         }
@@ -132,13 +173,21 @@ impl Master {
 
     pub(crate) fn replica_clear(&mut self, now: Instant, caller: &Caller, clear: &ReplicaClear) {
         if let Err(code) = self.each_limits(clear.keys.len()) {
-            return self.outbox.reply(caller.client, caller.call, Reply::Failed(code));
+            return self
+                .outbox
+                .reply(caller.client, caller.call, Reply::Failed(code));
         }
-        let ack = self.acks.open(caller.client, caller.call, Answer::Each(vec![Ok(()); clear.keys.len()]));
+        let ack = self.acks.open(
+            caller.client,
+            caller.call,
+            Answer::Each(vec![Ok(()); clear.keys.len()]),
+        );
         for (at, key) in clear.keys.iter().enumerate() {
             let waiter = Waiter { ack, at: at as u32 };
-            let result =
-                self.find(&clear.tenant, key).ok_or(ErrorCode::ObjectNotFound).and_then(|id| match &clear.segment {
+            let result = self
+                .find(&clear.tenant, key)
+                .ok_or(ErrorCode::ObjectNotFound)
+                .and_then(|id| match &clear.segment {
                     None => self
                         .may_clear(caller.client, id)
                         .and_then(|()| self.remove_one(now, id, Leases::Respected, waiter)),
@@ -153,7 +202,11 @@ impl Master {
     }
 
     fn may_clear(&self, client: ClientId, id: ObjectId) -> Result<(), ErrorCode> {
-        let held = || self.catalog.replicas(id).any(|(_, replica)| replica.refs > 0);
+        let held = || {
+            self.catalog
+                .replicas(id)
+                .any(|(_, replica)| replica.refs > 0)
+        };
         match self.catalog.object(id) {
             object if object.is(Aside::Open) => Err(ErrorCode::ReplicaIsNotReady),
             object if object.writer != client => Err(ErrorCode::IllegalClient),
@@ -175,8 +228,12 @@ impl Master {
             return Err(ErrorCode::ObjectHasLease);
         }
         let on_it = |segment: SegmentIndex| self.segments.at(segment).name == name;
-        let all = self.catalog.replicas(id).map(|(replica, facts)| (replica, facts.segment));
-        let cleared: Vec<(ReplicaId, SegmentIndex)> = all.filter(|(_, segment)| on_it(*segment)).collect();
+        let all = self
+            .catalog
+            .replicas(id)
+            .map(|(replica, facts)| (replica, facts.segment));
+        let cleared: Vec<(ReplicaId, SegmentIndex)> =
+            all.filter(|(_, segment)| on_it(*segment)).collect();
         if cleared.is_empty() {
             return Err(ErrorCode::ReplicaNotFound);
         }
@@ -189,6 +246,7 @@ impl Master {
 
     pub(crate) fn find(&self, tenant: &Tenant, key: &slackwater_wire::Key) -> Option<ObjectId> {
         let tenant = self.tenant(tenant)?;
-        self.catalog.find(tenant, key, self.tenants.hash(tenant, key))
+        self.catalog
+            .find(tenant, key, self.tenants.hash(tenant, key))
     }
 }

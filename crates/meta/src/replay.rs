@@ -51,8 +51,21 @@ struct Head {
 impl Head {
     /// A walk of the request from its root.
     const fn walk<'a>(&self, links: &'a [Link]) -> Walk<'a> {
-        let Self { now, hint, output_tokens, .. } = *self;
-        Walk { now, links, parent: None, position: 0, found: 0, hint, output_tokens }
+        let Self {
+            now,
+            hint,
+            output_tokens,
+            ..
+        } = *self;
+        Walk {
+            now,
+            links,
+            parent: None,
+            position: 0,
+            found: 0,
+            hint,
+            output_tokens,
+        }
     }
 }
 
@@ -71,7 +84,11 @@ impl Outcome {
     /// Hits as a share of all references; zero for an empty trace.
     #[must_use]
     pub fn hit_rate(&self) -> f64 {
-        if self.references == 0 { 0.0 } else { self.hits as f64 / self.references as f64 }
+        if self.references == 0 {
+            0.0
+        } else {
+            self.hits as f64 / self.references as f64
+        }
     }
 }
 
@@ -85,19 +102,26 @@ impl Trace {
     /// When `block_tokens` is zero or the trace names 2^32 distinct blocks.
     pub fn new(requests: impl IntoIterator<Item = Request>, block_tokens: u32) -> Self {
         assert!(block_tokens > 0, "a block holds at least one token");
-        let mut trace = Self { requests: Vec::new(), blocks: Vec::new(), hashes: Vec::new(), block_tokens };
+        let mut trace = Self {
+            requests: Vec::new(),
+            blocks: Vec::new(),
+            hashes: Vec::new(),
+            block_tokens,
+        };
         let mut numbers: Map<u64, u32> = Map::default();
         for request in requests {
             let start = trace.blocks.len();
             for &block in &request.blocks {
-                let next = u32::try_from(trace.hashes.len()).expect("fewer than 2^32 distinct blocks");
+                let next =
+                    u32::try_from(trace.hashes.len()).expect("fewer than 2^32 distinct blocks");
                 let number = *numbers.entry(block).or_insert(next);
                 if number == next {
                     trace.hashes.push(mix(block));
                 }
                 trace.blocks.push(number);
             }
-            let full = usize::try_from(request.input_tokens / u64::from(block_tokens)).unwrap_or(usize::MAX);
+            let full = usize::try_from(request.input_tokens / u64::from(block_tokens))
+                .unwrap_or(usize::MAX);
             trace.requests.push(Head {
                 now: request.now,
                 start,
@@ -131,11 +155,19 @@ impl Trace {
     /// Replays the trace against `policy`, which is fresh, with room for `capacity` blocks.
     ///
     /// `watch` is called after every request with the number of requests done.
-    pub fn replay(&self, policy: &mut dyn Evict, capacity: usize, mut watch: impl FnMut(usize)) -> Outcome {
+    pub fn replay(
+        &self,
+        policy: &mut dyn Evict,
+        capacity: usize,
+        mut watch: impl FnMut(usize),
+    ) -> Outcome {
         policy.set_capacity(capacity as u64 * BLOCK_BYTES);
         policy.set_block_tokens(self.block_tokens);
         let mut shelf = Shelf::new(self.distinct_blocks(), capacity);
-        let mut outcome = Outcome { references: self.references() as u64, ..Outcome::default() };
+        let mut outcome = Outcome {
+            references: self.references() as u64,
+            ..Outcome::default()
+        };
         for (done, head) in self.requests.iter().enumerate() {
             outcome.hits += shelf.request(self, head, policy);
             outcome.blocks_kept = outcome.blocks_kept.max(shelf.kept);
@@ -159,7 +191,10 @@ impl Trace {
         }
         let mut kept_until = vec![NEVER; self.distinct_blocks()];
         let mut farthest: BinaryHeap<(usize, u32)> = BinaryHeap::new();
-        let mut outcome = Outcome { references: self.references() as u64, ..Outcome::default() };
+        let mut outcome = Outcome {
+            references: self.references() as u64,
+            ..Outcome::default()
+        };
         let mut kept = 0;
         for (at, &block) in self.blocks.iter().enumerate() {
             let number = block as usize;
@@ -200,7 +235,14 @@ const NO_SLOT: u32 = u32::MAX;
 impl Shelf {
     fn new(distinct: usize, capacity: usize) -> Self {
         let (blocks, free, links) = (Vec::new(), Vec::new(), Vec::new());
-        Self { slots: vec![NO_SLOT; distinct], blocks, free, kept: 0, capacity, links }
+        Self {
+            slots: vec![NO_SLOT; distinct],
+            blocks,
+            free,
+            kept: 0,
+            capacity,
+            links,
+        }
     }
 
     /// Serves one request and gives the number of its hits.
@@ -211,14 +253,30 @@ impl Shelf {
         links.extend(blocks.iter().map(|&block| self.link(trace, block)));
         let hits = links.iter().take_while(|link| link.slot.is_some()).count();
         let now = head.now;
-        policy.read(&Walk { found: hits as u32, ..head.walk(&links) });
+        policy.read(&Walk {
+            found: hits as u32,
+            ..head.walk(&links)
+        });
         if hits < head.full_blocks {
-            for (link, &block) in links.iter_mut().zip(blocks).take(head.full_blocks).skip(hits) {
-                link.slot = if link.slot.is_none() { Some(self.place(block)) } else { None };
+            for (link, &block) in links
+                .iter_mut()
+                .zip(blocks)
+                .take(head.full_blocks)
+                .skip(hits)
+            {
+                link.slot = if link.slot.is_none() {
+                    Some(self.place(block))
+                } else {
+                    None
+                };
             }
             let parent = hits.checked_sub(1).map(|last| links[last].hash);
             let links = &links[hits..head.full_blocks];
-            policy.insert(&Walk { parent, position: hits as u32, ..head.walk(links) });
+            policy.insert(&Walk {
+                parent,
+                position: hits as u32,
+                ..head.walk(links)
+            });
         }
         self.links = links;
         while self.is_over() {
@@ -238,11 +296,18 @@ impl Shelf {
     }
 
     fn link(&self, trace: &Trace, block: u32) -> Link {
-        Link { hash: trace.hashes[block as usize], slot: self.slot(block), bytes: BLOCK_BYTES }
+        Link {
+            hash: trace.hashes[block as usize],
+            slot: self.slot(block),
+            bytes: BLOCK_BYTES,
+        }
     }
 
     fn links(&self, trace: &Trace, blocks: &[u32]) -> Vec<Link> {
-        blocks.iter().map(|&block| self.link(trace, block)).collect()
+        blocks
+            .iter()
+            .map(|&block| self.link(trace, block))
+            .collect()
     }
 
     const fn is_over(&self) -> bool {
@@ -301,24 +366,40 @@ mod tests {
         // Room for two: after the second request blocks 4 and 5 are there, so 3 of the third chain hits nothing.
         let trace = trace(&[&[1, 2], &[4, 5], &[1, 5]]);
         let outcome = trace.replay(&mut *PolicyKind::Lru.build(0), 2, |_| ());
-        assert_eq!((outcome.references, outcome.hits, outcome.blocks_kept), (6, 0, 2));
+        assert_eq!(
+            (outcome.references, outcome.hits, outcome.blocks_kept),
+            (6, 0, 2)
+        );
     }
 
     #[test]
     fn a_tail_that_is_not_full_is_never_kept() {
-        let mut request =
-            Request { now: Instant::ZERO, blocks: vec![1, 2], input_tokens: 1023, output_tokens: None, hint: None };
+        let mut request = Request {
+            now: Instant::ZERO,
+            blocks: vec![1, 2],
+            input_tokens: 1023,
+            output_tokens: None,
+            hint: None,
+        };
         let first = request.clone();
         request.now = Instant::from_nanos(1);
         let trace = Trace::new([first, request], 512);
-        assert_eq!(trace.replay(&mut *PolicyKind::Lru.build(0), 10, |_| ()).hits, 1);
+        assert_eq!(
+            trace
+                .replay(&mut *PolicyKind::Lru.build(0), 10, |_| ())
+                .hits,
+            1
+        );
     }
 
     #[test]
     fn the_optimum_bypasses_what_never_returns() {
         let trace = trace(&[&[1], &[2], &[3], &[1], &[4], &[1]]);
         assert_eq!(trace.offline_optimum(1).hits, 2);
-        assert_eq!(trace.replay(&mut *PolicyKind::Lru.build(0), 1, |_| ()).hits, 0);
+        assert_eq!(
+            trace.replay(&mut *PolicyKind::Lru.build(0), 1, |_| ()).hits,
+            0
+        );
     }
 
     proptest! {

@@ -33,11 +33,22 @@ pub(crate) enum Call {
 
 impl Retries {
     pub(crate) fn new(window: usize, clients_max: usize) -> Self {
-        Self { window, clients_max, of: Map::default(), silent: BTreeMap::new() }
+        Self {
+            window,
+            clients_max,
+            of: Map::default(),
+            silent: BTreeMap::new(),
+        }
     }
 
     /// Says whether a call was seen before, and remembers it. Only calls that change something are remembered.
-    pub(crate) fn note(&mut self, now: Instant, client: ClientId, call: CallId, request: &Request) -> Call {
+    pub(crate) fn note(
+        &mut self,
+        now: Instant,
+        client: ClientId,
+        call: CallId,
+        request: &Request,
+    ) -> Call {
         if self.window == 0 || !changes_something(request) {
             return Call::New;
         }
@@ -70,8 +81,19 @@ impl Retries {
             return;
         }
         for output in outputs {
-            let Output::Reply { client, call, reply } = output else { continue };
-            if let Some(slot) = self.of.get_mut(client).and_then(|window| window.calls.get_mut(call)) {
+            let Output::Reply {
+                client,
+                call,
+                reply,
+            } = output
+            else {
+                continue;
+            };
+            if let Some(slot) = self
+                .of
+                .get_mut(client)
+                .and_then(|window| window.calls.get_mut(call))
+            {
                 *slot = Some(reply.clone());
             }
         }

@@ -27,8 +27,16 @@ struct Scan {
 }
 
 enum Job {
-    Remove { ack: AckId, leases: Leases },
-    List { caller: Caller, after: Option<Key>, limit: usize, found: BTreeSet<Key> },
+    Remove {
+        ack: AckId,
+        leases: Leases,
+    },
+    List {
+        caller: Caller,
+        after: Option<Key>,
+        limit: usize,
+        found: BTreeSet<Key>,
+    },
 }
 
 impl Scan {
@@ -41,18 +49,39 @@ impl Scan {
 }
 
 impl Master {
-    pub(crate) fn remove_matching(&mut self, now: Instant, caller: &Caller, remove: &RemoveMatching) {
+    pub(crate) fn remove_matching(
+        &mut self,
+        now: Instant,
+        caller: &Caller,
+        remove: &RemoveMatching,
+    ) {
         self.metrics.removes += 1;
         let pattern = match self.pattern(&remove.pattern) {
             Ok(pattern) => pattern,
-            Err(code) => return self.outbox.reply(caller.client, caller.call, Reply::Failed(code)),
+            Err(code) => {
+                return self
+                    .outbox
+                    .reply(caller.client, caller.call, Reply::Failed(code));
+            }
         };
-        self.remove_scan(now, caller, Some(&remove.tenant), Some(pattern), Leases::of(remove.force));
+        self.remove_scan(
+            now,
+            caller,
+            Some(&remove.tenant),
+            Some(pattern),
+            Leases::of(remove.force),
+        );
     }
 
     pub(crate) fn remove_all(&mut self, now: Instant, caller: &Caller, remove: &RemoveAll) {
         self.metrics.removes += 1;
-        self.remove_scan(now, caller, remove.tenant.as_ref(), None, Leases::of(remove.force));
+        self.remove_scan(
+            now,
+            caller,
+            remove.tenant.as_ref(),
+            None,
+            Leases::of(remove.force),
+        );
     }
 
     fn remove_scan(
@@ -64,22 +93,41 @@ impl Master {
         leases: Leases,
     ) {
         let effective = tenant.map(|tenant| self.tenants.effective(tenant).clone());
-        self.owed.matching(effective.as_ref(), pattern.as_ref(), self.newest_version());
+        self.owed
+            .matching(effective.as_ref(), pattern.as_ref(), self.newest_version());
         let of = match tenant.map(|tenant| self.tenant(tenant)) {
-            Some(None) => return self.outbox.reply(caller.client, caller.call, Reply::Count(0)),
+            Some(None) => {
+                return self
+                    .outbox
+                    .reply(caller.client, caller.call, Reply::Count(0));
+            }
             Some(Some(tenant)) => Some(tenant),
             None => None,
         };
         if let Err(code) = self.scan_limits() {
-            return self.outbox.reply(caller.client, caller.call, Reply::Failed(code));
+            return self
+                .outbox
+                .reply(caller.client, caller.call, Reply::Failed(code));
         }
         let ack = self.acks.open(caller.client, caller.call, Answer::Count(0));
         self.await_all_drops(effective.as_ref(), pattern.as_ref(), Waiter { ack, at: 0 });
-        self.begin_scan(now, Scan { from: 0, tenant: of, pattern, job: Job::Remove { ack, leases } });
+        self.begin_scan(
+            now,
+            Scan {
+                from: 0,
+                tenant: of,
+                pattern,
+                job: Job::Remove { ack, leases },
+            },
+        );
     }
 
     pub(crate) fn list(&mut self, now: Instant, caller: &Caller, list: List) {
-        let pattern = list.pattern.as_deref().map(|pattern| self.pattern(pattern)).transpose();
+        let pattern = list
+            .pattern
+            .as_deref()
+            .map(|pattern| self.pattern(pattern))
+            .transpose();
         let checked = pattern.and_then(|pattern| self.scan_limits().map(|()| pattern));
         let pattern = match checked {
             Ok(_) if list.limit == 0 => Err(ErrorCode::InvalidParams),
@@ -87,26 +135,52 @@ impl Master {
         };
         let pattern = match pattern {
             Ok(pattern) => pattern,
-            Err(code) => return self.outbox.reply(caller.client, caller.call, Reply::Failed(code)),
+            Err(code) => {
+                return self
+                    .outbox
+                    .reply(caller.client, caller.call, Reply::Failed(code));
+            }
         };
         let Some(tenant) = self.tenant(&list.tenant) else {
-            return self.outbox.reply(caller.client, caller.call, Reply::List(Listed::default()));
+            return self
+                .outbox
+                .reply(caller.client, caller.call, Reply::List(Listed::default()));
         };
         let limit = self.config.limits.list_page.min(list.limit as usize);
-        let job = Job::List { caller: caller.clone(), after: list.after, limit, found: BTreeSet::new() };
-        self.begin_scan(now, Scan { from: 0, tenant: Some(tenant), pattern, job });
+        let job = Job::List {
+            caller: caller.clone(),
+            after: list.after,
+            limit,
+            found: BTreeSet::new(),
+        };
+        self.begin_scan(
+            now,
+            Scan {
+                from: 0,
+                tenant: Some(tenant),
+                pattern,
+                job,
+            },
+        );
     }
 
     fn pattern(&self, pattern: &str) -> Result<Regex, ErrorCode> {
         let limit = self.config.limits.pattern_bytes;
-        let built = RegexBuilder::new(pattern).size_limit(limit).dfa_size_limit(limit).build();
+        let built = RegexBuilder::new(pattern)
+            .size_limit(limit)
+            .dfa_size_limit(limit)
+            .build();
         built.map_err(|_| ErrorCode::InvalidParams)
     }
 
     fn scan_limits(&self) -> Result<(), ErrorCode> {
         let limits = &self.config.limits;
         let full = self.scans.open.len() >= limits.scans || self.acks.len() >= limits.acks;
-        if full { Err(ErrorCode::TaskPendingLimitExceeded) } else { Ok(()) }
+        if full {
+            Err(ErrorCode::TaskPendingLimitExceeded)
+        } else {
+            Ok(())
+        }
     }
 
     fn begin_scan(&mut self, now: Instant, scan: Scan) {
@@ -117,16 +191,28 @@ impl Master {
     }
 
     pub(crate) fn scan_step(&mut self, now: Instant, number: u64) {
-        let mut scan = self.scans.open.remove(&number).expect("deadlines name open scans");
+        let mut scan = self
+            .scans
+            .open
+            .remove(&number)
+            .expect("deadlines name open scans");
         let (objects, next) = self.catalog.scan(scan.from, self.config.limits.scan_step);
-        let found: Vec<ObjectId> = objects.filter(|(_, object)| scan.wants(object)).map(|(id, _)| id).collect();
+        let found: Vec<ObjectId> = objects
+            .filter(|(_, object)| scan.wants(object))
+            .map(|(id, _)| id)
+            .collect();
         match &mut scan.job {
             Job::Remove { ack, leases } => {
                 for id in found {
                     self.remove_found(now, id, *leases, *ack);
                 }
             }
-            Job::List { after, limit, found: keys, .. } => {
+            Job::List {
+                after,
+                limit,
+                found: keys,
+                ..
+            } => {
                 for id in found {
                     let key = &self.catalog.object(id).key;
                     let late = keys.len() > *limit && keys.last().is_some_and(|last| key >= last);
@@ -152,7 +238,11 @@ impl Master {
 
     fn remove_found(&mut self, now: Instant, id: ObjectId, leases: Leases, ack: AckId) {
         // Members of a group or replaced objects may have gone within this very step.
-        if self.catalog.is_object(id) && self.remove_one(now, id, leases, Waiter { ack, at: 0 }).is_ok() {
+        if self.catalog.is_object(id)
+            && self
+                .remove_one(now, id, leases, Waiter { ack, at: 0 })
+                .is_ok()
+        {
             self.acks.count(ack);
         }
     }
@@ -160,13 +250,22 @@ impl Master {
     fn end_scan(&mut self, job: Job) {
         match job {
             Job::Remove { ack, .. } => self.settle(ack),
-            Job::List { caller, limit, mut found, .. } => {
+            Job::List {
+                caller,
+                limit,
+                mut found,
+                ..
+            } => {
                 let more = found.len() > limit;
                 while found.len() > limit {
                     found.pop_last();
                 }
                 let keys = found.into_iter().collect();
-                self.outbox.reply(caller.client, caller.call, Reply::List(Listed { keys, more }));
+                self.outbox.reply(
+                    caller.client,
+                    caller.call,
+                    Reply::List(Listed { keys, more }),
+                );
             }
         }
     }

@@ -1,9 +1,12 @@
 use std::collections::BTreeMap;
 
 use slackwater_base::{
-    AllocError, BLOCK_BYTES, Extent, ExtentAllocator, Instant, Map, Planted, planted, round_to_block,
+    AllocError, BLOCK_BYTES, Extent, ExtentAllocator, Instant, Map, Planted, planted,
+    round_to_block,
 };
-use slackwater_wire::{ExtentRef, Incarnation, Mount, NodeId, SegmentId, SegmentKind, SegmentState};
+use slackwater_wire::{
+    ExtentRef, Incarnation, Mount, NodeId, SegmentId, SegmentKind, SegmentState,
+};
 
 use crate::catalog::{ReplicaId, SegmentIndex};
 use crate::due::Deadlines;
@@ -99,19 +102,35 @@ impl Segment {
     }
 
     pub(crate) fn memory(&self) -> Option<&MemoryExtents> {
-        if let Medium::Memory(memory) = &self.medium { Some(memory) } else { None }
+        if let Medium::Memory(memory) = &self.medium {
+            Some(memory)
+        } else {
+            None
+        }
     }
 
     pub(crate) fn memory_mut(&mut self) -> Option<&mut MemoryExtents> {
-        if let Medium::Memory(memory) = &mut self.medium { Some(memory) } else { None }
+        if let Medium::Memory(memory) = &mut self.medium {
+            Some(memory)
+        } else {
+            None
+        }
     }
 
     pub(crate) fn disk(&self) -> Option<&DiskLog> {
-        if let Medium::Disk(disk) = &self.medium { Some(disk) } else { None }
+        if let Medium::Disk(disk) = &self.medium {
+            Some(disk)
+        } else {
+            None
+        }
     }
 
     pub(crate) fn disk_mut(&mut self) -> Option<&mut DiskLog> {
-        if let Medium::Disk(disk) = &mut self.medium { Some(disk) } else { None }
+        if let Medium::Disk(disk) = &mut self.medium {
+            Some(disk)
+        } else {
+            None
+        }
     }
 
     pub(crate) fn capacity(&self) -> u64 {
@@ -136,11 +155,17 @@ impl Segment {
 
     /// An extent of `bytes`, known by its short name.
     pub(crate) fn allocate(&mut self, bytes: u64) -> Result<Extent, AllocError> {
-        self.memory_mut().expect("only memory has extents").extents.allocate(bytes)
+        self.memory_mut()
+            .expect("only memory has extents")
+            .extents
+            .allocate(bytes)
     }
 
     pub(crate) fn extent(&self, piece: u32) -> Extent {
-        self.memory().expect("only memory has extents").extents.held(piece)
+        self.memory()
+            .expect("only memory has extents")
+            .extents
+            .held(piece)
     }
 
     pub(crate) fn reference(&self, extent: Extent) -> ExtentRef {
@@ -172,8 +197,12 @@ impl Segment {
         if extent.incarnation != self.incarnation {
             return false;
         }
-        let Some(memory) = self.memory_mut() else { return false };
-        let Some(retired) = memory.fencing.remove(&extent.generation) else { return false };
+        let Some(memory) = self.memory_mut() else {
+            return false;
+        };
+        let Some(retired) = memory.fencing.remove(&extent.generation) else {
+            return false;
+        };
         memory.extents.release(retired);
         true
     }
@@ -214,7 +243,10 @@ impl Segment {
     }
 
     pub(crate) fn replicas(&self) -> impl Iterator<Item = ReplicaId> {
-        self.slots.iter().filter(|id| **id != NONE).map(|id| ReplicaId(*id))
+        self.slots
+            .iter()
+            .filter(|id| **id != NONE)
+            .map(|id| ReplicaId(*id))
     }
 
     pub(crate) fn state(&self) -> SegmentState {
@@ -229,7 +261,11 @@ impl Segment {
 
     pub(crate) fn overhead_bytes(&self) -> usize {
         let slots = (self.slots.capacity() + self.spare.capacity()) * size_of::<u32>();
-        slots + self.policy.overhead_bytes() + self.memory().map_or(0, |memory| memory.extents.overhead_bytes())
+        slots
+            + self.policy.overhead_bytes()
+            + self
+                .memory()
+                .map_or(0, |memory| memory.extents.overhead_bytes())
     }
 }
 
@@ -255,18 +291,28 @@ impl Segments {
     }
 
     pub(crate) fn add(&mut self, segment: Segment) -> SegmentIndex {
-        let free = self.list.iter().position(Option::is_none).unwrap_or_else(|| {
-            self.list.push(None);
-            self.list.len() - 1
-        });
+        let free = self
+            .list
+            .iter()
+            .position(Option::is_none)
+            .unwrap_or_else(|| {
+                self.list.push(None);
+                self.list.len() - 1
+            });
         let index = SegmentIndex(free as u16);
-        assert!(self.by_id.insert(segment.id, index).is_none(), "segment {} is mounted already", segment.id);
+        assert!(
+            self.by_id.insert(segment.id, index).is_none(),
+            "segment {} is mounted already",
+            segment.id
+        );
         let (node, kind) = (segment.node, segment.kind());
         self.list[free] = Some(segment);
         match kind {
             SegmentKind::Memory => self.at_mut(index).below = self.disk_of(node),
             SegmentKind::Disk => {
-                for (_, above) in self.iter_mut().filter(|(_, it)| it.node == node && it.kind() == SegmentKind::Memory)
+                for (_, above) in self
+                    .iter_mut()
+                    .filter(|(_, it)| it.node == node && it.kind() == SegmentKind::Memory)
                 {
                     above.below = Some(index);
                 }
@@ -276,21 +322,30 @@ impl Segments {
     }
 
     pub(crate) fn take(&mut self, index: SegmentIndex) -> Segment {
-        let segment = self.list[usize::from(index.0)].take().expect("segment numbers are held by mounted segments");
+        let segment = self.list[usize::from(index.0)]
+            .take()
+            .expect("segment numbers are held by mounted segments");
         self.by_id.remove(&segment.id);
         segment
     }
 
     pub(crate) fn at(&self, index: SegmentIndex) -> &Segment {
-        self.list[usize::from(index.0)].as_ref().expect("segment numbers are held by mounted segments")
+        self.list[usize::from(index.0)]
+            .as_ref()
+            .expect("segment numbers are held by mounted segments")
     }
 
     pub(crate) fn at_mut(&mut self, index: SegmentIndex) -> &mut Segment {
-        self.list[usize::from(index.0)].as_mut().expect("segment numbers are held by mounted segments")
+        self.list[usize::from(index.0)]
+            .as_mut()
+            .expect("segment numbers are held by mounted segments")
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = (SegmentIndex, &Segment)> {
-        self.list.iter().enumerate().filter_map(|(at, segment)| Some((SegmentIndex(at as u16), segment.as_ref()?)))
+        self.list
+            .iter()
+            .enumerate()
+            .filter_map(|(at, segment)| Some((SegmentIndex(at as u16), segment.as_ref()?)))
     }
 
     pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = (SegmentIndex, &mut Segment)> {
@@ -300,10 +355,15 @@ impl Segments {
 
     /// The SSD log of a node.
     pub(crate) fn disk_of(&self, node: NodeId) -> Option<SegmentIndex> {
-        self.iter().find(|(_, segment)| segment.node == node && segment.disk().is_some()).map(|(index, _)| index)
+        self.iter()
+            .find(|(_, segment)| segment.node == node && segment.disk().is_some())
+            .map(|(index, _)| index)
     }
 
     pub(crate) fn of_node(&self, node: NodeId) -> Vec<SegmentIndex> {
-        self.iter().filter(|(_, segment)| segment.node == node).map(|(index, _)| index).collect()
+        self.iter()
+            .filter(|(_, segment)| segment.node == node)
+            .map(|(index, _)| index)
+            .collect()
     }
 }

@@ -12,7 +12,11 @@ const CHUNK: usize = 1 << CHUNK_BITS;
 
 impl<T> Slab<T> {
     pub(crate) fn new() -> Self {
-        Self { chunks: Vec::new(), spare: Vec::new(), next: 0 }
+        Self {
+            chunks: Vec::new(),
+            spare: Vec::new(),
+            next: 0,
+        }
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -56,7 +60,8 @@ impl<T> Slab<T> {
     }
 
     pub(crate) fn overhead_bytes(&self) -> usize {
-        self.chunks.len() * CHUNK * size_of::<Option<T>>() + self.spare.capacity() * size_of::<u32>()
+        self.chunks.len() * CHUNK * size_of::<Option<T>>()
+            + self.spare.capacity() * size_of::<u32>()
     }
 
     fn slot(&mut self, id: u32) -> &mut Option<T> {
@@ -73,7 +78,10 @@ mod tests {
         let mut slab = Slab::new();
         let ids: Vec<u32> = (0..5000).map(|value| slab.insert(value)).collect();
         assert_eq!(ids, (0..5000).collect::<Vec<_>>());
-        assert_eq!((slab.remove(17), slab.len(), slab.get(17)), (17, 4999, None));
+        assert_eq!(
+            (slab.remove(17), slab.len(), slab.get(17)),
+            (17, 4999, None)
+        );
         assert_eq!(slab.insert(9), 17);
         assert_eq!(slab.iter().count(), 5000);
     }

@@ -18,7 +18,10 @@ impl Master {
         version: Version,
         at: &ReplicaAt,
     ) -> Reply {
-        let Some(id) = self.find(tenant, key).filter(|id| self.catalog.object(*id).version == version) else {
+        let Some(id) = self
+            .find(tenant, key)
+            .filter(|id| self.catalog.object(*id).version == version)
+        else {
             return Reply::Done;
         };
         let accused: Option<(ReplicaId, SegmentIndex)> = self
@@ -42,8 +45,12 @@ impl Master {
     fn is_at(&self, index: SegmentIndex, piece: u32, at: &ReplicaAt) -> bool {
         let segment = self.segments.at(index);
         match (&segment.medium, at) {
-            (Medium::Memory(_), ReplicaAt::Memory(extent)) => segment.reference(segment.extent(piece)) == *extent,
-            (Medium::Disk(_), ReplicaAt::Disk { node, segment: id }) => (segment.node, segment.id) == (*node, *id),
+            (Medium::Memory(_), ReplicaAt::Memory(extent)) => {
+                segment.reference(segment.extent(piece)) == *extent
+            }
+            (Medium::Disk(_), ReplicaAt::Disk { node, segment: id }) => {
+                (segment.node, segment.id) == (*node, *id)
+            }
             _ => false,
         }
     }

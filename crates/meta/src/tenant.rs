@@ -33,7 +33,13 @@ pub(crate) enum Ledger {
 
 impl Tenants {
     pub(crate) fn new(tenancy: Tenancy, limit: usize) -> Self {
-        let mut tenants = Self { list: Vec::new(), by_name: Map::default(), tenancy, limit, rings: Rings::default() };
+        let mut tenants = Self {
+            list: Vec::new(),
+            by_name: Map::default(),
+            tenancy,
+            limit,
+            rings: Rings::default(),
+        };
         tenants.add(Tenant::DEFAULT);
         tenants
     }
@@ -49,7 +55,8 @@ impl Tenants {
 
     /// The index of the tenant of exactly this name, made if need be; `None` at the limit.
     pub(crate) fn find_or_add(&mut self, tenant: &Tenant) -> Option<TenantIndex> {
-        self.find_exact(tenant).or_else(|| (self.by_name.len() < self.limit).then(|| self.add(tenant.clone())))
+        self.find_exact(tenant)
+            .or_else(|| (self.by_name.len() < self.limit).then(|| self.add(tenant.clone())))
     }
 
     /// The tenant of exactly this name, also while tenants are not told apart: whose records an SSD holds.
@@ -64,12 +71,22 @@ impl Tenants {
 
     fn add(&mut self, tenant: Tenant) -> TenantIndex {
         let number = number_of(&tenant);
-        let state =
-            TenantState { tenant: tenant.clone(), number, quota: None, allowed: None, used: [0; 2], objects: 0 };
-        let free = self.list.iter().position(Option::is_none).unwrap_or_else(|| {
-            self.list.push(None);
-            self.list.len() - 1
-        });
+        let state = TenantState {
+            tenant: tenant.clone(),
+            number,
+            quota: None,
+            allowed: None,
+            used: [0; 2],
+            objects: 0,
+        };
+        let free = self
+            .list
+            .iter()
+            .position(Option::is_none)
+            .unwrap_or_else(|| {
+                self.list.push(None);
+                self.list.len() - 1
+            });
         self.list[free] = Some(state);
         let index = TenantIndex(free as u16);
         self.by_name.insert(tenant, index);
@@ -87,21 +104,33 @@ impl Tenants {
     }
 
     pub(crate) fn at(&self, index: TenantIndex) -> &TenantState {
-        self.list[usize::from(index.0)].as_ref().expect("tenant numbers are held by known tenants")
+        self.list[usize::from(index.0)]
+            .as_ref()
+            .expect("tenant numbers are held by known tenants")
     }
 
     pub(crate) fn at_mut(&mut self, index: TenantIndex) -> &mut TenantState {
-        self.list[usize::from(index.0)].as_mut().expect("tenant numbers are held by known tenants")
+        self.list[usize::from(index.0)]
+            .as_mut()
+            .expect("tenant numbers are held by known tenants")
     }
 
     pub(crate) fn hash(&self, index: TenantIndex, key: &Key) -> u64 {
-        let number = if planted(Planted::TenantsShareKeys) { 0 } else { self.at(index).number };
+        let number = if planted(Planted::TenantsShareKeys) {
+            0
+        } else {
+            self.at(index).number
+        };
         KeyHash::of(number, key.as_bytes()).low64()
     }
 
     /// The hash of a key of a tenant that nobody may have heard of.
     pub(crate) fn hash_of(&self, tenant: &Tenant, key: &Key) -> u64 {
-        let number = if planted(Planted::TenantsShareKeys) { 0 } else { number_of(tenant) };
+        let number = if planted(Planted::TenantsShareKeys) {
+            0
+        } else {
+            number_of(tenant)
+        };
         KeyHash::of(number, key.as_bytes()).low64()
     }
 
@@ -119,12 +148,16 @@ impl Tenants {
     pub(crate) fn excess(&self, index: TenantIndex, ledger: Ledger, more: u64) -> u64 {
         let state = self.at(index);
         let used = state.used[ledger as usize].saturating_add(more);
-        state.allowed.map_or(0, |allowed| used.saturating_sub(allowed[ledger as usize]))
+        state
+            .allowed
+            .map_or(0, |allowed| used.saturating_sub(allowed[ledger as usize]))
     }
 
     /// The quota as it is enforced.
     pub(crate) fn allowed(&self, index: TenantIndex, ledger: Ledger) -> Option<u64> {
-        self.at(index).allowed.map(|allowed| allowed[ledger as usize])
+        self.at(index)
+            .allowed
+            .map(|allowed| allowed[ledger as usize])
     }
 
     pub(crate) fn charge(&mut self, index: TenantIndex, ledger: Ledger, bytes: u64) {
@@ -133,11 +166,18 @@ impl Tenants {
 
     pub(crate) fn refund(&mut self, index: TenantIndex, ledger: Ledger, bytes: u64) {
         let used = &mut self.at_mut(index).used[ledger as usize];
-        *used = used.checked_sub(bytes).expect("what is refunded was charged");
+        *used = used
+            .checked_sub(bytes)
+            .expect("what is refunded was charged");
     }
 
     /// Sets or takes away a quota, and scales all to what is mounted.
-    pub(crate) fn set_quota(&mut self, index: TenantIndex, quota: Option<[u64; 2]>, capacity: [u64; 2]) {
+    pub(crate) fn set_quota(
+        &mut self,
+        index: TenantIndex,
+        quota: Option<[u64; 2]>,
+        capacity: [u64; 2],
+    ) {
         self.at_mut(index).quota = quota;
         self.rescale(capacity);
     }
@@ -148,15 +188,26 @@ impl Tenants {
             state.allowed = state.quota;
         }
         for (ledger, capacity) in capacity.into_iter().enumerate() {
-            let total: u128 =
-                self.list.iter().flatten().filter_map(|state| Some(u128::from(state.quota?[ledger]))).sum();
+            let total: u128 = self
+                .list
+                .iter()
+                .flatten()
+                .filter_map(|state| Some(u128::from(state.quota?[ledger])))
+                .sum();
             if capacity == 0 || total <= u128::from(capacity) {
                 continue;
             }
             let mut remainders = Vec::new();
             let mut given = 0;
             for (at, state) in self.list.iter_mut().enumerate() {
-                let Some(TenantState { quota: Some(quota), allowed: Some(allowed), .. }) = state else { continue };
+                let Some(TenantState {
+                    quota: Some(quota),
+                    allowed: Some(allowed),
+                    ..
+                }) = state
+                else {
+                    continue;
+                };
                 let product = u128::from(quota[ledger]) * u128::from(capacity);
                 allowed[ledger] = (product / total) as u64;
                 given += allowed[ledger];
@@ -164,7 +215,11 @@ impl Tenants {
             }
             remainders.sort_unstable();
             for (_, at) in remainders.into_iter().take((capacity - given) as usize) {
-                if let Some(TenantState { allowed: Some(allowed), .. }) = &mut self.list[at] {
+                if let Some(TenantState {
+                    allowed: Some(allowed),
+                    ..
+                }) = &mut self.list[at]
+                {
                     allowed[ledger] += 1;
                 }
             }
@@ -183,7 +238,11 @@ impl Tenants {
     }
 
     pub(crate) fn indices(&self) -> impl Iterator<Item = TenantIndex> {
-        self.list.iter().enumerate().filter(|(_, state)| state.is_some()).map(|(at, _)| TenantIndex(at as u16))
+        self.list
+            .iter()
+            .enumerate()
+            .filter(|(_, state)| state.is_some())
+            .map(|(at, _)| TenantIndex(at as u16))
     }
 
     /// The replica became its tenant's most recently used one.
@@ -200,7 +259,12 @@ impl Tenants {
     }
 
     /// Up to `limit` of the tenant's replicas, least recently used first.
-    pub(crate) fn oldest(&self, index: TenantIndex, ledger: Ledger, limit: usize) -> Vec<ReplicaId> {
+    pub(crate) fn oldest(
+        &self,
+        index: TenantIndex,
+        ledger: Ledger,
+        limit: usize,
+    ) -> Vec<ReplicaId> {
         self.rings.oldest(index, ledger, limit)
     }
 
@@ -221,7 +285,11 @@ impl TenantState {
 
 /// Follows from the name, so that a key's hash is the same after a restart.
 fn number_of(tenant: &Tenant) -> u32 {
-    if tenant.is_default() { 0 } else { hash64(tenant.name().as_bytes()) as u32 | 1 }
+    if tenant.is_default() {
+        0
+    } else {
+        hash64(tenant.name().as_bytes()) as u32 | 1
+    }
 }
 
 static DEFAULT: Tenant = Tenant::DEFAULT;
@@ -248,14 +316,20 @@ impl Rings {
         }
         self.home.insert(id.0, home);
         let head = *self.heads.entry(home).or_insert(id.0);
-        let last = if head == id.0 { id.0 } else { self.links[head as usize][0] };
+        let last = if head == id.0 {
+            id.0
+        } else {
+            self.links[head as usize][0]
+        };
         self.links[id.0 as usize] = [last, head];
         self.links[last as usize][1] = id.0;
         self.links[head as usize][0] = id.0;
     }
 
     fn remove(&mut self, id: ReplicaId) {
-        let Some(home) = self.home.remove(&id.0) else { return };
+        let Some(home) = self.home.remove(&id.0) else {
+            return;
+        };
         let [before, after] = std::mem::replace(&mut self.links[id.0 as usize], [NONE; 2]);
         if after == id.0 {
             self.heads.remove(&home);
@@ -269,7 +343,9 @@ impl Rings {
     }
 
     fn oldest(&self, index: TenantIndex, ledger: Ledger, limit: usize) -> Vec<ReplicaId> {
-        let Some(head) = self.heads.get(&(index.0, ledger as u8)) else { return Vec::new() };
+        let Some(head) = self.heads.get(&(index.0, ledger as u8)) else {
+            return Vec::new();
+        };
         let mut found = vec![ReplicaId(*head)];
         let mut at = self.links[*head as usize][1];
         while at != *head && found.len() < limit {
@@ -309,11 +385,18 @@ mod tests {
         let check = |quotas: &[u64], capacity: u64, expect: &[u64]| {
             let mut tenants = Tenants::new(Tenancy::On, 10);
             for (at, quota) in quotas.iter().enumerate() {
-                let index = tenants.find_or_add(&Tenant::new(&format!("t{at}")).unwrap()).unwrap();
+                let index = tenants
+                    .find_or_add(&Tenant::new(&format!("t{at}")).unwrap())
+                    .unwrap();
                 tenants.set_quota(index, Some([*quota, 0]), [capacity, 0]);
             }
-            let allowed: Vec<u64> =
-                (1..=quotas.len()).map(|at| tenants.allowed(TenantIndex(at as u16), Ledger::Memory).unwrap()).collect();
+            let allowed: Vec<u64> = (1..=quotas.len())
+                .map(|at| {
+                    tenants
+                        .allowed(TenantIndex(at as u16), Ledger::Memory)
+                        .unwrap()
+                })
+                .collect();
             assert_eq!(allowed, expect);
         };
         check(&[10, 20], 100, &[10, 20]);

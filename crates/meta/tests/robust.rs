@@ -48,7 +48,11 @@ impl Chat {
         for session in 0..self.sessions {
             let mut at = begin + rng.unit() * self.span_seconds;
             let mut blocks = vec![family << 48];
-            grow(&mut blocks, family << 48 | (session + 1) << 20, exponential(rng, self.first_blocks));
+            grow(
+                &mut blocks,
+                family << 48 | (session + 1) << 20,
+                exponential(rng, self.first_blocks),
+            );
             for turn in 0.. {
                 let output = exponential(rng, 300.0);
                 requests.push(request(at, &blocks, output as u32));
@@ -56,7 +60,11 @@ impl Chat {
                     break;
                 }
                 at += self.pause_seconds * normal(rng).exp2();
-                grow(&mut blocks, family << 48 | (session + 1) << 20, exponential(rng, self.turn_blocks));
+                grow(
+                    &mut blocks,
+                    family << 48 | (session + 1) << 20,
+                    exponential(rng, self.turn_blocks),
+                );
             }
         }
         requests
@@ -96,7 +104,10 @@ fn check(story: &str, streams: Vec<Vec<Request>>, sizes: &[usize]) {
     for &size in sizes {
         let rate = |kind: PolicyKind| trace.replay(&mut *kind.build(0), size, |_| ()).hit_rate();
         let (lru, gittins) = (rate(PolicyKind::Lru), rate(PolicyKind::Gittins));
-        assert!(gittins >= 0.98 * lru, "{story}, {size} blocks: gittins {gittins:.4}, lru {lru:.4}");
+        assert!(
+            gittins >= 0.98 * lru,
+            "{story}, {size} blocks: gittins {gittins:.4}, lru {lru:.4}"
+        );
     }
 }
 
@@ -110,13 +121,20 @@ fn scan_bursts_pass_through() {
         // A minute of scanning in every ten.
         request((at / 60) as f64 * 600.0 + (at % 60) as f64, &blocks, 10)
     });
-    check("scan bursts", vec![chat, scan.collect()], &[500, 2_000, 8_000]);
+    check(
+        "scan bursts",
+        vec![chat, scan.collect()],
+        &[500, 2_000, 8_000],
+    );
 }
 
 #[test]
 fn two_tenants_share() {
     let mut rng = Rng::new(2);
-    let streams = vec![CONVERSATION.requests(&mut rng, 1, 0.0), AGENTS.requests(&mut rng, 2, 0.0)];
+    let streams = vec![
+        CONVERSATION.requests(&mut rng, 1, 0.0),
+        AGENTS.requests(&mut rng, 2, 0.0),
+    ];
     check("two tenants", streams, &[500, 2_000, 8_000]);
 }
 
@@ -129,7 +147,11 @@ fn a_loop_is_no_trap() {
         grow(&mut blocks, (2 << 48) + (at % 40) * 1000, 25.0);
         request(at as f64 * 6.0, &blocks, 100)
     };
-    check("loop", vec![chat, (0..500).map(turn).collect()], &[500, 2_000, 4_000]);
+    check(
+        "loop",
+        vec![chat, (0..500).map(turn).collect()],
+        &[500, 2_000, 4_000],
+    );
 }
 
 #[test]
@@ -150,7 +172,11 @@ fn the_clock_may_run_at_any_speed() {
         for request in &mut requests {
             request.now = Instant::from_nanos((request.now.as_nanos() as f64 * speed) as u64);
         }
-        check(&format!("clock x{speed}"), vec![requests], &[500, 2_000, 8_000]);
+        check(
+            &format!("clock x{speed}"),
+            vec![requests],
+            &[500, 2_000, 8_000],
+        );
     }
 }
 
@@ -176,17 +202,33 @@ fn a_hint_that_tells_is_learned() {
         grow(&mut blocks, (session + 1) << 20, 12.0);
         let returns = rng.chance(0.3);
         let hint = Some(if returns { 7 } else { 3 });
-        requests.push(Request { hint, ..request(at, &blocks, 200) });
+        requests.push(Request {
+            hint,
+            ..request(at, &blocks, 200)
+        });
         if returns {
-            requests.push(Request { hint: Some(3), ..request(at + exponential(&mut rng, 60.0), &blocks, 200) });
+            requests.push(Request {
+                hint: Some(3),
+                ..request(at + exponential(&mut rng, 60.0), &blocks, 200)
+            });
         }
     }
     requests.sort_by_key(|request| request.now);
     let rate = |requests: Vec<Request>| {
         let trace = Trace::new(requests, BLOCK_TOKENS);
-        trace.replay(&mut *PolicyKind::Gittins.build(0), 400, |_| ()).hit_rate()
+        trace
+            .replay(&mut *PolicyKind::Gittins.build(0), 400, |_| ())
+            .hit_rate()
     };
     let told = rate(requests.clone());
-    let untold = rate(requests.into_iter().map(|request| Request { hint: None, ..request }).collect());
+    let untold = rate(
+        requests
+            .into_iter()
+            .map(|request| Request {
+                hint: None,
+                ..request
+            })
+            .collect(),
+    );
     assert!(told > 1.2 * untold, "told {told:.4}, untold {untold:.4}");
 }

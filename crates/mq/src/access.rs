@@ -32,7 +32,9 @@ impl Level {
     /// Reads the word.
     #[must_use]
     pub fn parse(word: &str) -> Option<Self> {
-        [Level::None, Level::Basic, Level::Admin].into_iter().find(|level| level.name() == word)
+        [Level::None, Level::Basic, Level::Admin]
+            .into_iter()
+            .find(|level| level.name() == word)
     }
 }
 
@@ -122,8 +124,22 @@ impl AllowList {
     /// A list of the given keys, with no file behind it.
     #[must_use]
     pub fn of(keys: impl IntoIterator<Item = (PublicKey, Level)>) -> Self {
-        let keys = keys.into_iter().map(|(key, level)| (key, Allowed { level, name: String::new() })).collect();
-        Self { path: None, keys: ArcSwap::from_pointee(keys) }
+        let keys = keys
+            .into_iter()
+            .map(|(key, level)| {
+                (
+                    key,
+                    Allowed {
+                        level,
+                        name: String::new(),
+                    },
+                )
+            })
+            .collect();
+        Self {
+            path: None,
+            keys: ArcSwap::from_pointee(keys),
+        }
     }
 
     /// The list in `path`.
@@ -132,7 +148,10 @@ impl AllowList {
     /// When the file or a line of it cannot be read; nobody is let in on half a list.
     pub fn load(path: &Path) -> Result<Self, AllowListError> {
         let keys = read(path)?;
-        Ok(Self { path: Some(path.to_owned()), keys: ArcSwap::from_pointee(keys) })
+        Ok(Self {
+            path: Some(path.to_owned()),
+            keys: ArcSwap::from_pointee(keys),
+        })
     }
 
     /// Reads the file again. Links of keys that are no longer in it close when the owner calls
@@ -149,7 +168,18 @@ impl AllowList {
 
     /// Replaces the keys.
     pub fn replace(&self, keys: impl IntoIterator<Item = (PublicKey, Level)>) {
-        let keys = keys.into_iter().map(|(key, level)| (key, Allowed { level, name: String::new() })).collect();
+        let keys = keys
+            .into_iter()
+            .map(|(key, level)| {
+                (
+                    key,
+                    Allowed {
+                        level,
+                        name: String::new(),
+                    },
+                )
+            })
+            .collect();
         self.keys.store(Arc::new(keys));
     }
 
@@ -173,17 +203,34 @@ impl AllowList {
 }
 
 fn read(path: &Path) -> Result<BTreeMap<PublicKey, Allowed>, AllowListError> {
-    let text = std::fs::read_to_string(path).map_err(|error| AllowListError::File { path: path.to_owned(), error })?;
+    let text = std::fs::read_to_string(path).map_err(|error| AllowListError::File {
+        path: path.to_owned(),
+        error,
+    })?;
     parse(&text)
 }
 
 fn parse(text: &str) -> Result<BTreeMap<PublicKey, Allowed>, AllowListError> {
     let mut keys = BTreeMap::new();
-    for KeyLine { number: line, key, about } in key_lines(text) {
+    for KeyLine {
+        number: line,
+        key,
+        about,
+    } in key_lines(text)
+    {
         let key = key.map_err(|error| AllowListError::Key { line, error })?;
         let word = about.first().copied().unwrap_or("basic");
-        let level = Level::parse(word).ok_or_else(|| AllowListError::Level { line, word: word.to_owned() })?;
-        keys.insert(key, Allowed { level, name: about.get(1..).unwrap_or_default().join(" ") });
+        let level = Level::parse(word).ok_or_else(|| AllowListError::Level {
+            line,
+            word: word.to_owned(),
+        })?;
+        keys.insert(
+            key,
+            Allowed {
+                level,
+                name: about.get(1..).unwrap_or_default().join(" "),
+            },
+        );
     }
     Ok(keys)
 }
@@ -198,13 +245,24 @@ mod tests {
     fn lists_read_and_errors_name_the_line() {
         let keys = parse(&format!("# people\n{KEY} admin the operator # on call\n\n")).unwrap();
         let allowed = keys.values().next().unwrap();
-        assert_eq!((allowed.level, allowed.name.as_str()), (Level::Admin, "the operator"));
-        assert_eq!(parse(KEY).unwrap().values().next().unwrap().level, Level::Basic);
+        assert_eq!(
+            (allowed.level, allowed.name.as_str()),
+            (Level::Admin, "the operator")
+        );
+        assert_eq!(
+            parse(KEY).unwrap().values().next().unwrap().level,
+            Level::Basic
+        );
         assert_eq!(
             parse(&format!("\n{KEY} root")).unwrap_err().to_string(),
             "line 2: `root` is no level (none, basic, admin)"
         );
-        assert!(parse("nokey basic").unwrap_err().to_string().starts_with("line 1: a key of 5 characters"));
+        assert!(
+            parse("nokey basic")
+                .unwrap_err()
+                .to_string()
+                .starts_with("line 1: a key of 5 characters")
+        );
     }
 
     #[test]

@@ -72,14 +72,23 @@ impl Address {
     /// A plain TCP address.
     #[must_use]
     pub fn tcp(address: SocketAddr) -> Self {
-        Self { place: Place::Tcp { host: address.ip().to_string(), port: address.port() }, key: None }
+        Self {
+            place: Place::Tcp {
+                host: address.ip().to_string(),
+                port: address.port(),
+            },
+            key: None,
+        }
     }
 
     /// The address of what listens on `endpoint`, with the key it proves.
     #[must_use]
     pub fn of(endpoint: &Endpoint, key: Option<PublicKey>) -> Self {
         let place = match endpoint {
-            Endpoint::Tcp(address) => Place::Tcp { host: address.ip().to_string(), port: address.port() },
+            Endpoint::Tcp(address) => Place::Tcp {
+                host: address.ip().to_string(),
+                port: address.port(),
+            },
             Endpoint::Unix(path) => Place::Ipc(path.clone()),
         };
         Self { place, key }
@@ -93,9 +102,17 @@ impl Address {
         match &self.place {
             Place::Ipc(path) => Ok(Endpoint::Unix(path.clone())),
             Place::Tcp { host, port } => {
-                let failed = |reason: String| AddressError::Resolve { host: host.clone(), reason };
-                let mut found = (host.as_str(), *port).to_socket_addrs().map_err(|error| failed(error.to_string()))?;
-                found.next().map(Endpoint::Tcp).ok_or_else(|| failed("no address".into()))
+                let failed = |reason: String| AddressError::Resolve {
+                    host: host.clone(),
+                    reason,
+                };
+                let mut found = (host.as_str(), *port)
+                    .to_socket_addrs()
+                    .map_err(|error| failed(error.to_string()))?;
+                found
+                    .next()
+                    .map(Endpoint::Tcp)
+                    .ok_or_else(|| failed("no address".into()))
             }
         }
     }
@@ -104,8 +121,14 @@ impl Address {
     /// whose path would not survive upper case.
     #[must_use]
     pub fn to_qr(&self) -> Option<String> {
-        let Place::Tcp { host, port } = &self.place else { return None };
-        let host = if host.contains(':') { format!("${host}$") } else { host.clone() };
+        let Place::Tcp { host, port } = &self.place else {
+            return None;
+        };
+        let host = if host.contains(':') {
+            format!("${host}$")
+        } else {
+            host.clone()
+        };
         let text = match &self.key {
             None => format!("tcp://{host}:{port}"),
             Some(key) => format!("curve://{host}:{port}/{}", key.to_base32z()),
@@ -119,14 +142,17 @@ impl FromStr for Address {
 
     fn from_str(text: &str) -> Result<Self, AddressError> {
         let text = text.trim();
-        let (scheme, rest) = text.split_once("://").ok_or_else(|| AddressError::Scheme(text.into()))?;
+        let (scheme, rest) = text
+            .split_once("://")
+            .ok_or_else(|| AddressError::Scheme(text.into()))?;
         let scheme = scheme.to_ascii_lowercase();
         let (rest, key) = match scheme.as_str() {
             "tcp" | "ipc" => (rest, None),
             "curve" | "tcp+curve" | "ipc+curve" => {
                 // A base64 key may itself contain slashes, so the host part ends at the first one; a path at the last
                 // that leaves a key.
-                let (place, key) = split_key(rest, scheme == "ipc+curve").ok_or(AddressError::NoKey(text.into()))?;
+                let (place, key) = split_key(rest, scheme == "ipc+curve")
+                    .ok_or(AddressError::NoKey(text.into()))?;
                 (place, Some(key.parse()?))
             }
             _ => return Err(AddressError::Scheme(text.into())),
@@ -134,7 +160,10 @@ impl FromStr for Address {
         if scheme.starts_with("ipc") {
             return match rest {
                 "" => Err(AddressError::Path(text.into())),
-                path => Ok(Self { place: Place::Ipc(path.into()), key }),
+                path => Ok(Self {
+                    place: Place::Ipc(path.into()),
+                    key,
+                }),
             };
         }
         let place = parse_host_port(text, rest)?;
@@ -148,17 +177,24 @@ fn split_key(rest: &str, is_path: bool) -> Option<(&str, &str)> {
     }
     let candidates = rest.match_indices('/').map(|(at, _)| rest.split_at(at));
     let mut keys = candidates.map(|(path, key)| (path, &key[1..]));
-    keys.find(|(path, key)| !path.is_empty() && key.parse::<PublicKey>().is_ok()).or_else(|| rest.rsplit_once('/'))
+    keys.find(|(path, key)| !path.is_empty() && key.parse::<PublicKey>().is_ok())
+        .or_else(|| rest.rsplit_once('/'))
 }
 
 fn parse_host_port(text: &str, rest: &str) -> Result<Place, AddressError> {
-    let bracketed = [('[', ']'), ('$', '$')].into_iter().find(|(open, _)| rest.starts_with(*open));
+    let bracketed = [('[', ']'), ('$', '$')]
+        .into_iter()
+        .find(|(open, _)| rest.starts_with(*open));
     let (host, port) = match bracketed {
         Some((_, close)) => {
-            let (host, after) = rest[1..].split_once(close).ok_or_else(|| AddressError::Host(text.into()))?;
+            let (host, after) = rest[1..]
+                .split_once(close)
+                .ok_or_else(|| AddressError::Host(text.into()))?;
             (host, after.strip_prefix(':').unwrap_or_default())
         }
-        None => rest.rsplit_once(':').ok_or_else(|| AddressError::Port(text.into()))?,
+        None => rest
+            .rsplit_once(':')
+            .ok_or_else(|| AddressError::Port(text.into()))?,
     };
     if host.is_empty() || bracketed.is_none() && host.contains([':', '/']) {
         return Err(AddressError::Host(text.into()));
@@ -166,8 +202,15 @@ fn parse_host_port(text: &str, rest: &str) -> Result<Place, AddressError> {
     if port.contains('/') {
         return Err(AddressError::Trailing(text.into()));
     }
-    let port = port.parse::<u16>().ok().filter(|port| *port > 0).ok_or_else(|| AddressError::Port(text.into()))?;
-    Ok(Place::Tcp { host: host.to_ascii_lowercase(), port })
+    let port = port
+        .parse::<u16>()
+        .ok()
+        .filter(|port| *port > 0)
+        .ok_or_else(|| AddressError::Port(text.into()))?;
+    Ok(Place::Tcp {
+        host: host.to_ascii_lowercase(),
+        port,
+    })
 }
 
 impl fmt::Display for Address {
@@ -203,21 +246,31 @@ mod tests {
     #[test]
     fn addresses_read_and_print() {
         let check = |text: &str, prints: &str| {
-            let address: Address = text.parse().unwrap_or_else(|error| panic!("{text}: {error}"));
+            let address: Address = text
+                .parse()
+                .unwrap_or_else(|error| panic!("{text}: {error}"));
             assert_eq!(address.to_string(), prints);
             assert_eq!(prints.parse(), Ok(address));
         };
         check("tcp://127.0.0.1:5000", "tcp://127.0.0.1:5000");
         check("tcp://[::1]:5000", "tcp://[::1]:5000");
         check("TCP://EXAMPLE.ORG:1", "tcp://example.org:1");
-        check(&format!("tcp+curve://h:9/{KEY}"), &format!("curve://h:9/{KEY}"));
+        check(
+            &format!("tcp+curve://h:9/{KEY}"),
+            &format!("curve://h:9/{KEY}"),
+        );
         check("ipc:///run/x.sock", "ipc:///run/x.sock");
-        check(&format!("ipc+curve:///run/x.sock/{KEY}"), &format!("ipc+curve:///run/x.sock/{KEY}"));
+        check(
+            &format!("ipc+curve:///run/x.sock/{KEY}"),
+            &format!("ipc+curve:///run/x.sock/{KEY}"),
+        );
     }
 
     #[test]
     fn wrong_addresses_say_what_is_wrong() {
-        let check = |text: &str, want: AddressError| assert_eq!(text.parse::<Address>(), Err(want), "{text}");
+        let check = |text: &str, want: AddressError| {
+            assert_eq!(text.parse::<Address>(), Err(want), "{text}")
+        };
         check("127.0.0.1:1", AddressError::Scheme("127.0.0.1:1".into()));
         check("udp://h:1", AddressError::Scheme("udp://h:1".into()));
         check("tcp://h", AddressError::Port("tcp://h".into()));
@@ -227,7 +280,10 @@ mod tests {
         check("tcp://::1:1", AddressError::Host("tcp://::1:1".into()));
         check("tcp://h:1/x", AddressError::Trailing("tcp://h:1/x".into()));
         check("curve://h:1", AddressError::NoKey("curve://h:1".into()));
-        check("curve://h:1/abc", AddressError::Key(KeyTextError::Length { chars: 3 }));
+        check(
+            "curve://h:1/abc",
+            AddressError::Key(KeyTextError::Length { chars: 3 }),
+        );
         check("ipc://", AddressError::Path("ipc://".into()));
     }
 

@@ -78,7 +78,11 @@ impl<R: Send + 'static> Batch<R> {
             return Err(BatchError::Empty);
         }
         let outcomes = self.jobs.iter().map(|_| None).collect();
-        let state = Arc::new(Mutex::new(State { outcomes, missing: self.jobs.len(), completion: Some(completion) }));
+        let state = Arc::new(Mutex::new(State {
+            outcomes,
+            missing: self.jobs.len(),
+            completion: Some(completion),
+        }));
         for (index, (place, job)) in self.jobs.into_iter().enumerate() {
             let (state, hub_, on) = (Arc::clone(&state), Arc::clone(hub), on.clone());
             let task: Task = Box::new(move || {
@@ -87,7 +91,8 @@ impl<R: Send + 'static> Batch<R> {
                     let mut state = state.lock().unwrap_or_else(PoisonError::into_inner);
                     state.outcomes[index] = Some(outcome);
                     state.missing -= 1;
-                    (state.missing == 0).then(|| (std::mem::take(&mut state.outcomes), state.completion.take()))
+                    (state.missing == 0)
+                        .then(|| (std::mem::take(&mut state.outcomes), state.completion.take()))
                 };
                 if let Some((outcomes, Some(completion))) = finished {
                     let outcomes: Vec<JobOutcome<R>> = outcomes.into_iter().flatten().collect();
@@ -153,5 +158,6 @@ impl RunOn {
 
 fn text_of(panic: &(dyn std::any::Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
-    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "panic without a text".to_owned())
+    text.or_else(|| panic.downcast_ref::<String>().cloned())
+        .unwrap_or_else(|| "panic without a text".to_owned())
 }

@@ -81,9 +81,13 @@ impl Call<'_> {
     ///
     /// # Errors
     /// [`NotARequest`] for a plain command.
-    pub fn reply<P: AsRef<[u8]>>(&self, parts: impl IntoIterator<Item = P>) -> Result<(), NotARequest> {
+    pub fn reply<P: AsRef<[u8]>>(
+        &self,
+        parts: impl IntoIterator<Item = P>,
+    ) -> Result<(), NotARequest> {
         let tag = self.tag().ok_or(NotARequest)?;
-        self.hub.send_plainly(self.origin.link, frames::with_head(&[REPLY, tag], parts));
+        self.hub
+            .send_plainly(self.origin.link, frames::with_head(&[REPLY, tag], parts));
         Ok(())
     }
 
@@ -103,12 +107,19 @@ impl Call<'_> {
     /// [`NotARequest`] for a plain command.
     pub fn defer(&self) -> Result<Deferred, NotARequest> {
         let tag = self.tag().ok_or(NotARequest)?.to_vec();
-        Ok(Deferred { hub: Arc::clone(self.hub), origin: Arc::clone(self.origin), tag: Some(tag) })
+        Ok(Deferred {
+            hub: Arc::clone(self.hub),
+            origin: Arc::clone(self.origin),
+            tag: Some(tag),
+        })
     }
 
     /// Sends a command back on the very link this one came on.
     pub fn send_back<P: AsRef<[u8]>>(&self, command: &str, parts: impl IntoIterator<Item = P>) {
-        self.hub.send_plainly(self.origin.link, frames::with_head(&[command.as_bytes()], parts));
+        self.hub.send_plainly(
+            self.origin.link,
+            frames::with_head(&[command.as_bytes()], parts),
+        );
     }
 
     /// Sends a request back on the very link this command came on.
@@ -119,7 +130,13 @@ impl Call<'_> {
         options: &RequestOptions,
         callback: impl FnOnce(Result<Answer, RequestError>) + Send + 'static,
     ) {
-        self.mq().request(ConnectionId::Link(self.origin.link), command, parts, options, callback);
+        self.mq().request(
+            ConnectionId::Link(self.origin.link),
+            command,
+            parts,
+            options,
+            callback,
+        );
     }
 
     fn first(&self) -> usize {
@@ -131,7 +148,8 @@ impl Deferred {
     /// Answers.
     pub fn reply<P: AsRef<[u8]>>(mut self, parts: impl IntoIterator<Item = P>) {
         if let Some(tag) = self.tag.take() {
-            self.hub.send_plainly(self.origin.link, frames::with_head(&[REPLY, &tag], parts));
+            self.hub
+                .send_plainly(self.origin.link, frames::with_head(&[REPLY, &tag], parts));
         }
     }
 
@@ -160,6 +178,11 @@ pub(crate) fn send_refusal(hub: &Hub, origin: &Origin, refusal: Refusal, tag: Op
 }
 
 /// The message that tells a refusal to this peer; none when it would take the word for a command.
-pub(crate) fn refusal_for(origin: &Origin, refusal: Refusal, command: &[u8], tag: Option<&[u8]>) -> Option<Message> {
+pub(crate) fn refusal_for(
+    origin: &Origin,
+    refusal: Refusal,
+    command: &[u8],
+    tag: Option<&[u8]>,
+) -> Option<Message> {
     (!refusal.is_extension() || origin.extensions).then(|| frames::refuse(refusal, command, tag))
 }

@@ -54,7 +54,14 @@ pub struct ConnectOptions {
 
 impl Default for ConnectOptions {
     fn default() -> Self {
-        Self { level: Level::None, timeout: None, keep_alive: None, probe: true, ephemeral_id: None, from: None }
+        Self {
+            level: Level::None,
+            timeout: None,
+            keep_alive: None,
+            probe: true,
+            ephemeral_id: None,
+            from: None,
+        }
     }
 }
 

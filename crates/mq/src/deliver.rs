@@ -54,6 +54,11 @@ pub(crate) struct Sending {
 
 impl Sending {
     pub(crate) fn plain(message: Message) -> Self {
-        Self { message, waiter: None, on_failure: None, node: None }
+        Self {
+            message,
+            waiter: None,
+            on_failure: None,
+            node: None,
+        }
     }
 }

@@ -66,7 +66,9 @@ impl Refusal {
     }
 
     fn read(word: &[u8]) -> Option<Self> {
-        Self::ALL.into_iter().find(|refusal| refusal.text().as_bytes() == word)
+        Self::ALL
+            .into_iter()
+            .find(|refusal| refusal.text().as_bytes() == word)
     }
 }
 
@@ -89,7 +91,9 @@ pub(crate) enum Inbound<'a> {
 }
 
 pub(crate) fn read(message: &Message) -> Inbound<'_> {
-    let Some(first) = message.part(0) else { return Inbound::Garbled };
+    let Some(first) = message.part(0) else {
+        return Inbound::Garbled;
+    };
     match first {
         HI => Inbound::Hi,
         HELLO => Inbound::Hello,
@@ -114,7 +118,10 @@ pub(crate) fn refuse(refusal: Refusal, command: &[u8], tag: Option<&[u8]>) -> Me
 }
 
 /// Puts the words of a command or reply before the parts of its body.
-pub(crate) fn with_head<P: AsRef<[u8]>>(head: &[&[u8]], parts: impl IntoIterator<Item = P>) -> Message {
+pub(crate) fn with_head<P: AsRef<[u8]>>(
+    head: &[&[u8]],
+    parts: impl IntoIterator<Item = P>,
+) -> Message {
     let mut message = Message::of(head);
     for part in parts {
         message.push(part.as_ref());
@@ -128,7 +135,9 @@ mod tests {
 
     #[test]
     fn frames_mean_what_upstream_means() {
-        let check = |parts: &[&str], want: Inbound<'_>| assert_eq!(read(&Message::of(parts)), want, "{parts:?}");
+        let check = |parts: &[&str], want: Inbound<'_>| {
+            assert_eq!(read(&Message::of(parts)), want, "{parts:?}")
+        };
         check(&["HI"], Inbound::Hi);
         check(&["HELLO"], Inbound::Hello);
         check(&["BYE"], Inbound::Bye);
@@ -136,18 +145,39 @@ mod tests {
         check(&["REPLY"], Inbound::Garbled);
         check(&[], Inbound::Garbled);
         check(&["cat.cmd", "x"], Inbound::Command(b"cat.cmd"));
-        check(&["FORBIDDEN", "REPLY", "tag"], Inbound::RequestRefused(Refusal::Forbidden, b"tag"));
-        check(&["FORBIDDEN", "cat.cmd"], Inbound::CommandRefused(Refusal::Forbidden));
-        check(&["UNKNOWNCOMMAND"], Inbound::CommandRefused(Refusal::UnknownCommand));
-        check(&["NO_REPLY_TAG", "cat.cmd"], Inbound::CommandRefused(Refusal::NoReplyTag));
-        check(&["BUSY", "REPLY", "t"], Inbound::RequestRefused(Refusal::Busy, b"t"));
+        check(
+            &["FORBIDDEN", "REPLY", "tag"],
+            Inbound::RequestRefused(Refusal::Forbidden, b"tag"),
+        );
+        check(
+            &["FORBIDDEN", "cat.cmd"],
+            Inbound::CommandRefused(Refusal::Forbidden),
+        );
+        check(
+            &["UNKNOWNCOMMAND"],
+            Inbound::CommandRefused(Refusal::UnknownCommand),
+        );
+        check(
+            &["NO_REPLY_TAG", "cat.cmd"],
+            Inbound::CommandRefused(Refusal::NoReplyTag),
+        );
+        check(
+            &["BUSY", "REPLY", "t"],
+            Inbound::RequestRefused(Refusal::Busy, b"t"),
+        );
     }
 
     #[test]
     fn every_refusal_reads_back_in_both_forms() {
         for refusal in Refusal::ALL {
-            assert_eq!(read(&refuse(refusal, b"c.x", Some(b"t"))), Inbound::RequestRefused(refusal, b"t"));
-            assert_eq!(read(&refuse(refusal, b"c.x", None)), Inbound::CommandRefused(refusal));
+            assert_eq!(
+                read(&refuse(refusal, b"c.x", Some(b"t"))),
+                Inbound::RequestRefused(refusal, b"t")
+            );
+            assert_eq!(
+                read(&refuse(refusal, b"c.x", None)),
+                Inbound::CommandRefused(refusal)
+            );
         }
     }
 }

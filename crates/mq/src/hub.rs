@@ -108,7 +108,12 @@ pub(crate) struct Hub {
 }
 
 impl Hub {
-    pub(crate) fn new(builder: crate::Builder, keys: KeyPair, jobs: Jobs, metrics: Arc<Metrics>) -> Self {
+    pub(crate) fn new(
+        builder: crate::Builder,
+        keys: KeyPair,
+        jobs: Jobs,
+        metrics: Arc<Metrics>,
+    ) -> Self {
         let plain_handover = builder.options.plain_handover;
         Self {
             options: builder.options,
@@ -138,7 +143,10 @@ impl Hub {
 
     /// Hands an order to every loop.
     pub(crate) fn order_all(&self, order: impl Fn() -> Order) {
-        self.loops.load().iter().for_each(|owner| owner.command(order()));
+        self.loops
+            .load()
+            .iter()
+            .for_each(|owner| owner.command(order()));
     }
 
     /// Sends a message on a link.
@@ -152,7 +160,10 @@ impl Hub {
     }
 
     pub(crate) fn new_link(&self, shard: u16) -> LinkId {
-        LinkId { shard, serial: self.serials.fetch_add(1, Ordering::Relaxed) }
+        LinkId {
+            shard,
+            serial: self.serials.fetch_add(1, Ordering::Relaxed),
+        }
     }
 
     /// The loop whose turn it is to get an outgoing link.
@@ -182,7 +193,10 @@ impl Hub {
         };
         let all = self.node_links();
         let links = all.get(key).into_iter().flatten();
-        links.filter(|(_, opened)| fits(*opened)).map(|(link, _)| *link).collect()
+        links
+            .filter(|(_, opened)| fits(*opened))
+            .map(|(link, _)| *link)
+            .collect()
     }
 
     pub(crate) fn add_link_of(&self, key: PublicKey, link: LinkId, opened: Opened) {
@@ -208,6 +222,8 @@ impl Hub {
     }
 
     fn node_links(&self) -> MutexGuard<'_, NodeLinks> {
-        self.links_of_nodes.lock().unwrap_or_else(PoisonError::into_inner)
+        self.links_of_nodes
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -42,7 +42,12 @@ impl Workers {
     pub fn with_general(general: usize) -> Self {
         let general = general.max(1);
         let admissions = general.div_ceil(2).max(4);
-        Self { general, batch: general.div_ceil(2), replies: general.div_ceil(8), admissions }
+        Self {
+            general,
+            batch: general.div_ceil(2),
+            replies: general.div_ceil(8),
+            admissions,
+        }
     }
 }
 
@@ -65,7 +70,11 @@ pub struct Queueing {
 
 impl Default for Queueing {
     fn default() -> Self {
-        Self { reserved: 0, queue: Some(200), queue_bytes: 64 << 20 }
+        Self {
+            reserved: 0,
+            queue: Some(200),
+            queue_bytes: 64 << 20,
+        }
     }
 }
 
@@ -135,7 +144,12 @@ impl Jobs {
         let reserved: usize = categories.iter().map(|queueing| queueing.reserved).sum();
         let categories = categories
             .iter()
-            .map(|queueing| Category { queueing: *queueing, waiting: VecDeque::new(), waiting_bytes: 0, active: 0 })
+            .map(|queueing| Category {
+                queueing: *queueing,
+                waiting: VecDeque::new(),
+                waiting_bytes: 0,
+                active: 0,
+            })
             .collect();
         let state = State {
             categories,
@@ -150,9 +164,21 @@ impl Jobs {
             threads: 0,
             stopping: false,
         };
-        let limit = workers.general + workers.batch + workers.replies + workers.admissions.max(1) + reserved;
-        let shared = Shared { state: Mutex::new(state), rested: Event::new(), workers, limit, metrics };
-        Self { shared: Arc::new(shared) }
+        let limit = workers.general
+            + workers.batch
+            + workers.replies
+            + workers.admissions.max(1)
+            + reserved;
+        let shared = Shared {
+            state: Mutex::new(state),
+            rested: Event::new(),
+            workers,
+            limit,
+            metrics,
+        };
+        Self {
+            shared: Arc::new(shared),
+        }
     }
 
     /// Runs `task` under the limits of a category; `bytes` is what it holds while it waits.
@@ -165,7 +191,10 @@ impl Jobs {
         let starting = self.shared.startable(&state, category);
         let entry = &mut state.categories[category];
         let starts = entry.waiting.len() < starting;
-        let over = entry.queueing.queue.is_some_and(|limit| entry.waiting.len() >= limit.saturating_add(starting))
+        let over = entry
+            .queueing
+            .queue
+            .is_some_and(|limit| entry.waiting.len() >= limit.saturating_add(starting))
             || entry.waiting_bytes + bytes > entry.queueing.queue_bytes;
         if !starts && over {
             return Err(Full);
@@ -173,7 +202,11 @@ impl Jobs {
         entry.waiting_bytes += bytes;
         state.arrivals += 1;
         let arrival = state.arrivals;
-        state.categories[category].waiting.push_back(Waiting { arrival, bytes, task });
+        state.categories[category].waiting.push_back(Waiting {
+            arrival,
+            bytes,
+            task,
+        });
         self.shared.call_worker(state, starts);
         if !starts {
             // How many wait is a fact that somebody may be waiting for.
@@ -220,7 +253,12 @@ impl Jobs {
 
     /// Commands that wait in each category.
     pub(crate) fn waiting(&self) -> Vec<usize> {
-        self.shared.lock().categories.iter().map(|category| category.waiting.len()).collect()
+        self.shared
+            .lock()
+            .categories
+            .iter()
+            .map(|category| category.waiting.len())
+            .collect()
     }
 
     /// Waits until nothing runs and nothing waits, at most `limit`; whether that came.
@@ -301,7 +339,9 @@ impl Shared {
             state.threads += 1;
             drop(state);
             let shared = Arc::clone(self);
-            let spawned = std::thread::Builder::new().name("mq-worker".into()).spawn(move || shared.work());
+            let spawned = std::thread::Builder::new()
+                .name("mq-worker".into())
+                .spawn(move || shared.work());
             if spawned.is_err() {
                 // Without a new thread the job waits for one that is busy.
                 self.lock().threads -= 1;
@@ -334,7 +374,8 @@ impl Shared {
             let seen: Seen = bell.seen();
             state.idle.push(Arc::clone(&bell));
             drop(state);
-            bell.wait(seen, &Wait::at(&REST)).expect("nobody closes it, and it has no deadline");
+            bell.wait(seen, &Wait::at(&REST))
+                .expect("nobody closes it, and it has no deadline");
             state = self.lock();
         }
     }
@@ -347,10 +388,16 @@ impl Shared {
             return state.replies.pop_front().map(|task| (Class::Reply, task));
         }
         if self.may_decide(state) {
-            return state.admissions.next().map(|(source, task)| (Class::Admission(source), task));
+            return state
+                .admissions
+                .next()
+                .map(|(source, task)| (Class::Admission(source), task));
         }
-        let startable = (0..state.categories.len()).filter(|index| self.may_start(state, Class::Command(*index)));
-        let first = startable.filter_map(|index| Some((state.categories[index].waiting.front()?.arrival, index))).min();
+        let startable = (0..state.categories.len())
+            .filter(|index| self.may_start(state, Class::Command(*index)));
+        let first = startable
+            .filter_map(|index| Some((state.categories[index].waiting.front()?.arrival, index)))
+            .min();
         let (_, index) = first?;
         let category = &mut state.categories[index];
         let waiting = category.waiting.pop_front()?;
@@ -368,7 +415,10 @@ impl State {
             && self.batch.is_empty()
             && self.replies.is_empty()
             && self.admissions.is_at_rest()
-            && self.categories.iter().all(|category| category.waiting.is_empty())
+            && self
+                .categories
+                .iter()
+                .all(|category| category.waiting.is_empty())
     }
 
     fn began(&mut self, class: Class) {

@@ -40,13 +40,26 @@ pub enum KeyFileError {
 /// # Errors
 /// When it cannot be read, is open to others, or holds no key.
 pub fn load_key(path: &Path) -> Result<KeyPair, KeyFileError> {
-    let file_error = |error| KeyFileError::File { path: path.to_owned(), error };
-    let mode = std::fs::metadata(path).map_err(file_error)?.permissions().mode() & 0o777;
+    let file_error = |error| KeyFileError::File {
+        path: path.to_owned(),
+        error,
+    };
+    let mode = std::fs::metadata(path)
+        .map_err(file_error)?
+        .permissions()
+        .mode()
+        & 0o777;
     if mode & 0o077 != 0 {
-        return Err(KeyFileError::Open { path: path.to_owned(), mode });
+        return Err(KeyFileError::Open {
+            path: path.to_owned(),
+            mode,
+        });
     }
     let text = Zeroizing::new(std::fs::read_to_string(path).map_err(file_error)?);
-    KeyPair::from_file(&text).map_err(|error| KeyFileError::Key { path: path.to_owned(), error })
+    KeyPair::from_file(&text).map_err(|error| KeyFileError::Key {
+        path: path.to_owned(),
+        error,
+    })
 }
 
 /// Writes a secret key to a new file with mode 600; an existing file is left alone.
@@ -54,15 +67,27 @@ pub fn load_key(path: &Path) -> Result<KeyPair, KeyFileError> {
 /// # Errors
 /// When the file exists or cannot be written.
 pub fn write_key(path: &Path, keys: &KeyPair) -> Result<(), KeyFileError> {
-    let file_error = |error| KeyFileError::File { path: path.to_owned(), error };
-    let mut file =
-        std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(path).map_err(file_error)?;
-    let mut text = Zeroizing::new(format!("# secret key; its public key is {}\n", keys.public()));
+    let file_error = |error| KeyFileError::File {
+        path: path.to_owned(),
+        error,
+    };
+    let mut file = std::fs::OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(path)
+        .map_err(file_error)?;
+    let mut text = Zeroizing::new(format!(
+        "# secret key; its public key is {}\n",
+        keys.public()
+    ));
     for byte in keys.secret().expose() {
         text.push_str(&format!("{byte:02x}"));
     }
     text.push('\n');
-    file.write_all(text.as_bytes()).and_then(|()| file.sync_all()).map_err(file_error)
+    file.write_all(text.as_bytes())
+        .and_then(|()| file.sync_all())
+        .map_err(file_error)
 }
 
 #[cfg(test)]
@@ -78,7 +103,10 @@ mod tests {
         let keys = KeyPair::of(SecretKey::from_bytes([7; 32]));
         write_key(&path, &keys).unwrap();
         assert_eq!(load_key(&path).unwrap().public(), keys.public());
-        assert!(matches!(write_key(&path, &keys), Err(KeyFileError::File { .. })));
+        assert!(matches!(
+            write_key(&path, &keys),
+            Err(KeyFileError::File { .. })
+        ));
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o644)).unwrap();
         assert!(
             load_key(&path)

@@ -19,7 +19,10 @@ impl Hub {
     /// The configuration of an outgoing link, the same value as for the link before if that is of the same kind: of
     /// thousands of links each reads it with every message, and one copy stays in the cache.
     pub(crate) fn outgoing_config(&self, kind: Outgoing) -> Arc<LinkConfig> {
-        let mut latest = self.latest_config.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut latest = self
+            .latest_config
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         if let Some((_, config)) = latest.as_ref().filter(|(of, _)| *of == kind) {
             return Arc::clone(config);
         }
@@ -28,7 +31,10 @@ impl Hub {
             // Anybody could claim an id on a plain link, so none is announced.
             None => (Mechanism::Null(Side::Connect), Vec::new()),
             Some(server) => {
-                let mechanism = Mechanism::CurveClient { keys: self.keys.clone(), server };
+                let mechanism = Mechanism::CurveClient {
+                    keys: self.keys.clone(),
+                    server,
+                };
                 (mechanism, if kind.ephemeral { Vec::new() } else { own() })
             }
         };
@@ -46,7 +52,12 @@ impl Hub {
         self.config(socket, mechanism, Vec::new())
     }
 
-    fn config(&self, socket: SocketType, mechanism: Mechanism, identity: Vec<u8>) -> Arc<LinkConfig> {
+    fn config(
+        &self,
+        socket: SocketType,
+        mechanism: Mechanism,
+        identity: Vec<u8>,
+    ) -> Arc<LinkConfig> {
         Arc::new(LinkConfig {
             socket,
             mechanism,

@@ -53,7 +53,12 @@ impl Metrics {
 
     /// Counts something rare under a family and a cause.
     pub(crate) fn count(&self, family: &'static str, cause: &'static str) {
-        *self.by_cause.lock().unwrap_or_else(PoisonError::into_inner).entry((family, cause)).or_default() += 1;
+        *self
+            .by_cause
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .entry((family, cause))
+            .or_default() += 1;
         self.changed.notify_all();
     }
 
@@ -67,13 +72,20 @@ impl Metrics {
     #[must_use]
     pub fn caused(&self, family: &str, cause: &str) -> u64 {
         let causes = self.by_cause.lock().unwrap_or_else(PoisonError::into_inner);
-        causes.iter().filter(|((f, c), _)| *f == family && *c == cause).map(|(_, count)| *count).sum()
+        causes
+            .iter()
+            .filter(|((f, c), _)| *f == family && *c == cause)
+            .map(|(_, count)| *count)
+            .sum()
     }
 
     /// All causes that came up, as (family, cause, count).
     #[must_use]
     pub fn causes(&self) -> Vec<(&'static str, &'static str, u64)> {
         let causes = self.by_cause.lock().unwrap_or_else(PoisonError::into_inner);
-        causes.iter().map(|((family, cause), count)| (*family, *cause, *count)).collect()
+        causes
+            .iter()
+            .map(|((family, cause), count)| (*family, *cause, *count))
+            .collect()
     }
 }

@@ -17,8 +17,8 @@ use crate::shard::{Inspection, Listening, Opening, Order, Purpose, StreamSetup};
 use crate::stream::{Published, Publisher, StreamOptions};
 use crate::timer::{Ticking, Timer, TimerOptions};
 use crate::{
-    Address, AddressError, Batch, BatchError, ConnectError, ConnectOptions, JobOutcome, Level, ListenError,
-    ListenOptions, Metrics, NodeError, Route, RunOn,
+    Address, AddressError, Batch, BatchError, ConnectError, ConnectOptions, JobOutcome, Level,
+    ListenError, ListenOptions, Metrics, NodeError, Route, RunOn,
 };
 
 /// A handle to a message layer, good on any thread.
@@ -46,7 +46,11 @@ impl Mq {
 
     /// Calls `each` with the counters of every loop.
     pub fn loop_counters(&self, mut each: impl FnMut(&Counters)) {
-        self.0.loops.load().iter().for_each(|looping| each(looping.counters()));
+        self.0
+            .loops
+            .load()
+            .iter()
+            .for_each(|looping| each(looping.counters()));
     }
 
     /// Commands that wait, for each category in the order of their registration.
@@ -60,7 +64,11 @@ impl Mq {
     ///
     /// # Errors
     /// [`ListenError`].
-    pub fn listen(&self, endpoint: &Endpoint, options: &ListenOptions) -> Result<Endpoint, ListenError> {
+    pub fn listen(
+        &self,
+        endpoint: &Endpoint,
+        options: &ListenOptions,
+    ) -> Result<Endpoint, ListenError> {
         let purpose = Purpose::Commands(options.admission.clone());
         let loops = self.0.loops.load().len() as u16;
         self.listen_on(endpoint, options, SocketType::Router, purpose, 0..loops)
@@ -89,7 +97,11 @@ impl Mq {
     ///
     /// # Errors
     /// [`ConnectError`].
-    pub fn connect_wait(&self, address: &Address, options: &ConnectOptions) -> Result<ConnectionId, ConnectError> {
+    pub fn connect_wait(
+        &self,
+        address: &Address,
+        options: &ConnectOptions,
+    ) -> Result<ConnectionId, ConnectError> {
         if is_inside_a_loop() {
             return Err(ConnectError::InsideLoop);
         }
@@ -100,8 +112,14 @@ impl Mq {
         })?;
         match outcome.recv() {
             Ok(Ok(())) => Ok(id),
-            Ok(Err(reason)) => Err(ConnectError::Failed { address: address.clone(), reason }),
-            Err(_) => Err(ConnectError::Failed { address: address.clone(), reason: "stopped".into() }),
+            Ok(Err(reason)) => Err(ConnectError::Failed {
+                address: address.clone(),
+                reason,
+            }),
+            Err(_) => Err(ConnectError::Failed {
+                address: address.clone(),
+                reason: "stopped".into(),
+            }),
         }
     }
 
@@ -109,7 +127,11 @@ impl Mq {
     ///
     /// # Errors
     /// [`NodeError`] when it is none, or nobody knows where it is.
-    pub fn connect_node(&self, key: PublicKey, hint: Option<Address>) -> Result<ConnectionId, NodeError> {
+    pub fn connect_node(
+        &self,
+        key: PublicKey,
+        hint: Option<Address>,
+    ) -> Result<ConnectionId, NodeError> {
         if self.0.links_of(&key, Route::Any).is_empty() {
             self.open_node(key, hint, self.0.options.keep_alive_node)?;
         }
@@ -121,7 +143,13 @@ impl Mq {
     pub fn connect_inproc(&self) -> ConnectionId {
         let shard = self.0.next_shard();
         let (client, server) = (self.0.new_link(shard), self.0.new_link(shard));
-        self.0.order(shard, Order::OpenLocal { client: client.serial, server: server.serial });
+        self.0.order(
+            shard,
+            Order::OpenLocal {
+                client: client.serial,
+                server: server.serial,
+            },
+        );
         ConnectionId::Link(client)
     }
 
@@ -138,7 +166,12 @@ impl Mq {
     }
 
     /// Sends a command; nobody answers it.
-    pub fn send<P: AsRef<[u8]>>(&self, to: ConnectionId, command: &str, parts: impl IntoIterator<Item = P>) {
+    pub fn send<P: AsRef<[u8]>>(
+        &self,
+        to: ConnectionId,
+        command: &str,
+        parts: impl IntoIterator<Item = P>,
+    ) {
         self.send_with(to, command, parts, SendOptions::default());
     }
 
@@ -251,14 +284,29 @@ impl Mq {
     ///
     /// # Errors
     /// [`SendError::Gone`] for an unknown category, [`SendError::Full`] when its queue is full.
-    pub fn inject(&self, category: &str, task: impl FnOnce() + Send + 'static) -> Result<(), SendError> {
-        let index = self.0.registry.find_category(category).ok_or(SendError::Gone)?;
-        self.0.jobs.command(index, 0, Box::new(task)).map_err(|_| SendError::Full)
+    pub fn inject(
+        &self,
+        category: &str,
+        task: impl FnOnce() + Send + 'static,
+    ) -> Result<(), SendError> {
+        let index = self
+            .0
+            .registry
+            .find_category(category)
+            .ok_or(SendError::Gone)?;
+        self.0
+            .jobs
+            .command(index, 0, Box::new(task))
+            .map_err(|_| SendError::Full)
     }
 
     /// Starts a periodic timer.
     #[must_use]
-    pub fn add_timer(&self, options: TimerOptions, function: impl Fn() + Send + Sync + 'static) -> Timer {
+    pub fn add_timer(
+        &self,
+        options: TimerOptions,
+        function: impl Fn() + Send + Sync + 'static,
+    ) -> Timer {
         let number = self.0.new_link(0).serial;
         let ticking = Ticking {
             interval: options.interval.max(Duration::from_millis(1)),
@@ -268,7 +316,11 @@ impl Mq {
             busy: Arc::new(AtomicBool::new(false)),
         };
         self.0.order(0, Order::AddTimer(number, ticking));
-        Timer { hub: Arc::clone(&self.0), shard: 0, number }
+        Timer {
+            hub: Arc::clone(&self.0),
+            shard: 0,
+            number,
+        }
     }
 
     /// Publishes a stream at `endpoint` and answers replay requests at `replay`.
@@ -295,9 +347,16 @@ impl Mq {
         let purpose = Purpose::Stream(stream, listen.admission.clone());
         let endpoint = self.listen_on(endpoint, listen, SocketType::Pub, purpose, here.clone())?;
         let purpose = Purpose::Replay(stream, listen.admission.clone());
-        let replay =
-            replay.map(|endpoint| self.listen_on(endpoint, listen, SocketType::Router, purpose, here)).transpose()?;
-        Ok(Publisher { hub: Arc::clone(&self.0), shard, stream, endpoint, replay })
+        let replay = replay
+            .map(|endpoint| self.listen_on(endpoint, listen, SocketType::Router, purpose, here))
+            .transpose()?;
+        Ok(Publisher {
+            hub: Arc::clone(&self.0),
+            shard,
+            stream,
+            endpoint,
+            replay,
+        })
     }
 
     /// Listens to the topics of a stream that begin with any of `topics`, across reconnects. `handler` runs where
@@ -317,7 +376,10 @@ impl Mq {
         opening.stream = Some(id.serial);
         opening.probe = false;
         let topics = topics.iter().map(|topic| topic.to_vec()).collect();
-        let setup = StreamSetup::Listen { topics, handler: Arc::new(handler) };
+        let setup = StreamSetup::Listen {
+            topics,
+            handler: Arc::new(handler),
+        };
         self.0.order(id.shard, Order::OpenStream(id.serial, setup));
         self.0.order(id.shard, Order::Open(Box::new(opening)));
         Ok(ConnectionId::Link(id))
@@ -333,7 +395,10 @@ impl Mq {
 
     /// Links and requests there are now.
     pub(crate) fn inspect(&self) -> Inspection {
-        assert!(!is_inside_a_loop(), "a handler that runs inline must not wait for what its loop counts");
+        assert!(
+            !is_inside_a_loop(),
+            "a handler that runs inline must not wait for what its loop counts"
+        );
         let mut all = Inspection::default();
         for looping in self.0.loops.load().iter() {
             let (answer, answered) = channel();
@@ -365,7 +430,14 @@ impl Mq {
     /// When called by a handler that runs inline.
     #[must_use]
     pub fn books(&self) -> [usize; 5] {
-        let Inspection { peers, pending, connections, queued, timers, .. } = self.inspect();
+        let Inspection {
+            peers,
+            pending,
+            connections,
+            queued,
+            timers,
+            ..
+        } = self.inspect();
         [peers, pending, connections, queued, timers]
     }
 
@@ -392,11 +464,24 @@ impl Mq {
         Net::check_free(endpoint)?;
         let mut bound = endpoint.clone();
         // A Unix socket has one listener; a TCP port one in each loop.
-        let shards = if is_tcp { shards } else { shards.start..shards.start + 1 };
+        let shards = if is_tcp {
+            shards
+        } else {
+            shards.start..shards.start + 1
+        };
         for shard in shards {
             let (answer, answered): (_, Receiver<Result<Endpoint, NetError>>) = channel();
-            let listen = Listen { endpoint: bound.clone(), shared, access: options.access };
-            let listening = Listening { listen, config: Arc::clone(&config), purpose: purpose.clone(), answer };
+            let listen = Listen {
+                endpoint: bound.clone(),
+                shared,
+                access: options.access,
+            };
+            let listening = Listening {
+                listen,
+                config: Arc::clone(&config),
+                purpose: purpose.clone(),
+                answer,
+            };
             self.0.order(shard, Order::Listen(Box::new(listening)));
             bound = answered.recv().map_err(|_| ListenError::Stopped)??;
         }
@@ -412,11 +497,19 @@ impl Mq {
         let endpoint = address.endpoint()?;
         let timeout = options.timeout.unwrap_or(self.0.options.connect_timeout);
         let ephemeral = options.ephemeral_id.unwrap_or(self.0.options.ephemeral_ids);
-        let config = self.0.outgoing_config(Outgoing { socket, server: address.key, ephemeral });
+        let config = self.0.outgoing_config(Outgoing {
+            socket,
+            server: address.key,
+            ephemeral,
+        });
         let shard = self.0.next_shard();
         Ok(Opening {
             id: self.0.new_link(shard),
-            connect: Connect { endpoint, timeout, from: options.from },
+            connect: Connect {
+                endpoint,
+                timeout,
+                from: options.from,
+            },
             config,
             remote: address.to_string(),
             node: None,
@@ -429,7 +522,12 @@ impl Mq {
         })
     }
 
-    fn open_node(&self, key: PublicKey, hint: Option<Address>, keep_alive: Duration) -> Result<LinkId, NodeError> {
+    fn open_node(
+        &self,
+        key: PublicKey,
+        hint: Option<Address>,
+        keep_alive: Duration,
+    ) -> Result<LinkId, NodeError> {
         if !self.0.is_node(Some(&key)) {
             return Err(NodeError::NotANode(key));
         }
@@ -505,7 +603,10 @@ impl Mq {
                 }
                 if let Some(on_failure) = sending.on_failure.take() {
                     // When even callbacks queue up beyond their limit, the counters tell.
-                    let _ = self.0.jobs.reply(Box::new(move || on_failure(SendError::Gone)));
+                    let _ = self
+                        .0
+                        .jobs
+                        .reply(Box::new(move || on_failure(SendError::Gone)));
                 }
             }
         }

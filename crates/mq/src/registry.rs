@@ -77,7 +77,13 @@ impl Builder {
     /// A message layer with these options and no commands.
     #[must_use]
     pub fn new(options: Options) -> Self {
-        Self { options, registry: Registry::default(), lookup: None, on_event: None, tagged: Vec::new() }
+        Self {
+            options,
+            registry: Registry::default(),
+            lookup: None,
+            on_event: None,
+            tagged: Vec::new(),
+        }
     }
 
     /// Adds a category.
@@ -125,7 +131,9 @@ impl Builder {
     /// When `from` is a command or another alias.
     pub fn alias(&mut self, from: &str, to: &str) -> Result<&mut Self, RegistryError> {
         let registry = &mut self.registry;
-        if registry.commands.contains_key(from.as_bytes()) || registry.aliases.contains_key(from.as_bytes()) {
+        if registry.commands.contains_key(from.as_bytes())
+            || registry.aliases.contains_key(from.as_bytes())
+        {
             return Err(RegistryError::Taken(from.into()));
         }
         registry.aliases.insert(from.into(), to.into());
@@ -133,7 +141,10 @@ impl Builder {
     }
 
     /// How to find a node by its key when a send has no link to it and no hint. Runs on the sending thread.
-    pub fn node_lookup(&mut self, lookup: impl Fn(&PublicKey) -> Option<Address> + Send + Sync + 'static) -> &mut Self {
+    pub fn node_lookup(
+        &mut self,
+        lookup: impl Fn(&PublicKey) -> Option<Address> + Send + Sync + 'static,
+    ) -> &mut Self {
         self.lookup = Some(Arc::new(lookup));
         self
     }
@@ -144,7 +155,12 @@ impl Builder {
         self
     }
 
-    fn add(&mut self, name: &str, is_request: bool, handler: Handler) -> Result<&mut Self, RegistryError> {
+    fn add(
+        &mut self,
+        name: &str,
+        is_request: bool,
+        handler: Handler,
+    ) -> Result<&mut Self, RegistryError> {
         let bad = || RegistryError::CommandName(name.into());
         let (category, command) = name.split_once('.').ok_or_else(bad)?;
         if command.is_empty() || name.len() > COMMAND_BYTES {
@@ -154,10 +170,19 @@ impl Builder {
         let Some(category) = registry.find_category(category) else {
             return Err(RegistryError::NoCategory(category.into()));
         };
-        if registry.commands.contains_key(name.as_bytes()) || registry.aliases.contains_key(name.as_bytes()) {
+        if registry.commands.contains_key(name.as_bytes())
+            || registry.aliases.contains_key(name.as_bytes())
+        {
             return Err(RegistryError::Taken(name.into()));
         }
-        registry.commands.insert(name.into(), Entry { category, is_request, handler });
+        registry.commands.insert(
+            name.into(),
+            Entry {
+                category,
+                is_request,
+                handler,
+            },
+        );
         Ok(self)
     }
 }
@@ -188,18 +213,47 @@ mod tests {
     #[test]
     fn names_are_checked_and_aliases_found() {
         let mut builder = Builder::new(Options::default());
-        assert_eq!(builder.category("a.b", Category::default()).err(), Some(RegistryError::CategoryName("a.b".into())));
-        assert!(builder.category(&"x".repeat(51), Category::default()).is_err());
+        assert_eq!(
+            builder.category("a.b", Category::default()).err(),
+            Some(RegistryError::CategoryName("a.b".into()))
+        );
+        assert!(
+            builder
+                .category(&"x".repeat(51), Category::default())
+                .is_err()
+        );
         builder.category("kv", Category::default()).unwrap();
-        assert_eq!(builder.category("kv", Category::default()).err(), Some(RegistryError::Taken("kv".into())));
-        builder.command("kv.put", |_| {}).unwrap().alias("store.put", "kv.put").unwrap();
-        assert_eq!(builder.command("kv.put", |_| {}).err(), Some(RegistryError::Taken("kv.put".into())));
-        assert_eq!(builder.command("no.put", |_| {}).err(), Some(RegistryError::NoCategory("no".into())));
-        assert_eq!(builder.command("kv", |_| {}).err(), Some(RegistryError::CommandName("kv".into())));
-        assert_eq!(builder.command("kv.", |_| {}).err(), Some(RegistryError::CommandName("kv.".into())));
+        assert_eq!(
+            builder.category("kv", Category::default()).err(),
+            Some(RegistryError::Taken("kv".into()))
+        );
+        builder
+            .command("kv.put", |_| {})
+            .unwrap()
+            .alias("store.put", "kv.put")
+            .unwrap();
+        assert_eq!(
+            builder.command("kv.put", |_| {}).err(),
+            Some(RegistryError::Taken("kv.put".into()))
+        );
+        assert_eq!(
+            builder.command("no.put", |_| {}).err(),
+            Some(RegistryError::NoCategory("no".into()))
+        );
+        assert_eq!(
+            builder.command("kv", |_| {}).err(),
+            Some(RegistryError::CommandName("kv".into()))
+        );
+        assert_eq!(
+            builder.command("kv.", |_| {}).err(),
+            Some(RegistryError::CommandName("kv.".into()))
+        );
         let long = format!("kv.{}", "x".repeat(198));
         assert!(builder.command(&long, |_| {}).is_err());
-        assert!(builder.registry.find(b"store.put").is_some() && builder.registry.find(b"kv.get").is_none());
+        assert!(
+            builder.registry.find(b"store.put").is_some()
+                && builder.registry.find(b"kv.get").is_none()
+        );
         assert!(builder.registry.find(long.as_bytes()).is_none());
     }
 }

@@ -74,7 +74,10 @@ pub(crate) struct Slot {
 
 impl Waiter {
     pub(crate) fn new(callback: Callback, inline: bool) -> Self {
-        Self { callback: Some(callback), inline }
+        Self {
+            callback: Some(callback),
+            inline,
+        }
     }
 
     /// A waiter that fills `slot`.
@@ -85,12 +88,17 @@ impl Waiter {
 
     /// Tells the outcome, here or on a worker.
     pub(crate) fn tell(mut self, jobs: &crate::jobs::Jobs, outcome: Result<Answer, RequestError>) {
-        let Some(callback) = self.callback.take() else { return };
+        let Some(callback) = self.callback.take() else {
+            return;
+        };
         if self.inline {
             return callback(outcome);
         }
         // The job carries the waiter on, so that a full or stopped queue still tells it something.
-        let mut carried = Waiter { callback: Some(callback), inline: false };
+        let mut carried = Waiter {
+            callback: Some(callback),
+            inline: false,
+        };
         let _ = jobs.reply(Box::new(move || {
             if let Some(callback) = carried.callback.take() {
                 callback(outcome);
@@ -114,7 +122,10 @@ impl Slot {
     }
 
     pub(crate) fn take(&self) -> Option<Result<Answer, RequestError>> {
-        self.outcome.lock().unwrap_or_else(PoisonError::into_inner).take()
+        self.outcome
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take()
     }
 }
 

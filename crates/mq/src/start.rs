@@ -20,7 +20,11 @@ pub struct Running {
 
 impl Builder {
     /// Adds a thread of its own name; `start` runs first on it.
-    pub fn tagged_thread(&mut self, name: &str, start: impl FnOnce() + Send + 'static) -> TaggedThread {
+    pub fn tagged_thread(
+        &mut self,
+        name: &str,
+        start: impl FnOnce() + Send + 'static,
+    ) -> TaggedThread {
         let (planned, handle) = TaggedThread::plan(name, Box::new(start));
         self.tagged.push(planned);
         handle
@@ -39,12 +43,28 @@ impl Builder {
             None => new_keys().map_err(StartError::Randomness)?,
         };
         let metrics = Arc::new(Metrics::default());
-        let queueing: Vec<_> = self.registry.categories.iter().map(|(_, category)| category.queueing).collect();
+        let queueing: Vec<_> = self
+            .registry
+            .categories
+            .iter()
+            .map(|(_, category)| category.queueing)
+            .collect();
         // Whoever is decided on holds an unproven connection, or has just lost it: the limits are those of connections.
-        let PreAuthLimits { total, per_source, .. } = self.options.pre_auth;
+        let PreAuthLimits {
+            total, per_source, ..
+        } = self.options.pre_auth;
         let abreast = self.options.workers.admissions.saturating_sub(1).max(1);
-        let strangers = AdmissionLimits { total, per_source, abreast };
-        let jobs = Jobs::new(self.options.workers, strangers, &queueing, Arc::clone(&metrics));
+        let strangers = AdmissionLimits {
+            total,
+            per_source,
+            abreast,
+        };
+        let jobs = Jobs::new(
+            self.options.workers,
+            strangers,
+            &queueing,
+            Arc::clone(&metrics),
+        );
         let planned = std::mem::take(&mut self.tagged);
         let hub = Arc::new(Hub::new(self, keys, jobs, Arc::clone(&metrics)));
         let options = &hub.options;
@@ -58,14 +78,26 @@ impl Builder {
         let mut loops = Vec::new();
         for number in 0..options.loops.max(1) as u16 {
             let shard = Shard::new(Arc::clone(&hub), number).map_err(StartError::Randomness)?;
-            loops.push(Loop::start(&format!("mq-loop-{number}"), hub.clock, limits, shard)?);
+            loops.push(Loop::start(
+                &format!("mq-loop-{number}"),
+                hub.clock,
+                limits,
+                shard,
+            )?);
         }
         hub.loops.store(Arc::new(loops));
-        let running = Running { mq: Mq(hub), tagged: Mutex::default() };
+        let running = Running {
+            mq: Mq(hub),
+            tagged: Mutex::default(),
+        };
         for thread in planned {
             let started = thread.start(Arc::clone(&metrics));
             let started = started.map_err(|(name, error)| StartError::Thread { name, error })?;
-            running.tagged.lock().unwrap_or_else(PoisonError::into_inner).push(started);
+            running
+                .tagged
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .push(started);
         }
         Ok(running)
     }
@@ -84,7 +116,10 @@ impl Running {
         hub.jobs.stop();
         let linger = hub.options.linger;
         let (empty, rest) = channel::<Infallible>();
-        hub.order_all(|| Order::Shutdown { linger, empty: empty.clone() });
+        hub.order_all(|| Order::Shutdown {
+            linger,
+            empty: empty.clone(),
+        });
         drop(empty);
         if !is_inside_a_loop() {
             // Each loop lets go of its end when its last connection has gone, which none outlives the linger.
@@ -92,7 +127,8 @@ impl Running {
         }
         let loops = hub.loops.swap(Arc::default());
         loops.iter().for_each(Loop::stop);
-        let tagged = std::mem::take(&mut *self.tagged.lock().unwrap_or_else(PoisonError::into_inner));
+        let tagged =
+            std::mem::take(&mut *self.tagged.lock().unwrap_or_else(PoisonError::into_inner));
         tagged.into_iter().for_each(Started::stop);
     }
 }

@@ -37,7 +37,9 @@ impl Published<'_> {
     pub fn gap(&self) -> Option<Gap> {
         match self.previous {
             Some(previous) if self.sequence <= previous => Some(Gap::Restarted),
-            Some(previous) if self.sequence > previous + 1 => Some(Gap::Missing(self.sequence - previous - 1)),
+            Some(previous) if self.sequence > previous + 1 => {
+                Some(Gap::Missing(self.sequence - previous - 1))
+            }
             _ => None,
         }
     }
@@ -56,7 +58,11 @@ pub struct StreamOptions {
 
 impl Default for StreamOptions {
     fn default() -> Self {
-        Self { subscriber_bytes: 8 << 20, replay_messages: 10_000, replay_bytes: 64 << 20 }
+        Self {
+            subscriber_bytes: 8 << 20,
+            replay_messages: 10_000,
+            replay_bytes: 64 << 20,
+        }
     }
 }
 
@@ -74,7 +80,10 @@ impl Publisher {
     /// Publishes a message to everybody who wants its topic. Never blocks and never fails: a subscriber that reads
     /// too slowly loses the oldest.
     pub fn publish(&self, topic: &[u8], body: &[u8]) {
-        self.hub.order(self.shard, Order::Publish(self.stream, topic.to_vec(), body.to_vec()));
+        self.hub.order(
+            self.shard,
+            Order::Publish(self.stream, topic.to_vec(), body.to_vec()),
+        );
     }
 
     /// Where it listens for subscribers.
@@ -96,7 +105,15 @@ mod tests {
 
     #[test]
     fn gaps_are_seen() {
-        let gap = |previous, sequence| Published { topic: b"", sequence, previous, body: b"" }.gap();
+        let gap = |previous, sequence| {
+            Published {
+                topic: b"",
+                sequence,
+                previous,
+                body: b"",
+            }
+            .gap()
+        };
         assert_eq!(gap(None, 5), None);
         assert_eq!(gap(Some(5), 6), None);
         assert_eq!(gap(Some(5), 9), Some(Gap::Missing(3)));

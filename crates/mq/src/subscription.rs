@@ -37,7 +37,11 @@ impl<T: PartialEq> Subscriptions<T> {
     /// At most `limit` subscribers, each for `lasts`.
     #[must_use]
     pub fn lasting(limit: usize, lasts: Duration) -> Self {
-        Self { entries: Map::default(), lasts, limit }
+        Self {
+            entries: Map::default(),
+            lasts,
+            limit,
+        }
     }
 
     /// Adds or renews a subscription; none when there are too many.
@@ -53,15 +57,24 @@ impl<T: PartialEq> Subscriptions<T> {
             Some((_, until)) if until <= now => Some(Change::New),
             None => Some(Change::New),
             Some((old, _)) => {
-                let is_same = self.entries.get(&connection).is_some_and(|(new, _)| *new == old);
-                Some(if is_same { Change::Refreshed } else { Change::Changed })
+                let is_same = self
+                    .entries
+                    .get(&connection)
+                    .is_some_and(|(new, _)| *new == old);
+                Some(if is_same {
+                    Change::Refreshed
+                } else {
+                    Change::Changed
+                })
             }
         }
     }
 
     /// Ends a subscription; whether there was one.
     pub fn unsubscribe(&mut self, connection: ConnectionId, now: Instant) -> bool {
-        self.entries.remove(&connection).is_some_and(|(_, expires)| expires > now)
+        self.entries
+            .remove(&connection)
+            .is_some_and(|(_, expires)| expires > now)
     }
 
     /// Calls `each` for every subscriber and forgets those whose time is over.
@@ -98,17 +111,35 @@ mod tests {
         let at = |secs| Instant::ZERO + Duration::from_secs(secs);
         let connection = |serial| ConnectionId::Link(LinkId { shard: 0, serial });
         let mut subscriptions = Subscriptions::lasting(2, Duration::from_secs(10));
-        assert_eq!(subscriptions.subscribe(connection(1), "a", at(0)), Some(Change::New));
-        assert_eq!(subscriptions.subscribe(connection(1), "b", at(1)), Some(Change::Changed));
-        assert_eq!(subscriptions.subscribe(connection(1), "b", at(2)), Some(Change::Refreshed));
-        assert_eq!(subscriptions.subscribe(connection(2), "c", at(5)), Some(Change::New));
+        assert_eq!(
+            subscriptions.subscribe(connection(1), "a", at(0)),
+            Some(Change::New)
+        );
+        assert_eq!(
+            subscriptions.subscribe(connection(1), "b", at(1)),
+            Some(Change::Changed)
+        );
+        assert_eq!(
+            subscriptions.subscribe(connection(1), "b", at(2)),
+            Some(Change::Refreshed)
+        );
+        assert_eq!(
+            subscriptions.subscribe(connection(2), "c", at(5)),
+            Some(Change::New)
+        );
         assert_eq!(subscriptions.subscribe(connection(3), "d", at(6)), None);
         let mut heard = Vec::new();
         subscriptions.publish(at(13), |_, data| heard.push(*data));
         assert_eq!((heard, subscriptions.len()), (vec!["c"], 1));
-        assert_eq!(subscriptions.subscribe(connection(3), "d", at(13)), Some(Change::New));
+        assert_eq!(
+            subscriptions.subscribe(connection(3), "d", at(13)),
+            Some(Change::New)
+        );
         assert!(subscriptions.unsubscribe(connection(3), at(13)));
         assert!(!subscriptions.unsubscribe(connection(3), at(13)));
-        assert_eq!(subscriptions.subscribe(connection(2), "c", at(20)), Some(Change::New));
+        assert_eq!(
+            subscriptions.subscribe(connection(2), "c", at(20)),
+            Some(Change::New)
+        );
     }
 }

@@ -35,8 +35,19 @@ impl TaggedThread {
     pub(crate) fn plan(name: &str, start: Task) -> (Planned, TaggedThread) {
         let (sender, queue) = sync_channel(QUEUE);
         let name: Arc<str> = name.into();
-        let handle = Self { name: Arc::clone(&name), queue: sender };
-        (Planned { name, start, queue, handle: handle.clone() }, handle)
+        let handle = Self {
+            name: Arc::clone(&name),
+            queue: sender,
+        };
+        (
+            Planned {
+                name,
+                start,
+                queue,
+                handle: handle.clone(),
+            },
+            handle,
+        )
     }
 
     /// Its name.
@@ -64,19 +75,26 @@ impl TaggedThread {
 impl Planned {
     /// Starts the thread; [`Started::stop`] ends it after the job it is at.
     pub(crate) fn start(self, metrics: Arc<Metrics>) -> Result<Started, (String, std::io::Error)> {
-        let Planned { name, start, queue, handle } = self;
+        let Planned {
+            name,
+            start,
+            queue,
+            handle,
+        } = self;
         let thread_name = name.to_string();
-        let spawned = std::thread::Builder::new().name(thread_name.clone()).spawn(move || {
-            let run = |task: Task| {
-                if catch_unwind(AssertUnwindSafe(task)).is_err() {
-                    metrics.rare(&metrics.jobs_panicked);
+        let spawned = std::thread::Builder::new()
+            .name(thread_name.clone())
+            .spawn(move || {
+                let run = |task: Task| {
+                    if catch_unwind(AssertUnwindSafe(task)).is_err() {
+                        metrics.rare(&metrics.jobs_panicked);
+                    }
+                };
+                run(start);
+                while let Ok(Some(task)) = queue.recv() {
+                    run(task);
                 }
-            };
-            run(start);
-            while let Ok(Some(task)) = queue.recv() {
-                run(task);
-            }
-        });
+            });
         let thread = spawned.map_err(|error| (thread_name, error))?;
         Ok(Started { handle, thread })
     }
@@ -90,7 +108,9 @@ pub(crate) struct Started {
 impl Started {
     /// Lets the thread finish what is queued and waits for it, unless called from it.
     pub(crate) fn stop(self) {
-        if self.handle.queue.send(None).is_ok() && self.thread.thread().id() != std::thread::current().id() {
+        if self.handle.queue.send(None).is_ok()
+            && self.thread.thread().id() != std::thread::current().id()
+        {
             let _ = self.thread.join();
         }
     }

@@ -12,14 +12,17 @@ use thiserror::Error;
 
 use crate::start::new_keys;
 use crate::{
-    Address, AddressError, Admission, AllowList, AllowListError, Builder, Call, Category, ConnectError, ConnectOptions,
-    Gap, KeyFileError, Level, ListenError, ListenOptions, Options, RegistryError, RequestError, RequestOptions,
-    Running, StartError, load_key, write_key,
+    Address, AddressError, Admission, AllowList, AllowListError, Builder, Call, Category,
+    ConnectError, ConnectOptions, Gap, KeyFileError, Level, ListenError, ListenOptions, Options,
+    RegistryError, RequestError, RequestOptions, Running, StartError, load_key, write_key,
 };
 
 /// Why a tool could not do its work.
 #[derive(Debug, Error)]
-#[expect(missing_docs, reason = "each variant only carries the error of the part that failed")]
+#[expect(
+    missing_docs,
+    reason = "each variant only carries the error of the part that failed"
+)]
 pub enum ToolError {
     #[error(transparent)]
     KeyFile(#[from] KeyFileError),
@@ -150,7 +153,13 @@ pub fn keys_show(path: &Path, out: &mut dyn Write) -> Result<PublicKey, ToolErro
 ///
 /// # Errors
 /// [`ToolError`].
-pub fn keys_allow(list: &Path, key: &str, level: &str, name: &str, out: &mut dyn Write) -> Result<(), ToolError> {
+pub fn keys_allow(
+    list: &Path,
+    key: &str,
+    level: &str,
+    name: &str,
+    out: &mut dyn Write,
+) -> Result<(), ToolError> {
     let key: PublicKey = key.parse()?;
     let level = Level::parse(level).ok_or_else(|| ToolError::Level(level.to_owned()))?;
     let old = match std::fs::read_to_string(list) {
@@ -158,8 +167,17 @@ pub fn keys_allow(list: &Path, key: &str, level: &str, name: &str, out: &mut dyn
         Err(error) if error.kind() == io::ErrorKind::NotFound => String::new(),
         Err(error) => return Err(error.into()),
     };
-    let is_other = |line: &&str| line.split_whitespace().next().and_then(|word| word.parse().ok()) != Some(key);
-    let mut text: String = old.lines().filter(is_other).map(|line| format!("{line}\n")).collect();
+    let is_other = |line: &&str| {
+        line.split_whitespace()
+            .next()
+            .and_then(|word| word.parse().ok())
+            != Some(key)
+    };
+    let mut text: String = old
+        .lines()
+        .filter(is_other)
+        .map(|line| format!("{line}\n"))
+        .collect();
     text.push_str(format!("{key} {} {name}", level.name()).trim_end());
     text.push('\n');
     let fresh = list.with_extension("new");
@@ -177,14 +195,21 @@ pub fn keys_allow(list: &Path, key: &str, level: &str, name: &str, out: &mut dyn
 pub fn echo(options: &Echo, feed: &Feed, out: &mut dyn Write) -> Result<(), ToolError> {
     let keys = options.key_file.as_deref().map(load_key).transpose()?;
     let encrypted = keys.is_some();
-    let mut builder = Builder::new(Options { keys, ..Options::default() });
+    let mut builder = Builder::new(Options {
+        keys,
+        ..Options::default()
+    });
     builder.category("echo", Category::default())?;
     builder.request_command("echo.echo", |call: &Call<'_>| {
-        call.reply(call.parts()).expect("a request command is only called with a tag");
+        call.reply(call.parts())
+            .expect("a request command is only called with a tag");
     })?;
     let say = feed.teller();
     builder.command("echo.say", move |call: &Call<'_>| {
-        let parts: Vec<String> = call.parts().map(|part| part.escape_ascii().to_string()).collect();
+        let parts: Vec<String> = call
+            .parts()
+            .map(|part| part.escape_ascii().to_string())
+            .collect();
         say(format!("{}: {}", call.remote(), parts.join(" ")));
     })?;
     let running = builder.start()?;
@@ -192,7 +217,11 @@ pub fn echo(options: &Echo, feed: &Feed, out: &mut dyn Write) -> Result<(), Tool
         Some(path) => Admission::Listed(Arc::new(AllowList::load(path)?)),
         None => Admission::Everybody(Level::Basic),
     };
-    let listen = ListenOptions { admission, encrypted, access: UnixAccess::default() };
+    let listen = ListenOptions {
+        admission,
+        encrypted,
+        access: UnixAccess::default(),
+    };
     let endpoint = running.listen(&options.endpoint, &listen)?;
     let key = encrypted.then(|| running.public_key());
     writeln!(out, "listening at {}", Address::of(&endpoint, key))?;
@@ -205,12 +234,22 @@ pub fn echo(options: &Echo, feed: &Feed, out: &mut dyn Write) -> Result<(), Tool
 ///
 /// # Errors
 /// [`ToolError`].
-pub fn send(target: &Target, command: &str, parts: &[Vec<u8>], out: &mut dyn Write) -> Result<(), ToolError> {
+pub fn send(
+    target: &Target,
+    command: &str,
+    parts: &[Vec<u8>],
+    out: &mut dyn Write,
+) -> Result<(), ToolError> {
     let running = start(target)?;
     let to = running.connect_wait(&target.address, &connect_options(target))?;
     running.send(to, command, parts);
     running.stop();
-    writeln!(out, "sent {command} with {} parts to {}", parts.len(), target.address)?;
+    writeln!(
+        out,
+        "sent {command} with {} parts to {}",
+        parts.len(),
+        target.address
+    )?;
     Ok(())
 }
 
@@ -218,17 +257,30 @@ pub fn send(target: &Target, command: &str, parts: &[Vec<u8>], out: &mut dyn Wri
 ///
 /// # Errors
 /// [`ToolError`].
-pub fn request(target: &Target, command: &str, parts: &[Vec<u8>], out: &mut dyn Write) -> Result<(), ToolError> {
+pub fn request(
+    target: &Target,
+    command: &str,
+    parts: &[Vec<u8>],
+    out: &mut dyn Write,
+) -> Result<(), ToolError> {
     let running = start(target)?;
     let to = running.connect_wait(&target.address, &connect_options(target))?;
-    let options = RequestOptions { timeout: Some(target.timeout), ..RequestOptions::default() };
+    let options = RequestOptions {
+        timeout: Some(target.timeout),
+        ..RequestOptions::default()
+    };
     let asked = Instant::now();
     let answer = running.request_wait(to, command, parts, &options)?;
     let took = asked.elapsed();
     for part in answer.parts() {
         writeln!(out, "{}", part.escape_ascii())?;
     }
-    writeln!(out, "({} parts in {})", answer.parts().len(), slackwater_base::format_duration(took))?;
+    writeln!(
+        out,
+        "({} parts in {})",
+        answer.parts().len(),
+        slackwater_base::format_duration(took)
+    )?;
     Ok(())
 }
 
@@ -246,28 +298,48 @@ pub fn sub(
     let running = start(target)?;
     let say = feed.teller();
     let everything = [Vec::new()];
-    let topics = if topics.is_empty() { &everything[..] } else { topics };
+    let topics = if topics.is_empty() {
+        &everything[..]
+    } else {
+        topics
+    };
     let topics: Vec<&[u8]> = topics.iter().map(Vec::as_slice).collect();
-    running.subscribe(&target.address, &topics, &connect_options(target), move |published| {
-        let gap = match published.gap() {
-            Some(Gap::Missing(count)) => format!("({count} not heard) "),
-            Some(Gap::Restarted) => "(the stream began again) ".to_owned(),
-            None => String::new(),
-        };
-        let (topic, body) = (published.topic.escape_ascii(), published.body.escape_ascii());
-        say(format!("{gap}{} {topic} {body}", published.sequence));
-    })?;
+    running.subscribe(
+        &target.address,
+        &topics,
+        &connect_options(target),
+        move |published| {
+            let gap = match published.gap() {
+                Some(Gap::Missing(count)) => format!("({count} not heard) "),
+                Some(Gap::Restarted) => "(the stream began again) ".to_owned(),
+                None => String::new(),
+            };
+            let (topic, body) = (
+                published.topic.escape_ascii(),
+                published.body.escape_ascii(),
+            );
+            say(format!("{gap}{} {topic} {body}", published.sequence));
+        },
+    )?;
     feed.print(count.unwrap_or(u64::MAX), out)?;
     Ok(())
 }
 
 fn start(target: &Target) -> Result<Running, ToolError> {
     let keys = target.key_file.as_deref().map(load_key).transpose()?;
-    Ok(Builder::new(Options { keys, ..Options::default() }).start()?)
+    Ok(Builder::new(Options {
+        keys,
+        ..Options::default()
+    })
+    .start()?)
 }
 
 fn connect_options(target: &Target) -> ConnectOptions {
-    ConnectOptions { probe: !target.raw, timeout: Some(target.timeout), ..ConnectOptions::default() }
+    ConnectOptions {
+        probe: !target.raw,
+        timeout: Some(target.timeout),
+        ..ConnectOptions::default()
+    }
 }
 
 fn show(keys: &KeyPair, out: &mut dyn Write) -> io::Result<()> {

@@ -15,39 +15,89 @@ fn requests_are_answered_on_every_kind_of_link() {
     let folder = tempfile::tempdir().unwrap();
     let server = server_builder(options(1)).start().unwrap();
     let path = folder.path().join("socket");
-    let mut addresses = vec![listen(&server, &everybody(false)), listen(&server, &everybody(true))];
+    let mut addresses = vec![
+        listen(&server, &everybody(false)),
+        listen(&server, &everybody(true)),
+    ];
     for (name, encrypted) in [("plain", false), ("curve", true)] {
-        let endpoint = server.listen(&Endpoint::Unix(path.with_extension(name)), &everybody(encrypted)).unwrap();
-        addresses.push(Address::of(&endpoint, encrypted.then(|| server.public_key())));
+        let endpoint = server
+            .listen(
+                &Endpoint::Unix(path.with_extension(name)),
+                &everybody(encrypted),
+            )
+            .unwrap();
+        addresses.push(Address::of(
+            &endpoint,
+            encrypted.then(|| server.public_key()),
+        ));
     }
     // With one key and one id the second encrypted link would take the place of the first.
-    let client = Builder::new(Options { ephemeral_ids: true, ..options(2) }).start().unwrap();
+    let client = Builder::new(Options {
+        ephemeral_ids: true,
+        ..options(2)
+    })
+    .start()
+    .unwrap();
     let large = vec![7u8; 900_000];
     for address in &addresses {
         let to = connect(&client, address);
         for command in ["test.echo", "quick.echo"] {
             for body in [&[][..], &[&b""[..]], &[b"a", b"", &large]] {
                 let want: Vec<Vec<u8>> = body.iter().map(|part| part.to_vec()).collect();
-                assert!(ask(&client, to, command, body) == Ok(want), "{address} {command}");
+                assert!(
+                    ask(&client, to, command, body) == Ok(want),
+                    "{address} {command}"
+                );
             }
         }
     }
     let own = server.connect_inproc();
-    assert_eq!(ask(&server, own, "admin.echo", &[b"x"]), Ok(vec![b"x".to_vec()]));
+    assert_eq!(
+        ask(&server, own, "admin.echo", &[b"x"]),
+        Ok(vec![b"x".to_vec()])
+    );
 }
 
 #[test]
 fn refusals_come_at_once_and_say_why() {
     let mut builder = server_builder(options(1));
-    let access = |remote_node, local_node| Access { level: Level::None, remote_node, local_node };
-    builder.category("remote", Category { access: access(true, false), ..Category::default() }).unwrap();
-    builder.category("local", Category { access: access(false, true), ..Category::default() }).unwrap();
-    builder.request_command("remote.x", |_| {}).unwrap().request_command("local.x", |_| {}).unwrap();
+    let access = |remote_node, local_node| Access {
+        level: Level::None,
+        remote_node,
+        local_node,
+    };
+    builder
+        .category(
+            "remote",
+            Category {
+                access: access(true, false),
+                ..Category::default()
+            },
+        )
+        .unwrap();
+    builder
+        .category(
+            "local",
+            Category {
+                access: access(false, true),
+                ..Category::default()
+            },
+        )
+        .unwrap();
+    builder
+        .request_command("remote.x", |_| {})
+        .unwrap()
+        .request_command("local.x", |_| {})
+        .unwrap();
     let server = builder.start().unwrap();
     let client = client(2);
     let to = connect(&client, &listen(&server, &everybody(true)));
     let check = |command: &str, refusal| {
-        assert_eq!(ask(&client, to, command, &[]), Err(RequestError::Refused(refusal)), "{command}");
+        assert_eq!(
+            ask(&client, to, command, &[]),
+            Err(RequestError::Refused(refusal)),
+            "{command}"
+        );
         assert_eq!(server.metrics().caused("refusal", refusal.text()), 1);
     };
     check("nobody.knows", Refusal::UnknownCommand);
@@ -60,10 +110,28 @@ fn refusals_come_at_once_and_say_why() {
 
 #[test]
 fn a_full_queue_answers_busy() {
-    let mut builder =
-        Builder::new(Options { workers: Workers { general: 1, batch: 1, replies: 1, admissions: 3 }, ..options(1) });
-    let queueing = Queueing { queue: Some(1), ..Queueing::default() };
-    builder.category("slow", Category { queueing, ..Category::default() }).unwrap();
+    let mut builder = Builder::new(Options {
+        workers: Workers {
+            general: 1,
+            batch: 1,
+            replies: 1,
+            admissions: 3,
+        },
+        ..options(1)
+    });
+    let queueing = Queueing {
+        queue: Some(1),
+        ..Queueing::default()
+    };
+    builder
+        .category(
+            "slow",
+            Category {
+                queueing,
+                ..Category::default()
+            },
+        )
+        .unwrap();
     let (began, begun) = channel();
     let (release, held) = channel::<()>();
     let held = Mutex::new(held);
@@ -80,16 +148,28 @@ fn a_full_queue_answers_busy() {
     let (told, outcomes) = channel();
     let request = || {
         let told = told.clone();
-        client.request(to, "slow.work", [""; 0], &RequestOptions::default(), move |outcome| {
-            told.send(outcome.map(|answer| answer.part(0).map(<[u8]>::to_vec))).unwrap();
-        });
+        client.request(
+            to,
+            "slow.work",
+            [""; 0],
+            &RequestOptions::default(),
+            move |outcome| {
+                told.send(outcome.map(|answer| answer.part(0).map(<[u8]>::to_vec)))
+                    .unwrap();
+            },
+        );
     };
     request();
     next(&begun, "the first is at work");
     request();
-    until(&server, "the second waits", |server| server.waiting_commands() == [1]);
+    until(&server, "the second waits", |server| {
+        server.waiting_commands() == [1]
+    });
     request();
-    assert_eq!(next(&outcomes, "the third is refused"), Err(RequestError::Refused(Refusal::Busy)));
+    assert_eq!(
+        next(&outcomes, "the third is refused"),
+        Err(RequestError::Refused(Refusal::Busy))
+    );
     drop(release);
     assert_eq!(next(&outcomes, "the first"), Ok(Some(b"done".to_vec())));
     assert_eq!(next(&outcomes, "the second"), Ok(Some(b"done".to_vec())));
@@ -99,8 +179,16 @@ fn a_full_queue_answers_busy() {
 fn replies_may_come_later_from_another_thread_or_never() {
     let mut builder = server_builder(options(1));
     let (kept, deferred) = channel::<Deferred>();
-    builder.request_command("test.later", move |call| kept.send(call.defer().unwrap()).unwrap()).unwrap();
-    builder.command("test.plain", |call| assert_eq!(call.reply(["x"]), Err(NotARequest))).unwrap();
+    builder
+        .request_command("test.later", move |call| {
+            kept.send(call.defer().unwrap()).unwrap()
+        })
+        .unwrap();
+    builder
+        .command("test.plain", |call| {
+            assert_eq!(call.reply(["x"]), Err(NotARequest))
+        })
+        .unwrap();
     let server = builder.start().unwrap();
     let client = client(2);
     let to = connect(&client, &listen(&server, &everybody(true)));
@@ -109,11 +197,20 @@ fn replies_may_come_later_from_another_thread_or_never() {
         drop(next(&deferred, "the second"));
         deferred
     });
-    assert_eq!(ask(&client, to, "test.later", &[]), Ok(vec![b"late".to_vec()]));
-    assert_eq!(ask(&client, to, "test.later", &[]), Err(RequestError::Refused(Refusal::Failed)));
+    assert_eq!(
+        ask(&client, to, "test.later", &[]),
+        Ok(vec![b"late".to_vec()])
+    );
+    assert_eq!(
+        ask(&client, to, "test.later", &[]),
+        Err(RequestError::Refused(Refusal::Failed))
+    );
     drop(answering.join().unwrap());
     client.send(to, "test.plain", ["x"]);
-    assert_eq!(ask(&client, to, "test.echo", &[b"after"]), Ok(vec![b"after".to_vec()]));
+    assert_eq!(
+        ask(&client, to, "test.echo", &[b"after"]),
+        Ok(vec![b"after".to_vec()])
+    );
     assert_eq!(server.metrics().handlers_failed.get(), 0);
 }
 
@@ -121,15 +218,24 @@ fn replies_may_come_later_from_another_thread_or_never() {
 fn requests_end_by_their_timeout_and_a_late_reply_is_dropped() {
     let mut builder = server_builder(options(1));
     let (kept, deferred) = channel::<Deferred>();
-    builder.request_command("test.later", move |call| kept.send(call.defer().unwrap()).unwrap()).unwrap();
+    builder
+        .request_command("test.later", move |call| {
+            kept.send(call.defer().unwrap()).unwrap()
+        })
+        .unwrap();
     let server = builder.start().unwrap();
     let client = client(2);
     let to = connect(&client, &listen(&server, &everybody(false)));
-    let short = RequestOptions { timeout: Some(Duration::from_millis(30)), ..RequestOptions::default() };
+    let short = RequestOptions {
+        timeout: Some(Duration::from_millis(30)),
+        ..RequestOptions::default()
+    };
     let outcome = client.request_wait(to, "test.later", [""; 0], &short);
     assert_eq!(outcome, Err(RequestError::Timeout));
     next(&deferred, "the request came").reply(["late"]);
-    until(&client, "the late reply is counted", |client| client.metrics().late_replies.get() == 1);
+    until(&client, "the late reply is counted", |client| {
+        client.metrics().late_replies.get() == 1
+    });
     assert_eq!(client.metrics().timeouts.get(), 1);
 }
 
@@ -144,7 +250,13 @@ fn a_lost_link_ends_its_requests_at_once() {
     let to = connect(&client, &address);
     assert!(matches!(next(&events, "up"), LinkEvent::Up { .. }));
     let (told, outcome) = channel();
-    client.request(to, "test.silent", [""; 0], &RequestOptions::default(), move |o| told.send(o).unwrap());
+    client.request(
+        to,
+        "test.silent",
+        [""; 0],
+        &RequestOptions::default(),
+        move |o| told.send(o).unwrap(),
+    );
     assert_eq!(ask(&client, to, "test.echo", &[]), Ok(vec![]));
     server.stop();
     assert_eq!(next(&outcome, "the request ends"), Err(RequestError::Gone));
@@ -159,10 +271,24 @@ fn a_queued_request_outlives_failed_attempts_to_open_its_link() {
     let folder = tempfile::tempdir().unwrap();
     let endpoint = Endpoint::Unix(folder.path().join("late"));
     let client = client(2);
-    let to = client.connect(&Address::of(&endpoint, None), &ConnectOptions::default(), |_| {}).unwrap();
+    let to = client
+        .connect(
+            &Address::of(&endpoint, None),
+            &ConnectOptions::default(),
+            |_| {},
+        )
+        .unwrap();
     let (told, outcome) = channel();
-    client.request(to, "test.echo", ["x"], &RequestOptions::default(), move |o| told.send(o).unwrap());
-    until(&client, "two attempts have failed", |client| client.metrics().caused("link", "connect_failed") >= 2);
+    client.request(
+        to,
+        "test.echo",
+        ["x"],
+        &RequestOptions::default(),
+        move |o| told.send(o).unwrap(),
+    );
+    until(&client, "two attempts have failed", |client| {
+        client.metrics().caused("link", "connect_failed") >= 2
+    });
     let server = server_builder(options(1)).start().unwrap();
     server.listen(&endpoint, &everybody(false)).unwrap();
     let answer = next(&outcome, "an answer").expect("the peer is there now");
@@ -177,17 +303,28 @@ fn handlers_talk_back_on_the_link_they_were_called_on() {
             call.send_back("client.note", ["noted"]);
             let from = call.from();
             let mq = call.mq();
-            call.request_back("client.who", [""; 0], &RequestOptions::default(), move |answer| {
-                mq.send(from, "client.note", answer.unwrap().parts());
-            });
+            call.request_back(
+                "client.who",
+                [""; 0],
+                &RequestOptions::default(),
+                move |answer| {
+                    mq.send(from, "client.note", answer.unwrap().parts());
+                },
+            );
         })
         .unwrap();
     let server = builder.start().unwrap();
     let (noted, notes) = channel();
     let mut builder = Builder::new(options(2));
     builder.category("client", Category::default()).unwrap();
-    builder.command("client.note", move |call| noted.send(call.part(0).unwrap().to_vec()).unwrap()).unwrap();
-    builder.request_command("client.who", |call| call.reply(["me"]).unwrap()).unwrap();
+    builder
+        .command("client.note", move |call| {
+            noted.send(call.part(0).unwrap().to_vec()).unwrap()
+        })
+        .unwrap();
+    builder
+        .request_command("client.who", |call| call.reply(["me"]).unwrap())
+        .unwrap();
     let client = builder.start().unwrap();
     let to = connect(&client, &listen(&server, &everybody(true)));
     client.send(to, "test.hello", [""; 0]);
@@ -198,23 +335,51 @@ fn handlers_talk_back_on_the_link_they_were_called_on() {
 #[test]
 fn aliases_apply_before_rights() {
     let mut builder = server_builder(options(1));
-    builder.alias("old.echo", "test.echo").unwrap().alias("old.admin", "admin.echo").unwrap();
+    builder
+        .alias("old.echo", "test.echo")
+        .unwrap()
+        .alias("old.admin", "admin.echo")
+        .unwrap();
     let server = builder.start().unwrap();
     let client = client(2);
     let to = connect(&client, &listen(&server, &everybody(false)));
-    assert_eq!(ask(&client, to, "old.echo", &[b"x"]), Ok(vec![b"x".to_vec()]));
-    assert_eq!(ask(&client, to, "old.admin", &[]), Err(RequestError::Refused(Refusal::Forbidden)));
+    assert_eq!(
+        ask(&client, to, "old.echo", &[b"x"]),
+        Ok(vec![b"x".to_vec()])
+    );
+    assert_eq!(
+        ask(&client, to, "old.admin", &[]),
+        Err(RequestError::Refused(Refusal::Forbidden))
+    );
 }
 
 #[test]
 fn messages_of_one_sender_arrive_in_order() {
     let (heard, numbers) = channel();
     let mut builder = Builder::new(options(1));
-    builder.category("in", Category { run: Run::Inline, ..Category::default() }).unwrap();
-    builder.command("in.number", move |call| heard.send(call.part(0).unwrap().to_vec()).unwrap()).unwrap();
+    builder
+        .category(
+            "in",
+            Category {
+                run: Run::Inline,
+                ..Category::default()
+            },
+        )
+        .unwrap();
+    builder
+        .command("in.number", move |call| {
+            heard.send(call.part(0).unwrap().to_vec()).unwrap()
+        })
+        .unwrap();
     let server = builder.start().unwrap();
     let client = client(2);
-    let to = client.connect(&listen(&server, &everybody(true)), &ConnectOptions::default(), |_| {}).unwrap();
+    let to = client
+        .connect(
+            &listen(&server, &everybody(true)),
+            &ConnectOptions::default(),
+            |_| {},
+        )
+        .unwrap();
     // The first are queued before the link stands, and none overtakes another.
     for number in 0..900u32 {
         client.send(to, "in.number", [number.to_le_bytes()]);
@@ -229,19 +394,39 @@ fn a_link_that_is_full_says_so() {
     let server = server_builder(options(1)).start().unwrap();
     let address = listen(&server, &everybody(false));
     server.stop();
-    let client = Builder::new(Options { queue_messages: 3, ..options(2) }).start().unwrap();
-    let to = client.connect(&address, &ConnectOptions::default(), |_| {}).unwrap();
+    let client = Builder::new(Options {
+        queue_messages: 3,
+        ..options(2)
+    })
+    .start()
+    .unwrap();
+    let to = client
+        .connect(&address, &ConnectOptions::default(), |_| {})
+        .unwrap();
     let (told, failures) = channel();
     for _ in 0..5 {
         let told = told.clone();
-        let on_failure: Box<dyn FnOnce(SendError) + Send> = Box::new(move |error| told.send(error).unwrap());
-        let options = SendOptions { on_failure: Some(on_failure), ..SendOptions::default() };
+        let on_failure: Box<dyn FnOnce(SendError) + Send> =
+            Box::new(move |error| told.send(error).unwrap());
+        let options = SendOptions {
+            on_failure: Some(on_failure),
+            ..SendOptions::default()
+        };
         client.send_with(to, "x.y", [""; 0], options);
     }
-    assert_eq!([next(&failures, "fourth"), next(&failures, "fifth")], [SendError::Full; 2]);
+    assert_eq!(
+        [next(&failures, "fourth"), next(&failures, "fifth")],
+        [SendError::Full; 2]
+    );
     let (told, gone) = channel();
     client.disconnect(to);
-    client.request(to, "x.y", [""; 0], &RequestOptions::default(), move |outcome| told.send(outcome).unwrap());
+    client.request(
+        to,
+        "x.y",
+        [""; 0],
+        &RequestOptions::default(),
+        move |outcome| told.send(outcome).unwrap(),
+    );
     assert_eq!(next(&gone, "nobody there"), Err(RequestError::Gone));
 }
 
@@ -251,7 +436,9 @@ fn an_inline_handler_cannot_wait_for_itself() {
     let (told, outcome) = channel();
     builder
         .command("quick.wait", move |call| {
-            let waited = call.mq().request_wait(call.from(), "x.y", [""; 0], &RequestOptions::default());
+            let waited =
+                call.mq()
+                    .request_wait(call.from(), "x.y", [""; 0], &RequestOptions::default());
             told.send(waited.unwrap_err()).unwrap();
         })
         .unwrap();
@@ -267,32 +454,61 @@ fn nothing_is_left_when_everybody_has_gone() {
     let server = server_builder(options(1)).start().unwrap();
     let address = listen(&server, &everybody(true));
     for round in 0..3 {
-        let client = Arc::new(Builder::new(Options { ephemeral_ids: true, ..options(2) }).start().unwrap());
+        let client = Arc::new(
+            Builder::new(Options {
+                ephemeral_ids: true,
+                ..options(2)
+            })
+            .start()
+            .unwrap(),
+        );
         let links: Vec<ConnectionId> = (0..20).map(|_| connect(&client, &address)).collect();
         assert_eq!(server.links_up(), 20, "round {round}");
         for link in &links {
-            assert_eq!(ask(&client, *link, "test.echo", &[b"x"]), Ok(vec![b"x".to_vec()]));
+            assert_eq!(
+                ask(&client, *link, "test.echo", &[b"x"]),
+                Ok(vec![b"x".to_vec()])
+            );
         }
         links.iter().for_each(|link| client.disconnect(*link));
-        until(&client, "the client's books are empty", |client| client.books() == [0; 5]);
-        until(&server, "the server's books are empty", |server| server.books() == [0; 5]);
+        until(&client, "the client's books are empty", |client| {
+            client.books() == [0; 5]
+        });
+        until(&server, "the server's books are empty", |server| {
+            server.books() == [0; 5]
+        });
     }
 }
 
 #[test]
 fn several_loops_share_a_port() {
-    let server = server_builder(Options { loops: 2, ..options(1) }).start().unwrap();
+    let server = server_builder(Options {
+        loops: 2,
+        ..options(1)
+    })
+    .start()
+    .unwrap();
     let address = listen(&server, &everybody(false));
-    let client = Builder::new(Options { loops: 2, ..options(2) }).start().unwrap();
+    let client = Builder::new(Options {
+        loops: 2,
+        ..options(2)
+    })
+    .start()
+    .unwrap();
     let links: Vec<ConnectionId> = (0..16).map(|_| connect(&client, &address)).collect();
     for link in links {
-        assert_eq!(ask(&client, link, "test.echo", &[b"x"]), Ok(vec![b"x".to_vec()]));
+        assert_eq!(
+            ask(&client, link, "test.echo", &[b"x"]),
+            Ok(vec![b"x".to_vec()])
+        );
     }
     let mut busy = 0;
     server.loop_counters(|counters| busy += u64::from(counters.bytes_in.get() > 0));
     assert_eq!(busy, 2, "the kernel spreads connections over the listeners");
     let other = server_builder(options(3)).start().unwrap();
-    let Place::Tcp { port, .. } = address.place else { panic!("a TCP address") };
+    let Place::Tcp { port, .. } = address.place else {
+        panic!("a TCP address")
+    };
     let taken = Endpoint::Tcp(([127, 0, 0, 1], port).into());
     assert!(other.listen(&taken, &everybody(false)).is_err());
 }

@@ -21,21 +21,51 @@ fn idle_process() {
     if std::env::var_os(PART).is_none() {
         return;
     }
-    let server = server_builder(Options { ephemeral_ids: true, ..options(1) }).start().unwrap();
+    let server = server_builder(Options {
+        ephemeral_ids: true,
+        ..options(1)
+    })
+    .start()
+    .unwrap();
     let address = listen(&server, &everybody(true));
-    let client = Builder::new(Options { ephemeral_ids: true, ..options(2) }).start().unwrap();
+    let client = Builder::new(Options {
+        ephemeral_ids: true,
+        ..options(2)
+    })
+    .start()
+    .unwrap();
     let links: Vec<ConnectionId> = (0..LINKS).map(|_| connect(&client, &address)).collect();
     for link in &links {
-        assert_eq!(ask(&client, *link, "test.echo", &[b"x"]), Ok(vec![b"x".to_vec()]));
+        assert_eq!(
+            ask(&client, *link, "test.echo", &[b"x"]),
+            Ok(vec![b"x".to_vec()])
+        );
     }
-    let publisher = server.publish(&any_port(), None, &everybody(false), &StreamOptions::default()).unwrap();
+    let publisher = server
+        .publish(
+            &any_port(),
+            None,
+            &everybody(false),
+            &StreamOptions::default(),
+        )
+        .unwrap();
     let (said, heard) = std::sync::mpsc::channel();
     let stream = Address::of(publisher.endpoint(), None);
-    client.subscribe(&stream, &[b"t"], &ConnectOptions::default(), move |m| said.send(m.sequence).unwrap()).unwrap();
-    until(&server, "the subscription has arrived", |server| server.metrics().subscriptions.get() == 1);
+    client
+        .subscribe(&stream, &[b"t"], &ConnectOptions::default(), move |m| {
+            said.send(m.sequence).unwrap()
+        })
+        .unwrap();
+    until(&server, "the subscription has arrived", |server| {
+        server.metrics().subscriptions.get() == 1
+    });
     publisher.publish(b"t", b"x");
     next(&heard, "a message of the stream");
-    let far = TimerOptions { interval: Duration::from_secs(3600), squelch: true, on: RunOn::Pool };
+    let far = TimerOptions {
+        interval: Duration::from_secs(3600),
+        squelch: true,
+        on: RunOn::Pool,
+    };
     let _timer = client.add_timer(far, || {});
     let mut out = std::io::stdout();
     writeln!(out, "\nidle").unwrap();
@@ -55,10 +85,16 @@ fn an_idle_message_layer_wakes_nobody() {
         .stdout(Stdio::piped())
         .spawn()
         .expect("this test starts itself");
-    let lines = BufReader::new(child.stdout.take().expect("piped")).lines().map_while(Result::ok);
+    let lines = BufReader::new(child.stdout.take().expect("piped"))
+        .lines()
+        .map_while(Result::ok);
     let (told, idle) = std::sync::mpsc::channel();
     // Ends with the child, whose pipe it reads.
-    std::thread::spawn(move || lines.filter(|line| line == "idle").try_for_each(|_| told.send(())));
+    std::thread::spawn(move || {
+        lines
+            .filter(|line| line == "idle")
+            .try_for_each(|_| told.send(()))
+    });
     next(&idle, "it is idle");
     // The first look lets the last turns of its loops end.
     let woken = [Duration::from_millis(200), WATCHED].map(|watched| {
@@ -75,10 +111,16 @@ fn an_idle_message_layer_wakes_nobody() {
 /// Context switches of all threads of a process.
 fn switches(pid: u32) -> u64 {
     let threads = std::fs::read_dir(format!("/proc/{pid}/task")).expect("the process lives");
-    let statuses = threads.flatten().filter_map(|thread| std::fs::read_to_string(thread.path().join("status")).ok());
+    let statuses = threads
+        .flatten()
+        .filter_map(|thread| std::fs::read_to_string(thread.path().join("status")).ok());
     let counts = |status: String| -> u64 {
-        let lines = status.lines().filter_map(|line| line.split_once("ctxt_switches:"));
-        lines.filter_map(|(_, count)| count.trim().parse::<u64>().ok()).sum()
+        let lines = status
+            .lines()
+            .filter_map(|line| line.split_once("ctxt_switches:"));
+        lines
+            .filter_map(|(_, count)| count.trim().parse::<u64>().ok())
+            .sum()
     };
     statuses.map(counts).sum()
 }

@@ -57,8 +57,14 @@ ask(b'test.echo', tag, b'x' * 500000)
     for encrypted in [false, true] {
         let server = server_builder(options(1)).start().unwrap();
         let address = listen(&server, &everybody(encrypted));
-        let key = if encrypted { server.public_key().to_z85() } else { String::new() };
-        let Some(mut python) = start(script, &[&port(&address), &key]) else { return };
+        let key = if encrypted {
+            server.public_key().to_z85()
+        } else {
+            String::new()
+        };
+        let Some(mut python) = start(script, &[&port(&address), &key]) else {
+            return;
+        };
         let mut check = |want: &str| assert_eq!(python.line(), want);
         check("[b'HELLO']");
         check("[b'REPLY', b'ttttttttttttttt', b'a', b'', b'b']");
@@ -69,8 +75,14 @@ ask(b'test.echo', tag, b'x' * 500000)
         check("[b'FORBIDDEN', b'REPLY', b'ttttttttttttttt']");
         check("[b'NO_REPLY_TAG', b'test.echo']");
         // A peer without our property is not told FAILED, and errors are not answered with errors.
-        assert!(python.line().starts_with("[b'REPLY', b'ttttttttttttttt', b'xxx"));
-        until(&server, "the failed handler is counted", |server| server.metrics().handlers_failed.get() == 1);
+        assert!(
+            python
+                .line()
+                .starts_with("[b'REPLY', b'ttttttttttttttt', b'xxx")
+        );
+        until(&server, "the failed handler is counted", |server| {
+            server.metrics().handlers_failed.get() == 1
+        });
     }
 }
 
@@ -94,18 +106,31 @@ for turn in range(2):
     say('closed')
     sys.stdin.readline()
 "#;
-    let Some(mut python) = start(script, &["*"]) else { return };
+    let Some(mut python) = start(script, &["*"]) else {
+        return;
+    };
     let port: u16 = python.line().parse().unwrap();
     let client = client(2);
-    let raw = ConnectOptions { probe: false, ..ConnectOptions::default() };
+    let raw = ConnectOptions {
+        probe: false,
+        ..ConnectOptions::default()
+    };
     let address: Address = format!("tcp://127.0.0.1:{port}").parse().unwrap();
     let to = client.connect_wait(&address, &raw).unwrap();
-    assert_eq!(ask(&client, to, "any.thing", &[b"x"]), Ok(vec![b"turn".to_vec(), b"0".to_vec()]));
+    assert_eq!(
+        ask(&client, to, "any.thing", &[b"x"]),
+        Ok(vec![b"turn".to_vec(), b"0".to_vec()])
+    );
     client.send(to, "end.turn", [""; 0]);
     assert_eq!(python.line(), "closed");
-    until(&client, "the link is lost", |client| client.metrics().links_down.get() == 1);
+    until(&client, "the link is lost", |client| {
+        client.metrics().links_down.get() == 1
+    });
     python.go_on();
-    assert_eq!(ask(&client, to, "any.thing", &[b"x"]), Ok(vec![b"turn".to_vec(), b"1".to_vec()]));
+    assert_eq!(
+        ask(&client, to, "any.thing", &[b"x"]),
+        Ok(vec![b"turn".to_vec(), b"1".to_vec()])
+    );
     assert!(client.metrics().reconnects.get() >= 1);
 }
 
@@ -125,7 +150,9 @@ while True:
     let list = Arc::new(AllowList::of([]));
     let address = listen(&server, &listen_options(Admission::Listed(list), true));
     let key = server.public_key().to_z85();
-    let Some(mut python) = start(script, &[&port(&address), &key]) else { return };
+    let Some(mut python) = start(script, &[&port(&address), &key]) else {
+        return;
+    };
     assert_eq!(python.line(), "refused 400");
 }
 
@@ -160,18 +187,39 @@ say(r.recv_multipart())
     for encrypted in [false, true] {
         let server = client(1);
         let listen = everybody(encrypted);
-        let publisher = server.publish(&any_port(), Some(&any_port()), &listen, &StreamOptions::default()).unwrap();
-        let key = if encrypted { server.public_key().to_z85() } else { String::new() };
+        let publisher = server
+            .publish(
+                &any_port(),
+                Some(&any_port()),
+                &listen,
+                &StreamOptions::default(),
+            )
+            .unwrap();
+        let key = if encrypted {
+            server.public_key().to_z85()
+        } else {
+            String::new()
+        };
         let port = |endpoint: &Endpoint| port(&Address::of(endpoint, None));
-        let (stream, replay) = (port(publisher.endpoint()), port(publisher.replay_endpoint().unwrap()));
-        let Some(mut python) = start(script, &[&stream, &replay, &key]) else { return };
-        until(&server, "the subscriber stands", |server| server.metrics().subscriptions.get() == 1);
+        let (stream, replay) = (
+            port(publisher.endpoint()),
+            port(publisher.replay_endpoint().unwrap()),
+        );
+        let Some(mut python) = start(script, &[&stream, &replay, &key]) else {
+            return;
+        };
+        until(&server, "the subscriber stands", |server| {
+            server.metrics().subscriptions.get() == 1
+        });
         (0..6).for_each(|_| publisher.publish(b"kv", b"first"));
         publisher.publish(b"kv", b"last");
         assert_eq!(python.line(), "b'kv'");
         assert_eq!(python.line(), "last");
         assert_eq!(python.line(), "replayed True True");
-        assert_eq!(python.line(), r"[b'', b'\xff\xff\xff\xff\xff\xff\xff\xff', b'']");
+        assert_eq!(
+            python.line(),
+            r"[b'', b'\xff\xff\xff\xff\xff\xff\xff\xff', b'']"
+        );
     }
 }
 
@@ -184,12 +232,18 @@ s.recv()
 for n in (0, 1, 5): s.send_multipart([b'kv', n.to_bytes(8, 'big'), b'body'])
 sys.stdin.readline()
 "#;
-    let Some(mut python) = start(script, &[]) else { return };
-    let address: Address = format!("tcp://127.0.0.1:{}", python.line()).parse().unwrap();
+    let Some(mut python) = start(script, &[]) else {
+        return;
+    };
+    let address: Address = format!("tcp://127.0.0.1:{}", python.line())
+        .parse()
+        .unwrap();
     let (said, heard) = std::sync::mpsc::channel();
     let listener = client(2);
     listener
-        .subscribe(&address, &[b"kv"], &ConnectOptions::default(), move |m| said.send((m.sequence, m.gap())).unwrap())
+        .subscribe(&address, &[b"kv"], &ConnectOptions::default(), move |m| {
+            said.send((m.sequence, m.gap())).unwrap()
+        })
         .unwrap();
     assert_eq!(next(&heard, "0"), (0, None));
     assert_eq!(next(&heard, "1"), (1, None));

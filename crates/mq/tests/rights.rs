@@ -14,28 +14,46 @@ fn the_list_decides_and_its_changes_reach_open_links() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("allowed");
     let write = |lines: &[(u8, &str)]| {
-        let text: String = lines.iter().map(|(seed, level)| format!("{} {level}\n", keys(*seed).public())).collect();
+        let text: String = lines
+            .iter()
+            .map(|(seed, level)| format!("{} {level}\n", keys(*seed).public()))
+            .collect();
         std::fs::write(&path, text).unwrap();
     };
     write(&[(2, "basic"), (3, "admin")]);
     let list = Arc::new(AllowList::load(&path).unwrap());
     let server = server_builder(options(1)).start().unwrap();
-    let address = listen(&server, &listen_options(Admission::Listed(Arc::clone(&list)), true));
+    let address = listen(
+        &server,
+        &listen_options(Admission::Listed(Arc::clone(&list)), true),
+    );
 
     let (basic, admin, stranger) = (client(2), client(3), client(4));
     let (to_basic, to_admin) = (connect(&basic, &address), connect(&admin, &address));
     assert_eq!(ask(&admin, to_admin, "admin.echo", &[]), Ok(vec![]));
-    assert_eq!(ask(&basic, to_basic, "admin.echo", &[]), Err(RequestError::Refused(Refusal::Forbidden)));
-    let refused = stranger.connect_wait(&address, &ConnectOptions::default()).unwrap_err();
-    assert!(refused.to_string().ends_with("refused by the peer: 400"), "{refused}");
+    assert_eq!(
+        ask(&basic, to_basic, "admin.echo", &[]),
+        Err(RequestError::Refused(Refusal::Forbidden))
+    );
+    let refused = stranger
+        .connect_wait(&address, &ConnectOptions::default())
+        .unwrap_err();
+    assert!(
+        refused.to_string().ends_with("refused by the peer: 400"),
+        "{refused}"
+    );
     assert_eq!(server.metrics().refused.get(), 1);
 
     write(&[(2, "admin")]);
     list.reload().unwrap();
     server.rights_changed();
     assert_eq!(ask(&basic, to_basic, "admin.echo", &[]), Ok(vec![]));
-    until(&server, "the removed key's link is closed", |server| server.metrics().caused("link", "right_removed") == 1);
-    until(&server, "and its next attempt is refused", |server| server.metrics().refused.get() >= 2);
+    until(&server, "the removed key's link is closed", |server| {
+        server.metrics().caused("link", "right_removed") == 1
+    });
+    until(&server, "and its next attempt is refused", |server| {
+        server.metrics().refused.get() >= 2
+    });
 }
 
 #[test]
@@ -57,12 +75,22 @@ fn a_slow_decision_holds_up_nobody_else() {
     let address = listen(&server, &listen_options(Admission::Ask(decide), true));
     let (waiting, quick) = (client(2), client(3));
     let (told, outcome) = channel();
-    waiting.connect(&address, &ConnectOptions::default(), move |result| told.send(result).unwrap()).unwrap();
+    waiting
+        .connect(&address, &ConnectOptions::default(), move |result| {
+            told.send(result).unwrap()
+        })
+        .unwrap();
     next(&begun, "the slow one is being decided on");
     let to = connect(&quick, &address);
-    assert_eq!(ask(&quick, to, "admin.echo", &[b"x"]), Ok(vec![b"x".to_vec()]));
+    assert_eq!(
+        ask(&quick, to, "admin.echo", &[b"x"]),
+        Ok(vec![b"x".to_vec()])
+    );
     drop(release);
-    assert_eq!(next(&outcome, "the decision"), Err("refused by the peer: 400".into()));
+    assert_eq!(
+        next(&outcome, "the decision"),
+        Err("refused by the peer: 400".into())
+    );
 }
 
 #[test]
@@ -71,14 +99,21 @@ fn a_wrong_server_key_is_no_link() {
     let mut address = listen(&server, &everybody(true));
     address.key = Some(keys(9).public());
     let client = client(2);
-    let short = ConnectOptions { timeout: Some(Duration::from_millis(300)), ..ConnectOptions::default() };
+    let short = ConnectOptions {
+        timeout: Some(Duration::from_millis(300)),
+        ..ConnectOptions::default()
+    };
     assert!(client.connect_wait(&address, &short).is_err());
     assert!(server.metrics().caused("link", "box_closed") >= 1);
     address.key = None;
     assert!(client.connect_wait(&address, &short).is_err());
     assert!(server.metrics().caused("link", "mechanism") >= 1);
-    until(&client, "the client has no link left", |client| client.books() == [0; 5]);
-    until(&server, "nor has the server", |server| server.books() == [0; 5]);
+    until(&client, "the client has no link left", |client| {
+        client.books() == [0; 5]
+    });
+    until(&server, "nor has the server", |server| {
+        server.books() == [0; 5]
+    });
 }
 
 #[test]
@@ -88,7 +123,9 @@ fn a_newer_link_of_the_same_key_takes_the_id_over_and_a_plain_one_does_not() {
     let (first, second) = (client(2), client(2));
     let old = connect(&first, &address);
     connect(&second, &address);
-    until(&server, "the older one is gone", |server| server.metrics().caused("link", "handed_over") >= 1);
+    until(&server, "the older one is gone", |server| {
+        server.metrics().caused("link", "handed_over") >= 1
+    });
     first.disconnect(old);
     let stranger = client(3);
     let to = connect(&stranger, &address);
@@ -98,52 +135,94 @@ fn a_newer_link_of_the_same_key_takes_the_id_over_and_a_plain_one_does_not() {
 #[test]
 fn nodes_are_reached_by_key_over_any_of_their_links() {
     let (one, two) = (keys(1).public(), keys(2).public());
-    let mut builder = server_builder(Options { is_node: true, ..options(1) });
+    let mut builder = server_builder(Options {
+        is_node: true,
+        ..options(1)
+    });
     builder
         .category(
             "node",
             Category {
-                access: Access { remote_node: true, local_node: true, ..Access::default() },
+                access: Access {
+                    remote_node: true,
+                    local_node: true,
+                    ..Access::default()
+                },
                 ..Category::default()
             },
         )
         .unwrap();
-    builder.request_command("node.echo", |call| call.reply(call.parts()).unwrap()).unwrap();
+    builder
+        .request_command("node.echo", |call| call.reply(call.parts()).unwrap())
+        .unwrap();
     let server = builder.start().unwrap();
     let address = listen(&server, &everybody(true));
-    let mut builder =
-        server_builder(Options { is_node: true, keep_alive_implicit: Duration::from_millis(100), ..options(2) });
+    let mut builder = server_builder(Options {
+        is_node: true,
+        keep_alive_implicit: Duration::from_millis(100),
+        ..options(2)
+    });
     builder.node_lookup(move |key| (*key == one).then(|| address.clone()));
     let client = builder.start().unwrap();
 
     // Unknown as a node: no link is opened.
-    assert_eq!(ask(&client, ConnectionId::Node(one), "node.echo", &[]), Err(RequestError::Gone));
+    assert_eq!(
+        ask(&client, ConnectionId::Node(one), "node.echo", &[]),
+        Err(RequestError::Gone)
+    );
     client.set_nodes([one]);
     assert_eq!(
         ask(&client, ConnectionId::Node(one), "node.echo", &[]),
         Err(RequestError::Refused(Refusal::ForbiddenNode))
     );
     server.set_nodes([two]);
-    assert_eq!(ask(&client, ConnectionId::Node(one), "node.echo", &[b"x"]), Ok(vec![b"x".to_vec()]));
+    assert_eq!(
+        ask(&client, ConnectionId::Node(one), "node.echo", &[b"x"]),
+        Ok(vec![b"x".to_vec()])
+    );
     // The server reaches the client on the link that the client opened; it knows no way to open one.
-    let inbound = RequestOptions { route: Route::OnlyInbound, ..RequestOptions::default() };
-    let answer = server.request_wait(ConnectionId::Node(two), "test.echo", ["y"], &inbound).unwrap();
+    let inbound = RequestOptions {
+        route: Route::OnlyInbound,
+        ..RequestOptions::default()
+    };
+    let answer = server
+        .request_wait(ConnectionId::Node(two), "test.echo", ["y"], &inbound)
+        .unwrap();
     assert_eq!(answer.part(0), Some(&b"y"[..]));
-    let outbound = RequestOptions { route: Route::OnlyOutbound, ..RequestOptions::default() };
+    let outbound = RequestOptions {
+        route: Route::OnlyOutbound,
+        ..RequestOptions::default()
+    };
     let none = server.request_wait(ConnectionId::Node(two), "test.echo", ["y"], &outbound);
     assert_eq!(none, Err(RequestError::Gone));
     // Idle, the link goes away, and the next send opens it again.
-    until(&client, "the idle link is closed", |client| client.metrics().caused("link", "idle") >= 1);
-    until(&server, "on the other side too", |server| server.links_up() == 0);
-    assert_eq!(ask(&client, ConnectionId::Node(one), "node.echo", &[b"z"]), Ok(vec![b"z".to_vec()]));
+    until(&client, "the idle link is closed", |client| {
+        client.metrics().caused("link", "idle") >= 1
+    });
+    until(&server, "on the other side too", |server| {
+        server.links_up() == 0
+    });
+    assert_eq!(
+        ask(&client, ConnectionId::Node(one), "node.echo", &[b"z"]),
+        Ok(vec![b"z".to_vec()])
+    );
     server.update_nodes(&[], &[two]);
-    until(&server, "a removed node's link is dropped", |server| server.metrics().caused("link", "node_removed") == 1);
+    until(&server, "a removed node's link is dropped", |server| {
+        server.metrics().caused("link", "node_removed") == 1
+    });
 }
 
 #[test]
 fn a_node_needs_keys() {
-    let options = Options { is_node: true, keys: None, ..Options::default() };
-    assert!(matches!(Builder::new(options).start(), Err(StartError::NodeWithoutKeys)));
+    let options = Options {
+        is_node: true,
+        keys: None,
+        ..Options::default()
+    };
+    assert!(matches!(
+        Builder::new(options).start(),
+        Err(StartError::NodeWithoutKeys)
+    ));
 }
 
 /// Whoever asked for `0.0.0.0` without keys got a port that the whole network could command.
@@ -152,6 +231,9 @@ fn nobody_listens_beyond_this_machine_without_keys() {
     let server = server_builder(options(1)).start().unwrap();
     let everywhere = slackwater_net::Endpoint::Tcp((std::net::Ipv4Addr::UNSPECIFIED, 0).into());
     let refused = server.listen(&everywhere, &everybody(false));
-    assert!(matches!(refused, Err(ListenError::NeedsKeys(_))), "{refused:?}");
+    assert!(
+        matches!(refused, Err(ListenError::NeedsKeys(_))),
+        "{refused:?}"
+    );
     server.listen(&everywhere, &everybody(true)).unwrap();
 }

@@ -9,14 +9,23 @@ use common::*;
 use slackwater_mq::*;
 
 fn publish(mq: &Mq, encrypted: bool, options: &StreamOptions) -> (Publisher, Address) {
-    let publisher = mq.publish(&any_port(), Some(&any_port()), &everybody(encrypted), options).expect("loopback");
+    let publisher = mq
+        .publish(
+            &any_port(),
+            Some(&any_port()),
+            &everybody(encrypted),
+            options,
+        )
+        .expect("loopback");
     let address = Address::of(publisher.endpoint(), encrypted.then(|| mq.public_key()));
     (publisher, address)
 }
 
 /// A subscription takes effect when the publisher has it.
 fn subscribed(server: &Mq, topics: u64) {
-    until(server, "the subscriptions have arrived", |server| server.metrics().subscriptions.get() == topics);
+    until(server, "the subscriptions have arrived", |server| {
+        server.metrics().subscriptions.get() == topics
+    });
 }
 
 #[test]
@@ -27,9 +36,19 @@ fn subscribers_hear_their_topics_in_order() {
         let listener = client(2);
         let (said, heard) = channel();
         listener
-            .subscribe(&address, &[b"kv.", b"x"], &ConnectOptions::default(), move |message| {
-                said.send((message.topic.to_vec(), message.sequence, message.body.to_vec())).unwrap();
-            })
+            .subscribe(
+                &address,
+                &[b"kv.", b"x"],
+                &ConnectOptions::default(),
+                move |message| {
+                    said.send((
+                        message.topic.to_vec(),
+                        message.sequence,
+                        message.body.to_vec(),
+                    ))
+                    .unwrap();
+                },
+            )
             .unwrap();
         subscribed(&server, 2);
         publisher.publish(b"other", b"no");
@@ -39,7 +58,10 @@ fn subscribers_hear_their_topics_in_order() {
         let (topic, first, body) = next(&heard, "the first");
         assert_eq!((topic.as_slice(), body), (&b"kv.a"[..], vec![0]));
         for number in 1..100 {
-            assert_eq!(next(&heard, "the next"), (b"kv.a".to_vec(), first + number, vec![number as u8]));
+            assert_eq!(
+                next(&heard, "the next"),
+                (b"kv.a".to_vec(), first + number, vec![number as u8])
+            );
         }
     }
 }
@@ -47,10 +69,16 @@ fn subscribers_hear_their_topics_in_order() {
 #[test]
 fn a_subscriber_that_reads_nothing_loses_the_oldest_and_sees_the_gap() {
     let server = client(1);
-    let options = StreamOptions { subscriber_bytes: 1 << 20, replay_messages: 10, ..StreamOptions::default() };
+    let options = StreamOptions {
+        subscriber_bytes: 1 << 20,
+        replay_messages: 10,
+        ..StreamOptions::default()
+    };
     let (publisher, address) = publish(&server, false, &options);
     let endpoint = address.endpoint().unwrap();
-    let slackwater_net::Endpoint::Tcp(socket) = endpoint else { panic!("TCP") };
+    let slackwater_net::Endpoint::Tcp(socket) = endpoint else {
+        panic!("TCP")
+    };
 
     // A subscriber by hand: greeting, READY, one subscription, and then it does not read.
     let mut lazy = std::net::TcpStream::connect(socket).unwrap();
@@ -58,22 +86,32 @@ fn a_subscriber_that_reads_nothing_loses_the_oldest_and_sees_the_gap() {
     (greeting[0], greeting[9], greeting[10], greeting[11]) = (0xff, 0x7f, 3, 1);
     greeting[12..16].copy_from_slice(b"NULL");
     lazy.write_all(&greeting).unwrap();
-    lazy.write_all(b"\x04\x19\x05READY\x0bSocket-Type\0\0\0\x03SUB\x04\x0a\x09SUBSCRIBE").unwrap();
+    lazy.write_all(b"\x04\x19\x05READY\x0bSocket-Type\0\0\0\x03SUB\x04\x0a\x09SUBSCRIBE")
+        .unwrap();
     let mut opening = [0u8; 64];
     lazy.read_exact(&mut opening).unwrap();
     subscribed(&server, 1);
 
     let (said, heard) = channel();
     let good = client(2);
-    good.subscribe(&address, &[b"t"], &ConnectOptions::default(), move |message| said.send(message.gap()).unwrap())
-        .unwrap();
+    good.subscribe(
+        &address,
+        &[b"t"],
+        &ConnectOptions::default(),
+        move |message| said.send(message.gap()).unwrap(),
+    )
+    .unwrap();
     subscribed(&server, 2);
     let body = vec![1u8; 64 << 10];
     for _ in 0..400 {
         publisher.publish(b"t", &body);
         assert_eq!(next(&heard, "the good one hears everything"), None);
     }
-    assert!(server.metrics().stream_dropped.get() > 100, "{} dropped", server.metrics().stream_dropped.get());
+    assert!(
+        server.metrics().stream_dropped.get() > 100,
+        "{} dropped",
+        server.metrics().stream_dropped.get()
+    );
     assert!(server.books()[3] <= 17, "what waits stays below the cap");
 
     // Reading at last, the lazy one finds the stream, a hole in the numbers, and the newest messages.
@@ -96,8 +134,14 @@ fn a_subscriber_that_reads_nothing_loses_the_oldest_and_sees_the_gap() {
 fn sequence_numbers(bytes: &[u8]) -> Vec<u64> {
     let mark = b"\x01\x01t\x01\x08";
     let at = |index: usize| bytes.get(index + mark.len()..index + mark.len() + 8);
-    let marks = bytes.windows(mark.len()).enumerate().filter(|(_, window)| *window == mark);
-    marks.filter_map(|(index, _)| at(index)).map(|n| u64::from_be_bytes(n.try_into().expect("8 bytes"))).collect()
+    let marks = bytes
+        .windows(mark.len())
+        .enumerate()
+        .filter(|(_, window)| *window == mark);
+    marks
+        .filter_map(|(index, _)| at(index))
+        .map(|n| u64::from_be_bytes(n.try_into().expect("8 bytes")))
+        .collect()
 }
 
 #[test]
@@ -107,7 +151,9 @@ fn a_listener_comes_back_after_its_publisher_was_restarted() {
     let listener = client(2);
     let (said, heard) = channel();
     listener
-        .subscribe(&address, &[b""], &ConnectOptions::default(), move |m| said.send((m.sequence, m.gap())).unwrap())
+        .subscribe(&address, &[b""], &ConnectOptions::default(), move |m| {
+            said.send((m.sequence, m.gap())).unwrap()
+        })
         .unwrap();
     subscribed(&server, 1);
     // The numbers of the next stream must not catch up before the listener is back.
@@ -119,7 +165,9 @@ fn a_listener_comes_back_after_its_publisher_was_restarted() {
     drop(publisher);
     drop(server);
     let server = client(1);
-    let publisher = server.publish(&endpoint, None, &everybody(true), &StreamOptions::default()).unwrap();
+    let publisher = server
+        .publish(&endpoint, None, &everybody(true), &StreamOptions::default())
+        .unwrap();
     subscribed(&server, 1);
     publisher.publish(b"t", b"x");
     assert_eq!(next(&heard, "the new stream"), (0, Some(Gap::Restarted)));

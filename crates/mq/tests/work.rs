@@ -14,7 +14,11 @@ use slackwater_mq::*;
 fn timers_fire_until_cancelled_and_then_free_their_function() {
     let mq = client(1);
     let (fire, fired) = channel();
-    let options = TimerOptions { interval: Duration::from_millis(2), squelch: false, on: RunOn::Pool };
+    let options = TimerOptions {
+        interval: Duration::from_millis(2),
+        squelch: false,
+        on: RunOn::Pool,
+    };
     let timer = mq.add_timer(options, move || fire.send(()).unwrap());
     (0..3).for_each(|_| next(&fired, "it fires"));
     timer.cancel();
@@ -33,7 +37,11 @@ fn a_squelched_timer_waits_for_its_last_run() {
     let held = std::sync::Mutex::new(held);
     let running = Arc::new(AtomicU64::new(0));
     let inside = Arc::clone(&running);
-    let options = TimerOptions { interval: Duration::from_millis(1), squelch: true, on: RunOn::Pool };
+    let options = TimerOptions {
+        interval: Duration::from_millis(1),
+        squelch: true,
+        on: RunOn::Pool,
+    };
     let timer = mq.add_timer(options, move || {
         assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0, "two runs at once");
         let _ = began.send(());
@@ -41,9 +49,18 @@ fn a_squelched_timer_waits_for_its_last_run() {
         inside.fetch_sub(1, Ordering::SeqCst);
     });
     next(&begun, "the first run");
-    let other =
-        mq.add_timer(TimerOptions { interval: Duration::from_millis(1), squelch: false, on: RunOn::Inline }, || {});
-    assert!(begun.recv_timeout(Duration::from_millis(20)).is_err(), "a second run began beside the first");
+    let other = mq.add_timer(
+        TimerOptions {
+            interval: Duration::from_millis(1),
+            squelch: false,
+            on: RunOn::Inline,
+        },
+        || {},
+    );
+    assert!(
+        begun.recv_timeout(Duration::from_millis(20)).is_err(),
+        "a second run began beside the first"
+    );
     drop(release);
     next(&begun, "a run after the first has ended");
     timer.cancel();
@@ -62,8 +79,15 @@ fn a_batch_receives_every_value_and_every_panic() {
     for number in 0..20u64 {
         batch.add(move || if number == 7 { panic!("seven") } else { number });
     }
-    batch.add_on(RunOn::Thread(thread.clone()), || std::thread::current().name().map_or(0, |name| name.len() as u64));
-    mq.batch(batch, RunOn::Thread(thread), move |outcomes| done.send(outcomes).unwrap()).unwrap();
+    batch.add_on(RunOn::Thread(thread.clone()), || {
+        std::thread::current()
+            .name()
+            .map_or(0, |name| name.len() as u64)
+    });
+    mq.batch(batch, RunOn::Thread(thread), move |outcomes| {
+        done.send(outcomes).unwrap()
+    })
+    .unwrap();
     let outcomes = next(&outcomes, "the completion");
     assert_eq!(outcomes.len(), 21);
     for (number, outcome) in outcomes.iter().enumerate() {
@@ -73,7 +97,10 @@ fn a_batch_receives_every_value_and_every_panic() {
             _ => assert_eq!(outcome, &Ok(number as u64)),
         }
     }
-    assert_eq!(mq.batch(Batch::<()>::new(), RunOn::Pool, |_| {}), Err(BatchError::Empty));
+    assert_eq!(
+        mq.batch(Batch::<()>::new(), RunOn::Pool, |_| {}),
+        Err(BatchError::Empty)
+    );
 }
 
 #[test]
@@ -85,7 +112,10 @@ fn a_tagged_thread_runs_in_order_after_its_start() {
     let mq = builder.start().unwrap();
     for number in 1..100 {
         let said = said.clone();
-        mq.job(RunOn::Thread(thread.clone()), move || said.send(number).unwrap()).unwrap();
+        mq.job(RunOn::Thread(thread.clone()), move || {
+            said.send(number).unwrap()
+        })
+        .unwrap();
     }
     for number in 0..100 {
         assert_eq!(next(&order, "a number"), number);
@@ -94,10 +124,28 @@ fn a_tagged_thread_runs_in_order_after_its_start() {
 
 #[test]
 fn injected_work_obeys_its_category() {
-    let mut builder =
-        Builder::new(Options { workers: Workers { general: 1, batch: 1, replies: 1, admissions: 3 }, ..options(1) });
-    let queueing = Queueing { queue: Some(0), ..Queueing::default() };
-    builder.category("tight", Category { queueing, ..Category::default() }).unwrap();
+    let mut builder = Builder::new(Options {
+        workers: Workers {
+            general: 1,
+            batch: 1,
+            replies: 1,
+            admissions: 3,
+        },
+        ..options(1)
+    });
+    let queueing = Queueing {
+        queue: Some(0),
+        ..Queueing::default()
+    };
+    builder
+        .category(
+            "tight",
+            Category {
+                queueing,
+                ..Category::default()
+            },
+        )
+        .unwrap();
     let mq = builder.start().unwrap();
     let (began, begun) = channel();
     let (release, held) = channel::<()>();
@@ -115,8 +163,15 @@ fn injected_work_obeys_its_category() {
 
 #[test]
 fn draining_answers_what_is_queued_and_takes_nothing_new() {
-    let mut builder =
-        Builder::new(Options { workers: Workers { general: 1, batch: 1, replies: 1, admissions: 3 }, ..options(1) });
+    let mut builder = Builder::new(Options {
+        workers: Workers {
+            general: 1,
+            batch: 1,
+            replies: 1,
+            admissions: 3,
+        },
+        ..options(1)
+    });
     builder.category("slow", Category::default()).unwrap();
     let (release, held) = channel::<()>();
     let held = std::sync::Mutex::new(held);
@@ -133,13 +188,24 @@ fn draining_answers_what_is_queued_and_takes_nothing_new() {
     let (told, outcomes) = channel();
     for _ in 0..5 {
         let told = told.clone();
-        client.request(to, "slow.work", [""; 0], &RequestOptions::default(), move |o| told.send(o.map(drop)).unwrap());
+        client.request(
+            to,
+            "slow.work",
+            [""; 0],
+            &RequestOptions::default(),
+            move |o| told.send(o.map(drop)).unwrap(),
+        );
     }
-    until(&server, "four wait", |server| server.waiting_commands() == [4]);
+    until(&server, "four wait", |server| {
+        server.waiting_commands() == [4]
+    });
     assert!(!server.drain(Duration::from_millis(10)), "one is at work");
     drop(release);
     assert!(server.drain(LONG));
     (0..5).for_each(|_| assert_eq!(next(&outcomes, "an answer"), Ok(())));
-    let short = ConnectOptions { timeout: Some(Duration::from_millis(100)), ..ConnectOptions::default() };
+    let short = ConnectOptions {
+        timeout: Some(Duration::from_millis(100)),
+        ..ConnectOptions::default()
+    };
     assert!(client.connect_wait(&address, &short).is_err());
 }

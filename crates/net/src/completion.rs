@@ -32,7 +32,10 @@ impl Completion {
 
     /// Waits until it has happened or `limit` has passed; whether it has happened.
     pub fn park(&self, limit: Duration) -> bool {
-        self.0.wait(&Waiting::at(&SITE).until(now() + limit), |value| value & DONE != 0)
+        self.0
+            .wait(&Waiting::at(&SITE).until(now() + limit), |value| {
+                value & DONE != 0
+            })
     }
 }
 

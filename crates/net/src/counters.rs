@@ -46,7 +46,10 @@ impl Counter {
     /// Raises it by `n` where only one thread at a time does, as whoever holds a loop's core: a locked instruction would
     /// first wait for every cache line that was written to before it.
     pub(crate) fn add_alone(&self, n: u64) {
-        self.0.store(self.0.load(Ordering::Relaxed).wrapping_add(n), Ordering::Relaxed);
+        self.0.store(
+            self.0.load(Ordering::Relaxed).wrapping_add(n),
+            Ordering::Relaxed,
+        );
     }
 
     /// Its value.

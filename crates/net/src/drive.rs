@@ -87,16 +87,33 @@ impl<P: Protocol> Loop<P> {
     ///
     /// # Errors
     /// When the kernel gives no poller, waker or thread.
-    pub fn start(name: &str, clock: Clock, limits: Limits, protocol: P) -> Result<Self, StartError> {
+    pub fn start(
+        name: &str,
+        clock: Clock,
+        limits: Limits,
+        protocol: P,
+    ) -> Result<Self, StartError> {
         let poll = Poll::new()?;
         let waker = Waker::new(poll.registry(), WAKER)?;
         let counters = Arc::new(Counters::default());
-        let net = Net::new(poll.registry().try_clone()?, clock, limits, Arc::clone(&counters));
+        let net = Net::new(
+            poll.registry().try_clone()?,
+            clock,
+            limits,
+            Arc::clone(&counters),
+        );
         let shared = Arc::new(Shared {
-            core: Mutex::new(Core { net, protocol, sleeps_until: Instant::ZERO }),
+            core: Mutex::new(Core {
+                net,
+                protocol,
+                sleeps_until: Instant::ZERO,
+            }),
             inbox: Mutex::new(Vec::new()),
             inbox_limit: limits.waiting_commands,
-            poller: Mutex::new(Poller { poll, events: Events::with_capacity(EVENTS) }),
+            poller: Mutex::new(Poller {
+                poll,
+                events: Events::with_capacity(EVENTS),
+            }),
             role: Role::new(),
             waker,
             clock,
@@ -105,7 +122,9 @@ impl<P: Protocol> Loop<P> {
             thread: Mutex::new(None),
         });
         let background = Arc::clone(&shared);
-        let thread = std::thread::Builder::new().name(name.to_owned()).spawn(move || background.run())?;
+        let thread = std::thread::Builder::new()
+            .name(name.to_owned())
+            .spawn(move || background.run())?;
         *lock(&shared.thread) = Some(thread);
         Ok(Self(shared))
     }
@@ -122,7 +141,10 @@ impl<P: Protocol> Loop<P> {
     /// # Panics
     /// When called from inside a loop, where it would wait for itself.
     pub fn wait(&self, completion: &Completion, limit: Duration) -> bool {
-        assert!(!is_inside_a_loop(), "a protocol must not wait for its own loop");
+        assert!(
+            !is_inside_a_loop(),
+            "a protocol must not wait for its own loop"
+        );
         self.0.wait(completion, limit)
     }
 
@@ -191,7 +213,10 @@ impl<P: Protocol> Shared<P> {
         self.hold(|core| {
             core.sleeps_until = Instant::ZERO;
             self.inside(core, |core| {
-                poller.events.iter().for_each(|event| core.net.note(event.token(), event));
+                poller
+                    .events
+                    .iter()
+                    .for_each(|event| core.net.note(event.token(), event));
                 core.net.serve(&mut core.protocol);
             });
         });
@@ -234,7 +259,9 @@ impl<P: Protocol> Shared<P> {
     /// Empties the inbox unless somebody is inside, who then does it on leaving.
     fn sweep(&self) {
         while !lock(&self.inbox).is_empty() {
-            let Ok(mut core) = self.core.try_lock() else { return };
+            let Ok(mut core) = self.core.try_lock() else {
+                return;
+            };
             self.inside(&mut core, |_| {});
         }
     }
@@ -278,7 +305,10 @@ impl<P: Protocol> Shared<P> {
         };
         if !completion.is_done() && self.role.take_caller(kick) {
             let mut poller = lock(&self.poller);
-            while !completion.is_done() && self.clock.now() < until && !self.stopping.load(Ordering::Acquire) {
+            while !completion.is_done()
+                && self.clock.now() < until
+                && !self.stopping.load(Ordering::Acquire)
+            {
                 self.turn(&mut poller, until);
             }
             drop(poller);
@@ -324,15 +354,19 @@ mod tests {
     #[test]
     fn a_command_that_meets_any_holder_of_the_core_is_run_without_another_event() {
         let (told, numbers) = channel();
-        let looping = Loop::start("tell", Clock::start(), Limits::default(), Tell(told)).expect("a loop");
+        let looping =
+            Loop::start("tell", Clock::start(), Limits::default(), Tell(told)).expect("a loop");
         for number in 0..100 {
-            looping.0.hold(|_| std::thread::scope(|scope| drop(scope.spawn(|| looping.command(number)))));
+            looping.0.hold(|_| {
+                std::thread::scope(|scope| drop(scope.spawn(|| looping.command(number))))
+            });
             assert_eq!(numbers.recv_timeout(Duration::from_secs(5)), Ok(number));
         }
         looping.stop();
         for number in 0..1000 {
             let (told, numbers) = channel();
-            let looping = Loop::start("tell", Clock::start(), Limits::default(), Tell(told)).expect("a loop");
+            let looping =
+                Loop::start("tell", Clock::start(), Limits::default(), Tell(told)).expect("a loop");
             (0..number % 50 * 100).for_each(|_| std::hint::spin_loop());
             looping.command(number);
             assert_eq!(numbers.recv_timeout(Duration::from_secs(5)), Ok(number));
@@ -345,7 +379,10 @@ mod tests {
     #[test]
     fn commands_that_wait_are_bounded_and_keep_their_order() {
         let (told, numbers) = channel();
-        let limits = Limits { waiting_commands: 8, ..Limits::default() };
+        let limits = Limits {
+            waiting_commands: 8,
+            ..Limits::default()
+        };
         let looping = Loop::start("tell", Clock::start(), limits, Tell(told)).expect("a loop");
         let sender = looping.0.hold(|_| {
             let (ready, began) = channel();
@@ -357,7 +394,11 @@ mod tests {
                     let _ = ready.send(());
                 }
             });
-            (0..8).for_each(|_| began.recv_timeout(Duration::from_secs(5)).expect("eight have room"));
+            (0..8).for_each(|_| {
+                began
+                    .recv_timeout(Duration::from_secs(5))
+                    .expect("eight have room")
+            });
             assert!(numbers.try_recv().is_err(), "somebody is inside");
             sender
         });

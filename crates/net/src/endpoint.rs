@@ -67,7 +67,8 @@ mod tests {
     /// A host with an IPv6 network of its own came from a new address with every connection and met no limit.
     #[test]
     fn addresses_of_one_network_count_as_one_source() {
-        let ip = |text: &str| Source::Ip(SocketAddr::new(text.parse().expect("an address"), 1)).ip();
+        let ip =
+            |text: &str| Source::Ip(SocketAddr::new(text.parse().expect("an address"), 1)).ip();
         assert_eq!(ip("2001:db8:1:2::7"), ip("2001:db8:1:2:ffff::9"));
         assert_ne!(ip("2001:db8:1:2::7"), ip("2001:db8:1:3::7"));
         assert_eq!(ip("::ffff:127.0.0.1"), ip("127.0.0.1"));

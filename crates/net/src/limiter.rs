@@ -18,7 +18,12 @@ pub struct PreAuthLimits {
 
 impl Default for PreAuthLimits {
     fn default() -> Self {
-        Self { total: 1024, per_source: 64, rate: 10_000, rate_per_source: 2_000 }
+        Self {
+            total: 1024,
+            per_source: 64,
+            rate: 10_000,
+            rate_per_source: 2_000,
+        }
     }
 }
 
@@ -60,7 +65,12 @@ const SOURCES: usize = 16_384;
 impl Limiter {
     pub(crate) fn new(limits: PreAuthLimits, now: Instant) -> Self {
         let all = Bucket::full(limits.rate, now);
-        Self { limits, open: 0, all, sources: BTreeMap::new() }
+        Self {
+            limits,
+            open: 0,
+            all,
+            sources: BTreeMap::new(),
+        }
     }
 
     /// When the next connection may be taken from the kernel; `NEVER` while all slots are taken.
@@ -77,8 +87,10 @@ impl Limiter {
         if let Some(source) = source {
             self.forget_idle(now);
             let rate = self.limits.rate_per_source;
-            let account =
-                self.sources.entry(source).or_insert_with(|| Account { open: 0, bucket: Bucket::full(rate, now) });
+            let account = self.sources.entry(source).or_insert_with(|| Account {
+                open: 0,
+                bucket: Bucket::full(rate, now),
+            });
             if account.open >= self.limits.per_source {
                 return Admission::SourceFull;
             }
@@ -111,7 +123,8 @@ impl Limiter {
     fn forget_idle(&mut self, now: Instant) {
         if self.sources.len() >= SOURCES {
             let rate = self.limits.rate_per_source;
-            self.sources.retain(|_, account| account.open > 0 || !account.bucket.is_full(rate, now));
+            self.sources
+                .retain(|_, account| account.open > 0 || !account.bucket.is_full(rate, now));
         }
         // Somebody with that many addresses gets no account at the expense of those who have one open.
         if self.sources.len() >= SOURCES {
@@ -122,7 +135,10 @@ impl Limiter {
 
 impl Bucket {
     fn full(rate: u32, now: Instant) -> Self {
-        Self { tokens: f64::from(rate), at: now }
+        Self {
+            tokens: f64::from(rate),
+            at: now,
+        }
     }
 
     fn refill(&mut self, rate: u32, now: Instant) {
@@ -165,7 +181,11 @@ mod tests {
 
     #[test]
     fn one_source_cannot_take_the_slots_of_another() {
-        let limits = PreAuthLimits { total: 3, per_source: 2, ..PreAuthLimits::default() };
+        let limits = PreAuthLimits {
+            total: 3,
+            per_source: 2,
+            ..PreAuthLimits::default()
+        };
         let now = Instant::ZERO;
         let mut limiter = Limiter::new(limits, now);
         assert_eq!(
@@ -182,9 +202,14 @@ mod tests {
 
     #[test]
     fn rates_refill_with_time() {
-        let limits = PreAuthLimits { rate: 4, rate_per_source: 2, ..PreAuthLimits::default() };
+        let limits = PreAuthLimits {
+            rate: 4,
+            rate_per_source: 2,
+            ..PreAuthLimits::default()
+        };
         let mut limiter = Limiter::new(limits, Instant::ZERO);
-        let mut enter = |source, millis| limiter.enter(source, Instant::ZERO + Duration::from_millis(millis));
+        let mut enter =
+            |source, millis| limiter.enter(source, Instant::ZERO + Duration::from_millis(millis));
         assert_eq!(enter(A, 0), Admission::Enter);
         assert_eq!(enter(A, 0), Admission::Enter);
         assert_eq!(enter(A, 0), Admission::SourceTooFast);
@@ -193,7 +218,10 @@ mod tests {
         for source in [A, A, B, B] {
             assert_eq!(limiter.enter(source, Instant::ZERO), Admission::Enter);
         }
-        assert_eq!(limiter.next_slot(Instant::ZERO), Instant::ZERO + Duration::from_millis(250));
+        assert_eq!(
+            limiter.next_slot(Instant::ZERO),
+            Instant::ZERO + Duration::from_millis(250)
+        );
     }
 
     #[test]

@@ -15,7 +15,10 @@ use crate::limiter::Limiter;
 use crate::outbox::{Outbox, Spare};
 use crate::socket::{Listener, Stream};
 use crate::wheel::Wheel;
-use crate::{Clock, ConnId, Connect, Counters, End, Endpoint, Event, Limits, NetError, Protocol, Readiness, TimerId};
+use crate::{
+    Clock, ConnId, Connect, Counters, End, Endpoint, Event, Limits, NetError, Protocol, Readiness,
+    TimerId,
+};
 
 /// The connections, listeners and timers of one loop, as its protocol sees them.
 pub struct Net {
@@ -73,7 +76,10 @@ pub(crate) struct Conn {
 
 // With debug assertions mio keeps more with a socket.
 #[cfg(not(debug_assertions))]
-const _: () = assert!(size_of::<Conn>() == 64, "a connection has outgrown its cache line");
+const _: () = assert!(
+    size_of::<Conn>() == 64,
+    "a connection has outgrown its cache line"
+);
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Phase {
@@ -109,7 +115,12 @@ const LISTENER_BIT: usize = 1 << 63;
 pub(crate) const WAKER: Token = Token(usize::MAX);
 
 impl Net {
-    pub(crate) fn new(registry: Registry, clock: Clock, limits: Limits, counters: Arc<Counters>) -> Self {
+    pub(crate) fn new(
+        registry: Registry,
+        clock: Clock,
+        limits: Limits,
+        counters: Arc<Counters>,
+    ) -> Self {
         let now = clock.now();
         Self {
             registry,
@@ -170,8 +181,12 @@ impl Net {
         self.counters.socket_calls.add_alone(7);
         let stream = Stream::connect(&connect.endpoint, connect.from, &self.limits.liveness)
             .map_err(|error| system_error(&connect.endpoint, error))?;
-        let conn = self.insert(stream, Phase::Connecting, None).map_err(|e| system_error(&connect.endpoint, e))?;
-        let alarm = self.wheel.set(self.now + connect.timeout, Alarm::Connect(conn));
+        let conn = self
+            .insert(stream, Phase::Connecting, None)
+            .map_err(|e| system_error(&connect.endpoint, e))?;
+        let alarm = self
+            .wheel
+            .set(self.now + connect.timeout, Alarm::Connect(conn));
         self.conns[conn.index()].alarm = Some(alarm);
         Ok(conn)
     }
@@ -187,7 +202,12 @@ impl Net {
             entry.in_dirty = true;
             self.dirty.push(conn);
         }
-        Some(entry.outbox.get_or_insert_with(|| self.spare.outbox()).tail(&mut self.spare))
+        Some(
+            entry
+                .outbox
+                .get_or_insert_with(|| self.spare.outbox())
+                .tail(&mut self.spare),
+        )
     }
 
     /// Keeps a number with the connection: whatever arrives on it has just been looked up there, and finding the
@@ -201,13 +221,19 @@ impl Net {
     /// The number that was attached; 0 before.
     #[must_use]
     pub fn attached(&self, conn: ConnId) -> Option<u32> {
-        self.conns.get(conn.index()).filter(|entry| entry.generation == conn.generation).map(|entry| entry.attached)
+        self.conns
+            .get(conn.index())
+            .filter(|entry| entry.generation == conn.generation)
+            .map(|entry| entry.attached)
     }
 
     /// Bytes that wait to be written.
     #[must_use]
     pub fn queued_bytes(&self, conn: ConnId) -> usize {
-        self.conns.get(conn.index()).filter(|c| c.generation == conn.generation).map_or(0, Conn::queued_bytes)
+        self.conns
+            .get(conn.index())
+            .filter(|c| c.generation == conn.generation)
+            .map_or(0, Conn::queued_bytes)
     }
 
     /// Asks for one [`Event::Drained`] when the outbox comes down to the low mark.
@@ -220,7 +246,9 @@ impl Net {
     /// Closes when everything queued is written, at the latest after `linger`; [`Event::Closed`] follows.
     pub fn close(&mut self, conn: ConnId, linger: Duration) {
         let at = self.now + linger;
-        let Some(entry) = entry(&mut self.conns, conn) else { return };
+        let Some(entry) = entry(&mut self.conns, conn) else {
+            return;
+        };
         if entry.queued_bytes() == 0 || entry.phase == Phase::Connecting {
             self.end(conn, End::Local);
         } else if entry.phase == Phase::Open {
@@ -239,7 +267,9 @@ impl Net {
 
     /// The peer has proven who it is: its connection frees a slot for strangers.
     pub fn proven(&mut self, conn: ConnId) {
-        let Some(entry) = entry(&mut self.conns, conn) else { return };
+        let Some(entry) = entry(&mut self.conns, conn) else {
+            return;
+        };
         if let Some(source) = entry.unproven.take() {
             self.limiter.leave(source, self.now);
             self.accept_due |= self.accept_held;
@@ -302,9 +332,16 @@ impl Net {
             }
             return;
         }
-        let Some(generation) = NonZeroU32::new((token.0 >> 32) as u32) else { return };
-        let conn = ConnId { index: token.0 as u32, generation };
-        let Some(entry) = entry(&mut self.conns, conn) else { return };
+        let Some(generation) = NonZeroU32::new((token.0 >> 32) as u32) else {
+            return;
+        };
+        let conn = ConnId {
+            index: token.0 as u32,
+            generation,
+        };
+        let Some(entry) = entry(&mut self.conns, conn) else {
+            return;
+        };
         entry.ended |= event.is_read_closed() || event.is_error();
         entry.readable |= event.is_readable() || entry.ended;
         if let Some(raw) = &mut entry.raw {
@@ -328,7 +365,9 @@ impl Net {
             self.accept_all(protocol);
         }
         for _ in 0..self.ready.len().min(SERVED_PER_TURN) {
-            let Some(conn) = self.ready.pop_front() else { break };
+            let Some(conn) = self.ready.pop_front() else {
+                break;
+            };
             self.serve_one(conn, protocol);
         }
         let mut fired = std::mem::take(&mut self.fired);
@@ -353,7 +392,14 @@ impl Net {
             while let Some(notice) = self.notices.pop_front() {
                 match notice {
                     Notice::Closed(conn, attached, end) => {
-                        protocol.handle(self, Event::Closed { conn, attached, end });
+                        protocol.handle(
+                            self,
+                            Event::Closed {
+                                conn,
+                                attached,
+                                end,
+                            },
+                        );
                     }
                     Notice::Drained(conn) => protocol.handle(self, Event::Drained { conn }),
                 }
@@ -362,7 +408,9 @@ impl Net {
     }
 
     fn serve_one<P: Protocol>(&mut self, conn: ConnId, protocol: &mut P) {
-        let Some(entry) = entry(&mut self.conns, conn) else { return };
+        let Some(entry) = entry(&mut self.conns, conn) else {
+            return;
+        };
         entry.in_ready = false;
         match entry.phase {
             Phase::Connecting => match entry.stream.is_connected() {
@@ -396,7 +444,9 @@ impl Net {
             Alarm::Linger(conn) => self.end(conn, End::Local),
             Alarm::Stall(conn) => {
                 let again = self.now + self.limits.write_stall;
-                let Some(entry) = entry(&mut self.conns, conn) else { return };
+                let Some(entry) = entry(&mut self.conns, conn) else {
+                    return;
+                };
                 entry.alarm = None;
                 if entry.queued_bytes() == 0 {
                     return;
@@ -420,13 +470,21 @@ impl Net {
     ) -> io::Result<ConnId> {
         let generation = self.next_generation;
         // The top bit tells listeners from connections.
-        self.next_generation =
-            generation.checked_add(1).filter(|next| next.get() >> 31 == 0).unwrap_or(NonZeroU32::MIN);
+        self.next_generation = generation
+            .checked_add(1)
+            .filter(|next| next.get() >> 31 == 0)
+            .unwrap_or(NonZeroU32::MIN);
         let vacant = self.conns.vacant_entry();
-        let conn = ConnId { index: vacant.key() as u32, generation };
+        let conn = ConnId {
+            index: vacant.key() as u32,
+            generation,
+        };
         self.counters.socket_calls.add_alone(2);
         stream.stagger(generation.get(), &self.limits.liveness)?;
-        stream.register(&self.registry, Token((generation.get() as usize) << 32 | vacant.key()))?;
+        stream.register(
+            &self.registry,
+            Token((generation.get() as usize) << 32 | vacant.key()),
+        )?;
         vacant.insert(Conn {
             stream,
             generation,
@@ -454,7 +512,9 @@ impl Net {
     }
 
     pub(crate) fn make_ready(&mut self, conn: ConnId) {
-        let Some(entry) = entry(&mut self.conns, conn) else { return };
+        let Some(entry) = entry(&mut self.conns, conn) else {
+            return;
+        };
         let raw = entry.raw.is_some_and(|raw| raw != Readiness::default());
         let due = entry.phase == Phase::Connecting || raw || entry.readable && !entry.paused;
         if due && !entry.in_ready {
@@ -496,18 +556,28 @@ impl Conn {
 }
 
 fn entry(conns: &mut Slab<Conn>, conn: ConnId) -> Option<&mut Conn> {
-    conns.get_mut(conn.index()).filter(|entry| entry.generation == conn.generation)
+    conns
+        .get_mut(conn.index())
+        .filter(|entry| entry.generation == conn.generation)
 }
 
 fn is_out_of_descriptors(error: &io::Error) -> bool {
-    [rustix::io::Errno::MFILE, rustix::io::Errno::NFILE, rustix::io::Errno::NOBUFS, rustix::io::Errno::NOMEM]
-        .iter()
-        .any(|errno| error.raw_os_error() == Some(errno.raw_os_error()))
+    [
+        rustix::io::Errno::MFILE,
+        rustix::io::Errno::NFILE,
+        rustix::io::Errno::NOBUFS,
+        rustix::io::Errno::NOMEM,
+    ]
+    .iter()
+    .any(|errno| error.raw_os_error() == Some(errno.raw_os_error()))
 }
 
 fn system_error(endpoint: &Endpoint, error: io::Error) -> NetError {
     if is_out_of_descriptors(&error) {
         return NetError::NoDescriptors;
     }
-    NetError::System { endpoint: endpoint.clone(), error }
+    NetError::System {
+        endpoint: endpoint.clone(),
+        error,
+    }
 }

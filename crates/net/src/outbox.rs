@@ -16,7 +16,10 @@ pub(crate) struct Outbox {
 #[derive(Debug, Default)]
 pub(crate) struct Spare {
     pieces: Vec<Vec<u8>>,
-    #[expect(clippy::vec_box, reason = "the box itself goes to and fro between connections")]
+    #[expect(
+        clippy::vec_box,
+        reason = "the box itself goes to and fro between connections"
+    )]
     outboxes: Vec<Box<Outbox>>,
 }
 
@@ -31,11 +34,18 @@ pub(crate) const GATHER: usize = 64;
 impl Outbox {
     /// The buffer to append to.
     pub(crate) fn tail(&mut self, spare: &mut Spare) -> &mut Vec<u8> {
-        if self.pieces.back().is_none_or(|last| last.len() >= PIECE_BYTES) {
+        if self
+            .pieces
+            .back()
+            .is_none_or(|last| last.len() >= PIECE_BYTES)
+        {
             self.sealed_bytes += self.pieces.back().map_or(0, Vec::len);
-            self.pieces.push_back(spare.pieces.pop().unwrap_or_default());
+            self.pieces
+                .push_back(spare.pieces.pop().unwrap_or_default());
         }
-        self.pieces.back_mut().expect("a piece was pushed if there was none")
+        self.pieces
+            .back_mut()
+            .expect("a piece was pushed if there was none")
     }
 
     pub(crate) fn bytes(&self) -> usize {

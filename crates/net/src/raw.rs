@@ -25,7 +25,10 @@ impl Net {
     /// [`Protocol::ready`]: crate::Protocol::ready
     pub fn take_over(&mut self, conn: ConnId) {
         if let Some(entry) = self.entry(conn) {
-            entry.raw = Some(Readiness { readable: true, writable: true });
+            entry.raw = Some(Readiness {
+                readable: true,
+                writable: true,
+            });
         }
         self.make_ready(conn);
     }

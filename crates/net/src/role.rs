@@ -49,7 +49,10 @@ impl Role {
             released: None,
             stopped: false,
         };
-        Self { state: Mutex::new(state), changed: Event::new() }
+        Self {
+            state: Mutex::new(state),
+            changed: Event::new(),
+        }
     }
 
     /// For the loop's thread: waits until the role is its own. False when the loop stops.
@@ -70,7 +73,10 @@ impl Role {
             let waiting = Waiting::at(&BACKGROUND).by(&Park);
             let looked = self.changed.wait(seen, &waiting.until(now() + LEASE));
             let mut state = self.lock();
-            if looked == Err(Ended::TimedOut) && state.holder == Holder::Caller && state.grants == grants {
+            if looked == Err(Ended::TimedOut)
+                && state.holder == Holder::Caller
+                && state.grants == grants
+            {
                 state.tell_background = true;
                 drop(state);
                 drop(self.until(&waiting, |state| !state.tell_background || state.stopped));
@@ -105,7 +111,9 @@ impl Role {
             state.wanted = true;
             drop(state);
             kick();
-            state = self.until(&Waiting::at(&CALLER), |state| state.holder != Holder::Background || state.stopped);
+            state = self.until(&Waiting::at(&CALLER), |state| {
+                state.holder != Holder::Background || state.stopped
+            });
             state.wanted = false;
         }
         state.holder = Holder::Caller;
@@ -153,7 +161,11 @@ impl Role {
     }
 
     /// Waits until `wanted` holds.
-    fn until(&self, waiting: &Waiting<'_>, wanted: impl Fn(&State) -> bool) -> MutexGuard<'_, State> {
+    fn until(
+        &self,
+        waiting: &Waiting<'_>,
+        wanted: impl Fn(&State) -> bool,
+    ) -> MutexGuard<'_, State> {
         loop {
             let (seen, state) = self.look();
             if wanted(&state) {

@@ -97,26 +97,37 @@ impl Stream {
     /// Gives connection number `number` its own time for the first probe.
     pub(crate) fn stagger(&self, number: u32, liveness: &TcpLiveness) -> io::Result<()> {
         match self {
-            Stream::Tcp(stream) => rustix::net::sockopt::set_tcp_keepidle(stream, liveness.idle_of(number))?,
+            Stream::Tcp(stream) => {
+                rustix::net::sockopt::set_tcp_keepidle(stream, liveness.idle_of(number))?
+            }
             Stream::Unix(_) => {}
         }
         Ok(())
     }
 
     /// Begins a connection.
-    pub(crate) fn connect(endpoint: &Endpoint, from: Option<SocketAddr>, liveness: &TcpLiveness) -> io::Result<Self> {
+    pub(crate) fn connect(
+        endpoint: &Endpoint,
+        from: Option<SocketAddr>,
+        liveness: &TcpLiveness,
+    ) -> io::Result<Self> {
         match endpoint {
             Endpoint::Unix(path) => Ok(Stream::Unix(UnixStream::connect(path)?)),
             Endpoint::Tcp(address) => {
-                let socket =
-                    Socket::new(Domain::for_address(*address), Type::STREAM.nonblocking(), Some(Protocol::TCP))?;
+                let socket = Socket::new(
+                    Domain::for_address(*address),
+                    Type::STREAM.nonblocking(),
+                    Some(Protocol::TCP),
+                )?;
                 liveness.apply(&socket)?;
                 if let Some(from) = from {
                     socket.bind(&from.into())?;
                 }
                 match socket.connect(&(*address).into()) {
                     Ok(()) => {}
-                    Err(error) if error.raw_os_error() == Some(rustix::io::Errno::INPROGRESS.raw_os_error()) => {}
+                    Err(error)
+                        if error.raw_os_error()
+                            == Some(rustix::io::Errno::INPROGRESS.raw_os_error()) => {}
                     Err(error) => return Err(error),
                 }
                 Ok(Stream::Tcp(TcpStream::from_std(socket.into())))
@@ -183,7 +194,9 @@ impl Listener {
                 let bound = listener.local_addr()?;
                 Ok((Listener::Tcp(listener), Endpoint::Tcp(bound)))
             }
-            Endpoint::Unix(path) => Ok((Listener::Unix(open_unix(path, access)?), endpoint.clone())),
+            Endpoint::Unix(path) => {
+                Ok((Listener::Unix(open_unix(path, access)?), endpoint.clone()))
+            }
         }
     }
 
@@ -197,7 +210,9 @@ impl Listener {
     pub(crate) fn accept(&self) -> io::Result<(Stream, Source)> {
         match self {
             // All other options are inherited from the listener.
-            Listener::Tcp(listener) => listener.accept().map(|(stream, from)| (Stream::Tcp(stream), Source::Ip(from))),
+            Listener::Tcp(listener) => listener
+                .accept()
+                .map(|(stream, from)| (Stream::Tcp(stream), Source::Ip(from))),
             Listener::Unix(listener) => {
                 let (stream, _) = listener.accept()?;
                 let peer = rustix::net::sockopt::socket_peercred(stream.as_fd())?;
@@ -214,7 +229,11 @@ impl Listener {
 
 fn open_tcp(address: SocketAddr, shared: bool, liveness: &TcpLiveness) -> io::Result<TcpListener> {
     let open = |reuse_port: bool| -> io::Result<Socket> {
-        let socket = Socket::new(Domain::for_address(address), Type::STREAM.nonblocking(), Some(Protocol::TCP))?;
+        let socket = Socket::new(
+            Domain::for_address(address),
+            Type::STREAM.nonblocking(),
+            Some(Protocol::TCP),
+        )?;
         socket.set_reuse_address(true)?;
         socket.set_reuse_port(reuse_port)?;
         if address.is_ipv6() {
@@ -231,7 +250,11 @@ fn open_tcp(address: SocketAddr, shared: bool, liveness: &TcpLiveness) -> io::Re
 
 /// Fails when somebody already listens on `address`, even somebody who would share the port.
 pub(crate) fn check_free(address: SocketAddr) -> io::Result<()> {
-    let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
+    let socket = Socket::new(
+        Domain::for_address(address),
+        Type::STREAM,
+        Some(Protocol::TCP),
+    )?;
     socket.set_reuse_address(true)?;
     socket.bind(&SockAddr::from(address))
 }
@@ -262,7 +285,8 @@ fn open_unix(path: &Path, access: &UnixAccess) -> io::Result<UnixListener> {
 }
 
 fn is_stale(path: &Path) -> bool {
-    let is_socket = std::fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_socket());
+    let is_socket =
+        std::fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_socket());
     let refused = std::os::unix::net::UnixStream::connect(path)
         .is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused);
     is_socket && refused
@@ -286,11 +310,17 @@ mod tests {
             .map(|number| {
                 let stream = Stream::connect(&endpoint, None, &liveness).unwrap();
                 stream.stagger(number, &liveness).unwrap();
-                let Stream::Tcp(stream) = &stream else { panic!("a TCP address") };
+                let Stream::Tcp(stream) = &stream else {
+                    panic!("a TCP address")
+                };
                 rustix::net::sockopt::tcp_keepidle(stream).unwrap()
             })
             .collect();
         assert_eq!(times.len(), KEEPALIVE_TIMES as usize);
-        assert!(times.iter().all(|time| *time + 6 * liveness.keepalive_interval <= liveness.user_timeout));
+        assert!(
+            times
+                .iter()
+                .all(|time| *time + 6 * liveness.keepalive_interval <= liveness.user_timeout)
+        );
     }
 }

@@ -56,13 +56,27 @@ impl<T> Wheel<T> {
 
     /// Sets a timer. It fires with the first [`Wheel::advance`] that reaches `at`, never before.
     pub fn set(&mut self, at: Instant, payload: T) -> TimerId {
-        let tick = at.as_nanos().div_ceil(TICK_NANOS).clamp(self.elapsed + 1, self.elapsed + FARTHEST);
+        let tick = at
+            .as_nanos()
+            .div_ceil(TICK_NANOS)
+            .clamp(self.elapsed + 1, self.elapsed + FARTHEST);
         let generation = self.next_generation;
         self.next_generation = generation.checked_add(1).unwrap_or(NonZeroU32::MIN);
-        let entry = Entry { payload, tick, generation, level: 0, slot: 0, prev: NONE, next: NONE };
+        let entry = Entry {
+            payload,
+            tick,
+            generation,
+            level: 0,
+            slot: 0,
+            prev: NONE,
+            next: NONE,
+        };
         let key = self.entries.insert(entry) as u32;
         self.link(key);
-        TimerId { slot: key, generation }
+        TimerId {
+            slot: key,
+            generation,
+        }
     }
 
     /// Takes a timer back; its payload, if it has not fired.
@@ -126,7 +140,9 @@ impl<T> Wheel<T> {
             }
             let shift = BITS * level as u32;
             let here = (self.elapsed >> shift) & (SLOTS as u64 - 1);
-            let ahead = self.occupied[level].rotate_right(here as u32).trailing_zeros() as u64;
+            let ahead = self.occupied[level]
+                .rotate_right(here as u32)
+                .trailing_zeros() as u64;
             let slot = (here + ahead) as usize % SLOTS;
             let begins = ((self.elapsed >> shift) + ahead) << shift;
             return Some((level, slot, begins));
@@ -150,7 +166,13 @@ impl<T> Wheel<T> {
     }
 
     fn unlink(&mut self, key: u32) {
-        let Entry { level, slot, prev, next, .. } = self.entries[key as usize];
+        let Entry {
+            level,
+            slot,
+            prev,
+            next,
+            ..
+        } = self.entries[key as usize];
         let (level, slot) = (usize::from(level), usize::from(slot));
         if next != NONE {
             self.entries[next as usize].prev = prev;

@@ -70,7 +70,10 @@ impl Protocol for Echo {
                 let whole = partial.len() / 8 * 8;
                 for number in partial.drain(..whole).collect::<Vec<_>>().chunks(8) {
                     let number = u64::from_le_bytes(number.try_into().expect("chunks of 8"));
-                    self.waiting.remove(&number).expect("an echo of what was sent").complete();
+                    self.waiting
+                        .remove(&number)
+                        .expect("an echo of what was sent")
+                        .complete();
                 }
             }
             Event::Drained { .. } => say("drained".into()),
@@ -95,7 +98,9 @@ impl Echo {
             }
             Ask::Number(conn, number, completion) => {
                 self.waiting.insert(number, completion);
-                net.wire(conn).expect("the echo server stays").extend_from_slice(&number.to_le_bytes());
+                net.wire(conn)
+                    .expect("the echo server stays")
+                    .extend_from_slice(&number.to_le_bytes());
             }
             Ask::Count => {
                 if let Some((own, counter)) = &self.nested
@@ -110,7 +115,12 @@ impl Echo {
                 *expected = number + 1;
             }
             Ask::Steps(answer) => {
-                let all = self.steps.values().copied().chain([self.out_of_turn]).collect();
+                let all = self
+                    .steps
+                    .values()
+                    .copied()
+                    .chain([self.out_of_turn])
+                    .collect();
                 answer.send(all).expect("the test waits");
             }
             Ask::Nest(own, counter) => self.nested = Some((own, counter)),
@@ -134,19 +144,36 @@ struct World {
 impl World {
     fn start(limits: Limits, flood: usize) -> Self {
         let (seen, receiver) = channel();
-        let echo = Echo { seen: Some(seen), flood, ..Echo::default() };
-        Self { looping: Loop::start("echo", Clock::start(), limits, echo).expect("a loop"), seen: receiver }
+        let echo = Echo {
+            seen: Some(seen),
+            flood,
+            ..Echo::default()
+        };
+        Self {
+            looping: Loop::start("echo", Clock::start(), limits, echo).expect("a loop"),
+            seen: receiver,
+        }
     }
 
     fn listen(&self, endpoint: Endpoint, shared: bool) -> Result<(ListenerId, Endpoint), String> {
         let (answer, answered) = channel();
-        let listen = Listen { endpoint, shared, access: UnixAccess { mode: Some(0o600), ..UnixAccess::default() } };
+        let listen = Listen {
+            endpoint,
+            shared,
+            access: UnixAccess {
+                mode: Some(0o600),
+                ..UnixAccess::default()
+            },
+        };
         self.looping.command(Ask::Listen(listen, answer));
         answered.recv_timeout(LONG).expect("an answer")
     }
 
     fn listen_any(&self) -> SocketAddr {
-        match self.listen(Endpoint::Tcp((Ipv4Addr::LOCALHOST, 0).into()), false).expect("loopback") {
+        match self
+            .listen(Endpoint::Tcp((Ipv4Addr::LOCALHOST, 0).into()), false)
+            .expect("loopback")
+        {
             (_, Endpoint::Tcp(address)) => address,
             (_, Endpoint::Unix(_)) => unreachable!("asked for TCP"),
         }
@@ -154,12 +181,22 @@ impl World {
 
     fn connect(&self, endpoint: Endpoint) -> Result<ConnId, String> {
         let (answer, answered) = channel();
-        self.looping.command(Ask::Connect(Connect { endpoint, timeout: LONG, from: None }, answer));
+        self.looping.command(Ask::Connect(
+            Connect {
+                endpoint,
+                timeout: LONG,
+                from: None,
+            },
+            answer,
+        ));
         answered.recv_timeout(LONG).expect("an answer")
     }
 
     fn expect(&self, text: &str) {
-        let got = self.seen.recv_timeout(LONG).unwrap_or_else(|_| panic!("nothing instead of `{text}`"));
+        let got = self
+            .seen
+            .recv_timeout(LONG)
+            .unwrap_or_else(|_| panic!("nothing instead of `{text}`"));
         assert!(got.starts_with(text), "`{got}` instead of `{text}`");
     }
 
@@ -193,10 +230,17 @@ fn bytes_come_back_over_tcp_and_over_unix_sockets() {
         Endpoint::Tcp("[::1]:0".parse().unwrap()),
         Endpoint::Unix(path.clone()),
     ] {
-        let (server, client) = (World::start(Limits::default(), 0), World::start(Limits::default(), 0));
+        let (server, client) = (
+            World::start(Limits::default(), 0),
+            World::start(Limits::default(), 0),
+        );
         let (_, bound) = server.listen(endpoint.clone(), false).expect("loopback");
         let conn = client.connected(bound);
-        let source = if matches!(endpoint, Endpoint::Unix(_)) { "accepted uid" } else { "accepted " };
+        let source = if matches!(endpoint, Endpoint::Unix(_)) {
+            "accepted uid"
+        } else {
+            "accepted "
+        };
         server.expect(source);
         round_trips(&client.looping, conn, 0..200);
         drop(server);
@@ -207,13 +251,24 @@ fn bytes_come_back_over_tcp_and_over_unix_sockets() {
 
 #[test]
 fn callers_on_many_threads_are_all_answered() {
-    let (server, client) = (World::start(Limits::default(), 0), World::start(Limits::default(), 0));
+    let (server, client) = (
+        World::start(Limits::default(), 0),
+        World::start(Limits::default(), 0),
+    );
     let address = server.listen_any();
-    let conns: Vec<ConnId> = (0..4).map(|_| client.connected(Endpoint::Tcp(address))).collect();
+    let conns: Vec<ConnId> = (0..4)
+        .map(|_| client.connected(Endpoint::Tcp(address)))
+        .collect();
     std::thread::scope(|scope| {
         for (thread, conn) in conns.iter().enumerate() {
             let client = &client.looping;
-            scope.spawn(move || round_trips(client, *conn, thread as u64 * 1000..thread as u64 * 1000 + 500));
+            scope.spawn(move || {
+                round_trips(
+                    client,
+                    *conn,
+                    thread as u64 * 1000..thread as u64 * 1000 + 500,
+                )
+            });
         }
     });
 }
@@ -222,7 +277,9 @@ fn callers_on_many_threads_are_all_answered() {
 fn no_command_is_lost_however_many_threads_give_them_even_from_inside() {
     let world = World::start(Limits::default(), 0);
     let nested = Arc::new(AtomicU64::new(0));
-    world.looping.command(Ask::Nest(world.looping.clone(), Arc::clone(&nested)));
+    world
+        .looping
+        .command(Ask::Nest(world.looping.clone(), Arc::clone(&nested)));
     std::thread::scope(|scope| {
         for _ in 0..4 {
             scope.spawn(|| (0..2_000).for_each(|_| world.looping.command(Ask::Count)));
@@ -230,11 +287,18 @@ fn no_command_is_lost_however_many_threads_give_them_even_from_inside() {
     });
     // The last holder empties the inbox before it leaves, and every thread has left. Each second count adds one.
     let (answer, answered) = channel();
-    let probe = Connect { endpoint: Endpoint::Unix("/nonexistent".into()), timeout: LONG, from: None };
+    let probe = Connect {
+        endpoint: Endpoint::Unix("/nonexistent".into()),
+        timeout: LONG,
+        from: None,
+    };
     world.looping.command(Ask::Connect(probe, answer));
     assert!(answered.recv_timeout(LONG).unwrap().is_err());
     let counted = nested.load(Ordering::Relaxed);
-    assert!((12_000..=16_001).contains(&counted), "{counted} of 8,000 commands and those they gave");
+    assert!(
+        (12_000..=16_001).contains(&counted),
+        "{counted} of 8,000 commands and those they gave"
+    );
 }
 
 /// A command that found the loop busy waits in the inbox; the next one of its thread may find the loop free again and
@@ -245,33 +309,56 @@ fn commands_of_one_thread_keep_their_order() {
     std::thread::scope(|scope| {
         for thread in 0..4 {
             let looping = &world.looping;
-            scope.spawn(move || (0..20_000).for_each(|number| looping.command(Ask::Step(thread, number))));
+            scope.spawn(move || {
+                (0..20_000).for_each(|number| looping.command(Ask::Step(thread, number)))
+            });
         }
     });
     let (answer, answered) = channel();
     world.looping.command(Ask::Steps(answer));
-    assert_eq!(answered.recv_timeout(LONG).unwrap(), [20_000, 20_000, 20_000, 20_000, 0]);
+    assert_eq!(
+        answered.recv_timeout(LONG).unwrap(),
+        [20_000, 20_000, 20_000, 20_000, 0]
+    );
 }
 
 #[test]
 fn a_connection_that_cannot_be_made_says_why() {
     let world = World::start(Limits::default(), 0);
-    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let free = std::net::TcpListener::bind("127.0.0.1:0")
+        .unwrap()
+        .local_addr()
+        .unwrap();
     if world.connect(Endpoint::Tcp(free)).is_ok() {
         world.expect("closed: connect: Connection refused");
     }
-    let error = world.connect(Endpoint::Unix("/nonexistent/socket".into())).unwrap_err();
-    assert_eq!(error, "ipc:///nonexistent/socket: No such file or directory (os error 2)");
+    let error = world
+        .connect(Endpoint::Unix("/nonexistent/socket".into()))
+        .unwrap_err();
+    assert_eq!(
+        error,
+        "ipc:///nonexistent/socket: No such file or directory (os error 2)"
+    );
 }
 
 #[test]
 fn a_taken_port_is_an_error_even_for_sharers() {
     let world = World::start(Limits::default(), 0);
     let taken = world.listen_any();
-    assert!(world.listen(Endpoint::Tcp(taken), false).unwrap_err().contains("Address already in use"));
+    assert!(
+        world
+            .listen(Endpoint::Tcp(taken), false)
+            .unwrap_err()
+            .contains("Address already in use")
+    );
     assert!(Net::check_free(&Endpoint::Tcp(taken)).is_err());
-    let (_, shared) = world.listen(Endpoint::Tcp("127.0.0.1:0".parse().unwrap()), true).unwrap();
-    assert!(Net::check_free(&shared).is_err(), "a sharer is somebody, too");
+    let (_, shared) = world
+        .listen(Endpoint::Tcp("127.0.0.1:0".parse().unwrap()), true)
+        .unwrap();
+    assert!(
+        Net::check_free(&shared).is_err(),
+        "a sharer is somebody, too"
+    );
     assert!(world.listen(shared, true).is_ok());
 }
 
@@ -282,8 +369,16 @@ fn a_dead_socket_file_is_replaced_and_a_live_one_is_not() {
     drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
     let world = World::start(Limits::default(), 0);
     world.listen(Endpoint::Unix(path.clone()), false).unwrap();
-    assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
-    assert!(world.listen(Endpoint::Unix(path), false).unwrap_err().contains("Address already in use"));
+    assert_eq!(
+        std::fs::metadata(&path).unwrap().permissions().mode() & 0o777,
+        0o600
+    );
+    assert!(
+        world
+            .listen(Endpoint::Unix(path), false)
+            .unwrap_err()
+            .contains("Address already in use")
+    );
     let file = folder.path().join("file");
     std::fs::write(&file, "precious").unwrap();
     assert!(world.listen(Endpoint::Unix(file.clone()), false).is_err());
@@ -317,7 +412,10 @@ fn a_full_outbox_says_when_it_has_drained() {
 
 #[test]
 fn a_peer_that_reads_nothing_is_dropped_and_others_are_served() {
-    let limits = Limits { write_stall: Duration::from_millis(300), ..Limits::default() };
+    let limits = Limits {
+        write_stall: Duration::from_millis(300),
+        ..Limits::default()
+    };
     let world = World::start(limits, 16 << 20);
     let address = world.listen_any();
     let lazy = TcpStream::connect(address).unwrap();
@@ -336,13 +434,31 @@ fn a_peer_that_reads_nothing_is_dropped_and_others_are_served() {
 
 #[test]
 fn strangers_over_the_limit_wait_or_are_refused_and_others_come_in() {
-    let pre_auth = PreAuthLimits { total: 3, per_source: 2, ..PreAuthLimits::default() };
-    let world = World::start(Limits { pre_auth, ..Limits::default() }, 0);
+    let pre_auth = PreAuthLimits {
+        total: 3,
+        per_source: 2,
+        ..PreAuthLimits::default()
+    };
+    let world = World::start(
+        Limits {
+            pre_auth,
+            ..Limits::default()
+        },
+        0,
+    );
     let address = world.listen_any();
-    let strangers: Vec<TcpStream> = (0..2).map(|_| TcpStream::connect(address).unwrap()).collect();
-    strangers.iter().for_each(|_| world.expect("accepted 127.0.0.1"));
+    let strangers: Vec<TcpStream> = (0..2)
+        .map(|_| TcpStream::connect(address).unwrap())
+        .collect();
+    strangers
+        .iter()
+        .for_each(|_| world.expect("accepted 127.0.0.1"));
     let mut third = TcpStream::connect(address).unwrap();
-    assert_eq!(third.read(&mut [0]).unwrap_or(0), 0, "the third of one source is closed");
+    assert_eq!(
+        third.read(&mut [0]).unwrap_or(0),
+        0,
+        "the third of one source is closed"
+    );
     assert_eq!(world.looping.counters().refused_source_full.get(), 1);
 
     // Another source has its own account; after it all slots are taken and a further one waits until one frees.
@@ -353,15 +469,25 @@ fn strangers_over_the_limit_wait_or_are_refused_and_others_come_in() {
         from: Some((Ipv4Addr::new(127, 0, 0, last), 0).into()),
     };
     let (answer, answered) = channel();
-    client.looping.command(Ask::Connect(from(2), answer.clone()));
+    client
+        .looping
+        .command(Ask::Connect(from(2), answer.clone()));
     answered.recv_timeout(LONG).unwrap().unwrap();
     world.expect("accepted 127.0.0.2");
     client.looping.command(Ask::Connect(from(3), answer));
     answered.recv_timeout(LONG).unwrap().unwrap();
     drop(strangers);
     let mut seen = Vec::new();
-    while !seen.iter().any(|text: &String| text.starts_with("accepted 127.0.0.3")) {
-        seen.push(world.seen.recv_timeout(LONG).expect("the one that waited comes in"));
+    while !seen
+        .iter()
+        .any(|text: &String| text.starts_with("accepted 127.0.0.3"))
+    {
+        seen.push(
+            world
+                .seen
+                .recv_timeout(LONG)
+                .expect("the one that waited comes in"),
+        );
     }
     assert!(world.looping.counters().accept_paused.get() > 0);
 }
@@ -369,7 +495,10 @@ fn strangers_over_the_limit_wait_or_are_refused_and_others_come_in() {
 #[test]
 fn idle_connections_cost_no_system_calls() {
     let calls_of = |idle: usize| {
-        let (server, client) = (World::start(Limits::default(), 0), World::start(Limits::default(), 0));
+        let (server, client) = (
+            World::start(Limits::default(), 0),
+            World::start(Limits::default(), 0),
+        );
         let address = server.listen_any();
         let conns: Vec<ConnId> = (0..idle)
             .map(|_| {
@@ -380,18 +509,32 @@ fn idle_connections_cost_no_system_calls() {
                 conn
             })
             .collect();
-        let before = client.looping.counters().hot_system_calls() + server.looping.counters().hot_system_calls();
+        let before = client.looping.counters().hot_system_calls()
+            + server.looping.counters().hot_system_calls();
         round_trips(&client.looping, conns[0], 0..200);
-        client.looping.counters().hot_system_calls() + server.looping.counters().hot_system_calls() - before
+        client.looping.counters().hot_system_calls() + server.looping.counters().hot_system_calls()
+            - before
     };
     let (few, many) = (calls_of(2), calls_of(300));
-    assert!(few <= 200 * 7 && many <= 200 * 7, "{few} and {many} system calls for 200 round trips");
+    assert!(
+        few <= 200 * 7 && many <= 200 * 7,
+        "{few} and {many} system calls for 200 round trips"
+    );
 }
 
 #[test]
 fn a_slot_is_freed_by_proof() {
-    let pre_auth = PreAuthLimits { per_source: 1, ..PreAuthLimits::default() };
-    let world = World::start(Limits { pre_auth, ..Limits::default() }, 0);
+    let pre_auth = PreAuthLimits {
+        per_source: 1,
+        ..PreAuthLimits::default()
+    };
+    let world = World::start(
+        Limits {
+            pre_auth,
+            ..Limits::default()
+        },
+        0,
+    );
     let address = world.listen_any();
     let mut proven = TcpStream::connect(address).unwrap();
     proven.write_all(b"x").unwrap();

@@ -8,7 +8,9 @@ use std::time::Duration;
 
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
-use slackwater_net::{Clock, ConnId, Endpoint, Event, Limits, Listen, Loop, Net, Protocol, Readiness, UnixAccess};
+use slackwater_net::{
+    Clock, ConnId, Endpoint, Event, Limits, Listen, Loop, Net, Protocol, Readiness, UnixAccess,
+};
 
 /// Sends back what comes, at most `SHARE` bytes a turn.
 struct Echo {
@@ -28,7 +30,11 @@ impl Protocol for Echo {
         match event {
             Event::Command(()) => {
                 let endpoint = Endpoint::Tcp("127.0.0.1:0".parse().unwrap());
-                let listen = Listen { endpoint, shared: false, access: UnixAccess::default() };
+                let listen = Listen {
+                    endpoint,
+                    shared: false,
+                    access: UnixAccess::default(),
+                };
                 self.told.send(net.listen(&listen).unwrap().1).unwrap();
             }
             Event::Accepted { conn, .. } => net.take_over(conn),
@@ -43,7 +49,13 @@ impl Protocol for Echo {
                 self.rest.drain(..count);
             }
             // The next edge of room goes on; what can be read stays readable.
-            return net.serve_again(conn, Readiness { writable: false, ..readiness });
+            return net.serve_again(
+                conn,
+                Readiness {
+                    writable: false,
+                    ..readiness
+                },
+            );
         }
         if !readiness.readable {
             return;
@@ -53,7 +65,13 @@ impl Protocol for Echo {
             Ok((count, _)) => {
                 let sent = send(socket, &self.buffer[..count], SendFlags::empty()).unwrap_or(0);
                 self.rest.extend_from_slice(&self.buffer[sent..count]);
-                net.serve_again(conn, Readiness { readable: true, writable: false });
+                net.serve_again(
+                    conn,
+                    Readiness {
+                        readable: true,
+                        writable: false,
+                    },
+                );
             }
             Err(Errno::AGAIN) => {}
             Err(error) => panic!("{error}"),
@@ -64,20 +82,32 @@ impl Protocol for Echo {
 #[test]
 fn a_raw_connection_is_served_in_shares_until_its_end() {
     let (told, addresses) = channel();
-    let echo = Echo { told, buffer: vec![0; SHARE], rest: Vec::new() };
+    let echo = Echo {
+        told,
+        buffer: vec![0; SHARE],
+        rest: Vec::new(),
+    };
     let looping = Loop::start("raw", Clock::start(), Limits::default(), echo).unwrap();
     looping.command(());
-    let Endpoint::Tcp(address) = addresses.recv_timeout(SECONDS).unwrap() else { panic!("a TCP address") };
+    let Endpoint::Tcp(address) = addresses.recv_timeout(SECONDS).unwrap() else {
+        panic!("a TCP address")
+    };
     let mut stream = TcpStream::connect(address).unwrap();
     stream.set_read_timeout(Some(SECONDS)).unwrap();
     // Many shares in one go, and less than the kernel holds, so that one thread can do both ends.
-    let sent: Vec<u8> = (0..10 * SHARE + 7).map(|index| (index * 31) as u8).collect();
+    let sent: Vec<u8> = (0..10 * SHARE + 7)
+        .map(|index| (index * 31) as u8)
+        .collect();
     stream.write_all(&sent).unwrap();
     let mut got = vec![0; sent.len()];
     stream.read_exact(&mut got).unwrap();
     assert_eq!(got, sent);
     stream.shutdown(std::net::Shutdown::Write).unwrap();
-    assert_eq!(stream.read(&mut got).unwrap(), 0, "the end is an edge as well");
+    assert_eq!(
+        stream.read(&mut got).unwrap(),
+        0,
+        "the end is an edge as well"
+    );
     assert!(looping.downgrade().upgrade().is_some());
     looping.stop();
 }

@@ -12,7 +12,10 @@ pub(crate) struct Clock {
 
 impl Clock {
     pub(crate) fn start() -> Self {
-        Self { origin: time::Instant::now(), skipped_nanos: AtomicU64::new(0) }
+        Self {
+            origin: time::Instant::now(),
+            skipped_nanos: AtomicU64::new(0),
+        }
     }
 
     pub(crate) fn now(&self) -> Instant {
@@ -26,8 +29,11 @@ impl Clock {
 
     /// Makes it at least `since_origin` later than the origin; what is past stays past.
     pub(crate) fn skip_to(&self, since_origin: Duration) {
-        let nanos = u64::try_from(since_origin.as_nanos()).unwrap_or(u64::MAX / 2).min(u64::MAX / 2);
-        self.skipped_nanos.fetch_max(nanos.saturating_sub(self.waited_nanos()), Ordering::AcqRel);
+        let nanos = u64::try_from(since_origin.as_nanos())
+            .unwrap_or(u64::MAX / 2)
+            .min(u64::MAX / 2);
+        self.skipped_nanos
+            .fetch_max(nanos.saturating_sub(self.waited_nanos()), Ordering::AcqRel);
     }
 
     fn waited_nanos(&self) -> u64 {

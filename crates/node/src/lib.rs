@@ -11,4 +11,6 @@ pub mod region;
 pub mod store;
 
 pub use config::Config;
-pub use store::{GetOptions, Got, OpenError, PutOptions, RemoveOptions, Stats, Store, StoreError, Stored, Tier};
+pub use store::{
+    GetOptions, Got, OpenError, PutOptions, RemoveOptions, Stats, Store, StoreError, Stored, Tier,
+};

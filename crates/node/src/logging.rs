@@ -9,8 +9,11 @@ use crate::config::{Config, LogFormat};
 /// # Errors
 /// When `log` is no filter, or a subscriber is set up already.
 pub fn init(config: &Config) -> Result<(), String> {
-    let filter = EnvFilter::try_new(&config.log).map_err(|error| format!("log = `{}`: {error}", config.log))?;
-    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    let filter = EnvFilter::try_new(&config.log)
+        .map_err(|error| format!("log = `{}`: {error}", config.log))?;
+    let builder = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr);
     let done = match config.log_format {
         LogFormat::Text => builder.try_init(),
         LogFormat::Json => builder.json().try_init(),

@@ -60,37 +60,59 @@ impl Region {
     pub fn map(bytes: usize, pages: HugePages) -> io::Result<(Self, Choice)> {
         let bytes = bytes.next_multiple_of(HUGE_BYTES);
         let plain = |reason: &str| -> io::Result<(Self, Choice)> {
-            Ok((Self::map_with(bytes, MapFlags::empty())?, choice("ordinary", reason)))
+            Ok((
+                Self::map_with(bytes, MapFlags::empty())?,
+                choice("ordinary", reason),
+            ))
         };
         match pages {
             HugePages::Off => plain("asked for"),
             HugePages::Transparent => {
                 let region = Self::map_with(bytes, MapFlags::empty())?;
                 // SAFETY: the range is the whole mapping just made; this advice changes no contents.
-                let advised = unsafe { madvise(region.base.cast(), region.bytes, Advice::LinuxHugepage) };
+                let advised =
+                    unsafe { madvise(region.base.cast(), region.bytes, Advice::LinuxHugepage) };
                 match advised {
                     Ok(()) => Ok((region, choice("transparent huge", "asked for"))),
                     Err(error) => {
-                        let reason = format!("the kernel makes no huge pages: {}", io::Error::from(error));
+                        let reason =
+                            format!("the kernel makes no huge pages: {}", io::Error::from(error));
                         Ok((region, choice("ordinary", &reason)))
                     }
                 }
             }
-            HugePages::Reserved => match Self::map_with(bytes, MapFlags::HUGETLB | MapFlags::HUGE_2MB) {
-                Ok(region) => Ok((region, choice("reserved huge", "asked for"))),
-                Err(error) => plain(&format!("too few huge pages are reserved (`vm.nr_hugepages`): {error}")),
-            },
+            HugePages::Reserved => {
+                match Self::map_with(bytes, MapFlags::HUGETLB | MapFlags::HUGE_2MB) {
+                    Ok(region) => Ok((region, choice("reserved huge", "asked for"))),
+                    Err(error) => plain(&format!(
+                        "too few huge pages are reserved (`vm.nr_hugepages`): {error}"
+                    )),
+                }
+            }
         }
     }
 
     fn map_with(bytes: usize, extra: MapFlags) -> io::Result<Self> {
         // Reserved pages must all be there at once: without NORESERVE the kernel says so now instead of by SIGBUS later.
-        let lazy = if extra.is_empty() { MapFlags::NORESERVE } else { MapFlags::empty() };
+        let lazy = if extra.is_empty() {
+            MapFlags::NORESERVE
+        } else {
+            MapFlags::empty()
+        };
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a null hint lets the kernel choose fresh addresses; no existing memory is replaced.
-        let base =
-            unsafe { mmap_anonymous(std::ptr::null_mut(), bytes, protection, MapFlags::PRIVATE | lazy | extra)? };
-        Ok(Self { base: base.cast(), bytes })
+        let base = unsafe {
+            mmap_anonymous(
+                std::ptr::null_mut(),
+                bytes,
+                protection,
+                MapFlags::PRIVATE | lazy | extra,
+            )?
+        };
+        Ok(Self {
+            base: base.cast(),
+            bytes,
+        })
     }
 
     /// Size of the mapping in bytes.
@@ -105,14 +127,24 @@ impl Region {
     /// As long as the grant lives:
     /// - under [`Access::Write`], nobody else reads or writes these bytes;
     /// - under [`Access::Read`], nobody writes them.
-    pub unsafe fn grant(self: &Arc<Self>, offset: u64, bytes: u64, access: Access) -> Option<Grant> {
+    pub unsafe fn grant(
+        self: &Arc<Self>,
+        offset: u64,
+        bytes: u64,
+        access: Access,
+    ) -> Option<Grant> {
         let end = offset.checked_add(bytes)?;
         if end > self.bytes as u64 {
             return None;
         }
         // SAFETY: `offset <= end <= self.bytes`, so the pointer stays inside the mapping.
         let start = unsafe { self.base.add(offset as usize) };
-        Some(Grant { _region: Arc::clone(self), start, bytes: bytes as usize, access })
+        Some(Grant {
+            _region: Arc::clone(self),
+            start,
+            bytes: bytes as usize,
+            access,
+        })
     }
 }
 
@@ -137,7 +169,12 @@ impl Grant {
     /// When the grant is for reading, or shorter than `bytes`.
     #[must_use]
     pub fn copy_in(&mut self, bytes: &[u8]) -> Checksum {
-        assert!(self.access == Access::Write && bytes.len() <= self.bytes, "{:?} of {}", self.access, self.bytes);
+        assert!(
+            self.access == Access::Write && bytes.len() <= self.bytes,
+            "{:?} of {}",
+            self.access,
+            self.bytes
+        );
         // SAFETY: source and target are valid for `bytes.len()`, checked above for the target; a slice of the caller
         // and a piece that nobody else touches do not overlap.
         unsafe { slackwater_pool::copy::copy_checksum(self.start, bytes.as_ptr(), bytes.len()) }
@@ -149,10 +186,17 @@ impl Grant {
     /// When the piece is shorter than `buffer`.
     #[must_use]
     pub fn copy_out(&self, buffer: &mut [u8]) -> Checksum {
-        assert!(buffer.len() <= self.bytes, "{} of {}", buffer.len(), self.bytes);
+        assert!(
+            buffer.len() <= self.bytes,
+            "{} of {}",
+            buffer.len(),
+            self.bytes
+        );
         // SAFETY: both are valid for `buffer.len()`, checked above for the piece; nobody else holds `buffer`, and it
         // lies outside the region because no slice of a region exists.
-        unsafe { slackwater_pool::copy::copy_checksum(buffer.as_mut_ptr(), self.start, buffer.len()) }
+        unsafe {
+            slackwater_pool::copy::copy_checksum(buffer.as_mut_ptr(), self.start, buffer.len())
+        }
     }
 
     /// Copies `buffer.len()` bytes to `buffer`, from byte `offset` of the piece on.
@@ -161,9 +205,16 @@ impl Grant {
     /// When the piece ends before.
     pub fn copy_out_from(&self, offset: usize, buffer: &mut [u8]) {
         let end = offset.checked_add(buffer.len());
-        assert!(end.is_some_and(|end| end <= self.bytes), "{offset} + {} of {}", buffer.len(), self.bytes);
+        assert!(
+            end.is_some_and(|end| end <= self.bytes),
+            "{offset} + {} of {}",
+            buffer.len(),
+            self.bytes
+        );
         // SAFETY: both are valid for `buffer.len()`, checked above for the piece; they are apart, as in `copy_out`.
-        unsafe { std::ptr::copy_nonoverlapping(self.start.add(offset), buffer.as_mut_ptr(), buffer.len()) };
+        unsafe {
+            std::ptr::copy_nonoverlapping(self.start.add(offset), buffer.as_mut_ptr(), buffer.len())
+        };
     }
 
     /// The checksum of the first `bytes` bytes of the piece.
@@ -190,8 +241,17 @@ impl Grant {
 #[must_use]
 pub fn copy_in_all(pool: &Pool, values: &mut [(&mut Grant, &[u8])]) -> Vec<Copied> {
     let piece = |(grant, bytes): &mut (&mut Grant, &[u8])| {
-        assert!(grant.access == Access::Write && bytes.len() <= grant.bytes, "{:?} of {}", grant.access, grant.bytes);
-        Piece { dst: grant.start, src: bytes.as_ptr(), len: bytes.len() }
+        assert!(
+            grant.access == Access::Write && bytes.len() <= grant.bytes,
+            "{:?} of {}",
+            grant.access,
+            grant.bytes
+        );
+        Piece {
+            dst: grant.start,
+            src: bytes.as_ptr(),
+            len: bytes.len(),
+        }
     };
     let pieces: Vec<Piece> = values.iter_mut().map(piece).collect();
     // SAFETY: sources and targets are valid for their lengths, checked above for the targets, and borrowed through the
@@ -206,8 +266,17 @@ pub fn copy_in_all(pool: &Pool, values: &mut [(&mut Grant, &[u8])]) -> Vec<Copie
 #[must_use]
 pub fn copy_out_all(pool: &Pool, pieces: &mut [(&Grant, &mut [u8])]) -> Vec<Copied> {
     let piece = |(grant, buffer): &mut (&Grant, &mut [u8])| {
-        assert!(buffer.len() <= grant.bytes, "{} of {}", buffer.len(), grant.bytes);
-        Piece { dst: buffer.as_mut_ptr(), src: grant.start, len: buffer.len() }
+        assert!(
+            buffer.len() <= grant.bytes,
+            "{} of {}",
+            buffer.len(),
+            grant.bytes
+        );
+        Piece {
+            dst: buffer.as_mut_ptr(),
+            src: grant.start,
+            len: buffer.len(),
+        }
     };
     let pieces: Vec<Piece> = pieces.iter_mut().map(piece).collect();
     // SAFETY: sources and targets are valid for their lengths, checked above for the sources, and borrowed through the
@@ -216,7 +285,10 @@ pub fn copy_out_all(pool: &Pool, pieces: &mut [(&Grant, &mut [u8])]) -> Vec<Copi
 }
 
 fn choice(chosen: &str, reason: &str) -> Choice {
-    Choice { chosen: format!("{chosen} pages"), reason: reason.to_owned() }
+    Choice {
+        chosen: format!("{chosen} pages"),
+        reason: reason.to_owned(),
+    }
 }
 
 #[cfg(test)]
@@ -245,16 +317,32 @@ mod tests {
     fn many_values_go_in_and_out_by_several_threads_with_their_checksums() {
         let region = Arc::new(Region::map(4 << 20, HugePages::Off).unwrap().0);
         let pool = Pool::start(&slackwater_pool::Config::threads(2)).unwrap();
-        let values: Vec<Vec<u8>> =
-            [1, 100_000, 1 << 20].map(|bytes| (0..bytes).map(|i| (i % 251) as u8).collect()).into();
+        let values: Vec<Vec<u8>> = [1, 100_000, 1 << 20]
+            .map(|bytes| (0..bytes).map(|i| (i % 251) as u8).collect())
+            .into();
         // SAFETY: the pieces lie a mebibyte apart and are granted once each.
-        let grant = |at: usize| unsafe { region.grant((at as u64) << 20, 1 << 20, Access::Write) }.unwrap();
+        let grant =
+            |at: usize| unsafe { region.grant((at as u64) << 20, 1 << 20, Access::Write) }.unwrap();
         let mut grants: Vec<Grant> = (0..values.len()).map(grant).collect();
         let sums: Vec<Checksum> = values.iter().map(|value| Checksum::of(value)).collect();
-        let check = |copied: Vec<Copied>| assert_eq!(copied.iter().map(|c| c.checksum).collect::<Vec<_>>(), sums);
-        check(copy_in_all(&pool, &mut grants.iter_mut().zip(values.iter().map(Vec::as_slice)).collect::<Vec<_>>()));
+        let check = |copied: Vec<Copied>| {
+            assert_eq!(copied.iter().map(|c| c.checksum).collect::<Vec<_>>(), sums)
+        };
+        check(copy_in_all(
+            &pool,
+            &mut grants
+                .iter_mut()
+                .zip(values.iter().map(Vec::as_slice))
+                .collect::<Vec<_>>(),
+        ));
         let mut back: Vec<Vec<u8>> = values.iter().map(|value| vec![0; value.len()]).collect();
-        check(copy_out_all(&pool, &mut grants.iter().zip(back.iter_mut().map(Vec::as_mut_slice)).collect::<Vec<_>>()));
+        check(copy_out_all(
+            &pool,
+            &mut grants
+                .iter()
+                .zip(back.iter_mut().map(Vec::as_mut_slice))
+                .collect::<Vec<_>>(),
+        ));
         assert!(back == values);
     }
 
@@ -264,7 +352,10 @@ mod tests {
         let outside = [(0, (2 << 20) + 1), (2 << 20, 1), (u64::MAX, 2)];
         for (offset, bytes) in outside {
             // SAFETY: nothing is accessed.
-            assert!(unsafe { region.grant(offset, bytes, Access::Read) }.is_none(), "{offset} {bytes}");
+            assert!(
+                unsafe { region.grant(offset, bytes, Access::Read) }.is_none(),
+                "{offset} {bytes}"
+            );
         }
     }
 

@@ -2,7 +2,10 @@
 //!
 //! This program is its own harness, because it starts itself again as the process to be killed or measured.
 
-#![expect(clippy::unwrap_used, reason = "a test: what goes wrong here must stop it, with the place where it did")]
+#![expect(
+    clippy::unwrap_used,
+    reason = "a test: what goes wrong here must stop it, with the place where it did"
+)]
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
@@ -17,11 +20,26 @@ use slackwater_node::{Config, GetOptions, PutOptions, RemoveOptions, Store};
 use slackwater_wire::{Durability, PutMode, Tenant};
 
 const TESTS: [(&str, fn()); 5] = [
-    ("an_idle_store_whose_threads_have_copied_uses_no_processor_time", idle_is_free),
-    ("a_store_killed_at_any_moment_keeps_what_it_acknowledged", killed_at_any_moment),
-    ("a_log_of_more_files_than_descriptors_loses_nothing", more_files_than_descriptors),
-    ("memory_stays_within_what_is_configured_and_a_constant", memory_is_bounded),
-    ("a_full_disk_costs_the_ssd_tier_and_nothing_else_until_there_is_room", disk_is_full),
+    (
+        "an_idle_store_whose_threads_have_copied_uses_no_processor_time",
+        idle_is_free,
+    ),
+    (
+        "a_store_killed_at_any_moment_keeps_what_it_acknowledged",
+        killed_at_any_moment,
+    ),
+    (
+        "a_log_of_more_files_than_descriptors_loses_nothing",
+        more_files_than_descriptors,
+    ),
+    (
+        "memory_stays_within_what_is_configured_and_a_constant",
+        memory_is_bounded,
+    ),
+    (
+        "a_full_disk_costs_the_ssd_tier_and_nothing_else_until_there_is_room",
+        disk_is_full,
+    ),
 ];
 
 fn main() {
@@ -36,7 +54,9 @@ fn main() {
     }
     let mut out = std::io::stdout();
     if arguments.iter().any(|argument| argument == "--list") {
-        TESTS.iter().for_each(|(name, _)| writeln!(out, "{name}: test").unwrap());
+        TESTS
+            .iter()
+            .for_each(|(name, _)| writeln!(out, "{name}: test").unwrap());
         return;
     }
     let filter = arguments.iter().find(|argument| !argument.starts_with('-'));
@@ -44,7 +64,12 @@ fn main() {
         if filter.is_none_or(|filter| name.contains(filter.as_str())) {
             let begun = Instant::now();
             test();
-            writeln!(out, "test {name} ... ok ({:.1} s)", begun.elapsed().as_secs_f64()).unwrap();
+            writeln!(
+                out,
+                "test {name} ... ok ({:.1} s)",
+                begun.elapsed().as_secs_f64()
+            )
+            .unwrap();
         }
     }
 }
@@ -60,15 +85,30 @@ struct Process {
 
 impl Process {
     fn start(command: &mut Command) -> std::io::Result<Self> {
-        let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn()?;
+        let mut child = command
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .spawn()?;
         let lines = BufReader::new(child.stdout.take().unwrap()).lines();
         let (said, heard) = channel();
-        std::thread::spawn(move || lines.map_while(Result::ok).for_each(|line| _ = said.send(line)));
-        Ok(Self { child, lines: heard })
+        std::thread::spawn(move || {
+            lines
+                .map_while(Result::ok)
+                .for_each(|line| _ = said.send(line))
+        });
+        Ok(Self {
+            child,
+            lines: heard,
+        })
     }
 
     fn again(mode: &str, arguments: &[&str]) -> Self {
-        Self::start(Command::new(std::env::current_exe().unwrap()).arg(mode).args(arguments)).unwrap()
+        Self::start(
+            Command::new(std::env::current_exe().unwrap())
+                .arg(mode)
+                .args(arguments),
+        )
+        .unwrap()
     }
 
     /// The next line, or none when it has ended.
@@ -76,7 +116,9 @@ impl Process {
         match self.lines.recv_timeout(PATIENCE) {
             Ok(line) => Some(line),
             Err(RecvTimeoutError::Disconnected) => None,
-            Err(RecvTimeoutError::Timeout) => panic!("a process hangs: it said nothing for {PATIENCE:?}"),
+            Err(RecvTimeoutError::Timeout) => {
+                panic!("a process hangs: it said nothing for {PATIENCE:?}")
+            }
         }
     }
 
@@ -90,7 +132,10 @@ impl Process {
     fn numbers<const N: usize>(self) -> [u64; N] {
         let (said, status) = self.end();
         assert!(status.success(), "{status}");
-        let numbers: Vec<u64> = said.split_whitespace().map(|number| number.parse().unwrap()).collect();
+        let numbers: Vec<u64> = said
+            .split_whitespace()
+            .map(|number| number.parse().unwrap())
+            .collect();
         numbers.try_into().unwrap_or_else(|_| panic!("{said}"))
     }
 }
@@ -124,8 +169,19 @@ const FEW_FILES: u64 = 48;
 
 fn thrifty(directory: &Path) {
     use rustix::process::{Resource, Rlimit, setrlimit};
-    setrlimit(Resource::Nofile, Rlimit { current: Some(FEW_FILES), maximum: Some(FEW_FILES) }).unwrap();
-    let settings = || Config { ssd: ByteSize::mib(128), file_bytes: ByteSize::mib(1), ..config(directory) };
+    setrlimit(
+        Resource::Nofile,
+        Rlimit {
+            current: Some(FEW_FILES),
+            maximum: Some(FEW_FILES),
+        },
+    )
+    .unwrap();
+    let settings = || Config {
+        ssd: ByteSize::mib(128),
+        file_bytes: ByteSize::mib(1),
+        ..config(directory)
+    };
     let keys: Vec<String> = (0..300).map(|number| format!("key {number}")).collect();
     let value = |key: &str| {
         let mut bytes = vec![0; 256 << 10];
@@ -133,7 +189,10 @@ fn thrifty(directory: &Path) {
         bytes
     };
     let store = Store::open(settings()).unwrap();
-    let options = PutOptions { durability: Durability::Disk, ..PutOptions::default() };
+    let options = PutOptions {
+        durability: Durability::Disk,
+        ..PutOptions::default()
+    };
     for key in &keys {
         store.put(key.as_bytes(), &value(key), &options).unwrap();
     }
@@ -168,7 +227,10 @@ fn act(number: u64) -> Act {
         0 => Act::Flush,
         1..4 => Act::Remove { key },
         4 => Act::Put { key, durable: true },
-        _ => Act::Put { key, durable: false },
+        _ => Act::Put {
+            key,
+            durable: false,
+        },
     }
 }
 
@@ -191,19 +253,38 @@ fn writer(directory: &Path, first: u64) {
     let mut out = std::io::stdout();
     out.write_all(b"opening\n").unwrap();
     let store = Store::open(config(directory)).unwrap();
-    let force = RemoveOptions { force: true, ..RemoveOptions::default() };
+    let force = RemoveOptions {
+        force: true,
+        ..RemoveOptions::default()
+    };
     for number in first.. {
         out.write_all(format!("b {number}\n").as_bytes()).unwrap();
         match act(number) {
             Act::Put { key, durable } => {
-                let durability = if durable { Durability::Disk } else { Durability::Memory };
-                let options = PutOptions { mode: PutMode::Upsert, durability, ..PutOptions::default() };
-                store.put(name(key).as_bytes(), &value(number, key), &options).unwrap();
+                let durability = if durable {
+                    Durability::Disk
+                } else {
+                    Durability::Memory
+                };
+                let options = PutOptions {
+                    mode: PutMode::Upsert,
+                    durability,
+                    ..PutOptions::default()
+                };
+                store
+                    .put(name(key).as_bytes(), &value(number, key), &options)
+                    .unwrap();
             }
             Act::Remove { key } => {
                 let removed = store.remove(&[name(key).as_bytes()], &force).remove(0);
                 let missing = removed.err().map(|error| error.code());
-                assert!(matches!(missing, None | Some(slackwater_wire::ErrorCode::ObjectNotFound)), "{missing:?}");
+                assert!(
+                    matches!(
+                        missing,
+                        None | Some(slackwater_wire::ErrorCode::ObjectNotFound)
+                    ),
+                    "{missing:?}"
+                );
             }
             Act::Flush => store.flush(Duration::from_secs(30)).unwrap(),
         }
@@ -221,10 +302,17 @@ struct Log {
 impl Log {
     fn take(&mut self, line: &str) {
         // The kill may have cut the last line off.
-        let Some((kind, Ok(number))) = line.split_once(' ').map(|(kind, number)| (kind, number.parse())) else {
+        let Some((kind, Ok(number))) = line
+            .split_once(' ')
+            .map(|(kind, number)| (kind, number.parse()))
+        else {
             return;
         };
-        if kind == "b" { self.begun.push(number) } else { self.ended.push(number) }
+        if kind == "b" {
+            self.begun.push(number)
+        } else {
+            self.ended.push(number)
+        }
     }
 }
 
@@ -233,7 +321,9 @@ type Allowed = BTreeMap<u64, Vec<Option<u64>>>;
 
 /// Works out what a crash may leave of the operations that were under way on top of what was there before.
 fn allowed(before: &BTreeMap<u64, u64>, log: &Log) -> Allowed {
-    let mut allowed: Allowed = (0..KEYS).map(|key| (key, vec![before.get(&key).copied()])).collect();
+    let mut allowed: Allowed = (0..KEYS)
+        .map(|key| (key, vec![before.get(&key).copied()]))
+        .collect();
     for number in &log.begun {
         let ended = log.ended.contains(number);
         match act(*number) {
@@ -266,7 +356,9 @@ fn allowed(before: &BTreeMap<u64, u64>, log: &Log) -> Allowed {
 fn killed_at_any_moment() {
     let root = tempfile::tempdir().unwrap();
     let directory = root.path().to_str().unwrap();
-    let seed = std::env::var("SLACKWATER_TEST_SEED").ok().and_then(|seed| seed.parse().ok());
+    let seed = std::env::var("SLACKWATER_TEST_SEED")
+        .ok()
+        .and_then(|seed| seed.parse().ok());
     let mut rng = Rng::new(seed.unwrap_or_else(|| hash64(directory.as_bytes())));
     let (mut state, mut next, mut operations) = (BTreeMap::new(), 1u64, 0);
     let begun = Instant::now();
@@ -289,18 +381,31 @@ fn killed_at_any_moment() {
         state = verify(&store, &allowed, kills);
         store.close().unwrap();
     }
-    assert!(operations > 200, "only {operations} operations came to their end before their kills");
+    assert!(
+        operations > 200,
+        "only {operations} operations came to their end before their kills"
+    );
 }
 
 /// Reads every key, whole and bit by bit; says which put each value is of.
 fn verify(store: &Store, allowed: &Allowed, kills: u32) -> BTreeMap<u64, u64> {
     let mut state = BTreeMap::new();
     for (key, states) in allowed {
-        let found = store.get(name(*key).as_bytes(), &GetOptions::default()).unwrap();
-        let number = found.as_ref().map(|found| u64::from_le_bytes(found[..8].try_into().unwrap()));
-        assert!(states.contains(&number), "kill {kills}: key {key} holds {number:?}, allowed are {states:?}");
+        let found = store
+            .get(name(*key).as_bytes(), &GetOptions::default())
+            .unwrap();
+        let number = found
+            .as_ref()
+            .map(|found| u64::from_le_bytes(found[..8].try_into().unwrap()));
+        assert!(
+            states.contains(&number),
+            "kill {kills}: key {key} holds {number:?}, allowed are {states:?}"
+        );
         if let (Some(number), Some(found)) = (number, found) {
-            assert!(found == value(number, *key), "kill {kills}: wrong bytes of put {number} under key {key}");
+            assert!(
+                found == value(number, *key),
+                "kill {kills}: wrong bytes of put {number} under key {key}"
+            );
             state.insert(*key, number);
         }
     }
@@ -320,34 +425,74 @@ const BEYOND: ByteSize = ByteSize::mib(64);
 
 /// The process that is measured: fills memory and SSD several times over and reads from both.
 fn hog(directory: &Path) {
-    let config =
-        Config { memory: MEMORY, ssd: ByteSize::mib(512), dir: Some(directory.to_owned()), ..Config::default() };
+    let config = Config {
+        memory: MEMORY,
+        ssd: ByteSize::mib(512),
+        dir: Some(directory.to_owned()),
+        ..Config::default()
+    };
     let store = Store::open(config).unwrap();
     let mut buffer = vec![0; 64 << 10];
     let mut rng = Rng::new(1);
     for number in 0..10_000u64 {
         buffer[..8].copy_from_slice(&number.to_le_bytes());
-        store.put(format!("v{number}").as_bytes(), &buffer, &PutOptions::default()).unwrap();
+        store
+            .put(
+                format!("v{number}").as_bytes(),
+                &buffer,
+                &PutOptions::default(),
+            )
+            .unwrap();
         if number % 2 == 0 {
             let key = format!("v{}", rng.below(number + 1));
-            store.get_into(key.as_bytes(), &mut buffer, &GetOptions::default()).unwrap();
+            store
+                .get_into(key.as_bytes(), &mut buffer, &GetOptions::default())
+                .unwrap();
         }
     }
-    let (stats, status) = (store.stats(), std::fs::read_to_string("/proc/self/status").unwrap());
-    let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap().trim().trim_end_matches(" kB");
+    let (stats, status) = (
+        store.stats(),
+        std::fs::read_to_string("/proc/self/status").unwrap(),
+    );
+    let peak = status
+        .lines()
+        .find_map(|line| line.strip_prefix("VmHWM:"))
+        .unwrap()
+        .trim()
+        .trim_end_matches(" kB");
     let peak_bytes = peak.parse::<u64>().unwrap() << 10;
     let mut out = std::io::stdout();
-    writeln!(out, "{peak_bytes} {} {}", stats.reads.ssd_hits, stats.memory.used_bytes).unwrap();
+    writeln!(
+        out,
+        "{peak_bytes} {} {}",
+        stats.reads.ssd_hits, stats.memory.used_bytes
+    )
+    .unwrap();
 }
 
 fn memory_is_bounded() {
     let root = tempfile::tempdir().unwrap();
-    let [peak_bytes, ssd_hits, used_bytes] = Process::again("--hog", &[root.path().to_str().unwrap()]).numbers();
-    assert!(ssd_hits > 1000 && used_bytes > MEMORY.0 / 2, "the tiers were not exercised: {ssd_hits} {used_bytes}");
+    let [peak_bytes, ssd_hits, used_bytes] =
+        Process::again("--hog", &[root.path().to_str().unwrap()]).numbers();
+    assert!(
+        ssd_hits > 1000 && used_bytes > MEMORY.0 / 2,
+        "the tiers were not exercised: {ssd_hits} {used_bytes}"
+    );
     let limit = MEMORY.0 + BEYOND.0;
-    assert!(peak_bytes <= limit, "peak of {} is over {}", ByteSize(peak_bytes), ByteSize(limit));
+    assert!(
+        peak_bytes <= limit,
+        "peak of {} is over {}",
+        ByteSize(peak_bytes),
+        ByteSize(limit)
+    );
     let mut out = std::io::stdout();
-    writeln!(out, "peak {} of {} allowed", ByteSize(peak_bytes), ByteSize(limit)).unwrap();
+    writeln!(
+        out,
+        "peak {} of {} allowed",
+        ByteSize(peak_bytes),
+        ByteSize(limit)
+    )
+    .unwrap();
 }
 
 /// Exit status of a process that may not mount.
@@ -355,7 +500,10 @@ const NO_MOUNT: i32 = 77;
 
 /// The process with a disk of its own that runs full: a small file system in its own mount namespace.
 fn small(directory: &Path) {
-    let mounted = Command::new("mount").args(["-t", "tmpfs", "-o", "size=64m", "tmpfs"]).arg(directory).status();
+    let mounted = Command::new("mount")
+        .args(["-t", "tmpfs", "-o", "size=64m", "tmpfs"])
+        .arg(directory)
+        .status();
     if !mounted.is_ok_and(|status| status.success()) {
         std::process::exit(NO_MOUNT);
     }
@@ -366,7 +514,13 @@ fn small(directory: &Path) {
     let put = |from: u64, count: u64| {
         for number in from..from + count {
             // Memory alone goes on, whatever becomes of the disk.
-            store.put(name(number).as_bytes(), &value(number, number), &PutOptions::default()).unwrap();
+            store
+                .put(
+                    name(number).as_bytes(),
+                    &value(number, number),
+                    &PutOptions::default(),
+                )
+                .unwrap();
             if number % 32 == 0 {
                 store.flush(patience).unwrap();
             }
@@ -376,17 +530,27 @@ fn small(directory: &Path) {
     put(0, 2000);
     let stats = store.stats();
     let kept = stats.offloads.completed;
-    assert!(stats.ssd.is_some_and(|ssd| !ssd.accepting) && kept > 0 && kept < 2000, "{stats:#?}");
+    assert!(
+        stats.ssd.is_some_and(|ssd| !ssd.accepting) && kept > 0 && kept < 2000,
+        "{stats:#?}"
+    );
     std::fs::remove_file(filler).unwrap();
     let begun = Instant::now();
     let mut next = 2000;
     while store.stats().offloads.completed < kept + 100 {
-        assert!(begun.elapsed() < patience, "no record since there is room: {:#?}", store.stats());
+        assert!(
+            begun.elapsed() < patience,
+            "no record since there is room: {:#?}",
+            store.stats()
+        );
         put(next, 10);
         next += 10;
     }
     for number in 0..next {
-        if let Some(found) = store.get(name(number).as_bytes(), &GetOptions::default()).unwrap() {
+        if let Some(found) = store
+            .get(name(number).as_bytes(), &GetOptions::default())
+            .unwrap()
+        {
             assert!(found == value(number, number), "wrong bytes of {number}");
         }
     }
@@ -397,13 +561,20 @@ fn small(directory: &Path) {
 fn disk_is_full() {
     let root = tempfile::tempdir().unwrap();
     let mut command = Command::new("unshare");
-    command.args(["--user", "--map-root-user", "--mount"]).arg(std::env::current_exe().unwrap());
-    let status = Process::start(command.arg("--small").arg(root.path())).map(|process| process.end().1);
+    command
+        .args(["--user", "--map-root-user", "--mount"])
+        .arg(std::env::current_exe().unwrap());
+    let status =
+        Process::start(command.arg("--small").arg(root.path())).map(|process| process.end().1);
     match status.as_ref().map(|status| status.code()) {
         Ok(Some(0)) => {}
         Err(_) | Ok(Some(NO_MOUNT | 1)) => {
             let mut out = std::io::stdout();
-            writeln!(out, "skipped: a disk that runs full needs leave to mount ({status:?})").unwrap();
+            writeln!(
+                out,
+                "skipped: a disk that runs full needs leave to mount ({status:?})"
+            )
+            .unwrap();
         }
         Ok(code) => panic!("the process with the small disk ended with {code:?}"),
     }
@@ -414,10 +585,19 @@ const IDLE: Duration = Duration::from_secs(1);
 
 /// The process that copied with several threads, and then does nothing: prints what doing nothing cost.
 fn idle(directory: &Path) {
-    let store = Store::open(Config { copy_threads: Threads::Count(2), ..config(directory) }).unwrap();
+    let store = Store::open(Config {
+        copy_threads: Threads::Count(2),
+        ..config(directory)
+    })
+    .unwrap();
     let large = vec![7; 4 << 20];
     store.put(b"large", &large, &PutOptions::default()).unwrap();
-    assert!(store.get(b"large", &GetOptions::default()).unwrap().is_some_and(|found| found == large));
+    assert!(
+        store
+            .get(b"large", &GetOptions::default())
+            .unwrap()
+            .is_some_and(|found| found == large)
+    );
     store.flush(Duration::from_secs(30)).unwrap();
     let before = used();
     // The one sleep: nothing is waited for, it is what is measured.
@@ -433,17 +613,26 @@ fn used() -> (u64, u64) {
     // SAFETY: all fields of the plain structure are numbers, of which zero is one.
     let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
     // SAFETY: the structure is valid for writes during the call.
-    assert_eq!(unsafe { libc::getrusage(libc::RUSAGE_SELF, &raw mut usage) }, 0);
+    assert_eq!(
+        unsafe { libc::getrusage(libc::RUSAGE_SELF, &raw mut usage) },
+        0
+    );
     let micros = |time: libc::timeval| time.tv_sec * 1_000_000 + time.tv_usec;
     let micros = micros(usage.ru_utime) + micros(usage.ru_stime);
-    (micros.cast_unsigned(), (usage.ru_nvcsw + usage.ru_nivcsw).cast_unsigned())
+    (
+        micros.cast_unsigned(),
+        (usage.ru_nvcsw + usage.ru_nivcsw).cast_unsigned(),
+    )
 }
 
 fn idle_is_free() {
     let root = tempfile::tempdir().unwrap();
     let [micros, switches] = Process::again("--idle", &[root.path().to_str().unwrap()]).numbers();
     // One thread that polls every millisecond would be switched a thousand times.
-    assert!(micros <= 10_000 && switches <= 100, "{micros} us of processor time, {switches} switches in {IDLE:?}");
+    assert!(
+        micros <= 10_000 && switches <= 100,
+        "{micros} us of processor time, {switches} switches in {IDLE:?}"
+    );
     let mut out = std::io::stdout();
     writeln!(out, "{micros} us, {switches} switches in {IDLE:?}").unwrap();
 }

@@ -46,7 +46,8 @@ impl Berth {
 
 impl Sleeper for Berth {
     fn lies_down(&self) {
-        self.narrowed.set(self.avoided.get().and_then(Narrowed::without));
+        self.narrowed
+            .set(self.avoided.get().and_then(Narrowed::without));
     }
 
     fn gets_up(&self) {
@@ -69,7 +70,8 @@ impl Narrowed {
         let from = sched_getaffinity(None).ok()?;
         let mut to = from;
         to.unset(cpu);
-        (to != from && to.count() > 0 && sched_setaffinity(None, &to).is_ok()).then_some(Self { from, to })
+        (to != from && to.count() > 0 && sched_setaffinity(None, &to).is_ok())
+            .then_some(Self { from, to })
     }
 
     /// Gives the CPU back, unless somebody else has chosen CPUs for the thread meanwhile: that choice holds.
@@ -105,7 +107,10 @@ mod tests {
         }
         let (all, berth) = (mask(), Berth::default());
         // The scheduler may move this thread between the two looks, and other tests may use all CPUs for a moment.
-        let cpu = std::iter::repeat_with(current_cpu).take(1_000_000).find(|&cpu| berth.meet(cpu)).unwrap();
+        let cpu = std::iter::repeat_with(current_cpu)
+            .take(1_000_000)
+            .find(|&cpu| berth.meet(cpu))
+            .unwrap();
         assert_eq!(mask(), all, "awake, it may run anywhere");
         berth.lies_down();
         assert!(!mask().is_set(cpu) && current_cpu() != cpu);

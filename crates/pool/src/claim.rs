@@ -32,18 +32,27 @@ pub(crate) struct Chunk {
 
 impl Chunk {
     /// Of tasks whose cost nobody knows.
-    pub(crate) const UNKNOWN: Self = Self { min: 1, max: u32::MAX };
+    pub(crate) const UNKNOWN: Self = Self {
+        min: 1,
+        max: u32::MAX,
+    };
 
     /// The length of the next claim from what is left.
     pub(crate) fn of(self, left: &Range<u32>) -> u32 {
         let len = left.end - left.start;
-        (len / SHARE).clamp(self.min, self.max.max(self.min)).clamp(1, len)
+        (len / SHARE)
+            .clamp(self.min, self.max.max(self.min))
+            .clamp(1, len)
     }
 }
 
 impl Ranges {
     pub(crate) fn new(seats: usize) -> Self {
-        Self { seats: (0..seats).map(|_| CachePadded::new(AtomicU64::new(0))).collect() }
+        Self {
+            seats: (0..seats)
+                .map(|_| CachePadded::new(AtomicU64::new(0)))
+                .collect(),
+        }
     }
 
     /// Deals the indices `0..len` to the first `seats` seats in order and in equal parts. The others get none.
@@ -78,8 +87,9 @@ impl Ranges {
     /// `None`: every index is handed out, or on its way between two seats.
     pub(crate) fn steal(&self, seat: usize, among: usize, chunk: Chunk) -> Option<Range<u32>> {
         let victims = (1..among).map(|step| (seat + step) % among);
-        let mut range =
-            victims.filter(|&victim| victim != seat).find_map(|victim| self.back_half(victim, chunk.min))?;
+        let mut range = victims
+            .filter(|&victim| victim != seat)
+            .find_map(|victim| self.back_half(victim, chunk.min))?;
         // Nobody adds to another's range, so a plain store into the empty one loses nothing.
         let first = range.start..range.start + chunk.of(&range);
         range.start = first.end;
@@ -91,14 +101,22 @@ impl Ranges {
     fn back_half(&self, victim: usize, chunk_min: u32) -> Option<Range<u32>> {
         self.take(victim, |range| {
             let len = range.end - range.start;
-            let half = if len <= chunk_min { len } else { len.div_ceil(2) };
+            let half = if len <= chunk_min {
+                len
+            } else {
+                len.div_ceil(2)
+            };
             let middle = range.end - half;
             (middle..range.end, range.start..middle)
         })
     }
 
     /// Splits what `seat` has left into what is taken and what stays.
-    fn take(&self, seat: usize, split: impl Fn(Range<u32>) -> (Range<u32>, Range<u32>)) -> Option<Range<u32>> {
+    fn take(
+        &self,
+        seat: usize,
+        split: impl Fn(Range<u32>) -> (Range<u32>, Range<u32>),
+    ) -> Option<Range<u32>> {
         let word = &self.seats[seat];
         // Relaxed throughout: the indices carry no data. What the tasks read was published with the job, and what they
         // wrote is published when their participant leaves it.
@@ -109,7 +127,8 @@ impl Ranges {
                 return None;
             }
             let (taken, left) = split(range);
-            match word.compare_exchange_weak(seen, pack(left), Ordering::Relaxed, Ordering::Relaxed) {
+            match word.compare_exchange_weak(seen, pack(left), Ordering::Relaxed, Ordering::Relaxed)
+            {
                 Ok(_) => return Some(taken),
                 Err(now) => seen = now,
             }
@@ -136,7 +155,10 @@ mod tests {
         let mut times = vec![0; len as usize];
         let mut idle = 0;
         for &seat in order.iter().cycle() {
-            match ranges.own(seat, chunk).or_else(|| ranges.steal(seat, seats, chunk)) {
+            match ranges
+                .own(seat, chunk)
+                .or_else(|| ranges.steal(seat, seats, chunk))
+            {
                 Some(range) => {
                     idle = 0;
                     range.for_each(|index| times[index as usize] += 1);
@@ -147,7 +169,10 @@ mod tests {
                 break;
             }
         }
-        assert!(times.iter().all(|&times| times == 1), "{len} over {seats} by {chunk:?}: {times:?}");
+        assert!(
+            times.iter().all(|&times| times == 1),
+            "{len} over {seats} by {chunk:?}: {times:?}"
+        );
     }
 
     #[test]
@@ -169,7 +194,10 @@ mod tests {
     fn the_largest_job_is_dealt_without_overflow() {
         let ranges = Ranges::new(2);
         ranges.deal(u32::MAX, 2);
-        assert_eq!(ranges.own(1, Chunk::UNKNOWN), Some(0x7fff_ffff..0x8fff_ffff));
+        assert_eq!(
+            ranges.own(1, Chunk::UNKNOWN),
+            Some(0x7fff_ffff..0x8fff_ffff)
+        );
     }
 
     #[test]
@@ -177,6 +205,11 @@ mod tests {
         let ranges = Ranges::new(2);
         ranges.deal(100, 2);
         ranges.clear();
-        assert_eq!(ranges.own(0, Chunk::UNKNOWN).or_else(|| ranges.steal(0, 2, Chunk::UNKNOWN)), None);
+        assert_eq!(
+            ranges
+                .own(0, Chunk::UNKNOWN)
+                .or_else(|| ranges.steal(0, 2, Chunk::UNKNOWN)),
+            None
+        );
     }
 }

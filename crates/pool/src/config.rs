@@ -106,7 +106,11 @@ pub enum PoolError {
 }
 
 fn list(nodes: &[NodeId]) -> String {
-    nodes.iter().map(NodeId::to_string).collect::<Vec<_>>().join(", ")
+    nodes
+        .iter()
+        .map(NodeId::to_string)
+        .collect::<Vec<_>>()
+        .join(", ")
 }
 
 /// The most NUMA nodes of one pool.
@@ -124,7 +128,10 @@ impl Config {
     /// A pool of `threads` threads, the caller among them.
     #[must_use]
     pub fn threads(threads: usize) -> Self {
-        Self { threads: Some(threads), ..Self::default() }
+        Self {
+            threads: Some(threads),
+            ..Self::default()
+        }
     }
 
     /// Checks the configuration against the machine and splits the threads over the nodes, in proportion to their cores.
@@ -133,13 +140,21 @@ impl Config {
         self.plan_for(&self.sysfs, &cpus.mask, cpus.usable as usize)
     }
 
-    fn plan_for(&self, sysfs: &Path, allowed: &[usize], usable: usize) -> Result<Vec<CrewPlan>, PoolError> {
+    fn plan_for(
+        &self,
+        sysfs: &Path,
+        allowed: &[usize],
+        usable: usize,
+    ) -> Result<Vec<CrewPlan>, PoolError> {
         let threads = self.threads.unwrap_or(usable);
         if threads == 0 {
             return Err(PoolError::NoThreads);
         }
         if threads > SEATS_MAX {
-            return Err(PoolError::TooManyThreads { threads, max: SEATS_MAX });
+            return Err(PoolError::TooManyThreads {
+                threads,
+                max: SEATS_MAX,
+            });
         }
         let nodes = self.chosen(Topology::read(sysfs, allowed)?)?;
         let cores: usize = nodes.iter().map(|node| node.cores.len()).sum();
@@ -150,10 +165,17 @@ impl Config {
             threads_left -= share;
             cores_left -= node.cores.len();
             if self.pin == Pin::Core && share > node.cores.len() {
-                return Err(PoolError::TooFewCores { node: node.id, threads: share, cores: node.cores.len() });
+                return Err(PoolError::TooFewCores {
+                    node: node.id,
+                    threads: share,
+                    cores: node.cores.len(),
+                });
             }
             if share > 0 {
-                crews.push(CrewPlan { node, threads: share });
+                crews.push(CrewPlan {
+                    node,
+                    threads: share,
+                });
             }
         }
         Ok(crews)
@@ -167,7 +189,10 @@ impl Config {
             self.nodes.clone()
         };
         if wanted.len() > NODES_MAX {
-            return Err(PoolError::TooManyNodes { nodes: wanted.len(), max: NODES_MAX });
+            return Err(PoolError::TooManyNodes {
+                nodes: wanted.len(),
+                max: NODES_MAX,
+            });
         }
         let mut chosen: Vec<Node> = Vec::new();
         for id in wanted {
@@ -191,13 +216,25 @@ mod tests {
 
     /// Nodes 1 and 3, of one and three cores.
     fn lopsided(name: &str) -> Sysfs {
-        Sysfs::new(name, &[("node/online", "1,3\n"), ("node/node1/cpulist", "0\n"), ("node/node3/cpulist", "1-3\n")])
+        Sysfs::new(
+            name,
+            &[
+                ("node/online", "1,3\n"),
+                ("node/node1/cpulist", "0\n"),
+                ("node/node3/cpulist", "1-3\n"),
+            ],
+        )
     }
 
     fn split(config: &Config, sysfs: &Sysfs) -> Result<Vec<(u32, usize)>, String> {
         let plan = config.plan_for(sysfs.root(), &[0, 1, 2, 3], 4);
-        plan.map(|crews| crews.iter().map(|crew| (crew.node.id.0, crew.threads)).collect())
-            .map_err(|error| error.to_string())
+        plan.map(|crews| {
+            crews
+                .iter()
+                .map(|crew| (crew.node.id.0, crew.threads))
+                .collect()
+        })
+        .map_err(|error| error.to_string())
     }
 
     #[test]
@@ -206,23 +243,52 @@ mod tests {
         assert_eq!(split(&Config::threads(4), &sysfs), Ok(vec![(1, 1), (3, 3)]));
         assert_eq!(split(&Config::threads(8), &sysfs), Ok(vec![(1, 2), (3, 6)]));
         assert_eq!(split(&Config::default(), &sysfs), Ok(vec![(1, 1), (3, 3)]));
-        let permuted = Config { nodes: vec![NodeId(3), NodeId(1)], ..Config::threads(4) };
+        let permuted = Config {
+            nodes: vec![NodeId(3), NodeId(1)],
+            ..Config::threads(4)
+        };
         assert_eq!(split(&permuted, &sysfs), Ok(vec![(3, 3), (1, 1)]));
-        let one = Config { nodes: vec![NodeId(3)], ..Config::threads(2) };
+        let one = Config {
+            nodes: vec![NodeId(3)],
+            ..Config::threads(2)
+        };
         assert_eq!(split(&one, &sysfs), Ok(vec![(3, 2)]));
     }
 
     #[test]
     fn what_is_wrong_is_named() {
         let sysfs = lopsided("wrong-config");
-        let check = |config: Config, message: &str| assert_eq!(split(&config, &sysfs), Err(message.to_owned()));
-        check(Config::threads(0), "a pool of 0 threads cannot run anything");
-        check(Config { nodes: vec![NodeId(2)], ..Config::default() }, "unknown NUMA node 2 (usable: 1, 3)");
-        check(Config { nodes: vec![NodeId(1), NodeId(1)], ..Config::default() }, "NUMA node 1 is named twice");
+        let check = |config: Config, message: &str| {
+            assert_eq!(split(&config, &sysfs), Err(message.to_owned()))
+        };
         check(
-            Config { pin: Pin::Core, ..Config::threads(8) },
+            Config::threads(0),
+            "a pool of 0 threads cannot run anything",
+        );
+        check(
+            Config {
+                nodes: vec![NodeId(2)],
+                ..Config::default()
+            },
+            "unknown NUMA node 2 (usable: 1, 3)",
+        );
+        check(
+            Config {
+                nodes: vec![NodeId(1), NodeId(1)],
+                ..Config::default()
+            },
+            "NUMA node 1 is named twice",
+        );
+        check(
+            Config {
+                pin: Pin::Core,
+                ..Config::threads(8)
+            },
             "2 threads cannot each have a core of NUMA node 1, which has 1",
         );
-        check(Config::threads(100_000), "100000 threads are more than a pool takes (4096)");
+        check(
+            Config::threads(100_000),
+            "100000 threads are more than a pool takes (4096)",
+        );
     }
 }

@@ -63,7 +63,12 @@ pub unsafe fn copy_checksum(dst: *mut u8, src: *const u8, len: usize) -> Checksu
 /// # Safety
 /// As for [`copy`].
 #[must_use]
-pub unsafe fn copy_checksum_with(dst: *mut u8, src: *const u8, len: usize, stores: Stores) -> Checksum {
+pub unsafe fn copy_checksum_with(
+    dst: *mut u8,
+    src: *const u8,
+    len: usize,
+    stores: Stores,
+) -> Checksum {
     if fold::available() && len >= fold::LEN_MIN {
         // SAFETY: the ranges are the caller's; the processor has the instructions and `len` reaches the minimum.
         return unsafe { fold::copy_checksum(dst, src, len, stores) };
@@ -109,10 +114,24 @@ mod tests {
             let source: Vec<u8> = (0..from + len).map(|_| rng.next_u64() as u8).collect();
             let mut target = vec![GUARD; to + len + 64];
             let sum = form(target[to..].as_mut_ptr(), source[from..].as_ptr(), len);
-            assert_eq!(target[to..to + len], source[from..], "len {len} from {from} to {to}");
-            assert!(target[..to].iter().chain(&target[to + len..]).all(|&byte| byte == GUARD), "len {len} to {to}");
+            assert_eq!(
+                target[to..to + len],
+                source[from..],
+                "len {len} from {from} to {to}"
+            );
+            assert!(
+                target[..to]
+                    .iter()
+                    .chain(&target[to + len..])
+                    .all(|&byte| byte == GUARD),
+                "len {len} to {to}"
+            );
             if let Some(sum) = sum {
-                assert_eq!(sum, Checksum::of(&source[from..]), "len {len} from {from} to {to}");
+                assert_eq!(
+                    sum,
+                    Checksum::of(&source[from..]),
+                    "len {len} from {from} to {to}"
+                );
             }
         }
     }
@@ -142,7 +161,11 @@ mod tests {
         for at in [0, 7, 8, 63, 64, 255, 256, 2048, 4095] {
             source[at] ^= 1;
             // SAFETY: two vectors of 4096 bytes.
-            assert_ne!(unsafe { copy_checksum(target.as_mut_ptr(), source.as_ptr(), 4096) }, clean, "byte {at}");
+            assert_ne!(
+                unsafe { copy_checksum(target.as_mut_ptr(), source.as_ptr(), 4096) },
+                clean,
+                "byte {at}"
+            );
             source[at] ^= 1;
         }
     }

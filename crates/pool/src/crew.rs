@@ -91,7 +91,9 @@ impl Crew {
                 // Half of the workers stay for jobs that somebody waits for.
                 turns: Turns::new(workers.div_ceil(2)),
             },
-            records: (0..workers).map(|_| CachePadded::new(Record::new("pool worker idle"))).collect(),
+            records: (0..workers)
+                .map(|_| CachePadded::new(Record::new("pool worker idle")))
+                .collect(),
             wakes: AtomicU64::new(0),
         }
     }
@@ -111,7 +113,10 @@ impl Crew {
     /// What worker `worker` does until the crew is closed.
     pub(crate) fn work(&self, worker: usize) {
         let mut worker = Worker {
-            member: Member { thread: self.thread_index(worker), node: self.node },
+            member: Member {
+                thread: self.thread_index(worker),
+                node: self.node,
+            },
             record: &self.records[worker],
             first_slot: 0,
             berth: Berth::default(),
@@ -126,7 +131,10 @@ impl Crew {
             }
             self.idle.fetch_add(1, Ordering::Relaxed);
             // Closed or not: the loop looks.
-            let _ = self.event.wait(seen, &self.waiting(&worker.record.idle).arranging(&worker.berth));
+            let _ = self.event.wait(
+                seen,
+                &self.waiting(&worker.record.idle).arranging(&worker.berth),
+            );
             self.idle.fetch_sub(1, Ordering::Relaxed);
         }
     }
@@ -162,7 +170,12 @@ impl Crew {
         let mut free = self.free.load(Ordering::Relaxed);
         while free != 0 {
             let slot = free.trailing_zeros();
-            match self.free.compare_exchange_weak(free, free & !(1 << slot), Ordering::Acquire, Ordering::Relaxed) {
+            match self.free.compare_exchange_weak(
+                free,
+                free & !(1 << slot),
+                Ordering::Acquire,
+                Ordering::Relaxed,
+            ) {
                 Ok(_) => return Some(Taken(slot as usize)),
                 Err(now) => free = now,
             }
@@ -175,7 +188,14 @@ impl Crew {
     /// # Safety
     /// `taken` has not been published since it was taken, and what `work` points at stays valid until
     /// [`Crew::retire`] has returned.
-    pub(crate) unsafe fn publish(&self, taken: Taken, work: Work, len: u32, places: usize, class: Class) {
+    pub(crate) unsafe fn publish(
+        &self,
+        taken: Taken,
+        work: Work,
+        len: u32,
+        places: usize,
+        class: Class,
+    ) {
         // SAFETY: the caller's promises are those of `Slot::publish`; the door is found empty in `retire`.
         unsafe { self.slots[taken.0].publish(work, len, places) };
         self.open[class as usize].fetch_or(1 << taken.0, Ordering::Release);
@@ -199,8 +219,20 @@ impl Crew {
         // SAFETY: the caller published the job, so its work is there and what it points at is alive.
         unsafe {
             let work = slot.work();
-            let from = Source::Shared { ranges: &slot.ranges, seat: 0, among: work.seats };
-            (work.enter)(work.data, &Seat { from, base: work.base, member, record })
+            let from = Source::Shared {
+                ranges: &slot.ranges,
+                seat: 0,
+                among: work.seats,
+            };
+            (work.enter)(
+                work.data,
+                &Seat {
+                    from,
+                    base: work.base,
+                    member,
+                    record,
+                },
+            )
         }
     }
 
@@ -231,7 +263,10 @@ impl Crew {
                     self.pass_on();
                 }
                 let slot = &self.slots[at as usize];
-                add(&worker.record.moves, u64::from(worker.berth.meet(slot.submitter_cpu())));
+                add(
+                    &worker.record.moves,
+                    u64::from(worker.berth.meet(slot.submitter_cpu())),
+                );
                 if self.enter(slot, worker.member, worker.record) {
                     worker.first_slot = (at + 1) % 64;
                     return true;
@@ -256,8 +291,23 @@ impl Crew {
         // SAFETY: inside the door, so the work is there and what it points at is alive.
         let (work, found) = unsafe {
             let work = slot.work();
-            let from = Source::Shared { ranges: &slot.ranges, seat: work.seats - places, among: work.seats };
-            (work, (work.enter)(work.data, &Seat { from, base: work.base, member, record }))
+            let from = Source::Shared {
+                ranges: &slot.ranges,
+                seat: work.seats - places,
+                among: work.seats,
+            };
+            (
+                work,
+                (work.enter)(
+                    work.data,
+                    &Seat {
+                        from,
+                        base: work.base,
+                        member,
+                        record,
+                    },
+                ),
+            )
         };
         if work.lasting {
             slot.door.step_out();
@@ -338,7 +388,10 @@ impl Background {
 
 impl std::fmt::Debug for Background {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Background").field("len", &self.len).field("turns", &self.turns).finish_non_exhaustive()
+        f.debug_struct("Background")
+            .field("len", &self.len)
+            .field("turns", &self.turns)
+            .finish_non_exhaustive()
     }
 }
 
@@ -347,7 +400,14 @@ impl std::fmt::Debug for Background {
 /// # Safety
 /// What `work` points at is alive for the whole call.
 pub(crate) unsafe fn run_alone(work: Work, len: u32, member: Member, record: &Record) {
-    let seat = Seat { from: Source::Alone { left: Cell::new((0, len)) }, base: work.base, member, record };
+    let seat = Seat {
+        from: Source::Alone {
+            left: Cell::new((0, len)),
+        },
+        base: work.base,
+        member,
+        record,
+    };
     // SAFETY: the caller's promise.
     unsafe { (work.enter)(work.data, &seat) };
 }

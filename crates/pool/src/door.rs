@@ -37,9 +37,13 @@ impl Door {
     pub(crate) fn open(&self, places: usize) {
         debug_assert!(places <= PLACES_MAX);
         let opened = self.word.change(|value| {
-            (value & (OPEN | ACTIVES) == 0).then_some((value & Word::PARKED) | OPEN | (places as u32 * PLACE))
+            (value & (OPEN | ACTIVES) == 0)
+                .then_some((value & Word::PARKED) | OPEN | (places as u32 * PLACE))
         });
-        assert!(opened.is_ok(), "a slot is taken by one job at a time: {opened:x?}");
+        assert!(
+            opened.is_ok(),
+            "a slot is taken by one job at a time: {opened:x?}"
+        );
     }
 
     /// Gets in, unless the door is closed or the places are taken. Returns the number of places there were.

@@ -44,7 +44,11 @@ impl Kind {
     /// A kind of which nothing is known.
     #[must_use]
     pub const fn new(name: &'static str) -> Self {
-        Self { name, task_cost: AtomicU64::new(0), join: Site::new(name) }
+        Self {
+            name,
+            task_cost: AtomicU64::new(0),
+            join: Site::new(name),
+        }
     }
 
     /// The name given at the start.
@@ -72,9 +76,14 @@ impl Kind {
         match self.task_cost.load(Ordering::Relaxed) {
             0 => Chunk::UNKNOWN,
             cost => {
-                let min = (CLAIM_NANOS_MIN * 16).div_ceil(cost).min(u64::from(u32::MAX)) as u32;
+                let min = (CLAIM_NANOS_MIN * 16)
+                    .div_ceil(cost)
+                    .min(u64::from(u32::MAX)) as u32;
                 let max = (CLAIM_NANOS_MAX * 16 / cost).min(u64::from(u32::MAX)) as u32;
-                Chunk { min, max: max.max(min) }
+                Chunk {
+                    min,
+                    max: max.max(min),
+                }
             }
         }
     }
@@ -82,7 +91,11 @@ impl Kind {
     fn learn(&self, tasks: u64, nanos: u64) {
         let sample = (nanos * 16 / tasks.max(1)).max(1);
         let before = self.task_cost.load(Ordering::Relaxed);
-        let after = if before == 0 { sample } else { before - before / 8 + sample.min(before * 4) / 8 };
+        let after = if before == 0 {
+            sample
+        } else {
+            before - before / 8 + sample.min(before * 4) / 8
+        };
         self.task_cost.store(after.max(1), Ordering::Relaxed);
     }
 }
@@ -125,7 +138,9 @@ impl Panic {
         if let Some(text) = self.0.downcast_ref::<&'static str>() {
             return text;
         }
-        self.0.downcast_ref::<String>().map_or("no message", String::as_str)
+        self.0
+            .downcast_ref::<String>()
+            .map_or("no message", String::as_str)
     }
 }
 
@@ -192,14 +207,20 @@ impl Verdict {
             Ok(value) => Some(value),
             Err(payload) => {
                 self.stopped.store(true, Ordering::Relaxed);
-                keep_first(&mut self.payload.lock().unwrap_or_else(PoisonError::into_inner), payload);
+                keep_first(
+                    &mut self.payload.lock().unwrap_or_else(PoisonError::into_inner),
+                    payload,
+                );
                 None
             }
         }
     }
 
     pub(crate) fn into_result(self) -> Result<(), JobError> {
-        let payload = self.payload.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let payload = self
+            .payload
+            .into_inner()
+            .unwrap_or_else(PoisonError::into_inner);
         match payload {
             Some(panic) => Err(JobError::Panicked(panic)),
             None if self.skipped.into_inner() => Err(JobError::Cancelled),
@@ -257,7 +278,11 @@ impl<'a, I, B, F> Indexed<'a, I, B, F> {
                 }
                 share.tasks += range.len() as u64;
                 let real = self.real(range);
-                if self.verdict.guard(|| (self.body)(&mut state, real)).is_none() {
+                if self
+                    .verdict
+                    .guard(|| (self.body)(&mut state, real))
+                    .is_none()
+                {
                     seat.stop();
                     break;
                 }
@@ -287,7 +312,9 @@ impl<'a, I, B, F> Indexed<'a, I, B, F> {
     }
 
     fn real(&self, range: Range<u32>) -> Range<usize> {
-        let end = (range.end as usize).saturating_mul(self.stride).min(self.len);
+        let end = (range.end as usize)
+            .saturating_mul(self.stride)
+            .min(self.len);
         range.start as usize * self.stride..end
     }
 
@@ -310,7 +337,15 @@ struct Share<'a> {
 
 impl<'a> Share<'a> {
     fn new(seat: &'a Seat<'a>, chunk: Chunk) -> Self {
-        Self { seat, chunk, tasks: 0, claims: 0, steals: 0, steal_nanos: 0, clock_reads: 2 }
+        Self {
+            seat,
+            chunk,
+            tasks: 0,
+            claims: 0,
+            steals: 0,
+            steal_nanos: 0,
+            clock_reads: 2,
+        }
     }
 
     fn next(&mut self) -> Option<Range<u32>> {

@@ -25,7 +25,10 @@ impl Member {
     /// Makes this thread a member until the guard is dropped. Whoever was not one before counts as working meanwhile.
     pub(crate) fn enter(self) -> Inside {
         let before = CURRENT.replace(Some(self));
-        Inside { before, _working: before.is_none().then(slackwater_wait::working) }
+        Inside {
+            before,
+            _working: before.is_none().then(slackwater_wait::working),
+        }
     }
 }
 

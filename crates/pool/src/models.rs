@@ -42,11 +42,15 @@ impl Job {
     }
 
     fn participate(&self, seat: usize) {
-        let claim =
-            || self.ranges.own(seat, Chunk::UNKNOWN).or_else(|| self.ranges.steal(seat, self.seats, Chunk::UNKNOWN));
+        let claim = || {
+            self.ranges
+                .own(seat, Chunk::UNKNOWN)
+                .or_else(|| self.ranges.steal(seat, self.seats, Chunk::UNKNOWN))
+        };
         while let Some(range) = claim() {
             // SAFETY: the submitter writes only when nobody is inside.
-            self.borrowed.with(|borrowed| assert_eq!(unsafe { *borrowed }, 1));
+            self.borrowed
+                .with(|borrowed| assert_eq!(unsafe { *borrowed }, 1));
             for index in range {
                 self.runs[index as usize].fetch_add(1, Ordering::Relaxed);
             }
@@ -79,7 +83,11 @@ fn search(seats: usize) {
         job.door.wait_empty(&Waiting::at(&SITE).by(&Park));
         // SAFETY: everybody has left.
         job.borrowed.with_mut(|borrowed| unsafe { *borrowed = 2 });
-        assert!(job.runs.iter().all(|runs| runs.load(Ordering::Relaxed) == 1));
+        assert!(
+            job.runs
+                .iter()
+                .all(|runs| runs.load(Ordering::Relaxed) == 1)
+        );
         for worker in workers {
             worker.join().unwrap();
         }

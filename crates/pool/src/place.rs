@@ -19,7 +19,11 @@ impl Place {
     /// The place of the `seat`-th thread of a crew; in the first one the caller has seat 0.
     pub(crate) fn of(config: &Config, plan: &CrewPlan, seat: usize, crews: usize) -> Self {
         let cpus = match config.pin {
-            Pin::Core => plan.node.cores[seat % plan.node.cores.len()].iter().take(1).copied().collect(),
+            Pin::Core => plan.node.cores[seat % plan.node.cores.len()]
+                .iter()
+                .take(1)
+                .copied()
+                .collect(),
             Pin::Node if crews > 1 || !config.nodes.is_empty() => plan.node.cpus(),
             Pin::Node => Vec::new(),
         };

@@ -52,11 +52,16 @@ impl Pool {
         let _ = Costs::now();
         let plans = config.plan()?;
         let inner = Arc::new(Inner::new(config, &plans));
-        let mut pool = Self { inner: Arc::clone(&inner), threads: Vec::new() };
+        let mut pool = Self {
+            inner: Arc::clone(&inner),
+            threads: Vec::new(),
+        };
         let started: Vec<Completion<Result<(), std::io::Error>>> = plans
             .iter()
             .enumerate()
-            .flat_map(|(crew, plan)| (0..inner.crews[crew].workers()).map(move |worker| (crew, plan, worker)))
+            .flat_map(|(crew, plan)| {
+                (0..inner.crews[crew].workers()).map(move |worker| (crew, plan, worker))
+            })
             .map(|(crew, plan, worker)| {
                 let (started, wait) = Completion::new();
                 let place = Place::of(config, plan, worker + usize::from(crew == 0), plans.len());
@@ -70,7 +75,8 @@ impl Pool {
                         inner.crews[crew].work(worker);
                     }
                 });
-                pool.threads.push(handle.map_err(|cause| PoolError::Thread { thread, cause })?);
+                pool.threads
+                    .push(handle.map_err(|cause| PoolError::Thread { thread, cause })?);
                 Ok(wait)
             })
             .collect::<Result<_, PoolError>>()?;
@@ -78,7 +84,10 @@ impl Pool {
             let placed = wait.wait(&Waiting::at(&inner.callers.idle));
             // A thread that ends without a word has panicked, which placing does not.
             if let Ok(Err(cause)) = placed {
-                return Err(PoolError::Thread { thread: thread + 1, cause });
+                return Err(PoolError::Thread {
+                    thread: thread + 1,
+                    cause,
+                });
             }
         }
         Ok(pool)
@@ -98,7 +107,9 @@ impl Pool {
     /// Lets at most `threads` threads take part in a job from now on, the caller among them; the others cost nothing.
     /// More than the pool has counts as all, and 0 as the caller alone.
     pub fn restrict(&self, threads: usize) {
-        self.inner.restricted.store(threads.clamp(1, self.inner.threads), Ordering::Relaxed);
+        self.inner
+            .restricted
+            .store(threads.clamp(1, self.inner.threads), Ordering::Relaxed);
     }
 
     /// A job over the indices `0..len`.
@@ -118,7 +129,11 @@ impl Pool {
     ///
     /// # Panics
     /// With the first panic of either, after both have ended.
-    pub fn join<A: Send, B: Send>(&self, a: impl FnOnce() -> A + Send, b: impl FnOnce() -> B + Send) -> (A, B) {
+    pub fn join<A: Send, B: Send>(
+        &self,
+        a: impl FnOnce() -> A + Send,
+        b: impl FnOnce() -> B + Send,
+    ) -> (A, B) {
         self.inner.join(a, b)
     }
 
@@ -127,7 +142,10 @@ impl Pool {
     ///
     /// # Panics
     /// With the first panic of `f` or of a task, after all have ended.
-    pub fn scope<'env, R>(&self, f: impl for<'scope> FnOnce(&'scope Scope<'scope, 'env>) -> R) -> R {
+    pub fn scope<'env, R>(
+        &self,
+        f: impl for<'scope> FnOnce(&'scope Scope<'scope, 'env>) -> R,
+    ) -> R {
         crate::scope::run(&self.inner, f)
     }
 
@@ -146,7 +164,11 @@ impl Pool {
     ///
     /// # Errors
     /// As [`Pool::spawn`].
-    pub fn submit(&self, len: usize, body: impl Fn(usize) + Send + Sync + 'static) -> Result<Handle<()>, SubmitError> {
+    pub fn submit(
+        &self,
+        len: usize,
+        body: impl Fn(usize) + Send + Sync + 'static,
+    ) -> Result<Handle<()>, SubmitError> {
         crate::task::submit(&self.inner, len, body)
     }
 
@@ -159,7 +181,9 @@ impl Pool {
             records.map(|(worker, record)| record.counts(crew.thread_index(worker), crew.node))
         });
         PoolCounts {
-            threads: std::iter::once(inner.callers.counts(0, None)).chain(workers).collect(),
+            threads: std::iter::once(inner.callers.counts(0, None))
+                .chain(workers)
+                .collect(),
             jobs: inner.jobs.load(Ordering::Relaxed),
             alone: inner.alone.load(Ordering::Relaxed),
             panics: inner.panics.load(Ordering::Relaxed),
@@ -190,23 +214,39 @@ impl Drop for Pool {
 
 impl fmt::Debug for Pool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Pool").field("threads", &self.inner.threads).finish_non_exhaustive()
+        f.debug_struct("Pool")
+            .field("threads", &self.inner.threads)
+            .finish_non_exhaustive()
     }
 }
 
 impl<'a> Job<'a> {
     pub(crate) fn new(inner: &'a Inner, len: usize) -> Self {
-        Self { inner, len, threads_max: usize::MAX, node: None, class: Class::Latency, kind: None, cancel: None }
+        Self {
+            inner,
+            len,
+            threads_max: usize::MAX,
+            node: None,
+            class: Class::Latency,
+            kind: None,
+            cancel: None,
+        }
     }
 
     /// At most this many threads take part, the caller among them.
     pub fn threads_max(self, threads_max: usize) -> Self {
-        Self { threads_max: threads_max.max(1), ..self }
+        Self {
+            threads_max: threads_max.max(1),
+            ..self
+        }
     }
 
     /// Only the workers of this node take part, and the caller. A node without a crew leaves the caller alone.
     pub fn on(self, node: NodeId) -> Self {
-        Self { node: Some(node), ..self }
+        Self {
+            node: Some(node),
+            ..self
+        }
     }
 
     /// How urgent it is.
@@ -216,12 +256,18 @@ impl<'a> Job<'a> {
 
     /// Which kind it is: the pool learns what its tasks cost.
     pub fn kind(self, kind: &'a Kind) -> Self {
-        Self { kind: Some(kind), ..self }
+        Self {
+            kind: Some(kind),
+            ..self
+        }
     }
 
     /// Stops handing out tasks when `cancel` says so.
     pub fn cancel(self, cancel: &'a Cancel) -> Self {
-        Self { cancel: Some(cancel), ..self }
+        Self {
+            cancel: Some(cancel),
+            ..self
+        }
     }
 
     /// Runs `body` once for each index.
@@ -257,8 +303,23 @@ impl<'a> Job<'a> {
         let stride = self.len.div_ceil(u32::MAX as usize);
         let claims = self.len.div_ceil(stride) as u32;
         let (kind, cancel) = (self.kind, self.cancel);
-        let shared = Indexed { init, body, finalize, len: self.len, stride, kind, cancel, verdict: Verdict::default() };
-        let work = Work { data: (&raw const shared).cast(), enter: entry(&shared), base: 0, seats: 1, lasting: false };
+        let shared = Indexed {
+            init,
+            body,
+            finalize,
+            len: self.len,
+            stride,
+            kind,
+            cancel,
+            verdict: Verdict::default(),
+        };
+        let work = Work {
+            data: (&raw const shared).cast(),
+            enter: entry(&shared),
+            base: 0,
+            seats: 1,
+            lasting: false,
+        };
         // SAFETY: `shared` lives until the call returns, and its closures are `Sync`, so any thread may call them.
         unsafe { self.inner.spread(&self, work, claims) };
         let result = shared.into_result();
@@ -270,7 +331,9 @@ impl<'a> Job<'a> {
 }
 
 /// The entry function of a job, with the types taken from the value.
-fn entry<S, I, B, F>(_of: &Indexed<'_, I, B, F>) -> unsafe fn(*const (), &crate::slot::Seat<'_>) -> bool
+fn entry<S, I, B, F>(
+    _of: &Indexed<'_, I, B, F>,
+) -> unsafe fn(*const (), &crate::slot::Seat<'_>) -> bool
 where
     I: Fn(Member) -> S + Sync,
     B: Fn(&mut S, Range<usize>) + Sync,

@@ -51,9 +51,21 @@ impl Queue {
     /// A queue in front of `pool` in which at most `len_max` tasks wait.
     #[must_use]
     pub fn new(pool: &Pool, len_max: usize) -> Self {
-        let state = State { tasks: VecDeque::new(), pending: 0, turn: Turn::Nobody, panic: None };
-        let lane = Lane { state: Mutex::new(state), changed: Event::new(), len_max };
-        Self { inner: Arc::clone(pool.inner()), lane: Arc::new(lane) }
+        let state = State {
+            tasks: VecDeque::new(),
+            pending: 0,
+            turn: Turn::Nobody,
+            panic: None,
+        };
+        let lane = Lane {
+            state: Mutex::new(state),
+            changed: Event::new(),
+            len_max,
+        };
+        Self {
+            inner: Arc::clone(pool.inner()),
+            lane: Arc::new(lane),
+        }
     }
 
     /// Appends a task.
@@ -66,12 +78,16 @@ impl Queue {
         }
         let mut state = self.lane.lock();
         if state.tasks.len() >= self.lane.len_max {
-            return Err(SubmitError::Full { limit: self.lane.len_max });
+            return Err(SubmitError::Full {
+                limit: self.lane.len_max,
+            });
         }
         if state.turn == Turn::Nobody {
             let (lane, crew) = (Arc::clone(&self.lane), self.inner.quietest());
             if crew.enqueue(Box::new(move || lane.drain())).is_err() {
-                return Err(SubmitError::Full { limit: crew.queue_max() });
+                return Err(SubmitError::Full {
+                    limit: crew.queue_max(),
+                });
             }
             state.turn = Turn::Asked;
         }
@@ -151,6 +167,9 @@ impl Lane {
 impl fmt::Debug for Lane {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let state = self.lock();
-        f.debug_struct("Lane").field("pending", &state.pending).field("turn", &state.turn).finish_non_exhaustive()
+        f.debug_struct("Lane")
+            .field("pending", &state.pending)
+            .field("turn", &state.turn)
+            .finish_non_exhaustive()
     }
 }

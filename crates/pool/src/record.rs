@@ -112,7 +112,13 @@ impl PoolCounts {
     #[must_use]
     pub fn imbalance(&self) -> f64 {
         let times = self.threads.iter().map(|thread| thread.busy_nanos as f64);
-        let (most, sum) = times.fold((0.0, 0.0), |(most, sum): (f64, f64), time| (most.max(time), sum + time));
-        if sum == 0.0 { 1.0 } else { most * self.threads.len() as f64 / sum }
+        let (most, sum) = times.fold((0.0, 0.0), |(most, sum): (f64, f64), time| {
+            (most.max(time), sum + time)
+        });
+        if sum == 0.0 {
+            1.0
+        } else {
+            most * self.threads.len() as f64 / sum
+        }
     }
 }

@@ -33,7 +33,10 @@ struct Shared<'a> {
 static SITE: Site = Site::new("pool scope");
 
 /// Runs `f` with a scope, then the tasks it spawned.
-pub(crate) fn run<'env, R>(inner: &Inner, f: impl for<'scope> FnOnce(&'scope Scope<'scope, 'env>) -> R) -> R {
+pub(crate) fn run<'env, R>(
+    inner: &Inner,
+    f: impl for<'scope> FnOnce(&'scope Scope<'scope, 'env>) -> R,
+) -> R {
     let shared = Shared {
         inner,
         tasks: Mutex::new(VecDeque::new()),
@@ -43,16 +46,29 @@ pub(crate) fn run<'env, R>(inner: &Inner, f: impl for<'scope> FnOnce(&'scope Sco
     };
     let crew = inner.home();
     let borrowed = Borrowed::begin();
-    let slot = if inner.is_orphaned() { None } else { crew.take_slot() };
+    let slot = if inner.is_orphaned() {
+        None
+    } else {
+        crew.take_slot()
+    };
     if let Some(slot) = slot {
         let seats = crew.workers() + 1;
-        let work = Work { data: (&raw const shared).cast(), enter, base: 0, seats, lasting: true };
+        let work = Work {
+            data: (&raw const shared).cast(),
+            enter,
+            base: 0,
+            seats,
+            lasting: true,
+        };
         // SAFETY: the slot was just taken. `shared` is on this stack and the slot is retired below, on every path: `f`
         // and the tasks run under a guard, and nothing unwinds past `borrowed`.
         unsafe { crew.publish(slot, work, 0, crew.workers(), Class::Latency) };
     }
     // Tasks may hold a reference to it to spawn more, so it lives until the last of them has ended.
-    let scope = Scope { shared: &shared, lifetimes: PhantomData };
+    let scope = Scope {
+        shared: &shared,
+        lifetimes: PhantomData,
+    };
     let value = shared.verdict.guard(|| f(&scope));
     shared.finish();
     if let Some(slot) = slot {
@@ -133,6 +149,8 @@ impl Shared<'_> {
 
 impl fmt::Debug for Scope<'_, '_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Scope").field("pending", &self.shared.pending).finish_non_exhaustive()
+        f.debug_struct("Scope")
+            .field("pending", &self.shared.pending)
+            .finish_non_exhaustive()
     }
 }

@@ -82,7 +82,8 @@ impl Slot {
     /// - What `work` points at stays valid, and may be shared between threads, until the door was closed and found empty.
     pub(crate) unsafe fn publish(&self, work: Work, len: u32, places: usize) {
         self.ranges.deal(len, work.seats);
-        self.submitter_cpu.store(current_cpu() as u32, Ordering::Relaxed);
+        self.submitter_cpu
+            .store(current_cpu() as u32, Ordering::Relaxed);
         // SAFETY: the caller owns the slot, so the door is closed and nobody reads.
         unsafe { *self.work.get() = Some(work) };
         self.door.open(places);
@@ -116,7 +117,11 @@ pub(crate) struct Seat<'a> {
 #[derive(Debug)]
 pub(crate) enum Source<'a> {
     /// Dealt and stolen.
-    Shared { ranges: &'a Ranges, seat: usize, among: usize },
+    Shared {
+        ranges: &'a Ranges,
+        seat: usize,
+        among: usize,
+    },
     /// All its own: nobody else takes part.
     Alone { left: Cell<(u32, u32)> },
 }
@@ -142,7 +147,11 @@ impl Seat<'_> {
     /// The next indices of somebody else.
     pub(crate) fn steal(&self, chunk: Chunk) -> Option<Range<u32>> {
         match &self.from {
-            Source::Shared { ranges, seat, among } => Some(self.based(ranges.steal(*seat, *among, chunk)?)),
+            Source::Shared {
+                ranges,
+                seat,
+                among,
+            } => Some(self.based(ranges.steal(*seat, *among, chunk)?)),
             Source::Alone { .. } => None,
         }
     }

@@ -36,8 +36,16 @@ impl Inner {
             .enumerate()
             .map(|(crew, plan)| {
                 // The caller is one of the first crew. A pool of one thread still has a worker, which serves the queue.
-                let workers = if crew == 0 { plan.threads.saturating_sub(1) } else { plan.threads };
-                let workers = if plans.len() == 1 { workers.max(1) } else { workers };
+                let workers = if crew == 0 {
+                    plan.threads.saturating_sub(1)
+                } else {
+                    plan.threads
+                };
+                let workers = if plans.len() == 1 {
+                    workers.max(1)
+                } else {
+                    workers
+                };
                 let first = next_thread;
                 next_thread += workers;
                 let node = (plans.len() > 1 || !config.nodes.is_empty()).then_some(plan.node.id);
@@ -65,7 +73,9 @@ impl Inner {
     /// The crew that takes background tasks next: the one with the shortest queue.
     pub(crate) fn quietest(&self) -> &Crew {
         let crews = self.crews.iter().filter(|crew| crew.workers() > 0);
-        crews.min_by_key(|crew| crew.queued()).unwrap_or(&self.crews[0])
+        crews
+            .min_by_key(|crew| crew.queued())
+            .unwrap_or(&self.crews[0])
     }
 
     pub(crate) fn job(&self, len: usize) -> Job<'_> {
@@ -79,7 +89,11 @@ impl Inner {
         }
     }
 
-    pub(crate) fn join<A: Send, B: Send>(&self, a: impl FnOnce() -> A + Send, b: impl FnOnce() -> B + Send) -> (A, B) {
+    pub(crate) fn join<A: Send, B: Send>(
+        &self,
+        a: impl FnOnce() -> A + Send,
+        b: impl FnOnce() -> B + Send,
+    ) -> (A, B) {
         let (a, b) = (Mutex::new((Some(a), None)), Mutex::new((Some(b), None)));
         self.run(2, |index| {
             if index == 0 {
@@ -94,7 +108,10 @@ impl Inner {
         });
         let (a, b) = (a.into_inner(), b.into_inner());
         let value = "both have run: each index runs once, and a panic was passed on";
-        let (a, b) = (a.unwrap_or_else(PoisonError::into_inner).1, b.unwrap_or_else(PoisonError::into_inner).1);
+        let (a, b) = (
+            a.unwrap_or_else(PoisonError::into_inner).1,
+            b.unwrap_or_else(PoisonError::into_inner).1,
+        );
         (a.expect(value), b.expect(value))
     }
 
@@ -105,7 +122,10 @@ impl Inner {
 
     /// The member that the calling thread is in a job it submits.
     pub(crate) fn caller(&self) -> Member {
-        Member::current().unwrap_or(Member { thread: 0, node: None })
+        Member::current().unwrap_or(Member {
+            thread: 0,
+            node: None,
+        })
     }
 
     /// Threads that can take part in a job of `len` tasks now.
@@ -139,7 +159,11 @@ impl Inner {
         // The crews of other nodes first: their workers have the longer way.
         for part in parts.iter_mut().rev() {
             let crew = &self.crews[part.crew];
-            let work = Work { base: part.base, seats: part.seats, ..work };
+            let work = Work {
+                base: part.base,
+                seats: part.seats,
+                ..work
+            };
             part.slot = crew.take_slot();
             if let Some(slot) = part.slot {
                 // SAFETY: the slot was just taken; `work` is valid until it is retired below.
@@ -156,7 +180,17 @@ impl Inner {
                 },
                 Some(slot) => crew.visit(slot, member, &self.callers),
                 // SAFETY: the caller's promise.
-                None => unsafe { run_alone(Work { base: part.base, ..work }, part.len, member, &self.callers) },
+                None => unsafe {
+                    run_alone(
+                        Work {
+                            base: part.base,
+                            ..work
+                        },
+                        part.len,
+                        member,
+                        &self.callers,
+                    )
+                },
             }
         }
         for part in parts.iter() {
@@ -178,9 +212,17 @@ impl Inner {
             let wanted = job.node.is_none_or(|node| crew.node == Some(node));
             let places = if wanted { crew.workers().min(left) } else { 0 };
             left -= places;
-            let seats = places + usize::from(parts.is_empty() && (wanted || index + 1 == self.crews.len()));
+            let seats =
+                places + usize::from(parts.is_empty() && (wanted || index + 1 == self.crews.len()));
             if seats > 0 {
-                parts.push(Part { crew: index, base: 0, len: 0, seats, places, slot: None });
+                parts.push(Part {
+                    crew: index,
+                    base: 0,
+                    len: 0,
+                    seats,
+                    places,
+                    slot: None,
+                });
             }
         }
         let seats: usize = parts.iter().map(|part| part.seats).sum();
@@ -215,7 +257,10 @@ struct Parts {
 
 impl Parts {
     fn new() -> Self {
-        Self { parts: [None; NODES_MAX], len: 0 }
+        Self {
+            parts: [None; NODES_MAX],
+            len: 0,
+        }
     }
 
     fn is_empty(&self) -> bool {

@@ -38,9 +38,11 @@ pub(crate) fn spawn<T: Send + 'static>(
     inner: &Arc<Inner>,
     task: impl FnOnce() -> T + Send + 'static,
 ) -> Result<Handle<T>, SubmitError> {
-    queue(inner, Arc::new(Cancel::new()), move || match catch_unwind(AssertUnwindSafe(task)) {
-        Ok(value) => Ok(value),
-        Err(payload) => Err(JobError::Panicked(Panic(payload))),
+    queue(inner, Arc::new(Cancel::new()), move || {
+        match catch_unwind(AssertUnwindSafe(task)) {
+            Ok(value) => Ok(value),
+            Err(payload) => Err(JobError::Panicked(Panic(payload))),
+        }
     })
 }
 
@@ -68,8 +70,14 @@ fn queue<T: Send + 'static>(
     let shared = Arc::clone(&task);
     let crew = inner.quietest();
     match crew.enqueue(Box::new(move || run(&shared))) {
-        Ok(()) => Ok(Handle { completion, task, cancel }),
-        Err(_) => Err(SubmitError::Full { limit: crew.queue_max() }),
+        Ok(()) => Ok(Handle {
+            completion,
+            task,
+            cancel,
+        }),
+        Err(_) => Err(SubmitError::Full {
+            limit: crew.queue_max(),
+        }),
     }
 }
 
@@ -87,7 +95,8 @@ impl<T> Handle<T> {
     /// # Errors
     /// The task panicked, or was cancelled, or its pool is gone.
     pub fn wait(self) -> Result<T, JobError> {
-        self.wait_until(Instant::NEVER).unwrap_or(Err(JobError::Cancelled))
+        self.wait_until(Instant::NEVER)
+            .unwrap_or(Err(JobError::Cancelled))
     }
 
     /// [`Handle::wait`] up to `deadline`; gives the handle back when that passes first. A task that this thread runs
@@ -110,7 +119,11 @@ impl<T> Handle<T> {
     pub fn cancel(&self) -> bool {
         self.cancel.cancel();
         // Dropping the task drops its completer, which ends every wait.
-        self.task.lock().unwrap_or_else(PoisonError::into_inner).take().is_some()
+        self.task
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take()
+            .is_some()
     }
 
     /// Whether the result is there.
@@ -122,6 +135,8 @@ impl<T> Handle<T> {
 
 impl<T> fmt::Debug for Handle<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Handle").field("completion", &self.completion).finish_non_exhaustive()
+        f.debug_struct("Handle")
+            .field("completion", &self.completion)
+            .finish_non_exhaustive()
     }
 }

@@ -83,7 +83,9 @@ impl Topology {
             }
         }
         if nodes.is_empty() {
-            return Err(TopologyError::NoCpus { allowed: allowed.to_vec() });
+            return Err(TopologyError::NoCpus {
+                allowed: allowed.to_vec(),
+            });
         }
         Ok(Self { nodes })
     }
@@ -107,20 +109,38 @@ fn node_cpus(root: &Path, allowed: &[usize]) -> Result<Vec<(NodeId, Vec<usize>)>
         }
         Err(error) => return Err(error),
     };
-    online.into_iter().map(|id| Ok((NodeId(id as u32), read_list(&dir.join(format!("node{id}/cpulist")))?))).collect()
+    online
+        .into_iter()
+        .map(|id| {
+            Ok((
+                NodeId(id as u32),
+                read_list(&dir.join(format!("node{id}/cpulist")))?,
+            ))
+        })
+        .collect()
 }
 
 /// The hardware threads of the core that `cpu` belongs to.
 fn siblings(root: &Path, cpu: usize) -> Result<Vec<usize>, TopologyError> {
-    match read_list(&root.join(format!("devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"))) {
-        Err(TopologyError::Unreadable { cause, .. }) if cause.kind() == io::ErrorKind::NotFound => Ok(vec![cpu]),
+    match read_list(&root.join(format!(
+        "devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"
+    ))) {
+        Err(TopologyError::Unreadable { cause, .. }) if cause.kind() == io::ErrorKind::NotFound => {
+            Ok(vec![cpu])
+        }
         other => other,
     }
 }
 
 fn read_list(path: &Path) -> Result<Vec<usize>, TopologyError> {
-    let text = fs::read_to_string(path).map_err(|cause| TopologyError::Unreadable { path: path.to_owned(), cause })?;
-    cpu_list(&text).ok_or_else(|| TopologyError::NoList { path: path.to_owned(), text: text.trim().to_owned() })
+    let text = fs::read_to_string(path).map_err(|cause| TopologyError::Unreadable {
+        path: path.to_owned(),
+        cause,
+    })?;
+    cpu_list(&text).ok_or_else(|| TopologyError::NoList {
+        path: path.to_owned(),
+        text: text.trim().to_owned(),
+    })
 }
 
 #[cfg(test)]
@@ -132,10 +152,12 @@ pub(crate) mod fixture {
 
     impl Sysfs {
         pub(crate) fn new(name: &str, files: &[(&str, &str)]) -> Self {
-            let root = std::env::temp_dir().join(format!("slackwater-topology-{name}-{}", std::process::id()));
+            let root = std::env::temp_dir()
+                .join(format!("slackwater-topology-{name}-{}", std::process::id()));
             for (path, text) in files {
                 let path = root.join("devices/system").join(path);
-                fs::create_dir_all(path.parent().expect("a file has a directory")).expect("the fixture is ours");
+                fs::create_dir_all(path.parent().expect("a file has a directory"))
+                    .expect("the fixture is ours");
                 fs::write(path, text).expect("the fixture is ours");
             }
             Self(root)
@@ -159,17 +181,27 @@ mod tests {
     use super::*;
 
     fn node(id: u32, cores: &[&[usize]]) -> Node {
-        Node { id: NodeId(id), cores: cores.iter().map(|core| core.to_vec()).collect() }
+        Node {
+            id: NodeId(id),
+            cores: cores.iter().map(|core| core.to_vec()).collect(),
+        }
     }
 
     #[test]
     fn nodes_with_holes_keep_their_own_numbers() {
         let sysfs = Sysfs::new(
             "holes",
-            &[("node/online", "1,3\n"), ("node/node1/cpulist", "4-5\n"), ("node/node3/cpulist", "0-1\n")],
+            &[
+                ("node/online", "1,3\n"),
+                ("node/node1/cpulist", "4-5\n"),
+                ("node/node3/cpulist", "0-1\n"),
+            ],
         );
         let topology = Topology::read(sysfs.root(), &[0, 1, 4, 5]).unwrap();
-        assert_eq!(topology.nodes, [node(1, &[&[4], &[5]]), node(3, &[&[0], &[1]])]);
+        assert_eq!(
+            topology.nodes,
+            [node(1, &[&[4], &[5]]), node(3, &[&[0], &[1]])]
+        );
     }
 
     #[test]
@@ -192,15 +224,24 @@ mod tests {
     #[test]
     fn without_node_directories_there_is_one_node() {
         let sysfs = Sysfs::new("flat", &[("cpu/online", "0-1\n")]);
-        assert_eq!(Topology::read(sysfs.root(), &[0, 1]).unwrap().nodes, [node(0, &[&[0], &[1]])]);
+        assert_eq!(
+            Topology::read(sysfs.root(), &[0, 1]).unwrap().nodes,
+            [node(0, &[&[0], &[1]])]
+        );
     }
 
     #[test]
     fn wrong_files_are_named() {
         let sysfs = Sysfs::new("wrong", &[("node/online", "zero\n")]);
         let error = Topology::read(sysfs.root(), &[0]).unwrap_err().to_string();
-        assert!(error.contains("node/online") && error.contains("zero"), "{error}");
-        let sysfs = Sysfs::new("elsewhere", &[("node/online", "0\n"), ("node/node0/cpulist", "0\n")]);
+        assert!(
+            error.contains("node/online") && error.contains("zero"),
+            "{error}"
+        );
+        let sysfs = Sysfs::new(
+            "elsewhere",
+            &[("node/online", "0\n"), ("node/node0/cpulist", "0\n")],
+        );
         let error = Topology::read(sysfs.root(), &[7]).unwrap_err().to_string();
         assert_eq!(error, "none of the CPUs [7] is in the topology");
     }

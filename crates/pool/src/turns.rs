@@ -15,13 +15,18 @@ pub(crate) struct Turns {
 
 impl Turns {
     pub(crate) fn new(max: usize) -> Self {
-        Self { taken: AtomicUsize::new(0), max }
+        Self {
+            taken: AtomicUsize::new(0),
+            max,
+        }
     }
 
     /// Takes a turn, if there is one.
     pub(crate) fn take(&self) -> bool {
         let more = |taken| (taken < self.max).then_some(taken + 1);
-        self.taken.fetch_update(Ordering::AcqRel, Ordering::Acquire, more).is_ok()
+        self.taken
+            .fetch_update(Ordering::AcqRel, Ordering::Acquire, more)
+            .is_ok()
     }
 
     pub(crate) fn give_back(&self) {

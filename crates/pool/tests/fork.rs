@@ -22,7 +22,8 @@ fn a_forked_child_runs_jobs_alone_and_refuses_to_queue() {
         let refused = matches!(pool.spawn(|| ()), Err(SubmitError::Forked));
         // Once the parent's busy threads counted in the child for ever: no waiter of the child spun, no worker was woken.
         let crowded = free_cpus() != cpus;
-        let code = i32::from(ran.into_inner() != 100) + 2 * i32::from(!refused) + 4 * i32::from(crowded);
+        let code =
+            i32::from(ran.into_inner() != 100) + 2 * i32::from(!refused) + 4 * i32::from(crowded);
         // SAFETY: ends the child at once, without the handlers of the parent's test runner.
         unsafe { libc::_exit(code) };
     }
@@ -31,6 +32,14 @@ fn a_forked_child_runs_jobs_alone_and_refuses_to_queue() {
     // SAFETY: `status` is ours, and the child is not waited for by anybody else.
     assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
     assert!(libc::WIFEXITED(status), "the child ended by itself");
-    assert_eq!(libc::WEXITSTATUS(status), 0, "1: tasks were lost, 2: a task was queued, 4: CPUs count as taken");
-    assert_eq!(pool.spawn(|| 3).unwrap().wait().unwrap(), 3, "the parent goes on");
+    assert_eq!(
+        libc::WEXITSTATUS(status),
+        0,
+        "1: tasks were lost, 2: a task was queued, 4: CPUs count as taken"
+    );
+    assert_eq!(
+        pool.spawn(|| 3).unwrap().wait().unwrap(),
+        3,
+        "the parent goes on"
+    );
 }

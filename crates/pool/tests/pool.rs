@@ -9,7 +9,9 @@ use std::thread;
 use std::time::Duration;
 
 use slackwater_base::{Instant, Rng};
-use slackwater_pool::{Cancel, Class, Config, JobError, Kind, Member, NodeId, Pool, Queue, SubmitError};
+use slackwater_pool::{
+    Cancel, Class, Config, JobError, Kind, Member, NodeId, Pool, Queue, SubmitError,
+};
 use slackwater_wait::{Choice, Cpus, Event, Site, Waiting, now};
 
 fn pool(threads: usize) -> Pool {
@@ -40,7 +42,9 @@ impl Tally {
     }
 
     fn each_ran_once(&self) -> bool {
-        self.0.iter().all(|times| times.load(Ordering::Relaxed) == 1)
+        self.0
+            .iter()
+            .all(|times| times.load(Ordering::Relaxed) == 1)
     }
 }
 
@@ -65,7 +69,10 @@ fn ten_thousand_bursts_of_random_size_equal_the_serial_sum() {
         let sum = AtomicUsize::new(0);
         let job = pool.job(len).kind(&kinds[burst % 2]);
         job.run(|index| add(&sum, index * index)).unwrap();
-        assert_eq!(sum.into_inner(), (0..len).map(|index| index * index).sum::<usize>());
+        assert_eq!(
+            sum.into_inner(),
+            (0..len).map(|index| index * index).sum::<usize>()
+        );
     }
 }
 
@@ -87,11 +94,18 @@ fn init_and_finalize_are_paired_in_each_thread() {
         .unwrap();
         let sums = sums.into_inner().unwrap();
         assert_eq!(sums.len(), inits.into_inner());
-        assert_eq!(sums.iter().map(|state| state.1).sum::<usize>(), 999 * 1_000 / 2);
+        assert_eq!(
+            sums.iter().map(|state| state.1).sum::<usize>(),
+            999 * 1_000 / 2
+        );
         let mut threads: Vec<usize> = sums.iter().map(|state| state.0).collect();
         threads.sort_unstable();
         threads.dedup();
-        assert_eq!(threads.len(), sums.len(), "a thread takes part once: {sums:?}");
+        assert_eq!(
+            threads.len(),
+            sums.len(),
+            "a thread takes part once: {sums:?}"
+        );
         assert_eq!(Member::current(), None);
     });
 }
@@ -101,7 +115,10 @@ fn the_caller_is_thread_zero() {
     on_each(|pool| {
         let mut threads = Vec::new();
         let seen = Mutex::new(&mut threads);
-        pool.job(4).threads_max(1).run(|_| seen.lock().unwrap().push(Member::current().unwrap().thread)).unwrap();
+        pool.job(4)
+            .threads_max(1)
+            .run(|_| seen.lock().unwrap().push(Member::current().unwrap().thread))
+            .unwrap();
         assert_eq!(threads, [0, 0, 0, 0]);
     });
 }
@@ -114,9 +131,15 @@ fn a_panic_reaches_the_submitter_and_the_pool_works_on() {
             let error = pool
                 .job(100)
                 .class(class)
-                .run_with(|_| (), |(), range| assert!(!range.contains(&37), "task 37"), |()| add(&finalized, 1))
+                .run_with(
+                    |_| (),
+                    |(), range| assert!(!range.contains(&37), "task 37"),
+                    |()| add(&finalized, 1),
+                )
                 .unwrap_err();
-            let JobError::Panicked(panic) = error else { panic!("{error}") };
+            let JobError::Panicked(panic) = error else {
+                panic!("{error}")
+            };
             assert_eq!(panic.message(), "task 37");
             assert!(finalized.into_inner() >= 1, "finalize ran all the same");
         }
@@ -171,7 +194,8 @@ fn a_restricted_job_has_no_more_participants_than_allowed() {
     let pool = pool(8);
     let participants = |job: slackwater_pool::Job<'_>| {
         let count = AtomicUsize::new(0);
-        job.run_with(|_| add(&count, 1), |(), _| (), |()| ()).unwrap();
+        job.run_with(|_| add(&count, 1), |(), _| (), |()| ())
+            .unwrap();
         count.into_inner()
     };
     assert_eq!(participants(pool.job(10_000).threads_max(1)), 1);
@@ -179,7 +203,10 @@ fn a_restricted_job_has_no_more_participants_than_allowed() {
     pool.restrict(1);
     assert_eq!(participants(pool.job(10_000)), 1);
     pool.restrict(8);
-    assert!(participants(pool.job(3)) <= 3, "no more than there are indices");
+    assert!(
+        participants(pool.job(3)) <= 3,
+        "no more than there are indices"
+    );
 }
 
 #[test]
@@ -202,7 +229,10 @@ fn a_cancelled_job_stops_between_tasks() {
 fn join_gives_both_results() {
     on_each(|pool| {
         let text = String::from("borrowed");
-        assert_eq!(pool.join(|| text.len(), || text.clone()), (8, "borrowed".to_owned()));
+        assert_eq!(
+            pool.join(|| text.len(), || text.clone()),
+            (8, "borrowed".to_owned())
+        );
     });
 }
 
@@ -220,7 +250,10 @@ fn a_scope_ends_after_its_tasks_and_theirs() {
             }
             "value"
         });
-        assert_eq!((value, sum.into_inner()), ("value", many * (many - 1) / 2 + many));
+        assert_eq!(
+            (value, sum.into_inner()),
+            ("value", many * (many - 1) / 2 + many)
+        );
     });
 }
 
@@ -234,7 +267,10 @@ fn a_panic_in_a_scope_comes_out_after_all_tasks_ended() {
             scope.spawn(|| add(&ended, 1));
         });
     }));
-    assert_eq!(result.unwrap_err().downcast_ref::<&str>(), Some(&"in a task"));
+    assert_eq!(
+        result.unwrap_err().downcast_ref::<&str>(),
+        Some(&"in a task")
+    );
     assert_eq!(ended.into_inner(), 1);
 }
 
@@ -277,7 +313,8 @@ fn a_panic_that_panics_again_is_only_a_panic() {
         on_each(story);
         tell.send(()).unwrap();
     });
-    told.recv_timeout(Duration::from_secs(60)).expect("nobody waits for a worker that died");
+    told.recv_timeout(Duration::from_secs(60))
+        .expect("nobody waits for a worker that died");
 }
 
 #[test]
@@ -285,11 +322,16 @@ fn a_submitted_job_is_waited_for_by_its_handle() {
     on_each(|pool| {
         let tally = Arc::new(Tally::new(500));
         let counted = Arc::clone(&tally);
-        pool.submit(500, move |index| counted.count(index)).unwrap().wait().unwrap();
+        pool.submit(500, move |index| counted.count(index))
+            .unwrap()
+            .wait()
+            .unwrap();
         assert!(tally.each_ran_once());
         assert_eq!(pool.spawn(|| 7).unwrap().wait().unwrap(), 7);
         let panicked = pool.spawn(|| panic!("later")).unwrap();
-        assert!(matches!(panicked.wait(), Err(JobError::Panicked(panic)) if panic.message() == "later"));
+        assert!(
+            matches!(panicked.wait(), Err(JobError::Panicked(panic)) if panic.message() == "later")
+        );
     });
 }
 
@@ -316,26 +358,40 @@ impl Plug {
             })
             .collect();
         for _ in 0..tasks {
-            told.recv_timeout(Duration::from_secs(60)).expect("a worker takes the task");
+            told.recv_timeout(Duration::from_secs(60))
+                .expect("a worker takes the task");
         }
         Self { event, handles }
     }
 
     fn pull(self) {
         self.event.notify_all();
-        self.handles.into_iter().for_each(|handle| handle.wait().unwrap());
+        self.handles
+            .into_iter()
+            .for_each(|handle| handle.wait().unwrap());
     }
 }
 
 #[test]
 fn the_queue_is_bounded_and_a_waiter_helps_itself() {
-    let pool = Pool::start(&Config { background_max: 2, ..Config::threads(2) }).unwrap();
+    let pool = Pool::start(&Config {
+        background_max: 2,
+        ..Config::threads(2)
+    })
+    .unwrap();
     let plug = Plug::new(&pool, 1);
     let first = pool.spawn(|| thread::current().id()).unwrap();
     let second = pool.spawn(|| ()).unwrap();
-    assert_eq!(pool.spawn(|| ()).unwrap_err(), SubmitError::Full { limit: 2 });
+    assert_eq!(
+        pool.spawn(|| ()).unwrap_err(),
+        SubmitError::Full { limit: 2 }
+    );
     assert_eq!(pool.counts().queued, 2);
-    assert_eq!(first.wait().unwrap(), thread::current().id(), "the only worker is busy, so the waiter ran it");
+    assert_eq!(
+        first.wait().unwrap(),
+        thread::current().id(),
+        "the only worker is busy, so the waiter ran it"
+    );
     assert!(second.cancel());
     assert!(matches!(second.wait(), Err(JobError::Cancelled)));
     plug.pull();
@@ -346,7 +402,11 @@ fn a_handle_gives_up_at_its_deadline_and_is_kept() {
     let pool = pool(2);
     let plug = Plug::new(&pool, 1);
     let Plug { event, mut handles } = plug;
-    let handle = handles.pop().unwrap().wait_until(now() + Duration::from_millis(1)).unwrap_err();
+    let handle = handles
+        .pop()
+        .unwrap()
+        .wait_until(now() + Duration::from_millis(1))
+        .unwrap_err();
     event.notify_all();
     handle.wait().unwrap();
 }
@@ -408,13 +468,23 @@ fn a_pool_can_be_dropped_by_its_own_task() {
     })
     .unwrap();
     drop(pool);
-    told.recv_timeout(Duration::from_secs(60)).expect("the task ends");
+    told.recv_timeout(Duration::from_secs(60))
+        .expect("the task ends");
 }
 
 #[test]
 fn every_strategy_of_waiting_works() {
-    for wait in [Choice::Adaptive, Choice::Spin, Choice::Park, Choice::Sleep(Duration::from_micros(10))] {
-        let pool = Pool::start(&Config { wait: Some(wait), ..Config::threads(2) }).unwrap();
+    for wait in [
+        Choice::Adaptive,
+        Choice::Spin,
+        Choice::Park,
+        Choice::Sleep(Duration::from_micros(10)),
+    ] {
+        let pool = Pool::start(&Config {
+            wait: Some(wait),
+            ..Config::threads(2)
+        })
+        .unwrap();
         for _ in 0..100 {
             let tally = Tally::new(64);
             pool.run(64, |index| tally.count(index));
@@ -425,11 +495,18 @@ fn every_strategy_of_waiting_works() {
 
 #[test]
 fn a_job_can_stay_on_one_node() {
-    let pool = Pool::start(&Config { nodes: vec![NodeId(0)], ..Config::threads(2) }).unwrap();
+    let pool = Pool::start(&Config {
+        nodes: vec![NodeId(0)],
+        ..Config::threads(2)
+    })
+    .unwrap();
     assert_eq!(pool.nodes().collect::<Vec<_>>(), [NodeId(0)]);
     for node in [NodeId(0), NodeId(7)] {
         let tally = Tally::new(100);
-        pool.job(100).on(node).run(|index| tally.count(index)).unwrap();
+        pool.job(100)
+            .on(node)
+            .run(|index| tally.count(index))
+            .unwrap();
         assert!(tally.each_ran_once(), "node {node}");
     }
 }
@@ -449,7 +526,11 @@ fn a_job_spreads_over_the_crews_of_two_nodes() {
     }
     std::fs::write(root.join("devices/system/node/online"), "1,4").unwrap();
     // The memory policy would be refused: the machine itself may have one node.
-    let config = Config { sysfs: root.clone(), bind_memory: false, ..Config::threads(4) };
+    let config = Config {
+        sysfs: root.clone(),
+        bind_memory: false,
+        ..Config::threads(4)
+    };
     let pool = Pool::start(&config).unwrap();
     std::fs::remove_dir_all(&root).unwrap();
     let nodes: Vec<NodeId> = pool.nodes().collect();
@@ -459,11 +540,17 @@ fn a_job_spreads_over_the_crews_of_two_nodes() {
         pool.run(round, |index| tally.count(index));
         assert!(tally.each_ran_once(), "{round}");
         let tally = Tally::new(round);
-        pool.job(round).on(*nodes.last().unwrap()).run(|index| tally.count(index)).unwrap();
+        pool.job(round)
+            .on(*nodes.last().unwrap())
+            .run(|index| tally.count(index))
+            .unwrap();
         assert!(tally.each_ran_once(), "{round} on one node");
     }
     let threads = pool.counts().threads;
-    assert!(threads[1..].iter().all(|thread| thread.node.is_some()), "{threads:?}");
+    assert!(
+        threads[1..].iter().all(|thread| thread.node.is_some()),
+        "{threads:?}"
+    );
 }
 
 #[test]
@@ -474,12 +561,25 @@ fn counters_add_up() {
     }
     let counts = pool.counts();
     assert_eq!(counts.jobs, 100);
-    assert_eq!(counts.threads.iter().map(|thread| thread.tasks).sum::<u64>(), 192 * 100);
+    assert_eq!(
+        counts
+            .threads
+            .iter()
+            .map(|thread| thread.tasks)
+            .sum::<u64>(),
+        192 * 100
+    );
     let busy: u64 = counts.threads.iter().map(|thread| thread.busy_nanos).sum();
     assert!(busy > 0 && counts.imbalance() >= 1.0);
     for thread in &counts.threads {
-        assert!(thread.steals <= thread.claims && thread.claims <= thread.tasks, "{thread:?}");
-        assert!(thread.waits.clock_reads * 100 <= thread.waits.looks.max(100), "{thread:?}");
+        assert!(
+            thread.steals <= thread.claims && thread.claims <= thread.tasks,
+            "{thread:?}"
+        );
+        assert!(
+            thread.waits.clock_reads * 100 <= thread.waits.looks.max(100),
+            "{thread:?}"
+        );
     }
 }
 

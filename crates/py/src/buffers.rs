@@ -59,7 +59,9 @@ impl<'py> FromPyObject<'_, 'py> for KeyBytes {
             return Ok(KeyBytes::Text(text.to_cow()?.as_bytes().to_vec()));
         }
         let found = object.get_type().name()?;
-        Err(PyTypeError::new_err(format!("a key is bytes or str, not {found}")))
+        Err(PyTypeError::new_err(format!(
+            "a key is bytes or str, not {found}"
+        )))
     }
 }
 
@@ -67,7 +69,9 @@ impl Memory {
     /// The memory of anything with the buffer protocol or of a tensor on the CPU.
     pub(crate) fn of(object: &Bound<'_, PyAny>) -> PyResult<Self> {
         if object.is_instance_of::<PyString>() {
-            return Err(PyTypeError::new_err("a value is bytes or a buffer, not str"));
+            return Err(PyTypeError::new_err(
+                "a value is bytes or a buffer, not str",
+            ));
         }
         match PyUntypedBuffer::get(object) {
             Ok(buffer) => Self::of_buffer(buffer),
@@ -85,15 +89,26 @@ impl Memory {
         if !buffer.is_c_contiguous() {
             return Err(PyValueError::new_err("the buffer is not C-contiguous"));
         }
-        let (start, bytes, writable) = (buffer.buf_ptr().cast::<u8>(), buffer.len_bytes(), !buffer.readonly());
-        Ok(Self { start, bytes, writable, _keep: Keep::Buffer(buffer) })
+        let (start, bytes, writable) = (
+            buffer.buf_ptr().cast::<u8>(),
+            buffer.len_bytes(),
+            !buffer.readonly(),
+        );
+        Ok(Self {
+            start,
+            bytes,
+            writable,
+            _keep: Keep::Buffer(buffer),
+        })
     }
 
     /// A tensor as PyTorch and its kin describe one.
     fn of_tensor(tensor: &Bound<'_, PyAny>) -> PyResult<Self> {
         let device: String = tensor.getattr("device")?.getattr("type")?.extract()?;
         if device != "cpu" {
-            return Err(PyValueError::new_err(format!("the tensor is on {device}, not on the CPU")));
+            return Err(PyValueError::new_err(format!(
+                "the tensor is on {device}, not on the CPU"
+            )));
         }
         if !tensor.call_method0("is_contiguous")?.extract::<bool>()? {
             return Err(PyValueError::new_err("the tensor is not contiguous"));
@@ -101,9 +116,16 @@ impl Memory {
         let start: usize = tensor.call_method0("data_ptr")?.extract()?;
         let items: usize = tensor.call_method0("numel")?.extract()?;
         let item_bytes: usize = tensor.call_method0("element_size")?.extract()?;
-        let bytes = items.checked_mul(item_bytes).ok_or_else(|| PyValueError::new_err("the tensor has no size"))?;
+        let bytes = items
+            .checked_mul(item_bytes)
+            .ok_or_else(|| PyValueError::new_err("the tensor has no size"))?;
         let start = std::ptr::with_exposed_provenance_mut(start);
-        Ok(Self { start, bytes, writable: true, _keep: Keep::Object(tensor.clone().unbind()) })
+        Ok(Self {
+            start,
+            bytes,
+            writable: true,
+            _keep: Keep::Object(tensor.clone().unbind()),
+        })
     }
 
     /// Fresh `bytes` of this length, not yet seen by anyone, and their memory.
@@ -112,7 +134,15 @@ impl Memory {
         let start = object.as_bytes().as_ptr().cast_mut();
         // Empty `bytes` are one shared object, of which there is nothing to write.
         let keep = Keep::Object(object.clone().into_any().unbind());
-        Ok((object, Self { start, bytes, writable: true, _keep: keep }))
+        Ok((
+            object,
+            Self {
+                start,
+                bytes,
+                writable: true,
+                _keep: keep,
+            },
+        ))
     }
 
     /// The bytes, to be read.
@@ -145,7 +175,11 @@ impl Memory {
 
 /// The memory of several buffers to be written in one call: overlapping ones cannot be.
 pub(crate) fn disjoint(buffers: &mut [Memory]) -> PyResult<Vec<&mut [u8]>> {
-    let mut ranges: Vec<(usize, usize)> = buffers.iter().filter(|buffer| buffer.bytes > 0).map(Memory::range).collect();
+    let mut ranges: Vec<(usize, usize)> = buffers
+        .iter()
+        .filter(|buffer| buffer.bytes > 0)
+        .map(Memory::range)
+        .collect();
     ranges.sort_unstable();
     if ranges.windows(2).any(|pair| pair[1].0 < pair[0].1) {
         return Err(PyValueError::new_err("buffers of one call overlap"));

@@ -20,11 +20,21 @@ pub(crate) fn put_options(
 ) -> PyResult<PutOptions> {
     Ok(PutOptions {
         tenant: tenant(name)?,
-        mode: if upsert { PutMode::Upsert } else { PutMode::Create },
+        mode: if upsert {
+            PutMode::Upsert
+        } else {
+            PutMode::Create
+        },
         pin: pin(pinned)?,
         group,
-        durability: if durable { Durability::Disk } else { Durability::Memory },
-        wait: wait.map(|seconds| seconds_of("wait", seconds)).transpose()?,
+        durability: if durable {
+            Durability::Disk
+        } else {
+            Durability::Memory
+        },
+        wait: wait
+            .map(|seconds| seconds_of("wait", seconds))
+            .transpose()?,
         chain: chain(given),
     })
 }
@@ -34,18 +44,29 @@ pub(crate) fn get_options(
     name: Option<&str>,
     given: Option<&Bound<'_, Chain>>,
 ) -> PyResult<GetOptions> {
-    Ok(GetOptions { tenant: tenant(name)?, chain: chain(given), prefix_only })
+    Ok(GetOptions {
+        tenant: tenant(name)?,
+        chain: chain(given),
+        prefix_only,
+    })
 }
 
 pub(crate) fn remove_options(force: bool, name: Option<&str>) -> PyResult<RemoveOptions> {
-    Ok(RemoveOptions { tenant: tenant(name)?, force })
+    Ok(RemoveOptions {
+        tenant: tenant(name)?,
+        force,
+    })
 }
 
 pub(crate) fn same_count(py: Python<'_>, keys: usize, what: &str, count: usize) -> PyResult<()> {
     if keys == count {
         return Ok(());
     }
-    Err(exception(py, ErrorCode::InvalidParams, &format!("{keys} keys but {count} {what}")))
+    Err(exception(
+        py,
+        ErrorCode::InvalidParams,
+        &format!("{keys} keys but {count} {what}"),
+    ))
 }
 
 /// A list of what each call gave: its value, or its exception in its place.
@@ -76,7 +97,9 @@ pub(crate) fn was_there(removed: Result<(), StoreError>) -> Result<bool, StoreEr
 /// Length of the value now; zero where there is none or nobody knows, which the read itself will say better.
 pub(crate) fn size_of(store: &slackwater_node::Store, key: &[u8], tenant: &Tenant) -> usize {
     let described = store.describe(key, tenant).ok().flatten();
-    described.map_or(0, |description| usize::try_from(description.bytes).unwrap_or(0))
+    described.map_or(0, |description| {
+        usize::try_from(description.bytes).unwrap_or(0)
+    })
 }
 
 /// Reads into fresh bytes of the right length. A value that is replaced by a longer one meanwhile is looked up again.
@@ -97,7 +120,9 @@ pub(crate) fn read_one<'py>(
             Err(error) => return Err(refused(py, &error)),
         }
     }
-    let value = py.detach(|| store.get(key, options)).map_err(|error| refused(py, &error))?;
+    let value = py
+        .detach(|| store.get(key, options))
+        .map_err(|error| refused(py, &error))?;
     Ok(value.map(|value| PyBytes::new(py, &value)))
 }
 
@@ -105,7 +130,15 @@ pub(crate) fn read_one<'py>(
 const LOOKUPS_MAX: usize = 4;
 
 /// The value at the length that was read: shorter only if it was replaced since its size was looked up.
-pub(crate) fn cut<'py>(py: Python<'py>, value: Bound<'py, PyBytes>, got: Got) -> PyResult<Bound<'py, PyBytes>> {
+pub(crate) fn cut<'py>(
+    py: Python<'py>,
+    value: Bound<'py, PyBytes>,
+    got: Got,
+) -> PyResult<Bound<'py, PyBytes>> {
     let bytes = value.as_bytes();
-    if bytes.len() == got.bytes { Ok(value) } else { Ok(PyBytes::new(py, &bytes[..got.bytes])) }
+    if bytes.len() == got.bytes {
+        Ok(value)
+    } else {
+        Ok(PyBytes::new(py, &bytes[..got.bytes]))
+    }
 }

@@ -34,21 +34,40 @@ impl Chain {
     ) -> PyResult<Self> {
         let parent = parent.map(|key| Key::new(key.as_slice(py))).transpose();
         let parent = parent.map_err(|error| PyValueError::new_err(format!("parent: {error}")))?;
-        Ok(Self { inner: slackwater_wire::Chain { parent, position, hint, output_tokens } })
+        Ok(Self {
+            inner: slackwater_wire::Chain {
+                parent,
+                position,
+                hint,
+                output_tokens,
+            },
+        })
     }
 
     fn __repr__(&self) -> String {
-        let slackwater_wire::Chain { parent, position, hint, output_tokens } = &self.inner;
-        let number = |value: &Option<u32>| value.map_or("None".to_owned(), |value| value.to_string());
-        let parent = parent.as_ref().map_or("None".to_owned(), |key| format!("{key:?}"));
+        let slackwater_wire::Chain {
+            parent,
+            position,
+            hint,
+            output_tokens,
+        } = &self.inner;
+        let number =
+            |value: &Option<u32>| value.map_or("None".to_owned(), |value| value.to_string());
+        let parent = parent
+            .as_ref()
+            .map_or("None".to_owned(), |key| format!("{key:?}"));
         let (hint, output_tokens) = (number(hint), number(output_tokens));
-        format!("Chain(parent={parent}, position={position}, hint={hint}, output_tokens={output_tokens})")
+        format!(
+            "Chain(parent={parent}, position={position}, hint={hint}, output_tokens={output_tokens})"
+        )
     }
 }
 
 /// The chain that was given, or one that begins at its root.
 pub(crate) fn chain(given: Option<&Bound<'_, Chain>>) -> slackwater_wire::Chain {
-    given.map(|chain| chain.get().inner.clone()).unwrap_or_default()
+    given
+        .map(|chain| chain.get().inner.clone())
+        .unwrap_or_default()
 }
 
 /// The tenant of that name; none means the default tenant.
@@ -67,8 +86,12 @@ pub(crate) fn pin(given: Option<&Bound<'_, PyAny>>) -> PyResult<Pin> {
     match given.extract::<String>().as_deref() {
         Ok("soft") => Ok(Pin::Soft(None)),
         Ok("hard") => Ok(Pin::Hard),
-        Ok(other) => Err(PyValueError::new_err(format!("pin: `{other}` is neither \"soft\" nor \"hard\""))),
-        Err(_) => Err(PyTypeError::new_err("pin: expected \"soft\", \"hard\" or the seconds of a soft pin")),
+        Ok(other) => Err(PyValueError::new_err(format!(
+            "pin: `{other}` is neither \"soft\" nor \"hard\""
+        ))),
+        Err(_) => Err(PyTypeError::new_err(
+            "pin: expected \"soft\", \"hard\" or the seconds of a soft pin",
+        )),
     }
 }
 
@@ -89,47 +112,64 @@ pub(crate) fn configuration(
     let mut flags = named;
     for (name, value) in options.into_iter().flatten() {
         let name: String = name.extract()?;
-        if !Config::OPTIONS.iter().any(|option| option.key.replace('.', "_") == name) {
+        if !Config::OPTIONS
+            .iter()
+            .any(|option| option.key.replace('.', "_") == name)
+        {
             return Err(PyTypeError::new_err(unknown(&name)));
         }
         flags.push((name.replace('_', "-"), option_text(&name, &value)?));
     }
-    Config::load(file.as_deref(), std::env::vars(), &flags).map_err(|problems| misconfigured(py, &problems))
+    Config::load(file.as_deref(), std::env::vars(), &flags)
+        .map_err(|problems| misconfigured(py, &problems))
 }
 
 /// Names the offending keyword alone, then what there is.
 fn unknown(name: &str) -> String {
-    let names: Vec<String> = Config::OPTIONS.iter().map(|option| option.key.replace('.', "_")).collect();
-    format!("Store() got an unexpected keyword argument '{name}' (options: {})", names.join(", "))
+    let names: Vec<String> = Config::OPTIONS
+        .iter()
+        .map(|option| option.key.replace('.', "_"))
+        .collect();
+    format!(
+        "Store() got an unexpected keyword argument '{name}' (options: {})",
+        names.join(", ")
+    )
 }
 
 fn option_text(name: &str, value: &Bound<'_, PyAny>) -> PyResult<String> {
-    let plain =
-        value.is_instance_of::<PyString>() || value.is_instance_of::<PyInt>() || value.is_instance_of::<PyFloat>();
+    let plain = value.is_instance_of::<PyString>()
+        || value.is_instance_of::<PyInt>()
+        || value.is_instance_of::<PyFloat>();
     if value.is_instance_of::<PyBool>() {
         Ok(value.extract::<bool>()?.to_string())
     } else if plain {
         Ok(value.str()?.to_string())
     } else {
         let found = value.get_type().name()?;
-        Err(PyTypeError::new_err(format!("{name}: expected a text, a number or a truth, found {found}")))
+        Err(PyTypeError::new_err(format!(
+            "{name}: expected a text, a number or a truth, found {found}"
+        )))
     }
 }
 
 /// Bytes as a number, or a text such as `64MiB`.
 pub(crate) fn size_text(name: &str, value: &Bound<'_, PyAny>) -> PyResult<String> {
     if value.is_instance_of::<PyBool>() {
-        return Err(PyTypeError::new_err(format!("{name}: expected bytes or a text such as \"1GiB\", found bool")));
+        return Err(PyTypeError::new_err(format!(
+            "{name}: expected bytes or a text such as \"1GiB\", found bool"
+        )));
     }
     if let Ok(bytes) = value.extract::<u64>() {
         return Ok(bytes.to_string());
     }
-    let wrong = || PyTypeError::new_err(format!("{name}: expected bytes or a text such as \"1GiB\""));
+    let wrong =
+        || PyTypeError::new_err(format!("{name}: expected bytes or a text such as \"1GiB\""));
     value.extract::<String>().map_err(|_| wrong())
 }
 
 /// The same as a number of bytes.
 pub(crate) fn bytes_of(name: &str, value: &Bound<'_, PyAny>) -> PyResult<u64> {
     let size: Result<ByteSize, _> = size_text(name, value)?.parse();
-    size.map(|size| size.0).map_err(|error| PyValueError::new_err(format!("{name}: {error}")))
+    size.map(|size| size.0)
+        .map_err(|error| PyValueError::new_err(format!("{name}: {error}")))
 }

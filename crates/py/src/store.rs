@@ -9,7 +9,9 @@ use slackwater_node::{GetOptions, StoreError, Stored};
 use slackwater_wire::{ErrorCode, Key, List, QuotaState};
 
 use crate::buffers::{KeyBytes, Memory, disjoint};
-use crate::calls::{cut, each, get_options, put_options, read_one, remove_options, same_count, size_of, was_there};
+use crate::calls::{
+    cut, each, get_options, put_options, read_one, remove_options, same_count, size_of, was_there,
+};
 use crate::errors::{exception, not_opened, refused};
 use crate::options::{Chain, bytes_of, configuration, seconds_of, size_text};
 
@@ -69,11 +71,16 @@ impl Store {
         }
         let mut config = configuration(py, config, named, options)?;
         if tiered {
-            config.default_to("ssd", SSD_DEFAULT).map_err(PyValueError::new_err)?;
+            config
+                .default_to("ssd", SSD_DEFAULT)
+                .map_err(PyValueError::new_err)?;
         }
         let opened = py.detach(|| slackwater_node::Store::open(config));
         let store = opened.map_err(|error| not_opened(py, &error))?;
-        Ok(Self { inner: Mutex::new(Some(store)), forks: FORKS.load(Ordering::Relaxed) })
+        Ok(Self {
+            inner: Mutex::new(Some(store)),
+            forks: FORKS.load(Ordering::Relaxed),
+        })
     }
 
     /// put(key, value, *, upsert=False, pin=None, group=None, durable=False, wait=None, tenant=None, chain=None)
@@ -101,7 +108,9 @@ impl Store {
         let (store, value) = (self.store(py)?, Memory::of(value)?);
         let (key, bytes) = (key.as_slice(py), value.as_slice());
         let stored = py.detach(|| store.put(key, bytes, &options));
-        stored.map(|stored| stored == Stored::New).map_err(|error| refused(py, &error))
+        stored
+            .map(|stored| stored == Stored::New)
+            .map_err(|error| refused(py, &error))
     }
 
     /// put_batch(keys, values, *, upsert=False, pin=None, group=None, durable=False, wait=None, tenant=None, chain=None)
@@ -127,8 +136,11 @@ impl Store {
         same_count(py, keys.len(), "values", values.len())?;
         let store = self.store(py)?;
         let values: Vec<Memory> = values.iter().map(Memory::of).collect::<PyResult<_>>()?;
-        let entries: Vec<(&[u8], &[u8])> =
-            keys.iter().zip(&values).map(|(key, value)| (key.as_slice(py), value.as_slice())).collect();
+        let entries: Vec<(&[u8], &[u8])> = keys
+            .iter()
+            .zip(&values)
+            .map(|(key, value)| (key.as_slice(py), value.as_slice()))
+            .collect();
         let results = py.detach(|| store.put_batch(&entries, &options));
         each(py, results, |stored| Ok(stored == Stored::New))
     }
@@ -137,9 +149,17 @@ impl Store {
     ///
     /// The value as bytes, or None if there is none.
     #[pyo3(signature = (key, *, tenant=None))]
-    fn get<'py>(&self, py: Python<'py>, key: KeyBytes, tenant: Option<&str>) -> PyResult<Option<Bound<'py, PyBytes>>> {
+    fn get<'py>(
+        &self,
+        py: Python<'py>,
+        key: KeyBytes,
+        tenant: Option<&str>,
+    ) -> PyResult<Option<Bound<'py, PyBytes>>> {
         let store = self.store(py)?;
-        let options = GetOptions { tenant: crate::options::tenant(tenant)?, ..GetOptions::default() };
+        let options = GetOptions {
+            tenant: crate::options::tenant(tenant)?,
+            ..GetOptions::default()
+        };
         read_one(py, &store, key.as_slice(py), &options)
     }
 
@@ -156,11 +176,15 @@ impl Store {
         tenant: Option<&str>,
     ) -> PyResult<Option<usize>> {
         let store = self.store(py)?;
-        let options = GetOptions { tenant: crate::options::tenant(tenant)?, ..GetOptions::default() };
+        let options = GetOptions {
+            tenant: crate::options::tenant(tenant)?,
+            ..GetOptions::default()
+        };
         let mut buffer = Memory::of(buffer)?;
         let (key, bytes) = (key.as_slice(py), buffer.as_mut_slice()?);
         let got = py.detach(|| store.get_into(key, bytes, &options));
-        got.map(|got| got.map(|got| got.bytes)).map_err(|error| refused(py, &error))
+        got.map(|got| got.map(|got| got.bytes))
+            .map_err(|error| refused(py, &error))
     }
 
     /// get_batch(keys, *, prefix_only=False, tenant=None, chain=None)
@@ -179,7 +203,11 @@ impl Store {
         let store = self.store(py)?;
         let options = get_options(prefix_only, tenant, chain)?;
         let keys: Vec<&[u8]> = keys.iter().map(|key| key.as_slice(py)).collect();
-        let sizes = py.detach(|| keys.iter().map(|key| size_of(&store, key, &options.tenant)).collect::<Vec<_>>());
+        let sizes = py.detach(|| {
+            keys.iter()
+                .map(|key| size_of(&store, key, &options.tenant))
+                .collect::<Vec<_>>()
+        });
         let mut values = Vec::with_capacity(keys.len());
         let mut memory = Vec::with_capacity(keys.len());
         for size in sizes {
@@ -195,9 +223,9 @@ impl Store {
                 Ok(Some(got)) => cut(py, value, got)?.into_any(),
                 Ok(None) => py.None().into_bound(py),
                 // Put or replaced since its size was looked up.
-                Err(StoreError::BufferTooSmall { .. }) => {
-                    read_one(py, &store, key, &options)?.into_pyobject(py)?.into_any()
-                }
+                Err(StoreError::BufferTooSmall { .. }) => read_one(py, &store, key, &options)?
+                    .into_pyobject(py)?
+                    .into_any(),
                 Err(error) => refused(py, &error).into_value(py).into_bound(py).into_any(),
             })?;
         }
@@ -233,17 +261,27 @@ impl Store {
     /// Whether the key has a value that can be read.
     #[pyo3(signature = (key, *, tenant=None))]
     fn exists(&self, py: Python<'_>, key: KeyBytes, tenant: Option<&str>) -> PyResult<bool> {
-        Ok(self.exists_batch(py, vec![key], tenant)?.first().copied().unwrap_or(false))
+        Ok(self
+            .exists_batch(py, vec![key], tenant)?
+            .first()
+            .copied()
+            .unwrap_or(false))
     }
 
     /// exists_batch(keys, *, tenant=None)
     ///
     /// Whether each key has a value that can be read.
     #[pyo3(signature = (keys, *, tenant=None))]
-    fn exists_batch(&self, py: Python<'_>, keys: Vec<KeyBytes>, tenant: Option<&str>) -> PyResult<Vec<bool>> {
+    fn exists_batch(
+        &self,
+        py: Python<'_>,
+        keys: Vec<KeyBytes>,
+        tenant: Option<&str>,
+    ) -> PyResult<Vec<bool>> {
         let (store, tenant) = (self.store(py)?, crate::options::tenant(tenant)?);
         let keys: Vec<&[u8]> = keys.iter().map(|key| key.as_slice(py)).collect();
-        py.detach(|| store.exists(&keys, &tenant)).map_err(|error| refused(py, &error))
+        py.detach(|| store.exists(&keys, &tenant))
+            .map_err(|error| refused(py, &error))
     }
 
     fn __contains__(&self, py: Python<'_>, key: KeyBytes) -> PyResult<bool> {
@@ -255,11 +293,21 @@ impl Store {
     /// Removes the value, which never comes back. Returns False if there was none. A value that a reader holds a lease on
     /// raises unless `force` is set.
     #[pyo3(signature = (key, *, force=false, tenant=None))]
-    fn remove(&self, py: Python<'_>, key: KeyBytes, force: bool, tenant: Option<&str>) -> PyResult<bool> {
+    fn remove(
+        &self,
+        py: Python<'_>,
+        key: KeyBytes,
+        force: bool,
+        tenant: Option<&str>,
+    ) -> PyResult<bool> {
         let (store, options) = (self.store(py)?, remove_options(force, tenant)?);
         let key = key.as_slice(py);
         let removed = py.detach(|| store.remove(&[key], &options));
-        removed.into_iter().next().map_or(Ok(false), was_there).map_err(|error| refused(py, &error))
+        removed
+            .into_iter()
+            .next()
+            .map_or(Ok(false), was_there)
+            .map_err(|error| refused(py, &error))
     }
 
     /// remove_batch(keys, *, force=False, tenant=None)
@@ -283,9 +331,16 @@ impl Store {
     ///
     /// Removes every value in whose key the regular expression is found. Returns how many.
     #[pyo3(signature = (pattern, *, force=false, tenant=None))]
-    fn remove_matching(&self, py: Python<'_>, pattern: &str, force: bool, tenant: Option<&str>) -> PyResult<u64> {
+    fn remove_matching(
+        &self,
+        py: Python<'_>,
+        pattern: &str,
+        force: bool,
+        tenant: Option<&str>,
+    ) -> PyResult<u64> {
         let (store, options) = (self.store(py)?, remove_options(force, tenant)?);
-        py.detach(|| store.remove_matching(pattern, &options)).map_err(|error| refused(py, &error))
+        py.detach(|| store.remove_matching(pattern, &options))
+            .map_err(|error| refused(py, &error))
     }
 
     /// remove_all(*, force=False, tenant=None)
@@ -294,7 +349,8 @@ impl Store {
     #[pyo3(signature = (*, force=false, tenant=None))]
     fn remove_all(&self, py: Python<'_>, force: bool, tenant: Option<&str>) -> PyResult<u64> {
         let (store, options) = (self.store(py)?, remove_options(force, tenant)?);
-        py.detach(|| store.remove_all(&options)).map_err(|error| refused(py, &error))
+        py.detach(|| store.remove_all(&options))
+            .map_err(|error| refused(py, &error))
     }
 
     /// list(*, pattern=None, after=None, limit=1000, tenant=None)
@@ -313,9 +369,22 @@ impl Store {
         let store = self.store(py)?;
         let after = after.map(|key| Key::new(key.as_slice(py))).transpose();
         let after = after.map_err(|error| refused(py, &StoreError::Key(error)))?;
-        let list = List { tenant: crate::options::tenant(tenant)?, pattern, after, limit };
-        let listed = py.detach(|| store.list(list)).map_err(|error| refused(py, &error))?;
-        PyList::new(py, listed.keys.iter().map(|key| PyBytes::new(py, key.as_bytes())))
+        let list = List {
+            tenant: crate::options::tenant(tenant)?,
+            pattern,
+            after,
+            limit,
+        };
+        let listed = py
+            .detach(|| store.list(list))
+            .map_err(|error| refused(py, &error))?;
+        PyList::new(
+            py,
+            listed
+                .keys
+                .iter()
+                .map(|key| PyBytes::new(py, key.as_bytes())),
+        )
     }
 
     /// set_quota(tenant, *, memory, ssd=0)
@@ -333,7 +402,8 @@ impl Store {
         let (store, tenant) = (self.store(py)?, crate::options::tenant(Some(tenant))?);
         let memory = bytes_of("memory", memory)?;
         let ssd = ssd.map_or(Ok(0), |ssd| bytes_of("ssd", ssd))?;
-        py.detach(|| store.set_quota(&tenant, memory, ssd)).map_err(|error| refused(py, &error))
+        py.detach(|| store.set_quota(&tenant, memory, ssd))
+            .map_err(|error| refused(py, &error))
     }
 
     /// delete_quota(tenant)
@@ -341,7 +411,8 @@ impl Store {
     /// Forgets the quota of a tenant that has no values.
     fn delete_quota(&self, py: Python<'_>, tenant: &str) -> PyResult<()> {
         let (store, tenant) = (self.store(py)?, crate::options::tenant(Some(tenant))?);
-        py.detach(|| store.delete_quota(&tenant)).map_err(|error| refused(py, &error))
+        py.detach(|| store.delete_quota(&tenant))
+            .map_err(|error| refused(py, &error))
     }
 
     /// quotas()
@@ -351,7 +422,9 @@ impl Store {
     /// is "default".
     fn quotas<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         let store = self.store(py)?;
-        let states = py.detach(|| store.quotas()).map_err(|error| refused(py, &error))?;
+        let states = py
+            .detach(|| store.quotas())
+            .map_err(|error| refused(py, &error))?;
         let states: PyResult<Vec<_>> = states.iter().map(|state| quota_of(py, state)).collect();
         PyList::new(py, states?)
     }
@@ -361,10 +434,17 @@ impl Store {
     /// Why each tier keeps the value, or will let it go: a list of dictionaries with `tier`, `held`, `policy`, `learned`
     /// (class, reuses, age_s, index, lowest_index, returns) and `words`. None if there is no value.
     #[pyo3(signature = (key, *, tenant=None))]
-    fn explain<'py>(&self, py: Python<'py>, key: KeyBytes, tenant: Option<&str>) -> PyResult<Bound<'py, PyAny>> {
+    fn explain<'py>(
+        &self,
+        py: Python<'py>,
+        key: KeyBytes,
+        tenant: Option<&str>,
+    ) -> PyResult<Bound<'py, PyAny>> {
         let (store, tenant) = (self.store(py)?, crate::options::tenant(tenant)?);
         let key = key.as_slice(py);
-        let reasons = py.detach(|| store.explain(key, &tenant)).map_err(|error| refused(py, &error))?;
+        let reasons = py
+            .detach(|| store.explain(key, &tenant))
+            .map_err(|error| refused(py, &error))?;
         as_objects(py, serde_json::to_string(&reasons))
     }
 
@@ -391,7 +471,8 @@ impl Store {
     #[pyo3(signature = (timeout=60.0))]
     fn flush(&self, py: Python<'_>, timeout: f64) -> PyResult<()> {
         let (store, timeout) = (self.store(py)?, seconds_of("timeout", timeout)?);
-        py.detach(|| store.flush(timeout)).map_err(|error| refused(py, &error))
+        py.detach(|| store.flush(timeout))
+            .map_err(|error| refused(py, &error))
     }
 
     /// close()
@@ -401,13 +482,17 @@ impl Store {
         let Some(store) = self.take() else {
             return Ok(());
         };
-        py.detach(|| store.close()).map_err(|error| refused(py, &error))
+        py.detach(|| store.close())
+            .map_err(|error| refused(py, &error))
     }
 
     /// Whether the store was closed.
     #[getter]
     fn closed(&self) -> bool {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner).is_none()
+        self.inner
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .is_none()
     }
 
     fn __enter__(slf: Bound<'_, Self>) -> Bound<'_, Self> {
@@ -415,12 +500,20 @@ impl Store {
     }
 
     #[pyo3(signature = (*_exception))]
-    fn __exit__(&self, py: Python<'_>, _exception: &Bound<'_, pyo3::types::PyTuple>) -> PyResult<()> {
+    fn __exit__(
+        &self,
+        py: Python<'_>,
+        _exception: &Bound<'_, pyo3::types::PyTuple>,
+    ) -> PyResult<()> {
         self.close(py)
     }
 
     fn __repr__(&self) -> &'static str {
-        if self.closed() { "<slackwater.Store, closed>" } else { "<slackwater.Store, open>" }
+        if self.closed() {
+            "<slackwater.Store, closed>"
+        } else {
+            "<slackwater.Store, open>"
+        }
     }
 }
 
@@ -428,16 +521,23 @@ impl Store {
     /// The store behind this object, for one call.
     fn store(&self, py: Python<'_>) -> PyResult<slackwater_node::Store> {
         if self.forks != FORKS.load(Ordering::Relaxed) {
-            let message = "this process is a fork of the one that opened the store: open one after the fork";
+            let message =
+                "this process is a fork of the one that opened the store: open one after the fork";
             return Err(exception(py, ErrorCode::NotSupported, message));
         }
         let inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
-        inner.clone().ok_or_else(|| refused(py, &StoreError::Closed))
+        inner
+            .clone()
+            .ok_or_else(|| refused(py, &StoreError::Closed))
     }
 
     /// The store, to be closed. In a fork its threads are not there to be joined: it is left alone.
     fn take(&self) -> Option<slackwater_node::Store> {
-        let store = self.inner.lock().unwrap_or_else(PoisonError::into_inner).take()?;
+        let store = self
+            .inner
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take()?;
         if self.forks == FORKS.load(Ordering::Relaxed) {
             return Some(store);
         }

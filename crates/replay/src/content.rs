@@ -69,12 +69,19 @@ impl Content {
             let place = start.wrapping_add(STEP.wrapping_mul((index / WORD) as u64));
             mix(place).to_le_bytes()[index % WORD]
         };
-        let index = (0..bytes.len()).find(|index| bytes[*index] != expected(*index)).unwrap_or(0);
-        Difference { offset: page * PAGE + index, expected: expected(index), found: bytes[index] }
+        let index = (0..bytes.len())
+            .find(|index| bytes[*index] != expected(*index))
+            .unwrap_or(0);
+        Difference {
+            offset: page * PAGE + index,
+            expected: expected(index),
+            found: bytes[index],
+        }
     }
 
     fn place(self, page: usize) -> u64 {
-        self.seed.wrapping_add(STEP.wrapping_mul((page * PAGE / WORD) as u64))
+        self.seed
+            .wrapping_add(STEP.wrapping_mul((page * PAGE / WORD) as u64))
     }
 }
 
@@ -101,7 +108,11 @@ mod tests {
     #[test]
     fn what_was_filled_checks_at_every_length() {
         for bytes in [0, 1, 7, 8, 9, 4095, 4096, 4097, 12_291] {
-            assert_eq!(Content::of(b"k").check(&block("k", bytes)), Ok(()), "{bytes}");
+            assert_eq!(
+                Content::of(b"k").check(&block("k", bytes)),
+                Ok(()),
+                "{bytes}"
+            );
         }
     }
 

@@ -22,7 +22,11 @@ pub struct Traffic {
 
 impl Default for Traffic {
     fn default() -> Self {
-        Self { requests: 5_000, sessions: 200, seed: 1 }
+        Self {
+            requests: 5_000,
+            sessions: 200,
+            seed: 1,
+        }
     }
 }
 
@@ -81,7 +85,8 @@ impl Generator {
             next_block: 0,
         };
         for _ in 0..SYSTEM_PROMPTS {
-            let tokens = SYSTEM_TOKENS.0 + generator.rng.below(SYSTEM_TOKENS.1 - SYSTEM_TOKENS.0 + 1);
+            let tokens =
+                SYSTEM_TOKENS.0 + generator.rng.below(SYSTEM_TOKENS.1 - SYSTEM_TOKENS.0 + 1);
             let blocks = generator.fresh_blocks(tokens / BLOCK_TOKENS);
             generator.prompts.push(SystemPrompt { tokens, blocks });
         }
@@ -122,8 +127,11 @@ impl Generator {
             session.turns_left = 0;
         }
         let speaking = output_tokens as f64 / ANSWER_TOKENS_PER_S;
-        let silence =
-            if session.turns_left == 0 { self.exponential(PAUSE_MEAN_S) } else { self.log_normal_f64(THINK_S) };
+        let silence = if session.turns_left == 0 {
+            self.exponential(PAUSE_MEAN_S)
+        } else {
+            self.log_normal_f64(THINK_S)
+        };
         self.sessions[index as usize] = session;
         (request, nanos(speaking + silence))
     }
@@ -131,14 +139,22 @@ impl Generator {
     /// A new conversation, with its first question asked.
     fn open(&mut self) -> Session {
         let rank = self.zipf(self.prompts.len());
-        let document = if self.rng.chance(DOCUMENT_SHARE) { self.log_normal(DOCUMENT_TOKENS) } else { 0 };
+        let document = if self.rng.chance(DOCUMENT_SHARE) {
+            self.log_normal(DOCUMENT_TOKENS)
+        } else {
+            0
+        };
         let question = self.log_normal(QUESTION_TOKENS);
         let mut turns_left = 1;
         while !self.rng.chance(1.0 / TURNS_MEAN) {
             turns_left += 1;
         }
         let prompt = &self.prompts[rank];
-        Session { turns_left, context_tokens: prompt.tokens + document + question, blocks: prompt.blocks.clone() }
+        Session {
+            turns_left,
+            context_tokens: prompt.tokens + document + question,
+            blocks: prompt.blocks.clone(),
+        }
     }
 
     fn fresh_blocks(&mut self, count: u64) -> Vec<u64> {
@@ -197,12 +213,24 @@ struct LogNormal {
 const SYSTEM_PROMPTS: usize = 12;
 const SYSTEM_TOKENS: (u64, u64) = (256, 3072);
 const TURNS_MEAN: f64 = 5.0;
-const QUESTION_TOKENS: LogNormal = LogNormal { median: 90.0, sigma: 1.1 };
+const QUESTION_TOKENS: LogNormal = LogNormal {
+    median: 90.0,
+    sigma: 1.1,
+};
 const DOCUMENT_SHARE: f64 = 0.3;
-const DOCUMENT_TOKENS: LogNormal = LogNormal { median: 5000.0, sigma: 0.9 };
-const ANSWER_TOKENS: LogNormal = LogNormal { median: 260.0, sigma: 0.7 };
+const DOCUMENT_TOKENS: LogNormal = LogNormal {
+    median: 5000.0,
+    sigma: 0.9,
+};
+const ANSWER_TOKENS: LogNormal = LogNormal {
+    median: 260.0,
+    sigma: 0.7,
+};
 const ANSWER_TOKENS_PER_S: f64 = 40.0;
-const THINK_S: LogNormal = LogNormal { median: 35.0, sigma: 1.1 };
+const THINK_S: LogNormal = LogNormal {
+    median: 35.0,
+    sigma: 1.1,
+};
 const PAUSE_MEAN_S: f64 = 120.0;
 
 fn nanos(seconds: f64) -> u64 {
@@ -215,14 +243,24 @@ mod tests {
 
     use super::*;
 
-    const TRAFFIC: Traffic = Traffic { requests: 20_000, sessions: 300, seed: 7 };
+    const TRAFFIC: Traffic = Traffic {
+        requests: 20_000,
+        sessions: 300,
+        seed: 7,
+    };
 
     #[test]
     fn the_same_seed_gives_the_same_requests_and_another_others() {
-        let traffic = Traffic { requests: 2_000, ..TRAFFIC };
+        let traffic = Traffic {
+            requests: 2_000,
+            ..TRAFFIC
+        };
         let first: Vec<Request> = Generator::new(traffic).collect();
         assert_eq!(first, Generator::new(traffic).collect::<Vec<_>>());
-        assert_ne!(first, Generator::new(Traffic { seed: 8, ..traffic }).collect::<Vec<_>>());
+        assert_ne!(
+            first,
+            Generator::new(Traffic { seed: 8, ..traffic }).collect::<Vec<_>>()
+        );
         assert_eq!(first.len(), 2_000);
     }
 
@@ -232,8 +270,14 @@ mod tests {
         for request in Generator::new(TRAFFIC) {
             assert!(request.at >= last);
             last = request.at;
-            assert_eq!(request.blocks.len() as u64, request.input_tokens.div_ceil(BLOCK_TOKENS));
-            assert!((1..=CONTEXT_TOKENS_MAX).contains(&request.input_tokens) && request.output_tokens > 0);
+            assert_eq!(
+                request.blocks.len() as u64,
+                request.input_tokens.div_ceil(BLOCK_TOKENS)
+            );
+            assert!(
+                (1..=CONTEXT_TOKENS_MAX).contains(&request.input_tokens)
+                    && request.output_tokens > 0
+            );
         }
     }
 
@@ -244,7 +288,11 @@ mod tests {
         for request in Generator::new(TRAFFIC) {
             let mut parent = None;
             for block in request.blocks {
-                assert_eq!(*parents.entry(block).or_insert(parent), parent, "block {block}");
+                assert_eq!(
+                    *parents.entry(block).or_insert(parent),
+                    parent,
+                    "block {block}"
+                );
                 parent = Some(block);
             }
         }
@@ -253,17 +301,33 @@ mod tests {
     #[test]
     fn the_statistics_are_the_documented_ones() {
         let requests: Vec<Request> = Generator::new(TRAFFIC).collect();
-        let mut outputs: Vec<u64> = requests.iter().map(|request| request.output_tokens).collect();
+        let mut outputs: Vec<u64> = requests
+            .iter()
+            .map(|request| request.output_tokens)
+            .collect();
         let median = median(&mut outputs);
-        assert!((250..=270).contains(&median), "median answer of {median} tokens");
+        assert!(
+            (250..=270).contains(&median),
+            "median answer of {median} tokens"
+        );
 
         // A request whose last whole block was never seen with its predecessor opened by another one opens a session.
         let mut seen: Set<u64> = Set::default();
         let (mut references, mut hits, mut opened) = (0u64, 0u64, 0u64);
-        let roots: Set<u64> = Generator::new(TRAFFIC).prompts.iter().flat_map(|prompt| prompt.blocks.clone()).collect();
+        let roots: Set<u64> = Generator::new(TRAFFIC)
+            .prompts
+            .iter()
+            .flat_map(|prompt| prompt.blocks.clone())
+            .collect();
         for request in &requests {
-            let known = request.blocks.iter().take_while(|block| seen.contains(*block)).count();
-            let beyond_prompt = request.blocks[..known].iter().any(|block| !roots.contains(block));
+            let known = request
+                .blocks
+                .iter()
+                .take_while(|block| seen.contains(*block))
+                .count();
+            let beyond_prompt = request.blocks[..known]
+                .iter()
+                .any(|block| !roots.contains(block));
             opened += u64::from(!beyond_prompt);
             references += request.blocks.len() as u64;
             hits += known as u64;
@@ -273,19 +337,37 @@ mod tests {
         let turns = requests.len() as f64 / opened as f64;
         assert!((2.0..=5.5).contains(&turns), "{turns} turns a conversation");
         let rate = hits as f64 / references as f64;
-        assert!((0.70..=0.80).contains(&rate), "an endless cache would hit {rate}");
+        assert!(
+            (0.70..=0.80).contains(&rate),
+            "an endless cache would hit {rate}"
+        );
     }
 
     #[test]
     fn conversations_have_five_turns_in_the_mean_and_share_a_dozen_prompts() {
         let mut generator = Generator::new(TRAFFIC);
         let sessions: Vec<Session> = (0..20_000).map(|_| generator.open()).collect();
-        let turns = sessions.iter().map(|session| session.turns_left).sum::<u64>() as f64 / sessions.len() as f64;
+        let turns = sessions
+            .iter()
+            .map(|session| session.turns_left)
+            .sum::<u64>() as f64
+            / sessions.len() as f64;
         assert!((4.85..=5.15).contains(&turns), "{turns}");
-        let documents = sessions.iter().filter(|session| session.context_tokens > 6_000).count();
-        assert!((2_000..=4_500).contains(&documents), "{documents} of 20,000 conversations bring a long document");
+        let documents = sessions
+            .iter()
+            .filter(|session| session.context_tokens > 6_000)
+            .count();
+        assert!(
+            (2_000..=4_500).contains(&documents),
+            "{documents} of 20,000 conversations bring a long document"
+        );
         assert_eq!(generator.prompts.len(), 12);
-        assert!(generator.prompts.iter().all(|prompt| (256..=3072).contains(&prompt.tokens)));
+        assert!(
+            generator
+                .prompts
+                .iter()
+                .all(|prompt| (256..=3072).contains(&prompt.tokens))
+        );
         let mut thinking: Vec<u64> = (0..20_000).map(|_| generator.log_normal(THINK_S)).collect();
         assert!((34..=36).contains(&median(&mut thinking)));
     }

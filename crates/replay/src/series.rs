@@ -12,7 +12,12 @@ impl<T> Series<T> {
     /// A series of at most `limit` samples, kept even and at least 2.
     #[must_use]
     pub fn with_limit(limit: usize) -> Self {
-        Self { samples: Vec::new(), limit: (limit / 2).max(1) * 2, stride: 1, offered: 0 }
+        Self {
+            samples: Vec::new(),
+            limit: (limit / 2).max(1) * 2,
+            stride: 1,
+            offered: 0,
+        }
     }
 
     /// Offers the next sample, which is made only when it is kept.
@@ -62,7 +67,12 @@ mod tests {
             let kept = series.samples();
             assert!(kept.len() <= 8, "{length}: {kept:?}");
             let stride = kept.first().copied().unwrap_or(1);
-            assert!(kept.iter().enumerate().all(|(index, moment)| *moment == stride * (index as u64 + 1)), "{kept:?}");
+            assert!(
+                kept.iter()
+                    .enumerate()
+                    .all(|(index, moment)| *moment == stride * (index as u64 + 1)),
+                "{kept:?}"
+            );
             assert!(length < 8 || kept.len() >= 4, "{length}: {kept:?}");
         }
     }

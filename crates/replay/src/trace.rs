@@ -83,7 +83,13 @@ pub enum Problem {
 impl<R: BufRead> TraceReader<R> {
     /// A reader of the trace called `name` in its errors.
     pub fn new(name: impl Into<String>, reader: R) -> Self {
-        Self { name: name.into(), reader, line: 0, bytes: 0, buffer: Vec::new() }
+        Self {
+            name: name.into(),
+            reader,
+            line: 0,
+            bytes: 0,
+            buffer: Vec::new(),
+        }
     }
 
     /// Bytes read so far.
@@ -98,10 +104,14 @@ impl<R: BufRead> TraceReader<R> {
             self.buffer.clear();
             self.line += 1;
             let mut bounded = (&mut self.reader).take(LINE_BYTES_MAX + 1);
-            let read = bounded.read_until(b'\n', &mut self.buffer).map_err(Problem::Read)?;
+            let read = bounded
+                .read_until(b'\n', &mut self.buffer)
+                .map_err(Problem::Read)?;
             self.bytes += read as u64;
             if read as u64 > LINE_BYTES_MAX {
-                return Err(Problem::TooLong { limit: LINE_BYTES_MAX });
+                return Err(Problem::TooLong {
+                    limit: LINE_BYTES_MAX,
+                });
             }
             if read == 0 {
                 return Ok(false);
@@ -116,7 +126,11 @@ impl<R: BufRead> TraceReader<R> {
     }
 
     fn next_request(&mut self) -> Result<Option<Request>, Problem> {
-        if self.next_line()? { parse(&self.buffer).map(Some) } else { Ok(None) }
+        if self.next_line()? {
+            parse(&self.buffer).map(Some)
+        } else {
+            Ok(None)
+        }
     }
 }
 
@@ -126,7 +140,11 @@ impl<R: BufRead> Iterator for TraceReader<R> {
     fn next(&mut self) -> Option<Self::Item> {
         match self.next_request() {
             Ok(request) => request.map(Ok),
-            Err(problem) => Some(Err(TraceError { name: self.name.clone(), line: self.line, problem })),
+            Err(problem) => Some(Err(TraceError {
+                name: self.name.clone(),
+                line: self.line,
+                problem,
+            })),
         }
     }
 }
@@ -139,10 +157,15 @@ const ID: &str = "a whole number from 0 to 18446744073709551615";
 const HINT: &str = "a whole number from 0 to 4294967295, or null";
 
 fn parse(line: &[u8]) -> Result<Request, Problem> {
-    let value: Value = serde_json::from_slice(line.trim_ascii_end())
-        .map_err(|error| Problem::NotJson { column: error.column(), detail: describe_error(&error) })?;
+    let value: Value =
+        serde_json::from_slice(line.trim_ascii_end()).map_err(|error| Problem::NotJson {
+            column: error.column(),
+            detail: describe_error(&error),
+        })?;
     let Value::Object(fields) = value else {
-        return Err(Problem::NotObject { found: describe(&value) });
+        return Err(Problem::NotObject {
+            found: describe(&value),
+        });
     };
     Ok(Request {
         at: moment(field(&fields, "timestamp", MILLISECONDS)?)?,
@@ -158,7 +181,9 @@ fn field<'a>(
     field: &'static str,
     expected: &'static str,
 ) -> Result<&'a Value, Problem> {
-    fields.get(field).ok_or(Problem::Missing { field, expected })
+    fields
+        .get(field)
+        .ok_or(Problem::Missing { field, expected })
 }
 
 /// Milliseconds, whole or not: some recorders write fractions.
@@ -167,7 +192,10 @@ fn moment(value: &Value) -> Result<Duration, Problem> {
     if let Some(whole) = value.as_u64() {
         return Ok(Duration::from_millis(whole));
     }
-    let millis = value.as_f64().filter(|millis| *millis >= 0.0).ok_or_else(wrong)?;
+    let millis = value
+        .as_f64()
+        .filter(|millis| *millis >= 0.0)
+        .ok_or_else(wrong)?;
     Duration::try_from_secs_f64(millis / 1e3).map_err(|_| wrong())
 }
 
@@ -177,8 +205,13 @@ fn tokens(fields: &Map<String, Value>, name: &'static str) -> Result<u64, Proble
 }
 
 fn blocks(value: &Value) -> Result<Vec<u64>, Problem> {
-    let list = value.as_array().ok_or_else(|| wrong("hash_ids", value, IDS))?;
-    let id = |(index, id): (usize, &Value)| id.as_u64().ok_or_else(|| wrong(&format!("hash_ids[{index}]"), id, ID));
+    let list = value
+        .as_array()
+        .ok_or_else(|| wrong("hash_ids", value, IDS))?;
+    let id = |(index, id): (usize, &Value)| {
+        id.as_u64()
+            .ok_or_else(|| wrong(&format!("hash_ids[{index}]"), id, ID))
+    };
     list.iter().enumerate().map(id).collect()
 }
 
@@ -191,7 +224,11 @@ fn hint(value: &Value) -> Result<Option<u32>, Problem> {
 }
 
 fn wrong(field: &str, value: &Value, expected: &'static str) -> Problem {
-    Problem::Wrong { field: field.to_owned(), found: describe(value), expected }
+    Problem::Wrong {
+        field: field.to_owned(),
+        found: describe(value),
+        expected,
+    }
 }
 
 /// A value in few words: an error message is no place for a chain of ten thousand ids.
@@ -209,7 +246,9 @@ fn describe(value: &Value) -> String {
 /// The parser's words without its position, which is said once and with the right line.
 fn describe_error(error: &serde_json::Error) -> String {
     let text = error.to_string();
-    text.rsplit_once(" at line ").map_or(text.as_str(), |(words, _)| words).to_owned()
+    text.rsplit_once(" at line ")
+        .map_or(text.as_str(), |(words, _)| words)
+        .to_owned()
 }
 
 #[cfg(test)]
@@ -217,7 +256,9 @@ mod tests {
     use super::*;
 
     fn read(text: &[u8]) -> Result<Vec<Request>, String> {
-        TraceReader::new("t.jsonl", text).collect::<Result<_, _>>().map_err(|error| error.to_string())
+        TraceReader::new("t.jsonl", text)
+            .collect::<Result<_, _>>()
+            .map_err(|error| error.to_string())
     }
 
     #[test]
@@ -238,8 +279,14 @@ mod tests {
                 hint: None
             }
         );
-        assert_eq!((requests[1].at, requests[1].hint), (Duration::from_micros(1500), Some(7)));
-        assert_eq!((requests[2].blocks.as_slice(), requests[2].hint), ([u64::MAX].as_slice(), None));
+        assert_eq!(
+            (requests[1].at, requests[1].hint),
+            (Duration::from_micros(1500), Some(7))
+        );
+        assert_eq!(
+            (requests[2].blocks.as_slice(), requests[2].hint),
+            ([u64::MAX].as_slice(), None)
+        );
     }
 
     #[test]
@@ -247,16 +294,29 @@ mod tests {
         let good = r#"{"timestamp":0,"input_length":1,"output_length":1,"hash_ids":[0]}"#;
         let check = |line: &str, message: &str| {
             let text = format!("{good}\n\n{line}\n{good}\n");
-            assert_eq!(read(text.as_bytes()).unwrap_err(), format!("t.jsonl, line 3: {message}"), "{line}");
+            assert_eq!(
+                read(text.as_bytes()).unwrap_err(),
+                format!("t.jsonl, line 3: {message}"),
+                "{line}"
+            );
         };
         let ids = "a whole number from 0 to 18446744073709551615";
-        check("nonsense", "not JSON at column 2 (expected ident); expected one object a line");
+        check(
+            "nonsense",
+            "not JSON at column 2 (expected ident); expected one object a line",
+        );
         check(
             r#"{"timestamp":0,"input_le"#,
             "not JSON at column 24 (EOF while parsing a string); expected one object a line",
         );
-        check(&format!("{good}{good}"), "not JSON at column 66 (trailing characters); expected one object a line");
-        check("[1,2]", "found a list of 2 where an object with the fields of a request was expected");
+        check(
+            &format!("{good}{good}"),
+            "not JSON at column 66 (trailing characters); expected one object a line",
+        );
+        check(
+            "[1,2]",
+            "found a list of 2 where an object with the fields of a request was expected",
+        );
         check(
             r#"{"input_length":1,"output_length":1,"hash_ids":[0]}"#,
             "field `timestamp` is missing; expected milliseconds since the start of the trace, zero or more",
@@ -302,7 +362,10 @@ mod tests {
     #[test]
     fn bytes_that_are_no_text_and_endless_lines_are_refused() {
         let error = read(b"{\"timestamp\":\"\xff\"}").unwrap_err();
-        assert!(error.starts_with("t.jsonl, line 1: not JSON at column"), "{error}");
+        assert!(
+            error.starts_with("t.jsonl, line 1: not JSON at column"),
+            "{error}"
+        );
         let endless = vec![b' '; LINE_BYTES_MAX as usize + 2];
         assert_eq!(
             read(&endless).unwrap_err(),

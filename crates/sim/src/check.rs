@@ -53,7 +53,10 @@ pub struct Violation {
 impl Violation {
     /// A violation of `invariant`.
     pub fn new(invariant: Invariant, what: impl Into<String>) -> Self {
-        Self { invariant, what: what.into() }
+        Self {
+            invariant,
+            what: what.into(),
+        }
     }
 }
 

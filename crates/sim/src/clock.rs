@@ -18,7 +18,10 @@ impl Clock {
     pub fn new(rng: &mut Rng, drift_ppm: u64) -> Self {
         let span = (UNIT * drift_ppm) / 1_000_000;
         let rate = UNIT - span + rng.below(2 * span + 1);
-        Self { origin: rng.below(3_600_000_000_000), rate }
+        Self {
+            origin: rng.below(3_600_000_000_000),
+            rate,
+        }
     }
 
     /// What the process reads when the world's time is `world`.
@@ -70,13 +73,18 @@ mod tests {
         let mut rng = Rng::new(4);
         for _ in 0..1000 {
             let clock = Clock::new(&mut rng, 50_000);
-            let second = clock.local(Instant::from_nanos(1_000_000_000)).since(clock.local(Instant::ZERO));
+            let second = clock
+                .local(Instant::from_nanos(1_000_000_000))
+                .since(clock.local(Instant::ZERO));
             assert!((950..=1050).contains(&second.as_millis()), "{second:?}");
         }
     }
 
     #[test]
     fn never_stays_never() {
-        assert_eq!(Clock::new(&mut Rng::new(1), 50_000).world(Instant::NEVER), Instant::NEVER);
+        assert_eq!(
+            Clock::new(&mut Rng::new(1), 50_000).world(Instant::NEVER),
+            Instant::NEVER
+        );
     }
 }

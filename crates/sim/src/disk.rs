@@ -162,7 +162,10 @@ impl Disk {
     /// Files and their lengths: what a process finds when it opens the directory.
     #[must_use]
     pub fn files(&self) -> Vec<(FileId, u64)> {
-        self.files.iter().map(|(id, file)| (*id, file.cached.len() as u64)).collect()
+        self.files
+            .iter()
+            .map(|(id, file)| (*id, file.cached.len() as u64))
+            .collect()
     }
 
     /// Whether the process can have read what it wrote: not once a bit rotted or a write was misdirected, nor in a life
@@ -196,13 +199,17 @@ impl Disk {
     /// Whether an operation under way is a write.
     #[must_use]
     pub fn is_write(&self, caller: Caller) -> bool {
-        self.flights.get(&caller).is_some_and(|flight| matches!(flight.what, DiskOp::Write { .. }))
+        self.flights
+            .get(&caller)
+            .is_some_and(|flight| matches!(flight.what, DiskOp::Write { .. }))
     }
 
     /// Whether it is a sync.
     #[must_use]
     pub fn is_sync(&self, caller: Caller) -> bool {
-        self.flights.get(&caller).is_some_and(|flight| matches!(flight.what, DiskOp::Sync { .. }))
+        self.flights
+            .get(&caller)
+            .is_some_and(|flight| matches!(flight.what, DiskOp::Sync { .. }))
     }
 
     /// Lets the next sync end in an error.
@@ -219,10 +226,19 @@ impl Disk {
     ///
     /// # Errors
     /// When the operation breaks the contract of the device: alignment, or a name used twice.
-    pub fn submit(&mut self, now: Instant, caller: Caller, what: DiskOp, memory: &Memory) -> Checked<Instant> {
+    pub fn submit(
+        &mut self,
+        now: Instant,
+        caller: Caller,
+        what: DiskOp,
+        memory: &Memory,
+    ) -> Checked<Instant> {
         if let Caller::Agent(op) = caller {
             if self.last_op.is_some_and(|last| last >= op) {
-                return Err(contract(format!("{op:?} is not newer than {:?}", self.last_op)));
+                return Err(contract(format!(
+                    "{op:?} is not newer than {:?}",
+                    self.last_op
+                )));
             }
             self.last_op = Some(op);
         }
@@ -232,7 +248,16 @@ impl Disk {
             _ => Vec::new(),
         };
         let (error, late) = (self.fate(&what), self.rng.chance(0.5));
-        self.flights.insert(caller, Flight { what, error, barrier: self.writes, early, late });
+        self.flights.insert(
+            caller,
+            Flight {
+                what,
+                error,
+                barrier: self.writes,
+                early,
+                late,
+            },
+        );
         self.stats.operations += 1;
         self.stats.in_flight_max = self.stats.in_flight_max.max(self.flights.len());
         let mut latency = LATENCY_MIN + self.rng.below(LATENCY_SPREAD);
@@ -248,20 +273,45 @@ impl Disk {
     /// # Errors
     /// When the operation touches memory that is not its own.
     pub fn complete(&mut self, caller: Caller, memory: &mut Memory) -> Checked<Option<Ended>> {
-        let Some(flight) = self.flights.remove(&caller) else { return Ok(None) };
+        let Some(flight) = self.flights.remove(&caller) else {
+            return Ok(None);
+        };
         let result = match flight.what.clone() {
             DiskOp::Create { file, bytes } => self.create(file, bytes, flight.error),
-            DiskOp::Write { file, offset, parts } => {
-                let bytes = if flight.late { gather(&parts, memory)? } else { flight.early };
+            DiskOp::Write {
+                file,
+                offset,
+                parts,
+            } => {
+                let bytes = if flight.late {
+                    gather(&parts, memory)?
+                } else {
+                    flight.early
+                };
                 self.write(file, offset, bytes, flight.error)
             }
             DiskOp::Sync { file } => self.sync(file, flight.barrier, flight.error),
             DiskOp::Delete { file } => match flight.error {
                 Some(error) => Err(error),
-                None => self.files.remove(&file).map(|_| DiskOutcome::Done).ok_or(DiskError::Missing),
+                None => self
+                    .files
+                    .remove(&file)
+                    .map(|_| DiskOutcome::Done)
+                    .ok_or(DiskError::Missing),
             },
-            DiskOp::Read { file, offset, bytes, length, into } => {
-                let span = Span { file, offset: offset as usize, bytes: bytes as usize, length: length as usize };
+            DiskOp::Read {
+                file,
+                offset,
+                bytes,
+                length,
+                into,
+            } => {
+                let span = Span {
+                    file,
+                    offset: offset as usize,
+                    bytes: bytes as usize,
+                    length: length as usize,
+                };
                 self.read(&span, into, memory, flight.error)?
             }
         };
@@ -293,7 +343,11 @@ impl Disk {
 
     /// Flips one bit of one file where it lies; the disk is honest no more.
     pub fn rot(&mut self) {
-        let total: u64 = self.files.values().map(|file| file.durable.len() as u64).sum();
+        let total: u64 = self
+            .files
+            .values()
+            .map(|file| file.durable.len() as u64)
+            .sum();
         if total == 0 {
             return;
         }
@@ -324,11 +378,17 @@ impl Disk {
         let eio = Some(DiskError::Device { errno: EIO });
         match what {
             DiskOp::Read { .. } if self.rng.chance(self.faults.read_error) => eio,
-            DiskOp::Create { .. } | DiskOp::Write { .. } | DiskOp::Delete { .. } if self.faults.read_only => {
+            DiskOp::Create { .. } | DiskOp::Write { .. } | DiskOp::Delete { .. }
+                if self.faults.read_only =>
+            {
                 Some(DiskError::ReadOnly)
             }
             DiskOp::Create { .. } if self.faults.full => Some(DiskError::Full),
-            DiskOp::Create { .. } | DiskOp::Write { .. } if self.rng.chance(self.faults.write_error) => eio,
+            DiskOp::Create { .. } | DiskOp::Write { .. }
+                if self.rng.chance(self.faults.write_error) =>
+            {
+                eio
+            }
             DiskOp::Sync { .. } if std::mem::take(&mut self.failing_sync) => eio,
             DiskOp::Sync { .. } if self.rng.chance(self.faults.sync_error) => eio,
             _ => None,
@@ -336,13 +396,23 @@ impl Disk {
     }
 
     fn create(&mut self, file: FileId, bytes: u64, error: Option<DiskError>) -> Ended {
-        let used: u64 = self.files.values().map(|file| file.cached.len() as u64).sum();
+        let used: u64 = self
+            .files
+            .values()
+            .map(|file| file.cached.len() as u64)
+            .sum();
         let error = error.or((used + bytes > self.capacity).then_some(DiskError::Full));
         if let Some(error) = error {
             // A creation that failed may leave a short file behind.
-            if error != DiskError::ReadOnly && self.rng.chance(0.3) && !self.files.contains_key(&file) {
+            if error != DiskError::ReadOnly
+                && self.rng.chance(0.3)
+                && !self.files.contains_key(&file)
+            {
                 let short = self.rng.below(bytes / BLOCK_BYTES + 1) * BLOCK_BYTES;
-                self.files.insert(file, File::of(short.min(self.capacity.saturating_sub(used))));
+                self.files.insert(
+                    file,
+                    File::of(short.min(self.capacity.saturating_sub(used))),
+                );
             }
             return Err(error);
         }
@@ -353,7 +423,13 @@ impl Disk {
         Ok(DiskOutcome::Done)
     }
 
-    fn write(&mut self, id: FileId, offset: u64, mut bytes: Vec<u8>, error: Option<DiskError>) -> Ended {
+    fn write(
+        &mut self,
+        id: FileId,
+        offset: u64,
+        mut bytes: Vec<u8>,
+        error: Option<DiskError>,
+    ) -> Ended {
         let file = self.files.get_mut(&id).ok_or(DiskError::Missing)?;
         if offset + bytes.len() as u64 > file.cached.len() as u64 {
             return Err(DiskError::Missing);
@@ -372,7 +448,11 @@ impl Disk {
             self.stats.rotten += 1;
         }
         self.writes += 1;
-        file.apply(Unsynced { number: self.writes, offset, bytes });
+        file.apply(Unsynced {
+            number: self.writes,
+            offset,
+            bytes,
+        });
         error.map_or(Ok(DiskOutcome::Done), Err)
     }
 
@@ -391,8 +471,16 @@ impl Disk {
         error.map_or(Ok(DiskOutcome::Done), Err)
     }
 
-    fn read(&mut self, span: &Span, into: Target, memory: &mut Memory, error: Option<DiskError>) -> Checked<Ended> {
-        let Some(file) = self.files.get(&span.file) else { return Ok(Err(DiskError::Missing)) };
+    fn read(
+        &mut self,
+        span: &Span,
+        into: Target,
+        memory: &mut Memory,
+        error: Option<DiskError>,
+    ) -> Checked<Ended> {
+        let Some(file) = self.files.get(&span.file) else {
+            return Ok(Err(DiskError::Missing));
+        };
         let Some(found) = file.cached.get(span.offset..span.offset + span.bytes) else {
             return Ok(Err(DiskError::Missing));
         };
@@ -414,7 +502,11 @@ impl Disk {
             return Ok(Err(error));
         }
         if span.length > bytes.len() {
-            return Err(contract(format!("a read of {} bytes wants the checksum of {}", bytes.len(), span.length)));
+            return Err(contract(format!(
+                "a read of {} bytes wants the checksum of {}",
+                bytes.len(),
+                span.length
+            )));
         }
         let checksum = Checksum::of(&bytes[..span.length]);
         if into != Target::Completion {
@@ -426,20 +518,35 @@ impl Disk {
     /// What an operation that a crash cut off leaves behind.
     fn abandon(&mut self, flight: Flight) {
         match flight.what {
-            DiskOp::Create { file, bytes } if self.rng.chance(0.5) && !self.files.contains_key(&file) => {
+            DiskOp::Create { file, bytes }
+                if self.rng.chance(0.5) && !self.files.contains_key(&file) =>
+            {
                 let whole = self.rng.chance(0.5);
-                let bytes = if whole { bytes } else { self.rng.below(bytes / BLOCK_BYTES + 1) * BLOCK_BYTES };
+                let bytes = if whole {
+                    bytes
+                } else {
+                    self.rng.below(bytes / BLOCK_BYTES + 1) * BLOCK_BYTES
+                };
                 self.files.insert(file, File::of(bytes));
             }
             DiskOp::Write { file, offset, .. } => {
-                let Some(file) = self.files.get_mut(&file) else { return };
-                if offset + flight.early.len() as u64 > file.cached.len() as u64 || self.rng.chance(0.3) {
+                let Some(file) = self.files.get_mut(&file) else {
+                    return;
+                };
+                if offset + flight.early.len() as u64 > file.cached.len() as u64
+                    || self.rng.chance(0.3)
+                {
                     return;
                 }
-                let mut bytes = file.cached[offset as usize..offset as usize + flight.early.len()].to_vec();
+                let mut bytes =
+                    file.cached[offset as usize..offset as usize + flight.early.len()].to_vec();
                 land(&mut self.rng, &mut bytes, 0, &flight.early);
                 self.writes += 1;
-                file.apply(Unsynced { number: self.writes, offset, bytes });
+                file.apply(Unsynced {
+                    number: self.writes,
+                    offset,
+                    bytes,
+                });
             }
             DiskOp::Delete { file } if self.rng.chance(0.5) => {
                 self.files.remove(&file);
@@ -454,7 +561,11 @@ impl Disk {
 
 impl File {
     fn of(bytes: u64) -> Self {
-        Self { durable: vec![0; bytes as usize], cached: vec![0; bytes as usize], unsynced: Vec::new() }
+        Self {
+            durable: vec![0; bytes as usize],
+            cached: vec![0; bytes as usize],
+            unsynced: Vec::new(),
+        }
     }
 
     fn apply(&mut self, write: Unsynced) {
@@ -481,7 +592,11 @@ fn land(rng: &mut Rng, file: &mut [u8], offset: u64, bytes: &[u8]) {
         1 => 1.0,
         _ => rng.unit(),
     };
-    let sector = if rng.chance(0.5) { 512 } else { BLOCK_BYTES as usize };
+    let sector = if rng.chance(0.5) {
+        512
+    } else {
+        BLOCK_BYTES as usize
+    };
     for (index, chunk) in bytes.chunks(sector).enumerate() {
         if rng.chance(kept) {
             put(file, offset + (index * sector) as u64, chunk);
@@ -517,10 +632,15 @@ fn check_alignment(what: &DiskOp) -> Checked {
         DiskOp::Read { offset, bytes, .. } => vec![*offset, *bytes],
         DiskOp::Sync { .. } | DiskOp::Delete { .. } => Vec::new(),
     };
-    if numbers.iter().all(|number| number.is_multiple_of(BLOCK_BYTES)) {
+    if numbers
+        .iter()
+        .all(|number| number.is_multiple_of(BLOCK_BYTES))
+    {
         return Ok(());
     }
-    Err(contract(format!("an operation is not aligned to blocks: {what:?}")))
+    Err(contract(format!(
+        "an operation is not aligned to blocks: {what:?}"
+    )))
 }
 
 fn contract(what: String) -> Violation {

@@ -11,15 +11,26 @@ struct Bench {
 
 impl Bench {
     fn new(seed: u64) -> Self {
-        let mut bench = Self { disk: Disk::new(Rng::new(seed), 1 << 20), memory: Memory::default(), next: 0 };
-        bench.run(DiskOp::Create { file: FILE, bytes: 1 << 16 }).unwrap();
+        let mut bench = Self {
+            disk: Disk::new(Rng::new(seed), 1 << 20),
+            memory: Memory::default(),
+            next: 0,
+        };
+        bench
+            .run(DiskOp::Create {
+                file: FILE,
+                bytes: 1 << 16,
+            })
+            .unwrap();
         bench
     }
 
     fn submit(&mut self, what: DiskOp) -> Caller {
         self.next += 1;
         let caller = Caller::Agent(OpId(self.next));
-        self.disk.submit(Instant::ZERO, caller, what, &self.memory).unwrap();
+        self.disk
+            .submit(Instant::ZERO, caller, what, &self.memory)
+            .unwrap();
         caller
     }
 
@@ -29,12 +40,22 @@ impl Bench {
     }
 
     fn write(&mut self, offset: u64, byte: u8, blocks: usize) -> Ended {
-        self.run(DiskOp::Write { file: FILE, offset, parts: vec![Part::Bytes(vec![byte; blocks * BLOCK])] })
+        self.run(DiskOp::Write {
+            file: FILE,
+            offset,
+            parts: vec![Part::Bytes(vec![byte; blocks * BLOCK])],
+        })
     }
 
     fn read(&mut self, offset: u64, blocks: usize) -> Result<Vec<u8>, DiskError> {
         let bytes = (blocks * BLOCK) as u64;
-        let what = DiskOp::Read { file: FILE, offset, bytes, length: bytes, into: Target::Completion };
+        let what = DiskOp::Read {
+            file: FILE,
+            offset,
+            bytes,
+            length: bytes,
+            into: Target::Completion,
+        };
         match self.run(what)? {
             DiskOutcome::Read { bytes, checksum } => {
                 assert_eq!(checksum, Checksum::of(&bytes));
@@ -94,8 +115,14 @@ fn after_a_failed_sync_bytes_are_readable_until_the_power_goes() {
     for seed in 0..100 {
         let mut bench = Bench::new(seed);
         bench.write(0, 7, 1).unwrap();
-        bench.disk.set_faults(DiskFaults { sync_error: 1.0, ..DiskFaults::default() });
-        assert_eq!(bench.run(DiskOp::Sync { file: FILE }), Err(DiskError::Device { errno: EIO }));
+        bench.disk.set_faults(DiskFaults {
+            sync_error: 1.0,
+            ..DiskFaults::default()
+        });
+        assert_eq!(
+            bench.run(DiskOp::Sync { file: FILE }),
+            Err(DiskError::Device { errno: EIO })
+        );
         bench.disk.set_faults(DiskFaults::default());
         bench.run(DiskOp::Sync { file: FILE }).unwrap();
         assert_eq!(bench.read(0, 1).unwrap(), vec![7; BLOCK]);
@@ -116,32 +143,77 @@ fn operations_cut_off_by_a_crash_never_complete() {
 #[test]
 fn windows_of_trouble_give_their_errors() {
     let mut bench = Bench::new(1);
-    bench.disk.set_faults(DiskFaults { full: true, ..DiskFaults::default() });
-    assert_eq!(bench.run(DiskOp::Create { file: FileId(2), bytes: 4096 }), Err(DiskError::Full));
-    assert!(bench.write(0, 1, 1).is_ok(), "an allocated file takes writes on a full disk");
-    bench.disk.set_faults(DiskFaults { read_only: true, ..DiskFaults::default() });
+    bench.disk.set_faults(DiskFaults {
+        full: true,
+        ..DiskFaults::default()
+    });
+    assert_eq!(
+        bench.run(DiskOp::Create {
+            file: FileId(2),
+            bytes: 4096
+        }),
+        Err(DiskError::Full)
+    );
+    assert!(
+        bench.write(0, 1, 1).is_ok(),
+        "an allocated file takes writes on a full disk"
+    );
+    bench.disk.set_faults(DiskFaults {
+        read_only: true,
+        ..DiskFaults::default()
+    });
     assert_eq!(bench.write(0, 2, 1), Err(DiskError::ReadOnly));
-    bench.disk.set_faults(DiskFaults { read_error: 1.0, ..DiskFaults::default() });
+    bench.disk.set_faults(DiskFaults {
+        read_error: 1.0,
+        ..DiskFaults::default()
+    });
     assert!(bench.read(0, 1).is_err());
-    bench.disk.set_faults(DiskFaults { read_flip: 1.0, ..DiskFaults::default() });
+    bench.disk.set_faults(DiskFaults {
+        read_flip: 1.0,
+        ..DiskFaults::default()
+    });
     assert_ne!(bench.read(0, 1).unwrap(), vec![1; BLOCK]);
     bench.disk.set_faults(DiskFaults::default());
     assert_eq!(bench.read(0, 1).unwrap(), vec![1; BLOCK]);
     for life in ["this", "the last"] {
-        assert_eq!(bench.disk.trust(), Trust::Damaged, "reads of {life} life were spoilt");
+        assert_eq!(
+            bench.disk.trust(),
+            Trust::Damaged,
+            "reads of {life} life were spoilt"
+        );
         bench.disk.crash(Crash::Process);
     }
     assert_eq!(bench.disk.trust(), Trust::Honest);
     bench.disk.rot();
     assert_eq!(bench.disk.trust(), Trust::Damaged);
-    assert_eq!(bench.run(DiskOp::Create { file: FileId(3), bytes: 2 << 20 }), Err(DiskError::Full));
+    assert_eq!(
+        bench.run(DiskOp::Create {
+            file: FileId(3),
+            bytes: 2 << 20
+        }),
+        Err(DiskError::Full)
+    );
 }
 
 #[test]
 fn a_misaligned_or_renamed_operation_breaks_the_contract() {
     let mut bench = Bench::new(1);
-    let odd = DiskOp::Write { file: FILE, offset: 512, parts: vec![] };
-    assert!(bench.disk.submit(Instant::ZERO, Caller::Agent(OpId(99)), odd, &bench.memory).is_err());
+    let odd = DiskOp::Write {
+        file: FILE,
+        offset: 512,
+        parts: vec![],
+    };
+    assert!(
+        bench
+            .disk
+            .submit(Instant::ZERO, Caller::Agent(OpId(99)), odd, &bench.memory)
+            .is_err()
+    );
     let again = DiskOp::Sync { file: FILE };
-    assert!(bench.disk.submit(Instant::ZERO, Caller::Agent(OpId(99)), again, &bench.memory).is_err());
+    assert!(
+        bench
+            .disk
+            .submit(Instant::ZERO, Caller::Agent(OpId(99)), again, &bench.memory)
+            .is_err()
+    );
 }

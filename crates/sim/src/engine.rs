@@ -42,7 +42,11 @@ impl<E> Engine<E> {
     /// An empty queue at time zero.
     #[must_use]
     pub fn new() -> Self {
-        Self { now: Instant::ZERO, sequence: 0, queue: BinaryHeap::new() }
+        Self {
+            now: Instant::ZERO,
+            sequence: 0,
+            queue: BinaryHeap::new(),
+        }
     }
 
     /// The time of the world, which no process in it can see.
@@ -53,7 +57,11 @@ impl<E> Engine<E> {
 
     /// Makes `event` happen at `at`, or now when that has passed.
     pub fn push(&mut self, at: Instant, event: E) {
-        let entry = Entry { at: at.max(self.now), sequence: self.sequence, event };
+        let entry = Entry {
+            at: at.max(self.now),
+            sequence: self.sequence,
+            event,
+        };
         self.sequence += 1;
         self.queue.push(entry);
     }
@@ -113,14 +121,20 @@ impl Trace {
     /// An empty trace; `listener` hears each line.
     #[must_use]
     pub fn new(listener: Option<fn(&str)>) -> Self {
-        Self { hash: 0, lines: 0, listener, line: String::new() }
+        Self {
+            hash: 0,
+            lines: 0,
+            listener,
+            line: String::new(),
+        }
     }
 
     /// Adds a line.
     pub fn note(&mut self, now: Instant, what: fmt::Arguments<'_>) {
         self.line.clear();
         write!(self.line, "{now} {what}").expect("a string takes any text");
-        self.hash = hash64(self.line.as_bytes()) ^ self.hash.rotate_left(5).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        self.hash = hash64(self.line.as_bytes())
+            ^ self.hash.rotate_left(5).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         self.lines += 1;
         if let Some(listener) = self.listener {
             listener(&self.line);
@@ -142,7 +156,11 @@ impl Trace {
 
 impl fmt::Debug for Trace {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Trace {{ hash: {:#018x}, lines: {} }}", self.hash, self.lines)
+        write!(
+            f,
+            "Trace {{ hash: {:#018x}, lines: {} }}",
+            self.hash, self.lines
+        )
     }
 }
 
@@ -176,10 +194,22 @@ mod tests {
     #[test]
     fn streams_are_independent_and_repeatable() {
         let seed = Seed(7);
-        assert_eq!(seed.stream("disk", 1).next_u64(), seed.stream("disk", 1).next_u64());
-        assert_ne!(seed.stream("disk", 1).next_u64(), seed.stream("disk", 2).next_u64());
-        assert_ne!(seed.stream("disk", 1).next_u64(), seed.stream("link", 1).next_u64());
-        assert_ne!(seed.stream("disk", 1).next_u64(), Seed(8).stream("disk", 1).next_u64());
+        assert_eq!(
+            seed.stream("disk", 1).next_u64(),
+            seed.stream("disk", 1).next_u64()
+        );
+        assert_ne!(
+            seed.stream("disk", 1).next_u64(),
+            seed.stream("disk", 2).next_u64()
+        );
+        assert_ne!(
+            seed.stream("disk", 1).next_u64(),
+            seed.stream("link", 1).next_u64()
+        );
+        assert_ne!(
+            seed.stream("disk", 1).next_u64(),
+            Seed(8).stream("disk", 1).next_u64()
+        );
     }
 
     #[test]
@@ -193,7 +223,12 @@ mod tests {
         };
         let base = hash(&[(1, "a"), (2, "b")]);
         assert_eq!(base, hash(&[(1, "a"), (2, "b")]));
-        for other in [&[(2, "b"), (1, "a")][..], &[(1, "a"), (3, "b")], &[(1, "a"), (2, "c")], &[(1, "a")]] {
+        for other in [
+            &[(2, "b"), (1, "a")][..],
+            &[(1, "a"), (3, "b")],
+            &[(1, "a"), (2, "c")],
+            &[(1, "a")],
+        ] {
             assert_ne!(base, hash(other));
         }
     }

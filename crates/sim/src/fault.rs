@@ -177,7 +177,10 @@ impl Atlas {
             .map(|_| {
                 let at = span(rng, Duration::ZERO, cluster.lasts);
                 let draw = kinds[rng.below(kinds.len() as u64) as usize];
-                Planned { at, fault: draw(rng, cluster) }
+                Planned {
+                    at,
+                    fault: draw(rng, cluster),
+                }
             })
             .collect();
         planned.extend(aftershocks(rng, &planned));
@@ -191,8 +194,16 @@ fn crash(rng: &mut Rng, cluster: Extent) -> Fault {
     if rng.chance(0.1) {
         return Fault::Blackout { down };
     }
-    let how = if rng.chance(0.5) { Crash::Power } else { Crash::Process };
-    Fault::Crash { process: process(rng, cluster), how, down }
+    let how = if rng.chance(0.5) {
+        Crash::Power
+    } else {
+        Crash::Process
+    };
+    Fault::Crash {
+        process: process(rng, cluster),
+        how,
+        down,
+    }
 }
 
 /// Some nodes whose process was killed lose power soon after they are back: what the first life left in the cache of
@@ -200,12 +211,23 @@ fn crash(rng: &mut Rng, cluster: Extent) -> Fault {
 fn aftershocks(rng: &mut Rng, planned: &[Planned]) -> Vec<Planned> {
     let mut more = Vec::new();
     for Planned { at, fault } in planned {
-        if let Fault::Crash { process: process @ Process::Node(_), how: Crash::Process, down } = fault
+        if let Fault::Crash {
+            process: process @ Process::Node(_),
+            how: Crash::Process,
+            down,
+        } = fault
             && rng.chance(0.5)
         {
             let at = *at + *down + span(rng, Duration::from_millis(2), Duration::from_millis(120));
             let down = span(rng, Duration::from_millis(1), Duration::from_millis(200));
-            more.push(Planned { at, fault: Fault::Crash { process: *process, how: Crash::Power, down } });
+            more.push(Planned {
+                at,
+                fault: Fault::Crash {
+                    process: *process,
+                    how: Crash::Power,
+                    down,
+                },
+            });
         }
     }
     more
@@ -214,17 +236,32 @@ fn aftershocks(rng: &mut Rng, planned: &[Planned]) -> Vec<Planned> {
 fn relapse(rng: &mut Rng, cluster: Extent) -> Fault {
     let down = span(rng, Duration::from_millis(1), Duration::from_millis(60));
     let after = span(rng, Duration::from_millis(3), Duration::from_millis(60));
-    Fault::Relapse { node: node(rng, cluster), in_vain: rng.chance(0.3), down, after }
+    Fault::Relapse {
+        node: node(rng, cluster),
+        in_vain: rng.chance(0.3),
+        down,
+        after,
+    }
 }
 
 fn replace_disk(rng: &mut Rng, cluster: Extent) -> Fault {
     let down = span(rng, Duration::from_millis(1), Duration::from_millis(800));
-    Fault::ReplaceDisk { node: node(rng, cluster), down }
+    Fault::ReplaceDisk {
+        node: node(rng, cluster),
+        down,
+    }
 }
 
 fn pause(rng: &mut Rng, cluster: Extent) -> Fault {
-    let longest = if rng.chance(0.3) { Duration::from_secs(3) } else { Duration::from_millis(100) };
-    Fault::Pause { process: process(rng, cluster), lasts: span(rng, Duration::from_millis(1), longest) }
+    let longest = if rng.chance(0.3) {
+        Duration::from_secs(3)
+    } else {
+        Duration::from_millis(100)
+    };
+    Fault::Pause {
+        process: process(rng, cluster),
+        lasts: span(rng, Duration::from_millis(1), longest),
+    }
 }
 
 fn link(rng: &mut Rng, cluster: Extent) -> Fault {
@@ -237,9 +274,17 @@ fn link(rng: &mut Rng, cluster: Extent) -> Fault {
     if rng.chance(0.5) {
         (from, to) = (to, from);
     }
-    let longest = if rng.chance(0.5) { Duration::from_millis(1500) } else { Duration::from_millis(150) };
+    let longest = if rng.chance(0.5) {
+        Duration::from_millis(1500)
+    } else {
+        Duration::from_millis(150)
+    };
     let lasts = span(rng, Duration::from_millis(1), longest);
-    if rng.chance(0.7) { Fault::Cut { from, to, lasts } } else { Fault::Slow { from, to, lasts } }
+    if rng.chance(0.7) {
+        Fault::Cut { from, to, lasts }
+    } else {
+        Fault::Slow { from, to, lasts }
+    }
 }
 
 fn disk_error(rng: &mut Rng, cluster: Extent) -> Fault {
@@ -255,13 +300,20 @@ fn disk_error(rng: &mut Rng, cluster: Extent) -> Fault {
         _ => (faults.read_error, faults.write_error, faults.sync_error) = (0.1, 0.1, 0.1),
     }
     let lasts = span(rng, Duration::from_millis(1), Duration::from_millis(800));
-    Fault::Disk { node: node(rng, cluster), faults, lasts }
+    Fault::Disk {
+        node: node(rng, cluster),
+        faults,
+        lasts,
+    }
 }
 
 fn rot(rng: &mut Rng, cluster: Extent) -> Fault {
     let node = node(rng, cluster);
     if rng.chance(0.5) {
-        return Fault::Rot { node, bits: 1 + rng.below(8) as u32 };
+        return Fault::Rot {
+            node,
+            bits: 1 + rng.below(8) as u32,
+        };
     }
     let mut faults = DiskFaults::default();
     if rng.chance(0.5) {
@@ -269,11 +321,18 @@ fn rot(rng: &mut Rng, cluster: Extent) -> Fault {
     } else {
         faults.misdirect = 0.1;
     }
-    Fault::Disk { node, faults, lasts: span(rng, Duration::from_millis(1), Duration::from_millis(500)) }
+    Fault::Disk {
+        node,
+        faults,
+        lasts: span(rng, Duration::from_millis(1), Duration::from_millis(500)),
+    }
 }
 
 fn flip(rng: &mut Rng, cluster: Extent) -> Fault {
-    Fault::Flip { node: node(rng, cluster), bit: rng.next_u64() }
+    Fault::Flip {
+        node: node(rng, cluster),
+        bit: rng.next_u64(),
+    }
 }
 
 fn process(rng: &mut Rng, cluster: Extent) -> Process {
@@ -300,13 +359,27 @@ mod tests {
 
     #[test]
     fn a_plan_has_only_the_kinds_of_its_atlas_in_order_of_time() {
-        let cluster = Extent { nodes: 3, clients: 2, lasts: Duration::from_secs(4) };
-        let atlas = Atlas { pauses: true, ..Atlas::default() };
+        let cluster = Extent {
+            nodes: 3,
+            clients: 2,
+            lasts: Duration::from_secs(4),
+        };
+        let atlas = Atlas {
+            pauses: true,
+            ..Atlas::default()
+        };
         let plan = atlas.plan(&mut Rng::new(1), cluster, 50);
         assert_eq!(plan.len(), 50);
-        assert!(plan.iter().all(|planned| matches!(planned.fault, Fault::Pause { .. })));
+        assert!(
+            plan.iter()
+                .all(|planned| matches!(planned.fault, Fault::Pause { .. }))
+        );
         assert!(plan.is_sorted_by_key(|planned| planned.at));
-        assert!(Atlas::default().plan(&mut Rng::new(1), cluster, 50).is_empty());
+        assert!(
+            Atlas::default()
+                .plan(&mut Rng::new(1), cluster, 50)
+                .is_empty()
+        );
     }
 
     #[test]

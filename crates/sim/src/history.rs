@@ -93,10 +93,21 @@ impl History {
     pub fn granted(&mut self, name: &Name, version: Version, put: PutId, life: u64) -> Checked {
         self.grants += 1;
         let timeline = self.timelines.entry(name.clone()).or_default();
-        let fate = Fate { put, life, rank: self.grants, published: None, seen: None, standing: None, refused: None };
+        let fate = Fate {
+            put,
+            life,
+            rank: self.grants,
+            published: None,
+            seen: None,
+            standing: None,
+            refused: None,
+        };
         match timeline.versions.insert(version, fate) {
             Some(before) if before.put != put && before.life == life => {
-                let what = format!("version {version} of {name:?} is given to {put:?} and was {:?}", before.put);
+                let what = format!(
+                    "version {version} of {name:?} is given to {put:?} and was {:?}",
+                    before.put
+                );
                 Err(Violation::new(Invariant::NoResurrection, what))
             }
             _ => Ok(()),
@@ -120,7 +131,10 @@ impl History {
     /// The master acknowledged a removal that its client began at `began`.
     pub fn removed(&mut self, name: &Name, began: Instant, acknowledged: Instant) {
         let timeline = self.timelines.entry(name.clone()).or_default();
-        timeline.removals.push(Removal { began, acknowledged });
+        timeline.removals.push(Removal {
+            began,
+            acknowledged,
+        });
     }
 
     /// A device lies about writes from now on: what they were to bury may come back.
@@ -133,7 +147,9 @@ impl History {
     pub fn forgive(&mut self, since: Instant, now: Instant) {
         self.forgiven = now;
         for timeline in self.timelines.values_mut() {
-            timeline.removals.retain(|removal| removal.acknowledged < since);
+            timeline
+                .removals
+                .retain(|removal| removal.acknowledged < since);
             for fate in timeline.versions.values_mut() {
                 fate.published = fate.published.filter(|at| *at < since);
                 fate.standing = fate.standing.filter(|at| *at < since);
@@ -143,7 +159,11 @@ impl History {
 
     /// The master has ended: what it published and did not acknowledge may be gone.
     pub fn master_ended(&mut self) {
-        for fate in self.timelines.values_mut().flat_map(|timeline| timeline.versions.values_mut()) {
+        for fate in self
+            .timelines
+            .values_mut()
+            .flat_map(|timeline| timeline.versions.values_mut())
+        {
             fate.standing = None;
         }
     }
@@ -173,17 +193,34 @@ impl History {
         self.reads += 1;
         let (tenant, key) = read.name;
         let put = value::check(tenant, key, read.bytes).map_err(|wrong| {
-            let invariant = if wrong == Wrong::Tenant { Invariant::TenantWall } else { Invariant::NoWrongBytes };
-            Violation::new(invariant, format!("a read of {key} of {tenant} version {} gave {wrong:?}", read.version))
+            let invariant = if wrong == Wrong::Tenant {
+                Invariant::TenantWall
+            } else {
+                Invariant::NoWrongBytes
+            };
+            Violation::new(
+                invariant,
+                format!(
+                    "a read of {key} of {tenant} version {} gave {wrong:?}",
+                    read.version
+                ),
+            )
         })?;
         let wrong = |why: String| {
-            let what = format!("a read of {key} of {tenant} gave {put:?} as version {}: {why}", read.version);
+            let what = format!(
+                "a read of {key} of {tenant} gave {put:?} as version {}: {why}",
+                read.version
+            );
             Violation::new(Invariant::NoWrongBytes, what)
         };
         match self.puts.get(put.0 as usize) {
             None => return Err(wrong("nobody put that".into())),
-            Some(known) if known.name != *read.name => return Err(wrong("that is a put of another key".into())),
-            Some(known) if known.began > read.ended => return Err(wrong("the put had not begun".into())),
+            Some(known) if known.name != *read.name => {
+                return Err(wrong("that is a put of another key".into()));
+            }
+            Some(known) if known.began > read.ended => {
+                return Err(wrong("the put had not begun".into()));
+            }
             Some(_) => {}
         }
         match self.put_of(read.name, read.version) {
@@ -192,7 +229,9 @@ impl History {
         }
         self.judge_age(read.name, read.version, read.began)?;
         let standing = read.began >= self.forgiven;
-        let fate = self.fate(read.name, read.version).expect("its owner was found");
+        let fate = self
+            .fate(read.name, read.version)
+            .expect("its owner was found");
         fate.seen.get_or_insert(read.ended);
         if standing {
             fate.standing.get_or_insert(read.ended);
@@ -212,22 +251,34 @@ impl History {
             let what = format!("{name:?} gave version {version} to a reader of {began}: {why}");
             Err(Violation::new(Invariant::NoResurrection, what))
         };
-        let Some(timeline) = self.timelines.get(name) else { return stale("it was never put".into()) };
-        let Some(fate) = timeline.versions.get(&version) else { return stale("nobody was given that version".into()) };
+        let Some(timeline) = self.timelines.get(name) else {
+            return stale("it was never put".into());
+        };
+        let Some(fate) = timeline.versions.get(&version) else {
+            return stale("nobody was given that version".into());
+        };
         if let Some(refused) = fate.refused.filter(|at| *at <= began) {
             return stale(format!("refused at {refused}"));
         }
-        for (newer, other) in timeline.versions.iter().filter(|(_, other)| other.rank > fate.rank) {
+        for (newer, other) in timeline
+            .versions
+            .iter()
+            .filter(|(_, other)| other.rank > fate.rank)
+        {
             let there = other.published.into_iter().chain(other.standing).min();
             if let Some(published) = there.filter(|at| *at <= began) {
                 return stale(format!("version {newer} was there at {published}"));
             }
         }
-        let Some(published) = fate.published.into_iter().chain(fate.seen).min() else { return Ok(()) };
+        let Some(published) = fate.published.into_iter().chain(fate.seen).min() else {
+            return Ok(());
+        };
         for removal in &timeline.removals {
             if published <= removal.began && removal.acknowledged <= began {
                 let (from, to) = (removal.began, removal.acknowledged);
-                return stale(format!("published by {published}, removed between {from} and {to}"));
+                return stale(format!(
+                    "published by {published}, removed between {from} and {to}"
+                ));
             }
         }
         Ok(())
@@ -241,8 +292,14 @@ impl History {
         if self.excused {
             return Ok(());
         }
-        let versions = self.timelines.get(name).map(|timeline| timeline.versions.keys().rev());
-        let mut last = Violation::new(Invariant::NoResurrection, format!("{name:?} is there and was never put"));
+        let versions = self
+            .timelines
+            .get(name)
+            .map(|timeline| timeline.versions.keys().rev());
+        let mut last = Violation::new(
+            Invariant::NoResurrection,
+            format!("{name:?} is there and was never put"),
+        );
         for version in versions.into_iter().flatten() {
             match self.judge_age(name, *version, now) {
                 Ok(()) => return Ok(()),
@@ -283,7 +340,15 @@ mod tests {
         let bytes = value::make(&Tenant::DEFAULT, &name().1, PutId(put), 64);
         let version = Version(version);
         let (began, ended) = (at(began), at(began + 5));
-        history.judge(&Read { began, ended, name: &name(), version, bytes: &bytes }).map_err(|v| v.invariant)
+        history
+            .judge(&Read {
+                began,
+                ended,
+                name: &name(),
+                version,
+                bytes: &bytes,
+            })
+            .map_err(|v| v.invariant)
     }
 
     #[test]
@@ -298,7 +363,11 @@ mod tests {
     fn once_a_newer_version_was_seen_the_older_is_gone() {
         let mut history = history();
         assert_eq!(read(&mut history, 1, 6, 30), Ok(PutId(1)));
-        assert_eq!(read(&mut history, 0, 5, 34), Ok(PutId(0)), "begun before the other ended");
+        assert_eq!(
+            read(&mut history, 0, 5, 34),
+            Ok(PutId(0)),
+            "begun before the other ended"
+        );
         assert_eq!(read(&mut history, 0, 5, 35), Err(Invariant::NoResurrection));
     }
 
@@ -332,7 +401,11 @@ mod tests {
         history.removed(&name(), at(13), at(18));
         assert_eq!(read(&mut history, 0, 5, 17), Ok(PutId(0)));
         assert_eq!(read(&mut history, 0, 5, 18), Err(Invariant::NoResurrection));
-        assert_eq!(read(&mut history, 1, 6, 30), Ok(PutId(1)), "published after the removal");
+        assert_eq!(
+            read(&mut history, 1, 6, 30),
+            Ok(PutId(1)),
+            "published after the removal"
+        );
         history.refused(&name(), Version(6), at(40));
         assert_eq!(read(&mut history, 1, 6, 40), Err(Invariant::NoResurrection));
     }
@@ -345,8 +418,17 @@ mod tests {
         assert_eq!(read(&mut history, 1, 6, 2), Err(Invariant::NoWrongBytes));
         let acme = Tenant::new("acme").unwrap();
         let bytes = value::make(&acme, &name().1, PutId(0), 64);
-        let foreign = Read { began: at(30), ended: at(31), name: &name(), version: Version(5), bytes: &bytes };
-        assert_eq!(history.judge(&foreign).unwrap_err().invariant, Invariant::TenantWall);
+        let foreign = Read {
+            began: at(30),
+            ended: at(31),
+            name: &name(),
+            version: Version(5),
+            bytes: &bytes,
+        };
+        assert_eq!(
+            history.judge(&foreign).unwrap_err().invariant,
+            Invariant::TenantWall
+        );
     }
 
     #[test]
@@ -354,6 +436,9 @@ mod tests {
         let mut history = history();
         let put = history.begin_put(name(), at(50));
         assert!(history.granted(&name(), Version(6), put, 1).is_err());
-        assert!(history.granted(&name(), Version(6), put, 2).is_ok(), "in another life nobody remembers");
+        assert!(
+            history.granted(&name(), Version(6), put, 2).is_ok(),
+            "in another life nobody remembers"
+        );
     }
 }

@@ -45,7 +45,10 @@ pub enum Trust {
 impl Ledger {
     /// The node was ordered to write a record.
     pub fn ordered(&mut self, entry: &DiskEntry) {
-        let promise = self.records.entry(entry.clone()).or_insert(Promise::Writing);
+        let promise = self
+            .records
+            .entry(entry.clone())
+            .or_insert(Promise::Writing);
         if *promise == Promise::Dropped {
             // It was evicted from SSD and comes again: the same put, written anew.
             *promise = Promise::Writing;
@@ -54,7 +57,10 @@ impl Ledger {
 
     /// The node reported a record as durable.
     pub fn durable(&mut self, entry: &DiskEntry) {
-        let promise = self.records.entry(entry.clone()).or_insert(Promise::Writing);
+        let promise = self
+            .records
+            .entry(entry.clone())
+            .or_insert(Promise::Writing);
         if *promise == Promise::Writing {
             *promise = Promise::Durable;
         }
@@ -62,7 +68,10 @@ impl Ledger {
 
     /// The node reported a record as durable whose source has a flipped bit.
     pub fn flawed(&mut self, entry: &DiskEntry) {
-        let promise = self.records.entry(entry.clone()).or_insert(Promise::Writing);
+        let promise = self
+            .records
+            .entry(entry.clone())
+            .or_insert(Promise::Writing);
         if *promise == Promise::Writing {
             *promise = Promise::Flawed;
         }
@@ -70,7 +79,10 @@ impl Ledger {
 
     /// The node was ordered to drop a record, or reported that it is lost.
     pub fn dropping(&mut self, entry: &DiskEntry) {
-        let promise = self.records.entry(entry.clone()).or_insert(Promise::Dropping);
+        let promise = self
+            .records
+            .entry(entry.clone())
+            .or_insert(Promise::Dropping);
         if *promise != Promise::Dropped {
             *promise = Promise::Dropping;
         }
@@ -95,7 +107,10 @@ impl Ledger {
 
     /// Records that must be there.
     pub fn owed(&self) -> impl Iterator<Item = &DiskEntry> {
-        self.records.iter().filter(|(_, promise)| **promise == Promise::Durable).map(|(entry, _)| entry)
+        self.records
+            .iter()
+            .filter(|(_, promise)| **promise == Promise::Durable)
+            .map(|(entry, _)| entry)
     }
 
     /// Judges what the log announces after it was opened, all of it. On an honest disk everything owed must be
@@ -107,7 +122,10 @@ impl Ledger {
         let mut seen = std::collections::BTreeSet::new();
         for entry in announced {
             if !seen.insert(entry) {
-                return Err(Violation::new(Invariant::BooksBalance, format!("{entry:?} is announced twice")));
+                return Err(Violation::new(
+                    Invariant::BooksBalance,
+                    format!("{entry:?} is announced twice"),
+                ));
             }
             match self.promise(entry) {
                 Some(Promise::Dropped) if trust != Trust::Lying => {
@@ -124,21 +142,31 @@ impl Ledger {
         // The newest record of a key stands for all of them: the order to drop the older may not have come.
         let replaced = |entry: &DiskEntry| {
             let newer = |other: &&DiskEntry| {
-                other.key == entry.key && other.tenant == entry.tenant && other.version > entry.version
+                other.key == entry.key
+                    && other.tenant == entry.tenant
+                    && other.version > entry.version
             };
             announced.iter().any(|other| newer(&other))
         };
         if trust == Trust::Honest
-            && let Some(missing) = self.owed().find(|entry| !seen.contains(entry) && !replaced(entry))
+            && let Some(missing) = self
+                .owed()
+                .find(|entry| !seen.contains(entry) && !replaced(entry))
         {
-            let what = format!("{missing:?} was reported as durable and is not there after a restart");
+            let what =
+                format!("{missing:?} was reported as durable and is not there after a restart");
             return Err(Violation::new(Invariant::Acknowledgement, what));
         }
         // What was not announced is gone for good, and nobody will have it removed; what was found is owed.
         if matches!(trust, Trust::Honest | Trust::Unread) {
-            self.records.retain(|_, promise| *promise == Promise::Dropped);
+            self.records
+                .retain(|_, promise| *promise == Promise::Dropped);
         }
-        for promise in self.records.values_mut().filter(|promise| **promise != Promise::Dropped) {
+        for promise in self
+            .records
+            .values_mut()
+            .filter(|promise| **promise != Promise::Dropped)
+        {
             *promise = Promise::Writing;
         }
         for entry in announced {
@@ -155,7 +183,11 @@ mod tests {
     use super::*;
 
     fn entry(version: u64) -> DiskEntry {
-        DiskEntry { tenant: Tenant::DEFAULT, key: Key::try_from("k").unwrap(), version: Version(version) }
+        DiskEntry {
+            tenant: Tenant::DEFAULT,
+            key: Key::try_from("k").unwrap(),
+            version: Version(version),
+        }
     }
 
     #[test]
@@ -165,12 +197,27 @@ mod tests {
         assert_eq!(ledger.judge(&[], Trust::Honest), Ok(()));
         ledger.ordered(&entry(1));
         ledger.durable(&entry(1));
-        assert_eq!(ledger.clone().judge(&[], Trust::Honest).unwrap_err().invariant, Invariant::Acknowledgement);
-        assert_eq!(ledger.clone().judge(&[], Trust::Damaged), Ok(()), "a rotten disk owes nothing");
+        assert_eq!(
+            ledger
+                .clone()
+                .judge(&[], Trust::Honest)
+                .unwrap_err()
+                .invariant,
+            Invariant::Acknowledgement
+        );
+        assert_eq!(
+            ledger.clone().judge(&[], Trust::Damaged),
+            Ok(()),
+            "a rotten disk owes nothing"
+        );
         ledger.dropping(&entry(1));
         assert_eq!(ledger.clone().judge(&[], Trust::Honest), Ok(()));
         assert_eq!(ledger.judge(&[entry(1)], Trust::Honest), Ok(()));
-        assert_eq!(ledger.promise(&entry(1)), Some(Promise::Durable), "announced, so owed again");
+        assert_eq!(
+            ledger.promise(&entry(1)),
+            Some(Promise::Durable),
+            "announced, so owed again"
+        );
     }
 
     #[test]
@@ -180,7 +227,13 @@ mod tests {
         ledger.durable(&entry(1));
         ledger.dropped(&entry(1));
         assert_eq!(ledger.judge(&[], Trust::Honest), Ok(()));
-        assert_eq!(ledger.judge(&[entry(1)], Trust::Damaged).unwrap_err().invariant, Invariant::NoResurrection);
+        assert_eq!(
+            ledger
+                .judge(&[entry(1)], Trust::Damaged)
+                .unwrap_err()
+                .invariant,
+            Invariant::NoResurrection
+        );
     }
 
     #[test]

@@ -131,7 +131,10 @@ impl LoadOptions {
         (0..steps)
             .map(|_| {
                 let operation = self.operation(rng);
-                Step { think: span(rng, Duration::ZERO, self.think), operation }
+                Step {
+                    think: span(rng, Duration::ZERO, self.think),
+                    operation,
+                }
             })
             .collect()
     }
@@ -142,32 +145,61 @@ impl LoadOptions {
             let (keys, chain) = self.walk(rng);
             return match rng.below(12) {
                 0 => Operation::Exists { tenant, keys },
-                1 => Operation::List { tenant, limit: 1 + rng.below(50) as u32 },
-                2 => Operation::Describe { tenant, key: keys[0].clone() },
-                _ => Operation::Get { tenant, keys, chain, hold: self.hold, prefix_only: rng.chance(0.3) },
+                1 => Operation::List {
+                    tenant,
+                    limit: 1 + rng.below(50) as u32,
+                },
+                2 => Operation::Describe {
+                    tenant,
+                    key: keys[0].clone(),
+                },
+                _ => Operation::Get {
+                    tenant,
+                    keys,
+                    chain,
+                    hold: self.hold,
+                    prefix_only: rng.chance(0.3),
+                },
             };
         }
         let force = rng.chance(0.5);
         if self.removes > 0.0 && rng.chance(self.removes) {
-            return Operation::Remove { tenant, keys: self.walk(rng).0, force: true };
+            return Operation::Remove {
+                tenant,
+                keys: self.walk(rng).0,
+                force: true,
+            };
         }
         match rng.below(100) {
             0 => Operation::RemoveAll { tenant, force },
             1..4 => {
                 let pattern = format!("^c{}/", rng.below(self.keys / self.chain + 1));
-                Operation::RemoveMatching { tenant, pattern, force }
+                Operation::RemoveMatching {
+                    tenant,
+                    pattern,
+                    force,
+                }
             }
-            4..20 => Operation::Remove { tenant, keys: self.walk(rng).0, force },
+            4..20 => Operation::Remove {
+                tenant,
+                keys: self.walk(rng).0,
+                force,
+            },
             _ => self.put(rng, tenant),
         }
     }
 
     fn put(&self, rng: &mut Rng, tenant: Tenant) -> Operation {
         let (keys, chain) = self.walk(rng);
-        let mut entries: Vec<(Key, usize)> = keys.into_iter().map(|key| (key, self.bytes(rng))).collect();
+        let mut entries: Vec<(Key, usize)> =
+            keys.into_iter().map(|key| (key, self.bytes(rng))).collect();
         let pin = match rng.chance(self.pins) {
             true if rng.chance(0.1) => Pin::Hard,
-            true => Pin::Soft(Some(span(rng, Duration::from_millis(1), Duration::from_secs(1)))),
+            true => Pin::Soft(Some(span(
+                rng,
+                Duration::from_millis(1),
+                Duration::from_secs(1),
+            ))),
             false => Pin::None,
         };
         if pin == Pin::Hard {
@@ -176,15 +208,30 @@ impl LoadOptions {
             entries[0].1 = entries[0].1.min(HARD_PINNED_BYTES_MAX);
         }
         let config = PutConfig {
-            mode: if rng.chance(self.upserts) { PutMode::Upsert } else { PutMode::Create },
+            mode: if rng.chance(self.upserts) {
+                PutMode::Upsert
+            } else {
+                PutMode::Create
+            },
             replicas: 1 + rng.below(u64::from(self.replicas_max)) as u32,
             preferred: Vec::new(),
             pin,
             group: rng.chance(self.groups).then(|| rng.below(4)),
-            durability: if rng.chance(self.durable) { Durability::Disk } else { Durability::Memory },
-            wait: rng.chance(0.5).then(|| span(rng, Duration::ZERO, Duration::from_millis(200))),
+            durability: if rng.chance(self.durable) {
+                Durability::Disk
+            } else {
+                Durability::Memory
+            },
+            wait: rng
+                .chance(0.5)
+                .then(|| span(rng, Duration::ZERO, Duration::from_millis(200))),
         };
-        Operation::Put { tenant, entries, chain, config }
+        Operation::Put {
+            tenant,
+            entries,
+            chain,
+            config,
+        }
     }
 
     /// Some keys of one chain, in order. Few chains are asked for often: a quarter of the draws fall on an eighth.
@@ -194,12 +241,26 @@ impl LoadOptions {
         if rng.chance(0.5) {
             chain = rng.below(chain + 1);
         }
-        let first = if rng.chance(0.7) { 0 } else { rng.below(self.chain) };
+        let first = if rng.chance(0.7) {
+            0
+        } else {
+            rng.below(self.chain)
+        };
         let count = 1 + rng.below((self.chain - first).min(6));
-        let keys: Vec<Key> = (first..first + count).map(|position| key(chain, position)).collect();
+        let keys: Vec<Key> = (first..first + count)
+            .map(|position| key(chain, position))
+            .collect();
         let parent = (first > 0).then(|| key(chain, first - 1));
         let hint = rng.chance(0.2).then(|| rng.below(4) as u32);
-        (keys, Chain { parent, position: first as u32, hint, output_tokens: None })
+        (
+            keys,
+            Chain {
+                parent,
+                position: first as u32,
+                hint,
+                output_tokens: None,
+            },
+        )
     }
 
     fn tenant(&self, rng: &mut Rng) -> Tenant {
@@ -253,7 +314,11 @@ mod tests {
         for step in &script {
             let kind = match &step.operation {
                 Operation::Put { entries, .. } => {
-                    assert!(entries.iter().all(|(_, bytes)| (HEADER_BYTES..=9000).contains(bytes)));
+                    assert!(
+                        entries
+                            .iter()
+                            .all(|(_, bytes)| (HEADER_BYTES..=9000).contains(bytes))
+                    );
                     0
                 }
                 Operation::Get { .. } => 1,

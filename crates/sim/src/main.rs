@@ -34,13 +34,28 @@ fn main() -> ExitCode {
             return ExitCode::from(2);
         }
     };
-    let failed = if arguments.seeds.end - arguments.seeds.start == 1 { one(&arguments) } else { many(&arguments) };
-    if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS }
+    let failed = if arguments.seeds.end - arguments.seeds.start == 1 {
+        one(&arguments)
+    } else {
+        many(&arguments)
+    };
+    if failed {
+        ExitCode::FAILURE
+    } else {
+        ExitCode::SUCCESS
+    }
 }
 
 fn parse(words: impl Iterator<Item = String>) -> Result<Arguments, String> {
     let profile = Profile::Ordinary;
-    let mut arguments = Arguments { seeds: 0..0, jobs: 2, trace: false, shrink: false, profile, planted: None };
+    let mut arguments = Arguments {
+        seeds: 0..0,
+        jobs: 2,
+        trace: false,
+        shrink: false,
+        profile,
+        planted: None,
+    };
     let mut words = words;
     let number = |word: Option<String>, of: &str| -> Result<u64, String> {
         let word = word.ok_or_else(|| format!("{of} needs a number"))?;
@@ -53,9 +68,14 @@ fn parse(words: impl Iterator<Item = String>) -> Result<Arguments, String> {
                 arguments.seeds = seed..seed + 1;
             }
             "--seeds" => {
-                let range = words.next().ok_or("--seeds needs a range such as 0..2000")?;
-                let (from, to) = range.split_once("..").ok_or("--seeds needs a range such as 0..2000")?;
-                arguments.seeds = number(Some(from.into()), "--seeds")?..number(Some(to.into()), "--seeds")?;
+                let range = words
+                    .next()
+                    .ok_or("--seeds needs a range such as 0..2000")?;
+                let (from, to) = range
+                    .split_once("..")
+                    .ok_or("--seeds needs a range such as 0..2000")?;
+                arguments.seeds =
+                    number(Some(from.into()), "--seeds")?..number(Some(to.into()), "--seeds")?;
             }
             "--jobs" => arguments.jobs = number(words.next(), "--jobs")?.max(1),
             "--trace" => arguments.trace = true,
@@ -64,13 +84,24 @@ fn parse(words: impl Iterator<Item = String>) -> Result<Arguments, String> {
             "--planted" => {
                 let name = words.next().ok_or("--planted needs a name")?;
                 let known = Planted::ALL.iter().find(|bug| format!("{bug:?}") == name);
-                let list = || Planted::ALL.iter().map(|bug| format!("{bug:?}")).collect::<Vec<_>>().join(", ");
-                arguments.planted = Some(*known.ok_or_else(|| format!("`{name}` is none of {}", list()))?);
+                let list = || {
+                    Planted::ALL
+                        .iter()
+                        .map(|bug| format!("{bug:?}"))
+                        .collect::<Vec<_>>()
+                        .join(", ")
+                };
+                arguments.planted =
+                    Some(*known.ok_or_else(|| format!("`{name}` is none of {}", list()))?);
             }
             other => return Err(format!("`{other}` is no option")),
         }
     }
-    if arguments.seeds.is_empty() { Err("nothing to run".into()) } else { Ok(arguments) }
+    if arguments.seeds.is_empty() {
+        Err("nothing to run".into())
+    } else {
+        Ok(arguments)
+    }
 }
 
 fn one(arguments: &Arguments) -> bool {
@@ -85,7 +116,9 @@ fn one(arguments: &Arguments) -> bool {
             println!("faults {:#?}\nscripts {:#?}", plan.faults, plan.scripts);
         }
     }
-    let listener = arguments.trace.then_some((|line| println!("{line}")) as fn(&str));
+    let listener = arguments
+        .trace
+        .then_some((|line| println!("{line}")) as fn(&str));
     let outcome = run(&plan, arguments.planted, listener);
     println!("{:#?}", outcome.stats);
     println!("trace {:#018x}", outcome.trace_hash);
@@ -107,7 +140,9 @@ fn many(arguments: &Arguments) -> bool {
                     if seed >= arguments.seeds.end {
                         break;
                     }
-                    if let Some((at, violation)) = run_seed(arguments.profile, seed, arguments.planted).violation {
+                    if let Some((at, violation)) =
+                        run_seed(arguments.profile, seed, arguments.planted).violation
+                    {
                         failures.fetch_add(1, Ordering::Relaxed);
                         println!("seed {seed} at {at}: {violation}");
                     }
@@ -116,6 +151,9 @@ fn many(arguments: &Arguments) -> bool {
         }
     });
     let failures = failures.into_inner();
-    println!("{} seeds, {failures} failed", arguments.seeds.end - arguments.seeds.start);
+    println!(
+        "{} seeds, {failures} failed",
+        arguments.seeds.end - arguments.seeds.start
+    );
     failures > 0
 }

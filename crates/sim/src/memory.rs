@@ -36,7 +36,14 @@ impl Memory {
     pub fn mount(&mut self, segment: SegmentId, incarnation: Incarnation, bytes: u64) {
         let granules = (bytes / GRANULE) as usize;
         let shadow = vec![Owner::default(); granules];
-        self.segments.insert(segment, Segment { incarnation, bytes: vec![POISON; bytes as usize], shadow });
+        self.segments.insert(
+            segment,
+            Segment {
+                incarnation,
+                bytes: vec![POISON; bytes as usize],
+                shadow,
+            },
+        );
     }
 
     /// The master has given `extent` to a holder.
@@ -45,7 +52,10 @@ impl Memory {
     /// When some of its bytes still belong to an extent that is not fenced.
     pub fn grant(&mut self, extent: ExtentRef) -> Checked {
         let Some(segment) = self.segments.get_mut(&extent.segment) else {
-            return Err(Violation::new(Invariant::Extents, format!("{extent:?} is given out, but not mounted")));
+            return Err(Violation::new(
+                Invariant::Extents,
+                format!("{extent:?} is given out, but not mounted"),
+            ));
         };
         if segment.incarnation != extent.incarnation {
             return Ok(());
@@ -56,11 +66,16 @@ impl Memory {
                 continue;
             }
             if owner.generation != 0 && !owner.fenced {
-                let what =
-                    format!("{extent:?} is given out while generation {} of its bytes is not fenced", owner.generation);
+                let what = format!(
+                    "{extent:?} is given out while generation {} of its bytes is not fenced",
+                    owner.generation
+                );
                 return Err(Violation::new(Invariant::Extents, what));
             }
-            *owner = Owner { generation: extent.generation, fenced: false };
+            *owner = Owner {
+                generation: extent.generation,
+                fenced: false,
+            };
         }
         Ok(())
     }
@@ -70,13 +85,18 @@ impl Memory {
     /// # Errors
     /// When the extent lies outside its segment.
     pub fn fence(&mut self, extent: ExtentRef) -> Checked {
-        let Some(segment) = self.segments.get_mut(&extent.segment) else { return Ok(()) };
+        let Some(segment) = self.segments.get_mut(&extent.segment) else {
+            return Ok(());
+        };
         if segment.incarnation != extent.incarnation {
             return Ok(());
         }
         for owner in segment.shadow(extent)? {
             if owner.generation <= extent.generation {
-                *owner = Owner { generation: extent.generation, fenced: true };
+                *owner = Owner {
+                    generation: extent.generation,
+                    fenced: true,
+                };
             }
         }
         Ok(())
@@ -88,7 +108,10 @@ impl Memory {
     /// When a byte of it is not the holder's.
     pub fn write(&mut self, extent: ExtentRef, offset: u64, bytes: &[u8]) -> Checked {
         let at = self.permit(extent, offset, bytes.len(), "write")?;
-        let segment = self.segments.get_mut(&extent.segment).expect("permitted, so mounted");
+        let segment = self
+            .segments
+            .get_mut(&extent.segment)
+            .expect("permitted, so mounted");
         segment.bytes[at..at + bytes.len()].copy_from_slice(bytes);
         Ok(())
     }
@@ -112,11 +135,20 @@ impl Memory {
 
     fn permit(&self, extent: ExtentRef, offset: u64, length: usize, verb: &str) -> Checked<usize> {
         let wrong = |why: String| {
-            Violation::new(Invariant::Extents, format!("{verb} of {length} bytes at {offset} of {extent:?}: {why}"))
+            Violation::new(
+                Invariant::Extents,
+                format!("{verb} of {length} bytes at {offset} of {extent:?}: {why}"),
+            )
         };
-        let segment = self.segments.get(&extent.segment).ok_or_else(|| wrong("not mounted".into()))?;
+        let segment = self
+            .segments
+            .get(&extent.segment)
+            .ok_or_else(|| wrong("not mounted".into()))?;
         if segment.incarnation != extent.incarnation {
-            return Err(wrong(format!("the owner lives its life {}", segment.incarnation)));
+            return Err(wrong(format!(
+                "the owner lives its life {}",
+                segment.incarnation
+            )));
         }
         if offset + length as u64 > extent.bytes {
             return Err(wrong("past the end of the extent".into()));
@@ -127,7 +159,10 @@ impl Memory {
             match segment.shadow.get(granule as usize) {
                 None => return Err(wrong("past the end of the segment".into())),
                 Some(owner) if owner.generation != extent.generation => {
-                    return Err(wrong(format!("the bytes belong to generation {}", owner.generation)));
+                    return Err(wrong(format!(
+                        "the bytes belong to generation {}",
+                        owner.generation
+                    )));
                 }
                 Some(owner) if owner.fenced => return Err(wrong("the extent is fenced".into())),
                 Some(_) => {}
@@ -139,9 +174,19 @@ impl Memory {
 
 impl Segment {
     fn shadow(&mut self, extent: ExtentRef) -> Checked<&mut [Owner]> {
-        let (first, last) = (extent.offset / GRANULE, (extent.offset + extent.bytes).div_ceil(GRANULE));
-        let outside = || Violation::new(Invariant::Extents, format!("{extent:?} lies outside its segment"));
-        self.shadow.get_mut(first as usize..last as usize).ok_or_else(outside)
+        let (first, last) = (
+            extent.offset / GRANULE,
+            (extent.offset + extent.bytes).div_ceil(GRANULE),
+        );
+        let outside = || {
+            Violation::new(
+                Invariant::Extents,
+                format!("{extent:?} lies outside its segment"),
+            )
+        };
+        self.shadow
+            .get_mut(first as usize..last as usize)
+            .ok_or_else(outside)
     }
 }
 
@@ -155,7 +200,13 @@ mod tests {
     use super::*;
 
     fn extent(offset: u64, generation: u64) -> ExtentRef {
-        ExtentRef { segment: SegmentId(1), incarnation: Incarnation(1), offset, bytes: 4096, generation }
+        ExtentRef {
+            segment: SegmentId(1),
+            incarnation: Incarnation(1),
+            offset,
+            bytes: 4096,
+            generation,
+        }
     }
 
     fn memory() -> Memory {
@@ -182,7 +233,10 @@ mod tests {
     fn bytes_that_are_not_fenced_may_not_be_given_out() {
         let mut memory = memory();
         memory.grant(extent(4096, 1)).unwrap();
-        assert_eq!(memory.grant(extent(4096, 2)).unwrap_err().invariant, Invariant::Extents);
+        assert_eq!(
+            memory.grant(extent(4096, 2)).unwrap_err().invariant,
+            Invariant::Extents
+        );
         assert!(memory.grant(extent(0, 3)).is_ok());
     }
 

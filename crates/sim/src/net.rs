@@ -84,7 +84,12 @@ impl Net {
     /// Links between any two processes, all alike and whole.
     #[must_use]
     pub fn new(seed: Seed, options: LinkOptions) -> Self {
-        Self { seed, options, links: BTreeMap::new(), calm: false }
+        Self {
+            seed,
+            options,
+            links: BTreeMap::new(),
+            calm: false,
+        }
     }
 
     /// When a message of `bytes` that is sent now on the stream arrives.
@@ -102,7 +107,13 @@ impl Net {
     }
 
     /// When each copy of a datagram of `bytes` that is sent now arrives: none when it is lost.
-    pub fn datagram(&mut self, now: Instant, from: Process, to: Process, bytes: usize) -> Vec<Instant> {
+    pub fn datagram(
+        &mut self,
+        now: Instant,
+        from: Process,
+        to: Process,
+        bytes: usize,
+    ) -> Vec<Instant> {
         let options = self.options();
         let link = self.link(from, to);
         let mut copies = Vec::new();
@@ -153,7 +164,16 @@ impl Net {
     }
 
     fn options(&self) -> LinkOptions {
-        if self.calm { LinkOptions { loss: 0.0, duplicate: 0.0, reorder: 0.0, ..self.options } } else { self.options }
+        if self.calm {
+            LinkOptions {
+                loss: 0.0,
+                duplicate: 0.0,
+                reorder: 0.0,
+                ..self.options
+            }
+        } else {
+            self.options
+        }
     }
 
     fn link(&mut self, from: Process, to: Process) -> &mut Link {
@@ -170,7 +190,11 @@ impl Net {
 impl Link {
     fn delay(&mut self, now: Instant, options: &LinkOptions, bytes: usize) -> Duration {
         let spread = nanos(options.delay_max).saturating_sub(nanos(options.delay_min));
-        let speed = if self.slow_until > now { options.bytes_per_second / 100 } else { options.bytes_per_second };
+        let speed = if self.slow_until > now {
+            options.bytes_per_second / 100
+        } else {
+            options.bytes_per_second
+        };
         let wire = (bytes as u128 * 1_000_000_000 / u128::from(speed.max(1))) as u64;
         options.delay_min + Duration::from_nanos(self.rng.below(spread + 1) + wire)
     }
@@ -211,7 +235,10 @@ mod tests {
         let until = last + Duration::from_secs(1);
         net.cut(A, B, until);
         assert!(net.stream(last, A, B, 1) > until);
-        assert!(net.stream(last, B, A, 1) < until, "the other direction is whole");
+        assert!(
+            net.stream(last, B, A, 1) < until,
+            "the other direction is whole"
+        );
     }
 
     #[test]
@@ -236,7 +263,11 @@ mod tests {
 
     #[test]
     fn a_slow_link_takes_a_hundred_times_longer() {
-        let calm = LinkOptions { loss: 0.0, delay_max: ROUGH.delay_min, ..ROUGH };
+        let calm = LinkOptions {
+            loss: 0.0,
+            delay_max: ROUGH.delay_min,
+            ..ROUGH
+        };
         let mut net = Net::new(Seed(3), calm);
         let brisk = net.stream(Instant::ZERO, A, B, 1 << 20).as_nanos();
         net.slow(A, B, Instant::NEVER);

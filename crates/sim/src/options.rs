@@ -5,7 +5,8 @@ use std::time::Duration;
 use slackwater_base::Rng;
 use slackwater_meta::evict::PolicyKind;
 use slackwater_meta::{
-    Eviction, Limits, MasterConfig, Offload, OffloadMode, OnHit, Placement, Promotion, PutPolicy, SoftPinned, Tenancy,
+    Eviction, Limits, MasterConfig, Offload, OffloadMode, OnHit, Placement, Promotion, PutPolicy,
+    SoftPinned, Tenancy,
 };
 use slackwater_tier::arena::MemorySegment;
 use slackwater_tier::{AgentConfig, LogConfig};
@@ -94,7 +95,12 @@ pub(crate) struct SegmentShape {
 
 impl SegmentShape {
     pub(crate) fn lent(self, incarnation: Incarnation) -> MemorySegment {
-        MemorySegment { segment: self.segment, incarnation, bytes: self.bytes, granule: self.granule }
+        MemorySegment {
+            segment: self.segment,
+            incarnation,
+            bytes: self.bytes,
+            granule: self.granule,
+        }
     }
 }
 
@@ -107,7 +113,11 @@ impl Options {
         let nodes = if embedded { 1 } else { 1 + rng.below(3) as u32 };
         let clients = 1 + rng.below(4) as u32;
         let log = rng.chance(0.85);
-        let tenancy = if rng.chance(0.5) { Tenancy::On } else { Tenancy::Off };
+        let tenancy = if rng.chance(0.5) {
+            Tenancy::On
+        } else {
+            Tenancy::Off
+        };
         let log_bytes = if log { LOG_BYTES } else { 0 };
         let mut atlas = Atlas::draw(rng);
         if embedded {
@@ -130,7 +140,14 @@ impl Options {
             log_file_bytes: 1 << 20,
             disk_bytes: LOG_BYTES * 2,
             disk_in_flight_max: 256,
-            batch_delay: pick(rng, &[Duration::from_millis(1), Duration::from_millis(20), Duration::from_millis(100)]),
+            batch_delay: pick(
+                rng,
+                &[
+                    Duration::from_millis(1),
+                    Duration::from_millis(20),
+                    Duration::from_millis(100),
+                ],
+            ),
             drift_ppm: pick(rng, &[0, 100, 50_000]),
             links: if embedded { INSIDE } else { links(rng) },
             link_timeout: Duration::from_millis(300),
@@ -155,7 +172,11 @@ impl Options {
         options.clients = options.clients.max(2);
         (options.log_bytes, options.log_file_bytes) = (CHURNED_BYTES, CHURNED_BYTES / 16);
         options.batch_delay = Duration::from_millis(1);
-        options.atlas = Atlas { crashes: rng.chance(0.5), relapses: true, ..Atlas::default() };
+        options.atlas = Atlas {
+            crashes: rng.chance(0.5),
+            relapses: true,
+            ..Atlas::default()
+        };
         options.faults = 4 + rng.below(12) as u32;
         options.master.offload.mode = OffloadMode::Eager;
         options.load = LoadOptions {
@@ -216,14 +237,25 @@ impl Options {
 
     /// Tenants of the load.
     pub(crate) fn tenants(&self) -> Vec<Tenant> {
-        self.load.tenants.iter().map(|name| Tenant::new(name).expect("the names of the load are well-formed")).collect()
+        self.load
+            .tenants
+            .iter()
+            .map(|name| Tenant::new(name).expect("the names of the load are well-formed"))
+            .collect()
     }
 
     /// What an operator tells a new master about tenants.
     pub(crate) fn quotas(&self) -> Vec<Request> {
         let memory = self.segment_bytes * u64::from(self.segments * self.nodes) / 2;
-        let named = self.tenants().into_iter().filter(|tenant| !tenant.is_default());
-        let quota = |tenant| Request::SetQuota { tenant, memory_bytes: memory, disk_bytes: self.log_bytes };
+        let named = self
+            .tenants()
+            .into_iter()
+            .filter(|tenant| !tenant.is_default());
+        let quota = |tenant| Request::SetQuota {
+            tenant,
+            memory_bytes: memory,
+            disk_bytes: self.log_bytes,
+        };
         named.map(quota).collect()
     }
 
@@ -231,27 +263,55 @@ impl Options {
     /// broken connections, to read logs, to let pins and unfinished puts run out, and to try again.
     pub(crate) fn liveness_bound(&self) -> Duration {
         let unfinished = self.master.put.release_timeout;
-        self.master.lease_ttl * 3 + unfinished + self.link_timeout * 2 + self.deadline * 2 + Duration::from_secs(2)
+        self.master.lease_ttl * 3
+            + unfinished
+            + self.link_timeout * 2
+            + self.deadline * 2
+            + Duration::from_secs(2)
     }
 
     /// Within what time everything under way has ended.
     pub(crate) fn rest_bound(&self) -> Duration {
-        let tickets =
-            self.master.offload.timeout + self.master.promotion.window * 2 + self.master.promotion.candidate_ttl;
+        let tickets = self.master.offload.timeout
+            + self.master.promotion.window * 2
+            + self.master.promotion.candidate_ttl;
         self.liveness_bound() + tickets
     }
 }
 
 fn master(rng: &mut Rng, log: bool, tenancy: Tenancy) -> MasterConfig {
-    let modes = [OffloadMode::Off, OffloadMode::Eager, OffloadMode::OnEvict, OffloadMode::OnEvictForced];
-    let mode = if log { pick(rng, &modes) } else { OffloadMode::Off };
+    let modes = [
+        OffloadMode::Off,
+        OffloadMode::Eager,
+        OffloadMode::OnEvict,
+        OffloadMode::OnEvictForced,
+    ];
+    let mode = if log {
+        pick(rng, &modes)
+    } else {
+        OffloadMode::Off
+    };
     let defaults = MasterConfig::default();
     MasterConfig {
-        lease_ttl: pick(rng, &[Duration::from_millis(150), Duration::from_millis(400), Duration::from_secs(2)]),
+        lease_ttl: pick(
+            rng,
+            &[
+                Duration::from_millis(150),
+                Duration::from_millis(400),
+                Duration::from_secs(2),
+            ],
+        ),
         soft_pin_ttl: Duration::from_millis(500),
         soft_pin_ttl_max: Duration::from_secs(1),
         tenancy,
-        placement: pick(rng, &[Placement::Random, Placement::FreeRatioFirst, Placement::LocalFirst]),
+        placement: pick(
+            rng,
+            &[
+                Placement::Random,
+                Placement::FreeRatioFirst,
+                Placement::LocalFirst,
+            ],
+        ),
         put: PutPolicy {
             discard_timeout: Duration::from_millis(600),
             release_timeout: Duration::from_millis(1500),
@@ -266,7 +326,11 @@ fn master(rng: &mut Rng, log: bool, tenancy: Tenancy) -> MasterConfig {
             low_watermark: pick(rng, &[0.5, 0.9]),
             disk_high_watermark: pick(rng, &[0.6, 0.95]),
             disk_low_watermark: pick(rng, &[0.4, 0.9]),
-            soft_pinned: if rng.chance(0.3) { SoftPinned::Never } else { SoftPinned::Last },
+            soft_pinned: if rng.chance(0.3) {
+                SoftPinned::Never
+            } else {
+                SoftPinned::Last
+            },
             step: pick(rng, &[1, 8, 1024]),
         },
         offload: Offload {
@@ -277,7 +341,11 @@ fn master(rng: &mut Rng, log: bool, tenancy: Tenancy) -> MasterConfig {
             retry_after: Duration::from_millis(20),
         },
         promotion: Promotion {
-            on_hit: if rng.chance(0.7) { OnHit::Promote } else { OnHit::Stay },
+            on_hit: if rng.chance(0.7) {
+                OnHit::Promote
+            } else {
+                OnHit::Stay
+            },
             threshold: pick(rng, &[1, 2, 3]),
             queue_limit: pick(rng, &[1, 4, 1000]),
             batch_max: pick(rng, &[1, 4, 32]),
@@ -305,17 +373,36 @@ fn load(rng: &mut Rng, log: bool, tenancy: Tenancy, embedded: bool) -> LoadOptio
         operations: 200 + rng.below(1000) as u32,
         keys: pick(rng, &[12, 48, 160]),
         chain: pick(rng, &[4, 12]),
-        tenants: if tenancy == Tenancy::On { vec!["", "acme", "beta"] } else { vec![""] },
+        tenants: if tenancy == Tenancy::On {
+            vec!["", "acme", "beta"]
+        } else {
+            vec![""]
+        },
         bytes_max: pick(rng, &[6_000, 20_000, 60_000]),
         reads: pick(rng, &[0.3, 0.6, 0.8]),
         removes: 0.0,
         upserts: pick(rng, &[0.1, 0.5]),
-        durable: if log { pick(rng, &[0.0, 0.2, 0.6]) } else { pick(rng, &[0.0, 0.05]) },
+        durable: if log {
+            pick(rng, &[0.0, 0.2, 0.6])
+        } else {
+            pick(rng, &[0.0, 0.05])
+        },
         replicas_max: 1 + rng.below(3) as u32,
         pins: pick(rng, &[0.0, 0.05]),
         groups: pick(rng, &[0.0, 0.1]),
-        hold: if embedded || rng.chance(0.2) { Hold::Guard } else { Hold::Lease },
-        think: pick(rng, &[Duration::from_millis(1), Duration::from_millis(8), Duration::from_millis(25)]),
+        hold: if embedded || rng.chance(0.2) {
+            Hold::Guard
+        } else {
+            Hold::Lease
+        },
+        think: pick(
+            rng,
+            &[
+                Duration::from_millis(1),
+                Duration::from_millis(8),
+                Duration::from_millis(25),
+            ],
+        ),
     }
 }
 
@@ -325,9 +412,16 @@ fn links(rng: &mut Rng) -> LinkOptions {
         delay_min: Duration::from_micros(20),
         delay_max: pick(rng, &[Duration::from_micros(200), Duration::from_millis(4)]),
         loss: if rough { pick(rng, &[0.01, 0.1]) } else { 0.0 },
-        duplicate: if rough { pick(rng, &[0.0, 0.1, 0.4]) } else { 0.0 },
+        duplicate: if rough {
+            pick(rng, &[0.0, 0.1, 0.4])
+        } else {
+            0.0
+        },
         reorder: if rough { pick(rng, &[0.0, 0.1]) } else { 0.0 },
-        reorder_max: pick(rng, &[Duration::from_millis(20), Duration::from_millis(1500)]),
+        reorder_max: pick(
+            rng,
+            &[Duration::from_millis(20), Duration::from_millis(1500)],
+        ),
         bytes_per_second: pick(rng, &[20 << 20, 1 << 30]),
     }
 }

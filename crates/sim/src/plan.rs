@@ -30,12 +30,27 @@ impl Plan {
     pub fn with(seed: Seed, options: Options) -> Self {
         let steps = options.load.operations / options.clients;
         let scripts = (0..options.clients)
-            .map(|client| options.load.script(&mut seed.stream("script", u64::from(client)), steps))
+            .map(|client| {
+                options
+                    .load
+                    .script(&mut seed.stream("script", u64::from(client)), steps)
+            })
             .collect();
         let lasts = options.load.think * steps;
-        let cluster = Extent { nodes: options.nodes, clients: options.clients, lasts };
-        let faults = options.atlas.plan(&mut seed.stream("faults", 0), cluster, options.faults);
-        Self { seed, options, scripts, faults }
+        let cluster = Extent {
+            nodes: options.nodes,
+            clients: options.clients,
+            lasts,
+        };
+        let faults = options
+            .atlas
+            .plan(&mut seed.stream("faults", 0), cluster, options.faults);
+        Self {
+            seed,
+            options,
+            scripts,
+            faults,
+        }
     }
 
     /// Operations in all scripts.

@@ -22,7 +22,11 @@ pub fn run(plan: &Plan, bug: Option<Planted>, listener: Option<fn(&str)>) -> Out
         let text = text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()));
         let what = format!("a core panicked: {}", text.unwrap_or_default());
         let violation = Some((Instant::NEVER, Violation::new(Invariant::Contract, what)));
-        Outcome { trace_hash: 0, violation, stats: Stats::default() }
+        Outcome {
+            trace_hash: 0,
+            violation,
+            stats: Stats::default(),
+        }
     })
 }
 
@@ -38,7 +42,11 @@ pub fn run_seed(profile: Profile, seed: u64, bug: Option<Planted>) -> Outcome {
 /// At most `tries` runs are made.
 #[must_use]
 pub fn shrink(plan: &Plan, bug: Option<Planted>, invariant: Invariant, tries: u32) -> Plan {
-    let mut shrinker = Shrinker { bug, invariant, left: tries };
+    let mut shrinker = Shrinker {
+        bug,
+        invariant,
+        left: tries,
+    };
     let mut best = plan.clone();
     loop {
         let before = (best.faults.len(), best.operations());
@@ -64,16 +72,24 @@ impl Shrinker {
             return false;
         }
         self.left -= 1;
-        run(plan, self.bug, None).violation.is_some_and(|(_, violation)| violation.invariant == self.invariant)
+        run(plan, self.bug, None)
+            .violation
+            .is_some_and(|(_, violation)| violation.invariant == self.invariant)
     }
 
     fn faults(&mut self, best: Plan) -> Plan {
-        self.pieces(best, |plan| plan.faults.len(), |plan, from, to| drop(plan.faults.drain(from..to)))
+        self.pieces(
+            best,
+            |plan| plan.faults.len(),
+            |plan, from, to| drop(plan.faults.drain(from..to)),
+        )
     }
 
     fn script(&mut self, best: Plan, script: usize) -> Plan {
         let count = |plan: &Plan| plan.scripts[script].len();
-        self.pieces(best, count, |plan, from, to| drop(plan.scripts[script].drain(from..to)))
+        self.pieces(best, count, |plan, from, to| {
+            drop(plan.scripts[script].drain(from..to))
+        })
     }
 
     /// Leaves out halves, quarters and so on, down to single items.

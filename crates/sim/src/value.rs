@@ -17,7 +17,10 @@ pub const HEADER_BYTES: usize = 40;
 /// When `bytes` is less than [`HEADER_BYTES`].
 #[must_use]
 pub fn make(tenant: &Tenant, key: &Key, put: PutId, bytes: usize) -> Vec<u8> {
-    assert!(bytes >= HEADER_BYTES, "a value of {bytes} bytes has no room for its header");
+    assert!(
+        bytes >= HEADER_BYTES,
+        "a value of {bytes} bytes has no room for its header"
+    );
     let mut value = vec![0; bytes];
     value[..8].copy_from_slice(&hash64(tenant.name().as_bytes()).to_le_bytes());
     value[8..16].copy_from_slice(&hash64(key.as_bytes()).to_le_bytes());
@@ -49,7 +52,9 @@ pub enum Wrong {
 /// # Errors
 /// [`Wrong`] says what the bytes are instead.
 pub fn check(tenant: &Tenant, key: &Key, value: &[u8]) -> Result<PutId, Wrong> {
-    let word = |at: usize| -> Option<u64> { Some(u64::from_le_bytes(value.get(at..at + 8)?.try_into().ok()?)) };
+    let word = |at: usize| -> Option<u64> {
+        Some(u64::from_le_bytes(value.get(at..at + 8)?.try_into().ok()?))
+    };
     let (Some(owner), Some(name), Some(put), Some(length), Some(header)) =
         (word(0), word(8), word(16), word(24), word(32))
     else {
@@ -70,7 +75,11 @@ pub fn check(tenant: &Tenant, key: &Key, value: &[u8]) -> Result<PutId, Wrong> {
     }
     let mut expected = vec![0; value.len() - HEADER_BYTES];
     body(put).fill(&mut expected);
-    match expected.iter().zip(&value[HEADER_BYTES..]).position(|(a, b)| a != b) {
+    match expected
+        .iter()
+        .zip(&value[HEADER_BYTES..])
+        .position(|(a, b)| a != b)
+    {
         Some(at) => Err(Wrong::Body(put, HEADER_BYTES + at)),
         None => Ok(put),
     }
@@ -98,11 +107,17 @@ mod tests {
             for at in (0..bytes).step_by(37) {
                 let mut damaged = value.clone();
                 damaged[at] ^= 1;
-                assert!(check(&acme, &key, &damaged).is_err(), "byte {at} of {bytes}");
+                assert!(
+                    check(&acme, &key, &damaged).is_err(),
+                    "byte {at} of {bytes}"
+                );
             }
         }
         let long = make(&acme, &key, PutId(9), 100);
-        assert_eq!(check(&acme, &key, &long[..99]), Err(Wrong::Length(PutId(9))));
+        assert_eq!(
+            check(&acme, &key, &long[..99]),
+            Err(Wrong::Length(PutId(9)))
+        );
         assert_eq!(check(&acme, &key, &long[..10]), Err(Wrong::NoValue));
     }
 
@@ -120,6 +135,9 @@ mod tests {
         let (tenant, key) = (Tenant::DEFAULT, Key::try_from("k").unwrap());
         let mut value = make(&tenant, &key, PutId(1), 4096);
         value[2048..].copy_from_slice(&make(&tenant, &key, PutId(2), 4096)[2048..]);
-        assert_eq!(check(&tenant, &key, &value), Err(Wrong::Body(PutId(1), 2048)));
+        assert_eq!(
+            check(&tenant, &key, &value),
+            Err(Wrong::Body(PutId(1), 2048))
+        );
     }
 }

@@ -13,9 +13,9 @@ const CHURNED: u64 = 300;
 /// and their logs are too few files for a tombstone to go before what it keeps dead.
 fn hunt(bug: Planted) -> (Profile, u64) {
     match bug {
-        Planted::TombstoneDroppedEarly | Planted::RecoveryWithoutSync | Planted::RecoveryTrustsCache => {
-            (Profile::Churn, CHURNED)
-        }
+        Planted::TombstoneDroppedEarly
+        | Planted::RecoveryWithoutSync
+        | Planted::RecoveryTrustsCache => (Profile::Churn, CHURNED),
         _ => (Profile::Ordinary, SEEDS),
     }
 }
@@ -25,7 +25,8 @@ fn every_planted_bug_is_caught() {
     std::panic::set_hook(Box::new(|_| ()));
     let caught = |bug: Planted| {
         let (profile, seeds) = hunt(bug);
-        let found = (0..seeds).find_map(|seed| Some((seed, run_seed(profile, seed, Some(bug)).violation?.1)));
+        let found = (0..seeds)
+            .find_map(|seed| Some((seed, run_seed(profile, seed, Some(bug)).violation?.1)));
         (bug, found)
     };
     let (left, right) = Planted::ALL.split_at(Planted::ALL.len() / 2);
@@ -36,6 +37,13 @@ fn every_planted_bug_is_caught() {
         results
     });
     let _ = std::panic::take_hook();
-    let missed: Vec<_> = results.iter().filter(|(_, found)| found.is_none()).map(|(bug, _)| bug).collect();
-    assert!(missed.is_empty(), "not caught: {missed:?}\ncaught: {results:#?}");
+    let missed: Vec<_> = results
+        .iter()
+        .filter(|(_, found)| found.is_none())
+        .map(|(bug, _)| bug)
+        .collect();
+    assert!(
+        missed.is_empty(),
+        "not caught: {missed:?}\ncaught: {results:#?}"
+    );
 }

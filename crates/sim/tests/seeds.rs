@@ -37,7 +37,8 @@ fn hold(profile: Profile, seeds: u64) {
                         break;
                     }
                     if let Some((_, violation)) = run_seed(profile, seed, None).violation {
-                        told.send((seed, violation)).expect("the receiver is kept to the end");
+                        told.send((seed, violation))
+                            .expect("the receiver is kept to the end");
                     }
                 }
             });
@@ -52,7 +53,12 @@ fn hold(profile: Profile, seeds: u64) {
 /// A recovery took a lower tombstone's file for that of the highest, and reclaim deleted the one that held it.
 #[test]
 fn a_removed_record_stays_removed_when_its_tombstone_lies_before_a_lower_one() {
-    assert_eq!(run_seed(Profile::Churn, 5903, None).violation.map(|(_, violation)| violation.to_string()), None);
+    assert_eq!(
+        run_seed(Profile::Churn, 5903, None)
+            .violation
+            .map(|(_, violation)| violation.to_string()),
+        None
+    );
 }
 
 /// In eviction by single steps, the plain pass set a soft-pinned replica aside and asked for another step at once; the last
@@ -61,7 +67,9 @@ fn a_removed_record_stays_removed_when_its_tombstone_lies_before_a_lower_one() {
 fn a_soft_pinned_victim_that_cannot_be_offloaded_spins_nobody() {
     for seed in [5872, 6555] {
         assert_eq!(
-            run_seed(Profile::Ordinary, seed, None).violation.map(|(_, violation)| violation.to_string()),
+            run_seed(Profile::Ordinary, seed, None)
+                .violation
+                .map(|(_, violation)| violation.to_string()),
             None,
             "seed {seed}"
         );
@@ -70,11 +78,17 @@ fn a_soft_pinned_victim_that_cannot_be_offloaded_spins_nobody() {
 
 /// What anybody needs to see a failure again, and the smallest run found that still shows the first.
 fn report(profile: Profile, failures: &[(u64, Violation)]) -> String {
-    let churn = if profile == Profile::Churn { " --churn" } else { "" };
+    let churn = if profile == Profile::Churn {
+        " --churn"
+    } else {
+        ""
+    };
     let mut text = format!("{} seeds failed\n", failures.len());
     for (seed, violation) in failures.iter().take(20) {
         text += &format!("seed {seed}: {violation}\n");
-        text += &format!("    cargo run -p slackwater-sim --profile sim -- --seed {seed}{churn} --trace\n");
+        text += &format!(
+            "    cargo run -p slackwater-sim --profile sim -- --seed {seed}{churn} --trace\n"
+        );
     }
     if let Some((seed, violation)) = failures.first() {
         let plan = Plan::of(profile, Seed(*seed));
@@ -95,9 +109,16 @@ fn report(profile: Profile, failures: &[(u64, Violation)]) -> String {
 #[test]
 fn the_same_seed_does_the_same_things_twice() {
     for seed in 0..20 {
-        let (first, second) = (run_seed(Profile::Ordinary, seed, None), run_seed(Profile::Ordinary, seed, None));
+        let (first, second) = (
+            run_seed(Profile::Ordinary, seed, None),
+            run_seed(Profile::Ordinary, seed, None),
+        );
         assert_eq!(first.trace_hash, second.trace_hash, "seed {seed}");
-        assert!(first.stats.lines > 100, "seed {seed} did nothing: {:?}", first.stats);
+        assert!(
+            first.stats.lines > 100,
+            "seed {seed} did nothing: {:?}",
+            first.stats
+        );
         assert_ne!(
             first.trace_hash,
             run_seed(Profile::Ordinary, seed + 1, None).trace_hash,
@@ -127,9 +148,14 @@ fn the_seeds_meet_every_part_of_the_system() {
         evicted,
         announced,
     } = met;
-    let all =
-        [hits, disk_hits, misses, unknown, cut_off, restarts, torn, errors, promoted, offloaded, evicted, announced];
-    assert!(all.iter().all(|count| *count > 20), "too little of something: {all:?}");
+    let all = [
+        hits, disk_hits, misses, unknown, cut_off, restarts, torn, errors, promoted, offloaded,
+        evicted, announced,
+    ];
+    assert!(
+        all.iter().all(|count| *count > 20),
+        "too little of something: {all:?}"
+    );
 }
 
 #[derive(Default)]

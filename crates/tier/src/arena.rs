@@ -134,7 +134,8 @@ impl Arena {
     /// Takes a segment in. A segment of the same id from an earlier incarnation is replaced; accesses to it end as
     /// stale.
     pub fn add(&mut self, segment: MemorySegment) {
-        let granules = usize::try_from(segment.bytes / segment.granule).expect("a segment is mapped, so it fits");
+        let granules = usize::try_from(segment.bytes / segment.granule)
+            .expect("a segment is mapped, so it fits");
         self.segments.insert(
             segment.segment,
             Lent {
@@ -162,8 +163,17 @@ impl Arena {
             Access::Read if !busy.writing => busy.readers += 1,
             Access::Write if !busy.writing && busy.readers == 0 => busy.writing = true,
             Access::Read | Access::Write => {
-                let ExtentRef { segment, offset, generation, .. } = extent;
-                return Err(Stale::Busy { segment, offset, generation });
+                let ExtentRef {
+                    segment,
+                    offset,
+                    generation,
+                    ..
+                } = extent;
+                return Err(Stale::Busy {
+                    segment,
+                    offset,
+                    generation,
+                });
             }
         }
         let id = AccessId(self.next_access);
@@ -178,17 +188,27 @@ impl Arena {
     /// When the access was ended before: the books would free memory that is in use.
     pub fn end(&mut self, id: AccessId) -> AccessEnd {
         let (extent, access) = self.accesses.remove(&id).expect("an access ends once");
-        let busy = self.busy.get_mut(&extent).expect("an access under way is in the books of its extent");
+        let busy = self
+            .busy
+            .get_mut(&extent)
+            .expect("an access under way is in the books of its extent");
         match access {
             Access::Read => busy.readers -= 1,
             Access::Write => busy.writing = false,
         }
-        let Busy { readers, writing, fenced } = *busy;
+        let Busy {
+            readers,
+            writing,
+            fenced,
+        } = *busy;
         let idle = readers == 0 && !writing;
         if idle {
             self.busy.remove(&extent);
         }
-        AccessEnd { live: self.check(extent).is_ok(), fenced: (idle && fenced).then_some(extent) }
+        AccessEnd {
+            live: self.check(extent).is_ok(),
+            fenced: (idle && fenced).then_some(extent),
+        }
     }
 
     /// Makes `extent` and every older generation that began at its first byte dead. True when no access under it is
@@ -197,9 +217,13 @@ impl Arena {
     /// An extent of another incarnation or of no segment is fenced by nature.
     pub fn fence(&mut self, extent: ExtentRef) -> bool {
         if self.place(extent).is_ok() {
-            let lent = self.segments.get_mut(&extent.segment).expect("a place lies in a segment");
+            let lent = self
+                .segments
+                .get_mut(&extent.segment)
+                .expect("a place lies in a segment");
             let first = (extent.offset / lent.granule) as usize;
-            lent.dead_below[first] = lent.dead_below[first].max(extent.generation.saturating_add(1));
+            lent.dead_below[first] =
+                lent.dead_below[first].max(extent.generation.saturating_add(1));
         }
         match self.busy.get_mut(&extent) {
             Some(busy) if !planted(Planted::FenceDuringAccess) => {
@@ -216,10 +240,20 @@ impl Arena {
     /// Why not.
     pub fn check(&self, extent: ExtentRef) -> Result<(), Stale> {
         let lent = self.place(extent)?;
-        let ExtentRef { segment, offset, generation, .. } = extent;
-        if generation < lent.dead_below[(offset / lent.granule) as usize] && !planted(Planted::AccessWithoutGeneration)
+        let ExtentRef {
+            segment,
+            offset,
+            generation,
+            ..
+        } = extent;
+        if generation < lent.dead_below[(offset / lent.granule) as usize]
+            && !planted(Planted::AccessWithoutGeneration)
         {
-            return Err(Stale::Generation { segment, offset, generation });
+            return Err(Stale::Generation {
+                segment,
+                offset,
+                generation,
+            });
         }
         Ok(())
     }
@@ -229,13 +263,19 @@ impl Arena {
     /// # Errors
     /// Why the extent may not be written.
     pub fn reserve(&mut self, extent: ExtentRef) -> Result<Reserved, Stale> {
-        Ok(Reserved { access: self.begin(extent, Access::Write)?, extent })
+        Ok(Reserved {
+            access: self.begin(extent, Access::Write)?,
+            extent,
+        })
     }
 
     /// Ends the writing of an extent whose bytes are right: they count only if it is alive still.
     pub fn publish(&mut self, filled: Filled) -> (Option<Published>, AccessEnd) {
         let end = self.end(filled.reserved.access);
-        let published = end.live.then_some(Published { extent: filled.reserved.extent, checksum: filled.checksum });
+        let published = end.live.then_some(Published {
+            extent: filled.reserved.extent,
+            checksum: filled.checksum,
+        });
         (published, end)
     }
 
@@ -251,14 +291,32 @@ impl Arena {
     }
 
     fn place(&self, extent: ExtentRef) -> Result<&Lent, Stale> {
-        let ExtentRef { segment, incarnation, offset, bytes, .. } = extent;
-        let lent = self.segments.get(&segment).ok_or(Stale::Segment { segment })?;
+        let ExtentRef {
+            segment,
+            incarnation,
+            offset,
+            bytes,
+            ..
+        } = extent;
+        let lent = self
+            .segments
+            .get(&segment)
+            .ok_or(Stale::Segment { segment })?;
         if lent.incarnation != incarnation {
-            return Err(Stale::Incarnation { segment, named: incarnation, current: lent.incarnation });
+            return Err(Stale::Incarnation {
+                segment,
+                named: incarnation,
+                current: lent.incarnation,
+            });
         }
-        let whole = bytes > 0 && offset.is_multiple_of(lent.granule) && bytes.is_multiple_of(lent.granule);
+        let whole =
+            bytes > 0 && offset.is_multiple_of(lent.granule) && bytes.is_multiple_of(lent.granule);
         if !whole || offset.checked_add(bytes).is_none_or(|end| end > lent.bytes) {
-            return Err(Stale::Range { segment, offset, bytes });
+            return Err(Stale::Range {
+                segment,
+                offset,
+                bytes,
+            });
         }
         Ok(lent)
     }
@@ -285,7 +343,10 @@ impl Reserved {
     /// Gives the reservation back when it is not.
     pub fn fill(self, found: Checksum, expected: Checksum) -> Result<Filled, Reserved> {
         if found == expected || planted(Planted::PromoteWithoutVerify) {
-            Ok(Filled { reserved: self, checksum: found })
+            Ok(Filled {
+                reserved: self,
+                checksum: found,
+            })
         } else {
             Err(self)
         }
@@ -318,7 +379,12 @@ mod tests {
     fn arena() -> Arena {
         let mut arena = Arena::new();
         let (segment, incarnation) = (SegmentId(1), Incarnation(7));
-        arena.add(MemorySegment { segment, incarnation, bytes: 64 * GRANULE, granule: GRANULE });
+        arena.add(MemorySegment {
+            segment,
+            incarnation,
+            bytes: 64 * GRANULE,
+            granule: GRANULE,
+        });
         arena
     }
 
@@ -336,10 +402,19 @@ mod tests {
     fn an_idle_extent_is_fenced_at_once_and_stays_dead() {
         let mut arena = arena();
         assert!(arena.fence(extent(3, 2, 5)));
-        assert!(matches!(arena.begin(extent(3, 2, 5), Access::Read), Err(Stale::Generation { generation: 5, .. })));
-        assert!(matches!(arena.begin(extent(3, 2, 4), Access::Read), Err(Stale::Generation { .. })));
+        assert!(matches!(
+            arena.begin(extent(3, 2, 5), Access::Read),
+            Err(Stale::Generation { generation: 5, .. })
+        ));
+        assert!(matches!(
+            arena.begin(extent(3, 2, 4), Access::Read),
+            Err(Stale::Generation { .. })
+        ));
         assert!(arena.fence(extent(3, 1, 2)), "an older fence is answered");
-        assert!(arena.begin(extent(3, 2, 5), Access::Read).is_err(), "and does not revive a newer one");
+        assert!(
+            arena.begin(extent(3, 2, 5), Access::Read).is_err(),
+            "and does not revive a newer one"
+        );
         assert!(arena.begin(extent(3, 1, 6), Access::Read).is_ok());
     }
 
@@ -349,9 +424,24 @@ mod tests {
         let first = arena.begin(extent(0, 1, 1), Access::Read).unwrap();
         let second = arena.begin(extent(0, 1, 1), Access::Read).unwrap();
         assert!(!arena.fence(extent(0, 1, 1)));
-        assert_eq!(arena.end(first), AccessEnd { live: false, fenced: None });
-        assert_eq!(arena.end(second), AccessEnd { live: false, fenced: Some(extent(0, 1, 1)) });
-        assert!(arena.fence(extent(0, 1, 1)), "asked again, it is fenced already");
+        assert_eq!(
+            arena.end(first),
+            AccessEnd {
+                live: false,
+                fenced: None
+            }
+        );
+        assert_eq!(
+            arena.end(second),
+            AccessEnd {
+                live: false,
+                fenced: Some(extent(0, 1, 1))
+            }
+        );
+        assert!(
+            arena.fence(extent(0, 1, 1)),
+            "asked again, it is fenced already"
+        );
         assert_eq!(arena.accesses(), 0);
     }
 
@@ -360,30 +450,65 @@ mod tests {
         let mut arena = arena();
         arena.fence(extent(0, 4, 1));
         let new = arena.begin(extent(0, 2, 2), Access::Write).unwrap();
-        assert!(arena.begin(extent(0, 4, 1), Access::Write).is_err(), "the late writer hits nothing");
-        assert_eq!(arena.end(new), AccessEnd { live: true, fenced: None });
+        assert!(
+            arena.begin(extent(0, 4, 1), Access::Write).is_err(),
+            "the late writer hits nothing"
+        );
+        assert_eq!(
+            arena.end(new),
+            AccessEnd {
+                live: true,
+                fenced: None
+            }
+        );
     }
 
     #[test]
     fn a_writer_is_alone() {
         let mut arena = arena();
         let writer = arena.begin(extent(0, 1, 1), Access::Write).unwrap();
-        assert!(matches!(arena.begin(extent(0, 1, 1), Access::Write), Err(Stale::Busy { .. })));
-        assert!(matches!(arena.begin(extent(0, 1, 1), Access::Read), Err(Stale::Busy { .. })));
+        assert!(matches!(
+            arena.begin(extent(0, 1, 1), Access::Write),
+            Err(Stale::Busy { .. })
+        ));
+        assert!(matches!(
+            arena.begin(extent(0, 1, 1), Access::Read),
+            Err(Stale::Busy { .. })
+        ));
         assert!(arena.end(writer).live);
         let reader = arena.begin(extent(0, 1, 1), Access::Read).unwrap();
-        assert!(matches!(arena.begin(extent(0, 1, 1), Access::Write), Err(Stale::Busy { .. })));
+        assert!(matches!(
+            arena.begin(extent(0, 1, 1), Access::Write),
+            Err(Stale::Busy { .. })
+        ));
         assert!(arena.end(reader).live);
     }
 
     #[test]
     fn what_is_no_extent_of_this_life_is_refused_and_needs_no_fence() {
         let mut arena = arena();
-        let foreign = ExtentRef { incarnation: Incarnation(6), ..extent(0, 1, 1) };
-        let absent = ExtentRef { segment: SegmentId(9), ..extent(0, 1, 1) };
-        let crooked = ExtentRef { offset: 100, ..extent(0, 1, 1) };
-        let long = ExtentRef { bytes: u64::MAX - 4095, ..extent(4, 1, 1) };
-        for (what, named) in [("foreign", foreign), ("absent", absent), ("crooked", crooked), ("long", long)] {
+        let foreign = ExtentRef {
+            incarnation: Incarnation(6),
+            ..extent(0, 1, 1)
+        };
+        let absent = ExtentRef {
+            segment: SegmentId(9),
+            ..extent(0, 1, 1)
+        };
+        let crooked = ExtentRef {
+            offset: 100,
+            ..extent(0, 1, 1)
+        };
+        let long = ExtentRef {
+            bytes: u64::MAX - 4095,
+            ..extent(4, 1, 1)
+        };
+        for (what, named) in [
+            ("foreign", foreign),
+            ("absent", absent),
+            ("crooked", crooked),
+            ("long", long),
+        ] {
             assert!(arena.begin(named, Access::Read).is_err(), "{what}");
             assert!(arena.fence(named), "{what}");
         }
@@ -395,7 +520,13 @@ mod tests {
         let mut arena = arena();
         let reader = arena.begin(extent(0, 1, 1), Access::Read).unwrap();
         arena.remove(SegmentId(1));
-        assert_eq!(arena.end(reader), AccessEnd { live: false, fenced: None });
+        assert_eq!(
+            arena.end(reader),
+            AccessEnd {
+                live: false,
+                fenced: None
+            }
+        );
     }
 
     #[test]
@@ -406,9 +537,19 @@ mod tests {
         let reserved = reserved.fill(wrong, right).unwrap_err();
         let filled = reserved.fill(right, right).unwrap();
         let (published, _) = arena.publish(filled);
-        assert_eq!(published, Some(Published { extent: extent(0, 1, 1), checksum: right }));
+        assert_eq!(
+            published,
+            Some(Published {
+                extent: extent(0, 1, 1),
+                checksum: right
+            })
+        );
 
-        let filled = arena.reserve(extent(0, 1, 1)).unwrap().fill(right, right).unwrap();
+        let filled = arena
+            .reserve(extent(0, 1, 1))
+            .unwrap()
+            .fill(right, right)
+            .unwrap();
         assert!(!arena.fence(extent(0, 1, 1)));
         let (published, end) = arena.publish(filled);
         assert_eq!((published, end.fenced), (None, Some(extent(0, 1, 1))));

@@ -109,10 +109,15 @@ mod tests {
 
     #[test]
     fn a_log_has_neither_too_few_files_nor_thousands() {
-        let files = |capacity: ByteSize| capacity.0 / LogConfig::new(SegmentId(1), capacity).file_bytes_used();
+        let files = |capacity: ByteSize| {
+            capacity.0 / LogConfig::new(SegmentId(1), capacity).file_bytes_used()
+        };
         assert_eq!(files(ByteSize::mib(64)), 32);
         assert_eq!(files(ByteSize::gib(16)), 256);
         assert_eq!(files(ByteSize::gib(200)), 512);
-        assert_eq!(LogConfig::new(SegmentId(1), ByteSize::gib(4096)).file_bytes_used(), FILE_BYTES_MAX);
+        assert_eq!(
+            LogConfig::new(SegmentId(1), ByteSize::gib(4096)).file_bytes_used(),
+            FILE_BYTES_MAX
+        );
     }
 }

@@ -75,7 +75,10 @@ impl FormatError {
     /// Whether opening again may find the same files in order, with nothing done to them.
     #[must_use]
     pub fn may_pass(&self) -> bool {
-        matches!(self, FormatError::Starved { .. } | FormatError::Unreadable { .. })
+        matches!(
+            self,
+            FormatError::Starved { .. } | FormatError::Unreadable { .. }
+        )
     }
 }
 
@@ -137,10 +140,17 @@ impl FileHeader {
 
     /// Reads the first block of `file`.
     pub(crate) fn decode(file: FileId, block: &[u8]) -> Result<FirstBlock, FormatError> {
-        let Ok((raw, _)) = RawFile::ref_from_prefix(block) else { return Ok(FirstBlock::Damaged) };
+        let Ok((raw, _)) = RawFile::ref_from_prefix(block) else {
+            return Ok(FirstBlock::Damaged);
+        };
         // A few flipped bits must not make a file somebody else's: that would keep the whole log from opening.
         let set_bits: u32 = block.iter().map(|byte| byte.count_ones()).sum();
-        let wrong_bits: u32 = raw.magic.iter().zip(FILE_MAGIC).map(|(found, ours)| (found ^ ours).count_ones()).sum();
+        let wrong_bits: u32 = raw
+            .magic
+            .iter()
+            .zip(FILE_MAGIC)
+            .map(|(found, ours)| (found ^ ours).count_ones())
+            .sum();
         if set_bits == 0 {
             return Ok(FirstBlock::Blank);
         }
@@ -149,14 +159,23 @@ impl FileHeader {
             return Ok(FirstBlock::Damaged);
         }
         if wrong_bits > ROTTEN_BITS_MAX && set_bits > ROTTEN_BITS_MAX {
-            return Err(FormatError::Foreign { file, begins: raw.magic });
+            return Err(FormatError::Foreign {
+                file,
+                begins: raw.magic,
+            });
         }
-        if wrong_bits > 0 || checksum_except(raw.as_bytes(), RAW_FILE_SUM) != Checksum(raw.checksum.get()) {
+        if wrong_bits > 0
+            || checksum_except(raw.as_bytes(), RAW_FILE_SUM) != Checksum(raw.checksum.get())
+        {
             return Ok(FirstBlock::Damaged);
         }
         // Every later format keeps magic, number and checksum where they are, so that this can be told.
         if raw.format.get() != FORMAT_VERSION {
-            return Err(FormatError::Newer { file, found: raw.format.get(), known: FORMAT_VERSION });
+            return Err(FormatError::Newer {
+                file,
+                found: raw.format.get(),
+                known: FORMAT_VERSION,
+            });
         }
         if raw.file.get() != file.0 {
             return Err(FormatError::Misplaced { file });
@@ -301,7 +320,11 @@ pub(crate) fn encode_batch(identity: Identity, batch: &Batch) -> [Vec<u8>; 2] {
     for entry in &batch.entries {
         encode_entry(entry, &mut area);
     }
-    assert!(area.len() as u64 <= header_bytes, "{} bytes of entries in {header_bytes}", area.len());
+    assert!(
+        area.len() as u64 <= header_bytes,
+        "{} bytes of entries in {header_bytes}",
+        area.len()
+    );
     area.resize(header_bytes as usize, 0);
     [batch.start, batch.end() - header_bytes].map(|own_offset| {
         let mut copy = area.clone();
@@ -339,7 +362,11 @@ fn encode_entry(entry: &Entry, area: &mut Vec<u8>) {
         offset: U64::new(record.map_or(0, |record| record.offset)),
         length: U64::new(record.map_or(0, |record| record.length)),
         checksum: U64::new(record.map_or(0, |record| record.checksum.0)),
-        kind: if record.is_some() { ENTRY_RECORD } else { ENTRY_TOMBSTONE },
+        kind: if record.is_some() {
+            ENTRY_RECORD
+        } else {
+            ENTRY_TOMBSTONE
+        },
         tenant_bytes: tenant.len() as u8,
         key_bytes: U16::new(key.len() as u16),
         reserved: U32::ZERO,
@@ -363,26 +390,45 @@ pub(crate) enum Decoded {
 }
 
 /// Reads the headers at `offset` of the file that `identity` names, from `bytes` that begin there.
-pub(crate) fn decode_batch(identity: Identity, file_bytes: u64, offset: u64, bytes: &[u8]) -> Decoded {
-    let Ok((raw, _)) = RawBatch::ref_from_prefix(bytes) else { return Decoded::Other };
+pub(crate) fn decode_batch(
+    identity: Identity,
+    file_bytes: u64,
+    offset: u64,
+    bytes: &[u8],
+) -> Decoded {
+    let Ok((raw, _)) = RawBatch::ref_from_prefix(bytes) else {
+        return Decoded::Other;
+    };
     if raw.magic != BATCH_MAGIC {
         let first = &bytes[..bytes.len().min(BLOCK_BYTES as usize)];
-        return if first.iter().all(|byte| *byte == 0) { Decoded::Blank } else { Decoded::Other };
+        return if first.iter().all(|byte| *byte == 0) {
+            Decoded::Blank
+        } else {
+            Decoded::Other
+        };
     }
-    let (start, length, header_bytes) = (raw.start.get(), raw.bytes.get(), u64::from(raw.header_bytes.get()));
+    let (start, length, header_bytes) = (
+        raw.start.get(),
+        raw.bytes.get(),
+        u64::from(raw.header_bytes.get()),
+    );
     let end = start.saturating_add(length);
     let placed = raw.log.get() == identity.log
         && raw.file.get() == identity.file.0
         && raw.own_offset.get() == offset
         && header_bytes >= BATCH_FIXED_BYTES
-        && [start, length, header_bytes].iter().all(|number| number.is_multiple_of(BLOCK_BYTES))
+        && [start, length, header_bytes]
+            .iter()
+            .all(|number| number.is_multiple_of(BLOCK_BYTES))
         && header_bytes <= HEADER_BYTES_MAX.min(length / 2)
         && end <= file_bytes
         && (offset == start || offset == end - header_bytes);
     if !placed {
         return Decoded::Other;
     }
-    let Some(area) = bytes.get(..header_bytes as usize) else { return Decoded::Longer(header_bytes) };
+    let Some(area) = bytes.get(..header_bytes as usize) else {
+        return Decoded::Longer(header_bytes);
+    };
     if checksum_except(area, RAW_BATCH_SUM) != Checksum(raw.checksum.get()) {
         return Decoded::Other;
     }
@@ -393,14 +439,21 @@ pub(crate) fn decode_batch(identity: Identity, file_bytes: u64, offset: u64, byt
             bytes: length,
             header_bytes,
             life: raw.life.get(),
-            durable: Position { file: FileId(raw.durable_file.get()), offset: raw.durable_offset.get() },
+            durable: Position {
+                file: FileId(raw.durable_file.get()),
+                offset: raw.durable_offset.get(),
+            },
             entries,
         }),
         None => Decoded::Other,
     }
 }
 
-fn decode_entries(mut area: &[u8], count: u32, payloads: &std::ops::Range<u64>) -> Option<Vec<Entry>> {
+fn decode_entries(
+    mut area: &[u8],
+    count: u32,
+    payloads: &std::ops::Range<u64>,
+) -> Option<Vec<Entry>> {
     let mut entries = Vec::with_capacity((count as usize).min(area.len() / size_of::<RawEntry>()));
     for _ in 0..count {
         let (raw, rest) = RawEntry::ref_from_prefix(area).ok()?;
@@ -411,13 +464,28 @@ fn decode_entries(mut area: &[u8], count: u32, payloads: &std::ops::Range<u64>) 
             ENTRY_TOMBSTONE => Entry::Tombstone { hash, version },
             ENTRY_RECORD => {
                 let tenant = Tenant::new(std::str::from_utf8(tenant).ok()?).ok()?;
-                let entry = DiskEntry { tenant, key: Key::new(key).ok()?, version };
+                let entry = DiskEntry {
+                    tenant,
+                    key: Key::new(key).ok()?,
+                    version,
+                };
                 let (offset, length) = (raw.offset.get(), raw.length.get());
-                let inside = offset >= payloads.start && offset.checked_add(length)? <= payloads.end;
-                if !inside || !offset.is_multiple_of(BLOCK_BYTES) || length == 0 || name_of(&entry) != hash {
+                let inside =
+                    offset >= payloads.start && offset.checked_add(length)? <= payloads.end;
+                if !inside
+                    || !offset.is_multiple_of(BLOCK_BYTES)
+                    || length == 0
+                    || name_of(&entry) != hash
+                {
                     return None;
                 }
-                Entry::Record(Record { entry, hash, offset, length, checksum: Checksum(raw.checksum.get()) })
+                Entry::Record(Record {
+                    entry,
+                    hash,
+                    offset,
+                    length,
+                    checksum: Checksum(raw.checksum.get()),
+                })
             }
             _ => return None,
         });
@@ -428,7 +496,11 @@ fn decode_entries(mut area: &[u8], count: u32, payloads: &std::ops::Range<u64>) 
 
 /// The name as it is written: nothing for the default tenant.
 fn entry_tenant(entry: &DiskEntry) -> &str {
-    if entry.tenant.is_default() { "" } else { entry.tenant.name() }
+    if entry.tenant.is_default() {
+        ""
+    } else {
+        entry.tenant.name()
+    }
 }
 
 /// The checksum of `area` without the eight bytes at `hole`, where it is kept.
@@ -445,68 +517,148 @@ mod tests {
 
     use super::*;
 
-    const OURS: Identity = Identity { log: 0x0123_4567_89ab_cdef_0011_2233_4455_6677, file: FileId(42) };
+    const OURS: Identity = Identity {
+        log: 0x0123_4567_89ab_cdef_0011_2233_4455_6677,
+        file: FileId(42),
+    };
     const FILE_BYTES: u64 = 1 << 20;
     const START: u64 = 3 * BLOCK_BYTES;
 
     fn record(key: &[u8], tenant: &str, offset: u64, length: u64) -> Entry {
         let tenant = Tenant::new(tenant).unwrap();
-        let entry = DiskEntry { tenant, key: Key::new(key).unwrap(), version: Version(7) };
+        let entry = DiskEntry {
+            tenant,
+            key: Key::new(key).unwrap(),
+            version: Version(7),
+        };
         let (hash, checksum) = (name_of(&entry), Checksum(length * 31));
-        Entry::Record(Record { entry, hash, offset, length, checksum })
+        Entry::Record(Record {
+            entry,
+            hash,
+            offset,
+            length,
+            checksum,
+        })
     }
 
     fn sample() -> Batch {
         let payload = START + BLOCK_BYTES;
         let entries = vec![
             record(b"prompt/0001", "", payload, 5000),
-            Entry::Tombstone { hash: KeyHash(99), version: Version(6) },
+            Entry::Tombstone {
+                hash: KeyHash(99),
+                version: Version(6),
+            },
             record(&[0xff; 1024], "acme", payload + 2 * BLOCK_BYTES, 1),
         ];
-        let durable = Position { file: FileId(41), offset: 8192 };
-        Batch { start: START, bytes: 5 * BLOCK_BYTES, header_bytes: BLOCK_BYTES, life: 3, durable, entries }
+        let durable = Position {
+            file: FileId(41),
+            offset: 8192,
+        };
+        Batch {
+            start: START,
+            bytes: 5 * BLOCK_BYTES,
+            header_bytes: BLOCK_BYTES,
+            life: 3,
+            durable,
+            entries,
+        }
     }
 
     #[test]
     fn a_batch_reads_as_it_was_written_from_either_copy() {
         let batch = sample();
         let [first, last] = encode_batch(OURS, &batch);
-        assert_eq!(decode_batch(OURS, FILE_BYTES, START, &first), Decoded::Batch(batch.clone()));
+        assert_eq!(
+            decode_batch(OURS, FILE_BYTES, START, &first),
+            Decoded::Batch(batch.clone())
+        );
         let at = batch.end() - batch.header_bytes;
-        assert_eq!(decode_batch(OURS, FILE_BYTES, at, &last), Decoded::Batch(batch.clone()));
-        assert_eq!(decode_batch(OURS, FILE_BYTES, at, &first), Decoded::Other, "a header that went elsewhere");
-        assert_eq!(decode_batch(OURS, batch.end() - 1, START, &first), Decoded::Other, "beyond the file");
-        assert_eq!(decode_batch(OURS, FILE_BYTES, START, &first[..512]), Decoded::Longer(BLOCK_BYTES));
-        assert_eq!(decode_batch(OURS, FILE_BYTES, START, &[0; 4096]), Decoded::Blank);
+        assert_eq!(
+            decode_batch(OURS, FILE_BYTES, at, &last),
+            Decoded::Batch(batch.clone())
+        );
+        assert_eq!(
+            decode_batch(OURS, FILE_BYTES, at, &first),
+            Decoded::Other,
+            "a header that went elsewhere"
+        );
+        assert_eq!(
+            decode_batch(OURS, batch.end() - 1, START, &first),
+            Decoded::Other,
+            "beyond the file"
+        );
+        assert_eq!(
+            decode_batch(OURS, FILE_BYTES, START, &first[..512]),
+            Decoded::Longer(BLOCK_BYTES)
+        );
+        assert_eq!(
+            decode_batch(OURS, FILE_BYTES, START, &[0; 4096]),
+            Decoded::Blank
+        );
     }
 
     #[test]
     fn a_first_block_reads_as_it_was_written() {
-        let header =
-            FileHeader { log: OURS.log, file: OURS.file, life: 3, bytes: FILE_BYTES, highest_version: Version(9) };
+        let header = FileHeader {
+            log: OURS.log,
+            file: OURS.file,
+            life: 3,
+            bytes: FILE_BYTES,
+            highest_version: Version(9),
+        };
         let block = header.encode();
         assert_eq!(block.len() as u64, BLOCK_BYTES);
-        assert_eq!(FileHeader::decode(OURS.file, &block), Ok(FirstBlock::Header(header)));
-        assert_eq!(FileHeader::decode(FileId(1), &block), Err(FormatError::Misplaced { file: FileId(1) }));
-        assert_eq!(FileHeader::decode(OURS.file, &[0; 4096]), Ok(FirstBlock::Blank));
+        assert_eq!(
+            FileHeader::decode(OURS.file, &block),
+            Ok(FirstBlock::Header(header))
+        );
+        assert_eq!(
+            FileHeader::decode(FileId(1), &block),
+            Err(FormatError::Misplaced { file: FileId(1) })
+        );
+        assert_eq!(
+            FileHeader::decode(OURS.file, &[0; 4096]),
+            Ok(FirstBlock::Blank)
+        );
         for byte in [0, 8, 11, 30, 50, 71] {
             let mut rotten = block.clone();
             rotten[byte] ^= 0x42;
-            assert_eq!(FileHeader::decode(OURS.file, &rotten), Ok(FirstBlock::Damaged), "byte {byte}");
+            assert_eq!(
+                FileHeader::decode(OURS.file, &rotten),
+                Ok(FirstBlock::Damaged),
+                "byte {byte}"
+            );
         }
         let mut rotten = vec![0; 4096];
         rotten[3] ^= 0x10;
-        assert_eq!(FileHeader::decode(OURS.file, &rotten), Ok(FirstBlock::Damaged), "a blank one");
+        assert_eq!(
+            FileHeader::decode(OURS.file, &rotten),
+            Ok(FirstBlock::Damaged),
+            "a blank one"
+        );
     }
 
     /// What version 1 wrote must stay readable: these are its bytes.
     #[test]
     fn the_bytes_of_version_1_do_not_change() {
-        let header =
-            FileHeader { log: OURS.log, file: OURS.file, life: 3, bytes: FILE_BYTES, highest_version: Version(9) };
+        let header = FileHeader {
+            log: OURS.log,
+            file: OURS.file,
+            life: 3,
+            bytes: FILE_BYTES,
+            highest_version: Version(9),
+        };
         let [first, last] = encode_batch(OURS, &sample());
         let sums = [header.encode(), first, last].map(|bytes| Checksum::of(&bytes).0);
-        assert_eq!(sums, [0x49bd_06c3_1920_72d0, 0xbadc_426b_1d8a_c82b, 0x62ae_68b1_b0c3_dce6]);
+        assert_eq!(
+            sums,
+            [
+                0x49bd_06c3_1920_72d0,
+                0xbadc_426b_1d8a_c82b,
+                0x62ae_68b1_b0c3_dce6
+            ]
+        );
     }
 
     proptest! {

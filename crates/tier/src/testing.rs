@@ -150,7 +150,8 @@ impl MemDisk {
 
     /// Makes the block at `offset` of `file` unreadable.
     pub fn make_unreadable(&mut self, file: FileId, offset: u64) {
-        self.unreadable.insert((file, offset - offset % slackwater_base::BLOCK_BYTES));
+        self.unreadable
+            .insert((file, offset - offset % slackwater_base::BLOCK_BYTES));
     }
 
     /// Makes all blocks readable again.
@@ -180,7 +181,13 @@ impl MemDisk {
     /// The files there are.
     #[must_use]
     pub fn files(&self) -> Vec<LogFile> {
-        self.files.iter().map(|(file, content)| LogFile { file: *file, bytes: content.cached.len() as u64 }).collect()
+        self.files
+            .iter()
+            .map(|(file, content)| LogFile {
+                file: *file,
+                bytes: content.cached.len() as u64,
+            })
+            .collect()
     }
 
     /// The bytes of a file as reads see them.
@@ -191,7 +198,14 @@ impl MemDisk {
 
     /// Replaces or makes a file: how foreign files come into a directory.
     pub fn plant(&mut self, file: FileId, bytes: Vec<u8>) {
-        self.files.insert(file, MemFile { medium: bytes.clone(), cached: bytes, unsynced: Vec::new() });
+        self.files.insert(
+            file,
+            MemFile {
+                medium: bytes.clone(),
+                cached: bytes,
+                unsynced: Vec::new(),
+            },
+        );
     }
 
     /// Operations that ended since the disk's beginning.
@@ -203,7 +217,9 @@ impl MemDisk {
     /// Whether the operation that ends next, of a disk that keeps the order, is a sync.
     #[must_use]
     pub fn next_is_sync(&self) -> bool {
-        self.queue.front().is_some_and(|first| matches!(first.request, DiskOp::Sync { .. }))
+        self.queue
+            .front()
+            .is_some_and(|first| matches!(first.request, DiskOp::Sync { .. }))
     }
 
     /// Whether no operation is under way.
@@ -220,18 +236,36 @@ impl MemDisk {
 
     /// Takes an operation.
     pub fn submit(&mut self, op: OpId, request: DiskOp) {
-        self.queue.push_back(Submitted { op, request, writes: self.writes });
+        self.queue.push_back(Submitted {
+            op,
+            request,
+            writes: self.writes,
+        });
     }
 
     /// Ends one operation, if any is under way.
     pub fn complete(&mut self, memory: &mut impl Memory) -> Option<DiskDone> {
-        let at = if self.shuffled && !self.queue.is_empty() { self.rng.below(self.queue.len() as u64) } else { 0 };
-        let Submitted { op, request, writes } = self.queue.remove(at as usize)?;
+        let at = if self.shuffled && !self.queue.is_empty() {
+            self.rng.below(self.queue.len() as u64)
+        } else {
+            0
+        };
+        let Submitted {
+            op,
+            request,
+            writes,
+        } = self.queue.remove(at as usize)?;
         let nth = self.completed;
         self.completed += 1;
         let writing = !matches!(request, DiskOp::Read { .. });
-        let failing = self.fail_writing_at.take_if(|(at, _)| writing && nth >= *at).map(|(_, error)| error);
-        let unread = self.fail_read_at.take_if(|(at, _)| !writing && nth >= *at).map(|(_, error)| error);
+        let failing = self
+            .fail_writing_at
+            .take_if(|(at, _)| writing && nth >= *at)
+            .map(|(_, error)| error);
+        let unread = self
+            .fail_read_at
+            .take_if(|(at, _)| !writing && nth >= *at)
+            .map(|(_, error)| error);
         let result = match failing.or(unread).or_else(|| self.fail_at.remove(&nth)) {
             Some(error) => {
                 self.half_do(&request, memory);
@@ -270,12 +304,20 @@ impl MemDisk {
         match request {
             // Its pages count as clean from now on: they read well, and no later sync writes them (Rebello et al., 2020).
             DiskOp::Sync { file } if self.forgetful => {
-                self.files.get_mut(file).into_iter().for_each(|file| file.unsynced.clear());
+                self.files
+                    .get_mut(file)
+                    .into_iter()
+                    .for_each(|file| file.unsynced.clear());
             }
             DiskOp::Create { file, bytes } if self.rng.chance(0.5) => self.make(*file, *bytes),
-            DiskOp::Write { file, offset, parts } => {
+            DiskOp::Write {
+                file,
+                offset,
+                parts,
+            } => {
                 let mut bytes = joined(parts, memory);
-                let kept = self.rng.below(bytes.len() as u64 + 1) as usize / SECTOR_BYTES * SECTOR_BYTES;
+                let kept =
+                    self.rng.below(bytes.len() as u64 + 1) as usize / SECTOR_BYTES * SECTOR_BYTES;
                 bytes.truncate(kept);
                 self.cache(*file, *offset, bytes);
             }
@@ -286,34 +328,57 @@ impl MemDisk {
         }
     }
 
-    fn perform(&mut self, request: DiskOp, writes: u64, memory: &mut impl Memory) -> Result<DiskOutcome, DiskError> {
+    fn perform(
+        &mut self,
+        request: DiskOp,
+        writes: u64,
+        memory: &mut impl Memory,
+    ) -> Result<DiskOutcome, DiskError> {
         if self.read_only && !matches!(request, DiskOp::Read { .. }) {
             return Err(DiskError::ReadOnly);
         }
         match request {
             DiskOp::Create { file, bytes } => {
-                let used: u64 = self.files.values().map(|file| file.cached.len() as u64).sum();
+                let used: u64 = self
+                    .files
+                    .values()
+                    .map(|file| file.cached.len() as u64)
+                    .sum();
                 if self.full || used + bytes > self.capacity {
                     return Err(DiskError::Full);
                 }
                 self.make(file, bytes);
                 Ok(DiskOutcome::Done)
             }
-            DiskOp::Write { file, offset, parts } => {
+            DiskOp::Write {
+                file,
+                offset,
+                parts,
+            } => {
                 let bytes = joined(&parts, memory);
-                if self.cache(file, offset, bytes) { Ok(DiskOutcome::Done) } else { Err(DiskError::Missing) }
+                if self.cache(file, offset, bytes) {
+                    Ok(DiskOutcome::Done)
+                } else {
+                    Err(DiskError::Missing)
+                }
             }
             DiskOp::Sync { file } => {
                 let content = self.files.get_mut(&file).ok_or(DiskError::Missing)?;
-                let covered = content.unsynced.partition_point(|cached| cached.serial < writes);
+                let covered = content
+                    .unsynced
+                    .partition_point(|cached| cached.serial < writes);
                 for Cached { offset, bytes, .. } in content.unsynced.drain(..covered) {
                     content.medium[offset..offset + bytes.len()].copy_from_slice(&bytes);
                 }
                 Ok(DiskOutcome::Done)
             }
-            DiskOp::Read { file, offset, bytes, length, into } => {
-                self.read(file, (offset, bytes, length), into, memory)
-            }
+            DiskOp::Read {
+                file,
+                offset,
+                bytes,
+                length,
+                into,
+            } => self.read(file, (offset, bytes, length), into, memory),
             DiskOp::Delete { file } => match self.files.remove(&file) {
                 Some(_) => Ok(DiskOutcome::Done),
                 None => Err(DiskError::Missing),
@@ -333,7 +398,12 @@ impl MemDisk {
             return Err(*error);
         }
         let range = offset as usize..(offset + bytes) as usize;
-        if self.unreadable.range((file, offset)..(file, offset + bytes)).next().is_some() {
+        if self
+            .unreadable
+            .range((file, offset)..(file, offset + bytes))
+            .next()
+            .is_some()
+        {
             return Err(DiskError::Device { errno: 5 });
         }
         let read = content.get(range).ok_or(DiskError::Missing)?;
@@ -351,15 +421,30 @@ impl MemDisk {
 
     fn make(&mut self, file: FileId, bytes: u64) {
         let zeros = vec![0; bytes as usize];
-        self.files.insert(file, MemFile { medium: zeros.clone(), cached: zeros, unsynced: Vec::new() });
+        self.files.insert(
+            file,
+            MemFile {
+                medium: zeros.clone(),
+                cached: zeros,
+                unsynced: Vec::new(),
+            },
+        );
     }
 
     fn cache(&mut self, file: FileId, offset: u64, bytes: Vec<u8>) -> bool {
-        let Some(file) = self.files.get_mut(&file) else { return false };
+        let Some(file) = self.files.get_mut(&file) else {
+            return false;
+        };
         let offset = offset as usize;
-        let Some(place) = file.cached.get_mut(offset..offset + bytes.len()) else { return false };
+        let Some(place) = file.cached.get_mut(offset..offset + bytes.len()) else {
+            return false;
+        };
         place.copy_from_slice(&bytes);
-        file.unsynced.push(Cached { serial: self.writes, offset, bytes });
+        file.unsynced.push(Cached {
+            serial: self.writes,
+            offset,
+            bytes,
+        });
         self.writes += 1;
         true
     }

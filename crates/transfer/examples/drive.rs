@@ -1,7 +1,11 @@
 //! Two processes on one machine: how fast requests move, beside a plain copy between two blocking sockets.
 //!
 //! `cargo run --release -p slackwater-transfer --example drive -- [bytes] [concurrency] [read|write] [seconds]`
-#![expect(clippy::unwrap_used, clippy::print_stdout, reason = "a tool for whoever works on the mover")]
+#![expect(
+    clippy::unwrap_used,
+    clippy::print_stdout,
+    reason = "a tool for whoever works on the mover"
+)]
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -10,8 +14,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use slackwater_transfer::{
-    Capability, Engine, GrantSpec, Home, LocalRange, Memory, Mover, Op, RegionSpec, Request, Rights, SealConfig,
-    Segment, Submit, Target, Tcp, TcpConfig,
+    Capability, Engine, GrantSpec, Home, LocalRange, Memory, Mover, Op, RegionSpec, Request,
+    Rights, SealConfig, Segment, Submit, Target, Tcp, TcpConfig,
 };
 use slackwater_zmtp::{KeyPair, SecretKey};
 
@@ -28,13 +32,23 @@ fn engine(name: &str, listens: bool) -> Engine {
         config.io_threads = threads.parse().unwrap();
     }
     if std::env::var_os("SEALED").is_some() {
-        let (keys, other) = if listens { (pair(1), pair(2)) } else { (pair(2), pair(1)) };
-        config.seal = Some(SealConfig { keys, clients: [other.public()].into() });
+        let (keys, other) = if listens {
+            (pair(1), pair(2))
+        } else {
+            (pair(2), pair(1))
+        };
+        config.seal = Some(SealConfig {
+            keys,
+            clients: [other.public()].into(),
+        });
     }
     if !listens {
         config.bind.clear();
     }
-    let public_key = config.seal.as_ref().map(|seal| *seal.keys.public().as_bytes());
+    let public_key = config
+        .seal
+        .as_ref()
+        .map(|seal| *seal.keys.public().as_bytes());
     let tcp = Tcp::start(&life, config).unwrap();
     let segment = Segment {
         name: name.to_owned(),
@@ -53,16 +67,30 @@ fn pair(byte: u8) -> KeyPair {
 
 fn cpu(pid: u32) -> f64 {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
-    let rest: Vec<&str> = stat.rsplit(')').next().unwrap().split_whitespace().collect();
+    let rest: Vec<&str> = stat
+        .rsplit(')')
+        .next()
+        .unwrap()
+        .split_whitespace()
+        .collect();
     (rest[11].parse::<f64>().unwrap() + rest[12].parse::<f64>().unwrap()) / 100.0
 }
 
 fn target() {
     let engine = engine("target", true);
-    let region =
-        engine.register(RegionSpec { memory: Memory::anonymous(REGION).unwrap(), rights: Rights::BOTH }).unwrap();
-    region.access(0, REGION as u64).unwrap().copy_in(0, &vec![7; REGION]);
-    let capability = engine.grant(region.id(), &GrantSpec::whole(&region, Rights::BOTH)).unwrap();
+    let region = engine
+        .register(RegionSpec {
+            memory: Memory::anonymous(REGION).unwrap(),
+            rights: Rights::BOTH,
+        })
+        .unwrap();
+    region
+        .access(0, REGION as u64)
+        .unwrap()
+        .copy_in(0, &vec![7; REGION]);
+    let capability = engine
+        .grant(region.id(), &GrantSpec::whole(&region, Rights::BOTH))
+        .unwrap();
     let raw = TcpListener::bind("127.0.0.1:0").unwrap();
     println!("{:?}", capability.to_bytes());
     println!("{}", engine.segment().incarnation);
@@ -81,7 +109,9 @@ fn target() {
             let size = u64::from_le_bytes(head) as usize;
             if size == 4096 {
                 let mut ask = [0; 128];
-                while stream.read_exact(&mut ask).is_ok() && stream.write_all(&data[..4096]).is_ok() {}
+                while stream.read_exact(&mut ask).is_ok() && stream.write_all(&data[..4096]).is_ok()
+                {
+                }
             } else {
                 let mut at = 0;
                 while stream.write_all(&data[at..at + size]).is_ok() {
@@ -105,7 +135,11 @@ fn main() {
     }
     let bytes: usize = args.first().map_or(1 << 20, |arg| arg.parse().unwrap());
     let concurrency: usize = args.get(1).map_or(1, |arg| arg.parse().unwrap());
-    let op = if args.get(2).is_some_and(|arg| arg == "write") { Op::Write } else { Op::Read };
+    let op = if args.get(2).is_some_and(|arg| arg == "write") {
+        Op::Write
+    } else {
+        Op::Read
+    };
     let seconds: f64 = args.get(3).map_or(2.0, |arg| arg.parse().unwrap());
     let mut child = Command::new(std::env::current_exe().unwrap())
         .arg("target")
@@ -113,9 +147,15 @@ fn main() {
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
-    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
+    let mut lines = BufReader::new(child.stdout.take().unwrap())
+        .lines()
+        .map(Result::unwrap);
     let numbers = lines.next().unwrap();
-    let parsed: Vec<u8> = numbers.trim_matches(['[', ']']).split(", ").map(|n| n.parse().unwrap()).collect();
+    let parsed: Vec<u8> = numbers
+        .trim_matches(['[', ']'])
+        .split(", ")
+        .map(|n| n.parse().unwrap())
+        .collect();
     let capability = Capability::from_bytes(parsed.as_slice().try_into().unwrap());
     let incarnation = slackwater_wire::Incarnation(lines.next().unwrap().parse().unwrap());
     let address: std::net::SocketAddr = lines.next().unwrap().parse().unwrap();
@@ -152,11 +192,24 @@ fn main() {
     drop(raw);
 
     let engine = engine("initiator", false);
-    let region =
-        engine.register(RegionSpec { memory: Memory::anonymous(REGION).unwrap(), rights: Rights::BOTH }).unwrap();
-    region.access(0, REGION as u64).unwrap().copy_in(0, &vec![9; REGION]);
+    let region = engine
+        .register(RegionSpec {
+            memory: Memory::anonymous(REGION).unwrap(),
+            rights: Rights::BOTH,
+        })
+        .unwrap();
+    region
+        .access(0, REGION as u64)
+        .unwrap()
+        .copy_in(0, &vec![9; REGION]);
     let public_key = std::env::var_os("SEALED").map(|_| *pair(1).public().as_bytes());
-    let segment = Segment { name: "target".into(), incarnation, addresses: vec![address], public_key, host: None };
+    let segment = Segment {
+        name: "target".into(),
+        incarnation,
+        addresses: vec![address],
+        public_key,
+        host: None,
+    };
     let peer = engine.open(segment);
     engine.probe(peer, Duration::from_secs(5)).unwrap();
     let batches: usize = std::env::var("BATCH").map_or(1, |batch| batch.parse().unwrap());
@@ -177,8 +230,17 @@ fn main() {
                             let offset = ((turn + index) % slots * bytes) as u64;
                             Request {
                                 op,
-                                local: vec![LocalRange { region: id, offset, bytes: bytes as u64 }],
-                                target: Target { peer, offset, capability, key: None },
+                                local: vec![LocalRange {
+                                    region: id,
+                                    offset,
+                                    bytes: bytes as u64,
+                                }],
+                                target: Target {
+                                    peer,
+                                    offset,
+                                    capability,
+                                    key: None,
+                                },
                                 timeout: None,
                                 priority: slackwater_transfer::Priority::Normal,
                             }

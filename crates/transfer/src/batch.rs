@@ -81,7 +81,14 @@ impl Batch {
         let core = Arc::new(Core {
             id: BatchId(NEXT.fetch_add(1, Ordering::Relaxed)),
             countdown: Countdown::new(slots),
-            slots: (0..slots).map(|_| Mutex::new(Slot { parts: 1, ..Slot::default() })).collect(),
+            slots: (0..slots)
+                .map(|_| {
+                    Mutex::new(Slot {
+                        parts: 1,
+                        ..Slot::default()
+                    })
+                })
+                .collect(),
             requests,
             requests_left: AtomicU32::new(requests),
             failed: AtomicBool::new(false),
@@ -91,7 +98,12 @@ impl Batch {
         if requests == 0 {
             core.begin_follower();
         }
-        let parts = (0..requests).map(|slot| Part { core: Some(Arc::clone(&core)), slot }).collect();
+        let parts = (0..requests)
+            .map(|slot| Part {
+                core: Some(Arc::clone(&core)),
+                slot,
+            })
+            .collect();
         (Self(core), parts)
     }
 
@@ -129,7 +141,10 @@ impl Batch {
     #[must_use]
     pub fn outcome(&self, request: usize) -> Option<Outcome> {
         let slot = lock(self.0.slots.get(request)?);
-        slot.over.then(|| Outcome { bytes: slot.bytes, cause: slot.cause.clone() })
+        slot.over.then(|| Outcome {
+            bytes: slot.bytes,
+            cause: slot.cause.clone(),
+        })
     }
 
     /// Where a request stands; none when there is no such request.
@@ -195,12 +210,20 @@ impl Batch {
     }
 
     fn settle(&self, waiting: &Waiting<'_>) {
-        let settled = self.0.countdown.settle(&waiting.until(slackwater_base::Instant::NEVER));
-        debug_assert!(settled.is_ok(), "a wait without a deadline ends with what it waits for");
+        let settled = self
+            .0
+            .countdown
+            .settle(&waiting.until(slackwater_base::Instant::NEVER));
+        debug_assert!(
+            settled.is_ok(),
+            "a wait without a deadline ends with what it waits for"
+        );
     }
 
     fn result(&self) -> Result<(), Ended> {
-        match (0..self.0.slots.len()).find_map(|request| self.outcome(request).and_then(|outcome| outcome.cause)) {
+        match (0..self.0.slots.len())
+            .find_map(|request| self.outcome(request).and_then(|outcome| outcome.cause))
+        {
             None => Ok(()),
             Some(cause) => Err(self.0.ended(cause)),
         }
@@ -242,8 +265,13 @@ impl Core {
     }
 
     fn begin_follower(self: &Arc<Self>) {
-        let Some(follower) = lock(&self.follower).take() else { return };
-        let part = Part { core: Some(Arc::clone(self)), slot: self.slots.len() as u32 - 1 };
+        let Some(follower) = lock(&self.follower).take() else {
+            return;
+        };
+        let part = Part {
+            core: Some(Arc::clone(self)),
+            slot: self.slots.len() as u32 - 1,
+        };
         match self.failed.load(Ordering::Acquire) {
             true => part.fail(Cause::Cancelled),
             false => follower(part),
@@ -276,11 +304,18 @@ impl Part {
     /// Cuts the duty into `parts` (at least one); the request is over with the last of them, and complete when all are.
     #[must_use]
     pub fn split(self, parts: u32) -> Vec<Part> {
-        let Some(core) = self.core.clone() else { return Vec::new() };
+        let Some(core) = self.core.clone() else {
+            return Vec::new();
+        };
         let more = parts.saturating_sub(1);
         lock(&core.slots[self.slot as usize]).parts += more;
         let slot = self.slot;
-        std::iter::once(self).chain((0..more).map(|_| Part { core: Some(Arc::clone(&core)), slot })).collect()
+        std::iter::once(self)
+            .chain((0..more).map(|_| Part {
+                core: Some(Arc::clone(&core)),
+                slot,
+            }))
+            .collect()
     }
 
     /// The batch.
@@ -292,7 +327,9 @@ impl Part {
     /// Whether nobody waits any more: what has not begun need not.
     #[must_use]
     pub fn is_cancelled(&self) -> bool {
-        self.core.as_ref().is_some_and(|core| core.countdown.is_cancelled())
+        self.core
+            .as_ref()
+            .is_some_and(|core| core.countdown.is_cancelled())
     }
 }
 
@@ -306,13 +343,19 @@ impl Drop for Part {
 
 impl fmt::Debug for Batch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Batch").field("id", &self.0.id).field("countdown", &self.0.countdown).finish_non_exhaustive()
+        f.debug_struct("Batch")
+            .field("id", &self.0.id)
+            .field("countdown", &self.0.countdown)
+            .finish_non_exhaustive()
     }
 }
 
 impl fmt::Debug for Part {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Part").field("batch", &self.batch()).field("slot", &self.slot).finish_non_exhaustive()
+        f.debug_struct("Part")
+            .field("batch", &self.batch())
+            .field("slot", &self.slot)
+            .finish_non_exhaustive()
     }
 }
 

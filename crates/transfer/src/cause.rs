@@ -122,9 +122,11 @@ impl Cause {
             Self::Gone { .. } => Class::Gone,
             Self::Seal(SealError::Record) => Class::Retry,
             Self::Seal(_) => Class::Refused,
-            Self::Unreachable(_) | Self::Lost(_) | Self::TimedOut(_) | Self::Full { .. } | Self::Memory(_) => {
-                Class::Retry
-            }
+            Self::Unreachable(_)
+            | Self::Lost(_)
+            | Self::TimedOut(_)
+            | Self::Full { .. }
+            | Self::Memory(_) => Class::Retry,
             Self::Invalid(_) | Self::Cancelled | Self::NoMover(_) | Self::Closed => Class::Refused,
             Self::Protocol(_) | Self::Dropped => Class::Fatal,
         }

@@ -106,16 +106,27 @@ impl Engine {
     /// It is empty, overlaps, or no mover takes it.
     pub fn register(&self, spec: RegionSpec) -> Result<Arc<Region>, RegisterError> {
         let location = spec.memory.location();
-        if !self.0.movers.iter().any(|mover| mover.abilities().takes(location)) {
+        if !self
+            .0
+            .movers
+            .iter()
+            .any(|mover| mover.abilities().takes(location))
+        {
             return Err(RegisterError::Unsupported(location));
         }
         let region = self.home().regions().register(spec)?;
         if let Err(error) = self.register_keys(&region) {
             region.close();
-            self.0.movers.iter().for_each(|mover| mover.invalidate(&region));
+            self.0
+                .movers
+                .iter()
+                .for_each(|mover| mover.invalidate(&region));
             // Nobody knows of the region yet, so nobody is at it.
             let removed = self.home().regions().remove(&region, now());
-            debug_assert!(removed.is_ok(), "a region that was never granted has no accesses");
+            debug_assert!(
+                removed.is_ok(),
+                "a region that was never granted has no accesses"
+            );
             return Err(error);
         }
         Ok(region)
@@ -151,7 +162,11 @@ impl Engine {
     /// # Errors
     /// There is no such region.
     pub fn grant(&self, id: RegionId, spec: &GrantSpec) -> Result<Capability, EngineError> {
-        let region = self.home().regions().get(id).ok_or(EngineError::NoRegion(id))?;
+        let region = self
+            .home()
+            .regions()
+            .get(id)
+            .ok_or(EngineError::NoRegion(id))?;
         Ok(self.home().grant(&region, spec))
     }
 
@@ -165,21 +180,34 @@ impl Engine {
     #[must_use]
     pub fn open(&self, segment: Segment) -> PeerId {
         let mut peers = self.0.peers.write().unwrap_or_else(PoisonError::into_inner);
-        let known =
-            peers.open.iter().find(|(_, (_, open))| **open == segment).map(|(index, (serial, _))| (index, *serial));
+        let known = peers
+            .open
+            .iter()
+            .find(|(_, (_, open))| **open == segment)
+            .map(|(index, (serial, _))| (index, *serial));
         if let Some((index, serial)) = known {
-            return PeerId { index: index as u32, serial };
+            return PeerId {
+                index: index as u32,
+                serial,
+            };
         }
         let serial = peers.next_serial;
         peers.next_serial = serial.wrapping_add(1);
         let index = peers.open.insert((serial, Arc::new(segment)));
-        PeerId { index: index as u32, serial }
+        PeerId {
+            index: index as u32,
+            serial,
+        }
     }
 
     /// Forgets a peer; its id is dead. Requests under way go on.
     pub fn forget(&self, peer: PeerId) {
         let mut peers = self.0.peers.write().unwrap_or_else(PoisonError::into_inner);
-        if peers.open.get(peer.index as usize).is_some_and(|(serial, _)| *serial == peer.serial) {
+        if peers
+            .open
+            .get(peer.index as usize)
+            .is_some_and(|(serial, _)| *serial == peer.serial)
+        {
             peers.open.remove(peer.index as usize);
         }
     }
@@ -192,8 +220,13 @@ impl Engine {
         let deadline = now() + submit.timeout;
         let mut by_peer: Vec<(Arc<Segment>, Vec<Job>)> = Vec::new();
         for (request, part) in requests.into_iter().zip(parts) {
-            let Some((segment, job)) = self.resolve(request, deadline, part) else { continue };
-            match by_peer.iter_mut().find(|(known, _)| Arc::ptr_eq(known, &segment)) {
+            let Some((segment, job)) = self.resolve(request, deadline, part) else {
+                continue;
+            };
+            match by_peer
+                .iter_mut()
+                .find(|(known, _)| Arc::ptr_eq(known, &segment))
+            {
                 Some((_, jobs)) => jobs.push(job),
                 None => by_peer.push((segment, vec![job])),
             }
@@ -217,14 +250,20 @@ impl Engine {
         }
         // A little later than the requests' own deadlines, which the movers keep: they tell more.
         let patience = now() + submit.timeout.saturating_mul(2);
-        self.submit(requests, submit).wait(&Waiting::at(&BATCHES).until(patience))
+        self.submit(requests, submit)
+            .wait(&Waiting::at(&BATCHES).until(patience))
     }
 
     /// Reads into memory that need not be registered, while the caller waits.
     ///
     /// # Errors
     /// Why not; the memory's content is undefined then.
-    pub fn read_now(&self, target: &Target, into: &mut [u8], timeout: Duration) -> Result<(), Cause> {
+    pub fn read_now(
+        &self,
+        target: &Target,
+        into: &mut [u8],
+        timeout: Duration,
+    ) -> Result<(), Cause> {
         // SAFETY: the slice is borrowed alone until this returns, and `now` returns only when nothing touches it.
         let buffers = unsafe { Buffers::borrowed(into.as_mut_ptr(), into.len()) };
         self.now(Op::Read, buffers, target, timeout)
@@ -264,7 +303,9 @@ impl Engine {
     /// It does not, or somebody else does.
     pub fn probe(&self, peer: PeerId, timeout: Duration) -> Result<(), Ended> {
         let deadline = now() + timeout;
-        self.ask(peer, deadline, |mover, segment, part| mover.probe(segment, deadline, part))
+        self.ask(peer, deadline, |mover, segment, part| {
+            mover.probe(segment, deadline, part)
+        })
     }
 
     /// Waits until everything submitted to a peer before is over and can be seen there.
@@ -272,7 +313,9 @@ impl Engine {
     /// # Errors
     /// It was not within `timeout`.
     pub fn fence(&self, peer: PeerId, timeout: Duration) -> Result<(), Ended> {
-        self.ask(peer, now() + timeout, |mover, segment, part| mover.fence(segment, part))
+        self.ask(peer, now() + timeout, |mover, segment, part| {
+            mover.fence(segment, part)
+        })
     }
 
     /// Sends a notice to a peer and waits until it is there.
@@ -280,7 +323,9 @@ impl Engine {
     /// # Errors
     /// It was not within `timeout`.
     pub fn notify(&self, peer: PeerId, notice: Notice, timeout: Duration) -> Result<(), Ended> {
-        self.ask(peer, now() + timeout, |mover, segment, part| mover.notify(segment, notice, part))
+        self.ask(peer, now() + timeout, |mover, segment, part| {
+            mover.notify(segment, notice, part)
+        })
     }
 
     /// Takes the notices that peers sent, with their incarnations; waits for the first until `deadline`.
@@ -292,21 +337,35 @@ impl Engine {
     /// What each mover did with a peer.
     #[must_use]
     pub fn stats(&self, peer: PeerId) -> Vec<(&'static str, PeerStats)> {
-        let Some(segment) = self.0.peer(peer) else { return Vec::new() };
-        self.0.movers.iter().map(|mover| (mover.name(), mover.stats(&segment))).collect()
+        let Some(segment) = self.0.peer(peer) else {
+            return Vec::new();
+        };
+        self.0
+            .movers
+            .iter()
+            .map(|mover| (mover.name(), mover.stats(&segment)))
+            .collect()
     }
 
     /// What all movers count, by mover and by name.
     #[must_use]
     pub fn metrics(&self) -> Vec<(&'static str, Vec<(&'static str, u64)>)> {
-        self.0.movers.iter().map(|mover| (mover.name(), mover.metrics())).collect()
+        self.0
+            .movers
+            .iter()
+            .map(|mover| (mover.name(), mover.metrics()))
+            .collect()
     }
 
     /// The mover that requests to a peer would go to now.
     #[must_use]
     pub fn mover(&self, peer: PeerId) -> Option<&'static str> {
         let segment = self.0.peer(peer)?;
-        self.0.movers.iter().find(|mover| mover.reaches(&segment)).map(|mover| mover.name())
+        self.0
+            .movers
+            .iter()
+            .find(|mover| mover.reaches(&segment))
+            .map(|mover| mover.name())
     }
 
     /// Ends all transfers and stops all threads; requests that are left end with [`Cause::Closed`].
@@ -318,33 +377,72 @@ impl Engine {
     fn alone(&self, request: &Request, deadline: Instant) -> Option<Result<(), Cause>> {
         let regions = self.home().regions();
         let (mover, segment) = self.0.first_mover(request.target.peer).ok()?;
-        let accesses = request.local.iter().map(|range| regions.access(range.region, range.offset, range.bytes));
-        let buffers = accesses.collect::<Result<Vec<_>, _>>().map(Buffers::held).ok()?;
+        let accesses = request
+            .local
+            .iter()
+            .map(|range| regions.access(range.region, range.offset, range.bytes));
+        let buffers = accesses
+            .collect::<Result<Vec<_>, _>>()
+            .map(Buffers::held)
+            .ok()?;
         if buffers.bytes() == 0 {
             return None;
         }
-        let deadline = request.timeout.map_or(deadline, |timeout| deadline.min(now() + timeout));
-        let lone = Lone { op: request.op, buffers, remote: request.target.remote(), deadline };
+        let deadline = request
+            .timeout
+            .map_or(deadline, |timeout| deadline.min(now() + timeout));
+        let lone = Lone {
+            op: request.op,
+            buffers,
+            remote: request.target.remote(),
+            deadline,
+        };
         match mover.carry_now(&segment, lone) {
             Carried::Done(outcome) => Some(outcome),
             Carried::Back(_) => None,
         }
     }
 
-    fn now(&self, op: Op, buffers: Buffers, target: &Target, timeout: Duration) -> Result<(), Cause> {
+    fn now(
+        &self,
+        op: Op,
+        buffers: Buffers,
+        target: &Target,
+        timeout: Duration,
+    ) -> Result<(), Cause> {
         if buffers.bytes() == 0 {
             return Ok(());
         }
         let deadline = now() + timeout;
         let (mover, segment) = self.0.first_mover(target.peer)?;
-        let lone = match mover.carry_now(&segment, Lone { op, buffers, remote: target.remote(), deadline }) {
+        let lone = match mover.carry_now(
+            &segment,
+            Lone {
+                op,
+                buffers,
+                remote: target.remote(),
+                deadline,
+            },
+        ) {
             Carried::Done(outcome) => return outcome,
             Carried::Back(lone) => lone,
         };
         let (batch, mut parts) = self.new_batch(1, None);
         if let Some(part) = parts.pop() {
-            let Lone { op, buffers, remote, deadline } = lone;
-            let job = Job { op, buffers, remote, deadline, priority: Priority::Normal, part };
+            let Lone {
+                op,
+                buffers,
+                remote,
+                deadline,
+            } = lone;
+            let job = Job {
+                op,
+                buffers,
+                remote,
+                deadline,
+                priority: Priority::Normal,
+                part,
+            };
             self.0.dispatch(&segment, vec![job], WhenFull::Wait);
         }
         // The memory is the caller's: whatever happens, it is over before this returns.
@@ -355,14 +453,22 @@ impl Engine {
         }
     }
 
-    fn resolve(&self, request: Request, deadline: Instant, part: Part) -> Option<(Arc<Segment>, Job)> {
+    fn resolve(
+        &self,
+        request: Request,
+        deadline: Instant,
+        part: Part,
+    ) -> Option<(Arc<Segment>, Job)> {
         let Some(segment) = self.0.peer(request.target.peer) else {
             part.fail(Cause::Invalid(format!("no peer {:?}", request.target.peer)));
             return None;
         };
         let regions = self.home().regions();
-        let accesses: Result<Vec<_>, _> =
-            request.local.iter().map(|range| regions.access(range.region, range.offset, range.bytes)).collect();
+        let accesses: Result<Vec<_>, _> = request
+            .local
+            .iter()
+            .map(|range| regions.access(range.region, range.offset, range.bytes))
+            .collect();
         let buffers = match accesses {
             Ok(accesses) => Buffers::held(accesses),
             Err(error) => {
@@ -375,15 +481,29 @@ impl Engine {
             return None;
         }
         let remote = request.target.remote();
-        let deadline = request.timeout.map_or(deadline, |timeout| deadline.min(now() + timeout));
-        Some((segment, Job { op: request.op, buffers, remote, deadline, priority: request.priority, part }))
+        let deadline = request
+            .timeout
+            .map_or(deadline, |timeout| deadline.min(now() + timeout));
+        Some((
+            segment,
+            Job {
+                op: request.op,
+                buffers,
+                remote,
+                deadline,
+                priority: request.priority,
+                part,
+            },
+        ))
     }
 
     fn follower(&self, submit: &Submit) -> Option<Follower> {
         let (peer, notice) = submit.notice.clone()?;
         let inner = Arc::downgrade(&self.0);
         Some(Box::new(move |part| {
-            let Some(inner) = inner.upgrade() else { return part.fail(Cause::Closed) };
+            let Some(inner) = inner.upgrade() else {
+                return part.fail(Cause::Closed);
+            };
             match inner.first_mover(peer) {
                 Ok((mover, segment)) => mover.notify(&segment, notice, part),
                 Err(cause) => part.fail(cause),
@@ -418,7 +538,12 @@ impl Engine {
 
     fn register_keys(&self, region: &Arc<Region>) -> Result<(), RegisterError> {
         let mut keys = Vec::new();
-        for mover in self.0.movers.iter().filter(|mover| mover.abilities().takes(region.memory().location())) {
+        for mover in self
+            .0
+            .movers
+            .iter()
+            .filter(|mover| mover.abilities().takes(region.memory().location()))
+        {
             keys.extend(mover.register(region)?.map(|key| (mover.name(), key)));
         }
         if !keys.is_empty() {
@@ -428,9 +553,16 @@ impl Engine {
     }
 
     fn close_region(&self, id: RegionId) -> Result<Arc<Region>, EngineError> {
-        let region = self.home().regions().get(id).ok_or(EngineError::NoRegion(id))?;
+        let region = self
+            .home()
+            .regions()
+            .get(id)
+            .ok_or(EngineError::NoRegion(id))?;
         region.close();
-        self.0.movers.iter().for_each(|mover| mover.invalidate(&region));
+        self.0
+            .movers
+            .iter()
+            .for_each(|mover| mover.invalidate(&region));
         Ok(region)
     }
 }
@@ -446,7 +578,9 @@ impl Inner {
     }
 
     fn first_mover(&self, peer: PeerId) -> Result<(&Arc<dyn Mover>, Arc<Segment>), Cause> {
-        let segment = self.peer(peer).ok_or_else(|| Cause::Invalid(format!("no peer {peer:?}")))?;
+        let segment = self
+            .peer(peer)
+            .ok_or_else(|| Cause::Invalid(format!("no peer {peer:?}")))?;
         match self.movers.iter().find(|mover| mover.reaches(&segment)) {
             Some(mover) => Ok((mover, segment)),
             None => Err(Cause::NoMover(segment.name.clone())),

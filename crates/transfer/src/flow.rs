@@ -42,7 +42,10 @@ impl Flow {
         let number = state.next;
         state.next += 1;
         state.active.insert(number);
-        Ticket { flow: Arc::clone(self), number }
+        Ticket {
+            flow: Arc::clone(self),
+            number,
+        }
     }
 
     /// Requests that are not over.
@@ -67,7 +70,9 @@ impl Flow {
 
     /// Waits until a request has ended since `seen`; says whether one has before the deadline or the end.
     pub(crate) fn wait(&self, seen: Seen, deadline: Instant) -> bool {
-        self.room.wait(seen, &Waiting::at(&ROOM).until(deadline)).is_ok()
+        self.room
+            .wait(seen, &Waiting::at(&ROOM).until(deadline))
+            .is_ok()
     }
 
     /// Waits until fewer than `max` requests are not over, so that `job` may begin.
@@ -82,13 +87,19 @@ impl Flow {
                 return Ok(());
             }
             if when_full == WhenFull::Refuse {
-                return Err(Cause::Full { queued: queued as u64 });
+                return Err(Cause::Full {
+                    queued: queued as u64,
+                });
             }
             if job.part.is_cancelled() {
                 return Err(Cause::Cancelled);
             }
             if !self.wait(seen, job.deadline) {
-                return Err(if self.room.is_closed() { Cause::Closed } else { Cause::TimedOut(Clock::Total) });
+                return Err(if self.room.is_closed() {
+                    Cause::Closed
+                } else {
+                    Cause::TimedOut(Clock::Total)
+                });
             }
         }
     }
@@ -102,8 +113,9 @@ impl Flow {
         let passed = {
             let mut state = self.state();
             let first = state.active.first().copied().unwrap_or(u64::MAX);
-            let (passed, left) =
-                take(&mut state.fences).into_iter().partition::<Vec<_>, _>(|(after, _)| *after <= first);
+            let (passed, left) = take(&mut state.fences)
+                .into_iter()
+                .partition::<Vec<_>, _>(|(after, _)| *after <= first);
             state.fences = left;
             passed
         };
@@ -153,7 +165,11 @@ mod tests {
         drop(second);
         assert_eq!((passed.load(Ordering::Relaxed), flow.len()), (1, 2));
         drop(first);
-        assert_eq!(passed.load(Ordering::Relaxed), 2, "the third came after the fence");
+        assert_eq!(
+            passed.load(Ordering::Relaxed),
+            2,
+            "the third came after the fence"
+        );
         drop(third);
         assert_eq!(flow.len(), 0);
     }

@@ -57,7 +57,14 @@ impl GrantSpec {
     /// All of a region, to any bearer, for as long as its generation.
     #[must_use]
     pub fn whole(region: &Region, rights: Rights) -> Self {
-        Self { offset: 0, bytes: region.bytes(), rights, tenant: 0, holder: Incarnation(0), ttl: None }
+        Self {
+            offset: 0,
+            bytes: region.bytes(),
+            rights,
+            tenant: 0,
+            holder: Incarnation(0),
+            ttl: None,
+        }
     }
 }
 
@@ -130,7 +137,10 @@ impl Home {
             expires_nanos: spec.ttl.map_or(u64::MAX, |ttl| (now() + ttl).as_nanos()),
             nonce: self.nonce.fetch_add(1, Ordering::Relaxed),
         };
-        self.key.read().unwrap_or_else(PoisonError::into_inner).mint(&grant)
+        self.key
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .mint(&grant)
     }
 
     /// Checks a capability for one operation of `holder` and begins the access. The first of two checks: before a
@@ -145,7 +155,11 @@ impl Home {
         range: (u64, u64),
         holder: Incarnation,
     ) -> Result<Access, Refusal> {
-        let grant = self.key.read().unwrap_or_else(PoisonError::into_inner).verify(capability)?;
+        let grant = self
+            .key
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .verify(capability)?;
         if grant.incarnation != self.incarnation {
             return Err(Refusal::Incarnation);
         }
@@ -154,7 +168,9 @@ impl Home {
             Op::Write => Rights::WRITE,
         };
         grant.covers(wanted, range, holder, now().as_nanos())?;
-        let access = self.regions.admit(grant.region, grant.generation, wanted, range)?;
+        let access = self
+            .regions
+            .admit(grant.region, grant.generation, wanted, range)?;
         Ok(access.for_peer(grant.tenant))
     }
 
@@ -178,11 +194,16 @@ impl Home {
     pub fn take_notices(&self, deadline: Instant) -> Vec<(Incarnation, Notice)> {
         loop {
             let seen = self.noticed.seen();
-            let taken = std::mem::take(&mut *self.notices.lock().unwrap_or_else(PoisonError::into_inner));
+            let taken =
+                std::mem::take(&mut *self.notices.lock().unwrap_or_else(PoisonError::into_inner));
             if !taken.line.is_empty() {
                 return taken.line.into();
             }
-            if self.noticed.wait(seen, &Waiting::at(&NOTICES).until(deadline)).is_err() {
+            if self
+                .noticed
+                .wait(seen, &Waiting::at(&NOTICES).until(deadline))
+                .is_err()
+            {
                 return Vec::new();
             }
         }
@@ -198,14 +219,20 @@ impl Home {
         let key = new_key()?;
         *self.key.write().unwrap_or_else(PoisonError::into_inner) = key;
         // Only now: what is opened from here on was checked under the new key.
-        self.rotated.lock().unwrap_or_else(PoisonError::into_inner).retain(|take_back| take_back());
+        self.rotated
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .retain(|take_back| take_back());
         Ok(())
     }
 
     /// Calls `take_back` at every rotation, when nothing is admitted under the old key any more. For a mover that checks a
     /// capability once and lets the peer go on by itself.
     pub(crate) fn when_rotated(&self, take_back: Rotated) {
-        self.rotated.lock().unwrap_or_else(PoisonError::into_inner).push(take_back);
+        self.rotated
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push(take_back);
     }
 }
 
@@ -250,7 +277,15 @@ mod tests {
     #[test]
     fn notices_are_bounded_in_number_and_in_bytes() {
         let home = Home::open().unwrap();
-        let send = |bytes| home.deliver(Incarnation(1), Notice { name: "n".to_owned(), bytes: vec![0; bytes] });
+        let send = |bytes| {
+            home.deliver(
+                Incarnation(1),
+                Notice {
+                    name: "n".to_owned(),
+                    bytes: vec![0; bytes],
+                },
+            )
+        };
         let large = (0..).take_while(|_| send((64 << 10) - 1)).count();
         assert_eq!(large, NOTICES_BYTES_MAX >> 16);
         assert_eq!(home.take_notices(Instant::ZERO).len(), large);

@@ -77,7 +77,12 @@ impl Buffers {
     pub fn held(accesses: impl IntoIterator<Item = Access>) -> Self {
         let spans = accesses.into_iter().map(|access| {
             let access = Arc::new(access);
-            Span { start: access.start(), bytes: access.bytes() as usize, access: Some(access), loan: None }
+            Span {
+                start: access.start(),
+                bytes: access.bytes() as usize,
+                access: Some(access),
+                loan: None,
+            }
         });
         Self::of(spans.filter(|span| span.bytes > 0).collect())
     }
@@ -89,13 +94,23 @@ impl Buffers {
     /// alone, if it is only ever the source of a write), and nobody else touches them.
     #[must_use]
     pub unsafe fn borrowed(start: *mut u8, bytes: usize) -> Self {
-        Self::of(vec![Span { start, bytes, access: None, loan: None }])
+        Self::of(vec![Span {
+            start,
+            bytes,
+            access: None,
+            loan: None,
+        }])
     }
 
     /// The first bytes of a loan that holds what device memory under `access` does.
     pub(crate) fn staged(loan: Staged, bytes: usize, access: Arc<Access>) -> Self {
         let start = loan.start().as_ptr();
-        Self::of(vec![Span { start, bytes: bytes.min(loan.bytes()), access: Some(access), loan: Some(Arc::new(loan)) }])
+        Self::of(vec![Span {
+            start,
+            bytes: bytes.min(loan.bytes()),
+            access: Some(access),
+            loan: Some(Arc::new(loan)),
+        }])
     }
 
     fn of(spans: Vec<Span>) -> Self {
@@ -171,6 +186,10 @@ impl Span {
     /// Whether the CPU reaches it.
     #[must_use]
     pub fn is_host(&self) -> bool {
-        self.loan.is_some() || self.access.as_ref().is_none_or(|access| access.region().memory().location().is_host())
+        self.loan.is_some()
+            || self
+                .access
+                .as_ref()
+                .is_none_or(|access| access.region().memory().location().is_host())
     }
 }

@@ -31,15 +31,18 @@ pub use home::{GrantSpec, Home, Life};
 pub use job::{Buffers, Job, Part, Priority, Remote, Span};
 pub use local::Local;
 pub use memory::{Location, Memory, Place, SharedFile, Stage, StageError, Staged};
-pub use mover::{Abilities, Carried, Lone, Mover, Notice, PeerStats, RegionKey, Submission, WhenFull};
+pub use mover::{
+    Abilities, Carried, Lone, Mover, Notice, PeerStats, RegionKey, Submission, WhenFull,
+};
 pub use region::{
-    Access, AccessError, Lookup, Region, RegionId, RegionSpec, Regions, RegisterError, ReopenError, StillBusy,
+    Access, AccessError, Lookup, Region, RegionId, RegionSpec, Regions, RegisterError, ReopenError,
+    StillBusy,
 };
 pub use request::{LocalRange, PeerId, Request, Submit, Target};
 pub use segment::{HostContact, Segment};
 pub use slackwater_wire::data::{Capability, Op, Refusal, Rights};
 pub use start::EngineConfig;
 pub use tcp::{
-    AllowList, IGNORED, LaneCounters, OPTIONS, OptionError, SealConfig, SealError, Tcp, TcpConfig, TcpError, TcpOption,
-    holder_of,
+    AllowList, IGNORED, LaneCounters, OPTIONS, OptionError, SealConfig, SealError, Tcp, TcpConfig,
+    TcpError, TcpOption, holder_of,
 };

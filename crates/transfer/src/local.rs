@@ -26,7 +26,10 @@ impl Local {
     /// The mover of this home.
     #[must_use]
     pub fn new(home: &Home) -> Self {
-        Self { incarnation: home.incarnation(), stats: Mutex::default() }
+        Self {
+            incarnation: home.incarnation(),
+            stats: Mutex::default(),
+        }
     }
 
     fn carry(&self, peer: &Home, job: &Job) -> Result<(), Cause> {
@@ -37,7 +40,9 @@ impl Local {
             return Err(Cause::TimedOut(Clock::Total));
         }
         let range = (job.remote.offset, job.buffers.bytes());
-        let access = peer.admit(&job.remote.capability, job.op, range, self.incarnation).map_err(Cause::Refused)?;
+        let access = peer
+            .admit(&job.remote.capability, job.op, range, self.incarnation)
+            .map_err(Cause::Refused)?;
         job.part.started();
         copy(job, &access);
         // What was copied while the region closed does not count, though it did no harm: its end waits for the access.
@@ -48,7 +53,13 @@ impl Local {
     }
 
     fn count(&self, peer: Incarnation, change: impl FnOnce(&mut PeerStats)) {
-        change(self.stats.lock().unwrap_or_else(PoisonError::into_inner).entry(peer).or_default());
+        change(
+            self.stats
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .entry(peer)
+                .or_default(),
+        );
     }
 }
 
@@ -88,11 +99,17 @@ impl Mover for Local {
     fn invalidate(&self, _region: &Arc<Region>) {}
 
     fn submit(&self, segment: &Arc<Segment>, submission: Submission) -> Vec<Job> {
-        let Some(peer) = Home::in_process(segment.incarnation) else { return submission.jobs };
+        let Some(peer) = Home::in_process(segment.incarnation) else {
+            return submission.jobs;
+        };
         let mut given_back = Vec::new();
         for job in submission.jobs {
-            let region = peer.regions().by_index(job.remote.capability.claims().region);
-            if !job.buffers.are_host() || region.is_some_and(|region| !region.memory().location().is_host()) {
+            let region = peer
+                .regions()
+                .by_index(job.remote.capability.claims().region);
+            if !job.buffers.are_host()
+                || region.is_some_and(|region| !region.memory().location().is_host())
+            {
                 given_back.push(job);
                 continue;
             }
@@ -100,10 +117,12 @@ impl Mover for Local {
             self.count(segment.incarnation, |stats| match (&outcome, job.op) {
                 (Err(_), _) => stats.failed += 1,
                 (Ok(()), Op::Read) => {
-                    (stats.completed, stats.bytes_read) = (stats.completed + 1, stats.bytes_read + bytes)
+                    (stats.completed, stats.bytes_read) =
+                        (stats.completed + 1, stats.bytes_read + bytes)
                 }
                 (Ok(()), Op::Write) => {
-                    (stats.completed, stats.bytes_written) = (stats.completed + 1, stats.bytes_written + bytes);
+                    (stats.completed, stats.bytes_written) =
+                        (stats.completed + 1, stats.bytes_written + bytes);
                 }
             });
             let Job { buffers, part, .. } = job;
@@ -127,14 +146,20 @@ impl Mover for Local {
         match Home::in_process(segment.incarnation) {
             Some(peer) if peer.deliver(self.incarnation, notice) => part.complete(0),
             Some(_) => part.fail(Cause::Refused(slackwater_wire::data::Refusal::Limit)),
-            None => part.fail(Cause::Unreachable(format!("{} has left this process", segment.name))),
+            None => part.fail(Cause::Unreachable(format!(
+                "{} has left this process",
+                segment.name
+            ))),
         }
     }
 
     fn probe(&self, segment: &Arc<Segment>, _deadline: slackwater_base::Instant, part: Part) {
         match Home::in_process(segment.incarnation) {
             Some(_) => part.complete(0),
-            None => part.fail(Cause::Unreachable(format!("{} has left this process", segment.name))),
+            None => part.fail(Cause::Unreachable(format!(
+                "{} has left this process",
+                segment.name
+            ))),
         }
     }
 

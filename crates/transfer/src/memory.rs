@@ -177,11 +177,17 @@ impl Memory {
     pub fn anonymous(bytes: usize) -> io::Result<Self> {
         // SAFETY: a null hint lets the kernel choose fresh addresses; no existing memory is replaced.
         let start = unsafe {
-            mmap_anonymous(std::ptr::null_mut(), bytes, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE)?
+            mmap_anonymous(
+                std::ptr::null_mut(),
+                bytes,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::PRIVATE,
+            )?
         };
         let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
         // SAFETY: the mapping lives in `keep`, and nobody else has its address.
-        Ok(unsafe { Self::borrowed(start, bytes, Location::Host) }.kept_by(Mapping { start, bytes }))
+        Ok(unsafe { Self::borrowed(start, bytes, Location::Host) }
+            .kept_by(Mapping { start, bytes }))
     }
 
     /// Memory that somebody else made.
@@ -193,25 +199,41 @@ impl Memory {
     ///   them is used meanwhile.
     #[must_use]
     pub unsafe fn borrowed(start: NonNull<u8>, bytes: usize, location: Location) -> Self {
-        Self { start, bytes, location, file: None, stage: None, _keep: None }
+        Self {
+            start,
+            bytes,
+            location,
+            file: None,
+            stage: None,
+            _keep: None,
+        }
     }
 
     /// Keeps `keep` until the memory is of no use any more.
     #[must_use]
     pub fn kept_by(self, keep: impl Any + Send + Sync) -> Self {
-        Self { _keep: Some(Keep(Box::new(keep))), ..self }
+        Self {
+            _keep: Some(Keep(Box::new(keep))),
+            ..self
+        }
     }
 
     /// Says that the memory is a shared file, for movers of the same host.
     #[must_use]
     pub fn in_file(self, file: SharedFile) -> Self {
-        Self { file: Some(file), ..self }
+        Self {
+            file: Some(file),
+            ..self
+        }
     }
 
     /// Says how to reach bytes that the CPU cannot.
     #[must_use]
     pub fn staged_by(self, stage: Arc<dyn Stage>) -> Self {
-        Self { stage: Some(stage), ..self }
+        Self {
+            stage: Some(stage),
+            ..self
+        }
     }
 
     /// Its first byte.
@@ -266,7 +288,11 @@ impl Staged {
     /// Until then `start` is valid for reads and writes of `bytes` bytes, and nobody else touches them.
     #[must_use]
     pub unsafe fn new(start: NonNull<u8>, bytes: usize, back: impl Any + Send) -> Self {
-        Self { start, bytes, _back: Box::new(back) }
+        Self {
+            start,
+            bytes,
+            _back: Box::new(back),
+        }
     }
 
     /// Its first byte.
@@ -284,6 +310,8 @@ impl Staged {
 
 impl fmt::Debug for Staged {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Staged").field("bytes", &self.bytes).finish_non_exhaustive()
+        f.debug_struct("Staged")
+            .field("bytes", &self.bytes)
+            .finish_non_exhaustive()
     }
 }

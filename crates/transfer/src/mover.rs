@@ -100,7 +100,11 @@ pub struct Abilities {
 
 impl Abilities {
     /// Host memory alone.
-    pub const HOST: Abilities = Abilities { one_sided: false, cuda: false, software: false };
+    pub const HOST: Abilities = Abilities {
+        one_sided: false,
+        cuda: false,
+        software: false,
+    };
 
     /// Whether it reaches memory there.
     #[must_use]

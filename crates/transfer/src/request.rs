@@ -68,12 +68,20 @@ pub struct Submit {
 
 impl Target {
     pub(crate) fn remote(&self) -> Remote {
-        Remote { offset: self.offset, capability: self.capability, key: self.key }
+        Remote {
+            offset: self.offset,
+            capability: self.capability,
+            key: self.key,
+        }
     }
 }
 
 impl Default for Submit {
     fn default() -> Self {
-        Self { timeout: Duration::from_secs(30), when_full: WhenFull::Wait, notice: None }
+        Self {
+            timeout: Duration::from_secs(30),
+            when_full: WhenFull::Wait,
+            notice: None,
+        }
     }
 }

@@ -24,7 +24,11 @@ impl EngineConfig {
     /// The defaults under a name.
     #[must_use]
     pub fn new(name: &str) -> Self {
-        Self { name: name.to_owned(), tcp: TcpConfig::default(), force_tcp: false }
+        Self {
+            name: name.to_owned(),
+            tcp: TcpConfig::default(),
+            force_tcp: false,
+        }
     }
 
     /// The defaults under a name, with what an environment sets. `MC_FORCE_TCP` counts by its presence, whatever its
@@ -32,10 +36,19 @@ impl EngineConfig {
     ///
     /// # Errors
     /// All values that are none.
-    pub fn from_env(name: &str, vars: impl IntoIterator<Item = (String, String)>) -> Result<Self, Vec<OptionError>> {
+    pub fn from_env(
+        name: &str,
+        vars: impl IntoIterator<Item = (String, String)>,
+    ) -> Result<Self, Vec<OptionError>> {
         let vars: Vec<(String, String)> = vars.into_iter().collect();
-        let force_tcp = vars.iter().any(|(name, _)| name == "MC_FORCE_TCP" || name == "SLACKWATER_FORCE_TCP");
-        Ok(Self { name: name.to_owned(), tcp: TcpConfig::from_env(vars)?, force_tcp })
+        let force_tcp = vars
+            .iter()
+            .any(|(name, _)| name == "MC_FORCE_TCP" || name == "SLACKWATER_FORCE_TCP");
+        Ok(Self {
+            name: name.to_owned(),
+            tcp: TcpConfig::from_env(vars)?,
+            force_tcp,
+        })
     }
 }
 
@@ -47,9 +60,15 @@ impl Engine {
     /// The configuration is wrong, or the operating system gives no randomness, thread or port.
     pub fn start(config: EngineConfig) -> Result<Self, EngineError> {
         let life = Home::open().map_err(|error| EngineError::System(error.to_string()))?;
-        let public_key = config.tcp.seal.as_ref().map(|seal| *seal.keys.public().as_bytes());
+        let public_key = config
+            .tcp
+            .seal
+            .as_ref()
+            .map(|seal| *seal.keys.public().as_bytes());
         let tcp = Arc::new(Tcp::start(&life, config.tcp)?);
-        let host = (!config.force_tcp).then(|| host_mover(&life, &tcp)).flatten();
+        let host = (!config.force_tcp)
+            .then(|| host_mover(&life, &tcp))
+            .flatten();
         let segment = Segment {
             name: config.name,
             incarnation: life.incarnation(),
@@ -61,7 +80,10 @@ impl Engine {
         if !config.force_tcp {
             movers.push(Arc::new(Local::new(&life)));
         }
-        let mut wires: Vec<Arc<dyn Mover>> = host.into_iter().map(|host| host as Arc<dyn Mover>).collect();
+        let mut wires: Vec<Arc<dyn Mover>> = host
+            .into_iter()
+            .map(|host| host as Arc<dyn Mover>)
+            .collect();
         wires.push(tcp);
         movers.extend(wires.iter().map(Arc::clone));
         movers.push(Arc::new(StagedMover::over(wires)));

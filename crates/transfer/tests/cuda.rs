@@ -13,7 +13,9 @@ use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 
-use slackwater_transfer::stage::{CudaDevice, CudaMemory, Device, NoStage, StageLimits, Stager, Watch};
+use slackwater_transfer::stage::{
+    CudaDevice, CudaMemory, Device, NoStage, StageLimits, Stager, Watch,
+};
 use slackwater_transfer::{Access, Region, RegionSpec, Regions, Rights, Stage, StageError, Staged};
 
 const CASE: &str = "SLACKWATER_CUDA_TEST_CASE";
@@ -29,7 +31,16 @@ static DRIVER: LazyLock<PathBuf> = LazyLock::new(|| {
     let fresh = folder.join(format!("fresh-{}", std::process::id()));
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/cuda/driver.c");
     let built = Command::new("cc")
-        .args(["-std=gnu11", "-O1", "-Wall", "-Werror", "-shared", "-fPIC", "-pthread", "-o"])
+        .args([
+            "-std=gnu11",
+            "-O1",
+            "-Wall",
+            "-Werror",
+            "-shared",
+            "-fPIC",
+            "-pthread",
+            "-o",
+        ])
         .arg(&fresh)
         .arg(source)
         .status()
@@ -42,7 +53,13 @@ static DRIVER: LazyLock<PathBuf> = LazyLock::new(|| {
 /// Runs a case in a process that finds the driver.
 fn in_process(case: &str) {
     let mut child = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "be_a_child", "--ignored", "--nocapture", "--test-threads=1"])
+        .args([
+            "--exact",
+            "be_a_child",
+            "--ignored",
+            "--nocapture",
+            "--test-threads=1",
+        ])
         .env(CASE, case)
         .env(LIBRARY, DRIVER.join("libcuda.so"))
         .env("LD_LIBRARY_PATH", &*DRIVER)
@@ -90,7 +107,9 @@ fn memory_of_others_is_refused() {
 #[test]
 #[ignore = "run by other tests in a process of its own"]
 fn be_a_child() {
-    let Ok(case) = std::env::var(CASE) else { return };
+    let Ok(case) = std::env::var(CASE) else {
+        return;
+    };
     let driver = StandIn::open();
     assert_eq!(CudaDevice::count().unwrap(), 2);
     match case.as_str() {
@@ -102,10 +121,18 @@ fn be_a_child() {
     }
     let deadline = Instant::now() + PATIENCE;
     while driver.ask("stand_in_lives") != 0 {
-        assert!(Instant::now() < deadline, "{} things of the driver live on", driver.ask("stand_in_lives"));
+        assert!(
+            Instant::now() < deadline,
+            "{} things of the driver live on",
+            driver.ask("stand_in_lives")
+        );
         std::thread::yield_now();
     }
-    assert_eq!(driver.ask("stand_in_current"), -1, "no context is left on this thread");
+    assert_eq!(
+        driver.ask("stand_in_current"),
+        -1,
+        "no context is left on this thread"
+    );
 }
 
 /// The driver, as the test sees it.
@@ -151,13 +178,27 @@ struct Rig {
 fn rig(watch: Watch) -> Rig {
     let device = Arc::new(CudaDevice::open(0).unwrap());
     let memory = device.allocate(64 * CHUNK).unwrap();
-    let limits = StageLimits { chunk_bytes: CHUNK, pinned_bytes_max: 4 * CHUNK, watch };
+    let limits = StageLimits {
+        chunk_bytes: CHUNK,
+        pinned_bytes_max: 4 * CHUNK,
+        watch,
+    };
     let stager = Stager::start(device, limits).unwrap();
     // SAFETY: the rig keeps the allocation longer than the region.
     let staged = unsafe { stager.memory(memory.address(), memory.len()) }.unwrap();
     let regions = Regions::default();
-    let region = regions.register(RegionSpec { memory: staged, rights: Rights::BOTH }).unwrap();
-    Rig { stager, region, _regions: regions, _memory: memory }
+    let region = regions
+        .register(RegionSpec {
+            memory: staged,
+            rights: Rights::BOTH,
+        })
+        .unwrap();
+    Rig {
+        stager,
+        region,
+        _regions: regions,
+        _memory: memory,
+    }
 }
 
 impl Rig {
@@ -168,7 +209,8 @@ impl Rig {
     fn fetch(&self, chunk: usize) -> Receiver<Result<Staged, StageError>> {
         let (tell, told) = channel();
         let done = Box::new(move |result| tell.send(result).unwrap_or_default());
-        self.stager.fetch(self.access(), (chunk * CHUNK) as u64, CHUNK, done);
+        self.stager
+            .fetch(self.access(), (chunk * CHUNK) as u64, CHUNK, done);
         told
     }
 
@@ -176,7 +218,10 @@ impl Rig {
         let staged = loop {
             let (tell, told) = channel();
             let free = Box::new(move |_| tell.send(()).unwrap_or_default());
-            match self.stager.lend(&self.access(), CHUNK, slackwater_base::Instant::NEVER, free) {
+            match self
+                .stager
+                .lend(&self.access(), CHUNK, slackwater_base::Instant::NEVER, free)
+            {
                 Some(staged) => break staged,
                 None => told.recv_timeout(PATIENCE).unwrap(),
             }
@@ -185,7 +230,8 @@ impl Rig {
         unsafe { ptr::write_bytes(staged.start().as_ptr(), byte, CHUNK) };
         let (tell, told) = channel();
         let done = Box::new(move |result| tell.send(result).unwrap_or_default());
-        self.stager.store(self.access(), (chunk * CHUNK) as u64, staged, CHUNK, done);
+        self.stager
+            .store(self.access(), (chunk * CHUNK) as u64, staged, CHUNK, done);
         told.recv_timeout(PATIENCE).unwrap()
     }
 
@@ -254,7 +300,10 @@ fn errors(driver: &StandIn) {
     rig.check(2, 9);
     driver.set("stand_in_stop", 1);
     let told = rig.fetch(0);
-    assert!(told.recv_timeout(Duration::from_millis(50)).is_err(), "it is not over before its event is");
+    assert!(
+        told.recv_timeout(Duration::from_millis(50)).is_err(),
+        "it is not over before its event is"
+    );
     assert_eq!(rig.region.in_flight(), 1);
     driver.set("stand_in_stop", 0);
     told.recv_timeout(PATIENCE).unwrap().unwrap();
@@ -270,12 +319,19 @@ fn foreign() {
         ("another device", elsewhere.address(), CHUNK),
         ("the host", host.as_ptr().addr() as u64, CHUNK),
         ("pinned memory", pinned.as_ptr().addr() as u64, CHUNK),
-        ("more than was allocated", rig._memory.address(), rig._memory.len() + 1),
+        (
+            "more than was allocated",
+            rig._memory.address(),
+            rig._memory.len() + 1,
+        ),
         ("all there is", rig._memory.address(), usize::MAX),
     ] {
         // SAFETY: what is refused is not used.
         let refused = unsafe { rig.stager.memory(address, bytes) };
-        assert!(matches!(refused, Err(NoStage::Foreign { .. })), "{what}: {refused:?}");
+        assert!(
+            matches!(refused, Err(NoStage::Foreign { .. })),
+            "{what}: {refused:?}"
+        );
     }
     assert!(CudaDevice::open(2).is_err());
 }

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use slackwater_transfer::{
-    Cause, Ended, Engine, GrantSpec, Home, Local, LocalRange, Memory, Mover, Notice, Op, Refusal, Region, RegionSpec,
-    RegisterError, Request, Rights, Segment, Status, Submit, Target,
+    Cause, Ended, Engine, GrantSpec, Home, Local, LocalRange, Memory, Mover, Notice, Op, Refusal,
+    Region, RegionSpec, RegisterError, Request, Rights, Segment, Status, Submit, Target,
 };
 use slackwater_wait::now;
 
@@ -26,12 +26,27 @@ fn engine(name: &str) -> Engine {
 }
 
 fn region(engine: &Engine, bytes: usize) -> Arc<Region> {
-    engine.register(RegionSpec { memory: Memory::anonymous(bytes).unwrap(), rights: Rights::BOTH }).unwrap()
+    engine
+        .register(RegionSpec {
+            memory: Memory::anonymous(bytes).unwrap(),
+            rights: Rights::BOTH,
+        })
+        .unwrap()
 }
 
 fn request(op: Op, local: &Region, bytes: u64, target: Target) -> Request {
-    let local = vec![LocalRange { region: local.id(), offset: 0, bytes }];
-    Request { op, local, target, timeout: None, priority: slackwater_transfer::Priority::Normal }
+    let local = vec![LocalRange {
+        region: local.id(),
+        offset: 0,
+        bytes,
+    }];
+    Request {
+        op,
+        local,
+        target,
+        timeout: None,
+        priority: slackwater_transfer::Priority::Normal,
+    }
 }
 
 #[test]
@@ -39,17 +54,38 @@ fn bytes_arrive_and_a_notice_follows() {
     let (alice, bob) = (engine("alice"), engine("bob"));
     let (here, there) = (region(&alice, 8192), region(&bob, 8192));
     let peer = alice.open(bob.segment().clone());
-    let capability = bob.grant(there.id(), &GrantSpec::whole(&there, Rights::BOTH)).unwrap();
-    let target = Target { peer, offset: 100, capability, key: None };
+    let capability = bob
+        .grant(there.id(), &GrantSpec::whole(&there, Rights::BOTH))
+        .unwrap();
+    let target = Target {
+        peer,
+        offset: 100,
+        capability,
+        key: None,
+    };
     here.access(0, 5).unwrap().copy_in(0, b"hello");
-    let notice = Notice { name: "done".into(), bytes: b"5".to_vec() };
-    let submit = Submit { notice: Some((peer, notice.clone())), ..Submit::default() };
-    alice.transfer(vec![request(Op::Write, &here, 5, target)], &submit).unwrap();
+    let notice = Notice {
+        name: "done".into(),
+        bytes: b"5".to_vec(),
+    };
+    let submit = Submit {
+        notice: Some((peer, notice.clone())),
+        ..Submit::default()
+    };
+    alice
+        .transfer(vec![request(Op::Write, &here, 5, target)], &submit)
+        .unwrap();
     let mut got = [0; 5];
     there.access(100, 5).unwrap().copy_out(0, &mut got);
     assert_eq!(&got, b"hello");
-    assert_eq!(bob.take_notices(now() + SECOND), [(alice.home().incarnation(), notice)]);
-    let batch = alice.submit(vec![request(Op::Read, &here, 0, target)], &Submit::default());
+    assert_eq!(
+        bob.take_notices(now() + SECOND),
+        [(alice.home().incarnation(), notice)]
+    );
+    let batch = alice.submit(
+        vec![request(Op::Read, &here, 0, target)],
+        &Submit::default(),
+    );
     assert!(batch.is_done());
     assert_eq!(batch.status(0), Some(Status::Completed));
     assert!(alice.submit(Vec::new(), &Submit::default()).is_done());
@@ -60,19 +96,48 @@ fn nothing_granted_before_an_invalidation_reaches_a_byte() {
     let (alice, bob) = (engine("alice"), engine("bob"));
     let (here, there) = (region(&alice, 64), region(&bob, 64));
     let peer = alice.open(bob.segment().clone());
-    let capability = bob.grant(there.id(), &GrantSpec::whole(&there, Rights::BOTH)).unwrap();
-    let target = Target { peer, offset: 0, capability, key: None };
+    let capability = bob
+        .grant(there.id(), &GrantSpec::whole(&there, Rights::BOTH))
+        .unwrap();
+    let target = Target {
+        peer,
+        offset: 0,
+        capability,
+        key: None,
+    };
     let refused = |refusal| Err(Ended::Failed(Cause::Refused(refusal)));
-    let write = |target| alice.transfer(vec![request(Op::Write, &here, 64, target)], &Submit::default());
+    let write = |target| {
+        alice.transfer(
+            vec![request(Op::Write, &here, 64, target)],
+            &Submit::default(),
+        )
+    };
     assert_eq!(write(target), Ok(()));
     bob.invalidate(there.id(), SECOND).unwrap();
     assert_eq!(write(target), refused(Refusal::Generation));
-    let again = bob.grant(there.id(), &GrantSpec::whole(&there, Rights::READ)).unwrap();
-    assert_eq!(write(Target { capability: again, ..target }), refused(Refusal::Rights));
+    let again = bob
+        .grant(there.id(), &GrantSpec::whole(&there, Rights::READ))
+        .unwrap();
+    assert_eq!(
+        write(Target {
+            capability: again,
+            ..target
+        }),
+        refused(Refusal::Rights)
+    );
     bob.home().rotate().unwrap();
-    assert_eq!(write(Target { capability: again, ..target }), refused(Refusal::Forged));
+    assert_eq!(
+        write(Target {
+            capability: again,
+            ..target
+        }),
+        refused(Refusal::Forged)
+    );
     bob.unregister(there.id(), SECOND).unwrap();
-    assert!(bob.grant(there.id(), &GrantSpec::whole(&there, Rights::BOTH)).is_err());
+    assert!(
+        bob.grant(there.id(), &GrantSpec::whole(&there, Rights::BOTH))
+            .is_err()
+    );
 }
 
 #[test]
@@ -96,24 +161,62 @@ fn wrong_requests_are_invalid_and_hurt_no_other() {
     let (alice, bob) = (engine("alice"), engine("bob"));
     let (here, there) = (region(&alice, 64), region(&bob, 64));
     let peer = alice.open(bob.segment().clone());
-    let capability = bob.grant(there.id(), &GrantSpec::whole(&there, Rights::BOTH)).unwrap();
-    let target = Target { peer, offset: 0, capability, key: None };
-    let forgotten = alice.open(Segment { name: "carol".into(), ..bob.segment().clone() });
+    let capability = bob
+        .grant(there.id(), &GrantSpec::whole(&there, Rights::BOTH))
+        .unwrap();
+    let target = Target {
+        peer,
+        offset: 0,
+        capability,
+        key: None,
+    };
+    let forgotten = alice.open(Segment {
+        name: "carol".into(),
+        ..bob.segment().clone()
+    });
     alice.forget(forgotten);
     let batch = alice.submit(
         vec![
             request(Op::Write, &here, 65, target),
-            request(Op::Write, &here, 64, Target { peer: forgotten, ..target }),
-            request(Op::Write, &here, 64, Target { offset: 1, ..target }),
+            request(
+                Op::Write,
+                &here,
+                64,
+                Target {
+                    peer: forgotten,
+                    ..target
+                },
+            ),
+            request(
+                Op::Write,
+                &here,
+                64,
+                Target {
+                    offset: 1,
+                    ..target
+                },
+            ),
             request(Op::Write, &here, 64, target),
         ],
         &Submit::default(),
     );
-    let statuses: Vec<_> = (0..4).map(|request| batch.status(request).unwrap()).collect();
-    assert_eq!(statuses, [Status::Invalid, Status::Invalid, Status::Failed, Status::Completed]);
+    let statuses: Vec<_> = (0..4)
+        .map(|request| batch.status(request).unwrap())
+        .collect();
+    assert_eq!(
+        statuses,
+        [
+            Status::Invalid,
+            Status::Invalid,
+            Status::Failed,
+            Status::Completed
+        ]
+    );
     assert_eq!(batch.status(4), None);
     let id = alice.keep(&batch);
-    assert!(alice.batch(id).is_some() && alice.free(id) && !alice.free(id) && alice.batch(id).is_none());
+    assert!(
+        alice.batch(id).is_some() && alice.free(id) && !alice.free(id) && alice.batch(id).is_none()
+    );
 }
 
 #[test]
@@ -125,16 +228,40 @@ fn registration_refuses_what_cannot_be_kept_apart() {
     let again = |from: usize, bytes: usize| unsafe {
         let start = std::ptr::NonNull::new(start.as_ptr().wrapping_add(from)).unwrap();
         let memory = Memory::borrowed(start, bytes, slackwater_transfer::Location::Host);
-        bob.register(RegionSpec { memory, rights: Rights::READ }).unwrap_err()
+        bob.register(RegionSpec {
+            memory,
+            rights: Rights::READ,
+        })
+        .unwrap_err()
     };
     assert_eq!(again(0, 0), RegisterError::Empty);
-    assert_eq!(again(4095, 10), RegisterError::Overlap { other: there.id() });
+    assert_eq!(
+        again(4095, 10),
+        RegisterError::Overlap { other: there.id() }
+    );
     assert!(matches!(again(0, usize::MAX), RegisterError::Wraps { .. }));
     // SAFETY: as above.
     let device = unsafe { Memory::borrowed(start, 1, slackwater_transfer::Location::Cuda(0)) };
-    let refused = bob.register(RegionSpec { memory: device, rights: Rights::READ }).unwrap_err();
-    assert_eq!(refused, RegisterError::Unsupported(slackwater_transfer::Location::Cuda(0)));
-    let found = bob.home().regions().find(start.as_ptr().addr() + 7, 4089).unwrap();
+    let refused = bob
+        .register(RegionSpec {
+            memory: device,
+            rights: Rights::READ,
+        })
+        .unwrap_err();
+    assert_eq!(
+        refused,
+        RegisterError::Unsupported(slackwater_transfer::Location::Cuda(0))
+    );
+    let found = bob
+        .home()
+        .regions()
+        .find(start.as_ptr().addr() + 7, 4089)
+        .unwrap();
     assert_eq!((found.region.id(), found.offset), (there.id(), 7));
-    assert!(bob.home().regions().find(start.as_ptr().addr() + 8, 4089).is_none());
+    assert!(
+        bob.home()
+            .regions()
+            .find(start.as_ptr().addr() + 8, 4089)
+            .is_none()
+    );
 }

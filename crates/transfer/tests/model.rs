@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 use slackwater_transfer::{
-    Capability, Engine, EngineConfig, GrantSpec, Memory, PeerId, Region, RegionSpec, Rights, Target, TcpConfig,
+    Capability, Engine, EngineConfig, GrantSpec, Memory, PeerId, Region, RegionSpec, Rights,
+    Target, TcpConfig,
 };
 use slackwater_wire::Incarnation;
 
@@ -71,36 +72,82 @@ struct World {
 }
 
 fn region(engine: &Engine) -> Arc<Region> {
-    engine.register(RegionSpec { memory: Memory::anonymous(BYTES).unwrap(), rights: Rights::BOTH }).unwrap()
+    engine
+        .register(RegionSpec {
+            memory: Memory::anonymous(BYTES).unwrap(),
+            rights: Rights::BOTH,
+        })
+        .unwrap()
 }
 
 impl World {
     fn new(force_tcp: bool) -> Self {
-        let tcp = TcpConfig { io_threads: 1, ..TcpConfig::default() };
+        let tcp = TcpConfig {
+            io_threads: 1,
+            ..TcpConfig::default()
+        };
         let start = |name: &str| {
-            Engine::start(EngineConfig { tcp: tcp.clone(), force_tcp, ..EngineConfig::new(name) }).unwrap()
+            Engine::start(EngineConfig {
+                tcp: tcp.clone(),
+                force_tcp,
+                ..EngineConfig::new(name)
+            })
+            .unwrap()
         };
         let (bob, alice) = (start("bob"), start("alice"));
         let peer = alice.open(bob.segment().clone());
         let regions = (0..REGIONS).map(|_| region(&bob)).collect();
-        Self { bob, alice, peer, regions, shadow: vec![vec![0; BYTES]; REGIONS], grants: Vec::new() }
+        Self {
+            bob,
+            alice,
+            peer,
+            regions,
+            shadow: vec![vec![0; BYTES]; REGIONS],
+            grants: Vec::new(),
+        }
     }
 
     fn step(&mut self, step: &Step) {
         match *step {
-            Step::Grant { region, offset, bytes, writes } => {
+            Step::Grant {
+                region,
+                offset,
+                bytes,
+                writes,
+            } => {
                 let rights = if writes { Rights::BOTH } else { Rights::READ };
-                let spec = GrantSpec { offset, bytes, rights, tenant: 0, holder: Incarnation(0), ttl: None };
+                let spec = GrantSpec {
+                    offset,
+                    bytes,
+                    rights,
+                    tenant: 0,
+                    holder: Incarnation(0),
+                    ttl: None,
+                };
                 let capability = self.bob.grant(self.regions[region].id(), &spec).unwrap();
-                self.grants.push(Granted { capability, region, range: (offset, bytes), stands: writes });
+                self.grants.push(Granted {
+                    capability,
+                    region,
+                    range: (offset, bytes),
+                    stands: writes,
+                });
             }
-            Step::Write { grant, offset, bytes, value } => self.write(grant, offset, bytes, value),
+            Step::Write {
+                grant,
+                offset,
+                bytes,
+                value,
+            } => self.write(grant, offset, bytes, value),
             Step::Invalidate { region } => {
-                self.bob.invalidate(self.regions[region].id(), 20 * SECOND).unwrap();
+                self.bob
+                    .invalidate(self.regions[region].id(), 20 * SECOND)
+                    .unwrap();
                 self.void(|granted| granted.region == region);
             }
             Step::Replace { region: index } => {
-                self.bob.unregister(self.regions[index].id(), 20 * SECOND).unwrap();
+                self.bob
+                    .unregister(self.regions[index].id(), 20 * SECOND)
+                    .unwrap();
                 self.regions[index] = region(&self.bob);
                 self.shadow[index] = vec![0; BYTES];
                 self.void(|granted| granted.region == index);
@@ -119,9 +166,17 @@ impl World {
         let granted = &self.grants[grant % self.grants.len()];
         let end = granted.range.0 + granted.range.1;
 
-        let target = Target { peer: self.peer, offset, capability: granted.capability, key: None };
-        let written = self.alice.write_now(&target, &vec![value; bytes as usize], 20 * SECOND);
-        let inside = offset >= granted.range.0 && offset + bytes <= end && offset + bytes <= BYTES as u64;
+        let target = Target {
+            peer: self.peer,
+            offset,
+            capability: granted.capability,
+            key: None,
+        };
+        let written = self
+            .alice
+            .write_now(&target, &vec![value; bytes as usize], 20 * SECOND);
+        let inside =
+            offset >= granted.range.0 && offset + bytes <= end && offset + bytes <= BYTES as u64;
         assert_eq!(written.is_ok(), granted.stands && inside, "{written:?}");
         if written.is_ok() {
             self.shadow[granted.region][offset as usize..(offset + bytes) as usize].fill(value);
@@ -129,13 +184,19 @@ impl World {
     }
 
     fn void(&mut self, which: impl Fn(&Granted) -> bool) {
-        self.grants.iter_mut().filter(|granted| which(granted)).for_each(|granted| granted.stands = false);
+        self.grants
+            .iter_mut()
+            .filter(|granted| which(granted))
+            .for_each(|granted| granted.stands = false);
     }
 
     fn compare(&self) {
         for (region, shadow) in self.regions.iter().zip(&self.shadow) {
             let mut bytes = vec![0; BYTES];
-            region.access(0, BYTES as u64).unwrap().copy_out(0, &mut bytes);
+            region
+                .access(0, BYTES as u64)
+                .unwrap()
+                .copy_out(0, &mut bytes);
             assert_eq!(&bytes, shadow);
         }
     }

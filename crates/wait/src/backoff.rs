@@ -16,7 +16,12 @@ impl Backoff {
     /// Pauses from `first` up to `max`, with randomness from `rng`.
     #[must_use]
     pub fn new(first: Duration, max: Duration, rng: Rng) -> Self {
-        Self { first, max: max.max(first), next: first, rng }
+        Self {
+            first,
+            max: max.max(first),
+            next: first,
+            rng,
+        }
     }
 
     /// The pause before the next try.
@@ -42,7 +47,10 @@ mod tests {
         let mut backoff = Backoff::new(ms(100), ms(2_000), Rng::new(3));
         for full in [100, 200, 400, 800, 1_600, 2_000, 2_000] {
             let pause = backoff.pause();
-            assert!(pause >= ms(full) / 2 && pause <= ms(full), "{pause:?} of {full} ms");
+            assert!(
+                pause >= ms(full) / 2 && pause <= ms(full),
+                "{pause:?} of {full} ms"
+            );
         }
         backoff.reset();
         assert!(backoff.pause() <= ms(100));

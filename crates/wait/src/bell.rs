@@ -18,7 +18,10 @@ mod kernel {
 
     impl Bell {
         pub(crate) fn new() -> io::Result<Self> {
-            Ok(Self(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?))
+            Ok(Self(eventfd(
+                0,
+                EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK,
+            )?))
         }
 
         pub(crate) fn ring(&self) {
@@ -31,7 +34,11 @@ mod kernel {
             let mut counter = [0; 8];
             // An error means that it is quiet.
             let read = rustix::io::read(&self.0, &mut counter);
-            if read.is_ok() { u64::from_ne_bytes(counter) as u32 } else { 0 }
+            if read.is_ok() {
+                u64::from_ne_bytes(counter) as u32
+            } else {
+                0
+            }
         }
     }
 

@@ -48,5 +48,8 @@ pub(crate) fn timespec(at: Instant) -> Option<Timespec> {
         return None;
     }
     let nanos = at.as_nanos();
-    Some(Timespec { tv_sec: (nanos / 1_000_000_000).cast_signed(), tv_nsec: (nanos % 1_000_000_000).cast_signed() })
+    Some(Timespec {
+        tv_sec: (nanos / 1_000_000_000).cast_signed(),
+        tv_nsec: (nanos % 1_000_000_000).cast_signed(),
+    })
 }

@@ -42,8 +42,17 @@ unsafe impl<T: Send> Send for Shared<T> {}
 impl<T> Completion<T> {
     /// Both ends of one value.
     pub fn new() -> (Completer<T>, Self) {
-        let shared = Arc::new(Shared { countdown: Countdown::new(1), value: UnsafeCell::new(None) });
-        (Completer { shared: Arc::clone(&shared), sent: false }, Self { shared })
+        let shared = Arc::new(Shared {
+            countdown: Countdown::new(1),
+            value: UnsafeCell::new(None),
+        });
+        (
+            Completer {
+                shared: Arc::clone(&shared),
+                sent: false,
+            },
+            Self { shared },
+        )
     }
 
     /// Waits for the value and takes it.
@@ -88,7 +97,9 @@ impl<T> Completion<T> {
     fn take(&mut self) -> Option<T> {
         // SAFETY: the countdown ended, so the completer has written and will not write again; `&mut self` keeps every
         // other receiver away, and canceller handles never reach the value.
-        self.shared.value.with_mut(|value| unsafe { (*value).take() })
+        self.shared
+            .value
+            .with_mut(|value| unsafe { (*value).take() })
     }
 }
 
@@ -114,7 +125,9 @@ impl<T> Completer<T> {
     /// Hands the value over and wakes the waiter if it sleeps.
     pub fn complete(mut self, value: T) {
         // SAFETY: this is the only completer and it is consumed; the receiver reads only after the countdown ended.
-        self.shared.value.with_mut(|slot| unsafe { *slot = Some(value) });
+        self.shared
+            .value
+            .with_mut(|slot| unsafe { *slot = Some(value) });
         self.sent = true;
         self.shared.countdown.complete();
     }
@@ -136,12 +149,16 @@ impl<T> Drop for Completer<T> {
 
 impl<T> fmt::Debug for Completion<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Completion").field("countdown", &self.shared.countdown).finish_non_exhaustive()
+        f.debug_struct("Completion")
+            .field("countdown", &self.shared.countdown)
+            .finish_non_exhaustive()
     }
 }
 
 impl<T> fmt::Debug for Completer<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Completer").field("countdown", &self.shared.countdown).finish_non_exhaustive()
+        f.debug_struct("Completer")
+            .field("countdown", &self.shared.countdown)
+            .finish_non_exhaustive()
     }
 }

@@ -51,8 +51,16 @@ impl<E> Countdown<E> {
     /// There are more parts than [`Countdown::PARTS_MAX`].
     #[must_use]
     pub fn new(parts: u32) -> Self {
-        assert!(parts <= Self::PARTS_MAX, "{parts} parts, more than {}", Self::PARTS_MAX);
-        Self { word: Word::new(parts * PART), cause: Mutex::new(None), hook: Mutex::new(None) }
+        assert!(
+            parts <= Self::PARTS_MAX,
+            "{parts} parts, more than {}",
+            Self::PARTS_MAX
+        );
+        Self {
+            word: Word::new(parts * PART),
+            cause: Mutex::new(None),
+            hook: Mutex::new(None),
+        }
     }
 
     /// One part succeeded. The last one wakes the waiters.
@@ -61,7 +69,10 @@ impl<E> Countdown<E> {
     /// There was no part left.
     pub fn complete(&self) {
         let before = self.word.subtract(PART);
-        assert!(before & PARTS != 0, "a part completed that the batch does not have");
+        assert!(
+            before & PARTS != 0,
+            "a part completed that the batch does not have"
+        );
         if before & PARTS == PART {
             self.finish(before);
         }
@@ -70,7 +81,10 @@ impl<E> Countdown<E> {
     /// One part failed. The first cause is kept.
     pub fn fail(&self, cause: E) {
         {
-            let mut first = self.cause.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+            let mut first = self
+                .cause
+                .lock()
+                .unwrap_or_else(std::sync::PoisonError::into_inner);
             first.get_or_insert(cause);
         }
         self.word.set(FAILED);
@@ -124,11 +138,17 @@ impl<E> Countdown<E> {
     where
         E: Clone,
     {
-        let over = self.word.wait(waiting, |value| value & PARTS == 0 || value & CANCELLED != 0);
+        let over = self.word.wait(waiting, |value| {
+            value & PARTS == 0 || value & CANCELLED != 0
+        });
         if !over {
             return Err(Ended::TimedOut.into());
         }
-        if self.is_done() { self.result() } else { Err(Ended::Cancelled.into()) }
+        if self.is_done() {
+            self.result()
+        } else {
+            Err(Ended::Cancelled.into())
+        }
     }
 
     /// Waits until no part can touch anything any more, cancelled or not.
@@ -136,7 +156,11 @@ impl<E> Countdown<E> {
     /// # Errors
     /// The deadline passed.
     pub fn settle(&self, waiting: &Waiting<'_>) -> Result<(), Ended> {
-        if self.word.wait(waiting, |value| value & PARTS == 0) { Ok(()) } else { Err(Ended::TimedOut) }
+        if self.word.wait(waiting, |value| value & PARTS == 0) {
+            Ok(())
+        } else {
+            Err(Ended::TimedOut)
+        }
     }
 
     /// Runs `hook` once after the last part, or now if that is over.
@@ -193,7 +217,9 @@ impl<E> Countdown<E> {
     }
 
     fn lock_hook(&self) -> MutexGuard<'_, Option<Hook>> {
-        self.hook.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+        self.hook
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
     /// After the last part, given the value before it.
@@ -211,8 +237,13 @@ impl<E> Countdown<E> {
         if self.word.load() & FAILED == 0 {
             return Ok(());
         }
-        let cause = self.cause.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        Err(Stopped::Failed(cause.clone().expect("the cause is written before the bit that says there is one")))
+        let cause = self
+            .cause
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner);
+        Err(Stopped::Failed(cause.clone().expect(
+            "the cause is written before the bit that says there is one",
+        )))
     }
 }
 

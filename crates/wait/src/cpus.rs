@@ -34,21 +34,32 @@ impl Cpus {
 #[must_use]
 pub fn current_cpu() -> usize {
     // Miri and loom have no CPUs to tell apart.
-    if cfg!(any(miri, loom)) { 0 } else { rustix::thread::sched_getcpu() }
+    if cfg!(any(miri, loom)) {
+        0
+    } else {
+        rustix::thread::sched_getcpu()
+    }
 }
 
 fn affinity() -> Vec<usize> {
     match rustix::thread::sched_getaffinity(None) {
-        Ok(set) => (0..rustix::thread::CpuSet::MAX_CPU).filter(|&cpu| set.is_set(cpu)).collect(),
+        Ok(set) => (0..rustix::thread::CpuSet::MAX_CPU)
+            .filter(|&cpu| set.is_set(cpu))
+            .collect(),
         // A mask wider than the type: take what the standard library counts.
-        Err(_) => (0..std::thread::available_parallelism().map_or(1, std::num::NonZero::get)).collect(),
+        Err(_) => {
+            (0..std::thread::available_parallelism().map_or(1, std::num::NonZero::get)).collect()
+        }
     }
 }
 
 /// The smallest CPU quota of the process's control group and its ancestors, in CPUs.
 fn quota(root: &Path) -> Option<f64> {
     let groups = fs::read_to_string(root.join("proc/self/cgroup")).ok()?;
-    groups.lines().filter_map(|line| group_quota(root, line)).min_by(f64::total_cmp)
+    groups
+        .lines()
+        .filter_map(|line| group_quota(root, line))
+        .min_by(f64::total_cmp)
 }
 
 /// The quota along the path of one line of `/proc/self/cgroup`: `0::/path` for version 2, `4:cpu,cpuacct:/path` for 1.
@@ -57,19 +68,32 @@ fn group_quota(root: &Path, line: &str) -> Option<f64> {
     let (_, controllers, path) = (fields.next()?, fields.next()?, fields.next()?);
     let mounts: &[&str] = match controllers {
         "" => &["sys/fs/cgroup"],
-        c if c.split(',').any(|name| name == "cpu") => &["sys/fs/cgroup/cpu", "sys/fs/cgroup/cpu,cpuacct"],
+        c if c.split(',').any(|name| name == "cpu") => {
+            &["sys/fs/cgroup/cpu", "sys/fs/cgroup/cpu,cpuacct"]
+        }
         _ => return None,
     };
     let path = Path::new(path.trim_start_matches('/'));
     mounts
         .iter()
-        .flat_map(|mount| path.ancestors().map(move |group| root.join(mount).join(group)))
+        .flat_map(|mount| {
+            path.ancestors()
+                .map(move |group| root.join(mount).join(group))
+        })
         .filter_map(|dir| {
             if controllers.is_empty() {
                 return parse_cpu_max(&fs::read_to_string(dir.join("cpu.max")).ok()?);
             }
-            let quota: f64 = fs::read_to_string(dir.join("cpu.cfs_quota_us")).ok()?.trim().parse().ok()?;
-            let period: f64 = fs::read_to_string(dir.join("cpu.cfs_period_us")).ok()?.trim().parse().ok()?;
+            let quota: f64 = fs::read_to_string(dir.join("cpu.cfs_quota_us"))
+                .ok()?
+                .trim()
+                .parse()
+                .ok()?;
+            let period: f64 = fs::read_to_string(dir.join("cpu.cfs_period_us"))
+                .ok()?
+                .trim()
+                .parse()
+                .ok()?;
             (quota > 0.0 && period > 0.0).then_some(quota / period)
         })
         .min_by(f64::total_cmp)
@@ -116,7 +140,8 @@ mod tests {
 
     impl Tree {
         fn new(name: &str, files: &[(&str, &str)]) -> Self {
-            let root = std::env::temp_dir().join(format!("slackwater-cpus-{name}-{}", std::process::id()));
+            let root =
+                std::env::temp_dir().join(format!("slackwater-cpus-{name}-{}", std::process::id()));
             for (path, text) in files {
                 let path = root.join(path);
                 fs::create_dir_all(path.parent().unwrap()).unwrap();
@@ -138,7 +163,14 @@ mod tests {
             assert_eq!(quota(&Tree::new(name, files).0), expected, "{name}");
         };
         check("none", &[("proc/self/cgroup", "0::/\n")], None);
-        check("unlimited", &[("proc/self/cgroup", "0::/a\n"), ("sys/fs/cgroup/a/cpu.max", "max 100000\n")], None);
+        check(
+            "unlimited",
+            &[
+                ("proc/self/cgroup", "0::/a\n"),
+                ("sys/fs/cgroup/a/cpu.max", "max 100000\n"),
+            ],
+            None,
+        );
         check(
             "parent",
             &[
@@ -161,7 +193,13 @@ mod tests {
 
     #[test]
     fn a_quota_below_one_cpu_still_leaves_one() {
-        let tree = Tree::new("half", &[("proc/self/cgroup", "0::/a\n"), ("sys/fs/cgroup/a/cpu.max", "50000 100000\n")]);
+        let tree = Tree::new(
+            "half",
+            &[
+                ("proc/self/cgroup", "0::/a\n"),
+                ("sys/fs/cgroup/a/cpu.max", "50000 100000\n"),
+            ],
+        );
         assert_eq!(Cpus::detect(&tree.0).usable, 1);
     }
 

@@ -35,7 +35,11 @@ impl Event {
     /// An event nobody has notified.
     #[must_use]
     pub fn new() -> Self {
-        Self { generation: Futex::new(0), sleepers: AtomicU32::new(0), woken_at: AtomicU64::new(0) }
+        Self {
+            generation: Futex::new(0),
+            sleepers: AtomicU32::new(0),
+            woken_at: AtomicU64::new(0),
+        }
     }
 
     /// The present generation. Take it before looking at the state.
@@ -55,7 +59,11 @@ impl Event {
         if !stand(&Watch { event: self, seen }, waiting) {
             return Err(Ended::TimedOut);
         }
-        if self.is_closed() { Err(Ended::Cancelled) } else { Ok(()) }
+        if self.is_closed() {
+            Err(Ended::Cancelled)
+        } else {
+            Ok(())
+        }
     }
 
     /// Starts a generation and wakes up to `count` sleepers, with one system call and only if anybody sleeps. Returns
@@ -67,7 +75,9 @@ impl Event {
     /// [`Event::notify`] of as many as `count` makes of the number asleep. Asked after the generation has begun, so who
     /// is not among them does not fall asleep any more.
     pub fn notify_by(&self, count: impl FnOnce(u32) -> u32) -> usize {
-        self.generation.value.fetch_add(GENERATION, Ordering::AcqRel);
+        self.generation
+            .value
+            .fetch_add(GENERATION, Ordering::AcqRel);
         self.wake(count)
     }
 

@@ -33,7 +33,9 @@ mod kernel {
 
     impl Futex {
         pub(crate) const fn new(value: u32) -> Self {
-            Self { value: AtomicU32::new(value) }
+            Self {
+                value: AtomicU32::new(value),
+            }
         }
 
         /// Sleeps while the value is `expected`, until woken or until `deadline` on the monotonic clock.
@@ -56,7 +58,12 @@ mod kernel {
         /// Wakes up to `count` sleepers and says how many there were.
         pub(crate) fn wake(&self, count: u32) -> usize {
             // The kernel takes a signed count.
-            futex::wake(&self.value, Flags::PRIVATE, count.min(i32::MAX.cast_unsigned())).unwrap_or(0)
+            futex::wake(
+                &self.value,
+                Flags::PRIVATE,
+                count.min(i32::MAX.cast_unsigned()),
+            )
+            .unwrap_or(0)
         }
     }
 }
@@ -81,12 +88,19 @@ mod model {
 
     impl Futex {
         pub(crate) fn new(value: u32) -> Self {
-            Self { value: AtomicU32::new(value), bed: (Mutex::new(Bed::default()), Condvar::new()) }
+            Self {
+                value: AtomicU32::new(value),
+                bed: (Mutex::new(Bed::default()), Condvar::new()),
+            }
         }
 
         /// A deadline that is not "never" has come as soon as the word is found unchanged: the worst clock.
         pub(crate) fn park(&self, expected: u32, deadline: Instant) -> Parked {
-            let mut bed = self.bed.0.lock().expect("no model panics while it holds the bed");
+            let mut bed = self
+                .bed
+                .0
+                .lock()
+                .expect("no model panics while it holds the bed");
             if self.value.load(Ordering::SeqCst) != expected {
                 return Parked::Disturbed;
             }
@@ -96,14 +110,22 @@ mod model {
             }
             bed.asleep += 1;
             while bed.wakes == 0 {
-                bed = self.bed.1.wait(bed).expect("no model panics while it holds the bed");
+                bed = self
+                    .bed
+                    .1
+                    .wait(bed)
+                    .expect("no model panics while it holds the bed");
             }
             bed.wakes -= 1;
             Parked::Woken
         }
 
         pub(crate) fn wake(&self, count: u32) -> usize {
-            let mut bed = self.bed.0.lock().expect("no model panics while it holds the bed");
+            let mut bed = self
+                .bed
+                .0
+                .lock()
+                .expect("no model panics while it holds the bed");
             let woken = bed.asleep.min(count as usize);
             bed.asleep -= woken;
             bed.wakes += woken;

@@ -47,7 +47,9 @@ pub use routine::{Ended, Sleeper, Stopped, Waiting};
 pub use shared::SharedWord;
 pub use site::{GAP_BUCKETS, Site, SiteCounts};
 pub use spinners::{Working, forked, free_cpus, working};
-pub use strategy::{Adaptive, Choice, ChoiceError, Park, Plan, Sleep, Spin, Then, Wait, current, install};
+pub use strategy::{
+    Adaptive, Choice, ChoiceError, Park, Plan, Sleep, Spin, Then, Wait, current, install,
+};
 pub use word::Word;
 
 /// The examples of the README, compiled and run.

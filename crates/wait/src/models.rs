@@ -16,7 +16,8 @@ use slackwater_base::Instant;
 
 use crate::sync::Arc;
 use crate::{
-    Abandoned, Completion, Countdown, Ended, Event, Hook, Park, Parker, Plan, Site, Stopped, Then, Wait, Waiting,
+    Abandoned, Completion, Countdown, Ended, Event, Hook, Park, Parker, Plan, Site, Stopped, Then,
+    Wait, Waiting,
 };
 
 static SITE: Site = Site::new("model");
@@ -31,8 +32,15 @@ struct Napper;
 
 impl Wait for Napper {
     fn plan(&self, _site: &Site) -> Plan {
-        let then = Then::Nap { first: Duration::ZERO, last: Duration::from_micros(20) };
-        Plan { spin: Duration::ZERO, needs_cpu: false, then }
+        let then = Then::Nap {
+            first: Duration::ZERO,
+            last: Duration::from_micros(20),
+        };
+        Plan {
+            spin: Duration::ZERO,
+            needs_cpu: false,
+            then,
+        }
     }
 }
 
@@ -152,7 +160,10 @@ fn cancel_against_an_await_reaches_the_task() {
         let waker = Waker::from(StdArc::clone(&told));
         let first = Pin::new(&mut completion).poll(&mut Context::from_waker(&waker));
         assert!(other.join().unwrap());
-        assert!(first.is_ready() || told.0.load(Ordering::SeqCst) == 1, "it was told to look again");
+        assert!(
+            first.is_ready() || told.0.load(Ordering::SeqCst) == 1,
+            "it was told to look again"
+        );
         drop(completer);
     });
 }
@@ -169,7 +180,10 @@ fn a_late_ring_does_not_keep_a_parker_awake() {
         while !notified || parker.is_readable() {
             notified |= !parker.prepare() || parker.finish();
         }
-        assert!(parker.prepare() && !parker.is_readable(), "the next poll sleeps");
+        assert!(
+            parker.prepare() && !parker.is_readable(),
+            "the next poll sleeps"
+        );
     });
 }
 
@@ -179,7 +193,10 @@ fn a_timed_out_waiter_finds_the_value_later() {
         let (completer, mut completion) = Completion::new();
         let mover = thread::spawn(move || completer.complete(7));
         let first = completion.wait(&hasty());
-        assert!(matches!(first, Ok(7) | Err(Stopped::Ended(Ended::TimedOut))), "{first:?}");
+        assert!(
+            matches!(first, Ok(7) | Err(Stopped::Ended(Ended::TimedOut))),
+            "{first:?}"
+        );
         mover.join().unwrap();
         if first.is_err() {
             assert_eq!(completion.wait(&hasty()), Ok(7));
@@ -190,7 +207,10 @@ fn a_timed_out_waiter_finds_the_value_later() {
 #[test]
 fn the_last_of_two_parts_wakes_and_shows_both_results() {
     search(|| {
-        let batch = Arc::new((Countdown::<()>::new(2), [AtomicU32::new(0), AtomicU32::new(0)]));
+        let batch = Arc::new((
+            Countdown::<()>::new(2),
+            [AtomicU32::new(0), AtomicU32::new(0)],
+        ));
         let movers: Vec<_> = (0..2)
             .map(|part| {
                 let batch = Arc::clone(&batch);
@@ -201,7 +221,12 @@ fn the_last_of_two_parts_wakes_and_shows_both_results() {
             })
             .collect();
         assert_eq!(batch.0.wait(&forever()), Ok(()));
-        assert!(batch.1.iter().all(|result| result.load(Ordering::Relaxed) == 1));
+        assert!(
+            batch
+                .1
+                .iter()
+                .all(|result| result.load(Ordering::Relaxed) == 1)
+        );
         for mover in movers {
             mover.join().unwrap();
         }
@@ -213,7 +238,10 @@ fn a_failed_part_is_told_when_all_parts_are_over() {
     search(|| {
         let batch = Arc::new(Countdown::new(2));
         let (good, bad) = (Arc::clone(&batch), Arc::clone(&batch));
-        let movers = [thread::spawn(move || good.complete()), thread::spawn(move || bad.fail("torn"))];
+        let movers = [
+            thread::spawn(move || good.complete()),
+            thread::spawn(move || bad.fail("torn")),
+        ];
         assert_eq!(batch.wait(&forever()), Err(Stopped::Failed("torn")));
         assert!(batch.is_done());
         for mover in movers {
@@ -276,7 +304,9 @@ fn a_hook_runs_once_whether_it_comes_before_or_after_the_end() {
         let batch = Arc::new(Countdown::<()>::new(1));
         let (mover, told) = (Arc::clone(&batch), Arc::clone(&runs));
         let thread = thread::spawn(move || mover.complete());
-        let call = Hook::Call(Box::new(move || assert_eq!(told.fetch_add(1, Ordering::Relaxed), 0)));
+        let call = Hook::Call(Box::new(move || {
+            assert_eq!(told.fetch_add(1, Ordering::Relaxed), 0)
+        }));
         batch.hook(call).unwrap();
         thread.join().unwrap();
         assert_eq!(runs.load(Ordering::Relaxed), 1);
@@ -315,7 +345,12 @@ fn two_notifications_wake_two_sleepers_one_each() {
                         let seen = shared.0.seen();
                         let left = shared.1.load(Ordering::Acquire);
                         if left > 0 {
-                            let taken = shared.1.compare_exchange(left, left - 1, Ordering::AcqRel, Ordering::Relaxed);
+                            let taken = shared.1.compare_exchange(
+                                left,
+                                left - 1,
+                                Ordering::AcqRel,
+                                Ordering::Relaxed,
+                            );
                             if taken.is_ok() {
                                 return;
                             }
@@ -368,7 +403,9 @@ fn a_watcher_that_falls_asleep_is_woken_or_sees_the_event() {
         });
         let came = crew.came.seen();
         crew.open.store(1, Ordering::Relaxed);
-        crew.event.notify_by(|asleep| 1u32.saturating_sub(crew.idle.load(Ordering::Relaxed).saturating_sub(asleep)));
+        crew.event.notify_by(|asleep| {
+            1u32.saturating_sub(crew.idle.load(Ordering::Relaxed).saturating_sub(asleep))
+        });
         assert_eq!(crew.came.wait(came, &forever()), Err(Ended::Cancelled));
         worker.join().unwrap();
     });

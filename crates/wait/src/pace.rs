@@ -69,7 +69,10 @@ pub(crate) fn wake_nanos() -> u64 {
 pub(crate) fn learn_wake(nanos: u64) {
     let average = wake_nanos();
     let moved = average - average / 32 + nanos.min(WAKE_SAMPLE_MAX) / 32;
-    WAKE_NANOS.store(moved.clamp(WAKE_NANOS_MIN, WAKE_NANOS_MAX), Ordering::Relaxed);
+    WAKE_NANOS.store(
+        moved.clamp(WAKE_NANOS_MIN, WAKE_NANOS_MAX),
+        Ordering::Relaxed,
+    );
 }
 
 impl Pace {
@@ -86,7 +89,13 @@ impl Pace {
         .max(1);
         let pause_nanos = per_step(200, || relax.once()).max(1);
         let pauses_max = (BETWEEN_LOOKS_NANOS / pause_nanos).clamp(1, PAUSES_LIMIT) as u32;
-        Self { pause_nanos, clock_nanos, pauses_max, look_nanos: pause_nanos * u64::from(pauses_max), relax }
+        Self {
+            pause_nanos,
+            clock_nanos,
+            pauses_max,
+            look_nanos: pause_nanos * u64::from(pauses_max),
+            relax,
+        }
     }
 
     /// Pauses `count` times.
@@ -182,7 +191,10 @@ mod tests {
     fn looks_are_never_farther_apart_than_one_pause_or_the_limit() {
         let pace = Pace::measure();
         assert!(pace.pauses_max >= 1 && u64::from(pace.pauses_max) <= PAUSES_LIMIT);
-        assert!(pace.pauses_max == 1 || pace.look_nanos <= BETWEEN_LOOKS_NANOS, "{pace:?}");
+        assert!(
+            pace.pauses_max == 1 || pace.look_nanos <= BETWEEN_LOOKS_NANOS,
+            "{pace:?}"
+        );
     }
 
     #[test]
@@ -205,7 +217,9 @@ mod tests {
         let code = unsafe { std::slice::from_raw_parts(code, 64) };
         // TPAUSE r32 is 66 0F AE /6, register form, with a REX prefix for the upper registers.
         let is_tpause = |bytes: &[u8]| match bytes {
-            [0x66, 0x0f, 0xae, operand, ..] | [0x66, 0x41, 0x0f, 0xae, operand, ..] => operand & 0xf8 == 0xf0,
+            [0x66, 0x0f, 0xae, operand, ..] | [0x66, 0x41, 0x0f, 0xae, operand, ..] => {
+                operand & 0xf8 == 0xf0
+            }
             _ => false,
         };
         assert!(code.windows(5).any(is_tpause), "{code:x?}");
@@ -214,7 +228,8 @@ mod tests {
     #[test]
     #[cfg(all(target_arch = "x86_64", not(miri)))]
     fn the_timed_pause_runs_exactly_where_the_kernel_lists_it() {
-        let listed = std::fs::read_to_string("/proc/cpuinfo").is_ok_and(|text| text.contains(" waitpkg"));
+        let listed =
+            std::fs::read_to_string("/proc/cpuinfo").is_ok_and(|text| text.contains(" waitpkg"));
         let chosen = matches!(Relax::detect(), Relax::TimedPause);
         assert_eq!(chosen, listed);
         if chosen {

@@ -36,7 +36,11 @@ impl Parker {
     /// # Errors
     /// The process has no file descriptors left.
     pub fn new() -> io::Result<Self> {
-        Ok(Self { bell: Bell::new()?, state: AtomicU32::new(AWAKE), rings_owed: AtomicU32::new(0) })
+        Ok(Self {
+            bell: Bell::new()?,
+            state: AtomicU32::new(AWAKE),
+            rings_owed: AtomicU32::new(0),
+        })
     }
 
     /// Tells the sleeper to look. Any number of notifications before it looks are one.
@@ -49,7 +53,10 @@ impl Parker {
     /// Announces the sleep. `false`: something was said meanwhile, look instead of sleeping.
     #[must_use]
     pub fn prepare(&self) -> bool {
-        match self.state.compare_exchange(AWAKE, ASLEEP, Ordering::AcqRel, Ordering::Acquire) {
+        match self
+            .state
+            .compare_exchange(AWAKE, ASLEEP, Ordering::AcqRel, Ordering::Acquire)
+        {
             // Asleep already: asyncio arms once and leaves it.
             Ok(_) | Err(ASLEEP) => true,
             // Said to somebody awake, so nothing rings.
@@ -66,7 +73,8 @@ impl Parker {
         let owed = self.rings_owed.load(Ordering::Relaxed) + u32::from(notified);
         if owed > 0 {
             // A late ring would keep the descriptor readable, and every later poll from sleeping.
-            self.rings_owed.store(owed - self.bell.silence().min(owed), Ordering::Relaxed);
+            self.rings_owed
+                .store(owed - self.bell.silence().min(owed), Ordering::Relaxed);
         }
         notified
     }
@@ -78,9 +86,14 @@ impl Parker {
                 return true;
             }
             let left = now().until(deadline);
-            let timeout = (deadline != Instant::NEVER)
-                .then(|| Timespec { tv_sec: left.as_secs().cast_signed(), tv_nsec: i64::from(left.subsec_nanos()) });
-            let polled = poll(&mut [PollFd::new(&self.bell, PollFlags::IN)], timeout.as_ref());
+            let timeout = (deadline != Instant::NEVER).then(|| Timespec {
+                tv_sec: left.as_secs().cast_signed(),
+                tv_nsec: i64::from(left.subsec_nanos()),
+            });
+            let polled = poll(
+                &mut [PollFd::new(&self.bell, PollFlags::IN)],
+                timeout.as_ref(),
+            );
             let notified = self.finish();
             if notified || (polled != Err(Errno::INTR) && now() >= deadline) {
                 return notified;

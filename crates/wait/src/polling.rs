@@ -24,7 +24,11 @@ impl Polling {
     /// A loop that begins at `now`.
     #[must_use]
     pub fn new(now: Instant) -> Self {
-        Self { found_at: now, empty: 0, spent: true }
+        Self {
+            found_at: now,
+            empty: 0,
+            spent: true,
+        }
     }
 
     /// How long the next poll may sleep, with `deadline` the next timer: zero to look again at once.
@@ -88,7 +92,10 @@ mod tests {
     #[test]
     fn a_busy_loop_polls_emptily_at_most_twice_for_a_useful_poll() {
         let (empty, useful) = run(5 * MICRO, 1_000);
-        assert!(empty > 0 && empty <= 2 * useful, "{empty} empty, {useful} useful");
+        assert!(
+            empty > 0 && empty <= 2 * useful,
+            "{empty} empty, {useful} useful"
+        );
     }
 
     #[test]

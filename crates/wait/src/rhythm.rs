@@ -46,8 +46,12 @@ impl Rhythm {
             return;
         }
         let deviation = self.deviation_nanos.load(Relaxed);
-        self.mean_nanos.store(mean - mean / GAIN + nanos / GAIN, Relaxed);
-        self.deviation_nanos.store(deviation - deviation / GAIN + nanos.abs_diff(mean) / GAIN, Relaxed);
+        self.mean_nanos
+            .store(mean - mean / GAIN + nanos / GAIN, Relaxed);
+        self.deviation_nanos.store(
+            deviation - deviation / GAIN + nanos.abs_diff(mean) / GAIN,
+            Relaxed,
+        );
     }
 
     pub(crate) fn beat(&self) -> Beat {
@@ -85,14 +89,15 @@ mod tests {
     #[test]
     fn the_beat_follows_the_waits() {
         let rhythm = Rhythm::new();
-        let check = |nanos: [u64; 2], mean: std::ops::Range<u64>, deviation: std::ops::Range<u64>| {
-            (0..200).for_each(|wait| rhythm.learn(nanos[wait % 2]));
-            let beat = rhythm.beat();
-            assert!(
-                mean.contains(&beat.mean_nanos) && deviation.contains(&beat.deviation_nanos),
-                "{nanos:?}: {beat:?}"
-            );
-        };
+        let check =
+            |nanos: [u64; 2], mean: std::ops::Range<u64>, deviation: std::ops::Range<u64>| {
+                (0..200).for_each(|wait| rhythm.learn(nanos[wait % 2]));
+                let beat = rhythm.beat();
+                assert!(
+                    mean.contains(&beat.mean_nanos) && deviation.contains(&beat.deviation_nanos),
+                    "{nanos:?}: {beat:?}"
+                );
+            };
         check([500_000, 500_000], 499_000..501_000, 0..1_000);
         check([450_000, 550_000], 490_000..510_000, 45_000..55_000);
         check([2_000, 2_000], 1_900..2_100, 0..100);

@@ -58,7 +58,13 @@ impl<'a> Waiting<'a> {
     /// A wait at `site`, without a deadline, by the strategy of the process.
     #[must_use]
     pub fn at(site: &'a Site) -> Self {
-        Self { site, deadline: Instant::NEVER, strategy: None, expected: None, sleeper: None }
+        Self {
+            site,
+            deadline: Instant::NEVER,
+            strategy: None,
+            expected: None,
+            sleeper: None,
+        }
     }
 
     /// Ends the wait at `deadline` of [`now`](crate::now).
@@ -70,20 +76,29 @@ impl<'a> Waiting<'a> {
     /// Waits by this strategy.
     #[must_use]
     pub fn by(self, strategy: &'a dyn Wait) -> Self {
-        Self { strategy: Some(strategy), ..self }
+        Self {
+            strategy: Some(strategy),
+            ..self
+        }
     }
 
     /// Tells how long the wait will last, where the caller knows (a GPU kernel of known length): the waiter dozes until
     /// shortly before and then watches. Nothing is lost if it was wrong: the wake ends the doze as well.
     #[must_use]
     pub fn expecting(self, duration: Duration) -> Self {
-        Self { expected: Some(duration), ..self }
+        Self {
+            expected: Some(duration),
+            ..self
+        }
     }
 
     /// Lets `sleeper` arrange its sleep.
     #[must_use]
     pub fn arranging(self, sleeper: &'a dyn Sleeper) -> Self {
-        Self { sleeper: Some(sleeper), ..self }
+        Self {
+            sleeper: Some(sleeper),
+            ..self
+        }
     }
 
     fn strategy(&self) -> &'a dyn Wait {
@@ -158,7 +173,13 @@ enum Spin {
 
 /// Looks at the word up to `plan.spin` long. The clock is read after every [`LOOKS_PER_CLOCK`] looks, and not at all in a
 /// spin shorter than that, whose length follows from the measured pause.
-fn spin(watched: &impl Watched, waiting: &Waiting<'_>, strategy: &dyn Wait, plan: Plan, spun: &mut Spun) -> Spin {
+fn spin(
+    watched: &impl Watched,
+    waiting: &Waiting<'_>,
+    strategy: &dyn Wait,
+    plan: Plan,
+    spun: &mut Spun,
+) -> Spin {
     let site = waiting.site;
     let pace = Pace::get();
     let budget = plan.spin.as_nanos() as u64;
@@ -171,7 +192,11 @@ fn spin(watched: &impl Watched, waiting: &Waiting<'_>, strategy: &dyn Wait, plan
     let mut last_read: Option<Instant> = None;
     let ended = loop {
         let crowded = plan.needs_cpu && token.is_none();
-        let round = looks_left.min(if crowded { CROWDED_LOOKS } else { LOOKS_PER_CLOCK });
+        let round = looks_left.min(if crowded {
+            CROWDED_LOOKS
+        } else {
+            LOOKS_PER_CLOCK
+        });
         if look(watched, &pace, round, &mut pauses, spun) {
             break Spin::Done;
         }
@@ -188,7 +213,9 @@ fn spin(watched: &impl Watched, waiting: &Waiting<'_>, strategy: &dyn Wait, plan
         }
         let read = now();
         spun.clock_reads += 1;
-        let round_nanos = last_read.map_or(round * pace.look_nanos, |last| read.since(last).as_nanos() as u64);
+        let round_nanos = last_read.map_or(round * pace.look_nanos, |last| {
+            read.since(last).as_nanos() as u64
+        });
         last_read = Some(read);
         spun.nanos += round_nanos;
         if read >= waiting.deadline {
@@ -217,7 +244,13 @@ fn spin(watched: &impl Watched, waiting: &Waiting<'_>, strategy: &dyn Wait, plan
 }
 
 /// Looks up to `round` times, with growing pauses between; says whether it is done.
-fn look(watched: &impl Watched, pace: &Pace, round: u64, pauses: &mut u32, spun: &mut Spun) -> bool {
+fn look(
+    watched: &impl Watched,
+    pace: &Pace,
+    round: u64,
+    pauses: &mut u32,
+    spun: &mut Spun,
+) -> bool {
     for _ in 0..round {
         pace.relax(*pauses);
         *pauses = (*pauses * 2).min(pace.pauses_max);
@@ -242,15 +275,31 @@ fn park<W: Watched>(watched: &W, waiting: &Waiting<'_>, plan: &Plan, spun_nanos:
     let mut fell_asleep = start;
     loop {
         let looks_by = naps.next_look(fell_asleep);
-        let until = if looks_by < Instant::NEVER { looks_by - TIMER_SLACK } else { Instant::NEVER };
+        let until = if looks_by < Instant::NEVER {
+            looks_by - TIMER_SLACK
+        } else {
+            Instant::NEVER
+        };
         let (parked, woke) = lie(watched, waiting, until.min(waiting.deadline), looks_by);
         let done = watched.done();
-        site.parked(woke.since(fell_asleep).as_nanos() as u64, !done && parked != Parked::TimedOut);
+        site.parked(
+            woke.since(fell_asleep).as_nanos() as u64,
+            !done && parked != Parked::TimedOut,
+        );
         if parked == Parked::TimedOut && until <= waiting.deadline {
             site.napped(done);
         }
         if done {
-            learn_end(watched, site, Sleep { start, woke, parked, spun_nanos });
+            learn_end(
+                watched,
+                site,
+                Sleep {
+                    start,
+                    woke,
+                    parked,
+                    spun_nanos,
+                },
+            );
             return true;
         }
         if parked == Parked::TimedOut && woke >= waiting.deadline {
@@ -260,8 +309,20 @@ fn park<W: Watched>(watched: &W, waiting: &Waiting<'_>, plan: &Plan, spun_nanos:
         if parked == Parked::Woken && plan.needs_cpu {
             let soon = Duration::from_nanos(wake_nanos());
             let before_nanos = spun_nanos + woke.since(start).as_nanos() as u64;
-            let mut spun = Spun { before_nanos, ..Spun::default() };
-            match spin(watched, waiting, waiting.strategy(), Plan { spin: soon, ..*plan }, &mut spun) {
+            let mut spun = Spun {
+                before_nanos,
+                ..Spun::default()
+            };
+            match spin(
+                watched,
+                waiting,
+                waiting.strategy(),
+                Plan {
+                    spin: soon,
+                    ..*plan
+                },
+                &mut spun,
+            ) {
                 Spin::Done => return true,
                 Spin::TimedOut => return give_up(watched, site),
                 Spin::Over => {}
@@ -281,14 +342,24 @@ struct Naps {
 impl Naps {
     fn of<W: Watched>(plan: &Plan, start: Instant) -> Self {
         match plan.then {
-            Then::Nap { first, last } if W::NAPS => Self { first: start + first, last: start + last },
-            _ => Self { first: start, last: start },
+            Then::Nap { first, last } if W::NAPS => Self {
+                first: start + first,
+                last: start + last,
+            },
+            _ => Self {
+                first: start,
+                last: start,
+            },
         }
     }
 
     /// By when somebody who falls asleep at `now` looks.
     fn next_look(&self, now: Instant) -> Instant {
-        if now < self.last { self.first.max(now + SOON) } else { Instant::NEVER }
+        if now < self.last {
+            self.first.max(now + SOON)
+        } else {
+            Instant::NEVER
+        }
     }
 }
 
@@ -301,7 +372,12 @@ struct Sleep {
 }
 
 fn learn_end(watched: &impl Watched, site: &Site, sleep: Sleep) {
-    let Sleep { start, woke, parked, spun_nanos } = sleep;
+    let Sleep {
+        start,
+        woke,
+        parked,
+        spun_nanos,
+    } = sleep;
     let sent = watched.woken_at();
     // A wake sent before the sleep began belongs to an earlier wait.
     let told = sent >= start && sent <= woke;
@@ -316,7 +392,12 @@ fn learn_end(watched: &impl Watched, site: &Site, sleep: Sleep) {
 }
 
 /// Parks once; returns why that ended, and when.
-fn lie(watched: &impl Watched, waiting: &Waiting<'_>, until: Instant, looks_by: Instant) -> (Parked, Instant) {
+fn lie(
+    watched: &impl Watched,
+    waiting: &Waiting<'_>,
+    until: Instant,
+    looks_by: Instant,
+) -> (Parked, Instant) {
     if let Some(sleeper) = waiting.sleeper {
         sleeper.lies_down();
     }
@@ -368,7 +449,9 @@ fn doze(watched: &impl Watched, waiting: &Waiting<'_>, expected: Duration) -> bo
             break;
         }
     }
-    waiting.site.parked(now().since(start).as_nanos() as u64, false);
+    waiting
+        .site
+        .parked(now().since(start).as_nanos() as u64, false);
     watched.done()
 }
 

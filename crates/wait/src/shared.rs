@@ -127,7 +127,9 @@ impl<F: Fn(u64) -> bool> Watched for Watch<'_, F> {
 
 impl fmt::Debug for SharedWord {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("SharedWord").field(&format_args!("{:#x}", self.load())).finish()
+        f.debug_tuple("SharedWord")
+            .field(&format_args!("{:#x}", self.load()))
+            .finish()
     }
 }
 
@@ -148,7 +150,12 @@ mod tests {
         ignore = "a futex looks at four of the word's eight bytes, which Miri takes for a race of the program"
     )]
     fn the_last_to_leave_wakes_whoever_waits_by_any_strategy() {
-        for choice in [Choice::Park, Choice::Adaptive, Choice::Spin, Choice::Sleep(Duration::from_micros(50))] {
+        for choice in [
+            Choice::Park,
+            Choice::Adaptive,
+            Choice::Spin,
+            Choice::Sleep(Duration::from_micros(50)),
+        ] {
             let strategy = choice.strategy();
             let mut memory = 8 * ONE;
             // SAFETY: an aligned `u64` of this frame that is reached by the word alone until the scope has ended.
@@ -164,7 +171,9 @@ mod tests {
                         }
                     });
                 }
-                let waiting = Waiting::at(&SITE).by(&*strategy).until(now() + Duration::from_secs(20));
+                let waiting = Waiting::at(&SITE)
+                    .by(&*strategy)
+                    .until(now() + Duration::from_secs(20));
                 assert!(word.wait(&waiting, |value| value < ONE), "{choice:?}");
                 assert_eq!(left.load(Ordering::Relaxed), 8, "{choice:?}");
             });
@@ -176,6 +185,9 @@ mod tests {
         let word = SharedWord::new(ONE);
         let waiting = Waiting::at(&SITE).until(now() + Duration::from_millis(1));
         assert!(!word.wait(&waiting, |value| value < ONE));
-        assert!(word.wait(&waiting, |value| value >= ONE), "what is over is over after the deadline too");
+        assert!(
+            word.wait(&waiting, |value| value >= ONE),
+            "what is over is over after the deadline too"
+        );
     }
 }

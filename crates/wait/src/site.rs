@@ -223,11 +223,16 @@ impl Site {
     }
 
     pub(crate) fn spun(&self, spun: Spun, hit: bool) {
-        debug_assert!(spun.clock_reads * LOOKS_PER_CLOCK <= spun.looks, "the clock is read rarely: {spun:?}");
+        debug_assert!(
+            spun.clock_reads * LOOKS_PER_CLOCK <= spun.looks,
+            "the clock is read rarely: {spun:?}"
+        );
         self.counters.looks.fetch_add(spun.looks, Relaxed);
         self.counters.spin_nanos.fetch_add(spun.nanos, Relaxed);
         if spun.clock_reads > 0 {
-            self.counters.clock_reads.fetch_add(spun.clock_reads, Relaxed);
+            self.counters
+                .clock_reads
+                .fetch_add(spun.clock_reads, Relaxed);
         }
         if hit {
             self.counters.spin_hits.fetch_add(1, Relaxed);
@@ -264,14 +269,20 @@ impl Site {
 
 /// The bucket a gap falls into.
 fn bucket_of(nanos: u64) -> usize {
-    (0..GAP_BUCKETS - 1).find(|&bucket| nanos <= upper_edge(bucket)).unwrap_or(GAP_BUCKETS - 1)
+    (0..GAP_BUCKETS - 1)
+        .find(|&bucket| nanos <= upper_edge(bucket))
+        .unwrap_or(GAP_BUCKETS - 1)
 }
 
 /// 1, 1.5, 2, 3, 4, 6 … µs up to 4 ms, then 8, 16 … ms.
 const fn upper_edge(bucket: usize) -> u64 {
     if bucket < HALF_OCTAVES {
         let octave = FIRST_EDGE_NANOS << (bucket / 2);
-        if bucket.is_multiple_of(2) { octave } else { octave + octave / 2 }
+        if bucket.is_multiple_of(2) {
+            octave
+        } else {
+            octave + octave / 2
+        }
     } else {
         FIRST_EDGE_NANOS << (HALF_OCTAVES / 2 + bucket - HALF_OCTAVES)
     }
@@ -298,7 +309,11 @@ fn best_budget(gaps: &[u32; GAP_BUCKETS], wake_nanos: u64, max_nanos: u64, cpu_p
             break;
         }
         let (count, edge_cost) = (f64::from(count), edge as f64 * cpu_price);
-        let lower = if bucket == 0 { 0 } else { upper_edge(bucket - 1) };
+        let lower = if bucket == 0 {
+            0
+        } else {
+            upper_edge(bucket - 1)
+        };
         inside += count;
         inside_cost += count * (lower + edge) as f64 / 2.0 * cpu_price;
         costs[bucket] = inside_cost + (total - inside) * (edge_cost + wake);
@@ -308,9 +323,16 @@ fn best_budget(gaps: &[u32; GAP_BUCKETS], wake_nanos: u64, max_nanos: u64, cpu_p
         return 0;
     }
     // Where the cost is flat, a spin up to W costs no more and spares the odd long gap a park.
-    let cheapest = costs.iter().position(|&cost| cost <= best).map_or(0, upper_edge);
+    let cheapest = costs
+        .iter()
+        .position(|&cost| cost <= best)
+        .map_or(0, upper_edge);
     let flat = |&bucket: &usize| costs[bucket] <= best * FLAT && upper_edge(bucket) <= wake_nanos;
-    (0..GAP_BUCKETS - 1).rev().find(flat).map_or(0, upper_edge).max(cheapest)
+    (0..GAP_BUCKETS - 1)
+        .rev()
+        .find(flat)
+        .map_or(0, upper_edge)
+        .max(cheapest)
 }
 
 /// Costs this close are the same.
@@ -338,19 +360,44 @@ mod tests {
         assert_eq!(upper_edge(2), 2_000);
         assert!((1..GAP_BUCKETS - 1).all(|bucket| upper_edge(bucket) > upper_edge(bucket - 1)));
         assert_eq!(upper_edge(GAP_BUCKETS - 2), 262_144_000);
-        for nanos in [0, 1, 999, 1_000, 1_001, 47_000, 3_999_999, 900_000_000, u64::MAX] {
+        for nanos in [
+            0,
+            1,
+            999,
+            1_000,
+            1_001,
+            47_000,
+            3_999_999,
+            900_000_000,
+            u64::MAX,
+        ] {
             let bucket = bucket_of(nanos);
-            assert!(bucket == GAP_BUCKETS - 1 || nanos <= upper_edge(bucket), "{nanos}");
+            assert!(
+                bucket == GAP_BUCKETS - 1 || nanos <= upper_edge(bucket),
+                "{nanos}"
+            );
             assert!(bucket == 0 || nanos > upper_edge(bucket - 1), "{nanos}");
         }
     }
 
     #[test]
     fn short_gaps_are_spun_through_and_long_ones_are_not() {
-        assert_eq!(learned(&[(5_000, 100)]), 24_000, "up to W, where a longer spin costs nothing");
+        assert_eq!(
+            learned(&[(5_000, 100)]),
+            24_000,
+            "up to W, where a longer spin costs nothing"
+        );
         assert_eq!(learned(&[(2_000_000, 100)]), 0);
-        assert_eq!(learned(&[(100_000, 100)]), 0, "a spin of 100 µs saves less than it costs");
-        assert_eq!(learned(&[(5_000, 90), (2_000_000, 10)]), 8_000, "the few long ones cost little");
+        assert_eq!(
+            learned(&[(100_000, 100)]),
+            0,
+            "a spin of 100 µs saves less than it costs"
+        );
+        assert_eq!(
+            learned(&[(5_000, 90), (2_000_000, 10)]),
+            8_000,
+            "the few long ones cost little"
+        );
         assert_eq!(learned(&[(5_000, 5), (2_000_000, 95)]), 0);
     }
 

@@ -19,7 +19,9 @@ impl Token {
     /// A token, if fewer threads spin than there are CPUs beyond those that work. At least one CPU is left for work
     /// that nobody declared.
     pub(crate) fn take() -> Option<Self> {
-        let free = free_cpus().min(Cpus::current().usable - 1).min(LIMIT.load(Ordering::Relaxed));
+        let free = free_cpus()
+            .min(Cpus::current().usable - 1)
+            .min(LIMIT.load(Ordering::Relaxed));
         // Looked at first: where there is no room, nobody pays for a write to the shared line.
         if SPINNING.load(Ordering::Relaxed) >= free {
             return None;
@@ -41,7 +43,9 @@ impl Drop for Token {
 /// The CPUs beyond the threads that declared themselves [`working`]: how many more can run something now.
 #[must_use]
 pub fn free_cpus() -> u32 {
-    Cpus::current().usable.saturating_sub(WORKING.load(Ordering::Relaxed))
+    Cpus::current()
+        .usable
+        .saturating_sub(WORKING.load(Ordering::Relaxed))
 }
 
 /// Allows at most `count` spinners at a time in this process.

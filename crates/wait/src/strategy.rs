@@ -82,7 +82,9 @@ pub enum Choice {
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum ChoiceError {
     /// No strategy of this name.
-    #[error("`{0}` is no wait strategy (known: adaptive, spin, park, sleep:DURATION such as sleep:10us)")]
+    #[error(
+        "`{0}` is no wait strategy (known: adaptive, spin, park, sleep:DURATION such as sleep:10us)"
+    )]
     Unknown(String),
     /// The duration of `sleep:` is wrong.
     #[error("`{text}` is no wait strategy: {cause}")]
@@ -110,7 +112,10 @@ impl FromStr for Choice {
                 Some(duration) => match parse_duration(duration) {
                     Ok(Duration::ZERO) => Err(ChoiceError::Zero(text.to_owned())),
                     Ok(duration) => Ok(Self::Sleep(duration)),
-                    Err(cause) => Err(ChoiceError::Duration { text: text.to_owned(), cause }),
+                    Err(cause) => Err(ChoiceError::Duration {
+                        text: text.to_owned(),
+                        cause,
+                    }),
                 },
             },
         }
@@ -150,7 +155,9 @@ static CURRENT: RwLock<&'static dyn Wait> = RwLock::new(&ADAPTIVE);
 /// The strategy of waits that name none: adaptive until [`install`] chose another.
 #[must_use]
 pub fn current() -> &'static dyn Wait {
-    *CURRENT.read().unwrap_or_else(std::sync::PoisonError::into_inner)
+    *CURRENT
+        .read()
+        .unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
 /// Makes `strategy` the one of all waits that name none, and caps the spinners of the process; `None` leaves them to
@@ -159,7 +166,9 @@ pub fn current() -> &'static dyn Wait {
 /// The strategy stays for good: a process installs one, a test a few.
 pub fn install(strategy: Box<dyn Wait>, spinners_max: Option<u32>) {
     spinners::limit(spinners_max.unwrap_or(u32::MAX));
-    *CURRENT.write().unwrap_or_else(std::sync::PoisonError::into_inner) = Box::leak(strategy);
+    *CURRENT
+        .write()
+        .unwrap_or_else(std::sync::PoisonError::into_inner) = Box::leak(strategy);
 }
 
 #[cfg(test)]
@@ -182,9 +191,18 @@ mod tests {
     #[test]
     fn a_wrong_text_is_named_in_the_error() {
         for (text, message) in [
-            ("sping", "`sping` is no wait strategy (known: adaptive, spin, park, sleep:DURATION such as sleep:10us)"),
-            ("sleep:", "`sleep:` is no wait strategy: empty text where a duration was expected (such as 100ms)"),
-            ("sleep:0us", "`sleep:0us` is no wait strategy: a sleep lasts longer than 0"),
+            (
+                "sping",
+                "`sping` is no wait strategy (known: adaptive, spin, park, sleep:DURATION such as sleep:10us)",
+            ),
+            (
+                "sleep:",
+                "`sleep:` is no wait strategy: empty text where a duration was expected (such as 100ms)",
+            ),
+            (
+                "sleep:0us",
+                "`sleep:0us` is no wait strategy: a sleep lasts longer than 0",
+            ),
         ] {
             assert_eq!(text.parse::<Choice>().unwrap_err().to_string(), message);
         }

@@ -79,7 +79,12 @@ impl Word {
             let Some(next) = change(seen) else {
                 return Err(seen);
             };
-            match self.futex.value.compare_exchange_weak(seen, next, Ordering::AcqRel, Ordering::Acquire) {
+            match self.futex.value.compare_exchange_weak(
+                seen,
+                next,
+                Ordering::AcqRel,
+                Ordering::Acquire,
+            ) {
                 Ok(before) => return Ok(before),
                 Err(now) => seen = now,
             }
@@ -123,9 +128,14 @@ impl<F: Fn(u32) -> bool> Watched for Watch<'_, F> {
     }
 
     fn park(&self, until: Instant, looks_by: Instant) -> Parked {
-        self.word.looks_by.fetch_max(looks_by.as_nanos(), Ordering::Relaxed);
+        self.word
+            .looks_by
+            .fetch_max(looks_by.as_nanos(), Ordering::Relaxed);
         // A swap even if the bit is set: whoever changes the word afterwards and sees the bit sees the time as well.
-        match self.word.change(|seen| (!(self.done)(seen)).then_some(seen | Word::PARKED)) {
+        match self
+            .word
+            .change(|seen| (!(self.done)(seen)).then_some(seen | Word::PARKED))
+        {
             Err(_) => Parked::Disturbed,
             // The kernel compares once more: a change since then, and with it a wake, makes the sleep end at once.
             Ok(seen) => self.word.futex.park(seen | Word::PARKED, until),

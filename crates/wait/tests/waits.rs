@@ -8,8 +8,8 @@ use std::thread;
 use std::time::Duration;
 
 use slackwater_wait::{
-    Abandoned, Adaptive, AlreadyHooked, Choice, Completion, Countdown, Ended, Event, Hook, Parker, Plan, Site, Stopped,
-    Then, Wait, Waiting, now,
+    Abandoned, Adaptive, AlreadyHooked, Choice, Completion, Countdown, Ended, Event, Hook, Parker,
+    Plan, Site, Stopped, Then, Wait, Waiting, now,
 };
 
 /// Looks by itself from the start until `last`.
@@ -20,24 +20,40 @@ struct Napper {
 
 impl Wait for Napper {
     fn plan(&self, _site: &Site) -> Plan {
-        let then = Then::Nap { first: Duration::ZERO, last: self.last };
-        Plan { spin: Duration::ZERO, needs_cpu: false, then }
+        let then = Then::Nap {
+            first: Duration::ZERO,
+            last: self.last,
+        };
+        Plan {
+            spin: Duration::ZERO,
+            needs_cpu: false,
+            then,
+        }
     }
 }
 
 /// Runs `story` once by each strategy.
 fn by_each(story: impl Fn(&dyn Wait)) {
-    for choice in [Choice::Adaptive, Choice::Spin, Choice::Park, Choice::Sleep(Duration::from_micros(10))] {
+    for choice in [
+        Choice::Adaptive,
+        Choice::Spin,
+        Choice::Park,
+        Choice::Sleep(Duration::from_micros(10)),
+    ] {
         story(&*choice.strategy());
     }
-    story(&Napper { last: Duration::from_micros(200) });
+    story(&Napper {
+        last: Duration::from_micros(200),
+    });
 }
 
 /// At 16 waiters on one copying thread, a wake for each of them took the thread a twentieth of its time.
 #[test]
 fn a_napper_that_is_about_to_look_is_not_woken() {
     let site = Site::new("nap");
-    let napper = Napper { last: Duration::from_secs(3600) };
+    let napper = Napper {
+        last: Duration::from_secs(3600),
+    };
     for round in 0..100 {
         let (completer, mut completion) = Completion::new();
         let mover = thread::spawn(move || completer.complete(round));
@@ -58,7 +74,11 @@ fn a_value_arrives_from_another_thread() {
             mover.join().unwrap();
         }
         let counts = site.counts();
-        assert_eq!(counts.ready + counts.waits, 200, "every wait is counted: {counts:?}");
+        assert_eq!(
+            counts.ready + counts.waits,
+            200,
+            "every wait is counted: {counts:?}"
+        );
     });
 }
 
@@ -82,7 +102,10 @@ fn a_past_deadline_still_takes_what_is_ready() {
         let site = Site::new("ready");
         let batch = Countdown::<()>::new(1);
         batch.complete();
-        assert_eq!(batch.wait(&Waiting::at(&site).until(now()).by(strategy)), Ok(()));
+        assert_eq!(
+            batch.wait(&Waiting::at(&site).until(now()).by(strategy)),
+            Ok(())
+        );
     });
 }
 
@@ -95,12 +118,19 @@ fn cancel_ends_the_wait_and_the_batch_still_settles() {
             let waiter = scope.spawn(|| batch.wait(&Waiting::at(&site).by(strategy)));
             assert!(batch.cancel());
             assert!(!batch.cancel(), "the second cancel is none");
-            assert_eq!(waiter.join().unwrap(), Err(Stopped::Ended(Ended::Cancelled)));
+            assert_eq!(
+                waiter.join().unwrap(),
+                Err(Stopped::Ended(Ended::Cancelled))
+            );
         });
         assert!(!batch.is_done());
         batch.complete();
         assert_eq!(batch.settle(&Waiting::at(&site).by(strategy)), Ok(()));
-        assert_eq!(batch.wait(&Waiting::at(&site).by(strategy)), Ok(()), "done wins over cancelled");
+        assert_eq!(
+            batch.wait(&Waiting::at(&site).by(strategy)),
+            Ok(()),
+            "done wins over cancelled"
+        );
     });
 }
 
@@ -123,7 +153,11 @@ fn one_batch_wakes_sixteen_waiters_once_all_parts_are_over() {
                 let (batch, applied) = (&batch, &applied);
                 scope.spawn(move || {
                     applied.fetch_add(1, Ordering::Relaxed);
-                    if part == 3 { batch.fail("part 3") } else { batch.complete() }
+                    if part == 3 {
+                        batch.fail("part 3")
+                    } else {
+                        batch.complete()
+                    }
                 });
             }
             for waiter in waiters {
@@ -188,11 +222,17 @@ fn an_abandoned_waiter_is_told() {
     let site = Site::new("abandoned");
     let (completer, mut completion) = Completion::<u8>::new();
     drop(completer);
-    assert_eq!(completion.wait(&Waiting::at(&site)), Err(Stopped::Failed(Abandoned)));
+    assert_eq!(
+        completion.wait(&Waiting::at(&site)),
+        Err(Stopped::Failed(Abandoned))
+    );
 }
 
 #[test]
-#[cfg_attr(miri, ignore = "its looks are so slow there that few fit before the deadline")]
+#[cfg_attr(
+    miri,
+    ignore = "its looks are so slow there that few fit before the deadline"
+)]
 fn a_spinner_reads_the_clock_once_in_a_hundred_looks_at_most() {
     let site = Site::new("rare clock");
     let batch = Countdown::<()>::new(1);
@@ -213,10 +253,18 @@ fn long_waits_teach_a_site_to_park_at_once() {
         site.learn_gap(Duration::from_millis(2));
     }
     let waiting = Waiting::at(&site).by(&adaptive);
-    assert!(batch.wait(&waiting.until(now() + Duration::from_micros(200))).is_err());
+    assert!(
+        batch
+            .wait(&waiting.until(now() + Duration::from_micros(200)))
+            .is_err()
+    );
     assert_eq!(site.counts().budget, Some(Duration::ZERO));
     let looks = site.counts().looks;
-    assert!(batch.wait(&waiting.until(now() + Duration::from_micros(200))).is_err());
+    assert!(
+        batch
+            .wait(&waiting.until(now() + Duration::from_micros(200)))
+            .is_err()
+    );
     assert_eq!(site.counts().looks, looks, "no look in a spin");
 }
 
@@ -227,7 +275,10 @@ fn a_doze_ends_with_the_wake_when_the_guess_was_too_long() {
         let (completer, mut completion) = Completion::new();
         let mover = thread::spawn(move || completer.complete(()));
         // An hour was promised; the test ends because the wake does not keep to it.
-        assert_eq!(completion.wait(&Waiting::at(&site).expecting(Duration::from_secs(3600))), Ok(()));
+        assert_eq!(
+            completion.wait(&Waiting::at(&site).expecting(Duration::from_secs(3600))),
+            Ok(())
+        );
         mover.join().unwrap();
     }
 }
@@ -248,7 +299,11 @@ fn a_hook_is_told_once_and_only_one_is_taken() {
     assert_eq!(runs.load(Ordering::Relaxed), 1);
     let over = Countdown::<()>::new(0);
     over.hook(hook()).unwrap();
-    assert_eq!(runs.load(Ordering::Relaxed), 2, "the end was before the hook");
+    assert_eq!(
+        runs.load(Ordering::Relaxed),
+        2,
+        "the end was before the hook"
+    );
 }
 
 struct Flag(AtomicU32);
@@ -280,7 +335,10 @@ fn a_parker_merges_notifications_and_keeps_one() {
     parker.notify();
     parker.notify();
     assert!(parker.park(now()), "said before the sleep");
-    assert!(!parker.park(now() + Duration::from_millis(1)), "and only once");
+    assert!(
+        !parker.park(now() + Duration::from_millis(1)),
+        "and only once"
+    );
     thread::scope(|scope| {
         scope.spawn(|| parker.notify());
         assert!(parker.park(slackwater_base::Instant::NEVER));
@@ -292,8 +350,19 @@ fn a_parker_merges_notifications_and_keeps_one() {
 fn a_parker_makes_its_descriptor_readable_only_for_a_sleeper() {
     let parker = Parker::new().unwrap();
     let readable = |parker: &Parker| {
-        let mut fds = [rustix::event::PollFd::new(parker, rustix::event::PollFlags::IN)];
-        rustix::event::poll(&mut fds, Some(&rustix::thread::Timespec { tv_sec: 0, tv_nsec: 0 })).unwrap() == 1
+        let mut fds = [rustix::event::PollFd::new(
+            parker,
+            rustix::event::PollFlags::IN,
+        )];
+        rustix::event::poll(
+            &mut fds,
+            Some(&rustix::thread::Timespec {
+                tv_sec: 0,
+                tv_nsec: 0,
+            }),
+        )
+        .unwrap()
+            == 1
     };
     parker.notify();
     assert!(!readable(&parker), "nobody slept: no system call was made");

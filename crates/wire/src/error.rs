@@ -185,7 +185,10 @@ mod tests {
             assert_eq!(rmp_serde::from_slice::<ErrorCode>(&bytes).unwrap(), *code);
             assert!(
                 !code.meaning().is_empty()
-                    && code.name().chars().all(|c| c.is_ascii_uppercase() || c == '_' || c.is_ascii_digit())
+                    && code
+                        .name()
+                        .chars()
+                        .all(|c| c.is_ascii_uppercase() || c == '_' || c.is_ascii_digit())
             );
         }
     }
@@ -196,13 +199,21 @@ mod tests {
         numbers.sort_unstable();
         numbers.dedup();
         assert_eq!(numbers.len(), ErrorCode::ALL.len());
-        assert!(numbers.iter().all(|n| *n < 0 && (*n >= -1702 || *n < -2000)));
+        assert!(
+            numbers
+                .iter()
+                .all(|n| *n < 0 && (*n >= -1702 || *n < -2000))
+        );
     }
 
     #[test]
     fn the_codes_that_integrations_branch_on_keep_their_class() {
         let check = |number: i32, class: Class| {
-            assert_eq!(ErrorCode::from_number(number).unwrap().class(), class, "{number}");
+            assert_eq!(
+                ErrorCode::from_number(number).unwrap().class(),
+                class,
+                "{number}"
+            );
         };
         check(-200, Class::Retry);
         check(-600, Class::Refused);
@@ -220,6 +231,9 @@ mod tests {
     #[test]
     fn an_unknown_number_is_fatal() {
         let bytes = rmp_serde::to_vec_named(&-31_337).unwrap();
-        assert_eq!(rmp_serde::from_slice::<ErrorCode>(&bytes).unwrap(), ErrorCode::InternalError);
+        assert_eq!(
+            rmp_serde::from_slice::<ErrorCode>(&bytes).unwrap(),
+            ErrorCode::InternalError
+        );
     }
 }

@@ -34,7 +34,10 @@ impl Key {
     pub fn new(bytes: &[u8]) -> Result<Self, KeyError> {
         match bytes.len() {
             0 => Err(KeyError::Empty),
-            n if n > KEY_BYTES_MAX => Err(KeyError::TooLong { bytes: n, limit: KEY_BYTES_MAX }),
+            n if n > KEY_BYTES_MAX => Err(KeyError::TooLong {
+                bytes: n,
+                limit: KEY_BYTES_MAX,
+            }),
             _ => Ok(Self(bytes.into())),
         }
     }
@@ -130,9 +133,10 @@ impl Tenant {
     pub fn new(name: &str) -> Result<Self, TenantError> {
         match name {
             "" | "default" => Ok(Self::DEFAULT),
-            _ if name.len() > TENANT_BYTES_MAX => {
-                Err(TenantError::TooLong { bytes: name.len(), limit: TENANT_BYTES_MAX })
-            }
+            _ if name.len() > TENANT_BYTES_MAX => Err(TenantError::TooLong {
+                bytes: name.len(),
+                limit: TENANT_BYTES_MAX,
+            }),
             _ if name.starts_with('_') => Err(TenantError::Reserved(name.to_owned())),
             _ if name.chars().any(char::is_control) => Err(TenantError::Control(name.to_owned())),
             _ => Ok(Self(Some(name.into()))),
@@ -185,7 +189,13 @@ mod tests {
     fn keys_have_one_to_1024_bytes() {
         assert_eq!(Key::new(b""), Err(KeyError::Empty));
         assert!(Key::new(&[0; 1024]).is_ok());
-        assert_eq!(Key::new(&[0; 1025]), Err(KeyError::TooLong { bytes: 1025, limit: 1024 }));
+        assert_eq!(
+            Key::new(&[0; 1025]),
+            Err(KeyError::TooLong {
+                bytes: 1025,
+                limit: 1024
+            })
+        );
         assert_eq!(Key::new(b"a\n\xff").unwrap().to_string(), "a\\n\\xff");
     }
 
@@ -195,7 +205,10 @@ mod tests {
         assert_eq!(Tenant::new("default"), Ok(Tenant::DEFAULT));
         assert_eq!(Tenant::new("acme").unwrap().name(), "acme");
         assert_eq!(Tenant::new("_x"), Err(TenantError::Reserved("_x".into())));
-        assert_eq!(Tenant::new("a\0b"), Err(TenantError::Control("a\0b".into())));
+        assert_eq!(
+            Tenant::new("a\0b"),
+            Err(TenantError::Control("a\0b".into()))
+        );
     }
 
     #[test]
@@ -203,7 +216,10 @@ mod tests {
         let key = Key::new(b"\x00bin\xff").unwrap();
         let bytes = rmp_serde::to_vec_named(&key).unwrap();
         assert_eq!(rmp_serde::from_slice::<Key>(&bytes).unwrap(), key);
-        assert!(rmp_serde::from_slice::<Key>(&rmp_serde::to_vec_named(&Vec::<u8>::new()).unwrap()).is_err());
+        assert!(
+            rmp_serde::from_slice::<Key>(&rmp_serde::to_vec_named(&Vec::<u8>::new()).unwrap())
+                .is_err()
+        );
         for tenant in [Tenant::DEFAULT, Tenant::new("acme").unwrap()] {
             let bytes = rmp_serde::to_vec_named(&tenant).unwrap();
             assert_eq!(rmp_serde::from_slice::<Tenant>(&bytes).unwrap(), tenant);

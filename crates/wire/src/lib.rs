@@ -16,15 +16,17 @@ pub use error::{Class, ErrorCode};
 pub use id::{CallId, ClientId, GuardId, Incarnation, NodeId, SegmentId, TicketId, Version};
 pub use key::{Key, KeyError, Tenant, TenantError};
 pub use order::{
-    DiskEntry, DiskState, OffloadTask, Order, PromoteTask, PromotionFailure, Report, ReportedEntry, TaskFailure,
+    DiskEntry, DiskState, OffloadTask, Order, PromoteTask, PromotionFailure, Report, ReportedEntry,
+    TaskFailure,
 };
 pub use reply::{
-    Description, ExtentRef, Listed, Lookup, Object, PutStarted, QuotaState, ReplicaAt, ReplicaState, Reply,
-    SegmentState,
+    Description, ExtentRef, Listed, Lookup, Object, PutStarted, QuotaState, ReplicaAt,
+    ReplicaState, Reply, SegmentState,
 };
 pub use request::{
-    Chain, Durability, Exists, Get, GetEnd, Hold, List, Mount, Pin, PutConfig, PutDone, PutEnd, PutEntry, PutMode,
-    PutStart, Remove, RemoveAll, RemoveMatching, ReplicaClear, Request, SegmentKind,
+    Chain, Durability, Exists, Get, GetEnd, Hold, List, Mount, Pin, PutConfig, PutDone, PutEnd,
+    PutEntry, PutMode, PutStart, Remove, RemoveAll, RemoveMatching, ReplicaClear, Request,
+    SegmentKind,
 };
 
 /// The checksum as a plain number on the wire: its crate knows no serialisation.
@@ -32,11 +34,16 @@ pub(crate) mod checksum_serde {
     use serde::{Deserialize, Deserializer, Serializer};
     use slackwater_base::Checksum;
 
-    pub(crate) fn serialize<S: Serializer>(checksum: &Checksum, serializer: S) -> Result<S::Ok, S::Error> {
+    pub(crate) fn serialize<S: Serializer>(
+        checksum: &Checksum,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
         serializer.serialize_u64(checksum.0)
     }
 
-    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Checksum, D::Error> {
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<Checksum, D::Error> {
         u64::deserialize(deserializer).map(Checksum)
     }
 }

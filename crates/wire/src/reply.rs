@@ -4,7 +4,8 @@ use serde::{Deserialize, Serialize};
 use slackwater_base::Checksum;
 
 use crate::{
-    ErrorCode, GuardId, Incarnation, Key, NodeId, Pin, SegmentId, SegmentKind, Tenant, Version, checksum_serde,
+    ErrorCode, GuardId, Incarnation, Key, NodeId, Pin, SegmentId, SegmentKind, Tenant, Version,
+    checksum_serde,
 };
 
 /// What the master answers.

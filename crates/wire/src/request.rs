@@ -3,7 +3,9 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use slackwater_base::Checksum;
 
-use crate::{GuardId, Incarnation, Key, NodeId, ReplicaAt, SegmentId, Tenant, Version, checksum_serde};
+use crate::{
+    GuardId, Incarnation, Key, NodeId, ReplicaAt, SegmentId, Tenant, Version, checksum_serde,
+};
 
 /// What a client asks of the master.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -135,5 +135,15 @@ impl Cause {
 
 /// The printable ASCII of `bytes`, at most 64 of them: what may enter a log line from outside.
 pub(crate) fn printable(bytes: &[u8]) -> String {
-    bytes.iter().take(64).map(|b| if b.is_ascii_graphic() || *b == b' ' { *b as char } else { '?' }).collect()
+    bytes
+        .iter()
+        .take(64)
+        .map(|b| {
+            if b.is_ascii_graphic() || *b == b' ' {
+                *b as char
+            } else {
+                '?'
+            }
+        })
+        .collect()
 }

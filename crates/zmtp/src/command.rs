@@ -26,25 +26,32 @@ impl<'a> Command<'a> {
         let (name, data) = split_name(body)?;
         match name {
             b"PING" => match data.split_first_chunk::<2>() {
-                Some((ttl, context)) if context.len() <= CONTEXT_BYTES => {
-                    Ok(Command::Ping { ttl_tenths: u16::from_be_bytes(*ttl), context })
-                }
+                Some((ttl, context)) if context.len() <= CONTEXT_BYTES => Ok(Command::Ping {
+                    ttl_tenths: u16::from_be_bytes(*ttl),
+                    context,
+                }),
                 _ => Err(Cause::Malformed { what: "PING" }),
             },
             b"PONG" if data.len() <= CONTEXT_BYTES => Ok(Command::Pong),
             b"SUBSCRIBE" => Ok(Command::Subscribe(data)),
             b"CANCEL" => Ok(Command::Cancel(data)),
             b"ERROR" => Ok(Command::Error(error_reason(data)?)),
-            _ => Err(Cause::UnexpectedCommand { name: printable(name) }),
+            _ => Err(Cause::UnexpectedCommand {
+                name: printable(name),
+            }),
         }
     }
 }
 
 /// The name and the data of a command body.
 pub(crate) fn split_name(body: &[u8]) -> Result<(&[u8], &[u8]), Cause> {
-    let malformed = Cause::Malformed { what: "command without a name" };
+    let malformed = Cause::Malformed {
+        what: "command without a name",
+    };
     match body.split_first() {
-        Some((length, rest)) if *length > 0 => rest.split_at_checked(usize::from(*length)).ok_or(malformed),
+        Some((length, rest)) if *length > 0 => {
+            rest.split_at_checked(usize::from(*length)).ok_or(malformed)
+        }
         _ => Err(malformed),
     }
 }
@@ -69,10 +76,13 @@ pub(crate) fn write_header(flags: u8, size: usize, wire: &mut Vec<u8>) {
 
 /// The body of a command.
 pub(crate) fn body(name: &str, pieces: &[&[u8]]) -> Vec<u8> {
-    let mut body = Vec::with_capacity(1 + name.len() + pieces.iter().map(|piece| piece.len()).sum::<usize>());
+    let mut body =
+        Vec::with_capacity(1 + name.len() + pieces.iter().map(|piece| piece.len()).sum::<usize>());
     body.push(name.len() as u8);
     body.extend_from_slice(name.as_bytes());
-    pieces.iter().for_each(|piece| body.extend_from_slice(piece));
+    pieces
+        .iter()
+        .for_each(|piece| body.extend_from_slice(piece));
     body
 }
 
@@ -91,18 +101,47 @@ mod tests {
         let check = |bytes: &[u8], want: Result<Command<'_>, Cause>| {
             assert_eq!(Command::read(bytes), want, "{}", bytes.escape_ascii());
         };
-        check(b"\x04PING\x00\x05ctx", Ok(Command::Ping { ttl_tenths: 5, context: b"ctx" }));
+        check(
+            b"\x04PING\x00\x05ctx",
+            Ok(Command::Ping {
+                ttl_tenths: 5,
+                context: b"ctx",
+            }),
+        );
         check(b"\x04PING\x00", Err(Cause::Malformed { what: "PING" }));
-        check(b"\x04PING\x00\x00aaaaaaaaaaaaaaaaa", Err(Cause::Malformed { what: "PING" }));
+        check(
+            b"\x04PING\x00\x00aaaaaaaaaaaaaaaaa",
+            Err(Cause::Malformed { what: "PING" }),
+        );
         check(b"\x04PONG", Ok(Command::Pong));
         check(b"\x09SUBSCRIBEtopic", Ok(Command::Subscribe(b"topic")));
         check(b"\x06CANCEL", Ok(Command::Cancel(b"")));
         check(b"\x05ERROR\x03400", Ok(Command::Error(b"400")));
         check(b"\x05ERROR\x04400", Err(Cause::Malformed { what: "ERROR" }));
-        check(b"\x05READY", Err(Cause::UnexpectedCommand { name: "READY".into() }));
-        check(b"", Err(Cause::Malformed { what: "command without a name" }));
-        check(b"\x00", Err(Cause::Malformed { what: "command without a name" }));
-        check(b"\x05PING", Err(Cause::Malformed { what: "command without a name" }));
+        check(
+            b"\x05READY",
+            Err(Cause::UnexpectedCommand {
+                name: "READY".into(),
+            }),
+        );
+        check(
+            b"",
+            Err(Cause::Malformed {
+                what: "command without a name",
+            }),
+        );
+        check(
+            b"\x00",
+            Err(Cause::Malformed {
+                what: "command without a name",
+            }),
+        );
+        check(
+            b"\x05PING",
+            Err(Cause::Malformed {
+                what: "command without a name",
+            }),
+        );
     }
 
     #[test]

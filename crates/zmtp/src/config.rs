@@ -91,7 +91,10 @@ pub struct Heartbeat {
 
 impl Default for Heartbeat {
     fn default() -> Self {
-        Self { interval: Duration::from_secs(15), timeout: Duration::from_secs(30) }
+        Self {
+            interval: Duration::from_secs(15),
+            timeout: Duration::from_secs(30),
+        }
     }
 }
 

@@ -75,7 +75,9 @@ impl Lane {
 
     /// As [`Shared::open`], with the last 8 bytes of the nonce.
     pub(crate) fn open(&self, counter: &[u8; 8], sealed: &mut [u8]) -> bool {
-        let Some((tag, text)) = sealed.split_at_mut_checked(TAG_BYTES) else { return false };
+        let Some((tag, text)) = sealed.split_at_mut_checked(TAG_BYTES) else {
+            return false;
+        };
         let (mut stream, one_time) = self.begin(counter);
         if !equal(tag, &tag_of(&one_time, text)) {
             return false;
@@ -115,7 +117,10 @@ fn tag_of(one_time: &[u8; 32], text: &[u8]) -> [u8; TAG_BYTES] {
 }
 
 fn split(nonce: &Nonce) -> ([u8; 16], [u8; 8]) {
-    (std::array::from_fn(|i| nonce[i]), std::array::from_fn(|i| nonce[16 + i]))
+    (
+        std::array::from_fn(|i| nonce[i]),
+        std::array::from_fn(|i| nonce[16 + i]),
+    )
 }
 
 #[cfg(test)]
@@ -127,7 +132,10 @@ mod tests {
     use super::*;
 
     fn hex(text: &str) -> Vec<u8> {
-        (0..text.len()).step_by(2).map(|i| u8::from_str_radix(&text[i..i + 2], 16).unwrap()).collect()
+        (0..text.len())
+            .step_by(2)
+            .map(|i| u8::from_str_radix(&text[i..i + 2], 16).unwrap())
+            .collect()
     }
 
     fn key(text: &str) -> [u8; 32] {
@@ -139,7 +147,9 @@ mod tests {
     fn box_matches_the_published_vector() {
         let alice = key("77076d0a7318a57d3c16c17251b26645df4c2f87ebc0992ab177fba51db92c2a");
         let bob = key("de9edb7d7b7dc1b4d35b61c2ece435373f8343c85b78674dadfc7e146f882b4f");
-        let nonce: Nonce = hex("69696ee955b62b73cd62bda875fc73d68219e0036b7a0b37").try_into().unwrap();
+        let nonce: Nonce = hex("69696ee955b62b73cd62bda875fc73d68219e0036b7a0b37")
+            .try_into()
+            .unwrap();
         let plain = hex(concat!(
             "be075fc53c81f2d5cf141316ebeb0c7b5228c52a4c62cbd44b66849b64244ffce5ecbaaf33bd751a1ac728d45e6c6129",
             "6cdc3c01233561f41db66cce314adb310e3be8250c46f06dceea3a7fa1348057e2f6556ad6b1318a024a838f21af1fde",
@@ -166,7 +176,10 @@ mod tests {
     #[test]
     fn public_key_follows_from_the_secret_one() {
         let alice = key("77076d0a7318a57d3c16c17251b26645df4c2f87ebc0992ab177fba51db92c2a");
-        assert_eq!(public_of(&alice).to_vec(), hex("8520f0098930a754748b7ddcb43ef75a0dbf3a0d26381af4eba4a98eaa9b4e6a"));
+        assert_eq!(
+            public_of(&alice).to_vec(),
+            hex("8520f0098930a754748b7ddcb43ef75a0dbf3a0d26381af4eba4a98eaa9b4e6a")
+        );
     }
 
     proptest! {
@@ -204,7 +217,15 @@ mod tests {
         one[0] = 1;
         let eight = key("e0eb7a7c3b41b8ae1656e3faf19fc46ada098deb9c32b1fd866205165f49b800");
         let other = key("5f9c95bca3508c24b1d0b1559c83ef5b04445cc4581c8e86d8224eddd09f1157");
-        for mut point in [[0; 32], one, eight, other, near_prime(0xec), near_prime(0xed), near_prime(0xee)] {
+        for mut point in [
+            [0; 32],
+            one,
+            eight,
+            other,
+            near_prime(0xec),
+            near_prime(0xed),
+            near_prime(0xee),
+        ] {
             assert!(Shared::agree(&point, &[7; 32]).is_none(), "{point:02x?}");
             point[31] |= 0x80;
             assert!(Shared::agree(&point, &[9; 32]).is_none(), "{point:02x?}");

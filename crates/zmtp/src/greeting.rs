@@ -26,17 +26,30 @@ pub(crate) struct Greeting {
 
 impl Greeting {
     /// Takes bytes off `input`; the peer's minor version once all 64 are there and fit `ours`.
-    pub(crate) fn read(&mut self, input: &mut &[u8], ours: &'static str) -> Result<Option<u8>, Cause> {
+    pub(crate) fn read(
+        &mut self,
+        input: &mut &[u8],
+        ours: &'static str,
+    ) -> Result<Option<u8>, Cause> {
         while usize::from(self.have) < GREETING_BYTES {
-            let Some((byte, rest)) = input.split_first() else { return Ok(None) };
+            let Some((byte, rest)) = input.split_first() else {
+                return Ok(None);
+            };
             *input = rest;
             self.take(*byte)?;
         }
-        let name = self.mechanism.split(|byte| *byte == 0).next().unwrap_or_default();
+        let name = self
+            .mechanism
+            .split(|byte| *byte == 0)
+            .next()
+            .unwrap_or_default();
         if name == ours.as_bytes() {
             Ok(Some(self.minor))
         } else {
-            Err(Cause::Mechanism { ours, theirs: printable(name) })
+            Err(Cause::Mechanism {
+                ours,
+                theirs: printable(name),
+            })
         }
     }
 
@@ -80,12 +93,22 @@ mod tests {
             let mut wire = Vec::new();
             write("NULL", false, &mut wire);
             change(&mut wire);
-            assert_eq!(Greeting::default().read(&mut &wire[..bytes], "NULL"), Err(want));
+            assert_eq!(
+                Greeting::default().read(&mut &wire[..bytes], "NULL"),
+                Err(want)
+            );
         };
         check(&|w| w[0] = b'G', 1, Cause::NotZmtp { first: b'G' });
         check(&|w| w[9] = 0, 10, Cause::NotZmtp { first: 0 });
         check(&|w| w[10] = 2, 11, Cause::Version { major: 2 });
-        check(&|w| w[12] = b'X', 64, Cause::Mechanism { ours: "NULL", theirs: "XULL".into() });
+        check(
+            &|w| w[12] = b'X',
+            64,
+            Cause::Mechanism {
+                ours: "NULL",
+                theirs: "XULL".into(),
+            },
+        );
     }
 
     #[test]
@@ -93,6 +116,9 @@ mod tests {
         let mut wire = Vec::new();
         write("NULL", false, &mut wire);
         wire[10] = 4;
-        assert_eq!(Greeting::default().read(&mut &wire[..], "NULL"), Ok(Some(1)));
+        assert_eq!(
+            Greeting::default().read(&mut &wire[..], "NULL"),
+            Ok(Some(1))
+        );
     }
 }

@@ -25,7 +25,9 @@ pub struct KeyPair {
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum KeyTextError {
     /// No known form has this length.
-    #[error("a key of {chars} characters is none of hex (64), base32z (52), base64 (43 or 44), Z85 (40)")]
+    #[error(
+        "a key of {chars} characters is none of hex (64), base32z (52), base64 (43 or 44), Z85 (40)"
+    )]
     Length {
         /// Characters in the text.
         chars: usize,
@@ -131,7 +133,11 @@ impl KeyPair {
     /// [`KeyTextError::Mismatch`] when it does not.
     pub fn checked(secret: SecretKey, public: PublicKey) -> Result<Self, KeyTextError> {
         let pair = Self::of(secret);
-        if pair.public == public { Ok(pair) } else { Err(KeyTextError::Mismatch) }
+        if pair.public == public {
+            Ok(pair)
+        } else {
+            Err(KeyTextError::Mismatch)
+        }
     }
 
     /// The pair whose secret is in the text of a key file: the first line that is neither empty nor a comment (`# …`).
@@ -139,7 +145,10 @@ impl KeyPair {
     /// # Errors
     /// [`KeyTextError`] when that is no key, or there is none.
     pub fn from_file(text: &str) -> Result<Self, KeyTextError> {
-        let secret = text.lines().map(str::trim).find(|line| !line.is_empty() && !line.starts_with("# "));
+        let secret = text
+            .lines()
+            .map(str::trim)
+            .find(|line| !line.is_empty() && !line.starts_with("# "));
         secret.unwrap_or_default().parse().map(Self::of)
     }
 
@@ -181,7 +190,11 @@ pub fn key_lines(text: &str) -> impl Iterator<Item = KeyLine<'_>> {
         let is_comment = |word: &str| word.starts_with('#') && word.parse::<PublicKey>().is_err();
         let mut words = line.split_whitespace().take_while(|word| !is_comment(word));
         let key = words.next()?.parse();
-        Some(KeyLine { number: index + 1, key, about: words.collect() })
+        Some(KeyLine {
+            number: index + 1,
+            key,
+            about: words.collect(),
+        })
     })
 }
 
@@ -194,14 +207,17 @@ fn decode(text: &str) -> Result<Zeroizing<[u8; 32]>, KeyTextError> {
         43 => bits_decode(text, 6, BASE64, "base64"),
         44 if text.ends_with('=') => bits_decode(&text[..43], 6, BASE64, "base64"),
         40 => z85_decode(text),
-        _ => Err(KeyTextError::Length { chars: text.chars().count() }),
+        _ => Err(KeyTextError::Length {
+            chars: text.chars().count(),
+        }),
     }
 }
 
 const HEX: &[u8] = b"0123456789abcdef";
 const BASE32Z: &[u8] = b"ybndrfg8ejkmcpqxot1uwisza345h769";
 const BASE64: &[u8] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-const Z85: &[u8] = b"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#";
+const Z85: &[u8] =
+    b"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#";
 
 fn bits_encode(bytes: &[u8; 32], width: u32, alphabet: &[u8]) -> String {
     let (mut text, mut held, mut bits) = (String::new(), 0u32, 0);
@@ -231,9 +247,19 @@ fn bits_decode(
     let folds = width < 6;
     let (mut key, mut at, mut held, mut bits) = (Zeroizing::new([0u8; 32]), 0, 0u32, 0);
     for (index, byte) in text.bytes().enumerate() {
-        let wanted = if folds { byte.to_ascii_lowercase() } else { byte };
-        let bad = KeyTextError::Character { position: index + 1, form };
-        let value = alphabet.iter().position(|symbol| *symbol == wanted).ok_or(bad)?;
+        let wanted = if folds {
+            byte.to_ascii_lowercase()
+        } else {
+            byte
+        };
+        let bad = KeyTextError::Character {
+            position: index + 1,
+            form,
+        };
+        let value = alphabet
+            .iter()
+            .position(|symbol| *symbol == wanted)
+            .ok_or(bad)?;
         held = (held << width) | value as u32;
         bits += width;
         if bits >= 8 && at < 32 {
@@ -243,7 +269,14 @@ fn bits_decode(
         }
         held &= (1 << bits) - 1;
     }
-    if held == 0 { Ok(key) } else { Err(KeyTextError::Character { position: text.len(), form }) }
+    if held == 0 {
+        Ok(key)
+    } else {
+        Err(KeyTextError::Character {
+            position: text.len(),
+            form,
+        })
+    }
 }
 
 fn z85_encode(bytes: &[u8; 32]) -> String {
@@ -263,10 +296,16 @@ fn z85_encode(bytes: &[u8; 32]) -> String {
 fn z85_decode(text: &str) -> Result<Zeroizing<[u8; 32]>, KeyTextError> {
     let mut key = Zeroizing::new([0u8; 32]);
     for (group, chunk) in text.as_bytes().chunks(5).enumerate() {
-        let bad = |at: usize| KeyTextError::Character { position: group * 5 + at + 1, form: "Z85" };
+        let bad = |at: usize| KeyTextError::Character {
+            position: group * 5 + at + 1,
+            form: "Z85",
+        };
         let mut value = 0u64;
         for (at, byte) in chunk.iter().enumerate() {
-            let digit = Z85.iter().position(|symbol| symbol == byte).ok_or_else(|| bad(at))?;
+            let digit = Z85
+                .iter()
+                .position(|symbol| symbol == byte)
+                .ok_or_else(|| bad(at))?;
             value = value * 85 + digit as u64;
         }
         let word = u32::try_from(value).map_err(|_| bad(4))?;
@@ -318,8 +357,20 @@ mod tests {
         assert_eq!(error("abc"), KeyTextError::Length { chars: 3 });
         let mut hex = HEX_TEXT.to_owned();
         hex.replace_range(4..5, "g");
-        assert_eq!(error(&hex), KeyTextError::Character { position: 5, form: "hex" });
-        assert_eq!(error(&"#".repeat(40)), KeyTextError::Character { position: 5, form: "Z85" });
+        assert_eq!(
+            error(&hex),
+            KeyTextError::Character {
+                position: 5,
+                form: "hex"
+            }
+        );
+        assert_eq!(
+            error(&"#".repeat(40)),
+            KeyTextError::Character {
+                position: 5,
+                form: "Z85"
+            }
+        );
     }
 
     #[test]

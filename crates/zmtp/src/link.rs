@@ -9,7 +9,9 @@ use crate::cause::printable;
 use crate::command::{self, COMMAND, Command, MORE};
 use crate::curve::{self, Session};
 use crate::reader::{Frame, Reader};
-use crate::{Cause, Entropy, LinkConfig, Mechanism, Message, Peer, SendError, SocketType, greeting, send};
+use crate::{
+    Cause, Entropy, LinkConfig, Mechanism, Message, Peer, SendError, SocketType, greeting, send,
+};
 use opening::{Opening, Step};
 
 /// What the owner of a link tells it.
@@ -93,16 +95,32 @@ impl Link {
     pub fn new(config: Arc<LinkConfig>, entropy: Entropy, now: Instant) -> Self {
         let opening = Some(Box::new(Opening::new(entropy)));
         let (reader, session) = (None, None);
-        Self { config, opening, reader, session, heard: now, since: now, peer_ttl_tenths: 0, closed: false }
+        Self {
+            config,
+            opening,
+            reader,
+            session,
+            heard: now,
+            since: now,
+            peer_ttl_tenths: 0,
+            closed: false,
+        }
     }
 
     /// Sends the greeting, all of it: a peer that waits for our signature must not wait for us in turn.
     pub fn start(&mut self, out: &mut Out<'_>) {
-        let fresh = self.opening.as_mut().filter(|opening| matches!(opening.step, Step::New));
+        let fresh = self
+            .opening
+            .as_mut()
+            .filter(|opening| matches!(opening.step, Step::New));
         let Some(opening) = fresh else { return };
         opening.step = Step::Greeting;
         let mechanism = &self.config.mechanism;
-        greeting::write(mechanism.name(), matches!(mechanism, Mechanism::CurveServer(_)), out.wire);
+        greeting::write(
+            mechanism.name(),
+            matches!(mechanism, Mechanism::CurveServer(_)),
+            out.wire,
+        );
     }
 
     /// Takes one input in.
@@ -172,7 +190,8 @@ impl Link {
         if parts.len() == 0 {
             return Err(SendError::Empty);
         }
-        out.wire.reserve(send::wire_bytes(parts.clone(), self.session.is_some()));
+        out.wire
+            .reserve(send::wire_bytes(parts.clone(), self.session.is_some()));
         send::write(parts, self.session.as_deref_mut(), out.wire);
         Ok(())
     }
@@ -183,7 +202,13 @@ impl Link {
     ///
     /// # Errors
     /// [`SendError::NotUp`] before the handshake is through.
-    pub fn subscribe(&mut self, prefix: &[u8], wanted: bool, minor: u8, out: &mut Out<'_>) -> Result<(), SendError> {
+    pub fn subscribe(
+        &mut self,
+        prefix: &[u8],
+        wanted: bool,
+        minor: u8,
+        out: &mut Out<'_>,
+    ) -> Result<(), SendError> {
         if minor == 0 {
             let frame = [&[u8::from(wanted)], prefix].concat();
             return self.send(std::iter::once(frame.as_slice()), out);
@@ -223,7 +248,13 @@ impl Link {
         Ok(())
     }
 
-    fn read(&mut self, now: Instant, mut bytes: &[u8], reader: &mut Reader, out: &mut Out<'_>) -> Result<(), Cause> {
+    fn read(
+        &mut self,
+        now: Instant,
+        mut bytes: &[u8],
+        reader: &mut Reader,
+        out: &mut Out<'_>,
+    ) -> Result<(), Cause> {
         while !bytes.is_empty() {
             if self.opening.is_some() {
                 if !self.open(now, &mut bytes, reader, out)? {
@@ -233,25 +264,39 @@ impl Link {
             }
             let limits = &self.config.limits;
             // What a publisher is told as data is a wish, too.
-            let data = if self.config.socket == SocketType::Pub { limits.command_bytes } else { limits.frame_bytes };
+            let data = if self.config.socket == SocketType::Pub {
+                limits.command_bytes
+            } else {
+                limits.frame_bytes
+            };
             let limit = |flags: u8| match self.session {
                 Some(_) => data.max(limits.command_bytes) + curve::MESSAGE_OVERHEAD as u64,
                 None if flags & COMMAND == 0 => data,
                 None => limits.command_bytes,
             };
-            let Some(frame) = reader.next(&mut bytes, limit)? else { break };
+            let Some(frame) = reader.next(&mut bytes, limit)? else {
+                break;
+            };
             self.on_frame(frame, reader, out)?;
         }
         Ok(())
     }
 
-    fn on_frame(&mut self, frame: Frame, reader: &mut Reader, out: &mut Out<'_>) -> Result<(), Cause> {
-        let (mut command, mut more, mut start) = (frame.flags & COMMAND != 0, frame.flags & MORE != 0, 0);
+    fn on_frame(
+        &mut self,
+        frame: Frame,
+        reader: &mut Reader,
+        out: &mut Out<'_>,
+    ) -> Result<(), Cause> {
+        let (mut command, mut more, mut start) =
+            (frame.flags & COMMAND != 0, frame.flags & MORE != 0, 0);
         if let Some(session) = &mut self.session {
             // Inside a box the bits are 1 for MORE and 2 for COMMAND.
             let inner = session.open(reader.payload(frame))?;
             if inner & !3 != 0 || inner == 3 {
-                return Err(Cause::Malformed { what: "flags of MESSAGE" });
+                return Err(Cause::Malformed {
+                    what: "flags of MESSAGE",
+                });
             }
             (command, more, start) = (inner & 2 != 0, inner & 1 != 0, curve::MESSAGE_OVERHEAD);
         }
@@ -259,7 +304,10 @@ impl Link {
             let body = &reader.payload(frame)[start..];
             let limit = self.config.limits.command_bytes;
             if body.len() as u64 > limit {
-                return Err(Cause::FrameTooLarge { size: body.len() as u64, limit });
+                return Err(Cause::FrameTooLarge {
+                    size: body.len() as u64,
+                    limit,
+                });
             }
             match command {
                 true => self.on_command(body, out)?,
@@ -270,11 +318,15 @@ impl Link {
         }
         let limits = &self.config.limits;
         if reader.stored_bytes() > limits.message_bytes.min(MESSAGE_BYTES) {
-            return Err(Cause::MessageTooLarge { limit: limits.message_bytes.min(MESSAGE_BYTES) });
+            return Err(Cause::MessageTooLarge {
+                limit: limits.message_bytes.min(MESSAGE_BYTES),
+            });
         }
         reader.keep(frame.start + start);
         if reader.parts() > limits.parts {
-            return Err(Cause::TooManyParts { limit: limits.parts });
+            return Err(Cause::TooManyParts {
+                limit: limits.parts,
+            });
         }
         if !more {
             out.events.push(Event::Message(reader.finish()));
@@ -285,7 +337,10 @@ impl Link {
     fn on_command(&mut self, body: &[u8], out: &mut Out<'_>) -> Result<(), Cause> {
         let is_pub = self.config.socket == SocketType::Pub;
         match Command::read(body)? {
-            Command::Ping { ttl_tenths, context } => {
+            Command::Ping {
+                ttl_tenths,
+                context,
+            } => {
                 if ttl_tenths > 0 {
                     self.peer_ttl_tenths = ttl_tenths;
                 }
@@ -293,11 +348,25 @@ impl Link {
                 self.send_command(&pong, out.wire);
             }
             Command::Pong => {}
-            Command::Subscribe(topic) if is_pub => out.events.push(Event::Subscribe(topic.to_vec())),
+            Command::Subscribe(topic) if is_pub => {
+                out.events.push(Event::Subscribe(topic.to_vec()))
+            }
             Command::Cancel(topic) if is_pub => out.events.push(Event::Cancel(topic.to_vec())),
-            Command::Subscribe(_) => return Err(Cause::UnexpectedCommand { name: "SUBSCRIBE".into() }),
-            Command::Cancel(_) => return Err(Cause::UnexpectedCommand { name: "CANCEL".into() }),
-            Command::Error(reason) => return Err(Cause::RefusedByPeer { reason: printable(reason) }),
+            Command::Subscribe(_) => {
+                return Err(Cause::UnexpectedCommand {
+                    name: "SUBSCRIBE".into(),
+                });
+            }
+            Command::Cancel(_) => {
+                return Err(Cause::UnexpectedCommand {
+                    name: "CANCEL".into(),
+                });
+            }
+            Command::Error(reason) => {
+                return Err(Cause::RefusedByPeer {
+                    reason: printable(reason),
+                });
+            }
         }
         Ok(())
     }
@@ -318,7 +387,8 @@ impl Link {
 
     fn silence_ends(&self) -> Instant {
         let ours = self.config.heartbeat.map(|heartbeat| heartbeat.timeout);
-        let theirs = (self.peer_ttl_tenths > 0).then(|| Duration::from_millis(u64::from(self.peer_ttl_tenths) * 100));
+        let theirs = (self.peer_ttl_tenths > 0)
+            .then(|| Duration::from_millis(u64::from(self.peer_ttl_tenths) * 100));
         match (ours, theirs) {
             (Some(ours), Some(theirs)) => self.heard + ours.min(theirs),
             (Some(one), None) | (None, Some(one)) => self.heard + one,
@@ -344,7 +414,11 @@ fn on_subscription_frame(body: &[u8], out: &mut Out<'_>) -> Result<(), Cause> {
     match body.split_first() {
         Some((1, topic)) => out.events.push(Event::Subscribe(topic.to_vec())),
         Some((0, topic)) => out.events.push(Event::Cancel(topic.to_vec())),
-        _ => return Err(Cause::Malformed { what: "subscription" }),
+        _ => {
+            return Err(Cause::Malformed {
+                what: "subscription",
+            });
+        }
     }
     Ok(())
 }

@@ -68,7 +68,10 @@ impl Message {
 
     /// All parts in order.
     pub fn parts(&self) -> impl ExactSizeIterator<Item = &[u8]> + Clone {
-        self.ranges.as_slice().iter().map(|(start, end)| &self.bytes[*start as usize..*end as usize])
+        self.ranges
+            .as_slice()
+            .iter()
+            .map(|(start, end)| &self.bytes[*start as usize..*end as usize])
     }
 
     /// The payload of all parts together, in bytes.
@@ -78,7 +81,10 @@ impl Message {
     }
 
     pub(crate) fn from_store(bytes: Vec<u8>, ranges: RangesBuilder) -> Self {
-        Self { bytes, ranges: ranges.0 }
+        Self {
+            bytes,
+            ranges: ranges.0,
+        }
     }
 
     fn add_range(&mut self, start: usize, end: usize) {
@@ -128,7 +134,10 @@ impl Ranges {
 
 impl Default for Ranges {
     fn default() -> Self {
-        Ranges::Few { count: 0, at: [(0, 0); 6] }
+        Ranges::Few {
+            count: 0,
+            at: [(0, 0); 6],
+        }
     }
 }
 
@@ -142,7 +151,9 @@ impl Eq for Message {}
 
 impl fmt::Debug for Message {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_list().entries(self.parts().map(|part| part.escape_ascii().to_string())).finish()
+        f.debug_list()
+            .entries(self.parts().map(|part| part.escape_ascii().to_string()))
+            .finish()
     }
 }
 
@@ -156,9 +167,15 @@ mod tests {
             let parts: Vec<Vec<u8>> = (0..count).map(|i| vec![i as u8; i]).collect();
             let message = Message::of(&parts);
             assert_eq!(message.len(), count);
-            assert_eq!(message.parts().map(<[u8]>::to_vec).collect::<Vec<_>>(), parts);
+            assert_eq!(
+                message.parts().map(<[u8]>::to_vec).collect::<Vec<_>>(),
+                parts
+            );
             assert_eq!(message.part(count), None);
-            assert_eq!(message.payload_bytes(), parts.iter().map(Vec::len).sum::<usize>());
+            assert_eq!(
+                message.payload_bytes(),
+                parts.iter().map(Vec::len).sum::<usize>()
+            );
         }
     }
 }

@@ -20,15 +20,22 @@ impl Peer {
     /// The value of the application property `name`.
     #[must_use]
     pub fn property(&self, name: &str) -> Option<&[u8]> {
-        self.properties.iter().find(|(known, _)| known == name).map(|(_, value)| value.as_slice())
+        self.properties
+            .iter()
+            .find(|(known, _)| known == name)
+            .map(|(_, value)| value.as_slice())
     }
 
     /// Reads the metadata of READY or INITIATE and checks that the socket types fit.
     pub(crate) fn read(mut bytes: &[u8], config: &LinkConfig, minor: u8) -> Result<Self, Cause> {
-        let mut peer = Self { minor, ..Self::default() };
+        let mut peer = Self {
+            minor,
+            ..Self::default()
+        };
         let mut socket: Option<&[u8]> = None;
         while !bytes.is_empty() {
-            let (name, value) = property(&mut bytes).ok_or(Cause::Malformed { what: "metadata" })?;
+            let (name, value) =
+                property(&mut bytes).ok_or(Cause::Malformed { what: "metadata" })?;
             if name.eq_ignore_ascii_case(b"Socket-Type") {
                 socket = socket.or(Some(value));
             } else if name.eq_ignore_ascii_case(b"Identity") {
@@ -41,9 +48,14 @@ impl Peer {
                 peer.properties.push((printable(name), value.to_vec()));
             }
         }
-        let socket = socket.ok_or(Cause::Malformed { what: "metadata without a socket type" })?;
+        let socket = socket.ok_or(Cause::Malformed {
+            what: "metadata without a socket type",
+        })?;
         if !config.socket.accepts(socket) {
-            return Err(Cause::SocketPair { ours: config.socket.name(), theirs: printable(socket) });
+            return Err(Cause::SocketPair {
+                ours: config.socket.name(),
+                theirs: printable(socket),
+            });
         }
         peer.socket = printable(socket);
         Ok(peer)
@@ -73,7 +85,11 @@ fn property<'a>(bytes: &mut &'a [u8]) -> Option<(&'a [u8], &'a [u8])> {
     let (length, rest) = rest.split_first_chunk::<4>()?;
     let (value, rest) = rest.split_at_checked(u32::from_be_bytes(*length) as usize)?;
     *bytes = rest;
-    if name.is_empty() { None } else { Some((name, value)) }
+    if name.is_empty() {
+        None
+    } else {
+        Some((name, value))
+    }
 }
 
 #[cfg(test)]
@@ -93,12 +109,18 @@ mod tests {
         let mut bytes = Vec::new();
         write(&ours, &mut bytes);
         let peer = Peer::read(&bytes, &config(SocketType::Router), 1).unwrap();
-        assert_eq!((peer.socket.as_str(), peer.identity.as_slice()), ("DEALER", &b"L1"[..]));
+        assert_eq!(
+            (peer.socket.as_str(), peer.identity.as_slice()),
+            ("DEALER", &b"L1"[..])
+        );
         assert_eq!(peer.property("X-Slackwater"), Some(&b"1"[..]));
         assert_eq!(peer.property("X-Other"), None);
         for cut in 1..bytes.len() {
             let whole = Peer::read(&bytes[..cut], &config(SocketType::Router), 1);
-            assert!(whole.is_ok_and(|peer| peer.socket == "DEALER") == [22, 37].contains(&cut), "cut at {cut}");
+            assert!(
+                whole.is_ok_and(|peer| peer.socket == "DEALER") == [22, 37].contains(&cut),
+                "cut at {cut}"
+            );
         }
     }
 
@@ -107,10 +129,27 @@ mod tests {
         let check = |bytes: &[u8], want: Cause| {
             assert_eq!(Peer::read(bytes, &config(SocketType::Router), 1), Err(want));
         };
-        check(b"\x0bSocket-Type\0\0\0\x03PUB", Cause::SocketPair { ours: "ROUTER", theirs: "PUB".into() });
-        check(b"", Cause::Malformed { what: "metadata without a socket type" });
-        check(b"\x08Identity\0\0\0\x02\0x", Cause::Malformed { what: "identity" });
+        check(
+            b"\x0bSocket-Type\0\0\0\x03PUB",
+            Cause::SocketPair {
+                ours: "ROUTER",
+                theirs: "PUB".into(),
+            },
+        );
+        check(
+            b"",
+            Cause::Malformed {
+                what: "metadata without a socket type",
+            },
+        );
+        check(
+            b"\x08Identity\0\0\0\x02\0x",
+            Cause::Malformed { what: "identity" },
+        );
         check(b"\0\0\0\0\0", Cause::Malformed { what: "metadata" });
-        check(b"\x01x\xff\xff\xff\xff", Cause::Malformed { what: "metadata" });
+        check(
+            b"\x01x\xff\xff\xff\xff",
+            Cause::Malformed { what: "metadata" },
+        );
     }
 }

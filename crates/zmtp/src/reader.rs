@@ -30,7 +30,11 @@ const SMALL_BYTES: usize = 128;
 impl Reader {
     /// Takes bytes off `input` up to the end of the next frame; none when the input ends first. `limit` bounds the
     /// frame of the given flags before anything is kept for it.
-    pub(crate) fn next(&mut self, input: &mut &[u8], limit: impl FnOnce(u8) -> u64) -> Result<Option<Frame>, Cause> {
+    pub(crate) fn next(
+        &mut self,
+        input: &mut &[u8],
+        limit: impl FnOnce(u8) -> u64,
+    ) -> Result<Option<Frame>, Cause> {
         let frame = match self.frame {
             Some(frame) => frame,
             None => match self.read_header(input)? {
@@ -84,7 +88,10 @@ impl Reader {
 
     /// The message, complete.
     pub(crate) fn finish(&mut self) -> Message {
-        Message::from_store(std::mem::take(&mut self.store), std::mem::take(&mut self.ranges))
+        Message::from_store(
+            std::mem::take(&mut self.store),
+            std::mem::take(&mut self.ranges),
+        )
     }
 
     /// Begins a frame; `coming` bytes are there already, the whole message perhaps.
@@ -93,8 +100,13 @@ impl Reader {
             return Err(Cause::FrameTooLarge { size, limit });
         }
         let size = usize::try_from(size).map_err(|_| Cause::FrameTooLarge { size, limit })?;
-        self.store.reserve(size.max(coming.min(SMALL_BYTES)).min(RESERVE_BYTES));
-        let frame = Frame { flags, start: self.store.len(), size };
+        self.store
+            .reserve(size.max(coming.min(SMALL_BYTES)).min(RESERVE_BYTES));
+        let frame = Frame {
+            flags,
+            start: self.store.len(),
+            size,
+        };
         self.frame = Some(frame);
         Ok(frame)
     }
@@ -113,10 +125,17 @@ impl Reader {
                     return Ok(Some((flags, size)));
                 }
             }
-            let Some((byte, rest)) = input.split_first() else { return Ok(None) };
+            let Some((byte, rest)) = input.split_first() else {
+                return Ok(None);
+            };
             *input = rest;
-            if self.have == 0 && (*byte & !(MORE | LONG | COMMAND) != 0 || *byte & (MORE | COMMAND) == MORE | COMMAND) {
-                return Err(Cause::Malformed { what: "frame flags" });
+            if self.have == 0
+                && (*byte & !(MORE | LONG | COMMAND) != 0
+                    || *byte & (MORE | COMMAND) == MORE | COMMAND)
+            {
+                return Err(Cause::Malformed {
+                    what: "frame flags",
+                });
             }
             self.header[usize::from(self.have)] = *byte;
             self.have += 1;
@@ -140,7 +159,15 @@ mod tests {
                     reader.discard(frame);
                 }
             }
-            assert_eq!(seen, [(0, b"abc".to_vec()), (2, b"de".to_vec()), (4, b"x".to_vec())], "cut at {cut}");
+            assert_eq!(
+                seen,
+                [
+                    (0, b"abc".to_vec()),
+                    (2, b"de".to_vec()),
+                    (4, b"x".to_vec())
+                ],
+                "cut at {cut}"
+            );
         }
     }
 
@@ -149,7 +176,13 @@ mod tests {
         let mut reader = Reader::default();
         let huge = [2, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff];
         let refused = reader.next(&mut &huge[..], |_| 100).err();
-        assert_eq!(refused, Some(Cause::FrameTooLarge { size: u64::MAX, limit: 100 }));
+        assert_eq!(
+            refused,
+            Some(Cause::FrameTooLarge {
+                size: u64::MAX,
+                limit: 100
+            })
+        );
         assert_eq!(reader.store.capacity(), 0);
         let mut reader = Reader::default();
         let large = [2, 0, 0, 0, 0, 0x40, 0, 0, 0];

@@ -15,7 +15,10 @@ impl<L: Copy + PartialEq> Rotation<L> {
     /// Nobody yet.
     #[must_use]
     pub const fn new() -> Self {
-        Self { links: Vec::new(), turn: 0 }
+        Self {
+            links: Vec::new(),
+            turn: 0,
+        }
     }
 
     /// Adds a link to the end of the round.
@@ -82,7 +85,11 @@ impl<L: Copy + PartialEq> Routes<L> {
     /// form) is that key's: no other key gets it, and whoever has it without a key gives way.
     #[must_use]
     pub const fn new(plain_handover: bool) -> Self {
-        Self { by_id: BTreeMap::new(), next_generated: 0, plain_handover }
+        Self {
+            by_id: BTreeMap::new(),
+            next_generated: 0,
+            plain_handover,
+        }
     }
 
     /// Enters `link` under the id it announced, or under a generated one when that is empty.
@@ -101,7 +108,8 @@ impl<L: Copy + PartialEq> Routes<L> {
                 Entry::New(id)
             }
             Some((from, owner))
-                if *owner == key && (key.is_some() || self.plain_handover) || is_owner == Some(true) =>
+                if *owner == key && (key.is_some() || self.plain_handover)
+                    || is_owner == Some(true) =>
             {
                 let from = *from;
                 self.by_id.insert(id.clone(), (link, key));
@@ -151,7 +159,9 @@ impl<L: Copy + PartialEq> Routes<L> {
 /// The key in an id of OxenMQ's form: `L`, then the 32 bytes of the key.
 fn owner_of(id: &[u8]) -> Option<PublicKey> {
     let (first, key) = id.split_first()?;
-    (*first == b'L').then(|| key.try_into().ok().map(PublicKey::from_bytes)).flatten()
+    (*first == b'L')
+        .then(|| key.try_into().ok().map(PublicKey::from_bytes))
+        .flatten()
 }
 
 /// A subscriber asked for more topics than it may, or for longer ones.
@@ -188,7 +198,12 @@ impl<L: Copy + Ord> Subscriptions<L> {
     /// No subscriptions; each link may hold `limit` different prefixes of 64 bytes on average.
     #[must_use]
     pub const fn new(limit: usize) -> Self {
-        Self { by_prefix: BTreeMap::new(), lengths: BTreeMap::new(), by_link: BTreeMap::new(), limit }
+        Self {
+            by_prefix: BTreeMap::new(),
+            lengths: BTreeMap::new(),
+            by_link: BTreeMap::new(),
+            limit,
+        }
     }
 
     /// `link` wants topics that begin with `prefix`. The same prefix may be wanted several times.
@@ -200,7 +215,10 @@ impl<L: Copy + Ord> Subscriptions<L> {
         if !held.topics.contains(prefix) {
             let most = self.limit.saturating_mul(TOPIC_BYTES);
             if held.topics.len() >= self.limit || held.bytes + prefix.len() > most {
-                return Err(TooManyTopics { limit: self.limit, bytes: most });
+                return Err(TooManyTopics {
+                    limit: self.limit,
+                    bytes: most,
+                });
             }
             held.topics.insert(prefix.to_vec());
             held.bytes += prefix.len();
@@ -216,8 +234,12 @@ impl<L: Copy + Ord> Subscriptions<L> {
 
     /// `link` takes one wish for `prefix` back.
     pub fn cancel(&mut self, link: L, prefix: &[u8]) {
-        let Some(links) = self.by_prefix.get_mut(prefix) else { return };
-        let Some(count) = links.get_mut(&link) else { return };
+        let Some(links) = self.by_prefix.get_mut(prefix) else {
+            return;
+        };
+        let Some(count) = links.get_mut(&link) else {
+            return;
+        };
         *count -= 1;
         if *count == 0 {
             self.drop_prefix(link, prefix);
@@ -240,7 +262,11 @@ impl<L: Copy + Ord> Subscriptions<L> {
     #[must_use]
     pub fn receivers(&self, topic: &[u8]) -> Vec<L> {
         let mut found = Vec::new();
-        for length in self.lengths.range(..=topic.len()).map(|(length, _)| *length) {
+        for length in self
+            .lengths
+            .range(..=topic.len())
+            .map(|(length, _)| *length)
+        {
             if let Some(links) = self.by_prefix.get(&topic[..length]) {
                 found.extend(links.keys().copied());
             }
@@ -251,7 +277,9 @@ impl<L: Copy + Ord> Subscriptions<L> {
     }
 
     fn drop_prefix(&mut self, link: L, prefix: &[u8]) {
-        let Some(links) = self.by_prefix.get_mut(prefix) else { return };
+        let Some(links) = self.by_prefix.get_mut(prefix) else {
+            return;
+        };
         links.remove(&link);
         if links.is_empty() {
             self.by_prefix.remove(prefix);
@@ -320,7 +348,10 @@ mod tests {
             rotation.add(link);
         }
         let mut next = |full: &str| rotation.next(|link| !full.contains(link));
-        assert_eq!([next(""), next(""), next("")], [Some("a"), Some("b"), Some("c")]);
+        assert_eq!(
+            [next(""), next(""), next("")],
+            [Some("a"), Some("b"), Some("c")]
+        );
         assert_eq!(next("a"), Some("b"));
         assert_eq!(next("abc"), None);
         rotation.remove("b");
@@ -335,15 +366,30 @@ mod tests {
         assert_eq!(routes.enter(b"x", key(1), 1), Entry::New(b"x".to_vec()));
         assert_eq!(routes.enter(b"x", key(2), 2), Entry::Taken);
         assert_eq!(routes.enter(b"x", None, 2), Entry::Taken);
-        assert_eq!(routes.enter(b"x", key(1), 3), Entry::Handover { id: b"x".to_vec(), from: 1 });
+        assert_eq!(
+            routes.enter(b"x", key(1), 3),
+            Entry::Handover {
+                id: b"x".to_vec(),
+                from: 1
+            }
+        );
         routes.leave(b"x", 1);
         assert_eq!(routes.find(b"x"), Some(3));
         assert_eq!(routes.enter(b"y", None, 4), Entry::New(b"y".to_vec()));
         assert_eq!(routes.enter(b"y", None, 5), Entry::Taken);
-        assert_eq!(Routes::new(true).enter(b"", None, 5), Entry::New(vec![0, 0, 0, 0, 0]));
+        assert_eq!(
+            Routes::new(true).enter(b"", None, 5),
+            Entry::New(vec![0, 0, 0, 0, 0])
+        );
         let mut plain = Routes::new(true);
         plain.enter(b"y", None, 4);
-        assert_eq!(plain.enter(b"y", None, 5), Entry::Handover { id: b"y".to_vec(), from: 4 });
+        assert_eq!(
+            plain.enter(b"y", None, 5),
+            Entry::Handover {
+                id: b"y".to_vec(),
+                from: 4
+            }
+        );
     }
 
     /// Whoever was admitted could announce the id of another peer before that one came, and it was refused for ever.
@@ -356,8 +402,20 @@ mod tests {
         assert_eq!(routes.enter(&id, None, 3), Entry::New(id.clone()));
         assert_eq!(routes.enter(&id, None, 4), Entry::Taken);
         assert_eq!(routes.enter(&id, Some(key(2)), 5), Entry::Taken);
-        assert_eq!(routes.enter(&id, Some(key(1)), 6), Entry::Handover { id: id.clone(), from: 3 });
-        assert_eq!(routes.enter(&id, Some(key(1)), 7), Entry::Handover { id: id.clone(), from: 6 });
+        assert_eq!(
+            routes.enter(&id, Some(key(1)), 6),
+            Entry::Handover {
+                id: id.clone(),
+                from: 3
+            }
+        );
+        assert_eq!(
+            routes.enter(&id, Some(key(1)), 7),
+            Entry::Handover {
+                id: id.clone(),
+                from: 6
+            }
+        );
         assert_eq!(routes.enter(&id, None, 8), Entry::Taken);
     }
 
@@ -400,7 +458,13 @@ mod tests {
         subscriptions.subscribe(1, b"a").unwrap();
         subscriptions.subscribe(1, b"b").unwrap();
         subscriptions.subscribe(1, b"a").unwrap();
-        assert_eq!(subscriptions.subscribe(1, b"c"), Err(TooManyTopics { limit: 2, bytes: 128 }));
+        assert_eq!(
+            subscriptions.subscribe(1, b"c"),
+            Err(TooManyTopics {
+                limit: 2,
+                bytes: 128
+            })
+        );
         subscriptions.subscribe(2, b"c").unwrap();
         // A thousand topics of a megabyte each were a thousand topics.
         assert!(subscriptions.subscribe(2, &[b'c'; 128]).is_err());

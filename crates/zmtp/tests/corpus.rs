@@ -1,6 +1,9 @@
 //! Replays the committed fuzz corpora, and mutations of them, through the very functions of the fuzz targets.
 
-#[expect(unreachable_pub, reason = "public to the fuzz targets, which are crates of their own")]
+#[expect(
+    unreachable_pub,
+    reason = "public to the fuzz targets, which are crates of their own"
+)]
 #[path = "../../../fuzz/src/zmtp.rs"]
 mod zmtp;
 

@@ -19,13 +19,18 @@ fn curve_proves_both_keys() {
     assert_eq!(server.peer().unwrap().key, Some(pair(1).public()));
     assert_eq!(client.peer().unwrap().key, Some(pair(2).public()));
     let (client, server) = joined(false);
-    assert_eq!((client.peer().unwrap().key, server.peer().unwrap().key), (None, None));
+    assert_eq!(
+        (client.peer().unwrap().key, server.peer().unwrap().key),
+        (None, None)
+    );
 }
 
 #[test]
 fn handshake_commands_have_the_sizes_of_the_rfc() {
-    let (mut client, mut server) =
-        (End::new(curve_client(SocketType::Dealer, 1, 2), 3), End::new(curve_server(SocketType::Router, 2), 4));
+    let (mut client, mut server) = (
+        End::new(curve_client(SocketType::Dealer, 1, 2), 3),
+        End::new(curve_server(SocketType::Router, 2), 4),
+    );
     let mut sizes = Vec::new();
     for _ in 0..2 {
         let bytes = std::mem::take(&mut server.wire);
@@ -95,18 +100,38 @@ proptest! {
 fn a_refused_peer_hears_the_status() {
     for curve in [false, true] {
         let (client, server) = match curve {
-            false => (null(SocketType::Dealer, Side::Connect), null(SocketType::Router, Side::Listen)),
-            true => (curve_client(SocketType::Dealer, 1, 2), curve_server(SocketType::Router, 2)),
+            false => (
+                null(SocketType::Dealer, Side::Connect),
+                null(SocketType::Router, Side::Listen),
+            ),
+            true => (
+                curve_client(SocketType::Dealer, 1, 2),
+                curve_server(SocketType::Router, 2),
+            ),
         };
         let (mut client, mut server) = (End::new(client, 3), End::new(server, 4));
-        while !server.events.iter().any(|event| matches!(event, Event::Admission(_))) {
+        while !server
+            .events
+            .iter()
+            .any(|event| matches!(event, Event::Admission(_)))
+        {
             server.handle(Input::Bytes(&std::mem::take(&mut client.wire)));
             client.handle(Input::Bytes(&std::mem::take(&mut server.wire)));
         }
         server.handle(Input::Admit(Verdict::Refuse(400)));
-        assert_eq!(server.cause(), Some(&Cause::Refused { status: "400".into() }));
+        assert_eq!(
+            server.cause(),
+            Some(&Cause::Refused {
+                status: "400".into()
+            })
+        );
         client.handle(Input::Bytes(&std::mem::take(&mut server.wire)));
-        assert_eq!(client.cause(), Some(&Cause::RefusedByPeer { reason: "400".into() }));
+        assert_eq!(
+            client.cause(),
+            Some(&Cause::RefusedByPeer {
+                reason: "400".into()
+            })
+        );
     }
 }
 
@@ -123,11 +148,23 @@ fn mechanisms_and_socket_types_must_fit() {
     let mut client = End::new(null(SocketType::Dealer, Side::Connect), 3);
     let mut server = End::new(curve_server(SocketType::Router, 2), 4);
     run(&mut client, &mut server, &[7]);
-    assert_eq!(server.cause(), Some(&Cause::Mechanism { ours: "CURVE", theirs: "NULL".into() }));
+    assert_eq!(
+        server.cause(),
+        Some(&Cause::Mechanism {
+            ours: "CURVE",
+            theirs: "NULL".into()
+        })
+    );
     let mut client = End::new(null(SocketType::Sub, Side::Connect), 3);
     let mut server = End::new(null(SocketType::Router, Side::Listen), 4);
     run(&mut client, &mut server, &[7]);
-    assert_eq!(server.cause(), Some(&Cause::SocketPair { ours: "ROUTER", theirs: "SUB".into() }));
+    assert_eq!(
+        server.cause(),
+        Some(&Cause::SocketPair {
+            ours: "ROUTER",
+            theirs: "SUB".into()
+        })
+    );
 }
 
 #[test]
@@ -162,7 +199,10 @@ fn limits_close_the_link_with_their_cause() {
     let check = |limits: Limits, parts: &[&[u8]], want: &str| {
         let mut config = null(SocketType::Router, Side::Listen);
         config.limits = limits;
-        let (mut client, mut server) = (End::new(null(SocketType::Dealer, Side::Connect), 3), End::new(config, 4));
+        let (mut client, mut server) = (
+            End::new(null(SocketType::Dealer, Side::Connect), 3),
+            End::new(config, 4),
+        );
         run(&mut client, &mut server, &[usize::MAX]);
         client.send(parts).unwrap();
         run(&mut client, &mut server, &[50]);
@@ -170,9 +210,27 @@ fn limits_close_the_link_with_their_cause() {
         assert!(server.messages().is_empty());
     };
     let limits = Limits::default();
-    check(Limits { frame_bytes: 99, ..limits }, &[&[0; 100]], "frame_too_large");
-    check(Limits { message_bytes: 150, ..limits }, &[&[0; 100], &[0; 100]], "message_too_large");
-    check(Limits { parts: 3, ..limits }, &[b"", b"", b"", b""], "too_many_parts");
+    check(
+        Limits {
+            frame_bytes: 99,
+            ..limits
+        },
+        &[&[0; 100]],
+        "frame_too_large",
+    );
+    check(
+        Limits {
+            message_bytes: 150,
+            ..limits
+        },
+        &[&[0; 100], &[0; 100]],
+        "message_too_large",
+    );
+    check(
+        Limits { parts: 3, ..limits },
+        &[b"", b"", b"", b""],
+        "too_many_parts",
+    );
 }
 
 #[test]
@@ -181,7 +239,13 @@ fn before_the_link_is_up_little_is_kept() {
     let client = End::new(curve_client(SocketType::Dealer, 1, 2), 3);
     server.handle(Input::Bytes(&client.wire[..64]));
     server.handle(Input::Bytes(&[6, 0, 0, 0, 0, 0, 0, 0x10, 1]));
-    assert_eq!(server.cause(), Some(&Cause::FrameTooLarge { size: 4097, limit: 4096 }));
+    assert_eq!(
+        server.cause(),
+        Some(&Cause::FrameTooLarge {
+            size: 4097,
+            limit: 4096
+        })
+    );
 }
 
 #[test]
@@ -205,7 +269,12 @@ fn an_owner_who_does_not_decide_refuses() {
     server.deadline(at(6000));
     assert_eq!(server.cause(), Some(&Cause::AdmissionTimeout));
     client.handle(Input::Bytes(&server.wire));
-    assert_eq!(client.cause(), Some(&Cause::RefusedByPeer { reason: "400".into() }));
+    assert_eq!(
+        client.cause(),
+        Some(&Cause::RefusedByPeer {
+            reason: "400".into()
+        })
+    );
 }
 
 #[test]
@@ -241,27 +310,64 @@ fn commands_out_of_place_close_the_link() {
         server.handle(Input::Bytes(bytes));
         assert_eq!(server.cause(), Some(&want));
     };
-    check(b"\x04\x06\x05READY", Cause::UnexpectedCommand { name: "READY".into() });
-    check(b"\x04\x0b\x09SUBSCRIBEx", Cause::UnexpectedCommand { name: "SUBSCRIBE".into() });
-    check(b"\x04\x04\x03FOO", Cause::UnexpectedCommand { name: "FOO".into() });
-    check(b"\x04\x01\x00", Cause::Malformed { what: "command without a name" });
-    check(b"\x05\x00", Cause::Malformed { what: "frame flags" });
-    check(b"\x04\x0a\x05ERROR\x03500", Cause::RefusedByPeer { reason: "500".into() });
+    check(
+        b"\x04\x06\x05READY",
+        Cause::UnexpectedCommand {
+            name: "READY".into(),
+        },
+    );
+    check(
+        b"\x04\x0b\x09SUBSCRIBEx",
+        Cause::UnexpectedCommand {
+            name: "SUBSCRIBE".into(),
+        },
+    );
+    check(
+        b"\x04\x04\x03FOO",
+        Cause::UnexpectedCommand { name: "FOO".into() },
+    );
+    check(
+        b"\x04\x01\x00",
+        Cause::Malformed {
+            what: "command without a name",
+        },
+    );
+    check(
+        b"\x05\x00",
+        Cause::Malformed {
+            what: "frame flags",
+        },
+    );
+    check(
+        b"\x04\x0a\x05ERROR\x03500",
+        Cause::RefusedByPeer {
+            reason: "500".into(),
+        },
+    );
 }
 
 #[test]
 fn subscriptions_travel_as_commands_or_as_data() {
     for (curve, minor) in [(false, 1), (false, 0), (true, 1), (true, 0)] {
         let (sub, publisher) = match curve {
-            false => (null(SocketType::Sub, Side::Connect), null(SocketType::Pub, Side::Listen)),
-            true => (curve_client(SocketType::Sub, 1, 2), curve_server(SocketType::Pub, 2)),
+            false => (
+                null(SocketType::Sub, Side::Connect),
+                null(SocketType::Pub, Side::Listen),
+            ),
+            true => (
+                curve_client(SocketType::Sub, 1, 2),
+                curve_server(SocketType::Pub, 2),
+            ),
         };
         let (mut sub, mut publisher) = (End::new(sub, 3), End::new(publisher, 4));
         run(&mut sub, &mut publisher, &[usize::MAX]);
         sub.subscribe(b"kv.", true, minor);
         sub.subscribe(b"kv.", false, minor);
         run(&mut sub, &mut publisher, &[3]);
-        let want = [Event::Subscribe(b"kv.".to_vec()), Event::Cancel(b"kv.".to_vec())];
+        let want = [
+            Event::Subscribe(b"kv.".to_vec()),
+            Event::Cancel(b"kv.".to_vec()),
+        ];
         assert!(publisher.events.ends_with(&want), "{:?}", publisher.events);
         publisher.send(&[b"kv.x", b"1"]).unwrap();
         run(&mut sub, &mut publisher, &[3]);
@@ -284,7 +390,11 @@ fn the_end_of_the_stream_is_an_event_once() {
     client.handle(Input::Eof);
     client.handle(Input::Eof);
     client.handle(Input::Bytes(b"late"));
-    let ends = client.events.iter().filter(|event| matches!(event, Event::Closed(Cause::PeerGone))).count();
+    let ends = client
+        .events
+        .iter()
+        .filter(|event| matches!(event, Event::Closed(Cause::PeerGone)))
+        .count();
     assert_eq!(ends, 1);
     assert!(client.link.is_closed());
 }
@@ -306,10 +416,19 @@ fn what_arrives_while_admission_is_open_waits_and_is_bounded() {
 fn topics_asked_for_as_data_are_bounded_like_commands() {
     let long = vec![1u8; 4097];
     let header = [&[2u8][..], &(long.len() as u64).to_be_bytes()].concat();
-    let (sub, publisher) = (null(SocketType::Sub, Side::Connect), null(SocketType::Pub, Side::Listen));
+    let (sub, publisher) = (
+        null(SocketType::Sub, Side::Connect),
+        null(SocketType::Pub, Side::Listen),
+    );
     let (mut subscriber, mut publisher) = (End::new(sub, 3), End::new(publisher, 4));
     run(&mut subscriber, &mut publisher, &[usize::MAX]);
     assert!(publisher.link.is_up());
     publisher.handle(Input::Bytes(&header));
-    assert_eq!(publisher.cause(), Some(&Cause::FrameTooLarge { size: 4097, limit: 4096 }));
+    assert_eq!(
+        publisher.cause(),
+        Some(&Cause::FrameTooLarge {
+            size: 4097,
+            limit: 4096
+        })
+    );
 }

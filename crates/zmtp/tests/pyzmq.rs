@@ -40,8 +40,13 @@ const LONG: Duration = Duration::from_secs(20);
 
 impl Socket {
     fn new(config: LinkConfig, stream: TcpStream) -> Self {
-        stream.set_read_timeout(Some(LONG)).expect("a duration above zero");
-        Self { end: End::new(config, 3), stream }
+        stream
+            .set_read_timeout(Some(LONG))
+            .expect("a duration above zero");
+        Self {
+            end: End::new(config, 3),
+            stream,
+        }
     }
 
     /// Reads and answers until `done`; the peer ending the stream counts as an input.
@@ -49,20 +54,37 @@ impl Socket {
         let mut buffer = [0; 70_000];
         while !done(&self.end) {
             self.flush();
-            match self.stream.read(&mut buffer).expect("the peer answers within its time") {
+            match self
+                .stream
+                .read(&mut buffer)
+                .expect("the peer answers within its time")
+            {
                 0 => self.end.handle(Input::Eof),
                 count => self.end.handle(Input::Bytes(&buffer[..count])),
             }
-            if self.end.events.iter().filter(|e| matches!(e, Event::Admission(_))).count() > 0 {
+            if self
+                .end
+                .events
+                .iter()
+                .filter(|e| matches!(e, Event::Admission(_)))
+                .count()
+                > 0
+            {
                 self.end.handle(Input::Admit(Verdict::Accept));
             }
-            assert!(self.end.cause().is_none() || done(&self.end), "closed: {:?}", self.end.cause());
+            assert!(
+                self.end.cause().is_none() || done(&self.end),
+                "closed: {:?}",
+                self.end.cause()
+            );
         }
         self.flush();
     }
 
     fn flush(&mut self) {
-        self.stream.write_all(&std::mem::take(&mut self.end.wire)).expect("the peer reads");
+        self.stream
+            .write_all(&std::mem::take(&mut self.end.wire))
+            .expect("the peer reads");
     }
 
     fn messages(&mut self, count: usize) -> Vec<Message> {
@@ -74,7 +96,10 @@ impl Socket {
 fn client_config(socket: SocketType, curve: bool) -> LinkConfig {
     let mechanism = match curve {
         false => Mechanism::Null(Side::Connect),
-        true => Mechanism::CurveClient { keys: keys(CLIENT_SECRET), server: keys(SERVER_SECRET).public() },
+        true => Mechanism::CurveClient {
+            keys: keys(CLIENT_SECRET),
+            server: keys(SERVER_SECRET).public(),
+        },
     };
     LinkConfig::new(socket, mechanism)
 }
@@ -88,8 +113,14 @@ fn server_config(socket: SocketType, curve: bool) -> LinkConfig {
 }
 
 fn connect(python: &mut Python, config: LinkConfig) -> Socket {
-    let port: u16 = python.line().parse().expect("the peer prints its port first");
-    Socket::new(config, TcpStream::connect(("127.0.0.1", port)).expect("the peer listens"))
+    let port: u16 = python
+        .line()
+        .parse()
+        .expect("the peer prints its port first");
+    Socket::new(
+        config,
+        TcpStream::connect(("127.0.0.1", port)).expect("the peer listens"),
+    )
 }
 
 fn start(script: &str, arguments: &[String]) -> Option<Python> {
@@ -101,7 +132,10 @@ fn start(script: &str, arguments: &[String]) -> Option<Python> {
 fn accept(listener: TcpListener, config: LinkConfig) -> Socket {
     let (told, taken) = channel();
     std::thread::spawn(move || told.send(listener.accept()));
-    let (stream, _) = taken.recv_timeout(LONG).expect("the peer connects").expect("loopback");
+    let (stream, _) = taken
+        .recv_timeout(LONG)
+        .expect("the peer connects")
+        .expect("loopback");
     Socket::new(config, stream)
 }
 
@@ -119,7 +153,9 @@ for _ in range(3):
 # A socket that closes with one of our PONGs unread resets the connection, and with it what we have not read.
 sys.stdin.readline()
 "#;
-        let Some(mut python) = start(script, &[curve.to_string()]) else { return };
+        let Some(mut python) = start(script, &[curve.to_string()]) else {
+            return;
+        };
         let mut config = client_config(SocketType::Dealer, curve);
         config.identity = b"our-id".to_vec();
         let mut socket = connect(&mut python, config);
@@ -148,12 +184,17 @@ say(len(s.recv_multipart()[1]))
 "#;
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
-        let Some(mut python) = start(script, &[curve.to_string(), port.to_string()]) else { return };
+        let Some(mut python) = start(script, &[curve.to_string(), port.to_string()]) else {
+            return;
+        };
         let mut socket = accept(listener, server_config(SocketType::Router, curve));
         let got = socket.messages(1).pop().unwrap();
         assert_eq!(got, Message::of([&b"hello"[..], &[b'x'; 200_000], b""]));
         let peer = socket.end.peer().unwrap();
-        assert_eq!((peer.identity.as_slice(), peer.socket.as_str()), (&b"theirs"[..], "DEALER"));
+        assert_eq!(
+            (peer.identity.as_slice(), peer.socket.as_str()),
+            (&b"theirs"[..], "DEALER")
+        );
         assert_eq!(peer.key, curve.then(|| keys(CLIENT_SECRET).public()));
         socket.end.send(&[b"back", &[1; 100_000]]).unwrap();
         socket.flush();
@@ -173,7 +214,9 @@ say(s.recv())
 s.send_multipart([b'other', b'no']); s.send_multipart([b'kv.a', b'yes'])
 say(s.recv())
 "#;
-        let Some(mut python) = start(script, &[curve.to_string()]) else { return };
+        let Some(mut python) = start(script, &[curve.to_string()]) else {
+            return;
+        };
         let mut socket = connect(&mut python, client_config(SocketType::Sub, curve));
         socket.until(|end| end.link.is_up());
         let minor = socket.end.peer().unwrap().minor;
@@ -208,7 +251,9 @@ say(s.recv_multipart())
 "#;
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
-        let Some(mut python) = start(script, &[curve.to_string(), port.to_string()]) else { return };
+        let Some(mut python) = start(script, &[curve.to_string(), port.to_string()]) else {
+            return;
+        };
         let mut socket = accept(listener, server_config(SocketType::Pub, curve));
         socket.until(|end| end.events.contains(&Event::Subscribe(b"kv.".to_vec())));
         socket.end.send(&[b"kv.b", b"1"]).unwrap();
@@ -239,7 +284,9 @@ while True:
 "#;
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
-    let Some(mut python) = start(script, &[port.to_string()]) else { return };
+    let Some(mut python) = start(script, &[port.to_string()]) else {
+        return;
+    };
     let mut socket = accept(listener, server_config(SocketType::Router, true));
     socket.until(|end| end.cause() == Some(&Cause::BoxClosed { what: "HELLO" }));
     drop(socket);

@@ -32,15 +32,22 @@ unsafe impl GlobalAlloc for Searching {
         // SAFETY: the block is live, of this layout, and was zeroed when it was allocated.
         let bytes = unsafe { std::slice::from_raw_parts(block, layout.size()) };
         // Byte by byte, so that the search itself leaves no copy of them on the stack.
-        let is_secret =
-            |window: &[u8], seed| window.iter().enumerate().all(|(at, byte)| *byte == random_byte(seed, at));
+        let is_secret = |window: &[u8], seed| {
+            window
+                .iter()
+                .enumerate()
+                .all(|(at, byte)| *byte == random_byte(seed, at))
+        };
         let holds = |seed: &u8| bytes.windows(16).any(|window| is_secret(window, *seed));
         if layout.size() > BLOCK_BYTES {
             // SAFETY: as for the allocation.
             return unsafe { System.dealloc(block, layout) };
         }
         SEARCHED.fetch_add(1, Ordering::Relaxed);
-        FOUND.fetch_add(EPHEMERALS.iter().filter(|seed| holds(seed)).count(), Ordering::Relaxed);
+        FOUND.fetch_add(
+            EPHEMERALS.iter().filter(|seed| holds(seed)).count(),
+            Ordering::Relaxed,
+        );
         // SAFETY: as for the allocation.
         unsafe { System.dealloc(block, layout) }
     }

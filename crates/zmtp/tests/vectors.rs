@@ -9,7 +9,12 @@ fn vectors(name: &str) -> Vec<Vec<u8>> {
     let lines = include_str!("vectors/curve.txt").lines();
     lines
         .filter_map(|line| line.strip_prefix(name)?.strip_prefix(' '))
-        .map(|hex| (0..hex.len()).step_by(2).map(|i| u8::from_str_radix(&hex[i..i + 2], 16).expect("hex")).collect())
+        .map(|hex| {
+            (0..hex.len())
+                .step_by(2)
+                .map(|i| u8::from_str_radix(&hex[i..i + 2], 16).expect("hex"))
+                .collect()
+        })
         .collect()
 }
 
@@ -40,7 +45,13 @@ fn client_and_server_write_the_bytes_of_libsodium() {
     client.handle(Input::Bytes(&std::mem::take(&mut server.wire)));
 
     client.send(&[b"first", b""]).unwrap();
-    assert_eq!(client.wire, vectors("up").iter().flat_map(|body| frame(0, body)).collect::<Vec<_>>());
+    assert_eq!(
+        client.wire,
+        vectors("up")
+            .iter()
+            .flat_map(|body| frame(0, body))
+            .collect::<Vec<_>>()
+    );
     server.send(&[b"answer"]).unwrap();
     assert_eq!(server.wire, frame(0, &vectors("down")[0]));
     server.handle(Input::Bytes(&client.wire));

@@ -19,7 +19,10 @@ pub(super) fn serve(count: &str) -> Result<(), BenchError> {
     descriptor_limit();
     let count: usize = count.parse().map_err(mq_error)?;
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).map_err(mq_error)?;
-    tell(&format!("listening {}", listener.local_addr().map_err(mq_error)?))?;
+    tell(&format!(
+        "listening {}",
+        listener.local_addr().map_err(mq_error)?
+    ))?;
     let mut links = Vec::with_capacity(count);
     for _ in 0..count {
         let (link, _) = listener.accept().map_err(mq_error)?;
@@ -38,21 +41,38 @@ pub(super) fn serve(count: &str) -> Result<(), BenchError> {
 
 pub(super) fn receive(address: &str, count: &str) -> Result<(), BenchError> {
     descriptor_limit();
-    let (address, count): (SocketAddrV4, usize) =
-        (address.parse().map_err(mq_error)?, count.parse().map_err(mq_error)?);
+    let (address, count): (SocketAddrV4, usize) = (
+        address.parse().map_err(mq_error)?,
+        count.parse().map_err(mq_error)?,
+    );
     let before = resident_bytes();
     let began = std::time::Instant::now();
     let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(mq_error)?;
-    let flags = epoll::EventFlags::IN | epoll::EventFlags::OUT | epoll::EventFlags::RDHUP | epoll::EventFlags::ET;
+    let flags = epoll::EventFlags::IN
+        | epoll::EventFlags::OUT
+        | epoll::EventFlags::RDHUP
+        | epoll::EventFlags::ET;
     let mut links = Vec::with_capacity(count);
     for number in 0..count {
         let link = connect(address, number).map_err(mq_error)?;
         link.set_nonblocking(true).map_err(mq_error)?;
-        epoll::add(&epoll, &link, epoll::EventData::new_u64(number as u64), flags).map_err(mq_error)?;
+        epoll::add(
+            &epoll,
+            &link,
+            epoll::EventData::new_u64(number as u64),
+            flags,
+        )
+        .map_err(mq_error)?;
         links.push(link);
     }
-    let (heard, calls) = (Arc::new(Mutex::new(new_histogram())), Arc::new(AtomicU64::new(0)));
-    let (seconds, bytes) = (began.elapsed().as_secs_f64(), resident_bytes().saturating_sub(before) as f64);
+    let (heard, calls) = (
+        Arc::new(Mutex::new(new_histogram())),
+        Arc::new(AtomicU64::new(0)),
+    );
+    let (seconds, bytes) = (
+        began.elapsed().as_secs_f64(),
+        resident_bytes().saturating_sub(before) as f64,
+    );
     let (into, counting) = (Arc::clone(&heard), Arc::clone(&calls));
     // Ends with the process.
     std::thread::spawn(move || turn(&epoll, &mut links, &into, &counting));
@@ -63,21 +83,35 @@ pub(super) fn receive(address: &str, count: &str) -> Result<(), BenchError> {
 /// A port of one address is not enough for all links, so they come from several, and from others than ours.
 fn connect(to: SocketAddrV4, number: usize) -> io::Result<TcpStream> {
     let socket = net::socket(net::AddressFamily::INET, net::SocketType::STREAM, None)?;
-    net::bind(&socket, &SocketAddrV4::new(Ipv4Addr::new(127, 0, 1, 1 + (number / 10_000) as u8), 0))?;
+    net::bind(
+        &socket,
+        &SocketAddrV4::new(Ipv4Addr::new(127, 0, 1, 1 + (number / 10_000) as u8), 0),
+    )?;
     net::connect(&socket, &to)?;
     Ok(socket.into())
 }
 
 /// Waits and reads, one read for each link that has something.
-fn turn(epoll: &impl std::os::fd::AsFd, links: &mut [TcpStream], heard: &Mutex<Histogram<u64>>, calls: &AtomicU64) {
+fn turn(
+    epoll: &impl std::os::fd::AsFd,
+    links: &mut [TcpStream],
+    heard: &Mutex<Histogram<u64>>,
+    calls: &AtomicU64,
+) {
     let (mut buffer, mut events) = (vec![0; 64 << 10], Vec::with_capacity(1024));
     loop {
         events.clear();
-        let Ok(_) = epoll::wait(epoll, rustix::buffer::spare_capacity(&mut events), None) else { continue };
+        let Ok(_) = epoll::wait(epoll, rustix::buffer::spare_capacity(&mut events), None) else {
+            continue;
+        };
         calls.fetch_add(1 + events.len() as u64, Ordering::Relaxed);
         for event in &events {
-            let count = links[event.data.u64() as usize].read(&mut buffer).unwrap_or(0);
-            buffer[..count].chunks_exact(MESSAGE_BYTES).for_each(|message| record(heard, message));
+            let count = links[event.data.u64() as usize]
+                .read(&mut buffer)
+                .unwrap_or(0);
+            buffer[..count]
+                .chunks_exact(MESSAGE_BYTES)
+                .for_each(|message| record(heard, message));
         }
     }
 }

@@ -15,8 +15,15 @@ const SMALL: usize = 64;
 fn links(report: &Report, held: &mut Vec<Bound>) {
     let null = || report.links.iter().filter(|row| row.mechanism == "NULL");
     let most = null().map(|row| row.n).max().unwrap_or_default();
-    for ratio in report.ratios.iter().filter(|ratio| ratio.rate == RARE && ratio.most > ratio.least) {
-        let what = format!("{}: CPU per message at {} links over that at {}", ratio.client, ratio.most, ratio.least);
+    for ratio in report
+        .ratios
+        .iter()
+        .filter(|ratio| ratio.rate == RARE && ratio.most > ratio.least)
+    {
+        let what = format!(
+            "{}: CPU per message at {} links over that at {}",
+            ratio.client, ratio.most, ratio.least
+        );
         held.push(Bound::at_most(what, ratio.ratio, 1.25));
     }
     if let Some(row) = null().find(|row| row.n == most && row.rate == RARE) {
@@ -27,27 +34,49 @@ fn links(report: &Report, held: &mut Vec<Bound>) {
         ));
     }
     if let Some(calls) = worst(&report.links, |row| row.syscalls_per_msg) {
-        held.push(Bound::at_most("system calls per message, at any number of links", calls, 6.0));
+        held.push(Bound::at_most(
+            "system calls per message, at any number of links",
+            calls,
+            6.0,
+        ));
     }
     for (mechanism, bound) in [("NULL", 8192.0), ("CURVE", 10_240.0)] {
         // Of few links, what the process itself needs is most of it.
-        let rows: Vec<LinksRow> =
-            report.links.iter().filter(|row| row.mechanism == mechanism && row.n >= RARE as usize).cloned().collect();
+        let rows: Vec<LinksRow> = report
+            .links
+            .iter()
+            .filter(|row| row.mechanism == mechanism && row.n >= RARE as usize)
+            .cloned()
+            .collect();
         if let Some(bytes) = worst(&rows, |row| row.bytes_per_link) {
-            held.push(Bound::at_most(format!("bytes of user memory per idle link, {mechanism}"), bytes, bound));
+            held.push(Bound::at_most(
+                format!("bytes of user memory per idle link, {mechanism}"),
+                bytes,
+                bound,
+            ));
         }
     }
-    let fewer =
-        null().filter(|row| row.n < most && row.n >= RARE as usize).map(|row| row.connect_seconds / row.n as f64);
-    let all = null().find(|row| row.n == most).map(|row| row.connect_seconds / row.n as f64);
+    let fewer = null()
+        .filter(|row| row.n < most && row.n >= RARE as usize)
+        .map(|row| row.connect_seconds / row.n as f64);
+    let all = null()
+        .find(|row| row.n == most)
+        .map(|row| row.connect_seconds / row.n as f64);
     if let (Some(fewer), Some(all)) = (fewer.reduce(f64::max), all) {
-        held.push(Bound::at_most(format!("time to connect one of {most} links over one of fewer"), all / fewer, 2.0));
+        held.push(Bound::at_most(
+            format!("time to connect one of {most} links over one of fewer"),
+            all / fewer,
+            2.0,
+        ));
     }
 }
 
 fn requests(report: &Report, held: &mut Vec<Bound>) {
     let find = |mechanism: &str, links: usize| -> Option<&RpcRow> {
-        report.rpc.iter().find(|row| row.mechanism == mechanism && row.links == links && row.size == SMALL)
+        report
+            .rpc
+            .iter()
+            .find(|row| row.mechanism == mechanism && row.links == links && row.size == SMALL)
     };
     for mechanism in ["NULL", "CURVE"] {
         if let Some(row) = find(mechanism, 1)
@@ -62,12 +91,17 @@ fn requests(report: &Report, held: &mut Vec<Bound>) {
         if let Some(row) = find(mechanism, 64)
             && let Some(peer) = row.peer_rps_per_cpu
         {
-            let what = format!("64 B on 64 links, replies per CPU second: ours over pyzmq, {mechanism}");
+            let what =
+                format!("64 B on 64 links, replies per CPU second: ours over pyzmq, {mechanism}");
             held.push(Bound::at_least(what, row.rps_per_cpu / peer, 1.0));
         }
     }
     if let (Some(null), Some(curve)) = (find("NULL", 1), find("CURVE", 1)) {
-        held.push(Bound::at_most("64 B on one link, p50: CURVE over NULL", curve.p50_us / null.p50_us, 1.3));
+        held.push(Bound::at_most(
+            "64 B on one link, p50: CURVE over NULL",
+            curve.p50_us / null.p50_us,
+            1.3,
+        ));
     }
 }
 
@@ -109,8 +143,18 @@ mod tests {
                 links(20_000, "NULL", 30.0),
                 links(2_000, "CURVE", 1.0),
             ],
-            ratios: vec![LinksRatio { client: "ours", least: 200, most: 20_000, rate: RARE, ratio: 1.26 }],
-            rpc: vec![rpc(1, "NULL", 10.0), rpc(64, "NULL", 10.0), rpc(1, "CURVE", 12.0)],
+            ratios: vec![LinksRatio {
+                client: "ours",
+                least: 200,
+                most: 20_000,
+                rate: RARE,
+                ratio: 1.26,
+            }],
+            rpc: vec![
+                rpc(1, "NULL", 10.0),
+                rpc(64, "NULL", 10.0),
+                rpc(1, "CURVE", 12.0),
+            ],
             ..Report::default()
         };
         let holds: Vec<bool> = of(&report).iter().map(Bound::holds).collect();

@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 use hdrhistogram::Histogram;
 use slackwater_base::Rng;
 use slackwater_mq::{
-    Address, Call, Category, ConnectOptions, ConnectionId, RequestError, RequestOptions, Run, Running,
+    Address, Call, Category, ConnectOptions, ConnectionId, RequestError, RequestOptions, Run,
+    Running,
 };
 
 use super::process::{builder, listen, mq_error};
@@ -56,29 +57,43 @@ enum Kind {
 /// meets all of them; the ratios are those of slices that follow each other.
 pub(super) fn measure(options: &Options, report: &mut Report) -> Result<(), BenchError> {
     let counts = counts(options, report);
-    let (Some(least), Some(most)) = (counts.first().copied(), counts.iter().max().copied()) else { return Ok(()) };
+    let (Some(least), Some(most)) = (counts.first().copied(), counts.iter().max().copied()) else {
+        return Ok(());
+    };
     if !options.heartbeats {
         report
             .notes
             .push("links are measured without heartbeats; each costs its own messages, however it is carried".into());
     }
     let curve = counts.get(1).copied().unwrap_or(least);
-    let wanted = counts.iter().map(|count| (Kind::Null, *count)).chain([(Kind::Curve, curve)]);
+    let wanted = counts
+        .iter()
+        .map(|count| (Kind::Null, *count))
+        .chain([(Kind::Curve, curve)]);
     let mut pairs = Vec::new();
     for (kind, count) in wanted.chain([(Kind::Bare, least), (Kind::Bare, most)]) {
         pairs.push(Pair::start(options, kind, count)?);
     }
-    let slices = (options.window.as_secs_f64() * options.rounds as f64 / SLICE.as_secs_f64()).ceil().max(3.0) as usize;
+    let slices = (options.window.as_secs_f64() * options.rounds as f64 / SLICE.as_secs_f64())
+        .ceil()
+        .max(3.0) as usize;
     for rate in &options.rates {
         for _ in 0..slices {
             for pair in &mut pairs {
                 pair.slice(*rate)?;
             }
         }
-        report.ratios.extend([Kind::Null, Kind::Bare].map(|kind| ratio(&pairs, kind, (least, most), *rate)));
+        report
+            .ratios
+            .extend([Kind::Null, Kind::Bare].map(|kind| ratio(&pairs, kind, (least, most), *rate)));
         for pair in &mut pairs {
             let row = middle(std::mem::take(&mut pair.rows));
-            if pair.kind == Kind::Bare { &mut report.bare } else { &mut report.links }.push(row);
+            if pair.kind == Kind::Bare {
+                &mut report.bare
+            } else {
+                &mut report.links
+            }
+            .push(row);
         }
     }
     Ok(())
@@ -91,7 +106,9 @@ fn counts(options: &Options, report: &mut Report) -> Vec<usize> {
     for wanted in &options.links {
         let count = (*wanted).min(limit);
         if count < *wanted {
-            report.notes.push(format!("{wanted} links brought down to {count}: the descriptor limit"));
+            report.notes.push(format!(
+                "{wanted} links brought down to {count}: the descriptor limit"
+            ));
         }
         if !counts.contains(&count) {
             counts.push(count);
@@ -102,22 +119,50 @@ fn counts(options: &Options, report: &mut Report) -> Vec<usize> {
 
 /// What a message costs with the most links over what it costs with the least, slice by slice; the middle one.
 fn ratio(pairs: &[Pair], kind: Kind, (least, most): (usize, usize), rate: u32) -> LinksRatio {
-    let of = |count| pairs.iter().find(|pair| pair.kind == kind && pair.count == count).map(|pair| &pair.rows);
+    let of = |count| {
+        pairs
+            .iter()
+            .find(|pair| pair.kind == kind && pair.count == count)
+            .map(|pair| &pair.rows)
+    };
     let cost = |row: &LinksRow| row.cpu_us_per_msg;
-    let (few, many) = (of(least).into_iter().flatten().map(cost), of(most).into_iter().flatten().map(cost));
+    let (few, many) = (
+        of(least).into_iter().flatten().map(cost),
+        of(most).into_iter().flatten().map(cost),
+    );
     let mut ratios: Vec<f64> = few.zip(many).map(|(few, many)| many / few).collect();
-    LinksRatio { client: kind.client(), least, most, rate, ratio: median(&mut ratios) }
+    LinksRatio {
+        client: kind.client(),
+        least,
+        most,
+        rate,
+        ratio: median(&mut ratios),
+    }
 }
 
 /// Every figure by its own middle slice.
 fn middle(rows: Vec<LinksRow>) -> LinksRow {
     let of = |pick: fn(&LinksRow) -> f64| median(&mut rows.iter().map(pick).collect::<Vec<_>>());
-    let (arrived, cpu_percent, cpu_us_per_msg) =
-        (of(|row| row.arrived), of(|row| row.cpu_percent), of(|row| row.cpu_us_per_msg));
-    let (p50_us, p99_us, syscalls_per_msg) =
-        (of(|row| row.p50_us), of(|row| row.p99_us), of(|row| row.syscalls_per_msg));
+    let (arrived, cpu_percent, cpu_us_per_msg) = (
+        of(|row| row.arrived),
+        of(|row| row.cpu_percent),
+        of(|row| row.cpu_us_per_msg),
+    );
+    let (p50_us, p99_us, syscalls_per_msg) = (
+        of(|row| row.p50_us),
+        of(|row| row.p99_us),
+        of(|row| row.syscalls_per_msg),
+    );
     let one = rows.into_iter().next().unwrap_or_default();
-    LinksRow { arrived, cpu_percent, cpu_us_per_msg, p50_us, p99_us, syscalls_per_msg, ..one }
+    LinksRow {
+        arrived,
+        cpu_percent,
+        cpu_us_per_msg,
+        p50_us,
+        p99_us,
+        syscalls_per_msg,
+        ..one
+    }
 }
 
 impl Kind {
@@ -130,7 +175,11 @@ impl Kind {
     }
 
     fn client(self) -> &'static str {
-        if self == Kind::Bare { "bare epoll" } else { "ours" }
+        if self == Kind::Bare {
+            "bare epoll"
+        } else {
+            "ours"
+        }
     }
 }
 
@@ -150,13 +199,22 @@ impl Pair {
         };
         let mut client = Process::start(&options.child, asking, patience)?;
         let [connect_seconds, bytes_per_link] = client.numbers("ready")?;
-        Ok(Self { server, client, kind, count, connect_seconds, bytes_per_link, rows: Vec::new() })
+        Ok(Self {
+            server,
+            client,
+            kind,
+            count,
+            connect_seconds,
+            bytes_per_link,
+            rows: Vec::new(),
+        })
     }
 
     fn slice(&mut self, rate: u32) -> Result<(), BenchError> {
         self.server.say(&format!("tick {rate}"))?;
         self.server.hear("ticking")?;
-        self.client.say(&format!("measure {}", SLICE.as_secs_f64()))?;
+        self.client
+            .say(&format!("measure {}", SLICE.as_secs_f64()))?;
         let [messages, seconds, cpu, p50, p99, calls] = self.client.numbers("measured")?;
         self.server.say("tick 0")?;
         self.server.hear("ticking")?;
@@ -182,10 +240,25 @@ pub(super) fn serve(mechanism: &str, heartbeats: &str) -> Result<(), BenchError>
     descriptor_limit();
     let registered: Arc<Mutex<Vec<ConnectionId>>> = Arc::default();
     let mut builder = builder(1, heartbeats == "on");
-    builder.category("bench", Category { run: Run::Inline, ..Category::default() }).map_err(mq_error)?;
+    builder
+        .category(
+            "bench",
+            Category {
+                run: Run::Inline,
+                ..Category::default()
+            },
+        )
+        .map_err(mq_error)?;
     let known = Arc::clone(&registered);
-    let register = move |call: &Call<'_>| known.lock().unwrap_or_else(PoisonError::into_inner).push(call.from());
-    builder.command("bench.register", register).map_err(mq_error)?;
+    let register = move |call: &Call<'_>| {
+        known
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push(call.from())
+    };
+    builder
+        .command("bench.register", register)
+        .map_err(mq_error)?;
     let running = builder.start().map_err(mq_error)?;
     let mq = running.handle();
     let ticker = Ticker::start(move |random, body| {
@@ -223,7 +296,8 @@ impl Ticker {
             if let [word, number] = &order[..]
                 && word == "tick"
             {
-                self.rate.store(number.parse().unwrap_or(0), Ordering::Release);
+                self.rate
+                    .store(number.parse().unwrap_or(0), Ordering::Release);
                 self.thread.thread().unpark();
                 tell("ticking")?;
             }
@@ -270,7 +344,15 @@ pub(super) fn receive(address: &str, count: &str, heartbeats: &str) -> Result<()
     let count: usize = count.parse().map_err(mq_error)?;
     let heard = Arc::new(Mutex::new(new_histogram()));
     let mut builder = builder(2, heartbeats == "on");
-    builder.category("bench", Category { run: Run::Inline, ..Category::default() }).map_err(mq_error)?;
+    builder
+        .category(
+            "bench",
+            Category {
+                run: Run::Inline,
+                ..Category::default()
+            },
+        )
+        .map_err(mq_error)?;
     let into = Arc::clone(&heard);
     let hear = move |call: &Call<'_>| record(&into, call.part(0).unwrap_or_default());
     builder.command("bench.tick", hear).map_err(mq_error)?;
@@ -287,11 +369,20 @@ pub(super) fn receive(address: &str, count: &str, heartbeats: &str) -> Result<()
 /// Notes how long a tick was under way, by the time in its body.
 pub(super) fn record(heard: &Mutex<Histogram<u64>>, body: &[u8]) {
     let now = slackwater_wait::now().as_nanos();
-    let sent = body.first_chunk().map_or(now, |sent| u64::from_le_bytes(*sent));
-    heard.lock().unwrap_or_else(PoisonError::into_inner).saturating_record(now.saturating_sub(sent));
+    let sent = body
+        .first_chunk()
+        .map_or(now, |sent| u64::from_le_bytes(*sent));
+    heard
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner)
+        .saturating_record(now.saturating_sub(sent));
 }
 
-fn connect_all(running: &Running, address: &Address, count: usize) -> Result<(f64, f64), BenchError> {
+fn connect_all(
+    running: &Running,
+    address: &Address,
+    count: usize,
+) -> Result<(f64, f64), BenchError> {
     let before = resident_bytes();
     let began = Instant::now();
     let (told, outcomes) = channel();
@@ -300,12 +391,20 @@ fn connect_all(running: &Running, address: &Address, count: usize) -> Result<(f6
         let told = told.clone();
         // A port of one address is not enough for all links, so they come from several.
         let from = ([127, 0, 0, 2 + (number / 10_000) as u8], 0).into();
-        let options = ConnectOptions { timeout: Some(CONNECTING), from: Some(from), ..ConnectOptions::default() };
+        let options = ConnectOptions {
+            timeout: Some(CONNECTING),
+            from: Some(from),
+            ..ConnectOptions::default()
+        };
         let outcome = move |outcome| {
             // The receiver waits below for as many outcomes as there are links.
             let _ = told.send(outcome);
         };
-        links.push(running.connect(address, &options, outcome).map_err(mq_error)?);
+        links.push(
+            running
+                .connect(address, &options, outcome)
+                .map_err(mq_error)?,
+        );
         if number >= OPENING {
             next_outcome(&outcomes)?;
         }
@@ -318,22 +417,39 @@ fn connect_all(running: &Running, address: &Address, count: usize) -> Result<(f6
         running.send(*link, "bench.register", [""; 0]);
     }
     // One request after all registrations on the last link, and every other link has had its turn before.
-    match running.request_wait(links[count - 1], "bench.none", [""; 0], &RequestOptions::default()) {
+    match running.request_wait(
+        links[count - 1],
+        "bench.none",
+        [""; 0],
+        &RequestOptions::default(),
+    ) {
         Err(RequestError::Refused(_)) => {}
-        other => return Err(mq_error(format!("the server answered an unknown request with {other:?}"))),
+        other => {
+            return Err(mq_error(format!(
+                "the server answered an unknown request with {other:?}"
+            )));
+        }
     }
     let bytes = resident_bytes().saturating_sub(before) as f64 / count as f64;
     Ok((seconds, bytes))
 }
 
 fn next_outcome(outcomes: &Receiver<Result<(), String>>) -> Result<(), BenchError> {
-    outcomes.recv_timeout(CONNECTING * 2).map_err(mq_error)?.map_err(mq_error)
+    outcomes
+        .recv_timeout(CONNECTING * 2)
+        .map_err(mq_error)?
+        .map_err(mq_error)
 }
 
 /// Measures windows as the parent asks for them; `calls` counts the system calls so far.
-pub(super) fn measure_windows(heard: &Mutex<Histogram<u64>>, calls: impl Fn() -> u64) -> Result<(), BenchError> {
+pub(super) fn measure_windows(
+    heard: &Mutex<Histogram<u64>>,
+    calls: impl Fn() -> u64,
+) -> Result<(), BenchError> {
     for order in orders() {
-        let [word, seconds] = &order[..] else { continue };
+        let [word, seconds] = &order[..] else {
+            continue;
+        };
         if word != "measure" {
             continue;
         }
@@ -346,12 +462,18 @@ pub(super) fn measure_windows(heard: &Mutex<Histogram<u64>>, calls: impl Fn() ->
         let (cpu, seconds) = (spent.cpu.as_secs_f64(), spent.wall.as_secs_f64());
         let heard = heard.lock().unwrap_or_else(PoisonError::into_inner);
         let at = |quantile| heard.value_at_quantile(quantile) as f64 / 1e3;
-        tell(&format!("measured {} {seconds} {cpu} {} {} {made}", heard.len(), at(0.5), at(0.99)))?;
+        tell(&format!(
+            "measured {} {seconds} {cpu} {} {} {made}",
+            heard.len(),
+            at(0.5),
+            at(0.99)
+        ))?;
     }
     Ok(())
 }
 
 /// One microsecond to a minute, in nanoseconds, with three digits.
 pub(super) fn new_histogram() -> Histogram<u64> {
-    Histogram::new_with_bounds(1, 60_000_000_000, 3).expect("the bounds are in order and three digits are few")
+    Histogram::new_with_bounds(1, 60_000_000_000, 3)
+        .expect("the bounds are in order and three digits are few")
 }

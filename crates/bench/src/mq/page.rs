@@ -34,7 +34,8 @@ pub(super) fn render(report: &Report) -> String {
             }),
         )
     };
-    let or_none = |value: Option<f64>| value.map_or("none".to_owned(), |value| format!("{value:.0}"));
+    let or_none =
+        |value: Option<f64>| value.map_or("none".to_owned(), |value| format!("{value:.0}"));
     let rpc = Table::new(
         "Request and reply",
         &[
@@ -70,7 +71,10 @@ pub(super) fn render(report: &Report) -> String {
         tables: vec![
             Bound::table(&report.bounds),
             links("One client, many links", &report.links),
-            links("The limit: a client that only waits with epoll and reads", &report.bare),
+            links(
+                "The limit: a client that only waits with epoll and reads",
+                &report.bare,
+            ),
             rpc,
         ],
         notes: report.notes.clone(),
@@ -87,14 +91,30 @@ mod tests {
     #[test]
     fn every_row_and_note_is_on_the_page() {
         let report = Report {
-            links: vec![LinksRow { n: 12_345, mechanism: "NULL", ..LinksRow::default() }],
-            rpc: vec![RpcRow { size: 64, mechanism: "CURVE", peer_rps: Some(777.0), ..RpcRow::default() }],
+            links: vec![LinksRow {
+                n: 12_345,
+                mechanism: "NULL",
+                ..LinksRow::default()
+            }],
+            rpc: vec![RpcRow {
+                size: 64,
+                mechanism: "CURVE",
+                peer_rps: Some(777.0),
+                ..RpcRow::default()
+            }],
             notes: vec!["a <note>".into()],
             bounds: vec![Bound::at_most("a promise", 1.5, 2.0)],
             ..Report::default()
         };
         let page = render(&report);
-        for text in ["12345", "CURVE", "777", "none", "a &lt;note&gt;", "a promise"] {
+        for text in [
+            "12345",
+            "CURVE",
+            "777",
+            "none",
+            "a &lt;note&gt;",
+            "a promise",
+        ] {
             assert!(page.contains(text), "{text}");
         }
     }

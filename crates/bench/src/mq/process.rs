@@ -7,10 +7,21 @@ use crate::process::tell;
 
 /// A message layer for one side: a fixed key each, links without ids, no limits on strangers.
 pub(super) fn builder(seed: u8, heartbeats: bool) -> Builder {
-    let pre_auth = PreAuthLimits { total: 1 << 20, per_source: 1 << 20, rate: 1 << 30, rate_per_source: 1 << 30 };
+    let pre_auth = PreAuthLimits {
+        total: 1 << 20,
+        per_source: 1 << 20,
+        rate: 1 << 30,
+        rate_per_source: 1 << 30,
+    };
     let keys = KeyPair::of(SecretKey::from_bytes([seed; 32]));
     let heartbeat = Options::default().heartbeat.filter(|_| heartbeats);
-    Builder::new(Options { keys: Some(keys), ephemeral_ids: true, pre_auth, heartbeat, ..Options::default() })
+    Builder::new(Options {
+        keys: Some(keys),
+        ephemeral_ids: true,
+        pre_auth,
+        heartbeat,
+        ..Options::default()
+    })
 }
 
 /// Listens on loopback and tells the parent where.
@@ -23,7 +34,10 @@ pub(super) fn listen(mq: &Mq, mechanism: &str) -> Result<(), BenchError> {
     };
     let any = Endpoint::Tcp(([127, 0, 0, 1], 0).into());
     let endpoint = mq.listen(&any, &listen).map_err(mq_error)?;
-    Ok(tell(&format!("listening {}", Address::of(&endpoint, encrypted.then(|| mq.public_key()))))?)
+    Ok(tell(&format!(
+        "listening {}",
+        Address::of(&endpoint, encrypted.then(|| mq.public_key()))
+    ))?)
 }
 
 pub(super) fn mq_error(error: impl std::fmt::Display) -> BenchError {

@@ -5,7 +5,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
-use slackwater_mq::{Address, Call, Category, ConnectOptions, ConnectionId, Mq, RequestOptions, Run, Running};
+use slackwater_mq::{
+    Address, Call, Category, ConnectOptions, ConnectionId, Mq, RequestOptions, Run, Running,
+};
 use slackwater_net::Completion;
 
 use super::links::new_histogram;
@@ -33,15 +35,23 @@ pub(super) fn measure(options: &Options, report: &mut Report) -> Result<(), Benc
         return Ok(());
     }
     let peer: Vec<OsString> = vec![options.python.clone().into(), "-c".into(), PEER.into()];
-    let probe = Command::new(&options.python).args(["-c", "import zmq"]).stderr(Stdio::null()).status();
+    let probe = Command::new(&options.python)
+        .args(["-c", "import zmq"])
+        .stderr(Stdio::null())
+        .status();
     let has_peer = probe.is_ok_and(|status| status.success());
     if !has_peer {
-        report.notes.push(format!("no peer: {} has no zmq module", options.python.display()));
+        report.notes.push(format!(
+            "no peer: {} has no zmq module",
+            options.python.display()
+        ));
     }
     for mechanism in ["NULL", "CURVE"] {
         for links in &options.rpc_links {
             let mut ours = Side::start(&options.child, mechanism, *links, options.patience())?;
-            let mut theirs = has_peer.then(|| Side::start(&peer, mechanism, *links, options.patience())).transpose()?;
+            let mut theirs = has_peer
+                .then(|| Side::start(&peer, mechanism, *links, options.patience()))
+                .transpose()?;
             for size in &options.rpc_sizes {
                 let (mut own, mut other) = (Vec::new(), Vec::new());
                 for _ in 0..options.rounds {
@@ -77,20 +87,35 @@ struct Side {
 }
 
 impl Side {
-    fn start(command: &[OsString], mechanism: &str, links: usize, patience: Duration) -> Result<Self, BenchError> {
+    fn start(
+        command: &[OsString],
+        mechanism: &str,
+        links: usize,
+        patience: Duration,
+    ) -> Result<Self, BenchError> {
         let mut server = Process::start(command, &["rpc-server", mechanism], patience)?;
         let address = server.hear("listening")?;
-        let mut client = Process::start(command, &["rpc-client", &address, &links.to_string()], patience)?;
+        let mut client = Process::start(
+            command,
+            &["rpc-client", &address, &links.to_string()],
+            patience,
+        )?;
         client.hear("ready")?;
         Ok(Self { server, client })
     }
 
     fn round(&mut self, size: usize, window: Duration) -> Result<Round, BenchError> {
         let cpu = self.server.cpu_seconds() + self.client.cpu_seconds();
-        self.client.say(&format!("ask {size} {}", window.as_secs_f64()))?;
+        self.client
+            .say(&format!("ask {size} {}", window.as_secs_f64()))?;
         let [count, seconds, p50, p99] = self.client.numbers("asked")?;
         let cpu = self.server.cpu_seconds() + self.client.cpu_seconds() - cpu;
-        Ok(Round { p50, p99, rps: count / seconds, per_cpu: count / cpu })
+        Ok(Round {
+            p50,
+            p99,
+            rps: count / seconds,
+            per_cpu: count / cpu,
+        })
     }
 }
 
@@ -103,9 +128,22 @@ fn median(rounds: &[Round], pick: fn(&Round) -> f64) -> Option<f64> {
 /// The server: echoes.
 pub(super) fn serve(mechanism: &str) -> Result<(), BenchError> {
     let mut builder = builder(1, true);
-    builder.category("bench", Category { run: Run::Inline, ..Category::default() }).map_err(mq_error)?;
-    let echo = |call: &Call<'_>| call.reply(call.parts()).expect("a request command is only called with a tag");
-    builder.request_command("bench.echo", echo).map_err(mq_error)?;
+    builder
+        .category(
+            "bench",
+            Category {
+                run: Run::Inline,
+                ..Category::default()
+            },
+        )
+        .map_err(mq_error)?;
+    let echo = |call: &Call<'_>| {
+        call.reply(call.parts())
+            .expect("a request command is only called with a tag")
+    };
+    builder
+        .request_command("bench.echo", echo)
+        .map_err(mq_error)?;
     let running = builder.start().map_err(mq_error)?;
     listen(&running, mechanism)?;
     orders().for_each(drop);
@@ -117,11 +155,17 @@ pub(super) fn ask(address: &str, count: &str) -> Result<(), BenchError> {
     let address: Address = address.parse().map_err(mq_error)?;
     let count: usize = count.parse().map_err(mq_error)?;
     let running = builder(2, true).start().map_err(mq_error)?;
-    let connect = |_| running.connect_wait(&address, &ConnectOptions::default()).map_err(mq_error);
+    let connect = |_| {
+        running
+            .connect_wait(&address, &ConnectOptions::default())
+            .map_err(mq_error)
+    };
     let links: Vec<ConnectionId> = (0..count).map(connect).collect::<Result<_, _>>()?;
     tell("ready")?;
     for order in orders() {
-        let [word, size, seconds] = &order[..] else { continue };
+        let [word, size, seconds] = &order[..] else {
+            continue;
+        };
         if word != "ask" {
             continue;
         }
@@ -133,17 +177,29 @@ pub(super) fn ask(address: &str, count: &str) -> Result<(), BenchError> {
             _ => ask_many(&running, &links, body, window)?,
         };
         let at = |quantile| times.value_at_quantile(quantile) as f64 / 1e3;
-        tell(&format!("asked {} {} {} {}", times.len(), began.elapsed().as_secs_f64(), at(0.5), at(0.99)))?;
+        tell(&format!(
+            "asked {} {} {} {}",
+            times.len(),
+            began.elapsed().as_secs_f64(),
+            at(0.5),
+            at(0.99)
+        ))?;
     }
     Ok(())
 }
 
-fn ask_one(mq: &Running, to: ConnectionId, body: &[u8], window: Duration) -> Result<Histogram<u64>, BenchError> {
+fn ask_one(
+    mq: &Running,
+    to: ConnectionId,
+    body: &[u8],
+    window: Duration,
+) -> Result<Histogram<u64>, BenchError> {
     let mut times = new_histogram();
     let began = Instant::now();
     while began.elapsed() < window {
         let asked = Instant::now();
-        mq.request_wait(to, "bench.echo", [body], &RequestOptions::default()).map_err(mq_error)?;
+        mq.request_wait(to, "bench.echo", [body], &RequestOptions::default())
+            .map_err(mq_error)?;
         times.saturating_record(asked.elapsed().as_nanos() as u64);
     }
     Ok(times)
@@ -177,26 +233,46 @@ fn ask_many(
     let limit = window + ANSWER;
     if !asking.done.park(limit) {
         let open = asking.running.load(Ordering::Acquire);
-        return Err(mq_error(format!("{open} of {} links had no answer within {limit:?}", links.len())));
+        return Err(mq_error(format!(
+            "{open} of {} links had no answer within {limit:?}",
+            links.len()
+        )));
     }
-    Ok(asking.times.lock().unwrap_or_else(PoisonError::into_inner).clone())
+    Ok(asking
+        .times
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner)
+        .clone())
 }
 
 /// Asks on a link; the answer asks again, until the window is over.
 fn ask_next(asking: &Arc<Asking>, link: ConnectionId) {
     let asked = Instant::now();
     let again = Arc::clone(asking);
-    let options = RequestOptions { inline: true, ..RequestOptions::default() };
-    asking.mq.request(link, "bench.echo", [&asking.body], &options, move |answer| {
-        let now = Instant::now();
-        if answer.is_ok() {
-            let nanos = now.duration_since(asked).as_nanos() as u64;
-            again.times.lock().unwrap_or_else(PoisonError::into_inner).saturating_record(nanos);
-        }
-        if now < again.until {
-            ask_next(&again, link);
-        } else if again.running.fetch_sub(1, Ordering::AcqRel) == 1 {
-            again.done.complete();
-        }
-    });
+    let options = RequestOptions {
+        inline: true,
+        ..RequestOptions::default()
+    };
+    asking.mq.request(
+        link,
+        "bench.echo",
+        [&asking.body],
+        &options,
+        move |answer| {
+            let now = Instant::now();
+            if answer.is_ok() {
+                let nanos = now.duration_since(asked).as_nanos() as u64;
+                again
+                    .times
+                    .lock()
+                    .unwrap_or_else(PoisonError::into_inner)
+                    .saturating_record(nanos);
+            }
+            if now < again.until {
+                ask_next(&again, link);
+            } else if again.running.fetch_sub(1, Ordering::AcqRel) == 1 {
+                again.done.complete();
+            }
+        },
+    );
 }

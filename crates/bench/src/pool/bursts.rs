@@ -41,7 +41,11 @@ impl Bursts {
         let mark = Mark::now();
         let gaps = self.layers(self.tokens * self.layers, &mut burst, &mut times);
         let spent = mark.spent();
-        Times { wall: spent.wall, cpu: spent.cpu.saturating_sub(gaps), lengths: times.lengths }
+        Times {
+            wall: spent.wall,
+            cpu: spent.cpu.saturating_sub(gaps),
+            lengths: times.lengths,
+        }
     }
 
     /// Runs so many layers; returns the CPU of the gaps.
@@ -68,7 +72,10 @@ impl Bursts {
 pub(crate) fn task(steps: u64) {
     let mut x = steps;
     for _ in 0..steps {
-        x = black_box(x.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407));
+        x = black_box(
+            x.wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1_442_695_040_888_963_407),
+        );
     }
     black_box(x);
 }

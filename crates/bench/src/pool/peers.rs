@@ -39,13 +39,19 @@ impl Workshop {
     pub(crate) fn openmp(&self, policy: &'static str) -> Result<Program, String> {
         let path = self.compile("cc", "openmp.c", &["-O2", "-fopenmp"])?;
         // A user's own settings would make the two rows equal.
-        Ok(Program { path, env: vec![("OMP_WAIT_POLICY", policy), ("OMP_DYNAMIC", "false")] })
+        Ok(Program {
+            path,
+            env: vec![("OMP_WAIT_POLICY", policy), ("OMP_DYNAMIC", "false")],
+        })
     }
 
     /// oneTBB, where its headers and library are installed.
     pub(crate) fn tbb(&self) -> Result<Program, String> {
         let path = self.compile("c++", "tbb.cpp", &["-O2", "-std=c++17", "-ltbb"])?;
-        Ok(Program { path, env: Vec::new() })
+        Ok(Program {
+            path,
+            env: Vec::new(),
+        })
     }
 
     fn compile(&self, compiler: &str, source: &str, flags: &[&str]) -> Result<PathBuf, String> {
@@ -53,14 +59,25 @@ impl Workshop {
         if target.exists() {
             return Ok(target);
         }
-        let output = Command::new(compiler).arg("-o").arg(&target).arg(self.0.join(source)).args(flags).output();
+        let output = Command::new(compiler)
+            .arg("-o")
+            .arg(&target)
+            .arg(self.0.join(source))
+            .args(flags)
+            .output();
         let output = output.map_err(|error| format!("no compiler `{compiler}`: {error}"))?;
         if output.status.success() {
             return Ok(target);
         }
         let errors = String::from_utf8_lossy(&output.stderr);
-        let first = errors.lines().find(|line| line.contains("error")).or_else(|| errors.lines().next());
-        Err(format!("`{compiler}` could not build it: {}", first.unwrap_or("no message").trim()))
+        let first = errors
+            .lines()
+            .find(|line| line.contains("error"))
+            .or_else(|| errors.lines().next());
+        Err(format!(
+            "`{compiler}` could not build it: {}",
+            first.unwrap_or("no message").trim()
+        ))
     }
 }
 
@@ -74,12 +91,21 @@ impl Program {
     pub(crate) fn run(&self, threads: usize, bursts: &Bursts) -> Result<Times, String> {
         let mut command = Command::new(&self.path);
         let numbers = [bursts.steps, bursts.gap.as_nanos() as u64];
-        command.envs(self.env.iter().copied()).arg(threads.to_string()).args(numbers.map(|n| n.to_string()));
+        command
+            .envs(self.env.iter().copied())
+            .arg(threads.to_string())
+            .args(numbers.map(|n| n.to_string()));
         command.args([bursts.tokens, bursts.layers, bursts.warmup].map(|n| n.to_string()));
         command.args(bursts.tasks.iter().map(usize::to_string));
-        let output = command.output().map_err(|error| format!("could not be started: {error}"))?;
+        let output = command
+            .output()
+            .map_err(|error| format!("could not be started: {error}"))?;
         if !output.status.success() {
-            return Err(format!("{}: {}", output.status, String::from_utf8_lossy(&output.stderr).trim()));
+            return Err(format!(
+                "{}: {}",
+                output.status,
+                String::from_utf8_lossy(&output.stderr).trim()
+            ));
         }
         parse(&String::from_utf8_lossy(&output.stdout)).ok_or_else(|| "gave no times".to_owned())
     }
@@ -90,7 +116,11 @@ fn parse(text: &str) -> Option<Times> {
     let mut lines = text.lines();
     let (wall, cpu) = lines.next()?.split_once(' ')?;
     let nanos = |text: &str| text.trim().parse().ok().map(Duration::from_nanos);
-    Some(Times { wall: nanos(wall)?, cpu: nanos(cpu)?, lengths: lines.map(nanos).collect::<Option<_>>()? })
+    Some(Times {
+        wall: nanos(wall)?,
+        cpu: nanos(cpu)?,
+        lengths: lines.map(nanos).collect::<Option<_>>()?,
+    })
 }
 
 #[cfg(test)]
@@ -100,7 +130,14 @@ mod tests {
     #[test]
     fn times_of_a_program_are_read_and_nonsense_is_not() {
         let times = parse("100 200\n30\n40\n").unwrap();
-        assert_eq!((times.wall.as_nanos(), times.cpu.as_nanos(), times.lengths.len()), (100, 200, 2));
+        assert_eq!(
+            (
+                times.wall.as_nanos(),
+                times.cpu.as_nanos(),
+                times.lengths.len()
+            ),
+            (100, 200, 2)
+        );
         assert!(parse("").is_none() && parse("100\n").is_none() && parse("1 2\nx\n").is_none());
     }
 }

@@ -15,7 +15,14 @@ pub struct Bars {
     pub groups: Vec<(String, Vec<Option<f64>>)>,
 }
 
-const TONES: [Tone; 6] = [Tone::Blue, Tone::Orange, Tone::Purple, Tone::Green, Tone::Red, Tone::Teal];
+const TONES: [Tone; 6] = [
+    Tone::Blue,
+    Tone::Orange,
+    Tone::Purple,
+    Tone::Green,
+    Tone::Red,
+    Tone::Teal,
+];
 
 const WIDTH: f64 = 640.0;
 /// Room for the labels of the groups on the left, and for values and names on the right.
@@ -36,11 +43,19 @@ impl Bars {
             "<figure><figcaption><h3>{title}</h3><p>{unit}</p></figcaption>\
              <svg viewBox=\"0 0 {WIDTH} {height}\" role=\"img\" aria-label=\"{title}\">"
         );
-        let values = self.groups.iter().flat_map(|(_, values)| values.iter().flatten());
+        let values = self
+            .groups
+            .iter()
+            .flat_map(|(_, values)| values.iter().flatten());
         let most = values.copied().fold(0.0, f64::max).max(f64::MIN_POSITIVE);
         let mut top = 0.0;
         for (label, values) in &self.groups {
-            let _ = write!(out, "<text x=\"0\" y=\"{}\">{}</text>", top + BAR - 2.0, escape(label));
+            let _ = write!(
+                out,
+                "<text x=\"0\" y=\"{}\">{}</text>",
+                top + BAR - 2.0,
+                escape(label)
+            );
             for ((value, name), tone) in values.iter().zip(&self.series).zip(TONES.iter().cycle()) {
                 let width = value.unwrap_or_default() / most * (WIDTH - LEFT - RIGHT);
                 let text = value.map_or_else(|| "skipped".to_owned(), figure);
@@ -86,6 +101,9 @@ mod tests {
         };
         let html = bars.html();
         assert!(html.contains("a &lt;b&gt; title") && !html.contains("<b>"));
-        assert!(html.contains("12.3 one") && html.contains("skipped two"), "{html}");
+        assert!(
+            html.contains("12.3 one") && html.contains("skipped two"),
+            "{html}"
+        );
     }
 }

@@ -22,13 +22,21 @@ impl Bound {
     /// `value` should be no less than `least`.
     #[must_use]
     pub fn at_least(what: impl Into<String>, value: f64, least: f64) -> Self {
-        Self { what: what.into(), value, limit: Limit::AtLeast(least) }
+        Self {
+            what: what.into(),
+            value,
+            limit: Limit::AtLeast(least),
+        }
     }
 
     /// `value` should be no more than `most`.
     #[must_use]
     pub fn at_most(what: impl Into<String>, value: f64, most: f64) -> Self {
-        Self { what: what.into(), value, limit: Limit::AtMost(most) }
+        Self {
+            what: what.into(),
+            value,
+            limit: Limit::AtMost(most),
+        }
     }
 
     /// Whether the figure keeps its bound. A figure that is not a number does not.
@@ -45,9 +53,18 @@ impl Bound {
     pub fn table(bounds: &[Self]) -> Table {
         let cells = |bound: &Self| {
             let holds = if bound.holds() { "yes" } else { "no" };
-            vec![bound.what.clone(), figure(bound.value), bound.limit.text(), holds.to_owned()]
+            vec![
+                bound.what.clone(),
+                figure(bound.value),
+                bound.limit.text(),
+                holds.to_owned(),
+            ]
         };
-        Table::new("Bounds", &["figure", "measured", "bound", "holds"], bounds.iter().map(cells))
+        Table::new(
+            "Bounds",
+            &["figure", "measured", "bound", "holds"],
+            bounds.iter().map(cells),
+        )
     }
 }
 

@@ -78,7 +78,12 @@ impl Axis {
     /// A linear axis with computed ticks.
     #[must_use]
     pub fn new(label: &str, unit: Unit) -> Self {
-        Self { label: label.to_owned(), unit, scale: Scale::Linear, ticks: Vec::new() }
+        Self {
+            label: label.to_owned(),
+            unit,
+            scale: Scale::Linear,
+            ticks: Vec::new(),
+        }
     }
 }
 
@@ -101,10 +106,23 @@ impl Chart {
     #[must_use]
     pub fn html(&self) -> String {
         let mut out = format!("<figure><figcaption><h3>{}</h3>", escape(&self.title));
-        let _ = write!(out, "<p>{}</p></figcaption><div class=\"legend\">", escape(&self.note));
+        let _ = write!(
+            out,
+            "<p>{}</p></figcaption><div class=\"legend\">",
+            escape(&self.note)
+        );
         for line in &self.lines {
-            let shape = if line.mark == Mark::Dashed { "dash" } else { "dot" };
-            let _ = write!(out, "<span class=\"{} {shape}\">{}</span>", line.tone.class(), escape(&line.name));
+            let shape = if line.mark == Mark::Dashed {
+                "dash"
+            } else {
+                "dot"
+            };
+            let _ = write!(
+                out,
+                "<span class=\"{} {shape}\">{}</span>",
+                line.tone.class(),
+                escape(&line.name)
+            );
         }
         out.push_str("</div>");
         out.push_str(&self.svg());
@@ -116,11 +134,15 @@ impl Chart {
     #[must_use]
     pub fn svg(&self) -> String {
         let label = escape(&self.title);
-        let mut out = format!("<svg viewBox=\"0 0 {WIDTH} {HEIGHT}\" role=\"img\" aria-label=\"{label}\">");
+        let mut out =
+            format!("<svg viewBox=\"0 0 {WIDTH} {HEIGHT}\" role=\"img\" aria-label=\"{label}\">");
         let drawn = self.drawn();
         if drawn.iter().all(|line| line.upper.is_empty()) {
             let (x, y) = (WIDTH / 2.0, HEIGHT / 2.0);
-            let _ = write!(out, "<text class=\"empty\" x=\"{x}\" y=\"{y}\">nothing of this happened</text></svg>");
+            let _ = write!(
+                out,
+                "<text class=\"empty\" x=\"{x}\" y=\"{y}\">nothing of this happened</text></svg>"
+            );
             return out;
         }
         let plot = Plot::of(self, &drawn);
@@ -139,15 +161,29 @@ impl Chart {
         let mut drawn = Vec::with_capacity(self.lines.len());
         for line in &self.lines {
             if line.mark != Mark::Stacked {
-                drawn.push(Drawn { line, lower: Vec::new(), upper: line.points.clone() });
+                drawn.push(Drawn {
+                    line,
+                    lower: Vec::new(),
+                    upper: line.points.clone(),
+                });
                 continue;
             }
             floor.resize(line.points.len().max(floor.len()), 0.0);
-            let lower: Vec<(f64, f64)> = line.points.iter().zip(&floor).map(|((x, _), low)| (*x, *low)).collect();
+            let lower: Vec<(f64, f64)> = line
+                .points
+                .iter()
+                .zip(&floor)
+                .map(|((x, _), low)| (*x, *low))
+                .collect();
             for (low, (_, value)) in floor.iter_mut().zip(&line.points) {
                 *low += value;
             }
-            let upper = line.points.iter().zip(&floor).map(|((x, _), high)| (*x, *high)).collect();
+            let upper = line
+                .points
+                .iter()
+                .zip(&floor)
+                .map(|((x, _), high)| (*x, *high))
+                .collect();
             drawn.push(Drawn { line, lower, upper });
         }
         drawn
@@ -170,7 +206,9 @@ impl Plot {
     fn of(chart: &Chart, drawn: &[Drawn<'_>]) -> Self {
         let points = || drawn.iter().flat_map(|line| &line.upper);
         let span = |values: &mut dyn Iterator<Item = f64>| {
-            values.fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), value| (low.min(value), high.max(value)))
+            values.fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), value| {
+                (low.min(value), high.max(value))
+            })
         };
         let along = span(&mut points().map(|point| point.0));
         let up = match chart.y.scale {
@@ -196,28 +234,66 @@ impl Plot {
         let (right, bottom) = (WIDTH - RIGHT, HEIGHT - BOTTOM);
         for tick in &self.y.ticks {
             let (y, text) = (self.top(*tick), chart.y.unit.format(*tick));
-            let _ = write!(out, "<line class=\"grid\" x1=\"{LEFT}\" x2=\"{right}\" y1=\"{y:.1}\" y2=\"{y:.1}\"/>");
-            let _ = write!(out, "<text class=\"up\" x=\"{}\" y=\"{:.1}\">{text}</text>", LEFT - 8.0, y + 4.0);
+            let _ = write!(
+                out,
+                "<line class=\"grid\" x1=\"{LEFT}\" x2=\"{right}\" y1=\"{y:.1}\" y2=\"{y:.1}\"/>"
+            );
+            let _ = write!(
+                out,
+                "<text class=\"up\" x=\"{}\" y=\"{:.1}\">{text}</text>",
+                LEFT - 8.0,
+                y + 4.0
+            );
         }
-        let computed = || self.x.ticks.iter().map(|tick| (*tick, chart.x.unit.format(*tick))).collect();
-        let ticks: Vec<(f64, String)> = if chart.x.ticks.is_empty() { computed() } else { chart.x.ticks.clone() };
+        let computed = || {
+            self.x
+                .ticks
+                .iter()
+                .map(|tick| (*tick, chart.x.unit.format(*tick)))
+                .collect()
+        };
+        let ticks: Vec<(f64, String)> = if chart.x.ticks.is_empty() {
+            computed()
+        } else {
+            chart.x.ticks.clone()
+        };
         for (tick, text) in &ticks {
             let (x, text) = (self.left(*tick), escape(text));
-            let _ = write!(out, "<text class=\"along\" x=\"{x:.1}\" y=\"{}\">{text}</text>", bottom + 18.0);
+            let _ = write!(
+                out,
+                "<text class=\"along\" x=\"{x:.1}\" y=\"{}\">{text}</text>",
+                bottom + 18.0
+            );
         }
-        let _ = write!(out, "<line class=\"base\" x1=\"{LEFT}\" x2=\"{right}\" y1=\"{bottom}\" y2=\"{bottom}\"/>");
+        let _ = write!(
+            out,
+            "<line class=\"base\" x1=\"{LEFT}\" x2=\"{right}\" y1=\"{bottom}\" y2=\"{bottom}\"/>"
+        );
         let (middle, label) = ((LEFT + right) / 2.0, escape(&chart.x.label));
-        let _ = write!(out, "<text class=\"label\" x=\"{middle}\" y=\"{}\">{label}</text>", HEIGHT - 4.0);
+        let _ = write!(
+            out,
+            "<text class=\"label\" x=\"{middle}\" y=\"{}\">{label}</text>",
+            HEIGHT - 4.0
+        );
         let label = escape(&chart.y.label);
-        let _ = write!(out, "<text class=\"unit\" x=\"{LEFT}\" y=\"{}\">{label}</text>", TOP - 10.0);
+        let _ = write!(
+            out,
+            "<text class=\"unit\" x=\"{LEFT}\" y=\"{}\">{label}</text>",
+            TOP - 10.0
+        );
     }
 
     fn line(&self, drawn: &Drawn<'_>, out: &mut String) {
         let tone = drawn.line.tone.class();
         let path = |points: &mut dyn Iterator<Item = &(f64, f64)>| {
             points.fold(String::new(), |mut path, (x, y)| {
-                let _ =
-                    write!(path, "{}{:.1} {:.1}", if path.is_empty() { "" } else { "L" }, self.left(*x), self.top(*y));
+                let _ = write!(
+                    path,
+                    "{}{:.1} {:.1}",
+                    if path.is_empty() { "" } else { "L" },
+                    self.left(*x),
+                    self.top(*y)
+                );
                 path
             })
         };
@@ -243,12 +319,20 @@ impl Plot {
             return;
         };
         let stride = longest.points.len().div_ceil(READINGS_MAX).max(1);
-        let places: Vec<f64> = longest.points.iter().skip(stride - 1).step_by(stride).map(|point| point.0).collect();
+        let places: Vec<f64> = longest
+            .points
+            .iter()
+            .skip(stride - 1)
+            .step_by(stride)
+            .map(|point| point.0)
+            .collect();
         for (index, place) in places.iter().enumerate() {
-            let before =
-                index.checked_sub(1).map_or(LEFT, |before| (self.left(places[before]) + self.left(*place)) / 2.0);
-            let after =
-                places.get(index + 1).map_or(WIDTH - RIGHT, |next| (self.left(*next) + self.left(*place)) / 2.0);
+            let before = index.checked_sub(1).map_or(LEFT, |before| {
+                (self.left(places[before]) + self.left(*place)) / 2.0
+            });
+            let after = places.get(index + 1).map_or(WIDTH - RIGHT, |next| {
+                (self.left(*next) + self.left(*place)) / 2.0
+            });
             let (top, height) = (TOP, HEIGHT - TOP - BOTTOM);
             let width = (after - before).max(0.5);
             let _ = write!(
@@ -262,23 +346,49 @@ impl Plot {
 
     fn tip(&self, chart: &Chart, place: f64, out: &mut String) {
         let x = self.left(place);
-        let named = chart.x.ticks.iter().find(|(tick, _)| (tick - place).abs() < 1e-9);
+        let named = chart
+            .x
+            .ticks
+            .iter()
+            .find(|(tick, _)| (tick - place).abs() < 1e-9);
         let head = named.map_or_else(|| chart.x.unit.format(place), |(_, text)| escape(text));
         let mut rows = vec![(Tone::Grey, head)];
         for line in &chart.lines {
             if let Some(value) = nearest(&line.points, place) {
-                rows.push((line.tone, format!("{}: {}", escape(&line.name), chart.y.unit.format(value))));
+                rows.push((
+                    line.tone,
+                    format!("{}: {}", escape(&line.name), chart.y.unit.format(value)),
+                ));
             }
         }
-        let widest = rows.iter().map(|(_, text)| text.chars().count()).max().unwrap_or(0);
+        let widest = rows
+            .iter()
+            .map(|(_, text)| text.chars().count())
+            .max()
+            .unwrap_or(0);
         let (width, height) = (widest as f64 * 6.4 + 16.0, rows.len() as f64 * 16.0 + 8.0);
-        let left = if x + 10.0 + width > WIDTH { x - 10.0 - width } else { x + 10.0 };
+        let left = if x + 10.0 + width > WIDTH {
+            x - 10.0 - width
+        } else {
+            x + 10.0
+        };
         let (top, bottom) = (TOP, HEIGHT - BOTTOM);
-        let _ = write!(out, "<g class=\"tip\"><line x1=\"{x:.1}\" x2=\"{x:.1}\" y1=\"{top}\" y2=\"{bottom}\"/>");
-        let _ = write!(out, "<rect x=\"{left:.1}\" y=\"{top}\" width=\"{width:.0}\" height=\"{height}\" rx=\"4\"/>");
+        let _ = write!(
+            out,
+            "<g class=\"tip\"><line x1=\"{x:.1}\" x2=\"{x:.1}\" y1=\"{top}\" y2=\"{bottom}\"/>"
+        );
+        let _ = write!(
+            out,
+            "<rect x=\"{left:.1}\" y=\"{top}\" width=\"{width:.0}\" height=\"{height}\" rx=\"4\"/>"
+        );
         for (row, (tone, text)) in rows.iter().enumerate() {
             let y = top + 17.0 + row as f64 * 16.0;
-            let _ = write!(out, "<text class=\"{}\" x=\"{:.1}\" y=\"{y}\">{text}</text>", tone.class(), left + 8.0);
+            let _ = write!(
+                out,
+                "<text class=\"{}\" x=\"{:.1}\" y=\"{y}\">{text}</text>",
+                tone.class(),
+                left + 8.0
+            );
         }
         out.push_str("</g>");
     }
@@ -299,7 +409,10 @@ fn nearest(points: &[(f64, f64)], place: f64) -> Option<f64> {
         return None;
     }
     let distance = |point: &&(f64, f64)| (point.0 - place).abs();
-    points.iter().min_by(|a, b| distance(a).total_cmp(&distance(b))).map(|point| point.1)
+    points
+        .iter()
+        .min_by(|a, b| distance(a).total_cmp(&distance(b)))
+        .map(|point| point.1)
 }
 
 #[cfg(test)]
@@ -317,7 +430,12 @@ mod tests {
     }
 
     fn line(mark: Mark, points: &[(f64, f64)]) -> Line {
-        Line { name: "l".to_owned(), tone: Tone::Blue, mark, points: points.to_vec() }
+        Line {
+            name: "l".to_owned(),
+            tone: Tone::Blue,
+            mark,
+            points: points.to_vec(),
+        }
     }
 
     #[test]
@@ -356,7 +474,10 @@ mod tests {
                     chart.y.scale = scale;
                     let svg = chart.svg();
                     assert!(svg.ends_with("</svg>"));
-                    assert!(!svg.contains("NaN") && !svg.contains("inf"), "{points:?} {scale:?}: {svg}");
+                    assert!(
+                        !svg.contains("NaN") && !svg.contains("inf"),
+                        "{points:?} {scale:?}: {svg}"
+                    );
                 }
             }
         }

@@ -49,7 +49,11 @@ impl Tile {
     /// A figure from its texts.
     #[must_use]
     pub fn new(label: &str, value: impl Into<String>, note: impl Into<String>) -> Self {
-        Self { label: label.to_owned(), value: value.into(), note: note.into() }
+        Self {
+            label: label.to_owned(),
+            value: value.into(),
+            note: note.into(),
+        }
     }
 }
 
@@ -66,11 +70,17 @@ impl Page {
             escape(&self.lead)
         );
         if let Some(alert) = &self.alert {
-            let _ = write!(out, "<p class=\"alert\" role=\"alert\">{}</p>", escape(alert));
+            let _ = write!(
+                out,
+                "<p class=\"alert\" role=\"alert\">{}</p>",
+                escape(alert)
+            );
         }
         self.write_tiles(&mut out);
         out.push_str("<section class=\"charts\">");
-        self.charts.iter().for_each(|chart| out.push_str(&chart.html()));
+        self.charts
+            .iter()
+            .for_each(|chart| out.push_str(&chart.html()));
         self.bars.iter().for_each(|bars| out.push_str(&bars.html()));
         out.push_str("</section><section class=\"tables\">");
         self.tables.iter().for_each(|table| table.write(&mut out));
@@ -86,7 +96,10 @@ impl Page {
         out.push_str("<section class=\"tiles\">");
         for Tile { label, value, note } in &self.tiles {
             let (label, value, note) = (escape(label), escape(value), escape(note));
-            let _ = write!(out, "<div><span>{label}</span><strong>{value}</strong><small>{note}</small></div>");
+            let _ = write!(
+                out,
+                "<div><span>{label}</span><strong>{value}</strong><small>{note}</small></div>"
+            );
         }
         out.push_str("</section>");
     }
@@ -97,19 +110,32 @@ impl Table {
     #[must_use]
     pub fn new(title: &str, head: &[&str], rows: impl IntoIterator<Item = Vec<String>>) -> Self {
         let head = head.iter().map(|&name| name.to_owned()).collect();
-        Self { title: title.to_owned(), head, rows: rows.into_iter().collect() }
+        Self {
+            title: title.to_owned(),
+            head,
+            rows: rows.into_iter().collect(),
+        }
     }
 
     /// The table in plain text, its columns as wide as needed; the first on the left, the others on the right.
     #[must_use]
     pub fn text(&self) -> String {
         let lines = || std::iter::once(&self.head).chain(&self.rows);
-        let width = |column: usize| lines().map(|cells| cells[column].chars().count()).max().unwrap_or_default();
+        let width = |column: usize| {
+            lines()
+                .map(|cells| cells[column].chars().count())
+                .max()
+                .unwrap_or_default()
+        };
         let widths: Vec<usize> = (0..self.head.len()).map(width).collect();
         let mut text = String::new();
         for cells in lines() {
             for (column, (cell, &width)) in cells.iter().zip(&widths).enumerate() {
-                let _ = if column == 0 { write!(text, "{cell:<width$}") } else { write!(text, "  {cell:>width$}") };
+                let _ = if column == 0 {
+                    write!(text, "{cell:<width$}")
+                } else {
+                    write!(text, "  {cell:>width$}")
+                };
             }
             text.push('\n');
         }
@@ -117,7 +143,11 @@ impl Table {
     }
 
     fn write(&self, out: &mut String) {
-        let _ = write!(out, "<div class=\"table\"><h3>{}</h3><table><thead><tr>", escape(&self.title));
+        let _ = write!(
+            out,
+            "<div class=\"table\"><h3>{}</h3><table><thead><tr>",
+            escape(&self.title)
+        );
         for name in &self.head {
             let _ = write!(out, "<th>{}</th>", escape(name));
         }
@@ -146,16 +176,24 @@ mod tests {
             lead: "l".to_owned(),
             alert: Some("stopped & kept".to_owned()),
             tiles: vec![Tile::new("hits", "36 %", "of all")],
-            tables: vec![Table::new("t", &["a", "b"], vec![vec!["<i>".to_owned(), "1".to_owned()]])],
+            tables: vec![Table::new(
+                "t",
+                &["a", "b"],
+                vec![vec!["<i>".to_owned(), "1".to_owned()]],
+            )],
             notes: vec!["n < m".to_owned()],
             ..Page::default()
         };
         let html = page.html();
         assert!(
-            html.contains("Replay of &lt;x&gt;") && html.contains("stopped &amp; kept") && html.contains("&lt;i&gt;")
+            html.contains("Replay of &lt;x&gt;")
+                && html.contains("stopped &amp; kept")
+                && html.contains("&lt;i&gt;")
         );
         assert!(html.contains("n &lt; m"));
-        for fetching in ["http:", "https:", "<script", "@import", "url(", "<link", "src="] {
+        for fetching in [
+            "http:", "https:", "<script", "@import", "url(", "<link", "src=",
+        ] {
             assert!(!html.contains(fetching), "{fetching}");
         }
     }

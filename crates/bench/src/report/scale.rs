@@ -37,10 +37,19 @@ impl Unit {
             Unit::Share => format!("{} %", short(value * 100.0)),
             Unit::Bytes => {
                 let (kib, mib) = (1024.0, 1_048_576.0);
-                let scales = [(mib * mib, " TiB"), (mib * kib, " GiB"), (mib, " MiB"), (kib, " KiB")];
+                let scales = [
+                    (mib * mib, " TiB"),
+                    (mib * kib, " GiB"),
+                    (mib, " MiB"),
+                    (kib, " KiB"),
+                ];
                 scaled(value, &scales, " B")
             }
-            Unit::BytesPerSecond => scaled(value, &[(1e9, " GB/s"), (1e6, " MB/s"), (1e3, " kB/s")], " B/s"),
+            Unit::BytesPerSecond => scaled(
+                value,
+                &[(1e9, " GB/s"), (1e6, " MB/s"), (1e3, " kB/s")],
+                " B/s",
+            ),
             Unit::Micros => scaled(value, &[(1e6, " s"), (1e3, " ms")], " µs"),
             Unit::Seconds => seconds(value),
         }
@@ -52,12 +61,20 @@ impl Unit {
         match self {
             Unit::Bytes => 2f64.powi(raw.log2().ceil() as i32),
             Unit::Seconds if raw > 0.5 => {
-                let steps = [1.0, 2.0, 5.0, 10.0, 15.0, 30.0, 60.0, 120.0, 300.0, 600.0, 900.0, 1800.0, 3600.0];
-                steps.into_iter().find(|step| *step >= raw).unwrap_or((raw / 7200.0).ceil() * 7200.0)
+                let steps = [
+                    1.0, 2.0, 5.0, 10.0, 15.0, 30.0, 60.0, 120.0, 300.0, 600.0, 900.0, 1800.0,
+                    3600.0,
+                ];
+                steps
+                    .into_iter()
+                    .find(|step| *step >= raw)
+                    .unwrap_or((raw / 7200.0).ceil() * 7200.0)
             }
             _ => {
                 let decade = 10f64.powi(raw.log10().floor() as i32);
-                let digit = [1.0, 2.0, 5.0, 10.0].into_iter().find(|digit| digit * decade >= raw * 0.999_999);
+                let digit = [1.0, 2.0, 5.0, 10.0]
+                    .into_iter()
+                    .find(|digit| digit * decade >= raw * 0.999_999);
                 digit.unwrap_or(10.0) * decade
             }
         }
@@ -75,7 +92,13 @@ pub(super) struct Range {
 
 impl Range {
     /// A range that holds `low..=high` with about `wanted` ticks; it ends on ticks where `to_tick` says so.
-    pub(super) fn new(scale: Scale, unit: Unit, (low, high): (f64, f64), wanted: usize, to_tick: bool) -> Self {
+    pub(super) fn new(
+        scale: Scale,
+        unit: Unit,
+        (low, high): (f64, f64),
+        wanted: usize,
+        to_tick: bool,
+    ) -> Self {
         match scale {
             Scale::Linear => Self::linear(unit, low, high, wanted, to_tick),
             Scale::Log => Self::log(low, high, to_tick),
@@ -85,11 +108,20 @@ impl Range {
     fn linear(unit: Unit, low: f64, high: f64, wanted: usize, to_tick: bool) -> Self {
         let high = if high > low { high } else { low + 1.0 };
         let step = unit.round_step((high - low) / wanted.max(1) as f64);
-        let end = if to_tick { (high / step - 1e-9).ceil() * step } else { high };
+        let end = if to_tick {
+            (high / step - 1e-9).ceil() * step
+        } else {
+            high
+        };
         let first = (low / step - 1e-9).ceil() as i64;
         let last = (end / step + 1e-9).floor() as i64;
         let ticks = (first..=last).map(|tick| tick as f64 * step).collect();
-        Self { low, high: end, ticks, scale: Scale::Linear }
+        Self {
+            low,
+            high: end,
+            ticks,
+            scale: Scale::Linear,
+        }
     }
 
     fn log(low: f64, high: f64, to_tick: bool) -> Self {
@@ -99,11 +131,21 @@ impl Range {
         let last = 10f64.powi(high.log10().ceil() as i32);
         let (low, high) = if to_tick { (first, last) } else { (low, high) };
         let decades = (last / first).log10().round() as i32;
-        let digits: &[f64] = if decades <= 2 { &[1.0, 2.0, 5.0] } else { &[1.0] };
+        let digits: &[f64] = if decades <= 2 {
+            &[1.0, 2.0, 5.0]
+        } else {
+            &[1.0]
+        };
         let place = |decade: i32, digit: &f64| first * 10f64.powi(decade) * digit;
-        let ticks = (0..=decades).flat_map(|decade| digits.iter().map(move |digit| place(decade, digit)));
+        let ticks =
+            (0..=decades).flat_map(|decade| digits.iter().map(move |digit| place(decade, digit)));
         let inside = |tick: &f64| (low * 0.999_999..=high * 1.000_001).contains(tick);
-        Self { low, high, ticks: ticks.filter(inside).collect(), scale: Scale::Log }
+        Self {
+            low,
+            high,
+            ticks: ticks.filter(inside).collect(),
+            scale: Scale::Log,
+        }
     }
 
     /// Where `value` lies between the ends, from 0 to 1.
@@ -112,12 +154,19 @@ impl Range {
             Scale::Linear => (value - self.low) / (self.high - self.low),
             Scale::Log => (value.max(self.low) / self.low).ln() / (self.high / self.low).ln(),
         };
-        if share.is_finite() { share.clamp(0.0, 1.0) } else { 0.0 }
+        if share.is_finite() {
+            share.clamp(0.0, 1.0)
+        } else {
+            0.0
+        }
     }
 }
 
 fn scaled(value: f64, scales: &[(f64, &str)], rest: &str) -> String {
-    match scales.iter().find(|(scale, _)| value.abs() >= *scale * 0.999_95) {
+    match scales
+        .iter()
+        .find(|(scale, _)| value.abs() >= *scale * 0.999_95)
+    {
         Some((scale, unit)) => format!("{}{unit}", short(value / scale)),
         None => format!("{}{rest}", short(value)),
     }
@@ -143,7 +192,11 @@ fn short(value: f64) -> String {
         _ => 3,
     };
     let text = format!("{value:.decimals$}");
-    if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.').to_owned() } else { text }
+    if text.contains('.') {
+        text.trim_end_matches('0').trim_end_matches('.').to_owned()
+    } else {
+        text
+    }
 }
 
 #[cfg(test)]
@@ -171,18 +224,40 @@ mod tests {
     #[test]
     fn ticks_are_round_and_cover_the_values() {
         let check = |unit, span, wanted, ticks: &[f64]| {
-            assert_eq!(Range::new(Scale::Linear, unit, span, wanted, true).ticks, ticks, "{unit:?} {span:?}");
+            assert_eq!(
+                Range::new(Scale::Linear, unit, span, wanted, true).ticks,
+                ticks,
+                "{unit:?} {span:?}"
+            );
         };
-        check(Unit::Share, (0.0, 0.37), 4, &[0.0, 0.1, 0.2, 0.300_000_000_000_000_04, 0.4]);
+        check(
+            Unit::Share,
+            (0.0, 0.37),
+            4,
+            &[0.0, 0.1, 0.2, 0.300_000_000_000_000_04, 0.4],
+        );
         check(Unit::Count, (0.0, 0.0), 2, &[0.0, 0.5, 1.0]);
-        check(Unit::Bytes, (0.0, 900.0), 4, &[0.0, 256.0, 512.0, 768.0, 1024.0]);
-        check(Unit::Seconds, (0.0, 3537.0), 6, &[0.0, 600.0, 1200.0, 1800.0, 2400.0, 3000.0, 3600.0]);
+        check(
+            Unit::Bytes,
+            (0.0, 900.0),
+            4,
+            &[0.0, 256.0, 512.0, 768.0, 1024.0],
+        );
+        check(
+            Unit::Seconds,
+            (0.0, 3537.0),
+            6,
+            &[0.0, 600.0, 1200.0, 1800.0, 2400.0, 3000.0, 3600.0],
+        );
         let log = Range::new(Scale::Log, Unit::Micros, (7.0, 52_000.0), 4, true);
         assert_eq!((log.low, log.high), (1.0, 100_000.0));
         assert_eq!(log.ticks.len(), 6);
         assert!((log.place(1000.0) - 0.6).abs() < 1e-9);
         assert_eq!(log.place(0.0), 0.0);
         let log = Range::new(Scale::Log, Unit::Count, (1000.0, 30_000.0), 4, false);
-        assert_eq!((log.high, log.ticks), (30_000.0, vec![1000.0, 2000.0, 5000.0, 10_000.0, 20_000.0]));
+        assert_eq!(
+            (log.high, log.ticks),
+            (30_000.0, vec![1000.0, 2000.0, 5000.0, 10_000.0, 20_000.0])
+        );
     }
 }

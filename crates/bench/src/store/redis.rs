@@ -22,8 +22,15 @@ pub(super) struct Peer {
 impl Peer {
     /// Starts the server with its socket in `directory`.
     pub(super) fn start(wanted: bool, directory: &Path) -> Self {
-        let mut peer = Self { redis: None, skipped: Vec::new() };
-        match if wanted { Redis::start(directory) } else { Err("left out, as asked".to_owned()) } {
+        let mut peer = Self {
+            redis: None,
+            skipped: Vec::new(),
+        };
+        match if wanted {
+            Redis::start(directory)
+        } else {
+            Err("left out, as asked".to_owned())
+        } {
             Ok(redis) => peer.redis = Some(redis),
             Err(reason) => peer.skip(reason),
         }
@@ -31,12 +38,27 @@ impl Peer {
     }
 
     /// Sets every value of `source` and gets it back, in turns with the store's own passes.
-    pub(super) fn pass(&mut self, pass: usize, bytes: usize, source: &[u8], targets: &mut [u8], rows: &mut Vec<Row>) {
+    pub(super) fn pass(
+        &mut self,
+        pass: usize,
+        bytes: usize,
+        source: &[u8],
+        targets: &mut [u8],
+        rows: &mut Vec<Row>,
+    ) {
         let Some(redis) = &mut self.redis else { return };
         match redis.pass(bytes, source, targets) {
             Ok([set, get]) => {
-                rows.push(Row { what: SET, pass, gbps: set });
-                rows.push(Row { what: GET, pass, gbps: get });
+                rows.push(Row {
+                    what: SET,
+                    pass,
+                    gbps: set,
+                });
+                rows.push(Row {
+                    what: GET,
+                    pass,
+                    gbps: get,
+                });
             }
             Err(error) => {
                 self.redis = None;
@@ -46,7 +68,10 @@ impl Peer {
     }
 
     fn skip(&mut self, reason: String) {
-        self.skipped.push(Skipped { peer: "redis", reason });
+        self.skipped.push(Skipped {
+            peer: "redis",
+            reason,
+        });
     }
 }
 
@@ -63,14 +88,36 @@ impl Redis {
         let directory = std::fs::canonicalize(directory).map_err(|error| error.to_string())?;
         let socket = directory.join("redis");
         let mut command = Command::new("redis-server");
-        command.args(["--port", "0", "--save", "", "--appendonly", "no", "--daemonize", "no", "--logfile", ""]);
-        command.arg("--unixsocket").arg(&socket).arg("--dir").arg(&directory).stderr(Stdio::null());
+        command.args([
+            "--port",
+            "0",
+            "--save",
+            "",
+            "--appendonly",
+            "no",
+            "--daemonize",
+            "no",
+            "--logfile",
+            "",
+        ]);
+        command
+            .arg("--unixsocket")
+            .arg(&socket)
+            .arg("--dir")
+            .arg(&directory)
+            .stderr(Stdio::null());
         let server = Process::spawn(command, "redis-server", PATIENCE);
-        let mut server = server.map_err(|error| format!("redis-server cannot be started: {error}"))?;
+        let mut server =
+            server.map_err(|error| format!("redis-server cannot be started: {error}"))?;
         // "Ready", or "now ready", by its version.
-        server.hear_of("eady to accept connections").map_err(|error| error.to_string())?;
+        server
+            .hear_of("eady to accept connections")
+            .map_err(|error| error.to_string())?;
         let link = connect(&socket).map_err(|error| format!("{}: {error}", socket.display()))?;
-        Ok(Self { link: BufReader::new(link), _server: server })
+        Ok(Self {
+            link: BufReader::new(link),
+            _server: server,
+        })
     }
 
     fn pass(&mut self, bytes: usize, source: &[u8], targets: &mut [u8]) -> io::Result<[f64; 2]> {
@@ -87,11 +134,19 @@ impl Redis {
         let get = rate(source.len(), begun);
         let last = source.len() / bytes - 1;
         let (target, value) = (last % TARGETS * bytes, last * bytes);
-        if targets[target..target + bytes] == source[value..value + bytes] { Ok([set, get]) } else { Err(said("")) }
+        if targets[target..target + bytes] == source[value..value + bytes] {
+            Ok([set, get])
+        } else {
+            Err(said(""))
+        }
     }
 
     fn set(&mut self, key: &str, value: &[u8]) -> io::Result<()> {
-        let head = format!("*3\r\n$3\r\nSET\r\n${}\r\n{key}\r\n${}\r\n", key.len(), value.len());
+        let head = format!(
+            "*3\r\n$3\r\nSET\r\n${}\r\n{key}\r\n${}\r\n",
+            key.len(),
+            value.len()
+        );
         let link = self.link.get_mut();
         link.write_all(head.as_bytes())?;
         link.write_all(value)?;
@@ -109,8 +164,15 @@ impl Redis {
 
     fn expect(&mut self, line: &str) -> io::Result<()> {
         let mut answer = String::new();
-        self.link.by_ref().take(LINE_BYTES_MAX).read_line(&mut answer)?;
-        if answer.strip_suffix("\r\n") == Some(line) { Ok(()) } else { Err(said(&answer)) }
+        self.link
+            .by_ref()
+            .take(LINE_BYTES_MAX)
+            .read_line(&mut answer)?;
+        if answer.strip_suffix("\r\n") == Some(line) {
+            Ok(())
+        } else {
+            Err(said(&answer))
+        }
     }
 }
 
@@ -122,7 +184,10 @@ fn connect(socket: &Path) -> io::Result<UnixStream> {
 }
 
 fn said(answer: &str) -> io::Error {
-    io::Error::other(format!("it gave something else than was set or asked for: `{}`", answer.trim()))
+    io::Error::other(format!(
+        "it gave something else than was set or asked for: `{}`",
+        answer.trim()
+    ))
 }
 
 /// A server that takes longer to start or to answer counts as missing.
@@ -143,7 +208,10 @@ mod tests {
         let mut peer = Peer::start(true, root.path());
         peer.pass(0, bytes, &source, &mut targets, &mut rows);
         if peer.redis.is_some() {
-            assert_eq!(rows.iter().map(|row| row.what).collect::<Vec<_>>(), [SET, GET]);
+            assert_eq!(
+                rows.iter().map(|row| row.what).collect::<Vec<_>>(),
+                [SET, GET]
+            );
             assert!(rows.iter().all(|row| row.gbps > 0.0));
             assert_eq!(targets[..source.len()], source);
             assert!(peer.skipped.is_empty());
@@ -152,6 +220,9 @@ mod tests {
             assert!(!peer.skipped[0].reason.is_empty());
         }
         let asked = Peer::start(false, root.path());
-        assert_eq!((asked.skipped[0].peer, asked.skipped[0].reason.as_str()), ("redis", "left out, as asked"));
+        assert_eq!(
+            (asked.skipped[0].peer, asked.skipped[0].reason.as_str()),
+            ("redis", "left out, as asked")
+        );
     }
 }

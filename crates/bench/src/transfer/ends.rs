@@ -11,8 +11,8 @@ use slackwater_base::Instant;
 use slackwater_transfer::host::{HostLimits, HostMover, SharedMemory};
 use slackwater_transfer::stage::{Device, SoftwareDevice, StageLimits, Stager};
 use slackwater_transfer::{
-    Batch, Capability, Engine, EngineConfig, GrantSpec, Home, LocalRange, Memory, Mover, Op, Priority, Region,
-    RegionKey, RegionSpec, Request, Rights, Segment, Submit, Target, TcpConfig,
+    Batch, Capability, Engine, EngineConfig, GrantSpec, Home, LocalRange, Memory, Mover, Op,
+    Priority, Region, RegionKey, RegionSpec, Request, Rights, Segment, Submit, Target, TcpConfig,
 };
 use slackwater_wait::{Choice, Site, Waiting, now};
 use zerocopy::{FromBytes, IntoBytes};
@@ -62,11 +62,16 @@ impl End {
     fn new(carrier: &str, place: &str, bytes: usize) -> Result<Self, BenchError> {
         descriptor_limit();
         let arguments = |_| BenchError::Arguments(vec![carrier.to_owned(), place.to_owned()]);
-        let (carrier, place): (Carrier, Place) =
-            (carrier.parse().map_err(arguments)?, place.parse().map_err(arguments)?);
+        let (carrier, place): (Carrier, Place) = (
+            carrier.parse().map_err(arguments)?,
+            place.parse().map_err(arguments)?,
+        );
         let engine = engine(carrier, |config| config)?;
         let memory = memory(carrier, place, bytes)?;
-        let region = engine.register(RegionSpec { memory, rights: Rights::BOTH });
+        let region = engine.register(RegionSpec {
+            memory,
+            rights: Rights::BOTH,
+        });
         let region = region.map_err(|error| BenchError::Engine(error.into()))?;
         if place == Place::Cpu {
             touch(&region, 1)?;
@@ -81,7 +86,11 @@ impl End {
             let offset = wrapped((at + index) * load.block, load.block, bytes) as u64;
             Request {
                 op: load.op,
-                local: vec![LocalRange { region: self.region.id(), offset, bytes: load.block as u64 }],
+                local: vec![LocalRange {
+                    region: self.region.id(),
+                    offset,
+                    bytes: load.block as u64,
+                }],
                 target: Target { offset, ..target },
                 timeout: None,
                 priority: Priority::Normal,
@@ -92,20 +101,29 @@ impl End {
 }
 
 /// An engine with the one mover that is measured; of TCP, the environment may set what a user's may.
-pub(super) fn engine(carrier: Carrier, tuned: impl Fn(TcpConfig) -> TcpConfig) -> Result<Engine, BenchError> {
+pub(super) fn engine(
+    carrier: Carrier,
+    tuned: impl Fn(TcpConfig) -> TcpConfig,
+) -> Result<Engine, BenchError> {
     let system = |error: &dyn std::fmt::Display| BenchError::Transfer(error.to_string());
     let name = format!("bench-{}", std::process::id());
     if matches!(carrier, Carrier::Tcp | Carrier::Gpu) {
-        let vars =
-            std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
+        let vars = std::env::vars_os().filter_map(|(name, value)| {
+            Some((name.into_string().ok()?, value.into_string().ok()?))
+        });
         let config = EngineConfig::from_env(&name, vars).map_err(|wrong| {
             let wrong: Vec<String> = wrong.iter().map(ToString::to_string).collect();
             BenchError::Options(wrong.join("; "))
         })?;
-        return Ok(Engine::start(EngineConfig { tcp: tuned(config.tcp), force_tcp: true, ..config })?);
+        return Ok(Engine::start(EngineConfig {
+            tcp: tuned(config.tcp),
+            force_tcp: true,
+            ..config
+        })?);
     }
     let life = Home::open().map_err(|error| system(&error))?;
-    let host = HostMover::start(&life, HostLimits::default(), None).map_err(|error| system(&error))?;
+    let host =
+        HostMover::start(&life, HostLimits::default(), None).map_err(|error| system(&error))?;
     let segment = Segment {
         name,
         incarnation: life.incarnation(),
@@ -121,7 +139,9 @@ pub(super) fn engine(carrier: Carrier, tuned: impl Fn(TcpConfig) -> TcpConfig) -
 fn memory(carrier: Carrier, place: Place, bytes: usize) -> Result<Memory, BenchError> {
     let system = BenchError::io("take memory");
     match place {
-        Place::Cpu if carrier == Carrier::Shm => Ok(Arc::new(SharedMemory::create(bytes).map_err(system)?).memory()),
+        Place::Cpu if carrier == Carrier::Shm => {
+            Ok(Arc::new(SharedMemory::create(bytes).map_err(system)?).memory())
+        }
         Place::Cpu => Memory::anonymous(bytes).map_err(system),
         Place::Software => {
             let device = Arc::new(SoftwareDevice::start(0).map_err(|error| no_device(&error))?);
@@ -135,17 +155,23 @@ fn memory(carrier: Carrier, place: Place, bytes: usize) -> Result<Memory, BenchE
 /// Whether this machine and this program have a CUDA device; if not, why.
 pub(super) fn cuda_is_there() -> Result<(), BenchError> {
     #[cfg(feature = "gpu")]
-    let found = slackwater_transfer::stage::CudaDevice::open(0).map(drop).map_err(|error| error.to_string());
+    let found = slackwater_transfer::stage::CudaDevice::open(0)
+        .map(drop)
+        .map_err(|error| error.to_string());
     #[cfg(not(feature = "gpu"))]
     let found = Err(NO_GPU.to_owned());
     found.map_err(|error| {
-        BenchError::Device(format!("{error}; --device software stands for one, to see that it works and not how fast"))
+        BenchError::Device(format!(
+            "{error}; --device software stands for one, to see that it works and not how fast"
+        ))
     })
 }
 
 #[cfg(feature = "gpu")]
 fn cuda(bytes: usize) -> Result<Memory, BenchError> {
-    let device = Arc::new(slackwater_transfer::stage::CudaDevice::open(0).map_err(|error| no_device(&error))?);
+    let device = Arc::new(
+        slackwater_transfer::stage::CudaDevice::open(0).map_err(|error| no_device(&error))?,
+    );
     let memory = device.allocate(bytes).map_err(|error| no_device(&error))?;
     staged(device, memory.address(), bytes).map(|staged| staged.kept_by(memory))
 }
@@ -157,7 +183,8 @@ fn cuda(_: usize) -> Result<Memory, BenchError> {
 
 /// The caller keeps the memory allocated as long as what this gives.
 fn staged(device: Arc<dyn Device>, address: u64, bytes: usize) -> Result<Memory, BenchError> {
-    let stager = Stager::start(device, StageLimits::default()).map_err(|error| no_device(&error))?;
+    let stager =
+        Stager::start(device, StageLimits::default()).map_err(|error| no_device(&error))?;
     // SAFETY: the region will keep the memory, and only measured transfers touch it.
     unsafe { stager.memory(address, bytes) }.map_err(|error| no_device(&error))
 }
@@ -169,7 +196,9 @@ fn no_device(error: &dyn std::fmt::Display) -> BenchError {
 /// Writes every page, each with other bytes.
 fn touch(region: &Arc<Region>, seed: usize) -> Result<(), BenchError> {
     const PAGE: usize = 4096;
-    let access = region.access(0, region.bytes()).map_err(|error| BenchError::Transfer(error.to_string()))?;
+    let access = region
+        .access(0, region.bytes())
+        .map_err(|error| BenchError::Transfer(error.to_string()))?;
     let bytes = region.bytes() as usize;
     let mut page = [0; PAGE];
     for at in (0..bytes).step_by(PAGE) {
@@ -184,7 +213,10 @@ fn touch(region: &Arc<Region>, seed: usize) -> Result<(), BenchError> {
 pub(super) fn serve(carrier: &str, place: &str, bytes: &str) -> Result<(), BenchError> {
     let end = End::new(carrier, place, number(bytes)?)?;
     let contact = Contact::of(&end.engine, &end.region)?;
-    tell(&format!("serving {}", serde_json::to_string(&contact).expect("plain fields are always JSON")))?;
+    tell(&format!(
+        "serving {}",
+        serde_json::to_string(&contact).expect("plain fields are always JSON")
+    ))?;
     for order in orders() {
         match order.first().map(String::as_str) {
             Some("state") => tell_state(&end)?,
@@ -197,7 +229,12 @@ pub(super) fn serve(carrier: &str, place: &str, bytes: &str) -> Result<(), Bench
 }
 
 /// The initiator: opens a target, then moves blocks as it is told.
-pub(super) fn initiate(carrier: &str, place: &str, bytes: &str, wait: &str) -> Result<(), BenchError> {
+pub(super) fn initiate(
+    carrier: &str,
+    place: &str,
+    bytes: &str,
+    wait: &str,
+) -> Result<(), BenchError> {
     let choice: Choice = wait.parse()?;
     slackwater_wait::install(choice.strategy(), None);
     let end = Arc::new(End::new(carrier, place, number(bytes)?)?);
@@ -211,8 +248,8 @@ pub(super) fn initiate(carrier: &str, place: &str, bytes: &str, wait: &str) -> R
                 if let Some(previous) = previous {
                     end.engine.forget(previous.peer);
                 }
-                let contact: Contact =
-                    serde_json::from_str(contact).map_err(|error| BenchError::Transfer(error.to_string()))?;
+                let contact: Contact = serde_json::from_str(contact)
+                    .map_err(|error| BenchError::Transfer(error.to_string()))?;
                 let target = contact.open(&end.engine)?;
                 check(&end, target, place == Place::Cpu.name())?;
                 open = Some(target);
@@ -220,7 +257,10 @@ pub(super) fn initiate(carrier: &str, place: &str, bytes: &str, wait: &str) -> R
             }
             (["run", op, block, concurrency, batch, millis], Some(target)) => {
                 let load = Load {
-                    op: op.parse::<Direction>().map_err(|_| BenchError::Arguments(order.clone()))?.op(),
+                    op: op
+                        .parse::<Direction>()
+                        .map_err(|_| BenchError::Arguments(order.clone()))?
+                        .op(),
                     block: number(block)?,
                     concurrency: number(concurrency)?,
                     batch: number(batch)?,
@@ -234,7 +274,10 @@ pub(super) fn initiate(carrier: &str, place: &str, bytes: &str, wait: &str) -> R
                 drive(&end, target, load, length)?.tell()?;
             }
             (["flood", op], Some(target)) => {
-                let op = op.parse::<Direction>().map_err(|_| BenchError::Arguments(order.clone()))?.op();
+                let op = op
+                    .parse::<Direction>()
+                    .map_err(|_| BenchError::Arguments(order.clone()))?
+                    .op();
                 flood(&end, target, op)?;
             }
             (["state"], _) => tell_state(&end)?,
@@ -253,25 +296,44 @@ impl Contact {
         Ok(Self {
             segment: engine.segment().clone(),
             capability: engine.grant(region.id(), &spec)?.as_bytes().to_vec(),
-            key: engine.region_keys(region.id()).first().map(|(_, key)| key.0),
+            key: engine
+                .region_keys(region.id())
+                .first()
+                .map(|(_, key)| key.0),
         })
     }
 
     pub(super) fn open(self, engine: &Engine) -> Result<Target, BenchError> {
         let capability = Capability::read_from_bytes(&self.capability);
         let capability = capability.map_err(|error| BenchError::Transfer(error.to_string()))?;
-        Ok(Target { peer: engine.open(self.segment), offset: 0, capability, key: self.key.map(RegionKey) })
+        Ok(Target {
+            peer: engine.open(self.segment),
+            offset: 0,
+            capability,
+            key: self.key.map(RegionKey),
+        })
     }
 }
 
 /// A fast copy of other bytes would look good: what was written has to come back.
 fn check(end: &End, target: Target, host: bool) -> Result<(), BenchError> {
     let block = raw::MESSAGE.min(end.region.bytes() as usize / 2);
-    let load = Load { op: Op::Write, block, concurrency: 1, batch: 1 };
+    let load = Load {
+        op: Op::Write,
+        block,
+        concurrency: 1,
+        batch: 1,
+    };
     let move_one = |op, local: u64| {
         let mut requests = end.requests(Load { op, ..load }, 0, target);
         requests[0].local[0].offset = local;
-        let moved = end.engine.transfer(requests, &Submit { timeout: TIMEOUT, ..Submit::default() });
+        let moved = end.engine.transfer(
+            requests,
+            &Submit {
+                timeout: TIMEOUT,
+                ..Submit::default()
+            },
+        );
         moved.map_err(|error| BenchError::Transfer(error.to_string()))
     };
     move_one(Op::Write, 0)?;
@@ -279,12 +341,17 @@ fn check(end: &End, target: Target, host: bool) -> Result<(), BenchError> {
     if !host {
         return Ok(());
     }
-    let whole = end.region.access(0, 2 * block as u64).map_err(|error| BenchError::Transfer(error.to_string()))?;
+    let whole = end
+        .region
+        .access(0, 2 * block as u64)
+        .map_err(|error| BenchError::Transfer(error.to_string()))?;
     let (mut sent, mut received) = (vec![0; block], vec![0; block]);
     whole.copy_out(0, &mut sent);
     whole.copy_out(block as u64, &mut received);
     if sent != received {
-        return Err(BenchError::Transfer("what was written did not come back".into()));
+        return Err(BenchError::Transfer(
+            "what was written did not come back".into(),
+        ));
     }
     // Its own bytes again, so that the next check sees a difference.
     whole.copy_in(block as u64, &vec![0xA5; block]);
@@ -301,18 +368,33 @@ struct Moved {
 impl Moved {
     fn tell(&self) -> Result<(), BenchError> {
         let at = |quantile| self.times.value_at_quantile(quantile) as f64 / 1e3;
-        let Self { bytes, seconds, times } = self;
-        Ok(tell(&format!("ran {bytes} {seconds} {} {} {}", at(0.5), at(0.99), times.mean() / 1e3))?)
+        let Self {
+            bytes,
+            seconds,
+            times,
+        } = self;
+        Ok(tell(&format!(
+            "ran {bytes} {seconds} {} {} {}",
+            at(0.5),
+            at(0.99),
+            times.mean() / 1e3
+        ))?)
     }
 }
 
 /// Every thread has one batch under way, for `length`; the last ones count in full.
-fn drive(end: &Arc<End>, target: Target, load: Load, length: Duration) -> Result<Moved, BenchError> {
+fn drive(
+    end: &Arc<End>,
+    target: Target,
+    load: Load,
+    length: Duration,
+) -> Result<Moved, BenchError> {
     let together = Arc::new(Barrier::new(load.concurrency + 1));
     let failed = Arc::new(AtomicBool::new(false));
     let workers: Vec<_> = (0..load.concurrency)
         .map(|worker| {
-            let (end, together, failed) = (Arc::clone(end), Arc::clone(&together), Arc::clone(&failed));
+            let (end, together, failed) =
+                (Arc::clone(end), Arc::clone(&together), Arc::clone(&failed));
             std::thread::spawn(move || {
                 together.wait();
                 let moved = work(&end, target, load, worker, (length, &failed));
@@ -333,7 +415,11 @@ fn drive(end: &Arc<End>, target: Target, load: Load, length: Duration) -> Result
         times.add(worked.times).expect("all have the same bounds");
         (first, last) = (first.min(worked.began), last.max(worked.ended));
     }
-    Ok(Moved { bytes, seconds: last.since(first).as_secs_f64(), times })
+    Ok(Moved {
+        bytes,
+        seconds: last.since(first).as_secs_f64(),
+        times,
+    })
 }
 
 /// What one thread moved.
@@ -352,32 +438,54 @@ fn work(
     (length, failed): (Duration, &AtomicBool),
 ) -> Result<Worked, BenchError> {
     let began = now();
-    let submit = Submit { timeout: TIMEOUT, ..Submit::default() };
+    let submit = Submit {
+        timeout: TIMEOUT,
+        ..Submit::default()
+    };
     let (mut times, mut batches, mut at) = (latencies(), 0, worker * 7919 * load.batch);
     loop {
         let asked = now();
         let requests = end.requests(load, at, target);
-        end.engine.transfer(requests, &submit).map_err(|error| BenchError::Transfer(error.to_string()))?;
+        end.engine
+            .transfer(requests, &submit)
+            .map_err(|error| BenchError::Transfer(error.to_string()))?;
         let ended = now();
         times.saturating_record(ended.since(asked).as_nanos() as u64);
         batches += 1;
         // Every thread walks through all of the memory, so that none finds its own blocks in a cache.
         at += load.batch;
         if ended.since(began) >= length || failed.load(Ordering::Relaxed) {
-            return Ok(Worked { batches, times, began, ended });
+            return Ok(Worked {
+                batches,
+                times,
+                began,
+                ended,
+            });
         }
     }
 }
 
 /// Submits 1 GiB, says so, and tells what became of every request, by cause.
 fn flood(end: &End, target: Target, op: Op) -> Result<(), BenchError> {
-    let load = Load { op, block: raw::MESSAGE, concurrency: 1, batch: FLOOD };
+    let load = Load {
+        op,
+        block: raw::MESSAGE,
+        concurrency: 1,
+        batch: FLOOD,
+    };
     let began = now();
     let requests = end.requests(load, 0, target);
     let batch = std::thread::scope(|scope| {
         // It may wait for room in a queue.
-        let submitted =
-            scope.spawn(|| end.engine.submit(requests, &Submit { timeout: FLOOD_TIMEOUT, ..Submit::default() }));
+        let submitted = scope.spawn(|| {
+            end.engine.submit(
+                requests,
+                &Submit {
+                    timeout: FLOOD_TIMEOUT,
+                    ..Submit::default()
+                },
+            )
+        });
         tell("flooding")?;
         Ok::<Batch, BenchError>(submitted.join().expect("submitting does not panic"))
     })?;
@@ -390,7 +498,10 @@ fn flood(end: &End, target: Target, op: Op) -> Result<(), BenchError> {
     let causes = causes(&batch);
     let completed = batch.len() as u32 - causes.values().sum::<u32>();
     let causes = serde_json::to_string(&causes).expect("texts and numbers are always JSON");
-    Ok(tell(&format!("flooded {completed} {} {causes}", now().since(began).as_secs_f64()))?)
+    Ok(tell(&format!(
+        "flooded {completed} {} {causes}",
+        now().since(began).as_secs_f64()
+    ))?)
 }
 
 /// How many requests of a batch that is over ended by which kind of cause; complete ones by none.
@@ -399,7 +510,10 @@ pub(super) fn causes(batch: &Batch) -> BTreeMap<String, u32> {
     for cause in (0..batch.len()).filter_map(|request| batch.outcome(request)?.cause) {
         // The name of the variant.
         let text = format!("{cause:?}");
-        let kind = text.split(|c: char| !c.is_alphanumeric()).next().unwrap_or_default();
+        let kind = text
+            .split(|c: char| !c.is_alphanumeric())
+            .next()
+            .unwrap_or_default();
         *causes.entry(kind.to_owned()).or_default() += 1;
     }
     causes
@@ -408,9 +522,16 @@ pub(super) fn causes(batch: &Batch) -> BTreeMap<String, u32> {
 /// What a leak would show in: descriptors, mappings, resident memory, threads, accesses under way.
 fn tell_state(end: &End) -> Result<(), BenchError> {
     let count = |path: &str| std::fs::read_dir(path).map_or(0, Iterator::count);
-    let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default().lines().count();
+    let maps = std::fs::read_to_string("/proc/self/maps")
+        .unwrap_or_default()
+        .lines()
+        .count();
     let (files, threads) = (count("/proc/self/fd"), count("/proc/self/task"));
-    Ok(tell(&format!("state {files} {maps} {} {threads} {}", resident_bytes(), end.region.in_flight()))?)
+    Ok(tell(&format!(
+        "state {files} {maps} {} {threads} {}",
+        resident_bytes(),
+        end.region.in_flight()
+    ))?)
 }
 
 impl Direction {
@@ -423,5 +544,6 @@ impl Direction {
 }
 
 pub(super) fn number(text: &str) -> Result<usize, BenchError> {
-    text.parse().map_err(|_| BenchError::Arguments(vec![text.to_owned()]))
+    text.parse()
+        .map_err(|_| BenchError::Arguments(vec![text.to_owned()]))
 }

@@ -40,7 +40,11 @@ struct Beside {
 }
 
 impl Pair {
-    pub(super) fn start(options: &Options, carrier: Carrier, wait: &str) -> Result<Self, BenchError> {
+    pub(super) fn start(
+        options: &Options,
+        carrier: Carrier,
+        wait: &str,
+    ) -> Result<Self, BenchError> {
         let target = start_target(options, carrier)?;
         let initiator = start_initiator(options, carrier, wait)?;
         let mut pair = Self { target, initiator };
@@ -57,14 +61,26 @@ impl Pair {
     }
 
     /// Holds all threads of each process to a CPU, or lets them go anywhere again.
-    pub(super) fn pin(&mut self, initiator: Option<usize>, target: Option<usize>) -> Result<(), BenchError> {
+    pub(super) fn pin(
+        &mut self,
+        initiator: Option<usize>,
+        target: Option<usize>,
+    ) -> Result<(), BenchError> {
         self.initiator.pin(initiator)?;
         Ok(self.target.pin(target)?)
     }
 
     pub(super) fn round(&mut self, cell: Cell, millis: u128) -> Result<Round, BenchError> {
-        let Cell { direction, block, concurrency, batch } = cell;
-        self.initiator.say(&format!("run {} {block} {concurrency} {batch} {millis}", direction.name()))?;
+        let Cell {
+            direction,
+            block,
+            concurrency,
+            batch,
+        } = cell;
+        self.initiator.say(&format!(
+            "run {} {block} {concurrency} {batch} {millis}",
+            direction.name()
+        ))?;
         self.initiator.hear("begun")?;
         let (initiator, target) = (self.initiator.cpu_seconds(), self.target.cpu_seconds());
         self.initiator.say("go")?;
@@ -87,7 +103,11 @@ pub(super) fn start_target(options: &Options, carrier: Carrier) -> Result<Proces
     Ok(Process::start(&options.child, &words, options.patience())?)
 }
 
-pub(super) fn start_initiator(options: &Options, carrier: Carrier, wait: &str) -> Result<Process, BenchError> {
+pub(super) fn start_initiator(
+    options: &Options,
+    carrier: Carrier,
+    wait: &str,
+) -> Result<Process, BenchError> {
     let (place, bytes) = (options.place(carrier), options.memory_bytes.to_string());
     let words = ["initiator", carrier.name(), place.name(), &bytes, wait];
     let mut initiator = Process::start(&options.child, &words, options.patience())?;
@@ -96,7 +116,11 @@ pub(super) fn start_initiator(options: &Options, carrier: Carrier, wait: &str) -
 }
 
 /// Every cell, block by block: the limits of a block are measured between its rounds.
-pub(super) fn measure(options: &Options, limits: &mut Bed, report: &mut Report) -> Result<(), BenchError> {
+pub(super) fn measure(
+    options: &Options,
+    limits: &mut Bed,
+    report: &mut Report,
+) -> Result<(), BenchError> {
     for _ in 0..options.rounds {
         limits.iperf3();
         // It is a limit of every report, also of one that has no row beside it.
@@ -110,10 +134,17 @@ pub(super) fn measure(options: &Options, limits: &mut Bed, report: &mut Report) 
                     .concurrency
                     .iter()
                     .flat_map(|&concurrency| {
-                        options.batches.iter().map(move |&batch| Cell { direction, block, concurrency, batch })
+                        options.batches.iter().map(move |&batch| Cell {
+                            direction,
+                            block,
+                            concurrency,
+                            batch,
+                        })
                     })
                     .collect();
-                report.rows.extend(measure_block(options, limits, &mut pair, carrier, &cells)?);
+                report
+                    .rows
+                    .extend(measure_block(options, limits, &mut pair, carrier, &cells)?);
             }
         }
     }
@@ -133,14 +164,20 @@ fn measure_block(
         let beside = beside(limits, carrier, cells[0])?;
         for (cell, rounds) in cells.iter().zip(&mut rounds) {
             // A batch that outlasts the window many times over is measured by itself, once.
-            let long = rounds.last().is_some_and(|(round, _)| round.seconds > 8.0 * options.window.as_secs_f64());
+            let long = rounds
+                .last()
+                .is_some_and(|(round, _)| round.seconds > 8.0 * options.window.as_secs_f64());
             if !long {
                 rounds.push((pair.round(*cell, millis)?, beside));
             }
         }
     }
     let device = options.place(carrier);
-    Ok(cells.iter().zip(rounds).map(|(cell, rounds)| row((carrier, device), *cell, &rounds)).collect())
+    Ok(cells
+        .iter()
+        .zip(rounds)
+        .map(|(cell, rounds)| row((carrier, device), *cell, &rounds))
+        .collect())
 }
 
 /// What the machine does at this moment without an engine.
@@ -158,14 +195,25 @@ fn beside(limits: &mut Bed, carrier: Carrier, cell: Cell) -> Result<Beside, Benc
 }
 
 fn row((mover, device): (Carrier, Place), cell: Cell, rounds: &[(Round, Beside)]) -> Row {
-    let middle =
-        |value: &dyn Fn(&Round) -> f64| median(&mut rounds.iter().map(|(round, _)| value(round)).collect::<Vec<_>>());
+    let middle = |value: &dyn Fn(&Round) -> f64| {
+        median(
+            &mut rounds
+                .iter()
+                .map(|(round, _)| value(round))
+                .collect::<Vec<_>>(),
+        )
+    };
     let against = |value: &dyn Fn(&Round, &Beside) -> Option<f64>| {
-        let mut ratios: Vec<f64> = rounds.iter().filter_map(|(round, beside)| value(round, beside)).collect();
+        let mut ratios: Vec<f64> = rounds
+            .iter()
+            .filter_map(|(round, beside)| value(round, beside))
+            .collect();
         (!ratios.is_empty()).then(|| median(&mut ratios))
     };
     let lone = |value: &dyn Fn(&Round, &Beside) -> Option<f64>| {
-        (cell.concurrency * cell.batch == 1).then(|| against(value)).flatten()
+        (cell.concurrency * cell.batch == 1)
+            .then(|| against(value))
+            .flatten()
     };
     Row {
         mover,
@@ -181,9 +229,13 @@ fn row((mover, device): (Carrier, Place), cell: Cell, rounds: &[(Round, Beside)]
         target_cores: middle(&|round| round.target_cores),
         cpu_s_per_gb: middle(&Round::cpu_s_per_gb),
         gbps_over_limit: against(&|round, beside| Some(round.gbps / beside.limit?.gbps)),
-        cpu_over_limit: against(&|round, beside| Some(round.cpu_s_per_gb() / beside.limit?.cpu_s_per_gb)),
+        cpu_over_limit: against(&|round, beside| {
+            Some(round.cpu_s_per_gb() / beside.limit?.cpu_s_per_gb)
+        }),
         gbps_over_request: lone(&|round, beside| Some(round.gbps / beside.request?.gbps)),
-        cpu_over_request: lone(&|round, beside| Some(round.cpu_s_per_gb() / beside.request?.cpu_s_per_gb)),
+        cpu_over_request: lone(&|round, beside| {
+            Some(round.cpu_s_per_gb() / beside.request?.cpu_s_per_gb)
+        }),
     }
 }
 
@@ -195,11 +247,22 @@ impl Round {
 
 /// The table of `bench wait` with real transfers: 1 MiB reads, the initiator waits by the strategy of the row.
 pub(super) fn measure_waits(options: &Options, report: &mut Report) -> Result<(), BenchError> {
-    let Some(&carrier) = options.carriers.first().filter(|_| !options.waits.is_empty()) else { return Ok(()) };
+    let Some(&carrier) = options
+        .carriers
+        .first()
+        .filter(|_| !options.waits.is_empty())
+    else {
+        return Ok(());
+    };
     let start = |wait: &String| Pair::start(options, carrier, wait);
     let mut pairs: Vec<Pair> = options.waits.iter().map(start).collect::<Result<_, _>>()?;
     for &concurrency in &options.concurrency {
-        let cell = Cell { direction: Direction::Read, block: MESSAGE, concurrency, batch: 1 };
+        let cell = Cell {
+            direction: Direction::Read,
+            block: MESSAGE,
+            concurrency,
+            batch: 1,
+        };
         let mut rounds: Vec<Vec<Round>> = vec![Vec::new(); pairs.len()];
         for _ in 0..options.rounds.max(1) {
             for (pair, rounds) in pairs.iter_mut().zip(&mut rounds) {
@@ -207,7 +270,9 @@ pub(super) fn measure_waits(options: &Options, report: &mut Report) -> Result<()
             }
         }
         for (strategy, rounds) in options.waits.iter().zip(&rounds) {
-            let middle = |value: fn(&Round) -> f64| median(&mut rounds.iter().map(value).collect::<Vec<_>>());
+            let middle = |value: fn(&Round) -> f64| {
+                median(&mut rounds.iter().map(value).collect::<Vec<_>>())
+            };
             report.waits.push(wait::Row {
                 concurrency,
                 strategy: strategy.clone(),
@@ -217,7 +282,9 @@ pub(super) fn measure_waits(options: &Options, report: &mut Report) -> Result<()
                 p99_us: middle(|round| round.p99_us),
             });
         }
-        report.wait_ratios.extend(wait::ratios(&report.waits, concurrency));
+        report
+            .wait_ratios
+            .extend(wait::ratios(&report.waits, concurrency));
     }
     Ok(())
 }

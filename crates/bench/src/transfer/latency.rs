@@ -15,7 +15,11 @@ const ROUNDS: usize = 9;
 pub(super) const FREE: &str = "free";
 
 /// Measures reads and writes of 4 KiB over TCP, if they are asked for.
-pub(super) fn measure(options: &Options, limits: &mut Bed, report: &mut Report) -> Result<(), BenchError> {
+pub(super) fn measure(
+    options: &Options,
+    limits: &mut Bed,
+    report: &mut Report,
+) -> Result<(), BenchError> {
     if !options.carriers.contains(&Carrier::Tcp) || !options.blocks.contains(&PING) {
         return Ok(());
     }
@@ -33,7 +37,12 @@ pub(super) fn measure(options: &Options, limits: &mut Bed, report: &mut Report) 
         pair.pin(initiator.copied(), target.copied())?;
         limits.pin(initiator.copied(), target.copied())?;
         for &op in &options.directions {
-            let cell = Cell { direction: op, block: PING, concurrency: 1, batch: 1 };
+            let cell = Cell {
+                direction: op,
+                block: PING,
+                concurrency: 1,
+                batch: 1,
+            };
             let mut measured = Vec::new();
             for _ in 0..rounds {
                 let ping = limits.ping()?.p50_us;
@@ -47,7 +56,9 @@ pub(super) fn measure(options: &Options, limits: &mut Bed, report: &mut Report) 
 
 impl Latency {
     fn of(op: Direction, placement: &'static str, measured: &[(f64, f64)]) -> Self {
-        let middle = |value: fn(&(f64, f64)) -> f64| median(&mut measured.iter().map(value).collect::<Vec<_>>());
+        let middle = |value: fn(&(f64, f64)) -> f64| {
+            median(&mut measured.iter().map(value).collect::<Vec<_>>())
+        };
         let ratios = measured.iter().map(|(ours, ping)| ours / ping);
         Self {
             op,
@@ -56,18 +67,35 @@ impl Latency {
             p50_us: middle(|(ours, _)| *ours),
             ping_pong_p50_us: middle(|(_, ping)| *ping),
             ratio: middle(|(ours, ping)| ours / ping),
-            ratio_spread: (ratios.clone().fold(f64::INFINITY, f64::min), ratios.fold(0.0, f64::max)),
+            ratio_spread: (
+                ratios.clone().fold(f64::INFINITY, f64::min),
+                ratios.fold(0.0, f64::max),
+            ),
         }
     }
 
     pub(super) fn table(all: &[Self]) -> Option<Table> {
-        let head = ["op", "ends", "rounds", "p50 µs", "ping-pong p50 µs", "ratio", "least", "most"];
+        let head = [
+            "op",
+            "ends",
+            "rounds",
+            "p50 µs",
+            "ping-pong p50 µs",
+            "ratio",
+            "least",
+            "most",
+        ];
         let row = |row: &Self| {
-            let mut cells = vec![row.op.name().to_owned(), row.placement.to_owned(), row.rounds.to_string()];
+            let mut cells = vec![
+                row.op.name().to_owned(),
+                row.placement.to_owned(),
+                row.rounds.to_string(),
+            ];
             let (least, most) = row.ratio_spread;
             cells.extend([row.p50_us, row.ping_pong_p50_us, row.ratio, least, most].map(figure));
             cells
         };
-        (!all.is_empty()).then(|| table("4 KiB over TCP, one at a time", &head, all.iter().map(row)))
+        (!all.is_empty())
+            .then(|| table("4 KiB over TCP, one at a time", &head, all.iter().map(row)))
     }
 }

@@ -40,7 +40,11 @@ pub(super) const PING: usize = 4 << 10;
 impl Bed {
     pub(super) fn start(options: &Options) -> Result<Self, BenchError> {
         let bytes = options.memory_bytes.to_string();
-        let mut server = Process::start(&options.child, &["limit-server", &bytes], options.patience())?;
+        let mut server = Process::start(
+            &options.child,
+            &["limit-server", &bytes],
+            options.patience(),
+        )?;
         let listening = server.hear("listening")?;
         let mut words = vec!["limit-client", &bytes];
         words.extend(listening.split_whitespace());
@@ -72,7 +76,10 @@ impl Bed {
                 *best = f64::max(*best, self.socket(0, MESSAGE)?.gbps);
             }
         }
-        let fastest = best.iter().zip(SOCKET_BYTES).max_by(|a, b| a.0.total_cmp(b.0));
+        let fastest = best
+            .iter()
+            .zip(SOCKET_BYTES)
+            .max_by(|a, b| a.0.total_cmp(b.0));
         self.socket_bytes = fastest.map_or(0, |(_, socket_bytes)| socket_bytes);
         Ok(())
     }
@@ -97,7 +104,11 @@ impl Bed {
     }
 
     /// Holds all threads of each process to a CPU, or lets them go anywhere again.
-    pub(super) fn pin(&mut self, client: Option<usize>, server: Option<usize>) -> Result<(), BenchError> {
+    pub(super) fn pin(
+        &mut self,
+        client: Option<usize>,
+        server: Option<usize>,
+    ) -> Result<(), BenchError> {
         self.client.pin(client)?;
         Ok(self.server.pin(server)?)
     }
@@ -116,7 +127,8 @@ impl Bed {
 
     fn attach(&mut self) -> Result<Option<Rate>, BenchError> {
         let cpu = self.cpu();
-        self.client.say(&format!("attach {}", self.window.as_millis()))?;
+        self.client
+            .say(&format!("attach {}", self.window.as_millis()))?;
         self.client.hear("begun")?;
         let said = self.client.hear("")?;
         match said.strip_prefix("refused") {
@@ -133,7 +145,9 @@ impl Bed {
 
     fn socket(&mut self, asked: usize, answered: usize) -> Result<Rate, BenchError> {
         let (socket_bytes, millis) = (self.socket_bytes, self.window.as_millis());
-        self.measured(&format!("socket {asked} {answered} {socket_bytes} {millis}"))
+        self.measured(&format!(
+            "socket {asked} {answered} {socket_bytes} {millis}"
+        ))
     }
 
     fn measured(&mut self, order: &str) -> Result<Rate, BenchError> {
@@ -146,11 +160,18 @@ impl Bed {
 
     fn rate(&self, ran: &str, cpu_before: f64) -> Result<Rate, BenchError> {
         let cpu = self.cpu() - cpu_before;
-        let numbers: Vec<f64> = ran.split_whitespace().filter_map(|word| word.parse().ok()).collect();
+        let numbers: Vec<f64> = ran
+            .split_whitespace()
+            .filter_map(|word| word.parse().ok())
+            .collect();
         let [bytes, seconds, p50_us] = numbers[..] else {
             return Err(BenchError::Transfer(format!("a limit said `{ran}`")));
         };
-        Ok(Rate { gbps: bytes / seconds / 1e9, cpu_s_per_gb: cpu / (bytes / 1e9), p50_us })
+        Ok(Rate {
+            gbps: bytes / seconds / 1e9,
+            cpu_s_per_gb: cpu / (bytes / 1e9),
+            p50_us,
+        })
     }
 
     fn cpu(&self) -> f64 {
@@ -196,16 +217,41 @@ fn iperf3() -> Result<f64, String> {
     let probe = TcpListener::bind(("127.0.0.1", 0)).and_then(|probe| probe.local_addr());
     let port = probe.map_err(|error| error.to_string())?.port().to_string();
     let mut server = Command::new("iperf3");
-    server.args(["--server", "--one-off", "--forceflush", "--bind", "127.0.0.1", "--port", &port]);
+    server.args([
+        "--server",
+        "--one-off",
+        "--forceflush",
+        "--bind",
+        "127.0.0.1",
+        "--port",
+        &port,
+    ]);
     let mut server = Process::spawn(server, "iperf3 server", IPERF3_PATIENCE).map_err(text)?;
     server.hear_of("listening").map_err(text)?;
     let mut client = Command::new("iperf3");
-    client.args(["--client", "127.0.0.1", "--port", &port, "--time", "1", "--length", "1M", "--json"]);
+    client.args([
+        "--client",
+        "127.0.0.1",
+        "--port",
+        &port,
+        "--time",
+        "1",
+        "--length",
+        "1M",
+        "--json",
+    ]);
     let mut client = Process::spawn(client, "iperf3 client", IPERF3_PATIENCE).map_err(text)?;
     let said = client.hear_out("its end").map_err(text)?;
     let json: serde_json::Value = serde_json::from_str(&said).map_err(|error| error.to_string())?;
-    let bits = json.pointer("/end/sum_received/bits_per_second").and_then(serde_json::Value::as_f64);
-    bits.map(|bits| bits / 8e9).ok_or_else(|| json["error"].as_str().unwrap_or("it gave no figure").to_owned())
+    let bits = json
+        .pointer("/end/sum_received/bits_per_second")
+        .and_then(serde_json::Value::as_f64);
+    bits.map(|bits| bits / 8e9).ok_or_else(|| {
+        json["error"]
+            .as_str()
+            .unwrap_or("it gave no figure")
+            .to_owned()
+    })
 }
 
 const IPERF3_PATIENCE: Duration = Duration::from_secs(10);

@@ -115,7 +115,10 @@ impl Default for Options {
             waits: Vec::new(),
             trials: false,
             torture: 0,
-            python: Some(std::env::var_os("SLACKWATER_PYTHON").map_or_else(|| "python3".into(), PathBuf::from)),
+            python: Some(
+                std::env::var_os("SLACKWATER_PYTHON")
+                    .map_or_else(|| "python3".into(), PathBuf::from),
+            ),
             child: Vec::new(),
         }
     }
@@ -128,7 +131,11 @@ impl Options {
     }
 
     fn place(&self, carrier: Carrier) -> Place {
-        self.place.unwrap_or(if carrier == Carrier::Gpu { Place::Cuda } else { Place::Cpu })
+        self.place.unwrap_or(if carrier == Carrier::Gpu {
+            Place::Cuda
+        } else {
+            Place::Cpu
+        })
     }
 }
 
@@ -179,12 +186,20 @@ impl BenchError {
 pub fn run(options: &Options) -> Result<Report, BenchError> {
     let none = |list: &[usize]| list.is_empty() || list.contains(&0);
     if none(&options.blocks) || none(&options.concurrency) || none(&options.batches) {
-        return Err(BenchError::Options("blocks, threads and batches are each one or more".into()));
+        return Err(BenchError::Options(
+            "blocks, threads and batches are each one or more".into(),
+        ));
     }
     for &carrier in &options.carriers {
         check_place(carrier, options.place(carrier))?;
     }
-    let largest = options.blocks.iter().copied().max().unwrap_or(0).max(raw::MESSAGE);
+    let largest = options
+        .blocks
+        .iter()
+        .copied()
+        .max()
+        .unwrap_or(0)
+        .max(raw::MESSAGE);
     if options.memory_bytes < largest {
         return Err(BenchError::Options(format!(
             "{} bytes of memory hold no block of {largest}",
@@ -201,8 +216,14 @@ pub fn run(options: &Options) -> Result<Report, BenchError> {
     }
     grid::measure_waits(options, &mut report)?;
     trials::measure(options, &mut report)?;
-    if options.carriers.iter().any(|&carrier| options.place(carrier) == Place::Software) {
-        report.notes.push("memory of the software device: these figures say nothing of a GPU".into());
+    if options
+        .carriers
+        .iter()
+        .any(|&carrier| options.place(carrier) == Place::Software)
+    {
+        report
+            .notes
+            .push("memory of the software device: these figures say nothing of a GPU".into());
     }
     report.judge();
     Ok(report)
@@ -212,9 +233,10 @@ pub fn run(options: &Options) -> Result<Report, BenchError> {
 fn check_place(carrier: Carrier, place: Place) -> Result<(), BenchError> {
     match (carrier, place) {
         (_, Place::Cpu) => Ok(()),
-        (Carrier::Shm | Carrier::Attach, _) => {
-            Err(BenchError::Device(format!("{} carries host memory alone", carrier.name())))
-        }
+        (Carrier::Shm | Carrier::Attach, _) => Err(BenchError::Device(format!(
+            "{} carries host memory alone",
+            carrier.name()
+        ))),
         (_, Place::Cuda) => ends::cuda_is_there(),
         (_, Place::Software) => Ok(()),
     }
@@ -244,7 +266,9 @@ struct Buffer(Vec<u8>);
 impl Buffer {
     fn new(bytes: usize) -> Result<Self, BenchError> {
         if bytes < raw::MESSAGE {
-            return Err(BenchError::Options(format!("{bytes} bytes hold no message")));
+            return Err(BenchError::Options(format!(
+                "{bytes} bytes hold no message"
+            )));
         }
         let mut buffer = vec![1; bytes];
         // Pages that differ: equal ones could be merged, and untouched ones would all be one page of zeros.

@@ -39,7 +39,11 @@ pub(super) fn serve(bytes: &str) -> Result<(), BenchError> {
     unsafe { libc::prctl(libc::PR_SET_PTRACER, libc::PR_SET_PTRACER_ANY, 0, 0, 0) };
     let listener = TcpListener::bind(("127.0.0.1", 0)).map_err(BenchError::io("listen"))?;
     let address = listener.local_addr().map_err(BenchError::io("listen"))?;
-    tell(&format!("listening {address} {} {}", std::process::id(), buffer.start().addr()))?;
+    tell(&format!(
+        "listening {address} {} {}",
+        std::process::id(),
+        buffer.start().addr()
+    ))?;
     std::thread::scope(|scope| {
         scope.spawn(|| {
             for stream in listener.incoming().map_while(Result::ok) {
@@ -61,8 +65,13 @@ pub(super) fn serve(bytes: &str) -> Result<(), BenchError> {
 fn answer(mut stream: TcpStream, buffer: &Buffer) -> io::Result<()> {
     let mut words = [0; 12];
     stream.read_exact(&mut words)?;
-    let word = |at: usize| u32::from_le_bytes([words[at], words[at + 1], words[at + 2], words[at + 3]]);
-    let purpose = Purpose { asked: word(0), answered: word(4), socket_bytes: word(8) };
+    let word =
+        |at: usize| u32::from_le_bytes([words[at], words[at + 1], words[at + 2], words[at + 3]]);
+    let purpose = Purpose {
+        asked: word(0),
+        answered: word(4),
+        socket_bytes: word(8),
+    };
     purpose.tune(&stream)?;
     let mut request = vec![0; purpose.asked as usize];
     let mut at = 0;
@@ -89,7 +98,10 @@ impl Purpose {
         self.tune(&stream)?;
         let words = [self.asked, self.answered, self.socket_bytes].map(u32::to_le_bytes);
         stream.write_all(words.as_flattened())?;
-        Ok(Raw { stream, purpose: self })
+        Ok(Raw {
+            stream,
+            purpose: self,
+        })
     }
 }
 
@@ -127,21 +139,29 @@ pub(super) struct Ran {
 
 impl Ran {
     fn new() -> Self {
-        Self { bytes: 0, seconds: 0.0, times: latencies() }
+        Self {
+            bytes: 0,
+            seconds: 0.0,
+            times: latencies(),
+        }
     }
 
     /// Counts one message; says whether the time is over.
     fn took(&mut self, bytes: usize, asked: Instant, began: Instant, length: Duration) -> bool {
         let now = now();
         self.bytes += bytes as u64;
-        self.times.saturating_record(now.since(asked).as_nanos() as u64);
+        self.times
+            .saturating_record(now.since(asked).as_nanos() as u64);
         self.seconds = now.since(began).as_secs_f64();
         now.since(began) >= length
     }
 
     fn tell(&self) -> Result<(), BenchError> {
         let p50_us = self.times.value_at_quantile(0.5) as f64 / 1e3;
-        Ok(tell(&format!("ran {} {} {p50_us}", self.bytes, self.seconds))?)
+        Ok(tell(&format!(
+            "ran {} {} {p50_us}",
+            self.bytes, self.seconds
+        ))?)
     }
 }
 
@@ -149,8 +169,13 @@ impl Ran {
 pub(super) fn drive(bytes: &str, address: &str, pid: &str, start: &str) -> Result<(), BenchError> {
     let mut buffer = Buffer::new(number(bytes)?)?;
     let mut source = Buffer::new(buffer.bytes())?;
-    let address: SocketAddr = address.parse().map_err(|_| BenchError::Arguments(vec![address.to_owned()]))?;
-    let remote = Remote { pid: number(pid)? as libc::pid_t, start: number(start)? };
+    let address: SocketAddr = address
+        .parse()
+        .map_err(|_| BenchError::Arguments(vec![address.to_owned()]))?;
+    let remote = Remote {
+        pid: number(pid)? as libc::pid_t,
+        start: number(start)?,
+    };
     let mut open: Vec<((u32, u32, u32), Raw)> = Vec::new();
     tell("ready")?;
     for order in orders() {
@@ -158,11 +183,19 @@ pub(super) fn drive(bytes: &str, address: &str, pid: &str, start: &str) -> Resul
         let length = |text: &str| Ok::<_, BenchError>(Duration::from_millis(number(text)? as u64));
         match words[..] {
             ["socket", asked, answered, socket_bytes, millis] => {
-                let key = (number(asked)? as u32, number(answered)? as u32, number(socket_bytes)? as u32);
+                let key = (
+                    number(asked)? as u32,
+                    number(answered)? as u32,
+                    number(socket_bytes)? as u32,
+                );
                 let known = open.iter().position(|(known, _)| *known == key);
                 let known = known.map_or_else(
                     || {
-                        let purpose = Purpose { asked: key.0, answered: key.1, socket_bytes: key.2 };
+                        let purpose = Purpose {
+                            asked: key.0,
+                            answered: key.1,
+                            socket_bytes: key.2,
+                        };
                         open.push((key, purpose.connect(address)?));
                         Ok(open.len() - 1)
                     },
@@ -171,9 +204,12 @@ pub(super) fn drive(bytes: &str, address: &str, pid: &str, start: &str) -> Resul
                 let raw = &mut open[known.map_err(BenchError::io("connect a plain socket"))?].1;
                 // What waits in the buffers of the connection is not of this run.
                 let warm = length(millis)? / 4;
-                raw.run(&mut buffer, warm).map_err(BenchError::io("copy over a plain socket"))?;
+                raw.run(&mut buffer, warm)
+                    .map_err(BenchError::io("copy over a plain socket"))?;
                 tell("begun")?;
-                raw.run(&mut buffer, length(millis)?).map_err(BenchError::io("copy over a plain socket"))?.tell()?;
+                raw.run(&mut buffer, length(millis)?)
+                    .map_err(BenchError::io("copy over a plain socket"))?
+                    .tell()?;
             }
             ["copy", stores, millis] => {
                 let stores = (stores == "streaming").then_some(Stores::Streaming);
@@ -204,7 +240,9 @@ fn copy(from: &mut Buffer, to: &mut Buffer, stores: Option<Stores>, length: Dura
         match stores {
             None => target.copy_from_slice(source),
             // SAFETY: two slices of one length in different buffers.
-            Some(stores) => unsafe { copy_with(target.as_mut_ptr(), source.as_ptr(), MESSAGE, stores) },
+            Some(stores) => unsafe {
+                copy_with(target.as_mut_ptr(), source.as_ptr(), MESSAGE, stores)
+            },
         }
         at += MESSAGE;
         if ran.took(MESSAGE, asked, began, length) {
@@ -227,11 +265,19 @@ impl Remote {
         loop {
             let asked = now();
             let offset = into.wrapped(at, MESSAGE);
-            let remote = libc::iovec { iov_base: (self.start + offset) as *mut libc::c_void, iov_len: MESSAGE };
+            let remote = libc::iovec {
+                iov_base: (self.start + offset) as *mut libc::c_void,
+                iov_len: MESSAGE,
+            };
             let piece = into.piece_mut(at, MESSAGE);
-            let local = libc::iovec { iov_base: piece.as_mut_ptr().cast(), iov_len: MESSAGE };
+            let local = libc::iovec {
+                iov_base: piece.as_mut_ptr().cast(),
+                iov_len: MESSAGE,
+            };
             // SAFETY: the local range is a slice borrowed alone; the kernel checks the remote one.
-            let copied = unsafe { libc::process_vm_readv(self.pid, &raw const local, 1, &raw const remote, 1, 0) };
+            let copied = unsafe {
+                libc::process_vm_readv(self.pid, &raw const local, 1, &raw const remote, 1, 0)
+            };
             match usize::try_from(copied) {
                 Ok(MESSAGE) => at += MESSAGE,
                 Ok(_) => return Err(io::ErrorKind::UnexpectedEof.into()),

@@ -198,7 +198,8 @@ impl Report {
     #[must_use]
     pub fn to_html(&self) -> String {
         let held = self.bounds.iter().filter(|bound| bound.holds()).count();
-        let gbps = |value: Option<f64>| value.map_or("–".to_owned(), |value| format!("{value:.2} GB/s"));
+        let gbps =
+            |value: Option<f64>| value.map_or("–".to_owned(), |value| format!("{value:.2} GB/s"));
         let page = Page {
             title: "Transfers between two processes".to_owned(),
             lead: format!(
@@ -208,10 +209,26 @@ impl Report {
             ),
             alert: None,
             tiles: vec![
-                Tile::new("blocking socket, 1 MiB", gbps(self.limits.blocking_socket_gbps), "the limit of TCP here"),
-                Tile::new("cross-memory attach", gbps(self.limits.cma_gbps), "1 MiB pieces, one thread"),
-                Tile::new("copy past the cache", gbps(self.limits.nt_memcpy_gbps), "1 MiB pieces, one thread"),
-                Tile::new("bounds", format!("{held} of {}", self.bounds.len()), "hold in this run"),
+                Tile::new(
+                    "blocking socket, 1 MiB",
+                    gbps(self.limits.blocking_socket_gbps),
+                    "the limit of TCP here",
+                ),
+                Tile::new(
+                    "cross-memory attach",
+                    gbps(self.limits.cma_gbps),
+                    "1 MiB pieces, one thread",
+                ),
+                Tile::new(
+                    "copy past the cache",
+                    gbps(self.limits.nt_memcpy_gbps),
+                    "1 MiB pieces, one thread",
+                ),
+                Tile::new(
+                    "bounds",
+                    format!("{held} of {}", self.bounds.len()),
+                    "hold in this run",
+                ),
             ],
             charts: self.charts(),
             bars: Vec::new(),
@@ -225,15 +242,25 @@ impl Report {
         let mut charts = Vec::new();
         for mover in [Carrier::Tcp, Carrier::Shm, Carrier::Attach, Carrier::Gpu] {
             for op in [Direction::Read, Direction::Write] {
-                let rows: Vec<&Row> = self.rows.iter().filter(|row| row.mover == mover && row.op == op).collect();
+                let rows: Vec<&Row> = self
+                    .rows
+                    .iter()
+                    .filter(|row| row.mover == mover && row.op == op)
+                    .collect();
                 let batch = rows.iter().map(|row| row.batch).find(|batch| *batch > 1);
-                let Some(batch) = batch.or(rows.first().map(|row| row.batch)) else { continue };
+                let Some(batch) = batch.or(rows.first().map(|row| row.batch)) else {
+                    continue;
+                };
                 let rows: Vec<&Row> = rows.into_iter().filter(|row| row.batch == batch).collect();
                 let device = match rows.first().map(|row| row.device) {
                     None | Some(Place::Cpu) => String::new(),
                     Some(device) => format!(" ({})", device.name()),
                 };
-                let what = format!("{}{device}, {}, batches of {batch}", mover.name(), op.name());
+                let what = format!(
+                    "{}{device}, {}, batches of {batch}",
+                    mover.name(),
+                    op.name()
+                );
                 let limit = match mover {
                     Carrier::Tcp | Carrier::Gpu => self.limits.blocking_socket_gbps,
                     Carrier::Shm => self.limits.nt_memcpy_gbps,
@@ -249,7 +276,9 @@ impl Report {
                     format!("CPU: {what}"),
                     Axis::new("CPU-seconds of both processes per GB", Unit::Seconds),
                     (&rows, |row| row.cpu_s_per_gb),
-                    self.limits.blocking_socket_cpu_s_per_gb.filter(|_| limit == self.limits.blocking_socket_gbps),
+                    self.limits
+                        .blocking_socket_cpu_s_per_gb
+                        .filter(|_| limit == self.limits.blocking_socket_gbps),
                 ));
             }
         }
@@ -276,10 +305,19 @@ impl Report {
     fn limits_table(&self) -> Table {
         let limits = &self.limits;
         let rows = [
-            ("blocking socket, stream of 1 MiB, GB/s", limits.blocking_socket_gbps),
+            (
+                "blocking socket, stream of 1 MiB, GB/s",
+                limits.blocking_socket_gbps,
+            ),
             ("… CPU-seconds per GB", limits.blocking_socket_cpu_s_per_gb),
-            ("… buffers in KiB (0: the kernel's choice)", Some(limits.blocking_socket_buffer_bytes as f64 / 1024.0)),
-            ("blocking socket, 1 MiB asked for one by one, GB/s", limits.blocking_request_gbps),
+            (
+                "… buffers in KiB (0: the kernel's choice)",
+                Some(limits.blocking_socket_buffer_bytes as f64 / 1024.0),
+            ),
+            (
+                "blocking socket, 1 MiB asked for one by one, GB/s",
+                limits.blocking_request_gbps,
+            ),
             ("… CPU-seconds per GB", limits.blocking_request_cpu_s_per_gb),
             ("iperf3, one stream, GB/s", limits.iperf3_gbps),
             ("memcpy, GB/s", limits.memcpy_gbps),
@@ -287,7 +325,12 @@ impl Report {
             ("cross-memory attach, GB/s", limits.cma_gbps),
             ("… CPU-seconds per GB", limits.cma_cpu_s_per_gb),
         ];
-        table("Limits", &["limit", "figure"], rows.iter().map(|(name, value)| vec![(*name).to_owned(), some(*value)]))
+        table(
+            "Limits",
+            &["limit", "figure"],
+            rows.iter()
+                .map(|(name, value)| vec![(*name).to_owned(), some(*value)]),
+        )
     }
 
     fn rows_table(&self) -> Table {
@@ -313,9 +356,23 @@ impl Report {
             let mut cells: Vec<String> = names.map(str::to_owned).into();
             cells.push(block(row.block));
             cells.extend([row.concurrency, row.batch].map(|number| number.to_string()));
-            let own = [row.gbps, row.p50_us, row.p99_us, row.initiator_cores, row.target_cores, row.cpu_s_per_gb];
+            let own = [
+                row.gbps,
+                row.p50_us,
+                row.p99_us,
+                row.initiator_cores,
+                row.target_cores,
+                row.cpu_s_per_gb,
+            ];
             cells.extend(own.map(figure));
-            cells.extend([row.gbps_over_limit, row.cpu_over_limit, row.gbps_over_request].map(some));
+            cells.extend(
+                [
+                    row.gbps_over_limit,
+                    row.cpu_over_limit,
+                    row.gbps_over_request,
+                ]
+                .map(some),
+            );
             cells
         };
         table("Rows", &head, self.rows.iter().map(row))
@@ -323,31 +380,65 @@ impl Report {
 
     fn peers_table(&self) -> Option<Table> {
         let rows = self.peers.mooncake_transfer_engine.as_ref()?;
-        let head = ["op", "block", "threads", "batch", "its GB/s", "its cores", "its CPU-s/GB", "ours GB/s", "ratio"];
+        let head = [
+            "op",
+            "block",
+            "threads",
+            "batch",
+            "its GB/s",
+            "its cores",
+            "its CPU-s/GB",
+            "ours GB/s",
+            "ratio",
+        ];
         let row = |row: &PeerRow| {
             let mut cells = vec![row.op.name().to_owned(), block(row.block)];
             cells.extend([row.threads, row.batch].map(|number| number.to_string()));
-            let cores = format!("{}+{}", figure(row.initiator_cores), figure(row.target_cores));
+            let cores = format!(
+                "{}+{}",
+                figure(row.initiator_cores),
+                figure(row.target_cores)
+            );
             cells.extend([figure(row.gbps), cores]);
             cells.extend([row.cpu_s_per_gb, row.ours_gbps, row.ours_over_peer].map(figure));
             cells
         };
-        Some(table("The incumbent's transfer_engine_bench", &head, rows.iter().map(row)))
+        Some(table(
+            "The incumbent's transfer_engine_bench",
+            &head,
+            rows.iter().map(row),
+        ))
     }
 
     fn waits_table(&self) -> Option<Table> {
         let head = ["strategy", "readers", "cores", "GB/s", "mean µs", "p99 µs"];
         let row = |row: &wait::Row| {
             let figures = [row.cores, row.gbps, row.avg_us, row.p99_us].map(figure);
-            [row.strategy.clone(), row.concurrency.to_string()].into_iter().chain(figures).collect()
+            [row.strategy.clone(), row.concurrency.to_string()]
+                .into_iter()
+                .chain(figures)
+                .collect()
         };
-        (!self.waits.is_empty()).then(|| table("Waiting, 1 MiB reads", &head, self.waits.iter().map(row)))
+        (!self.waits.is_empty())
+            .then(|| table("Waiting, 1 MiB reads", &head, self.waits.iter().map(row)))
     }
 }
 
 /// Rows by the size of their block, one line for each concurrency, the limit dashed.
-fn by_block(title: String, y: Axis, (rows, value): (&[&Row], fn(&Row) -> f64), limit: Option<f64>) -> Chart {
-    const TONES: [Tone; 6] = [Tone::Blue, Tone::Orange, Tone::Green, Tone::Purple, Tone::Red, Tone::Teal];
+fn by_block(
+    title: String,
+    y: Axis,
+    (rows, value): (&[&Row], fn(&Row) -> f64),
+    limit: Option<f64>,
+) -> Chart {
+    const TONES: [Tone; 6] = [
+        Tone::Blue,
+        Tone::Orange,
+        Tone::Green,
+        Tone::Purple,
+        Tone::Red,
+        Tone::Teal,
+    ];
     let place = |block: usize| (block as f64).log2();
     let mut blocks: Vec<usize> = rows.iter().map(|row| row.block).collect();
     blocks.sort_unstable();
@@ -360,9 +451,18 @@ fn by_block(title: String, y: Axis, (rows, value): (&[&Row], fn(&Row) -> f64), l
         let mut points: Vec<(f64, f64)> = mine.map(|row| (place(row.block), value(row))).collect();
         points.sort_by(|a, b| a.0.total_cmp(&b.0));
         let plural = if *concurrency == 1 { "" } else { "s" };
-        Line { name: format!("{concurrency} thread{plural}"), tone, mark: Mark::Solid, points }
+        Line {
+            name: format!("{concurrency} thread{plural}"),
+            tone,
+            mark: Mark::Solid,
+            points,
+        }
     };
-    let mut lines: Vec<Line> = threads.iter().zip(TONES.into_iter().cycle()).map(line).collect();
+    let mut lines: Vec<Line> = threads
+        .iter()
+        .zip(TONES.into_iter().cycle())
+        .map(line)
+        .collect();
     lines.extend(limit.map(|limit| Line {
         name: "limit at 1 MiB".to_owned(),
         tone: Tone::Grey,
@@ -371,12 +471,22 @@ fn by_block(title: String, y: Axis, (rows, value): (&[&Row], fn(&Row) -> f64), l
     }));
     let mut x = Axis::new("block", Unit::Count);
     x.ticks = blocks.iter().map(|at| (place(*at), block(*at))).collect();
-    Chart { title, note: String::new(), x, y, lines }
+    Chart {
+        title,
+        note: String::new(),
+        x,
+        y,
+        lines,
+    }
 }
 
 pub(super) fn table(title: &str, head: &[&str], rows: impl Iterator<Item = Vec<String>>) -> Table {
     let head = head.iter().map(|name| (*name).to_owned()).collect();
-    Table { title: title.to_owned(), head, rows: rows.collect() }
+    Table {
+        title: title.to_owned(),
+        head,
+        rows: rows.collect(),
+    }
 }
 
 fn block(bytes: usize) -> String {

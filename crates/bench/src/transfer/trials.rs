@@ -149,18 +149,36 @@ fn watch_idle(options: &Options) -> Result<Idle, BenchError> {
 
 fn despair(options: &Options, peer: &'static str) -> Result<DeadPeer, BenchError> {
     let listener = TcpListener::bind(("127.0.0.1", 0)).map_err(BenchError::io("listen"))?;
-    let address = listener.local_addr().map_err(BenchError::io("listen"))?.to_string();
+    let address = listener
+        .local_addr()
+        .map_err(BenchError::io("listen"))?
+        .to_string();
     // The kernel answers for a listener that never accepts; without one it refuses.
     let _silent = (peer == "silent").then_some(listener);
-    let (count, timeout) = (DESPERATE.to_string(), DESPERATE_TIMEOUT.as_millis().to_string());
+    let (count, timeout) = (
+        DESPERATE.to_string(),
+        DESPERATE_TIMEOUT.as_millis().to_string(),
+    );
     let ports = ports_in_time_wait();
-    let mut process = Process::start(&options.child, &["despair", &address, &count, &timeout], options.patience())?;
+    let mut process = Process::start(
+        &options.child,
+        &["despair", &address, &count, &timeout],
+        options.patience(),
+    )?;
     let said = process.hear("despaired")?;
     let unclear = || BenchError::Transfer(format!("a despairing engine said `{said}`"));
     let mut words = said.splitn(4, ' ');
-    let mut number = || words.next().and_then(|word| word.parse::<f64>().ok()).ok_or_else(unclear);
+    let mut number = || {
+        words
+            .next()
+            .and_then(|word| word.parse::<f64>().ok())
+            .ok_or_else(unclear)
+    };
     let (seconds, growth, sockets) = (number()?, number()?, number()?);
-    let causes = words.next().and_then(|json| serde_json::from_str(json).ok()).ok_or_else(unclear)?;
+    let causes = words
+        .next()
+        .and_then(|json| serde_json::from_str(json).ok())
+        .ok_or_else(unclear)?;
     Ok(DeadPeer {
         peer,
         transfers: DESPERATE,
@@ -176,7 +194,10 @@ fn despair(options: &Options, peer: &'static str) -> Result<DeadPeer, BenchError
 /// Sockets of this machine in TIME_WAIT (`/proc/net/sockstat`).
 fn ports_in_time_wait() -> u64 {
     let text = std::fs::read_to_string("/proc/net/sockstat").unwrap_or_default();
-    let line = text.lines().find(|line| line.starts_with("TCP:")).unwrap_or_default();
+    let line = text
+        .lines()
+        .find(|line| line.starts_with("TCP:"))
+        .unwrap_or_default();
     let mut words = line.split_whitespace().skip_while(|word| *word != "tw");
     words.nth(1).and_then(|word| word.parse().ok()).unwrap_or(0)
 }
@@ -187,9 +208,15 @@ fn kill_targets(options: &Options, carrier: Carrier) -> Result<Torture, BenchErr
     let mut rng = Rng::new(1);
     let mut initiator = start_initiator(options, carrier, "adaptive")?;
     for kill in 0..options.torture {
-        let mut pair = Pair { target: start_target(options, carrier)?, initiator };
+        let mut pair = Pair {
+            target: start_target(options, carrier)?,
+            initiator,
+        };
         pair.open()?;
-        let Pair { mut target, initiator: survivor } = pair;
+        let Pair {
+            mut target,
+            initiator: survivor,
+        } = pair;
         initiator = survivor;
         initiator.say(&format!("flood {}", direction(kill).name()))?;
         initiator.hear("flooding")?;
@@ -197,7 +224,8 @@ fn kill_targets(options: &Options, carrier: Carrier) -> Result<Torture, BenchErr
         target.kill()?;
         let killed = Instant::now();
         let said = initiator.hear("flooded")?;
-        torture.slowest_end_seconds = f64::max(torture.slowest_end_seconds, killed.elapsed().as_secs_f64());
+        torture.slowest_end_seconds =
+            f64::max(torture.slowest_end_seconds, killed.elapsed().as_secs_f64());
         torture.count(&said)?;
         torture.look((kill, options.torture), &mut initiator)?;
     }
@@ -225,7 +253,11 @@ fn kill_initiators(options: &Options, carrier: Carrier) -> Result<Torture, Bench
 }
 
 fn direction(kill: usize) -> Direction {
-    if kill.is_multiple_of(2) { Direction::Read } else { Direction::Write }
+    if kill.is_multiple_of(2) {
+        Direction::Read
+    } else {
+        Direction::Write
+    }
 }
 
 /// When to kill: within the time that 1 GiB takes at the speed of memory.
@@ -252,9 +284,14 @@ impl Torture {
     fn count(&mut self, said: &str) -> Result<(), BenchError> {
         let unclear = || BenchError::Transfer(format!("a survivor said `{said}`"));
         let mut words = said.splitn(3, ' ');
-        let completed: u32 = words.next().and_then(|word| word.parse().ok()).ok_or_else(unclear)?;
-        let causes: BTreeMap<String, u32> =
-            words.nth(1).and_then(|json| serde_json::from_str(json).ok()).ok_or_else(unclear)?;
+        let completed: u32 = words
+            .next()
+            .and_then(|word| word.parse().ok())
+            .ok_or_else(unclear)?;
+        let causes: BTreeMap<String, u32> = words
+            .nth(1)
+            .and_then(|json| serde_json::from_str(json).ok())
+            .ok_or_else(unclear)?;
         self.kills += 1;
         self.completed += completed;
         self.requests += completed;
@@ -266,7 +303,11 @@ impl Torture {
     }
 
     /// Notes how the survivor stands: after the first kills, and after the last, once it has let go of what the dead had.
-    fn look(&mut self, (kill, kills): (usize, usize), survivor: &mut Process) -> Result<(), BenchError> {
+    fn look(
+        &mut self,
+        (kill, kills): (usize, usize),
+        survivor: &mut Process,
+    ) -> Result<(), BenchError> {
         let (warm, last) = (kill < WARM_KILLS, kill + 1 == kills);
         if !warm && !last {
             return Ok(());
@@ -277,7 +318,8 @@ impl Torture {
             if warm {
                 self.before = self.after;
             }
-            let no_more = self.after.files <= self.before.files && self.after.mappings <= self.before.mappings;
+            let no_more = self.after.files <= self.before.files
+                && self.after.mappings <= self.before.mappings;
             if (self.after.accesses == 0 && no_more) || began.elapsed() > SETTLING {
                 return Ok(());
             }
@@ -286,42 +328,97 @@ impl Torture {
     }
 
     pub(super) fn table(all: &[Self]) -> Option<Table> {
-        let head = ["mover", "killed", "kills", "requests", "completed", "causes", "slowest end s", "before", "after"];
+        let head = [
+            "mover",
+            "killed",
+            "kills",
+            "requests",
+            "completed",
+            "causes",
+            "slowest end s",
+            "before",
+            "after",
+        ];
         let row = |torture: &Self| {
-            let mut cells = vec![torture.mover.name().to_owned(), torture.killed.to_owned(), torture.kills.to_string()];
+            let mut cells = vec![
+                torture.mover.name().to_owned(),
+                torture.killed.to_owned(),
+                torture.kills.to_string(),
+            ];
             cells.extend([torture.requests, torture.completed].map(|number| number.to_string()));
-            cells.extend([causes(&torture.causes), format!("{:.3}", torture.slowest_end_seconds)]);
+            cells.extend([
+                causes(&torture.causes),
+                format!("{:.3}", torture.slowest_end_seconds),
+            ]);
             cells.extend([torture.before, torture.after].map(State::text));
             cells
         };
-        (!all.is_empty()).then(|| table("Killed in the middle of 1 GiB", &head, all.iter().map(row)))
+        (!all.is_empty())
+            .then(|| table("Killed in the middle of 1 GiB", &head, all.iter().map(row)))
     }
 }
 
 impl State {
     fn ask(process: &mut Process) -> Result<Self, BenchError> {
         process.say("state")?;
-        let [files, mappings, resident_bytes, threads, accesses] = process.numbers("state")?.map(|n| n as u64);
-        Ok(Self { files, mappings, resident_bytes, threads, accesses })
+        let [files, mappings, resident_bytes, threads, accesses] =
+            process.numbers("state")?.map(|n| n as u64);
+        Ok(Self {
+            files,
+            mappings,
+            resident_bytes,
+            threads,
+            accesses,
+        })
     }
 
     fn text(self) -> String {
-        let Self { files, mappings, resident_bytes, threads, accesses } = self;
+        let Self {
+            files,
+            mappings,
+            resident_bytes,
+            threads,
+            accesses,
+        } = self;
         let resident = ByteSize(resident_bytes >> 20 << 20);
-        format!("{files} files, {mappings} maps, {resident}, {threads} threads, {accesses} accesses")
+        format!(
+            "{files} files, {mappings} maps, {resident}, {threads} threads, {accesses} accesses"
+        )
     }
 }
 
 impl Idle {
     pub(super) fn table(&self) -> Table {
-        let head = ["process", "CPU %", "context switches", "connections", "seconds"];
+        let head = [
+            "process",
+            "CPU %",
+            "context switches",
+            "connections",
+            "seconds",
+        ];
         let row = |name: &str, percent: f64, switches: u64| {
-            let own = [format!("{percent:.3}"), switches.to_string(), self.connections.to_string()];
-            [name.to_owned()].into_iter().chain(own).chain([format!("{:.1}", self.seconds)]).collect()
+            let own = [
+                format!("{percent:.3}"),
+                switches.to_string(),
+                self.connections.to_string(),
+            ];
+            [name.to_owned()]
+                .into_iter()
+                .chain(own)
+                .chain([format!("{:.1}", self.seconds)])
+                .collect()
         };
         let rows = [
-            row("one engine, all connections its own", self.initiator_cpu_percent, self.initiator_switches),
-            row("many engines that serve them", self.target_cpu_percent, self.target_switches),
+            row(
+                "one engine, all connections its own",
+                self.initiator_cpu_percent,
+                self.initiator_switches,
+            ),
+            row(
+                "many engines that serve them",
+                self.target_cpu_percent,
+                self.target_switches,
+            ),
         ];
         table("Idle", &head, rows.into_iter())
     }
@@ -329,11 +426,25 @@ impl Idle {
 
 impl DeadPeer {
     pub(super) fn table(all: &[Self]) -> Option<Table> {
-        let head = ["peer", "transfers", "timeout s", "all over after s", "causes", "growth", "sockets", "ports left"];
+        let head = [
+            "peer",
+            "transfers",
+            "timeout s",
+            "all over after s",
+            "causes",
+            "growth",
+            "sockets",
+            "ports left",
+        ];
         let row = |dead: &Self| {
             let mut cells = vec![dead.peer.to_owned(), dead.transfers.to_string()];
-            cells.extend([dead.timeout_seconds, dead.seconds].map(|seconds| format!("{seconds:.2}")));
-            cells.extend([causes(&dead.causes), ByteSize(dead.growth_bytes).to_string()]);
+            cells.extend(
+                [dead.timeout_seconds, dead.seconds].map(|seconds| format!("{seconds:.2}")),
+            );
+            cells.extend([
+                causes(&dead.causes),
+                ByteSize(dead.growth_bytes).to_string(),
+            ]);
             cells.extend([dead.sockets_max, dead.ports_left].map(|number| number.to_string()));
             cells
         };
@@ -342,6 +453,13 @@ impl DeadPeer {
 }
 
 fn causes(causes: &BTreeMap<String, u32>) -> String {
-    let texts: Vec<String> = causes.iter().map(|(cause, count)| format!("{count} {cause}")).collect();
-    if texts.is_empty() { "none".to_owned() } else { texts.join(", ") }
+    let texts: Vec<String> = causes
+        .iter()
+        .map(|(cause, count)| format!("{count} {cause}"))
+        .collect();
+    if texts.is_empty() {
+        "none".to_owned()
+    } else {
+        texts.join(", ")
+    }
 }

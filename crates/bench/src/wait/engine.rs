@@ -60,7 +60,12 @@ impl<'a> Engine<'a> {
         let waiting = Waiting::at(&self.waits).by(&*self.strategy);
         let done = Arc::new(Countdown::new(1));
         let (bytes, buffer) = (buffer.len(), buffer.as_mut_ptr());
-        let request = Request { object, buffer, bytes, done: Arc::clone(&done) };
+        let request = Request {
+            object,
+            buffer,
+            bytes,
+            done: Arc::clone(&done),
+        };
         if waiting.helps() && self.enter() {
             self.copy(&request);
             self.leave();
@@ -68,7 +73,8 @@ impl<'a> Engine<'a> {
         }
         self.lock().push_back(request);
         self.queued.notify(1);
-        done.wait(&waiting).expect("no deadline, no cancel, and a copy does not fail");
+        done.wait(&waiting)
+            .expect("no deadline, no cancel, and a copy does not fail");
     }
 
     /// What a mover does.
@@ -91,7 +97,9 @@ impl<'a> Engine<'a> {
                     continue;
                 }
             }
-            let _ = self.queued.wait(seen, &Waiting::at(&self.idle).by(&*self.strategy));
+            let _ = self
+                .queued
+                .wait(seen, &Waiting::at(&self.idle).by(&*self.strategy));
         }
     }
 
@@ -102,7 +110,9 @@ impl<'a> Engine<'a> {
     /// Takes one of the places for copying.
     fn enter(&self) -> bool {
         let more = |copying| (copying < self.copying_max).then_some(copying + 1);
-        self.copying.fetch_update(Ordering::AcqRel, Ordering::Relaxed, more).is_ok()
+        self.copying
+            .fetch_update(Ordering::AcqRel, Ordering::Relaxed, more)
+            .is_ok()
     }
 
     /// Gives the place back, to a mover if something was queued meanwhile.

@@ -9,7 +9,9 @@ impl Report {
     /// The rows and the bounds as tables of text.
     #[must_use]
     pub fn to_text(&self) -> String {
-        let idle = self.idle.map_or_else(String::new, |idle| idle.line() + "\n");
+        let idle = self
+            .idle
+            .map_or_else(String::new, |idle| idle.line() + "\n");
         self.table().text() + &idle + "\n" + &Bound::table(&self.bounds).text()
     }
 
@@ -18,10 +20,16 @@ impl Report {
     pub fn to_html(&self) -> String {
         let mut bars = Vec::new();
         for (title, unit, value) in [
-            ("Throughput", "GB/s, more is better", (|row: &Row| row.gbps) as fn(&Row) -> f64),
+            (
+                "Throughput",
+                "GB/s, more is better",
+                (|row: &Row| row.gbps) as fn(&Row) -> f64,
+            ),
             ("CPUs used", "cores, less is better", |row| row.cores),
             ("Mean latency", "µs, less is better", |row| row.avg_us),
-            ("99th percentile of latency", "µs, less is better", |row| row.p99_us),
+            ("99th percentile of latency", "µs, less is better", |row| {
+                row.p99_us
+            }),
         ] {
             bars.push(self.bars(title, unit, value));
         }
@@ -36,7 +44,9 @@ impl Report {
             lead: self.machine.line(),
             bars,
             tables: vec![self.table(), Bound::table(&self.bounds)],
-            notes: std::iter::once(method).chain(self.idle.map(Idle::line)).collect(),
+            notes: std::iter::once(method)
+                .chain(self.idle.map(Idle::line))
+                .collect(),
             ..Page::default()
         };
         page.html()
@@ -54,21 +64,35 @@ impl Report {
             }
         }
         let find = |concurrency: usize, strategy: &String| {
-            let row = self.rows.iter().find(|row| row.concurrency == concurrency && row.strategy == *strategy);
+            let row = self
+                .rows
+                .iter()
+                .find(|row| row.concurrency == concurrency && row.strategy == *strategy);
             row.map(value)
         };
         let group = |concurrency: usize| {
-            let values = series.iter().map(|strategy| find(concurrency, strategy)).collect();
+            let values = series
+                .iter()
+                .map(|strategy| find(concurrency, strategy))
+                .collect();
             (format!("{concurrency} waiters"), values)
         };
         let groups = concurrencies.into_iter().map(group).collect();
-        Bars { title: title.to_owned(), unit, series: series.clone(), groups }
+        Bars {
+            title: title.to_owned(),
+            unit,
+            series: series.clone(),
+            groups,
+        }
     }
 
     fn table(&self) -> Table {
         let cells = |row: &Row| {
             let figures = [row.cores, row.gbps, row.avg_us, row.p99_us].map(figure);
-            [row.strategy.clone(), row.concurrency.to_string()].into_iter().chain(figures).collect()
+            [row.strategy.clone(), row.concurrency.to_string()]
+                .into_iter()
+                .chain(figures)
+                .collect()
         };
         Table::new("Figures", &HEADING, self.rows.iter().map(cells))
     }
@@ -80,19 +104,44 @@ pub(super) fn bounds(ratios: &[Ratios], idle: Option<Idle>) -> Vec<Bound> {
     for ratios in ratios {
         let what = |what: &str| format!("adaptive, {} waiters: {what}", ratios.concurrency);
         if ratios.concurrency == 1 {
-            bounds.extend(ratios.avg_over_spin.map(|value| Bound::at_most(what("mean over spin"), value, 1.05)));
-            bounds.extend(ratios.cores_over_spin.map(|value| Bound::at_most(what("cores over spin"), value, 0.8)));
+            bounds.extend(
+                ratios
+                    .avg_over_spin
+                    .map(|value| Bound::at_most(what("mean over spin"), value, 1.05)),
+            );
+            bounds.extend(
+                ratios
+                    .cores_over_spin
+                    .map(|value| Bound::at_most(what("cores over spin"), value, 0.8)),
+            );
             continue;
         }
-        bounds.push(Bound::at_most(what("mean over the best"), ratios.avg_over_best, 1.05));
-        bounds.push(Bound::at_least(what("GB/s over the best"), ratios.gbps_over_best, 0.98));
-        bounds.push(Bound::at_most(what("cores over the thriftiest"), ratios.cores_over_thriftiest, 1.1));
+        bounds.push(Bound::at_most(
+            what("mean over the best"),
+            ratios.avg_over_best,
+            1.05,
+        ));
+        bounds.push(Bound::at_least(
+            what("GB/s over the best"),
+            ratios.gbps_over_best,
+            0.98,
+        ));
+        bounds.push(Bound::at_most(
+            what("cores over the thriftiest"),
+            ratios.cores_over_thriftiest,
+            1.1,
+        ));
         if ratios.concurrency >= CROWD {
-            bounds.extend(ratios.gbps_over_spin.map(|value| Bound::at_least(what("GB/s over spin"), value, 3.0)));
+            bounds.extend(
+                ratios
+                    .gbps_over_spin
+                    .map(|value| Bound::at_least(what("GB/s over spin"), value, 3.0)),
+            );
         }
     }
     // 0.0 when it is written with one digit.
-    bounds.extend(idle.map(|idle| Bound::at_most("idle: percent of a core", idle.cpu_percent, 0.05)));
+    bounds
+        .extend(idle.map(|idle| Bound::at_most("idle: percent of a core", idle.cpu_percent, 0.05)));
     bounds
 }
 

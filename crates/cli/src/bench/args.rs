@@ -291,7 +291,11 @@ impl Promotion {
 
 impl Meta {
     pub(super) fn options(&self) -> meta::Options {
-        let mut options = meta::Options { samples: self.samples, seed: self.seed, ..Default::default() };
+        let mut options = meta::Options {
+            samples: self.samples,
+            seed: self.seed,
+            ..Default::default()
+        };
         given(&mut options.objects, &self.objects);
         options
     }
@@ -299,7 +303,12 @@ impl Meta {
 
 impl Wait {
     pub(super) fn options(&self) -> wait::Options {
-        let mut options = wait::Options { run: self.run, rounds: self.rounds, idle: self.idle, ..Default::default() };
+        let mut options = wait::Options {
+            run: self.run,
+            rounds: self.rounds,
+            idle: self.idle,
+            ..Default::default()
+        };
         given(&mut options.concurrency, &self.concurrency);
         given(&mut options.strategies, &self.strategies);
         options.movers = self.movers.unwrap_or(options.movers);
@@ -309,7 +318,11 @@ impl Wait {
 
 impl Pool {
     pub(super) fn options(&self) -> pool::Options {
-        let mut options = pool::Options { rounds: self.rounds, peers: !self.no_peers, ..Default::default() };
+        let mut options = pool::Options {
+            rounds: self.rounds,
+            peers: !self.no_peers,
+            ..Default::default()
+        };
         given(&mut options.threads, &self.threads);
         given(&mut options.tasks, &self.tasks);
         given(&mut options.gaps, &self.gaps);
@@ -319,7 +332,12 @@ impl Pool {
 
 impl Mq {
     pub(super) fn options(&self, child: Vec<std::ffi::OsString>) -> mq::Options {
-        let mut options = mq::Options { window: self.window, rounds: self.rounds, child, ..Default::default() };
+        let mut options = mq::Options {
+            window: self.window,
+            rounds: self.rounds,
+            child,
+            ..Default::default()
+        };
         given(&mut options.links, &self.links);
         given(&mut options.rates, &self.rates);
         options.python = self.python.clone().unwrap_or(options.python);
@@ -330,7 +348,12 @@ impl Mq {
 impl Transfer {
     pub(super) fn options(&self, child: Vec<std::ffi::OsString>) -> transfer::Options {
         let defaults = transfer::Options::default();
-        let mut options = transfer::Options { window: self.window, rounds: self.rounds, child, ..defaults };
+        let mut options = transfer::Options {
+            window: self.window,
+            rounds: self.rounds,
+            child,
+            ..defaults
+        };
         if self.quick {
             options.blocks = vec![4 << 10, 1 << 20];
             options.concurrency = vec![1, 16];
@@ -341,14 +364,25 @@ impl Transfer {
         }
         given(&mut options.carriers, &self.mover);
         given(&mut options.directions, &self.op);
-        given(&mut options.blocks, &self.blocks.iter().map(|size| size.0 as usize).collect::<Vec<_>>());
+        given(
+            &mut options.blocks,
+            &self
+                .blocks
+                .iter()
+                .map(|size| size.0 as usize)
+                .collect::<Vec<_>>(),
+        );
         given(&mut options.concurrency, &self.concurrency);
         given(&mut options.batches, &self.batch);
         options.place = self.device;
         options.rows = !self.no_rows;
         options.trials = self.trials;
         options.torture = self.torture;
-        options.waits = if self.waits { wait::Options::default().strategies } else { Vec::new() };
+        options.waits = if self.waits {
+            wait::Options::default().strategies
+        } else {
+            Vec::new()
+        };
         options.python = match (self.no_peers || self.quick, &self.python) {
             (_, Some(python)) => Some(python.clone()),
             (true, None) => None,

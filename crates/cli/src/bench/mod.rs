@@ -36,22 +36,41 @@ pub(crate) fn run(scenario: &Bench) -> Result<u8> {
         Bench::Wait(arguments) => {
             let report = wait::run(&arguments.options())?;
             let (text, html) = (report.to_text(), Some(report.to_html()));
-            Shown { text, html, ..Shown::plain("wait", &report)? }.show(&arguments.output)
+            Shown {
+                text,
+                html,
+                ..Shown::plain("wait", &report)?
+            }
+            .show(&arguments.output)
         }
         Bench::Pool(arguments) => {
             let report = pool::run(&arguments.options())?;
             let (text, html) = (report.to_text(), Some(report.to_html()));
-            Shown { text, html, ..Shown::plain("pool", &report)? }.show(&arguments.output)
+            Shown {
+                text,
+                html,
+                ..Shown::plain("pool", &report)?
+            }
+            .show(&arguments.output)
         }
         Bench::Mq(arguments) => {
             let report = mq::run(&arguments.options(ourselves("mq-child")?))?;
             let html = Some(report.to_html());
-            Shown { html, ..Shown::plain("mq", &on_this_machine(report))? }.show(&arguments.output)
+            Shown {
+                html,
+                ..Shown::plain("mq", &on_this_machine(report))?
+            }
+            .show(&arguments.output)
         }
         Bench::Transfer(arguments) => {
             let report = transfer::run(&arguments.options(ourselves("transfer-child")?))?;
             let (text, html) = (report.to_text(), Some(report.to_html()));
-            Shown { text, html, ..Shown::plain("transfer", &report)? }.show(&arguments.output)
+            Shown {
+                text,
+                html,
+                ..Shown::plain("transfer", &report)?
+            }
+            .show(&arguments.output)
         }
         Bench::TransferChild { arguments } => {
             transfer::child(arguments)?;
@@ -72,7 +91,9 @@ fn ourselves(child: &str) -> Result<Vec<OsString>> {
 
 /// A directory on the device to be measured that goes with the run.
 fn passing(parent: &Path) -> Result<TempDir> {
-    let made = tempfile::Builder::new().prefix("slackwater-bench-").tempdir_in(parent);
+    let made = tempfile::Builder::new()
+        .prefix("slackwater-bench-")
+        .tempdir_in(parent);
     made.with_context(|| format!("cannot make a directory in {}", parent.display()))
 }
 
@@ -85,7 +106,10 @@ struct OnMachine<T> {
 }
 
 fn on_this_machine<T>(report: T) -> OnMachine<T> {
-    OnMachine { report, machine: Machine::detect() }
+    OnMachine {
+        report,
+        machine: Machine::detect(),
+    }
 }
 
 /// A report in the forms that it can be asked for.
@@ -99,14 +123,23 @@ struct Shown {
 impl Shown {
     fn plain(name: &'static str, report: &impl Serialize) -> Result<Self> {
         let tables = tables(&serde_json::to_value(report)?);
-        let text = tables.into_iter().map(|(name, table)| format!("{name}\n{table}\n")).collect();
-        Ok(Self { name, json: serde_json::to_string(report)?, text, html: None })
+        let text = tables
+            .into_iter()
+            .map(|(name, table)| format!("{name}\n{table}\n"))
+            .collect();
+        Ok(Self {
+            name,
+            json: serde_json::to_string(report)?,
+            text,
+            html: None,
+        })
     }
 
     #[expect(clippy::print_stdout, reason = "the answer of the command")]
     fn show(&self, output: &Output) -> Result<u8> {
         if let Some(directory) = &output.report {
-            self.write(directory).with_context(|| format!("cannot write the report into {}", directory.display()))?;
+            self.write(directory)
+                .with_context(|| format!("cannot write the report into {}", directory.display()))?;
         }
         if output.json {
             println!("{}", self.json);
@@ -118,8 +151,13 @@ impl Shown {
 
     fn write(&self, directory: &Path) -> std::io::Result<()> {
         std::fs::create_dir_all(directory)?;
-        std::fs::write(directory.join(format!("{}.json", self.name)), format!("{}\n", self.json))?;
-        let Some(html) = &self.html else { return Ok(()) };
+        std::fs::write(
+            directory.join(format!("{}.json", self.name)),
+            format!("{}\n", self.json),
+        )?;
+        let Some(html) = &self.html else {
+            return Ok(());
+        };
         std::fs::write(directory.join(format!("{}.html", self.name)), html)
     }
 }
@@ -134,9 +172,12 @@ fn tables(report: &Value) -> Vec<(String, Table)> {
         let mut columns: Vec<&str> = rows[0].keys().map(String::as_str).collect();
         // What a row is about comes before its figures.
         columns.sort_by_key(|column| !rows[0][*column].is_string());
-        let cell = |row: &Map<String, Value>, column: &str| row.get(column).map(text).unwrap_or_default();
-        let cells: Vec<Vec<String>> =
-            rows.iter().map(|row| columns.iter().map(|column| cell(row, column)).collect()).collect();
+        let cell =
+            |row: &Map<String, Value>, column: &str| row.get(column).map(text).unwrap_or_default();
+        let cells: Vec<Vec<String>> = rows
+            .iter()
+            .map(|row| columns.iter().map(|column| cell(row, column)).collect())
+            .collect();
         tables.push((name, table(&columns, &cells)));
     }
     tables
@@ -145,16 +186,26 @@ fn tables(report: &Value) -> Vec<(String, Table)> {
 type List<'a> = (String, Vec<&'a Map<String, Value>>);
 
 /// Names of nested figures are joined: `pre.p50_us`.
-fn flatten<'a>(name: &str, value: &'a Value, figures: &mut Vec<Vec<String>>, lists: &mut Vec<List<'a>>) {
+fn flatten<'a>(
+    name: &str,
+    value: &'a Value,
+    figures: &mut Vec<Vec<String>>,
+    lists: &mut Vec<List<'a>>,
+) {
     match value {
         Value::Object(fields) => {
             for (field, value) in fields {
-                let name = if name.is_empty() { field.clone() } else { format!("{name}.{field}") };
+                let name = if name.is_empty() {
+                    field.clone()
+                } else {
+                    format!("{name}.{field}")
+                };
                 flatten(&name, value, figures, lists);
             }
         }
         Value::Array(items) => {
-            let rows: Vec<&Map<String, Value>> = items.iter().filter_map(Value::as_object).collect();
+            let rows: Vec<&Map<String, Value>> =
+                items.iter().filter_map(Value::as_object).collect();
             if rows.first().is_some_and(|row| !row.is_empty()) {
                 lists.push((name.to_owned(), rows));
             } else if !items.is_empty() {
@@ -212,12 +263,27 @@ mod tests {
             "notes": ["left out", "why"],
         });
         let tables = tables(&report);
-        let texts: Vec<String> = tables.iter().map(|(name, table)| format!("{name} {table}")).collect();
+        let texts: Vec<String> = tables
+            .iter()
+            .map(|(name, table)| format!("{name} {table}"))
+            .collect();
         assert_eq!(texts.len(), 2);
-        for word in ["pre.p50_us", "812", "0.9432", "1000", "uring", "–", "left out; why"] {
+        for word in [
+            "pre.p50_us",
+            "812",
+            "0.9432",
+            "1000",
+            "uring",
+            "–",
+            "left out; why",
+        ] {
             assert!(texts[0].contains(word), "{word}: {}", texts[0]);
         }
-        assert!(texts[1].starts_with("rows") && texts[1].contains("12.35"), "{}", texts[1]);
+        assert!(
+            texts[1].starts_with("rows") && texts[1].contains("12.35"),
+            "{}",
+            texts[1]
+        );
         let head = texts[1].lines().nth(1).unwrap();
         assert!(head.find("what") < head.find("gbps"), "{head}");
     }

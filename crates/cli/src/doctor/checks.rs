@@ -59,25 +59,47 @@ pub(super) fn examine(facts: &Facts, config: &Config) -> Vec<Check> {
 }
 
 fn ok(name: &'static str, found: impl Into<String>) -> Check {
-    Check { name, verdict: Verdict::Ok, found: found.into(), advice: None }
+    Check {
+        name,
+        verdict: Verdict::Ok,
+        found: found.into(),
+        advice: None,
+    }
 }
 
 fn warn(name: &'static str, found: impl Into<String>, advice: impl Into<String>) -> Check {
-    Check { name, verdict: Verdict::Warn, found: found.into(), advice: Some(advice.into()) }
+    Check {
+        name,
+        verdict: Verdict::Warn,
+        found: found.into(),
+        advice: Some(advice.into()),
+    }
 }
 
 fn fail(name: &'static str, found: impl Into<String>, advice: impl Into<String>) -> Check {
-    Check { name, verdict: Verdict::Fail, found: found.into(), advice: Some(advice.into()) }
+    Check {
+        name,
+        verdict: Verdict::Fail,
+        found: found.into(),
+        advice: Some(advice.into()),
+    }
 }
 
 fn kernel(facts: &Facts) -> Check {
-    let mut parts = facts.kernel.split(['.', '-']).map(|part| part.parse::<u32>().unwrap_or(0));
+    let mut parts = facts
+        .kernel
+        .split(['.', '-'])
+        .map(|part| part.parse::<u32>().unwrap_or(0));
     let version = (parts.next().unwrap_or(0), parts.next().unwrap_or(0));
     if version >= OLDEST_KERNEL {
         ok("kernel", &facts.kernel)
     } else {
         let (major, minor) = OLDEST_KERNEL;
-        warn("kernel", &facts.kernel, format!("Slackwater is tested on Linux {major}.{minor} and later"))
+        warn(
+            "kernel",
+            &facts.kernel,
+            format!("Slackwater is tested on Linux {major}.{minor} and later"),
+        )
     }
 }
 
@@ -96,23 +118,47 @@ fn io_uring(facts: &Facts, config: &Config) -> Check {
     };
     match config.io {
         IoBackend::Uring => fail("io_uring", format!("refused: {}", refusal.0), advice),
-        IoBackend::Pread => ok("io_uring", format!("refused ({}), and not asked for", refusal.0)),
-        IoBackend::Auto => {
-            warn("io_uring", format!("refused: {}; SSD reads and writes go by pread and pwrite", refusal.0), advice)
-        }
+        IoBackend::Pread => ok(
+            "io_uring",
+            format!("refused ({}), and not asked for", refusal.0),
+        ),
+        IoBackend::Auto => warn(
+            "io_uring",
+            format!(
+                "refused: {}; SSD reads and writes go by pread and pwrite",
+                refusal.0
+            ),
+            advice,
+        ),
     }
 }
 
 fn memory(facts: &Facts, config: &Config) -> Check {
     let limits = [facts.memory_available, facts.memory_limit];
     let Some(room) = limits.into_iter().flatten().min() else {
-        return warn("memory", "the system does not say how much is free", "compare `memory` with what `free` shows");
+        return warn(
+            "memory",
+            "the system does not say how much is free",
+            "compare `memory` with what `free` shows",
+        );
     };
-    let found = format!("{} can be had, {} wanted for values", ByteSize(room), config.memory);
+    let found = format!(
+        "{} can be had, {} wanted for values",
+        ByteSize(room),
+        config.memory
+    );
     if room < config.memory.0 {
-        fail("memory", found, format!("lower `memory` below {}, or free some", ByteSize(room)))
+        fail(
+            "memory",
+            found,
+            format!("lower `memory` below {}, or free some", ByteSize(room)),
+        )
     } else if room - config.memory.0 < config.memory.0 / 10 {
-        warn("memory", found, "leave a tenth free for metadata, buffers and everybody else")
+        warn(
+            "memory",
+            found,
+            "leave a tenth free for metadata, buffers and everybody else",
+        )
     } else {
         ok("memory", found)
     }
@@ -129,7 +175,11 @@ fn huge_pages(facts: &Facts, config: &Config) -> Check {
                 format!("transparent ones: {mode}"),
                 "`echo madvise > /sys/kernel/mm/transparent_hugepage/enabled`: first touches are several times faster",
             ),
-            None => warn(NAME, "this kernel has no transparent ones", "reserve some and set `huge_pages` = reserved"),
+            None => warn(
+                NAME,
+                "this kernel has no transparent ones",
+                "reserve some and set `huge_pages` = reserved",
+            ),
         },
         HugePages::Reserved => {
             let (free, size) = facts.reserved_pages;
@@ -141,7 +191,9 @@ fn huge_pages(facts: &Facts, config: &Config) -> Check {
                 warn(
                     NAME,
                     found,
-                    format!("`sysctl vm.nr_hugepages={wanted}`, best at boot; ordinary pages serve until then"),
+                    format!(
+                        "`sysctl vm.nr_hugepages={wanted}`, best at boot; ordinary pages serve until then"
+                    ),
                 )
             }
         }
@@ -166,8 +218,10 @@ fn files(facts: &Facts, config: &Config) -> Check {
     let log = (config.ssd.0 / config.file_bytes.0.max(1)).min(HANDLES_MAX as u64);
     let wanted = log + FILES_BESIDE_LOG;
     let (now, most) = facts.files;
-    let found =
-        format!("{} allowed, about {wanted} wanted", now.map_or("any number".to_owned(), |now| now.to_string()));
+    let found = format!(
+        "{} allowed, about {wanted} wanted",
+        now.map_or("any number".to_owned(), |now| now.to_string())
+    );
     let enough = |limit: Option<u64>| limit.is_none_or(|limit| limit >= wanted);
     // The store raises the soft limit itself, and with fewer files opens and closes those of its log as it goes.
     if enough(now) {
@@ -175,7 +229,13 @@ fn files(facts: &Facts, config: &Config) -> Check {
     } else if enough(most) {
         ok(NAME, format!("{found}: the store raises the limit"))
     } else {
-        warn(NAME, found, format!("raise the hard limit to {wanted} (limits.conf, LimitNOFILE), or raise `file_bytes`"))
+        warn(
+            NAME,
+            found,
+            format!(
+                "raise the hard limit to {wanted} (limits.conf, LimitNOFILE), or raise `file_bytes`"
+            ),
+        )
     }
 }
 
@@ -210,21 +270,36 @@ fn directory(facts: &Facts) -> Check {
     let disk = &facts.disk;
     let found = format!("{} on {}", disk.path.display(), disk.kind);
     match (&disk.write, disk.kind.as_str()) {
-        (Some(refusal), _) => {
-            fail(NAME, format!("{found}: {}", refusal.0), "set `dir` to a directory that this user may write")
-        }
-        (None, "tmpfs") => {
-            warn(NAME, found, "this is memory, not a disk: values on it are lost at shutdown and cost DRAM twice")
-        }
-        (None, "nfs" | "fuse") => warn(NAME, found, "a network file system is slow and may lie about what is durable"),
+        (Some(refusal), _) => fail(
+            NAME,
+            format!("{found}: {}", refusal.0),
+            "set `dir` to a directory that this user may write",
+        ),
+        (None, "tmpfs") => warn(
+            NAME,
+            found,
+            "this is memory, not a disk: values on it are lost at shutdown and cost DRAM twice",
+        ),
+        (None, "nfs" | "fuse") => warn(
+            NAME,
+            found,
+            "a network file system is slow and may lie about what is durable",
+        ),
         (None, _) => ok(NAME, found),
     }
 }
 
 fn direct(facts: &Facts) -> Check {
     match (&facts.disk.write, &facts.disk.direct) {
-        (Some(_), _) => warn("direct I/O", "cannot be tried in a directory that cannot be written", "see above"),
-        (None, None) => ok("direct I/O", "a block was written and read past the page cache"),
+        (Some(_), _) => warn(
+            "direct I/O",
+            "cannot be tried in a directory that cannot be written",
+            "see above",
+        ),
+        (None, None) => ok(
+            "direct I/O",
+            "a block was written and read past the page cache",
+        ),
         (None, Some(refusal)) => warn(
             "direct I/O",
             format!("refused: {}", refusal.0),
@@ -236,7 +311,11 @@ fn direct(facts: &Facts) -> Check {
 fn space(facts: &Facts, config: &Config) -> Check {
     const NAME: &str = "free space";
     let Some(free) = facts.disk.free else {
-        return warn(NAME, "the system does not say", "compare `ssd` with what `df` shows");
+        return warn(
+            NAME,
+            "the system does not say",
+            "compare `ssd` with what `df` shows",
+        );
     };
     let found = format!("{} free, `ssd` = {}", ByteSize(free), config.ssd);
     if free < config.ssd.0 {
@@ -268,53 +347,189 @@ mod tests {
     }
 
     fn config(flags: &[(&str, &str)]) -> Config {
-        let flags: Vec<(String, String)> = flags.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
+        let flags: Vec<(String, String)> = flags
+            .iter()
+            .map(|(k, v)| ((*k).to_owned(), (*v).to_owned()))
+            .collect();
         Config::load(None, std::iter::empty(), &flags).unwrap()
     }
 
-    fn check(name: &str, flags: &[(&str, &str)], spoil: impl FnOnce(&mut Facts), verdict: Verdict, words: &str) {
+    fn check(
+        name: &str,
+        flags: &[(&str, &str)],
+        spoil: impl FnOnce(&mut Facts),
+        verdict: Verdict,
+        words: &str,
+    ) {
         let mut facts = good();
         spoil(&mut facts);
         let checks = examine(&facts, &config(flags));
         let found = checks.iter().find(|check| check.name == name).unwrap();
         assert_eq!(found.verdict, verdict, "{found:?}");
-        let text = format!("{} {}", found.found, found.advice.clone().unwrap_or_default());
+        let text = format!(
+            "{} {}",
+            found.found,
+            found.advice.clone().unwrap_or_default()
+        );
         assert!(text.contains(words), "{text}");
-        assert_eq!(found.advice.is_none(), verdict == Verdict::Ok, "a finding that is not ok says what to do");
+        assert_eq!(
+            found.advice.is_none(),
+            verdict == Verdict::Ok,
+            "a finding that is not ok says what to do"
+        );
     }
 
     #[test]
     fn a_good_machine_has_nothing_to_hear() {
-        assert!(examine(&good(), &config(&[])).iter().all(|check| check.verdict == Verdict::Ok));
+        assert!(
+            examine(&good(), &config(&[]))
+                .iter()
+                .all(|check| check.verdict == Verdict::Ok)
+        );
     }
 
     #[test]
     fn each_shortcoming_is_named_with_its_cure() {
         use Verdict::{Fail, Ok, Warn};
         let refused = || Some(Refusal("Operation not permitted".to_owned()));
-        check("kernel", &[], |facts| facts.kernel = "4.19.0".to_owned(), Warn, "5.10");
-        check("io_uring", &[], |facts| facts.io_uring = refused(), Warn, "seccomp");
-        check("io_uring", &[("io", "uring")], |facts| facts.io_uring = refused(), Fail, "not permitted");
-        check("io_uring", &[("io", "pread")], |facts| facts.io_uring = refused(), Ok, "not asked for");
-        let disabled = |facts: &mut Facts| (facts.io_uring, facts.io_uring_disabled) = (refused(), Some(2));
-        check("io_uring", &[], disabled, Warn, "sysctl kernel.io_uring_disabled=0");
-        check("memory", &[("memory", "65GiB")], |_| (), Fail, "below 64GiB");
+        check(
+            "kernel",
+            &[],
+            |facts| facts.kernel = "4.19.0".to_owned(),
+            Warn,
+            "5.10",
+        );
+        check(
+            "io_uring",
+            &[],
+            |facts| facts.io_uring = refused(),
+            Warn,
+            "seccomp",
+        );
+        check(
+            "io_uring",
+            &[("io", "uring")],
+            |facts| facts.io_uring = refused(),
+            Fail,
+            "not permitted",
+        );
+        check(
+            "io_uring",
+            &[("io", "pread")],
+            |facts| facts.io_uring = refused(),
+            Ok,
+            "not asked for",
+        );
+        let disabled =
+            |facts: &mut Facts| (facts.io_uring, facts.io_uring_disabled) = (refused(), Some(2));
+        check(
+            "io_uring",
+            &[],
+            disabled,
+            Warn,
+            "sysctl kernel.io_uring_disabled=0",
+        );
+        check(
+            "memory",
+            &[("memory", "65GiB")],
+            |_| (),
+            Fail,
+            "below 64GiB",
+        );
         check("memory", &[("memory", "60GiB")], |_| (), Warn, "a tenth");
-        check("memory", &[("memory", "8GiB")], |facts| facts.memory_limit = Some(4 << 30), Fail, "below 4GiB");
-        check("huge pages", &[], |facts| facts.transparent_pages = Some("never".to_owned()), Warn, "echo madvise");
+        check(
+            "memory",
+            &[("memory", "8GiB")],
+            |facts| facts.memory_limit = Some(4 << 30),
+            Fail,
+            "below 4GiB",
+        );
+        check(
+            "huge pages",
+            &[],
+            |facts| facts.transparent_pages = Some("never".to_owned()),
+            Warn,
+            "echo madvise",
+        );
         let reserved = [("huge-pages", "reserved"), ("memory", "1GiB")];
-        check("huge pages", &reserved, |facts| facts.reserved_pages = (3, 2 << 20), Warn, "vm.nr_hugepages=512");
-        check("huge pages", &reserved, |facts| facts.reserved_pages = (512, 2 << 20), Ok, "512");
-        check("locked memory", &[], |facts| facts.locked_bytes = Some(8 << 20), Warn, "LimitMEMLOCK");
+        check(
+            "huge pages",
+            &reserved,
+            |facts| facts.reserved_pages = (3, 2 << 20),
+            Warn,
+            "vm.nr_hugepages=512",
+        );
+        check(
+            "huge pages",
+            &reserved,
+            |facts| facts.reserved_pages = (512, 2 << 20),
+            Ok,
+            "512",
+        );
+        check(
+            "locked memory",
+            &[],
+            |facts| facts.locked_bytes = Some(8 << 20),
+            Warn,
+            "LimitMEMLOCK",
+        );
         let ssd = [("ssd", "64GiB"), ("dir", "/d")];
-        check("open files", &ssd, |facts| facts.files = (Some(1024), Some(1024)), Ok, "about 768");
-        check("open files", &ssd, |facts| facts.files = (Some(256), None), Ok, "raises the limit");
-        check("open files", &ssd, |facts| facts.files = (Some(256), Some(512)), Warn, "hard limit to 768");
+        check(
+            "open files",
+            &ssd,
+            |facts| facts.files = (Some(1024), Some(1024)),
+            Ok,
+            "about 768",
+        );
+        check(
+            "open files",
+            &ssd,
+            |facts| facts.files = (Some(256), None),
+            Ok,
+            "raises the limit",
+        );
+        check(
+            "open files",
+            &ssd,
+            |facts| facts.files = (Some(256), Some(512)),
+            Warn,
+            "hard limit to 768",
+        );
         check("NUMA", &[], |facts| facts.nodes = 2, Warn, "numactl");
-        check("clock", &[], |facts| facts.clock = Some("hpet".to_owned()), Warn, "system call");
-        check("directory", &[], |facts| facts.disk.write = refused(), Fail, "may write");
-        check("directory", &[], |facts| facts.disk.kind = "tmpfs".to_owned(), Warn, "memory, not a disk");
-        check("direct I/O", &[], |facts| facts.disk.direct = refused(), Warn, "page cache");
-        check("free space", &ssd, |facts| facts.disk.free = Some(1 << 30), Warn, "1GiB free");
+        check(
+            "clock",
+            &[],
+            |facts| facts.clock = Some("hpet".to_owned()),
+            Warn,
+            "system call",
+        );
+        check(
+            "directory",
+            &[],
+            |facts| facts.disk.write = refused(),
+            Fail,
+            "may write",
+        );
+        check(
+            "directory",
+            &[],
+            |facts| facts.disk.kind = "tmpfs".to_owned(),
+            Warn,
+            "memory, not a disk",
+        );
+        check(
+            "direct I/O",
+            &[],
+            |facts| facts.disk.direct = refused(),
+            Warn,
+            "page cache",
+        );
+        check(
+            "free space",
+            &ssd,
+            |facts| facts.disk.free = Some(1 << 30),
+            Warn,
+            "1GiB free",
+        );
     }
 }

@@ -64,7 +64,8 @@ impl Facts {
             kernel: text("/proc/sys/kernel/osrelease").unwrap_or_default(),
             io_uring: io_uring::IoUring::new(8).err().map(Refusal::from),
             io_uring_disabled: number("/proc/sys/kernel/io_uring_disabled"),
-            transparent_pages: text("/sys/kernel/mm/transparent_hugepage/enabled").and_then(|text| chosen(&text)),
+            transparent_pages: text("/sys/kernel/mm/transparent_hugepage/enabled")
+                .and_then(|text| chosen(&text)),
             reserved_pages: (
                 field(&meminfo, "HugePages_Free").unwrap_or(0),
                 field(&meminfo, "Hugepagesize").unwrap_or(0) << 10,
@@ -90,12 +91,21 @@ impl Disk {
     fn gather(directory: &Path) -> Self {
         let path = existing(directory);
         let opened = rustix::fs::open(&path, OFlags::RDONLY | OFlags::DIRECTORY, Mode::empty());
-        let system = opened.as_ref().ok().and_then(|handle| rustix::fs::fstatfs(handle).ok());
-        let free = system.map(|system| system.f_bavail.saturating_mul(u64::try_from(system.f_bsize).unwrap_or(0)));
+        let system = opened
+            .as_ref()
+            .ok()
+            .and_then(|handle| rustix::fs::fstatfs(handle).ok());
+        let free = system.map(|system| {
+            system
+                .f_bavail
+                .saturating_mul(u64::try_from(system.f_bsize).unwrap_or(0))
+        });
         Self {
             write: probe(&path, OFlags::empty()).err().map(Refusal::from),
             direct: probe(&path, OFlags::DIRECT).err().map(Refusal::from),
-            kind: system.map(|system| kind(system.f_type as u64)).unwrap_or_default(),
+            kind: system
+                .map(|system| kind(system.f_type as u64))
+                .unwrap_or_default(),
             free,
             path,
         }
@@ -114,17 +124,26 @@ fn probe(directory: &Path, flags: OFlags) -> io::Result<()> {
     std::os::unix::fs::FileExt::write_all_at(&file, block, 0)?;
     block.fill(0);
     std::os::unix::fs::FileExt::read_exact_at(&file, block, 0)?;
-    if block.iter().all(|byte| *byte == 0x5a) { Ok(()) } else { Err(io::Error::other("read back something else")) }
+    if block.iter().all(|byte| *byte == 0x5a) {
+        Ok(())
+    } else {
+        Err(io::Error::other("read back something else"))
+    }
 }
 
 /// The directory itself, or the nearest one above it that is there.
 fn existing(directory: &Path) -> PathBuf {
     let absolute = std::path::absolute(directory).unwrap_or_else(|_| directory.to_owned());
-    absolute.ancestors().find(|path| path.is_dir()).map_or_else(|| absolute.clone(), Path::to_owned)
+    absolute
+        .ancestors()
+        .find(|path| path.is_dir())
+        .map_or_else(|| absolute.clone(), Path::to_owned)
 }
 
 fn text(path: &str) -> Option<String> {
-    fs::read_to_string(path).ok().map(|text| text.trim().to_owned())
+    fs::read_to_string(path)
+        .ok()
+        .map(|text| text.trim().to_owned())
 }
 
 fn number(path: &str) -> Option<u64> {
@@ -133,7 +152,9 @@ fn number(path: &str) -> Option<u64> {
 
 /// The value of a line such as `MemAvailable:   123 kB`.
 fn field(meminfo: &str, name: &str) -> Option<u64> {
-    let value = meminfo.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
+    let value = meminfo
+        .lines()
+        .find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
     value.split_whitespace().next()?.parse().ok()
 }
 
@@ -146,12 +167,18 @@ fn chosen(text: &str) -> Option<String> {
 fn count(list: &str) -> usize {
     let width = |part: &str| match part.split_once('-') {
         Some((first, last)) => {
-            let (first, last) = (first.parse::<usize>().unwrap_or(0), last.parse::<usize>().unwrap_or(0));
+            let (first, last) = (
+                first.parse::<usize>().unwrap_or(0),
+                last.parse::<usize>().unwrap_or(0),
+            );
             last.saturating_sub(first) + 1
         }
         None => 1,
     };
-    list.split(',').filter(|part| !part.is_empty()).map(width).sum()
+    list.split(',')
+        .filter(|part| !part.is_empty())
+        .map(width)
+        .sum()
 }
 
 /// Magic numbers of statfs(2).
@@ -167,7 +194,10 @@ fn kind(magic: u64) -> String {
         (0xf2f5_2010, "f2fs"),
         (0x6573_5546, "fuse"),
     ];
-    let name = known.iter().find(|(number, _)| *number == magic).map(|(_, name)| (*name).to_owned());
+    let name = known
+        .iter()
+        .find(|(number, _)| *number == magic)
+        .map(|(_, name)| (*name).to_owned());
     name.unwrap_or_else(|| format!("file system {magic:#x}"))
 }
 
@@ -177,17 +207,26 @@ mod tests {
 
     #[test]
     fn the_systems_notations_are_read() {
-        assert_eq!(field("MemFree: 1 kB\nMemAvailable:   123 kB\n", "MemAvailable"), Some(123));
+        assert_eq!(
+            field("MemFree: 1 kB\nMemAvailable:   123 kB\n", "MemAvailable"),
+            Some(123)
+        );
         assert_eq!(chosen("always [madvise] never"), Some("madvise".to_owned()));
         assert_eq!((count("0"), count("0-3,8"), count("")), (1, 5, 0));
-        assert_eq!((kind(0xef53), kind(1)), ("ext4".to_owned(), "file system 0x1".to_owned()));
+        assert_eq!(
+            (kind(0xef53), kind(1)),
+            ("ext4".to_owned(), "file system 0x1".to_owned())
+        );
     }
 
     #[test]
     fn a_directory_that_is_not_there_yet_is_judged_by_the_one_above_it() {
         let directory = tempfile::tempdir().unwrap();
         let disk = Disk::gather(&directory.path().join("a/b"));
-        assert_eq!(disk.path, fs::canonicalize(directory.path()).unwrap_or_else(|_| directory.path().to_owned()));
+        assert_eq!(
+            disk.path,
+            fs::canonicalize(directory.path()).unwrap_or_else(|_| directory.path().to_owned())
+        );
         assert!(disk.write.is_none() && disk.free.is_some());
         assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0);
     }

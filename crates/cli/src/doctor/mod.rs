@@ -21,9 +21,19 @@ pub(crate) fn run(arguments: &Doctor, layers: &Layers) -> Result<u8> {
     };
     config.default_to("dir", ".").map_err(anyhow::Error::msg)?;
     let checks = examine(&Facts::gather(&config), &config);
-    let worst = checks.iter().map(|check| check.verdict).max().unwrap_or(Verdict::Ok);
+    let worst = checks
+        .iter()
+        .map(|check| check.verdict)
+        .max()
+        .unwrap_or(Verdict::Ok);
     if arguments.json {
-        println!("{}", serde_json::to_string(&Findings { verdict: worst, checks: &checks })?);
+        println!(
+            "{}",
+            serde_json::to_string(&Findings {
+                verdict: worst,
+                checks: &checks
+            })?
+        );
     } else {
         print!("{}", listed(&checks));
     }
@@ -37,10 +47,19 @@ struct Findings<'a> {
 }
 
 fn listed(checks: &[Check]) -> String {
-    let width = checks.iter().map(|check| check.name.len()).max().unwrap_or(0);
+    let width = checks
+        .iter()
+        .map(|check| check.name.len())
+        .max()
+        .unwrap_or(0);
     let mut out = String::new();
     for check in checks {
-        out.push_str(&format!("{:<4}  {:<width$}  {}\n", check.verdict.word(), check.name, check.found));
+        out.push_str(&format!(
+            "{:<4}  {:<width$}  {}\n",
+            check.verdict.word(),
+            check.name,
+            check.found
+        ));
         if let Some(advice) = &check.advice {
             out.push_str(&format!("{:<4}  {:<width$}  → {advice}\n", "", ""));
         }

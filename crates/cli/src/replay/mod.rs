@@ -27,8 +27,12 @@ use report::{Moment, Record};
 use tally::Tally;
 
 /// What a replay takes where nobody says otherwise: both tiers at work, and a quiet log beside the progress bar.
-const DEFAULTS: [(&str, &str); 4] =
-    [("ssd", "16GiB"), ("offload", "on-evict"), ("promotion.enabled", "true"), ("log", "warn")];
+const DEFAULTS: [(&str, &str); 4] = [
+    ("ssd", "16GiB"),
+    ("offload", "on-evict"),
+    ("promotion.enabled", "true"),
+    ("log", "warn"),
+];
 
 /// Points of the report's charts.
 const MOMENTS_MAX: usize = 120;
@@ -37,7 +41,9 @@ pub(crate) fn run(arguments: &Replay, layers: Layers) -> Result<u8> {
     let interrupt = Interrupt::install()?;
     let (mut config, directory) = configure(layers)?;
     if let Some(tokens) = arguments.block_tokens {
-        config.default_to("evict.block_tokens", &tokens.to_string()).map_err(anyhow::Error::msg)?;
+        config
+            .default_to("evict.block_tokens", &tokens.to_string())
+            .map_err(anyhow::Error::msg)?;
     }
     logging::init(&config).map_err(anyhow::Error::msg)?;
     let mut source = Source::open(&arguments.origin)?;
@@ -46,7 +52,13 @@ pub(crate) fn run(arguments: &Replay, layers: Layers) -> Result<u8> {
     let closed = store.close();
     let kept = directory.is_none();
     drop(directory);
-    let Run { tally, stats, outcome, moments, end } = played;
+    let Run {
+        tally,
+        stats,
+        outcome,
+        moments,
+        end,
+    } = played;
     let end = match end {
         End::Broken(error) if outcome.requests == 0 => return Err(error),
         end => end,
@@ -73,7 +85,9 @@ pub(crate) fn run(arguments: &Replay, layers: Layers) -> Result<u8> {
     }
     match end {
         End::Broken(error) => Err(error),
-        _ if outcome.corrupt_reads > 0 => bail!("{} blocks were not what was put", outcome.corrupt_reads),
+        _ if outcome.corrupt_reads > 0 => {
+            bail!("{} blocks were not what was put", outcome.corrupt_reads)
+        }
         End::Interrupted => Ok(INTERRUPTED),
         End::Whole => Ok(DONE),
     }
@@ -85,7 +99,12 @@ fn configure(layers: Layers) -> Result<(Config, Option<TempDir>)> {
     let named = layers.with("ssd", "0").load()?.dir;
     let directory = match named {
         Some(_) => None,
-        None => Some(tempfile::Builder::new().prefix("slackwater-").tempdir().context("cannot make a directory")?),
+        None => Some(
+            tempfile::Builder::new()
+                .prefix("slackwater-")
+                .tempdir()
+                .context("cannot make a directory")?,
+        ),
     };
     let layers = match &directory {
         Some(directory) => layers.with("dir", directory.path().display().to_string()),
@@ -99,7 +118,11 @@ fn configure(layers: Layers) -> Result<(Config, Option<TempDir>)> {
         config.dir = None;
     }
     let problems = config.problems();
-    if problems.is_empty() { Ok((config, directory)) } else { Err(refuse(&problems)) }
+    if problems.is_empty() {
+        Ok((config, directory))
+    } else {
+        Err(refuse(&problems))
+    }
 }
 
 /// What a run gave.
@@ -154,7 +177,9 @@ fn play(arguments: &Replay, source: &mut Source, cache: &dyn Cache, interrupt: &
     progress.finish();
     let tally = player.into_tally();
     let end = match end {
-        End::Whole if tally.requests == 0 => End::Broken(anyhow::anyhow!("{} holds no request", source.label)),
+        End::Whole if tally.requests == 0 => {
+            End::Broken(anyhow::anyhow!("{} holds no request", source.label))
+        }
         other => other,
     };
     let stats = cache.stats();
@@ -165,7 +190,13 @@ fn play(arguments: &Replay, source: &mut Source, cache: &dyn Cache, interrupt: &
         peak_rss_bytes: usage::peak_rss_bytes(),
     };
     let outcome = Outcome::new(&tally, &stats, cost);
-    Run { tally, stats, outcome, moments, end }
+    Run {
+        tally,
+        stats,
+        outcome,
+        moments,
+        end,
+    }
 }
 
 fn moment(tally: &Tally, stats: &Stats, trace_s: f64, started: Instant) -> Moment {

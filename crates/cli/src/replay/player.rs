@@ -9,7 +9,12 @@ use super::tally::Tally;
 /// What a replay needs of a store: so that a test can stand in one that lies.
 pub(super) trait Cache {
     /// Reads the leading present keys.
-    fn read(&self, keys: &[&[u8]], buffers: &mut [&mut [u8]], chain: Chain) -> Vec<Result<Option<Got>, StoreError>>;
+    fn read(
+        &self,
+        keys: &[&[u8]],
+        buffers: &mut [&mut [u8]],
+        chain: Chain,
+    ) -> Vec<Result<Option<Got>, StoreError>>;
     /// Puts what is not there.
     fn write(&self, entries: &[(&[u8], &[u8])], chain: Chain) -> Vec<Result<Stored, StoreError>>;
     /// Lets its time pass until so long after its opening.
@@ -19,12 +24,31 @@ pub(super) trait Cache {
 }
 
 impl Cache for Store {
-    fn read(&self, keys: &[&[u8]], buffers: &mut [&mut [u8]], chain: Chain) -> Vec<Result<Option<Got>, StoreError>> {
-        self.get_batch_into(keys, buffers, &GetOptions { chain, prefix_only: true, ..GetOptions::default() })
+    fn read(
+        &self,
+        keys: &[&[u8]],
+        buffers: &mut [&mut [u8]],
+        chain: Chain,
+    ) -> Vec<Result<Option<Got>, StoreError>> {
+        self.get_batch_into(
+            keys,
+            buffers,
+            &GetOptions {
+                chain,
+                prefix_only: true,
+                ..GetOptions::default()
+            },
+        )
     }
 
     fn write(&self, entries: &[(&[u8], &[u8])], chain: Chain) -> Vec<Result<Stored, StoreError>> {
-        self.put_batch(entries, &PutOptions { chain, ..PutOptions::default() })
+        self.put_batch(
+            entries,
+            &PutOptions {
+                chain,
+                ..PutOptions::default()
+            },
+        )
     }
 
     fn skip_to(&self, since_open: Duration) -> Result<(), StoreError> {
@@ -53,9 +77,17 @@ const BUFFER_BYTES: usize = 16 << 20;
 
 impl<'a> Player<'a> {
     pub(super) fn new(cache: &'a dyn Cache, identity: u64, block_bytes: usize) -> Self {
-        let blocks = (BUFFER_BYTES / block_bytes).clamp(1, slackwater_wire::limits::BATCH_KEYS_MAX / 4);
+        let blocks =
+            (BUFFER_BYTES / block_bytes).clamp(1, slackwater_wire::limits::BATCH_KEYS_MAX / 4);
         let buffer = vec![0; blocks * block_bytes];
-        Self { cache, identity, block_bytes, block_tokens: None, buffer, tally: Tally::default() }
+        Self {
+            cache,
+            identity,
+            block_bytes,
+            block_tokens: None,
+            buffer,
+            tally: Tally::default(),
+        }
     }
 
     /// What has happened so far.
@@ -89,7 +121,11 @@ impl<'a> Player<'a> {
         while prefix < keys.len() {
             let names = keys.slices(prefix, self.room());
             spoil(&mut self.buffer);
-            let mut buffers: Vec<&mut [u8]> = self.buffer.chunks_mut(self.block_bytes).take(names.len()).collect();
+            let mut buffers: Vec<&mut [u8]> = self
+                .buffer
+                .chunks_mut(self.block_bytes)
+                .take(names.len())
+                .collect();
             let chain = keys.chain(prefix, request);
             let started = Instant::now();
             let results = self.cache.read(&names, &mut buffers, chain);
@@ -134,8 +170,15 @@ impl<'a> Player<'a> {
         }
     }
 
-    fn write_rest(&mut self, keys: &Keys, request: &Request, prefix: usize) -> Result<(), StoreError> {
-        let full = self.block_tokens.map_or(u64::MAX, |tokens| request.input_tokens / tokens);
+    fn write_rest(
+        &mut self,
+        keys: &Keys,
+        request: &Request,
+        prefix: usize,
+    ) -> Result<(), StoreError> {
+        let full = self
+            .block_tokens
+            .map_or(u64::MAX, |tokens| request.input_tokens / tokens);
         let end = keys.len().min(usize::try_from(full).unwrap_or(usize::MAX));
         let mut position = prefix;
         while position < end {
@@ -178,9 +221,14 @@ struct Keys {
 impl Keys {
     /// A block's key names its source and its size: one directory serves many replays, and none reads another's.
     fn of(identity: u64, block_bytes: usize, blocks: &[u64]) -> Self {
-        let mut keys = Self { bytes: Vec::new(), ends: Vec::with_capacity(blocks.len()) };
+        let mut keys = Self {
+            bytes: Vec::new(),
+            ends: Vec::with_capacity(blocks.len()),
+        };
         for block in blocks {
-            keys.bytes.extend_from_slice(format!("replay/{identity:016x}/{block_bytes}/{block}").as_bytes());
+            keys.bytes.extend_from_slice(
+                format!("replay/{identity:016x}/{block_bytes}/{block}").as_bytes(),
+            );
             keys.ends.push(keys.bytes.len());
         }
         keys
@@ -196,12 +244,15 @@ impl Keys {
     }
 
     fn slices(&self, first: usize, limit: usize) -> Vec<&[u8]> {
-        (first..self.len().min(first + limit)).map(|index| self.get(index)).collect()
+        (first..self.len().min(first + limit))
+            .map(|index| self.get(index))
+            .collect()
     }
 
     fn chain(&self, first: usize, request: &Request) -> Chain {
-        let parent =
-            first.checked_sub(1).map(|before| Key::new(self.get(before)).expect("keys are short and not empty"));
+        let parent = first
+            .checked_sub(1)
+            .map(|before| Key::new(self.get(before)).expect("keys are short and not empty"));
         Chain {
             parent,
             position: u32::try_from(first).unwrap_or(u32::MAX),
@@ -221,7 +272,8 @@ fn spoil(buffer: &mut [u8]) {
 /// An error that only costs a hit comes back as nothing.
 fn trusted(error: StoreError) -> Result<(), StoreError> {
     let code = error.code();
-    let over = code.class() == Class::Fatal || matches!(error, StoreError::Closed | StoreError::Broken { .. });
+    let over = code.class() == Class::Fatal
+        || matches!(error, StoreError::Closed | StoreError::Broken { .. });
     if over { Err(error) } else { Ok(()) }
 }
 
@@ -278,19 +330,38 @@ mod tests {
                     buffer[value.len() - 1] ^= 0x10;
                 }
                 let bytes = value.len() - usize::from(self.lie == Lie::ShortLength);
-                Ok(Some(Got { bytes, tier: Tier::Disk }))
+                Ok(Some(Got {
+                    bytes,
+                    tier: Tier::Disk,
+                }))
             };
-            keys.iter().zip(buffers).map(|(key, buffer)| read(key, buffer)).collect()
+            keys.iter()
+                .zip(buffers)
+                .map(|(key, buffer)| read(key, buffer))
+                .collect()
         }
 
-        fn write(&self, entries: &[(&[u8], &[u8])], chain: Chain) -> Vec<Result<Stored, StoreError>> {
-            self.chains.borrow_mut().push(("write", chain, entries.len()));
+        fn write(
+            &self,
+            entries: &[(&[u8], &[u8])],
+            chain: Chain,
+        ) -> Vec<Result<Stored, StoreError>> {
+            self.chains
+                .borrow_mut()
+                .push(("write", chain, entries.len()));
             let write = |(key, value): &(&[u8], &[u8])| {
                 if self.lie == Lie::RefusePuts {
                     return Err(StoreError::RefusedCall(ErrorCode::NoAvailableHandle));
                 }
-                let before = self.values.borrow_mut().insert(key.to_vec(), value.to_vec());
-                Ok(if before.is_some() { Stored::Existed } else { Stored::New })
+                let before = self
+                    .values
+                    .borrow_mut()
+                    .insert(key.to_vec(), value.to_vec());
+                Ok(if before.is_some() {
+                    Stored::Existed
+                } else {
+                    Stored::New
+                })
             };
             entries.iter().map(write).collect()
         }
@@ -305,7 +376,12 @@ mod tests {
     }
 
     fn request(blocks: &[u64]) -> Request {
-        Request { blocks: blocks.to_vec(), output_tokens: 9, hint: Some(3), ..Request::default() }
+        Request {
+            blocks: blocks.to_vec(),
+            output_tokens: 9,
+            hint: Some(3),
+            ..Request::default()
+        }
     }
 
     fn lied_to(lie: Lie) -> (Tally, Result<(), StoreError>) {
@@ -314,7 +390,9 @@ mod tests {
         fake.lie = lie;
         let mut player = Player::new(&fake, 1, 4096);
         // The first block is read twice: a buffer left alone holds the right bytes of the time before.
-        let played = player.play(&request(&[1, 2])).and_then(|()| player.play(&request(&[1, 2, 3])));
+        let played = player
+            .play(&request(&[1, 2]))
+            .and_then(|()| player.play(&request(&[1, 2, 3])));
         (player.into_tally(), played)
     }
 
@@ -326,15 +404,35 @@ mod tests {
         fake.chains.borrow_mut().clear();
         player.play(&request(&[1, 2, 3, 4])).unwrap();
         let tally = player.tally();
-        assert_eq!((tally.requests, tally.blocks, tally.prefix_hits, tally.ssd_hits), (2, 6, 2, 2));
-        assert_eq!((tally.put_bytes, tally.get_bytes, tally.corrupt_reads), (4 * 4096, 2 * 4096, 0));
+        assert_eq!(
+            (
+                tally.requests,
+                tally.blocks,
+                tally.prefix_hits,
+                tally.ssd_hits
+            ),
+            (2, 6, 2, 2)
+        );
+        assert_eq!(
+            (tally.put_bytes, tally.get_bytes, tally.corrupt_reads),
+            (4 * 4096, 2 * 4096, 0)
+        );
         let chains = fake.chains.borrow();
         let (what, chain, entries) = &chains[1];
         assert_eq!(
-            (*what, *entries, chain.position, chain.hint, chain.output_tokens),
+            (
+                *what,
+                *entries,
+                chain.position,
+                chain.hint,
+                chain.output_tokens
+            ),
             ("write", 2, 2, Some(3), Some(9))
         );
-        assert_eq!(chain.parent, Some(Key::new(b"replay/00000000000000ab/4096/2").unwrap()));
+        assert_eq!(
+            chain.parent,
+            Some(Key::new(b"replay/00000000000000ab/4096/2").unwrap())
+        );
     }
 
     #[test]
@@ -345,11 +443,30 @@ mod tests {
             player.play(&request(&[1, 2, 3, 4, 5])).unwrap();
         }
         let tally = player.tally();
-        assert_eq!((tally.prefix_hits, tally.put_bytes, tally.corrupt_reads), (5, 40 << 20, 0));
-        let pieces: Vec<(&str, u32, usize)> =
-            fake.chains.borrow().iter().map(|(what, chain, keys)| (*what, chain.position, *keys)).collect();
-        let first = [("read", 0, 2), ("write", 0, 2), ("write", 2, 2), ("write", 4, 1)];
-        assert_eq!(pieces, [&first[..], &[("read", 0, 2), ("read", 2, 2), ("read", 4, 1)]].concat());
+        assert_eq!(
+            (tally.prefix_hits, tally.put_bytes, tally.corrupt_reads),
+            (5, 40 << 20, 0)
+        );
+        let pieces: Vec<(&str, u32, usize)> = fake
+            .chains
+            .borrow()
+            .iter()
+            .map(|(what, chain, keys)| (*what, chain.position, *keys))
+            .collect();
+        let first = [
+            ("read", 0, 2),
+            ("write", 0, 2),
+            ("write", 2, 2),
+            ("write", 4, 1),
+        ];
+        assert_eq!(
+            pieces,
+            [
+                &first[..],
+                &[("read", 0, 2), ("read", 2, 2), ("read", 4, 1)]
+            ]
+            .concat()
+        );
     }
 
     #[test]
@@ -357,9 +474,17 @@ mod tests {
         let fake = Fake::default();
         let mut player = Player::new(&fake, 1, 4096);
         player.play(&request(&[1, 2, 3])).unwrap();
-        fake.values.borrow_mut().retain(|key, _| !key.ends_with(b"/2"));
+        fake.values
+            .borrow_mut()
+            .retain(|key, _| !key.ends_with(b"/2"));
         player.play(&request(&[1, 2, 3])).unwrap();
-        assert_eq!((player.tally().prefix_hits, player.tally().present_beyond_prefix), (1, 1));
+        assert_eq!(
+            (
+                player.tally().prefix_hits,
+                player.tally().present_beyond_prefix
+            ),
+            (1, 1)
+        );
     }
 
     #[test]
@@ -367,17 +492,36 @@ mod tests {
         let fake = Fake::default();
         let mut player = Player::new(&fake, 1, 4096);
         player.block_tokens = Some(512);
-        player.play(&Request { input_tokens: 1023, ..request(&[1, 2]) }).unwrap();
-        player.play(&Request { input_tokens: 1024, ..request(&[3, 4]) }).unwrap();
+        player
+            .play(&Request {
+                input_tokens: 1023,
+                ..request(&[1, 2])
+            })
+            .unwrap();
+        player
+            .play(&Request {
+                input_tokens: 1024,
+                ..request(&[3, 4])
+            })
+            .unwrap();
         let names: Vec<Vec<u8>> = fake.values.borrow().keys().cloned().collect();
-        assert_eq!(names.iter().map(|name| name[name.len() - 1]).collect::<Vec<_>>(), b"134");
+        assert_eq!(
+            names
+                .iter()
+                .map(|name| name[name.len() - 1])
+                .collect::<Vec<_>>(),
+            b"134"
+        );
     }
 
     #[test]
     fn every_lie_is_counted_as_corrupt() {
         for lie in [Lie::FlipBit, Lie::LeaveBuffer, Lie::ShortLength] {
             let (tally, played) = lied_to(lie);
-            assert_eq!((played, tally.corrupt_reads, tally.prefix_hits), (Ok(()), 4, 4));
+            assert_eq!(
+                (played, tally.corrupt_reads, tally.prefix_hits),
+                (Ok(()), 4, 4)
+            );
         }
         assert_eq!(lied_to(Lie::None).0.corrupt_reads, 0);
     }
@@ -385,7 +529,10 @@ mod tests {
     #[test]
     fn a_refused_put_costs_a_hit_and_a_broken_store_ends_the_run() {
         let (tally, played) = lied_to(Lie::RefusePuts);
-        assert_eq!((played, tally.put_errors["NO_AVAILABLE_HANDLE"]), (Ok(()), 1));
+        assert_eq!(
+            (played, tally.put_errors["NO_AVAILABLE_HANDLE"]),
+            (Ok(()), 1)
+        );
         assert_eq!(lied_to(Lie::Break).1, Err(StoreError::Closed));
     }
 }

@@ -23,9 +23,14 @@ impl Progress {
             Some(_) => "{bar:28.cyan/dim} {percent:>3} % · {msg} · {eta} left",
             None => "{spinner} {msg} · {elapsed}",
         };
-        let style = ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar());
+        let style =
+            ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar());
         bar.set_style(style.progress_chars("━╸─"));
-        Self { bar, started: Instant::now(), shown: None }
+        Self {
+            bar,
+            started: Instant::now(),
+            shown: None,
+        }
     }
 
     /// Shows where the run stands, if it is time to. `stats` is asked only then.
@@ -36,7 +41,8 @@ impl Progress {
         }
         self.shown = Some(now);
         self.bar.set_position(done);
-        self.bar.set_message(line(tally, &stats(), now - self.started));
+        self.bar
+            .set_message(line(tally, &stats(), now - self.started));
     }
 
     pub(super) fn finish(&self) {
@@ -72,6 +78,9 @@ mod tests {
             ..Tally::default()
         };
         let text = line(&tally, &stats, Duration::from_secs(2));
-        assert_eq!(text, "250 requests · hits 36.6 % · 1.07 GB/s · 1.23 k promoted");
+        assert_eq!(
+            text,
+            "250 requests · hits 36.6 % · 1.07 GB/s · 1.23 k promoted"
+        );
     }
 }

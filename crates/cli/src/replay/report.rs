@@ -55,8 +55,12 @@ impl Record<'_> {
     }
 
     fn json(&self) -> Result<String> {
-        let settings: serde_json::Map<String, serde_json::Value> =
-            self.config.explain().into_iter().map(|line| (line.key.to_owned(), line.value.into())).collect();
+        let settings: serde_json::Map<String, serde_json::Value> = self
+            .config
+            .explain()
+            .into_iter()
+            .map(|line| (line.key.to_owned(), line.value.into()))
+            .collect();
         let calls = &self.tally.read_calls;
         let mut object = serde_json::to_value(self.outcome)?;
         let more = serde_json::json!({
@@ -85,7 +89,9 @@ impl Record<'_> {
         let corrupt = self.outcome.corrupt_reads;
         let alert = match (corrupt, self.cut_short) {
             (0, None) => None,
-            (0, Some(why)) => Some(format!("Cut short: {why}. The report covers what was done until then.")),
+            (0, Some(why)) => Some(format!(
+                "Cut short: {why}. The report covers what was done until then."
+            )),
             (corrupt, _) => Some(format!("{corrupt} blocks were not what was put.")),
         };
         Page {
@@ -102,7 +108,12 @@ impl Record<'_> {
             ),
             alert,
             tiles: self.tiles(),
-            charts: vec![self.hit_rate(), self.bytes(), self.latency(), self.movement()],
+            charts: vec![
+                self.hit_rate(),
+                self.bytes(),
+                self.latency(),
+                self.movement(),
+            ],
             tables: self.tables(),
             ..Page::default()
         }
@@ -136,14 +147,22 @@ impl Record<'_> {
             Tile::new(
                 "Throughput",
                 Unit::BytesPerSecond.format(moved / outcome.wall_s.max(1e-9)),
-                format!("{} in {}", Unit::Bytes.format(moved), Unit::Seconds.format(outcome.wall_s)),
+                format!(
+                    "{} in {}",
+                    Unit::Bytes.format(moved),
+                    Unit::Seconds.format(outcome.wall_s)
+                ),
             ),
             Tile::new(
                 "Promoted",
                 count(outcome.promotions.completed),
                 format!("{} admitted", count(outcome.promotions.admitted)),
             ),
-            Tile::new("Corrupt reads", count(outcome.corrupt_reads), "every bit compared"),
+            Tile::new(
+                "Corrupt reads",
+                count(outcome.corrupt_reads),
+                "every bit compared",
+            ),
             Tile::new(
                 "Peak memory",
                 Unit::Bytes.format(outcome.peak_rss_bytes as f64),
@@ -155,10 +174,20 @@ impl Record<'_> {
     fn hit_rate(&self) -> Chart {
         let share_of = |hits: fn(&Moment) -> u64| {
             self.windows()
-                .map(|(x, before, now)| (x, share(hits(now) - hits(before), now.blocks - before.blocks)))
+                .map(|(x, before, now)| {
+                    (
+                        x,
+                        share(hits(now) - hits(before), now.blocks - before.blocks),
+                    )
+                })
                 .collect()
         };
-        let so_far = |moment: &Moment| (self.along(moment), share(moment.memory_hits + moment.ssd_hits, moment.blocks));
+        let so_far = |moment: &Moment| {
+            (
+                self.along(moment),
+                share(moment.memory_hits + moment.ssd_hits, moment.blocks),
+            )
+        };
         Chart {
             title: "Hit rate over time".to_owned(),
             note: "Blocks read after all blocks before them, as a share of the blocks asked for since the last point."
@@ -175,7 +204,10 @@ impl Record<'_> {
 
     fn bytes(&self) -> Chart {
         let used = |bytes: fn(&Moment) -> u64| {
-            self.moments.iter().map(|moment| (self.along(moment), bytes(moment) as f64)).collect()
+            self.moments
+                .iter()
+                .map(|moment| (self.along(moment), bytes(moment) as f64))
+                .collect()
         };
         Chart {
             title: "Bytes by tier".to_owned(),
@@ -186,35 +218,85 @@ impl Record<'_> {
             x: self.time(),
             y: Axis::new("bytes", Unit::Bytes),
             lines: vec![
-                line("memory", Tone::Blue, Mark::Stacked, used(|moment| moment.memory_used_bytes)),
-                line("SSD", Tone::Orange, Mark::Stacked, used(|moment| moment.ssd_used_bytes)),
+                line(
+                    "memory",
+                    Tone::Blue,
+                    Mark::Stacked,
+                    used(|moment| moment.memory_used_bytes),
+                ),
+                line(
+                    "SSD",
+                    Tone::Orange,
+                    Mark::Stacked,
+                    used(|moment| moment.ssd_used_bytes),
+                ),
             ],
         }
     }
 
     fn latency(&self) -> Chart {
-        let ticks: Vec<(f64, String)> = PERCENTILES.iter().map(|(place, name)| (*place, (*name).to_owned())).collect();
+        let ticks: Vec<(f64, String)> = PERCENTILES
+            .iter()
+            .map(|(place, name)| (*place, (*name).to_owned()))
+            .collect();
         let curve = |latency: &Latency| {
-            let values = [latency.p50_us, latency.p95_us, latency.p99_us, latency.p999_us, latency.max_us];
-            let measured = values.into_iter().take(if latency.count == 0 { 0 } else { values.len() });
-            PERCENTILES.iter().zip(measured).map(|((place, _), value)| (*place, value)).collect()
+            let values = [
+                latency.p50_us,
+                latency.p95_us,
+                latency.p99_us,
+                latency.p999_us,
+                latency.max_us,
+            ];
+            let measured =
+                values
+                    .into_iter()
+                    .take(if latency.count == 0 { 0 } else { values.len() });
+            PERCENTILES
+                .iter()
+                .zip(measured)
+                .map(|((place, _), value)| (*place, value))
+                .collect()
         };
         Chart {
             title: "Latency percentiles by tier".to_owned(),
-            note: "Time of one block's read or put inside the store; the scale is logarithmic.".to_owned(),
-            x: Axis { ticks, ..Axis::new("percentile", Unit::Count) },
-            y: Axis { scale: Scale::Log, ..Axis::new("time", Unit::Micros) },
+            note: "Time of one block's read or put inside the store; the scale is logarithmic."
+                .to_owned(),
+            x: Axis {
+                ticks,
+                ..Axis::new("percentile", Unit::Count)
+            },
+            y: Axis {
+                scale: Scale::Log,
+                ..Axis::new("time", Unit::Micros)
+            },
             lines: vec![
-                line("read from memory", Tone::Blue, Mark::Solid, curve(&self.stats.latency.memory)),
-                line("read from SSD", Tone::Orange, Mark::Solid, curve(&self.stats.latency.ssd)),
-                line("put", Tone::Green, Mark::Solid, curve(&self.stats.latency.put)),
+                line(
+                    "read from memory",
+                    Tone::Blue,
+                    Mark::Solid,
+                    curve(&self.stats.latency.memory),
+                ),
+                line(
+                    "read from SSD",
+                    Tone::Orange,
+                    Mark::Solid,
+                    curve(&self.stats.latency.ssd),
+                ),
+                line(
+                    "put",
+                    Tone::Green,
+                    Mark::Solid,
+                    curve(&self.stats.latency.put),
+                ),
             ],
         }
     }
 
     fn movement(&self) -> Chart {
         let flow = |count: fn(&Moment) -> u64| {
-            self.windows().map(|(x, before, now)| (x, count(now).saturating_sub(count(before)) as f64)).collect()
+            self.windows()
+                .map(|(x, before, now)| (x, count(now).saturating_sub(count(before)) as f64))
+                .collect()
         };
         Chart {
             title: "Promotions and evictions".to_owned(),
@@ -222,9 +304,24 @@ impl Record<'_> {
             x: self.time(),
             y: Axis::new("blocks", Unit::Count),
             lines: vec![
-                line("evicted from memory", Tone::Purple, Mark::Solid, flow(|moment| moment.evictions)),
-                line("written to SSD", Tone::Orange, Mark::Solid, flow(|moment| moment.offloads)),
-                line("promoted", Tone::Blue, Mark::Solid, flow(|moment| moment.promotions)),
+                line(
+                    "evicted from memory",
+                    Tone::Purple,
+                    Mark::Solid,
+                    flow(|moment| moment.evictions),
+                ),
+                line(
+                    "written to SSD",
+                    Tone::Orange,
+                    Mark::Solid,
+                    flow(|moment| moment.offloads),
+                ),
+                line(
+                    "promoted",
+                    Tone::Blue,
+                    Mark::Solid,
+                    flow(|moment| moment.promotions),
+                ),
             ],
         }
     }
@@ -232,33 +329,66 @@ impl Record<'_> {
     /// Each moment with the one before it, beginning from nothing.
     fn windows(&self) -> impl Iterator<Item = (f64, &Moment, &Moment)> {
         let before = std::iter::once(&START).chain(self.moments);
-        before.zip(self.moments).map(|(before, now)| (self.along(now), before, now))
+        before
+            .zip(self.moments)
+            .map(|(before, now)| (self.along(now), before, now))
     }
 
     fn time(&self) -> Axis {
-        let label = if self.timed() { "time in the trace" } else { "time of the run" };
+        let label = if self.timed() {
+            "time in the trace"
+        } else {
+            "time of the run"
+        };
         Axis::new(label, Unit::Seconds)
     }
 
     fn along(&self, moment: &Moment) -> f64 {
-        if self.timed() { moment.trace_s } else { moment.wall_s }
+        if self.timed() {
+            moment.trace_s
+        } else {
+            moment.wall_s
+        }
     }
 
     /// Whether the trace tells time: some only tell order.
     fn timed(&self) -> bool {
-        self.moments.last().is_some_and(|moment| moment.trace_s > 0.0)
+        self.moments
+            .last()
+            .is_some_and(|moment| moment.trace_s > 0.0)
     }
 
     fn tables(&self) -> Vec<Table> {
-        let texts = |cells: &[&str]| cells.iter().map(|cell| (*cell).to_owned()).collect::<Vec<_>>();
-        let latency = |name: &str, latency: &Latency| {
-            let times = [latency.p50_us, latency.p95_us, latency.p99_us, latency.p999_us, latency.max_us];
-            let head = [name.to_owned(), Unit::Count.format(latency.count as f64)];
-            head.into_iter().chain(times.map(|time| Unit::Micros.format(time))).collect()
+        let texts = |cells: &[&str]| {
+            cells
+                .iter()
+                .map(|cell| (*cell).to_owned())
+                .collect::<Vec<_>>()
         };
-        let settings = self.config.explain().into_iter().map(|line| vec![line.key.to_owned(), line.value]);
+        let latency = |name: &str, latency: &Latency| {
+            let times = [
+                latency.p50_us,
+                latency.p95_us,
+                latency.p99_us,
+                latency.p999_us,
+                latency.max_us,
+            ];
+            let head = [name.to_owned(), Unit::Count.format(latency.count as f64)];
+            head.into_iter()
+                .chain(times.map(|time| Unit::Micros.format(time)))
+                .collect()
+        };
+        let settings = self
+            .config
+            .explain()
+            .into_iter()
+            .map(|line| vec![line.key.to_owned(), line.value]);
         vec![
-            Table { title: "Figures".to_owned(), head: texts(&["", ""]), rows: self.figures() },
+            Table {
+                title: "Figures".to_owned(),
+                head: texts(&["", ""]),
+                rows: self.figures(),
+            },
             Table {
                 title: "Latency".to_owned(),
                 head: texts(&["", "calls", "p50", "p95", "p99", "p99.9", "max"]),
@@ -268,7 +398,11 @@ impl Record<'_> {
                     latency("put", &self.stats.latency.put),
                 ],
             },
-            Table { title: "Settings".to_owned(), head: texts(&["", ""]), rows: settings.collect() },
+            Table {
+                title: "Settings".to_owned(),
+                head: texts(&["", ""]),
+                rows: settings.collect(),
+            },
         ]
     }
 
@@ -279,27 +413,58 @@ impl Record<'_> {
         let bytes = |value: u64| Unit::Bytes.format(value as f64);
         let times = |latency: &Latency| match latency.count {
             0 => "–".to_owned(),
-            _ => format!("{} / {}", Unit::Micros.format(latency.p50_us), Unit::Micros.format(latency.p99_us)),
+            _ => format!(
+                "{} / {}",
+                Unit::Micros.format(latency.p50_us),
+                Unit::Micros.format(latency.p99_us)
+            ),
         };
         let calls = &self.tally.read_calls;
         let call = |quantile: f64| Unit::Micros.format(micros(calls.value_at_quantile(quantile)));
         let mut rows = vec![
             ("requests", count(outcome.requests)),
             ("blocks", count(outcome.blocks)),
-            ("prefix hit rate", Unit::Share.format(outcome.prefix_hit_rate)),
+            (
+                "prefix hit rate",
+                Unit::Share.format(outcome.prefix_hit_rate),
+            ),
             ("block hit rate", Unit::Share.format(outcome.block_hit_rate)),
             ("hits in memory", count(outcome.memory_hits)),
             ("hits on SSD", count(outcome.ssd_hits)),
             ("misses", count(outcome.misses)),
-            ("bytes read / put", format!("{} / {}", bytes(outcome.get_bytes), bytes(outcome.put_bytes))),
-            ("block from memory, p50 / p99", times(&self.stats.latency.memory)),
+            (
+                "bytes read / put",
+                format!(
+                    "{} / {}",
+                    bytes(outcome.get_bytes),
+                    bytes(outcome.put_bytes)
+                ),
+            ),
+            (
+                "block from memory, p50 / p99",
+                times(&self.stats.latency.memory),
+            ),
             ("block from SSD, p50 / p99", times(&self.stats.latency.ssd)),
-            ("prefix of a request, p50 / p99", format!("{} / {}", call(0.5), call(0.99))),
-            ("evicted / written to SSD", format!("{} / {}", count(outcome.evictions), count(outcome.offloads))),
-            ("promotions admitted / completed", format!("{} / {}", count(funnel.admitted), count(funnel.completed))),
+            (
+                "prefix of a request, p50 / p99",
+                format!("{} / {}", call(0.5), call(0.99)),
+            ),
+            (
+                "evicted / written to SSD",
+                format!("{} / {}", count(outcome.evictions), count(outcome.offloads)),
+            ),
+            (
+                "promotions admitted / completed",
+                format!("{} / {}", count(funnel.admitted), count(funnel.completed)),
+            ),
             (
                 "promotions failed / expired / cancelled",
-                format!("{} / {} / {}", count(funnel.failed), count(funnel.expired), count(funnel.cancelled)),
+                format!(
+                    "{} / {} / {}",
+                    count(funnel.failed),
+                    count(funnel.expired),
+                    count(funnel.cancelled)
+                ),
             ),
             (
                 "not promoted: too seldom / memory full / queue full",
@@ -311,18 +476,35 @@ impl Record<'_> {
                 ),
             ),
             ("corrupt reads", count(outcome.corrupt_reads)),
-            ("wall / processor time", format!("{:.2} s / {:.2} s", outcome.wall_s, outcome.cpu_s)),
+            (
+                "wall / processor time",
+                format!("{:.2} s / {:.2} s", outcome.wall_s, outcome.cpu_s),
+            ),
             ("peak memory", bytes(outcome.peak_rss_bytes)),
-            ("on SSD at the start", count(self.stats.ssd.map_or(0, |ssd| ssd.recovered))),
-            ("SSD by", format!("{} ({})", self.stats.io.chosen, self.stats.io.reason)),
+            (
+                "on SSD at the start",
+                count(self.stats.ssd.map_or(0, |ssd| ssd.recovered)),
+            ),
+            (
+                "SSD by",
+                format!("{} ({})", self.stats.io.chosen, self.stats.io.reason),
+            ),
         ];
-        for (what, errors) in [("failed reads", &self.tally.read_errors), ("refused puts", &self.tally.put_errors)] {
-            let list: Vec<String> = errors.iter().map(|(code, times)| format!("{code} × {times}")).collect();
+        for (what, errors) in [
+            ("failed reads", &self.tally.read_errors),
+            ("refused puts", &self.tally.put_errors),
+        ] {
+            let list: Vec<String> = errors
+                .iter()
+                .map(|(code, times)| format!("{code} × {times}"))
+                .collect();
             if !list.is_empty() {
                 rows.push((what, list.join(", ")));
             }
         }
-        rows.into_iter().map(|(name, value)| vec![name.to_owned(), value]).collect()
+        rows.into_iter()
+            .map(|(name, value)| vec![name.to_owned(), value])
+            .collect()
     }
 }
 
@@ -342,10 +524,21 @@ static START: Moment = Moment {
 };
 
 /// Percentiles at even distances: each step is another kind of tail.
-const PERCENTILES: [(f64, &str); 5] = [(0.0, "50"), (1.0, "95"), (2.0, "99"), (3.0, "99.9"), (4.0, "max")];
+const PERCENTILES: [(f64, &str); 5] = [
+    (0.0, "50"),
+    (1.0, "95"),
+    (2.0, "99"),
+    (3.0, "99.9"),
+    (4.0, "max"),
+];
 
 fn line(name: &str, tone: Tone, mark: Mark, points: Vec<(f64, f64)>) -> Line {
-    Line { name: name.to_owned(), tone, mark, points }
+    Line {
+        name: name.to_owned(),
+        tone,
+        mark,
+        points,
+    }
 }
 
 /// A number with its thousands apart: `12,031`.
@@ -371,7 +564,12 @@ mod tests {
 
     #[test]
     fn thousands_stand_apart() {
-        for (value, text) in [(0, "0"), (999, "999"), (12_031, "12,031"), (1_000_000, "1,000,000")] {
+        for (value, text) in [
+            (0, "0"),
+            (999, "999"),
+            (12_031, "12,031"),
+            (1_000_000, "1,000,000"),
+        ] {
             assert_eq!(grouped(value), text);
         }
     }

@@ -49,7 +49,8 @@ impl Default for Tally {
             corrupt_reads: 0,
             read_errors: BTreeMap::new(),
             put_errors: BTreeMap::new(),
-            read_calls: Histogram::new_with_bounds(1, longest, 3).expect("the bounds and digits are in range"),
+            read_calls: Histogram::new_with_bounds(1, longest, 3)
+                .expect("the bounds and digits are in range"),
             busy: Duration::ZERO,
         }
     }
@@ -62,7 +63,8 @@ impl Tally {
 
     pub(super) fn read_call(&mut self, found: usize, took: Duration) {
         if found > 0 {
-            self.read_calls.saturating_record(u64::try_from(took.as_nanos()).unwrap_or(u64::MAX));
+            self.read_calls
+                .saturating_record(u64::try_from(took.as_nanos()).unwrap_or(u64::MAX));
         }
     }
 
@@ -92,5 +94,9 @@ impl Tally {
 
 /// A part of a whole; zero of nothing.
 pub(super) fn share(part: u64, whole: u64) -> f64 {
-    if whole == 0 { 0.0 } else { part as f64 / whole as f64 }
+    if whole == 0 {
+        0.0
+    } else {
+        part as f64 / whole as f64
+    }
 }

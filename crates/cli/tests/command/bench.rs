@@ -10,7 +10,12 @@ fn benchmarks_print_the_keys_of_their_contract_and_leave_nothing_behind() {
         assert!(output.status.success(), "{}", stderr(&output));
         let report = object(&output);
         for key in keys {
-            assert!(report.pointer(key).is_some_and(serde_json::Value::is_number), "{key}: {report}");
+            assert!(
+                report
+                    .pointer(key)
+                    .is_some_and(serde_json::Value::is_number),
+                "{key}: {report}"
+            );
         }
         assert_eq!(std::fs::read_dir(place.temporary()).unwrap().count(), 0);
     };
@@ -25,10 +30,28 @@ fn benchmarks_print_the_keys_of_their_contract_and_leave_nothing_behind() {
         "/post_ssd_reads",
         "/promote_delay_p50_us",
     ];
-    check(&["promotion", "--samples", "20", "--value-bytes", "64KiB", "--dir", "tmp"], &promotion);
+    check(
+        &[
+            "promotion",
+            "--samples",
+            "20",
+            "--value-bytes",
+            "64KiB",
+            "--dir",
+            "tmp",
+        ],
+        &promotion,
+    );
     check(
         &["store", "--passes", "1", "--dir", "tmp"],
-        &["/get_into_gbps", "/memcpy_gbps", "/ratio", "/ssd_read_gbps", "/raw_ssd_gbps", "/ssd_ratio"],
+        &[
+            "/get_into_gbps",
+            "/memcpy_gbps",
+            "/ratio",
+            "/ssd_read_gbps",
+            "/raw_ssd_gbps",
+            "/ssd_ratio",
+        ],
     );
     check(
         &["meta", "--objects", "2000", "--samples", "2000"],
@@ -41,11 +64,42 @@ fn benchmarks_print_the_keys_of_their_contract_and_leave_nothing_behind() {
             "/machine/cores",
         ],
     );
-    let one = ["--op", "read", "--blocks", "64KiB", "--concurrency", "1", "--batch", "1", "--window", "20ms"];
+    let one = [
+        "--op",
+        "read",
+        "--blocks",
+        "64KiB",
+        "--concurrency",
+        "1",
+        "--batch",
+        "1",
+        "--window",
+        "20ms",
+    ];
     check(
         &[&["transfer", "--quick", "--mover", "shm"], &one[..]].concat(),
-        &["/rows/0/gbps", "/rows/0/cpu_s_per_gb", "/rows/0/target_cores", "/limits/memcpy_gbps", "/machine/cores"],
+        &[
+            "/rows/0/gbps",
+            "/rows/0/cpu_s_per_gb",
+            "/rows/0/target_cores",
+            "/limits/memcpy_gbps",
+            "/machine/cores",
+        ],
     );
-    let idle = ["--idle", "0", "--rounds", "1", "--run", "20ms", "--concurrency", "2", "--strategies", "park"];
-    check(&[&["wait"], &idle[..]].concat(), &["/rows/0/gbps", "/rows/0/cores"]);
+    let idle = [
+        "--idle",
+        "0",
+        "--rounds",
+        "1",
+        "--run",
+        "20ms",
+        "--concurrency",
+        "2",
+        "--strategies",
+        "park",
+    ];
+    check(
+        &[&["wait"], &idle[..]].concat(),
+        &["/rows/0/gbps", "/rows/0/cores"],
+    );
 }

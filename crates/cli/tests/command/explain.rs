@@ -9,16 +9,32 @@ use crate::place::{Place, object, stderr};
 
 /// A store in which `often` was read every ten seconds, and much else came and never returned.
 fn taught(place: &Place, policy: &str) -> Store {
-    let flags = [("memory", "4MiB"), ("ssd", "64MiB"), ("policy", policy), ("log", "off")];
-    let mut flags: Vec<(String, String)> = flags.map(|(flag, value)| (flag.to_owned(), value.to_owned())).into();
+    let flags = [
+        ("memory", "4MiB"),
+        ("ssd", "64MiB"),
+        ("policy", policy),
+        ("log", "off"),
+    ];
+    let mut flags: Vec<(String, String)> = flags
+        .map(|(flag, value)| (flag.to_owned(), value.to_owned()))
+        .into();
     flags.push(("dir".to_owned(), place.path("store").display().to_string()));
     let store = Store::open(Config::load(None, std::iter::empty(), &flags).unwrap()).unwrap();
-    let durable = PutOptions { durability: Durability::Disk, ..PutOptions::default() };
+    let durable = PutOptions {
+        durability: Durability::Disk,
+        ..PutOptions::default()
+    };
     store.put(b"often", &[7; 5000], &durable).unwrap();
     for round in 1..60 {
         store.skip_to(Duration::from_secs(10 * round)).unwrap();
         let _ = store.get(b"often", &GetOptions::default()).unwrap();
-        store.put(format!("once {round}").as_bytes(), &[1; 5000], &PutOptions::default()).unwrap();
+        store
+            .put(
+                format!("once {round}").as_bytes(),
+                &[1; 5000],
+                &PutOptions::default(),
+            )
+            .unwrap();
     }
     store
 }
@@ -27,10 +43,19 @@ fn taught(place: &Place, policy: &str) -> Store {
 fn a_key_is_explained_in_words_and_to_scripts() {
     let place = Place::new();
     let store = taught(&place, "gittins");
-    let reasons = store.explain(b"often", &Default::default()).unwrap().unwrap();
+    let reasons = store
+        .explain(b"often", &Default::default())
+        .unwrap()
+        .unwrap();
     let learned = reasons[0].learned.clone().unwrap();
     assert!(learned.reuses >= 50 && learned.age_s < 10.0, "{learned:?}");
-    assert!(learned.returns.iter().any(|point| point.within_s == 60.0 && point.chance > 0.5), "{learned:?}");
+    assert!(
+        learned
+            .returns
+            .iter()
+            .any(|point| point.within_s == 60.0 && point.chance > 0.5),
+        "{learned:?}"
+    );
     assert_eq!(store.explain(b"never", &Default::default()).unwrap(), None);
     store.close().unwrap();
 
@@ -44,14 +69,27 @@ fn a_key_is_explained_in_words_and_to_scripts() {
         assert!(text.contains(part), "{part}: {text}");
     }
     let report = object(&place.run(&[&explain[..], &["--json"]].concat()));
-    assert_eq!((&report["key"], &report["tiers"][0]["tier"]), (&"often".into(), &"ssd".into()), "{report}");
+    assert_eq!(
+        (&report["key"], &report["tiers"][0]["tier"]),
+        (&"often".into(), &"ssd".into()),
+        "{report}"
+    );
     assert_eq!(report["tiers"][0]["held"], true);
     for key in ["class", "reuses", "age_s", "index", "lowest_index"] {
-        assert!(!report["tiers"][0]["learned"][key].is_null(), "{key}: {report}");
+        assert!(
+            !report["tiers"][0]["learned"][key].is_null(),
+            "{key}: {report}"
+        );
     }
     let curve = report["tiers"][0]["learned"]["returns"].as_array().unwrap();
-    let chances: Vec<f64> = curve.iter().map(|point| point["chance"].as_f64().unwrap()).collect();
-    assert!(chances.len() > 3 && chances.is_sorted() && chances[0] >= 0.0 && chances[3] <= 1.0, "{report}");
+    let chances: Vec<f64> = curve
+        .iter()
+        .map(|point| point["chance"].as_f64().unwrap())
+        .collect();
+    assert!(
+        chances.len() > 3 && chances.is_sorted() && chances[0] >= 0.0 && chances[3] <= 1.0,
+        "{report}"
+    );
 }
 
 #[test]
@@ -62,13 +100,23 @@ fn damaged_tables_are_refused_with_a_warning_and_cost_nothing_else() {
     let mut bytes = std::fs::read(&tables).unwrap();
     bytes[1000] ^= 1;
     std::fs::write(&tables, bytes).unwrap();
-    let explain = ["explain", "often", "--dir", place.path("store").to_str().unwrap()].map(str::to_owned);
+    let explain = [
+        "explain",
+        "often",
+        "--dir",
+        place.path("store").to_str().unwrap(),
+    ]
+    .map(str::to_owned);
     let explain = explain.each_ref().map(String::as_str);
     let output = place.run(&explain);
     assert!(output.status.success(), "{}", stderr(&output));
     let warning = stderr(&output);
-    for part in ["WARN", "learned eviction tables are not taken: eviction starts fresh", "eviction.tables", "checksum"]
-    {
+    for part in [
+        "WARN",
+        "learned eviction tables are not taken: eviction starts fresh",
+        "eviction.tables",
+        "checksum",
+    ] {
         assert!(warning.contains(part), "{part}: {warning}");
     }
     let again = place.run(&explain);
@@ -92,5 +140,8 @@ fn what_cannot_be_explained_is_said() {
     check(&["never", "--dir", &dir], "no object with the key never");
     let output = place.run(&["explain", "often", "--dir", &dir, "--policy", "lru"]);
     let text = String::from_utf8(output.stdout).unwrap();
-    assert_eq!(text, "often\n  in SSD, in a line of lru, which knows nothing but the order\n");
+    assert_eq!(
+        text,
+        "often\n  in SSD, in a line of lru, which knows nothing but the order\n"
+    );
 }

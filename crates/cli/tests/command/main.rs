@@ -1,5 +1,8 @@
 //! The binary as its users run it: processes, exit codes, output, and what is left behind.
-#![expect(clippy::unwrap_used, reason = "a test that cannot go on says so by panicking")]
+#![expect(
+    clippy::unwrap_used,
+    reason = "a test that cannot go on says so by panicking"
+)]
 
 mod bench;
 mod explain;

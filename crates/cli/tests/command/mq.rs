@@ -21,7 +21,9 @@ fn an_idle_echo_server_wakes_nobody() {
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
-    let lines = BufReader::new(child.stdout.take().unwrap()).lines().map_while(Result::ok);
+    let lines = BufReader::new(child.stdout.take().unwrap())
+        .lines()
+        .map_while(Result::ok);
     let (told, heard) = channel();
     // Ends with the child, whose pipe it reads.
     std::thread::spawn(move || lines.for_each(|line| drop(told.send(line))));

@@ -19,7 +19,9 @@ pub(crate) struct Place {
 
 impl Place {
     pub(crate) fn new() -> Self {
-        let place = Self { root: tempfile::tempdir().unwrap() };
+        let place = Self {
+            root: tempfile::tempdir().unwrap(),
+        };
         std::fs::create_dir(place.temporary()).unwrap();
         place
     }
@@ -36,13 +38,24 @@ impl Place {
     /// The command with these arguments, in this place and without anything from outside.
     pub(crate) fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_slackwater"));
-        command.args(arguments).current_dir(self.root.path()).env_clear().env("TMPDIR", self.temporary());
+        command
+            .args(arguments)
+            .current_dir(self.root.path())
+            .env_clear()
+            .env("TMPDIR", self.temporary());
         command
     }
 
     pub(crate) fn run(&self, arguments: &[&str]) -> Output {
         let mut command = self.command(arguments);
-        output(command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap())
+        output(
+            command
+                .stdin(Stdio::null())
+                .stdout(Stdio::piped())
+                .stderr(Stdio::piped())
+                .spawn()
+                .unwrap(),
+        )
     }
 
     /// Runs a replay that must end well and returns its one object.
@@ -58,13 +71,18 @@ pub(crate) fn output(mut child: Child) -> Output {
     fn drain(pipe: Option<impl Read + Send + 'static>) -> std::thread::JoinHandle<Vec<u8>> {
         std::thread::spawn(move || {
             let mut bytes = Vec::new();
-            pipe.into_iter().for_each(|mut pipe| _ = pipe.read_to_end(&mut bytes).unwrap());
+            pipe.into_iter()
+                .for_each(|mut pipe| _ = pipe.read_to_end(&mut bytes).unwrap());
             bytes
         })
     }
     let (stdout, stderr) = (drain(child.stdout.take()), drain(child.stderr.take()));
     let status = end(&mut child);
-    Output { status, stdout: stdout.join().unwrap(), stderr: stderr.join().unwrap() }
+    Output {
+        status,
+        stdout: stdout.join().unwrap(),
+        stderr: stderr.join().unwrap(),
+    }
 }
 
 /// Waits for a child to be over, and ends one that hangs.
@@ -79,19 +97,35 @@ pub(crate) fn end(child: &mut Child) -> ExitStatus {
 
 /// Whether a descriptor becomes so within [`PATIENCE`].
 pub(crate) fn ready(descriptor: impl std::os::fd::AsFd, so: PollFlags) -> bool {
-    let patience = Timespec { tv_sec: PATIENCE.as_secs().cast_signed(), tv_nsec: 0 };
+    let patience = Timespec {
+        tv_sec: PATIENCE.as_secs().cast_signed(),
+        tv_nsec: 0,
+    };
     poll(&mut [PollFd::new(&descriptor, so)], Some(&patience)).unwrap() > 0
 }
 
 /// Starts a replay that keeps running, and returns when its store is open. What it prints is for [`output`].
 pub(crate) fn open(place: &Place, arguments: &[&str]) -> Child {
     let mut command = place.command(&[&["replay", "--json", "--log", "info"], arguments].concat());
-    let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut child = command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
     let lines = BufReader::new(child.stderr.take().unwrap()).lines();
     let (said, heard) = channel();
     // It goes on listening when nobody hears it: a full pipe would stop the child.
-    std::thread::spawn(move || lines.map_while(Result::ok).for_each(|line| _ = said.send(line)));
-    while !heard.recv_timeout(PATIENCE).expect("the store was not opened").contains("the log is open") {}
+    std::thread::spawn(move || {
+        lines
+            .map_while(Result::ok)
+            .for_each(|line| _ = said.send(line))
+    });
+    while !heard
+        .recv_timeout(PATIENCE)
+        .expect("the store was not opened")
+        .contains("the log is open")
+    {}
     child
 }
 

@@ -9,28 +9,67 @@ use crate::place::{Place, object, open, output, stderr};
 
 /// Little memory over enough SSD: blocks must leave memory and come back. A run that is always short of memory would
 /// wait out the group commit time and again.
-const SMALL: [&str; 8] = ["--memory", "8MiB", "--ssd", "256MiB", "--file-bytes", "4MiB", "--flush-delay", "2ms"];
-const CHAT: [&str; 7] = ["--generate", "--requests", "400", "--sessions", "20", "--block-bytes", "32KiB"];
+const SMALL: [&str; 8] = [
+    "--memory",
+    "8MiB",
+    "--ssd",
+    "256MiB",
+    "--file-bytes",
+    "4MiB",
+    "--flush-delay",
+    "2ms",
+];
+const CHAT: [&str; 7] = [
+    "--generate",
+    "--requests",
+    "400",
+    "--sessions",
+    "20",
+    "--block-bytes",
+    "32KiB",
+];
 
 fn count(outcome: &Value, key: &str) -> u64 {
-    outcome[key].as_u64().unwrap_or_else(|| panic!("{key}: {outcome}"))
+    outcome[key]
+        .as_u64()
+        .unwrap_or_else(|| panic!("{key}: {outcome}"))
 }
 
 #[test]
 fn generated_traffic_is_served_from_both_tiers_without_a_wrong_bit() {
     let place = Place::new();
     let outcome = place.replay(&[&CHAT[..], &SMALL[..]].concat());
-    assert_eq!((count(&outcome, "requests"), count(&outcome, "corrupt_reads")), (400, 0));
+    assert_eq!(
+        (
+            count(&outcome, "requests"),
+            count(&outcome, "corrupt_reads")
+        ),
+        (400, 0)
+    );
     let hits = count(&outcome, "memory_hits") + count(&outcome, "ssd_hits");
     assert_eq!(hits + count(&outcome, "misses"), count(&outcome, "blocks"));
-    assert!(count(&outcome, "ssd_hits") > 0 && count(&outcome, "offloads") > 0 && count(&outcome, "evictions") > 0);
+    assert!(
+        count(&outcome, "ssd_hits") > 0
+            && count(&outcome, "offloads") > 0
+            && count(&outcome, "evictions") > 0
+    );
     assert_eq!(count(&outcome, "get_bytes"), hits * 32_768);
     let rate = outcome["prefix_hit_rate"].as_f64().unwrap();
-    assert!((0.5..0.9).contains(&rate), "everything fits on SSD, so nearly all that returns is a hit: {rate}");
-    assert!(outcome["memory_p50_us"].as_f64() > Some(0.0) && outcome["ssd_p50_us"].as_f64() > Some(0.0));
-    let ends: u64 =
-        ["completed", "failed", "expired", "cancelled"].iter().map(|end| count(&outcome["promotions"], end)).sum();
-    assert!(count(&outcome["promotions"], "admitted") >= ends && count(&outcome["promotions"], "completed") > 0);
+    assert!(
+        (0.5..0.9).contains(&rate),
+        "everything fits on SSD, so nearly all that returns is a hit: {rate}"
+    );
+    assert!(
+        outcome["memory_p50_us"].as_f64() > Some(0.0) && outcome["ssd_p50_us"].as_f64() > Some(0.0)
+    );
+    let ends: u64 = ["completed", "failed", "expired", "cancelled"]
+        .iter()
+        .map(|end| count(&outcome["promotions"], end))
+        .sum();
+    assert!(
+        count(&outcome["promotions"], "admitted") >= ends
+            && count(&outcome["promotions"], "completed") > 0
+    );
 }
 
 #[test]
@@ -39,14 +78,23 @@ fn the_report_is_left_and_the_temporary_directory_is_not() {
     let output = place.run(&[&["replay", "--report", "out"], &CHAT[..], &SMALL[..]].concat());
     assert!(output.status.success(), "{}", stderr(&output));
     let table = String::from_utf8_lossy(&output.stdout).into_owned();
-    assert!(table.contains("prefix hit rate") && table.contains("report: out/report.html"), "{table}");
+    assert!(
+        table.contains("prefix hit rate") && table.contains("report: out/report.html"),
+        "{table}"
+    );
     let html = std::fs::read_to_string(place.path("out/report.html")).unwrap();
     assert!(html.matches("<svg").count() == 4 && !html.contains("nothing of this happened"));
     assert!(!html.contains("http:") && !html.contains("https:"));
-    let json: Value = serde_json::from_slice(&std::fs::read(place.path("out/report.json")).unwrap()).unwrap();
-    assert_eq!((count(&json, "requests"), count(&json, "corrupt_reads")), (400, 0));
+    let json: Value =
+        serde_json::from_slice(&std::fs::read(place.path("out/report.json")).unwrap()).unwrap();
+    assert_eq!(
+        (count(&json, "requests"), count(&json, "corrupt_reads")),
+        (400, 0)
+    );
     let timeline = json["timeline"].as_array().unwrap();
-    assert!((60..=121).contains(&timeline.len()) && count(timeline.last().unwrap(), "requests") == 400);
+    assert!(
+        (60..=121).contains(&timeline.len()) && count(timeline.last().unwrap(), "requests") == 400
+    );
     assert_eq!(std::fs::read_dir(place.temporary()).unwrap().count(), 0);
 }
 
@@ -54,10 +102,18 @@ fn the_report_is_left_and_the_temporary_directory_is_not() {
 fn a_second_run_in_the_same_directory_starts_warm() {
     let place = Place::new();
     let directory = place.path("kv");
-    let arguments = [&CHAT[..], &SMALL[..], &["--dir", directory.to_str().unwrap()]].concat();
+    let arguments = [
+        &CHAT[..],
+        &SMALL[..],
+        &["--dir", directory.to_str().unwrap()],
+    ]
+    .concat();
     let cold = place.replay(&arguments);
     let warm = place.replay(&arguments);
-    assert_eq!((count(&cold, "corrupt_reads"), count(&warm, "corrupt_reads")), (0, 0));
+    assert_eq!(
+        (count(&cold, "corrupt_reads"), count(&warm, "corrupt_reads")),
+        (0, 0)
+    );
     let (before, after) = (count(&cold, "misses"), count(&warm, "misses"));
     assert!(after < before / 2, "{before} misses cold, {after} warm");
 }
@@ -68,10 +124,30 @@ const BESIDE_MEMORY_BYTES: u64 = 96 << 20;
 #[test]
 fn memory_stays_within_its_option_and_a_constant() {
     let place = Place::new();
-    let sizes = ["--memory", "32MiB", "--ssd", "1GiB", "--read-buffers", "8MiB", "--flush-delay", "2ms"];
-    let traffic = ["--generate", "--requests", "300", "--sessions", "30", "--block-bytes", "256KiB"];
+    let sizes = [
+        "--memory",
+        "32MiB",
+        "--ssd",
+        "1GiB",
+        "--read-buffers",
+        "8MiB",
+        "--flush-delay",
+        "2ms",
+    ];
+    let traffic = [
+        "--generate",
+        "--requests",
+        "300",
+        "--sessions",
+        "30",
+        "--block-bytes",
+        "256KiB",
+    ];
     let outcome = place.replay(&[&traffic[..], &sizes[..]].concat());
-    assert!(count(&outcome, "put_bytes") > 4 * (32 << 20), "the run must put far more than fits: {outcome}");
+    assert!(
+        count(&outcome, "put_bytes") > 4 * (32 << 20),
+        "the run must put far more than fits: {outcome}"
+    );
     let peak = count(&outcome, "peak_rss_bytes");
     assert!(peak < (32 << 20) + BESIDE_MEMORY_BYTES, "{peak} bytes");
 }
@@ -79,10 +155,17 @@ fn memory_stays_within_its_option_and_a_constant() {
 #[test]
 fn a_wrong_line_ends_the_run_with_its_place_and_what_was_done_so_far() {
     let place = Place::new();
-    let good = r#"{"timestamp":0,"input_length":1024,"output_length":1,"hash_ids":[1,2],"model":"x"}"#;
+    let good =
+        r#"{"timestamp":0,"input_length":1024,"output_length":1,"hash_ids":[1,2],"model":"x"}"#;
     let bad = good.replace("[1,2]", "[1,\"two\"]");
-    std::fs::write(place.path("t.jsonl"), format!("{good}\n{good}\n{bad}\n{good}\n")).unwrap();
-    let output = place.run(&["replay", "t.jsonl", "--json", "--memory", "8MiB", "--ssd", "0"]);
+    std::fs::write(
+        place.path("t.jsonl"),
+        format!("{good}\n{good}\n{bad}\n{good}\n"),
+    )
+    .unwrap();
+    let output = place.run(&[
+        "replay", "t.jsonl", "--json", "--memory", "8MiB", "--ssd", "0",
+    ]);
     assert_eq!(output.status.code(), Some(1));
     assert_eq!(
         stderr(&output),
@@ -90,7 +173,10 @@ fn a_wrong_line_ends_the_run_with_its_place_and_what_was_done_so_far() {
          18446744073709551615\n"
     );
     let outcome = object(&output);
-    assert_eq!((count(&outcome, "requests"), count(&outcome, "memory_hits")), (2, 2));
+    assert_eq!(
+        (count(&outcome, "requests"), count(&outcome, "memory_hits")),
+        (2, 2)
+    );
 }
 
 #[test]
@@ -101,25 +187,65 @@ fn what_cannot_be_done_is_said_in_one_line_each() {
         assert_eq!(output.status.code(), Some(code), "{arguments:?}");
         assert!(output.stdout.is_empty(), "{arguments:?}");
         for word in words {
-            assert!(stderr(&output).contains(word), "{arguments:?}: {}", stderr(&output));
+            assert!(
+                stderr(&output).contains(word),
+                "{arguments:?}: {}",
+                stderr(&output)
+            );
         }
     };
     std::fs::write(place.path("empty.jsonl"), "\n\n").unwrap();
     std::fs::write(place.path("file"), "x").unwrap();
-    check(&["replay", "none.jsonl"], 1, &["cannot open the trace none.jsonl: No such file"]);
-    check(&["replay", "empty.jsonl", "--memory", "8MiB", "--ssd", "0"], 1, &["empty.jsonl holds no request"]);
-    check(&["replay", "--generate", "--memory", "12cats", "--evict-high", "2"], 1, &["12cats", "evict.high"]);
-    check(&["replay", "--generate", "--dir", "file", "--ssd", "256MiB"], 1, &["file", "not a directory"]);
-    check(&["replay", "--generate", "--polcy", "lru"], 2, &["--policy"]);
+    check(
+        &["replay", "none.jsonl"],
+        1,
+        &["cannot open the trace none.jsonl: No such file"],
+    );
+    check(
+        &["replay", "empty.jsonl", "--memory", "8MiB", "--ssd", "0"],
+        1,
+        &["empty.jsonl holds no request"],
+    );
+    check(
+        &[
+            "replay",
+            "--generate",
+            "--memory",
+            "12cats",
+            "--evict-high",
+            "2",
+        ],
+        1,
+        &["12cats", "evict.high"],
+    );
+    check(
+        &["replay", "--generate", "--dir", "file", "--ssd", "256MiB"],
+        1,
+        &["file", "not a directory"],
+    );
+    check(
+        &["replay", "--generate", "--polcy", "lru"],
+        2,
+        &["--policy"],
+    );
     check(&["config", "--config", "none.toml"], 1, &["none.toml"]);
 }
 
 #[test]
 fn an_interrupt_ends_the_run_with_a_report_of_what_was_done() {
     let place = Place::new();
-    let request = |at: u64| format!(r#"{{"timestamp":{at},"input_length":512,"output_length":1,"hash_ids":[1]}}"#);
-    std::fs::write(place.path("t.jsonl"), format!("{}\n{}\n", request(0), request(36_000_000))).unwrap();
-    let child = open(&place, &[&["t.jsonl", "--speed", "1x", "--dir", "kv"], &SMALL[..]].concat());
+    let request = |at: u64| {
+        format!(r#"{{"timestamp":{at},"input_length":512,"output_length":1,"hash_ids":[1]}}"#)
+    };
+    std::fs::write(
+        place.path("t.jsonl"),
+        format!("{}\n{}\n", request(0), request(36_000_000)),
+    )
+    .unwrap();
+    let child = open(
+        &place,
+        &[&["t.jsonl", "--speed", "1x", "--dir", "kv"], &SMALL[..]].concat(),
+    );
     signal(&child, &[Signal::INT]);
     let output = output(child);
     assert_eq!(output.status.code(), Some(130));
@@ -133,7 +259,14 @@ fn an_interrupt_ends_the_run_with_a_report_of_what_was_done() {
 #[test]
 fn signals_that_come_together_are_one_and_the_report_is_written() {
     let place = Place::new();
-    let child = open(&place, &[&["--generate", "--requests", "1000000", "--dir", "kv"], &SMALL[..]].concat());
+    let child = open(
+        &place,
+        &[
+            &["--generate", "--requests", "1000000", "--dir", "kv"],
+            &SMALL[..],
+        ]
+        .concat(),
+    );
     signal(&child, &[Signal::INT, Signal::TERM]);
     let output = output(child);
     assert_eq!(output.status.code(), Some(130));
@@ -143,5 +276,7 @@ fn signals_that_come_together_are_one_and_the_report_is_written() {
 
 /// Sends signals one right after another. Each is another one, as two of a kind would be one while they wait.
 fn signal(child: &Child, signals: &[Signal]) {
-    signals.iter().for_each(|signal| kill_process(Pid::from_child(child), *signal).unwrap());
+    signals
+        .iter()
+        .for_each(|signal| kill_process(Pid::from_child(child), *signal).unwrap());
 }

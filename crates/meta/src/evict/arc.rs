@@ -21,12 +21,16 @@ impl Rules<2> for MovingBorder {
     const NAME: &'static str = "arc";
 
     fn read(&mut self, queues: &mut Queues<2>, _tag: u32, slot: Option<Slot>) {
-        slot.into_iter().for_each(|slot| queues.move_to(slot, AGAIN));
+        slot.into_iter()
+            .for_each(|slot| queues.move_to(slot, AGAIN));
     }
 
     /// A ghost says which queue was too short, and by how much more often.
     fn place(&mut self, queues: &Queues<2>, tag: u32) -> usize {
-        let lengths = [self.ghosts[ONCE].len().max(1) as f64, self.ghosts[AGAIN].len().max(1) as f64];
+        let lengths = [
+            self.ghosts[ONCE].len().max(1) as f64,
+            self.ghosts[AGAIN].len().max(1) as f64,
+        ];
         let block = queues.all_units() as f64 / queues.resident().max(1) as f64;
         let step = if self.ghosts[ONCE].take(tag) {
             (lengths[AGAIN] / lengths[ONCE]).max(1.0)
@@ -41,7 +45,11 @@ impl Rules<2> for MovingBorder {
 
     fn choose(&mut self, queues: &mut Queues<2>, _tags: &[u32]) -> Option<Slot> {
         let once_is_over = queues.units(ONCE) as f64 > self.once_target;
-        let (first, second) = if once_is_over { (ONCE, AGAIN) } else { (AGAIN, ONCE) };
+        let (first, second) = if once_is_over {
+            (ONCE, AGAIN)
+        } else {
+            (AGAIN, ONCE)
+        };
         queues.coldest(first).or_else(|| queues.coldest(second))
     }
 
@@ -50,7 +58,9 @@ impl Rules<2> for MovingBorder {
         self.ghosts[queue].push(tag, resident);
         // Read once, here or gone: no more than the cache holds. All four lists: no more than twice that.
         let others = self.ghosts[AGAIN].len();
-        let once_limit = resident.saturating_sub(queues.slots(ONCE)).min(resident.saturating_sub(others));
+        let once_limit = resident
+            .saturating_sub(queues.slots(ONCE))
+            .min(resident.saturating_sub(others));
         self.ghosts[ONCE].trim(once_limit.max(1));
         self.ghosts[AGAIN].trim(resident.saturating_sub(self.ghosts[ONCE].len()).max(1));
     }

@@ -64,7 +64,10 @@ pub(super) enum Step {
 impl Segment {
     fn new(kind: PolicyKind, capacity: usize) -> Self {
         let policy = kind.build(capacity as u64 * BLOCK_BYTES);
-        Self { lengths: 3, ..Self::with_equal_blocks(policy, capacity) }
+        Self {
+            lengths: 3,
+            ..Self::with_equal_blocks(policy, capacity)
+        }
     }
 
     pub(super) fn with_equal_blocks(policy: Box<dyn Evict>, capacity: usize) -> Self {
@@ -81,15 +84,28 @@ impl Segment {
     }
 
     fn link(&self, hash: u64) -> Link {
-        Link { hash, slot: self.slots.get(&hash).copied(), bytes: BLOCK_BYTES * (1 + hash % self.lengths) }
+        Link {
+            hash,
+            slot: self.slots.get(&hash).copied(),
+            bytes: BLOCK_BYTES * (1 + hash % self.lengths),
+        }
     }
 
     fn request(&mut self, hashes: &[u64], position: u32, insert: bool) {
         let parent = (position > 0).then(|| hashes[0] - 1);
         let mut links: Vec<Link> = hashes.iter().map(|&hash| self.link(hash)).collect();
-        let first_miss = links.iter().position(|link| link.slot.is_none()).unwrap_or(links.len());
+        let first_miss = links
+            .iter()
+            .position(|link| link.slot.is_none())
+            .unwrap_or(links.len());
         let found = first_miss as u32;
-        self.policy.read(&Walk { links: &links, parent, position, found, ..walk_of(self.now) });
+        self.policy.read(&Walk {
+            links: &links,
+            parent,
+            position,
+            found,
+            ..walk_of(self.now)
+        });
         if !insert || first_miss == links.len() {
             return;
         }
@@ -100,28 +116,48 @@ impl Segment {
                 None => link.slot = Some(self.place(link.hash)),
             }
         }
-        let parent = first_miss.checked_sub(1).map(|last| links[last].hash).or(parent);
-        let rest =
-            Walk { links: &links[first_miss..], parent, position: position + first_miss as u32, ..walk_of(self.now) };
+        let parent = first_miss
+            .checked_sub(1)
+            .map(|last| links[last].hash)
+            .or(parent);
+        let rest = Walk {
+            links: &links[first_miss..],
+            parent,
+            position: position + first_miss as u32,
+            ..walk_of(self.now)
+        };
         self.policy.insert(&rest);
         while self.blocks.len() > self.capacity && self.evict_one() {}
     }
 
     fn evict_one(&mut self) -> bool {
         let Some(slot) = self.policy.victim(self.now) else {
-            assert!(self.blocks.keys().all(|slot| self.parked.contains(slot)), "no victim, though one may go");
+            assert!(
+                self.blocks.keys().all(|slot| self.parked.contains(slot)),
+                "no victim, though one may go"
+            );
             return false;
         };
-        assert!(self.blocks.contains_key(&slot), "victim {slot:?} is not resident");
+        assert!(
+            self.blocks.contains_key(&slot),
+            "victim {slot:?} is not resident"
+        );
         assert!(!self.parked.contains(&slot), "victim {slot:?} is parked");
-        assert_eq!(self.policy.victim(self.now + Duration::from_secs(5)), Some(slot), "the name changed unasked");
+        assert_eq!(
+            self.policy.victim(self.now + Duration::from_secs(5)),
+            Some(slot),
+            "the name changed unasked"
+        );
         self.policy.evicted(self.now, slot);
         self.forget(slot);
         true
     }
 
     fn forget(&mut self, slot: Slot) {
-        let hash = self.blocks.remove(&slot).expect("only resident slots are forgotten");
+        let hash = self
+            .blocks
+            .remove(&slot)
+            .expect("only resident slots are forgotten");
         self.slots.remove(&hash);
         self.parked.remove(&slot);
         self.free.push(slot);
@@ -129,17 +165,29 @@ impl Segment {
 
     fn pick(&self, pick: usize) -> Option<Slot> {
         let count = self.blocks.len();
-        (count > 0).then(|| *self.blocks.keys().nth(pick % count).expect("within the count"))
+        (count > 0).then(|| {
+            *self
+                .blocks
+                .keys()
+                .nth(pick % count)
+                .expect("within the count")
+        })
     }
 
     pub(super) fn step(&mut self, step: &Step) {
         self.now += Duration::from_millis(250);
         match *step {
-            Step::Request { chain, length, insert } => {
+            Step::Request {
+                chain,
+                length,
+                insert,
+            } => {
                 let hashes: Vec<u64> = (0..u64::from(length)).map(|at| block(chain, at)).collect();
                 self.request(&hashes, 0, insert);
             }
-            Step::Lone { chain, position } => self.request(&[block(chain, u64::from(position))], position, true),
+            Step::Lone { chain, position } => {
+                self.request(&[block(chain, u64::from(position))], position, true)
+            }
             Step::Park { pick } => {
                 if let Some(slot) = self.pick(pick) {
                     self.policy.park(slot);
@@ -147,7 +195,11 @@ impl Segment {
                 }
             }
             Step::Unpark { pick } => {
-                let slot = self.parked.iter().nth(pick % self.parked.len().max(1)).copied();
+                let slot = self
+                    .parked
+                    .iter()
+                    .nth(pick % self.parked.len().max(1))
+                    .copied();
                 if let Some(slot) = slot {
                     self.policy.unpark(slot);
                     self.parked.remove(&slot);
@@ -178,7 +230,9 @@ impl Segment {
     }
 
     fn come_as(&mut self, pick: usize, hash: u64) {
-        let standing = self.pick(pick).and_then(|like| self.policy.standing(self.now, like));
+        let standing = self
+            .pick(pick)
+            .and_then(|like| self.policy.standing(self.now, like));
         if self.slots.contains_key(&hash) {
             return;
         }
@@ -187,12 +241,32 @@ impl Segment {
         match standing {
             Some(standing) => {
                 self.policy.insert_as(self.now, link, standing);
-                let taken = self.policy.standing(self.now, slot).expect("it is resident");
-                let kept = |standing: Standing| (standing.class, standing.kept_as, standing.reuses, standing.features);
-                assert_eq!(kept(taken), kept(standing), "it stands here as it stood there");
-                assert!(taken.age.abs_diff(standing.age) < Duration::from_millis(100), "{taken:?} as {standing:?}");
+                let taken = self
+                    .policy
+                    .standing(self.now, slot)
+                    .expect("it is resident");
+                let kept = |standing: Standing| {
+                    (
+                        standing.class,
+                        standing.kept_as,
+                        standing.reuses,
+                        standing.features,
+                    )
+                };
+                assert_eq!(
+                    kept(taken),
+                    kept(standing),
+                    "it stands here as it stood there"
+                );
+                assert!(
+                    taken.age.abs_diff(standing.age) < Duration::from_millis(100),
+                    "{taken:?} as {standing:?}"
+                );
             }
-            None => self.policy.insert(&Walk { links: &[link], ..walk_of(self.now) }),
+            None => self.policy.insert(&Walk {
+                links: &[link],
+                ..walk_of(self.now)
+            }),
         }
         while self.blocks.len() > self.capacity && self.evict_one() {}
     }
@@ -209,18 +283,34 @@ impl Segment {
             self.policy.unpark(slot);
         }
         while self.evict_one() {}
-        assert!(self.blocks.is_empty(), "{} slots are never named", self.blocks.len());
+        assert!(
+            self.blocks.is_empty(),
+            "{} slots are never named",
+            self.blocks.len()
+        );
         assert_eq!(self.policy.victim(self.now), None);
     }
 }
 
 fn walk_of(now: Instant) -> Walk<'static> {
-    Walk { now, links: &[], parent: None, position: 0, found: 0, hint: None, output_tokens: Some(100) }
+    Walk {
+        now,
+        links: &[],
+        parent: None,
+        position: 0,
+        found: 0,
+        hint: None,
+        output_tokens: Some(100),
+    }
 }
 
 /// Chains of the same conversation begin alike, and all share their first block.
 fn block(chain: u64, position: u64) -> u64 {
-    if position == 0 { 1 } else { 1_000 * (chain + 1) + position }
+    if position == 0 {
+        1
+    } else {
+        1_000 * (chain + 1) + position
+    }
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -244,13 +334,22 @@ fn step() -> impl Strategy<Value = Step> {
 pub(super) fn random_step(rng: &mut Rng) -> Step {
     let pick = rng.below(1000) as usize;
     match rng.below(20) {
-        0..10 => Step::Request { chain: rng.below(12), length: 1 + rng.below(39) as u32, insert: rng.chance(0.9) },
-        10..12 => Step::Lone { chain: rng.below(12), position: 1 + rng.below(39) as u32 },
+        0..10 => Step::Request {
+            chain: rng.below(12),
+            length: 1 + rng.below(39) as u32,
+            insert: rng.chance(0.9),
+        },
+        10..12 => Step::Lone {
+            chain: rng.below(12),
+            position: 1 + rng.below(39) as u32,
+        },
         12..14 => Step::Park { pick },
         14..16 => Step::Unpark { pick },
         16 => Step::Remove { pick },
         17 => Step::EvictOther { pick },
-        18 => Step::Wait { seconds: 1 + rng.below(4000) },
+        18 => Step::Wait {
+            seconds: 1 + rng.below(4000),
+        },
         _ => Step::Estimate,
     }
 }
@@ -288,14 +387,22 @@ fn overhead_is_bounded_by_what_is_resident() {
             segment.now += Duration::from_millis(100);
             let hashes: Vec<u64> = (0..length).map(|at| block(chain, at)).collect();
             segment.request(&hashes, 0, true);
-            if segment.policy.next_deadline().is_some_and(|at| at <= segment.now) {
+            if segment
+                .policy
+                .next_deadline()
+                .is_some_and(|at| at <= segment.now)
+            {
                 segment.policy.on_deadline(segment.now);
             }
         }
         assert_eq!(segment.blocks.len(), CAPACITY);
         let growing = segment.policy.overhead_bytes() - segment.policy.fixed_bytes();
         let limit = if kind == PolicyKind::Lru { 24 } else { 64 };
-        assert!(growing <= limit * CAPACITY, "{kind}: {} bytes a block", growing as f64 / CAPACITY as f64);
+        assert!(
+            growing <= limit * CAPACITY,
+            "{kind}: {} bytes a block",
+            growing as f64 / CAPACITY as f64
+        );
     });
 }
 
@@ -310,7 +417,9 @@ fn reads_protect_what_is_read() {
             segment.request(&kept, 0, true);
             segment.request(&fresh, 0, true);
         }
-        let kept = (0..20).filter(|&at| segment.slots.contains_key(&block(1, at))).count();
+        let kept = (0..20)
+            .filter(|&at| segment.slots.contains_key(&block(1, at)))
+            .count();
         assert_eq!(kept, 20, "{kind}: read every second for a minute, and gone");
     });
 }
@@ -319,7 +428,11 @@ fn reads_protect_what_is_read() {
 fn foreign_bytes_are_refused() {
     for_every_policy(|kind| {
         let mut policy = kind.build(1 << 30);
-        assert_eq!(policy.restore(b"not what any policy wrote"), Err(RestoreError::Foreign), "{kind}");
+        assert_eq!(
+            policy.restore(b"not what any policy wrote"),
+            Err(RestoreError::Foreign),
+            "{kind}"
+        );
         let saved = policy.save();
         assert_eq!(policy.restore(&saved), Ok(()), "{kind}");
     });
@@ -333,8 +446,15 @@ fn unknown_slots_are_ignored() {
         policy.evicted(Instant::ZERO, Slot(7));
         policy.park(Slot(7));
         policy.unpark(Slot(7));
-        let links = [Link { hash: 1, slot: Some(Slot(7)), bytes: 1 }];
-        policy.read(&Walk { links: &links, ..walk_of(Instant::ZERO) });
+        let links = [Link {
+            hash: 1,
+            slot: Some(Slot(7)),
+            bytes: 1,
+        }];
+        policy.read(&Walk {
+            links: &links,
+            ..walk_of(Instant::ZERO)
+        });
         assert_eq!(policy.victim(Instant::ZERO), None, "{kind}");
     });
 }

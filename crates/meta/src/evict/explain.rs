@@ -31,14 +31,33 @@ pub struct ReturnChance {
 
 impl fmt::Display for Explanation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let verdict = if self.index > self.lowest_index { "kept" } else { "next to go" };
-        write!(f, "{verdict}: {}, last read {} ago", self.class, format_duration(self.age))?;
+        let verdict = if self.index > self.lowest_index {
+            "kept"
+        } else {
+            "next to go"
+        };
+        write!(
+            f,
+            "{verdict}: {}, last read {} ago",
+            self.class,
+            format_duration(self.age)
+        )?;
         for (at, point) in self.returns.iter().enumerate() {
             let lead = if at == 0 { "; returns with " } else { ", " };
-            write!(f, "{lead}{:.0} % within {}", point.chance * 100.0, format_duration(point.within))?;
+            write!(
+                f,
+                "{lead}{:.0} % within {}",
+                point.chance * 100.0,
+                format_duration(point.within)
+            )?;
         }
         let hour = 3600.0;
-        write!(f, "; worth {:.3} hits an hour, what goes next {:.3}", self.index * hour, self.lowest_index * hour)
+        write!(
+            f,
+            "; worth {:.3} hits an hour, what goes next {:.3}",
+            self.index * hour,
+            self.lowest_index * hour
+        )
     }
 }
 
@@ -74,7 +93,10 @@ mod tests {
             class: "reused twice".to_owned(),
             index: 2e-3,
             lowest_index: 1e-4,
-            returns: vec![ReturnChance { within: Duration::from_secs(600), chance: 0.412 }],
+            returns: vec![ReturnChance {
+                within: Duration::from_secs(600),
+                chance: 0.412,
+            }],
         };
         assert_eq!(
             explanation.to_string(),

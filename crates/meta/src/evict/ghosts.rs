@@ -37,7 +37,9 @@ impl Ghosts {
     }
 
     fn pop(&mut self) {
-        let Some(tag) = self.order.pop_front() else { return };
+        let Some(tag) = self.order.pop_front() else {
+            return;
+        };
         if self.members.get(&tag) == Some(&self.first) {
             self.members.remove(&tag);
         }
@@ -71,7 +73,10 @@ mod tests {
         ghosts.push(1, 3);
         ghosts.push(2, 3);
         ghosts.push(3, 3);
-        assert!(ghosts.take(1), "the first entry of 1 fell out, the second did not");
+        assert!(
+            ghosts.take(1),
+            "the first entry of 1 fell out, the second did not"
+        );
         assert!(!ghosts.take(1));
     }
 }

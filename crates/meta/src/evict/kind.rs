@@ -29,7 +29,14 @@ pub enum PolicyKind {
 
 impl PolicyKind {
     /// Every policy, in the order reports list them.
-    pub const ALL: [PolicyKind; 6] = [Self::Lru, Self::S3Fifo, Self::WTinyLfu, Self::Arc, Self::TwoQ, Self::Gittins];
+    pub const ALL: [PolicyKind; 6] = [
+        Self::Lru,
+        Self::S3Fifo,
+        Self::WTinyLfu,
+        Self::Arc,
+        Self::TwoQ,
+        Self::Gittins,
+    ];
 
     /// The name it is chosen by.
     #[must_use]
@@ -83,9 +90,17 @@ impl FromStr for PolicyKind {
 
     /// Takes the names in any case, with or without hyphens: `W-TinyLFU` is `wtinylfu`.
     fn from_str(text: &str) -> Result<Self, UnknownPolicy> {
-        let plain: String = text.trim().chars().filter(|c| !matches!(c, '-' | '_')).collect();
-        let found = Self::ALL.into_iter().find(|kind| kind.name().eq_ignore_ascii_case(&plain));
-        found.ok_or_else(|| UnknownPolicy { text: text.to_owned() })
+        let plain: String = text
+            .trim()
+            .chars()
+            .filter(|c| !matches!(c, '-' | '_'))
+            .collect();
+        let found = Self::ALL
+            .into_iter()
+            .find(|kind| kind.name().eq_ignore_ascii_case(&plain));
+        found.ok_or_else(|| UnknownPolicy {
+            text: text.to_owned(),
+        })
     }
 }
 
@@ -101,6 +116,9 @@ mod tests {
         }
         assert_eq!("S3-FIFO".parse(), Ok(PolicyKind::S3Fifo));
         let message = "clock".parse::<PolicyKind>().unwrap_err().to_string();
-        assert!(message.starts_with("unknown eviction policy `clock` (known: lru, s3fifo, wtinylfu"), "{message}");
+        assert!(
+            message.starts_with("unknown eviction policy `clock` (known: lru, s3fifo, wtinylfu"),
+            "{message}"
+        );
     }
 }

@@ -82,7 +82,15 @@ pub trait Evict: Send {
     /// [`Evict::insert`] of one block that came from another tier, whose instance of the same policy knew it.
     fn insert_as(&mut self, now: Instant, link: Link, standing: Standing) {
         let (links, position) = (&[link], standing.position);
-        self.insert(&Walk { now, links, parent: None, position, found: 0, hint: None, output_tokens: None });
+        self.insert(&Walk {
+            now,
+            links,
+            parent: None,
+            position,
+            found: 0,
+            hint: None,
+            output_tokens: None,
+        });
     }
 
     /// The replica is gone for a reason other than eviction: removed, replaced, or its owner lost.
@@ -160,7 +168,11 @@ pub trait Evict: Send {
     /// # Errors
     /// Says what is wrong with the bytes; the policy then starts fresh.
     fn restore(&mut self, bytes: &[u8]) -> Result<(), RestoreError> {
-        if bytes.is_empty() { Ok(()) } else { Err(RestoreError::Foreign) }
+        if bytes.is_empty() {
+            Ok(())
+        } else {
+            Err(RestoreError::Foreign)
+        }
     }
 }
 

@@ -91,9 +91,12 @@ impl<R: Rules<N>, const N: usize> Evict for Queued<R, N> {
     }
 
     fn evicted(&mut self, _now: Instant, slot: Slot) {
-        let Some(queue) = self.queues.queue(slot) else { return };
+        let Some(queue) = self.queues.queue(slot) else {
+            return;
+        };
         self.remove(slot);
-        self.rules.gone(&self.queues, queue, self.tags[slot.0 as usize]);
+        self.rules
+            .gone(&self.queues, queue, self.tags[slot.0 as usize]);
     }
 
     fn park(&mut self, slot: Slot) {
@@ -108,6 +111,8 @@ impl<R: Rules<N>, const N: usize> Evict for Queued<R, N> {
     fn set_capacity(&mut self, _bytes: u64) {}
 
     fn overhead_bytes(&self) -> usize {
-        self.queues.overhead_bytes() + self.tags.capacity() * size_of::<u32>() + self.rules.overhead_bytes()
+        self.queues.overhead_bytes()
+            + self.tags.capacity() * size_of::<u32>()
+            + self.rules.overhead_bytes()
     }
 }

@@ -38,20 +38,42 @@ struct Ends {
 const NONE: u32 = u32::MAX;
 const ABSENT: u8 = u8::MAX;
 const UNIT_BYTES: u64 = 256;
-const NO_NODE: Node =
-    Node { hotter: NONE, colder: NONE, units: 0, queue: ABSENT, mark: 0, parked: false, aside: false };
+const NO_NODE: Node = Node {
+    hotter: NONE,
+    colder: NONE,
+    units: 0,
+    queue: ABSENT,
+    mark: 0,
+    parked: false,
+    aside: false,
+};
 
 impl<const N: usize> Default for Queues<N> {
     fn default() -> Self {
-        Self { nodes: Vec::new(), ends: [Ends { hot: NONE, cold: NONE, units: 0, slots: 0 }; N], resident: 0 }
+        Self {
+            nodes: Vec::new(),
+            ends: [Ends {
+                hot: NONE,
+                cold: NONE,
+                units: 0,
+                slots: 0,
+            }; N],
+            resident: 0,
+        }
     }
 }
 
 impl<const N: usize> Queues<N> {
     /// Reads the slot's node and its neighbours ahead of a move.
     pub(super) fn warm(&self, slot: Slot) -> u64 {
-        let units = |at: u32| self.nodes.get(at as usize).map_or(0, |node| u64::from(node.units));
-        self.nodes.get(slot.0 as usize).map_or(0, |node| units(node.hotter) ^ units(node.colder))
+        let units = |at: u32| {
+            self.nodes
+                .get(at as usize)
+                .map_or(0, |node| u64::from(node.units))
+        };
+        self.nodes
+            .get(slot.0 as usize)
+            .map_or(0, |node| units(node.hotter) ^ units(node.colder))
     }
 
     /// Which queue `slot` is in.
@@ -93,8 +115,14 @@ impl<const N: usize> Queues<N> {
         self.remove(slot);
         let at = slot.0 as usize;
         grow(&mut self.nodes, at, NO_NODE);
-        let units = u32::try_from(bytes.div_ceil(UNIT_BYTES)).unwrap_or(u32::MAX).max(1);
-        self.nodes[at] = Node { units, queue: queue as u8, ..NO_NODE };
+        let units = u32::try_from(bytes.div_ceil(UNIT_BYTES))
+            .unwrap_or(u32::MAX)
+            .max(1);
+        self.nodes[at] = Node {
+            units,
+            queue: queue as u8,
+            ..NO_NODE
+        };
         self.resident += 1;
         self.count_in(at);
         self.link_hot(slot.0);
@@ -145,7 +173,9 @@ impl<const N: usize> Queues<N> {
     }
 
     pub(super) fn unpark(&mut self, slot: Slot) {
-        let Some(queue) = self.queue(slot) else { return };
+        let Some(queue) = self.queue(slot) else {
+            return;
+        };
         let node = &mut self.nodes[slot.0 as usize];
         node.parked = false;
         if !std::mem::take(&mut node.aside) {

@@ -24,7 +24,8 @@ impl Rules<2> for NewAndAgain {
     const NAME: &'static str = "twoq";
 
     fn read(&mut self, queues: &mut Queues<2>, _tag: u32, slot: Option<Slot>) {
-        slot.into_iter().for_each(|slot| queues.move_to(slot, AGAIN));
+        slot.into_iter()
+            .for_each(|slot| queues.move_to(slot, AGAIN));
     }
 
     fn place(&mut self, _queues: &Queues<2>, tag: u32) -> usize {
@@ -33,7 +34,11 @@ impl Rules<2> for NewAndAgain {
 
     fn choose(&mut self, queues: &mut Queues<2>, _tags: &[u32]) -> Option<Slot> {
         let new_is_over = queues.units(NEW) * NEW_SHARE > queues.all_units();
-        let (first, second) = if new_is_over { (NEW, AGAIN) } else { (AGAIN, NEW) };
+        let (first, second) = if new_is_over {
+            (NEW, AGAIN)
+        } else {
+            (AGAIN, NEW)
+        };
         queues.coldest(first).or_else(|| queues.coldest(second))
     }
 

@@ -31,7 +31,11 @@ const FIRST_SKETCH_KEYS: usize = 4096;
 
 impl Default for WindowAndMain {
     fn default() -> Self {
-        Self { sketch: Sketch::for_keys(FIRST_SKETCH_KEYS), sketch_keys: FIRST_SKETCH_KEYS, full_units: 0 }
+        Self {
+            sketch: Sketch::for_keys(FIRST_SKETCH_KEYS),
+            sketch_keys: FIRST_SKETCH_KEYS,
+            full_units: 0,
+        }
     }
 }
 
@@ -43,7 +47,9 @@ impl WindowAndMain {
             if is_full || queues.units(WINDOW) * WINDOW_SHARE <= queues.all_units() {
                 return;
             }
-            let Some(coldest) = queues.coldest(WINDOW) else { return };
+            let Some(coldest) = queues.coldest(WINDOW) else {
+                return;
+            };
             queues.move_to(coldest, PROBATION);
         }
     }
@@ -87,10 +93,14 @@ impl Rules<3> for WindowAndMain {
 
     fn choose(&mut self, queues: &mut Queues<3>, tags: &[u32]) -> Option<Slot> {
         self.full_units = queues.all_units();
-        let main = queues.coldest(PROBATION).or_else(|| queues.coldest(PROTECTED));
+        let main = queues
+            .coldest(PROBATION)
+            .or_else(|| queues.coldest(PROTECTED));
         let window = queues.coldest(WINDOW);
         let window_is_over = queues.units(WINDOW) * WINDOW_SHARE > queues.all_units();
-        let (Some(candidate), Some(resident)) = (window, main) else { return window.or(main) };
+        let (Some(candidate), Some(resident)) = (window, main) else {
+            return window.or(main);
+        };
         let reads = |slot: Slot| self.sketch.estimate(u64::from(tags[slot.0 as usize]));
         if !window_is_over {
             return Some(resident);

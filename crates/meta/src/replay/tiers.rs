@@ -48,9 +48,17 @@ impl Trace {
         memory: (&'a mut dyn Evict, usize),
         ssd: (&'a mut dyn Evict, usize),
     ) -> TieredOutcome {
-        let mut outcome = TieredOutcome { references: self.references() as u64, ..TieredOutcome::default() };
+        let mut outcome = TieredOutcome {
+            references: self.references() as u64,
+            ..TieredOutcome::default()
+        };
         let (memory, ssd) = (Tier::new(self, memory), Tier::new(self, ssd));
-        let mut tiers = Tiers { memory, ssd, written: vec![false; self.distinct_blocks()], on_ssd: 0 };
+        let mut tiers = Tiers {
+            memory,
+            ssd,
+            written: vec![false; self.distinct_blocks()],
+            on_ssd: 0,
+        };
         for head in &self.requests {
             tiers.request(self, head, &mut outcome);
         }
@@ -74,26 +82,54 @@ struct Tiers<'a> {
 impl Tiers<'_> {
     fn request(&mut self, trace: &Trace, head: &Head, outcome: &mut TieredOutcome) {
         let blocks = &trace.blocks[head.start..head.start + head.blocks];
-        let hits = blocks.iter().take_while(|&&block| self.holds(block)).count();
-        let walk = Walk { found: hits as u32, ..head.walk(&[]) };
+        let hits = blocks
+            .iter()
+            .take_while(|&&block| self.holds(block))
+            .count();
+        let walk = Walk {
+            found: hits as u32,
+            ..head.walk(&[])
+        };
         for tier in [&mut self.memory, &mut self.ssd] {
             let links = tier.shelf.links(trace, blocks);
-            tier.policy.read(&Walk { links: &links, ..walk });
+            tier.policy.read(&Walk {
+                links: &links,
+                ..walk
+            });
         }
-        let cold: Vec<usize> = (0..hits).filter(|&at| self.memory.shelf.slot(blocks[at]).is_none()).collect();
+        let cold: Vec<usize> = (0..hits)
+            .filter(|&at| self.memory.shelf.slot(blocks[at]).is_none())
+            .collect();
         outcome.memory_hits += (hits - cold.len()) as u64;
         outcome.ssd_hits += cold.len() as u64;
         if hits < head.full_blocks {
-            let parent = hits.checked_sub(1).map(|last| trace.hashes[blocks[last] as usize]);
-            let place = Walk { parent, position: hits as u32, ..head.walk(&[]) };
+            let parent = hits
+                .checked_sub(1)
+                .map(|last| trace.hashes[blocks[last] as usize]);
+            let place = Walk {
+                parent,
+                position: hits as u32,
+                ..head.walk(&[])
+            };
             outcome.puts += self.put(trace, &blocks[hits..head.full_blocks], &place);
         }
         for at in cold {
-            self.promote(trace, blocks[at], &Walk { position: at as u32, ..head.walk(&[]) });
+            self.promote(
+                trace,
+                blocks[at],
+                &Walk {
+                    position: at as u32,
+                    ..head.walk(&[])
+                },
+            );
         }
         outcome.writes += self.make_room(head.now);
         for tier in [&mut self.memory, &mut self.ssd] {
-            if tier.policy.next_deadline().is_some_and(|due| due <= head.now) {
+            if tier
+                .policy
+                .next_deadline()
+                .is_some_and(|due| due <= head.now)
+            {
                 tier.policy.on_deadline(head.now);
             }
         }
@@ -111,22 +147,39 @@ impl Tiers<'_> {
             for ((link, &block), &fresh) in links.iter_mut().zip(blocks).zip(&fresh) {
                 link.slot = fresh.then(|| tier.shelf.place(block));
             }
-            tier.policy.insert(&Walk { links: &links, ..*place });
+            tier.policy.insert(&Walk {
+                links: &links,
+                ..*place
+            });
         }
         fresh.into_iter().filter(|&fresh| fresh).count() as u64
     }
 
     fn promote(&mut self, trace: &Trace, block: u32, place: &Walk<'_>) {
-        let slot = self.ssd.shelf.slot(block).expect("what is written has a slot");
+        let slot = self
+            .ssd
+            .shelf
+            .slot(block)
+            .expect("what is written has a slot");
         let standing = self.ssd.policy.standing(place.now, slot);
         let slot = Some(self.memory.shelf.place(block));
-        let link = Link { hash: trace.hashes[block as usize], slot, bytes: BLOCK_BYTES };
+        let link = Link {
+            hash: trace.hashes[block as usize],
+            slot,
+            bytes: BLOCK_BYTES,
+        };
         match standing {
             Some(standing) => {
-                let standing = Standing { position: place.position, ..standing };
+                let standing = Standing {
+                    position: place.position,
+                    ..standing
+                };
                 self.memory.policy.insert_as(place.now, link, standing);
             }
-            None => self.memory.policy.insert(&Walk { links: &[link], ..*place }),
+            None => self.memory.policy.insert(&Walk {
+                links: &[link],
+                ..*place
+            }),
         }
     }
 
@@ -135,7 +188,14 @@ impl Tiers<'_> {
         let mut writes = 0;
         while self.memory.shelf.is_over() {
             let block = self.memory.evict(now);
-            let Some(slot) = self.ssd.shelf.slot(block).filter(|_| !self.written[block as usize]) else { continue };
+            let Some(slot) = self
+                .ssd
+                .shelf
+                .slot(block)
+                .filter(|_| !self.written[block as usize])
+            else {
+                continue;
+            };
             if self.is_worth_writing(now, slot) {
                 self.written[block as usize] = true;
                 self.on_ssd += 1;
@@ -152,7 +212,11 @@ impl Tiers<'_> {
     }
 
     fn is_worth_writing(&mut self, now: Instant, slot: Slot) -> bool {
-        let link = Link { hash: 0, slot: None, bytes: BLOCK_BYTES };
+        let link = Link {
+            hash: 0,
+            slot: None,
+            bytes: BLOCK_BYTES,
+        };
         let standing = self.ssd.policy.standing(now, slot);
         self.on_ssd < self.ssd.shelf.capacity
             || standing.is_none_or(|standing| self.ssd.policy.would_keep_as(now, link, standing))
@@ -163,11 +227,17 @@ impl<'a> Tier<'a> {
     fn new(trace: &Trace, (policy, capacity): (&'a mut dyn Evict, usize)) -> Self {
         policy.set_capacity(capacity as u64 * BLOCK_BYTES);
         policy.set_block_tokens(trace.block_tokens);
-        Self { policy, shelf: Shelf::new(trace.distinct_blocks(), capacity) }
+        Self {
+            policy,
+            shelf: Shelf::new(trace.distinct_blocks(), capacity),
+        }
     }
 
     fn evict(&mut self, now: Instant) -> u32 {
-        let slot = self.policy.victim(now).expect("nothing is parked in a replay");
+        let slot = self
+            .policy
+            .victim(now)
+            .expect("nothing is parked in a replay");
         self.drop_slot(now, slot)
     }
 

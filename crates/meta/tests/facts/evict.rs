@@ -7,23 +7,52 @@ use slackwater_wire::*;
 use crate::world::*;
 
 fn world(policy: PolicyKind) -> World {
-    let eviction = Eviction { policy, ..Eviction::default() };
-    World::memory(MasterConfig { eviction, ..MasterConfig::default() }, 100 * BLOCK)
+    let eviction = Eviction {
+        policy,
+        ..Eviction::default()
+    };
+    World::memory(
+        MasterConfig {
+            eviction,
+            ..MasterConfig::default()
+        },
+        100 * BLOCK,
+    )
 }
 
 /// Puts the blocks of one request, each the parent of the next.
 fn put_chain(world: &mut World, numbers: std::ops::Range<u64>, bytes: u64) {
     let names: Vec<Key> = numbers.map(|n| key(&format!("k{n}"))).collect();
-    let entries = names.iter().map(|key| PutEntry { key: key.clone(), bytes }).collect();
+    let entries = names
+        .iter()
+        .map(|key| PutEntry {
+            key: key.clone(),
+            bytes,
+        })
+        .collect();
     let (chain, config) = (Chain::default(), PutConfig::default());
-    let start = PutStart { tenant: Tenant::DEFAULT, entries, chain, config };
-    let Reply::PutStart(started) = world.ask(Request::PutStart(start)) else { panic!("no room") };
+    let start = PutStart {
+        tenant: Tenant::DEFAULT,
+        entries,
+        chain,
+        config,
+    };
+    let Reply::PutStart(started) = world.ask(Request::PutStart(start)) else {
+        panic!("no room")
+    };
     let done = |(key, started)| match started {
-        PutStarted::Granted { version, .. } => PutDone { key, version, checksum: slackwater_base::Checksum(0) },
+        PutStarted::Granted { version, .. } => PutDone {
+            key,
+            version,
+            checksum: slackwater_base::Checksum(0),
+        },
         other => panic!("{other:?}"),
     };
     let puts = names.into_iter().zip(started).map(done).collect();
-    world.ask(Request::PutEnd(PutEnd { tenant: Tenant::DEFAULT, puts }));
+    world.ask(Request::PutEnd(PutEnd {
+        tenant: Tenant::DEFAULT,
+        puts,
+    }));
 }
 
 #[test]
@@ -33,9 +62,17 @@ fn eviction_begins_over_the_high_watermark_and_ends_under_the_low_one() {
         for n in 0..95 {
             world.put(&format!("k{n}"), BLOCK);
         }
-        assert_eq!((world.used(MEMORY), world.master.metrics().evictions), (95 * BLOCK, 0), "{policy}");
+        assert_eq!(
+            (world.used(MEMORY), world.master.metrics().evictions),
+            (95 * BLOCK, 0),
+            "{policy}"
+        );
         world.put("one more", BLOCK);
-        assert_eq!((world.used(MEMORY), world.master.metrics().evictions), (90 * BLOCK, 6), "{policy}");
+        assert_eq!(
+            (world.used(MEMORY), world.master.metrics().evictions),
+            (90 * BLOCK, 6),
+            "{policy}"
+        );
         assert_eq!(world.master.metrics().eviction_bytes, 6 * BLOCK);
     }
 }
@@ -51,7 +88,10 @@ fn watermarks_count_bytes_and_not_objects() {
     world.put("another", BLOCK);
     world.put("and another", BLOCK);
     let evicted = world.master.metrics().eviction_bytes;
-    assert!((5 * BLOCK..8 * BLOCK).contains(&evicted), "{evicted} bytes of small ones went");
+    assert!(
+        (5 * BLOCK..8 * BLOCK).contains(&evicted),
+        "{evicted} bytes of small ones went"
+    );
     assert!(world.has("large"));
 }
 
@@ -60,11 +100,17 @@ fn each_segment_is_judged_by_itself() {
     let mut world = World::new(MasterConfig::default());
     world.mount(NodeId(1), SegmentId(1), SegmentKind::Memory, 20 * BLOCK);
     world.mount(NodeId(2), SegmentId(2), SegmentKind::Memory, 1000 * BLOCK);
-    let prefer = || PutConfig { preferred: vec!["segment-1".to_owned()], ..PutConfig::default() };
+    let prefer = || PutConfig {
+        preferred: vec!["segment-1".to_owned()],
+        ..PutConfig::default()
+    };
     for n in 0..200 {
         world.put_with(&format!("k{n}"), BLOCK, prefer());
     }
-    assert!(world.used(SegmentId(1)) <= 19 * BLOCK, "the small one stays under its own mark");
+    assert!(
+        world.used(SegmentId(1)) <= 19 * BLOCK,
+        "the small one stays under its own mark"
+    );
 }
 
 #[test]
@@ -109,22 +155,41 @@ fn a_put_larger_than_any_gap_is_served_in_the_end() {
 #[test]
 fn metadata_of_chains_takes_no_more_than_200_bytes_an_object() {
     for (policy, objects) in PolicyKind::ALL.map(|policy| (policy, 61_440)) {
-        let eviction = Eviction { policy, ..Eviction::default() };
-        let mut world = World::new(MasterConfig { eviction, ..MasterConfig::default() });
+        let eviction = Eviction {
+            policy,
+            ..Eviction::default()
+        };
+        let mut world = World::new(MasterConfig {
+            eviction,
+            ..MasterConfig::default()
+        });
         world.checks = false;
         world.mount(NODE, MEMORY, SegmentKind::Memory, objects * 5000);
         for first in (0..objects).step_by(16) {
             put_chain(&mut world, first..first + 16, 4096);
         }
         let each = world.master.overhead_bytes() as u64 / objects;
-        assert!(each <= 200, "{policy}: {each} bytes each at {objects} objects");
+        assert!(
+            each <= 200,
+            "{policy}: {each} bytes each at {objects} objects"
+        );
     }
 }
 
 #[test]
 fn a_long_eviction_lets_requests_through() {
-    let eviction = Eviction { step: 4, low_watermark: 0.1, ..Eviction::default() };
-    let mut world = World::memory(MasterConfig { eviction, ..MasterConfig::default() }, 100 * BLOCK);
+    let eviction = Eviction {
+        step: 4,
+        low_watermark: 0.1,
+        ..Eviction::default()
+    };
+    let mut world = World::memory(
+        MasterConfig {
+            eviction,
+            ..MasterConfig::default()
+        },
+        100 * BLOCK,
+    );
     for n in 0..96 {
         world.put(&format!("k{n}"), BLOCK);
     }
@@ -140,17 +205,33 @@ fn a_long_eviction_lets_requests_through() {
 /// the members then asked after an object that was gone.
 #[test]
 fn a_group_may_lose_a_member_while_it_is_evicted() {
-    let offload = Offload { mode: OffloadMode::OnEvict, ..Offload::default() };
-    let config = MasterConfig { offload, lease_ttl: Duration::ZERO, ..MasterConfig::default() };
+    let offload = Offload {
+        mode: OffloadMode::OnEvict,
+        ..Offload::default()
+    };
+    let config = MasterConfig {
+        offload,
+        lease_ttl: Duration::ZERO,
+        ..MasterConfig::default()
+    };
     let mut world = World::tiers(config, 8 * BLOCK, BLOCK * 5 / 4);
-    let group = || PutConfig { group: Some(7), ..PutConfig::default() };
+    let group = || PutConfig {
+        group: Some(7),
+        ..PutConfig::default()
+    };
     world.put("first", BLOCK);
     world.put_with("b", BLOCK, group());
     world.remove("first").unwrap();
     let fill = |world: &mut World, round: usize| {
         for n in 0..8 {
             let call = world.send(ME, start(&format!("{round}-{n}"), BLOCK, wait(seconds(1))));
-            let tasks = world.taken(|order| if let Order::Offload(tasks) = order { Some(tasks.clone()) } else { None });
+            let tasks = world.taken(|order| {
+                if let Order::Offload(tasks) = order {
+                    Some(tasks.clone())
+                } else {
+                    None
+                }
+            });
             for task in tasks.concat() {
                 world.report(NODE, Report::Offloaded(vec![(task.ticket, Ok(()))]));
             }
@@ -162,7 +243,14 @@ fn a_group_may_lose_a_member_while_it_is_evicted() {
         }
     };
     fill(&mut world, 0);
-    world.put_with("a", BLOCK, PutConfig { wait: Some(Duration::ZERO), ..group() });
+    world.put_with(
+        "a",
+        BLOCK,
+        PutConfig {
+            wait: Some(Duration::ZERO),
+            ..group()
+        },
+    );
     fill(&mut world, 1);
     world.master.check_books().unwrap();
 }

@@ -8,14 +8,24 @@ fn world() -> World {
 }
 
 fn exists(world: &mut World, name: &str) -> bool {
-    let reply = world.ask(Request::Exists(Exists { tenant: Tenant::DEFAULT, keys: vec![key(name)] }));
+    let reply = world.ask(Request::Exists(Exists {
+        tenant: Tenant::DEFAULT,
+        keys: vec![key(name)],
+    }));
     reply == Reply::Exists(vec![true])
 }
 
 /// Puts so much that everything that may go goes.
 fn flood(world: &mut World) {
     for n in 0..40 {
-        let call = world.send(ME, start(&format!("flood{n}-{}", world.now), BLOCK, wait(std::time::Duration::ZERO)));
+        let call = world.send(
+            ME,
+            start(
+                &format!("flood{n}-{}", world.now),
+                BLOCK,
+                wait(std::time::Duration::ZERO),
+            ),
+        );
         if let Some(Reply::PutStart(results)) = world.reply(call)
             && let PutStarted::Granted { version, .. } = results[0]
         {
@@ -65,7 +75,9 @@ fn probes_lease_once_and_never_for_ever() {
 fn probes_tell_what_is_readable() {
     let mut world = world();
     assert!(!exists(&mut world, "a"));
-    let PutStarted::Granted { version, .. } = world.start("a", 1, PutConfig::default()) else { panic!() };
+    let PutStarted::Granted { version, .. } = world.start("a", 1, PutConfig::default()) else {
+        panic!()
+    };
     assert!(!exists(&mut world, "a"));
     world.end(ME, "a", version);
     assert!(exists(&mut world, "a"));
@@ -74,13 +86,22 @@ fn probes_tell_what_is_readable() {
 #[test]
 fn a_guard_holds_until_it_ends_or_its_client_is_lost() {
     let ends: [fn(&mut World, GuardId); 2] = [
-        |world, guard| assert_eq!(world.ask(Request::GetEnd(GetEnd { guards: vec![guard] })), Reply::Done),
+        |world, guard| {
+            assert_eq!(
+                world.ask(Request::GetEnd(GetEnd {
+                    guards: vec![guard]
+                })),
+                Reply::Done
+            )
+        },
         |world, _| world.input(Input::ClientLost(ME)),
     ];
     for end in ends {
         let mut world = world();
         world.put("a", BLOCK);
-        let Lookup::Found(object) = world.get_with("a", Hold::Guard) else { panic!() };
+        let Lookup::Found(object) = world.get_with("a", Hold::Guard) else {
+            panic!()
+        };
         world.pass(seconds(1000));
         flood(&mut world);
         assert!(world.has("a"));
@@ -95,15 +116,27 @@ fn a_guard_holds_until_it_ends_or_its_client_is_lost() {
 fn bytes_under_a_guard_outlive_their_object() {
     let mut world = world();
     world.put("a", BLOCK);
-    let Lookup::Found(object) = world.get_with("a", Hold::Guard) else { panic!() };
+    let Lookup::Found(object) = world.get_with("a", Hold::Guard) else {
+        panic!()
+    };
     assert_eq!(world.remove_with("a", true), Ok(()));
-    assert_eq!((world.get("a"), world.used(MEMORY)), (Lookup::Missing, BLOCK));
+    assert_eq!(
+        (world.get("a"), world.used(MEMORY)),
+        (Lookup::Missing, BLOCK)
+    );
     assert_eq!(world.master.books().orphans, 1);
     let guards = vec![object.guard.unwrap()];
-    world.ask_as(OTHER, Request::GetEnd(GetEnd { guards: guards.clone() }));
+    world.ask_as(
+        OTHER,
+        Request::GetEnd(GetEnd {
+            guards: guards.clone(),
+        }),
+    );
     assert_eq!(world.used(MEMORY), BLOCK, "a guard is its client's");
     for _ in 0..2 {
-        world.ask(Request::GetEnd(GetEnd { guards: guards.clone() }));
+        world.ask(Request::GetEnd(GetEnd {
+            guards: guards.clone(),
+        }));
         assert_eq!((world.used(MEMORY), world.master.books().orphans), (0, 0));
     }
 }
@@ -111,7 +144,10 @@ fn bytes_under_a_guard_outlive_their_object() {
 #[test]
 fn a_group_is_leased_and_evicted_together() {
     let mut world = world();
-    let grouped = || PutConfig { group: Some(1), ..PutConfig::default() };
+    let grouped = || PutConfig {
+        group: Some(1),
+        ..PutConfig::default()
+    };
     for name in ["a", "b", "c"] {
         world.put_with(name, BLOCK, grouped());
     }
@@ -128,12 +164,23 @@ fn a_group_is_leased_and_evicted_together() {
 fn a_guarded_member_holds_its_group_and_its_end_frees_it() {
     let mut world = world();
     for name in ["a", "b"] {
-        world.put_with(name, BLOCK, PutConfig { group: Some(1), ..PutConfig::default() });
+        world.put_with(
+            name,
+            BLOCK,
+            PutConfig {
+                group: Some(1),
+                ..PutConfig::default()
+            },
+        );
     }
-    let Lookup::Found(object) = world.get_with("b", Hold::Guard) else { panic!() };
+    let Lookup::Found(object) = world.get_with("b", Hold::Guard) else {
+        panic!()
+    };
     flood(&mut world);
     assert!(world.has("a") && world.has("b"));
-    world.ask(Request::GetEnd(GetEnd { guards: vec![object.guard.unwrap()] }));
+    world.ask(Request::GetEnd(GetEnd {
+        guards: vec![object.guard.unwrap()],
+    }));
     flood(&mut world);
     assert!(!world.has("a") && !world.has("b"));
 }
@@ -144,7 +191,14 @@ fn a_guarded_member_holds_its_group_and_its_end_frees_it() {
 fn reads_of_a_held_group_have_nobody_looked_at_again() {
     let mut world = world();
     for n in 0..12 {
-        world.put_with(&format!("m{n}"), BLOCK, PutConfig { group: Some(1), ..PutConfig::default() });
+        world.put_with(
+            &format!("m{n}"),
+            BLOCK,
+            PutConfig {
+                group: Some(1),
+                ..PutConfig::default()
+            },
+        );
     }
     let guard = |world: &mut World, name| match world.get_with(name, Hold::Guard) {
         Lookup::Found(object) => object.guard.unwrap(),
@@ -155,13 +209,20 @@ fn reads_of_a_held_group_have_nobody_looked_at_again() {
     let parked = world.master.metrics().victims_parked;
     for _ in 0..10 {
         let second = guard(&mut world, "m1");
-        world.ask(Request::GetEnd(GetEnd { guards: vec![second] }));
+        world.ask(Request::GetEnd(GetEnd {
+            guards: vec![second],
+        }));
         flood(&mut world);
     }
     let again = world.master.metrics().victims_parked - parked;
-    assert!(again <= 10, "only the one that was read is tried again: {again}");
+    assert!(
+        again <= 10,
+        "only the one that was read is tried again: {again}"
+    );
     assert!((0..12).all(|n| world.has(&format!("m{n}"))));
-    world.ask(Request::GetEnd(GetEnd { guards: vec![first] }));
+    world.ask(Request::GetEnd(GetEnd {
+        guards: vec![first],
+    }));
     flood(&mut world);
     assert!((0..12).all(|n| !world.has(&format!("m{n}"))));
 }
@@ -171,45 +232,106 @@ fn reads_of_a_held_group_have_nobody_looked_at_again() {
 #[test]
 fn the_loss_of_a_pinned_member_serves_who_waits_for_its_group() {
     let mut world = World::tiers(MasterConfig::default(), 4 * BLOCK, 1024 * BLOCK);
-    let pinned = || PutConfig { pin: Pin::Hard, group: Some(1), durability: Durability::Disk, ..PutConfig::default() };
-    let PutStarted::Granted { version, .. } = world.start("pinned", BLOCK, pinned()) else { panic!("no room") };
+    let pinned = || PutConfig {
+        pin: Pin::Hard,
+        group: Some(1),
+        durability: Durability::Disk,
+        ..PutConfig::default()
+    };
+    let PutStarted::Granted { version, .. } = world.start("pinned", BLOCK, pinned()) else {
+        panic!("no room")
+    };
     world.send(ME, end("pinned", version));
     offload_all(&mut world);
-    let clear =
-        ReplicaClear { tenant: Tenant::DEFAULT, keys: vec![key("pinned")], segment: Some("segment-1".to_owned()) };
-    assert_eq!(world.ask(Request::ReplicaClear(clear)), Reply::Each(vec![Ok(())]));
+    let clear = ReplicaClear {
+        tenant: Tenant::DEFAULT,
+        keys: vec![key("pinned")],
+        segment: Some("segment-1".to_owned()),
+    };
+    assert_eq!(
+        world.ask(Request::ReplicaClear(clear)),
+        Reply::Each(vec![Ok(())])
+    );
     for name in ["a", "b", "c", "d"] {
-        world.put_with(name, BLOCK, PutConfig { group: Some(1), ..PutConfig::default() });
+        world.put_with(
+            name,
+            BLOCK,
+            PutConfig {
+                group: Some(1),
+                ..PutConfig::default()
+            },
+        );
     }
     let call = world.send(ME, start("next", BLOCK, wait(seconds(60))));
     world.pass(seconds(20));
     assert_eq!(world.reply(call), None, "the pin holds the group");
-    world.report(NODE, Report::Lost(vec![reported("pinned", version.0, BLOCK).entry]));
+    world.report(
+        NODE,
+        Report::Lost(vec![reported("pinned", version.0, BLOCK).entry]),
+    );
     world.pass(std::time::Duration::ZERO);
-    let Some(Reply::PutStart(results)) = world.reply(call) else { panic!("it still waits") };
-    assert!(matches!(results[0], PutStarted::Granted { .. }), "{results:?}");
+    let Some(Reply::PutStart(results)) = world.reply(call) else {
+        panic!("it still waits")
+    };
+    assert!(
+        matches!(results[0], PutStarted::Granted { .. }),
+        "{results:?}"
+    );
 }
 
 #[test]
 fn soft_pins_go_last_and_hard_pins_never() {
     let mut world = world();
-    world.put_with("hard", BLOCK, PutConfig { pin: Pin::Hard, ..PutConfig::default() });
-    world.put_with("soft", BLOCK, PutConfig { pin: Pin::Soft(None), ..PutConfig::default() });
+    world.put_with(
+        "hard",
+        BLOCK,
+        PutConfig {
+            pin: Pin::Hard,
+            ..PutConfig::default()
+        },
+    );
+    world.put_with(
+        "soft",
+        BLOCK,
+        PutConfig {
+            pin: Pin::Soft(None),
+            ..PutConfig::default()
+        },
+    );
     flood(&mut world);
-    assert!(world.has("hard") && world.has("soft"), "there was other prey");
+    assert!(
+        world.has("hard") && world.has("soft"),
+        "there was other prey"
+    );
     for n in 0..14 {
-        let config = PutConfig { pin: Pin::Hard, ..PutConfig::default() };
-        let PutStarted::Granted { version, .. } = world.start(&format!("h{n}"), BLOCK, config) else { break };
+        let config = PutConfig {
+            pin: Pin::Hard,
+            ..PutConfig::default()
+        };
+        let PutStarted::Granted { version, .. } = world.start(&format!("h{n}"), BLOCK, config)
+        else {
+            break;
+        };
         world.end(ME, &format!("h{n}"), version);
     }
     world.start("more", BLOCK, PutConfig::default());
-    assert!(world.has("hard") && !world.has("soft"), "nothing unpinned was left");
+    assert!(
+        world.has("hard") && !world.has("soft"),
+        "nothing unpinned was left"
+    );
 }
 
 #[test]
 fn a_soft_pin_is_over_after_its_time() {
     let mut world = world();
-    world.put_with("soft", BLOCK, PutConfig { pin: Pin::Soft(Some(seconds(60))), ..PutConfig::default() });
+    world.put_with(
+        "soft",
+        BLOCK,
+        PutConfig {
+            pin: Pin::Soft(Some(seconds(60))),
+            ..PutConfig::default()
+        },
+    );
     world.pass(seconds(30));
     world.found("soft");
     world.pass(seconds(30));

@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 use slackwater_meta::evict::PolicyKind;
-use slackwater_meta::{Eviction, Input, MasterConfig, Offload, OffloadMode, OnHit, Output, Promotion, SoftPinned};
+use slackwater_meta::{
+    Eviction, Input, MasterConfig, Offload, OffloadMode, OnHit, Output, Promotion, SoftPinned,
+};
 use slackwater_wire::*;
 
 use crate::world::*;
@@ -95,14 +97,32 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 fn configs() -> impl Strategy<Value = MasterConfig> {
-    let modes = [OffloadMode::Off, OffloadMode::Eager, OffloadMode::OnEvict, OffloadMode::OnEvictForced];
-    (prop::sample::select(modes.to_vec()), prop::sample::select(PolicyKind::ALL.to_vec()), 1..8usize, any::<bool>())
+    let modes = [
+        OffloadMode::Off,
+        OffloadMode::Eager,
+        OffloadMode::OnEvict,
+        OffloadMode::OnEvictForced,
+    ];
+    (
+        prop::sample::select(modes.to_vec()),
+        prop::sample::select(PolicyKind::ALL.to_vec()),
+        1..8usize,
+        any::<bool>(),
+    )
         .prop_map(|(mode, policy, step, never)| MasterConfig {
-            offload: Offload { mode, queue_limit: 8, ..Offload::default() },
+            offload: Offload {
+                mode,
+                queue_limit: 8,
+                ..Offload::default()
+            },
             eviction: Eviction {
                 policy,
                 step,
-                soft_pinned: if never { SoftPinned::Never } else { SoftPinned::Last },
+                soft_pinned: if never {
+                    SoftPinned::Never
+                } else {
+                    SoftPinned::Last
+                },
                 ..Eviction::default()
             },
             promotion: Promotion {
@@ -158,20 +178,37 @@ impl Run {
 
     fn step(&mut self, step: Step) {
         match step {
-            Step::Start { client, key: of, blocks, upsert, pin, group, durable } => {
+            Step::Start {
+                client,
+                key: of,
+                blocks,
+                upsert,
+                pin,
+                group,
+                durable,
+            } => {
                 let config = PutConfig {
-                    mode: if upsert { PutMode::Upsert } else { PutMode::Create },
+                    mode: if upsert {
+                        PutMode::Upsert
+                    } else {
+                        PutMode::Create
+                    },
                     pin: [Pin::Hard, Pin::Soft(Some(Duration::from_secs(5)))]
                         .get(usize::from(pin))
                         .copied()
                         .unwrap_or(Pin::None),
                     group: group.then_some(1),
-                    durability: if durable { Durability::Disk } else { Durability::Memory },
+                    durability: if durable {
+                        Durability::Disk
+                    } else {
+                        Durability::Memory
+                    },
                     ..PutConfig::default()
                 };
                 let (client, bytes) = (ClientId(client.into()), u64::from(blocks) * BLOCK - 7);
                 let call = self.world.send(client, start(&name(of), bytes, config));
-                self.pending.insert(call, (client, vec![(key(&name(of)), bytes)]));
+                self.pending
+                    .insert(call, (client, vec![(key(&name(of)), bytes)]));
             }
             Step::End { pick } if !self.open.is_empty() => {
                 let (client, of, version) = self.open.swap_remove(pick % self.open.len());
@@ -185,17 +222,36 @@ impl Run {
             }
             Step::Revoke { pick } if !self.open.is_empty() => {
                 let (client, of, version) = self.open.swap_remove(pick % self.open.len());
-                self.world.send(client, Request::PutRevoke { tenant: Tenant::DEFAULT, puts: vec![(of, version)] });
+                self.world.send(
+                    client,
+                    Request::PutRevoke {
+                        tenant: Tenant::DEFAULT,
+                        puts: vec![(of, version)],
+                    },
+                );
             }
-            Step::Get { client, key: of, guard } => self.get(ClientId(client.into()), &key(&name(of)), guard),
+            Step::Get {
+                client,
+                key: of,
+                guard,
+            } => self.get(ClientId(client.into()), &key(&name(of)), guard),
             Step::GetEnd { pick } if !self.guards.is_empty() => {
                 let (client, guard) = self.guards.swap_remove(pick % self.guards.len());
-                self.world.send(client, Request::GetEnd(GetEnd { guards: vec![guard] }));
+                self.world.send(
+                    client,
+                    Request::GetEnd(GetEnd {
+                        guards: vec![guard],
+                    }),
+                );
             }
             Step::Exists { key: of } => {
-                let reply =
-                    self.world.ask(Request::Exists(Exists { tenant: Tenant::DEFAULT, keys: vec![key(&name(of))] }));
-                let Reply::Exists(there) = reply else { panic!("{reply:?}") };
+                let reply = self.world.ask(Request::Exists(Exists {
+                    tenant: Tenant::DEFAULT,
+                    keys: vec![key(&name(of))],
+                }));
+                let Reply::Exists(there) = reply else {
+                    panic!("{reply:?}")
+                };
                 assert!(!there[0] || self.model.live.contains_key(&key(&name(of))));
             }
             Step::Remove { key: of, force } => {
@@ -206,10 +262,17 @@ impl Run {
             }
             Step::RemoveMatching { digit, force } => {
                 let pattern = format!("{digit}$");
-                self.world
-                    .send(ME, Request::RemoveMatching(RemoveMatching { tenant: Tenant::DEFAULT, pattern, force }));
+                self.world.send(
+                    ME,
+                    Request::RemoveMatching(RemoveMatching {
+                        tenant: Tenant::DEFAULT,
+                        pattern,
+                        force,
+                    }),
+                );
                 for of in self.model.live.keys().cloned().collect::<Vec<_>>() {
-                    if of.to_string().ends_with(&digit.to_string()) && self.described(&of).is_none() {
+                    if of.to_string().ends_with(&digit.to_string()) && self.described(&of).is_none()
+                    {
                         self.model.live.remove(&of);
                     }
                 }
@@ -223,15 +286,30 @@ impl Run {
             }
             Step::Node { pick, badly } => self.node(pick, badly),
             Step::Lost { key: of } => {
-                let lost: Vec<DiskEntry> =
-                    self.model.records.iter().filter(|entry| entry.key == key(&name(of))).cloned().collect();
+                let lost: Vec<DiskEntry> = self
+                    .model
+                    .records
+                    .iter()
+                    .filter(|entry| entry.key == key(&name(of)))
+                    .cloned()
+                    .collect();
                 self.model.records.retain(|entry| !lost.contains(entry));
                 self.world.report(NODE, Report::Lost(lost));
             }
-            Step::Disk { accepting, pressure } => {
+            Step::Disk {
+                accepting,
+                pressure,
+            } => {
                 let pressure = if pressure { 2 * BLOCK } else { 0 };
-                self.world
-                    .report(NODE, Report::Disk(DiskState { node: NODE, accepting, capacity: 24 * BLOCK, pressure }));
+                self.world.report(
+                    NODE,
+                    Report::Disk(DiskState {
+                        node: NODE,
+                        accepting,
+                        capacity: 24 * BLOCK,
+                        pressure,
+                    }),
+                );
             }
             Step::Restart => self.restart(),
             Step::Pass { millis } => self.world.pass(Duration::from_millis(millis.into())),
@@ -241,8 +319,16 @@ impl Run {
     }
 
     fn described(&mut self, of: &Key) -> Option<Version> {
-        match self.world.ask(Request::Describe { tenant: Tenant::DEFAULT, key: of.clone() }) {
-            Reply::Describe(known) if known.replicas.iter().any(|(_, state, _)| *state == ReplicaState::Complete) => {
+        match self.world.ask(Request::Describe {
+            tenant: Tenant::DEFAULT,
+            key: of.clone(),
+        }) {
+            Reply::Describe(known)
+                if known
+                    .replicas
+                    .iter()
+                    .any(|(_, state, _)| *state == ReplicaState::Complete) =>
+            {
                 Some(known.version)
             }
             _ => None,
@@ -258,12 +344,24 @@ impl Run {
             hold: if guard { Hold::Guard } else { Hold::Lease },
             prefix_only: false,
         };
-        let Reply::Get(lookups) = self.world.ask_as(client, Request::Get(get)) else { panic!() };
-        let Lookup::Found(object) = &lookups[0] else { return };
-        assert_eq!(Some(&object.version), self.model.live.get(of), "{of}: removed or replaced values are not read");
-        assert_eq!(self.model.bytes[&object.version], (of.clone(), object.bytes));
+        let Reply::Get(lookups) = self.world.ask_as(client, Request::Get(get)) else {
+            panic!()
+        };
+        let Lookup::Found(object) = &lookups[0] else {
+            return;
+        };
+        assert_eq!(
+            Some(&object.version),
+            self.model.live.get(of),
+            "{of}: removed or replaced values are not read"
+        );
+        assert_eq!(
+            self.model.bytes[&object.version],
+            (of.clone(), object.bytes)
+        );
         assert_eq!(object.checksum.0, object.version.0 * 31);
-        self.guards.extend(object.guard.map(|guard| (client, guard)));
+        self.guards
+            .extend(object.guard.map(|guard| (client, guard)));
     }
 
     fn node(&mut self, pick: usize, badly: bool) {
@@ -271,10 +369,16 @@ impl Run {
             return;
         }
         // The log does what it is told in order; everything else may overtake it.
-        let logged = |(_, order): &(NodeId, Order)| matches!(order, Order::Drop(_) | Order::Offload(_));
+        let logged =
+            |(_, order): &(NodeId, Order)| matches!(order, Order::Drop(_) | Order::Offload(_));
         let mut at = pick % self.world.orders.len();
         if logged(&self.world.orders[at]) {
-            at = self.world.orders.iter().position(logged).expect("this one at least");
+            at = self
+                .world
+                .orders
+                .iter()
+                .position(logged)
+                .expect("this one at least");
         }
         let (node, order) = self.world.orders.remove(at).expect("within the queue");
         let report = match order {
@@ -297,7 +401,14 @@ impl Run {
                 for PromoteTask { ticket, bytes, .. } in tasks {
                     let failure = PromotionFailure::Device;
                     let failed = Report::PromotionFailed { ticket, failure };
-                    self.world.report(node, if badly { failed } else { Report::Stage { ticket, bytes } });
+                    self.world.report(
+                        node,
+                        if badly {
+                            failed
+                        } else {
+                            Report::Stage { ticket, bytes }
+                        },
+                    );
                 }
                 return;
             }
@@ -318,7 +429,10 @@ impl Run {
         self.world.input(Input::NodeLost(NODE));
         self.world.orders.clear();
         self.incarnation += 1;
-        for (segment, kind, bytes) in [(MEMORY, SegmentKind::Memory, 16), (DISK, SegmentKind::Disk, 24)] {
+        for (segment, kind, bytes) in [
+            (MEMORY, SegmentKind::Memory, 16),
+            (DISK, SegmentKind::Disk, 24),
+        ] {
             let mount = Mount {
                 segment,
                 name: format!("segment-{segment}"),
@@ -331,16 +445,37 @@ impl Run {
             let call = self.world.send(ME, Request::Mount(mount));
             assert_eq!(self.world.reply(call), Some(Reply::Done));
         }
-        let entries: Vec<ReportedEntry> = self.model.records.iter().map(|entry| self.reported(entry)).collect();
+        let entries: Vec<ReportedEntry> = self
+            .model
+            .records
+            .iter()
+            .map(|entry| self.reported(entry))
+            .collect();
         if !entries.is_empty() {
-            self.world.report(NODE, Report::Announce { segment: DISK, entries });
+            self.world.report(
+                NODE,
+                Report::Announce {
+                    segment: DISK,
+                    entries,
+                },
+            );
         }
-        self.world.report(NODE, Report::Announce { segment: DISK, entries: vec![] });
+        self.world.report(
+            NODE,
+            Report::Announce {
+                segment: DISK,
+                entries: vec![],
+            },
+        );
     }
 
     fn reported(&self, entry: &DiskEntry) -> ReportedEntry {
         let checksum = slackwater_base::Checksum(entry.version.0 * 31);
-        ReportedEntry { entry: entry.clone(), bytes: self.model.bytes[&entry.version].1, checksum }
+        ReportedEntry {
+            entry: entry.clone(),
+            bytes: self.model.bytes[&entry.version].1,
+            checksum,
+        }
     }
 
     /// Puts that were granted, at once or after a wait.
@@ -370,21 +505,60 @@ impl Run {
         }
         for _ in 0..200 {
             while !self.world.orders.is_empty() {
-                self.step(Step::Node { pick: 0, badly: false });
+                self.step(Step::Node {
+                    pick: 0,
+                    badly: false,
+                });
             }
             self.step(Step::Pass { millis: 700_000 });
         }
-        let all = self.world.send(ME, Request::RemoveAll(RemoveAll { tenant: None, force: true }));
+        let all = self.world.send(
+            ME,
+            Request::RemoveAll(RemoveAll {
+                tenant: None,
+                force: true,
+            }),
+        );
         while !self.world.orders.is_empty() {
-            self.step(Step::Node { pick: 0, badly: false });
+            self.step(Step::Node {
+                pick: 0,
+                badly: false,
+            });
         }
-        assert!(matches!(self.world.reply(all), Some(Reply::Count(_))), "acknowledged when all is dropped");
+        assert!(
+            matches!(self.world.reply(all), Some(Reply::Count(_))),
+            "acknowledged when all is dropped"
+        );
         let books = self.world.master.check_books().expect("books balance");
-        assert_eq!((books.objects, books.replicas, books.orphans, books.guards), (0, 0, 0, 0), "{books:?}");
-        assert_eq!((books.open_puts, books.waiting_puts, books.unanswered, books.drops), (0, 0, 0, 0), "{books:?}");
-        assert_eq!((books.promotion.in_flight, books.offload.in_flight, books.deadlines), (0, 0, 0), "{books:?}");
+        assert_eq!(
+            (books.objects, books.replicas, books.orphans, books.guards),
+            (0, 0, 0, 0),
+            "{books:?}"
+        );
+        assert_eq!(
+            (
+                books.open_puts,
+                books.waiting_puts,
+                books.unanswered,
+                books.drops
+            ),
+            (0, 0, 0, 0),
+            "{books:?}"
+        );
+        assert_eq!(
+            (
+                books.promotion.in_flight,
+                books.offload.in_flight,
+                books.deadlines
+            ),
+            (0, 0, 0),
+            "{books:?}"
+        );
         for segment in books.segments {
-            assert_eq!((segment.live, segment.quarantined, segment.free), (0, 0, segment.capacity));
+            assert_eq!(
+                (segment.live, segment.quarantined, segment.free),
+                (0, 0, segment.capacity)
+            );
         }
     }
 }

@@ -6,7 +6,13 @@ use slackwater_wire::*;
 use crate::world::*;
 
 fn config(mode: OffloadMode) -> MasterConfig {
-    MasterConfig { offload: Offload { mode, ..Offload::default() }, ..MasterConfig::default() }
+    MasterConfig {
+        offload: Offload {
+            mode,
+            ..Offload::default()
+        },
+        ..MasterConfig::default()
+    }
 }
 
 fn world(mode: OffloadMode) -> World {
@@ -20,14 +26,25 @@ fn fill(world: &mut World, count: usize) {
 }
 
 fn fail(world: &mut World, failure: TaskFailure) {
-    let failed: Vec<_> = offloads(world).into_iter().map(|task| (task.ticket, Err(failure))).collect();
+    let failed: Vec<_> = offloads(world)
+        .into_iter()
+        .map(|task| (task.ticket, Err(failure)))
+        .collect();
     world.report(NODE, Report::Offloaded(failed));
 }
 
 fn tiers(world: &mut World, name: &str) -> (bool, bool) {
-    let Lookup::Found(object) = world.get(name) else { return (false, false) };
-    let memory = object.replicas.iter().any(|at| matches!(at, ReplicaAt::Memory(_)));
-    let disk = object.replicas.iter().any(|at| matches!(at, ReplicaAt::Disk { .. }));
+    let Lookup::Found(object) = world.get(name) else {
+        return (false, false);
+    };
+    let memory = object
+        .replicas
+        .iter()
+        .any(|at| matches!(at, ReplicaAt::Memory(_)));
+    let disk = object
+        .replicas
+        .iter()
+        .any(|at| matches!(at, ReplicaAt::Disk { .. }));
     (memory, disk)
 }
 
@@ -52,9 +69,18 @@ fn an_offload_says_what_and_from_where() {
     let mut world = world(OffloadMode::Eager);
     let version = world.put("a", 100);
     let task = offloads(&mut world).remove(0);
-    let entry = DiskEntry { tenant: Tenant::DEFAULT, key: key("a"), version };
-    assert_eq!((task.entry, task.bytes, task.checksum.0), (entry, 100, version.0 * 31));
-    let ReplicaAt::Memory(extent) = world.found("a").replicas[0] else { panic!() };
+    let entry = DiskEntry {
+        tenant: Tenant::DEFAULT,
+        key: key("a"),
+        version,
+    };
+    assert_eq!(
+        (task.entry, task.bytes, task.checksum.0),
+        (entry, 100, version.0 * 31)
+    );
+    let ReplicaAt::Memory(extent) = world.found("a").replicas[0] else {
+        panic!()
+    };
     assert_eq!(task.source, extent);
 }
 
@@ -96,7 +122,11 @@ fn the_source_is_held_while_it_is_written() {
     let mut world = world(OffloadMode::Eager);
     fill(&mut world, 20);
     let call = world.send(ME, start("one more", BLOCK, wait(seconds(5))));
-    assert_eq!((world.reply(call), world.used(MEMORY)), (None, 20 * BLOCK), "nothing may go before its report");
+    assert_eq!(
+        (world.reply(call), world.used(MEMORY)),
+        (None, 20 * BLOCK),
+        "nothing may go before its report"
+    );
     offload_all(&mut world);
     assert!(world.reply(call).is_some() && !matches!(world.get("k19"), Lookup::Missing));
 }
@@ -104,8 +134,13 @@ fn the_source_is_held_while_it_is_written() {
 #[test]
 fn one_offload_a_version_and_ssd() {
     let mut world = world(OffloadMode::Eager);
-    let durable = PutConfig { durability: Durability::Disk, ..PutConfig::default() };
-    let PutStarted::Granted { version, .. } = world.start("a", BLOCK, durable) else { panic!() };
+    let durable = PutConfig {
+        durability: Durability::Disk,
+        ..PutConfig::default()
+    };
+    let PutStarted::Granted { version, .. } = world.start("a", BLOCK, durable) else {
+        panic!()
+    };
     world.send(ME, end("a", version));
     assert_eq!(offloads(&mut world).len(), 1);
 }
@@ -113,19 +148,46 @@ fn one_offload_a_version_and_ssd() {
 #[test]
 fn a_full_queue_skips_waits_or_drops_by_mode() {
     let full = |mode| {
-        let offload = Offload { mode, queue_limit: 2, cap_ratio: 0.5, ..Offload::default() };
-        let mut world = World::tiers(MasterConfig { offload, ..MasterConfig::default() }, 20 * BLOCK, 1024 * BLOCK);
+        let offload = Offload {
+            mode,
+            queue_limit: 2,
+            cap_ratio: 0.5,
+            ..Offload::default()
+        };
+        let mut world = World::tiers(
+            MasterConfig {
+                offload,
+                ..MasterConfig::default()
+            },
+            20 * BLOCK,
+            1024 * BLOCK,
+        );
         fill(&mut world, 20);
         world
     };
     let mut eager = full(OffloadMode::Eager);
-    assert_eq!((offloads(&mut eager).len(), eager.master.metrics().offload.skipped_full), (2, 18));
+    assert_eq!(
+        (
+            offloads(&mut eager).len(),
+            eager.master.metrics().offload.skipped_full
+        ),
+        (2, 18)
+    );
     let mut lazy = full(OffloadMode::OnEvict);
-    assert_eq!((offloads(&mut lazy).len(), lazy.used(MEMORY)), (1, 20 * BLOCK));
+    assert_eq!(
+        (offloads(&mut lazy).len(), lazy.used(MEMORY)),
+        (1, 20 * BLOCK)
+    );
     assert!(lazy.has("k1"), "what cannot be queued is not evicted");
     let mut forced = full(OffloadMode::OnEvictForced);
-    assert_eq!((offloads(&mut forced).len(), forced.used(MEMORY)), (1, 19 * BLOCK));
-    assert!(forced.has("k0") && !forced.has("k1"), "beyond the cap memory is dropped");
+    assert_eq!(
+        (offloads(&mut forced).len(), forced.used(MEMORY)),
+        (1, 19 * BLOCK)
+    );
+    assert!(
+        forced.has("k0") && !forced.has("k1"),
+        "beyond the cap memory is dropped"
+    );
 }
 
 #[test]
@@ -145,7 +207,13 @@ fn after_a_failure_the_ssd_is_left_alone_and_memory_goes_on_without() {
         fill(&mut world, 20);
         fail(&mut world, failure);
         assert_eq!(world.used(MEMORY), 18 * BLOCK, "dropped without a copy");
-        assert_eq!((world.master.metrics().offload.failed, offloads(&mut world).len()), (2, 0));
+        assert_eq!(
+            (
+                world.master.metrics().offload.failed,
+                offloads(&mut world).len()
+            ),
+            (2, 0)
+        );
         world.pass(Duration::from_millis(100));
         world.put("x", BLOCK);
         world.put("y", BLOCK);
@@ -168,7 +236,14 @@ fn a_value_too_large_for_the_ssd_leaves_without_a_copy_and_no_other_does() {
 #[test]
 fn a_refusing_ssd_degrades_to_memory_and_recovers() {
     let mut world = world(OffloadMode::OnEvict);
-    let state = |accepting| Report::Disk(DiskState { node: NODE, accepting, capacity: 1024 * BLOCK, pressure: 0 });
+    let state = |accepting| {
+        Report::Disk(DiskState {
+            node: NODE,
+            accepting,
+            capacity: 1024 * BLOCK,
+            pressure: 0,
+        })
+    };
     world.report(NODE, state(false));
     fill(&mut world, 30);
     assert_eq!((offloads(&mut world).len(), world.has("k0")), (0, false));
@@ -183,9 +258,14 @@ fn a_refusing_ssd_degrades_to_memory_and_recovers() {
 #[test]
 fn a_durable_put_is_acknowledged_when_it_is_durable() {
     let mut world = world(OffloadMode::OnEvict);
-    let durable = || PutConfig { durability: Durability::Disk, ..PutConfig::default() };
+    let durable = || PutConfig {
+        durability: Durability::Disk,
+        ..PutConfig::default()
+    };
     let begin = |world: &mut World, name: &str| {
-        let PutStarted::Granted { version, .. } = world.start(name, BLOCK, durable()) else { panic!() };
+        let PutStarted::Granted { version, .. } = world.start(name, BLOCK, durable()) else {
+            panic!()
+        };
         (world.send(ME, end(name, version)), version)
     };
     let (call, version) = begin(&mut world, "a");
@@ -209,7 +289,10 @@ fn a_durable_put_is_acknowledged_when_it_is_durable() {
 
     let (call, _) = begin(&mut world, "d");
     assert_eq!(world.remove_as(OTHER, "d"), None);
-    assert_eq!(world.reply(call), Some(Reply::Each(vec![Err(ErrorCode::ObjectNotFound)])));
+    assert_eq!(
+        world.reply(call),
+        Some(Reply::Each(vec![Err(ErrorCode::ObjectNotFound)]))
+    );
 }
 
 #[test]
@@ -238,7 +321,10 @@ fn an_upsert_during_an_offload_keeps_the_old_record_from_coming_to_life() {
     world.report(NODE, Report::Offloaded(vec![(old.ticket, Ok(()))]));
     assert_eq!(tiers(&mut world, "a"), (true, false));
     offload_all(&mut world);
-    assert_eq!((tiers(&mut world, "a"), world.found("a").version), ((true, true), new));
+    assert_eq!(
+        (tiers(&mut world, "a"), world.found("a").version),
+        ((true, true), new)
+    );
 }
 
 #[test]
@@ -247,33 +333,69 @@ fn an_offload_without_a_report_fails_in_the_end_and_leaves_no_record() {
     world.put("a", BLOCK);
     let task = offloads(&mut world).remove(0);
     world.pass(seconds(600));
-    assert_eq!((world.master.metrics().offload.expired, world.used(DISK)), (1, 0));
+    assert_eq!(
+        (world.master.metrics().offload.expired, world.used(DISK)),
+        (1, 0)
+    );
     world.report(NODE, Report::Offloaded(vec![(task.ticket, Ok(()))]));
-    assert_eq!(tiers(&mut world, "a"), (true, false), "a late report changes nothing");
+    assert_eq!(
+        tiers(&mut world, "a"),
+        (true, false),
+        "a late report changes nothing"
+    );
     assert_eq!(world.master.metrics().records_dropped, 1);
 }
 
 #[test]
 fn offloads_of_a_lost_node_fail() {
     let mut world = world(OffloadMode::OnEvict);
-    let durable = PutConfig { durability: Durability::Disk, ..PutConfig::default() };
-    let PutStarted::Granted { version, .. } = world.start("a", BLOCK, durable) else { panic!() };
+    let durable = PutConfig {
+        durability: Durability::Disk,
+        ..PutConfig::default()
+    };
+    let PutStarted::Granted { version, .. } = world.start("a", BLOCK, durable) else {
+        panic!()
+    };
     let call = world.send(ME, end("a", version));
     world.input(Input::NodeLost(NODE));
-    assert_eq!(world.reply(call), Some(Reply::Each(vec![Err(ErrorCode::UnavailableInCurrentStatus)])));
-    assert_eq!((world.master.metrics().offload.failed, world.master.books().objects), (1, 0));
+    assert_eq!(
+        world.reply(call),
+        Some(Reply::Each(vec![Err(
+            ErrorCode::UnavailableInCurrentStatus
+        )]))
+    );
+    assert_eq!(
+        (
+            world.master.metrics().offload.failed,
+            world.master.books().objects
+        ),
+        (1, 0)
+    );
 }
 
 #[test]
 fn the_last_copy_in_memory_is_offloaded_and_extra_ones_just_go() {
     let mut world = World::tiers(config(OffloadMode::OnEvict), 20 * BLOCK, 1024 * BLOCK);
     world.mount(NodeId(2), SegmentId(7), SegmentKind::Memory, 1024 * BLOCK);
-    world.put_with("twice", BLOCK, PutConfig { replicas: 2, ..PutConfig::default() });
-    let prefer = || PutConfig { preferred: vec!["segment-1".to_owned()], ..PutConfig::default() };
+    world.put_with(
+        "twice",
+        BLOCK,
+        PutConfig {
+            replicas: 2,
+            ..PutConfig::default()
+        },
+    );
+    let prefer = || PutConfig {
+        preferred: vec!["segment-1".to_owned()],
+        ..PutConfig::default()
+    };
     for n in 0..19 {
         world.put_with(&format!("k{n}"), BLOCK, prefer());
     }
-    let names: Vec<String> = offloads(&mut world).iter().map(|task| task.entry.key.to_string()).collect();
+    let names: Vec<String> = offloads(&mut world)
+        .iter()
+        .map(|task| task.entry.key.to_string())
+        .collect();
     assert!(!names.contains(&"twice".to_owned()), "{names:?}");
     assert_eq!(world.found("twice").replicas.len(), 1);
 }

@@ -24,7 +24,10 @@ fn what_was_put_is_found_with_its_checksum_and_extent() {
     assert_eq!(world.get("a"), Lookup::NotReady);
     assert_eq!(world.end(ME, "a", version), Reply::Each(vec![Ok(())]));
     let object = world.found("a");
-    assert_eq!((object.version, object.bytes, object.checksum.0), (version, 100, version.0 * 31));
+    assert_eq!(
+        (object.version, object.bytes, object.checksum.0),
+        (version, 100, version.0 * 31)
+    );
     assert_eq!(object.replicas, [ReplicaAt::Memory(extents[0])]);
     assert_eq!(extents[0].bytes, 4096);
 }
@@ -37,58 +40,131 @@ fn wrong_arguments_are_refused() {
     };
     let invalid = PutStarted::Failed(ErrorCode::InvalidParams);
     check(&mut world, 0, PutConfig::default(), invalid.clone());
-    check(&mut world, 16 * BLOCK + 1, PutConfig::default(), invalid.clone());
+    check(
+        &mut world,
+        16 * BLOCK + 1,
+        PutConfig::default(),
+        invalid.clone(),
+    );
     check(&mut world, u64::MAX, PutConfig::default(), invalid);
-    let durable = PutConfig { durability: Durability::Disk, ..PutConfig::default() };
-    check(&mut world, 1, durable, PutStarted::Failed(ErrorCode::UnableOffload));
+    let durable = PutConfig {
+        durability: Durability::Disk,
+        ..PutConfig::default()
+    };
+    check(
+        &mut world,
+        1,
+        durable,
+        PutStarted::Failed(ErrorCode::UnableOffload),
+    );
     for replicas in [0, 17] {
-        let config = PutConfig { replicas, ..PutConfig::default() };
-        assert_eq!(world.ask(start("a", 1, config)), Reply::Failed(ErrorCode::InvalidParams));
+        let config = PutConfig {
+            replicas,
+            ..PutConfig::default()
+        };
+        assert_eq!(
+            world.ask(start("a", 1, config)),
+            Reply::Failed(ErrorCode::InvalidParams)
+        );
     }
     let mut nowhere = World::new(MasterConfig::default());
-    check(&mut nowhere, 1, PutConfig::default(), PutStarted::Failed(ErrorCode::NoAvailableHandle));
+    check(
+        &mut nowhere,
+        1,
+        PutConfig::default(),
+        PutStarted::Failed(ErrorCode::NoAvailableHandle),
+    );
 }
 
 #[test]
 fn of_equal_keys_in_a_batch_the_first_wins() {
     let mut world = world();
     let entries = vec![
-        PutEntry { key: key("a"), bytes: 1 },
-        PutEntry { key: key("b"), bytes: 0 },
-        PutEntry { key: key("a"), bytes: 2 },
+        PutEntry {
+            key: key("a"),
+            bytes: 1,
+        },
+        PutEntry {
+            key: key("b"),
+            bytes: 0,
+        },
+        PutEntry {
+            key: key("a"),
+            bytes: 2,
+        },
     ];
     let config = PutConfig::default();
-    let start = PutStart { tenant: Tenant::DEFAULT, entries, chain: Chain::default(), config };
-    let Reply::PutStart(results) = world.ask(Request::PutStart(start)) else { panic!() };
+    let start = PutStart {
+        tenant: Tenant::DEFAULT,
+        entries,
+        chain: Chain::default(),
+        config,
+    };
+    let Reply::PutStart(results) = world.ask(Request::PutStart(start)) else {
+        panic!()
+    };
     assert!(matches!(results[0], PutStarted::Granted { .. }));
-    assert_eq!(results[1..], [PutStarted::Failed(ErrorCode::InvalidParams), PutStarted::Exists]);
+    assert_eq!(
+        results[1..],
+        [
+            PutStarted::Failed(ErrorCode::InvalidParams),
+            PutStarted::Exists
+        ]
+    );
 }
 
 #[test]
 fn ends_are_checked_and_idempotent() {
     let mut world = world();
-    assert_eq!(world.end(ME, "a", Version(1)), Reply::Each(vec![Err(ErrorCode::ObjectNotFound)]));
+    assert_eq!(
+        world.end(ME, "a", Version(1)),
+        Reply::Each(vec![Err(ErrorCode::ObjectNotFound)])
+    );
     let (version, _) = granted(world.start("a", 1, PutConfig::default()));
-    assert_eq!(world.end(OTHER, "a", version), Reply::Each(vec![Err(ErrorCode::IllegalClient)]));
+    assert_eq!(
+        world.end(OTHER, "a", version),
+        Reply::Each(vec![Err(ErrorCode::IllegalClient)])
+    );
     for _ in 0..2 {
         assert_eq!(world.end(ME, "a", version), Reply::Each(vec![Ok(())]));
     }
-    assert_eq!(world.end(OTHER, "a", version), Reply::Each(vec![Err(ErrorCode::IllegalClient)]));
-    assert_eq!(world.end(ME, "a", Version(99)), Reply::Each(vec![Err(ErrorCode::InvalidVersion)]));
-    assert_eq!(world.start("a", 1, PutConfig::default()), PutStarted::Exists);
+    assert_eq!(
+        world.end(OTHER, "a", version),
+        Reply::Each(vec![Err(ErrorCode::IllegalClient)])
+    );
+    assert_eq!(
+        world.end(ME, "a", Version(99)),
+        Reply::Each(vec![Err(ErrorCode::InvalidVersion)])
+    );
+    assert_eq!(
+        world.start("a", 1, PutConfig::default()),
+        PutStarted::Exists
+    );
 }
 
 #[test]
 fn a_revoked_put_leaves_nothing() {
     let mut world = world();
     let (version, _) = granted(world.start("a", 1, PutConfig::default()));
-    let revoke = |version| Request::PutRevoke { tenant: Tenant::DEFAULT, puts: vec![(key("a"), version)] };
-    assert_eq!(world.ask_as(OTHER, revoke(version)), Reply::Each(vec![Err(ErrorCode::IllegalClient)]));
+    let revoke = |version| Request::PutRevoke {
+        tenant: Tenant::DEFAULT,
+        puts: vec![(key("a"), version)],
+    };
+    assert_eq!(
+        world.ask_as(OTHER, revoke(version)),
+        Reply::Each(vec![Err(ErrorCode::IllegalClient)])
+    );
     assert_eq!(world.ask(revoke(version)), Reply::Each(vec![Ok(())]));
-    assert_eq!(world.ask(revoke(version)), Reply::Each(vec![Err(ErrorCode::ObjectNotFound)]));
+    assert_eq!(
+        world.ask(revoke(version)),
+        Reply::Each(vec![Err(ErrorCode::ObjectNotFound)])
+    );
     assert_eq!((world.used(MEMORY), world.get("a")), (0, Lookup::Missing));
     let version = world.put("a", 1);
-    assert_eq!(world.ask(revoke(version)), Reply::Each(vec![Err(ErrorCode::InvalidWrite)]));
+    assert_eq!(
+        world.ask(revoke(version)),
+        Reply::Each(vec![Err(ErrorCode::InvalidWrite)])
+    );
 }
 
 #[test]
@@ -105,12 +181,21 @@ fn a_stale_put_gives_way_and_its_late_end_is_refused() {
     let mut world = world();
     let (late, _) = granted(world.start("a", 1, PutConfig::default()));
     world.pass(seconds(29));
-    assert_eq!(world.start("a", 1, PutConfig::default()), PutStarted::Exists);
+    assert_eq!(
+        world.start("a", 1, PutConfig::default()),
+        PutStarted::Exists
+    );
     world.pass(seconds(1));
     let (version, _) = granted(world.start("a", 1, PutConfig::default()));
-    assert_eq!(world.end(ME, "a", late), Reply::Each(vec![Err(ErrorCode::InvalidVersion)]));
+    assert_eq!(
+        world.end(ME, "a", late),
+        Reply::Each(vec![Err(ErrorCode::InvalidVersion)])
+    );
     assert_eq!(world.end(ME, "a", version), Reply::Each(vec![Ok(())]));
-    assert_eq!(world.end(ME, "a", late), Reply::Each(vec![Err(ErrorCode::InvalidVersion)]));
+    assert_eq!(
+        world.end(ME, "a", late),
+        Reply::Each(vec![Err(ErrorCode::InvalidVersion)])
+    );
     assert_eq!(world.found("a").version, version);
 }
 
@@ -132,14 +217,31 @@ fn freed_bytes_are_not_given_out_before_they_are_fenced() {
     world.input(Input::ClientLost(ME));
     let full = PutStarted::Failed(ErrorCode::NoAvailableHandle);
     world.pass(seconds(1000));
-    assert_eq!(world.start("b", 1, wait(Duration::ZERO)), full, "time alone frees nothing");
-    let fences = world.taken(|order| if let Order::Fence(extents) = order { Some(extents.clone()) } else { None });
+    assert_eq!(
+        world.start("b", 1, wait(Duration::ZERO)),
+        full,
+        "time alone frees nothing"
+    );
+    let fences = world.taken(|order| {
+        if let Order::Fence(extents) = order {
+            Some(extents.clone())
+        } else {
+            None
+        }
+    });
     let extents = fences.concat();
     assert_eq!(extents.len(), 1);
-    let foreign = ExtentRef { incarnation: Incarnation(9), ..extents[0] };
+    let foreign = ExtentRef {
+        incarnation: Incarnation(9),
+        ..extents[0]
+    };
     world.report(NODE, Report::Fenced(vec![foreign]));
     world.report(NodeId(5), Report::Fenced(extents.clone()));
-    assert_eq!(world.start("b", 1, wait(Duration::ZERO)), full, "only its owner fences it");
+    assert_eq!(
+        world.start("b", 1, wait(Duration::ZERO)),
+        full,
+        "only its owner fences it"
+    );
     for _ in 0..2 {
         world.report(NODE, Report::Fenced(extents.clone()));
     }
@@ -152,9 +254,15 @@ fn an_upsert_is_seen_whole_or_not_at_all() {
     let mut world = world();
     let old = world.put("a", 100);
     let (new, _) = granted(world.start("a", 200, upsert()));
-    assert_eq!((world.found("a").version, world.found("a").bytes), (old, 100));
+    assert_eq!(
+        (world.found("a").version, world.found("a").bytes),
+        (old, 100)
+    );
     assert_eq!(world.end(ME, "a", new), Reply::Each(vec![Ok(())]));
-    assert_eq!((world.found("a").version, world.found("a").bytes), (new, 200));
+    assert_eq!(
+        (world.found("a").version, world.found("a").bytes),
+        (new, 200)
+    );
     assert_eq!(world.used(MEMORY), 4096, "the old extent is free");
 }
 
@@ -166,7 +274,10 @@ fn a_revoked_or_lost_upsert_keeps_the_old_value() {
     world.input(Input::ClientLost(ME));
     assert_eq!(world.found("a").version, old);
     let (new, _) = granted(world.start("a", 200, upsert()));
-    world.ask(Request::PutRevoke { tenant: Tenant::DEFAULT, puts: vec![(key("a"), new)] });
+    world.ask(Request::PutRevoke {
+        tenant: Tenant::DEFAULT,
+        puts: vec![(key("a"), new)],
+    });
     assert_eq!(world.found("a").version, old);
 }
 
@@ -175,7 +286,10 @@ fn an_upsert_preempts_a_put_in_flight_at_once() {
     let mut world = world();
     let (first, _) = granted(world.start("a", 1, PutConfig::default()));
     let (second, _) = granted(world.start("a", 1, upsert()));
-    assert_eq!(world.end(ME, "a", first), Reply::Each(vec![Err(ErrorCode::InvalidVersion)]));
+    assert_eq!(
+        world.end(ME, "a", first),
+        Reply::Each(vec![Err(ErrorCode::InvalidVersion)])
+    );
     assert_eq!(world.end(ME, "a", second), Reply::Each(vec![Ok(())]));
 }
 
@@ -186,9 +300,18 @@ fn an_upsert_that_is_refused_leaves_the_put_in_flight_alone() {
     let (first, _) = granted(world.start("a", BLOCK, PutConfig::default()));
     let (rest, _) = granted(world.start("rest", 14 * BLOCK, PutConfig::default()));
     let refused = |code| PutStarted::Failed(code);
-    let now = PutConfig { wait: Some(Duration::ZERO), ..upsert() };
-    assert_eq!(world.start("a", 2 * BLOCK, now.clone()), refused(ErrorCode::NoAvailableHandle));
-    assert_eq!(world.start("a", 17 * BLOCK, now), refused(ErrorCode::InvalidParams));
+    let now = PutConfig {
+        wait: Some(Duration::ZERO),
+        ..upsert()
+    };
+    assert_eq!(
+        world.start("a", 2 * BLOCK, now.clone()),
+        refused(ErrorCode::NoAvailableHandle)
+    );
+    assert_eq!(
+        world.start("a", 17 * BLOCK, now),
+        refused(ErrorCode::InvalidParams)
+    );
     assert_eq!(world.end(ME, "a", first), Reply::Each(vec![Ok(())]));
     assert_eq!(world.found("a").version, first);
     assert_eq!(world.end(ME, "rest", rest), Reply::Each(vec![Ok(())]));
@@ -201,58 +324,127 @@ fn a_stale_put_gives_its_room_to_the_one_that_waits() {
     let (late, _) = granted(world.start("a", 16 * BLOCK, PutConfig::default()));
     world.pass(seconds(30));
     let (version, _) = granted(world.start("a", 16 * BLOCK, wait(seconds(1))));
-    assert_eq!(world.end(ME, "a", late), Reply::Each(vec![Err(ErrorCode::InvalidVersion)]));
+    assert_eq!(
+        world.end(ME, "a", late),
+        Reply::Each(vec![Err(ErrorCode::InvalidVersion)])
+    );
     assert_eq!(world.end(ME, "a", version), Reply::Each(vec![Ok(())]));
 }
 
 #[test]
 fn an_upsert_keeps_pin_and_group_and_may_not_change_the_group() {
     let mut world = world();
-    world.put_with("a", 1, PutConfig { pin: Pin::Hard, group: Some(7), ..PutConfig::default() });
+    world.put_with(
+        "a",
+        1,
+        PutConfig {
+            pin: Pin::Hard,
+            group: Some(7),
+            ..PutConfig::default()
+        },
+    );
     let refused = PutStarted::Failed(ErrorCode::InvalidParams);
-    assert_eq!(world.start("a", 1, PutConfig { group: Some(8), ..upsert() }), refused);
+    assert_eq!(
+        world.start(
+            "a",
+            1,
+            PutConfig {
+                group: Some(8),
+                ..upsert()
+            }
+        ),
+        refused
+    );
     world.put_with("a", 1, upsert());
-    let Reply::Describe(description) = world.ask(Request::Describe { tenant: Tenant::DEFAULT, key: key("a") }) else {
+    let Reply::Describe(description) = world.ask(Request::Describe {
+        tenant: Tenant::DEFAULT,
+        key: key("a"),
+    }) else {
         panic!()
     };
     assert_eq!((description.pin, description.group), (Pin::Hard, Some(7)));
     world.put("b", 1);
-    assert_eq!(world.start("b", 1, PutConfig { group: Some(8), ..upsert() }), refused);
+    assert_eq!(
+        world.start(
+            "b",
+            1,
+            PutConfig {
+                group: Some(8),
+                ..upsert()
+            }
+        ),
+        refused
+    );
 }
 
 #[test]
 fn replicas_lie_on_different_segments_and_fewer_segments_give_fewer() {
     let mut world = world();
     world.mount(NodeId(2), SegmentId(5), SegmentKind::Memory, 16 * BLOCK);
-    let (_, extents) = granted(world.start("a", 1, PutConfig { replicas: 3, ..PutConfig::default() }));
+    let (_, extents) = granted(world.start(
+        "a",
+        1,
+        PutConfig {
+            replicas: 3,
+            ..PutConfig::default()
+        },
+    ));
     let mut segments: Vec<u32> = extents.iter().map(|extent| extent.segment.0).collect();
     segments.sort_unstable();
-    assert_eq!((segments, world.master.metrics().puts_partial), (vec![1, 5], 1));
+    assert_eq!(
+        (segments, world.master.metrics().puts_partial),
+        (vec![1, 5], 1)
+    );
 }
 
 #[test]
 fn a_preferred_segment_is_a_wish() {
     let mut world = world();
     world.mount(NodeId(2), SegmentId(5), SegmentKind::Memory, BLOCK);
-    let prefer = |name: &str| PutConfig { preferred: vec![name.to_owned()], ..PutConfig::default() };
+    let prefer = |name: &str| PutConfig {
+        preferred: vec![name.to_owned()],
+        ..PutConfig::default()
+    };
     let (_, first) = granted(world.start("a", BLOCK, prefer("segment-5")));
     let (_, second) = granted(world.start("b", BLOCK, prefer("segment-5")));
     let (_, third) = granted(world.start("c", BLOCK, prefer("nowhere")));
     let segments = [first, second, third].map(|extents| extents[0].segment.0);
-    assert_eq!(segments, [5, 1, 1], "no refusal while another segment has room");
+    assert_eq!(
+        segments,
+        [5, 1, 1],
+        "no refusal while another segment has room"
+    );
 }
 
 #[test]
 fn local_first_places_on_the_writers_host() {
-    let mut world = World::new(MasterConfig { placement: Placement::LocalFirst, ..MasterConfig::default() });
+    let mut world = World::new(MasterConfig {
+        placement: Placement::LocalFirst,
+        ..MasterConfig::default()
+    });
     for node in 1..=8 {
         world.mount(NodeId(node), SegmentId(node), SegmentKind::Memory, MIB);
     }
     let host = Some("host-6".into());
     let request = start("a", 1, PutConfig::default());
     let mut out = Vec::new();
-    world.master.handle(world.now, Input::Request { client: ME, host, call: CallId(1000), request }, &mut out);
-    let slackwater_meta::Output::Reply { reply: Reply::PutStart(results), .. } = &out[0] else { panic!("{out:?}") };
+    world.master.handle(
+        world.now,
+        Input::Request {
+            client: ME,
+            host,
+            call: CallId(1000),
+            request,
+        },
+        &mut out,
+    );
+    let slackwater_meta::Output::Reply {
+        reply: Reply::PutStart(results),
+        ..
+    } = &out[0]
+    else {
+        panic!("{out:?}")
+    };
     assert_eq!(granted(results[0].clone()).1[0].segment, SegmentId(6));
 }
 
@@ -264,8 +456,15 @@ fn a_put_without_room_waits_and_is_served_the_moment_there_is_some() {
     let call = world.send(OTHER, start("a", BLOCK, wait(seconds(5))));
     assert_eq!(world.reply(call), None);
     world.pass(seconds(3));
-    world.ask(Request::PutRevoke { tenant: Tenant::DEFAULT, puts: vec![(key("big"), holder.0)] });
-    assert_eq!(world.reply(call), None, "not before the old writer is fenced");
+    world.ask(Request::PutRevoke {
+        tenant: Tenant::DEFAULT,
+        puts: vec![(key("big"), holder.0)],
+    });
+    assert_eq!(
+        world.reply(call),
+        None,
+        "not before the old writer is fenced"
+    );
     world.obey();
     assert!(
         matches!(world.reply(call), Some(Reply::PutStart(results)) if matches!(results[0], PutStarted::Granted { .. }))
@@ -281,7 +480,12 @@ fn a_put_that_finds_no_room_in_time_is_told_so() {
     world.pass(Duration::from_millis(4999));
     assert_eq!(world.reply(call), None);
     world.pass(Duration::from_millis(1));
-    assert_eq!(world.reply(call), Some(Reply::PutStart(vec![PutStarted::Failed(ErrorCode::NoAvailableHandle)])));
+    assert_eq!(
+        world.reply(call),
+        Some(Reply::PutStart(vec![PutStarted::Failed(
+            ErrorCode::NoAvailableHandle
+        )]))
+    );
 }
 
 #[test]
@@ -292,8 +496,15 @@ fn those_who_wait_are_served_in_order_and_nobody_overtakes() {
     let first = world.send(ME, start("first", 12 * BLOCK, wait(seconds(5))));
     let second = world.send(ME, start("second", BLOCK, wait(seconds(5))));
     let third = world.send(OTHER, start("third", BLOCK, wait(seconds(5))));
-    assert_eq!((world.reply(second), world.reply(third)), (None, None), "a block is free, but they came later");
-    world.ask(Request::PutRevoke { tenant: Tenant::DEFAULT, puts: vec![(key("big"), big)] });
+    assert_eq!(
+        (world.reply(second), world.reply(third)),
+        (None, None),
+        "a block is free, but they came later"
+    );
+    world.ask(Request::PutRevoke {
+        tenant: Tenant::DEFAULT,
+        puts: vec![(key("big"), big)],
+    });
     world.obey();
     for call in [first, second, third] {
         assert!(matches!(world.reply(call), Some(Reply::PutStart(_))));
@@ -302,26 +513,56 @@ fn those_who_wait_are_served_in_order_and_nobody_overtakes() {
 
 #[test]
 fn the_queue_of_those_who_wait_is_bounded() {
-    let put = PutPolicy { queue_limit: 1, ..PutPolicy::default() };
-    let mut world = World::memory(MasterConfig { put, ..MasterConfig::default() }, 16 * BLOCK);
+    let put = PutPolicy {
+        queue_limit: 1,
+        ..PutPolicy::default()
+    };
+    let mut world = World::memory(
+        MasterConfig {
+            put,
+            ..MasterConfig::default()
+        },
+        16 * BLOCK,
+    );
     world.start("big", 16 * BLOCK, PutConfig::default());
     let first = world.send(ME, start("a", BLOCK, wait(seconds(5))));
-    assert_eq!(world.start("b", BLOCK, wait(seconds(5))), PutStarted::Failed(ErrorCode::NoAvailableHandle));
+    assert_eq!(
+        world.start("b", BLOCK, wait(seconds(5))),
+        PutStarted::Failed(ErrorCode::NoAvailableHandle)
+    );
     assert_eq!(world.reply(first), None);
 }
 
 #[test]
 fn a_batch_answers_when_its_last_entry_is_decided() {
     let mut world = world();
-    let entries = (0..32).map(|n| PutEntry { key: key(&format!("k{n}")), bytes: BLOCK }).collect();
+    let entries = (0..32)
+        .map(|n| PutEntry {
+            key: key(&format!("k{n}")),
+            bytes: BLOCK,
+        })
+        .collect();
     let config = wait(seconds(1));
-    let request = PutStart { tenant: Tenant::DEFAULT, entries, chain: Chain::default(), config };
+    let request = PutStart {
+        tenant: Tenant::DEFAULT,
+        entries,
+        chain: Chain::default(),
+        config,
+    };
     let call = world.send(ME, Request::PutStart(request));
     world.pass(seconds(2));
-    let Some(Reply::PutStart(results)) = world.reply(call) else { panic!() };
-    let granted = results.iter().filter(|result| matches!(result, PutStarted::Granted { .. })).count();
+    let Some(Reply::PutStart(results)) = world.reply(call) else {
+        panic!()
+    };
+    let granted = results
+        .iter()
+        .filter(|result| matches!(result, PutStarted::Granted { .. }))
+        .count();
     assert_eq!((granted, results.len()), (16, 32));
-    assert_eq!(results[31], PutStarted::Failed(ErrorCode::NoAvailableHandle));
+    assert_eq!(
+        results[31],
+        PutStarted::Failed(ErrorCode::NoAvailableHandle)
+    );
 }
 
 #[test]
@@ -338,7 +579,10 @@ fn a_lost_segment_ends_the_puts_on_it() {
     let mut world = world();
     let (version, _) = granted(world.start("a", BLOCK, PutConfig::default()));
     world.input(Input::NodeLost(NODE));
-    assert_eq!(world.end(ME, "a", version), Reply::Each(vec![Err(ErrorCode::ObjectNotFound)]));
+    assert_eq!(
+        world.end(ME, "a", version),
+        Reply::Each(vec![Err(ErrorCode::ObjectNotFound)])
+    );
     assert_eq!(world.master.books().objects, 0);
 }
 
@@ -356,33 +600,71 @@ fn mounts_are_checked() {
             host: String::new(),
         })
     };
-    assert_eq!(world.ask(mount(7, 1, 0)), Reply::Failed(ErrorCode::InvalidParams));
+    assert_eq!(
+        world.ask(mount(7, 1, 0)),
+        Reply::Failed(ErrorCode::InvalidParams)
+    );
     assert_eq!(world.ask(mount(7, 1, MIB)), Reply::Done);
     assert_eq!(world.ask(mount(8, 1, MIB)), Reply::Done);
-    assert_eq!(world.ask(mount(7, 1, MIB)), Reply::Failed(ErrorCode::SegmentAlreadyExists));
+    assert_eq!(
+        world.ask(mount(7, 1, MIB)),
+        Reply::Failed(ErrorCode::SegmentAlreadyExists)
+    );
     world.put("a", 1);
-    assert_eq!(world.ask(mount(1, 2, MIB)), Reply::Done, "a new life takes the place of the old");
-    assert_eq!(world.ask(Request::Unmount { segment: SegmentId(9) }), Reply::Failed(ErrorCode::SegmentNotFound));
-    assert_eq!(world.ask(Request::Unmount { segment: SegmentId(8) }), Reply::Done);
+    assert_eq!(
+        world.ask(mount(1, 2, MIB)),
+        Reply::Done,
+        "a new life takes the place of the old"
+    );
+    assert_eq!(
+        world.ask(Request::Unmount {
+            segment: SegmentId(9)
+        }),
+        Reply::Failed(ErrorCode::SegmentNotFound)
+    );
+    assert_eq!(
+        world.ask(Request::Unmount {
+            segment: SegmentId(8)
+        }),
+        Reply::Done
+    );
 }
 
 #[test]
 fn a_retried_call_is_answered_again_and_not_done_again() {
-    let limits = Limits { reply_window: 2, ..Limits::default() };
-    let mut world = World::memory(MasterConfig { limits, ..MasterConfig::default() }, 16 * BLOCK);
+    let limits = Limits {
+        reply_window: 2,
+        ..Limits::default()
+    };
+    let mut world = World::memory(
+        MasterConfig {
+            limits,
+            ..MasterConfig::default()
+        },
+        16 * BLOCK,
+    );
     let again = |world: &mut World, call: u64, request: &Request| {
         let request = request.clone();
         let mut out = Vec::new();
         world.master.handle(
             world.now,
-            Input::Request { client: ME, host: None, call: CallId(call), request },
+            Input::Request {
+                client: ME,
+                host: None,
+                call: CallId(call),
+                request,
+            },
             &mut out,
         );
         out
     };
     let put = start("a", 1, PutConfig::default());
     let first = again(&mut world, 500, &put);
-    assert_eq!(again(&mut world, 500, &put), first, "the same extent under the same version");
+    assert_eq!(
+        again(&mut world, 500, &put),
+        first,
+        "the same extent under the same version"
+    );
     assert_eq!(world.master.metrics().calls_replayed, 1);
     for call in 501..=502 {
         again(&mut world, call, &remove("x", false));
@@ -393,8 +675,17 @@ fn a_retried_call_is_answered_again_and_not_done_again() {
 #[test]
 fn a_restarted_master_counts_versions_on_from_what_is_announced() {
     let mut world = World::tiers(MasterConfig::default(), MIB, MIB);
-    world.report(NODE, Report::Announce { segment: DISK, entries: vec![reported("a", 5000, 1)] });
+    world.report(
+        NODE,
+        Report::Announce {
+            segment: DISK,
+            entries: vec![reported("a", 5000, 1)],
+        },
+    );
     assert!(world.put("b", 1) > Version(5000));
     let object = world.found("a");
-    assert_eq!((object.version, object.checksum), (Version(5000), Checksum(5000 * 31)));
+    assert_eq!(
+        (object.version, object.checksum),
+        (Version(5000), Checksum(5000 * 31))
+    );
 }

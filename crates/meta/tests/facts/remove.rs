@@ -8,17 +8,31 @@ fn world() -> World {
 }
 
 fn matching(pattern: &str, force: bool) -> Request {
-    Request::RemoveMatching(RemoveMatching { tenant: Tenant::DEFAULT, pattern: pattern.to_owned(), force })
+    Request::RemoveMatching(RemoveMatching {
+        tenant: Tenant::DEFAULT,
+        pattern: pattern.to_owned(),
+        force,
+    })
 }
 
 fn list(pattern: Option<&str>, after: Option<&str>, limit: u32) -> Request {
     let after = after.map(key);
-    Request::List(List { tenant: Tenant::DEFAULT, pattern: pattern.map(str::to_owned), after, limit })
+    Request::List(List {
+        tenant: Tenant::DEFAULT,
+        pattern: pattern.map(str::to_owned),
+        after,
+        limit,
+    })
 }
 
 fn names(reply: Reply) -> (Vec<String>, bool) {
-    let Reply::List(listed) = reply else { panic!("{reply:?}") };
-    (listed.keys.iter().map(ToString::to_string).collect(), listed.more)
+    let Reply::List(listed) = reply else {
+        panic!("{reply:?}")
+    };
+    (
+        listed.keys.iter().map(ToString::to_string).collect(),
+        listed.more,
+    )
 }
 
 #[test]
@@ -34,7 +48,10 @@ fn removal_frees_and_a_second_one_finds_nothing() {
 fn what_is_being_written_cannot_be_removed_even_by_force() {
     let mut world = world();
     world.start("a", 1, PutConfig::default());
-    assert_eq!(world.remove_with("a", true), Err(ErrorCode::ReplicaIsNotReady));
+    assert_eq!(
+        world.remove_with("a", true),
+        Err(ErrorCode::ReplicaIsNotReady)
+    );
 }
 
 #[test]
@@ -43,8 +60,14 @@ fn patterns_search_anywhere_in_the_key() {
     for name in ["user-1/a", "user-1/b", "user-2/a"] {
         world.put(name, 1);
     }
-    assert_eq!(world.ask(matching("(", false)), Reply::Failed(ErrorCode::InvalidParams));
-    assert_eq!(world.ask(matching(&"(a{100}){100}".repeat(99), false)), Reply::Failed(ErrorCode::InvalidParams));
+    assert_eq!(
+        world.ask(matching("(", false)),
+        Reply::Failed(ErrorCode::InvalidParams)
+    );
+    assert_eq!(
+        world.ask(matching(&"(a{100}){100}".repeat(99), false)),
+        Reply::Failed(ErrorCode::InvalidParams)
+    );
     assert_eq!(world.ask(matching("er-1", false)), Reply::Count(2));
     assert_eq!(world.ask(matching("^er", false)), Reply::Count(0));
     assert!(world.has("user-2/a"));
@@ -58,7 +81,12 @@ fn removal_of_many_skips_what_is_leased_unless_forced() {
     }
     world.start("open", 1, PutConfig::default());
     world.found("b");
-    let all = |force| Request::RemoveAll(RemoveAll { tenant: None, force });
+    let all = |force| {
+        Request::RemoveAll(RemoveAll {
+            tenant: None,
+            force,
+        })
+    };
     assert_eq!(world.ask(all(false)), Reply::Count(2));
     assert_eq!(world.ask(all(true)), Reply::Count(1));
     assert_eq!(world.master.books().objects, 1, "the put in flight goes on");
@@ -66,23 +94,45 @@ fn removal_of_many_skips_what_is_leased_unless_forced() {
 
 #[test]
 fn a_long_scan_lets_requests_through() {
-    let limits = Limits { scan_step: 10, scans: 1, ..Limits::default() };
-    let mut world = World::memory(MasterConfig { limits, ..MasterConfig::default() }, 1024 * BLOCK);
+    let limits = Limits {
+        scan_step: 10,
+        scans: 1,
+        ..Limits::default()
+    };
+    let mut world = World::memory(
+        MasterConfig {
+            limits,
+            ..MasterConfig::default()
+        },
+        1024 * BLOCK,
+    );
     for n in 0..100 {
         world.put(&format!("k{n:03}"), 1);
     }
     let call = world.send(ME, matching("k", false));
     assert_eq!(world.reply(call), None);
     assert!(world.has("k099"), "served in between");
-    assert_eq!(world.ask(matching("k", false)), Reply::Failed(ErrorCode::TaskPendingLimitExceeded));
+    assert_eq!(
+        world.ask(matching("k", false)),
+        Reply::Failed(ErrorCode::TaskPendingLimitExceeded)
+    );
     world.pass(seconds(0));
     assert_eq!(world.reply(call), Some(Reply::Count(100)));
 }
 
 #[test]
 fn lists_come_in_order_and_in_pages() {
-    let limits = Limits { scan_step: 3, ..Limits::default() };
-    let mut world = World::memory(MasterConfig { limits, ..MasterConfig::default() }, 1024 * BLOCK);
+    let limits = Limits {
+        scan_step: 3,
+        ..Limits::default()
+    };
+    let mut world = World::memory(
+        MasterConfig {
+            limits,
+            ..MasterConfig::default()
+        },
+        1024 * BLOCK,
+    );
     for name in ["d", "b", "a", "c", "x"] {
         world.put(name, 1);
     }
@@ -91,16 +141,31 @@ fn lists_come_in_order_and_in_pages() {
         world.pass(seconds(0));
         names(world.reply(call).unwrap())
     };
-    assert_eq!(page(list(None, None, 3)), (vec!["a".into(), "b".into(), "c".into()], true));
-    assert_eq!(page(list(None, Some("c"), 3)), (vec!["d".into(), "x".into()], false));
+    assert_eq!(
+        page(list(None, None, 3)),
+        (vec!["a".into(), "b".into(), "c".into()], true)
+    );
+    assert_eq!(
+        page(list(None, Some("c"), 3)),
+        (vec!["d".into(), "x".into()], false)
+    );
     assert_eq!(page(list(Some("[ax]"), None, 1)), (vec!["a".into()], true));
-    assert_eq!(world.ask(list(None, None, 0)), Reply::Failed(ErrorCode::InvalidParams));
+    assert_eq!(
+        world.ask(list(None, None, 0)),
+        Reply::Failed(ErrorCode::InvalidParams)
+    );
 }
 
 #[test]
 fn a_removal_is_acknowledged_when_no_crash_can_undo_it() {
     let mut world = world();
-    world.report(NODE, Report::Announce { segment: DISK, entries: vec![reported("a", 1, BLOCK)] });
+    world.report(
+        NODE,
+        Report::Announce {
+            segment: DISK,
+            entries: vec![reported("a", 1, BLOCK)],
+        },
+    );
     world.obedient = false;
     let call = world.send(ME, remove("a", false));
     assert_eq!((world.reply(call), world.get("a")), (None, Lookup::Missing));
@@ -108,15 +173,32 @@ fn a_removal_is_acknowledged_when_no_crash_can_undo_it() {
     assert_eq!(world.reply(again), None, "nor is a second one");
     world.obey();
     assert_eq!(world.reply(call), Some(Reply::Each(vec![Ok(())])));
-    assert_eq!(world.reply(again), Some(Reply::Each(vec![Err(ErrorCode::ObjectNotFound)])));
+    assert_eq!(
+        world.reply(again),
+        Some(Reply::Each(vec![Err(ErrorCode::ObjectNotFound)]))
+    );
 }
 
 #[test]
 fn removal_of_many_waits_for_all_their_records() {
-    for request in [matching("k", false), Request::RemoveAll(RemoveAll { tenant: None, force: false })] {
+    for request in [
+        matching("k", false),
+        Request::RemoveAll(RemoveAll {
+            tenant: None,
+            force: false,
+        }),
+    ] {
         let mut world = world();
-        let entries = (0..5).map(|n| reported(&format!("k{n}"), 1, BLOCK)).collect();
-        world.report(NODE, Report::Announce { segment: DISK, entries });
+        let entries = (0..5)
+            .map(|n| reported(&format!("k{n}"), 1, BLOCK))
+            .collect();
+        world.report(
+            NODE,
+            Report::Announce {
+                segment: DISK,
+                entries,
+            },
+        );
         world.obedient = false;
         let call = world.send(ME, request);
         assert_eq!((world.reply(call), world.master.books().drops), (None, 5));
@@ -128,13 +210,29 @@ fn removal_of_many_waits_for_all_their_records() {
 #[test]
 fn an_overwrite_is_acknowledged_when_the_old_record_is_gone() {
     let mut world = world();
-    world.report(NODE, Report::Announce { segment: DISK, entries: vec![reported("a", 1, BLOCK)] });
+    world.report(
+        NODE,
+        Report::Announce {
+            segment: DISK,
+            entries: vec![reported("a", 1, BLOCK)],
+        },
+    );
     world.obedient = false;
-    let PutStarted::Granted { version, .. } = world.start("a", 1, upsert()) else { panic!() };
+    let PutStarted::Granted { version, .. } = world.start("a", 1, upsert()) else {
+        panic!()
+    };
     let call = world.send(ME, end("a", version));
-    assert_eq!((world.reply(call), world.found("a").version), (None, version), "seen, but not yet acknowledged");
+    assert_eq!(
+        (world.reply(call), world.found("a").version),
+        (None, version),
+        "seen, but not yet acknowledged"
+    );
     let again = world.send(ME, end("a", version));
-    assert_eq!(world.reply(again), None, "a repeated end promises no more than the first");
+    assert_eq!(
+        world.reply(again),
+        None,
+        "a repeated end promises no more than the first"
+    );
     world.obey();
     assert_eq!(world.reply(call), Some(Reply::Each(vec![Ok(())])));
     assert_eq!(world.reply(again), Some(Reply::Each(vec![Ok(())])));
@@ -143,10 +241,18 @@ fn an_overwrite_is_acknowledged_when_the_old_record_is_gone() {
 #[test]
 fn a_put_after_an_unfinished_removal_waits_for_it_too() {
     let mut world = world();
-    world.report(NODE, Report::Announce { segment: DISK, entries: vec![reported("a", 1, BLOCK)] });
+    world.report(
+        NODE,
+        Report::Announce {
+            segment: DISK,
+            entries: vec![reported("a", 1, BLOCK)],
+        },
+    );
     world.obedient = false;
     world.send(ME, remove("a", false));
-    let PutStarted::Granted { version, .. } = world.start("a", 1, PutConfig::default()) else { panic!() };
+    let PutStarted::Granted { version, .. } = world.start("a", 1, PutConfig::default()) else {
+        panic!()
+    };
     let call = world.send(ME, end("a", version));
     assert_eq!(world.reply(call), None);
     world.obey();
@@ -156,7 +262,13 @@ fn a_put_after_an_unfinished_removal_waits_for_it_too() {
 #[test]
 fn a_node_lost_before_it_dropped_fails_the_removal_and_is_told_again() {
     let mut world = world();
-    world.report(NODE, Report::Announce { segment: DISK, entries: vec![reported("a", 1, BLOCK)] });
+    world.report(
+        NODE,
+        Report::Announce {
+            segment: DISK,
+            entries: vec![reported("a", 1, BLOCK)],
+        },
+    );
     world.obedient = false;
     let call = world.send(ME, remove("a", false));
     world.input(Input::NodeLost(NODE));
@@ -164,9 +276,21 @@ fn a_node_lost_before_it_dropped_fails_the_removal_and_is_told_again() {
     assert_eq!(world.reply(call), Some(Reply::Each(vec![Err(unavailable)])));
     world.orders.clear();
     world.mount(NODE, DISK, SegmentKind::Disk, 1024 * BLOCK);
-    world.report(NODE, Report::Announce { segment: DISK, entries: vec![reported("a", 1, BLOCK)] });
+    world.report(
+        NODE,
+        Report::Announce {
+            segment: DISK,
+            entries: vec![reported("a", 1, BLOCK)],
+        },
+    );
     assert_eq!(world.get("a"), Lookup::Missing);
-    let drops = world.taken(|order| if let Order::Drop(entries) = order { Some(entries.clone()) } else { None });
+    let drops = world.taken(|order| {
+        if let Order::Drop(entries) = order {
+            Some(entries.clone())
+        } else {
+            None
+        }
+    });
     assert_eq!(drops.concat(), [reported("a", 1, BLOCK).entry]);
 }
 
@@ -177,7 +301,15 @@ fn what_is_removed_while_a_node_is_away_stays_removed() {
     let removals: [fn(&mut World); 4] = [
         |world| assert_eq!(world.remove("a"), Err(ErrorCode::ObjectNotFound)),
         |world| assert_eq!(world.ask(matching("a", false)), Reply::Count(0)),
-        |world| assert_eq!(world.ask(Request::RemoveAll(RemoveAll { tenant: None, force: true })), Reply::Count(0)),
+        |world| {
+            assert_eq!(
+                world.ask(Request::RemoveAll(RemoveAll {
+                    tenant: None,
+                    force: true
+                })),
+                Reply::Count(0)
+            )
+        },
         |world| {
             world.mount(NodeId(2), SegmentId(9), SegmentKind::Memory, MIB);
             world.put("a", 1);
@@ -187,29 +319,75 @@ fn what_is_removed_while_a_node_is_away_stays_removed() {
     for removal in removals {
         let mut world = world();
         let entries = || vec![reported("a", 1, BLOCK), reported("b", 2, BLOCK)];
-        world.report(NODE, Report::Announce { segment: DISK, entries: entries() });
+        world.report(
+            NODE,
+            Report::Announce {
+                segment: DISK,
+                entries: entries(),
+            },
+        );
         world.input(Input::NodeLost(NODE));
         removal(&mut world);
         world.mount(NODE, DISK, SegmentKind::Disk, 1024 * BLOCK);
-        world.report(NODE, Report::Announce { segment: DISK, entries: entries() });
+        world.report(
+            NODE,
+            Report::Announce {
+                segment: DISK,
+                entries: entries(),
+            },
+        );
         assert_eq!(world.get("a"), Lookup::Missing);
-        world.report(NODE, Report::Announce { segment: DISK, entries: vec![] });
-        world.report(NODE, Report::Announce { segment: DISK, entries: vec![reported("c", 3, BLOCK)] });
+        world.report(
+            NODE,
+            Report::Announce {
+                segment: DISK,
+                entries: vec![],
+            },
+        );
+        world.report(
+            NODE,
+            Report::Announce {
+                segment: DISK,
+                entries: vec![reported("c", 3, BLOCK)],
+            },
+        );
         assert!(world.has("c"));
     }
 }
 
 #[test]
 fn too_many_removals_while_a_node_is_away_give_up_what_it_holds() {
-    let limits = Limits { owed: 2, ..Limits::default() };
-    let mut world = World::tiers(MasterConfig { limits, ..MasterConfig::default() }, MIB, MIB);
-    world.report(NODE, Report::Announce { segment: DISK, entries: vec![reported("z", 1, 1)] });
+    let limits = Limits {
+        owed: 2,
+        ..Limits::default()
+    };
+    let mut world = World::tiers(
+        MasterConfig {
+            limits,
+            ..MasterConfig::default()
+        },
+        MIB,
+        MIB,
+    );
+    world.report(
+        NODE,
+        Report::Announce {
+            segment: DISK,
+            entries: vec![reported("z", 1, 1)],
+        },
+    );
     world.input(Input::NodeLost(NODE));
     for name in ["a", "b", "c"] {
         assert_eq!(world.remove(name), Err(ErrorCode::ObjectNotFound));
     }
     world.mount(NODE, DISK, SegmentKind::Disk, MIB);
-    world.report(NODE, Report::Announce { segment: DISK, entries: vec![reported("z", 1, 1)] });
+    world.report(
+        NODE,
+        Report::Announce {
+            segment: DISK,
+            entries: vec![reported("z", 1, 1)],
+        },
+    );
     assert!(!world.has("z"), "forgotten rather than brought back");
 }
 
@@ -219,17 +397,36 @@ fn replicas_are_cleared_by_their_writer_only() {
     world.put("a", BLOCK);
     let clear = |segment: Option<&str>| {
         let segment = segment.map(str::to_owned);
-        Request::ReplicaClear(ReplicaClear { tenant: Tenant::DEFAULT, keys: vec![key("a")], segment })
+        Request::ReplicaClear(ReplicaClear {
+            tenant: Tenant::DEFAULT,
+            keys: vec![key("a")],
+            segment,
+        })
     };
     let refused = |code| Reply::Each(vec![Err(code)]);
-    assert_eq!(world.ask_as(OTHER, clear(None)), refused(ErrorCode::IllegalClient));
-    assert_eq!(world.ask(clear(Some("segment-2"))), refused(ErrorCode::ReplicaNotFound));
+    assert_eq!(
+        world.ask_as(OTHER, clear(None)),
+        refused(ErrorCode::IllegalClient)
+    );
+    assert_eq!(
+        world.ask(clear(Some("segment-2"))),
+        refused(ErrorCode::ReplicaNotFound)
+    );
     world.found("a");
-    assert_eq!(world.ask(clear(Some("segment-1"))), refused(ErrorCode::ObjectHasLease));
+    assert_eq!(
+        world.ask(clear(Some("segment-1"))),
+        refused(ErrorCode::ObjectHasLease)
+    );
     world.pass(seconds(11));
     world.get_with("a", Hold::Guard);
-    assert_eq!(world.ask(clear(None)), refused(ErrorCode::ObjectReplicaBusy));
+    assert_eq!(
+        world.ask(clear(None)),
+        refused(ErrorCode::ObjectReplicaBusy)
+    );
     world.input(Input::ClientLost(ME));
-    assert_eq!(world.ask(clear(Some("segment-1"))), Reply::Each(vec![Ok(())]));
+    assert_eq!(
+        world.ask(clear(Some("segment-1"))),
+        Reply::Each(vec![Ok(())])
+    );
     assert_eq!(world.ask(clear(None)), refused(ErrorCode::ObjectNotFound));
 }

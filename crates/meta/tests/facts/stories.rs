@@ -8,13 +8,31 @@ use slackwater_wire::*;
 use crate::world::*;
 
 fn config(step: usize, queue_limit: usize) -> MasterConfig {
-    let eviction = Eviction { step, high_watermark: 0.7, low_watermark: 0.5, ..Eviction::default() };
-    let offload = Offload { mode: OffloadMode::OnEvict, queue_limit, cap_ratio: 1.0, ..Offload::default() };
-    MasterConfig { eviction, offload, lease_ttl: Duration::ZERO, ..MasterConfig::default() }
+    let eviction = Eviction {
+        step,
+        high_watermark: 0.7,
+        low_watermark: 0.5,
+        ..Eviction::default()
+    };
+    let offload = Offload {
+        mode: OffloadMode::OnEvict,
+        queue_limit,
+        cap_ratio: 1.0,
+        ..Offload::default()
+    };
+    MasterConfig {
+        eviction,
+        offload,
+        lease_ttl: Duration::ZERO,
+        ..MasterConfig::default()
+    }
 }
 
 fn report_all(world: &mut World, result: Result<(), TaskFailure>) {
-    let done = offloads(world).into_iter().map(|task| (task.ticket, result)).collect();
+    let done = offloads(world)
+        .into_iter()
+        .map(|task| (task.ticket, result))
+        .collect();
     world.report(NODE, Report::Offloaded(done));
 }
 
@@ -26,13 +44,19 @@ fn eviction_that_waits_for_a_report_does_not_ask_for_now_again_and_again() {
     for (story, pin) in [("unpinned", Pin::None), ("soft-pinned", Pin::Soft(None))] {
         for step in 1..4 {
             let mut world = World::tiers(config(step, 1), 8 * BLOCK, 1024 * BLOCK);
-            let patient = || PutConfig { pin, ..wait(seconds(10)) };
+            let patient = || PutConfig {
+                pin,
+                ..wait(seconds(10))
+            };
             for n in 0..8 {
                 world.put_with(&format!("k{n}"), BLOCK, patient());
             }
             let call = world.send(ME, start("one more", 2 * BLOCK, patient()));
             world.pass(Duration::ZERO);
-            assert!(world.master.metrics().offload.skipped_full > 0, "{story}, step {step}: the queue was full");
+            assert!(
+                world.master.metrics().offload.skipped_full > 0,
+                "{story}, step {step}: the queue was full"
+            );
             for _ in 0..8 {
                 report_all(&mut world, Ok(()));
                 world.pass(Duration::ZERO);
@@ -57,13 +81,23 @@ fn what_the_ssd_refuses_for_good_leaves_memory_instead_of_being_offered_for_ever
     assert!(offered > 0);
     report_all(&mut world, Err(TaskFailure::Cancelled));
     let metrics = world.master.metrics();
-    assert_eq!((metrics.offload.started, metrics.evictions), (offered, offered), "each was offered once, and is gone");
+    assert_eq!(
+        (metrics.offload.started, metrics.evictions),
+        (offered, offered),
+        "each was offered once, and is gone"
+    );
 }
 
 /// Puts that would not wait were refused, and nothing was evicted for them: the next found no room either, for ever.
 #[test]
 fn a_put_that_may_not_wait_makes_room_for_the_next() {
-    let mut world = World::memory(MasterConfig { lease_ttl: Duration::ZERO, ..MasterConfig::default() }, 20 * BLOCK);
+    let mut world = World::memory(
+        MasterConfig {
+            lease_ttl: Duration::ZERO,
+            ..MasterConfig::default()
+        },
+        20 * BLOCK,
+    );
     for n in 0..18 {
         world.put(&format!("k{n}"), BLOCK);
     }
@@ -82,30 +116,73 @@ fn a_version_that_was_dropped_from_ssd_is_not_written_there_again() {
     for (story, drop) in [
         (
             "under pressure",
-            Report::Disk(DiskState { node: NODE, accepting: true, capacity: 1024 * BLOCK, pressure: MIB }),
+            Report::Disk(DiskState {
+                node: NODE,
+                accepting: true,
+                capacity: 1024 * BLOCK,
+                pressure: MIB,
+            }),
         ),
-        ("lost", Report::Lost(vec![DiskEntry { tenant: Tenant::DEFAULT, key: key("a"), version: Version(1) }])),
+        (
+            "lost",
+            Report::Lost(vec![DiskEntry {
+                tenant: Tenant::DEFAULT,
+                key: key("a"),
+                version: Version(1),
+            }]),
+        ),
     ] {
         let mut world = World::tiers(config(8, 16), 8 * BLOCK, 1024 * BLOCK);
-        let durable = |mode| PutConfig { mode, durability: Durability::Disk, ..PutConfig::default() };
-        let PutStarted::Granted { version, .. } = world.start("a", BLOCK, durable(PutMode::Create)) else { panic!() };
+        let durable = |mode| PutConfig {
+            mode,
+            durability: Durability::Disk,
+            ..PutConfig::default()
+        };
+        let PutStarted::Granted { version, .. } = world.start("a", BLOCK, durable(PutMode::Create))
+        else {
+            panic!()
+        };
         world.send(ME, end("a", version));
         offload_all(&mut world);
-        assert_eq!((version, world.found("a").replicas.len()), (Version(1), 2), "{story}");
+        assert_eq!(
+            (version, world.found("a").replicas.len()),
+            (Version(1), 2),
+            "{story}"
+        );
         world.report(NODE, drop);
-        assert_eq!(world.found("a").replicas.len(), 1, "{story}: it is in memory alone");
-        let offers = |world: &mut World| offloads(world).iter().filter(|task| task.entry.key == key("a")).count();
+        assert_eq!(
+            world.found("a").replicas.len(),
+            1,
+            "{story}: it is in memory alone"
+        );
+        let offers = |world: &mut World| {
+            offloads(world)
+                .iter()
+                .filter(|task| task.entry.key == key("a"))
+                .count()
+        };
         for n in 0..8 {
             world.start(&format!("k{n}"), BLOCK, wait(Duration::ZERO));
         }
-        assert_eq!((offers(&mut world), world.get("a")), (0, Lookup::Missing), "{story}: it left without a copy");
+        assert_eq!(
+            (offers(&mut world), world.get("a")),
+            (0, Lookup::Missing),
+            "{story}: it left without a copy"
+        );
         for n in 0..8 {
             world.input(Input::ClientLost(ME));
             world.remove_as(ME, &format!("k{n}"));
         }
-        let PutStarted::Granted { version, .. } = world.start("a", BLOCK, durable(PutMode::Upsert)) else { panic!() };
+        let PutStarted::Granted { version, .. } = world.start("a", BLOCK, durable(PutMode::Upsert))
+        else {
+            panic!()
+        };
         world.send(ME, end("a", version));
-        assert_eq!(offers(&mut world), 1, "{story}: a new version is another matter");
+        assert_eq!(
+            offers(&mut world),
+            1,
+            "{story}: a new version is another matter"
+        );
     }
 }
 
@@ -115,10 +192,25 @@ fn a_version_that_was_dropped_from_ssd_is_not_written_there_again() {
 fn versions_go_on_above_everything_that_a_log_remembers() {
     let mut world = World::memory(MasterConfig::default(), 20 * BLOCK);
     world.mount(NODE, DISK, SegmentKind::Disk, 1024 * BLOCK);
-    world.report(NODE, Report::Announce { segment: DISK, entries: vec![reported("old", 5, BLOCK)] });
+    world.report(
+        NODE,
+        Report::Announce {
+            segment: DISK,
+            entries: vec![reported("old", 5, BLOCK)],
+        },
+    );
     assert!(world.put("a", 1) > Version(5));
-    world.report(NODE, Report::Announced { segment: DISK, highest: Version(77) });
-    assert!(world.put("b", 1) > Version(77), "77 was dropped, and its tombstone stands");
+    world.report(
+        NODE,
+        Report::Announced {
+            segment: DISK,
+            highest: Version(77),
+        },
+    );
+    assert!(
+        world.put("b", 1) > Version(77),
+        "77 was dropped, and its tombstone stands"
+    );
 }
 
 /// A sync failed under a record. Nobody counted on it, so nobody had it dropped when its key was replaced or removed.
@@ -126,20 +218,45 @@ fn versions_go_on_above_everything_that_a_log_remembers() {
 #[test]
 fn a_record_that_a_failing_device_may_hold_is_dropped_before_a_removal_is_acknowledged() {
     for replaced in [false, true] {
-        let offload = Offload { mode: OffloadMode::Eager, ..Offload::default() };
-        let mut world = World::tiers(MasterConfig { offload, ..MasterConfig::default() }, 8 * BLOCK, 1024 * BLOCK);
+        let offload = Offload {
+            mode: OffloadMode::Eager,
+            ..Offload::default()
+        };
+        let mut world = World::tiers(
+            MasterConfig {
+                offload,
+                ..MasterConfig::default()
+            },
+            8 * BLOCK,
+            1024 * BLOCK,
+        );
         world.obedient = false;
         let version = world.put("a", BLOCK);
         report_all(&mut world, Err(TaskFailure::Device));
         let call = if replaced {
-            let PutStarted::Granted { version, .. } = world.start("a", BLOCK, upsert()) else { panic!("no room") };
+            let PutStarted::Granted { version, .. } = world.start("a", BLOCK, upsert()) else {
+                panic!("no room")
+            };
             world.send(ME, end("a", version))
         } else {
             world.send(ME, remove("a", true))
         };
         assert_eq!(world.reply(call), None, "the record may come back");
-        let drops = world.taken(|order| if let Order::Drop(entries) = order { Some(entries.clone()) } else { None });
-        assert_eq!(drops.concat(), [DiskEntry { tenant: Tenant::DEFAULT, key: key("a"), version }]);
+        let drops = world.taken(|order| {
+            if let Order::Drop(entries) = order {
+                Some(entries.clone())
+            } else {
+                None
+            }
+        });
+        assert_eq!(
+            drops.concat(),
+            [DiskEntry {
+                tenant: Tenant::DEFAULT,
+                key: key("a"),
+                version
+            }]
+        );
         world.report(NODE, Report::Dropped(drops.concat()));
         assert_eq!(world.reply(call), Some(Reply::Each(vec![Ok(())])));
     }
@@ -151,13 +268,31 @@ fn a_record_that_a_failing_device_may_hold_is_dropped_before_a_removal_is_acknow
 fn a_node_that_mounts_during_a_removal_cannot_bring_the_value_back() {
     let (other, its_disk) = (NodeId(2), SegmentId(8));
     let mut world = World::tiers(MasterConfig::default(), 8 * BLOCK, 1024 * BLOCK);
-    world.report(NODE, Report::Announce { segment: DISK, entries: vec![reported("a", 5, BLOCK)] });
+    world.report(
+        NODE,
+        Report::Announce {
+            segment: DISK,
+            entries: vec![reported("a", 5, BLOCK)],
+        },
+    );
     world.obedient = false;
     let call = world.send(ME, remove("a", true));
     assert_eq!(world.reply(call), None);
     world.mount(other, its_disk, SegmentKind::Disk, 1024 * BLOCK);
-    world.report(other, Report::Announce { segment: its_disk, entries: vec![reported("a", 5, BLOCK)] });
-    world.input(Input::Report { node: other, report: Report::Announced { segment: its_disk, highest: Version(5) } });
+    world.report(
+        other,
+        Report::Announce {
+            segment: its_disk,
+            entries: vec![reported("a", 5, BLOCK)],
+        },
+    );
+    world.input(Input::Report {
+        node: other,
+        report: Report::Announced {
+            segment: its_disk,
+            highest: Version(5),
+        },
+    });
     world.obey();
     assert_eq!(world.reply(call), Some(Reply::Each(vec![Ok(())])));
     assert_eq!(world.get("a"), Lookup::Missing);

@@ -7,7 +7,12 @@ use slackwater_wire::*;
 use crate::world::*;
 
 fn accuse(world: &mut World, version: Version, at: ReplicaAt) {
-    world.ask(Request::Suspect { tenant: Tenant::DEFAULT, key: key("a"), version, at });
+    world.ask(Request::Suspect {
+        tenant: Tenant::DEFAULT,
+        key: key("a"),
+        version,
+        at,
+    });
 }
 
 #[test]
@@ -40,8 +45,15 @@ fn a_late_accusation_hits_nobody() {
 /// and it was never named again: its bytes counted as leaving for good.
 #[test]
 fn an_accused_record_keeps_no_other_copy_from_leaving_memory() {
-    let offload = Offload { mode: OffloadMode::OnEvict, ..Offload::default() };
-    let config = MasterConfig { offload, lease_ttl: Duration::ZERO, ..MasterConfig::default() };
+    let offload = Offload {
+        mode: OffloadMode::OnEvict,
+        ..Offload::default()
+    };
+    let config = MasterConfig {
+        offload,
+        lease_ttl: Duration::ZERO,
+        ..MasterConfig::default()
+    };
     let mut world = World::tiers(config, 20 * BLOCK, 1024 * BLOCK);
     let version = world.put("a", BLOCK);
     for n in 0..19 {
@@ -51,10 +63,22 @@ fn an_accused_record_keeps_no_other_copy_from_leaving_memory() {
     assert!(leaving.iter().any(|task| task.entry.key == key("a")));
     let (node, segment) = (NodeId(2), SegmentId(8));
     world.mount(node, segment, SegmentKind::Disk, 1024 * BLOCK);
-    world.report(node, Report::Announce { segment, entries: vec![reported("a", version.0, BLOCK)] });
+    world.report(
+        node,
+        Report::Announce {
+            segment,
+            entries: vec![reported("a", version.0, BLOCK)],
+        },
+    );
     accuse(&mut world, version, ReplicaAt::Disk { node, segment });
     let done = leaving.iter().map(|task| (task.ticket, Ok(()))).collect();
     world.report(NODE, Report::Offloaded(done));
     assert_eq!(world.used(MEMORY), (20 - leaving.len() as u64) * BLOCK);
-    assert_eq!(world.found("a").replicas, [ReplicaAt::Disk { node: NODE, segment: DISK }]);
+    assert_eq!(
+        world.found("a").replicas,
+        [ReplicaAt::Disk {
+            node: NODE,
+            segment: DISK
+        }]
+    );
 }

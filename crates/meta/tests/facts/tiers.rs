@@ -2,30 +2,49 @@
 
 use std::time::Duration;
 
-use slackwater_meta::{Held, MasterConfig, Offload, OffloadMode, OnHit, Opinion, Promotion, PromotionAdmission};
+use slackwater_meta::{
+    Held, MasterConfig, Offload, OffloadMode, OnHit, Opinion, Promotion, PromotionAdmission,
+};
 use slackwater_wire::*;
 
 use crate::world::*;
 
 fn config() -> MasterConfig {
-    let offload = Offload { mode: OffloadMode::OnEvict, ..Offload::default() };
-    MasterConfig { offload, lease_ttl: Duration::ZERO, ..MasterConfig::default() }
+    let offload = Offload {
+        mode: OffloadMode::OnEvict,
+        ..Offload::default()
+    };
+    MasterConfig {
+        offload,
+        lease_ttl: Duration::ZERO,
+        ..MasterConfig::default()
+    }
 }
 
 fn opinions(world: &World, name: &str) -> Vec<Opinion> {
-    world.master.explain(world.now, &Tenant::DEFAULT, &key(name)).unwrap_or_default()
+    world
+        .master
+        .explain(world.now, &Tenant::DEFAULT, &key(name))
+        .unwrap_or_default()
 }
 
 fn ages(world: &World, name: &str) -> Vec<(SegmentKind, Held, u64)> {
     let age = |opinion: Opinion| {
         let explanation = opinion.explanation.expect("the default policy explains");
-        (opinion.kind, opinion.held, explanation.age.as_secs_f64().round() as u64)
+        (
+            opinion.kind,
+            opinion.held,
+            explanation.age.as_secs_f64().round() as u64,
+        )
     };
     opinions(world, name).into_iter().map(age).collect()
 }
 
 fn written(world: &mut World) -> Vec<Key> {
-    offloads(world).into_iter().map(|task| task.entry.key).collect()
+    offloads(world)
+        .into_iter()
+        .map(|task| task.entry.key)
+        .collect()
 }
 
 #[test]
@@ -34,12 +53,19 @@ fn a_block_is_as_old_to_the_ssd_as_to_memory_and_stays_so_when_it_is_written() {
     let mut world = World::tiers(config(), 20 * BLOCK, 100 * BLOCK);
     world.put("old", BLOCK);
     world.pass(seconds(100));
-    assert_eq!(ages(&world, "old"), [(Memory, Held::Here, 100), (Disk, Held::Above, 100)]);
+    assert_eq!(
+        ages(&world, "old"),
+        [(Memory, Held::Here, 100), (Disk, Held::Above, 100)]
+    );
     for n in 0..19 {
         world.put(&format!("k{n}"), BLOCK);
     }
     offload_all(&mut world);
-    assert_eq!(ages(&world, "old"), [(Disk, Held::Here, 100)], "no second youth");
+    assert_eq!(
+        ages(&world, "old"),
+        [(Disk, Held::Here, 100)],
+        "no second youth"
+    );
     world.remove("old").unwrap();
     assert_eq!(opinions(&world, "old"), []);
 }
@@ -56,11 +82,17 @@ fn what_is_removed_or_loses_its_ssd_is_no_prospect_any_more() {
     assert_eq!(opinions(&world, "b").len(), 1);
     world.mount(NODE, DISK, SegmentKind::Disk, 100 * BLOCK);
     world.put("c", BLOCK);
-    assert_eq!((opinions(&world, "b").len(), opinions(&world, "c").len()), (1, 2));
+    assert_eq!(
+        (opinions(&world, "b").len(), opinions(&world, "c").len()),
+        (1, 2)
+    );
     for n in 0..18 {
         world.put(&format!("k{n}"), BLOCK);
     }
-    assert!(written(&mut world).contains(&key("b")), "the SSD takes what it never heard of as memory knew it");
+    assert!(
+        written(&mut world).contains(&key("b")),
+        "the SSD takes what it never heard of as memory knew it"
+    );
 }
 
 /// A full SSD of old blocks, above which lie `a`, read just now, and `b`, hardly younger than what the SSD holds.
@@ -84,7 +116,10 @@ fn full(config_of: impl Fn() -> PutConfig) -> (World, Vec<Key>) {
             if names.contains(&key("a")) || names.contains(&key("b")) {
                 return (world, names);
             }
-            let done: Vec<_> = tasks.into_iter().map(|task| (task.ticket, Ok(()))).collect();
+            let done: Vec<_> = tasks
+                .into_iter()
+                .map(|task| (task.ticket, Ok(())))
+                .collect();
             world.report(NODE, Report::Offloaded(done));
         }
     }
@@ -96,37 +131,78 @@ fn what_is_hardly_better_than_the_lowest_is_not_written() {
     let (mut world, writing) = full(PutConfig::default);
     assert_eq!(writing, []);
     assert!(!world.has("b") && world.has("a"));
-    assert_eq!(world.master.metrics().offload.completed, 9, "all of the old ones");
+    assert_eq!(
+        world.master.metrics().offload.completed,
+        9,
+        "all of the old ones"
+    );
     assert!(world.master.metrics().offload.skipped_not_worth > 0);
 }
 
 /// A part of a block is of no use without the others: what one of them is worth, all are.
 #[test]
 fn a_group_is_written_as_one() {
-    let (mut world, writing) = full(|| PutConfig { group: Some(1), ..PutConfig::default() });
-    assert!(writing.contains(&key("a")) && writing.contains(&key("b")), "{writing:?}");
+    let (mut world, writing) = full(|| PutConfig {
+        group: Some(1),
+        ..PutConfig::default()
+    });
+    assert!(
+        writing.contains(&key("a")) && writing.contains(&key("b")),
+        "{writing:?}"
+    );
     assert!(world.has("b") && world.has("a"));
 }
 
 #[test]
 fn a_group_is_promoted_as_one() {
-    let promotion = Promotion { on_hit: OnHit::Promote, ..Promotion::default() };
-    let mut world = World::tiers(MasterConfig { promotion, ..config() }, 20 * BLOCK, 100 * BLOCK);
+    let promotion = Promotion {
+        on_hit: OnHit::Promote,
+        ..Promotion::default()
+    };
+    let mut world = World::tiers(
+        MasterConfig {
+            promotion,
+            ..config()
+        },
+        20 * BLOCK,
+        100 * BLOCK,
+    );
     for name in ["a", "b"] {
-        world.put_with(name, BLOCK, PutConfig { group: Some(1), ..PutConfig::default() });
+        world.put_with(
+            name,
+            BLOCK,
+            PutConfig {
+                group: Some(1),
+                ..PutConfig::default()
+            },
+        );
     }
     world.pass(seconds(10));
     for n in 0..18 {
         world.put(&format!("k{n}"), BLOCK);
         offload_all(&mut world);
     }
-    assert_eq!(opinions(&world, "a").len() + opinions(&world, "b").len(), 2, "both on SSD only");
+    assert_eq!(
+        opinions(&world, "a").len() + opinions(&world, "b").len(),
+        2,
+        "both on SSD only"
+    );
     world.remove("k0").unwrap();
     world.remove("k1").unwrap();
     world.found("a");
     world.found("a");
-    let tasks = world.taken(|order| if let Order::Promote(tasks) = order { Some(tasks.clone()) } else { None });
-    let names: Vec<Key> = tasks.concat().into_iter().map(|task| task.entry.key).collect();
+    let tasks = world.taken(|order| {
+        if let Order::Promote(tasks) = order {
+            Some(tasks.clone())
+        } else {
+            None
+        }
+    });
+    let names: Vec<Key> = tasks
+        .concat()
+        .into_iter()
+        .map(|task| task.entry.key)
+        .collect();
     assert_eq!(names, [key("a"), key("b")]);
 }
 
@@ -138,19 +214,47 @@ fn admission_by_index_asks_what_memory_would_keep() {
         watermark: 0.95,
         ..Promotion::default()
     };
-    let mut world = World::tiers(MasterConfig { promotion, ..config() }, 20 * BLOCK, 100 * BLOCK);
-    let entries = ["a", "b", "c"].iter().map(|name| reported(name, 1, BLOCK)).collect();
-    world.report(NODE, Report::Announce { segment: DISK, entries });
+    let mut world = World::tiers(
+        MasterConfig {
+            promotion,
+            ..config()
+        },
+        20 * BLOCK,
+        100 * BLOCK,
+    );
+    let entries = ["a", "b", "c"]
+        .iter()
+        .map(|name| reported(name, 1, BLOCK))
+        .collect();
+    world.report(
+        NODE,
+        Report::Announce {
+            segment: DISK,
+            entries,
+        },
+    );
     world.found("a");
-    assert_eq!(world.master.metrics().promotion.admitted, 1, "there is room, and one read is enough");
+    assert_eq!(
+        world.master.metrics().promotion.admitted,
+        1,
+        "there is room, and one read is enough"
+    );
     for n in 0..18 {
         world.put(&format!("k{n}"), BLOCK);
     }
     world.found("b");
-    let funnel =
-        |world: &World| (world.master.metrics().promotion.admitted, world.master.metrics().promotion.rejected_index);
+    let funnel = |world: &World| {
+        (
+            world.master.metrics().promotion.admitted,
+            world.master.metrics().promotion.rejected_index,
+        )
+    };
     assert_eq!(funnel(&world), (1, 1), "no better than what has just come");
     world.pass(seconds(3600));
     world.found("c");
-    assert_eq!(funnel(&world), (2, 1), "better than what was not read for an hour");
+    assert_eq!(
+        funnel(&world),
+        (2, 1),
+        "better than what was not read for an hour"
+    );
 }

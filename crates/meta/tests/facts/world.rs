@@ -52,11 +52,23 @@ impl World {
     pub(crate) fn tiers(config: MasterConfig, memory: u64, disk: u64) -> Self {
         let mut world = Self::memory(config, memory);
         world.mount(NODE, DISK, SegmentKind::Disk, disk);
-        world.report(NODE, Report::Announced { segment: DISK, highest: Version(0) });
+        world.report(
+            NODE,
+            Report::Announced {
+                segment: DISK,
+                highest: Version(0),
+            },
+        );
         world
     }
 
-    pub(crate) fn mount(&mut self, node: NodeId, segment: SegmentId, kind: SegmentKind, bytes: u64) {
+    pub(crate) fn mount(
+        &mut self,
+        node: NodeId,
+        segment: SegmentId,
+        kind: SegmentKind,
+        bytes: u64,
+    ) {
         let mount = Mount {
             segment,
             name: format!("segment-{segment}"),
@@ -82,7 +94,11 @@ impl World {
     fn take(&mut self, out: Vec<Output>) {
         for output in out {
             match output {
-                Output::Reply { client, call, reply } => self.replies.push((client, call, reply)),
+                Output::Reply {
+                    client,
+                    call,
+                    reply,
+                } => self.replies.push((client, call, reply)),
                 Output::Order { node, order } => self.orders.push_back((node, order)),
             }
         }
@@ -90,14 +106,18 @@ impl World {
             self.obey();
         }
         if self.checks {
-            self.master.check_books().expect("books balance after every step");
+            self.master
+                .check_books()
+                .expect("books balance after every step");
         }
     }
 
     /// Does every fence and drop that was ordered; leaves the rest.
     pub(crate) fn obey(&mut self) {
         for _ in 0..self.orders.len() {
-            let Some((node, order)) = self.orders.pop_front() else { break };
+            let Some((node, order)) = self.orders.pop_front() else {
+                break;
+            };
             match order {
                 Order::Fence(extents) => self.report(node, Report::Fenced(extents)),
                 Order::Drop(entries) => self.report(node, Report::Dropped(entries)),
@@ -109,12 +129,20 @@ impl World {
     pub(crate) fn send(&mut self, client: ClientId, request: Request) -> CallId {
         self.next_call += 1;
         let call = CallId(self.next_call);
-        self.input(Input::Request { client, host: None, call, request });
+        self.input(Input::Request {
+            client,
+            host: None,
+            call,
+            request,
+        });
         call
     }
 
     pub(crate) fn reply(&mut self, call: CallId) -> Option<Reply> {
-        let at = self.replies.iter().position(|(_, other, _)| *other == call)?;
+        let at = self
+            .replies
+            .iter()
+            .position(|(_, other, _)| *other == call)?;
         Some(self.replies.remove(at).2)
     }
 
@@ -134,7 +162,10 @@ impl World {
         while let Some(at) = self.master.next_deadline().filter(|at| *at <= end) {
             self.now = self.now.max(at);
             steps += 1;
-            assert!(steps < 100_000, "deadlines that never end: nothing is done on a period");
+            assert!(
+                steps < 100_000,
+                "deadlines that never end: nothing is done on a period"
+            );
             let mut out = Vec::new();
             self.master.on_deadline(self.now, &mut out);
             self.take(out);
@@ -170,8 +201,13 @@ impl World {
     }
 
     pub(crate) fn get_with(&mut self, name: &str, hold: Hold) -> Lookup {
-        let get =
-            Get { tenant: Tenant::DEFAULT, keys: vec![key(name)], chain: Chain::default(), hold, prefix_only: false };
+        let get = Get {
+            tenant: Tenant::DEFAULT,
+            keys: vec![key(name)],
+            chain: Chain::default(),
+            hold,
+            prefix_only: false,
+        };
         match self.ask(Request::Get(get)) {
             Reply::Get(mut lookups) => lookups.remove(0),
             other => panic!("{other:?}"),
@@ -187,7 +223,13 @@ impl World {
 
     /// Whether it is there, without leaving a trace.
     pub(crate) fn has(&mut self, name: &str) -> bool {
-        matches!(self.ask(Request::Describe { tenant: Tenant::DEFAULT, key: key(name) }), Reply::Describe(_))
+        matches!(
+            self.ask(Request::Describe {
+                tenant: Tenant::DEFAULT,
+                key: key(name)
+            }),
+            Reply::Describe(_)
+        )
     }
 
     pub(crate) fn remove(&mut self, name: &str) -> Result<(), ErrorCode> {
@@ -212,14 +254,20 @@ impl World {
     }
 
     pub(crate) fn used(&self, segment: SegmentId) -> u64 {
-        self.master.segments().into_iter().find(|state| state.segment == segment).expect("mounted").used_bytes
+        self.master
+            .segments()
+            .into_iter()
+            .find(|state| state.segment == segment)
+            .expect("mounted")
+            .used_bytes
     }
 
     /// Takes the orders that a filter picks.
     pub(crate) fn taken<T>(&mut self, pick: impl Fn(&Order) -> Option<T>) -> Vec<T> {
         let picked: Vec<Option<T>> = self.orders.iter().map(|(_, order)| pick(order)).collect();
         let mut keep = picked.iter().map(Option::is_none);
-        self.orders.retain(|_| keep.next().expect("one answer an order"));
+        self.orders
+            .retain(|_| keep.next().expect("one answer an order"));
         picked.into_iter().flatten().collect()
     }
 }
@@ -229,25 +277,50 @@ pub(crate) fn key(name: &str) -> Key {
 }
 
 pub(crate) fn start(name: &str, bytes: u64, config: PutConfig) -> Request {
-    let entries = vec![PutEntry { key: key(name), bytes }];
-    Request::PutStart(PutStart { tenant: Tenant::DEFAULT, entries, chain: Chain::default(), config })
+    let entries = vec![PutEntry {
+        key: key(name),
+        bytes,
+    }];
+    Request::PutStart(PutStart {
+        tenant: Tenant::DEFAULT,
+        entries,
+        chain: Chain::default(),
+        config,
+    })
 }
 
 pub(crate) fn end(name: &str, version: Version) -> Request {
-    let puts = vec![PutDone { key: key(name), version, checksum: Checksum(version.0 * 31) }];
-    Request::PutEnd(PutEnd { tenant: Tenant::DEFAULT, puts })
+    let puts = vec![PutDone {
+        key: key(name),
+        version,
+        checksum: Checksum(version.0 * 31),
+    }];
+    Request::PutEnd(PutEnd {
+        tenant: Tenant::DEFAULT,
+        puts,
+    })
 }
 
 pub(crate) fn remove(name: &str, force: bool) -> Request {
-    Request::Remove(Remove { tenant: Tenant::DEFAULT, keys: vec![key(name)], force })
+    Request::Remove(Remove {
+        tenant: Tenant::DEFAULT,
+        keys: vec![key(name)],
+        force,
+    })
 }
 
 pub(crate) fn upsert() -> PutConfig {
-    PutConfig { mode: PutMode::Upsert, ..PutConfig::default() }
+    PutConfig {
+        mode: PutMode::Upsert,
+        ..PutConfig::default()
+    }
 }
 
 pub(crate) fn wait(time: Duration) -> PutConfig {
-    PutConfig { wait: Some(time), ..PutConfig::default() }
+    PutConfig {
+        wait: Some(time),
+        ..PutConfig::default()
+    }
 }
 
 pub(crate) fn seconds(count: u64) -> Duration {
@@ -255,17 +328,36 @@ pub(crate) fn seconds(count: u64) -> Duration {
 }
 
 pub(crate) fn reported(name: &str, version: u64, bytes: u64) -> ReportedEntry {
-    let entry = DiskEntry { tenant: Tenant::DEFAULT, key: key(name), version: Version(version) };
-    ReportedEntry { entry, bytes, checksum: Checksum(version * 31) }
+    let entry = DiskEntry {
+        tenant: Tenant::DEFAULT,
+        key: key(name),
+        version: Version(version),
+    };
+    ReportedEntry {
+        entry,
+        bytes,
+        checksum: Checksum(version * 31),
+    }
 }
 
 pub(crate) fn offloads(world: &mut World) -> Vec<OffloadTask> {
-    world.taken(|order| if let Order::Offload(tasks) = order { Some(tasks.clone()) } else { None }).concat()
+    world
+        .taken(|order| {
+            if let Order::Offload(tasks) = order {
+                Some(tasks.clone())
+            } else {
+                None
+            }
+        })
+        .concat()
 }
 
 /// Does every offload that was ordered.
 pub(crate) fn offload_all(world: &mut World) {
-    let done: Vec<_> = offloads(world).into_iter().map(|task| (task.ticket, Ok(()))).collect();
+    let done: Vec<_> = offloads(world)
+        .into_iter()
+        .map(|task| (task.ticket, Ok(())))
+        .collect();
     if !done.is_empty() {
         world.report(NODE, Report::Offloaded(done));
     }

@@ -55,11 +55,20 @@ impl Stranger {
 
 impl Admissions {
     pub(super) fn new(limits: AdmissionLimits) -> Self {
-        Self { limits, sources: BTreeMap::new(), turns: VecDeque::new(), count: 0, active: 0 }
+        Self {
+            limits,
+            sources: BTreeMap::new(),
+            turns: VecDeque::new(),
+            count: 0,
+            active: 0,
+        }
     }
 
     pub(super) fn push(&mut self, source: Stranger, task: Task) -> Result<(), Full> {
-        let known = self.sources.get(&source).map_or(0, |due| due.tasks.len() + due.active);
+        let known = self
+            .sources
+            .get(&source)
+            .map_or(0, |due| due.tasks.len() + due.active);
         if self.count >= self.limits.total || known >= self.limits.per_source {
             return Err(Full);
         }
@@ -85,7 +94,9 @@ impl Admissions {
     pub(super) fn ended(&mut self, source: Stranger) {
         self.count -= 1;
         self.active -= 1;
-        let Some(due) = self.sources.get_mut(&source) else { return };
+        let Some(due) = self.sources.get_mut(&source) else {
+            return;
+        };
         due.active -= 1;
         if due.active == 0 && due.tasks.is_empty() {
             self.sources.remove(&source);
@@ -119,8 +130,14 @@ impl Admissions {
     /// Takes out everything that is due; what is under way ends by itself.
     pub(super) fn drain(&mut self) -> Vec<Task> {
         self.turns.clear();
-        self.sources.values_mut().for_each(|due| due.has_turn = false);
-        let due: Vec<Task> = self.sources.values_mut().flat_map(|due| due.tasks.drain(..)).collect();
+        self.sources
+            .values_mut()
+            .for_each(|due| due.has_turn = false);
+        let due: Vec<Task> = self
+            .sources
+            .values_mut()
+            .flat_map(|due| due.tasks.drain(..))
+            .collect();
         self.sources.retain(|_, due| due.active > 0);
         self.count -= due.len();
         due
@@ -137,7 +154,11 @@ mod tests {
 
     #[test]
     fn sources_take_turns_and_each_is_bounded() {
-        let mut admissions = Admissions::new(AdmissionLimits { total: 5, per_source: 3, abreast: 1 });
+        let mut admissions = Admissions::new(AdmissionLimits {
+            total: 5,
+            per_source: 3,
+            abreast: 1,
+        });
         let push = |admissions: &mut Admissions, last| admissions.push(host(last), Box::new(|| {}));
         for _ in 0..3 {
             assert_eq!(push(&mut admissions, 1), Ok(()));
@@ -146,13 +167,24 @@ mod tests {
         assert_eq!(push(&mut admissions, 2), Ok(()));
         let next = |admissions: &mut Admissions| admissions.next().map(|(source, _)| source);
         assert_eq!(
-            [next(&mut admissions), next(&mut admissions), next(&mut admissions)],
+            [
+                next(&mut admissions),
+                next(&mut admissions),
+                next(&mut admissions)
+            ],
             [Some(host(1)), Some(host(2)), None]
         );
         assert_eq!(push(&mut admissions, 3), Ok(()));
-        assert_eq!(push(&mut admissions, 4), Err(Full), "five are due or under way");
+        assert_eq!(
+            push(&mut admissions, 4),
+            Err(Full),
+            "five are due or under way"
+        );
         admissions.ended(host(1));
-        assert_eq!([next(&mut admissions), next(&mut admissions)], [Some(host(3)), Some(host(1))]);
+        assert_eq!(
+            [next(&mut admissions), next(&mut admissions)],
+            [Some(host(3)), Some(host(1))]
+        );
         for last in [1, 2, 3] {
             admissions.ended(host(last));
         }

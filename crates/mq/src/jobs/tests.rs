@@ -3,10 +3,19 @@ use std::sync::mpsc::{Sender, channel};
 use super::*;
 
 const LONG: Duration = Duration::from_secs(20);
-const STRANGERS: AdmissionLimits = AdmissionLimits { total: 8, per_source: 4, abreast: 1 };
+const STRANGERS: AdmissionLimits = AdmissionLimits {
+    total: 8,
+    per_source: 4,
+    abreast: 1,
+};
 
 fn jobs(general: usize, categories: &[Queueing]) -> Jobs {
-    let workers = Workers { general, batch: 1, replies: 1, admissions: 2 };
+    let workers = Workers {
+        general,
+        batch: 1,
+        replies: 1,
+        admissions: 2,
+    };
     Jobs::new(workers, STRANGERS, categories, Arc::new(Metrics::default()))
 }
 
@@ -25,16 +34,25 @@ fn hold_a_worker(jobs: &Jobs) -> Sender<()> {
 
 #[test]
 fn a_full_queue_refuses_and_another_category_goes_on() {
-    let one = Queueing { queue: Some(1), ..Queueing::default() };
-    let reserved = Queueing { reserved: 1, ..Queueing::default() };
+    let one = Queueing {
+        queue: Some(1),
+        ..Queueing::default()
+    };
+    let reserved = Queueing {
+        reserved: 1,
+        ..Queueing::default()
+    };
     let jobs = jobs(1, &[one, reserved]);
     let release = hold_a_worker(&jobs);
     assert_eq!(jobs.command(0, 0, Box::new(|| {})), Ok(()));
     assert_eq!(jobs.command(0, 0, Box::new(|| {})), Err(Full));
     assert_eq!(jobs.waiting(), [1, 0]);
     let (done, finished) = channel();
-    jobs.command(1, 0, Box::new(move || done.send(()).unwrap())).unwrap();
-    finished.recv_timeout(LONG).expect("its reserved worker runs it");
+    jobs.command(1, 0, Box::new(move || done.send(()).unwrap()))
+        .unwrap();
+    finished
+        .recv_timeout(LONG)
+        .expect("its reserved worker runs it");
     release.send(()).unwrap();
     assert!(jobs.rest(LONG));
     assert_eq!(jobs.waiting(), [0, 0]);
@@ -42,7 +60,14 @@ fn a_full_queue_refuses_and_another_category_goes_on() {
 
 #[test]
 fn queues_are_bounded_in_bytes() {
-    let jobs = jobs(1, &[Queueing { queue: None, queue_bytes: 100, ..Queueing::default() }]);
+    let jobs = jobs(
+        1,
+        &[Queueing {
+            queue: None,
+            queue_bytes: 100,
+            ..Queueing::default()
+        }],
+    );
     let release = hold_a_worker(&jobs);
     assert_eq!(jobs.command(0, 60, Box::new(|| {})), Ok(()));
     assert_eq!(jobs.command(0, 60, Box::new(|| {})), Err(Full));
@@ -69,11 +94,18 @@ fn a_reply_overtakes_a_waiting_command() {
 #[test]
 fn a_panic_ends_the_job_and_not_the_worker() {
     let metrics = Arc::new(Metrics::default());
-    let jobs = Jobs::new(Workers::with_general(1), STRANGERS, &[Queueing::default()], Arc::clone(&metrics));
-    jobs.command(0, 0, Box::new(|| panic!("on purpose"))).unwrap();
+    let jobs = Jobs::new(
+        Workers::with_general(1),
+        STRANGERS,
+        &[Queueing::default()],
+        Arc::clone(&metrics),
+    );
+    jobs.command(0, 0, Box::new(|| panic!("on purpose")))
+        .unwrap();
     assert!(jobs.rest(LONG));
     let (done, finished) = channel();
-    jobs.command(0, 0, Box::new(move || done.send(()).unwrap())).unwrap();
+    jobs.command(0, 0, Box::new(move || done.send(()).unwrap()))
+        .unwrap();
     finished.recv_timeout(LONG).unwrap();
     assert_eq!(metrics.jobs_panicked.get(), 1);
 }
@@ -95,7 +127,13 @@ fn stopping_drops_what_waits() {
 /// it, so nobody was called for it, and it stood still until the first was done, with workers at rest all the while.
 #[test]
 fn commands_that_come_together_are_carried_out_together() {
-    let jobs = jobs(2, &[Queueing { queue: Some(0), ..Queueing::default() }]);
+    let jobs = jobs(
+        2,
+        &[Queueing {
+            queue: Some(0),
+            ..Queueing::default()
+        }],
+    );
     let (met, both) = (Arc::new(std::sync::Barrier::new(2)), channel());
     for _ in 0..2 {
         let (met, done) = (Arc::clone(&met), both.0.clone());
@@ -103,7 +141,11 @@ fn commands_that_come_together_are_carried_out_together() {
             met.wait();
             done.send(()).unwrap();
         };
-        assert_eq!(jobs.command(0, 0, Box::new(together)), Ok(()), "two workers are free, nothing has to queue");
+        assert_eq!(
+            jobs.command(0, 0, Box::new(together)),
+            Ok(()),
+            "two workers are free, nothing has to queue"
+        );
     }
     for _ in 0..2 {
         both.1.recv_timeout(LONG).expect("each waits for the other");
@@ -116,16 +158,23 @@ fn decisions_on_strangers_take_no_worker_from_commands() {
     let jobs = jobs(1, &[Queueing::default()]);
     let (release, held) = channel::<()>();
     let host = |last| Stranger::Host(std::net::IpAddr::from([127, 0, 0, last]));
-    jobs.admission(host(1), Box::new(move || assert!(held.recv().is_err()))).unwrap();
+    jobs.admission(host(1), Box::new(move || assert!(held.recv().is_err())))
+        .unwrap();
     for _ in 0..3 {
         jobs.admission(host(1), Box::new(|| {})).unwrap();
     }
-    assert_eq!(jobs.admission(host(1), Box::new(|| {})), Err(Full), "one source waits for itself");
+    assert_eq!(
+        jobs.admission(host(1), Box::new(|| {})),
+        Err(Full),
+        "one source waits for itself"
+    );
     let (said, heard) = channel();
     let also = said.clone();
-    jobs.admission(host(2), Box::new(move || also.send("decision").unwrap())).unwrap();
+    jobs.admission(host(2), Box::new(move || also.send("decision").unwrap()))
+        .unwrap();
     assert_eq!(heard.recv_timeout(LONG), Ok("decision"));
-    jobs.command(0, 0, Box::new(move || said.send("command").unwrap())).unwrap();
+    jobs.command(0, 0, Box::new(move || said.send("command").unwrap()))
+        .unwrap();
     assert_eq!(heard.recv_timeout(LONG), Ok("command"));
     drop(release);
     assert!(jobs.rest(LONG));

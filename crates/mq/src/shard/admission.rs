@@ -21,8 +21,17 @@ const TRY_LATER: u16 = 300;
 impl Shard {
     /// A peer has proven who it is: decide whether it may come in, here if that is quick, else on a worker.
     pub(super) fn on_admission(&mut self, net: &mut Net, at: At, facts: &Facts) {
-        let Some(peer) = self.peers.get_mut(at) else { return };
-        let Kind::Incoming { admission, source, route } = &mut peer.rest.kind else { return };
+        let Some(peer) = self.peers.get_mut(at) else {
+            return;
+        };
+        let Kind::Incoming {
+            admission,
+            source,
+            route,
+        } = &mut peer.rest.kind
+        else {
+            return;
+        };
         if !facts.identity.is_empty() {
             *route = Some(facts.identity.clone());
         }
@@ -46,7 +55,11 @@ impl Shard {
             }
             Admission::Ask(decide) => {
                 let is_node = self.hub.is_node(facts.key.as_ref());
-                let applicant = Applicant { remote, key: facts.key, is_node };
+                let applicant = Applicant {
+                    remote,
+                    key: facts.key,
+                    is_node,
+                };
                 let (hub, decide) = (Arc::clone(&self.hub), Arc::clone(decide));
                 let asked = self.hub.jobs.admission(
                     source,
@@ -82,11 +95,22 @@ impl Shard {
     /// Enters the peer under the routing id it announced. An id that another peer has is refused; one that the same
     /// key has is taken over.
     fn take_route(&mut self, at: At) -> bool {
-        let Some(peer) = self.peers.get(at) else { return false };
-        let (Role::Commands, Kind::Incoming { route: Some(id), .. }) = (peer.role, &peer.rest.kind) else {
+        let Some(peer) = self.peers.get(at) else {
+            return false;
+        };
+        let (
+            Role::Commands,
+            Kind::Incoming {
+                route: Some(id), ..
+            },
+        ) = (peer.role, &peer.rest.kind)
+        else {
             return true;
         };
-        let entered = self.hub.routes().enter(id, peer.origin.key, peer.origin.link);
+        let entered = self
+            .hub
+            .routes()
+            .enter(id, peer.origin.key, peer.origin.link);
         match entered {
             Entry::New(_) => true,
             Entry::Handover { from, .. } => {
@@ -95,7 +119,9 @@ impl Shard {
             }
             Entry::Taken => {
                 self.hub.metrics.count("link", "identity_taken");
-                if let Some(Kind::Incoming { route, .. }) = self.peers.get_mut(at).map(|peer| &mut peer.rest.kind) {
+                if let Some(Kind::Incoming { route, .. }) =
+                    self.peers.get_mut(at).map(|peer| &mut peer.rest.kind)
+                {
                     *route = None;
                 }
                 false
@@ -106,7 +132,9 @@ impl Shard {
     /// Looks at every link again after rights or nodes have changed.
     pub(super) fn review(&mut self, net: &mut Net) {
         for at in self.peers.all() {
-            let Some(peer) = self.peers.get(at) else { continue };
+            let Some(peer) = self.peers.get(at) else {
+                continue;
+            };
             let key = peer.origin.key;
             let was_node = matches!(peer.origin.connection, ConnectionId::Node(_));
             if was_node && !self.hub.is_node(key.as_ref()) {
@@ -114,7 +142,9 @@ impl Shard {
                 self.forget(net, at, "no longer a node");
                 continue;
             }
-            let Kind::Incoming { admission, .. } = &peer.rest.kind else { continue };
+            let Kind::Incoming { admission, .. } = &peer.rest.kind else {
+                continue;
+            };
             let level = match admission {
                 Admission::Listed(_) if peer.up => listed(admission, key),
                 _ => Some(peer.level),
@@ -134,7 +164,9 @@ impl Shard {
 
     /// A new level, and whether the key is a node's by now.
     fn set_rights(&mut self, at: At, level: Level) {
-        let Some(peer) = self.peers.get_mut(at) else { return };
+        let Some(peer) = self.peers.get_mut(at) else {
+            return;
+        };
         let old = &peer.origin;
         peer.level = level;
         peer.origin = Arc::new(Origin {
@@ -147,16 +179,28 @@ impl Shard {
     }
 
     fn enter_node(&mut self, at: At) {
-        let Some(peer) = self.peers.get(at).filter(|peer| peer.up) else { return };
+        let Some(peer) = self.peers.get(at).filter(|peer| peer.up) else {
+            return;
+        };
         if let ConnectionId::Node(key) = peer.origin.connection {
-            self.hub.add_link_of(key, peer.origin.link, if peer.is_incoming() { Opened::There } else { Opened::Here });
+            self.hub.add_link_of(
+                key,
+                peer.origin.link,
+                if peer.is_incoming() {
+                    Opened::There
+                } else {
+                    Opened::Here
+                },
+            );
         }
     }
 }
 
 fn listed(admission: &Admission, key: Option<PublicKey>) -> Option<Level> {
     match admission {
-        Admission::Listed(list) => key.and_then(|key| list.find(&key)).map(|allowed| allowed.level),
+        Admission::Listed(list) => key
+            .and_then(|key| list.find(&key))
+            .map(|allowed| allowed.level),
         Admission::Everybody(level) => Some(*level),
         Admission::Ask(_) => None,
     }

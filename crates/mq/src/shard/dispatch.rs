@@ -18,7 +18,9 @@ use crate::{Access, Answer, Call, ConnectionId, Refusal, RequestError, Route, Ru
 impl Shard {
     /// A whole message has come.
     pub(super) fn on_message(&mut self, net: &mut Net, at: At, message: Message) {
-        let Some(peer) = self.peers.get_mut(at) else { return };
+        let Some(peer) = self.peers.get_mut(at) else {
+            return;
+        };
         peer.active = net.now();
         self.hub.metrics.messages_in.add(1);
         match peer.role {
@@ -36,7 +38,9 @@ impl Shard {
                 Ok(tag) => self.on_reply(net, at, tag, Err((refusal, message))),
                 Err(_) => self.hub.metrics.rare(&self.hub.metrics.late_replies),
             },
-            Inbound::CommandRefused(refusal) => self.hub.metrics.count("refused_by_peer", refusal.text()),
+            Inbound::CommandRefused(refusal) => {
+                self.hub.metrics.count("refused_by_peer", refusal.text())
+            }
             Inbound::Hi => self.on_hi(net, at),
             Inbound::Hello => self.on_hello(net, at),
             Inbound::Bye => self.on_bye(net, at),
@@ -45,9 +49,17 @@ impl Shard {
     }
 
     /// A reply counts only on the link its request went to, or on another link of the same node.
-    fn on_reply(&mut self, net: &mut Net, at: At, tag: Tag, outcome: Result<Message, (Refusal, Message)>) {
+    fn on_reply(
+        &mut self,
+        net: &mut Net,
+        at: At,
+        tag: Tag,
+        outcome: Result<Message, (Refusal, Message)>,
+    ) {
         if let Some(waiter) = self.take_pending(net, at, &tag) {
-            let outcome = outcome.map(Answer).map_err(|(refusal, _)| RequestError::Refused(refusal));
+            let outcome = outcome
+                .map(Answer)
+                .map_err(|(refusal, _)| RequestError::Refused(refusal));
             return waiter.tell(&self.hub.jobs, outcome);
         }
         let key = self.peers.get(at).and_then(|peer| peer.origin.key);
@@ -59,7 +71,13 @@ impl Shard {
     }
 
     /// A reply that no request on its own link waits for: one on another link of the node may.
-    pub(super) fn on_reply_of_node(&mut self, net: &mut Net, key: PublicKey, message: Message, ask_others: bool) {
+    pub(super) fn on_reply_of_node(
+        &mut self,
+        net: &mut Net,
+        key: PublicKey,
+        message: Message,
+        ask_others: bool,
+    ) {
         let (tag, refusal) = match frames::read(&message) {
             Inbound::Reply(tag) => (Tag::try_from(tag), None),
             Inbound::RequestRefused(refusal, tag) => (Tag::try_from(tag), Some(refusal)),
@@ -68,25 +86,39 @@ impl Shard {
         let Ok(tag) = tag else { return };
         let links = self.hub.links_of(&key, Route::Any);
         let here = links.iter().filter(|link| link.shard == self.number);
-        let found = here
-            .map(|link| self.peers.find(link.serial))
-            .find(|at| self.peers.get(*at).is_some_and(|peer| peer.rest.pending.contains_key(&tag)));
+        let found = here.map(|link| self.peers.find(link.serial)).find(|at| {
+            self.peers
+                .get(*at)
+                .is_some_and(|peer| peer.rest.pending.contains_key(&tag))
+        });
         if let Some(waiter) = found.and_then(|at| self.take_pending(net, at, &tag)) {
-            let outcome = refusal.map_or(Ok(Answer(message)), |refusal| Err(RequestError::Refused(refusal)));
+            let outcome = refusal.map_or(Ok(Answer(message)), |refusal| {
+                Err(RequestError::Refused(refusal))
+            });
             return waiter.tell(&self.hub.jobs, outcome);
         }
-        let mut others: Vec<u16> = links.iter().map(|link| link.shard).filter(|s| *s != self.number).collect();
+        let mut others: Vec<u16> = links
+            .iter()
+            .map(|link| link.shard)
+            .filter(|s| *s != self.number)
+            .collect();
         others.sort_unstable();
         others.dedup();
         if others.is_empty() || !ask_others {
             self.hub.metrics.rare(&self.hub.metrics.late_replies);
         } else {
-            others.iter().for_each(|shard| self.hub.order(*shard, Order::StrayReply(key, message.clone())));
+            others.iter().for_each(|shard| {
+                self.hub
+                    .order(*shard, Order::StrayReply(key, message.clone()))
+            });
         }
     }
 
     fn on_hi(&mut self, net: &mut Net, at: At) {
-        let is_outgoing = self.peers.get(at).is_some_and(|peer| matches!(peer.rest.kind, Kind::Outgoing(_)));
+        let is_outgoing = self
+            .peers
+            .get(at)
+            .is_some_and(|peer| matches!(peer.rest.kind, Kind::Outgoing(_)));
         if is_outgoing {
             return self.hub.metrics.rare(&self.hub.metrics.misplaced_words);
         }
@@ -112,7 +144,9 @@ impl Shard {
     }
 
     fn on_command(&mut self, net: &mut Net, at: At, message: Message) {
-        let Some(peer) = self.peers.get(at) else { return };
+        let Some(peer) = self.peers.get(at) else {
+            return;
+        };
         let (hub, origin, level) = (&self.hub, &peer.origin, peer.level);
         let name = message.part(0).unwrap_or_default();
         let entry = match check(hub, peer, name, &message) {
@@ -120,7 +154,16 @@ impl Shard {
             Err(refusal) => return self.refuse(net, at, &message, refusal),
         };
         if hub.registry.category(entry.category).run == Run::Inline {
-            return run(&Call { hub, origin, level, message: &message, is_request: entry.is_request }, &entry.handler);
+            return run(
+                &Call {
+                    hub,
+                    origin,
+                    level,
+                    message: &message,
+                    is_request: entry.is_request,
+                },
+                &entry.handler,
+            );
         }
         let bytes = message.payload_bytes();
         let category = entry.category;
@@ -129,7 +172,18 @@ impl Shard {
         let job = {
             let (hub, origin) = (Arc::clone(hub), Arc::clone(origin));
             let (is_request, handler) = (entry.is_request, Arc::clone(&entry.handler));
-            move || run(&Call { hub: &hub, origin: &origin, level, message: &message, is_request }, &handler)
+            move || {
+                run(
+                    &Call {
+                        hub: &hub,
+                        origin: &origin,
+                        level,
+                        message: &message,
+                        is_request,
+                    },
+                    &handler,
+                )
+            }
         };
         if hub.jobs.command(category, bytes, Box::new(job)).is_err() {
             hub.metrics.rare(&hub.metrics.busy);
@@ -140,7 +194,9 @@ impl Shard {
     /// Answers a command that is not carried out. An unknown one may have been a request: a second part of the size
     /// of a tag says so.
     fn refuse(&mut self, net: &mut Net, at: At, message: &Message, refusal: Refusal) {
-        let Some(peer) = self.peers.get(at) else { return };
+        let Some(peer) = self.peers.get(at) else {
+            return;
+        };
         self.hub.metrics.count("refusal", refusal.text());
         let name = message.part(0).unwrap_or_default();
         let is_request = self.hub.registry.find(name).map(|entry| entry.is_request);
@@ -157,9 +213,18 @@ impl Shard {
 }
 
 /// The command this message calls, or the first reason why it is not carried out, in the order peers rely on.
-fn check<'a>(hub: &'a Hub, peer: &Peer, name: &[u8], message: &Message) -> Result<&'a Entry, Refusal> {
+fn check<'a>(
+    hub: &'a Hub,
+    peer: &Peer,
+    name: &[u8],
+    message: &Message,
+) -> Result<&'a Entry, Refusal> {
     let entry = hub.registry.find(name).ok_or(Refusal::UnknownCommand)?;
-    let Access { level, remote_node, local_node } = hub.registry.category(entry.category).access;
+    let Access {
+        level,
+        remote_node,
+        local_node,
+    } = hub.registry.category(entry.category).access;
     if peer.level < level {
         return Err(Refusal::Forbidden);
     }
@@ -179,13 +244,21 @@ fn run(call: &Call<'_>, handler: &Handler) {
     if catch_unwind(AssertUnwindSafe(|| handler(call))).is_err() {
         call.hub.metrics.rare(&call.hub.metrics.handlers_failed);
         let name = String::from_utf8_lossy(call.message.part(0).unwrap_or_default()).into_owned();
-        tracing::warn!(command = name, remote = call.remote(), "the handler of a command panicked");
+        tracing::warn!(
+            command = name,
+            remote = call.remote(),
+            "the handler of a command panicked"
+        );
         crate::call::send_refusal(call.hub, call.origin, Refusal::Failed, call.tag());
     }
 }
 
 /// How a link is known to others: by its node when the key is one's, else by itself.
-pub(super) fn connection_of(hub: &Hub, link: crate::LinkId, key: Option<PublicKey>) -> ConnectionId {
+pub(super) fn connection_of(
+    hub: &Hub,
+    link: crate::LinkId,
+    key: Option<PublicKey>,
+) -> ConnectionId {
     match key.filter(|key| hub.is_node(Some(key))) {
         Some(key) => ConnectionId::Node(key),
         None => ConnectionId::Link(link),

@@ -23,8 +23,16 @@ impl Shard {
         self.peers.of(conn, net.attached(conn)?)
     }
 
-    pub(super) fn on_accepted(&mut self, net: &mut Net, conn: ConnId, listener: ListenerId, source: &Source) {
-        let Some((config, purpose)) = self.listeners.get(&listener) else { return net.abort(conn) };
+    pub(super) fn on_accepted(
+        &mut self,
+        net: &mut Net,
+        conn: ConnId,
+        listener: ListenerId,
+        source: &Source,
+    ) {
+        let Some((config, purpose)) = self.listeners.get(&listener) else {
+            return net.abort(conn);
+        };
         let (role, admission) = match purpose.clone() {
             Purpose::Commands(admission) => (Role::Commands, admission),
             Purpose::Stream(stream, admission) => (Role::Subscriber(stream), admission),
@@ -39,7 +47,11 @@ impl Shard {
             key: None,
             extensions: false,
         };
-        let kind = Kind::Incoming { admission, source: source.clone(), route: None };
+        let kind = Kind::Incoming {
+            admission,
+            source: source.clone(),
+            route: None,
+        };
         let mut peer = Peer::new(role, kind, origin, net.now());
         peer.conn = Some(conn);
         peer.link = Some(Link::new(config, self.randomness.entropy(), net.now()));
@@ -51,14 +63,26 @@ impl Shard {
     /// Opens a link for the first time.
     pub(super) fn open(&mut self, net: &mut Net, opening: Opening) {
         let id = opening.id;
-        let connection = opening.node.map_or(ConnectionId::Link(id), ConnectionId::Node);
-        let origin = Origin { link: id, connection, remote: opening.remote, key: opening.node, extensions: false };
+        let connection = opening
+            .node
+            .map_or(ConnectionId::Link(id), ConnectionId::Node);
+        let origin = Origin {
+            link: id,
+            connection,
+            remote: opening.remote,
+            key: opening.node,
+            extensions: false,
+        };
         let outgoing = Outgoing {
             connect: opening.connect,
             config: opening.config,
             node: opening.node,
             keep_alive: opening.keep_alive,
-            probe: if opening.probe { Probe::Wanted } else { Probe::None },
+            probe: if opening.probe {
+                Probe::Wanted
+            } else {
+                Probe::None
+            },
             outcome: opening.outcome,
             established: false,
             give_up: net.now() + opening.timeout,
@@ -79,7 +103,10 @@ impl Shard {
     /// Makes both ends of a link within the process; whoever is on it may do everything.
     pub(super) fn open_local(&mut self, client: u64, server: u64) {
         for (own, twin) in [(client, server), (server, client)] {
-            let id = LinkId { shard: self.number, serial: own };
+            let id = LinkId {
+                shard: self.number,
+                serial: own,
+            };
             let origin = Origin {
                 link: id,
                 connection: ConnectionId::Link(id),
@@ -94,7 +121,9 @@ impl Shard {
     }
 
     fn dial(&mut self, net: &mut Net, at: At) {
-        let Some(outgoing) = self.peers.get_mut(at).and_then(|peer| peer.outgoing()) else { return };
+        let Some(outgoing) = self.peers.get_mut(at).and_then(|peer| peer.outgoing()) else {
+            return;
+        };
         outgoing.retry = Instant::NEVER;
         let connect = outgoing.connect.clone();
         match net.connect(&connect) {
@@ -110,19 +139,32 @@ impl Shard {
     }
 
     pub(super) fn on_connected(&mut self, net: &mut Net, conn: ConnId) {
-        let found = self.at_of(net, conn).and_then(|at| Some((at, self.peers.get_mut(at)?)));
-        let Some((at, peer)) = found else { return net.abort(conn) };
-        let Some(outgoing) = peer.outgoing() else { return };
+        let found = self
+            .at_of(net, conn)
+            .and_then(|at| Some((at, self.peers.get_mut(at)?)));
+        let Some((at, peer)) = found else {
+            return net.abort(conn);
+        };
+        let Some(outgoing) = peer.outgoing() else {
+            return;
+        };
         let config = Arc::clone(&outgoing.config);
         peer.link = Some(Link::new(config, self.randomness.entropy(), net.now()));
         self.begin(net, at);
     }
 
     fn begin(&mut self, net: &mut Net, at: At) {
-        let Some(peer) = self.peers.get_mut(at) else { return };
-        let (Some(conn), Some(link)) = (peer.conn, &mut peer.link) else { return };
+        let Some(peer) = self.peers.get_mut(at) else {
+            return;
+        };
+        let (Some(conn), Some(link)) = (peer.conn, &mut peer.link) else {
+            return;
+        };
         let Some(wire) = net.wire(conn) else { return };
-        link.start(&mut Out { wire, events: &mut self.events });
+        link.start(&mut Out {
+            wire,
+            events: &mut self.events,
+        });
         self.arm(net, at);
     }
 
@@ -134,10 +176,22 @@ impl Shard {
 
     /// Gives a link an input and carries out what it answers.
     pub(super) fn feed(&mut self, net: &mut Net, at: At, input: Input<'_>) {
-        let Some(peer) = self.peers.get_mut(at) else { return };
+        let Some(peer) = self.peers.get_mut(at) else {
+            return;
+        };
         let Some(link) = &mut peer.link else { return };
-        let (mut events, mut wire) = (std::mem::take(&mut self.events), std::mem::take(&mut self.scratch));
-        link.handle(net.now(), input, &mut Out { wire: &mut wire, events: &mut events });
+        let (mut events, mut wire) = (
+            std::mem::take(&mut self.events),
+            std::mem::take(&mut self.scratch),
+        );
+        link.handle(
+            net.now(),
+            input,
+            &mut Out {
+                wire: &mut wire,
+                events: &mut events,
+            },
+        );
         self.carry_out(net, at, wire, events);
     }
 
@@ -166,7 +220,9 @@ impl Shard {
     /// What a link says by itself: its handshake, or answers to PINGs. Who sends those without reading the answers gets
     /// no more of them.
     fn answer(&mut self, net: &mut Net, at: At, wire: &[u8]) {
-        let Some(conn) = self.peers.get(at).and_then(|peer| peer.conn) else { return };
+        let Some(conn) = self.peers.get(at).and_then(|peer| peer.conn) else {
+            return;
+        };
         if net.queued_bytes(conn) >= ROOM_BYTES {
             return self.hub.metrics.rare(&self.hub.metrics.queue_full);
         }
@@ -178,7 +234,9 @@ impl Shard {
     }
 
     fn on_up(&mut self, net: &mut Net, at: At, facts: &Facts) {
-        let Some(peer) = self.peers.get_mut(at) else { return };
+        let Some(peer) = self.peers.get_mut(at) else {
+            return;
+        };
         peer.up = true;
         peer.minor = facts.minor;
         peer.active = net.now();
@@ -193,14 +251,34 @@ impl Shard {
             if is_probing {
                 outgoing.probe = Probe::Sent;
             }
-            let connection = outgoing.node.map_or(ConnectionId::Link(id), ConnectionId::Node);
-            let (remote, extensions) = (peer.origin.remote.clone(), facts.property(PROPERTY).is_some());
-            peer.origin = Arc::new(Origin { link: id, connection, remote, key: facts.key, extensions });
+            let connection = outgoing
+                .node
+                .map_or(ConnectionId::Link(id), ConnectionId::Node);
+            let (remote, extensions) = (
+                peer.origin.remote.clone(),
+                facts.property(PROPERTY).is_some(),
+            );
+            peer.origin = Arc::new(Origin {
+                link: id,
+                connection,
+                remote,
+                key: facts.key,
+                extensions,
+            });
         }
-        let (origin, role, is_outgoing) = (Arc::clone(&peer.origin), peer.role, !peer.is_incoming());
+        let (origin, role, is_outgoing) =
+            (Arc::clone(&peer.origin), peer.role, !peer.is_incoming());
         self.hub.metrics.rare(&self.hub.metrics.links_up);
         if let ConnectionId::Node(key) = origin.connection {
-            self.hub.add_link_of(key, id, if is_outgoing { Opened::Here } else { Opened::There });
+            self.hub.add_link_of(
+                key,
+                id,
+                if is_outgoing {
+                    Opened::Here
+                } else {
+                    Opened::There
+                },
+            );
         }
         if is_probing {
             self.deliver_first(net, at, Message::of([HI]));
@@ -210,15 +288,26 @@ impl Shard {
         if let Role::Publisher(stream) = role {
             self.tell_interests(net, at, stream);
         }
-        let Origin { connection, remote, key, .. } = &*origin;
-        self.hub.tell(LinkEvent::Up { connection: *connection, remote: remote.clone(), key: *key });
+        let Origin {
+            connection,
+            remote,
+            key,
+            ..
+        } = &*origin;
+        self.hub.tell(LinkEvent::Up {
+            connection: *connection,
+            remote: remote.clone(),
+            key: *key,
+        });
         self.flush_queue(net, at);
         self.arm_anew(net, at);
     }
 
     /// Puts a message before those that wait.
     fn deliver_first(&mut self, net: &mut Net, at: At, message: Message) {
-        let Some(peer) = self.peers.get_mut(at) else { return };
+        let Some(peer) = self.peers.get_mut(at) else {
+            return;
+        };
         let queue = peer.queue.take();
         self.deliver(net, at, Sending::plain(message));
         if let Some(peer) = self.peers.get_mut(at) {
@@ -228,7 +317,9 @@ impl Shard {
 
     /// The link is as good as its opener asked for.
     pub(super) fn established(&mut self, net: &mut Net, at: At) {
-        let Some(outgoing) = self.peers.get_mut(at).and_then(|peer| peer.outgoing()) else { return };
+        let Some(outgoing) = self.peers.get_mut(at).and_then(|peer| peer.outgoing()) else {
+            return;
+        };
         outgoing.established = true;
         if let Some(outcome) = outgoing.outcome.take() {
             outcome(Ok(()));
@@ -255,8 +346,13 @@ impl Shard {
     /// its time is over.
     fn lost(&mut self, net: &mut Net, at: At, cause: &'static str, reason: &str, refused: bool) {
         self.hub.metrics.count("link", cause);
-        let (first, most) = (self.hub.options.reconnect_first, self.hub.options.reconnect_most);
-        let Some(peer) = self.peers.get_mut(at) else { return };
+        let (first, most) = (
+            self.hub.options.reconnect_first,
+            self.hub.options.reconnect_most,
+        );
+        let Some(peer) = self.peers.get_mut(at) else {
+            return;
+        };
         peer.link = None;
         let was_up = std::mem::take(&mut peer.up);
         if let Some(conn) = peer.conn.take() {
@@ -275,7 +371,9 @@ impl Shard {
             None => Duration::ZERO,
         };
         let again = match peer.outgoing() {
-            Some(outgoing) if !stopping && (outgoing.established || !refused && now < outgoing.give_up) => {
+            Some(outgoing)
+                if !stopping && (outgoing.established || !refused && now < outgoing.give_up) =>
+            {
                 outgoing.attempt += 1;
                 outgoing.retry = now + delay;
                 if outgoing.probe == Probe::Sent {
@@ -299,7 +397,9 @@ impl Shard {
 
     /// Ends a link for good.
     pub(super) fn forget(&mut self, net: &mut Net, at: At, reason: &str) {
-        let Some(peer) = self.peers.get_mut(at) else { return };
+        let Some(peer) = self.peers.get_mut(at) else {
+            return;
+        };
         let was_up = std::mem::take(&mut peer.up);
         peer.link = None;
         if let Some(conn) = peer.conn.take() {
@@ -315,7 +415,9 @@ impl Shard {
             self.down(at, reason, false);
         }
         self.forget_subscriber(at);
-        let Some(mut peer) = self.peers.remove(at) else { return };
+        let Some(mut peer) = self.peers.remove(at) else {
+            return;
+        };
         self.hub.metrics.changed().notify_all();
         let id = peer.origin.link;
         if let Some((timer, _)) = peer.rest.timer.take() {
@@ -331,7 +433,10 @@ impl Shard {
                 }
                 if !was_up {
                     let remote = peer.origin.remote.clone();
-                    self.hub.tell(LinkEvent::Refused { remote, reason: reason.to_owned() });
+                    self.hub.tell(LinkEvent::Refused {
+                        remote,
+                        reason: reason.to_owned(),
+                    });
                 }
             }
             Kind::Outgoing(outgoing) => {
@@ -348,15 +453,23 @@ impl Shard {
     }
 
     fn down(&mut self, at: At, reason: &str, reconnecting: bool) {
-        let Some(peer) = self.peers.get(at) else { return };
+        let Some(peer) = self.peers.get(at) else {
+            return;
+        };
         self.hub.metrics.rare(&self.hub.metrics.links_down);
         let connection = peer.origin.connection;
-        self.hub.tell(LinkEvent::Down { connection, reason: reason.to_owned(), reconnecting });
+        self.hub.tell(LinkEvent::Down {
+            connection,
+            reason: reason.to_owned(),
+            reconnecting,
+        });
     }
 
     /// Closes a link as its owner wants: what is queued is still written, an inbound peer is told not to come back.
     pub(super) fn disconnect(&mut self, net: &mut Net, at: At, linger: Duration) {
-        let Some(peer) = self.peers.get(at) else { return };
+        let Some(peer) = self.peers.get(at) else {
+            return;
+        };
         if peer.is_incoming() && peer.up {
             self.deliver(net, at, Sending::plain(Message::of([BYE])));
         }
@@ -374,7 +487,9 @@ impl Shard {
 
     pub(super) fn on_tick(&mut self, net: &mut Net, at: At) {
         let now = net.now();
-        let Some(peer) = self.peers.get_mut(at) else { return };
+        let Some(peer) = self.peers.get_mut(at) else {
+            return;
+        };
         peer.rest.timer = None;
         let is_expired = peer.up && now >= peer.expires();
         let (mut is_late, mut is_due) = (false, false);
@@ -396,8 +511,17 @@ impl Shard {
         if let Some(peer) = self.peers.get_mut(at)
             && let Some(link) = &mut peer.link
         {
-            let (mut events, mut wire) = (std::mem::take(&mut self.events), std::mem::take(&mut self.scratch));
-            link.on_deadline(now, &mut Out { wire: &mut wire, events: &mut events });
+            let (mut events, mut wire) = (
+                std::mem::take(&mut self.events),
+                std::mem::take(&mut self.scratch),
+            );
+            link.on_deadline(
+                now,
+                &mut Out {
+                    wire: &mut wire,
+                    events: &mut events,
+                },
+            );
             self.carry_out(net, at, wire, events);
         }
         self.arm(net, at);
@@ -406,7 +530,9 @@ impl Shard {
     /// Sees to it that a timer fires no later than the peer is due. One that fires early sets itself again, so that
     /// traffic, which only ever moves a heartbeat back, costs no timer operation.
     pub(super) fn arm(&mut self, net: &mut Net, at: At) {
-        let Some(peer) = self.peers.get_mut(at) else { return };
+        let Some(peer) = self.peers.get_mut(at) else {
+            return;
+        };
         let due = peer.due();
         if peer.rest.timer.is_some_and(|(_, at)| at <= due) || due == Instant::NEVER {
             return;
@@ -419,7 +545,11 @@ impl Shard {
 
     /// The same after a deadline has gone: thousands of links that came up together would all look after it together.
     fn arm_anew(&mut self, net: &mut Net, at: At) {
-        if let Some((timer, _)) = self.peers.get_mut(at).and_then(|peer| peer.rest.timer.take()) {
+        if let Some((timer, _)) = self
+            .peers
+            .get_mut(at)
+            .and_then(|peer| peer.rest.timer.take())
+        {
             net.cancel_timer(timer);
         }
         self.arm(net, at);

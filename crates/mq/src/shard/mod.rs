@@ -14,7 +14,9 @@ use std::sync::mpsc::Sender;
 use std::time::Duration;
 
 use slackwater_base::{Instant, Map, Rng};
-use slackwater_net::{Endpoint, Event as NetEvent, Listen, ListenerId, Net, NetError, Protocol, TimerId};
+use slackwater_net::{
+    Endpoint, Event as NetEvent, Listen, ListenerId, Net, NetError, Protocol, TimerId,
+};
 use slackwater_zmtp::{Entropy, LinkConfig, Message, PublicKey};
 
 pub(crate) use outbound::Tag;
@@ -145,7 +147,11 @@ impl Protocol for Shard {
         match event {
             NetEvent::Bytes { conn, bytes } => self.on_bytes(net, conn, bytes),
             NetEvent::Command(order) => self.on_order(net, order),
-            NetEvent::Accepted { conn, listener, source } => self.on_accepted(net, conn, listener, source),
+            NetEvent::Accepted {
+                conn,
+                listener,
+                source,
+            } => self.on_accepted(net, conn, listener, source),
             NetEvent::Connected { conn } => self.on_connected(net, conn),
             NetEvent::Drained { conn } => {
                 if let Some(at) = self.at_of(net, conn) {
@@ -155,7 +161,11 @@ impl Protocol for Shard {
                     }
                 }
             }
-            NetEvent::Closed { conn, attached, end } => {
+            NetEvent::Closed {
+                conn,
+                attached,
+                end,
+            } => {
                 if let Some(at) = self.peers.of(conn, attached) {
                     self.on_conn_closed(net, at, &end);
                 }
@@ -202,7 +212,9 @@ impl Shard {
             Order::Open(opening) => self.open(net, *opening),
             Order::OpenLocal { client, server } => self.open_local(client, server),
             Order::Listen(listening) => self.listen(net, *listening),
-            Order::Disconnect { serial, linger } => self.disconnect(net, self.peers.find(serial), linger),
+            Order::Disconnect { serial, linger } => {
+                self.disconnect(net, self.peers.find(serial), linger)
+            }
             Order::HandedOver(serial) => self.hand_over(net, self.peers.find(serial)),
             Order::Review => self.review(net),
             Order::StrayReply(key, message) => self.on_stray_reply(net, key, message),
@@ -225,7 +237,12 @@ impl Shard {
     }
 
     fn listen(&mut self, net: &mut Net, listening: Listening) {
-        let Listening { listen, config, purpose, answer } = listening;
+        let Listening {
+            listen,
+            config,
+            purpose,
+            answer,
+        } = listening;
         let outcome = net.listen(&listen).map(|(id, endpoint)| {
             self.listeners.insert(id, (config, purpose));
             endpoint
@@ -238,7 +255,11 @@ impl Shard {
         Inspection {
             peers: self.peers.len(),
             up: self.peers.values().filter(|peer| peer.up).count(),
-            pending: self.peers.values().map(|peer| peer.rest.pending.len()).sum(),
+            pending: self
+                .peers
+                .values()
+                .map(|peer| peer.rest.pending.len())
+                .sum(),
             connections: net.connections(),
             queued: self.peers.values().map(Peer::queued).sum(),
             timers: self.timers.len(),
@@ -251,7 +272,9 @@ impl Shard {
     }
 
     fn on_user_timer(&mut self, net: &mut Net, number: u64) {
-        let Some((ticking, timer)) = self.timers.get_mut(&number) else { return };
+        let Some((ticking, timer)) = self.timers.get_mut(&number) else {
+            return;
+        };
         *timer = net.set_timer(net.now() + ticking.interval, Token::User(number).pack());
         let ticking = ticking.clone();
         ticking.fire(&self.hub);
@@ -297,7 +320,8 @@ impl Randomness {
     /// When the operating system, which gave randomness at the start, no longer does.
     fn take<const N: usize>(&mut self) -> [u8; N] {
         if self.used + N > self.block.len() {
-            getrandom::fill(self.block.as_mut_slice()).expect("the operating system gave randomness before");
+            getrandom::fill(self.block.as_mut_slice())
+                .expect("the operating system gave randomness before");
             self.used = 0;
         }
         let taken = std::array::from_fn(|i| std::mem::take(&mut self.block[self.used + i]));
@@ -337,10 +361,13 @@ mod tests {
         let (first, most) = (Duration::from_millis(250), Duration::from_secs(5));
         for attempt in [0, 1, 4, 5, 31] {
             let ceiling = (first * (1 << attempt.min(10))).min(most);
-            let drawn: Vec<Duration> = (0..200).map(|_| back_off(first, most, attempt, &mut jitter)).collect();
+            let drawn: Vec<Duration> = (0..200)
+                .map(|_| back_off(first, most, attempt, &mut jitter))
+                .collect();
             assert!(drawn.iter().all(|delay| *delay <= ceiling));
             assert!(
-                drawn.iter().any(|delay| *delay < ceiling / 4) && drawn.iter().any(|delay| *delay > ceiling * 3 / 4)
+                drawn.iter().any(|delay| *delay < ceiling / 4)
+                    && drawn.iter().any(|delay| *delay > ceiling * 3 / 4)
             );
         }
     }
@@ -348,7 +375,8 @@ mod tests {
     #[test]
     fn randomness_is_not_given_twice() {
         let mut randomness = Randomness::new().unwrap();
-        let drawn: std::collections::BTreeSet<[u8; 15]> = (0..1_000).map(|_| randomness.take()).collect();
+        let drawn: std::collections::BTreeSet<[u8; 15]> =
+            (0..1_000).map(|_| randomness.take()).collect();
         assert_eq!(drawn.len(), 1_000);
     }
 }

@@ -28,7 +28,9 @@ pub(super) const ROOM_BYTES: usize = 256 << 10;
 impl Shard {
     /// Puts a message on a link, or into its queue, or says why not.
     pub(super) fn deliver(&mut self, net: &mut Net, at: At, mut sending: Sending) {
-        let Some(peer) = self.peers.get_mut(at) else { return self.reroute(at, sending) };
+        let Some(peer) = self.peers.get_mut(at) else {
+            return self.reroute(at, sending);
+        };
         let size = sending.message.payload_bytes();
         let options = &self.hub.options;
         if peer.is_full_for(size, (options.queue_messages, options.queue_bytes)) {
@@ -45,19 +47,30 @@ impl Shard {
             self.next_request += 1;
             let timer = net.set_timer(deadline, Token::Request(number).pack());
             self.requests.insert(number, (at, tag));
-            peer.rest.pending.insert(tag, Pending { waiter, timer, number });
+            peer.rest.pending.insert(
+                tag,
+                Pending {
+                    waiter,
+                    timer,
+                    number,
+                },
+            );
             self.hub.metrics.requests.add(1);
         }
         peer.active = net.now();
         if let Role::Twin(twin) = peer.role {
-            self.hub.order(self.number, Order::Local(twin, sending.message));
+            self.hub
+                .order(self.number, Order::Local(twin, sending.message));
             return;
         }
         if peer.queue.is_none() && put(net, peer, &sending.message, 0) {
             self.hub.metrics.messages_out.add(1);
             return;
         }
-        peer.enqueue(Queued { message: Arc::new(sending.message), skip: 0 });
+        peer.enqueue(Queued {
+            message: Arc::new(sending.message),
+            skip: 0,
+        });
         if let Some(conn) = peer.conn.filter(|_| peer.up) {
             net.call_when_drained(conn);
         }
@@ -66,13 +79,17 @@ impl Shard {
     /// Puts a message of a stream on a subscriber's link or into its queue, from which the oldest go when it holds
     /// more than `cap` bytes.
     pub(super) fn offer(&mut self, net: &mut Net, at: At, queued: Queued, cap: usize) {
-        let Some(peer) = self.peers.get_mut(at) else { return };
+        let Some(peer) = self.peers.get_mut(at) else {
+            return;
+        };
         if peer.queue.is_none() && put(net, peer, &queued.message, queued.skip) {
             self.hub.metrics.messages_out.add(1);
             return;
         }
         peer.enqueue(queued);
-        while peer.queue.as_ref().is_some_and(|queue| queue.bytes() > cap) && peer.dequeue().is_some() {
+        while peer.queue.as_ref().is_some_and(|queue| queue.bytes() > cap)
+            && peer.dequeue().is_some()
+        {
             self.hub.metrics.stream_dropped.add(1);
         }
         if let Some(conn) = peer.conn.filter(|_| peer.up) {
@@ -82,8 +99,14 @@ impl Shard {
 
     /// Moves what waits onto the link, as far as there is room.
     pub(super) fn flush_queue(&mut self, net: &mut Net, at: At) {
-        let Some(peer) = self.peers.get_mut(at) else { return };
-        while let Some(first) = peer.queue.as_ref().and_then(|queue| queue.messages().next()) {
+        let Some(peer) = self.peers.get_mut(at) else {
+            return;
+        };
+        while let Some(first) = peer
+            .queue
+            .as_ref()
+            .and_then(|queue| queue.messages().next())
+        {
             let (message, skip) = (Arc::clone(&first.message), first.skip);
             if !put(net, peer, &message, skip) {
                 if let Some(conn) = peer.conn.filter(|_| peer.up) {
@@ -99,11 +122,21 @@ impl Shard {
 
     /// Ends the request of a timer.
     pub(super) fn on_request_timeout(&mut self, net: &mut Net, number: u64) {
-        let Some((at, tag)) = self.requests.remove(&number) else { return };
-        let Some(pending) = self.peers.get_mut(at).and_then(|peer| peer.rest.pending.remove(&tag)) else { return };
+        let Some((at, tag)) = self.requests.remove(&number) else {
+            return;
+        };
+        let Some(pending) = self
+            .peers
+            .get_mut(at)
+            .and_then(|peer| peer.rest.pending.remove(&tag))
+        else {
+            return;
+        };
         self.hub.metrics.rare(&self.hub.metrics.timeouts);
         self.arm(net, at);
-        pending.waiter.tell(&self.hub.jobs, Err(RequestError::Timeout));
+        pending
+            .waiter
+            .tell(&self.hub.jobs, Err(RequestError::Timeout));
     }
 
     /// Takes a pending request off its peer, with its timer.
@@ -119,10 +152,14 @@ impl Shard {
     /// A link is lost and will be opened again: requests that have left hear that it is gone, those that still wait in
     /// its queue go out when it is back.
     pub(super) fn fail_sent(&mut self, net: &mut Net, at: At) {
-        let Some(peer) = self.peers.get_mut(at) else { return };
+        let Some(peer) = self.peers.get_mut(at) else {
+            return;
+        };
         let queued = peer.queue.iter().flat_map(|queue| queue.messages());
         let tags = queued.filter_map(|queued| Tag::try_from(queued.message.part(1)?).ok());
-        let waiting: Map<Tag, Pending> = tags.filter_map(|tag| peer.rest.pending.remove_entry(&tag)).collect();
+        let waiting: Map<Tag, Pending> = tags
+            .filter_map(|tag| peer.rest.pending.remove_entry(&tag))
+            .collect();
         self.fail_pending(net, at);
         if let Some(peer) = self.peers.get_mut(at) {
             peer.rest.pending = waiting;
@@ -131,7 +168,9 @@ impl Shard {
 
     /// Every request that waits on this peer hears that its link is gone.
     pub(super) fn fail_pending(&mut self, net: &mut Net, at: At) {
-        let Some(peer) = self.peers.get_mut(at) else { return };
+        let Some(peer) = self.peers.get_mut(at) else {
+            return;
+        };
         for (_, pending) in std::mem::take(&mut peer.rest.pending) {
             self.requests.remove(&pending.number);
             net.cancel_timer(pending.timer);
@@ -143,7 +182,13 @@ impl Shard {
     /// met, so there are at most as many tries as there were links.
     fn reroute(&mut self, dead: At, sending: Sending) {
         if let Some((key, route)) = sending.node {
-            self.hub.remove_link_of(&key, crate::LinkId { shard: self.number, serial: dead.serial() });
+            self.hub.remove_link_of(
+                &key,
+                crate::LinkId {
+                    shard: self.number,
+                    serial: dead.serial(),
+                },
+            );
             if let Some(next) = self.hub.links_of(&key, route).last() {
                 return self.hub.send(*next, sending);
             }
@@ -173,12 +218,23 @@ impl Shard {
 
 /// Writes a message onto a link that is up and has room; whether it did.
 pub(super) fn put(net: &mut Net, peer: &mut Peer, message: &Message, skip: usize) -> bool {
-    let (Some(conn), Some(link), true) = (peer.conn, &mut peer.link, peer.up) else { return false };
+    let (Some(conn), Some(link), true) = (peer.conn, &mut peer.link, peer.up) else {
+        return false;
+    };
     if net.queued_bytes(conn) >= ROOM_BYTES {
         return false;
     }
-    let Some(wire) = net.wire(conn) else { return false };
+    let Some(wire) = net.wire(conn) else {
+        return false;
+    };
     // A link that is up says nothing when a message is put on it.
     let mut events = Vec::new();
-    link.send(message.parts().skip(skip), &mut Out { wire, events: &mut events }).is_ok()
+    link.send(
+        message.parts().skip(skip),
+        &mut Out {
+            wire,
+            events: &mut events,
+        },
+    )
+    .is_ok()
 }

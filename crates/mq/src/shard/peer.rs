@@ -51,7 +51,10 @@ pub(super) struct Peer {
     pub(super) minor: u8,
 }
 
-const _: () = assert!(size_of::<Peer>() == 128, "a link has outgrown its two cache lines");
+const _: () = assert!(
+    size_of::<Peer>() == 128,
+    "a link has outgrown its two cache lines"
+);
 
 /// What a message does not touch.
 pub(super) struct Rest {
@@ -136,7 +139,11 @@ impl Peer {
             origin: Arc::new(origin),
             active: now,
             queue: None,
-            rest: Box::new(Rest { kind, pending: Map::default(), timer: None }),
+            rest: Box::new(Rest {
+                kind,
+                pending: Map::default(),
+                timer: None,
+            }),
             level: Level::None,
             up: false,
             minor: 1,
@@ -167,9 +174,18 @@ impl Peer {
 
     /// When something is to be done about this peer.
     pub(super) fn due(&self) -> Instant {
-        let link = self.link.as_ref().map_or(Instant::NEVER, Link::next_deadline);
-        let Kind::Outgoing(outgoing) = &self.rest.kind else { return link };
-        let give_up = if outgoing.established { Instant::NEVER } else { outgoing.give_up };
+        let link = self
+            .link
+            .as_ref()
+            .map_or(Instant::NEVER, Link::next_deadline);
+        let Kind::Outgoing(outgoing) = &self.rest.kind else {
+            return link;
+        };
+        let give_up = if outgoing.established {
+            Instant::NEVER
+        } else {
+            outgoing.give_up
+        };
         link.min(give_up).min(outgoing.retry).min(self.expires())
     }
 
@@ -187,7 +203,9 @@ impl Peer {
 
     /// Whether so many messages or bytes wait that one more of `bytes` is too many. A first one always fits.
     pub(super) fn is_full_for(&self, bytes: usize, most: (usize, usize)) -> bool {
-        let Some(queue) = &self.queue else { return most.0 == 0 };
+        let Some(queue) = &self.queue else {
+            return most.0 == 0;
+        };
         queue.messages.len() >= most.0 || queue.bytes + bytes + QUEUED_BYTES > most.1
     }
 

@@ -47,16 +47,26 @@ impl Peers {
 
     /// Where the peer is whose connection this is, by what is attached to it.
     pub(super) fn of(&self, conn: ConnId, attached: u32) -> Option<At> {
-        let peer = self.places.get(attached as usize).filter(|peer| peer.conn == Some(conn))?;
-        Some(At { place: attached, serial: peer.serial })
+        let peer = self
+            .places
+            .get(attached as usize)
+            .filter(|peer| peer.conn == Some(conn))?;
+        Some(At {
+            place: attached,
+            serial: peer.serial,
+        })
     }
 
     pub(super) fn get(&self, at: At) -> Option<&Peer> {
-        self.places.get(at.place as usize).filter(|peer| peer.serial == at.serial)
+        self.places
+            .get(at.place as usize)
+            .filter(|peer| peer.serial == at.serial)
     }
 
     pub(super) fn get_mut(&mut self, at: At) -> Option<&mut Peer> {
-        self.places.get_mut(at.place as usize).filter(|peer| peer.serial == at.serial)
+        self.places
+            .get_mut(at.place as usize)
+            .filter(|peer| peer.serial == at.serial)
     }
 
     pub(super) fn remove(&mut self, at: At) -> Option<Peer> {
@@ -67,7 +77,13 @@ impl Peers {
 
     /// Where all of them are.
     pub(super) fn all(&self) -> Vec<At> {
-        self.places.iter().map(|(place, peer)| At { place: place as u32, serial: peer.serial }).collect()
+        self.places
+            .iter()
+            .map(|(place, peer)| At {
+                place: place as u32,
+                serial: peer.serial,
+            })
+            .collect()
     }
 
     pub(super) fn values(&self) -> impl Iterator<Item = &Peer> {

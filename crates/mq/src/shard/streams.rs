@@ -17,9 +17,17 @@ pub(crate) type StreamId = u64;
 /// How a stream begins.
 pub(crate) enum StreamSetup {
     /// This side publishes.
-    Publish { cap_bytes: usize, replay_messages: usize, replay_bytes: usize, topics: usize },
+    Publish {
+        cap_bytes: usize,
+        replay_messages: usize,
+        replay_bytes: usize,
+        topics: usize,
+    },
     /// This side listens to these topics.
-    Listen { topics: Vec<Vec<u8>>, handler: StreamHandler },
+    Listen {
+        topics: Vec<Vec<u8>>,
+        handler: StreamHandler,
+    },
 }
 
 pub(super) enum Stream {
@@ -49,7 +57,12 @@ const END: [u8; 8] = [0xff; 8];
 impl Stream {
     pub(super) fn new(setup: StreamSetup) -> Self {
         match setup {
-            StreamSetup::Publish { cap_bytes, replay_messages, replay_bytes, topics } => Stream::Publisher {
+            StreamSetup::Publish {
+                cap_bytes,
+                replay_messages,
+                replay_bytes,
+                topics,
+            } => Stream::Publisher {
                 cap_bytes,
                 subscriptions: Subscriptions::new(topics),
                 next: 0,
@@ -63,7 +76,11 @@ impl Stream {
                 topics.iter().for_each(|topic| {
                     interests.add(topic);
                 });
-                Stream::Listener { interests, handler, last: None }
+                Stream::Listener {
+                    interests,
+                    handler,
+                    last: None,
+                }
             }
         }
     }
@@ -72,8 +89,15 @@ impl Stream {
 impl Shard {
     /// Sends a message to everybody who wants its topic and keeps it for replays.
     pub(super) fn publish(&mut self, net: &mut Net, stream: StreamId, topic: &[u8], body: &[u8]) {
-        let Some(Stream::Publisher { cap_bytes, subscriptions, next, window, window_bytes, window_limit, .. }) =
-            self.streams.get_mut(&stream)
+        let Some(Stream::Publisher {
+            cap_bytes,
+            subscriptions,
+            next,
+            window,
+            window_bytes,
+            window_limit,
+            ..
+        }) = self.streams.get_mut(&stream)
         else {
             return;
         };
@@ -84,19 +108,35 @@ impl Shard {
         window.push_back((sequence, Arc::clone(&message)));
         *window_bytes += size;
         while window.len() > window_limit.0 || *window_bytes > window_limit.1 {
-            let Some((_, oldest)) = window.pop_front() else { break };
+            let Some((_, oldest)) = window.pop_front() else {
+                break;
+            };
             *window_bytes -= oldest.payload_bytes();
         }
         let (receivers, cap) = (subscriptions.receivers(topic), *cap_bytes);
         for at in receivers {
-            self.offer(net, at, Queued { message: Arc::clone(&message), skip: STREAM_SKIPS }, cap);
+            self.offer(
+                net,
+                at,
+                Queued {
+                    message: Arc::clone(&message),
+                    skip: STREAM_SKIPS,
+                },
+                cap,
+            );
         }
     }
 
     pub(super) fn on_subscription(&mut self, net: &mut Net, at: At, topic: &[u8], wanted: bool) {
-        let Some(peer) = self.peers.get(at) else { return };
-        let Role::Subscriber(stream) = peer.role else { return };
-        let Some(Stream::Publisher { subscriptions, .. }) = self.streams.get_mut(&stream) else { return };
+        let Some(peer) = self.peers.get(at) else {
+            return;
+        };
+        let Role::Subscriber(stream) = peer.role else {
+            return;
+        };
+        let Some(Stream::Publisher { subscriptions, .. }) = self.streams.get_mut(&stream) else {
+            return;
+        };
         if !wanted {
             return subscriptions.cancel(at, topic);
         }
@@ -111,10 +151,17 @@ impl Shard {
 
     /// A link leaves: what it wanted of a stream goes with it.
     pub(super) fn forget_subscriber(&mut self, at: At) {
-        let Some(Role::Subscriber(stream) | Role::Replay(stream)) = self.peers.get(at).map(|peer| peer.role) else {
+        let Some(Role::Subscriber(stream) | Role::Replay(stream)) =
+            self.peers.get(at).map(|peer| peer.role)
+        else {
             return;
         };
-        if let Some(Stream::Publisher { subscriptions, replays, .. }) = self.streams.get_mut(&stream) {
+        if let Some(Stream::Publisher {
+            subscriptions,
+            replays,
+            ..
+        }) = self.streams.get_mut(&stream)
+        {
             subscriptions.remove(at);
             replays.remove(&at);
         }
@@ -123,8 +170,14 @@ impl Shard {
     /// Begins what a replay request asks for, an optional empty part and a sequence number: everything from that number
     /// on that is still in the window, then the end mark. A peer that has not taken its last replay gets no other.
     pub(super) fn replay(&mut self, net: &mut Net, at: At, stream: StreamId, request: &Message) {
-        let from = request.parts().last().and_then(|part| part.try_into().ok()).map(u64::from_be_bytes);
-        let (Some(from), Some(Stream::Publisher { replays, .. })) = (from, self.streams.get_mut(&stream)) else {
+        let from = request
+            .parts()
+            .last()
+            .and_then(|part| part.try_into().ok())
+            .map(u64::from_be_bytes);
+        let (Some(from), Some(Stream::Publisher { replays, .. })) =
+            (from, self.streams.get_mut(&stream))
+        else {
             return self.hub.metrics.rare(&self.hub.metrics.misplaced_words);
         };
         match replays.entry(at) {
@@ -138,12 +191,21 @@ impl Shard {
 
     /// Puts on the link what of its replay has room there.
     pub(super) fn go_on_with_replay(&mut self, net: &mut Net, at: At, stream: StreamId) {
-        let Some(Stream::Publisher { window, replays, .. }) = self.streams.get_mut(&stream) else { return };
-        let (Some(cursor), Some(peer)) = (replays.get_mut(&at), self.peers.get_mut(at)) else { return };
+        let Some(Stream::Publisher {
+            window, replays, ..
+        }) = self.streams.get_mut(&stream)
+        else {
+            return;
+        };
+        let (Some(cursor), Some(peer)) = (replays.get_mut(&at), self.peers.get_mut(at)) else {
+            return;
+        };
         loop {
             // Numbers in the window follow each other; what has left it meanwhile is a gap that its reader sees.
             let first = window.front().map_or(u64::MAX, |(sequence, _)| *sequence);
-            let wanted = window.get(cursor.saturating_sub(first) as usize).filter(|(sequence, _)| sequence >= cursor);
+            let wanted = window
+                .get(cursor.saturating_sub(first) as usize)
+                .filter(|(sequence, _)| sequence >= cursor);
             let end = Message::of([&b""[..], b"", &END, b""]);
             let (message, next) = match wanted {
                 Some((sequence, message)) => (&**message, Some(sequence + 1)),
@@ -168,11 +230,20 @@ impl Shard {
 
     /// Tells a publisher that has just come up what this side wants.
     pub(super) fn tell_interests(&mut self, net: &mut Net, at: At, stream: StreamId) {
-        let Some(Stream::Listener { interests, .. }) = self.streams.get(&stream) else { return };
-        let Some(peer) = self.peers.get_mut(at) else { return };
-        let (Some(conn), Some(link)) = (peer.conn, &mut peer.link) else { return };
+        let Some(Stream::Listener { interests, .. }) = self.streams.get(&stream) else {
+            return;
+        };
+        let Some(peer) = self.peers.get_mut(at) else {
+            return;
+        };
+        let (Some(conn), Some(link)) = (peer.conn, &mut peer.link) else {
+            return;
+        };
         let Some(wire) = net.wire(conn) else { return };
-        let mut out = Out { wire, events: &mut self.events };
+        let mut out = Out {
+            wire,
+            events: &mut self.events,
+        };
         for topic in interests.iter() {
             // The link has just come up; if it is gone again, the next one hears.
             let _ = link.subscribe(topic, true, peer.minor, &mut out);
@@ -180,9 +251,21 @@ impl Shard {
     }
 
     pub(super) fn on_published(&mut self, stream: StreamId, message: &Message) {
-        let Some(Stream::Listener { interests, handler, last }) = self.streams.get_mut(&stream) else { return };
-        let sequence = message.part(1).and_then(|part| part.try_into().ok()).map(u64::from_be_bytes);
-        let (Some(topic), Some(sequence), Some(body)) = (message.part(0), sequence, message.part(2)) else {
+        let Some(Stream::Listener {
+            interests,
+            handler,
+            last,
+        }) = self.streams.get_mut(&stream)
+        else {
+            return;
+        };
+        let sequence = message
+            .part(1)
+            .and_then(|part| part.try_into().ok())
+            .map(u64::from_be_bytes);
+        let (Some(topic), Some(sequence), Some(body)) =
+            (message.part(0), sequence, message.part(2))
+        else {
             return self.hub.metrics.rare(&self.hub.metrics.misplaced_words);
         };
         if !interests.wants(topic) {
@@ -190,8 +273,14 @@ impl Shard {
         }
         let previous = last.replace(sequence);
         let handler = Arc::clone(handler);
-        let published = Published { topic, sequence, previous, body };
-        let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| handler(&published)));
+        let published = Published {
+            topic,
+            sequence,
+            previous,
+            body,
+        };
+        let outcome =
+            std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| handler(&published)));
         if outcome.is_err() {
             self.hub.metrics.rare(&self.hub.metrics.handlers_failed);
         }

@@ -19,7 +19,12 @@ pub(crate) fn keys(seed: u8) -> KeyPair {
 pub(crate) fn options(seed: u8) -> Options {
     Options {
         keys: Some(keys(seed)),
-        workers: Workers { general: 2, batch: 1, replies: 1, admissions: 3 },
+        workers: Workers {
+            general: 2,
+            batch: 1,
+            replies: 1,
+            admissions: 3,
+        },
         linger: Duration::from_millis(500),
         reconnect_first: Duration::from_millis(20),
         reconnect_most: Duration::from_millis(200),
@@ -36,23 +41,44 @@ pub(crate) fn everybody(encrypted: bool) -> ListenOptions {
 }
 
 pub(crate) fn listen_options(admission: Admission, encrypted: bool) -> ListenOptions {
-    ListenOptions { admission, encrypted, access: UnixAccess::default() }
+    ListenOptions {
+        admission,
+        encrypted,
+        access: UnixAccess::default(),
+    }
 }
 
 /// A server with the commands that most tests need.
 pub(crate) fn server_builder(options: Options) -> Builder {
     let mut builder = Builder::new(options);
-    let category = |level| Category { access: Access { level, ..Access::default() }, ..Category::default() };
-    let quick = Category { run: Run::Inline, ..category(Level::Basic) };
-    builder.category("test", category(Level::Basic)).expect("a name");
+    let category = |level| Category {
+        access: Access {
+            level,
+            ..Access::default()
+        },
+        ..Category::default()
+    };
+    let quick = Category {
+        run: Run::Inline,
+        ..category(Level::Basic)
+    };
+    builder
+        .category("test", category(Level::Basic))
+        .expect("a name");
     builder.category("quick", quick).expect("a name");
-    builder.category("admin", category(Level::Admin)).expect("a name");
+    builder
+        .category("admin", category(Level::Admin))
+        .expect("a name");
     let echo = |call: &Call<'_>| call.reply(call.parts()).expect("a request");
     builder.request_command("test.echo", echo).expect("a name");
     builder.request_command("quick.echo", echo).expect("a name");
     builder.request_command("admin.echo", echo).expect("a name");
-    builder.request_command("test.panic", |_| panic!("on purpose")).expect("a name");
-    builder.request_command("test.silent", |_| {}).expect("a name");
+    builder
+        .request_command("test.panic", |_| panic!("on purpose"))
+        .expect("a name");
+    builder
+        .request_command("test.silent", |_| {})
+        .expect("a name");
     builder
 }
 
@@ -63,16 +89,28 @@ pub(crate) fn listen(mq: &Mq, options: &ListenOptions) -> Address {
 }
 
 pub(crate) fn client(seed: u8) -> Running {
-    Builder::new(options(seed)).start().expect("a message layer")
+    Builder::new(options(seed))
+        .start()
+        .expect("a message layer")
 }
 
 pub(crate) fn connect(mq: &Mq, address: &Address) -> ConnectionId {
-    mq.connect_wait(address, &ConnectOptions::default()).expect("the server listens")
+    mq.connect_wait(address, &ConnectOptions::default())
+        .expect("the server listens")
 }
 
-pub(crate) fn ask(mq: &Mq, to: ConnectionId, command: &str, parts: &[&[u8]]) -> Result<Vec<Vec<u8>>, RequestError> {
-    let options = RequestOptions { timeout: Some(LONG), ..RequestOptions::default() };
-    mq.request_wait(to, command, parts, &options).map(|answer| answer.parts().map(<[u8]>::to_vec).collect())
+pub(crate) fn ask(
+    mq: &Mq,
+    to: ConnectionId,
+    command: &str,
+    parts: &[&[u8]],
+) -> Result<Vec<Vec<u8>>, RequestError> {
+    let options = RequestOptions {
+        timeout: Some(LONG),
+        ..RequestOptions::default()
+    };
+    mq.request_wait(to, command, parts, &options)
+        .map(|answer| answer.parts().map(<[u8]>::to_vec).collect())
 }
 
 /// Waits until `fact` is true of `mq`, looking again whenever it has counted something or a link has come or gone.
@@ -90,5 +128,7 @@ pub(crate) fn until(mq: &Mq, what: &str, mut fact: impl FnMut(&Mq) -> bool) {
 }
 
 pub(crate) fn next<T>(receiver: &Receiver<T>, what: &str) -> T {
-    receiver.recv_timeout(LONG).unwrap_or_else(|_| panic!("nothing came: {what}"))
+    receiver
+        .recv_timeout(LONG)
+        .unwrap_or_else(|_| panic!("nothing came: {what}"))
 }

@@ -22,11 +22,20 @@ impl Net {
     /// When the kernel refuses.
     pub fn listen(&mut self, listen: &Listen) -> Result<(ListenerId, Endpoint), NetError> {
         self.counters.socket_calls.add_alone(10);
-        let opened = Listener::open(&listen.endpoint, listen.shared, &listen.access, &self.limits.liveness);
+        let opened = Listener::open(
+            &listen.endpoint,
+            listen.shared,
+            &listen.access,
+            &self.limits.liveness,
+        );
         let (listener, endpoint) = opened.map_err(|error| system_error(&listen.endpoint, error))?;
         let entry = self.listeners.vacant_entry();
         let id = ListenerId(entry.key() as u32);
-        let mut accepting = Accepting { listener, endpoint: endpoint.clone(), ready: true };
+        let mut accepting = Accepting {
+            listener,
+            endpoint: endpoint.clone(),
+            ready: true,
+        };
         accepting
             .listener
             .register(&self.registry, Token(LISTENER_BIT | entry.key()))
@@ -62,7 +71,11 @@ impl Net {
 
     /// Closes all listeners.
     pub fn stop_listening_everywhere(&mut self) {
-        let all: Vec<ListenerId> = self.listeners.iter().map(|(key, _)| ListenerId(key as u32)).collect();
+        let all: Vec<ListenerId> = self
+            .listeners
+            .iter()
+            .map(|(key, _)| ListenerId(key as u32))
+            .collect();
         all.into_iter().for_each(|id| self.stop_listening(id));
     }
 
@@ -73,14 +86,22 @@ impl Net {
         let has_room = self.conns.len() < self.limits.connections;
         let fit = has_room && stream.set_nonblocking(true).is_ok();
         let stream = Stream::Tcp(mio::net::TcpStream::from_std(stream));
-        fit.then(|| self.insert(stream, Phase::Open, None).ok()).flatten()
+        fit.then(|| self.insert(stream, Phase::Open, None).ok())
+            .flatten()
     }
 
     pub(super) fn accept_all<P: Protocol>(&mut self, protocol: &mut P) {
         (self.accept_due, self.accept_held) = (false, false);
-        let ready: Vec<usize> = self.listeners.iter().filter(|(_, a)| a.ready).map(|(key, _)| key).collect();
+        let ready: Vec<usize> = self
+            .listeners
+            .iter()
+            .filter(|(_, a)| a.ready)
+            .map(|(key, _)| key)
+            .collect();
         for key in ready {
-            let taken = (0..ACCEPTS_PER_TURN).take_while(|_| self.accept_one(key, protocol)).count();
+            let taken = (0..ACCEPTS_PER_TURN)
+                .take_while(|_| self.accept_one(key, protocol))
+                .count();
             self.accept_due |= taken == ACCEPTS_PER_TURN;
         }
     }
@@ -96,7 +117,9 @@ impl Net {
             self.pause_accepting(slot);
             return false;
         }
-        let Some(accepting) = self.listeners.get_mut(key) else { return false };
+        let Some(accepting) = self.listeners.get_mut(key) else {
+            return false;
+        };
         self.counters.accepts.add_alone(1);
         let (stream, source) = match accepting.listener.accept() {
             Ok(taken) => taken,
@@ -126,7 +149,14 @@ impl Net {
         match self.insert(stream, Phase::Open, Some(ip)) {
             Ok(conn) => {
                 let listener = ListenerId(key as u32);
-                protocol.handle(self, Event::Accepted { conn, listener, source: &source });
+                protocol.handle(
+                    self,
+                    Event::Accepted {
+                        conn,
+                        listener,
+                        source: &source,
+                    },
+                );
             }
             Err(_) => self.limiter.leave(ip, self.now),
         }

@@ -19,7 +19,13 @@ impl Net {
             Ok(0) => self.end(conn, End::Eof),
             Ok(count) => {
                 self.counters.bytes_in.add_alone(count as u64);
-                protocol.handle(self, Event::Bytes { conn, bytes: &buffer[..count] });
+                protocol.handle(
+                    self,
+                    Event::Bytes {
+                        conn,
+                        bytes: &buffer[..count],
+                    },
+                );
                 if let Some(entry) = entry(&mut self.conns, conn) {
                     // After the end one more read tells which end it is.
                     entry.readable = count == buffer.len() || entry.ended;
@@ -38,7 +44,9 @@ impl Net {
     }
 
     pub(super) fn flush(&mut self, conn: ConnId) {
-        let Some(entry) = entry(&mut self.conns, conn) else { return };
+        let Some(entry) = entry(&mut self.conns, conn) else {
+            return;
+        };
         if let Some(mut outbox) = entry.outbox.take() {
             while !entry.blocked && !outbox.is_empty() {
                 let mut slices: [IoSlice<'_>; GATHER] = [IoSlice::new(&[]); GATHER];
@@ -67,7 +75,10 @@ impl Net {
         }
         if queued > 0 && entry.alarm.is_none() {
             entry.progressed = false;
-            entry.alarm = Some(self.wheel.set(self.now + self.limits.write_stall, Alarm::Stall(conn)));
+            entry.alarm = Some(
+                self.wheel
+                    .set(self.now + self.limits.write_stall, Alarm::Stall(conn)),
+            );
         }
         if entry.call_when_drained && queued <= self.limits.low_mark_bytes {
             entry.call_when_drained = false;

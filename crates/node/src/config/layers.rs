@@ -20,26 +20,38 @@ pub(super) struct Loader {
 impl Loader {
     pub(super) fn file(&mut self, path: &Path) {
         let whole = |message: String| ConfigProblem {
-            source: Source::File { path: path.to_owned(), line: 1 },
+            source: Source::File {
+                path: path.to_owned(),
+                line: 1,
+            },
             key: String::new(),
             message,
         };
         match std::fs::read_to_string(path) {
             Ok(text) => self.text(path, &text),
-            Err(error) => self.problems.push(whole(format!("cannot be read: {error}"))),
+            Err(error) => self
+                .problems
+                .push(whole(format!("cannot be read: {error}"))),
         }
     }
 
     fn text(&mut self, path: &Path, text: &str) {
         let at = |offset: usize| Source::File {
             path: path.to_owned(),
-            line: 1 + text.as_bytes()[..offset.min(text.len())].iter().filter(|byte| **byte == b'\n').count(),
+            line: 1 + text.as_bytes()[..offset.min(text.len())]
+                .iter()
+                .filter(|byte| **byte == b'\n')
+                .count(),
         };
         let table = match DeTable::parse(text) {
             Ok(table) => table.into_inner(),
             Err(error) => {
                 let source = at(error.span().map_or(0, |span| span.start));
-                self.problems.push(ConfigProblem { source, key: String::new(), message: error.message().to_owned() });
+                self.problems.push(ConfigProblem {
+                    source,
+                    key: String::new(),
+                    message: error.message().to_owned(),
+                });
                 return;
             }
         };
@@ -51,7 +63,11 @@ impl Loader {
         entries.sort_by_key(|(name, _)| name.span().start);
         for (name, value) in entries {
             let name_text: &str = name.get_ref();
-            let key = if prefix.is_empty() { name_text.to_owned() } else { format!("{prefix}.{name_text}") };
+            let key = if prefix.is_empty() {
+                name_text.to_owned()
+            } else {
+                format!("{prefix}.{name_text}")
+            };
             let source = at(name.span().start);
             match value.get_ref() {
                 DeValue::Table(inner) if is_table(&key) => self.table(&key, inner, at),
@@ -72,7 +88,11 @@ impl Loader {
             DeValue::Boolean(truth) => truth.to_string(),
             other => {
                 let message = format!("expected {}, found {}", spec.kind, other.type_str());
-                self.problems.push(ConfigProblem { source, key: spec.key.to_owned(), message });
+                self.problems.push(ConfigProblem {
+                    source,
+                    key: spec.key.to_owned(),
+                    message,
+                });
                 return;
             }
         };
@@ -81,15 +101,20 @@ impl Loader {
 
     pub(super) fn env(&mut self, env: impl Iterator<Item = (String, String)>) {
         let others = |name: &str| OTHER_ENV.contains(&name) || name.starts_with(TRANSFER_ENV);
-        let mut ours: Vec<(String, String)> =
-            env.filter(|(name, _)| name.starts_with(ENV_PREFIX) && !others(name)).collect();
+        let mut ours: Vec<(String, String)> = env
+            .filter(|(name, _)| name.starts_with(ENV_PREFIX) && !others(name))
+            .collect();
         ours.sort();
         for (name, text) in ours {
             match position(|spec| spec.env() == name) {
                 Some(option) => self.set(option, &text, Source::Env(name)),
                 None => {
                     let names: Vec<String> = Config::OPTIONS.iter().map(OptionSpec::env).collect();
-                    self.unknown(Source::Env(name.clone()), &name, names.iter().map(String::as_str));
+                    self.unknown(
+                        Source::Env(name.clone()),
+                        &name,
+                        names.iter().map(String::as_str),
+                    );
                 }
             }
         }
@@ -102,28 +127,45 @@ impl Loader {
                 Some(option) => self.set(option, text, Source::Flag(flag)),
                 None => {
                     let names: Vec<String> = Config::OPTIONS.iter().map(OptionSpec::flag).collect();
-                    self.unknown(Source::Flag(flag.clone()), &flag, names.iter().map(String::as_str));
+                    self.unknown(
+                        Source::Flag(flag.clone()),
+                        &flag,
+                        names.iter().map(String::as_str),
+                    );
                 }
             }
         }
     }
 
     pub(super) fn finish(self) -> Result<Config, Vec<ConfigProblem>> {
-        let Self { config, mut problems } = self;
+        let Self {
+            config,
+            mut problems,
+        } = self;
         problems.extend(config.problems());
-        if problems.is_empty() { Ok(config) } else { Err(problems) }
+        if problems.is_empty() {
+            Ok(config)
+        } else {
+            Err(problems)
+        }
     }
 
     fn set(&mut self, option: usize, text: &str, source: Source) {
         let spec = &Config::OPTIONS[option];
         match (spec.set)(&mut self.config, text) {
             Ok(()) => self.config.sources.set(option, source),
-            Err(message) => self.problems.push(ConfigProblem { source, key: spec.key.to_owned(), message }),
+            Err(message) => self.problems.push(ConfigProblem {
+                source,
+                key: spec.key.to_owned(),
+                message,
+            }),
         }
     }
 
     fn unknown<'a>(&mut self, source: Source, name: &str, names: impl Iterator<Item = &'a str>) {
-        let hint = suggest::nearest(name, names).map(|near| format!(", did you mean `{near}`?")).unwrap_or_default();
+        let hint = suggest::nearest(name, names)
+            .map(|near| format!(", did you mean `{near}`?"))
+            .unwrap_or_default();
         self.problems.push(ConfigProblem {
             source,
             key: String::new(),
@@ -138,7 +180,11 @@ fn position(is: impl Fn(&OptionSpec) -> bool) -> Option<usize> {
 
 /// Whether options lie below this key, so that a table of that name is one of ours.
 fn is_table(key: &str) -> bool {
-    Config::OPTIONS.iter().any(|spec| spec.key.strip_prefix(key).is_some_and(|rest| rest.starts_with('.')))
+    Config::OPTIONS.iter().any(|spec| {
+        spec.key
+            .strip_prefix(key)
+            .is_some_and(|rest| rest.starts_with('.'))
+    })
 }
 
 #[cfg(test)]
@@ -149,7 +195,10 @@ mod tests {
 
     fn problems(text: &str, env: &[(&str, &str)], flags: &[(&str, &str)]) -> Vec<String> {
         let pairs = |pairs: &[(&str, &str)]| -> Vec<(String, String)> {
-            pairs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
+            pairs
+                .iter()
+                .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()))
+                .collect()
         };
         let mut loader = Loader::default();
         loader.text(Path::new("s.toml"), text);
@@ -165,9 +214,19 @@ mod tests {
     fn later_layers_win() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("s.toml");
-        std::fs::write(&path, "memory = '2GiB'\npolicy = 'lru'\n[promotion]\nthreshold = 3\nenabled = true\n").unwrap();
-        let env = [("SLACKWATER_MEMORY", "3GiB"), ("SLACKWATER_PROMOTION_THRESHOLD", "4"), ("HOME", "/x")];
-        let env = env.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+        std::fs::write(
+            &path,
+            "memory = '2GiB'\npolicy = 'lru'\n[promotion]\nthreshold = 3\nenabled = true\n",
+        )
+        .unwrap();
+        let env = [
+            ("SLACKWATER_MEMORY", "3GiB"),
+            ("SLACKWATER_PROMOTION_THRESHOLD", "4"),
+            ("HOME", "/x"),
+        ];
+        let env = env
+            .iter()
+            .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
         let flags = [("--memory".to_owned(), "4GiB".to_owned())];
         let config = Config::load(Some(&path), env, &flags).unwrap();
         assert_eq!(config.memory, ByteSize::gib(4));
@@ -175,14 +234,16 @@ mod tests {
         assert_eq!(config.policy, crate::config::PolicyKind::Lru);
         assert_eq!(config.source_of("policy"), Source::File { path, line: 2 });
         assert_eq!(config.source_of("memory"), Source::Flag("memory".into()));
-        assert_eq!(config.source_of("promotion.threshold"), Source::Env("SLACKWATER_PROMOTION_THRESHOLD".into()));
+        assert_eq!(
+            config.source_of("promotion.threshold"),
+            Source::Env("SLACKWATER_PROMOTION_THRESHOLD".into())
+        );
         assert_eq!(config.source_of("io"), Source::Default);
     }
 
     #[test]
     fn all_layers_report_at_once_with_place_and_suggestion() {
-        let text =
-            "memroy = '1GiB'\nlease_ttl = 'soon'\n\n[promotion]\ntreshold = 2\nlimit = 0\nbatch = [1]\n[colour]\n";
+        let text = "memroy = '1GiB'\nlease_ttl = 'soon'\n\n[promotion]\ntreshold = 2\nlimit = 0\nbatch = [1]\n[colour]\n";
         let found = problems(
             text,
             &[("SLACKWATER_POLICI", "lru"), ("SLACKWATER_SSD", "8 gigs")],
@@ -208,14 +269,29 @@ mod tests {
 
     #[test]
     fn a_file_that_is_no_toml_or_not_there_says_where() {
-        assert_eq!(problems("memory = '1GiB'\nssd = = 3\n", &[], &[])[0].split(':').nth(1), Some("2"));
-        let error = Config::load(Some(Path::new("/nowhere/s.toml")), std::iter::empty(), &[]).unwrap_err();
-        assert!(error[0].to_string().starts_with("/nowhere/s.toml:1: cannot be read: No such file"), "{error:?}");
+        assert_eq!(
+            problems("memory = '1GiB'\nssd = = 3\n", &[], &[])[0]
+                .split(':')
+                .nth(1),
+            Some("2")
+        );
+        let error =
+            Config::load(Some(Path::new("/nowhere/s.toml")), std::iter::empty(), &[]).unwrap_err();
+        assert!(
+            error[0]
+                .to_string()
+                .starts_with("/nowhere/s.toml:1: cannot be read: No such file"),
+            "{error:?}"
+        );
     }
 
     #[test]
     fn names_of_other_parts_are_left_alone() {
-        let others = [("SLACKWATER_CONFIG", "x"), ("SLACKWATER_PYTHON", "x"), ("SLACKWATER_TCP_IO_THREADS", "2")];
+        let others = [
+            ("SLACKWATER_CONFIG", "x"),
+            ("SLACKWATER_PYTHON", "x"),
+            ("SLACKWATER_TCP_IO_THREADS", "2"),
+        ];
         assert_eq!(problems("", &others, &[]), Vec::<String>::new());
     }
 }

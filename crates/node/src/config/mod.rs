@@ -40,7 +40,10 @@ impl OptionSpec {
     /// Its environment name: `SLACKWATER_PROMOTION_THRESHOLD`.
     #[must_use]
     pub fn env(&self) -> String {
-        format!("{ENV_PREFIX}{}", self.key.replace('.', "_").to_ascii_uppercase())
+        format!(
+            "{ENV_PREFIX}{}",
+            self.key.replace('.', "_").to_ascii_uppercase()
+        )
     }
 
     /// Its flag without the dashes: `promotion-threshold`.
@@ -58,7 +61,10 @@ impl OptionSpec {
 
 impl fmt::Debug for OptionSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("OptionSpec").field("key", &self.key).field("kind", &self.kind).finish_non_exhaustive()
+        f.debug_struct("OptionSpec")
+            .field("key", &self.key)
+            .field("kind", &self.kind)
+            .finish_non_exhaustive()
     }
 }
 
@@ -186,7 +192,11 @@ impl Config {
     /// When there is no such option.
     pub fn default_to(&mut self, key: &str, value: &str) -> Result<(), String> {
         let option = Config::option(key).expect("faces name options that there are");
-        if self.source_of(key) == Source::Default { (option.set)(self, value) } else { Ok(()) }
+        if self.source_of(key) == Source::Default {
+            (option.set)(self, value)
+        } else {
+            Ok(())
+        }
     }
 
     /// Every option: value, default, source and names.
@@ -213,23 +223,47 @@ impl Config {
         for (index, spec) in Config::OPTIONS.iter().enumerate() {
             let mut copy = self.clone();
             if let Err(message) = (spec.set)(&mut copy, &(spec.show)(self)) {
-                problems.push(ConfigProblem { source: self.sources.get(index), key: spec.key.to_owned(), message });
+                problems.push(ConfigProblem {
+                    source: self.sources.get(index),
+                    key: spec.key.to_owned(),
+                    message,
+                });
             }
         }
         let mut between = |key: &str, message: String| {
-            problems.push(ConfigProblem { source: self.source_of(key), key: key.to_owned(), message });
+            problems.push(ConfigProblem {
+                source: self.source_of(key),
+                key: key.to_owned(),
+                message,
+            });
         };
         if self.ssd.0 > 0 && self.dir.is_none() {
-            between("ssd", format!("{} of SSD need a directory: set `dir`", self.ssd));
+            between(
+                "ssd",
+                format!("{} of SSD need a directory: set `dir`", self.ssd),
+            );
         }
         let pairs = [
             ("evict.low", self.evict_low, "evict.high", self.evict_high),
-            ("evict.ssd_low", self.evict_ssd_low, "evict.ssd_high", self.evict_ssd_high),
-            ("promotion.high", self.promotion_high, "evict.high", self.evict_high),
+            (
+                "evict.ssd_low",
+                self.evict_ssd_low,
+                "evict.ssd_high",
+                self.evict_ssd_high,
+            ),
+            (
+                "promotion.high",
+                self.promotion_high,
+                "evict.high",
+                self.evict_high,
+            ),
         ];
         for (low_key, low, high_key, high) in pairs {
             if low > high {
-                between(low_key, format!("{} is above `{high_key}` ({})", low.show(), high.show()));
+                between(
+                    low_key,
+                    format!("{} is above `{high_key}` ({})", low.show(), high.show()),
+                );
             }
         }
         problems
@@ -242,11 +276,23 @@ impl Config {
         let asked = self.source_of("promotion.enabled") != Source::Default;
         let offloads = self.ssd.0 > 0 && self.offload != OffloadMode::Off;
         if self.promotion_enabled && !offloads && (asked || self.ssd.0 > 0) {
-            let missing = if self.ssd.0 == 0 { "`ssd` is 0" } else { "`offload` is off" };
-            warnings.push(format!("promotion on hit has no effect: {missing}, so nothing is ever on SSD alone"));
+            let missing = if self.ssd.0 == 0 {
+                "`ssd` is 0"
+            } else {
+                "`offload` is off"
+            };
+            warnings.push(format!(
+                "promotion on hit has no effect: {missing}, so nothing is ever on SSD alone"
+            ));
         }
-        if self.offload != OffloadMode::Off && self.ssd.0 == 0 && self.source_of("offload") != Source::Default {
-            warnings.push(format!("`offload` = {} has no effect: `ssd` is 0", self.offload.show()));
+        if self.offload != OffloadMode::Off
+            && self.ssd.0 == 0
+            && self.source_of("offload") != Source::Default
+        {
+            warnings.push(format!(
+                "`offload` = {} has no effect: `ssd` is 0",
+                self.offload.show()
+            ));
         }
         let threshold = self.promotion_threshold;
         if !(1..=255).contains(&threshold) {
@@ -269,7 +315,9 @@ impl Config {
 
     fn source_of(&self, key: &str) -> Source {
         let index = Config::OPTIONS.iter().position(|spec| spec.key == key);
-        index.map(|index| self.sources.get(index)).unwrap_or_default()
+        index
+            .map(|index| self.sources.get(index))
+            .unwrap_or_default()
     }
 }
 
@@ -287,7 +335,12 @@ mod tests {
             assert_eq!(names.len(), Config::OPTIONS.len());
         }
         for spec in Config::OPTIONS {
-            assert!(spec.doc.ends_with('.') && spec.doc.len() > 20, "{}: {:?}", spec.key, spec.doc);
+            assert!(
+                spec.doc.ends_with('.') && spec.doc.len() > 20,
+                "{}: {:?}",
+                spec.key,
+                spec.doc
+            );
         }
     }
 
@@ -296,7 +349,8 @@ mod tests {
         let config = Config::default();
         for spec in Config::OPTIONS {
             let mut copy = config.clone();
-            (spec.set)(&mut copy, &(spec.show)(&config)).unwrap_or_else(|error| panic!("{}: {error}", spec.key));
+            (spec.set)(&mut copy, &(spec.show)(&config))
+                .unwrap_or_else(|error| panic!("{}: {error}", spec.key));
             assert_eq!(copy, config, "{}", spec.key);
         }
         assert_eq!(config.problems(), []);
@@ -309,30 +363,68 @@ mod tests {
             let mut config = Config::default();
             change(&mut config);
             let problems = config.problems();
-            assert!(problems.iter().any(|p| p.key == key && p.message.contains(part)), "{key}: {problems:?}");
+            assert!(
+                problems
+                    .iter()
+                    .any(|p| p.key == key && p.message.contains(part)),
+                "{key}: {problems:?}"
+            );
         };
-        check(|c| c.ssd = slackwater_base::ByteSize::gib(1), "ssd", "need a directory");
-        check(|c| c.ssd = slackwater_base::ByteSize(4096), "ssd", "at least");
-        check(|c| c.evict_low = Ratio(0.99), "evict.low", "above `evict.high`");
-        check(|c| c.evict_ssd_low = Ratio(0.99), "evict.ssd_low", "above `evict.ssd_high`");
-        check(|c| c.memory = slackwater_base::ByteSize(5), "memory", "at least");
+        check(
+            |c| c.ssd = slackwater_base::ByteSize::gib(1),
+            "ssd",
+            "need a directory",
+        );
+        check(
+            |c| c.ssd = slackwater_base::ByteSize(4096),
+            "ssd",
+            "at least",
+        );
+        check(
+            |c| c.evict_low = Ratio(0.99),
+            "evict.low",
+            "above `evict.high`",
+        );
+        check(
+            |c| c.evict_ssd_low = Ratio(0.99),
+            "evict.ssd_low",
+            "above `evict.ssd_high`",
+        );
+        check(
+            |c| c.memory = slackwater_base::ByteSize(5),
+            "memory",
+            "at least",
+        );
     }
 
     #[test]
     fn a_wait_strategy_is_read_and_a_wrong_one_is_named() {
-        let load = |text: &str| Config::load(None, [("SLACKWATER_WAIT".to_owned(), text.to_owned())].into_iter(), &[]);
+        let load = |text: &str| {
+            Config::load(
+                None,
+                [("SLACKWATER_WAIT".to_owned(), text.to_owned())].into_iter(),
+                &[],
+            )
+        };
         for text in ["adaptive", "park", "spin", "sleep:10us"] {
             assert_eq!(load(text).unwrap().wait.show(), text);
         }
         let problems = load("sping").unwrap_err();
         let message = "SLACKWATER_WAIT: wait: `sping` is no wait strategy (known: adaptive, spin, park, \
                        sleep:DURATION such as sleep:10us)";
-        assert_eq!(problems.iter().map(ToString::to_string).collect::<Vec<_>>(), [message]);
+        assert_eq!(
+            problems.iter().map(ToString::to_string).collect::<Vec<_>>(),
+            [message]
+        );
     }
 
     #[test]
     fn a_number_of_threads_is_auto_or_a_number_within_reason() {
-        for (text, threads) in [("auto", Threads::Auto), ("0", Threads::Count(0)), (" 1024 ", Threads::Count(1024))] {
+        for (text, threads) in [
+            ("auto", Threads::Auto),
+            ("0", Threads::Count(0)),
+            (" 1024 ", Threads::Count(1024)),
+        ] {
             assert_eq!(Threads::parse(text), Ok(threads), "{text}");
         }
         for text in ["1025", "-1", "all"] {
@@ -345,14 +437,22 @@ mod tests {
     #[test]
     fn options_without_effect_are_warnings() {
         let check = |flags: &[(&str, &str)], part: &str| {
-            let flags: Vec<(String, String)> =
-                flags.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+            let flags: Vec<(String, String)> = flags
+                .iter()
+                .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()))
+                .collect();
             let config = Config::load(None, std::iter::empty(), &flags).unwrap();
             let warnings = config.warnings();
-            assert!(warnings.iter().any(|w| w.contains(part)), "{flags:?}: {warnings:?}");
+            assert!(
+                warnings.iter().any(|w| w.contains(part)),
+                "{flags:?}: {warnings:?}"
+            );
         };
         check(&[("promotion-enabled", "true")], "`ssd` is 0");
-        check(&[("ssd", "1GiB"), ("dir", "/x"), ("offload", "off")], "`offload` is off");
+        check(
+            &[("ssd", "1GiB"), ("dir", "/x"), ("offload", "off")],
+            "`offload` is off",
+        );
         check(&[("promotion-threshold", "300")], "taken as 255");
         check(&[("promotion-threshold", "0")], "taken as 1");
         check(&[("offload", "eager")], "`offload` = eager has no effect");
@@ -365,10 +465,16 @@ mod tests {
         let config = Config::load(None, std::iter::empty(), &flags).unwrap();
         let lines = config.explain();
         let memory = lines.iter().find(|line| line.key == "memory").unwrap();
-        assert_eq!((memory.value.as_str(), memory.default.as_str()), ("2GiB", "1GiB"));
+        assert_eq!(
+            (memory.value.as_str(), memory.default.as_str()),
+            ("2GiB", "1GiB")
+        );
         assert_eq!(memory.source, Source::Flag("memory".into()));
         assert_eq!(memory.env, "SLACKWATER_MEMORY");
-        let threshold = lines.iter().find(|line| line.key == "promotion.threshold").unwrap();
+        let threshold = lines
+            .iter()
+            .find(|line| line.key == "promotion.threshold")
+            .unwrap();
         assert_eq!(threshold.flag, "promotion-threshold");
         assert_eq!(threshold.source.to_string(), "default");
     }

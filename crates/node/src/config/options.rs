@@ -124,12 +124,26 @@ const DAY: Duration = Duration::from_secs(86_400);
 
 fn at_least<T: Value + PartialOrd>(least: T) -> impl Fn(&T) -> Result<(), String> {
     move |value| {
-        if *value >= least { Ok(()) } else { Err(format!("{} must be at least {}", value.show(), least.show())) }
+        if *value >= least {
+            Ok(())
+        } else {
+            Err(format!(
+                "{} must be at least {}",
+                value.show(),
+                least.show()
+            ))
+        }
     }
 }
 
 fn none_or_at_least(least: ByteSize) -> impl Fn(&ByteSize) -> Result<(), String> {
-    move |value| if value.0 == 0 { Ok(()) } else { at_least(least)(value) }
+    move |value| {
+        if value.0 == 0 {
+            Ok(())
+        } else {
+            at_least(least)(value)
+        }
+    }
 }
 
 fn between<T: Value + PartialOrd>(least: T, most: T) -> impl Fn(&T) -> Result<(), String> {
@@ -137,7 +151,12 @@ fn between<T: Value + PartialOrd>(least: T, most: T) -> impl Fn(&T) -> Result<()
         if *value >= least && *value <= most {
             Ok(())
         } else {
-            Err(format!("{} is not between {} and {}", value.show(), least.show(), most.show()))
+            Err(format!(
+                "{} is not between {} and {}",
+                value.show(),
+                least.show(),
+                most.show()
+            ))
         }
     }
 }
@@ -145,12 +164,18 @@ fn between<T: Value + PartialOrd>(least: T, most: T) -> impl Fn(&T) -> Result<()
 fn file_size(value: &ByteSize) -> Result<(), String> {
     between(ByteSize::mib(1), ByteSize::gib(4))(value)?;
     let block = slackwater_base::BLOCK_BYTES;
-    if value.0.is_multiple_of(block) { Ok(()) } else { Err(format!("{value} is not a multiple of {block} bytes")) }
+    if value.0.is_multiple_of(block) {
+        Ok(())
+    } else {
+        Err(format!("{value} is not a multiple of {block} bytes"))
+    }
 }
 
 fn log_filter(value: &String) -> Result<(), String> {
     let filter = tracing_subscriber::EnvFilter::try_new(value);
-    filter.map(drop).map_err(|error| format!("`{value}` selects no log lines: {error}"))
+    filter
+        .map(drop)
+        .map_err(|error| format!("`{value}` selects no log lines: {error}"))
 }
 
 /// How SSD reads and writes are done.

@@ -1,5 +1,8 @@
 /// The candidate that a mistyped word most likely meant: at most a third of its letters away, two at least.
-pub(super) fn nearest<'a>(word: &str, candidates: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+pub(super) fn nearest<'a>(
+    word: &str,
+    candidates: impl Iterator<Item = &'a str>,
+) -> Option<&'a str> {
     let limit = (word.chars().count() / 3).max(2);
     candidates
         .map(|candidate| (distance(word, candidate), candidate))
@@ -17,7 +20,9 @@ fn distance(a: &str, b: &str) -> usize {
     for (i, x) in a.iter().enumerate() {
         let mut row = vec![i + 1];
         for (j, y) in b.iter().enumerate() {
-            let mut best = (last[j] + usize::from(x != y)).min(last[j + 1] + 1).min(row[j] + 1);
+            let mut best = (last[j] + usize::from(x != y))
+                .min(last[j + 1] + 1)
+                .min(row[j] + 1);
             if i > 0 && j > 0 && *x == b[j - 1] && a[i - 1] == *y {
                 best = best.min(before[j - 1] + 1);
             }
@@ -47,7 +52,10 @@ mod tests {
     fn only_near_words_are_suggested() {
         let words = ["memory", "ssd", "promotion.threshold"];
         assert_eq!(nearest("memroy", words.into_iter()), Some("memory"));
-        assert_eq!(nearest("promotion.treshhold", words.into_iter()), Some("promotion.threshold"));
+        assert_eq!(
+            nearest("promotion.treshhold", words.into_iter()),
+            Some("promotion.threshold")
+        );
         assert_eq!(nearest("colour", words.into_iter()), None);
     }
 }

@@ -30,7 +30,8 @@ impl Value for ByteSize {
     const KIND: &'static str = "size";
 
     fn parse(text: &str) -> Result<Self, String> {
-        text.parse().map_err(|error: slackwater_base::ParseUnitError| error.to_string())
+        text.parse()
+            .map_err(|error: slackwater_base::ParseUnitError| error.to_string())
     }
 
     fn show(&self) -> String {
@@ -75,7 +76,9 @@ impl Value for u32 {
 
     fn parse(text: &str) -> Result<Self, String> {
         let digits: String = text.trim().chars().filter(|c| *c != '_').collect();
-        digits.parse().map_err(|_| format!("`{text}` is not a whole number from 0 to {}", u32::MAX))
+        digits
+            .parse()
+            .map_err(|_| format!("`{text}` is not a whole number from 0 to {}", u32::MAX))
     }
 
     fn show(&self) -> String {
@@ -104,7 +107,9 @@ impl Value for Option<PathBuf> {
     }
 
     fn show(&self) -> String {
-        self.as_ref().map(|path| path.display().to_string()).unwrap_or_default()
+        self.as_ref()
+            .map(|path| path.display().to_string())
+            .unwrap_or_default()
     }
 }
 
@@ -157,7 +162,10 @@ impl Value for Threads {
         }
         match u32::parse(text) {
             Ok(count) if count <= Self::MAX => Ok(Threads::Count(count)),
-            _ => Err(format!("`{text}` is neither `auto` nor a whole number from 0 to {}", Self::MAX)),
+            _ => Err(format!(
+                "`{text}` is neither `auto` nor a whole number from 0 to {}",
+                Self::MAX
+            )),
         }
     }
 
@@ -182,9 +190,15 @@ impl Value for Ratio {
             Some(percent) => (percent.trim_end(), 100.0),
             None => (trimmed, 1.0),
         };
-        let value: f64 = number.parse().map_err(|_| format!("`{text}` is not a ratio (write it as 0.9 or 90%)"))?;
+        let value: f64 = number
+            .parse()
+            .map_err(|_| format!("`{text}` is not a ratio (write it as 0.9 or 90%)"))?;
         let ratio = value / scale;
-        if (0.0..=1.0).contains(&ratio) { Ok(Self(ratio)) } else { Err(format!("`{text}` is not between 0 and 1")) }
+        if (0.0..=1.0).contains(&ratio) {
+            Ok(Self(ratio))
+        } else {
+            Err(format!("`{text}` is not between 0 and 1"))
+        }
     }
 
     fn show(&self) -> String {
@@ -224,7 +238,9 @@ pub(super) fn choose<T: Copy>(text: &str, choices: &[(&'static str, T)]) -> Resu
     }
     let words: Vec<&str> = choices.iter().map(|(word, _)| *word).collect();
     let hint = super::suggest::nearest(&wanted, words.iter().copied());
-    let hint = hint.map(|near| format!(", did you mean `{near}`?")).unwrap_or_default();
+    let hint = hint
+        .map(|near| format!(", did you mean `{near}`?"))
+        .unwrap_or_default();
     Err(format!("`{text}` is none of {}{hint}", words.join(", ")))
 }
 

@@ -20,7 +20,10 @@ impl AlignedBuffer {
     #[must_use]
     pub(super) fn zeroed(bytes: usize) -> Self {
         if bytes == 0 {
-            return Self { start: std::ptr::without_provenance_mut(BLOCK_BYTES as usize), bytes };
+            return Self {
+                start: std::ptr::without_provenance_mut(BLOCK_BYTES as usize),
+                bytes,
+            };
         }
         let layout = layout(bytes);
         // SAFETY: the layout has at least one byte.
@@ -63,7 +66,8 @@ impl Drop for AlignedBuffer {
 }
 
 fn layout(bytes: usize) -> Layout {
-    Layout::from_size_align(bytes, BLOCK_BYTES as usize).expect("a buffer is shorter than the address space")
+    Layout::from_size_align(bytes, BLOCK_BYTES as usize)
+        .expect("a buffer is shorter than the address space")
 }
 
 #[cfg(test)]

@@ -50,21 +50,35 @@ impl Directory {
             move |why: io::Error| DirectoryError::Unusable { path, action, why }
         };
         if path.exists() && !path.is_dir() {
-            return Err(DirectoryError::NotADirectory { path: path.to_owned() });
+            return Err(DirectoryError::NotADirectory {
+                path: path.to_owned(),
+            });
         }
         fs::create_dir_all(path).map_err(unusable("make it", path))?;
         let lock_path = path.join(LOCK_NAME);
         let open_lock = || {
             let mut options = OpenOptions::new();
-            options.read(true).write(true).create(true).truncate(false).mode(0o600).open(&lock_path)
+            options
+                .read(true)
+                .write(true)
+                .create(true)
+                .truncate(false)
+                .mode(0o600)
+                .open(&lock_path)
         };
         let mut lock = open_lock().map_err(unusable("write to it", &lock_path))?;
         match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => {}
             Err(Errno::WOULDBLOCK) => {
                 let mut text = String::new();
-                let pid = lock.read_to_string(&mut text).ok().and_then(|_| text.trim().parse().ok());
-                return Err(DirectoryError::Held { path: path.to_owned(), pid });
+                let pid = lock
+                    .read_to_string(&mut text)
+                    .ok()
+                    .and_then(|_| text.trim().parse().ok());
+                return Err(DirectoryError::Held {
+                    path: path.to_owned(),
+                    pid,
+                });
             }
             Err(error) => return Err(unusable("lock it", &lock_path)(error.into())),
         }
@@ -75,9 +89,14 @@ impl Directory {
         };
         sign(&mut lock).map_err(unusable("write to it", &lock_path))?;
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let handle =
-            rustix::fs::open(path, flags, Mode::empty()).map_err(|error| unusable("open it", path)(error.into()))?;
-        let probe = openat(&handle, LOCK_NAME, OFlags::RDONLY | OFlags::DIRECT | OFlags::CLOEXEC, Mode::empty());
+        let handle = rustix::fs::open(path, flags, Mode::empty())
+            .map_err(|error| unusable("open it", path)(error.into()))?;
+        let probe = openat(
+            &handle,
+            LOCK_NAME,
+            OFlags::RDONLY | OFlags::DIRECT | OFlags::CLOEXEC,
+            Mode::empty(),
+        );
         Ok(Self {
             path: path.to_owned(),
             handle,
@@ -120,7 +139,11 @@ impl Directory {
             found.sort_unstable();
             Ok(found)
         };
-        read().map_err(|why| DirectoryError::Unusable { path: self.path.clone(), action: "list it", why })
+        read().map_err(|why| DirectoryError::Unusable {
+            path: self.path.clone(),
+            action: "list it",
+            why,
+        })
     }
 
     /// The file, opened if it is not.
@@ -150,7 +173,11 @@ impl Directory {
     }
 
     fn open_with(&self, file: FileId, extra: OFlags) -> Result<OwnedFd, Errno> {
-        let direct = if self.direct { OFlags::DIRECT } else { OFlags::empty() };
+        let direct = if self.direct {
+            OFlags::DIRECT
+        } else {
+            OFlags::empty()
+        };
         let flags = OFlags::RDWR | OFlags::CLOEXEC | direct | extra;
         loop {
             match openat(&self.handle, name(file), flags, Mode::RUSR | Mode::WUSR) {
@@ -172,7 +199,11 @@ fn name(file: FileId) -> String {
 
 /// The number in a file's name, of names that [`name`] would give and no others.
 fn parse_name(text: &str) -> Option<FileId> {
-    let number = text.strip_prefix(LOG_PREFIX)?.strip_suffix(LOG_SUFFIX)?.parse().ok()?;
+    let number = text
+        .strip_prefix(LOG_PREFIX)?
+        .strip_suffix(LOG_SUFFIX)?
+        .parse()
+        .ok()?;
     let file = FileId(number);
     (name(file) == text).then_some(file)
 }
@@ -186,7 +217,12 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let path = root.path().join("a/b");
         let directory = Directory::hold(&path).unwrap();
-        for foreign in ["notes.txt", "log-7.slack", "log-x.slack", "log-0000000000000003.slack.bak"] {
+        for foreign in [
+            "notes.txt",
+            "log-7.slack",
+            "log-x.slack",
+            "log-0000000000000003.slack.bak",
+        ] {
             fs::write(path.join(foreign), "mine").unwrap();
         }
         directory.create(FileId(12)).unwrap();
@@ -215,7 +251,10 @@ mod tests {
         assert!(Arc::ptr_eq(&used, &directory.open(FileId(1)).unwrap()));
         let covers = unsynced.begin_sync();
         drop(unsynced);
-        assert!(directory.handles().get(FileId(0)).is_some(), "it waits for its sync");
+        assert!(
+            directory.handles().get(FileId(0)).is_some(),
+            "it waits for its sync"
+        );
         directory.open(FileId(0)).unwrap().end_sync(covers);
         while directory.handles().close_one() {}
         assert_eq!(directory.handles().len(), 1, "the one in use");
@@ -227,8 +266,14 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let first = Directory::hold(root.path()).unwrap();
         let error = Directory::hold(root.path()).unwrap_err();
-        assert!(matches!(error, DirectoryError::Held { pid: Some(pid), .. } if pid == std::process::id()), "{error}");
-        assert!(error.to_string().contains(&format!("held by another process (pid {})", std::process::id())));
+        assert!(
+            matches!(error, DirectoryError::Held { pid: Some(pid), .. } if pid == std::process::id()),
+            "{error}"
+        );
+        assert!(error.to_string().contains(&format!(
+            "held by another process (pid {})",
+            std::process::id()
+        )));
         drop(first);
         Directory::hold(root.path()).unwrap();
     }
@@ -238,10 +283,16 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let file = root.path().join("file");
         fs::write(&file, "").unwrap();
-        assert!(matches!(Directory::hold(&file), Err(DirectoryError::NotADirectory { .. })));
+        assert!(matches!(
+            Directory::hold(&file),
+            Err(DirectoryError::NotADirectory { .. })
+        ));
         let below = Directory::hold(&file.join("below")).unwrap_err();
         assert!(below.to_string().contains("cannot make it"), "{below}");
         let unwritable = Directory::hold(Path::new("/proc/self/net")).unwrap_err();
-        assert!(unwritable.to_string().contains("cannot write to it"), "{unwritable}");
+        assert!(
+            unwritable.to_string().contains("cannot write to it"),
+            "{unwritable}"
+        );
     }
 }

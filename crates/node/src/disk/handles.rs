@@ -15,7 +15,10 @@ const HANDLES_MIN: usize = 8;
 /// because the rest of the process needs descriptors too.
 pub(super) fn raise_limit() -> usize {
     let limit = getrlimit(Resource::Nofile);
-    let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
+    let raised = Rlimit {
+        current: limit.maximum,
+        maximum: limit.maximum,
+    };
     let allowed = match setrlimit(Resource::Nofile, raised) {
         Ok(()) => limit.maximum,
         Err(error) => {
@@ -23,7 +26,9 @@ pub(super) fn raise_limit() -> usize {
             limit.current
         }
     };
-    allowed.map_or(HANDLES_MAX, |allowed| (allowed as usize / 2).clamp(HANDLES_MIN, HANDLES_MAX))
+    allowed.map_or(HANDLES_MAX, |allowed| {
+        (allowed as usize / 2).clamp(HANDLES_MIN, HANDLES_MAX)
+    })
 }
 
 /// One file of the log, open for as long as somebody uses it, even after it was deleted.
@@ -46,7 +51,12 @@ impl AsFd for OpenFile {
 impl OpenFile {
     fn new(handle: OwnedFd) -> Self {
         let none = || AtomicU64::new(0);
-        Self { handle, begun: none(), ended: none(), synced: none() }
+        Self {
+            handle,
+            begun: none(),
+            ended: none(),
+            synced: none(),
+        }
     }
 
     pub(super) fn begin_write(&self) {
@@ -89,7 +99,11 @@ struct Kept {
 
 impl Handles {
     pub(super) fn new(limit: usize) -> Self {
-        Self { limit, kept: BTreeMap::new(), turn: 0 }
+        Self {
+            limit,
+            kept: BTreeMap::new(),
+            turn: 0,
+        }
     }
 
     pub(super) fn get(&mut self, file: FileId) -> Option<Arc<OpenFile>> {
@@ -106,7 +120,13 @@ impl Handles {
         }
         while self.kept.len() >= self.limit && self.close_one() {}
         let open = Arc::new(OpenFile::new(handle));
-        self.kept.insert(file, Kept { file: Arc::clone(&open), used: self.turn });
+        self.kept.insert(
+            file,
+            Kept {
+                file: Arc::clone(&open),
+                used: self.turn,
+            },
+        );
         open
     }
 
@@ -117,8 +137,14 @@ impl Handles {
     /// Closes the file that was not used for longest, of those that nobody uses; false when there is none.
     pub(super) fn close_one(&mut self) -> bool {
         let idle = |kept: &Kept| Arc::strong_count(&kept.file) == 1 && kept.file.is_settled();
-        let oldest = self.kept.iter().filter(|(_, kept)| idle(kept)).min_by_key(|(_, kept)| kept.used);
-        let Some(file) = oldest.map(|(file, _)| *file) else { return false };
+        let oldest = self
+            .kept
+            .iter()
+            .filter(|(_, kept)| idle(kept))
+            .min_by_key(|(_, kept)| kept.used);
+        let Some(file) = oldest.map(|(file, _)| *file) else {
+            return false;
+        };
         self.kept.remove(&file);
         true
     }

@@ -14,8 +14,17 @@ use super::transfer::{Place, Progress, Segment, Transfer, disk_error, errno_erro
 #[derive(Debug)]
 pub(super) enum Job {
     Move(Transfer),
-    Sync { handle: Arc<OpenFile>, covers: u64 },
-    Create { directory: Arc<Directory>, file: FileId, handle: Arc<OpenFile>, bytes: u64, step: Step },
+    Sync {
+        handle: Arc<OpenFile>,
+        covers: u64,
+    },
+    Create {
+        directory: Arc<Directory>,
+        file: FileId,
+        handle: Arc<OpenFile>,
+        bytes: u64,
+        step: Step,
+    },
     Delete(Arc<Directory>),
 }
 
@@ -42,15 +51,29 @@ impl Job {
     /// # Safety
     /// Until the job is dropped, nobody writes the extents that `op` writes out, and nobody else touches the one that
     /// it reads into.
-    pub(super) unsafe fn begin(op: DiskOp, directory: &Arc<Directory>, segment: &Segment) -> Result<Self, DiskError> {
+    pub(super) unsafe fn begin(
+        op: DiskOp,
+        directory: &Arc<Directory>,
+        segment: &Segment,
+    ) -> Result<Self, DiskError> {
         let open = |file| directory.open(file).map_err(errno_error);
         match op {
             DiskOp::Create { file, bytes } => {
                 let handle = directory.create(file).map_err(errno_error)?;
                 let directory = Arc::clone(directory);
-                Ok(Job::Create { directory, file, handle, bytes, step: Step::Allocate })
+                Ok(Job::Create {
+                    directory,
+                    file,
+                    handle,
+                    bytes,
+                    step: Step::Allocate,
+                })
             }
-            DiskOp::Write { file, offset, parts } => {
+            DiskOp::Write {
+                file,
+                offset,
+                parts,
+            } => {
                 // SAFETY: the caller's promise about extents written out.
                 unsafe { Transfer::write(open(file)?, offset, &parts, segment) }.map(Job::Move)
             }
@@ -59,8 +82,18 @@ impl Job {
                 let covers = handle.begin_sync();
                 Ok(Job::Sync { handle, covers })
             }
-            DiskOp::Read { file, offset, bytes, length, into } => {
-                let place = Place { offset, bytes, length };
+            DiskOp::Read {
+                file,
+                offset,
+                bytes,
+                length,
+                into,
+            } => {
+                let place = Place {
+                    offset,
+                    bytes,
+                    length,
+                };
                 // SAFETY: the caller's promise about the extent read into.
                 unsafe { Transfer::read(open(file)?, place, &into, segment) }.map(Job::Move)
             }
@@ -76,13 +109,28 @@ impl Job {
         match self {
             Job::Move(transfer) => Call::Move(transfer.window()),
             Job::Sync { handle, .. } => Call::SyncData { file: raw(handle) },
-            Job::Create { handle, bytes, step: Step::Allocate, .. } => {
-                Call::Allocate { file: raw(handle), bytes: *bytes }
+            Job::Create {
+                handle,
+                bytes,
+                step: Step::Allocate,
+                ..
+            } => Call::Allocate {
+                file: raw(handle),
+                bytes: *bytes,
+            },
+            Job::Create {
+                handle,
+                step: Step::SyncFile,
+                ..
+            } => Call::SyncAll { file: raw(handle) },
+            Job::Create {
+                directory,
+                step: Step::SyncDirectory,
+                ..
             }
-            Job::Create { handle, step: Step::SyncFile, .. } => Call::SyncAll { file: raw(handle) },
-            Job::Create { directory, step: Step::SyncDirectory, .. } | Job::Delete(directory) => {
-                Call::SyncAll { file: directory.handle().as_raw_fd() }
-            }
+            | Job::Delete(directory) => Call::SyncAll {
+                file: directory.handle().as_raw_fd(),
+            },
         }
     }
 
@@ -92,11 +140,23 @@ impl Job {
         let result = match self {
             Job::Move(transfer) => return transfer.once(),
             Job::Sync { handle, .. } => told(fdatasync(handle)),
-            Job::Create { handle, bytes, step: Step::Allocate, .. } => {
-                told(fallocate(handle, FallocateFlags::empty(), 0, *bytes))
+            Job::Create {
+                handle,
+                bytes,
+                step: Step::Allocate,
+                ..
+            } => told(fallocate(handle, FallocateFlags::empty(), 0, *bytes)),
+            Job::Create {
+                handle,
+                step: Step::SyncFile,
+                ..
+            } => told(fsync(handle)),
+            Job::Create {
+                directory,
+                step: Step::SyncDirectory,
+                ..
             }
-            Job::Create { handle, step: Step::SyncFile, .. } => told(fsync(handle)),
-            Job::Create { directory, step: Step::SyncDirectory, .. } | Job::Delete(directory) => told(directory.sync()),
+            | Job::Delete(directory) => told(directory.sync()),
         };
         self.after(result)
     }
@@ -106,7 +166,15 @@ impl Job {
         match (self, result) {
             (Job::Move(transfer), result) => transfer.after(result),
             (_, Err(libc::EINTR | libc::EAGAIN)) => Progress::Again,
-            (Job::Create { handle, bytes, step: step @ Step::Allocate, .. }, Err(libc::EOPNOTSUPP)) => {
+            (
+                Job::Create {
+                    handle,
+                    bytes,
+                    step: step @ Step::Allocate,
+                    ..
+                },
+                Err(libc::EOPNOTSUPP),
+            ) => {
                 // A file system without allocation still makes a file of this length; it may run full later.
                 match ftruncate(handle, *bytes) {
                     Ok(()) => {
@@ -116,7 +184,12 @@ impl Job {
                     Err(error) => Progress::Failed(errno_error(error)),
                 }
             }
-            (Job::Create { directory, file, .. }, Err(errno)) => {
+            (
+                Job::Create {
+                    directory, file, ..
+                },
+                Err(errno),
+            ) => {
                 // The name of a file that never came to be must not be found by the next opener; if this fails too, it
                 // is found as a file without records.
                 let _ = directory.unlink(*file);

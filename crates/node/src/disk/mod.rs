@@ -87,7 +87,9 @@ impl Footprint {
 fn part_bytes(part: &slackwater_tier::io::Part) -> u64 {
     match part {
         slackwater_tier::io::Part::Bytes(bytes) => bytes.len() as u64,
-        slackwater_tier::io::Part::Extent { length, .. } => slackwater_base::round_to_block(*length),
+        slackwater_tier::io::Part::Extent { length, .. } => {
+            slackwater_base::round_to_block(*length)
+        }
     }
 }
 
@@ -127,11 +129,27 @@ pub fn start(directory: &Arc<Directory>, segment: Segment, how: Use) -> io::Resu
             Err(error) => (Arc::new(pread()?), "pread", format!("no io_uring: {error}")),
         },
     };
-    let cache = if directory.direct() { "direct I/O" } else { "page cache, as the file system has no direct I/O" };
-    let choice = Choice { chosen: chosen.to_owned(), reason: format!("{reason}; {cache}") };
+    let cache = if directory.direct() {
+        "direct I/O"
+    } else {
+        "page cache, as the file system has no direct I/O"
+    };
+    let choice = Choice {
+        chosen: chosen.to_owned(),
+        reason: format!("{reason}; {cache}"),
+    };
     let is_uring = chosen == "uring";
-    let readers = Readers::new(Arc::clone(directory), is_uring, how.depth, how.read_buffer_bytes);
-    Ok(Disk { device, readers: Arc::new(readers), choice })
+    let readers = Readers::new(
+        Arc::clone(directory),
+        is_uring,
+        how.depth,
+        how.read_buffer_bytes,
+    );
+    Ok(Disk {
+        device,
+        readers: Arc::new(readers),
+        choice,
+    })
 }
 
 #[cfg(test)]

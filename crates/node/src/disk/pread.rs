@@ -42,11 +42,26 @@ struct State {
 }
 
 impl PreadDevice {
-    pub(super) fn new(directory: Arc<Directory>, segment: Segment, depth: usize) -> io::Result<Self> {
+    pub(super) fn new(
+        directory: Arc<Directory>,
+        segment: Segment,
+        depth: usize,
+    ) -> io::Result<Self> {
         let sites = [Site::new("disk, work"), Site::new("disk, completion")];
         let (work, news) = (Event::new(), Event::new());
-        let shared = Arc::new(Shared { directory, segment, state: Mutex::default(), work, news, sites });
-        let mut device = Self { shared, workers: Vec::new(), footprint: Footprint::default() };
+        let shared = Arc::new(Shared {
+            directory,
+            segment,
+            state: Mutex::default(),
+            work,
+            news,
+            sites,
+        });
+        let mut device = Self {
+            shared,
+            workers: Vec::new(),
+            footprint: Footprint::default(),
+        };
         for number in 0..depth.clamp(1, WORKERS_MAX) {
             let shared = Arc::clone(&device.shared);
             let builder = std::thread::Builder::new().name(format!("slack-pread-{number}"));
@@ -68,7 +83,11 @@ impl Device for PreadDevice {
     }
 
     fn complete(&self, done: &mut Vec<DiskDone>) -> io::Result<()> {
-        let Shared { news, sites: [_, site], .. } = &*self.shared;
+        let Shared {
+            news,
+            sites: [_, site],
+            ..
+        } = &*self.shared;
         self.shared.wait(news, site, |state| {
             done.append(&mut state.done);
             (std::mem::take(&mut state.woken) || !done.is_empty()).then_some(())
@@ -108,7 +127,12 @@ impl Shared {
     }
 
     /// Waits until `take` finds what it looks for. The device is slow beside any spin.
-    fn wait<T>(&self, event: &Event, site: &Site, mut take: impl FnMut(&mut State) -> Option<T>) -> T {
+    fn wait<T>(
+        &self,
+        event: &Event,
+        site: &Site,
+        mut take: impl FnMut(&mut State) -> Option<T>,
+    ) -> T {
         loop {
             let seen = event.seen();
             if let Some(found) = take(&mut self.lock()) {
@@ -125,7 +149,9 @@ impl Shared {
                 None if !state.closing => None,
                 next => Some(next),
             };
-            let Some((op, what)) = self.wait(&self.work, &self.sites[0], next) else { return };
+            let Some((op, what)) = self.wait(&self.work, &self.sites[0], next) else {
+                return;
+            };
             // SAFETY: the agent that made the operation keeps its extents from others until the completion.
             let job = unsafe { Job::begin(what, &self.directory, &self.segment) };
             let result = job.and_then(|mut job| job.finish());

@@ -49,7 +49,12 @@ pub struct RecordRead<'a> {
 }
 
 impl Readers {
-    pub(super) fn new(directory: Arc<Directory>, uring: bool, depth: usize, buffer_bytes: usize) -> Self {
+    pub(super) fn new(
+        directory: Arc<Directory>,
+        uring: bool,
+        depth: usize,
+        buffer_bytes: usize,
+    ) -> Self {
         Self {
             directory,
             depth,
@@ -62,10 +67,16 @@ impl Readers {
 
     /// Reads all of them; each gets its result.
     pub fn read(&self, records: &mut [RecordRead<'_>]) {
-        self.reads.fetch_add(records.len() as u64, Ordering::Relaxed);
-        self.bytes.fetch_add(records.iter().map(|record| record.bytes).sum(), Ordering::Relaxed);
+        self.reads
+            .fetch_add(records.len() as u64, Ordering::Relaxed);
+        self.bytes.fetch_add(
+            records.iter().map(|record| record.bytes).sum(),
+            Ordering::Relaxed,
+        );
         match records {
-            [record] if self.rings.is_some() && record.into.len() >= HALVED_BYTES_MIN => self.read_in_halves(record),
+            [record] if self.rings.is_some() && record.into.len() >= HALVED_BYTES_MIN => {
+                self.read_in_halves(record)
+            }
             [] | [_] => self.read_alone(records),
             _ if self.rings.is_some() => self.read_through_ring(records),
             _ => self.read_alone(records),
@@ -101,13 +112,28 @@ impl Readers {
 
     /// The first half is checksummed while the second is under way.
     fn read_in_halves(&self, record: &mut RecordRead<'_>) {
-        let RecordRead { file, offset, bytes, .. } = *record;
+        let RecordRead {
+            file,
+            offset,
+            bytes,
+            ..
+        } = *record;
         let begun = Instant::now();
         let first = (record.into.len() as u64 / 2).next_multiple_of(BLOCK_BYTES);
         let (head, tail) = record.into.split_at_mut(first as usize);
         let tail_bytes = tail.len() as u64;
-        let half = |offset, bytes, into| RecordRead { file, offset, bytes, into, result: None, took: Duration::ZERO };
-        let mut halves = [half(offset, first, head), half(offset + first, bytes.saturating_sub(first), tail)];
+        let half = |offset, bytes, into| RecordRead {
+            file,
+            offset,
+            bytes,
+            into,
+            result: None,
+            took: Duration::ZERO,
+        };
+        let mut halves = [
+            half(offset, first, head),
+            half(offset + first, bytes.saturating_sub(first), tail),
+        ];
         self.read_through_ring(&mut halves);
         let [head, tail] = halves.map(|half| half.result.expect("every record gets its result"));
         record.result = Some(head.and_then(|head| Ok(head.followed_by(tail?, tail_bytes))));
@@ -115,7 +141,9 @@ impl Readers {
     }
 
     fn read_through_ring(&self, records: &mut [RecordRead<'_>]) {
-        let Some(mut ring) = self.take_ring() else { return self.read_alone(records) };
+        let Some(mut ring) = self.take_ring() else {
+            return self.read_alone(records);
+        };
         let (mut next, mut landed) = (0, Vec::new());
         let mut begun = vec![Instant::now(); records.len()];
         while next < records.len() || !ring.is_empty() {
@@ -123,7 +151,11 @@ impl Readers {
                 let record = &mut records[next];
                 let want = scratch_bytes(record);
                 // Waiting for another thread's buffer while holding some could be waiting for each other.
-                let scratch = if ring.is_empty() { Some(self.buffers.take(want)) } else { self.buffers.try_take(want) };
+                let scratch = if ring.is_empty() {
+                    Some(self.buffers.take(want))
+                } else {
+                    self.buffers.try_take(want)
+                };
                 let Some(scratch) = scratch else { break };
                 begun[next] = Instant::now();
                 // SAFETY: `record.into` is borrowed for longer than this call, in which every started job ends: by
@@ -154,13 +186,21 @@ impl Readers {
 
     /// # Safety
     /// `record.into` stays borrowed until the transfer is dropped.
-    unsafe fn transfer(&self, record: &mut RecordRead<'_>, scratch: Scratch) -> Result<Transfer, DiskError> {
+    unsafe fn transfer(
+        &self,
+        record: &mut RecordRead<'_>,
+        scratch: Scratch,
+    ) -> Result<Transfer, DiskError> {
         let file = self.directory.open(record.file).map_err(errno_error)?;
         let length = record.into.len() as u64;
         if length > record.bytes {
             return Err(DiskError::Missing);
         }
-        let place = Place { offset: record.offset, bytes: record.bytes, length };
+        let place = Place {
+            offset: record.offset,
+            bytes: record.bytes,
+            length,
+        };
         // SAFETY: the buffer is valid for its own length, and borrowed alone by the caller's promise.
         Ok(unsafe { Transfer::read_to(file, place, record.into.as_mut_ptr(), scratch) })
     }
@@ -168,7 +208,9 @@ impl Readers {
     /// Has the next batch go through a ring that fails `turns` times; false when no ring is used.
     #[cfg(test)]
     pub(super) fn fail_ring(&self, turns: u32) -> bool {
-        let Some(mut ring) = self.take_ring() else { return false };
+        let Some(mut ring) = self.take_ring() else {
+            return false;
+        };
         ring.fail(turns);
         self.give_ring_back(ring);
         true
@@ -181,10 +223,18 @@ impl Readers {
     }
 
     fn take_ring(&self) -> Option<Ring> {
-        let kept = self.rings.as_ref()?.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let kept = self
+            .rings
+            .as_ref()?
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .pop();
         kept.or_else(|| {
             let made = Ring::new(self.depth);
-            made.inspect_err(|error| tracing::warn!(%error, "no further io_uring: a batch is read one by one")).ok()
+            made.inspect_err(
+                |error| tracing::warn!(%error, "no further io_uring: a batch is read one by one"),
+            )
+            .ok()
         })
     }
 
@@ -206,5 +256,6 @@ fn checksum(outcome: DiskOutcome) -> Checksum {
 
 /// Scratch memory that the read of this record needs beside the caller's buffer.
 fn scratch_bytes(record: &RecordRead<'_>) -> usize {
-    record.bytes as usize - straight_bytes(record.into.as_ptr(), record.into.len()).min(record.bytes as usize)
+    record.bytes as usize
+        - straight_bytes(record.into.as_ptr(), record.into.len()).min(record.bytes as usize)
 }

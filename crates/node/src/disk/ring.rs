@@ -40,8 +40,13 @@ pub(super) struct Landed {
 /// The name of the poll that a waker ends; no flight has it.
 const WAKE: u64 = u64::MAX;
 
-const NEEDED: [u8; 5] =
-    [opcode::Readv::CODE, opcode::Writev::CODE, opcode::Fsync::CODE, opcode::Fallocate::CODE, opcode::PollAdd::CODE];
+const NEEDED: [u8; 5] = [
+    opcode::Readv::CODE,
+    opcode::Writev::CODE,
+    opcode::Fsync::CODE,
+    opcode::Fallocate::CODE,
+    opcode::PollAdd::CODE,
+];
 
 impl Ring {
     /// A ring for `depth` jobs at once.
@@ -51,11 +56,16 @@ impl Ring {
     pub(super) fn new(depth: usize) -> io::Result<Self> {
         // One more than the jobs: the poll of the waker.
         let entries = (depth as u32 + 1).next_power_of_two();
-        let io = IoUring::builder().setup_coop_taskrun().build(entries).or_else(|_| IoUring::new(entries))?;
+        let io = IoUring::builder()
+            .setup_coop_taskrun()
+            .build(entries)
+            .or_else(|_| IoUring::new(entries))?;
         let mut probe = Probe::new();
         io.submitter().register_probe(&mut probe)?;
         if let Some(missing) = NEEDED.iter().find(|code| !probe.is_supported(**code)) {
-            return Err(io::Error::other(format!("the kernel's io_uring lacks operation {missing}")));
+            return Err(io::Error::other(format!(
+                "the kernel's io_uring lacks operation {missing}"
+            )));
         }
         Ok(Self {
             io,
@@ -87,15 +97,26 @@ impl Ring {
     /// # Panics
     /// When there is no room for it.
     pub(super) fn start(&mut self, tag: u64, job: Job) {
-        assert!(self.room() > 0, "{} jobs in a ring of {}", self.flights.len(), self.depth);
+        assert!(
+            self.room() > 0,
+            "{} jobs in a ring of {}",
+            self.flights.len(),
+            self.depth
+        );
         self.sequence = self.sequence.wrapping_add(1);
-        let index = self.flights.insert(Flight { job, tag, sequence: self.sequence });
+        let index = self.flights.insert(Flight {
+            job,
+            tag,
+            sequence: self.sequence,
+        });
         self.push(index);
     }
 
     /// Arms the waker: a [`Ring::turn`] ends when `event` becomes readable, and says so.
     pub(super) fn watch(&mut self, event: RawFd) {
-        let poll = opcode::PollAdd::new(types::Fd(event), libc::POLLIN as u32).build().user_data(WAKE);
+        let poll = opcode::PollAdd::new(types::Fd(event), libc::POLLIN as u32)
+            .build()
+            .user_data(WAKE);
         self.push_entry(&poll);
     }
 
@@ -111,7 +132,11 @@ impl Ring {
         match self.io.submit_and_wait(1) {
             Ok(_) => {}
             // Interrupted, or the completions must be taken first: both are cured by taking them.
-            Err(error) if matches!(error.raw_os_error(), Some(libc::EINTR | libc::EBUSY | libc::EAGAIN)) => {}
+            Err(error)
+                if matches!(
+                    error.raw_os_error(),
+                    Some(libc::EINTR | libc::EBUSY | libc::EAGAIN)
+                ) => {}
             Err(error) => return Err(error),
         }
         Ok(self.reap(landed))
@@ -135,7 +160,10 @@ impl Ring {
     fn await_completion(&self, longest: Duration) {
         // SAFETY: the ring keeps its descriptor open, and is borrowed for as long as this one.
         let ring = unsafe { BorrowedFd::borrow_raw(self.io.as_raw_fd()) };
-        let longest = Timespec { tv_sec: longest.as_secs().cast_signed(), tv_nsec: longest.subsec_nanos().into() };
+        let longest = Timespec {
+            tv_sec: longest.as_secs().cast_signed(),
+            tv_nsec: longest.subsec_nanos().into(),
+        };
         // Woken for whatever reason, the caller looks again.
         let _ = poll(&mut [PollFd::new(&ring, PollFlags::IN)], Some(&longest));
     }
@@ -143,12 +171,23 @@ impl Ring {
     fn land(&mut self, completion: &cqueue::Entry, landed: &mut Vec<Landed>) {
         let name = completion.user_data();
         let (index, sequence) = (name as u32 as usize, (name >> 32) as u32);
-        let Some(flight) = self.flights.get_mut(index).filter(|flight| flight.sequence == sequence) else {
-            tracing::error!(index, sequence, "a completion of io_uring names no operation in flight");
+        let Some(flight) = self
+            .flights
+            .get_mut(index)
+            .filter(|flight| flight.sequence == sequence)
+        else {
+            tracing::error!(
+                index,
+                sequence,
+                "a completion of io_uring names no operation in flight"
+            );
             return;
         };
         let result = completion.result();
-        match flight.job.after(usize::try_from(result).map_err(|_| -result)) {
+        match flight
+            .job
+            .after(usize::try_from(result).map_err(|_| -result))
+        {
             Progress::Again => self.push(index),
             done => {
                 let Flight { mut job, tag, .. } = self.flights.remove(index);
@@ -172,7 +211,10 @@ impl Ring {
         // SAFETY: the memory and files that an entry names belong to its flight, which stays in `flights` until the
         // completion; `Drop` waits for those still there. An eventfd to be polled outlives the ring that watches it.
         let full = unsafe { self.io.submission().push(entry) }.is_err();
-        assert!(!full, "the queue has an entry for every job and one for the waker");
+        assert!(
+            !full,
+            "the queue has an entry for every job and one for the waker"
+        );
     }
 }
 
@@ -182,7 +224,9 @@ impl Drop for Ring {
     fn drop(&mut self) {
         let (mut landed, begun) = (Vec::new(), Instant::now());
         while !self.flights.is_empty() {
-            let Err(error) = self.turn(&mut landed) else { continue };
+            let Err(error) = self.turn(&mut landed) else {
+                continue;
+            };
             if begun.elapsed() > DRAIN_LONGEST {
                 tracing::error!(%error, "io_uring does not give its operations back: the process ends");
                 std::process::abort();
@@ -202,13 +246,19 @@ fn entry(call: &Call) -> squeue::Entry {
         Call::Move(window) => {
             let (file, offset) = (types::Fd(window.file), window.offset);
             if window.write {
-                opcode::Writev::new(file, window.pieces, window.count).offset(offset).build()
+                opcode::Writev::new(file, window.pieces, window.count)
+                    .offset(offset)
+                    .build()
             } else {
-                opcode::Readv::new(file, window.pieces, window.count).offset(offset).build()
+                opcode::Readv::new(file, window.pieces, window.count)
+                    .offset(offset)
+                    .build()
             }
         }
         Call::Allocate { file, bytes } => opcode::Fallocate::new(types::Fd(file), bytes).build(),
-        Call::SyncData { file } => opcode::Fsync::new(types::Fd(file)).flags(types::FsyncFlags::DATASYNC).build(),
+        Call::SyncData { file } => opcode::Fsync::new(types::Fd(file))
+            .flags(types::FsyncFlags::DATASYNC)
+            .build(),
         Call::SyncAll { file } => opcode::Fsync::new(types::Fd(file)).build(),
     }
 }

@@ -59,14 +59,22 @@ impl DerefMut for Scratch {
 impl Drop for Scratch {
     fn drop(&mut self) {
         if let Some(home) = self.home.take() {
-            home.give_back(std::mem::replace(&mut self.buffer, AlignedBuffer::zeroed(0)));
+            home.give_back(std::mem::replace(
+                &mut self.buffer,
+                AlignedBuffer::zeroed(0),
+            ));
         }
     }
 }
 
 impl Buffers {
     pub(super) fn new(limit: usize) -> Arc<Self> {
-        Arc::new(Self { limit, state: Mutex::default(), given_back: Event::new(), site: Site::new("read, buffer") })
+        Arc::new(Self {
+            limit,
+            state: Mutex::default(),
+            given_back: Event::new(),
+            site: Site::new("read, buffer"),
+        })
     }
 
     /// A buffer of at least `bytes` bytes. One above the limit is given out alone.
@@ -77,7 +85,9 @@ impl Buffers {
                 return scratch;
             }
             // Another read has to end first, which takes longer than any spin.
-            let _ = self.given_back.wait(seen, &Waiting::at(&self.site).by(&Park));
+            let _ = self
+                .given_back
+                .wait(seen, &Waiting::at(&self.site).by(&Park));
         }
     }
 

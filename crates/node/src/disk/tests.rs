@@ -28,11 +28,25 @@ impl World {
             let root = tempfile::tempdir().unwrap();
             let directory = Arc::new(Directory::hold(root.path()).unwrap());
             let region = Arc::new(Region::map(8 << 20, HugePages::Off).unwrap().0);
-            let segment = Segment { id: SegmentId(1), incarnation: Incarnation(5), region };
-            let how = Use { backend, depth: 4, read_buffer_bytes: 1 << 20 };
+            let segment = Segment {
+                id: SegmentId(1),
+                incarnation: Incarnation(5),
+                region,
+            };
+            let how = Use {
+                backend,
+                depth: 4,
+                read_buffer_bytes: 1 << 20,
+            };
             let disk = start(&directory, segment.clone(), how).unwrap();
             assert_eq!(disk.choice.chosen, crate::config::Value::show(&backend));
-            test(&mut World { _root: root, directory, segment, disk, next: 0 });
+            test(&mut World {
+                _root: root,
+                directory,
+                segment,
+                disk,
+                next: 0,
+            });
         }
     }
 
@@ -50,7 +64,11 @@ impl World {
         }
         done.sort_by_key(|done| done.op);
         let names: Vec<u64> = done.iter().map(|done| done.op.0).collect();
-        assert_eq!(names, (first..self.next).collect::<Vec<_>>(), "each operation completes once");
+        assert_eq!(
+            names,
+            (first..self.next).collect::<Vec<_>>(),
+            "each operation completes once"
+        );
         done.into_iter().map(|done| done.result).collect()
     }
 
@@ -59,17 +77,28 @@ impl World {
     }
 
     fn create(&mut self, bytes: u64) {
-        assert_eq!(self.one(DiskOp::Create { file: FILE, bytes }), Ok(DiskOutcome::Done));
+        assert_eq!(
+            self.one(DiskOp::Create { file: FILE, bytes }),
+            Ok(DiskOutcome::Done)
+        );
     }
 
     fn fill(&self, extent: &ExtentRef, value: &[u8]) {
         // SAFETY: no operation is in flight, and the grant goes at once.
-        let _ = unsafe { self.segment.grant(extent, Access::Write) }.unwrap().copy_in(value);
+        let _ = unsafe { self.segment.grant(extent, Access::Write) }
+            .unwrap()
+            .copy_in(value);
     }
 }
 
 fn extent(offset: u64, bytes: u64) -> ExtentRef {
-    ExtentRef { segment: SegmentId(1), incarnation: Incarnation(5), offset, bytes, generation: 1 }
+    ExtentRef {
+        segment: SegmentId(1),
+        incarnation: Incarnation(5),
+        offset,
+        bytes,
+        generation: 1,
+    }
 }
 
 fn random(seed: u64, bytes: usize) -> Vec<u8> {
@@ -79,7 +108,13 @@ fn random(seed: u64, bytes: usize) -> Vec<u8> {
 }
 
 fn read(offset: u64, bytes: u64, length: u64, into: Target) -> DiskOp {
-    DiskOp::Read { file: FILE, offset, bytes, length, into }
+    DiskOp::Read {
+        file: FILE,
+        offset,
+        bytes,
+        length,
+        into,
+    }
 }
 
 #[test]
@@ -88,8 +123,14 @@ fn a_new_file_has_its_length_and_reads_as_zeros() {
         world.create(1 << 20);
         assert_eq!(world.directory.list().unwrap(), [(FILE, 1 << 20)]);
         let zeros = vec![0; 8192];
-        let expected = DiskOutcome::Read { checksum: Checksum::of(&zeros[..5000]), bytes: zeros };
-        assert_eq!(world.one(read(4096, 8192, 5000, Target::Completion)), Ok(expected));
+        let expected = DiskOutcome::Read {
+            checksum: Checksum::of(&zeros[..5000]),
+            bytes: zeros,
+        };
+        assert_eq!(
+            world.one(read(4096, 8192, 5000, Target::Completion)),
+            Ok(expected)
+        );
     });
 }
 
@@ -101,24 +142,61 @@ fn parts_come_back_as_they_were_with_zeros_for_padding() {
         let source = extent(1 << 20, 1_003_520);
         world.fill(&source, &random(3, 1_003_520));
         world.fill(&source, &value);
-        let parts = vec![Part::Bytes(header.clone()), Part::Extent { extent: source, length: value.len() as u64 }];
-        let ops = vec![DiskOp::Write { file: FILE, offset: 8192, parts }, DiskOp::Sync { file: FILE }];
-        assert_eq!(world.all(ops), [Ok(DiskOutcome::Done), Ok(DiskOutcome::Done)]);
+        let parts = vec![
+            Part::Bytes(header.clone()),
+            Part::Extent {
+                extent: source,
+                length: value.len() as u64,
+            },
+        ];
+        let ops = vec![
+            DiskOp::Write {
+                file: FILE,
+                offset: 8192,
+                parts,
+            },
+            DiskOp::Sync { file: FILE },
+        ];
+        assert_eq!(
+            world.all(ops),
+            [Ok(DiskOutcome::Done), Ok(DiskOutcome::Done)]
+        );
 
         let mut padded = value.clone();
         padded.resize(1_003_520, 0);
         let whole = [header.clone(), padded].concat();
         let bytes = whole.len() as u64;
-        let expected = DiskOutcome::Read { checksum: Checksum::of(&header), bytes: whole };
-        assert_eq!(world.one(read(8192, bytes, BLOCK_BYTES, Target::Completion)), Ok(expected));
-        for (into, place) in [(Target::Nowhere, None), (Target::Extent(extent(4 << 20, 1_003_520)), Some(4 << 20))] {
+        let expected = DiskOutcome::Read {
+            checksum: Checksum::of(&header),
+            bytes: whole,
+        };
+        assert_eq!(
+            world.one(read(8192, bytes, BLOCK_BYTES, Target::Completion)),
+            Ok(expected)
+        );
+        for (into, place) in [
+            (Target::Nowhere, None),
+            (Target::Extent(extent(4 << 20, 1_003_520)), Some(4 << 20)),
+        ] {
             let checksum = Checksum::of(&value);
-            let result = world.one(read(8192 + BLOCK_BYTES, 1_003_520, value.len() as u64, into));
-            assert_eq!(result, Ok(DiskOutcome::Read { bytes: Vec::new(), checksum }));
+            let result = world.one(read(
+                8192 + BLOCK_BYTES,
+                1_003_520,
+                value.len() as u64,
+                into,
+            ));
+            assert_eq!(
+                result,
+                Ok(DiskOutcome::Read {
+                    bytes: Vec::new(),
+                    checksum
+                })
+            );
             if let Some(place) = place {
                 let mut back = vec![0; value.len()];
                 // SAFETY: no operation is in flight.
-                let grant = unsafe { world.segment.grant(&extent(place, 1_003_520), Access::Read) }.unwrap();
+                let grant = unsafe { world.segment.grant(&extent(place, 1_003_520), Access::Read) }
+                    .unwrap();
                 assert_eq!(grant.copy_out(&mut back), checksum);
                 assert_eq!(back, value);
             }
@@ -133,11 +211,27 @@ fn an_extent_off_the_blocks_is_written_and_read_all_the_same() {
         let value = random(4, 10_000);
         let (source, target) = (extent(64, 10_048), extent(1 << 20, 10_048));
         world.fill(&source, &value);
-        let parts = vec![Part::Extent { extent: source, length: 10_000 }];
-        assert_eq!(world.one(DiskOp::Write { file: FILE, offset: 0, parts }), Ok(DiskOutcome::Done));
+        let parts = vec![Part::Extent {
+            extent: source,
+            length: 10_000,
+        }];
+        assert_eq!(
+            world.one(DiskOp::Write {
+                file: FILE,
+                offset: 0,
+                parts
+            }),
+            Ok(DiskOutcome::Done)
+        );
         let checksum = Checksum::of(&value);
-        let expected = Ok(DiskOutcome::Read { bytes: Vec::new(), checksum });
-        assert_eq!(world.one(read(0, 12_288, 10_000, Target::Extent(target))), expected);
+        let expected = Ok(DiskOutcome::Read {
+            bytes: Vec::new(),
+            checksum,
+        });
+        assert_eq!(
+            world.one(read(0, 12_288, 10_000, Target::Extent(target))),
+            expected
+        );
         // SAFETY: no operation is in flight.
         let grant = unsafe { world.segment.grant(&target, Access::Read) }.unwrap();
         assert_eq!(grant.checksum(10_000), checksum);
@@ -155,27 +249,71 @@ fn more_operations_than_the_depth_all_complete() {
             parts: vec![Part::Bytes(value(index))],
         };
         let count = 100;
-        assert!(world.all((0..count).map(write).collect()).iter().all(Result::is_ok));
-        let reads = (0..count).map(|index| read(index * BLOCK_BYTES, BLOCK_BYTES, BLOCK_BYTES, Target::Completion));
+        assert!(
+            world
+                .all((0..count).map(write).collect())
+                .iter()
+                .all(Result::is_ok)
+        );
+        let reads = (0..count).map(|index| {
+            read(
+                index * BLOCK_BYTES,
+                BLOCK_BYTES,
+                BLOCK_BYTES,
+                Target::Completion,
+            )
+        });
         for (index, result) in world.all(reads.collect()).into_iter().enumerate() {
             let bytes = value(index as u64);
-            assert_eq!(result, Ok(DiskOutcome::Read { checksum: Checksum::of(&bytes), bytes }));
+            assert_eq!(
+                result,
+                Ok(DiskOutcome::Read {
+                    checksum: Checksum::of(&bytes),
+                    bytes
+                })
+            );
         }
-        assert_eq!(world.disk.device.footprint().written_bytes.load(Ordering::Relaxed), count * BLOCK_BYTES);
+        assert_eq!(
+            world
+                .disk
+                .device
+                .footprint()
+                .written_bytes
+                .load(Ordering::Relaxed),
+            count * BLOCK_BYTES
+        );
     });
 }
 
 #[test]
 fn what_is_not_there_is_missing_and_what_is_deleted_is_gone() {
     World::each(|world| {
-        assert_eq!(world.one(read(0, BLOCK_BYTES, 1, Target::Nowhere)), Err(DiskError::Missing));
-        assert_eq!(world.one(DiskOp::Sync { file: FILE }), Err(DiskError::Missing));
+        assert_eq!(
+            world.one(read(0, BLOCK_BYTES, 1, Target::Nowhere)),
+            Err(DiskError::Missing)
+        );
+        assert_eq!(
+            world.one(DiskOp::Sync { file: FILE }),
+            Err(DiskError::Missing)
+        );
         world.create(1 << 20);
-        assert_eq!(world.one(read(1 << 20, BLOCK_BYTES, 1, Target::Nowhere)), Err(DiskError::Missing));
-        assert_eq!(world.one(DiskOp::Delete { file: FILE }), Ok(DiskOutcome::Done));
+        assert_eq!(
+            world.one(read(1 << 20, BLOCK_BYTES, 1, Target::Nowhere)),
+            Err(DiskError::Missing)
+        );
+        assert_eq!(
+            world.one(DiskOp::Delete { file: FILE }),
+            Ok(DiskOutcome::Done)
+        );
         assert_eq!(world.directory.list().unwrap(), []);
-        assert_eq!(world.one(read(0, BLOCK_BYTES, 1, Target::Nowhere)), Err(DiskError::Missing));
-        assert_eq!(world.one(DiskOp::Delete { file: FILE }), Err(DiskError::Missing));
+        assert_eq!(
+            world.one(read(0, BLOCK_BYTES, 1, Target::Nowhere)),
+            Err(DiskError::Missing)
+        );
+        assert_eq!(
+            world.one(DiskOp::Delete { file: FILE }),
+            Err(DiskError::Missing)
+        );
     });
 }
 
@@ -183,8 +321,17 @@ fn what_is_not_there_is_missing_and_what_is_deleted_is_gone() {
 fn a_file_larger_than_the_disk_is_full_and_leaves_no_name() {
     World::each(|world| {
         // Far more than any file system that tests run on has, yet within the largest file of ext4.
-        let result = world.one(DiskOp::Create { file: FILE, bytes: 15 << 40 });
-        assert!(matches!(result, Err(DiskError::Full | DiskError::Device { errno: libc::EFBIG })), "{result:?}");
+        let result = world.one(DiskOp::Create {
+            file: FILE,
+            bytes: 15 << 40,
+        });
+        assert!(
+            matches!(
+                result,
+                Err(DiskError::Full | DiskError::Device { errno: libc::EFBIG })
+            ),
+            "{result:?}"
+        );
         assert_eq!(world.directory.list().unwrap(), []);
     });
 }
@@ -209,10 +356,25 @@ fn callers_read_into_buffers_of_any_alignment_and_length() {
         world.create(8 << 20);
         let value = random(9, 3 << 20);
         let parts = vec![Part::Bytes(value.clone())];
-        assert_eq!(world.one(DiskOp::Write { file: FILE, offset: 0, parts }), Ok(DiskOutcome::Done));
-        let cases = [(0, 1usize, 0usize), (0, 4096, 0), (4096, 100_000, 0), (8192, 100_000, 3), (1 << 20, 1 << 20, 16)];
-        let mut buffers: Vec<buffer::AlignedBuffer> =
-            cases.iter().map(|(_, length, shift)| buffer::AlignedBuffer::zeroed(length + shift)).collect();
+        assert_eq!(
+            world.one(DiskOp::Write {
+                file: FILE,
+                offset: 0,
+                parts
+            }),
+            Ok(DiskOutcome::Done)
+        );
+        let cases = [
+            (0, 1usize, 0usize),
+            (0, 4096, 0),
+            (4096, 100_000, 0),
+            (8192, 100_000, 3),
+            (1 << 20, 1 << 20, 16),
+        ];
+        let mut buffers: Vec<buffer::AlignedBuffer> = cases
+            .iter()
+            .map(|(_, length, shift)| buffer::AlignedBuffer::zeroed(length + shift))
+            .collect();
         let record = |((offset, length, shift), buffer)| {
             let (bytes, into) = (slackwater_base::round_to_block(length as u64), buffer);
             let into: &mut buffer::AlignedBuffer = into;
@@ -225,13 +387,18 @@ fn callers_read_into_buffers_of_any_alignment_and_length() {
                 took: Duration::ZERO,
             }
         };
-        let mut records: Vec<RecordRead<'_>> = cases.into_iter().zip(&mut buffers).map(record).collect();
+        let mut records: Vec<RecordRead<'_>> =
+            cases.into_iter().zip(&mut buffers).map(record).collect();
         world.disk.readers.read(&mut records);
         let (one, rest) = records.split_first_mut().unwrap();
         world.disk.readers.read(std::slice::from_mut(one));
         for (record, (offset, length, _)) in std::iter::once(&*one).chain(&*rest).zip(cases) {
             let expected = &value[offset as usize..offset as usize + length];
-            assert_eq!(record.result, Some(Ok(Checksum::of(expected))), "{offset} {length}");
+            assert_eq!(
+                record.result,
+                Some(Ok(Checksum::of(expected))),
+                "{offset} {length}"
+            );
             assert!(record.into == expected);
         }
         assert_eq!(world.disk.readers.reads(), cases.len() as u64 + 1);
@@ -255,19 +422,44 @@ fn a_long_record_read_alone_is_whole_in_any_buffer_and_missing_when_its_end_is()
         world.create(4 << 20);
         let value = random(13, 4 << 20);
         let parts = vec![Part::Bytes(value.clone())];
-        assert_eq!(world.one(DiskOp::Write { file: FILE, offset: 0, parts }), Ok(DiskOutcome::Done));
+        assert_eq!(
+            world.one(DiskOp::Write {
+                file: FILE,
+                offset: 0,
+                parts
+            }),
+            Ok(DiskOutcome::Done)
+        );
         let check = |offset: usize, length: usize, shift: usize, there: bool| {
             let mut buffer = buffer::AlignedBuffer::zeroed(length + shift);
-            let (bytes, into) = (slackwater_base::round_to_block(length as u64), &mut buffer[shift..]);
+            let (bytes, into) = (
+                slackwater_base::round_to_block(length as u64),
+                &mut buffer[shift..],
+            );
             let offset = offset as u64;
-            let mut record = RecordRead { file: FILE, offset, bytes, into, result: None, took: Duration::ZERO };
+            let mut record = RecordRead {
+                file: FILE,
+                offset,
+                bytes,
+                into,
+                result: None,
+                took: Duration::ZERO,
+            };
             world.disk.readers.read(std::slice::from_mut(&mut record));
             if there {
                 let expected = &value[offset as usize..][..length];
-                assert_eq!(record.result, Some(Ok(Checksum::of(expected))), "{offset} {length} {shift}");
+                assert_eq!(
+                    record.result,
+                    Some(Ok(Checksum::of(expected))),
+                    "{offset} {length} {shift}"
+                );
                 assert!(record.into == expected && record.took > Duration::ZERO);
             } else {
-                assert_eq!(record.result, Some(Err(DiskError::Missing)), "{offset} {length} {shift}");
+                assert_eq!(
+                    record.result,
+                    Some(Err(DiskError::Missing)),
+                    "{offset} {length} {shift}"
+                );
             }
         };
         for shift in [0, 16] {
@@ -302,7 +494,11 @@ fn reads_that_fail_give_their_buffers_back() {
                 .collect();
             world.disk.readers.read(&mut records);
             world.disk.readers.read(&mut records[..1]);
-            assert!(records.iter().all(|record| record.result == Some(Err(DiskError::Missing))));
+            assert!(
+                records
+                    .iter()
+                    .all(|record| record.result == Some(Err(DiskError::Missing)))
+            );
             assert_eq!(world.disk.readers.buffers_given_out(), 0);
         }
     });
@@ -316,17 +512,35 @@ fn a_ring_that_fails_is_emptied_before_its_buffers_are_used_again() {
         world.create(8 << 20);
         let value = random(11, 4 << 20);
         let parts = vec![Part::Bytes(value.clone())];
-        assert_eq!(world.one(DiskOp::Write { file: FILE, offset: 0, parts }), Ok(DiskOutcome::Done));
+        assert_eq!(
+            world.one(DiskOp::Write {
+                file: FILE,
+                offset: 0,
+                parts
+            }),
+            Ok(DiskOutcome::Done)
+        );
         for turns in [1, 3] {
             let rings = world.disk.readers.fail_ring(turns);
             assert_eq!(rings, world.disk.choice.chosen == "uring");
             let mut buffers: Vec<Vec<u8>> = (0..4).map(|_| vec![0; 1_000_001]).collect();
             let record = |(number, into)| {
                 let into: &mut Vec<u8> = into;
-                let (offset, bytes) = (number as u64 * (1 << 20), slackwater_base::round_to_block(into.len() as u64));
-                RecordRead { file: FILE, offset, bytes, into, result: None, took: Duration::ZERO }
+                let (offset, bytes) = (
+                    number as u64 * (1 << 20),
+                    slackwater_base::round_to_block(into.len() as u64),
+                );
+                RecordRead {
+                    file: FILE,
+                    offset,
+                    bytes,
+                    into,
+                    result: None,
+                    took: Duration::ZERO,
+                }
             };
-            let mut records: Vec<RecordRead<'_>> = buffers.iter_mut().enumerate().map(record).collect();
+            let mut records: Vec<RecordRead<'_>> =
+                buffers.iter_mut().enumerate().map(record).collect();
             world.disk.readers.read(&mut records);
             for (number, record) in records.iter().enumerate() {
                 let expected = &value[number << 20..][..1_000_001];
@@ -343,8 +557,19 @@ fn auto_says_what_it_chose() {
     let root = tempfile::tempdir().unwrap();
     let directory = Arc::new(Directory::hold(root.path()).unwrap());
     let region = Arc::new(Region::map(2 << 20, HugePages::Off).unwrap().0);
-    let segment = Segment { id: SegmentId(1), incarnation: Incarnation(5), region };
-    let how = Use { backend: IoBackend::Auto, depth: 4, read_buffer_bytes: 1 << 20 };
+    let segment = Segment {
+        id: SegmentId(1),
+        incarnation: Incarnation(5),
+        region,
+    };
+    let how = Use {
+        backend: IoBackend::Auto,
+        depth: 4,
+        read_buffer_bytes: 1 << 20,
+    };
     let choice = start(&directory, segment, how).unwrap().choice;
-    assert!(["uring", "pread"].contains(&choice.chosen.as_str()) && !choice.reason.is_empty(), "{choice:?}");
+    assert!(
+        ["uring", "pread"].contains(&choice.chosen.as_str()) && !choice.reason.is_empty(),
+        "{choice:?}"
+    );
 }

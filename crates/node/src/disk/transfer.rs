@@ -126,9 +126,15 @@ impl Transfer {
                     used += bytes.len();
                 }
                 Part::Extent { length, .. } => {
-                    let grant = extents.next().expect("a grant was made for every extent above");
+                    let grant = extents
+                        .next()
+                        .expect("a grant was made for every extent above");
                     let length = *length as usize;
-                    let whole = if aligned(grant.address()) { length - length % BLOCK } else { 0 };
+                    let whole = if aligned(grant.address()) {
+                        length - length % BLOCK
+                    } else {
+                        0
+                    };
                     pieces.push(grant.address(), whole);
                     let rest = length - whole;
                     if rest > 0 {
@@ -143,7 +149,16 @@ impl Transfer {
         }
         let pieces = pieces.0;
         file.begin_write();
-        Ok(Self { file, way: Way::Write, offset, pieces, next: 0, scratch, grants, length: 0 })
+        Ok(Self {
+            file,
+            way: Way::Write,
+            offset,
+            pieces,
+            next: 0,
+            scratch,
+            grants,
+            length: 0,
+        })
     }
 
     /// A read of `bytes` bytes from `offset`, whose first `length` are the value.
@@ -159,7 +174,11 @@ impl Transfer {
         into: &Target,
         segment: &Segment,
     ) -> Result<Self, DiskError> {
-        let Place { offset, bytes, length } = place;
+        let Place {
+            offset,
+            bytes,
+            length,
+        } = place;
         let (bytes, length) = (bytes as usize, length as usize);
         let (arrival, grants, in_extent) = match into {
             Target::Completion => (Arrival::Completion, Vec::new(), 0),
@@ -187,7 +206,16 @@ impl Transfer {
         }
         pieces.push(scratch.address(), in_scratch);
         let pieces = pieces.0;
-        Ok(Self { file, way: Way::Read(arrival), offset, pieces, next: 0, scratch, grants, length })
+        Ok(Self {
+            file,
+            way: Way::Read(arrival),
+            offset,
+            pieces,
+            next: 0,
+            scratch,
+            grants,
+            length,
+        })
     }
 
     /// A read of `place` whose value ends up at `start`; what cannot go there straight goes through `scratch`.
@@ -195,16 +223,38 @@ impl Transfer {
     /// # Safety
     /// - `start` is valid for writes of `place.length` bytes until the transfer is dropped.
     /// - Nobody else touches those bytes until then.
-    pub(super) unsafe fn read_to(file: Arc<OpenFile>, place: Place, start: *mut u8, mut scratch: Scratch) -> Self {
-        let Place { offset, bytes, length } = place;
+    pub(super) unsafe fn read_to(
+        file: Arc<OpenFile>,
+        place: Place,
+        start: *mut u8,
+        mut scratch: Scratch,
+    ) -> Self {
+        let Place {
+            offset,
+            bytes,
+            length,
+        } = place;
         let (bytes, length) = (bytes as usize, length as usize);
         let there = straight_bytes(start, length);
-        assert!(scratch.len() >= bytes - there, "{} for {bytes} less {there}", scratch.len());
+        assert!(
+            scratch.len() >= bytes - there,
+            "{} for {bytes} less {there}",
+            scratch.len()
+        );
         let mut pieces = Pieces::default();
         pieces.push(start, there);
         pieces.push(scratch.address(), bytes - there);
         let way = Way::Read(Arrival::Caller { start, there });
-        Self { file, way, offset, pieces: pieces.0, next: 0, scratch, grants: Vec::new(), length }
+        Self {
+            file,
+            way,
+            offset,
+            pieces: pieces.0,
+            next: 0,
+            scratch,
+            grants: Vec::new(),
+            length,
+        }
     }
 
     /// The pieces still to be done, as the system calls take them: file, way, pieces, their number, offset.
@@ -221,7 +271,13 @@ impl Transfer {
 
     /// Does some of it by a blocking system call.
     pub(super) fn once(&mut self) -> Progress {
-        let Window { file, write, pieces, count, offset } = self.window();
+        let Window {
+            file,
+            write,
+            pieces,
+            count,
+            offset,
+        } = self.window();
         // SAFETY: `pieces` are `count` entries, each a range that stays valid as long as `self`, and for a read one that
         // nobody else touches: the promises of the constructors. The file is open as long as `self.file` lives.
         let result = unsafe {
@@ -232,7 +288,11 @@ impl Transfer {
             }
         };
         let errno = || std::io::Error::last_os_error().raw_os_error().unwrap_or(0);
-        self.after(if result < 0 { Err(errno()) } else { Ok(result as usize) })
+        self.after(if result < 0 {
+            Err(errno())
+        } else {
+            Ok(result as usize)
+        })
     }
 
     /// Takes in what a system call said: a count of bytes, or an error number.
@@ -240,7 +300,9 @@ impl Transfer {
         match result {
             Err(libc::EINTR | libc::EAGAIN) => Progress::Again,
             Err(errno) => Progress::Failed(disk_error(errno)),
-            Ok(0) if self.way == Way::Write => Progress::Failed(DiskError::Device { errno: libc::EIO }),
+            Ok(0) if self.way == Way::Write => {
+                Progress::Failed(DiskError::Device { errno: libc::EIO })
+            }
             Ok(0) => Progress::Failed(DiskError::Missing),
             Ok(done) => self.advance(done),
         }
@@ -266,7 +328,9 @@ impl Transfer {
 
     /// What the transfer gave, once it is done.
     pub(super) fn outcome(&mut self) -> DiskOutcome {
-        let Way::Read(arrival) = self.way else { return DiskOutcome::Done };
+        let Way::Read(arrival) = self.way else {
+            return DiskOutcome::Done;
+        };
         let value = &self.scratch[..self.length.min(self.scratch.len())];
         let (bytes, checksum) = match arrival {
             Arrival::Completion => (self.scratch.to_vec(), Checksum::of(value)),
@@ -285,7 +349,9 @@ impl Transfer {
         let rest = self.length - there;
         // SAFETY: `start` is valid for `length` bytes that nobody else touches (`read_to`), `rest` of them follow the
         // `there` that have arrived, and `scratch`, an allocation of its own, has at least as many.
-        let tail = unsafe { slackwater_pool::copy::copy_checksum(start.add(there), self.scratch.as_ptr(), rest) };
+        let tail = unsafe {
+            slackwater_pool::copy::copy_checksum(start.add(there), self.scratch.as_ptr(), rest)
+        };
         if there == 0 {
             return tail;
         }
@@ -296,7 +362,11 @@ impl Transfer {
 
 /// How many bytes of a value can be read straight to `start`: whole blocks, and only where it is aligned.
 pub(super) fn straight_bytes(start: *const u8, length: usize) -> usize {
-    if aligned(start) { length - length % BLOCK } else { 0 }
+    if aligned(start) {
+        length - length % BLOCK
+    } else {
+        0
+    }
 }
 
 /// What a read reads.
@@ -327,8 +397,13 @@ impl Pieces {
             return;
         }
         match self.0.last_mut() {
-            Some(last) if last.iov_base.cast::<u8>().wrapping_add(last.iov_len) == start => last.iov_len += bytes,
-            _ => self.0.push(libc::iovec { iov_base: start.cast(), iov_len: bytes }),
+            Some(last) if last.iov_base.cast::<u8>().wrapping_add(last.iov_len) == start => {
+                last.iov_len += bytes
+            }
+            _ => self.0.push(libc::iovec {
+                iov_base: start.cast(),
+                iov_len: bytes,
+            }),
         }
     }
 }
@@ -339,9 +414,13 @@ pub(super) fn disk_error(errno: i32) -> DiskError {
         libc::ENOSPC | libc::EDQUOT => DiskError::Full,
         libc::EROFS => DiskError::ReadOnly,
         libc::ENOENT => DiskError::Missing,
-        libc::EMFILE | libc::ENFILE | libc::ENOMEM | libc::ENOBUFS | libc::EAGAIN | libc::EINTR | libc::EBUSY => {
-            DiskError::Resources { errno }
-        }
+        libc::EMFILE
+        | libc::ENFILE
+        | libc::ENOMEM
+        | libc::ENOBUFS
+        | libc::EAGAIN
+        | libc::EINTR
+        | libc::EBUSY => DiskError::Resources { errno },
         errno => DiskError::Device { errno },
     }
 }
@@ -353,7 +432,9 @@ pub(super) fn errno_error(errno: Errno) -> DiskError {
 const BLOCK: usize = BLOCK_BYTES as usize;
 
 /// An extent that no operation on this node can mean: the agent's books are broken, and nothing is touched.
-const FOREIGN: DiskError = DiskError::Device { errno: libc::EFAULT };
+const FOREIGN: DiskError = DiskError::Device {
+    errno: libc::EFAULT,
+};
 
 fn aligned(address: *const u8) -> bool {
     address.addr().is_multiple_of(BLOCK)
@@ -364,7 +445,11 @@ fn scratch_bytes(parts: &[Part]) -> usize {
     let one = |part: &Part| match part {
         Part::Bytes(bytes) => bytes.len(),
         Part::Extent { extent, length } if extent.offset.is_multiple_of(BLOCK_BYTES) => {
-            if length.is_multiple_of(BLOCK_BYTES) { 0 } else { BLOCK }
+            if length.is_multiple_of(BLOCK_BYTES) {
+                0
+            } else {
+                BLOCK
+            }
         }
         Part::Extent { length, .. } => round_to_block(*length) as usize,
     };
@@ -383,11 +468,21 @@ mod tests {
 
     pub(crate) fn segment(bytes: usize) -> Segment {
         let region = Arc::new(Region::map(bytes, HugePages::Off).unwrap().0);
-        Segment { id: SegmentId(1), incarnation: Incarnation(9), region }
+        Segment {
+            id: SegmentId(1),
+            incarnation: Incarnation(9),
+            region,
+        }
     }
 
     fn extent(offset: u64, bytes: u64) -> ExtentRef {
-        ExtentRef { segment: SegmentId(1), incarnation: Incarnation(9), offset, bytes, generation: 1 }
+        ExtentRef {
+            segment: SegmentId(1),
+            incarnation: Incarnation(9),
+            offset,
+            bytes,
+            generation: 1,
+        }
     }
 
     /// Plays a device that does `step` bytes at a time, and returns what it was given.
@@ -397,13 +492,16 @@ mod tests {
             let window = transfer.window();
             assert_eq!(window.offset, 8192 + given.len() as u64);
             // SAFETY: the window's entries live in the transfer.
-            let pieces = unsafe { std::slice::from_raw_parts(window.pieces, window.count as usize) };
+            let pieces =
+                unsafe { std::slice::from_raw_parts(window.pieces, window.count as usize) };
             let mut want = step();
             let before = given.len();
             for piece in pieces {
                 let take = want.min(piece.iov_len);
                 // SAFETY: a piece is a valid range as long as the transfer lives, and nobody writes it here.
-                given.extend_from_slice(unsafe { std::slice::from_raw_parts(piece.iov_base.cast::<u8>(), take) });
+                given.extend_from_slice(unsafe {
+                    std::slice::from_raw_parts(piece.iov_base.cast::<u8>(), take)
+                });
                 want -= take;
             }
             match transfer.after(Ok(given.len() - before)) {
@@ -456,53 +554,104 @@ mod tests {
     #[test]
     fn what_a_system_call_says_decides_how_it_goes_on() {
         let root = tempfile::tempdir().unwrap();
-        let file = Directory::hold(root.path()).unwrap().create(FileId(1)).unwrap();
+        let file = Directory::hold(root.path())
+            .unwrap()
+            .create(FileId(1))
+            .unwrap();
         let segment = segment(1 << 20);
         let check = |into: Option<Target>, result: Result<usize, i32>, expected: Progress| {
             let file = Arc::clone(&file);
             let mut transfer = match into {
                 // SAFETY: one transfer at a time touches the segment.
                 Some(into) => unsafe {
-                    Transfer::read(file, Place { offset: 0, bytes: 8192, length: 8000 }, &into, &segment)
+                    Transfer::read(
+                        file,
+                        Place {
+                            offset: 0,
+                            bytes: 8192,
+                            length: 8000,
+                        },
+                        &into,
+                        &segment,
+                    )
                 },
                 // SAFETY: as above.
-                None => unsafe { Transfer::write(file, 0, &[Part::Bytes(vec![1; 8192])], &segment) },
+                None => unsafe {
+                    Transfer::write(file, 0, &[Part::Bytes(vec![1; 8192])], &segment)
+                },
             }
             .unwrap();
             assert_eq!(transfer.after(result), expected, "{into:?} {result:?}");
         };
         let device = |errno: i32| Progress::Failed(DiskError::Device { errno });
-        for read in [None, Some(Target::Completion), Some(Target::Nowhere), Some(Target::Extent(extent(0, 8192)))] {
+        for read in [
+            None,
+            Some(Target::Completion),
+            Some(Target::Nowhere),
+            Some(Target::Extent(extent(0, 8192))),
+        ] {
             check(read, Err(libc::EINTR), Progress::Again);
             check(read, Err(libc::EAGAIN), Progress::Again);
             check(read, Ok(512), Progress::Again);
             check(read, Ok(8192), Progress::Done);
             check(read, Err(libc::EIO), device(libc::EIO));
             check(read, Err(libc::ENOSPC), Progress::Failed(DiskError::Full));
-            check(read, Err(libc::EROFS), Progress::Failed(DiskError::ReadOnly));
+            check(
+                read,
+                Err(libc::EROFS),
+                Progress::Failed(DiskError::ReadOnly),
+            );
         }
-        check(Some(Target::Nowhere), Ok(0), Progress::Failed(DiskError::Missing));
+        check(
+            Some(Target::Nowhere),
+            Ok(0),
+            Progress::Failed(DiskError::Missing),
+        );
         check(None, Ok(0), device(libc::EIO));
     }
 
     #[test]
     fn extents_of_others_and_too_short_ones_are_refused() {
         let root = tempfile::tempdir().unwrap();
-        let file = Directory::hold(root.path()).unwrap().create(FileId(1)).unwrap();
+        let file = Directory::hold(root.path())
+            .unwrap()
+            .create(FileId(1))
+            .unwrap();
         let segment = segment(1 << 20);
         let refused = [
-            ExtentRef { incarnation: Incarnation(8), ..extent(0, 8192) },
-            ExtentRef { segment: SegmentId(2), ..extent(0, 8192) },
+            ExtentRef {
+                incarnation: Incarnation(8),
+                ..extent(0, 8192)
+            },
+            ExtentRef {
+                segment: SegmentId(2),
+                ..extent(0, 8192)
+            },
             extent(2 << 20, 8192),
             extent(0, 4096),
         ];
         for extent in refused {
-            let place = Place { offset: 0, bytes: 8192, length: 8000 };
+            let place = Place {
+                offset: 0,
+                bytes: 8192,
+                length: 8000,
+            };
             // SAFETY: nothing is transferred.
-            let read = unsafe { Transfer::read(Arc::clone(&file), place, &Target::Extent(extent), &segment) };
+            let read = unsafe {
+                Transfer::read(Arc::clone(&file), place, &Target::Extent(extent), &segment)
+            };
             // SAFETY: as above.
-            let write =
-                unsafe { Transfer::write(Arc::clone(&file), 0, &[Part::Extent { extent, length: 8000 }], &segment) };
+            let write = unsafe {
+                Transfer::write(
+                    Arc::clone(&file),
+                    0,
+                    &[Part::Extent {
+                        extent,
+                        length: 8000,
+                    }],
+                    &segment,
+                )
+            };
             assert_eq!(read.unwrap_err(), FOREIGN);
             assert_eq!(write.unwrap_err(), FOREIGN);
         }

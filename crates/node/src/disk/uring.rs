@@ -31,12 +31,28 @@ struct Driver {
 }
 
 impl UringDevice {
-    pub(super) fn new(directory: Arc<Directory>, segment: Segment, depth: usize) -> io::Result<Self> {
+    pub(super) fn new(
+        directory: Arc<Directory>,
+        segment: Segment,
+        depth: usize,
+    ) -> io::Result<Self> {
         let ring = Ring::new(depth)?;
         let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        let driver = Driver { ring, backlog: VecDeque::new(), landed: Vec::new(), watching: false };
+        let driver = Driver {
+            ring,
+            backlog: VecDeque::new(),
+            landed: Vec::new(),
+            watching: false,
+        };
         let driver = Mutex::new(driver);
-        Ok(Self { directory, segment, inbox: Mutex::default(), event, driver, footprint: Footprint::default() })
+        Ok(Self {
+            directory,
+            segment,
+            inbox: Mutex::default(),
+            event,
+            driver,
+            footprint: Footprint::default(),
+        })
     }
 }
 
@@ -57,10 +73,20 @@ impl Device for UringDevice {
 
     fn complete(&self, done: &mut Vec<DiskDone>) -> io::Result<()> {
         let mut driver = self.driver.lock().unwrap_or_else(PoisonError::into_inner);
-        let Driver { ring, backlog, landed, watching } = &mut *driver;
+        let Driver {
+            ring,
+            backlog,
+            landed,
+            watching,
+        } = &mut *driver;
         let before = done.len();
         loop {
-            backlog.extend(self.inbox.lock().unwrap_or_else(PoisonError::into_inner).drain(..));
+            backlog.extend(
+                self.inbox
+                    .lock()
+                    .unwrap_or_else(PoisonError::into_inner)
+                    .drain(..),
+            );
             while ring.room() > 0
                 && let Some((op, what)) = backlog.pop_front()
             {
@@ -68,7 +94,10 @@ impl Device for UringDevice {
                 // SAFETY: the agent that made the operation keeps its extents from others until the completion.
                 match unsafe { Job::begin(what, &self.directory, &self.segment) } {
                     Ok(job) => ring.start(op.0, job),
-                    Err(error) => done.push(DiskDone { op, result: Err(error) }),
+                    Err(error) => done.push(DiskDone {
+                        op,
+                        result: Err(error),
+                    }),
                 }
             }
             if done.len() > before {
@@ -79,7 +108,10 @@ impl Device for UringDevice {
                 *watching = true;
             }
             let woken = ring.turn(landed)?;
-            done.extend(landed.drain(..).map(|Landed { tag, result }| DiskDone { op: OpId(tag), result }));
+            done.extend(landed.drain(..).map(|Landed { tag, result }| DiskDone {
+                op: OpId(tag),
+                result,
+            }));
             if woken {
                 *watching = false;
                 let mut count = [0; 8];

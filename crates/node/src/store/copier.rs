@@ -19,7 +19,11 @@ pub(super) struct Copier {
 impl Copier {
     /// With `threads` threads, the caller among them.
     pub(super) fn new(threads: usize, wait: Choice) -> Self {
-        Self { threads, wait, pool: OnceLock::new() }
+        Self {
+            threads,
+            wait,
+            pool: OnceLock::new(),
+        }
     }
 
     /// The threads for a call that copies `bytes` bytes; `None` when its caller does so alone, as below `bytes_min`.
@@ -31,10 +35,16 @@ impl Copier {
     }
 
     fn start(&self) -> Option<Pool> {
-        let config =
-            slackwater_pool::Config { wait: Some(self.wait), ..slackwater_pool::Config::threads(self.threads) };
+        let config = slackwater_pool::Config {
+            wait: Some(self.wait),
+            ..slackwater_pool::Config::threads(self.threads)
+        };
         let started = Pool::start(&config);
-        started.inspect_err(|error| tracing::warn!(%error, "no threads to copy with: callers copy alone")).ok()
+        started
+            .inspect_err(
+                |error| tracing::warn!(%error, "no threads to copy with: callers copy alone"),
+            )
+            .ok()
     }
 }
 
@@ -48,7 +58,11 @@ mod tests {
         assert!(copier.pool(99, 100).is_none() && copier.pool.get().is_none());
         assert_eq!(copier.pool(100, 100).map(Pool::threads), Some(2));
         for alone in [0, 1] {
-            assert!(Copier::new(alone, Choice::Adaptive).pool(1 << 30, 1).is_none());
+            assert!(
+                Copier::new(alone, Choice::Adaptive)
+                    .pool(1 << 30, 1)
+                    .is_none()
+            );
         }
     }
 }

@@ -77,7 +77,16 @@ impl Core {
         let call = CallId(self.next_call);
         self.next_call += 1;
         self.current = Some((call, None));
-        self.master.handle(now, Input::Request { client: CLIENT, host: None, call, request }, &mut self.from_master);
+        self.master.handle(
+            now,
+            Input::Request {
+                client: CLIENT,
+                host: None,
+                call,
+                request,
+            },
+            &mut self.from_master,
+        );
         self.settle(now);
         if let Some((_, Some(reply))) = self.current.take() {
             return Asked::Now(reply);
@@ -90,13 +99,18 @@ impl Core {
     /// Takes in what the device did.
     pub(super) fn disk_done(&mut self, now: Instant, done: &mut Vec<DiskDone>) {
         for done in done.drain(..) {
-            self.agent.handle(now, AgentInput::Disk(done), &mut self.from_agent);
+            self.agent
+                .handle(now, AgentInput::Disk(done), &mut self.from_agent);
         }
         self.settle(now);
     }
 
     /// Opens the log over the files of its directory.
-    pub(super) fn open(&mut self, now: Instant, open: AgentInput) -> Later<Result<Opened, FormatError>> {
+    pub(super) fn open(
+        &mut self,
+        now: Instant,
+        open: AgentInput,
+    ) -> Later<Result<Opened, FormatError>> {
         let (owed, later) = Later::new();
         self.opening = Some(owed);
         self.tell(now, open);
@@ -166,18 +180,34 @@ impl Core {
     }
 
     pub(super) fn next_deadline(&self) -> Instant {
-        let deadlines = self.master.next_deadline().into_iter().chain(self.agent.next_deadline());
+        let deadlines = self
+            .master
+            .next_deadline()
+            .into_iter()
+            .chain(self.agent.next_deadline());
         deadlines.min().unwrap_or(Instant::NEVER)
     }
 
     /// Tells every waiter that there will be no answer.
     pub(super) fn fail_waiters(&mut self, error: &StoreError) {
         self.over.get_or_insert_with(|| error.clone());
-        self.calls.drain().for_each(|(_, owed)| owed.complete(Err(error.clone())));
-        self.flushing.drain(..).for_each(|(_, owed)| owed.complete(Err(error.clone())));
-        self.resting.drain(..).for_each(|owed| owed.complete(Err(error.clone())));
-        self.opening.take().into_iter().for_each(|owed| owed.complete(Err(error.clone())));
-        self.stopping.take().into_iter().for_each(|owed| owed.complete(Err(error.clone())));
+        self.calls
+            .drain()
+            .for_each(|(_, owed)| owed.complete(Err(error.clone())));
+        self.flushing
+            .drain(..)
+            .for_each(|(_, owed)| owed.complete(Err(error.clone())));
+        self.resting
+            .drain(..)
+            .for_each(|owed| owed.complete(Err(error.clone())));
+        self.opening
+            .take()
+            .into_iter()
+            .for_each(|owed| owed.complete(Err(error.clone())));
+        self.stopping
+            .take()
+            .into_iter()
+            .for_each(|owed| owed.complete(Err(error.clone())));
     }
 
     /// Tells the agent something.
@@ -193,7 +223,8 @@ impl Core {
                 match output {
                     Output::Reply { call, reply, .. } => self.reply(call, reply),
                     Output::Order { order, .. } => {
-                        self.agent.handle(now, AgentInput::Order(order), &mut self.from_agent);
+                        self.agent
+                            .handle(now, AgentInput::Order(order), &mut self.from_agent);
                     }
                 }
             }
@@ -202,8 +233,11 @@ impl Core {
             }
         }
         let metrics = self.master.metrics();
-        if !self.resting.is_empty() && metrics.offload.in_flight + metrics.promotion.in_flight == 0 {
-            self.resting.drain(..).for_each(|owed| owed.complete(Ok(())));
+        if !self.resting.is_empty() && metrics.offload.in_flight + metrics.promotion.in_flight == 0
+        {
+            self.resting
+                .drain(..)
+                .for_each(|owed| owed.complete(Ok(())));
         }
     }
 
@@ -225,17 +259,31 @@ impl Core {
                 if let Report::Disk(state) = &report {
                     self.accepting = state.accepting;
                 }
-                self.master.handle(now, Input::Report { node: NODE, report }, &mut self.from_master);
+                self.master.handle(
+                    now,
+                    Input::Report { node: NODE, report },
+                    &mut self.from_master,
+                );
             }
             AgentOutput::Opened(opened) => self.opened(Ok(opened)),
             AgentOutput::Refused(error) => self.opened(Err(error)),
             AgentOutput::Flushed(number) => {
-                while self.flushing.front().is_some_and(|(first, _)| *first <= number) {
-                    self.flushing.pop_front().into_iter().for_each(|(_, owed)| owed.complete(Ok(())));
+                while self
+                    .flushing
+                    .front()
+                    .is_some_and(|(first, _)| *first <= number)
+                {
+                    self.flushing
+                        .pop_front()
+                        .into_iter()
+                        .for_each(|(_, owed)| owed.complete(Ok(())));
                 }
             }
             AgentOutput::Stopped { lost } => {
-                self.stopping.take().into_iter().for_each(|owed| owed.complete(Ok(lost)));
+                self.stopping
+                    .take()
+                    .into_iter()
+                    .for_each(|owed| owed.complete(Ok(lost)));
             }
         }
     }

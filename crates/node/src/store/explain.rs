@@ -47,7 +47,12 @@ pub struct ReturnChance {
 
 impl From<Opinion> for Reason {
     fn from(opinion: Opinion) -> Self {
-        let Opinion { kind, held, policy, explanation } = opinion;
+        let Opinion {
+            kind,
+            held,
+            policy,
+            explanation,
+        } = opinion;
         let (tier, name) = match kind {
             SegmentKind::Memory => (Tier::Memory, "memory"),
             SegmentKind::Disk => (Tier::Disk, "SSD"),
@@ -56,9 +61,10 @@ impl From<Opinion> for Reason {
             Held::Here => format!("in {name}"),
             Held::Above => format!("not on {name} yet, and would there be"),
         };
-        let why = explanation
-            .as_ref()
-            .map_or_else(|| format!("in a line of {policy}, which knows nothing but the order"), ToString::to_string);
+        let why = explanation.as_ref().map_or_else(
+            || format!("in a line of {policy}, which knows nothing but the order"),
+            ToString::to_string,
+        );
         let learned = explanation.map(|explanation| Learned {
             class: explanation.class,
             reuses: explanation.reuses,
@@ -68,9 +74,18 @@ impl From<Opinion> for Reason {
             returns: explanation
                 .returns
                 .iter()
-                .map(|point| ReturnChance { within_s: point.within.as_secs_f64(), chance: point.chance })
+                .map(|point| ReturnChance {
+                    within_s: point.within.as_secs_f64(),
+                    chance: point.chance,
+                })
                 .collect(),
         });
-        Self { tier, held: held == Held::Here, policy, learned, words: format!("{place}, {why}") }
+        Self {
+            tier,
+            held: held == Held::Here,
+            policy,
+            learned,
+            words: format!("{place}, {why}"),
+        }
     }
 }

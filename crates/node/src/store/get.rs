@@ -89,11 +89,22 @@ const UNREAD: DiskError = DiskError::Resources { errno: 0 };
 
 impl Shared {
     /// Reads values into their sinks, an outcome each.
-    pub(super) fn read(&self, keys: &[&[u8]], sinks: &mut [Sink<'_>], options: &GetOptions) -> Vec<Outcome> {
+    pub(super) fn read(
+        &self,
+        keys: &[&[u8]],
+        sinks: &mut [Sink<'_>],
+        options: &GetOptions,
+    ) -> Vec<Outcome> {
         let mut outcomes: Vec<Outcome> = Vec::with_capacity(keys.len());
         let mut chain = options.chain.clone();
-        for (keys, sinks) in keys.chunks(limits::BATCH_KEYS_MAX).zip(sinks.chunks_mut(limits::BATCH_KEYS_MAX)) {
-            let stopped = options.prefix_only && outcomes.iter().any(|outcome| !matches!(outcome, Ok(Some(_))));
+        for (keys, sinks) in keys
+            .chunks(limits::BATCH_KEYS_MAX)
+            .zip(sinks.chunks_mut(limits::BATCH_KEYS_MAX))
+        {
+            let stopped = options.prefix_only
+                && outcomes
+                    .iter()
+                    .any(|outcome| !matches!(outcome, Ok(Some(_))));
             if stopped {
                 outcomes.extend(keys.iter().map(|_| Ok(None)));
                 continue;
@@ -113,11 +124,17 @@ impl Shared {
         let Some(pool) = self.copier.pool(bytes, READ_BYTES_MIN) else {
             let alone = |(grant, room): &mut (&Grant, &mut [u8])| {
                 let begun = time::Instant::now();
-                Tried { arrived: Ok(grant.copy_out(room)), took: begun.elapsed() }
+                Tried {
+                    arrived: Ok(grant.copy_out(room)),
+                    took: begun.elapsed(),
+                }
             };
             return pieces.iter_mut().map(alone).collect();
         };
-        let tried = |copied: Copied| Tried { arrived: Ok(copied.checksum), took: copied.took };
+        let tried = |copied: Copied| Tried {
+            arrived: Ok(copied.checksum),
+            took: copied.took,
+        };
         copy_out_all(pool, pieces).into_iter().map(tried).collect()
     }
 }
@@ -126,7 +143,17 @@ impl<'s, 'b> Reader<'s, 'b> {
     fn new(shared: &'s Shared, options: &'s GetOptions, sinks: &'s mut [Sink<'b>]) -> Self {
         let (keys, places, outcomes) = (Vec::new(), Vec::new(), Vec::new());
         let (actions, readings) = (Vec::new(), Vec::new());
-        Self { shared, options, sinks, keys, places, outcomes, actions, readings, lookup: Duration::ZERO }
+        Self {
+            shared,
+            options,
+            sinks,
+            keys,
+            places,
+            outcomes,
+            actions,
+            readings,
+            lookup: Duration::ZERO,
+        }
     }
 
     fn run(mut self, keys: &[&[u8]], chain: &Chain) -> Vec<Outcome> {
@@ -185,14 +212,32 @@ impl<'s, 'b> Reader<'s, 'b> {
                         Asked::Later(_) => flow.on_link_lost(now, &mut self.actions),
                     },
                     Action::Tell(request) => _ = core.ask(now, request),
-                    Action::Read { index, key, version, bytes, checksum, from } => {
-                        let entry = DiskEntry { tenant: self.options.tenant.clone(), key, version };
+                    Action::Read {
+                        index,
+                        key,
+                        version,
+                        bytes,
+                        checksum,
+                        from,
+                    } => {
+                        let entry = DiskEntry {
+                            tenant: self.options.tenant.clone(),
+                            key,
+                            version,
+                        };
                         match self.open(core, now, (index, bytes), &entry, &from) {
                             Ok(source) => {
                                 let bytes = bytes as usize;
-                                self.readings.push(Reading { index, bytes, checksum, source });
+                                self.readings.push(Reading {
+                                    index,
+                                    bytes,
+                                    checksum,
+                                    source,
+                                });
                             }
-                            Err(failure) => flow.on_read(now, index, Err(failure), &mut self.actions),
+                            Err(failure) => {
+                                flow.on_read(now, index, Err(failure), &mut self.actions)
+                            }
                         }
                     }
                     Action::Write { .. } => unreachable!("a flow that reads does not write"),
@@ -211,13 +256,23 @@ impl<'s, 'b> Reader<'s, 'b> {
     ) -> Result<Source, ReadFailure> {
         let at = self.places[index];
         if !self.sinks[at].fits(bytes) {
-            let have = if let Sink::Given(buffer) = &self.sinks[at] { buffer.len() } else { 0 };
-            self.outcomes[at] = Err(StoreError::BufferTooSmall { key: entry.key.clone(), need: bytes, have });
+            let have = if let Sink::Given(buffer) = &self.sinks[at] {
+                buffer.len()
+            } else {
+                0
+            };
+            self.outcomes[at] = Err(StoreError::BufferTooSmall {
+                key: entry.key.clone(),
+                need: bytes,
+                have,
+            });
             return Err(ReadFailure::BufferTooSmall);
         }
         match from {
             ReplicaAt::Memory(extent) => {
-                let access = core.begin_access(extent, ArenaAccess::Read).ok_or(ReadFailure::Stale)?;
+                let access = core
+                    .begin_access(extent, ArenaAccess::Read)
+                    .ok_or(ReadFailure::Stale)?;
                 // SAFETY: the look-up names extents that were filled and published, and until this access ends the
                 // agent lets nobody write to it nor the master give it out again.
                 match unsafe { self.shared.segment.grant(extent, Access::Read) } {
@@ -228,7 +283,10 @@ impl<'s, 'b> Reader<'s, 'b> {
                     }
                 }
             }
-            ReplicaAt::Disk { .. } => core.begin_read(now, entry).map(Source::Disk).ok_or(ReadFailure::Stale),
+            ReplicaAt::Disk { .. } => core
+                .begin_read(now, entry)
+                .map(Source::Disk)
+                .ok_or(ReadFailure::Stale),
         }
     }
 
@@ -238,46 +296,91 @@ impl<'s, 'b> Reader<'s, 'b> {
         let (mut records, mut record_owners) = (Vec::new(), Vec::new());
         let (mut pieces, mut piece_owners) = (Vec::new(), Vec::new());
         let mut sinks = self.sinks.iter_mut().enumerate();
-        for (number, Reading { index, bytes, source, .. }) in self.readings.iter().enumerate() {
+        for (
+            number,
+            Reading {
+                index,
+                bytes,
+                source,
+                ..
+            },
+        ) in self.readings.iter().enumerate()
+        {
             let place = self.places[*index];
-            let (_, sink) = sinks.find(|(at, _)| *at == place).expect("readings keep the order of the sinks");
+            let (_, sink) = sinks
+                .find(|(at, _)| *at == place)
+                .expect("readings keep the order of the sinks");
             let room = sink.room(*bytes);
-            tried.push(Tried { arrived: Err(UNREAD), took: Duration::ZERO });
+            tried.push(Tried {
+                arrived: Err(UNREAD),
+                took: Duration::ZERO,
+            });
             match source {
                 Source::Memory { grant, .. } => {
                     pieces.push((grant, room));
                     piece_owners.push(number);
                 }
-                Source::Disk(Record { file, offset, bytes, .. }) => {
+                Source::Disk(Record {
+                    file,
+                    offset,
+                    bytes,
+                    ..
+                }) => {
                     let (file, offset, bytes) = (*file, *offset, *bytes);
-                    records.push(RecordRead { file, offset, bytes, into: room, result: None, took: Duration::ZERO });
+                    records.push(RecordRead {
+                        file,
+                        offset,
+                        bytes,
+                        into: room,
+                        result: None,
+                        took: Duration::ZERO,
+                    });
                     record_owners.push(number);
                 }
             }
         }
-        for (piece, owner) in self.shared.copy_out(&mut pieces).into_iter().zip(piece_owners) {
+        for (piece, owner) in self
+            .shared
+            .copy_out(&mut pieces)
+            .into_iter()
+            .zip(piece_owners)
+        {
             tried[owner] = piece;
         }
         if let Some(ssd) = &self.shared.disk {
             ssd.disk.readers.read(&mut records);
         }
         for (record, owner) in records.into_iter().zip(record_owners) {
-            tried[owner] = Tried { arrived: record.result.unwrap_or(Err(UNREAD)), took: record.took };
+            tried[owner] = Tried {
+                arrived: record.result.unwrap_or(Err(UNREAD)),
+                took: record.took,
+            };
         }
         tried
     }
 
     /// Ends the reads, tells the flow what came of them, and does what it wants next.
     fn conclude(&mut self, core: &mut Core, now: Instant, flow: &mut GetFlow, tried: Vec<Tried>) {
-        for (reading, Tried { arrived, took }) in std::mem::take(&mut self.readings).into_iter().zip(tried) {
-            let Reading { index, bytes, checksum, source } = reading;
+        for (reading, Tried { arrived, took }) in
+            std::mem::take(&mut self.readings).into_iter().zip(tried)
+        {
+            let Reading {
+                index,
+                bytes,
+                checksum,
+                source,
+            } = reading;
             let (tier, live) = match source {
                 Source::Memory { grant, access } => {
                     drop(grant);
                     (Tier::Memory, core.end_access(now, access))
                 }
                 Source::Disk(record) => {
-                    core.end_read(now, record, arrived.map_or_else(ReadEnd::Failed, ReadEnd::Checked));
+                    core.end_read(
+                        now,
+                        record,
+                        arrived.map_or_else(ReadEnd::Failed, ReadEnd::Checked),
+                    );
                     (Tier::Disk, true)
                 }
             };
@@ -306,13 +409,23 @@ impl<'s, 'b> Reader<'s, 'b> {
         }
         self.outcomes[at] = match outcome {
             GetOutcome::Hit { bytes, from } => {
-                let tier = if matches!(from, ReplicaAt::Memory(_)) { Tier::Memory } else { Tier::Disk };
-                Ok(Some(Got { bytes: bytes as usize, tier }))
+                let tier = if matches!(from, ReplicaAt::Memory(_)) {
+                    Tier::Memory
+                } else {
+                    Tier::Disk
+                };
+                Ok(Some(Got {
+                    bytes: bytes as usize,
+                    tier,
+                }))
             }
             GetOutcome::Miss => Ok(None),
             // Somebody is putting it right now: for a reader it is not there yet. An SSD that cannot be read is none.
             GetOutcome::Failed(ErrorCode::ReplicaIsNotReady | ErrorCode::TransferFail) => Ok(None),
-            GetOutcome::Failed(code) => Err(StoreError::Refused { key: self.keys[index].clone(), code }),
+            GetOutcome::Failed(code) => Err(StoreError::Refused {
+                key: self.keys[index].clone(),
+                code,
+            }),
         };
     }
 }

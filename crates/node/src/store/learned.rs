@@ -51,11 +51,14 @@ impl Shared {
     /// Gives the mounted segments what was learned in an earlier life. What cannot be taken is said once, and eviction
     /// starts fresh.
     pub(super) fn restore_learned(&self) {
-        let Some(path) = self.tables_path() else { return };
+        let Some(path) = self.tables_path() else {
+            return;
+        };
         let restored = read(&path).and_then(|tables| {
             let restore = |core: &mut Core, _| {
-                let mut restore =
-                    |(segment, bytes): &(SegmentId, Vec<u8>)| core.master.restore_learned(*segment, bytes);
+                let mut restore = |(segment, bytes): &(SegmentId, Vec<u8>)| {
+                    core.master.restore_learned(*segment, bytes)
+                };
                 tables.iter().try_for_each(&mut restore)
             };
             Ok(self.with(restore).unwrap_or(Ok(()))?)
@@ -77,8 +80,12 @@ impl Shared {
 
     /// Saves what was learned. Of policies that learn nothing there is nothing to save.
     pub(super) fn save_learned(&self) {
-        let Some(path) = self.tables_path() else { return };
-        let Ok(tables) = self.with(|core, _| core.master.learned()) else { return };
+        let Some(path) = self.tables_path() else {
+            return;
+        };
+        let Ok(tables) = self.with(|core, _| core.master.learned()) else {
+            return;
+        };
         if tables.is_empty() {
             return;
         }
@@ -88,7 +95,9 @@ impl Shared {
     }
 
     fn tables_path(&self) -> Option<PathBuf> {
-        self.disk.as_ref().map(|ssd| ssd.directory.path().join(NAME))
+        self.disk
+            .as_ref()
+            .map(|ssd| ssd.directory.path().join(NAME))
     }
 }
 
@@ -121,7 +130,11 @@ fn parse(bytes: &[u8]) -> Result<Tables, Refusal> {
         tables.push((SegmentId(u32::from_le_bytes(*segment)), table.to_vec()));
         rest = tail;
     }
-    if rest.is_empty() { Ok(tables) } else { Err(Refusal::Damaged) }
+    if rest.is_empty() {
+        Ok(tables)
+    } else {
+        Err(Refusal::Damaged)
+    }
 }
 
 /// Puts the tables in place of any that were there.
@@ -139,7 +152,8 @@ fn write(path: &Path, tables: &Tables) -> io::Result<()> {
     file.write_all(&bytes)?;
     file.sync_all()?;
     fs::rename(&new, path)?;
-    path.parent().map_or(Ok(()), |directory| File::open(directory)?.sync_all())
+    path.parent()
+        .map_or(Ok(()), |directory| File::open(directory)?.sync_all())
 }
 
 #[cfg(test)]

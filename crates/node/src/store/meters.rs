@@ -52,7 +52,8 @@ struct Meter(Mutex<Histogram<u64>>);
 
 impl Default for Meter {
     fn default() -> Self {
-        let histogram = Histogram::new_with_bounds(1, LONGEST_NANOS, 2).expect("the bounds are in order");
+        let histogram =
+            Histogram::new_with_bounds(1, LONGEST_NANOS, 2).expect("the bounds are in order");
         Self(Mutex::new(histogram))
     }
 }
@@ -60,7 +61,10 @@ impl Default for Meter {
 impl Meter {
     fn add(&self, took: Duration) {
         let nanos = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).saturating_record(nanos);
+        self.0
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .saturating_record(nanos);
     }
 
     fn latency(&self) -> Latency {
@@ -82,7 +86,10 @@ impl Meter {
     fn buckets(&self, bounds: &[f64]) -> Distribution {
         let histogram = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         Distribution {
-            below: bounds.iter().map(|seconds| histogram.count_between(0, (seconds * 1e9) as u64)).collect(),
+            below: bounds
+                .iter()
+                .map(|seconds| histogram.count_between(0, (seconds * 1e9) as u64))
+                .collect(),
             count: histogram.len(),
             seconds: histogram.mean() * histogram.len() as f64 / 1e9,
         }
@@ -113,7 +120,11 @@ impl Meters {
     }
 
     pub(super) fn latencies(&self) -> Latencies {
-        Latencies { memory: self.memory.latency(), ssd: self.ssd.latency(), put: self.put.latency() }
+        Latencies {
+            memory: self.memory.latency(),
+            ssd: self.ssd.latency(),
+            put: self.put.latency(),
+        }
     }
 
     /// The distributions with their labels, for the text form.

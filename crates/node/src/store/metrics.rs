@@ -11,8 +11,10 @@ use super::shared::Shared;
 use super::{Flow, PutStats, ReadStats, SsdStats, Stats, TierStats, WaitStats};
 
 /// Upper ends of the buckets of times, in seconds.
-const BOUNDS: [f64; 16] =
-    [5e-6, 1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 5e-2, 0.1, 1.0, 10.0];
+const BOUNDS: [f64; 16] = [
+    5e-6, 1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 5e-2, 0.1, 1.0,
+    10.0,
+];
 
 impl Shared {
     pub(super) fn stats(&self) -> Stats {
@@ -24,8 +26,18 @@ impl Shared {
             agent: core.agent.stats(),
             accepting: core.accepting,
         });
-        let Books { metrics, objects, segments, agent, accepting } = taken.unwrap_or_default();
-        let (meters, memory_hits, ssd_hits) = (&self.meters, &self.meters.memory_hits, &self.meters.ssd_hits);
+        let Books {
+            metrics,
+            objects,
+            segments,
+            agent,
+            accepting,
+        } = taken.unwrap_or_default();
+        let (meters, memory_hits, ssd_hits) = (
+            &self.meters,
+            &self.meters.memory_hits,
+            &self.meters.ssd_hits,
+        );
         Stats {
             objects,
             memory: tier(&segments, SegmentKind::Memory),
@@ -38,7 +50,10 @@ impl Shared {
                 ssd_bytes: get(&ssd_hits.bytes),
             },
             ssd_reads: self.disk.as_ref().map_or(0, |ssd| ssd.disk.readers.reads()),
-            promotion_reads: self.disk.as_ref().map_or(0, |ssd| get(&ssd.disk.device.footprint().extent_reads)),
+            promotion_reads: self
+                .disk
+                .as_ref()
+                .map_or(0, |ssd| get(&ssd.disk.device.footprint().extent_reads)),
             puts: PutStats {
                 stored: get(&meters.stored.count),
                 existed: get(&meters.existed),
@@ -47,21 +62,39 @@ impl Shared {
                 waited: metrics.puts_waited,
             },
             promotions: metrics.promotion,
-            evictions: Flow { count: metrics.evictions, bytes: metrics.eviction_bytes },
-            ssd_evictions: Flow { count: metrics.disk_evictions, bytes: metrics.disk_eviction_bytes },
+            evictions: Flow {
+                count: metrics.evictions,
+                bytes: metrics.eviction_bytes,
+            },
+            ssd_evictions: Flow {
+                count: metrics.disk_evictions,
+                bytes: metrics.disk_eviction_bytes,
+            },
             offloads: metrics.offload,
             corrupt: get(&meters.corrupt) + agent.records_lost,
             latency: meters.latencies(),
             waits: self.sites().map(wait).collect(),
-            io: self.disk.as_ref().map(|ssd| ssd.disk.choice.clone()).unwrap_or_default(),
+            io: self
+                .disk
+                .as_ref()
+                .map(|ssd| ssd.disk.choice.clone())
+                .unwrap_or_default(),
             pages: self.pages.clone(),
             warnings: self.warnings.clone(),
         }
     }
 
-    fn ssd_stats(&self, segments: &[SegmentState], agent: &AgentStats, accepting: bool) -> Option<SsdStats> {
+    fn ssd_stats(
+        &self,
+        segments: &[SegmentState],
+        agent: &AgentStats,
+        accepting: bool,
+    ) -> Option<SsdStats> {
         let ssd = self.disk.as_ref()?;
-        let TierStats { capacity_bytes, used_bytes } = tier(segments, SegmentKind::Disk);
+        let TierStats {
+            capacity_bytes,
+            used_bytes,
+        } = tier(segments, SegmentKind::Disk);
         let footprint = ssd.disk.device.footprint();
         Some(SsdStats {
             capacity_bytes,
@@ -84,19 +117,50 @@ impl Shared {
     pub(super) fn metrics_text(&self) -> String {
         let stats = self.stats();
         let mut text = Text::default();
-        text.gauge("slackwater_objects", "Objects there are.", &[("", stats.objects)]);
+        text.gauge(
+            "slackwater_objects",
+            "Objects there are.",
+            &[("", stats.objects)],
+        );
         let ssd = stats.ssd.unwrap_or_default();
         let tiers = |memory: u64, ssd: u64| [("tier=\"memory\"", memory), ("tier=\"ssd\"", ssd)];
         let (memory, reads) = (stats.memory, stats.reads);
-        text.gauge("slackwater_capacity_bytes", "Size of a tier.", &tiers(memory.capacity_bytes, ssd.capacity_bytes));
-        text.gauge("slackwater_used_bytes", "Bytes that replicas occupy.", &tiers(memory.used_bytes, ssd.used_bytes));
-        text.gauge("slackwater_ssd_accepting", "Whether the SSD takes records.", &[("", u64::from(ssd.accepting))]);
+        text.gauge(
+            "slackwater_capacity_bytes",
+            "Size of a tier.",
+            &tiers(memory.capacity_bytes, ssd.capacity_bytes),
+        );
+        text.gauge(
+            "slackwater_used_bytes",
+            "Bytes that replicas occupy.",
+            &tiers(memory.used_bytes, ssd.used_bytes),
+        );
+        text.gauge(
+            "slackwater_ssd_accepting",
+            "Whether the SSD takes records.",
+            &[("", u64::from(ssd.accepting))],
+        );
         let hits = tiers(reads.memory_hits, reads.ssd_hits);
         text.counter("slackwater_hits_total", "Reads served, by tier.", &hits);
-        text.counter("slackwater_hit_bytes_total", "Bytes served.", &tiers(reads.memory_bytes, reads.ssd_bytes));
-        text.counter("slackwater_misses_total", "Reads of what is not there.", &[("", reads.misses)]);
-        text.counter("slackwater_ssd_reads_total", "Records read from SSD for a reader.", &[("", stats.ssd_reads)]);
-        let read = ("slackwater_promotion_reads_total", "Records read from SSD to be promoted.");
+        text.counter(
+            "slackwater_hit_bytes_total",
+            "Bytes served.",
+            &tiers(reads.memory_bytes, reads.ssd_bytes),
+        );
+        text.counter(
+            "slackwater_misses_total",
+            "Reads of what is not there.",
+            &[("", reads.misses)],
+        );
+        text.counter(
+            "slackwater_ssd_reads_total",
+            "Records read from SSD for a reader.",
+            &[("", stats.ssd_reads)],
+        );
+        let read = (
+            "slackwater_promotion_reads_total",
+            "Records read from SSD to be promoted.",
+        );
         text.counter(read.0, read.1, &[("", stats.promotion_reads)]);
         let puts = stats.puts;
         let ends = [
@@ -105,19 +169,51 @@ impl Shared {
             ("status=\"refused\"", puts.refused),
         ];
         text.counter("slackwater_puts_total", "Puts, by how they ended.", &ends);
-        text.counter("slackwater_put_bytes_total", "Bytes put.", &[("", puts.bytes)]);
-        text.counter("slackwater_puts_waited_total", "Puts that waited for space.", &[("", puts.waited)]);
+        text.counter(
+            "slackwater_put_bytes_total",
+            "Bytes put.",
+            &[("", puts.bytes)],
+        );
+        text.counter(
+            "slackwater_puts_waited_total",
+            "Puts that waited for space.",
+            &[("", puts.waited)],
+        );
         let evictions = tiers(stats.evictions.count, stats.ssd_evictions.count);
-        text.counter("slackwater_evictions_total", "Replicas evicted.", &evictions);
+        text.counter(
+            "slackwater_evictions_total",
+            "Replicas evicted.",
+            &evictions,
+        );
         let evicted = tiers(stats.evictions.bytes, stats.ssd_evictions.bytes);
-        text.counter("slackwater_eviction_bytes_total", "Bytes of replicas evicted.", &evicted);
+        text.counter(
+            "slackwater_eviction_bytes_total",
+            "Bytes of replicas evicted.",
+            &evicted,
+        );
         text.offloads(&stats.offloads);
         text.promotions(&stats.promotions);
-        text.counter("slackwater_corrupt_total", "Replicas with wrong bytes, none returned.", &[("", stats.corrupt)]);
-        text.counter("slackwater_ssd_written_bytes_total", "Bytes written to the device.", &[("", ssd.written_bytes)]);
-        text.counter("slackwater_ssd_read_bytes_total", "Bytes read from the device.", &[("", ssd.read_bytes)]);
+        text.counter(
+            "slackwater_corrupt_total",
+            "Replicas with wrong bytes, none returned.",
+            &[("", stats.corrupt)],
+        );
+        text.counter(
+            "slackwater_ssd_written_bytes_total",
+            "Bytes written to the device.",
+            &[("", ssd.written_bytes)],
+        );
+        text.counter(
+            "slackwater_ssd_read_bytes_total",
+            "Bytes read from the device.",
+            &[("", ssd.read_bytes)],
+        );
         text.waits(&stats.waits);
-        text.histogram("slackwater_call_seconds", "Time of a value.", &self.meters.distributions(&BOUNDS));
+        text.histogram(
+            "slackwater_call_seconds",
+            "Time of a value.",
+            &self.meters.distributions(&BOUNDS),
+        );
         text.0
     }
 }
@@ -159,7 +255,12 @@ fn wait(site: &Site) -> WaitStats {
 
 /// How what the master began has ended.
 fn ends(counts: [u64; 4]) -> [(&'static str, u64); 4] {
-    let labels = ["status=\"completed\"", "status=\"failed\"", "status=\"expired\"", "status=\"cancelled\""];
+    let labels = [
+        "status=\"completed\"",
+        "status=\"failed\"",
+        "status=\"expired\"",
+        "status=\"cancelled\"",
+    ];
     std::array::from_fn(|at| (labels[at], counts[at]))
 }
 
@@ -183,26 +284,61 @@ impl Text {
     }
 
     fn offloads(&mut self, o: &OffloadMetrics) {
-        self.gauge("slackwater_offloads_in_flight", "Offloads under way.", &[("", o.in_flight)]);
-        self.counter("slackwater_offloads_started_total", "Offloads begun.", &[("", o.started)]);
+        self.gauge(
+            "slackwater_offloads_in_flight",
+            "Offloads under way.",
+            &[("", o.in_flight)],
+        );
+        self.counter(
+            "slackwater_offloads_started_total",
+            "Offloads begun.",
+            &[("", o.started)],
+        );
         let ends = ends([o.completed, o.failed, o.expired, o.cancelled]);
-        self.counter("slackwater_offloads_total", "Offloads ended, by how.", &ends);
-        self.counter("slackwater_offload_bytes_total", "Bytes of values written to SSD.", &[("", o.completed_bytes)]);
+        self.counter(
+            "slackwater_offloads_total",
+            "Offloads ended, by how.",
+            &ends,
+        );
+        self.counter(
+            "slackwater_offload_bytes_total",
+            "Bytes of values written to SSD.",
+            &[("", o.completed_bytes)],
+        );
         let skipped = [
             ("status=\"full\"", o.skipped_full),
             ("status=\"no_disk\"", o.skipped_no_disk),
             ("status=\"not_worth\"", o.skipped_not_worth),
         ];
-        self.counter("slackwater_offloads_skipped_total", "Offloads not begun, by why.", &skipped);
+        self.counter(
+            "slackwater_offloads_skipped_total",
+            "Offloads not begun, by why.",
+            &skipped,
+        );
     }
 
     fn promotions(&mut self, promotions: &PromotionMetrics) {
         let p = promotions;
-        self.gauge("slackwater_promotions_in_flight", "Promotions under way.", &[("", p.in_flight)]);
-        self.counter("slackwater_promotions_admitted_total", "Promotions begun.", &[("", p.admitted)]);
+        self.gauge(
+            "slackwater_promotions_in_flight",
+            "Promotions under way.",
+            &[("", p.in_flight)],
+        );
+        self.counter(
+            "slackwater_promotions_admitted_total",
+            "Promotions begun.",
+            &[("", p.admitted)],
+        );
         let ends = ends([p.completed, p.failed, p.expired, p.cancelled]);
-        self.counter("slackwater_promotions_total", "Promotions ended, by how.", &ends);
-        let bytes = ("slackwater_promotion_bytes_total", "Bytes brought back into memory.");
+        self.counter(
+            "slackwater_promotions_total",
+            "Promotions ended, by how.",
+            &ends,
+        );
+        let bytes = (
+            "slackwater_promotion_bytes_total",
+            "Bytes brought back into memory.",
+        );
         self.counter(bytes.0, bytes.1, &[("", p.completed_bytes)]);
         let refusals = [
             ("status=\"frequency\"", p.rejected_frequency),
@@ -210,38 +346,92 @@ impl Text {
             ("status=\"watermark\"", p.rejected_watermark),
             ("status=\"cap\"", p.rejected_cap),
         ];
-        self.counter("slackwater_promotions_rejected_total", "Reads that earned none, by the gate.", &refusals);
+        self.counter(
+            "slackwater_promotions_rejected_total",
+            "Reads that earned none, by the gate.",
+            &refusals,
+        );
         let candidates = [
             ("status=\"recorded\"", p.candidate_recorded),
             ("status=\"admitted\"", p.candidate_admitted),
-            ("status=\"admission_rejected\"", p.candidate_admission_rejected),
-            ("status=\"expired_evaluated\"", p.candidate_expired_evaluated),
-            ("status=\"expired_unevaluated\"", p.candidate_expired_unevaluated),
+            (
+                "status=\"admission_rejected\"",
+                p.candidate_admission_rejected,
+            ),
+            (
+                "status=\"expired_evaluated\"",
+                p.candidate_expired_evaluated,
+            ),
+            (
+                "status=\"expired_unevaluated\"",
+                p.candidate_expired_unevaluated,
+            ),
             ("status=\"dropped_limit\"", p.candidate_dropped_limit),
         ];
         let name = "slackwater_promotion_candidates_total";
-        self.counter(name, "Promotions remembered to be tried again, by what became of them.", &candidates);
+        self.counter(
+            name,
+            "Promotions remembered to be tried again, by what became of them.",
+            &candidates,
+        );
     }
 
     fn waits(&mut self, waits: &[WaitStats]) {
         let mut by_site = |name: &str, help: &str, value: fn(&WaitStats) -> u64| {
-            let labels: Vec<String> = waits.iter().map(|wait| format!("site=\"{}\"", wait.site)).collect();
-            let samples: Vec<_> = labels.iter().map(String::as_str).zip(waits.iter().map(value)).collect();
+            let labels: Vec<String> = waits
+                .iter()
+                .map(|wait| format!("site=\"{}\"", wait.site))
+                .collect();
+            let samples: Vec<_> = labels
+                .iter()
+                .map(String::as_str)
+                .zip(waits.iter().map(value))
+                .collect();
             self.counter(name, help, &samples);
         };
-        by_site("slackwater_waits_total", "Waits, by what for.", |wait| wait.waits);
-        by_site("slackwater_wait_spins_total", "Waits that ended while they still looked.", |wait| wait.spun);
-        by_site("slackwater_wait_parks_total", "Times a waiter slept in the kernel.", |wait| wait.parked);
-        by_site("slackwater_wait_timeouts_total", "Waits that ended at their deadline.", |wait| wait.timeouts);
+        by_site("slackwater_waits_total", "Waits, by what for.", |wait| {
+            wait.waits
+        });
+        by_site(
+            "slackwater_wait_spins_total",
+            "Waits that ended while they still looked.",
+            |wait| wait.spun,
+        );
+        by_site(
+            "slackwater_wait_parks_total",
+            "Times a waiter slept in the kernel.",
+            |wait| wait.parked,
+        );
+        by_site(
+            "slackwater_wait_timeouts_total",
+            "Waits that ended at their deadline.",
+            |wait| wait.timeouts,
+        );
     }
 
     fn histogram(&mut self, name: &str, help: &str, series: &[(&str, Distribution)]) {
         self.head(name, help, "histogram");
-        for (labels, Distribution { below, count, seconds }) in series {
+        for (
+            labels,
+            Distribution {
+                below,
+                count,
+                seconds,
+            },
+        ) in series
+        {
             for (bound, count) in BOUNDS.iter().zip(below) {
-                self.sample(&format!("{name}_bucket"), &format!("{labels},le=\"{bound}\""), &count.to_string());
+                self.sample(
+                    &format!("{name}_bucket"),
+                    &format!("{labels},le=\"{bound}\""),
+                    &count.to_string(),
+                );
             }
-            self.sample(&format!("{name}_bucket"), &format!("{labels},le=\"+Inf\""), &count.to_string());
+            self.sample(
+                &format!("{name}_bucket"),
+                &format!("{labels},le=\"+Inf\""),
+                &count.to_string(),
+            );
             self.sample(&format!("{name}_sum"), labels, &seconds.to_string());
             self.sample(&format!("{name}_count"), labels, &count.to_string());
         }
@@ -253,7 +443,11 @@ impl Text {
     }
 
     fn sample(&mut self, name: &str, labels: &str, value: &str) {
-        let labels = if labels.is_empty() { String::new() } else { format!("{{{labels}}}") };
+        let labels = if labels.is_empty() {
+            String::new()
+        } else {
+            format!("{{{labels}}}")
+        };
         let _ = writeln!(self.0, "{name}{labels} {value}");
     }
 }

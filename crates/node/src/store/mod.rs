@@ -24,14 +24,16 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use slackwater_wire::{
-    Description, ErrorCode, Exists, Key, List, Listed, QuotaState, Remove, RemoveAll, RemoveMatching, Reply, Request,
-    Tenant, limits,
+    Description, ErrorCode, Exists, Key, List, Listed, QuotaState, Remove, RemoveAll,
+    RemoveMatching, Reply, Request, Tenant, limits,
 };
 
 pub use error::{DirectoryError, OpenError, StoreError};
 pub use explain::{Learned, Reason, ReturnChance};
 pub use options::{GetOptions, Got, PutOptions, RemoveOptions, Stored, Tier};
-pub use stats::{Choice, Flow, Latencies, Latency, PutStats, ReadStats, SsdStats, Stats, TierStats, WaitStats};
+pub use stats::{
+    Choice, Flow, Latencies, Latency, PutStats, ReadStats, SsdStats, Stats, TierStats, WaitStats,
+};
 
 use self::get::Sink;
 use self::shared::Shared;
@@ -61,7 +63,9 @@ impl Store {
     /// When the configuration contradicts itself, the directory is held by another process or cannot be used, what is
     /// in it is no log of this version, or the operating system refuses memory, threads or the device.
     pub fn open(config: Config) -> Result<Store, OpenError> {
-        Ok(Self { handle: Arc::new(open::open(config)?) })
+        Ok(Self {
+            handle: Arc::new(open::open(config)?),
+        })
     }
 
     /// Puts one value. Returns when it is visible, and with [`slackwater_wire::Durability::Disk`] durable.
@@ -69,12 +73,21 @@ impl Store {
     /// # Errors
     /// [`StoreError::NoSpace`] after waiting as long as `options` or the configuration say; refusals of the key, the
     /// value or the tenant; the deadline.
-    pub fn put(&self, key: &[u8], value: &[u8], options: &PutOptions) -> Result<Stored, StoreError> {
+    pub fn put(
+        &self,
+        key: &[u8],
+        value: &[u8],
+        options: &PutOptions,
+    ) -> Result<Stored, StoreError> {
         only(self.put_batch(&[(key, value)], options))
     }
 
     /// Puts values, a result each; one that fails does not touch its neighbours. Of equal keys the first wins.
-    pub fn put_batch(&self, entries: &[(&[u8], &[u8])], options: &PutOptions) -> Vec<Result<Stored, StoreError>> {
+    pub fn put_batch(
+        &self,
+        entries: &[(&[u8], &[u8])],
+        options: &PutOptions,
+    ) -> Vec<Result<Stored, StoreError>> {
         self.shared().write(entries, options)
     }
 
@@ -87,7 +100,11 @@ impl Store {
     }
 
     /// Reads values into fresh memory, a result each.
-    pub fn get_batch(&self, keys: &[&[u8]], options: &GetOptions) -> Vec<Result<Option<Vec<u8>>, StoreError>> {
+    pub fn get_batch(
+        &self,
+        keys: &[&[u8]],
+        options: &GetOptions,
+    ) -> Vec<Result<Option<Vec<u8>>, StoreError>> {
         let mut sinks: Vec<Sink<'_>> = keys.iter().map(|_| Sink::Fresh(Vec::new())).collect();
         let outcomes = self.shared().read(keys, &mut sinks, options);
         let value = |(outcome, sink): (get::Outcome, Sink<'_>)| match (outcome?, sink) {
@@ -104,8 +121,16 @@ impl Store {
     ///
     /// # Errors
     /// [`StoreError::BufferTooSmall`]; refusals of the key or the tenant.
-    pub fn get_into(&self, key: &[u8], buffer: &mut [u8], options: &GetOptions) -> Result<Option<Got>, StoreError> {
-        only(self.shared().read(&[key], &mut [Sink::Given(buffer)], options))
+    pub fn get_into(
+        &self,
+        key: &[u8],
+        buffer: &mut [u8],
+        options: &GetOptions,
+    ) -> Result<Option<Got>, StoreError> {
+        only(
+            self.shared()
+                .read(&[key], &mut [Sink::Given(buffer)], options),
+        )
     }
 
     /// Reads values into the caller's buffers, a result each, in the order of the keys. Reads from SSD run beside each
@@ -118,9 +143,20 @@ impl Store {
     ) -> Vec<Result<Option<Got>, StoreError>> {
         let (count, given) = (keys.len(), buffers.len());
         if count != given {
-            return keys.iter().map(|_| Err(StoreError::BufferCount { keys: count, buffers: given })).collect();
+            return keys
+                .iter()
+                .map(|_| {
+                    Err(StoreError::BufferCount {
+                        keys: count,
+                        buffers: given,
+                    })
+                })
+                .collect();
         }
-        let mut sinks: Vec<Sink<'_>> = buffers.iter_mut().map(|buffer| Sink::Given(buffer)).collect();
+        let mut sinks: Vec<Sink<'_>> = buffers
+            .iter_mut()
+            .map(|buffer| Sink::Given(buffer))
+            .collect();
         self.shared().read(keys, &mut sinks, options)
     }
 
@@ -131,8 +167,17 @@ impl Store {
     pub fn exists(&self, keys: &[&[u8]], tenant: &Tenant) -> Result<Vec<bool>, StoreError> {
         let mut truths = Vec::with_capacity(keys.len());
         for piece in keys.chunks(limits::BATCH_KEYS_MAX) {
-            let keys = piece.iter().map(|key| Key::new(key)).collect::<Result<_, _>>()?;
-            match self.ask("exists", Request::Exists(Exists { tenant: tenant.clone(), keys }))? {
+            let keys = piece
+                .iter()
+                .map(|key| Key::new(key))
+                .collect::<Result<_, _>>()?;
+            match self.ask(
+                "exists",
+                Request::Exists(Exists {
+                    tenant: tenant.clone(),
+                    keys,
+                }),
+            )? {
                 Reply::Exists(piece) => truths.extend(piece),
                 reply => return Err(refusal(&reply)),
             }
@@ -158,7 +203,14 @@ impl Store {
         }
         let keys = named.iter().map(|(_, key)| key.clone()).collect();
         let (tenant, force) = (options.tenant.clone(), options.force);
-        match self.ask("a removal", Request::Remove(Remove { tenant, keys, force })) {
+        match self.ask(
+            "a removal",
+            Request::Remove(Remove {
+                tenant,
+                keys,
+                force,
+            }),
+        ) {
             Ok(Reply::Each(codes)) => {
                 for ((at, key), code) in named.into_iter().zip(codes) {
                     results[at] = code.map_err(|code| StoreError::Refused { key, code });
@@ -166,7 +218,9 @@ impl Store {
             }
             other => {
                 let error = other.map_or_else(|error| error, |reply| refusal(&reply));
-                named.into_iter().for_each(|(at, _)| results[at] = Err(error.clone()));
+                named
+                    .into_iter()
+                    .for_each(|(at, _)| results[at] = Err(error.clone()));
             }
         }
         results
@@ -176,9 +230,20 @@ impl Store {
     ///
     /// # Errors
     /// When the pattern is none, or the deadline passes.
-    pub fn remove_matching(&self, pattern: &str, options: &RemoveOptions) -> Result<u64, StoreError> {
+    pub fn remove_matching(
+        &self,
+        pattern: &str,
+        options: &RemoveOptions,
+    ) -> Result<u64, StoreError> {
         let (tenant, pattern, force) = (options.tenant.clone(), pattern.to_owned(), options.force);
-        count(&self.ask("a removal", Request::RemoveMatching(RemoveMatching { tenant, pattern, force }))?)
+        count(&self.ask(
+            "a removal",
+            Request::RemoveMatching(RemoveMatching {
+                tenant,
+                pattern,
+                force,
+            }),
+        )?)
     }
 
     /// Removes every object of the tenant; says how many.
@@ -221,7 +286,9 @@ impl Store {
     pub fn explain(&self, key: &[u8], tenant: &Tenant) -> Result<Option<Vec<Reason>>, StoreError> {
         self.shared().check_open()?;
         let key = Key::new(key)?;
-        let opinions = self.shared().with(|core, now| core.master.explain(now, tenant, &key))?;
+        let opinions = self
+            .shared()
+            .with(|core, now| core.master.explain(now, tenant, &key))?;
         Ok(opinions.map(|opinions| opinions.into_iter().map(Reason::from).collect()))
     }
 
@@ -229,8 +296,20 @@ impl Store {
     ///
     /// # Errors
     /// When tenants are not told apart.
-    pub fn set_quota(&self, tenant: &Tenant, memory_bytes: u64, disk_bytes: u64) -> Result<(), StoreError> {
-        done(&self.ask("a quota", Request::SetQuota { tenant: tenant.clone(), memory_bytes, disk_bytes })?)
+    pub fn set_quota(
+        &self,
+        tenant: &Tenant,
+        memory_bytes: u64,
+        disk_bytes: u64,
+    ) -> Result<(), StoreError> {
+        done(&self.ask(
+            "a quota",
+            Request::SetQuota {
+                tenant: tenant.clone(),
+                memory_bytes,
+                disk_bytes,
+            },
+        )?)
     }
 
     /// Forgets the quota of a tenant that has no objects.
@@ -238,7 +317,12 @@ impl Store {
     /// # Errors
     /// When the tenant is unknown or has objects.
     pub fn delete_quota(&self, tenant: &Tenant) -> Result<(), StoreError> {
-        done(&self.ask("a quota", Request::DeleteQuota { tenant: tenant.clone() })?)
+        done(&self.ask(
+            "a quota",
+            Request::DeleteQuota {
+                tenant: tenant.clone(),
+            },
+        )?)
     }
 
     /// Quotas and use of every tenant that has either.
@@ -297,7 +381,12 @@ impl Store {
         let shared = self.shared();
         let flushed = shared.with(|core, now| core.flush(now))?;
         let waiting = shared.waits.at(&shared.waits.flush);
-        flushed.wait_for(deadline, waiting).unwrap_or(Err(StoreError::Deadline { what: "a flush", after: deadline }))
+        flushed
+            .wait_for(deadline, waiting)
+            .unwrap_or(Err(StoreError::Deadline {
+                what: "a flush",
+                after: deadline,
+            }))
     }
 
     /// Makes everything queued for SSD durable and ends the store; later calls on clones answer
@@ -323,7 +412,10 @@ impl Store {
 impl std::fmt::Debug for Store {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let config = self.config();
-        f.debug_struct("Store").field("memory", &config.memory).field("ssd", &config.ssd).finish_non_exhaustive()
+        f.debug_struct("Store")
+            .field("memory", &config.memory)
+            .field("ssd", &config.ssd)
+            .finish_non_exhaustive()
     }
 }
 
@@ -333,11 +425,19 @@ impl Handle {
             return Ok(());
         }
         self.shared.save_learned();
-        let stopped = self.shared.with(|core, now| core.stop(now)).and_then(|stopped| {
-            let lost = self.shared.wait_in_time("closing", stopped)?;
-            if lost == 0 { Ok(()) } else { Err(StoreError::RefusedCall(ErrorCode::PersistentFail)) }
-        });
-        let threads = std::mem::take(&mut *self.threads.lock().unwrap_or_else(PoisonError::into_inner));
+        let stopped = self
+            .shared
+            .with(|core, now| core.stop(now))
+            .and_then(|stopped| {
+                let lost = self.shared.wait_in_time("closing", stopped)?;
+                if lost == 0 {
+                    Ok(())
+                } else {
+                    Err(StoreError::RefusedCall(ErrorCode::PersistentFail))
+                }
+            });
+        let threads =
+            std::mem::take(&mut *self.threads.lock().unwrap_or_else(PoisonError::into_inner));
         self.shared.end(threads);
         stopped
     }
@@ -356,11 +456,19 @@ fn only<T>(mut outcomes: Vec<Result<T, StoreError>>) -> Result<T, StoreError> {
 }
 
 fn count(reply: &Reply) -> Result<u64, StoreError> {
-    if let Reply::Count(count) = reply { Ok(*count) } else { Err(refusal(reply)) }
+    if let Reply::Count(count) = reply {
+        Ok(*count)
+    } else {
+        Err(refusal(reply))
+    }
 }
 
 fn done(reply: &Reply) -> Result<(), StoreError> {
-    if *reply == Reply::Done { Ok(()) } else { Err(refusal(reply)) }
+    if *reply == Reply::Done {
+        Ok(())
+    } else {
+        Err(refusal(reply))
+    }
 }
 
 /// What a reply of another kind than the request's means.

@@ -3,7 +3,8 @@ use std::sync::{Arc, Mutex};
 
 use slackwater_base::ByteSize;
 use slackwater_meta::{
-    ConfigWarning, Eviction, Master, MasterConfig, Offload, OffloadMode, OnHit, Promotion, PutPolicy, Tenancy,
+    ConfigWarning, Eviction, Master, MasterConfig, Offload, OffloadMode, OnHit, Promotion,
+    PutPolicy, Tenancy,
 };
 use slackwater_tier::arena::MemorySegment;
 use slackwater_tier::io::LogFile;
@@ -32,65 +33,144 @@ pub(super) fn open(mut config: Config) -> Result<super::Handle, OpenError> {
     config.memory = ByteSize(config.memory.0 / GRANULE * GRANULE);
     let warnings = config.warnings();
     let mapped = Region::map(config.memory.0 as usize, config.huge_pages);
-    let (region, pages) = mapped.map_err(|why| OpenError::Memory { bytes: config.memory, why })?;
+    let (region, pages) = mapped.map_err(|why| OpenError::Memory {
+        bytes: config.memory,
+        why,
+    })?;
     let [seed, life, fresh_high, fresh_low] = random()?;
     let incarnation = Incarnation(life);
-    let segment = Segment { id: MEMORY, incarnation, region: Arc::new(region) };
+    let segment = Segment {
+        id: MEMORY,
+        incarnation,
+        region: Arc::new(region),
+    };
     let disk = open_disk(&config, &segment)?;
-    let core = Core::new(Master::new(master_config(&config), seed), agent(&config, incarnation));
+    let core = Core::new(
+        Master::new(master_config(&config), seed),
+        agent(&config, incarnation),
+    );
     for warning in core.master.warnings() {
         // Both are said by `Config::warnings` in the words of its options.
-        let known = matches!(warning, ConfigWarning::PromotionWithoutOffload | ConfigWarning::ThresholdClamped { .. });
+        let known = matches!(
+            warning,
+            ConfigWarning::PromotionWithoutOffload | ConfigWarning::ThresholdClamped { .. }
+        );
         if !known {
             tracing::warn!("{warning}");
         }
     }
-    warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
-    let shared = Arc::new(Shared::new(Parts { config, core, segment, disk, pages, warnings }));
-    let threads = shared.start().map_err(|why| OpenError::System { what: "a thread", why })?;
-    let handle = super::Handle { shared, threads: Mutex::new(threads) };
+    warnings
+        .iter()
+        .for_each(|warning| tracing::warn!("{warning}"));
+    let shared = Arc::new(Shared::new(Parts {
+        config,
+        core,
+        segment,
+        disk,
+        pages,
+        warnings,
+    }));
+    let threads = shared.start().map_err(|why| OpenError::System {
+        what: "a thread",
+        why,
+    })?;
+    let handle = super::Handle {
+        shared,
+        threads: Mutex::new(threads),
+    };
     let fresh = u128::from(fresh_high) << 64 | u128::from(fresh_low);
     mount_and_recover(&handle.shared, incarnation, fresh)?;
     Ok(handle)
 }
 
 fn open_disk(config: &Config, segment: &Segment) -> Result<Option<Ssd>, OpenError> {
-    let (Some(path), true) = (&config.dir, config.ssd.0 > 0) else { return Ok(None) };
+    let (Some(path), true) = (&config.dir, config.ssd.0 > 0) else {
+        return Ok(None);
+    };
     let directory = Arc::new(Directory::hold(path)?);
     let (backend, depth) = (config.io, config.io_depth as usize);
-    let how = Use { backend, depth, read_buffer_bytes: config.read_buffers.0 as usize };
+    let how = Use {
+        backend,
+        depth,
+        read_buffer_bytes: config.read_buffers.0 as usize,
+    };
     let disk = disk::start(&directory, segment.clone(), how);
-    let disk = disk.map_err(|error| OpenError::Device { why: error.to_string() })?;
+    let disk = disk.map_err(|error| OpenError::Device {
+        why: error.to_string(),
+    })?;
     tracing::info!(io = disk.choice.chosen, reason = disk.choice.reason, directory = %path.display(), "the SSD tier");
-    Ok(Some(Ssd { directory, disk, recovered: AtomicU64::new(0) }))
+    Ok(Some(Ssd {
+        directory,
+        disk,
+        recovered: AtomicU64::new(0),
+    }))
 }
 
-fn mount_and_recover(shared: &Shared, incarnation: Incarnation, fresh: u128) -> Result<(), OpenError> {
+fn mount_and_recover(
+    shared: &Shared,
+    incarnation: Incarnation,
+    fresh: u128,
+) -> Result<(), OpenError> {
     let log = |why: StoreError| OpenError::Log {
         directory: shared.config.dir.clone().unwrap_or_default(),
         why: why.to_string(),
     };
     let mount = |segment, name: &str, kind, bytes| {
         let (name, host) = (name.to_owned(), String::new());
-        Request::Mount(Mount { segment, name, node: NODE, incarnation, kind, bytes, host })
+        Request::Mount(Mount {
+            segment,
+            name,
+            node: NODE,
+            incarnation,
+            kind,
+            bytes,
+            host,
+        })
     };
     let ask = |request| match shared.ask("a mount", request) {
         Ok(Reply::Failed(code)) => Err(log(StoreError::RefusedCall(code))),
         Ok(_) => Ok(()),
         Err(error) => Err(log(error)),
     };
-    ask(mount(MEMORY, MEMORY_NAME, SegmentKind::Memory, shared.config.memory.0))?;
-    let Some(ssd) = &shared.disk else { return Ok(()) };
-    ask(mount(DISK, DISK_NAME, SegmentKind::Disk, shared.config.ssd.0))?;
-    let files = ssd.directory.list()?.into_iter().map(|(file, bytes)| LogFile { file, bytes }).collect();
-    let opening = shared.with(|core, now| core.open(now, AgentInput::Open { files, fresh })).map_err(log)?;
+    ask(mount(
+        MEMORY,
+        MEMORY_NAME,
+        SegmentKind::Memory,
+        shared.config.memory.0,
+    ))?;
+    let Some(ssd) = &shared.disk else {
+        return Ok(());
+    };
+    ask(mount(
+        DISK,
+        DISK_NAME,
+        SegmentKind::Disk,
+        shared.config.ssd.0,
+    ))?;
+    let files = ssd
+        .directory
+        .list()?
+        .into_iter()
+        .map(|(file, bytes)| LogFile { file, bytes })
+        .collect();
+    let opening = shared
+        .with(|core, now| core.open(now, AgentInput::Open { files, fresh }))
+        .map_err(log)?;
     let opened = opening
         .wait(&shared.waits.at(&shared.waits.log))
         .map_err(log)?
-        .map_err(|error| OpenError::Log { directory: ssd.directory.path().to_owned(), why: error.to_string() })?;
+        .map_err(|error| OpenError::Log {
+            directory: ssd.directory.path().to_owned(),
+            why: error.to_string(),
+        })?;
     shared.restore_learned();
     ssd.recovered.store(opened.records, Ordering::Relaxed);
-    tracing::info!(records = opened.records, bytes = opened.bytes, torn = opened.torn, "the log is open");
+    tracing::info!(
+        records = opened.records,
+        bytes = opened.bytes,
+        torn = opened.torn,
+        "the log is open"
+    );
     Ok(())
 }
 
@@ -99,19 +179,28 @@ const DISK_NAME: &str = "ssd";
 
 fn master_config(config: &Config) -> MasterConfig {
     let defaults = MasterConfig::default();
-    let on_hit = if config.promotion_enabled && config.ssd.0 > 0 && config.offload != OffloadMode::Off {
-        OnHit::Promote
-    } else {
-        OnHit::Stay
-    };
+    let on_hit =
+        if config.promotion_enabled && config.ssd.0 > 0 && config.offload != OffloadMode::Off {
+            OnHit::Promote
+        } else {
+            OnHit::Stay
+        };
     let rate = config.promotion_rate.0;
     MasterConfig {
         lease_ttl: config.lease_ttl,
         soft_pin_ttl: config.soft_pin_ttl,
-        tenancy: if config.tenants { Tenancy::On } else { Tenancy::Off },
+        tenancy: if config.tenants {
+            Tenancy::On
+        } else {
+            Tenancy::Off
+        },
         placement: config.placement,
         granule: GRANULE,
-        put: PutPolicy { wait: config.put_wait, wait_max: config.deadline, ..defaults.put },
+        put: PutPolicy {
+            wait: config.put_wait,
+            wait_max: config.deadline,
+            ..defaults.put
+        },
         eviction: Eviction {
             policy: config.policy,
             block_tokens: config.evict_block_tokens,
@@ -121,7 +210,14 @@ fn master_config(config: &Config) -> MasterConfig {
             disk_low_watermark: config.evict_ssd_low.0,
             ..defaults.eviction
         },
-        offload: Offload { mode: if config.ssd.0 > 0 { config.offload } else { OffloadMode::Off }, ..defaults.offload },
+        offload: Offload {
+            mode: if config.ssd.0 > 0 {
+                config.offload
+            } else {
+                OffloadMode::Off
+            },
+            ..defaults.offload
+        },
         promotion: Promotion {
             on_hit,
             admission: config.promotion_admission,
@@ -147,7 +243,12 @@ fn agent(config: &Config, incarnation: Incarnation) -> Agent {
     }
     let mut agent = Agent::new(settings);
     let bytes = config.memory.0;
-    agent.add_segment(MemorySegment { segment: MEMORY, incarnation, bytes, granule: GRANULE });
+    agent.add_segment(MemorySegment {
+        segment: MEMORY,
+        incarnation,
+        bytes,
+        granule: GRANULE,
+    });
     agent
 }
 
@@ -156,7 +257,12 @@ fn random() -> Result<[u64; 4], OpenError> {
     let filled = getrandom::fill(&mut bytes);
     filled.map_err(|error| {
         let why = std::io::Error::other(error.to_string());
-        OpenError::System { what: "random bytes", why }
+        OpenError::System {
+            what: "random bytes",
+            why,
+        }
     })?;
-    Ok(std::array::from_fn(|i| u64::from_le_bytes(std::array::from_fn(|j| bytes[i * 8 + j]))))
+    Ok(std::array::from_fn(|i| {
+        u64::from_le_bytes(std::array::from_fn(|j| bytes[i * 8 + j]))
+    }))
 }

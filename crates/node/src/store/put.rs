@@ -3,7 +3,9 @@ use std::time;
 use slackwater_base::{Checksum, Instant};
 use slackwater_client::{Action, FlowOptions, PutFlow, PutOutcome, WriteFailure};
 use slackwater_tier::arena::{Access as ArenaAccess, AccessId};
-use slackwater_wire::{Chain, Durability, ErrorCode, ExtentRef, Key, PutConfig, PutEntry, PutStart, Reply, limits};
+use slackwater_wire::{
+    Chain, Durability, ErrorCode, ExtentRef, Key, PutConfig, PutEntry, PutStart, Reply, limits,
+};
 
 use super::copier::PUT_BYTES_MIN;
 use super::core::{Asked, Core};
@@ -68,7 +70,12 @@ impl Shared {
             bytes += slackwater_base::round_to_block(value.len() as u64);
             bytes <= share
         };
-        entries.iter().take(limits::BATCH_KEYS_MAX).take_while(fits).count().max(1)
+        entries
+            .iter()
+            .take(limits::BATCH_KEYS_MAX)
+            .take_while(fits)
+            .count()
+            .max(1)
     }
 
     fn check_entry(&self, (key, value): &Entry<'_>) -> Result<Key, StoreError> {
@@ -86,7 +93,17 @@ impl<'s, 'v> Writer<'s, 'v> {
     fn new(shared: &'s Shared, options: &'s PutOptions, entries: &'v [Entry<'v>]) -> Self {
         let (keys, places, outcomes) = (Vec::new(), Vec::new(), Vec::new());
         let (actions, writings) = (Vec::new(), Vec::new());
-        Self { shared, options, entries, keys, places, outcomes, actions, writings, awaited: None }
+        Self {
+            shared,
+            options,
+            entries,
+            keys,
+            places,
+            outcomes,
+            actions,
+            writings,
+            awaited: None,
+        }
     }
 
     fn run(mut self, chain: &Chain) -> Vec<Outcome> {
@@ -118,14 +135,20 @@ impl<'s, 'v> Writer<'s, 'v> {
         let shared = self.shared;
         shared.check_open()?;
         if self.options.durability == Durability::Disk && shared.disk.is_none() {
-            return Err(StoreError::NeedsSsd { what: "a put that is durable when it returns" });
+            return Err(StoreError::NeedsSsd {
+                what: "a put that is durable when it returns",
+            });
         }
         if self.keys.is_empty() {
             return Ok(());
         }
         let begun = shared.clock.now();
         let deadline = begun + shared.config.deadline;
-        let mut flow = PutFlow::start(self.put_start(chain), FlowOptions::once(deadline), &mut self.actions);
+        let mut flow = PutFlow::start(
+            self.put_start(chain),
+            FlowOptions::once(deadline),
+            &mut self.actions,
+        );
         shared.with(|core, now| self.act(core, now, &mut flow))?;
         if let Some(room) = self.awaited.take() {
             // The master ends a put that waits for space by itself, at the time it was told.
@@ -141,7 +164,10 @@ impl<'s, 'v> Writer<'s, 'v> {
             shared.with(|core, now| self.conclude(core, now, &mut flow))?;
         }
         if let Some(published) = self.awaited.take() {
-            let reply = published.wait_for(shared.clock.now().until(deadline), shared.waits.at(&shared.waits.durable));
+            let reply = published.wait_for(
+                shared.clock.now().until(deadline),
+                shared.waits.at(&shared.waits.durable),
+            );
             shared.with(|core, now| {
                 match reply {
                     Some(Ok(reply)) => flow.on_reply(now, reply, &mut self.actions),
@@ -157,8 +183,19 @@ impl<'s, 'v> Writer<'s, 'v> {
     }
 
     fn put_start(&self, chain: &Chain) -> PutStart {
-        let PutOptions { tenant, mode, pin, group, durability, wait, .. } = self.options;
-        let entry = |(key, at): (&Key, &usize)| PutEntry { key: key.clone(), bytes: self.entries[*at].1.len() as u64 };
+        let PutOptions {
+            tenant,
+            mode,
+            pin,
+            group,
+            durability,
+            wait,
+            ..
+        } = self.options;
+        let entry = |(key, at): (&Key, &usize)| PutEntry {
+            key: key.clone(),
+            bytes: self.entries[*at].1.len() as u64,
+        };
         let config = &self.shared.config;
         PutStart {
             tenant: tenant.clone(),
@@ -185,18 +222,33 @@ impl<'s, 'v> Writer<'s, 'v> {
                         Asked::Later(later) => self.awaited = Some(later),
                     },
                     Action::Tell(request) => _ = core.ask(now, request),
-                    Action::Write { index, extents } => self.open(core, now, (index, extents), flow),
+                    Action::Write { index, extents } => {
+                        self.open(core, now, (index, extents), flow)
+                    }
                     Action::Read { .. } => unreachable!("a flow that puts does not read"),
                 }
             }
         }
     }
 
-    fn open(&mut self, core: &mut Core, now: Instant, (index, extents): (usize, Vec<ExtentRef>), flow: &mut PutFlow) {
+    fn open(
+        &mut self,
+        core: &mut Core,
+        now: Instant,
+        (index, extents): (usize, Vec<ExtentRef>),
+        flow: &mut PutFlow,
+    ) {
         let want = extents.len();
-        let open: Vec<_> = extents.iter().filter_map(|extent| self.begin(core, now, extent)).collect();
+        let open: Vec<_> = extents
+            .iter()
+            .filter_map(|extent| self.begin(core, now, extent))
+            .collect();
         if open.len() == want {
-            self.writings.push(Writing { index, extents: open, checksum: Checksum::default() });
+            self.writings.push(Writing {
+                index,
+                extents: open,
+                checksum: Checksum::default(),
+            });
             return;
         }
         for (grant, access) in open {
@@ -206,7 +258,12 @@ impl<'s, 'v> Writer<'s, 'v> {
         flow.on_written(index, Err(WriteFailure::Stale), &mut self.actions);
     }
 
-    fn begin(&self, core: &mut Core, now: Instant, extent: &ExtentRef) -> Option<(Grant, AccessId)> {
+    fn begin(
+        &self,
+        core: &mut Core,
+        now: Instant,
+        extent: &ExtentRef,
+    ) -> Option<(Grant, AccessId)> {
         let access = core.begin_access(extent, ArenaAccess::Write)?;
         // SAFETY: the master gave the extent to this put alone, and until the access ends the agent lets nobody else
         // touch it nor the master give it out again.
@@ -223,9 +280,18 @@ impl<'s, 'v> Writer<'s, 'v> {
     fn copy(&mut self) {
         let (entries, places) = (self.entries, &self.places);
         let value = |index: usize| entries[places[index]].1;
-        let bytes = self.writings.iter().map(|writing| value(writing.index).len() * writing.extents.len()).sum();
+        let bytes = self
+            .writings
+            .iter()
+            .map(|writing| value(writing.index).len() * writing.extents.len())
+            .sum();
         let Some(pool) = self.shared.copier.pool(bytes, PUT_BYTES_MIN) else {
-            for Writing { index, extents, checksum } in &mut self.writings {
+            for Writing {
+                index,
+                extents,
+                checksum,
+            } in &mut self.writings
+            {
                 for (grant, _) in extents {
                     *checksum = grant.copy_in(value(*index));
                 }
@@ -233,7 +299,12 @@ impl<'s, 'v> Writer<'s, 'v> {
             return;
         };
         let (mut sums, mut replicas) = (Vec::new(), Vec::new());
-        for Writing { index, extents, checksum } in &mut self.writings {
+        for Writing {
+            index,
+            extents,
+            checksum,
+        } in &mut self.writings
+        {
             sums.push((checksum, extents.len()));
             replicas.extend(extents.iter_mut().map(|(grant, _)| (grant, value(*index))));
         }
@@ -248,13 +319,22 @@ impl<'s, 'v> Writer<'s, 'v> {
 
     /// Ends the writing and tells the flow, which publishes.
     fn conclude(&mut self, core: &mut Core, now: Instant, flow: &mut PutFlow) {
-        for Writing { index, extents, checksum } in std::mem::take(&mut self.writings) {
+        for Writing {
+            index,
+            extents,
+            checksum,
+        } in std::mem::take(&mut self.writings)
+        {
             let mut live = true;
             for (grant, access) in extents {
                 drop(grant);
                 live &= core.end_access(now, access);
             }
-            let result = if live { Ok(checksum) } else { Err(WriteFailure::Stale) };
+            let result = if live {
+                Ok(checksum)
+            } else {
+                Err(WriteFailure::Stale)
+            };
             flow.on_written(index, result, &mut self.actions);
         }
         self.act(core, now, flow);
@@ -265,11 +345,16 @@ impl<'s, 'v> Writer<'s, 'v> {
         self.outcomes[at] = match outcome {
             PutOutcome::Stored => Ok(Stored::New),
             PutOutcome::Existed => Ok(Stored::Existed),
-            PutOutcome::Failed(ErrorCode::NoAvailableHandle) => {
-                Err(StoreError::NoSpace { key, bytes: self.entries[at].1.len() as u64, waited })
-            }
+            PutOutcome::Failed(ErrorCode::NoAvailableHandle) => Err(StoreError::NoSpace {
+                key,
+                bytes: self.entries[at].1.len() as u64,
+                waited,
+            }),
             PutOutcome::Failed(code) => Err(StoreError::Refused { key, code }),
-            PutOutcome::Unknown => Err(StoreError::Deadline { what: "a put", after: self.shared.config.deadline }),
+            PutOutcome::Unknown => Err(StoreError::Deadline {
+                what: "a put",
+                after: self.shared.config.deadline,
+            }),
         };
     }
 }

@@ -60,7 +60,14 @@ pub(super) struct Parts {
 
 impl Shared {
     pub(super) fn new(parts: Parts) -> Self {
-        let Parts { config, core, segment, disk, pages, warnings } = parts;
+        let Parts {
+            config,
+            core,
+            segment,
+            disk,
+            pages,
+            warnings,
+        } = parts;
         Self {
             waits: Waits::new(config.wait),
             copier: Copier::new(config.copy_threads.count(), config.wait),
@@ -84,7 +91,10 @@ impl Shared {
     ///
     /// # Errors
     /// When the store is broken, or breaks in this step.
-    pub(super) fn with<T>(&self, step: impl FnOnce(&mut Core, Instant) -> T) -> Result<T, StoreError> {
+    pub(super) fn with<T>(
+        &self,
+        step: impl FnOnce(&mut Core, Instant) -> T,
+    ) -> Result<T, StoreError> {
         let mut core = self.core.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(why) = self.broken.get() {
             return Err(StoreError::Broken { why: why.clone() });
@@ -128,14 +138,24 @@ impl Shared {
     }
 
     /// Waits for an answer, no longer than the configured deadline.
-    pub(super) fn wait_in_time<T>(&self, what: &'static str, later: Later<T>) -> Result<T, StoreError> {
+    pub(super) fn wait_in_time<T>(
+        &self,
+        what: &'static str,
+        later: Later<T>,
+    ) -> Result<T, StoreError> {
         let after = self.config.deadline;
-        later.wait_for(after, self.waits.at(&self.waits.answer)).unwrap_or(Err(StoreError::Deadline { what, after }))
+        later
+            .wait_for(after, self.waits.at(&self.waits.answer))
+            .unwrap_or(Err(StoreError::Deadline { what, after }))
     }
 
     /// Whether calls are still taken.
     pub(super) fn check_open(&self) -> Result<(), StoreError> {
-        if self.closed.load(Ordering::Acquire) { Err(StoreError::Closed) } else { Ok(()) }
+        if self.closed.load(Ordering::Acquire) {
+            Err(StoreError::Closed)
+        } else {
+            Ok(())
+        }
     }
 
     /// Refuses calls from now on. True for the first that closes.
@@ -155,7 +175,10 @@ impl Shared {
                 tracing::error!("a thread of the store panicked outside its guard");
             }
         }
-        self.core.lock().unwrap_or_else(PoisonError::into_inner).fail_waiters(&StoreError::Closed);
+        self.core
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .fail_waiters(&StoreError::Closed);
     }
 
     /// Starts the store's own threads.
@@ -204,7 +227,11 @@ impl Shared {
             self.save_learned_at_times(self.clock.now());
             let longest = self.clock.now().until(wakes);
             // Nobody waits for the steward, so it never spins, whatever the strategy of the store.
-            let waiting = self.waits.at(&self.waits.steward).by(&Park).until(slackwater_wait::now() + longest);
+            let waiting = self
+                .waits
+                .at(&self.waits.steward)
+                .by(&Park)
+                .until(slackwater_wait::now() + longest);
             // Rung or due: the next turn looks at both.
             let _ = self.bell.wait(seen, &waiting);
         }
@@ -223,7 +250,11 @@ impl Shared {
                 self.break_down(format!("the device failed: {error}"));
                 return;
             }
-            if !done.is_empty() && self.with(|core, now| core.disk_done(now, &mut done)).is_err() {
+            if !done.is_empty()
+                && self
+                    .with(|core, now| core.disk_done(now, &mut done))
+                    .is_err()
+            {
                 return;
             }
         }
@@ -234,7 +265,10 @@ impl Shared {
         tracing::error!(why, "the store is broken");
         let why = self.broken.get_or_init(|| why).clone();
         let error = StoreError::Broken { why };
-        self.core.lock().unwrap_or_else(PoisonError::into_inner).fail_waiters(&error);
+        self.core
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .fail_waiters(&error);
         self.ending.store(true, Ordering::Release);
         self.ring();
         if let Some(ssd) = &self.disk {
@@ -246,5 +280,6 @@ impl Shared {
 
 fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
-    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "a panic without a message".to_owned())
+    text.or_else(|| panic.downcast_ref::<String>().cloned())
+        .unwrap_or_else(|| "a panic without a message".to_owned())
 }

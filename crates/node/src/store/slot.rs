@@ -19,11 +19,16 @@ impl<T> Later<T> {
 
     /// Waits for the answer.
     pub(super) fn wait(self, waiting: &Waiting<'_>) -> Result<T, StoreError> {
-        self.take(waiting).expect("a wait without a deadline ends with an answer")
+        self.take(waiting)
+            .expect("a wait without a deadline ends with an answer")
     }
 
     /// Waits for the answer, at most `longest`.
-    pub(super) fn wait_for(self, longest: Duration, waiting: Waiting<'_>) -> Option<Result<T, StoreError>> {
+    pub(super) fn wait_for(
+        self,
+        longest: Duration,
+        waiting: Waiting<'_>,
+    ) -> Option<Result<T, StoreError>> {
         self.take(&waiting.until(now() + longest))
     }
 
@@ -72,7 +77,14 @@ impl Waits {
     }
 
     pub(super) fn sites(&self) -> [&Site; 6] {
-        [&self.space, &self.durable, &self.answer, &self.flush, &self.log, &self.steward]
+        [
+            &self.space,
+            &self.durable,
+            &self.answer,
+            &self.flush,
+            &self.log,
+            &self.steward,
+        ]
     }
 }
 
@@ -82,7 +94,12 @@ mod tests {
 
     #[test]
     fn an_answer_reaches_its_waiter_by_every_strategy() {
-        for choice in [Choice::Adaptive, Choice::Spin, Choice::Park, Choice::Sleep(Duration::from_micros(10))] {
+        for choice in [
+            Choice::Adaptive,
+            Choice::Spin,
+            Choice::Park,
+            Choice::Sleep(Duration::from_micros(10)),
+        ] {
             let waits = Waits::new(choice);
             let (owed, later) = Later::new();
             let bringer = std::thread::spawn(move || owed.complete(Ok(7)));

@@ -15,7 +15,11 @@ fn value(key: &str, bytes: usize) -> Vec<u8> {
 }
 
 fn memory_only(memory: ByteSize) -> Config {
-    Config { memory, put_wait: Duration::from_millis(50), ..Config::default() }
+    Config {
+        memory,
+        put_wait: Duration::from_millis(50),
+        ..Config::default()
+    }
 }
 
 fn tiered(directory: &Path) -> Config {
@@ -38,15 +42,33 @@ fn a_value_comes_back_in_every_way_it_can_be_asked_for() {
     assert_eq!(store.get(b"a", &get).unwrap().as_ref(), Some(&first));
     let mut buffer = vec![0; 200_000];
     let got = store.get_into(b"a", &mut buffer, &get);
-    assert_eq!(got, Ok(Some(Got { bytes: first.len(), tier: Tier::Memory })));
+    assert_eq!(
+        got,
+        Ok(Some(Got {
+            bytes: first.len(),
+            tier: Tier::Memory
+        }))
+    );
     assert!(buffer[..first.len()] == first);
     let short = store.get_into(b"a", &mut buffer[..10], &get).unwrap_err();
-    assert_eq!(short.to_string(), "the value of a has 100001 bytes, the buffer 10");
+    assert_eq!(
+        short.to_string(),
+        "the value of a has 100001 bytes, the buffer 10"
+    );
     assert_eq!(store.get(b"b", &get), Ok(None));
-    assert_eq!(store.exists(&[b"a", b"b"], &Tenant::DEFAULT), Ok(vec![true, false]));
+    assert_eq!(
+        store.exists(&[b"a", b"b"], &Tenant::DEFAULT),
+        Ok(vec![true, false])
+    );
     let stats = store.stats();
-    assert_eq!((stats.objects, stats.puts.stored, stats.puts.existed), (1, 1, 1));
-    assert_eq!((stats.reads.memory_hits, stats.reads.misses, stats.ssd_reads), (2, 1, 0));
+    assert_eq!(
+        (stats.objects, stats.puts.stored, stats.puts.existed),
+        (1, 1, 1)
+    );
+    assert_eq!(
+        (stats.reads.memory_hits, stats.reads.misses, stats.ssd_reads),
+        (2, 1, 0)
+    );
     assert_eq!(stats.latency.memory.count, 2);
     store.close().unwrap();
 }
@@ -54,27 +76,63 @@ fn a_value_comes_back_in_every_way_it_can_be_asked_for() {
 #[test]
 fn a_batch_answers_each_key_and_a_prefix_stops_at_the_first_gap() {
     let store = Store::open(memory_only(ByteSize::mib(8))).unwrap();
-    let values: Vec<Vec<u8>> = ["x0", "x1", "x3"].iter().map(|key| value(key, 5_000)).collect();
-    let entries: Vec<(&[u8], &[u8])> =
-        [&b"x0"[..], b"x1", b"x3"].into_iter().zip(&values).map(|(key, value)| (key, value.as_slice())).collect();
+    let values: Vec<Vec<u8>> = ["x0", "x1", "x3"]
+        .iter()
+        .map(|key| value(key, 5_000))
+        .collect();
+    let entries: Vec<(&[u8], &[u8])> = [&b"x0"[..], b"x1", b"x3"]
+        .into_iter()
+        .zip(&values)
+        .map(|(key, value)| (key, value.as_slice()))
+        .collect();
     let stored = store.put_batch(&entries, &PutOptions::default());
     assert_eq!(stored, [Ok(Stored::New), Ok(Stored::New), Ok(Stored::New)]);
     let keys: [&[u8]; 4] = [b"x0", b"x1", b"x2", b"x3"];
     let all = store.get_batch(&keys, &GetOptions::default());
-    assert_eq!(all, [Ok(Some(values[0].clone())), Ok(Some(values[1].clone())), Ok(None), Ok(Some(values[2].clone()))]);
-    let prefix = store.get_batch(&keys, &GetOptions { prefix_only: true, ..GetOptions::default() });
+    assert_eq!(
+        all,
+        [
+            Ok(Some(values[0].clone())),
+            Ok(Some(values[1].clone())),
+            Ok(None),
+            Ok(Some(values[2].clone()))
+        ]
+    );
+    let prefix = store.get_batch(
+        &keys,
+        &GetOptions {
+            prefix_only: true,
+            ..GetOptions::default()
+        },
+    );
     assert_eq!(prefix[2..], [Ok(None), Ok(None)]);
     assert!(prefix[..2].iter().all(|value| matches!(value, Ok(Some(_)))));
 
     let long_key = vec![b'k'; 2000];
-    let mixed = store.put_batch(&[(b"", b"v"), (&long_key, b"v"), (b"e", b""), (b"ok", b"v")], &PutOptions::default());
-    let codes: Vec<Option<ErrorCode>> =
-        mixed.iter().map(|result| result.as_ref().err().map(StoreError::code)).collect();
-    let expected = [Some(ErrorCode::InvalidParams), Some(ErrorCode::InvalidKey), Some(ErrorCode::InvalidParams), None];
+    let mixed = store.put_batch(
+        &[(b"", b"v"), (&long_key, b"v"), (b"e", b""), (b"ok", b"v")],
+        &PutOptions::default(),
+    );
+    let codes: Vec<Option<ErrorCode>> = mixed
+        .iter()
+        .map(|result| result.as_ref().err().map(StoreError::code))
+        .collect();
+    let expected = [
+        Some(ErrorCode::InvalidParams),
+        Some(ErrorCode::InvalidKey),
+        Some(ErrorCode::InvalidParams),
+        None,
+    ];
     assert_eq!(codes, expected);
     let mut one = [0; 8];
     let counted = store.get_batch_into(&[b"ok", b"x0"], &mut [&mut one], &GetOptions::default());
-    assert_eq!(counted[1], Err(StoreError::BufferCount { keys: 2, buffers: 1 }));
+    assert_eq!(
+        counted[1],
+        Err(StoreError::BufferCount {
+            keys: 2,
+            buffers: 1
+        })
+    );
 }
 
 #[test]
@@ -82,11 +140,20 @@ fn a_batch_larger_than_memory_goes_through_and_leaves_the_newest() {
     let store = Store::open(memory_only(ByteSize::mib(4))).unwrap();
     let keys: Vec<String> = (0..200).map(|i| format!("k{i}")).collect();
     let values: Vec<Vec<u8>> = keys.iter().map(|key| value(key, 64 << 10)).collect();
-    let entries: Vec<(&[u8], &[u8])> =
-        keys.iter().zip(&values).map(|(key, value)| (key.as_bytes(), value.as_slice())).collect();
+    let entries: Vec<(&[u8], &[u8])> = keys
+        .iter()
+        .zip(&values)
+        .map(|(key, value)| (key.as_bytes(), value.as_slice()))
+        .collect();
     let stored = store.put_batch(&entries, &PutOptions::default());
-    assert!(stored.iter().all(|result| *result == Ok(Stored::New)), "{stored:?}");
-    assert_eq!(store.get(keys[199].as_bytes(), &GetOptions::default()), Ok(Some(values[199].clone())));
+    assert!(
+        stored.iter().all(|result| *result == Ok(Stored::New)),
+        "{stored:?}"
+    );
+    assert_eq!(
+        store.get(keys[199].as_bytes(), &GetOptions::default()),
+        Ok(Some(values[199].clone()))
+    );
     let stats = store.stats();
     assert!(stats.evictions.count > 100, "{stats:?}");
     assert!(stats.memory.used_bytes <= stats.memory.capacity_bytes);
@@ -95,19 +162,52 @@ fn a_batch_larger_than_memory_goes_through_and_leaves_the_newest() {
 #[test]
 fn values_that_cannot_fit_are_refused_with_their_sizes() {
     let store = Store::open(memory_only(ByteSize::mib(2))).unwrap();
-    let error = store.put(b"big", &vec![1; 3 << 20], &PutOptions::default()).unwrap_err();
-    assert_eq!(error.to_string(), "the value of big has 3MiB, the largest that fits has 2MiB");
-    let hard = PutOptions { pin: slackwater_wire::Pin::Hard, ..PutOptions::default() };
-    assert_eq!(store.put(b"pinned", &vec![1; 3 << 19], &hard), Ok(Stored::New));
-    let error = store.put(b"next", &vec![1; 1 << 20], &PutOptions::default()).unwrap_err();
-    assert!(matches!(&error, StoreError::NoSpace { waited, .. } if *waited >= Duration::from_millis(50)), "{error}");
+    let error = store
+        .put(b"big", &vec![1; 3 << 20], &PutOptions::default())
+        .unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "the value of big has 3MiB, the largest that fits has 2MiB"
+    );
+    let hard = PutOptions {
+        pin: slackwater_wire::Pin::Hard,
+        ..PutOptions::default()
+    };
+    assert_eq!(
+        store.put(b"pinned", &vec![1; 3 << 19], &hard),
+        Ok(Stored::New)
+    );
+    let error = store
+        .put(b"next", &vec![1; 1 << 20], &PutOptions::default())
+        .unwrap_err();
+    assert!(
+        matches!(&error, StoreError::NoSpace { waited, .. } if *waited >= Duration::from_millis(50)),
+        "{error}"
+    );
     assert_eq!(error.code(), ErrorCode::NoAvailableHandle);
     let stats = store.stats();
-    let space = stats.waits.iter().find(|wait| wait.site == "put, space").unwrap();
-    assert!(space.waits == 1 && space.parked >= 1 && space.parked_us >= 40_000, "{space:?}");
-    assert!(store.metrics_text().contains("slackwater_waits_total{site=\"put, space\"} 1\n"));
-    let durable = PutOptions { durability: slackwater_wire::Durability::Disk, ..PutOptions::default() };
-    assert_eq!(store.put(b"d", b"v", &durable).unwrap_err().code(), ErrorCode::UnavailableInCurrentMode);
+    let space = stats
+        .waits
+        .iter()
+        .find(|wait| wait.site == "put, space")
+        .unwrap();
+    assert!(
+        space.waits == 1 && space.parked >= 1 && space.parked_us >= 40_000,
+        "{space:?}"
+    );
+    assert!(
+        store
+            .metrics_text()
+            .contains("slackwater_waits_total{site=\"put, space\"} 1\n")
+    );
+    let durable = PutOptions {
+        durability: slackwater_wire::Durability::Disk,
+        ..PutOptions::default()
+    };
+    assert_eq!(
+        store.put(b"d", b"v", &durable).unwrap_err().code(),
+        ErrorCode::UnavailableInCurrentMode
+    );
 }
 
 #[test]
@@ -116,19 +216,42 @@ fn a_closed_store_says_so_on_every_clone() {
     let other = store.clone();
     store.put(b"a", b"v", &PutOptions::default()).unwrap();
     store.close().unwrap();
-    assert_eq!(other.get(b"a", &GetOptions::default()), Err(StoreError::Closed));
-    assert_eq!(other.put(b"b", b"v", &PutOptions::default()), Err(StoreError::Closed));
-    assert_eq!(other.exists(&[b"a"], &Tenant::DEFAULT), Err(StoreError::Closed));
+    assert_eq!(
+        other.get(b"a", &GetOptions::default()),
+        Err(StoreError::Closed)
+    );
+    assert_eq!(
+        other.put(b"b", b"v", &PutOptions::default()),
+        Err(StoreError::Closed)
+    );
+    assert_eq!(
+        other.exists(&[b"a"], &Tenant::DEFAULT),
+        Err(StoreError::Closed)
+    );
     assert_eq!(other.flush(Duration::from_secs(1)), Err(StoreError::Closed));
-    assert_eq!(other.remove(&[b"a"], &RemoveOptions::default()), [Err(StoreError::Closed)]);
+    assert_eq!(
+        other.remove(&[b"a"], &RemoveOptions::default()),
+        [Err(StoreError::Closed)]
+    );
     assert_eq!(other.close(), Ok(()));
 }
 
 #[test]
 fn a_configuration_that_contradicts_itself_opens_nothing() {
-    let error = Store::open(Config { ssd: ByteSize::gib(1), ..Config::default() }).unwrap_err();
-    assert!(error.to_string().contains("1GiB of SSD need a directory"), "{error}");
-    let error = Store::open(Config { evict_low: Ratio(0.99), ..Config::default() }).unwrap_err();
+    let error = Store::open(Config {
+        ssd: ByteSize::gib(1),
+        ..Config::default()
+    })
+    .unwrap_err();
+    assert!(
+        error.to_string().contains("1GiB of SSD need a directory"),
+        "{error}"
+    );
+    let error = Store::open(Config {
+        evict_low: Ratio(0.99),
+        ..Config::default()
+    })
+    .unwrap_err();
     assert!(matches!(error, OpenError::Config(problems) if problems.len() == 1));
 }
 
@@ -144,17 +267,31 @@ fn metrics_follow_one_naming_rule() {
             let (name, kind) = kind.split_once(' ').unwrap();
             assert!(name.starts_with("slackwater_"), "{line}");
             assert_eq!(name.ends_with("_total"), kind == "counter", "{line}");
-            assert_eq!(kinds.insert(name.to_owned(), kind.to_owned()), None, "{line}");
+            assert_eq!(
+                kinds.insert(name.to_owned(), kind.to_owned()),
+                None,
+                "{line}"
+            );
         } else if !line.starts_with('#') {
             let (_, number) = line.rsplit_once(' ').unwrap();
             assert!(number.parse::<f64>().is_ok(), "{line}");
         }
     }
-    assert!(text.contains("slackwater_hits_total{tier=\"memory\"} 1\n"), "{text}");
-    assert!(text.contains("slackwater_call_seconds_bucket{op=\"get\",tier=\"memory\",le=\"+Inf\"} 1\n"), "{text}");
+    assert!(
+        text.contains("slackwater_hits_total{tier=\"memory\"} 1\n"),
+        "{text}"
+    );
+    assert!(
+        text.contains("slackwater_call_seconds_bucket{op=\"get\",tier=\"memory\",le=\"+Inf\"} 1\n"),
+        "{text}"
+    );
     assert!(text.contains("slackwater_put_bytes_total 5\n"));
-    let buckets = text.lines().filter(|line| line.starts_with("slackwater_call_seconds_bucket{op=\"put\""));
-    let counts: Vec<u64> = buckets.map(|line| line.rsplit_once(' ').unwrap().1.parse().unwrap()).collect();
+    let buckets = text
+        .lines()
+        .filter(|line| line.starts_with("slackwater_call_seconds_bucket{op=\"put\""));
+    let counts: Vec<u64> = buckets
+        .map(|line| line.rsplit_once(' ').unwrap().1.parse().unwrap())
+        .collect();
     assert!(counts.is_sorted() && counts.last() == Some(&1), "{text}");
 }
 
@@ -163,7 +300,12 @@ fn two_stores_cannot_share_a_directory() {
     let root = tempfile::tempdir().unwrap();
     let first = Store::open(tiered(root.path())).unwrap();
     let error = Store::open(tiered(root.path())).unwrap_err();
-    assert!(error.to_string().contains(&format!("(pid {})", std::process::id())), "{error}");
+    assert!(
+        error
+            .to_string()
+            .contains(&format!("(pid {})", std::process::id())),
+        "{error}"
+    );
     first.close().unwrap();
     Store::open(tiered(root.path())).unwrap().close().unwrap();
 }
@@ -176,7 +318,10 @@ fn until(store: &Store, what: &str, fact: impl Fn(&Stats) -> bool) -> Stats {
         if fact(&stats) {
             return stats;
         }
-        assert!(begun.elapsed() < Duration::from_secs(20), "{what}: {stats:#?}");
+        assert!(
+            begun.elapsed() < Duration::from_secs(20),
+            "{what}: {stats:#?}"
+        );
         store.flush(Duration::from_secs(20)).unwrap();
         std::thread::yield_now();
     }
@@ -190,13 +335,17 @@ fn put_all(store: &Store, keys: &[String], bytes: usize) {
 }
 
 fn names(count: usize) -> Vec<String> {
-    (0..count).map(|number| format!("block-{number:04}")).collect()
+    (0..count)
+        .map(|number| format!("block-{number:04}"))
+        .collect()
 }
 
 /// Reads the key and checks every byte; says where it came from.
 fn read(store: &Store, key: &str, bytes: usize) -> Option<Tier> {
     let mut buffer = vec![0; bytes];
-    let got = store.get_into(key.as_bytes(), &mut buffer, &GetOptions::default()).unwrap()?;
+    let got = store
+        .get_into(key.as_bytes(), &mut buffer, &GetOptions::default())
+        .unwrap()?;
     assert_eq!(got.bytes, bytes);
     assert!(buffer == value(key, bytes), "{key}");
     Some(got.tier)
@@ -204,19 +353,39 @@ fn read(store: &Store, key: &str, bytes: usize) -> Option<Tier> {
 
 #[test]
 fn what_memory_has_no_room_for_is_read_from_ssd_on_both_devices() {
-    for io in [crate::config::IoBackend::Uring, crate::config::IoBackend::Pread] {
+    for io in [
+        crate::config::IoBackend::Uring,
+        crate::config::IoBackend::Pread,
+    ] {
         let root = tempfile::tempdir().unwrap();
-        let config = Config { io, promotion_enabled: false, ..tiered(root.path()) };
+        let config = Config {
+            io,
+            promotion_enabled: false,
+            ..tiered(root.path())
+        };
         let store = Store::open(config).unwrap();
         let (keys, bytes) = (names(300), 70_001);
         put_all(&store, &keys, bytes);
-        until(&store, "every value is on SSD", |stats| stats.offloads.completed == 300);
+        until(&store, "every value is on SSD", |stats| {
+            stats.offloads.completed == 300
+        });
         let o = store.stats().offloads;
-        assert_eq!(o.started, o.completed + o.failed + o.expired + o.cancelled + o.in_flight, "{o:?}");
-        assert!(store.metrics_text().contains("slackwater_offloads_total{status=\"completed\"} 300\n"));
+        assert_eq!(
+            o.started,
+            o.completed + o.failed + o.expired + o.cancelled + o.in_flight,
+            "{o:?}"
+        );
+        assert!(
+            store
+                .metrics_text()
+                .contains("slackwater_offloads_total{status=\"completed\"} 300\n")
+        );
         let tiers: Vec<Option<Tier>> = keys.iter().map(|key| read(&store, key, bytes)).collect();
         assert!(tiers.iter().all(Option::is_some));
-        let from_ssd = tiers.iter().filter(|tier| **tier == Some(Tier::Disk)).count() as u64;
+        let from_ssd = tiers
+            .iter()
+            .filter(|tier| **tier == Some(Tier::Disk))
+            .count() as u64;
         assert!(from_ssd > 150, "{from_ssd}");
         assert_eq!(store.stats().ssd_reads, from_ssd);
         assert_eq!(store.stats().reads.ssd_hits, from_ssd);
@@ -243,15 +412,34 @@ fn a_reopened_store_is_warm() {
     for key in &keys {
         assert_eq!(read(&store, key, bytes), Some(Tier::Disk), "{key}");
     }
-    let removed = store.remove(&[keys[3].as_bytes()], &RemoveOptions { force: true, ..RemoveOptions::default() });
+    let removed = store.remove(
+        &[keys[3].as_bytes()],
+        &RemoveOptions {
+            force: true,
+            ..RemoveOptions::default()
+        },
+    );
     assert_eq!(removed, [Ok(())]);
     assert_eq!(read(&store, &keys[3], bytes), None);
-    let upsert = PutOptions { mode: slackwater_wire::PutMode::Upsert, ..PutOptions::default() };
-    assert_eq!(store.put(keys[4].as_bytes(), b"new", &upsert), Ok(Stored::New));
+    let upsert = PutOptions {
+        mode: slackwater_wire::PutMode::Upsert,
+        ..PutOptions::default()
+    };
+    assert_eq!(
+        store.put(keys[4].as_bytes(), b"new", &upsert),
+        Ok(Stored::New)
+    );
     store.close().unwrap();
     let store = Store::open(tiered(root.path())).unwrap();
-    assert_eq!(read(&store, &keys[3], bytes), None, "what was removed stays removed");
-    assert_eq!(store.get(keys[4].as_bytes(), &GetOptions::default()), Ok(Some(b"new".to_vec())));
+    assert_eq!(
+        read(&store, &keys[3], bytes),
+        None,
+        "what was removed stays removed"
+    );
+    assert_eq!(
+        store.get(keys[4].as_bytes(), &GetOptions::default()),
+        Ok(Some(b"new".to_vec()))
+    );
     assert_eq!(store.stats().ssd.unwrap().recovered, 99);
 }
 
@@ -260,18 +448,33 @@ fn a_reopened_store_is_warm() {
 fn a_store_whose_ssd_was_lowered_brings_its_log_down_and_takes_every_put() {
     let root = tempfile::tempdir().unwrap();
     let (keys, bytes) = (names(1200), 64 << 10);
-    let store = Store::open(Config { ssd: ByteSize::mib(96), ..tiered(root.path()) }).unwrap();
+    let store = Store::open(Config {
+        ssd: ByteSize::mib(96),
+        ..tiered(root.path())
+    })
+    .unwrap();
     put_all(&store, &keys[..900], bytes);
     store.close().unwrap();
-    let lowered = || Config { ssd: ByteSize::mib(24), ..tiered(root.path()) };
+    let lowered = || Config {
+        ssd: ByteSize::mib(24),
+        ..tiered(root.path())
+    };
     let store = Store::open(lowered()).unwrap();
     put_all(&store, &keys[900..], bytes);
     let length = || {
         let files = std::fs::read_dir(root.path()).unwrap().flatten();
-        files.filter_map(|entry| entry.metadata().ok()).map(|metadata| metadata.len()).sum::<u64>()
+        files
+            .filter_map(|entry| entry.metadata().ok())
+            .map(|metadata| metadata.len())
+            .sum::<u64>()
     };
-    until(&store, "the log comes down", |stats| stats.ssd.unwrap().accepting && length() < 25 << 20);
-    let kept = keys.iter().filter(|key| read(&store, key, bytes).is_some()).count();
+    until(&store, "the log comes down", |stats| {
+        stats.ssd.unwrap().accepting && length() < 25 << 20
+    });
+    let kept = keys
+        .iter()
+        .filter(|key| read(&store, key, bytes).is_some())
+        .count();
     assert!(kept > 100, "{kept} of 1200 in 8 MiB and 24 MiB");
     store.close().unwrap();
     let store = Store::open(lowered()).unwrap();
@@ -288,14 +491,19 @@ fn a_value_that_is_read_often_comes_back_into_memory() {
     let store = Store::open(tiered(root.path())).unwrap();
     assert_eq!(read(&store, &keys[0], bytes), Some(Tier::Disk));
     assert_eq!(read(&store, &keys[0], bytes), Some(Tier::Disk));
-    let stats = until(&store, "the promotion", |stats| stats.promotions.completed == 1);
+    let stats = until(&store, "the promotion", |stats| {
+        stats.promotions.completed == 1
+    });
     assert_eq!(stats.promotions.completed_bytes, bytes as u64);
     let before = store.stats().ssd_reads;
     assert_eq!(read(&store, &keys[0], bytes), Some(Tier::Memory));
     assert_eq!(store.stats().ssd_reads, before);
     let stats = store.stats();
     let p = stats.promotions;
-    assert_eq!(p.admitted, p.completed + p.failed + p.expired + p.cancelled + p.in_flight);
+    assert_eq!(
+        p.admitted,
+        p.completed + p.failed + p.expired + p.cancelled + p.in_flight
+    );
 }
 
 #[test]
@@ -303,15 +511,34 @@ fn every_mode_of_offload_keeps_what_it_promises() {
     for (offload, policy) in [
         (OffloadMode::Eager, crate::config::PolicyKind::Lru),
         (OffloadMode::OnEvict, crate::config::PolicyKind::WTinyLfu),
-        (OffloadMode::OnEvictForced, crate::config::PolicyKind::S3Fifo),
+        (
+            OffloadMode::OnEvictForced,
+            crate::config::PolicyKind::S3Fifo,
+        ),
     ] {
         let root = tempfile::tempdir().unwrap();
-        let store = Store::open(Config { offload, policy, ..tiered(root.path()) }).unwrap();
+        let store = Store::open(Config {
+            offload,
+            policy,
+            ..tiered(root.path())
+        })
+        .unwrap();
         let (keys, bytes) = (names(400), 64 << 10);
         put_all(&store, &keys, bytes);
-        let kept = keys.iter().filter(|key| read(&store, key, bytes).is_some()).count();
-        let least = if offload == OffloadMode::OnEvictForced { 100 } else { 400 };
-        assert!(kept >= least, "{offload:?}: {kept} of 400, {:#?}", store.stats());
+        let kept = keys
+            .iter()
+            .filter(|key| read(&store, key, bytes).is_some())
+            .count();
+        let least = if offload == OffloadMode::OnEvictForced {
+            100
+        } else {
+            400
+        };
+        assert!(
+            kept >= least,
+            "{offload:?}: {kept} of 400, {:#?}",
+            store.stats()
+        );
         store.close().unwrap();
     }
 }
@@ -319,21 +546,37 @@ fn every_mode_of_offload_keeps_what_it_promises() {
 #[test]
 fn a_durable_put_is_on_ssd_when_it_returns() {
     let root = tempfile::tempdir().unwrap();
-    let store = Store::open(Config { offload: OffloadMode::Off, ..tiered(root.path()) }).unwrap();
-    let durable = PutOptions { durability: slackwater_wire::Durability::Disk, ..PutOptions::default() };
+    let store = Store::open(Config {
+        offload: OffloadMode::Off,
+        ..tiered(root.path())
+    })
+    .unwrap();
+    let durable = PutOptions {
+        durability: slackwater_wire::Durability::Disk,
+        ..PutOptions::default()
+    };
     assert_eq!(store.put(b"kept", b"value", &durable), Ok(Stored::New));
-    assert_eq!(store.put(b"lost", b"value", &PutOptions::default()), Ok(Stored::New));
+    assert_eq!(
+        store.put(b"lost", b"value", &PutOptions::default()),
+        Ok(Stored::New)
+    );
     assert_eq!(store.stats().offloads.completed, 1);
     store.close().unwrap();
     let store = Store::open(tiered(root.path())).unwrap();
-    assert_eq!(store.exists(&[b"kept", b"lost"], &Tenant::DEFAULT), Ok(vec![true, false]));
+    assert_eq!(
+        store.exists(&[b"kept", b"lost"], &Tenant::DEFAULT),
+        Ok(vec![true, false])
+    );
 }
 
 #[test]
 fn rotten_bytes_on_ssd_are_a_miss_and_never_returned() {
     let root = tempfile::tempdir().unwrap();
     let (keys, bytes) = (names(20), 20_000);
-    let config = || Config { promotion_enabled: false, ..tiered(root.path()) };
+    let config = || Config {
+        promotion_enabled: false,
+        ..tiered(root.path())
+    };
     let store = Store::open(config()).unwrap();
     put_all(&store, &keys, bytes);
     store.close().unwrap();
@@ -341,7 +584,10 @@ fn rotten_bytes_on_ssd_are_a_miss_and_never_returned() {
     // Flip one bit in the middle of every value: they are unlike anything else in the files.
     for entry in std::fs::read_dir(root.path()).unwrap() {
         let path = entry.unwrap().path();
-        if path.extension().is_none_or(|extension| extension != "slack") {
+        if path
+            .extension()
+            .is_none_or(|extension| extension != "slack")
+        {
             continue;
         }
         let mut content = std::fs::read(&path).unwrap();
@@ -353,11 +599,21 @@ fn rotten_bytes_on_ssd_are_a_miss_and_never_returned() {
         }
         std::fs::write(&path, content).unwrap();
     }
-    let found: Vec<bool> = keys.iter().map(|key| read(&store, key, bytes).is_some()).collect();
+    let found: Vec<bool> = keys
+        .iter()
+        .map(|key| read(&store, key, bytes).is_some())
+        .collect();
     assert_eq!(found, (0..20).map(|index| index >= 10).collect::<Vec<_>>());
     assert!(store.stats().corrupt >= 10, "{:#?}", store.stats());
     assert_eq!(read(&store, &keys[0], bytes), None);
-    assert_eq!(store.put(keys[0].as_bytes(), &value(&keys[0], bytes), &PutOptions::default()), Ok(Stored::New));
+    assert_eq!(
+        store.put(
+            keys[0].as_bytes(),
+            &value(&keys[0], bytes),
+            &PutOptions::default()
+        ),
+        Ok(Stored::New)
+    );
     assert!(read(&store, &keys[0], bytes).is_some());
 }
 
@@ -367,14 +623,30 @@ fn removals_by_pattern_and_of_all_are_counted_and_final() {
     let store = Store::open(tiered(root.path())).unwrap();
     let keys = names(50);
     put_all(&store, &keys, 9_000);
-    let force = RemoveOptions { force: true, ..RemoveOptions::default() };
+    let force = RemoveOptions {
+        force: true,
+        ..RemoveOptions::default()
+    };
     assert_eq!(store.remove_matching("-00[0-1]", &force), Ok(20));
     assert!(store.remove_matching("(", &force).is_err());
-    let listed = store.list(List { limit: 100, tenant: Tenant::DEFAULT, pattern: None, after: None }).unwrap();
+    let listed = store
+        .list(List {
+            limit: 100,
+            tenant: Tenant::DEFAULT,
+            pattern: None,
+            after: None,
+        })
+        .unwrap();
     assert_eq!(listed.keys.len(), 30);
     assert_eq!(listed.keys[0].as_bytes(), b"block-0020");
     assert_eq!(store.remove_all(&force), Ok(30));
-    assert_eq!(store.remove(&[b"nothing"], &force)[0].as_ref().unwrap_err().code(), ErrorCode::ObjectNotFound);
+    assert_eq!(
+        store.remove(&[b"nothing"], &force)[0]
+            .as_ref()
+            .unwrap_err()
+            .code(),
+        ErrorCode::ObjectNotFound
+    );
     store.close().unwrap();
     let store = Store::open(tiered(root.path())).unwrap();
     assert_eq!(store.stats().objects, 0);
@@ -395,11 +667,18 @@ fn many_threads_read_and_write_and_every_byte_is_right() {
                     match rng.below(10) {
                         0..5 => _ = read(store, &key, bytes),
                         5..9 => {
-                            let put = store.put(key.as_bytes(), &value(&key, bytes), &PutOptions::default());
+                            let put = store.put(
+                                key.as_bytes(),
+                                &value(&key, bytes),
+                                &PutOptions::default(),
+                            );
                             assert!(put.is_ok(), "{put:?}");
                         }
                         _ => {
-                            let force = RemoveOptions { force: true, ..RemoveOptions::default() };
+                            let force = RemoveOptions {
+                                force: true,
+                                ..RemoveOptions::default()
+                            };
                             let removed = store.remove(&[key.as_bytes()], &force).remove(0);
                             let code = removed.err().map(|error| error.code());
                             let racing = [ErrorCode::ObjectNotFound, ErrorCode::ReplicaIsNotReady];
@@ -418,22 +697,48 @@ fn many_threads_read_and_write_and_every_byte_is_right() {
 #[test]
 fn batches_and_values_that_several_threads_copy_are_right_and_timed_each() {
     let threads = crate::config::Threads::Count(2);
-    let store = Store::open(Config { copy_threads: threads, ..memory_only(ByteSize::mib(64)) }).unwrap();
+    let store = Store::open(Config {
+        copy_threads: threads,
+        ..memory_only(ByteSize::mib(64))
+    })
+    .unwrap();
     let keys = names(8);
-    for bytes in [copier::PUT_BYTES_MIN / 8 + 1, copier::PUT_BYTES_MIN / 8 + 4097] {
+    for bytes in [
+        copier::PUT_BYTES_MIN / 8 + 1,
+        copier::PUT_BYTES_MIN / 8 + 4097,
+    ] {
         let values: Vec<Vec<u8>> = keys.iter().map(|key| value(key, bytes)).collect();
-        let entries: Vec<(&[u8], &[u8])> = keys.iter().zip(&values).map(|(k, v)| (k.as_bytes(), &v[..])).collect();
-        let upsert = PutOptions { mode: slackwater_wire::PutMode::Upsert, ..PutOptions::default() };
+        let entries: Vec<(&[u8], &[u8])> = keys
+            .iter()
+            .zip(&values)
+            .map(|(k, v)| (k.as_bytes(), &v[..]))
+            .collect();
+        let upsert = PutOptions {
+            mode: slackwater_wire::PutMode::Upsert,
+            ..PutOptions::default()
+        };
         assert!(store.put_batch(&entries, &upsert).iter().all(Result::is_ok));
         let asked: Vec<&[u8]> = keys.iter().map(String::as_bytes).collect();
         let found = store.get_batch(&asked, &GetOptions::default());
-        assert!(found.into_iter().zip(&values).all(|(found, value)| found.unwrap().as_ref() == Some(value)));
+        assert!(
+            found
+                .into_iter()
+                .zip(&values)
+                .all(|(found, value)| found.unwrap().as_ref() == Some(value))
+        );
     }
     let large = value("large", copier::PUT_BYTES_MIN + 5);
     store.put(b"large", &large, &PutOptions::default()).unwrap();
     assert!(store.get(b"large", &GetOptions::default()).unwrap() == Some(large));
     let stats = store.stats();
-    assert_eq!((stats.latency.memory.count, stats.latency.put.count, stats.corrupt), (17, 17, 0));
+    assert_eq!(
+        (
+            stats.latency.memory.count,
+            stats.latency.put.count,
+            stats.corrupt
+        ),
+        (17, 17, 0)
+    );
     assert!(stats.latency.memory.p50_us > 0.0, "{:?}", stats.latency);
 }
 
@@ -452,11 +757,16 @@ fn who_comes_after_the_last_answer_is_refused() {
 #[test]
 fn what_is_under_way_arrives_before_time_is_skipped() {
     let root = tempfile::tempdir().unwrap();
-    let config = Config { flush_delay: Duration::from_secs(60), ..tiered(root.path()) };
+    let config = Config {
+        flush_delay: Duration::from_secs(60),
+        ..tiered(root.path())
+    };
     let store = Store::open(config).unwrap();
     for round in 1..=5 {
         let key = format!("block {round}");
-        store.put(key.as_bytes(), &value(&key, 1000), &PutOptions::default()).unwrap();
+        store
+            .put(key.as_bytes(), &value(&key, 1000), &PutOptions::default())
+            .unwrap();
         store.skip_to(Duration::from_secs(1000 * round)).unwrap();
         assert_eq!(store.stats().ssd.map(|ssd| ssd.records), Some(round));
     }
@@ -467,14 +777,21 @@ fn what_is_under_way_arrives_before_time_is_skipped() {
 fn what_eviction_learned_outlives_the_process_and_damage_only_costs_it() {
     let root = tempfile::tempdir().unwrap();
     let tables = root.path().join("eviction.tables");
-    let learned = |store: &Store| store.shared().with(|core, _| core.master.learned()).unwrap();
+    let learned = |store: &Store| {
+        store
+            .shared()
+            .with(|core, _| core.master.learned())
+            .unwrap()
+    };
     let store = Store::open(tiered(root.path())).unwrap();
     let fresh = learned(&store);
     for round in 0..100 {
         store.skip_to(Duration::from_secs(10 * round)).unwrap();
         let key = format!("block {}", round % 7);
         let _ = store.get(key.as_bytes(), &GetOptions::default()).unwrap();
-        store.put(key.as_bytes(), &value(&key, 1000), &PutOptions::default()).unwrap();
+        store
+            .put(key.as_bytes(), &value(&key, 1000), &PutOptions::default())
+            .unwrap();
     }
     let taught = learned(&store);
     assert!(taught != fresh, "something was learned");
@@ -489,5 +806,8 @@ fn what_eviction_learned_outlives_the_process_and_damage_only_costs_it() {
     std::fs::write(&tables, bytes).unwrap();
     let store = Store::open(tiered(root.path())).unwrap();
     assert!(learned(&store) != taught, "damaged tables are not taken");
-    assert_eq!(store.get(b"block 3", &GetOptions::default()).unwrap(), Some(value("block 3", 1000)));
+    assert_eq!(
+        store.get(b"block 3", &GetOptions::default()).unwrap(),
+        Some(value("block 3", 1000))
+    );
 }

@@ -44,14 +44,18 @@ static CHECKSUM: Kind = Kind::new("checksum");
 pub unsafe fn copy_all(pool: &Pool, pieces: &[Piece]) {
     let tasks = Tasks::cut(pieces.iter().map(|piece| piece.len));
     let (batch, stores) = (Batch(pieces), Tuning::current().stores(tasks.bytes));
-    let copied = pool.job(tasks.len()).class(Class::Bulk).kind(&COPY).run(|task| {
-        let (piece, at, len) = tasks.task(task);
-        // SAFETY: the task is a part of a piece that no other task has; the rest is the caller's promise.
-        unsafe {
-            let (dst, src) = batch.part(piece, at);
-            copy_with(dst, src, len, stores);
-        }
-    });
+    let copied = pool
+        .job(tasks.len())
+        .class(Class::Bulk)
+        .kind(&COPY)
+        .run(|task| {
+            let (piece, at, len) = tasks.task(task);
+            // SAFETY: the task is a part of a piece that no other task has; the rest is the caller's promise.
+            unsafe {
+                let (dst, src) = batch.part(piece, at);
+                copy_with(dst, src, len, stores);
+            }
+        });
     copied.expect("copies do not panic, and the job has no cancel handle");
 }
 
@@ -74,7 +78,9 @@ pub unsafe fn copy_all_checksum(pool: &Pool, pieces: &[Piece]) -> Vec<Copied> {
 #[must_use]
 pub fn checksum_all(pool: &Pool, objects: &[&[u8]]) -> Vec<Checksum> {
     let tasks = Tasks::cut(objects.iter().map(|object| object.len()));
-    let sums = tasks.sums(pool, &CHECKSUM, |object, at, len| Checksum::of(&objects[object][at..at + len]));
+    let sums = tasks.sums(pool, &CHECKSUM, |object, at, len| {
+        Checksum::of(&objects[object][at..at + len])
+    });
     sums.into_iter().map(|summed| summed.checksum).collect()
 }
 
@@ -115,7 +121,11 @@ impl Tasks {
             })
             .unzip();
         firsts.push(next);
-        Self { lens, firsts, bytes }
+        Self {
+            lens,
+            firsts,
+            bytes,
+        }
     }
 
     fn len(&self) -> usize {
@@ -131,18 +141,32 @@ impl Tasks {
     }
 
     /// The checksums and times of the objects from those of the tasks.
-    fn sums(&self, pool: &Pool, kind: &Kind, sum: impl Fn(usize, usize, usize) -> Checksum + Sync) -> Vec<Copied> {
+    fn sums(
+        &self,
+        pool: &Pool,
+        kind: &Kind,
+        sum: impl Fn(usize, usize, usize) -> Checksum + Sync,
+    ) -> Vec<Copied> {
         let parts: Vec<OnceLock<Part>> = (0..self.len()).map(|_| OnceLock::new()).collect();
-        let summed = pool.job(self.len()).class(Class::Bulk).kind(kind).run(|task| {
-            let (object, at, len) = self.task(task);
-            let begun = now();
-            let checksum = sum(object, at, len);
-            let first = parts[task].set(Part { checksum, begun, ended: now() });
-            debug_assert!(first.is_ok(), "each task runs once");
-        });
+        let summed = pool
+            .job(self.len())
+            .class(Class::Bulk)
+            .kind(kind)
+            .run(|task| {
+                let (object, at, len) = self.task(task);
+                let begun = now();
+                let checksum = sum(object, at, len);
+                let first = parts[task].set(Part {
+                    checksum,
+                    begun,
+                    ended: now(),
+                });
+                debug_assert!(first.is_ok(), "each task runs once");
+            });
         summed.expect("checksums do not panic, and the job has no cancel handle");
         let of_object = |object: usize| {
-            let (mut checksum, mut begun, mut ended) = (Checksum::of(&[]), Instant::NEVER, Instant::ZERO);
+            let (mut checksum, mut begun, mut ended) =
+                (Checksum::of(&[]), Instant::NEVER, Instant::ZERO);
             let tasks = self.firsts[object]..self.firsts[object + 1];
             for (task, part) in tasks.clone().zip(&parts[tasks]) {
                 let (_, _, len) = self.task(task);
@@ -150,7 +174,10 @@ impl Tasks {
                 checksum = checksum.followed_by(part.checksum, len as u64);
                 (begun, ended) = (begun.min(part.begun), ended.max(part.ended));
             }
-            Copied { checksum, took: ended.since(begun) }
+            Copied {
+                checksum,
+                took: ended.since(begun),
+            }
         };
         (0..self.lens.len()).map(of_object).collect()
     }
@@ -172,17 +199,38 @@ mod tests {
     use crate::config::Config;
 
     #[test]
-    #[cfg_attr(miri, ignore = "too many bytes for an interpreter; what it calls is tested on fewer")]
+    #[cfg_attr(
+        miri,
+        ignore = "too many bytes for an interpreter; what it calls is tested on fewer"
+    )]
     fn batches_copy_and_sum_every_piece() {
         let mut rng = Rng::new(5);
         let pool = Pool::start(&Config::threads(2)).unwrap();
-        let lens = [0, 1, 1000, TASK_BYTES, 0, TASK_BYTES + 1, 3 * TASK_BYTES - 7, 64];
-        let sources: Vec<Vec<u8>> = lens.iter().map(|&len| (0..len).map(|_| rng.next_u64() as u8).collect()).collect();
+        let lens = [
+            0,
+            1,
+            1000,
+            TASK_BYTES,
+            0,
+            TASK_BYTES + 1,
+            3 * TASK_BYTES - 7,
+            64,
+        ];
+        let sources: Vec<Vec<u8>> = lens
+            .iter()
+            .map(|&len| (0..len).map(|_| rng.next_u64() as u8).collect())
+            .collect();
         let expected: Vec<Checksum> = sources.iter().map(|source| Checksum::of(source)).collect();
         let mut targets: Vec<Vec<u8>> = lens.iter().map(|&len| vec![0; len]).collect();
         let pieces = |targets: &mut Vec<Vec<u8>>| -> Vec<Piece> {
             let pairs = targets.iter_mut().zip(&sources);
-            pairs.map(|(to, from)| Piece { dst: to.as_mut_ptr(), src: from.as_ptr(), len: from.len() }).collect()
+            pairs
+                .map(|(to, from)| Piece {
+                    dst: to.as_mut_ptr(),
+                    src: from.as_ptr(),
+                    len: from.len(),
+                })
+                .collect()
         };
         // SAFETY: the pieces are whole vectors that live through the call.
         unsafe { copy_all(&pool, &pieces(&mut targets)) };
@@ -191,7 +239,13 @@ mod tests {
         // SAFETY: as above.
         let copied = unsafe { copy_all_checksum(&pool, &pieces(&mut targets)) };
         assert!(targets == sources, "copied and summed");
-        assert_eq!(copied.iter().map(|copied| copied.checksum).collect::<Vec<_>>(), expected);
+        assert_eq!(
+            copied
+                .iter()
+                .map(|copied| copied.checksum)
+                .collect::<Vec<_>>(),
+            expected
+        );
         let moved = |(copied, len): (&Copied, &usize)| (copied.took > Duration::ZERO) == (*len > 0);
         assert!(copied.iter().zip(&lens).all(moved), "{copied:?}");
         let objects: Vec<&[u8]> = sources.iter().map(Vec::as_slice).collect();

@@ -32,7 +32,12 @@ mod portable {
 
     /// # Safety
     /// As for [`copy_streaming`].
-    pub(in super::super) unsafe fn copy_checksum(_: *mut u8, _: *const u8, _: usize, _: Stores) -> Checksum {
+    pub(in super::super) unsafe fn copy_checksum(
+        _: *mut u8,
+        _: *const u8,
+        _: usize,
+        _: Stores,
+    ) -> Checksum {
         unreachable!("no kernel is available")
     }
 }
@@ -40,8 +45,9 @@ mod portable {
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 mod vector {
     use std::arch::x86_64::{
-        __m512i, _MM_HINT_T0, _mm_prefetch, _mm_sfence, _mm512_clmulepi64_epi128, _mm512_loadu_si512, _mm512_set_epi64,
-        _mm512_storeu_si512, _mm512_stream_si512, _mm512_ternarylogic_epi64,
+        __m512i, _MM_HINT_T0, _mm_prefetch, _mm_sfence, _mm512_clmulepi64_epi128,
+        _mm512_loadu_si512, _mm512_set_epi64, _mm512_storeu_si512, _mm512_stream_si512,
+        _mm512_ternarylogic_epi64,
     };
     use std::ptr;
 
@@ -115,7 +121,12 @@ mod vector {
     /// # Safety
     /// As for [`copy_streaming`].
     #[target_feature(enable = "avx512f,vpclmulqdq")]
-    pub(in super::super) unsafe fn copy_checksum(dst: *mut u8, src: *const u8, len: usize, stores: Stores) -> Checksum {
+    pub(in super::super) unsafe fn copy_checksum(
+        dst: *mut u8,
+        src: *const u8,
+        len: usize,
+        stores: Stores,
+    ) -> Checksum {
         // SAFETY: the caller's promises are passed on.
         unsafe {
             match stores {
@@ -146,8 +157,9 @@ mod vector {
             *byte ^= 0xff;
         }
         // SAFETY: `first` holds four vectors.
-        let mut sums: [__m512i; 4] =
-            std::array::from_fn(|line| unsafe { _mm512_loadu_si512(first.as_ptr().add(line * LINE).cast()) });
+        let mut sums: [__m512i; 4] = std::array::from_fn(|line| unsafe {
+            _mm512_loadu_si512(first.as_ptr().add(line * LINE).cast())
+        });
 
         let (low, high) = (FOLD_LOW.cast_signed(), FOLD_HIGH.cast_signed());
         let by = _mm512_set_epi64(high, low, high, low, high, low, high, low);

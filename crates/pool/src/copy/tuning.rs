@@ -44,7 +44,9 @@ impl Tuning {
                 );
                 found
             }
-            streaming_bytes_min => Self { streaming_bytes_min },
+            streaming_bytes_min => Self {
+                streaming_bytes_min,
+            },
         }
     }
 
@@ -64,7 +66,9 @@ impl Tuning {
             })
             .max()
             .unwrap_or(LAST_LEVEL_FALLBACK);
-        Self { streaming_bytes_min: last_level / 2 }
+        Self {
+            streaming_bytes_min: last_level / 2,
+        }
     }
 
     /// Times both kinds of store on this machine and takes the smallest destination from which streaming wins.
@@ -74,7 +78,9 @@ impl Tuning {
     #[must_use]
     pub fn measure() -> Self {
         if !fold::available() {
-            return Self { streaming_bytes_min: usize::MAX };
+            return Self {
+                streaming_bytes_min: usize::MAX,
+            };
         }
         let last_level = Self::from_caches(Path::new("/sys")).streaming_bytes_min * 2;
         // Written, not only zeroed: untouched pages would all be one page of zeros, in the cache.
@@ -91,13 +97,19 @@ impl Tuning {
             streaming_bytes_min = size;
             size /= 2;
         }
-        Self { streaming_bytes_min }
+        Self {
+            streaming_bytes_min,
+        }
     }
 
     /// The kind of store for a copy, or a batch of copies, of `len` bytes.
     #[must_use]
     pub fn stores(self, len: usize) -> Stores {
-        if len >= self.streaming_bytes_min { Stores::Streaming } else { Stores::Cached }
+        if len >= self.streaming_bytes_min {
+            Stores::Streaming
+        } else {
+            Stores::Cached
+        }
     }
 }
 
@@ -108,7 +120,14 @@ fn pass(destination: &mut [u8], source: &[u8], stores: Stores) -> Duration {
             let start = Instant::now();
             for piece in source.chunks_exact(destination.len()) {
                 // SAFETY: both slices are `destination.len()` long; one is borrowed alone, so they are apart.
-                let sum = unsafe { copy_checksum_with(destination.as_mut_ptr(), piece.as_ptr(), piece.len(), stores) };
+                let sum = unsafe {
+                    copy_checksum_with(
+                        destination.as_mut_ptr(),
+                        piece.as_ptr(),
+                        piece.len(),
+                        stores,
+                    )
+                };
                 black_box(sum);
             }
             start.elapsed()
@@ -134,7 +153,12 @@ mod tests {
 
     #[test]
     fn cache_sizes_are_read_as_sysfs_writes_them() {
-        for (text, bytes) in [("32768K\n", Some(32 << 20)), ("36M", Some(36 << 20)), ("512", Some(512)), ("", None)] {
+        for (text, bytes) in [
+            ("32768K\n", Some(32 << 20)),
+            ("36M", Some(36 << 20)),
+            ("512", Some(512)),
+            ("", None),
+        ] {
             assert_eq!(parse_cache_size(text), bytes, "{text:?}");
         }
     }
@@ -149,12 +173,17 @@ mod tests {
         }
         assert_eq!(Tuning::from_caches(&root).streaming_bytes_min, 8 << 20);
         fs::remove_dir_all(&root).unwrap();
-        assert_eq!(Tuning::from_caches(&root).streaming_bytes_min, LAST_LEVEL_FALLBACK / 2);
+        assert_eq!(
+            Tuning::from_caches(&root).streaming_bytes_min,
+            LAST_LEVEL_FALLBACK / 2
+        );
     }
 
     #[test]
     fn the_threshold_itself_streams() {
-        let tuning = Tuning { streaming_bytes_min: 100 };
+        let tuning = Tuning {
+            streaming_bytes_min: 100,
+        };
         assert_eq!(tuning.stores(99), Stores::Cached);
         assert_eq!(tuning.stores(100), Stores::Streaming);
     }

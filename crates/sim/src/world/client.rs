@@ -7,8 +7,8 @@ use std::time::Duration;
 use slackwater_base::{Instant, Rng};
 use slackwater_client::{Action, Backoff, CallFlow, FlowOptions, GetFlow, LocalFirst, PutFlow};
 use slackwater_wire::{
-    CallId, Exists, Get, GetEnd, GuardId, List, Lookup, PutEntry, PutStart, Remove, RemoveAll, RemoveMatching, Reply,
-    Request,
+    CallId, Exists, Get, GetEnd, GuardId, List, Lookup, PutEntry, PutStart, Remove, RemoveAll,
+    RemoveMatching, Reply, Request,
 };
 
 use crate::check::Checked;
@@ -125,7 +125,10 @@ impl Client {
         Self {
             up: false,
             life: 0,
-            clock: Clock::new(&mut seed.stream("clock of a client", u64::from(index)), options.drift_ppm),
+            clock: Clock::new(
+                &mut seed.stream("clock of a client", u64::from(index)),
+                options.drift_ppm,
+            ),
             session: None,
             script,
             running: None,
@@ -152,7 +155,10 @@ impl World {
         let client = &mut self.clients[index as usize];
         client.life += 1;
         client.up = true;
-        let mut rng = client.seed.stream("clock of a client", u64::from(client.index) << 32 | client.life);
+        let mut rng = client.seed.stream(
+            "clock of a client",
+            u64::from(client.index) << 32 | client.life,
+        );
         client.clock = Clock::new(&mut rng, client.drift_ppm);
         client.timer = Timer::default();
         client.session = None;
@@ -180,14 +186,28 @@ impl World {
     pub(crate) fn schedule_probe(&mut self, index: u32) {
         let client = &self.clients[index as usize];
         let at = self.engine.now() + PROBE_PAUSE;
-        self.engine.push(at, Event::Next { client: index, life: client.life });
+        self.engine.push(
+            at,
+            Event::Next {
+                client: index,
+                life: client.life,
+            },
+        );
     }
 
     pub(super) fn schedule_next(&mut self, index: u32) {
         let client = &self.clients[index as usize];
-        let Some(step) = client.script.last() else { return };
+        let Some(step) = client.script.last() else {
+            return;
+        };
         let at = self.engine.now() + step.think;
-        self.engine.push(at, Event::Next { client: index, life: client.life });
+        self.engine.push(
+            at,
+            Event::Next {
+                client: index,
+                life: client.life,
+            },
+        );
     }
 
     pub(super) fn on_next(&mut self, index: u32, life: u64) -> Checked {
@@ -203,14 +223,23 @@ impl World {
     }
 
     /// Begins an operation.
-    pub(crate) fn begin(&mut self, index: u32, operation: Operation, probe: Option<Probe>) -> Checked {
+    pub(crate) fn begin(
+        &mut self,
+        index: u32,
+        operation: Operation,
+        probe: Option<Probe>,
+    ) -> Checked {
         let (now, local) = (self.engine.now(), self.local(Process::Client(index)));
         let line = format!("client{index} begins {operation:?}");
         self.trace.note(now, format_args!("{line}"));
         let options = self.flow_options(index, local);
         let deadline = options.deadline;
         let mut running = Running {
-            flow: Flow::Call(CallFlow::start(Request::Quotas, options.clone(), &mut Vec::new())),
+            flow: Flow::Call(CallFlow::start(
+                Request::Quotas,
+                options.clone(),
+                &mut Vec::new(),
+            )),
             probe,
             began: now,
             deadline,
@@ -235,7 +264,11 @@ impl World {
     fn flow_options(&mut self, index: u32, local: Instant) -> FlowOptions {
         let client = &mut self.clients[index as usize];
         let deadline = local + self.options.deadline;
-        FlowOptions { deadline, attempts: self.options.attempts, backoff: Backoff::new(client.rng.next_u64()) }
+        FlowOptions {
+            deadline,
+            attempts: self.options.attempts,
+            backoff: Backoff::new(client.rng.next_u64()),
+        }
     }
 
     fn open_flow(
@@ -245,36 +278,113 @@ impl World {
         (local, options): (Instant, FlowOptions),
         out: &mut Vec<Action>,
     ) -> Flow {
-        let call = |request: Request, out: &mut Vec<Action>| Flow::Call(CallFlow::start(request, options.clone(), out));
+        let call = |request: Request, out: &mut Vec<Action>| {
+            Flow::Call(CallFlow::start(request, options.clone(), out))
+        };
         match operation {
-            Operation::Put { tenant, entries, chain, config } => {
+            Operation::Put {
+                tenant,
+                entries,
+                chain,
+                config,
+            } => {
                 let now = self.engine.now();
                 for (key, bytes) in &entries {
                     let name = (tenant.clone(), key.clone());
                     let put = self.history.begin_put(name.clone(), now);
-                    running.values.push(value::make(&tenant, key, put, *bytes).into());
+                    running
+                        .values
+                        .push(value::make(&tenant, key, put, *bytes).into());
                     running.names.push(name);
                     running.puts.push(put);
                 }
-                let entries = entries.into_iter().map(|(key, bytes)| PutEntry { key, bytes: bytes as u64 }).collect();
-                Flow::Put(PutFlow::start(PutStart { tenant, entries, chain, config }, options, out))
+                let entries = entries
+                    .into_iter()
+                    .map(|(key, bytes)| PutEntry {
+                        key,
+                        bytes: bytes as u64,
+                    })
+                    .collect();
+                Flow::Put(PutFlow::start(
+                    PutStart {
+                        tenant,
+                        entries,
+                        chain,
+                        config,
+                    },
+                    options,
+                    out,
+                ))
             }
-            Operation::Get { tenant, keys, chain, hold, prefix_only } => {
-                running.names = keys.iter().map(|key| (tenant.clone(), key.clone())).collect();
-                let get = Get { tenant, keys, chain, hold, prefix_only };
-                Flow::Get(GetFlow::start(local, get, options, Box::new(LocalFirst::default()), out))
+            Operation::Get {
+                tenant,
+                keys,
+                chain,
+                hold,
+                prefix_only,
+            } => {
+                running.names = keys
+                    .iter()
+                    .map(|key| (tenant.clone(), key.clone()))
+                    .collect();
+                let get = Get {
+                    tenant,
+                    keys,
+                    chain,
+                    hold,
+                    prefix_only,
+                };
+                Flow::Get(GetFlow::start(
+                    local,
+                    get,
+                    options,
+                    Box::new(LocalFirst::default()),
+                    out,
+                ))
             }
-            Operation::Exists { tenant, keys } => call(Request::Exists(Exists { tenant, keys }), out),
-            Operation::Remove { tenant, keys, force } => call(Request::Remove(Remove { tenant, keys, force }), out),
-            Operation::RemoveMatching { tenant, pattern, force } => {
-                call(Request::RemoveMatching(RemoveMatching { tenant, pattern, force }), out)
+            Operation::Exists { tenant, keys } => {
+                call(Request::Exists(Exists { tenant, keys }), out)
             }
-            Operation::RemoveAll { tenant, force } => {
-                call(Request::RemoveAll(RemoveAll { tenant: Some(tenant), force }), out)
-            }
-            Operation::List { tenant, limit } => {
-                call(Request::List(List { tenant, pattern: None, after: None, limit }), out)
-            }
+            Operation::Remove {
+                tenant,
+                keys,
+                force,
+            } => call(
+                Request::Remove(Remove {
+                    tenant,
+                    keys,
+                    force,
+                }),
+                out,
+            ),
+            Operation::RemoveMatching {
+                tenant,
+                pattern,
+                force,
+            } => call(
+                Request::RemoveMatching(RemoveMatching {
+                    tenant,
+                    pattern,
+                    force,
+                }),
+                out,
+            ),
+            Operation::RemoveAll { tenant, force } => call(
+                Request::RemoveAll(RemoveAll {
+                    tenant: Some(tenant),
+                    force,
+                }),
+                out,
+            ),
+            Operation::List { tenant, limit } => call(
+                Request::List(List {
+                    tenant,
+                    pattern: None,
+                    after: None,
+                    limit,
+                }),
+                out,
+            ),
             Operation::Describe { tenant, key } => call(Request::Describe { tenant, key }, out),
         }
     }
@@ -297,10 +407,20 @@ impl World {
                         running.tells.push(call);
                     }
                 }
-                Action::Read { index: item, key, version, bytes, from, .. } => {
+                Action::Read {
+                    index: item,
+                    key,
+                    version,
+                    bytes,
+                    from,
+                    ..
+                } => {
                     self.begin_read(index, item, (key, version, bytes), from);
                 }
-                Action::Write { index: item, extents } => self.begin_write(index, item, &extents),
+                Action::Write {
+                    index: item,
+                    extents,
+                } => self.begin_write(index, item, &extents),
             }
             self.spoke(Process::Client(index))?;
             if !self.clients[index as usize].up {
@@ -323,10 +443,20 @@ impl World {
         client.next_call += 1;
         let call = CallId(client.next_call);
         if let Some(running) = &client.running {
-            let puts = running.names.iter().cloned().zip(running.puts.iter().copied()).collect();
+            let puts = running
+                .names
+                .iter()
+                .cloned()
+                .zip(running.puts.iter().copied())
+                .collect();
             self.calls.insert(
                 (super::session::client_id(session), call),
-                Call { began: running.began, request: request.clone(), puts, answered: false },
+                Call {
+                    began: running.began,
+                    request: request.clone(),
+                    puts,
+                    answered: false,
+                },
             );
         }
         self.say(session, process, Control::Request { call, request });
@@ -335,7 +465,10 @@ impl World {
 
     pub(super) fn client_answered(&mut self, index: u32, call: CallId, reply: Reply) -> Checked {
         let local = self.local(Process::Client(index));
-        let waiting = self.clients[index as usize].running.as_mut().filter(|running| running.ask == Some(call));
+        let waiting = self.clients[index as usize]
+            .running
+            .as_mut()
+            .filter(|running| running.ask == Some(call));
         let Some(running) = waiting else {
             self.give_back(index, &reply);
             return Ok(());
@@ -353,7 +486,13 @@ impl World {
     /// An answer that came after its operation had ended: nobody will read under its guards.
     fn give_back(&mut self, index: u32, reply: &Reply) {
         let Reply::Get(lookups) = reply else { return };
-        let guard = |lookup: &Lookup| if let Lookup::Found(object) = lookup { object.guard } else { None };
+        let guard = |lookup: &Lookup| {
+            if let Lookup::Found(object) = lookup {
+                object.guard
+            } else {
+                None
+            }
+        };
         let guards: Vec<GuardId> = lookups.iter().filter_map(guard).collect();
         if !guards.is_empty() {
             self.ask(index, Request::GetEnd(GetEnd { guards }));
@@ -367,7 +506,9 @@ impl World {
             return Ok(());
         }
         client.session = None;
-        let Some(running) = &mut client.running else { return Ok(()) };
+        let Some(running) = &mut client.running else {
+            return Ok(());
+        };
         if running.ask.take().is_none() {
             return Ok(());
         }
@@ -403,11 +544,20 @@ impl World {
     fn arm_client(&mut self, index: u32) {
         let now = self.engine.now();
         let client = &mut self.clients[index as usize];
-        let deadline = client.running.as_ref().and_then(|running| running.flow.next_deadline());
+        let deadline = client
+            .running
+            .as_ref()
+            .and_then(|running| running.flow.next_deadline());
         let world = deadline.map(|at| client.clock.world(at));
         if let Some(at) = client.timer.arm(now, world) {
             let life = client.life;
-            self.engine.push(at, Event::Wake { process: Process::Client(index), life });
+            self.engine.push(
+                at,
+                Event::Wake {
+                    process: Process::Client(index),
+                    life,
+                },
+            );
         }
     }
 }

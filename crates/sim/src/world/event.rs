@@ -23,25 +23,59 @@ pub(crate) struct TransferId(pub(crate) u64);
 #[derive(Debug)]
 pub(crate) enum Event {
     /// A control message arrives.
-    Control { session: SessionId, to: Process, body: Control },
+    Control {
+        session: SessionId,
+        to: Process,
+        body: Control,
+    },
     /// A datagram arrives.
-    Data { from: Process, to: Process, data: Data },
+    Data {
+        from: Process,
+        to: Process,
+        data: Data,
+    },
     /// One end of a connection learns that it is broken.
     SessionEnd { session: SessionId, at: Process },
     /// The time that a process asked to be woken at.
     Wake { process: Process, life: u64 },
     /// The device has done an operation.
-    Device { node: u32, life: u64, caller: Caller },
+    Device {
+        node: u32,
+        life: u64,
+        caller: Caller,
+    },
     /// The agent hears of an operation that the device has done.
-    AgentDisk { node: u32, life: u64, done: DiskDone },
+    AgentDisk {
+        node: u32,
+        life: u64,
+        done: DiskDone,
+    },
     /// A reader on the node hears of an operation that the device has done.
-    ReaderDisk { node: u32, life: u64, reader: u64, ended: Ended },
+    ReaderDisk {
+        node: u32,
+        life: u64,
+        reader: u64,
+        ended: Ended,
+    },
     /// A node goes on with a read of memory that it has half done.
-    Copy { node: u32, life: u64, transfer: TransferId },
+    Copy {
+        node: u32,
+        life: u64,
+        transfer: TransferId,
+    },
     /// A node looks whether a write that it serves has come to a stop.
-    Idle { node: u32, life: u64, transfer: TransferId, chunks: usize },
+    Idle {
+        node: u32,
+        life: u64,
+        transfer: TransferId,
+        chunks: usize,
+    },
     /// A client looks whether a transfer has come to a stop.
-    Resend { client: u32, life: u64, transfer: TransferId },
+    Resend {
+        client: u32,
+        life: u64,
+        transfer: TransferId,
+    },
     /// A client goes on with its script.
     Next { client: u32, life: u64 },
     /// A planned fault happens.
@@ -67,7 +101,9 @@ impl Event {
             | Self::ReaderDisk { node, .. }
             | Self::Copy { node, .. }
             | Self::Idle { node, .. } => Some(Process::Node(*node)),
-            Self::Resend { client, .. } | Self::Next { client, .. } => Some(Process::Client(*client)),
+            Self::Resend { client, .. } | Self::Next { client, .. } => {
+                Some(Process::Client(*client))
+            }
             Self::Device { .. }
             | Self::Fault(_)
             | Self::DiskCalm { .. }
@@ -108,15 +144,34 @@ impl Control {
 #[derive(Clone, Debug)]
 pub(crate) enum Data {
     /// A piece of a value for an extent.
-    Write { transfer: TransferId, extent: ExtentRef, offset: usize, bytes: Rc<[u8]>, chunks: usize },
+    Write {
+        transfer: TransferId,
+        extent: ExtentRef,
+        offset: usize,
+        bytes: Rc<[u8]>,
+        chunks: usize,
+    },
     /// All pieces are in place, or none will be.
-    Written { transfer: TransferId, result: Result<(), WriteFailure> },
+    Written {
+        transfer: TransferId,
+        result: Result<(), WriteFailure>,
+    },
     /// A question for the bytes of an extent.
-    ReadMemory { transfer: TransferId, extent: ExtentRef, bytes: u64 },
+    ReadMemory {
+        transfer: TransferId,
+        extent: ExtentRef,
+        bytes: u64,
+    },
     /// A question for the bytes of a record.
-    ReadRecord { transfer: TransferId, entry: DiskEntry },
+    ReadRecord {
+        transfer: TransferId,
+        entry: DiskEntry,
+    },
     /// The bytes that were asked for.
-    Bytes { transfer: TransferId, result: Result<Rc<[u8]>, ReadFailure> },
+    Bytes {
+        transfer: TransferId,
+        result: Result<Rc<[u8]>, ReadFailure>,
+    },
 }
 
 impl Data {
@@ -124,7 +179,9 @@ impl Data {
     pub(crate) fn bytes(&self) -> usize {
         64 + match self {
             Self::Write { bytes, .. } => bytes.len(),
-            Self::Bytes { result: Ok(bytes), .. } => bytes.len(),
+            Self::Bytes {
+                result: Ok(bytes), ..
+            } => bytes.len(),
             _ => 0,
         }
     }
@@ -132,11 +189,23 @@ impl Data {
     /// What the trace says of it: everything but the bytes.
     pub(crate) fn line(&self) -> String {
         match self {
-            Self::Write { transfer, extent, offset, bytes, .. } => {
-                format!("{transfer:?} write {} at {offset} of {extent:?}", bytes.len())
+            Self::Write {
+                transfer,
+                extent,
+                offset,
+                bytes,
+                ..
+            } => {
+                format!(
+                    "{transfer:?} write {} at {offset} of {extent:?}",
+                    bytes.len()
+                )
             }
             Self::Bytes { transfer, result } => {
-                format!("{transfer:?} bytes {:?}", result.as_ref().map(|bytes| Checksum::of(bytes)))
+                format!(
+                    "{transfer:?} bytes {:?}",
+                    result.as_ref().map(|bytes| Checksum::of(bytes))
+                )
             }
             other => format!("{other:?}"),
         }

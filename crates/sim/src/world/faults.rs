@@ -36,13 +36,24 @@ pub(crate) enum Moment {
 impl Moment {
     /// At a write for every second event, so that the two come in turns.
     fn of(events: u64) -> Self {
-        if events.is_multiple_of(2) { Self::Wrote } else { Self::Said }
+        if events.is_multiple_of(2) {
+            Self::Wrote
+        } else {
+            Self::Said
+        }
     }
 }
 
 impl Doom {
     fn new(how: Crash, down: Duration) -> Self {
-        Self { words: 0, moment: Moment::Said, how, down, replace_disk: false, relapse: None }
+        Self {
+            words: 0,
+            moment: Moment::Said,
+            how,
+            down,
+            replace_disk: false,
+            relapse: None,
+        }
     }
 }
 
@@ -55,19 +66,49 @@ impl World {
         match fault {
             Fault::Crash { process, how, down } => {
                 let node = matches!(process, Process::Node(_));
-                let moment = if node { Moment::of(self.events) } else { Moment::Said };
-                self.doom(process, Doom { moment, ..Doom::new(how, down) });
+                let moment = if node {
+                    Moment::of(self.events)
+                } else {
+                    Moment::Said
+                };
+                self.doom(
+                    process,
+                    Doom {
+                        moment,
+                        ..Doom::new(how, down)
+                    },
+                );
             }
             Fault::ReplaceDisk { node, down } => {
                 let moment = Moment::of(self.events);
-                self.doom(Process::Node(node), Doom { moment, replace_disk: true, ..Doom::new(Crash::Power, down) });
+                self.doom(
+                    Process::Node(node),
+                    Doom {
+                        moment,
+                        replace_disk: true,
+                        ..Doom::new(Crash::Power, down)
+                    },
+                );
             }
-            Fault::Relapse { node, in_vain, down, after } => {
+            Fault::Relapse {
+                node,
+                in_vain,
+                down,
+                after,
+            } => {
                 if in_vain {
                     self.nodes[node as usize].disk.fail_next_sync();
                 }
-                let moment = if in_vain { Moment::SyncFailed } else { Moment::Wrote };
-                let doom = Doom { moment, relapse: Some(after), ..Doom::new(Crash::Process, down) };
+                let moment = if in_vain {
+                    Moment::SyncFailed
+                } else {
+                    Moment::Wrote
+                };
+                let doom = Doom {
+                    moment,
+                    relapse: Some(after),
+                    ..Doom::new(Crash::Process, down)
+                };
                 self.doom(Process::Node(node), doom);
             }
             Fault::Blackout { down } => {
@@ -77,13 +118,20 @@ impl World {
             }
             Fault::Pause { process, lasts } => {
                 // A second pause must not end the first: what that one holds back would come after what is said later.
-                let until = self.paused.get(&process).map_or(now + lasts, |before| (now + lasts).max(*before));
+                let until = self
+                    .paused
+                    .get(&process)
+                    .map_or(now + lasts, |before| (now + lasts).max(*before));
                 self.paused.insert(process, until);
                 self.last_pause.insert(process, until);
                 if lasts > self.options.link_timeout {
                     // Whoever is silent for that long is taken for dead, and finds out when it goes on.
                     for session in self.sessions_of(process) {
-                        self.break_session(session, self.options.link_timeout, self.options.link_timeout);
+                        self.break_session(
+                            session,
+                            self.options.link_timeout,
+                            self.options.link_timeout,
+                        );
                     }
                 }
             }
@@ -100,7 +148,11 @@ impl World {
                 }
             }
             Fault::Slow { from, to, lasts } => self.net.slow(from, to, now + lasts),
-            Fault::Disk { node, faults, lasts } => {
+            Fault::Disk {
+                node,
+                faults,
+                lasts,
+            } => {
                 if faults.misdirect > 0.0 {
                     self.history.excuse();
                 }
@@ -108,9 +160,12 @@ impl World {
                 host.disk.set_faults(faults);
                 host.window += 1;
                 let window = host.window;
-                self.engine.push(now + lasts, Event::DiskCalm { node, window });
+                self.engine
+                    .push(now + lasts, Event::DiskCalm { node, window });
             }
-            Fault::Rot { node, bits } => (0..bits).for_each(|_| self.nodes[node as usize].disk.rot()),
+            Fault::Rot { node, bits } => {
+                (0..bits).for_each(|_| self.nodes[node as usize].disk.rot())
+            }
             Fault::Flip { node, bit } => {
                 let segments = self.options.segments(node);
                 if let Some(segment) = segments.get(bit as usize % segments.len().max(1)) {
@@ -135,13 +190,21 @@ impl World {
         if !up {
             return;
         }
-        let doom = Doom { words: (life ^ self.events) as u32 % 4, ..doom };
+        let doom = Doom {
+            words: (life ^ self.events) as u32 % 4,
+            ..doom
+        };
         let Doom { words, moment, .. } = doom;
         if words == 0 && moment == Moment::Said {
             return self.end(process, doom);
         }
         self.doomed.insert(process, doom);
-        let at = self.engine.now() + if moment == Moment::Said { DOOM } else { DOOM_OF_DISK };
+        let at = self.engine.now()
+            + if moment == Moment::Said {
+                DOOM
+            } else {
+                DOOM_OF_DISK
+            };
         self.engine.push(at, Event::Doom { process, life });
     }
 
@@ -157,7 +220,9 @@ impl World {
     /// A process has said something: the last thing, if it is doomed.
     pub(crate) fn spoke(&mut self, process: Process) -> Checked {
         let said = |doom: &&mut Doom| doom.moment == Moment::Said;
-        let Some(doom) = self.doomed.get_mut(&process).filter(said) else { return Ok(()) };
+        let Some(doom) = self.doomed.get_mut(&process).filter(said) else {
+            return Ok(());
+        };
         doom.words -= 1;
         if doom.words == 0
             && let Some(doom) = self.doomed.remove(&process)
@@ -176,7 +241,10 @@ impl World {
     /// The disk of a node has done something: its last deed, if the node is doomed to that.
     pub(crate) fn reached(&mut self, node: u32, moment: Moment) {
         let process = Process::Node(node);
-        if self.doomed.get(&process).is_some_and(|doom| doom.moment == moment)
+        if self
+            .doomed
+            .get(&process)
+            .is_some_and(|doom| doom.moment == moment)
             && let Some(doom) = self.doomed.remove(&process)
         {
             self.end(process, doom);
@@ -190,12 +258,22 @@ impl World {
         if !up {
             return;
         }
-        let processes = if self.options.embedded { self.processes() } else { vec![process] };
+        let processes = if self.options.embedded {
+            self.processes()
+        } else {
+            vec![process]
+        };
         for process in processes {
             self.end_one(process, doom);
         }
         if let (Some(after), Process::Node(node)) = (doom.relapse, process) {
-            self.engine.push(now + doom.down + after, Event::Relapse { node, down: doom.down });
+            self.engine.push(
+                now + doom.down + after,
+                Event::Relapse {
+                    node,
+                    down: doom.down,
+                },
+            );
         }
         self.trace.note(now, format_args!("{process:?} ends"));
     }
@@ -222,7 +300,11 @@ impl World {
             Process::Client(client) => self.stop_client(client),
         }
         // The kernel of a killed process says so; a machine without power says nothing.
-        let silence = if doom.how == Crash::Power { self.options.link_timeout } else { Duration::from_micros(200) };
+        let silence = if doom.how == Crash::Power {
+            self.options.link_timeout
+        } else {
+            Duration::from_micros(200)
+        };
         for session in sessions {
             self.break_session(session, silence, silence);
         }
@@ -262,7 +344,10 @@ impl World {
     pub(crate) fn processes(&self) -> Vec<Process> {
         let nodes = (0..self.options.nodes).map(Process::Node);
         let clients = (0..self.options.clients).map(Process::Client);
-        std::iter::once(Process::Master).chain(nodes).chain(clients).collect()
+        std::iter::once(Process::Master)
+            .chain(nodes)
+            .chain(clients)
+            .collect()
     }
 
     /// Ends all trouble for good: links, disks and processes are whole from now on.

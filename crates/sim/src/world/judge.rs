@@ -2,7 +2,8 @@
 
 use slackwater_meta::Output;
 use slackwater_wire::{
-    CallId, ClientId, ErrorCode, ExtentRef, Lookup, Order, PutStarted, ReplicaState, Reply, Request, Version,
+    CallId, ClientId, ErrorCode, ExtentRef, Lookup, Order, PutStarted, ReplicaState, Reply,
+    Request, Version,
 };
 
 use crate::check::{Checked, Invariant, Violation};
@@ -27,23 +28,36 @@ impl World {
     /// Judges one output of the master and remembers what it promises.
     pub(crate) fn judge_output(&mut self, output: &Output) -> Checked {
         match output {
-            Output::Reply { client, call, reply } => self.judge_reply(*client, *call, reply),
-            Output::Order { order: Order::Staged { extent, .. }, .. } => self.grant(*extent),
+            Output::Reply {
+                client,
+                call,
+                reply,
+            } => self.judge_reply(*client, *call, reply),
+            Output::Order {
+                order: Order::Staged { extent, .. },
+                ..
+            } => self.grant(*extent),
             Output::Order { .. } => Ok(()),
         }
     }
 
     fn judge_reply(&mut self, client: ClientId, id: CallId, reply: &Reply) -> Checked {
-        let Some(call) = self.calls.get_mut(&(client, id)) else { return Ok(()) };
+        let Some(call) = self.calls.get_mut(&(client, id)) else {
+            return Ok(());
+        };
         if std::mem::replace(&mut call.answered, true) {
-            let what = format!("call {id} of client {client} is answered twice, now with {reply:?}");
+            let what =
+                format!("call {id} of client {client} is answered twice, now with {reply:?}");
             return Err(Violation::new(Invariant::Contract, what));
         }
         let call = call.clone();
         match (&call.request, reply) {
             (Request::PutStart(start), Reply::PutStart(started)) => {
                 check_length(start.entries.len(), started.len(), reply)?;
-                let names = start.entries.iter().map(|entry| (start.tenant.clone(), entry.key.clone()));
+                let names = start
+                    .entries
+                    .iter()
+                    .map(|entry| (start.tenant.clone(), entry.key.clone()));
                 for (name, started) in names.zip(started) {
                     self.judge_grant(&call, &name, started)?;
                 }
@@ -61,7 +75,8 @@ impl World {
                 let now = self.engine.now();
                 for ((key, version), result) in puts.iter().zip(results) {
                     if result.is_ok() {
-                        self.history.refused(&(tenant.clone(), key.clone()), *version, now);
+                        self.history
+                            .refused(&(tenant.clone(), key.clone()), *version, now);
                     }
                 }
                 Ok(())
@@ -71,7 +86,11 @@ impl World {
                 let now = self.engine.now();
                 for (key, result) in remove.keys.iter().zip(results) {
                     if result.is_ok() {
-                        self.history.removed(&(remove.tenant.clone(), key.clone()), call.began, now);
+                        self.history.removed(
+                            &(remove.tenant.clone(), key.clone()),
+                            call.began,
+                            now,
+                        );
                     }
                 }
                 Ok(())
@@ -87,29 +106,42 @@ impl World {
                 check_length(exists.keys.len(), truths.len(), reply)?;
                 for (key, truth) in exists.keys.iter().zip(truths) {
                     if *truth {
-                        self.history.judge_presence(&(exists.tenant.clone(), key.clone()), self.engine.now())?;
+                        self.history.judge_presence(
+                            &(exists.tenant.clone(), key.clone()),
+                            self.engine.now(),
+                        )?;
                     }
                 }
                 Ok(())
             }
             (Request::Describe { tenant, key }, Reply::Describe(description)) => {
-                let readable = description.replicas.iter().any(|(_, state, _)| *state == ReplicaState::Complete);
+                let readable = description
+                    .replicas
+                    .iter()
+                    .any(|(_, state, _)| *state == ReplicaState::Complete);
                 if !readable {
                     return Ok(());
                 }
                 let name = (tenant.clone(), key.clone());
-                self.history.judge_age(&name, description.version, self.engine.now())
+                self.history
+                    .judge_age(&name, description.version, self.engine.now())
             }
             _ => Ok(()),
         }
     }
 
     fn judge_grant(&mut self, call: &Call, name: &Name, started: &PutStarted) -> Checked {
-        let PutStarted::Granted { version, extents } = started else { return Ok(()) };
-        let Some((_, put)) = call.puts.iter().find(|(of, _)| of == name) else {
-            return Err(Violation::new(Invariant::Contract, format!("{name:?} was granted and not asked for")));
+        let PutStarted::Granted { version, extents } = started else {
+            return Ok(());
         };
-        self.history.granted(name, *version, *put, self.master.life)?;
+        let Some((_, put)) = call.puts.iter().find(|(of, _)| of == name) else {
+            return Err(Violation::new(
+                Invariant::Contract,
+                format!("{name:?} was granted and not asked for"),
+            ));
+        };
+        self.history
+            .granted(name, *version, *put, self.master.life)?;
         for extent in extents {
             self.grant(*extent)?;
         }
@@ -125,8 +157,11 @@ impl World {
     }
 
     fn judge_lookup(&mut self, name: &Name, lookup: &Lookup) -> Checked {
-        let Lookup::Found(object) = lookup else { return Ok(()) };
-        self.history.judge_age(name, object.version, self.engine.now())
+        let Lookup::Found(object) = lookup else {
+            return Ok(());
+        };
+        self.history
+            .judge_age(name, object.version, self.engine.now())
     }
 
     /// The master gives an extent to a holder: the shadow of its owner's memory must agree.

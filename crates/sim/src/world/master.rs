@@ -43,7 +43,10 @@ impl MasterHost {
         Self {
             core: None,
             life: 0,
-            clock: Clock::new(&mut seed.stream("clock of the master", 0), options.drift_ppm),
+            clock: Clock::new(
+                &mut seed.stream("clock of the master", 0),
+                options.drift_ppm,
+            ),
             timer: Timer::default(),
             nodes: BTreeMap::new(),
             announced: false,
@@ -69,7 +72,10 @@ impl World {
         let now = self.engine.now();
         let host = &mut self.master;
         host.life += 1;
-        host.clock = Clock::new(&mut host.seed.stream("clock of the master", host.life), host.drift_ppm);
+        host.clock = Clock::new(
+            &mut host.seed.stream("clock of the master", host.life),
+            host.drift_ppm,
+        );
         host.timer = Timer::default();
         host.nodes.clear();
         host.announced = false;
@@ -85,7 +91,12 @@ impl World {
         }
         host.core = Some(core);
         for request in self.options.quotas() {
-            self.master_step(Input::Request { client: ClientId(0), host: None, call: CallId(0), request })?;
+            self.master_step(Input::Request {
+                client: ClientId(0),
+                host: None,
+                call: CallId(0),
+                request,
+            })?;
         }
         Ok(())
     }
@@ -95,7 +106,12 @@ impl World {
         match body {
             Control::Register(node) => {
                 // What a connection that the node has given up still carries may arrive after the next one's beginning.
-                if self.master.nodes.get(&node).is_some_and(|newer| *newer > session) {
+                if self
+                    .master
+                    .nodes
+                    .get(&node)
+                    .is_some_and(|newer| *newer > session)
+                {
                     return Ok(());
                 }
                 self.meet(node);
@@ -115,10 +131,18 @@ impl World {
                     return Ok(());
                 }
                 let host = peer.map(|peer| self.host_of(peer));
-                self.master_step(Input::Request { client, host, call, request })
+                self.master_step(Input::Request {
+                    client,
+                    host,
+                    call,
+                    request,
+                })
             }
             Control::Report(report) => {
-                let Some((node, _)) = self.master.nodes.iter().find(|(_, of)| **of == session) else { return Ok(()) };
+                let Some((node, _)) = self.master.nodes.iter().find(|(_, of)| **of == session)
+                else {
+                    return Ok(());
+                };
                 let node = *node;
                 if matches!(report, Report::Announced { .. }) {
                     self.master.announced = true;
@@ -133,7 +157,12 @@ impl World {
     /// The master learned that a connection is broken.
     pub(super) fn master_lost(&mut self, session: SessionId) -> Checked {
         self.master_step(Input::ClientLost(client_id(session)))?;
-        let node = self.master.nodes.iter().find(|(_, of)| **of == session).map(|(node, _)| *node);
+        let node = self
+            .master
+            .nodes
+            .iter()
+            .find(|(_, of)| **of == session)
+            .map(|(node, _)| *node);
         let Some(node) = node else { return Ok(()) };
         self.master.nodes.remove(&node);
         self.node_went(node);
@@ -158,7 +187,11 @@ impl World {
     /// Looks whether everything owed to nodes that were away has been paid.
     pub(super) fn settle_debts(&mut self) {
         let all = self.master.present.len() == self.nodes.len();
-        let paid = self.master.core.as_ref().is_some_and(|core| core.books().drops == 0);
+        let paid = self
+            .master
+            .core
+            .as_ref()
+            .is_some_and(|core| core.books().drops == 0);
         if all && paid {
             self.master.owing_since = None;
         }
@@ -204,8 +237,16 @@ impl World {
             }
             self.judge_output(&output)?;
             match output {
-                Output::Reply { client, call, reply } => {
-                    self.say(SessionId(client.0), Process::Master, Control::Reply { call, reply });
+                Output::Reply {
+                    client,
+                    call,
+                    reply,
+                } => {
+                    self.say(
+                        SessionId(client.0),
+                        Process::Master,
+                        Control::Reply { call, reply },
+                    );
                 }
                 Output::Order { node, order } => {
                     if let Some(session) = self.master.nodes.get(&node).copied() {
@@ -221,11 +262,19 @@ impl World {
     }
 
     fn arm_master(&mut self) {
-        let Some(core) = &self.master.core else { return };
+        let Some(core) = &self.master.core else {
+            return;
+        };
         let deadline = core.next_deadline().map(|at| self.master.clock.world(at));
         let now = self.engine.now();
         if let Some(at) = self.master.timer.arm(now, deadline) {
-            self.engine.push(at, Event::Wake { process: Process::Master, life: self.master.life });
+            self.engine.push(
+                at,
+                Event::Wake {
+                    process: Process::Master,
+                    life: self.master.life,
+                },
+            );
         }
     }
 

@@ -89,7 +89,9 @@ impl World {
             sessions: Sessions::default(),
             calls: BTreeMap::new(),
             master: MasterHost::new(seed, &options),
-            nodes: (0..options.nodes).map(|node| Node::new(seed, &options, node)).collect(),
+            nodes: (0..options.nodes)
+                .map(|node| Node::new(seed, &options, node))
+                .collect(),
             clients: Vec::new(),
             paused: BTreeMap::new(),
             last_pause: BTreeMap::new(),
@@ -104,7 +106,9 @@ impl World {
         };
         for client in 0..world.options.clients {
             let script = world.plan.scripts[client as usize].clone();
-            world.clients.push(Client::new(seed, &world.options, client, script));
+            world
+                .clients
+                .push(Client::new(seed, &world.options, client, script));
         }
         world
     }
@@ -118,7 +122,11 @@ impl World {
             let line = violation.to_string();
             self.trace.note(*at, format_args!("VIOLATION {line}"));
         }
-        Outcome { trace_hash: self.trace.hash(), stats: self.stats(), violation }
+        Outcome {
+            trace_hash: self.trace.hash(),
+            stats: self.stats(),
+            violation,
+        }
     }
 
     /// Takes events until `until` has come or `done` says so; true in the latter case.
@@ -136,8 +144,14 @@ impl World {
 
     fn step(&mut self) -> Checked {
         let before = self.engine.now();
-        let Some(event) = self.engine.pop() else { return Ok(()) };
-        self.spun = if self.engine.now() == before { self.spun + 1 } else { 0 };
+        let Some(event) = self.engine.pop() else {
+            return Ok(());
+        };
+        self.spun = if self.engine.now() == before {
+            self.spun + 1
+        } else {
+            0
+        };
         if self.spun > SPUN_MAX {
             let what = format!("{SPUN_MAX} events at one instant, the last {event:?}");
             return Err(Violation::new(Invariant::Liveness, what));
@@ -163,10 +177,28 @@ impl World {
             Event::Wake { process, life } => self.on_wake(process, life),
             Event::Device { node, life, caller } => self.on_device(node, life, caller),
             Event::AgentDisk { node, life, done } => self.on_agent_disk(node, life, done),
-            Event::ReaderDisk { node, life, reader, ended } => self.on_reader_disk(node, life, reader, ended),
-            Event::Copy { node, life, transfer } => self.on_copy(node, life, transfer),
-            Event::Idle { node, life, transfer, chunks } => self.on_idle(node, life, transfer, chunks),
-            Event::Resend { client, life, transfer } => self.on_resend(client, life, transfer),
+            Event::ReaderDisk {
+                node,
+                life,
+                reader,
+                ended,
+            } => self.on_reader_disk(node, life, reader, ended),
+            Event::Copy {
+                node,
+                life,
+                transfer,
+            } => self.on_copy(node, life, transfer),
+            Event::Idle {
+                node,
+                life,
+                transfer,
+                chunks,
+            } => self.on_idle(node, life, transfer, chunks),
+            Event::Resend {
+                client,
+                life,
+                transfer,
+            } => self.on_resend(client, life, transfer),
             Event::Next { client, life } => self.on_next(client, life),
             Event::Fault(index) => self.on_fault(index),
             Event::DiskCalm { node, window } => self.on_disk_calm(node, window),
@@ -184,19 +216,25 @@ impl World {
             return Ok(());
         }
         let now = self.engine.now();
-        self.trace.note(now, format_args!("{to:?} <- {session:?} {body:?}"));
+        self.trace
+            .note(now, format_args!("{to:?} <- {session:?} {body:?}"));
         match (to, body) {
             (Process::Master, body) => self.master_hears(session, body),
             (Process::Node(node), Control::Order(order)) => self.node_ordered(node, order),
-            (Process::Node(_), Control::Reply { call, reply }) => self.node_answered(session, call, &reply),
-            (Process::Client(client), Control::Reply { call, reply }) => self.client_answered(client, call, reply),
+            (Process::Node(_), Control::Reply { call, reply }) => {
+                self.node_answered(session, call, &reply)
+            }
+            (Process::Client(client), Control::Reply { call, reply }) => {
+                self.client_answered(client, call, reply)
+            }
             (Process::Node(_) | Process::Client(_), _) => Ok(()),
         }
     }
 
     fn on_data(&mut self, from: Process, to: Process, data: Data) -> Checked {
         let now = self.engine.now();
-        self.trace.note(now, format_args!("{to:?} <- {from:?} {}", data.line()));
+        self.trace
+            .note(now, format_args!("{to:?} <- {from:?} {}", data.line()));
         match to {
             Process::Node(node) => self.node_data(node, from, data),
             Process::Client(client) => self.client_data(client, data),
@@ -216,7 +254,14 @@ impl World {
     pub(crate) fn send(&mut self, from: Process, to: Process, data: &Data) {
         let now = self.engine.now();
         for at in self.net.datagram(now, from, to, data.bytes()) {
-            self.engine.push(at, Event::Data { from, to, data: data.clone() });
+            self.engine.push(
+                at,
+                Event::Data {
+                    from,
+                    to,
+                    data: data.clone(),
+                },
+            );
         }
     }
 
@@ -238,8 +283,14 @@ impl World {
     pub(crate) fn life(&self, process: Process) -> (u64, bool) {
         match process {
             Process::Master => (self.master.life, self.master.core.is_some()),
-            Process::Node(node) => (self.nodes[node as usize].life, self.nodes[node as usize].agent.is_some()),
-            Process::Client(client) => (self.clients[client as usize].life, self.clients[client as usize].up),
+            Process::Node(node) => (
+                self.nodes[node as usize].life,
+                self.nodes[node as usize].agent.is_some(),
+            ),
+            Process::Client(client) => (
+                self.clients[client as usize].life,
+                self.clients[client as usize].up,
+            ),
         }
     }
 

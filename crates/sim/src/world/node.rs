@@ -7,8 +7,8 @@ use slackwater_base::{Checksum, Rng};
 use slackwater_tier::io::{DiskDone, DiskOp, LogFile, Part};
 use slackwater_tier::{Agent, AgentInput, AgentOutput};
 use slackwater_wire::{
-    CallId, DiskEntry, Incarnation, Mount, NodeId, OffloadTask, Order, Reply, Report, ReportedEntry, Request,
-    SegmentKind, TicketId,
+    CallId, DiskEntry, Incarnation, Mount, NodeId, OffloadTask, Order, Reply, Report,
+    ReportedEntry, Request, SegmentKind, TicketId,
 };
 
 use crate::check::{Checked, Invariant, Violation};
@@ -61,7 +61,10 @@ impl Node {
         Self {
             agent: None,
             life: 0,
-            clock: Clock::new(&mut seed.stream("clock of a node", number), options.drift_ppm),
+            clock: Clock::new(
+                &mut seed.stream("clock of a node", number),
+                options.drift_ppm,
+            ),
             disk: Disk::new(seed.stream("disk", number), options.disk_bytes),
             memory: Memory::default(),
             ledger: Ledger::default(),
@@ -91,17 +94,25 @@ impl World {
         let segments = self.options.segments(index);
         let node = &mut self.nodes[index as usize];
         node.life += 1;
-        let mut rng = node.seed.stream("clock of a node", u64::from(node.index) << 32 | node.life);
+        let mut rng = node
+            .seed
+            .stream("clock of a node", u64::from(node.index) << 32 | node.life);
         node.clock = Clock::new(&mut rng, node.drift_ppm);
         node.timer = Timer::default();
         let mut agent = Agent::new(config);
         for segment in segments {
             let segment = segment.lent(Incarnation(node.life));
-            node.memory.mount(segment.segment, segment.incarnation, segment.bytes);
+            node.memory
+                .mount(segment.segment, segment.incarnation, segment.bytes);
             agent.add_segment(segment);
         }
         node.agent = Some(agent);
-        let files = node.disk.files().into_iter().map(|(file, bytes)| LogFile { file, bytes }).collect();
+        let files = node
+            .disk
+            .files()
+            .into_iter()
+            .map(|(file, bytes)| LogFile { file, bytes })
+            .collect();
         let fresh = u128::from(node.rng.next_u64()) << 64 | u128::from(node.rng.next_u64());
         if self.options.has_log() {
             self.node_step(index, AgentInput::Open { files, fresh })
@@ -129,7 +140,11 @@ impl World {
     fn node_opened(&mut self, index: u32) -> Checked {
         let node = &mut self.nodes[index as usize];
         node.opened = true;
-        let announced: Vec<DiskEntry> = node.announced.iter().map(|reported| reported.entry.clone()).collect();
+        let announced: Vec<DiskEntry> = node
+            .announced
+            .iter()
+            .map(|reported| reported.entry.clone())
+            .collect();
         node.ledger.judge(&announced, node.disk.trust())?;
         self.node_connects(index);
         Ok(())
@@ -181,18 +196,32 @@ impl World {
         node.next_call += 1;
         let call = CallId(node.next_call);
         if let Some(session) = node.session {
-            self.say(session, Process::Node(index), Control::Request { call, request: Request::Mount(mount) });
+            self.say(
+                session,
+                Process::Node(index),
+                Control::Request {
+                    call,
+                    request: Request::Mount(mount),
+                },
+            );
         }
     }
 
     /// A mount that is refused means that the master still holds an earlier life for alive: try again from the start.
-    pub(super) fn node_answered(&mut self, session: SessionId, call: CallId, reply: &Reply) -> Checked {
+    pub(super) fn node_answered(
+        &mut self,
+        session: SessionId,
+        call: CallId,
+        reply: &Reply,
+    ) -> Checked {
         let now = self.engine.now();
-        self.trace.note(now, format_args!("{session:?} {call} {reply:?}"));
+        self.trace
+            .note(now, format_args!("{session:?} {call} {reply:?}"));
         match reply {
-            Reply::Failed(code) => {
-                Err(Violation::new(Invariant::Contract, format!("a mount on {session:?} was refused: {code}")))
-            }
+            Reply::Failed(code) => Err(Violation::new(
+                Invariant::Contract,
+                format!("a mount on {session:?} was refused: {code}"),
+            )),
             _ => Ok(()),
         }
     }
@@ -204,7 +233,12 @@ impl World {
         }
         self.stop_node(index, Crash::Process);
         let at = self.engine.now() + RECONNECT;
-        self.engine.push(at, Event::Start { process: Process::Node(index) });
+        self.engine.push(
+            at,
+            Event::Start {
+                process: Process::Node(index),
+            },
+        );
         Ok(())
     }
 
@@ -219,7 +253,11 @@ impl World {
             }
             Order::Drop(entries) => entries.iter().for_each(|entry| node.ledger.dropping(entry)),
             Order::Promote(tasks) => {
-                node.promoting.extend(tasks.iter().map(|task| (task.ticket, (task.bytes, task.checksum))));
+                node.promoting.extend(
+                    tasks
+                        .iter()
+                        .map(|task| (task.ticket, (task.bytes, task.checksum))),
+                );
             }
             Order::Staged { .. } | Order::Cancel { .. } | Order::Fence(_) => {}
         }
@@ -259,7 +297,9 @@ impl World {
                 return Ok(());
             }
             match output {
-                AgentOutput::Disk { op, request } => self.submit(index, Caller::Agent(op), request)?,
+                AgentOutput::Disk { op, request } => {
+                    self.submit(index, Caller::Agent(op), request)?
+                }
                 AgentOutput::Report(report) => self.node_reports(index, report)?,
                 AgentOutput::Opened(opened) => {
                     let now = self.engine.now();
@@ -281,10 +321,13 @@ impl World {
 
     fn node_reports(&mut self, index: u32, report: Report) -> Checked {
         let now = self.engine.now();
-        self.trace.note(now, format_args!("node{index} reports {report:?}"));
+        self.trace
+            .note(now, format_args!("node{index} reports {report:?}"));
         let node = &mut self.nodes[index as usize];
         match &report {
-            Report::Announce { entries, .. } if !node.opened => node.announced.extend(entries.iter().cloned()),
+            Report::Announce { entries, .. } if !node.opened => {
+                node.announced.extend(entries.iter().cloned())
+            }
             Report::Fenced(extents) => {
                 for extent in extents {
                     node.memory.fence(*extent)?;
@@ -299,7 +342,11 @@ impl World {
                         let source = || node.memory.read(task.source, 0, task.bytes as usize);
                         let intact = !self.options.atlas.memory_flips
                             || source().is_ok_and(|bytes| Checksum::of(&bytes) == task.checksum);
-                        if intact { node.ledger.durable(&task.entry) } else { node.ledger.flawed(&task.entry) }
+                        if intact {
+                            node.ledger.durable(&task.entry)
+                        } else {
+                            node.ledger.flawed(&task.entry)
+                        }
                     }
                 }
             }
@@ -308,14 +355,18 @@ impl World {
                     && Checksum::of(&node.memory.read(*extent, 0, bytes as usize)?) != checksum
                     && !self.options.atlas.memory_flips
                 {
-                    let what = format!("the promotion {ticket} has filled {extent:?} with other bytes than were put");
+                    let what = format!(
+                        "the promotion {ticket} has filled {extent:?} with other bytes than were put"
+                    );
                     return Err(Violation::new(Invariant::NoWrongBytes, what));
                 }
             }
             _ => {}
         }
         match node.session {
-            Some(session) if node.mounted => self.say(session, Process::Node(index), Control::Report(report)),
+            Some(session) if node.mounted => {
+                self.say(session, Process::Node(index), Control::Report(report))
+            }
             _ => node.held.push(report),
         }
         Ok(())
@@ -328,17 +379,33 @@ impl World {
         let deadline = agent.next_deadline().map(|at| node.clock.world(at));
         if let Some(at) = node.timer.arm(now, deadline) {
             let life = node.life;
-            self.engine.push(at, Event::Wake { process: Process::Node(index), life });
+            self.engine.push(
+                at,
+                Event::Wake {
+                    process: Process::Node(index),
+                    life,
+                },
+            );
         }
     }
 
     pub(super) fn submit(&mut self, index: u32, caller: Caller, what: DiskOp) -> Checked {
         let now = self.engine.now();
-        self.trace.note(now, format_args!("node{index} {caller:?} {}", line_of(&what)));
+        self.trace.note(
+            now,
+            format_args!("node{index} {caller:?} {}", line_of(&what)),
+        );
         let node = &mut self.nodes[index as usize];
         let at = node.disk.submit(now, caller, what, &node.memory)?;
         let life = node.life;
-        self.engine.push(at, Event::Device { node: index, life, caller });
+        self.engine.push(
+            at,
+            Event::Device {
+                node: index,
+                life,
+                caller,
+            },
+        );
         Ok(())
     }
 
@@ -350,11 +417,22 @@ impl World {
         let now = self.engine.now();
         let node = &mut self.nodes[index as usize];
         let (write, sync) = (node.disk.is_write(caller), node.disk.is_sync(caller));
-        let Some(ended) = node.disk.complete(caller, &mut node.memory)? else { return Ok(()) };
+        let Some(ended) = node.disk.complete(caller, &mut node.memory)? else {
+            return Ok(());
+        };
         let failed = ended.is_err();
         let event = match caller {
-            Caller::Agent(op) => Event::AgentDisk { node: index, life, done: DiskDone { op, result: ended } },
-            Caller::Reader(reader) => Event::ReaderDisk { node: index, life, reader, ended },
+            Caller::Agent(op) => Event::AgentDisk {
+                node: index,
+                life,
+                done: DiskDone { op, result: ended },
+            },
+            Caller::Reader(reader) => Event::ReaderDisk {
+                node: index,
+                life,
+                reader,
+                ended,
+            },
         };
         self.engine.push(now, event);
         if write {
@@ -371,7 +449,8 @@ impl World {
         }
         let now = self.engine.now();
         let failed = done.result.as_ref().err();
-        self.trace.note(now, format_args!("node{index} {:?} {failed:?}", done.op));
+        self.trace
+            .note(now, format_args!("node{index} {:?} {failed:?}", done.op));
         self.node_step(index, AgentInput::Disk(done))
     }
 }
@@ -379,7 +458,11 @@ impl World {
 /// What the trace says of an operation: everything but the bytes.
 fn line_of(what: &DiskOp) -> String {
     match what {
-        DiskOp::Write { file, offset, parts } => {
+        DiskOp::Write {
+            file,
+            offset,
+            parts,
+        } => {
             let lengths: Vec<u64> = parts
                 .iter()
                 .map(|part| match part {

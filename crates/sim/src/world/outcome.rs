@@ -14,10 +14,16 @@ use super::client::{Flow, Running};
 
 impl World {
     pub(super) fn finish_if_over(&mut self, index: u32) -> Checked {
-        let Some(running) = self.clients[index as usize].running.take() else { return Ok(()) };
+        let Some(running) = self.clients[index as usize].running.take() else {
+            return Ok(());
+        };
         let over = match &running.flow {
-            Flow::Get(flow) => flow.outcomes().map(|outcomes| self.got(index, &running, &outcomes)),
-            Flow::Put(flow) => flow.outcomes().map(|outcomes| Ok(self.put(index, &running, &outcomes))),
+            Flow::Get(flow) => flow
+                .outcomes()
+                .map(|outcomes| self.got(index, &running, &outcomes)),
+            Flow::Put(flow) => flow
+                .outcomes()
+                .map(|outcomes| Ok(self.put(index, &running, &outcomes))),
             Flow::Call(flow) => flow.answer().map(|answer| Ok(self.called(index, answer))),
         };
         let Some(checked) = over else {
@@ -37,32 +43,46 @@ impl World {
         let now = self.engine.now();
         for (item, outcome) in outcomes.iter().enumerate() {
             let name = &running.names[item];
-            self.trace.note(now, format_args!("client{index} got {name:?} {outcome:?}"));
+            self.trace
+                .note(now, format_args!("client{index} got {name:?} {outcome:?}"));
             let tally = &mut self.clients[index as usize].tally;
             match outcome {
-                GetOutcome::Hit { from, bytes: length } => {
+                GetOutcome::Hit {
+                    from,
+                    bytes: length,
+                } => {
                     tally.hits += 1;
                     tally.disk_hits += u64::from(matches!(from, ReplicaAt::Disk { .. }));
                     let arrived = running.reads.get(&item).cloned().unwrap_or_default();
                     let bytes = arrived.bytes.unwrap_or_default();
                     if bytes.len() as u64 != *length {
-                        let what = format!("a hit on {name:?} of {length} bytes has {}", bytes.len());
+                        let what =
+                            format!("a hit on {name:?} of {length} bytes has {}", bytes.len());
                         return Err(Violation::new(Invariant::NoWrongBytes, what));
                     }
-                    let read = Read { began: arrived.began, ended: now, name, version: arrived.version, bytes: &bytes };
+                    let read = Read {
+                        began: arrived.began,
+                        ended: now,
+                        name,
+                        version: arrived.version,
+                        bytes: &bytes,
+                    };
                     self.history.judge(&read)?;
                 }
                 GetOutcome::Miss => tally.misses += 1,
                 GetOutcome::Failed(_) => tally.failed += 1,
             }
         }
-        Ok(outcomes.iter().all(|outcome| matches!(outcome, GetOutcome::Hit { .. })))
+        Ok(outcomes
+            .iter()
+            .all(|outcome| matches!(outcome, GetOutcome::Hit { .. })))
     }
 
     fn put(&mut self, index: u32, running: &Running, outcomes: &[PutOutcome]) -> bool {
         let now = self.engine.now();
         for (name, outcome) in running.names.iter().zip(outcomes) {
-            self.trace.note(now, format_args!("client{index} put {name:?} {outcome:?}"));
+            self.trace
+                .note(now, format_args!("client{index} put {name:?} {outcome:?}"));
             let tally = &mut self.clients[index as usize].tally;
             match outcome {
                 PutOutcome::Stored => tally.stored += 1,
@@ -71,12 +91,15 @@ impl World {
                 PutOutcome::Unknown => tally.unknown += 1,
             }
         }
-        outcomes.iter().all(|outcome| *outcome == PutOutcome::Stored)
+        outcomes
+            .iter()
+            .all(|outcome| *outcome == PutOutcome::Stored)
     }
 
     fn called(&mut self, index: u32, answer: &Answer) -> bool {
         let now = self.engine.now();
-        self.trace.note(now, format_args!("client{index} heard {answer:?}"));
+        self.trace
+            .note(now, format_args!("client{index} heard {answer:?}"));
         let tally = &mut self.clients[index as usize].tally;
         match answer {
             Answer::Reply(Reply::Failed(_)) => tally.failed += 1,
@@ -90,7 +113,10 @@ impl World {
     fn check_deadline(&mut self, index: u32, running: &Running) -> Checked {
         let local = self.local(Process::Client(index));
         let late = local.since(running.deadline);
-        let stood = self.last_pause.get(&Process::Client(index)).is_some_and(|end| *end >= running.began);
+        let stood = self
+            .last_pause
+            .get(&Process::Client(index))
+            .is_some_and(|end| *end >= running.began);
         if late > TICK && !stood {
             let what = format!("an operation of client{index} ended {late:?} after its deadline");
             return Err(Violation::new(Invariant::Liveness, what));

@@ -6,8 +6,8 @@ use std::time::Duration;
 use slackwater_base::Instant;
 use slackwater_meta::{Books, Input, Output};
 use slackwater_wire::{
-    CallId, Chain, ClientId, DiskEntry, Hold, Key, List, Pin, PutConfig, ReplicaAt, ReplicaState, Reply, Request,
-    Tenant,
+    CallId, Chain, ClientId, DiskEntry, Hold, Key, List, Pin, PutConfig, ReplicaAt, ReplicaState,
+    Reply, Request, Tenant,
 };
 
 use crate::check::{Checked, Invariant, Violation};
@@ -49,10 +49,12 @@ impl World {
             self.engine.push(Instant::ZERO, Event::Start { process });
         }
         for (index, planned) in self.plan.faults.iter().enumerate() {
-            self.engine.push(Instant::ZERO + WARM_UP + planned.at, Event::Fault(index));
+            self.engine
+                .push(Instant::ZERO + WARM_UP + planned.at, Event::Fault(index));
         }
         self.must(LOAD_MAX, "the load did not end", |world| {
-            world.faults_done == world.plan.faults.len() && world.clients.iter().all(super::client::Client::idle)
+            world.faults_done == world.plan.faults.len()
+                && world.clients.iter().all(super::client::Client::idle)
         })?;
         self.wait_out_pauses()?;
         self.heal()?;
@@ -60,7 +62,11 @@ impl World {
         for client in 0..self.options.clients {
             self.begin_probe(client)?;
         }
-        self.must(bound, "after the last fault a put and a get did not succeed", World::lives_again)?;
+        self.must(
+            bound,
+            "after the last fault a put and a get did not succeed",
+            World::lives_again,
+        )?;
         self.come_to_rest()?;
         self.reckon()?;
         self.read_everything()
@@ -71,13 +77,20 @@ impl World {
             return Ok(());
         }
         let unrest = self.unrest();
-        Err(Violation::new(Invariant::Liveness, format!("{what} within {within:?}: {unrest}")))
+        Err(Violation::new(
+            Invariant::Liveness,
+            format!("{what} within {within:?}: {unrest}"),
+        ))
     }
 
     /// At rest now, and still at rest when every message on its way has arrived.
     fn come_to_rest(&mut self) -> Checked {
         for _ in 0..RESTS_MAX {
-            self.must(self.options.rest_bound(), "the cluster did not come to rest", World::at_rest)?;
+            self.must(
+                self.options.rest_bound(),
+                "the cluster did not come to rest",
+                World::at_rest,
+            )?;
             self.step_until(self.engine.now() + ON_THE_WAY, |_| false)?;
             if self.at_rest() {
                 return Ok(());
@@ -89,7 +102,13 @@ impl World {
 
     /// Pauses are not cut short: what they held back must stay in order.
     fn wait_out_pauses(&mut self) -> Checked {
-        let until = self.paused.values().copied().max().unwrap_or(Instant::ZERO).max(self.engine.now());
+        let until = self
+            .paused
+            .values()
+            .copied()
+            .max()
+            .unwrap_or(Instant::ZERO)
+            .max(self.engine.now());
         self.step_until(until, |_| false)?;
         Ok(())
     }
@@ -100,11 +119,26 @@ impl World {
         if !client.up || client.running.is_some() {
             return Ok(());
         }
-        let entries = vec![(probe_key(index, client.probes), HEADER_BYTES + index as usize)];
+        let entries = vec![(
+            probe_key(index, client.probes),
+            HEADER_BYTES + index as usize,
+        )];
         // A policy may learn that probes never return, or find all else pinned: a pin keeps them out of its hands.
-        let config = PutConfig { pin: Pin::Hard, ..PutConfig::default() };
+        let config = PutConfig {
+            pin: Pin::Hard,
+            ..PutConfig::default()
+        };
         let (tenant, chain) = (Tenant::DEFAULT, Chain::default());
-        self.begin(index, Operation::Put { tenant, entries, chain, config }, Some(Probe::Put))
+        self.begin(
+            index,
+            Operation::Put {
+                tenant,
+                entries,
+                chain,
+                config,
+            },
+            Some(Probe::Put),
+        )
     }
 
     /// A step of a probe has ended: on to the next, or again from the start.
@@ -114,7 +148,13 @@ impl World {
             (Probe::Put, true) => {
                 let keys = vec![probe_key(index, client.probes)];
                 let (tenant, chain, hold) = (Tenant::DEFAULT, Chain::default(), Hold::Lease);
-                let get = Operation::Get { tenant, keys, chain, hold, prefix_only: false };
+                let get = Operation::Get {
+                    tenant,
+                    keys,
+                    chain,
+                    hold,
+                    prefix_only: false,
+                };
                 self.begin(index, get, Some(Probe::Get))
             }
             (Probe::Get, true) => {
@@ -134,12 +174,18 @@ impl World {
     }
 
     fn books(&self) -> Option<Books> {
-        self.master.core.as_ref().map(slackwater_meta::Master::books)
+        self.master
+            .core
+            .as_ref()
+            .map(slackwater_meta::Master::books)
     }
 
     fn at_rest(&self) -> bool {
         let quiet = self.clients.iter().all(super::client::Client::idle)
-            && self.nodes.iter().all(|node| node.disk.in_flight() == 0 && node.serving.count() == 0 && node.opened)
+            && self
+                .nodes
+                .iter()
+                .all(|node| node.disk.in_flight() == 0 && node.serving.count() == 0 && node.opened)
             && self.master.attached() == self.nodes.len();
         quiet
             && self.books().is_some_and(|books| {
@@ -151,15 +197,26 @@ impl World {
                     + books.drops
                     + books.offload.in_flight
                     + books.promotion.in_flight;
-                moving == 0 && books.segments.iter().all(|segment| segment.quarantined == 0)
+                moving == 0
+                    && books
+                        .segments
+                        .iter()
+                        .all(|segment| segment.quarantined == 0)
             })
     }
 
     /// What is not at rest, for the message.
     fn unrest(&self) -> String {
-        let clients: Vec<_> = self.clients.iter().map(|client| (client.idle(), client.alive)).collect();
-        let nodes: Vec<_> =
-            self.nodes.iter().map(|node| (node.opened, node.disk.in_flight(), node.serving.count())).collect();
+        let clients: Vec<_> = self
+            .clients
+            .iter()
+            .map(|client| (client.idle(), client.alive))
+            .collect();
+        let nodes: Vec<_> = self
+            .nodes
+            .iter()
+            .map(|node| (node.opened, node.disk.in_flight(), node.serving.count()))
+            .collect();
         format!(
             "clients (idle, alive) {clients:?}, nodes (open, disk, serving) {nodes:?}, attached {}, books {:?}",
             self.master.attached(),
@@ -169,19 +226,32 @@ impl World {
 
     /// At rest, what the master believes is what the nodes hold, and every sum is right.
     fn reckon(&mut self) -> Checked {
-        let Some(core) = &self.master.core else { return Ok(()) };
-        core.check_books().map_err(|wrong| Violation::new(Invariant::BooksBalance, wrong.to_string()))?;
+        let Some(core) = &self.master.core else {
+            return Ok(());
+        };
+        core.check_books()
+            .map_err(|wrong| Violation::new(Invariant::BooksBalance, wrong.to_string()))?;
         let mut believed: Vec<BTreeSet<DiskEntry>> = vec![BTreeSet::new(); self.nodes.len()];
         for (tenant, key) in self.everything()? {
-            let request = Request::Describe { tenant: tenant.clone(), key: key.clone() };
-            let Some(Reply::Describe(found)) = self.ask_master(request)? else { continue };
+            let request = Request::Describe {
+                tenant: tenant.clone(),
+                key: key.clone(),
+            };
+            let Some(Reply::Describe(found)) = self.ask_master(request)? else {
+                continue;
+            };
             for (at, state, refs) in &found.replicas {
                 if *state != ReplicaState::Complete || *refs != 0 {
-                    let what = format!("at rest {key} of {tenant} has {at:?} {state:?} held {refs} times");
+                    let what =
+                        format!("at rest {key} of {tenant} has {at:?} {state:?} held {refs} times");
                     return Err(Violation::new(Invariant::BooksBalance, what));
                 }
                 if let ReplicaAt::Disk { node, .. } = at {
-                    let entry = DiskEntry { tenant: tenant.clone(), key: key.clone(), version: found.version };
+                    let entry = DiskEntry {
+                        tenant: tenant.clone(),
+                        key: key.clone(),
+                        version: found.version,
+                    };
                     believed[node.0 as usize].insert(entry);
                 }
             }
@@ -198,8 +268,15 @@ impl World {
         for tenant in self.options.tenants() {
             let mut after: Option<Key> = None;
             loop {
-                let list = List { tenant: tenant.clone(), pattern: None, after: after.clone(), limit: 100 };
-                let Some(Reply::List(listed)) = self.ask_master(Request::List(list))? else { break };
+                let list = List {
+                    tenant: tenant.clone(),
+                    pattern: None,
+                    after: after.clone(),
+                    limit: 100,
+                };
+                let Some(Reply::List(listed)) = self.ask_master(Request::List(list))? else {
+                    break;
+                };
                 names.extend(listed.keys.iter().map(|key| (tenant.clone(), key.clone())));
                 after = listed.keys.last().cloned();
                 if !listed.more || after.is_none() {
@@ -214,11 +291,26 @@ impl World {
     fn ask_master(&mut self, request: Request) -> Checked<Option<Reply>> {
         let now = self.local(Process::Master);
         let mut out = Vec::new();
-        let Some(core) = &mut self.master.core else { return Ok(None) };
-        core.handle(now, Input::Request { client: ClientId(0), host: None, call: CallId(0), request }, &mut out);
+        let Some(core) = &mut self.master.core else {
+            return Ok(None);
+        };
+        core.handle(
+            now,
+            Input::Request {
+                client: ClientId(0),
+                host: None,
+                call: CallId(0),
+                request,
+            },
+            &mut out,
+        );
         for _ in 0..WAIT_STEPS {
             let answer = out.iter().find_map(|output| match output {
-                Output::Reply { client: ClientId(0), reply, .. } => Some(reply.clone()),
+                Output::Reply {
+                    client: ClientId(0),
+                    reply,
+                    ..
+                } => Some(reply.clone()),
                 _ => None,
             });
             if answer.is_some() {
@@ -226,7 +318,10 @@ impl World {
             }
             core.on_deadline(now, &mut out);
         }
-        Err(Violation::new(Invariant::Liveness, "the master does not answer a question at rest"))
+        Err(Violation::new(
+            Invariant::Liveness,
+            "the master does not answer a question at rest",
+        ))
     }
 
     /// One client reads every key there ever was; each read is judged as any other.
@@ -234,7 +329,11 @@ impl World {
         let mut names: Vec<Name> = self.history.names().cloned().collect();
         names.sort();
         for tenant in self.options.tenants() {
-            let keys: Vec<Key> = names.iter().filter(|(of, _)| *of == tenant).map(|(_, key)| key.clone()).collect();
+            let keys: Vec<Key> = names
+                .iter()
+                .filter(|(of, _)| *of == tenant)
+                .map(|(_, key)| key.clone())
+                .collect();
             for batch in keys.chunks(8) {
                 let get = Operation::Get {
                     tenant: tenant.clone(),
@@ -244,9 +343,11 @@ impl World {
                     prefix_only: false,
                 };
                 self.begin(0, get, Some(Probe::ReadBack))?;
-                self.must(self.options.deadline * 2, "a read at rest did not end", |world| {
-                    world.clients[0].running.is_none()
-                })?;
+                self.must(
+                    self.options.deadline * 2,
+                    "a read at rest did not end",
+                    |world| world.clients[0].running.is_none(),
+                )?;
             }
         }
         Ok(())
@@ -256,14 +357,18 @@ impl World {
     pub(crate) fn check_bounds(&self) -> Checked {
         let wrong = |what: String| Err(Violation::new(Invariant::BoundedResources, what));
         if let Some(core) = &self.master.core {
-            let books =
-                core.check_books().map_err(|wrong| Violation::new(Invariant::BooksBalance, wrong.to_string()))?;
+            let books = core
+                .check_books()
+                .map_err(|wrong| Violation::new(Invariant::BooksBalance, wrong.to_string()))?;
             let limits = &self.options.master;
             if books.offload.in_flight > limits.offload.queue_limit as u64 {
                 return wrong(format!("{} offloads in flight", books.offload.in_flight));
             }
             if books.promotion.in_flight > limits.promotion.queue_limit as u64 {
-                return wrong(format!("{} promotions in flight", books.promotion.in_flight));
+                return wrong(format!(
+                    "{} promotions in flight",
+                    books.promotion.in_flight
+                ));
             }
             if books.waiting_puts > limits.put.queue_limit as u64 {
                 return wrong(format!("{} puts wait", books.waiting_puts));
@@ -274,7 +379,10 @@ impl World {
         }
         for (index, node) in self.nodes.iter().enumerate() {
             if node.disk.stats().in_flight_max > self.options.disk_in_flight_max {
-                return wrong(format!("node{index} had {} disk operations under way", node.disk.stats().in_flight_max));
+                return wrong(format!(
+                    "node{index} had {} disk operations under way",
+                    node.disk.stats().in_flight_max
+                ));
             }
         }
         Ok(())
@@ -309,7 +417,9 @@ impl super::node::Node {
             match self.ledger.promise(entry) {
                 Some(Promise::Durable | Promise::Flawed) => {}
                 promise => {
-                    let what = format!("the master counts on {entry:?}, of which the node says {promise:?}");
+                    let what = format!(
+                        "the master counts on {entry:?}, of which the node says {promise:?}"
+                    );
                     return Err(Violation::new(Invariant::BooksBalance, what));
                 }
             }

@@ -56,7 +56,10 @@ impl Serving {
     }
 
     pub(super) fn stop(&mut self) {
-        *self = Self { next_reader: self.next_reader, ..Self::default() };
+        *self = Self {
+            next_reader: self.next_reader,
+            ..Self::default()
+        };
     }
 }
 
@@ -67,11 +70,21 @@ impl World {
             return Ok(());
         }
         match data {
-            Data::Write { transfer, extent, offset, bytes, chunks } => {
-                self.take_piece(index, (from, transfer), extent, (offset, &bytes, chunks))
+            Data::Write {
+                transfer,
+                extent,
+                offset,
+                bytes,
+                chunks,
+            } => self.take_piece(index, (from, transfer), extent, (offset, &bytes, chunks)),
+            Data::ReadMemory {
+                transfer,
+                extent,
+                bytes,
+            } => self.read_memory(index, (from, transfer), extent, bytes),
+            Data::ReadRecord { transfer, entry } => {
+                self.read_record(index, (from, transfer), &entry)
             }
-            Data::ReadMemory { transfer, extent, bytes } => self.read_memory(index, (from, transfer), extent, bytes),
-            Data::ReadRecord { transfer, entry } => self.read_record(index, (from, transfer), &entry),
             Data::Written { .. } | Data::Bytes { .. } => Ok(()),
         }
     }
@@ -87,13 +100,26 @@ impl World {
         let node = &mut self.nodes[index as usize];
         let life = node.life;
         if !node.serving.writes.contains_key(&transfer) {
-            let Some(agent) = &mut node.agent else { return Ok(()) };
+            let Some(agent) = &mut node.agent else {
+                return Ok(());
+            };
             match agent.begin_access(extent, Access::Write) {
                 Ok(access) => {
-                    node.serving.writes.insert(transfer, Write { from, extent, access, got: BTreeSet::new() });
+                    node.serving.writes.insert(
+                        transfer,
+                        Write {
+                            from,
+                            extent,
+                            access,
+                            got: BTreeSet::new(),
+                        },
+                    );
                 }
                 Err(_) => {
-                    let refusal = Data::Written { transfer, result: Err(WriteFailure::Stale) };
+                    let refusal = Data::Written {
+                        transfer,
+                        result: Err(WriteFailure::Stale),
+                    };
                     self.send(Process::Node(index), from, &refusal);
                     return Ok(());
                 }
@@ -108,24 +134,50 @@ impl World {
             return self.end_write(index, transfer, None);
         }
         let at = self.engine.now() + self.options.serve_timeout;
-        self.engine.push(at, Event::Idle { node: index, life, transfer, chunks: got });
+        self.engine.push(
+            at,
+            Event::Idle {
+                node: index,
+                life,
+                transfer,
+                chunks: got,
+            },
+        );
         Ok(())
     }
 
     /// A write whose pieces stopped coming is given up: its access must not keep the extent for ever.
-    pub(super) fn on_idle(&mut self, index: u32, life: u64, transfer: TransferId, chunks: usize) -> Checked {
+    pub(super) fn on_idle(
+        &mut self,
+        index: u32,
+        life: u64,
+        transfer: TransferId,
+        chunks: usize,
+    ) -> Checked {
         if !self.lives(Process::Node(index), life) {
             return Ok(());
         }
         let stuck = |write: &Write| write.got.len() == chunks;
-        if self.nodes[index as usize].serving.writes.get(&transfer).is_some_and(stuck) {
+        if self.nodes[index as usize]
+            .serving
+            .writes
+            .get(&transfer)
+            .is_some_and(stuck)
+        {
             return self.end_write(index, transfer, Some(WriteFailure::Transfer));
         }
         Ok(())
     }
 
-    fn end_write(&mut self, index: u32, transfer: TransferId, failure: Option<WriteFailure>) -> Checked {
-        let Some(write) = self.nodes[index as usize].serving.writes.remove(&transfer) else { return Ok(()) };
+    fn end_write(
+        &mut self,
+        index: u32,
+        transfer: TransferId,
+        failure: Option<WriteFailure>,
+    ) -> Checked {
+        let Some(write) = self.nodes[index as usize].serving.writes.remove(&transfer) else {
+            return Ok(());
+        };
         let live = self.end_access(index, write.access)?;
         let result = match failure {
             Some(failure) => Err(failure),
@@ -133,8 +185,15 @@ impl World {
             None => Err(WriteFailure::Stale),
         };
         let now = self.engine.now();
-        self.trace.note(now, format_args!("node{index} {transfer:?} of {:?} {result:?}", write.extent));
-        self.send(Process::Node(index), write.from, &Data::Written { transfer, result });
+        self.trace.note(
+            now,
+            format_args!("node{index} {transfer:?} of {:?} {result:?}", write.extent),
+        );
+        self.send(
+            Process::Node(index),
+            write.from,
+            &Data::Written { transfer, result },
+        );
         Ok(())
     }
 
@@ -148,19 +207,40 @@ impl World {
     ) -> Checked {
         let now = self.engine.now();
         let node = &mut self.nodes[index as usize];
-        let Some(agent) = &mut node.agent else { return Ok(()) };
+        let Some(agent) = &mut node.agent else {
+            return Ok(());
+        };
         if node.serving.copies.contains_key(&transfer) {
             return Ok(());
         }
         let Ok(access) = agent.begin_access(extent, Access::Read) else {
-            let refusal = Data::Bytes { transfer, result: Err(ReadFailure::Stale) };
+            let refusal = Data::Bytes {
+                transfer,
+                result: Err(ReadFailure::Stale),
+            };
             self.send(Process::Node(index), from, &refusal);
             return Ok(());
         };
         let half = node.memory.read(extent, 0, bytes as usize / 2)?;
-        node.serving.copies.insert(transfer, Copy { from, extent, access, bytes, half });
+        node.serving.copies.insert(
+            transfer,
+            Copy {
+                from,
+                extent,
+                access,
+                bytes,
+                half,
+            },
+        );
         let at = now + Duration::from_nanos(node.rng.below(COPY_NANOS));
-        self.engine.push(at, Event::Copy { node: index, life: node.life, transfer });
+        self.engine.push(
+            at,
+            Event::Copy {
+                node: index,
+                life: node.life,
+                transfer,
+            },
+        );
         Ok(())
     }
 
@@ -169,36 +249,68 @@ impl World {
             return Ok(());
         }
         let node = &mut self.nodes[index as usize];
-        let Some(mut copy) = node.serving.copies.remove(&transfer) else { return Ok(()) };
+        let Some(mut copy) = node.serving.copies.remove(&transfer) else {
+            return Ok(());
+        };
         let done = copy.half.len();
-        copy.half.extend(node.memory.read(copy.extent, done as u64, copy.bytes as usize - done)?);
+        copy.half.extend(
+            node.memory
+                .read(copy.extent, done as u64, copy.bytes as usize - done)?,
+        );
         let live = self.end_access(index, copy.access)?;
-        let result = if live { Ok(copy.half.into()) } else { Err(ReadFailure::Stale) };
-        self.send(Process::Node(index), copy.from, &Data::Bytes { transfer, result });
+        let result = if live {
+            Ok(copy.half.into())
+        } else {
+            Err(ReadFailure::Stale)
+        };
+        self.send(
+            Process::Node(index),
+            copy.from,
+            &Data::Bytes { transfer, result },
+        );
         Ok(())
     }
 
     fn end_access(&mut self, index: u32, access: AccessId) -> Checked<bool> {
         let mut out = Vec::new();
-        let Some(agent) = &mut self.nodes[index as usize].agent else { return Ok(false) };
+        let Some(agent) = &mut self.nodes[index as usize].agent else {
+            return Ok(false);
+        };
         let live = agent.end_access(access, &mut out);
         self.node_speaks(index, out)?;
         Ok(live)
     }
 
-    fn read_record(&mut self, index: u32, (from, transfer): (Process, TransferId), entry: &DiskEntry) -> Checked {
+    fn read_record(
+        &mut self,
+        index: u32,
+        (from, transfer): (Process, TransferId),
+        entry: &DiskEntry,
+    ) -> Checked {
         let now = self.local(Process::Node(index));
         let node = &mut self.nodes[index as usize];
-        let Some(agent) = &mut node.agent else { return Ok(()) };
+        let Some(agent) = &mut node.agent else {
+            return Ok(());
+        };
         let mut out = Vec::new();
         let Some(found) = agent.begin_read(now, entry, &mut out) else {
-            let refusal = Data::Bytes { transfer, result: Err(ReadFailure::Stale) };
+            let refusal = Data::Bytes {
+                transfer,
+                result: Err(ReadFailure::Stale),
+            };
             self.send(Process::Node(index), from, &refusal);
             return self.node_speaks(index, out);
         };
         node.serving.next_reader += 1;
         let reader = node.serving.next_reader;
-        node.serving.readers.insert(reader, Reader { from, transfer, read: found });
+        node.serving.readers.insert(
+            reader,
+            Reader {
+                from,
+                transfer,
+                read: found,
+            },
+        );
         let what = DiskOp::Read {
             file: found.file,
             offset: found.offset,
@@ -209,15 +321,26 @@ impl World {
         self.submit(index, Caller::Reader(reader), what)
     }
 
-    pub(super) fn on_reader_disk(&mut self, index: u32, life: u64, reader: u64, ended: Ended) -> Checked {
+    pub(super) fn on_reader_disk(
+        &mut self,
+        index: u32,
+        life: u64,
+        reader: u64,
+        ended: Ended,
+    ) -> Checked {
         if !self.lives(Process::Node(index), life) {
             return Ok(());
         }
         let now = self.local(Process::Node(index));
         let node = &mut self.nodes[index as usize];
-        let Some(reader) = node.serving.readers.remove(&reader) else { return Ok(()) };
+        let Some(reader) = node.serving.readers.remove(&reader) else {
+            return Ok(());
+        };
         let (end, bytes) = match ended {
-            Ok(DiskOutcome::Read { mut bytes, checksum }) => {
+            Ok(DiskOutcome::Read {
+                mut bytes,
+                checksum,
+            }) => {
                 bytes.truncate(reader.read.length as usize);
                 (ReadEnd::Checked(checksum), Ok(bytes))
             }
@@ -225,11 +348,26 @@ impl World {
             Err(error) => (ReadEnd::Failed(error), Err(ReadFailure::Transfer)),
         };
         let mut out = Vec::new();
-        let Some(agent) = &mut node.agent else { return Ok(()) };
+        let Some(agent) = &mut node.agent else {
+            return Ok(());
+        };
         let right = agent.end_read(now, reader.read, end, &mut out);
-        let result = bytes.and_then(|bytes| if right { Ok(bytes.into()) } else { Err(ReadFailure::Corrupt) });
+        let result = bytes.and_then(|bytes| {
+            if right {
+                Ok(bytes.into())
+            } else {
+                Err(ReadFailure::Corrupt)
+            }
+        });
         self.node_speaks(index, out)?;
-        self.send(Process::Node(index), reader.from, &Data::Bytes { transfer: reader.transfer, result });
+        self.send(
+            Process::Node(index),
+            reader.from,
+            &Data::Bytes {
+                transfer: reader.transfer,
+                result,
+            },
+        );
         Ok(())
     }
 }

@@ -36,7 +36,16 @@ impl World {
         let id = SessionId(self.sessions.next);
         let (peer_life, _) = self.life(peer);
         let (master_life, up) = self.life(Process::Master);
-        self.sessions.open.insert(id, Session { peer, peer_life, master_life, at_peer: true, at_master: up });
+        self.sessions.open.insert(
+            id,
+            Session {
+                peer,
+                peer_life,
+                master_life,
+                at_peer: true,
+                at_master: up,
+            },
+        );
         self.net.reconnect(peer, Process::Master);
         self.net.reconnect(Process::Master, peer);
         let now = self.engine.now();
@@ -54,22 +63,43 @@ impl World {
     }
 
     /// Both ends of a connection will learn that it is broken, each in its time.
-    pub(crate) fn break_session(&mut self, session: SessionId, peer_after: Duration, master_after: Duration) {
-        let Some(found) = self.sessions.open.get(&session) else { return };
+    pub(crate) fn break_session(
+        &mut self,
+        session: SessionId,
+        peer_after: Duration,
+        master_after: Duration,
+    ) {
+        let Some(found) = self.sessions.open.get(&session) else {
+            return;
+        };
         let (now, peer) = (self.engine.now(), found.peer);
-        self.engine.push(now + peer_after, Event::SessionEnd { session, at: peer });
-        self.engine.push(now + master_after, Event::SessionEnd { session, at: Process::Master });
+        self.engine
+            .push(now + peer_after, Event::SessionEnd { session, at: peer });
+        self.engine.push(
+            now + master_after,
+            Event::SessionEnd {
+                session,
+                at: Process::Master,
+            },
+        );
     }
 
     /// Connections of a process, or all of them for the master.
     pub(crate) fn sessions_of(&self, process: Process) -> Vec<SessionId> {
         let of = |session: &Session| process == Process::Master || session.peer == process;
-        self.sessions.open.iter().filter(|(_, session)| of(session)).map(|(id, _)| *id).collect()
+        self.sessions
+            .open
+            .iter()
+            .filter(|(_, session)| of(session))
+            .map(|(id, _)| *id)
+            .collect()
     }
 
     /// Whether `at` still holds its end of the connection.
     pub(crate) fn session_open(&self, session: SessionId, at: Process) -> bool {
-        let Some(found) = self.sessions.open.get(&session) else { return false };
+        let Some(found) = self.sessions.open.get(&session) else {
+            return false;
+        };
         match at {
             Process::Master => found.at_master && self.lives(at, found.master_life),
             _ => found.at_peer && found.peer == at && self.lives(at, found.peer_life),
@@ -83,8 +113,14 @@ impl World {
 
     /// Sends a message along a connection.
     pub(crate) fn say(&mut self, session: SessionId, from: Process, body: Control) {
-        let Some(found) = self.sessions.open.get(&session) else { return };
-        let to = if from == Process::Master { found.peer } else { Process::Master };
+        let Some(found) = self.sessions.open.get(&session) else {
+            return;
+        };
+        let to = if from == Process::Master {
+            found.peer
+        } else {
+            Process::Master
+        };
         let at = self.net.stream(self.engine.now(), from, to, body.bytes());
         self.engine.push(at, Event::Control { session, to, body });
     }
@@ -94,7 +130,8 @@ impl World {
             return Ok(());
         }
         let now = self.engine.now();
-        self.trace.note(now, format_args!("{at:?} finds {session:?} broken"));
+        self.trace
+            .note(now, format_args!("{at:?} finds {session:?} broken"));
         self.close(session, at);
         match at {
             Process::Master => self.master_lost(session),

@@ -48,17 +48,35 @@ impl World {
         (key, version, bytes): (Key, Version, u64),
         from: ReplicaAt,
     ) {
-        let Some(running) = &mut self.clients[index as usize].running else { return };
-        running.reads.insert(item, Arrived { version, began: running.asked_at, bytes: None });
+        let Some(running) = &mut self.clients[index as usize].running else {
+            return;
+        };
+        running.reads.insert(
+            item,
+            Arrived {
+                version,
+                began: running.asked_at,
+                bytes: None,
+            },
+        );
         let tenant = running.names[item].0.clone();
         self.next_transfer += 1;
         let transfer = TransferId(self.next_transfer);
         let (to, data) = match from {
-            ReplicaAt::Memory(extent) => {
-                (self.options.owner(extent.segment), Data::ReadMemory { transfer, extent, bytes })
-            }
+            ReplicaAt::Memory(extent) => (
+                self.options.owner(extent.segment),
+                Data::ReadMemory {
+                    transfer,
+                    extent,
+                    bytes,
+                },
+            ),
             ReplicaAt::Disk { node, .. } => {
-                let entry = DiskEntry { tenant, key, version };
+                let entry = DiskEntry {
+                    tenant,
+                    key,
+                    version,
+                };
                 (node.0, Data::ReadRecord { transfer, entry })
             }
         };
@@ -66,8 +84,16 @@ impl World {
     }
 
     pub(super) fn begin_write(&mut self, index: u32, item: usize, extents: &[ExtentRef]) {
-        let Some(running) = &mut self.clients[index as usize].running else { return };
-        running.writes.insert(item, Writing { open: extents.len(), failure: None });
+        let Some(running) = &mut self.clients[index as usize].running else {
+            return;
+        };
+        running.writes.insert(
+            item,
+            Writing {
+                open: extents.len(),
+                failure: None,
+            },
+        );
         for extent in extents {
             self.next_transfer += 1;
             let transfer = TransferId(self.next_transfer);
@@ -77,9 +103,26 @@ impl World {
         }
     }
 
-    fn open_transfer(&mut self, index: u32, transfer: TransferId, item: usize, to: Process, what: Moves) {
-        let Some(running) = &mut self.clients[index as usize].running else { return };
-        running.transfers.insert(transfer, Transfer { index: item, to, attempts: 0, what });
+    fn open_transfer(
+        &mut self,
+        index: u32,
+        transfer: TransferId,
+        item: usize,
+        to: Process,
+        what: Moves,
+    ) {
+        let Some(running) = &mut self.clients[index as usize].running else {
+            return;
+        };
+        running.transfers.insert(
+            transfer,
+            Transfer {
+                index: item,
+                to,
+                attempts: 0,
+                what,
+            },
+        );
         self.send_transfer(index, transfer);
     }
 
@@ -88,8 +131,12 @@ impl World {
         let from = Process::Client(index);
         let client = &mut self.clients[index as usize];
         let life = client.life;
-        let Some(running) = &mut client.running else { return };
-        let Some(transfer) = running.transfers.get_mut(&id) else { return };
+        let Some(running) = &mut client.running else {
+            return;
+        };
+        let Some(transfer) = running.transfers.get_mut(&id) else {
+            return;
+        };
         transfer.attempts += 1;
         let (to, item) = (transfer.to, transfer.index);
         let pieces = match transfer.what.clone() {
@@ -100,15 +147,26 @@ impl World {
             self.send(from, to, piece);
         }
         let at = self.engine.now() + self.options.transfer_timeout;
-        self.engine.push(at, Event::Resend { client: index, life, transfer: id });
+        self.engine.push(
+            at,
+            Event::Resend {
+                client: index,
+                life,
+                transfer: id,
+            },
+        );
     }
 
     pub(super) fn on_resend(&mut self, index: u32, life: u64, id: TransferId) -> Checked {
         if !self.lives(Process::Client(index), life) {
             return Ok(());
         }
-        let Some(running) = &mut self.clients[index as usize].running else { return Ok(()) };
-        let Some(transfer) = running.transfers.get(&id) else { return Ok(()) };
+        let Some(running) = &mut self.clients[index as usize].running else {
+            return Ok(());
+        };
+        let Some(transfer) = running.transfers.get(&id) else {
+            return Ok(());
+        };
         if transfer.attempts < TRANSFER_ATTEMPTS {
             self.send_transfer(index, id);
             return Ok(());
@@ -127,12 +185,24 @@ impl World {
         }
     }
 
-    fn read_ended(&mut self, index: u32, id: TransferId, result: Result<Rc<[u8]>, ReadFailure>) -> Checked {
+    fn read_ended(
+        &mut self,
+        index: u32,
+        id: TransferId,
+        result: Result<Rc<[u8]>, ReadFailure>,
+    ) -> Checked {
         let local = self.local(Process::Client(index));
-        let Some(running) = &mut self.clients[index as usize].running else { return Ok(()) };
-        let Some(transfer) = running.transfers.remove(&id) else { return Ok(()) };
+        let Some(running) = &mut self.clients[index as usize].running else {
+            return Ok(());
+        };
+        let Some(transfer) = running.transfers.remove(&id) else {
+            return Ok(());
+        };
         let item = transfer.index;
-        let seen = result.as_ref().map(|bytes| Checksum::of(bytes)).map_err(|failure| *failure);
+        let seen = result
+            .as_ref()
+            .map(|bytes| Checksum::of(bytes))
+            .map_err(|failure| *failure);
         if let (Ok(bytes), Some(arrived)) = (result, running.reads.get_mut(&item)) {
             arrived.bytes = Some(bytes);
         }
@@ -143,11 +213,22 @@ impl World {
         self.act(index, actions)
     }
 
-    fn write_ended(&mut self, index: u32, id: TransferId, result: Result<(), WriteFailure>) -> Checked {
-        let Some(running) = &mut self.clients[index as usize].running else { return Ok(()) };
-        let Some(transfer) = running.transfers.remove(&id) else { return Ok(()) };
+    fn write_ended(
+        &mut self,
+        index: u32,
+        id: TransferId,
+        result: Result<(), WriteFailure>,
+    ) -> Checked {
+        let Some(running) = &mut self.clients[index as usize].running else {
+            return Ok(());
+        };
+        let Some(transfer) = running.transfers.remove(&id) else {
+            return Ok(());
+        };
         let item = transfer.index;
-        let Some(writing) = running.writes.get_mut(&item) else { return Ok(()) };
+        let Some(writing) = running.writes.get_mut(&item) else {
+            return Ok(());
+        };
         writing.open -= 1;
         writing.failure = writing.failure.or(result.err());
         if writing.open > 0 {

@@ -6,7 +6,9 @@ mod promote;
 use std::collections::BTreeMap;
 
 use slackwater_base::Instant;
-use slackwater_wire::{DiskEntry, DiskState, ExtentRef, OffloadTask, Order, Report, SegmentId, TaskFailure, TicketId};
+use slackwater_wire::{
+    DiskEntry, DiskState, ExtentRef, OffloadTask, Order, Report, SegmentId, TaskFailure, TicketId,
+};
 
 pub use api::{AgentInput, AgentOutput, Opened, ReadEnd, ReadId, RecordRead, TierStats};
 
@@ -69,7 +71,9 @@ impl Agent {
                 None => out.push(AgentOutput::Opened(Opened::default())),
             },
             AgentInput::Order(order) => self.order(now, order, out),
-            AgentInput::Disk(done) => self.with_log(out, |log, events| log.on_disk(now, done, events)),
+            AgentInput::Disk(done) => {
+                self.with_log(out, |log, events| log.on_disk(now, done, events))
+            }
             AgentInput::Flush(number) => match &self.log {
                 Some(_) => self.with_log(out, |log, events| log.flush(number, events)),
                 None => out.push(AgentOutput::Flushed(number)),
@@ -113,7 +117,12 @@ impl Agent {
 
     /// Where the bytes of a record are, for a read by the caller's own device; its file stays until the read is ended.
     /// `None` when there is no such record: that is reported to the master as lost, unless it was dropped.
-    pub fn begin_read(&mut self, now: Instant, entry: &DiskEntry, out: &mut Vec<AgentOutput>) -> Option<RecordRead> {
+    pub fn begin_read(
+        &mut self,
+        now: Instant,
+        entry: &DiskEntry,
+        out: &mut Vec<AgentOutput>,
+    ) -> Option<RecordRead> {
         let plan = self.log.as_mut().and_then(|log| log.begin_read(entry));
         if plan.is_none() {
             self.with_log(out, |log, events| log.missed(now, entry.clone(), events));
@@ -127,7 +136,13 @@ impl Agent {
     ///
     /// # Panics
     /// When the read was ended before.
-    pub fn end_read(&mut self, now: Instant, read: RecordRead, end: ReadEnd, out: &mut Vec<AgentOutput>) -> bool {
+    pub fn end_read(
+        &mut self,
+        now: Instant,
+        read: RecordRead,
+        end: ReadEnd,
+        out: &mut Vec<AgentOutput>,
+    ) -> bool {
         self.with_log(out, |log, events| log.end_read(now, read.read, end, events));
         self.settle(now, out);
         matches!(end, ReadEnd::Checked(checksum) if checksum == read.checksum)
@@ -136,7 +151,9 @@ impl Agent {
     /// Whether a record can be read.
     #[must_use]
     pub fn holds(&self, entry: &DiskEntry) -> bool {
-        self.log.as_ref().is_some_and(|log| log.find(entry).is_some())
+        self.log
+            .as_ref()
+            .is_some_and(|log| log.find(entry).is_some())
     }
 
     /// What the tiers are doing.
@@ -176,12 +193,26 @@ impl Agent {
     fn offload(&mut self, now: Instant, tasks: Vec<OffloadTask>, out: &mut Vec<AgentOutput>) {
         let mut stale = Vec::new();
         let mut queued = Vec::with_capacity(tasks.len());
-        for OffloadTask { ticket, entry, bytes, checksum, source } in tasks {
-            let fits = bytes <= source.bytes && self.log.is_some() && !self.offloads.contains_key(&ticket);
+        for OffloadTask {
+            ticket,
+            entry,
+            bytes,
+            checksum,
+            source,
+        } in tasks
+        {
+            let fits =
+                bytes <= source.bytes && self.log.is_some() && !self.offloads.contains_key(&ticket);
             match self.arena.begin(source, Access::Read) {
                 Ok(access) if fits => {
                     self.offloads.insert(ticket, access);
-                    queued.push(Offload { ticket, entry, bytes, checksum, source });
+                    queued.push(Offload {
+                        ticket,
+                        entry,
+                        bytes,
+                        checksum,
+                        source,
+                    });
                 }
                 refused => {
                     if let Ok(access) = refused {
@@ -216,7 +247,11 @@ impl Agent {
     }
 
     /// Lets `act` use the log, and carries out what it says.
-    fn with_log(&mut self, out: &mut Vec<AgentOutput>, act: impl FnOnce(&mut Log, &mut Vec<LogOut>)) {
+    fn with_log(
+        &mut self,
+        out: &mut Vec<AgentOutput>,
+        act: impl FnOnce(&mut Log, &mut Vec<LogOut>),
+    ) {
         let Some(log) = &mut self.log else { return };
         let mut events = std::mem::take(&mut self.scratch);
         act(log, &mut events);
@@ -232,13 +267,27 @@ impl Agent {
                 }
                 LogOut::Dropped(entry) => dropped.push(entry),
                 LogOut::Lost(entry) => lost.push(entry),
-                LogOut::Read { ticket, read, result } => self.promotions.came(ticket, read, result),
+                LogOut::Read {
+                    ticket,
+                    read,
+                    result,
+                } => self.promotions.came(ticket, read, result),
                 LogOut::Announce(entries) => {
-                    let segment = self.config.log.as_ref().map(|log| log.segment).unwrap_or_default();
+                    let segment = self
+                        .config
+                        .log
+                        .as_ref()
+                        .map(|log| log.segment)
+                        .unwrap_or_default();
                     out.push(AgentOutput::Report(Report::Announce { segment, entries }));
                 }
                 LogOut::Opened(opened) => {
-                    let segment = self.config.log.as_ref().map(|log| log.segment).unwrap_or_default();
+                    let segment = self
+                        .config
+                        .log
+                        .as_ref()
+                        .map(|log| log.segment)
+                        .unwrap_or_default();
                     let highest = opened.highest_version;
                     out.push(AgentOutput::Report(Report::Announced { segment, highest }));
                     out.push(AgentOutput::Opened(opened));
@@ -278,7 +327,9 @@ impl Agent {
     /// Reports the state of the log when the master would act otherwise on it: small changes of pressure are not
     /// worth a message each.
     fn tell_state(&mut self, out: &mut Vec<AgentOutput>) {
-        let Some(log) = self.log.as_ref().filter(|log| log.is_open()) else { return };
+        let Some(log) = self.log.as_ref().filter(|log| log.is_open()) else {
+            return;
+        };
         let state = log.state(self.config.node);
         let same = self.told.is_some_and(|told| {
             let near = state.pressure.abs_diff(told.pressure) <= told.pressure / 4;

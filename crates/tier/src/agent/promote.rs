@@ -41,7 +41,12 @@ impl Promotions {
     }
 
     /// The bytes of a promotion came, or did not.
-    pub(super) fn came(&mut self, ticket: TicketId, read: ReadId, result: Result<Checksum, DiskError>) {
+    pub(super) fn came(
+        &mut self,
+        ticket: TicketId,
+        read: ReadId,
+        result: Result<Checksum, DiskError>,
+    ) {
         self.came.push((ticket, read, result));
     }
 
@@ -67,7 +72,8 @@ impl Promotions {
 impl Agent {
     pub(super) fn promote(&mut self, now: Instant, task: PromoteTask, out: &mut Vec<AgentOutput>) {
         let ticket = task.ticket;
-        let failure = if self.stopping || self.promotions.queue.len() >= self.promotions.queued_max {
+        let failure = if self.stopping || self.promotions.queue.len() >= self.promotions.queued_max
+        {
             Some(PromotionFailure::Busy)
         } else {
             self.unfit(&task)
@@ -96,7 +102,13 @@ impl Agent {
     }
 
     /// A record that the master counts on and that is not here is as lost as a rotten one.
-    fn own_up(&mut self, now: Instant, task: PromoteTask, failure: PromotionFailure, out: &mut Vec<AgentOutput>) {
+    fn own_up(
+        &mut self,
+        now: Instant,
+        task: PromoteTask,
+        failure: PromotionFailure,
+        out: &mut Vec<AgentOutput>,
+    ) {
         if failure == PromotionFailure::Missing {
             self.with_log(out, |log, events| log.missed(now, task.entry, events));
         }
@@ -111,20 +123,40 @@ impl Agent {
                 continue;
             }
             self.promotions.bytes_in_flight += task.bytes;
-            out.push(AgentOutput::Report(Report::Stage { ticket: task.ticket, bytes: task.bytes }));
+            out.push(AgentOutput::Report(Report::Stage {
+                ticket: task.ticket,
+                bytes: task.bytes,
+            }));
             self.promotions.staging.insert(task.ticket, task);
         }
     }
 
     /// The master gave a promotion its extent: reads into it. An extent that nobody asked for is left alone; the
     /// master fences it when it takes it back.
-    pub(super) fn staged(&mut self, now: Instant, ticket: TicketId, extent: ExtentRef, out: &mut Vec<AgentOutput>) {
-        let Some(task) = self.promotions.staging.remove(&ticket) else { return };
+    pub(super) fn staged(
+        &mut self,
+        now: Instant,
+        ticket: TicketId,
+        extent: ExtentRef,
+        out: &mut Vec<AgentOutput>,
+    ) {
+        let Some(task) = self.promotions.staging.remove(&ticket) else {
+            return;
+        };
         let read = self.begin_staged(&task, extent);
         match read {
             Ok((reserved, plan)) => {
-                self.with_log(out, |log, events| log.read_into(ticket, plan, extent, events));
-                self.promotions.reading.insert(ticket, Reading { task, reserved, cancelled: false });
+                self.with_log(out, |log, events| {
+                    log.read_into(ticket, plan, extent, events)
+                });
+                self.promotions.reading.insert(
+                    ticket,
+                    Reading {
+                        task,
+                        reserved,
+                        cancelled: false,
+                    },
+                );
             }
             Err(failure) => {
                 self.promotions.bytes_in_flight -= task.bytes;
@@ -145,8 +177,15 @@ impl Agent {
         if extent.bytes < task.bytes {
             return Err(PromotionFailure::Size);
         }
-        let reserved = self.arena.reserve(extent).map_err(|_| PromotionFailure::Stale)?;
-        match self.log.as_mut().and_then(|log| log.begin_read(&task.entry)) {
+        let reserved = self
+            .arena
+            .reserve(extent)
+            .map_err(|_| PromotionFailure::Stale)?;
+        match self
+            .log
+            .as_mut()
+            .and_then(|log| log.begin_read(&task.entry))
+        {
             Some(plan) => Ok((reserved, plan)),
             None => {
                 let end = self.arena.abandon(reserved);
@@ -171,11 +210,20 @@ impl Agent {
         for (ticket, read, came) in std::mem::take(&mut self.promotions.came) {
             let end = came.map_or_else(ReadEnd::Failed, ReadEnd::Checked);
             self.with_log(out, |log, events| log.end_read(now, read, end, events));
-            let Some(Reading { task, reserved, cancelled }) = self.promotions.reading.remove(&ticket) else { continue };
+            let Some(Reading {
+                task,
+                reserved,
+                cancelled,
+            }) = self.promotions.reading.remove(&ticket)
+            else {
+                continue;
+            };
             self.promotions.bytes_in_flight -= task.bytes;
             let extent = reserved.extent();
             let filled = match came {
-                Ok(found) => reserved.fill(found, task.checksum).map_err(|back| (back, PromotionFailure::Corrupt)),
+                Ok(found) => reserved
+                    .fill(found, task.checksum)
+                    .map_err(|back| (back, PromotionFailure::Corrupt)),
                 Err(error) if error.is_passing() => Err((reserved, PromotionFailure::Busy)),
                 Err(_) => Err((reserved, PromotionFailure::Device)),
             };

@@ -32,13 +32,32 @@ pub(super) enum Stage {
 #[derive(Debug)]
 pub(super) enum Item {
     Burial(Burial),
-    Copy { record: Record, from: (FileId, u64) },
-    Offload { order: u64, ticket: TicketId, record: Record },
+    Copy {
+        record: Record,
+        from: (FileId, u64),
+    },
+    Offload {
+        order: u64,
+        ticket: TicketId,
+        record: Record,
+    },
 }
 
 impl Log {
-    pub(super) fn written(&mut self, number: u64, result: Result<(), DiskError>, out: &mut Vec<LogOut>) {
-        let Some(flight) = self.writer.flights.iter_mut().find(|flight| flight.number == number) else { return };
+    pub(super) fn written(
+        &mut self,
+        number: u64,
+        result: Result<(), DiskError>,
+        out: &mut Vec<LogOut>,
+    ) {
+        let Some(flight) = self
+            .writer
+            .flights
+            .iter_mut()
+            .find(|flight| flight.number == number)
+        else {
+            return;
+        };
         let file = flight.file;
         match (result, flight.abandoned) {
             (Ok(()), false) if !planted(Planted::DurableBeforeSync) => {
@@ -56,8 +75,20 @@ impl Log {
         self.settle(out);
     }
 
-    pub(super) fn synced(&mut self, number: u64, result: Result<(), DiskError>, out: &mut Vec<LogOut>) {
-        let Some(flight) = self.writer.flights.iter_mut().find(|flight| flight.number == number) else { return };
+    pub(super) fn synced(
+        &mut self,
+        number: u64,
+        result: Result<(), DiskError>,
+        out: &mut Vec<LogOut>,
+    ) {
+        let Some(flight) = self
+            .writer
+            .flights
+            .iter_mut()
+            .find(|flight| flight.number == number)
+        else {
+            return;
+        };
         let file = flight.file;
         flight.stage = Stage::Over;
         if let Err(error) = result {
@@ -69,14 +100,24 @@ impl Log {
     /// After a failed write or sync nothing that was not acknowledged counts in `file`, and nothing more goes there:
     /// the kernel may have dropped the pages and will call the next sync a success (Rebello et al., 2020).
     fn abandon(&mut self, file: FileId, error: DiskError) {
-        for flight in self.writer.flights.iter_mut().filter(|flight| flight.file == file) {
+        for flight in self
+            .writer
+            .flights
+            .iter_mut()
+            .filter(|flight| flight.file == file)
+        {
             flight.abandoned = true;
         }
         if self.writer.active.is_some_and(|active| active.file == file) {
             self.seal_active();
         }
         if planted(Planted::TrustAfterFailedSync) {
-            for flight in self.writer.flights.iter_mut().filter(|flight| flight.file == file) {
+            for flight in self
+                .writer
+                .flights
+                .iter_mut()
+                .filter(|flight| flight.file == file)
+            {
                 flight.abandoned = false;
             }
             return;
@@ -95,13 +136,23 @@ impl Log {
         let (min, max) = (self.config.retry_delay_min, self.config.retry_delay_max);
         let delay = self.writer.retry_delay.max(min);
         self.writer.retry_delay = (delay * 2).min(max);
-        self.writer.ail = Some(Ail { error, until: self.now + delay });
+        self.writer.ail = Some(Ail {
+            error,
+            until: self.now + delay,
+        });
     }
 
     /// Commits or fails the batches that are over, in the order of the log.
     fn settle(&mut self, out: &mut Vec<LogOut>) {
-        while self.writer.flights.front().is_some_and(|flight| flight.stage == Stage::Over) {
-            let Some(flight) = self.writer.flights.pop_front() else { break };
+        while self
+            .writer
+            .flights
+            .front()
+            .is_some_and(|flight| flight.stage == Stage::Over)
+        {
+            let Some(flight) = self.writer.flights.pop_front() else {
+                break;
+            };
             if flight.abandoned {
                 self.fail(flight, out);
             } else {
@@ -112,7 +163,10 @@ impl Log {
 
     fn commit(&mut self, flight: Flight, out: &mut Vec<LogOut>) {
         let file = flight.file;
-        self.writer.durable = Some(Position { file, offset: flight.end });
+        self.writer.durable = Some(Position {
+            file,
+            offset: flight.end,
+        });
         self.writer.retry_delay = Duration::ZERO;
         for item in flight.items {
             match item {
@@ -122,13 +176,24 @@ impl Log {
                     self.stats.copied_bytes += record.length;
                     self.drain_settled(record.length);
                 }
-                Item::Offload { order, ticket, record } => {
+                Item::Offload {
+                    order,
+                    ticket,
+                    record,
+                } => {
                     let live = self.place_record(&record, file);
                     self.no_longer_waiting(record.hash);
                     self.writer.unresolved.remove(&order);
                     self.stats.records_written += 1;
                     self.stats.value_bytes_written += record.length;
-                    out.push(LogOut::Written(ticket, if live { Ok(()) } else { Err(TaskFailure::Cancelled) }));
+                    out.push(LogOut::Written(
+                        ticket,
+                        if live {
+                            Ok(())
+                        } else {
+                            Err(TaskFailure::Cancelled)
+                        },
+                    ));
                 }
             }
         }
@@ -137,7 +202,9 @@ impl Log {
     /// A record lies durably in `file`. True when it is the one to be read.
     pub(super) fn place_record(&mut self, record: &Record, file: FileId) -> bool {
         let (version, at) = (record.entry.version, (file, record.offset));
-        let Some(slot) = Slot::new(version, record.checksum, at, record.length) else { return false };
+        let Some(slot) = Slot::new(version, record.checksum, at, record.length) else {
+            return false;
+        };
         match self.index.place(record.hash, slot) {
             Placed::Live { replaced } => {
                 self.files.live(file, slot.padded());
@@ -178,13 +245,19 @@ impl Log {
     fn fail(&mut self, flight: Flight, out: &mut Vec<LogOut>) {
         for item in flight.items.into_iter().rev() {
             match item {
-                Item::Burial(burial) if burial.order.is_some() => self.writer.burials.push_front(burial),
+                Item::Burial(burial) if burial.order.is_some() => {
+                    self.writer.burials.push_front(burial)
+                }
                 Item::Burial(burial) => self.writer.moved.push_front(burial),
                 Item::Copy { mut record, from } => {
                     record.offset = from.1;
                     self.drain_again(record);
                 }
-                Item::Offload { order, ticket, record } => {
+                Item::Offload {
+                    order,
+                    ticket,
+                    record,
+                } => {
                     self.no_longer_waiting(record.hash);
                     self.writer.unresolved.remove(&order);
                     // Whatever the error: the record may lie there, which only `Device` says.
@@ -221,6 +294,8 @@ impl Log {
 pub(super) fn failure_of(error: DiskError) -> TaskFailure {
     match error {
         DiskError::Full | DiskError::ReadOnly => TaskFailure::NoRoom,
-        DiskError::Missing | DiskError::Resources { .. } | DiskError::Device { .. } => TaskFailure::Device,
+        DiskError::Missing | DiskError::Resources { .. } | DiskError::Device { .. } => {
+            TaskFailure::Device
+        }
     }
 }

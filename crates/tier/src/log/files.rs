@@ -69,14 +69,25 @@ pub(crate) enum List {
 
 impl File {
     pub(crate) fn new(bytes: u64, state: FileState) -> Self {
-        Self { bytes, state, live_bytes: 0, live_records: 0, tombs: 0, pins: 0, suspect: false, names: Vec::new() }
+        Self {
+            bytes,
+            state,
+            live_bytes: 0,
+            live_records: 0,
+            tombs: 0,
+            pins: 0,
+            suspect: false,
+            names: Vec::new(),
+        }
     }
 
     fn list(&self) -> Option<List> {
         match self.state {
             FileState::Creating => Some(List::Creating),
             FileState::Spare => Some(List::Spare),
-            FileState::Sealed if self.suspect || (self.live_bytes == 0 && self.tombs == 0) => Some(List::Easy),
+            FileState::Sealed if self.suspect || (self.live_bytes == 0 && self.tombs == 0) => {
+                Some(List::Easy)
+            }
             FileState::Active | FileState::Sealed => None,
             FileState::Draining => Some(List::Draining),
             FileState::Doomed(_) => Some(List::Doomed),

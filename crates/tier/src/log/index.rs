@@ -50,9 +50,24 @@ const NOWHERE: u32 = u32::MAX;
 
 impl Slot {
     /// A slot for a value of `length` bytes, or `None` for what no index entry can name.
-    pub(crate) fn new(version: Version, checksum: Checksum, at: (FileId, u64), length: u64) -> Option<Self> {
-        let (file, block) = (u32::try_from(at.0.0).ok()?, u32::try_from(at.1 / BLOCK_BYTES).ok()?);
-        Some(Self { version, checksum, file, block, length: u32::try_from(length).ok()?, copies: 0 })
+    pub(crate) fn new(
+        version: Version,
+        checksum: Checksum,
+        at: (FileId, u64),
+        length: u64,
+    ) -> Option<Self> {
+        let (file, block) = (
+            u32::try_from(at.0.0).ok()?,
+            u32::try_from(at.1 / BLOCK_BYTES).ok()?,
+        );
+        Some(Self {
+            version,
+            checksum,
+            file,
+            block,
+            length: u32::try_from(length).ok()?,
+            copies: 0,
+        })
     }
 
     pub(crate) fn file(&self) -> FileId {
@@ -86,17 +101,22 @@ impl Index {
     /// of two equal ones the later written, because the earlier may be on its way out.
     pub(crate) fn place(&mut self, hash: KeyHash, mut slot: Slot) -> Placed {
         let tomb = self.tombs.get_mut(&hash);
-        let buried = tomb.as_ref().is_some_and(|tomb| slot.version <= tomb.version);
+        let buried = tomb
+            .as_ref()
+            .is_some_and(|tomb| slot.version <= tomb.version);
         match self.records.get_mut(&hash) {
             Some(old) => {
-                let newer = (slot.version, slot.file, slot.block) > (old.version, old.file, old.block);
+                let newer =
+                    (slot.version, slot.file, slot.block) > (old.version, old.file, old.block);
                 let newer = newer != planted(Planted::OldestWinsAtRecovery);
                 slot.copies = old.copies + 1;
                 if buried || !newer {
                     old.copies += 1;
                     return Placed::Dead;
                 }
-                Placed::Live { replaced: Some(std::mem::replace(old, slot)) }
+                Placed::Live {
+                    replaced: Some(std::mem::replace(old, slot)),
+                }
             }
             None if buried => {
                 if let Some(tomb) = tomb {
@@ -118,7 +138,11 @@ impl Index {
             Some(slot) if slot.version <= version => self.records.remove(&hash),
             _ => None,
         };
-        let tomb = self.tombs.entry(hash).or_insert(Tomb { version, file: NOWHERE, copies: 0 });
+        let tomb = self.tombs.entry(hash).or_insert(Tomb {
+            version,
+            file: NOWHERE,
+            copies: 0,
+        });
         tomb.version = tomb.version.max(version);
         tomb.copies += killed.map_or(0, |slot| slot.copies);
         killed
@@ -126,7 +150,9 @@ impl Index {
 
     /// Whether a tombstone makes this version of the key dead.
     pub(crate) fn is_dead(&self, hash: KeyHash, version: Version) -> bool {
-        self.tombs.get(&hash).is_some_and(|tomb| version <= tomb.version)
+        self.tombs
+            .get(&hash)
+            .is_some_and(|tomb| version <= tomb.version)
     }
 
     /// Whether the device may hold a record that a drop of the key must keep dead.
@@ -136,7 +162,12 @@ impl Index {
 
     /// The tombstone of the key lies in `file` now. Gives back the file where it lay, and whether it lies in `file`
     /// as asked: not when it is needed no longer, or a higher one was written.
-    pub(crate) fn bury(&mut self, hash: KeyHash, version: Version, file: FileId) -> (Option<FileId>, bool) {
+    pub(crate) fn bury(
+        &mut self,
+        hash: KeyHash,
+        version: Version,
+        file: FileId,
+    ) -> (Option<FileId>, bool) {
         match self.tombs.get_mut(&hash) {
             Some(tomb) if tomb.version == version => {
                 let before = (tomb.file != NOWHERE).then_some(FileId(u64::from(tomb.file)));
@@ -161,14 +192,23 @@ impl Index {
 
     /// Whether this tombstone is needed, and `file` is where it lies.
     pub(crate) fn is_buried_at(&self, hash: KeyHash, version: Version, file: FileId) -> bool {
-        self.tombs.get(&hash).is_some_and(|tomb| tomb.version == version && u64::from(tomb.file) == file.0)
+        self.tombs
+            .get(&hash)
+            .is_some_and(|tomb| tomb.version == version && u64::from(tomb.file) == file.0)
     }
 
     /// The needed tombstones that lie in `file`. Walks all of them.
     pub(crate) fn buried_in(&self, file: FileId) -> Vec<(KeyHash, Version)> {
-        let mut found: Vec<_> = self.tombs.iter().filter(|(_, tomb)| u64::from(tomb.file) == file.0).collect();
+        let mut found: Vec<_> = self
+            .tombs
+            .iter()
+            .filter(|(_, tomb)| u64::from(tomb.file) == file.0)
+            .collect();
         found.sort_unstable_by_key(|(hash, _)| **hash);
-        found.into_iter().map(|(hash, tomb)| (*hash, tomb.version)).collect()
+        found
+            .into_iter()
+            .map(|(hash, tomb)| (*hash, tomb.version))
+            .collect()
     }
 
     /// A record of the key is gone from the device.
@@ -192,7 +232,10 @@ impl Index {
 
     /// The keys whose tombstones keep nothing dead. Walks all of them.
     pub(crate) fn needless_tombs(&self) -> Vec<KeyHash> {
-        let needless = self.tombs.iter().filter(|(hash, tomb)| is_needless(&self.records, **hash, tomb));
+        let needless = self
+            .tombs
+            .iter()
+            .filter(|(hash, tomb)| is_needless(&self.records, **hash, tomb));
         needless.map(|(hash, _)| *hash).collect()
     }
 
@@ -205,7 +248,8 @@ impl Index {
 
     /// Forgets the tombstones that lie in the files that `doubted` names: all they keep dead goes with these files.
     pub(crate) fn give_up_tombs(&mut self, doubted: impl Fn(FileId) -> bool) {
-        self.tombs.retain(|_, tomb| tomb.file == NOWHERE || !doubted(FileId(u64::from(tomb.file))));
+        self.tombs
+            .retain(|_, tomb| tomb.file == NOWHERE || !doubted(FileId(u64::from(tomb.file))));
     }
 
     pub(crate) fn slots(&self) -> impl Iterator<Item = &Slot> {
@@ -213,7 +257,10 @@ impl Index {
     }
 
     pub(crate) fn tomb_files(&self) -> impl Iterator<Item = FileId> {
-        self.tombs.values().filter(|tomb| tomb.file != NOWHERE).map(|tomb| FileId(u64::from(tomb.file)))
+        self.tombs
+            .values()
+            .filter(|tomb| tomb.file != NOWHERE)
+            .map(|tomb| FileId(u64::from(tomb.file)))
     }
 
     pub(crate) fn records(&self) -> usize {
@@ -232,7 +279,9 @@ impl Index {
 
 /// Whether no record but the live one is left of a key.
 fn is_needless(records: &Map<KeyHash, Slot>, hash: KeyHash, tomb: &Tomb) -> bool {
-    records.get(&hash).map_or(tomb.copies == 0, |slot| slot.copies == 1)
+    records
+        .get(&hash)
+        .map_or(tomb.copies == 0, |slot| slot.copies == 1)
 }
 
 #[cfg(test)]
@@ -242,7 +291,13 @@ mod tests {
     const KEY: KeyHash = KeyHash(9);
 
     fn slot(version: u64, file: u64) -> Slot {
-        Slot::new(Version(version), Checksum(version), (FileId(file), BLOCK_BYTES), 100).unwrap()
+        Slot::new(
+            Version(version),
+            Checksum(version),
+            (FileId(file), BLOCK_BYTES),
+            100,
+        )
+        .unwrap()
     }
 
     fn live(index: &Index) -> Option<(u64, u64)> {
@@ -256,7 +311,14 @@ mod tests {
 
     #[test]
     fn the_newest_record_above_the_highest_tombstone_lives_in_whatever_order_they_are_met() {
-        let steps = [(1, 1, false), (2, 2, false), (2, 3, true), (4, 4, false), (4, 6, false), (3, 5, false)];
+        let steps = [
+            (1, 1, false),
+            (2, 2, false),
+            (2, 3, true),
+            (4, 4, false),
+            (4, 6, false),
+            (3, 5, false),
+        ];
         let mut order: Vec<usize> = (0..steps.len()).collect();
         for turn in 0..steps.len() {
             order.rotate_left(1);
@@ -314,7 +376,10 @@ mod tests {
         index.place(KEY, slot(1, 1));
         index.kill(KEY, Version(1));
         index.bury(KEY, Version(1), FileId(2));
-        assert_eq!(index.place(KEY, slot(2, 3)), Placed::Live { replaced: None });
+        assert_eq!(
+            index.place(KEY, slot(2, 3)),
+            Placed::Live { replaced: None }
+        );
         assert_eq!(index.release_tomb(KEY), None);
         index.forget_copy(KEY);
         assert_eq!(index.release_tomb(KEY), Some(FileId(2)));

@@ -12,7 +12,9 @@ mod write;
 use std::collections::BTreeMap;
 
 use slackwater_base::{BLOCK_BYTES, Checksum, Instant, KeyHash, Planted, planted, round_to_block};
-use slackwater_wire::{DiskEntry, DiskState, ExtentRef, NodeId, ReportedEntry, TaskFailure, TicketId, Version};
+use slackwater_wire::{
+    DiskEntry, DiskState, ExtentRef, NodeId, ReportedEntry, TaskFailure, TicketId, Version,
+};
 
 use crate::agent::{Opened, ReadEnd, ReadId, RecordRead, TierStats};
 use crate::config::LogConfig;
@@ -31,7 +33,11 @@ pub(crate) enum LogOut {
     Written(TicketId, Result<(), TaskFailure>),
     Dropped(DiskEntry),
     Lost(DiskEntry),
-    Read { ticket: TicketId, read: ReadId, result: Result<Checksum, DiskError> },
+    Read {
+        ticket: TicketId,
+        read: ReadId,
+        result: Result<Checksum, DiskError>,
+    },
     Announce(Vec<ReportedEntry>),
     Opened(Opened),
     Refused(FormatError),
@@ -131,13 +137,29 @@ impl Log {
     }
 
     /// Begins recovery over the files there are.
-    pub(crate) fn open(&mut self, now: Instant, files: &[LogFile], fresh: u128, out: &mut Vec<LogOut>) {
+    pub(crate) fn open(
+        &mut self,
+        now: Instant,
+        files: &[LogFile],
+        fresh: u128,
+        out: &mut Vec<LogOut>,
+    ) {
         self.now = now;
-        if let Some(file) = files.iter().map(|file| file.file).find(|file| file.0 >= u64::from(u32::MAX)) {
+        if let Some(file) = files
+            .iter()
+            .map(|file| file.file)
+            .find(|file| file.0 >= u64::from(u32::MAX))
+        {
             return out.push(LogOut::Refused(FormatError::Misplaced { file }));
         }
-        if let Some(LogFile { file, .. }) = files.iter().find(|file| (1..BLOCK_BYTES).contains(&file.bytes)) {
-            return out.push(LogOut::Refused(FormatError::Foreign { file: *file, begins: [0; 8] }));
+        if let Some(LogFile { file, .. }) = files
+            .iter()
+            .find(|file| (1..BLOCK_BYTES).contains(&file.bytes))
+        {
+            return out.push(LogOut::Refused(FormatError::Foreign {
+                file: *file,
+                begins: [0; 8],
+            }));
         }
         self.recovery = Some(Recovery::new(files, fresh));
         self.recover_step(out);
@@ -167,7 +189,10 @@ impl Log {
     }
 
     fn refusal(&self, offload: &Offload, hash: KeyHash) -> Option<TaskFailure> {
-        let moved_on = self.index.get(hash).is_some_and(|slot| slot.version > offload.entry.version)
+        let moved_on = self
+            .index
+            .get(hash)
+            .is_some_and(|slot| slot.version > offload.entry.version)
             || self.index.is_dead(hash, offload.entry.version);
         let around = BLOCK_BYTES + alone_overhead(&offload.entry);
         let too_long = offload.bytes > u64::from(u32::MAX)
@@ -184,7 +209,8 @@ impl Log {
         if let Some(failure) = self.writer.ailing() {
             return Some(failure);
         }
-        let full = self.writer.offloads_queued() >= self.config.records_queued_max || !self.has_room();
+        let full =
+            self.writer.offloads_queued() >= self.config.records_queued_max || !self.has_room();
         full.then_some(TaskFailure::NoRoom)
     }
 
@@ -221,10 +247,18 @@ impl Log {
         let (hash, version) = (name_of(entry), entry.version);
         self.highest_version = self.highest_version.max(version);
         if self.writer.is_waiting(hash) {
-            self.withdraw(|offload| offload.hash == hash && offload.version <= version, TaskFailure::Cancelled, out);
+            self.withdraw(
+                |offload| offload.hash == hash && offload.version <= version,
+                TaskFailure::Cancelled,
+                out,
+            );
         }
-        let superseded = self.index.get(hash).is_some_and(|slot| slot.version > version);
-        let unknown = !self.index.knows(hash) && !self.files.any_suspect() && !self.writer.is_waiting(hash);
+        let superseded = self
+            .index
+            .get(hash)
+            .is_some_and(|slot| slot.version > version);
+        let unknown =
+            !self.index.knows(hash) && !self.files.any_suspect() && !self.writer.is_waiting(hash);
         if superseded || unknown {
             out.push(answer.given());
             return;
@@ -241,7 +275,9 @@ impl Log {
 
     /// The record of exactly this version, once the index is complete.
     fn slot_of(&self, hash: KeyHash, version: Version) -> Option<&Slot> {
-        self.index.get(hash).filter(|slot| slot.version == version && self.is_open())
+        self.index
+            .get(hash)
+            .filter(|slot| slot.version == version && self.is_open())
     }
 
     /// Length and checksum of a record.
@@ -265,7 +301,14 @@ impl Log {
         self.files.update(plan.file, |file| file.pins += 1);
         self.next_read += 1;
         self.stats.reads += 1;
-        self.reads.insert(plan.read, Pin { entry: entry.clone(), hash, plan });
+        self.reads.insert(
+            plan.read,
+            Pin {
+                entry: entry.clone(),
+                hash,
+                plan,
+            },
+        );
         Some(plan)
     }
 
@@ -274,7 +317,13 @@ impl Log {
     ///
     /// # Panics
     /// When the read was ended before: its file would be deleted under another reader.
-    pub(crate) fn end_read(&mut self, now: Instant, read: ReadId, end: ReadEnd, out: &mut Vec<LogOut>) {
+    pub(crate) fn end_read(
+        &mut self,
+        now: Instant,
+        read: ReadId,
+        end: ReadEnd,
+        out: &mut Vec<LogOut>,
+    ) {
         self.now = now;
         let Pin { entry, hash, plan } = self.reads.remove(&read).expect("a read ends once");
         self.files.update(plan.file, |file| file.pins -= 1);
@@ -283,7 +332,10 @@ impl Log {
             ReadEnd::Checked(checksum) => checksum == plan.checksum,
             ReadEnd::Failed(error) => error.is_passing(),
         };
-        let there = self.index.get(hash).is_some_and(|slot| slot.is_at(plan.file, plan.offset));
+        let there = self
+            .index
+            .get(hash)
+            .is_some_and(|slot| slot.is_at(plan.file, plan.offset));
         if !right && there {
             self.lose(entry, out);
         }
@@ -291,16 +343,37 @@ impl Log {
 
     /// Reads a record that was found by [`Log::begin_read`] into an extent; the answer is [`LogOut::Read`], after
     /// which the read must be ended.
-    pub(crate) fn read_into(&mut self, ticket: TicketId, plan: RecordRead, extent: ExtentRef, out: &mut Vec<LogOut>) {
-        let RecordRead { read, file, offset, bytes, length, .. } = plan;
-        let request = DiskOp::Read { file, offset, bytes, length, into: Target::Extent(extent) };
+    pub(crate) fn read_into(
+        &mut self,
+        ticket: TicketId,
+        plan: RecordRead,
+        extent: ExtentRef,
+        out: &mut Vec<LogOut>,
+    ) {
+        let RecordRead {
+            read,
+            file,
+            offset,
+            bytes,
+            length,
+            ..
+        } = plan;
+        let request = DiskOp::Read {
+            file,
+            offset,
+            bytes,
+            length,
+            into: Target::Extent(extent),
+        };
         self.submit(Purpose::Read(ticket, read), request, out);
     }
 
     /// An operation came to its end. Unknown ones belong to somebody else, or came twice.
     pub(crate) fn on_disk(&mut self, now: Instant, done: DiskDone, out: &mut Vec<LogOut>) {
         self.now = now;
-        let Some(purpose) = self.ops.remove(&done.op) else { return };
+        let Some(purpose) = self.ops.remove(&done.op) else {
+            return;
+        };
         let result = done.result;
         match purpose {
             Purpose::Recover(file) => self.recovered(file, result, out),
@@ -311,7 +384,11 @@ impl Log {
             Purpose::DrainScan => self.drain_scanned(result, out),
             Purpose::DrainRead(record) => self.drain_read(record, result, out),
             Purpose::Read(ticket, read) => {
-                out.push(LogOut::Read { ticket, read, result: checksum_in(&result) });
+                out.push(LogOut::Read {
+                    ticket,
+                    read,
+                    result: checksum_in(&result),
+                });
             }
         }
     }
@@ -336,12 +413,20 @@ impl Log {
         if !self.is_open() {
             return None;
         }
-        let doomed = self.files.listed(List::Doomed).filter_map(|id| self.files.get(id));
+        let doomed = self
+            .files
+            .listed(List::Doomed)
+            .filter_map(|id| self.files.get(id));
         let deletes = doomed.filter_map(|file| match file.state {
             FileState::Doomed(not_before) => Some(not_before),
             _ => None,
         });
-        let waits = self.writer.deadlines(self.config.batch_delay).into_iter().chain([self.copy_deadline()]).flatten();
+        let waits = self
+            .writer
+            .deadlines(self.config.batch_delay)
+            .into_iter()
+            .chain([self.copy_deadline()])
+            .flatten();
         // What is due already waits for a completion, which will bring the next step.
         waits.chain(deletes).filter(|at| *at > self.now).min()
     }
@@ -360,14 +445,19 @@ impl Log {
     /// Whether a log that was told to stop has come to rest, and how many orders the device did not take. Nothing waits
     /// for company then, so what no operation is under way for stays undone.
     pub(crate) fn at_rest(&self) -> Option<usize> {
-        self.ops.is_empty().then(|| self.writer.unresolved() + self.early.len())
+        self.ops
+            .is_empty()
+            .then(|| self.writer.unresolved() + self.early.len())
     }
 
     /// What the master should know.
     pub(crate) fn state(&self, node: NodeId) -> DiskState {
         DiskState {
             node,
-            accepting: self.is_open() && !self.stopping && self.writer.ailing().is_none() && self.has_room(),
+            accepting: self.is_open()
+                && !self.stopping
+                && self.writer.ailing().is_none()
+                && self.has_room(),
             capacity: self.usable_bytes(),
             pressure: self.pressure(),
         }
@@ -393,12 +483,19 @@ impl Log {
     }
 
     fn place(&self, file: FileId) -> Identity {
-        Identity { log: self.identity, file }
+        Identity {
+            log: self.identity,
+            file,
+        }
     }
 
     /// Files that could be begun now, the spare one included.
     fn files_free(&self) -> u64 {
-        let begun = self.files.listed(List::Spare).chain(self.files.listed(List::Creating)).count() as u64;
+        let begun = self
+            .files
+            .listed(List::Spare)
+            .chain(self.files.listed(List::Creating))
+            .count() as u64;
         self.config.capacity.saturating_sub(self.files.bytes()) / self.file_bytes + begun
     }
 
@@ -408,7 +505,8 @@ impl Log {
             return false;
         }
         let free = self.files_free();
-        let growing = free > RESERVE || (free >= RESERVE && self.writer.active_room() >= self.config.batch_bytes);
+        let growing = free > RESERVE
+            || (free >= RESERVE && self.writer.active_room() >= self.config.batch_bytes);
         growing || self.files.has(List::Draining) || self.files.has(List::Deleting)
     }
 
@@ -416,7 +514,11 @@ impl Log {
     /// for what is dead but not yet reclaimed. So with the master's watermarks reclaim finds files worth their copying.
     fn usable_bytes(&self) -> u64 {
         let kept = (RESERVE + 1) * self.file_bytes;
-        let batch = self.config.batch_bytes.min(self.config.reclaim_bytes_in_flight_max).max(BLOCK_BYTES);
+        let batch = self
+            .config
+            .batch_bytes
+            .min(self.config.reclaim_bytes_in_flight_max)
+            .max(BLOCK_BYTES);
         let left = u128::from(self.config.capacity.saturating_sub(kept));
         (left * u128::from(batch) / u128::from(batch + 2 * BLOCK_BYTES) / 8 * 7) as u64
     }
@@ -424,11 +526,18 @@ impl Log {
     /// Bytes of values to be dropped before reclaim can make room: the device's bytes are more than the values',
     /// because of padding, so they are scaled down.
     fn pressure(&self) -> u64 {
-        if !self.is_open() || self.files_free() > RESERVE || self.victim().is_some() || self.reclaim.is_some() {
+        if !self.is_open()
+            || self.files_free() > RESERVE
+            || self.victim().is_some()
+            || self.reclaim.is_some()
+        {
             return 0;
         }
         let live = self.files.live_bytes();
-        let excess = live.saturating_sub(self.usable_bytes() / 8 * 7).max(self.file_bytes / 4).min(live);
+        let excess = live
+            .saturating_sub(self.usable_bytes() / 8 * 7)
+            .max(self.file_bytes / 4)
+            .min(live);
         if live == 0 {
             return 0;
         }

@@ -41,8 +41,11 @@ impl Log {
         self.doom_abandoned();
         if self.reclaim.is_none() {
             let Some(file) = self.victim() else { return };
-            let Some(bytes) = self.files.get(file).map(|file| file.bytes) else { return };
-            self.files.update(file, |file| file.state = FileState::Draining);
+            let Some(bytes) = self.files.get(file).map(|file| file.bytes) else {
+                return;
+            };
+            self.files
+                .update(file, |file| file.state = FileState::Draining);
             self.reclaim = Some(Reclaim::new(file, FileScan::new(self.place(file), bytes)));
         }
         self.drain_scan(out);
@@ -55,9 +58,14 @@ impl Log {
     fn doom_abandoned(&mut self) {
         let empty = |id: &FileId| {
             let file = self.files.get(*id);
-            file.is_some_and(|file| file.suspect && (file.live_bytes, file.live_records, file.tombs) == (0, 0, 0))
+            file.is_some_and(|file| {
+                file.suspect && (file.live_bytes, file.live_records, file.tombs) == (0, 0, 0)
+            })
         };
-        let easy = self.files.listed(List::Easy).filter(|id| empty(id) && !self.writer.has_flights_in(*id));
+        let easy = self
+            .files
+            .listed(List::Easy)
+            .filter(|id| empty(id) && !self.writer.has_flights_in(*id));
         for file in easy.collect::<Vec<_>>() {
             self.doom(file);
         }
@@ -73,14 +81,21 @@ impl Log {
         if self.files_free() > RESERVE + 1 {
             return None;
         }
-        let sealed = self.files.iter().filter(|(id, file)| file.state == FileState::Sealed && idle(id));
+        let sealed = self
+            .files
+            .iter()
+            .filter(|(id, file)| file.state == FileState::Sealed && idle(id));
         let (id, file) = sealed.min_by_key(|(id, file)| (file.live_bytes, *id))?;
         (self.copying_takes(file) <= file.bytes / 8 * 7).then_some(id)
     }
 
     /// Bytes of the log that the live records of `file` will take when they are copied, headers and all.
     fn copying_takes(&self, file: &File) -> u64 {
-        let batch = self.config.batch_bytes.min(self.config.reclaim_bytes_in_flight_max).max(BLOCK_BYTES);
+        let batch = self
+            .config
+            .batch_bytes
+            .min(self.config.reclaim_bytes_in_flight_max)
+            .max(BLOCK_BYTES);
         let batches = file.live_bytes.div_ceil(batch) + 1;
         let names = (file.live_records + file.tombs) * (self.name_bytes / 64);
         file.live_bytes + 2 * (names + batches * BLOCK_BYTES)
@@ -111,7 +126,9 @@ impl Log {
     }
 
     fn drain_scan(&mut self, out: &mut Vec<LogOut>) {
-        let Some(reclaim) = &mut self.reclaim else { return };
+        let Some(reclaim) = &mut self.reclaim else {
+            return;
+        };
         // A bound on what is remembered of a file: its headers are read no faster than its records are copied.
         let resting = reclaim.rest_until > self.now;
         if reclaim.scanning || reclaim.scanned || resting || reclaim.pending.len() > PENDING_MAX {
@@ -126,8 +143,14 @@ impl Log {
         }
     }
 
-    pub(super) fn drain_scanned(&mut self, result: Result<DiskOutcome, DiskError>, _out: &mut Vec<LogOut>) {
-        let Some(reclaim) = &mut self.reclaim else { return };
+    pub(super) fn drain_scanned(
+        &mut self,
+        result: Result<DiskOutcome, DiskError>,
+        _out: &mut Vec<LogOut>,
+    ) {
+        let Some(reclaim) = &mut self.reclaim else {
+            return;
+        };
         reclaim.scanning = false;
         if result.as_ref().is_err_and(|error| error.is_passing()) {
             return self.drain_rests();
@@ -145,12 +168,19 @@ impl Log {
     }
 
     fn drain_batch(&mut self, batch: Batch) {
-        let Some(file) = self.reclaim.as_ref().map(|reclaim| reclaim.file) else { return };
+        let Some(file) = self.reclaim.as_ref().map(|reclaim| reclaim.file) else {
+            return;
+        };
         for entry in batch.entries {
             match entry {
                 Entry::Record(record) => {
-                    let live = self.index.get(record.hash).is_some_and(|slot| slot.is_at(file, record.offset));
-                    let Some(reclaim) = &mut self.reclaim else { return };
+                    let live = self
+                        .index
+                        .get(record.hash)
+                        .is_some_and(|slot| slot.is_at(file, record.offset));
+                    let Some(reclaim) = &mut self.reclaim else {
+                        return;
+                    };
                     reclaim.names.push(record.hash);
                     if live {
                         reclaim.pending.push_back(record);
@@ -166,7 +196,11 @@ impl Log {
     }
 
     fn bury_again(&mut self, hash: KeyHash, version: Version) {
-        if let Some(reclaim) = self.reclaim.as_mut().filter(|_| !planted(Planted::TombstoneDroppedEarly)) {
+        if let Some(reclaim) = self
+            .reclaim
+            .as_mut()
+            .filter(|_| !planted(Planted::TombstoneDroppedEarly))
+        {
             reclaim.settling += 1;
             self.queue_burial(hash, version, Answer::Reclaim);
         }
@@ -178,16 +212,23 @@ impl Log {
             && let Some(record) = reclaim.pending.front()
         {
             let file = reclaim.file;
-            if !self.index.get(record.hash).is_some_and(|slot| slot.is_at(file, record.offset)) {
+            if !self
+                .index
+                .get(record.hash)
+                .is_some_and(|slot| slot.is_at(file, record.offset))
+            {
                 reclaim.pending.pop_front();
                 continue;
             }
             let crowded = reclaim.bytes_in_flight > 0
-                && reclaim.bytes_in_flight + record.length > self.config.reclaim_bytes_in_flight_max;
+                && reclaim.bytes_in_flight + record.length
+                    > self.config.reclaim_bytes_in_flight_max;
             if crowded || self.copy_at.max(reclaim.rest_until) > self.now {
                 return;
             }
-            let Some(record) = reclaim.pending.pop_front() else { return };
+            let Some(record) = reclaim.pending.pop_front() else {
+                return;
+            };
             reclaim.reading += 1;
             reclaim.bytes_in_flight += record.length;
             let rate = self.config.reclaim_bytes_per_second.max(1);
@@ -196,13 +237,26 @@ impl Log {
             self.copy_at = self.copy_at.max(idle_since) + Duration::from_nanos(nanos as u64);
             let (offset, length) = (record.offset, record.length);
             let bytes = round_to_block(length);
-            let read = DiskOp::Read { file, offset, bytes, length, into: Target::Completion };
+            let read = DiskOp::Read {
+                file,
+                offset,
+                bytes,
+                length,
+                into: Target::Completion,
+            };
             self.submit(Purpose::DrainRead(record), read, out);
         }
     }
 
-    pub(super) fn drain_read(&mut self, record: Record, result: Result<DiskOutcome, DiskError>, out: &mut Vec<LogOut>) {
-        let Some(reclaim) = &mut self.reclaim else { return };
+    pub(super) fn drain_read(
+        &mut self,
+        record: Record,
+        result: Result<DiskOutcome, DiskError>,
+        out: &mut Vec<LogOut>,
+    ) {
+        let Some(reclaim) = &mut self.reclaim else {
+            return;
+        };
         let file = reclaim.file;
         reclaim.reading -= 1;
         if result.as_ref().is_err_and(|error| error.is_passing()) {
@@ -210,10 +264,14 @@ impl Log {
             reclaim.pending.push_front(record);
             return self.drain_rests();
         }
-        let live = self.index.get(record.hash).is_some_and(|slot| slot.is_at(file, record.offset));
+        let live = self
+            .index
+            .get(record.hash)
+            .is_some_and(|slot| slot.is_at(file, record.offset));
         let right = match result {
             Ok(DiskOutcome::Read { bytes, checksum })
-                if checksum == record.checksum && bytes.len() as u64 == round_to_block(record.length) =>
+                if checksum == record.checksum
+                    && bytes.len() as u64 == round_to_block(record.length) =>
             {
                 Some(bytes)
             }
@@ -222,7 +280,12 @@ impl Log {
         match right {
             Some(bytes) if live => {
                 reclaim.settling += 1;
-                self.queue_copy(Copied { since: self.now, record, from: file, bytes });
+                self.queue_copy(Copied {
+                    since: self.now,
+                    record,
+                    from: file,
+                    bytes,
+                });
             }
             Some(_) => reclaim.bytes_in_flight -= record.length,
             None => {
@@ -252,17 +315,26 @@ impl Log {
     }
 
     fn drain_finish(&mut self) {
-        let Some(reclaim) = &mut self.reclaim else { return };
-        if !reclaim.scanned || !reclaim.pending.is_empty() || reclaim.reading + reclaim.settling > 0 {
+        let Some(reclaim) = &mut self.reclaim else {
+            return;
+        };
+        if !reclaim.scanned || !reclaim.pending.is_empty() || reclaim.reading + reclaim.settling > 0
+        {
             return;
         }
         let file = reclaim.file;
-        let (live, tombs) = self.files.get(file).map_or((0, 0), |file| (file.live_bytes, file.tombs));
+        let (live, tombs) = self
+            .files
+            .get(file)
+            .map_or((0, 0), |file| (file.live_bytes, file.tombs));
         if !std::mem::replace(&mut reclaim.swept, true) && live + tombs > 0 {
             self.sweep(file);
             return;
         }
-        let names = self.reclaim.take().map_or(Vec::new(), |reclaim| reclaim.names);
+        let names = self
+            .reclaim
+            .take()
+            .map_or(Vec::new(), |reclaim| reclaim.names);
         self.files.update(file, |file| file.names = names);
         self.stats.files_reclaimed += 1;
         self.doom(file);
@@ -275,7 +347,12 @@ impl Log {
         for (hash, version) in self.index.buried_in(file) {
             self.bury_again(hash, version);
         }
-        let given_up: u64 = self.index.slots().filter(|slot| slot.file() == file).map(|slot| slot.length()).sum();
+        let given_up: u64 = self
+            .index
+            .slots()
+            .filter(|slot| slot.file() == file)
+            .map(|slot| slot.length())
+            .sum();
         self.value_bytes -= given_up;
         self.stats.records_lost += self.index.give_up(|of| of == file);
         self.files.update(file, |file| {
@@ -287,14 +364,20 @@ impl Log {
     /// Nothing is needed of `file` any more.
     pub(super) fn doom(&mut self, file: FileId) {
         let now = self.now;
-        self.files.update(file, |file| file.state = FileState::Doomed(now));
+        self.files
+            .update(file, |file| file.state = FileState::Doomed(now));
     }
 
     /// Deletes the files that are due.
     pub(super) fn delete_files(&mut self, out: &mut Vec<LogOut>) {
-        let due: Vec<FileId> = self.files.listed(List::Doomed).filter(|id| self.may_delete(*id)).collect();
+        let due: Vec<FileId> = self
+            .files
+            .listed(List::Doomed)
+            .filter(|id| self.may_delete(*id))
+            .collect();
         for file in due {
-            self.files.update(file, |file| file.state = FileState::Deleting);
+            self.files
+                .update(file, |file| file.state = FileState::Deleting);
             self.submit(Purpose::Delete(file), DiskOp::Delete { file }, out);
         }
     }
@@ -309,10 +392,13 @@ impl Log {
     pub(super) fn deleted(&mut self, id: FileId, result: Result<(), DiskError>) {
         if !matches!(result, Ok(()) | Err(DiskError::Missing)) {
             let not_before = self.now + self.config.retry_delay_max;
-            self.files.update(id, |file| file.state = FileState::Doomed(not_before));
+            self.files
+                .update(id, |file| file.state = FileState::Doomed(not_before));
             return;
         }
-        let Some(file) = self.files.remove(id) else { return };
+        let Some(file) = self.files.remove(id) else {
+            return;
+        };
         if let Some(before) = self.overlong {
             self.measure(before);
         }

@@ -8,7 +8,9 @@ use super::scan::{FileScan, Hole, Step};
 use super::verify::Doubtful;
 use super::{Log, LogOut, Purpose};
 use crate::agent::Opened;
-use crate::format::{Batch, Entry, FileHeader, FirstBlock, FormatError, Identity, Position, Record};
+use crate::format::{
+    Batch, Entry, FileHeader, FirstBlock, FormatError, Identity, Position, Record,
+};
 use crate::io::{DiskError, DiskOp, DiskOutcome, FileId, LogFile, Target};
 
 /// Rebuilding the index from the files. It writes only what is there already, so it may be cut off anywhere and begun
@@ -75,14 +77,23 @@ impl Pass {
 
 impl Recovery {
     pub(crate) fn new(files: &[LogFile], fresh: u128) -> Self {
-        let mut found: BTreeMap<FileId, Found> =
-            files.iter().map(|file| (file.file, Found::new(file.bytes - file.bytes % BLOCK_BYTES))).collect();
+        let mut found: BTreeMap<FileId, Found> = files
+            .iter()
+            .map(|file| (file.file, Found::new(file.bytes - file.bytes % BLOCK_BYTES)))
+            .collect();
         // A crash between making a file and giving it its length leaves one of no bytes.
         for empty in found.values_mut().filter(|found| found.bytes == 0) {
             empty.first = Some(FirstBlock::Blank);
         }
-        let waiting = found.iter().filter(|(_, found)| found.first.is_none()).map(|(id, _)| *id).collect();
-        let opened = Opened { files: found.len() as u64, ..Opened::default() };
+        let waiting = found
+            .iter()
+            .filter(|(_, found)| found.first.is_none())
+            .map(|(id, _)| *id)
+            .collect();
+        let opened = Opened {
+            files: found.len() as u64,
+            ..Opened::default()
+        };
         Self {
             fresh,
             pass: Pass::FirstBlocks,
@@ -123,10 +134,16 @@ impl Log {
     /// Begins reads until enough files are being read, and goes on to the next pass when the last one ended.
     pub(super) fn recover_step(&mut self, out: &mut Vec<LogOut>) {
         loop {
-            let Some(recovery) = &mut self.recovery else { return };
+            let Some(recovery) = &mut self.recovery else {
+                return;
+            };
             while recovery.busy < recovery.pass.operations(self.config.recovery_reads_max) {
-                let Some(file) = recovery.waiting.pop_front() else { break };
-                let Some(request) = recovery.next_request(file) else { continue };
+                let Some(file) = recovery.waiting.pop_front() else {
+                    break;
+                };
+                let Some(request) = recovery.next_request(file) else {
+                    continue;
+                };
                 recovery.busy += 1;
                 let op = crate::io::OpId(self.next_op);
                 self.next_op += 1;
@@ -147,8 +164,15 @@ impl Log {
         }
     }
 
-    pub(super) fn recovered(&mut self, file: FileId, result: Result<DiskOutcome, DiskError>, out: &mut Vec<LogOut>) {
-        let Some(recovery) = &mut self.recovery else { return };
+    pub(super) fn recovered(
+        &mut self,
+        file: FileId,
+        result: Result<DiskOutcome, DiskError>,
+        out: &mut Vec<LogOut>,
+    ) {
+        let Some(recovery) = &mut self.recovery else {
+            return;
+        };
         recovery.busy -= 1;
         // What was not read for want of a descriptor is there all the same: taken for a hole, it would be deleted.
         if let Err(error @ DiskError::Resources { .. }) = result {
@@ -191,12 +215,17 @@ impl Log {
     }
 
     fn begin_headers(&mut self) {
-        let Some(recovery) = &mut self.recovery else { return };
+        let Some(recovery) = &mut self.recovery else {
+            return;
+        };
         self.identity = recovery.log.unwrap_or(recovery.fresh);
         recovery.pass = Pass::Headers;
         for (id, found) in &mut recovery.found {
             if found.first != Some(FirstBlock::Blank) {
-                let identity = Identity { log: self.identity, file: *id };
+                let identity = Identity {
+                    log: self.identity,
+                    file: *id,
+                };
                 found.scan = Some(FileScan::new(identity, found.bytes));
                 recovery.waiting.push_back(*id);
             }
@@ -204,8 +233,12 @@ impl Log {
     }
 
     fn took_headers(&mut self, file: FileId, result: &Result<DiskOutcome, DiskError>) {
-        let Some(recovery) = &mut self.recovery else { return };
-        let Some(found) = recovery.found.get_mut(&file) else { return };
+        let Some(recovery) = &mut self.recovery else {
+            return;
+        };
+        let Some(found) = recovery.found.get_mut(&file) else {
+            return;
+        };
         let Some(scan) = &mut found.scan else { return };
         let step = scan.take(bytes_of(result));
         if !matches!(step, Step::End) {
@@ -219,7 +252,10 @@ impl Log {
         // What a later batch of the same life says was durable need not wait for the end of the pass.
         let mut settled = Vec::new();
         while let Some(first) = found.unsettled.front()
-            && recovery.durable.get(&first.life).is_some_and(|durable| is_before(file, first.end(), durable))
+            && recovery
+                .durable
+                .get(&first.life)
+                .is_some_and(|durable| is_before(file, first.end(), durable))
         {
             settled.extend(found.unsettled.pop_front());
         }
@@ -243,7 +279,9 @@ impl Log {
             recovery.saw_version(record.entry.version);
         }
         let at = (file, record.offset);
-        if let Some(slot) = super::index::Slot::new(record.entry.version, record.checksum, at, record.length) {
+        if let Some(slot) =
+            super::index::Slot::new(record.entry.version, record.checksum, at, record.length)
+        {
             self.index.place(record.hash, slot);
         }
     }
@@ -258,12 +296,21 @@ impl Log {
     /// All headers are read, and holes are judged. A hole that was durable once may have held a tombstone, so everything
     /// older is given up.
     fn settle_lives(&mut self) {
-        let Some(recovery) = &mut self.recovery else { return };
+        let Some(recovery) = &mut self.recovery else {
+            return;
+        };
         let mut again = VecDeque::new();
         let mut rotten_up_to = None;
         for (id, found) in &mut recovery.found {
-            let Some(scan) = &mut found.scan else { continue };
-            let known = found.lives.iter().filter_map(|life| recovery.durable.get(life)).max().copied();
+            let Some(scan) = &mut found.scan else {
+                continue;
+            };
+            let known = found
+                .lives
+                .iter()
+                .filter_map(|life| recovery.durable.get(life))
+                .max()
+                .copied();
             let end = known.map_or(0, |durable| match durable.file.cmp(id) {
                 std::cmp::Ordering::Greater => 0,
                 std::cmp::Ordering::Equal => durable.offset,
@@ -276,7 +323,11 @@ impl Log {
             }
             let was_durable = |hole: &Hole| known.is_some_and(|d| is_before(*id, hole.at + 1, &d));
             // A write that a crash cut off can be read; what cannot be was there, for all that anybody knows.
-            let rotten = scan.holes.iter().filter(|hole| hole.unreadable || was_durable(hole)).count();
+            let rotten = scan
+                .holes
+                .iter()
+                .filter(|hole| hole.unreadable || was_durable(hole))
+                .count();
             if rotten > 0 {
                 rotten_up_to = Some(*id);
             }
@@ -284,7 +335,9 @@ impl Log {
             recovery.opened.torn += (scan.holes.len() - rotten) as u64;
             recovery.opened.repaired += scan.repaired;
             // One copy of headers is left of two: the file is written again while it can be read.
-            found.suspect |= !scan.holes.is_empty() || scan.repaired > 0 || found.first == Some(FirstBlock::Damaged);
+            found.suspect |= !scan.holes.is_empty()
+                || scan.repaired > 0
+                || found.first == Some(FirstBlock::Damaged);
         }
         if !again.is_empty() {
             recovery.waiting = again;
@@ -299,7 +352,9 @@ impl Log {
     /// Gives up what nobody can vouch for, for good. The files go in ascending order: while the one with the unreadable
     /// header stands, all older ones are doubtful.
     fn begin_clearing(&mut self) {
-        let Some(recovery) = &mut self.recovery else { return };
+        let Some(recovery) = &mut self.recovery else {
+            return;
+        };
         recovery.pass = Pass::Clear;
         let condemned = &recovery.condemned;
         recovery.opened.doubtful = self.index.give_up(|file| condemned.contains(&file));
@@ -308,17 +363,22 @@ impl Log {
     }
 
     fn begin_securing(&mut self) {
-        let Some(recovery) = &mut self.recovery else { return };
+        let Some(recovery) = &mut self.recovery else {
+            return;
+        };
         recovery.pass = Pass::Secure;
         let secure = !planted(Planted::RecoveryWithoutSync);
-        let written = |found: &Found| secure && !found.gone && found.first != Some(FirstBlock::Blank);
+        let written =
+            |found: &Found| secure && !found.gone && found.first != Some(FirstBlock::Blank);
         let written = recovery.found.iter().filter(|(_, found)| written(found));
         recovery.waiting = written.map(|(id, _)| *id).collect();
     }
 
     /// The index is complete: takes the files in, and reads headers again for the names of what lives.
     fn begin_announcing(&mut self) {
-        let Some(recovery) = &mut self.recovery else { return };
+        let Some(recovery) = &mut self.recovery else {
+            return;
+        };
         recovery.pass = Pass::Announce;
         for (id, found) in &recovery.found {
             let mut file = File::new(found.bytes, FileState::Sealed);
@@ -345,16 +405,35 @@ impl Log {
         recovery.opened.bytes = self.value_bytes;
         recovery.opened.tombstones = self.index.tombstones() as u64;
         for (id, found) in &mut recovery.found {
-            if self.files.get(*id).is_some_and(|file| file.live_records > 0) {
-                found.scan = Some(FileScan::new(Identity { log: self.identity, file: *id }, found.bytes));
+            if self
+                .files
+                .get(*id)
+                .is_some_and(|file| file.live_records > 0)
+            {
+                found.scan = Some(FileScan::new(
+                    Identity {
+                        log: self.identity,
+                        file: *id,
+                    },
+                    found.bytes,
+                ));
                 recovery.waiting.push_back(*id);
             }
         }
     }
 
-    fn announce_batch(&mut self, file: FileId, result: &Result<DiskOutcome, DiskError>, out: &mut Vec<LogOut>) {
-        let Some(recovery) = &mut self.recovery else { return };
-        let Some(found) = recovery.found.get_mut(&file) else { return };
+    fn announce_batch(
+        &mut self,
+        file: FileId,
+        result: &Result<DiskOutcome, DiskError>,
+        out: &mut Vec<LogOut>,
+    ) {
+        let Some(recovery) = &mut self.recovery else {
+            return;
+        };
+        let Some(found) = recovery.found.get_mut(&file) else {
+            return;
+        };
         let Some(scan) = &mut found.scan else { return };
         found.error = result.as_ref().err().copied().or(found.error);
         let step = scan.take(bytes_of(result));
@@ -363,10 +442,23 @@ impl Log {
         }
         let Step::Batch(batch) = step else { return };
         for record in batch.entries.into_iter().filter_map(into_record) {
-            if self.index.get(record.hash).is_some_and(|slot| slot.is_at(file, record.offset)) {
-                let Record { entry, length, checksum, .. } = record;
+            if self
+                .index
+                .get(record.hash)
+                .is_some_and(|slot| slot.is_at(file, record.offset))
+            {
+                let Record {
+                    entry,
+                    length,
+                    checksum,
+                    ..
+                } = record;
                 found.announced += 1;
-                recovery.announced.push(ReportedEntry { entry, bytes: length, checksum });
+                recovery.announced.push(ReportedEntry {
+                    entry,
+                    bytes: length,
+                    checksum,
+                });
                 if recovery.announced.len() >= self.config.announce_entries_max {
                     out.push(LogOut::Announce(std::mem::take(&mut recovery.announced)));
                 }
@@ -377,9 +469,13 @@ impl Log {
     /// A file of which not all that lives can be named, though its headers were read a moment ago, keeps the log shut:
     /// the master would not know what a later life tells of.
     fn finish_recovery(&mut self, out: &mut Vec<LogOut>) {
-        let Some(mut recovery) = self.recovery.take() else { return };
+        let Some(mut recovery) = self.recovery.take() else {
+            return;
+        };
         let unnamed = |(id, found): &(&FileId, &Found)| {
-            self.files.get(**id).is_some_and(|file| file.live_records != found.announced)
+            self.files
+                .get(**id)
+                .is_some_and(|file| file.live_records != found.announced)
         };
         if let Some((file, found)) = recovery.found.iter().find(unnamed) {
             let error = found.error.unwrap_or(DiskError::Missing);
@@ -388,7 +484,10 @@ impl Log {
         if !recovery.announced.is_empty() {
             out.push(LogOut::Announce(recovery.announced));
         }
-        let lives = recovery.found.values().flat_map(|found| found.lives.iter().copied());
+        let lives = recovery
+            .found
+            .values()
+            .flat_map(|found| found.lives.iter().copied());
         self.life = (opening_of(lives.max().unwrap_or(0)) + 1) * LIVES_AN_OPENING;
         self.highest_version = recovery.opened.highest_version;
         recovery.opened.files = self.files.len() as u64;
@@ -407,7 +506,13 @@ impl Recovery {
         match self.pass {
             Pass::FirstBlocks => {
                 let bytes = BLOCK_BYTES;
-                Some(DiskOp::Read { file, offset: 0, bytes, length: bytes, into: Target::Completion })
+                Some(DiskOp::Read {
+                    file,
+                    offset: 0,
+                    bytes,
+                    length: bytes,
+                    into: Target::Completion,
+                })
             }
             Pass::Headers | Pass::Announce => found.scan.as_ref()?.read(),
             Pass::Clear => Some(DiskOp::Delete { file }),
@@ -417,7 +522,11 @@ impl Recovery {
     }
 
     /// While a file that is given up may be found again, nothing is told of the log: it is kept shut.
-    fn cleared(&mut self, file: FileId, result: &Result<DiskOutcome, DiskError>) -> Result<(), FormatError> {
+    fn cleared(
+        &mut self,
+        file: FileId,
+        result: &Result<DiskOutcome, DiskError>,
+    ) -> Result<(), FormatError> {
         match result {
             Ok(_) | Err(DiskError::Missing) => {
                 if let Some(found) = self.found.get_mut(&file) {
@@ -425,12 +534,21 @@ impl Recovery {
                 }
                 Ok(())
             }
-            Err(error) => Err(FormatError::Unreadable { file, error: *error }),
+            Err(error) => Err(FormatError::Unreadable {
+                file,
+                error: *error,
+            }),
         }
     }
 
-    fn first_block(&mut self, file: FileId, result: &Result<DiskOutcome, DiskError>) -> Result<(), FormatError> {
-        let Some(found) = self.found.get_mut(&file) else { return Ok(()) };
+    fn first_block(
+        &mut self,
+        file: FileId,
+        result: &Result<DiskOutcome, DiskError>,
+    ) -> Result<(), FormatError> {
+        let Some(found) = self.found.get_mut(&file) else {
+            return Ok(());
+        };
         let bytes = bytes_of(result).map_err(|error| FormatError::Unreadable { file, error })?;
         let first = FileHeader::decode(file, bytes)?;
         found.first = Some(first);

@@ -44,7 +44,16 @@ pub(crate) enum Step {
 impl FileScan {
     pub(crate) fn new(identity: Identity, bytes: u64) -> Self {
         let (at, want) = (BLOCK_BYTES, HOP_BYTES);
-        Self { identity, bytes, at, want, sweeping: false, asked: None, holes: Vec::new(), repaired: 0 }
+        Self {
+            identity,
+            bytes,
+            at,
+            want,
+            sweeping: false,
+            asked: None,
+            holes: Vec::new(),
+            repaired: 0,
+        }
     }
 
     /// Where the walk is: after the last batch that was found.
@@ -55,20 +64,32 @@ impl FileScan {
     /// The next read, or `None` at the end of the file.
     pub(crate) fn read(&self) -> Option<DiskOp> {
         let bytes = self.want.min(self.bytes.saturating_sub(self.at));
-        let read =
-            DiskOp::Read { file: self.identity.file, offset: self.at, bytes, length: bytes, into: Target::Completion };
+        let read = DiskOp::Read {
+            file: self.identity.file,
+            offset: self.at,
+            bytes,
+            length: bytes,
+            into: Target::Completion,
+        };
         (bytes > 0).then_some(read)
     }
 
     /// Goes on from where the walk ended, because more is known to be there.
     pub(crate) fn sweep_on(&mut self) {
-        self.holes.push(Hole { at: self.at, unreadable: false });
+        self.holes.push(Hole {
+            at: self.at,
+            unreadable: false,
+        });
         self.sweep_from(self.at + BLOCK_BYTES);
     }
 
     /// Takes what the read that was asked for gave.
     pub(crate) fn take(&mut self, result: Result<&[u8], DiskError>) -> Step {
-        let step = if self.sweeping { self.sweep(result) } else { self.hop(result) };
+        let step = if self.sweeping {
+            self.sweep(result)
+        } else {
+            self.hop(result)
+        };
         match step {
             Step::More if self.at >= self.bytes => Step::End,
             step => step,
@@ -93,7 +114,10 @@ impl FileScan {
             }
             // The failure may lie beyond the first block, or be over: the sweep begins with it.
             Err(_) => {
-                self.holes.push(Hole { at: self.at, unreadable: false });
+                self.holes.push(Hole {
+                    at: self.at,
+                    unreadable: false,
+                });
                 self.sweep_from(self.at);
                 Step::More
             }
@@ -112,7 +136,10 @@ impl FileScan {
             }
             return Step::More;
         };
-        for (block, piece) in (0..bytes.len()).step_by(BLOCK_BYTES as usize).map(|block| (block, &bytes[block..])) {
+        for (block, piece) in (0..bytes.len())
+            .step_by(BLOCK_BYTES as usize)
+            .map(|block| (block, &bytes[block..]))
+        {
             let here = self.at + block as u64;
             match decode_batch(self.identity, self.bytes, here, piece) {
                 Decoded::Batch(batch) => {

@@ -14,7 +14,9 @@ use slackwater_base::{BLOCK_BYTES, Planted, planted, round_to_block};
 
 use super::Log;
 use super::recover::{Found, Pass, is_before, opening_of};
-use crate::format::{Batch, Entry, FileHeader, FirstBlock, FormatError, Identity, Record, encode_batch};
+use crate::format::{
+    Batch, Entry, FileHeader, FirstBlock, FormatError, Identity, Record, encode_batch,
+};
 use crate::io::{DiskError, DiskOp, DiskOutcome, FileId, Part, Target};
 
 /// A batch that may not have been durable: its records are read one by one, and those that are right written again;
@@ -37,7 +39,13 @@ impl Doubtful {
             Entry::Tombstone { .. } => None,
         });
         let renewed = again.is_some();
-        let mut doubtful = Self { records: records.collect(), batch, writes: VecDeque::new(), again, renewed };
+        let mut doubtful = Self {
+            records: records.collect(),
+            batch,
+            writes: VecDeque::new(),
+            again,
+            renewed,
+        };
         doubtful.close();
         doubtful
     }
@@ -49,16 +57,32 @@ impl Doubtful {
     /// What to ask of the device next.
     pub(super) fn request(&mut self, file: FileId) -> Option<DiskOp> {
         if let Some((offset, bytes)) = self.writes.front_mut() {
-            return Some(DiskOp::Write { file, offset: *offset, parts: vec![Part::Bytes(std::mem::take(bytes))] });
+            return Some(DiskOp::Write {
+                file,
+                offset: *offset,
+                parts: vec![Part::Bytes(std::mem::take(bytes))],
+            });
         }
         let Record { offset, length, .. } = self.records.front()?;
-        let into = if self.renewed { Target::Completion } else { Target::Nowhere };
-        Some(DiskOp::Read { file, offset: *offset, bytes: round_to_block(*length), length: *length, into })
+        let into = if self.renewed {
+            Target::Completion
+        } else {
+            Target::Nowhere
+        };
+        Some(DiskOp::Read {
+            file,
+            offset: *offset,
+            bytes: round_to_block(*length),
+            length: *length,
+            into,
+        })
     }
 
     /// A record is not what it was to be.
     fn leave_out(&mut self, torn: &Record) {
-        self.batch.entries.retain(|entry| !matches!(entry, Entry::Record(record) if record.offset == torn.offset));
+        self.batch.entries.retain(
+            |entry| !matches!(entry, Entry::Record(record) if record.offset == torn.offset),
+        );
     }
 
     /// Has the headers written when every record was looked at.
@@ -69,7 +93,10 @@ impl Doubtful {
         if let Some((place, first)) = self.again.take() {
             let [head, tail] = encode_batch(place, &self.batch);
             let first = first.map(|header| (0, header.encode()));
-            let ends = [(self.batch.start, head), (self.batch.end() - self.batch.header_bytes, tail)];
+            let ends = [
+                (self.batch.start, head),
+                (self.batch.end() - self.batch.header_bytes, tail),
+            ];
             self.writes.extend(first.into_iter().chain(ends));
         }
     }
@@ -88,22 +115,37 @@ impl Found {
 impl Log {
     /// All headers are read: what no later header of its life vouches for is in doubt.
     pub(super) fn begin_verifying(&mut self) {
-        let Some(recovery) = &mut self.recovery else { return };
+        let Some(recovery) = &mut self.recovery else {
+            return;
+        };
         recovery.pass = Pass::Verify;
-        let lives = recovery.found.values().filter_map(|found| found.lives.last());
+        let lives = recovery
+            .found
+            .values()
+            .filter_map(|found| found.lives.last());
         let last = lives.max().copied().map(opening_of);
         let mut settled = Vec::new();
         for (id, found) in &mut recovery.found {
-            let place = Identity { log: self.identity, file: *id };
+            let place = Identity {
+                log: self.identity,
+                file: *id,
+            };
             for mut batch in std::mem::take(&mut found.unsettled) {
-                let vouched = recovery.durable.get(&batch.life).is_some_and(|d| is_before(*id, batch.end(), d));
+                let vouched = recovery
+                    .durable
+                    .get(&batch.life)
+                    .is_some_and(|d| is_before(*id, batch.end(), d));
                 let renewed = Some(opening_of(batch.life)) == last
                     && !recovery.condemned.contains(id)
                     && !planted(Planted::RecoveryTrustsCache);
                 if !vouched {
                     let again = renewed.then(|| (place, found.first_with(&batch)));
-                    found.doubtful.push_back(Doubtful::new(batch.clone(), again));
-                    batch.entries.retain(|entry| matches!(entry, Entry::Tombstone { .. }));
+                    found
+                        .doubtful
+                        .push_back(Doubtful::new(batch.clone(), again));
+                    batch
+                        .entries
+                        .retain(|entry| matches!(entry, Entry::Tombstone { .. }));
                 }
                 settled.push((*id, batch));
             }
@@ -121,10 +163,20 @@ impl Log {
     ///
     /// # Errors
     /// When it cannot be written: nobody may be told of what the next power cut takes.
-    pub(super) fn verified(&mut self, file: FileId, result: Result<DiskOutcome, DiskError>) -> Result<(), FormatError> {
-        let Some(recovery) = &mut self.recovery else { return Ok(()) };
-        let Some(found) = recovery.found.get_mut(&file) else { return Ok(()) };
-        let Some(doubtful) = found.doubtful.front_mut() else { return Ok(()) };
+    pub(super) fn verified(
+        &mut self,
+        file: FileId,
+        result: Result<DiskOutcome, DiskError>,
+    ) -> Result<(), FormatError> {
+        let Some(recovery) = &mut self.recovery else {
+            return Ok(());
+        };
+        let Some(found) = recovery.found.get_mut(&file) else {
+            return Ok(());
+        };
+        let Some(doubtful) = found.doubtful.front_mut() else {
+            return Ok(());
+        };
         let mut right = None;
         if doubtful.writes.pop_front().is_some() {
             result.map_err(|error| FormatError::Unreadable { file, error })?;
@@ -145,7 +197,8 @@ impl Log {
                     found.suspect = true;
                     doubtful.leave_out(&record);
                     recovery.opened.torn += 1;
-                    recovery.opened.highest_version = recovery.opened.highest_version.max(record.entry.version);
+                    recovery.opened.highest_version =
+                        recovery.opened.highest_version.max(record.entry.version);
                 }
             }
         }

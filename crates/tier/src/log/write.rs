@@ -8,8 +8,8 @@ use super::commit::{Flight, Item, Stage, failure_of};
 use super::files::{FileState, List, RESERVE};
 use super::{Log, LogOut, Offload, Purpose};
 use crate::format::{
-    BATCH_FIXED_BYTES, Batch, Entry, FileHeader, HEADER_BYTES_MAX, Position, Record, TOMBSTONE_BYTES, alone_overhead,
-    encode_batch, record_header_bytes,
+    BATCH_FIXED_BYTES, Batch, Entry, FileHeader, HEADER_BYTES_MAX, Position, Record,
+    TOMBSTONE_BYTES, alone_overhead, encode_batch, record_header_bytes,
 };
 use crate::io::{DiskError, DiskOp, FileId, Part};
 
@@ -161,12 +161,23 @@ impl Writer {
 
     pub(crate) fn deadlines(&self, delay: Duration) -> [Option<Instant>; 3] {
         let offload = self.offloads.front().map(|offload| offload.since + delay);
-        [self.oldest_maintenance().map(|since| since + delay), offload, self.ail.map(|ail| ail.until)]
+        [
+            self.oldest_maintenance().map(|since| since + delay),
+            offload,
+            self.ail.map(|ail| ail.until),
+        ]
     }
 
     fn oldest_maintenance(&self) -> Option<Instant> {
-        let burials = self.burials.front().into_iter().chain(self.moved.front()).map(|burial| burial.since);
-        burials.chain(self.copies.front().map(|copy| copy.since)).min()
+        let burials = self
+            .burials
+            .front()
+            .into_iter()
+            .chain(self.moved.front())
+            .map(|burial| burial.since);
+        burials
+            .chain(self.copies.front().map(|copy| copy.since))
+            .min()
     }
 
     /// Whether something waits without which no room is made.
@@ -184,21 +195,51 @@ impl Writer {
 
 impl Log {
     pub(super) fn queue_offload(&mut self, offload: Offload, hash: KeyHash) {
-        let Offload { ticket, entry, bytes, checksum, source } = offload;
+        let Offload {
+            ticket,
+            entry,
+            bytes,
+            checksum,
+            source,
+        } = offload;
         self.name_bytes = self.name_bytes - self.name_bytes / 64 + record_header_bytes(&entry);
         let (version, order) = (entry.version, self.writer.new_order());
         self.highest_version = self.highest_version.max(version);
         *self.writer.waiting.entry(hash).or_insert(0) += 1;
         self.writer.offload_bytes += round_to_block(bytes);
-        let record = Record { entry, hash, offset: 0, length: bytes, checksum };
+        let record = Record {
+            entry,
+            hash,
+            offset: 0,
+            length: bytes,
+            checksum,
+        };
         let since = self.now;
-        self.writer.offloads.push_back(Queued { order, since, ticket, hash, version, source, record });
+        self.writer.offloads.push_back(Queued {
+            order,
+            since,
+            ticket,
+            hash,
+            version,
+            source,
+            record,
+        });
     }
 
     pub(super) fn queue_burial(&mut self, hash: KeyHash, version: Version, answer: Answer) {
         let order = answer.entry().is_some().then(|| self.writer.new_order());
-        let queue = if order.is_some() { &mut self.writer.burials } else { &mut self.writer.moved };
-        queue.push_back(Burial { order, since: self.now, hash, version, answer });
+        let queue = if order.is_some() {
+            &mut self.writer.burials
+        } else {
+            &mut self.writer.moved
+        };
+        queue.push_back(Burial {
+            order,
+            since: self.now,
+            hash,
+            version,
+            answer,
+        });
     }
 
     pub(super) fn queue_copy(&mut self, copy: Copied) {
@@ -207,7 +248,12 @@ impl Log {
     }
 
     /// Takes the queued values that `unwanted` names back, and answers them.
-    pub(super) fn withdraw(&mut self, unwanted: impl Fn(&Queued) -> bool, failure: TaskFailure, out: &mut Vec<LogOut>) {
+    pub(super) fn withdraw(
+        &mut self,
+        unwanted: impl Fn(&Queued) -> bool,
+        failure: TaskFailure,
+        out: &mut Vec<LogOut>,
+    ) {
         let queued = std::mem::take(&mut self.writer.offloads);
         for offload in queued {
             if !unwanted(&offload) {
@@ -250,8 +296,13 @@ impl Log {
     fn is_batch_due(&self) -> bool {
         let writer = &self.writer;
         // Records that may not go yet must hurry nobody: copies would be written one by one, and make no room.
-        let offload = writer.offloads.front().filter(|offload| self.may_go(offload));
-        let due = |since: Option<Instant>| since.is_some_and(|since| since + self.config.batch_delay <= self.now);
+        let offload = writer
+            .offloads
+            .front()
+            .filter(|offload| self.may_go(offload));
+        let due = |since: Option<Instant>| {
+            since.is_some_and(|since| since + self.config.batch_delay <= self.now)
+        };
         let hurry = !writer.flushes.is_empty() || self.stopping;
         // Whoever removes waits for the answer: tombstones share a batch only with what comes while one is written.
         let waited_for = !writer.burials.is_empty() || self.drain_waits();
@@ -284,17 +335,37 @@ impl Log {
                 load.items.extend(queue.pop_front().map(Item::Burial));
             }
         }
-        while let Some(Copied { record, from, bytes, .. }) = self.writer.copies.front() {
+        while let Some(Copied {
+            record,
+            from,
+            bytes,
+            ..
+        }) = self.writer.copies.front()
+        {
             let length = bytes.len() as u64;
             // One that died while it was queued must not come to lie after its tombstone.
-            let lives = self.index.get(record.hash).is_some_and(|slot| slot.is_at(*from, record.offset));
+            let lives = self
+                .index
+                .get(record.hash)
+                .is_some_and(|slot| slot.is_at(*from, record.offset));
             if lives && !load.takes(record_header_bytes(&record.entry), length, limit, room) {
                 return load;
             }
-            let Some(Copied { record, from, bytes, .. }) = self.writer.copies.pop_front() else { break };
+            let Some(Copied {
+                record,
+                from,
+                bytes,
+                ..
+            }) = self.writer.copies.pop_front()
+            else {
+                break;
+            };
             self.writer.copy_bytes -= length;
             if lives {
-                load.items.push(Item::Copy { from: (from, record.offset), record });
+                load.items.push(Item::Copy {
+                    from: (from, record.offset),
+                    record,
+                });
                 load.payload.push(Part::Bytes(bytes));
             } else {
                 self.drain_settled(record.length);
@@ -305,28 +376,59 @@ impl Log {
         }
         while let Some(offload) = self.writer.offloads.front() {
             let bytes = round_to_block(offload.record.length);
-            if !load.takes(record_header_bytes(&offload.record.entry), bytes, limit, room) {
+            if !load.takes(
+                record_header_bytes(&offload.record.entry),
+                bytes,
+                limit,
+                room,
+            ) {
                 break;
             }
-            let Some(Queued { order, ticket, source, record, .. }) = self.writer.offloads.pop_front() else { break };
+            let Some(Queued {
+                order,
+                ticket,
+                source,
+                record,
+                ..
+            }) = self.writer.offloads.pop_front()
+            else {
+                break;
+            };
             self.writer.offload_bytes -= bytes;
-            load.payload.push(Part::Extent { extent: source, length: record.length });
-            load.items.push(Item::Offload { order, ticket, record });
+            load.payload.push(Part::Extent {
+                extent: source,
+                length: record.length,
+            });
+            load.items.push(Item::Offload {
+                order,
+                ticket,
+                record,
+            });
         }
         load
     }
 
     /// Gives `load` its place in the file that is appended to, and writes it.
     fn fly(&mut self, load: Load, out: &mut Vec<LogOut>) {
-        let Load { mut items, payload, header_bytes, payload_bytes } = load;
+        let Load {
+            mut items,
+            payload,
+            header_bytes,
+            payload_bytes,
+        } = load;
         let header_bytes = round_to_block(header_bytes);
-        let Some(active) = &mut self.writer.active else { return };
+        let Some(active) = &mut self.writer.active else {
+            return;
+        };
         let (file, start) = (active.file, active.at);
         let mut offset = start + header_bytes;
         let mut entries = Vec::with_capacity(items.len());
         for item in &mut items {
             entries.push(match item {
-                Item::Burial(burial) => Entry::Tombstone { hash: burial.hash, version: burial.version },
+                Item::Burial(burial) => Entry::Tombstone {
+                    hash: burial.hash,
+                    version: burial.version,
+                },
                 Item::Copy { record, .. } | Item::Offload { record, .. } => {
                     record.offset = offset;
                     offset += round_to_block(record.length);
@@ -335,8 +437,18 @@ impl Log {
             });
         }
         let bytes = 2 * header_bytes + payload_bytes;
-        let durable = *self.writer.durable.get_or_insert(Position { file, offset: 0 });
-        let batch = Batch { start, bytes, header_bytes, life: self.life, durable, entries };
+        let durable = *self
+            .writer
+            .durable
+            .get_or_insert(Position { file, offset: 0 });
+        let batch = Batch {
+            start,
+            bytes,
+            header_bytes,
+            life: self.life,
+            durable,
+            entries,
+        };
         active.at = batch.end();
         let file_bytes = active.bytes;
         let [first, last] = encode_batch(self.place(file), &batch);
@@ -360,18 +472,35 @@ impl Log {
             stage: Stage::Writing,
             abandoned: false,
         });
-        self.submit(Purpose::Write(number), DiskOp::Write { file, offset: from, parts }, out);
+        self.submit(
+            Purpose::Write(number),
+            DiskOp::Write {
+                file,
+                offset: from,
+                parts,
+            },
+            out,
+        );
     }
 
     fn file_header(&self, file: FileId, bytes: u64) -> Vec<u8> {
         let highest_version = self.highest_version;
-        FileHeader { log: self.identity, file, life: self.life, bytes, highest_version }.encode()
+        FileHeader {
+            log: self.identity,
+            file,
+            life: self.life,
+            bytes,
+            highest_version,
+        }
+        .encode()
     }
 
     /// Seals the file that is appended to and goes on in the spare one, if what waits may use it.
     fn next_file(&mut self) -> bool {
         let maintenance = self.writer.needs_maintenance();
-        let offloads = !self.writer.offloads.is_empty() && self.offloads_may_fill() && self.files_free() > RESERVE;
+        let offloads = !self.writer.offloads.is_empty()
+            && self.offloads_may_fill()
+            && self.files_free() > RESERVE;
         if !maintenance && !offloads {
             return false;
         }
@@ -380,14 +509,20 @@ impl Log {
             return false;
         };
         self.seal_active();
-        self.files.update(spare, |file| file.state = FileState::Active);
-        self.writer.active = Some(Active { file: spare, bytes: self.file_bytes, at: BLOCK_BYTES });
+        self.files
+            .update(spare, |file| file.state = FileState::Active);
+        self.writer.active = Some(Active {
+            file: spare,
+            bytes: self.file_bytes,
+            at: BLOCK_BYTES,
+        });
         true
     }
 
     pub(super) fn seal_active(&mut self) {
         if let Some(active) = self.writer.active.take() {
-            self.files.update(active.file, |file| file.state = FileState::Sealed);
+            self.files
+                .update(active.file, |file| file.state = FileState::Sealed);
         }
     }
 
@@ -405,11 +540,21 @@ impl Log {
         }
         let maintenance = self.writer.needs_maintenance();
         let beyond = maintenance && self.writer.needs_file && used <= self.reach();
-        let filling = self.writer.active.is_some_and(|active| active.at > active.bytes / 2);
+        let filling = self
+            .writer
+            .active
+            .is_some_and(|active| active.at > active.bytes / 2);
         let wanted = self.writer.ail.is_some() || self.writer.needs_file || filling;
         if wanted && !self.files.has(List::Spare) && (fits || beyond) {
             let file = self.files.begin(self.file_bytes);
-            self.submit(Purpose::Create(file), DiskOp::Create { file, bytes: self.file_bytes }, out);
+            self.submit(
+                Purpose::Create(file),
+                DiskOp::Create {
+                    file,
+                    bytes: self.file_bytes,
+                },
+                out,
+            );
         }
     }
 
@@ -418,8 +563,15 @@ impl Log {
     /// it down: it has what one drain may need on top of its length, which each drain lessens.
     fn reach(&self) -> u64 {
         let within = self.config.capacity.max(self.file_bytes);
-        let longest = || self.files.iter().map(|(_, file)| file.bytes).max().unwrap_or_default();
-        self.overlong.map_or(within, |length| within.max(length + longest()))
+        let longest = || {
+            self.files
+                .iter()
+                .map(|(_, file)| file.bytes)
+                .max()
+                .unwrap_or_default()
+        };
+        self.overlong
+            .map_or(within, |length| within.max(length + longest()))
     }
 
     /// Notes how far the files are beyond the capacity, if they are; never further than `before`.
@@ -433,7 +585,8 @@ impl Log {
             Ok(()) => {
                 self.writer.ail = None;
                 self.writer.needs_file = false;
-                self.files.update(file, |file| file.state = FileState::Spare);
+                self.files
+                    .update(file, |file| file.state = FileState::Spare);
             }
             Err(error) => {
                 // Something of it may be there: its number stays used, and it is deleted before another try.
@@ -446,14 +599,21 @@ impl Log {
 
 impl Load {
     fn new() -> Self {
-        Self { items: Vec::new(), payload: Vec::new(), header_bytes: BATCH_FIXED_BYTES, payload_bytes: 0 }
+        Self {
+            items: Vec::new(),
+            payload: Vec::new(),
+            header_bytes: BATCH_FIXED_BYTES,
+            payload_bytes: 0,
+        }
     }
 
     /// Makes room for an item, if the batch stays within `room` and, but for a first payload, within `limit`.
     fn takes(&mut self, header: u64, payload: u64, limit: u64, room: u64) -> bool {
         let (headers, payloads) = (self.header_bytes + header, self.payload_bytes + payload);
         let too_long = payload > 0 && self.payload_bytes > 0 && payloads > limit;
-        let fits = 2 * round_to_block(headers) + payloads <= room && headers <= HEADER_BYTES_MAX && !too_long;
+        let fits = 2 * round_to_block(headers) + payloads <= room
+            && headers <= HEADER_BYTES_MAX
+            && !too_long;
         if fits {
             (self.header_bytes, self.payload_bytes) = (headers, payloads);
         }

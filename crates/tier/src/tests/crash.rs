@@ -15,8 +15,13 @@ fn script(seed: u64, acts: usize, keys: u64) -> Vec<Act> {
     let mut rng = Rng::new(seed);
     (0..acts)
         .map(|_| match rng.below(10) {
-            0..=4 => Act::Put { key: rng.below(keys), length: 1 + rng.below(20_000) },
-            5..=6 => Act::Remove { key: rng.below(keys) },
+            0..=4 => Act::Put {
+                key: rng.below(keys),
+                length: 1 + rng.below(20_000),
+            },
+            5..=6 => Act::Remove {
+                key: rng.below(keys),
+            },
             7..=8 => Act::Complete,
             _ => Act::Rest,
         })
@@ -30,7 +35,13 @@ fn name(key: u64) -> Vec<u8> {
 /// Plays acts until `operations` of the disk have ended; false when they are over before.
 fn play(world: &mut World, acts: &[Act], operations: u64) -> bool {
     let end = world.disk.completed().saturating_add(operations);
-    let mut version = world.known.values().flat_map(|known| known.ordered.keys()).max().copied().unwrap_or(0);
+    let mut version = world
+        .known
+        .values()
+        .flat_map(|known| known.ordered.keys())
+        .max()
+        .copied()
+        .unwrap_or(0);
     for act in acts {
         let steps = match act {
             Act::Put { key, length } => {
@@ -39,7 +50,10 @@ fn play(world: &mut World, acts: &[Act], operations: u64) -> bool {
                 0
             }
             Act::Remove { key } => {
-                let newest = world.known.get(&name(*key)).and_then(|known| known.ordered.keys().max().copied());
+                let newest = world
+                    .known
+                    .get(&name(*key))
+                    .and_then(|known| known.ordered.keys().max().copied());
                 if let Some(newest) = newest {
                     world.remove(&name(*key), newest);
                 }
@@ -91,7 +105,11 @@ fn every_operation(crash: Crash, seed: u64) {
         world.drain();
         let again = world.check_opened(&format!("{moment}, again"));
         assert_eq!(announced, world.announced, "{moment}");
-        assert_eq!((first.records, first.bytes), (again.records, again.bytes), "{moment}");
+        assert_eq!(
+            (first.records, first.bytes),
+            (again.records, again.bytes),
+            "{moment}"
+        );
         play(&mut world, &acts[..30], u64::MAX);
         world.rest();
         world.check(&format!("{moment}, at work again"));
@@ -146,16 +164,30 @@ fn killed_then_cut(
 fn what_is_told_stays(bug: Planted, reached: impl Fn(&mut World) -> bool) {
     let write = |world: &mut World| _ = world.put(b"new", 2, 5000);
     let remove = |world: &mut World| world.remove(b"old", 1);
-    let names = |keys: &[&str]| keys.iter().map(|key| key.as_bytes().to_vec()).collect::<BTreeSet<_>>();
-    assert_eq!(killed_then_cut(None, write, &reached), [names(&["new", "old"]), names(&["new", "old"])]);
-    assert_eq!(killed_then_cut(None, remove, &reached), [names(&[]), names(&[])]);
+    let names = |keys: &[&str]| {
+        keys.iter()
+            .map(|key| key.as_bytes().to_vec())
+            .collect::<BTreeSet<_>>()
+    };
+    assert_eq!(
+        killed_then_cut(None, write, &reached),
+        [names(&["new", "old"]), names(&["new", "old"])]
+    );
+    assert_eq!(
+        killed_then_cut(None, remove, &reached),
+        [names(&[]), names(&[])]
+    );
     let bug = Some(bug);
     assert_eq!(
         killed_then_cut(bug, write, &reached),
         [names(&["new", "old"]), names(&["old"])],
         "nobody would miss it"
     );
-    assert_eq!(killed_then_cut(bug, remove, &reached), [names(&[]), names(&["old"])], "nobody would miss it");
+    assert_eq!(
+        killed_then_cut(bug, remove, &reached),
+        [names(&[]), names(&["old"])],
+        "nobody would miss it"
+    );
 }
 
 /// A process was killed and the next one told the master of a record that only the cache had, and that another was
@@ -173,7 +205,9 @@ fn what_an_opening_told_outlives_the_next_power_cut() {
 /// gone, and one that a tombstone had kept from being told of was back.
 #[test]
 fn what_a_failed_sync_lost_is_written_again_before_it_is_told() {
-    what_is_told_stays(Planted::RecoveryTrustsCache, |world| world.complete_sync(EIO));
+    what_is_told_stays(Planted::RecoveryTrustsCache, |world| {
+        world.complete_sync(EIO)
+    });
 }
 
 /// Whether a dropped record is back after its tombstone's file was reclaimed before its own, and the log opened again.
@@ -213,7 +247,12 @@ fn revived_by_reclaim(bug: Option<Planted>) -> bool {
     assert!(world.disk.content(grave).is_empty() && !world.disk.content(home).is_empty());
     // The announcement of what came back would fail the world's own check.
     world.known.remove(b"dead".as_slice());
-    world.known.entry(b"dead".to_vec()).or_default().ordered.insert(dead, 8192);
+    world
+        .known
+        .entry(b"dead".to_vec())
+        .or_default()
+        .ordered
+        .insert(dead, 8192);
     world.crash(Crash::LoseAll);
     world.drain();
     plant(None);
@@ -223,7 +262,10 @@ fn revived_by_reclaim(bug: Option<Planted>) -> bool {
 #[test]
 fn a_tombstone_outlives_its_file_as_long_as_the_record_it_keeps_dead() {
     assert!(!revived_by_reclaim(None));
-    assert!(revived_by_reclaim(Some(Planted::TombstoneDroppedEarly)), "a tombstone nobody would miss");
+    assert!(
+        revived_by_reclaim(Some(Planted::TombstoneDroppedEarly)),
+        "a tombstone nobody would miss"
+    );
 }
 
 /// Small files and much churn, so that files are reclaimed all the while, cut off at many places in turn.
@@ -263,7 +305,10 @@ fn rot_costs_records_but_never_brings_one_back() {
             let acts = script(rng.next_u64(), 40, 10);
             play(&mut world, &acts, 20 + rng.below(120));
             let files = world.disk.files();
-            if let Some(file) = files.get(rng.below(files.len().max(1) as u64) as usize).map(|file| file.file) {
+            if let Some(file) = files
+                .get(rng.below(files.len().max(1) as u64) as usize)
+                .map(|file| file.file)
+            {
                 let batches = world.batches(file);
                 let byte = match batches.get(rng.below(batches.len().max(1) as u64) as usize) {
                     Some((start, _)) if rng.chance(0.5) => start + rng.below(200),

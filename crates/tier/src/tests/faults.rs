@@ -22,7 +22,10 @@ fn a_flipped_bit_in_a_value_loses_that_record_and_no_other() {
         assert_eq!(world.lost, [entry(&[1], 1)]);
         world.disk.flip(file, offset + 4999, 3);
         let opened = world.reopen(Crash::LoseAll, "after the loss");
-        assert_eq!((opened.records, world.announced.contains_key(&vec![1])), (3, false));
+        assert_eq!(
+            (opened.records, world.announced.contains_key(&vec![1])),
+            (3, false)
+        );
     }
 }
 
@@ -49,8 +52,15 @@ fn want_of_descriptors_costs_a_read_and_never_the_record() {
     let (file, _) = world.place(&[1], 1);
     world.disk.refuse_reads(file, Some(error));
     let mut out = Vec::new();
-    let plan = world.agent.begin_read(world.now, &entry(&[1], 1), &mut out).unwrap();
-    assert!(!world.agent.end_read(world.now, plan, ReadEnd::Failed(error), &mut out));
+    let plan = world
+        .agent
+        .begin_read(world.now, &entry(&[1], 1), &mut out)
+        .unwrap();
+    assert!(
+        !world
+            .agent
+            .end_read(world.now, plan, ReadEnd::Failed(error), &mut out)
+    );
     world.take(out);
     let ticket = world.promote(&[1], 1, 5000);
     let extent = world.free.pop().unwrap();
@@ -78,11 +88,18 @@ fn reclaim_waits_for_descriptors_and_loses_nothing() {
         world.disk.fail_at(world.disk.completed() + 1, EIO);
         world.complete();
         world.complete();
-        world.disk.fail_read_at(world.disk.completed() + nth, DiskError::Resources { errno: 24 });
+        world.disk.fail_read_at(
+            world.disk.completed() + nth,
+            DiskError::Resources { errno: 24 },
+        );
         world.rest();
         let done = world.disk.is_read_failure_pending();
         reads += u32::from(!done);
-        assert_eq!((&world.lost, world.agent.stats().records_lost), (&vec![], 0), "read {nth}");
+        assert_eq!(
+            (&world.lost, world.agent.stats().records_lost),
+            (&vec![], 0),
+            "read {nth}"
+        );
         assert!(world.agent.stats().files_reclaimed > 0, "read {nth}");
         world.check(&format!("read {nth} failed"));
         if done {
@@ -108,7 +125,10 @@ fn values_that_changed_places_are_both_found_out() {
 
 #[test]
 fn a_full_disk_is_reported_refuses_and_is_tried_again() {
-    for (name, error) in [("full", DiskError::Full), ("read-only", DiskError::ReadOnly)] {
+    for (name, error) in [
+        ("full", DiskError::Full),
+        ("read-only", DiskError::ReadOnly),
+    ] {
         let mut world = World::new(small_log(2 << 20), 0);
         world.rest();
         assert!(world.state.unwrap().accepting, "{name}");
@@ -133,7 +153,10 @@ fn a_full_disk_is_reported_refuses_and_is_tried_again() {
             world.take(out);
             world.drain();
         }
-        assert!(world.disk.completed() - tries <= 80, "{name}: with back-off");
+        assert!(
+            world.disk.completed() - tries <= 80,
+            "{name}: with back-off"
+        );
         set(&mut world, false);
         world.rest();
         assert!(world.state.unwrap().accepting, "{name}");
@@ -188,12 +211,26 @@ fn whichever_operation_fails_nothing_acknowledged_is_lost_and_work_goes_on() {
             world.rest();
             let moment = format!("{error:?} at {nth}");
             world.check(&moment);
-            assert!(world.known.values().all(|known| known.dropped >= known.drop_ordered), "{moment}");
-            let failed = world.results.values().filter(|result| result.is_err()).count();
+            assert!(
+                world
+                    .known
+                    .values()
+                    .all(|known| known.dropped >= known.drop_ordered),
+                "{moment}"
+            );
+            let failed = world
+                .results
+                .values()
+                .filter(|result| result.is_err())
+                .count();
             let done = world.disk.is_failure_pending();
             let ticket = world.put(b"last", 1, 100);
             world.rest();
-            assert!(done || world.results[&ticket] == Ok(()), "{moment}: {:?}", world.state);
+            assert!(
+                done || world.results[&ticket] == Ok(()),
+                "{moment}: {:?}",
+                world.state
+            );
             world.crash(Crash::Tear);
             world.rest();
             world.check_opened(&moment);

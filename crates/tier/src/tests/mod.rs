@@ -13,8 +13,8 @@ use std::time::Duration;
 
 use slackwater_base::{ByteSize, Checksum, Instant, Rng};
 use slackwater_wire::{
-    DiskEntry, DiskState, ExtentRef, Incarnation, Key, NodeId, OffloadTask, Order, PromoteTask, PromotionFailure,
-    Report, SegmentId, TaskFailure, Tenant, TicketId, Version,
+    DiskEntry, DiskState, ExtentRef, Incarnation, Key, NodeId, OffloadTask, Order, PromoteTask,
+    PromotionFailure, Report, SegmentId, TaskFailure, Tenant, TicketId, Version,
 };
 
 use crate::arena::MemorySegment;
@@ -102,7 +102,11 @@ fn small_log(capacity: u64) -> LogConfig {
 }
 
 fn entry(key: &[u8], version: u64) -> DiskEntry {
-    DiskEntry { tenant: Tenant::DEFAULT, key: Key::new(key).unwrap(), version: Version(version) }
+    DiskEntry {
+        tenant: Tenant::DEFAULT,
+        key: Key::new(key).unwrap(),
+        version: Version(version),
+    }
 }
 
 /// A world with records `0..count` of version 1, each in a batch of its own.
@@ -118,7 +122,8 @@ fn world_of(count: u8, length: u64) -> World {
 
 /// The bytes of a version of a key: they tell by themselves whose they are.
 fn value_of(entry: &DiskEntry, length: u64) -> Vec<u8> {
-    let seed = slackwater_base::hash64(entry.key.as_bytes()) ^ entry.version.0.wrapping_mul(0x9e37_79b9);
+    let seed =
+        slackwater_base::hash64(entry.key.as_bytes()) ^ entry.version.0.wrapping_mul(0x9e37_79b9);
     let mut bytes = vec![0; length as usize];
     Rng::new(seed).fill(&mut bytes);
     bytes
@@ -169,19 +174,36 @@ impl World {
     fn boot(&mut self) {
         self.incarnation += 1;
         let log = Some(self.log.clone());
-        self.agent = Agent::new(AgentConfig { log, ..self.config.clone() });
+        self.agent = Agent::new(AgentConfig {
+            log,
+            ..self.config.clone()
+        });
         let incarnation = Incarnation(self.incarnation);
-        self.agent.add_segment(MemorySegment { segment: MEMORY, incarnation, bytes: ARENA_BYTES, granule: 4096 });
+        self.agent.add_segment(MemorySegment {
+            segment: MEMORY,
+            incarnation,
+            bytes: ARENA_BYTES,
+            granule: 4096,
+        });
         let size = 64 << 10;
         self.free = (0..ARENA_BYTES / size)
-            .map(|at| ExtentRef { segment: MEMORY, incarnation, offset: at * size, bytes: size, generation: 0 })
+            .map(|at| ExtentRef {
+                segment: MEMORY,
+                incarnation,
+                offset: at * size,
+                bytes: size,
+                generation: 0,
+            })
             .collect();
         self.offloads.clear();
         self.announced.clear();
         self.opened = None;
         self.state = None;
         self.stopped = None;
-        self.give(AgentInput::Open { files: self.disk.files(), fresh: FRESH });
+        self.give(AgentInput::Open {
+            files: self.disk.files(),
+            fresh: FRESH,
+        });
     }
 
     fn crash(&mut self, crash: Crash) {
@@ -195,7 +217,8 @@ impl World {
         self.crash(crash);
         self.rest();
         assert_eq!(self.refused, None, "{moment}");
-        self.opened.unwrap_or_else(|| panic!("{moment}: the log opens"))
+        self.opened
+            .unwrap_or_else(|| panic!("{moment}: the log opens"))
     }
 
     fn give(&mut self, input: AgentInput) {
@@ -214,7 +237,9 @@ impl World {
                 AgentOutput::Report(report) => self.report(report),
                 AgentOutput::Opened(opened) => self.opened = Some(opened),
                 AgentOutput::Refused(error) => self.refused = Some(error),
-                AgentOutput::Flushed(number) => assert!(self.flushed.insert(number), "flush {number} answered twice"),
+                AgentOutput::Flushed(number) => {
+                    assert!(self.flushed.insert(number), "flush {number} answered twice")
+                }
                 AgentOutput::Stopped { lost } => self.stopped = Some(lost),
             }
         }
@@ -225,10 +250,16 @@ impl World {
         match report {
             Report::Offloaded(done) => {
                 for (ticket, result) in done {
-                    let (entry, extent) = self.offloads.remove(&ticket).expect("an offload is answered once");
+                    let (entry, extent) = self
+                        .offloads
+                        .remove(&ticket)
+                        .expect("an offload is answered once");
                     self.generation += 1;
                     self.bytes.0[extent.offset as usize..][..extent.bytes as usize].fill(0xdd);
-                    self.free.push(ExtentRef { generation: self.generation, ..extent });
+                    self.free.push(ExtentRef {
+                        generation: self.generation,
+                        ..extent
+                    });
                     if result.is_ok() {
                         let known = self.known.entry(entry.key.as_bytes().to_vec()).or_default();
                         known.durable = known.durable.max(entry.version.0);
@@ -255,18 +286,34 @@ impl World {
                 assert!(!entries.is_empty() && entries.len() <= self.log.announce_entries_max);
                 for reported in entries {
                     let value = value_of(&reported.entry, reported.bytes);
-                    assert_eq!(reported.checksum, Checksum::of(&value), "{:?}", reported.entry);
+                    assert_eq!(
+                        reported.checksum,
+                        Checksum::of(&value),
+                        "{:?}",
+                        reported.entry
+                    );
                     let key = reported.entry.key.as_bytes().to_vec();
                     let known = &self.known[&key];
                     let gone = known.dropped.max(known.lost);
-                    assert!(reported.entry.version.0 > gone, "{:?} came back, gone {gone}", reported.entry);
-                    assert_eq!(self.announced.insert(key, reported.entry.version.0), None, "announced twice");
+                    assert!(
+                        reported.entry.version.0 > gone,
+                        "{:?} came back, gone {gone}",
+                        reported.entry
+                    );
+                    assert_eq!(
+                        self.announced.insert(key, reported.entry.version.0),
+                        None,
+                        "announced twice"
+                    );
                 }
             }
             Report::Announced { segment, highest } => {
                 assert_eq!(segment, DISK);
                 let newest = self.announced.values().max().copied().unwrap_or_default();
-                assert!(highest.0 >= newest, "{highest} is below an announced version, {newest}");
+                assert!(
+                    highest.0 >= newest,
+                    "{highest} is below an announced version, {newest}"
+                );
             }
             Report::Stage { ticket, bytes } => self.stages.push((ticket, bytes)),
             Report::Promoted { ticket, extent } => {
@@ -289,12 +336,25 @@ impl World {
     fn put(&mut self, key: &[u8], version: u64, length: u64) -> TicketId {
         let entry = entry(key, version);
         let value = value_of(&entry, length);
-        let source = self.free.pop().expect("the arena is large enough for what is in flight");
+        let source = self
+            .free
+            .pop()
+            .expect("the arena is large enough for what is in flight");
         self.bytes.write(source, &value);
         let ticket = self.ticket();
-        self.known.entry(key.to_vec()).or_default().ordered.insert(version, length);
+        self.known
+            .entry(key.to_vec())
+            .or_default()
+            .ordered
+            .insert(version, length);
         self.offloads.insert(ticket, (entry.clone(), source));
-        let task = OffloadTask { ticket, entry, bytes: length, checksum: Checksum::of(&value), source };
+        let task = OffloadTask {
+            ticket,
+            entry,
+            bytes: length,
+            checksum: Checksum::of(&value),
+            source,
+        };
         self.give(AgentInput::Order(Order::Offload(vec![task])));
         ticket
     }
@@ -309,7 +369,12 @@ impl World {
         let entry = entry(key, version);
         let ticket = self.ticket();
         let checksum = Checksum::of(&value_of(&entry, length));
-        self.give(AgentInput::Order(Order::Promote(vec![PromoteTask { ticket, entry, bytes: length, checksum }])));
+        self.give(AgentInput::Order(Order::Promote(vec![PromoteTask {
+            ticket,
+            entry,
+            bytes: length,
+            checksum,
+        }])));
         ticket
     }
 
@@ -350,20 +415,27 @@ impl World {
         let end = self.now + Duration::from_secs(600);
         loop {
             self.drain();
-            let Some(at) = self.agent.next_deadline().filter(|at| *at <= end) else { return };
+            let Some(at) = self.agent.next_deadline().filter(|at| *at <= end) else {
+                return;
+            };
             self.now = self.now.max(at);
             let mut out = std::mem::take(&mut self.queue);
             self.agent.on_deadline(self.now, &mut out);
             self.take(out);
             let next = self.agent.next_deadline();
-            assert!(next.is_none_or(|next| next > self.now), "a deadline that has passed would spin");
+            assert!(
+                next.is_none_or(|next| next > self.now),
+                "a deadline that has passed would spin"
+            );
         }
     }
 
     /// Reads a record as a reader inside the process does.
     fn read(&mut self, key: &[u8], version: u64) -> Option<Vec<u8>> {
         let mut out = Vec::new();
-        let plan = self.agent.begin_read(self.now, &entry(key, version), &mut out);
+        let plan = self
+            .agent
+            .begin_read(self.now, &entry(key, version), &mut out);
         self.take(std::mem::take(&mut out));
         let plan = plan?;
         let content = self.disk.content(plan.file);
@@ -376,7 +448,11 @@ impl World {
 
     /// The version of a key that can be read now, with its bytes checked.
     fn readable(&mut self, key: &[u8]) -> Option<u64> {
-        let ordered = self.known.get(key).map(|known| known.ordered.clone()).unwrap_or_default();
+        let ordered = self
+            .known
+            .get(key)
+            .map(|known| known.ordered.clone())
+            .unwrap_or_default();
         let mut found = None;
         for (version, length) in ordered {
             if self.agent_holds(key, version) {
@@ -385,7 +461,11 @@ impl World {
                 let value = value_of(&entry(key, version), length);
                 let bytes = self.read(key, version);
                 let lost = self.rotten && bytes.is_none();
-                assert!(lost || bytes == Some(value), "wrong bytes of {}", key.escape_ascii());
+                assert!(
+                    lost || bytes == Some(value),
+                    "wrong bytes of {}",
+                    key.escape_ascii()
+                );
             }
         }
         found
@@ -394,7 +474,10 @@ impl World {
     /// Where a record lies.
     fn place(&mut self, key: &[u8], version: u64) -> (FileId, u64) {
         let mut out = Vec::new();
-        let plan = self.agent.begin_read(self.now, &entry(key, version), &mut out).expect("the record is there");
+        let plan = self
+            .agent
+            .begin_read(self.now, &entry(key, version), &mut out)
+            .expect("the record is there");
         self.agent.end_read(self.now, plan, ReadEnd::Done, &mut out);
         self.take(out);
         (plan.file, plan.offset)
@@ -407,7 +490,12 @@ impl World {
         let mut found = Vec::new();
         let mut at = slackwater_base::BLOCK_BYTES;
         while at < bytes {
-            match decode_batch(Identity { log: FRESH, file }, bytes, at, &content[at as usize..]) {
+            match decode_batch(
+                Identity { log: FRESH, file },
+                bytes,
+                at,
+                &content[at as usize..],
+            ) {
                 Decoded::Batch(batch) => {
                     found.push((batch.start, batch.end()));
                     at = batch.end();
@@ -430,11 +518,21 @@ impl World {
             let known = &self.known[&key];
             let name = key.escape_ascii().to_string();
             if let Some(version) = found {
-                assert!(known.ordered.contains_key(&version), "{moment}: {name} {version} was never written");
-                assert!(version > known.dropped, "{moment}: {name} {version} came back, dropped {}", known.dropped);
+                assert!(
+                    known.ordered.contains_key(&version),
+                    "{moment}: {name} {version} was never written"
+                );
+                assert!(
+                    version > known.dropped,
+                    "{moment}: {name} {version} came back, dropped {}",
+                    known.dropped
+                );
             }
             if known.durable > known.drop_ordered && !self.rotten {
-                assert!(found >= Some(known.durable), "{moment}: {name} {found:?} is gone, {known:?}");
+                assert!(
+                    found >= Some(known.durable),
+                    "{moment}: {name} {found:?} is gone, {known:?}"
+                );
             }
         }
     }
@@ -444,11 +542,19 @@ impl World {
         let opened = self.opened.expect("the log opens");
         assert_eq!(opened.records as usize, self.announced.len(), "{moment}");
         let highest = self.announced.values().copied().max().unwrap_or(0);
-        assert!(opened.highest_version.0 >= highest, "{moment}: {} < {highest}", opened.highest_version);
+        assert!(
+            opened.highest_version.0 >= highest,
+            "{moment}: {} < {highest}",
+            opened.highest_version
+        );
         for (key, version) in self.announced.clone() {
             let found = self.readable(&key);
             let lost = self.rotten && found.is_none();
-            assert!(lost || found == Some(version), "{moment}: {} {found:?}", key.escape_ascii());
+            assert!(
+                lost || found == Some(version),
+                "{moment}: {} {found:?}",
+                key.escape_ascii()
+            );
         }
         self.check(moment);
         opened
@@ -468,7 +574,12 @@ fn check_request(request: &DiskOp) {
                 }
             }
         }
-        DiskOp::Read { offset, bytes, length, .. } => {
+        DiskOp::Read {
+            offset,
+            bytes,
+            length,
+            ..
+        } => {
             whole(*offset);
             whole(*bytes);
             assert!(length <= bytes && *length > 0, "{request:?}");

@@ -13,10 +13,16 @@ fn a_rotten_header_is_read_from_its_second_copy() {
             world.rest();
             let (file, _) = world.place(&[0], 1);
             let (start, end) = world.batches(file)[batch];
-            world.disk.flip(file, [start, end - BLOCK as u64][copy] + byte, 5);
+            world
+                .disk
+                .flip(file, [start, end - BLOCK as u64][copy] + byte, 5);
             let opened = world.reopen(Crash::LoseAll, "with a rotten header");
             let moment = format!("batch {batch}, copy {copy}, byte {byte}");
-            assert_eq!((opened.records, opened.rotten, opened.doubtful), (5, 0, 0), "{moment}");
+            assert_eq!(
+                (opened.records, opened.rotten, opened.doubtful),
+                (5, 0, 0),
+                "{moment}"
+            );
             assert_eq!(opened.repaired, u64::from(copy == 0), "{moment}");
             world.check_opened(&moment);
         }
@@ -45,13 +51,25 @@ fn what_is_older_than_a_header_that_nobody_can_read_is_given_up() {
             assert_eq!(opened.rotten, 1);
             assert!(opened.doubtful >= 23, "{}", opened.doubtful);
         }
-        assert!(!world.announced.contains_key(&vec![0]), "cut {cut}: it was dropped");
-        assert!((40..48).all(|key| world.announced.contains_key(&vec![key])), "cut {cut}: the newer ones stay");
-        assert!(world.disk.content(file).is_empty(), "cut {cut}: the file is gone");
+        assert!(
+            !world.announced.contains_key(&vec![0]),
+            "cut {cut}: it was dropped"
+        );
+        assert!(
+            (40..48).all(|key| world.announced.contains_key(&vec![key])),
+            "cut {cut}: the newer ones stay"
+        );
+        assert!(
+            world.disk.content(file).is_empty(),
+            "cut {cut}: the file is gone"
+        );
         assert!(!world.agent.holds(&entry(&[0], 1)));
         let again = world.reopen(Crash::LoseAll, "once more");
         assert_eq!((again.rotten, again.doubtful), (0, 0), "cut {cut}");
-        assert!(!world.announced.contains_key(&vec![0]), "cut {cut}: it was dropped");
+        assert!(
+            !world.announced.contains_key(&vec![0]),
+            "cut {cut}: it was dropped"
+        );
     }
 }
 
@@ -68,7 +86,10 @@ fn world_with_a_removal(seed: u64) -> (World, FileId, (u64, u64)) {
     }
     let (file, _) = world.place(&[23], 1);
     let batches = world.batches(file);
-    let batch = *batches.iter().find(|(start, end)| end - start == 2 * BLOCK as u64).expect("a tombstone");
+    let batch = *batches
+        .iter()
+        .find(|(start, end)| end - start == 2 * BLOCK as u64)
+        .expect("a tombstone");
     (world, file, batch)
 }
 
@@ -82,16 +103,25 @@ fn a_file_that_cannot_be_opened_keeps_the_log_shut_and_costs_nothing() {
         let files = world.disk.files();
         world.crash(Crash::LoseAll);
         world.rest();
-        let refusal = world.refused.take().unwrap_or_else(|| panic!("{error}: the log stays shut"));
+        let refusal = world
+            .refused
+            .take()
+            .unwrap_or_else(|| panic!("{error}: the log stays shut"));
         assert!(refusal.may_pass(), "{refusal}");
         match error {
-            DiskError::Resources { .. } => assert_eq!(refusal, FormatError::Starved { file, error }),
+            DiskError::Resources { .. } => {
+                assert_eq!(refusal, FormatError::Starved { file, error })
+            }
             error => assert_eq!(refusal, FormatError::Unreadable { file, error }),
         }
         assert_eq!((world.opened, world.disk.files()), (None, files), "{error}");
         world.disk.refuse_reads(file, None);
         let opened = world.reopen(Crash::LoseAll, "when the file can be read");
-        assert_eq!((opened.records, opened.rotten, opened.torn), (47, 0, 0), "{error}");
+        assert_eq!(
+            (opened.records, opened.rotten, opened.torn),
+            (47, 0, 0),
+            "{error}"
+        );
         world.check_opened("when the file can be read");
     }
 }
@@ -111,10 +141,20 @@ fn want_of_descriptors_at_any_moment_of_opening_keeps_the_log_shut_and_costs_not
         world.disk.fail_at(world.disk.completed() + nth, error);
         world.crash(Crash::LoseAll);
         world.rest();
-        let refusal = world.refused.take().unwrap_or_else(|| panic!("operation {nth} fails: the log stays shut"));
-        assert!(matches!(refusal, FormatError::Starved { error: of, .. } if of == error), "{refusal}");
+        let refusal = world
+            .refused
+            .take()
+            .unwrap_or_else(|| panic!("operation {nth} fails: the log stays shut"));
+        assert!(
+            matches!(refusal, FormatError::Starved { error: of, .. } if of == error),
+            "{refusal}"
+        );
         let opened = world.reopen(Crash::LoseAll, "afterwards");
-        assert_eq!((opened.records, opened.rotten, opened.torn), (47, 0, 0), "operation {nth}");
+        assert_eq!(
+            (opened.records, opened.rotten, opened.torn),
+            (47, 0, 0),
+            "operation {nth}"
+        );
     }
 }
 
@@ -130,8 +170,13 @@ fn headers_that_the_device_cannot_read_are_never_taken_for_a_torn_write() {
         let (start, end) = *world.batches(file).last().unwrap();
         assert_eq!(end - start, 2 * BLOCK as u64, "a tombstone alone");
         let bytes = world.disk.content(file).len() as u64;
-        let bad = if rest_of_the_file { BLOCK as u64..bytes } else { start..end };
-        bad.step_by(BLOCK).for_each(|offset| world.disk.make_unreadable(file, offset));
+        let bad = if rest_of_the_file {
+            BLOCK as u64..bytes
+        } else {
+            start..end
+        };
+        bad.step_by(BLOCK)
+            .for_each(|offset| world.disk.make_unreadable(file, offset));
         let opened = world.reopen(Crash::LoseAll, "with unreadable headers");
         assert_eq!((opened.rotten, opened.torn, opened.records), (1, 0, 0));
         assert!(opened.doubtful >= 40, "{}", opened.doubtful);
@@ -171,7 +216,13 @@ fn files_that_are_not_ours_are_refused_by_name_and_left_alone() {
         assert_eq!(world.opened, None);
         world.refused.expect("the log does not open").to_string()
     };
-    let header = FileHeader { log: FRESH, file: FileId(9), life: 1, bytes: 8192, highest_version: Version(1) };
+    let header = FileHeader {
+        log: FRESH,
+        file: FileId(9),
+        life: 1,
+        bytes: 8192,
+        highest_version: Version(1),
+    };
     let padded = |mut bytes: Vec<u8>| {
         bytes.resize(2 * BLOCK, 0);
         bytes
@@ -188,10 +239,15 @@ fn files_that_are_not_ours_are_refused_by_name_and_left_alone() {
         refused(9, padded(newer)),
         "log file 9 has format 2, this version reads up to 1: upgrade, or empty the directory to start cold"
     );
-    let misplaced = "log file 8 belongs to another log or place: it was copied or renamed; move it away";
+    let misplaced =
+        "log file 8 belongs to another log or place: it was copied or renamed; move it away";
     assert_eq!(refused(8, padded(header.encode())), misplaced);
     assert!(refused(9, b"a note".to_vec()).starts_with("log file 9 is no Slackwater log"));
-    let other = FileHeader { log: 1, file: FileId(8), ..header };
+    let other = FileHeader {
+        log: 1,
+        file: FileId(8),
+        ..header
+    };
     assert_eq!(refused(8, padded(other.encode())), misplaced);
 }
 
@@ -205,7 +261,10 @@ fn files_without_a_header_are_cleared_away() {
     assert!(world.disk.content(FileId(70)).is_empty());
     world.put(b"next", 2, 100);
     world.rest();
-    assert!(world.disk.files().iter().any(|file| file.file > FileId(70)), "its number is not used again");
+    assert!(
+        world.disk.files().iter().any(|file| file.file > FileId(70)),
+        "its number is not used again"
+    );
 }
 
 #[test]
@@ -239,7 +298,12 @@ fn a_batch_laid_over_the_first_block_keeps_no_log_shut() {
     let mut bytes = world.disk.content(file).to_vec();
     bytes.copy_within(start..start + BLOCK, 0);
     world.disk.plant(file, bytes);
-    assert_eq!(world.reopen(Crash::LoseAll, "with a batch in the first block").records, 4);
+    assert_eq!(
+        world
+            .reopen(Crash::LoseAll, "with a batch in the first block")
+            .records,
+        4
+    );
     world.check_opened("with a batch in the first block");
 }
 
@@ -254,11 +318,37 @@ fn a_value_cannot_pass_for_headers() {
     let forged = &bytes[start as usize..start as usize + BLOCK];
     let file_bytes = bytes.len() as u64;
     let ours = Identity { log: FRESH, file };
-    assert!(matches!(decode_batch(ours, file_bytes, start, forged), Decoded::Batch(_)));
-    assert_eq!(decode_batch(Identity { log: FRESH + 1, file }, file_bytes, start, forged), Decoded::Other);
+    assert!(matches!(
+        decode_batch(ours, file_bytes, start, forged),
+        Decoded::Batch(_)
+    ));
     assert_eq!(
-        decode_batch(Identity { log: FRESH, file: FileId(file.0 + 1) }, file_bytes, start, forged),
+        decode_batch(
+            Identity {
+                log: FRESH + 1,
+                file
+            },
+            file_bytes,
+            start,
+            forged
+        ),
         Decoded::Other
     );
-    assert_eq!(decode_batch(ours, file_bytes, end, forged), Decoded::Other, "a header that went elsewhere");
+    assert_eq!(
+        decode_batch(
+            Identity {
+                log: FRESH,
+                file: FileId(file.0 + 1)
+            },
+            file_bytes,
+            start,
+            forged
+        ),
+        Decoded::Other
+    );
+    assert_eq!(
+        decode_batch(ours, file_bytes, end, forged),
+        Decoded::Other,
+        "a header that went elsewhere"
+    );
 }

@@ -19,7 +19,11 @@ fn world_with(key: &[u8], length: u64) -> World {
 impl World {
     /// Gives the promotion `ticket` an extent and says which.
     fn stage(&mut self, ticket: TicketId) -> ExtentRef {
-        let at = self.stages.iter().position(|stage| stage.0 == ticket).expect("the promotion asks for an extent");
+        let at = self
+            .stages
+            .iter()
+            .position(|stage| stage.0 == ticket)
+            .expect("the promotion asks for an extent");
         self.stages.remove(at);
         let extent = self.free.pop().expect("there are free extents");
         self.give(AgentInput::Order(Order::Staged { ticket, extent }));
@@ -37,7 +41,10 @@ fn a_lone_record_is_written_100_ms_after_it_came() {
     let first = world.now;
     let ticket = world.put(b"a", 1, 100);
     world.drain();
-    assert_eq!(world.agent.next_deadline(), Some(first + Duration::from_millis(100)));
+    assert_eq!(
+        world.agent.next_deadline(),
+        Some(first + Duration::from_millis(100))
+    );
     world.now = first + Duration::from_millis(99);
     world.put(b"b", 1, 100);
     world.drain();
@@ -45,8 +52,16 @@ fn a_lone_record_is_written_100_ms_after_it_came() {
     world.rest();
     assert_eq!(world.results[&ticket], Ok(()));
     let batch = first + Duration::from_millis(100);
-    assert!(world.now >= batch && world.now < batch + Duration::from_millis(5), "{}", world.now);
-    assert_eq!(world.results.len(), 2, "the later record shares the batch of the first");
+    assert!(
+        world.now >= batch && world.now < batch + Duration::from_millis(5),
+        "{}",
+        world.now
+    );
+    assert_eq!(
+        world.results.len(),
+        2,
+        "the later record shares the batch of the first"
+    );
 }
 
 #[test]
@@ -152,7 +167,11 @@ fn an_older_version_is_not_written_over_a_newer_one() {
     world.remove(b"a", 5);
     world.rest();
     let dead = world.put(b"a", 5, 100);
-    assert_eq!(world.results[&dead], Err(TaskFailure::Cancelled), "its tombstone stands");
+    assert_eq!(
+        world.results[&dead],
+        Err(TaskFailure::Cancelled),
+        "its tombstone stands"
+    );
 }
 
 #[test]
@@ -193,10 +212,21 @@ fn values_that_no_file_holds_are_refused_for_themselves() {
     let file_bytes = world.log.file_bytes_used();
     let entry = entry(b"a", 1);
     for (bytes, failure) in [(0, TaskFailure::Stale), (file_bytes, TaskFailure::TooLarge)] {
-        let source = ExtentRef { bytes: file_bytes, ..world.free[0] };
+        let source = ExtentRef {
+            bytes: file_bytes,
+            ..world.free[0]
+        };
         let ticket = world.ticket();
-        world.offloads.insert(ticket, (entry.clone(), world.free[0]));
-        let task = OffloadTask { ticket, entry: entry.clone(), bytes, checksum: Checksum(1), source };
+        world
+            .offloads
+            .insert(ticket, (entry.clone(), world.free[0]));
+        let task = OffloadTask {
+            ticket,
+            entry: entry.clone(),
+            bytes,
+            checksum: Checksum(1),
+            source,
+        };
         world.give(AgentInput::Order(Order::Offload(vec![task])));
         assert_eq!(world.results[&ticket], Err(failure), "{bytes} bytes");
     }
@@ -212,25 +242,44 @@ fn a_promotion_puts_the_right_bytes_into_the_staged_extent() {
     let ticket = world.promote(b"a", 1, 5000);
     assert_eq!(world.stages, [(ticket, 5000)]);
     let extent = world.stage(ticket);
-    assert!(matches!(world.agent.begin_access(extent, Access::Read), Err(Stale::Busy { .. })));
+    assert!(matches!(
+        world.agent.begin_access(extent, Access::Read),
+        Err(Stale::Busy { .. })
+    ));
     world.drain();
     assert_eq!(world.promoted[&ticket], extent);
-    assert_eq!(world.bytes.read(extent, 5000), value_of(&entry(b"a", 1), 5000));
+    assert_eq!(
+        world.bytes.read(extent, 5000),
+        value_of(&entry(b"a", 1), 5000)
+    );
     assert!(world.agent.begin_access(extent, Access::Read).is_ok());
 }
 
 #[test]
 fn promotions_that_cannot_be_are_refused_with_the_reason() {
-    let check = |what: &str, failure: PromotionFailure, promote: &dyn Fn(&mut World) -> TicketId| {
-        let mut world = world_with(b"a", 100);
-        let ticket = promote(&mut world);
-        assert_eq!(world.promotions_failed.get(&ticket), Some(&failure), "{what}");
-        assert!(world.stages.is_empty(), "{what}");
-    };
-    check("no bytes", PromotionFailure::Size, &|world| world.promote(b"a", 1, 0));
-    check("another length", PromotionFailure::Size, &|world| world.promote(b"a", 1, 99));
-    check("another version", PromotionFailure::Missing, &|world| world.promote(b"a", 2, 100));
-    check("another key", PromotionFailure::Missing, &|world| world.promote(b"b", 1, 100));
+    let check =
+        |what: &str, failure: PromotionFailure, promote: &dyn Fn(&mut World) -> TicketId| {
+            let mut world = world_with(b"a", 100);
+            let ticket = promote(&mut world);
+            assert_eq!(
+                world.promotions_failed.get(&ticket),
+                Some(&failure),
+                "{what}"
+            );
+            assert!(world.stages.is_empty(), "{what}");
+        };
+    check("no bytes", PromotionFailure::Size, &|world| {
+        world.promote(b"a", 1, 0)
+    });
+    check("another length", PromotionFailure::Size, &|world| {
+        world.promote(b"a", 1, 99)
+    });
+    check("another version", PromotionFailure::Missing, &|world| {
+        world.promote(b"a", 2, 100)
+    });
+    check("another key", PromotionFailure::Missing, &|world| {
+        world.promote(b"b", 1, 100)
+    });
     check("stopping", PromotionFailure::Busy, &|world| {
         world.give(AgentInput::Stop);
         world.promote(b"a", 1, 100)
@@ -291,7 +340,10 @@ fn a_cancelled_promotion_says_nothing_more() {
             assert_eq!(world.fenced, [extent], "it was never touched");
         }
         world.rest();
-        assert!(world.promoted.is_empty() && world.promotions_failed.is_empty(), "moment {moment}");
+        assert!(
+            world.promoted.is_empty() && world.promotions_failed.is_empty(),
+            "moment {moment}"
+        );
     }
 }
 
@@ -307,20 +359,29 @@ fn promotions_are_begun_in_order_and_no_more_than_allowed() {
     }
     world.rest();
     let tickets: Vec<TicketId> = (0..6u8).map(|key| world.promote(&[key], 1, 100)).collect();
-    assert_eq!(world.stages.iter().map(|stage| stage.0).collect::<Vec<_>>(), tickets[..2]);
+    assert_eq!(
+        world.stages.iter().map(|stage| stage.0).collect::<Vec<_>>(),
+        tickets[..2]
+    );
     assert_eq!(world.promotions_failed[&tickets[5]], PromotionFailure::Busy);
     world.stage(tickets[0]);
     assert_eq!(world.stages.len(), 1, "a read is in flight still");
     world.drain();
     assert!(world.promoted.contains_key(&tickets[0]));
-    assert_eq!(world.stages.iter().map(|stage| stage.0).collect::<Vec<_>>(), tickets[1..3]);
+    assert_eq!(
+        world.stages.iter().map(|stage| stage.0).collect::<Vec<_>>(),
+        tickets[1..3]
+    );
 }
 
 #[test]
 fn a_file_stays_while_it_is_read() {
     let mut world = world_with(b"a", 100);
     let mut out = Vec::new();
-    let plan = world.agent.begin_read(world.now, &entry(b"a", 1), &mut out).unwrap();
+    let plan = world
+        .agent
+        .begin_read(world.now, &entry(b"a", 1), &mut out)
+        .unwrap();
     for key in 0..40u8 {
         world.put(&[key], 1, 8000);
     }
@@ -329,16 +390,27 @@ fn a_file_stays_while_it_is_read() {
     world.rest();
     assert_eq!(world.dropped, [entry(b"a", 1)]);
     let value = value_of(&entry(b"a", 1), 100);
-    assert_eq!(world.disk.content(plan.file)[plan.offset as usize..][..100], value);
+    assert_eq!(
+        world.disk.content(plan.file)[plan.offset as usize..][..100],
+        value
+    );
     for key in 0..40u8 {
         world.remove(&[key], 1);
     }
     world.rest();
     assert!(!world.disk.content(plan.file).is_empty());
-    assert!(world.agent.end_read(world.now, plan, ReadEnd::Checked(Checksum::of(&value)), &mut out));
+    assert!(world.agent.end_read(
+        world.now,
+        plan,
+        ReadEnd::Checked(Checksum::of(&value)),
+        &mut out
+    ));
     world.take(out);
     world.rest();
-    assert!(world.disk.content(plan.file).is_empty(), "nothing holds it any more");
+    assert!(
+        world.disk.content(plan.file).is_empty(),
+        "nothing holds it any more"
+    );
 }
 
 #[test]
@@ -367,7 +439,10 @@ fn a_node_without_a_log_refuses_what_needs_one() {
 #[test]
 fn tenants_with_equal_keys_have_records_of_their_own() {
     let mut world = world_with(b"a", 100);
-    let theirs = DiskEntry { tenant: Tenant::new("acme").unwrap(), ..entry(b"a", 1) };
+    let theirs = DiskEntry {
+        tenant: Tenant::new("acme").unwrap(),
+        ..entry(b"a", 1)
+    };
     assert!(!world.agent.holds(&theirs));
     world.give(AgentInput::Order(Order::Drop(vec![theirs])));
     world.rest();

@@ -59,9 +59,15 @@ fn run(acts: &[Act], seed: u64) {
                 world.take(out);
             }
             Act::Fail(after) => {
-                let errors = [DiskError::Full, DiskError::ReadOnly, DiskError::Device { errno: 5 }];
+                let errors = [
+                    DiskError::Full,
+                    DiskError::ReadOnly,
+                    DiskError::Device { errno: 5 },
+                ];
                 let error = errors[usize::from(after) % errors.len()];
-                world.disk.fail_writing_at(world.disk.completed() + u64::from(after), error);
+                world
+                    .disk
+                    .fail_writing_at(world.disk.completed() + u64::from(after), error);
             }
             Act::Crash(crash) => {
                 world.crash(crash);
@@ -79,7 +85,11 @@ fn run(acts: &[Act], seed: u64) {
     world.rest();
     world.check("at rest");
     assert!(world.offloads.is_empty(), "every offload is answered");
-    let unanswered = world.known.values().filter(|known| known.dropped < known.drop_ordered).count();
+    let unanswered = world
+        .known
+        .values()
+        .filter(|known| known.dropped < known.drop_ordered)
+        .count();
     assert!(unanswered == 0 || world.crashed, "every drop is answered");
     assert_eq!(world.agent.arena().accesses(), 0);
 }

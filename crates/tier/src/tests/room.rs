@@ -18,11 +18,17 @@ fn a_log_that_is_full_of_live_records_says_so_and_goes_on_when_some_are_dropped(
     }
     let state = world.state.unwrap();
     assert!(!state.accepting && state.pressure > 0, "{state:?}");
-    assert!(taken * 4096 >= state.capacity / 4, "{taken} records in {}", state.capacity);
+    assert!(
+        taken * 4096 >= state.capacity / 4,
+        "{taken} records in {}",
+        state.capacity
+    );
     world.check("full");
     for round in 0..20u64 {
         // The master frees what it is asked to, the oldest first.
-        let Some(state) = world.state.filter(|state| !state.accepting) else { break };
+        let Some(state) = world.state.filter(|state| !state.accepting) else {
+            break;
+        };
         assert!(round < 19, "dropping what was asked for makes room");
         let mut freed = 0;
         for key in 0..taken {
@@ -48,7 +54,13 @@ fn a_log_that_is_full_of_live_records_says_so_and_goes_on_when_some_are_dropped(
 #[test]
 fn a_log_longer_than_its_capacity_comes_down_to_it_and_takes_records_again() {
     for (before, after, files) in [(4 << 20, 1 << 20, 128 << 10), (8 << 20, 1 << 20, 512 << 10)] {
-        let mut world = World::new(LogConfig { file_bytes: files, ..small_log(before) }, 3);
+        let mut world = World::new(
+            LogConfig {
+                file_bytes: files,
+                ..small_log(before)
+            },
+            3,
+        );
         let mut keys = Vec::new();
         for key in 0u64.. {
             let ticket = world.put(&key.to_le_bytes(), key + 1, 4096);
@@ -64,7 +76,9 @@ fn a_log_longer_than_its_capacity_comes_down_to_it_and_takes_records_again() {
         world.rest();
         let mut oldest = keys.iter();
         let mut rounds = 0;
-        while world.state.is_none_or(|state| !state.accepting) || world.agent.stats().file_bytes > after {
+        while world.state.is_none_or(|state| !state.accepting)
+            || world.agent.stats().file_bytes > after
+        {
             rounds += 1;
             assert!(rounds < 200, "{:?} {:?}", world.state, world.agent.stats());
             // The master frees what it is asked to, the oldest first.
@@ -75,7 +89,13 @@ fn a_log_longer_than_its_capacity_comes_down_to_it_and_takes_records_again() {
             world.rest();
         }
         assert!(oldest.next().is_some(), "what still fits is kept");
-        assert!(world.known.values().all(|known| known.dropped == known.drop_ordered), "every removal is answered");
+        assert!(
+            world
+                .known
+                .values()
+                .all(|known| known.dropped == known.drop_ordered),
+            "every removal is answered"
+        );
         let ticket = world.put(b"more", 1 << 20, 4096);
         world.rest();
         assert_eq!(world.results[&ticket], Ok(()));
@@ -101,14 +121,29 @@ fn churn_within_the_stated_capacity_never_runs_out_of_room() {
         if version % 4 == 0 {
             world.rest();
         }
-        assert_ne!(world.results.get(&ticket), Some(&Err(TaskFailure::NoRoom)), "version {version}");
+        assert_ne!(
+            world.results.get(&ticket),
+            Some(&Err(TaskFailure::NoRoom)),
+            "version {version}"
+        );
     }
     world.rest();
     let stats = world.agent.stats();
-    let refused = world.results.values().filter(|result| **result == Err(TaskFailure::NoRoom)).count();
+    let refused = world
+        .results
+        .values()
+        .filter(|result| **result == Err(TaskFailure::NoRoom))
+        .count();
     assert_eq!(refused, 0);
-    assert!(stats.files_reclaimed > 20 && stats.file_bytes <= world.log.capacity, "{stats:?}");
-    assert!(stats.tombstones < 1500, "tombstones go with what they keep dead: {}", stats.tombstones);
+    assert!(
+        stats.files_reclaimed > 20 && stats.file_bytes <= world.log.capacity,
+        "{stats:?}"
+    );
+    assert!(
+        stats.tombstones < 1500,
+        "tombstones go with what they keep dead: {}",
+        stats.tombstones
+    );
     world.check("after the churn");
 }
 
@@ -133,5 +168,9 @@ fn reclaim_copies_no_faster_than_its_rate() {
         keys += 1;
         world.rest();
     }
-    assert!(start.until(world.now) >= Duration::from_millis(1200), "{:?}", start.until(world.now));
+    assert!(
+        start.until(world.now) >= Duration::from_millis(1200),
+        "{:?}",
+        start.until(world.now)
+    );
 }

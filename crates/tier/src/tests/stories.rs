@@ -24,9 +24,14 @@ impl World {
         let mut dead: BTreeMap<slackwater_base::KeyHash, Version> = BTreeMap::new();
         for file in self.disk.files() {
             for (start, _) in self.batches(file.file) {
-                let place = Identity { log: FRESH, file: file.file };
+                let place = Identity {
+                    log: FRESH,
+                    file: file.file,
+                };
                 let bytes = &self.disk.content(file.file)[start as usize..];
-                let Decoded::Batch(batch) = decode_batch(place, file.bytes, start, bytes) else { continue };
+                let Decoded::Batch(batch) = decode_batch(place, file.bytes, start, bytes) else {
+                    continue;
+                };
                 for entry in batch.entries {
                     match entry {
                         Entry::Tombstone { hash, version } => {
@@ -34,8 +39,14 @@ impl World {
                             *highest = version.max(*highest);
                         }
                         Entry::Record(record) => {
-                            let buried = dead.get(&record.hash).is_some_and(|up_to| record.entry.version <= *up_to);
-                            assert!(!buried, "{moment}: {:?} lies after its tombstone", record.entry);
+                            let buried = dead
+                                .get(&record.hash)
+                                .is_some_and(|up_to| record.entry.version <= *up_to);
+                            assert!(
+                                !buried,
+                                "{moment}: {:?} lies after its tombstone",
+                                record.entry
+                            );
                         }
                     }
                 }
@@ -93,10 +104,18 @@ fn abandoned_files_make_way_for_the_one_being_emptied() {
         }
         world.remove(&[0], 1);
         world.rest();
-        assert_eq!(world.known[&vec![0]].dropped, 1, "after {syncs} failed syncs a removal is carried out");
+        assert_eq!(
+            world.known[&vec![0]].dropped,
+            1,
+            "after {syncs} failed syncs a removal is carried out"
+        );
         let ticket = world.put(b"last", 1, 9000);
         world.rest();
-        assert_eq!(world.results[&ticket], Ok(()), "after {syncs} failed syncs a record is written");
+        assert_eq!(
+            world.results[&ticket],
+            Ok(()),
+            "after {syncs} failed syncs a record is written"
+        );
         world.check("afterwards");
     }
 }
@@ -112,7 +131,11 @@ fn a_record_that_may_have_been_written_is_refused_as_one() {
             world.give(AgentInput::Flush(1));
             world.disk.fail_at(world.disk.completed() + nth, error);
             world.rest();
-            assert_eq!(world.results[&ticket], Err(TaskFailure::Device), "{error:?} at {nth}");
+            assert_eq!(
+                world.results[&ticket],
+                Err(TaskFailure::Device),
+                "{error:?} at {nth}"
+            );
         }
     }
 }
@@ -127,7 +150,10 @@ fn a_log_remembers_versions_of_records_that_are_gone() {
     world.remove(&[0], 70);
     world.rest();
     let told = world.told(Crash::LoseAll);
-    assert_eq!((told.values().max(), world.opened.unwrap().highest_version), (Some(&1), Version(70)));
+    assert_eq!(
+        (told.values().max(), world.opened.unwrap().highest_version),
+        (Some(&1), Version(70))
+    );
 }
 
 /// A block could not be read while the log was being opened, and what it was for was not announced. The next opening read
@@ -137,7 +163,9 @@ fn a_log_remembers_versions_of_records_that_are_gone() {
 fn what_an_opening_could_not_read_never_comes_back() {
     let (mut shut, mut given_up) = (0, 0);
     let mut files = 0;
-    for (file, block) in (0..8).flat_map(|file| (0..32).map(move |block| (FileId(file), block * 4096))) {
+    for (file, block) in
+        (0..8).flat_map(|file| (0..32).map(move |block| (FileId(file), block * 4096)))
+    {
         let mut world = world_of(30, 9000);
         world.remove(&[3], 1);
         world.rest();
@@ -148,7 +176,9 @@ fn what_an_opening_could_not_read_never_comes_back() {
         files = world.disk.files().len();
         world.disk.make_unreadable(file, block);
         // Headers have a second copy: with the one before it gone as well, nobody can read them.
-        world.disk.make_unreadable(file, block.saturating_sub(16384));
+        world
+            .disk
+            .make_unreadable(file, block.saturating_sub(16384));
         world.crash(Crash::LoseAll);
         while world.opened.is_none() && world.refused.is_none() {
             assert!(world.complete(), "an opening comes to its end");
@@ -159,9 +189,16 @@ fn what_an_opening_could_not_read_never_comes_back() {
         world.disk.mend();
         world.refused = None;
         let again = world.told(Crash::LoseAll);
-        assert_eq!(again, if open { told } else { whole }, "{file:?} at {block}");
+        assert_eq!(
+            again,
+            if open { told } else { whole },
+            "{file:?} at {block}"
+        );
     }
-    assert!(files > 4 && shut >= 4 && given_up > 4, "{files} files, {shut} times shut, {given_up} times given up");
+    assert!(
+        files > 4 && shut >= 4 && given_up > 4,
+        "{files} files, {shut} times shut, {given_up} times given up"
+    );
 }
 
 /// A sync failed while the log was being opened. The log opened all the same, without records that an unsynced tombstone
@@ -174,7 +211,11 @@ fn a_log_that_cannot_be_synced_stays_shut() {
     let at = world.disk.completed();
     world.crash(Crash::Process);
     while !world.disk.next_is_sync() {
-        assert!(world.complete(), "recovery syncs what it found, operation {}", world.disk.completed() - at);
+        assert!(
+            world.complete(),
+            "recovery syncs what it found, operation {}",
+            world.disk.completed() - at
+        );
     }
     world.disk.fail_at(world.disk.completed(), EIO);
     world.rest();
@@ -190,7 +231,11 @@ fn a_record_that_was_found_torn_is_not_told_of_when_it_cannot_be_read() {
     let mut world = world_of(2, 5000);
     let (file, offset) = world.place(&[1], 1);
     world.disk.flip(file, offset, 3);
-    assert_eq!(world.told_at_once(Crash::Process).len(), 1, "the last batch has nobody to vouch for it");
+    assert_eq!(
+        world.told_at_once(Crash::Process).len(),
+        1,
+        "the last batch has nobody to vouch for it"
+    );
     world.disk.make_unreadable(file, offset);
     assert_eq!(world.told_at_once(Crash::Process).len(), 1);
 }

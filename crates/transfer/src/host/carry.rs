@@ -39,8 +39,22 @@ pub(super) struct Wanted<'a> {
 
 impl<'a> Wanted<'a> {
     pub(super) fn of(job: &'a Job, together: u64) -> Self {
-        let Job { op, buffers, remote, deadline, part, .. } = job;
-        Self { op: *op, buffers, remote, deadline: *deadline, part: Some(part), together }
+        let Job {
+            op,
+            buffers,
+            remote,
+            deadline,
+            part,
+            ..
+        } = job;
+        Self {
+            op: *op,
+            buffers,
+            remote,
+            deadline: *deadline,
+            part: Some(part),
+            together,
+        }
     }
 }
 
@@ -78,8 +92,16 @@ pub(super) fn carry(job: &Wanted<'_>, window: &Opened, crew: &Crew) -> Result<()
     };
     let bytes = job.buffers.bytes();
     // The owner checked the capability when it opened the window; what this request does with it is checked here.
-    claims.covers(wanted, (job.remote.offset, bytes), claims.holder, now().as_nanos()).map_err(Cause::Refused)?;
-    let chunks = cut(job, window, job.remote.offset - claims.offset).ok_or(Cause::Refused(Refusal::Range))?;
+    claims
+        .covers(
+            wanted,
+            (job.remote.offset, bytes),
+            claims.holder,
+            now().as_nanos(),
+        )
+        .map_err(Cause::Refused)?;
+    let chunks = cut(job, window, job.remote.offset - claims.offset)
+        .ok_or(Cause::Refused(Refusal::Range))?;
     if let Some(part) = job.part {
         part.started();
     }
@@ -98,7 +120,8 @@ pub(super) fn carry(job: &Wanted<'_>, window: &Opened, crew: &Crew) -> Result<()
     } else {
         chunks.iter().try_for_each(one)?;
     }
-    mark.finish().map_err(|_| Cause::Refused(Refusal::Generation))?;
+    mark.finish()
+        .map_err(|_| Cause::Refused(Refusal::Generation))?;
     match window.link().is_gone() {
         true => Err(Cause::Lost("the process has ended".to_owned()).into()),
         false => Ok(()),
@@ -114,7 +137,13 @@ fn stop(job: &Wanted<'_>) -> Result<(), Cause> {
         return Err(Cause::TimedOut(Clock::Total));
     }
     let closing = |access: &std::sync::Arc<crate::region::Access>| !access.is_live();
-    match job.buffers.spans().iter().filter_map(|span| span.access()).any(closing) {
+    match job
+        .buffers
+        .spans()
+        .iter()
+        .filter_map(|span| span.access())
+        .any(closing)
+    {
         true => Err(Cause::Invalid("the local region is closing".to_owned())),
         false => Ok(()),
     }
@@ -126,14 +155,30 @@ fn share<'a>(
     one: impl Fn(&Chunk<'a>) -> Result<(), Cause> + Sync,
 ) -> Result<(), Cause> {
     let failed: Mutex<Option<Cause>> = Mutex::new(None);
-    let copied = pool.job(chunks.len()).class(Class::Bulk).kind(&COPY).run(|index| {
-        let over = failed.lock().unwrap_or_else(PoisonError::into_inner).is_some();
-        if !over && let Err(cause) = one(&chunks[index]) {
-            failed.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(cause);
-        }
-    });
-    debug_assert!(copied.is_ok(), "copies do not panic, and the job has no cancel handle");
-    failed.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), Err)
+    let copied = pool
+        .job(chunks.len())
+        .class(Class::Bulk)
+        .kind(&COPY)
+        .run(|index| {
+            let over = failed
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .is_some();
+            if !over && let Err(cause) = one(&chunks[index]) {
+                failed
+                    .lock()
+                    .unwrap_or_else(PoisonError::into_inner)
+                    .get_or_insert(cause);
+            }
+        });
+    debug_assert!(
+        copied.is_ok(),
+        "copies do not panic, and the job has no cancel handle"
+    );
+    failed
+        .into_inner()
+        .unwrap_or_else(PoisonError::into_inner)
+        .map_or(Ok(()), Err)
 }
 
 /// The copies that a job is made of; `None` where the window ends too early.
@@ -144,7 +189,11 @@ fn cut<'a>(job: &Wanted<'_>, window: &'a Opened, offset: u64) -> Option<Vec<Chun
         let mut done = 0;
         while done < span.bytes() {
             let len = CHUNK_BYTES.min(span.bytes() - done);
-            chunks.push(Chunk { local: span.start().wrapping_add(done), remote: window.reach(at, len as u64)?, len });
+            chunks.push(Chunk {
+                local: span.start().wrapping_add(done),
+                remote: window.reach(at, len as u64)?,
+                len,
+            });
             done += len;
             at += len as u64;
         }
@@ -159,7 +208,11 @@ impl Chunk<'_> {
     unsafe fn copy(&self, job: &Wanted<'_>, warmth: &Warmth) -> Result<(), Cause> {
         match (self.remote, job.op) {
             (Reach::Mapped(theirs), op) => {
-                let (into, from) = if op == Op::Read { (self.local, theirs) } else { (theirs, self.local) };
+                let (into, from) = if op == Op::Read {
+                    (self.local, theirs)
+                } else {
+                    (theirs, self.local)
+                };
                 let stores = warmth.stores(into, self.len as u64, job.together);
                 // SAFETY: both ranges are valid, by the caller's promise.
                 unsafe { copy_any(into, from, self.len, stores) };
@@ -179,7 +232,11 @@ unsafe fn copy_any(into: *mut u8, from: *const u8, len: usize, stores: Stores) {
     let mut done = 0;
     while done < len {
         let apart = into.addr().abs_diff(from.addr()) >= len;
-        let piece = if apart && stores == Stores::Cached { CACHED_BYTES.min(len - done) } else { len };
+        let piece = if apart && stores == Stores::Cached {
+            CACHED_BYTES.min(len - done)
+        } else {
+            len
+        };
         // SAFETY: pieces of the caller's ranges; the first form is used only where they are apart.
         unsafe {
             match apart {
@@ -193,7 +250,13 @@ unsafe fn copy_any(into: *mut u8, from: *const u8, len: usize, stores: Stores) {
 
 /// # Safety
 /// As for [`Process::read`] and [`Process::write`].
-unsafe fn attach(process: &Process, op: Op, local: *mut u8, address: u64, len: usize) -> Result<(), Cause> {
+unsafe fn attach(
+    process: &Process,
+    op: Op,
+    local: *mut u8,
+    address: u64,
+    len: usize,
+) -> Result<(), Cause> {
     let mut done = 0;
     while done < len {
         let (local, address, left) = (local.wrapping_add(done), address + done as u64, len - done);
@@ -205,7 +268,11 @@ unsafe fn attach(process: &Process, op: Op, local: *mut u8, address: u64, len: u
             }
         };
         match copied {
-            Ok(0) => return Err(Cause::Lost("the process has unmapped the memory".to_owned())),
+            Ok(0) => {
+                return Err(Cause::Lost(
+                    "the process has unmapped the memory".to_owned(),
+                ));
+            }
             Ok(bytes) => done += bytes,
             Err(error) if error.raw_os_error() == Some(libc::ESRCH) => {
                 return Err(Cause::Lost("the process has ended".to_owned()));

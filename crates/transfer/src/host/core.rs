@@ -94,7 +94,9 @@ impl Core {
     pub(super) fn start(self: &Arc<Self>, ready: Vec<Ready>) {
         let together: u64 = ready.iter().map(|(job, ..)| job.buffers.bytes()).sum();
         if together <= self.limits.inline_bytes_max {
-            ready.into_iter().for_each(|ready| self.copy(ready, together));
+            ready
+                .into_iter()
+                .for_each(|ready| self.copy(ready, together));
             return;
         }
         let mut group = Vec::new();
@@ -114,7 +116,11 @@ impl Core {
 
     fn hand_over(self: &Arc<Self>, group: Vec<Ready>, together: u64) {
         let core = Arc::clone(self);
-        self.crew.push(Box::new(move || group.into_iter().for_each(|ready| core.copy(ready, together))));
+        self.crew.push(Box::new(move || {
+            group
+                .into_iter()
+                .for_each(|ready| core.copy(ready, together))
+        }));
     }
 
     fn copy(&self, (job, window, ticket): Ready, together: u64) {
@@ -147,14 +153,26 @@ impl Core {
     }
 
     /// A window that is over is of no more use.
-    pub(super) fn forget_stale(&self, carried: &Result<(), Uncarried>, remote: &Remote, window: &Arc<Opened>) {
-        let over = matches!(carried, Err(Uncarried::Stale | Uncarried::Failed(Cause::Refused(Refusal::Generation))));
+    pub(super) fn forget_stale(
+        &self,
+        carried: &Result<(), Uncarried>,
+        remote: &Remote,
+        window: &Arc<Opened>,
+    ) {
+        let over = matches!(
+            carried,
+            Err(Uncarried::Stale | Uncarried::Failed(Cause::Refused(Refusal::Generation)))
+        );
         if !over {
             return;
         }
         let mut state = self.state();
         let key = remote.capability.to_bytes();
-        if state.windows.get(&key).is_some_and(|known| Arc::ptr_eq(known, window)) {
+        if state
+            .windows
+            .get(&key)
+            .is_some_and(|known| Arc::ptr_eq(known, window))
+        {
             state.windows.remove(&key);
         }
     }
@@ -164,17 +182,21 @@ impl Core {
         match (result, op) {
             (Err(_), _) => stats.failed += 1,
             (Ok(()), Op::Read) => {
-                (stats.completed, stats.bytes_read) = (stats.completed + 1, stats.bytes_read + bytes);
+                (stats.completed, stats.bytes_read) =
+                    (stats.completed + 1, stats.bytes_read + bytes);
             }
             (Ok(()), Op::Write) => {
-                (stats.completed, stats.bytes_written) = (stats.completed + 1, stats.bytes_written + bytes);
+                (stats.completed, stats.bytes_written) =
+                    (stats.completed + 1, stats.bytes_written + bytes);
             }
         }
     }
 
     /// Counts a job, lets go of its memory, and ends it.
     pub(super) fn end(&self, job: Job, result: Result<(), Cause>) {
-        let Job { op, buffers, part, .. } = job;
+        let Job {
+            op, buffers, part, ..
+        } = job;
         let bytes = buffers.bytes();
         self.count(op, bytes, &result);
         drop(buffers);
@@ -188,7 +210,13 @@ impl Core {
         let mut state = self.state();
         let queued = state.errands.len();
         if state.closed || queued >= self.limits.queue_entries {
-            let cause = if state.closed { Cause::Closed } else { Cause::Full { queued: queued as u64 } };
+            let cause = if state.closed {
+                Cause::Closed
+            } else {
+                Cause::Full {
+                    queued: queued as u64,
+                }
+            };
             drop(state);
             return errand.fail(cause);
         }
@@ -201,7 +229,10 @@ impl Core {
 impl State {
     pub(super) fn open_window(&self, job: &Job) -> Option<Arc<Opened>> {
         match &self.way {
-            Way::Open(_) => self.windows.get(&job.remote.capability.to_bytes()).map(Arc::clone),
+            Way::Open(_) => self
+                .windows
+                .get(&job.remote.capability.to_bytes())
+                .map(Arc::clone),
             _ => None,
         }
     }
@@ -221,6 +252,10 @@ impl State {
 
     /// When the first job in line is late.
     pub(super) fn first_deadline(&self) -> Instant {
-        self.waiting.iter().map(|(job, _)| job.deadline).min().unwrap_or(Instant::NEVER)
+        self.waiting
+            .iter()
+            .map(|(job, _)| job.deadline)
+            .min()
+            .unwrap_or(Instant::NEVER)
     }
 }

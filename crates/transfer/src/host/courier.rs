@@ -52,7 +52,14 @@ impl Core {
                 Err(reason) => {
                     // What is known to have ended stays so.
                     let ended = matches!(&self.state().way, Way::Shut { until, .. } if *until == Instant::NEVER);
-                    self.shut(reason, if ended { Instant::NEVER } else { now() + self.limits.retry_after });
+                    self.shut(
+                        reason,
+                        if ended {
+                            Instant::NEVER
+                        } else {
+                            now() + self.limits.retry_after
+                        },
+                    );
                 }
             }
         }
@@ -64,7 +71,9 @@ impl Core {
             Way::Shut { reason, until } if now() < *until => return Err(reason.clone()),
             _ => {}
         }
-        let Some(contact) = &self.segment.host else { return Err("no host contact".to_owned()) };
+        let Some(contact) = &self.segment.host else {
+            return Err("no host contact".to_owned());
+        };
         let core = Arc::downgrade(self);
         let gone = move || {
             if let Some(core) = core.upgrade() {
@@ -142,7 +151,14 @@ impl Core {
                         Cause::TimedOut(Clock::Acknowledgement)
                     });
                 }
-                self.shut(reason, if over { Instant::NEVER } else { now() + self.limits.retry_after });
+                self.shut(
+                    reason,
+                    if over {
+                        Instant::NEVER
+                    } else {
+                        now() + self.limits.retry_after
+                    },
+                );
             }
         }
     }
@@ -155,12 +171,18 @@ impl Core {
         if !state.waiting.iter().any(|(job, _)| late(job)) {
             return;
         }
-        let (over, left) = take(&mut state.waiting).into_iter().partition(|(job, _)| late(job));
+        let (over, left) = take(&mut state.waiting)
+            .into_iter()
+            .partition(|(job, _)| late(job));
         state.waiting = left;
         drop(state);
         let over: VecDeque<(Job, Ticket)> = over;
         for (job, _ticket) in over {
-            let cause = if job.part.is_cancelled() { Cause::Cancelled } else { Cause::TimedOut(Clock::Total) };
+            let cause = if job.part.is_cancelled() {
+                Cause::Cancelled
+            } else {
+                Cause::TimedOut(Clock::Total)
+            };
             self.end(job, Err(cause));
         }
     }
@@ -176,7 +198,9 @@ impl Core {
             for (capability, window) in wanted.iter().zip(opened) {
                 match window {
                     Ok(window) => {
-                        state.windows.insert(capability.to_bytes(), Arc::new(window));
+                        state
+                            .windows
+                            .insert(capability.to_bytes(), Arc::new(window));
                     }
                     Err(NoWindow::NoSlot) => crowded = true,
                     Err(error) => {
@@ -195,7 +219,9 @@ impl Core {
                 }
                 match refused.get(&job.remote.capability.to_bytes()) {
                     None => left.push_back((job, ticket)),
-                    Some(NoWindow::Refused(refusal)) => over.push((job, ticket, Cause::Refused(*refusal))),
+                    Some(NoWindow::Refused(refusal)) => {
+                        over.push((job, ticket, Cause::Refused(*refusal)))
+                    }
                     Some(error) => {
                         reason = error.to_string();
                         forward.push_back((job, ticket));
@@ -224,10 +250,19 @@ impl Core {
             let (forgotten, copying, first_deadline) = {
                 let mut state = self.state();
                 let before = state.windows.len();
-                state.windows.retain(|_, window| Arc::strong_count(window) > 1);
+                state
+                    .windows
+                    .retain(|_, window| Arc::strong_count(window) > 1);
                 let owes = matches!(&state.way, Way::Open(link) if link.owes_detach());
-                let forgotten = state.windows.len() < before || owes || state.closed || state.waiting.is_empty();
-                (forgotten, self.flow.len() > state.waiting.len(), state.first_deadline())
+                let forgotten = state.windows.len() < before
+                    || owes
+                    || state.closed
+                    || state.waiting.is_empty();
+                (
+                    forgotten,
+                    self.flow.len() > state.waiting.len(),
+                    state.first_deadline(),
+                )
             };
             if forgotten || !copying {
                 return forgotten;
@@ -243,7 +278,10 @@ impl Core {
     fn shut(self: &Arc<Self>, reason: String, until: Instant) {
         let (jobs, errands) = {
             let mut state = self.state();
-            state.way = Way::Shut { reason: reason.clone(), until };
+            state.way = Way::Shut {
+                reason: reason.clone(),
+                until,
+            };
             state.windows.clear();
             state.elsewhere.clear();
             (take(&mut state.waiting), take(&mut state.errands))
@@ -251,8 +289,12 @@ impl Core {
         tracing::debug!(peer = %self.segment.name, reason, "no way over the host");
         for errand in errands {
             match (&self.fallback, errand) {
-                (Some(fallback), Errand::Notify(notice, part)) => fallback.notify(&self.segment, notice, part),
-                (Some(fallback), Errand::Probe(deadline, part)) => fallback.probe(&self.segment, deadline, part),
+                (Some(fallback), Errand::Notify(notice, part)) => {
+                    fallback.notify(&self.segment, notice, part)
+                }
+                (Some(fallback), Errand::Probe(deadline, part)) => {
+                    fallback.probe(&self.segment, deadline, part)
+                }
                 (None, errand) => errand.fail(Cause::Unreachable(reason.clone())),
             }
         }
@@ -265,8 +307,13 @@ impl Core {
             return;
         }
         let (jobs, tickets): (Vec<Job>, Vec<Ticket>) = jobs.into_iter().unzip();
-        let Some(fallback) = self.fallback.as_ref().filter(|fallback| fallback.reaches(&self.segment)) else {
-            jobs.into_iter().for_each(|job| self.end(job, Err(Cause::Unreachable(reason.to_owned()))));
+        let Some(fallback) = self
+            .fallback
+            .as_ref()
+            .filter(|fallback| fallback.reaches(&self.segment))
+        else {
+            jobs.into_iter()
+                .for_each(|job| self.end(job, Err(Cause::Unreachable(reason.to_owned()))));
             return;
         };
         self.state().forwarded = true;
@@ -288,7 +335,9 @@ impl Errand {
     /// The question ran into somebody's deadline. A notice may have been taken all the same, so it is not repeated.
     fn retry_or_fail(self, core: &Core) {
         match self {
-            Self::Probe(deadline, part) if now() < deadline => core.errand(Self::Probe(deadline, part)),
+            Self::Probe(deadline, part) if now() < deadline => {
+                core.errand(Self::Probe(deadline, part))
+            }
             Self::Probe(_, part) => part.fail(Cause::TimedOut(Clock::Total)),
             Self::Notify(_, part) => part.fail(Cause::TimedOut(Clock::Acknowledgement)),
         }

@@ -42,7 +42,13 @@ impl Crew {
         // A pool counts whoever calls it, and here nobody waits in a call; of the others it gives every second one to
         // tasks that nobody waits for.
         let pool = Pool::start(&Config::threads(2 * at_work_max))?;
-        Ok(Arc::new(Self { pool, warmth: Warmth::new(), at_work_max, state: Mutex::default(), idle: Event::new() }))
+        Ok(Arc::new(Self {
+            pool,
+            warmth: Warmth::new(),
+            at_work_max,
+            state: Mutex::default(),
+            idle: Event::new(),
+        }))
     }
 
     pub(super) fn pool(&self) -> &Pool {
@@ -108,7 +114,9 @@ impl Crew {
 
 impl fmt::Debug for Crew {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Crew").field("at_work_max", &self.at_work_max).finish_non_exhaustive()
+        f.debug_struct("Crew")
+            .field("at_work_max", &self.at_work_max)
+            .finish_non_exhaustive()
     }
 }
 
@@ -136,7 +144,8 @@ mod tests {
             }));
         }
         for _ in 0..3 {
-            told.recv_timeout(PATIENCE).expect("all three begin before the first ends");
+            told.recv_timeout(PATIENCE)
+                .expect("all three begin before the first ends");
         }
         drop(goes);
         crew.settle();

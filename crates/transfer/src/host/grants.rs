@@ -35,7 +35,10 @@ struct Granted {
 /// A memory that the peer has mapped, as far as this side knows, and by how many windows.
 #[derive(Debug)]
 struct Lent {
-    #[expect(dead_code, reason = "held so that no other file gets its address, which is its name here")]
+    #[expect(
+        dead_code,
+        reason = "held so that no other file gets its address, which is its name here"
+    )]
     fd: Arc<OwnedFd>,
     windows: u32,
 }
@@ -65,7 +68,11 @@ impl Grants {
 
     /// The windows in force.
     pub(crate) fn windows(&self) -> usize {
-        self.slots.iter().flatten().filter(|granted| !granted.revoked).count()
+        self.slots
+            .iter()
+            .flatten()
+            .filter(|granted| !granted.revoked)
+            .count()
     }
 
     /// Forgets windows as the peer asks. What is still in flight, against the protocol, keeps its slot until it ends.
@@ -113,10 +120,20 @@ impl Grants {
             let id = Arc::as_ptr(&file.fd).addr() as u64;
             let lent = self.lent.entry(id).or_insert_with(|| {
                 passed = Some(Arc::clone(&file.fd));
-                Lent { fd: Arc::clone(&file.fd), windows: 0 }
+                Lent {
+                    fd: Arc::clone(&file.fd),
+                    windows: 0,
+                }
             });
             lent.windows += 1;
-            entry.flags = U32::new(ENTRY_SHARED | if passed.is_some() { ENTRY_DESCRIPTOR } else { 0 });
+            entry.flags = U32::new(
+                ENTRY_SHARED
+                    | if passed.is_some() {
+                        ENTRY_DESCRIPTOR
+                    } else {
+                        0
+                    },
+            );
             entry.memory = U64::new(id);
             entry.memory_len = U64::new(file_len);
             entry.start = U64::new(file.offset + access.offset());
@@ -124,7 +141,12 @@ impl Grants {
         } else {
             entry.start = U64::new(access.start().expose_provenance() as u64);
         }
-        self.slots[slot as usize] = Some(Granted { access, memory, revoked: false, awaited: false });
+        self.slots[slot as usize] = Some(Granted {
+            access,
+            memory,
+            revoked: false,
+            awaited: false,
+        });
         (entry, passed)
     }
 
@@ -133,7 +155,9 @@ impl Grants {
     pub(crate) fn revoke(&mut self, which: impl Fn(&Access) -> bool) -> Vec<Revoked> {
         let mut busy = Vec::new();
         for slot in 0..self.page.slots() {
-            let Some(granted) = &mut self.slots[slot as usize] else { continue };
+            let Some(granted) = &mut self.slots[slot as usize] else {
+                continue;
+            };
             if !which(&granted.access) {
                 continue;
             }
@@ -146,7 +170,11 @@ impl Grants {
                 && !granted.awaited
             {
                 granted.awaited = true;
-                busy.push(Revoked { page: Arc::clone(&self.page), slot, epoch: self.page.epoch(slot) });
+                busy.push(Revoked {
+                    page: Arc::clone(&self.page),
+                    slot,
+                    epoch: self.page.epoch(slot),
+                });
             }
         }
         busy
@@ -154,7 +182,8 @@ impl Grants {
 
     /// Whether a copy is in flight that can still touch memory.
     pub(crate) fn is_busy(&self) -> bool {
-        (0..self.page.slots()).any(|slot| self.slots[slot as usize].is_some() && self.page.is_busy(slot))
+        (0..self.page.slots())
+            .any(|slot| self.slots[slot as usize].is_some() && self.page.is_busy(slot))
     }
 
     /// Takes the slot of a window back, unless somebody else has done so.
@@ -165,12 +194,16 @@ impl Grants {
     }
 
     fn release_if_idle(&mut self, slot: u32) {
-        let over =
-            self.slots[slot as usize].as_ref().is_some_and(|granted| granted.revoked) && !self.page.is_busy(slot);
+        let over = self.slots[slot as usize]
+            .as_ref()
+            .is_some_and(|granted| granted.revoked)
+            && !self.page.is_busy(slot);
         if !over {
             return;
         }
-        if let Some(memory) = self.slots[slot as usize].take().and_then(|granted| granted.memory)
+        if let Some(memory) = self.slots[slot as usize]
+            .take()
+            .and_then(|granted| granted.memory)
             && let Some(lent) = self.lent.get_mut(&memory)
         {
             lent.windows -= 1;
@@ -200,8 +233,15 @@ pub(crate) struct Answer {
 
 impl Answer {
     pub(crate) fn new(question: U64, attached: usize, noticed: bool) -> Self {
-        let head = Attached { question, attached: U32::new(attached as u32), noticed: U32::new(u32::from(noticed)) };
-        Self { bytes: head.as_bytes().to_vec(), memories: Vec::new() }
+        let head = Attached {
+            question,
+            attached: U32::new(attached as u32),
+            noticed: U32::new(u32::from(noticed)),
+        };
+        Self {
+            bytes: head.as_bytes().to_vec(),
+            memories: Vec::new(),
+        }
     }
 
     pub(crate) fn push(&mut self, (entry, memory): (Entry, Option<Arc<OwnedFd>>)) {
@@ -236,7 +276,12 @@ mod tests {
     }
 
     fn region(regions: &Regions, memory: Memory) -> Arc<Region> {
-        regions.register(RegionSpec { memory, rights: Rights::BOTH }).unwrap()
+        regions
+            .register(RegionSpec {
+                memory,
+                rights: Rights::BOTH,
+            })
+            .unwrap()
     }
 
     fn own(regions: &Regions) -> Arc<Region> {
@@ -249,13 +294,22 @@ mod tests {
         let (one, two) = (own(&regions), own(&regions));
         let (mut grants, peer) = grants(4);
         let entries = [&one, &two, &one].map(|region| grants.grant(region.access(0, 8).unwrap()).0);
-        let mark = peer.mark(entries[2].slot.get(), entries[2].epoch.get()).unwrap();
+        let mark = peer
+            .mark(entries[2].slot.get(), entries[2].epoch.get())
+            .unwrap();
         assert_eq!((one.in_flight(), two.in_flight()), (2, 1));
         let of_one = |access: &Access| access.region().id() == one.id();
-        let busy: Vec<u32> = grants.revoke(of_one).iter().map(|revoked| revoked.slot).collect();
+        let busy: Vec<u32> = grants
+            .revoke(of_one)
+            .iter()
+            .map(|revoked| revoked.slot)
+            .collect();
         assert_eq!(busy, [entries[2].slot.get()]);
         // Whoever tried to unregister a region again and again had one more thread waiting for it each time.
-        assert!(grants.revoke(of_one).is_empty() && grants.is_busy(), "it is waited for already");
+        assert!(
+            grants.revoke(of_one).is_empty() && grants.is_busy(),
+            "it is waited for already"
+        );
         assert_eq!((one.in_flight(), two.in_flight()), (1, 1));
         let begins = entries.map(|entry| peer.mark(entry.slot.get(), entry.epoch.get()).is_ok());
         assert_eq!(begins, [false, true, false]);
@@ -272,15 +326,28 @@ mod tests {
         let entry = grants.grant(region.access(0, 8).unwrap()).0;
         let (slot, epoch) = (entry.slot.get(), entry.epoch.get());
         let mark = peer.mark(slot, epoch).unwrap();
-        grants.detach(&[Detach { slot: U32::new(slot), epoch: U32::new(epoch) }]);
-        assert_eq!(grants.grant(region.access(0, 8).unwrap()).0.refused.get(), NO_SLOT);
+        grants.detach(&[Detach {
+            slot: U32::new(slot),
+            epoch: U32::new(epoch),
+        }]);
+        assert_eq!(
+            grants.grant(region.access(0, 8).unwrap()).0.refused.get(),
+            NO_SLOT
+        );
         drop(mark);
         let again = grants.grant(region.access(0, 8).unwrap()).0;
         assert_eq!((again.refused.get(), again.slot.get()), (0, slot));
         assert_ne!(again.epoch.get(), epoch);
         // A late word about the window before, and a revocation that was under way, do not hit the one after.
-        grants.detach(&[Detach { slot: U32::new(slot), epoch: U32::new(epoch) }]);
-        grants.release(&Revoked { page: Arc::clone(grants.page()), slot, epoch });
+        grants.detach(&[Detach {
+            slot: U32::new(slot),
+            epoch: U32::new(epoch),
+        }]);
+        grants.release(&Revoked {
+            page: Arc::clone(grants.page()),
+            slot,
+            epoch,
+        });
         assert_eq!(grants.windows(), 1);
     }
 
@@ -297,19 +364,34 @@ mod tests {
             entry
         });
         assert_eq!(passed, [true, false]);
-        assert_eq!(entries.map(|entry| (entry.start.get(), entry.memory_len.get())), [(0, 4096), (8, 4096)]);
+        assert_eq!(
+            entries.map(|entry| (entry.start.get(), entry.memory_len.get())),
+            [(0, 4096), (8, 4096)]
+        );
         for entry in entries {
-            grants.detach(&[Detach { slot: entry.slot, epoch: entry.epoch }]);
+            grants.detach(&[Detach {
+                slot: entry.slot,
+                epoch: entry.epoch,
+            }]);
         }
-        assert!(grants.grant(region.access(0, 8).unwrap()).1.is_some(), "forgotten with the last window on it");
+        assert!(
+            grants.grant(region.access(0, 8).unwrap()).1.is_some(),
+            "forgotten with the last window on it"
+        );
     }
 
     #[test]
     fn slots_that_no_peer_can_name_are_ignored() {
         let (mut grants, _peer) = grants(1);
         grants.detach(&[
-            Detach { slot: U32::new(9), epoch: U32::new(0) },
-            Detach { slot: U32::new(0), epoch: U32::new(0) },
+            Detach {
+                slot: U32::new(9),
+                epoch: U32::new(0),
+            },
+            Detach {
+                slot: U32::new(0),
+                epoch: U32::new(0),
+            },
         ]);
         assert_eq!(grants.windows(), 0);
     }

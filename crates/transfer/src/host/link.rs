@@ -13,9 +13,9 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use super::memory::{RefusedMemory, SharedMemory};
 use super::message::{
-    ATTACH_MAX, Attach, Attached, DETACH_MAX, Detach, ENTRY_DESCRIPTOR, ENTRY_SHARED, Entry, GOODBYE_BOOT,
-    GOODBYE_CLOSING, GOODBYE_FULL, GOODBYE_INCARNATION, GOODBYE_USER, GOODBYE_VERSION, Goodbye, Hello, MAGIC, NO_SLOT,
-    NOT_HERE, PACKET_MAX, VERSION, Welcome, split,
+    ATTACH_MAX, Attach, Attached, DETACH_MAX, Detach, ENTRY_DESCRIPTOR, ENTRY_SHARED, Entry,
+    GOODBYE_BOOT, GOODBYE_CLOSING, GOODBYE_FULL, GOODBYE_INCARNATION, GOODBYE_USER,
+    GOODBYE_VERSION, Goodbye, Hello, MAGIC, NO_SLOT, NOT_HERE, PACKET_MAX, VERSION, Welcome, split,
 };
 use super::packets::{Packets, Received};
 use super::page::ControlPage;
@@ -156,7 +156,12 @@ impl Link {
             watched,
             service: Arc::downgrade(service),
             token,
-            exchange: Mutex::new(Exchange { question: 0, buffer, memories: Vec::new(), unanswered: 0 }),
+            exchange: Mutex::new(Exchange {
+                question: 0,
+                buffer,
+                memories: Vec::new(),
+                unanswered: 0,
+            }),
             detached: Mutex::default(),
         }))
     }
@@ -179,7 +184,9 @@ impl Link {
     /// Sends what no question is.
     #[cfg(test)]
     pub(crate) fn send_raw(&self, bytes: &[u8]) {
-        self.packets.send(&[bytes], &[]).expect("the owner takes it");
+        self.packets
+            .send(&[bytes], &[])
+            .expect("the owner takes it");
     }
 
     /// The windows on this link, as their owner sees them.
@@ -194,7 +201,10 @@ impl Link {
 
     /// Has the owner told with the next question that a window is forgotten.
     pub(crate) fn detach(&self, slot: u32, epoch: u32) {
-        self.detached().push(Detach { slot: U32::new(slot), epoch: U32::new(epoch) });
+        self.detached().push(Detach {
+            slot: U32::new(slot),
+            epoch: U32::new(epoch),
+        });
     }
 
     fn detached(&self) -> MutexGuard<'_, Vec<Detach>> {
@@ -214,17 +224,23 @@ impl Link {
         let exchange = &mut *exchange;
         // Held until the answer is in: a memory that the owner takes for known must not be forgotten meanwhile. First
         // these, then what was detached: a window tells that it is over before it lets go of its memory.
-        let held: Vec<(u64, Arc<SharedMemory>)> =
-            exchange.memories.iter().filter_map(|(id, memory)| Some((*id, memory.upgrade()?))).collect();
-        exchange.memories.retain(|(_, memory)| memory.strong_count() > 0);
+        let held: Vec<(u64, Arc<SharedMemory>)> = exchange
+            .memories
+            .iter()
+            .filter_map(|(id, memory)| Some((*id, memory.upgrade()?)))
+            .collect();
+        exchange
+            .memories
+            .retain(|(_, memory)| memory.strong_count() > 0);
         let detached = {
             let mut all = self.detached();
             let beyond = all.len().saturating_sub(DETACH_MAX);
             all.split_off(beyond)
         };
         exchange.question += 1;
-        let (name, bytes) =
-            notice.map_or((&b""[..], &b""[..]), |notice| (notice.name.as_bytes(), notice.bytes.as_slice()));
+        let (name, bytes) = notice.map_or((&b""[..], &b""[..]), |notice| {
+            (notice.name.as_bytes(), notice.bytes.as_slice())
+        });
         let head = Attach {
             question: U64::new(exchange.question),
             detach: U32::new(detached.len() as u32),
@@ -234,7 +250,13 @@ impl Link {
             notice_bytes: U32::new(bytes.len() as u32),
             reserved: U32::ZERO,
         };
-        let parts = [head.as_bytes(), detached.as_bytes(), capabilities.as_bytes(), name, bytes];
+        let parts = [
+            head.as_bytes(),
+            detached.as_bytes(),
+            capabilities.as_bytes(),
+            name,
+            bytes,
+        ];
         if let Err(error) = self.put(exchange, &parts, deadline) {
             // Not told, so still to be told.
             self.detached().extend(&detached);
@@ -249,12 +271,20 @@ impl Link {
         }
         let mut descriptors = descriptors.into_iter();
         let memories = &mut exchange.memories;
-        let opened = entries.iter().map(|entry| self.open_window(entry, &mut descriptors, &held, memories)).collect();
+        let opened = entries
+            .iter()
+            .map(|entry| self.open_window(entry, &mut descriptors, &held, memories))
+            .collect();
         Ok((opened, head.noticed.get() > 0))
     }
 
     /// Sends a question, once there is room for it.
-    fn put(&self, exchange: &mut Exchange, parts: &[&[u8]], deadline: Instant) -> Result<(), NoWindow> {
+    fn put(
+        &self,
+        exchange: &mut Exchange,
+        parts: &[&[u8]],
+        deadline: Instant,
+    ) -> Result<(), NoWindow> {
         loop {
             if exchange.unanswered < UNANSWERED_MAX {
                 match self.packets.send(parts, &[]) {
@@ -270,7 +300,11 @@ impl Link {
     }
 
     /// The answer to the last question.
-    fn answer(&self, exchange: &mut Exchange, deadline: Instant) -> Result<(usize, Vec<OwnedFd>), NoWindow> {
+    fn answer(
+        &self,
+        exchange: &mut Exchange,
+        deadline: Instant,
+    ) -> Result<(usize, Vec<OwnedFd>), NoWindow> {
         loop {
             let (len, descriptors) = match self.receive(exchange, deadline) {
                 Err(NoWindow::TimedOut) => {
@@ -279,7 +313,8 @@ impl Link {
                 }
                 received => received?,
             };
-            let (head, _) = Attached::read_from_prefix(&exchange.buffer[..len]).map_err(|_| NoWindow::Garbled)?;
+            let (head, _) = Attached::read_from_prefix(&exchange.buffer[..len])
+                .map_err(|_| NoWindow::Garbled)?;
             if head.question.get() == exchange.question {
                 return Ok((len, descriptors));
             }
@@ -287,7 +322,11 @@ impl Link {
         }
     }
 
-    fn receive(&self, exchange: &mut Exchange, deadline: Instant) -> Result<(usize, Vec<OwnedFd>), NoWindow> {
+    fn receive(
+        &self,
+        exchange: &mut Exchange,
+        deadline: Instant,
+    ) -> Result<(usize, Vec<OwnedFd>), NoWindow> {
         match self.packets.receive_until(&mut exchange.buffer, deadline) {
             Ok(Received::Packet(len, descriptors)) => Ok((len, descriptors)),
             Ok(Received::Nothing) => Err(NoWindow::TimedOut),
@@ -304,11 +343,18 @@ impl Link {
     /// The answer to an earlier question, for which nobody waited, opens windows that nobody knows of: the owner is told
     /// to forget them.
     fn forget_late(&self, exchange: &mut Exchange, len: usize) -> Result<(), NoWindow> {
-        let (head, rest) = Attached::read_from_prefix(&exchange.buffer[..len]).map_err(|_| NoWindow::Garbled)?;
-        exchange.unanswered = exchange.unanswered.checked_sub(1).ok_or(NoWindow::Garbled)?;
+        let (head, rest) =
+            Attached::read_from_prefix(&exchange.buffer[..len]).map_err(|_| NoWindow::Garbled)?;
+        exchange.unanswered = exchange
+            .unanswered
+            .checked_sub(1)
+            .ok_or(NoWindow::Garbled)?;
         let (entries, _) = split::<Entry>(rest, head.attached.get()).ok_or(NoWindow::Garbled)?;
         let opened = entries.iter().filter(|entry| entry.refused.get() == 0);
-        self.detached().extend(opened.map(|entry| Detach { slot: entry.slot, epoch: entry.epoch }));
+        self.detached().extend(opened.map(|entry| Detach {
+            slot: entry.slot,
+            epoch: entry.epoch,
+        }));
         Ok(())
     }
 
@@ -342,7 +388,9 @@ impl Link {
             };
         }
         let id = entry.memory.get();
-        let passed = (entry.flags.get() & ENTRY_DESCRIPTOR != 0).then(|| descriptors.next()).flatten();
+        let passed = (entry.flags.get() & ENTRY_DESCRIPTOR != 0)
+            .then(|| descriptors.next())
+            .flatten();
         let memory = match (passed, known(id, held, memories)) {
             // Opened anew even if it is known: the number may have come to mean another memory.
             (Some(descriptor), _) => {
@@ -367,12 +415,23 @@ fn known(
     memories: &[(u64, Weak<SharedMemory>)],
 ) -> Option<Arc<SharedMemory>> {
     // The newest first: one of this very answer, else one of before.
-    let fresh = memories.iter().find(|(known, _)| *known == id).and_then(|(_, memory)| memory.upgrade());
-    fresh.or_else(|| held.iter().find(|(known, _)| *known == id).map(|(_, memory)| Arc::clone(memory)))
+    let fresh = memories
+        .iter()
+        .find(|(known, _)| *known == id)
+        .and_then(|(_, memory)| memory.upgrade());
+    fresh.or_else(|| {
+        held.iter()
+            .find(|(known, _)| *known == id)
+            .map(|(_, memory)| Arc::clone(memory))
+    })
 }
 
 /// Reads a greeting, or why there is none.
-fn welcome(packet: &[u8], descriptors: Vec<OwnedFd>, target: Incarnation) -> Result<(Welcome, OwnedFd), NoLink> {
+fn welcome(
+    packet: &[u8],
+    descriptors: Vec<OwnedFd>,
+    target: Incarnation,
+) -> Result<(Welcome, OwnedFd), NoLink> {
     if let Ok(goodbye) = Goodbye::read_from_bytes(packet) {
         return Err(NoLink::TurnedAway(match goodbye.reason.get() {
             GOODBYE_VERSION => "another version",

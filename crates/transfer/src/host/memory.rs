@@ -5,7 +5,10 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use memmap2::{Advice, MmapOptions, MmapRaw};
-use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, fstatfs, ftruncate, memfd_create};
+use rustix::fs::{
+    MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, fstatfs, ftruncate,
+    memfd_create,
+};
 use rustix::io::Errno;
 use thiserror::Error;
 
@@ -59,12 +62,18 @@ impl SharedMemory {
     /// # Errors
     /// `len` is 0, or the kernel has no memory or descriptor for it.
     pub fn create(len: usize) -> io::Result<Self> {
-        let fd = memfd_create("slackwater", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+        let fd = memfd_create(
+            "slackwater",
+            MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING,
+        )?;
         ftruncate(&fd, len as u64)?;
         fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
         let map = MmapOptions::new().len(len).map_raw(&fd)?;
         ask_for_huge_pages(&map);
-        Ok(Self { fd: Arc::new(fd), map })
+        Ok(Self {
+            fd: Arc::new(fd),
+            map,
+        })
     }
 
     /// Maps `len` bytes of the memory that a peer passed.
@@ -81,29 +90,46 @@ impl SharedMemory {
             return Err(no_memory(Errno::OPNOTSUPP));
         }
         if !seals.contains(SealFlags::SHRINK) {
-            return Err(RefusedMemory::Unsealed { seals: seals.bits() });
+            return Err(RefusedMemory::Unsealed {
+                seals: seals.bits(),
+            });
         }
         // Only now: with the seal on it, what is long enough stays so.
         let system = |cause| RefusedMemory::System { len, cause };
-        let have = fstat(&fd).map_err(|errno| system(errno.into()))?.st_size.unsigned_abs();
+        let have = fstat(&fd)
+            .map_err(|errno| system(errno.into()))?
+            .st_size
+            .unsigned_abs();
         if have < len {
             return Err(RefusedMemory::TooShort { want: len, have });
         }
-        let map_len = usize::try_from(len).map_err(|_| system(io::ErrorKind::OutOfMemory.into()))?;
-        let map = MmapOptions::new().len(map_len).map_raw(&fd).map_err(system)?;
+        let map_len =
+            usize::try_from(len).map_err(|_| system(io::ErrorKind::OutOfMemory.into()))?;
+        let map = MmapOptions::new()
+            .len(map_len)
+            .map_raw(&fd)
+            .map_err(system)?;
         map.advise(Advice::DontFork).map_err(system)?;
         ask_for_huge_pages(&map);
-        Ok(Self { fd: Arc::new(fd), map })
+        Ok(Self {
+            fd: Arc::new(fd),
+            map,
+        })
     }
 
     /// All of it, to be registered: peers of the same host map it instead of asking the kernel for every copy.
     #[must_use]
     pub fn memory(self: &Arc<Self>) -> Memory {
         let start = NonNull::new(self.as_ptr()).expect("the kernel maps nothing at address 0");
-        let file = SharedFile { fd: Arc::clone(&self.fd), offset: 0 };
+        let file = SharedFile {
+            fd: Arc::clone(&self.fd),
+            offset: 0,
+        };
         // SAFETY: the mapping lives as long as what keeps it, and this type hands out its address alone, never a
         // reference.
-        unsafe { Memory::borrowed(start, self.len(), Location::Host) }.in_file(file).kept_by(Arc::clone(self))
+        unsafe { Memory::borrowed(start, self.len(), Location::Host) }
+            .in_file(file)
+            .kept_by(Arc::clone(self))
     }
 
     /// The first byte.
@@ -143,7 +169,9 @@ impl AsFd for SharedMemory {
 
 impl fmt::Debug for SharedMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SharedMemory").field("len", &self.len()).finish_non_exhaustive()
+        f.debug_struct("SharedMemory")
+            .field("len", &self.len())
+            .finish_non_exhaustive()
     }
 }
 
@@ -173,15 +201,31 @@ mod tests {
 
     #[test]
     fn what_could_be_cut_or_is_too_short_is_refused() {
-        let unsealed = memfd_create("test", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
+        let unsealed =
+            memfd_create("test", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
         ftruncate(&unsealed, 4096).unwrap();
-        assert!(matches!(SharedMemory::open(unsealed, 4096), Err(RefusedMemory::Unsealed { .. })));
+        assert!(matches!(
+            SharedMemory::open(unsealed, 4096),
+            Err(RefusedMemory::Unsealed { .. })
+        ));
         let short = memfd_create("test", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
         ftruncate(&short, 4096).unwrap();
         fcntl_add_seals(&short, SealFlags::SHRINK).unwrap();
         let refused = SharedMemory::open(short, 4097);
-        assert!(matches!(refused, Err(RefusedMemory::TooShort { want: 4097, have: 4096 })), "{refused:?}");
+        assert!(
+            matches!(
+                refused,
+                Err(RefusedMemory::TooShort {
+                    want: 4097,
+                    have: 4096
+                })
+            ),
+            "{refused:?}"
+        );
         let file = OwnedFd::from(File::open("/proc/self/exe").unwrap());
-        assert!(matches!(SharedMemory::open(file, 1), Err(RefusedMemory::NoMemory(_))));
+        assert!(matches!(
+            SharedMemory::open(file, 1),
+            Err(RefusedMemory::NoMemory(_))
+        ));
     }
 }

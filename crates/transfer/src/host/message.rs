@@ -88,7 +88,9 @@ pub(crate) struct Attach {
 }
 
 /// A window that the initiator has forgotten.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
+)]
 #[repr(C)]
 pub(crate) struct Detach {
     pub(crate) slot: U32,
@@ -154,7 +156,8 @@ mod tests {
         assert_eq!(size_of::<Welcome>(), 56);
         assert_eq!(size_of::<Entry>(), 48);
         assert!(size_of::<Goodbye>() < size_of::<Welcome>());
-        let question = size_of::<Attach>() + DETACH_MAX * size_of::<Detach>() + ATTACH_MAX * Capability::BYTES;
+        let question =
+            size_of::<Attach>() + DETACH_MAX * size_of::<Detach>() + ATTACH_MAX * Capability::BYTES;
         assert!(question + NOTICE_MAX <= PACKET_MAX);
         assert!(size_of::<Attached>() + ATTACH_MAX * size_of::<Entry>() < PACKET_MAX);
     }

@@ -77,8 +77,14 @@ impl HostMover {
     ///
     /// # Errors
     /// The kernel refuses what it needs.
-    pub fn start(home: &Arc<Home>, limits: HostLimits, fallback: Option<Arc<dyn Mover>>) -> Result<Self, HostError> {
-        let boot_id = fs::read_to_string("/proc/sys/kernel/random/boot_id")?.trim().to_owned();
+    pub fn start(
+        home: &Arc<Home>,
+        limits: HostLimits,
+        fallback: Option<Arc<dyn Mover>>,
+    ) -> Result<Self, HostError> {
+        let boot_id = fs::read_to_string("/proc/sys/kernel/random/boot_id")?
+            .trim()
+            .to_owned();
         let service = Service::start(boot_number(&boot_id)?, Arc::clone(home), limits.service)?;
         Ok(Self {
             boot_id,
@@ -93,7 +99,11 @@ impl HostMover {
     /// How the other processes find this one: to be published with the segment.
     #[must_use]
     pub fn contact(&self) -> HostContact {
-        HostContact { boot_id: self.boot_id.clone(), pid: std::process::id(), socket: self.service.name().to_owned() }
+        HostContact {
+            boot_id: self.boot_id.clone(),
+            pid: std::process::id(),
+            socket: self.service.name().to_owned(),
+        }
     }
 
     /// Why requests to this segment go another way at present, or some of them do.
@@ -126,10 +136,19 @@ impl HostMover {
             return Ok(Arc::clone(peer));
         }
         let (service, crew) = (Arc::clone(&self.service), Arc::clone(&self.crew));
-        let peer = Arc::new(Peer::new(Arc::clone(segment), service, crew, self.fallback.clone(), self.limits)?);
+        let peer = Arc::new(Peer::new(
+            Arc::clone(segment),
+            service,
+            crew,
+            self.fallback.clone(),
+            self.limits,
+        )?);
         peers.insert(segment.incarnation, Arc::clone(&peer));
         // Lives that have ended have left a thread each.
-        let ended: Vec<Arc<Peer>> = peers.extract_if(.., |_, peer| peer.is_over()).map(|(_, peer)| peer).collect();
+        let ended: Vec<Arc<Peer>> = peers
+            .extract_if(.., |_, peer| peer.is_over())
+            .map(|(_, peer)| peer)
+            .collect();
         drop(peers);
         ended.iter().for_each(|peer| peer.close());
         Ok(peer)
@@ -156,11 +175,17 @@ impl Mover for HostMover {
     }
 
     fn abilities(&self) -> Abilities {
-        Abilities { one_sided: true, ..Abilities::HOST }
+        Abilities {
+            one_sided: true,
+            ..Abilities::HOST
+        }
     }
 
     fn reaches(&self, segment: &Segment) -> bool {
-        let here = segment.host.as_ref().is_some_and(|contact| contact.boot_id == self.boot_id);
+        let here = segment
+            .host
+            .as_ref()
+            .is_some_and(|contact| contact.boot_id == self.boot_id);
         here && self.known(segment).is_none_or(|peer| !peer.is_shut())
     }
 
@@ -201,7 +226,9 @@ impl Mover for HostMover {
     }
 
     fn stats(&self, segment: &Segment) -> PeerStats {
-        self.known(segment).map(|peer| peer.stats()).unwrap_or_default()
+        self.known(segment)
+            .map(|peer| peer.stats())
+            .unwrap_or_default()
     }
 
     fn close(&self) {

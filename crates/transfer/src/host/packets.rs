@@ -6,9 +6,9 @@ use rustix::cmsg_space;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType, acceptfrom_with, bind, connect,
-    listen, recvmsg, sendmsg, shutdown, socket_with,
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
+    SendAncillaryBuffer, SendAncillaryMessage, SendFlags, Shutdown, SocketAddrUnix, SocketFlags,
+    SocketType, acceptfrom_with, bind, connect, listen, recvmsg, sendmsg, shutdown, socket_with,
 };
 use rustix::process::Pid;
 use slackwater_base::Instant;
@@ -46,7 +46,12 @@ pub(crate) enum Received {
 
 fn new_socket() -> io::Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    Ok(socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?)
+    Ok(socket_with(
+        AddressFamily::UNIX,
+        SocketType::SEQPACKET,
+        flags,
+        None,
+    )?)
 }
 
 impl Listener {
@@ -82,7 +87,11 @@ impl Packets {
     /// The process at the other end, as the kernel saw it when the connection was made.
     pub(crate) fn peer(&self) -> io::Result<Peer> {
         // Not by rustix: its process number cannot be 0, which is what the kernel says of a process out of sight.
-        let mut found = libc::ucred { pid: 0, uid: libc::uid_t::MAX, gid: libc::gid_t::MAX };
+        let mut found = libc::ucred {
+            pid: 0,
+            uid: libc::uid_t::MAX,
+            gid: libc::gid_t::MAX,
+        };
         let mut len = size_of::<libc::ucred>() as libc::socklen_t;
         // SAFETY: the kernel writes at most `len` bytes, the size of `found`, which any bytes are a value of.
         let got = unsafe {
@@ -97,7 +106,10 @@ impl Packets {
         if got != 0 {
             return Err(io::Error::last_os_error());
         }
-        Ok(Peer { pid: Pid::from_raw(found.pid), user: found.uid })
+        Ok(Peer {
+            pid: Pid::from_raw(found.pid),
+            user: found.uid,
+        })
     }
 
     /// Sends one packet. A socket without room for it is an error: whoever asks reads the answer before it asks again.
@@ -109,7 +121,12 @@ impl Packets {
         }
         let parts: Vec<IoSlice<'_>> = bytes.iter().map(|part| IoSlice::new(part)).collect();
         loop {
-            match sendmsg(&self.0, &parts, &mut control, SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
+            match sendmsg(
+                &self.0,
+                &parts,
+                &mut control,
+                SendFlags::NOSIGNAL | SendFlags::DONTWAIT,
+            ) {
                 Ok(_) => return Ok(()),
                 Err(Errno::INTR) => {}
                 Err(errno) => return Err(errno.into()),
@@ -123,7 +140,12 @@ impl Packets {
         let mut control = RecvAncillaryBuffer::new(&mut space);
         let mut parts = [IoSliceMut::new(buffer)];
         let message = loop {
-            match recvmsg(&self.0, &mut parts, &mut control, RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT) {
+            match recvmsg(
+                &self.0,
+                &mut parts,
+                &mut control,
+                RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT,
+            ) {
                 Ok(message) => break message,
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => return Ok(Received::Nothing),
@@ -137,19 +159,38 @@ impl Packets {
                 descriptors.extend(passed);
             }
         }
-        if message.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
-            return Err(io::Error::new(io::ErrorKind::InvalidData, "a packet longer than any of the protocol"));
+        if message
+            .flags
+            .intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC)
+        {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidData,
+                "a packet longer than any of the protocol",
+            ));
         }
         // No packet of the protocol is empty, so this is the end, or a peer that breaks it: [`Packets::is_closed`] tells.
-        if message.bytes == 0 { Ok(Received::Closed) } else { Ok(Received::Packet(message.bytes, descriptors)) }
+        if message.bytes == 0 {
+            Ok(Received::Closed)
+        } else {
+            Ok(Received::Packet(message.bytes, descriptors))
+        }
     }
 
     /// Whether the peer has closed, by itself or because its process ended. An empty packet is no such end, though it
     /// reads like one.
     pub(crate) fn is_closed(&self) -> bool {
         let mut look = [PollFd::new(&self.0, PollFlags::RDHUP)];
-        let looked = poll(&mut look, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }));
-        looked.is_ok() && look[0].revents().intersects(PollFlags::RDHUP | PollFlags::HUP)
+        let looked = poll(
+            &mut look,
+            Some(&Timespec {
+                tv_sec: 0,
+                tv_nsec: 0,
+            }),
+        );
+        looked.is_ok()
+            && look[0]
+                .revents()
+                .intersects(PollFlags::RDHUP | PollFlags::HUP)
     }
 
     /// Tells the peer that nothing more will be said. Its own end is still seen.
@@ -159,7 +200,11 @@ impl Packets {
     }
 
     /// [`Packets::receive`] that waits up to `deadline`.
-    pub(crate) fn receive_until(&self, buffer: &mut [u8], deadline: Instant) -> io::Result<Received> {
+    pub(crate) fn receive_until(
+        &self,
+        buffer: &mut [u8],
+        deadline: Instant,
+    ) -> io::Result<Received> {
         loop {
             let received = self.receive(buffer)?;
             if !matches!(received, Received::Nothing) {
@@ -169,8 +214,10 @@ impl Packets {
             if left.is_zero() {
                 return Ok(Received::Nothing);
             }
-            let timeout = (deadline != Instant::NEVER)
-                .then(|| Timespec { tv_sec: left.as_secs().cast_signed(), tv_nsec: i64::from(left.subsec_nanos()) });
+            let timeout = (deadline != Instant::NEVER).then(|| Timespec {
+                tv_sec: left.as_secs().cast_signed(),
+                tv_nsec: i64::from(left.subsec_nanos()),
+            });
             match poll(&mut [PollFd::new(&self.0, PollFlags::IN)], timeout.as_ref()) {
                 Ok(_) | Err(Errno::INTR) => {}
                 Err(errno) => return Err(errno.into()),
@@ -201,7 +248,13 @@ mod tests {
         let name = format!("slackwater-packets-{name}-{}", std::process::id());
         let listener = Listener::bind(&name).unwrap();
         let near = Packets::connect(&name).unwrap();
-        (near, listener.accept().unwrap().expect("the connection waits in the backlog"))
+        (
+            near,
+            listener
+                .accept()
+                .unwrap()
+                .expect("the connection waits in the backlog"),
+        )
     }
 
     #[test]
@@ -211,10 +264,14 @@ mod tests {
         assert!(matches!(far.receive(&mut buffer), Ok(Received::Nothing)));
         near.send(&[b"one", b" packet"], &[near.as_fd()]).unwrap();
         near.send(&[b"two"], &[]).unwrap();
-        let Received::Packet(len, descriptors) = far.receive(&mut buffer).unwrap() else { panic!("a packet waits") };
+        let Received::Packet(len, descriptors) = far.receive(&mut buffer).unwrap() else {
+            panic!("a packet waits")
+        };
         assert_eq!((&buffer[..len], descriptors.len()), (&b"one packet"[..], 1));
         drop(descriptors);
-        let Received::Packet(len, descriptors) = far.receive(&mut buffer).unwrap() else { panic!("a packet waits") };
+        let Received::Packet(len, descriptors) = far.receive(&mut buffer).unwrap() else {
+            panic!("a packet waits")
+        };
         assert_eq!((&buffer[..len], descriptors.len()), (&b"two"[..], 0));
         assert_eq!(far.peer().unwrap().pid, Some(rustix::process::getpid()));
         drop(near);
@@ -230,7 +287,10 @@ mod tests {
         assert!(matches!(far.receive(&mut [0; 4]), Ok(Received::Closed)));
         assert!(!far.is_closed());
         far.hang_up();
-        assert!(!far.is_closed() && near.is_closed(), "it is told, and can still be watched");
+        assert!(
+            !far.is_closed() && near.is_closed(),
+            "it is told, and can still be watched"
+        );
         drop(near);
         assert!(far.is_closed());
     }

@@ -48,12 +48,18 @@ pub(crate) struct Mark<'a> {
 
 impl ControlPage {
     pub(crate) fn create(slots: u32) -> io::Result<Self> {
-        Ok(Self { memory: SharedMemory::create(slots as usize * STRIDE)?, slots })
+        Ok(Self {
+            memory: SharedMemory::create(slots as usize * STRIDE)?,
+            slots,
+        })
     }
 
     /// The page that the owner passed.
     pub(crate) fn open(fd: OwnedFd, slots: u32) -> Result<Self, RefusedMemory> {
-        Ok(Self { memory: SharedMemory::open(fd, u64::from(slots) * STRIDE as u64)?, slots })
+        Ok(Self {
+            memory: SharedMemory::open(fd, u64::from(slots) * STRIDE as u64)?,
+            slots,
+        })
     }
 
     pub(crate) fn slots(&self) -> u32 {
@@ -110,8 +116,15 @@ impl ControlPage {
             return Err(Stale);
         }
         let before = word.add(COPY);
-        let mark = Mark { word, epoch: epoch_then };
-        if epoch(before) == epoch_then { Ok(mark) } else { Err(Stale) }
+        let mark = Mark {
+            word,
+            epoch: epoch_then,
+        };
+        if epoch(before) == epoch_then {
+            Ok(mark)
+        } else {
+            Err(Stale)
+        }
     }
 }
 
@@ -124,7 +137,11 @@ impl Mark<'_> {
     /// Ends the copy, and says whether it counted: whether the window was in force until now.
     pub(crate) fn finish(self) -> Result<(), Stale> {
         let mark = std::mem::ManuallyDrop::new(self);
-        if epoch(mark.leave()) == mark.epoch { Ok(()) } else { Err(Stale) }
+        if epoch(mark.leave()) == mark.epoch {
+            Ok(())
+        } else {
+            Err(Stale)
+        }
     }
 
     fn leave(&self) -> u64 {
@@ -194,11 +211,21 @@ mod tests {
         let mark = initiator.mark(1, epoch).unwrap();
         owner.revoke(1);
         assert!(mark.is_stale() && owner.is_busy(1));
-        assert_eq!(initiator.mark(1, epoch).err(), Some(Stale), "no second copy while the first runs");
-        assert!(!owner.drain(1, &Waiting::at(&SITE).until(now() + Duration::from_millis(1))));
+        assert_eq!(
+            initiator.mark(1, epoch).err(),
+            Some(Stale),
+            "no second copy while the first runs"
+        );
+        assert!(!owner.drain(
+            1,
+            &Waiting::at(&SITE).until(now() + Duration::from_millis(1))
+        ));
         assert_eq!(mark.finish(), Err(Stale));
         assert!(owner.drain(1, &soon()));
-        assert!(initiator.mark(1, owner.epoch(1)).is_ok(), "the next window of the slot");
+        assert!(
+            initiator.mark(1, owner.epoch(1)).is_ok(),
+            "the next window of the slot"
+        );
     }
 
     #[test]
@@ -225,7 +252,9 @@ mod tests {
                 threads.spawn(|| {
                     while !over.load(Ordering::Relaxed) {
                         let epoch = granted.load(Ordering::Relaxed);
-                        let Ok(mark) = initiator.mark(3, epoch) else { continue };
+                        let Ok(mark) = initiator.mark(3, epoch) else {
+                            continue;
+                        };
                         memory.store(epoch, Ordering::Relaxed);
                         let _ = mark.finish();
                     }
@@ -236,7 +265,11 @@ mod tests {
                 assert!(owner.drain(3, &soon()));
                 let epoch = owner.epoch(3);
                 memory.store(epoch, Ordering::Relaxed);
-                assert_eq!(memory.load(Ordering::Relaxed), epoch, "nothing may write before the new epoch is granted");
+                assert_eq!(
+                    memory.load(Ordering::Relaxed),
+                    epoch,
+                    "nothing may write before the new epoch is granted"
+                );
                 granted.store(epoch, Ordering::Relaxed);
             }
             over.store(true, Ordering::Relaxed);

@@ -59,17 +59,33 @@ impl Peer {
         limits: HostLimits,
     ) -> std::io::Result<Self> {
         let (state, wanted, flow) = (Mutex::default(), Event::new(), Arc::default());
-        let core = Arc::new(Core { segment, service, crew, fallback, limits, state, wanted, flow });
+        let core = Arc::new(Core {
+            segment,
+            service,
+            crew,
+            fallback,
+            limits,
+            state,
+            wanted,
+            flow,
+        });
         let courier = Arc::clone(&core);
-        let thread = thread::Builder::new().name("slackwater-link".to_owned()).spawn(move || courier.run())?;
-        Ok(Self { core, courier: Mutex::new(Some(thread)) })
+        let thread = thread::Builder::new()
+            .name("slackwater-link".to_owned())
+            .spawn(move || courier.run())?;
+        Ok(Self {
+            core,
+            courier: Mutex::new(Some(thread)),
+        })
     }
 
     /// Why bytes do not go this way at present.
     pub(super) fn why_not(&self) -> Option<String> {
         match &self.core.state().way {
             Way::Shut { reason, until } if now() < *until => Some(reason.clone()),
-            Way::Open(link) => link.no_attach().map(|reason| format!("only shared memory: {reason}")),
+            Way::Open(link) => link
+                .no_attach()
+                .map(|reason| format!("only shared memory: {reason}")),
             _ => None,
         }
     }
@@ -82,7 +98,8 @@ impl Peer {
     /// Whether the process has ended and nothing of it is left here.
     pub(super) fn is_over(&self) -> bool {
         let state = self.core.state();
-        matches!(&state.way, Way::Shut { until, .. } if *until == Instant::NEVER) && self.core.flow.len() == 0
+        matches!(&state.way, Way::Shut { until, .. } if *until == Instant::NEVER)
+            && self.core.flow.len() == 0
     }
 
     /// Takes jobs; gives back what this mover does not carry.
@@ -94,7 +111,9 @@ impl Peer {
                 // The room that is waited for is made by what was taken already.
                 taken.start(core, when_full);
             }
-            let Some(job) = core.wait_for_room(job, when_full) else { continue };
+            let Some(job) = core.wait_for_room(job, when_full) else {
+                continue;
+            };
             let mut state = core.state();
             if state.closed {
                 drop(state);
@@ -127,15 +146,34 @@ impl Peer {
         let key = lone.remote.capability.to_bytes();
         let window = {
             let state = core.state();
-            let known = matches!(state.way, Way::Open(_)).then(|| state.windows.get(&key).map(Arc::clone)).flatten();
+            let known = matches!(state.way, Way::Open(_))
+                .then(|| state.windows.get(&key).map(Arc::clone))
+                .flatten();
             known.filter(|_| lone.buffers.are_host() && !state.closed)
         };
-        let Some(window) = window else { return Carried::Back(lone) };
+        let Some(window) = window else {
+            return Carried::Back(lone);
+        };
         let ticket = core.flow.begin();
-        let Lone { op, ref buffers, ref remote, deadline } = lone;
+        let Lone {
+            op,
+            ref buffers,
+            ref remote,
+            deadline,
+        } = lone;
         let bytes = buffers.bytes();
-        let carried =
-            carry(&Wanted { op, buffers, remote, deadline, part: None, together: bytes }, &window, &core.crew);
+        let carried = carry(
+            &Wanted {
+                op,
+                buffers,
+                remote,
+                deadline,
+                part: None,
+                together: bytes,
+            },
+            &window,
+            &core.crew,
+        );
         core.forget_stale(&carried, remote, &window);
         drop(window);
         drop(ticket);
@@ -152,7 +190,9 @@ impl Peer {
 
     pub(super) fn cancel(&self, batch: BatchId) {
         let mut state = self.core.state();
-        let (over, left) = take(&mut state.waiting).into_iter().partition(|(job, _)| job.part.batch() == batch);
+        let (over, left) = take(&mut state.waiting)
+            .into_iter()
+            .partition(|(job, _)| job.part.batch() == batch);
         state.waiting = left;
         drop(state);
         let over: VecDeque<(Job, Ticket)> = over;
@@ -190,7 +230,11 @@ impl Peer {
     pub(super) fn stats(&self) -> PeerStats {
         let state = self.core.state();
         let pending = state.waiting.len() as u64;
-        PeerStats { pending, active: (self.core.flow.len() as u64).saturating_sub(pending), ..state.stats }
+        PeerStats {
+            pending,
+            active: (self.core.flow.len() as u64).saturating_sub(pending),
+            ..state.stats
+        }
     }
 
     /// Ends what is left and the thread.
@@ -204,10 +248,16 @@ impl Peer {
         for (job, _ticket) in waiting {
             core.end(job, Err(Cause::Closed));
         }
-        errands.into_iter().for_each(|errand| errand.fail(Cause::Closed));
+        errands
+            .into_iter()
+            .for_each(|errand| errand.fail(Cause::Closed));
         core.wanted.close();
         core.flow.close();
-        if let Some(courier) = self.courier.lock().unwrap_or_else(PoisonError::into_inner).take()
+        if let Some(courier) = self
+            .courier
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take()
             && courier.thread().id() != thread::current().id()
         {
             // A panic in it was reported where it happened.
@@ -219,6 +269,8 @@ impl Peer {
 }
 impl fmt::Debug for Peer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Peer").field("segment", &self.core.segment.name).finish_non_exhaustive()
+        f.debug_struct("Peer")
+            .field("segment", &self.core.segment.name)
+            .finish_non_exhaustive()
     }
 }

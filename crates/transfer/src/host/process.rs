@@ -26,7 +26,10 @@ impl Process {
         // Read while the handle is held and the process is then seen alive: number, handle and start are of one process.
         let found = start_time(&format!("/proc/{}/stat", pid.as_raw_nonzero()))?;
         if found != started {
-            let reason = format!("process {} started at {found}, not at {started}", pid.as_raw_nonzero());
+            let reason = format!(
+                "process {} started at {found}, not at {started}",
+                pid.as_raw_nonzero()
+            );
             return Err(io::Error::new(io::ErrorKind::NotFound, reason));
         }
         process.check()?;
@@ -41,7 +44,13 @@ impl Process {
     /// Fails once the process has ended.
     fn check(&self) -> io::Result<()> {
         let mut ended = [PollFd::new(&self.handle, PollFlags::IN)];
-        match poll(&mut ended, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })) {
+        match poll(
+            &mut ended,
+            Some(&Timespec {
+                tv_sec: 0,
+                tv_nsec: 0,
+            }),
+        ) {
             Ok(0) => Ok(()),
             Ok(_) => Err(Errno::SRCH.into()),
             // Nothing waits here, so nothing is interrupted; what else fails leaves the question open.
@@ -57,7 +66,9 @@ impl Process {
         self.check()?;
         let (local, remote) = vectors(local, remote, len);
         // SAFETY: the kernel writes only into the local range, which the caller vouches for, and checks both.
-        let copied = unsafe { libc::process_vm_readv(self.raw(), &raw const local, 1, &raw const remote, 1, 0) };
+        let copied = unsafe {
+            libc::process_vm_readv(self.raw(), &raw const local, 1, &raw const remote, 1, 0)
+        };
         usize::try_from(copied).map_err(|_| io::Error::last_os_error())
     }
 
@@ -66,11 +77,18 @@ impl Process {
     /// # Safety
     /// - `local` is valid for reads of `len` bytes.
     /// - The other process has given the range at `remote` to be written, and still does.
-    pub(crate) unsafe fn write(&self, local: *const u8, remote: u64, len: usize) -> io::Result<usize> {
+    pub(crate) unsafe fn write(
+        &self,
+        local: *const u8,
+        remote: u64,
+        len: usize,
+    ) -> io::Result<usize> {
         self.check()?;
         let (local, remote) = vectors(local.cast_mut(), remote, len);
         // SAFETY: the kernel only reads the local range; what it writes belongs to the other process, as promised.
-        let copied = unsafe { libc::process_vm_writev(self.raw(), &raw const local, 1, &raw const remote, 1, 0) };
+        let copied = unsafe {
+            libc::process_vm_writev(self.raw(), &raw const local, 1, &raw const remote, 1, 0)
+        };
         usize::try_from(copied).map_err(|_| io::Error::last_os_error())
     }
 
@@ -81,15 +99,32 @@ impl Process {
 
 fn vectors(local: *mut u8, remote: u64, len: usize) -> (libc::iovec, libc::iovec) {
     let remote = std::ptr::without_provenance_mut(remote as usize);
-    (libc::iovec { iov_base: local.cast(), iov_len: len }, libc::iovec { iov_base: remote, iov_len: len })
+    (
+        libc::iovec {
+            iov_base: local.cast(),
+            iov_len: len,
+        },
+        libc::iovec {
+            iov_base: remote,
+            iov_len: len,
+        },
+    )
 }
 
 /// The 22nd field of a `stat` file (proc(5)). The name in the second may hold spaces and brackets.
 fn start_time(path: &str) -> io::Result<u64> {
     let stat = fs::read_to_string(path)?;
     let after_name = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
-    let field = after_name.split_ascii_whitespace().nth(19).and_then(|field| field.parse().ok());
-    field.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, format!("{path} has no start time")))
+    let field = after_name
+        .split_ascii_whitespace()
+        .nth(19)
+        .and_then(|field| field.parse().ok());
+    field.ok_or_else(|| {
+        io::Error::new(
+            io::ErrorKind::InvalidData,
+            format!("{path} has no start time"),
+        )
+    })
 }
 
 #[cfg(test)]
@@ -100,7 +135,8 @@ mod tests {
 
     #[test]
     fn bytes_of_a_process_are_read_and_written() {
-        let process = Process::open(rustix::process::getpid(), Process::own_start().unwrap()).unwrap();
+        let process =
+            Process::open(rustix::process::getpid(), Process::own_start().unwrap()).unwrap();
         let (mut there, mut here) = (*b"slack water", [0u8; 11]);
         let remote = there.as_mut_ptr().expose_provenance() as u64;
         // SAFETY: two arrays of this frame.
@@ -110,12 +146,19 @@ mod tests {
             assert_eq!(process.write(b"moves".as_ptr(), remote, 5).unwrap(), 5);
         }
         // SAFETY: reads the bytes anew; the compiler cannot know who wrote them.
-        assert_eq!(&unsafe { std::ptr::read_volatile(&raw const there) }, b"moves water");
+        assert_eq!(
+            &unsafe { std::ptr::read_volatile(&raw const there) },
+            b"moves water"
+        );
     }
 
     #[test]
     fn an_ended_process_is_not_touched() {
-        let mut child = Command::new("/bin/cat").stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
+        let mut child = Command::new("/bin/cat")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .spawn()
+            .unwrap();
         let pid = Pid::from_child(&child);
         let started = start_time(&format!("/proc/{}/stat", child.id())).unwrap();
         let process = Process::open(pid, started).unwrap();
@@ -129,7 +172,8 @@ mod tests {
 
     #[test]
     fn another_life_of_the_number_is_refused() {
-        let refused = Process::open(rustix::process::getpid(), Process::own_start().unwrap() + 1).unwrap_err();
+        let refused = Process::open(rustix::process::getpid(), Process::own_start().unwrap() + 1)
+            .unwrap_err();
         assert_eq!(refused.kind(), io::ErrorKind::NotFound);
     }
 }

@@ -20,8 +20,9 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use super::grants::{Answer, Grants, Revoked};
 use super::message::{
-    ATTACH_MAX, Attach, GOODBYE_BOOT, GOODBYE_CLOSING, GOODBYE_FULL, GOODBYE_INCARNATION, GOODBYE_USER,
-    GOODBYE_VERSION, Goodbye, Hello, MAGIC, NOTICE_MAX, PACKET_MAX, VERSION, Welcome, split,
+    ATTACH_MAX, Attach, GOODBYE_BOOT, GOODBYE_CLOSING, GOODBYE_FULL, GOODBYE_INCARNATION,
+    GOODBYE_USER, GOODBYE_VERSION, Goodbye, Hello, MAGIC, NOTICE_MAX, PACKET_MAX, VERSION, Welcome,
+    split,
 };
 use super::packets::{Listener, Packets, Received};
 use super::page::ControlPage;
@@ -46,7 +47,12 @@ pub struct ServiceLimits {
 
 impl Default for ServiceLimits {
     fn default() -> Self {
-        Self { peers: 1024, windows_per_peer: 1024, greeting: Duration::from_secs(5), closing: Duration::from_secs(2) }
+        Self {
+            peers: 1024,
+            windows_per_peer: 1024,
+            greeting: Duration::from_secs(5),
+            closing: Duration::from_secs(2),
+        }
     }
 }
 
@@ -89,16 +95,29 @@ const EVENTS: usize = 64;
 const DESCRIPTOR_RETRY: Duration = Duration::from_millis(100);
 
 impl Service {
-    pub(crate) fn start(boot: [u8; 16], home: Arc<Home>, limits: ServiceLimits) -> io::Result<Self> {
+    pub(crate) fn start(
+        boot: [u8; 16],
+        home: Arc<Home>,
+        limits: ServiceLimits,
+    ) -> io::Result<Self> {
         let mut secret = [0; 24];
         getrandom::fill(&mut secret).map_err(io::Error::other)?;
         let (tail, probe) = secret.split_at(8);
-        let name = format!("slackwater-{:016x}-{:016x}", home.incarnation().0, u64::read_from_bytes(tail).unwrap_or(0));
+        let name = format!(
+            "slackwater-{:016x}-{:016x}",
+            home.incarnation().0,
+            u64::read_from_bytes(tail).unwrap_or(0)
+        );
         let listener = Listener::bind(&name)?;
         let poll = epoll::create(CreateFlags::CLOEXEC)?;
         let stop = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         // Told once for what waits: it is taken in until nothing does.
-        epoll::add(&poll, &listener, EventData::new_u64(LISTENER), EventFlags::IN | EventFlags::ET)?;
+        epoll::add(
+            &poll,
+            &listener,
+            EventData::new_u64(LISTENER),
+            EventFlags::IN | EventFlags::ET,
+        )?;
         epoll::add(&poll, &stop, EventData::new_u64(STOP), EventFlags::IN)?;
         let shared = Arc::new(Shared {
             boot,
@@ -120,8 +139,14 @@ impl Service {
             shared.is_some()
         }));
         let serving = Arc::clone(&shared);
-        let thread = thread::Builder::new().name("slackwater-host".to_owned()).spawn(move || serving.run(&listener))?;
-        Ok(Self { shared, name, thread: Mutex::new(Some(thread)) })
+        let thread = thread::Builder::new()
+            .name("slackwater-host".to_owned())
+            .spawn(move || serving.run(&listener))?;
+        Ok(Self {
+            shared,
+            name,
+            thread: Mutex::new(Some(thread)),
+        })
     }
 
     /// The name under which other processes of the host find it.
@@ -139,7 +164,8 @@ impl Service {
 
     /// Ends every window on a region that is closing.
     pub(crate) fn invalidate(&self, region: &Region) {
-        self.shared.take_back(|access| access.region().id() == region.id());
+        self.shared
+            .take_back(|access| access.region().id() == region.id());
     }
 
     /// Looks for the end of the peer of this socket, until [`Service::unwatch`].
@@ -148,7 +174,8 @@ impl Service {
         lock(&self.shared.watched).insert(token, Arc::clone(watched));
         // No answers are read here, only the end is looked for; it is told once, though the socket stays open.
         let flags = EventFlags::RDHUP | EventFlags::ET;
-        if let Err(errno) = epoll::add(&self.shared.poll, packets, EventData::new_u64(token), flags) {
+        if let Err(errno) = epoll::add(&self.shared.poll, packets, EventData::new_u64(token), flags)
+        {
             lock(&self.shared.watched).remove(&token);
             return Err(errno.into());
         }
@@ -164,7 +191,9 @@ impl Service {
     pub(crate) fn counts(&self) -> (usize, usize) {
         let peers = self.shared.peers();
         let open = peers.values().filter_map(|peer| peer.standing.grants());
-        open.fold((0, 0), |(peers, windows), grants| (peers + 1, windows + grants.windows()))
+        open.fold((0, 0), |(peers, windows), grants| {
+            (peers + 1, windows + grants.windows())
+        })
     }
 
     /// Lets nobody in any more, takes everything back and waits for copies that are under way, for a while.
@@ -172,12 +201,16 @@ impl Service {
     /// The memory at which a peer is still copying then (it is stopped, say) is never given another use in this process:
     /// its region stays in use.
     pub(crate) fn close(&self) {
-        let Some(thread) = lock(&self.thread).take() else { return };
+        let Some(thread) = lock(&self.thread).take() else {
+            return;
+        };
         let busy = self.shared.close_windows();
         let deadline = now() + self.shared.limits.closing;
         // The thread runs on meanwhile, so a peer that ends is not waited for.
         for window in &busy {
-            window.page.drain(window.slot, &Waiting::at(&DRAINING).until(deadline));
+            window
+                .page
+                .drain(window.slot, &Waiting::at(&DRAINING).until(deadline));
         }
         // The counter cannot be full: this is the only write to it.
         let _ = rustix::io::write(&self.shared.stop, &1u64.to_ne_bytes());
@@ -185,7 +218,9 @@ impl Service {
         let _ = thread.join();
         let peers = std::mem::take(&mut *self.shared.peers());
         for peer in peers.into_values() {
-            let (Standing::Open(grants) | Standing::Expelled(grants)) = peer.standing else { continue };
+            let (Standing::Open(grants) | Standing::Expelled(grants)) = peer.standing else {
+                continue;
+            };
             let (busy, page) = (grants.is_busy(), Arc::clone(grants.page()));
             if busy {
                 tracing::warn!(peer = %peer.incarnation, "a process is still at memory of a closed engine, which is kept");
@@ -206,7 +241,10 @@ impl Drop for Service {
 impl Watched {
     /// `tell` is called once, by the service's thread, when the peer has ended; it must not block.
     pub(crate) fn new(tell: impl Fn() + Send + Sync + 'static) -> Arc<Self> {
-        Arc::new(Self { gone: AtomicBool::new(false), tell: Box::new(tell) })
+        Arc::new(Self {
+            gone: AtomicBool::new(false),
+            tell: Box::new(tell),
+        })
     }
 
     pub(crate) fn is_gone(&self) -> bool {
@@ -241,16 +279,31 @@ impl Shared {
         }
     }
 
-    fn revoke(&self, peers: &mut BTreeMap<u64, Peer>, which: impl Fn(&Access) -> bool) -> Vec<(u64, Revoked)> {
-        let open = peers.iter_mut().filter_map(|(token, peer)| Some((*token, peer.standing.grants_mut()?)));
-        open.flat_map(|(token, grants)| grants.revoke(&which).into_iter().map(move |window| (token, window))).collect()
+    fn revoke(
+        &self,
+        peers: &mut BTreeMap<u64, Peer>,
+        which: impl Fn(&Access) -> bool,
+    ) -> Vec<(u64, Revoked)> {
+        let open = peers
+            .iter_mut()
+            .filter_map(|(token, peer)| Some((*token, peer.standing.grants_mut()?)));
+        open.flat_map(|(token, grants)| {
+            grants
+                .revoke(&which)
+                .into_iter()
+                .map(move |window| (token, window))
+        })
+        .collect()
     }
 
     /// From now on nobody is given anything; the windows at which a peer is copying.
     fn close_windows(&self) -> Vec<Revoked> {
         let mut peers = self.peers();
         self.closing.store(true, Ordering::Relaxed);
-        self.revoke(&mut peers, |_| true).into_iter().map(|(_, window)| window).collect()
+        self.revoke(&mut peers, |_| true)
+            .into_iter()
+            .map(|(_, window)| window)
+            .collect()
     }
 
     /// Waits until nothing is in flight at these windows, and lets go of them.
@@ -258,7 +311,11 @@ impl Shared {
         for (token, window) in windows {
             // Without the lock: a peer that ends is closed by the service's thread, which ends the wait.
             window.page.drain(window.slot, &Waiting::at(&DRAINING));
-            if let Some(grants) = self.peers().get_mut(token).and_then(|peer| peer.standing.grants_mut()) {
+            if let Some(grants) = self
+                .peers()
+                .get_mut(token)
+                .and_then(|peer| peer.standing.grants_mut())
+            {
                 grants.release(window);
             }
         }
@@ -279,7 +336,11 @@ impl Shared {
             }
             let timeout = self.timeout(accept_again);
             events.clear();
-            match epoll::wait(&self.poll, rustix::buffer::spare_capacity(&mut events), timeout.as_ref()) {
+            match epoll::wait(
+                &self.poll,
+                rustix::buffer::spare_capacity(&mut events),
+                timeout.as_ref(),
+            ) {
                 Ok(_) | Err(Errno::INTR) => {}
                 // The descriptors are this service's own; without them there is nothing to serve.
                 Err(_) => return,
@@ -298,15 +359,26 @@ impl Shared {
 
     /// How long the next look may sleep: for ever, unless a stranger's time runs or connections wait for descriptors.
     fn timeout(&self, accept_again: Option<Instant>) -> Option<Timespec> {
-        let silent = self.peers().values().filter_map(|peer| peer.standing.deadline()).min();
+        let silent = self
+            .peers()
+            .values()
+            .filter_map(|peer| peer.standing.deadline())
+            .min();
         let first = silent.into_iter().chain(accept_again).min()?;
         let left = now().until(first);
-        Some(Timespec { tv_sec: left.as_secs().cast_signed(), tv_nsec: i64::from(left.subsec_nanos()) })
+        Some(Timespec {
+            tv_sec: left.as_secs().cast_signed(),
+            tv_nsec: i64::from(left.subsec_nanos()),
+        })
     }
 
     fn drop_silent(&self) {
         let at = now();
-        self.peers().retain(|_, peer| peer.standing.deadline().is_none_or(|deadline| at < deadline));
+        self.peers().retain(|_, peer| {
+            peer.standing
+                .deadline()
+                .is_none_or(|deadline| at < deadline)
+        });
     }
 
     /// Takes in whoever waits. Without a descriptor for them, says when to look again.
@@ -331,7 +403,14 @@ impl Shared {
             let flags = EventFlags::IN | EventFlags::RDHUP;
             if epoll::add(&self.poll, &packets, EventData::new_u64(token), flags).is_ok() {
                 let standing = Standing::Stranger(now() + self.limits.greeting);
-                peers.insert(token, Peer { packets, incarnation: Incarnation(0), standing });
+                peers.insert(
+                    token,
+                    Peer {
+                        packets,
+                        incarnation: Incarnation(0),
+                        standing,
+                    },
+                );
             }
         }
     }
@@ -366,7 +445,9 @@ impl Shared {
             drop(peers);
             return self.wait_for(busy);
         }
-        let Some(peer) = peers.remove(&token) else { return };
+        let Some(peer) = peers.remove(&token) else {
+            return;
+        };
         drop(peers);
         // The kernel closes a process's sockets after its last thread has left user memory (and its system calls), so
         // nothing of that process is in flight any more; and one that closes a link itself has no copy on it.
@@ -388,9 +469,14 @@ impl Shared {
                     false
                 }
             },
-            Standing::Open(grants) => self
-                .attach(grants, peer.incarnation, packet)
-                .is_some_and(|answer| peer.packets.send(&[&answer.bytes], &answer.descriptors()).is_ok()),
+            Standing::Open(grants) => {
+                self.attach(grants, peer.incarnation, packet)
+                    .is_some_and(|answer| {
+                        peer.packets
+                            .send(&[&answer.bytes], &answer.descriptors())
+                            .is_ok()
+                    })
+            }
             Standing::Expelled(_) => false,
         }
     }
@@ -400,10 +486,21 @@ impl Shared {
     fn expel(&self, token: u64, peer: &mut Peer) -> Vec<(u64, Revoked)> {
         peer.packets.hang_up();
         // Without it the loop would be told of every packet that nobody reads.
-        let _ = epoll::modify(&self.poll, &peer.packets, EventData::new_u64(token), EventFlags::RDHUP);
+        let _ = epoll::modify(
+            &self.poll,
+            &peer.packets,
+            EventData::new_u64(token),
+            EventFlags::RDHUP,
+        );
         let standing = std::mem::replace(&mut peer.standing, Standing::Stranger(Instant::NEVER));
-        let (Standing::Open(mut grants) | Standing::Expelled(mut grants)) = standing else { return Vec::new() };
-        let busy = grants.revoke(|_| true).into_iter().map(|window| (token, window)).collect();
+        let (Standing::Open(mut grants) | Standing::Expelled(mut grants)) = standing else {
+            return Vec::new();
+        };
+        let busy = grants
+            .revoke(|_| true)
+            .into_iter()
+            .map(|window| (token, window))
+            .collect();
         peer.standing = Standing::Expelled(grants);
         busy
     }
@@ -422,7 +519,8 @@ impl Shared {
         if hello.target.get() != self.home.incarnation().0 {
             return Err(GOODBYE_INCARNATION);
         }
-        let page = Arc::new(ControlPage::create(self.limits.windows_per_peer).map_err(|_| GOODBYE_FULL)?);
+        let page =
+            Arc::new(ControlPage::create(self.limits.windows_per_peer).map_err(|_| GOODBYE_FULL)?);
         let welcome = Welcome {
             magic: U64::new(MAGIC),
             version: U32::new(VERSION),
@@ -432,7 +530,9 @@ impl Shared {
             probe_address: U64::new(self.probe.as_ptr().expose_provenance() as u64),
             probe: *self.probe,
         };
-        packets.send(&[welcome.as_bytes()], &[page.as_fd()]).map_err(|_| GOODBYE_FULL)?;
+        packets
+            .send(&[welcome.as_bytes()], &[page.as_fd()])
+            .map_err(|_| GOODBYE_FULL)?;
         Ok((Incarnation(hello.incarnation.get()), Grants::new(page)))
     }
 
@@ -443,12 +543,21 @@ impl Shared {
         let (capabilities, rest) = split::<Capability>(rest, head.attach.get())?;
         let (name, rest) = split::<u8>(rest, head.notice_name.get())?;
         let (bytes, rest) = split::<u8>(rest, head.notice_bytes.get())?;
-        if capabilities.len() > ATTACH_MAX || name.len() + bytes.len() > NOTICE_MAX || !rest.is_empty() {
+        if capabilities.len() > ATTACH_MAX
+            || name.len() + bytes.len() > NOTICE_MAX
+            || !rest.is_empty()
+        {
             return None;
         }
         let noticed = head.notices.get() > 0 && {
             let name = String::from_utf8(name.to_vec()).ok()?;
-            self.home.deliver(from, Notice { name, bytes: bytes.to_vec() })
+            self.home.deliver(
+                from,
+                Notice {
+                    name,
+                    bytes: bytes.to_vec(),
+                },
+            )
         };
         grants.detach(detached);
         let mut answer = Answer::new(head.question, capabilities.len(), noticed);
@@ -460,8 +569,15 @@ impl Shared {
                 continue;
             }
             let claims = capability.claims();
-            let op = if claims.rights.allow(Rights::READ) { Op::Read } else { Op::Write };
-            match self.home.admit(capability, op, (claims.offset, claims.bytes), from) {
+            let op = if claims.rights.allow(Rights::READ) {
+                Op::Read
+            } else {
+                Op::Write
+            };
+            match self
+                .home
+                .admit(capability, op, (claims.offset, claims.bytes), from)
+            {
                 Ok(access) => answer.push(grants.grant(access)),
                 Err(refusal) => answer.refuse(refusal),
             }
@@ -472,7 +588,11 @@ impl Shared {
 
 /// A peer that is turned away learns why, if it still listens.
 fn say_goodbye(packets: &Packets, reason: u32) {
-    let goodbye = Goodbye { magic: U64::new(MAGIC), version: U32::new(VERSION), reason: U32::new(reason) };
+    let goodbye = Goodbye {
+        magic: U64::new(MAGIC),
+        version: U32::new(VERSION),
+        reason: U32::new(reason),
+    };
     let _ = packets.send(&[goodbye.as_bytes()], &[]);
 }
 
@@ -482,6 +602,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl fmt::Debug for Service {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Service").field("name", &self.name).finish_non_exhaustive()
+        f.debug_struct("Service")
+            .field("name", &self.name)
+            .finish_non_exhaustive()
     }
 }

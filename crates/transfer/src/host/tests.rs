@@ -16,7 +16,8 @@ use zerocopy::{FromBytes, FromZeros, IntoBytes};
 use super::link::{Call, Link, NoLink, NoWindow};
 use super::memory::SharedMemory;
 use super::message::{
-    Attach, Attached, ENTRY_DESCRIPTOR, ENTRY_SHARED, Entry, Hello, MAGIC, NO_SLOT, PACKET_MAX, VERSION, Welcome,
+    Attach, Attached, ENTRY_DESCRIPTOR, ENTRY_SHARED, Entry, Hello, MAGIC, NO_SLOT, PACKET_MAX,
+    VERSION, Welcome,
 };
 use super::mover::{HostLimits, HostMover};
 use super::packets::{Listener, Packets, Received};
@@ -48,11 +49,18 @@ fn owner(limits: ServiceLimits) -> Owner {
 
 impl Owner {
     fn region(&self, memory: Memory) -> Arc<Region> {
-        self.life.regions().register(RegionSpec { memory, rights: Rights::BOTH }).unwrap()
+        self.life
+            .regions()
+            .register(RegionSpec {
+                memory,
+                rights: Rights::BOTH,
+            })
+            .unwrap()
     }
 
     fn grant(&self, region: &Region) -> Capability {
-        self.life.grant(region, &GrantSpec::whole(region, Rights::BOTH))
+        self.life
+            .grant(region, &GrantSpec::whole(region, Rights::BOTH))
     }
 
     fn link(&self, from: &Owner) -> Arc<Link> {
@@ -61,7 +69,12 @@ impl Owner {
 }
 
 fn open(service: &Arc<Service>, name: &str, target: Incarnation) -> Result<Arc<Link>, NoLink> {
-    let call = Call { name, target, deadline: now() + PATIENCE, meanwhile: &|| Instant::NEVER };
+    let call = Call {
+        name,
+        target,
+        deadline: now() + PATIENCE,
+        meanwhile: &|| Instant::NEVER,
+    };
     Link::open(service, &call, || {})
 }
 
@@ -83,7 +96,11 @@ fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
 fn reuse(owner: &Owner, region: &Arc<Region>, patience: Duration) -> bool {
     region.close();
     owner.service.invalidate(region);
-    owner.life.regions().reopen(region, now() + patience).is_ok()
+    owner
+        .life
+        .regions()
+        .reopen(region, now() + patience)
+        .is_ok()
 }
 
 /// A process that broke the protocol was let go of like one that has ended, and its memory with it; but it was alive and
@@ -91,7 +108,10 @@ fn reuse(owner: &Owner, region: &Arc<Region>, patience: Duration) -> bool {
 #[test]
 fn who_breaks_the_protocol_is_waited_for_as_long_as_it_copies() {
     for junk in [&b"no question of the protocol"[..], b""] {
-        let (far, near) = (owner(ServiceLimits::default()), owner(ServiceLimits::default()));
+        let (far, near) = (
+            owner(ServiceLimits::default()),
+            owner(ServiceLimits::default()),
+        );
         let region = far.region(Memory::anonymous(4096).unwrap());
         let link = far.link(&near);
         let window = ask(&link, far.grant(&region)).unwrap();
@@ -100,7 +120,10 @@ fn who_breaks_the_protocol_is_waited_for_as_long_as_it_copies() {
         // The owner hangs up, so it has taken notice.
         eventually("a hung-up link", || link.is_gone());
         assert!(window.mark().is_err(), "nothing more begins");
-        assert!(!reuse(&far, &region, Duration::from_millis(1)), "a copy is under way");
+        assert!(
+            !reuse(&far, &region, Duration::from_millis(1)),
+            "a copy is under way"
+        );
         drop(mark);
         assert!(reuse(&far, &region, PATIENCE));
     }
@@ -110,24 +133,43 @@ fn who_breaks_the_protocol_is_waited_for_as_long_as_it_copies() {
 /// copies.
 #[test]
 fn a_closed_service_takes_its_memory_back_and_keeps_what_is_still_in_use() {
-    let limits = ServiceLimits { closing: Duration::from_millis(1), ..ServiceLimits::default() };
+    let limits = ServiceLimits {
+        closing: Duration::from_millis(1),
+        ..ServiceLimits::default()
+    };
     let (far, near) = (owner(limits), owner(limits));
-    let (used, free) = (far.region(Memory::anonymous(4096).unwrap()), far.region(Memory::anonymous(4096).unwrap()));
+    let (used, free) = (
+        far.region(Memory::anonymous(4096).unwrap()),
+        far.region(Memory::anonymous(4096).unwrap()),
+    );
     let link = far.link(&near);
-    let (busy, idle) = (ask(&link, far.grant(&used)).unwrap(), ask(&link, far.grant(&free)).unwrap());
+    let (busy, idle) = (
+        ask(&link, far.grant(&used)).unwrap(),
+        ask(&link, far.grant(&free)).unwrap(),
+    );
     let mark = busy.mark().unwrap();
     far.service.close();
-    assert!(busy.mark().is_err() && idle.mark().is_err(), "nothing more begins");
+    assert!(
+        busy.mark().is_err() && idle.mark().is_err(),
+        "nothing more begins"
+    );
     assert_eq!((used.in_flight(), free.in_flight()), (1, 0));
     drop(mark);
-    assert_eq!(used.in_flight(), 1, "there is nobody left who would learn that the copy has ended");
+    assert_eq!(
+        used.in_flight(),
+        1,
+        "there is nobody left who would learn that the copy has ended"
+    );
     assert!(matches!(ask(&link, far.grant(&free)), Err(NoWindow::Gone)));
 }
 
 /// A new key voided what was shown from then on, while whoever had a window open could go on with it for ever.
 #[test]
 fn a_new_key_takes_back_what_was_opened_under_the_old_one() {
-    let (far, near) = (owner(ServiceLimits::default()), owner(ServiceLimits::default()));
+    let (far, near) = (
+        owner(ServiceLimits::default()),
+        owner(ServiceLimits::default()),
+    );
     let region = far.region(Memory::anonymous(4096).unwrap());
     let link = far.link(&near);
     let old = far.grant(&region);
@@ -135,28 +177,46 @@ fn a_new_key_takes_back_what_was_opened_under_the_old_one() {
     let mark = window.mark().unwrap();
     far.life.rotate().unwrap();
     assert!(window.is_over() && window.mark().is_err());
-    assert!(mark.finish().is_err(), "a copy that was under way does not count");
-    assert!(matches!(ask(&link, old), Err(NoWindow::Refused(Refusal::Forged))));
+    assert!(
+        mark.finish().is_err(),
+        "a copy that was under way does not count"
+    );
+    assert!(matches!(
+        ask(&link, old),
+        Err(NoWindow::Refused(Refusal::Forged))
+    ));
     assert!(ask(&link, far.grant(&region)).unwrap().mark().is_ok());
     drop(window);
-    assert!(reuse(&far, &region, PATIENCE), "what was under way has been waited for");
+    assert!(
+        reuse(&far, &region, PATIENCE),
+        "what was under way has been waited for"
+    );
 }
 
 /// Memory that the initiator could not use kept its slot at the owner: after as many tries as there are slots, nobody of
 /// that process got a window any more.
 #[test]
 fn memory_of_no_use_keeps_no_slot() {
-    let limits = ServiceLimits { windows_per_peer: 2, ..ServiceLimits::default() };
+    let limits = ServiceLimits {
+        windows_per_peer: 2,
+        ..ServiceLimits::default()
+    };
     let (far, near) = (owner(limits), owner(limits));
     // Not sealed: its owner could cut it under a copy.
     let fd = memfd_create("test", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
     ftruncate(&fd, 4096).unwrap();
-    let file = SharedFile { fd: Arc::new(fd), offset: 0 };
+    let file = SharedFile {
+        fd: Arc::new(fd),
+        offset: 0,
+    };
     let unsealed = far.region(Memory::anonymous(4096).unwrap().in_file(file));
     let sealed = far.region(Arc::new(SharedMemory::create(4096).unwrap()).memory());
     let link = far.link(&near);
     for _ in 0..5 {
-        assert!(matches!(ask(&link, far.grant(&unsealed)), Err(NoWindow::Memory(_))));
+        assert!(matches!(
+            ask(&link, far.grant(&unsealed)),
+            Err(NoWindow::Memory(_))
+        ));
     }
     assert!(ask(&link, far.grant(&sealed)).is_ok());
 }
@@ -182,10 +242,20 @@ fn welcome() -> Welcome {
 impl Liar {
     fn new() -> Self {
         static NAMES: AtomicU32 = AtomicU32::new(0);
-        let name = format!("slackwater-liar-{}-{}", std::process::id(), NAMES.fetch_add(1, Ordering::Relaxed));
+        let name = format!(
+            "slackwater-liar-{}-{}",
+            std::process::id(),
+            NAMES.fetch_add(1, Ordering::Relaxed)
+        );
         let listener = Listener::bind(&name).unwrap();
         let (page, buffer) = (ControlPage::create(4).unwrap(), vec![0; PACKET_MAX]);
-        Self { listener, name, page, packets: None, buffer }
+        Self {
+            listener,
+            name,
+            page,
+            packets: None,
+            buffer,
+        }
     }
 
     /// A link to it: it greets as the protocol wants, after `change`.
@@ -196,7 +266,9 @@ impl Liar {
         std::thread::scope(|threads| {
             let link = threads.spawn(|| open(&near.service, &name, LIFE));
             self.called();
-            self.packets().send(&[welcome.as_bytes()], &[self.page.as_fd()]).unwrap();
+            self.packets()
+                .send(&[welcome.as_bytes()], &[self.page.as_fd()])
+                .unwrap();
             link.join().unwrap()
         })
     }
@@ -207,7 +279,11 @@ impl Liar {
             self.packets = self.listener.accept().unwrap();
             self.packets.is_some()
         });
-        let received = self.packets.as_ref().unwrap().receive_until(&mut self.buffer, now() + PATIENCE);
+        let received = self
+            .packets
+            .as_ref()
+            .unwrap()
+            .receive_until(&mut self.buffer, now() + PATIENCE);
         assert!(matches!(received, Ok(Received::Packet(len, _)) if len == size_of::<Hello>()));
     }
 
@@ -218,16 +294,27 @@ impl Liar {
     /// The number of the next question.
     fn question(&mut self) -> u64 {
         let packets = self.packets.as_ref().unwrap();
-        let Ok(Received::Packet(len, _)) = packets.receive_until(&mut self.buffer, now() + PATIENCE) else {
+        let Ok(Received::Packet(len, _)) =
+            packets.receive_until(&mut self.buffer, now() + PATIENCE)
+        else {
             panic!("a question comes")
         };
-        Attach::read_from_prefix(&self.buffer[..len]).unwrap().0.question.get()
+        Attach::read_from_prefix(&self.buffer[..len])
+            .unwrap()
+            .0
+            .question
+            .get()
     }
 
     fn say(&self, question: u64, entries: &[Entry], descriptors: &[BorrowedFd<'_>]) {
-        let head =
-            Attached { question: U64::new(question), attached: U32::new(entries.len() as u32), noticed: U32::ZERO };
-        self.packets().send(&[head.as_bytes(), entries.as_bytes()], descriptors).unwrap();
+        let head = Attached {
+            question: U64::new(question),
+            attached: U32::new(entries.len() as u32),
+            noticed: U32::ZERO,
+        };
+        self.packets()
+            .send(&[head.as_bytes(), entries.as_bytes()], descriptors)
+            .unwrap();
     }
 
     /// Asks for one window and answers it so.
@@ -252,7 +339,8 @@ impl Liar {
 fn shared(start: u64, len: u64, memory_len: u64) -> Entry {
     let mut entry = Entry::new_zeroed();
     entry.flags = U32::new(ENTRY_SHARED | ENTRY_DESCRIPTOR);
-    (entry.start, entry.len, entry.memory_len) = (U64::new(start), U64::new(len), U64::new(memory_len));
+    (entry.start, entry.len, entry.memory_len) =
+        (U64::new(start), U64::new(len), U64::new(memory_len));
     entry
 }
 
@@ -263,25 +351,68 @@ fn an_owner_that_lies_of_its_memory_gets_no_copy_out_of_it() {
     let link = liar.link(&near, |_| {}).unwrap();
     let memory = SharedMemory::create(4096).unwrap();
     let fd = [memory.as_fd()];
-    let own = |start, len| Entry { flags: U32::ZERO, ..shared(start, len, 0) };
+    let own = |start, len| Entry {
+        flags: U32::ZERO,
+        ..shared(start, len, 0)
+    };
     let (honest, none): (&[BorrowedFd<'_>], &[BorrowedFd<'_>]) = (&fd, &[]);
     for (name, entries, descriptors) in [
-        ("a range that wraps", vec![shared(u64::MAX, 2, 4096)], honest),
-        ("a range beyond the memory", vec![shared(4000, 97, 4096)], honest),
-        ("memory shorter than said", vec![shared(0, 8192, 8192)], honest),
-        ("memory of more than there are addresses", vec![shared(0, 1, u64::MAX)], honest),
+        (
+            "a range that wraps",
+            vec![shared(u64::MAX, 2, 4096)],
+            honest,
+        ),
+        (
+            "a range beyond the memory",
+            vec![shared(4000, 97, 4096)],
+            honest,
+        ),
+        (
+            "memory shorter than said",
+            vec![shared(0, 8192, 8192)],
+            honest,
+        ),
+        (
+            "memory of more than there are addresses",
+            vec![shared(0, 1, u64::MAX)],
+            honest,
+        ),
         ("no memory", vec![shared(0, 1, 0)], honest),
-        ("a descriptor that is not there", vec![shared(0, 1, 4096)], none),
-        ("a slot that the page has not", vec![Entry { slot: U32::new(4), ..shared(0, 1, 4096) }], honest),
+        (
+            "a descriptor that is not there",
+            vec![shared(0, 1, 4096)],
+            none,
+        ),
+        (
+            "a slot that the page has not",
+            vec![Entry {
+                slot: U32::new(4),
+                ..shared(0, 1, 4096)
+            }],
+            honest,
+        ),
         ("an address that wraps", vec![own(u64::MAX - 10, 11)], none),
-        ("a refusal that is none", vec![Entry { refused: U32::new(77), ..shared(0, 1, 4096) }], none),
-        ("more windows than were asked for", vec![shared(0, 1, 4096), shared(0, 1, 4096)], honest),
+        (
+            "a refusal that is none",
+            vec![Entry {
+                refused: U32::new(77),
+                ..shared(0, 1, 4096)
+            }],
+            none,
+        ),
+        (
+            "more windows than were asked for",
+            vec![shared(0, 1, 4096), shared(0, 1, 4096)],
+            honest,
+        ),
         ("fewer windows than were asked for", vec![], none),
     ] {
         let opened = liar.answered(&link, &entries, descriptors);
         assert!(opened.is_err(), "{name}: {opened:?}");
     }
-    let window = liar.answered(&link, &[shared(4000, 96, 4096)], honest).unwrap();
+    let window = liar
+        .answered(&link, &[shared(4000, 96, 4096)], honest)
+        .unwrap();
     assert!(matches!(window.reach(0, 96), Some(Reach::Mapped(_))) && window.reach(1, 96).is_none());
     assert!(window.reach(u64::MAX, 2).is_none());
 }
@@ -300,7 +431,9 @@ const LIES: [Lie; 4] = [
     ("another protocol", |welcome| welcome.magic = U64::new(1)),
     ("another life", |welcome| welcome.incarnation = U64::new(1)),
     ("no slots", |welcome| welcome.slots = U32::ZERO),
-    ("more slots than the page has", |welcome| welcome.slots = U32::new(u32::MAX)),
+    ("more slots than the page has", |welcome| {
+        welcome.slots = U32::new(u32::MAX)
+    }),
 ];
 
 /// Questions to a stopped owner, each with a short deadline, filled its socket; then it counted as ended, for good.
@@ -329,7 +462,10 @@ fn an_owner_that_does_not_answer_is_slow_and_not_gone() {
 fn engine_to(liar: &Liar, limits: HostLimits) -> (Engine, PeerId) {
     let life = Home::open().unwrap();
     let host = HostMover::start(&life, limits, None).unwrap();
-    let contact = HostContact { socket: liar.name.clone(), ..host.contact() };
+    let contact = HostContact {
+        socket: liar.name.clone(),
+        ..host.contact()
+    };
     let segment = |incarnation, host| Segment {
         name: "test".to_owned(),
         incarnation,
@@ -345,7 +481,12 @@ fn engine_to(liar: &Liar, limits: HostLimits) -> (Engine, PeerId) {
 fn target(peer: PeerId) -> Target {
     let elsewhere = owner(ServiceLimits::default());
     let region = elsewhere.region(Memory::anonymous(4096).unwrap());
-    Target { peer, offset: 0, capability: elsewhere.grant(&region), key: None }
+    Target {
+        peer,
+        offset: 0,
+        capability: elsewhere.grant(&region),
+        key: None,
+    }
 }
 
 /// A process that was stopped before it could greet held up whoever wanted something of it past its deadline, until the
@@ -353,7 +494,13 @@ fn target(peer: PeerId) -> Target {
 #[test]
 fn an_owner_that_does_not_greet_holds_nobody_past_the_deadline() {
     let mut liar = Liar::new();
-    let (engine, peer) = engine_to(&liar, HostLimits { answer_timeout: 2 * PATIENCE, ..HostLimits::default() });
+    let (engine, peer) = engine_to(
+        &liar,
+        HostLimits {
+            answer_timeout: 2 * PATIENCE,
+            ..HostLimits::default()
+        },
+    );
     let ended = engine.read_now(&target(peer), &mut [0; 8], Duration::from_millis(20));
     assert_eq!(ended, Err(Cause::TimedOut(Clock::Total)));
     // The call stands: when the greeting comes, what is wanted then is asked.
@@ -361,9 +508,14 @@ fn an_owner_that_does_not_greet_holds_nobody_past_the_deadline() {
     std::thread::scope(|threads| {
         let (engine, target) = (engine.clone(), target(peer));
         let read = threads.spawn(move || engine.read_now(&target, &mut [0; 8], PATIENCE));
-        liar.packets().send(&[welcome().as_bytes()], &[liar.page.as_fd()]).unwrap();
+        liar.packets()
+            .send(&[welcome().as_bytes()], &[liar.page.as_fd()])
+            .unwrap();
         let question = liar.question();
-        let refused = Entry { refused: U32::new(Refusal::Region.number().into()), ..shared(0, 0, 0) };
+        let refused = Entry {
+            refused: U32::new(Refusal::Region.number().into()),
+            ..shared(0, 0, 0)
+        };
         liar.say(question, &[refused], &[]);
         assert_eq!(read.join().unwrap(), Err(Cause::Refused(Refusal::Region)));
     });
@@ -381,9 +533,18 @@ fn an_owner_that_never_has_a_slot_is_done_without() {
         let (engine, target) = (engine.clone(), target);
         let read = threads.spawn(move || engine.read_now(&target, &mut [0; 8], PATIENCE));
         liar.called();
-        liar.packets().send(&[welcome().as_bytes()], &[liar.page.as_fd()]).unwrap();
+        liar.packets()
+            .send(&[welcome().as_bytes()], &[liar.page.as_fd()])
+            .unwrap();
         let question = liar.question();
-        liar.say(question, &[Entry { refused: U32::new(NO_SLOT), ..shared(0, 0, 0) }], &[]);
+        liar.say(
+            question,
+            &[Entry {
+                refused: U32::new(NO_SLOT),
+                ..shared(0, 0, 0)
+            }],
+            &[],
+        );
         let ended = read.join().unwrap();
         assert!(matches!(ended, Err(Cause::Unreachable(_))), "{ended:?}");
     });
@@ -400,11 +561,17 @@ fn memory_of_reserved_huge_pages_is_refused() {
         Ok(fd) => fd,
         Err(errno) => {
             let known = std::fs::read_to_string("/proc/filesystems").unwrap();
-            return assert!(!known.contains("hugetlbfs"), "a kernel that has such memory gives it: {errno}");
+            return assert!(
+                !known.contains("hugetlbfs"),
+                "a kernel that has such memory gives it: {errno}"
+            );
         }
     };
     ftruncate(&fd, 2 << 20).unwrap();
     fcntl_add_seals(&fd, SealFlags::SHRINK).unwrap();
     let refused = SharedMemory::open(fd, 4096);
-    assert!(matches!(refused, Err(super::RefusedMemory::NoMemory(_))), "{refused:?}");
+    assert!(
+        matches!(refused, Err(super::RefusedMemory::NoMemory(_))),
+        "{refused:?}"
+    );
 }

@@ -60,7 +60,11 @@ impl Warmth {
             let age = low(before.wrapping_sub(low(old)));
             warm |= piece == first && old >> 32 == low(piece) && old != 0 && age <= within;
         }
-        if warm { Stores::Cached } else { Stores::Streaming }
+        if warm {
+            Stores::Cached
+        } else {
+            Stores::Streaming
+        }
     }
 }
 
@@ -71,7 +75,10 @@ mod tests {
     const MIB: u64 = 1 << 20;
 
     fn warmth() -> Warmth {
-        Warmth { cache_bytes: 16 * MIB, ..Warmth::new() }
+        Warmth {
+            cache_bytes: 16 * MIB,
+            ..Warmth::new()
+        }
     }
 
     fn at(mib: u64) -> *const u8 {
@@ -85,7 +92,11 @@ mod tests {
         let warmth = warmth();
         for round in 0..3 {
             for mib in 0..256 {
-                assert_eq!(warmth.stores(at(mib), MIB, MIB), Stores::Streaming, "round {round}, MiB {mib}");
+                assert_eq!(
+                    warmth.stores(at(mib), MIB, MIB),
+                    Stores::Streaming,
+                    "round {round}, MiB {mib}"
+                );
             }
         }
     }
@@ -97,7 +108,11 @@ mod tests {
             for round in 0..3 {
                 for mib in 0..buffers {
                     let stores = warmth.stores(at(buffers * 100 + mib), MIB, MIB);
-                    let expected = if round == 0 { Stores::Streaming } else { Stores::Cached };
+                    let expected = if round == 0 {
+                        Stores::Streaming
+                    } else {
+                        Stores::Cached
+                    };
                     assert_eq!(stores, expected, "{buffers} buffers, round {round}");
                 }
             }
@@ -108,8 +123,16 @@ mod tests {
     fn little_stays_in_the_cache_and_much_passes_it() {
         let warmth = warmth();
         assert_eq!(warmth.stores(at(0), 4096, 4096), Stores::Cached);
-        assert_eq!(warmth.stores(at(0), 4096, 2 * MIB), Stores::Streaming, "many small ones together");
+        assert_eq!(
+            warmth.stores(at(0), 4096, 2 * MIB),
+            Stores::Streaming,
+            "many small ones together"
+        );
         assert_eq!(warmth.stores(at(1), MIB, MIB), Stores::Streaming);
-        assert_eq!(warmth.stores(at(1), MIB, 16 * MIB), Stores::Streaming, "warm, but too much for the cache");
+        assert_eq!(
+            warmth.stores(at(1), MIB, 16 * MIB),
+            Stores::Streaming,
+            "warm, but too much for the cache"
+        );
     }
 }

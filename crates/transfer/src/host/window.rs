@@ -25,8 +25,13 @@ pub(crate) struct Opened {
 
 #[derive(Debug)]
 enum OpenedAt {
-    Shared { memory: Arc<SharedMemory>, offset: usize },
-    Process { address: u64 },
+    Shared {
+        memory: Arc<SharedMemory>,
+        offset: usize,
+    },
+    Process {
+        address: u64,
+    },
 }
 
 /// How bytes of a window are reached.
@@ -41,7 +46,11 @@ pub(crate) enum Reach<'a> {
 impl Slot {
     /// The slot is one of the link's page.
     pub(crate) fn new(link: &Arc<Link>, slot: u32, epoch: u32) -> Self {
-        Self { link: Arc::clone(link), slot, epoch }
+        Self {
+            link: Arc::clone(link),
+            slot,
+            epoch,
+        }
     }
 }
 
@@ -53,13 +62,26 @@ impl Drop for Slot {
 
 impl Opened {
     /// A window of `len` bytes of shared memory from `offset`, all of which it has.
-    pub(crate) fn in_shared(slot: Slot, memory: Arc<SharedMemory>, offset: usize, len: u64) -> Self {
-        Self { slot, at: OpenedAt::Shared { memory, offset }, len }
+    pub(crate) fn in_shared(
+        slot: Slot,
+        memory: Arc<SharedMemory>,
+        offset: usize,
+        len: u64,
+    ) -> Self {
+        Self {
+            slot,
+            at: OpenedAt::Shared { memory, offset },
+            len,
+        }
     }
 
     /// A window of `len` bytes of the owner's own memory from `address`, which do not wrap.
     pub(crate) fn in_process(slot: Slot, address: u64, len: u64) -> Self {
-        Self { slot, at: OpenedAt::Process { address }, len }
+        Self {
+            slot,
+            at: OpenedAt::Process { address },
+            len,
+        }
     }
 
     pub(crate) fn link(&self) -> &Arc<Link> {
@@ -82,11 +104,19 @@ impl Opened {
             return None;
         }
         match &self.at {
-            OpenedAt::Shared { memory, offset: start } => {
+            OpenedAt::Shared {
+                memory,
+                offset: start,
+            } => {
                 // SAFETY: the window was found to lie within the memory, and the bytes to lie within the window.
-                Some(Reach::Mapped(unsafe { memory.as_ptr().add(start + offset as usize) }))
+                Some(Reach::Mapped(unsafe {
+                    memory.as_ptr().add(start + offset as usize)
+                }))
             }
-            OpenedAt::Process { address } => Some(Reach::Process(self.slot.link.process().ok()?, address + offset)),
+            OpenedAt::Process { address } => Some(Reach::Process(
+                self.slot.link.process().ok()?,
+                address + offset,
+            )),
         }
     }
 }

@@ -117,7 +117,10 @@ impl RegionId {
     /// The id of a number; it may name nothing.
     #[must_use]
     pub const fn from_u64(number: u64) -> Self {
-        Self { index: number as u32, serial: (number >> 32) as u32 }
+        Self {
+            index: number as u32,
+            serial: (number >> 32) as u32,
+        }
     }
 }
 
@@ -183,18 +186,28 @@ impl Region {
     /// The region is closing, or the range is not inside.
     pub fn access(self: &Arc<Self>, offset: u64, bytes: u64) -> Result<Access, AccessError> {
         self.contains(offset, bytes)?;
-        self.begin(None, offset, bytes).map_err(|_| AccessError::Closing(self.id))
+        self.begin(None, offset, bytes)
+            .map_err(|_| AccessError::Closing(self.id))
     }
 
     fn contains(&self, offset: u64, bytes: u64) -> Result<(), AccessError> {
         let region_bytes = self.bytes();
         match offset.checked_add(bytes) {
             Some(end) if end <= region_bytes => Ok(()),
-            _ => Err(AccessError::Range { offset, bytes, region_bytes }),
+            _ => Err(AccessError::Range {
+                offset,
+                bytes,
+                region_bytes,
+            }),
         }
     }
 
-    fn begin(self: &Arc<Self>, generation: Option<u64>, offset: u64, bytes: u64) -> Result<Access, Closed> {
+    fn begin(
+        self: &Arc<Self>,
+        generation: Option<u64>,
+        offset: u64,
+        bytes: u64,
+    ) -> Result<Access, Closed> {
         let mut books = self.books();
         if self.is_closing() {
             return Err(Closed::Closing);
@@ -203,7 +216,12 @@ impl Region {
             return Err(Closed::Generation);
         }
         books.in_flight += 1;
-        Ok(Access { region: Arc::clone(self), offset, bytes, peer: None })
+        Ok(Access {
+            region: Arc::clone(self),
+            offset,
+            bytes,
+            peer: None,
+        })
     }
 
     fn end(&self) {
@@ -228,8 +246,16 @@ impl Region {
                 return Ok(books);
             }
             drop(books);
-            if self.drained.wait(seen, &Waiting::at(&CLOSING).until(deadline)).is_err() && self.in_flight() > 0 {
-                return Err(StillBusy { region: self.id, in_flight: self.in_flight() });
+            if self
+                .drained
+                .wait(seen, &Waiting::at(&CLOSING).until(deadline))
+                .is_err()
+                && self.in_flight() > 0
+            {
+                return Err(StillBusy {
+                    region: self.id,
+                    in_flight: self.in_flight(),
+                });
             }
         }
     }
@@ -282,7 +308,11 @@ impl Access {
     #[must_use]
     pub fn start(&self) -> *mut u8 {
         // Inside the region, as checked when the access began; one past its end at most.
-        self.region.memory.start().as_ptr().wrapping_add(self.offset as usize)
+        self.region
+            .memory
+            .start()
+            .as_ptr()
+            .wrapping_add(self.offset as usize)
     }
 
     /// Whether what is done under it still counts. A mover looks again before it commits and whenever it goes on, and
@@ -300,7 +330,13 @@ impl Access {
         self.check_copy(offset, from.len());
         // SAFETY: the range is inside the access, so inside memory valid for writes while the access lives; a borrowed
         // slice cannot overlap it, as nobody holds references to registered memory.
-        unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), self.start().add(offset as usize), from.len()) }
+        unsafe {
+            std::ptr::copy_nonoverlapping(
+                from.as_ptr(),
+                self.start().add(offset as usize),
+                from.len(),
+            )
+        }
     }
 
     /// Copies from the region into host memory.
@@ -310,13 +346,29 @@ impl Access {
     pub fn copy_out(&self, offset: u64, into: &mut [u8]) {
         self.check_copy(offset, into.len());
         // SAFETY: as for `copy_in`, for reads.
-        unsafe { std::ptr::copy_nonoverlapping(self.start().add(offset as usize), into.as_mut_ptr(), into.len()) }
+        unsafe {
+            std::ptr::copy_nonoverlapping(
+                self.start().add(offset as usize),
+                into.as_mut_ptr(),
+                into.len(),
+            )
+        }
     }
 
     fn check_copy(&self, offset: u64, bytes: usize) {
-        assert!(self.region.memory.location().is_host(), "the CPU cannot reach {}", self.region.memory.location());
-        let inside = offset.checked_add(bytes as u64).is_some_and(|end| end <= self.bytes);
-        assert!(inside, "{bytes} bytes at {offset} are not inside an access of {}", self.bytes);
+        assert!(
+            self.region.memory.location().is_host(),
+            "the CPU cannot reach {}",
+            self.region.memory.location()
+        );
+        let inside = offset
+            .checked_add(bytes as u64)
+            .is_some_and(|end| end <= self.bytes);
+        assert!(
+            inside,
+            "{bytes} bytes at {offset} are not inside an access of {}",
+            self.bytes
+        );
     }
 }
 

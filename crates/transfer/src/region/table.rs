@@ -90,7 +90,10 @@ pub enum RegisterError {
 
 impl Default for Regions {
     fn default() -> Self {
-        Self { table: RwLock::default(), next_generation: AtomicU64::new(1) }
+        Self {
+            table: RwLock::default(),
+            next_generation: AtomicU64::new(1),
+        }
     }
 }
 
@@ -104,7 +107,9 @@ impl Regions {
         if bytes == 0 {
             return Err(RegisterError::Empty);
         }
-        let end = start.checked_add(bytes).ok_or(RegisterError::Wraps { start, bytes })?;
+        let end = start
+            .checked_add(bytes)
+            .ok_or(RegisterError::Wraps { start, bytes })?;
         let mut table = self.table.write().unwrap_or_else(PoisonError::into_inner);
         if let Some(other) = table.overlapping(start, end) {
             return Err(RegisterError::Overlap { other });
@@ -119,11 +124,18 @@ impl Regions {
         };
         let slot = &mut table.slots[index as usize];
         let region = Arc::new(Region {
-            id: RegionId { index, serial: slot.serial },
+            id: RegionId {
+                index,
+                serial: slot.serial,
+            },
             memory: spec.memory,
             rights: spec.rights,
             closing: AtomicBool::new(false),
-            books: Mutex::new(Books { generation: self.new_generation(), in_flight: 0, gone: false }),
+            books: Mutex::new(Books {
+                generation: self.new_generation(),
+                in_flight: 0,
+                gone: false,
+            }),
             drained: Event::new(),
         });
         slot.region = Some(Arc::clone(&region));
@@ -135,7 +147,12 @@ impl Regions {
     #[must_use]
     pub fn get(&self, id: RegionId) -> Option<Arc<Region>> {
         let table = self.table.read().unwrap_or_else(PoisonError::into_inner);
-        table.slots.get(id.index as usize).filter(|slot| slot.serial == id.serial)?.region.clone()
+        table
+            .slots
+            .get(id.index as usize)
+            .filter(|slot| slot.serial == id.serial)?
+            .region
+            .clone()
     }
 
     /// The region at a place in the table, whichever it is now.
@@ -153,13 +170,20 @@ impl Regions {
         let region = table.slots[*index as usize].region.as_ref()?;
         let offset = start - first;
         let inside = offset.checked_add(bytes)? <= region.memory.bytes();
-        inside.then(|| Lookup { region: Arc::clone(region), offset: offset as u64 })
+        inside.then(|| Lookup {
+            region: Arc::clone(region),
+            offset: offset as u64,
+        })
     }
 
     /// Regions there are.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.table.read().unwrap_or_else(PoisonError::into_inner).by_start.len()
+        self.table
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .by_start
+            .len()
     }
 
     /// Whether there is none.
@@ -173,22 +197,34 @@ impl Regions {
     /// # Errors
     /// The region is gone or closing, or the range is not inside.
     pub fn access(&self, id: RegionId, offset: u64, bytes: u64) -> Result<Access, AccessError> {
-        self.get(id).ok_or(AccessError::Gone(id))?.access(offset, bytes)
+        self.get(id)
+            .ok_or(AccessError::Gone(id))?
+            .access(offset, bytes)
     }
 
     /// An access for a peer under `generation`, by the place of the region in the table.
     ///
     /// # Errors
     /// What does not fit.
-    pub fn admit(&self, index: u32, generation: u64, wanted: Rights, range: (u64, u64)) -> Result<Access, Refusal> {
+    pub fn admit(
+        &self,
+        index: u32,
+        generation: u64,
+        wanted: Rights,
+        range: (u64, u64),
+    ) -> Result<Access, Refusal> {
         let region = self.by_index(index).ok_or(Refusal::Region)?;
         if !region.rights.allow(wanted) {
             return Err(Refusal::Rights);
         }
-        region.contains(range.0, range.1).map_err(|_| Refusal::Range)?;
-        region.begin(Some(generation), range.0, range.1).map_err(|closed| match closed {
-            Closed::Closing | Closed::Generation => Refusal::Generation,
-        })
+        region
+            .contains(range.0, range.1)
+            .map_err(|_| Refusal::Range)?;
+        region
+            .begin(Some(generation), range.0, range.1)
+            .map_err(|closed| match closed {
+                Closed::Closing | Closed::Generation => Refusal::Generation,
+            })
     }
 
     /// Waits until nobody is at a region that [`Region::close`] closed, then gives it a new generation and opens it
@@ -219,7 +255,9 @@ impl Regions {
             return Ok(());
         }
         slot.serial = slot.serial.wrapping_add(1);
-        table.by_start.remove(&region.memory.start().as_ptr().addr());
+        table
+            .by_start
+            .remove(&region.memory.start().as_ptr().addr());
         table.free.push(index);
         Ok(())
     }
@@ -228,7 +266,11 @@ impl Regions {
     #[must_use]
     pub fn all(&self) -> Vec<Arc<Region>> {
         let table = self.table.read().unwrap_or_else(PoisonError::into_inner);
-        table.slots.iter().filter_map(|slot| slot.region.clone()).collect()
+        table
+            .slots
+            .iter()
+            .filter_map(|slot| slot.region.clone())
+            .collect()
     }
 
     fn new_generation(&self) -> u64 {
@@ -252,7 +294,12 @@ mod tests {
     fn one() -> (Regions, Arc<Region>) {
         let regions = Regions::default();
         let memory = Memory::anonymous(4096).unwrap();
-        let region = regions.register(RegionSpec { memory, rights: Rights::BOTH }).unwrap();
+        let region = regions
+            .register(RegionSpec {
+                memory,
+                rights: Rights::BOTH,
+            })
+            .unwrap();
         (regions, region)
     }
 
@@ -264,13 +311,19 @@ mod tests {
         region.close();
         regions.reopen(&region, Instant::NEVER).unwrap();
         let access = region.access(0, 1).unwrap();
-        let busy = StillBusy { region: region.id(), in_flight: 1 };
+        let busy = StillBusy {
+            region: region.id(),
+            in_flight: 1,
+        };
         assert_eq!(regions.remove(&region, Instant::ZERO), Err(busy));
         assert!(!access.is_live(), "whoever is at it is told to let go");
         drop(access);
         regions.reopen(&region, Instant::NEVER).unwrap();
         regions.remove(&region, Instant::NEVER).unwrap();
-        assert_eq!(region.access(0, 1).unwrap_err(), AccessError::Closing(region.id()));
+        assert_eq!(
+            region.access(0, 1).unwrap_err(),
+            AccessError::Closing(region.id())
+        );
     }
 
     /// An invalidation that was slower than the unregistration beside it opened a region that was no longer in the table.
@@ -279,7 +332,10 @@ mod tests {
         let (regions, region) = one();
         region.close();
         regions.remove(&region, Instant::NEVER).unwrap();
-        assert_eq!(regions.reopen(&region, Instant::NEVER), Err(ReopenError::Gone(region.id())));
+        assert_eq!(
+            regions.reopen(&region, Instant::NEVER),
+            Err(ReopenError::Gone(region.id()))
+        );
         assert!(region.access(0, 1).is_err() && region.in_flight() == 0);
     }
 
@@ -291,7 +347,13 @@ mod tests {
         region.close();
         regions.reopen(&region, Instant::NEVER).unwrap();
         let _access = region.access(0, 1).unwrap();
-        let busy = StillBusy { region: region.id(), in_flight: 1 };
-        assert_eq!(regions.reopen(&region, Instant::ZERO), Err(ReopenError::Busy(busy)));
+        let busy = StillBusy {
+            region: region.id(),
+            in_flight: 1,
+        };
+        assert_eq!(
+            regions.reopen(&region, Instant::ZERO),
+            Err(ReopenError::Busy(busy))
+        );
     }
 }

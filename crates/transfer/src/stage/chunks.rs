@@ -61,7 +61,11 @@ impl Chunks {
     }
 
     pub(super) fn made(&mut self, pinned: Pinned) {
-        self.idle.push(Chunk { pinned, tenant: None, dirty: 0 });
+        self.idle.push(Chunk {
+            pinned,
+            tenant: None,
+            dirty: 0,
+        });
     }
 
     /// The chunks there are have to do.
@@ -147,7 +151,11 @@ impl Chunks {
 
     /// The end of the line: all of it is to be called.
     pub(super) fn turn_away(&mut self) -> VecDeque<Wanted> {
-        self.called += self.line.iter().filter(|wanted| matches!(wanted, Wanted::Lend { .. })).count();
+        self.called += self
+            .line
+            .iter()
+            .filter(|wanted| matches!(wanted, Wanted::Lend { .. }))
+            .count();
         std::mem::take(&mut self.line)
     }
 
@@ -160,7 +168,12 @@ impl Chunks {
             Wanted::Lend { until, .. } => *until,
             Wanted::Fetch(_) => Instant::NEVER,
         };
-        match self.line.iter().position(|wanted| until(wanted) <= at).and_then(|late| self.line.remove(late)) {
+        match self
+            .line
+            .iter()
+            .position(|wanted| until(wanted) <= at)
+            .and_then(|late| self.line.remove(late))
+        {
             Some(Wanted::Lend { free, .. }) => Some(free),
             _ => {
                 self.late_at = self.line.iter().map(until).min();
@@ -171,8 +184,12 @@ impl Chunks {
 
     /// A free chunk, one that the same tenant had last if there is one.
     fn take(&mut self, tenant: u64) -> Option<Chunk> {
-        let same = self.idle.iter().rposition(|chunk| chunk.tenant == Some(tenant));
-        same.map(|at| self.idle.swap_remove(at)).or_else(|| self.idle.pop())
+        let same = self
+            .idle
+            .iter()
+            .rposition(|chunk| chunk.tenant == Some(tenant));
+        same.map(|at| self.idle.swap_remove(at))
+            .or_else(|| self.idle.pop())
     }
 }
 
@@ -235,7 +252,9 @@ mod tests {
         assert_eq!(calls(&mut chunks, at(0)), 0);
         assert!(chunks.back(chunk));
         assert_eq!(calls(&mut chunks, at(0)), 1);
-        let chunk = chunks.lend(0, Instant::NEVER, Box::new(|_| {})).expect("who was called gets it");
+        let chunk = chunks
+            .lend(0, Instant::NEVER, Box::new(|_| {}))
+            .expect("who was called gets it");
         assert!(!chunks.turn_over(), "there is none for the next");
         assert_eq!(calls(&mut chunks, at(1)), 0);
         chunks.back(chunk);
@@ -265,6 +284,9 @@ mod tests {
         assert_eq!(calls(&mut chunks, at(10)), 1);
         assert_eq!(chunks.next_look(), at(50));
         assert_eq!(calls(&mut chunks, at(60)), 1);
-        assert_eq!((chunks.next_look(), chunks.counts()), (Instant::NEVER, (1, 1)));
+        assert_eq!(
+            (chunks.next_look(), chunks.counts()),
+            (Instant::NEVER, (1, 1))
+        );
     }
 }

@@ -65,13 +65,20 @@ impl CudaDevice {
     /// # Errors
     /// There is no driver, or it does not work; the reason is for people.
     pub fn count() -> Result<u32, DeviceError> {
-        let unavailable = |reason: String| DeviceError::Unavailable { device: "cuda".to_owned(), reason };
+        let unavailable = |reason: String| DeviceError::Unavailable {
+            device: "cuda".to_owned(),
+            reason,
+        };
         // SAFETY: opens the driver's library and closes it again; its constructors are those of the driver.
         if !unsafe { sys::is_culib_present() } {
-            return Err(unavailable("no CUDA driver library (libcuda) on this machine".to_owned()));
+            return Err(unavailable(
+                "no CUDA driver library (libcuda) on this machine".to_owned(),
+            ));
         }
-        result::init().map_err(|error| unavailable(format!("the CUDA driver does not start: {error}")))?;
-        let count = device::get_count().map_err(|error| unavailable(format!("asking for devices: {error}")))?;
+        result::init()
+            .map_err(|error| unavailable(format!("the CUDA driver does not start: {error}")))?;
+        let count = device::get_count()
+            .map_err(|error| unavailable(format!("asking for devices: {error}")))?;
         Ok(count.unsigned_abs())
     }
 
@@ -81,16 +88,28 @@ impl CudaDevice {
     /// There is no driver, no such device, or no context on it.
     pub fn open(ordinal: u32) -> Result<Self, DeviceError> {
         let name = format!("cuda:{ordinal}");
-        let unavailable = |reason: String| DeviceError::Unavailable { device: name.clone(), reason };
+        let unavailable = |reason: String| DeviceError::Unavailable {
+            device: name.clone(),
+            reason,
+        };
         let count = Self::count()?;
         if ordinal >= count {
-            return Err(unavailable(format!("this machine has {count} CUDA devices")));
+            return Err(unavailable(format!(
+                "this machine has {count} CUDA devices"
+            )));
         }
         let refused = |error: DriverError| unavailable(error.to_string());
         let device = device::get(ordinal.cast_signed()).map_err(refused)?;
         // SAFETY: the device was just given; the context is released once, when the last user is dropped.
         let context = unsafe { primary_ctx::retain(device) }.map_err(refused)?;
-        Ok(Self { context: Arc::new(Context { ordinal, device, context }), name })
+        Ok(Self {
+            context: Arc::new(Context {
+                ordinal,
+                device,
+                context,
+            }),
+            name,
+        })
     }
 }
 
@@ -109,8 +128,13 @@ impl CudaDevice {
     pub fn allocate(&self, len: usize) -> Result<CudaMemory, DeviceError> {
         let _inside = self.context.enter()?;
         // SAFETY: the memory is freed once, when the value is dropped.
-        let address = unsafe { result::malloc_sync(len) }.map_err(|error| self.context.failed("allocating", error))?;
-        Ok(CudaMemory { context: Arc::clone(&self.context), address, len })
+        let address = unsafe { result::malloc_sync(len) }
+            .map_err(|error| self.context.failed("allocating", error))?;
+        Ok(CudaMemory {
+            context: Arc::clone(&self.context),
+            address,
+            len,
+        })
     }
 }
 
@@ -145,7 +169,9 @@ impl Drop for CudaMemory {
 
 impl fmt::Debug for CudaMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("CudaMemory").field("len", &self.len).finish_non_exhaustive()
+        f.debug_struct("CudaMemory")
+            .field("len", &self.len)
+            .finish_non_exhaustive()
     }
 }
 
@@ -167,22 +193,34 @@ impl Context {
     fn enter(&self) -> Result<Inside, DeviceError> {
         // SAFETY: the context is retained as long as `self` lives.
         let entered = unsafe { sys::cuCtxPushCurrent_v2(self.context) }.result();
-        entered.map(|()| Inside(PhantomData)).map_err(|error| self.failed("entering the context", error))
+        entered
+            .map(|()| Inside(PhantomData))
+            .map_err(|error| self.failed("entering the context", error))
     }
 
     fn failed(&self, operation: &'static str, error: DriverError) -> DeviceError {
-        DeviceError::Failed { device: format!("cuda:{}", self.ordinal), operation, cause: error.to_string() }
+        DeviceError::Failed {
+            device: format!("cuda:{}", self.ordinal),
+            operation,
+            cause: error.to_string(),
+        }
     }
 
     /// One attribute of a pointer; `None` if CUDA does not know the pointer.
-    fn attribute<T: Default>(&self, which: sys::CUpointer_attribute, address: u64) -> Result<Option<T>, DeviceError> {
+    fn attribute<T: Default>(
+        &self,
+        which: sys::CUpointer_attribute,
+        address: u64,
+    ) -> Result<Option<T>, DeviceError> {
         let mut value = T::default();
         // SAFETY: the attributes asked for below have the size of the `T` named there.
         let asked = unsafe { sys::cuPointerGetAttribute((&raw mut value).cast(), which, address) };
         match asked {
             sys::CUresult::CUDA_ERROR_INVALID_VALUE => Ok(None),
             other => {
-                other.result().map_err(|error| self.failed("asking for a pointer", error))?;
+                other
+                    .result()
+                    .map_err(|error| self.failed("asking for a pointer", error))?;
                 Ok(Some(value))
             }
         }
@@ -202,16 +240,25 @@ impl Device for CudaDevice {
         use sys::CUpointer_attribute as Attribute;
         let context = &self.context;
         let _inside = context.enter()?;
-        let Some(kind) = context.attribute::<u32>(Attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE, address)? else {
+        let Some(kind) =
+            context.attribute::<u32>(Attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE, address)?
+        else {
             return Ok(false);
         };
-        let ordinal = context.attribute::<i32>(Attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, address)?;
-        if kind != sys::CUmemorytype::CU_MEMORYTYPE_DEVICE as u32 || ordinal != Some(context.ordinal.cast_signed()) {
+        let ordinal =
+            context.attribute::<i32>(Attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, address)?;
+        if kind != sys::CUmemorytype::CU_MEMORYTYPE_DEVICE as u32
+            || ordinal != Some(context.ordinal.cast_signed())
+        {
             return Ok(false);
         }
-        let start = context.attribute::<u64>(Attribute::CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, address)?;
-        let size = context.attribute::<usize>(Attribute::CU_POINTER_ATTRIBUTE_RANGE_SIZE, address)?;
-        let (Some(start), Some(size)) = (start, size) else { return Ok(false) };
+        let start =
+            context.attribute::<u64>(Attribute::CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, address)?;
+        let size =
+            context.attribute::<usize>(Attribute::CU_POINTER_ATTRIBUTE_RANGE_SIZE, address)?;
+        let (Some(start), Some(size)) = (start, size) else {
+            return Ok(false);
+        };
         let end = address.checked_add(len);
         Ok(end.is_some_and(|end| end <= start.saturating_add(size as u64)))
     }
@@ -221,7 +268,10 @@ impl Device for CudaDevice {
         // SAFETY: the memory is freed once, by the guard.
         let at = unsafe { result::malloc_host(len, sys::CU_MEMHOSTALLOC_PORTABLE) }
             .map_err(|error| self.context.failed("pinning memory", error))?;
-        let release = PinnedBytes { context: Arc::clone(&self.context), at };
+        let release = PinnedBytes {
+            context: Arc::clone(&self.context),
+            at,
+        };
         let pinned = at.cast::<u8>();
         // SAFETY: fresh memory of that length, which the driver gives without clearing it.
         unsafe { std::ptr::write_bytes(pinned, 0, len) };
@@ -233,7 +283,11 @@ impl Device for CudaDevice {
         let _inside = self.context.enter()?;
         let stream = stream::create(stream::StreamKind::NonBlocking)
             .map_err(|error| self.context.failed("making a stream", error))?;
-        Ok(Arc::new(CudaQueue { context: Arc::clone(&self.context), stream, flights: Mutex::default() }))
+        Ok(Arc::new(CudaQueue {
+            context: Arc::clone(&self.context),
+            stream,
+            flights: Mutex::default(),
+        }))
     }
 }
 
@@ -272,7 +326,9 @@ impl CopyQueue for CudaQueue {
                 sys::cuMemcpyHtoDAsync_v2(device, host.cast(), len, self.stream)
             },
         };
-        begun.result().map_err(|error| self.context.failed("beginning a copy", error))?;
+        begun
+            .result()
+            .map_err(|error| self.context.failed("beginning a copy", error))?;
         match self.record(&mut flights) {
             Ok(mark) => {
                 flights.next += 1;
@@ -340,8 +396,13 @@ unsafe extern "C" fn call(argument: *mut c_void) {
 
 impl Drop for CudaQueue {
     fn drop(&mut self) {
-        let Ok(_inside) = self.context.enter() else { return };
-        let flights = self.flights.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let Ok(_inside) = self.context.enter() else {
+            return;
+        };
+        let flights = self
+            .flights
+            .get_mut()
+            .unwrap_or_else(PoisonError::into_inner);
         for mark in flights.under_way.values().chain(&flights.spare) {
             // SAFETY: the events are of this queue and destroyed once.
             let _ = unsafe { event::destroy(*mark) };
@@ -369,7 +430,9 @@ impl Drop for Context {
 
 impl fmt::Debug for CudaDevice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("CudaDevice").field("name", &self.name).finish_non_exhaustive()
+        f.debug_struct("CudaDevice")
+            .field("name", &self.name)
+            .finish_non_exhaustive()
     }
 }
 
@@ -379,8 +442,12 @@ mod tests {
 
     #[test]
     fn a_machine_without_the_device_says_why() {
-        let Err(error) = CudaDevice::open(4096) else { panic!("no machine has that many") };
-        let DeviceError::Unavailable { reason, .. } = error else { panic!("{error}") };
+        let Err(error) = CudaDevice::open(4096) else {
+            panic!("no machine has that many")
+        };
+        let DeviceError::Unavailable { reason, .. } = error else {
+            panic!("{error}")
+        };
         assert!(!reason.is_empty());
     }
 }

@@ -130,7 +130,11 @@ impl Pinned {
     /// `len` bytes from `at` are readable, writable and in nobody else's use until `release` is dropped.
     #[must_use]
     pub unsafe fn new(at: *mut u8, len: usize, release: Box<dyn Send>) -> Self {
-        Self { at, len, _release: release }
+        Self {
+            at,
+            len,
+            _release: release,
+        }
     }
 
     /// The first byte.
@@ -154,6 +158,8 @@ impl Pinned {
 
 impl fmt::Debug for Pinned {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Pinned").field("len", &self.len).finish_non_exhaustive()
+        f.debug_struct("Pinned")
+            .field("len", &self.len)
+            .finish_non_exhaustive()
     }
 }

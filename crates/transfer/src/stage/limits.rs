@@ -29,7 +29,11 @@ pub enum Watch {
 
 impl Default for StageLimits {
     fn default() -> Self {
-        Self { chunk_bytes: 2 << 20, pinned_bytes_max: 256 << 20, watch: Watch::Callback }
+        Self {
+            chunk_bytes: 2 << 20,
+            pinned_bytes_max: 256 << 20,
+            watch: Watch::Callback,
+        }
     }
 }
 

@@ -80,7 +80,11 @@ struct Piece {
 #[derive(Clone)]
 enum Local {
     Host(Buffers),
-    Device { stage: Arc<dyn Stage>, access: Arc<Access>, offset: u64 },
+    Device {
+        stage: Arc<dyn Stage>,
+        access: Arc<Access>,
+        offset: u64,
+    },
 }
 
 impl StagedMover {
@@ -115,7 +119,12 @@ impl Core {
     }
 
     /// Cuts a job into pieces; gives it back if its memory has no stage.
-    fn cut(self: &Arc<Self>, segment: &Arc<Segment>, wire: &Arc<dyn Mover>, job: Job) -> Result<Vec<Piece>, Box<Job>> {
+    fn cut(
+        self: &Arc<Self>,
+        segment: &Arc<Segment>,
+        wire: &Arc<dyn Mover>,
+        job: Job,
+    ) -> Result<Vec<Piece>, Box<Job>> {
         let mut cuts: Vec<(Local, u64, usize)> = Vec::new();
         let mut at = 0;
         for span in job.buffers.spans() {
@@ -123,7 +132,11 @@ impl Core {
                 if !span.is_host() {
                     return Err(Box::new(job));
                 }
-                cuts.push((Local::Host(job.buffers.cut(at, span.bytes() as u64)), at, span.bytes()));
+                cuts.push((
+                    Local::Host(job.buffers.cut(at, span.bytes() as u64)),
+                    at,
+                    span.bytes(),
+                ));
                 at += span.bytes() as u64;
                 continue;
             };
@@ -142,7 +155,14 @@ impl Core {
             }
         }
         let line = self.line(segment);
-        let Job { op, buffers, remote, deadline, priority, part } = job;
+        let Job {
+            op,
+            buffers,
+            remote,
+            deadline,
+            priority,
+            part,
+        } = job;
         let whole = Arc::new(Whole {
             op,
             bytes: buffers.bytes(),
@@ -158,7 +178,10 @@ impl Core {
             op,
             local,
             bytes,
-            remote: Remote { offset: remote.offset + at, ..remote },
+            remote: Remote {
+                offset: remote.offset + at,
+                ..remote
+            },
             deadline,
             priority,
             part,
@@ -183,7 +206,9 @@ impl Piece {
         }
         self.part.started();
         match (self.local.clone(), self.op) {
-            (Local::Host(buffers), _) => self.send(buffers, |piece, outcome| piece.end(result(outcome))),
+            (Local::Host(buffers), _) => {
+                self.send(buffers, |piece, outcome| piece.end(result(outcome)))
+            }
             (Local::Device { stage, access, .. }, _) => self.borrow(&stage, &access),
         }
     }
@@ -192,7 +217,10 @@ impl Piece {
     fn borrow(self, stage: &Arc<dyn Stage>, access: &Arc<Access>) {
         let core = Arc::clone(&self.core);
         let (bytes, deadline) = (self.bytes, self.deadline);
-        let place = (self.part.batch(), core.next_number.fetch_add(1, Ordering::Relaxed));
+        let place = (
+            self.part.batch(),
+            core.next_number.fetch_add(1, Ordering::Relaxed),
+        );
         lock(&core.waiting).insert(place, self);
         let again = Arc::clone(&core);
         let free = Box::new(move |_turn| {
@@ -203,13 +231,17 @@ impl Piece {
         let staged = stage.lend(access, bytes, deadline, free);
         let Some(staged) = staged else {
             // Looked at again now that a cancellation would find it.
-            let vain = lock(&core.waiting).get(&place).is_some_and(|piece| piece.stop().is_err());
+            let vain = lock(&core.waiting)
+                .get(&place)
+                .is_some_and(|piece| piece.stop().is_err());
             if vain && let Some(piece) = core.leave(place) {
                 piece.begin();
             }
             return;
         };
-        let Some(piece) = core.leave(place) else { return };
+        let Some(piece) = core.leave(place) else {
+            return;
+        };
         match piece.op {
             Op::Write => piece.load(staged),
             Op::Read => piece.receive(staged),
@@ -218,7 +250,14 @@ impl Piece {
 
     /// A write: first out of the device, then over the wire.
     fn load(self, staged: Staged) {
-        let Local::Device { stage, access, offset } = self.local.clone() else { return };
+        let Local::Device {
+            stage,
+            access,
+            offset,
+        } = self.local.clone()
+        else {
+            return;
+        };
         let bytes = self.bytes;
         let loaded = move |loaded: Result<Staged, StageError>| match loaded {
             Ok(staged) => {
@@ -236,17 +275,26 @@ impl Piece {
     /// A read: first over the wire, then into the device.
     fn receive(self, staged: Staged) {
         let buffers = loan(&staged, self.bytes);
-        self.send(buffers, move |piece, outcome| match (result(outcome), piece.local.clone()) {
-            (Ok(()), Local::Device { stage, access, offset }) => {
-                let bytes = piece.bytes;
-                let stored = move |stored: Result<(), StageError>| {
-                    piece.end(stored.map_err(|error| Cause::Memory(error.to_string())));
-                };
-                stage.store(access, offset, staged, bytes, Box::new(stored));
-            }
-            (result, _) => {
-                drop(staged);
-                piece.end(result);
+        self.send(buffers, move |piece, outcome| {
+            match (result(outcome), piece.local.clone()) {
+                (
+                    Ok(()),
+                    Local::Device {
+                        stage,
+                        access,
+                        offset,
+                    },
+                ) => {
+                    let bytes = piece.bytes;
+                    let stored = move |stored: Result<(), StageError>| {
+                        piece.end(stored.map_err(|error| Cause::Memory(error.to_string())));
+                    };
+                    stage.store(access, offset, staged, bytes, Box::new(stored));
+                }
+                (result, _) => {
+                    drop(staged);
+                    piece.end(result);
+                }
             }
         });
     }
@@ -255,7 +303,13 @@ impl Piece {
     fn send(self, buffers: Buffers, then: impl FnOnce(Piece, Option<Outcome>) + Send + 'static) {
         if let Err(cause) = self.stop() {
             drop(buffers);
-            return then(self, Some(Outcome { bytes: 0, cause: Some(cause) }));
+            return then(
+                self,
+                Some(Outcome {
+                    bytes: 0,
+                    cause: Some(cause),
+                }),
+            );
         }
         let outer = self.part.batch();
         let (wire, segment) = (Arc::clone(&self.wire), Arc::clone(&self.segment));
@@ -263,8 +317,17 @@ impl Piece {
         let (batch, mut parts) = Batch::new(1, None, move |batch| cancel.cancel(batch));
         let Some(part) = parts.pop() else { return };
         let core = Arc::clone(&self.core);
-        lock(&core.on_wire).entry(outer).or_default().push(batch.clone());
-        let Self { op, remote, deadline, priority, .. } = self;
+        lock(&core.on_wire)
+            .entry(outer)
+            .or_default()
+            .push(batch.clone());
+        let Self {
+            op,
+            remote,
+            deadline,
+            priority,
+            ..
+        } = self;
         // Looked at again now that a cancellation would find the batch.
         let late = self.part.is_cancelled();
         let ended = batch.clone();
@@ -282,14 +345,27 @@ impl Piece {
         }));
         let hooked = batch.hook(hook);
         debug_assert!(hooked.is_ok(), "nobody else knows the batch");
-        let job = Job { op, buffers, remote, deadline, priority, part };
+        let job = Job {
+            op,
+            buffers,
+            remote,
+            deadline,
+            priority,
+            part,
+        };
         if late {
             let Job { buffers, part, .. } = job;
             drop(buffers);
             return part.fail(Cause::Cancelled);
         }
         // Never waits: this may be the loop, or the thread of the device, that would make room.
-        for job in wire.submit(&segment, Submission { jobs: vec![job], when_full: WhenFull::Refuse }) {
+        for job in wire.submit(
+            &segment,
+            Submission {
+                jobs: vec![job],
+                when_full: WhenFull::Refuse,
+            },
+        ) {
             let Job { buffers, part, .. } = job;
             drop(buffers);
             part.fail(Cause::NoMover(segment.name.clone()));
@@ -314,7 +390,14 @@ impl Piece {
     }
 
     fn end(self, result: Result<(), Cause>) {
-        let Self { core, local, part, whole, bytes, .. } = self;
+        let Self {
+            core,
+            local,
+            part,
+            whole,
+            bytes,
+            ..
+        } = self;
         drop(local);
         let closed = core.closed.load(Ordering::Acquire) && !part.is_cancelled();
         match result {
@@ -352,10 +435,12 @@ impl Drop for Whole {
         match (*self.failed.get_mut(), self.op) {
             (true, _) => stats.failed += 1,
             (false, Op::Read) => {
-                (stats.completed, stats.bytes_read) = (stats.completed + 1, stats.bytes_read + self.bytes)
+                (stats.completed, stats.bytes_read) =
+                    (stats.completed + 1, stats.bytes_read + self.bytes)
             }
             (false, Op::Write) => {
-                (stats.completed, stats.bytes_written) = (stats.completed + 1, stats.bytes_written + self.bytes);
+                (stats.completed, stats.bytes_written) =
+                    (stats.completed + 1, stats.bytes_written + self.bytes);
             }
         }
     }
@@ -367,7 +452,11 @@ impl Mover for StagedMover {
     }
 
     fn abilities(&self) -> Abilities {
-        Abilities { one_sided: false, cuda: true, software: true }
+        Abilities {
+            one_sided: false,
+            cuda: true,
+            software: true,
+        }
     }
 
     fn reaches(&self, segment: &Segment) -> bool {
@@ -378,7 +467,9 @@ impl Mover for StagedMover {
     fn invalidate(&self, _region: &Arc<Region>) {}
 
     fn submit(&self, segment: &Arc<Segment>, submission: Submission) -> Vec<Job> {
-        let Some(wire) = self.core.wire(segment) else { return submission.jobs };
+        let Some(wire) = self.core.wire(segment) else {
+            return submission.jobs;
+        };
         let mut given_back = Vec::new();
         let flow = Arc::clone(&self.core.line(segment).flow);
         for job in submission.jobs {
@@ -401,22 +492,30 @@ impl Mover for StagedMover {
     }
 
     fn cancel(&self, batch: BatchId) {
-        let on_wire = lock(&self.core.on_wire).get(&batch).cloned().unwrap_or_default();
+        let on_wire = lock(&self.core.on_wire)
+            .get(&batch)
+            .cloned()
+            .unwrap_or_default();
         on_wire.iter().for_each(|batch| {
             batch.cancel();
         });
         let of_batch = (batch, 0)..=(batch, u64::MAX);
-        let waiting: Vec<_> = lock(&self.core.waiting).extract_if(of_batch, |_, _| true).collect();
+        let waiting: Vec<_> = lock(&self.core.waiting)
+            .extract_if(of_batch, |_, _| true)
+            .collect();
         waiting.into_iter().for_each(|(_, piece)| piece.begin());
     }
 
     fn fence(&self, segment: &Arc<Segment>, part: Part) {
         let wire = self.core.wire(segment).map(Arc::clone);
         let segment = Arc::clone(segment);
-        self.core.line(&segment).flow.fence(Box::new(move || match wire {
-            Some(wire) => wire.fence(&segment, part),
-            None => part.complete(0),
-        }));
+        self.core
+            .line(&segment)
+            .flow
+            .fence(Box::new(move || match wire {
+                Some(wire) => wire.fence(&segment, part),
+                None => part.complete(0),
+            }));
     }
 
     fn notify(&self, segment: &Arc<Segment>, notice: Notice, part: Part) {
@@ -434,16 +533,26 @@ impl Mover for StagedMover {
     }
 
     fn stats(&self, segment: &Segment) -> PeerStats {
-        let Some(line) = lock(&self.core.lines).get(&segment.incarnation).map(Arc::clone) else {
+        let Some(line) = lock(&self.core.lines)
+            .get(&segment.incarnation)
+            .map(Arc::clone)
+        else {
             return PeerStats::default();
         };
         let stats = *lock(&line.stats);
-        PeerStats { active: line.flow.len() as u64, ..stats }
+        PeerStats {
+            active: line.flow.len() as u64,
+            ..stats
+        }
     }
 
     fn close(&self) {
         self.core.closed.store(true, Ordering::Release);
-        let on_wire: Vec<Batch> = lock(&self.core.on_wire).values().flatten().cloned().collect();
+        let on_wire: Vec<Batch> = lock(&self.core.on_wire)
+            .values()
+            .flatten()
+            .cloned()
+            .collect();
         on_wire.iter().for_each(|batch| {
             batch.cancel();
         });
@@ -471,7 +580,9 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl fmt::Debug for StagedMover {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("StagedMover").field("wires", &self.core.wires).finish_non_exhaustive()
+        f.debug_struct("StagedMover")
+            .field("wires", &self.core.wires)
+            .finish_non_exhaustive()
     }
 }
 

@@ -62,7 +62,12 @@ struct State {
 
 /// An entry of the work list.
 enum Work {
-    Copy { copy: DeviceCopy, ticket: Ticket, ends: Arc<Ends>, ready: Instant },
+    Copy {
+        copy: DeviceCopy,
+        ticket: Ticket,
+        ends: Arc<Ends>,
+        ready: Instant,
+    },
     Wake(Box<dyn FnOnce() + Send>),
 }
 
@@ -97,10 +102,20 @@ impl SoftwareDevice {
     /// Its thread could not be started.
     pub fn start(number: u32) -> io::Result<Self> {
         let name = Location::Software(number).to_string();
-        let shared = Arc::new(Shared { number, name, state: Mutex::default(), changed: Event::new() });
+        let shared = Arc::new(Shared {
+            number,
+            name,
+            state: Mutex::default(),
+            changed: Event::new(),
+        });
         let working = Arc::clone(&shared);
-        let thread = thread::Builder::new().name("slackwater-soft".to_owned()).spawn(move || working.run())?;
-        Ok(Self { shared, thread: Some(thread) })
+        let thread = thread::Builder::new()
+            .name("slackwater-soft".to_owned())
+            .spawn(move || working.run())?;
+        Ok(Self {
+            shared,
+            thread: Some(thread),
+        })
     }
 
     /// Takes `len` zero bytes of device memory.
@@ -110,8 +125,18 @@ impl SoftwareDevice {
     pub fn allocate(&self, len: usize) -> io::Result<SoftwareMemory> {
         let range = Reserved::new(len)?;
         let address = range.at.expose_provenance() as u64;
-        self.shared.state().memory.insert(address, Block { bytes: vec![0; len], _range: range });
-        Ok(SoftwareMemory { device: Arc::downgrade(&self.shared), address, len: len as u64 })
+        self.shared.state().memory.insert(
+            address,
+            Block {
+                bytes: vec![0; len],
+                _range: range,
+            },
+        );
+        Ok(SoftwareMemory {
+            device: Arc::downgrade(&self.shared),
+            address,
+            len: len as u64,
+        })
     }
 
     /// From now on these things go wrong.
@@ -155,9 +180,15 @@ impl SoftwareMemory {
     /// The bytes as they are, as a debugger would see them.
     #[must_use]
     pub fn load(&self) -> Vec<u8> {
-        let Some(device) = self.device.upgrade() else { return Vec::new() };
+        let Some(device) = self.device.upgrade() else {
+            return Vec::new();
+        };
         let state = device.state();
-        state.memory.get(&self.address).map(|block| block.bytes.clone()).unwrap_or_default()
+        state
+            .memory
+            .get(&self.address)
+            .map(|block| block.bytes.clone())
+            .unwrap_or_default()
     }
 
     /// Replaces the first bytes.
@@ -198,13 +229,20 @@ impl Device for SoftwareDevice {
         let mut bytes = vec![0u8; len].into_boxed_slice();
         self.shared.state().pinned += len;
         let at = bytes.as_mut_ptr();
-        let release = PinnedBytes { _bytes: Box::into_raw(bytes), len, device: Arc::clone(&self.shared) };
+        let release = PinnedBytes {
+            _bytes: Box::into_raw(bytes),
+            len,
+            device: Arc::clone(&self.shared),
+        };
         // SAFETY: the box is reached by this address alone until the guard frees it.
         Ok(unsafe { Pinned::new(at, len, Box::new(release)) })
     }
 
     fn queue(&self) -> Result<Arc<dyn CopyQueue>, DeviceError> {
-        Ok(Arc::new(SoftwareQueue { device: Arc::clone(&self.shared), ends: Arc::default() }))
+        Ok(Arc::new(SoftwareQueue {
+            device: Arc::clone(&self.shared),
+            ends: Arc::default(),
+        }))
     }
 }
 
@@ -229,13 +267,20 @@ impl CopyQueue for SoftwareQueue {
     unsafe fn begin(&self, copy: DeviceCopy) -> Result<Ticket, DeviceError> {
         let mut state = self.device.state();
         if state.closed {
-            return Err(self.device.failed("copying", "the device is gone".to_owned()));
+            return Err(self
+                .device
+                .failed("copying", "the device is gone".to_owned()));
         }
         state.next_ticket += 1;
         let ticket = Ticket(state.next_ticket);
         lock(&self.ends.0).insert(ticket, None);
         let ready = now() + state.faults.delay;
-        state.waiting.push_back(Work::Copy { copy, ticket, ends: Arc::clone(&self.ends), ready });
+        state.waiting.push_back(Work::Copy {
+            copy,
+            ticket,
+            ends: Arc::clone(&self.ends),
+            ready,
+        });
         drop(state);
         self.device.changed.notify_all();
         Ok(ticket)
@@ -246,14 +291,18 @@ impl CopyQueue for SoftwareQueue {
         match ends.get(&ticket) {
             Some(None) => Poll::Pending,
             Some(Some(_)) => Poll::Ready(ends.remove(&ticket).flatten().unwrap_or(Ok(()))),
-            None => Poll::Ready(Err(self.device.failed("asking for a copy", "there is no such copy".to_owned()))),
+            None => Poll::Ready(Err(self
+                .device
+                .failed("asking for a copy", "there is no such copy".to_owned()))),
         }
     }
 
     fn wake_after(&self, wake: Box<dyn FnOnce() + Send>) -> Result<(), DeviceError> {
         let mut state = self.device.state();
         if state.closed {
-            return Err(self.device.failed("waking", "the device is gone".to_owned()));
+            return Err(self
+                .device
+                .failed("waking", "the device is gone".to_owned()));
         }
         state.waiting.push_back(Work::Wake(wake));
         drop(state);
@@ -268,7 +317,11 @@ impl Shared {
     }
 
     fn failed(&self, operation: &'static str, cause: String) -> DeviceError {
-        DeviceError::Failed { device: self.name.clone(), operation, cause }
+        DeviceError::Failed {
+            device: self.name.clone(),
+            operation,
+            cause,
+        }
     }
 
     fn run(&self) {
@@ -279,20 +332,28 @@ impl Shared {
                 return self.give_up(std::mem::take(&mut state.waiting), state);
             }
             let next = match state.waiting.front() {
-                Some(Work::Copy { ready, .. }) if state.faults.stopped || now() < *ready => Some(*ready),
+                Some(Work::Copy { ready, .. }) if state.faults.stopped || now() < *ready => {
+                    Some(*ready)
+                }
                 Some(_) if state.faults.stopped => Some(Instant::NEVER),
                 Some(_) => None,
                 None => Some(Instant::NEVER),
             };
             if let Some(next) = next {
-                let until = if state.faults.stopped { Instant::NEVER } else { next };
+                let until = if state.faults.stopped {
+                    Instant::NEVER
+                } else {
+                    next
+                };
                 drop(state);
                 // Either something changed or the next copy is due: both are looked at above.
                 let _ = self.changed.wait(seen, &Waiting::at(&SITE).until(until));
                 continue;
             }
             match state.waiting.pop_front() {
-                Some(Work::Copy { copy, ticket, ends, .. }) => {
+                Some(Work::Copy {
+                    copy, ticket, ends, ..
+                }) => {
                     state.begun += 1;
                     let fails = state.faults.fail_every;
                     let result = if fails > 0 && state.begun.is_multiple_of(fails) {
@@ -342,17 +403,26 @@ impl State {
     /// # Safety
     /// The host's range is valid, and nothing else touches it meanwhile.
     unsafe fn carry_out(&mut self, copy: DeviceCopy) -> Result<(), String> {
-        let (DeviceCopy::ToHost { device, len, .. } | DeviceCopy::ToDevice { device, len, .. }) = copy;
+        let (DeviceCopy::ToHost { device, len, .. } | DeviceCopy::ToDevice { device, len, .. }) =
+            copy;
         let Some((start, offset)) = self.find(device, len as u64) else {
-            return Err(format!("{len} bytes at {device:#x} are no memory of the device"));
+            return Err(format!(
+                "{len} bytes at {device:#x} are no memory of the device"
+            ));
         };
-        let Some(block) = self.memory.get_mut(&start) else { return Ok(()) };
+        let Some(block) = self.memory.get_mut(&start) else {
+            return Ok(());
+        };
         let bytes = &mut block.bytes[offset..offset + len];
         match copy {
             // SAFETY: the host's range is the caller's; the device's is a vector that nobody else has.
-            DeviceCopy::ToHost { host, .. } => unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), host, len) },
+            DeviceCopy::ToHost { host, .. } => unsafe {
+                ptr::copy_nonoverlapping(bytes.as_ptr(), host, len)
+            },
             // SAFETY: as above.
-            DeviceCopy::ToDevice { host, .. } => unsafe { ptr::copy_nonoverlapping(host, bytes.as_mut_ptr(), len) },
+            DeviceCopy::ToDevice { host, .. } => unsafe {
+                ptr::copy_nonoverlapping(host, bytes.as_mut_ptr(), len)
+            },
         }
         Ok(())
     }
@@ -362,7 +432,8 @@ impl Reserved {
     fn new(len: usize) -> io::Result<Self> {
         let len = len.max(1);
         // SAFETY: a new range at an address of the kernel's choice, which overlaps nothing.
-        let at = unsafe { mmap_anonymous(ptr::null_mut(), len, ProtFlags::empty(), MapFlags::PRIVATE) }?;
+        let at =
+            unsafe { mmap_anonymous(ptr::null_mut(), len, ProtFlags::empty(), MapFlags::PRIVATE) }?;
         Ok(Self { at, len })
     }
 }
@@ -391,12 +462,16 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl fmt::Debug for SoftwareDevice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SoftwareDevice").field("name", &self.shared.name).finish_non_exhaustive()
+        f.debug_struct("SoftwareDevice")
+            .field("name", &self.shared.name)
+            .finish_non_exhaustive()
     }
 }
 
 impl fmt::Debug for Shared {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Shared").field("name", &self.name).finish_non_exhaustive()
+        f.debug_struct("Shared")
+            .field("name", &self.name)
+            .finish_non_exhaustive()
     }
 }

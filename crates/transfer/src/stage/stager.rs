@@ -53,8 +53,16 @@ struct Flight {
 /// What follows it.
 enum End {
     Fetched(Fetch, Chunk),
-    Loaded { access: Arc<Access>, into: Staged, done: Box<dyn FnOnce(Result<Staged, StageError>) + Send> },
-    Stored { access: Arc<Access>, from: Staged, done: Box<dyn FnOnce(Result<(), StageError>) + Send> },
+    Loaded {
+        access: Arc<Access>,
+        into: Staged,
+        done: Box<dyn FnOnce(Result<Staged, StageError>) + Send>,
+    },
+    Stored {
+        access: Arc<Access>,
+        from: Staged,
+        done: Box<dyn FnOnce(Result<(), StageError>) + Send>,
+    },
 }
 
 /// Gives a chunk back when what was lent is dropped.
@@ -98,7 +106,10 @@ impl Stager {
     /// # Errors
     /// The device has no pinned memory or queue, or no thread could be started.
     pub fn start(device: Arc<dyn Device>, limits: StageLimits) -> Result<Arc<Self>, NoStage> {
-        let limits = StageLimits { chunk_bytes: limits.chunk_bytes.max(CHUNK_BYTES_MIN), ..limits };
+        let limits = StageLimits {
+            chunk_bytes: limits.chunk_bytes.max(CHUNK_BYTES_MIN),
+            ..limits
+        };
         let chunks_max = (limits.pinned_bytes_max / limits.chunk_bytes / 2).max(2);
         let queues = [device.queue()?, device.queue()?];
         let mut state = State::default();
@@ -107,10 +118,22 @@ impl Stager {
             chunks.first(device.pin(limits.chunk_bytes)?);
         }
         let (state, changed) = (Mutex::new(state), Arc::new(Event::new()));
-        let core = Arc::new(Core { device, limits, chunks_max, queues, state, changed });
+        let core = Arc::new(Core {
+            device,
+            limits,
+            chunks_max,
+            queues,
+            state,
+            changed,
+        });
         let working = Arc::clone(&core);
-        let thread = thread::Builder::new().name("slackwater-stage".to_owned()).spawn(move || working.run())?;
-        Ok(Arc::new(Self { core, thread: Some(thread) }))
+        let thread = thread::Builder::new()
+            .name("slackwater-stage".to_owned())
+            .spawn(move || working.run())?;
+        Ok(Arc::new(Self {
+            core,
+            thread: Some(thread),
+        }))
     }
 
     /// Device memory to be registered. Whose memory it is, the device is asked here, once.
@@ -123,8 +146,13 @@ impl Stager {
     /// a capability may write it.
     pub unsafe fn memory(self: &Arc<Self>, address: u64, bytes: usize) -> Result<Memory, NoStage> {
         let device = &self.core.device;
-        let foreign = || NoStage::Foreign { device: device.name().to_owned(), address, bytes };
-        let start = NonNull::new(ptr::with_exposed_provenance_mut::<u8>(address as usize)).ok_or_else(foreign)?;
+        let foreign = || NoStage::Foreign {
+            device: device.name().to_owned(),
+            address,
+            bytes,
+        };
+        let start = NonNull::new(ptr::with_exposed_provenance_mut::<u8>(address as usize))
+            .ok_or_else(foreign)?;
         if !device.owns(address, bytes as u64)? {
             return Err(foreign());
         }
@@ -137,8 +165,11 @@ impl Stager {
     #[must_use]
     pub fn pinned(&self) -> (usize, usize) {
         let state = self.core.state();
-        let (made, waiting) =
-            state.pools.iter().map(Chunks::counts).fold((0, 0), |all, one| (all.0 + one.0, all.1 + one.1));
+        let (made, waiting) = state
+            .pools
+            .iter()
+            .map(Chunks::counts)
+            .fold((0, 0), |all, one| (all.0 + one.0, all.1 + one.1));
         (made * self.core.limits.chunk_bytes, waiting)
     }
 }
@@ -158,7 +189,12 @@ impl Stage for Stager {
         if let Err(error) = self.core.check(&access, offset, bytes) {
             return done(Err(error));
         }
-        self.core.fetch(Fetch { access, offset, bytes, done });
+        self.core.fetch(Fetch {
+            access,
+            offset,
+            bytes,
+            done,
+        });
     }
 
     fn lend(
@@ -169,7 +205,10 @@ impl Stage for Stager {
         free: Box<dyn FnOnce(Place) + Send>,
     ) -> Option<Staged> {
         let core = &self.core;
-        debug_assert!(bytes <= core.limits.chunk_bytes, "a loan of more than a chunk");
+        debug_assert!(
+            bytes <= core.limits.chunk_bytes,
+            "a loan of more than a chunk"
+        );
         let lent = core.state().pools[pool(access)].lend(access.tenant(), until, free);
         match lent {
             Some(mut chunk) => {
@@ -196,9 +235,16 @@ impl Stage for Stager {
             return done(Err(error));
         }
         let device = access.start().addr() as u64 + offset;
-        let copy = DeviceCopy::ToHost { host: into.start().as_ptr(), device, len: bytes };
+        let copy = DeviceCopy::ToHost {
+            host: into.start().as_ptr(),
+            device,
+            len: bytes,
+        };
         // SAFETY: the access holds the device's range and the flight both it and the lent memory, until the copy's end.
-        unsafe { self.core.begin(OUT, copy, End::Loaded { access, into, done }) };
+        unsafe {
+            self.core
+                .begin(OUT, copy, End::Loaded { access, into, done })
+        };
     }
 
     fn store(
@@ -214,7 +260,11 @@ impl Stage for Stager {
             return done(Err(error));
         }
         let device = access.start().addr() as u64 + offset;
-        let copy = DeviceCopy::ToDevice { device, host: from.start().as_ptr(), len: bytes };
+        let copy = DeviceCopy::ToDevice {
+            device,
+            host: from.start().as_ptr(),
+            len: bytes,
+        };
         let end = End::Stored { access, from, done };
         // SAFETY: the access holds the device's range and the flight both it and the lent memory, until the copy's end.
         unsafe { self.core.begin(IN, copy, end) };
@@ -228,7 +278,9 @@ impl Core {
 
     fn check(&self, access: &Access, offset: u64, bytes: usize) -> Result<(), StageError> {
         let max = self.limits.chunk_bytes;
-        let inside = offset.checked_add(bytes as u64).is_some_and(|end| end <= access.bytes());
+        let inside = offset
+            .checked_add(bytes as u64)
+            .is_some_and(|end| end <= access.bytes());
         match bytes <= max && inside {
             true => Ok(()),
             false => Err(StageError(format!(
@@ -239,11 +291,19 @@ impl Core {
     }
 
     /// What leaves a loan, or comes into it, is no more than was lent: behind it may lie bytes of another tenant.
-    fn check_loan(&self, access: &Access, offset: u64, (bytes, loan): (usize, &Staged)) -> Result<(), StageError> {
+    fn check_loan(
+        &self,
+        access: &Access,
+        offset: u64,
+        (bytes, loan): (usize, &Staged),
+    ) -> Result<(), StageError> {
         self.check(access, offset, bytes)?;
         match bytes <= loan.bytes() {
             true => Ok(()),
-            false => Err(StageError(format!("{bytes} bytes of a loan of {}", loan.bytes()))),
+            false => Err(StageError(format!(
+                "{bytes} bytes of a loan of {}",
+                loan.bytes()
+            ))),
         }
     }
 
@@ -260,7 +320,11 @@ impl Core {
     fn begin_fetch(self: &Arc<Self>, fetch: Fetch, mut chunk: Chunk) {
         chunk.prepare(fetch.access.tenant(), fetch.bytes);
         let device = fetch.access.start().addr() as u64 + fetch.offset;
-        let copy = DeviceCopy::ToHost { host: chunk.pinned.as_ptr(), device, len: fetch.bytes };
+        let copy = DeviceCopy::ToHost {
+            host: chunk.pinned.as_ptr(),
+            device,
+            len: fetch.bytes,
+        };
         // SAFETY: the access holds the device's range and the flight both it and the chunk, until the copy's end.
         unsafe { self.begin(OUT, copy, End::Fetched(fetch, chunk)) };
     }
@@ -300,7 +364,15 @@ impl Core {
     fn end(self: &Arc<Self>, end: End, result: Result<(), DeviceError>) {
         let result = result.map_err(|error| StageError(error.to_string()));
         match end {
-            End::Fetched(Fetch { access, bytes, done, .. }, chunk) => {
+            End::Fetched(
+                Fetch {
+                    access,
+                    bytes,
+                    done,
+                    ..
+                },
+                chunk,
+            ) => {
                 // Dropped where the copy failed, which gives the chunk back.
                 let staged = self.lent(pool(&access), chunk, bytes);
                 drop(access);
@@ -318,12 +390,19 @@ impl Core {
     }
 
     fn turn(self: &Arc<Self>, pool: usize) -> Place {
-        Place::new(Over { core: Arc::clone(self), pool })
+        Place::new(Over {
+            core: Arc::clone(self),
+            pool,
+        })
     }
 
     fn lent(self: &Arc<Self>, pool: usize, chunk: Chunk, bytes: usize) -> Staged {
         let start = NonNull::new(chunk.pinned.as_ptr()).unwrap_or(NonNull::dangling());
-        let back = Back { core: Arc::clone(self), pool, chunk: Some(chunk) };
+        let back = Back {
+            core: Arc::clone(self),
+            pool,
+            chunk: Some(chunk),
+        };
         // SAFETY: the chunk is at least `bytes` long, and nobody has it until `back` is dropped.
         unsafe { Staged::new(start, bytes, back) }
     }
@@ -343,7 +422,12 @@ impl Core {
             let (flying, closing, line) = {
                 let state = self.state();
                 let flying = state.flights.iter().any(|flights| !flights.is_empty());
-                let line = state.pools.iter().map(Chunks::next_look).min().unwrap_or(Instant::NEVER);
+                let line = state
+                    .pools
+                    .iter()
+                    .map(Chunks::next_look)
+                    .min()
+                    .unwrap_or(Instant::NEVER);
                 (flying, state.closing, line)
             };
             if closing && !flying {
@@ -355,7 +439,9 @@ impl Core {
                 Watch::Poll(pause) => now() + pause,
             };
             // Told, or time to look: both are looked at above.
-            let _ = self.changed.wait(seen, &Waiting::at(&SITE).until(until.min(line)));
+            let _ = self
+                .changed
+                .wait(seen, &Waiting::at(&SITE).until(until.min(line)));
         }
     }
 
@@ -406,8 +492,10 @@ impl Core {
     /// The end: nobody in line gets anything any more.
     fn turn_away(self: &Arc<Self>) {
         let lines = self.state().pools.each_mut().map(Chunks::turn_away);
-        for (pool, wanted) in
-            lines.into_iter().enumerate().flat_map(|(pool, line)| line.into_iter().map(move |w| (pool, w)))
+        for (pool, wanted) in lines
+            .into_iter()
+            .enumerate()
+            .flat_map(|(pool, line)| line.into_iter().map(move |w| (pool, w)))
         {
             match wanted {
                 Wanted::Fetch(Fetch { access, done, .. }) => {

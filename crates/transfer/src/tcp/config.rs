@@ -67,7 +67,11 @@ pub struct TcpConfig {
 impl TcpConfig {
     /// Send and receive buffers of a connection to an address.
     pub(crate) fn buffer_bytes(&self, peer: IpAddr) -> usize {
-        if peer.is_loopback() { self.loopback_buffer_bytes } else { self.socket_buffer_bytes }
+        if peer.is_loopback() {
+            self.loopback_buffer_bytes
+        } else {
+            self.socket_buffer_bytes
+        }
     }
 
     /// Whether bytes may go to an address of a peer: within this machine, sealed, or in the open by the operator's will.

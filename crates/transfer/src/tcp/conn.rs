@@ -113,12 +113,20 @@ impl Broken {
 
 impl Scratch {
     pub(crate) fn new() -> Self {
-        Self { bytes: vec![0; SCRATCH_BYTES], vectors: Vec::new(), sent: Vec::new() }
+        Self {
+            bytes: vec![0; SCRATCH_BYTES],
+            vectors: Vec::new(),
+            sent: Vec::new(),
+        }
     }
 
     /// What stands in while the real one is in use.
     pub(crate) fn empty() -> Self {
-        Self { bytes: Vec::new(), vectors: Vec::new(), sent: Vec::new() }
+        Self {
+            bytes: Vec::new(),
+            vectors: Vec::new(),
+            sent: Vec::new(),
+        }
     }
 }
 
@@ -170,13 +178,21 @@ impl Conn {
             let payload_left = self.payload.as_ref().map_or(0, |payload| payload.left);
             let mut asked = direct;
             if direct == payload_left || direct == 0 {
-                let bytes = if self.large && payload_left == direct { SCRATCH_BYTES_LARGE } else { SCRATCH_BYTES };
-                scratch.vectors.push(into_slice(&mut scratch.bytes[..bytes]));
+                let bytes = if self.large && payload_left == direct {
+                    SCRATCH_BYTES_LARGE
+                } else {
+                    SCRATCH_BYTES
+                };
+                scratch
+                    .vectors
+                    .push(into_slice(&mut scratch.bytes[..bytes]));
                 asked += bytes;
             }
             // SAFETY: the ranges are those of the payload's cursor, which its buffers keep valid for writes, and one of
             // the scratch buffer, which nobody else uses during the call.
-            let Some(count) = (unsafe { receive_now(socket, &mut scratch.vectors) })? else { return Ok(false) };
+            let Some(count) = (unsafe { receive_now(socket, &mut scratch.vectors) })? else {
+                return Ok(false);
+            };
             if let Role::Lane(lane) = &mut self.role {
                 lane.moved(turn.now);
             }
@@ -209,7 +225,9 @@ impl Conn {
         scratch: &mut Scratch,
         turn: &mut Turn<'_>,
     ) -> Result<bool, Broken> {
-        let Some(mut opener) = self.opener.take() else { return Ok(false) };
+        let Some(mut opener) = self.opener.take() else {
+            return Ok(false);
+        };
         let read = self.read_records(&mut opener, socket, scratch, turn);
         self.opener = Some(opener);
         read
@@ -244,7 +262,9 @@ impl Conn {
             scratch.vectors.clear();
             scratch.vectors.push(into_slice(opener.space()));
             // SAFETY: the range is the opener's own, which nobody else uses during the call.
-            let Some(count) = (unsafe { receive_now(socket, &mut scratch.vectors) })? else { return Ok(false) };
+            let Some(count) = (unsafe { receive_now(socket, &mut scratch.vectors) })? else {
+                return Ok(false);
+            };
             if let Role::Lane(lane) = &mut self.role {
                 lane.moved(turn.now);
             }
@@ -263,10 +283,16 @@ impl Conn {
         if !self.writable || self.outlet.is_empty() {
             return Ok(false);
         }
-        let limits = FlushLimits { frame_bytes_max: turn.shared.config.slice_bytes, budget: TURN_BYTES };
+        let limits = FlushLimits {
+            frame_bytes_max: turn.shared.config.slice_bytes,
+            budget: TURN_BYTES,
+        };
         scratch.sent.clear();
-        let flushed = self.outlet.flush(socket, limits, &mut scratch.vectors, &mut scratch.sent);
-        let (flushed, bytes) = flushed.map_err(|error| Broken::Lost(Cause::Lost(error.to_string())))?;
+        let flushed = self
+            .outlet
+            .flush(socket, limits, &mut scratch.vectors, &mut scratch.sent);
+        let (flushed, bytes) =
+            flushed.map_err(|error| Broken::Lost(Cause::Lost(error.to_string())))?;
         self.writable = flushed != Flushed::Blocked;
         match &mut self.role {
             Role::Lane(lane) => {
@@ -277,7 +303,10 @@ impl Conn {
                 Ok(flushed == Flushed::Spent)
             }
             Role::Serve(serve) => {
-                scratch.sent.iter().for_each(|id| serve.served.sent(*id, self.id, &mut self.outlet, turn));
+                scratch
+                    .sent
+                    .iter()
+                    .for_each(|id| serve.served.sent(*id, self.id, &mut self.outlet, turn));
                 // What was sent may have made room for more.
                 Ok(self.writable && !self.outlet.is_empty())
             }
@@ -298,9 +327,14 @@ impl Conn {
     /// each costs more than the copy of it.
     fn wait_for_more(&mut self, socket: BorrowedFd<'_>) -> Result<(), Broken> {
         let left = self.payload.as_ref().map_or(0, |payload| payload.left);
-        let from = if left >= 2 * TOLD_BYTES { TOLD_BYTES } else { 1 };
+        let from = if left >= 2 * TOLD_BYTES {
+            TOLD_BYTES
+        } else {
+            1
+        };
         if from != self.told_from {
-            tell_from(socket, from).map_err(|error| Broken::Lost(Cause::Lost(error.to_string())))?;
+            tell_from(socket, from)
+                .map_err(|error| Broken::Lost(Cause::Lost(error.to_string())))?;
             self.told_from = from;
         }
         Ok(())
@@ -308,8 +342,11 @@ impl Conn {
 
     /// Adds where the rest of the payload belongs; says how many bytes that is.
     fn payload_vectors(&mut self, vectors: &mut Vectors) -> usize {
-        let Some(left) = self.payload.as_ref().map(|payload| payload.left) else { return 0 };
-        self.cursor().map_or(0, |cursor| cursor.vectors(left, vectors))
+        let Some(left) = self.payload.as_ref().map(|payload| payload.left) else {
+            return 0;
+        };
+        self.cursor()
+            .map_or(0, |cursor| cursor.vectors(left, vectors))
     }
 
     /// Where the payload goes; none when it is thrown away, or kept by the role.
@@ -340,7 +377,9 @@ impl Conn {
                 bytes = rest;
                 self.payload_arrived(piece.len(), turn)?;
             } else if self.refused {
-                return Err(Broken::protocol("a request from somebody who was not let in"));
+                return Err(Broken::protocol(
+                    "a request from somebody who was not let in",
+                ));
             } else if !self.greeted {
                 bytes = self.parse_greeting(bytes, turn)?;
                 if let Some(opener) = &mut self.opener {
@@ -355,11 +394,18 @@ impl Conn {
         Ok(())
     }
 
-    fn parse_greeting<'b>(&mut self, bytes: &'b [u8], turn: &mut Turn<'_>) -> Result<&'b [u8], Broken> {
+    fn parse_greeting<'b>(
+        &mut self,
+        bytes: &'b [u8],
+        turn: &mut Turn<'_>,
+    ) -> Result<&'b [u8], Broken> {
         let (piece, rest) = bytes.split_at((GREETING_BYTES - self.partial.len()).min(bytes.len()));
         self.partial.extend_from_slice(piece);
-        let Ok(whole) = <&[u8; GREETING_BYTES]>::try_from(self.partial.as_slice()) else { return Ok(rest) };
-        let greeting = Greeting::from_bytes(whole).map_err(|error| Broken::protocol(&error.to_string()))?;
+        let Ok(whole) = <&[u8; GREETING_BYTES]>::try_from(self.partial.as_slice()) else {
+            return Ok(rest);
+        };
+        let greeting =
+            Greeting::from_bytes(whole).map_err(|error| Broken::protocol(&error.to_string()))?;
         self.partial.clear();
         self.greeted = true;
         self.outlet.agree(&greeting)?;
@@ -393,8 +439,13 @@ impl Conn {
         Ok(())
     }
 
-    fn parse_frame<'b>(&mut self, bytes: &'b [u8], turn: &mut Turn<'_>) -> Result<&'b [u8], Broken> {
-        let broken = |error: slackwater_wire::data::FrameError| Broken::protocol(&error.to_string());
+    fn parse_frame<'b>(
+        &mut self,
+        bytes: &'b [u8],
+        turn: &mut Turn<'_>,
+    ) -> Result<&'b [u8], Broken> {
+        let broken =
+            |error: slackwater_wire::data::FrameError| Broken::protocol(&error.to_string());
         let (frame, rest) = if self.partial.is_empty() {
             match Frame::read(bytes).map_err(broken)? {
                 Some((frame, length)) => (frame, &bytes[length..]),
@@ -429,7 +480,9 @@ impl Conn {
     }
 
     fn payload_arrived(&mut self, bytes: usize, turn: &mut Turn<'_>) -> Result<(), Broken> {
-        let Some(payload) = &mut self.payload else { return Ok(()) };
+        let Some(payload) = &mut self.payload else {
+            return Ok(());
+        };
         payload.left -= bytes;
         if let (Some(id), Role::Serve(serve)) = (payload.id, &mut self.role) {
             serve.served.arrived(id, self.id, turn);
@@ -437,7 +490,9 @@ impl Conn {
         if payload.left > 0 {
             return Ok(());
         }
-        let Some(payload) = self.payload.take() else { return Ok(()) };
+        let Some(payload) = self.payload.take() else {
+            return Ok(());
+        };
         match &mut self.role {
             Role::Serve(serve) => serve.payload_done(&payload, &mut self.outlet, turn),
             Role::Lane(_) => Ok(()),

@@ -13,7 +13,12 @@ pub(crate) struct Cursor {
 impl Cursor {
     pub(crate) fn new(buffers: Buffers) -> Self {
         let left = buffers.bytes();
-        Self { buffers, span: 0, within: 0, left }
+        Self {
+            buffers,
+            span: 0,
+            within: 0,
+            left,
+        }
     }
 
     pub(crate) fn buffers(&self) -> &Buffers {
@@ -33,7 +38,10 @@ impl Cursor {
                 break;
             }
             let take = (span.bytes() - within).min(bytes - added);
-            out.push(libc::iovec { iov_base: span.start().wrapping_add(within).cast(), iov_len: take });
+            out.push(libc::iovec {
+                iov_base: span.start().wrapping_add(within).cast(),
+                iov_len: take,
+            });
             added += take;
             within = 0;
         }
@@ -57,13 +65,18 @@ impl Cursor {
 
     /// Copies to the next bytes, and moves on.
     pub(crate) fn copy_in(&mut self, mut from: &[u8]) {
-        assert!(from.len() as u64 <= self.left, "a payload is checked against its request");
+        assert!(
+            from.len() as u64 <= self.left,
+            "a payload is checked against its request"
+        );
         while !from.is_empty() {
             let span = &self.buffers.spans()[self.span];
             let take = (span.bytes() - self.within).min(from.len());
             // SAFETY: `within + take` lies inside the span, which `buffers` keeps valid for writes; the source is a
             // buffer of the loop's own, so the two are apart.
-            unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), span.start().add(self.within), take) };
+            unsafe {
+                std::ptr::copy_nonoverlapping(from.as_ptr(), span.start().add(self.within), take)
+            };
             from = &from[take..];
             self.advance(take);
         }

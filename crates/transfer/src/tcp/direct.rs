@@ -58,7 +58,12 @@ enum Turned {
 
 impl Direct {
     /// Carries one request; none when as many callers as may be have borrowed a connection.
-    pub(crate) fn carry(&self, shared: &Shared, segment: &Segment, call: &Call<'_>) -> Option<Result<(), Cause>> {
+    pub(crate) fn carry(
+        &self,
+        shared: &Shared,
+        segment: &Segment,
+        call: &Call<'_>,
+    ) -> Option<Result<(), Cause>> {
         let peer = segment.incarnation;
         let idle = match self.begin(peer, shared.config.lanes_per_peer) {
             Ok(idle) => idle,
@@ -84,7 +89,8 @@ impl Direct {
     /// Closes connections that have been idle for too long, and those that their peer has closed.
     pub(crate) fn collect(&self, idle_before: Instant) {
         self.lock().peers.retain(|_, pool| {
-            pool.idle.retain(|line| line.idle_since() > idle_before && !line.is_over());
+            pool.idle
+                .retain(|line| line.idle_since() > idle_before && !line.is_over());
             pool.callers > 0 || !pool.idle.is_empty()
         });
     }
@@ -101,7 +107,9 @@ impl Direct {
         for pool in state.peers.values_mut() {
             pool.idle.clear();
             // One that the peer has ended meanwhile needs no end.
-            pool.borrowed.iter().for_each(|stream| drop(stream.shutdown(Shutdown::Both)));
+            pool.borrowed
+                .iter()
+                .for_each(|stream| drop(stream.shutdown(Shutdown::Both)));
         }
     }
 
@@ -120,7 +128,12 @@ impl Direct {
         Ok(line)
     }
 
-    fn end(&self, peer: Incarnation, line: Option<Line>, outcome: Result<(), Cause>) -> Result<(), Cause> {
+    fn end(
+        &self,
+        peer: Incarnation,
+        line: Option<Line>,
+        outcome: Result<(), Cause>,
+    ) -> Result<(), Cause> {
         let mut state = self.lock();
         let closed = state.closed;
         let pool = state.peers.entry(peer).or_default();
@@ -129,7 +142,11 @@ impl Direct {
             pool.forget(&line.stream());
             pool.idle.extend(Some(line).filter(|_| !closed));
         }
-        if closed { outcome.map_err(|_| Cause::Closed) } else { outcome }
+        if closed {
+            outcome.map_err(|_| Cause::Closed)
+        } else {
+            outcome
+        }
     }
 
     fn try_new(&self, shared: &Shared, segment: &Segment, call: &Call<'_>) -> Tried {
@@ -142,16 +159,31 @@ impl Direct {
             if state.closed {
                 return Err(Broken::Failed(Cause::Closed));
             }
-            state.peers.entry(segment.incarnation).or_default().borrowed.push(line.stream());
+            state
+                .peers
+                .entry(segment.incarnation)
+                .or_default()
+                .borrowed
+                .push(line.stream());
         }
         self.try_line(shared, segment.incarnation, line, call)
     }
 
-    fn try_line(&self, shared: &Shared, peer: Incarnation, mut line: Line, call: &Call<'_>) -> Tried {
+    fn try_line(
+        &self,
+        shared: &Shared,
+        peer: Incarnation,
+        mut line: Line,
+        call: &Call<'_>,
+    ) -> Tried {
         match line.carry(&shared.config, call) {
             Ok(outcome) => Ok((line, outcome)),
             Err(broken) => {
-                self.lock().peers.entry(peer).or_default().forget(&line.stream());
+                self.lock()
+                    .peers
+                    .entry(peer)
+                    .or_default()
+                    .forget(&line.stream());
                 line.abort();
                 Err(broken)
             }
@@ -168,7 +200,8 @@ type Tried = Result<(Line, Result<(), Cause>), Broken>;
 
 impl Pool {
     fn forget(&mut self, stream: &Arc<TcpStream>) {
-        self.borrowed.retain(|borrowed| !Arc::ptr_eq(borrowed, stream));
+        self.borrowed
+            .retain(|borrowed| !Arc::ptr_eq(borrowed, stream));
     }
 }
 
@@ -189,13 +222,22 @@ mod tests {
         let direct = Direct::default();
         let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let (peer, _) = listener.accept().unwrap();
-        direct.lock().peers.entry(Incarnation(1)).or_default().idle.push(Line::new(stream));
+        direct
+            .lock()
+            .peers
+            .entry(Incarnation(1))
+            .or_default()
+            .idle
+            .push(Line::new(stream));
         direct.collect(Instant::ZERO);
         assert!(!direct.is_empty());
         drop(peer);
         let started = now();
         while !direct.is_empty() {
-            assert!(started.until(now()) < Duration::from_secs(20), "the end of the peer never came");
+            assert!(
+                started.until(now()) < Duration::from_secs(20),
+                "the end of the peer never came"
+            );
             direct.collect(Instant::ZERO);
         }
     }

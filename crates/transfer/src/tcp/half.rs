@@ -9,7 +9,8 @@ use std::time::Duration;
 
 use slackwater_base::Instant;
 use slackwater_net::{
-    ConnId, Connect, Endpoint, Event, Listen, ListenerId, Net, NetError, Protocol, Readiness, TimerId, UnixAccess,
+    ConnId, Connect, Endpoint, Event, Listen, ListenerId, Net, NetError, Protocol, Readiness,
+    TimerId, UnixAccess,
 };
 use slackwater_wait::now;
 use socket2::SockRef;
@@ -144,7 +145,14 @@ impl Half {
             }),
             Command::Resume(conn, _place) => {
                 self.served(conn, |served, _, _| served.resumed());
-                self.serve(net, conn, Readiness { readable: true, ..Readiness::default() });
+                self.serve(
+                    net,
+                    conn,
+                    Readiness {
+                        readable: true,
+                        ..Readiness::default()
+                    },
+                );
             }
             Command::Stored { conn, id, result } => self.served(conn, |served, outlet, turn| {
                 served.stored(id, result, outlet, turn);
@@ -159,10 +167,18 @@ impl Half {
         }
     }
 
-    fn listen(&mut self, net: &mut Net, addresses: &[SocketAddr]) -> Result<Vec<SocketAddr>, NetError> {
+    fn listen(
+        &mut self,
+        net: &mut Net,
+        addresses: &[SocketAddr],
+    ) -> Result<Vec<SocketAddr>, NetError> {
         let mut bound = Vec::new();
         for address in addresses {
-            let listen = Listen { endpoint: Endpoint::Tcp(*address), shared: true, access: UnixAccess::default() };
+            let listen = Listen {
+                endpoint: Endpoint::Tcp(*address),
+                shared: true,
+                access: UnixAccess::default(),
+            };
             let (id, endpoint) = net.listen(&listen)?;
             self.listeners.push(id);
             if let Endpoint::Tcp(address) = endpoint {
@@ -175,10 +191,17 @@ impl Half {
     fn connect(&mut self, net: &mut Net, lane: LaneId, peer: Arc<Segment>, route: Route) {
         let config = &self.shared.config;
         let from = route.from.map(|from| SocketAddr::new(from, 0));
-        let connect = Connect { endpoint: Endpoint::Tcp(route.to), timeout: config.connect_timeout, from };
+        let connect = Connect {
+            endpoint: Endpoint::Tcp(route.to),
+            timeout: config.connect_timeout,
+            from,
+        };
         let begun = match config.may_reach(&peer, &route.to) {
             true => net.connect(&connect).map_err(|error| error.to_string()),
-            false => Err(format!("{}: it is beyond this machine, and there are no keys", route.to)),
+            false => Err(format!(
+                "{}: it is beyond this machine, and there are no keys",
+                route.to
+            )),
         };
         match begun {
             Ok(conn) => {
@@ -188,7 +211,12 @@ impl Half {
             }
             Err(error) => {
                 let why = Why::Peer(Cause::Unreachable(error));
-                self.lost(Lost { lane, why, again: Vec::new(), failed: Vec::new() });
+                self.lost(Lost {
+                    lane,
+                    why,
+                    again: Vec::new(),
+                    failed: Vec::new(),
+                });
             }
         }
     }
@@ -198,11 +226,15 @@ impl Half {
             // The lane broke while the order was on its way; the hub, told since, has uncounted it.
             return self
                 .shared
-                .ask(Some((self.index, &mut self.own)), |hub, now, orders| hub.put_back(works, now, orders));
+                .ask(Some((self.index, &mut self.own)), |hub, now, orders| {
+                    hub.put_back(works, now, orders)
+                });
         };
         self.with(conn, |conn, turn| {
             if let Role::Lane(lane) = &mut conn.role {
-                works.into_iter().for_each(|work| lane.start(work, &mut conn.outlet, turn));
+                works
+                    .into_iter()
+                    .for_each(|work| lane.start(work, &mut conn.outlet, turn));
             }
             Ok(())
         });
@@ -224,26 +256,48 @@ impl Half {
     /// Gives a connection that was just greeted to the loop whose turn it is. Which loop accepts is by the kernel's hash,
     /// and by that all lanes of a peer may come to one.
     fn hand_over(&mut self, net: &mut Net, id: ConnId) {
-        let slot = self.conns.get_mut(id.index()).filter(|slot| slot.as_ref().is_some_and(|conn| conn.id == id));
+        let slot = self
+            .conns
+            .get_mut(id.index())
+            .filter(|slot| slot.as_ref().is_some_and(|conn| conn.id == id));
         let Some(slot) = slot else { return };
-        let Some(Role::Serve(serve)) = slot.as_ref().map(|conn| &conn.role) else { return };
-        let Some(to) = serve.idle_peer().map(|peer| self.shared.turns.next(peer, self.index)) else { return };
+        let Some(Role::Serve(serve)) = slot.as_ref().map(|conn| &conn.role) else {
+            return;
+        };
+        let Some(to) = serve
+            .idle_peer()
+            .map(|peer| self.shared.turns.next(peer, self.index))
+        else {
+            return;
+        };
         if to == self.index {
             return;
         }
-        let Some(target) = self.shared.event_loop(to) else { return };
-        let Some(Ok(socket)) = net.descriptor(id).map(|socket| socket.try_clone_to_owned()) else { return };
+        let Some(target) = self.shared.event_loop(to) else {
+            return;
+        };
+        let Some(Ok(socket)) = net.descriptor(id).map(|socket| socket.try_clone_to_owned()) else {
+            return;
+        };
         let Some(conn) = slot.take() else { return };
         net.abort(id);
-        target.command(Command::Adopt { stream: socket.into(), conn });
+        target.command(Command::Adopt {
+            stream: socket.into(),
+            conn,
+        });
     }
 
     /// Takes a connection over: from now on this reads and writes it.
     fn take_over(&mut self, net: &mut Net, conn: ConnId) {
         if let Some(socket) = net.descriptor(conn) {
             let (socket, config) = (SockRef::from(&socket), &self.shared.config);
-            let peer = socket.peer_addr().ok().and_then(|address| address.as_socket());
-            let bytes = peer.map_or(config.socket_buffer_bytes, |peer| config.buffer_bytes(peer.ip()));
+            let peer = socket
+                .peer_addr()
+                .ok()
+                .and_then(|address| address.as_socket());
+            let bytes = peer.map_or(config.socket_buffer_bytes, |peer| {
+                config.buffer_bytes(peer.ip())
+            });
             // A kernel that gives less than was asked for is slower, no worse.
             let _ = socket.set_send_buffer_size(bytes);
             let _ = socket.set_recv_buffer_size(bytes);
@@ -252,8 +306,14 @@ impl Half {
     }
 
     /// Does something with a connection; when it breaks in that, ends it.
-    fn with(&mut self, id: ConnId, act: impl FnOnce(&mut Conn, &mut Turn<'_>) -> Result<(), Broken>) {
-        let Some(mut conn) = self.conns.get_mut(id.index()).and_then(Option::take) else { return };
+    fn with(
+        &mut self,
+        id: ConnId,
+        act: impl FnOnce(&mut Conn, &mut Turn<'_>) -> Result<(), Broken>,
+    ) {
+        let Some(mut conn) = self.conns.get_mut(id.index()).and_then(Option::take) else {
+            return;
+        };
         if conn.id != id {
             self.conns[id.index()] = Some(conn);
             return;
@@ -301,7 +361,9 @@ impl Half {
         let mut scratch = std::mem::replace(&mut self.scratch, Scratch::empty());
         let (mut again, mut greeted) = (Readiness::default(), false);
         self.with(id, |conn, turn| {
-            let Some(socket) = net.descriptor(id) else { return Err(Broken::protocol("no socket")) };
+            let Some(socket) = net.descriptor(id) else {
+                return Err(Broken::protocol("no socket"));
+            };
             let stranger = conn.is_stranger();
             conn.writable |= readiness.writable;
             if readiness.readable {
@@ -339,13 +401,17 @@ impl Half {
     }
 
     fn is_there(&self, id: ConnId) -> bool {
-        self.conns.get(id.index()).is_some_and(|slot| slot.as_ref().is_some_and(|conn| conn.id == id))
+        self.conns
+            .get(id.index())
+            .is_some_and(|slot| slot.as_ref().is_some_and(|conn| conn.id == id))
     }
 
     /// A connection is of no more use: what it carried is begun again elsewhere, or fails.
     fn broke(&mut self, conn: Conn, broken: Broken) {
         let Conn { role, outlet, .. } = conn;
-        let Role::Lane(mut lane) = role else { return self.refused(&broken) };
+        let Role::Lane(mut lane) = role else {
+            return self.refused(&broken);
+        };
         self.lanes.remove(&lane.id);
         let untouched: BTreeSet<u64> = outlet.untouched().collect();
         drop(outlet);
@@ -356,7 +422,9 @@ impl Half {
         };
         let mut wreck = lane.wreck(&cause, |id| untouched.contains(&id));
         if matches!(broken, Broken::Forged) {
-            wreck.failed.extend(wreck.again.drain(..).map(|work| (work, cause.clone())));
+            wreck
+                .failed
+                .extend(wreck.again.drain(..).map(|work| (work, cause.clone())));
         }
         let why = match broken {
             Broken::Idle => Why::Idle,
@@ -370,20 +438,34 @@ impl Half {
         self.settle_ended();
         let again = match self.stopping {
             true => {
-                wreck.again.into_iter().for_each(|work| work.end(Err(Cause::Closed)));
+                wreck
+                    .again
+                    .into_iter()
+                    .for_each(|work| work.end(Err(Cause::Closed)));
                 Vec::new()
             }
             false => wreck.again,
         };
-        self.lost(Lost { lane: lane.id, why, again, failed });
-        wreck.failed.into_iter().for_each(|(work, cause)| work.end(Err(cause)));
+        self.lost(Lost {
+            lane: lane.id,
+            why,
+            again,
+            failed,
+        });
+        wreck
+            .failed
+            .into_iter()
+            .for_each(|(work, cause)| work.end(Err(cause)));
     }
 
     /// A connection of a peer was ended; counts for what.
     fn refused(&self, broken: &Broken) {
         let (counter, why) = match broken {
             Broken::Limit(why) => (&self.shared.refused.limits, *why),
-            Broken::Struck => (&self.shared.refused.peers, "its key is not in the list any more"),
+            Broken::Struck => (
+                &self.shared.refused.peers,
+                "its key is not in the list any more",
+            ),
             Broken::Lost(_) | Broken::Gone(_) | Broken::Forged | Broken::Idle => return,
         };
         counter.fetch_add(1, Ordering::Relaxed);
@@ -391,7 +473,10 @@ impl Half {
     }
 
     fn lost(&mut self, lost: Lost) {
-        self.shared.ask(Some((self.index, &mut self.own)), |hub, now, orders| hub.lane_lost(lost, now, orders));
+        self.shared
+            .ask(Some((self.index, &mut self.own)), |hub, now, orders| {
+                hub.lane_lost(lost, now, orders)
+            });
         self.shared.room.notify_all();
     }
 
@@ -400,12 +485,22 @@ impl Half {
         if self.ended.is_empty() && self.ready.is_empty() {
             return;
         }
-        let (ended, ready) = (std::mem::take(&mut self.ended), std::mem::take(&mut self.ready));
-        self.shared.ask(Some((self.index, &mut self.own)), |hub, now, orders| {
-            ended.iter().for_each(|ended| hub.finished(ended.lane, &ended.finished(), now, orders));
-            ready.iter().for_each(|(lane, credit)| hub.lane_ready(*lane, *credit, now, orders));
-        });
-        ended.into_iter().for_each(|Ended { work, outcome, .. }| work.end(outcome));
+        let (ended, ready) = (
+            std::mem::take(&mut self.ended),
+            std::mem::take(&mut self.ready),
+        );
+        self.shared
+            .ask(Some((self.index, &mut self.own)), |hub, now, orders| {
+                ended
+                    .iter()
+                    .for_each(|ended| hub.finished(ended.lane, &ended.finished(), now, orders));
+                ready
+                    .iter()
+                    .for_each(|(lane, credit)| hub.lane_ready(*lane, *credit, now, orders));
+            });
+        ended
+            .into_iter()
+            .for_each(|Ended { work, outcome, .. }| work.end(outcome));
     }
 
     /// Everything that follows from what was done, until nothing does.
@@ -416,7 +511,11 @@ impl Half {
                 self.command(net, command);
             }
             self.flush_dirty(net);
-            if self.ended.is_empty() && self.ready.is_empty() && self.own.is_empty() && self.dirty.is_empty() {
+            if self.ended.is_empty()
+                && self.ready.is_empty()
+                && self.own.is_empty()
+                && self.dirty.is_empty()
+            {
                 break;
             }
         }
@@ -456,12 +555,17 @@ impl Half {
         }
         if self.index == 0 {
             let at = now();
-            self.shared.direct.collect(at - self.shared.config.idle_timeout);
+            self.shared
+                .direct
+                .collect(at - self.shared.config.idle_timeout);
             if !self.shared.direct.is_empty() {
                 self.wake = self.wake.min(at + self.shared.config.gc_interval);
             }
             if self.shared.disarm(at) {
-                self.shared.ask(Some((self.index, &mut self.own)), |hub, now, orders| hub.tick(now, orders));
+                self.shared
+                    .ask(Some((self.index, &mut self.own)), |hub, now, orders| {
+                        hub.tick(now, orders)
+                    });
             } else {
                 self.wake = self.wake.min(self.shared.armed());
             }
@@ -470,7 +574,9 @@ impl Half {
 
     fn close(&mut self, net: &mut Net) {
         self.stopping = true;
-        self.listeners.drain(..).for_each(|listener| net.stop_listening(listener));
+        self.listeners
+            .drain(..)
+            .for_each(|listener| net.stop_listening(listener));
         let all: Vec<ConnId> = self.conns.iter().flatten().map(|conn| conn.id).collect();
         for id in all {
             self.with(id, |_, _| Err(Broken::Lost(Cause::Closed)));

@@ -14,19 +14,29 @@ pub(crate) const VECTORS_MAX: usize = 256;
 
 /// The range of a slice, to be written from.
 pub(crate) fn from_slice(bytes: &[u8]) -> libc::iovec {
-    libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() }
+    libc::iovec {
+        iov_base: bytes.as_ptr().cast_mut().cast(),
+        iov_len: bytes.len(),
+    }
 }
 
 /// The range of a buffer, to be read into.
 pub(crate) fn into_slice(bytes: &mut [u8]) -> libc::iovec {
-    libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() }
+    libc::iovec {
+        iov_base: bytes.as_mut_ptr().cast(),
+        iov_len: bytes.len(),
+    }
 }
 
 /// Reads into the ranges, in order, without blocking.
 ///
 /// # Safety
 /// Every range is valid for writes for the whole call.
-pub(crate) unsafe fn receive(socket: BorrowedFd<'_>, into: &mut Vectors, flags: i32) -> io::Result<usize> {
+pub(crate) unsafe fn receive(
+    socket: BorrowedFd<'_>,
+    into: &mut Vectors,
+    flags: i32,
+) -> io::Result<usize> {
     let mut message = message(into);
     // SAFETY: the header points to `into`, whose ranges are the caller's; the descriptor is borrowed for the call.
     let count = unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut message, flags) };
@@ -37,20 +47,45 @@ pub(crate) unsafe fn receive(socket: BorrowedFd<'_>, into: &mut Vectors, flags: 
 ///
 /// # Safety
 /// Every range is valid for reads for the whole call.
-pub(crate) unsafe fn send(socket: BorrowedFd<'_>, from: &mut Vectors, flags: i32) -> io::Result<usize> {
+pub(crate) unsafe fn send(
+    socket: BorrowedFd<'_>,
+    from: &mut Vectors,
+    flags: i32,
+) -> io::Result<usize> {
     let message = message(from);
     // SAFETY: as for `receive`; the kernel only reads from the ranges.
-    let count = unsafe { libc::sendmsg(socket.as_raw_fd(), &raw const message, flags | libc::MSG_NOSIGNAL) };
+    let count = unsafe {
+        libc::sendmsg(
+            socket.as_raw_fd(),
+            &raw const message,
+            flags | libc::MSG_NOSIGNAL,
+        )
+    };
     usize::try_from(count).map_err(|_| io::Error::last_os_error())
 }
 
 /// Has the kernel tell of arrived bytes only from `bytes` on; an end is told of all the same.
 pub(crate) fn tell_from(socket: BorrowedFd<'_>, bytes: usize) -> io::Result<()> {
     let bytes = bytes as libc::c_int;
-    let (value, length) = ((&raw const bytes).cast(), size_of::<libc::c_int>() as libc::socklen_t);
+    let (value, length) = (
+        (&raw const bytes).cast(),
+        size_of::<libc::c_int>() as libc::socklen_t,
+    );
     // SAFETY: the value is a local integer, and its length is told.
-    let done = unsafe { libc::setsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, libc::SO_RCVLOWAT, value, length) };
-    if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    let done = unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_RCVLOWAT,
+            value,
+            length,
+        )
+    };
+    if done == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
 }
 
 /// Waits until there is something to read, as much as the kernel was asked to tell of, or an end; says whether there is
@@ -59,7 +94,11 @@ pub(crate) fn wait_readable(socket: BorrowedFd<'_>, limit: Duration) -> io::Resu
     let until = now() + limit;
     loop {
         let millis = now().until(until).as_millis().min(i32::MAX as u128 - 1) as i32 + 1;
-        let mut asked = libc::pollfd { fd: socket.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+        let mut asked = libc::pollfd {
+            fd: socket.as_raw_fd(),
+            events: libc::POLLIN,
+            revents: 0,
+        };
         // SAFETY: the call writes one local entry, and its count is told.
         let ready = unsafe { libc::poll(&raw mut asked, 1, millis) };
         match usize::try_from(ready).map_err(|_| io::Error::last_os_error()) {

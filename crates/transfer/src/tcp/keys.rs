@@ -33,7 +33,11 @@ impl AllowList {
     /// The file, or a line of it, cannot be read; nobody is let in on half a list.
     pub fn load(path: &Path) -> Result<Self, String> {
         let keys = RwLock::new(read(path)?);
-        Ok(Self(Arc::new(Inner { file: Some(path.to_owned()), keys, version: AtomicU64::new(0) })))
+        Ok(Self(Arc::new(Inner {
+            file: Some(path.to_owned()),
+            keys,
+            version: AtomicU64::new(0),
+        })))
     }
 
     /// Reads its file again, if it has one.
@@ -41,7 +45,10 @@ impl AllowList {
     /// # Errors
     /// As for [`AllowList::load`]; the old list stays in force then.
     pub fn reload(&self) -> Result<(), String> {
-        self.0.file.as_deref().map_or(Ok(()), |path| read(path).map(|keys| self.replace(keys)))
+        self.0
+            .file
+            .as_deref()
+            .map_or(Ok(()), |path| read(path).map(|keys| self.replace(keys)))
     }
 
     /// Replaces the keys.
@@ -53,7 +60,11 @@ impl AllowList {
     /// Whether a key may connect.
     #[must_use]
     pub fn contains(&self, key: &PublicKey) -> bool {
-        self.0.keys.read().unwrap_or_else(PoisonError::into_inner).contains(key)
+        self.0
+            .keys
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .contains(key)
     }
 
     /// How often it was changed.
@@ -65,7 +76,10 @@ impl AllowList {
 impl FromIterator<PublicKey> for AllowList {
     fn from_iter<I: IntoIterator<Item = PublicKey>>(keys: I) -> Self {
         let keys = RwLock::new(keys.into_iter().collect());
-        Self(Arc::new(Inner { keys, ..Inner::default() }))
+        Self(Arc::new(Inner {
+            keys,
+            ..Inner::default()
+        }))
     }
 }
 
@@ -78,14 +92,21 @@ impl<const COUNT: usize> From<[PublicKey; COUNT]> for AllowList {
 /// Has the connections sealed under the key in a file.
 pub(super) fn set_key(config: &mut TcpConfig, file: &str) -> Result<(), String> {
     let keys = load_pair(Path::new(file))?;
-    let clients = config.seal.take().map(|seal| seal.clients).unwrap_or_default();
+    let clients = config
+        .seal
+        .take()
+        .map(|seal| seal.clients)
+        .unwrap_or_default();
     config.seal = Some(SealConfig { keys, clients });
     Ok(())
 }
 
 /// Lets those in whose keys are in a file.
 pub(super) fn set_clients(config: &mut TcpConfig, file: &str) -> Result<(), String> {
-    let seal = config.seal.as_mut().ok_or("a list of clients is of use with a seal_key alone")?;
+    let seal = config
+        .seal
+        .as_mut()
+        .ok_or("a list of clients is of use with a seal_key alone")?;
     seal.clients = AllowList::load(Path::new(file))?;
     Ok(())
 }
@@ -93,9 +114,15 @@ pub(super) fn set_clients(config: &mut TcpConfig, file: &str) -> Result<(), Stri
 /// The pair in a key file that only its owner may read.
 fn load_pair(path: &Path) -> Result<KeyPair, String> {
     let wrong = |error: &dyn std::fmt::Display| format!("{}: {error}", path.display());
-    let mode = fs::metadata(path).map_err(|error| wrong(&error))?.permissions().mode() & 0o777;
+    let mode = fs::metadata(path)
+        .map_err(|error| wrong(&error))?
+        .permissions()
+        .mode()
+        & 0o777;
     if mode & 0o077 != 0 {
-        return Err(wrong(&format!("mode {mode:o} lets others read a secret key; it must be 600")));
+        return Err(wrong(&format!(
+            "mode {mode:o} lets others read a secret key; it must be 600"
+        )));
     }
     let text = Zeroizing::new(fs::read_to_string(path).map_err(|error| wrong(&error))?);
     KeyPair::from_file(&text).map_err(|error| wrong(&error))
@@ -104,8 +131,10 @@ fn load_pair(path: &Path) -> Result<KeyPair, String> {
 fn read(path: &Path) -> Result<BTreeSet<PublicKey>, String> {
     let text = fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()))?;
     let let_in = key_lines(&text).filter(|line| line.about.first() != Some(&"none"));
-    let keys =
-        let_in.map(|line| line.key.map_err(|error| format!("{}, line {}: {error}", path.display(), line.number)));
+    let keys = let_in.map(|line| {
+        line.key
+            .map_err(|error| format!("{}, line {}: {error}", path.display(), line.number))
+    });
     keys.collect()
 }
 
@@ -124,9 +153,19 @@ mod tests {
         let folder = std::env::temp_dir().join(format!("slackwater-allow-{}", std::process::id()));
         fs::create_dir_all(&folder).unwrap();
         let path = folder.join("allowed");
-        fs::write(&path, format!("# clients\n{} basic alice\n{} none bob\n", public(1), public(2))).unwrap();
+        fs::write(
+            &path,
+            format!(
+                "# clients\n{} basic alice\n{} none bob\n",
+                public(1),
+                public(2)
+            ),
+        )
+        .unwrap();
         let list = AllowList::load(&path).unwrap();
-        let (held, listed) = (list.clone(), |list: &AllowList| [1, 2, 3].map(|byte| list.contains(&public(byte))));
+        let (held, listed) = (list.clone(), |list: &AllowList| {
+            [1, 2, 3].map(|byte| list.contains(&public(byte)))
+        });
         assert_eq!(listed(&held), [true, false, false]);
         fs::write(&path, format!("{}\nno key\n", public(3))).unwrap();
         assert!(list.reload().unwrap_err().contains("line 2"));
@@ -142,7 +181,11 @@ mod tests {
         let path = std::env::temp_dir().join(format!("slackwater-key-{}", std::process::id()));
         fs::write(&path, format!("# secret key\n{}\n", "07".repeat(32))).unwrap();
         fs::set_permissions(&path, fs::Permissions::from_mode(0o640)).unwrap();
-        assert!(load_pair(&path).unwrap_err().ends_with("mode 640 lets others read a secret key; it must be 600"));
+        assert!(
+            load_pair(&path)
+                .unwrap_err()
+                .ends_with("mode 640 lets others read a secret key; it must be 600")
+        );
         fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
         assert_eq!(load_pair(&path).unwrap().public(), public(7));
         fs::remove_file(&path).unwrap();

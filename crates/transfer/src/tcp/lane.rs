@@ -66,12 +66,27 @@ pub(crate) struct Wreck {
 impl Lane {
     pub(crate) fn new(id: LaneId, peer: Arc<Segment>, now: Instant) -> Self {
         let flights = Slab::new();
-        Self { id, peer, ready: false, initiator: None, flights, next_generation: 1, moved_at: now, idle_since: now }
+        Self {
+            id,
+            peer,
+            ready: false,
+            initiator: None,
+            flights,
+            next_generation: 1,
+            moved_at: now,
+            idle_since: now,
+        }
     }
 
     pub(crate) fn hello(&mut self, outlet: &mut Outlet, turn: &Turn<'_>) -> Result<(), Broken> {
-        let mut hello = turn.shared.greeting(self.peer.incarnation, Features::default());
-        if let Some(initiator) = turn.shared.initiator(&self.peer, hello).map_err(Broken::unsealed)? {
+        let mut hello = turn
+            .shared
+            .greeting(self.peer.incarnation, Features::default());
+        if let Some(initiator) = turn
+            .shared
+            .initiator(&self.peer, hello)
+            .map_err(Broken::unsealed)?
+        {
             hello = *initiator.hello();
             self.initiator = Some(Box::new(initiator));
         }
@@ -88,7 +103,9 @@ impl Lane {
     ) -> Result<Option<Opener>, Broken> {
         let keys = match self.initiator.take() {
             Some(initiator) => Some(initiator.finish(greeting).map_err(Broken::unsealed)?),
-            None if greeting.features.has(Features::SEALED) => return Err(Broken::unsealed(SealError::Unsealed)),
+            None if greeting.features.has(Features::SEALED) => {
+                return Err(Broken::unsealed(SealError::Unsealed));
+            }
             None => None,
         };
         let (expected, found) = (self.peer.incarnation, greeting.incarnation);
@@ -96,13 +113,21 @@ impl Lane {
             return Err(Broken::Gone(Cause::Gone { expected, found }));
         }
         if greeting.in_flight_bytes_max < REQUEST_BYTES_MAX {
-            return Err(Broken::protocol("it takes smaller requests than any peer may ask for"));
+            return Err(Broken::protocol(
+                "it takes smaller requests than any peer may ask for",
+            ));
         }
         self.ready = true;
         self.idle_since = turn.now;
         turn.need(turn.now + turn.shared.config.gc_interval);
         let requests = greeting.requests_max.min(turn.shared.config.requests_max) as usize;
-        turn.ready.push((self.id, Credit { requests, bytes: greeting.in_flight_bytes_max }));
+        turn.ready.push((
+            self.id,
+            Credit {
+                requests,
+                bytes: greeting.in_flight_bytes_max,
+            },
+        ));
         Ok(keys.map(|Keys { send, receive }| {
             outlet.seal(Sealer::first(send));
             Opener::new(receive)
@@ -139,7 +164,12 @@ impl Lane {
                     urgent: work.is_urgent(),
                     offset: job.remote.offset,
                     bytes: job.buffers.bytes(),
-                    time_left_nanos: turn.now.until(job.deadline).as_nanos().try_into().unwrap_or(u64::MAX),
+                    time_left_nanos: turn
+                        .now
+                        .until(job.deadline)
+                        .as_nanos()
+                        .try_into()
+                        .unwrap_or(u64::MAX),
                     capability: job.remote.capability,
                 });
                 let memory = Cursor::new(job.buffers.clone());
@@ -162,7 +192,12 @@ impl Lane {
             Kind::Notify { notice, .. } => {
                 let (name_bytes, bytes) = (notice.name.len() as u32, notice.bytes.len() as u32);
                 let mut frame = Vec::new();
-                Frame::Notify(Notify { id, name_bytes, bytes }).write(&mut frame);
+                Frame::Notify(Notify {
+                    id,
+                    name_bytes,
+                    bytes,
+                })
+                .write(&mut frame);
                 frame.extend_from_slice(notice.name.as_bytes());
                 frame.extend_from_slice(&notice.bytes);
                 outlet.push_bytes(frame);
@@ -172,7 +207,14 @@ impl Lane {
         let bytes = work.bytes();
         turn.need(work.deadline());
         turn.need(turn.now + turn.shared.config.progress_timeout);
-        entry.insert(Flight { generation, bytes, work: Some(work), cursor, sent_at: None, draining: None });
+        entry.insert(Flight {
+            generation,
+            bytes,
+            work: Some(work),
+            cursor,
+            sent_at: None,
+            draining: None,
+        });
     }
 
     pub(crate) fn frame(
@@ -185,12 +227,17 @@ impl Lane {
             Frame::Data(data) => return self.data(&data, turn).map(Some),
             Frame::Ack(ack) => self.ack(&ack, outlet, turn)?,
             Frame::Pong { token } => {
-                let asked = |flight: &Flight| flight.work.as_ref().is_none_or(|work| work.is_probe());
+                let asked =
+                    |flight: &Flight| flight.work.as_ref().is_none_or(|work| work.is_probe());
                 let flight = match self.flight(token) {
                     Some(flight) if asked(flight) => self.remove(token, turn.now),
                     _ => None,
                 };
-                self.finish(flight.ok_or(Broken::protocol("an answer to no question"))?, Ok(0), turn);
+                self.finish(
+                    flight.ok_or(Broken::protocol("an answer to no question"))?,
+                    Ok(0),
+                    turn,
+                );
             }
             Frame::Goaway => {
                 let reason = "the peer takes no more requests on this connection";
@@ -220,10 +267,20 @@ impl Lane {
     /// Gives up the work of a batch.
     pub(crate) fn cancel(&mut self, batch: BatchId, outlet: &mut Outlet, turn: &mut Turn<'_>) {
         let of_batch = |flight: &Flight| {
-            flight.draining.is_none() && flight.work.as_ref().is_some_and(|work| work.batch() == batch)
+            flight.draining.is_none()
+                && flight
+                    .work
+                    .as_ref()
+                    .is_some_and(|work| work.batch() == batch)
         };
-        let keys: Vec<usize> = self.flights.iter().filter(|(_, flight)| of_batch(flight)).map(|(key, _)| key).collect();
-        keys.into_iter().for_each(|key| self.abandon(key, Cause::Cancelled, outlet, turn));
+        let keys: Vec<usize> = self
+            .flights
+            .iter()
+            .filter(|(_, flight)| of_batch(flight))
+            .map(|(key, _)| key)
+            .collect();
+        keys.into_iter()
+            .for_each(|key| self.abandon(key, Cause::Cancelled, outlet, turn));
     }
 
     /// Looks at the clocks.
@@ -252,7 +309,9 @@ impl Lane {
             }
             if let Some((_, until)) = &flight.draining {
                 if *until <= now {
-                    return Err(Broken::Lost(Cause::Lost("no word about a cancelled write".to_owned())));
+                    return Err(Broken::Lost(Cause::Lost(
+                        "no word about a cancelled write".to_owned(),
+                    )));
                 }
                 turn.need(*until);
             } else if let Some(work) = &flight.work {
@@ -262,7 +321,8 @@ impl Lane {
                 }
             }
         }
-        late.into_iter().for_each(|key| self.abandon(key, Cause::TimedOut(Clock::Total), outlet, turn));
+        late.into_iter()
+            .for_each(|key| self.abandon(key, Cause::TimedOut(Clock::Total), outlet, turn));
         Ok(())
     }
 
@@ -291,7 +351,8 @@ impl Lane {
     fn abandon(&mut self, key: usize, cause: Cause, outlet: &mut Outlet, turn: &mut Turn<'_>) {
         let flight = &mut self.flights[key];
         let id = u64::from(flight.generation) << 32 | key as u64;
-        let writes = matches!(&flight.work, Some(Work { kind: Kind::Job(job), .. }) if job.op == Op::Write);
+        let writes =
+            matches!(&flight.work, Some(Work { kind: Kind::Job(job), .. }) if job.op == Op::Write);
         let untouched = outlet.is_untouched(id);
         let withdrawn = outlet.withdraw(id, None);
         if untouched && withdrawn == Withdrawn::Unbegun {
@@ -309,7 +370,11 @@ impl Lane {
         }
         flight.cursor = None;
         if let Some(work) = flight.work.take() {
-            turn.ended.push(Ended { lane: self.id, work, outcome: Err(cause) });
+            turn.ended.push(Ended {
+                lane: self.id,
+                work,
+                outcome: Err(cause),
+            });
         }
     }
 
@@ -317,24 +382,37 @@ impl Lane {
         if data.bytes as usize > turn.shared.frame_bytes_max() {
             return Err(Broken::protocol("a frame over the limit"));
         }
-        let flight = self.flight(data.id).ok_or(Broken::protocol("data of no request"))?;
+        let flight = self
+            .flight(data.id)
+            .ok_or(Broken::protocol("data of no request"))?;
         if let Some(cursor) = &flight.cursor {
             let at = flight.bytes - cursor.left();
             if data.offset != at || u64::from(data.bytes) > cursor.left() {
-                return Err(Broken::protocol("data that does not follow what came before"));
+                return Err(Broken::protocol(
+                    "data that does not follow what came before",
+                ));
             }
         } else if flight.work.is_some() {
             return Err(Broken::protocol("data of a request that reads nothing"));
         }
-        Ok(Payload { id: Some(data.id), left: data.bytes as usize, last: data.last })
+        Ok(Payload {
+            id: Some(data.id),
+            left: data.bytes as usize,
+            last: data.last,
+        })
     }
 
     fn ack(&mut self, ack: &Ack, outlet: &mut Outlet, turn: &mut Turn<'_>) -> Result<(), Broken> {
-        let flight = self.remove(ack.id, turn.now).ok_or(Broken::protocol("an acknowledgement of no request"))?;
-        let Some(work) = &flight.work else { return Ok(()) };
+        let flight = self
+            .remove(ack.id, turn.now)
+            .ok_or(Broken::protocol("an acknowledgement of no request"))?;
+        let Some(work) = &flight.work else {
+            return Ok(());
+        };
         let outcome = match (ack.refusal, &work.kind) {
             (Some(refusal), kind) => {
-                let unsent = matches!(kind, Kind::Job(job) if job.op == Op::Write) && flight.sent_at.is_none();
+                let unsent = matches!(kind, Kind::Job(job) if job.op == Op::Write)
+                    && flight.sent_at.is_none();
                 if unsent && flight.draining.is_none() {
                     // The rest need not be sent; the peer throws away what is on its way.
                     outlet.withdraw(ack.id, None);
@@ -344,7 +422,10 @@ impl Lane {
             }
             (None, Kind::Job(job)) => {
                 let whole = match job.op {
-                    Op::Read => flight.cursor.as_ref().is_some_and(|cursor| cursor.left() == 0),
+                    Op::Read => flight
+                        .cursor
+                        .as_ref()
+                        .is_some_and(|cursor| cursor.left() == 0),
                     Op::Write => flight.sent_at.is_some(),
                 };
                 if !whole && flight.draining.is_none() || ack.bytes != flight.bytes {
@@ -372,16 +453,26 @@ impl Lane {
             None => outcome,
         };
         if let Some(work) = flight.work {
-            turn.ended.push(Ended { lane: self.id, work, outcome });
+            turn.ended.push(Ended {
+                lane: self.id,
+                work,
+                outcome,
+            });
         }
     }
 
     fn end_unbegun(&mut self, work: Work, cause: Cause, turn: &mut Turn<'_>) {
-        turn.ended.push(Ended { lane: self.id, work, outcome: Err(cause) });
+        turn.ended.push(Ended {
+            lane: self.id,
+            work,
+            outcome: Err(cause),
+        });
     }
 
     fn flight(&mut self, id: u64) -> Option<&mut Flight> {
-        self.flights.get_mut(id as u32 as usize).filter(|flight| u64::from(flight.generation) == id >> 32)
+        self.flights
+            .get_mut(id as u32 as usize)
+            .filter(|flight| u64::from(flight.generation) == id >> 32)
     }
 
     fn remove(&mut self, id: u64, now: Instant) -> Option<Flight> {
@@ -404,6 +495,11 @@ impl Ended {
             (Ok(bytes), Kind::Job(_)) => Moved::Written(*bytes),
             (Ok(_), Kind::Notify { .. } | Kind::Probe { .. }) => Moved::Answered,
         };
-        Finished { peer: self.work.peer, epoch: self.work.epoch, bytes: self.work.bytes(), moved }
+        Finished {
+            peer: self.work.peer,
+            epoch: self.work.epoch,
+            bytes: self.work.bytes(),
+            moved,
+        }
     }
 }

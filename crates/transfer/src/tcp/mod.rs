@@ -89,7 +89,11 @@ impl Tcp {
         check(&config)?;
         if config.insecure && config.seal.is_none() {
             static WARNED: Once = Once::new();
-            WARNED.call_once(|| tracing::warn!("insecure is set: payload may travel in the open beyond this machine"));
+            WARNED.call_once(|| {
+                tracing::warn!(
+                    "insecure is set: payload may travel in the open beyond this machine"
+                )
+            });
         }
         let mut seed = [0; 8];
         getrandom::fill(&mut seed).map_err(|error| TcpError::System(error.to_string()))?;
@@ -108,8 +112,14 @@ impl Tcp {
             loops.push(started.map_err(|error| TcpError::System(error.to_string()))?);
         }
         // Set once, right here: nobody else has the shared state yet.
-        let _ = shared.loops.set(loops.iter().map(Loop::downgrade).collect());
-        let mut mover = Self { shared, loops, addresses: Vec::new() };
+        let _ = shared
+            .loops
+            .set(loops.iter().map(Loop::downgrade).collect());
+        let mut mover = Self {
+            shared,
+            loops,
+            addresses: Vec::new(),
+        };
         mover.addresses = mover.listen()?;
         Ok(mover)
     }
@@ -154,24 +164,41 @@ impl Tcp {
         }
         for each in &self.loops {
             let (answer, answered) = mpsc::channel();
-            each.command(Command::Listen { addresses: addresses.clone(), answer });
+            each.command(Command::Listen {
+                addresses: addresses.clone(),
+                answer,
+            });
             let bound = answered.recv_timeout(LISTEN_TIMEOUT);
-            let bound = bound.map_err(|error| TcpError::System(format!("a loop does not answer: {error}")))?;
+            let bound = bound
+                .map_err(|error| TcpError::System(format!("a loop does not answer: {error}")))?;
             addresses = bound.map_err(|error| TcpError::System(error.to_string()))?;
         }
         Ok(addresses)
     }
 
     /// Waits until the queue to a peer has room; why not, when it is not to be waited for.
-    fn wait_for_room(&self, segment: &Segment, when_full: WhenFull, deadline: Instant) -> Result<(), Cause> {
+    fn wait_for_room(
+        &self,
+        segment: &Segment,
+        when_full: WhenFull,
+        deadline: Instant,
+    ) -> Result<(), Cause> {
         loop {
             let seen = self.shared.room.seen();
-            let Some(queued) = self.shared.hub().full(segment) else { return Ok(()) };
+            let Some(queued) = self.shared.hub().full(segment) else {
+                return Ok(());
+            };
             // A loop must not wait for itself.
             if when_full == WhenFull::Refuse || is_inside_a_loop() {
                 return Err(Cause::Full { queued });
             }
-            if self.shared.room.wait(seen, &Waiting::at(&FULL).until(deadline)).is_err() && now() >= deadline {
+            if self
+                .shared
+                .room
+                .wait(seen, &Waiting::at(&FULL).until(deadline))
+                .is_err()
+                && now() >= deadline
+            {
                 return Err(Cause::Full { queued });
             }
         }
@@ -181,27 +208,50 @@ impl Tcp {
     fn stripe(&self, job: Job) -> Vec<Job> {
         let config = &self.shared.config;
         let bytes = job.buffers.bytes();
-        let lanes = if bytes <= config.stripe_bytes_min { 1 } else { config.lanes_per_peer as u64 };
+        let lanes = if bytes <= config.stripe_bytes_min {
+            1
+        } else {
+            config.lanes_per_peer as u64
+        };
         let slice = config.slice_bytes as u64;
-        let share = bytes.div_ceil(lanes).next_multiple_of(slice).min(REQUEST_BYTES_MAX);
+        let share = bytes
+            .div_ceil(lanes)
+            .next_multiple_of(slice)
+            .min(REQUEST_BYTES_MAX);
         if bytes <= share {
             return vec![job];
         }
         let count = bytes.div_ceil(share);
-        let Job { op, buffers, remote, deadline, priority, part } = job;
-        let cut = part.split(count as u32).into_iter().zip(0u64..).map(|(part, index)| Job {
+        let Job {
             op,
-            buffers: buffers.cut(index * share, share),
-            remote: crate::job::Remote { offset: remote.offset + index * share, ..remote },
+            buffers,
+            remote,
             deadline,
             priority,
             part,
-        });
+        } = job;
+        let cut = part
+            .split(count as u32)
+            .into_iter()
+            .zip(0u64..)
+            .map(|(part, index)| Job {
+                op,
+                buffers: buffers.cut(index * share, share),
+                remote: crate::job::Remote {
+                    offset: remote.offset + index * share,
+                    ..remote
+                },
+                deadline,
+                priority,
+                part,
+            });
         cut.collect()
     }
 
     fn submit_work(&self, segment: &Arc<Segment>, works: Vec<Work>) {
-        self.shared.ask(None, |hub, now, orders| hub.submit(segment, works, now, orders));
+        self.shared.ask(None, |hub, now, orders| {
+            hub.submit(segment, works, now, orders)
+        });
     }
 }
 
@@ -211,9 +261,12 @@ fn check(config: &TcpConfig) -> Result<(), TcpError> {
         return wrong("io_threads, max_transfers and lanes_per_peer must be at least 1");
     }
     if !(SLICE_BYTES_MIN..=SLICE_BYTES_MAX).contains(&config.slice_bytes) {
-        return wrong("slice_bytes must be from 64 KiB to 16 MiB, the largest frame that peers take");
+        return wrong(
+            "slice_bytes must be from 64 KiB to 16 MiB, the largest frame that peers take",
+        );
     }
-    if config.stripe_bytes_min > REQUEST_BYTES_MAX || config.in_flight_bytes_max < REQUEST_BYTES_MAX {
+    if config.stripe_bytes_min > REQUEST_BYTES_MAX || config.in_flight_bytes_max < REQUEST_BYTES_MAX
+    {
         return wrong(
             "stripe_bytes_min must be at most 64 MiB, and in_flight_bytes_max at least that: so large is a request",
         );
@@ -222,7 +275,11 @@ fn check(config: &TcpConfig) -> Result<(), TcpError> {
         return wrong("requests_max and connections_per_peer_max must be at least 1");
     }
     let allowed = config.insecure || config.seal.is_some();
-    if let Some(address) = config.bind.iter().find(|address| !address.ip().is_loopback() && !allowed) {
+    if let Some(address) = config
+        .bind
+        .iter()
+        .find(|address| !address.ip().is_loopback() && !allowed)
+    {
         return Err(TcpError::Config(format!(
             "refusing to listen on {address}: the bytes would travel in the open beyond this machine (give keys to seal them, or set insecure to do it all the same)"
         )));
@@ -240,11 +297,16 @@ impl Mover for Tcp {
     }
 
     fn reaches(&self, segment: &Segment) -> bool {
-        segment.addresses.iter().any(|address| self.shared.config.may_reach(segment, address))
+        segment
+            .addresses
+            .iter()
+            .any(|address| self.shared.config.may_reach(segment, address))
     }
 
     fn invalidate(&self, region: &Arc<Region>) {
-        self.loops.iter().for_each(|each| each.command(Command::LetGo(region.id())));
+        self.loops
+            .iter()
+            .for_each(|each| each.command(Command::LetGo(region.id())));
     }
 
     fn submit(&self, segment: &Arc<Segment>, submission: Submission) -> Vec<Job> {
@@ -262,14 +324,19 @@ impl Mover for Tcp {
             }
             if job.remote.offset.checked_add(job.buffers.bytes()).is_none() {
                 // Cut into pieces, the last of them would lie at the start of the region.
-                Work::new(segment.incarnation, Kind::Job(job)).end(Err(Cause::Refused(Refusal::Range)));
+                Work::new(segment.incarnation, Kind::Job(job))
+                    .end(Err(Cause::Refused(Refusal::Range)));
                 continue;
             }
             if let Err(cause) = self.wait_for_room(segment, submission.when_full, job.deadline) {
                 Work::new(segment.incarnation, Kind::Job(job)).end(Err(cause));
                 continue;
             }
-            works.extend(self.stripe(job).into_iter().map(|job| Work::new(segment.incarnation, Kind::Job(job))));
+            works.extend(
+                self.stripe(job)
+                    .into_iter()
+                    .map(|job| Work::new(segment.incarnation, Kind::Job(job))),
+            );
         }
         if !works.is_empty() {
             self.submit_work(segment, works);
@@ -281,7 +348,8 @@ impl Mover for Tcp {
         // A loop must not block, a large request is faster over several lanes, and only lanes are sealed or leave from a
         // chosen address.
         let config = &self.shared.config;
-        let lanes_alone = config.seal.is_some() || segment.public_key.is_some() || !config.local.is_empty();
+        let lanes_alone =
+            config.seal.is_some() || segment.public_key.is_some() || !config.local.is_empty();
         if lanes_alone
             || is_inside_a_loop()
             || !lone.buffers.are_host()
@@ -289,11 +357,26 @@ impl Mover for Tcp {
         {
             return Carried::Back(lone);
         }
-        let Lone { op, buffers, remote, deadline } = lone;
+        let Lone {
+            op,
+            buffers,
+            remote,
+            deadline,
+        } = lone;
         let first = self.shared.direct.is_empty();
-        let call = Call { op, buffers: &buffers, remote: &remote, deadline };
+        let call = Call {
+            op,
+            buffers: &buffers,
+            remote: &remote,
+            deadline,
+        };
         let Some(outcome) = self.shared.direct.carry(&self.shared, segment, &call) else {
-            return Carried::Back(Lone { op, buffers, remote, deadline });
+            return Carried::Back(Lone {
+                op,
+                buffers,
+                remote,
+                deadline,
+            });
         };
         if first && let Some(watcher) = self.loops.first() {
             // From now on somebody looks for connections that nobody borrows any more.
@@ -303,30 +386,53 @@ impl Mover for Tcp {
             Op::Read => hub::Moved::Read(buffers.bytes()),
             Op::Write => hub::Moved::Written(buffers.bytes()),
         };
-        self.shared.hub().count_direct(segment, if outcome.is_ok() { moved } else { hub::Moved::Nothing });
+        self.shared.hub().count_direct(
+            segment,
+            if outcome.is_ok() {
+                moved
+            } else {
+                hub::Moved::Nothing
+            },
+        );
         Carried::Done(outcome)
     }
 
     fn cancel(&self, batch: BatchId) {
-        self.shared.ask(None, |hub, _, orders| hub.cancel(batch, orders));
-        self.loops.iter().for_each(|each| each.command(Command::Cancel(batch)));
+        self.shared
+            .ask(None, |hub, _, orders| hub.cancel(batch, orders));
+        self.loops
+            .iter()
+            .for_each(|each| each.command(Command::Cancel(batch)));
     }
 
     fn fence(&self, segment: &Arc<Segment>, part: Part) {
-        self.shared.ask(None, |hub, _, orders| hub.fence(segment, part, orders));
+        self.shared
+            .ask(None, |hub, _, orders| hub.fence(segment, part, orders));
     }
 
     fn notify(&self, segment: &Arc<Segment>, notice: Notice, part: Part) {
         let bytes = notice.name.len() + notice.bytes.len();
         if bytes as u64 > NOTICE_BYTES_MAX {
-            return part.fail(Cause::Invalid(format!("a notice of {bytes} bytes; {NOTICE_BYTES_MAX} are the most")));
+            return part.fail(Cause::Invalid(format!(
+                "a notice of {bytes} bytes; {NOTICE_BYTES_MAX} are the most"
+            )));
         }
-        let kind = Kind::Notify { notice, part, deadline: now() + NOTICE_TIMEOUT };
+        let kind = Kind::Notify {
+            notice,
+            part,
+            deadline: now() + NOTICE_TIMEOUT,
+        };
         self.submit_work(segment, vec![Work::new(segment.incarnation, kind)]);
     }
 
     fn probe(&self, segment: &Arc<Segment>, deadline: Instant, part: Part) {
-        self.submit_work(segment, vec![Work::new(segment.incarnation, Kind::Probe { part, deadline })]);
+        self.submit_work(
+            segment,
+            vec![Work::new(
+                segment.incarnation,
+                Kind::Probe { part, deadline },
+            )],
+        );
     }
 
     fn stats(&self, segment: &Segment) -> PeerStats {
@@ -335,11 +441,17 @@ impl Mover for Tcp {
 
     fn metrics(&self) -> Vec<(&'static str, u64)> {
         let (hub, refused) = (self.shared.hub(), &self.shared.refused);
-        let (counters, busiest) = (hub.counters(), hub.lanes_by_loop().into_iter().max().unwrap_or(0));
+        let (counters, busiest) = (
+            hub.counters(),
+            hub.lanes_by_loop().into_iter().max().unwrap_or(0),
+        );
         vec![
             ("transfers_active", hub.active() as u64),
             ("transfers_pending", hub.pending() as u64),
-            ("oldest_pending_nanos", hub.oldest_pending(now()).as_nanos() as u64),
+            (
+                "oldest_pending_nanos",
+                hub.oldest_pending(now()).as_nanos() as u64,
+            ),
             ("lanes_busiest_loop", busiest as u64),
             ("lanes_created", counters.created),
             ("lanes_reused", counters.reused),
@@ -365,7 +477,9 @@ impl Mover for Tcp {
 
 impl std::fmt::Debug for Tcp {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Tcp").field("addresses", &self.addresses).finish_non_exhaustive()
+        f.debug_struct("Tcp")
+            .field("addresses", &self.addresses)
+            .finish_non_exhaustive()
     }
 }
 

@@ -29,8 +29,11 @@ pub struct OptionError {
 }
 
 /// Variables of other engines that have no meaning here: they are taken and told of once.
-pub const IGNORED: &[&str] =
-    &["MC_TCP_ENABLE_CONNECTION_POOL", "MC_TCP_PROTO", "MC_TCP_MAX_PENDING_ADMISSIONS_PER_PEER"];
+pub const IGNORED: &[&str] = &[
+    "MC_TCP_ENABLE_CONNECTION_POOL",
+    "MC_TCP_PROTO",
+    "MC_TCP_MAX_PENDING_ADMISSIONS_PER_PEER",
+];
 
 macro_rules! options {
     ($($key:ident [$($env:literal),*] $parse:expr;)* $(=> $name:ident [$seal_env:literal] $set:path;)*) => {
@@ -80,12 +83,18 @@ impl TcpConfig {
     /// # Errors
     /// The value is none for it.
     pub fn set(&mut self, name: &str, value: &str) -> Result<bool, OptionError> {
-        let Some(option) = OPTIONS.iter().find(|option| option.key == name || option.env.contains(&name)) else {
+        let Some(option) = OPTIONS
+            .iter()
+            .find(|option| option.key == name || option.env.contains(&name))
+        else {
             return Ok(IGNORED.contains(&name));
         };
         match (option.set)(self, value.trim()) {
             Ok(()) => Ok(true),
-            Err(reason) => Err(OptionError { name: name.to_owned(), reason }),
+            Err(reason) => Err(OptionError {
+                name: name.to_owned(),
+                reason,
+            }),
         }
     }
 
@@ -93,17 +102,26 @@ impl TcpConfig {
     ///
     /// # Errors
     /// All values that are none.
-    pub fn from_env(vars: impl IntoIterator<Item = (String, String)>) -> Result<Self, Vec<OptionError>> {
+    pub fn from_env(
+        vars: impl IntoIterator<Item = (String, String)>,
+    ) -> Result<Self, Vec<OptionError>> {
         let (mut config, mut errors) = (Self::default(), Vec::new());
         let vars: Vec<(String, String)> = vars.into_iter().collect();
         for option in OPTIONS {
             // The preferred name wins, wherever it stands.
-            let set = option.env.iter().find_map(|env| vars.iter().find(|(name, _)| name == env));
+            let set = option
+                .env
+                .iter()
+                .find_map(|env| vars.iter().find(|(name, _)| name == env));
             if let Some((name, value)) = set {
                 errors.extend(config.set(name, value).err());
             }
         }
-        if errors.is_empty() { Ok(config) } else { Err(errors) }
+        if errors.is_empty() {
+            Ok(config)
+        } else {
+            Err(errors)
+        }
     }
 }
 
@@ -112,8 +130,9 @@ fn number<N: std::str::FromStr>(text: &str) -> Result<N, String> {
 }
 
 fn size(text: &str) -> Result<usize, String> {
-    bytes(text)
-        .and_then(|bytes| usize::try_from(bytes).map_err(|_| format!("`{text}` is more than an address can hold")))
+    bytes(text).and_then(|bytes| {
+        usize::try_from(bytes).map_err(|_| format!("`{text}` is more than an address can hold"))
+    })
 }
 
 /// Slices below the smallest that peers expect are brought up to it: the incumbent's default is exactly that small.
@@ -122,7 +141,9 @@ fn slice(text: &str) -> Result<usize, String> {
 }
 
 fn bytes(text: &str) -> Result<u64, String> {
-    text.parse::<ByteSize>().map(|size| size.0).map_err(|error| error.to_string())
+    text.parse::<ByteSize>()
+        .map(|size| size.0)
+        .map_err(|error| error.to_string())
 }
 
 fn duration(text: &str) -> Result<Duration, String> {
@@ -154,13 +175,23 @@ fn addresses(text: &str) -> Result<Vec<std::net::SocketAddr>, String> {
             .or_else(|_| address.parse::<std::net::IpAddr>().map(|ip| (ip, 0).into()))
             .map_err(|_| format!("`{address}` is no address"))
     };
-    text.split(',').filter(|part| !part.trim().is_empty()).map(one).collect()
+    text.split(',')
+        .filter(|part| !part.trim().is_empty())
+        .map(one)
+        .collect()
 }
 
 /// Addresses without a port, separated by commas.
 fn hosts(text: &str) -> Result<Vec<std::net::IpAddr>, String> {
-    let one = |host: &str| host.trim().parse().map_err(|_| format!("`{}` is no address of a host", host.trim()));
-    text.split(',').filter(|part| !part.trim().is_empty()).map(one).collect()
+    let one = |host: &str| {
+        host.trim()
+            .parse()
+            .map_err(|_| format!("`{}` is no address of a host", host.trim()))
+    };
+    text.split(',')
+        .filter(|part| !part.trim().is_empty())
+        .map(one)
+        .collect()
 }
 
 #[cfg(test)]
@@ -168,7 +199,10 @@ mod tests {
     use super::*;
 
     fn from(vars: &[(&str, &str)]) -> Result<TcpConfig, Vec<OptionError>> {
-        TcpConfig::from_env(vars.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())))
+        TcpConfig::from_env(
+            vars.iter()
+                .map(|(name, value)| ((*name).to_owned(), (*value).to_owned())),
+        )
     }
 
     #[test]
@@ -185,11 +219,26 @@ mod tests {
             ("SLACKWATER_TCP_LOCAL", "10.0.0.1,::2"),
         ])
         .unwrap();
-        assert_eq!((config.io_threads, config.max_transfers, config.slice_bytes), (3, 9, 64 << 10));
+        assert_eq!(
+            (config.io_threads, config.max_transfers, config.slice_bytes),
+            (3, 9, 64 << 10)
+        );
         assert_eq!(config.progress_timeout, Duration::from_secs(12));
         assert_eq!(config.ack_timeout, Duration::from_millis(250));
-        assert_eq!(config.local, ["10.0.0.1".parse::<std::net::IpAddr>().unwrap(), "::2".parse().unwrap()]);
-        assert_eq!(config.bind, ["127.0.0.1:0".parse().unwrap(), "[::1]:15001".parse().unwrap()]);
+        assert_eq!(
+            config.local,
+            [
+                "10.0.0.1".parse::<std::net::IpAddr>().unwrap(),
+                "::2".parse().unwrap()
+            ]
+        );
+        assert_eq!(
+            config.bind,
+            [
+                "127.0.0.1:0".parse().unwrap(),
+                "[::1]:15001".parse().unwrap()
+            ]
+        );
     }
 
     #[test]

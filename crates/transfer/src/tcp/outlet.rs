@@ -93,7 +93,10 @@ impl Outlet {
 
     /// Whether there is nothing to write.
     pub(crate) fn is_empty(&self) -> bool {
-        let sealed = self.sealer.as_ref().is_none_or(|sealer| sealer.pending().is_empty());
+        let sealed = self
+            .sealer
+            .as_ref()
+            .is_none_or(|sealer| sealer.pending().is_empty());
         self.frames.is_empty() && self.sources.is_empty() && sealed
     }
 
@@ -101,12 +104,21 @@ impl Outlet {
     pub(crate) fn agree(&mut self, peer: &Greeting) -> Result<(), Broken> {
         self.frame_bytes_max = Some(peer.frame_bytes_max);
         let enough = peer.frame_bytes_max as usize >= SLICE_BYTES_MIN;
-        if enough { Ok(()) } else { Err(Broken::protocol("it takes smaller frames than any peer may ask for")) }
+        if enough {
+            Ok(())
+        } else {
+            Err(Broken::protocol(
+                "it takes smaller frames than any peer may ask for",
+            ))
+        }
     }
 
     /// Seals all that goes out from now on.
     pub(crate) fn seal(&mut self, sealer: Sealer) {
-        debug_assert!(self.is_empty(), "what was pushed before would be sealed as well");
+        debug_assert!(
+            self.is_empty(),
+            "what was pushed before would be sealed as well"
+        );
         self.sealer = Some(sealer);
     }
 
@@ -128,7 +140,11 @@ impl Outlet {
 
     /// A request's payload, to be cut into frames: the urgent ones in turn, then the others in turn.
     pub(crate) fn push_source(&mut self, source: Source) {
-        let at = if source.urgent { self.sources.partition_point(|other| other.urgent) } else { self.sources.len() };
+        let at = if source.urgent {
+            self.sources.partition_point(|other| other.urgent)
+        } else {
+            self.sources.len()
+        };
         self.sources.insert(at, source);
     }
 
@@ -137,7 +153,11 @@ impl Outlet {
     pub(crate) fn withdraw(&mut self, id: u64, refusal: Option<Refusal>) -> Withdrawn {
         let before = self.sources.len();
         self.sources.retain(|source| source.id != id);
-        let mut found = if self.sources.len() < before { Withdrawn::Unbegun } else { Withdrawn::Nothing };
+        let mut found = if self.sources.len() < before {
+            Withdrawn::Unbegun
+        } else {
+            Withdrawn::Nothing
+        };
         let mut index = 0;
         while index < self.frames.len() {
             let frame = &mut self.frames[index];
@@ -163,9 +183,17 @@ impl Outlet {
 
     /// Requests of which no byte has gone out, not even the request itself.
     pub(crate) fn untouched(&self) -> impl Iterator<Item = u64> {
-        let framed = self.frames.iter().filter(|frame| frame.written == 0 && frame.head.length > DATA_BYTES);
-        let whole = self.sources.iter().filter(|source| source.request.is_some());
-        framed.filter_map(|frame| frame.id).chain(whole.map(|source| source.id))
+        let framed = self
+            .frames
+            .iter()
+            .filter(|frame| frame.written == 0 && frame.head.length > DATA_BYTES);
+        let whole = self
+            .sources
+            .iter()
+            .filter(|source| source.request.is_some());
+        framed
+            .filter_map(|frame| frame.id)
+            .chain(whole.map(|source| source.id))
     }
 
     /// Whether a request is one of those.
@@ -179,7 +207,11 @@ impl Outlet {
             Body::Memory(cursor) => frame.id.map(|id| (id, cursor)),
             _ => None,
         });
-        framed.chain(self.sources.iter().map(|source| (source.id, &source.cursor)))
+        framed.chain(
+            self.sources
+                .iter()
+                .map(|source| (source.id, &source.cursor)),
+        )
     }
 
     /// Writes until nothing is left, the kernel takes no more, or `budget` bytes are written. Tells in `sent` which
@@ -217,7 +249,9 @@ impl Outlet {
                         return Ok((Flushed::Blocked, total));
                     }
                 }
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok((Flushed::Blocked, total)),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    return Ok((Flushed::Blocked, total));
+                }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => return Err(error),
             }
@@ -264,7 +298,9 @@ impl Outlet {
                         return Ok((Flushed::Blocked, total));
                     }
                 }
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok((Flushed::Blocked, total)),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    return Ok((Flushed::Blocked, total));
+                }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => return Err(error),
             }
@@ -273,24 +309,40 @@ impl Outlet {
 
     /// Cuts requests into frames, one frame of each in turn.
     fn cut(&mut self, frame_bytes_max: usize) {
-        let frame_bytes_max = self.frame_bytes_max.map_or(frame_bytes_max, |peers| frame_bytes_max.min(peers as usize));
+        let frame_bytes_max = self
+            .frame_bytes_max
+            .map_or(frame_bytes_max, |peers| frame_bytes_max.min(peers as usize));
         while self.queued < QUEUED_BYTES_MIN && self.frames.len() < Self::FRAMES_MAX {
-            let Some(mut source) = self.sources.pop_front() else { return };
+            let Some(mut source) = self.sources.pop_front() else {
+                return;
+            };
             let offset = source.base + source.cursor.buffers().bytes() - source.cursor.left();
             let total = source.base + source.cursor.buffers().bytes();
             let bytes = source.cursor.left().min(frame_bytes_max as u64);
             let spent = bytes == source.cursor.left();
             let last = spent && !source.more;
-            let data = Frame::Data(Data { id: source.id, bytes: bytes as u32, last, offset });
+            let data = Frame::Data(Data {
+                id: source.id,
+                bytes: bytes as u32,
+                last,
+                offset,
+            });
             let request = source.request.take();
             let heads: &[&Frame] = match &request {
                 Some(request) => &[request, &data],
                 None => &[&data],
             };
-            let mut frame = Outgoing::new(heads, Body::Memory(source.cursor.take(bytes)), bytes as usize);
+            let mut frame = Outgoing::new(
+                heads,
+                Body::Memory(source.cursor.take(bytes)),
+                bytes as usize,
+            );
             frame.id = Some(source.id);
             frame.last = spent;
-            frame.tail = source.ack_credit.filter(|_| last).map(|credit| ack_bytes(source.id, None, total, credit));
+            frame.tail = source
+                .ack_credit
+                .filter(|_| last)
+                .map(|credit| ack_bytes(source.id, None, total, credit));
             self.push_outgoing(frame);
             if !spent {
                 self.push_source(source);
@@ -351,7 +403,14 @@ pub(crate) struct FlushLimits {
 
 fn ack_bytes(id: u64, refusal: Option<Refusal>, bytes: u64, credit: u32) -> [u8; ACK_BYTES] {
     let mut out = Vec::with_capacity(ACK_BYTES);
-    Frame::Ack(Ack { id, refusal, bytes, checksum: 0, credit }).write(&mut out);
+    Frame::Ack(Ack {
+        id,
+        refusal,
+        bytes,
+        checksum: 0,
+        credit,
+    })
+    .write(&mut out);
     let mut ack = [0; ACK_BYTES];
     ack.copy_from_slice(&out);
     ack
@@ -361,9 +420,20 @@ impl Outgoing {
     fn new(heads: &[&Frame], body: Body, body_bytes: usize) -> Self {
         let mut bytes = Vec::with_capacity(HEAD_BYTES_MAX);
         heads.iter().for_each(|head| head.write(&mut bytes));
-        let mut head = Head { bytes: [0; HEAD_BYTES_MAX], length: bytes.len() };
+        let mut head = Head {
+            bytes: [0; HEAD_BYTES_MAX],
+            length: bytes.len(),
+        };
         head.bytes[..bytes.len()].copy_from_slice(&bytes);
-        Self { id: None, head, body, body_bytes, tail: None, written: 0, last: false }
+        Self {
+            id: None,
+            head,
+            body,
+            body_bytes,
+            tail: None,
+            written: 0,
+            last: false,
+        }
     }
 
     fn left(&self) -> usize {
@@ -372,7 +442,11 @@ impl Outgoing {
 
     /// Payload that is not written yet.
     fn payload_left(&self) -> usize {
-        self.body_bytes - self.written.saturating_sub(self.head.length).min(self.body_bytes)
+        self.body_bytes
+            - self
+                .written
+                .saturating_sub(self.head.length)
+                .min(self.body_bytes)
     }
 
     /// Adds what is not written yet; says how many bytes it is.
@@ -413,7 +487,10 @@ impl Outgoing {
     fn advance(&mut self, count: usize) {
         let body_from = self.head.length;
         let body_end = body_from + self.body_bytes;
-        let (from, to) = (self.written.clamp(body_from, body_end), (self.written + count).clamp(body_from, body_end));
+        let (from, to) = (
+            self.written.clamp(body_from, body_end),
+            (self.written + count).clamp(body_from, body_end),
+        );
         if let Body::Memory(cursor) = &mut self.body {
             cursor.advance(to - from);
         }
@@ -436,7 +513,15 @@ mod tests {
         static MEMORY: [u8; BYTES] = [7; BYTES];
         // SAFETY: the memory is static, and a source is only read from.
         let buffers = unsafe { Buffers::borrowed(MEMORY.as_ptr().cast_mut(), BYTES) };
-        Source { id, cursor: Cursor::new(buffers), base: 0, more: false, request: None, ack_credit: Some(1), urgent }
+        Source {
+            id,
+            cursor: Cursor::new(buffers),
+            base: 0,
+            more: false,
+            request: None,
+            ack_credit: Some(1),
+            urgent,
+        }
     }
 
     /// An outlet in which one read of so many bytes was cut into a frame.
@@ -463,9 +548,13 @@ mod tests {
         let mut vectors = Vectors::new();
         outlet.gather(&mut vectors);
         // SAFETY: the ranges are of the outlet's frames, of static memory, and of zeros.
-        let slice =
-            |range: &libc::iovec| unsafe { std::slice::from_raw_parts(range.iov_base.cast::<u8>(), range.iov_len) };
-        vectors.iter().flat_map(|range| slice(range).to_vec()).collect()
+        let slice = |range: &libc::iovec| unsafe {
+            std::slice::from_raw_parts(range.iov_base.cast::<u8>(), range.iov_len)
+        };
+        vectors
+            .iter()
+            .flat_map(|range| slice(range).to_vec())
+            .collect()
     }
 
     /// A read was withdrawn when half of the acknowledgement behind its last byte was out; the other half became that of a
@@ -476,7 +565,10 @@ mod tests {
         let whole = bytes(&outlet);
         let half = DATA_BYTES + BYTES + ACK_BYTES / 2;
         outlet.advance(half, &mut sent);
-        assert_eq!(outlet.withdraw(5, Some(Refusal::Cancelled)), Withdrawn::Nothing);
+        assert_eq!(
+            outlet.withdraw(5, Some(Refusal::Cancelled)),
+            Withdrawn::Nothing
+        );
         assert_eq!(bytes(&outlet), whole[half..]);
         outlet.advance(whole.len() - half, &mut sent);
         assert_eq!(sent, [5]);
@@ -487,13 +579,25 @@ mod tests {
         let (mut outlet, mut sent) = (answering(), Vec::new());
         let whole = bytes(&outlet);
         outlet.advance(DATA_BYTES + 40, &mut sent);
-        assert_eq!(outlet.withdraw(5, Some(Refusal::Cancelled)), Withdrawn::Begun);
+        assert_eq!(
+            outlet.withdraw(5, Some(Refusal::Cancelled)),
+            Withdrawn::Begun
+        );
         assert_eq!(outlet.sources().count(), 0, "its memory is let go of");
         let rest = bytes(&outlet);
         assert_eq!(rest.len(), whole.len() - DATA_BYTES - 40);
         assert!(rest[..60].iter().all(|byte| *byte == 0));
         let (ack, _) = Frame::read(&rest[60..]).unwrap().unwrap();
-        assert_eq!(ack, Frame::Ack(Ack { id: 5, refusal: Some(Refusal::Cancelled), bytes: 0, checksum: 0, credit: 0 }));
+        assert_eq!(
+            ack,
+            Frame::Ack(Ack {
+                id: 5,
+                refusal: Some(Refusal::Cancelled),
+                bytes: 0,
+                checksum: 0,
+                credit: 0
+            })
+        );
         outlet.advance(rest.len(), &mut sent);
         assert_eq!((sent.as_slice(), outlet.is_empty()), ([5].as_slice(), true));
         assert_eq!(answering().withdraw(5, None), Withdrawn::Unbegun);

@@ -71,7 +71,8 @@ impl Cipher {
     /// Whether this processor has the instructions.
     pub(crate) fn has_aes() -> bool {
         #[cfg(target_arch = "x86_64")]
-        return std::arch::is_x86_feature_detected!("aes") && std::arch::is_x86_feature_detected!("pclmulqdq");
+        return std::arch::is_x86_feature_detected!("aes")
+            && std::arch::is_x86_feature_detected!("pclmulqdq");
         #[cfg(not(target_arch = "x86_64"))]
         false
     }
@@ -80,7 +81,11 @@ impl Cipher {
 impl Sealer {
     /// Goes on after `first`, which travels in the open.
     pub(crate) fn after(key: RecordKey, first: Vec<u8>) -> Self {
-        Self { direction: Direction::new(key), pending: first, written: 0 }
+        Self {
+            direction: Direction::new(key),
+            pending: first,
+            written: 0,
+        }
     }
 
     /// Begins with an empty record, which proves that its sender has the key.
@@ -147,7 +152,11 @@ impl Sealer {
 impl Opener {
     /// Goes on with what was read behind the greeting.
     pub(crate) fn new(key: RecordKey) -> Self {
-        Self { direction: Direction::new(key), buffer: vec![0; 2 * WIRE_BYTES_MAX], rest: 0..0 }
+        Self {
+            direction: Direction::new(key),
+            buffer: vec![0; 2 * WIRE_BYTES_MAX],
+            rest: 0..0,
+        }
     }
 
     /// Where the next bytes of the connection belong; there is room, since a record that is whole was opened before.
@@ -167,13 +176,19 @@ impl Opener {
     /// The plain bytes of the next record; none while it is not all there.
     pub(crate) fn next(&mut self) -> Result<Option<&[u8]>, SealError> {
         let waiting = &mut self.buffer[self.rest.clone()];
-        let Some((length, sealed)) = waiting.split_first_chunk_mut::<LENGTH_BYTES>() else { return Ok(None) };
+        let Some((length, sealed)) = waiting.split_first_chunk_mut::<LENGTH_BYTES>() else {
+            return Ok(None);
+        };
         let bytes = u32::from_le_bytes(*length) as usize;
         if bytes > RECORD_BYTES_MAX {
             return Err(SealError::Record);
         }
-        let Some((text, behind)) = sealed.split_at_mut_checked(bytes) else { return Ok(None) };
-        let Some(tag) = behind.first_chunk::<TAG_BYTES>() else { return Ok(None) };
+        let Some((text, behind)) = sealed.split_at_mut_checked(bytes) else {
+            return Ok(None);
+        };
+        let Some(tag) = behind.first_chunk::<TAG_BYTES>() else {
+            return Ok(None);
+        };
         if !self.direction.open(*length, text, *tag) {
             return Err(SealError::Record);
         }
@@ -186,7 +201,11 @@ impl Opener {
 impl Direction {
     fn new(key: RecordKey) -> Self {
         let aead = Aead::of(&key);
-        Self { key, aead, count: 0 }
+        Self {
+            key,
+            aead,
+            count: 0,
+        }
     }
 
     fn seal(&mut self, length: [u8; LENGTH_BYTES], text: &mut [u8]) -> [u8; TAG_BYTES] {
@@ -194,7 +213,9 @@ impl Direction {
         match &self.aead {
             Aead::Aes(aes) => {
                 let sealed = aes.encrypt_in_place_detached(&nonce.into(), &length, text);
-                sealed.expect("a record is far below the 64 GiB that GCM takes").into()
+                sealed
+                    .expect("a record is far below the 64 GiB that GCM takes")
+                    .into()
             }
             Aead::ChaCha => {
                 let mut context = Context::<20>::new(self.key.secret.as_slice(), &nonce);
@@ -210,7 +231,9 @@ impl Direction {
     fn open(&mut self, length: [u8; LENGTH_BYTES], text: &mut [u8], tag: [u8; TAG_BYTES]) -> bool {
         let nonce = self.next_nonce();
         match &self.aead {
-            Aead::Aes(aes) => aes.decrypt_in_place_detached(&nonce.into(), &length, text, &tag.into()).is_ok(),
+            Aead::Aes(aes) => aes
+                .decrypt_in_place_detached(&nonce.into(), &length, text, &tag.into())
+                .is_ok(),
             Aead::ChaCha => {
                 let mut context = Context::<20>::new(self.key.secret.as_slice(), &nonce);
                 context.add_data(&length);
@@ -247,7 +270,10 @@ impl Aead {
 impl fmt::Debug for Direction {
     /// Without the key.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Direction").field("cipher", &self.key.cipher).field("count", &self.count).finish()
+        f.debug_struct("Direction")
+            .field("cipher", &self.key.cipher)
+            .field("count", &self.count)
+            .finish()
     }
 }
 
@@ -257,14 +283,21 @@ mod tests {
     use super::*;
 
     fn ends(cipher: Cipher) -> (Sealer, Opener) {
-        let key = || RecordKey { secret: Zeroizing::new([5; 32]), cipher };
+        let key = || RecordKey {
+            secret: Zeroizing::new([5; 32]),
+            cipher,
+        };
         (Sealer::after(key(), Vec::new()), Opener::new(key()))
     }
 
     fn record(sealer: &mut Sealer, text: &[u8]) -> Vec<u8> {
         // SAFETY: the slices live through the call.
-        let taken =
-            unsafe { sealer.seal(&vec![from_slice(&text[..text.len() / 2]), from_slice(&text[text.len() / 2..])]) };
+        let taken = unsafe {
+            sealer.seal(&vec![
+                from_slice(&text[..text.len() / 2]),
+                from_slice(&text[text.len() / 2..]),
+            ])
+        };
         assert_eq!(taken, text.len().min(RECORD_BYTES_MAX));
         let bytes = sealer.pending().to_vec();
         sealer.wrote(bytes.len());
@@ -302,10 +335,16 @@ mod tests {
                 arrive(&mut opener, &changed);
                 // A longer length waits for more, and fails with it.
                 let opened = opener.next().map(|text| text.map(<[u8]>::to_vec));
-                assert!(matches!(opened, Err(SealError::Record) | Ok(None)), "{cipher:?}, bit {bit}");
+                assert!(
+                    matches!(opened, Err(SealError::Record) | Ok(None)),
+                    "{cipher:?}, bit {bit}"
+                );
             }
             let (mut sealer, mut opener) = ends(cipher);
-            let (first, second) = (record(&mut sealer, b"first"), record(&mut sealer, b"second"));
+            let (first, second) = (
+                record(&mut sealer, b"first"),
+                record(&mut sealer, b"second"),
+            );
             arrive(&mut opener, &[first.as_slice(), &first].concat());
             assert_eq!(opener.next(), Ok(Some(b"first".as_slice())));
             assert_eq!(opener.next(), Err(SealError::Record));

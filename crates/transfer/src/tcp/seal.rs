@@ -75,15 +75,30 @@ pub fn holder_of(key: &PublicKey) -> Incarnation {
 
 impl Initiator {
     /// Makes `hello` one that asks for a sealed connection to the owner of `target`.
-    pub(crate) fn begin(own: &KeyPair, target: PublicKey, hello: Greeting) -> Result<Self, SealError> {
+    pub(crate) fn begin(
+        own: &KeyPair,
+        target: PublicKey,
+        hello: Greeting,
+    ) -> Result<Self, SealError> {
         Self::with(own, fresh()?, target, hello)
     }
 
-    fn with(own: &KeyPair, ephemeral: KeyPair, target: PublicKey, hello: Greeting) -> Result<Self, SealError> {
+    fn with(
+        own: &KeyPair,
+        ephemeral: KeyPair,
+        target: PublicKey,
+        hello: Greeting,
+    ) -> Result<Self, SealError> {
         let shared = ephemeral.agree(&target).ok_or(SealError::Proof)?;
         let mut hello = offer(hello, &ephemeral);
         hello.proof = masked(own.public().as_bytes(), &shared, &target, &hello);
-        Ok(Self { own: own.clone(), ephemeral, target, shared, hello })
+        Ok(Self {
+            own: own.clone(),
+            ephemeral,
+            target,
+            shared,
+            hello,
+        })
     }
 
     pub(crate) fn hello(&self) -> &Greeting {
@@ -106,11 +121,19 @@ impl Initiator {
             agree(&self.own, &theirs)?,
             agree(&self.own, &self.target)?,
         ];
-        let made = schedule(&secrets, [&self.target, &self.own.public()], &self.hello, answer);
+        let made = schedule(
+            &secrets,
+            [&self.target, &self.own.public()],
+            &self.hello,
+            answer,
+        );
         if !bool::from(made.proof.ct_eq(&answer.proof)) {
             return Err(SealError::Proof);
         }
-        Ok(Keys { send: made.initiator, receive: made.target })
+        Ok(Keys {
+            send: made.initiator,
+            receive: made.target,
+        })
     }
 }
 
@@ -140,16 +163,33 @@ fn answer_with(
     if !seal.clients.contains(&client) {
         return Err(SealError::Refused);
     }
-    let secrets = [shared, agree(&ephemeral, &theirs)?, agree(&ephemeral, &client)?, agree(own, &client)?];
+    let secrets = [
+        shared,
+        agree(&ephemeral, &theirs)?,
+        agree(&ephemeral, &client)?,
+        agree(own, &client)?,
+    ];
     let mut answer = offer(answer, &ephemeral);
     let made = schedule(&secrets, [&own.public(), &client], hello, &answer);
     answer.proof = *made.proof;
-    Ok((client, answer, Keys { send: made.target, receive: made.initiator }))
+    Ok((
+        client,
+        answer,
+        Keys {
+            send: made.target,
+            receive: made.initiator,
+        },
+    ))
 }
 
 /// The answer to an initiator that is not let in.
 pub(crate) fn refusal(answer: Greeting) -> Greeting {
-    Greeting { features: Features::SEALED, public_key: [0; 32], proof: [0; 32], ..answer }
+    Greeting {
+        features: Features::SEALED,
+        public_key: [0; 32],
+        proof: [0; 32],
+        ..answer
+    }
 }
 
 /// A first block of HKDF-Expand: 32 bytes for one purpose.
@@ -164,9 +204,18 @@ fn fresh() -> Result<KeyPair, SealError> {
 }
 
 fn offer(greeting: Greeting, ephemeral: &KeyPair) -> Greeting {
-    let aes = if Cipher::has_aes() { Features::AES.0 } else { 0 };
+    let aes = if Cipher::has_aes() {
+        Features::AES.0
+    } else {
+        0
+    };
     let features = Features(Features::SEALED.0 | aes);
-    Greeting { features, public_key: *ephemeral.public().as_bytes(), proof: [0; 32], ..greeting }
+    Greeting {
+        features,
+        public_key: *ephemeral.public().as_bytes(),
+        proof: [0; 32],
+        ..greeting
+    }
 }
 
 /// A lasting key, hidden or shown: the mask is used once, with the initiator's key for one connection.
@@ -191,12 +240,28 @@ fn schedule(
     answer: &Greeting,
 ) -> Schedule {
     let [target, initiator] = parties.map(PublicKey::as_bytes);
-    let transcript = hash(&[LABEL, target, initiator, &hello.to_bytes(), &unproven(answer)]);
+    let transcript = hash(&[
+        LABEL,
+        target,
+        initiator,
+        &hello.to_bytes(),
+        &unproven(answer),
+    ]);
     let [es, ee, se, ss] = secrets;
-    let key = mac(&transcript, &[es.as_slice(), ee.as_slice(), se.as_slice(), ss.as_slice()]);
+    let key = mac(
+        &transcript,
+        &[es.as_slice(), ee.as_slice(), se.as_slice(), ss.as_slice()],
+    );
     let both_aes = hello.features.has(Features::AES) && answer.features.has(Features::AES);
-    let cipher = if both_aes { Cipher::Aes } else { Cipher::ChaCha };
-    let direction = |purpose| RecordKey { secret: expand(&key, purpose), cipher };
+    let cipher = if both_aes {
+        Cipher::Aes
+    } else {
+        Cipher::ChaCha
+    };
+    let direction = |purpose| RecordKey {
+        secret: expand(&key, purpose),
+        cipher,
+    };
     Schedule {
         initiator: direction(b"records of the initiator"),
         target: direction(b"records of the target"),
@@ -205,7 +270,12 @@ fn schedule(
 }
 
 fn unproven(greeting: &Greeting) -> Vec<u8> {
-    Greeting { proof: [0; 32], ..*greeting }.to_bytes().to_vec()
+    Greeting {
+        proof: [0; 32],
+        ..*greeting
+    }
+    .to_bytes()
+    .to_vec()
 }
 
 fn hash(parts: &[&[u8]]) -> [u8; 32] {
@@ -215,7 +285,8 @@ fn hash(parts: &[&[u8]]) -> [u8; 32] {
 }
 
 fn mac(key: &[u8; 32], parts: &[&[u8]]) -> Zeroizing<[u8; 32]> {
-    let mut mac = <Hmac<Sha256> as Mac>::new_from_slice(key).expect("HMAC takes keys of any length");
+    let mut mac =
+        <Hmac<Sha256> as Mac>::new_from_slice(key).expect("HMAC takes keys of any length");
     parts.iter().for_each(|part| mac.update(part));
     Zeroizing::new(mac.finalize().into_bytes().into())
 }
@@ -244,7 +315,10 @@ mod tests {
     }
 
     fn seal(own: u8, clients: &[u8]) -> SealConfig {
-        SealConfig { keys: pair(own), clients: clients.iter().map(|byte| pair(*byte).public()).collect() }
+        SealConfig {
+            keys: pair(own),
+            clients: clients.iter().map(|byte| pair(*byte).public()).collect(),
+        }
     }
 
     fn initiator(own: u8, target: u8) -> Initiator {
@@ -259,7 +333,8 @@ mod tests {
     fn both_ends_come_to_the_same_keys_and_the_target_learns_who_asks() {
         let asks = initiator(1, 2);
         assert_ne!(asks.hello().proof, *pair(1).public().as_bytes());
-        let (client, answered, target) = answer_with(&seal(2, &[1]), pair(8), asks.hello(), greeting(2)).unwrap();
+        let (client, answered, target) =
+            answer_with(&seal(2, &[1]), pair(8), asks.hello(), greeting(2)).unwrap();
         assert_eq!(client, pair(1).public());
         let initiator = asks.finish(&answered).unwrap();
         assert_eq!(initiator.send.secret, target.receive.secret);
@@ -274,19 +349,29 @@ mod tests {
         // HMAC fills short keys up with zeros.
         (0..13).for_each(|index| salt[usize::from(index)] = index);
         let key = mac(&salt, &[&[0x0b; 22]]);
-        assert_eq!(hex(&*key), "077709362c2e32df0ddc3f0dc47bba6390b6c73bb50f9c3122ec844ad7c2b3e5");
+        assert_eq!(
+            hex(&*key),
+            "077709362c2e32df0ddc3f0dc47bba6390b6c73bb50f9c3122ec844ad7c2b3e5"
+        );
         let info: Vec<u8> = (0xf0..=0xf9).collect();
-        assert_eq!(hex(&*expand(&key, &info)), "3cb25f25faacd57a90434f64d0362f2a2d2d0a90cf1a5a4c5db02d56ecc4c5bf");
+        assert_eq!(
+            hex(&*expand(&key, &info)),
+            "3cb25f25faacd57a90434f64d0362f2a2d2d0a90cf1a5a4c5db02d56ecc4c5bf"
+        );
     }
 
     /// The schedule itself may not change without a new label.
     #[test]
     fn the_schedule_gives_the_known_answer() {
-        let said = Greeting { features: Features::SEALED, ..greeting(1) };
+        let said = Greeting {
+            features: Features::SEALED,
+            ..greeting(1)
+        };
         let secrets = [1, 2, 3, 4].map(|byte| Zeroizing::new([byte; 32]));
         let parties = [&pair(2).public(), &pair(1).public()];
         let made = schedule(&secrets, parties, &said, &said);
-        let found = [made.initiator.secret, made.target.secret, made.proof].map(|bytes| hex(&*bytes));
+        let found =
+            [made.initiator.secret, made.target.secret, made.proof].map(|bytes| hex(&*bytes));
         // From an independent calculation with Python's hashlib and hmac.
         let expected = [
             "3da3e2f116481d43009b5ed28d1f7bc4f108ef24cf560fa87df8cb61eb8542fc",
@@ -298,27 +383,53 @@ mod tests {
 
     #[test]
     fn whoever_is_not_meant_or_not_known_gets_nowhere() {
-        let refused = |seal: &SealConfig, hello: &Greeting| answer_with(seal, pair(8), hello, greeting(2)).err();
+        let refused = |seal: &SealConfig, hello: &Greeting| {
+            answer_with(seal, pair(8), hello, greeting(2)).err()
+        };
         // An unknown client, a client that expects another target, and one that seals nothing.
-        assert_eq!(refused(&seal(2, &[3]), initiator(1, 2).hello()), Some(SealError::Refused));
-        assert_eq!(refused(&seal(2, &[1]), initiator(1, 3).hello()), Some(SealError::Refused));
-        assert_eq!(refused(&seal(2, &[1]), &greeting(1)), Some(SealError::Unsealed));
+        assert_eq!(
+            refused(&seal(2, &[3]), initiator(1, 2).hello()),
+            Some(SealError::Refused)
+        );
+        assert_eq!(
+            refused(&seal(2, &[1]), initiator(1, 3).hello()),
+            Some(SealError::Refused)
+        );
+        assert_eq!(
+            refused(&seal(2, &[1]), &greeting(1)),
+            Some(SealError::Unsealed)
+        );
         let ends = |answer: Greeting| initiator(1, 2).finish(&answer).err();
         assert_eq!(ends(greeting(2)), Some(SealError::Unsealed));
         assert_eq!(ends(refusal(greeting(2))), Some(SealError::Refused));
         // A target that has not the key, and a greeting that was changed in any byte on either way.
-        let (_, answered, _) = answer_with(&seal(2, &[1]), pair(8), initiator(1, 2).hello(), greeting(2)).unwrap();
-        let forged = Greeting { proof: [7; 32], ..answered };
+        let (_, answered, _) = answer_with(
+            &seal(2, &[1]),
+            pair(8),
+            initiator(1, 2).hello(),
+            greeting(2),
+        )
+        .unwrap();
+        let forged = Greeting {
+            proof: [7; 32],
+            ..answered
+        };
         assert_eq!(ends(forged), Some(SealError::Proof));
         for at in 8..answered.to_bytes().len() {
             let mut bytes = answered.to_bytes();
             bytes[at] ^= 1;
-            let Ok(changed) = Greeting::from_bytes(&bytes) else { continue };
+            let Ok(changed) = Greeting::from_bytes(&bytes) else {
+                continue;
+            };
             assert!(ends(changed).is_some(), "byte {at} of the answer");
             let mut bytes = initiator(1, 2).hello().to_bytes();
             bytes[at] ^= 1;
-            let Ok(changed) = Greeting::from_bytes(&bytes) else { continue };
-            if let Ok((_, answered, _)) = answer_with(&seal(2, &[1]), pair(8), &changed, greeting(2)) {
+            let Ok(changed) = Greeting::from_bytes(&bytes) else {
+                continue;
+            };
+            if let Ok((_, answered, _)) =
+                answer_with(&seal(2, &[1]), pair(8), &changed, greeting(2))
+            {
                 assert!(ends(answered).is_some(), "byte {at} of the greeting");
             }
         }

@@ -50,7 +50,9 @@ impl Serve {
         let own = turn.shared.home.incarnation();
         self.mistaken = greeting.expects != Incarnation(0) && greeting.expects != own;
         self.holder = Some(greeting.incarnation);
-        let own = turn.shared.greeting(greeting.incarnation, Features::default());
+        let own = turn
+            .shared
+            .greeting(greeting.incarnation, Features::default());
         let Some(seal) = &turn.shared.config.seal else {
             outlet.push_bytes(own.to_bytes().to_vec());
             return Ok(None);
@@ -82,7 +84,8 @@ impl Serve {
 
     /// Who asks, if nothing is under way.
     pub(crate) fn idle_peer(&self) -> Option<Incarnation> {
-        self.holder.filter(|_| self.served.is_empty() && self.notice.is_none())
+        self.holder
+            .filter(|_| self.served.is_empty() && self.notice.is_none())
     }
 
     pub(crate) fn frame(
@@ -103,7 +106,10 @@ impl Serve {
         match frame {
             Frame::Request(request) => {
                 let range = (request.offset, request.bytes);
-                let admitted = turn.shared.home.admit(&request.capability, request.op, range, self.holder());
+                let admitted =
+                    turn.shared
+                        .home
+                        .admit(&request.capability, request.op, range, self.holder());
                 self.served.begin(&request, admitted, conn, outlet, turn)?;
             }
             Frame::Data(data) if data.bytes as usize > turn.shared.frame_bytes_max() => {
@@ -146,7 +152,10 @@ impl Serve {
 
     /// Whoever's key was struck off the list meanwhile is not served any more.
     fn look_again(&mut self, turn: &Turn<'_>) -> Result<(), Broken> {
-        let (Some((client, seen)), Some(seal)) = (&mut self.client, &turn.shared.config.seal) else { return Ok(()) };
+        let (Some((client, seen)), Some(seal)) = (&mut self.client, &turn.shared.config.seal)
+        else {
+            return Ok(());
+        };
         let version = seal.clients.version();
         if *seen != version {
             *seen = version;
@@ -166,19 +175,42 @@ impl Serve {
         if bytes > NOTICE_BYTES_MAX {
             return Err(Broken::protocol("a notice over the limit"));
         }
-        self.notice = Some(Incoming { id: notify.id, name_bytes: notify.name_bytes as usize, text: Vec::new() });
-        Ok(Payload { id: None, left: bytes as usize, last: true })
+        self.notice = Some(Incoming {
+            id: notify.id,
+            name_bytes: notify.name_bytes as usize,
+            text: Vec::new(),
+        });
+        Ok(Payload {
+            id: None,
+            left: bytes as usize,
+            last: true,
+        })
     }
 
-    fn deliver(&mut self, mut incoming: Incoming, outlet: &mut Outlet, turn: &Turn<'_>) -> Result<(), Broken> {
+    fn deliver(
+        &mut self,
+        mut incoming: Incoming,
+        outlet: &mut Outlet,
+        turn: &Turn<'_>,
+    ) -> Result<(), Broken> {
         let bytes = incoming.text.split_off(incoming.name_bytes);
         let Ok(name) = String::from_utf8(incoming.text) else {
             return Err(Broken::protocol("a notice whose name is no text"));
         };
-        let frame = match turn.shared.home.deliver(self.holder(), Notice { name, bytes }) {
+        let frame = match turn
+            .shared
+            .home
+            .deliver(self.holder(), Notice { name, bytes })
+        {
             true => {
                 let credit = turn.shared.config.requests_max;
-                Frame::Ack(Ack { id: incoming.id, refusal: None, bytes: 0, checksum: 0, credit })
+                Frame::Ack(Ack {
+                    id: incoming.id,
+                    refusal: None,
+                    bytes: 0,
+                    checksum: 0,
+                    credit,
+                })
             }
             false => refused(incoming.id, Refusal::Limit),
         };

@@ -75,7 +75,8 @@ impl Served {
         let config = &turn.shared.config;
         let over_bytes = self.held_bytes.saturating_add(request.bytes) > config.in_flight_bytes_max;
         let requests_max = config.requests_max as usize;
-        let over = over_bytes || self.held >= requests_max || self.requests.len() >= 2 * requests_max;
+        let over =
+            over_bytes || self.held >= requests_max || self.requests.len() >= 2 * requests_max;
         let Entry::Vacant(place) = self.requests.entry(request.id) else {
             // Copies of the first one may be under way; their ends would count for the second.
             return Err(Broken::protocol("a request under a number that is taken"));
@@ -94,7 +95,10 @@ impl Served {
         let state = match (device, request.op) {
             (Err(refusal), op) => {
                 if op == Op::Write && request.bytes > 0 {
-                    place.insert(Asked { bytes: 0, state: State::Over(Over::refused()) });
+                    place.insert(Asked {
+                        bytes: 0,
+                        state: State::Over(Over::refused()),
+                    });
                 }
                 outlet.push(&refused(id, refusal));
                 return Ok(());
@@ -126,13 +130,19 @@ impl Served {
         };
         self.held += 1;
         self.held_bytes += request.bytes;
-        place.insert(Asked { bytes: request.bytes, state });
+        place.insert(Asked {
+            bytes: request.bytes,
+            state,
+        });
         Ok(())
     }
 
     /// Payload is announced.
     pub(crate) fn data(&mut self, data: &Data) -> Result<Payload, Broken> {
-        let request = self.requests.get(&data.id).ok_or(Broken::protocol("data of no request"))?;
+        let request = self
+            .requests
+            .get(&data.id)
+            .ok_or(Broken::protocol("data of no request"))?;
         let at = match &request.state {
             State::Write(cursor) => Some(request.bytes - cursor.left()),
             State::StagedWrite(staged) => Some(staged.received()),
@@ -142,9 +152,15 @@ impl Served {
             }
         };
         if at.is_some_and(|at| data.offset != at || u64::from(data.bytes) > request.bytes - at) {
-            return Err(Broken::protocol("data that does not follow what came before"));
+            return Err(Broken::protocol(
+                "data that does not follow what came before",
+            ));
         }
-        Ok(Payload { id: Some(data.id), left: data.bytes as usize, last: data.last })
+        Ok(Payload {
+            id: Some(data.id),
+            left: data.bytes as usize,
+            last: data.last,
+        })
     }
 
     /// Where the payload of a request goes; none when it is thrown away.
@@ -159,7 +175,13 @@ impl Served {
 
     /// How much payload of a request there is a place for at the moment; none while a device has no room. The connection
     /// is resumed then.
-    pub(crate) fn room(&mut self, id: u64, conn: ConnId, outlet: &mut Outlet, turn: &Turn<'_>) -> Option<usize> {
+    pub(crate) fn room(
+        &mut self,
+        id: u64,
+        conn: ConnId,
+        outlet: &mut Outlet,
+        turn: &Turn<'_>,
+    ) -> Option<usize> {
         self.look_again(id, outlet);
         match self.requests.get_mut(&id).map(|request| &mut request.state) {
             Some(State::StagedWrite(_)) if self.stalled => None,
@@ -179,15 +201,27 @@ impl Served {
 
     /// Payload of a write has come.
     pub(crate) fn arrived(&mut self, id: u64, conn: ConnId, turn: &Turn<'_>) {
-        if let Some(State::StagedWrite(staged)) = self.requests.get_mut(&id).map(|request| &mut request.state) {
+        if let Some(State::StagedWrite(staged)) =
+            self.requests.get_mut(&id).map(|request| &mut request.state)
+        {
             staged.hand_over(id, conn, turn);
         }
     }
 
     /// The payload of a write is complete.
-    pub(crate) fn payload_done(&mut self, id: u64, outlet: &mut Outlet, turn: &Turn<'_>) -> Result<(), Broken> {
-        let Some(request) = self.requests.get_mut(&id) else { return Ok(()) };
-        let (bytes, short) = (request.bytes, Broken::protocol("a write shorter than announced"));
+    pub(crate) fn payload_done(
+        &mut self,
+        id: u64,
+        outlet: &mut Outlet,
+        turn: &Turn<'_>,
+    ) -> Result<(), Broken> {
+        let Some(request) = self.requests.get_mut(&id) else {
+            return Ok(());
+        };
+        let (bytes, short) = (
+            request.bytes,
+            Broken::protocol("a write shorter than announced"),
+        );
         match &mut request.state {
             State::Write(cursor) if cursor.left() > 0 => return Err(short),
             State::StagedWrite(staged) if staged.received() < bytes => return Err(short),
@@ -207,8 +241,16 @@ impl Served {
     }
 
     /// A chunk of a write is in the device, or will never be.
-    pub(crate) fn stored(&mut self, id: u64, result: Result<(), StageError>, outlet: &mut Outlet, turn: &Turn<'_>) {
-        let Some(request) = self.requests.get_mut(&id) else { return };
+    pub(crate) fn stored(
+        &mut self,
+        id: u64,
+        result: Result<(), StageError>,
+        outlet: &mut Outlet,
+        turn: &Turn<'_>,
+    ) {
+        let Some(request) = self.requests.get_mut(&id) else {
+            return;
+        };
         match (&mut request.state, result) {
             (State::StagedWrite(staged), Ok(())) => {
                 if staged.stored() {
@@ -234,7 +276,9 @@ impl Served {
         outlet: &mut Outlet,
         turn: &Turn<'_>,
     ) {
-        let Some(request) = self.requests.get_mut(&id) else { return };
+        let Some(request) = self.requests.get_mut(&id) else {
+            return;
+        };
         match (&mut request.state, result) {
             (State::StagedRead(read), Ok(staged)) => {
                 let next = read.fetched(id, staged, conn, turn);
@@ -253,10 +297,13 @@ impl Served {
 
     /// A source has left this process.
     pub(crate) fn sent(&mut self, id: u64, conn: ConnId, outlet: &mut Outlet, turn: &Turn<'_>) {
-        let Entry::Occupied(mut request) = self.requests.entry(id) else { return };
+        let Entry::Occupied(mut request) = self.requests.entry(id) else {
+            return;
+        };
         match &mut request.get_mut().state {
             State::Read => {
-                (self.held, self.held_bytes) = (self.held - 1, self.held_bytes - request.get().bytes);
+                (self.held, self.held_bytes) =
+                    (self.held - 1, self.held_bytes - request.get().bytes);
                 request.remove();
             }
             State::StagedRead(read) => {
@@ -271,7 +318,9 @@ impl Served {
     /// The peer gives a request up: no more payload of it comes.
     pub(crate) fn cancel(&mut self, id: u64, outlet: &mut Outlet) {
         self.give_up(id, Refusal::Cancelled, outlet);
-        if let Some(State::Over(over)) = self.requests.get_mut(&id).map(|request| &mut request.state) {
+        if let Some(State::Over(over)) =
+            self.requests.get_mut(&id).map(|request| &mut request.state)
+        {
             over.payload = false;
             self.forget_if_done(id, outlet);
         }
@@ -285,10 +334,20 @@ impl Served {
             State::StagedRead(staged) => staged.range().is_of(region),
             State::Read | State::Over(_) => false,
         };
-        let mut at: BTreeSet<u64> =
-            self.requests.iter().filter(|(_, request)| is_at(request)).map(|(id, _)| *id).collect();
-        at.extend(outlet.sources().filter(|(_, cursor)| is_of(cursor, region)).map(|(id, _)| id));
-        at.into_iter().for_each(|id| self.give_up(id, Refusal::Generation, outlet));
+        let mut at: BTreeSet<u64> = self
+            .requests
+            .iter()
+            .filter(|(_, request)| is_at(request))
+            .map(|(id, _)| *id)
+            .collect();
+        at.extend(
+            outlet
+                .sources()
+                .filter(|(_, cursor)| is_of(cursor, region))
+                .map(|(id, _)| id),
+        );
+        at.into_iter()
+            .for_each(|id| self.give_up(id, Refusal::Generation, outlet));
     }
 
     /// The check before any more payload: lets go of memory whose region closes.
@@ -306,26 +365,50 @@ impl Served {
     /// Lets go of a request's memory and refuses it. A write to a device is refused when the last copy of it has ended: the
     /// peer may write something else there as soon as it knows.
     fn give_up(&mut self, id: u64, refusal: Refusal, outlet: &mut Outlet) {
-        let Some(request) = self.requests.get_mut(&id) else { return };
+        let Some(request) = self.requests.get_mut(&id) else {
+            return;
+        };
         let over = match &request.state {
             State::Over(_) => return,
-            State::Write(_) => Over { waits: 0, owed: Some(refusal), payload: true },
-            State::StagedWrite(staged) => {
-                Over { waits: staged.storing(), owed: Some(refusal), payload: !staged.is_complete() }
-            }
+            State::Write(_) => Over {
+                waits: 0,
+                owed: Some(refusal),
+                payload: true,
+            },
+            State::StagedWrite(staged) => Over {
+                waits: staged.storing(),
+                owed: Some(refusal),
+                payload: !staged.is_complete(),
+            },
             State::Read => match outlet.withdraw(id, Some(refusal)) {
                 // All of it is on its way: it is as good as done.
                 Withdrawn::Nothing => return,
-                Withdrawn::Unbegun => Over { waits: 0, owed: Some(refusal), payload: false },
-                Withdrawn::Begun => Over { waits: 1, owed: None, payload: false },
+                Withdrawn::Unbegun => Over {
+                    waits: 0,
+                    owed: Some(refusal),
+                    payload: false,
+                },
+                Withdrawn::Begun => Over {
+                    waits: 1,
+                    owed: None,
+                    payload: false,
+                },
             },
             State::StagedRead(read) => {
                 let fetching = u32::from(read.is_fetching());
                 match outlet.withdraw(id, Some(refusal)) {
-                    Withdrawn::Begun => Over { waits: fetching + 1, owed: None, payload: false },
+                    Withdrawn::Begun => Over {
+                        waits: fetching + 1,
+                        owed: None,
+                        payload: false,
+                    },
                     Withdrawn::Nothing | Withdrawn::Unbegun => {
                         outlet.push(&refused(id, refusal));
-                        Over { waits: fetching, owed: None, payload: false }
+                        Over {
+                            waits: fetching,
+                            owed: None,
+                            payload: false,
+                        }
                     }
                 }
             }
@@ -339,7 +422,9 @@ impl Served {
     fn acknowledge(&mut self, id: u64, outlet: &mut Outlet, turn: &Turn<'_>) {
         // The second check: what was applied while its region closed does not count.
         self.look_again(id, outlet);
-        let Some(request) = self.requests.get_mut(&id) else { return };
+        let Some(request) = self.requests.get_mut(&id) else {
+            return;
+        };
         match &mut request.state {
             State::Over(over) => {
                 over.payload = false;
@@ -354,26 +439,45 @@ impl Served {
     }
 
     fn go_on(&mut self, id: u64, next: Next, outlet: &mut Outlet, turn: &Turn<'_>) {
-        let Next::Send { cursor, base, more } = next else { return };
-        let Some(request) = self.requests.get_mut(&id) else { return };
-        let State::StagedRead(read) = &request.state else { return };
+        let Next::Send { cursor, base, more } = next else {
+            return;
+        };
+        let Some(request) = self.requests.get_mut(&id) else {
+            return;
+        };
+        let State::StagedRead(read) = &request.state else {
+            return;
+        };
         let (urgent, ack_credit) = (read.urgent, Some(turn.shared.config.requests_max));
         if !more {
             request.state = State::Read;
         }
-        outlet.push_source(Source { id, cursor, base, more, request: None, ack_credit, urgent });
+        outlet.push_source(Source {
+            id,
+            cursor,
+            base,
+            more,
+            request: None,
+            ack_credit,
+            urgent,
+        });
     }
 
     /// Something that a request that is over waited for has come.
     fn waited(&mut self, id: u64, outlet: &mut Outlet) {
-        if let Some(State::Over(over)) = self.requests.get_mut(&id).map(|request| &mut request.state) {
+        if let Some(State::Over(over)) =
+            self.requests.get_mut(&id).map(|request| &mut request.state)
+        {
             over.waits -= 1;
             self.forget_if_done(id, outlet);
         }
     }
 
     fn forget_if_done(&mut self, id: u64, outlet: &mut Outlet) {
-        let Some(State::Over(over)) = self.requests.get_mut(&id).map(|request| &mut request.state) else { return };
+        let Some(State::Over(over)) = self.requests.get_mut(&id).map(|request| &mut request.state)
+        else {
+            return;
+        };
         if over.waits > 0 {
             return;
         }
@@ -389,22 +493,48 @@ impl Served {
 impl Over {
     /// Of a write that was refused at once.
     fn refused() -> Self {
-        Self { waits: 0, owed: None, payload: true }
+        Self {
+            waits: 0,
+            owed: None,
+            payload: true,
+        }
     }
 }
 
 fn done(id: u64, bytes: u64, turn: &Turn<'_>) -> Frame {
-    Frame::Ack(Ack { id, refusal: None, bytes, checksum: 0, credit: turn.shared.config.requests_max })
+    Frame::Ack(Ack {
+        id,
+        refusal: None,
+        bytes,
+        checksum: 0,
+        credit: turn.shared.config.requests_max,
+    })
 }
 
 pub(super) fn refused(id: u64, refusal: Refusal) -> Frame {
-    Frame::Ack(Ack { id, refusal: Some(refusal), bytes: 0, checksum: 0, credit: 0 })
+    Frame::Ack(Ack {
+        id,
+        refusal: Some(refusal),
+        bytes: 0,
+        checksum: 0,
+        credit: 0,
+    })
 }
 
 fn is_live(cursor: &Cursor) -> bool {
-    cursor.buffers().spans().iter().filter_map(|span| span.access()).all(|access| access.is_live())
+    cursor
+        .buffers()
+        .spans()
+        .iter()
+        .filter_map(|span| span.access())
+        .all(|access| access.is_live())
 }
 
 fn is_of(cursor: &Cursor, region: RegionId) -> bool {
-    cursor.buffers().spans().iter().filter_map(|span| span.access()).any(|access| access.region().id() == region)
+    cursor
+        .buffers()
+        .spans()
+        .iter()
+        .filter_map(|span| span.access())
+        .any(|access| access.region().id() == region)
 }

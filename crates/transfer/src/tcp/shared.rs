@@ -73,14 +73,20 @@ impl Turns {
         if last.len() >= TURNS_KEPT && !last.contains_key(&peer) {
             last.clear();
         }
-        let turn = last.entry(peer).and_modify(|last| *last = (*last + 1) % self.loops).or_insert(own);
+        let turn = last
+            .entry(peer)
+            .and_modify(|last| *last = (*last + 1) % self.loops)
+            .or_insert(own);
         *turn
     }
 }
 
 impl Shared {
     pub(crate) fn new(home: Arc<Home>, config: TcpConfig, hub: Hub) -> Self {
-        let turns = Turns { loops: config.io_threads, last: Mutex::default() };
+        let turns = Turns {
+            loops: config.io_threads,
+            last: Mutex::default(),
+        };
         Self {
             home,
             config,
@@ -131,13 +137,22 @@ impl Shared {
             return None;
         }
         *count += 1;
-        Some(Standing { peer, all: Arc::clone(&self.standing) })
+        Some(Standing {
+            peer,
+            all: Arc::clone(&self.standing),
+        })
     }
 
     /// The handshake with a peer; none when neither end seals.
-    pub(crate) fn initiator(&self, peer: &Segment, hello: Greeting) -> Result<Option<Initiator>, SealError> {
+    pub(crate) fn initiator(
+        &self,
+        peer: &Segment,
+        hello: Greeting,
+    ) -> Result<Option<Initiator>, SealError> {
         match (&self.config.seal, peer.public_key) {
-            (Some(seal), Some(key)) => Initiator::begin(&seal.keys, PublicKey::from_bytes(key), hello).map(Some),
+            (Some(seal), Some(key)) => {
+                Initiator::begin(&seal.keys, PublicKey::from_bytes(key), hello).map(Some)
+            }
             (None, None) => Ok(None),
             (Some(_), None) | (None, Some(_)) => Err(SealError::Unsealed),
         }
@@ -168,13 +183,20 @@ impl Shared {
         let mut room = false;
         for order in orders {
             match order {
-                Order::Start { loop_index, lane, work } => {
-                    match starts.iter_mut().find(|(_, known, _)| *known == lane) {
-                        Some((_, _, works)) => works.push(work),
-                        None => starts.push((loop_index, lane, vec![work])),
-                    }
-                }
-                Order::Connect { loop_index, lane, peer, route } => {
+                Order::Start {
+                    loop_index,
+                    lane,
+                    work,
+                } => match starts.iter_mut().find(|(_, known, _)| *known == lane) {
+                    Some((_, _, works)) => works.push(work),
+                    None => starts.push((loop_index, lane, vec![work])),
+                },
+                Order::Connect {
+                    loop_index,
+                    lane,
+                    peer,
+                    route,
+                } => {
                     send(loop_index, Command::Connect { lane, peer, route });
                 }
                 Order::Fail { work, cause } => over.push((work, cause)),
@@ -194,8 +216,11 @@ impl Shared {
         for (loop_index, lane, works) in starts {
             send(loop_index, Command::Start { lane, works });
         }
-        over.into_iter().for_each(|(work, cause)| work.end(Err(cause)));
-        given_up.into_iter().for_each(|part| end(part, Err(Cause::Cancelled)));
+        over.into_iter()
+            .for_each(|(work, cause)| work.end(Err(cause)));
+        given_up
+            .into_iter()
+            .for_each(|part| end(part, Err(Cause::Cancelled)));
         for part in fenced {
             match &mut own {
                 // A loop first ends the work that it has just told the hub of.
@@ -244,7 +269,9 @@ impl Drop for Standing {
 
 impl std::fmt::Debug for Shared {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Shared").field("config", &self.config).finish_non_exhaustive()
+        f.debug_struct("Shared")
+            .field("config", &self.config)
+            .finish_non_exhaustive()
     }
 }
 
@@ -256,8 +283,21 @@ mod tests {
     /// than not, and the peer got two thirds of the throughput.
     #[test]
     fn connections_of_a_peer_go_to_the_loops_in_turn() {
-        let turns = Turns { loops: 3, last: Mutex::default() };
+        let turns = Turns {
+            loops: 3,
+            last: Mutex::default(),
+        };
         let next = |peer, own| turns.next(Incarnation(peer), own);
-        assert_eq!([next(1, 2), next(1, 2), next(2, 1), next(1, 2), next(2, 2), next(1, 0)], [2, 0, 1, 1, 2, 2]);
+        assert_eq!(
+            [
+                next(1, 2),
+                next(1, 2),
+                next(2, 1),
+                next(1, 2),
+                next(2, 2),
+                next(1, 0)
+            ],
+            [2, 0, 1, 1, 2, 2]
+        );
     }
 }

@@ -63,15 +63,26 @@ pub(crate) enum Next {
     /// Nothing yet.
     Wait,
     /// This part of the payload, from that byte on; the last or not.
-    Send { cursor: Cursor, base: u64, more: bool },
+    Send {
+        cursor: Cursor,
+        base: u64,
+        more: bool,
+    },
 }
 
 impl DeviceRange {
     /// The device memory of an access; none for what the processor reaches, or what has no stage.
     pub(crate) fn of(access: Access) -> Result<Self, Access> {
         let memory = access.region().memory();
-        match memory.stage().filter(|_| !memory.location().is_host()).map(Arc::clone) {
-            Some(stage) => Ok(Self { stage, access: Arc::new(access) }),
+        match memory
+            .stage()
+            .filter(|_| !memory.location().is_host())
+            .map(Arc::clone)
+        {
+            Some(stage) => Ok(Self {
+                stage,
+                access: Arc::new(access),
+            }),
             None => Err(access),
         }
     }
@@ -96,7 +107,13 @@ impl DeviceRange {
 
 impl StagedWrite {
     pub(crate) fn new(range: DeviceRange) -> Self {
-        Self { range, handed: 0, chunk: None, storing: 0, complete: false }
+        Self {
+            range,
+            handed: 0,
+            chunk: None,
+            storing: 0,
+            complete: false,
+        }
     }
 
     pub(crate) fn range(&self) -> &DeviceRange {
@@ -105,7 +122,10 @@ impl StagedWrite {
 
     /// Payload that has come.
     pub(crate) fn received(&self) -> u64 {
-        let filled = self.chunk.as_ref().map_or(0, |chunk| chunk.staged.bytes() as u64 - chunk.cursor.left());
+        let filled = self
+            .chunk
+            .as_ref()
+            .map_or(0, |chunk| chunk.staged.bytes() as u64 - chunk.cursor.left());
         self.handed + filled
     }
 
@@ -124,23 +144,37 @@ impl StagedWrite {
             return Some(0);
         }
         let resume = turn.command_with(move |call| Command::Resume(conn, call));
-        let staged = self.range.stage.lend(&self.range.access, bytes, Instant::NEVER, resume)?;
+        let staged = self
+            .range
+            .stage
+            .lend(&self.range.access, bytes, Instant::NEVER, resume)?;
         // SAFETY: the loan is that long and nobody else's; the cursor is dropped before it, in `hand_over` or with the
         // chunk, whose fields are dropped in that order.
         let buffers = unsafe { Buffers::borrowed(staged.start().as_ptr(), bytes) };
-        self.chunk = Some(Chunk { cursor: Cursor::new(buffers), staged });
+        self.chunk = Some(Chunk {
+            cursor: Cursor::new(buffers),
+            staged,
+        });
         Some(bytes)
     }
 
     /// Hands the chunk to the device if it is full.
     pub(crate) fn hand_over(&mut self, id: u64, conn: ConnId, turn: &Turn<'_>) {
-        let Some(Chunk { cursor, staged }) = self.chunk.take_if(|chunk| chunk.cursor.left() == 0) else { return };
+        let Some(Chunk { cursor, staged }) = self.chunk.take_if(|chunk| chunk.cursor.left() == 0)
+        else {
+            return;
+        };
         drop(cursor);
-        let (at, bytes) = (self.handed, staged.bytes().min(self.range.chunk_bytes(self.handed)));
+        let (at, bytes) = (
+            self.handed,
+            staged.bytes().min(self.range.chunk_bytes(self.handed)),
+        );
         self.handed += bytes as u64;
         self.storing += 1;
         let stored = turn.command_with(move |result| Command::Stored { conn, id, result });
-        self.range.stage.store(Arc::clone(&self.range.access), at, staged, bytes, stored);
+        self.range
+            .stage
+            .store(Arc::clone(&self.range.access), at, staged, bytes, stored);
     }
 
     /// The payload is complete; says whether the device has all of it.
@@ -168,7 +202,15 @@ impl StagedWrite {
 
 impl StagedRead {
     pub(crate) fn new(range: DeviceRange, urgent: bool) -> Self {
-        Self { range, asked: 0, handed: 0, fetching: false, ready: None, sending: false, urgent }
+        Self {
+            range,
+            asked: 0,
+            handed: 0,
+            fetching: false,
+            ready: None,
+            sending: false,
+            urgent,
+        }
     }
 
     pub(crate) fn range(&self) -> &DeviceRange {
@@ -184,13 +226,22 @@ impl StagedRead {
         let at = self.asked;
         self.asked += bytes as u64;
         self.fetching = true;
-        let fetched =
-            turn.command_with(move |result: Result<Staged, StageError>| Command::Fetched { conn, id, result });
-        self.range.stage.fetch(Arc::clone(&self.range.access), at, bytes, fetched);
+        let fetched = turn.command_with(move |result: Result<Staged, StageError>| {
+            Command::Fetched { conn, id, result }
+        });
+        self.range
+            .stage
+            .fetch(Arc::clone(&self.range.access), at, bytes, fetched);
     }
 
     /// A chunk is out of the device.
-    pub(crate) fn fetched(&mut self, id: u64, staged: Staged, conn: ConnId, turn: &Turn<'_>) -> Next {
+    pub(crate) fn fetched(
+        &mut self,
+        id: u64,
+        staged: Staged,
+        conn: ConnId,
+        turn: &Turn<'_>,
+    ) -> Next {
         self.fetching = false;
         if self.sending {
             self.ready = Some(staged);
@@ -225,6 +276,10 @@ impl StagedRead {
         self.sending = true;
         self.fetch(id, conn, turn);
         let buffers = Buffers::staged(staged, bytes, Arc::clone(&self.range.access));
-        Next::Send { cursor: Cursor::new(buffers), base, more: self.handed < self.range.bytes() }
+        Next::Send {
+            cursor: Cursor::new(buffers),
+            base,
+            more: self.handed < self.range.bytes(),
+        }
     }
 }

@@ -24,14 +24,23 @@ pub(crate) enum Kind {
     /// Move bytes.
     Job(Job),
     /// Deliver a notice.
-    Notify { notice: Notice, part: Part, deadline: Instant },
+    Notify {
+        notice: Notice,
+        part: Part,
+        deadline: Instant,
+    },
     /// See whether the peer answers.
     Probe { part: Part, deadline: Instant },
 }
 
 impl Work {
     pub(crate) fn new(peer: Incarnation, kind: Kind) -> Self {
-        Self { peer, epoch: 0, since: now(), kind }
+        Self {
+            peer,
+            epoch: 0,
+            since: now(),
+            kind,
+        }
     }
 
     pub(crate) fn bytes(&self) -> u64 {

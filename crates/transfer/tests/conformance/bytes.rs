@@ -16,16 +16,49 @@ fn round_trip(world: &World, bytes: usize) {
     let far = world.far.filled(&vec![2; bytes + 2 * MARGIN]);
     let back = world.near.filled(&vec![3; bytes + 2 * MARGIN]);
     let target = at(world.target(&far), MARGIN);
-    let write = world.near.engine.submit(vec![request(Op::Write, vec![near.range(MARGIN, bytes)], target)], &submit());
+    let write = world.near.engine.submit(
+        vec![request(Op::Write, vec![near.range(MARGIN, bytes)], target)],
+        &submit(),
+    );
     over(world.name, &write);
-    assert_eq!(write.outcome(0).unwrap().cause, None, "{}: write of {bytes}", world.name);
-    assert_eq!(write.outcome(0).unwrap().bytes, bytes as u64, "{}: write of {bytes}", world.name);
-    assert!(far.load() == data_within(&data, MARGIN, 2), "{}: write of {bytes}", world.name);
-    let read = world.near.engine.submit(vec![request(Op::Read, vec![back.range(MARGIN, bytes)], target)], &submit());
+    assert_eq!(
+        write.outcome(0).unwrap().cause,
+        None,
+        "{}: write of {bytes}",
+        world.name
+    );
+    assert_eq!(
+        write.outcome(0).unwrap().bytes,
+        bytes as u64,
+        "{}: write of {bytes}",
+        world.name
+    );
+    assert!(
+        far.load() == data_within(&data, MARGIN, 2),
+        "{}: write of {bytes}",
+        world.name
+    );
+    let read = world.near.engine.submit(
+        vec![request(Op::Read, vec![back.range(MARGIN, bytes)], target)],
+        &submit(),
+    );
     over(world.name, &read);
-    assert_eq!(read.outcome(0).unwrap().cause, None, "{}: read of {bytes}", world.name);
-    assert!(back.load() == data_within(&data, MARGIN, 3), "{}: read of {bytes}", world.name);
-    assert!(near.load() == data_within(&data, MARGIN, 1), "{}: the source of {bytes}", world.name);
+    assert_eq!(
+        read.outcome(0).unwrap().cause,
+        None,
+        "{}: read of {bytes}",
+        world.name
+    );
+    assert!(
+        back.load() == data_within(&data, MARGIN, 3),
+        "{}: read of {bytes}",
+        world.name
+    );
+    assert!(
+        near.load() == data_within(&data, MARGIN, 1),
+        "{}: the source of {bytes}",
+        world.name
+    );
 }
 
 fn data_within(data: &[u8], margin: usize, around: u8) -> Vec<u8> {
@@ -60,20 +93,46 @@ fn ranges_of_any_alignment_are_gathered_and_scattered() {
             let mut cuts: Vec<usize> = (0..8).map(|_| rng.below(100_000) as usize).collect();
             cuts.extend([0, 100_000]);
             cuts.sort_unstable();
-            let mut pieces: Vec<(usize, usize)> = cuts.windows(2).map(|cut| (cut[0], cut[1] - cut[0])).collect();
+            let mut pieces: Vec<(usize, usize)> = cuts
+                .windows(2)
+                .map(|cut| (cut[0], cut[1] - cut[0]))
+                .collect();
             let by = rng.below(pieces.len() as u64) as usize;
             pieces.rotate_left(by);
-            let gathered: Vec<u8> =
-                pieces.iter().flat_map(|&(start, len)| data[start..start + len].iter().copied()).collect();
+            let gathered: Vec<u8> = pieces
+                .iter()
+                .flat_map(|&(start, len)| data[start..start + len].iter().copied())
+                .collect();
             let offset = rng.below(1000) as usize;
-            let local: Vec<_> = pieces.iter().map(|&(start, len)| near.range(start, len)).collect();
+            let local: Vec<_> = pieces
+                .iter()
+                .map(|&(start, len)| near.range(start, len))
+                .collect();
             let write = vec![request(Op::Write, local.clone(), at(target, offset))];
             world.near.engine.transfer(write, &submit()).unwrap();
-            assert!(far.load()[offset..offset + 100_000] == gathered, "{}: gather {round}", world.name);
+            assert!(
+                far.load()[offset..offset + 100_000] == gathered,
+                "{}: gather {round}",
+                world.name
+            );
             let back = world.near.field(300_000);
-            let local = pieces.iter().map(|&(start, len)| back.range(start + 7, len)).collect();
-            world.near.engine.transfer(vec![request(Op::Read, local, at(target, offset))], &submit()).unwrap();
-            assert!(back.load()[7..100_007] == data[..100_000], "{}: scatter {round}", world.name);
+            let local = pieces
+                .iter()
+                .map(|&(start, len)| back.range(start + 7, len))
+                .collect();
+            world
+                .near
+                .engine
+                .transfer(
+                    vec![request(Op::Read, local, at(target, offset))],
+                    &submit(),
+                )
+                .unwrap();
+            assert!(
+                back.load()[7..100_007] == data[..100_000],
+                "{}: scatter {round}",
+                world.name
+            );
         }
     });
 }
@@ -81,7 +140,10 @@ fn ranges_of_any_alignment_are_gathered_and_scattered() {
 #[test]
 fn requests_of_a_batch_may_overlap() {
     check(|world| {
-        let (ones, twos) = (world.near.filled(&vec![1; 8192]), world.near.filled(&vec![2; 8192]));
+        let (ones, twos) = (
+            world.near.filled(&vec![1; 8192]),
+            world.near.filled(&vec![2; 8192]),
+        );
         let far = world.far.field(12_288);
         let target = world.target(&far);
         let requests = vec![
@@ -90,9 +152,21 @@ fn requests_of_a_batch_may_overlap() {
         ];
         world.near.engine.transfer(requests, &submit()).unwrap();
         let bytes = far.load();
-        assert!(bytes[..4096].iter().all(|&byte| byte == 1), "{}", world.name);
-        assert!(bytes[4096..8192].iter().all(|&byte| byte == 1 || byte == 2), "{}", world.name);
-        assert!(bytes[8192..].iter().all(|&byte| byte == 2), "{}", world.name);
+        assert!(
+            bytes[..4096].iter().all(|&byte| byte == 1),
+            "{}",
+            world.name
+        );
+        assert!(
+            bytes[4096..8192].iter().all(|&byte| byte == 1 || byte == 2),
+            "{}",
+            world.name
+        );
+        assert!(
+            bytes[8192..].iter().all(|&byte| byte == 2),
+            "{}",
+            world.name
+        );
     });
 }
 
@@ -106,17 +180,37 @@ fn batches_of_one_to_ten_thousand_complete_each_request_once() {
             let far = world.far.field(10_000 * STRIDE);
             let target = world.target(&far);
             let one = |index: usize| -> Request {
-                request(Op::Write, vec![near.range(index * STRIDE, STRIDE)], at(target, index * STRIDE))
+                request(
+                    Op::Write,
+                    vec![near.range(index * STRIDE, STRIDE)],
+                    at(target, index * STRIDE),
+                )
             };
-            let batch = world.near.engine.submit((0..count).map(one).collect(), &submit());
+            let batch = world
+                .near
+                .engine
+                .submit((0..count).map(one).collect(), &submit());
             over(world.name, &batch);
             for index in 0..count {
                 let outcome = batch.outcome(index).unwrap();
-                assert_eq!((outcome.bytes, outcome.cause), (STRIDE as u64, None), "{}: {index} of {count}", world.name);
+                assert_eq!(
+                    (outcome.bytes, outcome.cause),
+                    (STRIDE as u64, None),
+                    "{}: {index} of {count}",
+                    world.name
+                );
             }
             let bytes = far.load();
-            assert!(bytes[..count * STRIDE] == data[..count * STRIDE], "{}: {count}", world.name);
-            assert!(bytes[count * STRIDE..].iter().all(|&byte| byte == 0), "{}: {count}", world.name);
+            assert!(
+                bytes[..count * STRIDE] == data[..count * STRIDE],
+                "{}: {count}",
+                world.name
+            );
+            assert!(
+                bytes[count * STRIDE..].iter().all(|&byte| byte == 0),
+                "{}: {count}",
+                world.name
+            );
         }
     });
 }

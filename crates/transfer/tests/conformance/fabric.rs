@@ -9,8 +9,8 @@ use std::thread::JoinHandle;
 
 use slackwater_base::Instant;
 use slackwater_transfer::{
-    Abilities, Access, BatchId, Capability, Cause, Clock, Home, Job, Mover, Notice, Op, Part, PeerStats, Refusal,
-    Region, RegionId, RegionKey, RegisterError, Segment, Submission,
+    Abilities, Access, BatchId, Capability, Cause, Clock, Home, Job, Mover, Notice, Op, Part,
+    PeerStats, Refusal, Region, RegionId, RegionKey, RegisterError, Segment, Submission,
 };
 use slackwater_wait::now;
 use slackwater_wire::Incarnation;
@@ -59,7 +59,10 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl Fabric {
     pub(crate) fn start(home: &Arc<Home>) -> Self {
-        let port = Arc::new(Port { home: Arc::clone(home), keys: Mutex::default() });
+        let port = Arc::new(Port {
+            home: Arc::clone(home),
+            keys: Mutex::default(),
+        });
         lock(&PORTS).insert(home.incarnation(), Arc::clone(&port));
         let (work, posted) = channel();
         let (complete, completed) = channel();
@@ -69,7 +72,12 @@ impl Fabric {
             std::thread::spawn(move || adapter.carry_out(&posted, &complete)),
             std::thread::spawn(move || poll_completions(&completed, &counting)),
         ];
-        Self { port, work: Mutex::new(Some(work)), threads: Mutex::new(threads), stats }
+        Self {
+            port,
+            work: Mutex::new(Some(work)),
+            threads: Mutex::new(threads),
+            stats,
+        }
     }
 
     fn post(&self, work: Work) {
@@ -120,11 +128,22 @@ impl Port {
         }
         let port = lock(&PORTS).get(&segment.incarnation).map(Arc::clone);
         let port = port.ok_or_else(|| Cause::Unreachable(segment.name.clone()))?;
-        let key = job.remote.key.ok_or_else(|| Cause::Invalid("no key".to_owned()))?;
+        let key = job
+            .remote
+            .key
+            .ok_or_else(|| Cause::Invalid("no key".to_owned()))?;
         let claims = job.remote.capability.claims();
-        let window = port.bind(key, &job.remote.capability, job.op, self.home.incarnation()).map_err(Cause::Refused)?;
-        let start = job.remote.offset.checked_sub(claims.offset).ok_or(Cause::Refused(Refusal::Range))?;
-        let end = start.checked_add(job.buffers.bytes()).ok_or(Cause::Refused(Refusal::Range))?;
+        let window = port
+            .bind(key, &job.remote.capability, job.op, self.home.incarnation())
+            .map_err(Cause::Refused)?;
+        let start = job
+            .remote
+            .offset
+            .checked_sub(claims.offset)
+            .ok_or(Cause::Refused(Refusal::Range))?;
+        let end = start
+            .checked_add(job.buffers.bytes())
+            .ok_or(Cause::Refused(Refusal::Range))?;
         if end > window.bytes() {
             return Err(Cause::Refused(Refusal::Range));
         }
@@ -163,7 +182,11 @@ impl Port {
             return Ok(Arc::clone(window));
         }
         let claims = capability.claims();
-        let window = Arc::new(self.home.admit(capability, op, (claims.offset, claims.bytes), holder)?);
+        let window =
+            Arc::new(
+                self.home
+                    .admit(capability, op, (claims.offset, claims.bytes), holder)?,
+            );
         keys.windows.insert(name, Arc::clone(&window));
         Ok(window)
     }
@@ -195,7 +218,10 @@ impl Mover for Fabric {
     }
 
     fn abilities(&self) -> Abilities {
-        Abilities { one_sided: true, ..Abilities::HOST }
+        Abilities {
+            one_sided: true,
+            ..Abilities::HOST
+        }
     }
 
     fn reaches(&self, segment: &Segment) -> bool {
@@ -214,12 +240,17 @@ impl Mover for Fabric {
         let mut keys = lock(&self.port.keys);
         keys.regions.retain(|_, id| *id != region.id());
         // A copy under way holds its window, and with it the region, until it is over.
-        keys.windows.retain(|_, window| window.region().id() != region.id());
+        keys.windows
+            .retain(|_, window| window.region().id() != region.id());
     }
 
     fn submit(&self, segment: &Arc<Segment>, submission: Submission) -> Vec<Job> {
-        let (host, other) = submission.jobs.into_iter().partition::<Vec<_>, _>(|job| job.buffers.are_host());
-        host.into_iter().for_each(|job| self.post(Work::Copy(Arc::clone(segment), job)));
+        let (host, other) = submission
+            .jobs
+            .into_iter()
+            .partition::<Vec<_>, _>(|job| job.buffers.are_host());
+        host.into_iter()
+            .for_each(|job| self.post(Work::Copy(Arc::clone(segment), job)));
         other
     }
 

@@ -3,7 +3,9 @@
 use std::sync::{Arc, LazyLock};
 
 use slackwater_transfer::host::{HostLimits, HostMover};
-use slackwater_transfer::stage::{Device, SoftwareDevice, SoftwareMemory, StageLimits, StagedMover, Stager, Watch};
+use slackwater_transfer::stage::{
+    Device, SoftwareDevice, SoftwareMemory, StageLimits, StagedMover, Stager, Watch,
+};
 use slackwater_transfer::{Engine, Home, Local, Mover, SealConfig, Segment, Tcp, TcpConfig};
 use slackwater_zmtp::{KeyPair, SecretKey};
 
@@ -30,17 +32,28 @@ fn local() -> World {
         let life = Home::open().unwrap();
         let movers: Vec<Arc<dyn Mover>> = vec![Arc::new(Local::new(&life))];
         let segment = segment(name, &life, None);
-        End { engine: Engine::assemble(life, segment, movers), make: anonymous }
+        End {
+            engine: Engine::assemble(life, segment, movers),
+            make: anonymous,
+        }
     };
     World::new("local", end("near"), end("far"))
 }
 
 fn host_shared() -> World {
-    World::new("host, shared", host_end("near", anonymous), host_end("far", shared))
+    World::new(
+        "host, shared",
+        host_end("near", anonymous),
+        host_end("far", shared),
+    )
 }
 
 fn host_attached() -> World {
-    World::new("host, attached", host_end("near", shared), host_end("far", anonymous))
+    World::new(
+        "host, attached",
+        host_end("near", shared),
+        host_end("far", anonymous),
+    )
 }
 
 fn fabric() -> World {
@@ -48,7 +61,10 @@ fn fabric() -> World {
         let life = Home::open().unwrap();
         let movers: Vec<Arc<dyn Mover>> = vec![Arc::new(Fabric::start(&life))];
         let segment = segment(name, &life, None);
-        End { engine: Engine::assemble(life, segment, movers), make: anonymous }
+        End {
+            engine: Engine::assemble(life, segment, movers),
+            make: anonymous,
+        }
     };
     World::new("fabric", end("near"), end("far"))
 }
@@ -60,18 +76,41 @@ fn tcp_end(name: &str) -> End {
 fn tcp_sealed() -> World {
     let pair = |byte| KeyPair::of(SecretKey::from_bytes([byte; 32]));
     let end = |name, own: KeyPair, other: KeyPair| {
-        let seal = Some(SealConfig { keys: own, clients: [other.public()].into() });
-        tcp_end_with(name, TcpConfig { seal, ..TcpConfig::default() })
+        let seal = Some(SealConfig {
+            keys: own,
+            clients: [other.public()].into(),
+        });
+        tcp_end_with(
+            name,
+            TcpConfig {
+                seal,
+                ..TcpConfig::default()
+            },
+        )
     };
-    World::new("tcp sealed", end("near", pair(1), pair(2)), end("far", pair(2), pair(1)))
+    World::new(
+        "tcp sealed",
+        end("near", pair(1), pair(2)),
+        end("far", pair(2), pair(1)),
+    )
 }
 
 fn tcp_end_with(name: &str, config: TcpConfig) -> End {
     let life = Home::open().unwrap();
-    let public_key = config.seal.as_ref().map(|seal| *seal.keys.public().as_bytes());
+    let public_key = config
+        .seal
+        .as_ref()
+        .map(|seal| *seal.keys.public().as_bytes());
     let tcp = Arc::new(Tcp::start(&life, config).unwrap());
-    let segment = Segment { addresses: tcp.addresses().to_vec(), public_key, ..segment(name, &life, None) };
-    End { engine: Engine::assemble(life, segment, vec![tcp]), make: anonymous }
+    let segment = Segment {
+        addresses: tcp.addresses().to_vec(),
+        public_key,
+        ..segment(name, &life, None)
+    };
+    End {
+        engine: Engine::assemble(life, segment, vec![tcp]),
+        make: anonymous,
+    }
 }
 
 fn tcp() -> World {
@@ -81,7 +120,11 @@ fn tcp() -> World {
 /// One device for all tests, with little pinned memory, so that requests wait for it.
 static DEVICE: LazyLock<(Arc<SoftwareDevice>, Arc<Stager>)> = LazyLock::new(|| {
     let device = Arc::new(SoftwareDevice::start(0).unwrap());
-    let limits = StageLimits { chunk_bytes: 1 << 20, pinned_bytes_max: 4 << 20, watch: Watch::Callback };
+    let limits = StageLimits {
+        chunk_bytes: 1 << 20,
+        pinned_bytes_max: 4 << 20,
+        watch: Watch::Callback,
+    };
     let stager = Stager::start(Arc::clone(&device) as Arc<dyn Device>, limits).unwrap();
     (device, stager)
 });
@@ -103,34 +146,67 @@ fn on_device(bytes: usize) -> Place {
     let memory = Arc::new(device.allocate(bytes).unwrap());
     // SAFETY: the allocation is kept by the registered memory itself.
     let staged = unsafe { stager.memory(memory.address(), bytes) }.unwrap();
-    Place::looked_at(staged.kept_by(Arc::clone(&memory)), Box::new(OnDevice(memory)))
+    Place::looked_at(
+        staged.kept_by(Arc::clone(&memory)),
+        Box::new(OnDevice(memory)),
+    )
 }
 
 fn device_end(name: &str) -> End {
     let life = Home::open().unwrap();
     let tcp = Arc::new(Tcp::start(&life, TcpConfig::default()).unwrap());
-    let segment = Segment { addresses: tcp.addresses().to_vec(), ..segment(name, &life, None) };
-    let movers: Vec<Arc<dyn Mover>> = vec![Arc::new(StagedMover::over(vec![Arc::clone(&tcp) as Arc<dyn Mover>])), tcp];
-    End { engine: Engine::assemble(life, segment, movers), make: on_device }
+    let segment = Segment {
+        addresses: tcp.addresses().to_vec(),
+        ..segment(name, &life, None)
+    };
+    let movers: Vec<Arc<dyn Mover>> = vec![
+        Arc::new(StagedMover::over(vec![Arc::clone(&tcp) as Arc<dyn Mover>])),
+        tcp,
+    ];
+    End {
+        engine: Engine::assemble(life, segment, movers),
+        make: on_device,
+    }
 }
 
 fn device_over_tcp() -> World {
-    World::new("software device to host over tcp", device_end("near"), tcp_end("far"))
+    World::new(
+        "software device to host over tcp",
+        device_end("near"),
+        tcp_end("far"),
+    )
 }
 
 fn device_from_tcp() -> World {
-    World::new("host to software device over tcp", tcp_end("near"), device_end("far"))
+    World::new(
+        "host to software device over tcp",
+        tcp_end("near"),
+        device_end("far"),
+    )
 }
 
 fn device_to_device() -> World {
-    World::new("software device to software device over tcp", device_end("near"), device_end("far"))
+    World::new(
+        "software device to software device over tcp",
+        device_end("near"),
+        device_end("far"),
+    )
 }
 
 fn device_over_host() -> World {
     let life = Home::open().unwrap();
-    let host: Arc<dyn Mover> = Arc::new(HostMover::start(&life, HostLimits::default(), None).unwrap());
-    let movers: Vec<Arc<dyn Mover>> = vec![Arc::new(StagedMover::over(vec![Arc::clone(&host)])), host];
+    let host: Arc<dyn Mover> =
+        Arc::new(HostMover::start(&life, HostLimits::default(), None).unwrap());
+    let movers: Vec<Arc<dyn Mover>> =
+        vec![Arc::new(StagedMover::over(vec![Arc::clone(&host)])), host];
     let near = segment("near", &life, None);
-    let near = End { engine: Engine::assemble(life, near, movers), make: on_device };
-    World::new("software device over shared memory", near, host_end("far", shared))
+    let near = End {
+        engine: Engine::assemble(life, near, movers),
+        make: on_device,
+    };
+    World::new(
+        "software device over shared memory",
+        near,
+        host_end("far", shared),
+    )
 }

@@ -6,8 +6,8 @@ use std::time::Duration;
 use slackwater_base::Rng;
 use slackwater_transfer::host::{HostLimits, HostMover, SharedMemory};
 use slackwater_transfer::{
-    Batch, Engine, GrantSpec, Home, HostContact, Life, LocalRange, Memory, Mover, Op, PeerId, Priority, Region,
-    RegionSpec, Request, Rights, Segment, Submit, Target,
+    Batch, Engine, GrantSpec, Home, HostContact, Life, LocalRange, Memory, Mover, Op, PeerId,
+    Priority, Region, RegionSpec, Request, Rights, Segment, Submit, Target,
 };
 use slackwater_wait::{Site, Waiting, now};
 
@@ -44,7 +44,10 @@ pub(crate) trait Look: Send + Sync {
 
 impl Place {
     pub(crate) fn looked_at(memory: Memory, look: Box<dyn Look>) -> Self {
-        Self { memory, look: Some(look) }
+        Self {
+            memory,
+            look: Some(look),
+        }
     }
 }
 
@@ -55,33 +58,63 @@ pub(crate) struct Field {
 }
 
 pub(crate) fn anonymous(bytes: usize) -> Place {
-    Place { memory: Memory::anonymous(bytes).unwrap(), look: None }
+    Place {
+        memory: Memory::anonymous(bytes).unwrap(),
+        look: None,
+    }
 }
 
 pub(crate) fn shared(bytes: usize) -> Place {
-    Place { memory: Arc::new(SharedMemory::create(bytes).unwrap()).memory(), look: None }
+    Place {
+        memory: Arc::new(SharedMemory::create(bytes).unwrap()).memory(),
+        look: None,
+    }
 }
 
 pub(crate) fn segment(name: &str, life: &Life, host: Option<HostContact>) -> Segment {
-    Segment { name: name.to_owned(), incarnation: life.incarnation(), addresses: Vec::new(), public_key: None, host }
+    Segment {
+        name: name.to_owned(),
+        incarnation: life.incarnation(),
+        addresses: Vec::new(),
+        public_key: None,
+        host,
+    }
 }
 
 pub(crate) fn host_engine(name: &str, limits: HostLimits) -> (Engine, Arc<HostMover>) {
     let life = Home::open().unwrap();
     let mover = Arc::new(HostMover::start(&life, limits, None).unwrap());
     let segment = segment(name, &life, Some(mover.contact()));
-    (Engine::assemble(life, segment, vec![Arc::clone(&mover) as Arc<dyn Mover>]), mover)
+    (
+        Engine::assemble(life, segment, vec![Arc::clone(&mover) as Arc<dyn Mover>]),
+        mover,
+    )
 }
 
 pub(crate) fn host_end(name: &str, make: fn(usize) -> Place) -> End {
     // Copies of every size take the same way as in production: some on the caller's thread, some handed over.
-    End { engine: host_engine(name, HostLimits { inline_bytes_max: 4096, ..HostLimits::default() }).0, make }
+    End {
+        engine: host_engine(
+            name,
+            HostLimits {
+                inline_bytes_max: 4096,
+                ..HostLimits::default()
+            },
+        )
+        .0,
+        make,
+    }
 }
 
 impl World {
     pub(crate) fn new(name: &'static str, near: End, far: End) -> Self {
         let peer = near.engine.open(far.engine.segment().clone());
-        Self { name, near, far, peer }
+        Self {
+            name,
+            near,
+            far,
+            peer,
+        }
     }
 
     /// Everything of a far region, for anyone.
@@ -90,16 +123,34 @@ impl World {
     }
 
     pub(crate) fn target_with(&self, field: &Field, rights: Rights) -> Target {
-        let capability = self.far.engine.grant(field.region.id(), &GrantSpec::whole(&field.region, rights)).unwrap();
+        let capability = self
+            .far
+            .engine
+            .grant(field.region.id(), &GrantSpec::whole(&field.region, rights))
+            .unwrap();
         let keys = self.far.engine.region_keys(field.region.id());
-        Target { peer: self.peer, offset: 0, capability, key: keys.first().map(|(_, key)| *key) }
+        Target {
+            peer: self.peer,
+            offset: 0,
+            capability,
+            key: keys.first().map(|(_, key)| *key),
+        }
     }
 }
 
 impl End {
     pub(crate) fn field(&self, bytes: usize) -> Field {
         let Place { memory, look } = (self.make)(bytes);
-        Field { region: self.engine.register(RegionSpec { memory, rights: Rights::BOTH }).unwrap(), look }
+        Field {
+            region: self
+                .engine
+                .register(RegionSpec {
+                    memory,
+                    rights: Rights::BOTH,
+                })
+                .unwrap(),
+            look,
+        }
     }
 
     pub(crate) fn filled(&self, bytes: &[u8]) -> Field {
@@ -113,7 +164,11 @@ impl Field {
     pub(crate) fn store(&self, bytes: &[u8]) {
         match &self.look {
             Some(look) => look.store(bytes),
-            None => self.region.access(0, bytes.len() as u64).unwrap().copy_in(0, bytes),
+            None => self
+                .region
+                .access(0, bytes.len() as u64)
+                .unwrap()
+                .copy_in(0, bytes),
         }
     }
 
@@ -122,30 +177,52 @@ impl Field {
             return look.load();
         }
         let mut bytes = vec![0; self.region.bytes() as usize];
-        self.region.access(0, self.region.bytes()).unwrap().copy_out(0, &mut bytes);
+        self.region
+            .access(0, self.region.bytes())
+            .unwrap()
+            .copy_out(0, &mut bytes);
         bytes
     }
 
     pub(crate) fn range(&self, offset: usize, bytes: usize) -> LocalRange {
-        LocalRange { region: self.region.id(), offset: offset as u64, bytes: bytes as u64 }
+        LocalRange {
+            region: self.region.id(),
+            offset: offset as u64,
+            bytes: bytes as u64,
+        }
     }
 }
 
 pub(crate) fn request(op: Op, local: Vec<LocalRange>, target: Target) -> Request {
-    Request { op, local, target, timeout: None, priority: Priority::Normal }
+    Request {
+        op,
+        local,
+        target,
+        timeout: None,
+        priority: Priority::Normal,
+    }
 }
 
 pub(crate) fn at(target: Target, offset: usize) -> Target {
-    Target { offset: offset as u64, ..target }
+    Target {
+        offset: offset as u64,
+        ..target
+    }
 }
 
 pub(crate) fn submit() -> Submit {
-    Submit { timeout: PATIENCE, ..Submit::default() }
+    Submit {
+        timeout: PATIENCE,
+        ..Submit::default()
+    }
 }
 
 /// Waits for a batch; a test that has to wait longer has found a hang.
 pub(crate) fn over(world: &str, batch: &Batch) {
-    assert!(batch.watch(&Waiting::at(&SITE).until(now() + PATIENCE)), "{world}: a batch did not end");
+    assert!(
+        batch.watch(&Waiting::at(&SITE).until(now() + PATIENCE)),
+        "{world}: a batch did not end"
+    );
 }
 
 pub(crate) fn noise(seed: u64, bytes: usize) -> Vec<u8> {

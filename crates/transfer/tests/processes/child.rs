@@ -24,7 +24,13 @@ impl Child {
     /// A process whose region of so many bytes lies in shared memory, or in its own.
     pub(crate) fn start(role: &str, bytes: usize) -> Self {
         let mut process = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "child::be_a_child", "--ignored", "--nocapture", "--test-threads=1"])
+            .args([
+                "--exact",
+                "child::be_a_child",
+                "--ignored",
+                "--nocapture",
+                "--test-threads=1",
+            ])
             .env(ROLE, role)
             .env(BYTES, bytes.to_string())
             .stdin(Stdio::piped())
@@ -43,10 +49,19 @@ impl Child {
                 }
             }
         });
-        let next = || lines.recv_timeout(PATIENCE).expect("a child tells of itself");
+        let next = || {
+            lines
+                .recv_timeout(PATIENCE)
+                .expect("a child tells of itself")
+        };
         let segment = serde_json::from_str(&next()).unwrap();
         let capability = capability(&next());
-        Self { process, lines, segment, capability }
+        Self {
+            process,
+            lines,
+            segment,
+            capability,
+        }
     }
 
     pub(crate) fn id(&self) -> i32 {
@@ -83,12 +98,18 @@ impl Drop for Child {
 }
 
 pub(crate) fn hex(capability: &Capability) -> String {
-    capability.to_bytes().iter().map(|byte| format!("{byte:02x}")).collect()
+    capability
+        .to_bytes()
+        .iter()
+        .map(|byte| format!("{byte:02x}"))
+        .collect()
 }
 
 pub(crate) fn capability(text: &str) -> Capability {
-    let bytes: Vec<u8> =
-        (0..text.len()).step_by(2).map(|at| u8::from_str_radix(&text[at..at + 2], 16).unwrap()).collect();
+    let bytes: Vec<u8> = (0..text.len())
+        .step_by(2)
+        .map(|at| u8::from_str_radix(&text[at..at + 2], 16).unwrap())
+        .collect();
     Capability::from_bytes(&bytes.try_into().unwrap())
 }
 
@@ -105,11 +126,16 @@ pub(crate) fn end(role: &str) -> End {
 #[ignore = "run by other tests as another process"]
 #[expect(clippy::print_stdout, reason = "the pipe to the parent")]
 fn be_a_child() {
-    let Ok(role) = std::env::var(ROLE) else { return };
+    let Ok(role) = std::env::var(ROLE) else {
+        return;
+    };
     let bytes: usize = std::env::var(BYTES).unwrap().parse().unwrap();
     let end = end(&role);
     let field = end.filled(&vec![1; bytes]);
-    println!("child: {}", serde_json::to_string(end.engine.segment()).unwrap());
+    println!(
+        "child: {}",
+        serde_json::to_string(end.engine.segment()).unwrap()
+    );
     println!("child: {}", hex(&grant(&end, &field)));
     let mut peer = None;
     for line in std::io::stdin().lock().lines().map_while(Result::ok) {
@@ -119,7 +145,14 @@ fn be_a_child() {
             "bytes" => {
                 let bytes = field.load();
                 let same = bytes.iter().all(|&byte| byte == bytes[0]);
-                println!("child: {}", if same { bytes[0].to_string() } else { "mixed".to_owned() });
+                println!(
+                    "child: {}",
+                    if same {
+                        bytes[0].to_string()
+                    } else {
+                        "mixed".to_owned()
+                    }
+                );
             }
             "invalidate" => {
                 end.engine.invalidate(field.region.id(), PATIENCE).unwrap();
@@ -132,10 +165,16 @@ fn be_a_child() {
             }
             // Writes all of its own bytes under that capability, again and again, whatever comes of it.
             "flood" => {
-                let target = Target { peer: peer.unwrap(), offset: 0, capability: capability(rest), key: None };
+                let target = Target {
+                    peer: peer.unwrap(),
+                    offset: 0,
+                    capability: capability(rest),
+                    key: None,
+                };
                 let flood = || {
-                    let requests =
-                        (0..4).map(|_| request(Op::Write, vec![field.range(0, bytes)], target)).collect::<Vec<_>>();
+                    let requests = (0..4)
+                        .map(|_| request(Op::Write, vec![field.range(0, bytes)], target))
+                        .collect::<Vec<_>>();
                     end.engine.transfer(requests, &submit())
                 };
                 println!("child: {}", flood().is_ok());
@@ -151,6 +190,7 @@ fn be_a_child() {
 }
 
 fn grant(end: &End, field: &Field) -> Capability {
-    let all = slackwater_transfer::GrantSpec::whole(&field.region, slackwater_transfer::Rights::BOTH);
+    let all =
+        slackwater_transfer::GrantSpec::whole(&field.region, slackwater_transfer::Rights::BOTH);
     end.engine.grant(field.region.id(), &all).unwrap()
 }

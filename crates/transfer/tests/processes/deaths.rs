@@ -23,23 +23,44 @@ fn an_owner_killed_in_mid_batch_fails_what_is_left_and_leaves_nothing_behind() {
         for round in 0..25 {
             let child = Child::start(role, 16 * MIB);
             let peer = near.engine.open(child.segment.clone());
-            let target = Target { peer, offset: 0, capability: child.capability, key: None };
+            let target = Target {
+                peer,
+                offset: 0,
+                capability: child.capability,
+                key: None,
+            };
             // 1 GiB, of which some is under way when the owner ends: later in every round.
             let op = if round % 2 == 0 { Op::Write } else { Op::Read };
-            let requests = (0..64).map(|_| request(op, vec![field.range(0, 16 * MIB)], target)).collect();
+            let requests = (0..64)
+                .map(|_| request(op, vec![field.range(0, 16 * MIB)], target))
+                .collect();
             let batch = near.engine.submit(requests, &submit());
-            eventually("a first request", || batch.remaining() <= 64 - round.min(60));
+            eventually("a first request", || {
+                batch.remaining() <= 64 - round.min(60)
+            });
             child.kill();
             over(role, &batch);
             for index in 0..64 {
                 let cause = batch.outcome(index).unwrap().cause;
-                let known = matches!(cause, None | Some(Cause::Lost(_) | Cause::Unreachable(_) | Cause::NoMover(_)));
+                let known = matches!(
+                    cause,
+                    None | Some(Cause::Lost(_) | Cause::Unreachable(_) | Cause::NoMover(_))
+                );
                 assert!(known, "{role}: {cause:?}");
-                (completed, failed) = (completed + u32::from(cause.is_none()), failed + u32::from(cause.is_some()));
+                (completed, failed) = (
+                    completed + u32::from(cause.is_none()),
+                    failed + u32::from(cause.is_some()),
+                );
             }
-            let after = near.engine.submit(vec![request(op, vec![field.range(0, 1)], target)], &submit());
+            let after = near.engine.submit(
+                vec![request(op, vec![field.range(0, 1)], target)],
+                &submit(),
+            );
             over(role, &after);
-            assert!(after.outcome(0).unwrap().cause.is_some(), "{role}: the process is gone");
+            assert!(
+                after.outcome(0).unwrap().cause.is_some(),
+                "{role}: the process is gone"
+            );
             near.engine.forget(peer);
             // What a life leaves is one thread, until the next is opened; the first rounds fill pools and caches.
             let held = || holdings();
@@ -52,7 +73,10 @@ fn an_owner_killed_in_mid_batch_fails_what_is_left_and_leaves_nothing_behind() {
                 None => {}
             }
         }
-        assert!(completed > 0 && failed > 0, "{role}: killed in the middle: {completed} completed, {failed} failed");
+        assert!(
+            completed > 0 && failed > 0,
+            "{role}: killed in the middle: {completed} completed, {failed} failed"
+        );
     }
 }
 
@@ -64,12 +88,24 @@ fn an_initiator_killed_in_mid_write_frees_the_memory_at_once() {
         let field = owner.filled(&vec![7; 16 * MIB]);
         for round in 0..10 {
             let mut child = Child::start("attached", 16 * MIB);
-            child.ask(&format!("open {}", serde_json::to_string(owner.engine.segment()).unwrap()));
-            let all = slackwater_transfer::GrantSpec::whole(&field.region, slackwater_transfer::Rights::BOTH);
+            child.ask(&format!(
+                "open {}",
+                serde_json::to_string(owner.engine.segment()).unwrap()
+            ));
+            let all = slackwater_transfer::GrantSpec::whole(
+                &field.region,
+                slackwater_transfer::Rights::BOTH,
+            );
             let capability = owner.engine.grant(field.region.id(), &all).unwrap();
-            assert_eq!(child.ask(&format!("flood {}", crate::child::hex(&capability))), "true");
+            assert_eq!(
+                child.ask(&format!("flood {}", crate::child::hex(&capability))),
+                "true"
+            );
             child.kill();
-            owner.engine.invalidate(field.region.id(), PATIENCE).unwrap();
+            owner
+                .engine
+                .invalidate(field.region.id(), PATIENCE)
+                .unwrap();
             let ours = vec![round; 16 * MIB];
             field.store(&ours);
             assert!(field.load() == ours, "{role}: nobody writes any more");
@@ -87,14 +123,34 @@ fn a_stopped_owner_holds_nobody_past_the_deadline() {
     kill_process(pid, Signal::STOP).unwrap();
     let target = |child: &Child| {
         let peer = near.engine.open(child.segment.clone());
-        Target { peer, offset: 0, capability: child.capability, key: None }
+        Target {
+            peer,
+            offset: 0,
+            capability: child.capability,
+            key: None,
+        }
     };
     let begun = now();
-    let late = slackwater_transfer::Submit { timeout: Duration::from_millis(200), ..submit() };
-    let waiting = near.engine.submit(vec![request(Op::Read, vec![field.range(0, 8)], target(&stopped))], &late);
-    near.engine.transfer(vec![request(Op::Read, vec![field.range(0, 8)], target(&other))], &submit()).unwrap();
+    let late = slackwater_transfer::Submit {
+        timeout: Duration::from_millis(200),
+        ..submit()
+    };
+    let waiting = near.engine.submit(
+        vec![request(Op::Read, vec![field.range(0, 8)], target(&stopped))],
+        &late,
+    );
+    near.engine
+        .transfer(
+            vec![request(Op::Read, vec![field.range(0, 8)], target(&other))],
+            &submit(),
+        )
+        .unwrap();
     over("stopped", &waiting);
-    assert!(now().since(begun) < Duration::from_secs(5), "{:?}", now().since(begun));
+    assert!(
+        now().since(begun) < Duration::from_secs(5),
+        "{:?}",
+        now().since(begun)
+    );
     assert!(waiting.outcome(0).unwrap().cause.is_some());
     kill_process(pid, Signal::CONT).unwrap();
 }

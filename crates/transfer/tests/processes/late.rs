@@ -18,12 +18,18 @@ fn late_writes_of_another_process_change_no_byte_of_freed_and_reused_memory() {
         let field = owner.filled(&vec![7; 4 * MIB]);
         for round in 0..8 {
             let mut child = Child::start("attached", 4 * MIB);
-            child.ask(&format!("open {}", serde_json::to_string(owner.engine.segment()).unwrap()));
+            child.ask(&format!(
+                "open {}",
+                serde_json::to_string(owner.engine.segment()).unwrap()
+            ));
             let all = GrantSpec::whole(&field.region, Rights::BOTH);
             let capability = owner.engine.grant(field.region.id(), &all).unwrap();
             assert_eq!(child.ask(&format!("flood {}", hex(&capability))), "true");
             for step in 0..5u8 {
-                owner.engine.invalidate(field.region.id(), PATIENCE).unwrap();
+                owner
+                    .engine
+                    .invalidate(field.region.id(), PATIENCE)
+                    .unwrap();
                 let ours = vec![100 + round * 5 + step; 4 * MIB];
                 field.store(&ours);
                 for _ in 0..3 {
@@ -43,7 +49,12 @@ fn a_writer_learns_that_its_capability_is_over() {
         let field = near.filled(&vec![5; MIB]);
         let mut child = Child::start(role, MIB);
         let peer = near.engine.open(child.segment.clone());
-        let old = Target { peer, offset: 0, capability: child.capability, key: None };
+        let old = Target {
+            peer,
+            offset: 0,
+            capability: child.capability,
+            key: None,
+        };
         let write = |target| vec![request(Op::Write, vec![field.range(0, MIB)], target)];
         near.engine.transfer(write(old), &submit()).unwrap();
         assert_eq!(child.ask("bytes"), "5");
@@ -53,7 +64,10 @@ fn a_writer_learns_that_its_capability_is_over() {
         let refused = Some(Cause::Refused(Refusal::Generation));
         assert_eq!(replayed.outcome(0).unwrap().cause, refused, "{role}");
         assert_eq!(child.ask("bytes"), "2", "{role}");
-        let fresh = Target { capability: crate::child::capability(&fresh), ..old };
+        let fresh = Target {
+            capability: crate::child::capability(&fresh),
+            ..old
+        };
         near.engine.transfer(write(fresh), &submit()).unwrap();
         assert_eq!(child.ask("bytes"), "5", "{role}");
     }

@@ -23,7 +23,13 @@ fn holdings() -> (usize, usize, usize) {
     let descriptors = fs::read_dir("/proc/self/fd").unwrap().count();
     let maps = fs::read_to_string("/proc/self/maps").unwrap();
     let threads = fs::read_dir("/proc/self/task").unwrap().count();
-    (descriptors, maps.lines().filter(|line| line.contains("memfd:slackwater")).count(), threads)
+    (
+        descriptors,
+        maps.lines()
+            .filter(|line| line.contains("memfd:slackwater"))
+            .count(),
+        threads,
+    )
 }
 
 /// Waits for a state that comes by itself; the deadline is that of a failed test.

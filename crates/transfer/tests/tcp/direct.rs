@@ -25,18 +25,34 @@ const TIMEOUT: Duration = Duration::from_millis(300);
 
 impl Scene {
     fn new(config: TcpConfig) -> Self {
-        let (alice, bob) = (engine("alice", config), engine("bob", crate::support::config()));
+        let (alice, bob) = (
+            engine("alice", config),
+            engine("bob", crate::support::config()),
+        );
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         // What it does not read stays with its peer.
-        socket2::SockRef::from(&listener).set_recv_buffer_size(64 << 10).unwrap();
-        let played = Segment { addresses: vec![listener.local_addr().unwrap()], ..bob.segment().clone() };
+        socket2::SockRef::from(&listener)
+            .set_recv_buffer_size(64 << 10)
+            .unwrap();
+        let played = Segment {
+            addresses: vec![listener.local_addr().unwrap()],
+            ..bob.segment().clone()
+        };
         let (peer, there) = (alice.open(played), region(&bob, 2 << 20));
         let target = target(peer, grant(&bob, &there), 0);
-        Self { alice, bob, target, listener: Some(listener) }
+        Self {
+            alice,
+            bob,
+            target,
+            listener: Some(listener),
+        }
     }
 
     /// Plays the peer of the first connection on another thread.
-    fn play<T: Send + 'static>(&mut self, part: impl FnOnce(TcpStream) -> T + Send + 'static) -> JoinHandle<T> {
+    fn play<T: Send + 'static>(
+        &mut self,
+        part: impl FnOnce(TcpStream) -> T + Send + 'static,
+    ) -> JoinHandle<T> {
         let (listener, greeting) = (self.listener.take().unwrap(), self.greeting());
         std::thread::spawn(move || {
             let (mut stream, _) = listener.accept().unwrap();
@@ -83,23 +99,39 @@ fn frame(stream: &mut TcpStream) -> Frame {
 
 /// Takes a whole write; says which.
 fn take_write(stream: &mut TcpStream, bytes: usize) -> u64 {
-    let Frame::Request(request) = frame(stream) else { panic!("no request") };
-    let Frame::Data(data) = frame(stream) else { panic!("no data") };
-    assert_eq!((request.bytes, data.bytes as usize, data.last), (bytes as u64, bytes, true));
+    let Frame::Request(request) = frame(stream) else {
+        panic!("no request")
+    };
+    let Frame::Data(data) = frame(stream) else {
+        panic!("no data")
+    };
+    assert_eq!(
+        (request.bytes, data.bytes as usize, data.last),
+        (bytes as u64, bytes, true)
+    );
     stream.read_exact(&mut vec![0; bytes]).unwrap();
     request.id
 }
 
 fn acknowledge(stream: &mut TcpStream, id: u64, bytes: u64, refusal: Option<Refusal>) {
     let mut ack = Vec::new();
-    Frame::Ack(Ack { id, refusal, bytes, checksum: 0, credit: 1 }).write(&mut ack);
+    Frame::Ack(Ack {
+        id,
+        refusal,
+        bytes,
+        checksum: 0,
+        credit: 1,
+    })
+    .write(&mut ack);
     stream.write_all(&ack).unwrap();
 }
 
 /// Sends byte after byte until nobody takes them any more.
 fn drip(stream: &mut TcpStream, bytes: &[u8], enough: &Receiver<()>) {
     for byte in bytes {
-        if enough.recv_timeout(DRIP) != Err(RecvTimeoutError::Timeout) || stream.write_all(&[*byte]).is_err() {
+        if enough.recv_timeout(DRIP) != Err(RecvTimeoutError::Timeout)
+            || stream.write_all(&[*byte]).is_err()
+        {
             return;
         }
     }
@@ -111,7 +143,10 @@ const LATE: Cause = Cause::TimedOut(Clock::Total);
 /// was written to long after the caller had been told that it was over.
 #[test]
 fn of_a_failed_write_nothing_goes_out_after_the_call() {
-    let mut scene = Scene::new(TcpConfig { drain_timeout: TIMEOUT, ..config() });
+    let mut scene = Scene::new(TcpConfig {
+        drain_timeout: TIMEOUT,
+        ..config()
+    });
     let (told, over) = channel();
     let peer = scene.play(move |mut stream| {
         over.recv_timeout(20 * SECOND).unwrap();
@@ -124,7 +159,12 @@ fn of_a_failed_write_nothing_goes_out_after_the_call() {
             }
         }
     });
-    assert_eq!(scene.alice.write_now(&scene.target, &vec![7; 1 << 20], TIMEOUT), Err(LATE));
+    assert_eq!(
+        scene
+            .alice
+            .write_now(&scene.target, &vec![7; 1 << 20], TIMEOUT),
+        Err(LATE)
+    );
     told.send(()).unwrap();
     let (bytes, end) = peer.join().unwrap();
     assert_eq!(end, ErrorKind::ConnectionReset);
@@ -135,7 +175,10 @@ fn of_a_failed_write_nothing_goes_out_after_the_call() {
 /// begun again on a new connection. And its target was not asked to stop.
 #[test]
 fn a_write_out_of_time_is_taken_back_and_not_begun_again() {
-    let mut scene = Scene::new(TcpConfig { drain_timeout: 30 * SECOND, ..config() });
+    let mut scene = Scene::new(TcpConfig {
+        drain_timeout: 30 * SECOND,
+        ..config()
+    });
     let peer = scene.play(|mut stream| {
         let first = take_write(&mut stream, 4096);
         acknowledge(&mut stream, first, 4096, None);
@@ -145,9 +188,15 @@ fn a_write_out_of_time_is_taken_back_and_not_begun_again() {
         (given_up, Frame::Cancel { id: second })
     });
     let bytes = [7; 4096];
-    assert_eq!(scene.alice.write_now(&scene.target, &bytes, 20 * SECOND), Ok(()));
+    assert_eq!(
+        scene.alice.write_now(&scene.target, &bytes, 20 * SECOND),
+        Ok(())
+    );
     let start = Instant::now();
-    assert_eq!(scene.alice.write_now(&scene.target, &bytes, TIMEOUT), Err(LATE));
+    assert_eq!(
+        scene.alice.write_now(&scene.target, &bytes, TIMEOUT),
+        Err(LATE)
+    );
     assert!(start.elapsed() < 20 * SECOND, "the peer's word was there");
     let (given_up, expected) = peer.join().unwrap();
     assert_eq!(given_up, expected);
@@ -161,13 +210,33 @@ fn an_answer_that_drips_does_not_outlast_the_deadline() {
         let mut scene = Scene::new(config());
         let (told, enough) = channel();
         let peer = scene.play(move |mut stream| {
-            let Frame::Request(request) = frame(&mut stream) else { panic!("no request") };
-            let data = Data { id: request.id, bytes: request.bytes as u32, last: true, offset: 0 };
-            drip(&mut stream, &[data.to_bytes().as_slice(), &[7; 400]].concat(), &enough);
+            let Frame::Request(request) = frame(&mut stream) else {
+                panic!("no request")
+            };
+            let data = Data {
+                id: request.id,
+                bytes: request.bytes as u32,
+                last: true,
+                offset: 0,
+            };
+            drip(
+                &mut stream,
+                &[data.to_bytes().as_slice(), &[7; 400]].concat(),
+                &enough,
+            );
         });
         let start = Instant::now();
-        assert_eq!(scene.alice.read_now(&scene.target, &mut vec![0; bytes], TIMEOUT), Err(LATE));
-        assert!(start.elapsed() < 10 * TIMEOUT, "{:?} for {bytes} bytes", start.elapsed());
+        assert_eq!(
+            scene
+                .alice
+                .read_now(&scene.target, &mut vec![0; bytes], TIMEOUT),
+            Err(LATE)
+        );
+        assert!(
+            start.elapsed() < 10 * TIMEOUT,
+            "{:?} for {bytes} bytes",
+            start.elapsed()
+        );
         told.send(()).unwrap();
         peer.join().unwrap();
     }
@@ -207,13 +276,19 @@ fn a_closed_engine_ends_the_callers_at_work_and_takes_no_others() {
     let (alice, target) = (scene.alice.clone(), scene.target);
     let caller = std::thread::spawn(move || {
         let start = Instant::now();
-        (alice.read_now(&target, &mut [0; 4096], 60 * SECOND), start.elapsed())
+        (
+            alice.read_now(&target, &mut [0; 4096], 60 * SECOND),
+            start.elapsed(),
+        )
     });
     question.recv_timeout(20 * SECOND).unwrap();
     scene.alice.close();
     let (read, took) = caller.join().unwrap();
     assert_eq!(read, Err(Cause::Closed));
     assert!(took < 30 * SECOND, "{took:?}");
-    assert_eq!(scene.alice.read_now(&target, &mut [0; 4096], SECOND), Err(Cause::Closed));
+    assert_eq!(
+        scene.alice.read_now(&target, &mut [0; 4096], SECOND),
+        Err(Cause::Closed)
+    );
     peer.join().unwrap();
 }

@@ -12,20 +12,36 @@ use crate::support::*;
 const MIB: u64 = 1 << 20;
 
 fn refused(id: u64, refusal: Refusal) -> Option<Frame> {
-    Some(Frame::Ack(Ack { id, refusal: Some(refusal), bytes: 0, checksum: 0, credit: 0 }))
+    Some(Frame::Ack(Ack {
+        id,
+        refusal: Some(refusal),
+        bytes: 0,
+        checksum: 0,
+        credit: 0,
+    }))
 }
 
 /// What a peer was told of in its greeting was announced and never looked at.
 #[test]
 fn whoever_has_more_bytes_under_way_than_announced_is_told_and_disconnected() {
-    let narrow = TcpConfig { in_flight_bytes_max: 64 * MIB, ..config() };
+    let narrow = TcpConfig {
+        in_flight_bytes_max: 64 * MIB,
+        ..config()
+    };
     let (bob, tcp) = engine_and_mover("bob", narrow);
     let there = region(&bob, 64 << 20);
     let capability = grant(&bob, &there);
     let mut greedy = Raw::connect(&bob, 7);
     assert_eq!(greedy.greeting.in_flight_bytes_max, 64 * MIB);
-    greedy.send(&[ask(Op::Write, 1, capability, 64 * MIB), Frame::Ping { token: 1 }]);
-    assert_eq!(greedy.hear(), Some(Frame::Pong { token: 1 }), "as much as was announced is fine");
+    greedy.send(&[
+        ask(Op::Write, 1, capability, 64 * MIB),
+        Frame::Ping { token: 1 },
+    ]);
+    assert_eq!(
+        greedy.hear(),
+        Some(Frame::Pong { token: 1 }),
+        "as much as was announced is fine"
+    );
     greedy.send(&[ask(Op::Write, 2, capability, 1)]);
     assert_eq!(greedy.hear(), refused(2, Refusal::Limit));
     assert_eq!(greedy.hear(), None);
@@ -35,24 +51,49 @@ fn whoever_has_more_bytes_under_way_than_announced_is_told_and_disconnected() {
 
 #[test]
 fn bytes_count_until_they_are_answered() {
-    let narrow = TcpConfig { in_flight_bytes_max: 64 * MIB, ..config() };
+    let narrow = TcpConfig {
+        in_flight_bytes_max: 64 * MIB,
+        ..config()
+    };
     let (bob, tcp) = engine_and_mover("bob", narrow);
     let there = region(&bob, 64 << 20);
     let capability = grant(&bob, &there);
     let mut peer = Raw::connect(&bob, 7);
     for id in 0..8 {
-        peer.send(&[ask(Op::Write, id, capability, 64 * MIB), Frame::Cancel { id }]);
+        peer.send(&[
+            ask(Op::Write, id, capability, 64 * MIB),
+            Frame::Cancel { id },
+        ]);
         assert_eq!(peer.hear(), refused(id, Refusal::Cancelled));
-        peer.send(&[ask(Op::Write, 100 + id, capability, 4), data(100 + id, 0, 4, true)]);
+        peer.send(&[
+            ask(Op::Write, 100 + id, capability, 4),
+            data(100 + id, 0, 4, true),
+        ]);
         peer.send_bytes(&[7; 4]);
-        assert!(matches!(peer.hear(), Some(Frame::Ack(Ack { refusal: None, bytes: 4, .. }))));
+        assert!(matches!(
+            peer.hear(),
+            Some(Frame::Ack(Ack {
+                refusal: None,
+                bytes: 4,
+                ..
+            }))
+        ));
     }
-    assert_eq!((counted(&tcp, "limits_exceeded"), there.in_flight()), (0, 0));
+    assert_eq!(
+        (counted(&tcp, "limits_exceeded"), there.in_flight()),
+        (0, 0)
+    );
 }
 
 #[test]
 fn whoever_has_more_requests_under_way_than_announced_is_told_and_disconnected() {
-    let (bob, tcp) = engine_and_mover("bob", TcpConfig { requests_max: 3, ..config() });
+    let (bob, tcp) = engine_and_mover(
+        "bob",
+        TcpConfig {
+            requests_max: 3,
+            ..config()
+        },
+    );
     let there = region(&bob, 4096);
     let capability = grant(&bob, &there);
     let mut greedy = Raw::connect(&bob, 7);
@@ -64,8 +105,15 @@ fn whoever_has_more_requests_under_way_than_announced_is_told_and_disconnected()
 
 #[test]
 fn large_requests_keep_to_what_the_peer_announced() {
-    let narrow = TcpConfig { in_flight_bytes_max: 64 * MIB, requests_max: 2, ..config() };
-    let one_lane = TcpConfig { lanes_per_peer: 1, ..config() };
+    let narrow = TcpConfig {
+        in_flight_bytes_max: 64 * MIB,
+        requests_max: 2,
+        ..config()
+    };
+    let one_lane = TcpConfig {
+        lanes_per_peer: 1,
+        ..config()
+    };
     let (alice, (bob, tcp)) = (engine("alice", one_lane), engine_and_mover("bob", narrow));
     let (here, there) = (region(&alice, 160 << 20), region(&bob, 160 << 20));
     fill(&here, 3);
@@ -78,7 +126,13 @@ fn large_requests_keep_to_what_the_peer_announced() {
 
 #[test]
 fn a_peer_has_so_many_connections_and_others_have_theirs() {
-    let (bob, tcp) = engine_and_mover("bob", TcpConfig { connections_per_peer_max: 2, ..config() });
+    let (bob, tcp) = engine_and_mover(
+        "bob",
+        TcpConfig {
+            connections_per_peer_max: 2,
+            ..config()
+        },
+    );
     let mut both = [Raw::connect(&bob, 7), Raw::connect(&bob, 7)];
     let answers = |raw: &mut Raw| {
         raw.send(&[Frame::Ping { token: 5 }]);
@@ -91,7 +145,9 @@ fn a_peer_has_so_many_connections_and_others_have_theirs() {
     assert_eq!(counted(&tcp, "limits_exceeded"), 1);
     assert_eq!(answers(&mut Raw::connect(&bob, 8)), pong);
     drop(both);
-    until("there is room again", || answers(&mut Raw::connect(&bob, 7)) == pong);
+    until("there is room again", || {
+        answers(&mut Raw::connect(&bob, 7)) == pong
+    });
     // An engine that would like more lanes makes do with those it gets.
     let alice = engine("alice", config());
     let (here, there) = (region(&alice, 8 << 20), region(&bob, 8 << 20));
@@ -109,7 +165,15 @@ fn whoever_takes_no_frame_is_shown_out() {
     let bob = engine("bob", config());
     let mut stream = TcpStream::connect(bob.segment().addresses[0]).unwrap();
     stream.set_read_timeout(Some(20 * SECOND)).unwrap();
-    stream.write_all(&Greeting { frame_bytes_max: 0, ..greeting(7) }.to_bytes()).unwrap();
+    stream
+        .write_all(
+            &Greeting {
+                frame_bytes_max: 0,
+                ..greeting(7)
+            }
+            .to_bytes(),
+        )
+        .unwrap();
     assert!(matches!(stream.read(&mut [0; 1]), Ok(0) | Err(_)));
 }
 
@@ -118,16 +182,31 @@ fn whoever_takes_no_frame_is_shown_out() {
 fn frames_are_no_longer_than_the_peer_takes() {
     let bob = engine("bob", config());
     let there = region(&bob, 1 << 20);
-    let mut modest = Raw::greet(&bob, &Greeting { frame_bytes_max: 64 << 10, ..greeting(7) });
+    let mut modest = Raw::greet(
+        &bob,
+        &Greeting {
+            frame_bytes_max: 64 << 10,
+            ..greeting(7)
+        },
+    );
     modest.send(&[ask(Op::Read, 1, grant(&bob, &there), MIB)]);
     let mut left = 1 << 20;
     while left > 0 {
-        let Some(Frame::Data(data)) = modest.hear() else { panic!("no data with {left} bytes left") };
+        let Some(Frame::Data(data)) = modest.hear() else {
+            panic!("no data with {left} bytes left")
+        };
         assert!(data.bytes <= 64 << 10);
         modest.skip(data.bytes as usize);
         left -= data.bytes;
     }
-    assert!(matches!(modest.hear(), Some(Frame::Ack(Ack { refusal: None, bytes: MIB, .. }))));
+    assert!(matches!(
+        modest.hear(),
+        Some(Frame::Ack(Ack {
+            refusal: None,
+            bytes: MIB,
+            ..
+        }))
+    ));
 }
 
 /// A request under the number of one that was still under way took its place in the books; what came for the one then
@@ -138,7 +217,10 @@ fn a_number_that_is_taken_ends_the_connection() {
     let there = region(&bob, 4096);
     let capability = grant(&bob, &there);
     let mut twice = Raw::connect(&bob, 7);
-    twice.send(&[ask(Op::Write, 1, capability, 8), ask(Op::Read, 1, capability, 8)]);
+    twice.send(&[
+        ask(Op::Write, 1, capability, 8),
+        ask(Op::Read, 1, capability, 8),
+    ]);
     assert_eq!(twice.hear(), None);
     until("its memory is let go of", || there.in_flight() == 0);
 }
@@ -149,11 +231,28 @@ fn a_notice_under_the_number_of_a_write_is_a_notice() {
     let bob = engine("bob", config());
     let there = region(&bob, 8);
     let mut odd = Raw::connect(&bob, 7);
-    odd.send(&[ask(Op::Write, 1, grant(&bob, &there), 8), Frame::Notify(Notify { id: 1, name_bytes: 4, bytes: 8 })]);
+    odd.send(&[
+        ask(Op::Write, 1, grant(&bob, &there), 8),
+        Frame::Notify(Notify {
+            id: 1,
+            name_bytes: 4,
+            bytes: 8,
+        }),
+    ]);
     odd.send_bytes(b"nameeight by");
-    assert!(matches!(odd.hear(), Some(Frame::Ack(Ack { id: 1, refusal: None, .. }))));
+    assert!(matches!(
+        odd.hear(),
+        Some(Frame::Ack(Ack {
+            id: 1,
+            refusal: None,
+            ..
+        }))
+    ));
     let taken = bob.take_notices(slackwater_wait::now() + 20 * SECOND);
-    assert_eq!((taken[0].1.name.as_str(), taken[0].1.bytes.as_slice()), ("name", b"eight by".as_slice()));
+    assert_eq!(
+        (taken[0].1.name.as_str(), taken[0].1.bytes.as_slice()),
+        ("name", b"eight by".as_slice())
+    );
     assert_eq!(bytes_of(&there, 0, 8), [0; 8]);
 }
 
@@ -163,7 +262,11 @@ fn a_write_that_wraps_around_is_refused_whole() {
     let (alice, bob) = (engine("alice", config()), engine("bob", config()));
     let (here, there) = (region(&alice, 4 << 20), region(&bob, 4 << 20));
     fill(&here, 2);
-    let to = target(alice.open(bob.segment().clone()), grant(&bob, &there), u64::MAX - MIB + 1);
+    let to = target(
+        alice.open(bob.segment().clone()),
+        grant(&bob, &there),
+        u64::MAX - MIB + 1,
+    );
     let write = request(Op::Write, vec![range(&here, 0, 4 << 20)], to);
     let ended = alice.transfer(vec![write], &within(20 * SECOND));
     assert_eq!(ended, Err(Ended::Failed(Cause::Refused(Refusal::Range))));

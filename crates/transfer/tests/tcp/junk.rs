@@ -22,7 +22,10 @@ static PANICS: Mutex<Vec<String>> = Mutex::new(Vec::new());
 fn listen_for_panics() {
     let others = panic::take_hook();
     panic::set_hook(Box::new(move |info| {
-        if let Some(place) = info.location().filter(|place| place.file().contains("src/tcp/")) {
+        if let Some(place) = info
+            .location()
+            .filter(|place| place.file().contains("src/tcp/"))
+        {
             PANICS.lock().unwrap().push(place.to_string());
         }
         others(info);
@@ -60,8 +63,16 @@ impl Mind {
                 (Frame::Cancel { id }, 0)
             }
             9 => {
-                let (id, name_bytes, bytes) = (self.any_id(), self.below(4) as u32, self.below(9) as u32);
-                (Frame::Notify(Notify { id, name_bytes, bytes }), (name_bytes + bytes) as usize)
+                let (id, name_bytes, bytes) =
+                    (self.any_id(), self.below(4) as u32, self.below(9) as u32);
+                (
+                    Frame::Notify(Notify {
+                        id,
+                        name_bytes,
+                        bytes,
+                    }),
+                    (name_bytes + bytes) as usize,
+                )
             }
             _ => (Frame::Ping { token: 5 }, 0),
         }
@@ -70,7 +81,10 @@ impl Mind {
     fn request(&mut self, wild: bool) -> (Frame, usize) {
         let id = if wild { self.any_id() } else { self.next_id };
         self.next_id += 1;
-        let (op, bytes) = ([Op::Read, Op::Write][self.below(2)], self.rng.below(BYTES + 2));
+        let (op, bytes) = (
+            [Op::Read, Op::Write][self.below(2)],
+            self.rng.below(BYTES + 2),
+        );
         if op == Op::Write && bytes > 0 {
             self.writes.push((id, bytes, 0));
         }
@@ -94,7 +108,11 @@ impl Mind {
 
 fn end_some(rng: &mut Rng, copies: &Receiver<Copying>) {
     for copy in copies.try_iter().take(rng.below(2) as usize) {
-        let result = if rng.below(8) == 0 { Err(StageError("broken".to_owned())) } else { Ok(()) };
+        let result = if rng.below(8) == 0 {
+            Err(StageError("broken".to_owned()))
+        } else {
+            Ok(())
+        };
         copy.end(result);
     }
 }
@@ -107,7 +125,12 @@ fn whatever_a_peer_sends_nothing_panics_and_nothing_is_left() {
     let mut whole = 0;
     for seed in 0..SESSIONS {
         let capabilities = [grant(&bob, &device), grant(&bob, &memory)];
-        let mut mind = Mind { rng: Rng::new(seed), capabilities, next_id: 1, writes: Vec::new() };
+        let mut mind = Mind {
+            rng: Rng::new(seed),
+            capabilities,
+            next_id: 1,
+            writes: Vec::new(),
+        };
         let mut peer = Raw::connect(&bob, 7);
         for _ in 0..1 + mind.below(FRAMES) {
             let (frame, payload) = mind.frame();
@@ -131,5 +154,8 @@ fn whatever_a_peer_sends_nothing_panics_and_nothing_is_left() {
         drop(bob.take_notices(slackwater_wait::now()));
         assert_eq!(PANICS.lock().unwrap().as_slice(), [""; 0], "seed {seed}");
     }
-    assert!((50..SESSIONS as usize).contains(&whole), "{whole} sessions were fine to their end");
+    assert!(
+        (50..SESSIONS as usize).contains(&whole),
+        "{whole} sessions were fine to their end"
+    );
 }

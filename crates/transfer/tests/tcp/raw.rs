@@ -43,7 +43,11 @@ impl Raw {
         stream.write_all(&hello.to_bytes()).unwrap();
         let mut answer = [0; GREETING_BYTES];
         stream.read_exact(&mut answer).unwrap();
-        Self { stream, heard: Vec::new(), greeting: Greeting::from_bytes(&answer).unwrap() }
+        Self {
+            stream,
+            heard: Vec::new(),
+            greeting: Greeting::from_bytes(&answer).unwrap(),
+        }
     }
 
     pub(crate) fn send(&mut self, frames: &[Frame]) {
@@ -95,9 +99,22 @@ impl Raw {
 }
 
 pub(crate) fn ask(op: Op, id: u64, capability: Capability, bytes: u64) -> Frame {
-    Frame::Request(Request { id, op, urgent: false, offset: 0, bytes, time_left_nanos: u64::MAX, capability })
+    Frame::Request(Request {
+        id,
+        op,
+        urgent: false,
+        offset: 0,
+        bytes,
+        time_left_nanos: u64::MAX,
+        capability,
+    })
 }
 
 pub(crate) fn data(id: u64, offset: u64, bytes: u32, last: bool) -> Frame {
-    Frame::Data(Data { id, bytes, last, offset })
+    Frame::Data(Data {
+        id,
+        bytes,
+        last,
+        offset,
+    })
 }

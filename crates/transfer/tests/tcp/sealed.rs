@@ -7,8 +7,8 @@ use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
 
 use slackwater_transfer::{
-    AllowList, Cause, Ended, Engine, GrantSpec, Mover, Op, Region, Rights, SealConfig, SealError, Segment, Target, Tcp,
-    TcpConfig, holder_of,
+    AllowList, Cause, Ended, Engine, GrantSpec, Mover, Op, Region, Rights, SealConfig, SealError,
+    Segment, Target, Tcp, TcpConfig, holder_of,
 };
 use slackwater_wire::data::{GREETING_BYTES, Refusal};
 use slackwater_zmtp::{KeyPair, PublicKey, SecretKey};
@@ -29,7 +29,13 @@ fn public(byte: u8) -> PublicKey {
 
 fn sealed(own: u8, clients: &[u8]) -> TcpConfig {
     let clients = clients.iter().map(|byte| public(*byte)).collect();
-    TcpConfig { seal: Some(SealConfig { keys: pair(own), clients }), ..config() }
+    TcpConfig {
+        seal: Some(SealConfig {
+            keys: pair(own),
+            clients,
+        }),
+        ..config()
+    }
 }
 
 fn whole(
@@ -39,67 +45,144 @@ fn whole(
     near: &Arc<Region>,
     op: Op,
 ) -> [Result<(), Ended>; 2] {
-    let to = Target { peer: engine.open(peer.clone()), offset: 0, capability: grant(far.0, far.1), key: None };
-    both_ways(engine, &request(op, vec![range(near, 0, near.bytes())], to), 20 * SECOND)
+    let to = Target {
+        peer: engine.open(peer.clone()),
+        offset: 0,
+        capability: grant(far.0, far.1),
+        key: None,
+    };
+    both_ways(
+        engine,
+        &request(op, vec![range(near, 0, near.bytes())], to),
+        20 * SECOND,
+    )
 }
 
 #[test]
 fn reads_and_writes_of_any_size_arrive() {
-    let (alice, bob) = (engine("alice", sealed(ALICE, &[])), engine("bob", sealed(BOB, &[ALICE])));
+    let (alice, bob) = (
+        engine("alice", sealed(ALICE, &[])),
+        engine("bob", sealed(BOB, &[ALICE])),
+    );
     for bytes in [1, 4095, (64 << 10) + 1, (1 << 20) - 3, (64 << 20) + 7] {
         let (here, there) = (region(&alice, bytes), region(&bob, bytes));
         fill(&there, 5);
-        assert_eq!(whole(&alice, bob.segment(), (&bob, &there), &here, Op::Read), [Ok(()), Ok(())]);
-        assert!(bytes_of(&here, 0, bytes) == pattern(5, bytes), "{bytes} bytes read");
+        assert_eq!(
+            whole(&alice, bob.segment(), (&bob, &there), &here, Op::Read),
+            [Ok(()), Ok(())]
+        );
+        assert!(
+            bytes_of(&here, 0, bytes) == pattern(5, bytes),
+            "{bytes} bytes read"
+        );
         fill(&here, 6);
-        assert_eq!(whole(&alice, bob.segment(), (&bob, &there), &here, Op::Write), [Ok(()), Ok(())]);
-        assert!(bytes_of(&there, 0, bytes) == pattern(6, bytes), "{bytes} bytes written");
+        assert_eq!(
+            whole(&alice, bob.segment(), (&bob, &there), &here, Op::Write),
+            [Ok(()), Ok(())]
+        );
+        assert!(
+            bytes_of(&there, 0, bytes) == pattern(6, bytes),
+            "{bytes} bytes written"
+        );
     }
 }
 
 #[test]
 fn whoever_has_not_the_right_key_is_refused_by_name() {
-    let check = |near: TcpConfig, far: TcpConfig, claimed: Option<u8>, expected: SealError, refused: u64| {
+    let check = |near: TcpConfig,
+                 far: TcpConfig,
+                 claimed: Option<u8>,
+                 expected: SealError,
+                 refused: u64| {
         let (alice, (bob, tcp)) = (engine("alice", near), engine_and_mover("bob", far));
         let (here, there) = (region(&alice, 4096), region(&bob, 4096));
         fill(&there, 5);
         let public_key = claimed.map(|byte| *public(byte).as_bytes());
-        let peer = Segment { public_key, ..bob.segment().clone() };
+        let peer = Segment {
+            public_key,
+            ..bob.segment().clone()
+        };
         for ended in whole(&alice, &peer, (&bob, &there), &here, Op::Read) {
             assert_eq!(ended, Err(Ended::Failed(Cause::Seal(expected))));
         }
         assert_eq!(bytes_of(&here, 0, 4096), vec![0; 4096]);
-        assert_eq!(counted(&tcp, "peers_refused") > 0, refused > 0, "{expected}");
+        assert_eq!(
+            counted(&tcp, "peers_refused") > 0,
+            refused > 0,
+            "{expected}"
+        );
     };
     // A client that bob does not know; a key that is not bob's; a plain client; a plain bob, with and without a key
     // published for him; a client that was told of a key and has none.
-    check(sealed(MALLORY, &[]), sealed(BOB, &[ALICE]), Some(BOB), SealError::Refused, 1);
-    check(sealed(ALICE, &[]), sealed(BOB, &[ALICE]), Some(MALLORY), SealError::Refused, 1);
-    check(config(), sealed(BOB, &[ALICE]), None, SealError::Unsealed, 1);
-    check(sealed(ALICE, &[]), config(), Some(BOB), SealError::Unsealed, 0);
+    check(
+        sealed(MALLORY, &[]),
+        sealed(BOB, &[ALICE]),
+        Some(BOB),
+        SealError::Refused,
+        1,
+    );
+    check(
+        sealed(ALICE, &[]),
+        sealed(BOB, &[ALICE]),
+        Some(MALLORY),
+        SealError::Refused,
+        1,
+    );
+    check(
+        config(),
+        sealed(BOB, &[ALICE]),
+        None,
+        SealError::Unsealed,
+        1,
+    );
+    check(
+        sealed(ALICE, &[]),
+        config(),
+        Some(BOB),
+        SealError::Unsealed,
+        0,
+    );
     check(sealed(ALICE, &[]), config(), None, SealError::Unsealed, 0);
-    check(config(), sealed(BOB, &[ALICE]), Some(BOB), SealError::Unsealed, 0);
+    check(
+        config(),
+        sealed(BOB, &[ALICE]),
+        Some(BOB),
+        SealError::Unsealed,
+        0,
+    );
 }
 
 #[test]
 fn a_capability_is_of_use_to_the_key_it_was_granted_to() {
     let far = engine("bob", sealed(BOB, &[ALICE, MALLORY]));
     let there = region(&far, 4096);
-    let spec = GrantSpec { holder: holder_of(&public(ALICE)), ..GrantSpec::whole(&there, Rights::BOTH) };
+    let spec = GrantSpec {
+        holder: holder_of(&public(ALICE)),
+        ..GrantSpec::whole(&there, Rights::BOTH)
+    };
     let capability = far.grant(there.id(), &spec).unwrap();
-    for (own, expected) in [(ALICE, Ok(())), (MALLORY, Err(Ended::Failed(Cause::Refused(Refusal::Holder))))] {
+    for (own, expected) in [
+        (ALICE, Ok(())),
+        (MALLORY, Err(Ended::Failed(Cause::Refused(Refusal::Holder)))),
+    ] {
         let near = engine("near", sealed(own, &[]));
         let here = region(&near, 4096);
         let to = target(near.open(far.segment().clone()), capability, 0);
         let read = request(Op::Read, vec![range(&here, 0, 4096)], to);
-        assert_eq!(both_ways(&near, &read, 20 * SECOND), [expected.clone(), expected]);
+        assert_eq!(
+            both_ways(&near, &read, 20 * SECOND),
+            [expected.clone(), expected]
+        );
     }
 }
 
 #[test]
 fn whoever_is_struck_off_the_list_is_served_no_more() {
     let list: AllowList = [public(ALICE)].into();
-    let seal = Some(SealConfig { keys: pair(BOB), clients: list.clone() });
+    let seal = Some(SealConfig {
+        keys: pair(BOB),
+        clients: list.clone(),
+    });
     let (far, tcp) = engine_and_mover("bob", TcpConfig { seal, ..config() });
     let there = region(&far, 4096);
     let near = [ALICE, MALLORY].map(|own| engine("near", sealed(own, &[])));
@@ -111,7 +194,11 @@ fn whoever_is_struck_off_the_list_is_served_no_more() {
     assert_eq!(near.each_ref().map(read), [Ok(()), refused.clone()]);
     let before = counted(&tcp, "peers_refused");
     list.replace([public(MALLORY)]);
-    assert_eq!(near.each_ref().map(read), [refused, Ok(())], "on the connections that stood, too");
+    assert_eq!(
+        near.each_ref().map(read),
+        [refused, Ok(())],
+        "on the connections that stood, too"
+    );
     assert!(counted(&tcp, "peers_refused") > before);
 }
 
@@ -120,17 +207,26 @@ fn an_environment_seals_an_engine_by_key_files() {
     let folder = std::env::temp_dir().join(format!("slackwater-sealed-{}", std::process::id()));
     fs::create_dir_all(&folder).unwrap();
     let [near, far] = [(ALICE, BOB), (BOB, ALICE)].map(|(own, other)| {
-        let (key, clients) = (folder.join(format!("{own}.key")), folder.join(format!("{own}.clients")));
+        let (key, clients) = (
+            folder.join(format!("{own}.key")),
+            folder.join(format!("{own}.clients")),
+        );
         fs::write(&key, format!("{own:02x}").repeat(32)).unwrap();
         fs::set_permissions(&key, fs::Permissions::from_mode(0o600)).unwrap();
         fs::write(&clients, format!("{} basic\n", public(other))).unwrap();
-        let vars = [("SLACKWATER_TCP_SEAL_CLIENTS", clients), ("SLACKWATER_TCP_SEAL_KEY", key)];
+        let vars = [
+            ("SLACKWATER_TCP_SEAL_CLIENTS", clients),
+            ("SLACKWATER_TCP_SEAL_KEY", key),
+        ];
         let vars = vars.map(|(name, path)| (name.to_owned(), path.to_str().unwrap().to_owned()));
         engine("keyed", TcpConfig::from_env(vars).unwrap())
     });
     let (here, there) = (region(&near, 4096), region(&far, 4096));
     assert_eq!(far.segment().public_key, Some(*public(BOB).as_bytes()));
-    assert_eq!(whole(&near, far.segment(), (&far, &there), &here, Op::Read), [Ok(()), Ok(())]);
+    assert_eq!(
+        whole(&near, far.segment(), (&far, &there), &here, Op::Read),
+        [Ok(()), Ok(())]
+    );
     fs::remove_dir_all(&folder).unwrap();
 }
 
@@ -138,9 +234,27 @@ fn an_environment_seals_an_engine_by_key_files() {
 fn keys_open_the_way_beyond_this_machine() {
     let bind: Vec<SocketAddr> = vec!["0.0.0.0:0".parse().unwrap()];
     let life = slackwater_transfer::Home::open().unwrap();
-    let plain = Tcp::start(&life, TcpConfig { bind: bind.clone(), ..config() });
-    assert!(plain.unwrap_err().to_string().contains("give keys to seal them"));
-    let tcp = Tcp::start(&life, TcpConfig { bind, ..sealed(ALICE, &[]) }).unwrap();
+    let plain = Tcp::start(
+        &life,
+        TcpConfig {
+            bind: bind.clone(),
+            ..config()
+        },
+    );
+    assert!(
+        plain
+            .unwrap_err()
+            .to_string()
+            .contains("give keys to seal them")
+    );
+    let tcp = Tcp::start(
+        &life,
+        TcpConfig {
+            bind,
+            ..sealed(ALICE, &[])
+        },
+    )
+    .unwrap();
     let far = |public_key| Segment {
         name: "far".to_owned(),
         incarnation: life.incarnation(),
@@ -169,9 +283,15 @@ fn middle(target: SocketAddr, answers: bool, meddle: Meddle) -> SocketAddr {
         let mut meddle = Some(meddle);
         // It ends with the process; what it relays ends with its two ends.
         for near in listener.incoming() {
-            let (Ok(near), Ok(far)) = (near, TcpStream::connect(target)) else { return };
+            let (Ok(near), Ok(far)) = (near, TcpStream::connect(target)) else {
+                return;
+            };
             let (to_near, to_far) = (near.try_clone().unwrap(), far.try_clone().unwrap());
-            let [asking, answering] = if answers { [None, meddle.take()] } else { [meddle.take(), None] };
+            let [asking, answering] = if answers {
+                [None, meddle.take()]
+            } else {
+                [meddle.take(), None]
+            };
             std::thread::spawn(move || relay(near, to_far, asking));
             std::thread::spawn(move || relay(far, to_near, answering));
         }
@@ -180,7 +300,8 @@ fn middle(target: SocketAddr, answers: bool, meddle: Meddle) -> SocketAddr {
 }
 
 fn relay(mut from: TcpStream, mut to: TcpStream, meddle: Option<Meddle>) {
-    let (mut seen, mut heard, mut held, mut buffer) = (0, Vec::new(), Vec::new(), vec![0; 64 << 10]);
+    let (mut seen, mut heard, mut held, mut buffer) =
+        (0, Vec::new(), Vec::new(), vec![0; 64 << 10]);
     let mut replayed = !matches!(meddle, Some(Meddle::Replay));
     while let Ok(count @ 1..) = from.read(&mut buffer) {
         if let Some(Meddle::Flip(at)) = meddle
@@ -219,27 +340,50 @@ fn second_record(bytes: &[u8]) -> Option<std::ops::Range<usize>> {
 fn a_changed_bit_fails_what_was_under_way_and_reaches_no_memory() {
     const BYTES: usize = 1 << 20;
     let check = |op: Op, at: usize| {
-        let ((alice, near_tcp), (bob, far_tcp)) =
-            (engine_and_mover("alice", sealed(ALICE, &[])), engine_and_mover("bob", sealed(BOB, &[ALICE])));
+        let ((alice, near_tcp), (bob, far_tcp)) = (
+            engine_and_mover("alice", sealed(ALICE, &[])),
+            engine_and_mover("bob", sealed(BOB, &[ALICE])),
+        );
         let (here, there) = (region(&alice, BYTES), region(&bob, BYTES));
         let (from, to, tcp) = match op {
             Op::Read => (&there, &here, near_tcp),
             Op::Write => (&here, &there, far_tcp),
         };
         fill(from, 7);
-        let addresses = vec![middle(bob.segment().addresses[0], op == Op::Read, Meddle::Flip(at))];
-        let peer = alice.open(Segment { addresses, ..bob.segment().clone() });
-        let asked = request(op, vec![range(&here, 0, BYTES as u64)], target(peer, grant(&bob, &there), 0));
+        let addresses = vec![middle(
+            bob.segment().addresses[0],
+            op == Op::Read,
+            Meddle::Flip(at),
+        )];
+        let peer = alice.open(Segment {
+            addresses,
+            ..bob.segment().clone()
+        });
+        let asked = request(
+            op,
+            vec![range(&here, 0, BYTES as u64)],
+            target(peer, grant(&bob, &there), 0),
+        );
         let ended = alice.transfer(vec![asked], &within(20 * SECOND));
         match op {
             Op::Read => assert_eq!(ended, Err(Ended::Failed(Cause::Seal(SealError::Record)))),
             // The initiator sees the target close.
-            Op::Write => assert!(matches!(ended, Err(Ended::Failed(Cause::Lost(_)))), "{ended:?}"),
+            Op::Write => assert!(
+                matches!(ended, Err(Ended::Failed(Cause::Lost(_)))),
+                "{ended:?}"
+            ),
         }
         assert_eq!(counted(&tcp, "records_refused"), 1);
         let (found, sent) = (bytes_of(to, 0, BYTES), pattern(7, BYTES));
-        let right = found.iter().zip(&sent).take_while(|(found, sent)| found == sent).count();
-        assert!(right < BYTES && found[right..].iter().all(|byte| *byte == 0), "{op:?}: wrong bytes from {right} on");
+        let right = found
+            .iter()
+            .zip(&sent)
+            .take_while(|(found, sent)| found == sent)
+            .count();
+        assert!(
+            right < BYTES && found[right..].iter().all(|byte| *byte == 0),
+            "{op:?}: wrong bytes from {right} on"
+        );
     };
     for at in [GREETING_BYTES + 30, GREETING_BYTES + 300_000] {
         check(Op::Read, at);
@@ -249,14 +393,26 @@ fn a_changed_bit_fails_what_was_under_way_and_reaches_no_memory() {
 
 #[test]
 fn a_repeated_record_ends_the_connection() {
-    let (alice, (bob, tcp)) = (engine("alice", sealed(ALICE, &[])), engine_and_mover("bob", sealed(BOB, &[ALICE])));
+    let (alice, (bob, tcp)) = (
+        engine("alice", sealed(ALICE, &[])),
+        engine_and_mover("bob", sealed(BOB, &[ALICE])),
+    );
     let (here, there) = (region(&alice, 4096), region(&bob, 4096));
     fill(&there, 8);
     let addresses = vec![middle(bob.segment().addresses[0], false, Meddle::Replay)];
-    let peer = alice.open(Segment { addresses, ..bob.segment().clone() });
-    let read = request(Op::Read, vec![range(&here, 0, 4096)], target(peer, grant(&bob, &there), 0));
+    let peer = alice.open(Segment {
+        addresses,
+        ..bob.segment().clone()
+    });
+    let read = request(
+        Op::Read,
+        vec![range(&here, 0, 4096)],
+        target(peer, grant(&bob, &there), 0),
+    );
     // The answer may be back before the connection ends; if not, the read goes over the next one.
     assert_eq!(alice.transfer(vec![read], &within(20 * SECOND)), Ok(()));
     assert!(bytes_of(&here, 0, 4096) == pattern(8, 4096));
-    until("the repeated record is counted", || counted(&tcp, "records_refused") == 1);
+    until("the repeated record is counted", || {
+        counted(&tcp, "records_refused") == 1
+    });
 }

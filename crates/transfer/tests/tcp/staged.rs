@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex};
 use slackwater_base::Instant;
 use slackwater_transfer::stage::StagedMover;
 use slackwater_transfer::{
-    Access, Engine, Home, Location, Memory, Mover, Op, Place, Region, RegionSpec, Rights, Segment, Stage, StageError,
-    Staged, Tcp,
+    Access, Engine, Home, Location, Memory, Mover, Op, Place, Region, RegionSpec, Rights, Segment,
+    Stage, StageError, Staged, Tcp,
 };
 use slackwater_wire::data::{Frame, Refusal};
 
@@ -38,9 +38,16 @@ impl Copying {
 }
 
 impl Slow {
-    fn begin(&self, access: Arc<Access>, done: impl FnOnce(Result<(), StageError>) + Send + 'static) {
+    fn begin(
+        &self,
+        access: Arc<Access>,
+        done: impl FnOnce(Result<(), StageError>) + Send + 'static,
+    ) {
         // A test that is over is told of nothing any more.
-        let _ = self.copies.lock().unwrap().send(Copying { access, done: Box::new(done) });
+        let _ = self.copies.lock().unwrap().send(Copying {
+            access,
+            done: Box::new(done),
+        });
     }
 }
 
@@ -107,7 +114,9 @@ pub(crate) fn slow_engine(bytes: usize) -> (Engine, Arc<Region>, Receiver<Copyin
     let life = Home::open().unwrap();
     let tcp = Arc::new(Tcp::start(&life, config()).unwrap());
     let (begun, copies) = channel();
-    let stage = Arc::new(Slow { copies: Mutex::new(begun) });
+    let stage = Arc::new(Slow {
+        copies: Mutex::new(begun),
+    });
     let segment = Segment {
         name: "slow".to_owned(),
         incarnation: life.incarnation(),
@@ -117,11 +126,17 @@ pub(crate) fn slow_engine(bytes: usize) -> (Engine, Arc<Region>, Receiver<Copyin
     };
     let address = NonNull::new(std::ptr::without_provenance_mut(0x1000)).unwrap();
     // SAFETY: nobody looks at memory of a device but its stage, and this one does not.
-    let memory = unsafe { Memory::borrowed(address, bytes, Location::Software(0)) }.staged_by(stage);
+    let memory =
+        unsafe { Memory::borrowed(address, bytes, Location::Software(0)) }.staged_by(stage);
     let wires: Vec<Arc<dyn Mover>> = vec![tcp];
     let movers: Vec<Arc<dyn Mover>> = vec![wires[0].clone(), Arc::new(StagedMover::over(wires))];
     let engine = Engine::assemble(life, segment, movers);
-    let region = engine.register(RegionSpec { memory, rights: Rights::BOTH }).unwrap();
+    let region = engine
+        .register(RegionSpec {
+            memory,
+            rights: Rights::BOTH,
+        })
+        .unwrap();
     (engine, region, copies)
 }
 
@@ -130,7 +145,10 @@ fn begun(copies: &Receiver<Copying>) -> Copying {
 }
 
 fn said_of(id: u64, refusal: Option<Refusal>, heard: Option<Frame>) {
-    assert!(matches!(heard, Some(Frame::Ack(ack)) if ack.id == id && ack.refusal == refusal), "{heard:?}");
+    assert!(
+        matches!(heard, Some(Frame::Ack(ack)) if ack.id == id && ack.refusal == refusal),
+        "{heard:?}"
+    );
 }
 
 /// What the peer hears next is the answer to this: nothing was said before.
@@ -146,14 +164,20 @@ fn a_cancelled_write_is_answered_when_its_copies_have_ended() {
     let (bob, there, copies) = slow_engine(2 * CHUNK);
     let capability = grant(&bob, &there);
     let mut peer = Raw::connect(&bob, 7);
-    peer.send(&[ask(Op::Write, 1, capability, 2 * CHUNK as u64), data(1, 0, CHUNK as u32, false)]);
+    peer.send(&[
+        ask(Op::Write, 1, capability, 2 * CHUNK as u64),
+        data(1, 0, CHUNK as u32, false),
+    ]);
     peer.send_bytes(&[1; CHUNK]);
     let copy = begun(&copies);
     peer.send(&[Frame::Cancel { id: 1 }]);
     nothing_is_said(&mut peer);
     copy.end(Ok(()));
     said_of(1, Some(Refusal::Cancelled), peer.hear());
-    peer.send(&[ask(Op::Write, 2, capability, CHUNK as u64), data(2, 0, CHUNK as u32, true)]);
+    peer.send(&[
+        ask(Op::Write, 2, capability, CHUNK as u64),
+        data(2, 0, CHUNK as u32, true),
+    ]);
     peer.send_bytes(&[2; CHUNK]);
     begun(&copies).end(Ok(()));
     said_of(2, None, peer.hear());
@@ -164,7 +188,10 @@ fn a_cancelled_write_is_answered_when_its_copies_have_ended() {
 fn a_write_to_a_region_that_closes_is_answered_when_its_copies_have_ended() {
     let (bob, there, copies) = slow_engine(2 * CHUNK);
     let mut peer = Raw::connect(&bob, 7);
-    peer.send(&[ask(Op::Write, 1, grant(&bob, &there), 2 * CHUNK as u64), data(1, 0, CHUNK as u32, false)]);
+    peer.send(&[
+        ask(Op::Write, 1, grant(&bob, &there), 2 * CHUNK as u64),
+        data(1, 0, CHUNK as u32, false),
+    ]);
     peer.send_bytes(&[1; CHUNK]);
     let copy = begun(&copies);
     let closing = std::thread::spawn({
@@ -187,7 +214,10 @@ fn a_copy_that_fails_is_told_when_the_others_have_ended() {
     let (bob, there, copies) = slow_engine(2 * CHUNK);
     let mut peer = Raw::connect(&bob, 7);
     let bytes = 2 * CHUNK;
-    peer.send(&[ask(Op::Write, 1, grant(&bob, &there), bytes as u64), data(1, 0, bytes as u32, true)]);
+    peer.send(&[
+        ask(Op::Write, 1, grant(&bob, &there), bytes as u64),
+        data(1, 0, bytes as u32, true),
+    ]);
     peer.send_bytes(&vec![1; bytes]);
     let [first, second] = [begun(&copies), begun(&copies)];
     first.end(Err(StageError("broken".to_owned())));
@@ -202,10 +232,16 @@ fn a_number_is_taken_until_its_copies_have_ended() {
     let (bob, there, copies) = slow_engine(2 * CHUNK);
     let capability = grant(&bob, &there);
     let mut peer = Raw::connect(&bob, 7);
-    peer.send(&[ask(Op::Write, 1, capability, 2 * CHUNK as u64), data(1, 0, CHUNK as u32, false)]);
+    peer.send(&[
+        ask(Op::Write, 1, capability, 2 * CHUNK as u64),
+        data(1, 0, CHUNK as u32, false),
+    ]);
     peer.send_bytes(&[1; CHUNK]);
     let copy = begun(&copies);
-    peer.send(&[Frame::Cancel { id: 1 }, ask(Op::Write, 1, capability, CHUNK as u64)]);
+    peer.send(&[
+        Frame::Cancel { id: 1 },
+        ask(Op::Write, 1, capability, CHUNK as u64),
+    ]);
     assert_eq!(peer.hear(), None);
     copy.end(Ok(()));
     nothing_is_said(&mut Raw::connect(&bob, 7));

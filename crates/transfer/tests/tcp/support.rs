@@ -2,8 +2,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use slackwater_transfer::{
-    Capability, Ended, Engine, GrantSpec, Home, LocalRange, Memory, Mover, Op, PeerId, Priority, Region, RegionSpec,
-    Request, Rights, Segment, Submit, Target, Tcp, TcpConfig,
+    Capability, Ended, Engine, GrantSpec, Home, LocalRange, Memory, Mover, Op, PeerId, Priority,
+    Region, RegionSpec, Request, Rights, Segment, Submit, Target, Tcp, TcpConfig,
 };
 
 use slackwater_wait::{Site, Waiting};
@@ -12,7 +12,10 @@ pub(crate) const SECOND: Duration = Duration::from_secs(1);
 
 /// A configuration for many small engines in one process.
 pub(crate) fn config() -> TcpConfig {
-    TcpConfig { io_threads: 2, ..TcpConfig::default() }
+    TcpConfig {
+        io_threads: 2,
+        ..TcpConfig::default()
+    }
 }
 
 /// An engine that has TCP alone, so that nothing goes by another way.
@@ -23,7 +26,10 @@ pub(crate) fn engine(name: &str, config: TcpConfig) -> Engine {
 /// The same, with its mover to look at.
 pub(crate) fn engine_and_mover(name: &str, config: TcpConfig) -> (Engine, Arc<Tcp>) {
     let life = Home::open().unwrap();
-    let public_key = config.seal.as_ref().map(|seal| *seal.keys.public().as_bytes());
+    let public_key = config
+        .seal
+        .as_ref()
+        .map(|seal| *seal.keys.public().as_bytes());
     let tcp = Arc::new(Tcp::start(&life, config).unwrap());
     let segment = Segment {
         name: name.to_owned(),
@@ -37,19 +43,33 @@ pub(crate) fn engine_and_mover(name: &str, config: TcpConfig) -> (Engine, Arc<Tc
 }
 
 pub(crate) fn counted(tcp: &Tcp, name: &str) -> u64 {
-    tcp.metrics().into_iter().find(|(known, _)| *known == name).unwrap().1
+    tcp.metrics()
+        .into_iter()
+        .find(|(known, _)| *known == name)
+        .unwrap()
+        .1
 }
 
 pub(crate) fn region(engine: &Engine, bytes: usize) -> Arc<Region> {
-    engine.register(RegionSpec { memory: Memory::anonymous(bytes).unwrap(), rights: Rights::BOTH }).unwrap()
+    engine
+        .register(RegionSpec {
+            memory: Memory::anonymous(bytes).unwrap(),
+            rights: Rights::BOTH,
+        })
+        .unwrap()
 }
 
 pub(crate) fn grant(engine: &Engine, region: &Region) -> Capability {
-    engine.grant(region.id(), &GrantSpec::whole(region, Rights::BOTH)).unwrap()
+    engine
+        .grant(region.id(), &GrantSpec::whole(region, Rights::BOTH))
+        .unwrap()
 }
 
 pub(crate) fn fill(region: &Arc<Region>, seed: u64) {
-    region.access(0, region.bytes()).unwrap().copy_in(0, &pattern(seed, region.bytes() as usize));
+    region
+        .access(0, region.bytes())
+        .unwrap()
+        .copy_in(0, &pattern(seed, region.bytes() as usize));
 }
 
 pub(crate) fn pattern(seed: u64, bytes: usize) -> Vec<u8> {
@@ -60,24 +80,45 @@ pub(crate) fn pattern(seed: u64, bytes: usize) -> Vec<u8> {
 
 pub(crate) fn bytes_of(region: &Arc<Region>, offset: u64, bytes: usize) -> Vec<u8> {
     let mut out = vec![0; bytes];
-    region.access(offset, bytes as u64).unwrap().copy_out(0, &mut out);
+    region
+        .access(offset, bytes as u64)
+        .unwrap()
+        .copy_out(0, &mut out);
     out
 }
 
 pub(crate) fn range(region: &Region, offset: u64, bytes: u64) -> LocalRange {
-    LocalRange { region: region.id(), offset, bytes }
+    LocalRange {
+        region: region.id(),
+        offset,
+        bytes,
+    }
 }
 
 pub(crate) fn request(op: Op, local: Vec<LocalRange>, target: Target) -> Request {
-    Request { op, local, target, timeout: None, priority: Priority::Normal }
+    Request {
+        op,
+        local,
+        target,
+        timeout: None,
+        priority: Priority::Normal,
+    }
 }
 
 pub(crate) fn target(peer: PeerId, capability: Capability, offset: u64) -> Target {
-    Target { peer, offset, capability, key: None }
+    Target {
+        peer,
+        offset,
+        capability,
+        key: None,
+    }
 }
 
 pub(crate) fn within(timeout: Duration) -> Submit {
-    Submit { timeout, ..Submit::default() }
+    Submit {
+        timeout,
+        ..Submit::default()
+    }
 }
 
 /// Waits for a fact, up to 20 seconds.
@@ -90,7 +131,11 @@ pub(crate) fn until(what: &str, mut fact: impl FnMut() -> bool) {
 }
 
 /// Carries one request twice: driven by this thread, and as a batch by the loops.
-pub(crate) fn both_ways(engine: &Engine, request: &Request, timeout: Duration) -> [Result<(), Ended>; 2] {
+pub(crate) fn both_ways(
+    engine: &Engine,
+    request: &Request,
+    timeout: Duration,
+) -> [Result<(), Ended>; 2] {
     static SITE: Site = Site::new("test");
     let alone = engine.transfer(vec![request.clone()], &within(timeout));
     let batch = engine.submit(vec![request.clone()], &within(timeout));

@@ -8,8 +8,21 @@ fn every_size_arrives_in_both_directions() {
     let (alice, bob) = (engine("alice", config()), engine("bob", config()));
     let (here, there) = (region(&alice, 5 << 20), region(&bob, 5 << 20));
     let (peer, capability) = (alice.open(bob.segment().clone()), grant(&bob, &there));
-    for (turn, bytes) in
-        [1, 63, 64, 65, 4095, 4096, 4097, 65_536, 1 << 20, (1 << 20) + 1, (4 << 20) + 7].into_iter().enumerate()
+    for (turn, bytes) in [
+        1,
+        63,
+        64,
+        65,
+        4095,
+        4096,
+        4097,
+        65_536,
+        1 << 20,
+        (1 << 20) + 1,
+        (4 << 20) + 7,
+    ]
+    .into_iter()
+    .enumerate()
     {
         let (from, to) = (turn as u64 * 3 + 1, turn as u64 * 5 + 2);
         fill(&here, turn as u64);
@@ -17,16 +30,34 @@ fn every_size_arrives_in_both_directions() {
         let write = request(Op::Write, local, target(peer, capability, to));
         assert_eq!(both_ways(&alice, &write, 20 * SECOND), [Ok(()), Ok(())]);
         let sent = bytes_of(&here, from, bytes as usize);
-        assert!(bytes_of(&there, to, bytes as usize) == sent, "{bytes} bytes written");
+        assert!(
+            bytes_of(&there, to, bytes as usize) == sent,
+            "{bytes} bytes written"
+        );
         fill(&here, 99);
-        let read = request(Op::Read, vec![range(&here, 7, bytes)], target(peer, capability, to));
-        alice.submit(vec![read], &within(20 * SECOND)).wait(&slackwater_wait::Waiting::at(&SITE)).unwrap();
-        assert!(bytes_of(&here, 7, bytes as usize) == sent, "{bytes} bytes read");
+        let read = request(
+            Op::Read,
+            vec![range(&here, 7, bytes)],
+            target(peer, capability, to),
+        );
+        alice
+            .submit(vec![read], &within(20 * SECOND))
+            .wait(&slackwater_wait::Waiting::at(&SITE))
+            .unwrap();
+        assert!(
+            bytes_of(&here, 7, bytes as usize) == sent,
+            "{bytes} bytes read"
+        );
         let (mut plain, place) = (vec![0; bytes as usize], target(peer, capability, to));
         alice.read_now(&place, &mut plain, 20 * SECOND).unwrap();
         assert!(plain == sent, "{bytes} bytes read by a waiting caller");
-        alice.write_now(&target(peer, capability, 0), &plain, 20 * SECOND).unwrap();
-        assert!(bytes_of(&there, 0, bytes as usize) == sent, "{bytes} bytes written by a waiting caller");
+        alice
+            .write_now(&target(peer, capability, 0), &plain, 20 * SECOND)
+            .unwrap();
+        assert!(
+            bytes_of(&there, 0, bytes as usize) == sent,
+            "{bytes} bytes written by a waiting caller"
+        );
     }
 }
 
@@ -37,21 +68,46 @@ fn scattered_and_gathered_bytes_keep_their_order() {
     let (peer, capability) = (alice.open(bob.segment().clone()), grant(&bob, &there));
     fill(&here, 1);
     // Many uneven ranges, backwards, together above the size that is striped over lanes.
-    let ranges: Vec<_> =
-        (0..600u64).rev().map(|index| range(&here, index * 6000 + index % 7, 4000 + index % 13)).collect();
-    let expected: Vec<u8> =
-        ranges.iter().flat_map(|range| bytes_of(&here, range.offset, range.bytes as usize)).collect();
+    let ranges: Vec<_> = (0..600u64)
+        .rev()
+        .map(|index| range(&here, index * 6000 + index % 7, 4000 + index % 13))
+        .collect();
+    let expected: Vec<u8> = ranges
+        .iter()
+        .flat_map(|range| bytes_of(&here, range.offset, range.bytes as usize))
+        .collect();
     alice
-        .transfer(vec![request(Op::Write, ranges.clone(), target(peer, capability, 11))], &within(20 * SECOND))
+        .transfer(
+            vec![request(
+                Op::Write,
+                ranges.clone(),
+                target(peer, capability, 11),
+            )],
+            &within(20 * SECOND),
+        )
         .unwrap();
     assert!(bytes_of(&there, 11, expected.len()) == expected);
-    let all = alice.home().regions().access(here.id(), 0, here.bytes()).unwrap();
+    let all = alice
+        .home()
+        .regions()
+        .access(here.id(), 0, here.bytes())
+        .unwrap();
     all.copy_in(0, &vec![0; here.bytes() as usize]);
     drop(all);
     alice
-        .transfer(vec![request(Op::Read, ranges.clone(), target(peer, capability, 11))], &within(20 * SECOND))
+        .transfer(
+            vec![request(
+                Op::Read,
+                ranges.clone(),
+                target(peer, capability, 11),
+            )],
+            &within(20 * SECOND),
+        )
         .unwrap();
-    let got: Vec<u8> = ranges.iter().flat_map(|range| bytes_of(&here, range.offset, range.bytes as usize)).collect();
+    let got: Vec<u8> = ranges
+        .iter()
+        .flat_map(|range| bytes_of(&here, range.offset, range.bytes as usize))
+        .collect();
     assert!(got == expected);
 }
 
@@ -61,15 +117,26 @@ fn ten_thousand_small_requests_are_one_batch() {
     let (here, there) = (region(&alice, 10_000 * 100), region(&bob, 10_000 * 100));
     let (peer, capability) = (alice.open(bob.segment().clone()), grant(&bob, &there));
     fill(&there, 5);
-    let requests = (0..10_000u64)
-        .map(|index| request(Op::Read, vec![range(&here, index * 100, 100)], target(peer, capability, index * 100)));
+    let requests = (0..10_000u64).map(|index| {
+        request(
+            Op::Read,
+            vec![range(&here, index * 100, 100)],
+            target(peer, capability, index * 100),
+        )
+    });
     let batch = alice.submit(requests.collect(), &within(20 * SECOND));
-    let notice = Notice { name: "read".to_owned(), bytes: vec![1, 2, 3] };
+    let notice = Notice {
+        name: "read".to_owned(),
+        bytes: vec![1, 2, 3],
+    };
     batch.wait(&slackwater_wait::Waiting::at(&SITE)).unwrap();
     assert!((0..10_000).all(|request| batch.status(request) == Some(Status::Completed)));
     assert!(bytes_of(&here, 0, 1_000_000) == bytes_of(&there, 0, 1_000_000));
     alice.notify(peer, notice.clone(), 20 * SECOND).unwrap();
-    assert_eq!(bob.take_notices(now() + 20 * SECOND), [(alice.home().incarnation(), notice)]);
+    assert_eq!(
+        bob.take_notices(now() + 20 * SECOND),
+        [(alice.home().incarnation(), notice)]
+    );
     alice.fence(peer, 20 * SECOND).unwrap();
 }
 
@@ -78,10 +145,18 @@ fn ten_thousand_small_requests_are_one_batch() {
 fn a_notice_that_is_too_long_is_not_sent() {
     let (alice, bob) = (engine("alice", config()), engine("bob", config()));
     let peer = alice.open(bob.segment().clone());
-    let notice = |bytes| Notice { name: "n".to_owned(), bytes: vec![0; bytes] };
-    alice.notify(peer, notice((64 << 10) - 1), 20 * SECOND).unwrap();
+    let notice = |bytes| Notice {
+        name: "n".to_owned(),
+        bytes: vec![0; bytes],
+    };
+    alice
+        .notify(peer, notice((64 << 10) - 1), 20 * SECOND)
+        .unwrap();
     let ended = alice.notify(peer, notice(64 << 10), 20 * SECOND);
-    assert!(matches!(ended, Err(Ended::Failed(Cause::Invalid(_)))), "{ended:?}");
+    assert!(
+        matches!(ended, Err(Ended::Failed(Cause::Invalid(_)))),
+        "{ended:?}"
+    );
 }
 
 static SITE: slackwater_wait::Site = slackwater_wait::Site::new("test");
@@ -108,7 +183,9 @@ fn many_threads_share_an_engine() {
             })
         })
         .collect();
-    threads.into_iter().for_each(|thread| thread.join().unwrap());
+    threads
+        .into_iter()
+        .for_each(|thread| thread.join().unwrap());
     assert_eq!(alice.stats(peer)[0].1.completed, 400);
 }
 
@@ -131,9 +208,13 @@ fn the_target_refuses_what_was_not_granted_and_serves_on() {
         ],
         &within(20 * SECOND),
     );
-    let ended = batch.wait(&slackwater_wait::Waiting::at(&SITE)).unwrap_err();
+    let ended = batch
+        .wait(&slackwater_wait::Waiting::at(&SITE))
+        .unwrap_err();
     assert!(matches!(ended, Ended::Failed(Cause::Refused(_))), "{ended}");
-    let causes: Vec<_> = (0..5).map(|request| batch.outcome(request).unwrap().cause).collect();
+    let causes: Vec<_> = (0..5)
+        .map(|request| batch.outcome(request).unwrap().cause)
+        .collect();
     let refused = |refusal| Some(Cause::Refused(refusal));
     // A waiting caller is refused as well, and its connection serves on.
     let mut plain = vec![0; 100_000];
@@ -142,9 +223,24 @@ fn the_target_refuses_what_was_not_granted_and_serves_on() {
         assert_eq!(wrong, Err(Cause::Refused(Refusal::Forged)));
         let wrong = alice.write_now(&target(peer, forged, 0), &plain[..bytes], 20 * SECOND);
         assert_eq!(wrong, Err(Cause::Refused(Refusal::Forged)));
-        alice.read_now(&target(peer, capability, 0), &mut plain[..bytes], 20 * SECOND).unwrap();
+        alice
+            .read_now(
+                &target(peer, capability, 0),
+                &mut plain[..bytes],
+                20 * SECOND,
+            )
+            .unwrap();
     }
-    assert_eq!(causes, [refused(Refusal::Forged), refused(Refusal::Range), refused(Refusal::Forged), None, None]);
+    assert_eq!(
+        causes,
+        [
+            refused(Refusal::Forged),
+            refused(Refusal::Range),
+            refused(Refusal::Forged),
+            None,
+            None
+        ]
+    );
 }
 
 #[test]
@@ -154,7 +250,11 @@ fn a_cancelled_batch_lets_go_of_its_memory_and_the_lane_goes_on() {
     let (peer, capability) = (alice.open(bob.segment().clone()), grant(&bob, &there));
     for op in [Op::Read, Op::Write] {
         for _ in 0..10 {
-            let large = request(op, vec![range(&here, 0, 16 << 20)], target(peer, capability, 0));
+            let large = request(
+                op,
+                vec![range(&here, 0, 16 << 20)],
+                target(peer, capability, 0),
+            );
             let batch = alice.submit(vec![large.clone(), large], &within(20 * SECOND));
             batch.cancel();
             let ended = batch.wait(&slackwater_wait::Waiting::at(&SITE));
@@ -165,19 +265,33 @@ fn a_cancelled_batch_lets_go_of_its_memory_and_the_lane_goes_on() {
         }
     }
     fill(&here, 8);
-    let small = request(Op::Write, vec![range(&here, 0, 100)], target(peer, capability, 0));
+    let small = request(
+        Op::Write,
+        vec![range(&here, 0, 100)],
+        target(peer, capability, 0),
+    );
     alice.transfer(vec![small], &within(20 * SECOND)).unwrap();
     assert!(bytes_of(&there, 0, 100) == bytes_of(&here, 0, 100));
 }
 
 #[test]
 fn a_full_queue_makes_the_submitter_wait_or_tells_it() {
-    let small = slackwater_transfer::TcpConfig { queue_entries: 4, max_transfers: 1, ..config() };
+    let small = slackwater_transfer::TcpConfig {
+        queue_entries: 4,
+        max_transfers: 1,
+        ..config()
+    };
     let (alice, bob) = (engine("alice", small), engine("bob", config()));
     let (here, there) = (region(&alice, 1 << 20), region(&bob, 1 << 20));
     let (peer, capability) = (alice.open(bob.segment().clone()), grant(&bob, &there));
     let requests = |count: u64| {
-        let one = |index| request(Op::Read, vec![range(&here, index * 64, 64)], target(peer, capability, index * 64));
+        let one = |index| {
+            request(
+                Op::Read,
+                vec![range(&here, index * 64, 64)],
+                target(peer, capability, index * 64),
+            )
+        };
         (0..count).map(one).collect::<Vec<_>>()
     };
     for _ in 0..200 {
@@ -186,8 +300,13 @@ fn a_full_queue_makes_the_submitter_wait_or_tells_it() {
     }
     alice.fence(peer, 20 * SECOND).unwrap();
     assert_eq!(alice.stats(peer)[0].1.completed, 200);
-    let refuse = Submit { when_full: WhenFull::Refuse, ..within(20 * SECOND) };
-    let batches: Vec<_> = (0..500).map(|_| alice.submit(requests(1), &refuse)).collect();
+    let refuse = Submit {
+        when_full: WhenFull::Refuse,
+        ..within(20 * SECOND)
+    };
+    let batches: Vec<_> = (0..500)
+        .map(|_| alice.submit(requests(1), &refuse))
+        .collect();
     let mut refused = 0;
     for batch in batches {
         match batch.wait(&slackwater_wait::Waiting::at(&SITE)) {
@@ -204,12 +323,20 @@ fn a_callback_that_panics_hurts_only_itself() {
     let (alice, bob) = (engine("alice", config()), engine("bob", config()));
     let (here, there) = (region(&alice, 4096), region(&bob, 4096));
     let (peer, capability) = (alice.open(bob.segment().clone()), grant(&bob, &there));
-    let read = || request(Op::Read, vec![range(&here, 0, 4096)], target(peer, capability, 0));
+    let read = || {
+        request(
+            Op::Read,
+            vec![range(&here, 0, 4096)],
+            target(peer, capability, 0),
+        )
+    };
     for _ in 0..5 {
         // Held back by its size until the hook is in place, or else the panic would be this thread's own.
         let batch = alice.submit((0..1000).map(|_| read()).collect(), &within(20 * SECOND));
         let hooked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-            batch.hook(slackwater_wait::Hook::Call(Box::new(|| panic!("on purpose"))))
+            batch.hook(slackwater_wait::Hook::Call(Box::new(|| {
+                panic!("on purpose")
+            })))
         }));
         assert!(matches!(hooked, Ok(Ok(())) | Err(_)));
         batch.wait(&slackwater_wait::Waiting::at(&SITE)).unwrap();

@@ -24,7 +24,10 @@ impl Adaptive {
     /// The defaults: at most 100 µs, CPU and latency worth the same.
     #[must_use]
     pub const fn new() -> Self {
-        Self { max_spin: Duration::from_micros(100), cpu_price: 1.0 }
+        Self {
+            max_spin: Duration::from_micros(100),
+            cpu_price: 1.0,
+        }
     }
 }
 
@@ -38,11 +41,20 @@ const LOOKS_MAX: u64 = 8;
 /// How to sleep through a wait of this beat without a wake: look first when few waits are over, then again until nearly
 /// all are. `None`: better be woken.
 fn nap(beat: Beat) -> Option<Then> {
-    let Beat { mean_nanos, deviation_nanos, asleep } = beat;
-    let (first, last) = (mean_nanos.saturating_sub(2 * deviation_nanos), mean_nanos + 4 * deviation_nanos);
+    let Beat {
+        mean_nanos,
+        deviation_nanos,
+        asleep,
+    } = beat;
+    let (first, last) = (
+        mean_nanos.saturating_sub(2 * deviation_nanos),
+        mean_nanos + 4 * deviation_nanos,
+    );
     let looks = (last - first) / SOON.as_nanos() as u64;
-    (asleep >= CROWD && mean_nanos >= NAPPED_NANOS_MIN && looks <= LOOKS_MAX)
-        .then(|| Then::Nap { first: Duration::from_nanos(first), last: Duration::from_nanos(last) })
+    (asleep >= CROWD && mean_nanos >= NAPPED_NANOS_MIN && looks <= LOOKS_MAX).then(|| Then::Nap {
+        first: Duration::from_nanos(first),
+        last: Duration::from_nanos(last),
+    })
 }
 
 impl Default for Adaptive {
@@ -55,10 +67,22 @@ impl Wait for Adaptive {
     fn plan(&self, site: &Site) -> Plan {
         let (wake, max) = (wake_nanos(), self.max_spin.as_nanos() as u64);
         site.relearn(wake, max, self.cpu_price);
-        let spin = if site.braked() { 0 } else { site.budget().unwrap_or(wake).min(max) };
+        let spin = if site.braked() {
+            0
+        } else {
+            site.budget().unwrap_or(wake).min(max)
+        };
         let beside = site.rhythm.is_beside_completer();
-        let then = if beside { Then::Park } else { nap(site.rhythm.beat()).unwrap_or(Then::Park) };
-        Plan { spin: Duration::from_nanos(spin), needs_cpu: true, then }
+        let then = if beside {
+            Then::Park
+        } else {
+            nap(site.rhythm.beat()).unwrap_or(Then::Park)
+        };
+        Plan {
+            spin: Duration::from_nanos(spin),
+            needs_cpu: true,
+            then,
+        }
     }
 
     fn preempted(&self, site: &Site) {
@@ -77,7 +101,10 @@ mod tests {
     #[test]
     fn the_first_waits_spin_as_long_as_a_park_costs() {
         let plan = Adaptive::new().plan(&Site::new("fresh"));
-        assert!(plan.spin > Duration::ZERO && plan.spin <= Adaptive::new().max_spin, "{plan:?}");
+        assert!(
+            plan.spin > Duration::ZERO && plan.spin <= Adaptive::new().max_spin,
+            "{plan:?}"
+        );
         assert_eq!(plan.then, Then::Park);
     }
 
@@ -85,7 +112,9 @@ mod tests {
     fn a_lost_cpu_stops_the_spinning_for_a_while() {
         let (adaptive, site) = (Adaptive::new(), Site::new("braked"));
         adaptive.preempted(&site);
-        let quiet = (0..BRAKED_WAITS).filter(|_| adaptive.plan(&site).spin == Duration::ZERO).count();
+        let quiet = (0..BRAKED_WAITS)
+            .filter(|_| adaptive.plan(&site).spin == Duration::ZERO)
+            .count();
         assert_eq!(quiet as u32, BRAKED_WAITS);
         assert!(adaptive.plan(&site).spin > Duration::ZERO);
     }
@@ -93,9 +122,16 @@ mod tests {
     #[test]
     fn a_crowd_with_a_beat_naps() {
         let check = |mean: u64, deviation: u64, asleep: u32, expected: Option<(u64, u64)>| {
-            let beat = Beat { mean_nanos: mean * 1_000, deviation_nanos: deviation * 1_000, asleep };
+            let beat = Beat {
+                mean_nanos: mean * 1_000,
+                deviation_nanos: deviation * 1_000,
+                asleep,
+            };
             let micros = Duration::from_micros;
-            let nap = expected.map(|(first, last)| Then::Nap { first: micros(first), last: micros(last) });
+            let nap = expected.map(|(first, last)| Then::Nap {
+                first: micros(first),
+                last: micros(last),
+            });
             assert_eq!(super::nap(beat), nap, "{beat:?}");
         };
         check(550, 40, 16, Some((470, 710)));

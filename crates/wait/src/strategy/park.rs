@@ -9,6 +9,10 @@ pub struct Park;
 
 impl Wait for Park {
     fn plan(&self, _site: &Site) -> Plan {
-        Plan { spin: Duration::ZERO, needs_cpu: false, then: Then::Park }
+        Plan {
+            spin: Duration::ZERO,
+            needs_cpu: false,
+            then: Then::Park,
+        }
     }
 }

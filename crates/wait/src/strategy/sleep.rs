@@ -9,6 +9,10 @@ pub struct Sleep(pub Duration);
 
 impl Wait for Sleep {
     fn plan(&self, _site: &Site) -> Plan {
-        Plan { spin: Duration::ZERO, needs_cpu: false, then: Then::Sleep(self.0) }
+        Plan {
+            spin: Duration::ZERO,
+            needs_cpu: false,
+            then: Then::Sleep(self.0),
+        }
     }
 }

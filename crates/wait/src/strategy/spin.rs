@@ -12,6 +12,10 @@ const BOUND: Duration = Duration::from_secs(60);
 
 impl Wait for Spin {
     fn plan(&self, _site: &Site) -> Plan {
-        Plan { spin: BOUND, needs_cpu: false, then: Then::Park }
+        Plan {
+            spin: BOUND,
+            needs_cpu: false,
+            then: Then::Park,
+        }
     }
 }

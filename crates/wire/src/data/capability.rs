@@ -158,7 +158,9 @@ impl Refusal {
     /// The refusal of a number.
     #[must_use]
     pub fn from_number(number: u16) -> Option<Self> {
-        Self::ALL.into_iter().find(|refusal| refusal.number() == number)
+        Self::ALL
+            .into_iter()
+            .find(|refusal| refusal.number() == number)
     }
 
     /// What an initiator does about it.
@@ -167,9 +169,12 @@ impl Refusal {
         match self {
             Self::Incarnation | Self::Expired | Self::Region | Self::Generation => Class::Gone,
             Self::Limit | Self::Memory | Self::Closing | Self::Deadline => Class::Retry,
-            Self::Forged | Self::Holder | Self::Rights | Self::Range | Self::Cancelled | Self::Unknown => {
-                Class::Refused
-            }
+            Self::Forged
+            | Self::Holder
+            | Self::Rights
+            | Self::Range
+            | Self::Cancelled
+            | Self::Unknown => Class::Refused,
         }
     }
 }
@@ -247,7 +252,12 @@ impl CapabilityKey {
             nonce: grant.nonce.into(),
             mac: [0; MAC_BYTES],
         };
-        let tag = self.0.clone().chain_update(&capability.as_bytes()[..SIGNED_BYTES]).finalize().into_bytes();
+        let tag = self
+            .0
+            .clone()
+            .chain_update(&capability.as_bytes()[..SIGNED_BYTES])
+            .finalize()
+            .into_bytes();
         capability.mac.copy_from_slice(&tag[..MAC_BYTES]);
         capability
     }
@@ -257,7 +267,10 @@ impl CapabilityKey {
     /// # Errors
     /// [`Refusal::Forged`].
     pub fn verify(&self, capability: &Capability) -> Result<Grant, Refusal> {
-        let mac = self.0.clone().chain_update(&capability.as_bytes()[..SIGNED_BYTES]);
+        let mac = self
+            .0
+            .clone()
+            .chain_update(&capability.as_bytes()[..SIGNED_BYTES]);
         match mac.verify_truncated_left(&capability.mac) {
             Ok(()) => Ok(capability.claims()),
             Err(_) => Err(Refusal::Forged),
@@ -287,7 +300,9 @@ impl Grant {
             return Err(Refusal::Rights);
         }
         let (offset, bytes) = range;
-        let inside = offset.checked_add(bytes).zip(self.offset.checked_add(self.bytes));
+        let inside = offset
+            .checked_add(bytes)
+            .zip(self.offset.checked_add(self.bytes));
         match inside {
             Some((end, granted_end)) if offset >= self.offset && end <= granted_end => Ok(()),
             _ => Err(Refusal::Range),
@@ -334,23 +349,61 @@ mod tests {
         let key = CapabilityKey::new(&[1; 32]);
         let capability = Capability::from_bytes(&key.mint(&grant()).to_bytes());
         assert_eq!(key.verify(&capability), Ok(grant()));
-        assert_eq!(CapabilityKey::new(&[2; 32]).verify(&capability), Err(Refusal::Forged));
+        assert_eq!(
+            CapabilityKey::new(&[2; 32]).verify(&capability),
+            Err(Refusal::Forged)
+        );
         assert!(!format!("{capability:?}").contains("mac"));
     }
 
     #[test]
     fn a_grant_covers_its_range_its_rights_its_holder_and_its_time() {
-        let bound = Grant { holder: Incarnation(8), ..grant() };
+        let bound = Grant {
+            holder: Incarnation(8),
+            ..grant()
+        };
         let check = |grant: &Grant, rights, range, holder, now, expected| {
-            assert_eq!(grant.covers(rights, range, Incarnation(holder), now), expected, "{range:?} at {now}");
+            assert_eq!(
+                grant.covers(rights, range, Incarnation(holder), now),
+                expected,
+                "{range:?} at {now}"
+            );
         };
         check(&grant(), Rights::READ, (4096, 8192), 1, 999, Ok(()));
         check(&grant(), Rights::READ, (12_288, 0), 1, 0, Ok(()));
-        check(&grant(), Rights::WRITE, (4096, 1), 1, 0, Err(Refusal::Rights));
+        check(
+            &grant(),
+            Rights::WRITE,
+            (4096, 1),
+            1,
+            0,
+            Err(Refusal::Rights),
+        );
         check(&grant(), Rights::READ, (4095, 1), 1, 0, Err(Refusal::Range));
-        check(&grant(), Rights::READ, (4096, 8193), 1, 0, Err(Refusal::Range));
-        check(&grant(), Rights::READ, (u64::MAX, 2), 1, 0, Err(Refusal::Range));
-        check(&grant(), Rights::READ, (4096, 1), 1, 1_000, Err(Refusal::Expired));
+        check(
+            &grant(),
+            Rights::READ,
+            (4096, 8193),
+            1,
+            0,
+            Err(Refusal::Range),
+        );
+        check(
+            &grant(),
+            Rights::READ,
+            (u64::MAX, 2),
+            1,
+            0,
+            Err(Refusal::Range),
+        );
+        check(
+            &grant(),
+            Rights::READ,
+            (4096, 1),
+            1,
+            1_000,
+            Err(Refusal::Expired),
+        );
         check(&bound, Rights::READ, (4096, 1), 8, 0, Ok(()));
         check(&bound, Rights::READ, (4096, 1), 9, 0, Err(Refusal::Holder));
     }

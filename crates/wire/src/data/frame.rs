@@ -209,30 +209,38 @@ impl Frame {
     /// # Errors
     /// The bytes are no header of this version.
     pub fn read(bytes: &[u8]) -> Result<Option<(Frame, usize)>, FrameError> {
-        let Ok((prefix, _)) = Prefix::ref_from_prefix(bytes) else { return Ok(None) };
+        let Ok((prefix, _)) = Prefix::ref_from_prefix(bytes) else {
+            return Ok(None);
+        };
         let (kind, code) = (prefix.kind, prefix.code.get());
         let frame = match kind {
-            REQUEST => {
-                RequestLayout::ref_from_prefix(bytes).ok().map(|(layout, _)| (layout.frame(), size_of_val(layout)))
-            }
-            DATA => DataLayout::ref_from_prefix(bytes).ok().map(|(layout, _)| (layout.frame(), size_of_val(layout))),
+            REQUEST => RequestLayout::ref_from_prefix(bytes)
+                .ok()
+                .map(|(layout, _)| (layout.frame(), size_of_val(layout))),
+            DATA => DataLayout::ref_from_prefix(bytes)
+                .ok()
+                .map(|(layout, _)| (layout.frame(), size_of_val(layout))),
             ACK => match AckLayout::ref_from_prefix(bytes) {
                 Ok((layout, _)) => Some((layout.frame()?, size_of_val(layout))),
                 Err(_) => None,
             },
-            NOTIFY => {
-                NotifyLayout::ref_from_prefix(bytes).ok().map(|(layout, _)| (layout.frame(), size_of_val(layout)))
+            NOTIFY => NotifyLayout::ref_from_prefix(bytes)
+                .ok()
+                .map(|(layout, _)| (layout.frame(), size_of_val(layout))),
+            CANCEL | PING | PONG | GOAWAY => {
+                NumberLayout::ref_from_prefix(bytes)
+                    .ok()
+                    .map(|(layout, _)| {
+                        let number = layout.number.get();
+                        let frame = match kind {
+                            CANCEL => Frame::Cancel { id: number },
+                            PING => Frame::Ping { token: number },
+                            PONG => Frame::Pong { token: number },
+                            _ => Frame::Goaway,
+                        };
+                        (frame, size_of_val(layout))
+                    })
             }
-            CANCEL | PING | PONG | GOAWAY => NumberLayout::ref_from_prefix(bytes).ok().map(|(layout, _)| {
-                let number = layout.number.get();
-                let frame = match kind {
-                    CANCEL => Frame::Cancel { id: number },
-                    PING => Frame::Ping { token: number },
-                    PONG => Frame::Pong { token: number },
-                    _ => Frame::Goaway,
-                };
-                (frame, size_of_val(layout))
-            }),
             _ => return Err(FrameError::Kind(kind)),
         };
         if kind != ACK && code != 0 {
@@ -244,7 +252,10 @@ impl Frame {
             _ => 0,
         };
         if prefix.flags & !known != 0 {
-            return Err(FrameError::Flags { kind, flags: prefix.flags });
+            return Err(FrameError::Flags {
+                kind,
+                flags: prefix.flags,
+            });
         }
         Ok(frame)
     }
@@ -265,11 +276,22 @@ impl Frame {
 }
 
 fn number(kind: u8, number: u64, out: &mut Vec<u8>) {
-    out.extend_from_slice(NumberLayout { prefix: prefix(kind, 0, 0, 0), number: number.into() }.as_bytes());
+    out.extend_from_slice(
+        NumberLayout {
+            prefix: prefix(kind, 0, 0, 0),
+            number: number.into(),
+        }
+        .as_bytes(),
+    );
 }
 
 fn prefix(kind: u8, flags: u8, code: u16, bytes: u32) -> Prefix {
-    Prefix { kind, flags, code: code.into(), bytes: bytes.into() }
+    Prefix {
+        kind,
+        flags,
+        code: code.into(),
+        bytes: bytes.into(),
+    }
 }
 
 impl Data {
@@ -280,8 +302,11 @@ impl Data {
     #[must_use]
     pub fn to_bytes(&self) -> [u8; DATA_BYTES] {
         let flags = if self.last { FLAG_LAST } else { 0 };
-        let layout =
-            DataLayout { prefix: prefix(DATA, flags, 0, self.bytes), id: self.id.into(), offset: self.offset.into() };
+        let layout = DataLayout {
+            prefix: prefix(DATA, flags, 0, self.bytes),
+            id: self.id.into(),
+            offset: self.offset.into(),
+        };
         let mut bytes = [0; DATA_BYTES];
         bytes.copy_from_slice(layout.as_bytes());
         bytes
@@ -308,7 +333,11 @@ impl RequestLayout {
     fn frame(&self) -> Frame {
         Frame::Request(Request {
             id: self.id.get(),
-            op: if self.prefix.flags & FLAG_WRITE == 0 { Op::Read } else { Op::Write },
+            op: if self.prefix.flags & FLAG_WRITE == 0 {
+                Op::Read
+            } else {
+                Op::Write
+            },
             urgent: self.prefix.flags & FLAG_URGENT != 0,
             offset: self.offset.get(),
             bytes: self.bytes.get(),
@@ -343,7 +372,10 @@ impl AckLayout {
         let code = self.prefix.code.get();
         let refusal = match code {
             0 => None,
-            code => Some(Refusal::from_number(code).ok_or(FrameError::Value { kind: ACK, value: code })?),
+            code => Some(Refusal::from_number(code).ok_or(FrameError::Value {
+                kind: ACK,
+                value: code,
+            })?),
         };
         Ok(Frame::Ack(Ack {
             id: self.id.get(),
@@ -366,7 +398,11 @@ impl NotifyLayout {
     }
 
     fn frame(&self) -> Frame {
-        Frame::Notify(Notify { id: self.id.get(), name_bytes: self.name_bytes.get(), bytes: self.prefix.bytes.get() })
+        Frame::Notify(Notify {
+            id: self.id.get(),
+            name_bytes: self.name_bytes.get(),
+            bytes: self.prefix.bytes.get(),
+        })
     }
 }
 
@@ -406,12 +442,37 @@ mod tests {
         };
         vec![
             Frame::Request(request),
-            Frame::Request(Request { op: Op::Read, urgent: false, ..request }),
-            Frame::Data(Data { id: 0x61, bytes: 0x8000, last: true, offset: 0x9000 }),
-            Frame::Ack(Ack { id: 0x61, refusal: None, bytes: 0x8000, checksum: 0xa1, credit: 0xb1 }),
-            Frame::Ack(Ack { id: 0x62, refusal: Some(Refusal::Generation), bytes: 0, checksum: 0, credit: 1 }),
+            Frame::Request(Request {
+                op: Op::Read,
+                urgent: false,
+                ..request
+            }),
+            Frame::Data(Data {
+                id: 0x61,
+                bytes: 0x8000,
+                last: true,
+                offset: 0x9000,
+            }),
+            Frame::Ack(Ack {
+                id: 0x61,
+                refusal: None,
+                bytes: 0x8000,
+                checksum: 0xa1,
+                credit: 0xb1,
+            }),
+            Frame::Ack(Ack {
+                id: 0x62,
+                refusal: Some(Refusal::Generation),
+                bytes: 0,
+                checksum: 0,
+                credit: 1,
+            }),
             Frame::Cancel { id: 0x62 },
-            Frame::Notify(Notify { id: 0xc1, name_bytes: 4, bytes: 9 }),
+            Frame::Notify(Notify {
+                id: 0xc1,
+                name_bytes: 4,
+                bytes: 9,
+            }),
             Frame::Ping { token: 0xd1 },
             Frame::Pong { token: 0xd1 },
             Frame::Goaway,
@@ -447,7 +508,10 @@ mod tests {
     #[test]
     fn golden_bytes_read_back_as_the_frames() {
         let (head, mut rest) = GOLDEN.split_at(super::super::GREETING_BYTES);
-        assert_eq!(Greeting::from_bytes(head.try_into().unwrap()), Ok(greeting()));
+        assert_eq!(
+            Greeting::from_bytes(head.try_into().unwrap()),
+            Ok(greeting())
+        );
         for expected in frames() {
             for cut in 0..rest.len().min(PREFIX_BYTES) {
                 assert_eq!(Frame::read(&rest[..cut]), Ok(None));
@@ -466,22 +530,41 @@ mod tests {
         let mut bytes = greeting().to_bytes();
         bytes[8] = 2;
         bytes[10] = 3;
-        assert_eq!(Greeting::from_bytes(&bytes), Err(GreetingError::Version { min: 2, max: 3 }));
+        assert_eq!(
+            Greeting::from_bytes(&bytes),
+            Err(GreetingError::Version { min: 2, max: 3 })
+        );
         bytes[0] = b'G';
         assert_eq!(Greeting::from_bytes(&bytes), Err(GreetingError::NotOurs));
-        assert_eq!(Frame::read(&[99, 0, 0, 0, 0, 0, 0, 0]), Err(FrameError::Kind(99)));
+        assert_eq!(
+            Frame::read(&[99, 0, 0, 0, 0, 0, 0, 0]),
+            Err(FrameError::Kind(99))
+        );
     }
 
     /// A frame with a flag of a later version was read as if it were not set, and half of what it asked for was done.
     #[test]
     fn flags_of_another_version_are_refused() {
-        let known = [(REQUEST, 3), (DATA, 1), (ACK, 0), (CANCEL, 0), (NOTIFY, 0), (PING, 0), (PONG, 0), (GOAWAY, 0)];
+        let known = [
+            (REQUEST, 3),
+            (DATA, 1),
+            (ACK, 0),
+            (CANCEL, 0),
+            (NOTIFY, 0),
+            (PING, 0),
+            (PONG, 0),
+            (GOAWAY, 0),
+        ];
         for (kind, known) in known {
             let mut bytes = [0; Frame::BYTES_MAX];
             for flags in 0..=u8::MAX {
                 (bytes[0], bytes[1]) = (kind, flags);
                 let read = Frame::read(&bytes).map(|_| ());
-                let expected = if flags & !known == 0 { Ok(()) } else { Err(FrameError::Flags { kind, flags }) };
+                let expected = if flags & !known == 0 {
+                    Ok(())
+                } else {
+                    Err(FrameError::Flags { kind, flags })
+                };
                 assert_eq!(read, expected);
             }
         }

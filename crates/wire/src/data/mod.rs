@@ -6,5 +6,7 @@ mod frame;
 mod greeting;
 
 pub use capability::{Capability, CapabilityKey, Grant, Refusal, Rights};
-pub use frame::{ACK_BYTES, Ack, DATA_BYTES, Data, Frame, FrameError, Notify, Op, PREFIX_BYTES, Request};
+pub use frame::{
+    ACK_BYTES, Ack, DATA_BYTES, Data, Frame, FrameError, Notify, Op, PREFIX_BYTES, Request,
+};
 pub use greeting::{Features, GREETING_BYTES, Greeting, GreetingError, VERSION};

@@ -32,11 +32,21 @@ pub(crate) struct Session {
 
 impl Session {
     fn of_client(shared: &Shared, sent: u64, seen: u64) -> Box<Self> {
-        Box::new(Self { out: shared.lane(CLIENT_LANE), back: shared.lane(SERVER_LANE), sent, seen })
+        Box::new(Self {
+            out: shared.lane(CLIENT_LANE),
+            back: shared.lane(SERVER_LANE),
+            sent,
+            seen,
+        })
     }
 
     fn of_server(shared: &Shared, sent: u64, seen: u64) -> Box<Self> {
-        Box::new(Self { out: shared.lane(SERVER_LANE), back: shared.lane(CLIENT_LANE), sent, seen })
+        Box::new(Self {
+            out: shared.lane(SERVER_LANE),
+            back: shared.lane(CLIENT_LANE),
+            sent,
+            seen,
+        })
     }
 
     /// Appends the frame of a MESSAGE with `flags` and `payload`. Neither MORE nor COMMAND show outside, as in libzmq.
@@ -45,7 +55,8 @@ impl Session {
         write_header(0, MESSAGE_OVERHEAD + payload.len(), wire);
         wire.extend_from_slice(MESSAGE_NAME);
         wire.extend_from_slice(&self.sent.to_be_bytes());
-        self.out.seal(&self.sent.to_be_bytes(), &[&[flags], payload], wire);
+        self.out
+            .seal(&self.sent.to_be_bytes(), &[&[flags], payload], wire);
     }
 
     /// Opens the body of a MESSAGE in place and returns its inner flags; the payload then lies from
@@ -87,7 +98,11 @@ fn counter_of(bytes: &[u8]) -> u64 {
 }
 
 fn rising(got: u64, last: u64) -> Result<u64, Cause> {
-    if got > last { Ok(got) } else { Err(Cause::Replayed { last, got }) }
+    if got > last {
+        Ok(got)
+    } else {
+        Err(Cause::Replayed { last, got })
+    }
 }
 
 /// The 32 bytes of a key at `at`; the caller has checked the length.

@@ -30,7 +30,11 @@ const COOKIE_BYTES: usize = 96;
 const INITIATE_BYTES: usize = 257;
 
 /// Takes HELLO for `keys` and answers with WELCOME.
-pub(crate) fn hello(keys: &KeyPair, entropy: &Entropy, body: &mut [u8]) -> Result<(AwaitInitiate, Vec<u8>), Cause> {
+pub(crate) fn hello(
+    keys: &KeyPair,
+    entropy: &Entropy,
+    body: &mut [u8],
+) -> Result<(AwaitInitiate, Vec<u8>), Cause> {
     if body.len() != HELLO_BYTES || !body.starts_with(b"\x05HELLO\x01\x00") {
         return Err(Cause::Malformed { what: "HELLO" });
     }
@@ -39,7 +43,9 @@ pub(crate) fn hello(keys: &KeyPair, entropy: &Entropy, body: &mut [u8]) -> Resul
     let counter = rising(counter_of(&head[112..]), 0)?;
     let closed = Cause::BoxClosed { what: "HELLO" };
     let shared = Shared::agree(&client_ephemeral, keys.secret().expose()).ok_or(closed.clone())?;
-    if !shared.open(&counter_nonce(b"CurveZMQHELLO---", counter), sealed) || sealed[TAG_BYTES..] != [0; 64] {
+    if !shared.open(&counter_nonce(b"CurveZMQHELLO---", counter), sealed)
+        || sealed[TAG_BYTES..] != [0; 64]
+    {
         return Err(closed);
     }
 
@@ -50,13 +56,22 @@ pub(crate) fn hello(keys: &KeyPair, entropy: &Entropy, body: &mut [u8]) -> Resul
     inside[..32].copy_from_slice(&client_ephemeral);
     inside[32..].copy_from_slice(ephemeral.as_slice());
     let key = Zeroizing::new(entropy.cookie_key());
-    crypto::seal_secret(&key, &random_nonce(b"COOKIE--", &entropy.nonce(1)), inside.as_slice(), &mut cookie);
+    crypto::seal_secret(
+        &key,
+        &random_nonce(b"COOKIE--", &entropy.nonce(1)),
+        inside.as_slice(),
+        &mut cookie,
+    );
 
     let mut welcome = Vec::with_capacity(168);
     welcome.extend_from_slice(b"\x07WELCOME");
     welcome.extend_from_slice(&entropy.nonce(2));
     let plain: [&[u8]; 2] = [&crypto::public_of(&ephemeral), &cookie];
-    shared.seal(&random_nonce(b"WELCOME-", &entropy.nonce(2)), &plain, &mut welcome);
+    shared.seal(
+        &random_nonce(b"WELCOME-", &entropy.nonce(2)),
+        &plain,
+        &mut welcome,
+    );
     let next = AwaitInitiate {
         server: keys.public(),
         ephemeral,
@@ -79,7 +94,8 @@ impl AwaitInitiate {
         }
         let counter = rising(counter_of(&head[105..]), self.seen)?;
         let closed = Cause::BoxClosed { what: "INITIATE" };
-        let shared = Shared::agree(&self.client_ephemeral, &self.ephemeral).ok_or(closed.clone())?;
+        let shared =
+            Shared::agree(&self.client_ephemeral, &self.ephemeral).ok_or(closed.clone())?;
         if !shared.open(&counter_nonce(b"CurveZMQINITIATE", counter), sealed) {
             return Err(closed);
         }
@@ -95,13 +111,18 @@ impl AwaitInitiate {
         })
     }
 
-    fn check_vouch(&self, client: &[u8; 32], nonce: &crypto::Nonce, vouch: &mut [u8]) -> Result<(), Cause> {
+    fn check_vouch(
+        &self,
+        client: &[u8; 32],
+        nonce: &crypto::Nonce,
+        vouch: &mut [u8],
+    ) -> Result<(), Cause> {
         let closed = Cause::BoxClosed { what: "vouch" };
         let vouching = Shared::agree(client, &self.ephemeral).ok_or(closed.clone())?;
         let opens = vouching.open(nonce, vouch);
         let said = &vouch[TAG_BYTES..];
-        let right =
-            crypto::equal(&said[..32], &self.client_ephemeral) && crypto::equal(&said[32..], self.server.as_bytes());
+        let right = crypto::equal(&said[..32], &self.client_ephemeral)
+            && crypto::equal(&said[32..], self.server.as_bytes());
         if opens && right { Ok(()) } else { Err(closed) }
     }
 }
@@ -112,7 +133,14 @@ impl Initiated {
         let mut ready = Vec::with_capacity(30 + metadata.len());
         ready.extend_from_slice(b"\x05READY");
         ready.extend_from_slice(&READY_COUNTER.to_be_bytes());
-        self.shared.seal(&counter_nonce(b"CurveZMQREADY---", READY_COUNTER), &[metadata], &mut ready);
-        (Session::of_server(&self.shared, READY_COUNTER, self.seen), ready)
+        self.shared.seal(
+            &counter_nonce(b"CurveZMQREADY---", READY_COUNTER),
+            &[metadata],
+            &mut ready,
+        );
+        (
+            Session::of_server(&self.shared, READY_COUNTER, self.seen),
+            ready,
+        )
     }
 }

@@ -40,7 +40,12 @@ pub(super) struct Admitting {
 
 impl Opening {
     pub(super) fn new(entropy: Entropy) -> Self {
-        Self { step: Step::New, greeting: Greeting::default(), minor: 0, entropy }
+        Self {
+            step: Step::New,
+            greeting: Greeting::default(),
+            minor: 0,
+            entropy,
+        }
     }
 
     pub(super) fn is_admitting(&self) -> bool {
@@ -57,12 +62,17 @@ impl Link {
         reader: &mut Reader,
         out: &mut Out<'_>,
     ) -> Result<bool, Cause> {
-        let Some(opening) = &mut self.opening else { return Ok(false) };
+        let Some(opening) = &mut self.opening else {
+            return Ok(false);
+        };
         let limit = self.config.limits.command_bytes;
         match &mut opening.step {
             Step::New => Ok(false),
             Step::Greeting => {
-                let Some(minor) = opening.greeting.read(bytes, self.config.mechanism.name())? else { return Ok(false) };
+                let Some(minor) = opening.greeting.read(bytes, self.config.mechanism.name())?
+                else {
+                    return Ok(false);
+                };
                 opening.minor = minor;
                 begin_handshake(opening, &self.config, out)?;
                 Ok(true)
@@ -76,7 +86,9 @@ impl Link {
                 Ok(false)
             }
             _ => {
-                let Some(frame) = reader.next(bytes, |_| limit)? else { return Ok(false) };
+                let Some(frame) = reader.next(bytes, |_| limit)? else {
+                    return Ok(false);
+                };
                 self.on_handshake(now, frame, reader, out)?;
                 reader.discard(frame);
                 Ok(true)
@@ -92,17 +104,25 @@ impl Link {
         out: &mut Out<'_>,
     ) -> Result<(), Cause> {
         if frame.flags & COMMAND == 0 {
-            return Err(Cause::Malformed { what: "data before the end of the handshake" });
+            return Err(Cause::Malformed {
+                what: "data before the end of the handshake",
+            });
         }
-        let Some(opening) = &mut self.opening else { return Ok(()) };
+        let Some(opening) = &mut self.opening else {
+            return Ok(());
+        };
         let (config, minor) = (Arc::clone(&self.config), opening.minor);
         let body = reader.payload(frame);
         let (name, data) = command::split_name(body)?;
         if name == b"ERROR" && config.mechanism.side() == Side::Connect {
-            return Err(Cause::RefusedByPeer { reason: printable(command::error_reason(data)?) });
+            return Err(Cause::RefusedByPeer {
+                reason: printable(command::error_reason(data)?),
+            });
         }
         if name != opening.step.awaits() {
-            return Err(Cause::UnexpectedCommand { name: printable(name) });
+            return Err(Cause::UnexpectedCommand {
+                name: printable(name),
+            });
         }
         match (&opening.step, &config.mechanism) {
             (Step::ServerHello, Mechanism::CurveServer(keys)) => {
@@ -141,15 +161,34 @@ impl Link {
         Ok(())
     }
 
-    fn ask_admission(&mut self, now: Instant, peer: Peer, initiated: Option<Initiated>, out: &mut Out<'_>) {
-        let Some(opening) = &mut self.opening else { return };
+    fn ask_admission(
+        &mut self,
+        now: Instant,
+        peer: Peer,
+        initiated: Option<Initiated>,
+        out: &mut Out<'_>,
+    ) {
+        let Some(opening) = &mut self.opening else {
+            return;
+        };
         self.since = now;
         out.events.push(Event::Admission(peer.clone()));
-        opening.step = Step::Admitting(Admitting { peer, initiated, held: Vec::new() });
+        opening.step = Step::Admitting(Admitting {
+            peer,
+            initiated,
+            held: Vec::new(),
+        });
     }
 
-    pub(super) fn on_verdict(&mut self, now: Instant, verdict: &Verdict, out: &mut Out<'_>) -> Result<(), Cause> {
-        let Some(Step::Admitting(admitting)) = self.opening.as_mut().map(|opening| &mut opening.step) else {
+    pub(super) fn on_verdict(
+        &mut self,
+        now: Instant,
+        verdict: &Verdict,
+        out: &mut Out<'_>,
+    ) -> Result<(), Cause> {
+        let Some(Step::Admitting(admitting)) =
+            self.opening.as_mut().map(|opening| &mut opening.step)
+        else {
             return Ok(());
         };
         if let Verdict::Refuse(status) = verdict {
@@ -168,7 +207,10 @@ impl Link {
                 self.session = Some(session);
             }
         }
-        let (peer, held) = (std::mem::take(&mut admitting.peer), std::mem::take(&mut admitting.held));
+        let (peer, held) = (
+            std::mem::take(&mut admitting.peer),
+            std::mem::take(&mut admitting.held),
+        );
         self.up(now, peer, out);
         self.on_bytes(now, &held, out)
     }
@@ -194,7 +236,11 @@ impl Step {
     }
 }
 
-fn begin_handshake(opening: &mut Opening, config: &LinkConfig, out: &mut Out<'_>) -> Result<(), Cause> {
+fn begin_handshake(
+    opening: &mut Opening,
+    config: &LinkConfig,
+    out: &mut Out<'_>,
+) -> Result<(), Cause> {
     match &config.mechanism {
         Mechanism::Null(side) => {
             if *side == Side::Connect {

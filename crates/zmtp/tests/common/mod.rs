@@ -16,7 +16,11 @@ pub(crate) struct End {
 impl End {
     pub(crate) fn new(config: LinkConfig, entropy: u8) -> Self {
         let mut end = Self {
-            link: Link::new(Arc::new(config), Entropy::new(random_like(entropy)), Instant::ZERO),
+            link: Link::new(
+                Arc::new(config),
+                Entropy::new(random_like(entropy)),
+                Instant::ZERO,
+            ),
             wire: Vec::new(),
             events: Vec::new(),
         };
@@ -46,19 +50,41 @@ impl End {
 
     pub(crate) fn subscribe(&mut self, prefix: &[u8], wanted: bool, minor: u8) {
         let Self { link, wire, events } = self;
-        link.subscribe(prefix, wanted, minor, &mut Out { wire, events }).expect("the link is up");
+        link.subscribe(prefix, wanted, minor, &mut Out { wire, events })
+            .expect("the link is up");
     }
 
     pub(crate) fn cause(&self) -> Option<&Cause> {
-        self.events.iter().find_map(|event| if let Event::Closed(cause) = event { Some(cause) } else { None })
+        self.events.iter().find_map(|event| {
+            if let Event::Closed(cause) = event {
+                Some(cause)
+            } else {
+                None
+            }
+        })
     }
 
     pub(crate) fn messages(&self) -> Vec<Message> {
-        self.events.iter().filter_map(|e| if let Event::Message(m) = e { Some(m.clone()) } else { None }).collect()
+        self.events
+            .iter()
+            .filter_map(|e| {
+                if let Event::Message(m) = e {
+                    Some(m.clone())
+                } else {
+                    None
+                }
+            })
+            .collect()
     }
 
     pub(crate) fn peer(&self) -> Option<&Peer> {
-        self.events.iter().find_map(|event| if let Event::Up(peer) = event { Some(peer) } else { None })
+        self.events.iter().find_map(|event| {
+            if let Event::Up(peer) = event {
+                Some(peer)
+            } else {
+                None
+            }
+        })
     }
 }
 
@@ -69,7 +95,9 @@ pub(crate) fn random_like(seed: u8) -> [u8; Entropy::BYTES] {
 
 /// One of them.
 pub(crate) fn random_byte(seed: u8, at: usize) -> u8 {
-    seed.wrapping_mul(31).wrapping_add((at as u8).wrapping_mul(7)) ^ 0x5a
+    seed.wrapping_mul(31)
+        .wrapping_add((at as u8).wrapping_mul(7))
+        ^ 0x5a
 }
 
 pub(crate) fn pair(seed: u8) -> KeyPair {
@@ -81,7 +109,13 @@ pub(crate) fn null(socket: SocketType, side: Side) -> LinkConfig {
 }
 
 pub(crate) fn curve_client(socket: SocketType, client: u8, server: u8) -> LinkConfig {
-    LinkConfig::new(socket, Mechanism::CurveClient { keys: pair(client), server: pair(server).public() })
+    LinkConfig::new(
+        socket,
+        Mechanism::CurveClient {
+            keys: pair(client),
+            server: pair(server).public(),
+        },
+    )
 }
 
 pub(crate) fn curve_server(socket: SocketType, server: u8) -> LinkConfig {
@@ -94,7 +128,11 @@ pub(crate) fn run(a: &mut End, b: &mut End, cuts: &[usize]) {
     loop {
         let mut moved = false;
         for flip in [false, true] {
-            let (from, to) = if flip { (&mut *b, &mut *a) } else { (&mut *a, &mut *b) };
+            let (from, to) = if flip {
+                (&mut *b, &mut *a)
+            } else {
+                (&mut *a, &mut *b)
+            };
             let bytes = std::mem::take(&mut from.wire);
             let mut rest = &bytes[..];
             while !rest.is_empty() {
@@ -104,7 +142,11 @@ pub(crate) fn run(a: &mut End, b: &mut End, cuts: &[usize]) {
                 rest = &rest[cut..];
                 moved = true;
             }
-            if to.events.last().is_some_and(|event| matches!(event, Event::Admission(_))) {
+            if to
+                .events
+                .last()
+                .is_some_and(|event| matches!(event, Event::Admission(_)))
+            {
                 to.handle(Input::Admit(Verdict::Accept));
                 moved = true;
             }
@@ -118,11 +160,22 @@ pub(crate) fn run(a: &mut End, b: &mut End, cuts: &[usize]) {
 /// A DEALER and a ROUTER with their handshake done, plain or encrypted.
 pub(crate) fn joined(curve: bool) -> (End, End) {
     let (client, server) = match curve {
-        false => (null(SocketType::Dealer, Side::Connect), null(SocketType::Router, Side::Listen)),
-        true => (curve_client(SocketType::Dealer, 1, 2), curve_server(SocketType::Router, 2)),
+        false => (
+            null(SocketType::Dealer, Side::Connect),
+            null(SocketType::Router, Side::Listen),
+        ),
+        true => (
+            curve_client(SocketType::Dealer, 1, 2),
+            curve_server(SocketType::Router, 2),
+        ),
     };
     let (mut client, mut server) = (End::new(client, 3), End::new(server, 4));
     run(&mut client, &mut server, &[usize::MAX]);
-    assert!(client.link.is_up() && server.link.is_up(), "{:?} {:?}", client.cause(), server.cause());
+    assert!(
+        client.link.is_up() && server.link.is_up(),
+        "{:?} {:?}",
+        client.cause(),
+        server.cause()
+    );
     (client, server)
 }

@@ -34,29 +34,55 @@ impl Python {
     pub(crate) fn start(script: &str, arguments: &[&str]) -> Option<Self> {
         let named = std::env::var("SLACKWATER_PYTHON").ok();
         let program = named.as_deref().unwrap_or("python3");
-        let probe = Command::new(program).args(["-c", "import zmq"]).stderr(Stdio::null()).status();
+        let probe = Command::new(program)
+            .args(["-c", "import zmq"])
+            .stderr(Stdio::null())
+            .status();
         if !probe.is_ok_and(|status| status.success()) {
-            assert!(named.is_none(), "SLACKWATER_PYTHON is `{program}`, which has no zmq module");
+            assert!(
+                named.is_none(),
+                "SLACKWATER_PYTHON is `{program}`, which has no zmq module"
+            );
             #[expect(clippy::print_stderr, reason = "a skip must be seen")]
             {
-                eprintln!("skipped: `{program}` has no zmq module (set SLACKWATER_PYTHON to one that has)");
+                eprintln!(
+                    "skipped: `{program}` has no zmq module (set SLACKWATER_PYTHON to one that has)"
+                );
             }
             return None;
         }
         let mut command = Command::new(program);
-        command.arg("-c").arg(format!("{PRELUDE}{script}")).args(arguments);
-        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("the probe ran");
+        command
+            .arg("-c")
+            .arg(format!("{PRELUDE}{script}"))
+            .args(arguments);
+        let mut child = command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("the probe ran");
         let output = child.stdout.take().expect("piped");
         let input = child.stdin.take().expect("piped");
         let (said, lines) = channel();
         // Ends with the process, whose pipe it reads, or with the test.
-        std::thread::spawn(move || BufReader::new(output).lines().map_while(Result::ok).try_for_each(|l| said.send(l)));
-        Some(Self { child, lines, input })
+        std::thread::spawn(move || {
+            BufReader::new(output)
+                .lines()
+                .map_while(Result::ok)
+                .try_for_each(|l| said.send(l))
+        });
+        Some(Self {
+            child,
+            lines,
+            input,
+        })
     }
 
     /// The next line that the script prints.
     pub(crate) fn line(&mut self) -> String {
-        self.lines.recv_timeout(PATIENCE).unwrap_or_else(|error| panic!("the script said nothing more: {error}"))
+        self.lines
+            .recv_timeout(PATIENCE)
+            .unwrap_or_else(|error| panic!("the script said nothing more: {error}"))
     }
 
     /// Lets a script continue that reads a line.

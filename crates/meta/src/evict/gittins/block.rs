@@ -17,7 +17,12 @@ pub(super) struct Node {
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Mark(u8);
 
-pub(super) const NO_NODE: Node = Node { segment: NONE, up: NONE, down: NONE, tag: 0 };
+pub(super) const NO_NODE: Node = Node {
+    segment: NONE,
+    up: NONE,
+    down: NONE,
+    tag: 0,
+};
 /// Between two segments, in the midst of a call.
 pub(super) const IN_HAND: u32 = u32::MAX - 1;
 

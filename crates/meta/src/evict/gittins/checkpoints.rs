@@ -50,9 +50,21 @@ impl Checkpoints {
 
     /// Remembers that the block with this tag belonged to that segment. `living` tells whether an entry still means
     /// something.
-    pub(super) fn add(&mut self, tag: u32, segment: u32, generation: u8, living: impl Fn(Entry) -> bool) {
+    pub(super) fn add(
+        &mut self,
+        tag: u32,
+        segment: u32,
+        generation: u8,
+        living: impl Fn(Entry) -> bool,
+    ) {
         if segment + 1 < MOST_SEGMENTS {
-            self.put(Entry { tag, bearer: (segment + 1) << 8 | u32::from(generation) }, living);
+            self.put(
+                Entry {
+                    tag,
+                    bearer: (segment + 1) << 8 | u32::from(generation),
+                },
+                living,
+            );
         }
     }
 
@@ -60,7 +72,9 @@ impl Checkpoints {
     pub(super) fn find(&self, tag: u32) -> impl Iterator<Item = (u32, u8)> {
         let shard = &self.shards[shard(tag)];
         let bucket = shard.get(bucket(tag, shard.len())).into_iter().flatten();
-        bucket.filter(move |entry| entry.tag == tag).filter_map(|entry| entry.segment())
+        bucket
+            .filter(move |entry| entry.tag == tag)
+            .filter_map(|entry| entry.segment())
     }
 
     /// Forgets that the block belonged to that segment.
@@ -75,13 +89,18 @@ impl Checkpoints {
     }
 
     pub(super) fn overhead_bytes(&self) -> usize {
-        self.shards.iter().map(|shard| shard.capacity() * size_of::<[Entry; WAYS]>()).sum()
+        self.shards
+            .iter()
+            .map(|shard| shard.capacity() * size_of::<[Entry; WAYS]>())
+            .sum()
     }
 
     fn put(&mut self, entry: Entry, living: impl Fn(Entry) -> bool) {
         let shard = &mut self.shards[shard(entry.tag)];
         let bucket = bucket(entry.tag, shard.len());
-        let Some(bucket) = shard.get_mut(bucket) else { return };
+        let Some(bucket) = shard.get_mut(bucket) else {
+            return;
+        };
         let at = bucket.iter().position(|old| old.bearer == 0);
         let at = at.or_else(|| bucket.iter().position(|&old| !living(old)));
         // Any of eight does when all are needed; the tag's low bits choose.
@@ -111,13 +130,22 @@ mod tests {
             table.add(tag(at), at, 7, |_| true);
         }
         (0..32).for_each(|shard| table.size_for(shard, 1000));
-        assert_eq!((0..60).filter(|&at| table.find(tag(at)).eq([(at, 7)])).count(), 60);
+        assert_eq!(
+            (0..60)
+                .filter(|&at| table.find(tag(at)).eq([(at, 7)]))
+                .count(),
+            60
+        );
         table.remove(tag(3), 3, 7);
         assert_eq!(table.find(tag(3)).count(), 0);
         for at in 60..10_000 {
-            table.add(tag(at), at, 1, |old| old.segment().is_some_and(|(segment, _)| segment + 500 > at));
+            table.add(tag(at), at, 1, |old| {
+                old.segment().is_some_and(|(segment, _)| segment + 500 > at)
+            });
         }
-        let kept = (9_500..10_000).filter(|&at| table.find(tag(at)).next().is_some()).count();
+        let kept = (9_500..10_000)
+            .filter(|&at| table.find(tag(at)).next().is_some())
+            .count();
         assert!(kept > 480, "{kept} of the 500 living are found");
     }
 }

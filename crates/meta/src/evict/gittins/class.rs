@@ -31,7 +31,11 @@ pub(super) const fn bin_start_seconds(bin: usize) -> f64 {
     if bin == 0 {
         return 0.0;
     }
-    let half_octave = if bin.is_multiple_of(2) { std::f64::consts::SQRT_2 } else { 1.0 };
+    let half_octave = if bin.is_multiple_of(2) {
+        std::f64::consts::SQRT_2
+    } else {
+        1.0
+    };
     (1u64 << ((bin - 1) / 2)) as f64 * half_octave
 }
 
@@ -154,12 +158,18 @@ impl Features {
 
 /// Bucket of the number of new blocks of 512 tokens.
 pub(super) fn new_bucket(blocks: f64) -> u8 {
-    [2.0, 4.0, 7.0, 12.0, 20.0, 40.0, 80.0].iter().filter(|&&edge| blocks >= edge).count() as u8
+    [2.0, 4.0, 7.0, 12.0, 20.0, 40.0, 80.0]
+        .iter()
+        .filter(|&&edge| blocks >= edge)
+        .count() as u8
 }
 
 /// Bucket of the time since the deepest block that was known was last used.
 pub(super) fn gap_bucket(seconds: f64) -> u8 {
-    1 + [20.0, 60.0, 180.0, 600.0].iter().filter(|&&edge| seconds >= edge).count() as u8
+    1 + [20.0, 60.0, 180.0, 600.0]
+        .iter()
+        .filter(|&&edge| seconds >= edge)
+        .count() as u8
 }
 
 /// Hints are opaque: fifteen buckets of them are told apart.
@@ -197,8 +207,9 @@ mod tests {
 
     #[test]
     fn levels_are_half_octaves_around_one() {
-        let check =
-            |multiplier: f64, level: usize| assert_eq!(Class::new(9, multiplier).level(), level, "{multiplier}");
+        let check = |multiplier: f64, level: usize| {
+            assert_eq!(Class::new(9, multiplier).level(), level, "{multiplier}")
+        };
         check(1.0, NEUTRAL_LEVEL);
         check(2.0, NEUTRAL_LEVEL + 2);
         check(0.001, 0);

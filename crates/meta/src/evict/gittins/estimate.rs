@@ -1,6 +1,8 @@
 //! The mathematics of the policy, without its state: from what was counted to hazards, from hazards to the index.
 
-use super::class::{BINS, CELLS, CLASSES, FIRST_FALLING_BIN, LEVELS, NEUTRAL_LEVEL, SHAPES, bin_start_seconds};
+use super::class::{
+    BINS, CELLS, CLASSES, FIRST_FALLING_BIN, LEVELS, NEUTRAL_LEVEL, SHAPES, bin_start_seconds,
+};
 
 /// Reused blocks and block-seconds at risk, in one class and bin of age.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -56,7 +58,9 @@ pub(super) fn hazards(counts: &[Count], weight: f64) -> Hazards {
         *curve = smoothed(curve);
     }
     let classes = (0..CLASSES).map(|class| {
-        let multiplier = ((class % LEVELS) as f64 - NEUTRAL_LEVEL as f64).exp2().sqrt();
+        let multiplier = ((class % LEVELS) as f64 - NEUTRAL_LEVEL as f64)
+            .exp2()
+            .sqrt();
         let base = shapes[class / LEVELS].map(|h| h * multiplier);
         let row = &counts[class * BINS..(class + 1) * BINS];
         let level = ratio(row, &base, LEVEL_WEIGHT * weight);
@@ -69,7 +73,11 @@ pub(super) fn hazards(counts: &[Count], weight: f64) -> Hazards {
 /// How many times what `base` expected was seen, drawn towards one by `weight` events.
 fn ratio(row: &[Count], base: &Curve, weight: f64) -> f64 {
     let seen: f64 = row.iter().map(|count| count.reused).sum();
-    let expected: f64 = row.iter().zip(base).map(|(count, h)| count.exposed * h).sum();
+    let expected: f64 = row
+        .iter()
+        .zip(base)
+        .map(|(count, h)| count.exposed * h)
+        .sum();
     (seen + weight) / (expected + weight)
 }
 
@@ -81,7 +89,10 @@ fn shrunk(row: &[Count], base: &Curve, weight: f64) -> Curve {
         weights[bin] = row[bin].exposed + weight / base[bin];
         curve[bin] = (row[bin].reused + weight) / weights[bin];
     }
-    make_falling(&mut curve[FIRST_FALLING_BIN..], &weights[FIRST_FALLING_BIN..]);
+    make_falling(
+        &mut curve[FIRST_FALLING_BIN..],
+        &weights[FIRST_FALLING_BIN..],
+    );
     curve
 }
 
@@ -100,7 +111,9 @@ fn make_falling(values: &mut [f64], weights: &[f64]) {
         }
         depth += 1;
     }
-    let pooled = pools[..depth].iter().flat_map(|&(value, _, count)| std::iter::repeat_n(value, count));
+    let pooled = pools[..depth]
+        .iter()
+        .flat_map(|&(value, _, count)| std::iter::repeat_n(value, count));
     for (value, pooled) in values.iter_mut().zip(pooled) {
         *value = pooled;
     }
@@ -124,11 +137,19 @@ struct Stretch {
 impl Stretch {
     fn of_bin(bin: usize, hazard: f64) -> Self {
         if bin + 1 == BINS {
-            return Self { hit: 1.0, time: 1.0 / hazard, survive: 0.0 };
+            return Self {
+                hit: 1.0,
+                time: 1.0 / hazard,
+                survive: 0.0,
+            };
         }
         let width = bin_start_seconds(bin + 1) - bin_start_seconds(bin);
         let survive = (-hazard * width).exp();
-        Self { hit: 1.0 - survive, time: (1.0 - survive) / hazard, survive }
+        Self {
+            hit: 1.0 - survive,
+            time: (1.0 - survive) / hazard,
+            survive,
+        }
     }
 
     fn rate(&self) -> f64 {
@@ -150,7 +171,11 @@ impl Stretch {
 /// From the oldest bin down, each stretch swallows the next older ones while these are the better bargain.
 pub(super) fn gittins_index(curve: &Curve) -> Curve {
     let mut index = [0.0; BINS];
-    let mut stack = [Stretch { hit: 0.0, time: 1.0, survive: 0.0 }; BINS];
+    let mut stack = [Stretch {
+        hit: 0.0,
+        time: 1.0,
+        survive: 0.0,
+    }; BINS];
     let mut depth = 0;
     for bin in (0..BINS).rev() {
         let mut stretch = Stretch::of_bin(bin, curve[bin]);
@@ -169,7 +194,11 @@ pub(super) fn gittins_index(curve: &Curve) -> Curve {
 pub(super) fn return_chance(curve: &Curve, bin: usize, seconds: f64) -> f64 {
     let (begin, mut expected) = (bin_start_seconds(bin), 0.0);
     for (at, &hazard) in curve.iter().enumerate().skip(bin) {
-        let end = if at + 1 < BINS { bin_start_seconds(at + 1) } else { f64::INFINITY };
+        let end = if at + 1 < BINS {
+            bin_start_seconds(at + 1)
+        } else {
+            f64::INFINITY
+        };
         let overlap = end.min(begin + seconds) - bin_start_seconds(at);
         if overlap <= 0.0 {
             break;
@@ -202,8 +231,11 @@ mod tests {
     fn index_by_definition(curve: &Curve, from: usize) -> f64 {
         let (mut hit, mut time, mut survive, mut best) = (0.0, 0.0, 1.0, 0.0f64);
         for (bin, &hazard) in curve.iter().enumerate().skip(from) {
-            let width =
-                if bin + 1 < BINS { bin_start_seconds(bin + 1) - bin_start_seconds(bin) } else { f64::INFINITY };
+            let width = if bin + 1 < BINS {
+                bin_start_seconds(bin + 1) - bin_start_seconds(bin)
+            } else {
+                f64::INFINITY
+            };
             let chance = 1.0 - (-hazard * width).exp();
             hit += survive * chance;
             time += survive * chance / hazard;
@@ -242,9 +274,15 @@ mod tests {
         let hazards = hazards(&[Count::default(); CELLS], 10.0);
         for class in 0..CLASSES {
             let index = gittins_index(&hazards.classes[class]);
-            assert!(index.windows(2).all(|pair| pair[0] >= pair[1]), "class {class}");
+            assert!(
+                index.windows(2).all(|pair| pair[0] >= pair[1]),
+                "class {class}"
+            );
             if class % LEVELS > 0 {
-                assert!(index[0] > gittins_index(&hazards.classes[class - 1])[0], "class {class}");
+                assert!(
+                    index[0] > gittins_index(&hazards.classes[class - 1])[0],
+                    "class {class}"
+                );
             }
         }
     }
@@ -255,11 +293,17 @@ mod tests {
         let mut counts = [Count::default(); CELLS];
         let rate = |bin: usize| 0.01 / (bin + 1) as f64;
         for (bin, count) in counts[..BINS].iter_mut().enumerate() {
-            *count = Count { reused: 1e9 * rate(bin), exposed: 1e9 };
+            *count = Count {
+                reused: 1e9 * rate(bin),
+                exposed: 1e9,
+            };
         }
         let curve = hazards(&counts, 10.0).classes[0];
         for (bin, &hazard) in curve.iter().enumerate() {
-            assert!((hazard / rate(bin) - 1.0).abs() < 1e-3, "bin {bin}: {hazard}");
+            assert!(
+                (hazard / rate(bin) - 1.0).abs() < 1e-3,
+                "bin {bin}: {hazard}"
+            );
         }
     }
 

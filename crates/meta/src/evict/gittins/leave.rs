@@ -21,13 +21,18 @@ impl Gittins {
 
     fn join_leaving(&mut self, slot: Slot, number: u32) -> bool {
         let segment = self.segments[number];
-        let Some(child) = self.leaving.filter(|child| *child != slot) else { return false };
-        let Some(left) = self.segment_of(child).filter(|&left| left != IN_HAND) else { return false };
+        let Some(child) = self.leaving.filter(|child| *child != slot) else {
+            return false;
+        };
+        let Some(left) = self.segment_of(child).filter(|&left| left != IN_HAND) else {
+            return false;
+        };
         let other = self.segments[left];
         let same = other.place == Place::Stuck
             && segment.blocks == segment.cached
             && other.start == segment.ghost_start()
-            && (other.class, other.bin, other.octave) == (segment.class, segment.bin, segment.octave)
+            && (other.class, other.bin, other.octave)
+                == (segment.class, segment.bin, segment.octave)
             && other.last_use == segment.last_use
             && other.cached > 0
             && other.blocks < u16::MAX

@@ -119,7 +119,10 @@ impl Gittins {
     }
 
     fn segment_of(&self, slot: Slot) -> Option<u32> {
-        self.nodes.get(slot.0 as usize).map(|node| node.segment).filter(|&segment| segment != NONE)
+        self.nodes
+            .get(slot.0 as usize)
+            .map(|node| node.segment)
+            .filter(|&segment| segment != NONE)
     }
 
     /// Takes the time in and moves segments that grew too old for their bin to the next.
@@ -152,19 +155,33 @@ impl Gittins {
     fn age(&mut self, number: u32) {
         let segment = self.segments[number];
         let bin = usize::from(segment.bin);
-        let (from, to) = (self.tables.bin_start(segment.bin), self.tables.bin_start(segment.bin + 1));
-        self.tables.expose(exposure(&segment, segment.blocks, to - from));
-        self.tables.leave(segment.class.cell(segment.bin), segment.blocks.into(), segment.last_use);
-        self.tables.enter(segment.class.cell(segment.bin + 1), segment.blocks.into(), segment.last_use);
+        let (from, to) = (
+            self.tables.bin_start(segment.bin),
+            self.tables.bin_start(segment.bin + 1),
+        );
+        self.tables
+            .expose(exposure(&segment, segment.blocks, to - from));
+        self.tables.leave(
+            segment.class.cell(segment.bin),
+            segment.blocks.into(),
+            segment.last_use,
+        );
+        self.tables.enter(
+            segment.class.cell(segment.bin + 1),
+            segment.blocks.into(),
+            segment.last_use,
+        );
         self.ages[bin].remove(&mut self.segments, By::Age, number);
         self.ages[bin + 1].push_newest(&mut self.segments, By::Age, number);
         let shelved = segment.place == Place::Shelved;
         if shelved {
-            self.shelves.remove(&mut self.segments, &self.tables, number);
+            self.shelves
+                .remove(&mut self.segments, &self.tables, number);
         }
         self.segments[number].bin += 1;
         if shelved {
-            self.shelves.push_newest(&mut self.segments, &self.tables, number);
+            self.shelves
+                .push_newest(&mut self.segments, &self.tables, number);
         }
     }
 
@@ -172,23 +189,37 @@ impl Gittins {
     /// its cell. The caller takes them off the segment.
     fn settle(&mut self, number: u32, blocks: u16) {
         let segment = self.segments[number];
-        let in_bin = self.now.since(segment.last_use).saturating_sub(self.tables.bin_start(segment.bin));
+        let in_bin = self
+            .now
+            .since(segment.last_use)
+            .saturating_sub(self.tables.bin_start(segment.bin));
         self.tables.expose(exposure(&segment, blocks, in_bin));
-        self.tables.leave(segment.class.cell(segment.bin), blocks.into(), segment.last_use);
+        self.tables.leave(
+            segment.class.cell(segment.bin),
+            blocks.into(),
+            segment.last_use,
+        );
     }
 
     /// Puts a segment into the books, at age zero.
     fn enlist(&mut self, number: u32) {
         let segment = self.segments[number];
-        self.tables.enter(segment.class.cell(0), segment.blocks.into(), segment.last_use);
+        self.tables.enter(
+            segment.class.cell(0),
+            segment.blocks.into(),
+            segment.last_use,
+        );
         self.ages[0].push_newest(&mut self.segments, By::Age, number);
-        self.shelves.push_newest(&mut self.segments, &self.tables, number);
+        self.shelves
+            .push_newest(&mut self.segments, &self.tables, number);
     }
 
     /// Out of whatever list its place names.
     fn displace(&mut self, number: u32) {
         match self.segments[number].place {
-            Place::Shelved => self.shelves.remove(&mut self.segments, &self.tables, number),
+            Place::Shelved => self
+                .shelves
+                .remove(&mut self.segments, &self.tables, number),
             Place::Aside => self.aside.remove(&mut self.segments, By::Place, number),
             Place::Ghost => self.ghosts.remove(&mut self.segments, By::Place, number),
             Place::Stuck | Place::Free => {}
@@ -199,14 +230,16 @@ impl Gittins {
     /// left at all.
     fn tidy(&mut self, number: u32) {
         let segment = &self.segments[number];
-        let (cached, blocks, place, bin) = (segment.cached, segment.blocks, segment.place, segment.bin);
+        let (cached, blocks, place, bin) =
+            (segment.cached, segment.blocks, segment.place, segment.bin);
         if cached > 0 || (blocks > 0 && place == Place::Ghost) {
             return;
         }
         self.displace(number);
         if blocks > 0 {
             self.segments[number].place = Place::Ghost;
-            self.ghosts.push_newest(&mut self.segments, By::Place, number);
+            self.ghosts
+                .push_newest(&mut self.segments, By::Place, number);
             return;
         }
         self.ages[usize::from(bin)].remove(&mut self.segments, By::Age, number);
@@ -244,7 +277,9 @@ impl Gittins {
             let (generation, segments) = (segment.generation, &self.segments);
             self.checkpoints.size_for(node.tag, self.ghost_entries);
             self.checkpoints.add(node.tag, number, generation, |entry| {
-                entry.segment().is_some_and(|(number, generation)| segments.living(number, generation).is_some())
+                entry.segment().is_some_and(|(number, generation)| {
+                    segments.living(number, generation).is_some()
+                })
             });
         }
         self.tidy(number);
@@ -256,7 +291,8 @@ impl Gittins {
         let entries = self.ghost_limit();
         let bytes = self.resident * BOOKS_BYTES;
         while self.ghost_entries > entries
-            || self.segments.in_use() * size_of::<Segment>() + self.ghost_entries * CHECKPOINT_BYTES > bytes
+            || self.segments.in_use() * size_of::<Segment>() + self.ghost_entries * CHECKPOINT_BYTES
+                > bytes
         {
             let oldest = self.ghosts.oldest;
             if oldest == NONE {
@@ -295,7 +331,9 @@ impl Gittins {
 
     /// A slot left its segment for another reason than eviction or reuse.
     fn discard(&mut self, slot: Slot) {
-        let Some(number) = self.segment_of(slot) else { return };
+        let Some(number) = self.segment_of(slot) else {
+            return;
+        };
         self.forget_name(slot);
         // What is gone lies behind the last resident block: a hole before it breaks the chain.
         if self.nodes[slot.0 as usize].up != NONE || self.segments[number].cached == 1 {
@@ -326,9 +364,11 @@ impl Gittins {
             if !self.marks[tail as usize].is_parked() {
                 return Some(Slot(tail));
             }
-            self.shelves.remove(&mut self.segments, &self.tables, number);
+            self.shelves
+                .remove(&mut self.segments, &self.tables, number);
             self.segments[number].place = Place::Aside;
-            self.aside.push_newest(&mut self.segments, By::Place, number);
+            self.aside
+                .push_newest(&mut self.segments, By::Place, number);
         }
         // Only segments with a parked tail are left: an ancestor has to go before its descendant.
         while !self.aside.is_empty() {
@@ -352,7 +392,12 @@ impl Gittins {
             return;
         }
         self.drop_ghost(number);
-        let mut own = Segment { place: Place::Stuck, blocks: 1, cached: 1, ..segment };
+        let mut own = Segment {
+            place: Place::Stuck,
+            blocks: 1,
+            cached: 1,
+            ..segment
+        };
         own.start = segment.ghost_start() - 1;
         let own = self.segments.add(own);
         self.ages[usize::from(segment.bin)].push_newest(&mut self.segments, By::Age, own);
@@ -379,8 +424,13 @@ impl Evict for Gittins {
     }
 
     fn warm(&self, slot: Slot) -> u64 {
-        let mark = self.marks.get(slot.0 as usize).map_or(0, |mark| u64::from(mark.count()));
-        mark ^ self.segment_of(slot).map_or(0, |number| self.segments.warm(number))
+        let mark = self
+            .marks
+            .get(slot.0 as usize)
+            .map_or(0, |mark| u64::from(mark.count()));
+        mark ^ self
+            .segment_of(slot)
+            .map_or(0, |number| self.segments.warm(number))
     }
 
     fn insert(&mut self, walk: &Walk<'_>) {
@@ -406,7 +456,9 @@ impl Evict for Gittins {
     }
 
     fn evicted(&mut self, now: Instant, slot: Slot) {
-        let Some(number) = self.segment_of(slot) else { return };
+        let Some(number) = self.segment_of(slot) else {
+            return;
+        };
         self.advance(now);
         if self.segments[number].tail != slot.0 {
             return self.discard(slot);
@@ -432,11 +484,14 @@ impl Evict for Gittins {
     }
 
     fn unpark(&mut self, slot: Slot) {
-        let Some(number) = self.segment_of(slot) else { return };
+        let Some(number) = self.segment_of(slot) else {
+            return;
+        };
         self.marks[slot.0 as usize].set_parked(false);
         if matches!(self.segments[number].place, Place::Aside | Place::Stuck) {
             self.displace(number);
-            self.shelves.push_oldest(&mut self.segments, &self.tables, number);
+            self.shelves
+                .push_oldest(&mut self.segments, &self.tables, number);
         }
     }
 
@@ -459,17 +514,22 @@ impl Evict for Gittins {
     }
 
     fn standing(&self, now: Instant, slot: Slot) -> Option<Standing> {
-        self.segment_of(slot).map(|number| self.standing_of(now, slot, number))
+        self.segment_of(slot)
+            .map(|number| self.standing_of(now, slot, number))
     }
 
     fn explain(&self, now: Instant, slot: Slot) -> Option<Explanation> {
-        self.segment_of(slot).map(|number| self.explanation(now, slot, number))
+        self.segment_of(slot)
+            .map(|number| self.explanation(now, slot, number))
     }
 
     fn next_deadline(&self) -> Option<Instant> {
         let since = self.requests - self.estimated_at_request;
         let wanted = (self.requests / 16).clamp(FIRST_ESTIMATE, MOST_BETWEEN_ESTIMATES);
-        (since >= wanted).then(|| self.last_call.max(self.estimated_at + LEAST_BETWEEN_ESTIMATES))
+        (since >= wanted).then(|| {
+            self.last_call
+                .max(self.estimated_at + LEAST_BETWEEN_ESTIMATES)
+        })
     }
 
     fn on_deadline(&mut self, now: Instant) {
@@ -509,10 +569,19 @@ impl Evict for Gittins {
     }
 
     fn fixed_bytes(&self) -> usize {
-        size_of::<Self>() + self.tables.overhead_bytes() + self.shelves.overhead_bytes() + self.pending.overhead_bytes()
+        size_of::<Self>()
+            + self.tables.overhead_bytes()
+            + self.shelves.overhead_bytes()
+            + self.pending.overhead_bytes()
     }
 }
 
 const fn exposure(segment: &Segment, blocks: u16, ticks: u32) -> Exposure {
-    Exposure { class: segment.class, bin: segment.bin, features: segment.features, blocks: blocks as u32, ticks }
+    Exposure {
+        class: segment.class,
+        bin: segment.bin,
+        features: segment.features,
+        blocks: blocks as u32,
+        ticks,
+    }
 }

@@ -21,13 +21,16 @@ impl Gittins {
     /// Whether a block of this class and age is worth copying here.
     pub(super) fn keeps(&self, bytes: u64, class: Class, bin: u8) -> bool {
         let price = f64::from(self.tables.index(class, bin)) / bytes.max(1) as f64;
-        self.shelves.lowest(&self.tables).is_none_or(|(lowest, _)| price > COPY_WORTH * lowest)
+        self.shelves
+            .lowest(&self.tables)
+            .is_none_or(|(lowest, _)| price > COPY_WORTH * lowest)
     }
 
     /// Class and bin of a gone block, if its hash is remembered; those of a new one otherwise.
     pub(super) fn memory_of(&self, hash: u64) -> (Class, u8) {
         let mut candidates = self.checkpoints.find(tag(hash));
-        let segment = candidates.find_map(|(number, generation)| self.segments.living(number, generation));
+        let segment =
+            candidates.find_map(|(number, generation)| self.segments.living(number, generation));
         match segment {
             Some(segment) if segment.place == Place::Ghost => (segment.kept_as, segment.bin),
             _ => (Class::new(shape(0, None), 1.0), 0),
@@ -37,7 +40,11 @@ impl Gittins {
     /// The position is exact for the tail of a segment, which is what goes next; that of others is the head's.
     pub(super) fn standing_of(&self, now: Instant, slot: Slot, number: u32) -> Standing {
         let segment = &self.segments[number];
-        let behind_head = if segment.tail == slot.0 { u32::from(segment.cached) - 1 } else { 0 };
+        let behind_head = if segment.tail == slot.0 {
+            u32::from(segment.cached) - 1
+        } else {
+            0
+        };
         Standing {
             age: duration(Tick::of(now).since(segment.last_use)),
             reuses: self.marks[slot.0 as usize].count(),
@@ -51,13 +58,19 @@ impl Gittins {
 
     /// The class that a block is kept by, and its bin of age.
     pub(super) fn read_standing(&self, standing: Standing) -> (Class, u8) {
-        (Class::clamped(standing.kept_as), self.tables.bin_of(ticks(standing.age)))
+        (
+            Class::clamped(standing.kept_as),
+            self.tables.bin_of(ticks(standing.age)),
+        )
     }
 
     pub(super) fn explanation(&self, now: Instant, slot: Slot, number: u32) -> Explanation {
         let segment = &self.segments[number];
         let now = Tick::of(now);
-        let (age, curve) = (now.since(segment.last_use), self.tables.curve(now, segment.class));
+        let (age, curve) = (
+            now.since(segment.last_use),
+            self.tables.curve(now, segment.class),
+        );
         let bin = self.tables.bin_of(age);
         let returns = HORIZONS_SECONDS.iter().map(|&seconds| ReturnChance {
             within: Duration::from_secs(seconds),
@@ -70,7 +83,10 @@ impl Gittins {
             age: duration(age),
             class: in_words(segment.class, reuses),
             index: f64::from(self.tables.index(segment.kept_as, bin)),
-            lowest_index: self.shelves.lowest(&self.tables).map_or(0.0, |(lowest, _)| lowest * bytes),
+            lowest_index: self
+                .shelves
+                .lowest(&self.tables)
+                .map_or(0.0, |(lowest, _)| lowest * bytes),
             returns: returns.collect(),
         }
     }

@@ -45,8 +45,14 @@ impl GhostRuns {
 
     /// The count of the block at `position`; zero beyond the runs.
     pub(super) fn count(&self, position: u32) -> u8 {
-        let runs = self.ends.iter().zip(self.counts).take(usize::from(self.length));
-        runs.into_iter().find(|&(&end, _)| position < end).map_or(0, |(_, count)| count)
+        let runs = self
+            .ends
+            .iter()
+            .zip(self.counts)
+            .take(usize::from(self.length));
+        runs.into_iter()
+            .find(|&(&end, _)| position < end)
+            .map_or(0, |(_, count)| count)
     }
 }
 
@@ -75,7 +81,9 @@ pub(super) struct Requests {
 
 impl Requests {
     pub(super) fn new() -> Self {
-        Self { slots: vec![None; REQUESTS] }
+        Self {
+            slots: vec![None; REQUESTS],
+        }
     }
 
     pub(super) fn put(&mut self, pending: Pending) {
@@ -113,13 +121,23 @@ mod tests {
         for segment in 0..8 {
             found.push((segment, 0));
         }
-        assert_eq!(found.segments().iter().map(|segment| segment.0).collect::<Vec<_>>(), [2, 3, 4, 5, 6, 7]);
+        assert_eq!(
+            found
+                .segments()
+                .iter()
+                .map(|segment| segment.0)
+                .collect::<Vec<_>>(),
+            [2, 3, 4, 5, 6, 7]
+        );
     }
 
     #[test]
     fn a_request_is_taken_once_by_its_own_key() {
         let mut requests = Requests::new();
-        requests.put(Pending { key: 5, ..Pending::default() });
+        requests.put(Pending {
+            key: 5,
+            ..Pending::default()
+        });
         assert!(requests.take(5 + (1 << 50)).is_none());
         assert!(requests.take(5).is_some());
         assert!(requests.take(5).is_none());

@@ -7,7 +7,8 @@ use std::collections::BTreeMap;
 use slackwater_base::Instant;
 
 use super::class::{
-    BINS, Class, Features, NO_GAP, TICK_SECONDS, Tick, count_bucket, gap_bucket, hint_bucket, new_bucket,
+    BINS, Class, Features, NO_GAP, TICK_SECONDS, Tick, count_bucket, gap_bucket, hint_bucket,
+    new_bucket,
 };
 use super::pending::{Found, GhostRuns, Pending, Requests};
 use super::segments::{CHECKPOINT_SPACING, Place};
@@ -64,7 +65,10 @@ struct Known {
 
 impl Segment {
     fn cached(&self) -> usize {
-        self.blocks.iter().filter(|block| block.slot.is_some()).count()
+        self.blocks
+            .iter()
+            .filter(|block| block.slot.is_some())
+            .count()
     }
 
     fn tail(&self) -> &Block {
@@ -72,11 +76,14 @@ impl Segment {
     }
 
     fn is_checkpoint(&self, at: usize) -> bool {
-        (self.start + at as u32) % CHECKPOINT_SPACING == CHECKPOINT_SPACING - 1 || at + 1 == self.blocks.len()
+        (self.start + at as u32) % CHECKPOINT_SPACING == CHECKPOINT_SPACING - 1
+            || at + 1 == self.blocks.len()
     }
 
     fn checkpoints(&self) -> usize {
-        (self.cached()..self.blocks.len()).filter(|&at| self.is_checkpoint(at)).count()
+        (self.cached()..self.blocks.len())
+            .filter(|&at| self.is_checkpoint(at))
+            .count()
     }
 }
 
@@ -97,7 +104,10 @@ impl Reference {
 
     fn find(&self, slot: Slot) -> Option<(u32, usize)> {
         self.segments.iter().find_map(|(&number, segment)| {
-            let at = segment.blocks.iter().position(|block| block.slot == Some(slot))?;
+            let at = segment
+                .blocks
+                .iter()
+                .position(|block| block.slot == Some(slot))?;
             Some((number, at))
         })
     }
@@ -120,8 +130,14 @@ impl Reference {
         let mut left = AGED_A_CALL;
         for bin in 0..BINS as u8 - 1 {
             loop {
-                let in_bin = self.segments.iter().filter(|(_, segment)| segment.bin == bin);
-                let Some((&number, oldest)) = in_bin.min_by_key(|(_, segment)| segment.by_age) else { break };
+                let in_bin = self
+                    .segments
+                    .iter()
+                    .filter(|(_, segment)| segment.bin == bin);
+                let Some((&number, oldest)) = in_bin.min_by_key(|(_, segment)| segment.by_age)
+                else {
+                    break;
+                };
                 if tick.since(oldest.last_use) < self.tables.bin_start(bin + 1) {
                     break;
                 }
@@ -140,8 +156,10 @@ impl Reference {
         let (bin, blocks) = (segment.bin, segment.blocks.len() as u32);
         let ticks = self.tables.bin_start(bin + 1) - self.tables.bin_start(bin);
         self.tables.expose(exposure(&segment, blocks, ticks));
-        self.tables.leave(segment.class.cell(bin), blocks, segment.last_use);
-        self.tables.enter(segment.class.cell(bin + 1), blocks, segment.last_use);
+        self.tables
+            .leave(segment.class.cell(bin), blocks, segment.last_use);
+        self.tables
+            .enter(segment.class.cell(bin + 1), blocks, segment.last_use);
         let (by_age, by_place) = (self.place(), self.place());
         let segment = self.segment(number);
         (segment.bin, segment.by_age) = (bin + 1, by_age);
@@ -152,9 +170,17 @@ impl Reference {
 
     fn settle(&mut self, number: u32, blocks: usize) {
         let segment = self.segments[&number].clone();
-        let in_bin = self.now.since(segment.last_use).saturating_sub(self.tables.bin_start(segment.bin));
-        self.tables.expose(exposure(&segment, blocks as u32, in_bin));
-        self.tables.leave(segment.class.cell(segment.bin), blocks as u32, segment.last_use);
+        let in_bin = self
+            .now
+            .since(segment.last_use)
+            .saturating_sub(self.tables.bin_start(segment.bin));
+        self.tables
+            .expose(exposure(&segment, blocks as u32, in_bin));
+        self.tables.leave(
+            segment.class.cell(segment.bin),
+            blocks as u32,
+            segment.last_use,
+        );
     }
 
     fn tidy(&mut self, number: u32) {
@@ -168,7 +194,9 @@ impl Reference {
     }
 
     fn drop_ghost(&mut self, number: u32) {
-        let Some(segment) = self.segments.get(&number) else { return };
+        let Some(segment) = self.segments.get(&number) else {
+            return;
+        };
         let (cached, gone) = (segment.cached(), segment.blocks.len() - segment.cached());
         if gone > 0 {
             self.settle(number, gone);
@@ -178,7 +206,9 @@ impl Reference {
     }
 
     fn discard(&mut self, slot: Slot) {
-        let Some((number, at)) = self.find(slot) else { return };
+        let Some((number, at)) = self.find(slot) else {
+            return;
+        };
         if at > 0 || self.segments[&number].cached() == 1 {
             self.drop_ghost(number);
         }
@@ -201,7 +231,10 @@ impl Reference {
             if entries <= resident * CHECKPOINT_QUARTERS / 4 && bytes <= resident * BOOKS_BYTES {
                 return;
             }
-            let ghosts = self.segments.iter().filter(|(_, segment)| segment.place == Place::Ghost);
+            let ghosts = self
+                .segments
+                .iter()
+                .filter(|(_, segment)| segment.place == Place::Ghost);
             let Some((&oldest, _)) = ghosts.min_by_key(|(_, segment)| segment.by_place) else {
                 return self.drop_ghost(evicting);
             };
@@ -211,14 +244,23 @@ impl Reference {
 
     /// The blocks of the walk that were resident, out of their segments, by slot.
     fn take(&mut self, walk: &Walk<'_>) -> (BTreeMap<Slot, Block>, Known) {
-        let mut known = Known { matched: walk.position, last_use: None, ghosts: GhostRuns::default() };
+        let mut known = Known {
+            matched: walk.position,
+            last_use: None,
+            ghosts: GhostRuns::default(),
+        };
         let mut taken = BTreeMap::new();
         let mut run: Vec<(u32, Block)> = Vec::new();
         for (at, link) in walk.links.iter().enumerate() {
-            let Some(slot) = link.slot.filter(|slot| !run.iter().any(|(_, block)| block.slot == Some(*slot))) else {
+            let Some(slot) = link
+                .slot
+                .filter(|slot| !run.iter().any(|(_, block)| block.slot == Some(*slot)))
+            else {
                 continue;
             };
-            let Some((number, inside)) = self.find(slot) else { continue };
+            let Some((number, inside)) = self.find(slot) else {
+                continue;
+            };
             if run.last().is_some_and(|(other, _)| *other != number) {
                 self.reuse(&mut run, &mut taken);
             }
@@ -236,10 +278,17 @@ impl Reference {
 
     /// One event: a run of blocks of one segment returned.
     fn reuse(&mut self, run: &mut Vec<(u32, Block)>, taken: &mut BTreeMap<Slot, Block>) {
-        let Some((number, first)) = run.first().cloned() else { return };
+        let Some((number, first)) = run.first().cloned() else {
+            return;
+        };
         let segment = self.segments[&number].clone();
         self.settle(number, run.len());
-        self.tables.reuse(segment.class, segment.bin, segment.features, run.len() as u32);
+        self.tables.reuse(
+            segment.class,
+            segment.bin,
+            segment.features,
+            run.len() as u32,
+        );
         let began_at_root = segment.blocks[0].slot == first.slot;
         for (_, block) in run.drain(..) {
             let segment = self.segment(number);
@@ -247,7 +296,13 @@ impl Reference {
             segment.start += u32::from(began_at_root);
             segment.count = block.count;
             let slot = block.slot.expect("resident");
-            taken.insert(slot, Block { count: (block.count + 1).min(127), ..block });
+            taken.insert(
+                slot,
+                Block {
+                    count: (block.count + 1).min(127),
+                    ..block
+                },
+            );
         }
         self.tidy(number);
     }
@@ -263,16 +318,22 @@ impl Reference {
                 let inside = position.wrapping_sub(segment.start) as usize;
                 segment.place == Place::Ghost
                     && segment.start <= known.matched
-                    && segment.blocks.iter().any(|block| block.noted && block.tag == tag(link.hash))
+                    && segment
+                        .blocks
+                        .iter()
+                        .any(|block| block.noted && block.tag == tag(link.hash))
                     && inside < segment.blocks.len()
                     && segment.is_checkpoint(inside)
             });
             let latest = found.min_by_key(|(_, segment)| self.now.since(segment.last_use));
-            let Some((&number, segment)) = latest else { continue };
+            let Some((&number, segment)) = latest else {
+                continue;
+            };
             let segment = segment.clone();
             let blocks = (position + 1 - segment.start) as usize;
             self.settle(number, blocks);
-            self.tables.reuse(segment.class, segment.bin, segment.features, blocks as u32);
+            self.tables
+                .reuse(segment.class, segment.bin, segment.features, blocks as u32);
             let rest = self.segment(number);
             rest.blocks.drain(..blocks);
             rest.start += blocks as u32;
@@ -286,14 +347,21 @@ impl Reference {
     fn features(&self, walk: &Walk<'_>, known: &Known) -> Features {
         let new = walk.position + walk.links.len() as u32 - known.matched;
         let gap = match known.last_use {
-            Some(last_use) if known.matched > 1 => gap_bucket(f64::from(self.now.since(last_use)) * TICK_SECONDS),
+            Some(last_use) if known.matched > 1 => {
+                gap_bucket(f64::from(self.now.since(last_use)) * TICK_SECONDS)
+            }
             _ => NO_GAP,
         };
         Features::new(new_bucket(f64::from(new)), gap, hint_bucket(walk.hint))
     }
 
     /// Makes segments of `blocks`, each with its position; `None` breaks a run. Gives their numbers, root first.
-    fn build(&mut self, walk: &Walk<'_>, features: Features, blocks: Vec<Option<Block>>) -> Vec<u32> {
+    fn build(
+        &mut self,
+        walk: &Walk<'_>,
+        features: Features,
+        blocks: Vec<Option<Block>>,
+    ) -> Vec<u32> {
         let mut fresh: Vec<u32> = Vec::new();
         let mut bucket_of_last = None;
         for (at, block) in blocks.into_iter().enumerate() {
@@ -336,7 +404,11 @@ impl Reference {
         }
         let mut all = Found::default();
         for &(number, generation) in found.segments() {
-            if self.segments.get(&number).is_some_and(|segment| segment.cached() > 0) {
+            if self
+                .segments
+                .get(&number)
+                .is_some_and(|segment| segment.cached() > 0)
+            {
                 all.push((number, generation));
             }
         }
@@ -355,23 +427,39 @@ impl Reference {
 
     fn enlist(&mut self, number: u32, best: &mut Option<Class>) {
         let (by_age, by_place, own) = (self.place(), self.place(), self.segments[&number].class);
-        let kept_as = best.filter(|&best| self.tables.index(best, 0) > self.tables.index(own, 0)).unwrap_or(own);
+        let kept_as = best
+            .filter(|&best| self.tables.index(best, 0) > self.tables.index(own, 0))
+            .unwrap_or(own);
         *best = Some(kept_as);
         let segment = self.segment(number);
-        (segment.kept_as, segment.by_age, segment.by_place, segment.place) =
-            (kept_as, by_age, by_place, Place::Shelved);
+        (
+            segment.kept_as,
+            segment.by_age,
+            segment.by_place,
+            segment.place,
+        ) = (kept_as, by_age, by_place, Place::Shelved);
         let (last_use, blocks) = (segment.last_use, segment.blocks.len() as u32);
         self.tables.enter(own.cell(0), blocks, last_use);
     }
 
     /// The shelved segment with the lowest index; of equals that of the older age, the lower class, the earlier place.
     fn lowest(&self) -> Option<u32> {
-        let shelved = self.segments.iter().filter(|(_, segment)| segment.place == Place::Shelved);
+        let shelved = self
+            .segments
+            .iter()
+            .filter(|(_, segment)| segment.place == Place::Shelved);
         let key = |segment: &Segment| {
             let index = self.tables.index(segment.kept_as, segment.bin);
-            (index.to_bits(), BINS as u8 - segment.bin, segment.kept_as.0, segment.by_place)
+            (
+                index.to_bits(),
+                BINS as u8 - segment.bin,
+                segment.kept_as.0,
+                segment.by_place,
+            )
         };
-        shelved.min_by_key(|(_, segment)| key(segment)).map(|(&number, _)| number)
+        shelved
+            .min_by_key(|(_, segment)| key(segment))
+            .map(|(&number, _)| number)
     }
 
     fn choose(&mut self) -> Option<Slot> {
@@ -384,7 +472,10 @@ impl Reference {
             (segment.place, segment.by_place) = (Place::Aside, by_place);
         }
         loop {
-            let aside = self.segments.iter().filter(|(_, segment)| segment.place == Place::Aside);
+            let aside = self
+                .segments
+                .iter()
+                .filter(|(_, segment)| segment.place == Place::Aside);
             let (&number, segment) = aside.min_by_key(|(_, segment)| segment.by_place)?;
             if !segment.tail().parked {
                 return segment.tail().slot;
@@ -398,7 +489,13 @@ impl Reference {
             let segment = self.segment(number);
             let tail = segment.blocks.pop().expect("two at least");
             let start = segment.start + segment.blocks.len() as u32;
-            let own = Segment { start, blocks: vec![tail], place: Place::Stuck, by_age, ..segment.clone() };
+            let own = Segment {
+                start,
+                blocks: vec![tail],
+                place: Place::Stuck,
+                by_age,
+                ..segment.clone()
+            };
             self.segments.insert(self.next_number, own);
             self.next_number += 1;
         }
@@ -417,34 +514,63 @@ impl Evict for Reference {
         self.match_ghosts(walk, &mut known);
         known.matched = known.matched.max(walk.position + walk.found);
         let features = self.features(walk, &known);
-        let blocks = walk.links.iter().map(|link| link.slot.and_then(|slot| taken.remove(&slot))).collect();
+        let blocks = walk
+            .links
+            .iter()
+            .map(|link| link.slot.and_then(|slot| taken.remove(&slot)))
+            .collect();
         let fresh = self.build(walk, features, blocks);
         let found = self.publish(&fresh, &Found::default());
         let prefix = walk.links[..walk.found as usize].last();
         let first = walk.parent.or(walk.links.first().map(|link| link.hash));
         if let Some(key) = prefix.map(|link| link.hash).or(first) {
-            self.pending.put(Pending { key, features, ghosts: known.ghosts, found });
+            self.pending.put(Pending {
+                key,
+                features,
+                ghosts: known.ghosts,
+                found,
+            });
         }
     }
 
     fn insert(&mut self, walk: &Walk<'_>) {
         self.advance(walk.now);
-        let Some(key) = walk.parent.or(walk.links.first().map(|link| link.hash)) else { return };
+        let Some(key) = walk.parent.or(walk.links.first().map(|link| link.hash)) else {
+            return;
+        };
         let pending = self.pending.take(key).unwrap_or_else(|| {
             self.requests += 1;
-            let mut known = Known { matched: walk.position, last_use: None, ghosts: GhostRuns::default() };
+            let mut known = Known {
+                matched: walk.position,
+                last_use: None,
+                ghosts: GhostRuns::default(),
+            };
             self.match_ghosts(walk, &mut known);
-            Pending { features: self.features(walk, &known), ghosts: known.ghosts, ..Pending::default() }
+            Pending {
+                features: self.features(walk, &known),
+                ghosts: known.ghosts,
+                ..Pending::default()
+            }
         });
         let block = |(at, link): (usize, &Link)| {
             let count = pending.ghosts.count(walk.position + at as u32).min(127);
-            link.slot.map(|slot| Block { tag: tag(link.hash), slot: Some(slot), count, parked: false, noted: false })
+            link.slot.map(|slot| Block {
+                tag: tag(link.hash),
+                slot: Some(slot),
+                count,
+                parked: false,
+                noted: false,
+            })
         };
         let blocks = walk.links.iter().enumerate().map(block).collect();
         let fresh = self.build(walk, pending.features, blocks);
         let found = self.publish(&fresh, &pending.found);
         if let Some(last) = walk.links.last() {
-            self.pending.put(Pending { key: last.hash, found, ..pending });
+            self.pending.put(Pending {
+                key: last.hash,
+                found,
+                ..pending
+            });
         }
     }
 
@@ -458,7 +584,9 @@ impl Evict for Reference {
     }
 
     fn evicted(&mut self, now: Instant, slot: Slot) {
-        let Some((number, at)) = self.find(slot) else { return };
+        let Some((number, at)) = self.find(slot) else {
+            return;
+        };
         self.advance(now);
         if at + 1 != self.segments[&number].cached() {
             return self.discard(slot);
@@ -478,7 +606,9 @@ impl Evict for Reference {
     }
 
     fn unpark(&mut self, slot: Slot) {
-        let Some((number, at)) = self.find(slot) else { return };
+        let Some((number, at)) = self.find(slot) else {
+            return;
+        };
         let earliest = -self.place();
         let segment = self.segment(number);
         segment.blocks[at].parked = false;
@@ -502,5 +632,11 @@ impl Evict for Reference {
 }
 
 const fn exposure(segment: &Segment, blocks: u32, ticks: u32) -> Exposure {
-    Exposure { class: segment.class, bin: segment.bin, features: segment.features, blocks, ticks }
+    Exposure {
+        class: segment.class,
+        bin: segment.bin,
+        features: segment.features,
+        blocks,
+        ticks,
+    }
 }

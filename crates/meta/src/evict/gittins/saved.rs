@@ -29,9 +29,18 @@ pub(super) fn read(bytes: &[u8], count: usize) -> Result<Vec<f64>, RestoreError>
         return Err(RestoreError::Damaged);
     }
     let (chunks, _) = numbers.as_chunks::<4>();
-    let numbers: Vec<f64> = chunks.iter().map(|chunk| f64::from(f32::from_le_bytes(*chunk))).collect();
-    let sound = numbers.iter().all(|number| number.is_finite() && *number >= 0.0);
-    if sound { Ok(numbers) } else { Err(RestoreError::Damaged) }
+    let numbers: Vec<f64> = chunks
+        .iter()
+        .map(|chunk| f64::from(f32::from_le_bytes(*chunk)))
+        .collect();
+    let sound = numbers
+        .iter()
+        .all(|number| number.is_finite() && *number >= 0.0);
+    if sound {
+        Ok(numbers)
+    } else {
+        Err(RestoreError::Damaged)
+    }
 }
 
 #[cfg(test)]
@@ -49,10 +58,20 @@ mod tests {
         for at in 0..bytes.len() {
             let mut damaged = bytes.clone();
             damaged[at] ^= 1;
-            let expected = if at < HEADER.len() { RestoreError::Foreign } else { RestoreError::Damaged };
+            let expected = if at < HEADER.len() {
+                RestoreError::Foreign
+            } else {
+                RestoreError::Damaged
+            };
             assert_eq!(read(&damaged, 3), Err(expected), "byte {at}");
         }
-        assert_eq!(read(&write([f64::NAN].into_iter()), 1), Err(RestoreError::Damaged));
-        assert_eq!(read(&write([-1.0].into_iter()), 1), Err(RestoreError::Damaged));
+        assert_eq!(
+            read(&write([f64::NAN].into_iter()), 1),
+            Err(RestoreError::Damaged)
+        );
+        assert_eq!(
+            read(&write([-1.0].into_iter()), 1),
+            Err(RestoreError::Damaged)
+        );
     }
 }

@@ -66,7 +66,10 @@ pub(super) struct List {
 pub(super) const NONE: u32 = u32::MAX;
 
 impl List {
-    pub(super) const EMPTY: Self = Self { oldest: NONE, newest: NONE };
+    pub(super) const EMPTY: Self = Self {
+        oldest: NONE,
+        newest: NONE,
+    };
 
     pub(super) const fn is_empty(&self) -> bool {
         self.oldest == NONE
@@ -74,7 +77,10 @@ impl List {
 
     pub(super) fn push_newest(&mut self, segments: &mut Segments, by: By, number: u32) {
         let newest = std::mem::replace(&mut self.newest, number);
-        segments.records[number as usize].links[by as usize] = Links { older: newest, newer: NONE };
+        segments.records[number as usize].links[by as usize] = Links {
+            older: newest,
+            newer: NONE,
+        };
         match newest {
             NONE => self.oldest = number,
             _ => segments.records[newest as usize].links[by as usize].newer = number,
@@ -83,7 +89,10 @@ impl List {
 
     pub(super) fn push_oldest(&mut self, segments: &mut Segments, by: By, number: u32) {
         let oldest = std::mem::replace(&mut self.oldest, number);
-        segments.records[number as usize].links[by as usize] = Links { older: NONE, newer: oldest };
+        segments.records[number as usize].links[by as usize] = Links {
+            older: NONE,
+            newer: oldest,
+        };
         match oldest {
             NONE => self.newest = number,
             _ => segments.records[oldest as usize].links[by as usize].older = number,
@@ -116,7 +125,10 @@ impl Segments {
         if let Some(number) = self.free.pop() {
             let record = &mut self.records[number as usize];
             let generation = record.generation.wrapping_add(1);
-            *record = Segment { generation, ..segment };
+            *record = Segment {
+                generation,
+                ..segment
+            };
             return number;
         }
         let number = self.records.len();
@@ -145,9 +157,20 @@ impl Segments {
 
     /// Reads a segment and its neighbours in their lists ahead of a move.
     pub(super) fn warm(&self, number: u32) -> u64 {
-        let blocks = |number: u32| self.records.get(number as usize).map_or(0, |segment| u64::from(segment.blocks));
-        let links = self.records.get(number as usize).map(|segment| segment.links);
-        links.map_or(0, |links| links.iter().fold(0, |seen, at| seen ^ blocks(at.older) ^ blocks(at.newer)))
+        let blocks = |number: u32| {
+            self.records
+                .get(number as usize)
+                .map_or(0, |segment| u64::from(segment.blocks))
+        };
+        let links = self
+            .records
+            .get(number as usize)
+            .map(|segment| segment.links);
+        links.map_or(0, |links| {
+            links
+                .iter()
+                .fold(0, |seen, at| seen ^ blocks(at.older) ^ blocks(at.newer))
+        })
     }
 
     pub(super) fn overhead_bytes(&self) -> usize {
@@ -179,7 +202,10 @@ impl Segment {
             tail: NONE,
             start,
             last_use,
-            links: [Links { older: NONE, newer: NONE }; 2],
+            links: [Links {
+                older: NONE,
+                newer: NONE,
+            }; 2],
             blocks: 0,
             cached: 0,
             features,
@@ -230,7 +256,9 @@ mod tests {
                 for cached in 0..=blocks {
                     let mut segment = Segment::new(start, Tick(0), Class(0), Features(0));
                     (segment.blocks, segment.cached) = (blocks, cached);
-                    let placed = (segment.ghost_start()..segment.end()).filter(|&at| segment.is_checkpoint(at)).count();
+                    let placed = (segment.ghost_start()..segment.end())
+                        .filter(|&at| segment.is_checkpoint(at))
+                        .count();
                     assert_eq!(segment.checkpoints(), placed, "{start} {blocks} {cached}");
                 }
             }

@@ -55,7 +55,10 @@ impl Shelves {
     /// Mean length of the blocks of an octave.
     pub(super) fn block_bytes(&self, octave: u8) -> f64 {
         let found = self.shelves.iter().find(|shelf| shelf.octave == octave);
-        found.map_or_else(|| 0.75 * f64::from(octave).exp2(), |shelf| shelf.block_bytes)
+        found.map_or_else(
+            || 0.75 * f64::from(octave).exp2(),
+            |shelf| shelf.block_bytes,
+        )
     }
 
     pub(super) fn push_newest(&mut self, segments: &mut Segments, tables: &Tables, number: u32) {
@@ -68,7 +71,12 @@ impl Shelves {
         shelf.lists[cell].push_oldest(segments, By::Place, number);
     }
 
-    fn enter(&mut self, segments: &mut Segments, tables: &Tables, number: u32) -> (&mut Shelf, usize) {
+    fn enter(
+        &mut self,
+        segments: &mut Segments,
+        tables: &Tables,
+        number: u32,
+    ) -> (&mut Shelf, usize) {
         let segment = &mut segments[number];
         segment.place = Place::Shelved;
         let cell = segment.kept_as.cell(segment.bin);
@@ -93,7 +101,10 @@ impl Shelves {
     pub(super) fn lowest(&self, tables: &Tables) -> Option<(f64, u32)> {
         let lists = self.shelves.iter().filter_map(|shelf| {
             let cell = tables.cell_at(shelf.ranks.lowest()?);
-            Some((tables.cell_index(cell) / shelf.block_bytes, shelf.lists[cell].oldest))
+            Some((
+                tables.cell_index(cell) / shelf.block_bytes,
+                shelf.lists[cell].oldest,
+            ))
         });
         lists.min_by(|a, b| a.0.total_cmp(&b.0))
     }
@@ -137,7 +148,10 @@ impl Shelves {
 
 impl Bitmap {
     const fn new() -> Self {
-        Self { words: [0; WORDS], summary: [0; WORDS.div_ceil(64)] }
+        Self {
+            words: [0; WORDS],
+            summary: [0; WORDS.div_ceil(64)],
+        }
     }
 
     fn set(&mut self, at: usize) {

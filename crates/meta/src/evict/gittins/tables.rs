@@ -1,8 +1,8 @@
 //! What the policy learns: events and exposure by class and age, factors by feature, and the index made of them.
 
 use super::class::{
-    BINS, CELLS, Class, Features, GAP_BUCKETS, GROUPS, HINT_BUCKETS, NEW_BUCKETS, SHAPES, TICK_SECONDS, Tick,
-    bin_starts, shape,
+    BINS, CELLS, Class, Features, GAP_BUCKETS, GROUPS, HINT_BUCKETS, NEW_BUCKETS, SHAPES,
+    TICK_SECONDS, Tick, bin_starts, shape,
 };
 use super::estimate::{Count, Curve, gittins_index, hazards, ranking};
 
@@ -59,7 +59,10 @@ const FIRST_WEIGHT: f64 = 10.0;
 /// What the sums keep over [`DECAY_REQUESTS`] requests: a half-life of about 9,000.
 const DECAY: f64 = 0.99;
 const DECAY_REQUESTS: f64 = 128.0;
-const NO_FACTOR: Factor = Factor { value: 1.0, expected: 0.0 };
+const NO_FACTOR: Factor = Factor {
+    value: 1.0,
+    expected: 0.0,
+};
 const FACTOR_RANGE: (f64, f64) = (0.05, 20.0);
 /// Correlated features count the same event: full steps of each would overshoot.
 const FACTOR_STEP: f64 = 0.25;
@@ -86,13 +89,22 @@ impl Tables {
     }
 
     /// The class of blocks that were reused as often as `bucket` says.
-    pub(super) fn class(&self, bucket: u8, features: Features, output_tokens: Option<u32>) -> Class {
+    pub(super) fn class(
+        &self,
+        bucket: u8,
+        features: Features,
+        output_tokens: Option<u32>,
+    ) -> Class {
         Class::new(shape(bucket, output_tokens), self.multiplier(features))
     }
 
     fn multiplier(&self, features: Features) -> f64 {
-        let hint = features.hint_row().map_or(1.0, |row| self.hint_factors[row].value);
-        self.new_factors[features.new_row()].value * self.gap_factors[features.gap_row()].value * hint
+        let hint = features
+            .hint_row()
+            .map_or(1.0, |row| self.hint_factors[row].value);
+        self.new_factors[features.new_row()].value
+            * self.gap_factors[features.gap_row()].value
+            * hint
     }
 
     /// Most hits a block-second that blocks of this class and age can give.
@@ -135,7 +147,13 @@ impl Tables {
 
     /// Blocks were at risk and did not return.
     pub(super) fn expose(&mut self, exposure: Exposure) {
-        let Exposure { class, bin, features, blocks, ticks } = exposure;
+        let Exposure {
+            class,
+            bin,
+            features,
+            blocks,
+            ticks,
+        } = exposure;
         if ticks == 0 {
             return;
         }
@@ -158,7 +176,9 @@ impl Tables {
         self.squared_weights += blocks * blocks;
         self.typical_event = self.squared_weights / self.weights;
         let typical = self.typical_event;
-        self.for_factors(features, |factor| factor.shift(FACTOR_STEP * blocks / (typical + factor.expected)));
+        self.for_factors(features, |factor| {
+            factor.shift(FACTOR_STEP * blocks / (typical + factor.expected))
+        });
     }
 
     fn for_factors(&mut self, features: Features, mut change: impl FnMut(&mut Factor)) {
@@ -204,11 +224,22 @@ impl Tables {
     fn counts(&self, now: Tick) -> Vec<Count> {
         let count = |(at, cell): (usize, &Cell)| {
             let bin = at % BINS;
-            let width = self.bin_starts.get(bin + 1).map_or(f64::INFINITY, |end| f64::from(end - self.bin_starts[bin]));
-            let entered = cell.block_ticks as f64 + cell.blocks as f64 * f64::from(self.bin_starts[bin]);
+            let width = self
+                .bin_starts
+                .get(bin + 1)
+                .map_or(f64::INFINITY, |end| f64::from(end - self.bin_starts[bin]));
+            let entered =
+                cell.block_ticks as f64 + cell.blocks as f64 * f64::from(self.bin_starts[bin]);
             let so_far = cell.blocks as f64 * f64::from(now.0) - entered;
-            let most = if cell.blocks == 0 { 0.0 } else { cell.blocks as f64 * width };
-            Count { reused: cell.reused, exposed: (cell.exposed + so_far.clamp(0.0, most)) * TICK_SECONDS }
+            let most = if cell.blocks == 0 {
+                0.0
+            } else {
+                cell.blocks as f64 * width
+            };
+            Count {
+                reused: cell.reused,
+                exposed: (cell.exposed + so_far.clamp(0.0, most)) * TICK_SECONDS,
+            }
         };
         self.cells.iter().enumerate().map(count).collect()
     }
@@ -216,13 +247,19 @@ impl Tables {
     /// What was learned, as plain numbers.
     pub(super) fn numbers(&self) -> impl Iterator<Item = f64> {
         let sums = [self.weights, self.squared_weights];
-        let cells = self.cells.iter().flat_map(|cell| [cell.reused, cell.exposed]);
-        let factors = self.factors().flat_map(|factor| [factor.value, factor.expected]);
+        let cells = self
+            .cells
+            .iter()
+            .flat_map(|cell| [cell.reused, cell.exposed]);
+        let factors = self
+            .factors()
+            .flat_map(|factor| [factor.value, factor.expected]);
         sums.into_iter().chain(cells).chain(factors)
     }
 
     /// How many numbers there are.
-    pub(super) const NUMBERS: usize = 2 + 2 * CELLS + 2 * GROUPS * (NEW_BUCKETS + GAP_BUCKETS + HINT_BUCKETS);
+    pub(super) const NUMBERS: usize =
+        2 + 2 * CELLS + 2 * GROUPS * (NEW_BUCKETS + GAP_BUCKETS + HINT_BUCKETS);
 
     /// Takes what [`Tables::numbers`] gave in place of what was learned since. The blocks under way stay.
     pub(super) fn set_numbers(&mut self, numbers: &[f64]) {
@@ -235,16 +272,25 @@ impl Tables {
             (cell.reused, cell.exposed) = (pair[0], pair[1]);
         }
         for (factor, pair) in self.factors_mut().zip(factors.chunks_exact(2)) {
-            *factor = Factor { value: pair[0].clamp(FACTOR_RANGE.0, FACTOR_RANGE.1), expected: pair[1] };
+            *factor = Factor {
+                value: pair[0].clamp(FACTOR_RANGE.0, FACTOR_RANGE.1),
+                expected: pair[1],
+            };
         }
     }
 
     fn factors(&self) -> impl Iterator<Item = &Factor> {
-        self.new_factors.iter().chain(&self.gap_factors).chain(&self.hint_factors)
+        self.new_factors
+            .iter()
+            .chain(&self.gap_factors)
+            .chain(&self.hint_factors)
     }
 
     fn factors_mut(&mut self) -> impl Iterator<Item = &mut Factor> {
-        self.new_factors.iter_mut().chain(&mut self.gap_factors).chain(&mut self.hint_factors)
+        self.new_factors
+            .iter_mut()
+            .chain(&mut self.gap_factors)
+            .chain(&mut self.hint_factors)
     }
 
     /// The bin of an age.

@@ -21,7 +21,10 @@ impl Gittins {
         grow(&mut self.marks, at, Mark::default());
         self.marks[at] = Mark::default();
         self.marks[at].set_count(standing.reuses);
-        self.nodes[at] = Node { tag: tag(link.hash), ..NO_NODE };
+        self.nodes[at] = Node {
+            tag: tag(link.hash),
+            ..NO_NODE
+        };
         self.resident += 1;
         self.shelves.add_block(link.bytes);
         if !self.join_neighbour(slot, octave(link.bytes), standing) {
@@ -33,10 +36,17 @@ impl Gittins {
     /// Puts the block beside the one that came last, where that is its neighbour: evicted chains come leaf first,
     /// promoted ones root first.
     fn join_neighbour(&mut self, slot: Slot, octave: u8, standing: Standing) -> bool {
-        let Some((other, before)) = self.taken_over.filter(|(other, _)| *other != slot) else { return false };
-        let Some(number) = self.segment_of(other).filter(|&number| number != IN_HAND) else { return false };
+        let Some((other, before)) = self.taken_over.filter(|(other, _)| *other != slot) else {
+            return false;
+        };
+        let Some(number) = self.segment_of(other).filter(|&number| number != IN_HAND) else {
+            return false;
+        };
         let segment = self.segments[number];
-        let (class, kept_as) = (Class::clamped(standing.class), Class::clamped(standing.kept_as));
+        let (class, kept_as) = (
+            Class::clamped(standing.class),
+            Class::clamped(standing.kept_as),
+        );
         let alike = before.chain == standing.chain
             && (segment.class, segment.kept_as, segment.octave) == (class, kept_as, octave)
             && segment.cached > 0
@@ -46,16 +56,22 @@ impl Gittins {
             && self.now.since(segment.last_use).abs_diff(ticks(standing.age)) <= 1;
         let neighbour = self.nodes[other.0 as usize];
         let is_parent = standing.position + 1 == segment.start && neighbour.up == NONE;
-        let is_child =
-            standing.position == segment.end() && segment.tail == other.0 && segment.blocks == segment.cached;
+        let is_child = standing.position == segment.end()
+            && segment.tail == other.0
+            && segment.blocks == segment.cached;
         if !alike || !(is_parent || is_child) {
             return false;
         }
-        self.tables.enter(segment.class.cell(segment.bin), 1, segment.last_use);
+        self.tables
+            .enter(segment.class.cell(segment.bin), 1, segment.last_use);
         let record = &mut self.segments[number];
         record.blocks += 1;
         record.cached += 1;
-        let (parent, child) = if is_parent { (slot.0, other.0) } else { (other.0, slot.0) };
+        let (parent, child) = if is_parent {
+            (slot.0, other.0)
+        } else {
+            (other.0, slot.0)
+        };
         if is_parent {
             record.start -= 1;
         } else {
@@ -68,7 +84,10 @@ impl Gittins {
     }
 
     fn list_by_age(&mut self, number: u32) {
-        let (bin, last_use) = (usize::from(self.segments[number].bin), self.segments[number].last_use);
+        let (bin, last_use) = (
+            usize::from(self.segments[number].bin),
+            self.segments[number].last_use,
+        );
         let oldest = self.ages[bin].oldest;
         if oldest != NONE && last_use.since(self.segments[oldest].last_use) == 0 {
             self.ages[bin].push_oldest(&mut self.segments, By::Age, number);
@@ -88,14 +107,23 @@ impl Gittins {
             octave,
             kept_as: Class::clamped(standing.kept_as),
             bin: self.tables.bin_of(age),
-            ..Segment::new(standing.position, last_use, class, Features(standing.features))
+            ..Segment::new(
+                standing.position,
+                last_use,
+                class,
+                Features(standing.features),
+            )
         };
         let number = self.segments.add(segment);
         self.nodes[slot.0 as usize].segment = number;
         self.tables.enter(class.cell(segment.bin), 1, last_use);
         self.list_by_age(number);
-        self.shelves.push_newest(&mut self.segments, &self.tables, number);
+        self.shelves
+            .push_newest(&mut self.segments, &self.tables, number);
     }
 }
 
-const _: () = assert!(CLASSES <= u8::MAX as usize, "a standing holds the number of a class");
+const _: () = assert!(
+    CLASSES <= u8::MAX as usize,
+    "a standing holds the number of a class"
+);

@@ -20,22 +20,52 @@ impl World {
     fn new(capacity: usize) -> Self {
         let mut policy = Gittins::new();
         policy.set_capacity(capacity as u64 * BYTES);
-        Self { policy, resident: vec![false; 1 << 20], kept: 0, capacity, now: Instant::ZERO }
+        Self {
+            policy,
+            resident: vec![false; 1 << 20],
+            kept: 0,
+            capacity,
+            now: Instant::ZERO,
+        }
     }
 
     /// Reads a chain and inserts what is missing; gives what was evicted for it, in order.
     fn request(&mut self, blocks: &[u32]) -> Vec<u32> {
-        let link =
-            |block: u32, here: bool| Link { hash: block.into(), slot: here.then_some(Slot(block)), bytes: BYTES };
-        let links: Vec<Link> = blocks.iter().map(|&block| link(block, self.resident[block as usize])).collect();
-        let walk =
-            Walk { now: self.now, links: &links, parent: None, position: 0, found: 0, hint: None, output_tokens: None };
+        let link = |block: u32, here: bool| Link {
+            hash: block.into(),
+            slot: here.then_some(Slot(block)),
+            bytes: BYTES,
+        };
+        let links: Vec<Link> = blocks
+            .iter()
+            .map(|&block| link(block, self.resident[block as usize]))
+            .collect();
+        let walk = Walk {
+            now: self.now,
+            links: &links,
+            parent: None,
+            position: 0,
+            found: 0,
+            hint: None,
+            output_tokens: None,
+        };
         let found = links.iter().take_while(|link| link.slot.is_some()).count();
-        self.policy.read(&Walk { found: found as u32, ..walk });
-        let rest: Vec<Link> = blocks[found..].iter().map(|&block| link(block, true)).collect();
+        self.policy.read(&Walk {
+            found: found as u32,
+            ..walk
+        });
+        let rest: Vec<Link> = blocks[found..]
+            .iter()
+            .map(|&block| link(block, true))
+            .collect();
         if !rest.is_empty() {
             let parent = found.checked_sub(1).map(|last| links[last].hash);
-            self.policy.insert(&Walk { links: &rest, parent, position: found as u32, ..walk });
+            self.policy.insert(&Walk {
+                links: &rest,
+                parent,
+                position: found as u32,
+                ..walk
+            });
         }
         for &block in &blocks[found..] {
             self.resident[block as usize] = true;
@@ -49,7 +79,11 @@ impl World {
             self.kept -= 1;
             gone.push(victim.0);
         }
-        if self.policy.next_deadline().is_some_and(|due| due <= self.now) {
+        if self
+            .policy
+            .next_deadline()
+            .is_some_and(|due| due <= self.now)
+        {
             self.policy.on_deadline(self.now);
         }
         gone
@@ -72,10 +106,17 @@ impl World {
 fn what_never_returns_is_not_admitted_once_that_is_known() {
     let mut world = World::new(100);
     world.teach(600);
-    assert!((0..100).all(|block| world.resident[block]), "the returning chains are all kept");
+    assert!(
+        (0..100).all(|block| world.resident[block]),
+        "the returning chains are all kept"
+    );
     let newcomer: Vec<u32> = (500..510).collect();
     let gone = world.request(&newcomer);
-    assert_eq!(gone, newcomer.iter().rev().copied().collect::<Vec<_>>(), "the newcomer goes, leaf first");
+    assert_eq!(
+        gone,
+        newcomer.iter().rev().copied().collect::<Vec<_>>(),
+        "the newcomer goes, leaf first"
+    );
 }
 
 #[test]
@@ -88,7 +129,10 @@ fn the_root_outlives_the_leaf() {
     world.now += Duration::from_secs(1);
     let gone = world.request(&(100..115).collect::<Vec<_>>());
     let expected: Vec<u32> = (0..10).rev().chain((15..20).rev()).collect();
-    assert_eq!(gone, expected, "the oldest chain from its leaf on, then the next");
+    assert_eq!(
+        gone, expected,
+        "the oldest chain from its leaf on, then the next"
+    );
 }
 
 #[test]
@@ -97,14 +141,39 @@ fn read_and_insert_of_one_request_make_one_chain() {
     world.request(&[1, 2, 3]);
     world.now += Duration::from_secs(60);
     // The continuation inserts later than it read; its ancestors are then as young as it is.
-    let links = [1, 2, 3].map(|block: u32| Link { hash: block.into(), slot: Some(Slot(block)), bytes: BYTES });
-    let walk =
-        Walk { now: world.now, links: &links, parent: None, position: 0, found: 0, hint: None, output_tokens: None };
+    let links = [1, 2, 3].map(|block: u32| Link {
+        hash: block.into(),
+        slot: Some(Slot(block)),
+        bytes: BYTES,
+    });
+    let walk = Walk {
+        now: world.now,
+        links: &links,
+        parent: None,
+        position: 0,
+        found: 0,
+        hint: None,
+        output_tokens: None,
+    };
     world.policy.read(&Walk { found: 3, ..walk });
     let later = world.now + Duration::from_secs(30);
-    let rest = [Link { hash: 4, slot: Some(Slot(4)), bytes: BYTES }];
-    world.policy.insert(&Walk { now: later, links: &rest, parent: Some(3), position: 3, ..walk });
-    assert_eq!(world.policy.victim(later), Some(Slot(4)), "the leaf goes first");
+    let rest = [Link {
+        hash: 4,
+        slot: Some(Slot(4)),
+        bytes: BYTES,
+    }];
+    world.policy.insert(&Walk {
+        now: later,
+        links: &rest,
+        parent: Some(3),
+        position: 3,
+        ..walk
+    });
+    assert_eq!(
+        world.policy.victim(later),
+        Some(Slot(4)),
+        "the leaf goes first"
+    );
     for slot in 1..4 {
         let standing = world.policy.standing(later, Slot(slot)).unwrap();
         assert_eq!(standing.age, Duration::ZERO, "{slot}");
@@ -116,7 +185,11 @@ fn a_restart_keeps_what_was_learned() {
     let mut world = World::new(100);
     world.teach(600);
     let saved = world.policy.save();
-    assert!((30_000..64_000).contains(&saved.len()), "{} bytes", saved.len());
+    assert!(
+        (30_000..64_000).contains(&saved.len()),
+        "{} bytes",
+        saved.len()
+    );
 
     let mut restarted = World::new(100);
     restarted.now = world.now;
@@ -132,7 +205,10 @@ fn a_restart_keeps_what_was_learned() {
     }
     let newcomer: Vec<u32> = (500..510).collect();
     let gone = restarted.request(&newcomer);
-    assert!(gone.iter().all(|block| newcomer.contains(block)), "bypassed from the start: {gone:?}");
+    assert!(
+        gone.iter().all(|block| newcomer.contains(block)),
+        "bypassed from the start: {gone:?}"
+    );
 }
 
 #[test]
@@ -151,12 +227,27 @@ fn damaged_tables_leave_a_fresh_policy() {
 #[test]
 fn a_full_segment_keeps_what_outlives_its_lowest() {
     let mut world = World::new(100);
-    let link = |hash: u64| Link { hash, slot: None, bytes: BYTES };
-    assert!(world.policy.would_keep(world.now, link(1)), "an empty one keeps everything");
+    let link = |hash: u64| Link {
+        hash,
+        slot: None,
+        bytes: BYTES,
+    };
+    assert!(
+        world.policy.would_keep(world.now, link(1)),
+        "an empty one keeps everything"
+    );
     world.teach(600);
-    assert!(!world.policy.would_keep(world.now, link(999_999)), "new blocks are known never to return");
+    assert!(
+        !world.policy.would_keep(world.now, link(999_999)),
+        "new blocks are known never to return"
+    );
     let standing = world.policy.standing(world.now, Slot(5)).expect("resident");
-    assert!(world.policy.would_keep_as(world.now, link(999_999), standing), "as good as what is kept");
+    assert!(
+        world
+            .policy
+            .would_keep_as(world.now, link(999_999), standing),
+        "as good as what is kept"
+    );
     assert_eq!(world.policy.standing(world.now, Slot(1 << 19)), None);
 }
 
@@ -164,7 +255,11 @@ fn a_full_segment_keeps_what_outlives_its_lowest() {
 fn large_blocks_go_before_small_ones_of_their_kind() {
     let mut policy = Gittins::new();
     for (at, bytes) in [(0u32, BYTES), (1, 64 * BYTES), (2, BYTES)] {
-        let links = [Link { hash: at.into(), slot: Some(Slot(at)), bytes }];
+        let links = [Link {
+            hash: at.into(),
+            slot: Some(Slot(at)),
+            bytes,
+        }];
         policy.insert(&Walk {
             now: Instant::ZERO,
             links: &links,
@@ -187,9 +282,20 @@ fn an_explanation_tells_what_was_learned() {
     assert!(returning.index > 0.0 && returning.index >= returning.lowest_index);
     let within_a_minute = returning.returns[1];
     assert_eq!(within_a_minute.within, Duration::from_secs(60));
-    assert!(within_a_minute.chance > 0.8, "it returns every ten seconds: {returning}");
-    assert!(returning.returns.windows(2).all(|pair| pair[0].chance <= pair[1].chance));
-    assert!(returning.to_string().starts_with("kept: reused "), "{returning}");
+    assert!(
+        within_a_minute.chance > 0.8,
+        "it returns every ten seconds: {returning}"
+    );
+    assert!(
+        returning
+            .returns
+            .windows(2)
+            .all(|pair| pair[0].chance <= pair[1].chance)
+    );
+    assert!(
+        returning.to_string().starts_with("kept: reused "),
+        "{returning}"
+    );
 }
 
 /// After a long pause one call moves a bounded number of segments; the rest follow, and nothing is lost.
@@ -208,7 +314,10 @@ fn a_long_pause_is_caught_up_in_steps() {
     }
     assert!(!world.policy.behind);
     let victim = world.policy.victim(world.now).expect("nothing is parked");
-    assert!(victim.0 < 2_000, "{victim:?} goes before those that waited two hours");
+    assert!(
+        victim.0 < 2_000,
+        "{victim:?} goes before those that waited two hours"
+    );
 }
 
 /// A block was on its way out of one tier when its neighbour came from another. They shared a segment, which stood in no
@@ -218,10 +327,19 @@ fn the_neighbour_of_a_block_that_leaves_may_go_itself() {
     for (story, ahead) in [("its child came", false), ("its parent came", true)] {
         let mut world = World::new(10);
         world.request(&[1, 2]);
-        let like = world.policy.standing(world.now, Slot(2)).expect("it is resident");
+        let like = world
+            .policy
+            .standing(world.now, Slot(2))
+            .expect("it is resident");
         let come = |world: &mut World, block: u32, position: u32| {
-            let link = Link { hash: block.into(), slot: Some(Slot(block)), bytes: BYTES };
-            world.policy.insert_as(world.now, link, Standing { position, ..like });
+            let link = Link {
+                hash: block.into(),
+                slot: Some(Slot(block)),
+                bytes: BYTES,
+            };
+            world
+                .policy
+                .insert_as(world.now, link, Standing { position, ..like });
         };
         come(&mut world, 3, 5);
         world.policy.evicted(world.now, Slot(2));

@@ -67,7 +67,10 @@ impl Evict for Twins {
     fn on_deadline(&mut self, now: Instant) {
         if self.fast.next_deadline().is_some_and(|due| due <= now) {
             self.both(|policy| policy.on_deadline(now));
-            assert!(self.fast.tables.numbers().eq(self.slow.tables.numbers()), "what was learned differs");
+            assert!(
+                self.fast.tables.numbers().eq(self.slow.tables.numbers()),
+                "what was learned differs"
+            );
         }
     }
 
@@ -82,7 +85,11 @@ impl Evict for Twins {
 fn fast_and_obvious_agree_on_every_victim() {
     for seed in 0..24 {
         let mut rng = Rng::new(seed);
-        let twins = Twins { fast: Gittins::new(), slow: Reference::new(), named: None };
+        let twins = Twins {
+            fast: Gittins::new(),
+            slow: Reference::new(),
+            named: None,
+        };
         let mut catalog = Segment::with_equal_blocks(Box::new(twins), 5 + rng.below(60) as usize);
         for _ in 0..250 {
             catalog.step(&random_step(&mut rng));

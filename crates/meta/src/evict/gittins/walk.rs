@@ -1,7 +1,9 @@
 //! One request's walk along its chain: what it reuses is cut from old segments and becomes new ones at age zero.
 
 use super::block::{IN_HAND, Mark, NO_NODE, Node};
-use super::class::{Class, Features, NO_GAP, TICK_SECONDS, Tick, count_bucket, gap_bucket, hint_bucket, new_bucket};
+use super::class::{
+    Class, Features, NO_GAP, TICK_SECONDS, Tick, count_bucket, gap_bucket, hint_bucket, new_bucket,
+};
 use super::pending::{Found, GhostRuns, Pending};
 use super::segments::{By, CHECKPOINT_SPACING, NONE, Place, Segment};
 use super::shelves::octave;
@@ -36,20 +38,36 @@ impl Gittins {
         self.build(walk, features, |_, mark| mark.count());
         let found = self.publish(Found::default());
         if let Some(key) = continuation(walk) {
-            self.pending.put(Pending { key, features, ghosts: known.ghosts, found });
+            self.pending.put(Pending {
+                key,
+                features,
+                ghosts: known.ghosts,
+                found,
+            });
         }
     }
 
     pub(super) fn insert_walk(&mut self, walk: &Walk<'_>) {
-        let Some(key) = walk.parent.or(walk.links.first().map(|link| link.hash)) else { return };
+        let Some(key) = walk.parent.or(walk.links.first().map(|link| link.hash)) else {
+            return;
+        };
         let pending = self.pending.take(key).unwrap_or_else(|| self.unread(walk));
         for link in walk.links {
-            let Some(slot) = link.slot.filter(|&slot| self.segment_of(slot) != Some(IN_HAND)) else { continue };
+            let Some(slot) = link
+                .slot
+                .filter(|&slot| self.segment_of(slot) != Some(IN_HAND))
+            else {
+                continue;
+            };
             self.discard(slot);
             let at = slot.0 as usize;
             grow(&mut self.nodes, at, NO_NODE);
             grow(&mut self.marks, at, Mark::default());
-            self.nodes[at] = Node { segment: IN_HAND, tag: tag(link.hash), ..NO_NODE };
+            self.nodes[at] = Node {
+                segment: IN_HAND,
+                tag: tag(link.hash),
+                ..NO_NODE
+            };
             self.marks[at] = Mark::default();
             self.resident += 1;
             self.shelves.add_block(link.bytes);
@@ -58,17 +76,27 @@ impl Gittins {
         self.build(walk, pending.features, |position, _| ghosts.count(position));
         let found = self.publish(pending.found);
         if let Some(last) = walk.links.last() {
-            self.pending.put(Pending { key: last.hash, found, ..pending });
+            self.pending.put(Pending {
+                key: last.hash,
+                found,
+                ..pending
+            });
         }
     }
 
     /// Takes every resident block of the walk in hand, and records one event for each run of them in a segment.
     fn take_resident(&mut self, walk: &Walk<'_>) -> Known {
-        let mut known = Known { matched: walk.position, last_use: None, ghosts: GhostRuns::default() };
+        let mut known = Known {
+            matched: walk.position,
+            last_use: None,
+            ghosts: GhostRuns::default(),
+        };
         let mut run: Option<(u32, u16)> = None;
         for (at, link) in walk.links.iter().enumerate() {
             let Some(slot) = link.slot else { continue };
-            let Some(number) = self.segment_of(slot).filter(|&number| number != IN_HAND) else { continue };
+            let Some(number) = self.segment_of(slot).filter(|&number| number != IN_HAND) else {
+                continue;
+            };
             if run.is_some_and(|(segment, _)| segment != number) {
                 self.reuse(run.take());
             }
@@ -96,7 +124,8 @@ impl Gittins {
         let Some((number, blocks)) = run else { return };
         let segment = self.segments[number];
         self.settle(number, blocks);
-        self.tables.reuse(segment.class, segment.bin, segment.features, blocks.into());
+        self.tables
+            .reuse(segment.class, segment.bin, segment.features, blocks.into());
         self.segments[number].blocks -= blocks;
         self.tidy(number);
     }
@@ -104,26 +133,36 @@ impl Gittins {
     /// Continues the known blocks into what is gone but remembered.
     fn match_ghosts(&mut self, walk: &Walk<'_>, known: &mut Known) {
         let mut end = known.matched;
-        for (at, link) in walk.links.iter().enumerate().skip((end - walk.position) as usize) {
+        for (at, link) in walk
+            .links
+            .iter()
+            .enumerate()
+            .skip((end - walk.position) as usize)
+        {
             let position = walk.position + at as u32;
             if position >= end + CHECKPOINT_SPACING {
                 return;
             }
             let tag = tag(link.hash);
-            let Some(number) = self.ghost_at(tag, end, position) else { continue };
+            let Some(number) = self.ghost_at(tag, end, position) else {
+                continue;
+            };
             let segment = self.segments[number];
             let blocks = (position + 1 - segment.start) as u16;
             self.checkpoints.remove(tag, number, segment.generation);
             let before = segment.checkpoints();
             self.settle(number, blocks);
-            self.tables.reuse(segment.class, segment.bin, segment.features, blocks.into());
+            self.tables
+                .reuse(segment.class, segment.bin, segment.features, blocks.into());
             let rest = &mut self.segments[number];
             rest.start += u32::from(blocks);
             rest.blocks -= blocks;
             self.ghost_entries -= before - rest.checkpoints();
             self.tidy(number);
             end = position + 1;
-            known.ghosts.push(end, (segment.tail as u8).saturating_add(1));
+            known
+                .ghosts
+                .push(end, (segment.tail as u8).saturating_add(1));
             known.matched = end;
             known.last_use = Some(segment.last_use);
         }
@@ -132,19 +171,28 @@ impl Gittins {
     /// The segment, nothing of it resident, that holds the gone blocks from `end` to `position`; the latest of several.
     fn ghost_at(&self, tag: u32, end: u32, position: u32) -> Option<u32> {
         let candidates = self.checkpoints.find(tag).filter(|&(number, generation)| {
-            self.segments.living(number, generation).is_some_and(|segment| {
-                let holds = (segment.start..segment.end()).contains(&position);
-                segment.place == Place::Ghost && segment.start <= end && holds && segment.is_checkpoint(position)
-            })
+            self.segments
+                .living(number, generation)
+                .is_some_and(|segment| {
+                    let holds = (segment.start..segment.end()).contains(&position);
+                    segment.place == Place::Ghost
+                        && segment.start <= end
+                        && holds
+                        && segment.is_checkpoint(position)
+                })
         });
-        candidates.map(|(number, _)| number).min_by_key(|&number| self.now.since(self.segments[number].last_use))
+        candidates
+            .map(|(number, _)| number)
+            .min_by_key(|&number| self.now.since(self.segments[number].last_use))
     }
 
     fn features(&self, walk: &Walk<'_>, known: &Known) -> Features {
         let end = walk.position + walk.links.len() as u32;
         let new = f64::from(end - known.matched) * self.block_scale;
         let gap = match known.last_use {
-            Some(last_use) if known.matched > 1 => gap_bucket(f64::from(self.now.since(last_use)) * TICK_SECONDS),
+            Some(last_use) if known.matched > 1 => {
+                gap_bucket(f64::from(self.now.since(last_use)) * TICK_SECONDS)
+            }
             _ => NO_GAP,
         };
         Features::new(new_bucket(new), gap, hint_bucket(walk.hint))
@@ -153,9 +201,17 @@ impl Gittins {
     /// An insertion that no read announced is a request of its own.
     fn unread(&mut self, walk: &Walk<'_>) -> Pending {
         self.requests += 1;
-        let mut known = Known { matched: walk.position, last_use: None, ghosts: GhostRuns::default() };
+        let mut known = Known {
+            matched: walk.position,
+            last_use: None,
+            ghosts: GhostRuns::default(),
+        };
         self.match_ghosts(walk, &mut known);
-        Pending { features: self.features(walk, &known), ghosts: known.ghosts, ..Pending::default() }
+        Pending {
+            features: self.features(walk, &known),
+            ghosts: known.ghosts,
+            ..Pending::default()
+        }
     }
 
     /// Makes segments of the blocks in hand: one for each run of neighbours of one bucket of reuse count and one octave
@@ -164,7 +220,9 @@ impl Gittins {
         self.fresh.clear();
         let mut growing: Option<Growing> = None;
         for (at, link) in walk.links.iter().enumerate() {
-            let slot = link.slot.filter(|&slot| self.segment_of(slot) == Some(IN_HAND));
+            let slot = link
+                .slot
+                .filter(|&slot| self.segment_of(slot) == Some(IN_HAND));
             let Some(slot) = slot.map(|slot| slot.0) else {
                 growing = None;
                 continue;
@@ -174,11 +232,20 @@ impl Gittins {
             mark.set_count(count(position, *mark));
             let (bucket, octave) = (count_bucket(mark.count()), octave(link.bytes));
             let fits = |growing: &Growing| growing.bucket == bucket && growing.octave == octave;
-            let current =
-                growing.take().filter(|growing| fits(growing) && self.segments[growing.number].blocks < u16::MAX);
+            let current = growing
+                .take()
+                .filter(|growing| fits(growing) && self.segments[growing.number].blocks < u16::MAX);
             let (number, up) = match current {
                 Some(current) => (current.number, current.last),
-                None => (self.open(walk, features.with_count(bucket), bucket, (position, octave)), NONE),
+                None => (
+                    self.open(
+                        walk,
+                        features.with_count(bucket),
+                        bucket,
+                        (position, octave),
+                    ),
+                    NONE,
+                ),
             };
             if up != NONE {
                 self.nodes[up as usize].down = slot;
@@ -189,13 +256,27 @@ impl Gittins {
             segment.tail = slot;
             segment.blocks += 1;
             segment.cached += 1;
-            growing = Some(Growing { number, bucket, octave, last: slot });
+            growing = Some(Growing {
+                number,
+                bucket,
+                octave,
+                last: slot,
+            });
         }
     }
 
-    fn open(&mut self, walk: &Walk<'_>, features: Features, bucket: u8, (start, octave): (u32, u8)) -> u32 {
+    fn open(
+        &mut self,
+        walk: &Walk<'_>,
+        features: Features,
+        bucket: u8,
+        (start, octave): (u32, u8),
+    ) -> u32 {
         let class = self.tables.class(bucket, features, walk.output_tokens);
-        let segment = Segment { octave, ..Segment::new(start, self.now, class, features) };
+        let segment = Segment {
+            octave,
+            ..Segment::new(start, self.now, class, features)
+        };
         let number = self.segments.add(segment);
         self.fresh.push(number);
         number
@@ -214,7 +295,11 @@ impl Gittins {
         }
         let mut all = Found::default();
         for &(number, generation) in found.segments() {
-            if self.segments.living(number, generation).is_some_and(|segment| segment.cached > 0) {
+            if self
+                .segments
+                .living(number, generation)
+                .is_some_and(|segment| segment.cached > 0)
+            {
                 all.push((number, generation));
             }
         }

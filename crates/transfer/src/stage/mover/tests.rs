@@ -41,19 +41,52 @@ fn engine(movers: impl FnOnce(&Home) -> Vec<Arc<dyn Mover>>) -> Engine {
 
 fn rig() -> Rig {
     let far = engine(|home| vec![Arc::new(Within::new(home))]);
-    let near = engine(|home| vec![Arc::new(StagedMover::over(vec![Arc::new(Within::new(home))]))]);
+    let near = engine(|home| {
+        vec![Arc::new(StagedMover::over(vec![Arc::new(Within::new(
+            home,
+        ))]))]
+    });
     let device = Arc::new(SoftwareDevice::start(0).unwrap());
-    let limits = StageLimits { chunk_bytes: CHUNK, pinned_bytes_max: 4 * CHUNK, watch: Watch::Callback };
+    let limits = StageLimits {
+        chunk_bytes: CHUNK,
+        pinned_bytes_max: 4 * CHUNK,
+        watch: Watch::Callback,
+    };
     let memory = device.allocate(16 * CHUNK).unwrap();
     let stager = Stager::start(device, limits).unwrap();
     // SAFETY: the region keeps the allocation.
-    let staged = unsafe { stager.memory(memory.address(), 16 * CHUNK) }.unwrap().kept_by(memory);
-    let region = near.register(RegionSpec { memory: staged, rights: Rights::BOTH }).unwrap();
+    let staged = unsafe { stager.memory(memory.address(), 16 * CHUNK) }
+        .unwrap()
+        .kept_by(memory);
+    let region = near
+        .register(RegionSpec {
+            memory: staged,
+            rights: Rights::BOTH,
+        })
+        .unwrap();
     let there = Memory::anonymous(16 * CHUNK).unwrap();
-    let there = far.register(RegionSpec { memory: there, rights: Rights::BOTH }).unwrap();
-    let capability = far.grant(there.id(), &GrantSpec::whole(&there, Rights::BOTH)).unwrap();
+    let there = far
+        .register(RegionSpec {
+            memory: there,
+            rights: Rights::BOTH,
+        })
+        .unwrap();
+    let capability = far
+        .grant(there.id(), &GrantSpec::whole(&there, Rights::BOTH))
+        .unwrap();
     let peer: PeerId = near.open(far.segment().clone());
-    Rig { near, stager, region, target: Target { peer, offset: 0, capability, key: None }, _far: far }
+    Rig {
+        near,
+        stager,
+        region,
+        target: Target {
+            peer,
+            offset: 0,
+            capability,
+            key: None,
+        },
+        _far: far,
+    }
 }
 
 impl Rig {
@@ -64,7 +97,10 @@ impl Rig {
         while held.len() < 2 {
             let (tell, told) = std::sync::mpsc::channel();
             let free = Box::new(move |_| tell.send(()).unwrap_or_default());
-            match self.stager.lend(&access, CHUNK, slackwater_base::Instant::NEVER, free) {
+            match self
+                .stager
+                .lend(&access, CHUNK, slackwater_base::Instant::NEVER, free)
+            {
                 Some(staged) => held.push(staged),
                 None => told.recv_timeout(PATIENCE).unwrap(),
             }
@@ -73,12 +109,25 @@ impl Rig {
     }
 
     fn requests(&self, op: Op) -> Vec<Request> {
-        let local = vec![LocalRange { region: self.region.id(), offset: 0, bytes: self.region.bytes() }];
-        vec![Request { op, local, target: self.target, timeout: None, priority: Priority::Normal }]
+        let local = vec![LocalRange {
+            region: self.region.id(),
+            offset: 0,
+            bytes: self.region.bytes(),
+        }];
+        vec![Request {
+            op,
+            local,
+            target: self.target,
+            timeout: None,
+            priority: Priority::Normal,
+        }]
     }
 
     fn over(&self, batch: &Batch) -> Option<Cause> {
-        assert!(batch.watch(&Waiting::at(&SITE).until(now() + PATIENCE)), "a batch did not end");
+        assert!(
+            batch.watch(&Waiting::at(&SITE).until(now() + PATIENCE)),
+            "a batch did not end"
+        );
         assert_eq!(self.region.in_flight(), 0, "nothing of it holds the memory");
         batch.outcome(0).unwrap().cause
     }
@@ -91,9 +140,16 @@ fn what_waits_for_host_memory_ends_when_it_is_late_or_cancelled() {
     let rig = rig();
     for op in [Op::Write, Op::Read] {
         let held = rig.hold();
-        let late = Submit { timeout: Duration::from_millis(10), ..Submit::default() };
+        let late = Submit {
+            timeout: Duration::from_millis(10),
+            ..Submit::default()
+        };
         let batch = rig.near.submit(rig.requests(op), &late);
-        assert_eq!(rig.over(&batch), Some(Cause::TimedOut(Clock::Total)), "{op:?}");
+        assert_eq!(
+            rig.over(&batch),
+            Some(Cause::TimedOut(Clock::Total)),
+            "{op:?}"
+        );
         let batch = rig.near.submit(rig.requests(op), &Submit::default());
         batch.cancel();
         assert_eq!(rig.over(&batch), Some(Cause::Cancelled), "{op:?}");

@@ -20,32 +20,59 @@ struct Rig {
 
 fn rig(chunks: usize, watch: Watch) -> Rig {
     let device = Arc::new(SoftwareDevice::start(0).unwrap());
-    let limits = StageLimits { chunk_bytes: CHUNK, pinned_bytes_max: 2 * chunks * CHUNK, watch };
+    let limits = StageLimits {
+        chunk_bytes: CHUNK,
+        pinned_bytes_max: 2 * chunks * CHUNK,
+        watch,
+    };
     let stager = Stager::start(Arc::clone(&device) as Arc<dyn Device>, limits).unwrap();
     let memory = Arc::new(device.allocate(64 * CHUNK).unwrap());
     // SAFETY: the allocation is kept by the rig, longer than the region is used.
     let staged = unsafe { stager.memory(memory.address(), 64 * CHUNK) }.unwrap();
     let regions = Regions::default();
-    let region = regions.register(RegionSpec { memory: staged, rights: Rights::BOTH }).unwrap();
-    Rig { device, stager, regions, memory, region }
+    let region = regions
+        .register(RegionSpec {
+            memory: staged,
+            rights: Rights::BOTH,
+        })
+        .unwrap();
+    Rig {
+        device,
+        stager,
+        regions,
+        memory,
+        region,
+    }
 }
 
 impl Rig {
     fn access(&self, tenant: u64) -> Arc<Access> {
-        Arc::new(self.region.access(0, self.region.bytes()).unwrap().for_peer(tenant))
+        Arc::new(
+            self.region
+                .access(0, self.region.bytes())
+                .unwrap()
+                .for_peer(tenant),
+        )
     }
 
-    fn fetch(&self, tenant: u64, offset: usize, bytes: usize) -> Receiver<Result<Staged, StageError>> {
+    fn fetch(
+        &self,
+        tenant: u64,
+        offset: usize,
+        bytes: usize,
+    ) -> Receiver<Result<Staged, StageError>> {
         let (tell, told) = channel();
         let done = Box::new(move |result| tell.send(result).unwrap_or_default());
-        self.stager.fetch(self.access(tenant), offset as u64, bytes, done);
+        self.stager
+            .fetch(self.access(tenant), offset as u64, bytes, done);
         told
     }
 
     fn store(&self, offset: usize, from: Staged, bytes: usize) -> Result<(), StageError> {
         let (tell, told) = channel();
         let done = Box::new(move |result| tell.send(result).unwrap_or_default());
-        self.stager.store(self.access(0), offset as u64, from, bytes, done);
+        self.stager
+            .store(self.access(0), offset as u64, from, bytes, done);
         told.recv_timeout(PATIENCE).unwrap()
     }
 
@@ -53,7 +80,10 @@ impl Rig {
         loop {
             let (tell, told) = channel();
             let free = Box::new(move |_| tell.send(()).unwrap_or_default());
-            match self.stager.lend(&self.access(tenant), bytes, Instant::NEVER, free) {
+            match self
+                .stager
+                .lend(&self.access(tenant), bytes, Instant::NEVER, free)
+            {
                 Some(staged) => return staged,
                 None => told.recv_timeout(PATIENCE).unwrap(),
             }
@@ -83,26 +113,44 @@ fn chunks_go_in_and_out_of_a_device_however_its_copies_are_watched() {
         let data = noise(1, 64 * CHUNK);
         rig.memory.store(&data);
         // More at a time than there are chunks: the rest stands in line.
-        let fetched: Vec<_> = (0..64).map(|chunk| rig.fetch(0, chunk * CHUNK, CHUNK)).collect();
+        let fetched: Vec<_> = (0..64)
+            .map(|chunk| rig.fetch(0, chunk * CHUNK, CHUNK))
+            .collect();
         for (chunk, told) in fetched.into_iter().enumerate() {
             let staged = told.recv_timeout(PATIENCE).unwrap().unwrap();
-            assert!(bytes(&staged) == &data[chunk * CHUNK..][..CHUNK], "chunk {chunk}");
+            assert!(
+                bytes(&staged) == &data[chunk * CHUNK..][..CHUNK],
+                "chunk {chunk}"
+            );
         }
         let other = noise(2, 1000);
         let staged = rig.lend(0, 1000);
         write(&staged, &other);
         rig.store(77, staged, 1000).unwrap();
         assert!(rig.memory.load()[77..1077] == other);
-        assert_eq!(rig.stager.pinned(), (4 * CHUNK, 0), "three for peers, and the one there always is");
-        assert_eq!(rig.region.in_flight(), 0, "nothing is at the region any more");
+        assert_eq!(
+            rig.stager.pinned(),
+            (4 * CHUNK, 0),
+            "three for peers, and the one there always is"
+        );
+        assert_eq!(
+            rig.region.in_flight(),
+            0,
+            "nothing is at the region any more"
+        );
     }
 }
 
 #[test]
 fn an_error_of_the_device_fails_its_own_copy_alone() {
     let rig = rig(2, Watch::Callback);
-    rig.device.set_faults(Faults { fail_every: 3, ..Faults::default() });
-    let failed = (0..30).filter(|_| rig.fetch(0, 0, 8).recv_timeout(PATIENCE).unwrap().is_err()).count();
+    rig.device.set_faults(Faults {
+        fail_every: 3,
+        ..Faults::default()
+    });
+    let failed = (0..30)
+        .filter(|_| rig.fetch(0, 0, 8).recv_timeout(PATIENCE).unwrap().is_err())
+        .count();
     assert_eq!(failed, 10);
     let mut failed = 0;
     for _ in 0..30 {
@@ -119,10 +167,17 @@ fn a_tenant_finds_no_byte_of_another_in_its_staging() {
     rig.memory.store(&vec![0xee; 64 * CHUNK]);
     for tenant in 0..8 {
         let loans = [rig.lend(tenant, CHUNK), rig.lend(tenant, CHUNK)];
-        assert!(loans.iter().all(|loan| bytes(loan).iter().all(|&byte| byte == 0)), "tenant {tenant}");
+        assert!(
+            loans
+                .iter()
+                .all(|loan| bytes(loan).iter().all(|&byte| byte == 0)),
+            "tenant {tenant}"
+        );
         drop(loans);
-        let held: Vec<_> =
-            [0, 1].map(|_| rig.fetch(tenant, 0, CHUNK)).map(|told| told.recv_timeout(PATIENCE).unwrap()).into();
+        let held: Vec<_> = [0, 1]
+            .map(|_| rig.fetch(tenant, 0, CHUNK))
+            .map(|told| told.recv_timeout(PATIENCE).unwrap())
+            .into();
         assert!(held.iter().all(Result::is_ok));
     }
 }
@@ -130,11 +185,17 @@ fn a_tenant_finds_no_byte_of_another_in_its_staging() {
 #[test]
 fn memory_stays_in_use_until_its_copy_is_over() {
     let rig = rig(2, Watch::Callback);
-    rig.device.set_faults(Faults { stopped: true, ..Faults::default() });
+    rig.device.set_faults(Faults {
+        stopped: true,
+        ..Faults::default()
+    });
     let told = rig.fetch(0, 0, CHUNK);
     rig.region.close();
     let soon = now() + Duration::from_millis(1);
-    assert!(rig.regions.reopen(&rig.region, soon).is_err(), "a copy is under way");
+    assert!(
+        rig.regions.reopen(&rig.region, soon).is_err(),
+        "a copy is under way"
+    );
     assert!(told.try_recv().is_err());
     rig.device.set_faults(Faults::default());
     assert!(told.recv_timeout(PATIENCE).unwrap().is_ok());
@@ -151,7 +212,9 @@ fn no_more_leaves_a_loan_than_was_lent() {
     let staged = rig.lend(1, 8);
     assert!(rig.store(0, staged, 9).is_err());
     let (tell, told) = channel();
-    let done = Box::new(move |loaded: Result<Staged, StageError>| tell.send(loaded.is_ok()).unwrap_or_default());
+    let done = Box::new(move |loaded: Result<Staged, StageError>| {
+        tell.send(loaded.is_ok()).unwrap_or_default()
+    });
     rig.stager.load(rig.access(1), 0, rig.lend(1, 8), 9, done);
     assert!(!told.recv_timeout(PATIENCE).unwrap());
     assert!(rig.memory.load().iter().all(|&byte| byte == 0));
@@ -161,7 +224,8 @@ fn no_more_leaves_a_loan_than_was_lent() {
 #[test]
 fn a_callback_that_panics_ends_alone() {
     let rig = rig(2, Watch::Callback);
-    rig.stager.fetch(rig.access(0), 0, 8, Box::new(|_| panic!("as a hook might")));
+    rig.stager
+        .fetch(rig.access(0), 0, 8, Box::new(|_| panic!("as a hook might")));
     assert!(rig.fetch(0, 0, 8).recv_timeout(PATIENCE).unwrap().is_ok());
 }
 
@@ -171,27 +235,60 @@ fn foreign_memory_and_ranges_outside_are_refused() {
     let host = vec![0u8; CHUNK];
     // SAFETY: what is refused is not registered.
     let refused = unsafe { rig.stager.memory(host.as_ptr().addr() as u64, CHUNK) };
-    assert!(matches!(refused, Err(NoStage::Foreign { .. })), "{refused:?}");
+    assert!(
+        matches!(refused, Err(NoStage::Foreign { .. })),
+        "{refused:?}"
+    );
     // SAFETY: as above.
     assert!(unsafe { rig.stager.memory(rig.memory.address() + 1, 64 * CHUNK) }.is_err());
-    assert!(rig.fetch(0, 63 * CHUNK + 1, CHUNK).recv_timeout(PATIENCE).unwrap().is_err());
-    assert!(rig.fetch(0, 0, CHUNK + 1).recv_timeout(PATIENCE).unwrap().is_err());
+    assert!(
+        rig.fetch(0, 63 * CHUNK + 1, CHUNK)
+            .recv_timeout(PATIENCE)
+            .unwrap()
+            .is_err()
+    );
+    assert!(
+        rig.fetch(0, 0, CHUNK + 1)
+            .recv_timeout(PATIENCE)
+            .unwrap()
+            .is_err()
+    );
 }
 
 #[test]
 fn what_stands_in_line_ends_with_the_staging() {
-    let Rig { stager, regions, region, memory, device } = rig(2, Watch::Callback);
+    let Rig {
+        stager,
+        regions,
+        region,
+        memory,
+        device,
+    } = rig(2, Watch::Callback);
     let access = region.access(0, 8).unwrap();
     let mut loans = Vec::new();
     while loans.len() < 2 {
         let (tell, told) = channel();
-        match stager.lend(&access, 8, Instant::NEVER, Box::new(move |_| tell.send(()).unwrap_or_default())) {
+        match stager.lend(
+            &access,
+            8,
+            Instant::NEVER,
+            Box::new(move |_| tell.send(()).unwrap_or_default()),
+        ) {
             Some(loan) => loans.push(loan),
             None => told.recv_timeout(PATIENCE).unwrap(),
         }
     }
     let (tell, told) = channel();
-    assert!(stager.lend(&access, 8, Instant::NEVER, Box::new(move |_| tell.send(()).unwrap_or_default())).is_none());
+    assert!(
+        stager
+            .lend(
+                &access,
+                8,
+                Instant::NEVER,
+                Box::new(move |_| tell.send(()).unwrap_or_default())
+            )
+            .is_none()
+    );
     drop(access);
     region.close();
     regions.remove(&region, now() + PATIENCE).unwrap();

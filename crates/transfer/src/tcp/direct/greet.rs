@@ -16,9 +16,17 @@ use crate::tcp::seal::SealError;
 use crate::tcp::shared::Shared;
 
 /// The first of the peer's addresses that answers.
-pub(super) fn connect(shared: &Shared, segment: &Segment, deadline: Instant) -> Result<Line, Cause> {
+pub(super) fn connect(
+    shared: &Shared,
+    segment: &Segment,
+    deadline: Instant,
+) -> Result<Line, Cause> {
     let mut last = Cause::Unreachable("no address".to_owned());
-    for address in segment.addresses.iter().filter(|address| shared.config.may_reach(segment, address)) {
+    for address in segment
+        .addresses
+        .iter()
+        .filter(|address| shared.config.may_reach(segment, address))
+    {
         let until = deadline.min(now() + shared.config.connect_timeout);
         if until <= now() {
             return Err(Cause::TimedOut(Clock::Connect));
@@ -32,20 +40,30 @@ pub(super) fn connect(shared: &Shared, segment: &Segment, deadline: Instant) -> 
     Err(last)
 }
 
-fn greet(shared: &Shared, segment: &Segment, address: SocketAddr, until: Instant) -> Result<Line, Cause> {
+fn greet(
+    shared: &Shared,
+    segment: &Segment,
+    address: SocketAddr,
+    until: Instant,
+) -> Result<Line, Cause> {
     let unreachable = |error: io::Error| Cause::Unreachable(format!("{address}: {error}"));
-    let mut stream = TcpStream::connect_timeout(&address, now().until(until)).map_err(unreachable)?;
+    let mut stream =
+        TcpStream::connect_timeout(&address, now().until(until)).map_err(unreachable)?;
     set_options(&stream, shared.config.buffer_bytes(address.ip())).map_err(unreachable)?;
     let hello = shared.greeting(segment.incarnation, Features::default());
     // It is far shorter than the empty buffer that it goes to, so it does not block.
     stream.write_all(&hello.to_bytes()).map_err(unreachable)?;
     let answer = read_greeting(&mut stream, until).map_err(unreachable)?;
-    let answer = Greeting::from_bytes(&answer).map_err(|error| Cause::Protocol(error.to_string()))?;
+    let answer =
+        Greeting::from_bytes(&answer).map_err(|error| Cause::Protocol(error.to_string()))?;
     if answer.features.has(Features::SEALED) {
         return Err(Cause::Seal(SealError::Unsealed));
     }
     if answer.incarnation != segment.incarnation {
-        return Err(Cause::Gone { expected: segment.incarnation, found: answer.incarnation });
+        return Err(Cause::Gone {
+            expected: segment.incarnation,
+            found: answer.incarnation,
+        });
     }
     Ok(Line::new(stream))
 }
@@ -64,7 +82,11 @@ fn read_greeting(stream: &mut TcpStream, until: Instant) -> io::Result<[u8; GREE
             Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
             Ok(count) => got += count,
             // The clock is asked again.
-            Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {}
+            Err(error)
+                if matches!(
+                    error.kind(),
+                    io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted
+                ) => {}
             Err(error) => return Err(error),
         }
     }

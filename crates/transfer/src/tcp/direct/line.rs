@@ -68,7 +68,14 @@ impl Line {
     /// A connection that has been greeted.
     pub(super) fn new(stream: TcpStream) -> Self {
         let stream = Arc::new(stream);
-        Self { stream, next_id: 1, timeout: Duration::ZERO, told_from: 1, idle_since: now(), head: Vec::new() }
+        Self {
+            stream,
+            next_id: 1,
+            timeout: Duration::ZERO,
+            told_from: 1,
+            idle_since: now(),
+            head: Vec::new(),
+        }
     }
 
     pub(super) fn stream(&self) -> Arc<TcpStream> {
@@ -81,8 +88,10 @@ impl Line {
 
     /// Whether an idle connection is of no more use: no loop watches it, and there is nothing that it should receive.
     pub(super) fn is_over(&self) -> bool {
-        let seen = SockRef::from(&*self.stream)
-            .recv_with_flags(&mut [MaybeUninit::uninit()], libc::MSG_PEEK | libc::MSG_DONTWAIT);
+        let seen = SockRef::from(&*self.stream).recv_with_flags(
+            &mut [MaybeUninit::uninit()],
+            libc::MSG_PEEK | libc::MSG_DONTWAIT,
+        );
         !seen.is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
     }
 
@@ -94,8 +103,15 @@ impl Line {
     }
 
     /// Carries one request. An error ends the line.
-    pub(super) fn carry(&mut self, config: &TcpConfig, call: &Call<'_>) -> Result<Result<(), Cause>, Broken> {
-        let patience = Patience { until: call.deadline, silence: config.progress_timeout };
+    pub(super) fn carry(
+        &mut self,
+        config: &TcpConfig,
+        call: &Call<'_>,
+    ) -> Result<Result<(), Cause>, Broken> {
+        let patience = Patience {
+            until: call.deadline,
+            silence: config.progress_timeout,
+        };
         let time_left = now().until(call.deadline);
         if time_left.is_zero() {
             return Ok(Err(Cause::TimedOut(Clock::Total)));
@@ -112,18 +128,27 @@ impl Line {
         };
         self.next_id += 1;
         let ack = match call.op {
-            Op::Read => self.read(&request, call, patience).map_err(Broken::without_effect)?,
+            Op::Read => self
+                .read(&request, call, patience)
+                .map_err(Broken::without_effect)?,
             Op::Write => self.write(&request, call, patience, config)?,
         };
         self.idle_since = now();
         match ack.refusal {
             Some(refusal) => Ok(Err(Cause::Refused(refusal))),
             None if ack.bytes == request.bytes => Ok(Ok(())),
-            None => Err(Broken::Failed(Cause::Protocol("an acknowledgement of other bytes".to_owned()))),
+            None => Err(Broken::Failed(Cause::Protocol(
+                "an acknowledgement of other bytes".to_owned(),
+            ))),
         }
     }
 
-    fn read(&mut self, request: &Request, call: &Call<'_>, patience: Patience) -> Result<Ack, Broken> {
+    fn read(
+        &mut self,
+        request: &Request,
+        call: &Call<'_>,
+        patience: Patience,
+    ) -> Result<Ack, Broken> {
         let mut cursor = Cursor::new(call.buffers.clone());
         self.begin_head(request);
         self.send_head(patience)?;
@@ -136,7 +161,9 @@ impl Line {
         let mut inlet = Inlet::default();
         loop {
             match self.frame(&mut inlet, patience)? {
-                Frame::Ack(ack) if ack.id == request.id && (ack.refusal.is_some() || cursor.left() == 0) => {
+                Frame::Ack(ack)
+                    if ack.id == request.id && (ack.refusal.is_some() || cursor.left() == 0) =>
+                {
                     return Ok(ack);
                 }
                 Frame::Data(data) if fits(&data, request.id, &cursor) => {
@@ -147,7 +174,12 @@ impl Line {
         }
     }
 
-    fn read_small(&mut self, request: &Request, cursor: &mut Cursor, patience: Patience) -> Result<Ack, Broken> {
+    fn read_small(
+        &mut self,
+        request: &Request,
+        cursor: &mut Cursor,
+        patience: Patience,
+    ) -> Result<Ack, Broken> {
         let (mut head, mut tail) = ([0u8; DATA_BYTES], [0u8; ACK_BYTES]);
         let body = request.bytes as usize;
         let whole = DATA_BYTES + body + ACK_BYTES;
@@ -162,7 +194,8 @@ impl Line {
             let tail_from = got.saturating_sub(DATA_BYTES + body);
             vectors.push(into_slice(&mut tail[tail_from..]));
             let count = self.receive(&mut vectors, patience)?;
-            let placed = (got + count).clamp(DATA_BYTES, DATA_BYTES + body) - got.clamp(DATA_BYTES, DATA_BYTES + body);
+            let placed = (got + count).clamp(DATA_BYTES, DATA_BYTES + body)
+                - got.clamp(DATA_BYTES, DATA_BYTES + body);
             cursor.advance(placed);
             got += count;
             if got >= DATA_BYTES && got < whole && head[0] != Data::KIND {
@@ -172,7 +205,10 @@ impl Line {
         let (data, ack) = (Frame::read(&head), Frame::read(&tail));
         match (data, ack) {
             (Ok(Some((Frame::Data(data), _))), Ok(Some((Frame::Ack(ack), _))))
-                if data.id == request.id && data.last && ack.id == request.id && data.bytes as usize == body =>
+                if data.id == request.id
+                    && data.last
+                    && ack.id == request.id
+                    && data.bytes as usize == body =>
             {
                 Ok(ack)
             }
@@ -249,8 +285,17 @@ impl Line {
             let offset = request.bytes - cursor.left();
             let last = bytes == cursor.left();
             let mut head = std::mem::take(&mut self.head);
-            Frame::Data(Data { id: request.id, bytes: bytes as u32, last, offset }).write(&mut head);
-            let mut frame = Outgoing { head: &head, body: cursor.take(bytes) };
+            Frame::Data(Data {
+                id: request.id,
+                bytes: bytes as u32,
+                last,
+                offset,
+            })
+            .write(&mut head);
+            let mut frame = Outgoing {
+                head: &head,
+                body: cursor.take(bytes),
+            };
             let done = self.send(&mut frame, patience);
             *sent = match (frame.head.len(), *sent) {
                 (0, _) => Sent::But(frame.body.left()),
@@ -267,7 +312,10 @@ impl Line {
     /// A write that was not over in time: as on a lane, the rest of its frame goes out as zeros, and then that it is
     /// given up; the peer's word is waited for a little, after which it applies nothing more.
     fn take_back(&mut self, id: u64, owed: u64, drain: Duration) -> Result<Ack, Broken> {
-        let patience = Patience { until: now() + drain, silence: drain };
+        let patience = Patience {
+            until: now() + drain,
+            silence: drain,
+        };
         let mut left = owed as usize;
         while left > 0 {
             let zeros = &ZEROS[..left.min(ZEROS.len())];
@@ -300,7 +348,13 @@ impl Line {
     }
 
     fn send_bytes(&mut self, bytes: &[u8], patience: Patience) -> Result<(), Broken> {
-        self.send(&mut Outgoing { head: bytes, body: Cursor::new(Default::default()) }, patience)
+        self.send(
+            &mut Outgoing {
+                head: bytes,
+                body: Cursor::new(Default::default()),
+            },
+            patience,
+        )
     }
 
     fn send(&mut self, frame: &mut Outgoing<'_>, patience: Patience) -> Result<(), Broken> {
@@ -328,7 +382,9 @@ impl Line {
     /// The next header.
     fn frame(&mut self, inlet: &mut Inlet, patience: Patience) -> Result<Frame, Broken> {
         loop {
-            if let Some((frame, length)) = Frame::read(&inlet.bytes[..inlet.length]).map_err(|_| protocol())? {
+            if let Some((frame, length)) =
+                Frame::read(&inlet.bytes[..inlet.length]).map_err(|_| protocol())?
+            {
                 inlet.take(length);
                 return Ok(frame);
             }
@@ -338,14 +394,24 @@ impl Line {
     }
 
     /// The payload of a frame, straight to its place; the start of what follows it goes to the inlet.
-    fn fill(&mut self, cursor: &mut Cursor, data: &Data, inlet: &mut Inlet, patience: Patience) -> Result<(), Broken> {
+    fn fill(
+        &mut self,
+        cursor: &mut Cursor,
+        data: &Data,
+        inlet: &mut Inlet,
+        patience: Patience,
+    ) -> Result<(), Broken> {
         let bytes = data.bytes as usize;
         let early = inlet.length.min(bytes);
         cursor.copy_in(&inlet.bytes[..early]);
         inlet.take(early);
         let mut left = bytes - early;
         // So many bytes come behind it whatever happens, so they can be waited for together with it.
-        let behind = if data.last { ACK_BYTES } else { ACK_BYTES.min(DATA_BYTES) };
+        let behind = if data.last {
+            ACK_BYTES
+        } else {
+            ACK_BYTES.min(DATA_BYTES)
+        };
         let mut vectors = Vectors::new();
         while left > 0 {
             vectors.clear();
@@ -367,19 +433,26 @@ impl Line {
     fn receive(&mut self, vectors: &mut Vectors, patience: Patience) -> Result<usize, Broken> {
         self.look_at_clock(patience)?;
         self.tell_from(1)?;
-        self.receive_now(vectors, 0).map_err(|error| patience.broken(&error))
+        self.receive_now(vectors, 0)
+            .map_err(|error| patience.broken(&error))
     }
 
     /// The same once `bytes` are there, unless the connection ends: to be woken for each segment costs both sides more
     /// than its copy.
-    fn receive_many(&mut self, vectors: &mut Vectors, bytes: usize, patience: Patience) -> Result<usize, Broken> {
+    fn receive_many(
+        &mut self,
+        vectors: &mut Vectors,
+        bytes: usize,
+        patience: Patience,
+    ) -> Result<usize, Broken> {
         self.look_at_clock(patience)?;
         self.tell_from(bytes)?;
         // A read that blocks would wait for so many beyond those that it has taken already, and may wait for ever.
-        let ready = wait_readable(self.stream.as_fd(), self.timeout).and_then(|ready| match ready {
-            true => self.receive_now(vectors, libc::MSG_DONTWAIT),
-            false => Err(io::ErrorKind::WouldBlock.into()),
-        });
+        let ready =
+            wait_readable(self.stream.as_fd(), self.timeout).and_then(|ready| match ready {
+                true => self.receive_now(vectors, libc::MSG_DONTWAIT),
+                false => Err(io::ErrorKind::WouldBlock.into()),
+            });
         ready.map_err(|error| patience.broken(&error))
     }
 
@@ -408,16 +481,26 @@ impl Line {
         if left.is_zero() {
             return Err(Broken::Failed(Cause::TimedOut(Clock::Total)));
         }
-        if left < self.timeout { self.set_timeout(left) } else { Ok(()) }
+        if left < self.timeout {
+            self.set_timeout(left)
+        } else {
+            Ok(())
+        }
     }
 
     fn set_timeout(&mut self, limit: Duration) -> Result<(), Broken> {
         // Rounded up, so that calls with the same patience find it set.
-        let granule = if limit < Duration::from_secs(1) { 1 } else { 100 };
+        let granule = if limit < Duration::from_secs(1) {
+            1
+        } else {
+            100
+        };
         let limit = Duration::from_millis((limit.as_millis() as u64 / granule + 1) * granule);
         if limit != self.timeout {
-            let set =
-                self.stream.set_read_timeout(Some(limit)).and_then(|()| self.stream.set_write_timeout(Some(limit)));
+            let set = self
+                .stream
+                .set_read_timeout(Some(limit))
+                .and_then(|()| self.stream.set_write_timeout(Some(limit)));
             set.map_err(|error| Broken::Failed(lost(&error)))?;
             self.timeout = limit;
         }
@@ -455,7 +538,10 @@ struct Inlet {
 
 impl Default for Inlet {
     fn default() -> Self {
-        Self { bytes: [0; 256], length: 0 }
+        Self {
+            bytes: [0; 256],
+            length: 0,
+        }
     }
 }
 

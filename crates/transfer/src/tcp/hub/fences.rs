@@ -25,7 +25,10 @@ struct Epoch {
 
 impl Fences {
     pub(super) fn new() -> Self {
-        Self { epochs: VecDeque::from([Epoch::default()]), first: 0 }
+        Self {
+            epochs: VecDeque::from([Epoch::default()]),
+            first: 0,
+        }
     }
 
     /// Work has come; says in which epoch.
@@ -54,7 +57,12 @@ impl Fences {
     /// Nobody waits for the fences of a batch any more.
     pub(super) fn cancel(&mut self, batch: BatchId, orders: &mut Vec<Order>) {
         for epoch in &mut self.epochs {
-            orders.extend(epoch.waiting.take_if(|part| part.batch() == batch).map(Order::GiveUp));
+            orders.extend(
+                epoch
+                    .waiting
+                    .take_if(|part| part.batch() == batch)
+                    .map(Order::GiveUp),
+            );
         }
     }
 
@@ -64,7 +72,11 @@ impl Fences {
     }
 
     fn pass(&mut self, orders: &mut Vec<Order>) {
-        while let Some(first) = self.epochs.front_mut().filter(|first| first.unfinished == 0 && first.fenced) {
+        while let Some(first) = self
+            .epochs
+            .front_mut()
+            .filter(|first| first.unfinished == 0 && first.fenced)
+        {
             orders.extend(first.waiting.take().map(Order::Fenced));
             self.epochs.pop_front();
             self.first += 1;

@@ -60,15 +60,31 @@ impl Hub {
     /// Lanes by loop.
     pub(crate) fn lanes_by_loop(&self) -> Vec<usize> {
         let mut lanes = vec![0; self.limits.loops];
-        self.lanes.values().for_each(|lane| lanes[lane.loop_index] += 1);
+        self.lanes
+            .values()
+            .for_each(|lane| lanes[lane.loop_index] += 1);
         lanes
     }
 
     /// A lane stands.
-    pub(crate) fn lane_ready(&mut self, lane: LaneId, credit: Credit, now: Instant, orders: &mut Vec<Order>) {
+    pub(crate) fn lane_ready(
+        &mut self,
+        lane: LaneId,
+        credit: Credit,
+        now: Instant,
+        orders: &mut Vec<Order>,
+    ) {
         self.counters.created += 1;
-        let Some(entry) = self.lanes.get_mut(&lane) else { return };
-        (entry.ready, entry.credit) = (true, Credit { requests: credit.requests.max(1), ..credit });
+        let Some(entry) = self.lanes.get_mut(&lane) else {
+            return;
+        };
+        (entry.ready, entry.credit) = (
+            true,
+            Credit {
+                requests: credit.requests.max(1),
+                ..credit
+            },
+        );
         let (incarnation, route) = (entry.peer, entry.route);
         if let Some(peer) = self.peers.get_mut(&incarnation) {
             peer.routes.stood(route);
@@ -80,9 +96,13 @@ impl Hub {
 
     /// A lane is gone.
     pub(crate) fn lane_lost(&mut self, lost: Lost, now: Instant, orders: &mut Vec<Order>) {
-        let Some(lane) = self.lanes.remove(&lost.lane) else { return };
+        let Some(lane) = self.lanes.remove(&lost.lane) else {
+            return;
+        };
         self.active -= lane.in_flight;
-        let Some(peer) = self.peers.get_mut(&lane.peer) else { return };
+        let Some(peer) = self.peers.get_mut(&lane.peer) else {
+            return;
+        };
         peer.leave_lane(lost.lane);
         for epoch in lost.failed {
             peer.fences.leave(epoch, orders);
@@ -91,19 +111,25 @@ impl Hub {
         match lost.why {
             Why::Idle => self.counters.closed_idle += 1,
             Why::Peer(cause) => {
-                let counter =
-                    if lane.ready { &mut self.counters.closed_peer } else { &mut self.counters.connect_failed };
+                let counter = if lane.ready {
+                    &mut self.counters.closed_peer
+                } else {
+                    &mut self.counters.connect_failed
+                };
                 *counter += 1;
                 // A peer that greets and then drops whoever asks for something is as good as none.
                 if !lane.ready || lane.in_flight > 0 && !lane.answered {
-                    peer.routes.failed(lane.route, now, self.limits.address_rest);
+                    peer.routes
+                        .failed(lane.route, now, self.limits.address_rest);
                 }
                 peer.last_error = Some(cause);
             }
             Why::Gone(cause) => {
                 peer.fail_queued(|_| Some(cause.clone()), orders);
                 peer.let_in(&self.limits, orders);
-                lost.again.into_iter().for_each(|work| peer.fail(work, cause.clone(), orders));
+                lost.again
+                    .into_iter()
+                    .for_each(|work| peer.fail(work, cause.clone(), orders));
                 return self.serve(now, orders);
             }
         }
@@ -128,13 +154,25 @@ impl Hub {
     }
 
     /// Orders one more lane, unless there are enough, one is on its way, or the peer rests.
-    pub(super) fn open_lane(&mut self, incarnation: Incarnation, now: Instant, orders: &mut Vec<Order>) {
-        let Some(peer) = self.peers.get_mut(&incarnation) else { return };
-        let connecting = peer.lanes.iter().any(|id| self.lanes.get(id).is_some_and(|lane| !lane.ready));
+    pub(super) fn open_lane(
+        &mut self,
+        incarnation: Incarnation,
+        now: Instant,
+        orders: &mut Vec<Order>,
+    ) {
+        let Some(peer) = self.peers.get_mut(&incarnation) else {
+            return;
+        };
+        let connecting = peer
+            .lanes
+            .iter()
+            .any(|id| self.lanes.get(id).is_some_and(|lane| !lane.ready));
         if self.closed || connecting || peer.lanes.len() >= self.limits.lanes_per_peer {
             return;
         }
-        let Some(route) = peer.routes.pick(now) else { return };
+        let Some(route) = peer.routes.pick(now) else {
+            return;
+        };
         let (lane, loop_index) = (LaneId(self.next_lane), self.next_loop);
         self.next_lane += 1;
         self.next_loop = (self.next_loop + 1) % self.limits.loops;
@@ -147,10 +185,18 @@ impl Hub {
             answered: false,
             in_flight: 0,
             bytes: 0,
-            credit: Credit { requests: 0, bytes: 0 },
+            credit: Credit {
+                requests: 0,
+                bytes: 0,
+            },
         };
         self.lanes.insert(lane, entry);
-        orders.push(Order::Connect { loop_index, lane, peer: Arc::clone(&peer.segment), route });
+        orders.push(Order::Connect {
+            loop_index,
+            lane,
+            peer: Arc::clone(&peer.segment),
+            route,
+        });
     }
 
     /// Work has left its lane.
@@ -163,13 +209,20 @@ impl Hub {
         }
     }
 
-    pub(super) fn lanes_of<'a>(&'a self, peer: &'a Peer) -> impl Iterator<Item = (LaneId, &'a Lane)> {
-        peer.lanes.iter().filter_map(|id| self.lanes.get(id).map(|lane| (*id, lane)))
+    pub(super) fn lanes_of<'a>(
+        &'a self,
+        peer: &'a Peer,
+    ) -> impl Iterator<Item = (LaneId, &'a Lane)> {
+        peer.lanes
+            .iter()
+            .filter_map(|id| self.lanes.get(id).map(|lane| (*id, lane)))
     }
 }
 
 impl Lane {
     fn takes(&self, bytes: u64) -> bool {
-        self.ready && self.in_flight < self.credit.requests && self.bytes + bytes <= self.credit.bytes
+        self.ready
+            && self.in_flight < self.credit.requests
+            && self.bytes + bytes <= self.credit.bytes
     }
 }

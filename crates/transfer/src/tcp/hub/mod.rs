@@ -81,9 +81,18 @@ pub struct LaneCounters {
 #[derive(Debug)]
 pub(crate) enum Order {
     /// Open a lane.
-    Connect { loop_index: usize, lane: LaneId, peer: Arc<Segment>, route: Route },
+    Connect {
+        loop_index: usize,
+        lane: LaneId,
+        peer: Arc<Segment>,
+        route: Route,
+    },
     /// Begin work on a lane.
-    Start { loop_index: usize, lane: LaneId, work: Work },
+    Start {
+        loop_index: usize,
+        lane: LaneId,
+        work: Work,
+    },
     /// End work that never began.
     Fail { work: Work, cause: Cause },
     /// A fence is reached.
@@ -137,9 +146,13 @@ impl Moved {
     fn count(self, stats: &mut PeerStats) {
         match self {
             Moved::Nothing | Moved::Refused => stats.failed += 1,
-            Moved::Read(bytes) => (stats.completed, stats.bytes_read) = (stats.completed + 1, stats.bytes_read + bytes),
+            Moved::Read(bytes) => {
+                (stats.completed, stats.bytes_read) =
+                    (stats.completed + 1, stats.bytes_read + bytes)
+            }
             Moved::Written(bytes) => {
-                (stats.completed, stats.bytes_written) = (stats.completed + 1, stats.bytes_written + bytes);
+                (stats.completed, stats.bytes_written) =
+                    (stats.completed + 1, stats.bytes_written + bytes);
             }
             Moved::Answered => {}
         }
@@ -174,7 +187,12 @@ impl Hub {
 
     /// How long the oldest transfer in line has waited.
     pub(crate) fn oldest_pending(&self, now: Instant) -> Duration {
-        self.peers.values().filter_map(Peer::oldest).map(|since| now.since(since)).max().unwrap_or_default()
+        self.peers
+            .values()
+            .filter_map(Peer::oldest)
+            .map(|since| now.since(since))
+            .max()
+            .unwrap_or_default()
     }
 
     pub(crate) fn counters(&self) -> LaneCounters {
@@ -182,11 +200,16 @@ impl Hub {
     }
 
     pub(crate) fn stats(&self, peer: Incarnation) -> PeerStats {
-        self.peers.get(&peer).map_or_else(PeerStats::default, |peer| PeerStats {
-            active: self.lanes_of(peer).map(|(_, lane)| lane.in_flight as u64).sum(),
-            pending: peer.queued() as u64,
-            ..peer.stats
-        })
+        self.peers
+            .get(&peer)
+            .map_or_else(PeerStats::default, |peer| PeerStats {
+                active: self
+                    .lanes_of(peer)
+                    .map(|(_, lane)| lane.in_flight as u64)
+                    .sum(),
+                pending: peer.queued() as u64,
+                ..peer.stats
+            })
     }
 
     /// Bytes in line for a peer when its queue takes no more; none when it does. Once full, it takes none until a quarter
@@ -197,9 +220,18 @@ impl Hub {
     }
 
     /// Takes work in, in order.
-    pub(crate) fn submit(&mut self, segment: &Arc<Segment>, works: Vec<Work>, now: Instant, orders: &mut Vec<Order>) {
+    pub(crate) fn submit(
+        &mut self,
+        segment: &Arc<Segment>,
+        works: Vec<Work>,
+        now: Instant,
+        orders: &mut Vec<Order>,
+    ) {
         if self.closed {
-            orders.extend(works.into_iter().map(|work| Order::Fail { work, cause: Cause::Closed }));
+            orders.extend(works.into_iter().map(|work| Order::Fail {
+                work,
+                cause: Cause::Closed,
+            }));
             return;
         }
         let peer = self.peer(segment);
@@ -211,7 +243,11 @@ impl Hub {
         }
         self.ring_peer(segment.incarnation);
         self.serve(now, orders);
-        if self.peers.get(&segment.incarnation).is_some_and(|peer| peer.queued() > 0) {
+        if self
+            .peers
+            .get(&segment.incarnation)
+            .is_some_and(|peer| peer.queued() > 0)
+        {
             orders.push(Order::Wake(first_deadline));
         }
     }
@@ -225,7 +261,13 @@ impl Hub {
     }
 
     /// Work is over, however it ended: its slot passes to whoever is next.
-    pub(crate) fn finished(&mut self, lane: LaneId, done: &Finished, now: Instant, orders: &mut Vec<Order>) {
+    pub(crate) fn finished(
+        &mut self,
+        lane: LaneId,
+        done: &Finished,
+        now: Instant,
+        orders: &mut Vec<Order>,
+    ) {
         self.leave_lane(lane, done);
         if let Some(peer) = self.peers.get_mut(&done.peer) {
             done.moved.count(&mut peer.stats);
@@ -253,7 +295,10 @@ impl Hub {
     /// Gives up a batch: what of it is in line, and its fences.
     pub(crate) fn cancel(&mut self, batch: BatchId, orders: &mut Vec<Order>) {
         for peer in self.peers.values_mut() {
-            peer.fail_queued(|work| (work.batch() == batch).then_some(Cause::Cancelled), orders);
+            peer.fail_queued(
+                |work| (work.batch() == batch).then_some(Cause::Cancelled),
+                orders,
+            );
             peer.let_in(&self.limits, orders);
             peer.fences.cancel(batch, orders);
         }
@@ -262,8 +307,14 @@ impl Hub {
     /// Time has passed: work whose deadline is over leaves the queues, and peers that rested are tried again.
     pub(crate) fn tick(&mut self, now: Instant, orders: &mut Vec<Order>) {
         for (incarnation, peer) in &mut self.peers {
-            let late = peer.last_error.clone().unwrap_or(Cause::TimedOut(Clock::Total));
-            peer.fail_queued(|work| (work.deadline() <= now).then(|| late.clone()), orders);
+            let late = peer
+                .last_error
+                .clone()
+                .unwrap_or(Cause::TimedOut(Clock::Total));
+            peer.fail_queued(
+                |work| (work.deadline() <= now).then(|| late.clone()),
+                orders,
+            );
             peer.let_in(&self.limits, orders);
             if peer.queued() > 0 && !peer.in_ring {
                 peer.in_ring = true;
@@ -289,7 +340,10 @@ impl Hub {
             self.peers.retain(|_, peer| !peer.is_idle());
         }
         let (limits, rng) = (&self.limits, &mut self.rng);
-        let peer = self.peers.entry(segment.incarnation).or_insert_with(|| Peer::new(segment, limits, rng));
+        let peer = self
+            .peers
+            .entry(segment.incarnation)
+            .or_insert_with(|| Peer::new(segment, limits, rng));
         if !Arc::ptr_eq(&peer.segment, segment) && peer.segment != *segment {
             peer.moved(segment, limits, rng);
         }
@@ -301,11 +355,16 @@ impl Hub {
         let mut taken = 0;
         for work in works.into_iter().rev() {
             let incarnation = work.peer;
-            let Some(peer) = self.peers.get_mut(&incarnation) else { continue };
+            let Some(peer) = self.peers.get_mut(&incarnation) else {
+                continue;
+            };
             // A cancellation marks the batch before it looks for its work in line: whichever came first, one of the two
             // finds it.
-            let over =
-                if self.closed { Some(Cause::Closed) } else { work.part().is_cancelled().then_some(Cause::Cancelled) };
+            let over = if self.closed {
+                Some(Cause::Closed)
+            } else {
+                work.part().is_cancelled().then_some(Cause::Cancelled)
+            };
             match over {
                 Some(cause) => peer.fail(work, cause, orders),
                 None => {
@@ -337,8 +396,12 @@ impl Hub {
     /// Gives free slots to the peers in turn, one piece of work each.
     fn serve(&mut self, now: Instant, orders: &mut Vec<Order>) {
         while self.active < self.limits.max_transfers {
-            let Some(incarnation) = self.ring.pop_front() else { return };
-            let Some(peer) = self.peers.get_mut(&incarnation) else { continue };
+            let Some(incarnation) = self.ring.pop_front() else {
+                return;
+            };
+            let Some(peer) = self.peers.get_mut(&incarnation) else {
+                continue;
+            };
             peer.in_ring = false;
             if peer.queued() == 0 {
                 continue;
@@ -349,15 +412,23 @@ impl Hub {
                 self.open_lane(incarnation, now, orders);
             }
             let Some((lane, _)) = best else { continue };
-            let Some(peer) = self.peers.get_mut(&incarnation) else { continue };
+            let Some(peer) = self.peers.get_mut(&incarnation) else {
+                continue;
+            };
             let Some(work) = peer.pop() else { continue };
             peer.let_in(&self.limits, orders);
-            let Some(entry) = self.lanes.get_mut(&lane) else { continue };
+            let Some(entry) = self.lanes.get_mut(&lane) else {
+                continue;
+            };
             entry.in_flight += 1;
             entry.bytes += work.bytes();
             self.active += 1;
             self.counters.reused += 1;
-            orders.push(Order::Start { loop_index: entry.loop_index, lane, work });
+            orders.push(Order::Start {
+                loop_index: entry.loop_index,
+                lane,
+                work,
+            });
             self.ring_peer(incarnation);
         }
     }

@@ -78,7 +78,11 @@ impl Peer {
 
     /// When the oldest piece of work in line was submitted.
     pub(super) fn oldest(&self) -> Option<Instant> {
-        [&self.urgent, &self.normal].into_iter().filter_map(VecDeque::front).map(|work| work.since).min()
+        [&self.urgent, &self.normal]
+            .into_iter()
+            .filter_map(VecDeque::front)
+            .map(|work| work.since)
+            .min()
     }
 
     pub(super) fn push_back(&mut self, work: Work) {
@@ -92,14 +96,18 @@ impl Peer {
     }
 
     pub(super) fn pop(&mut self) -> Option<Work> {
-        let work = self.urgent.pop_front().or_else(|| self.normal.pop_front())?;
+        let work = self
+            .urgent
+            .pop_front()
+            .or_else(|| self.normal.pop_front())?;
         self.queued_bytes -= work.bytes();
         Some(work)
     }
 
     /// Whether the line takes no more.
     pub(super) fn hold_back(&mut self, limits: &Limits) -> bool {
-        self.held_back |= self.queued_bytes >= limits.queue_bytes || self.queued() >= limits.queue_entries;
+        self.held_back |=
+            self.queued_bytes >= limits.queue_bytes || self.queued() >= limits.queue_entries;
         self.held_back
     }
 
@@ -114,13 +122,25 @@ impl Peer {
     }
 
     /// Ends the work in line of which `over` tells why.
-    pub(super) fn fail_queued(&mut self, over: impl Fn(&Work) -> Option<Cause>, orders: &mut Vec<Order>) {
-        if !self.urgent.iter().chain(&self.normal).any(|work| over(work).is_some()) {
+    pub(super) fn fail_queued(
+        &mut self,
+        over: impl Fn(&Work) -> Option<Cause>,
+        orders: &mut Vec<Order>,
+    ) {
+        if !self
+            .urgent
+            .iter()
+            .chain(&self.normal)
+            .any(|work| over(work).is_some())
+        {
             return;
         }
         self.queued_bytes = 0;
         // With the room that they took: a peer that is down keeps none.
-        for work in std::mem::take(&mut self.urgent).into_iter().chain(std::mem::take(&mut self.normal)) {
+        for work in std::mem::take(&mut self.urgent)
+            .into_iter()
+            .chain(std::mem::take(&mut self.normal))
+        {
             match over(&work) {
                 Some(cause) => self.fail(work, cause, orders),
                 None => self.push_back(work),
@@ -145,12 +165,26 @@ impl Peer {
 
     /// When something is to be done without anything happening.
     pub(super) fn next_due(&self) -> Instant {
-        let deadline = self.urgent.iter().chain(&self.normal).map(Work::deadline).min().unwrap_or(Instant::NEVER);
+        let deadline = self
+            .urgent
+            .iter()
+            .chain(&self.normal)
+            .map(Work::deadline)
+            .min()
+            .unwrap_or(Instant::NEVER);
         // With a lane on its way, or standing, nothing is to be done before a deadline.
-        if self.lanes.is_empty() { deadline.min(self.routes.retry_at()) } else { deadline }
+        if self.lanes.is_empty() {
+            deadline.min(self.routes.retry_at())
+        } else {
+            deadline
+        }
     }
 
     fn line(&mut self, work: &Work) -> &mut VecDeque<Work> {
-        if work.is_urgent() { &mut self.urgent } else { &mut self.normal }
+        if work.is_urgent() {
+            &mut self.urgent
+        } else {
+            &mut self.normal
+        }
     }
 }

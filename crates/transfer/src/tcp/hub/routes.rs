@@ -36,9 +36,17 @@ struct Way {
 
 impl Routes {
     pub(super) fn new(segment: &Segment, limits: &Limits, rng: Rng) -> Self {
-        let routes = segment.addresses.iter().flat_map(|to| routes_to(*to, &limits.local));
+        let routes = segment
+            .addresses
+            .iter()
+            .flat_map(|to| routes_to(*to, &limits.local));
         Self {
-            ways: routes.map(|route| Way { route, rests_until: Instant::ZERO }).collect(),
+            ways: routes
+                .map(|route| Way {
+                    route,
+                    rests_until: Instant::ZERO,
+                })
+                .collect(),
             next: 0,
             backoff: Backoff::new(limits.retry.0, limits.retry.1, rng),
             retry_at: Instant::ZERO,
@@ -65,17 +73,25 @@ impl Routes {
     /// A connection stands there. That alone is no success: a peer may greet, and drop whoever asks for something.
     pub(super) fn stood(&mut self, route: Route) {
         self.retry_at = Instant::ZERO;
-        self.ways.iter_mut().filter(|way| way.route == route).for_each(|way| way.rests_until = Instant::ZERO);
+        self.ways
+            .iter_mut()
+            .filter(|way| way.route == route)
+            .for_each(|way| way.rests_until = Instant::ZERO);
     }
 
     /// No connection came to stand there, or it broke before anything was answered.
     pub(super) fn failed(&mut self, route: Route, now: Instant, rest: Duration) {
-        self.ways.iter_mut().filter(|way| way.route == route).for_each(|way| way.rests_until = now + rest);
+        self.ways
+            .iter_mut()
+            .filter(|way| way.route == route)
+            .for_each(|way| way.rests_until = now + rest);
         if self.ways.iter().any(|way| way.rests_until <= now) {
             self.retry_at = now;
             return;
         }
-        self.ways.iter_mut().for_each(|way| way.rests_until = Instant::ZERO);
+        self.ways
+            .iter_mut()
+            .for_each(|way| way.rests_until = Instant::ZERO);
         self.retry_at = now + self.backoff.pause();
     }
 
@@ -87,9 +103,22 @@ impl Routes {
 
 /// The ways to one address: from each local address of its family that reaches as far, or from whichever the kernel takes.
 fn routes_to(to: SocketAddr, local: &[IpAddr]) -> Vec<Route> {
-    let fits = |from: &&IpAddr| from.is_ipv4() == to.is_ipv4() && from.is_loopback() == to.ip().is_loopback();
-    let routes: Vec<Route> = local.iter().filter(fits).map(|from| Route { from: Some(*from), to }).collect();
-    if routes.is_empty() { vec![Route { from: None, to }] } else { routes }
+    let fits = |from: &&IpAddr| {
+        from.is_ipv4() == to.is_ipv4() && from.is_loopback() == to.ip().is_loopback()
+    };
+    let routes: Vec<Route> = local
+        .iter()
+        .filter(fits)
+        .map(|from| Route {
+            from: Some(*from),
+            to,
+        })
+        .collect();
+    if routes.is_empty() {
+        vec![Route { from: None, to }]
+    } else {
+        routes
+    }
 }
 
 #[cfg(test)]
@@ -102,17 +131,28 @@ mod tests {
     fn routes(local: &[&str], addresses: &[&str]) -> Routes {
         let local = local.iter().map(|text| text.parse().unwrap()).collect();
         let addresses = addresses.iter().map(|text| text.parse().unwrap()).collect();
-        let segment = Segment { addresses, ..Segment::clone(&peer(1)) };
+        let segment = Segment {
+            addresses,
+            ..Segment::clone(&peer(1))
+        };
         Routes::new(&segment, &Limits { local, ..limits() }, Rng::new(1))
     }
 
     #[test]
     fn lanes_spread_over_pairs_of_one_family_and_reach() {
-        let mut routes =
-            routes(&["10.0.0.1", "10.0.0.2", "127.0.0.9"], &["10.0.1.1:1", "[2001:db8::1]:1", "127.0.0.1:1"]);
+        let mut routes = routes(
+            &["10.0.0.1", "10.0.0.2", "127.0.0.9"],
+            &["10.0.1.1:1", "[2001:db8::1]:1", "127.0.0.1:1"],
+        );
         let taken: Vec<String> = (0..5)
             .map(|_| routes.pick(NOW).unwrap())
-            .map(|route| format!("{} > {}", route.from.map_or_else(String::new, |from| from.to_string()), route.to))
+            .map(|route| {
+                format!(
+                    "{} > {}",
+                    route.from.map_or_else(String::new, |from| from.to_string()),
+                    route.to
+                )
+            })
             .collect();
         let expected = [
             "10.0.0.1 > 10.0.1.1:1",
@@ -134,7 +174,9 @@ mod tests {
         routes.stood(second);
         assert_eq!(routes.pick(NOW), Some(second), "the first still rests");
         let pause = |routes: &mut Routes| {
-            [first, second].into_iter().for_each(|route| routes.failed(route, NOW, REST));
+            [first, second]
+                .into_iter()
+                .for_each(|route| routes.failed(route, NOW, REST));
             assert_eq!(routes.pick(NOW), None);
             NOW.until(routes.retry_at())
         };

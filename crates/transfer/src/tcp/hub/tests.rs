@@ -22,7 +22,10 @@ struct World {
 }
 
 pub(super) fn peer(number: u64) -> Arc<Segment> {
-    let addresses = vec!["127.0.0.1:1".parse().unwrap(), "127.0.0.1:2".parse().unwrap()];
+    let addresses = vec![
+        "127.0.0.1:1".parse().unwrap(),
+        "127.0.0.1:2".parse().unwrap(),
+    ];
     Arc::new(Segment {
         name: number.to_string(),
         incarnation: Incarnation(number),
@@ -38,7 +41,12 @@ pub(super) fn limits() -> Limits {
 
 impl World {
     fn new(max_transfers: usize, lanes_per_peer: usize) -> Self {
-        let config = TcpConfig { io_threads: 2, max_transfers, lanes_per_peer, ..TcpConfig::default() };
+        let config = TcpConfig {
+            io_threads: 2,
+            max_transfers,
+            lanes_per_peer,
+            ..TcpConfig::default()
+        };
         Self {
             hub: Hub::new(Limits::of(&config), 7),
             started: VecDeque::new(),
@@ -65,14 +73,27 @@ impl World {
             expires_nanos: u64::MAX,
             nonce: 0,
         };
-        let remote = Remote { offset: 0, capability: CapabilityKey::new(&[0; 32]).mint(&grant), key: None };
+        let remote = Remote {
+            offset: 0,
+            capability: CapabilityKey::new(&[0; 32]).mint(&grant),
+            key: None,
+        };
         let part = parts.pop().unwrap();
-        let job = Job { op: Op::Read, buffers: Buffers::default(), remote, deadline, priority: Priority::Normal, part };
+        let job = Job {
+            op: Op::Read,
+            buffers: Buffers::default(),
+            remote,
+            deadline,
+            priority: Priority::Normal,
+            part,
+        };
         Work::new(Incarnation(peer), Kind::Job(job))
     }
 
     fn submit(&mut self, number: u64, count: usize) {
-        let works = (0..count).map(|_| self.work(number, Instant::NEVER)).collect();
+        let works = (0..count)
+            .map(|_| self.work(number, Instant::NEVER))
+            .collect();
         self.ask(|hub, orders| hub.submit(&peer(number), works, NOW, orders));
     }
 
@@ -100,7 +121,10 @@ impl World {
     }
 
     fn all_connect(&mut self) {
-        self.all_connect_with(Credit { requests: 1000, bytes: 1 << 28 });
+        self.all_connect_with(Credit {
+            requests: 1000,
+            bytes: 1 << 28,
+        });
     }
 
     fn all_connect_with(&mut self, credit: Credit) {
@@ -112,22 +136,41 @@ impl World {
     /// The lane of what was started last breaks, with everything on it to be begun again.
     fn break_lane(&mut self, now: Instant) {
         let lane = self.started.back().unwrap().0;
-        let (on_it, others): (VecDeque<_>, _) = self.started.drain(..).partition(|(id, _)| *id == lane);
+        let (on_it, others): (VecDeque<_>, _) =
+            self.started.drain(..).partition(|(id, _)| *id == lane);
         self.started = others;
         let again = on_it.into_iter().map(|(_, work)| work).collect();
         let why = Why::Peer(Cause::Lost("cut".to_owned()));
-        self.ask(|hub, orders| hub.lane_lost(Lost { lane, why, again, failed: Vec::new() }, now, orders));
+        self.ask(|hub, orders| {
+            hub.lane_lost(
+                Lost {
+                    lane,
+                    why,
+                    again,
+                    failed: Vec::new(),
+                },
+                now,
+                orders,
+            )
+        });
     }
 
     fn causes(&self) -> Vec<Option<Cause>> {
-        self.batches.iter().map(|batch| batch.outcome(0).and_then(|outcome| outcome.cause)).collect()
+        self.batches
+            .iter()
+            .map(|batch| batch.outcome(0).and_then(|outcome| outcome.cause))
+            .collect()
     }
 
     /// Ends the oldest transfer; whose it was.
     fn finish(&mut self) -> u64 {
         let (lane, work) = self.started.pop_front().unwrap();
-        let done =
-            Finished { peer: work.peer, epoch: work.epoch, bytes: work.bytes(), moved: Moved::Read(work.bytes()) };
+        let done = Finished {
+            peer: work.peer,
+            epoch: work.epoch,
+            bytes: work.bytes(),
+            moved: Moved::Read(work.bytes()),
+        };
         self.ask(|hub, orders| hub.finished(lane, &done, NOW, orders));
         work.end(Ok(0));
         done.peer.0
@@ -138,7 +181,14 @@ impl World {
 fn the_limit_holds_and_slots_pass_on_in_order() {
     let mut world = World::new(3, 2);
     world.submit(1, 10);
-    assert_eq!((world.hub.active(), world.hub.pending(), world.connects.len()), (0, 10, 1));
+    assert_eq!(
+        (
+            world.hub.active(),
+            world.hub.pending(),
+            world.connects.len()
+        ),
+        (0, 10, 1)
+    );
     world.all_connect();
     assert_eq!((world.hub.active(), world.hub.pending()), (3, 7));
     for finished in 0..10 {
@@ -146,7 +196,10 @@ fn the_limit_holds_and_slots_pass_on_in_order() {
         assert_eq!(oldest, Some(world.batches[finished].id()));
         world.finish();
     }
-    assert_eq!((world.hub.active(), world.hub.pending(), world.started.len()), (0, 0, 0));
+    assert_eq!(
+        (world.hub.active(), world.hub.pending(), world.started.len()),
+        (0, 0, 0)
+    );
     assert!(world.batches.iter().all(Batch::is_done));
 }
 
@@ -157,7 +210,11 @@ fn a_busy_peer_does_not_hold_the_slots_of_another() {
     world.submit(2, 3);
     world.all_connect();
     let order: Vec<u64> = (0..8).map(|_| world.finish()).collect();
-    assert_eq!(order.iter().filter(|peer| **peer == 2).count(), 3, "{order:?}");
+    assert_eq!(
+        order.iter().filter(|peer| **peer == 2).count(),
+        3,
+        "{order:?}"
+    );
 }
 
 /// Each piece of work that left a full queue woke everybody who waited for room: with 64 threads the wakes cost a third of
@@ -199,12 +256,23 @@ fn a_dead_address_rests_while_the_other_is_tried_and_then_all_do() {
     let mut world = World::new(4, 1);
     world.submit(1, 1);
     for attempt in 0..2 {
-        let lane = world.connects.pop().unwrap_or_else(|| panic!("no attempt {attempt}"));
+        let lane = world
+            .connects
+            .pop()
+            .unwrap_or_else(|| panic!("no attempt {attempt}"));
         let why = Why::Peer(Cause::Unreachable("refused".to_owned()));
-        let lost = Lost { lane, why, again: Vec::new(), failed: Vec::new() };
+        let lost = Lost {
+            lane,
+            why,
+            again: Vec::new(),
+            failed: Vec::new(),
+        };
         world.ask(|hub, orders| hub.lane_lost(lost, NOW, orders));
     }
-    assert!(world.connects.is_empty(), "all addresses failed, so there is a pause");
+    assert!(
+        world.connects.is_empty(),
+        "all addresses failed, so there is a pause"
+    );
     world.ask(|hub, orders| hub.tick(NOW + Duration::from_secs(2), orders));
     assert_eq!(world.connects.len(), 1);
     assert_eq!(world.hub.counters().connect_failed, 2);
@@ -218,7 +286,8 @@ fn late_and_cancelled_work_leaves_the_queue_and_fences_wait_for_all_before_them(
     let fence = parts.pop().unwrap();
     world.ask(|hub, orders| hub.fence(&peer(1), fence, orders));
     let late = world.work(1, NOW);
-    world.ask(|hub, orders| hub.submit(&peer(1), vec![late], NOW - Duration::from_nanos(1), orders));
+    world
+        .ask(|hub, orders| hub.submit(&peer(1), vec![late], NOW - Duration::from_nanos(1), orders));
     world.ask(|hub, orders| hub.tick(NOW, orders));
     assert_eq!((world.failed, world.fenced), (1, 0));
     let cancelled = world.batches[0].id();
@@ -245,11 +314,17 @@ fn what_nobody_wants_any_more_does_not_go_back_into_line() {
     let (_, on_its_way) = world.started.pop_front().unwrap();
     world.ask(|hub, orders| hub.close(orders));
     world.ask(|hub, orders| hub.put_back(vec![on_its_way], NOW, orders));
-    assert_eq!(world.causes(), [Some(Cause::Cancelled), Some(Cause::Closed)]);
+    assert_eq!(
+        world.causes(),
+        [Some(Cause::Cancelled), Some(Cause::Closed)]
+    );
     assert_eq!((world.hub.pending(), world.connects.len()), (0, 0));
     let (batch, mut parts) = Batch::new(1, None, |_| {});
     world.ask(|hub, orders| hub.fence(&peer(1), parts.pop().unwrap(), orders));
-    assert!(batch.is_done(), "nothing is left that a fence would wait for");
+    assert!(
+        batch.is_done(),
+        "nothing is left that a fence would wait for"
+    );
 }
 
 #[test]
@@ -304,12 +379,20 @@ fn a_peer_that_greets_and_drops_is_left_alone_for_longer_and_longer() {
         now = due;
         world.ask(|hub, orders| hub.tick(now, orders));
     }
-    assert!(pauses.windows(2).all(|pair| pair[0] < pair[1]), "{pauses:?}");
+    assert!(
+        pauses.windows(2).all(|pair| pair[0] < pair[1]),
+        "{pauses:?}"
+    );
     // One answer, even a refusal, and a lane that breaks is replaced at once.
     world.all_connect();
     world.submit(1, 1);
     let (lane, work) = world.started.pop_front().unwrap();
-    let done = Finished { peer: work.peer, epoch: work.epoch, bytes: 0, moved: Moved::Refused };
+    let done = Finished {
+        peer: work.peer,
+        epoch: work.epoch,
+        bytes: 0,
+        moved: Moved::Refused,
+    };
     world.ask(|hub, orders| hub.finished(lane, &done, now, orders));
     world.break_lane(now);
     assert_eq!(world.connects.len(), 1);
@@ -334,7 +417,12 @@ fn a_peer_without_lanes_and_work_keeps_no_room_for_them() {
     world.submit(1, 1000);
     assert!(room(&world) >= 1000);
     world.ask(|hub, orders| hub.cancel(BatchId(0), orders));
-    let late = Lost { lane: world.connects[0], why: Why::Gone(Cause::Closed), again: Vec::new(), failed: Vec::new() };
+    let late = Lost {
+        lane: world.connects[0],
+        why: Why::Gone(Cause::Closed),
+        again: Vec::new(),
+        failed: Vec::new(),
+    };
     world.ask(|hub, orders| hub.lane_lost(late, NOW, orders));
     assert_eq!((world.failed, room(&world)), (1000, 0));
     world.connects.clear();
@@ -342,7 +430,12 @@ fn a_peer_without_lanes_and_work_keeps_no_room_for_them() {
     world.all_connect();
     assert_eq!((0..1000).map(|_| world.finish()).sum::<u64>(), 1000);
     let lane = *world.hub.lanes.keys().next().unwrap();
-    let idle = Lost { lane, why: Why::Idle, again: Vec::new(), failed: Vec::new() };
+    let idle = Lost {
+        lane,
+        why: Why::Idle,
+        again: Vec::new(),
+        failed: Vec::new(),
+    };
     world.ask(|hub, orders| hub.lane_lost(idle, NOW, orders));
     assert_eq!(room(&world), 0);
 }
@@ -353,13 +446,23 @@ fn a_lane_takes_no_more_bytes_than_its_peer_allows() {
     let works = (0..3).map(|_| {
         let (batch, mut parts) = Batch::new(1, None, |_| {});
         world.batches.push(batch);
-        let notice = Notice { name: String::new(), bytes: vec![0; 100] };
-        let kind = Kind::Notify { notice, part: parts.pop().unwrap(), deadline: Instant::NEVER };
+        let notice = Notice {
+            name: String::new(),
+            bytes: vec![0; 100],
+        };
+        let kind = Kind::Notify {
+            notice,
+            part: parts.pop().unwrap(),
+            deadline: Instant::NEVER,
+        };
         Work::new(Incarnation(1), kind)
     });
     let works = works.collect();
     world.ask(|hub, orders| hub.submit(&peer(1), works, NOW, orders));
-    world.all_connect_with(Credit { requests: 1000, bytes: 250 });
+    world.all_connect_with(Credit {
+        requests: 1000,
+        bytes: 250,
+    });
     assert_eq!((world.hub.active(), world.hub.pending()), (2, 1));
     world.finish();
     assert_eq!((world.hub.active(), world.hub.pending()), (2, 0));

@@ -1,8 +1,10 @@
-//! Checks of the house that no compiler makes: `cargo xtask layers | tidy | deps`.
+//! Checks of the house that no compiler makes: `cargo xtask layers | tidy | words | homes | deps`.
 
 mod deps;
+mod homes;
 mod layers;
 mod tidy;
+mod words;
 mod workspace;
 
 use std::process::ExitCode;
@@ -32,9 +34,11 @@ fn run() -> Result<Vec<String>> {
     let report = match command.as_deref() {
         Some("layers") => layers::check()?,
         Some("tidy") => tidy::check()?,
+        Some("words") => words::check()?,
+        Some("homes") => homes::check()?,
         Some("deps") => deps::check()?,
         Some("all") => [layers::check()?, tidy::check()?, deps::check()?].concat(),
-        _ => bail!("usage: cargo xtask layers | tidy | deps | all"),
+        _ => bail!("usage: cargo xtask layers | tidy | words | homes | deps | all"),
     };
     Ok(report)
 }

@@ -39,13 +39,14 @@ const LAYERS: &[(&str, Kind, &[&str])] = &[
         Kind::Proof,
         &["base", "wire", "zmtp", "meta", "tier", "client"],
     ),
+    ("report", Kind::Shell, &[]),
     ("replay", Kind::Shell, &["base", "wire", "meta", "node"]),
     (
         "bench",
         Kind::Proof,
         &[
             "base", "wire", "zmtp", "meta", "tier", "client", "wait", "pool", "net", "mq",
-            "transfer", "node", "replay",
+            "transfer", "node", "replay", "report",
         ],
     ),
     (
@@ -53,6 +54,7 @@ const LAYERS: &[(&str, Kind, &[&str])] = &[
         Kind::Face,
         &[
             "base", "wire", "meta", "wait", "node", "mq", "zmtp", "net", "bench", "replay",
+            "report",
         ],
     ),
     ("py", Kind::Face, &["base", "wire", "node"]),

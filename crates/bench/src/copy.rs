@@ -15,8 +15,8 @@ use slackwater_pool::{Config, Pool, PoolError};
 use slackwater_wait::now;
 
 use crate::machine::Machine;
-use crate::report::{Bars, Page, Table, figure};
 use crate::usage::median;
+use slackwater_report::{Bars, Page, Table, figure};
 
 /// What is measured.
 #[derive(Clone, Debug)]

@@ -18,7 +18,7 @@ use serde::Serialize;
 use thiserror::Error;
 
 use crate::process::ProcessError;
-use crate::report::Bound;
+use slackwater_report::Bound;
 
 /// What to measure.
 #[derive(Clone, Debug)]

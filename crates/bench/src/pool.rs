@@ -17,10 +17,11 @@ use slackwater_wait::{Cpus, SiteCounts};
 use thiserror::Error;
 
 use crate::machine::Machine;
-use crate::report::{Bound, Skipped};
+use crate::peer::Skipped;
 use crate::usage::{median, quantile};
 use bursts::{Bursts, Times, steps_of, task};
 use peers::{Program, Workshop};
+use slackwater_report::Bound;
 
 /// What is measured.
 #[derive(Clone, Debug)]

@@ -15,7 +15,7 @@ use slackwater_node::config::Threads;
 use slackwater_node::{Config, GetOptions, OpenError, PutOptions, Store, StoreError, Tier};
 
 use crate::machine::Machine;
-use crate::report::Skipped;
+use crate::peer::Skipped;
 use redis::Peer;
 
 /// What is measured.

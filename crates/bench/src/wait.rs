@@ -19,9 +19,9 @@ use thiserror::Error;
 
 use crate::machine::Machine;
 use crate::process;
-use crate::report::Bound;
 use crate::usage::{Mark, median};
 use engine::Engine;
+use slackwater_report::Bound;
 
 /// What is measured.
 #[derive(Clone, Debug)]

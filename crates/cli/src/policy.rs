@@ -8,9 +8,9 @@ use comfy_table::{CellAlignment, Table, presets};
 use indicatif::{ProgressBar, ProgressStyle};
 use slackwater_base::Instant;
 use slackwater_bench::policy::{Options, Report, Row, TierRow, run as compare};
-use slackwater_bench::report::{Axis, Chart, Line, Mark, Page, Scale, Tone, Unit};
 use slackwater_meta::evict::PolicyKind;
 use slackwater_meta::replay::Request;
+use slackwater_report::{Axis, Chart, Line, Mark, Page, Scale, Tone, Unit};
 
 use crate::DONE;
 use crate::args::Policy;
@@ -204,7 +204,7 @@ fn page(label: &str, requests: usize, report: &Report) -> Page {
                 lines: curves(report, |row| row.offline_share).collect(),
             },
         ],
-        tables: vec![slackwater_bench::report::Table {
+        tables: vec![slackwater_report::Table {
             title: "All figures".to_owned(),
             head: HEAD.map(str::to_owned).to_vec(),
             rows: report.rows.iter().map(cells).collect(),

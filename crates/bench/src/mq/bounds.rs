@@ -1,5 +1,5 @@
 use super::{LinksRow, Report, RpcRow};
-use crate::report::Bound;
+use slackwater_report::Bound;
 
 /// What the message layer promises, held against a report; what was not measured is left out.
 pub(super) fn of(report: &Report) -> Vec<Bound> {

@@ -1,5 +1,5 @@
 use super::{LinksRow, Report};
-use crate::report::{Bound, Page, Table};
+use slackwater_report::{Bound, Page, Table};
 
 /// The report as one page without any other file.
 pub(super) fn render(report: &Report) -> String {

@@ -3,7 +3,8 @@
 use slackwater_wait::Cpus;
 
 use super::{NAMES, Ratios, Report, Row};
-use crate::report::{Bars, Bound, Page, Skipped, Table, figure};
+use crate::peer::Skipped;
+use slackwater_report::{Bars, Bound, Page, Table, figure};
 
 const METHOD: &str = "A token is 48 layers of three bursts with 192, 64 and 1 tasks. Medians over runs in turns. CPU is \
 that of the pool's threads and the caller, without the caller's own in the gaps.";

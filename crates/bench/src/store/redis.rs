@@ -7,8 +7,8 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use super::{Row, TARGETS, rate};
+use crate::peer::Skipped;
 use crate::process::Process;
-use crate::report::Skipped;
 
 pub(super) const GET: &str = "redis GET";
 pub(super) const SET: &str = "redis SET";

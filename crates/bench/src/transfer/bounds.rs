@@ -1,7 +1,7 @@
 //! What the project promises of transfers, held against a report.
 
 use super::{Carrier, DeadPeer, Direction, Latency, Place, Report, Row, Torture, raw};
-use crate::report::Bound;
+use slackwater_report::Bound;
 
 impl Report {
     /// Sets the promises beside the figures of this run, and names those it has no figures for.

@@ -5,8 +5,8 @@ use super::limits::{Bed, PING};
 use super::report::table;
 use super::{BenchError, Carrier, Direction, Latency, Options, Report};
 use crate::process::allowed_cpus;
-use crate::report::{Table, figure};
 use crate::usage::median;
+use slackwater_report::{Table, figure};
 
 /// Rounds of each placement, and how many of them fit into the rounds that a row has.
 const ROUNDS: usize = 9;

@@ -4,8 +4,8 @@ use serde::Serialize;
 
 use super::{Carrier, DeadPeer, Direction, Idle, Place, Torture};
 use crate::machine::Machine;
-use crate::report::{Axis, Bound, Chart, Line, Mark, Page, Table, Tile, Tone, Unit, figure};
 use crate::wait;
+use slackwater_report::{Axis, Bound, Chart, Line, Mark, Page, Table, Tile, Tone, Unit, figure};
 
 /// What the benchmark found.
 #[derive(Clone, Debug, Serialize)]

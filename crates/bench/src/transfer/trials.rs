@@ -12,7 +12,7 @@ use super::grid::{Pair, start_initiator, start_target};
 use super::report::table;
 use super::{BenchError, Carrier, Direction, Options, Report};
 use crate::process::{Process, switches};
-use crate::report::Table;
+use slackwater_report::Table;
 
 /// An engine whose connections are open and unused.
 #[derive(Clone, Debug, Serialize)]

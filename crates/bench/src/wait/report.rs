@@ -1,7 +1,7 @@
 //! What `bench wait` found, as text, page and verdicts.
 
 use super::{Idle, Ratios, Report, Row};
-use crate::report::{Bars, Bound, Page, Table, figure};
+use slackwater_report::{Bars, Bound, Page, Table, figure};
 
 const HEADING: [&str; 6] = ["strategy", "waiters", "cores", "GB/s", "mean µs", "p99 µs"];
 

@@ -1,8 +1,8 @@
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use slackwater_bench::report::Unit;
 use slackwater_node::Stats;
+use slackwater_report::Unit;
 
 use super::tally::Tally;
 

@@ -2,9 +2,9 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use serde::Serialize;
-use slackwater_bench::report::{Axis, Chart, Line, Mark, Page, Scale, Table, Tile, Tone, Unit};
 use slackwater_node::store::Latency;
 use slackwater_node::{Config, Stats};
+use slackwater_report::{Axis, Chart, Line, Mark, Page, Scale, Table, Tile, Tone, Unit};
 
 use crate::config::shown;
 

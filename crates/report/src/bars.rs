@@ -1,6 +1,6 @@
 use std::fmt::Write as _;
 
-use super::{Tone, escape};
+use crate::{Tone, escape};
 
 /// Horizontal bars side by side in groups, on one scale from zero.
 #[derive(Clone, Debug)]

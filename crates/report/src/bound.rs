@@ -1,6 +1,6 @@
 use serde::{Serialize, Serializer, ser::SerializeStruct as _};
 
-use super::{Table, figure};
+use crate::{Table, figure};
 
 /// A measured figure and the bound that it is held against.
 ///

@@ -1,6 +1,6 @@
 use std::fmt::Write as _;
 
-use super::{Bars, Chart, escape};
+use crate::{Bars, Chart, escape};
 
 /// A report: headline figures, charts, tables, notes, in one file.
 #[derive(Clone, Debug, Default)]

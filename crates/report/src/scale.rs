@@ -83,16 +83,16 @@ impl Unit {
 
 /// The extent of an axis and its ticks.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Range {
-    pub(super) low: f64,
-    pub(super) high: f64,
-    pub(super) ticks: Vec<f64>,
+pub(crate) struct Range {
+    pub(crate) low: f64,
+    pub(crate) high: f64,
+    pub(crate) ticks: Vec<f64>,
     scale: Scale,
 }
 
 impl Range {
     /// A range that holds `low..=high` with about `wanted` ticks; it ends on ticks where `to_tick` says so.
-    pub(super) fn new(
+    pub(crate) fn new(
         scale: Scale,
         unit: Unit,
         (low, high): (f64, f64),
@@ -149,7 +149,7 @@ impl Range {
     }
 
     /// Where `value` lies between the ends, from 0 to 1.
-    pub(super) fn place(&self, value: f64) -> f64 {
+    pub(crate) fn place(&self, value: f64) -> f64 {
         let share = match self.scale {
             Scale::Linear => (value - self.low) / (self.high - self.low),
             Scale::Log => (value.max(self.low) / self.low).ln() / (self.high / self.low).ln(),

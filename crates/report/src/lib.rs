@@ -1,4 +1,6 @@
 //! Reports as one self-contained HTML file: charts are inline SVG, nothing is fetched and no script runs.
+//!
+//! [`Page::html`] gives the file, [`Table::text`] the same table for a terminal. The crate knows nothing of what was measured.
 
 mod bars;
 mod bound;
@@ -12,18 +14,7 @@ pub use chart::{Axis, Chart, Line, Mark, Tone};
 pub use page::{Page, Table, Tile};
 pub use scale::{Scale, Unit};
 
-use serde::Serialize;
-
-/// A peer that did not run.
-#[derive(Clone, Debug, Serialize)]
-pub struct Skipped {
-    /// Which.
-    pub peer: &'static str,
-    /// Why.
-    pub reason: String,
-}
-
-/// `text` with the characters that HTML and SVG give a meaning made harmless.
+/// `text` with every character that has a meaning in HTML and SVG replaced by its entity.
 fn escape(text: &str) -> String {
     let mut safe = String::with_capacity(text.len());
     for character in text.chars() {

@@ -1,7 +1,7 @@
 use std::fmt::Write as _;
 
-use super::escape;
-use super::scale::{Range, Scale, Unit};
+use crate::escape;
+use crate::scale::{Range, Scale, Unit};
 
 /// A chart of lines or stacked areas over one axis.
 #[derive(Clone, Debug)]
@@ -88,7 +88,7 @@ impl Axis {
 }
 
 impl Tone {
-    pub(super) const fn class(self) -> &'static str {
+    pub(crate) const fn class(self) -> &'static str {
         match self {
             Tone::Blue => "blue",
             Tone::Orange => "orange",

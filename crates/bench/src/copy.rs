@@ -101,8 +101,8 @@ pub fn run(options: &Options) -> Result<Report, PoolError> {
                 } else {
                     0
                 };
-                // SAFETY: the target is as large as the source.
                 Piece {
+                    // SAFETY: the target is as large as the source.
                     dst: unsafe { to.add(offset) },
                     src: piece.as_ptr(),
                     len: piece.len(),
@@ -196,10 +196,12 @@ fn alone() -> Vec<Form<'static>> {
 /// The forms of the pool, which take the pieces as one batch.
 fn pooled(pool: &Pool) -> Vec<Form<'_>> {
     vec![
-        // SAFETY: the pieces are ranges of two vectors that live through the run and do not overlap.
         (
             "copy, pool",
-            Box::new(|pieces| unsafe { copy_all(pool, pieces) }),
+            Box::new(|pieces| {
+                // SAFETY: the pieces are ranges of two vectors that live through the run and do not overlap.
+                unsafe { copy_all(pool, pieces) }
+            }),
         ),
         (
             "copy+checksum, pool",

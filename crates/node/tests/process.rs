@@ -613,10 +613,8 @@ fn used() -> (u64, u64) {
     // SAFETY: all fields of the plain structure are numbers, of which zero is one.
     let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
     // SAFETY: the structure is valid for writes during the call.
-    assert_eq!(
-        unsafe { libc::getrusage(libc::RUSAGE_SELF, &raw mut usage) },
-        0
-    );
+    let answer = unsafe { libc::getrusage(libc::RUSAGE_SELF, &raw mut usage) };
+    assert_eq!(answer, 0);
     let micros = |time: libc::timeval| time.tv_sec * 1_000_000 + time.tv_usec;
     let micros = micros(usage.ru_utime) + micros(usage.ru_stime);
     (

@@ -146,10 +146,8 @@ mod tests {
             assert_eq!(process.write(b"moves".as_ptr(), remote, 5).unwrap(), 5);
         }
         // SAFETY: reads the bytes anew; the compiler cannot know who wrote them.
-        assert_eq!(
-            &unsafe { std::ptr::read_volatile(&raw const there) },
-            b"moves water"
-        );
+        let written = unsafe { std::ptr::read_volatile(&raw const there) };
+        assert_eq!(&written, b"moves water");
     }
 
     #[test]

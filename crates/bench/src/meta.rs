@@ -7,9 +7,9 @@ use slackwater_base::{Checksum, Instant, Rng};
 use slackwater_meta::evict::PolicyKind;
 use slackwater_meta::{Eviction, Input, Master, MasterConfig, Output};
 use slackwater_wire::{
-    CallId, Chain, ClientId, Get, Hold, Incarnation, Key, Mount, NodeId, Order, PutConfig, PutDone,
-    PutEnd, PutEntry, PutStart, PutStarted, Reply, Report as NodeReport, Request, SegmentId,
-    SegmentKind, Tenant,
+    Chain, ClientId, Get, Hold, Incarnation, Key, Mount, NodeId, OperationId, Order, PutConfig,
+    PutDone, PutEnd, PutEntry, PutStart, PutStarted, Reply, Report as NodeReport, Request,
+    SegmentId, SegmentKind, Tenant,
 };
 
 /// What is measured.
@@ -136,7 +136,7 @@ fn measure(objects: usize, options: &Options) -> Row {
 struct Bench {
     master: Master,
     now: Instant,
-    call: u64,
+    operation: u64,
     out: Vec<Output>,
 }
 
@@ -157,7 +157,7 @@ impl Bench {
         let mut bench = Self {
             master,
             now: Instant::from_nanos(1_000_000_000),
-            call: 0,
+            operation: 0,
             out: Vec::new(),
         };
         let mount = Mount {
@@ -185,12 +185,12 @@ impl Bench {
     }
 
     fn input(&mut self, request: Request) -> Input {
-        self.call += 1;
+        self.operation += 1;
         self.now += Duration::from_nanos(100);
         Input::Request {
             client: CLIENT,
             host: None,
-            call: CallId(self.call),
+            operation: OperationId(self.operation),
             request,
         }
     }

@@ -49,7 +49,7 @@ impl Master {
             Err(code) => {
                 return self
                     .outbox
-                    .reply(caller.client, caller.call, Reply::Failed(code));
+                    .reply(caller.client, caller.operation, Reply::Failed(code));
             }
         };
         let mut results = vec![PutStarted::Exists; start.entries.len()];
@@ -65,7 +65,7 @@ impl Master {
         let Some(short) = short else {
             return self
                 .outbox
-                .reply(caller.client, caller.call, Reply::PutStart(results));
+                .reply(caller.client, caller.operation, Reply::PutStart(results));
         };
         let wait = start
             .config

@@ -2,7 +2,7 @@ use std::sync::Arc;
 
 use slackwater_base::{Instant, Map, Planted, Rng, planted};
 use slackwater_wire::{
-    CallId, ClientId, ExtentRef, NodeId, Order, Reply, Report, Request, SegmentState, Tenant,
+    ClientId, ExtentRef, NodeId, OperationId, Order, Reply, Report, Request, SegmentState, Tenant,
     TicketId, Version,
 };
 
@@ -34,7 +34,7 @@ pub enum Input {
         /// The host that the client is on, where it is known.
         host: Option<Arc<str>>,
         /// Which of its calls.
-        call: CallId,
+        operation: OperationId,
         /// What.
         request: Request,
     },
@@ -60,7 +60,7 @@ pub enum Output {
         /// Whom.
         client: ClientId,
         /// Which of its calls.
-        call: CallId,
+        operation: OperationId,
         /// What.
         reply: Reply,
     },
@@ -140,7 +140,7 @@ pub(crate) struct Orphan {
 #[derive(Clone, Debug)]
 pub(crate) struct Caller {
     pub(crate) client: ClientId,
-    pub(crate) call: CallId,
+    pub(crate) operation: OperationId,
     pub(crate) host: Option<Arc<str>>,
 }
 
@@ -184,14 +184,22 @@ impl Master {
             Input::Request {
                 client,
                 host,
-                call,
+                operation,
                 request,
-            } => match self.retries.note(now, client, call, &request) {
-                Call::New => self.request(now, &Caller { client, call, host }, request),
+            } => match self.retries.note(now, client, operation, &request) {
+                Call::New => self.request(
+                    now,
+                    &Caller {
+                        client,
+                        operation,
+                        host,
+                    },
+                    request,
+                ),
                 Call::Pending => {}
                 Call::Answered(reply) => {
                     self.metrics.calls_replayed += 1;
-                    self.outbox.reply(client, call, reply);
+                    self.outbox.reply(client, operation, reply);
                 }
             },
             Input::Report { node, report } => self.report(now, node, report),
@@ -314,7 +322,7 @@ impl Master {
             Request::Mount(mount) => self.mount(now, &mount),
             Request::Unmount { segment } => self.unmount(now, segment),
         };
-        self.outbox.reply(caller.client, caller.call, reply);
+        self.outbox.reply(caller.client, caller.operation, reply);
     }
 
     fn report(&mut self, now: Instant, node: NodeId, report: Report) {

@@ -2,7 +2,8 @@ use std::collections::BTreeMap;
 
 use slackwater_base::Map;
 use slackwater_wire::{
-    CallId, ClientId, DiskEntry, ErrorCode, ExtentRef, NodeId, OffloadTask, Order, Reply, SegmentId,
+    ClientId, DiskEntry, ErrorCode, ExtentRef, NodeId, OffloadTask, OperationId, Order, Reply,
+    SegmentId,
 };
 
 use crate::Output;
@@ -18,10 +19,10 @@ pub(crate) struct Outbox {
 }
 
 impl Outbox {
-    pub(crate) fn reply(&mut self, client: ClientId, call: CallId, reply: Reply) {
+    pub(crate) fn reply(&mut self, client: ClientId, operation: OperationId, reply: Reply) {
         self.replies.push(Output::Reply {
             client,
-            call,
+            operation,
             reply,
         });
     }
@@ -93,7 +94,7 @@ pub(crate) struct Acks {
 
 struct Ack {
     client: ClientId,
-    call: CallId,
+    operation: OperationId,
     /// Things not yet durable, and one for the request itself while it is being handled.
     waiting: u32,
     answer: Answer,
@@ -107,14 +108,19 @@ pub(crate) enum Answer {
 }
 
 impl Acks {
-    pub(crate) fn open(&mut self, client: ClientId, call: CallId, answer: Answer) -> AckId {
+    pub(crate) fn open(
+        &mut self,
+        client: ClientId,
+        operation: OperationId,
+        answer: Answer,
+    ) -> AckId {
         self.next += 1;
         let id = AckId(self.next);
         self.open.insert(
             id,
             Ack {
                 client,
-                call,
+                operation,
                 waiting: 1,
                 answer,
             },
@@ -150,7 +156,7 @@ impl Acks {
 
     /// One thing is durable, or the request is handled: says whether that was the last.
     #[must_use]
-    pub(crate) fn done(&mut self, id: AckId) -> Option<(ClientId, CallId, Reply)> {
+    pub(crate) fn done(&mut self, id: AckId) -> Option<(ClientId, OperationId, Reply)> {
         let ack = self.at(id);
         ack.waiting -= 1;
         if ack.waiting > 0 {
@@ -158,7 +164,7 @@ impl Acks {
         }
         let Ack {
             client,
-            call,
+            operation,
             answer,
             ..
         } = self.open.remove(&id).expect("found above");
@@ -167,7 +173,7 @@ impl Acks {
             Answer::Count(count) => Reply::Count(count),
             Answer::Failed(code) => Reply::Failed(code),
         };
-        Some((client, call, reply))
+        Some((client, operation, reply))
     }
 
     fn at(&mut self, id: AckId) -> &mut Ack {

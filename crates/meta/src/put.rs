@@ -87,11 +87,11 @@ impl Master {
         if let Err(code) = self.each_limits(end.puts.len()) {
             return self
                 .outbox
-                .reply(caller.client, caller.call, Reply::Failed(code));
+                .reply(caller.client, caller.operation, Reply::Failed(code));
         }
         let ack = self.acks.open(
             caller.client,
-            caller.call,
+            caller.operation,
             Answer::Each(vec![Ok(()); end.puts.len()]),
         );
         let mut fresh = Vec::with_capacity(end.puts.len());
@@ -124,8 +124,8 @@ impl Master {
 
     /// One thing that the answer waits for is done.
     pub(crate) fn settle(&mut self, ack: AckId) {
-        if let Some((client, call, reply)) = self.acks.done(ack) {
-            self.outbox.reply(client, call, reply);
+        if let Some((client, operation, reply)) = self.acks.done(ack) {
+            self.outbox.reply(client, operation, reply);
         }
     }
 

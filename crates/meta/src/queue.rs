@@ -53,7 +53,7 @@ impl Queue {
             .first()
             .and_then(|number| self.waiting.get(number));
         head.is_some_and(|head| {
-            (head.caller.client, head.caller.call) != (caller.client, caller.call)
+            (head.caller.client, head.caller.operation) != (caller.client, caller.operation)
         })
     }
 
@@ -165,8 +165,11 @@ impl Master {
         let Some(left) = left else {
             self.queue.unlist(number, tenant);
             self.due.cancel(Due::Wait(number));
-            self.outbox
-                .reply(caller.client, caller.call, Reply::PutStart(call.results));
+            self.outbox.reply(
+                caller.client,
+                caller.operation,
+                Reply::PutStart(call.results),
+            );
             return true;
         };
         call.short = left;
@@ -231,7 +234,7 @@ impl Master {
             results[entry.at] = PutStarted::Failed(code);
         }
         self.outbox
-            .reply(caller.client, caller.call, Reply::PutStart(results));
+            .reply(caller.client, caller.operation, Reply::PutStart(results));
     }
 
     /// The client is gone and waits no longer.

@@ -35,11 +35,11 @@ impl Master {
         if let Err(code) = self.each_limits(remove.keys.len()) {
             return self
                 .outbox
-                .reply(caller.client, caller.call, Reply::Failed(code));
+                .reply(caller.client, caller.operation, Reply::Failed(code));
         }
         let ack = self.acks.open(
             caller.client,
-            caller.call,
+            caller.operation,
             Answer::Each(vec![Ok(()); remove.keys.len()]),
         );
         for (at, key) in remove.keys.iter().enumerate() {
@@ -175,11 +175,11 @@ impl Master {
         if let Err(code) = self.each_limits(clear.keys.len()) {
             return self
                 .outbox
-                .reply(caller.client, caller.call, Reply::Failed(code));
+                .reply(caller.client, caller.operation, Reply::Failed(code));
         }
         let ack = self.acks.open(
             caller.client,
-            caller.call,
+            caller.operation,
             Answer::Each(vec![Ok(()); clear.keys.len()]),
         );
         for (at, key) in clear.keys.iter().enumerate() {

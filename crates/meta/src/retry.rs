@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use slackwater_base::{Instant, Map};
-use slackwater_wire::{CallId, ClientId, Reply, Request};
+use slackwater_wire::{ClientId, OperationId, Reply, Request};
 
 use crate::Output;
 
@@ -20,7 +20,7 @@ pub(crate) struct Retries {
 struct Window {
     last: Instant,
     /// None while the answer is still to come.
-    calls: BTreeMap<CallId, Option<Reply>>,
+    calls: BTreeMap<OperationId, Option<Reply>>,
 }
 
 /// What a call is.
@@ -46,7 +46,7 @@ impl Retries {
         &mut self,
         now: Instant,
         client: ClientId,
-        call: CallId,
+        operation: OperationId,
         request: &Request,
     ) -> Call {
         if self.window == 0 || !changes_something(request) {
@@ -62,11 +62,11 @@ impl Retries {
         self.silent.remove(&(window.last, client));
         window.last = now;
         self.silent.insert((now, client), ());
-        match window.calls.get(&call) {
+        match window.calls.get(&operation) {
             Some(Some(reply)) => Call::Answered(reply.clone()),
             Some(None) => Call::Pending,
             None => {
-                window.calls.insert(call, None);
+                window.calls.insert(operation, None);
                 while window.calls.len() > self.window {
                     window.calls.pop_first();
                 }
@@ -83,7 +83,7 @@ impl Retries {
         for output in outputs {
             let Output::Reply {
                 client,
-                call,
+                operation,
                 reply,
             } = output
             else {
@@ -92,7 +92,7 @@ impl Retries {
             if let Some(slot) = self
                 .of
                 .get_mut(client)
-                .and_then(|window| window.calls.get_mut(call))
+                .and_then(|window| window.calls.get_mut(operation))
             {
                 *slot = Some(reply.clone());
             }

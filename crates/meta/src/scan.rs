@@ -61,7 +61,7 @@ impl Master {
             Err(code) => {
                 return self
                     .outbox
-                    .reply(caller.client, caller.call, Reply::Failed(code));
+                    .reply(caller.client, caller.operation, Reply::Failed(code));
             }
         };
         self.remove_scan(
@@ -99,7 +99,7 @@ impl Master {
             Some(None) => {
                 return self
                     .outbox
-                    .reply(caller.client, caller.call, Reply::Count(0));
+                    .reply(caller.client, caller.operation, Reply::Count(0));
             }
             Some(Some(tenant)) => Some(tenant),
             None => None,
@@ -107,9 +107,11 @@ impl Master {
         if let Err(code) = self.scan_limits() {
             return self
                 .outbox
-                .reply(caller.client, caller.call, Reply::Failed(code));
+                .reply(caller.client, caller.operation, Reply::Failed(code));
         }
-        let ack = self.acks.open(caller.client, caller.call, Answer::Count(0));
+        let ack = self
+            .acks
+            .open(caller.client, caller.operation, Answer::Count(0));
         self.await_all_drops(effective.as_ref(), pattern.as_ref(), Waiter { ack, at: 0 });
         self.begin_scan(
             now,
@@ -138,13 +140,15 @@ impl Master {
             Err(code) => {
                 return self
                     .outbox
-                    .reply(caller.client, caller.call, Reply::Failed(code));
+                    .reply(caller.client, caller.operation, Reply::Failed(code));
             }
         };
         let Some(tenant) = self.tenant(&list.tenant) else {
-            return self
-                .outbox
-                .reply(caller.client, caller.call, Reply::List(Listed::default()));
+            return self.outbox.reply(
+                caller.client,
+                caller.operation,
+                Reply::List(Listed::default()),
+            );
         };
         let limit = self.config.limits.list_page.min(list.limit as usize);
         let job = Job::List {
@@ -263,7 +267,7 @@ impl Master {
                 let keys = found.into_iter().collect();
                 self.outbox.reply(
                     caller.client,
-                    caller.call,
+                    caller.operation,
                     Reply::List(Listed { keys, more }),
                 );
             }

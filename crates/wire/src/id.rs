@@ -28,13 +28,35 @@ id! {
     NodeId(u32)
 }
 id! {
-    /// One client of the master, chosen at connection.
+    /// One life of a client's process, the same on all its links to the master: chosen by the process at random.
     ClientId(u64)
 }
 id! {
-    /// Which call of a client a reply answers.
-    CallId(u64)
+    /// One operation of a client: unique among the operations of that [`ClientId`], and the same over all its retries.
+    /// The master executes an operation once and gives each repetition the first answer, as long as it keeps that
+    /// answer (Lee et al., "Implementing Linearizability at Large Scale and Low Latency", SOSP 2015).
+    ///
+    /// Numbers with the highest bit are of operations that cannot be repeated: see [`OperationId::unrepeated`].
+    OperationId(u64)
 }
+
+impl OperationId {
+    /// The number of an operation that nothing can lose or repeat between its caller and the master, because both are
+    /// in one process. The master keeps no answer for it. `number` is below 2^63.
+    #[must_use]
+    pub const fn unrepeated(number: u64) -> Self {
+        Self(UNREPEATED | number)
+    }
+
+    /// Whether the operation can reach the master more than once.
+    #[must_use]
+    pub const fn may_repeat(self) -> bool {
+        self.0 & UNREPEATED == 0
+    }
+}
+
+const UNREPEATED: u64 = 1 << 63;
+
 id! {
     /// One life of a node's process; orders processes where generations order extents.
     Incarnation(u64)

@@ -13,7 +13,7 @@ mod reply;
 mod request;
 
 pub use error::{Class, ErrorCode};
-pub use id::{CallId, ClientId, GuardId, Incarnation, NodeId, SegmentId, TicketId, Version};
+pub use id::{ClientId, GuardId, Incarnation, NodeId, OperationId, SegmentId, TicketId, Version};
 pub use key::{Key, KeyError, Tenant, TenantError};
 pub use order::{
     DiskEntry, DiskState, OffloadTask, Order, PromoteTask, PromotionFailure, Report, ReportedEntry,

@@ -153,7 +153,7 @@ struct Run {
     open: Vec<(ClientId, Key, Version)>,
     guards: Vec<(ClientId, GuardId)>,
     staged: BTreeMap<TicketId, ExtentRef>,
-    pending: BTreeMap<CallId, (ClientId, Vec<(Key, u64)>)>,
+    pending: BTreeMap<OperationId, (ClientId, Vec<(Key, u64)>)>,
     incarnation: u64,
 }
 
@@ -582,8 +582,8 @@ proptest! {
             let mut out: Vec<Output> = Vec::new();
             for (call, of) in names.iter().enumerate() {
                 let request = if of % 3 == 0 { remove(&name(*of), true) } else { start(&name(*of), BLOCK, upsert()) };
-                let (client, call) = (ME, CallId(call as u64));
-                world.master.handle(world.now, Input::Request { client, host: None, call, request }, &mut out);
+                let (client, operation) = (ME, OperationId(call as u64));
+                world.master.handle(world.now, Input::Request { client, host: None, operation, request }, &mut out);
             }
             out
         };

@@ -433,7 +433,7 @@ fn local_first_places_on_the_writers_host() {
         Input::Request {
             client: ME,
             host,
-            call: CallId(1000),
+            operation: OperationId(1000),
             request,
         },
         &mut out,
@@ -651,7 +651,7 @@ fn a_retried_call_is_answered_again_and_not_done_again() {
             Input::Request {
                 client: ME,
                 host: None,
-                call: CallId(call),
+                operation: OperationId(call),
                 request,
             },
             &mut out,

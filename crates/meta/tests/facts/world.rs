@@ -20,8 +20,8 @@ pub(crate) struct World {
     pub(crate) now: Instant,
     /// Orders that no node has done yet.
     pub(crate) orders: VecDeque<(NodeId, Order)>,
-    replies: Vec<(ClientId, CallId, Reply)>,
-    next_call: u64,
+    replies: Vec<(ClientId, OperationId, Reply)>,
+    next_operation: u64,
     /// Nodes fence and drop by themselves after each step.
     pub(crate) obedient: bool,
     /// The books are checked after each step.
@@ -35,7 +35,7 @@ impl World {
             now: Instant::from_nanos(1_000_000_000),
             orders: VecDeque::new(),
             replies: Vec::new(),
-            next_call: 0,
+            next_operation: 0,
             obedient: true,
             checks: true,
         }
@@ -96,9 +96,9 @@ impl World {
             match output {
                 Output::Reply {
                     client,
-                    call,
+                    operation,
                     reply,
-                } => self.replies.push((client, call, reply)),
+                } => self.replies.push((client, operation, reply)),
                 Output::Order { node, order } => self.orders.push_back((node, order)),
             }
         }
@@ -126,29 +126,29 @@ impl World {
         }
     }
 
-    pub(crate) fn send(&mut self, client: ClientId, request: Request) -> CallId {
-        self.next_call += 1;
-        let call = CallId(self.next_call);
+    pub(crate) fn send(&mut self, client: ClientId, request: Request) -> OperationId {
+        self.next_operation += 1;
+        let operation = OperationId(self.next_operation);
         self.input(Input::Request {
             client,
             host: None,
-            call,
+            operation,
             request,
         });
-        call
+        operation
     }
 
-    pub(crate) fn reply(&mut self, call: CallId) -> Option<Reply> {
+    pub(crate) fn reply(&mut self, operation: OperationId) -> Option<Reply> {
         let at = self
             .replies
             .iter()
-            .position(|(_, other, _)| *other == call)?;
+            .position(|(_, other, _)| *other == operation)?;
         Some(self.replies.remove(at).2)
     }
 
     pub(crate) fn ask_as(&mut self, client: ClientId, request: Request) -> Reply {
-        let call = self.send(client, request);
-        self.reply(call).expect("the master answers at once")
+        let operation = self.send(client, request);
+        self.reply(operation).expect("the master answers at once")
     }
 
     pub(crate) fn ask(&mut self, request: Request) -> Reply {

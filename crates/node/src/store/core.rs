@@ -5,7 +5,9 @@ use slackwater_meta::{Input, Master, Output};
 use slackwater_tier::arena::{Access, AccessId};
 use slackwater_tier::io::{DiskDone, DiskOp, OpId};
 use slackwater_tier::{Agent, AgentInput, AgentOutput, FormatError, Opened, ReadEnd, RecordRead};
-use slackwater_wire::{CallId, ClientId, DiskEntry, ExtentRef, NodeId, Reply, Report, Request};
+use slackwater_wire::{
+    ClientId, DiskEntry, ExtentRef, NodeId, OperationId, Reply, Report, Request,
+};
 
 use super::StoreError;
 use super::slot::{Later, Owed};
@@ -32,10 +34,10 @@ pub(super) struct Core {
     from_agent: Vec<AgentOutput>,
     /// For the device, as soon as the lock is free.
     pub(super) ops: Vec<(OpId, DiskOp)>,
-    /// The call being made now, and its answer if it comes at once.
-    current: Option<(CallId, Option<Reply>)>,
-    next_call: u64,
-    calls: Map<CallId, Owed<Reply>>,
+    /// The operation that is being asked now, and its answer if it comes at once.
+    current: Option<(OperationId, Option<Reply>)>,
+    next_operation: u64,
+    unanswered: Map<OperationId, Owed<Reply>>,
     opening: Option<Owed<Result<Opened, FormatError>>>,
     flushing: VecDeque<(u64, Owed<()>)>,
     next_flush: u64,
@@ -59,8 +61,8 @@ impl Core {
             from_agent: Vec::new(),
             ops: Vec::new(),
             current: None,
-            next_call: 1,
-            calls: Map::default(),
+            next_operation: 1,
+            unanswered: Map::default(),
             opening: None,
             flushing: VecDeque::new(),
             next_flush: 1,
@@ -74,15 +76,15 @@ impl Core {
 
     /// Makes a request of the master and does whatever follows from it.
     pub(super) fn ask(&mut self, now: Instant, request: Request) -> Asked {
-        let call = CallId(self.next_call);
-        self.next_call += 1;
-        self.current = Some((call, None));
+        let operation = OperationId::unrepeated(self.next_operation);
+        self.next_operation += 1;
+        self.current = Some((operation, None));
         self.master.handle(
             now,
             Input::Request {
                 client: CLIENT,
                 host: None,
-                call,
+                operation,
                 request,
             },
             &mut self.from_master,
@@ -92,7 +94,7 @@ impl Core {
             return Asked::Now(reply);
         }
         let (owed, later) = Later::new();
-        self.calls.insert(call, owed);
+        self.unanswered.insert(operation, owed);
         Asked::Later(later)
     }
 
@@ -191,7 +193,7 @@ impl Core {
     /// Tells every waiter that there will be no answer.
     pub(super) fn fail_waiters(&mut self, error: &StoreError) {
         self.over.get_or_insert_with(|| error.clone());
-        self.calls
+        self.unanswered
             .drain()
             .for_each(|(_, owed)| owed.complete(Err(error.clone())));
         self.flushing
@@ -221,7 +223,9 @@ impl Core {
         while !(self.from_master.is_empty() && self.from_agent.is_empty()) {
             for output in std::mem::take(&mut self.from_master) {
                 match output {
-                    Output::Reply { call, reply, .. } => self.reply(call, reply),
+                    Output::Reply {
+                        operation, reply, ..
+                    } => self.reply(operation, reply),
                     Output::Order { order, .. } => {
                         self.agent
                             .handle(now, AgentInput::Order(order), &mut self.from_agent);
@@ -241,11 +245,11 @@ impl Core {
         }
     }
 
-    fn reply(&mut self, call: CallId, reply: Reply) {
+    fn reply(&mut self, operation: OperationId, reply: Reply) {
         match &mut self.current {
-            Some((current, answer)) if *current == call => *answer = Some(reply),
+            Some((current, answer)) if *current == operation => *answer = Some(reply),
             _ => {
-                if let Some(owed) = self.calls.remove(&call) {
+                if let Some(owed) = self.unanswered.remove(&operation) {
                     owed.complete(Ok(reply));
                 }
             }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use slackwater_base::{Instant, Rng};
 use slackwater_client::{Action, Backoff, CallFlow, FlowOptions, GetFlow, LocalFirst, PutFlow};
 use slackwater_wire::{
-    CallId, Exists, Get, GetEnd, GuardId, List, Lookup, PutEntry, PutStart, Remove, RemoveAll,
+    Exists, Get, GetEnd, GuardId, List, Lookup, OperationId, PutEntry, PutStart, Remove, RemoveAll,
     RemoveMatching, Reply, Request,
 };
 
@@ -21,7 +21,7 @@ use crate::options::Options;
 use crate::value::{self, PutId};
 
 use super::event::{Control, Event, SessionId, TransferId};
-use super::judge::Call;
+use super::judge::Asked;
 use super::transfer::{Arrived, Transfer, Writing};
 use super::{Timer, World};
 
@@ -40,7 +40,7 @@ pub(crate) struct Client {
     pub(crate) alive: bool,
     timer: Timer,
     pub(super) rng: Rng,
-    next_call: u64,
+    next_operation: u64,
     seed: Seed,
     index: u32,
     drift_ppm: u64,
@@ -78,13 +78,13 @@ pub(crate) struct Running {
     pub(super) names: Vec<Name>,
     pub(super) values: Vec<Rc<[u8]>>,
     pub(super) puts: Vec<PutId>,
-    /// The call whose answer the flow waits for.
-    pub(super) ask: Option<CallId>,
+    /// The operation whose answer the flow waits for.
+    pub(super) ask: Option<OperationId>,
     pub(super) asked_at: Instant,
     pub(super) reads: BTreeMap<usize, Arrived>,
     pub(super) writes: BTreeMap<usize, Writing>,
     pub(super) transfers: BTreeMap<TransferId, Transfer>,
-    pub(super) tells: Vec<CallId>,
+    pub(super) tells: Vec<OperationId>,
 }
 
 /// What drives it.
@@ -137,7 +137,7 @@ impl Client {
             alive: false,
             timer: Timer::default(),
             rng: seed.stream("client", u64::from(index)),
-            next_call: 0,
+            next_operation: 0,
             seed,
             index,
             drift_ppm: options.drift_ppm,
@@ -394,17 +394,17 @@ impl World {
         for action in actions {
             match action {
                 Action::Ask(request) => {
-                    let call = self.ask(index, request);
+                    let operation = self.ask(index, request);
                     let now = self.engine.now();
                     if let Some(running) = &mut self.clients[index as usize].running {
-                        running.ask = Some(call);
+                        running.ask = Some(operation);
                         running.asked_at = now;
                     }
                 }
                 Action::Tell(request) => {
-                    let call = self.ask(index, request);
+                    let operation = self.ask(index, request);
                     if let Some(running) = &mut self.clients[index as usize].running {
-                        running.tells.push(call);
+                        running.tells.push(operation);
                     }
                 }
                 Action::Read {
@@ -432,7 +432,7 @@ impl World {
         Ok(())
     }
 
-    fn ask(&mut self, index: u32, request: Request) -> CallId {
+    fn ask(&mut self, index: u32, request: Request) -> OperationId {
         let process = Process::Client(index);
         let session = match self.clients[index as usize].session {
             Some(session) => session,
@@ -440,8 +440,8 @@ impl World {
         };
         let client = &mut self.clients[index as usize];
         client.session = Some(session);
-        client.next_call += 1;
-        let call = CallId(client.next_call);
+        client.next_operation += 1;
+        let operation = OperationId(client.next_operation);
         if let Some(running) = &client.running {
             let puts = running
                 .names
@@ -449,9 +449,9 @@ impl World {
                 .cloned()
                 .zip(running.puts.iter().copied())
                 .collect();
-            self.calls.insert(
-                (super::session::client_id(session), call),
-                Call {
+            self.asked.insert(
+                (super::session::client_id(session), operation),
+                Asked {
                     began: running.began,
                     request: request.clone(),
                     puts,
@@ -459,16 +459,21 @@ impl World {
                 },
             );
         }
-        self.say(session, process, Control::Request { call, request });
-        call
+        self.say(session, process, Control::Request { operation, request });
+        operation
     }
 
-    pub(super) fn client_answered(&mut self, index: u32, call: CallId, reply: Reply) -> Checked {
+    pub(super) fn client_answered(
+        &mut self,
+        index: u32,
+        operation: OperationId,
+        reply: Reply,
+    ) -> Checked {
         let local = self.local(Process::Client(index));
         let waiting = self.clients[index as usize]
             .running
             .as_mut()
-            .filter(|running| running.ask == Some(call));
+            .filter(|running| running.ask == Some(operation));
         let Some(running) = waiting else {
             self.give_back(index, &reply);
             return Ok(());

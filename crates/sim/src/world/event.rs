@@ -6,7 +6,7 @@ use std::time::Duration;
 use slackwater_base::Checksum;
 use slackwater_client::{ReadFailure, WriteFailure};
 use slackwater_tier::io::DiskDone;
-use slackwater_wire::{CallId, DiskEntry, ExtentRef, NodeId, Order, Reply, Report, Request};
+use slackwater_wire::{DiskEntry, ExtentRef, NodeId, OperationId, Order, Reply, Report, Request};
 
 use crate::disk::{Caller, Ended};
 use crate::net::Process;
@@ -120,9 +120,15 @@ pub(crate) enum Control {
     /// A node says who it is: first of all on its connection.
     Register(NodeId),
     /// A client, or a node that mounts, asks.
-    Request { call: CallId, request: Request },
+    Request {
+        operation: OperationId,
+        request: Request,
+    },
     /// The master answers.
-    Reply { call: CallId, reply: Reply },
+    Reply {
+        operation: OperationId,
+        reply: Reply,
+    },
     /// The master orders.
     Order(Order),
     /// A node reports.

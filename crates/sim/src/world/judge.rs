@@ -2,7 +2,7 @@
 
 use slackwater_meta::Output;
 use slackwater_wire::{
-    CallId, ClientId, ErrorCode, ExtentRef, Lookup, Order, PutStarted, ReplicaState, Reply,
+    ClientId, ErrorCode, ExtentRef, Lookup, OperationId, Order, PutStarted, ReplicaState, Reply,
     Request, Version,
 };
 
@@ -13,9 +13,9 @@ use slackwater_base::Instant;
 
 use super::World;
 
-/// One call of a client, as it was asked.
+/// One operation of a client, as it was asked.
 #[derive(Clone, Debug)]
-pub(crate) struct Call {
+pub(crate) struct Asked {
     /// When the operation that it is part of began.
     pub(crate) began: Instant,
     pub(crate) request: Request,
@@ -30,9 +30,9 @@ impl World {
         match output {
             Output::Reply {
                 client,
-                call,
+                operation,
                 reply,
-            } => self.judge_reply(*client, *call, reply),
+            } => self.judge_reply(*client, *operation, reply),
             Output::Order {
                 order: Order::Staged { extent, .. },
                 ..
@@ -41,17 +41,17 @@ impl World {
         }
     }
 
-    fn judge_reply(&mut self, client: ClientId, id: CallId, reply: &Reply) -> Checked {
-        let Some(call) = self.calls.get_mut(&(client, id)) else {
+    fn judge_reply(&mut self, client: ClientId, id: OperationId, reply: &Reply) -> Checked {
+        let Some(operation) = self.asked.get_mut(&(client, id)) else {
             return Ok(());
         };
-        if std::mem::replace(&mut call.answered, true) {
+        if std::mem::replace(&mut operation.answered, true) {
             let what =
-                format!("call {id} of client {client} is answered twice, now with {reply:?}");
+                format!("operation {id} of client {client} is answered twice, now with {reply:?}");
             return Err(Violation::new(Invariant::Contract, what));
         }
-        let call = call.clone();
-        match (&call.request, reply) {
+        let operation = operation.clone();
+        match (&operation.request, reply) {
             (Request::PutStart(start), Reply::PutStart(started)) => {
                 check_length(start.entries.len(), started.len(), reply)?;
                 let names = start
@@ -59,7 +59,7 @@ impl World {
                     .iter()
                     .map(|entry| (start.tenant.clone(), entry.key.clone()));
                 for (name, started) in names.zip(started) {
-                    self.judge_grant(&call, &name, started)?;
+                    self.judge_grant(&operation, &name, started)?;
                 }
                 Ok(())
             }
@@ -88,7 +88,7 @@ impl World {
                     if result.is_ok() {
                         self.history.removed(
                             &(remove.tenant.clone(), key.clone()),
-                            call.began,
+                            operation.began,
                             now,
                         );
                     }
@@ -130,11 +130,11 @@ impl World {
         }
     }
 
-    fn judge_grant(&mut self, call: &Call, name: &Name, started: &PutStarted) -> Checked {
+    fn judge_grant(&mut self, operation: &Asked, name: &Name, started: &PutStarted) -> Checked {
         let PutStarted::Granted { version, extents } = started else {
             return Ok(());
         };
-        let Some((_, put)) = call.puts.iter().find(|(of, _)| of == name) else {
+        let Some((_, put)) = operation.puts.iter().find(|(of, _)| of == name) else {
             return Err(Violation::new(
                 Invariant::Contract,
                 format!("{name:?} was granted and not asked for"),

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use slackwater_base::Instant;
 use slackwater_meta::{Input, Master, Output};
-use slackwater_wire::{CallId, ClientId, NodeId, Report, Version};
+use slackwater_wire::{ClientId, NodeId, OperationId, Report, Version};
 
 use crate::check::Checked;
 use crate::clock::Clock;
@@ -94,7 +94,7 @@ impl World {
             self.master_step(Input::Request {
                 client: ClientId(0),
                 host: None,
-                call: CallId(0),
+                operation: OperationId::unrepeated(0),
                 request,
             })?;
         }
@@ -122,7 +122,7 @@ impl World {
                 }
                 Ok(())
             }
-            Control::Request { call, request } => {
+            Control::Request { operation, request } => {
                 let client = client_id(session);
                 let peer = self.session_peer(session);
                 if let Some(Process::Node(node)) = peer
@@ -134,7 +134,7 @@ impl World {
                 self.master_step(Input::Request {
                     client,
                     host,
-                    call,
+                    operation,
                     request,
                 })
             }
@@ -239,13 +239,13 @@ impl World {
             match output {
                 Output::Reply {
                     client,
-                    call,
+                    operation,
                     reply,
                 } => {
                     self.say(
                         SessionId(client.0),
                         Process::Master,
-                        Control::Reply { call, reply },
+                        Control::Reply { operation, reply },
                     );
                 }
                 Output::Order { node, order } => {

@@ -15,7 +15,7 @@ mod transfer;
 use std::collections::BTreeMap;
 
 use slackwater_base::Instant;
-use slackwater_wire::{CallId, ClientId};
+use slackwater_wire::{ClientId, OperationId};
 
 use crate::check::{Checked, Invariant, Violation};
 use crate::clock::Clock;
@@ -28,7 +28,7 @@ use crate::plan::Plan;
 use client::Client;
 use event::{Control, Data, Event};
 use faults::Doom;
-use judge::Call;
+use judge::Asked;
 use master::MasterHost;
 use node::Node;
 use session::Sessions;
@@ -44,7 +44,7 @@ pub struct World {
     pub(crate) net: Net,
     pub(crate) history: History,
     pub(crate) sessions: Sessions,
-    pub(crate) calls: BTreeMap<(ClientId, CallId), Call>,
+    pub(crate) asked: BTreeMap<(ClientId, OperationId), Asked>,
     pub(crate) master: MasterHost,
     pub(crate) nodes: Vec<Node>,
     pub(crate) clients: Vec<Client>,
@@ -87,7 +87,7 @@ impl World {
             net: Net::new(seed, options.links),
             history: History::default(),
             sessions: Sessions::default(),
-            calls: BTreeMap::new(),
+            asked: BTreeMap::new(),
             master: MasterHost::new(seed, &options),
             nodes: (0..options.nodes)
                 .map(|node| Node::new(seed, &options, node))
@@ -221,11 +221,11 @@ impl World {
         match (to, body) {
             (Process::Master, body) => self.master_hears(session, body),
             (Process::Node(node), Control::Order(order)) => self.node_ordered(node, order),
-            (Process::Node(_), Control::Reply { call, reply }) => {
-                self.node_answered(session, call, &reply)
+            (Process::Node(_), Control::Reply { operation, reply }) => {
+                self.node_answered(session, operation, &reply)
             }
-            (Process::Client(client), Control::Reply { call, reply }) => {
-                self.client_answered(client, call, reply)
+            (Process::Client(client), Control::Reply { operation, reply }) => {
+                self.client_answered(client, operation, reply)
             }
             (Process::Node(_) | Process::Client(_), _) => Ok(()),
         }

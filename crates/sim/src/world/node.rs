@@ -7,7 +7,7 @@ use slackwater_base::{Checksum, Rng};
 use slackwater_tier::io::{DiskDone, DiskOp, LogFile, Part};
 use slackwater_tier::{Agent, AgentInput, AgentOutput};
 use slackwater_wire::{
-    CallId, DiskEntry, Incarnation, Mount, NodeId, OffloadTask, Order, Reply, Report,
+    DiskEntry, Incarnation, Mount, NodeId, OffloadTask, OperationId, Order, Reply, Report,
     ReportedEntry, Request, SegmentKind, TicketId,
 };
 
@@ -47,7 +47,7 @@ pub(crate) struct Node {
     promoting: BTreeMap<TicketId, (u64, Checksum)>,
     timer: Timer,
     pub(super) serving: Serving,
-    next_call: u64,
+    next_operation: u64,
     pub(super) rng: Rng,
     seed: Seed,
     index: u32,
@@ -77,7 +77,7 @@ impl Node {
             promoting: BTreeMap::new(),
             timer: Timer::default(),
             serving: Serving::default(),
-            next_call: 0,
+            next_operation: 0,
             rng: seed.stream("node", number),
             seed,
             index,
@@ -193,14 +193,14 @@ impl World {
 
     fn node_mounts(&mut self, index: u32, mount: Mount) {
         let node = &mut self.nodes[index as usize];
-        node.next_call += 1;
-        let call = CallId(node.next_call);
+        node.next_operation += 1;
+        let operation = OperationId(node.next_operation);
         if let Some(session) = node.session {
             self.say(
                 session,
                 Process::Node(index),
                 Control::Request {
-                    call,
+                    operation,
                     request: Request::Mount(mount),
                 },
             );
@@ -211,12 +211,12 @@ impl World {
     pub(super) fn node_answered(
         &mut self,
         session: SessionId,
-        call: CallId,
+        operation: OperationId,
         reply: &Reply,
     ) -> Checked {
         let now = self.engine.now();
         self.trace
-            .note(now, format_args!("{session:?} {call} {reply:?}"));
+            .note(now, format_args!("{session:?} {operation} {reply:?}"));
         match reply {
             Reply::Failed(code) => Err(Violation::new(
                 Invariant::Contract,

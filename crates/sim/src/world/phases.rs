@@ -6,8 +6,8 @@ use std::time::Duration;
 use slackwater_base::Instant;
 use slackwater_meta::{Books, Input, Output};
 use slackwater_wire::{
-    CallId, Chain, ClientId, DiskEntry, Hold, Key, List, Pin, PutConfig, ReplicaAt, ReplicaState,
-    Reply, Request, Tenant,
+    Chain, ClientId, DiskEntry, Hold, Key, List, OperationId, Pin, PutConfig, ReplicaAt,
+    ReplicaState, Reply, Request, Tenant,
 };
 
 use crate::check::{Checked, Invariant, Violation};
@@ -299,7 +299,7 @@ impl World {
             Input::Request {
                 client: ClientId(0),
                 host: None,
-                call: CallId(0),
+                operation: OperationId::unrepeated(0),
                 request,
             },
             &mut out,

@@ -111,6 +111,43 @@ fn scattered_and_gathered_bytes_keep_their_order() {
     assert!(got == expected);
 }
 
+/// A small read was received in one call, payload and acknowledgement together. With more ranges than one call takes,
+/// the buffer of the acknowledgement stood behind the last range that had room in the call: payload was received into
+/// it, the ranges behind got what followed, and the read ended with wrong bytes or a protocol error.
+#[test]
+fn a_small_read_into_more_ranges_than_one_call_takes_is_whole() {
+    let (alice, bob) = (engine("alice", config()), engine("bob", config()));
+    let (here, there) = (region(&alice, 256 << 10), region(&bob, 64 << 10));
+    let (peer, capability) = (alice.open(bob.segment().clone()), grant(&bob, &there));
+    fill(&there, 3);
+    for (ranges, bytes) in [
+        (254, 64),
+        (255, 64),
+        (256, 64),
+        (257, 64),
+        (1024, 64),
+        (2000, 7),
+    ] {
+        fill(&here, 4);
+        let local = (0..ranges)
+            .map(|index| range(&here, index * 100, bytes))
+            .collect();
+        let read = request(Op::Read, local, target(peer, capability, 0));
+        assert_eq!(
+            alice.transfer(vec![read], &within(20 * SECOND)),
+            Ok(()),
+            "{ranges} ranges"
+        );
+        let got: Vec<u8> = (0..ranges)
+            .flat_map(|index| bytes_of(&here, index * 100, bytes as usize))
+            .collect();
+        assert!(
+            got == bytes_of(&there, 0, got.len()),
+            "{ranges} ranges of {bytes} bytes"
+        );
+    }
+}
+
 #[test]
 fn ten_thousand_small_requests_are_one_batch() {
     let (alice, bob) = (engine("alice", config()), engine("bob", config()));

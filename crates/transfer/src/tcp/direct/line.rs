@@ -190,9 +190,12 @@ impl Line {
             if got < DATA_BYTES {
                 vectors.push(into_slice(&mut head[got..]));
             }
-            cursor.vectors(cursor.left() as usize, &mut vectors);
-            let tail_from = got.saturating_sub(DATA_BYTES + body);
-            vectors.push(into_slice(&mut tail[tail_from..]));
+            let left = cursor.left() as usize;
+            // The acknowledgement follows the last byte of payload, not the last range that had room in this call.
+            if cursor.vectors(left, &mut vectors) == left {
+                let tail_from = got.saturating_sub(DATA_BYTES + body);
+                vectors.push(into_slice(&mut tail[tail_from..]));
+            }
             let count = self.receive(&mut vectors, patience)?;
             let placed = (got + count).clamp(DATA_BYTES, DATA_BYTES + body)
                 - got.clamp(DATA_BYTES, DATA_BYTES + body);

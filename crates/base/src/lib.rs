@@ -3,6 +3,7 @@
 //! Nothing here touches an operating system, a thread or a clock.
 #![forbid(unsafe_code)]
 
+mod backoff;
 mod checksum;
 mod extent;
 mod hash;
@@ -12,6 +13,7 @@ mod sketch;
 mod time;
 mod units;
 
+pub use backoff::Backoff;
 pub use checksum::{Checksum, Checksummer};
 pub use extent::{AllocError, Extent, ExtentAllocator, ExtentBooks};
 pub use hash::{KeyHash, Map, Set, hash64};

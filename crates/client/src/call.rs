@@ -91,14 +91,16 @@ pub(crate) fn retries(code: ErrorCode) -> bool {
 mod tests {
     use std::time::Duration;
 
+    use slackwater_base::Rng;
+
     use super::*;
-    use crate::Backoff;
 
     fn options(attempts: u32) -> FlowOptions {
         FlowOptions {
             deadline: Instant::ZERO + Duration::from_secs(10),
             attempts,
-            backoff: Backoff::new(3),
+            backoff: FlowOptions::BACKOFF,
+            jitter: Rng::new(3),
         }
     }
 

@@ -1,13 +1,13 @@
 use std::time::Duration;
 
-use slackwater_base::{Checksum, Instant};
+use slackwater_base::{Checksum, Instant, Rng};
 use slackwater_wire::{
     ErrorCode, ExtentRef, Get, GuardId, Hold, Incarnation, Key, Lookup, NodeId, Object, ReplicaAt,
     Reply, Request, SegmentId, Tenant, Version,
 };
 
 use super::*;
-use crate::{Backoff, LocalFirst};
+use crate::LocalFirst;
 
 const GOOD: Checksum = Checksum(42);
 const BAD: Checksum = Checksum(43);
@@ -63,7 +63,8 @@ impl World {
         let options = FlowOptions {
             deadline: now + Duration::from_secs(30),
             attempts,
-            backoff: Backoff::new(1),
+            backoff: FlowOptions::BACKOFF,
+            jitter: Rng::new(1),
         };
         let mut out = vec![];
         let flow = GetFlow::start(now, get, options, Box::new(LocalFirst::default()), &mut out);

@@ -15,7 +15,7 @@ pub use call::{Answer, CallFlow};
 pub use get::{GetFlow, GetOutcome, ReadFailure};
 pub use pick::{LocalFirst, Pick};
 pub use put::{PutFlow, PutOutcome, WriteFailure};
-pub use retry::{Backoff, FlowOptions};
+pub use retry::FlowOptions;
 
 use slackwater_base::Checksum;
 use slackwater_wire::{ExtentRef, Key, ReplicaAt, Request, Version};

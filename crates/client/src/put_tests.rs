@@ -1,10 +1,9 @@
 use std::time::Duration;
 
-use slackwater_base::{Checksum, Instant};
+use slackwater_base::{Checksum, Instant, Rng};
 use slackwater_wire::{ErrorCode, ExtentRef, Incarnation, Key, PutEntry, SegmentId, Tenant};
 
 use super::*;
-use crate::Backoff;
 
 fn extent() -> ExtentRef {
     ExtentRef {
@@ -44,7 +43,8 @@ fn put(names: &[&str], attempts: u32) -> (PutFlow, Vec<Action>) {
     let options = FlowOptions {
         deadline: Instant::ZERO + Duration::from_secs(5),
         attempts,
-        backoff: Backoff::new(1),
+        backoff: FlowOptions::BACKOFF,
+        jitter: Rng::new(1),
     };
     let mut out = vec![];
     let flow = PutFlow::start(start, options, &mut out);

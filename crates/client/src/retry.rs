@@ -1,6 +1,6 @@
 use std::time::Duration;
 
-use slackwater_base::{Instant, Rng};
+use slackwater_base::{Backoff, Instant, Rng};
 
 /// How long a flow may take and how it asks again.
 #[derive(Clone, Debug)]
@@ -11,51 +11,24 @@ pub struct FlowOptions {
     pub attempts: u32,
     /// Pauses between attempts.
     pub backoff: Backoff,
+    /// Randomness of the pauses.
+    pub jitter: Rng,
 }
 
 impl FlowOptions {
+    /// The usual pauses: from at most 5 ms growing to at most 1 s.
+    pub const BACKOFF: Backoff =
+        Backoff::doubling(Duration::from_millis(5), Duration::from_secs(1));
+
     /// One attempt until `deadline`: for a master in the same process, where asking again changes nothing.
     #[must_use]
     pub fn once(deadline: Instant) -> Self {
         Self {
             deadline,
             attempts: 1,
-            backoff: Backoff::new(0),
+            backoff: Self::BACKOFF,
+            jitter: Rng::new(0),
         }
-    }
-}
-
-/// Growing pauses with full jitter (Brooker, "Exponential Backoff and Jitter", 2015): attempt n waits a random time
-/// up to `first` × 2^n, at most `longest`.
-#[derive(Clone, Debug)]
-pub struct Backoff {
-    first: Duration,
-    longest: Duration,
-    attempt: u32,
-    rng: Rng,
-}
-
-impl Backoff {
-    /// Pauses from 5 ms growing to 1 s, jittered by `seed`.
-    #[must_use]
-    pub fn new(seed: u64) -> Self {
-        Self {
-            first: Duration::from_millis(5),
-            longest: Duration::from_secs(1),
-            attempt: 0,
-            rng: Rng::new(seed),
-        }
-    }
-
-    /// The next pause: at least half a millisecond, so that a run of short draws cannot become a storm.
-    pub fn pause(&mut self) -> Duration {
-        let ceiling = self
-            .first
-            .saturating_mul(1 << self.attempt.min(16))
-            .min(self.longest);
-        self.attempt += 1;
-        let nanos = u64::try_from(ceiling.as_nanos()).unwrap_or(u64::MAX).max(1);
-        Duration::from_nanos(self.rng.below(nanos)).max(Duration::from_micros(500))
     }
 }
 
@@ -85,8 +58,10 @@ impl Attempts {
         if self.used >= self.options.attempts {
             return false;
         }
-        let at = now + self.options.backoff.pause();
-        if at >= self.options.deadline {
+        let options = &mut self.options;
+        let pause = options.backoff.pause(self.used - 1, &mut options.jitter);
+        let at = now + pause;
+        if at >= options.deadline {
             return false;
         }
         self.used += 1;
@@ -119,23 +94,6 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pauses_grow_to_the_ceiling_and_differ_by_seed() {
-        let mut longest = Duration::ZERO;
-        let (mut a, mut b) = (Backoff::new(1), Backoff::new(2));
-        let mut differ = false;
-        for attempt in 0..40u32 {
-            let (pause, other) = (a.pause(), b.pause());
-            let ceiling = Duration::from_millis(5)
-                .saturating_mul(1 << attempt.min(16))
-                .min(Duration::from_secs(1));
-            assert!(pause <= ceiling && pause >= Duration::from_micros(500));
-            differ |= pause != other;
-            longest = longest.max(pause);
-        }
-        assert!(differ && longest > Duration::from_millis(500));
-    }
-
-    #[test]
     fn attempts_end_by_count_and_by_deadline() {
         let deadline = Instant::ZERO + Duration::from_secs(1);
         let mut one = Attempts::first(FlowOptions::once(deadline));
@@ -143,7 +101,8 @@ mod tests {
         let options = FlowOptions {
             deadline,
             attempts: 3,
-            backoff: Backoff::new(1),
+            backoff: FlowOptions::BACKOFF,
+            jitter: Rng::new(1),
         };
         let mut three = Attempts::first(options.clone());
         assert!(three.plan(Instant::ZERO) && !three.take_due(Instant::ZERO));

@@ -1,7 +1,5 @@
 //! Keys that earned a promotion and were refused for a reason that passes: tried again, later and later.
 
-use std::time::Duration;
-
 use slackwater_base::{Instant, Map};
 
 use crate::catalog::{Aside, ObjectId};
@@ -71,7 +69,7 @@ impl Master {
         }
         self.metrics.promotion.candidates = candidates.len() as u64;
         self.due
-            .set(Due::Candidate(id), now + promotion.backoff_first);
+            .set(Due::Candidate(id), now + promotion.backoff.ceiling(0));
         self.catalog.object_mut(id).mark(Aside::Candidate);
     }
 
@@ -93,8 +91,10 @@ impl Master {
             (tried, self.promotions.candidates.of.get_mut(&id))
         {
             (candidate.seen, candidate.retries) = (seen, retries);
-            self.due
-                .set(Due::Candidate(id), now + self.backoff(retries));
+            self.due.set(
+                Due::Candidate(id),
+                now + self.config.promotion.backoff.ceiling(retries),
+            );
         }
     }
 
@@ -139,7 +139,8 @@ impl Master {
             Admission::Ineligible => self.forget_candidate(id),
             Admission::Rejected(reason) => {
                 self.metrics.promotion.candidate_admission_rejected += 1;
-                let next = (now + self.backoff(retries + 1)).min(seen + ttl);
+                let next =
+                    (now + self.config.promotion.backoff.ceiling(retries + 1)).min(seen + ttl);
                 // The eviction that the gate began may have taken the object itself along.
                 if let Some(candidate) = self.promotions.candidates.of.get_mut(&id) {
                     (candidate.retries, candidate.reason) = (retries + 1, reason);
@@ -147,14 +148,5 @@ impl Master {
                 }
             }
         }
-    }
-
-    /// Doubles with each retry, up to the configured most.
-    fn backoff(&self, retries: u32) -> Duration {
-        let config = &self.config.promotion;
-        let doubled = config
-            .backoff_first
-            .saturating_mul(1u32.checked_shl(retries).unwrap_or(u32::MAX));
-        doubled.min(config.backoff_max)
     }
 }

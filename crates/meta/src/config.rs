@@ -1,5 +1,6 @@
 use std::time::Duration;
 
+use slackwater_base::Backoff;
 use thiserror::Error;
 
 use crate::evict::PolicyKind;
@@ -158,10 +159,8 @@ pub struct Promotion {
     pub candidate_ttl: Duration,
     /// Most retries of a key between two reads.
     pub candidate_retries: u32,
-    /// Time to the first retry; doubles with each.
-    pub backoff_first: Duration,
-    /// The longest time between two retries.
-    pub backoff_max: Duration,
+    /// Time between two retries of a key; not jittered, since reads have spread the first tries.
+    pub backoff: Backoff,
 }
 
 /// Whether a read may bring an object back to memory.
@@ -323,8 +322,7 @@ impl Default for Promotion {
             candidates_limit: 50_000,
             candidate_ttl: Duration::from_secs(60),
             candidate_retries: 8,
-            backoff_first: Duration::from_millis(10),
-            backoff_max: Duration::from_secs(1),
+            backoff: Backoff::doubling(Duration::from_millis(10), Duration::from_secs(1)),
         }
     }
 }

@@ -1,5 +1,6 @@
 use std::time::Duration;
 
+use slackwater_base::Backoff;
 use slackwater_net::{PreAuthLimits, StartError as LoopError, TcpLiveness};
 use slackwater_zmtp::{Heartbeat, KeyPair, Limits};
 use thiserror::Error;
@@ -41,10 +42,8 @@ pub struct Options {
     pub connect_timeout: Duration,
     /// How long a request may take when it does not say.
     pub request_timeout: Duration,
-    /// Back-off after the first failure; doubled with each, and taken at random below that.
-    pub reconnect_first: Duration,
-    /// Back-off at most; also after a refusal.
-    pub reconnect_most: Duration,
+    /// Pauses before a lost link is opened again; the longest after a refusal.
+    pub reconnect: Backoff,
     /// How long closing links may go on writing.
     pub linger: Duration,
     /// Whether links announce no routing id, so that several of one key stand side by side.
@@ -74,8 +73,7 @@ impl Default for Options {
             keep_alive_node: Duration::from_secs(300),
             connect_timeout: Duration::from_secs(10),
             request_timeout: Duration::from_secs(15),
-            reconnect_first: Duration::from_millis(250),
-            reconnect_most: Duration::from_secs(5),
+            reconnect: Backoff::doubling(Duration::from_millis(250), Duration::from_secs(5)),
             linger: Duration::from_secs(5),
             ephemeral_ids: false,
             plain_handover: false,

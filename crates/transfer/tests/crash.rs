@@ -15,6 +15,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
+use slackwater_base::Backoff;
 use slackwater_transfer::{
     Capability, Cause, Engine, GrantSpec, Home, LocalRange, Memory, Mover, Op, PeerId, Priority,
     Region, RegionSpec, Request, Rights, Segment, Status, Submit, Target, Tcp, TcpConfig,
@@ -53,7 +54,7 @@ fn engine(name: &str) -> Engine {
 
 fn engine_with(name: &str, config: TcpConfig) -> Engine {
     let life = Home::open().unwrap();
-    let retry = (SECOND / 50, SECOND / 10);
+    let retry = Backoff::doubling(SECOND / 50, SECOND / 10);
     let tcp = Tcp::start(
         &life,
         TcpConfig {

@@ -5,11 +5,10 @@
 //! - [`Waiting`] says how one wait is done: at which [`Site`], until when, by which strategy ([`Wait`]).
 //! - [`Site`] learns how long waits of one kind last and counts what they did.
 //! - [`Parker`] lets event loops and asyncio wait by file descriptor; [`Polling`] is the same thrift for a loop that
-//!   waits in its own poll; [`Backoff`] spaces out retries.
+//!   waits in its own poll.
 //!
 //! The protocols, and the races they close, are explained in the README beside this crate.
 
-mod backoff;
 mod bell;
 mod clock;
 mod completion;
@@ -33,7 +32,6 @@ mod word;
 #[cfg(all(test, loom))]
 mod models;
 
-pub use backoff::Backoff;
 pub use clock::now;
 pub use completion::{Abandoned, Completer, Completion};
 pub use countdown::{AlreadyHooked, Countdown, Hook};

@@ -8,7 +8,7 @@ use slackwater_zmtp::{Cause, Event, Input, Link, Message, Out, Peer as Facts};
 use super::outbound::ROOM_BYTES;
 use super::peer::{Kind, Opening, Outgoing, Peer, Probe, Role};
 use super::peers::At;
-use super::{Purpose, Shard, Token, back_off};
+use super::{Purpose, Shard, Token};
 use crate::deliver::Sending;
 use crate::frames::{BYE, HI, PROPERTY};
 use crate::hub::{LinkId, Opened, Origin};
@@ -346,10 +346,7 @@ impl Shard {
     /// its time is over.
     fn lost(&mut self, net: &mut Net, at: At, cause: &'static str, reason: &str, refused: bool) {
         self.hub.metrics.count("link", cause);
-        let (first, most) = (
-            self.hub.options.reconnect_first,
-            self.hub.options.reconnect_most,
-        );
+        let backoff = self.hub.options.reconnect;
         let Some(peer) = self.peers.get_mut(at) else {
             return;
         };
@@ -360,13 +357,13 @@ impl Shard {
         }
         let (stopping, now) = (self.stopping, net.now());
         let delay = match peer.outgoing() {
-            Some(_) if refused => most,
+            Some(_) if refused => backoff.max,
             Some(outgoing) => {
                 // A peer that takes links in only to drop them is not asked again and again at once.
-                if was_up && now.since(outgoing.since) >= most {
+                if was_up && now.since(outgoing.since) >= backoff.max {
                     outgoing.attempt = 0;
                 }
-                back_off(first, most, outgoing.attempt, &mut self.jitter)
+                backoff.pause(outgoing.attempt, &mut self.jitter)
             }
             None => Duration::ZERO,
         };

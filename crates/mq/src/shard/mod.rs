@@ -334,12 +334,6 @@ impl Randomness {
     }
 }
 
-/// Full jitter (Brooker, "Exponential Backoff and Jitter", 2015): anywhere between nothing and the doubled time.
-fn back_off(first: Duration, most: Duration, attempt: u32, jitter: &mut Rng) -> Duration {
-    let ceiling = first.saturating_mul(1 << attempt.min(16)).min(most);
-    ceiling.mul_f64(jitter.unit())
-}
-
 fn later(now: Instant, after: Option<Duration>) -> Instant {
     after.map_or(Instant::NEVER, |after| now + after)
 }
@@ -352,23 +346,6 @@ mod tests {
     fn tokens_keep_their_kind() {
         for token in [Token::Peer(7), Token::Request(7), Token::User(7)] {
             assert_eq!(Token::unpack(token.pack()), token);
-        }
-    }
-
-    #[test]
-    fn back_off_spreads_and_stays_below_its_ceiling() {
-        let mut jitter = Rng::new(1);
-        let (first, most) = (Duration::from_millis(250), Duration::from_secs(5));
-        for attempt in [0, 1, 4, 5, 31] {
-            let ceiling = (first * (1 << attempt.min(10))).min(most);
-            let drawn: Vec<Duration> = (0..200)
-                .map(|_| back_off(first, most, attempt, &mut jitter))
-                .collect();
-            assert!(drawn.iter().all(|delay| *delay <= ceiling));
-            assert!(
-                drawn.iter().any(|delay| *delay < ceiling / 4)
-                    && drawn.iter().any(|delay| *delay > ceiling * 3 / 4)
-            );
         }
     }
 

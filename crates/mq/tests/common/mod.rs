@@ -5,6 +5,7 @@ use std::net::Ipv4Addr;
 use std::sync::mpsc::Receiver;
 use std::time::Duration;
 
+use slackwater_base::Backoff;
 use slackwater_mq::*;
 use slackwater_net::{Endpoint, UnixAccess};
 use slackwater_wait::{Site, Waiting};
@@ -26,8 +27,7 @@ pub(crate) fn options(seed: u8) -> Options {
             admissions: 3,
         },
         linger: Duration::from_millis(500),
-        reconnect_first: Duration::from_millis(20),
-        reconnect_most: Duration::from_millis(200),
+        reconnect: Backoff::doubling(Duration::from_millis(20), Duration::from_millis(200)),
         ..Options::default()
     }
 }

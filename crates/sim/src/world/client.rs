@@ -5,7 +5,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use slackwater_base::{Instant, Rng};
-use slackwater_client::{Action, Backoff, CallFlow, FlowOptions, GetFlow, LocalFirst, PutFlow};
+use slackwater_client::{Action, CallFlow, FlowOptions, GetFlow, LocalFirst, PutFlow};
 use slackwater_wire::{
     Exists, Get, GetEnd, GuardId, List, Lookup, OperationId, PutEntry, PutStart, Remove, RemoveAll,
     RemoveMatching, Reply, Request,
@@ -267,7 +267,8 @@ impl World {
         FlowOptions {
             deadline,
             attempts: self.options.attempts,
-            backoff: Backoff::new(client.rng.next_u64()),
+            backoff: FlowOptions::BACKOFF,
+            jitter: client.rng.split(),
         }
     }
 

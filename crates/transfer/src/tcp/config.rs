@@ -1,6 +1,8 @@
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
+use slackwater_base::Backoff;
+
 use super::seal::SealConfig;
 use crate::segment::Segment;
 
@@ -31,8 +33,8 @@ pub struct TcpConfig {
     pub ack_timeout: Duration,
     /// How long a cancelled write may wait for its peer's word before its connection is closed.
     pub drain_timeout: Duration,
-    /// Pauses between attempts to connect: the first, and the longest.
-    pub retry: (Duration, Duration),
+    /// Pauses between attempts to connect.
+    pub retry: Backoff,
     /// An address that failed rests at most this long while others are tried.
     pub address_rest: Duration,
     /// Bytes in line for one peer.
@@ -107,7 +109,7 @@ impl Default for TcpConfig {
             progress_timeout: Duration::from_secs(30),
             ack_timeout: Duration::from_secs(30),
             drain_timeout: Duration::from_secs(1),
-            retry: (Duration::from_millis(100), Duration::from_secs(2)),
+            retry: Backoff::doubling(Duration::from_millis(100), Duration::from_secs(2)),
             address_rest: Duration::from_secs(30),
             queue_bytes: 256 << 20,
             queue_entries: 65_536,

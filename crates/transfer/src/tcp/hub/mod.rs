@@ -14,7 +14,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use slackwater_base::{Instant, Rng};
+use slackwater_base::{Backoff, Instant, Rng};
 use slackwater_wire::Incarnation;
 
 pub(crate) use lanes::{Credit, LaneId, Lost, Why};
@@ -52,7 +52,7 @@ pub(crate) struct Limits {
     pub(crate) lanes_per_peer: usize,
     pub(crate) queue_bytes: u64,
     pub(crate) queue_entries: usize,
-    pub(crate) retry: (Duration, Duration),
+    pub(crate) retry: Backoff,
     pub(crate) address_rest: Duration,
     pub(crate) local: Vec<IpAddr>,
 }

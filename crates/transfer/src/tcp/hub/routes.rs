@@ -3,8 +3,7 @@
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use slackwater_base::{Instant, Rng};
-use slackwater_wait::Backoff;
+use slackwater_base::{Backoff, Instant, Rng};
 
 use super::Limits;
 use crate::segment::Segment;
@@ -24,6 +23,9 @@ pub(super) struct Routes {
     ways: Vec<Way>,
     next: usize,
     backoff: Backoff,
+    jitter: Rng,
+    /// How often all ways failed since the peer answered something.
+    failures: u32,
     /// Not before this.
     retry_at: Instant,
 }
@@ -35,7 +37,7 @@ struct Way {
 }
 
 impl Routes {
-    pub(super) fn new(segment: &Segment, limits: &Limits, rng: Rng) -> Self {
+    pub(super) fn new(segment: &Segment, limits: &Limits, jitter: Rng) -> Self {
         let routes = segment
             .addresses
             .iter()
@@ -48,7 +50,9 @@ impl Routes {
                 })
                 .collect(),
             next: 0,
-            backoff: Backoff::new(limits.retry.0, limits.retry.1, rng),
+            backoff: limits.retry,
+            jitter,
+            failures: 0,
             retry_at: Instant::ZERO,
         }
     }
@@ -92,12 +96,13 @@ impl Routes {
         self.ways
             .iter_mut()
             .for_each(|way| way.rests_until = Instant::ZERO);
-        self.retry_at = now + self.backoff.pause();
+        self.retry_at = now + self.backoff.pause(self.failures, &mut self.jitter);
+        self.failures = self.failures.saturating_add(1);
     }
 
     /// The peer has answered something.
     pub(super) fn answered(&mut self) {
-        self.backoff.reset();
+        self.failures = 0;
     }
 }
 
@@ -180,8 +185,14 @@ mod tests {
             assert_eq!(routes.pick(NOW), None);
             NOW.until(routes.retry_at())
         };
-        let pauses = [pause(&mut routes), pause(&mut routes), pause(&mut routes)];
-        assert!(pauses[2] >= Duration::from_millis(200), "{pauses:?}");
+        let pauses: Vec<Duration> = (0..12).map(|_| pause(&mut routes)).collect();
+        assert!(pauses[0] <= Duration::from_millis(100), "{pauses:?}");
+        assert!(
+            pauses
+                .iter()
+                .any(|pause| *pause >= Duration::from_millis(500)),
+            "{pauses:?}"
+        );
         routes.answered();
         assert!(pause(&mut routes) <= Duration::from_millis(100));
         assert!(routes.pick(NOW + REST).is_some());

@@ -8,9 +8,11 @@ pub mod config;
 pub mod disk;
 pub mod logging;
 pub mod region;
+mod selection;
 pub mod store;
 
 pub use config::Config;
+pub use selection::Selection;
 pub use store::{
     GetOptions, Got, OpenError, PutOptions, RemoveOptions, Stats, Store, StoreError, Stored, Tier,
 };

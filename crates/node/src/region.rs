@@ -12,7 +12,7 @@ use slackwater_pool::Pool;
 use slackwater_pool::copy::{Copied, Piece, copy_all_checksum};
 
 use crate::config::HugePages;
-use crate::store::Choice;
+use crate::selection::Selection;
 
 /// Size of the huge pages that are asked for, in bytes; a mapping is rounded up to it.
 const HUGE_BYTES: usize = 2 << 20;
@@ -57,15 +57,15 @@ impl Region {
     ///
     /// # Errors
     /// When the operating system gives no address space.
-    pub fn map(bytes: usize, pages: HugePages) -> io::Result<(Self, Choice)> {
+    pub fn map(bytes: usize, kind: HugePages) -> io::Result<(Self, Selection)> {
         let bytes = bytes.next_multiple_of(HUGE_BYTES);
-        let plain = |reason: &str| -> io::Result<(Self, Choice)> {
+        let plain = |reason: &str| -> io::Result<(Self, Selection)> {
             Ok((
                 Self::map_with(bytes, MapFlags::empty())?,
-                choice("ordinary", reason),
+                pages("ordinary", reason),
             ))
         };
-        match pages {
+        match kind {
             HugePages::Off => plain("asked for"),
             HugePages::Transparent => {
                 let region = Self::map_with(bytes, MapFlags::empty())?;
@@ -73,17 +73,17 @@ impl Region {
                 let advised =
                     unsafe { madvise(region.base.cast(), region.bytes, Advice::LinuxHugepage) };
                 match advised {
-                    Ok(()) => Ok((region, choice("transparent huge", "asked for"))),
+                    Ok(()) => Ok((region, pages("transparent huge", "asked for"))),
                     Err(error) => {
                         let reason =
                             format!("the kernel makes no huge pages: {}", io::Error::from(error));
-                        Ok((region, choice("ordinary", &reason)))
+                        Ok((region, pages("ordinary", &reason)))
                     }
                 }
             }
             HugePages::Reserved => {
                 match Self::map_with(bytes, MapFlags::HUGETLB | MapFlags::HUGE_2MB) {
-                    Ok(region) => Ok((region, choice("reserved huge", "asked for"))),
+                    Ok(region) => Ok((region, pages("reserved huge", "asked for"))),
                     Err(error) => plain(&format!(
                         "too few huge pages are reserved (`vm.nr_hugepages`): {error}"
                     )),
@@ -284,11 +284,8 @@ pub fn copy_out_all(pool: &Pool, pieces: &mut [(&Grant, &mut [u8])]) -> Vec<Copi
     unsafe { copy_all_checksum(pool, &pieces) }
 }
 
-fn choice(chosen: &str, reason: &str) -> Choice {
-    Choice {
-        chosen: format!("{chosen} pages"),
-        reason: reason.to_owned(),
-    }
+fn pages(kind: &str, reason: &str) -> Selection {
+    Selection::new(format!("{kind} pages"), reason)
 }
 
 #[cfg(test)]

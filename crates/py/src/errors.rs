@@ -1,7 +1,7 @@
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use slackwater_node::config::ConfigProblem;
-use slackwater_node::store::DirectoryError;
+use slackwater_node::disk::DirectoryError;
 use slackwater_node::{OpenError, StoreError};
 use slackwater_wire::{Class, ErrorCode};
 

@@ -9,8 +9,8 @@ use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags, flock, fsync, openat, un
 use rustix::io::Errno;
 use slackwater_tier::io::FileId;
 
+use super::DirectoryError;
 use super::handles::{Handles, OpenFile, raise_limit};
-use crate::store::DirectoryError;
 
 /// Name of the file whose lock says that a process holds the directory.
 const LOCK_NAME: &str = "slackwater.lock";

@@ -6,6 +6,7 @@
 
 mod buffer;
 mod directory;
+mod error;
 mod handles;
 mod job;
 mod pread;
@@ -23,12 +24,13 @@ use slackwater_tier::io::{DiskDone, DiskOp, OpId, Target};
 use slackwater_wait::Site;
 
 pub use directory::Directory;
+pub use error::DirectoryError;
 pub use handles::HANDLES_MAX;
 pub use reader::{Readers, RecordRead};
 pub use transfer::Segment;
 
 use crate::config::IoBackend;
-use crate::store::Choice;
+use crate::selection::Selection;
 
 /// Does disk operations. Any thread submits, one thread at a time completes.
 pub trait Device: Send + Sync {
@@ -111,7 +113,7 @@ pub struct Disk {
     /// The reads of callers.
     pub readers: Arc<Readers>,
     /// Which device it is.
-    pub choice: Choice,
+    pub choice: Selection,
 }
 
 /// Starts the device that `how` asks for on a directory; extents are those of `segment`.
@@ -134,10 +136,7 @@ pub fn start(directory: &Arc<Directory>, segment: Segment, how: Use) -> io::Resu
     } else {
         "page cache, as the file system has no direct I/O"
     };
-    let choice = Choice {
-        chosen: chosen.to_owned(),
-        reason: format!("{reason}; {cache}"),
-    };
+    let choice = Selection::new(chosen, format!("{reason}; {cache}"));
     let is_uring = chosen == "uring";
     let readers = Readers::new(
         Arc::clone(directory),

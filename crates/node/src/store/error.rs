@@ -6,6 +6,7 @@ use slackwater_wire::{ErrorCode, Key, KeyError};
 use thiserror::Error;
 
 use crate::config::ConfigProblem;
+use crate::disk::DirectoryError;
 
 /// Why a call did not do what was asked.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
@@ -162,39 +163,6 @@ pub enum OpenError {
         /// What the operating system said.
         why: std::io::Error,
     },
-}
-
-/// Why a directory cannot hold the SSD tier.
-#[derive(Debug, Error)]
-pub enum DirectoryError {
-    /// Another process holds it.
-    #[error("{} is held by another process{}", path.display(), holder(*pid))]
-    Held {
-        /// The directory.
-        path: PathBuf,
-        /// The process, as far as it said so.
-        pid: Option<u32>,
-    },
-    /// It cannot be made, opened or written.
-    #[error("{}: cannot {action}: {why}", path.display())]
-    Unusable {
-        /// The directory or file.
-        path: PathBuf,
-        /// What was tried.
-        action: &'static str,
-        /// What the operating system said.
-        why: std::io::Error,
-    },
-    /// It is something else.
-    #[error("{} is not a directory", path.display())]
-    NotADirectory {
-        /// The path.
-        path: PathBuf,
-    },
-}
-
-fn holder(pid: Option<u32>) -> String {
-    pid.map(|pid| format!(" (pid {pid})")).unwrap_or_default()
 }
 
 fn list(problems: &[ConfigProblem]) -> String {

@@ -28,11 +28,11 @@ use slackwater_wire::{
     RemoveMatching, Reply, Request, Tenant, limits,
 };
 
-pub use error::{DirectoryError, OpenError, StoreError};
+pub use error::{OpenError, StoreError};
 pub use explain::{Learned, Reason, ReturnChance};
 pub use options::{GetOptions, Got, PutOptions, RemoveOptions, Stored, Tier};
 pub use stats::{
-    Choice, Flow, Latencies, Latency, PutStats, ReadStats, SsdStats, Stats, TierStats, WaitStats,
+    Flow, Latencies, Latency, PutStats, ReadStats, SsdStats, Stats, TierStats, WaitStats,
 };
 
 use self::get::Sink;

@@ -7,15 +7,16 @@ use slackwater_base::Instant;
 use slackwater_wait::{Event, Park};
 use slackwater_wire::{Reply, Request};
 
+use super::StoreError;
 use super::copier::Copier;
 use super::core::{Asked, Core};
 use super::learned::Saver;
 use super::meters::Meters;
 use super::slot::{Later, Waits};
-use super::{Choice, StoreError};
 use crate::clock::Clock;
 use crate::config::Config;
 use crate::disk::{Directory, Disk, Segment};
+use crate::selection::Selection;
 
 /// What callers and the store's own threads share.
 pub(super) struct Shared {
@@ -23,7 +24,7 @@ pub(super) struct Shared {
     pub(super) clock: Clock,
     pub(super) segment: Segment,
     pub(super) disk: Option<Ssd>,
-    pub(super) pages: Choice,
+    pub(super) pages: Selection,
     pub(super) warnings: Vec<String>,
     pub(super) meters: Meters,
     pub(super) waits: Waits,
@@ -54,7 +55,7 @@ pub(super) struct Parts {
     pub(super) core: Core,
     pub(super) segment: Segment,
     pub(super) disk: Option<Ssd>,
-    pub(super) pages: Choice,
+    pub(super) pages: Selection,
     pub(super) warnings: Vec<String>,
 }
 

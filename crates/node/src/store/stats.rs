@@ -1,6 +1,8 @@
 use serde::Serialize;
 use slackwater_meta::{OffloadMetrics, PromotionMetrics};
 
+use crate::selection::Selection;
+
 /// Everything a store counts, at one moment. Counters begin at zero when the store is opened.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Stats {
@@ -33,9 +35,9 @@ pub struct Stats {
     /// How the store's threads and callers waited, by what for.
     pub waits: Vec<WaitStats>,
     /// How SSD reads and writes are done.
-    pub io: Choice,
+    pub io: Selection,
     /// What kind of pages lie under the memory of values.
-    pub pages: Choice,
+    pub pages: Selection,
     /// What was allowed but does not do what its author must have meant.
     pub warnings: Vec<String>,
 }
@@ -152,13 +154,4 @@ pub struct WaitStats {
     pub spun_us: u64,
     /// Time spent asleep, in microseconds.
     pub parked_us: u64,
-}
-
-/// Something chosen at start, and why.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Choice {
-    /// What was chosen.
-    pub chosen: String,
-    /// Why.
-    pub reason: String,
 }

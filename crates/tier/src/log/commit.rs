@@ -231,6 +231,7 @@ impl Log {
         }
         if here {
             self.files.buried(file);
+            self.shields.lower(burial.hash);
         }
         if let Some(order) = burial.order {
             self.writer.unresolved.remove(&order);

@@ -167,6 +167,11 @@ impl Files {
         self.suspects > 0
     }
 
+    /// Suspect files other than `file`.
+    pub(crate) fn suspects_but(&self, file: &File) -> usize {
+        self.suspects - usize::from(file.suspect)
+    }
+
     /// A record came to live in `id`.
     pub(crate) fn live(&mut self, id: FileId, bytes: u64) {
         self.update(id, |file| {

@@ -190,11 +190,10 @@ impl Index {
         }
     }
 
-    /// Whether this tombstone is needed, and `file` is where it lies.
-    pub(crate) fn is_buried_at(&self, hash: KeyHash, version: Version, file: FileId) -> bool {
-        self.tombs
-            .get(&hash)
-            .is_some_and(|tomb| tomb.version == version && u64::from(tomb.file) == file.0)
+    /// The version up to which the records of the key are dead, if `file` is where its needed tombstone lies.
+    pub(crate) fn buried_at(&self, hash: KeyHash, file: FileId) -> Option<Version> {
+        let tomb = self.tombs.get(&hash)?;
+        (u64::from(tomb.file) == file.0).then_some(tomb.version)
     }
 
     /// The needed tombstones that lie in `file`. Walks all of them.
@@ -239,11 +238,32 @@ impl Index {
         needless.map(|(hash, _)| *hash).collect()
     }
 
-    /// Gives up every record in the files that `doubted` names. Walks all of them.
+    /// Gives up every record in the files that `doubted` names, files that are deleted before anything else is decided:
+    /// no older record of these keys lies in any other file. Walks all of them.
     pub(crate) fn give_up(&mut self, doubted: impl Fn(FileId) -> bool) -> u64 {
         let before = self.records.len();
         self.records.retain(|_, slot| !doubted(slot.file()));
         (before - self.records.len()) as u64
+    }
+
+    /// The live records in `file`. Walks all of them.
+    pub(crate) fn live_in(&self, file: FileId) -> Vec<(KeyHash, Version)> {
+        let mut found: Vec<_> = self
+            .records
+            .iter()
+            .filter(|(_, slot)| slot.file() == file)
+            .map(|(hash, slot)| (*hash, slot.version))
+            .collect();
+        found.sort_unstable();
+        found
+    }
+
+    /// Records of the key in existing files when none of them is live.
+    pub(crate) fn dead_copies(&self, hash: KeyHash) -> Option<u32> {
+        match self.records.get(&hash) {
+            Some(_) => None,
+            None => self.tombs.get(&hash).map(|tomb| tomb.copies),
+        }
     }
 
     /// Forgets the tombstones that lie in the files that `doubted` names: all they keep dead goes with these files.
@@ -350,7 +370,11 @@ mod tests {
             for (version, file) in order {
                 index.find_tombstone(KEY, Version(version), FileId(file));
             }
-            assert!(index.is_buried_at(KEY, Version(3), FileId(7)), "{order:?}");
+            assert_eq!(
+                index.buried_at(KEY, FileId(7)),
+                Some(Version(3)),
+                "{order:?}"
+            );
         }
     }
 
@@ -363,7 +387,7 @@ mod tests {
         assert_eq!(index.bury(KEY, Version(1), FileId(3)), (None, true));
         index.forget_copy(KEY);
         assert_eq!(index.release_tomb(KEY), None);
-        assert!(index.is_buried_at(KEY, Version(1), FileId(3)));
+        assert_eq!(index.buried_at(KEY, FileId(3)), Some(Version(1)));
         index.forget_copy(KEY);
         assert_eq!(index.needless_tombs(), [KEY]);
         assert_eq!(index.release_tomb(KEY), Some(FileId(3)));

@@ -6,6 +6,7 @@ mod index;
 mod reclaim;
 mod recover;
 mod scan;
+mod shield;
 mod verify;
 mod write;
 
@@ -24,6 +25,7 @@ use files::{FileState, Files, List, RESERVE};
 use index::{Index, Slot};
 use reclaim::Reclaim;
 use recover::Recovery;
+use shield::Shields;
 use write::{Answer, Writer};
 
 /// What the log wants done or has to say.
@@ -78,6 +80,7 @@ pub(crate) struct Log {
     ops: BTreeMap<OpId, Purpose>,
     files: Files,
     index: Index,
+    shields: Shields,
     writer: Writer,
     reclaim: Option<Reclaim>,
     /// When reclaim may copy the next record.
@@ -121,6 +124,7 @@ impl Log {
             ops: BTreeMap::new(),
             files: Files::default(),
             index: Index::default(),
+            shields: Shields::default(),
             writer: Writer::default(),
             reclaim: None,
             copy_at: Instant::ZERO,
@@ -265,6 +269,7 @@ impl Log {
         }
         if let Some(slot) = self.index.kill(hash, version) {
             self.died(&slot);
+            self.shields.raise(hash, slot.file());
         }
         if planted(Planted::DropWithoutTombstone) {
             out.push(answer.given());

@@ -186,8 +186,9 @@ impl Log {
                         reclaim.pending.push_back(record);
                     }
                 }
-                Entry::Tombstone { hash, version } => {
-                    if self.index.is_buried_at(hash, version, file) {
+                // It may be waiting for a higher one to become durable: that one is written in its place.
+                Entry::Tombstone { hash, .. } => {
+                    if let Some(version) = self.index.buried_at(hash, file) {
                         self.bury_again(hash, version);
                     }
                 }
@@ -223,7 +224,10 @@ impl Log {
             let crowded = reclaim.bytes_in_flight > 0
                 && reclaim.bytes_in_flight + record.length
                     > self.config.reclaim_bytes_in_flight_max;
-            if crowded || self.copy_at.max(reclaim.rest_until) > self.now {
+            if crowded
+                || self.copy_at.max(reclaim.rest_until) > self.now
+                || self.writer.is_being_written(record.hash)
+            {
                 return;
             }
             let Some(record) = reclaim.pending.pop_front() else {
@@ -278,6 +282,12 @@ impl Log {
             _ => None,
         };
         match right {
+            // A copy must not come to lie after a newer record: if that one's headers rot, only what lies before it is
+            // given up. Its turn comes again when the batch has ended.
+            Some(_) if live && self.writer.is_being_written(record.hash) => {
+                reclaim.bytes_in_flight -= record.length;
+                reclaim.pending.push_front(record);
+            }
             Some(bytes) if live => {
                 reclaim.settling += 1;
                 self.queue_copy(Copied {
@@ -342,23 +352,19 @@ impl Log {
 
     /// Rot took headers of a file that were readable when it was opened. Its tombstones are known and written again;
     /// its records cannot be copied without their names, so they are given up: a reader who comes for one has it
-    /// reported as lost.
+    /// reported as lost. Each leaves a tombstone, for it kept older records of its key dead.
     fn sweep(&mut self, file: FileId) {
         for (hash, version) in self.index.buried_in(file) {
             self.bury_again(hash, version);
         }
-        let given_up: u64 = self
-            .index
-            .slots()
-            .filter(|slot| slot.file() == file)
-            .map(|slot| slot.length())
-            .sum();
-        self.value_bytes -= given_up;
-        self.stats.records_lost += self.index.give_up(|of| of == file);
-        self.files.update(file, |file| {
-            (file.live_bytes, file.live_records) = (0, 0);
-            file.suspect = true;
-        });
+        for (hash, version) in self.index.live_in(file) {
+            if let Some(slot) = self.index.kill(hash, version) {
+                self.died(&slot);
+                self.stats.records_lost += 1;
+                self.bury_again(hash, version);
+            }
+        }
+        self.files.update(file, |file| file.suspect = true);
     }
 
     /// Nothing is needed of `file` any more.
@@ -384,8 +390,20 @@ impl Log {
 
     fn may_delete(&self, id: FileId) -> bool {
         self.files.get(id).is_some_and(|file| match file.state {
-            FileState::Doomed(not_before) => file.pins == 0 && not_before <= self.now,
+            FileState::Doomed(not_before) => {
+                file.pins == 0 && not_before <= self.now && !self.shields_any(id, file)
+            }
             _ => false,
+        })
+    }
+
+    /// Whether a killed record in the file is all that keeps an older one in another file dead.
+    fn shields_any(&self, id: FileId, file: &File) -> bool {
+        let uncounted = self.files.suspects_but(file) > 0;
+        self.shields.in_file(id).any(|hash| {
+            self.index
+                .dead_copies(hash)
+                .is_some_and(|copies| copies > 1 || uncounted)
         })
     }
 
@@ -399,6 +417,7 @@ impl Log {
         let Some(file) = self.files.remove(id) else {
             return;
         };
+        self.shields.forget(id);
         if let Some(before) = self.overlong {
             self.measure(before);
         }
@@ -420,8 +439,11 @@ impl Log {
         if self.files.any_suspect() || self.writer.is_waiting(hash) {
             return;
         }
-        if let Some(grave) = self.index.release_tomb(hash) {
-            self.files.unburied(grave);
+        if let Some(file) = self.index.release_tomb(hash) {
+            self.files.unburied(file);
+        }
+        if self.index.dead_copies(hash).is_none() {
+            self.shields.lower(hash);
         }
     }
 }

@@ -142,6 +142,13 @@ impl Writer {
         self.waiting.contains_key(&hash)
     }
 
+    /// Whether a new record of the key is in a batch that is under way.
+    pub(crate) fn is_being_written(&self, hash: KeyHash) -> bool {
+        let mut items = self.flights.iter().flat_map(|flight| &flight.items);
+        self.waiting.contains_key(&hash)
+            && items.any(|item| matches!(item, Item::Offload { record, .. } if record.hash == hash))
+    }
+
     pub(crate) fn unresolved(&self) -> usize {
         self.unresolved.len()
     }

@@ -5,6 +5,7 @@ mod faults;
 mod opening;
 mod orders;
 mod random;
+mod resurrection;
 mod room;
 mod stories;
 

@@ -19,9 +19,10 @@ impl World {
         self.announced.clone()
     }
 
-    /// Panics when a record lies after a tombstone that makes it dead.
-    fn check_order(&self, moment: &str) {
-        let mut dead: BTreeMap<slackwater_base::KeyHash, Version> = BTreeMap::new();
+    /// Panics when a record lies after a tombstone or after a newer record that makes it dead.
+    pub(super) fn check_order(&self, moment: &str) {
+        // Of each key, the versions below this one are dead.
+        let mut dead_below: BTreeMap<slackwater_base::KeyHash, u64> = BTreeMap::new();
         for file in self.disk.files() {
             for (start, _) in self.batches(file.file) {
                 let place = Identity {
@@ -33,22 +34,19 @@ impl World {
                     continue;
                 };
                 for entry in batch.entries {
-                    match entry {
-                        Entry::Tombstone { hash, version } => {
-                            let highest = dead.entry(hash).or_default();
-                            *highest = version.max(*highest);
-                        }
-                        Entry::Record(record) => {
-                            let buried = dead
-                                .get(&record.hash)
-                                .is_some_and(|up_to| record.entry.version <= *up_to);
-                            assert!(
-                                !buried,
-                                "{moment}: {:?} lies after its tombstone",
-                                record.entry
-                            );
-                        }
+                    let (hash, below) = match &entry {
+                        Entry::Tombstone { hash, version } => (*hash, version.0 + 1),
+                        Entry::Record(record) => (record.hash, record.entry.version.0),
+                    };
+                    let highest = dead_below.entry(hash).or_default();
+                    if let Entry::Record(record) = &entry {
+                        assert!(
+                            record.entry.version.0 >= *highest,
+                            "{moment}: {:?} lies after what makes it dead",
+                            record.entry
+                        );
                     }
+                    *highest = below.max(*highest);
                 }
             }
         }

@@ -1,0 +1,158 @@
+//! Ways in which a value that was removed or overwritten could come back, each with its story.
+
+use super::*;
+
+impl World {
+    /// Flips a bit in the first copy of each header of `file`, or in the second; `batches` are the file's.
+    fn rot_headers(&mut self, file: FileId, batches: &[(u64, u64)], second: bool) {
+        for (start, end) in batches {
+            let block = if second { end - BLOCK as u64 } else { *start };
+            self.disk.flip(file, block + 60, 1);
+        }
+    }
+
+    /// Writes records of new keys until one lies in a file above `file`. They stay alive, so that reclaim has no reason
+    /// to empty the files.
+    fn write_past(&mut self, file: FileId, next_key: &mut u8) {
+        loop {
+            let key = [*next_key];
+            *next_key += 1;
+            self.put(&key, 1, 9000);
+            self.rest();
+            if self.place(&key, 1).0 > file {
+                return;
+            }
+        }
+    }
+
+    /// Runs until the log is open, and no further.
+    fn open_only(&mut self, crash: Crash) {
+        self.crash(crash);
+        while self.opened.is_none() {
+            assert!(self.complete(), "an opening comes to its end");
+        }
+    }
+}
+
+/// Headers rotted after the log was opened, and reclaim gave up the file's records. It forgot that the older value of one
+/// of them still lay in another file: the tombstone of that value was taken for needless, or there had never been one
+/// because the newer record stood in for it. The file was deleted, and the next opening announced the older value.
+#[test]
+fn a_value_stays_dead_when_rot_takes_the_newer_one() {
+    for removed_first in [true, false] {
+        let moment = format!("removed first: {removed_first}");
+        let mut world = World::new(small_log(2 << 20), 3);
+        let (key, mut next_key) = ([0], 1);
+        world.put(&key, 1, 9000);
+        world.rest();
+        let old = world.place(&key, 1).0;
+        world.write_past(old, &mut next_key);
+        if removed_first {
+            world.remove(&key, 1);
+            world.rest();
+            world.write_past(FileId(old.0 + 1), &mut next_key);
+        }
+        world.put(&key, 2, 9000);
+        world.rest();
+        world.remove(&key, 1);
+        let new = world.place(&key, 2).0;
+        assert!(new > old, "{moment}");
+        world.write_past(new, &mut next_key);
+
+        // One copy of the headers is left: the opening has the file emptied. Then that copy goes too.
+        world.rotten = true;
+        let batches = world.batches(new);
+        world.rot_headers(new, &batches, false);
+        world.open_only(Crash::LoseAll);
+        assert_eq!(world.announced.get(&key[..]), Some(&2), "{moment}");
+        world.rot_headers(new, &batches, true);
+        world.rest();
+        world.put(&[200], 1, 100);
+        world.rest();
+        assert!(
+            world.disk.files().iter().all(|file| file.file != new),
+            "{moment}: the rotten file was reclaimed"
+        );
+        assert!(
+            world.disk.files().iter().any(|file| file.file == old),
+            "{moment}: the older value still lies on the disk"
+        );
+
+        for round in 0..2 {
+            world.reopen(Crash::LoseAll, &moment);
+            assert_eq!(
+                world.announced.get(&key[..]),
+                None,
+                "{moment}, opening {round}"
+            );
+            world.check_opened(&moment);
+        }
+    }
+}
+
+/// A record was removed that stood in for the tombstone of an older value. Its own tombstone could not be written at once,
+/// for the device refused a write, and meanwhile its file, of which nothing was needed any more, was deleted. The power
+/// went, and the next opening announced the older value.
+#[test]
+fn a_record_that_keeps_another_dead_stays_until_its_tombstone_is_durable() {
+    let mut world = World::new(small_log(2 << 20), 3);
+    let (key, mut next_key) = ([0], 1);
+    world.put(&key, 1, 9000);
+    world.rest();
+    let old = world.place(&key, 1).0;
+    world.write_past(old, &mut next_key);
+    world.put(&key, 2, 9000);
+    world.rest();
+    world.remove(&key, 1);
+    let new = world.place(&key, 2).0;
+    assert!(new > old);
+    world.write_past(new, &mut next_key);
+    for other in 1..next_key {
+        if world.agent_holds(&[other], 1) && world.place(&[other], 1).0 == new {
+            world.remove(&[other], 1);
+        }
+    }
+    world.rest();
+    world.disk.fail_writing_at(world.disk.completed(), EIO);
+    world.remove(&key, 2);
+    // No time passes but for the device: the next try is yet to come.
+    world.drain();
+    world.reopen(Crash::LoseAll, "after the power cut");
+    let told = world.announced.get(&key[..]).copied();
+    assert!(
+        told.is_none_or(|version| version == 2),
+        "version {told:?} is back"
+    );
+}
+
+/// Reclaim copied a record while a newer value of its key was being written, and the copy came to lie after it. Rot in the
+/// headers of the newer value gives up what lies before it, and not the copy: the older value would have been announced.
+#[test]
+fn a_copy_is_not_written_after_a_newer_value_of_its_key() {
+    let mut copied = 0;
+    for cut in 0..60 {
+        let mut world = world_of(10, 9000);
+        // One copy of a header is gone: the next opening has the file emptied.
+        let file = world.place(&[8], 1).0;
+        let batches = world.batches(file);
+        world.rotten = true;
+        world.rot_headers(file, &batches[..1], false);
+        world.open_only(Crash::LoseAll);
+        for _ in 0..cut {
+            world.complete();
+        }
+        for key in 5..9 {
+            world.put(&[key], 2, 9000);
+        }
+        world.give(AgentInput::Flush(2));
+        for _ in 0..200 {
+            world.complete();
+            world.check_order(&format!("cut {cut}"));
+        }
+        world.rest();
+        world.check_order(&format!("cut {cut}, at rest"));
+        copied += world.agent.stats().copied_bytes;
+        world.check(&format!("cut {cut}"));
+    }
+    assert!(copied > 0, "reclaim was at work");
+}

@@ -381,7 +381,12 @@ impl Log {
         };
         recovery.pass = Pass::Announce;
         for (id, found) in &recovery.found {
-            let mut file = File::new(found.bytes, FileState::Sealed);
+            // What lies behind a lost first block was not counted, so it must not be counted off: the file goes unread.
+            let state = match found.first {
+                Some(FirstBlock::Blank) => FileState::Doomed(self.now),
+                _ => FileState::Sealed,
+            };
+            let mut file = File::new(found.bytes, state);
             file.suspect = found.suspect;
             self.files.adopt(*id, file);
             if found.gone {

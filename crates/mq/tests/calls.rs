@@ -2,7 +2,7 @@
 
 mod common;
 
-use std::sync::mpsc::channel;
+use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -293,6 +293,84 @@ fn a_queued_request_outlives_failed_attempts_to_open_its_link() {
     server.listen(&endpoint, &everybody(false)).unwrap();
     let answer = next(&outcome, "an answer").expect("the peer is there now");
     assert_eq!(answer.part(0), Some(&b"x"[..]));
+}
+
+/// A server that notes, in order, the first part of every request `quick.note`.
+fn noting_server(notes: Sender<Vec<u8>>) -> Running {
+    let mut builder = server_builder(options(1));
+    builder
+        .request_command("quick.note", move |call| {
+            notes
+                .send(call.part(0).unwrap_or_default().to_vec())
+                .unwrap();
+            call.reply([""; 0]).unwrap();
+        })
+        .unwrap();
+    builder.start().unwrap()
+}
+
+/// A request that waited in the queue of a link ended with a timeout, but its message stayed in the queue: after the
+/// reconnect the peer ran a command whose caller had been told that the time was over and had perhaps tried again.
+#[test]
+fn a_request_that_timed_out_in_a_queue_is_never_sent() {
+    let folder = tempfile::tempdir().unwrap();
+    let endpoint = Endpoint::Unix(folder.path().join("late"));
+    let client = client(2);
+    let to = client
+        .connect(
+            &Address::of(&endpoint, None),
+            &ConnectOptions::default(),
+            |_| {},
+        )
+        .unwrap();
+    let (told, outcomes) = channel();
+    let request = |name: &'static str, timeout| {
+        let told = told.clone();
+        let options = RequestOptions {
+            timeout: Some(timeout),
+            ..RequestOptions::default()
+        };
+        client.request(to, "quick.note", [name], &options, move |outcome| {
+            told.send((name, outcome.map(drop))).unwrap();
+        });
+    };
+    request("kept first", LONG);
+    request("withdrawn", Duration::from_millis(20));
+    request("kept second", LONG);
+    assert_eq!(
+        next(&outcomes, "the timeout"),
+        ("withdrawn", Err(RequestError::Timeout))
+    );
+    let (notes, noted) = channel();
+    let server = noting_server(notes);
+    server.listen(&endpoint, &everybody(false)).unwrap();
+    for name in ["kept first", "kept second"] {
+        assert_eq!(next(&noted, "a note"), name.as_bytes());
+        assert_eq!(next(&outcomes, "an answer"), (name, Ok(())));
+    }
+    assert!(noted.try_recv().is_err(), "the withdrawn request ran");
+    assert_eq!(client.books()[1], 0, "requests that wait");
+}
+
+/// A request whose time had passed before its link's loop looked at it (the loop was busy, or the caller gave it no
+/// time) was sent, and its timeout told only afterwards.
+#[test]
+fn a_request_whose_time_has_passed_is_not_sent() {
+    let (notes, noted) = channel();
+    let server = noting_server(notes);
+    let client = client(2);
+    let to = connect(&client, &listen(&server, &everybody(false)));
+    let none = RequestOptions {
+        timeout: Some(Duration::ZERO),
+        ..RequestOptions::default()
+    };
+    assert_eq!(
+        client.request_wait(to, "quick.note", ["late"], &none),
+        Err(RequestError::Timeout)
+    );
+    assert_eq!(ask(&client, to, "quick.note", &[b"in time"]), Ok(vec![]));
+    assert_eq!(next(&noted, "a note"), b"in time");
+    assert_eq!(client.metrics().timeouts.get(), 1);
 }
 
 #[test]

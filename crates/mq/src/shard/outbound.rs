@@ -1,3 +1,4 @@
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use slackwater_base::Map;
@@ -37,7 +38,12 @@ impl Shard {
             self.hub.metrics.rare(&self.hub.metrics.queue_full);
             return self.fail(sending, SendError::Full);
         }
+        let mut request = None;
         if let Some((waiter, deadline)) = sending.waiter.take() {
+            if deadline <= net.now() {
+                self.hub.metrics.rare(&self.hub.metrics.timeouts);
+                return waiter.tell(&self.hub.jobs, Err(RequestError::Timeout));
+            }
             let tag: Tag = self.randomness.take();
             // The sender left room for the tag in the second part.
             if let Some(place) = sending.message.part_mut(1) {
@@ -45,6 +51,7 @@ impl Shard {
             }
             let number = self.next_request;
             self.next_request += 1;
+            request = Some(number);
             let timer = net.set_timer(deadline, Token::Request(number).pack());
             self.requests.insert(number, (at, tag));
             peer.rest.pending.insert(
@@ -70,6 +77,7 @@ impl Shard {
         peer.enqueue(Queued {
             message: Arc::new(sending.message),
             skip: 0,
+            request,
         });
         if let Some(conn) = peer.conn.filter(|_| peer.up) {
             net.call_when_drained(conn);
@@ -120,18 +128,19 @@ impl Shard {
         self.arm(net, at);
     }
 
-    /// Ends the request of a timer.
+    /// Ends the request of a timer. If its message still waits for the link, it is not sent any more: the peer must not
+    /// carry out what the caller has given up.
     pub(super) fn on_request_timeout(&mut self, net: &mut Net, number: u64) {
         let Some((at, tag)) = self.requests.remove(&number) else {
             return;
         };
-        let Some(pending) = self
-            .peers
-            .get_mut(at)
-            .and_then(|peer| peer.rest.pending.remove(&tag))
-        else {
+        let Some(peer) = self.peers.get_mut(at) else {
             return;
         };
+        let Some(pending) = peer.rest.pending.remove(&tag) else {
+            return;
+        };
+        peer.withdraw(number);
         self.hub.metrics.rare(&self.hub.metrics.timeouts);
         self.arm(net, at);
         pending
@@ -156,10 +165,12 @@ impl Shard {
             return;
         };
         let queued = peer.queue.iter().flat_map(|queue| queue.messages());
-        let tags = queued.filter_map(|queued| Tag::try_from(queued.message.part(1)?).ok());
-        let waiting: Map<Tag, Pending> = tags
-            .filter_map(|tag| peer.rest.pending.remove_entry(&tag))
-            .collect();
+        let numbers: BTreeSet<u64> = queued.filter_map(|queued| queued.request).collect();
+        let (waiting, sent): (Map<Tag, Pending>, Map<Tag, Pending>) =
+            std::mem::take(&mut peer.rest.pending)
+                .into_iter()
+                .partition(|(_, pending)| numbers.contains(&pending.number));
+        peer.rest.pending = sent;
         self.fail_pending(net, at);
         if let Some(peer) = self.peers.get_mut(at) {
             peer.rest.pending = waiting;

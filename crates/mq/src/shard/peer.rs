@@ -74,6 +74,8 @@ pub(super) struct Queue {
 pub(super) struct Queued {
     pub(super) message: Arc<Message>,
     pub(super) skip: usize,
+    /// The number of the request that this message asks, if it is one.
+    pub(super) request: Option<u64>,
 }
 
 pub(super) enum Kind {
@@ -224,6 +226,23 @@ impl Peer {
         let queue = self.queue.get_or_insert_default();
         queue.bytes += queued.message.payload_bytes() + QUEUED_BYTES;
         queue.messages.push_back(queued);
+    }
+
+    /// Takes the message of a request out, if it still waits here.
+    pub(super) fn withdraw(&mut self, request: u64) {
+        let Some(queue) = &mut self.queue else { return };
+        // Requests time out roughly in the order in which they were queued, so the search ends early.
+        let found = queue
+            .messages
+            .iter()
+            .position(|queued| queued.request == Some(request));
+        let Some(withdrawn) = found.and_then(|index| queue.messages.remove(index)) else {
+            return;
+        };
+        queue.bytes -= withdrawn.message.payload_bytes() + QUEUED_BYTES;
+        if queue.messages.is_empty() {
+            self.queue = None;
+        }
     }
 
     /// Takes the oldest out.

@@ -121,6 +121,7 @@ impl Shard {
                 Queued {
                     message: Arc::clone(&message),
                     skip: STREAM_SKIPS,
+                    request: None,
                 },
                 cap,
             );

@@ -94,7 +94,7 @@ impl Address {
         Self { place, key }
     }
 
-    /// Where to connect; a host name is looked up now, on the calling thread.
+    /// Where to listen: the first address of a host name, which is looked up now, on the calling thread.
     ///
     /// # Errors
     /// [`AddressError::Resolve`] when the name has no address.

@@ -1,11 +1,12 @@
+use std::fmt;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use slackwater_net::{NetError, UnixAccess};
+use slackwater_net::{Endpoint, NetError, UnixAccess};
 use slackwater_zmtp::PublicKey;
 use thiserror::Error;
 
-use crate::{Address, AddressError, Admission, Level};
+use crate::{Address, Admission, Level};
 
 /// How to listen.
 #[derive(Clone)]
@@ -65,19 +66,64 @@ impl Default for ConnectOptions {
     }
 }
 
+/// Why a link was not made.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+pub enum ConnectFailure {
+    /// The name of the host could not be looked up.
+    #[error("host `{host}`: {error}")]
+    Unresolved {
+        /// The name.
+        host: String,
+        /// What the resolver said.
+        error: String,
+    },
+    /// It ended before it was up.
+    #[error("{reason}{}", Tried(.reason, .attempts))]
+    Ended {
+        /// Why, for people.
+        reason: String,
+        /// What came of each address that was tried last, in order.
+        attempts: Vec<Attempt>,
+    },
+}
+
+/// An address of a peer that was tried.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Attempt {
+    /// The address.
+    pub endpoint: Endpoint,
+    /// Why it did not lead to a link, for people.
+    pub error: String,
+}
+
+/// Prints attempts behind a reason, unless the only one says the same.
+struct Tried<'a>(&'a str, &'a [Attempt]);
+
+impl fmt::Display for Tried<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self(reason, attempts) = self;
+        if matches!(attempts, [only] if only.error == *reason) {
+            return Ok(());
+        }
+        let mut separator = "; tried";
+        for Attempt { endpoint, error } in *attempts {
+            write!(f, "{separator} {endpoint} ({error})")?;
+            separator = ",";
+        }
+        Ok(())
+    }
+}
+
 /// Why there is no link.
 #[derive(Debug, Error)]
 pub enum ConnectError {
-    /// The address leads nowhere.
-    #[error(transparent)]
-    Address(#[from] AddressError),
     /// The peer did not answer, or refused.
-    #[error("{address}: {reason}")]
+    #[error("{address}: {failure}")]
     Failed {
-        /// Which peer.
+        /// The address of the peer.
         address: Address,
         /// Why.
-        reason: String,
+        failure: Box<ConnectFailure>,
     },
     /// It was asked for from inside a loop, which would wait for itself.
     #[error("a handler that runs inline must not wait for a connection")]
@@ -93,7 +139,4 @@ pub enum NodeError {
     /// Neither the hint nor the look-up knows where it is.
     #[error("nobody knows where {0} is")]
     NoAddress(PublicKey),
-    /// Its address leads nowhere.
-    #[error(transparent)]
-    Address(#[from] AddressError),
 }

@@ -11,6 +11,7 @@ use crate::deliver::Sending;
 use crate::jobs::Jobs;
 use crate::link_config::Outgoing;
 use crate::registry::Registry;
+use crate::resolve::{Lookups, Resolve};
 use crate::shard::{Order, Shard};
 use crate::{Address, Metrics, Options, Route};
 
@@ -96,6 +97,8 @@ pub(crate) struct Hub {
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) nodes: ArcSwap<BTreeSet<PublicKey>>,
     pub(crate) lookup: Option<Lookup>,
+    pub(crate) resolver: Resolve,
+    pub(crate) lookups: Lookups,
     pub(crate) on_event: Option<OnEvent>,
     /// Emptied by the stop, which breaks the circle of hub and loops.
     pub(crate) loops: ArcSwap<Vec<Loop<Shard>>>,
@@ -124,6 +127,8 @@ impl Hub {
             metrics,
             nodes: ArcSwap::default(),
             lookup: builder.lookup,
+            resolver: builder.resolver,
+            lookups: Lookups::default(),
             on_event: builder.on_event,
             loops: ArcSwap::default(),
             latest_config: Mutex::default(),

@@ -8,6 +8,7 @@ use std::time::Duration;
 use slackwater_wait::{Event, Seen, Site, Waiting as Wait, now};
 
 use crate::metrics::Metrics;
+use crate::resolve::LOOKUPS;
 use admissions::Admissions;
 pub(crate) use admissions::{AdmissionLimits, Stranger};
 
@@ -34,6 +35,8 @@ pub struct Workers {
     pub replies: usize,
     /// For decisions on admission, which run nowhere else. One address never has them all, unless there is only one.
     pub admissions: usize,
+    /// For looking up host names, which runs nowhere else: a resolver may take seconds for each.
+    pub lookups: usize,
 }
 
 impl Workers {
@@ -47,6 +50,7 @@ impl Workers {
             batch: general.div_ceil(2),
             replies: general.div_ceil(8),
             admissions,
+            lookups: 2,
         }
     }
 }
@@ -87,6 +91,7 @@ enum Class {
     Batch,
     Reply,
     Admission(Stranger),
+    Lookup,
     Command(usize),
 }
 
@@ -104,6 +109,8 @@ struct State {
     batch: VecDeque<Task>,
     replies: VecDeque<Task>,
     admissions: Admissions,
+    lookups: VecDeque<Task>,
+    lookups_active: usize,
     batch_active: usize,
     replies_active: usize,
     active: usize,
@@ -156,6 +163,8 @@ impl Jobs {
             batch: VecDeque::new(),
             replies: VecDeque::new(),
             admissions: Admissions::new(strangers),
+            lookups: VecDeque::new(),
+            lookups_active: 0,
             batch_active: 0,
             replies_active: 0,
             active: 0,
@@ -168,6 +177,7 @@ impl Jobs {
             + workers.batch
             + workers.replies
             + workers.admissions.max(1)
+            + workers.lookups.max(1)
             + reserved;
         let shared = Shared {
             state: Mutex::new(state),
@@ -227,6 +237,18 @@ impl Jobs {
         Ok(())
     }
 
+    /// Looks a host name up.
+    pub(crate) fn lookup(&self, task: Task) -> Result<(), Full> {
+        let mut state = self.shared.lock();
+        if state.stopping || state.lookups.len() >= LOOKUPS {
+            return Err(Full);
+        }
+        state.lookups.push_back(task);
+        let starts = self.shared.may_look_up(&state);
+        self.shared.call_worker(state, starts);
+        Ok(())
+    }
+
     /// Runs a reply or an event callback.
     pub(crate) fn reply(&self, task: Task) -> Result<(), Full> {
         let mut state = self.shared.lock();
@@ -282,6 +304,7 @@ impl Jobs {
         let mut dropped: Vec<Task> = state.batch.drain(..).collect();
         dropped.extend(std::mem::take(&mut state.replies));
         dropped.extend(state.admissions.drain());
+        dropped.extend(std::mem::take(&mut state.lookups));
         for category in &mut state.categories {
             dropped.extend(category.waiting.drain(..).map(|waiting| waiting.task));
             category.waiting_bytes = 0;
@@ -306,6 +329,7 @@ impl Shared {
             Class::Batch => state.batch_active < self.workers.batch,
             Class::Reply => state.replies_active < self.workers.replies,
             Class::Admission(_) => return self.may_decide(state),
+            Class::Lookup => return self.may_look_up(state),
             Class::Command(category) => {
                 let category = &state.categories[category];
                 category.active < category.queueing.reserved
@@ -323,6 +347,10 @@ impl Shared {
 
     fn may_decide(&self, state: &State) -> bool {
         state.admissions.has_next() && state.admissions.active() < self.workers.admissions.max(1)
+    }
+
+    fn may_look_up(&self, state: &State) -> bool {
+        !state.lookups.is_empty() && state.lookups_active < self.workers.lookups.max(1)
     }
 
     /// Wakes the worker that rested last, or starts one.
@@ -393,6 +421,9 @@ impl Shared {
                 .next()
                 .map(|(source, task)| (Class::Admission(source), task));
         }
+        if self.may_look_up(state) {
+            return state.lookups.pop_front().map(|task| (Class::Lookup, task));
+        }
         let startable = (0..state.categories.len())
             .filter(|index| self.may_start(state, Class::Command(*index)));
         let first = startable
@@ -422,6 +453,9 @@ impl State {
     }
 
     fn began(&mut self, class: Class) {
+        if class == Class::Lookup {
+            self.lookups_active += 1;
+        }
         if let Some(active) = self.active_of(class) {
             *active += 1;
             self.active += 1;
@@ -431,6 +465,9 @@ impl State {
     fn ended(&mut self, class: Class) {
         if let Class::Admission(source) = class {
             self.admissions.ended(source);
+        }
+        if class == Class::Lookup {
+            self.lookups_active -= 1;
         }
         if let Some(active) = self.active_of(class) {
             *active -= 1;
@@ -443,7 +480,7 @@ impl State {
         match class {
             Class::Batch => Some(&mut self.batch_active),
             Class::Reply => Some(&mut self.replies_active),
-            Class::Admission(_) => None,
+            Class::Admission(_) | Class::Lookup => None,
             Class::Command(category) => Some(&mut self.categories[category].active),
         }
     }

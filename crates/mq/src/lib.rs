@@ -22,6 +22,7 @@ mod mq;
 mod options;
 mod registry;
 mod request;
+mod resolve;
 mod shard;
 mod start;
 mod stream;
@@ -34,7 +35,9 @@ pub use access::{Access, Admission, AllowList, AllowListError, Allowed, Applican
 pub use address::{Address, AddressError, Place};
 pub use batch::{Batch, BatchError, JobOutcome, RunOn};
 pub use call::{Call, Deferred, NotARequest};
-pub use connect::{ConnectError, ConnectOptions, ListenError, ListenOptions, NodeError};
+pub use connect::{
+    Attempt, ConnectError, ConnectFailure, ConnectOptions, ListenError, ListenOptions, NodeError,
+};
 pub use deliver::{Route, SendError, SendOptions};
 pub use frames::Refusal;
 pub use hub::{ConnectionId, LinkEvent, LinkId};

@@ -5,7 +5,7 @@ use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
 use slackwater_base::Instant;
-use slackwater_net::{Connect, Counters, Endpoint, Listen, Net, NetError, is_inside_a_loop};
+use slackwater_net::{Counters, Endpoint, Listen, Net, NetError, is_inside_a_loop};
 use slackwater_zmtp::{PublicKey, SocketType};
 
 use crate::deliver::{SendError, SendOptions, Sending};
@@ -17,7 +17,7 @@ use crate::shard::{Inspection, Listening, Opening, Order, Purpose, StreamSetup};
 use crate::stream::{Published, Publisher, StreamOptions};
 use crate::timer::{Ticking, Timer, TimerOptions};
 use crate::{
-    Address, AddressError, Batch, BatchError, ConnectError, ConnectOptions, JobOutcome, Level,
+    Address, Batch, BatchError, ConnectError, ConnectFailure, ConnectOptions, JobOutcome, Level,
     ListenError, ListenOptions, Metrics, NodeError, Route, RunOn,
 };
 
@@ -74,23 +74,21 @@ impl Mq {
         self.listen_on(endpoint, options, SocketType::Router, purpose, 0..loops)
     }
 
-    /// Opens a link to `address` without waiting; what is sent meanwhile queues up. `outcome` hears once, where it
-    /// happens and therefore without blocking, whether the link stands. From then on it is opened again whenever it
-    /// is lost, until [`Mq::disconnect`].
-    ///
-    /// # Errors
-    /// When the address leads nowhere.
+    /// Opens a link to `address` without waiting; messages queue up meanwhile. `outcome` is called exactly once, on a
+    /// loop, so it must not block. Once the link has been up it is opened again whenever it is lost, until
+    /// [`Mq::disconnect`]. A host name is looked up on a worker before each round of attempts, and all its addresses are
+    /// tried in order within [`ConnectOptions::timeout`].
     pub fn connect(
         &self,
         address: &Address,
         options: &ConnectOptions,
-        outcome: impl FnOnce(Result<(), String>) + Send + 'static,
-    ) -> Result<ConnectionId, AddressError> {
-        let mut opening = self.opening(address, options, SocketType::Dealer)?;
+        outcome: impl FnOnce(Result<(), ConnectFailure>) + Send + 'static,
+    ) -> ConnectionId {
+        let mut opening = self.opening(address, options, SocketType::Dealer);
         opening.outcome = Some(Box::new(outcome));
         let id = opening.id;
         self.0.order(id.shard, Order::Open(Box::new(opening)));
-        Ok(ConnectionId::Link(id))
+        ConnectionId::Link(id)
     }
 
     /// Opens a link to `address` and waits until it stands.
@@ -109,18 +107,18 @@ impl Mq {
         let id = self.connect(address, options, move |outcome| {
             // Whoever asked waits below.
             let _ = told.send(outcome);
-        })?;
-        match outcome.recv() {
-            Ok(Ok(())) => Ok(id),
-            Ok(Err(reason)) => Err(ConnectError::Failed {
+        });
+        let stopped = || ConnectFailure::Ended {
+            reason: "the message layer is stopped".into(),
+            attempts: Vec::new(),
+        };
+        let outcome = outcome.recv().unwrap_or_else(|_| Err(stopped()));
+        outcome
+            .map(|()| id)
+            .map_err(|failure| ConnectError::Failed {
                 address: address.clone(),
-                reason,
-            }),
-            Err(_) => Err(ConnectError::Failed {
-                address: address.clone(),
-                reason: "stopped".into(),
-            }),
-        }
+                failure: Box::new(failure),
+            })
     }
 
     /// Opens a link to a node, unless there is one.
@@ -361,17 +359,14 @@ impl Mq {
 
     /// Listens to the topics of a stream that begin with any of `topics`, across reconnects. `handler` runs where
     /// messages are read and must not block.
-    ///
-    /// # Errors
-    /// When the address leads nowhere.
     pub fn subscribe(
         &self,
         address: &Address,
         topics: &[&[u8]],
         options: &ConnectOptions,
         handler: impl Fn(&Published<'_>) + Send + Sync + 'static,
-    ) -> Result<ConnectionId, AddressError> {
-        let mut opening = self.opening(address, options, SocketType::Sub)?;
+    ) -> ConnectionId {
+        let mut opening = self.opening(address, options, SocketType::Sub);
         let id = opening.id;
         opening.stream = Some(id.serial);
         opening.probe = false;
@@ -382,7 +377,7 @@ impl Mq {
         };
         self.0.order(id.shard, Order::OpenStream(id.serial, setup));
         self.0.order(id.shard, Order::Open(Box::new(opening)));
-        Ok(ConnectionId::Link(id))
+        ConnectionId::Link(id)
     }
 
     /// Stops listening and waits until what is queued has been carried out, at most `limit`; whether it has. Links
@@ -488,13 +483,7 @@ impl Mq {
         Ok(bound)
     }
 
-    fn opening(
-        &self,
-        address: &Address,
-        options: &ConnectOptions,
-        socket: SocketType,
-    ) -> Result<Opening, AddressError> {
-        let endpoint = address.endpoint()?;
+    fn opening(&self, address: &Address, options: &ConnectOptions, socket: SocketType) -> Opening {
         let timeout = options.timeout.unwrap_or(self.0.options.connect_timeout);
         let ephemeral = options.ephemeral_id.unwrap_or(self.0.options.ephemeral_ids);
         let config = self.0.outgoing_config(Outgoing {
@@ -503,13 +492,10 @@ impl Mq {
             ephemeral,
         });
         let shard = self.0.next_shard();
-        Ok(Opening {
+        Opening {
             id: self.0.new_link(shard),
-            connect: Connect {
-                endpoint,
-                timeout,
-                from: options.from,
-            },
+            place: address.place.clone(),
+            from: options.from,
             config,
             remote: address.to_string(),
             node: None,
@@ -519,7 +505,7 @@ impl Mq {
             timeout,
             stream: None,
             outcome: None,
-        })
+        }
     }
 
     fn open_node(
@@ -541,7 +527,7 @@ impl Mq {
             level: Level::Basic,
             ..ConnectOptions::default()
         };
-        let mut opening = self.opening(&address, &options, SocketType::Dealer)?;
+        let mut opening = self.opening(&address, &options, SocketType::Dealer);
         opening.node = Some(key);
         let id = opening.id;
         self.0.add_link_of(key, id, Opened::Here);

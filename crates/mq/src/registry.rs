@@ -1,3 +1,5 @@
+use std::io;
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 use slackwater_base::Map;
@@ -5,6 +7,7 @@ use slackwater_zmtp::PublicKey;
 use thiserror::Error;
 
 use crate::hub::{Lookup, OnEvent};
+use crate::resolve::{Resolve, by_the_system};
 use crate::{Access, Address, Call, LinkEvent, Options, Queueing};
 
 /// What carries a command out.
@@ -53,6 +56,7 @@ pub struct Builder {
     pub(crate) options: Options,
     pub(crate) registry: Registry,
     pub(crate) lookup: Option<Lookup>,
+    pub(crate) resolver: Resolve,
     pub(crate) on_event: Option<OnEvent>,
     pub(crate) tagged: Vec<crate::tagged::Planned>,
 }
@@ -81,6 +85,7 @@ impl Builder {
             options,
             registry: Registry::default(),
             lookup: None,
+            resolver: Arc::new(by_the_system),
             on_event: None,
             tagged: Vec::new(),
         }
@@ -146,6 +151,16 @@ impl Builder {
         lookup: impl Fn(&PublicKey) -> Option<Address> + Send + Sync + 'static,
     ) -> &mut Self {
         self.lookup = Some(Arc::new(lookup));
+        self
+    }
+
+    /// How to find the addresses of a host and a port; the operating system's resolver when not set. Runs on workers that
+    /// do nothing else, so it may block; addresses are tried in its order.
+    pub fn resolver(
+        &mut self,
+        resolve: impl Fn(&str, u16) -> io::Result<Vec<SocketAddr>> + Send + Sync + 'static,
+    ) -> &mut Self {
+        self.resolver = Arc::new(resolve);
         self
     }
 

@@ -304,7 +304,7 @@ pub fn sub(
         topics
     };
     let topics: Vec<&[u8]> = topics.iter().map(Vec::as_slice).collect();
-    running.subscribe(
+    let _link = running.subscribe(
         &target.address,
         &topics,
         &connect_options(target),
@@ -320,7 +320,7 @@ pub fn sub(
             );
             say(format!("{gap}{} {topic} {body}", published.sequence));
         },
-    )?;
+    );
     feed.print(count.unwrap_or(u64::MAX), out)?;
     Ok(())
 }

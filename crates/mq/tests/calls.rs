@@ -116,6 +116,7 @@ fn a_full_queue_answers_busy() {
             batch: 1,
             replies: 1,
             admissions: 3,
+            lookups: 1,
         },
         ..options(1)
     });
@@ -271,13 +272,11 @@ fn a_queued_request_outlives_failed_attempts_to_open_its_link() {
     let folder = tempfile::tempdir().unwrap();
     let endpoint = Endpoint::Unix(folder.path().join("late"));
     let client = client(2);
-    let to = client
-        .connect(
-            &Address::of(&endpoint, None),
-            &ConnectOptions::default(),
-            |_| {},
-        )
-        .unwrap();
+    let to = client.connect(
+        &Address::of(&endpoint, None),
+        &ConnectOptions::default(),
+        |_| {},
+    );
     let (told, outcome) = channel();
     client.request(
         to,
@@ -302,11 +301,11 @@ fn noting_server(notes: Sender<Vec<u8>>) -> Running {
         .request_command("quick.note", move |call| {
             notes
                 .send(call.part(0).unwrap_or_default().to_vec())
-                .unwrap();
-            call.reply([""; 0]).unwrap();
+                .expect("the test waits");
+            call.reply([""; 0]).expect("the test waits");
         })
-        .unwrap();
-    builder.start().unwrap()
+        .expect("the test waits");
+    builder.start().expect("a message layer")
 }
 
 /// A request that waited in the queue of a link ended with a timeout, but its message stayed in the queue: after the
@@ -316,13 +315,11 @@ fn a_request_that_timed_out_in_a_queue_is_never_sent() {
     let folder = tempfile::tempdir().unwrap();
     let endpoint = Endpoint::Unix(folder.path().join("late"));
     let client = client(2);
-    let to = client
-        .connect(
-            &Address::of(&endpoint, None),
-            &ConnectOptions::default(),
-            |_| {},
-        )
-        .unwrap();
+    let to = client.connect(
+        &Address::of(&endpoint, None),
+        &ConnectOptions::default(),
+        |_| {},
+    );
     let (told, outcomes) = channel();
     let request = |name: &'static str, timeout| {
         let told = told.clone();
@@ -451,13 +448,11 @@ fn messages_of_one_sender_arrive_in_order() {
         .unwrap();
     let server = builder.start().unwrap();
     let client = client(2);
-    let to = client
-        .connect(
-            &listen(&server, &everybody(true)),
-            &ConnectOptions::default(),
-            |_| {},
-        )
-        .unwrap();
+    let to = client.connect(
+        &listen(&server, &everybody(true)),
+        &ConnectOptions::default(),
+        |_| {},
+    );
     // The first are queued before the link stands, and none overtakes another.
     for number in 0..900u32 {
         client.send(to, "in.number", [number.to_le_bytes()]);
@@ -478,9 +473,7 @@ fn a_link_that_is_full_says_so() {
     })
     .start()
     .unwrap();
-    let to = client
-        .connect(&address, &ConnectOptions::default(), |_| {})
-        .unwrap();
+    let to = client.connect(&address, &ConnectOptions::default(), |_| {});
     let (told, failures) = channel();
     for _ in 0..5 {
         let told = told.clone();

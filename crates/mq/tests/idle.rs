@@ -51,11 +51,9 @@ fn idle_process() {
         .unwrap();
     let (said, heard) = std::sync::mpsc::channel();
     let stream = Address::of(publisher.endpoint(), None);
-    client
-        .subscribe(&stream, &[b"t"], &ConnectOptions::default(), move |m| {
-            said.send(m.sequence).unwrap()
-        })
-        .unwrap();
+    client.subscribe(&stream, &[b"t"], &ConnectOptions::default(), move |m| {
+        said.send(m.sequence).unwrap()
+    });
     until(&server, "the subscription has arrived", |server| {
         server.metrics().subscriptions.get() == 1
     });

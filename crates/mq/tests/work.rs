@@ -130,6 +130,7 @@ fn injected_work_obeys_its_category() {
             batch: 1,
             replies: 1,
             admissions: 3,
+            lookups: 1,
         },
         ..options(1)
     });
@@ -169,6 +170,7 @@ fn draining_answers_what_is_queued_and_takes_nothing_new() {
             batch: 1,
             replies: 1,
             admissions: 3,
+            lookups: 1,
         },
         ..options(1)
     });

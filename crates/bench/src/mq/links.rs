@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use hdrhistogram::Histogram;
 use slackwater_base::Rng;
 use slackwater_mq::{
-    Address, Call, Category, ConnectOptions, ConnectionId, RequestError, RequestOptions, Run,
-    Running,
+    Address, Call, Category, ConnectFailure, ConnectOptions, ConnectionId, RequestError,
+    RequestOptions, Run, Running,
 };
 
 use super::process::{builder, listen, mq_error};
@@ -400,11 +400,7 @@ fn connect_all(
             // The receiver waits below for as many outcomes as there are links.
             let _ = told.send(outcome);
         };
-        links.push(
-            running
-                .connect(address, &options, outcome)
-                .map_err(mq_error)?,
-        );
+        links.push(running.connect(address, &options, outcome));
         if number >= OPENING {
             next_outcome(&outcomes)?;
         }
@@ -434,7 +430,7 @@ fn connect_all(
     Ok((seconds, bytes))
 }
 
-fn next_outcome(outcomes: &Receiver<Result<(), String>>) -> Result<(), BenchError> {
+fn next_outcome(outcomes: &Receiver<Result<(), ConnectFailure>>) -> Result<(), BenchError> {
     outcomes
         .recv_timeout(CONNECTING * 2)
         .map_err(mq_error)?

@@ -15,6 +15,7 @@ fn jobs(general: usize, categories: &[Queueing]) -> Jobs {
         batch: 1,
         replies: 1,
         admissions: 2,
+        lookups: 1,
     };
     Jobs::new(workers, STRANGERS, categories, Arc::new(Metrics::default()))
 }

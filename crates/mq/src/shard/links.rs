@@ -5,6 +5,7 @@ use slackwater_base::Instant;
 use slackwater_net::{ConnId, End, ListenerId, Net, Source};
 use slackwater_zmtp::{Cause, Event, Input, Link, Message, Out, Peer as Facts};
 
+use super::dial::Dialing;
 use super::outbound::ROOM_BYTES;
 use super::peer::{Kind, Opening, Outgoing, Peer, Probe, Role};
 use super::peers::At;
@@ -74,7 +75,7 @@ impl Shard {
             extensions: false,
         };
         let outgoing = Outgoing {
-            connect: opening.connect,
+            dialing: Box::new(Dialing::new(opening.place, opening.from, opening.timeout)),
             config: opening.config,
             node: opening.node,
             keep_alive: opening.keep_alive,
@@ -117,24 +118,6 @@ impl Shard {
             let mut peer = Peer::new(Role::Twin(twin), Kind::Local, origin, Instant::ZERO);
             (peer.up, peer.level) = (true, Level::Admin);
             self.peers.insert(peer);
-        }
-    }
-
-    fn dial(&mut self, net: &mut Net, at: At) {
-        let Some(outgoing) = self.peers.get_mut(at).and_then(|peer| peer.outgoing()) else {
-            return;
-        };
-        outgoing.retry = Instant::NEVER;
-        let connect = outgoing.connect.clone();
-        match net.connect(&connect) {
-            Ok(conn) => {
-                if let Some(peer) = self.peers.get_mut(at) {
-                    peer.conn = Some(conn);
-                }
-                net.attach(conn, at.place());
-                self.arm(net, at);
-            }
-            Err(error) => self.lost(net, at, "connect_failed", &error.to_string(), false),
         }
     }
 
@@ -247,6 +230,7 @@ impl Shard {
         let mut is_probing = false;
         if let Some(outgoing) = peer.outgoing() {
             outgoing.since = net.now();
+            outgoing.dialing.succeeded();
             is_probing = outgoing.probe == Probe::Wanted;
             if is_probing {
                 outgoing.probe = Probe::Sent;
@@ -342,9 +326,16 @@ impl Shard {
         self.lost(net, at, name, &end.to_string(), false);
     }
 
-    /// A link is lost: whoever waits on it hears so, and an outgoing one is opened again unless it never stood and
-    /// its time is over.
-    fn lost(&mut self, net: &mut Net, at: At, cause: &'static str, reason: &str, refused: bool) {
+    /// A connection is lost. One that never was up makes room for the peer's next address. Otherwise requests on the link
+    /// end, and an outgoing link is opened again unless it never stood and its time is over.
+    pub(super) fn lost(
+        &mut self,
+        net: &mut Net,
+        at: At,
+        cause: &'static str,
+        reason: &str,
+        refused: bool,
+    ) {
         self.hub.metrics.count("link", cause);
         let backoff = self.hub.options.reconnect;
         let Some(peer) = self.peers.get_mut(at) else {
@@ -356,6 +347,13 @@ impl Shard {
             net.close(conn, LAST_WORD);
         }
         let (stopping, now) = (self.stopping, net.now());
+        if let Some(outgoing) = peer.outgoing().filter(|_| !was_up) {
+            outgoing.dialing.failed(reason);
+            let is_late = !outgoing.established && now >= outgoing.give_up;
+            if !refused && !stopping && !is_late && outgoing.dialing.has_untried() {
+                return self.dial_next(net, at);
+            }
+        }
         let delay = match peer.outgoing() {
             Some(_) if refused => backoff.max,
             Some(outgoing) => {
@@ -438,7 +436,14 @@ impl Shard {
             }
             Kind::Outgoing(outgoing) => {
                 if let Some(outcome) = outgoing.outcome.take() {
-                    outcome(Err(reason.to_owned()));
+                    outcome(Err(outgoing.dialing.failure(reason)));
+                }
+                if !outgoing.established {
+                    let remote = peer.origin.remote.clone();
+                    self.hub.tell(LinkEvent::Refused {
+                        remote,
+                        reason: reason.to_owned(),
+                    });
                 }
             }
             Kind::Local => {

@@ -1,6 +1,7 @@
 //! One loop's share of the message layer: its links, and the requests, timers and streams that live with them.
 
 mod admission;
+mod dial;
 mod dispatch;
 mod links;
 mod outbound;
@@ -9,6 +10,7 @@ mod peers;
 mod streams;
 
 use std::convert::Infallible;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use std::time::Duration;
@@ -41,6 +43,8 @@ pub(crate) enum Order {
     },
     Send(u64, Box<Sending>),
     Verdict(u64, Option<Level>),
+    /// The addresses of the name that a link waits for, or why there are none.
+    Resolved(u64, Result<Vec<SocketAddr>, String>),
     Disconnect {
         serial: u64,
         linger: Duration,
@@ -209,6 +213,9 @@ impl Shard {
             Order::Local(serial, message) => self.on_message(net, self.peers.find(serial), message),
             Order::Publish(stream, topic, body) => self.publish(net, stream, &topic, &body),
             Order::Verdict(serial, level) => self.on_verdict(net, self.peers.find(serial), level),
+            Order::Resolved(serial, outcome) => {
+                self.on_resolved(net, self.peers.find(serial), outcome)
+            }
             Order::Open(opening) => self.open(net, *opening),
             Order::OpenLocal { client, server } => self.open_local(client, server),
             Order::Listen(listening) => self.listen(net, *listening),

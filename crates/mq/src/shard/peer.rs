@@ -1,23 +1,26 @@
 use std::collections::VecDeque;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use slackwater_base::{Instant, Map};
-use slackwater_net::{ConnId, Connect, Source, TimerId};
+use slackwater_net::{ConnId, Source, TimerId};
 use slackwater_zmtp::{Link, LinkConfig, Message, PublicKey};
 
+use super::dial::Dialing;
 use super::outbound::{Pending, Tag};
 use super::streams::StreamId;
 use crate::hub::{LinkId, Origin};
-use crate::{Admission, Level};
+use crate::{Admission, ConnectFailure, Level, Place};
 
-/// What comes of opening a link: the peer's word for why not.
-pub(crate) type ConnectOutcome = Box<dyn FnOnce(Result<(), String>) + Send>;
+/// Called once with what came of opening a link.
+pub(crate) type ConnectOutcome = Box<dyn FnOnce(Result<(), ConnectFailure>) + Send>;
 
 /// A link to be opened.
 pub(crate) struct Opening {
     pub(crate) id: LinkId,
-    pub(crate) connect: Connect,
+    pub(crate) place: Place,
+    pub(crate) from: Option<SocketAddr>,
     pub(crate) config: Arc<LinkConfig>,
     pub(crate) remote: String,
     pub(crate) node: Option<PublicKey>,
@@ -105,7 +108,7 @@ pub(super) enum Role {
 }
 
 pub(super) struct Outgoing {
-    pub(super) connect: Connect,
+    pub(super) dialing: Box<Dialing>,
     pub(super) config: Arc<LinkConfig>,
     pub(super) node: Option<PublicKey>,
     pub(super) keep_alive: Option<Duration>,

@@ -25,6 +25,7 @@ pub(crate) fn options(seed: u8) -> Options {
             batch: 1,
             replies: 1,
             admissions: 3,
+            lookups: 1,
         },
         linger: Duration::from_millis(500),
         reconnect: Backoff::doubling(Duration::from_millis(20), Duration::from_millis(200)),

@@ -1,0 +1,221 @@
+//! How an outgoing link is connected: its name is looked up, then its addresses are tried one after the other.
+
+use std::collections::VecDeque;
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use slackwater_base::Instant;
+use slackwater_net::{Connect, Endpoint, Net};
+
+use super::Shard;
+use super::peers::At;
+use crate::{Attempt, ConnectFailure, Place};
+
+/// Where an outgoing link leads, and how far the present round of attempts has come.
+///
+/// A round tries every address once, in the resolver's order (RFC 6724), and shares the time that is left evenly among
+/// those still untried, so that one that does not answer leaves time for the others.
+pub(super) struct Dialing {
+    place: Place,
+    from: Option<SocketAddr>,
+    /// Time of a round.
+    timeout: Duration,
+    /// When the present round is to be over.
+    until: Instant,
+    /// What the name stood for when it was last looked up.
+    known: Vec<SocketAddr>,
+    is_resolving: bool,
+    untried: VecDeque<Endpoint>,
+    /// What came of the addresses of this round so far.
+    attempts: Vec<Attempt>,
+    /// Why the name could not be looked up in this round.
+    unresolved: Option<String>,
+}
+
+/// What comes next on the way to a connection.
+pub(super) enum Next {
+    /// Connect there.
+    Try(Connect),
+    /// The name must be looked up first.
+    Resolve(String, u16),
+    /// Every address has been tried.
+    Exhausted,
+}
+
+impl Dialing {
+    pub(super) fn new(place: Place, from: Option<SocketAddr>, timeout: Duration) -> Self {
+        Self {
+            place,
+            from,
+            timeout,
+            until: Instant::ZERO,
+            known: Vec::new(),
+            is_resolving: false,
+            untried: VecDeque::new(),
+            attempts: Vec::new(),
+            unresolved: None,
+        }
+    }
+
+    /// Begins a round.
+    pub(super) fn begin(&mut self, now: Instant) -> Next {
+        self.until = now + self.timeout;
+        self.attempts.clear();
+        self.untried.clear();
+        self.unresolved = None;
+        match &self.place {
+            Place::Ipc(path) => self.untried.push_back(Endpoint::Unix(path.clone())),
+            Place::Tcp { host, port } => match host.parse::<IpAddr>() {
+                Ok(ip) => self.untried.push_back(Endpoint::Tcp((ip, *port).into())),
+                Err(_) => {
+                    self.is_resolving = true;
+                    return Next::Resolve(host.clone(), *port);
+                }
+            },
+        }
+        self.next(now)
+    }
+
+    /// The name's addresses have come, or the reason why not; a name that is not known any more keeps those it had.
+    /// Whether there are addresses to try.
+    fn resolved(&mut self, outcome: Result<Vec<SocketAddr>, String>) -> bool {
+        if !std::mem::take(&mut self.is_resolving) {
+            return false;
+        }
+        match outcome {
+            Ok(addresses) => self.known = addresses,
+            Err(error) => self.unresolved = Some(error),
+        }
+        self.untried = self.known.iter().copied().map(Endpoint::Tcp).collect();
+        true
+    }
+
+    /// The next address of the round.
+    pub(super) fn next(&mut self, now: Instant) -> Next {
+        let shares = self.untried.len() as u32;
+        let Some(endpoint) = self.untried.pop_front() else {
+            return Next::Exhausted;
+        };
+        let timeout = now.until(self.until) / shares;
+        self.attempts.push(Attempt {
+            endpoint: endpoint.clone(),
+            error: "no answer".into(),
+        });
+        Next::Try(Connect {
+            endpoint,
+            timeout,
+            from: self.from,
+        })
+    }
+
+    /// The address that was tried last does not lead to the peer.
+    pub(super) fn failed(&mut self, reason: &str) {
+        if let Some(attempt) = self.attempts.last_mut() {
+            reason.clone_into(&mut attempt.error);
+        }
+    }
+
+    /// The link is up: a round leaves nothing behind, of which thousands of idle links would keep copies.
+    pub(super) fn succeeded(&mut self) {
+        self.attempts = Vec::new();
+        self.untried = VecDeque::new();
+    }
+
+    pub(super) fn has_untried(&self) -> bool {
+        !self.untried.is_empty()
+    }
+
+    /// Why there is no link, for its opener.
+    pub(super) fn failure(&mut self, reason: &str) -> ConnectFailure {
+        match (&self.place, self.unresolved.take()) {
+            (Place::Tcp { host, .. }, Some(error)) if self.attempts.is_empty() => {
+                ConnectFailure::Unresolved {
+                    host: host.clone(),
+                    error,
+                }
+            }
+            _ => ConnectFailure::Ended {
+                reason: reason.to_owned(),
+                attempts: std::mem::take(&mut self.attempts),
+            },
+        }
+    }
+}
+
+impl Shard {
+    /// Begins a round of attempts to connect.
+    pub(super) fn dial(&mut self, net: &mut Net, at: At) {
+        let now = net.now();
+        let Some(outgoing) = self.peers.get_mut(at).and_then(|peer| peer.outgoing()) else {
+            return;
+        };
+        outgoing.retry = Instant::NEVER;
+        let next = outgoing.dialing.begin(now);
+        self.go_on_dialing(net, at, next);
+    }
+
+    /// A name has been looked up.
+    pub(super) fn on_resolved(
+        &mut self,
+        net: &mut Net,
+        at: At,
+        outcome: Result<Vec<SocketAddr>, String>,
+    ) {
+        let now = net.now();
+        let Some(outgoing) = self.peers.get_mut(at).and_then(|peer| peer.outgoing()) else {
+            return;
+        };
+        if outgoing.dialing.resolved(outcome) {
+            let next = outgoing.dialing.next(now);
+            self.go_on_dialing(net, at, next);
+        }
+    }
+
+    /// Tries the next address, unless there is none.
+    pub(super) fn dial_next(&mut self, net: &mut Net, at: At) {
+        let now = net.now();
+        if let Some(outgoing) = self.peers.get_mut(at).and_then(|peer| peer.outgoing()) {
+            let next = outgoing.dialing.next(now);
+            self.go_on_dialing(net, at, next);
+        }
+    }
+
+    fn go_on_dialing(&mut self, net: &mut Net, at: At, next: Next) {
+        match next {
+            Next::Try(connect) => match net.connect(&connect) {
+                Ok(conn) => {
+                    if let Some(peer) = self.peers.get_mut(at) {
+                        peer.conn = Some(conn);
+                    }
+                    net.attach(conn, at.place());
+                    self.arm(net, at);
+                }
+                Err(error) => self.lost(net, at, "connect_failed", &error.to_string(), false),
+            },
+            Next::Resolve(host, port) => {
+                let link = crate::LinkId {
+                    shard: self.number,
+                    serial: at.serial(),
+                };
+                self.arm(net, at);
+                if let Err(error) = self.hub.resolve(&host, port, link) {
+                    self.on_resolved(net, at, Err(error));
+                }
+            }
+            Next::Exhausted => self.unresolved(net, at),
+        }
+    }
+
+    /// The name has no address. A link that never stood ends with that; one that did is tried again later.
+    fn unresolved(&mut self, net: &mut Net, at: At) {
+        let Some(outgoing) = self.peers.get_mut(at).and_then(|peer| peer.outgoing()) else {
+            return;
+        };
+        let reason = outgoing.dialing.unresolved.clone().unwrap_or_default();
+        if outgoing.established {
+            return self.lost(net, at, "unresolved", &reason, false);
+        }
+        self.hub.metrics.count("link", "unresolved");
+        self.forget(net, at, &reason);
+    }
+}

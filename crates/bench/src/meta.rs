@@ -5,7 +5,9 @@ use std::time::{Duration, Instant as Clock};
 use serde::Serialize;
 use slackwater_base::{Checksum, Instant, Rng};
 use slackwater_meta::evict::PolicyKind;
-use slackwater_meta::{Eviction, Input, Master, MasterConfig, Output};
+use slackwater_meta::{
+    Eviction, Input, Master, MasterConfig, Offload, OffloadMode, OnHit, Output, Promotion,
+};
 use slackwater_wire::{
     Chain, ClientId, Get, Hold, Incarnation, Key, Mount, NodeId, OperationId, Order, PutConfig,
     PutDone, PutEnd, PutEntry, PutStart, PutStarted, Reply, Report as NodeReport, Request,
@@ -29,7 +31,7 @@ impl Default for Options {
     fn default() -> Self {
         Self {
             objects: vec![1_000_000, 10_000_000],
-            policy: PolicyKind::default(),
+            policy: Eviction::DEFAULT.policy,
             samples: 1_000_000,
             seed: 1,
         }
@@ -147,10 +149,21 @@ impl Bench {
             policy,
             ..Eviction::default()
         };
+        // There is no SSD: neither records nor the sketch of promotion belong to what is measured.
+        let offload = Offload {
+            mode: OffloadMode::Off,
+            ..Offload::DEFAULT
+        };
+        let promotion = Promotion {
+            on_hit: OnHit::Stay,
+            ..Promotion::DEFAULT
+        };
         let master = Master::new(
             MasterConfig {
                 eviction,
-                ..MasterConfig::default()
+                offload,
+                promotion,
+                ..MasterConfig::DEFAULT
             },
             1,
         );

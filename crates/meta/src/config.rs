@@ -1,3 +1,4 @@
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use slackwater_base::Backoff;
@@ -33,20 +34,18 @@ pub struct MasterConfig {
 }
 
 /// Whether tenants are told apart.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tenancy {
     /// All tenants are the default one.
-    #[default]
     Off,
     /// Tenants are separate; one other than the default needs a quota before it can put.
     On,
 }
 
 /// How segments for new replicas are chosen, after those that the put prefers.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Placement {
     /// In random order.
-    #[default]
     Random,
     /// The largest free share first.
     FreeRatioFirst,
@@ -91,20 +90,18 @@ pub struct Eviction {
 }
 
 /// What a soft pin is worth when nothing unpinned can go.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SoftPinned {
     /// The object goes, last.
-    #[default]
     Last,
     /// The object stays until its pin is over.
     Never,
 }
 
 /// When objects are written to SSD.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OffloadMode {
     /// Never, but for puts that ask for it.
-    #[default]
     Off,
     /// When the put ends.
     Eager,
@@ -164,20 +161,18 @@ pub struct Promotion {
 }
 
 /// Whether a read may bring an object back to memory.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OnHit {
     /// Reads never promote.
-    #[default]
     Stay,
     /// Reads that pass every gate promote.
     Promote,
 }
 
 /// What earns an object on SSD a copy in memory.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PromotionAdmission {
     /// So many reads lately.
-    #[default]
     Frequency,
     /// That the policy of the memory would keep it, from what that of the SSD knows of it. Policies that learn nothing
     /// keep everything.
@@ -249,106 +244,124 @@ pub enum ConfigWarning {
     },
 }
 
-impl Default for MasterConfig {
-    fn default() -> Self {
-        Self {
-            lease_ttl: Duration::from_secs(10),
-            soft_pin_ttl: Duration::from_secs(30 * 60),
-            soft_pin_ttl_max: Duration::from_secs(24 * 60 * 60),
-            tenancy: Tenancy::Off,
-            placement: Placement::Random,
-            granule: 4096,
-            put: PutPolicy::default(),
-            eviction: Eviction::default(),
-            offload: Offload::default(),
-            promotion: Promotion::default(),
-            limits: Limits::default(),
-        }
-    }
+impl MasterConfig {
+    /// The values used where nothing else is said. They are declared here and nowhere else: the options of a shell take
+    /// their defaults from these constants.
+    pub const DEFAULT: Self = Self {
+        lease_ttl: Duration::from_secs(10),
+        soft_pin_ttl: Duration::from_secs(30 * 60),
+        soft_pin_ttl_max: Duration::from_secs(24 * 60 * 60),
+        tenancy: Tenancy::Off,
+        placement: Placement::FreeRatioFirst,
+        granule: 4096,
+        put: PutPolicy::DEFAULT,
+        eviction: Eviction::DEFAULT,
+        offload: Offload::DEFAULT,
+        promotion: Promotion::DEFAULT,
+        limits: Limits::DEFAULT,
+    };
 }
 
-impl Default for PutPolicy {
-    fn default() -> Self {
-        Self {
-            discard_timeout: Duration::from_secs(30),
-            release_timeout: Duration::from_secs(600),
-            wait: Duration::from_secs(1),
-            wait_max: Duration::from_secs(60),
-            queue_limit: 4096,
-        }
-    }
+impl PutPolicy {
+    /// See [`MasterConfig::DEFAULT`].
+    pub const DEFAULT: Self = Self {
+        discard_timeout: Duration::from_secs(30),
+        release_timeout: Duration::from_secs(600),
+        wait: Duration::from_secs(2),
+        wait_max: Duration::from_secs(60),
+        queue_limit: 4096,
+    };
 }
 
-impl Default for Eviction {
-    fn default() -> Self {
-        Self {
-            policy: PolicyKind::default(),
-            block_tokens: 512,
-            high_watermark: 0.95,
-            low_watermark: 0.90,
-            disk_high_watermark: 0.95,
-            disk_low_watermark: 0.90,
-            soft_pinned: SoftPinned::Last,
-            step: 1024,
-        }
-    }
+impl Eviction {
+    /// See [`MasterConfig::DEFAULT`].
+    pub const DEFAULT: Self = Self {
+        policy: PolicyKind::Gittins,
+        block_tokens: 512,
+        high_watermark: 0.95,
+        low_watermark: 0.90,
+        disk_high_watermark: 0.90,
+        disk_low_watermark: 0.80,
+        soft_pinned: SoftPinned::Last,
+        step: 1024,
+    };
 }
 
-impl Default for Offload {
-    fn default() -> Self {
-        Self {
-            mode: OffloadMode::Off,
-            queue_limit: 50_000,
-            cap_ratio: 0.5,
-            timeout: Duration::from_secs(600),
-            retry_after: Duration::from_millis(100),
-        }
-    }
+impl Offload {
+    /// See [`MasterConfig::DEFAULT`].
+    pub const DEFAULT: Self = Self {
+        mode: OffloadMode::Eager,
+        queue_limit: 50_000,
+        cap_ratio: 0.5,
+        timeout: Duration::from_secs(600),
+        retry_after: Duration::from_millis(100),
+    };
 }
 
-impl Default for Promotion {
-    fn default() -> Self {
-        Self {
-            on_hit: OnHit::Stay,
-            admission: PromotionAdmission::Frequency,
-            threshold: 2,
-            queue_limit: 50_000,
-            batch_max: 32,
-            watermark: 0.94,
-            window: Duration::from_secs(600),
-            grace: Duration::from_secs(1),
-            bytes_per_second: None,
-            sketch_keys: 1 << 20,
-            candidates_limit: 50_000,
-            candidate_ttl: Duration::from_secs(60),
-            candidate_retries: 8,
-            backoff: Backoff::doubling(Duration::from_millis(10), Duration::from_secs(1)),
-        }
-    }
+impl Promotion {
+    /// Range of [`Self::threshold`]: the sketch counts to 255.
+    pub const THRESHOLD: RangeInclusive<u32> = 1..=255;
+
+    /// See [`MasterConfig::DEFAULT`].
+    pub const DEFAULT: Self = Self {
+        on_hit: OnHit::Promote,
+        admission: PromotionAdmission::Frequency,
+        threshold: 2,
+        queue_limit: 50_000,
+        batch_max: 16,
+        watermark: 0.94,
+        window: Duration::from_secs(10),
+        grace: Duration::from_secs(1),
+        bytes_per_second: None,
+        sketch_keys: 1 << 20,
+        candidates_limit: 50_000,
+        candidate_ttl: Duration::from_secs(60),
+        candidate_retries: 8,
+        backoff: Backoff::doubling(Duration::from_millis(10), Duration::from_secs(1)),
+    };
 }
 
-impl Default for Limits {
-    fn default() -> Self {
-        Self {
-            objects: 100_000_000,
-            segments: 4096,
-            tenants: 4096,
-            clients: 65_536,
-            guards: 1 << 20,
-            open_puts: 1 << 20,
-            replicas: 16,
-            batch_keys: slackwater_wire::limits::BATCH_KEYS_MAX,
-            group_members: 65_536,
-            acks: 1 << 20,
-            scans: 16,
-            scan_step: 4096,
-            list_page: 65_536,
-            pattern_bytes: 1 << 20,
-            owed: 1 << 20,
-            reply_window: 0,
-        }
-    }
+impl Limits {
+    /// See [`MasterConfig::DEFAULT`].
+    pub const DEFAULT: Self = Self {
+        objects: 100_000_000,
+        segments: 4096,
+        tenants: 4096,
+        clients: 65_536,
+        guards: 1 << 20,
+        open_puts: 1 << 20,
+        replicas: 16,
+        batch_keys: slackwater_wire::limits::BATCH_KEYS_MAX,
+        group_members: 65_536,
+        acks: 1 << 20,
+        scans: 16,
+        scan_step: 4096,
+        list_page: 65_536,
+        pattern_bytes: 1 << 20,
+        owed: 1 << 20,
+        reply_window: 0,
+    };
 }
+
+/// `Default` of these types is their `DEFAULT`.
+macro_rules! defaults {
+    ($($kind:ty),*) => {
+        $(impl Default for $kind {
+            fn default() -> Self {
+                Self::DEFAULT
+            }
+        })*
+    };
+}
+
+defaults!(
+    MasterConfig,
+    PutPolicy,
+    Eviction,
+    Offload,
+    Promotion,
+    Limits
+);
 
 impl MasterConfig {
     /// The configuration as it will be used, and what the operator should know about it.
@@ -359,7 +372,8 @@ impl MasterConfig {
             warnings.push(ConfigWarning::PromotionWithoutOffload);
         }
         let given = self.promotion.threshold;
-        self.promotion.threshold = given.clamp(1, 255);
+        let (least, most) = Promotion::THRESHOLD.into_inner();
+        self.promotion.threshold = given.clamp(least, most);
         if self.promotion.threshold != given {
             warnings.push(ConfigWarning::ThresholdClamped {
                 given,

@@ -10,7 +10,7 @@ use super::twoq::TwoQ;
 use super::wtinylfu::WTinyLfu;
 
 /// The policies there are, by the names that configuration and reports use.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum PolicyKind {
     /// Least recently used, tail of the chain first.
     Lru,
@@ -23,7 +23,6 @@ pub enum PolicyKind {
     /// 2Q that knows which reads are of one request.
     TwoQ,
     /// Learned hazards of return, Gittins index over segments of chains.
-    #[default]
     Gittins,
 }
 

@@ -7,7 +7,7 @@ use crate::world::*;
 const RECORD: u64 = BLOCK + 4096;
 
 fn world() -> World {
-    World::tiers(MasterConfig::default(), 100 * BLOCK, 100 * RECORD)
+    World::tiers(plain(), 100 * BLOCK, 100 * RECORD)
 }
 
 fn announce(world: &mut World, entries: Vec<ReportedEntry>) {
@@ -225,10 +225,7 @@ fn a_lost_record_takes_its_replica_and_no_other() {
         ..Offload::default()
     };
     let mut world = World::tiers(
-        MasterConfig {
-            offload,
-            ..MasterConfig::default()
-        },
+        MasterConfig { offload, ..plain() },
         100 * BLOCK,
         100 * RECORD,
     );
@@ -291,14 +288,7 @@ fn memory_goes_down_to_ssd_and_serves_from_there() {
         mode: OffloadMode::OnEvict,
         ..Offload::default()
     };
-    let mut world = World::tiers(
-        MasterConfig {
-            offload,
-            ..MasterConfig::default()
-        },
-        20 * BLOCK,
-        60 * RECORD,
-    );
+    let mut world = World::tiers(MasterConfig { offload, ..plain() }, 20 * BLOCK, 60 * RECORD);
     for n in 0..200 {
         world.put(&format!("k{n}"), BLOCK);
         offload_all(&mut world);

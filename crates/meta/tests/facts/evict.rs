@@ -14,7 +14,7 @@ fn world(policy: PolicyKind) -> World {
     World::memory(
         MasterConfig {
             eviction,
-            ..MasterConfig::default()
+            ..plain()
         },
         100 * BLOCK,
     )
@@ -97,7 +97,7 @@ fn watermarks_count_bytes_and_not_objects() {
 
 #[test]
 fn each_segment_is_judged_by_itself() {
-    let mut world = World::new(MasterConfig::default());
+    let mut world = World::new(plain());
     world.mount(NodeId(1), SegmentId(1), SegmentKind::Memory, 20 * BLOCK);
     world.mount(NodeId(2), SegmentId(2), SegmentKind::Memory, 1000 * BLOCK);
     let prefer = || PutConfig {
@@ -161,7 +161,7 @@ fn metadata_of_chains_takes_no_more_than_200_bytes_an_object() {
         };
         let mut world = World::new(MasterConfig {
             eviction,
-            ..MasterConfig::default()
+            ..plain()
         });
         world.checks = false;
         world.mount(NODE, MEMORY, SegmentKind::Memory, objects * 5000);
@@ -186,7 +186,7 @@ fn a_long_eviction_lets_requests_through() {
     let mut world = World::memory(
         MasterConfig {
             eviction,
-            ..MasterConfig::default()
+            ..plain()
         },
         100 * BLOCK,
     );
@@ -212,7 +212,7 @@ fn a_group_may_lose_a_member_while_it_is_evicted() {
     let config = MasterConfig {
         offload,
         lease_ttl: Duration::ZERO,
-        ..MasterConfig::default()
+        ..plain()
     };
     let mut world = World::tiers(config, 8 * BLOCK, BLOCK * 5 / 4);
     let group = || PutConfig {

@@ -4,7 +4,7 @@ use slackwater_wire::*;
 use crate::world::*;
 
 fn world() -> World {
-    World::memory(MasterConfig::default(), 16 * BLOCK)
+    World::memory(plain(), 16 * BLOCK)
 }
 
 fn exists(world: &mut World, name: &str) -> bool {
@@ -231,7 +231,7 @@ fn reads_of_a_held_group_have_nobody_looked_at_again() {
 /// waited for the others' room: it slept until its time was over.
 #[test]
 fn the_loss_of_a_pinned_member_serves_who_waits_for_its_group() {
-    let mut world = World::tiers(MasterConfig::default(), 4 * BLOCK, 1024 * BLOCK);
+    let mut world = World::tiers(plain(), 4 * BLOCK, 1024 * BLOCK);
     let pinned = || PutConfig {
         pin: Pin::Hard,
         group: Some(1),

@@ -132,7 +132,7 @@ fn configs() -> impl Strategy<Value = MasterConfig> {
                 window: Duration::from_secs(15),
                 ..Promotion::default()
             },
-            ..MasterConfig::default()
+            ..plain()
         })
 }
 

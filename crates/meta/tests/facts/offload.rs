@@ -11,7 +11,7 @@ fn config(mode: OffloadMode) -> MasterConfig {
             mode,
             ..Offload::default()
         },
-        ..MasterConfig::default()
+        ..plain()
     }
 }
 
@@ -155,10 +155,7 @@ fn a_full_queue_skips_waits_or_drops_by_mode() {
             ..Offload::default()
         };
         let mut world = World::tiers(
-            MasterConfig {
-                offload,
-                ..MasterConfig::default()
-            },
+            MasterConfig { offload, ..plain() },
             20 * BLOCK,
             1024 * BLOCK,
         );

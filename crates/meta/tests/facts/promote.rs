@@ -20,7 +20,7 @@ fn config(promotion: Promotion) -> MasterConfig {
             ..Offload::default()
         },
         lease_ttl: Duration::from_millis(1),
-        ..MasterConfig::default()
+        ..plain()
     }
 }
 
@@ -433,7 +433,10 @@ fn r14_nothing_is_promoted_when_it_is_off_in_memory_or_not_on_ssd() {
         assert_eq!((funnel(world).admitted, tasks(world).len()), (0, 0));
     };
     let off = MasterConfig {
-        promotion: Promotion::default(),
+        promotion: Promotion {
+            on_hit: OnHit::Stay,
+            ..Promotion::DEFAULT
+        },
         ..config(Promotion::default())
     };
     quiet(&mut cold_as(off, &["a"]), "a");

@@ -7,7 +7,7 @@ use slackwater_wire::*;
 use crate::world::*;
 
 fn world() -> World {
-    World::memory(MasterConfig::default(), 16 * BLOCK)
+    World::memory(plain(), 16 * BLOCK)
 }
 
 fn granted(started: PutStarted) -> (Version, Vec<ExtentRef>) {
@@ -67,7 +67,7 @@ fn wrong_arguments_are_refused() {
             Reply::Failed(ErrorCode::InvalidParams)
         );
     }
-    let mut nowhere = World::new(MasterConfig::default());
+    let mut nowhere = World::new(plain());
     check(
         &mut nowhere,
         1,
@@ -420,7 +420,7 @@ fn a_preferred_segment_is_a_wish() {
 fn local_first_places_on_the_writers_host() {
     let mut world = World::new(MasterConfig {
         placement: Placement::LocalFirst,
-        ..MasterConfig::default()
+        ..plain()
     });
     for node in 1..=8 {
         world.mount(NodeId(node), SegmentId(node), SegmentKind::Memory, MIB);
@@ -517,13 +517,7 @@ fn the_queue_of_those_who_wait_is_bounded() {
         queue_limit: 1,
         ..PutPolicy::default()
     };
-    let mut world = World::memory(
-        MasterConfig {
-            put,
-            ..MasterConfig::default()
-        },
-        16 * BLOCK,
-    );
+    let mut world = World::memory(MasterConfig { put, ..plain() }, 16 * BLOCK);
     world.start("big", 16 * BLOCK, PutConfig::default());
     let first = world.send(ME, start("a", BLOCK, wait(seconds(5))));
     assert_eq!(
@@ -636,13 +630,7 @@ fn a_retried_call_is_answered_again_and_not_done_again() {
         reply_window: 2,
         ..Limits::default()
     };
-    let mut world = World::memory(
-        MasterConfig {
-            limits,
-            ..MasterConfig::default()
-        },
-        16 * BLOCK,
-    );
+    let mut world = World::memory(MasterConfig { limits, ..plain() }, 16 * BLOCK);
     let again = |world: &mut World, call: u64, request: &Request| {
         let request = request.clone();
         let mut out = Vec::new();
@@ -674,7 +662,7 @@ fn a_retried_call_is_answered_again_and_not_done_again() {
 
 #[test]
 fn a_restarted_master_counts_versions_on_from_what_is_announced() {
-    let mut world = World::tiers(MasterConfig::default(), MIB, MIB);
+    let mut world = World::tiers(plain(), MIB, MIB);
     world.report(
         NODE,
         Report::Announce {

@@ -4,7 +4,7 @@ use slackwater_wire::*;
 use crate::world::*;
 
 fn world() -> World {
-    World::tiers(MasterConfig::default(), 1024 * BLOCK, 1024 * BLOCK)
+    World::tiers(plain(), 1024 * BLOCK, 1024 * BLOCK)
 }
 
 fn matching(pattern: &str, force: bool) -> Request {
@@ -99,13 +99,7 @@ fn a_long_scan_lets_requests_through() {
         scans: 1,
         ..Limits::default()
     };
-    let mut world = World::memory(
-        MasterConfig {
-            limits,
-            ..MasterConfig::default()
-        },
-        1024 * BLOCK,
-    );
+    let mut world = World::memory(MasterConfig { limits, ..plain() }, 1024 * BLOCK);
     for n in 0..100 {
         world.put(&format!("k{n:03}"), 1);
     }
@@ -126,13 +120,7 @@ fn lists_come_in_order_and_in_pages() {
         scan_step: 3,
         ..Limits::default()
     };
-    let mut world = World::memory(
-        MasterConfig {
-            limits,
-            ..MasterConfig::default()
-        },
-        1024 * BLOCK,
-    );
+    let mut world = World::memory(MasterConfig { limits, ..plain() }, 1024 * BLOCK);
     for name in ["d", "b", "a", "c", "x"] {
         world.put(name, 1);
     }
@@ -361,14 +349,7 @@ fn too_many_removals_while_a_node_is_away_give_up_what_it_holds() {
         owed: 2,
         ..Limits::default()
     };
-    let mut world = World::tiers(
-        MasterConfig {
-            limits,
-            ..MasterConfig::default()
-        },
-        MIB,
-        MIB,
-    );
+    let mut world = World::tiers(MasterConfig { limits, ..plain() }, MIB, MIB);
     world.report(
         NODE,
         Report::Announce {

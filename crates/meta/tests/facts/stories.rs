@@ -24,7 +24,7 @@ fn config(step: usize, queue_limit: usize) -> MasterConfig {
         eviction,
         offload,
         lease_ttl: Duration::ZERO,
-        ..MasterConfig::default()
+        ..plain()
     }
 }
 
@@ -94,7 +94,7 @@ fn a_put_that_may_not_wait_makes_room_for_the_next() {
     let mut world = World::memory(
         MasterConfig {
             lease_ttl: Duration::ZERO,
-            ..MasterConfig::default()
+            ..plain()
         },
         20 * BLOCK,
     );
@@ -190,7 +190,7 @@ fn a_version_that_was_dropped_from_ssd_is_not_written_there_again() {
 /// records at the next start: only what lived had been announced.
 #[test]
 fn versions_go_on_above_everything_that_a_log_remembers() {
-    let mut world = World::memory(MasterConfig::default(), 20 * BLOCK);
+    let mut world = World::memory(plain(), 20 * BLOCK);
     world.mount(NODE, DISK, SegmentKind::Disk, 1024 * BLOCK);
     world.report(
         NODE,
@@ -222,14 +222,7 @@ fn a_record_that_a_failing_device_may_hold_is_dropped_before_a_removal_is_acknow
             mode: OffloadMode::Eager,
             ..Offload::default()
         };
-        let mut world = World::tiers(
-            MasterConfig {
-                offload,
-                ..MasterConfig::default()
-            },
-            8 * BLOCK,
-            1024 * BLOCK,
-        );
+        let mut world = World::tiers(MasterConfig { offload, ..plain() }, 8 * BLOCK, 1024 * BLOCK);
         world.obedient = false;
         let version = world.put("a", BLOCK);
         report_all(&mut world, Err(TaskFailure::Device));
@@ -267,7 +260,7 @@ fn a_record_that_a_failing_device_may_hold_is_dropped_before_a_removal_is_acknow
 #[test]
 fn a_node_that_mounts_during_a_removal_cannot_bring_the_value_back() {
     let (other, its_disk) = (NodeId(2), SegmentId(8));
-    let mut world = World::tiers(MasterConfig::default(), 8 * BLOCK, 1024 * BLOCK);
+    let mut world = World::tiers(plain(), 8 * BLOCK, 1024 * BLOCK);
     world.report(
         NODE,
         Report::Announce {

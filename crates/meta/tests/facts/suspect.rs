@@ -52,7 +52,7 @@ fn an_accused_record_keeps_no_other_copy_from_leaving_memory() {
     let config = MasterConfig {
         offload,
         lease_ttl: Duration::ZERO,
-        ..MasterConfig::default()
+        ..plain()
     };
     let mut world = World::tiers(config, 20 * BLOCK, 1024 * BLOCK);
     let version = world.put("a", BLOCK);

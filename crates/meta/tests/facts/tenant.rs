@@ -8,7 +8,7 @@ fn world() -> World {
     World::tiers(
         MasterConfig {
             tenancy: Tenancy::On,
-            ..MasterConfig::default()
+            ..plain()
         },
         100 * BLOCK,
         1024 * BLOCK,
@@ -118,7 +118,7 @@ fn tenants_have_separate_keys_and_need_a_quota() {
 
 #[test]
 fn without_tenancy_all_are_the_default_tenant() {
-    let mut world = World::memory(MasterConfig::default(), 100 * BLOCK);
+    let mut world = World::memory(plain(), 100 * BLOCK);
     assert_eq!(put(&mut world, "a", "k", 1), Ok(()));
     assert!(has(&mut world, "b", "k"));
     let set = Request::SetQuota {
@@ -263,7 +263,7 @@ fn the_ssd_quota_is_kept_by_evicting_the_tenants_own_records() {
     let config = MasterConfig {
         tenancy: Tenancy::On,
         offload,
-        ..MasterConfig::default()
+        ..plain()
     };
     let mut world = World::tiers(config, 100 * BLOCK, 1024 * BLOCK);
     quota(&mut world, "a", 10);
@@ -303,7 +303,7 @@ fn a_smaller_quota_takes_effect_at_once() {
 
 #[test]
 fn records_of_other_tenants_are_kept_apart_also_while_tenancy_is_off() {
-    let mut world = World::tiers(MasterConfig::default(), MIB, MIB);
+    let mut world = World::tiers(plain(), MIB, MIB);
     let entry = DiskEntry {
         tenant: tenant("a"),
         ..reported("k", 1, 1).entry

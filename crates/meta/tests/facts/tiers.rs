@@ -17,7 +17,7 @@ fn config() -> MasterConfig {
     MasterConfig {
         offload,
         lease_ttl: Duration::ZERO,
-        ..MasterConfig::default()
+        ..plain()
     }
 }
 

@@ -4,7 +4,9 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use slackwater_base::{Checksum, Instant};
-use slackwater_meta::{Input, Master, MasterConfig, Output};
+use slackwater_meta::{
+    Eviction, Input, Master, MasterConfig, Offload, OffloadMode, OnHit, Output, Promotion,
+};
 use slackwater_wire::*;
 
 pub(crate) const MIB: u64 = 1 << 20;
@@ -269,6 +271,27 @@ impl World {
         self.orders
             .retain(|_| keep.next().expect("one answer an order"));
         picked.into_iter().flatten().collect()
+    }
+}
+
+/// The default configuration without its background work, where nothing is written to SSD or promoted unasked, and with
+/// an SSD that fills as far as memory does.
+pub(crate) fn plain() -> MasterConfig {
+    MasterConfig {
+        eviction: Eviction {
+            disk_high_watermark: Eviction::DEFAULT.high_watermark,
+            disk_low_watermark: Eviction::DEFAULT.low_watermark,
+            ..Eviction::DEFAULT
+        },
+        offload: Offload {
+            mode: OffloadMode::Off,
+            ..Offload::DEFAULT
+        },
+        promotion: Promotion {
+            on_hit: OnHit::Stay,
+            ..Promotion::DEFAULT
+        },
+        ..MasterConfig::DEFAULT
     }
 }
 

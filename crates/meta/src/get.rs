@@ -11,7 +11,6 @@ use crate::lease::{after_probe, after_read};
 use crate::master::{Caller, Master};
 use crate::put::ChainPlace;
 use crate::segment::{Medium, Segment};
-use crate::tenant::Ledger;
 
 /// Up to this many segments, every policy hears of every read; beyond, only those that hold a part of it.
 const SEGMENTS_TOLD: usize = 8;
@@ -226,11 +225,7 @@ impl Master {
             .map(|(replica, facts)| (replica, facts.segment))
             .collect();
         for (replica, segment) in replicas {
-            let ledger = if self.segments.at(segment).memory().is_some() {
-                Ledger::Memory
-            } else {
-                Ledger::Disk
-            };
+            let ledger = self.segments.at(segment).ledger();
             self.tenants.touch(tenant, ledger, replica);
         }
     }

@@ -1,14 +1,16 @@
 //! Who holds what: leases, soft pins, groups and guards.
 
 use std::collections::BTreeSet;
+use std::ops::Bound;
 use std::time::Duration;
 
 use slackwater_base::{Instant, Map};
 use slackwater_wire::{ClientId, ErrorCode, GuardId};
 
 use crate::catalog::{ObjectId, PinKind, ReplicaId, TenantIndex};
-use crate::pressure::Standing;
+use crate::pressure::{Pass, Standing};
 use crate::slab::Slab;
+use crate::tenant::Ledger;
 
 /// The end of a lease after a read.
 pub(crate) fn after_read(lease: Instant, now: Instant, ttl: Duration) -> Instant {
@@ -44,6 +46,16 @@ struct Group {
     held: usize,
     /// Replicas that their policies leave alone until nothing is held.
     aside: BTreeSet<ReplicaId>,
+    /// Evictions of the group that take more than one step, from memory and from SSD.
+    unfinished: [Option<Unfinished>; 2],
+}
+
+/// How far the eviction of a large group is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Unfinished {
+    /// The last member that was looked at.
+    pub(crate) after: ObjectId,
+    pub(crate) pass: Pass,
 }
 
 impl Groups {
@@ -56,17 +68,17 @@ impl Groups {
         self.of.insert(object, group.1);
     }
 
-    /// An object without replicas goes; returns the replicas to be looked at again, now that its pin holds nobody.
+    /// An object without replicas goes; names its group if nothing is held there now that the object's pin is gone.
     pub(crate) fn leave(
         &mut self,
         tenant: TenantIndex,
         object: ObjectId,
         pin: PinKind,
-    ) -> BTreeSet<ReplicaId> {
-        let wake = if pin == PinKind::Hard {
+    ) -> Option<GroupKey> {
+        let released = if pin == PinKind::Hard {
             self.unhold(tenant, object)
         } else {
-            BTreeSet::new()
+            None
         };
         if let Some(number) = self.of.remove(&object) {
             let group = self
@@ -78,11 +90,19 @@ impl Groups {
                 self.groups.remove(&(tenant, number));
             }
         }
-        wake
+        released
     }
 
     pub(crate) fn of(&self, object: ObjectId) -> Option<u64> {
         self.of.get(&object).copied()
+    }
+
+    /// The name of a member's group.
+    pub(crate) fn key(&self, tenant: TenantIndex, object: ObjectId) -> GroupKey {
+        let number = self
+            .of(object)
+            .expect("the object's mark says that it has a group");
+        (tenant, number)
     }
 
     fn group(&self, tenant: TenantIndex, object: ObjectId) -> Option<&Group> {
@@ -128,18 +148,42 @@ impl Groups {
         }
     }
 
-    /// Whether anything of the group is held, other than by the offloads with which members leave.
-    pub(crate) fn is_held(&self, tenant: TenantIndex, object: ObjectId) -> bool {
-        self.group(tenant, object)
-            .is_some_and(|group| group.held > 0)
-    }
-
-    /// Whether the members may go now, all together or none, if nobody holds them.
-    pub(crate) fn standing(&self, tenant: TenantIndex, object: ObjectId, now: Instant) -> Standing {
-        match self.group(tenant, object) {
+    /// Whether the members may go now, all together or none.
+    pub(crate) fn standing(&self, group: GroupKey, now: Instant) -> Standing {
+        match self.groups.get(&group) {
+            Some(group) if group.held > 0 => Standing::Held,
             Some(group) if group.lease > now => Standing::Until(group.lease),
             Some(group) if group.soft > now => Standing::Soft(group.soft),
             _ => Standing::Free,
+        }
+    }
+
+    /// Up to `limit` members behind `after`, in the order of their numbers.
+    pub(crate) fn members_after(
+        &self,
+        group: GroupKey,
+        after: Option<ObjectId>,
+        limit: usize,
+    ) -> Vec<ObjectId> {
+        let from = after.map_or(Bound::Unbounded, Bound::Excluded);
+        self.groups.get(&group).map_or_else(Vec::new, |group| {
+            let members = group.members.range((from, Bound::Unbounded));
+            members.take(limit).copied().collect()
+        })
+    }
+
+    pub(crate) fn unfinished(&self, group: GroupKey, ledger: Ledger) -> Option<Unfinished> {
+        self.groups.get(&group)?.unfinished[ledger as usize]
+    }
+
+    pub(crate) fn set_unfinished(
+        &mut self,
+        group: GroupKey,
+        ledger: Ledger,
+        unfinished: Option<Unfinished>,
+    ) {
+        if let Some(group) = self.groups.get_mut(&group) {
+            group.unfinished[ledger as usize] = unfinished;
         }
     }
 
@@ -150,16 +194,19 @@ impl Groups {
         }
     }
 
-    /// Nobody needs that replica any more; returns the replicas to be looked at again when nothing is held.
-    pub(crate) fn unhold(&mut self, tenant: TenantIndex, object: ObjectId) -> BTreeSet<ReplicaId> {
-        let Some(group) = self.group_mut(tenant, object) else {
-            return BTreeSet::new();
-        };
+    /// Nobody needs that replica any more; names the group if nothing is held there now.
+    pub(crate) fn unhold(&mut self, tenant: TenantIndex, object: ObjectId) -> Option<GroupKey> {
+        let key = (tenant, self.of(object)?);
+        let group = self.groups.get_mut(&key)?;
         group.held -= 1;
-        if group.held == 0 {
-            std::mem::take(&mut group.aside)
-        } else {
-            BTreeSet::new()
+        (group.held == 0).then_some(key)
+    }
+
+    /// Up to `limit` replicas that were set aside because something was held, if nothing is.
+    pub(crate) fn released(&self, group: GroupKey, limit: usize) -> Vec<ReplicaId> {
+        match self.groups.get(&group) {
+            Some(group) if group.held == 0 => group.aside.iter().take(limit).copied().collect(),
+            _ => Vec::new(),
         }
     }
 

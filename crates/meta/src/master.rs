@@ -11,7 +11,7 @@ use crate::config::{ConfigWarning, MasterConfig};
 use crate::drops::{Drops, Owed};
 use crate::due::Deadlines;
 use crate::get::Reading;
-use crate::lease::{Groups, Guards};
+use crate::lease::{GroupKey, Groups, Guards};
 use crate::metrics::Metrics;
 use crate::offload::Offloads;
 use crate::outbox::{Acks, Outbox};
@@ -22,7 +22,7 @@ use crate::queue::Queue;
 use crate::retry::{Call, Retries};
 use crate::scan::Scans;
 use crate::segment::Segments;
-use crate::tenant::Tenants;
+use crate::tenant::{Ledger, Tenants};
 
 /// What reaches a master.
 #[derive(Clone, Debug, PartialEq)]
@@ -117,6 +117,10 @@ pub(crate) enum Due {
     Wait(u64),
     /// A segment whose eviction was cut short to let requests through.
     Relieve(SegmentIndex),
+    /// A large group, some of whose members were evicted.
+    Group(GroupKey, Ledger),
+    /// A large group that nothing holds any more, some of whose members were looked at again.
+    Wake(GroupKey),
     /// A scan that has more to look at.
     Scan(u64),
     /// An offload without a report.
@@ -127,6 +131,16 @@ pub(crate) enum Due {
     Candidate(ObjectId),
     /// Promotions that wait for the byte budget.
     Promotions,
+}
+
+impl Due {
+    /// Whether this is work in steps, each of which may ask for another.
+    fn is_step(self) -> bool {
+        matches!(
+            self,
+            Self::Relieve(_) | Self::Group(..) | Self::Wake(_) | Self::Scan(_)
+        )
+    }
 }
 
 /// A replica that its object has left behind, kept for those who still hold it.
@@ -214,15 +228,14 @@ impl Master {
         let mut again = Vec::new();
         for _ in 0..DUE_STEP {
             let Some(due) = self.due.pop(now) else { break };
-            match due {
+            if due.is_step() {
                 // Work in steps that has more to do asks for `now` again: its next step is for the next call, so that
                 // requests get in between.
-                Due::Relieve(_) | Due::Scan(_) if again.contains(&due) => {
+                if again.contains(&due) {
                     self.due.set(due, now);
                     break;
                 }
-                Due::Relieve(_) | Due::Scan(_) => again.push(due),
-                _ => {}
+                again.push(due);
             }
             match due {
                 Due::Unpark(replica) => self.unpark_due(now, replica),
@@ -232,6 +245,8 @@ impl Master {
                     self.relieve(now, segment);
                     self.serve(now);
                 }
+                Due::Group(group, ledger) => self.go_on_evicting(now, group, ledger),
+                Due::Wake(group) => self.wake(now, group),
                 Due::Scan(number) => self.scan_step(now, number),
                 Due::Offload(ticket) => self.offload_expired(now, ticket),
                 Due::Promotion(ticket) => self.promotion_expired(now, ticket),

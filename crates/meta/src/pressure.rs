@@ -3,11 +3,13 @@
 use slackwater_base::Instant;
 use slackwater_wire::{ReplicaState, SegmentKind};
 
-use crate::catalog::{Aside, ObjectId, Parked, PinKind, ReplicaId, SegmentIndex};
+use crate::catalog::{Aside, Parked, PinKind, Replica, ReplicaId, SegmentIndex};
 use crate::config::SoftPinned;
 use crate::evict::Slot;
+use crate::lease::{GroupKey, Unfinished};
 use crate::master::{Due, Master};
 use crate::release::Why;
+use crate::tenant::Ledger;
 
 /// Whether a replica may go now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -128,7 +130,7 @@ impl Master {
                     continue;
                 }
             }
-            match self.evict_with_group(now, id) {
+            match self.evict_with_group(now, id, pass, budget) {
                 Evicted::Bytes(bytes) => freed += bytes,
                 Evicted::Stalled => {
                     // A soft-pinned one stays aside: a plain pass would spend its step on it and ask for another.
@@ -170,12 +172,8 @@ impl Master {
         }
         let record = self.catalog.object(object);
         if record.is(Aside::Group) {
-            let held = self.groups.is_held(record.tenant, object);
-            return if held {
-                Standing::Held
-            } else {
-                self.groups.standing(record.tenant, object, now)
-            };
+            let group = self.groups.key(record.tenant, object);
+            return self.groups.standing(group, now);
         }
         match record.pin {
             PinKind::Hard => Standing::Held,
@@ -230,39 +228,90 @@ impl Master {
         self.relieve(now, index);
     }
 
-    /// Evicts a replica, and with it those of its group on the same kind of medium.
-    pub(crate) fn evict_with_group(&mut self, now: Instant, id: ReplicaId) -> Evicted {
+    /// Evicts a replica, and with it those of its group on the same kind of medium. Of a large group as many go as one
+    /// step allows, and the rest when that is due.
+    pub(crate) fn evict_with_group(
+        &mut self,
+        now: Instant,
+        id: ReplicaId,
+        pass: Pass,
+        budget: &mut usize,
+    ) -> Evicted {
         let replica = self.catalog.replica(id);
         let object = replica.object().expect("published replicas have an object");
-        let kind = self.segments.at(replica.segment).kind();
         let record = self.catalog.object(object);
         if !record.is(Aside::Group) {
             return self.evict_one(now, id);
         }
-        let group = self.groups.of(object);
-        let members: Vec<ObjectId> = self.groups.members(record.tenant, object).collect();
+        let group = self.groups.key(record.tenant, object);
+        let ledger = self.segments.at(replica.segment).ledger();
+        self.evict_group(now, group, ledger, pass, budget)
+    }
+
+    /// Evicts up to a step of a group's members, from where the step before ended.
+    fn evict_group(
+        &mut self,
+        now: Instant,
+        group: GroupKey,
+        ledger: Ledger,
+        pass: Pass,
+        budget: &mut usize,
+    ) -> Evicted {
+        let begun = self.groups.unfinished(group, ledger);
+        let after = begun.map(|begun| begun.after);
+        let members = self
+            .groups
+            .members_after(group, after, self.config.eviction.step);
+        *budget = budget.saturating_sub(members.len().saturating_sub(1));
         let mut freed = 0;
-        for member in members {
+        for member in &members {
             // Room for one member's offload may have cost another its record, and with it the object.
-            if self.groups.of(member) != group {
+            if self.groups.of(*member) != Some(group.1) {
                 continue;
             }
             // Who is on the way out is no second gain: counted again, it would hide that the others wait.
-            let of_kind = |(id, replica): (ReplicaId, &crate::catalog::Replica)| {
+            let of_kind = |(id, replica): (ReplicaId, &Replica)| {
                 let stays = replica.parked != Parked::Leaving;
-                (stays && self.segments.at(replica.segment).kind() == kind).then_some(id)
+                (stays && self.segments.at(replica.segment).ledger() == ledger).then_some(id)
             };
-            let ids: Vec<ReplicaId> = self.catalog.replicas(member).filter_map(of_kind).collect();
+            let ids: Vec<ReplicaId> = self.catalog.replicas(*member).filter_map(of_kind).collect();
             for id in ids {
                 if let Evicted::Bytes(bytes) = self.evict_one(now, id) {
                     freed += bytes;
                 }
             }
         }
-        if freed == 0 {
+        let unfinished = members
+            .last()
+            .filter(|last| !self.groups.members_after(group, Some(**last), 1).is_empty())
+            .map(|last| Unfinished { after: *last, pass });
+        self.groups.set_unfinished(group, ledger, unfinished);
+        if unfinished.is_some() {
+            self.due.set(Due::Group(group, ledger), now);
+        }
+        if freed == 0 && begun.or(unfinished).is_none() {
             Evicted::Stalled
         } else {
             Evicted::Bytes(freed)
+        }
+    }
+
+    /// The next step of a group's eviction, unless somebody has come for the group meanwhile.
+    pub(crate) fn go_on_evicting(&mut self, now: Instant, group: GroupKey, ledger: Ledger) {
+        let Some(begun) = self.groups.unfinished(group, ledger) else {
+            return;
+        };
+        let may_go = match self.groups.standing(group, now) {
+            Standing::Free => true,
+            Standing::Soft(_) => begun.pass == Pass::Last,
+            Standing::Until(_) | Standing::Held => false,
+        };
+        if may_go {
+            let mut budget = self.config.eviction.step;
+            self.evict_group(now, group, ledger, begun.pass, &mut budget);
+            self.serve(now);
+        } else {
+            self.groups.set_unfinished(group, ledger, None);
         }
     }
 

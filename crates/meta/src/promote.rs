@@ -441,9 +441,11 @@ impl Master {
         found
     }
 
+    /// Ends a promotion that the node has not ended, tells the node, and gives its slot to the next.
     fn refuse(&mut self, now: Instant, ticket: TicketId, exit: Exit) {
         self.tell_to_forget(ticket);
-        self.end_promotion(now, ticket, exit);
+        let Promoting { node, .. } = self.end_promotion(now, ticket, exit);
+        self.deliver(now, node);
     }
 
     /// The bytes are in place: publishes exactly the staged replica.
@@ -634,10 +636,7 @@ impl Master {
     pub(crate) fn cancel_promotion(&mut self, now: Instant, id: ObjectId) {
         self.forget_candidate(id);
         if self.catalog.object(id).is(Aside::Promotion) {
-            let ticket = self.promotions.of[&id];
-            let node = self.promotions.tickets[&ticket].node;
-            self.refuse(now, ticket, Exit::Cancelled);
-            self.deliver(now, node);
+            self.refuse(now, self.promotions.of[&id], Exit::Cancelled);
         }
     }
 
@@ -665,12 +664,13 @@ impl Master {
             .collect();
         tickets.sort_unstable();
         for ticket in tickets {
-            self.refuse(now, ticket, Exit::Cancelled);
+            self.tell_to_forget(ticket);
+            self.end_promotion(now, ticket, Exit::Cancelled);
         }
-        if self.segments.at(index).kind() == SegmentKind::Disk {
-            self.promotions
-                .holders
-                .remove(&self.segments.at(index).node);
+        let node = self.segments.at(index).node;
+        match self.segments.at(index).kind() {
+            SegmentKind::Disk => drop(self.promotions.holders.remove(&node)),
+            SegmentKind::Memory => self.deliver(now, node),
         }
     }
 

@@ -65,6 +65,12 @@ impl Puts {
         );
     }
 
+    fn at_mut(&mut self, object: ObjectId) -> &mut OpenPut {
+        self.open
+            .get_mut(&object)
+            .expect("the object's mark says that a put is open")
+    }
+
     fn take(&mut self, object: ObjectId) -> OpenPut {
         let put = self
             .open
@@ -392,7 +398,25 @@ impl Master {
             .collect();
         objects.sort_unstable();
         for object in objects {
-            self.reclaim(now, object);
+            self.lose_put_replicas(now, object, index);
+        }
+    }
+
+    fn lose_put_replicas(&mut self, now: Instant, object: ObjectId, index: SegmentIndex) {
+        let catalog = &self.catalog;
+        let put = self.puts.at_mut(object);
+        let (lost, kept): (Vec<_>, Vec<_>) = put
+            .replicas
+            .iter()
+            .partition(|id| catalog.replica(**id).segment == index);
+        if kept.is_empty() {
+            return self.reclaim(now, object);
+        }
+        let bytes = put.bytes;
+        put.replicas = kept;
+        let tenant = self.catalog.object(object).tenant;
+        for replica in lost {
+            self.free(replica, tenant, bytes);
         }
     }
 }

@@ -5,7 +5,7 @@ use slackwater_wire::{Description, ErrorCode, Key, Pin, ReplicaAt, ReplicaState,
 
 use crate::catalog::{Parked, PinKind, ReplicaId, TenantIndex};
 use crate::master::Master;
-use crate::pressure::{Evicted, Standing};
+use crate::pressure::{Evicted, Pass, Standing};
 use crate::segment::Medium;
 use crate::tenant::Ledger;
 
@@ -90,8 +90,9 @@ impl Master {
     /// Evicts this many bytes of a tenant's replicas, least recently used first, if so many may go.
     fn evict_tenant(&mut self, now: Instant, tenant: TenantIndex, ledger: Ledger, wanted: u64) {
         let mut missing = wanted;
+        let mut budget = self.config.eviction.step.max(OLDEST_LOOKED_AT);
         for id in self.tenants.oldest(tenant, ledger, OLDEST_LOOKED_AT) {
-            if missing == 0 {
+            if missing == 0 || budget == 0 {
                 return;
             }
             if !self.catalog.is_replica(id) {
@@ -101,7 +102,7 @@ impl Master {
                 self.extent_of(id).bytes
             } else if self.standing(now, id) == Standing::Free {
                 self.metrics.quota_evictions += 1;
-                match self.evict_with_group(now, id) {
+                match self.evict_with_group(now, id, Pass::Plain, &mut budget) {
                     Evicted::Bytes(bytes) => bytes,
                     Evicted::Stalled => 0,
                 }

@@ -1,12 +1,11 @@
 //! How replicas and objects end: once, through one door.
 
-use std::collections::BTreeSet;
-
 use slackwater_base::Instant;
 use slackwater_wire::ReplicaState;
 
-use crate::catalog::{Aside, ObjectId, Parked, Replica, ReplicaId, TenantIndex};
+use crate::catalog::{Aside, ObjectId, Parked, PinKind, Replica, ReplicaId, TenantIndex};
 use crate::evict::Slot;
+use crate::lease::GroupKey;
 use crate::master::{Due, Master, Orphan};
 use crate::segment::{Medium, record_bytes};
 use crate::tenant::Ledger;
@@ -125,12 +124,19 @@ impl Master {
         if !record.is(Aside::Group) {
             return;
         }
-        let waking = self.groups.unhold(record.tenant, object);
-        self.wake(now, waking);
+        if let Some(group) = self.groups.unhold(record.tenant, object) {
+            self.wake(now, group);
+        }
     }
 
-    fn wake(&mut self, now: Instant, aside: BTreeSet<ReplicaId>) {
-        for id in aside {
+    /// Has the policies name the members of a group again, as long as nothing of it is held: so many a step.
+    pub(crate) fn wake(&mut self, now: Instant, group: GroupKey) {
+        let step = self.config.eviction.step;
+        let released = self.groups.released(group, step);
+        if released.len() == step {
+            self.due.set(Due::Wake(group), now);
+        }
+        for id in released {
             self.unpark(id);
             self.relieve_soon(now, self.catalog.replica(id).segment);
         }
@@ -191,17 +197,24 @@ impl Master {
         bytes
     }
 
-    /// Forgets an object that nothing is left of.
+    /// Forgets an object that nothing is left of. What belonged to its value (pin, group, candidacy) ends with the last
+    /// replica, also where a put in flight keeps the object: that put brings its own.
     pub(crate) fn erase_if_empty(&mut self, now: Instant, id: ObjectId) {
-        let object = self.catalog.object(id);
-        if object.has_replicas() || object.is(Aside::Open) {
+        let object = self.catalog.object_mut(id);
+        if object.has_replicas() {
             return;
         }
-        let (tenant, pin) = (object.tenant, object.pin);
+        let tenant = object.tenant;
+        let pin = std::mem::replace(&mut object.pin, PinKind::None);
+        object.unmark(Aside::Group);
         self.forget_candidate(id);
-        let waking = self.groups.leave(tenant, id, pin);
-        self.wake(now, waking);
+        if let Some(group) = self.groups.leave(tenant, id, pin) {
+            self.wake(now, group);
+        }
         self.soft_until.remove(&id);
+        if self.catalog.object(id).is(Aside::Open) {
+            return;
+        }
         self.catalog.take(id);
         self.tenants.at_mut(tenant).objects -= 1;
         self.tenants.forget_if_idle(tenant);

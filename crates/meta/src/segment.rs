@@ -11,6 +11,7 @@ use slackwater_wire::{
 use crate::catalog::{ReplicaId, SegmentIndex};
 use crate::due::Deadlines;
 use crate::evict::{Evict, Slot};
+use crate::tenant::Ledger;
 
 /// A run of memory, or the SSD log of one node, with the policy that decides what goes from it.
 pub(crate) struct Segment {
@@ -98,6 +99,14 @@ impl Segment {
         match self.medium {
             Medium::Memory(_) => SegmentKind::Memory,
             Medium::Disk(_) => SegmentKind::Disk,
+        }
+    }
+
+    /// The ledger under which its bytes are charged.
+    pub(crate) fn ledger(&self) -> Ledger {
+        match self.medium {
+            Medium::Memory(_) => Ledger::Memory,
+            Medium::Disk(_) => Ledger::Disk,
         }
     }
 

@@ -25,7 +25,7 @@ pub(crate) struct TenantState {
 }
 
 /// Which of a tenant's two ledgers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Ledger {
     Memory = 0,
     Disk = 1,

@@ -201,6 +201,95 @@ fn a_long_eviction_lets_requests_through() {
     assert!(world.used(MEMORY) <= 10 * BLOCK, "and the rest right after");
 }
 
+/// A group may have 65,536 members, and the eviction of one took all the others along in one step, while every request
+/// waited.
+#[test]
+fn a_large_group_is_evicted_in_steps() {
+    let (members, step) = (500, 16);
+    let eviction = Eviction {
+        step,
+        ..Eviction::default()
+    };
+    let mut world = World::memory(
+        MasterConfig {
+            eviction,
+            lease_ttl: Duration::ZERO,
+            ..plain()
+        },
+        600 * 4096,
+    );
+    world.checks = false;
+    for n in 0..members {
+        let config = PutConfig {
+            group: Some(1),
+            ..PutConfig::default()
+        };
+        world.put_with(&format!("m{n}"), 4096, config);
+    }
+    let mut out = Vec::new();
+    for n in 0..120 {
+        let before = world.master.metrics().evictions;
+        world.put(&format!("k{n}"), 4096);
+        let gone = world.master.metrics().evictions - before;
+        assert!(gone <= 2 * step as u64, "a put waits for {gone} evictions");
+    }
+    let mut left = (0..members).filter(|n| world.has(&format!("m{n}"))).count();
+    assert!(left < members, "its eviction began");
+    while world
+        .master
+        .next_deadline()
+        .is_some_and(|at| at <= world.now)
+    {
+        let before = world.master.metrics().evictions;
+        world.master.on_deadline(world.now, &mut out);
+        let gone = world.master.metrics().evictions - before;
+        assert!(gone <= 2 * step as u64, "{gone} evictions in one call");
+    }
+    left = (0..members).filter(|n| world.has(&format!("m{n}"))).count();
+    assert_eq!(left, 0, "what was begun is finished, call by call");
+    world.master.check_books().unwrap();
+}
+
+/// A large group whose eviction is under way is read between two steps: the lease is kept, and the rest stays.
+#[test]
+fn a_read_between_two_steps_keeps_what_is_left_of_a_group() {
+    let eviction = Eviction {
+        policy: PolicyKind::Lru,
+        step: 4,
+        ..Eviction::default()
+    };
+    let mut world = World::memory(
+        MasterConfig {
+            eviction,
+            ..plain()
+        },
+        20 * BLOCK,
+    );
+    for n in 0..18 {
+        let config = PutConfig {
+            group: Some(1),
+            ..PutConfig::default()
+        };
+        world.put_with(&format!("m{n}"), BLOCK, config);
+    }
+    world.put("x", 2 * BLOCK);
+    let left: Vec<String> = (0..18)
+        .map(|n| format!("m{n}"))
+        .filter(|name| world.has(name))
+        .collect();
+    assert_eq!(left.len(), 14, "one step");
+    world.found(&left[0]);
+    world.pass(seconds(1));
+    assert!(left.iter().all(|name| world.has(name)), "they are leased");
+    for n in 0..20 {
+        world.start(&format!("k{n}"), BLOCK, wait(Duration::ZERO));
+    }
+    assert!(
+        left.iter().all(|name| world.has(name)),
+        "also under pressure"
+    );
+}
+
 /// Offloading one member of a group made room on a full SSD at the cost of another member's only copy, and the loop over
 /// the members then asked after an object that was gone.
 #[test]

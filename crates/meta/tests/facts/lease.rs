@@ -1,4 +1,4 @@
-use slackwater_meta::{Input, MasterConfig};
+use slackwater_meta::Input;
 use slackwater_wire::*;
 
 use crate::world::*;
@@ -225,6 +225,44 @@ fn reads_of_a_held_group_have_nobody_looked_at_again() {
     }));
     flood(&mut world);
     assert!((0..12).all(|n| !world.has(&format!("m{n}"))));
+}
+
+/// A hard-pinned member lost its last replica while an upsert of it was in flight, and its object stayed for the upsert's
+/// sake. The upsert ended as a first put does and set its own pin, but the old pin was never given back: the group was
+/// held for ever, and none of its members could be evicted again.
+#[test]
+fn an_upsert_of_what_was_lost_holds_its_group_no_longer() {
+    for group in [None, Some(1)] {
+        for again in [Pin::None, Pin::Hard] {
+            let mut world = world();
+            let (other, its_memory) = (NodeId(2), SegmentId(9));
+            world.mount(other, its_memory, SegmentKind::Memory, 20 * BLOCK);
+            let on = |segment: &str, pin, group| PutConfig {
+                pin,
+                group,
+                preferred: vec![segment.to_owned()],
+                ..PutConfig::default()
+            };
+            world.put_with("a", BLOCK, on("segment-9", Pin::Hard, Some(1)));
+            world.put_with("b", BLOCK, on("segment-1", Pin::None, Some(1)));
+            let config = PutConfig {
+                mode: PutMode::Upsert,
+                ..on("segment-1", again, group)
+            };
+            let PutStarted::Granted { version, .. } = world.start("a", BLOCK, config) else {
+                panic!("no room")
+            };
+            world.input(Input::NodeLost(other));
+            assert_eq!(
+                world.end(ME, "a", version),
+                Reply::Each(vec![Ok(())]),
+                "and the books balance"
+            );
+            flood(&mut world);
+            let held = group.is_some() && again == Pin::Hard;
+            assert_eq!(world.has("b"), held, "group {group:?}, pin {again:?}");
+        }
+    }
 }
 
 /// A hard-pinned member whose last copy was lost with its record held its group no longer. Nobody told the put that

@@ -256,7 +256,63 @@ fn r6_every_exit_gives_the_slot_back() {
                 },
             );
         }),
-        ("expiry", |world, _| world.pass(seconds(601))),
+        ("expiry", |world, _| world.pass(seconds(11))),
+        ("cancel", |world, _| {
+            assert_eq!(world.remove_with("a", true), Ok(()))
+        }),
+        ("refusal", |world, task| {
+            assert_eq!(staged(world, task.ticket, task.bytes + 1), None)
+        }),
+    ];
+    for (name, exit) in exits {
+        for (slots, promotion) in [
+            (
+                "of the cluster",
+                Promotion {
+                    queue_limit: 1,
+                    ..Promotion::default()
+                },
+            ),
+            (
+                "of the node",
+                Promotion {
+                    batch_max: 1,
+                    ..Promotion::default()
+                },
+            ),
+        ] {
+            let mut world = cold(promotion, &["a", "b"]);
+            let task = earn(&mut world, "a");
+            exit(&mut world, &task);
+            assert_eq!(funnel(&world).in_flight, 0, "{name}, the slot {slots}");
+            earn(&mut world, "b");
+            let metrics = funnel(&world);
+            assert_eq!(
+                (metrics.admitted, metrics.in_flight),
+                (2, 1),
+                "{name}, the slot {slots}"
+            );
+        }
+    }
+}
+
+/// A promotion that expired or was refused at staging gave its node's slot back, and nobody gave the slot to the promotion
+/// that waited for it: that one expired in the queue, unless a read happened to earn another one on the same node.
+#[test]
+fn the_next_in_the_queue_is_sent_whichever_way_a_promotion_ends() {
+    let exits: [(&str, fn(&mut World, &PromoteTask)); 5] = [
+        ("completion", finish),
+        ("failure", |world, task| {
+            let failure = PromotionFailure::Device;
+            world.report(
+                NODE,
+                Report::PromotionFailed {
+                    ticket: task.ticket,
+                    failure,
+                },
+            );
+        }),
+        ("expiry", |world, _| world.pass(seconds(6))),
         ("cancel", |world, _| {
             assert_eq!(world.remove_with("a", true), Ok(()))
         }),
@@ -267,17 +323,20 @@ fn r6_every_exit_gives_the_slot_back() {
     for (name, exit) in exits {
         let mut world = cold(
             Promotion {
-                queue_limit: 1,
+                batch_max: 1,
+                window: seconds(10),
                 ..Promotion::default()
             },
             &["a", "b"],
         );
-        let task = earn(&mut world, "a");
-        exit(&mut world, &task);
-        assert_eq!(funnel(&world).in_flight, 0, "{name}");
-        earn(&mut world, "b");
-        let metrics = funnel(&world);
-        assert_eq!((metrics.admitted, metrics.in_flight), (2, 1), "{name}");
+        let first = earn(&mut world, "a");
+        world.pass(seconds(5));
+        world.found("b");
+        world.found("b");
+        assert!(tasks(&mut world).is_empty(), "{name}: the slot is taken");
+        exit(&mut world, &first);
+        let next = task(&mut world);
+        assert_eq!(next.entry.key, key("b"), "{name}");
     }
 }
 

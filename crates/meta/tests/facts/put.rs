@@ -580,6 +580,35 @@ fn a_lost_segment_ends_the_puts_on_it() {
     assert_eq!(world.master.books().objects, 0);
 }
 
+/// A put of two replicas whose first segment was unmounted was given up as a whole: its end was refused, and the bytes
+/// that lay ready on the other segment were thrown away.
+#[test]
+fn a_put_that_loses_one_of_its_replicas_keeps_the_others() {
+    let mut world = world();
+    let (other, its_memory) = (NodeId(2), SegmentId(9));
+    world.mount(other, its_memory, SegmentKind::Memory, 16 * BLOCK);
+    let (version, extents) = granted(world.start(
+        "a",
+        BLOCK,
+        PutConfig {
+            replicas: 2,
+            ..PutConfig::default()
+        },
+    ));
+    assert_eq!(extents.len(), 2);
+    world.input(Input::NodeLost(other));
+    assert_eq!(world.end(ME, "a", version), Reply::Each(vec![Ok(())]));
+    let places: Vec<ReplicaAt> = world.found("a").replicas;
+    assert_eq!(
+        places,
+        extents
+            .into_iter()
+            .filter(|extent| extent.segment == MEMORY)
+            .map(ReplicaAt::Memory)
+            .collect::<Vec<_>>()
+    );
+}
+
 #[test]
 fn mounts_are_checked() {
     let mut world = world();

@@ -1,0 +1,332 @@
+//! How a promotion is earned, sent and ended.
+
+use std::time::Duration;
+
+use slackwater_meta::{Input, MasterConfig, Promotion, Tenancy};
+use slackwater_wire::*;
+
+use super::*;
+use crate::world::*;
+
+/// A promotion that expired or was refused at staging gave its node's slot back, and nobody gave the slot to the promotion
+/// that waited for it: that one expired in the queue, unless a read happened to earn another one on the same node.
+#[test]
+fn the_next_in_the_queue_is_sent_whichever_way_a_promotion_ends() {
+    let exits: [(&str, Exit); 5] = [
+        ("completion", finish),
+        ("failure", |world, task| {
+            let failure = PromotionFailure::Device;
+            world.report(
+                NODE,
+                Report::PromotionFailed {
+                    ticket: task.ticket,
+                    failure,
+                },
+            );
+        }),
+        ("expiry", |world, _| world.pass(seconds(6))),
+        ("cancel", |world, _| {
+            assert_eq!(world.remove_with("a", true), Ok(()))
+        }),
+        ("refusal", |world, task| {
+            assert_eq!(staged(world, task.ticket, task.bytes + 1), None)
+        }),
+    ];
+    for (name, exit) in exits {
+        let mut world = cold(
+            Promotion {
+                batch_max: 1,
+                window: seconds(10),
+                ..Promotion::default()
+            },
+            &["a", "b"],
+        );
+        let first = earn(&mut world, "a");
+        world.pass(seconds(5));
+        world.found("b");
+        world.found("b");
+        assert!(tasks(&mut world).is_empty(), "{name}: the slot is taken");
+        exit(&mut world, &first);
+        let next = task(&mut world);
+        assert_eq!(next.entry.key, key("b"), "{name}");
+    }
+}
+
+#[test]
+fn seldom_read_keys_stay_where_they_are() {
+    let mut world = cold(
+        Promotion {
+            threshold: 3,
+            ..Promotion::default()
+        },
+        &["a"],
+    );
+    world.found("a");
+    world.found("a");
+    assert_eq!(
+        (funnel(&world).rejected_frequency, funnel(&world).admitted),
+        (2, 0)
+    );
+    world.found("a");
+    assert_eq!(funnel(&world).admitted, 1);
+}
+
+#[test]
+fn a_promotion_is_ordered_by_the_very_read_that_earns_it() {
+    let mut world = cold(Promotion::default(), &["a"]);
+    let before = world.now;
+    earn(&mut world, "a");
+    assert_eq!(world.now, before);
+}
+
+#[test]
+fn probes_and_descriptions_promote_nothing() {
+    let mut world = cold(Promotion::default(), &["a"]);
+    for _ in 0..10 {
+        world.ask(Request::Exists(Exists {
+            tenant: Tenant::DEFAULT,
+            keys: vec![key("a")],
+        }));
+        assert!(world.has("a"));
+    }
+    assert_eq!(
+        (funnel(&world).admitted, funnel(&world).rejected_frequency),
+        (0, 0)
+    );
+}
+
+#[test]
+fn the_byte_budget_spaces_promotions_out() {
+    let promotion = Promotion {
+        bytes_per_second: Some(10 * BLOCK),
+        ..Promotion::default()
+    };
+    let names: Vec<String> = (0..12).map(|n| format!("k{n}")).collect();
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    let mut world = cold(promotion, &names);
+    for name in &names {
+        world.found(name);
+        world.found(name);
+    }
+    let at_once = tasks(&mut world).concat().len();
+    assert!((1..=2).contains(&at_once), "{at_once} at once");
+    world.pass(Duration::from_millis(500));
+    let after = tasks(&mut world).concat().len();
+    assert!((4..=6).contains(&after), "{after} in half a second");
+    world.pass(seconds(2));
+    assert_eq!(at_once + after + tasks(&mut world).concat().len(), 12);
+}
+
+#[test]
+fn the_promoted_copy_survives_the_next_eviction_pass() {
+    let mut world = cold(
+        Promotion {
+            grace: seconds(10),
+            ..Promotion::default()
+        },
+        &["a"],
+    );
+    let task = earn(&mut world, "a");
+    finish(&mut world, &task);
+    // Its first read used to end its grace: a guard that was given back made any replica a victim again.
+    let Lookup::Found(object) = world.get_with("a", Hold::Guard) else {
+        panic!("it was promoted")
+    };
+    world.ask(Request::GetEnd(GetEnd {
+        guards: vec![object.guard.unwrap()],
+    }));
+    for n in 0..200 {
+        world.start(&format!("k{n}"), BLOCK, PutConfig::default());
+        world.input(Input::ClientLost(ME));
+        world.put(&format!("p{n}"), BLOCK);
+        offload_all(&mut world);
+    }
+    assert!(in_memory(&mut world, "a"), "it has its grace");
+    assert_eq!(
+        world.remove_with("a", true),
+        Ok(()),
+        "which keeps nobody from removing it"
+    );
+}
+
+#[test]
+fn removal_cancels_what_is_queued_or_sent_and_waits_for_what_is_staged() {
+    let mut world = cold(
+        Promotion {
+            batch_max: 1,
+            ..Promotion::default()
+        },
+        &["sent", "queued"],
+    );
+    let sent = earn(&mut world, "sent");
+    world.found("queued");
+    world.found("queued");
+    assert_eq!(world.remove_with("queued", true), Ok(()));
+    assert_eq!(funnel(&world).cancelled, 1);
+    let extent = staged(&mut world, sent.ticket, sent.bytes).unwrap();
+    assert_eq!(
+        world.remove_with("sent", true),
+        Err(ErrorCode::ReplicaIsNotReady)
+    );
+    world.report(
+        NODE,
+        Report::Promoted {
+            ticket: sent.ticket,
+            extent,
+        },
+    );
+    assert_eq!(world.remove_with("sent", true), Ok(()));
+    assert_eq!(
+        (world.get("sent"), world.used(MEMORY)),
+        (Lookup::Missing, 0)
+    );
+}
+
+#[test]
+fn a_sent_promotion_of_a_removed_object_publishes_nothing() {
+    let mut world = cold(Promotion::default(), &["a"]);
+    let task = earn(&mut world, "a");
+    assert_eq!(world.remove_with("a", true), Ok(()));
+    assert!(cancelled(&mut world, task.ticket));
+    world.put("a", BLOCK);
+    assert_eq!(staged(&mut world, task.ticket, task.bytes), None);
+    assert_eq!(funnel(&world).cancelled, 1);
+}
+
+#[test]
+fn an_upsert_waits_for_the_promotion_and_a_put_in_flight_keeps_it_away() {
+    let mut world = cold(Promotion::default(), &["a", "b"]);
+    let task = earn(&mut world, "a");
+    assert_eq!(
+        world.start("a", BLOCK, upsert()),
+        PutStarted::Failed(ErrorCode::ObjectHasReplicationTask)
+    );
+    finish(&mut world, &task);
+    assert!(matches!(
+        world.start("a", BLOCK, upsert()),
+        PutStarted::Granted { .. }
+    ));
+
+    world.start("b", BLOCK, upsert());
+    world.found("b");
+    world.found("b");
+    assert_eq!(funnel(&world).admitted, 1, "b is being replaced");
+}
+
+#[test]
+fn a_lost_owner_cancels_its_promotions() {
+    for stage in [false, true] {
+        let mut world = cold(Promotion::default(), &["a"]);
+        let task = earn(&mut world, "a");
+        if stage {
+            staged(&mut world, task.ticket, task.bytes).unwrap();
+        }
+        world.input(Input::NodeLost(NODE));
+        let metrics = funnel(&world);
+        assert_eq!((metrics.cancelled, metrics.in_flight), (1, 0));
+        let books = world.master.books();
+        assert_eq!((books.objects, books.replicas, books.deadlines), (0, 0, 0));
+    }
+}
+
+#[test]
+fn unmounting_the_staged_segment_cancels_and_keeps_the_record() {
+    let mut world = cold(Promotion::default(), &["a"]);
+    let task = earn(&mut world, "a");
+    staged(&mut world, task.ticket, task.bytes).unwrap();
+    assert_eq!(world.ask(Request::Unmount { segment: MEMORY }), Reply::Done);
+    assert_eq!((funnel(&world).cancelled, world.has("a")), (1, true));
+    assert!(cancelled(&mut world, task.ticket));
+}
+
+#[test]
+fn a_corrupt_record_is_dropped_and_its_object_with_it() {
+    let mut world = cold(Promotion::default(), &["a"]);
+    let task = earn(&mut world, "a");
+    staged(&mut world, task.ticket, task.bytes).unwrap();
+    let failure = PromotionFailure::Corrupt;
+    world.report(
+        NODE,
+        Report::PromotionFailed {
+            ticket: task.ticket,
+            failure,
+        },
+    );
+    assert_eq!(
+        (world.get("a"), world.used(MEMORY), world.used(DISK)),
+        (Lookup::Missing, 0, 0)
+    );
+}
+
+#[test]
+fn quota_is_charged_at_staging_and_refunded() {
+    let tenant = Tenant::new("acme").unwrap();
+    let config = MasterConfig {
+        tenancy: Tenancy::On,
+        ..config(Promotion::default())
+    };
+    let mut world = World::tiers(config, 64 * BLOCK, 1024 * BLOCK);
+    let quota = |memory_bytes| Request::SetQuota {
+        tenant: tenant.clone(),
+        memory_bytes,
+        disk_bytes: 100 * BLOCK,
+    };
+    assert_eq!(world.ask(quota(0)), Reply::Done);
+    let entry = DiskEntry {
+        tenant: tenant.clone(),
+        ..reported("a", 1, BLOCK).entry
+    };
+    let entries = vec![ReportedEntry {
+        entry,
+        ..reported("a", 1, BLOCK)
+    }];
+    world.report(
+        NODE,
+        Report::Announce {
+            segment: DISK,
+            entries,
+        },
+    );
+    let get = Get {
+        tenant: tenant.clone(),
+        keys: vec![key("a")],
+        chain: Chain::default(),
+        hold: Hold::Lease,
+        prefix_only: false,
+    };
+    let earn = |world: &mut World| {
+        for _ in 0..2 {
+            world.ask(Request::Get(get.clone()));
+        }
+        task(world)
+    };
+    let refused = earn(&mut world);
+    assert_eq!(
+        staged(&mut world, refused.ticket, refused.bytes),
+        None,
+        "there is no quota for it"
+    );
+    assert_eq!(funnel(&world).failed, 1);
+    assert_eq!(world.ask(quota(BLOCK)), Reply::Done);
+    let task = earn(&mut world);
+    let charged = |world: &World| {
+        world
+            .master
+            .books()
+            .tenants
+            .iter()
+            .map(|state| state.memory_bytes)
+            .sum::<u64>()
+    };
+    staged(&mut world, task.ticket, task.bytes).unwrap();
+    assert_eq!(charged(&world), BLOCK);
+    let failure = PromotionFailure::Device;
+    world.report(
+        NODE,
+        Report::PromotionFailed {
+            ticket: task.ticket,
+            failure,
+        },
+    );
+    assert_eq!(charged(&world), 0);
+}

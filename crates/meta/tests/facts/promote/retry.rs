@@ -1,0 +1,218 @@
+//! What is refused for want of room is tried again.
+
+use std::time::Duration;
+
+use slackwater_meta::Promotion;
+use slackwater_wire::*;
+
+use super::*;
+use crate::world::*;
+
+#[test]
+fn a_full_holder_makes_way_and_the_refused_key_is_tried_again() {
+    let mut world = cold(
+        Promotion {
+            watermark: 0.5,
+            ..Promotion::default()
+        },
+        &["hot"],
+    );
+    for n in 0..40 {
+        world.put(&format!("k{n}"), BLOCK);
+    }
+    world.found("hot");
+    world.found("hot");
+    let metrics = funnel(&world);
+    assert_eq!(
+        (
+            metrics.rejected_watermark,
+            metrics.candidate_recorded,
+            metrics.admitted
+        ),
+        (1, 1, 0)
+    );
+    for n in 0..40 {
+        assert_eq!(world.remove(&format!("k{n}")), Ok(()));
+    }
+    world.pass(Duration::from_millis(50));
+    let metrics = funnel(&world);
+    assert_eq!(
+        (
+            metrics.admitted,
+            metrics.candidate_admitted,
+            metrics.candidates
+        ),
+        (1, 1, 0)
+    );
+}
+
+#[test]
+fn a_candidate_is_given_up_after_its_retries_or_its_time() {
+    let check = |promotion: Promotion, pass: Duration, evaluated: u64, unevaluated: u64| {
+        let mut world = cold(
+            Promotion {
+                watermark: 0.0,
+                ..promotion
+            },
+            &["a"],
+        );
+        world.found("a");
+        world.found("a");
+        world.pass(pass);
+        let metrics = funnel(&world);
+        let expired = (
+            metrics.candidate_expired_evaluated,
+            metrics.candidate_expired_unevaluated,
+        );
+        assert_eq!(expired, (evaluated, unevaluated));
+        assert_eq!((metrics.candidates, metrics.admitted), (0, 0));
+        assert_eq!(world.master.books().deadlines, 0);
+    };
+    check(Promotion::default(), seconds(60), 1, 0);
+    check(
+        Promotion {
+            candidate_retries: 0,
+            ..Promotion::default()
+        },
+        seconds(1),
+        0,
+        1,
+    );
+    let short = Promotion {
+        candidate_ttl: Duration::from_millis(5),
+        ..Promotion::default()
+    };
+    check(short, seconds(1), 0, 1);
+}
+
+#[test]
+fn candidates_are_bounded() {
+    let promotion = Promotion {
+        watermark: 0.0,
+        candidates_limit: 1,
+        ..Promotion::default()
+    };
+    let mut world = cold(promotion, &["a", "b"]);
+    for name in ["a", "a", "b", "b"] {
+        world.found(name);
+    }
+    let metrics = funnel(&world);
+    assert_eq!(
+        (metrics.candidates, metrics.candidate_dropped_limit),
+        (1, 1)
+    );
+}
+
+#[test]
+fn retries_do_not_count_as_reads() {
+    let promotion = Promotion {
+        watermark: 0.0,
+        threshold: 3,
+        ..Promotion::default()
+    };
+    let mut world = cold(promotion, &["a"]);
+    for _ in 0..3 {
+        world.found("a");
+    }
+    world.pass(seconds(60));
+    assert!(funnel(&world).candidate_admission_rejected >= 8);
+    assert_eq!(
+        funnel(&world).rejected_frequency,
+        2,
+        "three reads are three reads"
+    );
+}
+
+#[test]
+fn no_room_at_staging_is_a_failure_and_a_candidate() {
+    let mut world = cold(
+        Promotion {
+            watermark: 1.0,
+            ..Promotion::default()
+        },
+        &["a"],
+    );
+    let task = earn(&mut world, "a");
+    for n in 0..60 {
+        world.start(&format!("k{n}"), BLOCK, PutConfig::default());
+    }
+    for n in 60..64 {
+        world.start(&format!("k{n}"), BLOCK, PutConfig::default());
+    }
+    assert_eq!(world.used(MEMORY), 64 * BLOCK);
+    assert_eq!(staged(&mut world, task.ticket, task.bytes), None);
+    let metrics = funnel(&world);
+    assert_eq!(
+        (
+            metrics.failed,
+            metrics.candidate_recorded,
+            metrics.in_flight
+        ),
+        (1, 1, 0)
+    );
+}
+
+/// Two members of a group, on SSD alone, below a memory that is too full to promote either.
+fn group_below_a_full_memory() -> World {
+    let mut world = cold(
+        Promotion {
+            watermark: 0.5,
+            ..Promotion::default()
+        },
+        &[],
+    );
+    for name in ["a", "b"] {
+        world.put_with(
+            name,
+            BLOCK,
+            PutConfig {
+                group: Some(1),
+                ..PutConfig::default()
+            },
+        );
+    }
+    for n in 0..64 {
+        world.put(&format!("k{n}"), BLOCK);
+        offload_all(&mut world);
+    }
+    assert!(!in_memory(&mut world, "a") && !in_memory(&mut world, "b"));
+    world
+}
+
+fn empty_memory(world: &mut World) {
+    for n in 0..64 {
+        assert_eq!(world.remove_with(&format!("k{n}"), true), Ok(()));
+    }
+}
+
+fn promoted_names(world: &mut World) -> Vec<String> {
+    tasks(world)
+        .concat()
+        .iter()
+        .map(|task| task.entry.key.to_string())
+        .collect()
+}
+
+/// A member that was refused and tried again was admitted alone, and its group stayed on SSD until somebody read the
+/// rest often enough.
+#[test]
+fn a_member_that_is_tried_again_brings_its_group() {
+    let mut world = group_below_a_full_memory();
+    world.found("a");
+    assert_eq!(funnel(&world).candidates, 1);
+    empty_memory(&mut world);
+    world.pass(Duration::from_millis(50));
+    assert_eq!(promoted_names(&mut world), ["a", "b"]);
+}
+
+/// A refused member was promoted with its group, and went on being tried again all the same.
+#[test]
+fn a_member_that_comes_with_its_group_is_not_tried_again() {
+    let mut world = group_below_a_full_memory();
+    world.found("b");
+    assert_eq!(funnel(&world).candidates, 1);
+    empty_memory(&mut world);
+    world.found("a");
+    assert_eq!(promoted_names(&mut world), ["a", "b"]);
+    assert_eq!(funnel(&world).candidates, 0);
+}

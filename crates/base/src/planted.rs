@@ -40,6 +40,8 @@ pub enum Planted {
     RecoveryWithoutSync,
     /// Recovery takes what it read of a batch that nobody vouches for as written.
     RecoveryTrustsCache,
+    /// A record that the device could not read once is given up.
+    ErrorTakenForRot,
 }
 
 impl Planted {
@@ -62,6 +64,7 @@ impl Planted {
         Self::TombstoneDroppedEarly,
         Self::RecoveryWithoutSync,
         Self::RecoveryTrustsCache,
+        Self::ErrorTakenForRot,
     ];
 }
 

@@ -57,10 +57,13 @@ pub struct LogConfig {
     pub recovery_reads_max: usize,
     /// Records in one announcement.
     pub announce_entries_max: usize,
-    /// Pause after a write was refused, doubled each time until [`LogConfig::retry_delay_max`].
+    /// Pause after the device answered with an error, doubled each time until [`LogConfig::retry_delay_max`].
     pub retry_delay_min: Duration,
-    /// Longest pause after a write was refused.
+    /// Longest pause after an error of the device. A record whose write failed is kept so long to be written again.
     pub retry_delay_max: Duration,
+    /// Failed reads of one place, each after a pause and on a device that did other operations well, until the place
+    /// counts as unreadable.
+    pub read_tries_max: u32,
 }
 
 impl LogConfig {
@@ -81,6 +84,7 @@ impl LogConfig {
             announce_entries_max: 1024,
             retry_delay_min: Duration::from_millis(100),
             retry_delay_max: Duration::from_secs(10),
+            read_tries_max: 6,
         }
     }
 

@@ -49,6 +49,7 @@ pub struct MemDisk {
     fail_read_at: Option<(u64, DiskError)>,
     unreadable: BTreeSet<(FileId, u64)>,
     refusing: BTreeMap<FileId, DiskError>,
+    outage: Option<DiskError>,
     completed: u64,
     writes: u64,
 }
@@ -96,6 +97,7 @@ impl MemDisk {
             fail_read_at: None,
             unreadable: BTreeSet::new(),
             refusing: BTreeMap::new(),
+            outage: None,
             completed: 0,
             writes: 0,
         }
@@ -165,6 +167,11 @@ impl MemDisk {
             Some(error) => self.refusing.insert(file, error),
             None => self.refusing.remove(&file),
         };
+    }
+
+    /// Lets every operation fail, or none any more: the device is away for a time.
+    pub fn set_outage(&mut self, error: Option<DiskError>) {
+        self.outage = error;
     }
 
     /// Flips one bit of the medium and of what reads see.
@@ -266,7 +273,8 @@ impl MemDisk {
             .fail_read_at
             .take_if(|(at, _)| !writing && nth >= *at)
             .map(|(_, error)| error);
-        let result = match failing.or(unread).or_else(|| self.fail_at.remove(&nth)) {
+        let failing = failing.or(unread).or_else(|| self.fail_at.remove(&nth));
+        let result = match failing.or(self.outage) {
             Some(error) => {
                 self.half_do(&request, memory);
                 Err(error)

@@ -103,7 +103,8 @@ pub enum ReadEnd {
     Done,
     /// The bytes have this checksum: if it is not the record's, the record is dropped and reported as lost.
     Checked(Checksum),
-    /// The bytes did not come: the record is dropped and reported as lost, unless the error will pass.
+    /// The bytes did not come. The record stays, unless the device shows that it works and cannot read this place: then
+    /// it is dropped and reported as lost.
     Failed(DiskError),
 }
 

@@ -1,6 +1,7 @@
 //! The SSD log: append-only files, group commit, an index in memory, reclaim and recovery.
 
 mod commit;
+mod failed_reads;
 mod files;
 mod index;
 mod reclaim;
@@ -21,6 +22,7 @@ use crate::agent::{Opened, ReadEnd, ReadId, RecordRead, TierStats};
 use crate::config::LogConfig;
 use crate::format::{FormatError, Identity, Record, alone_overhead, name_of};
 use crate::io::{DiskDone, DiskError, DiskOp, DiskOutcome, FileId, LogFile, OpId, Target};
+use failed_reads::{FailedReads, Verdict};
 use files::{FileState, Files, List, RESERVE};
 use index::{Index, Slot};
 use reclaim::Reclaim;
@@ -88,6 +90,7 @@ pub(crate) struct Log {
     recovery: Option<Recovery>,
     reads: BTreeMap<ReadId, Pin>,
     next_read: u64,
+    failed_reads: FailedReads,
     /// Drops that were ordered before the log was open.
     early: Vec<DiskEntry>,
     stopping: bool,
@@ -131,6 +134,7 @@ impl Log {
             recovery: None,
             reads: BTreeMap::new(),
             next_read: 0,
+            failed_reads: FailedReads::default(),
             early: Vec::new(),
             stopping: false,
             overlong: None,
@@ -317,8 +321,8 @@ impl Log {
         Some(plan)
     }
 
-    /// Ends a read: a record that was not right is lost, unless it lies elsewhere by now. One that could not be read for
-    /// want of descriptors or memory may be as right as ever.
+    /// Ends a read: a record whose bytes were wrong is lost, unless it lies elsewhere by now. One that could not be read
+    /// may be as right as ever, until the device shows that it works and cannot read it.
     ///
     /// # Panics
     /// When the read was ended before: its file would be deleted under another reader.
@@ -332,10 +336,17 @@ impl Log {
         self.now = now;
         let Pin { entry, hash, plan } = self.reads.remove(&read).expect("a read ends once");
         self.files.update(plan.file, |file| file.pins -= 1);
+        let place = (plan.file, plan.offset);
         let right = match end {
             ReadEnd::Done => true,
-            ReadEnd::Checked(checksum) => checksum == plan.checksum,
-            ReadEnd::Failed(error) => error.is_passing(),
+            ReadEnd::Checked(checksum) => {
+                self.failed_reads.note_success();
+                self.failed_reads.forget(plan.file, plan.offset);
+                checksum == plan.checksum
+            }
+            ReadEnd::Failed(error) => {
+                self.failed_reads.note(now, place, error, &self.config) != Verdict::Unreadable
+            }
         };
         let there = self
             .index
@@ -380,6 +391,9 @@ impl Log {
             return;
         };
         let result = done.result;
+        if result.is_ok() {
+            self.failed_reads.note_success();
+        }
         match purpose {
             Purpose::Recover(file) => self.recovered(file, result, out),
             Purpose::Create(file) => self.created(file, result.map(drop)),

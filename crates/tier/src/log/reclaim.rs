@@ -4,6 +4,7 @@ use std::time::Duration;
 use slackwater_base::{BLOCK_BYTES, Instant, KeyHash, Planted, planted, round_to_block};
 use slackwater_wire::Version;
 
+use super::failed_reads::Verdict;
 use super::files::{File, FileState, List, RESERVE};
 use super::scan::{FileScan, Step};
 use super::write::{Answer, Copied};
@@ -29,8 +30,10 @@ pub(crate) struct Reclaim {
     names: Vec<KeyHash>,
     /// What the headers did not tell of was given up or written again.
     swept: bool,
-    /// Nothing is read before: a read met an error that will pass.
+    /// Nothing is read before: the device answered a read with an error.
     rest_until: Instant,
+    /// Places at which the device could not read headers.
+    unreadable: u32,
 }
 
 impl Log {
@@ -118,11 +121,14 @@ impl Log {
         copying.or((!reclaim.scanned).then_some(reclaim.rest_until))
     }
 
-    /// A read of reclaim met an error that will pass: what it was for is still to be done, a little later.
-    fn drain_rests(&mut self) {
-        if let Some(reclaim) = &mut self.reclaim {
-            reclaim.rest_until = self.now + self.config.retry_delay_min;
+    /// The device answered a read of reclaim with an error. True when the place is to be read again after a pause, false
+    /// when it counts as unreadable.
+    fn drain_reads_again(&mut self, place: (FileId, u64), error: DiskError) -> bool {
+        let verdict = self.failed_reads.note(self.now, place, error, &self.config);
+        if let (Verdict::ReadAgain(at), Some(reclaim)) = (verdict, &mut self.reclaim) {
+            reclaim.rest_until = at;
         }
+        verdict != Verdict::Unreadable
     }
 
     fn drain_scan(&mut self, out: &mut Vec<LogOut>) {
@@ -152,15 +158,23 @@ impl Log {
             return;
         };
         reclaim.scanning = false;
-        if result.as_ref().is_err_and(|error| error.is_passing()) {
-            return self.drain_rests();
-        }
-        let step = match &result {
-            Ok(DiskOutcome::Read { bytes, .. }) => reclaim.scan.take(Ok(bytes)),
-            Ok(DiskOutcome::Done) => reclaim.scan.take(Err(DiskError::Missing)),
-            Err(error) => reclaim.scan.take(Err(*error)),
+        let place = (reclaim.file, reclaim.scan.at());
+        let read = match &result {
+            Ok(DiskOutcome::Read { bytes, .. }) => Ok(bytes.as_slice()),
+            Ok(DiskOutcome::Done) => Err(DiskError::Missing),
+            Err(error) => Err(*error),
         };
-        match step {
+        match read {
+            Ok(_) => self.failed_reads.forget(place.0, place.1),
+            Err(error) if self.drain_reads_again(place, error) => return,
+            Err(_) => {}
+        }
+        let Some(reclaim) = &mut self.reclaim else {
+            return;
+        };
+        reclaim.unreadable += u32::from(read.is_err());
+        match reclaim.scan.take(read) {
+            _ if reclaim.unreadable > UNREADABLE_MAX => reclaim.scanned = true,
             Step::Batch(batch) => self.drain_batch(batch),
             Step::More => {}
             Step::End => reclaim.scanned = true,
@@ -263,11 +277,21 @@ impl Log {
         };
         let file = reclaim.file;
         reclaim.reading -= 1;
-        if result.as_ref().is_err_and(|error| error.is_passing()) {
-            reclaim.bytes_in_flight -= record.length;
-            reclaim.pending.push_front(record);
-            return self.drain_rests();
+        let place = (file, record.offset);
+        match &result {
+            Ok(_) => self.failed_reads.forget(file, record.offset),
+            Err(error) if self.drain_reads_again(place, *error) => {
+                if let Some(reclaim) = &mut self.reclaim {
+                    reclaim.bytes_in_flight -= record.length;
+                    reclaim.pending.push_front(record);
+                }
+                return;
+            }
+            Err(_) => {}
         }
+        let Some(reclaim) = &mut self.reclaim else {
+            return;
+        };
         let live = self
             .index
             .get(record.hash)
@@ -418,6 +442,7 @@ impl Log {
             return;
         };
         self.shields.forget(id);
+        self.failed_reads.forget_file(id);
         if let Some(before) = self.overlong {
             self.measure(before);
         }
@@ -462,11 +487,15 @@ impl Reclaim {
             names: Vec::new(),
             swept: false,
             rest_until: Instant::ZERO,
+            unreadable: 0,
         }
     }
 }
 
 /// Records that are remembered for copying while more headers are read.
 const PENDING_MAX: usize = 4096;
+/// Places of a file at which the device may fail to read headers before those after them are given up as well: each
+/// takes seconds to tell from a disturbance, and no other file is emptied meanwhile.
+const UNREADABLE_MAX: u32 = 16;
 /// Time that reclaim may have been idle and still make up for.
 const COPY_BURST: Duration = Duration::from_millis(50);

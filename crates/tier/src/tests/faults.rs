@@ -30,15 +30,20 @@ fn a_flipped_bit_in_a_value_loses_that_record_and_no_other() {
 }
 
 #[test]
-fn an_unreadable_value_is_lost() {
+fn a_value_that_a_working_device_cannot_read_is_lost() {
     let mut world = world_of(2, 5000);
     let (file, offset) = world.place(&[1], 1);
     world.disk.make_unreadable(file, offset + 4096);
-    let ticket = world.promote(&[1], 1, 5000);
-    let extent = world.free.pop().unwrap();
-    world.give(AgentInput::Order(Order::Staged { ticket, extent }));
-    world.rest();
-    assert_eq!(world.promotions_failed[&ticket], PromotionFailure::Device);
+    for _ in 0..world.log.read_tries_max {
+        assert_eq!(world.lost, [], "{:?}", world.now);
+        let ticket = world.promote(&[1], 1, 5000);
+        let extent = world.free.pop().unwrap();
+        world.give(AgentInput::Order(Order::Staged { ticket, extent }));
+        world.rest();
+        assert_eq!(world.promotions_failed[&ticket], PromotionFailure::Device);
+        assert_eq!(world.readable(&[0]), Some(1));
+        world.now += Duration::from_secs(10);
+    }
     assert_eq!(world.lost, [entry(&[1], 1)]);
     assert_eq!(world.agent.arena().accesses(), 0);
 }

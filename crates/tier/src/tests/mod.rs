@@ -4,6 +4,7 @@ mod crash;
 mod faults;
 mod opening;
 mod orders;
+mod outage;
 mod random;
 mod resurrection;
 mod room;
@@ -429,6 +430,32 @@ impl World {
                 "a deadline that has passed would spin"
             );
         }
+    }
+
+    /// As [`World::rest`], for `span` of time.
+    fn run_for(&mut self, span: Duration) {
+        let end = self.now + span;
+        self.drain();
+        while let Some(at) = self.agent.next_deadline().filter(|at| *at <= end) {
+            self.now = self.now.max(at);
+            let mut out = std::mem::take(&mut self.queue);
+            self.agent.on_deadline(self.now, &mut out);
+            self.take(out);
+            self.drain();
+        }
+        self.now = self.now.max(end);
+    }
+
+    /// Has a reader inside the process meet an error of the device.
+    fn fail_to_read(&mut self, key: &[u8], version: u64, error: DiskError) {
+        let mut out = Vec::new();
+        let plan = self
+            .agent
+            .begin_read(self.now, &entry(key, version), &mut out)
+            .expect("the record is there");
+        let end = ReadEnd::Failed(error);
+        assert!(!self.agent.end_read(self.now, plan, end, &mut out));
+        self.take(out);
     }
 
     /// Reads a record as a reader inside the process does.

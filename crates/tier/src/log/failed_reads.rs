@@ -1,0 +1,104 @@
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use slackwater_base::{Instant, Planted, planted};
+
+use crate::config::LogConfig;
+use crate::io::{DiskError, FileId};
+
+/// Reads that the device answered with errors, by the place of their first byte.
+///
+/// An error says nothing of the bytes: a loose cable or a resetting controller answers every read so, and all is well a
+/// second later. So a place counts as unreadable only after [`LogConfig::read_tries_max`] reads of it have failed, each
+/// after a pause that doubles, and only if the device has done other operations well between one of them and the next.
+/// While the whole device fails nothing is concluded, however long that lasts.
+#[derive(Debug, Default)]
+pub(super) struct FailedReads {
+    places: BTreeMap<(FileId, u64), Failed>,
+    /// Operations of any kind that the device has done well.
+    done_well: u64,
+}
+
+#[derive(Debug)]
+struct Failed {
+    tries: u32,
+    delay: Duration,
+    /// Failures before this moment do not count: they belong to the same disturbance.
+    again_at: Instant,
+    /// [`FailedReads::done_well`] at the last try.
+    done_well: u64,
+}
+
+/// What a failed read means for the place that was read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Verdict {
+    /// Nothing yet: it should be read again, not before this moment.
+    ReadAgain(Instant),
+    /// The device works and cannot read it.
+    Unreadable,
+}
+
+impl FailedReads {
+    /// The device did an operation well.
+    pub(super) fn note_success(&mut self) {
+        self.done_well += 1;
+    }
+
+    /// A read of this place succeeded.
+    pub(super) fn forget(&mut self, file: FileId, offset: u64) {
+        self.places.remove(&(file, offset));
+    }
+
+    /// The file is deleted.
+    pub(super) fn forget_file(&mut self, file: FileId) {
+        self.places.retain(|(of, _), _| *of != file);
+    }
+
+    /// A read of this place failed.
+    pub(super) fn note(
+        &mut self,
+        now: Instant,
+        (file, offset): (FileId, u64),
+        error: DiskError,
+        config: &LogConfig,
+    ) -> Verdict {
+        let delay = config.retry_delay_min;
+        if error.is_passing() {
+            return Verdict::ReadAgain(now + delay);
+        }
+        if planted(Planted::ErrorTakenForRot) {
+            return Verdict::Unreadable;
+        }
+        let done_well = self.done_well;
+        let known = self.places.len();
+        let Some(failed) = self.places.get_mut(&(file, offset)) else {
+            if known < PLACES_MAX {
+                let first = Failed {
+                    tries: 1,
+                    delay,
+                    again_at: now + delay,
+                    done_well,
+                };
+                self.places.insert((file, offset), first);
+            }
+            return Verdict::ReadAgain(now + delay);
+        };
+        if now < failed.again_at {
+            return Verdict::ReadAgain(failed.again_at);
+        }
+        if done_well > failed.done_well {
+            failed.tries += 1;
+        }
+        if failed.tries >= config.read_tries_max {
+            self.places.remove(&(file, offset));
+            return Verdict::Unreadable;
+        }
+        failed.done_well = done_well;
+        failed.delay = (failed.delay * 2).min(config.retry_delay_max);
+        failed.again_at = now + failed.delay;
+        Verdict::ReadAgain(failed.again_at)
+    }
+}
+
+/// Places remembered at a time; a failed read of another counts for nothing.
+const PLACES_MAX: usize = 4096;

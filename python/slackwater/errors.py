@@ -85,6 +85,7 @@ class ErrorCode(enum.IntEnum):
     DISK_FULL = -2001
     DEADLINE_PASSED = -2002
     SHUTTING_DOWN = -2003
+    VALUE_TOO_LONG = -2004
 
 
 class SlackwaterError(Exception):

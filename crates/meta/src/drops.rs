@@ -166,7 +166,6 @@ impl Master {
             .into_iter()
             .map(|waiter| self.acks.wait(waiter))
             .collect();
-        self.shed(hash, &entry);
         let node = self.segments.at(segment).node;
         let pending = self
             .drops
@@ -182,7 +181,7 @@ impl Master {
         pending.waiters.extend(waiters);
     }
 
-    /// The version cannot be written to SSD again.
+    /// The version is not offered to an SSD again.
     pub(crate) fn shed(&mut self, hash: u64, entry: &DiskEntry) {
         let tenant = self.tenants.find_exact(&entry.tenant);
         let found = tenant.and_then(|tenant| self.catalog.find(tenant, &entry.key, hash));

@@ -62,6 +62,8 @@ pub(crate) enum Asked {
     NotNow,
     /// There is no SSD that would take it.
     NoDisk,
+    /// The SSD takes no value of this length, however empty it is.
+    TooLong,
     /// The SSD would evict it first.
     NotWorth,
 }
@@ -80,9 +82,12 @@ impl Master {
             self.metrics.offload.skipped_no_disk += 1;
             return Asked::NoDisk;
         }
-        let Some(disk) = self.disk_for(now, node, record) else {
-            self.metrics.offload.skipped_no_disk += 1;
-            return Asked::NoDisk;
+        let disk = match self.disk_for(now, node, record) {
+            Ok(disk) => disk,
+            Err(asked) => {
+                self.metrics.offload.skipped_no_disk += 1;
+                return asked;
+            }
         };
         if let Some(ticket) = self.offloads.of.get(&(version, disk)) {
             return Asked::Queued(*ticket);
@@ -221,11 +226,17 @@ impl Master {
         }
     }
 
-    /// The node's SSD, if it takes records now.
-    fn disk_for(&self, now: Instant, node: NodeId, record: u64) -> Option<SegmentIndex> {
-        let index = self.segments.disk_of(node)?;
-        let disk = self.segments.at(index).disk()?;
-        (disk.accepting && now >= disk.refusing_until && record <= disk.capacity).then_some(index)
+    /// The node's SSD, if it takes a record of this length now.
+    fn disk_for(&self, now: Instant, node: NodeId, record: u64) -> Result<SegmentIndex, Asked> {
+        let index = self.segments.disk_of(node).ok_or(Asked::NoDisk)?;
+        let disk = self.segments.at(index).disk().ok_or(Asked::NoDisk)?;
+        if record > disk.capacity {
+            return Err(Asked::TooLong);
+        }
+        if !disk.accepting || now < disk.refusing_until {
+            return Err(Asked::NoDisk);
+        }
+        Ok(index)
     }
 
     fn queue_is_full(&self, cause: Cause) -> bool {
@@ -257,19 +268,28 @@ impl Master {
             (self.segments.at(replica.segment).kind() == SegmentKind::Memory).then_some(id)
         };
         let sources: Vec<ReplicaId> = self.catalog.replicas(id).filter_map(in_memory).collect();
+        let mut too_long = !sources.is_empty();
         for source in sources {
-            if let Asked::Queued(ticket) = self.offload(now, source, Cause::Promise) {
-                let waiter = self.acks.wait(waiter);
-                self.offloads
-                    .tickets
-                    .get_mut(&ticket)
-                    .expect("just queued")
-                    .waiters
-                    .push(waiter);
-                return;
+            match self.offload(now, source, Cause::Promise) {
+                Asked::Queued(ticket) => {
+                    let waiter = self.acks.wait(waiter);
+                    self.offloads
+                        .tickets
+                        .get_mut(&ticket)
+                        .expect("just queued")
+                        .waiters
+                        .push(waiter);
+                    return;
+                }
+                asked => too_long &= asked == Asked::TooLong,
             }
         }
-        self.acks.fail(waiter, ErrorCode::UnableOffloading);
+        let code = if too_long {
+            ErrorCode::ValueTooLong
+        } else {
+            ErrorCode::UnableOffloading
+        };
+        self.acks.fail(waiter, code);
     }
 
     /// Lets the answer to a repeated put end wait for the promise that the first one made.
@@ -310,15 +330,16 @@ impl Master {
     pub(crate) fn evict_dirty(&mut self, now: Instant, id: ReplicaId) -> Evicted {
         let mode = self.config.offload.mode;
         let asked = match mode {
-            OffloadMode::Off | OffloadMode::Eager => Asked::NoDisk,
-            OffloadMode::OnEvict | OffloadMode::OnEvictForced => {
+            OffloadMode::Off => Asked::NoDisk,
+            // In eager mode it was offered when its put ended, and the device or the queue did not take it.
+            OffloadMode::Eager | OffloadMode::OnEvict | OffloadMode::OnEvictForced => {
                 self.offload(now, id, Cause::Eviction)
             }
         };
         match (asked, mode) {
             (Asked::Queued(_), _) => Evicted::Bytes(self.leave(now, id)),
             // It stays the next victim; the report that makes room in the queue resumes the eviction.
-            (Asked::NotNow, OffloadMode::OnEvict) => Evicted::Stalled,
+            (Asked::NotNow, OffloadMode::Eager | OffloadMode::OnEvict) => Evicted::Stalled,
             _ => self.evict_now(now, id),
         }
     }
@@ -385,7 +406,7 @@ impl Master {
             }
             self.settle(waiter.ack);
         }
-        if let Err(TaskFailure::NoRoom | TaskFailure::Device) = result {
+        if let Err(TaskFailure::NoRoom | TaskFailure::Device | TaskFailure::Failing) = result {
             let until = now + self.config.offload.retry_after;
             self.segments
                 .at_mut(offloading.disk)
@@ -629,6 +650,9 @@ impl Master {
                 self.metrics.disk_evictions += 1;
                 self.metrics.disk_eviction_bytes += bytes;
                 let (hash, entry) = (self.catalog.object(object).hash, self.entry(object));
+                // The log refuses what it was told to drop as long as the tombstone stands, and what the SSD evicts has
+                // aged in memory too.
+                self.shed(hash, &entry);
                 self.drop_record(replica.segment, hash, entry, None);
                 bytes
             }
@@ -642,8 +666,8 @@ impl Master {
 fn code_of(failure: TaskFailure) -> ErrorCode {
     match failure {
         TaskFailure::NoRoom => ErrorCode::DiskFull,
-        TaskFailure::TooLarge => ErrorCode::UnableOffloading,
-        TaskFailure::Device => ErrorCode::WriteFail,
+        TaskFailure::TooLarge => ErrorCode::ValueTooLong,
+        TaskFailure::Device | TaskFailure::Failing => ErrorCode::WriteFail,
         TaskFailure::Stale => ErrorCode::ReplicaIsGone,
         TaskFailure::Cancelled => ErrorCode::ObjectNotFound,
     }

@@ -141,6 +141,7 @@ codes! {
     -2001 DiskFull Retry "DISK_FULL" "the SSD has no room for another segment";
     -2002 DeadlinePassed Retry "DEADLINE_PASSED" "the call's deadline passed first";
     -2003 ShuttingDown Refused "SHUTTING_DOWN" "the store is closing";
+    -2004 ValueTooLong Refused "VALUE_TOO_LONG" "the value is longer than the SSD takes";
 }
 
 impl ErrorCode {

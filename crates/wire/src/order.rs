@@ -151,8 +151,10 @@ pub enum TaskFailure {
     NoRoom,
     /// The value is longer than the log's files take, however empty it is.
     TooLarge,
-    /// The device reported an error.
+    /// A write of the record failed, and the device may hold it or not: only a drop makes sure.
     Device,
+    /// The device answers writes with errors. Nothing of the record was written: it may be offered again.
+    Failing,
     /// The source is not what the task says.
     Stale,
     /// The object was dropped meanwhile.

@@ -168,8 +168,10 @@ fn a_full_queue_skips_waits_or_drops_by_mode() {
             offloads(&mut eager).len(),
             eager.master.metrics().offload.skipped_full
         ),
-        (2, 18)
+        (2, 20),
+        "18 when they were put, and two that the last put was to displace"
     );
+    assert!(eager.has("k2"), "what cannot be queued is not evicted");
     let mut lazy = full(OffloadMode::OnEvict);
     assert_eq!(
         (offloads(&mut lazy).len(), lazy.used(MEMORY)),
@@ -199,7 +201,11 @@ fn a_waiting_put_is_served_when_the_offload_that_frees_its_room_is_durable() {
 
 #[test]
 fn after_a_failure_the_ssd_is_left_alone_and_memory_goes_on_without() {
-    for failure in [TaskFailure::NoRoom, TaskFailure::Device] {
+    for failure in [
+        TaskFailure::NoRoom,
+        TaskFailure::Device,
+        TaskFailure::Failing,
+    ] {
         let mut world = world(OffloadMode::OnEvict);
         fill(&mut world, 20);
         fail(&mut world, failure);
@@ -216,6 +222,80 @@ fn after_a_failure_the_ssd_is_left_alone_and_memory_goes_on_without() {
         world.put("y", BLOCK);
         assert_eq!(offloads(&mut world).len(), 2, "and tried again later");
     }
+}
+
+/// One failed write marked objects so that they were never offered to the SSD again: they left memory without a copy long
+/// after the device worked. Those of which nothing was written were marked too, and ordered to be dropped.
+#[test]
+fn after_an_outage_what_stayed_in_memory_is_offered_again() {
+    for mode in [
+        OffloadMode::Eager,
+        OffloadMode::OnEvict,
+        OffloadMode::OnEvictForced,
+    ] {
+        for failure in [TaskFailure::Failing, TaskFailure::Device] {
+            let mut world = world(mode);
+            let durable = PutConfig {
+                durability: Durability::Disk,
+                ..PutConfig::default()
+            };
+            let PutStarted::Granted { version, .. } = world.start("a", BLOCK, durable) else {
+                panic!()
+            };
+            world.send(ME, end("a", version));
+            fail(&mut world, failure);
+            world.pass(seconds(1));
+            fill(&mut world, 19);
+            let offered: Vec<Key> = offloads(&mut world)
+                .into_iter()
+                .map(|task| task.entry.key)
+                .collect();
+            assert!(
+                offered.contains(&key("a")),
+                "{mode:?}, {failure:?}: {offered:?}"
+            );
+        }
+    }
+}
+
+/// An SSD that was away when a put ended was not asked again in eager mode: the object left memory without a copy.
+#[test]
+fn in_eager_mode_what_was_skipped_is_offered_at_eviction() {
+    let mut world = world(OffloadMode::Eager);
+    let state = |accepting| {
+        Report::Disk(DiskState {
+            node: NODE,
+            accepting,
+            capacity: 1024 * BLOCK,
+            pressure: 0,
+        })
+    };
+    world.report(NODE, state(false));
+    fill(&mut world, 10);
+    assert_eq!(offloads(&mut world).len(), 0);
+    world.report(NODE, state(true));
+    for n in 10..30 {
+        world.put(&format!("k{n}"), BLOCK);
+        offload_all(&mut world);
+    }
+    assert_eq!(tiers(&mut world, "k0"), (false, true));
+}
+
+/// A durable put of a value that no SSD would ever take was answered as one to be tried again.
+#[test]
+fn a_durable_put_that_is_too_long_is_refused() {
+    let mut world = World::tiers(config(OffloadMode::Eager), 20 * BLOCK, 4 * BLOCK);
+    let durable = PutConfig {
+        durability: Durability::Disk,
+        ..PutConfig::default()
+    };
+    let PutStarted::Granted { version, .. } = world.start("a", 5 * BLOCK, durable) else {
+        panic!()
+    };
+    let call = world.send(ME, end("a", version));
+    let code = ErrorCode::ValueTooLong;
+    assert_eq!(world.reply(call), Some(Reply::Each(vec![Err(code)])));
+    assert_eq!(code.class(), Class::Refused);
 }
 
 /// One value longer than a file of the log was answered as a full disk, and for 100 ms nobody's values went to SSD.
@@ -275,9 +355,10 @@ fn a_durable_put_is_acknowledged_when_it_is_durable() {
     let failures = [
         (TaskFailure::NoRoom, ErrorCode::DiskFull),
         (TaskFailure::Device, ErrorCode::WriteFail),
-        (TaskFailure::TooLarge, ErrorCode::UnableOffloading),
+        (TaskFailure::Failing, ErrorCode::WriteFail),
+        (TaskFailure::TooLarge, ErrorCode::ValueTooLong),
     ];
-    for (name, (failure, code)) in ["b", "c", "e"].into_iter().zip(failures) {
+    for (name, (failure, code)) in ["b", "c", "e", "f"].into_iter().zip(failures) {
         let (call, _) = begin(&mut world, name);
         fail(&mut world, failure);
         assert_eq!(world.reply(call), Some(Reply::Each(vec![Err(code)])));

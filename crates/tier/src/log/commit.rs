@@ -1,9 +1,10 @@
 use std::time::Duration;
 
 use slackwater_base::{Planted, planted};
-use slackwater_wire::{TaskFailure, TicketId};
+use slackwater_wire::TaskFailure;
 
 use super::index::{Placed, Slot};
+use super::queue::Queued;
 use super::write::{Ail, Answer, Burial};
 use super::{Log, LogOut, Purpose};
 use crate::format::{Position, Record};
@@ -32,15 +33,8 @@ pub(super) enum Stage {
 #[derive(Debug)]
 pub(super) enum Item {
     Burial(Burial),
-    Copy {
-        record: Record,
-        from: (FileId, u64),
-    },
-    Offload {
-        order: u64,
-        ticket: TicketId,
-        record: Record,
-    },
+    Copy { record: Record, from: (FileId, u64) },
+    Offload(Queued),
 }
 
 impl Log {
@@ -176,11 +170,12 @@ impl Log {
                     self.stats.copied_bytes += record.length;
                     self.drain_settled(record.length);
                 }
-                Item::Offload {
+                Item::Offload(Queued {
                     order,
                     ticket,
                     record,
-                } => {
+                    ..
+                }) => {
                     let live = self.place_record(&record, file);
                     self.no_longer_waiting(record.hash);
                     self.writer.unresolved.remove(&order);
@@ -242,7 +237,9 @@ impl Log {
         }
     }
 
-    /// A batch that is not durable: drops are kept until they are, copies are read again, records are given up.
+    /// A batch that is not durable: drops are kept until they are, copies are read again, and records wait for one more
+    /// try, for a time. They may lie in the abandoned file as well, which does no harm: both are the same bytes under the
+    /// same version, and that file goes.
     fn fail(&mut self, flight: Flight, out: &mut Vec<LogOut>) {
         for item in flight.items.into_iter().rev() {
             match item {
@@ -254,30 +251,35 @@ impl Log {
                     record.offset = from.1;
                     self.drain_again(record);
                 }
-                Item::Offload {
-                    order,
-                    ticket,
-                    record,
-                } => {
-                    self.no_longer_waiting(record.hash);
-                    self.writer.unresolved.remove(&order);
-                    // Whatever the error: the record may lie there, which only `Device` says.
-                    out.push(LogOut::Written(ticket, Err(TaskFailure::Device)));
+                Item::Offload(mut offload) => {
+                    let again = offload.kept_until.is_none();
+                    offload.kept_until = Some(self.now + self.config.retry_delay_max);
+                    let order = offload.order;
+                    self.writer.offloads.insert(offload);
+                    if !again {
+                        self.withdraw(&[order], TaskFailure::Device, out);
+                    }
                 }
             }
         }
     }
 
-    /// Gives the queued records up when waiting will not help: their sources are pinned in memory all the while.
+    /// Gives the queued records back when waiting will not help: their sources are pinned in memory all the while. Those
+    /// of a failed batch, which are few, are kept for a time to be written again.
     pub(super) fn refuse_when_stuck(&mut self, out: &mut Vec<LogOut>) {
         if self.writer.offloads.is_empty() {
             return;
         }
-        if let Some(failure) = self.writer.ailing() {
-            self.withdraw(|_| true, failure, out);
-        } else if !self.has_room() && self.writer.flights.is_empty() {
-            self.withdraw(|_| true, TaskFailure::NoRoom, out);
-        }
+        let failure = match self.writer.ailing() {
+            Some(failure) => failure,
+            None if !self.has_room() && self.writer.flights.is_empty() => TaskFailure::NoRoom,
+            None => return,
+        };
+        let now = self.now;
+        let given_back = |offload: &&Queued| offload.kept_until.is_none_or(|until| until <= now);
+        let queued = self.writer.offloads.iter().filter(given_back);
+        let orders: Vec<u64> = queued.map(|offload| offload.order).collect();
+        self.withdraw(&orders, failure, out);
     }
 
     pub(super) fn answer_flushes(&mut self, out: &mut Vec<LogOut>) {
@@ -291,12 +293,12 @@ impl Log {
     }
 }
 
-/// What a refused write means to the task behind it.
+/// What an error of the device means to a record of which nothing was written.
 pub(super) fn failure_of(error: DiskError) -> TaskFailure {
     match error {
         DiskError::Full | DiskError::ReadOnly => TaskFailure::NoRoom,
         DiskError::Missing | DiskError::Resources { .. } | DiskError::Device { .. } => {
-            TaskFailure::Device
+            TaskFailure::Failing
         }
     }
 }

@@ -4,6 +4,7 @@ mod commit;
 mod failed_reads;
 mod files;
 mod index;
+mod queue;
 mod reclaim;
 mod recover;
 mod scan;
@@ -217,14 +218,14 @@ impl Log {
         if let Some(failure) = self.writer.ailing() {
             return Some(failure);
         }
-        let full =
-            self.writer.offloads_queued() >= self.config.records_queued_max || !self.has_room();
+        let full = self.writer.offloads.len() >= self.config.records_queued_max || !self.has_room();
         full.then_some(TaskFailure::NoRoom)
     }
 
     /// Withdraws the queued values whose source is `extent`; those that are being written go on.
     pub(crate) fn source_died(&mut self, extent: ExtentRef, out: &mut Vec<LogOut>) {
-        self.withdraw(|offload| offload.source == extent, TaskFailure::Stale, out);
+        let orders = self.writer.offloads.of_source(extent);
+        self.withdraw(&orders, TaskFailure::Stale, out);
     }
 
     /// Makes every record of the entry's key up to its version dead; the answer comes when no crash can undo it.
@@ -255,11 +256,8 @@ impl Log {
         let (hash, version) = (name_of(entry), entry.version);
         self.highest_version = self.highest_version.max(version);
         if self.writer.is_waiting(hash) {
-            self.withdraw(
-                |offload| offload.hash == hash && offload.version <= version,
-                TaskFailure::Cancelled,
-                out,
-            );
+            let orders = self.writer.offloads.of_key(hash, version);
+            self.withdraw(&orders, TaskFailure::Cancelled, out);
         }
         let superseded = self
             .index

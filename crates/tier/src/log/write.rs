@@ -2,10 +2,11 @@ use std::collections::{BTreeSet, VecDeque};
 use std::time::Duration;
 
 use slackwater_base::{BLOCK_BYTES, Instant, KeyHash, Map, round_to_block};
-use slackwater_wire::{DiskEntry, ExtentRef, TaskFailure, TicketId, Version};
+use slackwater_wire::{DiskEntry, TaskFailure, Version};
 
 use super::commit::{Flight, Item, Stage, failure_of};
 use super::files::{FileState, List, RESERVE};
+use super::queue::{OffloadQueue, Queued};
 use super::{Log, LogOut, Offload, Purpose};
 use crate::format::{
     BATCH_FIXED_BYTES, Batch, Entry, FileHeader, HEADER_BYTES_MAX, Position, Record,
@@ -20,10 +21,9 @@ pub(crate) struct Writer {
     pub(super) burials: VecDeque<Burial>,
     pub(super) moved: VecDeque<Burial>,
     copies: VecDeque<Copied>,
-    pub(super) offloads: VecDeque<Queued>,
-    /// Payload bytes of what is queued.
+    pub(super) offloads: OffloadQueue,
+    /// Payload bytes of the copies.
     copy_bytes: u64,
-    offload_bytes: u64,
     /// Batches in the order of the log; committed in that order too.
     pub(super) flights: VecDeque<Flight>,
     next_flight: u64,
@@ -86,18 +86,6 @@ pub(crate) struct Copied {
     pub(crate) bytes: Vec<u8>,
 }
 
-/// A value that waits to be written.
-#[derive(Debug)]
-pub(crate) struct Queued {
-    order: u64,
-    since: Instant,
-    ticket: TicketId,
-    pub(crate) hash: KeyHash,
-    pub(crate) version: Version,
-    pub(crate) source: ExtentRef,
-    record: Record,
-}
-
 /// What was taken from the queues for one batch.
 struct Load {
     items: Vec<Item>,
@@ -129,10 +117,6 @@ impl Answer {
 }
 
 impl Writer {
-    pub(crate) fn offloads_queued(&self) -> usize {
-        self.offloads.len()
-    }
-
     /// Why nothing new is taken now, if so.
     pub(crate) fn ailing(&self) -> Option<TaskFailure> {
         self.ail.map(|ail| failure_of(ail.error))
@@ -166,11 +150,12 @@ impl Writer {
         self.flushes.push_back((number, self.next_order));
     }
 
-    pub(crate) fn deadlines(&self, delay: Duration) -> [Option<Instant>; 3] {
-        let offload = self.offloads.front().map(|offload| offload.since + delay);
+    pub(crate) fn deadlines(&self, delay: Duration) -> [Option<Instant>; 4] {
+        let first = self.offloads.first();
         [
             self.oldest_maintenance().map(|since| since + delay),
-            offload,
+            first.map(|offload| offload.since + delay),
+            first.and_then(|offload| offload.kept_until),
             self.ail.map(|ail| ail.until),
         ]
     }
@@ -210,10 +195,8 @@ impl Log {
             source,
         } = offload;
         self.name_bytes = self.name_bytes - self.name_bytes / 64 + record_header_bytes(&entry);
-        let (version, order) = (entry.version, self.writer.new_order());
-        self.highest_version = self.highest_version.max(version);
+        self.highest_version = self.highest_version.max(entry.version);
         *self.writer.waiting.entry(hash).or_insert(0) += 1;
-        self.writer.offload_bytes += round_to_block(bytes);
         let record = Record {
             entry,
             hash,
@@ -221,15 +204,14 @@ impl Log {
             length: bytes,
             checksum,
         };
-        let since = self.now;
-        self.writer.offloads.push_back(Queued {
+        let order = self.writer.new_order();
+        self.writer.offloads.insert(Queued {
             order,
-            since,
+            since: self.now,
             ticket,
-            hash,
-            version,
             source,
             record,
+            kept_until: None,
         });
     }
 
@@ -254,22 +236,20 @@ impl Log {
         self.writer.copies.push_back(copy);
     }
 
-    /// Takes the queued values that `unwanted` names back, and answers them.
-    pub(super) fn withdraw(
-        &mut self,
-        unwanted: impl Fn(&Queued) -> bool,
-        failure: TaskFailure,
-        out: &mut Vec<LogOut>,
-    ) {
-        let queued = std::mem::take(&mut self.writer.offloads);
-        for offload in queued {
-            if !unwanted(&offload) {
-                self.writer.offloads.push_back(offload);
+    /// Takes queued values back, and answers them. A record that may lie in an abandoned file fails as `Device`, whatever
+    /// the reason, unless it is being dropped anyway: the master has to order its drop.
+    pub(super) fn withdraw(&mut self, orders: &[u64], failure: TaskFailure, out: &mut Vec<LogOut>) {
+        for order in orders {
+            let Some(offload) = self.writer.offloads.remove(*order) else {
                 continue;
-            }
-            self.writer.offload_bytes -= round_to_block(offload.record.length);
-            self.no_longer_waiting(offload.hash);
-            self.writer.unresolved.remove(&offload.order);
+            };
+            self.no_longer_waiting(offload.hash());
+            self.writer.unresolved.remove(order);
+            let failure = match failure {
+                TaskFailure::Cancelled => failure,
+                _ if offload.kept_until.is_some() => TaskFailure::Device,
+                _ => failure,
+            };
             out.push(LogOut::Written(offload.ticket, Err(failure)));
         }
     }
@@ -305,7 +285,7 @@ impl Log {
         // Records that may not go yet must hurry nobody: copies would be written one by one, and make no room.
         let offload = writer
             .offloads
-            .front()
+            .first()
             .filter(|offload| self.may_go(offload));
         let due = |since: Option<Instant>| {
             since.is_some_and(|since| since + self.config.batch_delay <= self.now)
@@ -313,7 +293,7 @@ impl Log {
         let hurry = !writer.flushes.is_empty() || self.stopping;
         // Whoever removes waits for the answer: tombstones share a batch only with what comes while one is written.
         let waited_for = !writer.burials.is_empty() || self.drain_waits();
-        let ready_bytes = writer.copy_bytes + offload.map_or(0, |_| writer.offload_bytes);
+        let ready_bytes = writer.copy_bytes + offload.map_or(0, |_| writer.offloads.bytes());
         (waited_for && (writer.flights.is_empty() || hurry))
             || (hurry && offload.is_some())
             || ready_bytes >= self.config.batch_bytes
@@ -381,36 +361,19 @@ impl Log {
         if !self.offloads_may_fill() {
             return load;
         }
-        while let Some(offload) = self.writer.offloads.front() {
-            let bytes = round_to_block(offload.record.length);
-            if !load.takes(
-                record_header_bytes(&offload.record.entry),
-                bytes,
-                limit,
-                room,
-            ) {
+        while let Some(offload) = self.writer.offloads.first() {
+            let header = record_header_bytes(&offload.record.entry);
+            if !load.takes(header, offload.padded(), limit, room) {
                 break;
             }
-            let Some(Queued {
-                order,
-                ticket,
-                source,
-                record,
-                ..
-            }) = self.writer.offloads.pop_front()
-            else {
+            let Some(offload) = self.writer.offloads.pop_first() else {
                 break;
             };
-            self.writer.offload_bytes -= bytes;
             load.payload.push(Part::Extent {
-                extent: source,
-                length: record.length,
+                extent: offload.source,
+                length: offload.record.length,
             });
-            load.items.push(Item::Offload {
-                order,
-                ticket,
-                record,
-            });
+            load.items.push(Item::Offload(offload));
         }
         load
     }
@@ -436,7 +399,7 @@ impl Log {
                     hash: burial.hash,
                     version: burial.version,
                 },
-                Item::Copy { record, .. } | Item::Offload { record, .. } => {
+                Item::Copy { record, .. } | Item::Offload(Queued { record, .. }) => {
                     record.offset = offset;
                     offset += round_to_block(record.length);
                     Entry::Record(record.clone())

@@ -75,6 +75,89 @@ fn places_that_a_working_device_cannot_read_are_given_up_and_the_file_is_emptied
     }
 }
 
+/// One failed write answered every record that waited behind it as one that the device may hold, and those of the failed
+/// batch were given up although the device worked again a moment later.
+#[test]
+fn a_failed_write_costs_nothing_that_a_short_outage_lets_be_written() {
+    for nth in 0..2 {
+        let mut world = world_of(1, 5000);
+        // Two batches are written at a time; the others wait.
+        let first = world.put(&[20], 1, 9000);
+        world.give(AgentInput::Flush(1));
+        let written = [first, world.put(&[21], 1, 9000)];
+        let waiting: Vec<TicketId> = (1..8).map(|key| world.put(&[key], 1, 200)).collect();
+        (0..nth).for_each(|_| assert!(world.complete()));
+        world.disk.set_outage(Some(EIO));
+        world.run_for(Duration::from_secs(1));
+        for ticket in &written {
+            assert_eq!(world.results.get(ticket), None, "{nth}: kept to be tried");
+        }
+        for ticket in &waiting {
+            assert_eq!(world.results[ticket], Err(TaskFailure::Failing), "{nth}");
+        }
+        assert!(!world.state.unwrap().accepting);
+        world.disk.set_outage(None);
+        world.rest();
+        for ticket in &written {
+            assert_eq!(world.results[ticket], Ok(()), "{nth}");
+        }
+        for key in 1..8 {
+            let again = world.put(&[key], 1, 200);
+            world.rest();
+            assert_eq!(world.results[&again], Ok(()), "offered again: {key}");
+        }
+        world.check("after the outage");
+        world.reopen(Crash::LoseAll, "after the outage");
+        assert_eq!(world.check_opened("after the outage").records, 10);
+    }
+}
+
+/// However long the device is away, and at whatever moment it goes: memory is not held for long, nothing acknowledged is
+/// lost, removals are carried out in the end, and records are taken again.
+#[test]
+fn a_log_outlives_any_outage() {
+    for (nth, span) in (0..30)
+        .step_by(3)
+        .flat_map(|nth| [1, 30, 4000].map(|seconds| (nth, seconds)))
+    {
+        let moment = format!("away for {span} s after {nth} operations");
+        let mut world = World::new(small_log(2 << 20), nth);
+        for key in 0..40u8 {
+            world.put(&[key], 1, 9000);
+            if key % 3 == 0 {
+                world.rest();
+            }
+        }
+        for key in 0..20u8 {
+            world.remove(&[key * 2], 1);
+            world.put(&[100 + key], 1, 5000);
+        }
+        (0..nth).for_each(|_| _ = world.complete());
+        world.disk.set_outage(Some(EIO));
+        world.run_for(Duration::from_secs(span));
+        if Duration::from_secs(span) > world.log.retry_delay_max * 2 {
+            assert_eq!(world.offloads.len(), 0, "{moment}: sources are held");
+        }
+        world.disk.set_outage(None);
+        world.rest();
+        assert_eq!(world.agent.stats().records_lost, 0, "{moment}");
+        world.check(&moment);
+        let carried_out = |known: &Known| known.dropped >= known.drop_ordered;
+        assert!(world.known.values().all(carried_out), "{moment}");
+        let ticket = world.put(b"last", 1, 100);
+        world.rest();
+        assert_eq!(
+            world.results[&ticket],
+            Ok(()),
+            "{moment}: {:?}",
+            world.state
+        );
+        world.crash(Crash::Tear);
+        world.rest();
+        world.check_opened(&moment);
+    }
+}
+
 /// A log whose newest file is to be emptied because a sync of it failed, `after` further operations.
 fn draining(after: u32) -> World {
     let mut world = World::new(small_log(2 << 20), u64::from(after));

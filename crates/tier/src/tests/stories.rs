@@ -127,8 +127,9 @@ fn a_record_that_may_have_been_written_is_refused_as_one() {
             let mut world = world_of(1, 5000);
             let ticket = world.put(&[1], 1, 5000);
             world.give(AgentInput::Flush(1));
-            world.disk.fail_at(world.disk.completed() + nth, error);
-            world.rest();
+            (0..nth).for_each(|_| assert!(world.complete()));
+            world.disk.set_outage(Some(error));
+            world.run_for(world.log.retry_delay_max * 2);
             assert_eq!(
                 world.results[&ticket],
                 Err(TaskFailure::Device),

@@ -1,0 +1,118 @@
+use std::collections::{BTreeMap, BTreeSet};
+
+use slackwater_base::{Instant, KeyHash, round_to_block};
+use slackwater_wire::{ExtentRef, SegmentId, TicketId, Version};
+
+use crate::format::Record;
+
+/// Values that wait to be written, in the order in which they were ordered.
+///
+/// They are found by key and by source as well: dropping one of 50,000 must not walk the others, because whoever removes
+/// everything drops each of them.
+#[derive(Debug, Default)]
+pub(super) struct OffloadQueue {
+    queued: BTreeMap<u64, Queued>,
+    by_key: BTreeSet<(KeyHash, u64)>,
+    by_source: BTreeSet<(Source, u64)>,
+    bytes: u64,
+}
+
+/// A value that waits to be written.
+#[derive(Debug)]
+pub(crate) struct Queued {
+    /// Its number among all orders.
+    pub(super) order: u64,
+    pub(super) since: Instant,
+    pub(super) ticket: TicketId,
+    pub(super) source: ExtentRef,
+    pub(super) record: Record,
+    /// Set once a write of the record has failed: the record may lie in a file that was abandoned, and until this moment
+    /// another try is waited for.
+    pub(super) kept_until: Option<Instant>,
+}
+
+/// An extent, in an order of its own.
+type Source = (SegmentId, u64, u64);
+
+impl Queued {
+    pub(super) fn hash(&self) -> KeyHash {
+        self.record.hash
+    }
+
+    pub(super) fn version(&self) -> Version {
+        self.record.entry.version
+    }
+
+    /// Bytes of its payload on the device.
+    pub(super) fn padded(&self) -> u64 {
+        round_to_block(self.record.length)
+    }
+}
+
+impl OffloadQueue {
+    /// Puts a value in its place: at the end, or at the front again when a write of it failed.
+    pub(super) fn insert(&mut self, queued: Queued) {
+        let order = queued.order;
+        self.bytes += queued.padded();
+        self.by_key.insert((queued.hash(), order));
+        self.by_source.insert((source(&queued.source), order));
+        self.queued.insert(order, queued);
+    }
+
+    pub(super) fn first(&self) -> Option<&Queued> {
+        self.queued.values().next()
+    }
+
+    pub(super) fn pop_first(&mut self) -> Option<Queued> {
+        let order = *self.queued.keys().next()?;
+        self.remove(order)
+    }
+
+    pub(super) fn remove(&mut self, order: u64) -> Option<Queued> {
+        let queued = self.queued.remove(&order)?;
+        self.bytes -= queued.padded();
+        self.by_key.remove(&(queued.hash(), order));
+        self.by_source.remove(&(source(&queued.source), order));
+        Some(queued)
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.queued.len()
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.queued.is_empty()
+    }
+
+    /// Payload bytes of all that is queued.
+    pub(super) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Queued> {
+        self.queued.values()
+    }
+
+    /// The orders of a key up to `version`.
+    pub(super) fn of_key(&self, hash: KeyHash, version: Version) -> Vec<u64> {
+        let orders = self.by_key.range((hash, 0)..=(hash, u64::MAX));
+        orders
+            .map(|(_, order)| *order)
+            .filter(|order| self.queued[order].version() <= version)
+            .collect()
+    }
+
+    /// The orders whose value is in `extent`.
+    pub(super) fn of_source(&self, extent: ExtentRef) -> Vec<u64> {
+        let source = source(&extent);
+        let orders = self.by_source.range((source, 0)..=(source, u64::MAX));
+        orders
+            .map(|(_, order)| *order)
+            .filter(|order| self.queued[order].source == extent)
+            .collect()
+    }
+}
+
+fn source(extent: &ExtentRef) -> Source {
+    (extent.segment, extent.offset, extent.generation)
+}

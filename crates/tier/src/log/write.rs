@@ -130,7 +130,7 @@ impl Writer {
     pub(crate) fn is_being_written(&self, hash: KeyHash) -> bool {
         let mut items = self.flights.iter().flat_map(|flight| &flight.items);
         self.waiting.contains_key(&hash)
-            && items.any(|item| matches!(item, Item::Offload { record, .. } if record.hash == hash))
+            && items.any(|item| matches!(item, Item::Offload(offload) if offload.hash() == hash))
     }
 
     pub(crate) fn unresolved(&self) -> usize {

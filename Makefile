@@ -58,7 +58,7 @@ test-sim: toolchain
 
 test-python: $(STAMP)
 	VIRTUAL_ENV=$(CURDIR)/$(VENV) $(VENV)/bin/maturin develop --quiet --locked --manifest-path crates/py/Cargo.toml
-	$(call bounded,$(PYTHON) -m pytest -q python/tests)
+	$(call bounded,$(PYTHON) -m pytest -q -rs python/tests)
 
 $(STAMP): python/requirements.txt
 	@python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed"; exit 1; }

@@ -136,10 +136,10 @@ class Store:
         *,
         pattern: str | None = None,
         after: Key | None = None,
-        limit: int = 1000,
+        limit: int | None = None,
         tenant: str | None = None,
     ) -> builtins.list[bytes]:
-        """Keys in byte order, a page at a time."""
+        """Keys in byte order: all of them, or as many as `limit` says."""
 
     def set_quota(self, tenant: str, *, memory: Size, ssd: Size | None = None) -> None:
         """Sets or changes how many bytes the tenant may keep in memory and on SSD."""

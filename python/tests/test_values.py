@@ -41,8 +41,32 @@ def test_anything_with_the_buffer_protocol_is_a_value(store: Store, value: objec
     assert store.get("k") == memoryview(value).tobytes()
 
 
+def test_real_tensors_of_torch_are_read_and_written_in_place(store: Store) -> None:
+    # A class of the test's own stood here for PyTorch: what PyTorch itself hands over was never seen.
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed: `pip install torch` into .venv runs this")
+    for kind in (torch.float32, torch.bfloat16, torch.uint8):
+        source = torch.arange(1024).to(kind)
+        target = torch.zeros_like(source)
+        store.put("k", source, upsert=True)
+        assert store.get_into("k", target) == source.numel() * source.element_size()
+        assert torch.equal(source, target)
+    view = torch.arange(64)[16:32]
+    store.put("view", view)
+    assert store.get("view") == view.numpy().tobytes()
+    learning = torch.ones(4, requires_grad=True)
+    store.put("learning", learning)
+    assert store.get("learning") == learning.detach().numpy().tobytes()
+    with pytest.raises(ValueError, match="on meta"):
+        store.put("other", torch.empty(4, device="meta"))
+    with pytest.raises(ValueError, match="not contiguous"):
+        store.put("other", torch.arange(8)[::2])
+    with pytest.raises(ValueError, match="not a plain tensor"):
+        store.put("other", torch.arange(8.0).to_sparse())
+
+
 class Tensor:
-    """A tensor on the CPU as PyTorch describes one, over memory of numpy; it has no buffer protocol either."""
+    """Any library's tensor on the CPU by the methods that the store asks for, over memory of numpy and without the
+    buffer protocol."""
 
     def __init__(self, memory: numpy.ndarray, device: str = "cpu") -> None:
         self._memory = memory
@@ -61,7 +85,7 @@ class Tensor:
         return self._memory.flags.c_contiguous
 
 
-def test_a_tensor_on_the_cpu_is_read_and_written_in_place(store: Store) -> None:
+def test_an_object_with_the_methods_of_a_tensor_is_read_and_written_in_place(store: Store) -> None:
     source = numpy.arange(1024, dtype=numpy.float16)
     target = numpy.zeros_like(source)
     store.put("k", Tensor(source))
@@ -135,6 +159,17 @@ def test_removed_values_are_gone(store: Store) -> None:
     assert store.remove_matching("^p/") == 3
     assert store.remove_all() == 1
     assert store.list() == []
+
+
+def test_a_list_holds_every_key_or_as_many_as_the_caller_names(store: Store) -> None:
+    # `list()` returned the first 1,000 keys and dropped the mark that said there were more: a caller who took it for
+    # everything lost the rest, and one who went on until a page was shorter than its limit stopped at the store's own.
+    keys = [f"{i:05}".encode() for i in range(1500)]
+    store.put_batch(keys, [b"v"] * len(keys))
+    assert store.list() == keys
+    assert store.list(limit=1200) == keys[:1200]
+    assert store.list(limit=1200, after=keys[1199]) == keys[1200:]
+    assert store.list(limit=0) == []
 
 
 def test_tenants_do_not_see_each_other() -> None:

@@ -65,6 +65,9 @@ impl<'py> FromPyObject<'_, 'py> for KeyBytes {
     }
 }
 
+/// The layout of tensors whose values lie in one run of memory, as PyTorch names it.
+const STRIDED: &str = "torch.strided";
+
 impl Memory {
     /// The memory of anything with the buffer protocol or of a tensor on the CPU.
     pub(crate) fn of(object: &Bound<'_, PyAny>) -> PyResult<Self> {
@@ -112,6 +115,16 @@ impl Memory {
         }
         if !tensor.call_method0("is_contiguous")?.extract::<bool>()? {
             return Err(PyValueError::new_err("the tensor is not contiguous"));
+        }
+        // Sparse and quantised tensors keep their values elsewhere than in one run of memory.
+        let layout = match tensor.getattr_opt("layout")? {
+            Some(layout) => layout.str()?.to_string(),
+            None => STRIDED.to_owned(),
+        };
+        if layout != STRIDED {
+            return Err(PyValueError::new_err(format!(
+                "not a plain tensor: its layout is {layout}"
+            )));
         }
         let start: usize = tensor.call_method0("data_ptr")?.extract()?;
         let items: usize = tensor.call_method0("numel")?.extract()?;

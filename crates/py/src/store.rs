@@ -23,6 +23,9 @@ pub(crate) fn forked() {
     FORKS.fetch_add(1, Ordering::Relaxed);
 }
 
+/// Most keys that a list returns whose caller names no limit.
+const LIST_KEYS_MAX: usize = 1_000_000;
+
 /// SSD space where a path is given and no size.
 const SSD_DEFAULT: &str = "16GiB";
 
@@ -353,17 +356,18 @@ impl Store {
             .map_err(|error| refused(py, &error))
     }
 
-    /// list(*, pattern=None, after=None, limit=1000, tenant=None)
+    /// list(*, pattern=None, after=None, limit=None, tenant=None)
     ///
-    /// Keys in byte order as a list of bytes: those after `after`, at most `limit`, only those in which the regular
-    /// expression is found. Pass the last key as `after` for the next page.
-    #[pyo3(signature = (*, pattern=None, after=None, limit=1000, tenant=None))]
+    /// Keys in byte order as a list of bytes: those after `after`, only those in which the regular expression is found.
+    /// With `limit`, so many; a list that is shorter than `limit` holds the last key. Pass its last key as `after` for
+    /// the next page. Without `limit`, all of them, and an error when there are more than 1,000,000.
+    #[pyo3(signature = (*, pattern=None, after=None, limit=None, tenant=None))]
     fn list<'py>(
         &self,
         py: Python<'py>,
         pattern: Option<String>,
         after: Option<KeyBytes>,
-        limit: u32,
+        limit: Option<usize>,
         tenant: Option<&str>,
     ) -> PyResult<Bound<'py, PyList>> {
         let store = self.store(py)?;
@@ -373,18 +377,15 @@ impl Store {
             tenant: crate::options::tenant(tenant)?,
             pattern,
             after,
-            limit,
+            limit: u32::MAX,
         };
-        let listed = py
-            .detach(|| store.list(list))
+        let keys = py
+            .detach(|| match limit {
+                Some(limit) => store.list_up_to(list, limit),
+                None => store.list_all(list, LIST_KEYS_MAX),
+            })
             .map_err(|error| refused(py, &error))?;
-        PyList::new(
-            py,
-            listed
-                .keys
-                .iter()
-                .map(|key| PyBytes::new(py, key.as_bytes())),
-        )
+        PyList::new(py, keys.iter().map(|key| PyBytes::new(py, key.as_bytes())))
     }
 
     /// set_quota(tenant, *, memory, ssd=0)

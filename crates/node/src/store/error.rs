@@ -48,6 +48,12 @@ pub enum StoreError {
         /// Most there may be.
         limit: usize,
     },
+    /// There are more keys than a list without a limit returns.
+    #[error("more than {limit} keys: name a limit, and go on after the last key of each list")]
+    ListTooLong {
+        /// Most there may be.
+        limit: usize,
+    },
     /// As many buffers as keys are needed.
     #[error("{keys} keys but {buffers} buffers")]
     BufferCount {
@@ -113,6 +119,7 @@ impl StoreError {
             | StoreError::ValueTooLarge { .. }
             | StoreError::BufferTooSmall { .. }
             | StoreError::TooManyKeys { .. }
+            | StoreError::ListTooLong { .. }
             | StoreError::BufferCount { .. } => ErrorCode::InvalidParams,
             StoreError::NoSpace { .. } => ErrorCode::NoAvailableHandle,
             StoreError::Refused { code, .. } | StoreError::RefusedCall(code) => *code,

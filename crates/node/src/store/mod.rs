@@ -10,6 +10,7 @@ mod error;
 mod explain;
 mod get;
 mod learned;
+mod list;
 mod meters;
 mod metrics;
 mod open;
@@ -24,8 +25,8 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use slackwater_wire::{
-    Description, ErrorCode, Exists, Key, List, Listed, QuotaState, Remove, RemoveAll,
-    RemoveMatching, Reply, Request, Tenant, limits,
+    Description, ErrorCode, Exists, Key, QuotaState, Remove, RemoveAll, RemoveMatching, Reply,
+    Request, Tenant, limits,
 };
 
 pub use error::{OpenError, StoreError};
@@ -253,17 +254,6 @@ impl Store {
     pub fn remove_all(&self, options: &RemoveOptions) -> Result<u64, StoreError> {
         let (tenant, force) = (Some(options.tenant.clone()), options.force);
         count(&self.ask("a removal", Request::RemoveAll(RemoveAll { tenant, force }))?)
-    }
-
-    /// Keys in byte order, a page at a time.
-    ///
-    /// # Errors
-    /// When the pattern is none.
-    pub fn list(&self, list: List) -> Result<Listed, StoreError> {
-        match self.ask("a list", Request::List(list))? {
-            Reply::List(listed) => Ok(listed),
-            reply => Err(refusal(&reply)),
-        }
     }
 
     /// Everything known about one object; neither a read nor a lease.

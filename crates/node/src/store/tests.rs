@@ -4,6 +4,8 @@ use std::path::Path;
 
 use slackwater_base::{ByteSize, Rng};
 
+use slackwater_wire::List;
+
 use super::*;
 use crate::config::{OffloadMode, Ratio};
 

@@ -14,6 +14,8 @@ const HOMES: &[(&str, &str)] = &[
     ("Instant", "crates/base"),
     ("Clock", "crates/wait"),
     ("Completion", "crates/wait"),
+    ("AllowList", "crates/keys"),
+    ("KeyFileError", "crates/keys"),
 ];
 
 pub(crate) fn check() -> Result<Vec<String>> {

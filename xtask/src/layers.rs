@@ -20,11 +20,16 @@ const LAYERS: &[(&str, Kind, &[&str])] = &[
     ("wait", Kind::Shell, &["base"]),
     ("pool", Kind::Shell, &["base", "wait"]),
     ("net", Kind::Shell, &["base", "wait"]),
-    ("mq", Kind::Shell, &["base", "wire", "zmtp", "wait", "net"]),
+    ("keys", Kind::Shell, &["zmtp"]),
+    (
+        "mq",
+        Kind::Shell,
+        &["base", "wire", "zmtp", "wait", "net", "keys"],
+    ),
     (
         "transfer",
         Kind::Shell,
-        &["base", "wire", "zmtp", "wait", "net", "pool"],
+        &["base", "wire", "zmtp", "wait", "net", "keys", "pool"],
     ),
     (
         "node",

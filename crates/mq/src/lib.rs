@@ -15,7 +15,6 @@ mod deliver;
 mod frames;
 mod hub;
 mod jobs;
-mod keyfile;
 mod link_config;
 mod metrics;
 mod mq;
@@ -31,7 +30,7 @@ mod tagged;
 mod timer;
 pub mod tool;
 
-pub use access::{Access, Admission, AllowList, AllowListError, Allowed, Applicant, Decide, Level};
+pub use access::{Access, Admission, Applicant, Decide};
 pub use address::{Address, AddressError, Place};
 pub use batch::{Batch, BatchError, JobOutcome, RunOn};
 pub use call::{Call, Deferred, NotARequest};
@@ -42,12 +41,14 @@ pub use deliver::{Route, SendError, SendOptions};
 pub use frames::Refusal;
 pub use hub::{ConnectionId, LinkEvent, LinkId};
 pub use jobs::{Queueing, Workers};
-pub use keyfile::{KeyFileError, load_key, write_key};
 pub use metrics::Metrics;
 pub use mq::Mq;
 pub use options::{Options, StartError};
 pub use registry::{Builder, Category, Handler, RegistryError, Run};
 pub use request::{Answer, RequestError, RequestOptions};
+pub use slackwater_keys::{
+    AllowList, AllowListError, Allowed, KeyFileError, Level, load_key, new_keys, write_key,
+};
 pub use start::Running;
 pub use stream::{Gap, Published, Publisher, StreamHandler, StreamOptions};
 pub use subscription::{Change, Subscriptions};

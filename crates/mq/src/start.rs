@@ -3,8 +3,8 @@ use std::ops::Deref;
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use slackwater_keys::new_keys;
 use slackwater_net::{Limits as NetLimits, Loop, PreAuthLimits, is_inside_a_loop};
-use slackwater_zmtp::{KeyPair, SecretKey};
 
 use crate::hub::Hub;
 use crate::jobs::{AdmissionLimits, Jobs};
@@ -145,11 +145,4 @@ impl Drop for Running {
     fn drop(&mut self) {
         self.stop();
     }
-}
-
-/// Fresh keys.
-pub(crate) fn new_keys() -> Result<KeyPair, getrandom::Error> {
-    let mut secret = zeroize::Zeroizing::new([0; 32]);
-    getrandom::fill(secret.as_mut_slice())?;
-    Ok(KeyPair::of(SecretKey::from_bytes(*secret)))
 }

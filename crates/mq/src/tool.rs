@@ -2,7 +2,6 @@
 
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
@@ -10,11 +9,11 @@ use slackwater_net::{Endpoint, UnixAccess};
 use slackwater_zmtp::{KeyPair, KeyTextError, PublicKey};
 use thiserror::Error;
 
-use crate::start::new_keys;
 use crate::{
     Address, AddressError, Admission, AllowList, AllowListError, Builder, Call, Category,
     ConnectError, ConnectOptions, Gap, KeyFileError, Level, ListenError, ListenOptions, Options,
-    RegistryError, RequestError, RequestOptions, Running, StartError, load_key, write_key,
+    RegistryError, RequestError, RequestOptions, Running, StartError, load_key, new_keys,
+    write_key,
 };
 
 /// Why a tool could not do its work.
@@ -214,7 +213,7 @@ pub fn echo(options: &Echo, feed: &Feed, out: &mut dyn Write) -> Result<(), Tool
     })?;
     let running = builder.start()?;
     let admission = match &options.allow_list {
-        Some(path) => Admission::Listed(Arc::new(AllowList::load(path)?)),
+        Some(path) => Admission::Listed(AllowList::load(path)?),
         None => Admission::Everybody(Level::Basic),
     };
     let listen = ListenOptions {

@@ -5,8 +5,6 @@ mod common;
 #[path = "../../zmtp/tests/common/python.rs"]
 mod python;
 
-use std::sync::Arc;
-
 use common::*;
 use python::Python;
 use slackwater_mq::*;
@@ -147,7 +145,7 @@ while True:
     if e['event'] == zmq.EVENT_HANDSHAKE_FAILED_AUTH: say('refused', e['value']); break
 "#;
     let server = server_builder(options(1)).start().unwrap();
-    let list = Arc::new(AllowList::of([]));
+    let list = AllowList::of([]);
     let address = listen(&server, &listen_options(Admission::Listed(list), true));
     let key = server.public_key().to_z85();
     let Some(mut python) = start(script, &[&port(&address), &key]) else {

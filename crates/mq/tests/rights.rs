@@ -21,11 +21,11 @@ fn the_list_decides_and_its_changes_reach_open_links() {
         std::fs::write(&path, text).unwrap();
     };
     write(&[(2, "basic"), (3, "admin")]);
-    let list = Arc::new(AllowList::load(&path).unwrap());
+    let list = AllowList::load(&path).unwrap();
     let server = server_builder(options(1)).start().unwrap();
     let address = listen(
         &server,
-        &listen_options(Admission::Listed(Arc::clone(&list)), true),
+        &listen_options(Admission::Listed(list.clone()), true),
     );
 
     let (basic, admin, stranger) = (client(2), client(3), client(4));

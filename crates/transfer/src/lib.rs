@@ -43,6 +43,6 @@ pub use segment::{HostContact, Segment};
 pub use slackwater_wire::data::{Capability, Op, Refusal, Rights};
 pub use start::EngineConfig;
 pub use tcp::{
-    AllowList, IGNORED, LaneCounters, OPTIONS, OptionError, SealConfig, SealError, Tcp, TcpConfig,
-    TcpError, TcpOption, holder_of,
+    AllowList, IGNORED, LaneCounters, Level, OPTIONS, OptionError, SealConfig, SealError, Tcp,
+    TcpConfig, TcpError, TcpOption, holder_of,
 };

@@ -10,7 +10,6 @@ mod direct;
 mod half;
 mod hub;
 mod io;
-mod keys;
 mod lane;
 mod options;
 mod outlet;
@@ -35,9 +34,9 @@ use thiserror::Error;
 
 pub use config::TcpConfig;
 pub use hub::LaneCounters;
-pub use keys::AllowList;
 pub use options::{IGNORED, OPTIONS, OptionError, TcpOption};
 pub use seal::{SealConfig, SealError, holder_of};
+pub use slackwater_keys::{AllowList, Level};
 
 use config::{NOTICE_BYTES_MAX, REQUEST_BYTES_MAX, SLICE_BYTES_MAX, SLICE_BYTES_MIN};
 use direct::Call;

@@ -1,12 +1,14 @@
 //! The options of the TCP mover: each declared once, with the names that it is known by.
 
+use std::path::Path;
 use std::time::Duration;
 
 use slackwater_base::{ByteSize, parse_duration};
+use slackwater_keys::{AllowList, load_key};
 use thiserror::Error;
 
 use super::config::TcpConfig;
-use super::keys::{set_clients, set_key};
+use super::seal::SealConfig;
 
 /// One option.
 #[derive(Debug)]
@@ -192,6 +194,28 @@ fn hosts(text: &str) -> Result<Vec<std::net::IpAddr>, String> {
         .filter(|part| !part.trim().is_empty())
         .map(one)
         .collect()
+}
+
+/// Has the connections sealed under the key in a file.
+fn set_key(config: &mut TcpConfig, file: &str) -> Result<(), String> {
+    let keys = load_key(Path::new(file)).map_err(|error| error.to_string())?;
+    let clients = config
+        .seal
+        .take()
+        .map(|seal| seal.clients)
+        .unwrap_or_default();
+    config.seal = Some(SealConfig { keys, clients });
+    Ok(())
+}
+
+/// Lets those connect whose keys are in a file.
+fn set_clients(config: &mut TcpConfig, file: &str) -> Result<(), String> {
+    let seal = config
+        .seal
+        .as_mut()
+        .ok_or("a list of clients is of use with a seal_key alone")?;
+    seal.clients = AllowList::load(Path::new(file)).map_err(|error| error.to_string())?;
+    Ok(())
 }
 
 #[cfg(test)]

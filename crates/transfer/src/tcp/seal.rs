@@ -6,6 +6,7 @@
 
 use hmac::{Hmac, Mac};
 use sha2::{Digest, Sha256};
+use slackwater_keys::AllowList;
 use slackwater_wire::Incarnation;
 use slackwater_wire::data::{Features, Greeting};
 use slackwater_zmtp::{KeyPair, PublicKey, SecretKey};
@@ -13,7 +14,6 @@ use subtle::ConstantTimeEq;
 use thiserror::Error;
 use zeroize::Zeroizing;
 
-use super::keys::AllowList;
 use super::record::{Cipher, RecordKey};
 
 /// The keys of an engine whose connections are sealed; every one of them is, in both directions.
@@ -160,7 +160,7 @@ fn answer_with(
     let agree = |pair: &KeyPair, key| pair.agree(key).ok_or(SealError::Refused);
     let shared = agree(own, &theirs)?;
     let client = PublicKey::from_bytes(masked(&hello.proof, &shared, &own.public(), hello));
-    if !seal.clients.contains(&client) {
+    if !seal.clients.admits(&client) {
         return Err(SealError::Refused);
     }
     let secrets = [

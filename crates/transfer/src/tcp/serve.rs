@@ -159,7 +159,7 @@ impl Serve {
         let version = seal.clients.version();
         if *seen != version {
             *seen = version;
-            if !seal.clients.contains(client) {
+            if !seal.clients.admits(client) {
                 return Err(Broken::Struck);
             }
         }

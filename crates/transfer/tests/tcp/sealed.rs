@@ -7,8 +7,8 @@ use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
 
 use slackwater_transfer::{
-    AllowList, Cause, Ended, Engine, GrantSpec, Mover, Op, Region, Rights, SealConfig, SealError,
-    Segment, Target, Tcp, TcpConfig, holder_of,
+    AllowList, Cause, Ended, Engine, GrantSpec, Level, Mover, Op, Region, Rights, SealConfig,
+    SealError, Segment, Target, Tcp, TcpConfig, holder_of,
 };
 use slackwater_wire::data::{GREETING_BYTES, Refusal};
 use slackwater_zmtp::{KeyPair, PublicKey, SecretKey};
@@ -193,7 +193,7 @@ fn whoever_is_struck_off_the_list_is_served_no_more() {
     let refused = Err(Ended::Failed(Cause::Seal(SealError::Refused)));
     assert_eq!(near.each_ref().map(read), [Ok(()), refused.clone()]);
     let before = counted(&tcp, "peers_refused");
-    list.replace([public(MALLORY)]);
+    list.replace([(public(MALLORY), Level::Basic)]);
     assert_eq!(
         near.each_ref().map(read),
         [refused, Ok(())],

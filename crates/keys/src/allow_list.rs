@@ -1,0 +1,295 @@
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use arc_swap::ArcSwap;
+use slackwater_zmtp::{KeyLine, KeyTextError, PublicKey, key_lines};
+use thiserror::Error;
+
+/// What a peer may do. Levels are ordered: each includes those below.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Level {
+    /// Connected, nothing more.
+    #[default]
+    None,
+    /// An ordinary client.
+    Basic,
+    /// An operator.
+    Admin,
+}
+
+impl Level {
+    /// The word for it in key lists.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Level::None => "none",
+            Level::Basic => "basic",
+            Level::Admin => "admin",
+        }
+    }
+
+    /// Reads the word.
+    #[must_use]
+    pub fn parse(word: &str) -> Option<Self> {
+        [Level::None, Level::Basic, Level::Admin]
+            .into_iter()
+            .find(|level| level.name() == word)
+    }
+}
+
+/// Keys and their levels, in a file that may be reloaded while connections are open. Clones are handles to one list.
+///
+/// One key a line: `KEY LEVEL [NAME]`, the level `basic` when it is left out; `#` begins a comment.
+#[derive(Clone, Debug, Default)]
+pub struct AllowList(Arc<Inner>);
+
+#[derive(Debug, Default)]
+struct Inner {
+    path: Option<PathBuf>,
+    keys: ArcSwap<BTreeMap<PublicKey, Allowed>>,
+    version: AtomicU64,
+}
+
+/// An entry of an [`AllowList`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Allowed {
+    /// What the key may do.
+    pub level: Level,
+    /// The name of its owner, for people.
+    pub name: String,
+}
+
+/// Why an allow-list cannot be read.
+#[derive(Debug, Error)]
+pub enum AllowListError {
+    /// The file cannot be read.
+    #[error("{path}: {error}")]
+    File {
+        /// The file of the list.
+        path: PathBuf,
+        /// The error of the operating system.
+        error: std::io::Error,
+    },
+    /// A line's key cannot be read.
+    #[error("{path}, line {line}: {error}")]
+    Key {
+        /// The file of the list.
+        path: PathBuf,
+        /// Counted from one.
+        line: usize,
+        /// What is wrong with the text of the key.
+        error: KeyTextError,
+    },
+    /// A line's level is unknown.
+    #[error("{path}, line {line}: `{word}` is no level (none, basic, admin)")]
+    Level {
+        /// The file of the list.
+        path: PathBuf,
+        /// Counted from one.
+        line: usize,
+        /// The word in the place of the level.
+        word: String,
+    },
+}
+
+impl AllowList {
+    /// A list without a file.
+    #[must_use]
+    pub fn of(keys: impl IntoIterator<Item = (PublicKey, Level)>) -> Self {
+        Self(Arc::new(Inner {
+            keys: ArcSwap::from_pointee(without_names(keys)),
+            ..Inner::default()
+        }))
+    }
+
+    /// The list in `path`.
+    ///
+    /// # Errors
+    /// When the file or a line of it cannot be read; half a list admits nobody.
+    pub fn load(path: &Path) -> Result<Self, AllowListError> {
+        let keys = read(path)?;
+        Ok(Self(Arc::new(Inner {
+            path: Some(path.to_owned()),
+            keys: ArcSwap::from_pointee(keys),
+            ..Inner::default()
+        })))
+    }
+
+    /// Reads its file again, if it has one.
+    ///
+    /// # Errors
+    /// As [`AllowList::load`]; the old list stays in force then.
+    pub fn reload(&self) -> Result<(), AllowListError> {
+        if let Some(path) = &self.0.path {
+            self.set(read(path)?);
+        }
+        Ok(())
+    }
+
+    /// Replaces the keys.
+    pub fn replace(&self, keys: impl IntoIterator<Item = (PublicKey, Level)>) {
+        self.set(without_names(keys));
+    }
+
+    /// What `key` may do; none when it is not in the list.
+    #[must_use]
+    pub fn find(&self, key: &PublicKey) -> Option<Allowed> {
+        self.0.keys.load().get(key).cloned()
+    }
+
+    /// Whether `key` is in the list with more than the level `none`.
+    #[must_use]
+    pub fn admits(&self, key: &PublicKey) -> bool {
+        let keys = self.0.keys.load();
+        keys.get(key).is_some_and(|found| found.level > Level::None)
+    }
+
+    /// How often the list has been replaced; a reader that has seen this number need not look its keys up again.
+    #[must_use]
+    pub fn version(&self) -> u64 {
+        self.0.version.load(Ordering::Acquire)
+    }
+
+    /// Keys in the list.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.0.keys.load().len()
+    }
+
+    /// Whether the list is empty.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    fn set(&self, keys: BTreeMap<PublicKey, Allowed>) {
+        self.0.keys.store(Arc::new(keys));
+        // After the keys: who sees the new number finds the new keys.
+        self.0.version.fetch_add(1, Ordering::Release);
+    }
+}
+
+/// Ordinary clients.
+impl FromIterator<PublicKey> for AllowList {
+    fn from_iter<I: IntoIterator<Item = PublicKey>>(keys: I) -> Self {
+        Self::of(keys.into_iter().map(|key| (key, Level::Basic)))
+    }
+}
+
+impl<const COUNT: usize> From<[PublicKey; COUNT]> for AllowList {
+    fn from(keys: [PublicKey; COUNT]) -> Self {
+        keys.into_iter().collect()
+    }
+}
+
+fn without_names(
+    keys: impl IntoIterator<Item = (PublicKey, Level)>,
+) -> BTreeMap<PublicKey, Allowed> {
+    let name = String::new;
+    keys.into_iter()
+        .map(|(key, level)| {
+            (
+                key,
+                Allowed {
+                    level,
+                    name: name(),
+                },
+            )
+        })
+        .collect()
+}
+
+fn read(path: &Path) -> Result<BTreeMap<PublicKey, Allowed>, AllowListError> {
+    let text = std::fs::read_to_string(path).map_err(|error| AllowListError::File {
+        path: path.to_owned(),
+        error,
+    })?;
+    parse(path, &text)
+}
+
+fn parse(path: &Path, text: &str) -> Result<BTreeMap<PublicKey, Allowed>, AllowListError> {
+    let mut keys = BTreeMap::new();
+    for KeyLine {
+        number: line,
+        key,
+        about,
+    } in key_lines(text)
+    {
+        let key = key.map_err(|error| AllowListError::Key {
+            path: path.to_owned(),
+            line,
+            error,
+        })?;
+        let word = about.first().copied().unwrap_or("basic");
+        let level = Level::parse(word).ok_or_else(|| AllowListError::Level {
+            path: path.to_owned(),
+            line,
+            word: word.to_owned(),
+        })?;
+        let name = about.get(1..).unwrap_or_default().join(" ");
+        keys.insert(key, Allowed { level, name });
+    }
+    Ok(keys)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const KEY: &str = "54fcba24e93249969316fb617c872bb0c1d1ff14800427c594cbfacf1bc2d652";
+
+    #[test]
+    fn lists_read_and_errors_name_the_line() {
+        let parse = |text: &str| parse(Path::new("list"), text);
+        let keys = parse(&format!("# people\n{KEY} admin the operator # on call\n\n")).unwrap();
+        let allowed = keys.values().next().unwrap();
+        assert_eq!(
+            (allowed.level, allowed.name.as_str()),
+            (Level::Admin, "the operator")
+        );
+        assert_eq!(
+            parse(KEY).unwrap().values().next().unwrap().level,
+            Level::Basic
+        );
+        assert_eq!(
+            parse(&format!("\n{KEY} root")).unwrap_err().to_string(),
+            "list, line 2: `root` is no level (none, basic, admin)"
+        );
+        assert!(
+            parse("nokey basic")
+                .unwrap_err()
+                .to_string()
+                .starts_with("list, line 1: a key of 5 characters")
+        );
+    }
+
+    #[test]
+    fn a_list_is_read_again_whole_or_not_at_all() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("allowed");
+        let key: PublicKey = KEY.parse().unwrap();
+        let write = |text: &str| std::fs::write(&path, text).unwrap();
+        write(KEY);
+        let list = AllowList::load(&path).unwrap();
+        let held = list.clone();
+        let check = |admits, len, version| {
+            assert_eq!((held.admits(&key), held.len()), (admits, len));
+            assert_eq!(held.version(), version);
+        };
+        check(true, 1, 0);
+        write(&format!("{KEY} none\nno key\n"));
+        let error = list.reload().unwrap_err().to_string();
+        assert!(error.contains("allowed, line 2"), "{error}");
+        check(true, 1, 0);
+        write(&format!("{KEY} none\n"));
+        list.reload().unwrap();
+        check(false, 1, 1);
+        write("");
+        list.reload().unwrap();
+        check(false, 0, 2);
+        list.replace([(key, Level::Admin)]);
+        check(true, 1, 3);
+    }
+}

@@ -1,0 +1,8 @@
+//! Key files and allow-lists: who this side is, and who may connect. Messages and transfers read the same files.
+#![forbid(unsafe_code)]
+
+mod allow_list;
+mod key_file;
+
+pub use allow_list::{AllowList, AllowListError, Allowed, Level};
+pub use key_file::{KeyFileError, load_key, new_keys, write_key};

@@ -58,7 +58,7 @@ const LAYERS: &[(&str, Kind, &[&str])] = &[
         "cli",
         Kind::Face,
         &[
-            "base", "wire", "meta", "wait", "node", "mq", "zmtp", "net", "bench", "replay",
+            "base", "wire", "meta", "wait", "pool", "node", "mq", "zmtp", "net", "bench", "replay",
             "report",
         ],
     ),

@@ -1,7 +1,9 @@
 //! `bench copy`: what a verified copy costs beside a plain one.
 //!
 //! Objects are copied out of memory larger than the cache, into one destination again and again (a staging buffer) or
-//! into as much other memory (a cache of blocks); by one thread, and as a batch by the pool.
+//! into as much other memory (a cache of blocks); by one thread, and as a batch by the pool. Then each path of
+//! instructions that the processor has copies into buffers as users have them: some bytes beside a cache line, and of
+//! lengths that end within one.
 
 use std::hint::black_box;
 use std::time::Duration;
@@ -9,14 +11,15 @@ use std::time::Duration;
 use serde::Serialize;
 use slackwater_base::Checksum;
 use slackwater_pool::copy::{
-    Piece, Stores, Tuning, copy_all, copy_all_checksum, copy_checksum_with, copy_with,
+    Isa, IsaMissing, Piece, Stores, Tuning, copy_all, copy_all_checksum, copy_checksum_with,
+    copy_with,
 };
 use slackwater_pool::{Config, Pool, PoolError};
 use slackwater_wait::now;
 
 use crate::machine::Machine;
 use crate::usage::median;
-use slackwater_report::{Bars, Page, Table, figure};
+use slackwater_report::{Bars, Bound, Page, Table, figure};
 
 /// What is measured.
 #[derive(Clone, Debug)]
@@ -27,6 +30,8 @@ pub struct Options {
     pub source_bytes: usize,
     /// Passes over the source by each form, in turns; the medians count.
     pub rounds: usize,
+    /// The paths whose buffers are measured; empty for all that the processor has.
+    pub paths: Vec<Isa>,
 }
 
 impl Default for Options {
@@ -35,8 +40,30 @@ impl Default for Options {
             object_bytes: 1 << 20,
             source_bytes: 512 << 20,
             rounds: 7,
+            paths: Vec::new(),
         }
     }
+}
+
+/// Why the benchmark could not run.
+#[derive(Debug, thiserror::Error)]
+pub enum CopyError {
+    /// The pool could not be started.
+    #[error(transparent)]
+    Pool(#[from] PoolError),
+    /// A path was asked for that the processor does not have.
+    #[error(transparent)]
+    Isa(#[from] IsaMissing),
+    /// No object fits into the source, or the object is shorter than its offsets.
+    #[error(
+        "a source of {source_bytes} bytes does not hold two objects of {object_bytes} bytes, or an object is shorter than 4096 bytes"
+    )]
+    Sizes {
+        /// [`Options::source_bytes`].
+        source_bytes: usize,
+        /// [`Options::object_bytes`].
+        object_bytes: usize,
+    },
 }
 
 /// One form of copy into one kind of destination.
@@ -52,6 +79,23 @@ pub struct Row {
     pub over_memcpy: f64,
 }
 
+/// Verified copies by one path into buffers of one kind, rotating over memory that no cache holds.
+#[derive(Clone, Debug, Serialize)]
+pub struct BufferRow {
+    /// The path of instructions.
+    pub isa: &'static str,
+    /// Bytes from the start of a cache line to the start of the destination.
+    pub offset_bytes: usize,
+    /// The length of a copy.
+    pub bytes: usize,
+    /// Bytes copied and summed in a nanosecond.
+    pub gbps: f64,
+    /// The same over that of `memcpy` between the same buffers.
+    pub over_memcpy: f64,
+    /// The same over that of this path at offset 0.
+    pub over_aligned: f64,
+}
+
 /// What the benchmark found.
 #[derive(Clone, Debug, Serialize)]
 pub struct Report {
@@ -63,9 +107,25 @@ pub struct Report {
     pub object_bytes: usize,
     /// The size from which streaming stores win here, as measured.
     pub streaming_bytes_min: usize,
+    /// The path that stores take here unless told otherwise.
+    pub isa: &'static str,
     /// One row for each form and destination.
     pub rows: Vec<Row>,
+    /// One row for each path, offset and length.
+    pub buffers: Vec<BufferRow>,
+    /// What should hold, and whether it does.
+    pub bounds: Vec<Bound>,
 }
+
+/// A cache line, in bytes.
+const LINE: usize = 64;
+/// Where destinations begin, in bytes beyond a cache line: `malloc`, `bytearray` and numpy give 0, 8 and 16.
+const OFFSETS: [usize; 4] = [0, 8, 16, OFFSET_MAX];
+const OFFSET_MAX: usize = 63;
+/// What an odd length is shorter than an object by.
+const ODD_BYTES: usize = 1021;
+/// The shortest object whose buffers can be measured, in bytes.
+const OBJECT_BYTES_MIN: usize = 4096;
 
 /// A form of copy over a list of pieces that do not overlap.
 type Form<'a> = (&'static str, Box<dyn Fn(&[Piece]) + 'a>);
@@ -73,18 +133,19 @@ type Form<'a> = (&'static str, Box<dyn Fn(&[Piece]) + 'a>);
 /// Runs the benchmark.
 ///
 /// # Errors
-/// The pool could not be started.
+/// [`CopyError`]: sizes that do not fit, a path that is not there, a pool that could not be started.
 ///
 /// # Panics
-/// The source holds no object, or a checksum is wrong.
-pub fn run(options: &Options) -> Result<Report, PoolError> {
+/// A copy or a checksum is wrong.
+pub fn run(options: &Options) -> Result<Report, CopyError> {
     let count = options.source_bytes / options.object_bytes.max(1);
-    assert!(
-        count > 0,
-        "a source of {} bytes holds no object of {}",
-        options.source_bytes,
-        options.object_bytes
-    );
+    if count < 2 || options.object_bytes < OBJECT_BYTES_MIN {
+        return Err(CopyError::Sizes {
+            source_bytes: options.source_bytes,
+            object_bytes: options.object_bytes,
+        });
+    }
+    let paths = chosen(&options.paths)?;
     let pool = Pool::start(&Config::default())?;
     let bytes = count * options.object_bytes;
     let source: Vec<u8> = (0..bytes).map(|at| ((at * 31) >> 3) as u8).collect();
@@ -124,13 +185,119 @@ pub fn run(options: &Options) -> Result<Report, PoolError> {
         }));
     }
     verify(&source, &mut target, options.object_bytes);
+    let buffers = buffers(options, &paths, &source, &mut target);
     Ok(Report {
         bench: "copy",
         machine: Machine::detect(),
+        isa: Isa::current().name(),
+        bounds: bounds(&buffers),
+        buffers,
         object_bytes: options.object_bytes,
         streaming_bytes_min: Tuning::measure().streaming_bytes_min,
         rows,
     })
+}
+
+/// The paths to measure.
+fn chosen(paths: &[Isa]) -> Result<Vec<Isa>, IsaMissing> {
+    if paths.is_empty() {
+        let available = Isa::ALL.iter().copied().filter(|isa| isa.available());
+        return Ok(available.collect());
+    }
+    let missing = paths.iter().copied().find(|isa| !isa.available());
+    missing.map_or(Ok(paths.to_vec()), |isa| Err(IsaMissing { isa }))
+}
+
+/// Copies by each path into destinations at each offset, of whole and of odd lengths, beside `memcpy` to the same.
+fn buffers(options: &Options, paths: &[Isa], source: &[u8], target: &mut [u8]) -> Vec<BufferRow> {
+    let slots = source.len() / options.object_bytes;
+    let first = target.as_ptr().align_offset(LINE);
+    let mut rows: Vec<BufferRow> = Vec::new();
+    for bytes in [
+        options.object_bytes - OFFSET_MAX - LINE,
+        options.object_bytes - ODD_BYTES,
+    ] {
+        let mut aligned = Vec::new();
+        for offset in OFFSETS {
+            // The last destination would reach beyond the target, so one slot is left out.
+            let pieces: Vec<Piece> = (0..slots - 1)
+                .map(|slot| Piece {
+                    // SAFETY: a line and an offset beyond a slot that is not the last lie within the target.
+                    dst: unsafe {
+                        target
+                            .as_mut_ptr()
+                            .add(slot * options.object_bytes + first + offset)
+                    },
+                    src: source[slot * options.object_bytes..].as_ptr(),
+                    len: bytes,
+                })
+                .collect();
+            let mut forms: Vec<Form<'_>> = vec![("memcpy", Box::new(plain))];
+            forms.extend(paths.iter().map(|&isa| -> Form<'_> {
+                (
+                    isa.name(),
+                    Box::new(move |pieces: &[Piece]| verified(isa, pieces)),
+                )
+            }));
+            let copied = bytes * pieces.len();
+            let gbps = measure(options.rounds, copied, &forms, &pieces);
+            if offset == 0 {
+                aligned.clone_from(&gbps);
+            }
+            for (at, isa) in paths.iter().enumerate() {
+                rows.push(BufferRow {
+                    isa: isa.name(),
+                    offset_bytes: offset,
+                    bytes,
+                    gbps: gbps[at + 1],
+                    over_memcpy: gbps[at + 1] / gbps[0],
+                    over_aligned: gbps[at + 1] / aligned[at + 1],
+                });
+            }
+        }
+    }
+    rows
+}
+
+fn plain(pieces: &[Piece]) {
+    for piece in pieces {
+        // SAFETY: the pieces are ranges of two vectors that live through the run, and one thread uses them.
+        unsafe { piece.src.copy_to_nonoverlapping(piece.dst, piece.len) };
+    }
+}
+
+fn verified(isa: Isa, pieces: &[Piece]) {
+    for piece in pieces {
+        // SAFETY: as in `plain`, and the path was found available.
+        let sum =
+            unsafe { copy_checksum_with(isa, piece.dst, piece.src, piece.len, Stores::Cached) };
+        black_box(sum);
+    }
+}
+
+/// No buffer should cost much more than an aligned one, and a verified copy little more than a plain one.
+fn bounds(rows: &[BufferRow]) -> Vec<Bound> {
+    let over_memcpy_min = |isa: &str| match isa {
+        "avx512" | "avx2" => 0.9,
+        "sse" | "neon" => 0.75,
+        _ => 0.5,
+    };
+    let judge = |row: &BufferRow| {
+        let BufferRow {
+            isa,
+            offset_bytes,
+            bytes,
+            over_memcpy,
+            over_aligned,
+            ..
+        } = row;
+        let what = |what: &str| format!("{isa}, {bytes} bytes at offset {offset_bytes}: {what}");
+        [
+            Bound::at_least(what("over memcpy"), *over_memcpy, over_memcpy_min(isa)),
+            Bound::at_least(what("over offset 0"), *over_aligned, 0.95),
+        ]
+    };
+    rows.iter().flat_map(judge).collect()
 }
 
 /// The forms of one thread; the first is what the others are compared with.
@@ -140,11 +307,12 @@ fn alone() -> Vec<Form<'static>> {
             black_box(copy(piece));
         });
     }
+    let isa = Isa::current();
     // SAFETY, for every form: the pieces are ranges of two vectors that live through the run, and one thread uses them.
     vec![
         (
             "memcpy",
-            Box::new(|pieces| {
+            Box::new(move |pieces| {
                 // SAFETY: see above.
                 each(pieces, |p| unsafe {
                     p.src.copy_to_nonoverlapping(p.dst, p.len);
@@ -154,7 +322,7 @@ fn alone() -> Vec<Form<'static>> {
         ),
         (
             "memcpy then checksum",
-            Box::new(|pieces| {
+            Box::new(move |pieces| {
                 // SAFETY: see above.
                 each(pieces, |p| unsafe {
                     p.src.copy_to_nonoverlapping(p.dst, p.len);
@@ -164,29 +332,35 @@ fn alone() -> Vec<Form<'static>> {
         ),
         (
             "copy+checksum",
-            Box::new(|pieces| {
+            Box::new(move |pieces| {
                 // SAFETY: see above.
                 each(pieces, |p| unsafe {
-                    Some(copy_checksum_with(p.dst, p.src, p.len, Stores::Cached))
+                    Some(copy_checksum_with(isa, p.dst, p.src, p.len, Stores::Cached))
                 });
             }),
         ),
         (
             "copy, streaming",
-            Box::new(|pieces| {
+            Box::new(move |pieces| {
                 // SAFETY: see above.
                 each(pieces, |p| unsafe {
-                    copy_with(p.dst, p.src, p.len, Stores::Streaming);
+                    copy_with(isa, p.dst, p.src, p.len, Stores::Streaming);
                     None
                 });
             }),
         ),
         (
             "copy+checksum, streaming",
-            Box::new(|pieces| {
+            Box::new(move |pieces| {
                 // SAFETY: see above.
                 each(pieces, |p| unsafe {
-                    Some(copy_checksum_with(p.dst, p.src, p.len, Stores::Streaming))
+                    Some(copy_checksum_with(
+                        isa,
+                        p.dst,
+                        p.src,
+                        p.len,
+                        Stores::Streaming,
+                    ))
                 });
             }),
         ),
@@ -235,9 +409,11 @@ fn verify(source: &[u8], target: &mut [u8], object_bytes: usize) {
     let (from, to) = (&source[..object_bytes], &mut target[..object_bytes]);
     for stores in [Stores::Cached, Stores::Streaming] {
         to.fill(0);
+        let isa = Isa::current();
         // SAFETY: two slices of `object_bytes`, one of them borrowed alone.
-        let sum =
-            unsafe { copy_checksum_with(to.as_mut_ptr(), from.as_ptr(), object_bytes, stores) };
+        let sum = unsafe {
+            copy_checksum_with(isa, to.as_mut_ptr(), from.as_ptr(), object_bytes, stores)
+        };
         assert!(
             to == from && sum == Checksum::of(from),
             "a copy with {stores:?} stores differs"
@@ -246,12 +422,25 @@ fn verify(source: &[u8], target: &mut [u8], object_bytes: usize) {
 }
 
 const HEADING: [&str; 4] = ["form", "destination", "GB/s", "over memcpy"];
+const BUFFER_HEADING: [&str; 6] = [
+    "path",
+    "offset",
+    "bytes",
+    "GB/s",
+    "over memcpy",
+    "over offset 0",
+];
 
 impl Report {
     /// The rows as a table of text.
     #[must_use]
     pub fn to_text(&self) -> String {
-        self.table().text()
+        let tables = [
+            self.table(),
+            self.buffer_table(),
+            Bound::table(&self.bounds),
+        ];
+        tables.map(|table| table.text()).join("\n")
     }
 
     /// The report as a page with a chart.
@@ -282,8 +471,15 @@ impl Report {
             title: "Copies and checksums".to_owned(),
             lead: self.machine.line(),
             bars: vec![bars],
-            tables: vec![self.table()],
-            notes: vec![format!("Streaming stores win here from {streaming} on.")],
+            tables: vec![
+                self.table(),
+                self.buffer_table(),
+                Bound::table(&self.bounds),
+            ],
+            notes: vec![
+                format!("Streaming stores win here from {streaming} on."),
+                format!("Stores copy by {} here.", self.isa),
+            ],
             ..Page::default()
         };
         page.html()
@@ -300,23 +496,80 @@ impl Report {
         };
         Table::new("Figures", &HEADING, self.rows.iter().map(cells))
     }
+
+    fn buffer_table(&self) -> Table {
+        let cells = |row: &BufferRow| {
+            vec![
+                row.isa.to_owned(),
+                row.offset_bytes.to_string(),
+                row.bytes.to_string(),
+                figure(row.gbps),
+                figure(row.over_memcpy),
+                figure(row.over_aligned),
+            ]
+        };
+        Table::new(
+            "Copy and checksum by path and buffer",
+            &BUFFER_HEADING,
+            self.buffers.iter().map(cells),
+        )
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    #[test]
-    fn a_short_run_measures_every_form() {
-        let report = run(&Options {
+    fn short(paths: Vec<Isa>) -> Options {
+        Options {
             object_bytes: 64 << 10,
             source_bytes: 1 << 20,
             rounds: 1,
-        })
-        .unwrap();
+            paths,
+        }
+    }
+
+    #[test]
+    fn a_short_run_measures_every_form_and_path() {
+        let report = run(&short(vec![])).unwrap();
+        let paths = Isa::ALL.iter().filter(|isa| isa.available()).count();
         assert_eq!(report.rows.len(), 5 + 7);
+        assert_eq!(report.buffers.len(), paths * OFFSETS.len() * 2);
+        assert_eq!(report.bounds.len(), report.buffers.len() * 2);
         assert!(report.rows.iter().all(|row| row.gbps > 0.0), "{report:?}");
+        assert!(
+            report.buffers.iter().all(|row| row.gbps > 0.0),
+            "{report:?}"
+        );
         assert!(report.to_html().contains("copy+checksum") && report.to_text().contains("pool"));
         assert!(serde_json::to_value(&report).unwrap()["rows"][0]["gbps"].is_number());
+    }
+
+    #[test]
+    fn what_cannot_be_measured_is_refused_by_its_reason() {
+        let check = |options: Options, reason: &str| {
+            let error = run(&options).unwrap_err().to_string();
+            assert!(error.contains(reason), "{error}");
+        };
+        let foreign = if Isa::Neon.available() {
+            Isa::Avx2
+        } else {
+            Isa::Neon
+        };
+        check(short(vec![Isa::Portable, foreign]), "this processor has no");
+        check(
+            Options {
+                object_bytes: 1 << 20,
+                ..short(vec![])
+            },
+            "does not hold two",
+        );
+        check(
+            Options {
+                object_bytes: 100,
+                ..short(vec![])
+            },
+            "shorter than 4096",
+        );
     }
 }

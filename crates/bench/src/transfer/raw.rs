@@ -7,7 +7,7 @@ use std::time::Duration;
 use hdrhistogram::Histogram;
 use rustix::net::sockopt;
 use slackwater_base::Instant;
-use slackwater_pool::copy::{Stores, copy_with};
+use slackwater_pool::copy::{Isa, Stores, copy_with};
 use slackwater_wait::now;
 
 use super::ends::number;
@@ -241,7 +241,13 @@ fn copy(from: &mut Buffer, to: &mut Buffer, stores: Option<Stores>, length: Dura
             None => target.copy_from_slice(source),
             // SAFETY: two slices of one length in different buffers.
             Some(stores) => unsafe {
-                copy_with(target.as_mut_ptr(), source.as_ptr(), MESSAGE, stores)
+                copy_with(
+                    Isa::current(),
+                    target.as_mut_ptr(),
+                    source.as_ptr(),
+                    MESSAGE,
+                    stores,
+                )
             },
         }
         at += MESSAGE;

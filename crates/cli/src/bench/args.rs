@@ -3,7 +3,9 @@ use std::time::Duration;
 
 use clap::{Args, Subcommand};
 use slackwater_base::{ByteSize, parse_duration};
-use slackwater_bench::{meta, mq, pool, promotion, store, transfer, wait};
+use slackwater_bench::{copy, meta, mq, pool, promotion, store, transfer, wait};
+
+use slackwater_pool::copy::Isa;
 
 use crate::args::block_bytes;
 
@@ -14,6 +16,8 @@ pub(crate) enum Bench {
     Store(Store),
     /// Latency of a read before promotion on hit and after it, and how long it takes
     Promotion(Promotion),
+    /// Copies with a checksum beside plain ones: each path of instructions, into buffers of every alignment
+    Copy(Copy),
     /// Time of a lookup, a put and an eviction in the catalog, and its memory an object
     Meta(Meta),
     /// Throughput and CPU of each way of waiting for a completion
@@ -91,6 +95,29 @@ pub(crate) struct Promotion {
     /// Length of each
     #[arg(long, default_value = "1MiB", value_name = "SIZE", value_parser = block_bytes)]
     value_bytes: ByteSize,
+
+    #[command(flatten)]
+    pub(super) output: Output,
+}
+
+/// See [`Bench::Copy`].
+#[derive(Clone, Debug, Args)]
+pub(crate) struct Copy {
+    /// Length of an object
+    #[arg(long, default_value = "1MiB", value_name = "SIZE", value_parser = block_bytes)]
+    object_bytes: ByteSize,
+
+    /// Memory that the objects lie in: many times the last-level cache
+    #[arg(long, default_value = "512MiB", value_name = "SIZE", value_parser = block_bytes)]
+    source_bytes: ByteSize,
+
+    /// Passes of each form, in turns; the medians count
+    #[arg(long, default_value = "7", value_name = "N", value_parser = one_or_more)]
+    rounds: usize,
+
+    /// Paths: portable, sse, neon, avx2, avx512 [default: all that the processor has]
+    #[arg(long, value_name = "PATH,…", value_delimiter = ',')]
+    isa: Vec<Isa>,
 
     #[command(flatten)]
     pub(super) output: Output,
@@ -286,6 +313,17 @@ impl Promotion {
         options.samples = self.samples as usize;
         options.value_bytes = self.value_bytes.0 as usize;
         options
+    }
+}
+
+impl Copy {
+    pub(super) fn options(&self) -> copy::Options {
+        copy::Options {
+            object_bytes: self.object_bytes.0 as usize,
+            source_bytes: self.source_bytes.0 as usize,
+            rounds: self.rounds,
+            paths: self.isa.clone(),
+        }
     }
 }
 

@@ -10,7 +10,7 @@ use comfy_table::{CellAlignment, Table, presets};
 use serde::Serialize;
 use serde_json::{Map, Value};
 use slackwater_bench::machine::Machine;
-use slackwater_bench::{meta, mq, pool, promotion, store, transfer, wait};
+use slackwater_bench::{copy, meta, mq, pool, promotion, store, transfer, wait};
 use tempfile::TempDir;
 
 use crate::DONE;
@@ -28,6 +28,16 @@ pub(crate) fn run(scenario: &Bench) -> Result<u8> {
             let directory = passing(&arguments.dir)?;
             let report = on_this_machine(promotion::run(&arguments.options(directory.path()))?);
             Shown::plain("promotion", &report)?.show(&arguments.output)
+        }
+        Bench::Copy(arguments) => {
+            let report = copy::run(&arguments.options())?;
+            let (text, html) = (report.to_text(), Some(report.to_html()));
+            Shown {
+                text,
+                html,
+                ..Shown::plain("copy", &report)?
+            }
+            .show(&arguments.output)
         }
         Bench::Meta(arguments) => {
             let report = on_this_machine(meta::run(&arguments.options()));

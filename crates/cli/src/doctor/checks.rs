@@ -3,6 +3,7 @@ use slackwater_base::ByteSize;
 use slackwater_node::Config;
 use slackwater_node::config::{HugePages, IoBackend};
 use slackwater_node::disk::HANDLES_MAX;
+use slackwater_pool::copy::Isa;
 
 use super::facts::Facts;
 
@@ -52,6 +53,7 @@ pub(super) fn examine(facts: &Facts, config: &Config) -> Vec<Check> {
         files(facts, config),
         nodes(facts),
         clock(facts),
+        copies(facts),
         directory(facts),
         direct(facts),
         space(facts, config),
@@ -265,6 +267,19 @@ fn clock(facts: &Facts) -> Check {
     }
 }
 
+fn copies(facts: &Facts) -> Check {
+    const NAME: &str = "copies";
+    match facts.isa {
+        None | Some(Isa::Portable) => warn(
+            NAME,
+            "portable instructions",
+            "verified copies run at about half the speed of plain ones; processors with carry-less \
+             multiplication on vectors do without the difference",
+        ),
+        Some(isa) => ok(NAME, isa.name()),
+    }
+}
+
 fn directory(facts: &Facts) -> Check {
     const NAME: &str = "directory";
     let disk = &facts.disk;
@@ -339,6 +354,7 @@ mod tests {
             files: (Some(65_536), Some(65_536)),
             nodes: 1,
             clock: Some("tsc".to_owned()),
+            isa: Some(Isa::Avx2),
             ..Facts::default()
         };
         facts.disk.kind = "ext4".to_owned();
@@ -428,6 +444,13 @@ mod tests {
             disabled,
             Warn,
             "sysctl kernel.io_uring_disabled=0",
+        );
+        check(
+            "copies",
+            &[],
+            |facts| facts.isa = Some(Isa::Portable),
+            Warn,
+            "half the speed",
         );
         check(
             "memory",

@@ -7,6 +7,7 @@ use rustix::fs::{Mode, OFlags};
 use rustix::process::{Resource, getrlimit};
 use slackwater_base::BLOCK_BYTES;
 use slackwater_node::Config;
+use slackwater_pool::copy::Isa;
 
 /// What the machine says about itself. Everything the checks judge is in here.
 #[derive(Clone, Debug, Default)]
@@ -31,6 +32,8 @@ pub(super) struct Facts {
     pub(super) files: (Option<u64>, Option<u64>),
     /// Memory nodes.
     pub(super) nodes: usize,
+    /// What copies and checksums are made of.
+    pub(super) isa: Option<Isa>,
     /// The kernel's clock.
     pub(super) clock: Option<String>,
     /// The directory of the SSD tier.
@@ -75,6 +78,7 @@ impl Facts {
             locked_bytes: locked.current,
             files: (files.current, files.maximum),
             nodes: text("/sys/devices/system/node/online").map_or(1, |list| count(&list)),
+            isa: Some(Isa::current()),
             clock: text("/sys/devices/system/clocksource/clocksource0/current_clocksource"),
             disk: Disk::gather(config.dir.as_deref().unwrap_or(Path::new("."))),
         }

@@ -4,7 +4,7 @@ use std::time::Duration;
 use slackwater_base::{Checksum, Instant};
 use slackwater_wait::now;
 
-use super::{Tuning, copy_checksum_with, copy_with};
+use super::{Isa, Tuning, checksum, copy_checksum_with, copy_with};
 use crate::job::{Class, Kind};
 use crate::pool::Pool;
 
@@ -53,7 +53,7 @@ pub unsafe fn copy_all(pool: &Pool, pieces: &[Piece]) {
             // SAFETY: the task is a part of a piece that no other task has; the rest is the caller's promise.
             unsafe {
                 let (dst, src) = batch.part(piece, at);
-                copy_with(dst, src, len, stores);
+                copy_with(Isa::current(), dst, src, len, stores);
             }
         });
     copied.expect("copies do not panic, and the job has no cancel handle");
@@ -70,7 +70,7 @@ pub unsafe fn copy_all_checksum(pool: &Pool, pieces: &[Piece]) -> Vec<Copied> {
     // SAFETY: the task is a part of a piece that no other task has; the rest is the caller's promise.
     tasks.sums(pool, &COPY_CHECKSUM, |piece, at, len| unsafe {
         let (dst, src) = batch.part(piece, at);
-        copy_checksum_with(dst, src, len, stores)
+        copy_checksum_with(Isa::current(), dst, src, len, stores)
     })
 }
 
@@ -79,7 +79,7 @@ pub unsafe fn copy_all_checksum(pool: &Pool, pieces: &[Piece]) -> Vec<Copied> {
 pub fn checksum_all(pool: &Pool, objects: &[&[u8]]) -> Vec<Checksum> {
     let tasks = Tasks::cut(objects.iter().map(|object| object.len()));
     let sums = tasks.sums(pool, &CHECKSUM, |object, at, len| {
-        Checksum::of(&objects[object][at..at + len])
+        checksum(&objects[object][at..at + len])
     });
     sums.into_iter().map(|summed| summed.checksum).collect()
 }

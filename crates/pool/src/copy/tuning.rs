@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use super::{copy_checksum_with, fold};
+use super::{Isa, copy_checksum_with};
 
 /// How bytes reach memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,7 +77,7 @@ impl Tuning {
     /// or to a benchmark. A destination is written again and again, the source comes from memory each time.
     #[must_use]
     pub fn measure() -> Self {
-        if !fold::available() {
+        if Isa::current() == Isa::Portable {
             return Self {
                 streaming_bytes_min: usize::MAX,
             };
@@ -122,6 +122,7 @@ fn pass(destination: &mut [u8], source: &[u8], stores: Stores) -> Duration {
                 // SAFETY: both slices are `destination.len()` long; one is borrowed alone, so they are apart.
                 let sum = unsafe {
                     copy_checksum_with(
+                        Isa::current(),
                         destination.as_mut_ptr(),
                         piece.as_ptr(),
                         piece.len(),

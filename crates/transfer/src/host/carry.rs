@@ -2,7 +2,7 @@ use std::ptr;
 use std::sync::{Mutex, PoisonError};
 
 use slackwater_base::Instant;
-use slackwater_pool::copy::{Stores, copy_with};
+use slackwater_pool::copy::{Isa, Stores, copy_with};
 use slackwater_pool::{Class, Kind, Pool};
 use slackwater_wait::now;
 use slackwater_wire::data::{Op, Refusal, Rights};
@@ -240,7 +240,13 @@ unsafe fn copy_any(into: *mut u8, from: *const u8, len: usize, stores: Stores) {
         // SAFETY: pieces of the caller's ranges; the first form is used only where they are apart.
         unsafe {
             match apart {
-                true => copy_with(into.add(done), from.add(done), piece, stores),
+                true => copy_with(
+                    Isa::current(),
+                    into.add(done),
+                    from.add(done),
+                    piece,
+                    stores,
+                ),
                 false => ptr::copy(from, into, len),
             }
         }

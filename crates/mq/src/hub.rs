@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use arc_swap::ArcSwap;
 use slackwater_base::Map;
-use slackwater_net::{Clock, Loop};
+use slackwater_net::Loop;
 use slackwater_zmtp::{KeyPair, LinkConfig, Message, PublicKey, Routes};
 
 use crate::deliver::Sending;
@@ -91,7 +91,6 @@ pub(crate) enum Opened {
 pub(crate) struct Hub {
     pub(crate) options: Options,
     pub(crate) keys: KeyPair,
-    pub(crate) clock: Clock,
     pub(crate) registry: Registry,
     pub(crate) jobs: Jobs,
     pub(crate) metrics: Arc<Metrics>,
@@ -121,7 +120,6 @@ impl Hub {
         Self {
             options: builder.options,
             keys,
-            clock: Clock::start(),
             registry: builder.registry,
             jobs,
             metrics,

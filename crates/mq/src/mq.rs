@@ -4,15 +4,15 @@ use std::sync::atomic::AtomicBool;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
-use slackwater_base::Instant;
 use slackwater_net::{Counters, Endpoint, Listen, Net, NetError, is_inside_a_loop};
+use slackwater_wait::{Completion, now};
 use slackwater_zmtp::{PublicKey, SocketType};
 
 use crate::deliver::{SendError, SendOptions, Sending};
 use crate::frames::{self, TAG_BYTES};
 use crate::hub::{ConnectionId, Hub, LinkId, Opened};
 use crate::link_config::Outgoing;
-use crate::request::{Answer, RequestError, RequestOptions, Slot, Waiter};
+use crate::request::{Answer, RequestError, RequestOptions, Waiter};
 use crate::shard::{Inspection, Listening, Opening, Order, Purpose, StreamSetup};
 use crate::stream::{Published, Publisher, StreamOptions};
 use crate::timer::{Ticking, Timer, TimerOptions};
@@ -30,12 +30,6 @@ impl Mq {
     #[must_use]
     pub fn public_key(&self) -> PublicKey {
         self.0.keys.public()
-    }
-
-    /// The clock that deadlines count by.
-    #[must_use]
-    pub fn now(&self) -> Instant {
-        self.0.clock.now()
     }
 
     /// What it has done so far.
@@ -217,14 +211,17 @@ impl Mq {
         if is_inside_a_loop() {
             return Err(RequestError::InsideLoop);
         }
-        let slot = Arc::new(Slot::default());
-        let shard = self.send_request(to, command, parts, options, Waiter::of(&slot));
+        let (completer, mut completion) = Completion::new();
+        let shard = self.send_request(to, command, parts, options, Waiter::of(completer));
         let loops = self.0.loops.load();
-        if let Some(looping) = loops.get(usize::from(shard.unwrap_or(0))) {
-            // The loop's timer ends the request in time; twice that would be a defect, and still no hang.
-            looping.wait(&slot.completion, self.timeout(options) * 2);
-        }
-        slot.take().unwrap_or(Err(RequestError::Timeout))
+        let Some(looping) = loops.get(usize::from(shard.unwrap_or(0))) else {
+            return Err(RequestError::Gone);
+        };
+        // The loop's timer ends the request in time; twice that would be a defect, and still no hang.
+        let deadline = now() + self.timeout(options) * 2;
+        looping
+            .wait(&mut completion, deadline)
+            .unwrap_or(Err(RequestError::Timeout))
     }
 
     /// Replaces the set of active nodes and drops links of those that are none any more.
@@ -547,7 +544,7 @@ impl Mq {
         options: &RequestOptions,
         waiter: Waiter,
     ) -> Option<u16> {
-        let deadline = self.0.clock.now() + self.timeout(options);
+        let deadline = now() + self.timeout(options);
         let sending = Sending {
             // The link's loop puts the tag in.
             message: frames::with_head(&[command.as_bytes(), &[0; TAG_BYTES]], parts),

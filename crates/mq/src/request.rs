@@ -1,7 +1,6 @@
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use slackwater_net::Completion;
+use slackwater_wait::Completer;
 use slackwater_zmtp::Message;
 use thiserror::Error;
 
@@ -65,13 +64,6 @@ pub(crate) struct Waiter {
     inline: bool,
 }
 
-/// Where the answer of a waiting thread is put.
-#[derive(Default)]
-pub(crate) struct Slot {
-    pub(crate) completion: Completion,
-    outcome: Mutex<Option<Result<Answer, RequestError>>>,
-}
-
 impl Waiter {
     pub(crate) fn new(callback: Callback, inline: bool) -> Self {
         Self {
@@ -80,10 +72,9 @@ impl Waiter {
         }
     }
 
-    /// A waiter that fills `slot`.
-    pub(crate) fn of(slot: &Arc<Slot>) -> Self {
-        let slot = Arc::clone(slot);
-        Self::new(Box::new(move |outcome| slot.fill(outcome)), true)
+    /// A thread that waits for the other end of `completer`.
+    pub(crate) fn of(completer: Completer<Result<Answer, RequestError>>) -> Self {
+        Self::new(Box::new(|outcome| completer.complete(outcome)), true)
     }
 
     /// Tells the outcome, here or on a worker.
@@ -115,29 +106,18 @@ impl Drop for Waiter {
     }
 }
 
-impl Slot {
-    fn fill(&self, outcome: Result<Answer, RequestError>) {
-        *self.outcome.lock().unwrap_or_else(PoisonError::into_inner) = Some(outcome);
-        self.completion.complete();
-    }
-
-    pub(crate) fn take(&self) -> Option<Result<Answer, RequestError>> {
-        self.outcome
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take()
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use slackwater_wait::{Completion, Site, Waiting, now};
+
     use super::*;
 
     #[test]
     fn a_waiter_that_is_dropped_hears_that_its_link_is_gone() {
-        let slot = Arc::new(Slot::default());
-        drop(Waiter::of(&slot));
-        assert!(slot.completion.is_done());
-        assert_eq!(slot.take(), Some(Err(RequestError::Gone)));
+        static SITE: Site = Site::new("dropped");
+        let (completer, mut completion) = Completion::new();
+        drop(Waiter::of(completer));
+        let answer = completion.wait(&Waiting::at(&SITE).until(now()));
+        assert_eq!(answer, Ok(Err(RequestError::Gone)));
     }
 }

@@ -78,12 +78,7 @@ impl Builder {
         let mut loops = Vec::new();
         for number in 0..options.loops.max(1) as u16 {
             let shard = Shard::new(Arc::clone(&hub), number).map_err(StartError::Randomness)?;
-            loops.push(Loop::start(
-                &format!("mq-loop-{number}"),
-                hub.clock,
-                limits,
-                shard,
-            )?);
+            loops.push(Loop::start(&format!("mq-loop-{number}"), limits, shard)?);
         }
         hub.loops.store(Arc::new(loops));
         let running = Running {

@@ -3,15 +3,15 @@ use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
-use std::time::Duration;
 
 use mio::{Events, Poll, Waker};
 use slackwater_base::Instant;
+use slackwater_wait::{Abandoned, Completion, Site, Stopped, Waiting, now};
 use thiserror::Error;
 
 use crate::net::WAKER;
 use crate::role::Role;
-use crate::{Clock, Completion, Counters, Event, Limits, Net, Protocol};
+use crate::{Counters, Event, Limits, Net, Protocol};
 
 /// A loop and its thread. Clones are handles to the same loop; [`Loop::stop`] ends it.
 pub struct Loop<P: Protocol>(Arc<Shared<P>>);
@@ -32,7 +32,6 @@ struct Shared<P: Protocol> {
     poller: Mutex<Poller>,
     role: Role,
     waker: Waker,
-    clock: Clock,
     counters: Arc<Counters>,
     stopping: AtomicBool,
     thread: Mutex<Option<JoinHandle<()>>>,
@@ -51,6 +50,8 @@ struct Poller {
 }
 
 const EVENTS: usize = 1024;
+
+static ANSWER: Site = Site::new("answer of a link");
 
 thread_local! {
     static INSIDE: Cell<bool> = const { Cell::new(false) };
@@ -87,21 +88,11 @@ impl<P: Protocol> Loop<P> {
     ///
     /// # Errors
     /// When the kernel gives no poller, waker or thread.
-    pub fn start(
-        name: &str,
-        clock: Clock,
-        limits: Limits,
-        protocol: P,
-    ) -> Result<Self, StartError> {
+    pub fn start(name: &str, limits: Limits, protocol: P) -> Result<Self, StartError> {
         let poll = Poll::new()?;
         let waker = Waker::new(poll.registry(), WAKER)?;
         let counters = Arc::new(Counters::default());
-        let net = Net::new(
-            poll.registry().try_clone()?,
-            clock,
-            limits,
-            Arc::clone(&counters),
-        );
+        let net = Net::new(poll.registry().try_clone()?, limits, Arc::clone(&counters));
         let shared = Arc::new(Shared {
             core: Mutex::new(Core {
                 net,
@@ -116,7 +107,6 @@ impl<P: Protocol> Loop<P> {
             }),
             role: Role::new(),
             waker,
-            clock,
             counters,
             stopping: AtomicBool::new(false),
             thread: Mutex::new(None),
@@ -135,29 +125,30 @@ impl<P: Protocol> Loop<P> {
         self.0.command(command);
     }
 
-    /// Waits until `completion` is done, turning the loop meanwhile if nobody else has to be displaced for it too
-    /// often; at most `limit`. Whether it is done.
+    /// Waits for the value of `completion`, until `deadline` at most, turning the loop meanwhile if nobody else has to be
+    /// displaced for it too often.
+    ///
+    /// # Errors
+    /// As [`Completion::wait`].
     ///
     /// # Panics
     /// When called from inside a loop, where it would wait for itself.
-    pub fn wait(&self, completion: &Completion, limit: Duration) -> bool {
+    pub fn wait<T>(
+        &self,
+        completion: &mut Completion<T>,
+        deadline: Instant,
+    ) -> Result<T, Stopped<Abandoned>> {
         assert!(
             !is_inside_a_loop(),
             "a protocol must not wait for its own loop"
         );
-        self.0.wait(completion, limit)
+        self.0.wait(completion, deadline)
     }
 
     /// The loop's counters.
     #[must_use]
     pub fn counters(&self) -> &Counters {
         &self.0.counters
-    }
-
-    /// The clock that the loop counts by.
-    #[must_use]
-    pub fn clock(&self) -> Clock {
-        self.0.clock
     }
 
     /// Ends the loop: its thread finishes its turn and all connections close. Called from inside the loop, the
@@ -204,7 +195,7 @@ impl<P: Protocol> Shared<P> {
             core.sleeps_until = core.net.next_turn().min(at_most);
             core.sleeps_until
         });
-        let timeout = (due < Instant::NEVER).then(|| self.clock.now().until(due));
+        let timeout = (due < Instant::NEVER).then(|| now().until(due));
         self.counters.polls.add_alone(1);
         if poller.poll.poll(&mut poller.events, timeout).is_err() {
             // Interrupted by a signal: nothing came, and the next turn looks again.
@@ -297,8 +288,11 @@ impl<P: Protocol> Shared<P> {
         }
     }
 
-    fn wait(&self, completion: &Completion, limit: Duration) -> bool {
-        let until = self.clock.now() + limit;
+    fn wait<T>(
+        &self,
+        completion: &mut Completion<T>,
+        deadline: Instant,
+    ) -> Result<T, Stopped<Abandoned>> {
         let kick = || {
             self.counters.wakes.add(1);
             let _ = self.waker.wake();
@@ -306,21 +300,22 @@ impl<P: Protocol> Shared<P> {
         if !completion.is_done() && self.role.take_caller(kick) {
             let mut poller = lock(&self.poller);
             while !completion.is_done()
-                && self.clock.now() < until
+                && now() < deadline
                 && !self.stopping.load(Ordering::Acquire)
             {
-                self.turn(&mut poller, until);
+                self.turn(&mut poller, deadline);
             }
             drop(poller);
             self.role.release_caller();
         }
+        let waiting = Waiting::at(&ANSWER).until(deadline);
         if completion.is_done() {
-            return true;
+            return completion.wait(&waiting);
         }
         self.role.park_begins();
-        let done = completion.park(self.clock.now().until(until));
+        let outcome = completion.wait(&waiting);
         self.role.park_ends();
-        done
+        outcome
     }
 }
 
@@ -333,6 +328,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 #[cfg(test)]
 mod tests {
     use std::sync::mpsc::{Sender, channel};
+    use std::time::Duration;
 
     use super::*;
 
@@ -354,8 +350,7 @@ mod tests {
     #[test]
     fn a_command_that_meets_any_holder_of_the_core_is_run_without_another_event() {
         let (told, numbers) = channel();
-        let looping =
-            Loop::start("tell", Clock::start(), Limits::default(), Tell(told)).expect("a loop");
+        let looping = Loop::start("tell", Limits::default(), Tell(told)).expect("a loop");
         for number in 0..100 {
             looping.0.hold(|_| {
                 std::thread::scope(|scope| drop(scope.spawn(|| looping.command(number))))
@@ -365,8 +360,7 @@ mod tests {
         looping.stop();
         for number in 0..1000 {
             let (told, numbers) = channel();
-            let looping =
-                Loop::start("tell", Clock::start(), Limits::default(), Tell(told)).expect("a loop");
+            let looping = Loop::start("tell", Limits::default(), Tell(told)).expect("a loop");
             (0..number % 50 * 100).for_each(|_| std::hint::spin_loop());
             looping.command(number);
             assert_eq!(numbers.recv_timeout(Duration::from_secs(5)), Ok(number));
@@ -383,7 +377,7 @@ mod tests {
             waiting_commands: 8,
             ..Limits::default()
         };
-        let looping = Loop::start("tell", Clock::start(), limits, Tell(told)).expect("a loop");
+        let looping = Loop::start("tell", limits, Tell(told)).expect("a loop");
         let sender = looping.0.hold(|_| {
             let (ready, began) = channel();
             let sending = looping.clone();

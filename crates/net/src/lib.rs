@@ -6,8 +6,6 @@
 //! command and no event is ever left lying.
 #![forbid(unsafe_code)]
 
-mod clock;
-mod completion;
 mod counters;
 mod drive;
 mod endpoint;
@@ -20,8 +18,6 @@ mod role;
 mod socket;
 mod wheel;
 
-pub use clock::Clock;
-pub use completion::Completion;
 pub use counters::{Counter, Counters};
 pub use drive::{Loop, StartError, WeakLoop, is_inside_a_loop};
 pub use endpoint::{Endpoint, Source};

@@ -11,19 +11,19 @@ use mio::{Registry, Token};
 use slab::Slab;
 use slackwater_base::Instant;
 
+use slackwater_wait::now;
+
 use crate::limiter::Limiter;
 use crate::outbox::{Outbox, Spare};
 use crate::socket::{Listener, Stream};
 use crate::wheel::Wheel;
 use crate::{
-    Clock, ConnId, Connect, Counters, End, Endpoint, Event, Limits, NetError, Protocol, Readiness,
-    TimerId,
+    ConnId, Connect, Counters, End, Endpoint, Event, Limits, NetError, Protocol, Readiness, TimerId,
 };
 
 /// The connections, listeners and timers of one loop, as its protocol sees them.
 pub struct Net {
     registry: Registry,
-    clock: Clock,
     now: Instant,
     limits: Limits,
     counters: Arc<Counters>,
@@ -115,16 +115,10 @@ const LISTENER_BIT: usize = 1 << 63;
 pub(crate) const WAKER: Token = Token(usize::MAX);
 
 impl Net {
-    pub(crate) fn new(
-        registry: Registry,
-        clock: Clock,
-        limits: Limits,
-        counters: Arc<Counters>,
-    ) -> Self {
-        let now = clock.now();
+    pub(crate) fn new(registry: Registry, limits: Limits, counters: Arc<Counters>) -> Self {
+        let now = now();
         Self {
             registry,
-            clock,
             now,
             limits,
             counters,
@@ -316,7 +310,7 @@ impl Net {
     }
 
     pub(crate) fn set_now(&mut self) {
-        self.now = self.clock.now();
+        self.now = now();
     }
 
     /// Notes what the kernel says; nothing is read or told yet.

@@ -11,6 +11,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
 use slackwater_net::*;
+use slackwater_wait::{Completer, Completion, now};
 
 const LONG: Duration = Duration::from_secs(20);
 
@@ -18,7 +19,7 @@ const LONG: Duration = Duration::from_secs(20);
 #[derive(Default)]
 struct Echo {
     seen: Option<Sender<String>>,
-    waiting: BTreeMap<u64, Arc<Completion>>,
+    waiting: BTreeMap<u64, Completer<()>>,
     partial: BTreeMap<ConnId, Vec<u8>>,
     accepted: BTreeMap<ConnId, ()>,
     flood: usize,
@@ -31,7 +32,7 @@ struct Echo {
 enum Ask {
     Listen(Listen, Sender<Result<(ListenerId, Endpoint), String>>),
     Connect(Connect, Sender<Result<ConnId, String>>),
-    Number(ConnId, u64, Arc<Completion>),
+    Number(ConnId, u64, Completer<()>),
     Count,
     Step(usize, u64),
     Steps(Sender<Vec<u64>>),
@@ -73,7 +74,7 @@ impl Protocol for Echo {
                     self.waiting
                         .remove(&number)
                         .expect("an echo of what was sent")
-                        .complete();
+                        .complete(());
                 }
             }
             Event::Drained { .. } => say("drained".into()),
@@ -150,7 +151,7 @@ impl World {
             ..Echo::default()
         };
         Self {
-            looping: Loop::start("echo", Clock::start(), limits, echo).expect("a loop"),
+            looping: Loop::start("echo", limits, echo).expect("a loop"),
             seen: receiver,
         }
     }
@@ -215,9 +216,10 @@ impl Drop for World {
 
 fn round_trips(client: &Loop<Echo>, conn: ConnId, numbers: std::ops::Range<u64>) {
     for number in numbers {
-        let completion = Arc::new(Completion::new());
-        client.command(Ask::Number(conn, number, Arc::clone(&completion)));
-        assert!(client.wait(&completion, LONG), "no echo of {number}");
+        let (completer, mut completion) = Completion::new();
+        client.command(Ask::Number(conn, number, completer));
+        let echoed = client.wait(&mut completion, now() + LONG);
+        assert_eq!(echoed, Ok(()), "no echo of {number}");
     }
 }
 

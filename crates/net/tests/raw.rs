@@ -9,7 +9,7 @@ use std::time::Duration;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 use slackwater_net::{
-    Clock, ConnId, Endpoint, Event, Limits, Listen, Loop, Net, Protocol, Readiness, UnixAccess,
+    ConnId, Endpoint, Event, Limits, Listen, Loop, Net, Protocol, Readiness, UnixAccess,
 };
 
 /// Sends back what comes, at most `SHARE` bytes a turn.
@@ -87,7 +87,7 @@ fn a_raw_connection_is_served_in_shares_until_its_end() {
         buffer: vec![0; SHARE],
         rest: Vec::new(),
     };
-    let looping = Loop::start("raw", Clock::start(), Limits::default(), echo).unwrap();
+    let looping = Loop::start("raw", Limits::default(), echo).unwrap();
     looping.command(());
     let Endpoint::Tcp(address) = addresses.recv_timeout(SECONDS).unwrap() else {
         panic!("a TCP address")

@@ -1,45 +1,57 @@
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{self, Duration};
+use std::time::Duration;
 
 use slackwater_base::Instant;
+use slackwater_wait::now;
 
-/// The one clock of a store: monotonic, its origin the moment the store was opened, ahead by what was skipped.
+/// The clock of a store: that of the process, ahead by the time that a replay skipped.
 #[derive(Debug)]
 pub(crate) struct Clock {
-    origin: time::Instant,
+    opened: Instant,
     skipped_nanos: AtomicU64,
 }
 
 impl Clock {
     pub(crate) fn start() -> Self {
         Self {
-            origin: time::Instant::now(),
+            opened: now(),
             skipped_nanos: AtomicU64::new(0),
         }
     }
 
     pub(crate) fn now(&self) -> Instant {
-        Instant::from_nanos(self.waited_nanos() + self.skipped_nanos.load(Ordering::Acquire))
+        now() + self.skipped()
     }
 
-    /// Whether so long has passed since the origin.
-    pub(crate) fn is_ahead_of(&self, since_origin: Duration) -> bool {
-        self.now() >= Instant::ZERO + since_origin
+    /// The point on the clock of the process, which waits count by, at which this clock reaches `at` if nothing more is
+    /// skipped.
+    pub(crate) fn wait_until(&self, at: Instant) -> Instant {
+        if at < Instant::NEVER {
+            at - self.skipped()
+        } else {
+            at
+        }
     }
 
-    /// Makes it at least `since_origin` later than the origin; what is past stays past.
-    pub(crate) fn skip_to(&self, since_origin: Duration) {
-        let nanos = u64::try_from(since_origin.as_nanos())
-            .unwrap_or(u64::MAX / 2)
-            .min(u64::MAX / 2);
+    /// Whether `since_open` or more has passed since the store was opened.
+    pub(crate) fn is_ahead_of(&self, since_open: Duration) -> bool {
+        self.now() >= self.opened + since_open
+    }
+
+    /// Makes at least `since_open` have passed since the store was opened; time never goes back.
+    pub(crate) fn skip_to(&self, since_open: Duration) {
+        let missing = now().until(self.opened + since_open.min(SKIP_MAX));
         self.skipped_nanos
-            .fetch_max(nanos.saturating_sub(self.waited_nanos()), Ordering::AcqRel);
+            .fetch_max(missing.as_nanos() as u64, Ordering::AcqRel);
     }
 
-    fn waited_nanos(&self) -> u64 {
-        self.origin.elapsed().as_nanos() as u64
+    fn skipped(&self) -> Duration {
+        Duration::from_nanos(self.skipped_nanos.load(Ordering::Acquire))
     }
 }
+
+/// The longest time that can be skipped, so that deadlines still fit behind it: some 290 years.
+const SKIP_MAX: Duration = Duration::from_nanos(u64::MAX / 2);
 
 #[cfg(test)]
 mod tests {
@@ -48,10 +60,25 @@ mod tests {
     #[test]
     fn skipping_never_turns_back() {
         let clock = Clock::start();
-        clock.skip_to(Duration::from_secs(3600));
+        let (hour, minute) = (Duration::from_secs(3600), Duration::from_secs(60));
+        assert!(!clock.is_ahead_of(minute));
+        clock.skip_to(hour);
         let skipped = clock.now();
-        assert!(skipped >= Instant::ZERO + Duration::from_secs(3600));
-        clock.skip_to(Duration::from_secs(60));
+        assert!(clock.is_ahead_of(hour) && skipped >= clock.opened + hour);
+        clock.skip_to(minute);
         assert!(clock.now() >= skipped);
+        clock.skip_to(Duration::MAX);
+        assert!(clock.now() < Instant::NEVER);
+    }
+
+    #[test]
+    fn waits_count_by_the_clock_of_the_process() {
+        let clock = Clock::start();
+        let hour = Duration::from_secs(3600);
+        assert_eq!(clock.wait_until(clock.opened + hour), clock.opened + hour);
+        clock.skip_to(hour);
+        let due = clock.wait_until(clock.now());
+        assert!(due >= clock.opened && due <= now());
+        assert_eq!(clock.wait_until(Instant::NEVER), Instant::NEVER);
     }
 }

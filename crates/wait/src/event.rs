@@ -1,4 +1,5 @@
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use slackwater_base::Instant;
 
@@ -136,11 +137,11 @@ impl Watched for Watch<'_> {
         self.event.generation.value.load(Ordering::Acquire) != self.seen.0
     }
 
-    fn park(&self, until: Instant, _looks_by: Instant) -> Parked {
+    fn park(&self, longest: Option<Duration>, _looks_by: Instant) -> Parked {
         self.event.sleepers.fetch_add(1, Ordering::Relaxed);
         fence(Ordering::SeqCst);
         // The kernel compares the generation, which is the second look after the announcement.
-        let parked = self.event.generation.park(self.seen.0, until);
+        let parked = self.event.generation.park(self.seen.0, longest);
         if parked != Parked::Woken {
             self.event.sleepers.fetch_sub(1, Ordering::Relaxed);
         }

@@ -1,4 +1,11 @@
-use slackwater_base::Instant;
+use std::time::Duration;
+
+#[cfg(not(loom))]
+use rustix::io::Errno;
+#[cfg(not(loom))]
+use rustix::thread::Timespec;
+#[cfg(not(loom))]
+use rustix::thread::futex::{self, Flags};
 
 use crate::sync::AtomicU32;
 
@@ -23,13 +30,9 @@ pub(crate) struct Futex {
 
 #[cfg(not(loom))]
 mod kernel {
-    use std::num::NonZeroU32;
-
-    use rustix::io::Errno;
     use rustix::thread::futex::{self, Flags};
 
-    use super::{AtomicU32, Futex, Instant, Parked};
-    use crate::clock::timespec;
+    use super::{AtomicU32, Duration, Futex, Parked, park};
 
     impl Futex {
         pub(crate) const fn new(value: u32) -> Self {
@@ -38,21 +41,9 @@ mod kernel {
             }
         }
 
-        /// Sleeps while the value is `expected`, until woken or until `deadline` on the monotonic clock.
-        pub(crate) fn park(&self, expected: u32, deadline: Instant) -> Parked {
-            // The bitset form takes an absolute deadline, so a retry after a signal needs no arithmetic.
-            match futex::wait_bitset(
-                &self.value,
-                Flags::PRIVATE,
-                expected,
-                timespec(deadline).as_ref(),
-                NonZeroU32::MAX,
-            ) {
-                // Zero means that a wake took this thread off the queue, even if a signal or the deadline came as well.
-                Ok(()) => Parked::Woken,
-                Err(Errno::TIMEDOUT) => Parked::TimedOut,
-                Err(_) => Parked::Disturbed,
-            }
+        /// Sleeps while the value is `expected`, until woken, at most for `longest`.
+        pub(crate) fn park(&self, expected: u32, longest: Option<Duration>) -> Parked {
+            park(&self.value, Flags::PRIVATE, expected, longest)
         }
 
         /// Wakes up to `count` sleepers and says how many there were.
@@ -65,6 +56,26 @@ mod kernel {
             )
             .unwrap_or(0)
         }
+    }
+}
+
+/// Sleeps in the kernel while `value` is `expected`, until woken, at most for `longest`.
+///
+/// A length of time and not a deadline: futexes know no clock that counts suspends, as [`now`](crate::now) does.
+#[cfg(not(loom))]
+pub(crate) fn park(
+    value: &AtomicU32,
+    flags: Flags,
+    expected: u32,
+    longest: Option<Duration>,
+) -> Parked {
+    // A time beyond what the kernel's seconds hold is as good as none.
+    let longest = longest.and_then(|longest| Timespec::try_from(longest).ok());
+    match futex::wait(value, flags, expected, longest.as_ref()) {
+        // Zero means that a wake took this thread off the queue, even if a signal or the timeout came as well.
+        Ok(()) => Parked::Woken,
+        Err(Errno::TIMEDOUT) => Parked::TimedOut,
+        Err(_) => Parked::Disturbed,
     }
 }
 
@@ -83,7 +94,7 @@ mod model {
     use loom::sync::atomic::Ordering;
     use loom::sync::{Condvar, Mutex};
 
-    use super::{AtomicU32, Bed, Futex, Instant, Parked};
+    use super::{AtomicU32, Bed, Duration, Futex, Parked};
     use crate::clock::slept;
 
     impl Futex {
@@ -94,8 +105,8 @@ mod model {
             }
         }
 
-        /// A deadline that is not "never" has come as soon as the word is found unchanged: the worst clock.
-        pub(crate) fn park(&self, expected: u32, deadline: Instant) -> Parked {
+        /// A limit has passed as soon as the word is found unchanged: the worst clock.
+        pub(crate) fn park(&self, expected: u32, longest: Option<Duration>) -> Parked {
             let mut bed = self
                 .bed
                 .0
@@ -104,8 +115,8 @@ mod model {
             if self.value.load(Ordering::SeqCst) != expected {
                 return Parked::Disturbed;
             }
-            if deadline != Instant::NEVER {
-                slept(deadline);
+            if let Some(longest) = longest {
+                slept(longest);
                 return Parked::TimedOut;
             }
             bed.asleep += 1;

@@ -122,9 +122,9 @@ pub(crate) trait Watched {
     /// Whether a completer heeds `looks_by`.
     const NAPS: bool = false;
 
-    /// Sleeps unless the wait is over by now; returns after a wake, at `until`, or for no reason. By `looks_by` the
+    /// Sleeps unless the wait is over by now; returns after a wake, after `longest`, or for no reason. By `looks_by` the
     /// sleeper looks, woken or not.
-    fn park(&self, until: Instant, looks_by: Instant) -> Parked;
+    fn park(&self, longest: Option<Duration>, looks_by: Instant) -> Parked;
     /// When the last wake was due, if it tells.
     fn woken_at(&self) -> Instant;
     /// The CPU of whoever ended the wait, if it tells.
@@ -280,7 +280,8 @@ fn park<W: Watched>(watched: &W, waiting: &Waiting<'_>, plan: &Plan, spun_nanos:
         } else {
             Instant::NEVER
         };
-        let (parked, woke) = lie(watched, waiting, until.min(waiting.deadline), looks_by);
+        let longest = time_left(fell_asleep, until.min(waiting.deadline));
+        let (parked, woke) = lie(watched, waiting, longest, looks_by);
         let done = watched.done();
         site.parked(
             woke.since(fell_asleep).as_nanos() as u64,
@@ -391,18 +392,23 @@ fn learn_end(watched: &impl Watched, site: &Site, sleep: Sleep) {
     site.gap(spun_nanos + ready.since(start).as_nanos() as u64);
 }
 
+/// How long it is from `now` to `until`; nothing if that never comes.
+fn time_left(now: Instant, until: Instant) -> Option<Duration> {
+    (until < Instant::NEVER).then(|| now.until(until))
+}
+
 /// Parks once; returns why that ended, and when.
 fn lie(
     watched: &impl Watched,
     waiting: &Waiting<'_>,
-    until: Instant,
+    longest: Option<Duration>,
     looks_by: Instant,
 ) -> (Parked, Instant) {
     if let Some(sleeper) = waiting.sleeper {
         sleeper.lies_down();
     }
     waiting.site.rhythm.lies_down();
-    let parked = watched.park(until, looks_by);
+    let parked = watched.park(longest, looks_by);
     let woke = now();
     waiting.site.rhythm.gets_up();
     if let Some(sleeper) = waiting.sleeper {
@@ -443,11 +449,14 @@ fn doze(watched: &impl Watched, waiting: &Waiting<'_>, expected: Duration) -> bo
     };
     let start = now();
     let until = (start + nap).min(waiting.deadline);
+    let mut fell_asleep = start;
     loop {
-        let (parked, woke) = lie(watched, waiting, until, Instant::NEVER);
+        let longest = time_left(fell_asleep, until);
+        let (parked, woke) = lie(watched, waiting, longest, Instant::NEVER);
         if parked == Parked::TimedOut || watched.done() || woke >= until {
             break;
         }
+        fell_asleep = woke;
     }
     waiting
         .site

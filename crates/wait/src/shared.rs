@@ -1,13 +1,11 @@
 use std::fmt;
-use std::num::NonZeroU32;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
 
-use rustix::io::Errno;
 use rustix::thread::futex::{self, Flags};
 use slackwater_base::Instant;
 
-use crate::clock::timespec;
-use crate::futex::Parked;
+use crate::futex::{Parked, park};
 use crate::routine::{Waiting, Watched, stand};
 
 /// A 64-bit word that may lie in memory which processes share; any of them waits on its lower half.
@@ -99,24 +97,14 @@ impl<F: Fn(u64) -> bool> Watched for Watch<'_, F> {
         (self.done)(self.word.load())
     }
 
-    fn park(&self, until: Instant, _looks_by: Instant) -> Parked {
+    fn park(&self, longest: Option<Duration>, _looks_by: Instant) -> Parked {
         let before = self.word.set(SharedWord::PARKED);
         if (self.done)(before) {
             return Parked::Disturbed;
         }
         // The kernel compares once more: a change of the lower half since then makes the sleep end at once.
         let expected = (before | SharedWord::PARKED) as u32;
-        match futex::wait_bitset(
-            self.word.lower_half(),
-            Flags::empty(),
-            expected,
-            timespec(until).as_ref(),
-            NonZeroU32::MAX,
-        ) {
-            Ok(()) => Parked::Woken,
-            Err(Errno::TIMEDOUT) => Parked::TimedOut,
-            Err(_) => Parked::Disturbed,
-        }
+        park(self.word.lower_half(), Flags::empty(), expected, longest)
     }
 
     fn woken_at(&self) -> Instant {

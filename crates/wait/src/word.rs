@@ -1,4 +1,5 @@
 use std::sync::atomic::{AtomicU32, AtomicU64 as Time, Ordering};
+use std::time::Duration;
 
 use slackwater_base::Instant;
 
@@ -127,7 +128,7 @@ impl<F: Fn(u32) -> bool> Watched for Watch<'_, F> {
         (self.done)(self.word.load())
     }
 
-    fn park(&self, until: Instant, looks_by: Instant) -> Parked {
+    fn park(&self, longest: Option<Duration>, looks_by: Instant) -> Parked {
         self.word
             .looks_by
             .fetch_max(looks_by.as_nanos(), Ordering::Relaxed);
@@ -138,7 +139,7 @@ impl<F: Fn(u32) -> bool> Watched for Watch<'_, F> {
         {
             Err(_) => Parked::Disturbed,
             // The kernel compares once more: a change since then, and with it a wake, makes the sleep end at once.
-            Ok(seen) => self.word.futex.park(seen | Word::PARKED, until),
+            Ok(seen) => self.word.futex.park(seen | Word::PARKED, longest),
         }
     }
 

@@ -1,6 +1,5 @@
 use std::ffi::OsString;
 use std::process::{Command, Stdio};
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -8,12 +7,14 @@ use hdrhistogram::Histogram;
 use slackwater_mq::{
     Address, Call, Category, ConnectOptions, ConnectionId, Mq, RequestOptions, Run, Running,
 };
-use slackwater_net::Completion;
+use slackwater_wait::{Countdown, Site, Waiting, now};
 
 use super::links::new_histogram;
 use super::process::{builder, listen, mq_error};
 use super::{BenchError, Options, Report, RpcRow};
 use crate::process::{Process, orders, tell};
+
+static ANSWERS: Site = Site::new("bench, answers of all links");
 
 /// The peer of the run: a ROUTER that echoes, and DEALERs that ask, over libzmq.
 const PEER: &str = include_str!("peer.py");
@@ -211,8 +212,8 @@ struct Asking {
     body: Vec<u8>,
     times: Mutex<Histogram<u64>>,
     until: Instant,
-    running: AtomicUsize,
-    done: Completion,
+    /// One part for each link.
+    links: Countdown,
 }
 
 fn ask_many(
@@ -226,18 +227,18 @@ fn ask_many(
         body,
         times: Mutex::new(new_histogram()),
         until: Instant::now() + window,
-        running: AtomicUsize::new(links.len()),
-        done: Completion::new(),
+        links: Countdown::new(links.len() as u32),
     });
     links.iter().for_each(|link| ask_next(&asking, *link));
     let limit = window + ANSWER;
-    if !asking.done.park(limit) {
-        let open = asking.running.load(Ordering::Acquire);
-        return Err(mq_error(format!(
-            "{open} of {} links had no answer within {limit:?}",
+    let waiting = Waiting::at(&ANSWERS).until(now() + limit);
+    asking.links.wait(&waiting).map_err(|_| {
+        mq_error(format!(
+            "{} of {} links had no answer within {limit:?}",
+            asking.links.remaining(),
             links.len()
-        )));
-    }
+        ))
+    })?;
     Ok(asking
         .times
         .lock()
@@ -270,8 +271,8 @@ fn ask_next(asking: &Arc<Asking>, link: ConnectionId) {
             }
             if now < again.until {
                 ask_next(&again, link);
-            } else if again.running.fetch_sub(1, Ordering::AcqRel) == 1 {
-                again.done.complete();
+            } else {
+                again.links.complete();
             }
         },
     );

@@ -26,10 +26,19 @@ const BYTES_MAX: u64 = 16 << 20;
 /// A crash costs at most what was learned in this time.
 const SAVE_EVERY: Duration = Duration::from_secs(300);
 
-/// When the tables were saved last.
-#[derive(Default)]
+/// When the tables were saved last, or the store was opened.
 pub(super) struct Saver {
     at: Mutex<Instant>,
+}
+
+impl Saver {
+    /// Saves for the first time when the store opened at `now` has run for a while: before that there is nothing to
+    /// save, and the file may not have been read yet.
+    pub(super) fn new(now: Instant) -> Self {
+        Self {
+            at: Mutex::new(now),
+        }
+    }
 }
 
 type Tables = Vec<(SegmentId, Vec<u8>)>;

@@ -24,6 +24,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use slackwater_wait::now;
 use slackwater_wire::{
     Description, ErrorCode, Exists, Key, QuotaState, Remove, RemoveAll, RemoveMatching, Reply,
     Request, Tenant, limits,
@@ -372,7 +373,7 @@ impl Store {
         let flushed = shared.with(|core, now| core.flush(now))?;
         let waiting = shared.waits.at(&shared.waits.flush);
         flushed
-            .wait_for(deadline, waiting)
+            .wait_until(now() + deadline, waiting)
             .unwrap_or(Err(StoreError::Deadline {
                 what: "a flush",
                 after: deadline,

@@ -164,10 +164,8 @@ impl<'s, 'v> Writer<'s, 'v> {
             shared.with(|core, now| self.conclude(core, now, &mut flow))?;
         }
         if let Some(published) = self.awaited.take() {
-            let reply = published.wait_for(
-                shared.clock.now().until(deadline),
-                shared.waits.at(&shared.waits.durable),
-            );
+            let waiting = shared.waits.at(&shared.waits.durable);
+            let reply = published.wait_until(shared.clock.wait_until(deadline), waiting);
             shared.with(|core, now| {
                 match reply {
                     Some(Ok(reply)) => flow.on_reply(now, reply, &mut self.actions),

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 
 use slackwater_base::Instant;
-use slackwater_wait::{Event, Park};
+use slackwater_wait::{Event, Park, now};
 use slackwater_wire::{Reply, Request};
 
 use super::StoreError;
@@ -69,17 +69,18 @@ impl Shared {
             pages,
             warnings,
         } = parts;
+        let clock = Clock::start();
         Self {
             waits: Waits::new(config.wait),
             copier: Copier::new(config.copy_threads.count(), config.wait),
             config,
-            clock: Clock::start(),
             segment,
             disk,
             pages,
             warnings,
             meters: Meters::default(),
-            saver: Saver::default(),
+            saver: Saver::new(clock.now()),
+            clock,
             core: Mutex::new(core),
             bell: Event::new(),
             closed: AtomicBool::new(false),
@@ -146,7 +147,7 @@ impl Shared {
     ) -> Result<T, StoreError> {
         let after = self.config.deadline;
         later
-            .wait_for(after, self.waits.at(&self.waits.answer))
+            .wait_until(now() + after, self.waits.at(&self.waits.answer))
             .unwrap_or(Err(StoreError::Deadline { what, after }))
     }
 
@@ -226,13 +227,12 @@ impl Shared {
             };
             let Ok(wakes) = self.with(step) else { return };
             self.save_learned_at_times(self.clock.now());
-            let longest = self.clock.now().until(wakes);
             // Nobody waits for the steward, so it never spins, whatever the strategy of the store.
             let waiting = self
                 .waits
                 .at(&self.waits.steward)
                 .by(&Park)
-                .until(slackwater_wait::now() + longest);
+                .until(self.clock.wait_until(wakes));
             // Rung or due: the next turn looks at both.
             let _ = self.bell.wait(seen, &waiting);
         }

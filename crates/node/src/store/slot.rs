@@ -1,6 +1,5 @@
-use std::time::Duration;
-
-use slackwater_wait::{Choice, Completer, Completion, Site, Stopped, Wait, Waiting, now};
+use slackwater_base::Instant;
+use slackwater_wait::{Choice, Completer, Completion, Site, Stopped, Wait, Waiting};
 
 use super::StoreError;
 
@@ -23,13 +22,13 @@ impl<T> Later<T> {
             .expect("a wait without a deadline ends with an answer")
     }
 
-    /// Waits for the answer, at most `longest`.
-    pub(super) fn wait_for(
+    /// Waits for the answer, until `deadline` at most.
+    pub(super) fn wait_until(
         self,
-        longest: Duration,
+        deadline: Instant,
         waiting: Waiting<'_>,
     ) -> Option<Result<T, StoreError>> {
-        self.take(&waiting.until(now() + longest))
+        self.take(&waiting.until(deadline))
     }
 
     fn take(mut self, waiting: &Waiting<'_>) -> Option<Result<T, StoreError>> {
@@ -90,6 +89,10 @@ impl Waits {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
+    use slackwater_wait::now;
+
     use super::*;
 
     #[test]
@@ -112,7 +115,7 @@ mod tests {
     fn no_answer_in_time_is_none_and_no_answer_ever_is_a_closed_store() {
         let waits = Waits::new(Choice::Park);
         let (owed, later) = Later::<()>::new();
-        assert_eq!(later.wait_for(Duration::ZERO, waits.at(&waits.space)), None);
+        assert_eq!(later.wait_until(now(), waits.at(&waits.space)), None);
         drop(owed);
         assert_eq!(waits.space.counts().timeouts, 1);
         let (owed, later) = Later::<()>::new();

@@ -530,7 +530,7 @@ impl Half {
             net.cancel_timer(timer);
         }
         // A little late rather than a little early: an early look would find nothing and come again.
-        let at = net.now() + now().until(self.wake) + Duration::from_millis(1);
+        let at = self.wake + Duration::from_millis(1);
         self.alarm = Some((self.wake, net.set_timer(at, TICK)));
     }
 

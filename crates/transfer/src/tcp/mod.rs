@@ -28,7 +28,7 @@ use std::sync::{Arc, Once, mpsc};
 use std::time::Duration;
 
 use slackwater_base::Instant;
-use slackwater_net::{Clock, Limits as NetLimits, Loop, PreAuthLimits, is_inside_a_loop};
+use slackwater_net::{Limits as NetLimits, Loop, PreAuthLimits, is_inside_a_loop};
 use slackwater_wait::{Site, Waiting, now};
 use thiserror::Error;
 
@@ -98,7 +98,6 @@ impl Tcp {
         getrandom::fill(&mut seed).map_err(|error| TcpError::System(error.to_string()))?;
         let hub = Hub::new(Limits::of(&config), u64::from_le_bytes(seed));
         let shared = Arc::new(Shared::new(Arc::clone(home), config, hub));
-        let clock = Clock::start();
         let limits = NetLimits {
             connections: shared.config.connections_max,
             pre_auth: PreAuthLimits::default(),
@@ -107,7 +106,7 @@ impl Tcp {
         let mut loops = Vec::new();
         for index in 0..shared.config.io_threads {
             let half = Half::new(Arc::clone(&shared), index);
-            let started = Loop::start(&format!("transfer-{index}"), clock, limits, half);
+            let started = Loop::start(&format!("transfer-{index}"), limits, half);
             loops.push(started.map_err(|error| TcpError::System(error.to_string()))?);
         }
         // Set once, right here: nobody else has the shared state yet.

@@ -2,18 +2,38 @@
 
 use slackwater_base::Instant;
 
-/// Time in the policy's books: 2^24 ns, about 17 ms. Thirty-two bits of it last two years and keep a segment small.
+/// Time in the policy's books, since its first call: in units of 2^24 ns, about 17 ms. Thirty-two bits of it last two
+/// years and keep a segment small.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Tick(pub(super) u32);
 
 /// Seconds a tick.
 pub(super) const TICK_SECONDS: f64 = 0.016_777_216;
 
-impl Tick {
-    pub(super) const fn of(now: Instant) -> Self {
-        Self((now.as_nanos() >> 24) as u32)
+/// The tick of the clock at a policy's first call. The clock counts from the boot of the machine, which may be longer ago
+/// than a [`Tick`] lasts.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Origin(Option<u64>);
+
+impl Origin {
+    /// The tick of `now`; the first call is the origin.
+    pub(super) fn advance(&mut self, now: Instant) -> Tick {
+        self.0.get_or_insert(clock_ticks(now));
+        self.tick(now)
     }
 
+    /// The tick of `now`; zero before the first call.
+    pub(super) fn tick(self, now: Instant) -> Tick {
+        let now = clock_ticks(now);
+        Tick(now.saturating_sub(self.0.unwrap_or(now)) as u32)
+    }
+}
+
+const fn clock_ticks(now: Instant) -> u64 {
+    now.as_nanos() >> 24
+}
+
+impl Tick {
     /// Ticks since `earlier`; zero when that lies ahead.
     pub(super) const fn since(self, earlier: Tick) -> u32 {
         let ticks = self.0.wrapping_sub(earlier.0);
@@ -183,6 +203,18 @@ pub(super) const fn hint_bucket(hint: Option<u32>) -> u8 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn ticks_count_from_the_first_call_however_long_the_machine_has_run() {
+        let three_years = Instant::from_nanos(3 * 365 * 24 * 3600 * 1_000_000_000);
+        let mut origin = Origin::default();
+        assert_eq!(origin.tick(three_years), Tick(0));
+        assert_eq!(origin.advance(three_years), Tick(0));
+        let later = three_years + std::time::Duration::from_nanos(5 << 24);
+        assert_eq!(origin.advance(later), Tick(5));
+        assert_eq!(origin.tick(later), Tick(5));
+        assert_eq!(origin.tick(Instant::ZERO), Tick(0));
+    }
 
     #[test]
     fn bins_are_half_octaves_up_to_36_hours() {

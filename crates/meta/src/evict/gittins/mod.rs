@@ -36,7 +36,7 @@ use slackwater_base::Instant;
 use super::{Evict, Explanation, Link, RestoreError, Slot, Standing, Walk};
 use block::{Mark, NO_NODE, Node};
 use checkpoints::Checkpoints;
-use class::{BINS, Tick};
+use class::{BINS, Origin, Tick};
 use pending::Requests;
 use segments::{By, List, NONE, Place, Segment, Segments};
 use shelves::Shelves;
@@ -63,6 +63,7 @@ pub(super) struct Gittins {
     now: Tick,
     /// Whether there are segments too old for their bin.
     behind: bool,
+    origin: Origin,
     last_call: Instant,
     resident: usize,
     /// The block that came last from another tier, and its standing there.
@@ -105,6 +106,7 @@ impl Gittins {
             pending: Requests::new(),
             fresh: Vec::new(),
             named: None,
+            origin: Origin::default(),
             now: Tick(0),
             behind: false,
             last_call: Instant::ZERO,
@@ -128,7 +130,7 @@ impl Gittins {
     /// Takes the time in and moves segments that grew too old for their bin to the next.
     fn advance(&mut self, now: Instant) {
         self.last_call = self.last_call.max(now);
-        let tick = Tick::of(now);
+        let tick = self.origin.advance(now);
         if tick.since(self.now) == 0 && !self.behind {
             return;
         }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use slackwater_base::Instant;
 
 use super::Gittins;
-use super::class::{Class, NEUTRAL_LEVEL, SHAPES, TICK_SECONDS, Tick, shape};
+use super::class::{Class, NEUTRAL_LEVEL, SHAPES, TICK_SECONDS, shape};
 use super::estimate::return_chance;
 use super::segments::Place;
 use crate::evict::ghosts::tag;
@@ -46,7 +46,7 @@ impl Gittins {
             0
         };
         Standing {
-            age: duration(Tick::of(now).since(segment.last_use)),
+            age: duration(self.origin.tick(now).since(segment.last_use)),
             reuses: self.marks[slot.0 as usize].count(),
             position: segment.start + behind_head,
             class: segment.class.0,
@@ -66,7 +66,7 @@ impl Gittins {
 
     pub(super) fn explanation(&self, now: Instant, slot: Slot, number: u32) -> Explanation {
         let segment = &self.segments[number];
-        let now = Tick::of(now);
+        let now = self.origin.tick(now);
         let (age, curve) = (
             now.since(segment.last_use),
             self.tables.curve(now, segment.class),

@@ -7,8 +7,8 @@ use std::collections::BTreeMap;
 use slackwater_base::Instant;
 
 use super::class::{
-    BINS, Class, Features, NO_GAP, TICK_SECONDS, Tick, count_bucket, gap_bucket, hint_bucket,
-    new_bucket,
+    BINS, Class, Features, NO_GAP, Origin, TICK_SECONDS, Tick, count_bucket, gap_bucket,
+    hint_bucket, new_bucket,
 };
 use super::pending::{Found, GhostRuns, Pending, Requests};
 use super::segments::{CHECKPOINT_SPACING, Place};
@@ -51,6 +51,7 @@ pub(super) struct Reference {
     next_place: i64,
     pub(super) tables: Tables,
     pending: Requests,
+    origin: Origin,
     now: Tick,
     behind: bool,
     requests: u64,
@@ -95,6 +96,7 @@ impl Reference {
             next_place: 0,
             tables: Tables::new(),
             pending: Requests::new(),
+            origin: Origin::default(),
             now: Tick(0),
             behind: false,
             requests: 0,
@@ -122,7 +124,7 @@ impl Reference {
     }
 
     fn advance(&mut self, now: Instant) {
-        let tick = Tick::of(now);
+        let tick = self.origin.advance(now);
         if tick.since(self.now) == 0 && !self.behind {
             return;
         }

@@ -5,7 +5,7 @@ use slackwater_wire::{DiskEntry, DiskState, NodeId, ReportedEntry, SegmentId, Ve
 
 use crate::catalog::{Aside, ObjectId, ReplicaId, SegmentIndex};
 use crate::master::Master;
-use crate::put::Fresh;
+use crate::publish::Fresh;
 use crate::release::Why;
 use crate::segment::record_bytes;
 use crate::tenant::Ledger;

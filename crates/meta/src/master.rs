@@ -17,8 +17,7 @@ use crate::offload::Offloads;
 use crate::outbox::{Acks, Outbox};
 use crate::place::{self, Place};
 use crate::promote::Promotions;
-use crate::put::Puts;
-use crate::queue::Queue;
+use crate::put::{Puts, Queue};
 use crate::retry::{Call, Retries};
 use crate::scan::Scans;
 use crate::segment::Segments;
@@ -240,7 +239,7 @@ impl Master {
             match due {
                 Due::Unpark(replica) => self.unpark_due(now, replica),
                 Due::Put(object) => self.put_expired(now, object),
-                Due::Wait(number) => self.wait_expired(number),
+                Due::Wait(number) => self.wait_expired(now, number),
                 Due::Relieve(segment) => {
                     self.relieve(now, segment);
                     self.serve(now);

@@ -6,7 +6,7 @@ use slackwater_wire::{
     SegmentId,
 };
 
-use crate::Output;
+use crate::{Master, Output};
 
 /// What one step wants said, gathered so that each node gets one order of a kind.
 #[derive(Default)]
@@ -180,5 +180,14 @@ impl Acks {
         self.open
             .get_mut(&id)
             .expect("whoever waits keeps the answer open")
+    }
+}
+
+impl Master {
+    /// One thing that the answer waits for is done.
+    pub(crate) fn settle(&mut self, ack: AckId) {
+        if let Some((client, operation, reply)) = self.acks.done(ack) {
+            self.outbox.reply(client, operation, reply);
+        }
     }
 }

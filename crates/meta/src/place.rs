@@ -4,6 +4,7 @@ use slackwater_base::Rng;
 
 use crate::catalog::SegmentIndex;
 use crate::config::Placement;
+use crate::segment::Segments;
 
 mod free_ratio_first;
 mod local_first;
@@ -30,6 +31,42 @@ pub(crate) fn build(placement: Placement, rng: Rng) -> Box<dyn Place> {
         Placement::FreeRatioFirst => Box::new(free_ratio_first::FreeRatioFirst),
         Placement::LocalFirst => Box::new(local_first::LocalFirst { rng }),
     }
+}
+
+/// Memory segments in the order in which they are to be tried for a put: those that it prefers, then as the policy says.
+pub(crate) fn order(
+    segments: &Segments,
+    policy: &mut dyn Place,
+    writer_host: Option<&str>,
+    preferred: &[String],
+) -> Vec<SegmentIndex> {
+    let mut seats: Vec<Seat<'_>> = segments
+        .iter()
+        .filter_map(|(index, segment)| {
+            let books = segment.memory()?.extents.books();
+            Some(Seat {
+                index,
+                free: books.free,
+                capacity: books.capacity,
+                host: &segment.host,
+            })
+        })
+        .collect();
+    if let [only] = seats[..] {
+        return vec![only.index];
+    }
+    policy.order(&mut seats, writer_host);
+    let mut order: Vec<SegmentIndex> = seats.into_iter().map(|seat| seat.index).collect();
+    if !preferred.is_empty() {
+        order.sort_by_key(|index| {
+            let name = &segments.at(*index).name;
+            preferred
+                .iter()
+                .position(|wish| wish == name)
+                .unwrap_or(usize::MAX)
+        });
+    }
+    order
 }
 
 #[cfg(test)]

@@ -19,7 +19,8 @@ use crate::config::{OnHit, Promotion};
 use crate::evict::{self, Link, Slot};
 use crate::master::{Due, Master};
 use crate::pressure::{Pass, Standing};
-use crate::put::{ChainPlace, Fresh};
+use crate::publish::Fresh;
+use crate::put::ChainPlace;
 use crate::release::Why;
 use crate::tenant::Ledger;
 
@@ -434,7 +435,7 @@ impl Master {
         memory.sort_by_key(|index| self.segments.at(*index).used());
         let found = memory
             .iter()
-            .find_map(|index| self.allocate_on(*index, bytes));
+            .find_map(|index| self.segments.allocate(&mut self.catalog, *index, bytes));
         if found.is_none() {
             self.make_way(now, node);
         }

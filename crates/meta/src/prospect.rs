@@ -11,7 +11,7 @@ use crate::catalog::{ReplicaId, SegmentIndex};
 use crate::config::OffloadMode;
 use crate::evict::{Link, Slot, Walk};
 use crate::master::Master;
-use crate::put::Fresh;
+use crate::publish::Fresh;
 use crate::release::Why;
 
 impl Master {

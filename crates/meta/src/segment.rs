@@ -8,7 +8,7 @@ use slackwater_wire::{
     ExtentRef, Incarnation, Mount, NodeId, SegmentId, SegmentKind, SegmentState,
 };
 
-use crate::catalog::{ReplicaId, SegmentIndex};
+use crate::catalog::{Catalog, Replica, ReplicaId, SegmentIndex};
 use crate::due::Deadlines;
 use crate::evict::{Evict, Slot};
 use crate::tenant::Ledger;
@@ -360,6 +360,26 @@ impl Segments {
     pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = (SegmentIndex, &mut Segment)> {
         let all = self.list.iter_mut().enumerate();
         all.filter_map(|(at, segment)| Some((SegmentIndex(at as u16), segment.as_mut()?)))
+    }
+
+    /// A replica in the making on this memory segment, if there is room.
+    pub(crate) fn allocate(
+        &mut self,
+        catalog: &mut Catalog,
+        index: SegmentIndex,
+        bytes: u64,
+    ) -> Option<ReplicaId> {
+        let segment = self.at_mut(index);
+        let extent = segment.allocate(bytes).ok()?;
+        let id = catalog.add_replica(Replica::new(index, 0, extent.slot()));
+        catalog.replica_mut(id).slot = segment.number(id).0;
+        Some(id)
+    }
+
+    /// Where a memory replica's bytes are.
+    pub(crate) fn extent_of(&self, replica: &Replica) -> ExtentRef {
+        let segment = self.at(replica.segment);
+        segment.reference(segment.extent(replica.piece))
     }
 
     /// The SSD log of a node.

@@ -511,6 +511,24 @@ fn those_who_wait_are_served_in_order_and_nobody_overtakes() {
     }
 }
 
+/// A call that was too large for what there was waited its time in vain, and nobody tried those behind it when it was
+/// given up: they slept beside free room until something else happened.
+#[test]
+fn a_put_behind_one_that_is_given_up_is_served_at_once() {
+    let mut world = world();
+    world.start("held", 12 * BLOCK, PutConfig::default());
+    let large = world.send(ME, start("large", 8 * BLOCK, wait(seconds(1))));
+    let small = world.send(ME, start("small", BLOCK, wait(seconds(5))));
+    world.pass(seconds(1));
+    let results = [large, small].map(|call| world.reply(call));
+    assert!(
+        matches!(&results, [Some(Reply::PutStart(large)), Some(Reply::PutStart(small))]
+            if large[0] == PutStarted::Failed(ErrorCode::NoAvailableHandle)
+                && matches!(small[0], PutStarted::Granted { .. })),
+        "{results:?}"
+    );
+}
+
 #[test]
 fn the_queue_of_those_who_wait_is_bounded() {
     let put = PutPolicy {

@@ -1,5 +1,5 @@
 use slackwater_base::Checksum;
-use slackwater_meta::{MasterConfig, Offload, OffloadMode, Tenancy};
+use slackwater_meta::{MasterConfig, Offload, OffloadMode, PutPolicy, Tenancy};
 use slackwater_wire::*;
 
 use crate::world::*;
@@ -214,6 +214,125 @@ fn who_waits_for_quota_keeps_no_other_tenant_waiting() {
         panic!("served when its own room is free")
     };
     assert!(matches!(results[0], PutStarted::Granted { .. }));
+}
+
+fn start_of(name: &str, of: &str, blocks: u64) -> Request {
+    let entries = vec![PutEntry {
+        key: key(of),
+        bytes: blocks * BLOCK,
+    }];
+    Request::PutStart(PutStart {
+        tenant: tenant(name),
+        entries,
+        chain: Chain::default(),
+        config: wait(seconds(5)),
+    })
+}
+
+fn is_granted(reply: Option<Reply>) -> bool {
+    matches!(reply, Some(Reply::PutStart(results)) if matches!(results[0], PutStarted::Granted { .. }))
+}
+
+/// One tenant's calls filled the queue for space, and every other tenant's put waited behind all of them, or was refused
+/// because the queue was full.
+#[test]
+fn the_waiting_puts_of_one_tenant_do_not_hold_up_anothers() {
+    let put = PutPolicy {
+        queue_limit: 8,
+        ..PutPolicy::DEFAULT
+    };
+    let config = MasterConfig {
+        tenancy: Tenancy::On,
+        put,
+        ..plain()
+    };
+    let mut world = World::memory(config, 16 * BLOCK);
+    for name in ["many", "one"] {
+        quota(&mut world, name, 1000);
+    }
+    let held: Vec<(String, Version)> = (0..16)
+        .map(|n| {
+            let name = format!("held{n}");
+            let PutStarted::Granted { version, .. } = world.start(&name, BLOCK, wait(seconds(0)))
+            else {
+                panic!("no room")
+            };
+            (name, version)
+        })
+        .collect();
+    let many: Vec<OperationId> = (0..8)
+        .map(|n| world.send(ME, start_of("many", &format!("m{n}"), 1)))
+        .collect();
+    let one = world.send(OTHER, start_of("one", "a", 1));
+    let displaced = world.reply(many[7]);
+    assert!(
+        matches!(
+            &displaced,
+            Some(Reply::PutStart(results))
+                if results[0] == PutStarted::Failed(ErrorCode::NoAvailableHandle)
+        ),
+        "the last of those of whom most wait makes place: {displaced:?}"
+    );
+    let revoke = |world: &mut World, (name, version): &(String, Version)| {
+        let puts = vec![(key(name), *version)];
+        let revoke = Request::PutRevoke {
+            tenant: Tenant::DEFAULT,
+            puts,
+        };
+        assert_eq!(world.ask(revoke), Reply::Each(vec![Ok(())]));
+    };
+    revoke(&mut world, &held[0]);
+    assert!(is_granted(world.reply(many[0])), "first come, first served");
+    revoke(&mut world, &held[1]);
+    assert!(is_granted(world.reply(one)), "and then the other tenant");
+    revoke(&mut world, &held[2]);
+    assert!(is_granted(world.reply(many[1])));
+}
+
+/// The first call that waited was for more than could be freed, and everything that came after it waited for its end.
+#[test]
+fn a_large_put_is_passed_by_as_much_as_it_waits_for_and_no_more() {
+    let config = MasterConfig {
+        tenancy: Tenancy::On,
+        ..plain()
+    };
+    let mut world = World::memory(config, 16 * BLOCK);
+    for name in ["large", "small"] {
+        quota(&mut world, name, 1000);
+    }
+    world.start("held", 12 * BLOCK, wait(seconds(0)));
+    let large = world.send(ME, start_of("large", "l", 8));
+    let own = world.send(ME, start_of("large", "after", 1));
+    let passed: Vec<OperationId> = (0..2)
+        .map(|n| world.send(OTHER, start_of("small", &format!("s{n}"), 1)))
+        .collect();
+    for call in passed {
+        assert!(is_granted(world.reply(call)), "there is room for it");
+    }
+    assert_eq!(
+        (world.reply(large), world.reply(own)),
+        (None, None),
+        "within a tenant nobody overtakes"
+    );
+    for n in 2..8 {
+        let call = world.send(OTHER, start_of("small", &format!("s{n}"), 1));
+        let granted = is_granted(world.reply(call));
+        assert_eq!(granted, n < 4, "put {n}: while there is room");
+    }
+    for n in 0..4 {
+        let puts = vec![(key(&format!("s{n}")), Version(n + 2))];
+        let revoke = Request::PutRevoke {
+            tenant: tenant("small"),
+            puts,
+        };
+        world.ask_as(OTHER, revoke);
+    }
+    let call = world.send(OTHER, start_of("small", "last", 1));
+    assert_eq!(
+        world.reply(call),
+        None,
+        "as much has passed the large one as it waits for"
+    );
 }
 
 #[test]

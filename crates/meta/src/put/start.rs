@@ -1,20 +1,27 @@
 //! Starting a put: whether it may, and where its bytes go.
 
 use std::collections::VecDeque;
-use std::time::Duration;
 
 use slackwater_base::Instant;
 use slackwater_wire::{
-    Chain, ClientId, Durability, ErrorCode, ExtentRef, Key, PutConfig, PutEntry, PutMode, PutStart,
-    PutStarted, Reply,
+    Chain, Durability, ErrorCode, ExtentRef, Key, PutConfig, PutMode, PutStart, PutStarted, Reply,
 };
 
-use crate::catalog::{Aside, ObjectId, Replica, ReplicaId, SegmentIndex, TenantIndex};
+use super::{ChainPlace, OpenPut};
+use crate::catalog::{Aside, ObjectId, ReplicaId, TenantIndex};
 use crate::master::{Caller, Due, Master};
-use crate::place::Seat;
-use crate::put::{ChainPlace, OpenPut};
-use crate::queue::{Shortage, Waiting};
+use crate::place;
 use crate::tenant::Ledger;
+
+/// A call that starts puts.
+pub(crate) struct PutCall {
+    pub(crate) caller: Caller,
+    pub(crate) tenant: TenantIndex,
+    pub(crate) config: PutConfig,
+    /// Entries without room, in the order of the call.
+    pub(crate) entries: VecDeque<Wanted>,
+    pub(crate) results: Vec<PutStarted>,
+}
 
 /// One entry of a put before it has room.
 #[derive(Clone, Debug)]
@@ -23,13 +30,33 @@ pub(crate) struct Wanted {
     pub(crate) key: Key,
     pub(crate) hash: u64,
     pub(crate) bytes: u64,
+    /// Bytes that all its replicas take in memory.
+    pub(crate) charge: u64,
     pub(crate) place: ChainPlace,
 }
 
-/// What came of asking for room.
-enum Grant {
+/// What there is too little of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Shortage {
+    Space,
+    Quota,
+}
+
+/// What is said of an entry before anything is changed for it.
+enum Verdict {
     Decided(PutStarted),
-    Short(Shortage),
+    /// Others wait for space before it.
+    Wait,
+    /// It may have room, if there is any.
+    Room(Claim),
+}
+
+/// What an entry takes when it gets its room.
+#[derive(Clone, Copy, Debug)]
+struct Claim {
+    /// The object of its key, if there is one.
+    object: Option<ObjectId>,
+    older: Older,
 }
 
 /// A put in flight of the same key.
@@ -52,52 +79,25 @@ impl Master {
                     .reply(caller.client, caller.operation, Reply::Failed(code));
             }
         };
-        let mut results = vec![PutStarted::Exists; start.entries.len()];
-        let mut entries = self.wanted(tenant, &start.entries, &start.chain);
-        let short = self.grant_all(
-            now,
-            caller,
-            tenant,
-            &start.config,
-            &mut entries,
-            &mut results,
-        );
-        let Some(short) = short else {
-            return self
-                .outbox
-                .reply(caller.client, caller.operation, Reply::PutStart(results));
-        };
-        let wait = start
-            .config
-            .wait
-            .unwrap_or(self.config.put.wait)
-            .min(self.config.put.wait_max);
-        if wait == Duration::ZERO || self.queue.len() >= self.config.put.queue_limit {
-            self.metrics.puts_refused += entries.len() as u64;
-            if short == Shortage::Space {
-                // It does not wait, but it wants: without room made now the next one would find none either.
-                let (all, first) = (
-                    entries.iter().map(|entry| entry.bytes).sum(),
-                    entries[0].bytes,
-                );
-                self.make_room(now, all, first);
-            }
-            return self.give_up(caller, short, entries, results);
-        }
-        self.metrics.puts_waited += 1;
-        let config = start.config;
-        let number = self.queue.enqueue(Waiting {
+        let mut call = PutCall {
             caller: caller.clone(),
             tenant,
-            config,
-            entries,
-            results,
-            short,
-        });
-        self.due.set(Due::Wait(number), now + wait);
-        if short == Shortage::Space {
-            self.make_room(now, self.queue.bytes_wanted(), self.queue.first_bytes());
+            results: vec![PutStarted::Exists; start.entries.len()],
+            entries: self.wanted(tenant, &start),
+            config: start.config,
+        };
+        match self.grant_all(now, &mut call) {
+            None => self.answer_put(call),
+            Some(short) => self.wait_or_refuse(now, call, short),
         }
+    }
+
+    pub(crate) fn answer_put(&mut self, call: PutCall) {
+        let Caller {
+            client, operation, ..
+        } = call.caller;
+        self.outbox
+            .reply(client, operation, Reply::PutStart(call.results));
     }
 
     /// Whose put it is, if the request as a whole is in order.
@@ -118,9 +118,10 @@ impl Master {
         }
     }
 
-    fn wanted(&self, tenant: TenantIndex, entries: &[PutEntry], chain: &Chain) -> VecDeque<Wanted> {
-        let mut place = self.chain_start(tenant, chain);
-        let all = entries.iter().enumerate();
+    fn wanted(&self, tenant: TenantIndex, start: &PutStart) -> VecDeque<Wanted> {
+        let replicas = u64::from(start.config.replicas);
+        let mut place = self.chain_start(tenant, &start.chain);
+        let all = start.entries.iter().enumerate();
         all.map(|(at, entry)| {
             let hash = self.tenants.hash(tenant, &entry.key);
             let wanted = Wanted {
@@ -128,6 +129,7 @@ impl Master {
                 key: entry.key.clone(),
                 hash,
                 bytes: entry.bytes,
+                charge: self.charge_of(entry.bytes).saturating_mul(replicas),
                 place,
             };
             place = ChainPlace {
@@ -153,80 +155,76 @@ impl Master {
     }
 
     /// Gives room to entries in order; stops at the first for which there is none.
-    pub(crate) fn grant_all(
-        &mut self,
-        now: Instant,
-        caller: &Caller,
-        tenant: TenantIndex,
-        config: &PutConfig,
-        entries: &mut VecDeque<Wanted>,
-        results: &mut [PutStarted],
-    ) -> Option<Shortage> {
-        while let Some(entry) = entries.front() {
-            match self.grant(now, caller, tenant, config, entry) {
-                Grant::Decided(result) => {
-                    match result {
-                        PutStarted::Granted { .. } => self.metrics.puts_granted += 1,
-                        PutStarted::Exists => self.metrics.puts_existed += 1,
-                        PutStarted::Failed(_) => self.metrics.puts_refused += 1,
-                    }
-                    results[entry.at] = result;
-                    entries.pop_front();
-                }
-                Grant::Short(short) => return Some(short),
+    pub(crate) fn grant_all(&mut self, now: Instant, call: &mut PutCall) -> Option<Shortage> {
+        while let Some(wanted) = call.entries.front() {
+            let result = match self.grant(now, call, wanted) {
+                Ok(result) => result,
+                Err(short) => return Some(short),
+            };
+            match result {
+                PutStarted::Granted { .. } => self.metrics.puts_granted += 1,
+                PutStarted::Exists => self.metrics.puts_existed += 1,
+                PutStarted::Failed(_) => self.metrics.puts_refused += 1,
             }
+            call.results[wanted.at] = result;
+            call.entries.pop_front();
         }
         None
+    }
+
+    /// What may be said of an entry from what is there, before anything gives way to it.
+    fn plan_put(&self, now: Instant, call: &PutCall, wanted: &Wanted) -> Verdict {
+        let failed = |code| Verdict::Decided(PutStarted::Failed(code));
+        let (tenant, config) = (call.tenant, &call.config);
+        let object = self.catalog.find(tenant, &wanted.key, wanted.hash);
+        let older = match object.map_or(Ok(Older::None), |id| self.may_put(now, id, config)) {
+            Ok(older) => older,
+            Err(result) => return Verdict::Decided(result),
+        };
+        if let Err(code) = self.put_limits(tenant, config, wanted, object.is_none()) {
+            return failed(code);
+        }
+        let charge = wanted.charge;
+        if self.queue.holds_back(&call.caller, tenant, charge) {
+            return Verdict::Wait;
+        }
+        let allowed = self.tenants.allowed(tenant, Ledger::Memory);
+        if allowed.is_some_and(|allowed| charge > allowed) {
+            return failed(ErrorCode::TenantQuotaExceeded);
+        }
+        Verdict::Room(Claim { object, older })
     }
 
     fn grant(
         &mut self,
         now: Instant,
-        caller: &Caller,
-        tenant: TenantIndex,
-        config: &PutConfig,
+        call: &PutCall,
         wanted: &Wanted,
-    ) -> Grant {
-        let failed = |code| Grant::Decided(PutStarted::Failed(code));
-        let found = self.catalog.find(tenant, &wanted.key, wanted.hash);
-        let older = match found.map_or(Ok(Older::None), |object| self.may_put(now, object, config))
-        {
-            Ok(older) => older,
-            Err(result) => return Grant::Decided(result),
+    ) -> Result<PutStarted, Shortage> {
+        let claim = match self.plan_put(now, call, wanted) {
+            Verdict::Decided(result) => return Ok(result),
+            Verdict::Wait => return Err(Shortage::Space),
+            Verdict::Room(claim) => claim,
         };
-        if let Err(code) = self.put_limits(tenant, config, wanted, found.is_none()) {
-            return failed(code);
-        }
-        if self.queue.is_before(caller) {
-            return Grant::Short(Shortage::Space);
-        }
-        let charge = self
-            .charge_of(wanted.bytes)
-            .saturating_mul(u64::from(config.replicas));
-        if self
-            .tenants
-            .allowed(tenant, Ledger::Memory)
-            .is_some_and(|allowed| charge > allowed)
-        {
-            return failed(ErrorCode::TenantQuotaExceeded);
-        }
-        if let (Older::Stale, Some(object)) = (older, found) {
+        let tenant = call.tenant;
+        if let (Older::Stale, Some(object)) = (claim.older, claim.object) {
             self.preempt(now, tenant, object);
         }
-        if !self.fit_quota(now, tenant, Ledger::Memory, charge) {
-            return Grant::Short(Shortage::Quota);
+        if !self.fit_quota(now, tenant, Ledger::Memory, wanted.charge) {
+            return Err(Shortage::Quota);
         }
-        let replicas = self.allocate(caller.host.as_deref(), config, wanted.bytes);
+        let replicas = self.allocate(call.caller.host.as_deref(), &call.config, wanted.bytes);
         if replicas.is_empty() {
-            return Grant::Short(Shortage::Space);
+            return Err(Shortage::Space);
         }
-        if replicas.len() < config.replicas as usize {
+        if replicas.len() < call.config.replicas as usize {
             self.metrics.puts_partial += 1;
         }
-        if let (Older::Live, Some(object)) = (older, found) {
+        if let (Older::Live, Some(object)) = (claim.older, claim.object) {
             self.preempt(now, tenant, object);
         }
-        Grant::Decided(self.open_put(now, caller.client, tenant, config, wanted, replicas))
+        self.queue.granted(tenant, wanted.charge);
+        Ok(self.open_put(now, call, wanted, replicas))
     }
 
     /// Whether the key is free for this put, and which put in flight has to give way to it.
@@ -305,70 +303,23 @@ impl Master {
     /// Room on up to as many different segments as replicas are asked for; on none when there is no room.
     fn allocate(&mut self, host: Option<&str>, config: &PutConfig, bytes: u64) -> Vec<ReplicaId> {
         let mut found = Vec::new();
-        for index in self.placement(host, &config.preferred) {
+        for index in place::order(&self.segments, &mut *self.place, host, &config.preferred) {
             if found.len() == config.replicas as usize {
                 break;
             }
-            if let Some(id) = self.allocate_on(index, bytes) {
-                found.push(id);
-            }
+            found.extend(self.segments.allocate(&mut self.catalog, index, bytes));
         }
         found
-    }
-
-    /// A replica in the making on this memory segment, if there is room.
-    pub(crate) fn allocate_on(&mut self, index: SegmentIndex, bytes: u64) -> Option<ReplicaId> {
-        let segment = self.segments.at_mut(index);
-        let extent = segment.allocate(bytes).ok()?;
-        let id = self
-            .catalog
-            .add_replica(Replica::new(index, 0, extent.slot()));
-        self.catalog.replica_mut(id).slot = segment.number(id).0;
-        Some(id)
-    }
-
-    /// Memory segments in the order in which they are to be tried.
-    fn placement(&mut self, host: Option<&str>, preferred: &[String]) -> Vec<SegmentIndex> {
-        let seat = |(index, segment): (SegmentIndex, &'_ crate::segment::Segment)| {
-            let books = segment.memory()?.extents.books();
-            Some((index, books))
-        };
-        let memory: Vec<_> = self.segments.iter().filter_map(seat).collect();
-        if let [(only, _)] = memory[..] {
-            return vec![only];
-        }
-        let mut seats: Vec<Seat<'_>> = memory
-            .into_iter()
-            .map(|(index, books)| Seat {
-                index,
-                free: books.free,
-                capacity: books.capacity,
-                host: &self.segments.at(index).host,
-            })
-            .collect();
-        self.place.order(&mut seats, host);
-        let mut order: Vec<SegmentIndex> = seats.into_iter().map(|seat| seat.index).collect();
-        if !preferred.is_empty() {
-            order.sort_by_key(|index| {
-                let name = &self.segments.at(*index).name;
-                preferred
-                    .iter()
-                    .position(|wish| wish == name)
-                    .unwrap_or(usize::MAX)
-            });
-        }
-        order
     }
 
     fn open_put(
         &mut self,
         now: Instant,
-        client: ClientId,
-        tenant: TenantIndex,
-        config: &PutConfig,
+        call: &PutCall,
         wanted: &Wanted,
         replicas: Vec<ReplicaId>,
     ) -> PutStarted {
+        let (tenant, config) = (call.tenant, &call.config);
         let version = self.version();
         let object = self
             .catalog
@@ -386,7 +337,7 @@ impl Master {
         }
         let put = OpenPut {
             version,
-            client,
+            client: call.caller.client,
             bytes: wanted.bytes,
             replicas,
             started: now,
@@ -403,8 +354,6 @@ impl Master {
 
     /// Where a memory replica's bytes are.
     pub(crate) fn extent_of(&self, id: ReplicaId) -> ExtentRef {
-        let replica = self.catalog.replica(id);
-        let segment = self.segments.at(replica.segment);
-        segment.reference(segment.extent(replica.piece))
+        self.segments.extent_of(self.catalog.replica(id))
     }
 }

@@ -1,92 +1,15 @@
 //! Ending a put: its bytes become readable, or its room goes back.
 
-use std::collections::BTreeSet;
-
-use slackwater_base::{Checksum, Instant, Map};
+use slackwater_base::{Checksum, Instant};
 use slackwater_wire::{
-    ClientId, Durability, ErrorCode, Key, Pin, PutDone, PutEnd, ReplicaState, Reply, Tenant,
-    Version,
+    ClientId, Durability, ErrorCode, Key, Pin, PutDone, PutEnd, Reply, Tenant, Version,
 };
 
-use crate::catalog::{Aside, ObjectId, PinKind, Replica, ReplicaId, SegmentIndex, TenantIndex};
-use crate::evict::{self, Link, Slot, Walk};
+use crate::catalog::{Aside, ObjectId, PinKind, Replica, SegmentIndex, TenantIndex};
 use crate::master::{Caller, Due, Master};
-use crate::outbox::{AckId, Answer, Waiter};
+use crate::outbox::{Answer, Waiter};
+use crate::publish::Fresh;
 use crate::tenant::Ledger;
-
-/// Puts in flight.
-#[derive(Default)]
-pub(crate) struct Puts {
-    pub(crate) open: Map<ObjectId, OpenPut>,
-    of: Map<ClientId, BTreeSet<ObjectId>>,
-}
-
-/// A put whose room was given and whose bytes are under way. Readers do not see it.
-#[derive(Debug)]
-pub(crate) struct OpenPut {
-    pub(crate) version: Version,
-    pub(crate) client: ClientId,
-    pub(crate) bytes: u64,
-    pub(crate) replicas: Vec<ReplicaId>,
-    pub(crate) started: Instant,
-    pub(crate) pin: Pin,
-    pub(crate) group: Option<u64>,
-    pub(crate) durability: Durability,
-    pub(crate) place: ChainPlace,
-}
-
-/// Where a block stands in its chain.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct ChainPlace {
-    pub(crate) parent: Option<u64>,
-    pub(crate) position: u32,
-    pub(crate) hint: Option<u32>,
-    pub(crate) output_tokens: Option<u32>,
-}
-
-/// A replica that became readable and of which its policy is yet to hear.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Fresh {
-    pub(crate) segment: SegmentIndex,
-    pub(crate) slot: u32,
-    pub(crate) hash: u64,
-    pub(crate) bytes: u64,
-    pub(crate) place: ChainPlace,
-    /// What the policy of the tier that it came from knew of it.
-    pub(crate) standing: Option<evict::Standing>,
-}
-
-impl Puts {
-    pub(crate) fn add(&mut self, object: ObjectId, put: OpenPut) {
-        self.of.entry(put.client).or_default().insert(object);
-        assert!(
-            self.open.insert(object, put).is_none(),
-            "an object has one put in flight"
-        );
-    }
-
-    fn at_mut(&mut self, object: ObjectId) -> &mut OpenPut {
-        self.open
-            .get_mut(&object)
-            .expect("the object's mark says that a put is open")
-    }
-
-    fn take(&mut self, object: ObjectId) -> OpenPut {
-        let put = self
-            .open
-            .remove(&object)
-            .expect("the object's mark says that a put is open");
-        let all = self
-            .of
-            .get_mut(&put.client)
-            .expect("clients with puts are listed");
-        all.remove(&object);
-        if all.is_empty() {
-            self.of.remove(&put.client);
-        }
-        put
-    }
-}
 
 impl Master {
     pub(crate) fn put_end(&mut self, now: Instant, caller: &Caller, end: &PutEnd) {
@@ -125,13 +48,6 @@ impl Master {
         fresh.dedup_by_key(|fresh| fresh.segment);
         for fresh in fresh {
             self.relieve(now, fresh.segment);
-        }
-    }
-
-    /// One thing that the answer waits for is done.
-    pub(crate) fn settle(&mut self, ack: AckId) {
-        if let Some((client, operation, reply)) = self.acks.done(ack) {
-            self.outbox.reply(client, operation, reply);
         }
     }
 
@@ -249,16 +165,6 @@ impl Master {
         put.durability
     }
 
-    /// From now on look-ups find this replica.
-    pub(crate) fn attach(&mut self, object: ObjectId, id: ReplicaId, ledger: Ledger) {
-        self.catalog.replica_mut(id).state = ReplicaState::Complete;
-        self.catalog.attach(object, id);
-        if self.catalog.object(object).pin != PinKind::Hard {
-            self.tenants
-                .touch(self.catalog.object(object).tenant, ledger, id);
-        }
-    }
-
     fn apply_pin(&mut self, now: Instant, id: ObjectId, pin: Pin) {
         let kind = match pin {
             Pin::None => PinKind::None,
@@ -272,47 +178,6 @@ impl Master {
             }
         };
         self.catalog.object_mut(id).pin = kind;
-    }
-
-    /// Tells policies of new residents, in runs along their chains.
-    pub(crate) fn introduce(&mut self, now: Instant, fresh: &mut [Fresh]) {
-        fresh.sort_by_key(|fresh| fresh.segment);
-        let follows = |before: &Fresh, next: &Fresh| {
-            before.segment == next.segment
-                && next.place.parent == Some(before.hash)
-                && next.place.position == before.place.position.wrapping_add(1)
-                && next.place.hint == before.place.hint
-                && next.standing.is_none()
-        };
-        for run in fresh.chunk_by(follows) {
-            let links: Vec<Link> = run
-                .iter()
-                .map(|fresh| Link {
-                    hash: fresh.hash,
-                    slot: Some(Slot(fresh.slot)),
-                    bytes: fresh.bytes,
-                })
-                .collect();
-            if let (Some(standing), [link]) = (run[0].standing, links.as_slice()) {
-                self.segments
-                    .at_mut(run[0].segment)
-                    .policy
-                    .insert_as(now, *link, standing);
-                continue;
-            }
-            let place = run[0].place;
-            let walk = Walk {
-                now,
-                links: &links,
-                parent: place.parent,
-                position: place.position,
-                found: 0,
-                hint: place.hint,
-                output_tokens: place.output_tokens,
-            };
-            self.segments.at_mut(run[0].segment).policy.insert(&walk);
-            self.add_prospects(run, &walk);
-        }
     }
 
     pub(crate) fn put_revoke(
@@ -363,7 +228,7 @@ impl Master {
 
     /// The writer's link is gone: nobody will end its puts.
     pub(crate) fn puts_lost(&mut self, now: Instant, client: ClientId) {
-        for object in self.puts.of.get(&client).cloned().unwrap_or_default() {
+        for object in self.puts.of_client(client) {
             self.reclaim(now, object);
         }
         self.stop_waiting(client);
@@ -383,21 +248,7 @@ impl Master {
 
     /// A segment is going: puts lose the replicas that they have there, and end when none is left.
     pub(crate) fn lose_open_puts(&mut self, now: Instant, index: SegmentIndex) {
-        let catalog = &self.catalog;
-        let hit = |put: &OpenPut| {
-            put.replicas
-                .iter()
-                .any(|id| catalog.replica(*id).segment == index)
-        };
-        let mut objects: Vec<ObjectId> = self
-            .puts
-            .open
-            .iter()
-            .filter(|(_, put)| hit(put))
-            .map(|(object, _)| *object)
-            .collect();
-        objects.sort_unstable();
-        for object in objects {
+        for object in self.puts.on(&self.catalog, index) {
             self.lose_put_replicas(now, object, index);
         }
     }

@@ -1,0 +1,75 @@
+//! How replicas become readable.
+
+use slackwater_base::Instant;
+use slackwater_wire::ReplicaState;
+
+use crate::catalog::{ObjectId, PinKind, ReplicaId, SegmentIndex};
+use crate::evict::{self, Link, Slot, Walk};
+use crate::master::Master;
+use crate::put::ChainPlace;
+use crate::tenant::Ledger;
+
+/// A replica that became readable and of which its policy is yet to hear.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Fresh {
+    pub(crate) segment: SegmentIndex,
+    pub(crate) slot: u32,
+    pub(crate) hash: u64,
+    pub(crate) bytes: u64,
+    pub(crate) place: ChainPlace,
+    /// What the policy of the tier that it came from knew of it.
+    pub(crate) standing: Option<evict::Standing>,
+}
+
+impl Master {
+    /// From now on look-ups find this replica.
+    pub(crate) fn attach(&mut self, object: ObjectId, id: ReplicaId, ledger: Ledger) {
+        self.catalog.replica_mut(id).state = ReplicaState::Complete;
+        self.catalog.attach(object, id);
+        if self.catalog.object(object).pin != PinKind::Hard {
+            self.tenants
+                .touch(self.catalog.object(object).tenant, ledger, id);
+        }
+    }
+
+    /// Tells policies of new residents, in runs along their chains.
+    pub(crate) fn introduce(&mut self, now: Instant, fresh: &mut [Fresh]) {
+        fresh.sort_by_key(|fresh| fresh.segment);
+        let follows = |before: &Fresh, next: &Fresh| {
+            before.segment == next.segment
+                && next.place.parent == Some(before.hash)
+                && next.place.position == before.place.position.wrapping_add(1)
+                && next.place.hint == before.place.hint
+                && next.standing.is_none()
+        };
+        for run in fresh.chunk_by(follows) {
+            let links: Vec<Link> = run
+                .iter()
+                .map(|fresh| Link {
+                    hash: fresh.hash,
+                    slot: Some(Slot(fresh.slot)),
+                    bytes: fresh.bytes,
+                })
+                .collect();
+            if let (Some(standing), [link]) = (run[0].standing, links.as_slice()) {
+                self.segments
+                    .at_mut(run[0].segment)
+                    .policy
+                    .insert_as(now, *link, standing);
+                continue;
+            }
+            let place = run[0].place;
+            let walk = Walk {
+                now,
+                links: &links,
+                parent: place.parent,
+                position: place.position,
+                found: 0,
+                hint: place.hint,
+                output_tokens: place.output_tokens,
+            };
+            self.segments.at_mut(run[0].segment).policy.insert(&walk);
+            self.add_prospects(run, &walk);
+        }
+    }
+}

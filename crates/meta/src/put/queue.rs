@@ -1,0 +1,338 @@
+//! Calls that wait for room, served in order the moment there is some.
+//!
+//! Within a tenant nobody overtakes. Between tenants turns are taken: the call whose turn it is has room made for it, and
+//! while it waits, calls of other tenants may pass it until they were given as many bytes as its next entry needs. So no
+//! tenant waits behind another's queue, and no large call waits for ever behind small ones (the idea of deficit round
+//! robin: Shreedhar and Varghese, 1995). A full queue gives up the newest call of the tenant that has most in it.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::time::Duration;
+
+use slackwater_base::Instant;
+use slackwater_wire::{ClientId, ErrorCode, PutStarted};
+
+use super::start::{PutCall, Shortage};
+use crate::catalog::TenantIndex;
+use crate::master::{Caller, Due, Master};
+use crate::pressure::Pass;
+use crate::segment::Segment;
+
+/// Calls that wait: for space, and apart from these for quota, which is no other tenant's concern.
+#[derive(Default)]
+pub(crate) struct Queue {
+    waiting: BTreeMap<u64, Waiting>,
+    next: u64,
+    for_space: BTreeMap<TenantIndex, BTreeSet<u64>>,
+    for_quota: BTreeMap<TenantIndex, BTreeSet<u64>>,
+    /// Tenants with calls that wait for space, in the order of their turns.
+    turns: VecDeque<TenantIndex>,
+    /// Bytes that other tenants were given since the tenant whose turn it is was given any.
+    passed: u64,
+}
+
+/// A call some of whose entries have no room yet.
+struct Waiting {
+    call: PutCall,
+    short: Shortage,
+}
+
+impl Queue {
+    pub(crate) fn anyone_waits(&self) -> bool {
+        !self.waiting.is_empty()
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.waiting.len()
+    }
+
+    /// Whether a call must wait for those before it: one of its own tenant, or the one whose turn it is, when with
+    /// `charge` more bytes for others too much would have passed that. The call that is being served is not listed.
+    pub(crate) fn holds_back(&self, caller: &Caller, tenant: TenantIndex, charge: u64) -> bool {
+        if let Some(first) = self.first_of(tenant) {
+            return (first.caller.client, first.caller.operation)
+                != (caller.client, caller.operation);
+        }
+        let next = self.first().and_then(|call| call.entries.front());
+        let may_not_pass =
+            next.is_some_and(|next| self.passed.saturating_add(charge) > next.charge);
+        may_not_pass && self.turns.front() != Some(&tenant)
+    }
+
+    /// A tenant was given room.
+    pub(crate) fn granted(&mut self, tenant: TenantIndex, charge: u64) {
+        match self.turns.front() {
+            Some(turn) if *turn != tenant => self.passed += charge,
+            _ => self.passed = 0,
+        }
+    }
+
+    fn enqueue(&mut self, call: PutCall, short: Shortage) -> u64 {
+        let number = self.next;
+        self.next += 1;
+        self.list(number, call.tenant, short);
+        self.waiting.insert(number, Waiting { call, short });
+        number
+    }
+
+    fn list(&mut self, number: u64, tenant: TenantIndex, short: Shortage) {
+        match short {
+            Shortage::Space => {
+                let calls = self.for_space.entry(tenant).or_insert_with(|| {
+                    self.turns.push_back(tenant);
+                    BTreeSet::new()
+                });
+                calls.insert(number);
+            }
+            Shortage::Quota => {
+                self.for_quota.entry(tenant).or_default().insert(number);
+            }
+        }
+    }
+
+    /// Takes a call from its list; if it was its turn, the next tenant's begins.
+    fn unlist(&mut self, number: u64, tenant: TenantIndex) {
+        if let Some(calls) = self.for_space.get_mut(&tenant) {
+            let was_first = calls.first() == Some(&number);
+            calls.remove(&number);
+            let is_empty = calls.is_empty();
+            let its_turn = self.turns.front() == Some(&tenant);
+            if is_empty {
+                self.for_space.remove(&tenant);
+                self.turns.retain(|other| *other != tenant);
+            } else if was_first && its_turn {
+                self.turns.rotate_left(1);
+            }
+            if was_first && its_turn {
+                self.passed = 0;
+            }
+        }
+        if let Some(calls) = self.for_quota.get_mut(&tenant) {
+            calls.remove(&number);
+            if calls.is_empty() {
+                self.for_quota.remove(&tenant);
+            }
+        }
+    }
+
+    fn dequeue(&mut self, number: u64) -> Option<Waiting> {
+        let waiting = self.waiting.remove(&number)?;
+        self.unlist(number, waiting.call.tenant);
+        Some(waiting)
+    }
+
+    fn first_of(&self, tenant: TenantIndex) -> Option<&PutCall> {
+        let number = self.for_space.get(&tenant)?.first()?;
+        self.waiting.get(number).map(|waiting| &waiting.call)
+    }
+
+    /// The call whose turn it is.
+    fn first(&self) -> Option<&PutCall> {
+        self.first_of(*self.turns.front()?)
+    }
+
+    fn first_number(&self) -> Option<u64> {
+        self.for_space.get(self.turns.front()?)?.first().copied()
+    }
+
+    /// The first call of the next tenant that may pass the one whose turn it is; the tenant goes to the end of the turns.
+    fn next_passer(&mut self) -> Option<u64> {
+        let tenant = self.turns.remove(1)?;
+        self.turns.push_back(tenant);
+        self.for_space.get(&tenant)?.first().copied()
+    }
+
+    /// The newest call of the tenant of which most wait, if that has more waiting than `tenant` would have.
+    fn displaced_by(&self, tenant: TenantIndex) -> Option<u64> {
+        let count = |of: TenantIndex| {
+            let calls = |lists: &BTreeMap<TenantIndex, BTreeSet<u64>>| {
+                lists.get(&of).map_or(0, BTreeSet::len)
+            };
+            calls(&self.for_space) + calls(&self.for_quota)
+        };
+        let tenants = self.for_space.keys().chain(self.for_quota.keys());
+        let largest = tenants.copied().max_by_key(|of| count(*of))?;
+        if count(largest) <= count(tenant) + 1 {
+            return None;
+        }
+        let newest = |lists: &BTreeMap<TenantIndex, BTreeSet<u64>>| {
+            lists.get(&largest).and_then(BTreeSet::last).copied()
+        };
+        newest(&self.for_space).max(newest(&self.for_quota))
+    }
+
+    /// Bytes that calls wait for, at least those of the first.
+    fn bytes_wanted(&self) -> u64 {
+        let calls = self.for_space.values().flatten().take(WANTED_CALLS);
+        calls
+            .filter_map(|number| self.waiting.get(number))
+            .flat_map(|waiting| waiting.call.entries.iter().take(WANTED_CALLS))
+            .map(|entry| entry.bytes)
+            .sum()
+    }
+
+    /// Bytes of the next entry of the call whose turn it is.
+    fn first_bytes(&self) -> u64 {
+        self.first()
+            .and_then(|call| call.entries.front())
+            .map_or(0, |entry| entry.bytes)
+    }
+}
+
+/// Calls and entries looked at when it is guessed how much room is wanted.
+const WANTED_CALLS: usize = 64;
+
+/// Tenants tried in a row without success while another has its turn.
+const PASSERS: usize = 16;
+
+impl Master {
+    /// What becomes of a call for which there is no room now.
+    pub(crate) fn wait_or_refuse(&mut self, now: Instant, call: PutCall, short: Shortage) {
+        let limits = &self.config.put;
+        let wait = call.config.wait.unwrap_or(limits.wait).min(limits.wait_max);
+        let full = self.queue.len() >= limits.queue_limit;
+        let displaced = full.then(|| self.queue.displaced_by(call.tenant)).flatten();
+        if wait == Duration::ZERO || full && displaced.is_none() {
+            self.metrics.puts_refused += call.entries.len() as u64;
+            if short == Shortage::Space {
+                // It does not wait, but it wants: without room made now the next one would find none either.
+                let all = call.entries.iter().map(|entry| entry.bytes).sum();
+                self.make_room(now, all, call.entries[0].bytes);
+            }
+            return self.give_up(call, short);
+        }
+        if let Some(Waiting { call, short }) = displaced.and_then(|number| self.stop_wait(number)) {
+            self.metrics.puts_refused += call.entries.len() as u64;
+            self.give_up(call, short);
+        }
+        self.metrics.puts_waited += 1;
+        let number = self.queue.enqueue(call, short);
+        self.due.set(Due::Wait(number), now + wait);
+        if short == Shortage::Space {
+            self.make_room(now, self.queue.bytes_wanted(), self.queue.first_bytes());
+        }
+    }
+
+    /// Gives room to those who wait.
+    pub(crate) fn serve(&mut self, now: Instant) {
+        if !self.queue.anyone_waits() {
+            return;
+        }
+        while let Some(number) = self.queue.first_number() {
+            if !self.serve_one(now, number) {
+                break;
+            }
+        }
+        let mut refused = 0;
+        while refused < PASSERS.min(self.queue.turns.len().saturating_sub(1)) {
+            match self.queue.next_passer() {
+                Some(number) if self.serve_one(now, number) => refused = 0,
+                Some(_) => refused += 1,
+                None => break,
+            }
+        }
+        for tenant in self.queue.for_quota.keys().copied().collect::<Vec<_>>() {
+            while let Some(number) = self
+                .queue
+                .for_quota
+                .get(&tenant)
+                .and_then(|calls| calls.first())
+                .copied()
+            {
+                if !self.serve_one(now, number) {
+                    break;
+                }
+            }
+        }
+    }
+
+    /// Whether this call is answered, or waits for something else than before.
+    fn serve_one(&mut self, now: Instant, number: u64) -> bool {
+        let Waiting { mut call, short } = self
+            .queue
+            .waiting
+            .remove(&number)
+            .expect("queues name waiting calls");
+        let tenant = call.tenant;
+        let Some(left) = self.grant_all(now, &mut call) else {
+            self.queue.unlist(number, tenant);
+            self.due.cancel(Due::Wait(number));
+            self.answer_put(call);
+            return true;
+        };
+        if left != short {
+            self.queue.unlist(number, tenant);
+            self.queue.list(number, tenant, left);
+        }
+        self.queue
+            .waiting
+            .insert(number, Waiting { call, short: left });
+        if self.queue.first_number() == Some(number) {
+            self.make_room(now, self.queue.bytes_wanted(), self.queue.first_bytes());
+        }
+        left != short
+    }
+
+    /// Evicts what those who wait need, unless it is on its way already.
+    pub(crate) fn make_room(&mut self, now: Instant, wanted: u64, first: u64) {
+        let coming = |segment: &Segment| {
+            let books = segment.memory().map(|memory| memory.extents.books())?;
+            Some((books.free, books.quarantined + segment.leaving))
+        };
+        let all = self
+            .segments
+            .iter()
+            .filter_map(|(index, segment)| Some((index, coming(segment)?)));
+        let Some((index, (free, coming))) = all.max_by_key(|(_, (free, coming))| free + coming)
+        else {
+            return;
+        };
+        let missing = match coming {
+            0 => wanted,
+            _ => wanted.saturating_sub(free + coming),
+        };
+        let most = (self.segments.at(index).capacity() / 8).max(first);
+        let mut budget = self.config.eviction.step;
+        let missing = missing.min(most);
+        let freed = self.evict(now, index, missing, Pass::Last, &mut budget);
+        if freed < missing && budget == 0 {
+            self.due.set(Due::Relieve(index), now);
+        }
+    }
+
+    pub(crate) fn wait_expired(&mut self, now: Instant, number: u64) {
+        let Some(Waiting { call, short }) = self.queue.dequeue(number) else {
+            return;
+        };
+        self.metrics.puts_timed_out += 1;
+        self.give_up(call, short);
+        self.serve(now);
+    }
+
+    fn give_up(&mut self, mut call: PutCall, short: Shortage) {
+        let code = match short {
+            Shortage::Space => ErrorCode::NoAvailableHandle,
+            Shortage::Quota => ErrorCode::TenantQuotaExceeded,
+        };
+        for entry in &call.entries {
+            call.results[entry.at] = PutStarted::Failed(code);
+        }
+        self.answer_put(call);
+    }
+
+    fn stop_wait(&mut self, number: u64) -> Option<Waiting> {
+        self.due.cancel(Due::Wait(number));
+        self.queue.dequeue(number)
+    }
+
+    /// The client is gone and waits no longer.
+    pub(crate) fn stop_waiting(&mut self, client: ClientId) {
+        let calls = self
+            .queue
+            .waiting
+            .iter()
+            .filter(|(_, waiting)| waiting.call.caller.client == client);
+        for number in calls.map(|(number, _)| *number).collect::<Vec<_>>() {
+            self.stop_wait(number);
+        }
+    }
+}

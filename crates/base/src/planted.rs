@@ -24,6 +24,12 @@ pub enum Planted {
     RemoveBeforeDropped,
     /// A failed promotion keeps its hold on the source.
     PromotionKeepsSource,
+    /// A promotion that expires on its way keeps its node's slot.
+    ExpiredPromotionKeepsSlot,
+    /// An object that loses its last replica under an upsert goes on holding its group.
+    LostMemberHoldsGroup,
+    /// A put that ends without a value keeps its quota.
+    EndedPutKeepsQuota,
     /// A promotion is published without looking at the checksum.
     PromoteWithoutVerify,
     /// A removal is not remembered for a node that is away.
@@ -56,6 +62,9 @@ impl Planted {
         Self::TrustAfterFailedSync,
         Self::RemoveBeforeDropped,
         Self::PromotionKeepsSource,
+        Self::ExpiredPromotionKeepsSlot,
+        Self::LostMemberHoldsGroup,
+        Self::EndedPutKeepsQuota,
         Self::PromoteWithoutVerify,
         Self::ForgetOwedRemoval,
         Self::TenantsShareKeys,

@@ -264,6 +264,7 @@ impl Master {
             admitted == completed + failed + cancelled + expired + in_flight,
             || format!("{:?}", books.promotion),
         )?;
+        self.promotions.check().map_err(Imbalance)?;
         for (id, replica) in self.catalog.all_replicas() {
             let orphan = self.orphans.contains_key(&id);
             let sound = match replica.state {

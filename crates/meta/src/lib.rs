@@ -10,13 +10,11 @@ pub mod replay;
 
 mod books;
 mod budget;
-mod candidate;
 mod catalog;
 mod config;
 mod disk;
 mod drops;
 mod due;
-mod earn;
 mod explain;
 mod get;
 mod index;

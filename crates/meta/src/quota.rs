@@ -140,7 +140,7 @@ impl Master {
         replicas.extend(
             put.iter()
                 .flat_map(|put| &put.replicas)
-                .chain(&self.staged_of(id))
+                .chain(&self.promotions.staged_of(id))
                 .map(|id| place(*id)),
         );
         let pin = match object.pin {

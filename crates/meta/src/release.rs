@@ -1,6 +1,6 @@
 //! How replicas and objects end: once, through one door.
 
-use slackwater_base::Instant;
+use slackwater_base::{Instant, Planted, planted};
 use slackwater_wire::ReplicaState;
 
 use crate::catalog::{Aside, ObjectId, Parked, PinKind, Replica, ReplicaId, TenantIndex};
@@ -201,7 +201,8 @@ impl Master {
     /// replica, also where a put in flight keeps the object: that put brings its own.
     pub(crate) fn erase_if_empty(&mut self, now: Instant, id: ObjectId) {
         let object = self.catalog.object_mut(id);
-        if object.has_replicas() {
+        let kept = object.is(Aside::Open) && planted(Planted::LostMemberHoldsGroup);
+        if object.has_replicas() || kept {
             return;
         }
         let tenant = object.tenant;

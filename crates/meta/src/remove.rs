@@ -96,7 +96,7 @@ impl Master {
 
     fn may_remove(&self, now: Instant, id: ObjectId, leases: Leases) -> Result<(), ErrorCode> {
         let object = self.catalog.object(id);
-        if object.is(Aside::Open) || self.promotion_is_staged(id) {
+        if object.is(Aside::Open) || self.promotions.staged_of(id).is_some() {
             return Err(ErrorCode::ReplicaIsNotReady);
         }
         let leased = self.lease_end(id) > now
@@ -123,8 +123,9 @@ impl Master {
 
     /// Whether readers hold a replica: somebody does, and neither an offload nor a promotion accounts for all.
     fn is_guarded(&self, id: ReplicaId) -> bool {
-        let refs = self.catalog.replica(id).refs;
-        refs > 0 && refs as usize > self.offloads_from(id) + self.promotions_from(id)
+        let replica = self.catalog.replica(id);
+        let promotions = self.promotions.holding(replica.object(), id);
+        replica.refs > 0 && replica.refs as usize > self.offloads_from(id) + promotions
     }
 
     /// Takes away every replica of a value that is replaced or removed, in memory and on SSD, finished or under way.

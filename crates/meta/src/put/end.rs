@@ -1,6 +1,6 @@
 //! Ending a put: its bytes become readable, or its room goes back.
 
-use slackwater_base::{Checksum, Instant};
+use slackwater_base::{Checksum, Instant, Planted, planted};
 use slackwater_wire::{
     ClientId, Durability, ErrorCode, Key, Pin, PutDone, PutEnd, Reply, Tenant, Version,
 };
@@ -222,6 +222,9 @@ impl Master {
         self.due.cancel(Due::Put(id));
         self.catalog.object_mut(id).unmark(Aside::Open);
         for replica in put.replicas {
+            if planted(Planted::EndedPutKeepsQuota) {
+                self.tenants.charge(tenant, Ledger::Memory, put.bytes);
+            }
             self.free(replica, tenant, put.bytes);
         }
     }

@@ -1,0 +1,321 @@
+//! Who is promoted: what a read, a retry or a group asks for, the gates, and what follows from their verdict.
+
+use slackwater_base::Instant;
+use slackwater_wire::{NodeId, SegmentKind};
+
+use super::retry::Tried;
+use super::{Promoting, Stage};
+use crate::catalog::{Aside, ObjectId, ReplicaId};
+use crate::config::{OnHit, PromotionAdmission};
+use crate::evict::{Link, Slot};
+use crate::master::{Due, Master};
+use crate::pressure::Pass;
+use crate::put::ChainPlace;
+
+/// Members of a group that are asked for together with one of them. Those of one block are few; a larger group comes
+/// back as its members are read.
+const GROUP_TOGETHER: usize = 1024;
+
+/// Somebody asks for an object to be promoted.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Ask {
+    pub(super) object: ObjectId,
+    /// Reads that the sketch counts.
+    pub(super) heat: u8,
+    pub(super) place: ChainPlace,
+    pub(super) earned: Earned,
+}
+
+/// What an object has done for its promotion.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Earned {
+    /// It is read; its heat decides.
+    ByHeat,
+    /// It is read, and the policy of the memory said whether it would keep it.
+    ByIndex { kept: bool },
+    /// It passed that gate before, or another member of its group did.
+    Before,
+}
+
+/// What the gates say.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Verdict {
+    /// Nothing is ever promoted.
+    Off,
+    /// It is not read often enough, or memory would not keep it.
+    Unearned,
+    /// The memory of its holder is too full: that makes way.
+    NoRoom(NodeId),
+    /// The object is gone: what an earlier one made way for may have been this one.
+    Gone,
+    /// It is being put, in memory already, or no longer on SSD.
+    Ineligible,
+    /// It is being promoted already.
+    InFlight,
+    /// As many promotions are in flight as may be.
+    QueueFull,
+    /// From this record by this node.
+    Admit(ReplicaId, NodeId),
+}
+
+impl Master {
+    /// Looks at what a read found on SSD only.
+    pub(crate) fn consider(
+        &mut self,
+        now: Instant,
+        links: &[Link],
+        cold: &[(ObjectId, u32)],
+        chain: ChainPlace,
+    ) {
+        for (id, at) in cold {
+            // What an earlier one made way for may have been this one.
+            if !self.catalog.is_object(*id) {
+                continue;
+            }
+            let Some(sketch) = &mut self.promotions.sketch else {
+                return;
+            };
+            let heat = sketch.add(links[*at as usize].hash);
+            let before = at.checked_sub(1).map(|before| links[before as usize].hash);
+            let place = ChainPlace {
+                parent: before.or(chain.parent),
+                position: chain.position.saturating_add(*at),
+                ..chain
+            };
+            let earned = match self.config.promotion.admission {
+                PromotionAdmission::Frequency => Earned::ByHeat,
+                PromotionAdmission::Index => Earned::ByIndex {
+                    kept: self.memory_would_keep(now, *id),
+                },
+            };
+            let ask = Ask {
+                object: *id,
+                heat,
+                place,
+                earned,
+            };
+            let verdict = self.ask_promotion(now, ask, None);
+            if let Verdict::NoRoom(_) | Verdict::QueueFull = verdict {
+                self.remember(now, *id, place);
+            }
+            if let Verdict::Admit(..) = verdict {
+                self.ask_for_group(now, *id, heat);
+            }
+        }
+    }
+
+    /// The one way through: the verdict of the gates, applied. What is refused for want of room is the caller's to
+    /// remember.
+    pub(super) fn ask_promotion(
+        &mut self,
+        now: Instant,
+        ask: Ask,
+        tried: Option<Tried>,
+    ) -> Verdict {
+        let verdict = self.plan_promotion(ask);
+        let metrics = &mut self.metrics.promotion;
+        match verdict {
+            Verdict::Off => {}
+            Verdict::Unearned => match ask.earned {
+                Earned::ByIndex { .. } => metrics.rejected_index += 1,
+                Earned::ByHeat | Earned::Before => metrics.rejected_frequency += 1,
+            },
+            Verdict::NoRoom(node) => {
+                metrics.rejected_watermark += 1;
+                self.make_way(now, node);
+            }
+            Verdict::QueueFull => metrics.rejected_cap += 1,
+            Verdict::Gone => {}
+            Verdict::Ineligible => self.forget_candidate(ask.object),
+            Verdict::InFlight => {
+                self.promotions.reheat(ask.object, ask.heat);
+                self.forget_candidate(ask.object);
+            }
+            Verdict::Admit(source, node) => {
+                self.begin_promotion(now, ask, (source, node), tried);
+                self.deliver(now, node);
+                self.forget_candidate(ask.object);
+            }
+        }
+        verdict
+    }
+
+    /// Every gate, in the documented order. Looks only: nothing is evicted and nothing counted before the verdict.
+    fn plan_promotion(&self, ask: Ask) -> Verdict {
+        let config = &self.config.promotion;
+        if config.on_hit == OnHit::Stay {
+            return Verdict::Off;
+        }
+        let has_earned = match ask.earned {
+            Earned::ByHeat => u32::from(ask.heat) >= config.threshold,
+            Earned::ByIndex { kept } => kept,
+            Earned::Before => true,
+        };
+        if !has_earned {
+            return Verdict::Unearned;
+        }
+        let is_there = self.catalog.is_object(ask.object);
+        let sources = if is_there {
+            self.sources(ask.object)
+        } else {
+            Vec::new()
+        };
+        let roomy = sources.iter().find(|(_, node)| self.has_room(*node));
+        if let (None, Some((_, node))) = (roomy, sources.first()) {
+            return Verdict::NoRoom(*node);
+        }
+        if !is_there {
+            return Verdict::Gone;
+        }
+        let object = self.catalog.object(ask.object);
+        if object.is(Aside::Open) {
+            return Verdict::Ineligible;
+        }
+        if object.is(Aside::Promotion) {
+            return Verdict::InFlight;
+        }
+        let mut replicas = self.catalog.replicas(ask.object);
+        if replicas.any(|(_, it)| self.segments.at(it.segment).kind() == SegmentKind::Memory) {
+            return Verdict::Ineligible;
+        }
+        let Some((source, node)) = roomy else {
+            return Verdict::Ineligible;
+        };
+        if self.promotions.tickets.len() >= config.queue_limit {
+            return Verdict::QueueFull;
+        }
+        Verdict::Admit(*source, *node)
+    }
+
+    /// The SSD copies of an object whose owners have memory to promote to, least busy first.
+    fn sources(&self, id: ObjectId) -> Vec<(ReplicaId, NodeId)> {
+        let mut sources: Vec<(usize, ReplicaId, NodeId)> = Vec::new();
+        for (replica, facts) in self.catalog.replicas(id) {
+            let segment = self.segments.at(facts.segment);
+            let fits = |index| {
+                let memory = self.segments.at(index).memory();
+                memory.is_some_and(|memory| {
+                    memory.extents.books().capacity >= self.catalog.object(id).bytes
+                })
+            };
+            if segment.kind() == SegmentKind::Disk
+                && self.segments.of_node(segment.node).into_iter().any(fits)
+            {
+                sources.push((self.promotions.load(segment.node), replica, segment.node));
+            }
+        }
+        sources.sort_unstable();
+        sources
+            .into_iter()
+            .map(|(_, replica, node)| (replica, node))
+            .collect()
+    }
+
+    /// Whether a node's memory, with what is promised already, is below the watermark of admission.
+    fn has_room(&self, node: NodeId) -> bool {
+        let (mut staying, mut capacity) = (0, 0);
+        for index in self.segments.of_node(node) {
+            let segment = self.segments.at(index);
+            if segment.kind() == SegmentKind::Memory {
+                staying += segment.staying();
+                capacity += segment.capacity();
+            }
+        }
+        let used = staying + self.promotions.coming(node);
+        (used as f64) < capacity as f64 * self.config.promotion.watermark
+    }
+
+    /// Whether a memory segment of a node that has the object on SSD has room for it, or would keep it longer than
+    /// something that it holds. Policies come up to date when they are asked; nothing else changes.
+    fn memory_would_keep(&mut self, now: Instant, id: ObjectId) -> bool {
+        let object = self.catalog.object(id);
+        let link = Link {
+            hash: object.hash,
+            slot: None,
+            bytes: object.bytes,
+        };
+        self.sources(id).into_iter().any(|(source, node)| {
+            let record = *self.catalog.replica(source);
+            let below = &self.segments.at(record.segment).policy;
+            let standing = below.standing(now, Slot(record.slot));
+            self.segments.of_node(node).into_iter().any(|index| {
+                let low = self.marks(index).1;
+                let segment = self.segments.at_mut(index);
+                let roomy = segment.staying() + link.bytes <= low;
+                match standing {
+                    _ if segment.kind() != SegmentKind::Memory => false,
+                    _ if roomy => true,
+                    Some(standing) => segment.policy.would_keep_as(now, link, standing),
+                    None => segment.policy.would_keep(now, link),
+                }
+            })
+        })
+    }
+
+    /// What was put as one comes back as one: a part of a block is of no use without the others.
+    pub(super) fn ask_for_group(&mut self, now: Instant, id: ObjectId, heat: u8) {
+        let object = self.catalog.object(id);
+        if !object.is(Aside::Group) {
+            return;
+        }
+        let members = self.groups.members(object.tenant, id);
+        let others = members.filter(|member| *member != id).take(GROUP_TOGETHER);
+        for member in others.collect::<Vec<_>>() {
+            let place = ChainPlace::default();
+            let ask = Ask {
+                object: member,
+                heat,
+                place,
+                earned: Earned::Before,
+            };
+            let verdict = self.ask_promotion(now, ask, None);
+            if let Verdict::NoRoom(_) | Verdict::QueueFull = verdict {
+                self.remember(now, member, place);
+            }
+        }
+    }
+
+    /// Something hot was refused for want of room: what is colder goes, down to the low watermark.
+    pub(super) fn make_way(&mut self, now: Instant, node: NodeId) {
+        for index in self.segments.of_node(node) {
+            let segment = self.segments.at(index);
+            let low = self.marks(index).1;
+            if segment.kind() == SegmentKind::Memory && segment.staying() > low {
+                let wanted = segment.staying() - low;
+                let mut budget = self.config.eviction.step;
+                self.evict(now, index, wanted, Pass::Plain, &mut budget);
+            }
+        }
+    }
+
+    fn begin_promotion(
+        &mut self,
+        now: Instant,
+        ask: Ask,
+        (source, node): (ReplicaId, NodeId),
+        tried: Option<Tried>,
+    ) {
+        let ticket = self.ticket();
+        let entry = self.entry(ask.object);
+        let object = self.catalog.object_mut(ask.object);
+        object.mark(Aside::Promotion);
+        let promoting = Promoting {
+            object: ask.object,
+            entry,
+            bytes: object.bytes,
+            tenant: object.tenant,
+            source,
+            node,
+            heat: ask.heat,
+            place: ask.place,
+            stage: Stage::Queued,
+            tried,
+        };
+        self.hold(source);
+        self.promotions.add(ticket, promoting);
+        self.due
+            .set(Due::Promotion(ticket), now + self.config.promotion.window);
+        self.metrics.promotion.admitted += 1;
+        self.metrics.promotion.in_flight += 1;
+    }
+}

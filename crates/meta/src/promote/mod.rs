@@ -1,0 +1,269 @@
+//! Promotion on hit: an object that is on SSD only and is read often gets a copy in memory, without delaying the read
+//! that earns it.
+//!
+//! There is one way through it. `admit` asks for a promotion and applies what `plan_promotion` says, where all gates
+//! stand; `run` sends, stages and ends what was admitted; `retry` asks again for what was refused for want of room. A
+//! promotion ends in exactly one of four ways, each through [`Promotions::remove`], so that
+//! `admitted = completed + failed + cancelled + expired + in flight` holds always.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
+
+use slackwater_base::{Instant, Map, Planted, Sketch, planted};
+use slackwater_wire::{DiskEntry, NodeId, TicketId};
+
+use crate::budget::Budget;
+use crate::catalog::{Catalog, ObjectId, ReplicaId, SegmentIndex, TenantIndex};
+use crate::config::{OnHit, Promotion};
+use crate::put::ChainPlace;
+
+mod admit;
+mod retry;
+mod run;
+
+use retry::{Candidates, Tried};
+
+/// Promotions under way, and what decides who may become one.
+pub(crate) struct Promotions {
+    sketch: Option<Sketch>,
+    tickets: Map<TicketId, Promoting>,
+    of: Map<ObjectId, TicketId>,
+    holders: BTreeMap<NodeId, Holder>,
+    budget: Budget,
+    candidates: Candidates,
+}
+
+/// One promotion in flight. The record that it reads is held until its end.
+struct Promoting {
+    object: ObjectId,
+    entry: DiskEntry,
+    /// Size of the value.
+    bytes: u64,
+    tenant: TenantIndex,
+    source: ReplicaId,
+    node: NodeId,
+    /// Reads that the sketch counted when it was last earned.
+    heat: u8,
+    place: ChainPlace,
+    stage: Stage,
+    /// Retries that led here: a promotion that fails for want of room goes on counting.
+    tried: Option<Tried>,
+}
+
+/// How far a promotion is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    /// Admitted; the node does not know of it yet.
+    Queued,
+    /// The node has it.
+    Sent,
+    /// The node may write to this replica, and no other may be published.
+    Staged(ReplicaId),
+}
+
+/// What a node works on, and what waits for it: hottest first, then oldest.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Holder {
+    queue: BTreeSet<(Reverse<u8>, TicketId)>,
+    /// Slots taken: promotions sent or staged.
+    active: usize,
+    /// Bytes admitted and not yet staged.
+    coming: u64,
+}
+
+/// How a promotion ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Exit {
+    Completed,
+    Failed,
+    Cancelled,
+    Expired,
+}
+
+/// What a node may be sent next.
+enum Next {
+    Task(TicketId),
+    /// The byte budget allows nothing before then.
+    NotBefore(Instant),
+    Nothing,
+}
+
+impl Promotions {
+    pub(crate) fn new(config: &Promotion) -> Self {
+        let on = config.on_hit == OnHit::Promote;
+        Self {
+            sketch: on.then(|| Sketch::for_keys(config.sketch_keys)),
+            tickets: Map::default(),
+            of: Map::default(),
+            holders: BTreeMap::new(),
+            budget: Budget::new(config.bytes_per_second),
+            candidates: Candidates::default(),
+        }
+    }
+
+    pub(crate) fn sketch_bytes(&self) -> usize {
+        self.sketch.as_ref().map_or(0, Sketch::bytes)
+    }
+
+    /// How often a key was read lately, without counting this as a read.
+    fn heat_of(&self, hash: u64) -> u8 {
+        self.sketch
+            .as_ref()
+            .map_or(0, |sketch| sketch.estimate(hash))
+    }
+
+    /// Promotions that a node works on or is to work on.
+    fn load(&self, node: NodeId) -> usize {
+        self.holders
+            .get(&node)
+            .map_or(0, |holder| holder.active + holder.queue.len())
+    }
+
+    /// Bytes that a node's memory is promised to and that have no extent yet.
+    fn coming(&self, node: NodeId) -> u64 {
+        self.holders.get(&node).map_or(0, |holder| holder.coming)
+    }
+
+    fn holder(&mut self, node: NodeId) -> &mut Holder {
+        self.holders.entry(node).or_default()
+    }
+
+    fn at_mut(&mut self, ticket: TicketId) -> &mut Promoting {
+        self.tickets.get_mut(&ticket).expect("the ticket is open")
+    }
+
+    /// The promotion of this ticket, if it is this node's.
+    fn of_node(&self, node: NodeId, ticket: TicketId) -> Option<&Promoting> {
+        let promoting = self.tickets.get(&ticket)?;
+        (promoting.node == node).then_some(promoting)
+    }
+
+    fn add(&mut self, ticket: TicketId, promoting: Promoting) {
+        let holder = self.holder(promoting.node);
+        holder.queue.insert((Reverse(promoting.heat), ticket));
+        holder.coming += promoting.bytes;
+        self.of.insert(promoting.object, ticket);
+        self.tickets.insert(ticket, promoting);
+    }
+
+    /// A promotion was earned again: if it waits, it moves up.
+    fn reheat(&mut self, id: ObjectId, heat: u8) {
+        let ticket = self.of[&id];
+        let promoting = self.at_mut(ticket);
+        let before = std::mem::replace(&mut promoting.heat, heat);
+        let (node, stage) = (promoting.node, promoting.stage);
+        if stage == Stage::Queued {
+            let queue = &mut self.holder(node).queue;
+            queue.remove(&(Reverse(before), ticket));
+            queue.insert((Reverse(heat), ticket));
+        }
+    }
+
+    /// Takes the hottest promotion that waits for a node, if the node has a free slot of `slots`.
+    fn take_next(&mut self, now: Instant, node: NodeId, slots: usize) -> Next {
+        let holder = self.holder(node);
+        let first = holder.queue.first().copied();
+        let Some((heat, ticket)) = first.filter(|_| holder.active < slots) else {
+            return Next::Nothing;
+        };
+        let bytes = self.tickets[&ticket].bytes;
+        if let Err(at) = self.budget.take(now, bytes) {
+            return Next::NotBefore(at);
+        }
+        let holder = self.holder(node);
+        holder.queue.remove(&(heat, ticket));
+        holder.active += 1;
+        self.at_mut(ticket).stage = Stage::Sent;
+        Next::Task(ticket)
+    }
+
+    /// A sent promotion has its extent.
+    fn stage(&mut self, ticket: TicketId, staged: ReplicaId) {
+        let promoting = self.at_mut(ticket);
+        promoting.stage = Stage::Staged(staged);
+        let (node, bytes) = (promoting.node, promoting.bytes);
+        self.holder(node).coming -= bytes;
+    }
+
+    /// The one way out: takes a promotion from all tables and gives its node's slot back.
+    fn remove(&mut self, ticket: TicketId, exit: Exit) -> Promoting {
+        let promoting = self.tickets.remove(&ticket).expect("only open tickets end");
+        self.of.remove(&promoting.object);
+        let holder = self.holder(promoting.node);
+        match promoting.stage {
+            Stage::Queued => {
+                holder.queue.remove(&(Reverse(promoting.heat), ticket));
+                holder.coming -= promoting.bytes;
+            }
+            Stage::Sent => {
+                if exit != Exit::Expired || !planted(Planted::ExpiredPromotionKeepsSlot) {
+                    holder.active -= 1;
+                }
+                holder.coming -= promoting.bytes;
+            }
+            Stage::Staged(_) => holder.active -= 1,
+        }
+        promoting
+    }
+
+    /// Nodes for which something waits.
+    fn waited_for(&self) -> Vec<NodeId> {
+        let waiting = self.holders.iter();
+        let waiting = waiting.filter(|(_, holder)| !holder.queue.is_empty());
+        waiting.map(|(node, _)| *node).collect()
+    }
+
+    /// Promotions from or to a segment, in the order of their tickets.
+    fn touching(&self, catalog: &Catalog, index: SegmentIndex) -> Vec<TicketId> {
+        let on = |id: ReplicaId| catalog.replica(id).segment == index;
+        let hit = |promoting: &Promoting| {
+            on(promoting.source) || matches!(promoting.stage, Stage::Staged(staged) if on(staged))
+        };
+        let touching = self.tickets.iter().filter(|(_, it)| hit(it));
+        let mut tickets: Vec<TicketId> = touching.map(|(ticket, _)| *ticket).collect();
+        tickets.sort_unstable();
+        tickets
+    }
+
+    /// The replica into which an object is being promoted.
+    pub(crate) fn staged_of(&self, id: ObjectId) -> Option<ReplicaId> {
+        match self.tickets[self.of.get(&id)?].stage {
+            Stage::Staged(staged) => Some(staged),
+            Stage::Queued | Stage::Sent => None,
+        }
+    }
+
+    /// Promotions of an object that hold this replica.
+    pub(crate) fn holding(&self, object: Option<ObjectId>, id: ReplicaId) -> usize {
+        let ticket = object.and_then(|object| self.of.get(&object));
+        usize::from(ticket.is_some_and(|ticket| self.tickets[ticket].source == id))
+    }
+
+    /// Counts what each node works on again and compares.
+    pub(crate) fn check(&self) -> Result<(), String> {
+        let mut counted: BTreeMap<NodeId, Holder> = BTreeMap::new();
+        for (ticket, promoting) in &self.tickets {
+            let holder = counted.entry(promoting.node).or_default();
+            match promoting.stage {
+                Stage::Queued => {
+                    holder.queue.insert((Reverse(promoting.heat), *ticket));
+                }
+                Stage::Sent | Stage::Staged(_) => holder.active += 1,
+            }
+            if !matches!(promoting.stage, Stage::Staged(_)) {
+                holder.coming += promoting.bytes;
+            }
+        }
+        for (node, holder) in &self.holders {
+            let counted = counted.remove(node).unwrap_or_default();
+            if *holder != counted {
+                return Err(format!("{node}: {holder:?}, but {counted:?} counted"));
+            }
+        }
+        if counted.is_empty() {
+            Ok(())
+        } else {
+            Err(format!("nobody lists {counted:?}"))
+        }
+    }
+}

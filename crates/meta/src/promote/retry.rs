@@ -1,0 +1,129 @@
+//! Keys that earned a promotion and were refused for want of room: tried again, later and later.
+
+use slackwater_base::{Instant, Map};
+
+use super::admit::{Ask, Earned, Verdict};
+use crate::catalog::{Aside, ObjectId};
+use crate::master::{Due, Master};
+use crate::put::ChainPlace;
+
+/// Keys to be tried again.
+#[derive(Default)]
+pub(super) struct Candidates {
+    of: Map<ObjectId, Candidate>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Candidate {
+    tried: Tried,
+    place: ChainPlace,
+}
+
+/// When a key was last read, and how often it has been tried since.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Tried {
+    seen: Instant,
+    retries: u32,
+}
+
+impl Master {
+    /// Remembers a refused key. Being read again makes it fresh.
+    pub(super) fn remember(&mut self, now: Instant, id: ObjectId, place: ChainPlace) {
+        let fresh = Tried {
+            seen: now,
+            retries: 0,
+        };
+        self.remember_as(now, id, place, fresh);
+    }
+
+    /// Remembers a key that was admitted and then found no room: another of its retries, not a fresh start.
+    pub(super) fn remember_again(
+        &mut self,
+        now: Instant,
+        id: ObjectId,
+        place: ChainPlace,
+        tried: Option<Tried>,
+    ) {
+        let most = self.config.promotion.candidate_retries;
+        match tried {
+            None => self.remember(now, id, place),
+            Some(tried) if tried.retries < most => self.remember_as(now, id, place, tried),
+            Some(_) => self.metrics.promotion.candidate_expired_evaluated += 1,
+        }
+    }
+
+    fn remember_as(&mut self, now: Instant, id: ObjectId, place: ChainPlace, tried: Tried) {
+        // The eviction that made way may have taken the object itself along.
+        if !self.catalog.is_object(id) {
+            return;
+        }
+        let promotion = &self.config.promotion;
+        let candidates = &mut self.promotions.candidates.of;
+        let metrics = &mut self.metrics.promotion;
+        if !candidates.contains_key(&id) && candidates.len() >= promotion.candidates_limit {
+            metrics.candidate_dropped_limit += 1;
+            return;
+        }
+        if candidates.insert(id, Candidate { tried, place }).is_none() {
+            metrics.candidate_recorded += 1;
+        }
+        metrics.candidates = candidates.len() as u64;
+        let next = now + promotion.backoff.ceiling(tried.retries);
+        self.due.set(Due::Candidate(id), next);
+        self.catalog.object_mut(id).mark(Aside::Candidate);
+    }
+
+    pub(crate) fn forget_candidate(&mut self, id: ObjectId) {
+        if self.catalog.object(id).is(Aside::Candidate) {
+            self.catalog.object_mut(id).unmark(Aside::Candidate);
+            self.due.cancel(Due::Candidate(id));
+            self.promotions.candidates.of.remove(&id);
+            self.metrics.promotion.candidates = self.promotions.candidates.of.len() as u64;
+        }
+    }
+
+    /// Tries a key again, without counting that as a read.
+    pub(crate) fn candidate_due(&mut self, now: Instant, id: ObjectId) {
+        let config = &self.config.promotion;
+        let Candidate { tried, place } = self.promotions.candidates.of[&id];
+        let end = tried.seen + config.candidate_ttl;
+        if now >= end || tried.retries >= config.candidate_retries {
+            let metrics = &mut self.metrics.promotion;
+            if tried.retries > 0 {
+                metrics.candidate_expired_evaluated += 1;
+            } else {
+                metrics.candidate_expired_unevaluated += 1;
+            }
+            return self.forget_candidate(id);
+        }
+        let retries = tried.retries + 1;
+        let tried = Tried { retries, ..tried };
+        let heat = self.promotions.heat_of(self.catalog.object(id).hash);
+        let ask = Ask {
+            object: id,
+            heat,
+            place,
+            earned: Earned::Before,
+        };
+        match self.ask_promotion(now, ask, Some(tried)) {
+            Verdict::Admit(..) => {
+                self.metrics.promotion.candidate_admitted += 1;
+                self.ask_for_group(now, id, heat);
+            }
+            Verdict::NoRoom(_) | Verdict::QueueFull => {
+                self.metrics.promotion.candidate_admission_rejected += 1;
+                // The eviction that made way may have taken the object itself along.
+                if let Some(candidate) = self.promotions.candidates.of.get_mut(&id) {
+                    candidate.tried = tried;
+                    let next = now + self.config.promotion.backoff.ceiling(retries);
+                    self.due.set(Due::Candidate(id), next.min(end));
+                }
+            }
+            Verdict::Off
+            | Verdict::Unearned
+            | Verdict::Gone
+            | Verdict::Ineligible
+            | Verdict::InFlight => {}
+        }
+    }
+}

@@ -1,0 +1,293 @@
+//! What becomes of an admitted promotion: sent to its node, staged, and ended once.
+
+use slackwater_base::{Instant, Planted, planted};
+use slackwater_wire::{
+    ExtentRef, NodeId, Order, PromoteTask, PromotionFailure, SegmentKind, TicketId,
+};
+
+use super::{Exit, Next, Promoting, Stage};
+use crate::catalog::{Aside, ObjectId, ReplicaId, SegmentIndex};
+use crate::evict::{self, Slot};
+use crate::master::{Due, Master};
+use crate::pressure::Standing;
+use crate::publish::Fresh;
+use crate::release::Why;
+use crate::tenant::Ledger;
+
+impl Master {
+    /// Sends a node as much as it may work on; the rest stays queued.
+    pub(super) fn deliver(&mut self, now: Instant, node: NodeId) {
+        let slots = self.config.promotion.batch_max;
+        let mut tasks = Vec::new();
+        loop {
+            match self.promotions.take_next(now, node, slots) {
+                Next::Task(ticket) => {
+                    let promoting = &self.promotions.tickets[&ticket];
+                    tasks.push(PromoteTask {
+                        ticket,
+                        entry: promoting.entry.clone(),
+                        bytes: promoting.bytes,
+                        checksum: self.catalog.object(promoting.object).checksum,
+                    });
+                }
+                Next::NotBefore(at) => {
+                    self.due.set(Due::Promotions, at);
+                    break;
+                }
+                Next::Nothing => break,
+            }
+        }
+        if !tasks.is_empty() {
+            self.outbox.order(node, Order::Promote(tasks));
+        }
+    }
+
+    pub(crate) fn deliver_all(&mut self, now: Instant) {
+        for node in self.promotions.waited_for() {
+            self.deliver(now, node);
+        }
+    }
+
+    /// The node is about to read: it needs an extent, if the promotion still stands.
+    pub(crate) fn stage(&mut self, now: Instant, node: NodeId, ticket: TicketId, bytes: u64) {
+        let Some(promoting) = self.promotions.of_node(node, ticket) else {
+            // Reaped, cancelled, or another node's: whoever asks is to forget it.
+            return self.outbox.order(node, Order::Cancel { ticket });
+        };
+        if bytes != promoting.bytes {
+            return self.refuse(now, ticket, Exit::Failed);
+        }
+        if promoting.stage != Stage::Sent {
+            return;
+        }
+        let (object, tenant, place, tried) = (
+            promoting.object,
+            promoting.tenant,
+            promoting.place,
+            promoting.tried,
+        );
+        let charge = self.charge_of(bytes);
+        if !self.fit_quota(now, tenant, Ledger::Memory, charge) {
+            return self.refuse(now, ticket, Exit::Failed);
+        }
+        let Some(staged) = self.allocate_near(now, node, bytes) else {
+            self.refuse(now, ticket, Exit::Failed);
+            return self.remember_again(now, object, place, tried);
+        };
+        let extent = self.extent_of(staged);
+        self.tenants.charge(tenant, Ledger::Memory, extent.bytes);
+        self.promotions.stage(ticket, staged);
+        self.due
+            .set(Due::Promotion(ticket), now + self.config.promotion.window);
+        self.outbox.order(node, Order::Staged { ticket, extent });
+    }
+
+    /// Room on one of the node's memory segments, the emptiest first.
+    fn allocate_near(&mut self, now: Instant, node: NodeId, bytes: u64) -> Option<ReplicaId> {
+        let mut memory = self.segments.of_node(node);
+        memory.retain(|index| self.segments.at(*index).kind() == SegmentKind::Memory);
+        memory.sort_by_key(|index| self.segments.at(*index).used());
+        let found = memory
+            .iter()
+            .find_map(|index| self.segments.allocate(&mut self.catalog, *index, bytes));
+        if found.is_none() {
+            self.make_way(now, node);
+        }
+        found
+    }
+
+    /// Ends a promotion that the node has not ended, tells the node, and gives its slot to the next.
+    fn refuse(&mut self, now: Instant, ticket: TicketId, exit: Exit) {
+        self.tell_to_forget(ticket);
+        let Promoting { node, .. } = self.end_promotion(now, ticket, exit);
+        self.deliver(now, node);
+    }
+
+    /// The bytes are in place: publishes exactly the staged replica.
+    pub(crate) fn promoted(
+        &mut self,
+        now: Instant,
+        node: NodeId,
+        ticket: TicketId,
+        extent: ExtentRef,
+    ) {
+        let Some(promoting) = self.promotions.of_node(node, ticket) else {
+            return;
+        };
+        let Stage::Staged(staged) = promoting.stage else {
+            return self.refuse(now, ticket, Exit::Failed);
+        };
+        if self.extent_of(staged) != extent {
+            return self.refuse(now, ticket, Exit::Failed);
+        }
+        let Promoting {
+            object,
+            bytes,
+            place,
+            source,
+            ..
+        } = self.end_promotion(now, ticket, Exit::Completed);
+        let record = self.catalog.replica(source);
+        // What a policy says of the middle of a segment is the position of its head.
+        let standing = self
+            .segments
+            .at(record.segment)
+            .policy
+            .standing(now, Slot(record.slot));
+        let position = |standing: evict::Standing| {
+            if place.parent.is_some() {
+                place.position
+            } else {
+                standing.position
+            }
+        };
+        let standing = standing.map(|standing| evict::Standing {
+            position: position(standing),
+            ..standing
+        });
+        self.metrics.promotion.completed_bytes += bytes;
+        self.attach(object, staged, Ledger::Memory);
+        let replica = *self.catalog.replica(staged);
+        let hash = self.catalog.object(object).hash;
+        self.introduce(
+            now,
+            &mut [Fresh {
+                segment: replica.segment,
+                slot: replica.slot,
+                hash,
+                bytes,
+                place,
+                standing,
+            }],
+        );
+        if self.config.promotion.grace > std::time::Duration::ZERO {
+            self.set_aside(staged, Standing::Until(now + self.config.promotion.grace));
+        }
+        self.relieve(now, replica.segment);
+        self.deliver(now, node);
+    }
+
+    /// The node could not do it. Saying so again changes nothing.
+    pub(crate) fn promotion_failed(
+        &mut self,
+        now: Instant,
+        node: NodeId,
+        ticket: TicketId,
+        failure: PromotionFailure,
+    ) {
+        let Some(promoting) = self.promotions.of_node(node, ticket) else {
+            return;
+        };
+        let (object, source, place, tried) = (
+            promoting.object,
+            promoting.source,
+            promoting.place,
+            promoting.tried,
+        );
+        self.end_promotion(now, ticket, Exit::Failed);
+        match failure {
+            PromotionFailure::Corrupt => {
+                let (index, hash) = (
+                    self.catalog.replica(source).segment,
+                    self.catalog.object(object).hash,
+                );
+                self.metrics.records_lost += 1;
+                let entry = self.entry(object);
+                self.drop_record(index, hash, entry, None);
+                self.discard(now, source, Why::Removed);
+                self.erase_if_empty(now, object);
+            }
+            PromotionFailure::Missing => {
+                self.metrics.records_lost += 1;
+                self.discard(now, source, Why::Removed);
+                self.erase_if_empty(now, object);
+            }
+            PromotionFailure::Busy | PromotionFailure::Stale => {
+                self.remember_again(now, object, place, tried)
+            }
+            PromotionFailure::Size | PromotionFailure::Device => {}
+        }
+        self.deliver(now, node);
+        self.serve(now);
+    }
+
+    pub(crate) fn promotion_expired(&mut self, now: Instant, ticket: TicketId) {
+        self.refuse(now, ticket, Exit::Expired);
+        self.serve(now);
+    }
+
+    /// The one way out: the slot, the source, the staged room and the quota are given back once.
+    fn end_promotion(&mut self, now: Instant, ticket: TicketId, exit: Exit) -> Promoting {
+        let promoting = self.promotions.remove(ticket, exit);
+        self.due.cancel(Due::Promotion(ticket));
+        self.catalog
+            .object_mut(promoting.object)
+            .unmark(Aside::Promotion);
+        if let (Stage::Staged(staged), true) = (promoting.stage, exit != Exit::Completed) {
+            self.free(staged, promoting.tenant, promoting.bytes);
+        }
+        let metrics = &mut self.metrics.promotion;
+        metrics.in_flight -= 1;
+        match exit {
+            Exit::Completed => metrics.completed += 1,
+            Exit::Failed => metrics.failed += 1,
+            Exit::Cancelled => metrics.cancelled += 1,
+            Exit::Expired => metrics.expired += 1,
+        }
+        let ended = metrics.completed + metrics.failed + metrics.cancelled + metrics.expired;
+        assert_eq!(
+            metrics.admitted,
+            ended + metrics.in_flight,
+            "every admission has one end"
+        );
+        assert_eq!(
+            metrics.in_flight,
+            self.promotions.tickets.len() as u64,
+            "one slot a ticket"
+        );
+        if exit != Exit::Failed || !planted(Planted::PromotionKeepsSource) {
+            self.unhold(now, promoting.source);
+        }
+        promoting
+    }
+
+    fn tell_to_forget(&mut self, ticket: TicketId) {
+        let promoting = &self.promotions.tickets[&ticket];
+        if promoting.stage != Stage::Queued {
+            self.outbox.order(promoting.node, Order::Cancel { ticket });
+        }
+    }
+
+    /// The object is removed or replaced: nothing of it is to be promoted.
+    pub(crate) fn cancel_promotion(&mut self, now: Instant, id: ObjectId) {
+        self.forget_candidate(id);
+        if self.catalog.object(id).is(Aside::Promotion) {
+            self.refuse(now, self.promotions.of[&id], Exit::Cancelled);
+        }
+    }
+
+    /// The record is gone: who was to read it cannot.
+    pub(crate) fn cancel_promotions_from(&mut self, now: Instant, source: ReplicaId) {
+        if self
+            .promotions
+            .holding(self.catalog.replica(source).object(), source)
+            > 0
+            && let Some(object) = self.catalog.replica(source).object()
+        {
+            self.cancel_promotion(now, object);
+        }
+    }
+
+    /// A segment is going: promotions from or to it are cancelled.
+    pub(crate) fn lose_promotions(&mut self, now: Instant, index: SegmentIndex) {
+        for ticket in self.promotions.touching(&self.catalog, index) {
+            self.tell_to_forget(ticket);
+            self.end_promotion(now, ticket, Exit::Cancelled);
+        }
+        let node = self.segments.at(index).node;
+        match self.segments.at(index).kind() {
+            SegmentKind::Disk => drop(self.promotions.holders.remove(&node)),
+            SegmentKind::Memory => self.deliver(now, node),
+        }
+    }
+}

@@ -15,27 +15,27 @@ pub struct Books {
     pub objects: u64,
     /// Replicas in any state.
     pub replicas: u64,
-    /// Replicas that their object has left behind and that somebody still holds.
+    /// Replicas without an object that are still referenced.
     pub orphans: u64,
     /// Puts in flight.
     pub open_puts: u64,
     /// Calls that wait for room.
     pub waiting_puts: u64,
-    /// Guards held.
+    /// Guards that readers hold.
     pub guards: u64,
     /// Replies that wait until a crash cannot undo what they say.
     pub unanswered: u64,
     /// Records that nodes were told to drop and have not reported as dropped.
     pub drops: u64,
-    /// Deadlines kept.
+    /// Deadlines that are set.
     pub deadlines: u64,
-    /// Each segment.
+    /// What each segment holds.
     pub segments: Vec<SegmentBooks>,
-    /// Each tenant.
+    /// What each tenant uses, and its quota.
     pub tenants: Vec<QuotaState>,
-    /// Offloads.
+    /// Counters of offloads.
     pub offload: OffloadMetrics,
-    /// Promotions.
+    /// Counters of promotions.
     pub promotion: PromotionMetrics,
 }
 
@@ -43,19 +43,19 @@ pub struct Books {
 /// is what its records leave.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SegmentBooks {
-    /// Which.
+    /// Its id.
     pub segment: SegmentId,
     /// What it is made of.
     pub kind: SegmentKind,
     /// Bytes in all.
     pub capacity: u64,
-    /// Bytes that nobody has.
+    /// Bytes of no extent or record.
     pub free: u64,
     /// Bytes of replicas in any state, those being written included.
     pub live: u64,
     /// Bytes given back that wait for their fence.
     pub quarantined: u64,
-    /// Replicas.
+    /// Replicas in any state.
     pub replicas: u64,
 }
 

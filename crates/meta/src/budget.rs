@@ -2,8 +2,8 @@ use std::time::Duration;
 
 use slackwater_base::Instant;
 
-/// A bucket of bytes that fills at a steady rate. Whoever finds it not in debt may take as much as he needs, and the
-/// next one waits until the debt is paid: so no length is too long, and the rate is kept.
+/// A bucket of bytes that fills at a steady rate. A transfer that finds it not in debt may take any number of bytes, and
+/// the next one waits until the debt is paid: no transfer is too long, and the rate is kept.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Budget {
     bytes_per_second: Option<u64>,

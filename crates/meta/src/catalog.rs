@@ -85,7 +85,7 @@ impl Object {
 /// One copy of an object's bytes in one segment.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Replica {
-    /// The object, or none when the object has moved on and somebody still holds this copy.
+    /// The object, or none when the object has another value by now and this copy is still referenced.
     object: u32,
     next: u32,
     /// The policy's and the segment's number of it.
@@ -138,7 +138,7 @@ impl Replica {
         self.prospect = slot.map_or(NONE, |slot| slot.0);
     }
 
-    /// Whether somebody holds it other than the offload with which it leaves.
+    /// Whether it is referenced other than by the offload with which it leaves.
     pub(crate) fn is_needed(&self) -> bool {
         self.refs > u32::from(self.parked == Parked::Leaving)
     }
@@ -257,7 +257,7 @@ impl Catalog {
         let replica = self.replicas.remove(id.0);
         assert!(
             replica.object == NONE && replica.refs == 0,
-            "a replica goes when nobody holds it: {replica:?}"
+            "invariant broken: a replica is freed while it is referenced: {replica:?}"
         );
         replica
     }

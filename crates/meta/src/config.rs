@@ -21,13 +21,13 @@ pub struct MasterConfig {
     pub placement: Placement,
     /// Memory extents are multiples of this many bytes; a power of two.
     pub granule: u64,
-    /// Puts.
+    /// How puts wait, and when unfinished ones are given up.
     pub put: PutPolicy,
-    /// What goes when, in each segment.
+    /// Which replicas are evicted, and when.
     pub eviction: Eviction,
-    /// What is written to SSD when.
+    /// Which objects are written to SSD, and when.
     pub offload: Offload,
-    /// What is brought back to memory when.
+    /// Which objects are promoted to memory, and when.
     pub promotion: Promotion,
     /// Limits of tables and queues.
     pub limits: Limits,
@@ -111,10 +111,10 @@ pub enum OffloadMode {
     OnEvictForced,
 }
 
-/// See [`MasterConfig::offload`].
+/// How objects are written to SSD.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Offload {
-    /// When.
+    /// What makes an object be written.
     pub mode: OffloadMode,
     /// Most objects on their way to SSD at once.
     pub queue_limit: usize,
@@ -126,7 +126,7 @@ pub struct Offload {
     pub retry_after: Duration,
 }
 
-/// See [`MasterConfig::promotion`].
+/// How objects on SSD are promoted to memory.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Promotion {
     /// Whether hot objects are brought back at all.
@@ -235,7 +235,7 @@ pub enum ConfigWarning {
     /// A bound was zero where at least one is needed, or out of its range.
     #[error("{option} = {given} is out of range: {used} is used")]
     Clamped {
-        /// Which option.
+        /// Its name, as a path of fields.
         option: &'static str,
         /// What was asked for.
         given: f64,

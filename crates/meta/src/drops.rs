@@ -116,7 +116,7 @@ impl Owed {
         }
     }
 
-    /// Whether a record that this node announces was removed or replaced while nobody could tell the node.
+    /// Whether a record that this node announces was removed or replaced while the node could not be told.
     pub(crate) fn is_dead(&self, node: NodeId, hash: u64, entry: &DiskEntry) -> bool {
         let Some(away) = self.away.get(&node) else {
             return false;
@@ -224,8 +224,8 @@ impl Master {
         self.resume(now, node);
     }
 
-    /// The node that was to drop records is gone. Who waits is told that it is not done; the node is told again when
-    /// it comes back.
+    /// The node that was to drop records is gone. Waiting calls are answered that it is not done; the node is told again
+    /// when it comes back.
     pub(crate) fn lose_drops(&mut self, segment: SegmentIndex) {
         let lost: Vec<_> = self
             .drops

@@ -23,7 +23,7 @@ pub struct Opinion {
 /// Whether a segment holds an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Held {
-    /// It does.
+    /// The replica is in the segment of this policy.
     Here,
     /// It is an SSD whose policy knows the object from the memory above.
     Above,

@@ -111,7 +111,7 @@ impl Master {
         answer
     }
 
-    /// The rest of a prefix read that ended early: whoever reads wanted these blocks too, and policies learn from that.
+    /// The rest of a prefix read that ended early: the reader wanted these blocks too, and policies learn from that.
     fn wanted_too(&self, tenant: TenantIndex, keys: &[Key], from: usize, reading: &mut Reading) {
         for (at, key) in keys.iter().enumerate().skip(from) {
             let link = &mut reading.links[at];
@@ -321,8 +321,8 @@ impl Master {
     }
 }
 
-/// The policies that know a replica, and its number there: that of its segment, and that of the SSD whose prospect it
-/// is.
+/// The policies that know a replica, and its number there: that of its segment, and that of the SSD of which it is a
+/// prospect.
 fn known_to(
     segment: &Segment,
     replica: &Replica,

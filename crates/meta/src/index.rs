@@ -1,4 +1,4 @@
-/// Numbers by hash: which objects may have a key. Whoever asks compares the keys themselves.
+/// Object numbers by hash: the objects that may have a key. The caller compares the keys themselves.
 ///
 /// Open addressing with linear probing. An entry is one word of 32 bits of the hash and the number, so a search costs
 /// one cache miss where tables that keep their control bytes apart cost two, and growing touches no object. Split by

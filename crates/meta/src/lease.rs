@@ -1,4 +1,4 @@
-//! Who holds what: leases, soft pins, groups and guards.
+//! What keeps replicas in place: leases, groups and guards.
 
 use std::collections::BTreeSet;
 use std::ops::Bound;
@@ -17,8 +17,8 @@ pub(crate) fn after_read(lease: Instant, now: Instant, ttl: Duration) -> Instant
     lease.max(now + ttl)
 }
 
-/// The end of a lease after a probe. A probe leases what had no lease for a whole ttl, and prolongs nothing: who asks
-/// every second whether an object is there must not keep it there for ever.
+/// The end of a lease after a probe. A probe leases what had no lease for a whole ttl, and prolongs nothing: probes every
+/// second must not keep an object for ever.
 pub(crate) fn after_probe(lease: Instant, now: Instant, ttl: Duration) -> Instant {
     let cold = lease == Instant::ZERO || now >= lease + ttl;
     if cold { now + ttl } else { lease }
@@ -42,7 +42,7 @@ struct Group {
     lease: Instant,
     /// End of the longest soft pin that a member ever had.
     soft: Instant,
-    /// Replicas that somebody needs, and members pinned hard.
+    /// Replicas that are referenced, and members pinned hard.
     held: usize,
     /// Replicas that their policies leave alone until nothing is held.
     aside: BTreeSet<ReplicaId>,
@@ -187,14 +187,14 @@ impl Groups {
         }
     }
 
-    /// Somebody needs a replica of this member that nobody needed before.
+    /// A replica of this member has its first reference.
     pub(crate) fn hold(&mut self, tenant: TenantIndex, object: ObjectId) {
         if let Some(group) = self.group_mut(tenant, object) {
             group.held += 1;
         }
     }
 
-    /// Nobody needs that replica any more; names the group if nothing is held there now.
+    /// That replica has no reference any more; names the group if nothing is held there now.
     pub(crate) fn unhold(&mut self, tenant: TenantIndex, object: ObjectId) -> Option<GroupKey> {
         let key = (tenant, self.of(object)?);
         let group = self.groups.get_mut(&key)?;

@@ -1,5 +1,5 @@
-//! The master's mind: which objects there are, where their replicas lie, who holds them, what goes when space is
-//! short, what is written to SSD and what is brought back.
+//! The master's decisions: which objects there are, where their replicas are, what holds them in place, what is evicted
+//! when space is short, what is written to SSD and what is promoted back to memory.
 //!
 //! Pure: it never sees a socket, a disk or a clock. It speaks three verbs, `handle`, `on_deadline` and
 //! `next_deadline`, and says what it wants done in a list of outputs.

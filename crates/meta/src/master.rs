@@ -28,20 +28,20 @@ use crate::tenant::{Ledger, Tenants};
 pub enum Input {
     /// A client asks.
     Request {
-        /// Who.
+        /// The client that asks.
         client: ClientId,
         /// The host that the client is on, where it is known.
         host: Option<Arc<str>>,
         /// Which of its calls.
         operation: OperationId,
-        /// What.
+        /// What it asks.
         request: Request,
     },
     /// A node reports.
     Report {
-        /// Who.
+        /// The node that reports.
         node: NodeId,
-        /// What.
+        /// What it reports.
         report: Report,
     },
     /// The link to a client is gone: what it had open is taken back.
@@ -56,23 +56,23 @@ pub enum Output {
     /// Answer a call. A put that waits for space, and a removal or put that waits until a crash cannot undo it, are
     /// answered later than asked.
     Reply {
-        /// Whom.
+        /// The client that asked.
         client: ClientId,
         /// Which of its calls.
         operation: OperationId,
-        /// What.
+        /// The answer.
         reply: Reply,
     },
     /// Tell a node what to do.
     Order {
-        /// Whom.
+        /// The node that is to do it.
         node: NodeId,
-        /// What.
+        /// What it is to do.
         order: Order,
     },
 }
 
-/// Which objects there are, where their replicas lie, who holds them, and what becomes of them.
+/// Which objects there are, where their replicas are, what holds them in place, and what is done with them.
 ///
 /// One owner, no locks, no clock: feed it inputs with the time, do what it puts out, and call
 /// [`Master::on_deadline`] when [`Master::next_deadline`] has come. The same inputs at the same times give the same
@@ -142,14 +142,14 @@ impl Due {
     }
 }
 
-/// A replica that its object has left behind, kept for those who still hold it.
+/// A replica without an object, kept as long as it is referenced.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Orphan {
     pub(crate) tenant: TenantIndex,
     pub(crate) bytes: u64,
 }
 
-/// Who asked what, as the answer needs it.
+/// The client and operation to be answered.
 #[derive(Clone, Debug)]
 pub(crate) struct Caller {
     pub(crate) client: ClientId,

@@ -50,7 +50,7 @@ pub struct Metrics {
 /// The funnel of offload: `started` is the sum of the four ends and `in_flight`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct OffloadMetrics {
-    /// Begun.
+    /// Started since the master started.
     pub started: u64,
     /// Ended with the value on SSD.
     pub completed: u64,
@@ -62,7 +62,7 @@ pub struct OffloadMetrics {
     pub expired: u64,
     /// Ended because the object went away.
     pub cancelled: u64,
-    /// Under way.
+    /// In flight now.
     pub in_flight: u64,
     /// Not begun: too many under way, or an older record still being dropped.
     pub skipped_full: u64,
@@ -75,7 +75,7 @@ pub struct OffloadMetrics {
 /// The funnel of promotion: `admitted` is the sum of the four ends and `in_flight`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct PromotionMetrics {
-    /// Begun.
+    /// Started since the master started.
     pub admitted: u64,
     /// Ended with the value in memory.
     pub completed: u64,
@@ -87,7 +87,7 @@ pub struct PromotionMetrics {
     pub expired: u64,
     /// Ended because the object went away.
     pub cancelled: u64,
-    /// Under way.
+    /// In flight now.
     pub in_flight: u64,
     /// Not begun: read too seldom.
     pub rejected_frequency: u64,
@@ -109,6 +109,6 @@ pub struct PromotionMetrics {
     pub candidate_expired_unevaluated: u64,
     /// Not remembered: too many are.
     pub candidate_dropped_limit: u64,
-    /// Remembered now.
+    /// Keys remembered for a retry now.
     pub candidates: u64,
 }

@@ -416,8 +416,8 @@ impl Master {
                 .refusing_until = until;
         }
         match (result, offloading.object) {
-            // The device failed in the middle: the next opening of the log may find the record, which nobody counts on
-            // and nobody would think of removing. A removal waits for the drop.
+            // The device failed in the middle: the next opening of the log may find the record, which no table here
+            // knows of and no removal would drop. So it is dropped now, and a removal waits for that.
             (Err(TaskFailure::Device), Some(_)) => {
                 self.drop_record(
                     offloading.disk,
@@ -432,7 +432,7 @@ impl Master {
         self.let_go(now, &offloading, result);
     }
 
-    /// The source is free again; when it was to leave memory, it does so now unless somebody came for it.
+    /// The source is free again; when it was to leave memory, it does so now unless it was read meanwhile.
     ///
     /// A node refuses for good what its log was once told to drop, because the SSD has evicted this version before, and
     /// what is too large for it. Asking again would ask for ever: it leaves memory as if there were no SSD.
@@ -549,7 +549,7 @@ impl Master {
             self.acks.fail(*waiter, ErrorCode::RpcTimeout);
             self.settle(waiter.ack);
         }
-        // Should the record be written after all, nobody would know of it.
+        // If the record is written after all, no table here knows of it.
         self.drop_record(
             offloading.disk,
             offloading.hash,

@@ -8,7 +8,7 @@ use slackwater_wire::{
 
 use crate::{Master, Output};
 
-/// What one step wants said, gathered so that each node gets one order of a kind.
+/// The replies and orders of one step, gathered so that each node gets one order of a kind.
 #[derive(Default)]
 pub(crate) struct Outbox {
     replies: Vec<Output>,
@@ -43,7 +43,7 @@ impl Outbox {
         self.fences.entry(node).or_default().push(extent);
     }
 
-    /// A segment is gone: nobody can fence its extents, nor needs to.
+    /// A segment is gone: its extents can and need not be fenced any more.
     pub(crate) fn forget_segment(&mut self, segment: SegmentId) {
         for extents in self.fences.values_mut() {
             extents.retain(|extent| extent.segment != segment);
@@ -179,7 +179,7 @@ impl Acks {
     fn at(&mut self, id: AckId) -> &mut Ack {
         self.open
             .get_mut(&id)
-            .expect("whoever waits keeps the answer open")
+            .expect("an answer stays open while anything is waited for")
     }
 }
 

@@ -19,7 +19,7 @@ pub(crate) struct Seat<'a> {
     pub(crate) host: &'a str,
 }
 
-/// A policy of placement. It only orders; who fits is found out by trying.
+/// A policy of placement. It only orders segments; whether a replica fits is found by trying.
 pub(crate) trait Place: Send {
     /// Puts the seats in the order in which they are to be tried.
     fn order(&mut self, seats: &mut [Seat<'_>], writer_host: Option<&str>);

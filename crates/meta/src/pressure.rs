@@ -1,4 +1,4 @@
-//! The loop that makes room: who goes from a full segment, and who may not.
+//! The loop that makes room: which replicas go from a full segment, and which may not.
 
 use slackwater_base::Instant;
 use slackwater_wire::{ReplicaState, SegmentKind};
@@ -19,7 +19,7 @@ pub(crate) enum Standing {
     Until(Instant),
     /// Only when nothing else can, until then.
     Soft(Instant),
-    /// Not as long as somebody holds it.
+    /// Not as long as it is referenced.
     Held,
 }
 
@@ -137,7 +137,7 @@ impl Master {
                     if let Standing::Soft(_) = standing {
                         self.set_aside(id, standing);
                     }
-                    // Whoever it waits for resumes it: that is no step cut short, to be taken again at once.
+                    // The end of what it waits for resumes it: this is no step cut short, to be taken again at once.
                     *budget = (*budget).max(1);
                     break;
                 }
@@ -197,7 +197,7 @@ impl Master {
             self.segments.at_mut(index).soft.cancel(id);
         }
         let reason = match standing {
-            Standing::Free => unreachable!("who may go is not set aside"),
+            Standing::Free => unreachable!("a replica that may go is not set aside"),
             Standing::Held => {
                 let object = replica.object().expect("published replicas have an object");
                 let record = self.catalog.object(object);
@@ -269,7 +269,7 @@ impl Master {
             if self.groups.of(*member) != Some(group.1) {
                 continue;
             }
-            // Who is on the way out is no second gain: counted again, it would hide that the others wait.
+            // A replica that leaves already frees nothing more: counted again, it would hide that the others wait.
             let of_kind = |(id, replica): (ReplicaId, &Replica)| {
                 let stays = replica.parked != Parked::Leaving;
                 (stays && self.segments.at(replica.segment).ledger() == ledger).then_some(id)
@@ -296,7 +296,7 @@ impl Master {
         }
     }
 
-    /// The next step of a group's eviction, unless somebody has come for the group meanwhile.
+    /// The next step of a group's eviction, unless the group was leased or referenced meanwhile.
     pub(crate) fn go_on_evicting(&mut self, now: Instant, group: GroupKey, ledger: Ledger) {
         let Some(begun) = self.groups.unfinished(group, ledger) else {
             return;

@@ -1,6 +1,6 @@
 //! Blocks in memory as the policy of the SSD below them knows them: its prospects.
 //!
-//! The SSD's policy chooses from everything that its node holds, so that what it learns and whom it prefers do not
+//! The SSD's policy chooses from everything that its node holds, so that what it learns and what it prefers do not
 //! depend on what happens to be written already. A block becomes a prospect when it comes into memory, and ages and is
 //! read in the policy of the SSD as its own blocks are. Leaving memory it is written, and the record takes over its
 //! place there; or it is not worth that and ends, remembered as gone, as it does when the policy names it first.

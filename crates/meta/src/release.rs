@@ -1,4 +1,4 @@
-//! How replicas and objects end: once, through one door.
+//! How replicas and objects end, each once and here.
 
 use slackwater_base::{Instant, Planted, planted};
 use slackwater_wire::ReplicaState;
@@ -20,7 +20,7 @@ pub(crate) enum Why {
 }
 
 impl Master {
-    /// Takes a published replica away from its object. Its bytes come back once nobody holds it and, in memory, the
+    /// Takes a published replica away from its object. Its bytes come back once it is not referenced and, in memory, the
     /// owner has fenced it.
     pub(crate) fn discard(&mut self, now: Instant, id: ReplicaId, why: Why) {
         self.unpark(id);
@@ -51,7 +51,7 @@ impl Master {
         }
     }
 
-    /// Gives the room of a replica back that no object and nobody else has.
+    /// Gives back the room of a replica that has neither an object nor references.
     pub(crate) fn free(&mut self, id: ReplicaId, tenant: TenantIndex, bytes: u64) {
         let replica = self.catalog.take_replica(id);
         let segment = self.segments.at_mut(replica.segment);
@@ -68,7 +68,7 @@ impl Master {
         self.tenants.forget_if_idle(tenant);
     }
 
-    /// Somebody needs the replica to stay.
+    /// Adds a reference: the replica must stay.
     pub(crate) fn hold(&mut self, id: ReplicaId) {
         let replica = self.catalog.replica_mut(id);
         let before = replica.is_needed();
@@ -78,7 +78,7 @@ impl Master {
         }
     }
 
-    /// One who needed the replica no longer does.
+    /// Removes a reference.
     pub(crate) fn unhold(&mut self, now: Instant, id: ReplicaId) {
         let replica = self.catalog.replica_mut(id);
         let before = replica.is_needed();
@@ -106,7 +106,7 @@ impl Master {
         }
     }
 
-    /// Its group waits for a replica that somebody needs now.
+    /// The group of a replica that is referenced now must stay too.
     fn hold_group(&mut self, id: ReplicaId) {
         let replica = self.catalog.replica(id);
         if let Some(object) = replica.object().filter(|_| replica.is_needed()) {
@@ -117,8 +117,8 @@ impl Master {
         }
     }
 
-    /// Members of a group wait for each other: nobody needs one of them any more, and if it was the last, all that were
-    /// set aside for it are looked at again.
+    /// A replica of a group is not referenced any more. If it was the last one, the replicas that were set aside for it are
+    /// looked at again.
     pub(crate) fn unhold_group(&mut self, now: Instant, object: ObjectId) {
         let record = self.catalog.object(object);
         if !record.is(Aside::Group) {

@@ -121,7 +121,7 @@ impl Master {
         }
     }
 
-    /// Whether readers hold a replica: somebody does, and neither an offload nor a promotion accounts for all.
+    /// Whether readers hold a replica: it has more references than offloads and promotions account for.
     fn is_guarded(&self, id: ReplicaId) -> bool {
         let replica = self.catalog.replica(id);
         let promotions = self.promotions.holding(replica.object(), id);

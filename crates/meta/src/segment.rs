@@ -283,7 +283,7 @@ pub(crate) fn record_bytes(bytes: u64) -> u64 {
     round_to_block(bytes).saturating_add(BLOCK_BYTES)
 }
 
-/// The segments there are, and whose they are.
+/// The mounted segments, by number, id and node.
 #[derive(Default)]
 pub(crate) struct Segments {
     list: Vec<Option<Segment>>,

@@ -1,4 +1,4 @@
-//! What a reader says about wrong bytes.
+//! Reports of readers about wrong bytes.
 
 use slackwater_base::Instant;
 use slackwater_wire::{Key, ReplicaAt, ReplicaState, Reply, Tenant, Version};
@@ -8,8 +8,8 @@ use crate::master::Master;
 use crate::segment::Medium;
 
 impl Master {
-    /// Drops the replica that gave wrong bytes, if it is still there and still holds what was read. A reader that
-    /// speaks of another version or generation was late, and accuses nobody.
+    /// Drops the replica that gave wrong bytes, if it is still there and still holds what was read. A report about
+    /// another version or generation is late and changes nothing.
     pub(crate) fn suspect(
         &mut self,
         now: Instant,

@@ -13,7 +13,7 @@ pub(crate) struct Tenants {
     rings: Rings,
 }
 
-/// One tenant.
+/// A tenant's quota, and what it uses.
 pub(crate) struct TenantState {
     pub(crate) tenant: Tenant,
     number: u32,
@@ -44,7 +44,7 @@ impl Tenants {
         tenants
     }
 
-    /// The tenant's index, if anybody of that name was here.
+    /// The tenant's index, if a tenant of that name is known.
     pub(crate) fn find(&self, tenant: &Tenant) -> Option<TenantIndex> {
         match self.tenancy {
             Tenancy::Off => Some(TenantIndex(0)),
@@ -59,7 +59,7 @@ impl Tenants {
             .or_else(|| (self.by_name.len() < self.limit).then(|| self.add(tenant.clone())))
     }
 
-    /// The tenant of exactly this name, also while tenants are not told apart: whose records an SSD holds.
+    /// The tenant of exactly this name, also while tenants are not told apart: an SSD may hold its records.
     pub(crate) fn find_exact(&self, tenant: &Tenant) -> Option<TenantIndex> {
         self.by_name.get(tenant).copied()
     }
@@ -124,7 +124,7 @@ impl Tenants {
         KeyHash::of(number, key.as_bytes()).low64()
     }
 
-    /// The hash of a key of a tenant that nobody may have heard of.
+    /// The hash of a key of a tenant that may be unknown.
     pub(crate) fn hash_of(&self, tenant: &Tenant, key: &Key) -> u64 {
         let number = if planted(Planted::TenantsShareKeys) {
             0

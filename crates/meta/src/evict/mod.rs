@@ -43,7 +43,7 @@ pub struct Link {
 /// One request's walk along a chain of blocks, from the root towards the leaf.
 #[derive(Clone, Copy, Debug)]
 pub struct Walk<'a> {
-    /// When.
+    /// The time of the operation.
     pub now: Instant,
     /// The blocks, each the parent of the next.
     pub links: &'a [Link],

@@ -18,7 +18,7 @@ pub(super) trait Rules<const N: usize>: Send {
     /// A new block was put there.
     fn placed(&mut self, _queues: &mut Queues<N>) {}
 
-    /// Who goes next. `tags` by slot.
+    /// Chooses the next victim. `tags` by slot.
     fn choose(&mut self, queues: &mut Queues<N>, tags: &[u32]) -> Option<Slot>;
 
     /// A block was evicted from `queue`, which it has left.

@@ -1,4 +1,4 @@
-//! Who is promoted: what a read, a retry or a group asks for, the gates, and what follows from their verdict.
+//! What is promoted: the requests of reads, retries and groups, the gates, and what follows from their verdict.
 
 use slackwater_base::Instant;
 use slackwater_wire::{NodeId, SegmentKind};
@@ -16,7 +16,7 @@ use crate::put::ChainPlace;
 /// back as its members are read.
 const GROUP_TOGETHER: usize = 1024;
 
-/// Somebody asks for an object to be promoted.
+/// A request to promote an object.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Ask {
     pub(super) object: ObjectId,

@@ -23,7 +23,7 @@ mod run;
 
 use retry::{Candidates, Tried};
 
-/// Promotions under way, and what decides who may become one.
+/// Promotions under way, and what decides which objects may be promoted.
 pub(crate) struct Promotions {
     sketch: Option<Sketch>,
     tickets: Map<TicketId, Promoting>,
@@ -263,7 +263,7 @@ impl Promotions {
         if counted.is_empty() {
             Ok(())
         } else {
-            Err(format!("nobody lists {counted:?}"))
+            Err(format!("not listed: {counted:?}"))
         }
     }
 }

@@ -51,7 +51,7 @@ impl Master {
     /// The node is about to read: it needs an extent, if the promotion still stands.
     pub(crate) fn stage(&mut self, now: Instant, node: NodeId, ticket: TicketId, bytes: u64) {
         let Some(promoting) = self.promotions.of_node(node, ticket) else {
-            // Reaped, cancelled, or another node's: whoever asks is to forget it.
+            // It expired, was cancelled, or is another node's: the node is to forget it.
             return self.outbox.order(node, Order::Cancel { ticket });
         };
         if bytes != promoting.bytes {
@@ -266,7 +266,7 @@ impl Master {
         }
     }
 
-    /// The record is gone: who was to read it cannot.
+    /// A record is gone: the promotion that was to read it is cancelled.
     pub(crate) fn cancel_promotions_from(&mut self, now: Instant, source: ReplicaId) {
         if self
             .promotions

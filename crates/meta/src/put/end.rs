@@ -62,7 +62,7 @@ impl Master {
     ) -> Result<Option<(ObjectId, Durability)>, ErrorCode> {
         let (_, object) = self.find_put(tenant, &done.key)?;
         if !self.owns_put(client, object, done.version)? {
-            // Ended before, by a call whose answer may be lost: this one waits for what that one waits for.
+            // An earlier call ended this put, and its answer may be lost: this call waits for the same records.
             self.rejoin(object, waiter);
             return Ok(None);
         }
@@ -229,7 +229,7 @@ impl Master {
         }
     }
 
-    /// The writer's link is gone: nobody will end its puts.
+    /// The writer's link is gone: its puts will never be ended.
     pub(crate) fn puts_lost(&mut self, now: Instant, client: ClientId) {
         for object in self.puts.of_client(client) {
             self.reclaim(now, object);

@@ -1,6 +1,6 @@
 //! Calls that wait for room, served in order the moment there is some.
 //!
-//! Within a tenant nobody overtakes. Between tenants turns are taken: the call whose turn it is has room made for it, and
+//! Within a tenant calls are served in the order of their arrival. Between tenants turns are taken: the call whose turn it is has room made for it, and
 //! while it waits, calls of other tenants may pass it until they were given as many bytes as its next entry needs. So no
 //! tenant waits behind another's queue, and no large call waits for ever behind small ones (the idea of deficit round
 //! robin: Shreedhar and Varghese, 1995). A full queue gives up the newest call of the tenant that has most in it.
@@ -212,7 +212,7 @@ impl Master {
         }
     }
 
-    /// Gives room to those who wait.
+    /// Gives room to the calls that wait.
     pub(crate) fn serve(&mut self, now: Instant) {
         if !self.queue.anyone_waits() {
             return;
@@ -272,7 +272,7 @@ impl Master {
         left != short
     }
 
-    /// Evicts what those who wait need, unless it is on its way already.
+    /// Evicts what the waiting calls need, unless that much is about to be freed already.
     pub(crate) fn make_room(&mut self, now: Instant, wanted: u64, first: u64) {
         let coming = |segment: &Segment| {
             let books = segment.memory().map(|memory| memory.extents.books())?;

@@ -100,7 +100,7 @@ impl Master {
             .reply(client, operation, Reply::PutStart(call.results));
     }
 
-    /// Whose put it is, if the request as a whole is in order.
+    /// The tenant that puts, if the request as a whole is valid.
     fn put_tenant(&mut self, start: &PutStart) -> Result<TenantIndex, ErrorCode> {
         let limits = &self.config.limits;
         let replicas = start.config.replicas;

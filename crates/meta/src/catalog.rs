@@ -51,7 +51,7 @@ pub(crate) enum PinKind {
 /// Which side tables know an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub(crate) enum Aside {
+pub(crate) enum Mark {
     /// A put or upsert is in flight.
     Open = 1,
     /// It belongs to a group.
@@ -65,16 +65,16 @@ pub(crate) enum Aside {
 }
 
 impl Object {
-    pub(crate) fn is(&self, aside: Aside) -> bool {
-        self.flags & aside as u8 != 0
+    pub(crate) fn is(&self, mark: Mark) -> bool {
+        self.flags & mark as u8 != 0
     }
 
-    pub(crate) fn mark(&mut self, aside: Aside) {
-        self.flags |= aside as u8;
+    pub(crate) fn mark(&mut self, mark: Mark) {
+        self.flags |= mark as u8;
     }
 
-    pub(crate) fn unmark(&mut self, aside: Aside) {
-        self.flags &= !(aside as u8);
+    pub(crate) fn unmark(&mut self, mark: Mark) {
+        self.flags &= !(mark as u8);
     }
 
     pub(crate) fn has_replicas(&self) -> bool {

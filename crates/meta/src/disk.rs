@@ -3,10 +3,10 @@
 use slackwater_base::Instant;
 use slackwater_wire::{DiskEntry, DiskState, NodeId, ReportedEntry, SegmentId, Version};
 
-use crate::catalog::{Aside, ObjectId, ReplicaId, SegmentIndex};
+use crate::catalog::{Mark, ObjectId, ReplicaId, SegmentIndex};
 use crate::master::Master;
 use crate::publish::Fresh;
-use crate::release::Why;
+use crate::release::Reason;
 use crate::segment::record_bytes;
 use crate::tenant::Ledger;
 
@@ -121,7 +121,7 @@ impl Master {
         });
         let object = self.catalog.object_mut(id);
         if object.version != entry.version {
-            object.unmark(Aside::Shed);
+            object.unmark(Mark::Shed);
         }
         (object.version, object.bytes, object.checksum) = (entry.version, *bytes, *checksum);
         self.tenants.charge(tenant, Ledger::Disk, record);
@@ -161,7 +161,7 @@ impl Master {
             };
             self.metrics.records_lost += 1;
             self.cancel_promotions_from(now, replica);
-            self.discard(now, replica, Why::Removed);
+            self.discard(now, replica, Reason::Removed);
             self.erase_if_empty(now, id);
         }
     }

@@ -6,7 +6,7 @@ use regex::bytes::Regex;
 use slackwater_base::{Instant, Map, Planted, planted};
 use slackwater_wire::{DiskEntry, ErrorCode, Key, NodeId, Tenant, Version};
 
-use crate::catalog::{Aside, SegmentIndex};
+use crate::catalog::{Mark, SegmentIndex};
 use crate::master::Master;
 use crate::outbox::Waiter;
 
@@ -186,7 +186,7 @@ impl Master {
         let tenant = self.tenants.find_exact(&entry.tenant);
         let found = tenant.and_then(|tenant| self.catalog.find(tenant, &entry.key, hash));
         if let Some(id) = found.filter(|id| self.catalog.object(*id).version == entry.version) {
-            self.catalog.object_mut(id).mark(Aside::Shed);
+            self.catalog.object_mut(id).mark(Mark::Shed);
         }
     }
 
@@ -218,7 +218,7 @@ impl Master {
             };
             self.metrics.records_dropped += 1;
             for waiter in drop.waiters {
-                self.settle(waiter.ack);
+                self.answer_if_done(waiter.ack);
             }
         }
         self.resume(now, node);
@@ -240,7 +240,7 @@ impl Master {
             for waiter in drop.waiters {
                 self.acks
                     .fail(waiter, ErrorCode::UnavailableInCurrentStatus);
-                self.settle(waiter.ack);
+                self.answer_if_done(waiter.ack);
             }
         }
     }

@@ -5,11 +5,11 @@ use slackwater_wire::{
     ErrorCode, Exists, Get, GetEnd, Hold, Key, Lookup, Object, ReplicaAt, Reply,
 };
 
-use crate::catalog::{Aside, ObjectId, Replica, ReplicaId, SegmentIndex, TenantIndex};
+use crate::catalog::{Mark, ObjectId, Replica, ReplicaId, SegmentIndex, TenantIndex};
 use crate::evict::{Link, Slot, Walk};
 use crate::lease::{after_probe, after_read};
 use crate::master::{Caller, Master};
-use crate::put::ChainPlace;
+use crate::put::ChainPosition;
 use crate::segment::{Medium, Segment};
 
 /// Up to this many segments, every policy hears of every read; beyond, only those that hold a part of it.
@@ -67,9 +67,9 @@ impl Master {
             .take_while(|answer| matches!(answer, Lookup::Found(_)))
             .count() as u32;
         answers.resize(get.keys.len(), Lookup::Missing);
-        let place = self.chain_start(tenant, &get.chain);
-        self.tell_policies(now, &mut reading, place, found);
-        self.consider(now, &reading.links, &reading.cold, place);
+        let chain = self.chain_start(tenant, &get.chain);
+        self.tell_policies(now, &mut reading, chain, found);
+        self.consider(now, &reading.links, &reading.cold, chain);
         self.reading = reading;
         Reply::Get(answers)
     }
@@ -197,7 +197,7 @@ impl Master {
         if hold == Hold::Lease {
             let object = self.catalog.object_mut(id);
             object.lease = after_read(object.lease, now, ttl);
-            if object.is(Aside::Group) {
+            if object.is(Mark::Group) {
                 let (tenant, own) = (object.tenant, object.lease);
                 self.groups
                     .renew(tenant, id, own, |lease| after_read(lease, now, ttl));
@@ -235,7 +235,7 @@ impl Master {
         &mut self,
         now: Instant,
         reading: &mut Reading,
-        place: ChainPlace,
+        chain: ChainPosition,
         found: u32,
     ) {
         let Reading {
@@ -262,11 +262,11 @@ impl Master {
             segment.policy.read(&Walk {
                 now,
                 links,
-                parent: place.parent,
-                position: place.position,
+                parent: chain.parent,
+                position: chain.position,
                 found,
-                hint: place.hint,
-                output_tokens: place.output_tokens,
+                hint: chain.hint,
+                output_tokens: chain.output_tokens,
             });
             for (_, position, _) in mine {
                 links[*position as usize].slot = None;
@@ -312,7 +312,7 @@ impl Master {
             return false;
         }
         object.lease = after_probe(object.lease, now, ttl);
-        if object.is(Aside::Group) {
+        if object.is(Mark::Group) {
             let own = object.lease;
             self.groups
                 .renew(tenant, id, own, |lease| after_probe(lease, now, ttl));

@@ -8,7 +8,7 @@ use slackwater_base::{Instant, Map};
 use slackwater_wire::{ClientId, ErrorCode, GuardId};
 
 use crate::catalog::{ObjectId, PinKind, ReplicaId, TenantIndex};
-use crate::pressure::{Pass, Standing};
+use crate::pressure::{Evictable, Pass};
 use crate::slab::Slab;
 use crate::tenant::Ledger;
 
@@ -69,7 +69,7 @@ impl Groups {
     }
 
     /// An object without replicas goes; names its group if nothing is held there now that the object's pin is gone.
-    pub(crate) fn leave(
+    pub(crate) fn remove(
         &mut self,
         tenant: TenantIndex,
         object: ObjectId,
@@ -149,12 +149,12 @@ impl Groups {
     }
 
     /// Whether the members may go now, all together or none.
-    pub(crate) fn standing(&self, group: GroupKey, now: Instant) -> Standing {
+    pub(crate) fn evictable(&self, group: GroupKey, now: Instant) -> Evictable {
         match self.groups.get(&group) {
-            Some(group) if group.held > 0 => Standing::Held,
-            Some(group) if group.lease > now => Standing::Until(group.lease),
-            Some(group) if group.soft > now => Standing::Soft(group.soft),
-            _ => Standing::Free,
+            Some(group) if group.held > 0 => Evictable::Held,
+            Some(group) if group.lease > now => Evictable::NotBefore(group.lease),
+            Some(group) if group.soft > now => Evictable::SoftPinned(group.soft),
+            _ => Evictable::Now,
         }
     }
 

@@ -24,7 +24,7 @@ mod metrics;
 mod mount;
 mod offload;
 mod outbox;
-mod place;
+mod placement;
 mod pressure;
 mod promote;
 mod prospect;

@@ -15,7 +15,7 @@ use crate::lease::{GroupKey, Groups, Guards};
 use crate::metrics::Metrics;
 use crate::offload::Offloads;
 use crate::outbox::{Acks, Outbox};
-use crate::place::{self, Place};
+use crate::placement::{self, PlacementPolicy};
 use crate::promote::Promotions;
 use crate::put::{Puts, Queue};
 use crate::retry::{Call, Retries};
@@ -83,7 +83,7 @@ pub struct Master {
     pub(crate) catalog: Catalog,
     pub(crate) segments: Segments,
     pub(crate) tenants: Tenants,
-    pub(crate) place: Box<dyn Place>,
+    pub(crate) placement: Box<dyn PlacementPolicy>,
     pub(crate) due: Deadlines<Due>,
     pub(crate) puts: Puts,
     pub(crate) queue: Queue,
@@ -167,7 +167,7 @@ impl Master {
             catalog: Catalog::new(),
             segments: Segments::default(),
             tenants: Tenants::new(config.tenancy, config.limits.tenants),
-            place: place::build(config.placement, Rng::new(seed)),
+            placement: placement::build(config.placement, Rng::new(seed)),
             due: Deadlines::new(),
             puts: Puts::default(),
             queue: Queue::default(),

@@ -5,7 +5,7 @@ use slackwater_wire::{ErrorCode, Mount, NodeId, Reply, SegmentId, SegmentKind};
 
 use crate::catalog::{ReplicaId, SegmentIndex};
 use crate::master::{Due, Master};
-use crate::release::Why;
+use crate::release::Reason;
 use crate::segment::Segment;
 
 impl Master {
@@ -92,7 +92,7 @@ impl Master {
             if needed {
                 self.unhold_group(now, object);
             }
-            self.discard(now, id, Why::Removed);
+            self.discard(now, id, Reason::Removed);
             self.erase_if_empty(now, object);
         }
         self.lose_drops(index);

@@ -8,15 +8,15 @@ use slackwater_wire::{
     Version,
 };
 
-use crate::catalog::{Aside, ObjectId, Parked, Replica, ReplicaId, SegmentIndex, TenantIndex};
+use crate::catalog::{Mark, ObjectId, Parked, Replica, ReplicaId, SegmentIndex, TenantIndex};
 use crate::config::OffloadMode;
 use crate::evict::{Link, Slot};
 use crate::master::{Due, Master};
 use crate::outbox::Waiter;
-use crate::pressure::{Evicted, Pass, Standing};
+use crate::pressure::{Evictable, Evicted, Pass};
 use crate::publish::Fresh;
-use crate::put::ChainPlace;
-use crate::release::Why;
+use crate::put::ChainPosition;
+use crate::release::Reason;
 use crate::segment::record_bytes;
 use crate::tenant::Ledger;
 
@@ -57,7 +57,7 @@ pub(crate) enum Cause {
 
 /// What came of asking for an offload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Asked {
+pub(crate) enum OffloadStart {
     Queued(TicketId),
     /// The queue is full, or an older record is still being dropped.
     NotNow,
@@ -71,7 +71,12 @@ pub(crate) enum Asked {
 
 impl Master {
     /// Queues a memory replica to be written to its owner's SSD.
-    pub(crate) fn offload(&mut self, now: Instant, source: ReplicaId, cause: Cause) -> Asked {
+    pub(crate) fn offload(
+        &mut self,
+        now: Instant,
+        source: ReplicaId,
+        cause: Cause,
+    ) -> OffloadStart {
         let replica = *self.catalog.replica(source);
         let id = replica.object().expect("published replicas have an object");
         let node = self.segments.at(replica.segment).node;
@@ -79,9 +84,9 @@ impl Master {
         let (hash, bytes, version, tenant) =
             (object.hash, object.bytes, object.version, object.tenant);
         let record = record_bytes(bytes);
-        if object.is(Aside::Shed) {
+        if object.is(Mark::Shed) {
             self.metrics.offload.skipped_no_disk += 1;
-            return Asked::NoDisk;
+            return OffloadStart::NoDisk;
         }
         let disk = match self.disk_for(now, node, record) {
             Ok(disk) => disk,
@@ -91,19 +96,19 @@ impl Master {
             }
         };
         if let Some(ticket) = self.offloads.of.get(&(version, disk)) {
-            return Asked::Queued(*ticket);
+            return OffloadStart::Queued(*ticket);
         }
         if self.queue_is_full(cause) || self.drops.is_pending(hash, version, disk) {
             self.metrics.offload.skipped_full += 1;
-            return Asked::NotNow;
+            return OffloadStart::NotNow;
         }
         if cause != Cause::Promise && !self.is_worth_writing(now, source, disk) {
             self.metrics.offload.skipped_not_worth += 1;
-            return Asked::NotWorth;
+            return OffloadStart::NotWorth;
         }
         if !self.fit_quota(now, tenant, Ledger::Disk, record) || !self.fit_disk(now, disk, record) {
             self.metrics.offload.skipped_no_disk += 1;
-            return Asked::NoDisk;
+            return OffloadStart::NoDisk;
         }
         self.issue(now, id, source, disk, cause)
     }
@@ -117,7 +122,7 @@ impl Master {
             replica.segment,
         );
         let object = self.catalog.object(id);
-        if !object.is(Aside::Group) {
+        if !object.is(Mark::Group) {
             return self.is_worth_writing_alone(now, source, disk);
         }
         let members = self
@@ -174,7 +179,7 @@ impl Master {
         source: ReplicaId,
         disk: SegmentIndex,
         cause: Cause,
-    ) -> Asked {
+    ) -> OffloadStart {
         let ticket = self.ticket();
         let entry = self.entry(id);
         let object = self.catalog.object(id);
@@ -213,7 +218,7 @@ impl Master {
             .set(Due::Offload(ticket), now + self.config.offload.timeout);
         self.metrics.offload.started += 1;
         self.metrics.offload.in_flight += 1;
-        Asked::Queued(ticket)
+        OffloadStart::Queued(ticket)
     }
 
     /// How an object's record is named.
@@ -228,14 +233,19 @@ impl Master {
     }
 
     /// The node's SSD, if it takes a record of this length now.
-    fn disk_for(&self, now: Instant, node: NodeId, record: u64) -> Result<SegmentIndex, Asked> {
-        let index = self.segments.disk_of(node).ok_or(Asked::NoDisk)?;
-        let disk = self.segments.at(index).disk().ok_or(Asked::NoDisk)?;
+    fn disk_for(
+        &self,
+        now: Instant,
+        node: NodeId,
+        record: u64,
+    ) -> Result<SegmentIndex, OffloadStart> {
+        let index = self.segments.disk_of(node).ok_or(OffloadStart::NoDisk)?;
+        let disk = self.segments.at(index).disk().ok_or(OffloadStart::NoDisk)?;
         if record > disk.capacity {
-            return Err(Asked::TooLong);
+            return Err(OffloadStart::TooLong);
         }
         if !disk.accepting || now < disk.refusing_until {
-            return Err(Asked::NoDisk);
+            return Err(OffloadStart::NoDisk);
         }
         Ok(index)
     }
@@ -272,7 +282,7 @@ impl Master {
         let mut too_long = !sources.is_empty();
         for source in sources {
             match self.offload(now, source, Cause::Promise) {
-                Asked::Queued(ticket) => {
+                OffloadStart::Queued(ticket) => {
                     let waiter = self.acks.wait(waiter);
                     self.offloads
                         .tickets
@@ -282,7 +292,7 @@ impl Master {
                         .push(waiter);
                     return;
                 }
-                asked => too_long &= asked == Asked::TooLong,
+                asked => too_long &= asked == OffloadStart::TooLong,
             }
         }
         let code = if too_long {
@@ -330,17 +340,17 @@ impl Master {
     /// What becomes of the last memory copy of an object that is not on SSD.
     pub(crate) fn evict_dirty(&mut self, now: Instant, id: ReplicaId) -> Evicted {
         let mode = self.config.offload.mode;
-        let asked = match mode {
-            OffloadMode::Off => Asked::NoDisk,
+        let start = match mode {
+            OffloadMode::Off => OffloadStart::NoDisk,
             // In eager mode it was offered when its put ended, and the device or the queue did not take it.
             OffloadMode::Eager | OffloadMode::OnEvict | OffloadMode::OnEvictForced => {
                 self.offload(now, id, Cause::Eviction)
             }
         };
-        match (asked, mode) {
-            (Asked::Queued(_), _) => Evicted::Bytes(self.leave(now, id)),
+        match (start, mode) {
+            (OffloadStart::Queued(_), _) => Evicted::Bytes(self.mark_leaving(now, id)),
             // It stays the next victim; the report that makes room in the queue resumes the eviction.
-            (Asked::NotNow, OffloadMode::Eager | OffloadMode::OnEvict) => Evicted::Stalled,
+            (OffloadStart::NotNow, OffloadMode::Eager | OffloadMode::OnEvict) => Evicted::Stalled,
             _ => self.evict_now(now, id),
         }
     }
@@ -405,7 +415,7 @@ impl Master {
             if let Err(failure) = result {
                 self.acks.fail(*waiter, code_of(failure));
             }
-            self.settle(waiter.ack);
+            self.answer_if_done(waiter.ack);
         }
         if let Err(TaskFailure::NoRoom | TaskFailure::Device | TaskFailure::Failing) = result {
             let until = now + self.config.offload.retry_after;
@@ -452,7 +462,7 @@ impl Master {
             result,
             Ok(()) | Err(TaskFailure::Cancelled | TaskFailure::TooLarge)
         );
-        if (settled || forced) && self.standing(now, source) == Standing::Free {
+        if (settled || forced) && self.evictable(now, source) == Evictable::Now {
             self.evict_now(now, source);
         }
     }
@@ -497,13 +507,13 @@ impl Master {
         debug_assert_eq!(self.catalog.replica(id).state, ReplicaState::Processing);
         self.attach(object, id, Ledger::Disk);
         let record = self.catalog.object(object);
-        let place = ChainPlace::default();
+        let chain = ChainPosition::default();
         Fresh {
             segment: index,
             slot,
             hash: record.hash,
             bytes: record.bytes,
-            place,
+            chain,
             standing: None,
         }
     }
@@ -531,7 +541,7 @@ impl Master {
             let (disk, hash, entry) = (offloading.disk, offloading.hash, offloading.entry.clone());
             for promised in std::mem::take(&mut offloading.waiters) {
                 self.acks.fail(promised, ErrorCode::ObjectNotFound);
-                self.settle(promised.ack);
+                self.answer_if_done(promised.ack);
             }
             self.drop_record(disk, hash, entry, waiter);
         }
@@ -547,7 +557,7 @@ impl Master {
         );
         for waiter in &offloading.waiters {
             self.acks.fail(*waiter, ErrorCode::RpcTimeout);
-            self.settle(waiter.ack);
+            self.answer_if_done(waiter.ack);
         }
         // If the record is written after all, no table here knows of it.
         self.drop_record(
@@ -593,7 +603,7 @@ impl Master {
             for waiter in &offloading.waiters {
                 self.acks
                     .fail(*waiter, ErrorCode::UnavailableInCurrentStatus);
-                self.settle(waiter.ack);
+                self.answer_if_done(waiter.ack);
             }
             if offloading.disk != index && offloading.object.is_some() {
                 self.drop_record(
@@ -658,7 +668,7 @@ impl Master {
                 bytes
             }
         };
-        self.discard(now, id, Why::Evicted);
+        self.discard(now, id, Reason::Evicted);
         self.erase_if_empty(now, object);
         Evicted::Bytes(bytes)
     }

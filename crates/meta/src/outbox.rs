@@ -185,7 +185,7 @@ impl Acks {
 
 impl Master {
     /// One thing that the answer waits for is done.
-    pub(crate) fn settle(&mut self, ack: AckId) {
+    pub(crate) fn answer_if_done(&mut self, ack: AckId) {
         if let Some((client, operation, reply)) = self.acks.done(ack) {
             self.outbox.reply(client, operation, reply);
         }

@@ -3,22 +3,21 @@
 use slackwater_base::Instant;
 use slackwater_wire::{ReplicaState, SegmentKind};
 
-use crate::catalog::{Aside, Parked, PinKind, Replica, ReplicaId, SegmentIndex};
+use crate::catalog::{Mark, Parked, PinKind, Replica, ReplicaId, SegmentIndex};
 use crate::config::SoftPinned;
 use crate::evict::Slot;
 use crate::lease::{GroupKey, Unfinished};
 use crate::master::{Due, Master};
-use crate::release::Why;
+use crate::release::Reason;
 use crate::tenant::Ledger;
 
 /// Whether a replica may go now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Standing {
-    Free,
-    /// Not before then.
-    Until(Instant),
-    /// Only when nothing else can, until then.
-    Soft(Instant),
+pub(crate) enum Evictable {
+    Now,
+    NotBefore(Instant),
+    /// Only when nothing else can go, until the pin ends.
+    SoftPinned(Instant),
     /// Not as long as it is referenced.
     Held,
 }
@@ -114,13 +113,13 @@ impl Master {
             };
             *budget -= 1;
             if self.is_prospect(index, id) {
-                self.end_prospect(now, id, Why::Evicted);
+                self.end_prospect(now, id, Reason::Evicted);
                 continue;
             }
-            let standing = self.standing(now, id);
-            match standing {
-                Standing::Free => {}
-                Standing::Soft(_)
+            let evictable = self.evictable(now, id);
+            match evictable {
+                Evictable::Now => {}
+                Evictable::SoftPinned(_)
                     if pass == Pass::Last && self.catalog.replica(id).parked == Parked::Soft =>
                 {
                     self.unpark(id);
@@ -134,8 +133,8 @@ impl Master {
                 Evicted::Bytes(bytes) => freed += bytes,
                 Evicted::Stalled => {
                     // A soft-pinned one stays aside: a plain pass would spend its step on it and ask for another.
-                    if let Standing::Soft(_) = standing {
-                        self.set_aside(id, standing);
+                    if let Evictable::SoftPinned(_) = evictable {
+                        self.set_aside(id, evictable);
                     }
                     // The end of what it waits for resumes it: this is no step cut short, to be taken again at once.
                     *budget = (*budget).max(1);
@@ -157,37 +156,37 @@ impl Master {
     }
 
     /// Whether a published replica may go now.
-    pub(crate) fn standing(&self, now: Instant, id: ReplicaId) -> Standing {
+    pub(crate) fn evictable(&self, now: Instant, id: ReplicaId) -> Evictable {
         let replica = self.catalog.replica(id);
         let object = replica.object().expect("published replicas have an object");
         if replica.state != ReplicaState::Complete || replica.refs > 0 {
-            return Standing::Held;
+            return Evictable::Held;
         }
         if let Some(grace) = self
             .due
             .at(&Due::Unpark(id))
             .filter(|at| replica.parked == Parked::Held && *at > now)
         {
-            return Standing::Until(grace);
+            return Evictable::NotBefore(grace);
         }
         let record = self.catalog.object(object);
-        if record.is(Aside::Group) {
+        if record.is(Mark::Group) {
             let group = self.groups.key(record.tenant, object);
-            return self.groups.standing(group, now);
+            return self.groups.evictable(group, now);
         }
         match record.pin {
-            PinKind::Hard => Standing::Held,
-            _ if record.lease > now => Standing::Until(record.lease),
+            PinKind::Hard => Evictable::Held,
+            _ if record.lease > now => Evictable::NotBefore(record.lease),
             PinKind::Soft => match self.soft_until.get(&object) {
-                Some(until) if *until > now => Standing::Soft(*until),
-                _ => Standing::Free,
+                Some(until) if *until > now => Evictable::SoftPinned(*until),
+                _ => Evictable::Now,
             },
-            PinKind::None => Standing::Free,
+            PinKind::None => Evictable::Now,
         }
     }
 
     /// Tells the policy to leave a replica alone until it may be able to go.
-    pub(crate) fn set_aside(&mut self, id: ReplicaId, standing: Standing) {
+    pub(crate) fn set_aside(&mut self, id: ReplicaId, evictable: Evictable) {
         self.metrics.victims_parked += 1;
         let replica = self.catalog.replica(id);
         let (slot, index, parked) = (replica.slot, replica.segment, replica.parked);
@@ -196,21 +195,21 @@ impl Master {
         } else {
             self.segments.at_mut(index).soft.cancel(id);
         }
-        let reason = match standing {
-            Standing::Free => unreachable!("a replica that may go is not set aside"),
-            Standing::Held => {
+        let reason = match evictable {
+            Evictable::Now => unreachable!("a replica that may go is not set aside"),
+            Evictable::Held => {
                 let object = replica.object().expect("published replicas have an object");
                 let record = self.catalog.object(object);
-                if record.is(Aside::Group) {
+                if record.is(Mark::Group) {
                     self.groups.set_aside(record.tenant, object, id);
                 }
                 Parked::Held
             }
-            Standing::Until(at) => {
+            Evictable::NotBefore(at) => {
                 self.due.set(Due::Unpark(id), at);
                 Parked::Held
             }
-            Standing::Soft(at) => {
+            Evictable::SoftPinned(at) => {
                 self.due.set(Due::Unpark(id), at);
                 self.segments.at_mut(index).soft.set(id, at);
                 Parked::Soft
@@ -240,7 +239,7 @@ impl Master {
         let replica = self.catalog.replica(id);
         let object = replica.object().expect("published replicas have an object");
         let record = self.catalog.object(object);
-        if !record.is(Aside::Group) {
+        if !record.is(Mark::Group) {
             return self.evict_one(now, id);
         }
         let group = self.groups.key(record.tenant, object);
@@ -301,10 +300,10 @@ impl Master {
         let Some(begun) = self.groups.unfinished(group, ledger) else {
             return;
         };
-        let may_go = match self.groups.standing(group, now) {
-            Standing::Free => true,
-            Standing::Soft(_) => begun.pass == Pass::Last,
-            Standing::Until(_) | Standing::Held => false,
+        let may_go = match self.groups.evictable(group, now) {
+            Evictable::Now => true,
+            Evictable::SoftPinned(_) => begun.pass == Pass::Last,
+            Evictable::NotBefore(_) | Evictable::Held => false,
         };
         if may_go {
             let mut budget = self.config.eviction.step;

@@ -12,7 +12,7 @@ use crate::config::OffloadMode;
 use crate::evict::{Link, Slot, Walk};
 use crate::master::Master;
 use crate::publish::Fresh;
-use crate::release::Why;
+use crate::release::Reason;
 
 impl Master {
     /// Tells the SSD below a memory segment of new residents there, a run along their chain.
@@ -53,7 +53,7 @@ impl Master {
     }
 
     /// A memory replica goes, or the SSD gives it up: it is no prospect any more.
-    pub(crate) fn end_prospect(&mut self, now: Instant, id: ReplicaId, why: Why) {
+    pub(crate) fn end_prospect(&mut self, now: Instant, id: ReplicaId, reason: Reason) {
         let replica = self.catalog.replica_mut(id);
         let (Some(slot), above) = (replica.prospect(), replica.segment) else {
             return;
@@ -65,9 +65,9 @@ impl Master {
             .below
             .expect("prospects are those of an SSD");
         let segment = self.segments.at_mut(below);
-        match why {
-            Why::Evicted => segment.policy.evicted(now, slot),
-            Why::Removed => segment.policy.remove(slot),
+        match reason {
+            Reason::Evicted => segment.policy.evicted(now, slot),
+            Reason::Removed => segment.policy.remove(slot),
         }
         segment.unnumber(slot.0);
     }

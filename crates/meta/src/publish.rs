@@ -6,7 +6,7 @@ use slackwater_wire::ReplicaState;
 use crate::catalog::{ObjectId, PinKind, ReplicaId, SegmentIndex};
 use crate::evict::{self, Link, Slot, Walk};
 use crate::master::Master;
-use crate::put::ChainPlace;
+use crate::put::ChainPosition;
 use crate::tenant::Ledger;
 
 /// A replica that became readable and of which its policy is yet to hear.
@@ -16,7 +16,7 @@ pub(crate) struct Fresh {
     pub(crate) slot: u32,
     pub(crate) hash: u64,
     pub(crate) bytes: u64,
-    pub(crate) place: ChainPlace,
+    pub(crate) chain: ChainPosition,
     /// What the policy of the tier that it came from knew of it.
     pub(crate) standing: Option<evict::Standing>,
 }
@@ -37,9 +37,9 @@ impl Master {
         fresh.sort_by_key(|fresh| fresh.segment);
         let follows = |before: &Fresh, next: &Fresh| {
             before.segment == next.segment
-                && next.place.parent == Some(before.hash)
-                && next.place.position == before.place.position.wrapping_add(1)
-                && next.place.hint == before.place.hint
+                && next.chain.parent == Some(before.hash)
+                && next.chain.position == before.chain.position.wrapping_add(1)
+                && next.chain.hint == before.chain.hint
                 && next.standing.is_none()
         };
         for run in fresh.chunk_by(follows) {
@@ -58,15 +58,15 @@ impl Master {
                     .insert_as(now, *link, standing);
                 continue;
             }
-            let place = run[0].place;
+            let chain = run[0].chain;
             let walk = Walk {
                 now,
                 links: &links,
-                parent: place.parent,
-                position: place.position,
+                parent: chain.parent,
+                position: chain.position,
                 found: 0,
-                hint: place.hint,
-                output_tokens: place.output_tokens,
+                hint: chain.hint,
+                output_tokens: chain.output_tokens,
             };
             self.segments.at_mut(run[0].segment).policy.insert(&walk);
             self.add_prospects(run, &walk);

@@ -5,7 +5,7 @@ use slackwater_wire::{Description, ErrorCode, Key, Pin, ReplicaAt, ReplicaState,
 
 use crate::catalog::{Parked, PinKind, ReplicaId, TenantIndex};
 use crate::master::Master;
-use crate::pressure::{Evicted, Pass, Standing};
+use crate::pressure::{Evictable, Evicted, Pass};
 use crate::segment::Medium;
 use crate::tenant::Ledger;
 
@@ -100,7 +100,7 @@ impl Master {
             }
             let freed = if self.catalog.replica(id).parked == Parked::Leaving {
                 self.extent_of(id).bytes
-            } else if self.standing(now, id) == Standing::Free {
+            } else if self.evictable(now, id) == Evictable::Now {
                 self.metrics.quota_evictions += 1;
                 match self.evict_with_group(now, id, Pass::Plain, &mut budget) {
                     Evicted::Bytes(bytes) => bytes,

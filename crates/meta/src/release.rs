@@ -3,7 +3,7 @@
 use slackwater_base::{Instant, Planted, planted};
 use slackwater_wire::ReplicaState;
 
-use crate::catalog::{Aside, ObjectId, Parked, PinKind, Replica, ReplicaId, TenantIndex};
+use crate::catalog::{Mark, ObjectId, Parked, PinKind, Replica, ReplicaId, TenantIndex};
 use crate::evict::Slot;
 use crate::lease::GroupKey;
 use crate::master::{Due, Master, Orphan};
@@ -12,7 +12,7 @@ use crate::tenant::Ledger;
 
 /// Why a published replica goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Why {
+pub(crate) enum Reason {
     /// The policy named it, or its group went.
     Evicted,
     /// Removed, replaced, or its owner is lost.
@@ -22,7 +22,7 @@ pub(crate) enum Why {
 impl Master {
     /// Takes a published replica away from its object. Its bytes come back once it is not referenced and, in memory, the
     /// owner has fenced it.
-    pub(crate) fn discard(&mut self, now: Instant, id: ReplicaId, why: Why) {
+    pub(crate) fn discard(&mut self, now: Instant, id: ReplicaId, reason: Reason) {
         self.unpark(id);
         let replica = *self.catalog.replica(id);
         assert_eq!(
@@ -31,11 +31,11 @@ impl Master {
             "only published replicas are discarded"
         );
         let policy = &mut self.segments.at_mut(replica.segment).policy;
-        match why {
-            Why::Evicted => policy.evicted(now, Slot(replica.slot)),
-            Why::Removed => policy.remove(Slot(replica.slot)),
+        match reason {
+            Reason::Evicted => policy.evicted(now, Slot(replica.slot)),
+            Reason::Removed => policy.remove(Slot(replica.slot)),
         }
-        self.end_prospect(now, id, why);
+        self.end_prospect(now, id, reason);
         self.tenants.untouch(id);
         let object = self.catalog.detach(id);
         let (tenant, bytes) = (
@@ -111,7 +111,7 @@ impl Master {
         let replica = self.catalog.replica(id);
         if let Some(object) = replica.object().filter(|_| replica.is_needed()) {
             let record = self.catalog.object(object);
-            if record.is(Aside::Group) {
+            if record.is(Mark::Group) {
                 self.groups.hold(record.tenant, object);
             }
         }
@@ -121,7 +121,7 @@ impl Master {
     /// looked at again.
     pub(crate) fn unhold_group(&mut self, now: Instant, object: ObjectId) {
         let record = self.catalog.object(object);
-        if !record.is(Aside::Group) {
+        if !record.is(Mark::Group) {
             return;
         }
         if let Some(group) = self.groups.unhold(record.tenant, object) {
@@ -158,7 +158,7 @@ impl Master {
                     .object()
                     .expect("published replicas have an object");
                 let record = self.catalog.object(object);
-                if record.is(Aside::Group) {
+                if record.is(Mark::Group) {
                     self.groups.take_back(record.tenant, object, id);
                 }
             }
@@ -175,7 +175,7 @@ impl Master {
     }
 
     /// The replica goes when the offload that holds it is durable: neither the policy nor its group waits for it.
-    pub(crate) fn leave(&mut self, now: Instant, id: ReplicaId) -> u64 {
+    pub(crate) fn mark_leaving(&mut self, now: Instant, id: ReplicaId) -> u64 {
         self.unpark(id);
         let replica = self.catalog.replica_mut(id);
         let before = replica.is_needed();
@@ -189,7 +189,7 @@ impl Master {
         let (object, let_go) = (replica.object(), before && !replica.is_needed());
         let segment = self.segments.at_mut(segment);
         let bytes = segment.extent(piece).bytes;
-        segment.policy.leave(Slot(slot));
+        segment.policy.mark_leaving(Slot(slot));
         segment.leaving += bytes;
         if let (true, Some(object)) = (let_go, object) {
             self.unhold_group(now, object);
@@ -201,19 +201,19 @@ impl Master {
     /// replica, also where a put in flight keeps the object: that put brings its own.
     pub(crate) fn erase_if_empty(&mut self, now: Instant, id: ObjectId) {
         let object = self.catalog.object_mut(id);
-        let kept = object.is(Aside::Open) && planted(Planted::LostMemberHoldsGroup);
+        let kept = object.is(Mark::Open) && planted(Planted::LostMemberHoldsGroup);
         if object.has_replicas() || kept {
             return;
         }
         let tenant = object.tenant;
         let pin = std::mem::replace(&mut object.pin, PinKind::None);
-        object.unmark(Aside::Group);
+        object.unmark(Mark::Group);
         self.forget_candidate(id);
-        if let Some(group) = self.groups.leave(tenant, id, pin) {
+        if let Some(group) = self.groups.remove(tenant, id, pin) {
             self.wake(now, group);
         }
         self.soft_until.remove(&id);
-        if self.catalog.object(id).is(Aside::Open) {
+        if self.catalog.object(id).is(Mark::Open) {
             return;
         }
         self.catalog.take(id);

@@ -5,10 +5,10 @@ use slackwater_wire::{
     ClientId, ErrorCode, Remove, ReplicaClear, Reply, SegmentKind, Tenant, Version,
 };
 
-use crate::catalog::{Aside, ObjectId, ReplicaId, SegmentIndex};
+use crate::catalog::{Mark, ObjectId, ReplicaId, SegmentIndex};
 use crate::master::{Caller, Master};
 use crate::outbox::{Answer, Waiter};
-use crate::release::Why;
+use crate::release::Reason;
 
 /// What active leases mean to a removal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,7 +63,7 @@ impl Master {
                 self.acks.fail(waiter, code);
             }
         }
-        self.settle(ack);
+        self.answer_if_done(ack);
         self.serve(now);
     }
 
@@ -96,7 +96,7 @@ impl Master {
 
     fn may_remove(&self, now: Instant, id: ObjectId, leases: Leases) -> Result<(), ErrorCode> {
         let object = self.catalog.object(id);
-        if object.is(Aside::Open) || self.promotions.staged_of(id).is_some() {
+        if object.is(Mark::Open) || self.promotions.staged_of(id).is_some() {
             return Err(ErrorCode::ReplicaIsNotReady);
         }
         let leased = self.lease_end(id) > now
@@ -114,7 +114,7 @@ impl Master {
     /// End of the longest lease on an object, its group's included.
     pub(crate) fn lease_end(&self, id: ObjectId) -> Instant {
         let object = self.catalog.object(id);
-        if object.is(Aside::Group) {
+        if object.is(Mark::Group) {
             self.groups.lease(object.tenant, id)
         } else {
             object.lease
@@ -169,7 +169,7 @@ impl Master {
             let (hash, entry) = (self.catalog.object(id).hash, self.entry(id));
             self.drop_record(segment, hash, entry, waiter);
         }
-        self.discard(now, replica, Why::Removed);
+        self.discard(now, replica, Reason::Removed);
     }
 
     pub(crate) fn replica_clear(&mut self, now: Instant, caller: &Caller, clear: &ReplicaClear) {
@@ -198,7 +198,7 @@ impl Master {
                 self.acks.fail(waiter, code);
             }
         }
-        self.settle(ack);
+        self.answer_if_done(ack);
         self.serve(now);
     }
 
@@ -209,7 +209,7 @@ impl Master {
                 .any(|(_, replica)| replica.refs > 0)
         };
         match self.catalog.object(id) {
-            object if object.is(Aside::Open) => Err(ErrorCode::ReplicaIsNotReady),
+            object if object.is(Mark::Open) => Err(ErrorCode::ReplicaIsNotReady),
             object if object.writer != client => Err(ErrorCode::IllegalClient),
             _ if held() => Err(ErrorCode::ObjectReplicaBusy),
             _ => Ok(()),

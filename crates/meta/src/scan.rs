@@ -253,7 +253,7 @@ impl Master {
 
     fn end_scan(&mut self, job: Job) {
         match job {
-            Job::Remove { ack, .. } => self.settle(ack),
+            Job::Remove { ack, .. } => self.answer_if_done(ack),
             Job::List {
                 caller,
                 limit,

@@ -32,12 +32,12 @@ impl<T> Slab<T> {
             self.next += 1;
             id
         });
-        *self.slot(id) = Some(value);
+        *self.cell(id) = Some(value);
         id
     }
 
     pub(crate) fn remove(&mut self, id: u32) -> T {
-        let value = self.slot(id).take().expect("only live numbers are removed");
+        let value = self.cell(id).take().expect("only live numbers are removed");
         self.spare.push(id);
         value
     }
@@ -64,7 +64,7 @@ impl<T> Slab<T> {
             + self.spare.capacity() * size_of::<u32>()
     }
 
-    fn slot(&mut self, id: u32) -> &mut Option<T> {
+    fn cell(&mut self, id: u32) -> &mut Option<T> {
         &mut self.chunks[(id >> CHUNK_BITS) as usize][id as usize & (CHUNK - 1)]
     }
 }

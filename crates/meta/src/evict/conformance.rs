@@ -219,7 +219,7 @@ impl Segment {
             }
             Step::Leave => {
                 if let Some(slot) = self.policy.victim(self.now) {
-                    self.policy.leave(slot);
+                    self.policy.mark_leaving(slot);
                     self.parked.insert(slot);
                 }
             }

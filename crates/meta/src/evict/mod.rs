@@ -108,7 +108,7 @@ pub trait Evict: Send {
 
     /// As [`Evict::park`], of the replica that [`Evict::victim`] named: it is on its way out, so that what it depended
     /// on may go next.
-    fn leave(&mut self, slot: Slot) {
+    fn mark_leaving(&mut self, slot: Slot) {
         self.park(slot);
     }
 

@@ -5,12 +5,12 @@ use slackwater_wire::{NodeId, SegmentKind};
 
 use super::retry::Tried;
 use super::{Promoting, Stage};
-use crate::catalog::{Aside, ObjectId, ReplicaId};
+use crate::catalog::{Mark, ObjectId, ReplicaId};
 use crate::config::{OnHit, PromotionAdmission};
 use crate::evict::{Link, Slot};
 use crate::master::{Due, Master};
 use crate::pressure::Pass;
-use crate::put::ChainPlace;
+use crate::put::ChainPosition;
 
 /// Members of a group that are asked for together with one of them. Those of one block are few; a larger group comes
 /// back as its members are read.
@@ -18,11 +18,11 @@ const GROUP_TOGETHER: usize = 1024;
 
 /// A request to promote an object.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Ask {
+pub(super) struct PromotionRequest {
     pub(super) object: ObjectId,
     /// Reads that the sketch counts.
     pub(super) heat: u8,
-    pub(super) place: ChainPlace,
+    pub(super) chain: ChainPosition,
     pub(super) earned: Earned,
 }
 
@@ -65,7 +65,7 @@ impl Master {
         now: Instant,
         links: &[Link],
         cold: &[(ObjectId, u32)],
-        chain: ChainPlace,
+        chain: ChainPosition,
     ) {
         for (id, at) in cold {
             // What an earlier one made way for may have been this one.
@@ -77,7 +77,7 @@ impl Master {
             };
             let heat = sketch.add(links[*at as usize].hash);
             let before = at.checked_sub(1).map(|before| links[before as usize].hash);
-            let place = ChainPlace {
+            let chain = ChainPosition {
                 parent: before.or(chain.parent),
                 position: chain.position.saturating_add(*at),
                 ..chain
@@ -88,35 +88,35 @@ impl Master {
                     kept: self.memory_would_keep(now, *id),
                 },
             };
-            let ask = Ask {
+            let request = PromotionRequest {
                 object: *id,
                 heat,
-                place,
+                chain,
                 earned,
             };
-            let verdict = self.ask_promotion(now, ask, None);
+            let verdict = self.request_promotion(now, request, None);
             if let Verdict::NoRoom(_) | Verdict::QueueFull = verdict {
-                self.remember(now, *id, place);
+                self.remember(now, *id, chain);
             }
             if let Verdict::Admit(..) = verdict {
-                self.ask_for_group(now, *id, heat);
+                self.request_group(now, *id, heat);
             }
         }
     }
 
     /// The one way through: the verdict of the gates, applied. What is refused for want of room is the caller's to
     /// remember.
-    pub(super) fn ask_promotion(
+    pub(super) fn request_promotion(
         &mut self,
         now: Instant,
-        ask: Ask,
+        request: PromotionRequest,
         tried: Option<Tried>,
     ) -> Verdict {
-        let verdict = self.plan_promotion(ask);
+        let verdict = self.plan_promotion(request);
         let metrics = &mut self.metrics.promotion;
         match verdict {
             Verdict::Off => {}
-            Verdict::Unearned => match ask.earned {
+            Verdict::Unearned => match request.earned {
                 Earned::ByIndex { .. } => metrics.rejected_index += 1,
                 Earned::ByHeat | Earned::Before => metrics.rejected_frequency += 1,
             },
@@ -126,37 +126,37 @@ impl Master {
             }
             Verdict::QueueFull => metrics.rejected_cap += 1,
             Verdict::Gone => {}
-            Verdict::Ineligible => self.forget_candidate(ask.object),
+            Verdict::Ineligible => self.forget_candidate(request.object),
             Verdict::InFlight => {
-                self.promotions.reheat(ask.object, ask.heat);
-                self.forget_candidate(ask.object);
+                self.promotions.reheat(request.object, request.heat);
+                self.forget_candidate(request.object);
             }
             Verdict::Admit(source, node) => {
-                self.begin_promotion(now, ask, (source, node), tried);
+                self.begin_promotion(now, request, (source, node), tried);
                 self.deliver(now, node);
-                self.forget_candidate(ask.object);
+                self.forget_candidate(request.object);
             }
         }
         verdict
     }
 
     /// Every gate, in the documented order. Looks only: nothing is evicted and nothing counted before the verdict.
-    fn plan_promotion(&self, ask: Ask) -> Verdict {
+    fn plan_promotion(&self, request: PromotionRequest) -> Verdict {
         let config = &self.config.promotion;
         if config.on_hit == OnHit::Stay {
             return Verdict::Off;
         }
-        let has_earned = match ask.earned {
-            Earned::ByHeat => u32::from(ask.heat) >= config.threshold,
+        let has_earned = match request.earned {
+            Earned::ByHeat => u32::from(request.heat) >= config.threshold,
             Earned::ByIndex { kept } => kept,
             Earned::Before => true,
         };
         if !has_earned {
             return Verdict::Unearned;
         }
-        let is_there = self.catalog.is_object(ask.object);
+        let is_there = self.catalog.is_object(request.object);
         let sources = if is_there {
-            self.sources(ask.object)
+            self.sources(request.object)
         } else {
             Vec::new()
         };
@@ -167,14 +167,14 @@ impl Master {
         if !is_there {
             return Verdict::Gone;
         }
-        let object = self.catalog.object(ask.object);
-        if object.is(Aside::Open) {
+        let object = self.catalog.object(request.object);
+        if object.is(Mark::Open) {
             return Verdict::Ineligible;
         }
-        if object.is(Aside::Promotion) {
+        if object.is(Mark::Promotion) {
             return Verdict::InFlight;
         }
-        let mut replicas = self.catalog.replicas(ask.object);
+        let mut replicas = self.catalog.replicas(request.object);
         if replicas.any(|(_, it)| self.segments.at(it.segment).kind() == SegmentKind::Memory) {
             return Verdict::Ineligible;
         }
@@ -253,24 +253,24 @@ impl Master {
     }
 
     /// What was put as one comes back as one: a part of a block is of no use without the others.
-    pub(super) fn ask_for_group(&mut self, now: Instant, id: ObjectId, heat: u8) {
+    pub(super) fn request_group(&mut self, now: Instant, id: ObjectId, heat: u8) {
         let object = self.catalog.object(id);
-        if !object.is(Aside::Group) {
+        if !object.is(Mark::Group) {
             return;
         }
         let members = self.groups.members(object.tenant, id);
         let others = members.filter(|member| *member != id).take(GROUP_TOGETHER);
         for member in others.collect::<Vec<_>>() {
-            let place = ChainPlace::default();
-            let ask = Ask {
+            let chain = ChainPosition::default();
+            let request = PromotionRequest {
                 object: member,
                 heat,
-                place,
+                chain,
                 earned: Earned::Before,
             };
-            let verdict = self.ask_promotion(now, ask, None);
+            let verdict = self.request_promotion(now, request, None);
             if let Verdict::NoRoom(_) | Verdict::QueueFull = verdict {
-                self.remember(now, member, place);
+                self.remember(now, member, chain);
             }
         }
     }
@@ -291,23 +291,23 @@ impl Master {
     fn begin_promotion(
         &mut self,
         now: Instant,
-        ask: Ask,
+        request: PromotionRequest,
         (source, node): (ReplicaId, NodeId),
         tried: Option<Tried>,
     ) {
         let ticket = self.ticket();
-        let entry = self.entry(ask.object);
-        let object = self.catalog.object_mut(ask.object);
-        object.mark(Aside::Promotion);
+        let entry = self.entry(request.object);
+        let object = self.catalog.object_mut(request.object);
+        object.mark(Mark::Promotion);
         let promoting = Promoting {
-            object: ask.object,
+            object: request.object,
             entry,
             bytes: object.bytes,
             tenant: object.tenant,
             source,
             node,
-            heat: ask.heat,
-            place: ask.place,
+            heat: request.heat,
+            chain: request.chain,
             stage: Stage::Queued,
             tried,
         };

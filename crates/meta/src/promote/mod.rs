@@ -15,7 +15,7 @@ use slackwater_wire::{DiskEntry, NodeId, TicketId};
 use crate::budget::Budget;
 use crate::catalog::{Catalog, ObjectId, ReplicaId, SegmentIndex, TenantIndex};
 use crate::config::{OnHit, Promotion};
-use crate::put::ChainPlace;
+use crate::put::ChainPosition;
 
 mod admit;
 mod retry;
@@ -44,7 +44,7 @@ struct Promoting {
     node: NodeId,
     /// Reads that the sketch counted when it was last earned.
     heat: u8,
-    place: ChainPlace,
+    chain: ChainPosition,
     stage: Stage,
     /// Retries that led here: a promotion that fails for want of room goes on counting.
     tried: Option<Tried>,

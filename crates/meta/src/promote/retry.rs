@@ -2,10 +2,10 @@
 
 use slackwater_base::{Instant, Map};
 
-use super::admit::{Ask, Earned, Verdict};
-use crate::catalog::{Aside, ObjectId};
+use super::admit::{Earned, PromotionRequest, Verdict};
+use crate::catalog::{Mark, ObjectId};
 use crate::master::{Due, Master};
-use crate::put::ChainPlace;
+use crate::put::ChainPosition;
 
 /// Keys to be tried again.
 #[derive(Default)]
@@ -16,7 +16,7 @@ pub(super) struct Candidates {
 #[derive(Clone, Copy, Debug)]
 struct Candidate {
     tried: Tried,
-    place: ChainPlace,
+    chain: ChainPosition,
 }
 
 /// When a key was last read, and how often it has been tried since.
@@ -28,12 +28,12 @@ pub(super) struct Tried {
 
 impl Master {
     /// Remembers a refused key. Being read again makes it fresh.
-    pub(super) fn remember(&mut self, now: Instant, id: ObjectId, place: ChainPlace) {
+    pub(super) fn remember(&mut self, now: Instant, id: ObjectId, chain: ChainPosition) {
         let fresh = Tried {
             seen: now,
             retries: 0,
         };
-        self.remember_as(now, id, place, fresh);
+        self.remember_as(now, id, chain, fresh);
     }
 
     /// Remembers a key that was admitted and then found no room: another of its retries, not a fresh start.
@@ -41,18 +41,18 @@ impl Master {
         &mut self,
         now: Instant,
         id: ObjectId,
-        place: ChainPlace,
+        chain: ChainPosition,
         tried: Option<Tried>,
     ) {
         let most = self.config.promotion.candidate_retries;
         match tried {
-            None => self.remember(now, id, place),
-            Some(tried) if tried.retries < most => self.remember_as(now, id, place, tried),
+            None => self.remember(now, id, chain),
+            Some(tried) if tried.retries < most => self.remember_as(now, id, chain, tried),
             Some(_) => self.metrics.promotion.candidate_expired_evaluated += 1,
         }
     }
 
-    fn remember_as(&mut self, now: Instant, id: ObjectId, place: ChainPlace, tried: Tried) {
+    fn remember_as(&mut self, now: Instant, id: ObjectId, chain: ChainPosition, tried: Tried) {
         // The eviction that made way may have taken the object itself along.
         if !self.catalog.is_object(id) {
             return;
@@ -64,18 +64,18 @@ impl Master {
             metrics.candidate_dropped_limit += 1;
             return;
         }
-        if candidates.insert(id, Candidate { tried, place }).is_none() {
+        if candidates.insert(id, Candidate { tried, chain }).is_none() {
             metrics.candidate_recorded += 1;
         }
         metrics.candidates = candidates.len() as u64;
         let next = now + promotion.backoff.ceiling(tried.retries);
         self.due.set(Due::Candidate(id), next);
-        self.catalog.object_mut(id).mark(Aside::Candidate);
+        self.catalog.object_mut(id).mark(Mark::Candidate);
     }
 
     pub(crate) fn forget_candidate(&mut self, id: ObjectId) {
-        if self.catalog.object(id).is(Aside::Candidate) {
-            self.catalog.object_mut(id).unmark(Aside::Candidate);
+        if self.catalog.object(id).is(Mark::Candidate) {
+            self.catalog.object_mut(id).unmark(Mark::Candidate);
             self.due.cancel(Due::Candidate(id));
             self.promotions.candidates.of.remove(&id);
             self.metrics.promotion.candidates = self.promotions.candidates.of.len() as u64;
@@ -85,7 +85,7 @@ impl Master {
     /// Tries a key again, without counting that as a read.
     pub(crate) fn candidate_due(&mut self, now: Instant, id: ObjectId) {
         let config = &self.config.promotion;
-        let Candidate { tried, place } = self.promotions.candidates.of[&id];
+        let Candidate { tried, chain } = self.promotions.candidates.of[&id];
         let end = tried.seen + config.candidate_ttl;
         if now >= end || tried.retries >= config.candidate_retries {
             let metrics = &mut self.metrics.promotion;
@@ -99,16 +99,16 @@ impl Master {
         let retries = tried.retries + 1;
         let tried = Tried { retries, ..tried };
         let heat = self.promotions.heat_of(self.catalog.object(id).hash);
-        let ask = Ask {
+        let request = PromotionRequest {
             object: id,
             heat,
-            place,
+            chain,
             earned: Earned::Before,
         };
-        match self.ask_promotion(now, ask, Some(tried)) {
+        match self.request_promotion(now, request, Some(tried)) {
             Verdict::Admit(..) => {
                 self.metrics.promotion.candidate_admitted += 1;
-                self.ask_for_group(now, id, heat);
+                self.request_group(now, id, heat);
             }
             Verdict::NoRoom(_) | Verdict::QueueFull => {
                 self.metrics.promotion.candidate_admission_rejected += 1;

@@ -6,12 +6,12 @@ use slackwater_wire::{
 };
 
 use super::{Exit, Next, Promoting, Stage};
-use crate::catalog::{Aside, ObjectId, ReplicaId, SegmentIndex};
+use crate::catalog::{Mark, ObjectId, ReplicaId, SegmentIndex};
 use crate::evict::{self, Slot};
 use crate::master::{Due, Master};
-use crate::pressure::Standing;
+use crate::pressure::Evictable;
 use crate::publish::Fresh;
-use crate::release::Why;
+use crate::release::Reason;
 use crate::tenant::Ledger;
 
 impl Master {
@@ -60,10 +60,10 @@ impl Master {
         if promoting.stage != Stage::Sent {
             return;
         }
-        let (object, tenant, place, tried) = (
+        let (object, tenant, chain, tried) = (
             promoting.object,
             promoting.tenant,
-            promoting.place,
+            promoting.chain,
             promoting.tried,
         );
         let charge = self.charge_of(bytes);
@@ -72,7 +72,7 @@ impl Master {
         }
         let Some(staged) = self.allocate_near(now, node, bytes) else {
             self.refuse(now, ticket, Exit::Failed);
-            return self.remember_again(now, object, place, tried);
+            return self.remember_again(now, object, chain, tried);
         };
         let extent = self.extent_of(staged);
         self.tenants.charge(tenant, Ledger::Memory, extent.bytes);
@@ -123,7 +123,7 @@ impl Master {
         let Promoting {
             object,
             bytes,
-            place,
+            chain,
             source,
             ..
         } = self.end_promotion(now, ticket, Exit::Completed);
@@ -135,8 +135,8 @@ impl Master {
             .policy
             .standing(now, Slot(record.slot));
         let position = |standing: evict::Standing| {
-            if place.parent.is_some() {
-                place.position
+            if chain.parent.is_some() {
+                chain.position
             } else {
                 standing.position
             }
@@ -156,12 +156,15 @@ impl Master {
                 slot: replica.slot,
                 hash,
                 bytes,
-                place,
+                chain,
                 standing,
             }],
         );
         if self.config.promotion.grace > std::time::Duration::ZERO {
-            self.set_aside(staged, Standing::Until(now + self.config.promotion.grace));
+            self.set_aside(
+                staged,
+                Evictable::NotBefore(now + self.config.promotion.grace),
+            );
         }
         self.relieve(now, replica.segment);
         self.deliver(now, node);
@@ -178,10 +181,10 @@ impl Master {
         let Some(promoting) = self.promotions.of_node(node, ticket) else {
             return;
         };
-        let (object, source, place, tried) = (
+        let (object, source, chain, tried) = (
             promoting.object,
             promoting.source,
-            promoting.place,
+            promoting.chain,
             promoting.tried,
         );
         self.end_promotion(now, ticket, Exit::Failed);
@@ -194,16 +197,16 @@ impl Master {
                 self.metrics.records_lost += 1;
                 let entry = self.entry(object);
                 self.drop_record(index, hash, entry, None);
-                self.discard(now, source, Why::Removed);
+                self.discard(now, source, Reason::Removed);
                 self.erase_if_empty(now, object);
             }
             PromotionFailure::Missing => {
                 self.metrics.records_lost += 1;
-                self.discard(now, source, Why::Removed);
+                self.discard(now, source, Reason::Removed);
                 self.erase_if_empty(now, object);
             }
             PromotionFailure::Busy | PromotionFailure::Stale => {
-                self.remember_again(now, object, place, tried)
+                self.remember_again(now, object, chain, tried)
             }
             PromotionFailure::Size | PromotionFailure::Device => {}
         }
@@ -222,7 +225,7 @@ impl Master {
         self.due.cancel(Due::Promotion(ticket));
         self.catalog
             .object_mut(promoting.object)
-            .unmark(Aside::Promotion);
+            .unmark(Mark::Promotion);
         if let (Stage::Staged(staged), true) = (promoting.stage, exit != Exit::Completed) {
             self.free(staged, promoting.tenant, promoting.bytes);
         }
@@ -261,7 +264,7 @@ impl Master {
     /// The object is removed or replaced: nothing of it is to be promoted.
     pub(crate) fn cancel_promotion(&mut self, now: Instant, id: ObjectId) {
         self.forget_candidate(id);
-        if self.catalog.object(id).is(Aside::Promotion) {
+        if self.catalog.object(id).is(Mark::Promotion) {
             self.refuse(now, self.promotions.of[&id], Exit::Cancelled);
         }
     }

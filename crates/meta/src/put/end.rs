@@ -5,7 +5,7 @@ use slackwater_wire::{
     ClientId, Durability, ErrorCode, Key, Pin, PutDone, PutEnd, Reply, Tenant, Version,
 };
 
-use crate::catalog::{Aside, ObjectId, PinKind, Replica, SegmentIndex, TenantIndex};
+use crate::catalog::{Mark, ObjectId, PinKind, Replica, SegmentIndex, TenantIndex};
 use crate::master::{Caller, Due, Master};
 use crate::outbox::{Answer, Waiter};
 use crate::publish::Fresh;
@@ -41,7 +41,7 @@ impl Master {
             }
             self.offload_eagerly(now, object);
         }
-        self.settle(ack);
+        self.answer_if_done(ack);
         if let Some(tenant) = self.tenant(&end.tenant) {
             self.trim(now, tenant, Ledger::Memory);
         }
@@ -96,7 +96,7 @@ impl Master {
         version: Version,
     ) -> Result<bool, ErrorCode> {
         let object = self.catalog.object(id);
-        if object.is(Aside::Open) && self.puts.open[&id].version == version {
+        if object.is(Mark::Open) && self.puts.open[&id].version == version {
             let owner = self.puts.open[&id].client;
             return if owner == client {
                 Ok(true)
@@ -131,8 +131,8 @@ impl Master {
         self.withdraw(now, id, Version(put.version.0 - 1), Some(waiter));
         let tenant = self.catalog.object(id).tenant;
         let object = self.catalog.object_mut(id);
-        object.unmark(Aside::Open);
-        object.unmark(Aside::Shed);
+        object.unmark(Mark::Open);
+        object.unmark(Mark::Shed);
         object.version = put.version;
         object.checksum = checksum;
         object.bytes = put.bytes;
@@ -142,7 +142,7 @@ impl Master {
         if !replaces {
             self.apply_pin(now, id, put.pin);
             if let Some(group) = put.group {
-                self.catalog.object_mut(id).mark(Aside::Group);
+                self.catalog.object_mut(id).mark(Mark::Group);
                 let soft = self.soft_until.get(&id).copied().unwrap_or(Instant::ZERO);
                 self.groups
                     .join((tenant, group), id, self.catalog.object(id).pin, soft);
@@ -156,7 +156,7 @@ impl Master {
                 slot,
                 hash,
                 bytes: put.bytes,
-                place: put.place,
+                chain: put.chain,
                 standing: None,
             });
         }
@@ -220,7 +220,7 @@ impl Master {
     pub(crate) fn close_put(&mut self, tenant: TenantIndex, id: ObjectId) {
         let put = self.puts.take(id);
         self.due.cancel(Due::Put(id));
-        self.catalog.object_mut(id).unmark(Aside::Open);
+        self.catalog.object_mut(id).unmark(Mark::Open);
         for replica in put.replicas {
             if planted(Planted::EndedPutKeepsQuota) {
                 self.tenants.charge(tenant, Ledger::Memory, put.bytes);

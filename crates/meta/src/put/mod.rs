@@ -31,12 +31,12 @@ pub(crate) struct OpenPut {
     pub(crate) pin: Pin,
     pub(crate) group: Option<u64>,
     pub(crate) durability: Durability,
-    pub(crate) place: ChainPlace,
+    pub(crate) chain: ChainPosition,
 }
 
 /// Where a block stands in its chain.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct ChainPlace {
+pub(crate) struct ChainPosition {
     pub(crate) parent: Option<u64>,
     pub(crate) position: u32,
     pub(crate) hint: Option<u32>,

@@ -7,10 +7,10 @@ use slackwater_wire::{
     Chain, Durability, ErrorCode, ExtentRef, Key, PutConfig, PutMode, PutStart, PutStarted, Reply,
 };
 
-use super::{ChainPlace, OpenPut};
-use crate::catalog::{Aside, ObjectId, ReplicaId, TenantIndex};
+use super::{ChainPosition, OpenPut};
+use crate::catalog::{Mark, ObjectId, ReplicaId, TenantIndex};
 use crate::master::{Caller, Due, Master};
-use crate::place;
+use crate::placement;
 use crate::tenant::Ledger;
 
 /// A call that starts puts.
@@ -32,7 +32,7 @@ pub(crate) struct Wanted {
     pub(crate) bytes: u64,
     /// Bytes that all its replicas take in memory.
     pub(crate) charge: u64,
-    pub(crate) place: ChainPlace,
+    pub(crate) chain: ChainPosition,
 }
 
 /// What there is too little of.
@@ -120,7 +120,7 @@ impl Master {
 
     fn wanted(&self, tenant: TenantIndex, start: &PutStart) -> VecDeque<Wanted> {
         let replicas = u64::from(start.config.replicas);
-        let mut place = self.chain_start(tenant, &start.chain);
+        let mut chain = self.chain_start(tenant, &start.chain);
         let all = start.entries.iter().enumerate();
         all.map(|(at, entry)| {
             let hash = self.tenants.hash(tenant, &entry.key);
@@ -130,20 +130,20 @@ impl Master {
                 hash,
                 bytes: entry.bytes,
                 charge: self.charge_of(entry.bytes).saturating_mul(replicas),
-                place,
+                chain,
             };
-            place = ChainPlace {
+            chain = ChainPosition {
                 parent: Some(hash),
-                position: place.position.saturating_add(1),
-                ..place
+                position: chain.position.saturating_add(1),
+                ..chain
             };
             wanted
         })
         .collect()
     }
 
-    pub(crate) fn chain_start(&self, tenant: TenantIndex, chain: &Chain) -> ChainPlace {
-        ChainPlace {
+    pub(crate) fn chain_start(&self, tenant: TenantIndex, chain: &Chain) -> ChainPosition {
+        ChainPosition {
             parent: chain
                 .parent
                 .as_ref()
@@ -234,13 +234,13 @@ impl Master {
         if config.mode == PutMode::Create && complete {
             return Err(PutStarted::Exists);
         }
-        if complete && object.is(Aside::Promotion) {
+        if complete && object.is(Mark::Promotion) {
             return Err(PutStarted::Failed(ErrorCode::ObjectHasReplicationTask));
         }
         if complete && config.group.is_some() && config.group != self.groups.of(id) {
             return Err(PutStarted::Failed(ErrorCode::InvalidParams));
         }
-        if object.is(Aside::Open) {
+        if object.is(Mark::Open) {
             let stale = now >= self.puts.open[&id].started + self.config.put.discard_timeout;
             if config.mode == PutMode::Create && !stale {
                 return Err(PutStarted::Exists);
@@ -303,7 +303,12 @@ impl Master {
     /// Room on up to as many different segments as replicas are asked for; on none when there is no room.
     fn allocate(&mut self, host: Option<&str>, config: &PutConfig, bytes: u64) -> Vec<ReplicaId> {
         let mut found = Vec::new();
-        for index in place::order(&self.segments, &mut *self.place, host, &config.preferred) {
+        for index in placement::rank(
+            &self.segments,
+            &mut *self.placement,
+            host,
+            &config.preferred,
+        ) {
             if found.len() == config.replicas as usize {
                 break;
             }
@@ -328,7 +333,7 @@ impl Master {
                 self.tenants.at_mut(tenant).objects += 1;
                 self.catalog.add(tenant, wanted.key.clone(), wanted.hash)
             });
-        self.catalog.object_mut(object).mark(Aside::Open);
+        self.catalog.object_mut(object).mark(Mark::Open);
         let mut extents = Vec::with_capacity(replicas.len());
         for id in &replicas {
             let extent = self.extent_of(*id);
@@ -344,7 +349,7 @@ impl Master {
             pin: config.pin,
             group: config.group,
             durability: config.durability,
-            place: wanted.place,
+            chain: wanted.chain,
         };
         self.puts.add(object, put);
         self.due

@@ -478,7 +478,7 @@ impl Evict for Gittins {
         }
     }
 
-    fn leave(&mut self, slot: Slot) {
+    fn mark_leaving(&mut self, slot: Slot) {
         self.park(slot);
         if let Some(number) = self.segment_of(slot) {
             self.take_leave(slot, number);

@@ -345,7 +345,7 @@ fn the_neighbour_of_a_block_that_leaves_may_go_itself() {
         world.policy.evicted(world.now, Slot(2));
         world.policy.evicted(world.now, Slot(1));
         assert_eq!(world.policy.victim(world.now), Some(Slot(3)), "{story}");
-        world.policy.leave(Slot(3));
+        world.policy.mark_leaving(Slot(3));
         come(&mut world, 4, if ahead { 4 } else { 6 });
         world.policy.evicted(world.now, Slot(3));
         assert_eq!(world.policy.victim(world.now), Some(Slot(4)), "{story}");

@@ -12,7 +12,7 @@ mod random;
 
 /// A memory segment as a placement policy sees it.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Seat<'a> {
+pub(crate) struct SegmentRoom<'a> {
     pub(crate) index: SegmentIndex,
     pub(crate) free: u64,
     pub(crate) capacity: u64,
@@ -20,12 +20,12 @@ pub(crate) struct Seat<'a> {
 }
 
 /// A policy of placement. It only orders segments; whether a replica fits is found by trying.
-pub(crate) trait Place: Send {
-    /// Puts the seats in the order in which they are to be tried.
-    fn order(&mut self, seats: &mut [Seat<'_>], writer_host: Option<&str>);
+pub(crate) trait PlacementPolicy: Send {
+    /// Puts the rooms in the order in which they are to be tried.
+    fn rank(&mut self, rooms: &mut [SegmentRoom<'_>], writer_host: Option<&str>);
 }
 
-pub(crate) fn build(placement: Placement, rng: Rng) -> Box<dyn Place> {
+pub(crate) fn build(placement: Placement, rng: Rng) -> Box<dyn PlacementPolicy> {
     match placement {
         Placement::Random => Box::new(random::Random { rng }),
         Placement::FreeRatioFirst => Box::new(free_ratio_first::FreeRatioFirst),
@@ -34,17 +34,17 @@ pub(crate) fn build(placement: Placement, rng: Rng) -> Box<dyn Place> {
 }
 
 /// Memory segments in the order in which they are to be tried for a put: those that it prefers, then as the policy says.
-pub(crate) fn order(
+pub(crate) fn rank(
     segments: &Segments,
-    policy: &mut dyn Place,
+    policy: &mut dyn PlacementPolicy,
     writer_host: Option<&str>,
     preferred: &[String],
 ) -> Vec<SegmentIndex> {
-    let mut seats: Vec<Seat<'_>> = segments
+    let mut rooms: Vec<SegmentRoom<'_>> = segments
         .iter()
         .filter_map(|(index, segment)| {
             let books = segment.memory()?.extents.books();
-            Some(Seat {
+            Some(SegmentRoom {
                 index,
                 free: books.free,
                 capacity: books.capacity,
@@ -52,11 +52,11 @@ pub(crate) fn order(
             })
         })
         .collect();
-    if let [only] = seats[..] {
+    if let [only] = rooms[..] {
         return vec![only.index];
     }
-    policy.order(&mut seats, writer_host);
-    let mut order: Vec<SegmentIndex> = seats.into_iter().map(|seat| seat.index).collect();
+    policy.rank(&mut rooms, writer_host);
+    let mut order: Vec<SegmentIndex> = rooms.into_iter().map(|room| room.index).collect();
     if !preferred.is_empty() {
         order.sort_by_key(|index| {
             let name = &segments.at(*index).name;
@@ -73,21 +73,21 @@ pub(crate) fn order(
 mod tests {
     use super::*;
 
-    fn order(placement: Placement, seed: u64) -> Vec<u16> {
-        let seat = |index, free, host| Seat {
+    fn ranked(placement: Placement, seed: u64) -> Vec<u16> {
+        let room = |index, free, host| SegmentRoom {
             index: SegmentIndex(index),
             free,
             capacity: 100,
             host,
         };
-        let mut seats = [
-            seat(0, 10, "a"),
-            seat(1, 90, "b"),
-            seat(2, 50, "a"),
-            seat(3, 0, "b"),
+        let mut rooms = [
+            room(0, 10, "a"),
+            room(1, 90, "b"),
+            room(2, 50, "a"),
+            room(3, 0, "b"),
         ];
-        build(placement, Rng::new(seed)).order(&mut seats, Some("b"));
-        seats.iter().map(|seat| seat.index.0).collect()
+        build(placement, Rng::new(seed)).rank(&mut rooms, Some("b"));
+        rooms.iter().map(|room| room.index.0).collect()
     }
 
     #[test]
@@ -98,7 +98,7 @@ mod tests {
             Placement::LocalFirst,
         ] {
             for seed in 0..20 {
-                let mut seen = order(placement, seed);
+                let mut seen = ranked(placement, seed);
                 seen.sort_unstable();
                 assert_eq!(seen, [0, 1, 2, 3], "{placement:?}");
             }
@@ -107,15 +107,15 @@ mod tests {
 
     #[test]
     fn each_policy_keeps_its_promise() {
-        assert_eq!(order(Placement::FreeRatioFirst, 1), [1, 2, 0, 3]);
+        assert_eq!(ranked(Placement::FreeRatioFirst, 1), [1, 2, 0, 3]);
         for seed in 0..20 {
-            let mut first = order(Placement::LocalFirst, seed)[..2].to_vec();
+            let mut first = ranked(Placement::LocalFirst, seed)[..2].to_vec();
             first.sort_unstable();
             assert_eq!(first, [1, 3], "the writer's host comes first");
         }
         let firsts: std::collections::BTreeSet<u16> = (0..50)
-            .map(|seed| order(Placement::Random, seed)[0])
+            .map(|seed| ranked(Placement::Random, seed)[0])
             .collect();
-        assert_eq!(firsts.len(), 4, "any seat may come first");
+        assert_eq!(firsts.len(), 4, "any segment may come first");
     }
 }

@@ -5,6 +5,7 @@ use crate::catalog::{Parked, PinKind};
 use crate::evict::RestoreError;
 use crate::master::Master;
 use crate::metrics::{OffloadMetrics, PromotionMetrics};
+use crate::prospect;
 use crate::segment::{Medium, record_bytes};
 use crate::tenant::Ledger;
 
@@ -115,7 +116,7 @@ impl Master {
                 free,
                 live: segment.used(),
                 quarantined,
-                replicas: self.residents(index).count() as u64,
+                replicas: prospect::residents(&self.catalog, &self.segments, index).count() as u64,
             }
         });
         Books {
@@ -154,7 +155,7 @@ impl Master {
             let mut leaving = 0;
             for id in segment.replicas() {
                 let replica = self.catalog.replica(id);
-                if self.is_prospect(index, id) {
+                if prospect::is(&self.catalog, index, id) {
                     let above = self.segments.at(replica.segment).below == Some(index);
                     let named = replica
                         .prospect()

@@ -5,7 +5,7 @@ use slackwater_wire::{DiskEntry, DiskState, NodeId, ReportedEntry, SegmentId, Ve
 
 use crate::catalog::{Mark, ObjectId, ReplicaId, SegmentIndex};
 use crate::master::Master;
-use crate::publish::Fresh;
+use crate::publish::{self, Fresh};
 use crate::release::Reason;
 use crate::segment::record_bytes;
 use crate::tenant::Ledger;
@@ -57,7 +57,13 @@ impl Master {
             // A newer record may have replaced one that this very report brought.
             fresh.retain(|replica| self.is_resident(*replica));
         }
-        self.introduce(now, &mut fresh);
+        publish::introduce(
+            &mut self.catalog,
+            &mut self.segments,
+            self.config.offload.mode,
+            now,
+            &mut fresh,
+        );
         self.relieve(now, index);
     }
 

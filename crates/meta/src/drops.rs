@@ -218,7 +218,7 @@ impl Master {
             };
             self.metrics.records_dropped += 1;
             for waiter in drop.waiters {
-                self.answer_if_done(waiter.ack);
+                self.acks.done(waiter.ack, &mut self.outbox);
             }
         }
         self.resume(now, node);
@@ -240,7 +240,7 @@ impl Master {
             for waiter in drop.waiters {
                 self.acks
                     .fail(waiter, ErrorCode::UnavailableInCurrentStatus);
-                self.answer_if_done(waiter.ack);
+                self.acks.done(waiter.ack, &mut self.outbox);
             }
         }
     }

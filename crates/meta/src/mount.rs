@@ -5,6 +5,7 @@ use slackwater_wire::{ErrorCode, Mount, NodeId, Reply, SegmentId, SegmentKind};
 
 use crate::catalog::{ReplicaId, SegmentIndex};
 use crate::master::{Due, Master};
+use crate::prospect;
 use crate::release::Reason;
 use crate::segment::Segment;
 
@@ -71,8 +72,9 @@ impl Master {
         self.lose_promotions(now, index);
         self.lose_offloads(now, index);
         self.lose_open_puts(now, index);
-        self.lose_prospects(index);
-        let lost: Vec<ReplicaId> = self.residents(index).collect();
+        prospect::lose(&mut self.catalog, &mut self.segments, index);
+        let lost: Vec<ReplicaId> =
+            prospect::residents(&self.catalog, &self.segments, index).collect();
         let catalog = &self.catalog;
         self.guards
             .forget(|id| catalog.replica(id).segment == index);

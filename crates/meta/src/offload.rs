@@ -14,7 +14,8 @@ use crate::evict::{Link, Slot};
 use crate::master::{Due, Master};
 use crate::outbox::Waiter;
 use crate::pressure::{Evictable, Evicted, Pass};
-use crate::publish::Fresh;
+use crate::prospect;
+use crate::publish::{self, Fresh};
 use crate::put::ChainPosition;
 use crate::release::Reason;
 use crate::segment::record_bytes;
@@ -368,7 +369,13 @@ impl Master {
                 self.end_offload(now, *ticket, *result, &mut fresh);
             }
         }
-        self.introduce(now, &mut fresh);
+        publish::introduce(
+            &mut self.catalog,
+            &mut self.segments,
+            self.config.offload.mode,
+            now,
+            &mut fresh,
+        );
         self.resume(now, node);
     }
 
@@ -397,7 +404,12 @@ impl Master {
                 .disk_mut()
                 .expect("offloads go to SSD");
             disk.live += record;
-            let prospect = self.take_prospect(offloading.source, offloading.disk);
+            let prospect = prospect::take(
+                &mut self.catalog,
+                &self.segments,
+                offloading.source,
+                offloading.disk,
+            );
             let source = self.catalog.replica(offloading.source);
             let standing = self
                 .segments
@@ -415,7 +427,7 @@ impl Master {
             if let Err(failure) = result {
                 self.acks.fail(*waiter, code_of(failure));
             }
-            self.answer_if_done(waiter.ack);
+            self.acks.done(waiter.ack, &mut self.outbox);
         }
         if let Err(TaskFailure::NoRoom | TaskFailure::Device | TaskFailure::Failing) = result {
             let until = now + self.config.offload.retry_after;
@@ -505,7 +517,13 @@ impl Master {
         };
         self.catalog.replica_mut(id).slot = slot;
         debug_assert_eq!(self.catalog.replica(id).state, ReplicaState::Processing);
-        self.attach(object, id, Ledger::Disk);
+        publish::attach(
+            &mut self.catalog,
+            &mut self.tenants,
+            object,
+            id,
+            Ledger::Disk,
+        );
         let record = self.catalog.object(object);
         let chain = ChainPosition::default();
         Fresh {
@@ -541,7 +559,7 @@ impl Master {
             let (disk, hash, entry) = (offloading.disk, offloading.hash, offloading.entry.clone());
             for promised in std::mem::take(&mut offloading.waiters) {
                 self.acks.fail(promised, ErrorCode::ObjectNotFound);
-                self.answer_if_done(promised.ack);
+                self.acks.done(promised.ack, &mut self.outbox);
             }
             self.drop_record(disk, hash, entry, waiter);
         }
@@ -557,7 +575,7 @@ impl Master {
         );
         for waiter in &offloading.waiters {
             self.acks.fail(*waiter, ErrorCode::RpcTimeout);
-            self.answer_if_done(waiter.ack);
+            self.acks.done(waiter.ack, &mut self.outbox);
         }
         // If the record is written after all, no table here knows of it.
         self.drop_record(
@@ -603,7 +621,7 @@ impl Master {
             for waiter in &offloading.waiters {
                 self.acks
                     .fail(*waiter, ErrorCode::UnavailableInCurrentStatus);
-                self.answer_if_done(waiter.ack);
+                self.acks.done(waiter.ack, &mut self.outbox);
             }
             if offloading.disk != index && offloading.object.is_some() {
                 self.drop_record(

@@ -6,7 +6,7 @@ use slackwater_wire::{
     SegmentId,
 };
 
-use crate::{Master, Output};
+use crate::Output;
 
 /// The replies and orders of one step, gathered so that each node gets one order of a kind.
 #[derive(Default)]
@@ -154,13 +154,12 @@ impl Acks {
         }
     }
 
-    /// One thing is durable, or the request is handled: says whether that was the last.
-    #[must_use]
-    pub(crate) fn done(&mut self, id: AckId) -> Option<(ClientId, OperationId, Reply)> {
+    /// One thing is durable, or the request is handled; if it was the last that the reply waited for, the reply goes out.
+    pub(crate) fn done(&mut self, id: AckId, outbox: &mut Outbox) {
         let ack = self.at(id);
         ack.waiting -= 1;
         if ack.waiting > 0 {
-            return None;
+            return;
         }
         let Ack {
             client,
@@ -173,21 +172,12 @@ impl Acks {
             Answer::Count(count) => Reply::Count(count),
             Answer::Failed(code) => Reply::Failed(code),
         };
-        Some((client, operation, reply))
+        outbox.reply(client, operation, reply);
     }
 
     fn at(&mut self, id: AckId) -> &mut Ack {
         self.open
             .get_mut(&id)
             .expect("an answer stays open while anything is waited for")
-    }
-}
-
-impl Master {
-    /// One thing that the answer waits for is done.
-    pub(crate) fn answer_if_done(&mut self, ack: AckId) {
-        if let Some((client, operation, reply)) = self.acks.done(ack) {
-            self.outbox.reply(client, operation, reply);
-        }
     }
 }

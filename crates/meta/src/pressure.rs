@@ -8,6 +8,7 @@ use crate::config::SoftPinned;
 use crate::evict::Slot;
 use crate::lease::{GroupKey, Unfinished};
 use crate::master::{Due, Master};
+use crate::prospect;
 use crate::release::Reason;
 use crate::tenant::Ledger;
 
@@ -112,8 +113,14 @@ impl Master {
                 },
             };
             *budget -= 1;
-            if self.is_prospect(index, id) {
-                self.end_prospect(now, id, Reason::Evicted);
+            if prospect::is(&self.catalog, index, id) {
+                prospect::end(
+                    &mut self.catalog,
+                    &mut self.segments,
+                    now,
+                    id,
+                    Reason::Evicted,
+                );
                 continue;
             }
             let evictable = self.evictable(now, id);

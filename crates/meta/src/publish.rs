@@ -3,11 +3,13 @@
 use slackwater_base::Instant;
 use slackwater_wire::ReplicaState;
 
-use crate::catalog::{ObjectId, PinKind, ReplicaId, SegmentIndex};
+use crate::catalog::{Catalog, ObjectId, PinKind, ReplicaId, SegmentIndex};
+use crate::config::OffloadMode;
 use crate::evict::{self, Link, Slot, Walk};
-use crate::master::Master;
+use crate::prospect;
 use crate::put::ChainPosition;
-use crate::tenant::Ledger;
+use crate::segment::Segments;
+use crate::tenant::{Ledger, Tenants};
 
 /// A replica that became readable and of which its policy is yet to hear.
 #[derive(Clone, Copy, Debug)]
@@ -21,55 +23,66 @@ pub(crate) struct Fresh {
     pub(crate) standing: Option<evict::Standing>,
 }
 
-impl Master {
-    /// From now on look-ups find this replica.
-    pub(crate) fn attach(&mut self, object: ObjectId, id: ReplicaId, ledger: Ledger) {
-        self.catalog.replica_mut(id).state = ReplicaState::Complete;
-        self.catalog.attach(object, id);
-        if self.catalog.object(object).pin != PinKind::Hard {
-            self.tenants
-                .touch(self.catalog.object(object).tenant, ledger, id);
-        }
+/// From now on look-ups find this replica.
+pub(crate) fn attach(
+    catalog: &mut Catalog,
+    tenants: &mut Tenants,
+    object: ObjectId,
+    id: ReplicaId,
+    ledger: Ledger,
+) {
+    catalog.replica_mut(id).state = ReplicaState::Complete;
+    catalog.attach(object, id);
+    if catalog.object(object).pin != PinKind::Hard {
+        tenants.touch(catalog.object(object).tenant, ledger, id);
     }
+}
 
-    /// Tells policies of new residents, in runs along their chains.
-    pub(crate) fn introduce(&mut self, now: Instant, fresh: &mut [Fresh]) {
-        fresh.sort_by_key(|fresh| fresh.segment);
-        let follows = |before: &Fresh, next: &Fresh| {
-            before.segment == next.segment
-                && next.chain.parent == Some(before.hash)
-                && next.chain.position == before.chain.position.wrapping_add(1)
-                && next.chain.hint == before.chain.hint
-                && next.standing.is_none()
+/// Tells policies of new residents, in runs along their chains.
+pub(crate) fn introduce(
+    catalog: &mut Catalog,
+    segments: &mut Segments,
+    mode: OffloadMode,
+    now: Instant,
+    fresh: &mut [Fresh],
+) {
+    fresh.sort_by_key(|fresh| fresh.segment);
+    let follows = |before: &Fresh, next: &Fresh| {
+        before.segment == next.segment
+            && next.chain.parent == Some(before.hash)
+            && next.chain.position == before.chain.position.wrapping_add(1)
+            && next.chain.hint == before.chain.hint
+            && next.standing.is_none()
+    };
+    for run in fresh.chunk_by(follows) {
+        let links: Vec<Link> = run
+            .iter()
+            .map(|fresh| Link {
+                hash: fresh.hash,
+                slot: Some(Slot(fresh.slot)),
+                bytes: fresh.bytes,
+            })
+            .collect();
+        if let (Some(standing), [link]) = (run[0].standing, links.as_slice()) {
+            segments
+                .at_mut(run[0].segment)
+                .policy
+                .insert_as(now, *link, standing);
+            continue;
+        }
+        let chain = run[0].chain;
+        let walk = Walk {
+            now,
+            links: &links,
+            parent: chain.parent,
+            position: chain.position,
+            found: 0,
+            hint: chain.hint,
+            output_tokens: chain.output_tokens,
         };
-        for run in fresh.chunk_by(follows) {
-            let links: Vec<Link> = run
-                .iter()
-                .map(|fresh| Link {
-                    hash: fresh.hash,
-                    slot: Some(Slot(fresh.slot)),
-                    bytes: fresh.bytes,
-                })
-                .collect();
-            if let (Some(standing), [link]) = (run[0].standing, links.as_slice()) {
-                self.segments
-                    .at_mut(run[0].segment)
-                    .policy
-                    .insert_as(now, *link, standing);
-                continue;
-            }
-            let chain = run[0].chain;
-            let walk = Walk {
-                now,
-                links: &links,
-                parent: chain.parent,
-                position: chain.position,
-                found: 0,
-                hint: chain.hint,
-                output_tokens: chain.output_tokens,
-            };
-            self.segments.at_mut(run[0].segment).policy.insert(&walk);
-            self.add_prospects(run, &walk);
+        segments.at_mut(run[0].segment).policy.insert(&walk);
+        if mode != OffloadMode::Off {
+            prospect::add(catalog, segments, run, &walk);
         }
     }
 }

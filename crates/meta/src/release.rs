@@ -7,6 +7,7 @@ use crate::catalog::{Mark, ObjectId, Parked, PinKind, Replica, ReplicaId, Tenant
 use crate::evict::Slot;
 use crate::lease::GroupKey;
 use crate::master::{Due, Master, Orphan};
+use crate::prospect;
 use crate::segment::{Medium, record_bytes};
 use crate::tenant::Ledger;
 
@@ -35,7 +36,7 @@ impl Master {
             Reason::Evicted => policy.evicted(now, Slot(replica.slot)),
             Reason::Removed => policy.remove(Slot(replica.slot)),
         }
-        self.end_prospect(now, id, reason);
+        prospect::end(&mut self.catalog, &mut self.segments, now, id, reason);
         self.tenants.untouch(id);
         let object = self.catalog.detach(id);
         let (tenant, bytes) = (

@@ -63,7 +63,7 @@ impl Master {
                 self.acks.fail(waiter, code);
             }
         }
-        self.answer_if_done(ack);
+        self.acks.done(ack, &mut self.outbox);
         self.serve(now);
     }
 
@@ -198,7 +198,7 @@ impl Master {
                 self.acks.fail(waiter, code);
             }
         }
-        self.answer_if_done(ack);
+        self.acks.done(ack, &mut self.outbox);
         self.serve(now);
     }
 

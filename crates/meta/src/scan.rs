@@ -253,7 +253,7 @@ impl Master {
 
     fn end_scan(&mut self, job: Job) {
         match job {
-            Job::Remove { ack, .. } => self.answer_if_done(ack),
+            Job::Remove { ack, .. } => self.acks.done(ack, &mut self.outbox),
             Job::List {
                 caller,
                 limit,

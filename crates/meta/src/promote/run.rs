@@ -10,7 +10,7 @@ use crate::catalog::{Mark, ObjectId, ReplicaId, SegmentIndex};
 use crate::evict::{self, Slot};
 use crate::master::{Due, Master};
 use crate::pressure::Evictable;
-use crate::publish::Fresh;
+use crate::publish::{self, Fresh};
 use crate::release::Reason;
 use crate::tenant::Ledger;
 
@@ -146,10 +146,19 @@ impl Master {
             ..standing
         });
         self.metrics.promotion.completed_bytes += bytes;
-        self.attach(object, staged, Ledger::Memory);
+        publish::attach(
+            &mut self.catalog,
+            &mut self.tenants,
+            object,
+            staged,
+            Ledger::Memory,
+        );
         let replica = *self.catalog.replica(staged);
         let hash = self.catalog.object(object).hash;
-        self.introduce(
+        publish::introduce(
+            &mut self.catalog,
+            &mut self.segments,
+            self.config.offload.mode,
             now,
             &mut [Fresh {
                 segment: replica.segment,

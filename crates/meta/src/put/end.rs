@@ -8,7 +8,7 @@ use slackwater_wire::{
 use crate::catalog::{Mark, ObjectId, PinKind, Replica, SegmentIndex, TenantIndex};
 use crate::master::{Caller, Due, Master};
 use crate::outbox::{Answer, Waiter};
-use crate::publish::Fresh;
+use crate::publish::{self, Fresh};
 use crate::tenant::Ledger;
 
 impl Master {
@@ -34,14 +34,20 @@ impl Master {
             }
         }
         // Policies first: what follows may ask them about the new residents.
-        self.introduce(now, &mut fresh);
+        publish::introduce(
+            &mut self.catalog,
+            &mut self.segments,
+            self.config.offload.mode,
+            now,
+            &mut fresh,
+        );
         for (object, durability, waiter) in published {
             if durability == Durability::Disk {
                 self.promise(now, object, waiter);
             }
             self.offload_eagerly(now, object);
         }
-        self.answer_if_done(ack);
+        self.acks.done(ack, &mut self.outbox);
         if let Some(tenant) = self.tenant(&end.tenant) {
             self.trim(now, tenant, Ledger::Memory);
         }
@@ -149,7 +155,13 @@ impl Master {
             }
         }
         for replica in &put.replicas {
-            self.attach(id, *replica, Ledger::Memory);
+            publish::attach(
+                &mut self.catalog,
+                &mut self.tenants,
+                id,
+                *replica,
+                Ledger::Memory,
+            );
             let Replica { segment, slot, .. } = *self.catalog.replica(*replica);
             fresh.push(Fresh {
                 segment,

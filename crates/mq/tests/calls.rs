@@ -350,7 +350,8 @@ fn a_request_that_timed_out_in_a_queue_is_never_sent() {
 }
 
 /// A request whose time had passed before its link's loop looked at it (the loop was busy, or the caller gave it no
-/// time) was sent, and its timeout told only afterwards.
+/// time) was sent, and its timeout told only afterwards. A command that had waited in the loop's inbox was judged by the
+/// time at which the loop had begun its turn, so that it happened even then, now and then.
 #[test]
 fn a_request_whose_time_has_passed_is_not_sent() {
     let (notes, noted) = channel();
@@ -361,13 +362,15 @@ fn a_request_whose_time_has_passed_is_not_sent() {
         timeout: Some(Duration::ZERO),
         ..RequestOptions::default()
     };
-    assert_eq!(
-        client.request_wait(to, "quick.note", ["late"], &none),
-        Err(RequestError::Timeout)
-    );
+    for _ in 0..200 {
+        assert_eq!(
+            client.request_wait(to, "quick.note", ["late"], &none),
+            Err(RequestError::Timeout)
+        );
+    }
     assert_eq!(ask(&client, to, "quick.note", &[b"in time"]), Ok(vec![]));
     assert_eq!(next(&noted, "a note"), b"in time");
-    assert_eq!(client.metrics().timeouts.get(), 1);
+    assert_eq!(client.metrics().timeouts.get(), 200);
 }
 
 #[test]

@@ -14,17 +14,17 @@ use crate::role::Role;
 use crate::{Counters, Event, Limits, Net, Protocol};
 
 /// A loop and its thread. Clones are handles to the same loop; [`Loop::stop`] ends it.
-pub struct Loop<P: Protocol>(Arc<Shared<P>>);
+pub struct Loop<P: Protocol>(Arc<LoopShared<P>>);
 
 /// A handle that does not keep the loop: for protocols that know their neighbours.
-pub struct WeakLoop<P: Protocol>(Weak<Shared<P>>);
+pub struct WeakLoop<P: Protocol>(Weak<LoopShared<P>>);
 
 /// Why a loop could not start.
 #[derive(Debug, Error)]
 #[error("event loop: {0}")]
 pub struct StartError(#[from] io::Error);
 
-struct Shared<P: Protocol> {
+struct LoopShared<P: Protocol> {
     core: Mutex<Core<P>>,
     /// Commands of threads that found the core taken; see [`Limits::waiting_commands`].
     inbox: Mutex<Vec<P::Command>>,
@@ -93,7 +93,7 @@ impl<P: Protocol> Loop<P> {
         let waker = Waker::new(poll.registry(), WAKER)?;
         let counters = Arc::new(Counters::default());
         let net = Net::new(poll.registry().try_clone()?, limits, Arc::clone(&counters));
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(LoopShared {
             core: Mutex::new(Core {
                 net,
                 protocol,
@@ -119,8 +119,8 @@ impl<P: Protocol> Loop<P> {
         Ok(Self(shared))
     }
 
-    /// Hands a command to the protocol: run on this thread when nobody is inside, else by whoever is. When too many wait
-    /// for whoever is inside, this thread waits its turn.
+    /// Hands a command to the protocol: run on this thread when no other is inside, else by the one that is. When
+    /// too many commands wait for that one, this thread waits its turn.
     pub fn command(&self, command: P::Command) {
         self.0.command(command);
     }
@@ -176,7 +176,7 @@ impl<P: Protocol> Core<P> {
     }
 }
 
-impl<P: Protocol> Shared<P> {
+impl<P: Protocol> LoopShared<P> {
     fn run(&self) {
         while !self.stopping.load(Ordering::Acquire) && self.role.take_background() {
             let mut poller = lock(&self.poller);
@@ -281,6 +281,8 @@ impl<P: Protocol> Shared<P> {
             if commands.is_empty() {
                 return;
             }
+            // These came while the core was held, perhaps for long: they must not meet an older time than their own.
+            core.net.set_now();
             for command in commands {
                 core.protocol.handle(&mut core.net, Event::Command(command));
             }

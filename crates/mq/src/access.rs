@@ -3,7 +3,7 @@ use std::sync::Arc;
 use slackwater_keys::{AllowList, Level};
 use slackwater_zmtp::PublicKey;
 
-/// What a category asks of its callers.
+/// The permissions that a category asks of its callers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Access {
     /// The least level.
@@ -14,7 +14,7 @@ pub struct Access {
     pub local_node: bool,
 }
 
-/// A peer that asks to come in.
+/// A peer that asks for admission.
 #[derive(Clone, Debug)]
 pub struct Applicant {
     /// Its address as text: an IP, or uid, gid and pid on a Unix socket.
@@ -28,12 +28,12 @@ pub struct Applicant {
 /// A decision on an applicant; none refuses it.
 pub type Decide = Arc<dyn Fn(&Applicant) -> Option<Level> + Send + Sync>;
 
-/// How a listener decides who may come in.
+/// How a listener decides on peers that connect.
 #[derive(Clone)]
 pub enum Admission {
-    /// Everybody, with this level.
+    /// Every peer is admitted, with this level.
     Everybody(Level),
-    /// Those in the list, with the level it gives; re-read whenever it is reloaded.
+    /// Keys in the list are admitted, with the level it gives; see [`AllowList::reload`].
     Listed(AllowList),
     /// A function decides. It runs on a worker, never on a loop, and may take its time: the peer waits alone.
     Ask(Decide),

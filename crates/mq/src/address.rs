@@ -14,7 +14,7 @@ use thiserror::Error;
 /// the brackets of an IPv6 address.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Address {
-    /// Where.
+    /// The host and port, or the path.
     pub place: Place,
     /// The key the peer must prove; none for a plain link.
     pub key: Option<PublicKey>,

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use thiserror::Error;
 
 use crate::TaggedThread;
-use crate::hub::Hub;
+use crate::context::Context;
 use crate::jobs::Task;
 
 /// Where a job runs.
@@ -15,7 +15,7 @@ pub enum RunOn {
     Pool,
     /// On a thread of its own name.
     Thread(TaggedThread),
-    /// On the thread that finds it due, which must not be held up: a promise not to block.
+    /// On the thread that finds it due: a promise not to block.
     Inline,
 }
 
@@ -29,7 +29,7 @@ impl std::fmt::Debug for RunOn {
     }
 }
 
-/// What came of one job: its value, or what it panicked with.
+/// The outcome of one job: its value, or the text of its panic.
 pub type JobOutcome<R> = Result<R, String>;
 
 /// Why a batch did not start.
@@ -45,7 +45,7 @@ pub enum BatchError {
 
 type Job<R> = (RunOn, Box<dyn FnOnce() -> R + Send>);
 
-/// Jobs that run side by side, and one function that receives what came of all of them.
+/// Jobs that run side by side, and one function that receives the outcomes of all of them.
 pub struct Batch<R> {
     jobs: Vec<Job<R>>,
 }
@@ -70,7 +70,7 @@ impl<R: Send + 'static> Batch<R> {
 
     pub(crate) fn start(
         self,
-        hub: &Arc<Hub>,
+        context: &Arc<Context>,
         on: RunOn,
         completion: impl FnOnce(Vec<JobOutcome<R>>) + Send + 'static,
     ) -> Result<(), BatchError> {
@@ -78,13 +78,13 @@ impl<R: Send + 'static> Batch<R> {
             return Err(BatchError::Empty);
         }
         let outcomes = self.jobs.iter().map(|_| None).collect();
-        let state = Arc::new(Mutex::new(State {
+        let state = Arc::new(Mutex::new(Progress {
             outcomes,
             missing: self.jobs.len(),
             completion: Some(completion),
         }));
         for (index, (place, job)) in self.jobs.into_iter().enumerate() {
-            let (state, hub_, on) = (Arc::clone(&state), Arc::clone(hub), on.clone());
+            let (state, context_, on) = (Arc::clone(&state), Arc::clone(context), on.clone());
             let task: Task = Box::new(move || {
                 let outcome = catch_unwind(AssertUnwindSafe(job)).map_err(|panic| text_of(&*panic));
                 let finished = {
@@ -98,10 +98,12 @@ impl<R: Send + 'static> Batch<R> {
                     let outcomes: Vec<JobOutcome<R>> = outcomes.into_iter().flatten().collect();
                     // Without room for the completion elsewhere it runs here: it was promised.
                     let carried = Carried(Some(Box::new(move || completion(outcomes))));
-                    let _ = on.run(&hub_, Box::new(move || carried.run()));
+                    let _ = on.run(&context_, Box::new(move || carried.run()));
                 }
             });
-            place.run(hub, task).map_err(|Refused| BatchError::Full)?;
+            place
+                .run(context, task)
+                .map_err(|Refused| BatchError::Full)?;
         }
         Ok(())
     }
@@ -113,7 +115,7 @@ impl<R: Send + 'static> Default for Batch<R> {
     }
 }
 
-struct State<R, F> {
+struct Progress<R, F> {
     outcomes: Vec<Option<JobOutcome<R>>>,
     missing: usize,
     completion: Option<F>,
@@ -142,13 +144,13 @@ impl Drop for Carried {
 pub(crate) struct Refused;
 
 impl RunOn {
-    pub(crate) fn run(&self, hub: &Hub, task: Task) -> Result<(), Refused> {
+    pub(crate) fn run(&self, context: &Context, task: Task) -> Result<(), Refused> {
         match self {
-            RunOn::Pool => hub.jobs.batch(task).map_err(|_| Refused),
+            RunOn::Pool => context.jobs.batch(task).map_err(|_| Refused),
             RunOn::Thread(thread) => thread.push(task).map_err(|_| Refused),
             RunOn::Inline => {
                 if catch_unwind(AssertUnwindSafe(task)).is_err() {
-                    hub.metrics.rare(&hub.metrics.jobs_panicked);
+                    context.metrics.rare(&context.metrics.jobs_panicked);
                 }
                 Ok(())
             }

@@ -3,8 +3,8 @@ use std::sync::Arc;
 use slackwater_zmtp::{Message, PublicKey};
 use thiserror::Error;
 
+use crate::context::{Context, Origin};
 use crate::frames::{self, REPLY};
-use crate::hub::{Hub, Origin};
 use crate::{Answer, ConnectionId, Level, Mq, Refusal, RequestError, RequestOptions};
 
 /// A reply to a command that is not a request.
@@ -14,17 +14,17 @@ pub struct NotARequest;
 
 /// A command as its handler sees it.
 pub struct Call<'a> {
-    pub(crate) hub: &'a Arc<Hub>,
+    pub(crate) context: &'a Arc<Context>,
     pub(crate) origin: &'a Arc<Origin>,
     pub(crate) level: Level,
     pub(crate) message: &'a Message,
     pub(crate) is_request: bool,
 }
 
-/// The right to answer one request later, from any thread. Dropped without an answer, the peer is told that the
+/// The permission to answer one request later, from any thread. Dropped without an answer, the peer is told that the
 /// request failed, if it knows the word.
 pub struct Deferred {
-    hub: Arc<Hub>,
+    context: Arc<Context>,
     origin: Arc<Origin>,
     tag: Option<Vec<u8>>,
 }
@@ -41,7 +41,7 @@ impl Call<'_> {
         self.message.part(index + self.first())
     }
 
-    /// Whom to send to to reach the caller.
+    /// The destination that reaches the caller.
     #[must_use]
     pub fn from(&self) -> ConnectionId {
         self.origin.connection
@@ -74,7 +74,7 @@ impl Call<'_> {
     /// The message layer.
     #[must_use]
     pub fn mq(&self) -> Mq {
-        Mq(Arc::clone(self.hub))
+        Mq(Arc::clone(self.context))
     }
 
     /// Answers the request.
@@ -86,7 +86,7 @@ impl Call<'_> {
         parts: impl IntoIterator<Item = P>,
     ) -> Result<(), NotARequest> {
         let tag = self.tag().ok_or(NotARequest)?;
-        self.hub
+        self.context
             .send_plainly(self.origin.link, frames::with_head(&[REPLY, tag], parts));
         Ok(())
     }
@@ -97,18 +97,18 @@ impl Call<'_> {
     /// [`NotARequest`] for a plain command.
     pub fn refuse(&self, refusal: Refusal) -> Result<(), NotARequest> {
         let tag = self.tag().ok_or(NotARequest)?;
-        send_refusal(self.hub, self.origin, refusal, Some(tag));
+        send_refusal(self.context, self.origin, refusal, Some(tag));
         Ok(())
     }
 
-    /// Takes the right to answer away from this call, for later.
+    /// Takes the answer over, for later.
     ///
     /// # Errors
     /// [`NotARequest`] for a plain command.
     pub fn defer(&self) -> Result<Deferred, NotARequest> {
         let tag = self.tag().ok_or(NotARequest)?.to_vec();
         Ok(Deferred {
-            hub: Arc::clone(self.hub),
+            context: Arc::clone(self.context),
             origin: Arc::clone(self.origin),
             tag: Some(tag),
         })
@@ -116,7 +116,7 @@ impl Call<'_> {
 
     /// Sends a command back on the very link this one came on.
     pub fn send_back<P: AsRef<[u8]>>(&self, command: &str, parts: impl IntoIterator<Item = P>) {
-        self.hub.send_plainly(
+        self.context.send_plainly(
             self.origin.link,
             frames::with_head(&[command.as_bytes()], parts),
         );
@@ -148,7 +148,7 @@ impl Deferred {
     /// Answers.
     pub fn reply<P: AsRef<[u8]>>(mut self, parts: impl IntoIterator<Item = P>) {
         if let Some(tag) = self.tag.take() {
-            self.hub
+            self.context
                 .send_plainly(self.origin.link, frames::with_head(&[REPLY, &tag], parts));
         }
     }
@@ -156,7 +156,7 @@ impl Deferred {
     /// Answers with a refusal; a peer that does not know an extension text gets nothing.
     pub fn refuse(mut self, refusal: Refusal) {
         if let Some(tag) = self.tag.take() {
-            send_refusal(&self.hub, &self.origin, refusal, Some(&tag));
+            send_refusal(&self.context, &self.origin, refusal, Some(&tag));
         }
     }
 }
@@ -164,16 +164,21 @@ impl Deferred {
 impl Drop for Deferred {
     fn drop(&mut self) {
         if let Some(tag) = self.tag.take() {
-            send_refusal(&self.hub, &self.origin, Refusal::Failed, Some(&tag));
+            send_refusal(&self.context, &self.origin, Refusal::Failed, Some(&tag));
         }
     }
 }
 
 /// Tells the peer why its command was not carried out, if it can understand the word; counts it in any case.
-pub(crate) fn send_refusal(hub: &Hub, origin: &Origin, refusal: Refusal, tag: Option<&[u8]>) {
-    hub.metrics.count("refusal", refusal.text());
+pub(crate) fn send_refusal(
+    context: &Context,
+    origin: &Origin,
+    refusal: Refusal,
+    tag: Option<&[u8]>,
+) {
+    context.metrics.count("refusal", refusal.text());
     if let Some(message) = refusal_for(origin, refusal, b"", tag) {
-        hub.send_plainly(origin.link, message);
+        context.send_plainly(origin.link, message);
     }
 }
 

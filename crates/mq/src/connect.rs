@@ -11,11 +11,11 @@ use crate::{Address, Admission, Level};
 /// How to listen.
 #[derive(Clone)]
 pub struct ListenOptions {
-    /// Who may come in.
+    /// The decision on peers that connect.
     pub admission: Admission,
     /// Whether links are encrypted with this side's keys.
     pub encrypted: bool,
-    /// Who may use a Unix socket.
+    /// The owner and mode of a Unix socket.
     pub access: UnixAccess,
 }
 
@@ -25,7 +25,7 @@ pub enum ListenError {
     /// The address is taken or not ours.
     #[error(transparent)]
     Net(#[from] NetError),
-    /// Others than this machine could reach it, and nothing would tell them apart.
+    /// Other machines could reach it, and no key would tell its peers apart.
     #[error("{0} can be reached from other machines: listen with keys, or on a loopback address")]
     NeedsKeys(SocketAddr),
     /// The message layer has been stopped.
@@ -66,7 +66,7 @@ impl Default for ConnectOptions {
     }
 }
 
-/// Why a link was not made.
+/// The cause for which a link was not made.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum ConnectFailure {
     /// The name of the host could not be looked up.
@@ -122,7 +122,7 @@ pub enum ConnectError {
     Failed {
         /// The address of the peer.
         address: Address,
-        /// Why.
+        /// The cause.
         failure: Box<ConnectFailure>,
     },
     /// It was asked for from inside a loop, which would wait for itself.
@@ -134,9 +134,9 @@ pub enum ConnectError {
 #[derive(Debug, Error)]
 pub enum NodeError {
     /// The key is no active node's.
-    #[error("{0} is no active node")]
+    #[error("{0} is not an active node")]
     NotANode(PublicKey),
     /// Neither the hint nor the look-up knows where it is.
-    #[error("nobody knows where {0} is")]
+    #[error("no address is known for {0}")]
     NoAddress(PublicKey),
 }

@@ -9,15 +9,15 @@ use slackwater_zmtp::{KeyPair, LinkConfig, Message, PublicKey, Routes};
 
 use crate::deliver::Sending;
 use crate::jobs::Jobs;
-use crate::link_config::Outgoing;
+use crate::link_config::OutgoingKind;
 use crate::registry::Registry;
 use crate::resolve::{Lookups, Resolve};
-use crate::shard::{Order, Shard};
+use crate::shard::{LoopCommand, Shard};
 use crate::{Address, Metrics, Options, Route};
 
 /// How to find a node.
 pub(crate) type Lookup = Arc<dyn Fn(&PublicKey) -> Option<Address> + Send + Sync>;
-/// Who hears of links.
+/// Called with every event of a link.
 pub(crate) type OnEvent = Arc<dyn Fn(LinkEvent) + Send + Sync>;
 
 /// One link: which loop it belongs to and its number, never used again.
@@ -27,7 +27,7 @@ pub struct LinkId {
     pub(crate) serial: u64,
 }
 
-/// Whom to send to. Good on any thread, for as long as one likes: sending to somebody gone says so.
+/// The destination of a message. Usable on any thread and at any time: sending to one that is gone is an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ConnectionId {
     /// A node of the fleet, whichever links there are to it; one is opened when there is none.
@@ -41,27 +41,27 @@ pub enum ConnectionId {
 pub enum LinkEvent {
     /// A link is up.
     Up {
-        /// Which.
+        /// The destination that leads to the link.
         connection: ConnectionId,
-        /// Its peer's address.
+        /// The address of the peer, as text.
         remote: String,
-        /// Its peer's key.
+        /// The key that the peer has proven; none on a plain link.
         key: Option<PublicKey>,
     },
     /// A link that was up is down.
     Down {
-        /// Which.
+        /// The destination that leads to the link.
         connection: ConnectionId,
-        /// Why, for people.
+        /// The cause, for people.
         reason: String,
         /// Whether it is being opened again.
         reconnecting: bool,
     },
     /// This side refused a peer, or it failed before it was up.
     Refused {
-        /// Its address.
+        /// The address of the peer, as text.
         remote: String,
-        /// Why, for people.
+        /// The cause, for people.
         reason: String,
     },
 }
@@ -88,7 +88,7 @@ pub(crate) enum Opened {
 }
 
 /// What all loops and all handles of one message layer share.
-pub(crate) struct Hub {
+pub(crate) struct Context {
     pub(crate) options: Options,
     pub(crate) keys: KeyPair,
     pub(crate) registry: Registry,
@@ -99,17 +99,17 @@ pub(crate) struct Hub {
     pub(crate) resolver: Resolve,
     pub(crate) lookups: Lookups,
     pub(crate) on_event: Option<OnEvent>,
-    /// Emptied by the stop, which breaks the circle of hub and loops.
+    /// Emptied by the stop, which breaks the reference cycle of context and loops.
     pub(crate) loops: ArcSwap<Vec<Loop<Shard>>>,
-    /// Of the link that was opened last.
-    pub(crate) latest_config: Mutex<Option<(Outgoing, Arc<LinkConfig>)>>,
+    /// The configuration of the link that was opened last.
+    pub(crate) latest_config: Mutex<Option<(OutgoingKind, Arc<LinkConfig>)>>,
     links_of_nodes: Mutex<NodeLinks>,
     routes: Mutex<Routes<LinkId>>,
     serials: AtomicU64,
     turn: AtomicU64,
 }
 
-impl Hub {
+impl Context {
     pub(crate) fn new(
         builder: crate::Builder,
         keys: KeyPair,
@@ -137,15 +137,15 @@ impl Hub {
         }
     }
 
-    /// Hands an order to one loop. After the stop it is dropped, and what waits for it hears that it is gone.
-    pub(crate) fn order(&self, shard: u16, order: Order) {
+    /// Gives a command to one loop. After the stop it is dropped, and a caller that waits for it is told so.
+    pub(crate) fn order(&self, shard: u16, order: LoopCommand) {
         if let Some(owner) = self.loops.load().get(usize::from(shard)) {
             owner.command(order);
         }
     }
 
-    /// Hands an order to every loop.
-    pub(crate) fn order_all(&self, order: impl Fn() -> Order) {
+    /// Gives a command to every loop.
+    pub(crate) fn order_all(&self, order: impl Fn() -> LoopCommand) {
         self.loops
             .load()
             .iter()
@@ -154,10 +154,13 @@ impl Hub {
 
     /// Sends a message on a link.
     pub(crate) fn send(&self, link: LinkId, sending: Sending) {
-        self.order(link.shard, Order::Send(link.serial, Box::new(sending)));
+        self.order(
+            link.shard,
+            LoopCommand::Send(link.serial, Box::new(sending)),
+        );
     }
 
-    /// Sends a message nobody waits for on a link.
+    /// Sends a message without a waiter on a link.
     pub(crate) fn send_plainly(&self, link: LinkId, message: Message) {
         self.send(link, Sending::plain(message));
     }
@@ -179,7 +182,7 @@ impl Hub {
         key.is_some_and(|key| self.nodes.load().contains(key))
     }
 
-    /// Tells whoever listens, on a worker.
+    /// Gives an event to the listener of [`Builder::on_link`](crate::Builder::on_link), on a worker.
     pub(crate) fn tell(&self, event: LinkEvent) {
         let Some(hear) = &self.on_event else { return };
         let hear = Arc::clone(hear);

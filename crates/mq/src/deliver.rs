@@ -45,10 +45,10 @@ pub struct SendOptions {
 /// A message on its way to a link.
 pub(crate) struct Sending {
     pub(crate) message: Message,
-    /// For a request: who waits.
+    /// For a request: its caller and its deadline.
     pub(crate) waiter: Option<(Waiter, slackwater_base::Instant)>,
     pub(crate) on_failure: Option<Box<dyn FnOnce(SendError) + Send>>,
-    /// The node meant; another of its links is tried when this one is gone.
+    /// The destination when it is a node: another of its links is tried when this one is gone.
     pub(crate) node: Option<(PublicKey, Route)>,
 }
 

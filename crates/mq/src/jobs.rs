@@ -10,7 +10,7 @@ use slackwater_wait::{Event, Seen, Site, Waiting as Wait, now};
 use crate::metrics::Metrics;
 use crate::resolve::LOOKUPS;
 use admissions::Admissions;
-pub(crate) use admissions::{AdmissionLimits, Stranger};
+pub(crate) use admissions::{AdmissionLimits, AdmissionSource};
 
 pub(crate) type Task = Box<dyn FnOnce() + Send>;
 
@@ -18,10 +18,10 @@ pub(crate) type Task = Box<dyn FnOnce() + Send>;
 ///
 /// A command starts when its category runs fewer than it has reserved, or when fewer jobs than general workers run.
 /// Otherwise it queues, up to its category's limit. Batch jobs come first, then replies and callbacks, then commands
-/// in the order of arrival. Decisions on strangers have workers of their own and take no others. Threads start when
-/// first needed; the one that rested last works first.
+/// in the order of arrival. Decisions on admission and look-ups of names each have workers of their own and take no others. Threads start when
+/// first needed; the one that became idle last is used first.
 pub(crate) struct Jobs {
-    shared: Arc<Shared>,
+    shared: Arc<Pool>,
 }
 
 /// How many workers there may be.
@@ -90,13 +90,13 @@ pub(crate) struct Full;
 enum Class {
     Batch,
     Reply,
-    Admission(Stranger),
+    Admission(AdmissionSource),
     Lookup,
     Command(usize),
 }
 
-struct Shared {
-    state: Mutex<State>,
+struct Pool {
+    state: Mutex<Queues>,
     /// Notified when nothing runs and nothing waits.
     rested: Event,
     workers: Workers,
@@ -104,7 +104,7 @@ struct Shared {
     metrics: Arc<Metrics>,
 }
 
-struct State {
+struct Queues {
     categories: Vec<Category>,
     batch: VecDeque<Task>,
     replies: VecDeque<Task>,
@@ -115,7 +115,7 @@ struct State {
     replies_active: usize,
     active: usize,
     arrivals: u64,
-    /// Workers that rest, and what each had heard of its bell when it lay down.
+    /// Idle workers, each with the event that wakes it.
     idle: Vec<Arc<Event>>,
     threads: usize,
     stopping: bool,
@@ -144,7 +144,7 @@ static DRAIN: Site = Site::new("mq drain");
 impl Jobs {
     pub(crate) fn new(
         workers: Workers,
-        strangers: AdmissionLimits,
+        limits: AdmissionLimits,
         categories: &[Queueing],
         metrics: Arc<Metrics>,
     ) -> Self {
@@ -158,11 +158,11 @@ impl Jobs {
                 active: 0,
             })
             .collect();
-        let state = State {
+        let state = Queues {
             categories,
             batch: VecDeque::new(),
             replies: VecDeque::new(),
-            admissions: Admissions::new(strangers),
+            admissions: Admissions::new(limits),
             lookups: VecDeque::new(),
             lookups_active: 0,
             batch_active: 0,
@@ -179,7 +179,7 @@ impl Jobs {
             + workers.admissions.max(1)
             + workers.lookups.max(1)
             + reserved;
-        let shared = Shared {
+        let shared = Pool {
             state: Mutex::new(state),
             rested: Event::new(),
             workers,
@@ -197,7 +197,7 @@ impl Jobs {
         if state.stopping {
             return Err(Full);
         }
-        // Those that wait although they could start are only waiting for a worker that is on its way.
+        // Commands that could start already have a worker that was woken for them.
         let starting = self.shared.startable(&state, category);
         let entry = &mut state.categories[category];
         let starts = entry.waiting.len() < starting;
@@ -219,14 +219,14 @@ impl Jobs {
         });
         self.shared.call_worker(state, starts);
         if !starts {
-            // How many wait is a fact that somebody may be waiting for.
+            // Tests and tools wait for this count.
             self.shared.metrics.changed().notify_all();
         }
         Ok(())
     }
 
-    /// Runs a decision on a stranger from `source`, which has few of them.
-    pub(crate) fn admission(&self, source: Stranger, task: Task) -> Result<(), Full> {
+    /// Runs a decision on a peer from `source`; each source has a bounded number of them.
+    pub(crate) fn admission(&self, source: AdmissionSource, task: Task) -> Result<(), Full> {
         let mut state = self.shared.lock();
         if state.stopping {
             return Err(Full);
@@ -313,18 +313,18 @@ impl Jobs {
         drop(state);
         // Dropping a job may run its owner's code, which may come back here.
         drop(dropped);
-        for bell in idle {
-            bell.notify_all();
+        for wake in idle {
+            wake.notify_all();
         }
     }
 }
 
-impl Shared {
-    fn lock(&self) -> MutexGuard<'_, State> {
+impl Pool {
+    fn lock(&self) -> MutexGuard<'_, Queues> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn may_start(&self, state: &State, class: Class) -> bool {
+    fn may_start(&self, state: &Queues, class: Class) -> bool {
         let kept = match class {
             Class::Batch => state.batch_active < self.workers.batch,
             Class::Reply => state.replies_active < self.workers.replies,
@@ -339,28 +339,28 @@ impl Shared {
     }
 
     /// Commands of a category that could start now.
-    fn startable(&self, state: &State, category: usize) -> usize {
+    fn startable(&self, state: &Queues, category: usize) -> usize {
         let entry = &state.categories[category];
         let reserved = entry.queueing.reserved.saturating_sub(entry.active);
         reserved.max(self.workers.general.saturating_sub(state.active))
     }
 
-    fn may_decide(&self, state: &State) -> bool {
+    fn may_decide(&self, state: &Queues) -> bool {
         state.admissions.has_next() && state.admissions.active() < self.workers.admissions.max(1)
     }
 
-    fn may_look_up(&self, state: &State) -> bool {
+    fn may_look_up(&self, state: &Queues) -> bool {
         !state.lookups.is_empty() && state.lookups_active < self.workers.lookups.max(1)
     }
 
-    /// Wakes the worker that rested last, or starts one.
-    fn call_worker(self: &Arc<Self>, mut state: MutexGuard<'_, State>, starts: bool) {
+    /// Wakes the worker that became idle last, or starts one.
+    fn call_worker(self: &Arc<Self>, mut state: MutexGuard<'_, Queues>, starts: bool) {
         if !starts {
             return;
         }
-        if let Some(bell) = state.idle.pop() {
+        if let Some(wake) = state.idle.pop() {
             drop(state);
-            bell.notify_all();
+            wake.notify_all();
             return;
         }
         if state.threads < self.limit {
@@ -378,7 +378,7 @@ impl Shared {
     }
 
     fn work(&self) {
-        let bell = Arc::new(Event::new());
+        let wake = Arc::new(Event::new());
         let mut state = self.lock();
         loop {
             if let Some((class, task)) = self.next(&mut state) {
@@ -398,17 +398,17 @@ impl Shared {
                 state.threads -= 1;
                 return;
             }
-            // Taken before anybody can find the bell, so that no call is missed.
-            let seen: Seen = bell.seen();
-            state.idle.push(Arc::clone(&bell));
+            // Taken before anybody can find the wake, so that no call is missed.
+            let seen: Seen = wake.seen();
+            state.idle.push(Arc::clone(&wake));
             drop(state);
-            bell.wait(seen, &Wait::at(&REST))
+            wake.wait(seen, &Wait::at(&REST))
                 .expect("nobody closes it, and it has no deadline");
             state = self.lock();
         }
     }
 
-    fn next(&self, state: &mut State) -> Option<(Class, Task)> {
+    fn next(&self, state: &mut Queues) -> Option<(Class, Task)> {
         if !state.batch.is_empty() && self.may_start(state, Class::Batch) {
             return state.batch.pop_front().map(|task| (Class::Batch, task));
         }
@@ -440,7 +440,7 @@ impl Shared {
     }
 }
 
-impl State {
+impl Queues {
     fn is_at_rest(&self) -> bool {
         self.active == 0
             && self.batch.is_empty()
@@ -475,7 +475,7 @@ impl State {
         }
     }
 
-    /// Who runs in a class that shares the general workers.
+    /// Jobs that run in a class that shares the general workers.
     fn active_of(&mut self, class: Class) -> Option<&mut usize> {
         match class {
             Class::Batch => Some(&mut self.batch_active),

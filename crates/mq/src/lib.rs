@@ -11,9 +11,9 @@ mod address;
 mod batch;
 mod call;
 mod connect;
+mod context;
 mod deliver;
 mod frames;
-mod hub;
 mod jobs;
 mod link_config;
 mod metrics;
@@ -37,9 +37,9 @@ pub use call::{Call, Deferred, NotARequest};
 pub use connect::{
     Attempt, ConnectError, ConnectFailure, ConnectOptions, ListenError, ListenOptions, NodeError,
 };
+pub use context::{ConnectionId, LinkEvent, LinkId};
 pub use deliver::{Route, SendError, SendOptions};
 pub use frames::Refusal;
-pub use hub::{ConnectionId, LinkEvent, LinkId};
 pub use jobs::{Queueing, Workers};
 pub use metrics::Metrics;
 pub use mq::Mq;

@@ -2,12 +2,12 @@ use std::sync::{Arc, PoisonError};
 
 use slackwater_zmtp::{LinkConfig, Mechanism, PublicKey, Side, SocketType};
 
+use crate::context::Context;
 use crate::frames::PROPERTY;
-use crate::hub::Hub;
 
 /// What tells the configuration of one outgoing link from that of another.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Outgoing {
+pub(crate) struct OutgoingKind {
     pub(crate) socket: SocketType,
     /// The key of the peer; plain without.
     pub(crate) server: Option<PublicKey>,
@@ -15,10 +15,10 @@ pub(crate) struct Outgoing {
     pub(crate) ephemeral: bool,
 }
 
-impl Hub {
+impl Context {
     /// The configuration of an outgoing link, the same value as for the link before if that is of the same kind: of
     /// thousands of links each reads it with every message, and one copy stays in the cache.
-    pub(crate) fn outgoing_config(&self, kind: Outgoing) -> Arc<LinkConfig> {
+    pub(crate) fn outgoing_config(&self, kind: OutgoingKind) -> Arc<LinkConfig> {
         let mut latest = self
             .latest_config
             .lock()

@@ -23,9 +23,9 @@ pub struct Metrics {
     pub requests: Counter,
     /// Requests that ended by their timeout.
     pub timeouts: Counter,
-    /// Replies that nobody waited for.
+    /// Replies without a waiting request.
     pub late_replies: Counter,
-    /// Words of the protocol in a place where they mean nothing.
+    /// Protocol words that are not valid in the state of their link.
     pub misplaced_words: Counter,
     /// Commands refused because their queue was full.
     pub busy: Counter,
@@ -44,8 +44,8 @@ pub struct Metrics {
 }
 
 impl Metrics {
-    /// Notified after anything but traffic was counted, after a link has left the books, and when commands begin or go on
-    /// to wait: who waits for such a fact looks again then.
+    /// Notified after anything but traffic was counted, after a link was removed, and when the number of waiting commands
+    /// changes.
     #[must_use]
     pub fn changed(&self) -> &Event {
         &self.changed

@@ -8,12 +8,12 @@ use slackwater_net::{Counters, Endpoint, Listen, Net, NetError, is_inside_a_loop
 use slackwater_wait::{Completion, now};
 use slackwater_zmtp::{PublicKey, SocketType};
 
+use crate::context::{ConnectionId, Context, LinkId, Opened};
 use crate::deliver::{SendError, SendOptions, Sending};
 use crate::frames::{self, TAG_BYTES};
-use crate::hub::{ConnectionId, Hub, LinkId, Opened};
-use crate::link_config::Outgoing;
+use crate::link_config::OutgoingKind;
 use crate::request::{Answer, RequestError, RequestOptions, Waiter};
-use crate::shard::{Inspection, Listening, Opening, Order, Purpose, StreamSetup};
+use crate::shard::{Inspection, Listening, LoopCommand, Opening, Purpose, StreamSetup};
 use crate::stream::{Published, Publisher, StreamOptions};
 use crate::timer::{Ticking, Timer, TimerOptions};
 use crate::{
@@ -23,7 +23,7 @@ use crate::{
 
 /// A handle to a message layer, good on any thread.
 #[derive(Clone)]
-pub struct Mq(pub(crate) Arc<Hub>);
+pub struct Mq(pub(crate) Arc<Context>);
 
 impl Mq {
     /// This side's public key.
@@ -81,7 +81,7 @@ impl Mq {
         let mut opening = self.opening(address, options, SocketType::Dealer);
         opening.outcome = Some(Box::new(outcome));
         let id = opening.id;
-        self.0.order(id.shard, Order::Open(Box::new(opening)));
+        self.0.order(id.shard, LoopCommand::Open(Box::new(opening)));
         ConnectionId::Link(id)
     }
 
@@ -99,7 +99,7 @@ impl Mq {
         }
         let (told, outcome) = channel();
         let id = self.connect(address, options, move |outcome| {
-            // Whoever asked waits below.
+            // The caller waits below.
             let _ = told.send(outcome);
         });
         let stopped = || ConnectFailure::Ended {
@@ -137,7 +137,7 @@ impl Mq {
         let (client, server) = (self.0.new_link(shard), self.0.new_link(shard));
         self.0.order(
             shard,
-            Order::OpenLocal {
+            LoopCommand::OpenLocal {
                 client: client.serial,
                 server: server.serial,
             },
@@ -153,11 +153,12 @@ impl Mq {
             ConnectionId::Node(key) => self.0.links_of(&key, Route::Any),
         };
         for LinkId { shard, serial } in links {
-            self.0.order(shard, Order::Disconnect { serial, linger });
+            self.0
+                .order(shard, LoopCommand::Disconnect { serial, linger });
         }
     }
 
-    /// Sends a command; nobody answers it.
+    /// Sends a command, which has no answer.
     pub fn send<P: AsRef<[u8]>>(
         &self,
         to: ConnectionId,
@@ -184,7 +185,7 @@ impl Mq {
         self.route(to, sending, options.route, options.hint, options.keep_alive);
     }
 
-    /// Sends a request. `callback` hears exactly once: the reply, why there is none, or that the time is over.
+    /// Sends a request. `callback` is called exactly once: with the reply, a refusal, or a timeout.
     pub fn request<P: AsRef<[u8]>>(
         &self,
         to: ConnectionId,
@@ -251,10 +252,10 @@ impl Mq {
 
     /// Looks at every link again: call it after an [`AllowList`](crate::AllowList) has changed.
     pub fn rights_changed(&self) {
-        self.0.order_all(|| Order::Review);
+        self.0.order_all(|| LoopCommand::Review);
     }
 
-    /// Starts a batch; `completion` receives what came of every job.
+    /// Starts a batch; `completion` receives the outcome of every job.
     ///
     /// # Errors
     /// [`BatchError`].
@@ -267,7 +268,7 @@ impl Mq {
         batch.start(&self.0, on, completion)
     }
 
-    /// Runs one job somewhere, and nobody asks what came of it.
+    /// Runs one job; its result is dropped.
     ///
     /// # Errors
     /// [`BatchError::Full`].
@@ -310,9 +311,9 @@ impl Mq {
             function: Arc::new(function),
             busy: Arc::new(AtomicBool::new(false)),
         };
-        self.0.order(0, Order::AddTimer(number, ticking));
+        self.0.order(0, LoopCommand::AddTimer(number, ticking));
         Timer {
-            hub: Arc::clone(&self.0),
+            context: Arc::clone(&self.0),
             shard: 0,
             number,
         }
@@ -337,7 +338,7 @@ impl Mq {
             replay_bytes: options.replay_bytes,
             topics: self.0.options.stream_topics,
         };
-        self.0.order(shard, Order::OpenStream(stream, setup));
+        self.0.order(shard, LoopCommand::OpenStream(stream, setup));
         let here = shard..shard + 1;
         let purpose = Purpose::Stream(stream, listen.admission.clone());
         let endpoint = self.listen_on(endpoint, listen, SocketType::Pub, purpose, here.clone())?;
@@ -346,7 +347,7 @@ impl Mq {
             .map(|endpoint| self.listen_on(endpoint, listen, SocketType::Router, purpose, here))
             .transpose()?;
         Ok(Publisher {
-            hub: Arc::clone(&self.0),
+            context: Arc::clone(&self.0),
             shard,
             stream,
             endpoint,
@@ -372,8 +373,9 @@ impl Mq {
             topics,
             handler: Arc::new(handler),
         };
-        self.0.order(id.shard, Order::OpenStream(id.serial, setup));
-        self.0.order(id.shard, Order::Open(Box::new(opening)));
+        self.0
+            .order(id.shard, LoopCommand::OpenStream(id.serial, setup));
+        self.0.order(id.shard, LoopCommand::Open(Box::new(opening)));
         ConnectionId::Link(id)
     }
 
@@ -381,7 +383,7 @@ impl Mq {
     /// stay open, so that answers still leave.
     #[must_use]
     pub fn drain(&self, limit: Duration) -> bool {
-        self.0.order_all(|| Order::Drain);
+        self.0.order_all(|| LoopCommand::Drain);
         self.0.jobs.rest(limit)
     }
 
@@ -394,7 +396,7 @@ impl Mq {
         let mut all = Inspection::default();
         for looping in self.0.loops.load().iter() {
             let (answer, answered) = channel();
-            looping.command(Order::Inspect(answer));
+            looping.command(LoopCommand::Inspect(answer));
             if let Ok(one) = answered.recv() {
                 all.peers += one.peers;
                 all.up += one.up;
@@ -474,7 +476,8 @@ impl Mq {
                 purpose: purpose.clone(),
                 answer,
             };
-            self.0.order(shard, Order::Listen(Box::new(listening)));
+            self.0
+                .order(shard, LoopCommand::Listen(Box::new(listening)));
             bound = answered.recv().map_err(|_| ListenError::Stopped)??;
         }
         Ok(bound)
@@ -483,7 +486,7 @@ impl Mq {
     fn opening(&self, address: &Address, options: &ConnectOptions, socket: SocketType) -> Opening {
         let timeout = options.timeout.unwrap_or(self.0.options.connect_timeout);
         let ephemeral = options.ephemeral_id.unwrap_or(self.0.options.ephemeral_ids);
-        let config = self.0.outgoing_config(Outgoing {
+        let config = self.0.outgoing_config(OutgoingKind {
             socket,
             server: address.key,
             ephemeral,
@@ -516,7 +519,7 @@ impl Mq {
         }
         let found = hint.or_else(|| self.0.lookup.as_ref().and_then(|lookup| lookup(&key)));
         let mut address = found.ok_or(NodeError::NoAddress(key))?;
-        // A node is whoever proves its key, whatever the address says.
+        // Only the key identifies a node, whatever key the address names.
         address.key = Some(key);
         let options = ConnectOptions {
             probe: false,
@@ -528,7 +531,7 @@ impl Mq {
         opening.node = Some(key);
         let id = opening.id;
         self.0.add_link_of(key, id, Opened::Here);
-        self.0.order(id.shard, Order::Open(Box::new(opening)));
+        self.0.order(id.shard, LoopCommand::Open(Box::new(opening)));
         Ok(id)
     }
 

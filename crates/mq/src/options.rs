@@ -24,7 +24,7 @@ pub struct Options {
     pub limits: Limits,
     /// Heartbeats, or none.
     pub heartbeat: Option<Heartbeat>,
-    /// Bounds on strangers.
+    /// Bounds on unauthenticated peers.
     pub pre_auth: PreAuthLimits,
     /// How dead TCP peers are noticed.
     pub liveness: TcpLiveness,
@@ -99,7 +99,7 @@ pub enum StartError {
     Thread {
         /// Its name.
         name: String,
-        /// Why.
+        /// The error of the operating system.
         error: std::io::Error,
     },
 }

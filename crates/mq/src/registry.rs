@@ -6,7 +6,7 @@ use slackwater_base::Map;
 use slackwater_zmtp::PublicKey;
 use thiserror::Error;
 
-use crate::hub::{Lookup, OnEvent};
+use crate::context::{Lookup, OnEvent};
 use crate::resolve::{Resolve, by_the_system};
 use crate::{Access, Address, Call, LinkEvent, Options, Queueing};
 
@@ -23,14 +23,14 @@ pub enum Run {
     Inline,
 }
 
-/// A family of commands with common rights and limits.
+/// A family of commands with common permissions and limits.
 #[derive(Clone, Debug, Default)]
 pub struct Category {
-    /// Who may call.
+    /// The permissions that a caller needs.
     pub access: Access,
     /// Workers and queue.
     pub queueing: Queueing,
-    /// Where handlers run.
+    /// The thread that runs the handlers: a worker or the loop.
     pub run: Run,
 }
 
@@ -130,7 +130,7 @@ impl Builder {
         self.add(name, true, Arc::new(handler))
     }
 
-    /// Lets callers say `from` for `to`; applied before look-up and rights.
+    /// Lets callers say `from` for `to`; applied before look-up and the check of permissions.
     ///
     /// # Errors
     /// When `from` is a command or another alias.
@@ -164,7 +164,7 @@ impl Builder {
         self
     }
 
-    /// Hears of links coming up, going down and being refused. Runs on a worker.
+    /// Called when a link comes up, goes down or is refused. Runs on a worker.
     pub fn on_link(&mut self, hear: impl Fn(LinkEvent) + Send + Sync + 'static) -> &mut Self {
         self.on_event = Some(Arc::new(hear));
         self

@@ -9,7 +9,7 @@ use crate::{Refusal, Route};
 /// Why a request was not answered.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum RequestError {
-    /// The time was over.
+    /// No answer came in time.
     #[error("TIMEOUT")]
     Timeout,
     /// The link the request went to is gone, or there was none.
@@ -58,7 +58,7 @@ pub struct RequestOptions {
 
 type Callback = Box<dyn FnOnce(Result<Answer, RequestError>) + Send>;
 
-/// Whoever waits for an answer. It is told exactly once: if nobody does it before, then when it is dropped.
+/// The caller that waits for an answer. It is called exactly once: at the latest, with `Gone`, when this is dropped.
 pub(crate) struct Waiter {
     callback: Option<Callback>,
     inline: bool,
@@ -113,7 +113,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_waiter_that_is_dropped_hears_that_its_link_is_gone() {
+    fn a_waiter_that_is_dropped_is_told_that_its_link_is_gone() {
         static SITE: Site = Site::new("dropped");
         let (completer, mut completion) = Completion::new();
         drop(Waiter::of(completer));

@@ -8,8 +8,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use slackwater_base::Map;
 
 use crate::LinkId;
-use crate::hub::Hub;
-use crate::shard::Order;
+use crate::context::Context;
+use crate::shard::LoopCommand;
 
 /// Finds the addresses of a host and a port. It may block.
 pub(crate) type Resolve = Arc<dyn Fn(&str, u16) -> io::Result<Vec<SocketAddr>> + Send + Sync>;
@@ -28,8 +28,8 @@ pub(crate) fn by_the_system(host: &str, port: u16) -> io::Result<Vec<SocketAddr>
     Ok((host, port).to_socket_addrs()?.collect())
 }
 
-impl Hub {
-    /// Looks a name up for a link. [`Order::Resolved`] follows, unless the message layer stops before.
+impl Context {
+    /// Looks a name up for a link. [`LoopCommand::Resolved`] follows, unless the message layer stops before.
     ///
     /// # Errors
     /// When too many names are being looked up.
@@ -49,8 +49,8 @@ impl Hub {
             links.push(link);
             return Ok(());
         }
-        let (hub, asked) = (Arc::clone(self), name.clone());
-        let task = move || hub.look_up(&asked);
+        let (context, asked) = (Arc::clone(self), name.clone());
+        let task = move || context.look_up(&asked);
         if self.jobs.lookup(Box::new(task)).is_err() {
             return Err("too many names are being looked up".into());
         }
@@ -82,7 +82,10 @@ impl Hub {
             lookups.remove(name).unwrap_or_default()
         };
         for link in links {
-            self.order(link.shard, Order::Resolved(link.serial, outcome.clone()));
+            self.order(
+                link.shard,
+                LoopCommand::Resolved(link.serial, outcome.clone()),
+            );
         }
     }
 }

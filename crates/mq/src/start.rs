@@ -6,9 +6,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use slackwater_keys::new_keys;
 use slackwater_net::{Limits as NetLimits, Loop, PreAuthLimits, is_inside_a_loop};
 
-use crate::hub::Hub;
+use crate::context::Context;
 use crate::jobs::{AdmissionLimits, Jobs};
-use crate::shard::{Order, Shard};
+use crate::shard::{LoopCommand, Shard};
 use crate::tagged::{Started, TaggedThread};
 use crate::{Builder, Metrics, Mq, StartError};
 
@@ -49,25 +49,25 @@ impl Builder {
             .iter()
             .map(|(_, category)| category.queueing)
             .collect();
-        // Whoever is decided on holds an unproven connection, or has just lost it: the limits are those of connections.
+        // A peer that is decided on has an unauthenticated connection, or has just lost it, so the limits are the same.
         let PreAuthLimits {
             total, per_source, ..
         } = self.options.pre_auth;
         let abreast = self.options.workers.admissions.saturating_sub(1).max(1);
-        let strangers = AdmissionLimits {
+        let admission_limits = AdmissionLimits {
             total,
             per_source,
             abreast,
         };
         let jobs = Jobs::new(
             self.options.workers,
-            strangers,
+            admission_limits,
             &queueing,
             Arc::clone(&metrics),
         );
         let planned = std::mem::take(&mut self.tagged);
-        let hub = Arc::new(Hub::new(self, keys, jobs, Arc::clone(&metrics)));
-        let options = &hub.options;
+        let context = Arc::new(Context::new(self, keys, jobs, Arc::clone(&metrics)));
+        let options = &context.options;
         let limits = NetLimits {
             connections: options.connections,
             pre_auth: options.pre_auth,
@@ -77,12 +77,12 @@ impl Builder {
         };
         let mut loops = Vec::new();
         for number in 0..options.loops.max(1) as u16 {
-            let shard = Shard::new(Arc::clone(&hub), number).map_err(StartError::Randomness)?;
+            let shard = Shard::new(Arc::clone(&context), number).map_err(StartError::Randomness)?;
             loops.push(Loop::start(&format!("mq-loop-{number}"), limits, shard)?);
         }
-        hub.loops.store(Arc::new(loops));
+        context.loops.store(Arc::new(loops));
         let running = Running {
-            mq: Mq(hub),
+            mq: Mq(context),
             tagged: Mutex::default(),
         };
         for thread in planned {
@@ -107,11 +107,11 @@ impl Running {
 
     /// Stops: what runs finishes, what is queued is dropped, links close after writing what they hold.
     pub fn stop(&self) {
-        let hub = &self.mq.0;
-        hub.jobs.stop();
-        let linger = hub.options.linger;
+        let context = &self.mq.0;
+        context.jobs.stop();
+        let linger = context.options.linger;
         let (empty, rest) = channel::<Infallible>();
-        hub.order_all(|| Order::Shutdown {
+        context.order_all(|| LoopCommand::Shutdown {
             linger,
             empty: empty.clone(),
         });
@@ -120,7 +120,7 @@ impl Running {
             // Each loop lets go of its end when its last connection has gone, which none outlives the linger.
             let _ = rest.recv_timeout(linger);
         }
-        let loops = hub.loops.swap(Arc::default());
+        let loops = context.loops.swap(Arc::default());
         loops.iter().for_each(Loop::stop);
         let tagged =
             std::mem::take(&mut *self.tagged.lock().unwrap_or_else(PoisonError::into_inner));

@@ -2,8 +2,8 @@ use std::sync::Arc;
 
 use slackwater_net::Endpoint;
 
-use crate::hub::Hub;
-use crate::shard::{Order, StreamId};
+use crate::context::Context;
+use crate::shard::{LoopCommand, StreamId};
 
 /// What hears the messages of a stream, in order, where they are read: it must not block. Work that may take long is
 /// handed to a [`TaggedThread`](crate::TaggedThread), which keeps the order.
@@ -69,7 +69,7 @@ impl Default for StreamOptions {
 /// A stream that this side publishes.
 #[derive(Clone)]
 pub struct Publisher {
-    pub(crate) hub: Arc<Hub>,
+    pub(crate) context: Arc<Context>,
     pub(crate) shard: u16,
     pub(crate) stream: StreamId,
     pub(crate) endpoint: Endpoint,
@@ -80,9 +80,9 @@ impl Publisher {
     /// Publishes a message to everybody who wants its topic. Never blocks and never fails: a subscriber that reads
     /// too slowly loses the oldest.
     pub fn publish(&self, topic: &[u8], body: &[u8]) {
-        self.hub.order(
+        self.context.order(
             self.shard,
-            Order::Publish(self.stream, topic.to_vec(), body.to_vec()),
+            LoopCommand::Publish(self.stream, topic.to_vec(), body.to_vec()),
         );
     }
 

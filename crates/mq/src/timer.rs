@@ -3,13 +3,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use crate::RunOn;
-use crate::hub::Hub;
-use crate::shard::Order;
+use crate::context::Context;
+use crate::shard::LoopCommand;
 
 /// A periodic timer. Dropping the handle leaves it running; [`Timer::cancel`] ends it and frees its function.
 #[derive(Clone)]
 pub struct Timer {
-    pub(crate) hub: Arc<Hub>,
+    pub(crate) context: Arc<Context>,
     pub(crate) shard: u16,
     pub(crate) number: u64,
 }
@@ -21,7 +21,7 @@ pub struct TimerOptions {
     pub interval: Duration,
     /// Whether a run is left out while an earlier one is queued or running.
     pub squelch: bool,
-    /// Where it runs.
+    /// The thread that runs the function.
     pub on: RunOn,
 }
 
@@ -38,7 +38,8 @@ pub(crate) struct Ticking {
 impl Timer {
     /// Ends the timer; a run that has begun ends by itself. Doing it twice does nothing.
     pub fn cancel(&self) {
-        self.hub.order(self.shard, Order::CancelTimer(self.number));
+        self.context
+            .order(self.shard, LoopCommand::CancelTimer(self.number));
     }
 }
 
@@ -52,7 +53,7 @@ impl Drop for Busy {
 }
 
 impl Ticking {
-    pub(crate) fn fire(self, hub: &Arc<Hub>) {
+    pub(crate) fn fire(self, context: &Arc<Context>) {
         if self.squelch && self.busy.swap(true, Ordering::AcqRel) {
             return;
         }
@@ -60,7 +61,7 @@ impl Ticking {
         let function = self.function;
         // A run that finds its queue full is left out, and the next one is due soon.
         let _ = self.on.run(
-            hub,
+            context,
             Box::new(move || {
                 let _busy = busy;
                 function();

@@ -52,7 +52,7 @@ pub enum ToolError {
 /// How to reach a peer.
 #[derive(Clone, Debug)]
 pub struct Target {
-    /// Where it is, with its key for an encrypted link.
+    /// Its address, with its key for an encrypted link.
     pub address: Address,
     /// Our secret key; made up when none.
     pub key_file: Option<PathBuf>,
@@ -65,11 +65,11 @@ pub struct Target {
 /// What an echo server offers.
 #[derive(Clone, Debug)]
 pub struct Echo {
-    /// Where to listen.
+    /// The endpoint to listen at.
     pub endpoint: Endpoint,
     /// Secret key; with one, links are encrypted.
     pub key_file: Option<PathBuf>,
-    /// Who may come in; everybody when none.
+    /// The keys that may connect; any when none.
     pub allow_list: Option<PathBuf>,
 }
 
@@ -147,8 +147,8 @@ pub fn keys_show(path: &Path, out: &mut dyn Write) -> Result<PublicKey, ToolErro
     Ok(keys.public())
 }
 
-/// Enters a public key into an allow-list, or changes its entry. The file is replaced as a whole, so that whoever
-/// reloads it never reads half of it.
+/// Enters a public key into an allow-list, or changes its entry. The file is replaced as a whole, so that a process
+/// that reloads it never reads half of it.
 ///
 /// # Errors
 /// [`ToolError`].

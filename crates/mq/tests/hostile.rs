@@ -278,7 +278,7 @@ fn a_peer_that_asks_for_it_is_given_up_early() {
     });
 }
 
-/// Whoever disconnected while the decision on him was due had his connection's place back at once, and the decision
+/// A peer that disconnected while the decision on it was due had its connection's place back at once, and the decision
 /// stayed in the queue of all callbacks: one address could fill it, and everybody's replies waited behind.
 #[test]
 fn decisions_on_one_address_are_bounded_and_hold_up_no_reply() {
@@ -304,9 +304,9 @@ fn decisions_on_one_address_are_bounded_and_hold_up_no_reply() {
     let to = connect(&client, &open);
     let refused = |server: &Mq| server.metrics().caused("link", "admission_full");
     while refused(&server) == 0 {
-        let mut stranger = plain_peer(&asking, "DEALER");
+        let mut waiting = plain_peer(&asking, "DEALER");
         // It leaves as soon as it has been taken in and greeted; its decision stays behind.
-        stranger.read_exact(&mut [0; 64]).unwrap();
+        waiting.read_exact(&mut [0; 64]).unwrap();
     }
     let (told, outcome) = std::sync::mpsc::channel();
     client.request(

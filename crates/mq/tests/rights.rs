@@ -28,14 +28,14 @@ fn the_list_decides_and_its_changes_reach_open_links() {
         &listen_options(Admission::Listed(list.clone()), true),
     );
 
-    let (basic, admin, stranger) = (client(2), client(3), client(4));
+    let (basic, admin, unlisted) = (client(2), client(3), client(4));
     let (to_basic, to_admin) = (connect(&basic, &address), connect(&admin, &address));
     assert_eq!(ask(&admin, to_admin, "admin.echo", &[]), Ok(vec![]));
     assert_eq!(
         ask(&basic, to_basic, "admin.echo", &[]),
         Err(RequestError::Refused(Refusal::Forbidden))
     );
-    let refused = stranger
+    let refused = unlisted
         .connect_wait(&address, &ConnectOptions::default())
         .unwrap_err();
     assert!(
@@ -123,9 +123,9 @@ fn a_newer_link_of_the_same_key_takes_the_id_over_and_a_plain_one_does_not() {
         server.metrics().caused("link", "handed_over") >= 1
     });
     first.disconnect(old);
-    let stranger = client(3);
-    let to = connect(&stranger, &address);
-    assert_eq!(ask(&stranger, to, "test.echo", &[]), Ok(vec![]));
+    let unlisted = client(3);
+    let to = connect(&unlisted, &address);
+    assert_eq!(ask(&unlisted, to, "test.echo", &[]), Ok(vec![]));
 }
 
 #[test]
@@ -221,7 +221,7 @@ fn a_node_needs_keys() {
     ));
 }
 
-/// Whoever asked for `0.0.0.0` without keys got a port that the whole network could command.
+/// A listener at `0.0.0.0` without keys opened a port to which the whole network could send commands.
 #[test]
 fn nobody_listens_beyond_this_machine_without_keys() {
     let server = server_builder(options(1)).start().unwrap();

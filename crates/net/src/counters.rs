@@ -43,7 +43,7 @@ impl Counter {
         self.0.fetch_add(n, Ordering::Relaxed);
     }
 
-    /// Raises it by `n` where only one thread at a time does, as whoever holds a loop's core: a locked instruction would
+    /// Raises it by `n` where only one thread at a time does, the one that holds the loop's core: a locked instruction would
     /// first wait for every cache line that was written to before it.
     pub(crate) fn add_alone(&self, n: u64) {
         self.0.store(

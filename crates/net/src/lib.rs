@@ -1,9 +1,9 @@
-//! Event loops on mio: listeners, connections, timers, gathered writes, limits on strangers.
+//! Event loops on mio: listeners, connections, timers, gathered writes, limits on unauthenticated peers.
 //!
 //! A [`Loop`] owns connections and one [`Protocol`], a state machine that takes [`Event`]s and acts through [`Net`].
 //! Any thread may hand a command to a loop: it runs at once on that thread when the loop is at rest, otherwise on
-//! whichever thread is inside. A caller that waits for an answer may turn the loop itself. `DRIVE.md` tells why no
-//! command and no event is ever left lying.
+//! whichever thread is inside. A caller that waits for an answer may turn the loop itself. `DRIVE.md` argues why no
+//! command and no event is ever left without a thread that runs it.
 #![forbid(unsafe_code)]
 
 mod counters;

@@ -3,7 +3,7 @@ use std::net::IpAddr;
 
 use slackwater_base::Instant;
 
-/// How much strangers may cost before they have proven who they are.
+/// Bounds on connections of unauthenticated peers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PreAuthLimits {
     /// Unproven connections in all; more wait in the kernel's queue.

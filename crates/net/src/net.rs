@@ -151,7 +151,7 @@ impl Net {
         self.conns.len()
     }
 
-    /// Connections that have not proven who they are.
+    /// Connections of unauthenticated peers.
     #[must_use]
     pub fn unproven(&self) -> usize {
         self.limiter.open()
@@ -259,7 +259,7 @@ impl Net {
         self.remove(conn);
     }
 
-    /// The peer has proven who it is: its connection frees a slot for strangers.
+    /// The peer is authenticated: its connection frees a slot for unauthenticated ones.
     pub fn proven(&mut self, conn: ConnId) {
         let Some(entry) = entry(&mut self.conns, conn) else {
             return;
@@ -295,7 +295,7 @@ impl Net {
         self.wheel.cancel(id).is_some()
     }
 
-    /// Ends everything without a word: the loop stops.
+    /// Ends everything without events: the loop stops.
     pub(crate) fn shut(&mut self) {
         self.stop_listening_everywhere();
         self.conns.clear();
@@ -373,7 +373,7 @@ impl Net {
         self.settle(protocol);
     }
 
-    /// Writes what is queued and tells the protocol what became of it, until nothing is left to tell.
+    /// Writes what is queued and reports the outcome to the protocol, until nothing is left to report.
     pub(crate) fn settle<P: Protocol>(&mut self, protocol: &mut P) {
         while !self.dirty.is_empty() || !self.notices.is_empty() {
             let dirty = std::mem::take(&mut self.dirty);

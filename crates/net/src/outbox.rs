@@ -1,8 +1,8 @@
 use std::collections::VecDeque;
 use std::io::IoSlice;
 
-/// Bytes on their way out: small writes share buffers, and one system call gathers many. Whoever has nothing to write
-/// gives it back to the [`Spare`].
+/// Bytes on their way out: small writes share buffers, and one system call gathers many. A connection without anything to
+/// write gives it back to the [`Spare`].
 #[derive(Debug, Default)]
 pub(crate) struct Outbox {
     pieces: VecDeque<Vec<u8>>,

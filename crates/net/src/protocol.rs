@@ -28,14 +28,14 @@ pub enum Event<'a, C> {
     Accepted {
         /// The new connection. It counts as unproven until [`Net::proven`].
         conn: ConnId,
-        /// Which listener.
+        /// The listener that accepted it.
         listener: ListenerId,
-        /// From whom.
+        /// The address or process of the peer.
         source: &'a Source,
     },
     /// An outgoing connection stands.
     Connected {
-        /// Which.
+        /// The connection, now open for writing.
         conn: ConnId,
     },
     /// Bytes came.
@@ -52,9 +52,9 @@ pub enum Event<'a, C> {
     },
     /// A connection is over; its id is dead. Not told for connections that [`Net::abort`] ended.
     Closed {
-        /// Which.
+        /// The connection; its id is not used again.
         conn: ConnId,
-        /// Why.
+        /// The cause.
         end: End,
         /// What was attached to it, see [`Net::attach`].
         attached: u32,
@@ -84,7 +84,7 @@ pub enum End {
     #[error("{0}")]
     Failed(io::Error),
     /// The peer did not read for too long.
-    #[error("the peer reads nothing")]
+    #[error("the peer does not read")]
     Stalled,
     /// This side closed it, and what was queued is written or its time is over.
     #[error("closed by this side")]
@@ -103,9 +103,9 @@ pub enum NetError {
     /// The kernel refused.
     #[error("{endpoint}: {error}")]
     System {
-        /// Where to.
+        /// The address that was listened at or connected to.
         endpoint: Endpoint,
-        /// Why.
+        /// The error of the operating system.
         error: io::Error,
     },
 }
@@ -132,7 +132,7 @@ pub struct ListenerId(pub(crate) u32);
 /// How to open a connection.
 #[derive(Clone, Debug)]
 pub struct Connect {
-    /// Where to.
+    /// The address to connect to.
     pub endpoint: Endpoint,
     /// Give up after this long.
     pub timeout: Duration,
@@ -143,11 +143,11 @@ pub struct Connect {
 /// How to open a listener.
 #[derive(Clone, Debug)]
 pub struct Listen {
-    /// Where.
+    /// The address to listen at; port 0 takes any free port.
     pub endpoint: Endpoint,
     /// Whether listeners of other loops share this port (TCP only).
     pub shared: bool,
-    /// Who may use a Unix socket.
+    /// The owner and mode of a Unix socket.
     pub access: UnixAccess,
 }
 
@@ -156,9 +156,9 @@ pub struct Listen {
 pub struct Limits {
     /// Connections, accepted and opened.
     pub connections: usize,
-    /// Commands of other threads that may wait while one is inside the loop; who has more waits for the loop.
+    /// Commands of other threads that may wait while one is inside the loop; a thread with more waits for the loop.
     pub waiting_commands: usize,
-    /// Strangers.
+    /// Bounds on unauthenticated peers.
     pub pre_auth: PreAuthLimits,
     /// A connection whose peer takes nothing for this long is closed.
     pub write_stall: Duration,

@@ -68,7 +68,7 @@ impl Default for TcpLiveness {
     }
 }
 
-/// Who may use a Unix socket.
+/// Owner and mode of a Unix socket.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct UnixAccess {
     /// Permission bits of the socket file; the process's umask decides when none.
@@ -181,7 +181,7 @@ impl Stream {
 
 impl Listener {
     /// Opens a listener. With `shared`, further listeners may share a TCP port; the kernel spreads connections over
-    /// them. A port that a stranger already listens on is an error all the same.
+    /// them. A port that another process already listens on is still an error.
     pub(crate) fn open(
         endpoint: &Endpoint,
         shared: bool,

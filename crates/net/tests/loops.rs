@@ -1,5 +1,5 @@
 //! Loops with real sockets on loopback: an echo server and its clients, commands from many threads, waiting callers,
-//! slow readers, strangers over the limit.
+//! slow readers, unauthenticated peers over the limit.
 
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
@@ -15,7 +15,7 @@ use slackwater_wait::{Completer, Completion, now};
 
 const LONG: Duration = Duration::from_secs(20);
 
-/// Echoes what it accepts; as a client, sends numbers of 8 bytes and completes whoever waits for their echo.
+/// Echoes what it accepts; as a client, sends numbers of 8 bytes and completes the thread that waits for their echo.
 #[derive(Default)]
 struct Echo {
     seen: Option<Sender<String>>,
@@ -435,7 +435,7 @@ fn a_peer_that_reads_nothing_is_dropped_and_others_are_served() {
 }
 
 #[test]
-fn strangers_over_the_limit_wait_or_are_refused_and_others_come_in() {
+fn connections_over_the_limit_wait_or_are_refused_and_others_come_in() {
     let pre_auth = PreAuthLimits {
         total: 3,
         per_source: 2,
@@ -449,10 +449,10 @@ fn strangers_over_the_limit_wait_or_are_refused_and_others_come_in() {
         0,
     );
     let address = world.listen_any();
-    let strangers: Vec<TcpStream> = (0..2)
+    let silent: Vec<TcpStream> = (0..2)
         .map(|_| TcpStream::connect(address).unwrap())
         .collect();
-    strangers
+    silent
         .iter()
         .for_each(|_| world.expect("accepted 127.0.0.1"));
     let mut third = TcpStream::connect(address).unwrap();
@@ -478,7 +478,7 @@ fn strangers_over_the_limit_wait_or_are_refused_and_others_come_in() {
     world.expect("accepted 127.0.0.2");
     client.looping.command(Ask::Connect(from(3), answer));
     answered.recv_timeout(LONG).unwrap().unwrap();
-    drop(strangers);
+    drop(silent);
     let mut seen = Vec::new();
     while !seen
         .iter()
@@ -506,7 +506,7 @@ fn idle_connections_cost_no_system_calls() {
             .map(|_| {
                 let conn = client.connected(Endpoint::Tcp(address));
                 server.expect("accepted");
-                // The first byte proves a connection to the echo server, so that strangers never pile up.
+                // The first byte proves a connection to the echo server, so that unauthenticated connections never pile up.
                 round_trips(&client.looping, conn, 0..1);
                 conn
             })

@@ -63,7 +63,7 @@ pub struct Routes<L> {
     plain_handover: bool,
 }
 
-/// What became of a link that asked for a routing id.
+/// The outcome for a link that asked for a routing id.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Entry<L> {
     /// The id is its own; a generated one when it brought none.
@@ -72,7 +72,7 @@ pub enum Entry<L> {
     Handover {
         /// The id.
         id: Vec<u8>,
-        /// Who had it.
+        /// The link that had the id.
         from: L,
     },
     /// Another link has the id and may keep it.
@@ -82,7 +82,7 @@ pub enum Entry<L> {
 impl<L: Copy + PartialEq> Routes<L> {
     /// No routes. An id changes hands only to a link with the same key; between links without keys only when
     /// `plain_handover` says so, because there anybody could take anybody's id. An id that is `L` and a key (OxenMQ's
-    /// form) is that key's: no other key gets it, and whoever has it without a key gives way.
+    /// form) is that key's: no other key gets it, and a link that has it without a key gives way.
     #[must_use]
     pub const fn new(plain_handover: bool) -> Self {
         Self {
@@ -392,7 +392,7 @@ mod tests {
         );
     }
 
-    /// Whoever was admitted could announce the id of another peer before that one came, and it was refused for ever.
+    /// Any admitted peer could announce the id of another peer before that one came, and it was refused for ever.
     #[test]
     fn an_id_made_of_a_key_is_that_keys() {
         let key = |byte| PublicKey::from_bytes([byte; 32]);

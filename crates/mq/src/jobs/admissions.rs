@@ -5,9 +5,9 @@ use slackwater_net::Source;
 
 use super::{Full, Task};
 
-/// Where strangers come from, as far as limits tell them apart.
+/// The source of peers that ask for admission, as far as limits tell sources apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Stranger {
+pub(crate) enum AdmissionSource {
     /// A host, or the network that it may pick its address from.
     Host(IpAddr),
     /// A user of this machine.
@@ -25,13 +25,13 @@ pub(crate) struct AdmissionLimits {
     pub(crate) abreast: usize,
 }
 
-/// Decisions on strangers that are due or under way. Sources take turns, and none has all workers: who floods, or whose
-/// decisions are slow, waits for himself.
+/// Decisions on admission that are due or under way. Sources take turns, and none has all workers: a source that floods,
+/// or whose decisions are slow, delays only itself.
 pub(super) struct Admissions {
     limits: AdmissionLimits,
-    sources: BTreeMap<Stranger, Due>,
+    sources: BTreeMap<AdmissionSource, Due>,
     /// Sources that may have something begun, in the order of their turns; each once.
-    turns: VecDeque<Stranger>,
+    turns: VecDeque<AdmissionSource>,
     /// Decisions due or under way.
     count: usize,
     active: usize,
@@ -44,11 +44,11 @@ struct Due {
     has_turn: bool,
 }
 
-impl Stranger {
+impl AdmissionSource {
     pub(crate) fn of(source: &Source) -> Self {
         match source {
-            Source::Ip(address) => Stranger::Host(source.ip().unwrap_or(address.ip())),
-            Source::Process { uid, .. } => Stranger::User(*uid),
+            Source::Ip(address) => AdmissionSource::Host(source.ip().unwrap_or(address.ip())),
+            Source::Process { uid, .. } => AdmissionSource::User(*uid),
         }
     }
 }
@@ -64,7 +64,7 @@ impl Admissions {
         }
     }
 
-    pub(super) fn push(&mut self, source: Stranger, task: Task) -> Result<(), Full> {
+    pub(super) fn push(&mut self, source: AdmissionSource, task: Task) -> Result<(), Full> {
         let known = self
             .sources
             .get(&source)
@@ -80,7 +80,7 @@ impl Admissions {
     }
 
     /// Begins the decision whose turn it is.
-    pub(super) fn next(&mut self) -> Option<(Stranger, Task)> {
+    pub(super) fn next(&mut self) -> Option<(AdmissionSource, Task)> {
         let source = self.turns.pop_front()?;
         let due = self.sources.get_mut(&source)?;
         due.has_turn = false;
@@ -91,7 +91,7 @@ impl Admissions {
         Some((source, task))
     }
 
-    pub(super) fn ended(&mut self, source: Stranger) {
+    pub(super) fn ended(&mut self, source: AdmissionSource) {
         self.count -= 1;
         self.active -= 1;
         let Some(due) = self.sources.get_mut(&source) else {
@@ -104,7 +104,7 @@ impl Admissions {
         self.give_turn(source);
     }
 
-    fn give_turn(&mut self, source: Stranger) {
+    fn give_turn(&mut self, source: AdmissionSource) {
         if let Some(due) = self.sources.get_mut(&source)
             && !due.has_turn
             && !due.tasks.is_empty()
@@ -148,8 +148,8 @@ impl Admissions {
 mod tests {
     use super::*;
 
-    fn host(last: u8) -> Stranger {
-        Stranger::Host(IpAddr::from([127, 0, 0, last]))
+    fn host(last: u8) -> AdmissionSource {
+        AdmissionSource::Host(IpAddr::from([127, 0, 0, last]))
     }
 
     #[test]

@@ -3,7 +3,7 @@ use std::sync::mpsc::{Sender, channel};
 use super::*;
 
 const LONG: Duration = Duration::from_secs(20);
-const STRANGERS: AdmissionLimits = AdmissionLimits {
+const LIMITS: AdmissionLimits = AdmissionLimits {
     total: 8,
     per_source: 4,
     abreast: 1,
@@ -17,7 +17,7 @@ fn jobs(general: usize, categories: &[Queueing]) -> Jobs {
         admissions: 2,
         lookups: 1,
     };
-    Jobs::new(workers, STRANGERS, categories, Arc::new(Metrics::default()))
+    Jobs::new(workers, LIMITS, categories, Arc::new(Metrics::default()))
 }
 
 /// Has a worker busy with a command of the first category until what this gives is sent to or dropped.
@@ -97,7 +97,7 @@ fn a_panic_ends_the_job_and_not_the_worker() {
     let metrics = Arc::new(Metrics::default());
     let jobs = Jobs::new(
         Workers::with_general(1),
-        STRANGERS,
+        LIMITS,
         &[Queueing::default()],
         Arc::clone(&metrics),
     );
@@ -155,10 +155,10 @@ fn commands_that_come_together_are_carried_out_together() {
 }
 
 #[test]
-fn decisions_on_strangers_take_no_worker_from_commands() {
+fn decisions_on_admission_take_no_worker_from_commands() {
     let jobs = jobs(1, &[Queueing::default()]);
     let (release, held) = channel::<()>();
-    let host = |last| Stranger::Host(std::net::IpAddr::from([127, 0, 0, last]));
+    let host = |last| AdmissionSource::Host(std::net::IpAddr::from([127, 0, 0, last]));
     jobs.admission(host(1), Box::new(move || assert!(held.recv().is_err())))
         .unwrap();
     for _ in 0..3 {

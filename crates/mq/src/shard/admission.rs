@@ -1,4 +1,4 @@
-//! Who may come in, and what becomes of those who are in when rights change.
+//! Admission of peers, and the review of admitted ones when permissions change.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -9,17 +9,17 @@ use slackwater_zmtp::{Entry, Input, Peer as Facts, PublicKey, Verdict};
 use super::dispatch::connection_of;
 use super::peer::{Kind, Role};
 use super::peers::At;
-use super::{Order, Shard};
+use super::{LoopCommand, Shard};
+use crate::context::{Opened, Origin};
 use crate::frames::PROPERTY;
-use crate::hub::{Opened, Origin};
-use crate::jobs::Stranger;
+use crate::jobs::AdmissionSource;
 use crate::{Admission, Applicant, ConnectionId, Level};
 
 /// The status of libzmq's authenticators for "not now".
 const TRY_LATER: u16 = 300;
 
 impl Shard {
-    /// A peer has proven who it is: decide whether it may come in, here if that is quick, else on a worker.
+    /// A peer has proven its key: decide on its admission, here if that needs no callback, else on a worker.
     pub(super) fn on_admission(&mut self, net: &mut Net, at: At, facts: &Facts) {
         let Some(peer) = self.peers.get_mut(at) else {
             return;
@@ -38,11 +38,11 @@ impl Shard {
         let origin = &peer.origin;
         let link = origin.link;
         let remote = origin.remote.clone();
-        let (admission, source) = (admission.clone(), Stranger::of(source));
+        let (admission, source) = (admission.clone(), AdmissionSource::of(source));
         let extensions = facts.property(PROPERTY).is_some();
         peer.origin = Arc::new(Origin {
             link,
-            connection: connection_of(&self.hub, link, facts.key),
+            connection: connection_of(&self.context, link, facts.key),
             remote: remote.clone(),
             key: facts.key,
             extensions,
@@ -54,26 +54,26 @@ impl Shard {
                 self.on_verdict(net, at, level);
             }
             Admission::Ask(decide) => {
-                let is_node = self.hub.is_node(facts.key.as_ref());
+                let is_node = self.context.is_node(facts.key.as_ref());
                 let applicant = Applicant {
                     remote,
                     key: facts.key,
                     is_node,
                 };
-                let (hub, decide) = (Arc::clone(&self.hub), Arc::clone(decide));
-                let asked = self.hub.jobs.admission(
+                let (context, decide) = (Arc::clone(&self.context), Arc::clone(decide));
+                let asked = self.context.jobs.admission(
                     source,
                     Box::new(move || {
                         let decided = catch_unwind(AssertUnwindSafe(|| decide(&applicant)));
                         let level = decided.unwrap_or_else(|_| {
-                            hub.metrics.rare(&hub.metrics.jobs_panicked);
+                            context.metrics.rare(&context.metrics.jobs_panicked);
                             None
                         });
-                        hub.order(link.shard, Order::Verdict(link.serial, level));
+                        context.order(link.shard, LoopCommand::Verdict(link.serial, level));
                     }),
                 );
                 if asked.is_err() {
-                    self.hub.metrics.count("link", "admission_full");
+                    self.context.metrics.count("link", "admission_full");
                     self.feed(net, at, Input::Admit(Verdict::Refuse(TRY_LATER)));
                 }
             }
@@ -83,7 +83,7 @@ impl Shard {
     pub(super) fn on_verdict(&mut self, net: &mut Net, at: At, level: Option<Level>) {
         let level = level.filter(|_| self.take_route(at));
         let Some(level) = level else {
-            self.hub.metrics.rare(&self.hub.metrics.refused);
+            self.context.metrics.rare(&self.context.metrics.refused);
             return self.feed(net, at, Input::Admit(Verdict::Refuse(400)));
         };
         if let Some(peer) = self.peers.get_mut(at) {
@@ -108,17 +108,18 @@ impl Shard {
             return true;
         };
         let entered = self
-            .hub
+            .context
             .routes()
             .enter(id, peer.origin.key, peer.origin.link);
         match entered {
             Entry::New(_) => true,
             Entry::Handover { from, .. } => {
-                self.hub.order(from.shard, Order::HandedOver(from.serial));
+                self.context
+                    .order(from.shard, LoopCommand::HandedOver(from.serial));
                 true
             }
             Entry::Taken => {
-                self.hub.metrics.count("link", "identity_taken");
+                self.context.metrics.count("link", "identity_taken");
                 if let Some(Kind::Incoming { route, .. }) =
                     self.peers.get_mut(at).map(|peer| &mut peer.rest.kind)
                 {
@@ -129,7 +130,7 @@ impl Shard {
         }
     }
 
-    /// Looks at every link again after rights or nodes have changed.
+    /// Checks every link again after permissions or nodes have changed.
     pub(super) fn review(&mut self, net: &mut Net) {
         for at in self.peers.all() {
             let Some(peer) = self.peers.get(at) else {
@@ -137,8 +138,8 @@ impl Shard {
             };
             let key = peer.origin.key;
             let was_node = matches!(peer.origin.connection, ConnectionId::Node(_));
-            if was_node && !self.hub.is_node(key.as_ref()) {
-                self.hub.metrics.count("link", "node_removed");
+            if was_node && !self.context.is_node(key.as_ref()) {
+                self.context.metrics.count("link", "node_removed");
                 self.forget(net, at, "no longer a node");
                 continue;
             }
@@ -155,7 +156,7 @@ impl Shard {
                     self.enter_node(at);
                 }
                 None => {
-                    self.hub.metrics.count("link", "right_removed");
+                    self.context.metrics.count("link", "right_removed");
                     self.forget(net, at, "no longer in the list");
                 }
             }
@@ -171,7 +172,7 @@ impl Shard {
         peer.level = level;
         peer.origin = Arc::new(Origin {
             link: old.link,
-            connection: connection_of(&self.hub, old.link, old.key),
+            connection: connection_of(&self.context, old.link, old.key),
             remote: old.remote.clone(),
             key: old.key,
             extensions: old.extensions,
@@ -183,7 +184,7 @@ impl Shard {
             return;
         };
         if let ConnectionId::Node(key) = peer.origin.connection {
-            self.hub.add_link_of(
+            self.context.add_link_of(
                 key,
                 peer.origin.link,
                 if peer.is_incoming() {

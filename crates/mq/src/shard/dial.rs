@@ -198,7 +198,7 @@ impl Shard {
                     serial: at.serial(),
                 };
                 self.arm(net, at);
-                if let Err(error) = self.hub.resolve(&host, port, link) {
+                if let Err(error) = self.context.resolve(&host, port, link) {
                     self.on_resolved(net, at, Err(error));
                 }
             }
@@ -215,7 +215,7 @@ impl Shard {
         if outgoing.established {
             return self.lost(net, at, "unresolved", &reason, false);
         }
-        self.hub.metrics.count("link", "unresolved");
+        self.context.metrics.count("link", "unresolved");
         self.forget(net, at, &reason);
     }
 }

@@ -7,11 +7,11 @@ use slackwater_zmtp::{Message, PublicKey};
 use super::outbound::Tag;
 use super::peer::{Kind, Peer, Probe, Role};
 use super::peers::At;
-use super::{Order, Shard};
+use super::{LoopCommand, Shard};
 use crate::call::refusal_for;
+use crate::context::Context;
 use crate::deliver::Sending;
 use crate::frames::{self, HELLO, Inbound, TAG_BYTES};
-use crate::hub::Hub;
 use crate::registry::{Entry, Handler};
 use crate::{Access, Answer, Call, ConnectionId, Refusal, RequestError, Route, Run};
 
@@ -22,7 +22,7 @@ impl Shard {
             return;
         };
         peer.active = net.now();
-        self.hub.metrics.messages_in.add(1);
+        self.context.metrics.messages_in.add(1);
         match peer.role {
             Role::Replay(stream) => return self.replay(net, at, stream, &message),
             Role::Publisher(stream) => return self.on_published(stream, &message),
@@ -32,19 +32,29 @@ impl Shard {
             Inbound::Command(_) => self.on_command(net, at, message),
             Inbound::Reply(tag) => match Tag::try_from(tag) {
                 Ok(tag) => self.on_reply(net, at, tag, Ok(message)),
-                Err(_) => self.hub.metrics.rare(&self.hub.metrics.late_replies),
+                Err(_) => self
+                    .context
+                    .metrics
+                    .rare(&self.context.metrics.late_replies),
             },
             Inbound::RequestRefused(refusal, tag) => match Tag::try_from(tag) {
                 Ok(tag) => self.on_reply(net, at, tag, Err((refusal, message))),
-                Err(_) => self.hub.metrics.rare(&self.hub.metrics.late_replies),
+                Err(_) => self
+                    .context
+                    .metrics
+                    .rare(&self.context.metrics.late_replies),
             },
-            Inbound::CommandRefused(refusal) => {
-                self.hub.metrics.count("refused_by_peer", refusal.text())
-            }
+            Inbound::CommandRefused(refusal) => self
+                .context
+                .metrics
+                .count("refused_by_peer", refusal.text()),
             Inbound::Hi => self.on_hi(net, at),
             Inbound::Hello => self.on_hello(net, at),
             Inbound::Bye => self.on_bye(net, at),
-            Inbound::Garbled => self.hub.metrics.rare(&self.hub.metrics.misplaced_words),
+            Inbound::Garbled => self
+                .context
+                .metrics
+                .rare(&self.context.metrics.misplaced_words),
         }
     }
 
@@ -60,13 +70,16 @@ impl Shard {
             let outcome = outcome
                 .map(Answer)
                 .map_err(|(refusal, _)| RequestError::Refused(refusal));
-            return waiter.tell(&self.hub.jobs, outcome);
+            return waiter.tell(&self.context.jobs, outcome);
         }
         let key = self.peers.get(at).and_then(|peer| peer.origin.key);
         let message = outcome.unwrap_or_else(|(_, message)| message);
-        match key.filter(|key| self.hub.is_node(Some(key))) {
+        match key.filter(|key| self.context.is_node(Some(key))) {
             Some(key) => self.on_reply_of_node(net, key, message, true),
-            None => self.hub.metrics.rare(&self.hub.metrics.late_replies),
+            None => self
+                .context
+                .metrics
+                .rare(&self.context.metrics.late_replies),
         }
     }
 
@@ -84,7 +97,7 @@ impl Shard {
             _ => return,
         };
         let Ok(tag) = tag else { return };
-        let links = self.hub.links_of(&key, Route::Any);
+        let links = self.context.links_of(&key, Route::Any);
         let here = links.iter().filter(|link| link.shard == self.number);
         let found = here.map(|link| self.peers.find(link.serial)).find(|at| {
             self.peers
@@ -95,7 +108,7 @@ impl Shard {
             let outcome = refusal.map_or(Ok(Answer(message)), |refusal| {
                 Err(RequestError::Refused(refusal))
             });
-            return waiter.tell(&self.hub.jobs, outcome);
+            return waiter.tell(&self.context.jobs, outcome);
         }
         let mut others: Vec<u16> = links
             .iter()
@@ -105,11 +118,13 @@ impl Shard {
         others.sort_unstable();
         others.dedup();
         if others.is_empty() || !ask_others {
-            self.hub.metrics.rare(&self.hub.metrics.late_replies);
+            self.context
+                .metrics
+                .rare(&self.context.metrics.late_replies);
         } else {
             others.iter().for_each(|shard| {
-                self.hub
-                    .order(*shard, Order::StrayReply(key, message.clone()))
+                self.context
+                    .order(*shard, LoopCommand::StrayReply(key, message.clone()))
             });
         }
     }
@@ -120,17 +135,26 @@ impl Shard {
             .get(at)
             .is_some_and(|peer| matches!(peer.rest.kind, Kind::Outgoing(_)));
         if is_outgoing {
-            return self.hub.metrics.rare(&self.hub.metrics.misplaced_words);
+            return self
+                .context
+                .metrics
+                .rare(&self.context.metrics.misplaced_words);
         }
         self.deliver(net, at, Sending::plain(Message::of([HELLO])));
     }
 
     fn on_hello(&mut self, net: &mut Net, at: At) {
         let Some(outgoing) = self.peers.get_mut(at).and_then(|peer| peer.outgoing()) else {
-            return self.hub.metrics.rare(&self.hub.metrics.misplaced_words);
+            return self
+                .context
+                .metrics
+                .rare(&self.context.metrics.misplaced_words);
         };
         if outgoing.probe != Probe::Sent {
-            return self.hub.metrics.rare(&self.hub.metrics.misplaced_words);
+            return self
+                .context
+                .metrics
+                .rare(&self.context.metrics.misplaced_words);
         }
         outgoing.probe = Probe::None;
         self.established(net, at);
@@ -138,7 +162,10 @@ impl Shard {
 
     fn on_bye(&mut self, net: &mut Net, at: At) {
         if self.peers.get(at).is_some_and(|peer| peer.is_incoming()) {
-            return self.hub.metrics.rare(&self.hub.metrics.misplaced_words);
+            return self
+                .context
+                .metrics
+                .rare(&self.context.metrics.misplaced_words);
         }
         self.forget(net, at, "the peer said goodbye");
     }
@@ -147,16 +174,16 @@ impl Shard {
         let Some(peer) = self.peers.get(at) else {
             return;
         };
-        let (hub, origin, level) = (&self.hub, &peer.origin, peer.level);
+        let (context, origin, level) = (&self.context, &peer.origin, peer.level);
         let name = message.part(0).unwrap_or_default();
-        let entry = match check(hub, peer, name, &message) {
+        let entry = match check(context, peer, name, &message) {
             Ok(entry) => entry,
             Err(refusal) => return self.refuse(net, at, &message, refusal),
         };
-        if hub.registry.category(entry.category).run == Run::Inline {
+        if context.registry.category(entry.category).run == Run::Inline {
             return run(
                 &Call {
-                    hub,
+                    context,
                     origin,
                     level,
                     message: &message,
@@ -170,12 +197,12 @@ impl Shard {
         // The job takes the message with it; the head stays here in case the queue is full.
         let head = Message::of(message.parts().take(2));
         let job = {
-            let (hub, origin) = (Arc::clone(hub), Arc::clone(origin));
+            let (context, origin) = (Arc::clone(context), Arc::clone(origin));
             let (is_request, handler) = (entry.is_request, Arc::clone(&entry.handler));
             move || {
                 run(
                     &Call {
-                        hub: &hub,
+                        context: &context,
                         origin: &origin,
                         level,
                         message: &message,
@@ -185,8 +212,12 @@ impl Shard {
                 )
             }
         };
-        if hub.jobs.command(category, bytes, Box::new(job)).is_err() {
-            hub.metrics.rare(&hub.metrics.busy);
+        if context
+            .jobs
+            .command(category, bytes, Box::new(job))
+            .is_err()
+        {
+            context.metrics.rare(&context.metrics.busy);
             self.refuse(net, at, &head, Refusal::Busy);
         }
     }
@@ -197,9 +228,13 @@ impl Shard {
         let Some(peer) = self.peers.get(at) else {
             return;
         };
-        self.hub.metrics.count("refusal", refusal.text());
+        self.context.metrics.count("refusal", refusal.text());
         let name = message.part(0).unwrap_or_default();
-        let is_request = self.hub.registry.find(name).map(|entry| entry.is_request);
+        let is_request = self
+            .context
+            .registry
+            .find(name)
+            .map(|entry| entry.is_request);
         let second = message.part(1);
         let tag = match is_request {
             Some(true) => second,
@@ -214,24 +249,24 @@ impl Shard {
 
 /// The command this message calls, or the first reason why it is not carried out, in the order peers rely on.
 fn check<'a>(
-    hub: &'a Hub,
+    context: &'a Context,
     peer: &Peer,
     name: &[u8],
     message: &Message,
 ) -> Result<&'a Entry, Refusal> {
-    let entry = hub.registry.find(name).ok_or(Refusal::UnknownCommand)?;
+    let entry = context.registry.find(name).ok_or(Refusal::UnknownCommand)?;
     let Access {
         level,
         remote_node,
         local_node,
-    } = hub.registry.category(entry.category).access;
+    } = context.registry.category(entry.category).access;
     if peer.level < level {
         return Err(Refusal::Forbidden);
     }
-    if local_node && !hub.options.is_node {
+    if local_node && !context.options.is_node {
         return Err(Refusal::NotAServiceNode);
     }
-    if remote_node && !hub.is_node(peer.origin.key.as_ref()) {
+    if remote_node && !context.is_node(peer.origin.key.as_ref()) {
         return Err(Refusal::ForbiddenNode);
     }
     if entry.is_request && message.len() < 2 {
@@ -242,24 +277,26 @@ fn check<'a>(
 
 fn run(call: &Call<'_>, handler: &Handler) {
     if catch_unwind(AssertUnwindSafe(|| handler(call))).is_err() {
-        call.hub.metrics.rare(&call.hub.metrics.handlers_failed);
+        call.context
+            .metrics
+            .rare(&call.context.metrics.handlers_failed);
         let name = String::from_utf8_lossy(call.message.part(0).unwrap_or_default()).into_owned();
         tracing::warn!(
             command = name,
             remote = call.remote(),
             "the handler of a command panicked"
         );
-        crate::call::send_refusal(call.hub, call.origin, Refusal::Failed, call.tag());
+        crate::call::send_refusal(call.context, call.origin, Refusal::Failed, call.tag());
     }
 }
 
 /// How a link is known to others: by its node when the key is one's, else by itself.
 pub(super) fn connection_of(
-    hub: &Hub,
+    context: &Context,
     link: crate::LinkId,
     key: Option<PublicKey>,
 ) -> ConnectionId {
-    match key.filter(|key| hub.is_node(Some(key))) {
+    match key.filter(|key| context.is_node(Some(key))) {
         Some(key) => ConnectionId::Node(key),
         None => ConnectionId::Link(link),
     }

@@ -10,13 +10,13 @@ use super::outbound::ROOM_BYTES;
 use super::peer::{Kind, Opening, Outgoing, Peer, Probe, Role};
 use super::peers::At;
 use super::{Purpose, Shard, Token};
+use crate::context::{LinkId, Opened, Origin};
 use crate::deliver::Sending;
 use crate::frames::{BYE, HI, PROPERTY};
-use crate::hub::{LinkId, Opened, Origin};
 use crate::{ConnectionId, Level, LinkEvent};
 
-/// How long a link that has said its last word may go on writing it.
-const LAST_WORD: Duration = Duration::from_secs(1);
+/// Time in which a link that ends may still write what is queued.
+const ENDING: Duration = Duration::from_secs(1);
 
 impl Shard {
     /// The peer whose connection this is.
@@ -40,7 +40,7 @@ impl Shard {
             Purpose::Replay(stream, admission) => (Role::Replay(stream), admission),
         };
         let config = Arc::clone(config);
-        let id = self.hub.new_link(self.number);
+        let id = self.context.new_link(self.number);
         let origin = Origin {
             link: id,
             connection: ConnectionId::Link(id),
@@ -101,7 +101,7 @@ impl Shard {
         self.dial(net, at);
     }
 
-    /// Makes both ends of a link within the process; whoever is on it may do everything.
+    /// Makes both ends of a link within the process; both have the level admin.
     pub(super) fn open_local(&mut self, client: u64, server: u64) {
         for (own, twin) in [(client, server), (server, client)] {
             let id = LinkId {
@@ -112,7 +112,7 @@ impl Shard {
                 link: id,
                 connection: ConnectionId::Link(id),
                 remote: "in-process".into(),
-                key: Some(self.hub.keys.public()),
+                key: Some(self.context.keys.public()),
                 extensions: true,
             };
             let mut peer = Peer::new(Role::Twin(twin), Kind::Local, origin, Instant::ZERO);
@@ -200,14 +200,14 @@ impl Shard {
         self.events = events;
     }
 
-    /// What a link says by itself: its handshake, or answers to PINGs. Who sends those without reading the answers gets
-    /// no more of them.
+    /// Bytes that the protocol itself sends: the handshake and answers to PINGs. A peer that sends PINGs without reading
+    /// the answers gets no more of them.
     fn answer(&mut self, net: &mut Net, at: At, wire: &[u8]) {
         let Some(conn) = self.peers.get(at).and_then(|peer| peer.conn) else {
             return;
         };
         if net.queued_bytes(conn) >= ROOM_BYTES {
-            return self.hub.metrics.rare(&self.hub.metrics.queue_full);
+            return self.context.metrics.rare(&self.context.metrics.queue_full);
         }
         if let Some(out) = net.wire(conn) {
             out.extend_from_slice(wire);
@@ -252,9 +252,9 @@ impl Shard {
         }
         let (origin, role, is_outgoing) =
             (Arc::clone(&peer.origin), peer.role, !peer.is_incoming());
-        self.hub.metrics.rare(&self.hub.metrics.links_up);
+        self.context.metrics.rare(&self.context.metrics.links_up);
         if let ConnectionId::Node(key) = origin.connection {
-            self.hub.add_link_of(
+            self.context.add_link_of(
                 key,
                 id,
                 if is_outgoing {
@@ -278,7 +278,7 @@ impl Shard {
             key,
             ..
         } = &*origin;
-        self.hub.tell(LinkEvent::Up {
+        self.context.tell(LinkEvent::Up {
             connection: *connection,
             remote: remote.clone(),
             key: *key,
@@ -299,7 +299,7 @@ impl Shard {
         }
     }
 
-    /// The link is as good as its opener asked for.
+    /// The link is up, and probed if its opener asked for that.
     pub(super) fn established(&mut self, net: &mut Net, at: At) {
         let Some(outgoing) = self.peers.get_mut(at).and_then(|peer| peer.outgoing()) else {
             return;
@@ -336,15 +336,15 @@ impl Shard {
         reason: &str,
         refused: bool,
     ) {
-        self.hub.metrics.count("link", cause);
-        let backoff = self.hub.options.reconnect;
+        self.context.metrics.count("link", cause);
+        let backoff = self.context.options.reconnect;
         let Some(peer) = self.peers.get_mut(at) else {
             return;
         };
         peer.link = None;
         let was_up = std::mem::take(&mut peer.up);
         if let Some(conn) = peer.conn.take() {
-            net.close(conn, LAST_WORD);
+            net.close(conn, ENDING);
         }
         let (stopping, now) = (self.stopping, net.now());
         if let Some(outgoing) = peer.outgoing().filter(|_| !was_up) {
@@ -383,14 +383,14 @@ impl Shard {
             return self.remove(net, at, was_up, reason);
         }
         self.fail_sent(net, at);
-        self.hub.metrics.rare(&self.hub.metrics.reconnects);
+        self.context.metrics.rare(&self.context.metrics.reconnects);
         if was_up {
             self.down(at, reason, true);
         }
         self.arm(net, at);
     }
 
-    /// Ends a link for good.
+    /// Ends a link; it is not opened again.
     pub(super) fn forget(&mut self, net: &mut Net, at: At, reason: &str) {
         let Some(peer) = self.peers.get_mut(at) else {
             return;
@@ -398,13 +398,13 @@ impl Shard {
         let was_up = std::mem::take(&mut peer.up);
         peer.link = None;
         if let Some(conn) = peer.conn.take() {
-            net.close(conn, LAST_WORD);
+            net.close(conn, ENDING);
         }
         self.fail_pending(net, at);
         self.remove(net, at, was_up, reason);
     }
 
-    /// The one place where a link leaves the books.
+    /// The only place that removes a link.
     fn remove(&mut self, net: &mut Net, at: At, was_up: bool, reason: &str) {
         if was_up {
             self.down(at, reason, false);
@@ -413,22 +413,22 @@ impl Shard {
         let Some(mut peer) = self.peers.remove(at) else {
             return;
         };
-        self.hub.metrics.changed().notify_all();
+        self.context.metrics.changed().notify_all();
         let id = peer.origin.link;
         if let Some((timer, _)) = peer.rest.timer.take() {
             net.cancel_timer(timer);
         }
         if let Some(key) = peer.node() {
-            self.hub.remove_link_of(&key, id);
+            self.context.remove_link_of(&key, id);
         }
         match &mut peer.rest.kind {
             Kind::Incoming { route, .. } => {
                 if let Some(route) = route {
-                    self.hub.routes().leave(route, id);
+                    self.context.routes().leave(route, id);
                 }
                 if !was_up {
                     let remote = peer.origin.remote.clone();
-                    self.hub.tell(LinkEvent::Refused {
+                    self.context.tell(LinkEvent::Refused {
                         remote,
                         reason: reason.to_owned(),
                     });
@@ -440,7 +440,7 @@ impl Shard {
                 }
                 if !outgoing.established {
                     let remote = peer.origin.remote.clone();
-                    self.hub.tell(LinkEvent::Refused {
+                    self.context.tell(LinkEvent::Refused {
                         remote,
                         reason: reason.to_owned(),
                     });
@@ -458,9 +458,9 @@ impl Shard {
         let Some(peer) = self.peers.get(at) else {
             return;
         };
-        self.hub.metrics.rare(&self.hub.metrics.links_down);
+        self.context.metrics.rare(&self.context.metrics.links_down);
         let connection = peer.origin.connection;
-        self.hub.tell(LinkEvent::Down {
+        self.context.tell(LinkEvent::Down {
             connection,
             reason: reason.to_owned(),
             reconnecting,
@@ -482,9 +482,9 @@ impl Shard {
     }
 
     pub(super) fn hand_over(&mut self, net: &mut Net, at: At) {
-        self.hub.metrics.count("link", "handed_over");
+        self.context.metrics.count("link", "handed_over");
         // Told goodbye, the older one does not come back and take the id over in turn.
-        self.disconnect(net, at, LAST_WORD);
+        self.disconnect(net, at, ENDING);
     }
 
     pub(super) fn on_tick(&mut self, net: &mut Net, at: At) {
@@ -500,11 +500,11 @@ impl Shard {
             is_due = now >= outgoing.retry;
         }
         if is_late {
-            self.hub.metrics.count("link", "connect_timeout");
+            self.context.metrics.count("link", "connect_timeout");
             return self.forget(net, at, "not connected in time");
         }
         if is_expired {
-            self.hub.metrics.count("link", "idle");
+            self.context.metrics.count("link", "idle");
             return self.forget(net, at, "idle");
         }
         if is_due {

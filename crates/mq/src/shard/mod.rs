@@ -25,16 +25,16 @@ pub(crate) use outbound::Tag;
 pub(crate) use peer::Opening;
 pub(crate) use streams::{StreamId, StreamSetup};
 
+use crate::context::Context;
 use crate::deliver::Sending;
-use crate::hub::Hub;
 use crate::timer::Ticking;
 use crate::{Admission, Level};
 use peer::{Peer, Role};
 use peers::{At, Peers};
 use streams::Stream;
 
-/// What other threads ask of a loop.
-pub(crate) enum Order {
+/// A command of another thread, or of another loop, to a loop.
+pub(crate) enum LoopCommand {
     Listen(Box<Listening>),
     Open(Box<Opening>),
     OpenLocal {
@@ -70,7 +70,7 @@ pub(crate) enum Order {
     },
 }
 
-/// What a listener takes in.
+/// The use of the connections of a listener.
 #[derive(Clone)]
 pub(crate) enum Purpose {
     Commands(Admission),
@@ -85,7 +85,7 @@ pub(crate) struct Listening {
     pub(crate) answer: Sender<Result<Endpoint, NetError>>,
 }
 
-/// What there is at one moment: for tests of leaks and for the curious.
+/// The numbers of all that is kept for peers, at one moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Inspection {
     pub(crate) peers: usize,
@@ -97,7 +97,7 @@ pub(crate) struct Inspection {
 }
 
 pub(crate) struct Shard {
-    hub: Arc<Hub>,
+    context: Arc<Context>,
     number: u16,
     peers: Peers,
     listeners: Map<ListenerId, (Arc<LinkConfig>, Purpose)>,
@@ -111,11 +111,11 @@ pub(crate) struct Shard {
     randomness: Randomness,
     jitter: Rng,
     stopping: bool,
-    /// Whoever waits until this side has no connection any more.
+    /// Dropped when this loop has no connection left, which a stop waits for.
     empty: Option<Sender<Infallible>>,
 }
 
-/// What a timer of the loop means, in the top bits of its token.
+/// The purpose of a timer of the loop, in the top bits of its token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Token {
     Peer(u64),
@@ -145,12 +145,12 @@ impl Token {
 }
 
 impl Protocol for Shard {
-    type Command = Order;
+    type Command = LoopCommand;
 
-    fn handle(&mut self, net: &mut Net, event: NetEvent<'_, Order>) {
+    fn handle(&mut self, net: &mut Net, event: NetEvent<'_, LoopCommand>) {
         match event {
             NetEvent::Bytes { conn, bytes } => self.on_bytes(net, conn, bytes),
-            NetEvent::Command(order) => self.on_order(net, order),
+            NetEvent::Command(order) => self.on_command_from_thread(net, order),
             NetEvent::Accepted {
                 conn,
                 listener,
@@ -173,8 +173,8 @@ impl Protocol for Shard {
                 if let Some(at) = self.peers.of(conn, attached) {
                     self.on_conn_closed(net, at, &end);
                 }
-                self.hub.metrics.changed().notify_all();
-                self.look_whether_empty(net);
+                self.context.metrics.changed().notify_all();
+                self.check_empty(net);
             }
             NetEvent::Timer { token } => match Token::unpack(token) {
                 Token::Peer(serial) => self.on_tick(net, self.peers.find(serial)),
@@ -186,11 +186,11 @@ impl Protocol for Shard {
 }
 
 impl Shard {
-    pub(crate) fn new(hub: Arc<Hub>, number: u16) -> Result<Self, getrandom::Error> {
+    pub(crate) fn new(context: Arc<Context>, number: u16) -> Result<Self, getrandom::Error> {
         let mut seed = [0; 8];
         getrandom::fill(&mut seed)?;
         Ok(Self {
-            hub,
+            context,
             number,
             peers: Peers::default(),
             listeners: Map::default(),
@@ -207,39 +207,45 @@ impl Shard {
         })
     }
 
-    fn on_order(&mut self, net: &mut Net, order: Order) {
+    fn on_command_from_thread(&mut self, net: &mut Net, order: LoopCommand) {
         match order {
-            Order::Send(serial, sending) => self.deliver(net, self.peers.find(serial), *sending),
-            Order::Local(serial, message) => self.on_message(net, self.peers.find(serial), message),
-            Order::Publish(stream, topic, body) => self.publish(net, stream, &topic, &body),
-            Order::Verdict(serial, level) => self.on_verdict(net, self.peers.find(serial), level),
-            Order::Resolved(serial, outcome) => {
+            LoopCommand::Send(serial, sending) => {
+                self.deliver(net, self.peers.find(serial), *sending)
+            }
+            LoopCommand::Local(serial, message) => {
+                self.on_message(net, self.peers.find(serial), message)
+            }
+            LoopCommand::Publish(stream, topic, body) => self.publish(net, stream, &topic, &body),
+            LoopCommand::Verdict(serial, level) => {
+                self.on_verdict(net, self.peers.find(serial), level)
+            }
+            LoopCommand::Resolved(serial, outcome) => {
                 self.on_resolved(net, self.peers.find(serial), outcome)
             }
-            Order::Open(opening) => self.open(net, *opening),
-            Order::OpenLocal { client, server } => self.open_local(client, server),
-            Order::Listen(listening) => self.listen(net, *listening),
-            Order::Disconnect { serial, linger } => {
+            LoopCommand::Open(opening) => self.open(net, *opening),
+            LoopCommand::OpenLocal { client, server } => self.open_local(client, server),
+            LoopCommand::Listen(listening) => self.listen(net, *listening),
+            LoopCommand::Disconnect { serial, linger } => {
                 self.disconnect(net, self.peers.find(serial), linger)
             }
-            Order::HandedOver(serial) => self.hand_over(net, self.peers.find(serial)),
-            Order::Review => self.review(net),
-            Order::StrayReply(key, message) => self.on_stray_reply(net, key, message),
-            Order::AddTimer(number, ticking) => self.add_timer(net, number, ticking),
-            Order::CancelTimer(number) => {
+            LoopCommand::HandedOver(serial) => self.hand_over(net, self.peers.find(serial)),
+            LoopCommand::Review => self.review(net),
+            LoopCommand::StrayReply(key, message) => self.on_stray_reply(net, key, message),
+            LoopCommand::AddTimer(number, ticking) => self.add_timer(net, number, ticking),
+            LoopCommand::CancelTimer(number) => {
                 if let Some((_, timer)) = self.timers.remove(&number) {
                     net.cancel_timer(timer);
                 }
             }
-            Order::OpenStream(id, setup) => {
+            LoopCommand::OpenStream(id, setup) => {
                 self.streams.insert(id, Stream::new(setup));
             }
-            Order::Inspect(answer) => {
-                // Whoever asked may have gone.
+            LoopCommand::Inspect(answer) => {
+                // The caller may have given up.
                 let _ = answer.send(self.inspect(net));
             }
-            Order::Drain => net.stop_listening_everywhere(),
-            Order::Shutdown { linger, empty } => self.shut_down(net, linger, empty),
+            LoopCommand::Drain => net.stop_listening_everywhere(),
+            LoopCommand::Shutdown { linger, empty } => self.shut_down(net, linger, empty),
         }
     }
 
@@ -254,7 +260,7 @@ impl Shard {
             self.listeners.insert(id, (config, purpose));
             endpoint
         });
-        // Whoever asked may have gone.
+        // The caller may have given up.
         let _ = answer.send(outcome);
     }
 
@@ -284,10 +290,10 @@ impl Shard {
         };
         *timer = net.set_timer(net.now() + ticking.interval, Token::User(number).pack());
         let ticking = ticking.clone();
-        ticking.fire(&self.hub);
+        ticking.fire(&self.context);
     }
 
-    /// Ends everything: requests hear that their link is gone, links close with linger, nothing reconnects.
+    /// Ends everything: requests end with `Gone`, links close with linger, nothing reconnects.
     fn shut_down(&mut self, net: &mut Net, linger: Duration, empty: Sender<Infallible>) {
         self.stopping = true;
         net.stop_listening_everywhere();
@@ -298,10 +304,10 @@ impl Shard {
             net.cancel_timer(timer);
         }
         self.empty = Some(empty);
-        self.look_whether_empty(net);
+        self.check_empty(net);
     }
 
-    fn look_whether_empty(&mut self, net: &Net) {
+    fn check_empty(&mut self, net: &Net) {
         if net.connections() == 0 {
             self.empty = None;
         }

@@ -7,13 +7,13 @@ use slackwater_zmtp::{Message, Out, PublicKey};
 
 use super::peer::{Peer, Queued, Role};
 use super::peers::At;
-use super::{Order, Shard, Token};
+use super::{LoopCommand, Shard, Token};
 use crate::RequestError;
 use crate::deliver::{SendError, Sending};
 use crate::frames::TAG_BYTES;
 use crate::request::Waiter;
 
-/// What a request and its reply have in common.
+/// The bytes that a request and its reply share.
 pub(crate) type Tag = [u8; TAG_BYTES];
 
 /// A request that waits for its reply.
@@ -33,16 +33,16 @@ impl Shard {
             return self.reroute(at, sending);
         };
         let size = sending.message.payload_bytes();
-        let options = &self.hub.options;
+        let options = &self.context.options;
         if peer.is_full_for(size, (options.queue_messages, options.queue_bytes)) {
-            self.hub.metrics.rare(&self.hub.metrics.queue_full);
+            self.context.metrics.rare(&self.context.metrics.queue_full);
             return self.fail(sending, SendError::Full);
         }
         let mut request = None;
         if let Some((waiter, deadline)) = sending.waiter.take() {
             if deadline <= net.now() {
-                self.hub.metrics.rare(&self.hub.metrics.timeouts);
-                return waiter.tell(&self.hub.jobs, Err(RequestError::Timeout));
+                self.context.metrics.rare(&self.context.metrics.timeouts);
+                return waiter.tell(&self.context.jobs, Err(RequestError::Timeout));
             }
             let tag: Tag = self.randomness.take();
             // The sender left room for the tag in the second part.
@@ -62,16 +62,16 @@ impl Shard {
                     number,
                 },
             );
-            self.hub.metrics.requests.add(1);
+            self.context.metrics.requests.add(1);
         }
         peer.active = net.now();
         if let Role::Twin(twin) = peer.role {
-            self.hub
-                .order(self.number, Order::Local(twin, sending.message));
+            self.context
+                .order(self.number, LoopCommand::Local(twin, sending.message));
             return;
         }
         if peer.queue.is_none() && put(net, peer, &sending.message, 0) {
-            self.hub.metrics.messages_out.add(1);
+            self.context.metrics.messages_out.add(1);
             return;
         }
         peer.enqueue(Queued {
@@ -91,14 +91,14 @@ impl Shard {
             return;
         };
         if peer.queue.is_none() && put(net, peer, &queued.message, queued.skip) {
-            self.hub.metrics.messages_out.add(1);
+            self.context.metrics.messages_out.add(1);
             return;
         }
         peer.enqueue(queued);
         while peer.queue.as_ref().is_some_and(|queue| queue.bytes() > cap)
             && peer.dequeue().is_some()
         {
-            self.hub.metrics.stream_dropped.add(1);
+            self.context.metrics.stream_dropped.add(1);
         }
         if let Some(conn) = peer.conn.filter(|_| peer.up) {
             net.call_when_drained(conn);
@@ -122,7 +122,7 @@ impl Shard {
                 }
                 return;
             }
-            self.hub.metrics.messages_out.add(1);
+            self.context.metrics.messages_out.add(1);
             peer.dequeue();
         }
         self.arm(net, at);
@@ -141,11 +141,11 @@ impl Shard {
             return;
         };
         peer.withdraw(number);
-        self.hub.metrics.rare(&self.hub.metrics.timeouts);
+        self.context.metrics.rare(&self.context.metrics.timeouts);
         self.arm(net, at);
         pending
             .waiter
-            .tell(&self.hub.jobs, Err(RequestError::Timeout));
+            .tell(&self.context.jobs, Err(RequestError::Timeout));
     }
 
     /// Takes a pending request off its peer, with its timer.
@@ -158,8 +158,8 @@ impl Shard {
         Some(pending.waiter)
     }
 
-    /// A link is lost and will be opened again: requests that have left hear that it is gone, those that still wait in
-    /// its queue go out when it is back.
+    /// A link is lost and will be opened again: requests that were sent end with `Gone`, those that are still queued are
+    /// sent when it is back.
     pub(super) fn fail_sent(&mut self, net: &mut Net, at: At) {
         let Some(peer) = self.peers.get_mut(at) else {
             return;
@@ -177,7 +177,7 @@ impl Shard {
         }
     }
 
-    /// Every request that waits on this peer hears that its link is gone.
+    /// Ends every request that waits on this peer with `Gone`.
     pub(super) fn fail_pending(&mut self, net: &mut Net, at: At) {
         let Some(peer) = self.peers.get_mut(at) else {
             return;
@@ -185,7 +185,9 @@ impl Shard {
         for (_, pending) in std::mem::take(&mut peer.rest.pending) {
             self.requests.remove(&pending.number);
             net.cancel_timer(pending.timer);
-            pending.waiter.tell(&self.hub.jobs, Err(RequestError::Gone));
+            pending
+                .waiter
+                .tell(&self.context.jobs, Err(RequestError::Gone));
         }
     }
 
@@ -193,32 +195,32 @@ impl Shard {
     /// met, so there are at most as many tries as there were links.
     fn reroute(&mut self, dead: At, sending: Sending) {
         if let Some((key, route)) = sending.node {
-            self.hub.remove_link_of(
+            self.context.remove_link_of(
                 &key,
                 crate::LinkId {
                     shard: self.number,
                     serial: dead.serial(),
                 },
             );
-            if let Some(next) = self.hub.links_of(&key, route).last() {
-                return self.hub.send(*next, sending);
+            if let Some(next) = self.context.links_of(&key, route).last() {
+                return self.context.send(*next, sending);
             }
         }
         self.fail(sending, SendError::Gone);
     }
 
-    /// Tells everybody who waits for this message why it goes nowhere.
+    /// Reports to the waiter and the failure callback of a message why it was not delivered.
     pub(super) fn fail(&mut self, sending: Sending, error: SendError) {
         if let Some((waiter, _)) = sending.waiter {
             let error = match error {
                 SendError::Gone => RequestError::Gone,
                 SendError::Full => RequestError::Full,
             };
-            waiter.tell(&self.hub.jobs, Err(error));
+            waiter.tell(&self.context.jobs, Err(error));
         }
         if let Some(on_failure) = sending.on_failure {
             // When even callbacks queue up beyond their limit, the counters tell.
-            let _ = self.hub.jobs.reply(Box::new(move || on_failure(error)));
+            let _ = self.context.jobs.reply(Box::new(move || on_failure(error)));
         }
     }
 

@@ -10,7 +10,7 @@ use slackwater_zmtp::{Link, LinkConfig, Message, PublicKey};
 use super::dial::Dialing;
 use super::outbound::{Pending, Tag};
 use super::streams::StreamId;
-use crate::hub::{LinkId, Origin};
+use crate::context::{LinkId, Origin};
 use crate::{Admission, ConnectFailure, Level, Place};
 
 /// Called once with what came of opening a link.

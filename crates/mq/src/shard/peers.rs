@@ -4,8 +4,8 @@ use slackwater_net::ConnId;
 
 use super::peer::Peer;
 
-/// The links of one loop. The loop finds them by their place, which lies with the connection; whoever else names one
-/// does so by its serial number.
+/// The links of one loop. The loop finds them by their place, which is attached to the connection; other
+/// threads name a link by its serial number.
 #[derive(Default)]
 pub(super) struct Peers {
     places: Slab<Peer>,

@@ -142,9 +142,12 @@ impl Shard {
             return subscriptions.cancel(at, topic);
         }
         match subscriptions.subscribe(at, topic) {
-            Ok(()) => self.hub.metrics.rare(&self.hub.metrics.subscriptions),
+            Ok(()) => self
+                .context
+                .metrics
+                .rare(&self.context.metrics.subscriptions),
             Err(TooManyTopics { .. }) => {
-                self.hub.metrics.count("link", "too_many_topics");
+                self.context.metrics.count("link", "too_many_topics");
                 self.forget(net, at, "too many topics");
             }
         }
@@ -179,10 +182,13 @@ impl Shard {
         let (Some(from), Some(Stream::Publisher { replays, .. })) =
             (from, self.streams.get_mut(&stream))
         else {
-            return self.hub.metrics.rare(&self.hub.metrics.misplaced_words);
+            return self
+                .context
+                .metrics
+                .rare(&self.context.metrics.misplaced_words);
         };
         match replays.entry(at) {
-            Entry::Occupied(_) => self.hub.metrics.rare(&self.hub.metrics.queue_full),
+            Entry::Occupied(_) => self.context.metrics.rare(&self.context.metrics.queue_full),
             Entry::Vacant(place) => {
                 place.insert(from);
                 self.go_on_with_replay(net, at, stream);
@@ -218,7 +224,7 @@ impl Shard {
                 }
                 return;
             }
-            self.hub.metrics.messages_out.add(1);
+            self.context.metrics.messages_out.add(1);
             match next {
                 Some(next) => *cursor = next,
                 None => {
@@ -267,7 +273,10 @@ impl Shard {
         let (Some(topic), Some(sequence), Some(body)) =
             (message.part(0), sequence, message.part(2))
         else {
-            return self.hub.metrics.rare(&self.hub.metrics.misplaced_words);
+            return self
+                .context
+                .metrics
+                .rare(&self.context.metrics.misplaced_words);
         };
         if !interests.wants(topic) {
             return;
@@ -283,7 +292,9 @@ impl Shard {
         let outcome =
             std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| handler(&published)));
         if outcome.is_err() {
-            self.hub.metrics.rare(&self.hub.metrics.handlers_failed);
+            self.context
+                .metrics
+                .rare(&self.context.metrics.handlers_failed);
         }
     }
 }

@@ -122,7 +122,7 @@ pub(crate) fn curve_server(socket: SocketType, server: u8) -> LinkConfig {
     LinkConfig::new(socket, Mechanism::CurveServer(pair(server)))
 }
 
-/// Carries bytes both ways, cut into the given sizes in turn, and admits whoever asks, until nothing moves.
+/// Carries bytes both ways, cut into the given sizes in turn, and admits every peer, until nothing moves.
 pub(crate) fn run(a: &mut End, b: &mut End, cuts: &[usize]) {
     let mut turn = 0;
     loop {

@@ -445,7 +445,8 @@ impl Net {
                 if entry.queued_bytes() == 0 {
                     return;
                 }
-                if !entry.progressed {
+                // One that is not blocked has room that has only not been used yet in this turn.
+                if entry.blocked && !entry.progressed {
                     self.counters.stalled.add_alone(1);
                     return self.end(conn, End::Stalled);
                 }

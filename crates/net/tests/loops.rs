@@ -39,6 +39,8 @@ enum Ask {
     Nest(Loop<Echo>, Arc<AtomicU64>),
     Close(ConnId, Vec<u8>),
     Flood(ConnId, usize),
+    /// A flood at the end of a turn that takes this long.
+    LateFlood(ConnId, usize, Duration),
 }
 
 impl Protocol for Echo {
@@ -132,6 +134,13 @@ impl Echo {
             Ask::Flood(conn, count) => {
                 net.wire(conn).expect("open").resize(count, 7);
                 net.call_when_drained(conn);
+            }
+            Ask::LateFlood(conn, count, turn) => {
+                let end = now() + turn;
+                while now() < end {
+                    std::hint::spin_loop();
+                }
+                net.wire(conn).expect("open").resize(count, 7);
             }
         }
     }
@@ -412,6 +421,24 @@ fn a_full_outbox_says_when_it_has_drained() {
     world.expect("drained");
 }
 
+/// The time within which a peer must read was counted from the beginning of the turn that wrote. A turn that took longer
+/// than that dropped every peer whose outbox it had just filled, before the peer could read a byte.
+#[test]
+fn a_long_turn_leaves_peers_their_time_to_read() {
+    let limits = Limits {
+        write_stall: Duration::from_millis(300),
+        ..Limits::default()
+    };
+    let world = World::start(limits, 0);
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let conn = world.connected(Endpoint::Tcp(listener.local_addr().unwrap()));
+    let (mut stream, _) = listener.accept().unwrap();
+    let turn = Duration::from_millis(400);
+    world.looping.command(Ask::LateFlood(conn, 8 << 20, turn));
+    let mut got = vec![0; 8 << 20];
+    stream.read_exact(&mut got).expect("the peer reads");
+}
+
 #[test]
 fn a_peer_that_reads_nothing_is_dropped_and_others_are_served() {
     let limits = Limits {
@@ -429,7 +456,7 @@ fn a_peer_that_reads_nothing_is_dropped_and_others_are_served() {
     good.write_all(b"hello").unwrap();
     let mut echo = [0; 5];
     good.read_exact(&mut echo).unwrap();
-    world.expect("closed: the peer reads nothing");
+    world.expect("closed: the peer does not read");
     assert_eq!(world.looping.counters().stalled.get(), 1);
     drop(lazy);
 }

@@ -2,6 +2,8 @@
 
 use std::io::{self, IoSlice};
 
+use slackwater_wait::now;
+
 use super::{Alarm, Notice, Phase, entry};
 use crate::outbox::GATHER;
 use crate::{ConnId, End, Event, Net, Protocol};
@@ -75,10 +77,9 @@ impl Net {
         }
         if queued > 0 && entry.alarm.is_none() {
             entry.progressed = false;
-            entry.alarm = Some(
-                self.wheel
-                    .set(self.now + self.limits.write_stall, Alarm::Stall(conn)),
-            );
+            // From now, not from the beginning of the turn, which may be longer ago than a peer has time to read.
+            let until = now() + self.limits.write_stall;
+            entry.alarm = Some(self.wheel.set(until, Alarm::Stall(conn)));
         }
         if entry.call_when_drained && queued <= self.limits.low_mark_bytes {
             entry.call_when_drained = false;

@@ -48,10 +48,18 @@ pub enum Planted {
     RecoveryTrustsCache,
     /// A record that the device could not read once is given up.
     ErrorTakenForRot,
+    /// A log whose device failed does not wake to try it again.
+    OutageNeverEnds,
+    /// A promotion that is cancelled gives its extent back while the device still writes to it.
+    CancelledPromotionLetsGo,
+    /// In the node's shell: a kernel that is short of memory for a moment ends the device.
+    ShortageEndsDevice,
+    /// In the node's shell: a file with a failed write may be closed, and with it what the next sync would be told.
+    FailedWriteSettles,
 }
 
 impl Planted {
-    /// Every planted bug.
+    /// Every planted bug that the simulator can meet.
     pub const ALL: &[Planted] = &[
         Self::AccessWithoutGeneration,
         Self::FreeWithoutQuarantine,
@@ -74,7 +82,12 @@ impl Planted {
         Self::RecoveryWithoutSync,
         Self::RecoveryTrustsCache,
         Self::ErrorTakenForRot,
+        Self::OutageNeverEnds,
+        Self::CancelledPromotionLetsGo,
     ];
+
+    /// Those that lie in the node's shell, where the simulator does not come: its own tests must catch them.
+    pub const SHELL: &[Planted] = &[Self::ShortageEndsDevice, Self::FailedWriteSettles];
 }
 
 /// Whether `bug` is planted in the run on this thread.

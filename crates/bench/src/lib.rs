@@ -11,6 +11,7 @@ pub mod policy;
 pub mod pool;
 pub mod process;
 pub mod promotion;
+pub mod removal;
 pub mod store;
 pub mod transfer;
 pub mod usage;

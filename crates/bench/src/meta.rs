@@ -14,6 +14,8 @@ use slackwater_wire::{
     SegmentId, SegmentKind, Tenant,
 };
 
+use crate::removal::Removal;
+
 /// What is measured.
 #[derive(Clone, Debug)]
 pub struct Options {
@@ -23,6 +25,8 @@ pub struct Options {
     pub policy: PolicyKind,
     /// Operations timed for each figure.
     pub samples: usize,
+    /// With how many records that wait everything is removed, one row each.
+    pub queued: Vec<usize>,
     /// What the random choice of keys follows from.
     pub seed: u64,
 }
@@ -33,6 +37,7 @@ impl Default for Options {
             objects: vec![1_000_000, 10_000_000],
             policy: Eviction::DEFAULT.policy,
             samples: 1_000_000,
+            queued: vec![5_000, 50_000],
             seed: 1,
         }
     }
@@ -43,6 +48,8 @@ impl Default for Options {
 pub struct Report {
     /// The rows.
     pub rows: Vec<Row>,
+    /// Removals of everything while it waits to be written.
+    pub remove_all: Removal,
     /// What the figures are held against.
     pub limits: Limits,
 }
@@ -87,6 +94,7 @@ pub fn run(options: &Options) -> Report {
         .collect();
     Report {
         rows,
+        remove_all: crate::removal::run(&options.queued),
         limits: Limits {
             lookup_ns: 1000.0,
             bytes_per_object: 200.0,
@@ -311,12 +319,12 @@ fn fenced(output: Output) -> Option<NodeReport> {
 }
 
 /// As long as the keys of real callers: a prefix and a hash.
-fn key(number: usize) -> Key {
+pub(crate) fn key(number: usize) -> Key {
     let hash = (number as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     Key::new(format!("model/layer/{hash:016x}").as_bytes()).expect("not empty, not long")
 }
 
-fn start(keys: &[Key]) -> Request {
+pub(crate) fn start(keys: &[Key]) -> Request {
     let entries = keys
         .iter()
         .map(|key| PutEntry {
@@ -333,7 +341,7 @@ fn start(keys: &[Key]) -> Request {
     })
 }
 
-fn end(keys: Vec<Key>, started: &Reply) -> Request {
+pub(crate) fn end(keys: Vec<Key>, started: &Reply) -> Request {
     let Reply::PutStart(results) = started else {
         unreachable!("that was a put")
     };
@@ -374,6 +382,7 @@ mod tests {
         let report = run(&Options {
             objects: vec![5_000],
             samples: 1_000,
+            queued: vec![100, 200],
             ..Options::default()
         });
         let row = &report.rows[0];

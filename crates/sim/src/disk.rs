@@ -27,6 +27,8 @@ pub struct DiskFaults {
     pub read_flip: f64,
     /// Probability that a write lands elsewhere in its file and is reported as done.
     pub misdirect: f64,
+    /// Every operation ends in an error: the device is away for a time.
+    pub outage: bool,
     /// No file can be made.
     pub full: bool,
     /// Nothing can be written.
@@ -74,6 +76,8 @@ pub struct Disk {
     spoilt: Spoilt,
     /// The same of the life before: what it could not read it may have been about to give up.
     spoilt_before: Spoilt,
+    /// Reads of this life of the process that ended in an error.
+    read_errors: u64,
     stats: DiskStats,
 }
 
@@ -155,6 +159,7 @@ impl Disk {
             lying: false,
             spoilt: Spoilt::default(),
             spoilt_before: Spoilt::default(),
+            read_errors: 0,
             stats: DiskStats::default(),
         }
     }
@@ -182,6 +187,12 @@ impl Disk {
         } else {
             Trust::Honest
         }
+    }
+
+    /// Reads that ended in an error since the process began.
+    #[must_use]
+    pub fn read_errors(&self) -> u64 {
+        self.read_errors
     }
 
     /// What the disk has done.
@@ -326,6 +337,7 @@ impl Disk {
         }
         (self.last_op, self.failing_sync) = (None, false);
         self.spoilt_before = std::mem::take(&mut self.spoilt);
+        self.read_errors = 0;
         if how == Crash::Process {
             return;
         }
@@ -377,6 +389,7 @@ impl Disk {
     fn fate(&mut self, what: &DiskOp) -> Option<DiskError> {
         let eio = Some(DiskError::Device { errno: EIO });
         match what {
+            _ if self.faults.outage => eio,
             DiskOp::Read { .. } if self.rng.chance(self.faults.read_error) => eio,
             DiskOp::Create { .. } | DiskOp::Write { .. } | DiskOp::Delete { .. }
                 if self.faults.read_only =>
@@ -492,6 +505,7 @@ impl Disk {
             self.spoilt.flipped = true;
         }
         self.spoilt.failed |= error.is_some();
+        self.read_errors += u64::from(error.is_some());
         if error.is_some() {
             bytes.truncate(self.rng.below(bytes.len() as u64 + 1) as usize);
         }

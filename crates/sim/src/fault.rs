@@ -116,6 +116,8 @@ pub struct Atlas {
     pub links: bool,
     /// Errors, full disks and stalls.
     pub disk_errors: bool,
+    /// Devices that answer everything with errors for a time.
+    pub outages: bool,
     /// Bits that flip and writes that land elsewhere: after these a disk owes nothing.
     pub disk_rot: bool,
     /// Disks that are replaced by empty ones.
@@ -147,6 +149,7 @@ impl Atlas {
             pauses: rng.chance(0.4),
             links: rng.chance(0.5),
             disk_errors: rng.chance(0.4),
+            outages: false,
             disk_rot: rng.chance(0.2),
             disk_loss: rng.chance(0.1),
             memory_flips: rng.chance(0.15),
@@ -162,6 +165,7 @@ impl Atlas {
             (self.pauses, pause),
             (self.links, link),
             (self.disk_errors, disk_error),
+            (self.outages, outage),
             (self.disk_rot, rot),
             (self.disk_loss, replace_disk),
             (self.memory_flips, flip),
@@ -304,6 +308,23 @@ fn disk_error(rng: &mut Rng, cluster: Extent) -> Fault {
         node: node(rng, cluster),
         faults,
         lasts,
+    }
+}
+
+fn outage(rng: &mut Rng, cluster: Extent) -> Fault {
+    let faults = DiskFaults {
+        outage: true,
+        ..DiskFaults::default()
+    };
+    let longest = if rng.chance(0.5) {
+        Duration::from_millis(50)
+    } else {
+        Duration::from_millis(1500)
+    };
+    Fault::Disk {
+        node: node(rng, cluster),
+        faults,
+        lasts: span(rng, Duration::from_millis(1), longest),
     }
 }
 

@@ -105,6 +105,16 @@ impl Ledger {
         self.records.clear();
     }
 
+    /// Whether this record must be there, and no newer one of its key stands for it.
+    #[must_use]
+    pub fn owes(&self, entry: &DiskEntry) -> bool {
+        let newer = |other: &DiskEntry| {
+            (&other.tenant, &other.key) == (&entry.tenant, &entry.key)
+                && other.version > entry.version
+        };
+        self.promise(entry) == Some(Promise::Durable) && !self.records.keys().any(newer)
+    }
+
     /// Records that must be there.
     pub fn owed(&self) -> impl Iterator<Item = &DiskEntry> {
         self.records

@@ -127,6 +127,9 @@ impl Options {
         if !log {
             (atlas.disk_errors, atlas.disk_rot, atlas.disk_loss) = (false, false, false);
         }
+        // Chosen apart, so that the seeds of other kinds stay what they were.
+        let meets_faults = atlas != Atlas::default();
+        atlas.outages = log && meets_faults && seed.stream("outages", 0).chance(0.3);
         let master = master(rng, log, tenancy);
         let lease_ttl = master.lease_ttl;
         let load = load(rng, log, tenancy, embedded);

@@ -205,13 +205,13 @@ impl Readers {
         Ok(unsafe { Transfer::read_to(file, place, record.into.as_mut_ptr(), scratch) })
     }
 
-    /// Has the next batch go through a ring that fails `turns` times; false when no ring is used.
+    /// Has the next batch go through a ring that fails; false when no ring is used.
     #[cfg(test)]
-    pub(super) fn fail_ring(&self, turns: u32) -> bool {
+    pub(super) fn fail_ring(&self, failure: super::ring::Failure) -> bool {
         let Some(mut ring) = self.take_ring() else {
             return false;
         };
-        ring.fail(turns);
+        ring.fail(failure);
         self.give_ring_back(ring);
         true
     }

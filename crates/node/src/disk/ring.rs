@@ -6,6 +6,7 @@ use io_uring::{IoUring, Probe, cqueue, opcode, squeue, types};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::thread::Timespec;
 use slab::Slab;
+use slackwater_base::{Planted, planted};
 use slackwater_tier::io::{DiskError, DiskOutcome};
 
 use super::job::{Call, Job};
@@ -17,9 +18,22 @@ pub(super) struct Ring {
     flights: Slab<Flight>,
     depth: usize,
     sequence: u32,
-    /// Turns that are to fail once they have handed over what was started.
+    /// Entries put into the submission queue since the start.
+    pushed: u64,
+    /// What the next turns are to meet instead of the kernel's answer.
     #[cfg(test)]
-    failing: u32,
+    failure: Option<Failure>,
+}
+
+/// An answer of `io_uring_enter` that a test asks for.
+#[cfg(test)]
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Failure {
+    pub(super) errno: i32,
+    /// How many turns meet it.
+    pub(super) turns: u32,
+    /// Whether the kernel takes what was started all the same.
+    pub(super) submits: bool,
 }
 
 #[derive(Debug)]
@@ -28,6 +42,8 @@ struct Flight {
     tag: u64,
     /// Part of the completion's name, so that one that does not belong to the flight is recognised.
     sequence: u32,
+    /// The number of its latest entry in the submission queue.
+    entry: u64,
 }
 
 /// A job that came to its end.
@@ -72,15 +88,16 @@ impl Ring {
             flights: Slab::with_capacity(depth),
             depth,
             sequence: 0,
+            pushed: 0,
             #[cfg(test)]
-            failing: 0,
+            failure: None,
         })
     }
 
-    /// Lets the next `turns` turns fail after they have handed over what was started.
+    /// Lets the next turns fail.
     #[cfg(test)]
-    pub(super) fn fail(&mut self, turns: u32) {
-        self.failing = turns;
+    pub(super) fn fail(&mut self, failure: Failure) {
+        self.failure = Some(failure);
     }
 
     /// How many more jobs fit.
@@ -108,6 +125,7 @@ impl Ring {
             job,
             tag,
             sequence: self.sequence,
+            entry: 0,
         });
         self.push(index);
     }
@@ -122,24 +140,56 @@ impl Ring {
 
     /// Hands what was started to the kernel, waits until something is over, and goes on with what is not done yet.
     /// True when it was the waker.
+    ///
+    /// # Errors
+    /// When the ring does not work, and will not. What may pass is waited for: an interruption, completions that have to
+    /// be taken first, and want of memory in the kernel (`io_uring_enter(2)`), which a failed call takes nothing for: what
+    /// it did not submit is still in the queue.
     pub(super) fn turn(&mut self, landed: &mut Vec<Landed>) -> io::Result<bool> {
+        let failure = match self.enter() {
+            Ok(()) => return Ok(self.reap(landed)),
+            Err(error) => error,
+        };
+        let ended = landed.len();
+        match failure.raw_os_error() {
+            Some(libc::ENOMEM) if planted(Planted::ShortageEndsDevice) => return Err(failure),
+            Some(libc::EINTR | libc::EBUSY | libc::EAGAIN | libc::ENOMEM) => {}
+            _ => return Err(failure),
+        }
+        let woken = self.reap(landed);
+        if !woken && landed.len() == ended && failure.raw_os_error() != Some(libc::EINTR) {
+            self.await_completion(SHORTAGE_PAUSE);
+            return Ok(self.reap(landed));
+        }
+        Ok(woken)
+    }
+
+    /// Hands over what is in the submission queue and waits for one completion.
+    fn enter(&mut self) -> io::Result<()> {
         #[cfg(test)]
-        if self.failing > 0 {
-            self.failing -= 1;
-            self.io.submit()?;
-            return Err(io::Error::from_raw_os_error(libc::ENOMEM));
+        if let Some(failure) = &mut self.failure
+            && failure.turns > 0
+        {
+            failure.turns -= 1;
+            let (errno, submits) = (failure.errno, failure.submits);
+            if submits {
+                self.io.submit()?;
+            }
+            return Err(io::Error::from_raw_os_error(errno));
         }
-        match self.io.submit_and_wait(1) {
-            Ok(_) => {}
-            // Interrupted, or the completions must be taken first: both are cured by taking them.
-            Err(error)
-                if matches!(
-                    error.raw_os_error(),
-                    Some(libc::EINTR | libc::EBUSY | libc::EAGAIN)
-                ) => {}
-            Err(error) => return Err(error),
-        }
-        Ok(self.reap(landed))
+        self.io.submit_and_wait(1).map(drop)
+    }
+
+    /// Jobs that the kernel has and has not given back. The others are still in the submission queue, which it reads in
+    /// `io_uring_enter` alone.
+    fn jobs_in_kernel(&mut self) -> usize {
+        let unsubmitted = self.io.submission().len() as u64;
+        let taken = self.pushed - unsubmitted;
+        let in_kernel = self
+            .flights
+            .iter()
+            .filter(|(_, flight)| flight.entry < taken);
+        in_kernel.count()
     }
 
     /// Takes what is over. True when the waker was among it.
@@ -201,7 +251,8 @@ impl Ring {
     }
 
     fn push(&mut self, index: usize) {
-        let flight = &self.flights[index];
+        let flight = &mut self.flights[index];
+        flight.entry = self.pushed;
         let name = u64::from(flight.sequence) << 32 | index as u64;
         let entry = entry(&flight.job.call()).user_data(name);
         self.push_entry(&entry);
@@ -215,21 +266,22 @@ impl Ring {
             !full,
             "the queue has an entry for every job and one for the waker"
         );
+        self.pushed += 1;
     }
 }
 
 impl Drop for Ring {
-    /// The kernel may write to the memory of a flight until it has landed, and that memory is a caller's buffer, or an
-    /// extent that somebody else is given next. No process goes on over operations that do not come back.
+    /// The kernel may write to the memory of a job until it gives the job back, and that memory is a caller's buffer, or
+    /// an extent that is given to somebody else next. So this returns only when the kernel has no job any more, which
+    /// takes as long as the device takes: a blocking read of the same device would not return either.
     fn drop(&mut self) {
-        let (mut landed, begun) = (Vec::new(), Instant::now());
-        while !self.flights.is_empty() {
+        let (mut landed, begun, mut told) = (Vec::new(), Instant::now(), false);
+        while self.jobs_in_kernel() > 0 {
             let Err(error) = self.turn(&mut landed) else {
                 continue;
             };
-            if begun.elapsed() > DRAIN_LONGEST {
-                tracing::error!(%error, "io_uring does not give its operations back: the process ends");
-                std::process::abort();
+            if begun.elapsed() > DRAIN_SILENT && !std::mem::replace(&mut told, true) {
+                tracing::error!(%error, "io_uring has failed; waiting for the operations that the device still has");
             }
             self.await_completion(DRAIN_PAUSE);
             self.reap(&mut landed);
@@ -237,9 +289,12 @@ impl Drop for Ring {
     }
 }
 
-/// How long a ring that fails is asked for the operations it has, and how long for those alone that it was given.
-const DRAIN_LONGEST: Duration = Duration::from_secs(1);
+/// How long a ring that was dropped waits for its operations before it says so.
+const DRAIN_SILENT: Duration = Duration::from_secs(1);
+/// Longest wait for a completion until a ring that does not work is asked again.
 const DRAIN_PAUSE: Duration = Duration::from_millis(10);
+/// Longest wait for a completion until a kernel that was short of memory is asked again.
+const SHORTAGE_PAUSE: Duration = Duration::from_millis(10);
 
 fn entry(call: &Call) -> squeue::Entry {
     match *call {

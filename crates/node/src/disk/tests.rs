@@ -2,10 +2,15 @@
 
 use std::time::Duration;
 
-use slackwater_base::{BLOCK_BYTES, Checksum, Rng};
+use slackwater_base::{BLOCK_BYTES, Checksum, Planted, Rng, plant};
 use slackwater_tier::io::{DiskError, DiskOutcome, FileId, Part};
 use slackwater_wire::{ExtentRef, Incarnation, SegmentId};
 
+use super::handles::Handles;
+use super::job::Job;
+use super::ring::Failure;
+use super::transfer::Transfer;
+use super::uring::UringDevice;
 use super::*;
 use crate::config::HugePages;
 use crate::region::{Access, Region};
@@ -469,7 +474,7 @@ fn a_long_record_read_alone_is_whole_in_any_buffer_and_missing_when_its_end_is()
             check((3 << 20) + 4096, 1 << 20, shift, false);
         }
         assert!(world.disk.readers.reads() == 8 && world.disk.readers.buffers_given_out() == 0);
-        world.disk.readers.fail_ring(1);
+        world.disk.readers.fail_ring(broken(1));
         check(0, 1 << 20, 0, true);
     });
 }
@@ -521,7 +526,7 @@ fn a_ring_that_fails_is_emptied_before_its_buffers_are_used_again() {
             Ok(DiskOutcome::Done)
         );
         for turns in [1, 3] {
-            let rings = world.disk.readers.fail_ring(turns);
+            let rings = world.disk.readers.fail_ring(broken(turns));
             assert_eq!(rings, world.disk.choice.chosen == "uring");
             let mut buffers: Vec<Vec<u8>> = (0..4).map(|_| vec![0; 1_000_001]).collect();
             let record = |(number, into)| {
@@ -550,6 +555,139 @@ fn a_ring_that_fails_is_emptied_before_its_buffers_are_used_again() {
             assert_eq!(world.disk.readers.buffers_given_out(), 0);
         }
     });
+}
+
+/// A kernel that was short of memory for a moment made `io_uring_enter` fail with ENOMEM. The device counted as failed,
+/// and the store refused every later call.
+#[test]
+fn what_passes_in_the_kernel_ends_no_device() {
+    for errno in [libc::EINTR, libc::EAGAIN, libc::EBUSY, libc::ENOMEM] {
+        for submits in [false, true] {
+            assert!(
+                outlives(errno, submits),
+                "error {errno}, submits: {submits}"
+            );
+        }
+    }
+    assert!(!outlives(libc::EBADF, false), "a ring that is none is told");
+}
+
+/// A ring that took nothing any more was dropped with jobs that the kernel had never seen. Nothing could give them back,
+/// and after a second the whole process was ended.
+#[test]
+fn jobs_that_the_kernel_never_had_are_not_waited_for() {
+    World::each(|world| {
+        world.create(1 << 20);
+        let mut buffers = vec![vec![0; 4096]; 3];
+        let mut records: Vec<RecordRead<'_>> = buffers
+            .iter_mut()
+            .map(|into| RecordRead {
+                file: FILE,
+                offset: 0,
+                bytes: 4096,
+                into,
+                result: None,
+                took: Duration::ZERO,
+            })
+            .collect();
+        world.disk.readers.fail_ring(Failure {
+            submits: false,
+            ..broken(u32::MAX)
+        });
+        world.disk.readers.read(&mut records);
+        let zeros = Some(Ok(Checksum::of(&[0; 4096])));
+        assert!(records.iter().all(|record| record.result == zeros));
+    });
+}
+
+/// The kernel tells of a failed write those who have the file open: a file that is closed in between, and opened for the
+/// sync alone, may be synced without a word.
+#[test]
+fn a_file_with_a_failed_write_stays_open() {
+    assert!(keeps_a_file_whose_write_failed());
+}
+
+/// Mistakes that somebody could make here are seen by the checks of this file.
+#[test]
+fn every_planted_bug_of_the_shell_is_caught() {
+    let holds = |bug: Planted| match bug {
+        Planted::ShortageEndsDevice => outlives(libc::ENOMEM, false),
+        Planted::FailedWriteSettles => keeps_a_file_whose_write_failed(),
+        other => panic!("nothing checks {other:?}"),
+    };
+    for bug in Planted::SHELL {
+        assert!(holds(*bug), "{bug:?} is not planted");
+        plant(Some(*bug));
+        let unseen = holds(*bug);
+        plant(None);
+        assert!(!unseen, "{bug:?} is not seen");
+    }
+}
+
+/// Whether a device on io_uring does its operations after `io_uring_enter` has failed three times with `errno`.
+fn outlives(errno: i32, submits: bool) -> bool {
+    let root = tempfile::tempdir().unwrap();
+    let directory = Arc::new(Directory::hold(root.path()).unwrap());
+    let region = Arc::new(Region::map(2 << 20, HugePages::Off).unwrap().0);
+    let segment = Segment {
+        id: SegmentId(1),
+        incarnation: Incarnation(5),
+        region,
+    };
+    let device = UringDevice::new(directory, segment, 4).unwrap();
+    device.fail(Failure {
+        errno,
+        turns: 3,
+        submits,
+    });
+    let create = DiskOp::Create {
+        file: FILE,
+        bytes: 1 << 20,
+    };
+    device.submit(&mut vec![(OpId(1), create)]);
+    let mut done = Vec::new();
+    while done.is_empty() {
+        if device.complete(&mut done).is_err() {
+            return false;
+        }
+    }
+    let result = Ok(DiskOutcome::Done);
+    done == [DiskDone {
+        op: OpId(1),
+        result,
+    }]
+}
+
+/// Whether a file stays open after a write to it failed, and a sync that does not cover it.
+fn keeps_a_file_whose_write_failed() -> bool {
+    let root = tempfile::tempdir().unwrap();
+    let path = root.path().join("read-only");
+    std::fs::write(&path, [0; BLOCK]).unwrap();
+    let region = Arc::new(Region::map(2 << 20, HugePages::Off).unwrap().0);
+    let segment = Segment {
+        id: SegmentId(1),
+        incarnation: Incarnation(5),
+        region,
+    };
+    let mut handles = Handles::new(1);
+    let file = handles.keep(FILE, std::fs::File::open(&path).unwrap().into());
+    let parts = [Part::Bytes(vec![1; BLOCK])];
+    // SAFETY: no part names an extent.
+    let write = unsafe { Transfer::write(Arc::clone(&file), 0, &parts, &segment) }.unwrap();
+    let result = Job::Move(write).finish();
+    assert_eq!(result, Err(DiskError::Device { errno: libc::EBADF }));
+    file.end_sync(file.begin_sync());
+    drop(file);
+    !handles.close_one()
+}
+
+/// A ring that does not work, after it has handed over what was started.
+fn broken(turns: u32) -> Failure {
+    Failure {
+        errno: libc::EBADF,
+        turns,
+        submits: true,
+    }
 }
 
 #[test]

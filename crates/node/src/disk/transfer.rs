@@ -2,7 +2,7 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::sync::Arc;
 
 use rustix::io::Errno;
-use slackwater_base::{BLOCK_BYTES, Checksum, round_to_block};
+use slackwater_base::{BLOCK_BYTES, Checksum, Planted, planted, round_to_block};
 use slackwater_tier::io::{DiskError, DiskOutcome, Part, Target};
 use slackwater_wire::{ExtentRef, Incarnation, SegmentId};
 
@@ -299,7 +299,12 @@ impl Transfer {
     pub(super) fn after(&mut self, result: Result<usize, i32>) -> Progress {
         match result {
             Err(libc::EINTR | libc::EAGAIN) => Progress::Again,
-            Err(errno) => Progress::Failed(disk_error(errno)),
+            Err(errno) => {
+                if self.way == Way::Write && planted(Planted::FailedWriteSettles) {
+                    self.file.end_write();
+                }
+                Progress::Failed(disk_error(errno))
+            }
             Ok(0) if self.way == Way::Write => {
                 Progress::Failed(DiskError::Device { errno: libc::EIO })
             }

@@ -56,6 +56,15 @@ impl UringDevice {
     }
 }
 
+#[cfg(test)]
+impl UringDevice {
+    /// Lets the next turns of the ring fail.
+    pub(super) fn fail(&self, failure: super::ring::Failure) {
+        let mut driver = self.driver.lock().unwrap_or_else(PoisonError::into_inner);
+        driver.ring.fail(failure);
+    }
+}
+
 impl Device for UringDevice {
     fn submit(&self, ops: &mut Vec<(OpId, DiskOp)>) {
         if ops.is_empty() {

@@ -392,7 +392,11 @@ impl<'s, 'b> Reader<'s, 'b> {
             if result == Ok(checksum) {
                 self.shared.meters.read(tier, bytes, self.lookup + took);
             } else if result.is_ok() {
-                self.shared.meters.corrupt.fetch_add(1, Ordering::Relaxed);
+                let of_memory = u64::from(tier == Tier::Memory);
+                self.shared
+                    .meters
+                    .corrupt_memory
+                    .fetch_add(of_memory, Ordering::Relaxed);
                 tracing::warn!(key = %self.keys[index], ?tier, "wrong bytes: the replica is dropped");
             }
             flow.on_read(now, index, result, &mut self.actions);

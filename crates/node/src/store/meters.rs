@@ -12,8 +12,8 @@ pub(super) struct Meters {
     memory: Meter,
     ssd: Meter,
     put: Meter,
-    /// Replicas whose bytes were not those that were put.
-    pub(super) corrupt: AtomicU64,
+    /// Reads from memory whose bytes were not those that were put; those from SSD are counted by the agent.
+    pub(super) corrupt_memory: AtomicU64,
     /// Reads by where they ended, values and bytes.
     pub(super) memory_hits: Tally,
     pub(super) ssd_hits: Tally,

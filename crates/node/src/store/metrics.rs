@@ -71,7 +71,7 @@ impl Shared {
                 bytes: metrics.disk_eviction_bytes,
             },
             offloads: metrics.offload,
-            corrupt: get(&meters.corrupt) + agent.records_lost,
+            corrupt: get(&meters.corrupt_memory) + agent.records_corrupt,
             latency: meters.latencies(),
             waits: self.sites().map(wait).collect(),
             io: self

@@ -7,15 +7,15 @@ use slackwater_base::{Checksum, Rng};
 use slackwater_tier::io::{DiskDone, DiskOp, LogFile, Part};
 use slackwater_tier::{Agent, AgentInput, AgentOutput};
 use slackwater_wire::{
-    DiskEntry, Incarnation, Mount, NodeId, OffloadTask, OperationId, Order, Reply, Report,
-    ReportedEntry, Request, SegmentKind, TicketId,
+    DiskEntry, DiskState, Incarnation, Mount, NodeId, OffloadTask, OperationId, Order, Reply,
+    Report, ReportedEntry, Request, SegmentKind, TicketId,
 };
 
 use crate::check::{Checked, Invariant, Violation};
 use crate::clock::Clock;
 use crate::disk::{Caller, Crash, Disk};
 use crate::engine::Seed;
-use crate::ledger::Ledger;
+use crate::ledger::{Ledger, Trust};
 use crate::memory::Memory;
 use crate::net::Process;
 use crate::options::Options;
@@ -39,6 +39,8 @@ pub(crate) struct Node {
     /// What the log has announced since it was opened.
     announced: Vec<ReportedEntry>,
     pub(crate) opened: bool,
+    /// What the log last said of itself in this life.
+    pub(crate) log_state: Option<DiskState>,
     /// What it has to say as soon as it is connected.
     held: Vec<Report>,
     /// Offloads under way.
@@ -56,6 +58,12 @@ pub(crate) struct Node {
 }
 
 impl Node {
+    /// Whether the log takes records, or waits for some to be dropped: whatever the device did, that passes.
+    pub(crate) fn log_works(&self) -> bool {
+        self.log_state
+            .is_none_or(|state| state.accepting || state.pressure > 0)
+    }
+
     pub(crate) fn new(seed: Seed, options: &Options, index: u32) -> Self {
         let number = u64::from(index);
         Self {
@@ -72,6 +80,7 @@ impl Node {
             mounted: false,
             announced: Vec::new(),
             opened: false,
+            log_state: None,
             held: Vec::new(),
             tickets: BTreeMap::new(),
             promoting: BTreeMap::new(),
@@ -128,6 +137,7 @@ impl World {
         node.session = None;
         node.mounted = false;
         node.opened = false;
+        node.log_state = None;
         node.announced.clear();
         node.held.clear();
         node.tickets.clear();
@@ -333,9 +343,25 @@ impl World {
                     node.memory.fence(*extent)?;
                 }
             }
-            Report::Dropped(entries) | Report::Lost(entries) => {
+            Report::Dropped(entries) => {
                 entries.iter().for_each(|entry| node.ledger.dropped(entry));
             }
+            Report::Lost(entries) => {
+                let tries = self.options.agent(index).log.map(|log| log.read_tries_max);
+                let readable = matches!(node.disk.trust(), Trust::Honest | Trust::Unread)
+                    && node.disk.read_errors() < tries.unwrap_or_default().into();
+                for entry in entries {
+                    if readable && node.ledger.owes(entry) {
+                        let what = format!(
+                            "{entry:?} was reported as lost after {} errors of the device",
+                            node.disk.read_errors()
+                        );
+                        return Err(Violation::new(Invariant::Acknowledgement, what));
+                    }
+                    node.ledger.dropped(entry);
+                }
+            }
+            Report::Disk(state) => node.log_state = Some(*state),
             Report::Offloaded(results) => {
                 for (ticket, result) in results {
                     if let (Some(task), Ok(())) = (node.tickets.remove(ticket), result) {

@@ -186,7 +186,8 @@ impl World {
                 .nodes
                 .iter()
                 .all(|node| node.disk.in_flight() == 0 && node.serving.count() == 0 && node.opened)
-            && self.master.attached() == self.nodes.len();
+            && self.master.attached() == self.nodes.len()
+            && self.nodes.iter().all(super::node::Node::log_works);
         quiet
             && self.books().is_some_and(|books| {
                 let moving = books.open_puts
@@ -215,10 +216,17 @@ impl World {
         let nodes: Vec<_> = self
             .nodes
             .iter()
-            .map(|node| (node.opened, node.disk.in_flight(), node.serving.count()))
+            .map(|node| {
+                (
+                    node.opened,
+                    node.disk.in_flight(),
+                    node.serving.count(),
+                    node.log_state,
+                )
+            })
             .collect();
         format!(
-            "clients (idle, alive) {clients:?}, nodes (open, disk, serving) {nodes:?}, attached {}, books {:?}",
+            "clients (idle, alive) {clients:?}, nodes (open, disk, serving, log) {nodes:?}, attached {}, books {:?}",
             self.master.attached(),
             self.books()
         )

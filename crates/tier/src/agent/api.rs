@@ -133,8 +133,10 @@ pub struct TierStats {
     pub files_reclaimed: u64,
     /// Files that were given up after a failed write or sync.
     pub files_abandoned: u64,
-    /// Records that turned out unreadable or wrong.
+    /// Records that were given up: their bytes were wrong, or could not be read, or their headers were gone.
     pub records_lost: u64,
+    /// Those of them whose bytes were read and were not those that were put.
+    pub records_corrupt: u64,
     /// Reads of records begun, by promotions and by callers.
     pub reads: u64,
     /// Memory of the index, in bytes.

@@ -177,7 +177,7 @@ impl Agent {
                 }
             }
             Order::Staged { ticket, extent } => self.staged(now, ticket, extent, out),
-            Order::Cancel { ticket } => self.cancel(ticket),
+            Order::Cancel { ticket } => self.cancel(ticket, out),
             Order::Drop(entries) => match &self.log {
                 Some(_) => self.with_log(out, |log, events| {
                     for entry in entries {

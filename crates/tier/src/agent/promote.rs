@@ -1,6 +1,6 @@
 use std::collections::{BTreeMap, VecDeque};
 
-use slackwater_base::{Checksum, Instant};
+use slackwater_base::{Checksum, Instant, Planted, planted};
 use slackwater_wire::{ExtentRef, PromoteTask, PromotionFailure, Report, TicketId};
 
 use super::{Agent, AgentOutput, ReadEnd, ReadId, report_fence};
@@ -195,13 +195,19 @@ impl Agent {
         }
     }
 
-    pub(super) fn cancel(&mut self, ticket: TicketId) {
+    pub(super) fn cancel(&mut self, ticket: TicketId, out: &mut Vec<AgentOutput>) {
         self.promotions.queue.retain(|task| task.ticket != ticket);
         if let Some(task) = self.promotions.staging.remove(&ticket) {
             self.promotions.bytes_in_flight -= task.bytes;
         }
         if let Some(reading) = self.promotions.reading.get_mut(&ticket) {
             reading.cancelled = true;
+        }
+        if planted(Planted::CancelledPromotionLetsGo)
+            && let Some(reading) = self.promotions.reading.remove(&ticket)
+        {
+            self.promotions.bytes_in_flight -= reading.task.bytes;
+            report_fence(self.arena.abandon(reading.reserved), out);
         }
     }
 

@@ -351,6 +351,7 @@ impl Log {
             .get(hash)
             .is_some_and(|slot| slot.is_at(plan.file, plan.offset));
         if !right && there {
+            self.stats.records_corrupt += u64::from(matches!(end, ReadEnd::Checked(_)));
             self.lose(entry, out);
         }
     }

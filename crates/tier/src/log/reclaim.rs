@@ -296,6 +296,7 @@ impl Log {
             .index
             .get(record.hash)
             .is_some_and(|slot| slot.is_at(file, record.offset));
+        let was_read = result.is_ok();
         let right = match result {
             Ok(DiskOutcome::Read { bytes, checksum })
                 if checksum == record.checksum
@@ -325,6 +326,7 @@ impl Log {
             None => {
                 reclaim.bytes_in_flight -= record.length;
                 if live {
+                    self.stats.records_corrupt += u64::from(was_read);
                     self.lose(record.entry, out);
                 }
             }

@@ -1,7 +1,7 @@
 use std::collections::{BTreeSet, VecDeque};
 use std::time::Duration;
 
-use slackwater_base::{BLOCK_BYTES, Instant, KeyHash, Map, round_to_block};
+use slackwater_base::{BLOCK_BYTES, Instant, KeyHash, Map, Planted, planted, round_to_block};
 use slackwater_wire::{DiskEntry, TaskFailure, Version};
 
 use super::commit::{Flight, Item, Stage, failure_of};
@@ -156,7 +156,9 @@ impl Writer {
             self.oldest_maintenance().map(|since| since + delay),
             first.map(|offload| offload.since + delay),
             first.and_then(|offload| offload.kept_until),
-            self.ail.map(|ail| ail.until),
+            self.ail
+                .map(|ail| ail.until)
+                .filter(|_| !planted(Planted::OutageNeverEnds)),
         ]
     }
 

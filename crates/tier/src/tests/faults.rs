@@ -20,6 +20,8 @@ fn a_flipped_bit_in_a_value_loses_that_record_and_no_other() {
         assert!(world.lost.is_empty(), "a crash could still bring it back");
         world.rest();
         assert_eq!(world.lost, [entry(&[1], 1)]);
+        let stats = world.agent.stats();
+        assert_eq!((stats.records_lost, stats.records_corrupt), (1, 1));
         world.disk.flip(file, offset + 4999, 3);
         let opened = world.reopen(Crash::LoseAll, "after the loss");
         assert_eq!(
@@ -45,6 +47,8 @@ fn a_value_that_a_working_device_cannot_read_is_lost() {
         world.now += Duration::from_secs(10);
     }
     assert_eq!(world.lost, [entry(&[1], 1)]);
+    let stats = world.agent.stats();
+    assert_eq!((stats.records_lost, stats.records_corrupt), (1, 0));
     assert_eq!(world.agent.arena().accesses(), 0);
 }
 

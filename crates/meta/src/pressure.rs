@@ -264,15 +264,15 @@ impl Master {
         budget: &mut usize,
     ) -> Evicted {
         let begun = self.groups.unfinished(group, ledger);
-        let after = begun.map(|begun| begun.after);
+        let mut after = begun.map(|begun| begun.after);
         let members = self
             .groups
             .members_after(group, after, self.config.eviction.step);
         *budget = budget.saturating_sub(members.len().saturating_sub(1));
-        let mut freed = 0;
-        for member in &members {
+        let (mut freed, mut stalled) = (0, false);
+        for member in members {
             // Room for one member's offload may have cost another its record, and with it the object.
-            if self.groups.of(*member) != Some(group.1) {
+            if self.groups.of(member) != Some(group.1) {
                 continue;
             }
             // A replica that leaves already frees nothing more: counted again, it would hide that the others wait.
@@ -280,22 +280,29 @@ impl Master {
                 let stays = replica.parked != Parked::Leaving;
                 (stays && self.segments.at(replica.segment).ledger() == ledger).then_some(id)
             };
-            let ids: Vec<ReplicaId> = self.catalog.replicas(*member).filter_map(of_kind).collect();
+            let ids: Vec<ReplicaId> = self.catalog.replicas(member).filter_map(of_kind).collect();
             for id in ids {
-                if let Evicted::Bytes(bytes) = self.evict_one(now, id) {
-                    freed += bytes;
+                match self.evict_one(now, id) {
+                    Evicted::Bytes(bytes) => freed += bytes,
+                    Evicted::Stalled => stalled = true,
                 }
             }
+            if !stalled {
+                after = Some(member);
+            }
         }
-        let unfinished = members
-            .last()
-            .filter(|last| !self.groups.members_after(group, Some(**last), 1).is_empty())
-            .map(|last| Unfinished { after: *last, pass });
+        // A member that stalls is tried again when what it waits for is reported, and not before: at the same instant it
+        // would stall again, for ever.
+        let is_more = !self.groups.members_after(group, after, 1).is_empty();
+        let unfinished = after
+            .filter(|_| is_more)
+            .map(|after| Unfinished { after, pass });
         self.groups.set_unfinished(group, ledger, unfinished);
-        if unfinished.is_some() {
+        if unfinished.is_some() && !stalled {
             self.due.set(Due::Group(group, ledger), now);
         }
-        if freed == 0 && begun.or(unfinished).is_none() {
+        let nothing_to_do = begun.is_none() && unfinished.is_none();
+        if freed == 0 && (stalled || nothing_to_do) {
             Evicted::Stalled
         } else {
             Evicted::Bytes(freed)

@@ -37,15 +37,21 @@ fn report_all(world: &mut World, result: Result<(), TaskFailure>) {
 }
 
 /// Eviction found the queue of offloads full with the last of its budget, took that for a step cut short, and asked to
-/// be called at once: for ever, as only a report could help. The same came of a soft-pinned victim: the pass that
-/// spares those spent its step on setting it aside again.
+/// be called at once: for ever, as only a report could help. The same came of a soft-pinned victim, because the pass that
+/// spares those spent its step on setting it aside again, and of a group larger than a step, whose members were tried step
+/// after step.
 #[test]
 fn eviction_that_waits_for_a_report_does_not_ask_for_now_again_and_again() {
-    for (story, pin) in [("unpinned", Pin::None), ("soft-pinned", Pin::Soft(None))] {
+    for (story, pin, group) in [
+        ("unpinned", Pin::None, None),
+        ("soft-pinned", Pin::Soft(None), None),
+        ("grouped", Pin::None, Some(1)),
+    ] {
         for step in 1..4 {
             let mut world = World::tiers(config(step, 1), 8 * BLOCK, 1024 * BLOCK);
             let patient = || PutConfig {
                 pin,
+                group,
                 ..wait(seconds(10))
             };
             for n in 0..8 {

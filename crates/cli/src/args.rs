@@ -49,9 +49,9 @@ pub(crate) enum Command {
     Policy(Policy),
     /// Say why an object is kept, or will go
     ///
-    /// Opens the directory of a store and tells what the eviction of each tier has learned of a key: its class, when it
-    /// was last read, how likely such objects return, and what holding it is worth beside what goes next. Ages begin
-    /// anew when a store is opened; a store that runs tells its own by Store.explain.
+    /// Tells what the eviction of each tier has learned of a key: its class, when it was last read, how likely such
+    /// objects return, and what holding it is worth beside what goes next. Asks the store that runs in --dir; when none
+    /// runs there, reads what the last one left, without changing it. Ages begin anew when a store is opened.
     Explain(Explain),
     /// Measure parts of Slackwater beside the machine's limits and beside peers
     #[command(subcommand)]

@@ -1,13 +1,13 @@
-//! `slackwater explain`: what eviction thinks of one object.
+//! `slackwater explain`: why a store keeps one object, or will let it go.
 
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 use slackwater_base::ByteSize;
-use slackwater_node::store::Reason;
-use slackwater_node::{Config, Store, logging};
-use slackwater_wire::Tenant;
+use slackwater_node::store::{ExplanationSource, Reason, explain_at};
+use slackwater_node::{Config, logging};
+use slackwater_wire::{Key, Tenant};
 
 use crate::DONE;
 use crate::args::Explain;
@@ -18,18 +18,17 @@ pub(crate) fn run(arguments: &Explain, layers: &Layers) -> Result<u8> {
     let config = configure(layers)?;
     logging::init(&config).map_err(anyhow::Error::msg)?;
     let tenant = Tenant::new(&arguments.tenant).context("the tenant has no such name")?;
-    let store = Store::open(config).context("cannot open the store")?;
-    let reasons = store.explain(arguments.key.as_bytes(), &tenant);
-    let closed = store.close();
+    let key = Key::new(arguments.key.as_bytes()).context("the key is none")?;
+    let explanation = explain_at(&config, &tenant, &key)?;
     let shown = arguments.key.display();
-    let Some(reasons) = reasons? else {
+    let Some(reasons) = explanation.reasons else {
         bail!("there is no object with the key {shown}")
     };
-    closed.context("the store could not be closed")?;
     if arguments.json {
+        let running = explanation.source == ExplanationSource::RunningStore;
         println!(
             "{}",
-            serde_json::json!({ "key": shown.to_string(), "tiers": reasons })
+            serde_json::json!({ "key": shown.to_string(), "running": running, "tiers": reasons })
         );
     } else {
         println!("{shown}\n{}", sentences(&reasons));
@@ -37,7 +36,7 @@ pub(crate) fn run(arguments: &Explain, layers: &Layers) -> Result<u8> {
     Ok(DONE)
 }
 
-/// The store of a directory as it was left: with room for all that is in it, so that nothing goes by being looked at.
+/// The configuration of the store in a directory, with room for all that is in it unless the caller says how much.
 fn configure(layers: &Layers) -> Result<Config> {
     let named = layers.with("ssd", "0").load()?.dir;
     let Some(directory) = named else {

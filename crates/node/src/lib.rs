@@ -6,6 +6,7 @@
 mod clock;
 pub mod config;
 pub mod disk;
+mod fork;
 pub mod logging;
 pub mod region;
 mod selection;

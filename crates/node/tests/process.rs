@@ -19,7 +19,7 @@ use slackwater_node::config::Threads;
 use slackwater_node::{Config, GetOptions, PutOptions, RemoveOptions, Store};
 use slackwater_wire::{Durability, PutMode, Tenant};
 
-const TESTS: [(&str, fn()); 5] = [
+const TESTS: [(&str, fn()); 6] = [
     (
         "an_idle_store_whose_threads_have_copied_uses_no_processor_time",
         idle_is_free,
@@ -27,6 +27,10 @@ const TESTS: [(&str, fn()); 5] = [
     (
         "a_store_killed_at_any_moment_keeps_what_it_acknowledged",
         killed_at_any_moment,
+    ),
+    (
+        "a_child_of_fork_does_not_keep_the_directory_of_a_dead_store",
+        fork_outlives_its_store,
     ),
     (
         "a_log_of_more_files_than_descriptors_loses_nothing",
@@ -50,6 +54,7 @@ fn main() {
         Some("--hog") => return hog(Path::new(&arguments[1])),
         Some("--idle") => return idle(Path::new(&arguments[1])),
         Some("--small") => return small(Path::new(&arguments[1])),
+        Some("--forking") => return forking(Path::new(&arguments[1])),
         _ => {}
     }
     let mut out = std::io::stdout();
@@ -154,6 +159,53 @@ fn config(directory: &Path) -> Config {
         dir: Some(directory.to_owned()),
         flush_delay: Duration::from_millis(2),
         ..Config::default()
+    }
+}
+
+/// The lock of a directory belongs to the open file, which a child of `fork` shares: a worker that an engine had forked
+/// kept the directory of a killed store locked for as long as it lived, and nobody could open it.
+fn fork_outlives_its_store() {
+    let root = tempfile::tempdir().unwrap();
+    let mut parent = Process::again("--forking", &[root.path().to_str().unwrap()]);
+    let child: i32 = parent.line().unwrap().parse().unwrap();
+    let held = Store::open(config(root.path())).err().unwrap();
+    assert!(held.to_string().contains("held by"), "{held}");
+    parent.child.kill().unwrap();
+    parent.child.wait().unwrap();
+    let opened = Store::open(config(root.path()));
+    // SAFETY: sends a signal. The child waits for it, so that its number is its own.
+    let killed = unsafe { libc::kill(child, libc::SIGKILL) };
+    assert_eq!(killed, 0, "the child outlived its parent");
+    let store = opened.unwrap();
+    assert_eq!(
+        store.get(b"k", &GetOptions::default()).unwrap().as_deref(),
+        Some(&b"v"[..])
+    );
+    store.close().unwrap();
+}
+
+/// Opens a store, forks a child that does nothing, says its number, and waits to be killed.
+fn forking(directory: &Path) {
+    let store = Store::open(config(directory)).unwrap();
+    let durable = PutOptions {
+        durability: Durability::Disk,
+        ..PutOptions::default()
+    };
+    store.put(b"k", b"v", &durable).unwrap();
+    // SAFETY: the child only calls `pause`, which is allowed after `fork` of a process with threads.
+    match unsafe { libc::fork() } {
+        0 => loop {
+            // SAFETY: waits for a signal.
+            unsafe { libc::pause() };
+        },
+        child => {
+            let mut out = std::io::stdout();
+            writeln!(out, "{child}").unwrap();
+            out.flush().unwrap();
+            loop {
+                std::thread::park();
+            }
+        }
     }
 }
 

@@ -11,9 +11,10 @@ use slackwater_tier::io::FileId;
 
 use super::DirectoryError;
 use super::handles::{Handles, OpenFile, raise_limit};
+use crate::fork::ParentOnly;
 
 /// Name of the file whose lock says that a process holds the directory.
-const LOCK_NAME: &str = "slackwater.lock";
+pub(crate) const LOCK_NAME: &str = "slackwater.lock";
 const LOG_PREFIX: &str = "log-";
 const LOG_SUFFIX: &str = ".slack";
 
@@ -24,8 +25,8 @@ pub struct Directory {
     handle: OwnedFd,
     direct: bool,
     files: Mutex<Handles>,
-    /// Released by the kernel when the process goes, however it goes.
-    lock: File,
+    /// Released by the kernel when the process goes, however it goes: its children do not hold it.
+    lock: ParentOnly<File>,
 }
 
 impl Drop for Directory {
@@ -102,7 +103,7 @@ impl Directory {
             handle,
             direct: probe.is_ok(),
             files: Mutex::new(Handles::new(raise_limit())),
-            lock,
+            lock: ParentOnly::new(lock),
         })
     }
 
@@ -119,7 +120,7 @@ impl Directory {
     }
 
     /// The directory itself, to be synced.
-    pub(super) fn handle(&self) -> BorrowedFd<'_> {
+    pub(crate) fn handle(&self) -> BorrowedFd<'_> {
         self.handle.as_fd()
     }
 
@@ -128,22 +129,7 @@ impl Directory {
     /// # Errors
     /// What the operating system says.
     pub fn list(&self) -> Result<Vec<(FileId, u64)>, DirectoryError> {
-        let read = || -> io::Result<Vec<(FileId, u64)>> {
-            let mut found = Vec::new();
-            for entry in fs::read_dir(&self.path)? {
-                let entry = entry?;
-                if let Some(file) = entry.file_name().to_str().and_then(parse_name) {
-                    found.push((file, entry.metadata()?.len()));
-                }
-            }
-            found.sort_unstable();
-            Ok(found)
-        };
-        read().map_err(|why| DirectoryError::Unusable {
-            path: self.path.clone(),
-            action: "list it",
-            why,
-        })
+        log_files(&self.path)
     }
 
     /// The file, opened if it is not.
@@ -164,7 +150,7 @@ impl Directory {
     /// Removes the file's name; its bytes go with its last user. Durable after a sync of the directory.
     pub(super) fn unlink(&self, file: FileId) -> Result<(), Errno> {
         self.handles().forget(file);
-        unlinkat(&self.handle, name(file), AtFlags::empty())
+        unlinkat(&self.handle, file_name(file), AtFlags::empty())
     }
 
     /// Makes creations and removals durable.
@@ -180,7 +166,12 @@ impl Directory {
         };
         let flags = OFlags::RDWR | OFlags::CLOEXEC | direct | extra;
         loop {
-            match openat(&self.handle, name(file), flags, Mode::RUSR | Mode::WUSR) {
+            match openat(
+                &self.handle,
+                file_name(file),
+                flags,
+                Mode::RUSR | Mode::WUSR,
+            ) {
                 // The rest of the process took its part and more: ours are the ones that can be had again.
                 Err(Errno::MFILE | Errno::NFILE) if self.handles().close_one() => {}
                 opened => return opened,
@@ -193,11 +184,35 @@ impl Directory {
     }
 }
 
-fn name(file: FileId) -> String {
+/// The log's files in a directory, held or not, and their lengths, oldest first.
+///
+/// # Errors
+/// What the operating system says.
+pub(crate) fn log_files(path: &Path) -> Result<Vec<(FileId, u64)>, DirectoryError> {
+    let read = || -> io::Result<Vec<(FileId, u64)>> {
+        let mut found = Vec::new();
+        for entry in fs::read_dir(path)? {
+            let entry = entry?;
+            if let Some(file) = entry.file_name().to_str().and_then(parse_name) {
+                found.push((file, entry.metadata()?.len()));
+            }
+        }
+        found.sort_unstable();
+        Ok(found)
+    };
+    read().map_err(|why| DirectoryError::Unusable {
+        path: path.to_owned(),
+        action: "list it",
+        why,
+    })
+}
+
+/// Name of a file of the log.
+pub(super) fn file_name(file: FileId) -> String {
     format!("{LOG_PREFIX}{:016}{LOG_SUFFIX}", file.0)
 }
 
-/// The number in a file's name, of names that [`name`] would give and no others.
+/// The number in a file's name, of names that [`file_name`] would give and no others.
 fn parse_name(text: &str) -> Option<FileId> {
     let number = text
         .strip_prefix(LOG_PREFIX)?
@@ -205,7 +220,7 @@ fn parse_name(text: &str) -> Option<FileId> {
         .parse()
         .ok()?;
     let file = FileId(number);
-    (name(file) == text).then_some(file)
+    (file_name(file) == text).then_some(file)
 }
 
 #[cfg(test)]

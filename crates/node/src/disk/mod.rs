@@ -10,6 +10,7 @@ mod error;
 mod handles;
 mod job;
 mod pread;
+mod read_only;
 mod reader;
 mod ring;
 mod scratch;
@@ -24,8 +25,10 @@ use slackwater_tier::io::{DiskDone, DiskOp, OpId, Target};
 use slackwater_wait::Site;
 
 pub use directory::Directory;
+pub(crate) use directory::{LOCK_NAME, log_files};
 pub use error::DirectoryError;
 pub use handles::HANDLES_MAX;
+pub(crate) use read_only::ReadOnlyDisk;
 pub use reader::{Readers, RecordRead};
 pub use transfer::Segment;
 

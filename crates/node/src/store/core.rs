@@ -119,6 +119,11 @@ impl Core {
         later
     }
 
+    /// Whether the log is being opened.
+    pub(super) fn is_opening(&self) -> bool {
+        self.opening.is_some()
+    }
+
     /// Asks for everything ordered until now to be durable.
     pub(super) fn flush(&mut self, now: Instant) -> Later<()> {
         let number = self.next_flush;

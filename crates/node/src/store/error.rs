@@ -162,6 +162,14 @@ pub enum OpenError {
         /// What is wrong with it.
         why: String,
     },
+    /// The store that runs in a directory was asked and did not answer.
+    #[error("the store that runs in {}: {why}", directory.display())]
+    RunningStore {
+        /// Where it runs.
+        directory: PathBuf,
+        /// What it said, or what the operating system said.
+        why: String,
+    },
     /// The operating system gives no thread, ring or other handle.
     #[error("{what}: {why}")]
     System {

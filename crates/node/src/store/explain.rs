@@ -1,18 +1,19 @@
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use slackwater_meta::{Held, Opinion};
-use slackwater_wire::SegmentKind;
+use slackwater_wire::{Key, SegmentKind, Tenant};
 
-use super::Tier;
+use super::shared::Shared;
+use super::{StoreError, Tier};
 
 /// Why a tier keeps an object, or will let it go. Field names are a contract with scripts.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Reason {
     /// The tier.
     pub tier: Tier,
     /// Whether the object is there. An SSD knows what lies in memory above it, and will be asked to take it.
     pub held: bool,
     /// The policy of eviction.
-    pub policy: &'static str,
+    pub policy: String,
     /// What it has learned; none of policies that know nothing but an order.
     pub learned: Option<Learned>,
     /// The same in a sentence.
@@ -20,7 +21,7 @@ pub struct Reason {
 }
 
 /// What a policy has learned of an object.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Learned {
     /// Its class, in words.
     pub class: String,
@@ -37,12 +38,26 @@ pub struct Learned {
 }
 
 /// A point of a return curve.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ReturnChance {
     /// Seconds from now.
     pub within_s: f64,
     /// From 0 to 1.
     pub chance: f64,
+}
+
+impl Shared {
+    /// See [`super::Store::explain`].
+    pub(super) fn explain(
+        &self,
+        key: &[u8],
+        tenant: &Tenant,
+    ) -> Result<Option<Vec<Reason>>, StoreError> {
+        self.check_open()?;
+        let key = Key::new(key)?;
+        let opinions = self.with(|core, now| core.master.explain(now, tenant, &key))?;
+        Ok(opinions.map(|opinions| opinions.into_iter().map(Reason::from).collect()))
+    }
 }
 
 impl From<Opinion> for Reason {
@@ -83,7 +98,7 @@ impl From<Opinion> for Reason {
         Self {
             tier,
             held: held == Held::Here,
-            policy,
+            policy: policy.to_owned(),
             learned,
             words: format!("{place}, {why}"),
         }

@@ -11,10 +11,10 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use slackwater_base::{Checksum, Instant};
+use slackwater_meta::evict::RestoreError;
 use slackwater_wire::SegmentId;
 use thiserror::Error;
 
-use super::core::Core;
 use super::shared::Shared;
 
 const NAME: &str = "eviction.tables";
@@ -53,7 +53,7 @@ enum Refusal {
     #[error("its checksum or its length is wrong")]
     Damaged,
     #[error("{0}")]
-    Policy(#[from] slackwater_meta::evict::RestoreError),
+    Policy(#[from] RestoreError),
 }
 
 impl Shared {
@@ -63,18 +63,10 @@ impl Shared {
         let Some(path) = self.tables_path() else {
             return;
         };
-        let restored = read(&path).and_then(|tables| {
-            let restore = |core: &mut Core, _| {
-                let mut restore = |(segment, bytes): &(SegmentId, Vec<u8>)| {
-                    core.master.restore_learned(*segment, bytes)
-                };
-                tables.iter().try_for_each(&mut restore)
-            };
-            Ok(self.with(restore).unwrap_or(Ok(()))?)
+        restore(&path, |segment, bytes| {
+            let restored = self.with(|core, _| core.master.restore_learned(segment, bytes));
+            restored.unwrap_or(Ok(()))
         });
-        if let Err(refusal) = restored {
-            tracing::warn!(file = %path.display(), why = %refusal, "learned eviction tables are not taken: eviction starts fresh");
-        }
     }
 
     /// Saves what was learned, if that was not done lately.
@@ -104,9 +96,26 @@ impl Shared {
     }
 
     fn tables_path(&self) -> Option<PathBuf> {
-        self.disk
-            .as_ref()
-            .map(|ssd| ssd.directory.path().join(NAME))
+        self.disk.as_ref().map(|ssd| path_in(ssd.directory.path()))
+    }
+}
+
+/// Where the tables of a directory are.
+pub(super) fn path_in(directory: &Path) -> PathBuf {
+    directory.join(NAME)
+}
+
+/// Gives `take` each table of the file. What cannot be taken is logged once, and eviction starts fresh.
+pub(super) fn restore(
+    path: &Path,
+    mut take: impl FnMut(SegmentId, &[u8]) -> Result<(), RestoreError>,
+) {
+    let restored = read(path).and_then(|tables| {
+        let mut each = tables.iter();
+        Ok(each.try_for_each(|(segment, bytes)| take(*segment, bytes))?)
+    });
+    if let Err(refusal) = restored {
+        tracing::warn!(file = %path.display(), why = %refusal, "learned eviction tables are not taken: eviction starts fresh");
     }
 }
 

@@ -9,6 +9,7 @@ mod core;
 mod error;
 mod explain;
 mod get;
+mod inspect;
 mod learned;
 mod list;
 mod meters;
@@ -18,6 +19,7 @@ mod options;
 mod put;
 mod shared;
 mod slot;
+mod socket;
 mod stats;
 
 use std::sync::{Arc, Mutex, PoisonError};
@@ -32,6 +34,7 @@ use slackwater_wire::{
 
 pub use error::{OpenError, StoreError};
 pub use explain::{Learned, Reason, ReturnChance};
+pub use inspect::{Explanation, ExplanationSource, explain_at};
 pub use options::{GetOptions, Got, PutOptions, RemoveOptions, Stored, Tier};
 pub use stats::{
     Flow, Latencies, Latency, PutStats, ReadStats, SsdStats, Stats, TierStats, WaitStats,
@@ -39,6 +42,7 @@ pub use stats::{
 
 use self::get::Sink;
 use self::shared::Shared;
+use self::socket::AnswerSocket;
 use crate::config::Config;
 
 /// The name of the one memory segment.
@@ -56,6 +60,8 @@ pub struct Store {
 struct Handle {
     shared: Arc<Shared>,
     threads: Mutex<Vec<JoinHandle<()>>>,
+    /// Where others ask; taken away before the store ends.
+    socket: Mutex<Option<AnswerSocket>>,
 }
 
 impl Store {
@@ -275,12 +281,7 @@ impl Store {
     /// # Errors
     /// When the key is none.
     pub fn explain(&self, key: &[u8], tenant: &Tenant) -> Result<Option<Vec<Reason>>, StoreError> {
-        self.shared().check_open()?;
-        let key = Key::new(key)?;
-        let opinions = self
-            .shared()
-            .with(|core, now| core.master.explain(now, tenant, &key))?;
-        Ok(opinions.map(|opinions| opinions.into_iter().map(Reason::from).collect()))
+        self.shared().explain(key, tenant)
     }
 
     /// Sets or changes the byte quota of a tenant.
@@ -415,6 +416,12 @@ impl Handle {
         if !self.shared.close() {
             return Ok(());
         }
+        drop(
+            self.socket
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .take(),
+        );
         self.shared.save_learned();
         let stopped = self
             .shared

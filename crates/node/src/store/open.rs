@@ -1,5 +1,5 @@
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use slackwater_base::ByteSize;
 use slackwater_meta::{
@@ -9,10 +9,11 @@ use slackwater_meta::{
 use slackwater_tier::arena::MemorySegment;
 use slackwater_tier::io::LogFile;
 use slackwater_tier::{Agent, AgentConfig, AgentInput, LogConfig};
-use slackwater_wire::{Incarnation, Mount, Reply, Request, SegmentId, SegmentKind};
+use slackwater_wire::{Incarnation, Mount, Reply, Request, SegmentId, SegmentKind, Tenant};
 
 use super::core::{Core, NODE};
 use super::shared::{Parts, Shared, Ssd};
+use super::socket::{Answer, AnswerSocket, Question};
 use super::{MEMORY_NAME, OpenError, StoreError};
 use crate::config::Config;
 use crate::disk::{self, Directory, Segment, Use};
@@ -77,9 +78,12 @@ pub(super) fn open(mut config: Config) -> Result<super::Handle, OpenError> {
     let handle = super::Handle {
         shared,
         threads: Mutex::new(threads),
+        socket: Mutex::new(None),
     };
     let fresh = u128::from(fresh_high) << 64 | u128::from(fresh_low);
     mount_and_recover(&handle.shared, incarnation, fresh)?;
+    let socket = answer_socket(&handle.shared);
+    *handle.socket.lock().unwrap_or_else(PoisonError::into_inner) = socket;
     Ok(handle)
 }
 
@@ -115,38 +119,17 @@ fn mount_and_recover(
         directory: shared.config.dir.clone().unwrap_or_default(),
         why: why.to_string(),
     };
-    let mount = |segment, name: &str, kind, bytes| {
-        let (name, host) = (name.to_owned(), String::new());
-        Request::Mount(Mount {
-            segment,
-            name,
-            node: NODE,
-            incarnation,
-            kind,
-            bytes,
-            host,
-        })
-    };
     let ask = |request| match shared.ask("a mount", request) {
         Ok(Reply::Failed(code)) => Err(log(StoreError::RefusedCall(code))),
         Ok(_) => Ok(()),
         Err(error) => Err(log(error)),
     };
-    ask(mount(
-        MEMORY,
-        MEMORY_NAME,
-        SegmentKind::Memory,
-        shared.config.memory.0,
-    ))?;
+    mounts(&shared.config, incarnation)
+        .into_iter()
+        .try_for_each(ask)?;
     let Some(ssd) = &shared.disk else {
         return Ok(());
     };
-    ask(mount(
-        DISK,
-        DISK_NAME,
-        SegmentKind::Disk,
-        shared.config.ssd.0,
-    ))?;
     let files = ssd
         .directory
         .list()?
@@ -174,10 +157,55 @@ fn mount_and_recover(
     Ok(())
 }
 
+/// The socket on which other processes ask; a store goes on without one.
+fn answer_socket(shared: &Arc<Shared>) -> Option<AnswerSocket> {
+    let ssd = shared.disk.as_ref()?;
+    let asked = Arc::clone(shared);
+    let answer = move |question: Question| {
+        let explained = Tenant::new(&question.tenant)
+            .map_err(|error| error.to_string())
+            .and_then(|tenant| {
+                let explained = asked.explain(&question.key, &tenant);
+                explained.map_err(|error| error.to_string())
+            });
+        explained.map_or_else(Answer::Error, Answer::Tiers)
+    };
+    AnswerSocket::open(&ssd.directory, answer)
+        .inspect_err(|error| {
+            tracing::warn!(%error, "other processes cannot ask this store why it keeps an object");
+        })
+        .ok()
+}
+
+/// The segments of a store: its memory, and the log if there is one.
+pub(super) fn mounts(config: &Config, incarnation: Incarnation) -> Vec<Request> {
+    let mount = |segment, name: &str, kind, bytes| {
+        Request::Mount(Mount {
+            segment,
+            name: name.to_owned(),
+            node: NODE,
+            incarnation,
+            kind,
+            bytes,
+            host: String::new(),
+        })
+    };
+    let mut mounts = vec![mount(
+        MEMORY,
+        MEMORY_NAME,
+        SegmentKind::Memory,
+        config.memory.0,
+    )];
+    if config.ssd.0 > 0 {
+        mounts.push(mount(DISK, DISK_NAME, SegmentKind::Disk, config.ssd.0));
+    }
+    mounts
+}
+
 /// The name of the segment that stands for the log.
 const DISK_NAME: &str = "ssd";
 
-fn master_config(config: &Config) -> MasterConfig {
+pub(super) fn master_config(config: &Config) -> MasterConfig {
     let defaults = MasterConfig::default();
     let on_hit =
         if config.promotion_enabled && config.ssd.0 > 0 && config.offload != OffloadMode::Off {
@@ -233,7 +261,7 @@ fn master_config(config: &Config) -> MasterConfig {
     }
 }
 
-fn agent(config: &Config, incarnation: Incarnation) -> Agent {
+pub(super) fn agent(config: &Config, incarnation: Incarnation) -> Agent {
     let mut settings = AgentConfig::new(NODE);
     if config.ssd.0 > 0 {
         let mut log = LogConfig::new(DISK, config.ssd);

@@ -1,6 +1,6 @@
 use std::time::Duration;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use slackwater_wire::{Chain, Durability, Pin, PutMode, Tenant};
 
 /// How values are put.
@@ -52,7 +52,7 @@ pub enum Stored {
 }
 
 /// A level of the store.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Tier {
     /// DRAM.

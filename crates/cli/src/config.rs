@@ -97,13 +97,13 @@ fn explained(config: &Config) -> String {
     let blocks = config.explain().into_iter().map(|line| {
         let shown = |value: &str| if value.is_empty() { "none".to_owned() } else { value.to_owned() };
         format!(
-            "{key}\n  {doc}\n  value    {value} ({source})\n  default  {default}\n  takes    {kind}\n  names    {key} in a file, {env}, --{flag}\n",
+            "{key}\n  {doc}\n  value    {value} ({source})\n  default  {default}\n  takes    {takes}\n  names    {key} in a file, {env}, --{flag}\n",
             key = line.key,
             doc = line.doc,
             value = shown(&line.value),
             source = line.source,
             default = shown(&line.default),
-            kind = line.kind,
+            takes = line.takes,
             env = line.env,
             flag = line.flag,
         )

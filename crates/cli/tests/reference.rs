@@ -35,10 +35,10 @@ fn configuration_is_current() {
          | in a file | environment | flag | takes | default | what it does |\n|---|---|---|---|---|---|\n",
     );
     for option in Config::default().explain() {
-        let (key, env, flag, kind) = (option.key, option.env, option.flag, option.kind);
+        let (key, env, flag, takes) = (option.key, option.env, option.flag, option.takes);
         writeln!(
             page,
-            "| `{key}` | `{env}` | `--{flag}` | {kind} | `{}` | {} |",
+            "| `{key}` | `{env}` | `--{flag}` | {takes} | `{}` | {} |",
             option.default, option.doc
         )
         .unwrap();

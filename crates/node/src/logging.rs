@@ -1,6 +1,8 @@
 //! Log lines: the libraries write them through `tracing`, a binary sets up where they go.
 
+use tracing::Dispatch;
 use tracing_subscriber::EnvFilter;
+use tracing_subscriber::fmt::MakeWriter;
 
 use crate::config::{Config, LogFormat};
 
@@ -9,14 +11,22 @@ use crate::config::{Config, LogFormat};
 /// # Errors
 /// When `log` is no filter, or a subscriber is set up already.
 pub fn init(config: &Config) -> Result<(), String> {
-    let filter = EnvFilter::try_new(&config.log)
-        .map_err(|error| format!("log = `{}`: {error}", config.log))?;
+    let dispatch = dispatch(config, std::io::stderr)?;
+    tracing::dispatcher::set_global_default(dispatch).map_err(|error| error.to_string())
+}
+
+/// What writes log lines as `config` says to the writers that `out` makes.
+pub(crate) fn dispatch<W>(config: &Config, out: W) -> Result<Dispatch, String>
+where
+    W: for<'w> MakeWriter<'w> + Send + Sync + 'static,
+{
+    let text = config.log.as_str();
+    let filter = EnvFilter::try_new(text).map_err(|error| format!("log = `{text}`: {error}"))?;
     let builder = tracing_subscriber::fmt()
         .with_env_filter(filter)
-        .with_writer(std::io::stderr);
-    let done = match config.log_format {
-        LogFormat::Text => builder.try_init(),
-        LogFormat::Json => builder.json().try_init(),
-    };
-    done.map_err(|error| error.to_string())
+        .with_writer(out);
+    Ok(match config.log_format {
+        LogFormat::Text => Dispatch::new(builder.finish()),
+        LogFormat::Json => Dispatch::new(builder.json().finish()),
+    })
 }

@@ -5,17 +5,20 @@
 
 mod layers;
 mod options;
+mod range;
 mod suggest;
 mod value;
 
 use std::fmt;
 use std::path::{Path, PathBuf};
 
+use slackwater_meta::Promotion;
+
 pub use options::{Config, HugePages, IoBackend, LogFormat};
-pub use value::{Ratio, Threads, Value};
+pub use value::{LogFilter, Ratio, Threads, Value};
 
 pub use slackwater_meta::evict::PolicyKind;
-pub use slackwater_meta::{OffloadMode, Placement, PromotionAdmission};
+pub use slackwater_meta::{OffloadMode, PromotionAdmission};
 
 /// Prefix of every environment name.
 pub const ENV_PREFIX: &str = "SLACKWATER_";
@@ -28,6 +31,8 @@ pub struct OptionSpec {
     pub doc: &'static str,
     /// What kind of value it takes.
     pub kind: &'static str,
+    /// Which values of that kind it takes; empty when all.
+    pub range: fn() -> String,
     /// Every text it takes, where they are few.
     pub choices: fn() -> Vec<&'static str>,
     /// Sets it from text, or says what is wrong with the text.
@@ -50,6 +55,17 @@ impl OptionSpec {
     #[must_use]
     pub fn flag(&self) -> String {
         self.key.replace(['.', '_'], "-")
+    }
+
+    /// What it takes: the kind of value and its range.
+    #[must_use]
+    pub fn takes(&self) -> String {
+        let range = (self.range)();
+        if range.is_empty() {
+            self.kind.to_owned()
+        } else {
+            format!("{}, {range}", self.kind)
+        }
     }
 
     /// Its default as text.
@@ -149,6 +165,8 @@ pub struct Explained {
     pub env: String,
     /// Flag, without the dashes.
     pub flag: String,
+    /// Kind of value, and its range.
+    pub takes: String,
     /// Kind of value.
     pub kind: &'static str,
     /// Value in force.
@@ -206,6 +224,7 @@ impl Config {
             key: spec.key,
             env: spec.env(),
             flag: spec.flag(),
+            takes: spec.takes(),
             kind: spec.kind,
             value: (spec.show)(self),
             default: spec.default(),
@@ -295,10 +314,11 @@ impl Config {
             ));
         }
         let threshold = self.promotion_threshold;
-        if !(1..=255).contains(&threshold) {
+        let (least, most) = Promotion::THRESHOLD.into_inner();
+        let taken = threshold.clamp(least, most);
+        if taken != threshold {
             warnings.push(format!(
-                "`promotion.threshold` = {threshold} is taken as {}: the counters of reads end at 255",
-                threshold.clamp(1, 255)
+                "`promotion.threshold` = {threshold} is taken as {taken}: the counters of reads end at {most}"
             ));
         }
         if self.dir.is_some() && self.ssd.0 == 0 {

@@ -3,15 +3,16 @@ use std::time::Duration;
 
 use slackwater_base::ByteSize;
 use slackwater_meta::evict::PolicyKind;
-use slackwater_meta::{OffloadMode, Placement, PromotionAdmission};
+use slackwater_meta::{MasterConfig, OffloadMode, OnHit, Promotion, PromotionAdmission, Tenancy};
 use slackwater_wait::Choice as WaitChoice;
 
+use super::range::Range::{self, AtLeast, Between, Blocks, Clamped, ZeroOrAtLeast};
 use super::value::words;
-use super::{OptionSpec, Ratio, Sources, Threads, Value};
+use super::{LogFilter, OptionSpec, Ratio, Sources, Threads, Value};
 
-/// Declares the options: field, key, type, default and, where a value can be out of range, its rule.
+/// Declares the options: field, key, type, default and, where not every value of the type will do, range. Everything else about an option comes from its row.
 macro_rules! options {
-    ($($(#[doc = $doc:literal])+ $field:ident $key:literal: $type:ty = $default:expr $(, $rule:expr)?;)*) => {
+    ($($(#[doc = $doc:literal])+ $field:ident $key:literal: $type:ty = $default:expr $(, $range:expr)?;)*) => {
         /// Everything that can be configured, each option with a type that cannot hold nonsense.
         #[derive(Clone, Debug, PartialEq)]
         pub struct Config {
@@ -32,10 +33,14 @@ macro_rules! options {
                 key: $key,
                 doc: concat!($($doc,)+).trim_ascii_start(),
                 kind: <$type as Value>::KIND,
+                range: || {
+                    let texts = [$(Range::<$type>::text(&$range),)? String::new()];
+                    texts.into_iter().next().unwrap_or_default()
+                },
                 choices: <$type as Value>::choices,
                 set: |config, text| {
                     let value = <$type as Value>::parse(text)?;
-                    $(($rule)(&value)?;)?
+                    $(Range::<$type>::check(&$range, &value)?;)?
                     config.$field = value;
                     Ok(())
                 },
@@ -45,66 +50,68 @@ macro_rules! options {
     };
 }
 
+/// Where the master acts on an option, its default is the master's own.
+const MASTER: MasterConfig = MasterConfig::DEFAULT;
+
 options! {
     /// Memory for values. On top come at most 64 MiB of buffers, and about 250 bytes a value.
-    memory "memory": ByteSize = ByteSize::gib(1), at_least(ByteSize::mib(1));
+    memory "memory": ByteSize = ByteSize::gib(1), AtLeast(ByteSize::mib(1));
     /// SSD space for values; 0 keeps everything in memory.
-    ssd "ssd": ByteSize = ByteSize(0), none_or_at_least(ByteSize(slackwater_tier::LogConfig::CAPACITY_MIN));
+    ssd "ssd": ByteSize = ByteSize(0), ZeroOrAtLeast(ByteSize(slackwater_tier::LogConfig::CAPACITY_MIN));
     /// Directory of the SSD tier; made if it is missing. One process at a time holds it.
     dir "dir": Option<PathBuf> = None;
     /// Which replica goes when memory is short.
-    policy "policy": PolicyKind = PolicyKind::Gittins;
-    /// Which segment takes a new replica.
-    placement "placement": Placement = Placement::FreeRatioFirst;
+    policy "policy": PolicyKind = MASTER.eviction.policy;
     /// When values are written to SSD: as soon as they are put, or when memory is short.
-    offload "offload": OffloadMode = OffloadMode::Eager;
+    offload "offload": OffloadMode = MASTER.offload.mode;
     /// Whether tenants are told apart; each but the default one then needs a quota before it can put.
-    tenants "tenants": bool = false;
-    /// How long a read lease lasts for readers that may vanish.
-    lease_ttl "lease_ttl": Duration = Duration::from_secs(10), between(Duration::from_millis(100), DAY);
+    tenants "tenants": bool = matches!(MASTER.tenancy, Tenancy::On);
+    /// How long a read lease lasts for readers in other processes.
+    lease_ttl "lease_ttl": Duration = MASTER.lease_ttl, Between(Duration::from_millis(100), DAY);
     /// How long a soft pin lasts when the put does not say.
-    soft_pin_ttl "soft_pin_ttl": Duration = Duration::from_secs(1800), between(Duration::from_secs(1), DAY);
+    soft_pin_ttl "soft_pin_ttl": Duration = MASTER.soft_pin_ttl, Between(Duration::from_secs(1), MASTER.soft_pin_ttl_max);
     /// How long a put waits for space before it is refused.
-    put_wait "put_wait": Duration = Duration::from_secs(2), between(Duration::ZERO, HOUR);
+    put_wait "put_wait": Duration = MASTER.put.wait, Between(Duration::ZERO, HOUR);
     /// How long any call may take in all, unless the call says otherwise.
-    deadline "deadline": Duration = Duration::from_secs(60), between(Duration::from_millis(10), DAY);
+    deadline "deadline": Duration = MASTER.put.wait_max, Between(Duration::from_millis(10), DAY);
     /// Used part of memory at which eviction begins.
-    evict_high "evict.high": Ratio = Ratio(0.95);
+    evict_high "evict.high": Ratio = Ratio(MASTER.eviction.high_watermark), AtLeast(Ratio(0.01));
     /// Used part of memory at which eviction ends.
-    evict_low "evict.low": Ratio = Ratio(0.90);
+    evict_low "evict.low": Ratio = Ratio(MASTER.eviction.low_watermark);
     /// Used part of the SSD at which eviction begins.
-    evict_ssd_high "evict.ssd_high": Ratio = Ratio(0.90);
+    evict_ssd_high "evict.ssd_high": Ratio = Ratio(MASTER.eviction.disk_high_watermark), AtLeast(Ratio(0.01));
     /// Used part of the SSD at which eviction ends.
-    evict_ssd_low "evict.ssd_low": Ratio = Ratio(0.80);
+    evict_ssd_low "evict.ssd_low": Ratio = Ratio(MASTER.eviction.disk_low_watermark);
     /// Tokens that a value holds, for policies that learn from the length of a request.
-    evict_block_tokens "evict.block_tokens": u32 = 512, between(1, 1_048_576);
+    evict_block_tokens "evict.block_tokens": u32 = MASTER.eviction.block_tokens, Between(1, 1_048_576);
     /// Whether a value on SSD alone that is read often enough is brought back into memory.
-    promotion_enabled "promotion.enabled": bool = true;
+    promotion_enabled "promotion.enabled": bool = matches!(MASTER.promotion.on_hit, OnHit::Promote);
     /// What brings a value back: `frequency` counts its reads, `index` asks what eviction has learned whether memory
     /// would keep it.
-    promotion_admission "promotion.admission": PromotionAdmission = PromotionAdmission::Frequency;
-    /// Reads after which a value is brought back by `frequency`, from 1 to 255.
-    promotion_threshold "promotion.threshold": u32 = 2;
+    promotion_admission "promotion.admission": PromotionAdmission = MASTER.promotion.admission;
+    /// Reads after which a value is brought back by `frequency`.
+    promotion_threshold "promotion.threshold": u32 = MASTER.promotion.threshold,
+        Clamped(*Promotion::THRESHOLD.start(), *Promotion::THRESHOLD.end());
     /// Promotions that may be under way at once.
-    promotion_limit "promotion.limit": u32 = 50_000, between(1, 10_000_000);
-    /// Promotions in one order to a node; the hottest go first, the rest with the next order.
-    promotion_batch "promotion.batch": u32 = 16, between(1, 4096);
+    promotion_limit "promotion.limit": u32 = MASTER.promotion.queue_limit as u32, Between(1, 10_000_000);
+    /// Promotions that a node works on at once; the hottest go first, the others when one of them ends.
+    promotion_batch "promotion.batch": u32 = MASTER.promotion.batch_max as u32, Between(1, 4096);
     /// Bytes that promotions may read a second; 0 sets no limit.
     promotion_rate "promotion.rate": ByteSize = ByteSize(0);
     /// Used part of memory from which nothing is promoted.
-    promotion_high "promotion.high": Ratio = Ratio(0.94);
+    promotion_high "promotion.high": Ratio = Ratio(MASTER.promotion.watermark);
     /// How long a promotion may take to be staged, and again to be finished.
-    promotion_deadline "promotion.deadline": Duration = Duration::from_secs(10), between(Duration::from_millis(10), HOUR);
+    promotion_deadline "promotion.deadline": Duration = MASTER.promotion.window, Between(Duration::from_millis(10), HOUR);
     /// Size of one file of the SSD log, which bounds the largest value on SSD; a small `ssd` has smaller files, a large one larger.
-    file_bytes "file_bytes": ByteSize = ByteSize::mib(64), file_size;
+    file_bytes "file_bytes": ByteSize = ByteSize::mib(64), Blocks(ByteSize::mib(1), ByteSize::gib(4));
     /// How long a record may wait for others before it is written to SSD.
-    flush_delay "flush_delay": Duration = Duration::from_millis(5), between(Duration::ZERO, Duration::from_secs(60));
+    flush_delay "flush_delay": Duration = Duration::from_millis(5), Between(Duration::ZERO, Duration::from_secs(60));
     /// How SSD reads and writes are done: io_uring where the kernel allows it, or pread and pwrite.
     io "io": IoBackend = IoBackend::Auto;
     /// SSD operations under way at once.
-    io_depth "io_depth": u32 = 32, between(1, 1024);
+    io_depth "io_depth": u32 = 32, Between(1, 1024);
     /// Memory for SSD reads that cannot go straight into the caller's buffer.
-    read_buffers "read_buffers": ByteSize = ByteSize::mib(32), at_least(ByteSize::mib(1));
+    read_buffers "read_buffers": ByteSize = ByteSize::mib(32), AtLeast(ByteSize::mib(1));
     /// Huge pages under the memory of values: none, those the kernel makes by itself, or reserved ones.
     huge_pages "huge_pages": HugePages = HugePages::Transparent;
     /// Threads that copy a large value or batch between the caller and memory, the caller among them; 0 and 1 leave it to
@@ -114,69 +121,13 @@ options! {
     /// `sleep:10us` looks now and then.
     wait "wait": WaitChoice = WaitChoice::Adaptive;
     /// Which log lines are written: a level, or `target=level` pairs separated by commas.
-    log "log": String = "info".to_owned(), log_filter;
+    log "log": LogFilter = LogFilter::default();
     /// How log lines are written.
     log_format "log_format": LogFormat = LogFormat::Text;
 }
 
 const HOUR: Duration = Duration::from_secs(3600);
 const DAY: Duration = Duration::from_secs(86_400);
-
-fn at_least<T: Value + PartialOrd>(least: T) -> impl Fn(&T) -> Result<(), String> {
-    move |value| {
-        if *value >= least {
-            Ok(())
-        } else {
-            Err(format!(
-                "{} must be at least {}",
-                value.show(),
-                least.show()
-            ))
-        }
-    }
-}
-
-fn none_or_at_least(least: ByteSize) -> impl Fn(&ByteSize) -> Result<(), String> {
-    move |value| {
-        if value.0 == 0 {
-            Ok(())
-        } else {
-            at_least(least)(value)
-        }
-    }
-}
-
-fn between<T: Value + PartialOrd>(least: T, most: T) -> impl Fn(&T) -> Result<(), String> {
-    move |value| {
-        if *value >= least && *value <= most {
-            Ok(())
-        } else {
-            Err(format!(
-                "{} is not between {} and {}",
-                value.show(),
-                least.show(),
-                most.show()
-            ))
-        }
-    }
-}
-
-fn file_size(value: &ByteSize) -> Result<(), String> {
-    between(ByteSize::mib(1), ByteSize::gib(4))(value)?;
-    let block = slackwater_base::BLOCK_BYTES;
-    if value.0.is_multiple_of(block) {
-        Ok(())
-    } else {
-        Err(format!("{value} is not a multiple of {block} bytes"))
-    }
-}
-
-fn log_filter(value: &String) -> Result<(), String> {
-    let filter = tracing_subscriber::EnvFilter::try_new(value);
-    filter
-        .map(drop)
-        .map_err(|error| format!("`{value}` selects no log lines: {error}"))
-}
 
 /// How SSD reads and writes are done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -212,11 +163,6 @@ pub enum LogFormat {
 words!(IoBackend: "backend" { Auto = "auto", Uring = "uring", Pread = "pread", });
 words!(HugePages: "kind of pages" { Off = "off", Transparent = "transparent", Reserved = "reserved", });
 words!(LogFormat: "format" { Text = "text", Json = "json", });
-words!(Placement: "strategy" {
-    Random = "random",
-    FreeRatioFirst = "free-ratio-first",
-    LocalFirst = "local-first",
-});
 words!(PromotionAdmission: "rule" { Frequency = "frequency", Index = "index", });
 words!(OffloadMode: "mode" {
     Off = "off",

@@ -86,15 +86,36 @@ impl Value for u32 {
     }
 }
 
-impl Value for String {
-    const KIND: &'static str = "text";
+/// Which log lines are written: a level, or `target=level` pairs separated by commas.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LogFilter(String);
+
+impl LogFilter {
+    /// The filter as the subscriber of log lines takes it.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl Default for LogFilter {
+    fn default() -> Self {
+        Self("info".to_owned())
+    }
+}
+
+impl Value for LogFilter {
+    const KIND: &'static str = "log filter";
 
     fn parse(text: &str) -> Result<Self, String> {
-        Ok(text.to_owned())
+        match tracing_subscriber::EnvFilter::try_new(text) {
+            Ok(_) => Ok(Self(text.to_owned())),
+            Err(error) => Err(format!("`{text}` selects no log lines: {error}")),
+        }
     }
 
     fn show(&self) -> String {
-        self.clone()
+        self.0.clone()
     }
 }
 

@@ -65,6 +65,18 @@ impl Readers {
         }
     }
 
+    /// Reads of one call that may be under way at once.
+    #[cfg(test)]
+    pub(crate) fn depth(&self) -> usize {
+        self.depth
+    }
+
+    /// Most bytes that reads borrow beside their callers' buffers.
+    #[cfg(test)]
+    pub(crate) fn buffer_bytes(&self) -> usize {
+        self.buffers.limit()
+    }
+
     /// Reads all of them; each gets its result.
     pub fn read(&self, records: &mut [RecordRead<'_>]) {
         self.reads

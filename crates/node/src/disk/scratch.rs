@@ -77,6 +77,11 @@ impl Buffers {
         })
     }
 
+    #[cfg(test)]
+    pub(super) fn limit(&self) -> usize {
+        self.limit
+    }
+
     /// A buffer of at least `bytes` bytes. One above the limit is given out alone.
     pub(super) fn take(self: &Arc<Self>, bytes: usize) -> Scratch {
         loop {

@@ -478,4 +478,6 @@ fn refusal(reply: &Reply) -> StoreError {
 }
 
 #[cfg(test)]
+mod effects;
+#[cfg(test)]
 mod tests;

@@ -222,7 +222,6 @@ pub(super) fn master_config(config: &Config) -> MasterConfig {
         } else {
             Tenancy::Off
         },
-        placement: config.placement,
         granule: GRANULE,
         put: PutPolicy {
             wait: config.put_wait,
@@ -249,7 +248,7 @@ pub(super) fn master_config(config: &Config) -> MasterConfig {
         promotion: Promotion {
             on_hit,
             admission: config.promotion_admission,
-            threshold: config.promotion_threshold.clamp(1, 255),
+            threshold: config.promotion_threshold,
             queue_limit: config.promotion_limit as usize,
             batch_max: config.promotion_batch as usize,
             watermark: config.promotion_high.0,

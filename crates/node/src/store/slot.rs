@@ -42,7 +42,7 @@ impl<T> Later<T> {
 
 /// How the threads of one store wait, and what for.
 pub(super) struct Waits {
-    strategy: Box<dyn Wait>,
+    pub(super) strategy: Box<dyn Wait>,
     /// A put for space.
     pub(super) space: Site,
     /// A put for its SSD copy.

@@ -1,0 +1,605 @@
+//! Every documented option changes something that can be seen from outside, or in the part that it is for.
+
+use std::sync::mpsc::channel;
+
+use slackwater_base::Instant;
+use slackwater_tier::AgentInput;
+use slackwater_tier::io::{DiskDone, DiskOp, LogFile, Target};
+use slackwater_wire::{Durability, Get, Incarnation, Pin, PutConfig, PutEntry, PutStart};
+
+use super::core::{Asked, Core};
+use super::*;
+use crate::disk::{ReadOnlyDisk, log_files};
+use crate::logging;
+
+/// An option, two of its values, and what is seen with each.
+struct Effect {
+    key: &'static str,
+    seen: [(&'static str, &'static str); 2],
+    /// Options that the observation needs beside it.
+    with: &'static [(&'static str, &'static str)],
+    observe: fn(&Config) -> String,
+}
+
+const fn effect(
+    key: &'static str,
+    seen: [(&'static str, &'static str); 2],
+    with: &'static [(&'static str, &'static str)],
+    observe: fn(&Config) -> String,
+) -> Effect {
+    Effect {
+        key,
+        seen,
+        with,
+        observe,
+    }
+}
+
+/// An SSD tier beside a little memory. The directory is the test's own.
+const TIERED: &[(&str, &str)] = &[("memory", "8MiB"), ("ssd", "64MiB"), ("dir", "store")];
+const SMALL: &[(&str, &str)] = &[("memory", "1MiB")];
+
+const EFFECTS: &[Effect] = &[
+    effect(
+        "memory",
+        [("1MiB", "1048576"), ("2MiB", "2097152")],
+        &[],
+        |config| open(config).stats().memory.capacity_bytes.to_string(),
+    ),
+    effect(
+        "ssd",
+        [("0B", "none"), ("64MiB", "some")],
+        TIERED,
+        |config| {
+            let ssd = open(config).stats().ssd;
+            if ssd.is_some() { "some" } else { "none" }.to_owned()
+        },
+    ),
+    effect(
+        "dir",
+        [("store", "store"), ("other", "other")],
+        &[("ssd", "64MiB")],
+        |config| {
+            let directory = config.dir.clone().unwrap();
+            drop(open(config));
+            assert!(log_files(&directory).is_ok());
+            directory
+                .file_name()
+                .unwrap()
+                .to_string_lossy()
+                .into_owned()
+        },
+    ),
+    effect(
+        "policy",
+        [("lru", "lru"), ("gittins", "gittins")],
+        SMALL,
+        |config| {
+            let store = open(config);
+            put(&store, "k", 100);
+            let reasons = store.explain(b"k", &Tenant::DEFAULT).unwrap().unwrap();
+            reasons[0].policy.clone()
+        },
+    ),
+    effect(
+        "offload",
+        [("eager", "1"), ("on-evict", "0")],
+        TIERED,
+        |config| {
+            let store = open(config);
+            put(&store, "k", 100);
+            store.flush(LONG).unwrap();
+            store.stats().ssd.unwrap().records.to_string()
+        },
+    ),
+    effect(
+        "tenants",
+        [("true", "unknown"), ("false", "stored")],
+        SMALL,
+        |config| {
+            let options = PutOptions {
+                tenant: Tenant::new("acme").unwrap(),
+                ..PutOptions::default()
+            };
+            match open(config).put(b"k", b"v", &options) {
+                Ok(_) => "stored".to_owned(),
+                Err(error) => {
+                    assert_eq!(error.code(), ErrorCode::TenantNotRegistered);
+                    "unknown".to_owned()
+                }
+            }
+        },
+    ),
+    effect(
+        "lease_ttl",
+        [("1s", "removed"), ("1h", "leased")],
+        SMALL,
+        |config| {
+            let store = open(config);
+            put(&store, "k", 100);
+            assert_eq!(store.exists(&[b"k"], &Tenant::DEFAULT), Ok(vec![true]));
+            store.skip_to(Duration::from_secs(60)).unwrap();
+            match only(store.remove(&[b"k"], &RemoveOptions::default())) {
+                Ok(()) => "removed".to_owned(),
+                Err(_) => "leased".to_owned(),
+            }
+        },
+    ),
+    effect(
+        "soft_pin_ttl",
+        [("1s", "none"), ("1h", "soft")],
+        SMALL,
+        |config| {
+            let store = open(config);
+            let options = PutOptions {
+                pin: Pin::Soft(None),
+                ..PutOptions::default()
+            };
+            store.put(b"k", b"v", &options).unwrap();
+            store.skip_to(Duration::from_secs(60)).unwrap();
+            match store.describe(b"k", &Tenant::DEFAULT).unwrap().unwrap().pin {
+                Pin::Soft(Some(left)) if !left.is_zero() => "soft".to_owned(),
+                _ => "none".to_owned(),
+            }
+        },
+    ),
+    effect("put_wait", [("1s", "1s"), ("3s", "3s")], SMALL, |config| {
+        waits_for_room(config, None)
+    }),
+    effect("deadline", [("1s", "1s"), ("3s", "3s")], SMALL, |config| {
+        waits_for_room(config, Some(LONG))
+    }),
+    effect(
+        "evict.high",
+        [("50%", "50 %"), ("100%", "100 %")],
+        &[
+            ("memory", "1MiB"),
+            ("evict.low", "20%"),
+            ("promotion.high", "20%"),
+            ("policy", "lru"),
+        ],
+        |config| most_and_least_used(config).0,
+    ),
+    effect(
+        "evict.low",
+        [("20%", "20 %"), ("50%", "50 %")],
+        &[
+            ("memory", "1MiB"),
+            ("evict.high", "80%"),
+            ("promotion.high", "20%"),
+            ("policy", "lru"),
+        ],
+        |config| most_and_least_used(config).1,
+    ),
+    effect(
+        "evict.ssd_high",
+        [
+            ("40%", "below to below half"),
+            ("90%", "below to above half"),
+        ],
+        SSD_LOW,
+        ssd_after_filling,
+    ),
+    effect(
+        "evict.ssd_low",
+        [
+            ("0%", "below to above half"),
+            ("80%", "above to above half"),
+        ],
+        SSD_HIGH,
+        ssd_after_filling,
+    ),
+    effect(
+        "evict.block_tokens",
+        [("1", "1"), ("600", "600")],
+        &[],
+        |config| {
+            // What it scales is learned from much traffic: the master is asked what it was told.
+            super::open::master_config(config)
+                .eviction
+                .block_tokens
+                .to_string()
+        },
+    ),
+    effect(
+        "promotion.enabled",
+        [("true", "4 read"), ("false", "0 read")],
+        TIERED,
+        |config| promoted(config, 2),
+    ),
+    effect(
+        "promotion.admission",
+        [("frequency", "0 read"), ("index", "4 read")],
+        LRU_TIERED,
+        |config| promoted(config, 1),
+    ),
+    effect(
+        "promotion.threshold",
+        [("2", "4 read"), ("3", "0 read")],
+        TIERED,
+        |config| promoted(config, 2),
+    ),
+    effect(
+        "promotion.limit",
+        [("2", "2 read"), ("100", "4 read")],
+        TIERED,
+        |config| promoted(config, 2),
+    ),
+    effect(
+        "promotion.batch",
+        [("1", "1 read"), ("16", "4 read")],
+        TIERED,
+        |config| promoted(config, 2),
+    ),
+    effect(
+        "promotion.rate",
+        [("0B", "4 read"), ("1B", "1 read")],
+        TIERED,
+        |config| promoted(config, 2),
+    ),
+    effect(
+        "promotion.high",
+        [("0%", "0 read"), ("90%", "4 read")],
+        TIERED,
+        |config| promoted(config, 2),
+    ),
+    effect(
+        "promotion.deadline",
+        [("1s", "4 expired"), ("1h", "0 expired")],
+        TIERED,
+        |config| {
+            let mut core = recovered(config);
+            read_all(&mut core, 2);
+            core.on_deadline(Instant::ZERO + Duration::from_secs(60));
+            format!("{} expired", core.master.metrics().promotion.expired)
+        },
+    ),
+    effect(
+        "file_bytes",
+        [("1MiB", "1048576"), ("2MiB", "2097152")],
+        TIERED,
+        |config| {
+            let store = open(config);
+            put_durable(&store, "k", 100);
+            let files = log_files(config.dir.as_ref().unwrap()).unwrap();
+            files[0].1.to_string()
+        },
+    ),
+    effect(
+        "flush_delay",
+        [("20s", "20s"), ("60s", "60s")],
+        TIERED,
+        |config| {
+            let store = open(config);
+            put(&store, "k", 100);
+            let due = store.shared().with(|core, now| {
+                let at = core.agent.next_deadline().unwrap();
+                now.until(at).as_secs_f64()
+            });
+            format!("{:.0}s", due.unwrap())
+        },
+    ),
+    effect(
+        "io",
+        [("pread", "pread"), ("auto", "auto")],
+        TIERED,
+        |config| {
+            let io = open(config).stats().io;
+            let asked = io.reason.starts_with("asked for");
+            if asked { io.chosen } else { "auto".to_owned() }
+        },
+    ),
+    effect("io_depth", [("1", "1"), ("7", "7")], TIERED, |config| {
+        open(config).ssd().disk.readers.depth().to_string()
+    }),
+    effect(
+        "read_buffers",
+        [("1MiB", "1048576"), ("3MiB", "3145728")],
+        TIERED,
+        |config| open(config).ssd().disk.readers.buffer_bytes().to_string(),
+    ),
+    effect(
+        "huge_pages",
+        [("off", "ordinary pages"), ("transparent", "other")],
+        SMALL,
+        |config| {
+            let pages = open(config).stats().pages;
+            if pages.reason == "asked for" && pages.chosen == "ordinary pages" {
+                pages.chosen
+            } else {
+                "other".to_owned()
+            }
+        },
+    ),
+    effect("copy_threads", [("0", "0"), ("3", "3")], SMALL, |config| {
+        let store = open(config);
+        let pool = store.shared().copier.pool(1 << 30, 1);
+        pool.map_or(0, slackwater_pool::Pool::threads).to_string()
+    }),
+    effect(
+        "wait",
+        [("park", "Park"), ("spin", "Spin")],
+        SMALL,
+        |config| format!("{:?}", open(config).shared().waits.strategy),
+    ),
+    effect(
+        "log",
+        [("warn", "silent"), ("info", "said")],
+        &[],
+        |config| {
+            if logged(config).is_empty() {
+                "silent"
+            } else {
+                "said"
+            }
+            .to_owned()
+        },
+    ),
+    effect(
+        "log_format",
+        [("text", "text"), ("json", "json")],
+        &[],
+        |config| {
+            if logged(config).starts_with('{') {
+                "json"
+            } else {
+                "text"
+            }
+            .to_owned()
+        },
+    ),
+];
+
+const LONG: Duration = Duration::from_secs(60);
+const LRU_TIERED: &[(&str, &str)] = &[
+    ("memory", "8MiB"),
+    ("ssd", "64MiB"),
+    ("dir", "store"),
+    ("policy", "lru"),
+];
+const SSD_LOW: &[(&str, &str)] = &[
+    ("memory", "8MiB"),
+    ("ssd", "16MiB"),
+    ("file_bytes", "1MiB"),
+    ("dir", "store"),
+    ("policy", "lru"),
+    ("evict.ssd_low", "10%"),
+];
+const SSD_HIGH: &[(&str, &str)] = &[
+    ("memory", "8MiB"),
+    ("ssd", "16MiB"),
+    ("file_bytes", "1MiB"),
+    ("dir", "store"),
+    ("policy", "lru"),
+    ("evict.ssd_high", "90%"),
+];
+
+impl Store {
+    fn ssd(&self) -> &super::shared::Ssd {
+        self.shared().disk.as_ref().unwrap()
+    }
+}
+
+fn open(config: &Config) -> Store {
+    Store::open(config.clone()).unwrap()
+}
+
+fn put(store: &Store, key: &str, bytes: usize) {
+    let value = vec![7; bytes];
+    store
+        .put(key.as_bytes(), &value, &PutOptions::default())
+        .unwrap();
+}
+
+fn put_durable(store: &Store, key: &str, bytes: usize) {
+    let options = PutOptions {
+        durability: Durability::Disk,
+        ..PutOptions::default()
+    };
+    store
+        .put(key.as_bytes(), &vec![7; bytes], &options)
+        .unwrap();
+}
+
+/// How long a put may wait for room of which there is none.
+fn waits_for_room(config: &Config, wait: Option<Duration>) -> String {
+    let mut core = cores(config);
+    let put = |key: &[u8]| {
+        Request::PutStart(PutStart {
+            tenant: Tenant::DEFAULT,
+            entries: vec![PutEntry {
+                key: Key::new(key).unwrap(),
+                bytes: config.memory.0,
+            }],
+            chain: slackwater_wire::Chain::default(),
+            config: PutConfig {
+                wait,
+                ..PutConfig::default()
+            },
+        })
+    };
+    assert!(matches!(
+        core.ask(Instant::ZERO, put(b"all")),
+        Asked::Now(_)
+    ));
+    assert!(matches!(
+        core.ask(Instant::ZERO, put(b"more")),
+        Asked::Later(_)
+    ));
+    slackwater_base::format_duration(Instant::ZERO.until(core.next_deadline()))
+}
+
+/// The fullest and the emptiest that memory was while it overflowed, in tenths.
+fn most_and_least_used(config: &Config) -> (String, String) {
+    let store = open(config);
+    let mut used = Vec::new();
+    for round in 0..400 {
+        put(&store, &format!("k{round}"), 4096);
+        used.push(store.stats().memory.used_bytes);
+    }
+    let tenths = |bytes: u64| {
+        let share = bytes as f64 / config.memory.0 as f64;
+        format!("{:.0} %", (share * 10.0).round() * 10.0)
+    };
+    let most = used.iter().copied().max().unwrap();
+    let full = used.iter().position(|bytes| *bytes == most).unwrap();
+    let least = used[full..].iter().copied().min().unwrap();
+    (tenths(most), tenths(least))
+}
+
+/// How full the SSD became before it evicted, and how empty after.
+fn ssd_after_filling(config: &Config) -> String {
+    let store = open(config);
+    let mut used = Vec::new();
+    for round in 0..20 {
+        put_durable(&store, &format!("k{round}"), 1_000_000);
+        store.flush(LONG).unwrap();
+        let ssd = store.stats().ssd.unwrap();
+        used.push(ssd.used_bytes as f64 / ssd.capacity_bytes as f64);
+    }
+    let most = used.iter().copied().fold(0.0, f64::max);
+    let full = used.iter().position(|share| *share == most).unwrap();
+    let least = used[full..].iter().copied().fold(1.0, f64::min);
+    let half = |share: f64| if share < 0.5 { "below" } else { "above" };
+    format!("{} to {} half", half(least), half(most))
+}
+
+const KEYS: [&str; 4] = ["a", "b", "c", "d"];
+
+/// How many records are read at once to be promoted after so many reads of four values that are on SSD alone.
+fn promoted(config: &Config, reads: usize) -> String {
+    let mut core = recovered(config);
+    read_all(&mut core, reads);
+    let into_memory = |(_, op): &&(_, DiskOp)| {
+        matches!(
+            op,
+            DiskOp::Read {
+                into: Target::Extent(_),
+                ..
+            }
+        )
+    };
+    format!("{} read", core.ops.iter().filter(into_memory).count())
+}
+
+fn read_all(core: &mut Core, reads: usize) {
+    for _ in 0..reads {
+        let get = Request::Get(Get {
+            tenant: Tenant::DEFAULT,
+            keys: KEYS.map(|key| Key::new(key.as_bytes()).unwrap()).into(),
+            chain: slackwater_wire::Chain::default(),
+            hold: slackwater_wire::Hold::default(),
+            prefix_only: false,
+        });
+        assert!(matches!(
+            core.ask(Instant::ZERO, get),
+            Asked::Now(Reply::Get(_))
+        ));
+    }
+}
+
+/// The cores of a store with its segments mounted, at a time that stands still.
+fn cores(config: &Config) -> Core {
+    let incarnation = Incarnation(1);
+    let mut core = Core::new(
+        slackwater_meta::Master::new(super::open::master_config(config), 1),
+        super::open::agent(config, incarnation),
+    );
+    for mount in super::open::mounts(config, incarnation) {
+        core.ask(Instant::ZERO, mount);
+    }
+    core
+}
+
+/// The cores of a store that was opened over four values on SSD, at a time that stands still.
+fn recovered(config: &Config) -> Core {
+    let store = open(config);
+    KEYS.iter().for_each(|key| put_durable(&store, key, 1000));
+    store.close().unwrap();
+    let directory = config.dir.as_ref().unwrap();
+    let mut core = cores(config);
+    let files = log_files(directory).unwrap();
+    let files = files
+        .into_iter()
+        .map(|(file, bytes)| LogFile { file, bytes })
+        .collect();
+    let disk = ReadOnlyDisk::new(directory);
+    core.open(Instant::ZERO, AgentInput::Open { files, fresh: 0 });
+    while core.is_opening() {
+        let ops = std::mem::take(&mut core.ops);
+        let done = |(op, request): &(_, DiskOp)| DiskDone {
+            op: *op,
+            result: disk.perform(request),
+        };
+        core.disk_done(Instant::ZERO, &mut ops.iter().map(done).collect());
+    }
+    core.ops.clear();
+    core
+}
+
+/// What is written of one line at the level of information.
+fn logged(config: &Config) -> String {
+    let (sent, lines) = channel();
+    let writer = move || Line(sent.clone());
+    let dispatch = logging::dispatch(config, writer).unwrap();
+    tracing::dispatcher::with_default(&dispatch, || tracing::info!("a line"));
+    let bytes: Vec<u8> = lines.try_iter().flatten().collect();
+    String::from_utf8(bytes).unwrap()
+}
+
+struct Line(std::sync::mpsc::Sender<Vec<u8>>);
+
+impl std::io::Write for Line {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.send(bytes.to_vec()).unwrap();
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+fn configured(root: &std::path::Path, settings: &[(&str, &str)]) -> Config {
+    let flags: Vec<(String, String)> = settings
+        .iter()
+        .map(|(key, value)| {
+            let value = if *key == "dir" {
+                root.join(value).display().to_string()
+            } else {
+                (*value).to_owned()
+            };
+            ((*key).to_owned(), value)
+        })
+        .collect();
+    Config::load(None, std::iter::empty(), &flags).unwrap()
+}
+
+/// `placement` was documented and did nothing, and nothing noticed.
+#[test]
+fn every_option_changes_what_it_says() {
+    for option in Config::OPTIONS {
+        let effects = EFFECTS.iter().filter(|effect| effect.key == option.key);
+        assert_eq!(effects.count(), 1, "{}: one entry in EFFECTS", option.key);
+    }
+    let mut wrong = Vec::new();
+    for effect in EFFECTS {
+        assert!(Config::option(effect.key).is_some(), "{}", effect.key);
+        let [(_, first), (_, second)] = effect.seen;
+        assert_ne!(first, second, "{}", effect.key);
+        for (value, expected) in effect.seen {
+            let root = tempfile::tempdir().unwrap();
+            let needed = effect.with.iter().filter(|(key, _)| *key != effect.key);
+            let mut settings: Vec<(&str, &str)> = needed.copied().collect();
+            settings.push((effect.key, value));
+            let seen = (effect.observe)(&configured(root.path(), &settings));
+            if seen != expected {
+                wrong.push(format!(
+                    "{} = {value}: {expected} expected, {seen} seen",
+                    effect.key
+                ));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}

@@ -53,7 +53,7 @@ macro_rules! options {
 
 options! {
     io_threads ["SLACKWATER_TCP_IO_THREADS", "MC_NUM_TCP_IO_THREADS"] number;
-    max_transfers ["SLACKWATER_TCP_MAX_CONNECTIONS", "MC_TCP_MAX_CONNECTIONS"] number;
+    max_transfers ["SLACKWATER_TCP_MAX_TRANSFERS", "MC_TCP_MAX_CONNECTIONS"] number;
     lanes_per_peer ["SLACKWATER_TCP_LANES_PER_PEER", "MC_TCP_LANES_PER_PEER", "MC_TCP_MAX_CONNECTIONS_PER_PEER"] number;
     slice_bytes ["SLACKWATER_TCP_SLICE_BYTES", "MC_TCP_SLICE_SIZE"] slice;
     stripe_bytes_min ["SLACKWATER_TCP_STRIPE_BYTES_MIN"] bytes;
@@ -234,7 +234,7 @@ mod tests {
         let config = from(&[
             ("MC_NUM_TCP_IO_THREADS", "3"),
             ("MC_TCP_MAX_CONNECTIONS", "7"),
-            ("SLACKWATER_TCP_MAX_CONNECTIONS", "9"),
+            ("SLACKWATER_TCP_MAX_TRANSFERS", "9"),
             ("MC_TCP_SLICE_SIZE", "4096"),
             ("MC_TCP_PROGRESS_TIMEOUT_SEC", "12"),
             ("SLACKWATER_TCP_ACK_TIMEOUT", "250ms"),

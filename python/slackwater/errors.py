@@ -86,6 +86,8 @@ class ErrorCode(enum.IntEnum):
     DEADLINE_PASSED = -2002
     SHUTTING_DOWN = -2003
     VALUE_TOO_LONG = -2004
+    CANCELLED = -2005
+    OPERATION_TOO_OLD = -2006
 
 
 class SlackwaterError(Exception):

@@ -56,6 +56,18 @@ pub enum Planted {
     ShortageEndsDevice,
     /// In the node's shell: a file with a failed write may be closed, and with it what the next sync would be told.
     FailedWriteSettles,
+    /// The master executes an operation again when its request arrives a second time.
+    RepeatedOperationExecutedTwice,
+    /// The master forgets that an operation was revoked before it arrived.
+    UnknownRevokeForgotten,
+    /// A client that has no answer asks again under another number.
+    RetryIsAnotherOperation,
+    /// A client that gives up leaves what a late answer grants to nobody.
+    LostGrantNotRevoked,
+    /// A client that has no answer to the end of a put leaves the put open.
+    UnansweredEndNotRevoked,
+    /// A read that is out of time gives its guards back while bytes still move to its buffer.
+    GuardsEndWhileReading,
 }
 
 impl Planted {
@@ -84,6 +96,12 @@ impl Planted {
         Self::ErrorTakenForRot,
         Self::OutageNeverEnds,
         Self::CancelledPromotionLetsGo,
+        Self::RepeatedOperationExecutedTwice,
+        Self::UnknownRevokeForgotten,
+        Self::RetryIsAnotherOperation,
+        Self::LostGrantNotRevoked,
+        Self::UnansweredEndNotRevoked,
+        Self::GuardsEndWhileReading,
     ];
 
     /// Those that lie in the node's shell, where the simulator does not come: its own tests must catch them.

@@ -211,7 +211,7 @@ impl Bench {
         Input::Request {
             client: CLIENT,
             host: None,
-            operation: OperationId(self.operation),
+            operation: OperationId::unrepeated(self.operation),
             request,
         }
     }

@@ -3,12 +3,12 @@ use std::time::Duration;
 
 use slackwater_base::{Checksum, Instant, Planted, planted};
 use slackwater_wire::{
-    ErrorCode, Get, GetEnd, GuardId, Hold, Lookup, Object, ReplicaAt, Reply, Request,
+    ErrorCode, Get, GetEnd, GuardId, Hold, Lookup, Object, OperationId, ReplicaAt, Reply, Request,
 };
 
 use crate::call::retries;
 use crate::pick::{Pick, order};
-use crate::retry::Attempts;
+use crate::retry::{Attempt, Attempts};
 use crate::{Action, FlowOptions};
 
 /// One batch read: asks where the objects are, reads each from its best replica, checks what arrived, and turns to
@@ -16,14 +16,14 @@ use crate::{Action, FlowOptions};
 pub struct GetFlow {
     get: Get,
     items: Vec<Item>,
-    /// Items of the question under way, in its order.
+    /// Items of the operation that is not answered yet, in its order.
     asked: Vec<usize>,
-    asked_at: Instant,
     attempts: Attempts,
     guards: Vec<GuardId>,
-    /// Items without an outcome, and those among them of which a replica is being read.
+    /// Items without an outcome.
     unfinished: usize,
-    reading: usize,
+    /// Items whose bytes may be moving to the caller's buffer.
+    moving: usize,
     pick: Box<dyn Pick>,
 }
 
@@ -54,6 +54,8 @@ pub enum ReadFailure {
     Corrupt,
     /// The device or the link failed.
     Transfer,
+    /// The read was cancelled.
+    Cancelled,
 }
 
 struct Item {
@@ -70,6 +72,8 @@ enum State {
         rest: VecDeque<ReplicaAt>,
         valid_until: Instant,
     },
+    /// The flow has ended the read for this reason, but its bytes may still be moving.
+    Cancelling(ErrorCode),
     Done(GetOutcome),
 }
 
@@ -78,8 +82,8 @@ impl State {
         !matches!(self, State::Done(_))
     }
 
-    fn is_reading(&self) -> bool {
-        matches!(self, State::Reading { .. })
+    fn is_moving(&self) -> bool {
+        matches!(self, State::Reading { .. } | State::Cancelling(_))
     }
 }
 
@@ -101,24 +105,35 @@ impl GetFlow {
             })
             .collect();
         let asked = (0..items.len()).collect();
-        out.push(Action::Ask(Request::Get(get.clone())));
         let unfinished = items.len();
-        let attempts = Attempts::first(options);
+        let mut attempts = Attempts::new(options);
+        let operation = attempts.begin(now);
+        let request = Request::Get(get.clone());
+        out.push(Action::Ask { operation, request });
         Self {
             get,
             items,
             asked,
-            asked_at: now,
             attempts,
             guards: Vec::new(),
             unfinished,
-            reading: 0,
+            moving: 0,
             pick,
         }
     }
 
-    /// The master answered.
-    pub fn on_reply(&mut self, now: Instant, reply: Reply, out: &mut Vec<Action>) {
+    /// The master answered an operation. A late or second answer changes nothing: what it granted was granted by the
+    /// first, or is revoked.
+    pub fn on_reply(
+        &mut self,
+        now: Instant,
+        operation: OperationId,
+        reply: Reply,
+        out: &mut Vec<Action>,
+    ) {
+        if !self.attempts.answered(operation) {
+            return;
+        }
         let asked = std::mem::take(&mut self.asked);
         match reply {
             Reply::Get(lookups) if lookups.len() == asked.len() => {
@@ -128,19 +143,31 @@ impl GetFlow {
                 self.plan_next(now);
             }
             Reply::Failed(code) => self.ask_again_or(now, asked, code),
-            _ => self.ask_again_or(now, asked, ErrorCode::InternalError),
+            _ => {
+                self.revoke(operation, out);
+                self.ask_again_or(now, asked, ErrorCode::InternalError);
+            }
         }
         self.end_guards(out);
     }
 
-    /// The link to the master broke before an answer came.
+    /// The link to the master broke. Without an answer, the operation is repeated if it may be.
     pub fn on_link_lost(&mut self, now: Instant, out: &mut Vec<Action>) {
+        let Some(operation) = self.attempts.unanswered() else {
+            return;
+        };
+        if self.attempts.plan(now) {
+            return;
+        }
+        self.attempts.answered(operation);
+        self.revoke(operation, out);
         let asked = std::mem::take(&mut self.asked);
         self.ask_again_or(now, asked, ErrorCode::RpcFail);
         self.end_guards(out);
     }
 
-    /// A read ended: with the checksum of what arrived, or not.
+    /// A read ended: with the checksum of what arrived, or not. From now on no I/O of it touches the caller's buffer.
+    /// Called exactly once for each [`Action::Read`], cancelled or not.
     pub fn on_read(
         &mut self,
         now: Instant,
@@ -148,6 +175,10 @@ impl GetFlow {
         result: Result<Checksum, ReadFailure>,
         out: &mut Vec<Action>,
     ) {
+        if let State::Cancelling(code) = self.items[index].state {
+            self.finish(index, GetOutcome::Failed(code));
+            return self.end_guards(out);
+        }
         let State::Reading {
             object,
             from,
@@ -173,12 +204,13 @@ impl GetFlow {
                 // After its lease a reader may have seen reused bytes: that accuses nobody.
                 if !expired {
                     let version = object.version;
-                    out.push(Action::Tell(Request::Suspect {
+                    let request = Request::Suspect {
                         tenant,
                         key,
                         version,
                         at: from,
-                    }));
+                    };
+                    self.tell(request, out);
                 }
                 self.next_replica(now, index, ErrorCode::ChecksumMismatch, out);
             }
@@ -186,7 +218,7 @@ impl GetFlow {
                 self.finish(index, GetOutcome::Failed(ErrorCode::InvalidParams))
             }
             Err(ReadFailure::Stale) => self.next_replica(now, index, ErrorCode::ReplicaIsGone, out),
-            Err(ReadFailure::Transfer) => {
+            Err(ReadFailure::Transfer | ReadFailure::Cancelled) => {
                 self.next_replica(now, index, ErrorCode::TransferFail, out)
             }
         }
@@ -194,25 +226,34 @@ impl GetFlow {
         self.end_guards(out);
     }
 
-    /// Time has passed.
+    /// Time has passed. At the deadline reads under way are cancelled: the flow has its outcomes when all have ended.
     pub fn on_deadline(&mut self, now: Instant, out: &mut Vec<Action>) {
         if self.attempts.over(now) {
-            for index in 0..self.items.len() {
-                if !matches!(self.items[index].state, State::Done(_)) {
-                    self.finish(index, GetOutcome::Failed(ErrorCode::DeadlinePassed));
-                }
-            }
-            self.asked.clear();
-        } else if self.attempts.take_due(now) {
-            self.ask(now, out);
+            return self.give_up(ErrorCode::DeadlinePassed, out);
         }
-        self.end_guards(out);
+        match self.attempts.take_due(now) {
+            Some(Attempt::Repeat(operation)) => self.ask(operation, out),
+            Some(Attempt::Another(operation)) => {
+                self.asked = (0..self.items.len())
+                    .filter(|index| matches!(self.items[*index].state, State::Asking))
+                    .collect();
+                self.ask(operation, out);
+            }
+            None => {}
+        }
     }
 
-    /// When [`GetFlow::on_deadline`] wants to run; `None` when the read has ended.
+    /// The caller wants no more of it. Reads under way are cancelled: the flow has its outcomes when all have ended.
+    pub fn cancel(&mut self, out: &mut Vec<Action>) {
+        self.give_up(ErrorCode::Cancelled, out);
+    }
+
+    /// When [`GetFlow::on_deadline`] wants to run; `None` when the read has ended or is being cancelled.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Instant> {
-        (self.unfinished > 0).then(|| self.attempts.next_deadline())
+        self.attempts
+            .next_deadline()
+            .filter(|_| self.unfinished > 0)
     }
 
     /// One outcome a key, in the order of the request, once all are known.
@@ -233,7 +274,8 @@ impl GetFlow {
                 self.guards.extend(object.guard);
                 let valid_until = match self.get.hold {
                     Hold::Guard => Instant::NEVER,
-                    Hold::Lease => self.asked_at + usable(object.lease),
+                    // The master counted it from an answer to any of the repetitions.
+                    Hold::Lease => self.attempts.first_asked() + usable(object.lease),
                 };
                 let rest = order(&*self.pick, object.replicas.clone()).into();
                 self.read_next(
@@ -343,7 +385,7 @@ impl GetFlow {
 
     /// When nothing is under way but items still need an answer: plans another question, or ends them.
     fn plan_next(&mut self, now: Instant) {
-        let idle = self.asked.is_empty() && self.reading == 0;
+        let idle = self.asked.is_empty() && self.moving == 0;
         if !idle || self.unfinished == 0 || self.attempts.plan(now) {
             return;
         }
@@ -364,10 +406,8 @@ impl GetFlow {
         }
     }
 
-    fn ask(&mut self, now: Instant, out: &mut Vec<Action>) {
-        self.asked = (0..self.items.len())
-            .filter(|i| matches!(self.items[*i].state, State::Asking))
-            .collect();
+    /// Asks about the items in `asked`: the same ones as before when it is the same operation.
+    fn ask(&mut self, operation: OperationId, out: &mut Vec<Action>) {
         let mut get = self.get.clone();
         get.keys = self
             .asked
@@ -378,8 +418,42 @@ impl GetFlow {
             get.chain.parent = Some(self.get.keys[first - 1].clone());
             get.chain.position += *first as u32;
         }
-        self.asked_at = now;
-        out.push(Action::Ask(Request::Get(get)));
+        let request = Request::Get(get);
+        out.push(Action::Ask { operation, request });
+    }
+
+    /// Ends every item: at once, or when its bytes have stopped moving.
+    fn give_up(&mut self, code: ErrorCode, out: &mut Vec<Action>) {
+        if let Some(operation) = self.attempts.unanswered() {
+            self.revoke(operation, out);
+        }
+        self.attempts.stop();
+        self.asked.clear();
+        for index in 0..self.items.len() {
+            match self.items[index].state {
+                State::Reading { .. } if !planted(Planted::GuardsEndWhileReading) => {
+                    out.push(Action::Cancel { index });
+                    self.enter(index, State::Cancelling(code));
+                }
+                State::Asking | State::Reading { .. } => {
+                    self.finish(index, GetOutcome::Failed(code));
+                }
+                State::Cancelling(_) | State::Done(_) => {}
+            }
+        }
+        self.end_guards(out);
+    }
+
+    /// Gives back what the answer to an operation granted, or would grant. A lease ends by itself.
+    fn revoke(&self, operation: OperationId, out: &mut Vec<Action>) {
+        if self.get.hold == Hold::Guard && !planted(Planted::LostGrantNotRevoked) {
+            self.tell(Request::Revoke { operation }, out);
+        }
+    }
+
+    fn tell(&self, request: Request, out: &mut Vec<Action>) {
+        let operation = self.attempts.number();
+        out.push(Action::Tell { operation, request });
     }
 
     fn finish(&mut self, index: usize, outcome: GetOutcome) {
@@ -392,16 +466,16 @@ impl GetFlow {
         let entered = &self.items[index].state;
         self.unfinished =
             self.unfinished + usize::from(entered.is_open()) - usize::from(left.is_open());
-        self.reading =
-            self.reading + usize::from(entered.is_reading()) - usize::from(left.is_reading());
+        self.moving =
+            self.moving + usize::from(entered.is_moving()) - usize::from(left.is_moving());
         left
     }
 
-    /// Guards go back together, once no read of ours can still touch a replica.
+    /// Guards go back together, once no read of this flow can still touch a replica.
     fn end_guards(&mut self, out: &mut Vec<Action>) {
-        if self.reading == 0 && !self.guards.is_empty() {
+        if self.moving == 0 && !self.guards.is_empty() {
             let guards = std::mem::take(&mut self.guards);
-            out.push(Action::Tell(Request::GetEnd(GetEnd { guards })));
+            self.tell(Request::GetEnd(GetEnd { guards }), out);
         }
     }
 }

@@ -2,12 +2,12 @@ use std::time::Duration;
 
 use slackwater_base::{Checksum, Instant, Rng};
 use slackwater_wire::{
-    ErrorCode, ExtentRef, Get, GuardId, Hold, Incarnation, Key, Lookup, NodeId, Object, ReplicaAt,
-    Reply, Request, SegmentId, Tenant, Version,
+    Class, ErrorCode, ExtentRef, Get, GuardId, Hold, Incarnation, Key, Lookup, NodeId, Object,
+    OperationId, ReplicaAt, Reply, Request, SegmentId, Tenant, Version,
 };
 
 use super::*;
-use crate::LocalFirst;
+use crate::{LocalFirst, Operations};
 
 const GOOD: Checksum = Checksum(42);
 const BAD: Checksum = Checksum(43);
@@ -45,6 +45,8 @@ struct World {
     flow: GetFlow,
     out: Vec<Action>,
     now: Instant,
+    /// What was asked last.
+    operation: OperationId,
 }
 
 impl World {
@@ -63,19 +65,32 @@ impl World {
         let options = FlowOptions {
             deadline: now + Duration::from_secs(30),
             attempts,
+            answer_timeout: Duration::from_secs(60),
             backoff: FlowOptions::BACKOFF,
             jitter: Rng::new(1),
+            operations: Operations::remote(),
         };
         let mut out = vec![];
         let flow = GetFlow::start(now, get, options, Box::new(LocalFirst::default()), &mut out);
-        let mut world = Self { flow, out, now };
+        let operation = OperationId(0);
+        let mut world = Self {
+            flow,
+            out,
+            now,
+            operation,
+        };
         assert_eq!(world.asks(), [keys.len()]);
         world
     }
 
     fn reply(&mut self, lookups: Vec<Lookup>) {
+        self.answer(Reply::Get(lookups));
+    }
+
+    /// Answers the operation that was asked last.
+    fn answer(&mut self, reply: Reply) {
         self.flow
-            .on_reply(self.now, Reply::Get(lookups), &mut self.out);
+            .on_reply(self.now, self.operation, reply, &mut self.out);
     }
 
     fn read(&mut self, index: usize, result: Result<Checksum, ReadFailure>) {
@@ -87,13 +102,20 @@ impl World {
         self.flow.on_deadline(self.now, &mut self.out);
     }
 
+    /// Takes out what is asked: the number of keys of each request.
     fn asks(&mut self) -> Vec<usize> {
-        let asks = self.out.iter().filter_map(|action| match action {
-            Action::Ask(Request::Get(get)) => Some(get.keys.len()),
-            _ => None,
-        });
-        let asks = asks.collect();
-        self.out.retain(|action| !matches!(action, Action::Ask(_)));
+        let mut asks = vec![];
+        for action in &self.out {
+            if let Action::Ask { operation, request } = action {
+                let Request::Get(get) = request else {
+                    panic!("unexpected {request:?}");
+                };
+                self.operation = *operation;
+                asks.push(get.keys.len());
+            }
+        }
+        self.out
+            .retain(|action| !matches!(action, Action::Ask { .. }));
         asks
     }
 
@@ -112,7 +134,7 @@ impl World {
         std::mem::take(&mut self.out)
             .into_iter()
             .map(|action| match action {
-                Action::Tell(request) => request,
+                Action::Tell { request, .. } => request,
                 other => panic!("unexpected {other:?}"),
             })
             .collect()
@@ -219,7 +241,10 @@ fn one_slow_key_does_not_hold_up_its_neighbours_and_is_asked_alone() {
     world.out.clear();
     world.tick();
     let chain = match &world.out[0] {
-        Action::Ask(Request::Get(get)) => get.chain.clone(),
+        Action::Ask {
+            request: Request::Get(get),
+            ..
+        } => get.chain.clone(),
         other => panic!("unexpected {other:?}"),
     };
     assert_eq!(
@@ -236,7 +261,7 @@ fn refusals_are_final_and_silence_ends_at_the_deadline() {
     let check = |reply: Option<Reply>, outcome: GetOutcome| {
         let mut world = World::new(&["a"], Hold::Guard, 3);
         match reply {
-            Some(reply) => world.flow.on_reply(world.now, reply, &mut world.out),
+            Some(reply) => world.answer(reply),
             None => world.tick(),
         }
         assert_eq!(world.flow.outcomes().unwrap(), [outcome]);
@@ -265,4 +290,139 @@ fn a_small_buffer_is_refused_without_trying_other_replicas() {
         world.flow.outcomes().unwrap(),
         [GetOutcome::Failed(ErrorCode::InvalidParams)]
     );
+}
+
+fn cancels(world: &mut World) -> Vec<usize> {
+    let cancel = |action: &Action| match action {
+        Action::Cancel { index } => Some(*index),
+        _ => None,
+    };
+    let cancels = world.out.iter().filter_map(cancel).collect();
+    world.out.retain(|action| cancel(action).is_none());
+    cancels
+}
+
+/// At its deadline a read gave its guards back and told its caller that it was over, while bytes still moved: into a
+/// buffer that was the caller's again, from an extent that could be given to another put.
+#[test]
+fn a_read_out_of_time_ends_when_its_bytes_have_stopped_moving() {
+    let check = |end: fn(&mut World), code: ErrorCode, last: Result<Checksum, ReadFailure>| {
+        let mut world = World::new(&["a", "b", "c"], Hold::Guard, 3);
+        world.reply(vec![
+            found(&[memory(1), disk()]),
+            found(&[memory(2)]),
+            Lookup::NotReady,
+        ]);
+        world.reads();
+        end(&mut world);
+        assert_eq!(cancels(&mut world), [0, 1]);
+        assert_eq!(world.tells(), [], "guards hold while bytes move");
+        assert_eq!(world.flow.next_deadline(), None);
+        world.read(1, Err(ReadFailure::Cancelled));
+        assert_eq!(world.flow.outcomes(), None);
+        assert_eq!(world.tells(), []);
+        world.read(0, last);
+        let guards = vec![GuardId(5), GuardId(5)];
+        assert_eq!(world.tells(), [Request::GetEnd(GetEnd { guards })]);
+        let failed = GetOutcome::Failed(code);
+        assert_eq!(
+            world.flow.outcomes().unwrap(),
+            [failed.clone(), failed.clone(), failed]
+        );
+    };
+    let deadline = |world: &mut World| world.tick();
+    let cancel = |world: &mut World| world.flow.cancel(&mut world.out);
+    for last in [
+        Ok(GOOD),
+        Ok(BAD),
+        Err(ReadFailure::Stale),
+        Err(ReadFailure::Cancelled),
+    ] {
+        check(deadline, ErrorCode::DeadlinePassed, last);
+        check(cancel, ErrorCode::Cancelled, last);
+    }
+}
+
+/// The answer to a read came after its deadline: it was dropped, and the guards that it granted were held for as long as
+/// the client lived.
+#[test]
+fn a_read_that_ends_without_an_answer_revokes_its_operation() {
+    let check = |end: fn(&mut World), hold: Hold| {
+        let mut world = World::new(&["a"], hold, 1);
+        let operation = world.operation;
+        end(&mut world);
+        let revoked = match hold {
+            Hold::Guard => vec![Request::Revoke { operation }],
+            Hold::Lease => vec![],
+        };
+        assert_eq!(world.tells(), revoked);
+        assert!(world.flow.outcomes().is_some());
+        world.reply(vec![found(&[memory(1)])]);
+        assert_eq!(world.out, [], "what it grants is revoked");
+    };
+    for hold in [Hold::Guard, Hold::Lease] {
+        check(|world| world.tick(), hold);
+        check(|world| world.flow.cancel(&mut world.out), hold);
+        check(
+            |world| world.flow.on_link_lost(world.now, &mut world.out),
+            hold,
+        );
+        check(|world| world.answer(Reply::Done), hold);
+    }
+}
+
+/// The lease was counted from the repetition of a request whose first copy the master had answered before.
+#[test]
+fn a_lease_counts_from_the_first_request_of_its_operation() {
+    let mut world = World::new(&["a"], Hold::Lease, 3);
+    let first = world.operation;
+    world.now += Duration::from_secs(5);
+    world.flow.on_link_lost(world.now, &mut world.out);
+    world.tick();
+    assert_eq!((world.asks(), world.operation), (vec![1], first));
+    world.reply(vec![found(&[memory(1)])]);
+    world.reads();
+    world.now += Duration::from_millis(4_500);
+    world.read(0, Ok(GOOD));
+    assert_eq!(world.flow.outcomes(), None, "the lease is over");
+    world.tick();
+    assert_eq!(world.asks(), [1]);
+    assert_ne!(world.operation, first);
+}
+
+#[test]
+fn a_second_answer_changes_nothing() {
+    let mut world = World::new(&["a"], Hold::Guard, 3);
+    world.reply(vec![found(&[memory(1)])]);
+    assert_eq!(world.reads().len(), 1);
+    world.reply(vec![found(&[memory(1)])]);
+    assert_eq!(world.out, []);
+}
+
+/// Every code at each place where a read meets one: its class alone decides.
+#[test]
+fn the_class_alone_decides_what_a_read_does_about_a_code() {
+    for code in ErrorCode::ALL {
+        let again = matches!(code.class(), Class::Retry | Class::Gone);
+        let mut whole = World::new(&["a"], Hold::Guard, 2);
+        whole.answer(Reply::Failed(*code));
+        assert_eq!(
+            whole.flow.outcomes().is_none(),
+            again,
+            "{code} of a request"
+        );
+        let mut one = World::new(&["a"], Hold::Guard, 2);
+        one.reply(vec![Lookup::Failed(*code)]);
+        let again = code.class() == Class::Retry;
+        assert_eq!(one.flow.outcomes().is_none(), again, "{code} of a key");
+        for world in [&mut whole, &mut one] {
+            if world.flow.outcomes().is_none() {
+                world.tick();
+                assert_eq!(world.asks(), [1], "{code}");
+                world.answer(Reply::Failed(*code));
+            }
+            let outcomes = world.flow.outcomes().unwrap();
+            assert!(!matches!(outcomes[0], GetOutcome::Hit { .. }), "{code}");
+        }
+    }
 }

@@ -1,8 +1,10 @@
-use slackwater_base::{Checksum, Instant};
-use slackwater_wire::{ErrorCode, PutDone, PutEnd, PutStart, PutStarted, Reply, Request, Version};
+use slackwater_base::{Checksum, Instant, Planted, planted};
+use slackwater_wire::{
+    ErrorCode, OperationId, PutDone, PutEnd, PutStart, PutStarted, Reply, Request, Version,
+};
 
 use crate::call::retries;
-use crate::retry::Attempts;
+use crate::retry::{Attempt, Attempts};
 use crate::{Action, FlowOptions};
 
 /// One batch put: asks for room, writes, and publishes what was written whole; what was not is revoked.
@@ -31,30 +33,34 @@ pub enum PutOutcome {
 /// Why bytes did not reach an extent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WriteFailure {
-    /// The extent is not ours any more: the put was revoked meanwhile.
+    /// The extent is not the put's any more: the put was revoked meanwhile.
     Stale,
     /// The link failed.
     Transfer,
+    /// The write was cancelled.
+    Cancelled,
 }
 
 #[derive(Clone, Copy, Debug)]
 enum Item {
     Asking,
     Writing(Version),
+    /// The flow has ended the write for this reason, but its bytes may still be moving.
+    Cancelling(Version, ErrorCode),
     Written(Version, Checksum),
-    /// To be revoked: the failure that the caller hears.
-    Spoilt(Version, ErrorCode),
+    /// To be revoked: the caller is told this outcome.
+    Spoilt(Version, PutOutcome),
     Done(PutOutcome),
 }
 
-/// Which answer is awaited.
+/// What the flow is about.
 #[derive(Clone, Debug, PartialEq)]
 enum Stage {
-    /// To `PutStart`, for these items.
+    /// Asking for room for these items.
     Start(Vec<usize>),
     /// The caller is writing.
     Write,
-    /// To `PutEnd`, for these items.
+    /// Publishing these items.
     End(Vec<usize>),
     /// Nothing.
     Over,
@@ -62,8 +68,16 @@ enum Stage {
 
 impl PutFlow {
     /// Begins the put.
-    pub fn start(start: PutStart, options: FlowOptions, out: &mut Vec<Action>) -> Self {
-        out.push(Action::Ask(Request::PutStart(start.clone())));
+    pub fn start(
+        now: Instant,
+        start: PutStart,
+        options: FlowOptions,
+        out: &mut Vec<Action>,
+    ) -> Self {
+        let mut attempts = Attempts::new(options);
+        let operation = attempts.begin(now);
+        let request = Request::PutStart(start.clone());
+        out.push(Action::Ask { operation, request });
         let items = vec![Item::Asking; start.entries.len()];
         let stage = Stage::Start((0..items.len()).collect());
         Self {
@@ -71,25 +85,28 @@ impl PutFlow {
             start,
             items,
             stage,
-            attempts: Attempts::first(options),
+            attempts,
         }
     }
 
-    /// The master answered.
-    pub fn on_reply(&mut self, now: Instant, reply: Reply, out: &mut Vec<Action>) {
+    /// The master answered an operation. A late or second answer changes nothing: what it granted was granted by the
+    /// first, or is revoked.
+    pub fn on_reply(
+        &mut self,
+        now: Instant,
+        operation: OperationId,
+        reply: Reply,
+        out: &mut Vec<Action>,
+    ) {
+        if !self.attempts.answered(operation) {
+            return;
+        }
         match (std::mem::replace(&mut self.stage, Stage::Write), reply) {
             (Stage::Start(asked), Reply::PutStart(started)) if started.len() == asked.len() => {
                 for (index, started) in asked.into_iter().zip(started) {
                     self.on_started(index, started, out);
                 }
-                self.publish_when_written(out);
-            }
-            (Stage::Start(asked), Reply::Failed(code)) => {
-                if retries(code) && self.attempts.plan(now) {
-                    self.stage = Stage::Start(asked);
-                } else {
-                    self.fail(&asked, PutOutcome::Failed(code));
-                }
+                self.publish_when_written(now, out);
             }
             (Stage::End(asked), Reply::Each(results)) if results.len() == asked.len() => {
                 for (index, result) in asked.into_iter().zip(results) {
@@ -99,77 +116,81 @@ impl PutFlow {
                     };
                     self.enter(index, Item::Done(outcome));
                 }
-                self.stage = Stage::Over;
+                self.end();
             }
-            (Stage::End(asked), Reply::Failed(code)) => {
-                if retries(code) && self.attempts.plan(now) {
-                    self.stage = Stage::End(asked);
-                } else {
-                    self.fail(&asked, PutOutcome::Failed(code));
+            (stage, Reply::Failed(code)) if retries(code) && self.attempts.plan(now) => {
+                self.stage = stage;
+            }
+            (stage, Reply::Failed(code)) => self.fail(&stage, PutOutcome::Failed(code), out),
+            (stage, _) => {
+                if matches!(stage, Stage::Start(_)) {
+                    self.tell(Request::Revoke { operation }, out);
                 }
+                self.fail(&stage, PutOutcome::Failed(ErrorCode::InternalError), out);
             }
-            (Stage::Start(asked) | Stage::End(asked), _) => {
-                self.fail(&asked, PutOutcome::Failed(ErrorCode::InternalError));
-            }
-            (stage, _) => self.stage = stage,
         }
     }
 
-    /// The caller's bytes of one item reached every extent, or not.
+    /// The write of one item to every extent has ended: with the checksum of the caller's bytes, or not. From now on
+    /// no I/O of it touches the caller's buffer. Called exactly once for each [`Action::Write`], cancelled or not.
     pub fn on_written(
         &mut self,
+        now: Instant,
         index: usize,
         result: Result<Checksum, WriteFailure>,
         out: &mut Vec<Action>,
     ) {
-        let Item::Writing(version) = self.items[index] else {
-            return;
-        };
-        let item = match result {
-            Ok(checksum) => Item::Written(version, checksum),
-            Err(WriteFailure::Stale) => Item::Spoilt(version, ErrorCode::InvalidWrite),
-            Err(WriteFailure::Transfer) => Item::Spoilt(version, ErrorCode::TransferFail),
+        let item = match (self.items[index], result) {
+            (Item::Cancelling(version, code), _) => Item::Spoilt(version, PutOutcome::Failed(code)),
+            (Item::Writing(version), Ok(checksum)) => Item::Written(version, checksum),
+            (Item::Writing(version), Err(failure)) => {
+                let code = match failure {
+                    WriteFailure::Stale => ErrorCode::InvalidWrite,
+                    WriteFailure::Transfer => ErrorCode::TransferFail,
+                    WriteFailure::Cancelled => ErrorCode::Cancelled,
+                };
+                Item::Spoilt(version, PutOutcome::Failed(code))
+            }
+            _ => return,
         };
         self.enter(index, item);
-        self.publish_when_written(out);
+        self.publish_when_written(now, out);
     }
 
-    /// The link to the master broke before an answer came.
-    pub fn on_link_lost(&mut self, now: Instant) {
-        if let Stage::Start(asked) | Stage::End(asked) = self.stage.clone()
-            && !self.attempts.plan(now)
-        {
-            self.fail(&asked, PutOutcome::Unknown);
+    /// The link to the master broke. Without an answer, the operation is repeated if it may be.
+    pub fn on_link_lost(&mut self, now: Instant, out: &mut Vec<Action>) {
+        if self.attempts.unanswered().is_some() && !self.attempts.plan(now) {
+            self.give_up(ErrorCode::RpcFail, out);
         }
     }
 
-    /// Time has passed. Writes still under way must be stopped by whoever runs them.
+    /// Time has passed. At the deadline writes under way are cancelled: the flow has its outcomes when all have ended.
     pub fn on_deadline(&mut self, now: Instant, out: &mut Vec<Action>) {
-        if self.stage == Stage::Over {
-            return;
-        }
         if self.attempts.over(now) {
-            self.give_up(out);
-        } else if self.attempts.take_due(now) {
-            match self.stage.clone() {
-                Stage::Start(asked) => {
-                    let mut start = self.start.clone();
-                    start.entries = asked
-                        .iter()
-                        .map(|index| self.start.entries[*index].clone())
-                        .collect();
-                    out.push(Action::Ask(Request::PutStart(start)));
-                }
-                Stage::End(asked) => out.push(self.end_request(&asked)),
-                Stage::Write | Stage::Over => {}
-            }
+            return self.give_up(ErrorCode::DeadlinePassed, out);
         }
+        let Some(Attempt::Repeat(operation) | Attempt::Another(operation)) =
+            self.attempts.take_due(now)
+        else {
+            return;
+        };
+        let request = match &self.stage {
+            Stage::Start(_) => Request::PutStart(self.start.clone()),
+            Stage::End(written) => self.end_request(written),
+            Stage::Write | Stage::Over => return,
+        };
+        out.push(Action::Ask { operation, request });
     }
 
-    /// When [`PutFlow::on_deadline`] wants to run; `None` when the put has ended.
+    /// The caller wants no more of it. Writes under way are cancelled: the flow has its outcomes when all have ended.
+    pub fn cancel(&mut self, out: &mut Vec<Action>) {
+        self.give_up(ErrorCode::Cancelled, out);
+    }
+
+    /// When [`PutFlow::on_deadline`] wants to run; `None` when the put has ended or is being cancelled.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Instant> {
-        (self.stage != Stage::Over).then(|| self.attempts.next_deadline())
+        self.attempts.next_deadline()
     }
 
     /// One outcome an entry, in the order of the request, once all are known.
@@ -196,23 +217,24 @@ impl PutFlow {
         self.enter(index, item);
     }
 
-    fn publish_when_written(&mut self, out: &mut Vec<Action>) {
+    fn publish_when_written(&mut self, now: Instant, out: &mut Vec<Action>) {
         if self.unwritten > 0 {
             return;
         }
-        self.revoke(out);
+        self.revoke_spoilt(out);
         let written: Vec<usize> = (0..self.items.len())
             .filter(|index| matches!(self.items[*index], Item::Written(..)))
             .collect();
         if written.is_empty() {
-            self.stage = Stage::Over;
-        } else {
-            out.push(self.end_request(&written));
-            self.stage = Stage::End(written);
+            return self.end();
         }
+        let operation = self.attempts.begin(now);
+        let request = self.end_request(&written);
+        out.push(Action::Ask { operation, request });
+        self.stage = Stage::End(written);
     }
 
-    fn end_request(&self, indices: &[usize]) -> Action {
+    fn end_request(&self, indices: &[usize]) -> Request {
         let puts = indices.iter().filter_map(|index| match self.items[*index] {
             Item::Written(version, checksum) => Some(PutDone {
                 key: self.start.entries[*index].key.clone(),
@@ -221,52 +243,99 @@ impl PutFlow {
             }),
             _ => None,
         });
-        Action::Ask(Request::PutEnd(PutEnd {
+        Request::PutEnd(PutEnd {
             tenant: self.start.tenant.clone(),
             puts: puts.collect(),
-        }))
+        })
     }
 
-    fn revoke(&mut self, out: &mut Vec<Action>) {
+    fn revoke_spoilt(&mut self, out: &mut Vec<Action>) {
         let mut puts = Vec::new();
         for (item, entry) in self.items.iter_mut().zip(&self.start.entries) {
-            if let Item::Spoilt(version, code) = *item {
+            if let Item::Spoilt(version, outcome) = *item {
                 puts.push((entry.key.clone(), version));
-                *item = Item::Done(PutOutcome::Failed(code));
+                *item = Item::Done(outcome);
             }
         }
         if !puts.is_empty() {
-            out.push(Action::Tell(Request::PutRevoke {
-                tenant: self.start.tenant.clone(),
-                puts,
-            }));
+            let tenant = self.start.tenant.clone();
+            self.tell(Request::PutRevoke { tenant, puts }, out);
         }
     }
 
-    /// The deadline: what is written but not acknowledged is unknown, what is half written is revoked.
-    fn give_up(&mut self, out: &mut Vec<Action>) {
+    /// Ends every item: at once, or when its bytes have stopped moving. What is written and may be published is unknown;
+    /// all else is not stored. Whatever is granted goes back, also what an unanswered operation was or will be granted.
+    fn give_up(&mut self, code: ErrorCode, out: &mut Vec<Action>) {
+        if self.stage == Stage::Over {
+            return;
+        }
+        let unanswered = self.attempts.unanswered();
+        self.attempts.stop();
+        if let (Stage::Start(_), Some(operation)) = (&self.stage, unanswered)
+            && !planted(Planted::LostGrantNotRevoked)
+        {
+            self.tell(Request::Revoke { operation }, out);
+        }
+        let written = match (&self.stage, unanswered) {
+            (Stage::End(_), Some(_)) => PutOutcome::Unknown,
+            _ => PutOutcome::Failed(code),
+        };
         for index in 0..self.items.len() {
             let item = match self.items[index] {
-                Item::Writing(version) => Item::Spoilt(version, ErrorCode::DeadlinePassed),
-                Item::Asking | Item::Written(..) => Item::Done(PutOutcome::Unknown),
-                done => done,
+                Item::Asking => Item::Done(PutOutcome::Failed(code)),
+                Item::Writing(version) => {
+                    out.push(Action::Cancel { index });
+                    Item::Cancelling(version, code)
+                }
+                Item::Written(_, _) if planted(Planted::UnansweredEndNotRevoked) => {
+                    Item::Done(written)
+                }
+                Item::Written(version, _) => Item::Spoilt(version, written),
+                other => other,
             };
             self.enter(index, item);
         }
-        self.revoke(out);
+        self.stage = Stage::Write;
+        if self.unwritten == 0 {
+            self.revoke_spoilt(out);
+            self.end();
+        }
+    }
+
+    /// The master refused the request of this stage as a whole, and changed nothing.
+    fn fail(&mut self, stage: &Stage, outcome: PutOutcome, out: &mut Vec<Action>) {
+        let (Stage::Start(asked) | Stage::End(asked)) = stage else {
+            return;
+        };
+        for index in asked {
+            let item = match self.items[*index] {
+                Item::Written(version, _) => Item::Spoilt(version, outcome),
+                _ => Item::Done(outcome),
+            };
+            self.enter(*index, item);
+        }
+        self.revoke_spoilt(out);
+        self.end();
+    }
+
+    fn end(&mut self) {
+        self.attempts.stop();
         self.stage = Stage::Over;
     }
 
-    fn fail(&mut self, indices: &[usize], outcome: PutOutcome) {
-        for index in indices {
-            self.enter(*index, Item::Done(outcome));
-        }
-        self.stage = Stage::Over;
+    fn tell(&self, request: Request, out: &mut Vec<Action>) {
+        let operation = self.attempts.number();
+        out.push(Action::Tell { operation, request });
     }
 
     /// The only place where an item that awaits its bytes changes: that none does is asked at every write of a batch.
     fn enter(&mut self, index: usize, item: Item) {
-        let unwritten = |item: &Item| usize::from(matches!(item, Item::Writing(_) | Item::Asking));
+        let unwritten = |item: &Item| {
+            usize::from(matches!(
+                item,
+                Item::Asking | Item::Writing(_) | Item::Cancelling(..)
+            ))
+        };
         self.unwritten = self.unwritten + unwritten(&item) - unwritten(&self.items[index]);
         self.items[index] = item;
     }

@@ -1,9 +1,10 @@
 use std::time::Duration;
 
 use slackwater_base::{Checksum, Instant, Rng};
-use slackwater_wire::{ErrorCode, ExtentRef, Incarnation, Key, PutEntry, SegmentId, Tenant};
+use slackwater_wire::{Class, ErrorCode, ExtentRef, Incarnation, Key, PutEntry, SegmentId, Tenant};
 
 use super::*;
+use crate::{FlowOptions, Operations};
 
 fn extent() -> ExtentRef {
     ExtentRef {
@@ -26,61 +27,137 @@ fn key(name: &str) -> Key {
     Key::try_from(name).unwrap()
 }
 
-fn put(names: &[&str], attempts: u32) -> (PutFlow, Vec<Action>) {
-    let entries = names
-        .iter()
-        .map(|name| PutEntry {
-            key: key(name),
-            bytes: 100,
-        })
-        .collect();
-    let start = PutStart {
-        tenant: Tenant::DEFAULT,
-        entries,
-        chain: Default::default(),
-        config: Default::default(),
-    };
-    let options = FlowOptions {
-        deadline: Instant::ZERO + Duration::from_secs(5),
-        attempts,
-        backoff: FlowOptions::BACKOFF,
-        jitter: Rng::new(1),
-    };
-    let mut out = vec![];
-    let flow = PutFlow::start(start, options, &mut out);
-    assert!(matches!(&out[..], [Action::Ask(Request::PutStart(_))]));
-    out.clear();
-    (flow, out)
+struct World {
+    flow: PutFlow,
+    out: Vec<Action>,
+    now: Instant,
+    /// What was asked last.
+    operation: OperationId,
 }
 
-const NOW: Instant = Instant::ZERO;
+impl World {
+    fn new(names: &[&str], attempts: u32) -> Self {
+        let entries = names
+            .iter()
+            .map(|name| PutEntry {
+                key: key(name),
+                bytes: 100,
+            })
+            .collect();
+        let start = PutStart {
+            tenant: Tenant::DEFAULT,
+            entries,
+            chain: Default::default(),
+            config: Default::default(),
+        };
+        let options = FlowOptions {
+            deadline: Instant::ZERO + Duration::from_secs(5),
+            attempts,
+            answer_timeout: Duration::from_secs(60),
+            backoff: FlowOptions::BACKOFF,
+            jitter: Rng::new(1),
+            operations: Operations::remote(),
+        };
+        let (now, mut out) = (Instant::ZERO, vec![]);
+        let flow = PutFlow::start(now, start, options, &mut out);
+        let operation = OperationId(0);
+        let mut world = Self {
+            flow,
+            out,
+            now,
+            operation,
+        };
+        assert!(matches!(world.asks()[..], [Request::PutStart(_)]));
+        world
+    }
+
+    /// Answers the operation that was asked last.
+    fn answer(&mut self, reply: Reply) {
+        self.flow
+            .on_reply(self.now, self.operation, reply, &mut self.out);
+    }
+
+    fn started(&mut self, started: Vec<PutStarted>) {
+        self.answer(Reply::PutStart(started));
+    }
+
+    /// Takes out which items are to be written.
+    fn writes(&mut self) -> Vec<usize> {
+        let write = |action: &Action| match action {
+            Action::Write { index, .. } => Some(*index),
+            _ => None,
+        };
+        let writes = self.out.iter().filter_map(write).collect();
+        self.out.retain(|action| write(action).is_none());
+        writes
+    }
+
+    fn written(&mut self, index: usize, result: Result<Checksum, WriteFailure>) {
+        self.flow.on_written(self.now, index, result, &mut self.out);
+    }
+
+    fn tick(&mut self) {
+        self.now = self.flow.next_deadline().unwrap();
+        self.flow.on_deadline(self.now, &mut self.out);
+    }
+
+    fn lose_link(&mut self) {
+        self.flow.on_link_lost(self.now, &mut self.out);
+    }
+
+    fn cancel(&mut self) {
+        self.flow.cancel(&mut self.out);
+    }
+
+    fn asks(&mut self) -> Vec<Request> {
+        let mut asks = vec![];
+        for action in &self.out {
+            if let Action::Ask { operation, request } = action {
+                self.operation = *operation;
+                asks.push(request.clone());
+            }
+        }
+        self.out
+            .retain(|action| !matches!(action, Action::Ask { .. }));
+        asks
+    }
+
+    fn tells(&mut self) -> Vec<Request> {
+        std::mem::take(&mut self.out)
+            .into_iter()
+            .map(|action| match action {
+                Action::Tell { request, .. } => request,
+                other => panic!("unexpected {other:?}"),
+            })
+            .collect()
+    }
+}
+
 const SUM: Checksum = Checksum(9);
+
+fn revoke(puts: &[(&str, u64)]) -> Request {
+    Request::PutRevoke {
+        tenant: Tenant::DEFAULT,
+        puts: puts
+            .iter()
+            .map(|(name, version)| (key(name), Version(*version)))
+            .collect(),
+    }
+}
 
 #[test]
 fn what_is_written_whole_is_published_and_the_rest_revoked() {
-    let (mut flow, mut out) = put(&["a", "b", "c", "d"], 1);
-    let started = vec![
+    let mut world = World::new(&["a", "b", "c", "d"], 1);
+    world.started(vec![
         granted(1),
         PutStarted::Exists,
         granted(2),
         PutStarted::Failed(ErrorCode::NoAvailableHandle),
-    ];
-    flow.on_reply(NOW, Reply::PutStart(started), &mut out);
-    assert!(matches!(
-        &out[..],
-        [
-            Action::Write { index: 0, .. },
-            Action::Write { index: 2, .. }
-        ]
-    ));
-    out.clear();
-    flow.on_written(2, Err(WriteFailure::Transfer), &mut out);
-    assert!(out.is_empty(), "one write is still under way");
-    flow.on_written(0, Ok(SUM), &mut out);
-    let revoke = Request::PutRevoke {
-        tenant: Tenant::DEFAULT,
-        puts: vec![(key("c"), Version(2))],
-    };
+    ]);
+    assert_eq!(world.writes(), [0, 2]);
+    world.written(2, Err(WriteFailure::Transfer));
+    assert_eq!(world.out, [], "one write is still under way");
+    world.written(0, Ok(SUM));
     let done = PutDone {
         key: key("a"),
         version: Version(1),
@@ -90,72 +167,174 @@ fn what_is_written_whole_is_published_and_the_rest_revoked() {
         tenant: Tenant::DEFAULT,
         puts: vec![done],
     });
-    assert_eq!(out, [Action::Tell(revoke), Action::Ask(end)]);
-    flow.on_reply(NOW, Reply::Each(vec![Ok(())]), &mut out);
+    assert_eq!(world.asks(), [end]);
+    assert_eq!(world.tells(), [revoke(&[("c", 2)])]);
+    world.answer(Reply::Each(vec![Ok(())]));
     let outcomes = [
         PutOutcome::Stored,
         PutOutcome::Existed,
         PutOutcome::Failed(ErrorCode::TransferFail),
         PutOutcome::Failed(ErrorCode::NoAvailableHandle),
     ];
-    assert_eq!(flow.outcomes().unwrap(), outcomes);
-    assert_eq!(flow.next_deadline(), None);
+    assert_eq!(world.flow.outcomes().unwrap(), outcomes);
+    assert_eq!(world.flow.next_deadline(), None);
 }
 
 #[test]
 fn a_put_of_nothing_but_existing_keys_ends_at_once() {
-    let (mut flow, mut out) = put(&["a"], 1);
-    flow.on_reply(NOW, Reply::PutStart(vec![PutStarted::Exists]), &mut out);
-    assert_eq!(
-        (flow.outcomes().unwrap(), out),
-        (vec![PutOutcome::Existed], vec![])
-    );
+    let mut world = World::new(&["a"], 1);
+    world.started(vec![PutStarted::Exists]);
+    assert_eq!(world.flow.outcomes().unwrap(), [PutOutcome::Existed]);
+    assert_eq!(world.out, []);
 }
 
 #[test]
 fn a_busy_master_is_asked_again_and_a_refusing_one_is_not() {
-    let (mut flow, mut out) = put(&["a"], 2);
-    flow.on_reply(NOW, Reply::Failed(ErrorCode::RpcFail), &mut out);
-    let again = flow.next_deadline().unwrap();
-    flow.on_deadline(again, &mut out);
-    assert!(
-        matches!(&out[..], [Action::Ask(Request::PutStart(start))] if start.entries.len() == 1)
-    );
-    flow.on_reply(
-        again,
-        Reply::Failed(ErrorCode::TenantQuotaExceeded),
-        &mut out,
-    );
+    let mut world = World::new(&["a"], 2);
+    let first = world.operation;
+    world.answer(Reply::Failed(ErrorCode::RpcFail));
+    world.tick();
+    assert!(matches!(&world.asks()[..], [Request::PutStart(start)] if start.entries.len() == 1));
+    assert_ne!(world.operation, first, "the first operation is answered");
+    world.answer(Reply::Failed(ErrorCode::TenantQuotaExceeded));
     assert_eq!(
-        flow.outcomes().unwrap(),
+        world.flow.outcomes().unwrap(),
         [PutOutcome::Failed(ErrorCode::TenantQuotaExceeded)]
     );
 }
 
+/// A put that was asked again when its link broke met the room that it had itself been granted, and its caller was told
+/// that the key existed.
 #[test]
-fn a_put_whose_end_is_not_answered_is_unknown_never_stored() {
-    let (mut flow, mut out) = put(&["a"], 1);
-    flow.on_reply(NOW, Reply::PutStart(vec![granted(1)]), &mut out);
-    flow.on_written(0, Ok(SUM), &mut out);
-    flow.on_link_lost(NOW);
-    assert_eq!(flow.outcomes().unwrap(), [PutOutcome::Unknown]);
+fn what_is_not_answered_is_repeated_under_its_number() {
+    let mut world = World::new(&["a"], 4);
+    let start = world.operation;
+    world.lose_link();
+    world.tick();
+    assert!(matches!(world.asks()[..], [Request::PutStart(_)]));
+    assert_eq!(world.operation, start);
+    world.started(vec![granted(1)]);
+    world.writes();
+    world.started(vec![granted(1)]);
+    assert_eq!(world.writes(), [], "a second answer changes nothing");
+    world.written(0, Ok(SUM));
+    assert!(matches!(world.asks()[..], [Request::PutEnd(_)]));
+    let end = world.operation;
+    assert_ne!(start, end);
+    world.lose_link();
+    world.tick();
+    assert!(matches!(world.asks()[..], [Request::PutEnd(_)]));
+    assert_eq!(world.operation, end);
 }
 
+/// The answer to the start of a put came after its deadline: it was dropped, and the room that it granted stayed taken
+/// until it timed out.
 #[test]
-fn a_write_still_under_way_at_the_deadline_is_revoked() {
-    let (mut flow, mut out) = put(&["a", "b"], 1);
-    flow.on_reply(NOW, Reply::PutStart(vec![granted(1), granted(2)]), &mut out);
-    flow.on_written(0, Ok(SUM), &mut out);
-    out.clear();
-    flow.on_deadline(flow.next_deadline().unwrap(), &mut out);
-    let revoke = Request::PutRevoke {
-        tenant: Tenant::DEFAULT,
-        puts: vec![(key("b"), Version(2))],
+fn a_put_that_ends_without_an_answer_to_its_start_revokes_the_operation() {
+    let check = |end: fn(&mut World), code: ErrorCode| {
+        let mut world = World::new(&["a"], 1);
+        let operation = world.operation;
+        end(&mut world);
+        assert_eq!(world.tells(), [Request::Revoke { operation }]);
+        assert_eq!(world.flow.outcomes().unwrap(), [PutOutcome::Failed(code)]);
+        world.started(vec![granted(1)]);
+        assert_eq!(world.out, [], "what it grants is revoked");
+        assert_eq!(world.flow.next_deadline(), None);
     };
-    assert_eq!(out, [Action::Tell(revoke)]);
-    let outcomes = [
-        PutOutcome::Unknown,
-        PutOutcome::Failed(ErrorCode::DeadlinePassed),
-    ];
-    assert_eq!(flow.outcomes().unwrap(), outcomes);
+    check(World::tick, ErrorCode::DeadlinePassed);
+    check(World::cancel, ErrorCode::Cancelled);
+    check(World::lose_link, ErrorCode::RpcFail);
+    check(|world| world.answer(Reply::Done), ErrorCode::InternalError);
+}
+
+/// The end of a put was not answered, perhaps because it was lost: the put stayed open until it timed out.
+#[test]
+fn a_put_whose_end_is_not_answered_is_revoked_and_unknown_never_stored() {
+    let check = |end: fn(&mut World), outcome: PutOutcome| {
+        let mut world = World::new(&["a"], 1);
+        world.started(vec![granted(1)]);
+        world.writes();
+        world.written(0, Ok(SUM));
+        world.asks();
+        end(&mut world);
+        assert_eq!(world.tells(), [revoke(&[("a", 1)])]);
+        assert_eq!(world.flow.outcomes().unwrap(), [outcome]);
+    };
+    check(World::tick, PutOutcome::Unknown);
+    check(World::cancel, PutOutcome::Unknown);
+    check(World::lose_link, PutOutcome::Unknown);
+    let failed = PutOutcome::Failed;
+    check(
+        |world| world.answer(Reply::Failed(ErrorCode::InvalidParams)),
+        failed(ErrorCode::InvalidParams),
+    );
+    check(
+        |world| world.answer(Reply::Done),
+        failed(ErrorCode::InternalError),
+    );
+}
+
+/// At its deadline a put told its caller that it was over while its bytes were still read from the caller's buffer.
+#[test]
+fn a_put_out_of_time_ends_when_its_bytes_have_stopped_moving() {
+    let check = |end: fn(&mut World), code: ErrorCode, last: Result<Checksum, WriteFailure>| {
+        let mut world = World::new(&["a", "b", "c"], 3);
+        world.started(vec![granted(1), granted(2), granted(3)]);
+        world.writes();
+        world.written(0, Ok(SUM));
+        end(&mut world);
+        let cancels = [1, 2].map(|index| Action::Cancel { index });
+        assert_eq!(std::mem::take(&mut world.out), cancels);
+        assert_eq!(world.flow.next_deadline(), None);
+        world.written(2, Err(WriteFailure::Cancelled));
+        assert_eq!((world.flow.outcomes(), &world.out[..]), (None, &[][..]));
+        world.written(1, last);
+        assert_eq!(world.tells(), [revoke(&[("a", 1), ("b", 2), ("c", 3)])]);
+        let failed = [PutOutcome::Failed(code); 3];
+        assert_eq!(world.flow.outcomes().unwrap(), failed);
+    };
+    for last in [
+        Ok(SUM),
+        Err(WriteFailure::Stale),
+        Err(WriteFailure::Cancelled),
+    ] {
+        check(World::tick, ErrorCode::DeadlinePassed, last);
+        check(World::cancel, ErrorCode::Cancelled, last);
+    }
+}
+
+/// Every code at each place where a put meets one: its class alone decides, and nothing granted is left behind.
+#[test]
+fn the_class_alone_decides_what_a_put_does_about_a_code() {
+    for code in ErrorCode::ALL {
+        let again = code.class() == Class::Retry;
+        let failed = Some(vec![PutOutcome::Failed(*code)]);
+        let mut start = World::new(&["a"], 2);
+        start.answer(Reply::Failed(*code));
+        assert_eq!(start.flow.outcomes().is_none(), again, "{code} of a start");
+        let mut entry = World::new(&["a"], 2);
+        entry.started(vec![PutStarted::Failed(*code)]);
+        assert_eq!(entry.flow.outcomes(), failed, "{code} of an entry");
+        let mut end = World::new(&["a"], 2);
+        end.started(vec![granted(1)]);
+        end.writes();
+        end.written(0, Ok(SUM));
+        end.asks();
+        end.answer(Reply::Failed(*code));
+        assert_eq!(end.flow.outcomes().is_none(), again, "{code} of an end");
+        if again {
+            end.tick();
+            assert!(matches!(end.asks()[..], [Request::PutEnd(_)]), "{code}");
+            end.answer(Reply::Failed(*code));
+        }
+        assert_eq!(end.tells(), [revoke(&[("a", 1)])], "{code}");
+        assert_eq!(end.flow.outcomes(), failed, "{code}");
+        let mut result = World::new(&["a"], 2);
+        result.started(vec![granted(1)]);
+        result.writes();
+        result.written(0, Ok(SUM));
+        result.asks();
+        result.answer(Reply::Each(vec![Err(*code)]));
+        assert_eq!(result.flow.outcomes(), failed, "{code} of a result");
+    }
 }

@@ -1,18 +1,77 @@
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use slackwater_base::{Backoff, Instant, Rng};
+use slackwater_base::{Backoff, Instant, Planted, Rng, planted};
+use slackwater_wire::OperationId;
 
 /// How long a flow may take and how it asks again.
 #[derive(Clone, Debug)]
 pub struct FlowOptions {
-    /// When the flow ends, whatever has come of it.
+    /// When the flow ends, whatever its state.
     pub deadline: Instant,
     /// How often it may ask in all, the first time included; 1 or more.
     pub attempts: u32,
+    /// How long an answer may take before the operation is repeated; `Duration::MAX` for ever.
+    pub answer_timeout: Duration,
     /// Pauses between attempts.
     pub backoff: Backoff,
     /// Randomness of the pauses.
     pub jitter: Rng,
+    /// Where the flow takes the numbers of its operations from.
+    pub operations: Operations,
+}
+
+/// The numbers of one client's operations: each is used once, and all flows of the client share the count.
+#[derive(Clone, Debug)]
+pub enum Operations {
+    /// The flow's operations are not numbered: for a caller in the master's process, where each question is answered
+    /// exactly once and before the flow is told of its deadline. The shell numbers what it passes on by
+    /// [`OperationId::unrepeated`].
+    Unnumbered,
+    /// Counted.
+    Counted {
+        /// The last number that was used.
+        last: Arc<AtomicU64>,
+        /// Whether a request or its answer can be lost, repeated or late.
+        may_repeat: bool,
+    },
+}
+
+impl Operations {
+    /// The operations of a client whose requests and answers can be lost, repeated or late.
+    #[must_use]
+    pub fn remote() -> Self {
+        Self::Counted {
+            last: Arc::default(),
+            may_repeat: true,
+        }
+    }
+
+    /// The operations of a caller in the master's process whose answers may come after its deadline.
+    #[must_use]
+    pub fn in_process() -> Self {
+        Self::Counted {
+            last: Arc::default(),
+            may_repeat: false,
+        }
+    }
+
+    /// A number that was not used before.
+    #[must_use]
+    pub fn next(&self) -> OperationId {
+        match self {
+            Self::Unnumbered => OperationId::unrepeated(0),
+            Self::Counted { last, may_repeat } => {
+                let number = last.fetch_add(1, Ordering::Relaxed) + 1;
+                if *may_repeat {
+                    OperationId(number)
+                } else {
+                    OperationId::unrepeated(number)
+                }
+            }
+        }
+    }
 }
 
 impl FlowOptions {
@@ -26,36 +85,103 @@ impl FlowOptions {
         Self {
             deadline,
             attempts: 1,
+            answer_timeout: Duration::MAX,
             backoff: Self::BACKOFF,
             jitter: Rng::new(0),
+            operations: Operations::Unnumbered,
         }
     }
 }
 
-/// Counts attempts and holds the time of the next one.
+/// The operations that a flow asks one after the other: counts attempts, holds the time of the next one, and keeps the
+/// number of an operation over its repetitions.
 #[derive(Clone, Debug)]
 pub(crate) struct Attempts {
     options: FlowOptions,
     used: u32,
-    next: Option<Instant>,
+    step: Step,
+    /// When the current operation was asked for the first time.
+    first_asked: Instant,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Step {
+    /// No answer is awaited and no attempt is planned.
+    Idle,
+    /// The answer of this operation is awaited; at that time it is repeated.
+    Asked(OperationId, Instant),
+    /// The operation is repeated at that time, unless its answer arrives before.
+    Repeat(OperationId, Instant),
+    /// Another operation is asked at that time: the last one was answered.
+    Another(Instant),
+    /// The flow has ended.
+    Over,
+}
+
+/// An operation to be sent now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Attempt {
+    /// The same operation, and so the same request, as before.
+    Repeat(OperationId),
+    /// A new operation.
+    Another(OperationId),
 }
 
 impl Attempts {
-    /// The first attempt is under way.
-    pub(crate) fn first(options: FlowOptions) -> Self {
+    pub(crate) fn new(options: FlowOptions) -> Self {
         Self {
             options,
             used: 1,
-            next: None,
+            step: Step::Idle,
+            first_asked: Instant::ZERO,
         }
     }
 
-    /// Plans another attempt after a pause, unless one is planned already; false when there may be none.
+    /// Begins an operation that is sent now.
+    pub(crate) fn begin(&mut self, now: Instant) -> OperationId {
+        let operation = self.options.operations.next();
+        self.first_asked = now;
+        self.step = Step::Asked(operation, self.repeat_at(now));
+        operation
+    }
+
+    fn repeat_at(&self, now: Instant) -> Instant {
+        if self.used < self.options.attempts {
+            now + self.options.answer_timeout
+        } else {
+            Instant::NEVER
+        }
+    }
+
+    /// Takes note of the answer to an operation; false when no such answer is awaited: it is late or a copy.
+    pub(crate) fn answered(&mut self, operation: OperationId) -> bool {
+        let awaited = self.unanswered() == Some(operation);
+        if awaited {
+            self.step = Step::Idle;
+        }
+        awaited
+    }
+
+    /// The operation that was sent and is not answered.
+    pub(crate) fn unanswered(&self) -> Option<OperationId> {
+        match self.step {
+            Step::Asked(operation, _) | Step::Repeat(operation, _) => Some(operation),
+            Step::Idle | Step::Another(_) | Step::Over => None,
+        }
+    }
+
+    /// When the current operation was asked for the first time: what it grants may have been granted since then.
+    pub(crate) fn first_asked(&self) -> Instant {
+        self.first_asked
+    }
+
+    /// Plans another attempt after a pause, unless one is planned already; false when there may be none. An operation
+    /// without an answer is repeated; after an answer, the attempt is another operation.
     pub(crate) fn plan(&mut self, now: Instant) -> bool {
-        if self.next.is_some() {
+        if matches!(self.step, Step::Repeat(..) | Step::Another(_)) {
             return true;
         }
-        if self.used >= self.options.attempts {
+        if self.step == Step::Over || self.used >= self.options.attempts {
             return false;
         }
         let options = &mut self.options;
@@ -65,17 +191,37 @@ impl Attempts {
             return false;
         }
         self.used += 1;
-        self.next = Some(at);
+        self.step = match self.unanswered() {
+            Some(operation) if !planted(Planted::RetryIsAnotherOperation) => {
+                Step::Repeat(operation, at)
+            }
+            _ => Step::Another(at),
+        };
         true
     }
 
-    /// Takes the planned attempt if its time has come.
-    pub(crate) fn take_due(&mut self, now: Instant) -> bool {
-        let due = self.next.is_some_and(|at| at <= now);
-        if due {
-            self.next = None;
+    /// Begins the attempt whose time has come.
+    pub(crate) fn take_due(&mut self, now: Instant) -> Option<Attempt> {
+        match self.step {
+            Step::Asked(operation, at) if at <= now => {
+                if !self.plan(now) {
+                    // No repetition fits in before the deadline, until which the answer may still come.
+                    self.step = Step::Asked(operation, Instant::NEVER);
+                }
+                None
+            }
+            Step::Repeat(operation, at) if at <= now => {
+                self.step = Step::Asked(operation, self.repeat_at(now));
+                Some(Attempt::Repeat(operation))
+            }
+            Step::Another(at) if at <= now => Some(Attempt::Another(self.begin(now))),
+            _ => None,
         }
-        due
+    }
+
+    /// The flow has ended: nothing more is asked.
+    pub(crate) fn stop(&mut self) {
+        self.step = Step::Over;
     }
 
     /// Whether the flow's time is over.
@@ -83,9 +229,20 @@ impl Attempts {
         now >= self.options.deadline
     }
 
-    /// The next moment at which the flow wants to be told the time.
-    pub(crate) fn next_deadline(&self) -> Instant {
-        self.next.unwrap_or(self.options.deadline)
+    /// The next moment at which the flow wants to be told the time; `None` when it has ended.
+    pub(crate) fn next_deadline(&self) -> Option<Instant> {
+        match self.step {
+            Step::Over => None,
+            Step::Idle => Some(self.options.deadline),
+            Step::Asked(_, at) | Step::Repeat(_, at) | Step::Another(at) => {
+                Some(at.min(self.options.deadline))
+            }
+        }
+    }
+
+    /// The number of one more operation, whose answer the flow does not await.
+    pub(crate) fn number(&self) -> OperationId {
+        self.options.operations.next()
     }
 }
 
@@ -93,21 +250,64 @@ impl Attempts {
 mod tests {
     use super::*;
 
-    #[test]
-    fn attempts_end_by_count_and_by_deadline() {
-        let deadline = Instant::ZERO + Duration::from_secs(1);
-        let mut one = Attempts::first(FlowOptions::once(deadline));
-        assert!(!one.plan(Instant::ZERO));
-        let options = FlowOptions {
-            deadline,
-            attempts: 3,
+    fn options(attempts: u32) -> FlowOptions {
+        FlowOptions {
+            deadline: Instant::ZERO + Duration::from_secs(1),
+            attempts,
+            answer_timeout: Duration::from_millis(100),
             backoff: FlowOptions::BACKOFF,
             jitter: Rng::new(1),
-        };
-        let mut three = Attempts::first(options.clone());
-        assert!(three.plan(Instant::ZERO) && !three.take_due(Instant::ZERO));
-        assert!(three.take_due(deadline) && !three.take_due(deadline));
-        let mut late = Attempts::first(options);
+            operations: Operations::remote(),
+        }
+    }
+
+    #[test]
+    fn attempts_end_by_count_and_by_deadline() {
+        let deadline = options(1).deadline;
+        let mut one = Attempts::new(options(1));
+        one.begin(Instant::ZERO);
+        assert!(!one.plan(Instant::ZERO));
+        let mut three = Attempts::new(options(3));
+        three.begin(Instant::ZERO);
+        assert!(three.plan(Instant::ZERO));
+        assert_eq!(three.take_due(Instant::ZERO), None);
+        assert!(three.take_due(deadline).is_some());
+        assert_eq!(three.take_due(deadline), None);
+        let mut late = Attempts::new(options(3));
+        late.begin(Instant::ZERO);
         assert!(!late.plan(deadline));
+    }
+
+    #[test]
+    fn an_operation_keeps_its_number_until_it_is_answered() {
+        let mut attempts = Attempts::new(options(4));
+        let first = attempts.begin(Instant::ZERO);
+        let silent = attempts.next_deadline().unwrap();
+        assert_eq!(silent, Instant::ZERO + Duration::from_millis(100));
+        assert_eq!(attempts.take_due(silent), None, "a pause comes first");
+        let again = attempts.next_deadline().unwrap();
+        assert_eq!(attempts.take_due(again), Some(Attempt::Repeat(first)));
+        assert!(attempts.plan(again), "the link was lost");
+        let again = attempts.next_deadline().unwrap();
+        assert_eq!(attempts.take_due(again), Some(Attempt::Repeat(first)));
+        assert_eq!(attempts.first_asked(), Instant::ZERO);
+        assert!(attempts.answered(first) && !attempts.answered(first));
+        assert!(attempts.plan(again));
+        let Some(Attempt::Another(second)) = attempts.take_due(attempts.next_deadline().unwrap())
+        else {
+            panic!("an answered operation is not repeated");
+        };
+        assert_ne!(first, second);
+        assert!(!attempts.answered(first), "a copy of the first answer");
+    }
+
+    #[test]
+    fn operations_of_one_process_say_that_they_cannot_repeat() {
+        let check = |operations: Operations, may_repeat: bool| {
+            assert_eq!(operations.next().may_repeat(), may_repeat);
+        };
+        check(Operations::remote(), true);
+        check(Operations::in_process(), false);
+        check(Operations::Unnumbered, false);
     }
 }

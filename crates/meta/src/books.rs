@@ -146,6 +146,9 @@ impl Master {
         self.check_tenants()?;
         self.check_tickets(&books)?;
         self.check_groups()?;
+        ensure(self.answers.balance(), || {
+            "the answers that are kept are not those that are counted".to_owned()
+        })?;
         Ok(books)
     }
 

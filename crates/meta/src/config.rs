@@ -212,8 +212,11 @@ pub struct Limits {
     pub pattern_bytes: usize,
     /// Most removals remembered for nodes that are away.
     pub owed: usize,
-    /// Replies kept a client to answer retried calls; zero keeps none.
+    /// Answers kept for each client, so that a repeated operation is answered again and not executed again; zero keeps
+    /// none. A client with more operations in flight is told to come again.
     pub reply_window: usize,
+    /// Most keys in all kept answers; beyond, those of the clients longest silent are forgotten.
+    pub reply_keys: usize,
 }
 
 /// An option that has no effect or was changed, to be logged once at start.
@@ -339,7 +342,8 @@ impl Limits {
         list_page: 65_536,
         pattern_bytes: 1 << 20,
         owed: 1 << 20,
-        reply_window: 0,
+        reply_window: 256,
+        reply_keys: 1 << 22,
     };
 }
 

@@ -8,6 +8,7 @@
 pub mod evict;
 pub mod replay;
 
+mod answers;
 mod books;
 mod budget;
 mod catalog;
@@ -33,7 +34,6 @@ mod put;
 mod quota;
 mod release;
 mod remove;
-mod retry;
 mod scan;
 mod segment;
 mod slab;

@@ -6,6 +6,7 @@ use slackwater_wire::{
     TicketId, Version,
 };
 
+use crate::answers::{Answers, Arrival};
 use crate::catalog::{Catalog, ObjectId, ReplicaId, SegmentIndex, TenantIndex};
 use crate::config::{ConfigWarning, MasterConfig};
 use crate::drops::{Drops, Owed};
@@ -18,7 +19,6 @@ use crate::outbox::{Acks, Outbox};
 use crate::placement::{self, PlacementPolicy};
 use crate::promote::Promotions;
 use crate::put::{Puts, Queue};
-use crate::retry::{Call, Retries};
 use crate::scan::Scans;
 use crate::segment::Segments;
 use crate::tenant::{Ledger, Tenants};
@@ -97,7 +97,7 @@ pub struct Master {
     pub(crate) scans: Scans,
     pub(crate) offloads: Offloads,
     pub(crate) promotions: Promotions,
-    retries: Retries,
+    pub(crate) answers: Answers,
     pub(crate) reading: Reading,
     pub(crate) outbox: Outbox,
     pub(crate) metrics: Metrics,
@@ -186,7 +186,7 @@ impl Master {
             next_version: 1,
             next_ticket: 1,
             reading: Reading::default(),
-            retries: Retries::new(config.limits.reply_window, config.limits.clients),
+            answers: Answers::new(&config.limits),
             config,
         }
     }
@@ -199,8 +199,8 @@ impl Master {
                 host,
                 operation,
                 request,
-            } => match self.retries.note(now, client, operation, &request) {
-                Call::New => self.request(
+            } => match self.answers.arrive(now, client, operation, &request) {
+                Arrival::New => self.request(
                     now,
                     &Caller {
                         client,
@@ -209,9 +209,9 @@ impl Master {
                     },
                     request,
                 ),
-                Call::Pending => {}
-                Call::Answered(reply) => {
-                    self.metrics.calls_replayed += 1;
+                Arrival::Pending => {}
+                Arrival::Answered(reply) => {
+                    self.metrics.operations_repeated += 1;
                     self.outbox.reply(client, operation, reply);
                 }
             },
@@ -314,6 +314,7 @@ impl Master {
             Request::PutStart(start) => return self.put_start(now, caller, start),
             Request::PutEnd(end) => return self.put_end(now, caller, &end),
             Request::PutRevoke { tenant, puts } => self.put_revoke(now, caller, &tenant, &puts),
+            Request::Revoke { operation } => self.revoke_operation(now, caller.client, operation),
             Request::Remove(remove) => return self.remove(now, caller, &remove),
             Request::RemoveMatching(remove) => return self.remove_matching(now, caller, &remove),
             Request::RemoveAll(remove) => return self.remove_all(now, caller, &remove),
@@ -359,10 +360,11 @@ impl Master {
     fn flush(&mut self, out: &mut Vec<Output>) {
         let from = out.len();
         self.outbox.flush(out);
-        self.retries.keep(&out[from..]);
+        self.answers.keep(&out[from..]);
     }
 
     fn client_lost(&mut self, now: Instant, client: ClientId) {
+        self.answers.lose(client);
         self.puts_lost(now, client);
         for replica in self.guards.lose(client) {
             self.unhold(now, replica);

@@ -44,7 +44,7 @@ pub struct Metrics {
     pub records_dropped: u64,
     pub replicas_suspected: u64,
     pub extents_fenced: u64,
-    pub calls_replayed: u64,
+    pub operations_repeated: u64,
 }
 
 /// The funnel of offload: `started` is the sum of the four ends and `in_flight`.

@@ -1,7 +1,8 @@
 //! The network: links with delay, loss, duplication, reordering, one-way cuts and slowness.
 //!
-//! Control messages travel on streams, as over TCP: in order and once, late when packets are lost, held while the
-//! link is cut. Bytes of the data plane travel as datagrams, the worst that a mover may do: lost, twice, out of order,
+//! What nodes and the master say to each other travels on streams, as over TCP: in order and once, late when packets are
+//! lost, held while the link is cut. Requests of clients and their answers travel the same way, but each may be lost,
+//! repeated or held back on top of it, as where several connections follow each other. Bytes of the data plane travel as datagrams, the worst that a mover may do: lost, twice, out of order,
 //! long after everybody has forgotten them.
 
 use std::collections::BTreeMap;
@@ -60,6 +61,21 @@ pub struct LinkOptions {
     pub reorder_max: Duration,
     /// Bytes a second that a link carries.
     pub bytes_per_second: u64,
+    /// What happens to requests of clients and their answers.
+    pub messages: MessageFaults,
+}
+
+/// How often requests of clients and their answers meet trouble although the connection lives.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct MessageFaults {
+    /// Probability that a message is lost.
+    pub loss: f64,
+    /// Probability that a message arrives twice.
+    pub repeat: f64,
+    /// Probability that a copy of a message is held back, and overtaken by others.
+    pub delay: f64,
+    /// How long such a copy is held back at most.
+    pub delay_max: Duration,
 }
 
 /// All links of the cluster.
@@ -104,6 +120,35 @@ impl Net {
         }
         link.last = at.max(link.last + Duration::from_nanos(1));
         link.last
+    }
+
+    /// When each copy of a client's request, or of the answer to one, of `bytes` arrives: none when it is lost.
+    pub fn message(
+        &mut self,
+        now: Instant,
+        from: Process,
+        to: Process,
+        bytes: usize,
+    ) -> Vec<Instant> {
+        let in_order = self.stream(now, from, to, bytes);
+        let faults = self.options().messages;
+        if faults == MessageFaults::default() {
+            return vec![in_order];
+        }
+        let link = self.link(from, to);
+        if link.rng.chance(faults.loss) {
+            return Vec::new();
+        }
+        let mut copies = vec![in_order];
+        if link.rng.chance(faults.repeat) {
+            copies.push(in_order);
+        }
+        for at in &mut copies {
+            if link.rng.chance(faults.delay) {
+                *at += Duration::from_nanos(link.rng.below(nanos(faults.delay_max).max(1)));
+            }
+        }
+        copies
     }
 
     /// When each copy of a datagram of `bytes` that is sent now arrives: none when it is lost.
@@ -169,6 +214,7 @@ impl Net {
                 loss: 0.0,
                 duplicate: 0.0,
                 reorder: 0.0,
+                messages: MessageFaults::default(),
                 ..self.options
             }
         } else {
@@ -219,6 +265,12 @@ mod tests {
         reorder: 0.2,
         reorder_max: Duration::from_millis(100),
         bytes_per_second: 1 << 30,
+        messages: MessageFaults {
+            loss: 0.3,
+            repeat: 0.5,
+            delay: 0.2,
+            delay_max: Duration::from_millis(100),
+        },
     };
     const A: Process = Process::Master;
     const B: Process = Process::Client(3);
@@ -258,6 +310,26 @@ mod tests {
         net.heal();
         for i in 0..1000 {
             assert_eq!(net.datagram(Instant::from_nanos(i), A, B, 10).len(), 1);
+        }
+    }
+
+    #[test]
+    fn messages_are_lost_repeated_and_overtaken_until_the_net_heals() {
+        let mut net = Net::new(Seed(2), ROUGH);
+        let (mut lost, mut doubled, mut overtaken, mut last) = (0, 0, 0, Instant::ZERO);
+        for i in 0..1000 {
+            let copies = net.message(Instant::from_nanos(i * 100_000), A, B, 10);
+            lost += usize::from(copies.is_empty());
+            doubled += usize::from(copies.len() == 2);
+            for at in copies {
+                overtaken += usize::from(at < last);
+                last = at;
+            }
+        }
+        assert!((200..400).contains(&lost) && (250..450).contains(&doubled) && overtaken > 100);
+        net.heal();
+        for i in 0..1000 {
+            assert_eq!(net.message(Instant::from_nanos(i), A, B, 10).len(), 1);
         }
     }
 

@@ -15,7 +15,7 @@ use slackwater_wire::{Hold, Incarnation, NodeId, Request, SegmentId, Tenant};
 use crate::engine::Seed;
 use crate::fault::Atlas;
 use crate::load::LoadOptions;
-use crate::net::LinkOptions;
+use crate::net::{LinkOptions, MessageFaults};
 
 /// What a seed is to look for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -75,6 +75,10 @@ pub struct Options {
     pub deadline: Duration,
     /// How often a flow asks.
     pub attempts: u32,
+    /// How long an answer may take before a flow repeats its operation.
+    pub answer_timeout: Duration,
+    /// Share of operations that their caller cancels.
+    pub cancels: f64,
     /// The master's configuration.
     pub master: MasterConfig,
     /// What clients do.
@@ -130,9 +134,15 @@ impl Options {
         // Chosen apart, so that the seeds of other kinds stay what they were.
         let meets_faults = atlas != Atlas::default();
         atlas.outages = log && meets_faults && seed.stream("outages", 0).chance(0.3);
-        let master = master(rng, log, tenancy);
+        let mut master = master(rng, log, tenancy);
         let lease_ttl = master.lease_ttl;
         let load = load(rng, log, tenancy, embedded);
+        let asks = &mut seed.stream("requests and answers", 0);
+        if asks.chance(0.6) {
+            // Whatever a client leaves behind stays until somebody gives it back: no time-out hides it.
+            (master.put.discard_timeout, master.put.release_timeout) = (NEVER, NEVER);
+        }
+        let messages = messages(asks);
         Self {
             embedded,
             nodes,
@@ -152,12 +162,28 @@ impl Options {
                 ],
             ),
             drift_ppm: pick(rng, &[0, 100, 50_000]),
-            links: if embedded { INSIDE } else { links(rng) },
+            links: if embedded {
+                INSIDE
+            } else {
+                LinkOptions {
+                    messages,
+                    ..links(rng)
+                }
+            },
             link_timeout: Duration::from_millis(300),
             transfer_timeout: Duration::from_millis(30),
             serve_timeout: Duration::from_millis(60),
             deadline: lease_ttl.max(Duration::from_millis(500)) + Duration::from_millis(500),
             attempts: pick(rng, &[1, 3, 8]),
+            answer_timeout: if embedded {
+                Duration::MAX
+            } else {
+                pick(
+                    asks,
+                    &[Duration::from_millis(20), Duration::from_millis(100)],
+                )
+            },
+            cancels: pick(asks, &[0.0, 0.05, 0.2]),
             master,
             load,
             atlas,
@@ -175,6 +201,8 @@ impl Options {
         options.clients = options.clients.max(2);
         (options.log_bytes, options.log_file_bytes) = (CHURNED_BYTES, CHURNED_BYTES / 16);
         options.batch_delay = Duration::from_millis(1);
+        options.links.messages = MessageFaults::default();
+        options.cancels = 0.0;
         options.atlas = Atlas {
             crashes: rng.chance(0.5),
             relapses: true,
@@ -266,6 +294,11 @@ impl Options {
     /// broken connections, to read logs, to let pins and unfinished puts run out, and to try again.
     pub(crate) fn liveness_bound(&self) -> Duration {
         let unfinished = self.master.put.release_timeout;
+        let unfinished = if unfinished == NEVER {
+            Duration::ZERO
+        } else {
+            unfinished
+        };
         self.master.lease_ttl * 3
             + unfinished
             + self.link_timeout * 2
@@ -364,7 +397,7 @@ fn master(rng: &mut Rng, log: bool, tenancy: Tenancy) -> MasterConfig {
         limits: Limits {
             owed: 1 << 16,
             scan_step: pick(rng, &[8, 16_384]),
-            reply_window: pick(rng, &[0, 16]),
+            reply_window: pick(rng, &[16, 64]),
             ..Limits::default()
         },
         ..defaults
@@ -426,6 +459,19 @@ fn links(rng: &mut Rng) -> LinkOptions {
             &[Duration::from_millis(20), Duration::from_millis(1500)],
         ),
         bytes_per_second: pick(rng, &[20 << 20, 1 << 30]),
+        messages: MessageFaults::default(),
+    }
+}
+
+fn messages(rng: &mut Rng) -> MessageFaults {
+    if rng.chance(0.3) {
+        return MessageFaults::default();
+    }
+    MessageFaults {
+        loss: pick(rng, &[0.0, 0.02, 0.1]),
+        repeat: pick(rng, &[0.0, 0.1, 0.3]),
+        delay: pick(rng, &[0.0, 0.05, 0.3]),
+        delay_max: pick(rng, &[Duration::from_millis(30), MESSAGE_DELAY_MAX]),
     }
 }
 
@@ -442,7 +488,18 @@ const INSIDE: LinkOptions = LinkOptions {
     reorder: 0.0,
     reorder_max: Duration::ZERO,
     bytes_per_second: 1 << 33,
+    messages: MessageFaults {
+        loss: 0.0,
+        repeat: 0.0,
+        delay: 0.0,
+        delay_max: Duration::ZERO,
+    },
 };
+
+/// A request or an answer is held back no longer than this.
+pub(crate) const MESSAGE_DELAY_MAX: Duration = Duration::from_millis(1500);
+/// Longer than any run lasts.
+const NEVER: Duration = Duration::from_secs(1 << 20);
 
 /// The smallest log there is holds a few hundred values: reclaim has work.
 const LOG_BYTES: u64 = 4 << 20;

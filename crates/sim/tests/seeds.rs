@@ -154,10 +154,12 @@ fn the_seeds_meet_every_part_of_the_system() {
         offloaded,
         evicted,
         announced,
+        cancelled,
+        repeated,
     } = met;
     let all = [
         hits, disk_hits, misses, unknown, cut_off, restarts, torn, errors, promoted, offloaded,
-        evicted, announced,
+        evicted, announced, cancelled, repeated,
     ];
     assert!(
         all.iter().all(|count| *count > 20),
@@ -179,6 +181,8 @@ struct Met {
     offloaded: u64,
     evicted: u64,
     announced: u64,
+    cancelled: u64,
+    repeated: u64,
 }
 
 impl Met {
@@ -188,6 +192,7 @@ impl Met {
         self.misses += stats.tally.misses;
         self.unknown += stats.tally.unknown;
         self.cut_off += stats.tally.cut_off;
+        self.cancelled += stats.tally.cancelled;
         self.restarts += stats.master_lives + stats.node_lives;
         self.torn += stats.disk.torn;
         self.errors += stats.disk.errors;
@@ -196,6 +201,7 @@ impl Met {
             self.offloaded += master.offload.completed;
             self.evicted += master.evictions;
             self.announced += master.records_announced;
+            self.repeated += master.operations_repeated;
         }
     }
 }

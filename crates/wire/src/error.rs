@@ -142,6 +142,8 @@ codes! {
     -2002 DeadlinePassed Retry "DEADLINE_PASSED" "the call's deadline passed first";
     -2003 ShuttingDown Refused "SHUTTING_DOWN" "the store is closing";
     -2004 ValueTooLong Refused "VALUE_TOO_LONG" "the value is longer than the SSD takes";
+    -2005 Cancelled Refused "CANCELLED" "the caller gave the operation up";
+    -2006 OperationTooOld Gone "OPERATION_TOO_OLD" "the answer to the operation is no longer kept, so it is not executed";
 }
 
 impl ErrorCode {

@@ -94,6 +94,17 @@ pub enum Lookup {
     Failed(ErrorCode),
 }
 
+impl Lookup {
+    /// The guard that the answer grants.
+    #[must_use]
+    pub fn guard(&self) -> Option<GuardId> {
+        match self {
+            Self::Found(object) => object.guard,
+            Self::NotReady | Self::Missing | Self::Failed(_) => None,
+        }
+    }
+}
+
 /// What became of one entry of a put.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum PutStarted {

@@ -4,7 +4,8 @@ use serde::{Deserialize, Serialize};
 use slackwater_base::Checksum;
 
 use crate::{
-    GuardId, Incarnation, Key, NodeId, ReplicaAt, SegmentId, Tenant, Version, checksum_serde,
+    GuardId, Incarnation, Key, NodeId, OperationId, ReplicaAt, SegmentId, Tenant, Version,
+    checksum_serde,
 };
 
 /// What a client asks of the master.
@@ -26,6 +27,12 @@ pub enum Request {
         tenant: Tenant,
         /// Key and version of each, as granted.
         puts: Vec<(Key, Version)>,
+    },
+    /// The client has given this operation up, with or without its answer: take back what it was granted, and grant it
+    /// nothing when it arrives later.
+    Revoke {
+        /// The operation, of the same client.
+        operation: OperationId,
     },
     /// Remove these objects.
     Remove(Remove),

@@ -246,7 +246,7 @@ impl Master {
         for object in self.puts.of_client(client) {
             self.reclaim(now, object);
         }
-        self.stop_waiting(client);
+        self.stop_waiting(client, None);
     }
 
     pub(crate) fn put_expired(&mut self, now: Instant, object: ObjectId) {

@@ -1,9 +1,10 @@
 //! Puts: started with room for their bytes, or waiting for it, and ended by their writer or without it.
 
 use std::collections::BTreeSet;
+use std::ops::RangeInclusive;
 
 use slackwater_base::{Instant, Map};
-use slackwater_wire::{ClientId, Durability, Pin, Version};
+use slackwater_wire::{ClientId, Durability, OperationId, Pin, Version};
 
 use crate::catalog::{Catalog, ObjectId, ReplicaId, SegmentIndex};
 
@@ -17,7 +18,8 @@ pub(crate) use queue::Queue;
 #[derive(Default)]
 pub(crate) struct Puts {
     pub(crate) open: Map<ObjectId, OpenPut>,
-    of: Map<ClientId, BTreeSet<ObjectId>>,
+    /// The same by client and by the operation that was granted the room.
+    of: BTreeSet<(ClientId, OperationId, ObjectId)>,
 }
 
 /// A put whose room was given and whose bytes are under way. Readers do not see it.
@@ -25,6 +27,8 @@ pub(crate) struct Puts {
 pub(crate) struct OpenPut {
     pub(crate) version: Version,
     pub(crate) client: ClientId,
+    /// The operation that was granted the room.
+    pub(crate) operation: OperationId,
     pub(crate) bytes: u64,
     pub(crate) replicas: Vec<ReplicaId>,
     pub(crate) started: Instant,
@@ -45,7 +49,7 @@ pub(crate) struct ChainPosition {
 
 impl Puts {
     pub(crate) fn add(&mut self, object: ObjectId, put: OpenPut) {
-        self.of.entry(put.client).or_default().insert(object);
+        self.of.insert((put.client, put.operation, object));
         assert!(
             self.open.insert(object, put).is_none(),
             "an object has one put in flight"
@@ -63,22 +67,29 @@ impl Puts {
             .open
             .remove(&object)
             .expect("the object's mark says that a put is open");
-        let all = self
-            .of
-            .get_mut(&put.client)
-            .expect("clients with puts are listed");
-        all.remove(&object);
-        if all.is_empty() {
-            self.of.remove(&put.client);
-        }
+        self.of.remove(&(put.client, put.operation, object));
         put
     }
 
     /// The objects of which a client has a put in flight.
     pub(crate) fn of_client(&self, client: ClientId) -> Vec<ObjectId> {
-        self.of
-            .get(&client)
-            .map_or_else(Vec::new, |objects| objects.iter().copied().collect())
+        self.of_operations(client, OperationId(0)..=OperationId(u64::MAX))
+    }
+
+    /// The objects of which a put is in flight that one operation of a client was granted.
+    pub(crate) fn of_operation(&self, client: ClientId, operation: OperationId) -> Vec<ObjectId> {
+        self.of_operations(client, operation..=operation)
+    }
+
+    fn of_operations(
+        &self,
+        client: ClientId,
+        operations: RangeInclusive<OperationId>,
+    ) -> Vec<ObjectId> {
+        let first = (client, *operations.start(), ObjectId(0));
+        let last = (client, *operations.end(), ObjectId(u32::MAX));
+        let range = self.of.range(first..=last);
+        range.map(|(.., object)| *object).collect()
     }
 
     /// The objects that are being put to this segment, in the order of their numbers.

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use slackwater_base::Instant;
-use slackwater_wire::{ClientId, ErrorCode, PutStarted};
+use slackwater_wire::{ClientId, ErrorCode, OperationId, PutStarted};
 
 use super::start::{PutCall, Shortage};
 use crate::catalog::TenantIndex;
@@ -324,14 +324,17 @@ impl Master {
         self.queue.dequeue(number)
     }
 
-    /// The client is gone and waits no longer.
-    pub(crate) fn stop_waiting(&mut self, client: ClientId) {
-        let calls = self
-            .queue
-            .waiting
-            .iter()
-            .filter(|(_, waiting)| waiting.call.caller.client == client);
-        for number in calls.map(|(number, _)| *number).collect::<Vec<_>>() {
+    /// The client waits no longer: for nothing at all, or not for this operation.
+    pub(crate) fn stop_waiting(&mut self, client: ClientId, operation: Option<OperationId>) {
+        let stops = |caller: &Caller| {
+            caller.client == client && operation.is_none_or(|it| caller.operation == it)
+        };
+        let waiting = self.queue.waiting.iter();
+        let numbers: Vec<u64> = waiting
+            .filter(|(_, waiting)| stops(&waiting.call.caller))
+            .map(|(number, _)| *number)
+            .collect();
+        for number in numbers {
             self.stop_wait(number);
         }
     }

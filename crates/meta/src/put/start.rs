@@ -343,6 +343,7 @@ impl Master {
         let put = OpenPut {
             version,
             client: call.caller.client,
+            operation: call.caller.operation,
             bytes: wanted.bytes,
             replicas,
             started: now,

@@ -1,7 +1,7 @@
 use std::time::Duration;
 
 use slackwater_base::Checksum;
-use slackwater_meta::{Input, Limits, MasterConfig, Placement, PutPolicy};
+use slackwater_meta::{Input, MasterConfig, Placement, PutPolicy};
 use slackwater_wire::*;
 
 use crate::world::*;
@@ -669,42 +669,6 @@ fn mounts_are_checked() {
         }),
         Reply::Done
     );
-}
-
-#[test]
-fn a_retried_call_is_answered_again_and_not_done_again() {
-    let limits = Limits {
-        reply_window: 2,
-        ..Limits::default()
-    };
-    let mut world = World::memory(MasterConfig { limits, ..plain() }, 16 * BLOCK);
-    let again = |world: &mut World, call: u64, request: &Request| {
-        let request = request.clone();
-        let mut out = Vec::new();
-        world.master.handle(
-            world.now,
-            Input::Request {
-                client: ME,
-                host: None,
-                operation: OperationId(call),
-                request,
-            },
-            &mut out,
-        );
-        out
-    };
-    let put = start("a", 1, PutConfig::default());
-    let first = again(&mut world, 500, &put);
-    assert_eq!(
-        again(&mut world, 500, &put),
-        first,
-        "the same extent under the same version"
-    );
-    assert_eq!(world.master.metrics().calls_replayed, 1);
-    for call in 501..=502 {
-        again(&mut world, call, &remove("x", false));
-    }
-    assert_ne!(again(&mut world, 500, &put), first, "the window is bounded");
 }
 
 #[test]

@@ -140,6 +140,23 @@ impl World {
         operation
     }
 
+    /// Sends a request under a number of the caller's choice; gives the answer if it comes at once.
+    pub(crate) fn repeat(
+        &mut self,
+        client: ClientId,
+        operation: OperationId,
+        request: &Request,
+    ) -> Option<Reply> {
+        let request = request.clone();
+        self.input(Input::Request {
+            client,
+            host: None,
+            operation,
+            request,
+        });
+        self.reply(operation)
+    }
+
     pub(crate) fn reply(&mut self, operation: OperationId) -> Option<Reply> {
         let at = self
             .replies

@@ -74,7 +74,8 @@ impl Core {
         }
     }
 
-    /// Makes a request of the master and does whatever follows from it.
+    /// Makes a request of the master and does whatever follows from it. Nothing between the two can lose or repeat the
+    /// request, so the master keeps no answer for it.
     pub(super) fn ask(&mut self, now: Instant, request: Request) -> Asked {
         let operation = OperationId::unrepeated(self.next_operation);
         self.next_operation += 1;

@@ -207,11 +207,13 @@ impl<'s, 'b> Reader<'s, 'b> {
         while !self.actions.is_empty() {
             for action in std::mem::take(&mut self.actions) {
                 match action {
-                    Action::Ask(request) => match core.ask(now, request) {
-                        Asked::Now(reply) => flow.on_reply(now, reply, &mut self.actions),
+                    Action::Ask { operation, request } => match core.ask(now, request) {
+                        Asked::Now(reply) => {
+                            flow.on_reply(now, operation, reply, &mut self.actions)
+                        }
                         Asked::Later(_) => flow.on_link_lost(now, &mut self.actions),
                     },
-                    Action::Tell(request) => _ = core.ask(now, request),
+                    Action::Tell { request, .. } => _ = core.ask(now, request),
                     Action::Read {
                         index,
                         key,
@@ -240,10 +242,27 @@ impl<'s, 'b> Reader<'s, 'b> {
                             }
                         }
                     }
+                    Action::Cancel { index } => self.cancel(core, now, index, flow),
                     Action::Write { .. } => unreachable!("a flow that reads does not write"),
                 }
             }
         }
+    }
+
+    /// Ends a read whose bytes are not moving: under the lock none are, as they move between two holds of it.
+    fn cancel(&mut self, core: &mut Core, now: Instant, index: usize, flow: &mut GetFlow) {
+        let same = |reading: &Reading| reading.index == index;
+        if let Some(at) = self.readings.iter().position(same) {
+            match self.readings.remove(at).source {
+                Source::Memory { grant, access } => {
+                    drop(grant);
+                    core.end_access(now, access);
+                }
+                Source::Disk(record) => core.end_read(now, record, ReadEnd::Failed(UNREAD)),
+            }
+        }
+        let cancelled = Err(ReadFailure::Cancelled);
+        flow.on_read(now, index, cancelled, &mut self.actions);
     }
 
     fn open(
@@ -400,6 +419,10 @@ impl<'s, 'b> Reader<'s, 'b> {
                 tracing::warn!(key = %self.keys[index], ?tier, "wrong bytes: the replica is dropped");
             }
             flow.on_read(now, index, result, &mut self.actions);
+        }
+        if flow.next_deadline().is_some_and(|deadline| deadline <= now) {
+            // Other replicas would be read after the call's time.
+            flow.on_deadline(now, &mut self.actions);
         }
         self.act(core, now, flow);
         // A replica that is tried instead of another joins behind those before it.

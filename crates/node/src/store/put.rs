@@ -4,7 +4,8 @@ use slackwater_base::{Checksum, Instant};
 use slackwater_client::{Action, FlowOptions, PutFlow, PutOutcome, WriteFailure};
 use slackwater_tier::arena::{Access as ArenaAccess, AccessId};
 use slackwater_wire::{
-    Chain, Durability, ErrorCode, ExtentRef, Key, PutConfig, PutEntry, PutStart, Reply, limits,
+    Chain, Durability, ErrorCode, ExtentRef, Key, OperationId, PutConfig, PutEntry, PutStart,
+    Reply, limits,
 };
 
 use super::copier::PUT_BYTES_MIN;
@@ -36,7 +37,7 @@ struct Writer<'s, 'v> {
     /// Room that was granted and is to be filled.
     writings: Vec<Writing>,
     /// An answer that comes later.
-    awaited: Option<Later<Reply>>,
+    awaited: Option<(OperationId, Later<Reply>)>,
 }
 
 /// An entry that is being copied to its replicas.
@@ -145,16 +146,17 @@ impl<'s, 'v> Writer<'s, 'v> {
         let begun = shared.clock.now();
         let deadline = begun + shared.config.deadline;
         let mut flow = PutFlow::start(
+            begun,
             self.put_start(chain),
             FlowOptions::once(deadline),
             &mut self.actions,
         );
         shared.with(|core, now| self.act(core, now, &mut flow))?;
-        if let Some(room) = self.awaited.take() {
+        if let Some((operation, room)) = self.awaited.take() {
             // The master ends a put that waits for space by itself, at the time it was told.
             let reply = room.wait(&shared.waits.at(&shared.waits.space))?;
             shared.with(|core, now| {
-                flow.on_reply(now, reply, &mut self.actions);
+                flow.on_reply(now, operation, reply, &mut self.actions);
                 self.act(core, now, &mut flow);
             })?;
         }
@@ -163,12 +165,12 @@ impl<'s, 'v> Writer<'s, 'v> {
             self.copy();
             shared.with(|core, now| self.conclude(core, now, &mut flow))?;
         }
-        if let Some(published) = self.awaited.take() {
+        if let Some((operation, published)) = self.awaited.take() {
             let waiting = shared.waits.at(&shared.waits.durable);
             let reply = published.wait_until(shared.clock.wait_until(deadline), waiting);
             shared.with(|core, now| {
                 match reply {
-                    Some(Ok(reply)) => flow.on_reply(now, reply, &mut self.actions),
+                    Some(Ok(reply)) => flow.on_reply(now, operation, reply, &mut self.actions),
                     Some(Err(_)) | None => flow.on_deadline(deadline, &mut self.actions),
                 }
                 self.act(core, now, &mut flow);
@@ -215,14 +217,17 @@ impl<'s, 'v> Writer<'s, 'v> {
         while !self.actions.is_empty() {
             for action in std::mem::take(&mut self.actions) {
                 match action {
-                    Action::Ask(request) => match core.ask(now, request) {
-                        Asked::Now(reply) => flow.on_reply(now, reply, &mut self.actions),
-                        Asked::Later(later) => self.awaited = Some(later),
+                    Action::Ask { operation, request } => match core.ask(now, request) {
+                        Asked::Now(reply) => {
+                            flow.on_reply(now, operation, reply, &mut self.actions)
+                        }
+                        Asked::Later(later) => self.awaited = Some((operation, later)),
                     },
-                    Action::Tell(request) => _ = core.ask(now, request),
+                    Action::Tell { request, .. } => _ = core.ask(now, request),
                     Action::Write { index, extents } => {
                         self.open(core, now, (index, extents), flow)
                     }
+                    Action::Cancel { index } => self.cancel(core, now, index, flow),
                     Action::Read { .. } => unreachable!("a flow that puts does not read"),
                 }
             }
@@ -253,7 +258,20 @@ impl<'s, 'v> Writer<'s, 'v> {
             drop(grant);
             core.end_access(now, access);
         }
-        flow.on_written(index, Err(WriteFailure::Stale), &mut self.actions);
+        flow.on_written(now, index, Err(WriteFailure::Stale), &mut self.actions);
+    }
+
+    /// Ends a write whose bytes are not moving: under the lock none are, as they move between two holds of it.
+    fn cancel(&mut self, core: &mut Core, now: Instant, index: usize, flow: &mut PutFlow) {
+        let same = |writing: &Writing| writing.index == index;
+        if let Some(at) = self.writings.iter().position(same) {
+            for (grant, access) in self.writings.remove(at).extents {
+                drop(grant);
+                core.end_access(now, access);
+            }
+        }
+        let cancelled = Err(WriteFailure::Cancelled);
+        flow.on_written(now, index, cancelled, &mut self.actions);
     }
 
     fn begin(
@@ -333,7 +351,7 @@ impl<'s, 'v> Writer<'s, 'v> {
             } else {
                 Err(WriteFailure::Stale)
             };
-            flow.on_written(index, result, &mut self.actions);
+            flow.on_written(now, index, result, &mut self.actions);
         }
         self.act(core, now, flow);
     }

@@ -4,11 +4,13 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Duration;
 
-use slackwater_base::{Instant, Rng};
-use slackwater_client::{Action, CallFlow, FlowOptions, GetFlow, LocalFirst, PutFlow};
+use slackwater_base::{Backoff, Instant, Rng};
+use slackwater_client::{
+    Action, CallFlow, FlowOptions, GetFlow, LocalFirst, Operations, PutFlow, Tells,
+};
 use slackwater_wire::{
-    Exists, Get, GetEnd, GuardId, List, Lookup, OperationId, PutEntry, PutStart, Remove, RemoveAll,
-    RemoveMatching, Reply, Request,
+    Exists, Get, List, OperationId, PutEntry, PutStart, Remove, RemoveAll, RemoveMatching, Reply,
+    Request,
 };
 
 use crate::check::Checked;
@@ -22,6 +24,7 @@ use crate::value::{self, PutId};
 
 use super::event::{Control, Event, SessionId, TransferId};
 use super::judge::Asked;
+use super::session::client_name;
 use super::transfer::{Arrived, Transfer, Writing};
 use super::{Timer, World};
 
@@ -40,7 +43,12 @@ pub(crate) struct Client {
     pub(crate) alive: bool,
     timer: Timer,
     pub(super) rng: Rng,
-    next_operation: u64,
+    /// The numbers of this life's operations.
+    operations: Operations,
+    /// What the master has not answered yet although its flow does not wait.
+    pub(crate) tells: Tells,
+    /// Operations of the script and probes begun so far, over all lives.
+    begun: u64,
     seed: Seed,
     index: u32,
     drift_ppm: u64,
@@ -65,6 +73,8 @@ pub struct Tally {
     pub unknown: u64,
     /// Operations cut off by the end of the process.
     pub cut_off: u64,
+    /// Operations that their caller cancelled.
+    pub cancelled: u64,
 }
 
 /// One operation under way.
@@ -78,13 +88,14 @@ pub(crate) struct Running {
     pub(super) names: Vec<Name>,
     pub(super) values: Vec<Rc<[u8]>>,
     pub(super) puts: Vec<PutId>,
-    /// The operation whose answer the flow waits for.
-    pub(super) ask: Option<OperationId>,
+    /// The operation that the flow asked last, and when it did so for the first time.
+    pub(super) asked: Option<OperationId>,
     pub(super) asked_at: Instant,
     pub(super) reads: BTreeMap<usize, Arrived>,
     pub(super) writes: BTreeMap<usize, Writing>,
     pub(super) transfers: BTreeMap<TransferId, Transfer>,
-    pub(super) tells: Vec<OperationId>,
+    /// Its number among all that its client has begun.
+    pub(super) number: u64,
 }
 
 /// What drives it.
@@ -116,6 +127,7 @@ impl Tally {
         self.failed += other.failed;
         self.unknown += other.unknown;
         self.cut_off += other.cut_off;
+        self.cancelled += other.cancelled;
     }
 }
 
@@ -137,7 +149,9 @@ impl Client {
             alive: false,
             timer: Timer::default(),
             rng: seed.stream("client", u64::from(index)),
-            next_operation: 0,
+            operations: Operations::remote(),
+            tells: tells(seed, index, 0),
+            begun: 0,
             seed,
             index,
             drift_ppm: options.drift_ppm,
@@ -147,6 +161,11 @@ impl Client {
     /// Whether it has nothing left to do.
     pub(crate) fn idle(&self) -> bool {
         self.script.is_empty() && self.running.is_none()
+    }
+
+    /// Whether the master has answered all that it was asked and told.
+    pub(crate) fn at_rest(&self) -> bool {
+        self.idle() && self.tells.is_empty()
     }
 }
 
@@ -162,6 +181,12 @@ impl World {
         client.clock = Clock::new(&mut rng, client.drift_ppm);
         client.timer = Timer::default();
         client.session = None;
+        client.operations = if self.options.embedded {
+            Operations::in_process()
+        } else {
+            Operations::remote()
+        };
+        client.tells = tells(client.seed, index, client.life);
         if self.healed {
             self.schedule_probe(index);
         } else {
@@ -174,6 +199,7 @@ impl World {
         let client = &mut self.clients[index as usize];
         client.up = false;
         client.session = None;
+        client.tells = tells(client.seed, index, client.life);
         if let Some(running) = client.running.take() {
             client.tally.cut_off += 1;
             if running.probe == Some(Probe::Put) {
@@ -234,10 +260,14 @@ impl World {
         self.trace.note(now, format_args!("{line}"));
         let options = self.flow_options(index, local);
         let deadline = options.deadline;
+        let client = &mut self.clients[index as usize];
+        client.begun += 1;
+        let number = client.begun;
         let mut running = Running {
             flow: Flow::Call(CallFlow::start(
+                local,
                 Request::Quotas,
-                options.clone(),
+                FlowOptions::once(local),
                 &mut Vec::new(),
             )),
             probe,
@@ -246,18 +276,58 @@ impl World {
             names: Vec::new(),
             values: Vec::new(),
             puts: Vec::new(),
-            ask: None,
+            asked: None,
             asked_at: now,
             reads: BTreeMap::new(),
             writes: BTreeMap::new(),
             transfers: BTreeMap::new(),
-            tells: Vec::new(),
+            number,
         };
         let mut actions = Vec::new();
         running.flow = self.open_flow(&mut running, operation, (local, options), &mut actions);
         let client = &mut self.clients[index as usize];
         client.tally.begun += 1;
         client.running = Some(running);
+        if probe.is_none() {
+            self.schedule_cancel(index, number);
+        }
+        self.act(index, actions)
+    }
+
+    /// The callers of some operations will not wait for their end.
+    fn schedule_cancel(&mut self, index: u32, number: u64) {
+        let client = &self.clients[index as usize];
+        let rng = &mut client
+            .seed
+            .stream("cancel", u64::from(index) << 32 | number);
+        if !rng.chance(self.options.cancels) {
+            return;
+        }
+        let patience = Duration::from_nanos(rng.below(PATIENCE_NANOS));
+        let event = Event::CallerCancels {
+            client: index,
+            life: client.life,
+            begun: number,
+        };
+        self.engine.push(self.engine.now() + patience, event);
+    }
+
+    pub(super) fn on_caller_cancels(&mut self, index: u32, life: u64, begun: u64) -> Checked {
+        if !self.lives(Process::Client(index), life) {
+            return Ok(());
+        }
+        let client = &mut self.clients[index as usize];
+        let running = client.running.as_mut();
+        let Some(running) = running.filter(|running| running.number == begun) else {
+            return Ok(());
+        };
+        client.tally.cancelled += 1;
+        let mut actions = Vec::new();
+        match &mut running.flow {
+            Flow::Get(flow) => flow.cancel(&mut actions),
+            Flow::Put(flow) => flow.cancel(&mut actions),
+            Flow::Call(flow) => flow.cancel(),
+        }
         self.act(index, actions)
     }
 
@@ -267,6 +337,8 @@ impl World {
         FlowOptions {
             deadline,
             attempts: self.options.attempts,
+            answer_timeout: self.options.answer_timeout,
+            operations: client.operations.clone(),
             backoff: FlowOptions::BACKOFF,
             jitter: client.rng.split(),
         }
@@ -280,7 +352,7 @@ impl World {
         out: &mut Vec<Action>,
     ) -> Flow {
         let call = |request: Request, out: &mut Vec<Action>| {
-            Flow::Call(CallFlow::start(request, options.clone(), out))
+            Flow::Call(CallFlow::start(local, request, options.clone(), out))
         };
         match operation {
             Operation::Put {
@@ -307,6 +379,7 @@ impl World {
                     })
                     .collect();
                 Flow::Put(PutFlow::start(
+                    local,
                     PutStart {
                         tenant,
                         entries,
@@ -394,20 +467,23 @@ impl World {
     pub(super) fn act(&mut self, index: u32, actions: Vec<Action>) -> Checked {
         for action in actions {
             match action {
-                Action::Ask(request) => {
-                    let operation = self.ask(index, request);
+                Action::Ask { operation, request } => {
                     let now = self.engine.now();
-                    if let Some(running) = &mut self.clients[index as usize].running {
-                        running.ask = Some(operation);
-                        running.asked_at = now;
+                    if let Some(running) = &mut self.clients[index as usize].running
+                        && running.asked != Some(operation)
+                    {
+                        // The answer to a repetition may be that to the first request.
+                        (running.asked, running.asked_at) = (Some(operation), now);
                     }
+                    self.ask(index, operation, request)?;
                 }
-                Action::Tell(request) => {
-                    let operation = self.ask(index, request);
-                    if let Some(running) = &mut self.clients[index as usize].running {
-                        running.tells.push(operation);
-                    }
+                Action::Tell { operation, request } => {
+                    let local = self.local(Process::Client(index));
+                    let client = &mut self.clients[index as usize];
+                    client.tells.tell(local, operation, request.clone());
+                    self.ask(index, operation, request)?;
                 }
+                Action::Cancel { index: item } => self.cancel_transfers(index, item),
                 Action::Read {
                     index: item,
                     key,
@@ -433,7 +509,7 @@ impl World {
         Ok(())
     }
 
-    fn ask(&mut self, index: u32, request: Request) -> OperationId {
+    fn ask(&mut self, index: u32, operation: OperationId, request: Request) -> Checked {
         let process = Process::Client(index);
         let session = match self.clients[index as usize].session {
             Some(session) => session,
@@ -441,8 +517,6 @@ impl World {
         };
         let client = &mut self.clients[index as usize];
         client.session = Some(session);
-        client.next_operation += 1;
-        let operation = OperationId(client.next_operation);
         if let Some(running) = &client.running {
             let puts = running
                 .names
@@ -450,18 +524,18 @@ impl World {
                 .cloned()
                 .zip(running.puts.iter().copied())
                 .collect();
-            self.asked.insert(
-                (super::session::client_id(session), operation),
-                Asked {
-                    began: running.began,
-                    request: request.clone(),
-                    puts,
-                    answered: false,
-                },
-            );
+            let asked = Asked {
+                began: running.began,
+                request: request.clone(),
+                puts,
+                answer: None,
+            };
+            let name = client_name(index, client.life);
+            self.note_request(name, operation, asked)?;
         }
-        self.say(session, process, Control::Request { operation, request });
-        operation
+        let body = Control::Request { operation, request };
+        self.say(session, process, body);
+        Ok(())
     }
 
     pub(super) fn client_answered(
@@ -471,38 +545,18 @@ impl World {
         reply: Reply,
     ) -> Checked {
         let local = self.local(Process::Client(index));
-        let waiting = self.clients[index as usize]
-            .running
-            .as_mut()
-            .filter(|running| running.ask == Some(operation));
-        let Some(running) = waiting else {
-            self.give_back(index, &reply);
-            return Ok(());
-        };
-        running.ask = None;
+        let client = &mut self.clients[index as usize];
         let mut actions = Vec::new();
-        match &mut running.flow {
-            Flow::Get(flow) => flow.on_reply(local, reply, &mut actions),
-            Flow::Put(flow) => flow.on_reply(local, reply, &mut actions),
-            Flow::Call(flow) => flow.on_reply(local, reply),
+        if !client.tells.on_reply(operation, &reply)
+            && let Some(running) = &mut client.running
+        {
+            match &mut running.flow {
+                Flow::Get(flow) => flow.on_reply(local, operation, reply, &mut actions),
+                Flow::Put(flow) => flow.on_reply(local, operation, reply, &mut actions),
+                Flow::Call(flow) => flow.on_reply(local, operation, reply),
+            }
         }
         self.act(index, actions)
-    }
-
-    /// An answer that came after its operation had ended: nobody will read under its guards.
-    fn give_back(&mut self, index: u32, reply: &Reply) {
-        let Reply::Get(lookups) = reply else { return };
-        let guard = |lookup: &Lookup| {
-            if let Lookup::Found(object) = lookup {
-                object.guard
-            } else {
-                None
-            }
-        };
-        let guards: Vec<GuardId> = lookups.iter().filter_map(guard).collect();
-        if !guards.is_empty() {
-            self.ask(index, Request::GetEnd(GetEnd { guards }));
-        }
     }
 
     pub(super) fn client_lost_master(&mut self, index: u32, session: SessionId) -> Checked {
@@ -515,13 +569,10 @@ impl World {
         let Some(running) = &mut client.running else {
             return Ok(());
         };
-        if running.ask.take().is_none() {
-            return Ok(());
-        }
         let mut actions = Vec::new();
         match &mut running.flow {
             Flow::Get(flow) => flow.on_link_lost(local, &mut actions),
-            Flow::Put(flow) => flow.on_link_lost(local),
+            Flow::Put(flow) => flow.on_link_lost(local, &mut actions),
             Flow::Call(flow) => flow.on_link_lost(local),
         }
         self.act(index, actions)
@@ -534,7 +585,8 @@ impl World {
         let local = self.local(Process::Client(index));
         let client = &mut self.clients[index as usize];
         client.timer.rang();
-        let mut actions = Vec::new();
+        let (mut actions, mut again) = (Vec::new(), Vec::new());
+        client.tells.on_deadline(local, &mut again);
         if let Some(running) = &mut client.running
             && running.flow.next_deadline().is_some_and(|at| at <= local)
         {
@@ -543,6 +595,9 @@ impl World {
                 Flow::Put(flow) => flow.on_deadline(local, &mut actions),
                 Flow::Call(flow) => flow.on_deadline(local, &mut actions),
             }
+        }
+        for (operation, request) in again {
+            self.ask(index, operation, request)?;
         }
         self.act(index, actions)
     }
@@ -554,6 +609,10 @@ impl World {
             .running
             .as_ref()
             .and_then(|running| running.flow.next_deadline());
+        let deadline = deadline
+            .into_iter()
+            .chain(client.tells.next_deadline())
+            .min();
         let world = deadline.map(|at| client.clock.world(at));
         if let Some(at) = client.timer.arm(now, world) {
             let life = client.life;
@@ -578,5 +637,15 @@ impl Flow {
     }
 }
 
+fn tells(seed: Seed, index: u32, life: u64) -> Tells {
+    let jitter = seed.stream("tells", u64::from(index) << 32 | life);
+    let pauses = Backoff::doubling(Duration::from_millis(30), Duration::from_millis(500));
+    Tells::new(TELLS_MAX, pauses, jitter)
+}
+
+/// More unanswered requests of one client than any run makes.
+const TELLS_MAX: usize = 1 << 16;
+/// A caller that cancels does so within this time.
+const PATIENCE_NANOS: u64 = 60_000_000;
 /// How long a client waits between two signs of life.
 const PROBE_PAUSE: Duration = Duration::from_millis(5);

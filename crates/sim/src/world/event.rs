@@ -76,6 +76,14 @@ pub(crate) enum Event {
         life: u64,
         transfer: TransferId,
     },
+    /// No I/O of a cancelled transfer can touch the client's buffer any more.
+    Cancelled {
+        client: u32,
+        life: u64,
+        transfer: TransferId,
+    },
+    /// The caller of an operation wants no more of it, if it is still under way.
+    CallerCancels { client: u32, life: u64, begun: u64 },
     /// A client goes on with its script.
     Next { client: u32, life: u64 },
     /// A planned fault happens.
@@ -101,9 +109,10 @@ impl Event {
             | Self::ReaderDisk { node, .. }
             | Self::Copy { node, .. }
             | Self::Idle { node, .. } => Some(Process::Node(*node)),
-            Self::Resend { client, .. } | Self::Next { client, .. } => {
-                Some(Process::Client(*client))
-            }
+            Self::Resend { client, .. }
+            | Self::Cancelled { client, .. }
+            | Self::CallerCancels { client, .. }
+            | Self::Next { client, .. } => Some(Process::Client(*client)),
             Self::Device { .. }
             | Self::Fault(_)
             | Self::DiskCalm { .. }

@@ -2,8 +2,8 @@
 
 use slackwater_meta::Output;
 use slackwater_wire::{
-    ClientId, ErrorCode, ExtentRef, Lookup, OperationId, Order, PutStarted, ReplicaState, Reply,
-    Request, Version,
+    ClientId, ErrorCode, ExtentRef, Hold, Lookup, OperationId, Order, PutStarted, ReplicaState,
+    Reply, Request, Version,
 };
 
 use crate::check::{Checked, Invariant, Violation};
@@ -19,9 +19,10 @@ pub(crate) struct Asked {
     /// When the operation that it is part of began.
     pub(crate) began: Instant,
     pub(crate) request: Request,
-    /// Which put each key of the operation stands for.
+    /// The put that each key of the operation stands for.
     pub(crate) puts: Vec<(Name, PutId)>,
-    pub(crate) answered: bool,
+    /// The first answer, as long as no other may be given.
+    pub(crate) answer: Option<Reply>,
 }
 
 impl World {
@@ -41,14 +42,53 @@ impl World {
         }
     }
 
+    /// A client asks for something, for the first time or again.
+    pub(crate) fn note_request(
+        &mut self,
+        client: ClientId,
+        operation: OperationId,
+        asked: Asked,
+    ) -> Checked {
+        let first = self
+            .asked
+            .entry((client, operation))
+            .or_insert_with(|| asked.clone());
+        if first.request == asked.request {
+            return Ok(());
+        }
+        let what = format!(
+            "operation {operation} of client {client} was {:?} and is now {:?}",
+            first.request, asked.request
+        );
+        Err(Violation::new(Invariant::Contract, what))
+    }
+
+    /// The master has forgotten these answers: a repeated operation may be answered otherwise.
+    pub(crate) fn void_answers(&mut self, forgotten: impl Fn(ClientId, &Request) -> bool) {
+        for ((client, _), asked) in &mut self.asked {
+            if forgotten(*client, &asked.request) {
+                asked.answer = None;
+            }
+        }
+    }
+
     fn judge_reply(&mut self, client: ClientId, id: OperationId, reply: &Reply) -> Checked {
         let Some(operation) = self.asked.get_mut(&(client, id)) else {
             return Ok(());
         };
-        if std::mem::replace(&mut operation.answered, true) {
-            let what =
-                format!("operation {id} of client {client} is answered twice, now with {reply:?}");
+        if let Some(first) = &operation.answer {
+            let refused = Reply::Failed(ErrorCode::Cancelled);
+            let too_old = Reply::Failed(ErrorCode::OperationTooOld);
+            if id.may_repeat() && [first, &refused, &too_old].contains(&reply) {
+                return Ok(());
+            }
+            let what = format!(
+                "operation {id} of client {client} was answered {first:?} and now {reply:?}"
+            );
             return Err(Violation::new(Invariant::Contract, what));
+        }
+        if !id.may_repeat() || has_one_answer(&operation.request) {
+            operation.answer = Some(reply.clone());
         }
         let operation = operation.clone();
         match (&operation.request, reply) {
@@ -168,6 +208,19 @@ impl World {
     fn grant(&mut self, extent: ExtentRef) -> Checked {
         let owner = self.options.owner(extent.segment);
         self.nodes[owner as usize].memory.grant(extent)
+    }
+}
+
+/// Whether the master gives a repetition of this operation the first answer.
+fn has_one_answer(request: &Request) -> bool {
+    match request {
+        Request::PutStart(_)
+        | Request::PutEnd(_)
+        | Request::Remove(_)
+        | Request::RemoveMatching(_)
+        | Request::RemoveAll(_) => true,
+        Request::Get(get) => get.hold == Hold::Guard,
+        _ => false,
     }
 }
 

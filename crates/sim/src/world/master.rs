@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use slackwater_base::Instant;
 use slackwater_meta::{Input, Master, Output};
-use slackwater_wire::{ClientId, NodeId, OperationId, Report, Version};
+use slackwater_wire::{ClientId, NodeId, OperationId, Report, Request, Version};
 
 use crate::check::Checked;
 use crate::clock::Clock;
@@ -14,7 +14,6 @@ use crate::net::Process;
 use crate::options::Options;
 
 use super::event::{Control, Event, SessionId};
-use super::session::client_id;
 use super::{Timer, World};
 
 /// The master's process.
@@ -25,6 +24,8 @@ pub(crate) struct MasterHost {
     timer: Timer,
     /// Connections of the nodes that have said who they are.
     nodes: BTreeMap<NodeId, SessionId>,
+    /// The newest connection of each client: answers go there.
+    clients: BTreeMap<ClientId, SessionId>,
     /// Since when some node has been away, so that removals are owed to it that only this life of the master knows.
     owing_since: Option<Instant>,
     present: BTreeSet<NodeId>,
@@ -49,6 +50,7 @@ impl MasterHost {
             ),
             timer: Timer::default(),
             nodes: BTreeMap::new(),
+            clients: BTreeMap::new(),
             announced: false,
             owing_since: None,
             present: BTreeSet::new(),
@@ -78,6 +80,7 @@ impl World {
         );
         host.timer = Timer::default();
         host.nodes.clear();
+        host.clients.clear();
         host.announced = false;
         host.present.clear();
         host.began = now;
@@ -90,6 +93,7 @@ impl World {
             core.start_above(Version(host.life << 40));
         }
         host.core = Some(core);
+        self.void_answers(|_, _| true);
         for request in self.options.quotas() {
             self.master_step(Input::Request {
                 client: ClientId(0),
@@ -123,7 +127,9 @@ impl World {
                 Ok(())
             }
             Control::Request { operation, request } => {
-                let client = client_id(session);
+                let client = self.client_id(session);
+                let newest = self.master.clients.entry(client).or_insert(session);
+                *newest = session.max(*newest);
                 let peer = self.session_peer(session);
                 if let Some(Process::Node(node)) = peer
                     && self.master.nodes.get(&NodeId(node)) != Some(&session)
@@ -156,7 +162,14 @@ impl World {
 
     /// The master learned that a connection is broken.
     pub(super) fn master_lost(&mut self, session: SessionId) -> Checked {
-        self.master_step(Input::ClientLost(client_id(session)))?;
+        let client = self.client_id(session);
+        if !self.has_another_session(session) {
+            self.master.clients.remove(&client);
+            self.void_answers(|of, request| {
+                of == client && matches!(request, Request::PutStart(_) | Request::Get(_))
+            });
+            self.master_step(Input::ClientLost(client))?;
+        }
         let node = self
             .master
             .nodes
@@ -242,11 +255,10 @@ impl World {
                     operation,
                     reply,
                 } => {
-                    self.say(
-                        SessionId(client.0),
-                        Process::Master,
-                        Control::Reply { operation, reply },
-                    );
+                    if let Some(session) = self.master.clients.get(&client).copied() {
+                        let body = Control::Reply { operation, reply };
+                        self.say(session, Process::Master, body);
+                    }
                 }
                 Output::Order { node, order } => {
                     if let Some(session) = self.master.nodes.get(&node).copied() {

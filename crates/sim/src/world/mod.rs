@@ -199,6 +199,16 @@ impl World {
                 life,
                 transfer,
             } => self.on_resend(client, life, transfer),
+            Event::Cancelled {
+                client,
+                life,
+                transfer,
+            } => self.on_cancelled(client, life, transfer),
+            Event::CallerCancels {
+                client,
+                life,
+                begun,
+            } => self.on_caller_cancels(client, life, begun),
             Event::Next { client, life } => self.on_next(client, life),
             Event::Fault(index) => self.on_fault(index),
             Event::DiskCalm { node, window } => self.on_disk_calm(node, window),

@@ -32,6 +32,13 @@ impl World {
         };
         let success = checked?;
         self.check_deadline(index, &running)?;
+        if !running.transfers.is_empty() {
+            let what = format!(
+                "an operation of client{index} ended while {:?} move bytes of its caller's buffers",
+                running.transfers.keys()
+            );
+            return Err(Violation::new(Invariant::Contract, what));
+        }
         if let Some(probe) = running.probe {
             return self.go_on_probing(index, probe, success);
         }

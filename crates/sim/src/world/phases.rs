@@ -16,6 +16,7 @@ use crate::history::Name;
 use crate::ledger::Promise;
 use crate::load::Operation;
 use crate::net::Process;
+use crate::options::MESSAGE_DELAY_MAX;
 use crate::value::HEADER_BYTES;
 
 use super::World;
@@ -181,7 +182,7 @@ impl World {
     }
 
     fn at_rest(&self) -> bool {
-        let quiet = self.clients.iter().all(super::client::Client::idle)
+        let quiet = self.clients.iter().all(super::client::Client::at_rest)
             && self
                 .nodes
                 .iter()
@@ -450,7 +451,7 @@ const WARM_UP: Duration = Duration::from_millis(5);
 const LOAD_MAX: Duration = Duration::from_secs(1200);
 /// How often the cluster may go on by itself after it seemed to be at rest.
 const RESTS_MAX: u32 = 50;
-/// Longer than any message takes on a healed network.
-const ON_THE_WAY: Duration = Duration::from_millis(50);
+/// Longer than any message takes, also one that was sent before the network healed.
+const ON_THE_WAY: Duration = MESSAGE_DELAY_MAX.saturating_add(Duration::from_millis(50));
 /// How many steps the master may need for a question at rest.
 const WAIT_STEPS: u32 = 1000;

@@ -116,13 +116,46 @@ impl World {
         let Some(found) = self.sessions.open.get(&session) else {
             return;
         };
+        let (peer, now, bytes) = (found.peer, self.engine.now(), body.bytes());
         let to = if from == Process::Master {
-            found.peer
+            peer
         } else {
             Process::Master
         };
-        let at = self.net.stream(self.engine.now(), from, to, body.bytes());
-        self.engine.push(at, Event::Control { session, to, body });
+        let arrivals = match peer {
+            Process::Client(_) => self.net.message(now, from, to, bytes),
+            _ => vec![self.net.stream(now, from, to, bytes)],
+        };
+        for at in arrivals {
+            let body = body.clone();
+            self.engine.push(at, Event::Control { session, to, body });
+        }
+    }
+
+    /// The name under which the master knows the process at the other end: a client's life has one name on all its
+    /// connections.
+    pub(crate) fn client_id(&self, session: SessionId) -> ClientId {
+        match self.sessions.open.get(&session) {
+            Some(found) => match found.peer {
+                Process::Client(index) => client_name(index, found.peer_life),
+                _ => ClientId(NODE_NAMES | session.0),
+            },
+            None => ClientId(NODE_NAMES | session.0),
+        }
+    }
+
+    /// Whether the process at the other end of a connection has another one that the master holds for open.
+    pub(crate) fn has_another_session(&self, session: SessionId) -> bool {
+        let name = self.client_id(session);
+        let peer = self.session_peer(session);
+        let mut others = peer
+            .map_or(Vec::new(), |peer| self.sessions_of(peer))
+            .into_iter();
+        others.any(|other| {
+            other != session
+                && self.client_id(other) == name
+                && self.session_open(other, Process::Master)
+        })
     }
 
     pub(super) fn on_session_end(&mut self, session: SessionId, at: Process) -> Checked {
@@ -150,10 +183,12 @@ impl World {
     }
 }
 
-/// What the master calls whoever is at the other end.
-pub(crate) fn client_id(session: SessionId) -> ClientId {
-    ClientId(session.0)
+/// The name of one life of a client.
+pub(crate) fn client_name(index: u32, life: u64) -> ClientId {
+    ClientId((u64::from(index) + 1) << 32 | life)
 }
 
+/// Names with this bit are of connections of nodes.
+const NODE_NAMES: u64 = 1 << 63;
 /// How long it takes to learn that nobody listens.
 const REFUSED: Duration = Duration::from_millis(2);

@@ -1,6 +1,7 @@
 //! How a client moves the bytes of its values: in datagrams that it sends again, and gives up in the end.
 
 use std::rc::Rc;
+use std::time::Duration;
 
 use slackwater_base::{Checksum, Instant};
 use slackwater_client::{ReadFailure, WriteFailure};
@@ -30,6 +31,8 @@ pub(super) struct Transfer {
     pub(super) index: usize,
     pub(super) to: Process,
     pub(super) attempts: u32,
+    /// Its flow wants it to stop: nothing more is sent, but what has been sent may still arrive.
+    pub(super) cancelled: bool,
     pub(super) what: Moves,
 }
 
@@ -120,6 +123,7 @@ impl World {
                 index: item,
                 to,
                 attempts: 0,
+                cancelled: false,
                 what,
             },
         );
@@ -164,7 +168,7 @@ impl World {
         let Some(running) = &mut self.clients[index as usize].running else {
             return Ok(());
         };
-        let Some(transfer) = running.transfers.get(&id) else {
+        let Some(transfer) = running.transfers.get(&id).filter(|it| !it.cancelled) else {
             return Ok(());
         };
         if transfer.attempts < TRANSFER_ATTEMPTS {
@@ -174,6 +178,42 @@ impl World {
         match transfer.what {
             Moves::Read(_) => self.read_ended(index, id, Err(ReadFailure::Transfer)),
             Moves::Write(..) => self.write_ended(index, id, Err(WriteFailure::Transfer)),
+        }
+    }
+
+    /// The flow wants the transfers of an item to stop: that takes a little time.
+    pub(super) fn cancel_transfers(&mut self, index: u32, item: usize) {
+        let client = &mut self.clients[index as usize];
+        let life = client.life;
+        let Some(running) = &mut client.running else {
+            return;
+        };
+        let of_item = running
+            .transfers
+            .iter_mut()
+            .filter(|(_, transfer)| transfer.index == item);
+        for (id, transfer) in of_item {
+            transfer.cancelled = true;
+            let event = Event::Cancelled {
+                client: index,
+                life,
+                transfer: *id,
+            };
+            let stops = Duration::from_nanos(client.rng.below(CANCEL_NANOS));
+            self.engine.push(self.engine.now() + stops, event);
+        }
+    }
+
+    pub(super) fn on_cancelled(&mut self, index: u32, life: u64, id: TransferId) -> Checked {
+        if !self.lives(Process::Client(index), life) {
+            return Ok(());
+        }
+        let running = self.clients[index as usize].running.as_ref();
+        let transfer = running.and_then(|running| running.transfers.get(&id));
+        match transfer.map(|transfer| &transfer.what) {
+            Some(Moves::Read(_)) => self.read_ended(index, id, Err(ReadFailure::Cancelled)),
+            Some(Moves::Write(..)) => self.write_ended(index, id, Err(WriteFailure::Cancelled)),
+            None => Ok(()),
         }
     }
 
@@ -219,6 +259,7 @@ impl World {
         id: TransferId,
         result: Result<(), WriteFailure>,
     ) -> Checked {
+        let local = self.local(Process::Client(index));
         let Some(running) = &mut self.clients[index as usize].running else {
             return Ok(());
         };
@@ -240,7 +281,7 @@ impl World {
         };
         let mut actions = Vec::new();
         if let Flow::Put(flow) = &mut running.flow {
-            flow.on_written(item, written, &mut actions);
+            flow.on_written(local, item, written, &mut actions);
         }
         self.act(index, actions)
     }
@@ -260,5 +301,7 @@ fn pieces(transfer: TransferId, extent: ExtentRef, value: &Rc<[u8]>, chunks: usi
     value.chunks(size).enumerate().map(piece).collect()
 }
 
+/// How long a cancelled transfer may go on at most.
+const CANCEL_NANOS: u64 = 2_000_000;
 /// How often a client sends a transfer before it takes the link for broken.
 const TRANSFER_ATTEMPTS: u32 = 3;

@@ -1,0 +1,365 @@
+//! Answers that are kept, so that a repeated operation is answered again and not executed again.
+//!
+//! A client repeats an operation when no answer arrives: the request or the answer may be lost. Executing it twice is
+//! wrong for whatever changes or grants something: a second put start meets the open put of the first, a second removal
+//! removes what was put since. The master keeps the last answers of each client and gives a repetition the first one
+//! (RIFL: Lee et al., "Implementing Linearizability at Large Scale and Low Latency", SOSP 2015; here the window is
+//! bounded by count, and an operation older than what is kept is refused, never executed again).
+//!
+//! What a lost answer granted goes back by [`slackwater_wire::Request::Revoke`]: before its operation arrives, too, as
+//! requests may overtake each other.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use slackwater_base::{Instant, Map, Planted, planted};
+use slackwater_wire::{
+    ClientId, ErrorCode, Get, Hold, Lookup, OperationId, PutStarted, Reply, Request,
+};
+
+use crate::Output;
+use crate::config::Limits;
+use crate::master::Master;
+
+/// The last answers of each client.
+pub(crate) struct Answers {
+    operations_max: usize,
+    keys_max: usize,
+    clients_max: usize,
+    of: Map<ClientId, Window>,
+    /// Clients by the time of their last request: the one longest silent is forgotten first.
+    silent: BTreeSet<(Instant, ClientId)>,
+    /// Keys in all kept answers.
+    keys: usize,
+}
+
+#[derive(Default)]
+struct Window {
+    last: Instant,
+    operations: BTreeMap<OperationId, Kept>,
+    pending: usize,
+    /// The highest operation whose answer was dropped: at or below it, what is not kept is too old.
+    forgotten: OperationId,
+}
+
+enum Kept {
+    /// The answer is still to come. Says whether it may grant something.
+    Pending(Granting),
+    Answered(Reply),
+}
+
+impl Kept {
+    fn is_pending(&self) -> bool {
+        matches!(self, Self::Pending(_))
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Granting {
+    Yes,
+    No,
+}
+
+/// What is done with an operation that has arrived.
+pub(crate) enum Arrival {
+    /// Execute it.
+    New,
+    /// It is being executed: its answer will come.
+    Pending,
+    /// Give this answer and do nothing else.
+    Answered(Reply),
+}
+
+impl Answers {
+    pub(crate) fn new(limits: &Limits) -> Self {
+        Self {
+            operations_max: limits.reply_window,
+            keys_max: limits.reply_keys,
+            clients_max: limits.clients,
+            of: Map::default(),
+            silent: BTreeSet::new(),
+            keys: 0,
+        }
+    }
+
+    /// Says whether an operation was seen before, and remembers it if its repetition would do harm.
+    pub(crate) fn arrive(
+        &mut self,
+        now: Instant,
+        client: ClientId,
+        operation: OperationId,
+        request: &Request,
+    ) -> Arrival {
+        let executed_twice = planted(Planted::RepeatedOperationExecutedTwice);
+        if !self.covers(operation) || !must_not_repeat(request) || executed_twice {
+            return Arrival::New;
+        }
+        let operations_max = self.operations_max;
+        let window = self.window(now, client);
+        match window.operations.get(&operation) {
+            Some(Kept::Answered(reply)) => return Arrival::Answered(reply.clone()),
+            Some(Kept::Pending(_)) => return Arrival::Pending,
+            None => {}
+        }
+        let refused = if operation <= window.forgotten {
+            ErrorCode::OperationTooOld
+        } else if window.pending >= operations_max {
+            ErrorCode::TaskPendingLimitExceeded
+        } else {
+            window.pending += 1;
+            let granting = granting(request);
+            window.operations.insert(operation, Kept::Pending(granting));
+            self.trim(client);
+            return Arrival::New;
+        };
+        Arrival::Answered(Reply::Failed(refused))
+    }
+
+    /// Keeps the answers among these outputs.
+    pub(crate) fn keep(&mut self, outputs: &[Output]) {
+        for output in outputs {
+            if let Output::Reply {
+                client,
+                operation,
+                reply,
+            } = output
+                && self.covers(*operation)
+            {
+                self.keep_one(*client, *operation, reply);
+            }
+        }
+    }
+
+    fn keep_one(&mut self, client: ClientId, operation: OperationId, reply: &Reply) {
+        let Some(window) = self.of.get_mut(&client) else {
+            return;
+        };
+        let Some(kept @ Kept::Pending(_)) = window.operations.get_mut(&operation) else {
+            return;
+        };
+        *kept = Kept::Answered(reply.clone());
+        window.pending -= 1;
+        self.keys += keys(reply);
+        self.trim(client);
+        while self.keys > self.keys_max
+            && self.of.len() > 1
+            && let Some((_, longest)) = self.silent.pop_first()
+        {
+            self.forget(longest);
+        }
+    }
+
+    /// The operation is revoked: from now on a repetition, or a first arrival, is refused. Gives the answer that it had,
+    /// if that may have granted something.
+    pub(crate) fn revoke(
+        &mut self,
+        now: Instant,
+        client: ClientId,
+        operation: OperationId,
+    ) -> Option<Reply> {
+        if !self.covers(operation) {
+            return None;
+        }
+        let window = self.window(now, client);
+        let revoked = Kept::Answered(Reply::Failed(ErrorCode::Cancelled));
+        match window.operations.get_mut(&operation) {
+            Some(kept @ Kept::Pending(Granting::Yes)) => {
+                window.pending -= 1;
+                *kept = revoked;
+                self.keys += 1;
+                None
+            }
+            Some(kept @ Kept::Answered(Reply::PutStart(_) | Reply::Get(_))) => {
+                let Kept::Answered(reply) = std::mem::replace(kept, revoked) else {
+                    unreachable!("matched above");
+                };
+                self.keys = self.keys + 1 - keys(&reply);
+                Some(reply)
+            }
+            Some(_) => None,
+            None if operation <= window.forgotten => None,
+            None => {
+                if !planted(Planted::UnknownRevokeForgotten) {
+                    window.operations.insert(operation, revoked);
+                    self.keys += 1;
+                    self.trim(client);
+                }
+                None
+            }
+        }
+    }
+
+    /// The client's links are gone, and with them what it was granted: a repetition of what granted is executed anew.
+    /// Other answers stay, as the client may come back and repeat what it had no answer to.
+    pub(crate) fn lose(&mut self, client: ClientId) {
+        let Some(window) = self.of.get_mut(&client) else {
+            return;
+        };
+        let mut dropped = 0;
+        let pending = &mut window.pending;
+        window.operations.retain(|_, kept| match kept {
+            Kept::Pending(Granting::Yes) => {
+                *pending -= 1;
+                false
+            }
+            Kept::Answered(reply) if grants(reply) => {
+                dropped += keys(reply);
+                false
+            }
+            _ => true,
+        });
+        self.keys -= dropped;
+    }
+
+    /// Whether every count is what a recount gives, and no limit is passed.
+    pub(crate) fn balance(&self) -> bool {
+        let count = |window: &Window| {
+            let pending = window.operations.values().filter(|kept| kept.is_pending());
+            window.pending == pending.count() && window.pending <= self.operations_max
+        };
+        let kept = self
+            .of
+            .values()
+            .flat_map(|window| window.operations.values());
+        self.keys == kept.map(weight).sum::<usize>()
+            && self.of.len() == self.silent.len()
+            && self.of.len() <= self.clients_max.max(1)
+            && self.of.values().all(count)
+            && self
+                .of
+                .values()
+                .all(|window| window.operations.len() <= self.operations_max)
+    }
+
+    fn covers(&self, operation: OperationId) -> bool {
+        operation.may_repeat() && self.operations_max > 0
+    }
+
+    /// The window of a client that has just been heard of.
+    fn window(&mut self, now: Instant, client: ClientId) -> &mut Window {
+        if !self.of.contains_key(&client)
+            && self.of.len() >= self.clients_max
+            && let Some((_, longest)) = self.silent.pop_first()
+        {
+            self.forget(longest);
+        }
+        let window = self.of.entry(client).or_default();
+        self.silent.remove(&(window.last, client));
+        window.last = now;
+        self.silent.insert((now, client));
+        window
+    }
+
+    fn forget(&mut self, client: ClientId) {
+        let window = self.of.remove(&client).unwrap_or_default();
+        self.keys -= window.operations.values().map(weight).sum::<usize>();
+    }
+
+    /// Drops the oldest answers until no more than the limit are kept. What is pending stays: its repetition must find it.
+    fn trim(&mut self, client: ClientId) {
+        let Some(window) = self.of.get_mut(&client) else {
+            return;
+        };
+        while window.operations.len() > self.operations_max {
+            let mut answered = window
+                .operations
+                .iter()
+                .filter(|(_, kept)| !kept.is_pending());
+            let Some((oldest, _)) = answered.next() else {
+                break;
+            };
+            let oldest = *oldest;
+            let kept = window.operations.remove(&oldest);
+            self.keys -= kept.as_ref().map_or(0, weight);
+            window.forgotten = window.forgotten.max(oldest);
+        }
+    }
+}
+
+impl Master {
+    /// Gives back what an operation of the client was granted, and keeps it from being granted anything later.
+    pub(crate) fn revoke_operation(
+        &mut self,
+        now: Instant,
+        client: ClientId,
+        operation: OperationId,
+    ) -> Reply {
+        self.stop_waiting(client, Some(operation));
+        for object in self.puts.of_operation(client, operation) {
+            self.metrics.puts_revoked += 1;
+            let tenant = self.catalog.object(object).tenant;
+            self.close_put(tenant, object);
+            self.erase_if_empty(now, object);
+        }
+        if let Some(Reply::Get(lookups)) = self.answers.revoke(now, client, operation) {
+            let guards = lookups.iter().filter_map(Lookup::guard);
+            for guard in guards {
+                if let Some(replica) = self.guards.end(client, guard) {
+                    self.unhold(now, replica);
+                }
+            }
+        }
+        self.serve(now);
+        Reply::Done
+    }
+}
+
+/// Whether executing the request a second time would change or grant something that the first time did not. A read by
+/// lease may be repeated: the holder counts each lease from its first request. What gives back or accuses names a guard,
+/// an operation or a version, and these are never used again.
+fn must_not_repeat(request: &Request) -> bool {
+    match request {
+        Request::Get(Get { hold, .. }) => *hold == Hold::Guard,
+        Request::GetEnd(_)
+        | Request::PutRevoke { .. }
+        | Request::Revoke { .. }
+        | Request::Suspect { .. }
+        | Request::Exists(_)
+        | Request::List(_)
+        | Request::Describe { .. }
+        | Request::Quotas => false,
+        Request::PutStart(_)
+        | Request::PutEnd(_)
+        | Request::Remove(_)
+        | Request::RemoveMatching(_)
+        | Request::RemoveAll(_)
+        | Request::ReplicaClear(_)
+        | Request::Mount(_)
+        | Request::Unmount { .. }
+        | Request::SetQuota { .. }
+        | Request::DeleteQuota { .. } => true,
+    }
+}
+
+fn granting(request: &Request) -> Granting {
+    match request {
+        Request::PutStart(_) | Request::Get(_) => Granting::Yes,
+        _ => Granting::No,
+    }
+}
+
+fn grants(reply: &Reply) -> bool {
+    match reply {
+        Reply::PutStart(started) => started
+            .iter()
+            .any(|started| matches!(started, PutStarted::Granted { .. })),
+        Reply::Get(lookups) => lookups.iter().any(|lookup| lookup.guard().is_some()),
+        _ => false,
+    }
+}
+
+/// What an answer counts against the limit of keys: its entries, and one for itself.
+fn keys(reply: &Reply) -> usize {
+    1 + match reply {
+        Reply::Get(lookups) => lookups.len(),
+        Reply::PutStart(started) => started.len(),
+        Reply::Each(results) => results.len(),
+        _ => 0,
+    }
+}
+
+fn weight(kept: &Kept) -> usize {
+    match kept {
+        Kept::Pending(_) => 0,
+        Kept::Answered(reply) => keys(reply),
+    }
+}

@@ -6,7 +6,7 @@ use std::thread::JoinHandle;
 
 use mio::{Events, Poll, Waker};
 use slackwater_base::Instant;
-use slackwater_wait::{Abandoned, Completion, Site, Stopped, Waiting, now};
+use slackwater_wait::{Abandoned, Choice, ChoiceError, Completion, Site, Stopped, Waiting, now};
 use thiserror::Error;
 
 use crate::net::WAKER;
@@ -21,8 +21,14 @@ pub struct WeakLoop<P: Protocol>(Weak<LoopShared<P>>);
 
 /// Why a loop could not start.
 #[derive(Debug, Error)]
-#[error("event loop: {0}")]
-pub struct StartError(#[from] io::Error);
+pub enum StartError {
+    /// The kernel gives no poller, waker or thread.
+    #[error("event loop: {0}")]
+    System(#[from] io::Error),
+    /// `SLACKWATER_WAIT` names no strategy.
+    #[error("SLACKWATER_WAIT: {0}")]
+    Wait(#[from] ChoiceError),
+}
 
 struct LoopShared<P: Protocol> {
     core: Mutex<Core<P>>,
@@ -87,8 +93,10 @@ impl<P: Protocol> Loop<P> {
     /// Starts a loop with its thread, called `name`.
     ///
     /// # Errors
-    /// When the kernel gives no poller, waker or thread.
+    /// When the kernel gives no poller, waker or thread, or the environment names no strategy of waiting.
     pub fn start(name: &str, limits: Limits, protocol: P) -> Result<Self, StartError> {
+        // Told here, since a wait has no way to tell it.
+        Choice::from_env()?;
         let poll = Poll::new()?;
         let waker = Waker::new(poll.registry(), WAKER)?;
         let counters = Arc::new(Counters::default());

@@ -1,22 +1,23 @@
 use std::cell::Cell;
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::PoisonError;
+use std::sync::atomic::{AtomicU64 as Counter, Ordering};
 
 use crossbeam_utils::CachePadded;
 use slackwater_wait::{Costs, Event, Wait, Waiting, free_cpus};
 
-use crate::berth::Berth;
+use crate::affinity_guard::AffinityGuard;
 use crate::job::{Class, Kind, discard};
 use crate::member::Member;
 use crate::record::{Record, add};
 use crate::slot::{Seat, Slot, Source, Work};
+use crate::sync::{AtomicU32, AtomicU64, AtomicUsize, Mutex, MutexGuard};
 use crate::topology::NodeId;
 use crate::turns::Turns;
 
 /// Jobs of one crew at a time; further submitters run theirs alone.
-const SLOTS: usize = 32;
+const SLOTS: usize = if cfg!(loom) { 1 } else { 32 };
 
 /// A task that nobody waits for right now.
 pub(crate) type Task = Box<dyn FnOnce() + Send>;
@@ -40,7 +41,7 @@ pub(crate) struct Crew {
     slots: Box<[Slot]>,
     background: Background,
     pub(crate) records: Box<[CachePadded<Record>]>,
-    wakes: AtomicU64,
+    wakes: Counter,
 }
 
 /// The bounded queue of tasks, and how many run.
@@ -59,7 +60,7 @@ struct Worker<'a> {
     record: &'a Record,
     /// Where it begins to look for open doors.
     first_slot: u32,
-    berth: Berth,
+    affinity: AffinityGuard,
 }
 
 /// A slot taken for one job.
@@ -81,7 +82,7 @@ impl Crew {
             event: Event::new(),
             idle: CachePadded::new(AtomicU32::new(0)),
             free: CachePadded::new(AtomicU64::new((1 << SLOTS) - 1)),
-            open: [const { CachePadded::new(AtomicU64::new(0)) }; 2],
+            open: std::array::from_fn(|_| CachePadded::new(AtomicU64::new(0))),
             // One seat more than workers: the caller's.
             slots: (0..SLOTS).map(|_| Slot::new(workers + 1)).collect(),
             background: Background {
@@ -94,7 +95,7 @@ impl Crew {
             records: (0..workers)
                 .map(|_| CachePadded::new(Record::new("pool worker idle")))
                 .collect(),
-            wakes: AtomicU64::new(0),
+            wakes: Counter::new(0),
         }
     }
 
@@ -119,7 +120,7 @@ impl Crew {
             },
             record: &self.records[worker],
             first_slot: 0,
-            berth: Berth::default(),
+            affinity: AffinityGuard::default(),
         };
         loop {
             let seen = self.event.seen();
@@ -133,7 +134,9 @@ impl Crew {
             // Closed or not: the loop looks.
             let _ = self.event.wait(
                 seen,
-                &self.waiting(&worker.record.idle).arranging(&worker.berth),
+                &self
+                    .waiting(&worker.record.idle)
+                    .arranging(&worker.affinity),
             );
             self.idle.fetch_sub(1, Ordering::Relaxed);
         }
@@ -265,7 +268,7 @@ impl Crew {
                 let slot = &self.slots[at as usize];
                 add(
                     &worker.record.moves,
-                    u64::from(worker.berth.meet(slot.submitter_cpu())),
+                    u64::from(worker.affinity.meet(slot.submitter_cpu())),
                 );
                 if self.enter(slot, worker.member, worker.record) {
                     worker.first_slot = (at + 1) % 64;

@@ -4,13 +4,14 @@
 //! The protocol of jobs, claims and sleep is explained in the README beside this crate.
 
 mod affinity;
-mod berth;
+mod affinity_guard;
 mod claim;
 mod config;
 pub mod copy;
 mod crew;
 mod door;
 mod job;
+mod lane;
 mod member;
 mod place;
 mod pool;

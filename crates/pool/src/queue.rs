@@ -1,13 +1,10 @@
-use std::collections::VecDeque;
-use std::fmt;
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use slackwater_base::Instant;
-use slackwater_wait::{Event, Site, Waiting};
+use slackwater_wait::{Site, Waiting};
 
-use crate::crew::Task;
-use crate::job::{Panic, keep_first};
+use crate::job::Panic;
+use crate::lane::{Lane, NoRoom};
 use crate::pool::Pool;
 use crate::spread::Inner;
 use crate::task::SubmitError;
@@ -19,52 +16,15 @@ pub struct Queue {
     lane: Arc<Lane>,
 }
 
-struct Lane {
-    state: Mutex<State>,
-    /// A task ended.
-    changed: Event,
-    len_max: usize,
-}
-
-struct State {
-    tasks: VecDeque<Task>,
-    /// Tasks given and not ended.
-    pending: usize,
-    turn: Turn,
-    panic: Option<Panic>,
-}
-
-/// Who runs the tasks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Turn {
-    /// Nobody: there are none.
-    Nobody,
-    /// The pool was asked for a worker.
-    Asked,
-    /// Somebody is at it.
-    Taken,
-}
-
 static SITE: Site = Site::new("pool queue");
 
 impl Queue {
     /// A queue in front of `pool` in which at most `len_max` tasks wait.
     #[must_use]
     pub fn new(pool: &Pool, len_max: usize) -> Self {
-        let state = State {
-            tasks: VecDeque::new(),
-            pending: 0,
-            turn: Turn::Nobody,
-            panic: None,
-        };
-        let lane = Lane {
-            state: Mutex::new(state),
-            changed: Event::new(),
-            len_max,
-        };
         Self {
             inner: Arc::clone(pool.inner()),
-            lane: Arc::new(lane),
+            lane: Arc::new(Lane::new(len_max)),
         }
     }
 
@@ -76,100 +36,42 @@ impl Queue {
         if self.inner.is_orphaned() {
             return Err(SubmitError::Forked);
         }
-        let mut state = self.lane.lock();
-        if state.tasks.len() >= self.lane.len_max {
-            return Err(SubmitError::Full {
-                limit: self.lane.len_max,
-            });
-        }
-        if state.turn == Turn::Nobody {
-            let (lane, crew) = (Arc::clone(&self.lane), self.inner.quietest());
-            if crew.enqueue(Box::new(move || lane.drain())).is_err() {
-                return Err(SubmitError::Full {
-                    limit: crew.queue_max(),
-                });
-            }
-            state.turn = Turn::Asked;
-        }
-        state.tasks.push_back(Box::new(task));
-        state.pending += 1;
-        Ok(())
+        let crew = self.inner.quietest();
+        let pushed = self.lane.push(Box::new(task), || self.ask());
+        pushed.map_err(|no_room| SubmitError::Full {
+            limit: match no_room {
+                NoRoom::Lane => self.lane.len_max(),
+                NoRoom::Worker => crew.queue_max(),
+            },
+        })
     }
 
     /// Tasks given and not ended.
     #[must_use]
     pub fn pending(&self) -> usize {
-        self.lane.lock().pending
+        self.lane.pending()
     }
 
     /// Waits until at most `pending_max` tasks have not ended; says whether that came before `deadline`. If no worker has
-    /// begun with the tasks, this thread runs them.
+    /// begun with the tasks, this thread runs them meanwhile. A task that it runs is not interrupted by the deadline; the
+    /// ones after it are left to a worker, unless the pool's own queue has no room to ask for one.
     ///
     /// # Errors
     /// A task panicked since the last call: the first payload. The tasks after it run all the same.
     pub fn sync(&self, pending_max: usize, deadline: Instant) -> Result<bool, Panic> {
-        let mut in_time = true;
-        loop {
-            let seen = self.lane.changed.seen();
-            let mut state = self.lane.lock();
-            if state.pending <= pending_max || !in_time {
-                let in_time = state.pending <= pending_max;
-                return state.panic.take().map_or(Ok(in_time), Err);
-            }
-            let asked = state.turn == Turn::Asked;
-            drop(state);
-            if asked {
-                self.lane.drain();
-                continue;
-            }
-            let waiting = Waiting::at(&SITE).until(deadline);
-            in_time = self.lane.changed.wait(seen, &waiting).is_ok();
-        }
-    }
-}
-
-impl Lane {
-    /// Runs tasks until there are none, unless somebody else is at it.
-    fn drain(&self) {
-        {
-            let mut state = self.lock();
-            if state.turn != Turn::Asked {
-                return;
-            }
-            state.turn = Turn::Taken;
-        }
-        loop {
-            let task = {
-                let mut state = self.lock();
-                let Some(task) = state.tasks.pop_front() else {
-                    state.turn = Turn::Nobody;
-                    return;
-                };
-                task
-            };
-            let result = catch_unwind(AssertUnwindSafe(task));
-            {
-                let mut state = self.lock();
-                state.pending -= 1;
-                if let Err(payload) = result {
-                    keep_first(&mut state.panic, payload);
-                }
-            }
-            self.changed.notify_all();
-        }
+        let waiting = Waiting::at(&SITE);
+        self.lane
+            .sync(pending_max, deadline, &waiting, || self.ask())
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl fmt::Debug for Lane {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let state = self.lock();
-        f.debug_struct("Lane")
-            .field("pending", &state.pending)
-            .field("turn", &state.turn)
-            .finish_non_exhaustive()
+    /// Asks the pool for a worker.
+    fn ask(&self) -> bool {
+        let lane = Arc::clone(&self.lane);
+        !self.inner.is_orphaned()
+            && self
+                .inner
+                .quietest()
+                .enqueue(Box::new(move || lane.work()))
+                .is_ok()
     }
 }

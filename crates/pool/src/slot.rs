@@ -1,4 +1,4 @@
-use std::cell::{Cell, UnsafeCell};
+use std::cell::Cell;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -8,6 +8,7 @@ use crate::claim::{Chunk, Ranges};
 use crate::door::Door;
 use crate::member::Member;
 use crate::record::Record;
+use crate::sync::UnsafeCell;
 
 /// A job as workers see it: where to enter and with what.
 #[derive(Clone, Copy, Debug)]
@@ -85,7 +86,7 @@ impl Slot {
         self.submitter_cpu
             .store(current_cpu() as u32, Ordering::Relaxed);
         // SAFETY: the caller owns the slot, so the door is closed and nobody reads.
-        unsafe { *self.work.get() = Some(work) };
+        self.work.with_mut(|cell| unsafe { *cell = Some(work) });
         self.door.open(places);
     }
 
@@ -100,7 +101,8 @@ impl Slot {
     /// The caller is inside the door, or published the job.
     pub(crate) unsafe fn work(&self) -> Work {
         // SAFETY: nobody writes while somebody is inside.
-        unsafe { (*self.work.get()).expect("a door opens after its work was written") }
+        let work = self.work.with(|cell| unsafe { *cell });
+        work.expect("a door opens after its work was written")
     }
 }
 

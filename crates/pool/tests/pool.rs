@@ -443,6 +443,35 @@ fn a_queue_keeps_the_order_and_reports_the_first_panic() {
     });
 }
 
+/// `sync` looked at its deadline only where it slept. With every worker busy it ran the tasks itself, and returned when
+/// the last one had ended, however long after the deadline that was, and however many might be left.
+#[test]
+fn a_sync_that_runs_the_tasks_itself_keeps_to_its_deadline_and_its_count() {
+    let pool = pool(2);
+    let plug = Plug::new(&pool, 1);
+    let queue = Queue::new(&pool, 10);
+    let deadline = now() + Duration::from_millis(5);
+    queue
+        .enqueue(move || {
+            while now() < deadline {
+                std::hint::spin_loop();
+            }
+        })
+        .unwrap();
+    (0..4).for_each(|_| queue.enqueue(|| ()).unwrap());
+    assert!(
+        !queue.sync(0, deadline).unwrap(),
+        "one task lasts that long"
+    );
+    assert_eq!(queue.pending(), 4);
+    assert!(!queue.sync(0, deadline).unwrap(), "it had passed before");
+    assert_eq!(queue.pending(), 4);
+    assert!(queue.sync(3, Instant::NEVER).unwrap());
+    assert_eq!(queue.pending(), 3, "the others are left to a worker");
+    plug.pull();
+    assert!(queue.sync(0, Instant::NEVER).unwrap());
+}
+
 #[test]
 fn a_dropped_pool_tells_those_who_wait_for_what_it_queued() {
     let pool = pool(2);

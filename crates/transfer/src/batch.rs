@@ -201,7 +201,7 @@ impl Batch {
     }
 
     /// Runs `hook` once when the batch is over, or now if it is: a task's waker, or a call such as
-    /// [`Parker::notify`](slackwater_wait::Parker::notify) for those who wait on a descriptor.
+    /// a write to an eventfd for those who wait on a descriptor.
     ///
     /// # Errors
     /// There is one already.

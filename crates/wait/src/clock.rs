@@ -1,5 +1,6 @@
 #[cfg(not(loom))]
 use rustix::time::{ClockId, clock_gettime};
+#[cfg(not(loom))]
 use slackwater_base::Instant;
 
 /// The clock of the process: time since the machine booted, suspends included (`CLOCK_BOOTTIME`).

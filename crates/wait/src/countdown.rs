@@ -91,12 +91,6 @@ impl<E> Countdown<E> {
         self.complete();
     }
 
-    /// Tells that the end is near: sleepers come back and watch for about as long as a wake takes, so the end itself need
-    /// not wake them. Only waits that may spin do; the others sleep on.
-    pub fn prewake(&self) {
-        self.word.wake(self.word.load());
-    }
-
     /// Makes present and future waits end with [`Ended::Cancelled`], also those of tasks, while the batch goes on to its
     /// end. Says whether it was this call that did it.
     pub fn cancel(&self) -> bool {

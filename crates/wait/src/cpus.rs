@@ -5,7 +5,7 @@ use std::sync::OnceLock;
 /// The CPUs this process may use.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cpus {
-    /// The numbers in the affinity mask, ascending.
+    /// The CPUs in the affinity masks of the process's threads, ascending.
     pub mask: Vec<usize>,
     /// How many threads can run at a time: the mask, or the cgroup's quota rounded up if that is less.
     pub usable: u32,
@@ -19,10 +19,11 @@ impl Cpus {
         CURRENT.get_or_init(|| Self::detect(Path::new("/")))
     }
 
-    /// Looks at the affinity mask of the calling thread and at the quotas under `root`.
+    /// Looks at the affinity masks of all threads of the process and at the quotas, in the files under `root`.
     #[must_use]
     pub fn detect(root: &Path) -> Self {
-        let mask = affinity();
+        // Not the caller's mask alone: it may be pinned to a part of what the process has.
+        let mask = masks_of_threads(root).unwrap_or_else(affinity);
         let all = mask.len().max(1) as u32;
         // A quota of 2.5 CPUs lets three threads run, for some of the time.
         let usable = quota(root).map_or(all, |cpus| (cpus.ceil() as u32).clamp(1, all));
@@ -41,6 +42,25 @@ pub fn current_cpu() -> usize {
     }
 }
 
+/// The CPUs that any thread of the process may run on; `None` where the kernel does not tell.
+fn masks_of_threads(root: &Path) -> Option<Vec<usize>> {
+    let mut all: Vec<usize> = fs::read_dir(root.join("proc/self/task"))
+        .ok()?
+        .filter_map(|thread| {
+            let status = fs::read_to_string(thread.ok()?.path().join("status")).ok()?;
+            let list = status
+                .lines()
+                .find_map(|line| line.strip_prefix("Cpus_allowed_list:"))?;
+            cpu_list(list)
+        })
+        .flatten()
+        .collect();
+    all.sort_unstable();
+    all.dedup();
+    (!all.is_empty()).then_some(all)
+}
+
+/// The CPUs that the calling thread may run on.
 fn affinity() -> Vec<usize> {
     match rustix::thread::sched_getaffinity(None) {
         Ok(set) => (0..rustix::thread::CpuSet::MAX_CPU)
@@ -189,6 +209,38 @@ mod tests {
             ],
             Some(0.5),
         );
+    }
+
+    /// The process's CPUs were taken from the mask of the thread that asked first. Where that one was pinned, such as a
+    /// worker or the caller's own, a pool had one thread and nothing spun, for the life of the process.
+    #[test]
+    fn a_pinned_thread_that_asks_first_does_not_hide_the_other_cpus() {
+        let tree = Tree::new(
+            "pinned",
+            &[
+                (
+                    "proc/self/task/1/status",
+                    "Name:\tx\nCpus_allowed_list:\t0-2\n",
+                ),
+                (
+                    "proc/self/task/7/status",
+                    "Cpus_allowed_list:\t2\nMems:\t0\n",
+                ),
+                ("proc/self/task/9/status", "Cpus_allowed_list:\t5\n"),
+            ],
+        );
+        let cpus = Cpus::detect(&tree.0);
+        assert_eq!((cpus.mask, cpus.usable), (vec![0, 1, 2, 5], 4));
+
+        let before = Cpus::detect(Path::new("/"));
+        let pinned = std::thread::spawn(|| {
+            let mut one = rustix::thread::CpuSet::new();
+            one.set(current_cpu());
+            rustix::thread::sched_setaffinity(None, &one).unwrap();
+            Cpus::detect(Path::new("/"))
+        });
+        assert_eq!(pinned.join().unwrap(), before);
+        assert_eq!(Cpus::detect(Path::new("/nowhere")).mask, affinity());
     }
 
     #[test]

@@ -5,7 +5,7 @@ use slackwater_base::Instant;
 
 use crate::clock::now;
 use crate::futex::{Futex, Parked};
-use crate::routine::{Ended, Waiting, Watched, stand};
+use crate::routine::{Ended, Waiting, Watched, wait};
 use crate::sync::{AtomicU32, fence};
 
 /// Bit 0 of the generation word: no more events.
@@ -57,7 +57,7 @@ impl Event {
         if seen.0 & CLOSED != 0 {
             return Err(Ended::Cancelled);
         }
-        if !stand(&Watch { event: self, seen }, waiting) {
+        if !wait(&Watch { event: self, seen }, waiting) {
             return Err(Ended::TimedOut);
         }
         if self.is_closed() {

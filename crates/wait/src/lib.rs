@@ -4,12 +4,9 @@
 //! - [`Completion`] carries one value once, [`Countdown`] ends a batch with a single wake, [`Event`] is reusable.
 //! - [`Waiting`] says how one wait is done: at which [`Site`], until when, by which strategy ([`Wait`]).
 //! - [`Site`] learns how long waits of one kind last and counts what they did.
-//! - [`Parker`] lets event loops and asyncio wait by file descriptor; [`Polling`] is the same thrift for a loop that
-//!   waits in its own poll.
 //!
 //! The protocols, and the races they close, are explained in the README beside this crate.
 
-mod bell;
 mod clock;
 mod completion;
 mod countdown;
@@ -17,8 +14,6 @@ mod cpus;
 mod event;
 mod futex;
 mod pace;
-mod parker;
-mod polling;
 mod rhythm;
 mod routine;
 #[cfg(not(loom))]
@@ -38,8 +33,6 @@ pub use countdown::{AlreadyHooked, Countdown, Hook};
 pub use cpus::{Cpus, cpu_list, current_cpu};
 pub use event::{Event, Seen};
 pub use pace::Costs;
-pub use parker::Parker;
-pub use polling::Polling;
 pub use routine::{Ended, Sleeper, Stopped, Waiting};
 #[cfg(not(loom))]
 pub use shared::SharedWord;

@@ -16,8 +16,8 @@ use slackwater_base::Instant;
 
 use crate::sync::Arc;
 use crate::{
-    Abandoned, Completion, Countdown, Ended, Event, Hook, Park, Parker, Plan, Site, Stopped, Then,
-    Wait, Waiting,
+    Abandoned, Completion, Countdown, Ended, Event, Hook, Park, Plan, Site, Stopped, Then, Wait,
+    Waiting,
 };
 
 static SITE: Site = Site::new("model");
@@ -169,25 +169,6 @@ fn cancel_against_an_await_reaches_the_task() {
 }
 
 #[test]
-fn a_late_ring_does_not_keep_a_parker_awake() {
-    search(|| {
-        let parker = Arc::new(Parker::new().unwrap());
-        let other = Arc::clone(&parker);
-        let notifier = thread::spawn(move || other.notify());
-        // Leaves its poll for another reason, at any moment of the notification.
-        let mut notified = !parker.prepare() || parker.finish();
-        notifier.join().unwrap();
-        while !notified || parker.is_readable() {
-            notified |= !parker.prepare() || parker.finish();
-        }
-        assert!(
-            parker.prepare() && !parker.is_readable(),
-            "the next poll sleeps"
-        );
-    });
-}
-
-#[test]
 fn a_timed_out_waiter_finds_the_value_later() {
     search(|| {
         let (completer, mut completion) = Completion::new();
@@ -247,20 +228,6 @@ fn a_failed_part_is_told_when_all_parts_are_over() {
         for mover in movers {
             mover.join().unwrap();
         }
-    });
-}
-
-#[test]
-fn a_prewake_loses_no_end() {
-    search(|| {
-        let batch = Arc::new(Countdown::<()>::new(1));
-        let mover = Arc::clone(&batch);
-        let thread = thread::spawn(move || {
-            mover.prewake();
-            mover.complete();
-        });
-        assert_eq!(batch.wait(&forever()), Ok(()));
-        thread.join().unwrap();
     });
 }
 

@@ -62,11 +62,11 @@ impl Rhythm {
         }
     }
 
-    pub(crate) fn lies_down(&self) {
+    pub(crate) fn before_park(&self) {
         self.asleep.fetch_add(1, Relaxed);
     }
 
-    pub(crate) fn gets_up(&self) {
+    pub(crate) fn after_park(&self) {
         self.asleep.fetch_sub(1, Relaxed);
     }
 

@@ -8,7 +8,7 @@ use thiserror::Error;
 
 use crate::clock::now;
 use crate::futex::Parked;
-use crate::pace::{LOOKS_PER_CLOCK, Pace, wake_nanos};
+use crate::pace::{LOOKS_PER_CLOCK, Pace};
 use crate::site::{Site, Spun};
 use crate::spinners::Token;
 use crate::strategy::{Plan, Then, Wait, current};
@@ -19,17 +19,16 @@ pub struct Waiting<'a> {
     pub(crate) site: &'a Site,
     pub(crate) deadline: Instant,
     pub(crate) strategy: Option<&'a dyn Wait>,
-    pub(crate) expected: Option<Duration>,
     pub(crate) sleeper: Option<&'a dyn Sleeper>,
 }
 
-/// A thread with something to arrange around its sleep in the kernel, such as the CPUs it may wake on. It is not called
-/// for waits that end in the spin.
+/// What a thread does around its park in the kernel, such as choosing the CPUs that it may wake on. Not called for waits
+/// that end in the spin.
 pub trait Sleeper: Debug {
-    /// The thread is about to sleep.
-    fn lies_down(&self);
+    /// The thread is about to park.
+    fn before_park(&self);
     /// The thread runs again.
-    fn gets_up(&self);
+    fn after_park(&self);
 }
 
 /// Why a wait ended without what it waited for.
@@ -62,7 +61,6 @@ impl<'a> Waiting<'a> {
             site,
             deadline: Instant::NEVER,
             strategy: None,
-            expected: None,
             sleeper: None,
         }
     }
@@ -78,16 +76,6 @@ impl<'a> Waiting<'a> {
     pub fn by(self, strategy: &'a dyn Wait) -> Self {
         Self {
             strategy: Some(strategy),
-            ..self
-        }
-    }
-
-    /// Tells how long the wait will last, where the caller knows (a GPU kernel of known length): the waiter dozes until
-    /// shortly before and then watches. Nothing is lost if it was wrong: the wake ends the doze as well.
-    #[must_use]
-    pub fn expecting(self, duration: Duration) -> Self {
-        Self {
-            expected: Some(duration),
             ..self
         }
     }
@@ -134,7 +122,7 @@ pub(crate) trait Watched {
 }
 
 /// Waits until `watched` is done or the deadline passed; says whether it is done.
-pub(crate) fn stand(watched: &impl Watched, waiting: &Waiting<'_>) -> bool {
+pub(crate) fn wait(watched: &impl Watched, waiting: &Waiting<'_>) -> bool {
     let site = waiting.site;
     if watched.done() {
         site.was_ready();
@@ -142,11 +130,6 @@ pub(crate) fn stand(watched: &impl Watched, waiting: &Waiting<'_>) -> bool {
     }
     site.began();
     let strategy = waiting.strategy();
-    if let Some(expected) = waiting.expected
-        && doze(watched, waiting, expected)
-    {
-        return true;
-    }
     let plan = strategy.plan(site);
     let mut spun = Spun::default();
     match spin(watched, waiting, strategy, plan, &mut spun) {
@@ -238,7 +221,7 @@ fn spin(
     let hit = matches!(ended, Spin::Done);
     site.spun(*spun, hit);
     if hit {
-        site.gap(spun.before_nanos + spun.nanos);
+        site.gap(spun.nanos);
     }
     ended
 }
@@ -281,7 +264,7 @@ fn park<W: Watched>(watched: &W, waiting: &Waiting<'_>, plan: &Plan, spun_nanos:
             Instant::NEVER
         };
         let longest = time_left(fell_asleep, until.min(waiting.deadline));
-        let (parked, woke) = lie(watched, waiting, longest, looks_by);
+        let (parked, woke) = park_once(watched, waiting, longest, looks_by);
         let done = watched.done();
         site.parked(
             woke.since(fell_asleep).as_nanos() as u64,
@@ -305,29 +288,6 @@ fn park<W: Watched>(watched: &W, waiting: &Waiting<'_>, plan: &Plan, spun_nanos:
         }
         if parked == Parked::TimedOut && woke >= waiting.deadline {
             return give_up(watched, site);
-        }
-        // A wake without an end says that the end is near.
-        if parked == Parked::Woken && plan.needs_cpu {
-            let soon = Duration::from_nanos(wake_nanos());
-            let before_nanos = spun_nanos + woke.since(start).as_nanos() as u64;
-            let mut spun = Spun {
-                before_nanos,
-                ..Spun::default()
-            };
-            match spin(
-                watched,
-                waiting,
-                waiting.strategy(),
-                Plan {
-                    spin: soon,
-                    ..*plan
-                },
-                &mut spun,
-            ) {
-                Spin::Done => return true,
-                Spin::TimedOut => return give_up(watched, site),
-                Spin::Over => {}
-            }
         }
         fell_asleep = now();
     }
@@ -398,21 +358,21 @@ fn time_left(now: Instant, until: Instant) -> Option<Duration> {
 }
 
 /// Parks once; returns why that ended, and when.
-fn lie(
+fn park_once(
     watched: &impl Watched,
     waiting: &Waiting<'_>,
     longest: Option<Duration>,
     looks_by: Instant,
 ) -> (Parked, Instant) {
     if let Some(sleeper) = waiting.sleeper {
-        sleeper.lies_down();
+        sleeper.before_park();
     }
-    waiting.site.rhythm.lies_down();
+    waiting.site.rhythm.before_park();
     let parked = watched.park(longest, looks_by);
     let woke = now();
-    waiting.site.rhythm.gets_up();
+    waiting.site.rhythm.after_park();
     if let Some(sleeper) = waiting.sleeper {
-        sleeper.gets_up();
+        sleeper.after_park();
     }
     (parked, woke)
 }
@@ -439,31 +399,6 @@ fn sleep(watched: &impl Watched, waiting: &Waiting<'_>, pause: Duration) -> bool
     }
 }
 
-/// Sleeps until shortly before the expected end, if that is far enough away to be worth it; says whether it is done.
-fn doze(watched: &impl Watched, waiting: &Waiting<'_>, expected: Duration) -> bool {
-    let wake = Duration::from_nanos(wake_nanos());
-    // A timer comes late by its slack and by a wake; below this the doze would sleep past the end.
-    let early = TIMER_SLACK + wake * 2;
-    let Some(nap) = expected.checked_sub(early).filter(|nap| *nap > early) else {
-        return false;
-    };
-    let start = now();
-    let until = (start + nap).min(waiting.deadline);
-    let mut fell_asleep = start;
-    loop {
-        let longest = time_left(fell_asleep, until);
-        let (parked, woke) = lie(watched, waiting, longest, Instant::NEVER);
-        if parked == Parked::TimedOut || watched.done() || woke >= until {
-            break;
-        }
-        fell_asleep = woke;
-    }
-    waiting
-        .site
-        .parked(now().since(start).as_nanos() as u64, false);
-    watched.done()
-}
-
 /// A sleeper that looks by itself within this time is not worth a wake, which would take about as long.
 pub(crate) const SOON: Duration = Duration::from_micros(60);
 
@@ -477,4 +412,32 @@ fn give_up(watched: &impl Watched, site: &Site) -> bool {
         site.timed_out();
     }
     done
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::countdown::Countdown;
+    use crate::strategy::Adaptive;
+
+    #[test]
+    fn long_waits_teach_a_site_to_park_at_once() {
+        let site = Site::new("long");
+        let adaptive = Adaptive::default();
+        let batch = Countdown::<()>::new(1);
+        // Gaps that only the deadline ends are not learned: what the wait would have lasted is unknown.
+        for _ in 0..128 {
+            site.gap(2_000_000);
+        }
+        let time_out = || {
+            let waiting = Waiting::at(&site).by(&adaptive);
+            let ended = batch.wait(&waiting.until(now() + Duration::from_micros(200)));
+            assert_eq!(ended, Err(Stopped::Ended(Ended::TimedOut)));
+        };
+        time_out();
+        assert_eq!(site.counts().budget, Some(Duration::ZERO));
+        let looks = site.counts().looks;
+        time_out();
+        assert_eq!(site.counts().looks, looks, "no look in a spin");
+    }
 }

@@ -6,7 +6,7 @@ use rustix::thread::futex::{self, Flags};
 use slackwater_base::Instant;
 
 use crate::futex::{Parked, park};
-use crate::routine::{Waiting, Watched, stand};
+use crate::routine::{Waiting, Watched, wait};
 
 /// A 64-bit word that may lie in memory which processes share; any of them waits on its lower half.
 ///
@@ -75,7 +75,7 @@ impl SharedWord {
 
     /// Waits until `done` holds of the value; says whether it does. Without it the deadline passed.
     pub fn wait(&self, waiting: &Waiting<'_>, done: impl Fn(u64) -> bool) -> bool {
-        stand(&Watch { word: self, done }, waiting)
+        wait(&Watch { word: self, done }, waiting)
     }
 
     /// Where the kernel looks. This process never reads or writes the half itself.

@@ -117,8 +117,6 @@ pub(crate) struct Spun {
     pub(crate) looks: u64,
     pub(crate) clock_reads: u64,
     pub(crate) nanos: u64,
-    /// How long the wait had lasted before the spin.
-    pub(crate) before_nanos: u64,
 }
 
 impl Site {
@@ -154,11 +152,6 @@ impl Site {
     #[must_use]
     pub fn gap_edge(bucket: usize) -> Option<Duration> {
         (bucket + 1 < GAP_BUCKETS).then(|| Duration::from_nanos(upper_edge(bucket)))
-    }
-
-    /// Takes in a gap that the caller measured itself, as an event loop does between two polls that found work.
-    pub fn learn_gap(&self, gap: Duration) {
-        self.gap(gap.as_nanos() as u64);
     }
 
     /// The learned budget in nanoseconds.

@@ -150,14 +150,30 @@ impl Choice {
 }
 
 static ADAPTIVE: Adaptive = Adaptive::new();
-static CURRENT: RwLock<&'static dyn Wait> = RwLock::new(&ADAPTIVE);
+static CURRENT: RwLock<Option<&'static dyn Wait>> = RwLock::new(None);
 
-/// The strategy of waits that name none: adaptive until [`install`] chose another.
+/// The strategy of waits that name none: the one that was [installed](install), or that [`Choice::ENV`] names, or
+/// adaptive. This is the one place that reads the variable; a value that names no strategy counts as none here and is
+/// an error of [`Choice::from_env`], which whatever starts threads that wait asks first.
 #[must_use]
 pub fn current() -> &'static dyn Wait {
-    *CURRENT
+    let known = *CURRENT
         .read()
-        .unwrap_or_else(std::sync::PoisonError::into_inner)
+        .unwrap_or_else(std::sync::PoisonError::into_inner);
+    known.unwrap_or_else(first)
+}
+
+/// The strategy at the first wait of the process.
+#[cold]
+fn first() -> &'static dyn Wait {
+    let mut current = CURRENT
+        .write()
+        .unwrap_or_else(std::sync::PoisonError::into_inner);
+    // Another thread may have been first, or may have installed one.
+    *current.get_or_insert_with(|| match Choice::from_env() {
+        Ok(Choice::Adaptive) | Err(_) => &ADAPTIVE,
+        Ok(choice) => Box::leak(choice.strategy()),
+    })
 }
 
 /// Makes `strategy` the one of all waits that name none, and caps the spinners of the process; `None` leaves them to
@@ -168,7 +184,7 @@ pub fn install(strategy: Box<dyn Wait>, spinners_max: Option<u32>) {
     spinners::limit(spinners_max.unwrap_or(u32::MAX));
     *CURRENT
         .write()
-        .unwrap_or_else(std::sync::PoisonError::into_inner) = Box::leak(strategy);
+        .unwrap_or_else(std::sync::PoisonError::into_inner) = Some(Box::leak(strategy));
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ use slackwater_base::Instant;
 use crate::clock::now;
 use crate::cpus::current_cpu;
 use crate::futex::{Futex, Parked};
-use crate::routine::{SOON, Waiting, Watched, stand};
+use crate::routine::{SOON, Waiting, Watched, wait};
 use crate::sync::AtomicU64;
 
 /// A word that threads wait on: what [`Completion`](crate::Completion) and [`Countdown`](crate::Countdown) are made of,
@@ -112,7 +112,7 @@ impl Word {
 
     /// Waits until `done` holds of the value; says whether it does. Without it the deadline passed.
     pub fn wait(&self, waiting: &Waiting<'_>, done: impl Fn(u32) -> bool) -> bool {
-        stand(&Watch { word: self, done }, waiting)
+        wait(&Watch { word: self, done }, waiting)
     }
 }
 

@@ -8,8 +8,8 @@ use std::thread;
 use std::time::Duration;
 
 use slackwater_wait::{
-    Abandoned, Adaptive, AlreadyHooked, Choice, Completion, Countdown, Ended, Event, Hook, Parker,
-    Plan, Site, Stopped, Then, Wait, Waiting, now,
+    Abandoned, AlreadyHooked, Choice, Completion, Countdown, Ended, Event, Hook, Plan, Site,
+    Stopped, Then, Wait, Waiting, now,
 };
 
 /// Looks by itself from the start until `last`.
@@ -196,23 +196,6 @@ fn an_event_hands_a_thousand_turns_back_and_forth() {
 }
 
 #[test]
-fn a_prewake_ends_nothing() {
-    by_each(|strategy| {
-        let site = Site::new("prewake");
-        let batch = Countdown::<()>::new(1);
-        thread::scope(|scope| {
-            let waiter = scope.spawn(|| batch.wait(&Waiting::at(&site).by(strategy)));
-            for _ in 0..100 {
-                batch.prewake();
-            }
-            assert!(!batch.is_done());
-            batch.complete();
-            assert_eq!(waiter.join().unwrap(), Ok(()));
-        });
-    });
-}
-
-#[test]
 fn a_batch_without_parts_is_over_at_once() {
     assert!(Countdown::<()>::new(0).is_done());
 }
@@ -241,46 +224,6 @@ fn a_spinner_reads_the_clock_once_in_a_hundred_looks_at_most() {
     let counts = site.counts();
     assert!(counts.looks >= 1_000, "{counts:?}");
     assert!(counts.clock_reads * 100 <= counts.looks, "{counts:?}");
-}
-
-#[test]
-fn long_waits_teach_a_site_to_park_at_once() {
-    let site = Site::new("long");
-    let adaptive = Adaptive::default();
-    let batch = Countdown::<()>::new(1);
-    // Gaps that only the deadline ends are not learned: what the wait would have lasted is unknown.
-    for _ in 0..128 {
-        site.learn_gap(Duration::from_millis(2));
-    }
-    let waiting = Waiting::at(&site).by(&adaptive);
-    assert!(
-        batch
-            .wait(&waiting.until(now() + Duration::from_micros(200)))
-            .is_err()
-    );
-    assert_eq!(site.counts().budget, Some(Duration::ZERO));
-    let looks = site.counts().looks;
-    assert!(
-        batch
-            .wait(&waiting.until(now() + Duration::from_micros(200)))
-            .is_err()
-    );
-    assert_eq!(site.counts().looks, looks, "no look in a spin");
-}
-
-#[test]
-fn a_doze_ends_with_the_wake_when_the_guess_was_too_long() {
-    let site = Site::new("guess");
-    for _ in 0..20 {
-        let (completer, mut completion) = Completion::new();
-        let mover = thread::spawn(move || completer.complete(()));
-        // An hour was promised; the test ends because the wake does not keep to it.
-        assert_eq!(
-            completion.wait(&Waiting::at(&site).expecting(Duration::from_secs(3600))),
-            Ok(())
-        );
-        mover.join().unwrap();
-    }
 }
 
 #[test]
@@ -326,50 +269,4 @@ fn a_completion_can_be_awaited() {
     completer.complete(5);
     assert_eq!(flag.0.load(Ordering::Relaxed), 1);
     assert_eq!(completion.as_mut().poll(&mut context), Poll::Ready(Ok(5)));
-}
-
-#[test]
-#[cfg_attr(miri, ignore = "Miri has no ppoll")]
-fn a_parker_merges_notifications_and_keeps_one() {
-    let parker = Parker::new().unwrap();
-    parker.notify();
-    parker.notify();
-    assert!(parker.park(now()), "said before the sleep");
-    assert!(
-        !parker.park(now() + Duration::from_millis(1)),
-        "and only once"
-    );
-    thread::scope(|scope| {
-        scope.spawn(|| parker.notify());
-        assert!(parker.park(slackwater_base::Instant::NEVER));
-    });
-}
-
-#[test]
-#[cfg_attr(miri, ignore = "Miri has no ppoll")]
-fn a_parker_makes_its_descriptor_readable_only_for_a_sleeper() {
-    let parker = Parker::new().unwrap();
-    let readable = |parker: &Parker| {
-        let mut fds = [rustix::event::PollFd::new(
-            parker,
-            rustix::event::PollFlags::IN,
-        )];
-        rustix::event::poll(
-            &mut fds,
-            Some(&rustix::thread::Timespec {
-                tv_sec: 0,
-                tv_nsec: 0,
-            }),
-        )
-        .unwrap()
-            == 1
-    };
-    parker.notify();
-    assert!(!readable(&parker), "nobody slept: no system call was made");
-    assert!(!parker.prepare(), "and the sleep is refused");
-    assert!(parker.prepare());
-    parker.notify();
-    assert!(readable(&parker));
-    assert!(parker.finish());
-    assert!(!readable(&parker), "drained");
 }

@@ -3,7 +3,7 @@ use std::cell::Cell;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use slackwater_wait::{Sleeper, current_cpu, free_cpus};
 
-/// Where a worker runs, as seen from the submitter it works for: elsewhere.
+/// Keeps a worker off the CPU of the submitter that it works for.
 ///
 /// The kernel may put a woken thread on the CPU of the thread that woke it although another one is idle; Linux does so in
 /// guests, where an idle CPU that went back to the hypervisor does not count as idle (`available_idle_cpu` in
@@ -11,46 +11,50 @@ use slackwater_wait::{Sleeper, current_cpu, free_cpus};
 /// worker that finds itself there moves, and from then on it does not let itself be woken there. Only its sleep is bound:
 /// while it runs it may be moved anywhere, and threads that a task starts inherit all CPUs.
 #[derive(Debug, Default)]
-pub(crate) struct Berth {
-    /// The CPU it shared with a submitter.
+pub(crate) struct AffinityGuard {
+    /// The CPU that the worker shared with a submitter.
     avoided: Cell<Option<usize>>,
-    /// Jobs in a row that came from other CPUs since.
-    strangers: Cell<u32>,
-    /// Holds during the sleep.
+    /// Jobs in a row since then whose submitters ran on other CPUs.
+    elsewhere: Cell<u32>,
+    /// The mask in force during a park.
     narrowed: Cell<Option<Narrowed>>,
 }
 
-/// So many jobs from elsewhere end the avoidance.
-const STRANGERS_MAX: u32 = 64;
+/// After so many jobs from other CPUs in a row the worker may park on any CPU again.
+const ELSEWHERE_MAX: u32 = 64;
 
-impl Berth {
+impl AffinityGuard {
     /// Before a job whose submitter runs on `cpu`: moves away from there if some CPU is free. Says whether it moved.
     pub(crate) fn meet(&self, cpu: usize) -> bool {
+        // All threads of a model run on one CPU.
+        if cfg!(loom) {
+            return false;
+        }
         if current_cpu() == cpu && free_cpus() > 0 {
             let moved = Narrowed::without(cpu).map(Narrowed::undo).is_some();
             self.avoided.set(moved.then_some(cpu));
-            self.strangers.set(0);
+            self.elsewhere.set(0);
             return moved;
         }
         if self.avoided.get().is_some_and(|avoided| avoided != cpu) {
-            self.strangers.set(self.strangers.get() + 1);
-            if self.strangers.get() == STRANGERS_MAX {
+            self.elsewhere.set(self.elsewhere.get() + 1);
+            if self.elsewhere.get() == ELSEWHERE_MAX {
                 self.avoided.set(None);
             }
         } else {
-            self.strangers.set(0);
+            self.elsewhere.set(0);
         }
         false
     }
 }
 
-impl Sleeper for Berth {
-    fn lies_down(&self) {
+impl Sleeper for AffinityGuard {
+    fn before_park(&self) {
         self.narrowed
             .set(self.avoided.get().and_then(Narrowed::without));
     }
 
-    fn gets_up(&self) {
+    fn after_park(&self) {
         if let Some(narrowed) = self.narrowed.take() {
             narrowed.undo();
         }
@@ -65,7 +69,7 @@ struct Narrowed {
 }
 
 impl Narrowed {
-    /// Keeps the thread off `cpu`, at once. `None`: it has no other, or the kernel would not have it.
+    /// Keeps the thread off `cpu`, at once. `None`: it has no other, or the kernel refused.
     fn without(cpu: usize) -> Option<Self> {
         let from = sched_getaffinity(None).ok()?;
         let mut to = from;
@@ -74,7 +78,7 @@ impl Narrowed {
             .then_some(Self { from, to })
     }
 
-    /// Gives the CPU back, unless somebody else has chosen CPUs for the thread meanwhile: that choice holds.
+    /// Gives the CPU back, unless the thread was given another mask meanwhile, which then holds.
     fn undo(self) {
         if sched_getaffinity(None) == Ok(self.to) {
             // If it fails, the CPUs were taken from the whole process, and those left are all there are.
@@ -105,27 +109,27 @@ mod tests {
         if !has_another_cpu() {
             return;
         }
-        let (all, berth) = (mask(), Berth::default());
+        let (all, affinity) = (mask(), AffinityGuard::default());
         // The scheduler may move this thread between the two looks, and other tests may use all CPUs for a moment.
         let cpu = std::iter::repeat_with(current_cpu)
             .take(1_000_000)
-            .find(|&cpu| berth.meet(cpu))
+            .find(|&cpu| affinity.meet(cpu))
             .unwrap();
         assert_eq!(mask(), all, "awake, it may run anywhere");
-        berth.lies_down();
+        affinity.before_park();
         assert!(!mask().is_set(cpu) && current_cpu() != cpu);
-        berth.gets_up();
+        affinity.after_park();
         assert_eq!(mask(), all);
     }
 
     #[test]
     fn a_submitter_that_left_is_not_avoided_for_ever() {
-        let (all, berth) = (mask(), Berth::default());
-        berth.avoided.set(Some(current_cpu()));
-        for _ in 0..STRANGERS_MAX {
-            berth.meet(CpuSet::MAX_CPU);
+        let (all, affinity) = (mask(), AffinityGuard::default());
+        affinity.avoided.set(Some(current_cpu()));
+        for _ in 0..ELSEWHERE_MAX {
+            affinity.meet(CpuSet::MAX_CPU);
         }
-        berth.lies_down();
+        affinity.before_park();
         assert_eq!(mask(), all);
     }
 
@@ -134,13 +138,13 @@ mod tests {
         if !has_another_cpu() {
             return;
         }
-        let (all, berth, cpu) = (mask(), Berth::default(), current_cpu());
-        berth.avoided.set(Some(cpu));
-        berth.lies_down();
+        let (all, affinity, cpu) = (mask(), AffinityGuard::default(), current_cpu());
+        affinity.avoided.set(Some(cpu));
+        affinity.before_park();
         let mut chosen = CpuSet::new();
         chosen.set(cpu);
         sched_setaffinity(None, &chosen).unwrap();
-        berth.gets_up();
+        affinity.after_park();
         assert_eq!(mask(), chosen);
         sched_setaffinity(None, &all).unwrap();
     }
@@ -151,7 +155,7 @@ mod tests {
         let cpu = current_cpu();
         one.set(cpu);
         sched_setaffinity(None, &one).unwrap();
-        assert!(!Berth::default().meet(cpu) && mask() == one);
+        assert!(!AffinityGuard::default().meet(cpu) && mask() == one);
         sched_setaffinity(None, &all).unwrap();
     }
 }

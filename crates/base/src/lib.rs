@@ -38,3 +38,23 @@ pub const fn round_to_block(bytes: u64) -> u64 {
         None => u64::MAX - (BLOCK_BYTES - 1),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lengths_round_up_to_blocks_and_never_wrap() {
+        for (bytes, rounded) in [
+            (0, 0),
+            (1, 4096),
+            (4096, 4096),
+            (4097, 8192),
+            (u64::MAX - 4095, u64::MAX - 4095),
+            (u64::MAX - 4094, u64::MAX - 4095),
+            (u64::MAX, u64::MAX - 4095),
+        ] {
+            assert_eq!(round_to_block(bytes), rounded, "{bytes}");
+        }
+    }
+}

@@ -92,6 +92,17 @@ mod tests {
     }
 
     #[test]
+    fn a_buffer_is_filled_to_its_last_byte() {
+        let (mut filled, mut drawn) = (Rng::new(7), Rng::new(7));
+        let mut buffer = [0; 20];
+        filled.fill(&mut buffer);
+        let expected: Vec<u8> = (0..3)
+            .flat_map(|_| drawn.next_u64().to_le_bytes())
+            .collect();
+        assert_eq!(buffer, expected[..20]);
+    }
+
+    #[test]
     fn same_seed_gives_same_numbers_and_bounds_hold() {
         let (mut a, mut b) = (Rng::new(7), Rng::new(7));
         for bound in 1..200 {

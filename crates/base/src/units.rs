@@ -250,6 +250,34 @@ mod tests {
     }
 
     #[test]
+    fn every_unit_of_size_and_time_has_its_factor() {
+        for (power, unit) in (1u32..).zip(["k", "m", "g", "t"]) {
+            let binary = ByteSize(1 << (10 * power));
+            assert_eq!(format!("1{unit}").parse(), Ok(binary), "{unit}");
+            assert_eq!(format!("1{unit}ib").parse(), Ok(binary), "{unit}ib");
+            let decimal = ByteSize(1_000u64.pow(power));
+            assert_eq!(format!("1{unit}b").parse(), Ok(decimal), "{unit}b");
+        }
+        for (text, nanos) in [
+            ("1", 1_000_000),
+            ("1ns", 1),
+            ("1us", 1_000),
+            ("1µs", 1_000),
+            ("1ms", 1_000_000),
+            ("1s", 1_000_000_000),
+            ("1m", 60_000_000_000),
+            ("1min", 60_000_000_000),
+            ("1h", 3_600_000_000_000),
+        ] {
+            assert_eq!(
+                parse_duration(text),
+                Ok(Duration::from_nanos(nanos)),
+                "{text}"
+            );
+        }
+    }
+
+    #[test]
     fn durations_read_as_people_write_them() {
         let check = |text: &str, nanos: u64| {
             assert_eq!(

@@ -10,11 +10,11 @@ use slackwater_wait::{Costs, Event, Wait, Waiting, free_cpus};
 use crate::affinity_guard::AffinityGuard;
 use crate::job::{Class, Kind, discard};
 use crate::member::Member;
+use crate::permits::Permits;
 use crate::record::{Record, add};
-use crate::slot::{Seat, Slot, Source, Work};
+use crate::slot::{JobSlot, PublishedJob, Seat, Source};
 use crate::sync::{AtomicU32, AtomicU64, AtomicUsize, Mutex, MutexGuard};
 use crate::topology::NodeId;
-use crate::turns::Turns;
 
 /// Jobs of one crew at a time; further submitters run theirs alone.
 const SLOTS: usize = if cfg!(loom) { 1 } else { 32 };
@@ -38,7 +38,7 @@ pub(crate) struct Crew {
     free: CachePadded<AtomicU64>,
     /// Slots with an open door, by class. A hint: the door decides.
     open: [CachePadded<AtomicU64>; 2],
-    slots: Box<[Slot]>,
+    slots: Box<[JobSlot]>,
     background: Background,
     pub(crate) records: Box<[CachePadded<Record>]>,
     wakes: Counter,
@@ -49,7 +49,7 @@ struct Background {
     tasks: Mutex<VecDeque<Task>>,
     /// As many as are in the queue, to look at without the lock.
     len: AtomicUsize,
-    turns: Turns,
+    permits: Permits,
     len_max: usize,
 }
 
@@ -84,13 +84,13 @@ impl Crew {
             free: CachePadded::new(AtomicU64::new((1 << SLOTS) - 1)),
             open: std::array::from_fn(|_| CachePadded::new(AtomicU64::new(0))),
             // One seat more than workers: the caller's.
-            slots: (0..SLOTS).map(|_| Slot::new(workers + 1)).collect(),
+            slots: (0..SLOTS).map(|_| JobSlot::new(workers + 1)).collect(),
             background: Background {
                 tasks: Mutex::new(VecDeque::new()),
                 len: AtomicUsize::new(0),
                 len_max: background_max,
                 // Half of the workers stay for jobs that somebody waits for.
-                turns: Turns::new(workers.div_ceil(2)),
+                permits: Permits::new(workers.div_ceil(2)),
             },
             records: (0..workers)
                 .map(|_| CachePadded::new(Record::new("pool worker idle")))
@@ -194,12 +194,12 @@ impl Crew {
     pub(crate) unsafe fn publish(
         &self,
         taken: Taken,
-        work: Work,
+        work: PublishedJob,
         len: u32,
         places: usize,
         class: Class,
     ) {
-        // SAFETY: the caller's promises are those of `Slot::publish`; the door is found empty in `retire`.
+        // SAFETY: the caller's promises are those of `JobSlot::publish`; the door is found empty in `retire`.
         unsafe { self.slots[taken.0].publish(work, len, places) };
         self.open[class as usize].fetch_or(1 << taken.0, Ordering::Release);
     }
@@ -287,7 +287,7 @@ impl Crew {
     }
 
     /// Takes part in the job of `slot`, if there is a place; says whether there was anything to do.
-    fn enter(&self, slot: &Slot, member: Member, record: &Record) -> bool {
+    fn enter(&self, slot: &JobSlot, member: Member, record: &Record) -> bool {
         let Some(places) = slot.door.join() else {
             return false;
         };
@@ -350,7 +350,7 @@ impl Crew {
         if background.len.load(Ordering::Acquire) == 0 {
             return false;
         }
-        if !background.turns.take() {
+        if !background.permits.take() {
             return false;
         }
         let task = background.pop();
@@ -364,11 +364,11 @@ impl Crew {
                 discard(payload);
             }
         }
-        background.turns.give_back();
+        background.permits.give_back();
         found
     }
 
-    /// Drops what is queued: whoever waits for it learns that it will not come.
+    /// Drops the queued tasks: a wait for one of them ends as cancelled.
     pub(crate) fn drop_queued(&self) {
         let tasks = std::mem::take(&mut *self.background.lock());
         self.background.len.store(0, Ordering::Release);
@@ -393,7 +393,7 @@ impl std::fmt::Debug for Background {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Background")
             .field("len", &self.len)
-            .field("turns", &self.turns)
+            .field("permits", &self.permits)
             .finish_non_exhaustive()
     }
 }
@@ -402,7 +402,7 @@ impl std::fmt::Debug for Background {
 ///
 /// # Safety
 /// What `work` points at is alive for the whole call.
-pub(crate) unsafe fn run_alone(work: Work, len: u32, member: Member, record: &Record) {
+pub(crate) unsafe fn run_alone(work: PublishedJob, len: u32, member: Member, record: &Record) {
     let seat = Seat {
         from: Source::Alone {
             left: Cell::new((0, len)),

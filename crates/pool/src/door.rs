@@ -11,7 +11,7 @@ const ACTIVE: u32 = 1 << 17;
 /// All participants inside.
 const ACTIVES: u32 = !(ACTIVE - 1);
 
-/// Who may take part in a job, and who still does: one word.
+/// Which workers may take part in a job, and how many still do: one word.
 ///
 /// The submitter opens the door, works itself, closes the door and waits until everybody inside has left. A worker that
 /// got in may use what the job borrows until it leaves; nobody gets in through a closed door, so the borrow can end.
@@ -46,7 +46,7 @@ impl Door {
         );
     }
 
-    /// Gets in, unless the door is closed or the places are taken. Returns the number of places there were.
+    /// Joins, unless the door is closed or the places are taken. Returns the number of places there were.
     pub(crate) fn join(&self) -> Option<usize> {
         let before = self.word.change(|value| {
             let free = value & OPEN != 0 && value & PLACES != 0 && value & ACTIVES != ACTIVES;

@@ -243,7 +243,7 @@ pub(crate) struct Indexed<'a, I, B, F> {
 }
 
 impl<'a, I, B, F> Indexed<'a, I, B, F> {
-    /// [`Work::enter`](crate::slot::Work::enter) for this kind of job.
+    /// [`PublishedJob::enter`](crate::slot::PublishedJob::enter) for this kind of job.
     ///
     /// # Safety
     /// `data` points at a live `Self` whose closures may be called from this thread.

@@ -1,4 +1,4 @@
-//! Tasks in a row: who runs them, and how a thread waits until few are left.
+//! Tasks that run in order: which thread runs them, and how a thread waits until few are left.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -173,5 +173,33 @@ impl fmt::Debug for Lane {
             .field("pending", &state.pending)
             .field("running", &state.running)
             .finish_non_exhaustive()
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    #[test]
+    fn a_worker_is_asked_for_when_none_runs_the_tasks_or_is_on_its_way() {
+        let (lane, asked) = (Lane::new(2), Cell::new(0));
+        let push = |answer: bool| {
+            lane.push(Box::new(|| ()), || {
+                asked.set(asked.get() + 1);
+                answer
+            })
+        };
+        assert_eq!(push(false), Err(NoRoom::Worker));
+        assert_eq!((lane.pending(), asked.get()), (0, 1), "nothing is kept");
+        assert_eq!(push(true), Ok(()));
+        assert_eq!(push(true), Ok(()));
+        assert_eq!((lane.pending(), asked.get()), (2, 2), "one is enough");
+        assert_eq!(push(true), Err(NoRoom::Lane));
+        lane.work();
+        assert_eq!(lane.pending(), 0);
+        assert_eq!(push(true), Ok(()));
+        assert_eq!(asked.get(), 3, "the first one has come and gone");
     }
 }

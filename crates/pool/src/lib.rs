@@ -13,7 +13,8 @@ mod door;
 mod job;
 mod lane;
 mod member;
-mod place;
+mod permits;
+mod placement;
 mod pool;
 mod queue;
 mod record;
@@ -23,7 +24,6 @@ mod spread;
 mod sync;
 mod task;
 mod topology;
-mod turns;
 
 #[cfg(all(test, loom))]
 mod models;

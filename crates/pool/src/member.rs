@@ -2,7 +2,7 @@ use std::cell::Cell;
 
 use crate::topology::NodeId;
 
-/// Who runs a task.
+/// The thread that runs a task, as its pool counts it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Member {
     /// The thread's index in its pool, below [`Pool::threads`](crate::Pool::threads); 0 is the caller.
@@ -22,7 +22,7 @@ impl Member {
         CURRENT.get()
     }
 
-    /// Makes this thread a member until the guard is dropped. Whoever was not one before counts as working meanwhile.
+    /// Makes this thread a member until the guard is dropped. A thread that was not one before counts as working meanwhile.
     pub(crate) fn enter(self) -> Inside {
         let before = CURRENT.replace(Some(self));
         Inside {

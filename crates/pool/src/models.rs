@@ -16,9 +16,9 @@ use crate::door::Door;
 use crate::job::Class;
 use crate::lane::Lane;
 use crate::member::Member;
+use crate::permits::Permits;
 use crate::record::Record;
-use crate::slot::{Seat, Work};
-use crate::turns::Turns;
+use crate::slot::{PublishedJob, Seat};
 
 static SITE: Site = Site::new("model");
 
@@ -112,13 +112,13 @@ fn a_job_of_three_runs_each_index_once_before_its_borrow_ends() {
     search(3);
 }
 
-/// Once a worker that found no turn counted itself in for a moment; the holder of the turn, looking once more, saw no
-/// turn either, and both slept beside the task.
+/// A worker that found no permit once raised the count for a moment; the holder of the permit, looking once more, saw none
+/// either, and both parked although a task was queued.
 #[test]
-fn a_task_is_not_left_lying_by_two_workers_with_one_turn() {
+fn a_task_is_not_forgotten_by_two_workers_with_one_permit() {
     struct Queue {
         event: Event,
-        turns: Turns,
+        permits: Permits,
         tasks: Mutex<u32>,
         done: AtomicU32,
     }
@@ -128,12 +128,12 @@ fn a_task_is_not_left_lying_by_two_workers_with_one_turn() {
         if queue.event.is_closed() {
             return;
         }
-        if *queue.tasks.lock().unwrap() > 0 && queue.turns.take() {
+        if *queue.tasks.lock().unwrap() > 0 && queue.permits.take() {
             let mut tasks = queue.tasks.lock().unwrap();
             let found = *tasks > 0;
             *tasks -= u32::from(found);
             drop(tasks);
-            queue.turns.give_back();
+            queue.permits.give_back();
             if found {
                 if queue.done.fetch_add(1, Ordering::Relaxed) + 1 == TASKS {
                     queue.event.close();
@@ -148,7 +148,7 @@ fn a_task_is_not_left_lying_by_two_workers_with_one_turn() {
     builder.check(move || {
         let queue = Arc::new(Queue {
             event: Event::new(),
-            turns: Turns::new(1),
+            permits: Permits::new(1),
             tasks: Mutex::new(TASKS),
             done: AtomicU32::new(0),
         });
@@ -220,7 +220,7 @@ fn run_job(crew: &Crew, places: usize) {
         return;
     };
     let borrowed = Borrowed(UnsafeCell::new(1));
-    let work = Work {
+    let work = PublishedJob {
         data: (&raw const borrowed).cast(),
         enter: read_borrowed,
         base: 0,

@@ -10,10 +10,10 @@ use crate::config::{Config, PoolError};
 use crate::crew::Crew;
 use crate::job::{Cancel, Class, Indexed, JobError, Kind, Verdict};
 use crate::member::Member;
-use crate::place::{Place, watch_forks};
+use crate::placement::{Placement, watch_forks};
 use crate::record::{PoolCounts, add};
 use crate::scope::Scope;
-use crate::slot::Work;
+use crate::slot::PublishedJob;
 use crate::spread::Inner;
 use crate::task::{Handle, SubmitError};
 use crate::topology::NodeId;
@@ -64,7 +64,8 @@ impl Pool {
             })
             .map(|(crew, plan, worker)| {
                 let (started, wait) = Completion::new();
-                let place = Place::of(config, plan, worker + usize::from(crew == 0), plans.len());
+                let place =
+                    Placement::of(config, plan, worker + usize::from(crew == 0), plans.len());
                 let (inner, thread) = (Arc::clone(&inner), inner.crews[crew].thread_index(worker));
                 let builder = thread::Builder::new().name(format!("slackwater-{thread}"));
                 let handle = builder.spawn(move || {
@@ -313,7 +314,7 @@ impl<'a> Job<'a> {
             cancel,
             verdict: Verdict::default(),
         };
-        let work = Work {
+        let work = PublishedJob {
             data: (&raw const shared).cast(),
             enter: entry(&shared),
             base: 0,

@@ -8,7 +8,7 @@ use slackwater_wait::{Event, Site};
 
 use crate::crew::Task;
 use crate::job::{Class, Verdict};
-use crate::slot::{Borrowed, Seat, Work};
+use crate::slot::{Borrowed, PublishedJob, Seat};
 use crate::spread::Inner;
 
 /// Tasks that borrow: all of them end before the scope does.
@@ -53,7 +53,7 @@ pub(crate) fn run<'env, R>(
     };
     if let Some(slot) = slot {
         let seats = crew.workers() + 1;
-        let work = Work {
+        let work = PublishedJob {
             data: (&raw const shared).cast(),
             enter,
             base: 0,
@@ -119,7 +119,7 @@ impl Shared<'_> {
             return false;
         };
         self.verdict.guard(task);
-        // Release: whoever sees no task pending sees what the tasks wrote.
+        // Release: a thread that sees no task pending sees what the tasks wrote.
         if self.pending.fetch_sub(1, Ordering::AcqRel) == 1 {
             self.changed.notify(1);
         }

@@ -12,7 +12,7 @@ use crate::sync::UnsafeCell;
 
 /// A job as workers see it: where to enter and with what.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Work {
+pub(crate) struct PublishedJob {
     pub(crate) data: *const (),
     /// Takes part in the job; says whether there was anything to do.
     ///
@@ -51,22 +51,22 @@ impl Drop for Borrowed {
 
 /// A place where one job at a time is published.
 #[derive(Debug)]
-pub(crate) struct Slot {
+pub(crate) struct JobSlot {
     pub(crate) door: Door,
     pub(crate) ranges: Ranges,
     /// The CPU on which the job was published.
     submitter_cpu: AtomicU32,
-    work: UnsafeCell<Option<Work>>,
+    work: UnsafeCell<Option<PublishedJob>>,
 }
 
 // SAFETY: `work` is written only by the owner of the slot while the door is closed and nobody is inside, and read only
 // from inside; the door's word orders the two. The pointers in it are shared between threads by the submitter's promise
 // that what they point at may be.
-unsafe impl Sync for Slot {}
+unsafe impl Sync for JobSlot {}
 // SAFETY: as above.
-unsafe impl Send for Slot {}
+unsafe impl Send for JobSlot {}
 
-impl Slot {
+impl JobSlot {
     pub(crate) fn new(seats: usize) -> Self {
         Self {
             door: Door::new(),
@@ -81,7 +81,7 @@ impl Slot {
     /// # Safety
     /// - The caller owns the slot: it took it from the free ones and has not published since.
     /// - What `work` points at stays valid, and may be shared between threads, until the door was closed and found empty.
-    pub(crate) unsafe fn publish(&self, work: Work, len: u32, places: usize) {
+    pub(crate) unsafe fn publish(&self, work: PublishedJob, len: u32, places: usize) {
         self.ranges.deal(len, work.seats);
         self.submitter_cpu
             .store(current_cpu() as u32, Ordering::Relaxed);
@@ -99,7 +99,7 @@ impl Slot {
     ///
     /// # Safety
     /// The caller is inside the door, or published the job.
-    pub(crate) unsafe fn work(&self) -> Work {
+    pub(crate) unsafe fn work(&self) -> PublishedJob {
         // SAFETY: nobody writes while somebody is inside.
         let work = self.work.with(|cell| unsafe { *cell });
         work.expect("a door opens after its work was written")

@@ -7,10 +7,10 @@ use crate::config::{Config, CrewPlan, NODES_MAX};
 use crate::crew::{Crew, Taken, run_alone};
 use crate::job::Kind;
 use crate::member::Member;
-use crate::place::forks;
+use crate::placement::forks;
 use crate::pool::Job;
 use crate::record::{Record, add};
-use crate::slot::{Borrowed, Work};
+use crate::slot::{Borrowed, PublishedJob};
 
 /// What the threads of a pool share, and how a job is spread over its crews.
 #[derive(Debug)]
@@ -143,7 +143,7 @@ impl Inner {
     ///
     /// # Safety
     /// `work` is valid during the call, from any thread.
-    pub(crate) unsafe fn spread(&self, job: &Job<'_>, work: Work, len: u32) {
+    pub(crate) unsafe fn spread(&self, job: &Job<'_>, work: PublishedJob, len: u32) {
         add(&self.jobs, 1);
         let participants = self.participants(job, len);
         let member = self.caller();
@@ -159,7 +159,7 @@ impl Inner {
         // The crews of other nodes first: their workers have the longer way.
         for part in parts.iter_mut().rev() {
             let crew = &self.crews[part.crew];
-            let work = Work {
+            let work = PublishedJob {
                 base: part.base,
                 seats: part.seats,
                 ..work
@@ -182,7 +182,7 @@ impl Inner {
                 // SAFETY: the caller's promise.
                 None => unsafe {
                     run_alone(
-                        Work {
+                        PublishedJob {
                             base: part.base,
                             ..work
                         },

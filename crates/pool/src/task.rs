@@ -27,7 +27,7 @@ pub enum SubmitError {
 /// A queued task: its result when there is one.
 pub struct Handle<T> {
     completion: Completion<Result<T, JobError>>,
-    /// The task itself while no worker has begun it: whoever waits for it may run it.
+    /// The task itself while no worker has begun it: a thread that waits for it may run it.
     task: Arc<Mutex<Option<Task>>>,
     cancel: Arc<Cancel>,
 }

@@ -85,7 +85,7 @@ impl<T> Completion<T> {
         self.shared.countdown.is_done()
     }
 
-    /// Runs `hook` once when the value is there, or never will be. Whoever awaits the value afterwards takes its place.
+    /// Runs `hook` once when the value is there, or never will be. Awaiting the value afterwards replaces it.
     ///
     /// # Errors
     /// There is one already.

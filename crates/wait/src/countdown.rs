@@ -9,7 +9,7 @@ use crate::word::Word;
 
 /// A part failed; its cause lies beside the word, written before it.
 const FAILED: u32 = 1 << 1;
-/// Whoever waits shall stop; the parts are not done.
+/// Waits end; the parts go on.
 const CANCELLED: u32 = 1 << 2;
 /// A hook is to be run at the end.
 const HOOKED: u32 = 1 << 3;
@@ -185,7 +185,7 @@ impl<E> Countdown<E> {
         self.announce_hook();
     }
 
-    /// Either the last part sees the bit, or this sees the last part: the hook runs, and whoever takes it runs it once.
+    /// Either the last part sees the bit, or this sees the last part: the hook runs, and it is taken once.
     fn announce_hook(&self) {
         if self.word.set(HOOKED) & PARTS == 0 {
             self.run_hook();

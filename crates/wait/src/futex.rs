@@ -25,7 +25,7 @@ pub(crate) enum Parked {
 pub(crate) struct Futex {
     pub(crate) value: AtomicU32,
     #[cfg(loom)]
-    bed: (loom::sync::Mutex<Bed>, loom::sync::Condvar),
+    sleepers: (loom::sync::Mutex<Sleepers>, loom::sync::Condvar),
 }
 
 #[cfg(not(loom))]
@@ -79,10 +79,10 @@ pub(crate) fn park(
     }
 }
 
-/// Who sleeps in loom's kernel.
+/// The queue of sleepers in loom's kernel.
 #[cfg(loom)]
 #[derive(Debug, Default)]
-struct Bed {
+struct Sleepers {
     asleep: usize,
     /// Wakes given but not yet spent.
     wakes: usize,
@@ -94,24 +94,24 @@ mod model {
     use loom::sync::atomic::Ordering;
     use loom::sync::{Condvar, Mutex};
 
-    use super::{AtomicU32, Bed, Duration, Futex, Parked};
+    use super::{AtomicU32, Duration, Futex, Parked, Sleepers};
     use crate::clock::slept;
 
     impl Futex {
         pub(crate) fn new(value: u32) -> Self {
             Self {
                 value: AtomicU32::new(value),
-                bed: (Mutex::new(Bed::default()), Condvar::new()),
+                sleepers: (Mutex::new(Sleepers::default()), Condvar::new()),
             }
         }
 
         /// A limit has passed as soon as the word is found unchanged: the worst clock.
         pub(crate) fn park(&self, expected: u32, longest: Option<Duration>) -> Parked {
-            let mut bed = self
-                .bed
+            let mut sleepers = self
+                .sleepers
                 .0
                 .lock()
-                .expect("no model panics while it holds the bed");
+                .expect("no model panics while it holds the sleepers");
             if self.value.load(Ordering::SeqCst) != expected {
                 return Parked::Disturbed;
             }
@@ -119,28 +119,28 @@ mod model {
                 slept(longest);
                 return Parked::TimedOut;
             }
-            bed.asleep += 1;
-            while bed.wakes == 0 {
-                bed = self
-                    .bed
+            sleepers.asleep += 1;
+            while sleepers.wakes == 0 {
+                sleepers = self
+                    .sleepers
                     .1
-                    .wait(bed)
-                    .expect("no model panics while it holds the bed");
+                    .wait(sleepers)
+                    .expect("no model panics while it holds the sleepers");
             }
-            bed.wakes -= 1;
+            sleepers.wakes -= 1;
             Parked::Woken
         }
 
         pub(crate) fn wake(&self, count: u32) -> usize {
-            let mut bed = self
-                .bed
+            let mut sleepers = self
+                .sleepers
                 .0
                 .lock()
-                .expect("no model panics while it holds the bed");
-            let woken = bed.asleep.min(count as usize);
-            bed.asleep -= woken;
-            bed.wakes += woken;
-            self.bed.1.notify_all();
+                .expect("no model panics while it holds the sleepers");
+            let woken = sleepers.asleep.min(count as usize);
+            sleepers.asleep -= woken;
+            sleepers.wakes += woken;
+            self.sleepers.1.notify_all();
             woken
         }
     }

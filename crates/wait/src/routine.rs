@@ -115,7 +115,7 @@ pub(crate) trait Watched {
     fn park(&self, longest: Option<Duration>, looks_by: Instant) -> Parked;
     /// When the last wake was due, if it tells.
     fn woken_at(&self) -> Instant;
-    /// The CPU of whoever ended the wait, if it tells.
+    /// The CPU of the completer, if it is known.
     fn completer_cpu(&self) -> Option<u32> {
         None
     }
@@ -314,7 +314,7 @@ impl Naps {
         }
     }
 
-    /// By when somebody who falls asleep at `now` looks.
+    /// By when a thread that parks at `now` looks again.
     fn next_look(&self, now: Instant) -> Instant {
         if now < self.last {
             self.first.max(now + SOON)

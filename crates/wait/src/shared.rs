@@ -68,7 +68,7 @@ impl SharedWord {
         if before & Self::PARKED == 0 {
             return;
         }
-        // Cleared first, as in `Word`: whoever falls asleep from now on sets it again.
+        // Cleared first, as in `Word`: a thread that parks from now on sets it again.
         self.0.fetch_and(!Self::PARKED, Ordering::AcqRel);
         let _ = futex::wake(self.lower_half(), Flags::empty(), i32::MAX.cast_unsigned());
     }
@@ -137,7 +137,7 @@ mod tests {
         miri,
         ignore = "a futex looks at four of the word's eight bytes, which Miri takes for a race of the program"
     )]
-    fn the_last_to_leave_wakes_whoever_waits_by_any_strategy() {
+    fn the_last_to_leave_wakes_a_waiter_by_any_strategy() {
         for choice in [
             Choice::Park,
             Choice::Adaptive,

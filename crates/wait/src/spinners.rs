@@ -70,7 +70,7 @@ impl Drop for Working {
     }
 }
 
-/// Tells that this process has just been forked: who spun or worked stayed in the parent. Only stores to atomics, so it
+/// Tells that this process has just been forked: the threads that spun or worked stayed in the parent. Only stores to atomics, so it
 /// may be called between fork and exec.
 pub fn forked() {
     SPINNING.store(0, Ordering::Relaxed);

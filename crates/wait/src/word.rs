@@ -25,7 +25,7 @@ pub struct Word {
     /// By when every sleeper so far looks by itself. It only grows: a word on which somebody once slept for good is
     /// woken for good.
     looks_by: AtomicU64,
-    /// The CPU of whoever ended the wait.
+    /// The CPU of the last completer that woke a sleeper.
     woken_on: AtomicU32,
 }
 
@@ -105,7 +105,7 @@ impl Word {
         if now.until(Instant::from_nanos(self.looks_by.load(Ordering::Relaxed))) <= SOON {
             return;
         }
-        // Cleared first: whoever falls asleep from now on sets it again, and the wake below reaches those who did not.
+        // Cleared first: a thread that parks from now on sets it again, and the wake below reaches the others.
         self.clear(Self::PARKED);
         self.futex.wake(u32::MAX);
     }
@@ -132,7 +132,7 @@ impl<F: Fn(u32) -> bool> Watched for Watch<'_, F> {
         self.word
             .looks_by
             .fetch_max(looks_by.as_nanos(), Ordering::Relaxed);
-        // A swap even if the bit is set: whoever changes the word afterwards and sees the bit sees the time as well.
+        // A swap even if the bit is set: a completer that changes the word afterwards and sees the bit sees the time too.
         match self
             .word
             .change(|seen| (!(self.done)(seen)).then_some(seen | Word::PARKED))

@@ -1,4 +1,4 @@
-//! Where workers belong, and whether this process is still the one that has them.
+//! The CPUs and the memory node of workers, and whether this process was forked from the one that has them.
 
 use std::io;
 use std::sync::Once;
@@ -8,15 +8,15 @@ use crate::affinity;
 use crate::config::{Config, CrewPlan, Pin};
 use crate::topology::NodeId;
 
-/// Where one worker belongs.
+/// The CPUs that one worker runs on and the node that its memory comes from.
 #[derive(Debug)]
-pub(crate) struct Place {
+pub(crate) struct Placement {
     cpus: Vec<usize>,
     memory: Option<NodeId>,
 }
 
-impl Place {
-    /// The place of the `seat`-th thread of a crew; in the first one the caller has seat 0.
+impl Placement {
+    /// That of the thread with this seat in a crew; in the first crew the caller has seat 0.
     pub(crate) fn of(config: &Config, plan: &CrewPlan, seat: usize, crews: usize) -> Self {
         let cpus = match config.pin {
             Pin::Core => plan.node.cores[seat % plan.node.cores.len()]

@@ -2,18 +2,18 @@ use std::sync::atomic::Ordering;
 
 use crate::sync::AtomicUsize;
 
-/// How many may do something at once.
+/// A limit on how many threads do something at once.
 ///
-/// Whoever finds no turn may sleep without asking again, as long as everybody who gives one back looks once more before
-/// it sleeps. So a turn is taken in one step: one that was counted up and down again in passing would hide itself from
-/// the very thread that looks once more.
+/// A thread that gets no permit may park without asking again, because every thread that gives one back looks for work
+/// once more before it parks. So a permit is taken in one step: a count that went up and down again in passing would hide
+/// the permit from the thread that looks once more.
 #[derive(Debug)]
-pub(crate) struct Turns {
+pub(crate) struct Permits {
     taken: AtomicUsize,
     max: usize,
 }
 
-impl Turns {
+impl Permits {
     pub(crate) fn new(max: usize) -> Self {
         Self {
             taken: AtomicUsize::new(0),
@@ -21,7 +21,7 @@ impl Turns {
         }
     }
 
-    /// Takes a turn, if there is one.
+    /// Takes a permit, if one is left.
     pub(crate) fn take(&self) -> bool {
         let more = |taken| (taken < self.max).then_some(taken + 1);
         self.taken

@@ -8,6 +8,7 @@ use slackwater_wait::now;
 use slackwater_wire::data::{Op, Refusal, Rights};
 
 use super::crew::Crew;
+use super::page::Mark;
 use super::process::Process;
 use super::warmth::Warmth;
 use super::window::{Opened, Reach};
@@ -69,6 +70,7 @@ struct Chunk<'a> {
 unsafe impl Sync for Chunk<'_> {}
 
 /// Why a job was not carried.
+#[derive(Debug)]
 pub(super) enum Uncarried {
     /// Its window was over before the first byte: its owner has to say why, or open another one.
     Stale,
@@ -105,21 +107,32 @@ pub(super) fn carry(job: &Wanted<'_>, window: &Opened, crew: &Crew) -> Result<()
     if let Some(part) = job.part {
         part.started();
     }
-    let mark = window.mark().map_err(|_| Uncarried::Stale)?;
-    let one = |chunk: &Chunk<'_>| {
-        stop(job)?;
-        if mark.is_stale() {
-            return Err(Cause::Refused(Refusal::Generation));
+    under_mark(window, |mark| {
+        let one = |chunk: &Chunk<'_>| {
+            stop(job)?;
+            if mark.is_stale() {
+                return Err(Cause::Refused(Refusal::Generation));
+            }
+            // SAFETY: the local range is held by the job; the peer's lies in the window, which its owner leaves alone
+            // while the mark stands; the chunks of a job have no byte in common.
+            unsafe { chunk.copy(job, warmth) }
+        };
+        if bytes >= SHARED_BYTES_MIN && pool.threads() > 1 && chunks.len() > 1 {
+            share(&chunks, pool, one)
+        } else {
+            chunks.iter().try_for_each(one)
         }
-        // SAFETY: the local range is held by the job; the peer's lies in the window, which its owner leaves alone while
-        // the mark stands; the chunks of a job have no byte in common.
-        unsafe { chunk.copy(job, warmth) }
-    };
-    if bytes >= SHARED_BYTES_MIN && pool.threads() > 1 && chunks.len() > 1 {
-        share(&chunks, pool, one)?;
-    } else {
-        chunks.iter().try_for_each(one)?;
-    }
+    })
+}
+
+/// Runs `copy` between the mark that announces it to the owner and the one that ends it. The copy counts only if the
+/// window was in force, and its owner alive, until it had ended.
+pub(super) fn under_mark(
+    window: &Opened,
+    copy: impl FnOnce(&Mark<'_>) -> Result<(), Cause>,
+) -> Result<(), Uncarried> {
+    let mark = window.mark().map_err(|_| Uncarried::Stale)?;
+    copy(&mark)?;
     mark.finish()
         .map_err(|_| Cause::Refused(Refusal::Generation))?;
     match window.link().is_gone() {

@@ -13,6 +13,7 @@ use slackwater_wire::data::{Capability, Refusal, Rights};
 use zerocopy::byteorder::little_endian::{U32, U64};
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
+use super::carry::{Uncarried, under_mark};
 use super::link::{Call, Link, NoLink, NoWindow};
 use super::memory::SharedMemory;
 use super::message::{
@@ -191,6 +192,34 @@ fn a_new_key_takes_back_what_was_opened_under_the_old_one() {
         reuse(&far, &region, PATIENCE),
         "what was under way has been waited for"
     );
+}
+
+/// The result of ending a mark could be ignored unnoticed: a copy during whose last chunk the window was taken back
+/// was reported as complete, though its bytes may have come after the region's next use had begun.
+#[test]
+fn a_copy_whose_window_is_revoked_before_it_ends_does_not_count() {
+    let (far, near) = (
+        owner(ServiceLimits::default()),
+        owner(ServiceLimits::default()),
+    );
+    let region = far.region(Memory::anonymous(4096).unwrap());
+    let window = ask(&far.link(&near), far.grant(&region)).unwrap();
+    assert!(under_mark(&window, |_| Ok(())).is_ok());
+    let revoked = under_mark(&window, |mark| {
+        region.close();
+        far.service.invalidate(&region);
+        assert!(mark.is_stale() && region.in_flight() == 1);
+        Ok(())
+    });
+    assert!(
+        matches!(
+            revoked,
+            Err(Uncarried::Failed(Cause::Refused(Refusal::Generation)))
+        ),
+        "{revoked:?}"
+    );
+    let stale = under_mark(&window, |_| panic!("nothing is copied"));
+    assert!(matches!(stale, Err(Uncarried::Stale)), "{stale:?}");
 }
 
 /// Memory that the initiator could not use kept its slot at the owner: after as many tries as there are slots, nobody of

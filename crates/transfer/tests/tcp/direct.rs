@@ -6,7 +6,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use slackwater_transfer::{Cause, Clock, Engine, Refusal, Segment, Target, TcpConfig};
+use slackwater_transfer::{Cause, Clock, Engine, Op, Refusal, Segment, Target, TcpConfig};
 use slackwater_wire::data::{Ack, Data, Features, Frame, GREETING_BYTES, Greeting, VERSION};
 
 use crate::support::*;
@@ -55,11 +55,7 @@ impl Scene {
     ) -> JoinHandle<T> {
         let (listener, greeting) = (self.listener.take().unwrap(), self.greeting());
         std::thread::spawn(move || {
-            let (mut stream, _) = listener.accept().unwrap();
-            stream.set_read_timeout(Some(20 * SECOND)).unwrap();
-            stream.read_exact(&mut [0; GREETING_BYTES]).unwrap();
-            stream.write_all(&greeting).unwrap();
-            let done = part(stream);
+            let done = part(greet(&listener, &greeting));
             // Nobody came a second time.
             listener.set_nonblocking(true).unwrap();
             assert_eq!(listener.accept().unwrap_err().kind(), ErrorKind::WouldBlock);
@@ -76,12 +72,21 @@ impl Scene {
             expects: self.alice.home().incarnation(),
             frame_bytes_max: 16 << 20,
             requests_max: 16,
-            in_flight_bytes_max: 16 << 20,
+            in_flight_bytes_max: 64 << 20,
             public_key: [0; 32],
             proof: [0; 32],
         };
         own.to_bytes()
     }
+}
+
+/// The next connection, greeted.
+fn greet(listener: &TcpListener, greeting: &[u8; GREETING_BYTES]) -> TcpStream {
+    let (mut stream, _) = listener.accept().unwrap();
+    stream.set_read_timeout(Some(20 * SECOND)).unwrap();
+    stream.read_exact(&mut [0; GREETING_BYTES]).unwrap();
+    stream.write_all(greeting).unwrap();
+    stream
 }
 
 /// The next header.
@@ -114,6 +119,12 @@ fn take_write(stream: &mut TcpStream, bytes: usize) -> u64 {
 }
 
 fn acknowledge(stream: &mut TcpStream, id: u64, bytes: u64, refusal: Option<Refusal>) {
+    stream
+        .write_all(&acknowledgement(id, bytes, refusal))
+        .unwrap();
+}
+
+fn acknowledgement(id: u64, bytes: u64, refusal: Option<Refusal>) -> Vec<u8> {
     let mut ack = Vec::new();
     Frame::Ack(Ack {
         id,
@@ -123,7 +134,7 @@ fn acknowledge(stream: &mut TcpStream, id: u64, bytes: u64, refusal: Option<Refu
         credit: 1,
     })
     .write(&mut ack);
-    stream.write_all(&ack).unwrap();
+    ack
 }
 
 /// Sends byte after byte until nobody takes them any more.
@@ -239,6 +250,62 @@ fn an_answer_that_drips_does_not_outlast_the_deadline() {
         );
         told.send(()).unwrap();
         peer.join().unwrap();
+    }
+}
+
+/// A target could announce one byte more than was asked for unnoticed. A caller that drives its connection itself, with
+/// a small answer as with a large one, fails the read; a loop ends the connection at the header alone.
+#[test]
+fn an_answer_longer_than_its_request_is_refused() {
+    for bytes in [4096, 128 << 10] {
+        let mut scene = Scene::new(config());
+        let peer = scene.play(move |mut stream| {
+            answer_too_long(&mut stream);
+            // A small answer is looked at when all of it is there.
+            let rest = [vec![7; bytes], acknowledgement(1, bytes as u64, None)].concat();
+            let _ = stream.write_all(&rest);
+            ends(&mut stream)
+        });
+        let read = scene
+            .alice
+            .read_now(&scene.target, &mut vec![0; bytes], 20 * SECOND);
+        assert!(matches!(read, Err(Cause::Protocol(_))), "{read:?}");
+        assert!(peer.join().unwrap(), "{bytes} bytes");
+    }
+    let mut scene = Scene::new(config());
+    let here = region(&scene.alice, 4096);
+    let (listener, greeting) = (scene.listener.take().unwrap(), scene.greeting());
+    let peer = std::thread::spawn(move || {
+        let mut stream = greet(&listener, &greeting);
+        answer_too_long(&mut stream);
+        ends(&mut stream)
+    });
+    let read = request(Op::Read, vec![range(&here, 0, 4096)], scene.target);
+    // A read is tried again on another connection, which nobody greets here.
+    let batch = scene.alice.submit(vec![read], &within(60 * SECOND));
+    assert!(peer.join().unwrap(), "the connection of the loop ends");
+    batch.cancel();
+}
+
+/// Takes a request, and announces one byte more than it asks for.
+fn answer_too_long(stream: &mut TcpStream) {
+    let Frame::Request(request) = frame(stream) else {
+        panic!("no request")
+    };
+    let data = Data {
+        id: request.id,
+        bytes: request.bytes as u32 + 1,
+        last: true,
+        offset: 0,
+    };
+    stream.write_all(&data.to_bytes()).unwrap();
+}
+
+/// Whether the peer ends the connection, rather than to wait for more.
+fn ends(stream: &mut TcpStream) -> bool {
+    match stream.read(&mut [0]) {
+        Ok(count) => count == 0,
+        Err(error) => error.kind() == ErrorKind::ConnectionReset,
     }
 }
 

@@ -7,6 +7,7 @@ use slackwater_transfer::{Cause, Ended, Op, TcpConfig};
 use slackwater_wire::data::{Ack, Frame, Greeting, Notify, Refusal};
 
 use crate::raw::{Raw, ask, data, greeting};
+use crate::staged::{CHUNK, slow_engine};
 use crate::support::*;
 
 const MIB: u64 = 1 << 20;
@@ -223,6 +224,38 @@ fn a_number_that_is_taken_ends_the_connection() {
     ]);
     assert_eq!(twice.hear(), None);
     until("its memory is let go of", || there.in_flight() == 0);
+}
+
+/// Payload one byte longer than its request could be announced unnoticed. The header alone ends the connection, before
+/// any payload is placed.
+#[test]
+fn payload_longer_than_its_request_ends_the_connection_at_its_header() {
+    let host = engine("bob", config());
+    let (device, on_device, _copies) = slow_engine(2 * CHUNK);
+    for (engine, there) in [(&host, &region(&host, 2 * CHUNK)), (&device, &on_device)] {
+        let capability = grant(engine, there);
+        let bytes = CHUNK as u64;
+        for frames in [
+            vec![data(1, 0, CHUNK as u32 + 1, true)],
+            vec![data(1, 0, CHUNK as u32 + 1, false)],
+            vec![data(1, 1, CHUNK as u32, true)],
+        ] {
+            let mut peer = Raw::connect(engine, 7);
+            peer.send(&[ask(Op::Write, 1, capability, bytes)]);
+            peer.send(&frames);
+            assert_eq!(peer.hear(), None, "{frames:?}");
+        }
+        // After some of the payload has come, what is left counts.
+        let mut peer = Raw::connect(engine, 7);
+        peer.send(&[
+            ask(Op::Write, 1, capability, bytes),
+            data(1, 0, CHUNK as u32 / 2, false),
+        ]);
+        peer.send_bytes(&[7; CHUNK / 2]);
+        peer.send(&[data(1, bytes / 2, CHUNK as u32 / 2 + 1, true)]);
+        assert_eq!(peer.hear(), None);
+        until("its memory is let go of", || there.in_flight() == 0);
+    }
 }
 
 /// A notice under the number of a write was taken for payload of that write.

@@ -209,6 +209,25 @@ fn a_write_to_a_region_that_closes_is_answered_when_its_copies_have_ended() {
     nothing_is_said(&mut peer);
 }
 
+/// The last look at the region before an acknowledgement could be left out unnoticed: a write whose last copy ended
+/// after its region had begun to close was acknowledged, though its owner counted on nothing more being applied.
+#[test]
+fn a_write_is_not_acknowledged_once_its_region_closes() {
+    let (bob, there, copies) = slow_engine(CHUNK);
+    let mut peer = Raw::connect(&bob, 7);
+    peer.send(&[
+        ask(Op::Write, 1, grant(&bob, &there), CHUNK as u64),
+        data(1, 0, CHUNK as u32, true),
+    ]);
+    peer.send_bytes(&[1; CHUNK]);
+    let copy = begun(&copies);
+    // The region alone: no loop is told of it, so that only the look before the acknowledgement can find it.
+    there.close();
+    copy.end(Ok(()));
+    said_of(1, Some(Refusal::Generation), peer.hear());
+    nothing_is_said(&mut peer);
+}
+
 #[test]
 fn a_copy_that_fails_is_told_when_the_others_have_ended() {
     let (bob, there, copies) = slow_engine(2 * CHUNK);

@@ -19,7 +19,7 @@ pub struct Batch(Arc<Core>);
 
 /// Why a batch did not complete. Nothing touches its memory any more.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
-pub enum Ended {
+pub enum BatchError {
     /// A request failed; the first to do so is named, the outcomes tell of all.
     #[error("a transfer failed: {0}")]
     Failed(Cause),
@@ -35,7 +35,7 @@ pub enum Ended {
 pub(crate) struct Core {
     id: BatchId,
     countdown: Countdown<Cause>,
-    slots: Box<[Mutex<Slot>]>,
+    slots: Box<[Mutex<RequestState>]>,
     /// Requests, without the follower.
     requests: u32,
     /// Requests not over yet; the follower is none of them.
@@ -49,7 +49,7 @@ pub(crate) struct Core {
 pub(crate) type Follower = Box<dyn FnOnce(Part) + Send>;
 
 #[derive(Debug, Default)]
-struct Slot {
+struct RequestState {
     /// Parts that movers hold.
     parts: u32,
     bytes: u64,
@@ -83,9 +83,9 @@ impl Batch {
             countdown: Countdown::new(slots),
             slots: (0..slots)
                 .map(|_| {
-                    Mutex::new(Slot {
+                    Mutex::new(RequestState {
                         parts: 1,
-                        ..Slot::default()
+                        ..RequestState::default()
                     })
                 })
                 .collect(),
@@ -164,7 +164,7 @@ impl Batch {
     ///
     /// # Errors
     /// A request failed, the deadline passed, or the batch was cancelled.
-    pub fn wait(&self, waiting: &Waiting<'_>) -> Result<(), Ended> {
+    pub fn wait(&self, waiting: &Waiting<'_>) -> Result<(), BatchError> {
         match self.0.countdown.wait(waiting) {
             Ok(()) => Ok(()),
             Err(Stopped::Failed(cause)) => Err(self.0.ended(cause)),
@@ -173,13 +173,13 @@ impl Batch {
                 self.settle(waiting);
                 // The end may have come between the deadline and the cancellation.
                 match self.0.countdown.is_cancelled() {
-                    true => Err(Ended::TimedOut),
+                    true => Err(BatchError::TimedOut),
                     false => self.result(),
                 }
             }
             Err(Stopped::Ended(slackwater_wait::Ended::Cancelled)) => {
                 self.settle(waiting);
-                Err(Ended::Cancelled)
+                Err(BatchError::Cancelled)
             }
         }
     }
@@ -220,7 +220,7 @@ impl Batch {
         );
     }
 
-    fn result(&self) -> Result<(), Ended> {
+    fn result(&self) -> Result<(), BatchError> {
         match (0..self.0.slots.len())
             .find_map(|request| self.outcome(request).and_then(|outcome| outcome.cause))
         {
@@ -231,10 +231,10 @@ impl Batch {
 }
 
 impl Core {
-    fn ended(&self, cause: Cause) -> Ended {
+    fn ended(&self, cause: Cause) -> BatchError {
         match cause {
-            Cause::Cancelled => Ended::Cancelled,
-            cause => Ended::Failed(cause),
+            Cause::Cancelled => BatchError::Cancelled,
+            cause => BatchError::Failed(cause),
         }
     }
 

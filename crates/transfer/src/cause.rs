@@ -59,7 +59,7 @@ pub enum Cause {
     Lost(String),
     /// Time ran out.
     #[error("{0}")]
-    TimedOut(Clock),
+    TimedOut(Deadline),
     /// The batch was cancelled.
     #[error("cancelled")]
     Cancelled,
@@ -91,7 +91,7 @@ pub enum Cause {
 
 /// The four clocks of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Clock {
+pub enum Deadline {
     /// No connection in time.
     Connect,
     /// No byte moved for too long.
@@ -102,7 +102,7 @@ pub enum Clock {
     Total,
 }
 
-impl fmt::Display for Clock {
+impl fmt::Display for Deadline {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Connect => "no connection in time",

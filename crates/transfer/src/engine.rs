@@ -11,11 +11,13 @@ use slackwater_wire::Incarnation;
 use slackwater_wire::data::{Capability, Op};
 use thiserror::Error;
 
-use crate::batch::{Batch, BatchId, Ended, Follower, Part};
+use crate::batch::{Batch, BatchError, BatchId, Follower, Part};
 use crate::cause::Cause;
-use crate::home::{GrantSpec, Home, Life};
+use crate::home::{GrantSpec, Home, HomeGuard};
 use crate::job::{Buffers, Job, Priority};
-use crate::mover::{Carried, Lone, Mover, Notice, PeerStats, RegionKey, Submission, WhenFull};
+use crate::mover::{
+    Carried, Mover, Notice, PeerStats, RegionKey, SingleRequest, Submission, WhenFull,
+};
 use crate::region::{Region, RegionId, RegionSpec, RegisterError, ReopenError, StillBusy};
 use crate::request::{PeerId, Request, Submit, Target};
 use crate::segment::Segment;
@@ -29,7 +31,7 @@ pub struct Engine(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
-    life: Life,
+    life: HomeGuard,
     segment: Segment,
     movers: Vec<Arc<dyn Mover>>,
     peers: RwLock<Peers>,
@@ -77,7 +79,7 @@ static BATCHES: Site = Site::new("transfer batches");
 impl Engine {
     /// An engine called `segment.name` over these movers, the preferred ones first.
     #[must_use]
-    pub fn assemble(life: Life, segment: Segment, movers: Vec<Arc<dyn Mover>>) -> Self {
+    pub fn assemble(life: HomeGuard, segment: Segment, movers: Vec<Arc<dyn Mover>>) -> Self {
         Self(Arc::new(Inner {
             life,
             segment,
@@ -241,12 +243,12 @@ impl Engine {
     ///
     /// # Errors
     /// As [`Batch::wait`].
-    pub fn transfer(&self, requests: Vec<Request>, submit: &Submit) -> Result<(), Ended> {
+    pub fn transfer(&self, requests: Vec<Request>, submit: &Submit) -> Result<(), BatchError> {
         if let [request] = requests.as_slice()
             && submit.notice.is_none()
             && let Some(outcome) = self.alone(request, now() + submit.timeout)
         {
-            return outcome.map_err(Ended::Failed);
+            return outcome.map_err(BatchError::Failed);
         }
         // A little later than the requests' own deadlines, which the movers keep: they tell more.
         let patience = now() + submit.timeout.saturating_mul(2);
@@ -301,7 +303,7 @@ impl Engine {
     ///
     /// # Errors
     /// It does not, or somebody else does.
-    pub fn probe(&self, peer: PeerId, timeout: Duration) -> Result<(), Ended> {
+    pub fn probe(&self, peer: PeerId, timeout: Duration) -> Result<(), BatchError> {
         let deadline = now() + timeout;
         self.ask(peer, deadline, |mover, segment, part| {
             mover.probe(segment, deadline, part)
@@ -312,7 +314,7 @@ impl Engine {
     ///
     /// # Errors
     /// It was not within `timeout`.
-    pub fn fence(&self, peer: PeerId, timeout: Duration) -> Result<(), Ended> {
+    pub fn fence(&self, peer: PeerId, timeout: Duration) -> Result<(), BatchError> {
         self.ask(peer, now() + timeout, |mover, segment, part| {
             mover.fence(segment, part)
         })
@@ -322,7 +324,12 @@ impl Engine {
     ///
     /// # Errors
     /// It was not within `timeout`.
-    pub fn notify(&self, peer: PeerId, notice: Notice, timeout: Duration) -> Result<(), Ended> {
+    pub fn notify(
+        &self,
+        peer: PeerId,
+        notice: Notice,
+        timeout: Duration,
+    ) -> Result<(), BatchError> {
         self.ask(peer, now() + timeout, |mover, segment, part| {
             mover.notify(segment, notice, part)
         })
@@ -391,13 +398,13 @@ impl Engine {
         let deadline = request
             .timeout
             .map_or(deadline, |timeout| deadline.min(now() + timeout));
-        let lone = Lone {
+        let single = SingleRequest {
             op: request.op,
             buffers,
             remote: request.target.remote(),
             deadline,
         };
-        match mover.carry_now(&segment, lone) {
+        match mover.carry_now(&segment, single) {
             Carried::Done(outcome) => Some(outcome),
             Carried::Back(_) => None,
         }
@@ -415,9 +422,9 @@ impl Engine {
         }
         let deadline = now() + timeout;
         let (mover, segment) = self.0.first_mover(target.peer)?;
-        let lone = match mover.carry_now(
+        let single = match mover.carry_now(
             &segment,
-            Lone {
+            SingleRequest {
                 op,
                 buffers,
                 remote: target.remote(),
@@ -425,16 +432,16 @@ impl Engine {
             },
         ) {
             Carried::Done(outcome) => return outcome,
-            Carried::Back(lone) => lone,
+            Carried::Back(single) => single,
         };
         let (batch, mut parts) = self.new_batch(1, None);
         if let Some(part) = parts.pop() {
-            let Lone {
+            let SingleRequest {
                 op,
                 buffers,
                 remote,
                 deadline,
-            } = lone;
+            } = single;
             let job = Job {
                 op,
                 buffers,
@@ -516,7 +523,7 @@ impl Engine {
         peer: PeerId,
         deadline: Instant,
         question: impl FnOnce(&dyn Mover, &Arc<Segment>, Part),
-    ) -> Result<(), Ended> {
+    ) -> Result<(), BatchError> {
         let (batch, mut parts) = self.new_batch(1, None);
         if let Some(part) = parts.pop() {
             match self.0.first_mover(peer) {

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use slackwater_base::Instant;
 use slackwater_wait::{Event, Seen, Site, Waiting};
 
-use crate::cause::{Cause, Clock};
+use crate::cause::{Cause, Deadline};
 use crate::job::Job;
 use crate::mover::WhenFull;
 
@@ -28,7 +28,7 @@ struct State {
 pub(crate) type Fence = Box<dyn FnOnce() + Send>;
 
 /// A request that is not over until this is dropped.
-pub(crate) struct Ticket {
+pub(crate) struct FlowGuard {
     flow: Arc<Flow>,
     number: u64,
 }
@@ -37,12 +37,12 @@ static ROOM: Site = Site::new("transfer room");
 
 impl Flow {
     /// One more request.
-    pub(crate) fn begin(self: &Arc<Self>) -> Ticket {
+    pub(crate) fn begin(self: &Arc<Self>) -> FlowGuard {
         let mut state = self.state();
         let number = state.next;
         state.next += 1;
         state.active.insert(number);
-        Ticket {
+        FlowGuard {
             flow: Arc::clone(self),
             number,
         }
@@ -98,7 +98,7 @@ impl Flow {
                 return Err(if self.room.is_closed() {
                     Cause::Closed
                 } else {
-                    Cause::TimedOut(Clock::Total)
+                    Cause::TimedOut(Deadline::Total)
                 });
             }
         }
@@ -127,7 +127,7 @@ impl Flow {
     }
 }
 
-impl Drop for Ticket {
+impl Drop for FlowGuard {
     fn drop(&mut self) {
         let fenced = {
             let mut state = self.flow.state();

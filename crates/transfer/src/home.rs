@@ -79,14 +79,14 @@ static HOMES: Mutex<BTreeMap<Incarnation, Weak<Home>>> = Mutex::new(BTreeMap::ne
 
 /// A home that others of this process can find; they no longer can when it is dropped.
 #[derive(Debug)]
-pub struct Life(Arc<Home>);
+pub struct HomeGuard(Arc<Home>);
 
 impl Home {
     /// A home with a fresh random incarnation and key, to be found by others of this process while `Life` lives.
     ///
     /// # Errors
     /// The operating system gives no randomness.
-    pub fn open() -> Result<Life, getrandom::Error> {
+    pub fn open() -> Result<HomeGuard, getrandom::Error> {
         let mut number = [0; 8];
         getrandom::fill(&mut number)?;
         // Zero stands for "any" on the wire.
@@ -101,7 +101,7 @@ impl Home {
             rotated: Mutex::default(),
         });
         homes().insert(incarnation, Arc::downgrade(&home));
-        Ok(Life(home))
+        Ok(HomeGuard(home))
     }
 
     /// The home of an incarnation that lives in this process.
@@ -245,7 +245,7 @@ impl fmt::Debug for Home {
     }
 }
 
-impl std::ops::Deref for Life {
+impl std::ops::Deref for HomeGuard {
     type Target = Arc<Home>;
 
     fn deref(&self) -> &Arc<Home> {
@@ -253,7 +253,7 @@ impl std::ops::Deref for Life {
     }
 }
 
-impl Drop for Life {
+impl Drop for HomeGuard {
     fn drop(&mut self) {
         homes().remove(&self.0.incarnation);
     }

@@ -24,15 +24,15 @@ pub mod stage;
 mod start;
 mod tcp;
 
-pub use batch::{Batch, BatchId, Ended};
-pub use cause::{Cause, Clock, Outcome, Status};
+pub use batch::{Batch, BatchError, BatchId};
+pub use cause::{Cause, Deadline, Outcome, Status};
 pub use engine::{Engine, EngineError};
-pub use home::{GrantSpec, Home, Life};
+pub use home::{GrantSpec, Home, HomeGuard};
 pub use job::{Buffers, Job, Part, Priority, Remote, Span};
 pub use local::Local;
-pub use memory::{Location, Memory, Place, SharedFile, Stage, StageError, Staged};
+pub use memory::{Location, Memory, SharedFile, Stage, StageError, Staged, StagingTurn};
 pub use mover::{
-    Abilities, Carried, Lone, Mover, Notice, PeerStats, RegionKey, Submission, WhenFull,
+    Abilities, Carried, Mover, Notice, PeerStats, RegionKey, SingleRequest, Submission, WhenFull,
 };
 pub use region::{
     Access, AccessError, Lookup, Region, RegionId, RegionSpec, Regions, RegisterError, ReopenError,

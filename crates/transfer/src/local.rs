@@ -8,7 +8,7 @@ use slackwater_wire::Incarnation;
 use slackwater_wire::data::Op;
 
 use crate::batch::{BatchId, Part};
-use crate::cause::{Cause, Clock};
+use crate::cause::{Cause, Deadline};
 use crate::home::Home;
 use crate::job::Job;
 use crate::mover::{Abilities, Mover, Notice, PeerStats, Submission};
@@ -37,7 +37,7 @@ impl Local {
             return Err(Cause::Cancelled);
         }
         if now() >= job.deadline {
-            return Err(Cause::TimedOut(Clock::Total));
+            return Err(Cause::TimedOut(Deadline::Total));
         }
         let range = (job.remote.offset, job.buffers.bytes());
         let access = peer

@@ -91,7 +91,7 @@ pub trait Stage: Send + Sync + fmt::Debug {
         access: &Access,
         bytes: usize,
         until: Instant,
-        free: Box<dyn FnOnce(Place) + Send>,
+        free: Box<dyn FnOnce(StagingTurn) + Send>,
     ) -> Option<Staged>;
 
     /// Brings `bytes` bytes from `offset` within `access` into memory that was lent for as many.
@@ -116,7 +116,7 @@ pub trait Stage: Send + Sync + fmt::Debug {
 }
 
 /// A place at the head of the line for what a [`Stage`] lends: dropped, used or not, it passes to the next in line.
-pub struct Place(#[expect(dead_code, reason = "held for its drop")] Box<dyn Any + Send>);
+pub struct StagingTurn(#[expect(dead_code, reason = "held for its drop")] Box<dyn Any + Send>);
 
 /// Host memory lent by a [`Stage`]; goes back when dropped.
 pub struct Staged {
@@ -267,7 +267,7 @@ impl Memory {
     }
 }
 
-impl Place {
+impl StagingTurn {
     /// A place that passes when `next` is dropped.
     #[must_use]
     pub fn new(next: impl Any + Send) -> Self {
@@ -275,7 +275,7 @@ impl Place {
     }
 }
 
-impl fmt::Debug for Place {
+impl fmt::Debug for StagingTurn {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Place")
     }

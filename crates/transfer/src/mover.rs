@@ -57,9 +57,9 @@ pub trait Mover: Send + Sync + fmt::Debug {
     /// Carries one request while the caller waits, on the caller's own thread, where that is faster than a batch; gives
     /// it back, to be submitted as a batch of one, where it is not. When it returns, nothing touches the request's
     /// memory any more.
-    fn carry_now(&self, segment: &Arc<Segment>, lone: Lone) -> Carried {
+    fn carry_now(&self, segment: &Arc<Segment>, single: SingleRequest) -> Carried {
         let _ = segment;
-        Carried::Back(lone)
+        Carried::Back(single)
     }
 
     /// Nobody waits for this batch any more: its parts end soon, without its peer's help if need be.
@@ -123,7 +123,7 @@ pub struct RegionKey(pub u64);
 
 /// One request whose caller waits for it.
 #[derive(Debug)]
-pub struct Lone {
+pub struct SingleRequest {
     /// What to do.
     pub op: Op,
     /// Local memory.
@@ -140,7 +140,7 @@ pub enum Carried {
     /// It is over.
     Done(Result<(), Cause>),
     /// It is not begun.
-    Back(Lone),
+    Back(SingleRequest),
 }
 
 /// Jobs that go together.

@@ -1,7 +1,7 @@
 use std::sync::Arc;
 
 use crate::engine::{Engine, EngineError};
-use crate::home::{Home, Life};
+use crate::home::{Home, HomeGuard};
 use crate::host::{HostLimits, HostMover};
 use crate::local::Local;
 use crate::mover::Mover;
@@ -92,7 +92,7 @@ impl Engine {
 }
 
 /// The mover within the host; an engine is of use without it.
-fn host_mover(life: &Life, tcp: &Arc<Tcp>) -> Option<Arc<HostMover>> {
+fn host_mover(life: &HomeGuard, tcp: &Arc<Tcp>) -> Option<Arc<HostMover>> {
     let fallback = Arc::clone(tcp) as Arc<dyn Mover>;
     match HostMover::start(life, HostLimits::default(), Some(fallback)) {
         Ok(host) => Some(Arc::new(host)),

@@ -14,7 +14,7 @@ use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 
 use slackwater_transfer::stage::{
-    CudaDevice, CudaMemory, Device, NoStage, StageLimits, Stager, Watch,
+    CudaDevice, CudaMemory, Device, StageLimits, Stager, StagingError, Watch,
 };
 use slackwater_transfer::{Access, Region, RegionSpec, Regions, Rights, Stage, StageError, Staged};
 
@@ -329,7 +329,7 @@ fn foreign() {
         // SAFETY: what is refused is not used.
         let refused = unsafe { rig.stager.memory(address, bytes) };
         assert!(
-            matches!(refused, Err(NoStage::Foreign { .. })),
+            matches!(refused, Err(StagingError::Foreign { .. })),
             "{what}: {refused:?}"
         );
     }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use slackwater_transfer::host::{HostLimits, HostMover, ServiceLimits};
 use slackwater_transfer::{
-    Cause, Ended, Engine, GrantSpec, Home, HostContact, Mover, Op, Refusal, Rights, Segment,
+    BatchError, Cause, Engine, GrantSpec, Home, HostContact, Mover, Op, Refusal, Rights, Segment,
     Target, Tcp, TcpConfig,
 };
 
@@ -311,7 +311,7 @@ fn a_new_key_is_the_end_of_what_was_granted_under_the_old_one() {
         );
         assert_eq!(
             near.engine.transfer(write(old), &submit()),
-            Err(Ended::Failed(forged.clone()))
+            Err(BatchError::Failed(forged.clone()))
         );
     }
     assert!(field.load() == here.load());

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use slackwater_transfer::{
-    Cause, Ended, Engine, GrantSpec, Home, Local, LocalRange, Memory, Mover, Notice, Op, Refusal,
-    Region, RegionSpec, RegisterError, Request, Rights, Segment, Status, Submit, Target,
+    BatchError, Cause, Engine, GrantSpec, Home, Local, LocalRange, Memory, Mover, Notice, Op,
+    Refusal, Region, RegionSpec, RegisterError, Request, Rights, Segment, Status, Submit, Target,
 };
 use slackwater_wait::now;
 
@@ -105,7 +105,7 @@ fn nothing_granted_before_an_invalidation_reaches_a_byte() {
         capability,
         key: None,
     };
-    let refused = |refusal| Err(Ended::Failed(Cause::Refused(refusal)));
+    let refused = |refusal| Err(BatchError::Failed(Cause::Refused(refusal)));
     let write = |target| {
         alice.transfer(
             vec![request(Op::Write, &here, 64, target)],

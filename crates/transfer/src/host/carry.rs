@@ -7,17 +7,17 @@ use slackwater_pool::{Class, Kind, Pool};
 use slackwater_wait::now;
 use slackwater_wire::data::{Op, Refusal, Rights};
 
-use super::crew::Crew;
+use super::cache_history::CacheHistory;
+use super::copy_threads::CopyThreads;
 use super::page::Mark;
 use super::process::Process;
-use super::warmth::Warmth;
-use super::window::{Opened, Reach};
+use super::window::{OpenWindow, Reach};
 use crate::batch::Part;
-use crate::cause::{Cause, Clock};
+use crate::cause::{Cause, Deadline};
 use crate::job::{Buffers, Job, Remote};
 
 /// What is copied between two looks at cancellation, deadline and epoch: some 60 µs.
-const CHUNK_BYTES: usize = 1 << 20;
+const PIECE_BYTES: usize = 1 << 20;
 /// Copies through the cache are cut into these: beyond, glibc's `memcpy` takes a way for what is not in the cache, which is
 /// slower by a fifth where it is.
 const CACHED_BYTES: usize = 256 << 10;
@@ -27,7 +27,7 @@ const SHARED_BYTES_MIN: u64 = 8 << 20;
 static COPY: Kind = Kind::new("host copy");
 
 /// What is to be copied.
-pub(super) struct Wanted<'a> {
+pub(super) struct CopyRequest<'a> {
     pub(super) op: Op,
     pub(super) buffers: &'a Buffers,
     pub(super) remote: &'a Remote,
@@ -35,11 +35,11 @@ pub(super) struct Wanted<'a> {
     /// Who asked; none for a caller that waits in the call.
     pub(super) part: Option<&'a Part>,
     /// The bytes that were submitted with it, its own among them.
-    pub(super) together: u64,
+    pub(super) submitted_bytes: u64,
 }
 
-impl<'a> Wanted<'a> {
-    pub(super) fn of(job: &'a Job, together: u64) -> Self {
+impl<'a> CopyRequest<'a> {
+    pub(super) fn of(job: &'a Job, submitted_bytes: u64) -> Self {
         let Job {
             op,
             buffers,
@@ -54,38 +54,42 @@ impl<'a> Wanted<'a> {
             remote,
             deadline: *deadline,
             part: Some(part),
-            together,
+            submitted_bytes,
         }
     }
 }
 
-/// One copy of at most [`CHUNK_BYTES`].
-struct Chunk<'a> {
+/// One copy of at most [`PIECE_BYTES`].
+struct CopyPiece<'a> {
     local: *mut u8,
     remote: Reach<'a>,
     len: usize,
 }
 
 // SAFETY: a chunk names ranges that its job and its mark hold for all threads of the copy.
-unsafe impl Sync for Chunk<'_> {}
+unsafe impl Sync for CopyPiece<'_> {}
 
 /// Why a job was not carried.
 #[derive(Debug)]
-pub(super) enum Uncarried {
+pub(super) enum NotCopied {
     /// Its window was over before the first byte: its owner has to say why, or open another one.
     Stale,
     Failed(Cause),
 }
 
-impl From<Cause> for Uncarried {
+impl From<Cause> for NotCopied {
     fn from(cause: Cause) -> Self {
         Self::Failed(cause)
     }
 }
 
 /// Copies what is asked for, on this thread and, if it is long, on those of the pool that are free.
-pub(super) fn carry(job: &Wanted<'_>, window: &Opened, crew: &Crew) -> Result<(), Uncarried> {
-    let (pool, warmth) = (crew.pool(), crew.warmth());
+pub(super) fn carry(
+    job: &CopyRequest<'_>,
+    window: &OpenWindow,
+    copy_threads: &CopyThreads,
+) -> Result<(), NotCopied> {
+    let (pool, cache_history) = (copy_threads.pool(), copy_threads.cache_history());
     stop(job)?;
     let claims = job.remote.capability.claims();
     let wanted = match job.op {
@@ -102,25 +106,25 @@ pub(super) fn carry(job: &Wanted<'_>, window: &Opened, crew: &Crew) -> Result<()
             now().as_nanos(),
         )
         .map_err(Cause::Refused)?;
-    let chunks = cut(job, window, job.remote.offset - claims.offset)
+    let pieces = cut(job, window, job.remote.offset - claims.offset)
         .ok_or(Cause::Refused(Refusal::Range))?;
     if let Some(part) = job.part {
         part.started();
     }
     under_mark(window, |mark| {
-        let one = |chunk: &Chunk<'_>| {
+        let one = |piece: &CopyPiece<'_>| {
             stop(job)?;
             if mark.is_stale() {
                 return Err(Cause::Refused(Refusal::Generation));
             }
             // SAFETY: the local range is held by the job; the peer's lies in the window, which its owner leaves alone
             // while the mark stands; the chunks of a job have no byte in common.
-            unsafe { chunk.copy(job, warmth) }
+            unsafe { piece.copy(job, cache_history) }
         };
-        if bytes >= SHARED_BYTES_MIN && pool.threads() > 1 && chunks.len() > 1 {
-            share(&chunks, pool, one)
+        if bytes >= SHARED_BYTES_MIN && pool.threads() > 1 && pieces.len() > 1 {
+            share(&pieces, pool, one)
         } else {
-            chunks.iter().try_for_each(one)
+            pieces.iter().try_for_each(one)
         }
     })
 }
@@ -128,10 +132,10 @@ pub(super) fn carry(job: &Wanted<'_>, window: &Opened, crew: &Crew) -> Result<()
 /// Runs `copy` between the mark that announces it to the owner and the one that ends it. The copy counts only if the
 /// window was in force, and its owner alive, until it had ended.
 pub(super) fn under_mark(
-    window: &Opened,
+    window: &OpenWindow,
     copy: impl FnOnce(&Mark<'_>) -> Result<(), Cause>,
-) -> Result<(), Uncarried> {
-    let mark = window.mark().map_err(|_| Uncarried::Stale)?;
+) -> Result<(), NotCopied> {
+    let mark = window.mark().map_err(|_| NotCopied::Stale)?;
     copy(&mark)?;
     mark.finish()
         .map_err(|_| Cause::Refused(Refusal::Generation))?;
@@ -142,12 +146,12 @@ pub(super) fn under_mark(
 }
 
 /// Whether the rest is in vain: cancelled, late, or the local region is wanted back.
-fn stop(job: &Wanted<'_>) -> Result<(), Cause> {
+fn stop(job: &CopyRequest<'_>) -> Result<(), Cause> {
     if job.part.is_some_and(Part::is_cancelled) {
         return Err(Cause::Cancelled);
     }
     if now() >= job.deadline {
-        return Err(Cause::TimedOut(Clock::Total));
+        return Err(Cause::TimedOut(Deadline::Total));
     }
     let closing = |access: &std::sync::Arc<crate::region::Access>| !access.is_live();
     match job
@@ -163,13 +167,13 @@ fn stop(job: &Wanted<'_>) -> Result<(), Cause> {
 }
 
 fn share<'a>(
-    chunks: &[Chunk<'a>],
+    pieces: &[CopyPiece<'a>],
     pool: &Pool,
-    one: impl Fn(&Chunk<'a>) -> Result<(), Cause> + Sync,
+    one: impl Fn(&CopyPiece<'a>) -> Result<(), Cause> + Sync,
 ) -> Result<(), Cause> {
     let failed: Mutex<Option<Cause>> = Mutex::new(None);
     let copied = pool
-        .job(chunks.len())
+        .job(pieces.len())
         .class(Class::Bulk)
         .kind(&COPY)
         .run(|index| {
@@ -177,7 +181,7 @@ fn share<'a>(
                 .lock()
                 .unwrap_or_else(PoisonError::into_inner)
                 .is_some();
-            if !over && let Err(cause) = one(&chunks[index]) {
+            if !over && let Err(cause) = one(&pieces[index]) {
                 failed
                     .lock()
                     .unwrap_or_else(PoisonError::into_inner)
@@ -195,14 +199,18 @@ fn share<'a>(
 }
 
 /// The copies that a job is made of; `None` where the window ends too early.
-fn cut<'a>(job: &Wanted<'_>, window: &'a Opened, offset: u64) -> Option<Vec<Chunk<'a>>> {
+fn cut<'a>(
+    job: &CopyRequest<'_>,
+    window: &'a OpenWindow,
+    offset: u64,
+) -> Option<Vec<CopyPiece<'a>>> {
     let mut at = offset;
-    let mut chunks = Vec::with_capacity(job.buffers.spans().len());
+    let mut pieces = Vec::with_capacity(job.buffers.spans().len());
     for span in job.buffers.spans() {
         let mut done = 0;
         while done < span.bytes() {
-            let len = CHUNK_BYTES.min(span.bytes() - done);
-            chunks.push(Chunk {
+            let len = PIECE_BYTES.min(span.bytes() - done);
+            pieces.push(CopyPiece {
                 local: span.start().wrapping_add(done),
                 remote: window.reach(at, len as u64)?,
                 len,
@@ -211,14 +219,18 @@ fn cut<'a>(job: &Wanted<'_>, window: &'a Opened, offset: u64) -> Option<Vec<Chun
             at += len as u64;
         }
     }
-    Some(chunks)
+    Some(pieces)
 }
 
-impl Chunk<'_> {
+impl CopyPiece<'_> {
     /// # Safety
     /// - `local` is valid for writes (of a read) or reads (of a write) of `len` bytes, which nothing else touches.
     /// - The window that `remote` was taken from is marked.
-    unsafe fn copy(&self, job: &Wanted<'_>, warmth: &Warmth) -> Result<(), Cause> {
+    unsafe fn copy(
+        &self,
+        job: &CopyRequest<'_>,
+        cache_history: &CacheHistory,
+    ) -> Result<(), Cause> {
         match (self.remote, job.op) {
             (Reach::Mapped(theirs), op) => {
                 let (into, from) = if op == Op::Read {
@@ -226,7 +238,7 @@ impl Chunk<'_> {
                 } else {
                     (theirs, self.local)
                 };
-                let stores = warmth.stores(into, self.len as u64, job.together);
+                let stores = cache_history.stores(into, self.len as u64, job.submitted_bytes);
                 // SAFETY: both ranges are valid, by the caller's promise.
                 unsafe { copy_any(into, from, self.len, stores) };
             }

@@ -6,15 +6,15 @@ use slackwater_base::Instant;
 use slackwater_wait::Event;
 use slackwater_wire::data::{Capability, Op, Refusal};
 
-use super::carry::{Uncarried, Wanted, carry};
-use super::courier::Errand;
-use super::crew::Crew;
+use super::carry::{CopyRequest, NotCopied, carry};
+use super::control::ControlRequest;
+use super::copy_threads::CopyThreads;
 use super::link::Link;
 use super::mover::HostLimits;
 use super::service::Service;
-use super::window::Opened;
+use super::window::OpenWindow;
 use crate::cause::Cause;
-use crate::flow::{Flow, Ticket};
+use crate::flow::{Flow, FlowGuard};
 use crate::job::{Job, Remote};
 use crate::mover::{Mover, PeerStats, WhenFull};
 use crate::segment::Segment;
@@ -23,32 +23,32 @@ use crate::segment::Segment;
 pub(super) struct Core {
     pub(super) segment: Arc<Segment>,
     pub(super) service: Arc<Service>,
-    pub(super) crew: Arc<Crew>,
+    pub(super) copy_threads: Arc<CopyThreads>,
     pub(super) fallback: Option<Arc<dyn Mover>>,
     pub(super) limits: HostLimits,
-    pub(super) state: Mutex<State>,
+    pub(super) state: Mutex<CoreState>,
     /// Something is to be asked.
     pub(super) wanted: Event,
     pub(super) flow: Arc<Flow>,
 }
 
 #[derive(Default)]
-pub(super) struct State {
-    pub(super) way: Way,
+pub(super) struct CoreState {
+    pub(super) link: LinkState,
     pub(super) closed: bool,
-    pub(super) windows: HashMap<[u8; Capability::BYTES], Arc<Opened>>,
+    pub(super) windows: HashMap<[u8; Capability::BYTES], Arc<OpenWindow>>,
     /// Capabilities for which there is no window, since their memory is not reached this way: not asked for again.
     pub(super) elsewhere: HashMap<[u8; Capability::BYTES], String>,
     /// In line until their window is open.
-    pub(super) waiting: VecDeque<(Job, Ticket)>,
-    pub(super) errands: VecDeque<Errand>,
+    pub(super) waiting: VecDeque<(Job, FlowGuard)>,
+    pub(super) requests: VecDeque<ControlRequest>,
     /// Jobs went to the fallback, so a fence has to go there as well.
     pub(super) forwarded: bool,
     pub(super) stats: PeerStats,
 }
 
 #[derive(Default)]
-pub(super) enum Way {
+pub(super) enum LinkState {
     /// Nobody has asked yet.
     #[default]
     Unknown,
@@ -61,7 +61,7 @@ pub(super) enum Way {
 }
 
 /// A job whose window is open.
-pub(super) type Ready = (Job, Arc<Opened>, Ticket);
+pub(super) type Ready = (Job, Arc<OpenWindow>, FlowGuard);
 
 /// So many capabilities are remembered as not reached this way.
 const ELSEWHERE_MAX: usize = 4096;
@@ -74,7 +74,7 @@ impl Core {
         self.flow.len() >= self.limits.queue_entries
     }
 
-    pub(super) fn state(&self) -> MutexGuard<'_, State> {
+    pub(super) fn state(&self) -> MutexGuard<'_, CoreState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -92,11 +92,11 @@ impl Core {
     /// Copies what is open: little of it here and now, since to hand it over would cost as much; the rest on the copy
     /// threads.
     pub(super) fn start(self: &Arc<Self>, ready: Vec<Ready>) {
-        let together: u64 = ready.iter().map(|(job, ..)| job.buffers.bytes()).sum();
-        if together <= self.limits.inline_bytes_max {
+        let submitted_bytes: u64 = ready.iter().map(|(job, ..)| job.buffers.bytes()).sum();
+        if submitted_bytes <= self.limits.inline_bytes_max {
             ready
                 .into_iter()
-                .for_each(|ready| self.copy(ready, together));
+                .for_each(|ready| self.copy(ready, submitted_bytes));
             return;
         }
         let mut group = Vec::new();
@@ -105,43 +105,47 @@ impl Core {
             group_bytes += item.0.buffers.bytes();
             group.push(item);
             if group_bytes >= HANDOVER_BYTES {
-                self.hand_over(take(&mut group), together);
+                self.hand_over(take(&mut group), submitted_bytes);
                 group_bytes = 0;
             }
         }
         if !group.is_empty() {
-            self.hand_over(group, together);
+            self.hand_over(group, submitted_bytes);
         }
     }
 
-    fn hand_over(self: &Arc<Self>, group: Vec<Ready>, together: u64) {
+    fn hand_over(self: &Arc<Self>, group: Vec<Ready>, submitted_bytes: u64) {
         let core = Arc::clone(self);
-        self.crew.push(Box::new(move || {
+        self.copy_threads.push(Box::new(move || {
             group
                 .into_iter()
-                .for_each(|ready| core.copy(ready, together))
+                .for_each(|ready| core.copy(ready, submitted_bytes))
         }));
     }
 
-    fn copy(&self, (job, window, ticket): Ready, together: u64) {
+    fn copy(&self, (job, window, ticket): Ready, submitted_bytes: u64) {
         let closed = self.state().closed;
         let carried = match closed {
-            true => Err(Uncarried::Failed(Cause::Closed)),
-            false => carry(&Wanted::of(&job, together), &window, &self.crew),
+            true => Err(NotCopied::Failed(Cause::Closed)),
+            false => carry(
+                &CopyRequest::of(&job, submitted_bytes),
+                &window,
+                &self.copy_threads,
+            ),
         };
         self.forget_stale(&carried, &job.remote, &window);
         // Before anybody is told: who waits for the end of the job may be waiting for the slot of the window.
         drop(window);
         match carried {
             Ok(()) => self.end(job, Ok(())),
-            Err(Uncarried::Failed(cause)) => self.end(job, Err(cause)),
-            Err(Uncarried::Stale) => return self.wait_for_window(job, ticket),
+            Err(NotCopied::Failed(cause)) => self.end(job, Err(cause)),
+            Err(NotCopied::Stale) => return self.wait_for_window(job, ticket),
         }
         drop(ticket);
     }
 
     /// Puts a job in line until its window is open.
-    fn wait_for_window(&self, job: Job, ticket: Ticket) {
+    fn wait_for_window(&self, job: Job, ticket: FlowGuard) {
         let mut state = self.state();
         if state.closed {
             drop(state);
@@ -155,13 +159,13 @@ impl Core {
     /// A window that is over is of no more use.
     pub(super) fn forget_stale(
         &self,
-        carried: &Result<(), Uncarried>,
+        carried: &Result<(), NotCopied>,
         remote: &Remote,
-        window: &Arc<Opened>,
+        window: &Arc<OpenWindow>,
     ) {
         let over = matches!(
             carried,
-            Err(Uncarried::Stale | Uncarried::Failed(Cause::Refused(Refusal::Generation)))
+            Err(NotCopied::Stale | NotCopied::Failed(Cause::Refused(Refusal::Generation)))
         );
         if !over {
             return;
@@ -206,9 +210,9 @@ impl Core {
         }
     }
 
-    pub(super) fn errand(&self, errand: Errand) {
+    pub(super) fn request(&self, request: ControlRequest) {
         let mut state = self.state();
-        let queued = state.errands.len();
+        let queued = state.requests.len();
         if state.closed || queued >= self.limits.queue_entries {
             let cause = if state.closed {
                 Cause::Closed
@@ -218,18 +222,18 @@ impl Core {
                 }
             };
             drop(state);
-            return errand.fail(cause);
+            return request.fail(cause);
         }
-        state.errands.push_back(errand);
+        state.requests.push_back(request);
         drop(state);
         self.wanted.notify_all();
     }
 }
 
-impl State {
-    pub(super) fn open_window(&self, job: &Job) -> Option<Arc<Opened>> {
-        match &self.way {
-            Way::Open(_) => self
+impl CoreState {
+    pub(super) fn open_window(&self, job: &Job) -> Option<Arc<OpenWindow>> {
+        match &self.link {
+            LinkState::Open(_) => self
                 .windows
                 .get(&job.remote.capability.to_bytes())
                 .map(Arc::clone),

@@ -21,12 +21,12 @@ use super::packets::{Packets, Received};
 use super::page::ControlPage;
 use super::process::Process;
 use super::service::{Service, Watched};
-use super::window::{Opened, Slot};
+use super::window::{OpenWindow, WindowSlot};
 use crate::mover::Notice;
 
 /// Why there is no way to a process over this host.
 #[derive(Debug, Error)]
-pub(crate) enum NoLink {
+pub(crate) enum LinkError {
     /// The kernel refused, or nobody listens.
     #[error("host socket: {0}")]
     System(#[from] io::Error),
@@ -38,7 +38,7 @@ pub(crate) enum NoLink {
     TimedOut,
     /// The other process turned this one away.
     #[error("turned away: {0}")]
-    TurnedAway(&'static str),
+    RefusedByPeer(&'static str),
     /// What came is no greeting of this protocol.
     #[error("no greeting of this protocol")]
     Garbled,
@@ -49,7 +49,7 @@ pub(crate) enum NoLink {
 
 /// Why a window could not be attached.
 #[derive(Debug, Error)]
-pub(crate) enum NoWindow {
+pub(crate) enum WindowError {
     /// The owner refused the capability.
     #[error(transparent)]
     Refused(Refusal),
@@ -96,7 +96,7 @@ struct Exchange {
 }
 
 /// Whom to link to.
-pub(crate) struct Call<'a> {
+pub(crate) struct LinkTarget<'a> {
     /// Under what it listens.
     pub(crate) name: &'a str,
     /// Which life it is to be.
@@ -114,13 +114,13 @@ impl Link {
     /// Connects to a process.
     pub(crate) fn open(
         service: &Arc<Service>,
-        call: &Call<'_>,
+        call: &LinkTarget<'_>,
         gone: impl Fn() + Send + Sync + 'static,
-    ) -> Result<Arc<Self>, NoLink> {
+    ) -> Result<Arc<Self>, LinkError> {
         let packets = Packets::connect(call.name)?;
         let peer = packets.peer()?;
         if peer.user != geteuid().as_raw() {
-            return Err(NoLink::OtherUser(peer.user));
+            return Err(LinkError::OtherUser(peer.user));
         }
         let hello = Hello {
             magic: U64::new(MAGIC),
@@ -136,9 +136,9 @@ impl Link {
             let until = (call.meanwhile)().min(call.deadline);
             match packets.receive_until(&mut buffer, until)? {
                 Received::Packet(len, descriptors) => break (len, descriptors),
-                Received::Nothing if until == call.deadline => return Err(NoLink::TimedOut),
+                Received::Nothing if until == call.deadline => return Err(LinkError::TimedOut),
                 Received::Nothing => {}
-                Received::Closed => return Err(NoLink::TurnedAway("closed without a word")),
+                Received::Closed => return Err(LinkError::RefusedByPeer("closed without a word")),
             }
         };
         let (welcome, page) = welcome(&buffer[..len], descriptors, call.target)?;
@@ -218,7 +218,7 @@ impl Link {
         capabilities: &[Capability],
         notice: Option<&Notice>,
         deadline: Instant,
-    ) -> Result<(Vec<Result<Opened, NoWindow>>, bool), NoWindow> {
+    ) -> Result<(Vec<Result<OpenWindow, WindowError>>, bool), WindowError> {
         debug_assert!(capabilities.len() <= ATTACH_MAX);
         let mut exchange = self.exchange.lock().unwrap_or_else(PoisonError::into_inner);
         let exchange = &mut *exchange;
@@ -264,10 +264,11 @@ impl Link {
         }
         let (len, descriptors) = self.answer(exchange, deadline)?;
         let answer = &exchange.buffer[..len];
-        let (head, rest) = Attached::read_from_prefix(answer).map_err(|_| NoWindow::Garbled)?;
-        let (entries, rest) = split::<Entry>(rest, head.attached.get()).ok_or(NoWindow::Garbled)?;
+        let (head, rest) = Attached::read_from_prefix(answer).map_err(|_| WindowError::Garbled)?;
+        let (entries, rest) =
+            split::<Entry>(rest, head.attached.get()).ok_or(WindowError::Garbled)?;
         if entries.len() != capabilities.len() || !rest.is_empty() {
-            return Err(NoWindow::Garbled);
+            return Err(WindowError::Garbled);
         }
         let mut descriptors = descriptors.into_iter();
         let memories = &mut exchange.memories;
@@ -284,7 +285,7 @@ impl Link {
         exchange: &mut Exchange,
         parts: &[&[u8]],
         deadline: Instant,
-    ) -> Result<(), NoWindow> {
+    ) -> Result<(), WindowError> {
         loop {
             if exchange.unanswered < UNANSWERED_MAX {
                 match self.packets.send(parts, &[]) {
@@ -304,17 +305,17 @@ impl Link {
         &self,
         exchange: &mut Exchange,
         deadline: Instant,
-    ) -> Result<(usize, Vec<OwnedFd>), NoWindow> {
+    ) -> Result<(usize, Vec<OwnedFd>), WindowError> {
         loop {
             let (len, descriptors) = match self.receive(exchange, deadline) {
-                Err(NoWindow::TimedOut) => {
+                Err(WindowError::TimedOut) => {
                     exchange.unanswered += 1;
-                    return Err(NoWindow::TimedOut);
+                    return Err(WindowError::TimedOut);
                 }
                 received => received?,
             };
             let (head, _) = Attached::read_from_prefix(&exchange.buffer[..len])
-                .map_err(|_| NoWindow::Garbled)?;
+                .map_err(|_| WindowError::Garbled)?;
             if head.question.get() == exchange.question {
                 return Ok((len, descriptors));
             }
@@ -326,30 +327,30 @@ impl Link {
         &self,
         exchange: &mut Exchange,
         deadline: Instant,
-    ) -> Result<(usize, Vec<OwnedFd>), NoWindow> {
+    ) -> Result<(usize, Vec<OwnedFd>), WindowError> {
         match self.packets.receive_until(&mut exchange.buffer, deadline) {
             Ok(Received::Packet(len, descriptors)) => Ok((len, descriptors)),
-            Ok(Received::Nothing) => Err(NoWindow::TimedOut),
+            Ok(Received::Nothing) => Err(WindowError::TimedOut),
             Ok(Received::Closed) => Err(self.gone()),
-            Err(_) => Err(NoWindow::Garbled),
+            Err(_) => Err(WindowError::Garbled),
         }
     }
 
-    fn gone(&self) -> NoWindow {
+    fn gone(&self) -> WindowError {
         self.watched.end();
-        NoWindow::Gone
+        WindowError::Gone
     }
 
     /// The answer to an earlier question, for which nobody waited, opens windows that nobody knows of: the owner is told
     /// to forget them.
-    fn forget_late(&self, exchange: &mut Exchange, len: usize) -> Result<(), NoWindow> {
-        let (head, rest) =
-            Attached::read_from_prefix(&exchange.buffer[..len]).map_err(|_| NoWindow::Garbled)?;
+    fn forget_late(&self, exchange: &mut Exchange, len: usize) -> Result<(), WindowError> {
+        let (head, rest) = Attached::read_from_prefix(&exchange.buffer[..len])
+            .map_err(|_| WindowError::Garbled)?;
         exchange.unanswered = exchange
             .unanswered
             .checked_sub(1)
-            .ok_or(NoWindow::Garbled)?;
-        let (entries, _) = split::<Entry>(rest, head.attached.get()).ok_or(NoWindow::Garbled)?;
+            .ok_or(WindowError::Garbled)?;
+        let (entries, _) = split::<Entry>(rest, head.attached.get()).ok_or(WindowError::Garbled)?;
         let opened = entries.iter().filter(|entry| entry.refused.get() == 0);
         self.detached().extend(opened.map(|entry| Detach {
             slot: entry.slot,
@@ -364,27 +365,27 @@ impl Link {
         descriptors: &mut impl Iterator<Item = OwnedFd>,
         held: &[(u64, Arc<SharedMemory>)],
         memories: &mut Vec<(u64, Weak<SharedMemory>)>,
-    ) -> Result<Opened, NoWindow> {
+    ) -> Result<OpenWindow, WindowError> {
         match entry.refused.get() {
             0 => {}
-            NO_SLOT => return Err(NoWindow::NoSlot),
-            NOT_HERE => return Err(NoWindow::NoAttach("it is not host memory".to_owned())),
+            NO_SLOT => return Err(WindowError::NoSlot),
+            NOT_HERE => return Err(WindowError::NoAttach("it is not host memory".to_owned())),
             number => {
                 let refusal = u16::try_from(number).ok().and_then(Refusal::from_number);
-                return Err(refusal.map_or(NoWindow::Garbled, NoWindow::Refused));
+                return Err(refusal.map_or(WindowError::Garbled, WindowError::Refused));
             }
         }
         if entry.slot.get() >= self.page.slots() {
-            return Err(NoWindow::Garbled);
+            return Err(WindowError::Garbled);
         }
         // From here on the owner learns of it, also where the window is of no use.
-        let slot = Slot::new(self, entry.slot.get(), entry.epoch.get());
+        let slot = WindowSlot::new(self, entry.slot.get(), entry.epoch.get());
         let (start, len) = (entry.start.get(), entry.len.get());
-        let end = start.checked_add(len).ok_or(NoWindow::Garbled)?;
+        let end = start.checked_add(len).ok_or(WindowError::Garbled)?;
         if entry.flags.get() & ENTRY_SHARED == 0 {
             return match &self.process {
-                Ok(_) => Ok(Opened::in_process(slot, start, len)),
-                Err(reason) => Err(NoWindow::NoAttach(reason.clone())),
+                Ok(_) => Ok(OpenWindow::in_process(slot, start, len)),
+                Err(reason) => Err(WindowError::NoAttach(reason.clone())),
             };
         }
         let id = entry.memory.get();
@@ -400,11 +401,11 @@ impl Link {
                 memory
             }
             (None, Some(memory)) => memory,
-            (None, None) => return Err(NoWindow::Garbled),
+            (None, None) => return Err(WindowError::Garbled),
         };
         match end <= memory.len() as u64 {
-            true => Ok(Opened::in_shared(slot, memory, start as usize, len)),
-            false => Err(NoWindow::Garbled),
+            true => Ok(OpenWindow::in_shared(slot, memory, start as usize, len)),
+            false => Err(WindowError::Garbled),
         }
     }
 }
@@ -431,9 +432,9 @@ fn welcome(
     packet: &[u8],
     descriptors: Vec<OwnedFd>,
     target: Incarnation,
-) -> Result<(Welcome, OwnedFd), NoLink> {
+) -> Result<(Welcome, OwnedFd), LinkError> {
     if let Ok(goodbye) = Goodbye::read_from_bytes(packet) {
-        return Err(NoLink::TurnedAway(match goodbye.reason.get() {
+        return Err(LinkError::RefusedByPeer(match goodbye.reason.get() {
             GOODBYE_VERSION => "another version",
             GOODBYE_BOOT => "another host",
             GOODBYE_INCARNATION => "another life of the process",
@@ -443,11 +444,11 @@ fn welcome(
             _ => "for a reason unknown here",
         }));
     }
-    let welcome = Welcome::read_from_bytes(packet).map_err(|_| NoLink::Garbled)?;
-    let page = descriptors.into_iter().next().ok_or(NoLink::Garbled)?;
+    let welcome = Welcome::read_from_bytes(packet).map_err(|_| LinkError::Garbled)?;
+    let page = descriptors.into_iter().next().ok_or(LinkError::Garbled)?;
     let ours = welcome.magic.get() == MAGIC && welcome.version.get() == VERSION;
     if !ours || welcome.incarnation.get() != target.0 || welcome.slots.get() == 0 {
-        return Err(NoLink::Garbled);
+        return Err(LinkError::Garbled);
     }
     Ok((welcome, page))
 }

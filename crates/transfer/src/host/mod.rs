@@ -2,14 +2,16 @@
 //!
 //! The owner of memory serves attachments on one thread ([`service`]): it checks a capability once, opens a window on
 //! what it grants, and passes the memory itself if it is shared. The initiator then copies by itself ([`carry`]), on the
-//! caller's thread or on the copy threads ([`crew`]), and asks for new windows by a courier per process ([`courier`]).
+//! caller's thread or on the copy threads ([`copy_threads`]), and asks for new windows by a courier per process ([`control_thread`]).
 //! What keeps a late copy from reused memory is one word per window in a page that both map ([`page`]).
 
+mod attached_peer;
+mod cache_history;
 mod carry;
+mod control;
+mod copy_threads;
 mod core;
-mod courier;
-mod crew;
-mod grants;
+mod granted;
 mod link;
 mod memory;
 mod message;
@@ -19,10 +21,8 @@ mod page;
 mod peer;
 mod process;
 mod service;
-mod standing;
 #[cfg(test)]
 mod tests;
-mod warmth;
 mod window;
 
 pub use memory::{RefusedMemory, SharedMemory};

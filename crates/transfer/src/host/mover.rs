@@ -7,14 +7,14 @@ use std::time::Duration;
 use slackwater_wire::Incarnation;
 use thiserror::Error;
 
-use super::crew::Crew;
-use super::peer::Peer;
+use super::copy_threads::CopyThreads;
+use super::peer::HostPeer;
 use super::service::{Service, ServiceLimits};
 use crate::batch::{BatchId, Part};
 use crate::cause::Cause;
 use crate::home::Home;
 use crate::job::Job;
-use crate::mover::{Abilities, Carried, Lone, Mover, Notice, PeerStats, Submission};
+use crate::mover::{Abilities, Carried, Mover, Notice, PeerStats, SingleRequest, Submission};
 use crate::region::Region;
 use crate::segment::{HostContact, Segment};
 
@@ -24,10 +24,10 @@ use crate::segment::{HostContact, Segment};
 pub struct HostMover {
     boot_id: String,
     service: Arc<Service>,
-    crew: Arc<Crew>,
+    copy_threads: Arc<CopyThreads>,
     fallback: Option<Arc<dyn Mover>>,
     limits: HostLimits,
-    peers: Mutex<BTreeMap<Incarnation, Arc<Peer>>>,
+    peers: Mutex<BTreeMap<Incarnation, Arc<HostPeer>>>,
 }
 
 /// Bounds of a [`HostMover`].
@@ -89,7 +89,7 @@ impl HostMover {
         Ok(Self {
             boot_id,
             service: Arc::new(service),
-            crew: Crew::start(limits.copy_threads)?,
+            copy_threads: CopyThreads::start(limits.copy_threads)?,
             fallback,
             limits,
             peers: Mutex::default(),
@@ -122,30 +122,30 @@ impl HostMover {
         self.service.counts()
     }
 
-    fn peers(&self) -> MutexGuard<'_, BTreeMap<Incarnation, Arc<Peer>>> {
+    fn peers(&self) -> MutexGuard<'_, BTreeMap<Incarnation, Arc<HostPeer>>> {
         self.peers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn known(&self, segment: &Segment) -> Option<Arc<Peer>> {
+    fn known(&self, segment: &Segment) -> Option<Arc<HostPeer>> {
         self.peers().get(&segment.incarnation).map(Arc::clone)
     }
 
-    fn peer(&self, segment: &Arc<Segment>) -> io::Result<Arc<Peer>> {
+    fn peer(&self, segment: &Arc<Segment>) -> io::Result<Arc<HostPeer>> {
         let mut peers = self.peers();
         if let Some(peer) = peers.get(&segment.incarnation) {
             return Ok(Arc::clone(peer));
         }
-        let (service, crew) = (Arc::clone(&self.service), Arc::clone(&self.crew));
-        let peer = Arc::new(Peer::new(
+        let (service, copy_threads) = (Arc::clone(&self.service), Arc::clone(&self.copy_threads));
+        let peer = Arc::new(HostPeer::new(
             Arc::clone(segment),
             service,
-            crew,
+            copy_threads,
             self.fallback.clone(),
             self.limits,
         )?);
         peers.insert(segment.incarnation, Arc::clone(&peer));
         // Lives that have ended have left a thread each.
-        let ended: Vec<Arc<Peer>> = peers
+        let ended: Vec<Arc<HostPeer>> = peers
             .extract_if(.., |_, peer| peer.is_over())
             .map(|(_, peer)| peer)
             .collect();
@@ -154,7 +154,7 @@ impl HostMover {
         Ok(peer)
     }
 
-    fn with_peer(&self, segment: &Arc<Segment>, part: Part, what: impl FnOnce(&Peer, Part)) {
+    fn with_peer(&self, segment: &Arc<Segment>, part: Part, what: impl FnOnce(&HostPeer, Part)) {
         match self.peer(segment) {
             Ok(peer) => what(&peer, part),
             Err(error) => part.fail(Cause::Unreachable(error.to_string())),
@@ -201,20 +201,20 @@ impl Mover for HostMover {
         }
     }
 
-    fn carry_now(&self, segment: &Arc<Segment>, lone: Lone) -> Carried {
+    fn carry_now(&self, segment: &Arc<Segment>, single: SingleRequest) -> Carried {
         match self.known(segment) {
-            Some(peer) => peer.carry_now(lone),
-            None => Carried::Back(lone),
+            Some(peer) => peer.carry_now(single),
+            None => Carried::Back(single),
         }
     }
 
     fn cancel(&self, batch: BatchId) {
-        let peers: Vec<Arc<Peer>> = self.peers().values().map(Arc::clone).collect();
+        let peers: Vec<Arc<HostPeer>> = self.peers().values().map(Arc::clone).collect();
         peers.iter().for_each(|peer| peer.cancel(batch));
     }
 
     fn fence(&self, segment: &Arc<Segment>, part: Part) {
-        self.with_peer(segment, part, Peer::fence);
+        self.with_peer(segment, part, HostPeer::fence);
     }
 
     fn notify(&self, segment: &Arc<Segment>, notice: Notice, part: Part) {
@@ -234,7 +234,7 @@ impl Mover for HostMover {
     fn close(&self) {
         let peers = std::mem::take(&mut *self.peers());
         peers.values().for_each(|peer| peer.close());
-        self.crew.settle();
+        self.copy_threads.settle();
         self.service.close();
     }
 }

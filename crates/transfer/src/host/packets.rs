@@ -27,7 +27,7 @@ pub(crate) struct Listener(OwnedFd);
 
 /// The process at the other end of a socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Peer {
+pub(crate) struct PeerCredentials {
     /// `None` where this process cannot see it: it lives in another process namespace.
     pub(crate) pid: Option<Pid>,
     pub(crate) user: u32,
@@ -85,7 +85,7 @@ impl Packets {
     }
 
     /// The process at the other end, as the kernel saw it when the connection was made.
-    pub(crate) fn peer(&self) -> io::Result<Peer> {
+    pub(crate) fn peer(&self) -> io::Result<PeerCredentials> {
         // Not by rustix: its process number cannot be 0, which is what the kernel says of a process out of sight.
         let mut found = libc::ucred {
             pid: 0,
@@ -106,7 +106,7 @@ impl Packets {
         if got != 0 {
             return Err(io::Error::last_os_error());
         }
-        Ok(Peer {
+        Ok(PeerCredentials {
             pid: Pid::from_raw(found.pid),
             user: found.uid,
         })

@@ -8,25 +8,25 @@ use slackwater_base::Instant;
 use slackwater_wait::{Event, now};
 use slackwater_wire::data::Refusal;
 
-use super::carry::{Uncarried, Wanted, carry};
-use super::core::{Core, Ready, Way};
-use super::courier::Errand;
-use super::crew::Crew;
+use super::carry::{CopyRequest, NotCopied, carry};
+use super::control::ControlRequest;
+use super::copy_threads::CopyThreads;
+use super::core::{Core, LinkState, Ready};
 use super::message::NOTICE_MAX;
 use super::mover::HostLimits;
 use super::service::Service;
 use crate::batch::{BatchId, Part};
 use crate::cause::Cause;
-use crate::flow::Ticket;
+use crate::flow::FlowGuard;
 use crate::job::Job;
-use crate::mover::{Carried, Lone, Mover, Notice, PeerStats, WhenFull};
+use crate::mover::{Carried, Mover, Notice, PeerStats, SingleRequest, WhenFull};
 use crate::segment::Segment;
 
 /// One process of this host, as its initiator sees it. What has to be asked of it is asked by a thread of its own, so
 /// that a process which is stopped holds up nobody else; what is open already is copied without that thread.
-pub(super) struct Peer {
+pub(super) struct HostPeer {
     core: Arc<Core>,
-    courier: Mutex<Option<JoinHandle<()>>>,
+    control_thread: Mutex<Option<JoinHandle<()>>>,
 }
 
 /// What was taken of a submission and is not begun.
@@ -34,7 +34,7 @@ pub(super) struct Peer {
 struct Taken {
     ready: Vec<Ready>,
     /// What goes to the fallback, and why.
-    elsewhere: VecDeque<(Job, Ticket)>,
+    elsewhere: VecDeque<(Job, FlowGuard)>,
     reason: String,
     /// Something stands in line for a window.
     asks: bool,
@@ -50,11 +50,11 @@ impl Taken {
     }
 }
 
-impl Peer {
+impl HostPeer {
     pub(super) fn new(
         segment: Arc<Segment>,
         service: Arc<Service>,
-        crew: Arc<Crew>,
+        copy_threads: Arc<CopyThreads>,
         fallback: Option<Arc<dyn Mover>>,
         limits: HostLimits,
     ) -> std::io::Result<Self> {
@@ -62,28 +62,28 @@ impl Peer {
         let core = Arc::new(Core {
             segment,
             service,
-            crew,
+            copy_threads,
             fallback,
             limits,
             state,
             wanted,
             flow,
         });
-        let courier = Arc::clone(&core);
+        let control_thread = Arc::clone(&core);
         let thread = thread::Builder::new()
             .name("slackwater-link".to_owned())
-            .spawn(move || courier.run())?;
+            .spawn(move || control_thread.run())?;
         Ok(Self {
             core,
-            courier: Mutex::new(Some(thread)),
+            control_thread: Mutex::new(Some(thread)),
         })
     }
 
     /// Why bytes do not go this way at present.
     pub(super) fn why_not(&self) -> Option<String> {
-        match &self.core.state().way {
-            Way::Shut { reason, until } if now() < *until => Some(reason.clone()),
-            Way::Open(link) => link
+        match &self.core.state().link {
+            LinkState::Shut { reason, until } if now() < *until => Some(reason.clone()),
+            LinkState::Open(link) => link
                 .no_attach()
                 .map(|reason| format!("only shared memory: {reason}")),
             _ => None,
@@ -92,13 +92,13 @@ impl Peer {
 
     /// Whether it is worth a try.
     pub(super) fn is_shut(&self) -> bool {
-        matches!(&self.core.state().way, Way::Shut { until, .. } if now() < *until)
+        matches!(&self.core.state().link, LinkState::Shut { until, .. } if now() < *until)
     }
 
     /// Whether the process has ended and nothing of it is left here.
     pub(super) fn is_over(&self) -> bool {
         let state = self.core.state();
-        matches!(&state.way, Way::Shut { until, .. } if *until == Instant::NEVER)
+        matches!(&state.link, LinkState::Shut { until, .. } if *until == Instant::NEVER)
             && self.core.flow.len() == 0
     }
 
@@ -120,7 +120,7 @@ impl Peer {
                 core.end(job, Err(Cause::Closed));
                 continue;
             }
-            let shut = matches!(&state.way, Way::Shut { until, .. } if now() < *until);
+            let shut = matches!(&state.link, LinkState::Shut { until, .. } if now() < *until);
             if shut || !job.buffers.are_host() {
                 given_back.push(job);
                 continue;
@@ -141,50 +141,50 @@ impl Peer {
     }
 
     /// Copies on this thread what the caller waits for, if its window is open; otherwise gives it back.
-    pub(super) fn carry_now(&self, lone: Lone) -> Carried {
+    pub(super) fn carry_now(&self, single: SingleRequest) -> Carried {
         let core = &self.core;
-        let key = lone.remote.capability.to_bytes();
+        let key = single.remote.capability.to_bytes();
         let window = {
             let state = core.state();
-            let known = matches!(state.way, Way::Open(_))
+            let known = matches!(state.link, LinkState::Open(_))
                 .then(|| state.windows.get(&key).map(Arc::clone))
                 .flatten();
-            known.filter(|_| lone.buffers.are_host() && !state.closed)
+            known.filter(|_| single.buffers.are_host() && !state.closed)
         };
         let Some(window) = window else {
-            return Carried::Back(lone);
+            return Carried::Back(single);
         };
         let ticket = core.flow.begin();
-        let Lone {
+        let SingleRequest {
             op,
             ref buffers,
             ref remote,
             deadline,
-        } = lone;
+        } = single;
         let bytes = buffers.bytes();
         let carried = carry(
-            &Wanted {
+            &CopyRequest {
                 op,
                 buffers,
                 remote,
                 deadline,
                 part: None,
-                together: bytes,
+                submitted_bytes: bytes,
             },
             &window,
-            &core.crew,
+            &core.copy_threads,
         );
         core.forget_stale(&carried, remote, &window);
         drop(window);
         drop(ticket);
         let result = match carried {
             Ok(()) => Ok(()),
-            Err(Uncarried::Failed(cause)) => Err(cause),
+            Err(NotCopied::Failed(cause)) => Err(cause),
             // As a batch it asks the owner.
-            Err(Uncarried::Stale) => return Carried::Back(lone),
+            Err(NotCopied::Stale) => return Carried::Back(single),
         };
         core.count(op, bytes, &result);
-        drop(lone);
+        drop(single);
         Carried::Done(result)
     }
 
@@ -195,7 +195,7 @@ impl Peer {
             .partition(|(job, _)| job.part.batch() == batch);
         state.waiting = left;
         drop(state);
-        let over: VecDeque<(Job, Ticket)> = over;
+        let over: VecDeque<(Job, FlowGuard)> = over;
         for (job, _ticket) in over {
             self.core.end(job, Err(Cause::Cancelled));
         }
@@ -220,11 +220,11 @@ impl Peer {
                 None => part.fail(Cause::Refused(Refusal::Limit)),
             };
         }
-        self.core.errand(Errand::Notify(notice, part));
+        self.core.request(ControlRequest::Notify(notice, part));
     }
 
     pub(super) fn probe(&self, deadline: Instant, part: Part) {
-        self.core.errand(Errand::Probe(deadline, part));
+        self.core.request(ControlRequest::Probe(deadline, part));
     }
 
     pub(super) fn stats(&self) -> PeerStats {
@@ -240,34 +240,34 @@ impl Peer {
     /// Ends what is left and the thread.
     pub(super) fn close(&self) {
         let core = &self.core;
-        let (waiting, errands) = {
+        let (waiting, requests) = {
             let mut state = core.state();
             state.closed = true;
-            (take(&mut state.waiting), take(&mut state.errands))
+            (take(&mut state.waiting), take(&mut state.requests))
         };
         for (job, _ticket) in waiting {
             core.end(job, Err(Cause::Closed));
         }
-        errands
+        requests
             .into_iter()
-            .for_each(|errand| errand.fail(Cause::Closed));
+            .for_each(|request| request.fail(Cause::Closed));
         core.wanted.close();
         core.flow.close();
-        if let Some(courier) = self
-            .courier
+        if let Some(control_thread) = self
+            .control_thread
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .take()
-            && courier.thread().id() != thread::current().id()
+            && control_thread.thread().id() != thread::current().id()
         {
             // A panic in it was reported where it happened.
-            let _ = courier.join();
+            let _ = control_thread.join();
         }
         let mut state = core.state();
-        (state.way, state.windows) = (Way::Unknown, HashMap::new());
+        (state.link, state.windows) = (LinkState::Unknown, HashMap::new());
     }
 }
-impl fmt::Debug for Peer {
+impl fmt::Debug for HostPeer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Peer")
             .field("segment", &self.core.segment.name)

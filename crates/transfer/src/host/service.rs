@@ -18,7 +18,8 @@ use slackwater_wire::data::{Capability, Op, Refusal, Rights};
 use zerocopy::byteorder::little_endian::{U32, U64};
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::grants::{Answer, Grants, Revoked};
+use super::attached_peer::{AttachState, AttachedPeer};
+use super::granted::{Answer, GrantedWindows, Revoked};
 use super::message::{
     ATTACH_MAX, Attach, GOODBYE_BOOT, GOODBYE_CLOSING, GOODBYE_FULL, GOODBYE_INCARNATION,
     GOODBYE_USER, GOODBYE_VERSION, Goodbye, Hello, MAGIC, NOTICE_MAX, PACKET_MAX, VERSION, Welcome,
@@ -27,7 +28,6 @@ use super::message::{
 use super::packets::{Listener, Packets, Received};
 use super::page::ControlPage;
 use super::process::Process;
-use super::standing::{Peer, Standing};
 use crate::home::Home;
 use crate::mover::Notice;
 use crate::region::{Access, Region};
@@ -60,12 +60,12 @@ impl Default for ServiceLimits {
 ///
 /// It sleeps in the kernel unless a peer attaches something, comes or goes; copies do not pass through it.
 pub(crate) struct Service {
-    shared: Arc<Shared>,
+    shared: Arc<ServiceState>,
     name: String,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
-struct Shared {
+struct ServiceState {
     boot: [u8; 16],
     home: Arc<Home>,
     limits: ServiceLimits,
@@ -75,7 +75,7 @@ struct Shared {
     /// What a peer reads to learn whether it can read this process. It never moves.
     probe: Box<[u8; 16]>,
     next_token: AtomicU64,
-    peers: Mutex<BTreeMap<u64, Peer>>,
+    peers: Mutex<BTreeMap<u64, AttachedPeer>>,
     /// Nobody is given anything any more. Changed and looked at under the lock of the peers.
     closing: AtomicBool,
     watched: Mutex<BTreeMap<u64, Arc<Watched>>>,
@@ -119,7 +119,7 @@ impl Service {
             EventFlags::IN | EventFlags::ET,
         )?;
         epoll::add(&poll, &stop, EventData::new_u64(STOP), EventFlags::IN)?;
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(ServiceState {
             boot,
             home,
             limits,
@@ -190,9 +190,9 @@ impl Service {
     /// Processes that have this one's memory open, and their windows.
     pub(crate) fn counts(&self) -> (usize, usize) {
         let peers = self.shared.peers();
-        let open = peers.values().filter_map(|peer| peer.standing.grants());
-        open.fold((0, 0), |(peers, windows), grants| {
-            (peers + 1, windows + grants.windows())
+        let open = peers.values().filter_map(|peer| peer.state.granted());
+        open.fold((0, 0), |(peers, windows), granted| {
+            (peers + 1, windows + granted.windows())
         })
     }
 
@@ -218,13 +218,13 @@ impl Service {
         let _ = thread.join();
         let peers = std::mem::take(&mut *self.shared.peers());
         for peer in peers.into_values() {
-            let (Standing::Open(grants) | Standing::Expelled(grants)) = peer.standing else {
+            let (AttachState::Open(granted) | AttachState::Expelled(granted)) = peer.state else {
                 continue;
             };
-            let (busy, page) = (grants.is_busy(), Arc::clone(grants.page()));
+            let (busy, page) = (granted.is_busy(), Arc::clone(granted.page()));
             if busy {
                 tracing::warn!(peer = %peer.incarnation, "a process is still at memory of a closed engine, which is kept");
-                std::mem::forget(grants);
+                std::mem::forget(granted);
             }
             // Whoever waits for a peer of a service that is over waits no longer.
             page.close();
@@ -259,7 +259,7 @@ impl Watched {
 
 static DRAINING: Site = Site::new("host fence");
 
-impl Shared {
+impl ServiceState {
     /// Ends the windows on what `which` says. Those at which a peer is copying end with the copy, or with the peer; a
     /// thread of its own waits for that, since a peer may be stopped for long.
     fn take_back(self: &Arc<Self>, which: impl Fn(&Access) -> bool) {
@@ -281,14 +281,14 @@ impl Shared {
 
     fn revoke(
         &self,
-        peers: &mut BTreeMap<u64, Peer>,
+        peers: &mut BTreeMap<u64, AttachedPeer>,
         which: impl Fn(&Access) -> bool,
     ) -> Vec<(u64, Revoked)> {
         let open = peers
             .iter_mut()
-            .filter_map(|(token, peer)| Some((*token, peer.standing.grants_mut()?)));
-        open.flat_map(|(token, grants)| {
-            grants
+            .filter_map(|(token, peer)| Some((*token, peer.state.granted_mut()?)));
+        open.flat_map(|(token, granted)| {
+            granted
                 .revoke(&which)
                 .into_iter()
                 .map(move |window| (token, window))
@@ -311,17 +311,17 @@ impl Shared {
         for (token, window) in windows {
             // Without the lock: a peer that ends is closed by the service's thread, which ends the wait.
             window.page.drain(window.slot, &Waiting::at(&DRAINING));
-            if let Some(grants) = self
+            if let Some(granted) = self
                 .peers()
                 .get_mut(token)
-                .and_then(|peer| peer.standing.grants_mut())
+                .and_then(|peer| peer.state.granted_mut())
             {
-                grants.release(window);
+                granted.release(window);
             }
         }
     }
 
-    fn peers(&self) -> MutexGuard<'_, BTreeMap<u64, Peer>> {
+    fn peers(&self) -> MutexGuard<'_, BTreeMap<u64, AttachedPeer>> {
         lock(&self.peers)
     }
 
@@ -362,7 +362,7 @@ impl Shared {
         let silent = self
             .peers()
             .values()
-            .filter_map(|peer| peer.standing.deadline())
+            .filter_map(|peer| peer.state.deadline())
             .min();
         let first = silent.into_iter().chain(accept_again).min()?;
         let left = now().until(first);
@@ -374,11 +374,8 @@ impl Shared {
 
     fn drop_silent(&self) {
         let at = now();
-        self.peers().retain(|_, peer| {
-            peer.standing
-                .deadline()
-                .is_none_or(|deadline| at < deadline)
-        });
+        self.peers()
+            .retain(|_, peer| peer.state.deadline().is_none_or(|deadline| at < deadline));
     }
 
     /// Takes in whoever waits. Without a descriptor for them, says when to look again.
@@ -402,13 +399,13 @@ impl Shared {
             let token = self.next_token.fetch_add(1, Ordering::Relaxed);
             let flags = EventFlags::IN | EventFlags::RDHUP;
             if epoll::add(&self.poll, &packets, EventData::new_u64(token), flags).is_ok() {
-                let standing = Standing::Stranger(now() + self.limits.greeting);
+                let state = AttachState::Unauthenticated(now() + self.limits.greeting);
                 peers.insert(
                     token,
-                    Peer {
+                    AttachedPeer {
                         packets,
                         incarnation: Incarnation(0),
-                        standing,
+                        state,
                     },
                 );
             }
@@ -431,8 +428,8 @@ impl Shared {
             return;
         };
         // One question: what else it has sent is reported again, after the others had their turn.
-        let stays = match (&peer.standing, peer.packets.receive(buffer)) {
-            (Standing::Expelled(_), _) => false,
+        let stays = match (&peer.state, peer.packets.receive(buffer)) {
+            (AttachState::Expelled(_), _) => false,
             (_, Ok(Received::Packet(len, _))) => self.answer(peer, &buffer[..len]),
             (_, Ok(Received::Nothing)) => true,
             (_, Ok(Received::Closed) | Err(_)) => false,
@@ -440,7 +437,7 @@ impl Shared {
         if stays {
             return;
         }
-        if !peer.packets.is_closed() && peer.standing.grants().is_some() {
+        if !peer.packets.is_closed() && peer.state.granted().is_some() {
             let busy = self.expel(token, peer);
             drop(peers);
             return self.wait_for(busy);
@@ -451,17 +448,17 @@ impl Shared {
         drop(peers);
         // The kernel closes a process's sockets after its last thread has left user memory (and its system calls), so
         // nothing of that process is in flight any more; and one that closes a link itself has no copy on it.
-        if let Some(grants) = peer.standing.grants() {
-            grants.page().close();
+        if let Some(granted) = peer.state.granted() {
+            granted.page().close();
         }
     }
 
     /// Says whether the peer keeps to the protocol.
-    fn answer(&self, peer: &mut Peer, packet: &[u8]) -> bool {
-        match &mut peer.standing {
-            Standing::Stranger(_) => match self.greet(&peer.packets, packet) {
-                Ok((incarnation, grants)) => {
-                    (peer.incarnation, peer.standing) = (incarnation, Standing::Open(grants));
+    fn answer(&self, peer: &mut AttachedPeer, packet: &[u8]) -> bool {
+        match &mut peer.state {
+            AttachState::Unauthenticated(_) => match self.greet(&peer.packets, packet) {
+                Ok((incarnation, granted)) => {
+                    (peer.incarnation, peer.state) = (incarnation, AttachState::Open(granted));
                     true
                 }
                 Err(reason) => {
@@ -469,21 +466,20 @@ impl Shared {
                     false
                 }
             },
-            Standing::Open(grants) => {
-                self.attach(grants, peer.incarnation, packet)
-                    .is_some_and(|answer| {
-                        peer.packets
-                            .send(&[&answer.bytes], &answer.descriptors())
-                            .is_ok()
-                    })
-            }
-            Standing::Expelled(_) => false,
+            AttachState::Open(granted) => self
+                .attach(granted, peer.incarnation, packet)
+                .is_some_and(|answer| {
+                    peer.packets
+                        .send(&[&answer.bytes], &answer.descriptors())
+                        .is_ok()
+                }),
+            AttachState::Expelled(_) => false,
         }
     }
 
     /// Takes everything back from a peer that breaks the protocol. It is alive, as far as anybody knows, and may be in the
     /// middle of a copy: so its end is still looked for, and nothing else.
-    fn expel(&self, token: u64, peer: &mut Peer) -> Vec<(u64, Revoked)> {
+    fn expel(&self, token: u64, peer: &mut AttachedPeer) -> Vec<(u64, Revoked)> {
         peer.packets.hang_up();
         // Without it the loop would be told of every packet that nobody reads.
         let _ = epoll::modify(
@@ -492,20 +488,27 @@ impl Shared {
             EventData::new_u64(token),
             EventFlags::RDHUP,
         );
-        let standing = std::mem::replace(&mut peer.standing, Standing::Stranger(Instant::NEVER));
-        let (Standing::Open(mut grants) | Standing::Expelled(mut grants)) = standing else {
+        let state = std::mem::replace(
+            &mut peer.state,
+            AttachState::Unauthenticated(Instant::NEVER),
+        );
+        let (AttachState::Open(mut granted) | AttachState::Expelled(mut granted)) = state else {
             return Vec::new();
         };
-        let busy = grants
+        let busy = granted
             .revoke(|_| true)
             .into_iter()
             .map(|window| (token, window))
             .collect();
-        peer.standing = Standing::Expelled(grants);
+        peer.state = AttachState::Expelled(granted);
         busy
     }
 
-    fn greet(&self, packets: &Packets, packet: &[u8]) -> Result<(Incarnation, Grants), u32> {
+    fn greet(
+        &self,
+        packets: &Packets,
+        packet: &[u8],
+    ) -> Result<(Incarnation, GrantedWindows), u32> {
         let hello = Hello::read_from_bytes(packet).map_err(|_| GOODBYE_VERSION)?;
         if hello.magic.get() != MAGIC || hello.version.get() != VERSION {
             return Err(GOODBYE_VERSION);
@@ -533,11 +536,19 @@ impl Shared {
         packets
             .send(&[welcome.as_bytes()], &[page.as_fd()])
             .map_err(|_| GOODBYE_FULL)?;
-        Ok((Incarnation(hello.incarnation.get()), Grants::new(page)))
+        Ok((
+            Incarnation(hello.incarnation.get()),
+            GrantedWindows::new(page),
+        ))
     }
 
     /// `None` where the question is none of the protocol.
-    fn attach(&self, grants: &mut Grants, from: Incarnation, packet: &[u8]) -> Option<Answer> {
+    fn attach(
+        &self,
+        granted: &mut GrantedWindows,
+        from: Incarnation,
+        packet: &[u8],
+    ) -> Option<Answer> {
         let (head, rest) = Attach::read_from_prefix(packet).ok()?;
         let (detached, rest) = split(rest, head.detach.get())?;
         let (capabilities, rest) = split::<Capability>(rest, head.attach.get())?;
@@ -559,7 +570,7 @@ impl Shared {
                 },
             )
         };
-        grants.detach(detached);
+        granted.detach(detached);
         let mut answer = Answer::new(head.question, capabilities.len(), noticed);
         // Under the lock that an invalidation takes after the region was closed, and a rotation after the key was changed:
         // either it is refused here, or they find the window.
@@ -578,7 +589,7 @@ impl Shared {
                 .home
                 .admit(capability, op, (claims.offset, claims.bytes), from)
             {
-                Ok(access) => answer.push(grants.grant(access)),
+                Ok(access) => answer.push(granted.grant(access)),
                 Err(refusal) => answer.refuse(refusal),
             }
         }

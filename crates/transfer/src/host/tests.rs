@@ -13,8 +13,8 @@ use slackwater_wire::data::{Capability, Refusal, Rights};
 use zerocopy::byteorder::little_endian::{U32, U64};
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
-use super::carry::{Uncarried, under_mark};
-use super::link::{Call, Link, NoLink, NoWindow};
+use super::carry::{NotCopied, under_mark};
+use super::link::{Link, LinkError, LinkTarget, WindowError};
 use super::memory::SharedMemory;
 use super::message::{
     Attach, Attached, ENTRY_DESCRIPTOR, ENTRY_SHARED, Entry, Hello, MAGIC, NO_SLOT, PACKET_MAX,
@@ -24,10 +24,10 @@ use super::mover::{HostLimits, HostMover};
 use super::packets::{Listener, Packets, Received};
 use super::page::ControlPage;
 use super::service::{Service, ServiceLimits};
-use super::window::{Opened, Reach};
-use crate::cause::{Cause, Clock};
+use super::window::{OpenWindow, Reach};
+use crate::cause::{Cause, Deadline};
 use crate::engine::Engine;
-use crate::home::{GrantSpec, Home, Life};
+use crate::home::{GrantSpec, Home, HomeGuard};
 use crate::memory::{Memory, SharedFile};
 use crate::region::{Region, RegionSpec};
 use crate::request::{PeerId, Target};
@@ -38,7 +38,7 @@ const BOOT: [u8; 16] = [7; 16];
 
 /// One engine's passive side.
 struct Owner {
-    life: Life,
+    life: HomeGuard,
     service: Arc<Service>,
 }
 
@@ -69,8 +69,8 @@ impl Owner {
     }
 }
 
-fn open(service: &Arc<Service>, name: &str, target: Incarnation) -> Result<Arc<Link>, NoLink> {
-    let call = Call {
+fn open(service: &Arc<Service>, name: &str, target: Incarnation) -> Result<Arc<Link>, LinkError> {
+    let call = LinkTarget {
         name,
         target,
         deadline: now() + PATIENCE,
@@ -79,7 +79,7 @@ fn open(service: &Arc<Service>, name: &str, target: Incarnation) -> Result<Arc<L
     Link::open(service, &call, || {})
 }
 
-fn ask(link: &Arc<Link>, capability: Capability) -> Result<Opened, NoWindow> {
+fn ask(link: &Arc<Link>, capability: Capability) -> Result<OpenWindow, WindowError> {
     let (mut opened, _) = link.ask(&[capability], None, now() + PATIENCE)?;
     opened.remove(0)
 }
@@ -161,7 +161,10 @@ fn a_closed_service_takes_its_memory_back_and_keeps_what_is_still_in_use() {
         1,
         "there is nobody left who would learn that the copy has ended"
     );
-    assert!(matches!(ask(&link, far.grant(&free)), Err(NoWindow::Gone)));
+    assert!(matches!(
+        ask(&link, far.grant(&free)),
+        Err(WindowError::Gone)
+    ));
 }
 
 /// A new key voided what was shown from then on, while whoever had a window open could go on with it for ever.
@@ -184,7 +187,7 @@ fn a_new_key_takes_back_what_was_opened_under_the_old_one() {
     );
     assert!(matches!(
         ask(&link, old),
-        Err(NoWindow::Refused(Refusal::Forged))
+        Err(WindowError::Refused(Refusal::Forged))
     ));
     assert!(ask(&link, far.grant(&region)).unwrap().mark().is_ok());
     drop(window);
@@ -214,12 +217,12 @@ fn a_copy_whose_window_is_revoked_before_it_ends_does_not_count() {
     assert!(
         matches!(
             revoked,
-            Err(Uncarried::Failed(Cause::Refused(Refusal::Generation)))
+            Err(NotCopied::Failed(Cause::Refused(Refusal::Generation)))
         ),
         "{revoked:?}"
     );
     let stale = under_mark(&window, |_| panic!("nothing is copied"));
-    assert!(matches!(stale, Err(Uncarried::Stale)), "{stale:?}");
+    assert!(matches!(stale, Err(NotCopied::Stale)), "{stale:?}");
 }
 
 /// Memory that the initiator could not use kept its slot at the owner: after as many tries as there are slots, nobody of
@@ -244,7 +247,7 @@ fn memory_of_no_use_keeps_no_slot() {
     for _ in 0..5 {
         assert!(matches!(
             ask(&link, far.grant(&unsealed)),
-            Err(NoWindow::Memory(_))
+            Err(WindowError::Memory(_))
         ));
     }
     assert!(ask(&link, far.grant(&sealed)).is_ok());
@@ -288,7 +291,11 @@ impl Liar {
     }
 
     /// A link to it: it greets as the protocol wants, after `change`.
-    fn link(&mut self, near: &Owner, change: impl Fn(&mut Welcome)) -> Result<Arc<Link>, NoLink> {
+    fn link(
+        &mut self,
+        near: &Owner,
+        change: impl Fn(&mut Welcome),
+    ) -> Result<Arc<Link>, LinkError> {
         let mut welcome = welcome();
         change(&mut welcome);
         let name = self.name.clone();
@@ -352,7 +359,7 @@ impl Liar {
         link: &Arc<Link>,
         entries: &[Entry],
         descriptors: &[BorrowedFd<'_>],
-    ) -> Result<Opened, NoWindow> {
+    ) -> Result<OpenWindow, WindowError> {
         let near = owner(ServiceLimits::default());
         let region = near.region(Memory::anonymous(4096).unwrap());
         let capability = near.grant(&region);
@@ -473,7 +480,7 @@ fn an_owner_that_does_not_answer_is_slow_and_not_gone() {
     let link = liar.link(&near, |_| {}).unwrap();
     for _ in 0..2000 {
         let asked = link.ask(&[], None, now());
-        assert!(matches!(asked, Err(NoWindow::TimedOut)), "{asked:?}");
+        assert!(matches!(asked, Err(WindowError::TimedOut)), "{asked:?}");
     }
     assert!(!link.is_gone());
     // It goes on: the late answers are no answers to the question that is asked now.
@@ -531,7 +538,7 @@ fn an_owner_that_does_not_greet_holds_nobody_past_the_deadline() {
         },
     );
     let ended = engine.read_now(&target(peer), &mut [0; 8], Duration::from_millis(20));
-    assert_eq!(ended, Err(Cause::TimedOut(Clock::Total)));
+    assert_eq!(ended, Err(Cause::TimedOut(Deadline::Total)));
     // The call stands: when the greeting comes, what is wanted then is asked.
     liar.called();
     std::thread::scope(|threads| {

@@ -7,7 +7,7 @@ use super::process::Process;
 
 /// A slot of the owner's page that this process was given. The owner is told when it is let go of.
 #[derive(Debug)]
-pub(crate) struct Slot {
+pub(crate) struct WindowSlot {
     link: Arc<Link>,
     slot: u32,
     epoch: u32,
@@ -15,16 +15,16 @@ pub(crate) struct Slot {
 
 /// Memory of the peer that this process may reach.
 #[derive(Debug)]
-pub(crate) struct Opened {
+pub(crate) struct OpenWindow {
     // First, and dropped first: the owner is told of the end before the memory is let go of, so memory that the owner takes
     // for known here is.
-    slot: Slot,
-    at: OpenedAt,
+    slot: WindowSlot,
+    at: WindowMemory,
     len: u64,
 }
 
 #[derive(Debug)]
-enum OpenedAt {
+enum WindowMemory {
     Shared {
         memory: Arc<SharedMemory>,
         offset: usize,
@@ -43,7 +43,7 @@ pub(crate) enum Reach<'a> {
     Process(&'a Process, u64),
 }
 
-impl Slot {
+impl WindowSlot {
     /// The slot is one of the link's page.
     pub(crate) fn new(link: &Arc<Link>, slot: u32, epoch: u32) -> Self {
         Self {
@@ -54,32 +54,32 @@ impl Slot {
     }
 }
 
-impl Drop for Slot {
+impl Drop for WindowSlot {
     fn drop(&mut self) {
         self.link.detach(self.slot, self.epoch);
     }
 }
 
-impl Opened {
+impl OpenWindow {
     /// A window of `len` bytes of shared memory from `offset`, all of which it has.
     pub(crate) fn in_shared(
-        slot: Slot,
+        slot: WindowSlot,
         memory: Arc<SharedMemory>,
         offset: usize,
         len: u64,
     ) -> Self {
         Self {
             slot,
-            at: OpenedAt::Shared { memory, offset },
+            at: WindowMemory::Shared { memory, offset },
             len,
         }
     }
 
     /// A window of `len` bytes of the owner's own memory from `address`, which do not wrap.
-    pub(crate) fn in_process(slot: Slot, address: u64, len: u64) -> Self {
+    pub(crate) fn in_process(slot: WindowSlot, address: u64, len: u64) -> Self {
         Self {
             slot,
-            at: OpenedAt::Process { address },
+            at: WindowMemory::Process { address },
             len,
         }
     }
@@ -104,7 +104,7 @@ impl Opened {
             return None;
         }
         match &self.at {
-            OpenedAt::Shared {
+            WindowMemory::Shared {
                 memory,
                 offset: start,
             } => {
@@ -113,7 +113,7 @@ impl Opened {
                     memory.as_ptr().add(start + offset as usize)
                 }))
             }
-            OpenedAt::Process { address } => Some(Reach::Process(
+            WindowMemory::Process { address } => Some(Reach::Process(
                 self.slot.link.process().ok()?,
                 address + offset,
             )),

@@ -32,13 +32,13 @@ pub struct Region {
     rights: Rights,
     /// New accesses are refused and those under way shall end early.
     closing: AtomicBool,
-    books: Mutex<Books>,
+    books: Mutex<RegionState>,
     /// Notified when the last access ended while the region was closing.
     drained: Event,
 }
 
 #[derive(Debug)]
-struct Books {
+struct RegionState {
     generation: u64,
     in_flight: u32,
     /// Taken out of the table, or about to be: it never opens again.
@@ -235,7 +235,7 @@ impl Region {
     }
 
     /// Waits until nobody is at a closed region. Until the books are let go of, nobody begins.
-    fn drain(&self, deadline: Instant) -> Result<MutexGuard<'_, Books>, StillBusy> {
+    fn drain(&self, deadline: Instant) -> Result<MutexGuard<'_, RegionState>, StillBusy> {
         loop {
             let seen = self.drained.seen();
             let books = self.books();
@@ -260,7 +260,7 @@ impl Region {
         }
     }
 
-    fn books(&self) -> MutexGuard<'_, Books> {
+    fn books(&self) -> MutexGuard<'_, RegionState> {
         self.books.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

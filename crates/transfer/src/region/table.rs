@@ -9,7 +9,7 @@ use slackwater_wait::Event;
 use slackwater_wire::data::{Refusal, Rights};
 use thiserror::Error;
 
-use super::{Access, AccessError, Books, Closed, Region, RegionId, ReopenError, StillBusy};
+use super::{Access, AccessError, Closed, Region, RegionId, RegionState, ReopenError, StillBusy};
 use crate::memory::{Location, Memory};
 
 /// What to register.
@@ -31,14 +31,14 @@ pub struct Regions {
 
 #[derive(Debug, Default)]
 struct Table {
-    slots: Vec<Slot>,
+    slots: Vec<TableEntry>,
     free: Vec<u32>,
     /// First address → slot. Ranges do not overlap, so the last one at or before an address is the only candidate.
     by_start: BTreeMap<usize, u32>,
 }
 
 #[derive(Debug, Default)]
-struct Slot {
+struct TableEntry {
     serial: u32,
     region: Option<Arc<Region>>,
 }
@@ -118,7 +118,7 @@ impl Regions {
             Some(index) => index,
             None => {
                 let index = u32::try_from(table.slots.len()).map_err(|_| RegisterError::TooMany)?;
-                table.slots.push(Slot::default());
+                table.slots.push(TableEntry::default());
                 index
             }
         };
@@ -131,7 +131,7 @@ impl Regions {
             memory: spec.memory,
             rights: spec.rights,
             closing: AtomicBool::new(false),
-            books: Mutex::new(Books {
+            books: Mutex::new(RegionState {
                 generation: self.new_generation(),
                 in_flight: 0,
                 gone: false,

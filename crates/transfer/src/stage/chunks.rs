@@ -5,7 +5,7 @@ use std::sync::Arc;
 use slackwater_base::Instant;
 
 use super::device::Pinned;
-use crate::memory::{Place, StageError, Staged};
+use crate::memory::{StageError, Staged, StagingTurn};
 use crate::region::Access;
 
 /// Chunks of one half, and the line for them. It decides; what is to be called or made, its owner does.
@@ -13,7 +13,7 @@ use crate::region::Access;
 pub(super) struct Chunks {
     idle: Vec<Chunk>,
     made: usize,
-    line: VecDeque<Wanted>,
+    line: VecDeque<Waiter>,
     /// Those whose turn it is.
     called: usize,
     /// Nobody in line is late before.
@@ -28,13 +28,13 @@ pub(super) struct Chunk {
 }
 
 /// Who waits for a chunk.
-pub(super) enum Wanted {
+pub(super) enum Waiter {
     Fetch(Fetch),
     Lend { free: Free, until: Instant },
 }
 
 /// Calls whoever waits for a loan.
-pub(super) type Free = Box<dyn FnOnce(Place) + Send>;
+pub(super) type Free = Box<dyn FnOnce(StagingTurn) + Send>;
 
 pub(super) struct Fetch {
     pub(super) access: Arc<Access>,
@@ -86,7 +86,7 @@ impl Chunks {
         {
             return Some((fetch, chunk));
         }
-        self.line.push_back(Wanted::Fetch(fetch));
+        self.line.push_back(Waiter::Fetch(fetch));
         None
     }
 
@@ -98,7 +98,7 @@ impl Chunks {
             return Some(chunk);
         }
         self.late_at = Some(self.late_at.map_or(until, |at| at.min(until)));
-        self.line.push_back(Wanted::Lend { free, until });
+        self.line.push_back(Waiter::Lend { free, until });
         None
     }
 
@@ -132,11 +132,11 @@ impl Chunks {
             return Next::Make;
         }
         match self.line.pop_front() {
-            Some(Wanted::Fetch(fetch)) => match self.take(fetch.access.tenant()) {
+            Some(Waiter::Fetch(fetch)) => match self.take(fetch.access.tenant()) {
                 Some(chunk) => Next::Fetch(fetch, chunk),
                 None => Next::Nothing,
             },
-            Some(Wanted::Lend { free, .. }) => {
+            Some(Waiter::Lend { free, .. }) => {
                 self.called += 1;
                 Next::Call(free)
             }
@@ -150,11 +150,11 @@ impl Chunks {
     }
 
     /// The end of the line: all of it is to be called.
-    pub(super) fn turn_away(&mut self) -> VecDeque<Wanted> {
+    pub(super) fn turn_away(&mut self) -> VecDeque<Waiter> {
         self.called += self
             .line
             .iter()
-            .filter(|wanted| matches!(wanted, Wanted::Lend { .. }))
+            .filter(|wanted| matches!(wanted, Waiter::Lend { .. }))
             .count();
         std::mem::take(&mut self.line)
     }
@@ -164,9 +164,9 @@ impl Chunks {
         if self.late_at.is_none_or(|late_at| at < late_at) {
             return None;
         }
-        let until = |wanted: &Wanted| match wanted {
-            Wanted::Lend { until, .. } => *until,
-            Wanted::Fetch(_) => Instant::NEVER,
+        let until = |wanted: &Waiter| match wanted {
+            Waiter::Lend { until, .. } => *until,
+            Waiter::Fetch(_) => Instant::NEVER,
         };
         match self
             .line
@@ -174,7 +174,7 @@ impl Chunks {
             .position(|wanted| until(wanted) <= at)
             .and_then(|late| self.line.remove(late))
         {
-            Some(Wanted::Lend { free, .. }) => Some(free),
+            Some(Waiter::Lend { free, .. }) => Some(free),
             _ => {
                 self.late_at = self.line.iter().map(until).min();
                 None

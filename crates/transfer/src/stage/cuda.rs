@@ -9,7 +9,7 @@ use std::task::Poll;
 use cudarc::driver::result::{self, DriverError, device, event, primary_ctx, stream};
 use cudarc::driver::sys;
 
-use super::device::{CopyQueue, Device, DeviceCopy, DeviceError, Pinned, Ticket};
+use super::device::{CopyId, CopyQueue, Device, DeviceCopy, DeviceError, Pinned};
 use crate::memory::Location;
 
 /// A GPU, by the CUDA driver of this machine, which is looked for at run time: nothing of CUDA is needed to build.
@@ -46,7 +46,7 @@ unsafe impl Sync for CudaQueue {}
 #[derive(Default)]
 struct Flights {
     next: u64,
-    under_way: BTreeMap<Ticket, sys::CUevent>,
+    under_way: BTreeMap<CopyId, sys::CUevent>,
     /// Events of copies that are over, to be recorded again.
     spare: Vec<sys::CUevent>,
 }
@@ -313,7 +313,7 @@ impl CudaQueue {
 }
 
 impl CopyQueue for CudaQueue {
-    unsafe fn begin(&self, copy: DeviceCopy) -> Result<Ticket, DeviceError> {
+    unsafe fn begin(&self, copy: DeviceCopy) -> Result<CopyId, DeviceError> {
         let _inside = self.context.enter()?;
         let mut flights = self.flights();
         let begun = match copy {
@@ -332,7 +332,7 @@ impl CopyQueue for CudaQueue {
         match self.record(&mut flights) {
             Ok(mark) => {
                 flights.next += 1;
-                let ticket = Ticket(flights.next);
+                let ticket = CopyId(flights.next);
                 flights.under_way.insert(ticket, mark);
                 Ok(ticket)
             }
@@ -345,7 +345,7 @@ impl CopyQueue for CudaQueue {
         }
     }
 
-    fn poll(&self, ticket: Ticket) -> Poll<Result<(), DeviceError>> {
+    fn poll(&self, ticket: CopyId) -> Poll<Result<(), DeviceError>> {
         let _inside = match self.context.enter() {
             Ok(inside) => inside,
             Err(error) => {

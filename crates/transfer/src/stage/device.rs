@@ -45,10 +45,10 @@ pub trait CopyQueue: Send + Sync {
     /// # Safety
     /// Until [`CopyQueue::poll`] has told its end: the device's range is valid, the host's range is pinned memory of
     /// the same device, and nothing else writes what the copy reads, or touches what it writes.
-    unsafe fn begin(&self, copy: DeviceCopy) -> Result<Ticket, DeviceError>;
+    unsafe fn begin(&self, copy: DeviceCopy) -> Result<CopyId, DeviceError>;
 
     /// Whether a copy is over. Its end is told once; afterwards the ticket is unknown.
-    fn poll(&self, ticket: Ticket) -> Poll<Result<(), DeviceError>>;
+    fn poll(&self, ticket: CopyId) -> Poll<Result<(), DeviceError>>;
 
     /// Runs `wake` soon after the copies begun so far are over, on a thread of the device, where it must not block or
     /// call the device. It may run early or, if the device is lost, late: it says "look again", no more.
@@ -86,7 +86,7 @@ unsafe impl Send for DeviceCopy {}
 
 /// A copy under way, as its queue counts them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Ticket(pub u64);
+pub struct CopyId(pub u64);
 
 /// What a device could not do.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]

@@ -39,7 +39,7 @@ impl Default for StageLimits {
 
 /// Why device memory cannot be staged.
 #[derive(Debug, Error)]
-pub enum NoStage {
+pub enum StagingError {
     /// The device refused.
     #[error(transparent)]
     Device(#[from] DeviceError),

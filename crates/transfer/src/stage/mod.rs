@@ -16,8 +16,8 @@ mod stager;
 
 #[cfg(feature = "gpu")]
 pub use cuda::{CudaDevice, CudaMemory};
-pub use device::{CopyQueue, Device, DeviceCopy, DeviceError, Pinned, Ticket};
-pub use limits::{NoStage, StageLimits, Watch};
+pub use device::{CopyId, CopyQueue, Device, DeviceCopy, DeviceError, Pinned};
+pub use limits::{StageLimits, StagingError, Watch};
 pub use mover::StagedMover;
 pub use software::{Faults, SoftwareDevice, SoftwareMemory};
 pub use stager::Stager;

@@ -10,8 +10,8 @@ use slackwater_wire::Incarnation;
 use slackwater_wire::data::Op;
 
 use crate::batch::{Batch, BatchId, Part};
-use crate::cause::{Cause, Clock, Outcome};
-use crate::flow::{Flow, Ticket};
+use crate::cause::{Cause, Deadline, Outcome};
+use crate::flow::{Flow, FlowGuard};
 use crate::job::{Buffers, Job, Priority, Remote, Span};
 use crate::memory::{Stage, StageError, Staged};
 use crate::mover::{Abilities, Mover, Notice, PeerStats, Submission, WhenFull};
@@ -30,7 +30,7 @@ pub struct StagedMover {
 struct Core {
     /// The movers that carry the chunks, the preferred one first.
     wires: Vec<Arc<dyn Mover>>,
-    lines: Mutex<BTreeMap<Incarnation, Arc<Line>>>,
+    lines: Mutex<BTreeMap<Incarnation, Arc<PeerFlow>>>,
     /// What is on the wire, by the batch that it is a part of.
     on_wire: Mutex<BTreeMap<BatchId, Vec<Batch>>>,
     /// What waits for host memory, by the batch that it is a part of and a number of its own.
@@ -47,18 +47,18 @@ const CLOSING: Duration = Duration::from_secs(2);
 
 /// What is under way with one peer.
 #[derive(Default)]
-struct Line {
+struct PeerFlow {
     flow: Arc<Flow>,
     stats: Mutex<PeerStats>,
 }
 
 /// A job, as long as one of its pieces is not over.
 struct Whole {
-    line: Arc<Line>,
+    line: Arc<PeerFlow>,
     op: Op,
     bytes: u64,
     failed: AtomicBool,
-    _ticket: Ticket,
+    _ticket: FlowGuard,
 }
 
 /// What goes over the wire as one request: a chunk of device memory, or a range of host memory beside it.
@@ -67,7 +67,7 @@ struct Piece {
     wire: Arc<dyn Mover>,
     segment: Arc<Segment>,
     op: Op,
-    local: Local,
+    local: PieceMemory,
     bytes: usize,
     remote: Remote,
     deadline: Instant,
@@ -78,7 +78,7 @@ struct Piece {
 
 /// Local memory of a piece.
 #[derive(Clone)]
-enum Local {
+enum PieceMemory {
     Host(Buffers),
     Device {
         stage: Arc<dyn Stage>,
@@ -105,7 +105,7 @@ impl StagedMover {
 }
 
 impl Core {
-    fn line(&self, segment: &Segment) -> Arc<Line> {
+    fn line(&self, segment: &Segment) -> Arc<PeerFlow> {
         Arc::clone(lock(&self.lines).entry(segment.incarnation).or_default())
     }
 
@@ -125,7 +125,7 @@ impl Core {
         wire: &Arc<dyn Mover>,
         job: Job,
     ) -> Result<Vec<Piece>, Box<Job>> {
-        let mut cuts: Vec<(Local, u64, usize)> = Vec::new();
+        let mut cuts: Vec<(PieceMemory, u64, usize)> = Vec::new();
         let mut at = 0;
         for span in job.buffers.spans() {
             let Some((stage, access)) = staged(span) else {
@@ -133,7 +133,7 @@ impl Core {
                     return Err(Box::new(job));
                 }
                 cuts.push((
-                    Local::Host(job.buffers.cut(at, span.bytes() as u64)),
+                    PieceMemory::Host(job.buffers.cut(at, span.bytes() as u64)),
                     at,
                     span.bytes(),
                 ));
@@ -144,7 +144,7 @@ impl Core {
             let mut done = 0;
             while done < span.bytes() {
                 let bytes = stage.chunk_bytes().min(span.bytes() - done);
-                let local = Local::Device {
+                let local = PieceMemory::Device {
                     stage: Arc::clone(&stage),
                     access: Arc::clone(&access),
                     offset: start + done as u64,
@@ -206,10 +206,10 @@ impl Piece {
         }
         self.part.started();
         match (self.local.clone(), self.op) {
-            (Local::Host(buffers), _) => {
+            (PieceMemory::Host(buffers), _) => {
                 self.send(buffers, |piece, outcome| piece.end(result(outcome)))
             }
-            (Local::Device { stage, access, .. }, _) => self.borrow(&stage, &access),
+            (PieceMemory::Device { stage, access, .. }, _) => self.borrow(&stage, &access),
         }
     }
 
@@ -250,7 +250,7 @@ impl Piece {
 
     /// A write: first out of the device, then over the wire.
     fn load(self, staged: Staged) {
-        let Local::Device {
+        let PieceMemory::Device {
             stage,
             access,
             offset,
@@ -279,7 +279,7 @@ impl Piece {
             match (result(outcome), piece.local.clone()) {
                 (
                     Ok(()),
-                    Local::Device {
+                    PieceMemory::Device {
                         stage,
                         access,
                         offset,
@@ -384,7 +384,7 @@ impl Piece {
             return Err(Cause::Cancelled);
         }
         match now() >= self.deadline {
-            true => Err(Cause::TimedOut(Clock::Total)),
+            true => Err(Cause::TimedOut(Deadline::Total)),
             false => Ok(()),
         }
     }
@@ -560,7 +560,7 @@ impl Mover for StagedMover {
         waiting.into_values().for_each(Piece::begin);
         // A device that stands still holds nobody for ever; what it still ends, it ends as closed.
         let deadline = now() + CLOSING;
-        let lines: Vec<Arc<Line>> = lock(&self.core.lines).values().map(Arc::clone).collect();
+        let lines: Vec<Arc<PeerFlow>> = lock(&self.core.lines).values().map(Arc::clone).collect();
         for line in lines {
             loop {
                 let seen = line.flow.seen();

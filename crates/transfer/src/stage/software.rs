@@ -11,7 +11,7 @@ use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 use slackwater_base::Instant;
 use slackwater_wait::{Event, Site, Waiting, now};
 
-use super::device::{CopyQueue, Device, DeviceCopy, DeviceError, Pinned, Ticket};
+use super::device::{CopyId, CopyQueue, Device, DeviceCopy, DeviceError, Pinned};
 use crate::memory::Location;
 
 /// A device made of host memory and a thread, for machines without one and for tests.
@@ -53,7 +53,7 @@ struct Shared {
 struct State {
     memory: BTreeMap<u64, Block>,
     faults: Faults,
-    waiting: VecDeque<Work>,
+    waiting: VecDeque<DeviceTask>,
     next_ticket: u64,
     begun: u64,
     pinned: usize,
@@ -61,10 +61,10 @@ struct State {
 }
 
 /// An entry of the work list.
-enum Work {
+enum DeviceTask {
     Copy {
         copy: DeviceCopy,
-        ticket: Ticket,
+        ticket: CopyId,
         ends: Arc<Ends>,
         ready: Instant,
     },
@@ -72,7 +72,7 @@ enum Work {
 }
 
 #[derive(Default)]
-struct Ends(Mutex<BTreeMap<Ticket, Option<Result<(), DeviceError>>>>);
+struct Ends(Mutex<BTreeMap<CopyId, Option<Result<(), DeviceError>>>>);
 
 struct Block {
     bytes: Vec<u8>,
@@ -264,7 +264,7 @@ impl Drop for PinnedBytes {
 }
 
 impl CopyQueue for SoftwareQueue {
-    unsafe fn begin(&self, copy: DeviceCopy) -> Result<Ticket, DeviceError> {
+    unsafe fn begin(&self, copy: DeviceCopy) -> Result<CopyId, DeviceError> {
         let mut state = self.device.state();
         if state.closed {
             return Err(self
@@ -272,10 +272,10 @@ impl CopyQueue for SoftwareQueue {
                 .failed("copying", "the device is gone".to_owned()));
         }
         state.next_ticket += 1;
-        let ticket = Ticket(state.next_ticket);
+        let ticket = CopyId(state.next_ticket);
         lock(&self.ends.0).insert(ticket, None);
         let ready = now() + state.faults.delay;
-        state.waiting.push_back(Work::Copy {
+        state.waiting.push_back(DeviceTask::Copy {
             copy,
             ticket,
             ends: Arc::clone(&self.ends),
@@ -286,7 +286,7 @@ impl CopyQueue for SoftwareQueue {
         Ok(ticket)
     }
 
-    fn poll(&self, ticket: Ticket) -> Poll<Result<(), DeviceError>> {
+    fn poll(&self, ticket: CopyId) -> Poll<Result<(), DeviceError>> {
         let mut ends = lock(&self.ends.0);
         match ends.get(&ticket) {
             Some(None) => Poll::Pending,
@@ -304,7 +304,7 @@ impl CopyQueue for SoftwareQueue {
                 .device
                 .failed("waking", "the device is gone".to_owned()));
         }
-        state.waiting.push_back(Work::Wake(wake));
+        state.waiting.push_back(DeviceTask::Wake(wake));
         drop(state);
         self.device.changed.notify_all();
         Ok(())
@@ -332,7 +332,7 @@ impl Shared {
                 return self.give_up(std::mem::take(&mut state.waiting), state);
             }
             let next = match state.waiting.front() {
-                Some(Work::Copy { ready, .. }) if state.faults.stopped || now() < *ready => {
+                Some(DeviceTask::Copy { ready, .. }) if state.faults.stopped || now() < *ready => {
                     Some(*ready)
                 }
                 Some(_) if state.faults.stopped => Some(Instant::NEVER),
@@ -351,7 +351,7 @@ impl Shared {
                 continue;
             }
             match state.waiting.pop_front() {
-                Some(Work::Copy {
+                Some(DeviceTask::Copy {
                     copy, ticket, ends, ..
                 }) => {
                     state.begun += 1;
@@ -366,7 +366,7 @@ impl Shared {
                     let result = result.map_err(|cause| self.failed("copying", cause));
                     lock(&ends.0).insert(ticket, Some(result));
                 }
-                Some(Work::Wake(wake)) => {
+                Some(DeviceTask::Wake(wake)) => {
                     drop(state);
                     wake();
                 }
@@ -378,15 +378,15 @@ impl Shared {
 
 impl Shared {
     /// Ends what was not begun: nobody will.
-    fn give_up(&self, waiting: VecDeque<Work>, state: MutexGuard<'_, State>) {
+    fn give_up(&self, waiting: VecDeque<DeviceTask>, state: MutexGuard<'_, State>) {
         drop(state);
         for work in waiting {
             match work {
-                Work::Copy { ticket, ends, .. } => {
+                DeviceTask::Copy { ticket, ends, .. } => {
                     let gone = self.failed("copying", "the device is gone".to_owned());
                     lock(&ends.0).insert(ticket, Some(Err(gone)));
                 }
-                Work::Wake(wake) => wake(),
+                DeviceTask::Wake(wake) => wake(),
             }
         }
     }

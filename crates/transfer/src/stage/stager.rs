@@ -10,10 +10,10 @@ use std::time::Duration;
 use slackwater_base::Instant;
 use slackwater_wait::{Event, Site, Waiting, now};
 
-use super::chunks::{Chunk, Chunks, Fetch, Next, Wanted};
-use super::device::{CopyQueue, Device, DeviceCopy, DeviceError, Ticket};
-use super::limits::{NoStage, StageLimits, Watch};
-use crate::memory::{Memory, Place, Stage, StageError, Staged};
+use super::chunks::{Chunk, Chunks, Fetch, Next, Waiter};
+use super::device::{CopyId, CopyQueue, Device, DeviceCopy, DeviceError};
+use super::limits::{StageLimits, StagingError, Watch};
+use crate::memory::{Memory, Stage, StageError, Staged, StagingTurn};
 use crate::region::Access;
 
 /// Brings bytes of a device in and out through pinned host memory, a chunk at a time, without anybody waiting in a copy.
@@ -46,7 +46,7 @@ struct State {
 
 /// A copy under way.
 struct Flight {
-    ticket: Ticket,
+    ticket: CopyId,
     end: End,
 }
 
@@ -105,7 +105,7 @@ impl Stager {
     ///
     /// # Errors
     /// The device has no pinned memory or queue, or no thread could be started.
-    pub fn start(device: Arc<dyn Device>, limits: StageLimits) -> Result<Arc<Self>, NoStage> {
+    pub fn start(device: Arc<dyn Device>, limits: StageLimits) -> Result<Arc<Self>, StagingError> {
         let limits = StageLimits {
             chunk_bytes: limits.chunk_bytes.max(CHUNK_BYTES_MIN),
             ..limits
@@ -144,9 +144,13 @@ impl Stager {
     /// # Safety
     /// The memory stays allocated until its region is unregistered, and nobody relies on what it holds while a peer with
     /// a capability may write it.
-    pub unsafe fn memory(self: &Arc<Self>, address: u64, bytes: usize) -> Result<Memory, NoStage> {
+    pub unsafe fn memory(
+        self: &Arc<Self>,
+        address: u64,
+        bytes: usize,
+    ) -> Result<Memory, StagingError> {
         let device = &self.core.device;
-        let foreign = || NoStage::Foreign {
+        let foreign = || StagingError::Foreign {
             device: device.name().to_owned(),
             address,
             bytes,
@@ -202,7 +206,7 @@ impl Stage for Stager {
         access: &Access,
         bytes: usize,
         until: Instant,
-        free: Box<dyn FnOnce(Place) + Send>,
+        free: Box<dyn FnOnce(StagingTurn) + Send>,
     ) -> Option<Staged> {
         let core = &self.core;
         debug_assert!(
@@ -389,8 +393,8 @@ impl Core {
         }
     }
 
-    fn turn(self: &Arc<Self>, pool: usize) -> Place {
-        Place::new(Over {
+    fn turn(self: &Arc<Self>, pool: usize) -> StagingTurn {
+        StagingTurn::new(Over {
             core: Arc::clone(self),
             pool,
         })
@@ -498,11 +502,11 @@ impl Core {
             .flat_map(|(pool, line)| line.into_iter().map(move |w| (pool, w)))
         {
             match wanted {
-                Wanted::Fetch(Fetch { access, done, .. }) => {
+                Waiter::Fetch(Fetch { access, done, .. }) => {
                     drop(access);
                     guarded(|| done(Err(StageError("staging is over".to_owned()))));
                 }
-                Wanted::Lend { free, .. } => {
+                Waiter::Lend { free, .. } => {
                     let turn = self.turn(pool);
                     guarded(|| free(turn));
                 }

@@ -9,12 +9,12 @@ use slackwater_net::ConnId;
 use slackwater_wire::data::{Frame, GREETING_BYTES, Greeting};
 
 use super::cursor::Cursor;
-use super::io::{Vectors, into_slice, receive, tell_from};
-use super::lane::Lane;
-use super::outlet::{FlushLimits, Flushed, Outlet};
+use super::initiator::Initiator;
+use super::io::{Vectors, into_slice, receive, set_receive_low_water};
 use super::record::Opener;
 use super::seal::SealError;
-use super::serve::Serve;
+use super::send_queue::{FlushLimits, Flushed, SendQueue};
+use super::server::ServerConnection;
 use super::turn::Turn;
 use crate::cause::Cause;
 
@@ -23,7 +23,7 @@ use crate::cause::Cause;
 pub(crate) struct Conn {
     pub(crate) id: ConnId,
     pub(crate) role: Role,
-    pub(crate) outlet: Outlet,
+    pub(crate) queue: SendQueue,
     /// By when the peer must have said, and proven, who it is.
     pub(crate) proof_by: Instant,
     greeted: bool,
@@ -43,14 +43,14 @@ pub(crate) struct Conn {
     /// The kernel takes more.
     pub(crate) writable: bool,
     /// From how many bytes on the kernel tells of them.
-    told_from: usize,
+    receive_low_water: usize,
 }
 
 /// Which end of a connection this is.
 #[derive(Debug)]
 pub(crate) enum Role {
-    Serve(Serve),
-    Lane(Lane),
+    Server(ServerConnection),
+    Client(Initiator),
 }
 
 /// Payload that is on its way in.
@@ -64,7 +64,7 @@ pub(crate) struct Payload {
 
 /// Why a connection is of no more use.
 #[derive(Debug)]
-pub(crate) enum Broken {
+pub(crate) enum CloseReason {
     /// It ended, or the peer misbehaves.
     Lost(Cause),
     /// Somebody else answers.
@@ -74,7 +74,7 @@ pub(crate) enum Broken {
     /// The peer took more than it was allowed; it is told, if it reads.
     Limit(&'static str),
     /// The peer's key is not in the list any more.
-    Struck,
+    KeyRevoked,
     /// It has nothing to do.
     Idle,
 }
@@ -94,13 +94,13 @@ unsafe impl Send for Scratch {}
 const TURN_BYTES: usize = 2 << 20;
 const SCRATCH_BYTES: usize = 64 << 10;
 /// What must have come before a connection in the middle of a large payload is served again.
-pub(super) const TOLD_BYTES: usize = 128 << 10;
+pub(super) const LOW_WATER_BYTES: usize = 128 << 10;
 /// What is read behind a large payload, or before one: a few headers.
 const SCRATCH_BYTES_LARGE: usize = 4 << 10;
 /// A payload from which on the connection counts as one of large payloads.
 const LARGE_BYTES: usize = 64 << 10;
 
-impl Broken {
+impl CloseReason {
     pub(crate) fn protocol(what: &str) -> Self {
         Self::Lost(Cause::Protocol(what.to_owned()))
     }
@@ -135,7 +135,7 @@ impl Conn {
         Self {
             id,
             role,
-            outlet: Outlet::default(),
+            queue: SendQueue::default(),
             proof_by,
             greeted: false,
             proven: false,
@@ -146,12 +146,12 @@ impl Conn {
             stash: Vec::new(),
             large: false,
             writable: false,
-            told_from: 1,
+            receive_low_water: 1,
         }
     }
 
     /// Whether the peer has not said, or not proven, who it is.
-    pub(crate) fn is_stranger(&self) -> bool {
+    pub(crate) fn is_unauthenticated(&self) -> bool {
         !self.proven
     }
 
@@ -161,7 +161,7 @@ impl Conn {
         socket: BorrowedFd<'_>,
         scratch: &mut Scratch,
         turn: &mut Turn<'_>,
-    ) -> Result<bool, Broken> {
+    ) -> Result<bool, CloseReason> {
         if self.opener.is_some() {
             return self.read_sealed(socket, scratch, turn);
         }
@@ -193,8 +193,8 @@ impl Conn {
             let Some(count) = (unsafe { receive_now(socket, &mut scratch.vectors) })? else {
                 return Ok(false);
             };
-            if let Role::Lane(lane) = &mut self.role {
-                lane.moved(turn.now);
+            if let Role::Client(initiator) = &mut self.role {
+                initiator.moved(turn.now);
             }
             let placed = count.min(direct);
             if placed > 0 {
@@ -224,7 +224,7 @@ impl Conn {
         socket: BorrowedFd<'_>,
         scratch: &mut Scratch,
         turn: &mut Turn<'_>,
-    ) -> Result<bool, Broken> {
+    ) -> Result<bool, CloseReason> {
         let Some(mut opener) = self.opener.take() else {
             return Ok(false);
         };
@@ -239,7 +239,7 @@ impl Conn {
         socket: BorrowedFd<'_>,
         scratch: &mut Scratch,
         turn: &mut Turn<'_>,
-    ) -> Result<bool, Broken> {
+    ) -> Result<bool, CloseReason> {
         let mut total = 0;
         loop {
             let stash = std::mem::take(&mut self.stash);
@@ -248,8 +248,8 @@ impl Conn {
                 return Ok(false);
             }
             let opened = opener.next().map_err(|_| {
-                turn.shared.refused.records.fetch_add(1, Ordering::Relaxed);
-                Broken::Forged
+                turn.context.refused.records.fetch_add(1, Ordering::Relaxed);
+                CloseReason::Forged
             })?;
             if let Some(plain) = opened {
                 self.prove(turn)?;
@@ -265,8 +265,8 @@ impl Conn {
             let Some(count) = (unsafe { receive_now(socket, &mut scratch.vectors) })? else {
                 return Ok(false);
             };
-            if let Role::Lane(lane) = &mut self.role {
-                lane.moved(turn.now);
+            if let Role::Client(initiator) = &mut self.role {
+                initiator.moved(turn.now);
             }
             opener.received(count);
             total += count;
@@ -279,36 +279,36 @@ impl Conn {
         socket: BorrowedFd<'_>,
         scratch: &mut Scratch,
         turn: &mut Turn<'_>,
-    ) -> Result<bool, Broken> {
-        if !self.writable || self.outlet.is_empty() {
+    ) -> Result<bool, CloseReason> {
+        if !self.writable || self.queue.is_empty() {
             return Ok(false);
         }
         let limits = FlushLimits {
-            frame_bytes_max: turn.shared.config.slice_bytes,
+            frame_bytes_max: turn.context.config.slice_bytes,
             budget: TURN_BYTES,
         };
         scratch.sent.clear();
         let flushed = self
-            .outlet
+            .queue
             .flush(socket, limits, &mut scratch.vectors, &mut scratch.sent);
         let (flushed, bytes) =
-            flushed.map_err(|error| Broken::Lost(Cause::Lost(error.to_string())))?;
+            flushed.map_err(|error| CloseReason::Lost(Cause::Lost(error.to_string())))?;
         self.writable = flushed != Flushed::Blocked;
         match &mut self.role {
-            Role::Lane(lane) => {
+            Role::Client(initiator) => {
                 if bytes > 0 {
-                    lane.moved(turn.now);
+                    initiator.moved(turn.now);
                 }
-                scratch.sent.iter().for_each(|id| lane.sent(*id, turn));
+                scratch.sent.iter().for_each(|id| initiator.sent(*id, turn));
                 Ok(flushed == Flushed::Spent)
             }
-            Role::Serve(serve) => {
+            Role::Server(server) => {
                 scratch
                     .sent
                     .iter()
-                    .for_each(|id| serve.served.sent(*id, self.id, &mut self.outlet, turn));
+                    .for_each(|id| server.responder.sent(*id, self.id, &mut self.queue, turn));
                 // What was sent may have made room for more.
-                Ok(self.writable && !self.outlet.is_empty())
+                Ok(self.writable && !self.queue.is_empty())
             }
         }
     }
@@ -316,8 +316,8 @@ impl Conn {
     /// How much of the payload there is a place at the moment; none while a device has no room.
     fn room(&mut self, turn: &Turn<'_>) -> Option<usize> {
         match (&self.payload, &mut self.role) {
-            (Some(Payload { id: Some(id), .. }), Role::Serve(serve)) => {
-                serve.served.room(*id, self.id, &mut self.outlet, turn)
+            (Some(Payload { id: Some(id), .. }), Role::Server(server)) => {
+                server.responder.room(*id, self.id, &mut self.queue, turn)
             }
             _ => Some(usize::MAX),
         }
@@ -325,17 +325,17 @@ impl Conn {
 
     /// The kernel has no more. In the middle of a large payload it need not tell of every segment: waking for
     /// each costs more than the copy of it.
-    fn wait_for_more(&mut self, socket: BorrowedFd<'_>) -> Result<(), Broken> {
+    fn wait_for_more(&mut self, socket: BorrowedFd<'_>) -> Result<(), CloseReason> {
         let left = self.payload.as_ref().map_or(0, |payload| payload.left);
-        let from = if left >= 2 * TOLD_BYTES {
-            TOLD_BYTES
+        let from = if left >= 2 * LOW_WATER_BYTES {
+            LOW_WATER_BYTES
         } else {
             1
         };
-        if from != self.told_from {
-            tell_from(socket, from)
-                .map_err(|error| Broken::Lost(Cause::Lost(error.to_string())))?;
-            self.told_from = from;
+        if from != self.receive_low_water {
+            set_receive_low_water(socket, from)
+                .map_err(|error| CloseReason::Lost(Cause::Lost(error.to_string())))?;
+            self.receive_low_water = from;
         }
         Ok(())
     }
@@ -353,12 +353,12 @@ impl Conn {
     fn cursor(&mut self) -> Option<&mut Cursor> {
         let payload = self.payload.as_ref()?;
         match &mut self.role {
-            Role::Serve(serve) => serve.cursor(payload, &mut self.outlet),
-            Role::Lane(lane) => lane.cursor(payload.id?),
+            Role::Server(server) => server.cursor(payload, &mut self.queue),
+            Role::Client(initiator) => initiator.cursor(payload.id?),
         }
     }
 
-    fn parse(&mut self, mut bytes: &[u8], turn: &mut Turn<'_>) -> Result<(), Broken> {
+    fn parse(&mut self, mut bytes: &[u8], turn: &mut Turn<'_>) -> Result<(), CloseReason> {
         while !bytes.is_empty() {
             if let Some(left) = self.payload.as_ref().map(|payload| payload.left) {
                 let Some(room) = self.room(turn) else {
@@ -369,15 +369,15 @@ impl Conn {
                 match self.cursor() {
                     Some(cursor) => cursor.copy_in(piece),
                     None => {
-                        if let Role::Serve(serve) = &mut self.role {
-                            serve.take(piece);
+                        if let Role::Server(server) = &mut self.role {
+                            server.take(piece);
                         }
                     }
                 }
                 bytes = rest;
                 self.payload_arrived(piece.len(), turn)?;
             } else if self.refused {
-                return Err(Broken::protocol(
+                return Err(CloseReason::protocol(
                     "a request from somebody who was not let in",
                 ));
             } else if !self.greeted {
@@ -398,30 +398,30 @@ impl Conn {
         &mut self,
         bytes: &'b [u8],
         turn: &mut Turn<'_>,
-    ) -> Result<&'b [u8], Broken> {
+    ) -> Result<&'b [u8], CloseReason> {
         let (piece, rest) = bytes.split_at((GREETING_BYTES - self.partial.len()).min(bytes.len()));
         self.partial.extend_from_slice(piece);
         let Ok(whole) = <&[u8; GREETING_BYTES]>::try_from(self.partial.as_slice()) else {
             return Ok(rest);
         };
-        let greeting =
-            Greeting::from_bytes(whole).map_err(|error| Broken::protocol(&error.to_string()))?;
+        let greeting = Greeting::from_bytes(whole)
+            .map_err(|error| CloseReason::protocol(&error.to_string()))?;
         self.partial.clear();
         self.greeted = true;
-        self.outlet.agree(&greeting)?;
+        self.queue.agree(&greeting)?;
         match &mut self.role {
-            Role::Serve(serve) => match serve.greeting(&greeting, &mut self.outlet, turn) {
+            Role::Server(server) => match server.greeting(&greeting, &mut self.queue, turn) {
                 Ok(None) => self.prove(turn)?,
                 Ok(opener) => self.opener = opener,
                 Err(error) => {
                     // It reads why, and leaves; or it is shown out like any stranger.
                     tracing::debug!(%error, incarnation = %greeting.incarnation, "an initiator is not let in");
-                    turn.shared.refused.peers.fetch_add(1, Ordering::Relaxed);
+                    turn.context.refused.peers.fetch_add(1, Ordering::Relaxed);
                     self.refused = true;
                 }
             },
-            Role::Lane(lane) => {
-                self.opener = lane.greeting(&greeting, &mut self.outlet, turn)?;
+            Role::Client(initiator) => {
+                self.opener = initiator.greeting(&greeting, &mut self.queue, turn)?;
                 self.proven = true;
             }
         }
@@ -429,12 +429,12 @@ impl Conn {
     }
 
     /// The peer has done all that is asked of a stranger.
-    fn prove(&mut self, turn: &Turn<'_>) -> Result<(), Broken> {
-        if let Role::Serve(serve) = &mut self.role
+    fn prove(&mut self, turn: &Turn<'_>) -> Result<(), CloseReason> {
+        if let Role::Server(server) = &mut self.role
             && !self.proven
         {
             self.proven = true;
-            serve.proven(&mut self.outlet, turn)?;
+            server.proven(&mut self.queue, turn)?;
         }
         Ok(())
     }
@@ -443,11 +443,11 @@ impl Conn {
         &mut self,
         bytes: &'b [u8],
         turn: &mut Turn<'_>,
-    ) -> Result<&'b [u8], Broken> {
-        let broken =
-            |error: slackwater_wire::data::FrameError| Broken::protocol(&error.to_string());
+    ) -> Result<&'b [u8], CloseReason> {
+        let reason =
+            |error: slackwater_wire::data::FrameError| CloseReason::protocol(&error.to_string());
         let (frame, rest) = if self.partial.is_empty() {
-            match Frame::read(bytes).map_err(broken)? {
+            match Frame::read(bytes).map_err(reason)? {
                 Some((frame, length)) => (frame, &bytes[length..]),
                 None => {
                     self.partial.extend_from_slice(bytes);
@@ -458,7 +458,7 @@ impl Conn {
             let before = self.partial.len();
             let more = bytes.len().min(Frame::BYTES_MAX);
             self.partial.extend_from_slice(&bytes[..more]);
-            match Frame::read(&self.partial).map_err(broken)? {
+            match Frame::read(&self.partial).map_err(reason)? {
                 Some((frame, length)) => {
                     self.partial.clear();
                     (frame, &bytes[length - before..])
@@ -468,8 +468,8 @@ impl Conn {
             }
         };
         let payload = match &mut self.role {
-            Role::Serve(serve) => serve.frame(frame, self.id, &mut self.outlet, turn)?,
-            Role::Lane(lane) => lane.frame(frame, &mut self.outlet, turn)?,
+            Role::Server(server) => server.frame(frame, self.id, &mut self.queue, turn)?,
+            Role::Client(initiator) => initiator.frame(frame, &mut self.queue, turn)?,
         };
         if let Some(payload) = payload {
             self.large = payload.left >= LARGE_BYTES;
@@ -479,13 +479,13 @@ impl Conn {
         Ok(rest)
     }
 
-    fn payload_arrived(&mut self, bytes: usize, turn: &mut Turn<'_>) -> Result<(), Broken> {
+    fn payload_arrived(&mut self, bytes: usize, turn: &mut Turn<'_>) -> Result<(), CloseReason> {
         let Some(payload) = &mut self.payload else {
             return Ok(());
         };
         payload.left -= bytes;
-        if let (Some(id), Role::Serve(serve)) = (payload.id, &mut self.role) {
-            serve.served.arrived(id, self.id, turn);
+        if let (Some(id), Role::Server(server)) = (payload.id, &mut self.role) {
+            server.responder.arrived(id, self.id, turn);
         }
         if payload.left > 0 {
             return Ok(());
@@ -494,8 +494,8 @@ impl Conn {
             return Ok(());
         };
         match &mut self.role {
-            Role::Serve(serve) => serve.payload_done(&payload, &mut self.outlet, turn),
-            Role::Lane(_) => Ok(()),
+            Role::Server(server) => server.payload_done(&payload, &mut self.queue, turn),
+            Role::Client(_) => Ok(()),
         }
     }
 }
@@ -504,15 +504,20 @@ impl Conn {
 ///
 /// # Safety
 /// As for [`receive`].
-unsafe fn receive_now(socket: BorrowedFd<'_>, into: &mut Vectors) -> Result<Option<usize>, Broken> {
+unsafe fn receive_now(
+    socket: BorrowedFd<'_>,
+    into: &mut Vectors,
+) -> Result<Option<usize>, CloseReason> {
     loop {
         // SAFETY: the caller's promise.
         return match unsafe { receive(socket, into, libc::MSG_DONTWAIT) } {
-            Ok(0) => Err(Broken::Lost(Cause::Lost("closed by the peer".to_owned()))),
+            Ok(0) => Err(CloseReason::Lost(Cause::Lost(
+                "closed by the peer".to_owned(),
+            ))),
             Ok(count) => Ok(Some(count)),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
             Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-            Err(error) => Err(Broken::Lost(Cause::Lost(error.to_string()))),
+            Err(error) => Err(CloseReason::Lost(Cause::Lost(error.to_string()))),
         };
     }
 }

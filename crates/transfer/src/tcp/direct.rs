@@ -3,8 +3,8 @@
 //!
 //! The target cannot tell such a connection from a lane.
 
+mod client;
 mod greet;
-mod line;
 
 use std::collections::BTreeMap;
 use std::net::{Shutdown, TcpStream};
@@ -14,27 +14,27 @@ use slackwater_base::Instant;
 use slackwater_wire::Incarnation;
 use slackwater_wire::data::Op;
 
-use super::shared::Shared;
+use super::context::TcpContext;
 use crate::cause::Cause;
 use crate::job::{Buffers, Remote};
 use crate::segment::Segment;
-use line::{Broken, Line};
+use client::{ClientConnection, Failure};
 
 /// Connections that callers borrow.
 #[derive(Debug, Default)]
 pub(crate) struct Direct {
-    state: Mutex<State>,
+    state: Mutex<PoolState>,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct PoolState {
     closed: bool,
-    peers: BTreeMap<Incarnation, Pool>,
+    peers: BTreeMap<Incarnation, PeerPool>,
 }
 
 #[derive(Debug, Default)]
-struct Pool {
-    idle: Vec<Line>,
+struct PeerPool {
+    idle: Vec<ClientConnection>,
     /// Callers at work.
     callers: usize,
     /// The connections that they are blocked on, to end them by.
@@ -42,7 +42,7 @@ struct Pool {
 }
 
 /// One transfer.
-pub(crate) struct Call<'a> {
+pub(crate) struct DirectRequest<'a> {
     pub(crate) op: Op,
     pub(crate) buffers: &'a Buffers,
     pub(crate) remote: &'a Remote,
@@ -50,7 +50,7 @@ pub(crate) struct Call<'a> {
 }
 
 /// Why a caller has to go another way.
-enum Turned {
+enum Unavailable {
     /// As many callers as may be have borrowed a connection.
     Full,
     Closed,
@@ -60,37 +60,38 @@ impl Direct {
     /// Carries one request; none when as many callers as may be have borrowed a connection.
     pub(crate) fn carry(
         &self,
-        shared: &Shared,
+        context: &TcpContext,
         segment: &Segment,
-        call: &Call<'_>,
+        call: &DirectRequest<'_>,
     ) -> Option<Result<(), Cause>> {
         let peer = segment.incarnation;
-        let idle = match self.begin(peer, shared.config.lanes_per_peer) {
+        let idle = match self.begin(peer, context.config.lanes_per_peer) {
             Ok(idle) => idle,
-            Err(Turned::Full) => return None,
-            Err(Turned::Closed) => return Some(Err(Cause::Closed)),
+            Err(Unavailable::Full) => return None,
+            Err(Unavailable::Closed) => return Some(Err(Cause::Closed)),
         };
         let carried = match idle {
-            Some(line) => self.try_line(shared, peer, line, call),
-            None => self.try_new(shared, segment, call),
+            Some(connection) => self.try_connection(context, peer, connection, call),
+            None => self.try_new(context, segment, call),
         };
         // A peer may close a connection while nobody looks; what of that is tried again is tried once.
         let carried = match carried {
-            Err(Broken::Silent(_)) => self.try_new(shared, segment, call),
+            Err(Failure::Retryable(_)) => self.try_new(context, segment, call),
             carried => carried,
         };
-        let (line, outcome) = match carried {
-            Ok((line, outcome)) => (Some(line), outcome),
-            Err(Broken::Silent(cause) | Broken::Failed(cause)) => (None, Err(cause)),
+        let (connection, outcome) = match carried {
+            Ok((connection, outcome)) => (Some(connection), outcome),
+            Err(Failure::Retryable(cause) | Failure::Final(cause)) => (None, Err(cause)),
         };
-        Some(self.end(peer, line, outcome))
+        Some(self.end(peer, connection, outcome))
     }
 
     /// Closes connections that have been idle for too long, and those that their peer has closed.
     pub(crate) fn collect(&self, idle_before: Instant) {
         self.lock().peers.retain(|_, pool| {
-            pool.idle
-                .retain(|line| line.idle_since() > idle_before && !line.is_over());
+            pool.idle.retain(|connection| {
+                connection.idle_since() > idle_before && !connection.is_over()
+            });
             pool.callers > 0 || !pool.idle.is_empty()
         });
     }
@@ -113,34 +114,39 @@ impl Direct {
         }
     }
 
-    fn begin(&self, peer: Incarnation, callers_max: usize) -> Result<Option<Line>, Turned> {
+    fn begin(
+        &self,
+        peer: Incarnation,
+        callers_max: usize,
+    ) -> Result<Option<ClientConnection>, Unavailable> {
         let mut state = self.lock();
         if state.closed {
-            return Err(Turned::Closed);
+            return Err(Unavailable::Closed);
         }
         let pool = state.peers.entry(peer).or_default();
         if pool.callers >= callers_max {
-            return Err(Turned::Full);
+            return Err(Unavailable::Full);
         }
         pool.callers += 1;
-        let line = pool.idle.pop();
-        pool.borrowed.extend(line.as_ref().map(Line::stream));
-        Ok(line)
+        let connection = pool.idle.pop();
+        pool.borrowed
+            .extend(connection.as_ref().map(ClientConnection::stream));
+        Ok(connection)
     }
 
     fn end(
         &self,
         peer: Incarnation,
-        line: Option<Line>,
+        connection: Option<ClientConnection>,
         outcome: Result<(), Cause>,
     ) -> Result<(), Cause> {
         let mut state = self.lock();
         let closed = state.closed;
         let pool = state.peers.entry(peer).or_default();
         pool.callers -= 1;
-        if let Some(line) = line {
-            pool.forget(&line.stream());
-            pool.idle.extend(Some(line).filter(|_| !closed));
+        if let Some(connection) = connection {
+            pool.forget(&connection.stream());
+            pool.idle.extend(Some(connection).filter(|_| !closed));
         }
         if closed {
             outcome.map_err(|_| Cause::Closed)
@@ -149,56 +155,56 @@ impl Direct {
         }
     }
 
-    fn try_new(&self, shared: &Shared, segment: &Segment, call: &Call<'_>) -> Tried {
+    fn try_new(&self, context: &TcpContext, segment: &Segment, call: &DirectRequest<'_>) -> Tried {
         if self.lock().closed {
-            return Err(Broken::Failed(Cause::Closed));
+            return Err(Failure::Final(Cause::Closed));
         }
-        let line = greet::connect(shared, segment, call.deadline).map_err(Broken::Failed)?;
+        let connection = greet::connect(context, segment, call.deadline).map_err(Failure::Final)?;
         {
             let mut state = self.lock();
             if state.closed {
-                return Err(Broken::Failed(Cause::Closed));
+                return Err(Failure::Final(Cause::Closed));
             }
             state
                 .peers
                 .entry(segment.incarnation)
                 .or_default()
                 .borrowed
-                .push(line.stream());
+                .push(connection.stream());
         }
-        self.try_line(shared, segment.incarnation, line, call)
+        self.try_connection(context, segment.incarnation, connection, call)
     }
 
-    fn try_line(
+    fn try_connection(
         &self,
-        shared: &Shared,
+        context: &TcpContext,
         peer: Incarnation,
-        mut line: Line,
-        call: &Call<'_>,
+        mut connection: ClientConnection,
+        call: &DirectRequest<'_>,
     ) -> Tried {
-        match line.carry(&shared.config, call) {
-            Ok(outcome) => Ok((line, outcome)),
+        match connection.carry(&context.config, call) {
+            Ok(outcome) => Ok((connection, outcome)),
             Err(broken) => {
                 self.lock()
                     .peers
                     .entry(peer)
                     .or_default()
-                    .forget(&line.stream());
-                line.abort();
+                    .forget(&connection.stream());
+                connection.abort();
                 Err(broken)
             }
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, PoolState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// What became of a request on a line, which serves on; or of the line.
-type Tried = Result<(Line, Result<(), Cause>), Broken>;
+type Tried = Result<(ClientConnection, Result<(), Cause>), Failure>;
 
-impl Pool {
+impl PeerPool {
     fn forget(&mut self, stream: &Arc<TcpStream>) {
         self.borrowed
             .retain(|borrowed| !Arc::ptr_eq(borrowed, stream));
@@ -228,7 +234,7 @@ mod tests {
             .entry(Incarnation(1))
             .or_default()
             .idle
-            .push(Line::new(stream));
+            .push(ClientConnection::new(stream));
         direct.collect(Instant::ZERO);
         assert!(!direct.is_empty());
         drop(peer);

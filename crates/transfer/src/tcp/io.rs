@@ -65,7 +65,7 @@ pub(crate) unsafe fn send(
 }
 
 /// Has the kernel tell of arrived bytes only from `bytes` on; an end is told of all the same.
-pub(crate) fn tell_from(socket: BorrowedFd<'_>, bytes: usize) -> io::Result<()> {
+pub(crate) fn set_receive_low_water(socket: BorrowedFd<'_>, bytes: usize) -> io::Result<()> {
     let bytes = bytes as libc::c_int;
     let (value, length) = (
         (&raw const bytes).cast(),

@@ -5,22 +5,22 @@
 
 mod config;
 mod conn;
+mod context;
 mod cursor;
 mod direct;
-mod half;
-mod hub;
+mod initiator;
 mod io;
-mod lane;
+mod loop_state;
 mod options;
-mod outlet;
 mod record;
+mod responder;
+mod scheduler;
 mod seal;
-mod serve;
-mod served;
-mod shared;
+mod send_queue;
+mod server;
 mod staged;
+mod task;
 mod turn;
-mod work;
 
 use std::net::SocketAddr;
 use std::sync::atomic::Ordering;
@@ -33,31 +33,33 @@ use slackwater_wait::{Site, Waiting, now};
 use thiserror::Error;
 
 pub use config::TcpConfig;
-pub use hub::LaneCounters;
 pub use options::{IGNORED, OPTIONS, OptionError, TcpOption};
+pub use scheduler::LaneCounters;
 pub use seal::{SealConfig, SealError, holder_of};
 pub use slackwater_keys::{AllowList, Level};
 
 use config::{NOTICE_BYTES_MAX, REQUEST_BYTES_MAX, SLICE_BYTES_MAX, SLICE_BYTES_MIN};
-use direct::Call;
-use half::{Command, Half};
-use hub::{Hub, Limits};
-use shared::Shared;
-use work::{Kind, Work};
+use context::TcpContext;
+use direct::DirectRequest;
+use loop_state::{Command, LoopState};
+use scheduler::{Limits, Scheduler};
+use task::{Task, TaskKind};
 
 use crate::batch::{BatchId, Part};
 use crate::cause::Cause;
 use crate::home::Home;
 use crate::job::Job;
-use crate::mover::{Abilities, Carried, Lone, Mover, Notice, PeerStats, Submission, WhenFull};
+use crate::mover::{
+    Abilities, Carried, Mover, Notice, PeerStats, SingleRequest, Submission, WhenFull,
+};
 use crate::region::Region;
 use crate::segment::Segment;
 use slackwater_wire::data::{Op, Refusal};
 
 /// Carries requests over TCP.
 pub struct Tcp {
-    shared: Arc<Shared>,
-    loops: Vec<Loop<Half>>,
+    context: Arc<TcpContext>,
+    loops: Vec<Loop<LoopState>>,
     addresses: Vec<SocketAddr>,
 }
 
@@ -96,25 +98,25 @@ impl Tcp {
         }
         let mut seed = [0; 8];
         getrandom::fill(&mut seed).map_err(|error| TcpError::System(error.to_string()))?;
-        let hub = Hub::new(Limits::of(&config), u64::from_le_bytes(seed));
-        let shared = Arc::new(Shared::new(Arc::clone(home), config, hub));
+        let scheduler = Scheduler::new(Limits::of(&config), u64::from_le_bytes(seed));
+        let context = Arc::new(TcpContext::new(Arc::clone(home), config, scheduler));
         let limits = NetLimits {
-            connections: shared.config.connections_max,
+            connections: context.config.connections_max,
             pre_auth: PreAuthLimits::default(),
             ..NetLimits::default()
         };
         let mut loops = Vec::new();
-        for index in 0..shared.config.io_threads {
-            let half = Half::new(Arc::clone(&shared), index);
-            let started = Loop::start(&format!("transfer-{index}"), limits, half);
+        for index in 0..context.config.io_threads {
+            let state = LoopState::new(Arc::clone(&context), index);
+            let started = Loop::start(&format!("transfer-{index}"), limits, state);
             loops.push(started.map_err(|error| TcpError::System(error.to_string()))?);
         }
         // Set once, right here: nobody else has the shared state yet.
-        let _ = shared
+        let _ = context
             .loops
             .set(loops.iter().map(Loop::downgrade).collect());
         let mut mover = Self {
-            shared,
+            context,
             loops,
             addresses: Vec::new(),
         };
@@ -125,7 +127,7 @@ impl Tcp {
     /// Where it listens, or what it was told to publish instead.
     #[must_use]
     pub fn addresses(&self) -> &[SocketAddr] {
-        match self.shared.config.advertise.as_slice() {
+        match self.context.config.advertise.as_slice() {
             [] => &self.addresses,
             advertised => advertised,
         }
@@ -134,25 +136,25 @@ impl Tcp {
     /// Transfers under way and in line.
     #[must_use]
     pub fn load(&self) -> (usize, usize) {
-        let hub = self.shared.hub();
-        (hub.active(), hub.pending())
+        let scheduler = self.context.scheduler();
+        (scheduler.active(), scheduler.pending())
     }
 
     /// What became of connections.
     #[must_use]
     pub fn lane_counters(&self) -> LaneCounters {
-        self.shared.hub().counters()
+        self.context.scheduler().counters()
     }
 
     /// Lanes of each loop.
     #[must_use]
     pub fn lanes_by_loop(&self) -> Vec<usize> {
-        self.shared.hub().lanes_by_loop()
+        self.context.scheduler().lanes_by_loop()
     }
 
     /// Every loop listens on every address; the first one's ports are the others'.
     fn listen(&self) -> Result<Vec<SocketAddr>, TcpError> {
-        let mut addresses = self.shared.config.bind.clone();
+        let mut addresses = self.context.config.bind.clone();
         if addresses.is_empty() {
             return Ok(addresses);
         }
@@ -182,8 +184,8 @@ impl Tcp {
         deadline: Instant,
     ) -> Result<(), Cause> {
         loop {
-            let seen = self.shared.room.seen();
-            let Some(queued) = self.shared.hub().full(segment) else {
+            let seen = self.context.room.seen();
+            let Some(queued) = self.context.scheduler().full(segment) else {
                 return Ok(());
             };
             // A loop must not wait for itself.
@@ -191,7 +193,7 @@ impl Tcp {
                 return Err(Cause::Full { queued });
             }
             if self
-                .shared
+                .context
                 .room
                 .wait(seen, &Waiting::at(&FULL).until(deadline))
                 .is_err()
@@ -204,7 +206,7 @@ impl Tcp {
 
     /// Cuts a job into as many as there can be lanes, if it is large, and into no larger ones than every peer takes.
     fn stripe(&self, job: Job) -> Vec<Job> {
-        let config = &self.shared.config;
+        let config = &self.context.config;
         let bytes = job.buffers.bytes();
         let lanes = if bytes <= config.stripe_bytes_min {
             1
@@ -246,9 +248,9 @@ impl Tcp {
         cut.collect()
     }
 
-    fn submit_work(&self, segment: &Arc<Segment>, works: Vec<Work>) {
-        self.shared.ask(None, |hub, now, orders| {
-            hub.submit(segment, works, now, orders)
+    fn submit_tasks(&self, segment: &Arc<Segment>, tasks: Vec<Task>) {
+        self.context.schedule(None, |scheduler, now, actions| {
+            scheduler.submit(segment, tasks, now, actions)
         });
     }
 }
@@ -298,21 +300,21 @@ impl Mover for Tcp {
         segment
             .addresses
             .iter()
-            .any(|address| self.shared.config.may_reach(segment, address))
+            .any(|address| self.context.config.may_reach(segment, address))
     }
 
     fn invalidate(&self, region: &Arc<Region>) {
         self.loops
             .iter()
-            .for_each(|each| each.command(Command::LetGo(region.id())));
+            .for_each(|each| each.command(Command::ReleaseRegion(region.id())));
     }
 
     fn submit(&self, segment: &Arc<Segment>, submission: Submission) -> Vec<Job> {
-        let (mut works, mut given_back, mut bytes) = (Vec::new(), Vec::new(), 0);
+        let (mut tasks, mut given_back, mut bytes) = (Vec::new(), Vec::new(), 0);
         for job in submission.jobs {
             // In runs, so that the queue's limits hold for one large batch as well.
-            if bytes >= RUN_BYTES || works.len() >= RUN_ENTRIES {
-                self.submit_work(segment, std::mem::take(&mut works));
+            if bytes >= RUN_BYTES || tasks.len() >= RUN_ENTRIES {
+                self.submit_tasks(segment, std::mem::take(&mut tasks));
                 bytes = 0;
             }
             bytes += job.buffers.bytes();
@@ -322,54 +324,54 @@ impl Mover for Tcp {
             }
             if job.remote.offset.checked_add(job.buffers.bytes()).is_none() {
                 // Cut into pieces, the last of them would lie at the start of the region.
-                Work::new(segment.incarnation, Kind::Job(job))
+                Task::new(segment.incarnation, TaskKind::Job(job))
                     .end(Err(Cause::Refused(Refusal::Range)));
                 continue;
             }
             if let Err(cause) = self.wait_for_room(segment, submission.when_full, job.deadline) {
-                Work::new(segment.incarnation, Kind::Job(job)).end(Err(cause));
+                Task::new(segment.incarnation, TaskKind::Job(job)).end(Err(cause));
                 continue;
             }
-            works.extend(
+            tasks.extend(
                 self.stripe(job)
                     .into_iter()
-                    .map(|job| Work::new(segment.incarnation, Kind::Job(job))),
+                    .map(|job| Task::new(segment.incarnation, TaskKind::Job(job))),
             );
         }
-        if !works.is_empty() {
-            self.submit_work(segment, works);
+        if !tasks.is_empty() {
+            self.submit_tasks(segment, tasks);
         }
         given_back
     }
 
-    fn carry_now(&self, segment: &Arc<Segment>, lone: Lone) -> Carried {
+    fn carry_now(&self, segment: &Arc<Segment>, single: SingleRequest) -> Carried {
         // A loop must not block, a large request is faster over several lanes, and only lanes are sealed or leave from a
         // chosen address.
-        let config = &self.shared.config;
+        let config = &self.context.config;
         let lanes_alone =
             config.seal.is_some() || segment.public_key.is_some() || !config.local.is_empty();
         if lanes_alone
             || is_inside_a_loop()
-            || !lone.buffers.are_host()
-            || lone.buffers.bytes() > config.stripe_bytes_min
+            || !single.buffers.are_host()
+            || single.buffers.bytes() > config.stripe_bytes_min
         {
-            return Carried::Back(lone);
+            return Carried::Back(single);
         }
-        let Lone {
+        let SingleRequest {
             op,
             buffers,
             remote,
             deadline,
-        } = lone;
-        let first = self.shared.direct.is_empty();
-        let call = Call {
+        } = single;
+        let first = self.context.direct.is_empty();
+        let call = DirectRequest {
             op,
             buffers: &buffers,
             remote: &remote,
             deadline,
         };
-        let Some(outcome) = self.shared.direct.carry(&self.shared, segment, &call) else {
-            return Carried::Back(Lone {
+        let Some(outcome) = self.context.direct.carry(&self.context, segment, &call) else {
+            return Carried::Back(SingleRequest {
                 op,
                 buffers,
                 remote,
@@ -381,31 +383,33 @@ impl Mover for Tcp {
             watcher.command(Command::Watch);
         }
         let moved = match op {
-            Op::Read => hub::Moved::Read(buffers.bytes()),
-            Op::Write => hub::Moved::Written(buffers.bytes()),
+            Op::Read => scheduler::Moved::Read(buffers.bytes()),
+            Op::Write => scheduler::Moved::Written(buffers.bytes()),
         };
-        self.shared.hub().count_direct(
+        self.context.scheduler().count_direct(
             segment,
             if outcome.is_ok() {
                 moved
             } else {
-                hub::Moved::Nothing
+                scheduler::Moved::Nothing
             },
         );
         Carried::Done(outcome)
     }
 
     fn cancel(&self, batch: BatchId) {
-        self.shared
-            .ask(None, |hub, _, orders| hub.cancel(batch, orders));
+        self.context.schedule(None, |scheduler, _, actions| {
+            scheduler.cancel(batch, actions)
+        });
         self.loops
             .iter()
             .for_each(|each| each.command(Command::Cancel(batch)));
     }
 
     fn fence(&self, segment: &Arc<Segment>, part: Part) {
-        self.shared
-            .ask(None, |hub, _, orders| hub.fence(segment, part, orders));
+        self.context.schedule(None, |scheduler, _, actions| {
+            scheduler.fence(segment, part, actions)
+        });
     }
 
     fn notify(&self, segment: &Arc<Segment>, notice: Notice, part: Part) {
@@ -415,40 +419,40 @@ impl Mover for Tcp {
                 "a notice of {bytes} bytes; {NOTICE_BYTES_MAX} are the most"
             )));
         }
-        let kind = Kind::Notify {
+        let kind = TaskKind::Notify {
             notice,
             part,
             deadline: now() + NOTICE_TIMEOUT,
         };
-        self.submit_work(segment, vec![Work::new(segment.incarnation, kind)]);
+        self.submit_tasks(segment, vec![Task::new(segment.incarnation, kind)]);
     }
 
     fn probe(&self, segment: &Arc<Segment>, deadline: Instant, part: Part) {
-        self.submit_work(
+        self.submit_tasks(
             segment,
-            vec![Work::new(
+            vec![Task::new(
                 segment.incarnation,
-                Kind::Probe { part, deadline },
+                TaskKind::Probe { part, deadline },
             )],
         );
     }
 
     fn stats(&self, segment: &Segment) -> PeerStats {
-        self.shared.hub().stats(segment.incarnation)
+        self.context.scheduler().stats(segment.incarnation)
     }
 
     fn metrics(&self) -> Vec<(&'static str, u64)> {
-        let (hub, refused) = (self.shared.hub(), &self.shared.refused);
+        let (scheduler, refused) = (self.context.scheduler(), &self.context.refused);
         let (counters, busiest) = (
-            hub.counters(),
-            hub.lanes_by_loop().into_iter().max().unwrap_or(0),
+            scheduler.counters(),
+            scheduler.lanes_by_loop().into_iter().max().unwrap_or(0),
         );
         vec![
-            ("transfers_active", hub.active() as u64),
-            ("transfers_pending", hub.pending() as u64),
+            ("transfers_active", scheduler.active() as u64),
+            ("transfers_pending", scheduler.pending() as u64),
             (
                 "oldest_pending_nanos",
-                hub.oldest_pending(now()).as_nanos() as u64,
+                scheduler.oldest_pending(now()).as_nanos() as u64,
             ),
             ("lanes_busiest_loop", busiest as u64),
             ("lanes_created", counters.created),
@@ -464,8 +468,9 @@ impl Mover for Tcp {
     }
 
     fn close(&self) {
-        self.shared.direct.close();
-        self.shared.ask(None, |hub, _, orders| hub.close(orders));
+        self.context.direct.close();
+        self.context
+            .schedule(None, |scheduler, _, actions| scheduler.close(actions));
         for each in &self.loops {
             each.command(Command::Close);
         }

@@ -53,7 +53,7 @@ pub(crate) struct Keys {
 
 /// An initiator that waits for the answer to its greeting.
 #[derive(Debug)]
-pub(crate) struct Initiator {
+pub(crate) struct InitiatorHandshake {
     own: KeyPair,
     ephemeral: KeyPair,
     target: PublicKey,
@@ -73,7 +73,7 @@ pub fn holder_of(key: &PublicKey) -> Incarnation {
     Incarnation(number.max(1))
 }
 
-impl Initiator {
+impl InitiatorHandshake {
     /// Makes `hello` one that asks for a sealed connection to the owner of `target`.
     pub(crate) fn begin(
         own: &KeyPair,
@@ -321,8 +321,8 @@ mod tests {
         }
     }
 
-    fn initiator(own: u8, target: u8) -> Initiator {
-        Initiator::with(&pair(own), pair(9), pair(target).public(), greeting(1)).unwrap()
+    fn initiator(own: u8, target: u8) -> InitiatorHandshake {
+        InitiatorHandshake::with(&pair(own), pair(9), pair(target).public(), greeting(1)).unwrap()
     }
 
     fn hex(bytes: &[u8]) -> String {

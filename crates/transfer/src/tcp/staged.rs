@@ -7,7 +7,7 @@ use slackwater_base::Instant;
 use slackwater_net::ConnId;
 
 use super::cursor::Cursor;
-use super::half::Command;
+use super::loop_state::Command;
 use super::turn::Turn;
 use crate::job::Buffers;
 use crate::memory::{Stage, StageError, Staged};

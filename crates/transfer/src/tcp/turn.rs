@@ -2,18 +2,18 @@ use std::sync::Arc;
 
 use slackwater_base::Instant;
 
-use super::half::Command;
-use super::hub::{Credit, LaneId};
-use super::lane::Ended;
-use super::shared::Shared;
+use super::context::TcpContext;
+use super::initiator::FinishedTask;
+use super::loop_state::Command;
+use super::scheduler::{Credit, LaneId};
 
 /// What a turn of the loop works with, and what it leaves to be done after.
 pub(crate) struct Turn<'a> {
-    pub(crate) shared: &'a Arc<Shared>,
+    pub(crate) context: &'a Arc<TcpContext>,
     /// Which loop this is.
     pub(crate) index: usize,
     pub(crate) now: Instant,
-    pub(crate) ended: &'a mut Vec<Ended>,
+    pub(crate) ended: &'a mut Vec<FinishedTask>,
     /// Lanes that stand now, with their credit.
     pub(crate) ready: &'a mut Vec<(LaneId, Credit)>,
     /// When the loop must look at its clocks again.
@@ -31,9 +31,12 @@ impl Turn<'_> {
         &self,
         command: impl FnOnce(T) -> Command + Send + 'static,
     ) -> Box<dyn FnOnce(T) + Send> {
-        let (shared, index) = (Arc::downgrade(self.shared), self.index);
+        let (context, index) = (Arc::downgrade(self.context), self.index);
         Box::new(move |value| {
-            if let Some(target) = shared.upgrade().and_then(|shared| shared.event_loop(index)) {
+            if let Some(target) = context
+                .upgrade()
+                .and_then(|context| context.event_loop(index))
+            {
                 target.command(command(value));
             }
         })

@@ -9,7 +9,7 @@ use std::thread::JoinHandle;
 
 use slackwater_base::Instant;
 use slackwater_transfer::{
-    Abilities, Access, BatchId, Capability, Cause, Clock, Home, Job, Mover, Notice, Op, Part,
+    Abilities, Access, BatchId, Capability, Cause, Deadline, Home, Job, Mover, Notice, Op, Part,
     PeerStats, Refusal, Region, RegionId, RegionKey, RegisterError, Segment, Submission,
 };
 use slackwater_wait::now;
@@ -124,7 +124,7 @@ impl Port {
             return Err(Cause::Cancelled);
         }
         if now() >= job.deadline {
-            return Err(Cause::TimedOut(Clock::Total));
+            return Err(Cause::TimedOut(Deadline::Total));
         }
         let port = lock(&PORTS).get(&segment.incarnation).map(Arc::clone);
         let port = port.ok_or_else(|| Cause::Unreachable(segment.name.clone()))?;

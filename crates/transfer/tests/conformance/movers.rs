@@ -10,7 +10,7 @@ use slackwater_transfer::{Engine, Home, Local, Mover, SealConfig, Segment, Tcp, 
 use slackwater_zmtp::{KeyPair, SecretKey};
 
 use crate::fabric::Fabric;
-use crate::world::{End, Look, Place, World, anonymous, host_end, segment, shared};
+use crate::world::{End, Look, StagingTurn, World, anonymous, host_end, segment, shared};
 
 pub(crate) fn worlds() -> Vec<fn() -> World> {
     vec![
@@ -141,12 +141,12 @@ impl Look for OnDevice {
     }
 }
 
-fn on_device(bytes: usize) -> Place {
+fn on_device(bytes: usize) -> StagingTurn {
     let (device, stager) = &*DEVICE;
     let memory = Arc::new(device.allocate(bytes).unwrap());
     // SAFETY: the allocation is kept by the registered memory itself.
     let staged = unsafe { stager.memory(memory.address(), bytes) }.unwrap();
-    Place::looked_at(
+    StagingTurn::looked_at(
         staged.kept_by(Arc::clone(&memory)),
         Box::new(OnDevice(memory)),
     )

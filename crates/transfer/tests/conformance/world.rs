@@ -6,7 +6,7 @@ use std::time::Duration;
 use slackwater_base::Rng;
 use slackwater_transfer::host::{HostLimits, HostMover, SharedMemory};
 use slackwater_transfer::{
-    Batch, Engine, GrantSpec, Home, HostContact, Life, LocalRange, Memory, Mover, Op, PeerId,
+    Batch, Engine, GrantSpec, Home, HomeGuard, HostContact, LocalRange, Memory, Mover, Op, PeerId,
     Priority, Region, RegionSpec, Request, Rights, Segment, Submit, Target,
 };
 use slackwater_wait::{Site, Waiting, now};
@@ -19,7 +19,7 @@ static SITE: Site = Site::new("conformance");
 /// One end of a mover under test.
 pub(crate) struct End {
     pub(crate) engine: Engine,
-    pub(crate) make: fn(usize) -> Place,
+    pub(crate) make: fn(usize) -> StagingTurn,
 }
 
 /// Two ends: the near one initiates.
@@ -31,7 +31,7 @@ pub(crate) struct World {
 }
 
 /// Memory of one end, and how to look at it.
-pub(crate) struct Place {
+pub(crate) struct StagingTurn {
     memory: Memory,
     look: Option<Box<dyn Look>>,
 }
@@ -42,7 +42,7 @@ pub(crate) trait Look: Send + Sync {
     fn store(&self, bytes: &[u8]);
 }
 
-impl Place {
+impl StagingTurn {
     pub(crate) fn looked_at(memory: Memory, look: Box<dyn Look>) -> Self {
         Self {
             memory,
@@ -57,21 +57,21 @@ pub(crate) struct Field {
     look: Option<Box<dyn Look>>,
 }
 
-pub(crate) fn anonymous(bytes: usize) -> Place {
-    Place {
+pub(crate) fn anonymous(bytes: usize) -> StagingTurn {
+    StagingTurn {
         memory: Memory::anonymous(bytes).unwrap(),
         look: None,
     }
 }
 
-pub(crate) fn shared(bytes: usize) -> Place {
-    Place {
+pub(crate) fn shared(bytes: usize) -> StagingTurn {
+    StagingTurn {
         memory: Arc::new(SharedMemory::create(bytes).unwrap()).memory(),
         look: None,
     }
 }
 
-pub(crate) fn segment(name: &str, life: &Life, host: Option<HostContact>) -> Segment {
+pub(crate) fn segment(name: &str, life: &HomeGuard, host: Option<HostContact>) -> Segment {
     Segment {
         name: name.to_owned(),
         incarnation: life.incarnation(),
@@ -91,7 +91,7 @@ pub(crate) fn host_engine(name: &str, limits: HostLimits) -> (Engine, Arc<HostMo
     )
 }
 
-pub(crate) fn host_end(name: &str, make: fn(usize) -> Place) -> End {
+pub(crate) fn host_end(name: &str, make: fn(usize) -> StagingTurn) -> End {
     // Copies of every size take the same way as in production: some on the caller's thread, some handed over.
     End {
         engine: host_engine(
@@ -140,7 +140,7 @@ impl World {
 
 impl End {
     pub(crate) fn field(&self, bytes: usize) -> Field {
-        let Place { memory, look } = (self.make)(bytes);
+        let StagingTurn { memory, look } = (self.make)(bytes);
         Field {
             region: self
                 .engine

@@ -6,7 +6,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use slackwater_transfer::{Cause, Clock, Engine, Op, Refusal, Segment, Target, TcpConfig};
+use slackwater_transfer::{Cause, Deadline, Engine, Op, Refusal, Segment, Target, TcpConfig};
 use slackwater_wire::data::{Ack, Data, Features, Frame, GREETING_BYTES, Greeting, VERSION};
 
 use crate::support::*;
@@ -148,7 +148,7 @@ fn drip(stream: &mut TcpStream, bytes: &[u8], enough: &Receiver<()>) {
     }
 }
 
-const LATE: Cause = Cause::TimedOut(Clock::Total);
+const LATE: Cause = Cause::TimedOut(Deadline::Total);
 
 /// A write that had failed was closed as if all were well: the kernel went on sending what it had taken, and the target
 /// was written to long after the caller had been told that it was over.

@@ -3,7 +3,7 @@
 use std::io::{Read, Write};
 use std::net::TcpStream;
 
-use slackwater_transfer::{Cause, Ended, Op, TcpConfig};
+use slackwater_transfer::{BatchError, Cause, Op, TcpConfig};
 use slackwater_wire::data::{Ack, Frame, Greeting, Notify, Refusal};
 
 use crate::raw::{Raw, ask, data, greeting};
@@ -302,6 +302,9 @@ fn a_write_that_wraps_around_is_refused_whole() {
     );
     let write = request(Op::Write, vec![range(&here, 0, 4 << 20)], to);
     let ended = alice.transfer(vec![write], &within(20 * SECOND));
-    assert_eq!(ended, Err(Ended::Failed(Cause::Refused(Refusal::Range))));
+    assert_eq!(
+        ended,
+        Err(BatchError::Failed(Cause::Refused(Refusal::Range)))
+    );
     assert!(bytes_of(&there, 0, 4 << 20).iter().all(|byte| *byte == 0));
 }

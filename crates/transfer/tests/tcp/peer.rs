@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
-use slackwater_transfer::{Cause, Ended, Engine, Op, Segment, Status, TcpConfig};
+use slackwater_transfer::{BatchError, Cause, Engine, Op, Segment, Status, TcpConfig};
 use slackwater_wait::Waiting;
 use slackwater_wire::data::{Frame, GREETING_BYTES, Greeting};
 
@@ -42,7 +42,7 @@ fn ten_thousand_requests_to_a_peer_that_is_down_end_by_their_deadline() {
     let batch = alice.submit(requests.collect(), &within(SECOND));
     assert!(matches!(
         batch.wait(&Waiting::at(&SITE)),
-        Err(Ended::Failed(Cause::Unreachable(_)))
+        Err(BatchError::Failed(Cause::Unreachable(_)))
     ));
     assert!(
         start.elapsed() >= SECOND && start.elapsed() < 10 * SECOND,
@@ -73,7 +73,7 @@ fn a_restarted_peer_is_gone_under_its_old_name() {
         target(peer, capability, 0),
     );
     let (expected, found) = (bob.home().incarnation(), carol.home().incarnation());
-    let gone = || Err(Ended::Failed(Cause::Gone { expected, found }));
+    let gone = || Err(BatchError::Failed(Cause::Gone { expected, found }));
     assert_eq!(both_ways(&alice, &read, 20 * SECOND), [gone(), gone()]);
 }
 
@@ -154,7 +154,9 @@ fn a_peer_that_falls_silent_is_given_up_in_time() {
     for ended in ended {
         let fit = matches!(
             ended,
-            Err(Ended::Failed(Cause::TimedOut(_) | Cause::Unreachable(_)))
+            Err(BatchError::Failed(
+                Cause::TimedOut(_) | Cause::Unreachable(_)
+            ))
         );
         assert!(fit, "{ended:?}");
     }
@@ -208,7 +210,7 @@ fn the_answer_to_another_question_completes_nothing() {
     let batch = alice.submit(vec![read], &within(SECOND / 2));
     let ended = batch.wait(&Waiting::at(&SITE));
     assert!(
-        matches!(ended, Err(Ended::Failed(Cause::Protocol(_)))),
+        matches!(ended, Err(BatchError::Failed(Cause::Protocol(_)))),
         "{ended:?}"
     );
 }

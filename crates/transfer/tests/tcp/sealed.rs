@@ -7,7 +7,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
 
 use slackwater_transfer::{
-    AllowList, Cause, Ended, Engine, GrantSpec, Level, Mover, Op, Region, Rights, SealConfig,
+    AllowList, BatchError, Cause, Engine, GrantSpec, Level, Mover, Op, Region, Rights, SealConfig,
     SealError, Segment, Target, Tcp, TcpConfig, holder_of,
 };
 use slackwater_wire::data::{GREETING_BYTES, Refusal};
@@ -44,7 +44,7 @@ fn whole(
     far: (&Engine, &Arc<Region>),
     near: &Arc<Region>,
     op: Op,
-) -> [Result<(), Ended>; 2] {
+) -> [Result<(), BatchError>; 2] {
     let to = Target {
         peer: engine.open(peer.clone()),
         offset: 0,
@@ -103,7 +103,7 @@ fn whoever_has_not_the_right_key_is_refused_by_name() {
             ..bob.segment().clone()
         };
         for ended in whole(&alice, &peer, (&bob, &there), &here, Op::Read) {
-            assert_eq!(ended, Err(Ended::Failed(Cause::Seal(expected))));
+            assert_eq!(ended, Err(BatchError::Failed(Cause::Seal(expected))));
         }
         assert_eq!(bytes_of(&here, 0, 4096), vec![0; 4096]);
         assert_eq!(
@@ -163,7 +163,10 @@ fn a_capability_is_of_use_to_the_key_it_was_granted_to() {
     let capability = far.grant(there.id(), &spec).unwrap();
     for (own, expected) in [
         (ALICE, Ok(())),
-        (MALLORY, Err(Ended::Failed(Cause::Refused(Refusal::Holder)))),
+        (
+            MALLORY,
+            Err(BatchError::Failed(Cause::Refused(Refusal::Holder))),
+        ),
     ] {
         let near = engine("near", sealed(own, &[]));
         let here = region(&near, 4096);
@@ -190,7 +193,7 @@ fn whoever_is_struck_off_the_list_is_served_no_more() {
         let here = region(near, 4096);
         whole(near, far.segment(), (&far, &there), &here, Op::Read)[1].clone()
     };
-    let refused = Err(Ended::Failed(Cause::Seal(SealError::Refused)));
+    let refused = Err(BatchError::Failed(Cause::Seal(SealError::Refused)));
     assert_eq!(near.each_ref().map(read), [Ok(()), refused.clone()]);
     let before = counted(&tcp, "peers_refused");
     list.replace([(public(MALLORY), Level::Basic)]);
@@ -366,10 +369,13 @@ fn a_changed_bit_fails_what_was_under_way_and_reaches_no_memory() {
         );
         let ended = alice.transfer(vec![asked], &within(20 * SECOND));
         match op {
-            Op::Read => assert_eq!(ended, Err(Ended::Failed(Cause::Seal(SealError::Record)))),
+            Op::Read => assert_eq!(
+                ended,
+                Err(BatchError::Failed(Cause::Seal(SealError::Record)))
+            ),
             // The initiator sees the target close.
             Op::Write => assert!(
-                matches!(ended, Err(Ended::Failed(Cause::Lost(_)))),
+                matches!(ended, Err(BatchError::Failed(Cause::Lost(_)))),
                 "{ended:?}"
             ),
         }

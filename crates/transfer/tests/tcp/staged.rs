@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex};
 use slackwater_base::Instant;
 use slackwater_transfer::stage::StagedMover;
 use slackwater_transfer::{
-    Access, Engine, Home, Location, Memory, Mover, Op, Place, Region, RegionSpec, Rights, Segment,
-    Stage, StageError, Staged, Tcp,
+    Access, Engine, Home, Location, Memory, Mover, Op, Region, RegionSpec, Rights, Segment, Stage,
+    StageError, Staged, StagingTurn, Tcp,
 };
 use slackwater_wire::data::{Frame, Refusal};
 
@@ -78,7 +78,7 @@ impl Stage for Slow {
         _access: &Access,
         bytes: usize,
         _until: Instant,
-        _free: Box<dyn FnOnce(Place) + Send>,
+        _free: Box<dyn FnOnce(StagingTurn) + Send>,
     ) -> Option<Staged> {
         Some(lent(bytes))
     }

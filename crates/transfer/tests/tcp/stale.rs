@@ -1,6 +1,6 @@
 //! Late and replayed writes to memory that has another use change no byte.
 
-use slackwater_transfer::{Cause, Ended, Op, Refusal, Status};
+use slackwater_transfer::{BatchError, Cause, Op, Refusal, Status};
 use slackwater_wait::Waiting;
 
 use crate::support::*;
@@ -38,7 +38,7 @@ fn writes_under_way_when_a_region_gets_another_use_change_nothing_after() {
         let refused = alice.transfer(vec![replay], &within(20 * SECOND));
         assert_eq!(
             refused,
-            Err(Ended::Failed(Cause::Refused(Refusal::Generation)))
+            Err(BatchError::Failed(Cause::Refused(Refusal::Generation)))
         );
         assert!(
             bytes_of(&there, 0, 8 << 20) == use_after,

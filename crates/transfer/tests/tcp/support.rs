@@ -2,8 +2,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use slackwater_transfer::{
-    Capability, Ended, Engine, GrantSpec, Home, LocalRange, Memory, Mover, Op, PeerId, Priority,
-    Region, RegionSpec, Request, Rights, Segment, Submit, Target, Tcp, TcpConfig,
+    BatchError, Capability, Engine, GrantSpec, Home, LocalRange, Memory, Mover, Op, PeerId,
+    Priority, Region, RegionSpec, Request, Rights, Segment, Submit, Target, Tcp, TcpConfig,
 };
 
 use slackwater_wait::{Site, Waiting};
@@ -135,7 +135,7 @@ pub(crate) fn both_ways(
     engine: &Engine,
     request: &Request,
     timeout: Duration,
-) -> [Result<(), Ended>; 2] {
+) -> [Result<(), BatchError>; 2] {
     static SITE: Site = Site::new("test");
     let alone = engine.transfer(vec![request.clone()], &within(timeout));
     let batch = engine.submit(vec![request.clone()], &within(timeout));

@@ -1,4 +1,4 @@
-use slackwater_transfer::{Cause, Ended, Notice, Op, Refusal, Status, Submit, WhenFull};
+use slackwater_transfer::{BatchError, Cause, Notice, Op, Refusal, Status, Submit, WhenFull};
 use slackwater_wait::now;
 
 use crate::support::*;
@@ -191,7 +191,7 @@ fn a_notice_that_is_too_long_is_not_sent() {
         .unwrap();
     let ended = alice.notify(peer, notice(64 << 10), 20 * SECOND);
     assert!(
-        matches!(ended, Err(Ended::Failed(Cause::Invalid(_)))),
+        matches!(ended, Err(BatchError::Failed(Cause::Invalid(_)))),
         "{ended:?}"
     );
 }
@@ -248,7 +248,10 @@ fn the_target_refuses_what_was_not_granted_and_serves_on() {
     let ended = batch
         .wait(&slackwater_wait::Waiting::at(&SITE))
         .unwrap_err();
-    assert!(matches!(ended, Ended::Failed(Cause::Refused(_))), "{ended}");
+    assert!(
+        matches!(ended, BatchError::Failed(Cause::Refused(_))),
+        "{ended}"
+    );
     let causes: Vec<_> = (0..5)
         .map(|request| batch.outcome(request).unwrap().cause)
         .collect();
@@ -295,7 +298,10 @@ fn a_cancelled_batch_lets_go_of_its_memory_and_the_lane_goes_on() {
             let batch = alice.submit(vec![large.clone(), large], &within(20 * SECOND));
             batch.cancel();
             let ended = batch.wait(&slackwater_wait::Waiting::at(&SITE));
-            assert!(matches!(ended, Ok(()) | Err(Ended::Cancelled)), "{ended:?}");
+            assert!(
+                matches!(ended, Ok(()) | Err(BatchError::Cancelled)),
+                "{ended:?}"
+            );
             assert!(batch.is_done());
             // Nothing is at the memory, so it can be given another use at once.
             alice.invalidate(here.id(), SECOND).unwrap();
@@ -348,7 +354,7 @@ fn a_full_queue_makes_the_submitter_wait_or_tells_it() {
     for batch in batches {
         match batch.wait(&slackwater_wait::Waiting::at(&SITE)) {
             Ok(()) => {}
-            Err(Ended::Failed(Cause::Full { .. })) => refused += 1,
+            Err(BatchError::Failed(Cause::Full { .. })) => refused += 1,
             other => panic!("{other:?}"),
         }
     }

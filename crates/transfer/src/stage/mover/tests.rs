@@ -147,7 +147,7 @@ fn what_waits_for_host_memory_ends_when_it_is_late_or_cancelled() {
         let batch = rig.near.submit(rig.requests(op), &late);
         assert_eq!(
             rig.over(&batch),
-            Some(Cause::TimedOut(Clock::Total)),
+            Some(Cause::TimedOut(Deadline::Total)),
             "{op:?}"
         );
         let batch = rig.near.submit(rig.requests(op), &Submit::default());

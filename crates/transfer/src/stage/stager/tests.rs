@@ -236,7 +236,7 @@ fn foreign_memory_and_ranges_outside_are_refused() {
     // SAFETY: what is refused is not registered.
     let refused = unsafe { rig.stager.memory(host.as_ptr().addr() as u64, CHUNK) };
     assert!(
-        matches!(refused, Err(NoStage::Foreign { .. })),
+        matches!(refused, Err(StagingError::Foreign { .. })),
         "{refused:?}"
     );
     // SAFETY: as above.

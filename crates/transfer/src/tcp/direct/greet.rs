@@ -9,30 +9,30 @@ use slackwater_wait::now;
 use slackwater_wire::data::{Features, GREETING_BYTES, Greeting};
 use socket2::SockRef;
 
-use super::line::Line;
-use crate::cause::{Cause, Clock};
+use super::client::ClientConnection;
+use crate::cause::{Cause, Deadline};
 use crate::segment::Segment;
+use crate::tcp::context::TcpContext;
 use crate::tcp::seal::SealError;
-use crate::tcp::shared::Shared;
 
 /// The first of the peer's addresses that answers.
 pub(super) fn connect(
-    shared: &Shared,
+    context: &TcpContext,
     segment: &Segment,
     deadline: Instant,
-) -> Result<Line, Cause> {
+) -> Result<ClientConnection, Cause> {
     let mut last = Cause::Unreachable("no address".to_owned());
     for address in segment
         .addresses
         .iter()
-        .filter(|address| shared.config.may_reach(segment, address))
+        .filter(|address| context.config.may_reach(segment, address))
     {
-        let until = deadline.min(now() + shared.config.connect_timeout);
+        let until = deadline.min(now() + context.config.connect_timeout);
         if until <= now() {
-            return Err(Cause::TimedOut(Clock::Connect));
+            return Err(Cause::TimedOut(Deadline::Connect));
         }
-        match greet(shared, segment, *address, until) {
-            Ok(line) => return Ok(line),
+        match greet(context, segment, *address, until) {
+            Ok(connection) => return Ok(connection),
             Err(gone @ (Cause::Gone { .. } | Cause::Seal(_))) => return Err(gone),
             Err(cause) => last = cause,
         }
@@ -41,16 +41,16 @@ pub(super) fn connect(
 }
 
 fn greet(
-    shared: &Shared,
+    context: &TcpContext,
     segment: &Segment,
     address: SocketAddr,
     until: Instant,
-) -> Result<Line, Cause> {
+) -> Result<ClientConnection, Cause> {
     let unreachable = |error: io::Error| Cause::Unreachable(format!("{address}: {error}"));
     let mut stream =
         TcpStream::connect_timeout(&address, now().until(until)).map_err(unreachable)?;
-    set_options(&stream, shared.config.buffer_bytes(address.ip())).map_err(unreachable)?;
-    let hello = shared.greeting(segment.incarnation, Features::default());
+    set_options(&stream, context.config.buffer_bytes(address.ip())).map_err(unreachable)?;
+    let hello = context.greeting(segment.incarnation, Features::default());
     // It is far shorter than the empty buffer that it goes to, so it does not block.
     stream.write_all(&hello.to_bytes()).map_err(unreachable)?;
     let answer = read_greeting(&mut stream, until).map_err(unreachable)?;
@@ -65,7 +65,7 @@ fn greet(
             found: answer.incarnation,
         });
     }
-    Ok(Line::new(stream))
+    Ok(ClientConnection::new(stream))
 }
 
 /// All of it by `until`, however few bytes come at a time.

@@ -17,24 +17,24 @@ use std::time::Duration;
 use slackwater_base::{Backoff, Instant, Rng};
 use slackwater_wire::Incarnation;
 
-pub(crate) use lanes::{Credit, LaneId, Lost, Why};
+pub(crate) use lanes::{Credit, LaneEnd, LaneId, LostLane};
 pub(crate) use routes::Route;
 
 use super::config::TcpConfig;
-use super::work::Work;
+use super::task::Task;
 use crate::batch::{BatchId, Part};
-use crate::cause::{Cause, Clock};
+use crate::cause::{Cause, Deadline};
 use crate::mover::PeerStats;
 use crate::segment::Segment;
 use lanes::Lane;
-use peer::Peer;
+use peer::PeerQueue;
 
 /// The books of one TCP mover.
 #[derive(Debug)]
-pub(crate) struct Hub {
+pub(crate) struct Scheduler {
     limits: Limits,
     active: usize,
-    peers: BTreeMap<Incarnation, Peer>,
+    peers: BTreeMap<Incarnation, PeerQueue>,
     /// Peers with work in line that a lane could take, each once.
     ring: VecDeque<Incarnation>,
     next_loop: usize,
@@ -79,7 +79,7 @@ pub struct LaneCounters {
 
 /// What a loop shall do.
 #[derive(Debug)]
-pub(crate) enum Order {
+pub(crate) enum Action {
     /// Open a lane.
     Connect {
         loop_index: usize,
@@ -91,10 +91,10 @@ pub(crate) enum Order {
     Start {
         loop_index: usize,
         lane: LaneId,
-        work: Work,
+        task: Task,
     },
     /// End work that never began.
-    Fail { work: Work, cause: Cause },
+    Fail { task: Task, cause: Cause },
     /// A fence is reached.
     Fenced(Part),
     /// A queue that was full has room.
@@ -159,7 +159,7 @@ impl Moved {
     }
 }
 
-impl Hub {
+impl Scheduler {
     pub(crate) fn new(limits: Limits, seed: u64) -> Self {
         Self {
             limits,
@@ -182,14 +182,14 @@ impl Hub {
 
     /// Transfers in line.
     pub(crate) fn pending(&self) -> usize {
-        self.peers.values().map(Peer::queued).sum()
+        self.peers.values().map(PeerQueue::queued).sum()
     }
 
     /// How long the oldest transfer in line has waited.
     pub(crate) fn oldest_pending(&self, now: Instant) -> Duration {
         self.peers
             .values()
-            .filter_map(Peer::oldest)
+            .filter_map(PeerQueue::oldest)
             .map(|since| now.since(since))
             .max()
             .unwrap_or_default()
@@ -223,40 +223,40 @@ impl Hub {
     pub(crate) fn submit(
         &mut self,
         segment: &Arc<Segment>,
-        works: Vec<Work>,
+        tasks: Vec<Task>,
         now: Instant,
-        orders: &mut Vec<Order>,
+        actions: &mut Vec<Action>,
     ) {
         if self.closed {
-            orders.extend(works.into_iter().map(|work| Order::Fail {
-                work,
+            actions.extend(tasks.into_iter().map(|task| Action::Fail {
+                task,
                 cause: Cause::Closed,
             }));
             return;
         }
         let peer = self.peer(segment);
         let mut first_deadline = Instant::NEVER;
-        for mut work in works {
-            first_deadline = first_deadline.min(work.deadline());
-            work.epoch = peer.fences.enter();
-            peer.push_back(work);
+        for mut task in tasks {
+            first_deadline = first_deadline.min(task.deadline());
+            task.epoch = peer.fences.enter();
+            peer.push_back(task);
         }
         self.ring_peer(segment.incarnation);
-        self.serve(now, orders);
+        self.serve(now, actions);
         if self
             .peers
             .get(&segment.incarnation)
             .is_some_and(|peer| peer.queued() > 0)
         {
-            orders.push(Order::Wake(first_deadline));
+            actions.push(Action::Wake(first_deadline));
         }
     }
 
     /// Completes `part` when everything submitted before is over.
-    pub(crate) fn fence(&mut self, segment: &Arc<Segment>, part: Part, orders: &mut Vec<Order>) {
+    pub(crate) fn fence(&mut self, segment: &Arc<Segment>, part: Part, actions: &mut Vec<Action>) {
         match self.peers.get_mut(&segment.incarnation) {
-            Some(peer) => peer.fences.fence(part, orders),
-            None => orders.push(Order::Fenced(part)),
+            Some(peer) => peer.fences.fence(part, actions),
+            None => actions.push(Action::Fenced(part)),
         }
     }
 
@@ -266,7 +266,7 @@ impl Hub {
         lane: LaneId,
         done: &Finished,
         now: Instant,
-        orders: &mut Vec<Order>,
+        actions: &mut Vec<Action>,
     ) {
         self.leave_lane(lane, done);
         if let Some(peer) = self.peers.get_mut(&done.peer) {
@@ -274,10 +274,10 @@ impl Hub {
             if done.moved != Moved::Nothing {
                 peer.routes.answered();
             }
-            peer.fences.leave(done.epoch, orders);
+            peer.fences.leave(done.epoch, actions);
         }
         self.ring_peer(done.peer);
-        self.serve(now, orders);
+        self.serve(now, actions);
     }
 
     /// A transfer that its caller drove itself is over.
@@ -286,56 +286,56 @@ impl Hub {
     }
 
     /// Work whose lane was gone before the order to begin it arrived.
-    pub(crate) fn put_back(&mut self, works: Vec<Work>, now: Instant, orders: &mut Vec<Order>) {
-        self.take_back(works, orders);
-        self.serve(now, orders);
-        self.wake_when_due(orders);
+    pub(crate) fn put_back(&mut self, tasks: Vec<Task>, now: Instant, actions: &mut Vec<Action>) {
+        self.take_back(tasks, actions);
+        self.serve(now, actions);
+        self.wake_when_due(actions);
     }
 
     /// Gives up a batch: what of it is in line, and its fences.
-    pub(crate) fn cancel(&mut self, batch: BatchId, orders: &mut Vec<Order>) {
+    pub(crate) fn cancel(&mut self, batch: BatchId, actions: &mut Vec<Action>) {
         for peer in self.peers.values_mut() {
             peer.fail_queued(
-                |work| (work.batch() == batch).then_some(Cause::Cancelled),
-                orders,
+                |task| (task.batch() == batch).then_some(Cause::Cancelled),
+                actions,
             );
-            peer.let_in(&self.limits, orders);
-            peer.fences.cancel(batch, orders);
+            peer.let_in(&self.limits, actions);
+            peer.fences.cancel(batch, actions);
         }
     }
 
     /// Time has passed: work whose deadline is over leaves the queues, and peers that rested are tried again.
-    pub(crate) fn tick(&mut self, now: Instant, orders: &mut Vec<Order>) {
+    pub(crate) fn tick(&mut self, now: Instant, actions: &mut Vec<Action>) {
         for (incarnation, peer) in &mut self.peers {
             let late = peer
                 .last_error
                 .clone()
-                .unwrap_or(Cause::TimedOut(Clock::Total));
+                .unwrap_or(Cause::TimedOut(Deadline::Total));
             peer.fail_queued(
-                |work| (work.deadline() <= now).then(|| late.clone()),
-                orders,
+                |task| (task.deadline() <= now).then(|| late.clone()),
+                actions,
             );
-            peer.let_in(&self.limits, orders);
+            peer.let_in(&self.limits, actions);
             if peer.queued() > 0 && !peer.in_ring {
                 peer.in_ring = true;
                 self.ring.push_back(*incarnation);
             }
         }
-        self.serve(now, orders);
-        self.wake_when_due(orders);
+        self.serve(now, actions);
+        self.wake_when_due(actions);
     }
 
     /// Takes no more work, and ends what waits.
-    pub(crate) fn close(&mut self, orders: &mut Vec<Order>) {
+    pub(crate) fn close(&mut self, actions: &mut Vec<Action>) {
         self.closed = true;
         for peer in self.peers.values_mut() {
-            peer.fail_queued(|_| Some(Cause::Closed), orders);
-            peer.let_in(&self.limits, orders);
+            peer.fail_queued(|_| Some(Cause::Closed), actions);
+            peer.let_in(&self.limits, actions);
         }
     }
 
     /// The books of a peer, opened if there are none. Those of many peers that are long gone make room first.
-    fn peer(&mut self, segment: &Arc<Segment>) -> &mut Peer {
+    fn peer(&mut self, segment: &Arc<Segment>) -> &mut PeerQueue {
         if self.peers.len() >= PEERS_KEPT && !self.peers.contains_key(&segment.incarnation) {
             self.peers.retain(|_, peer| !peer.is_idle());
         }
@@ -343,7 +343,7 @@ impl Hub {
         let peer = self
             .peers
             .entry(segment.incarnation)
-            .or_insert_with(|| Peer::new(segment, limits, rng));
+            .or_insert_with(|| PeerQueue::new(segment, limits, rng));
         if !Arc::ptr_eq(&peer.segment, segment) && peer.segment != *segment {
             peer.moved(segment, limits, rng);
         }
@@ -351,10 +351,10 @@ impl Hub {
     }
 
     /// Puts work that has left the line back in front of it, unless nobody wants it any more; says how much of it.
-    fn take_back(&mut self, works: Vec<Work>, orders: &mut Vec<Order>) -> u64 {
+    fn take_back(&mut self, tasks: Vec<Task>, actions: &mut Vec<Action>) -> u64 {
         let mut taken = 0;
-        for work in works.into_iter().rev() {
-            let incarnation = work.peer;
+        for task in tasks.into_iter().rev() {
+            let incarnation = task.peer;
             let Some(peer) = self.peers.get_mut(&incarnation) else {
                 continue;
             };
@@ -363,12 +363,12 @@ impl Hub {
             let over = if self.closed {
                 Some(Cause::Closed)
             } else {
-                work.part().is_cancelled().then_some(Cause::Cancelled)
+                task.part().is_cancelled().then_some(Cause::Cancelled)
             };
             match over {
-                Some(cause) => peer.fail(work, cause, orders),
+                Some(cause) => peer.fail(task, cause, actions),
                 None => {
-                    peer.push_front(work);
+                    peer.push_front(task);
                     taken += 1;
                     self.ring_peer(incarnation);
                 }
@@ -377,9 +377,9 @@ impl Hub {
         taken
     }
 
-    fn wake_when_due(&self, orders: &mut Vec<Order>) {
+    fn wake_when_due(&self, actions: &mut Vec<Action>) {
         let waiting = self.peers.values().filter(|peer| peer.queued() > 0);
-        orders.extend(waiting.map(Peer::next_due).min().map(Order::Wake));
+        actions.extend(waiting.map(PeerQueue::next_due).min().map(Action::Wake));
     }
 
     /// Puts a peer in the ring if it has work in line.
@@ -394,7 +394,7 @@ impl Hub {
     }
 
     /// Gives free slots to the peers in turn, one piece of work each.
-    fn serve(&mut self, now: Instant, orders: &mut Vec<Order>) {
+    fn serve(&mut self, now: Instant, actions: &mut Vec<Action>) {
         while self.active < self.limits.max_transfers {
             let Some(incarnation) = self.ring.pop_front() else {
                 return;
@@ -409,25 +409,25 @@ impl Hub {
             let best = self.best_lane(incarnation);
             let busy = best.is_none_or(|(_, in_flight)| in_flight > 0);
             if busy {
-                self.open_lane(incarnation, now, orders);
+                self.open_lane(incarnation, now, actions);
             }
             let Some((lane, _)) = best else { continue };
             let Some(peer) = self.peers.get_mut(&incarnation) else {
                 continue;
             };
-            let Some(work) = peer.pop() else { continue };
-            peer.let_in(&self.limits, orders);
+            let Some(task) = peer.pop() else { continue };
+            peer.let_in(&self.limits, actions);
             let Some(entry) = self.lanes.get_mut(&lane) else {
                 continue;
             };
             entry.in_flight += 1;
-            entry.bytes += work.bytes();
+            entry.bytes += task.bytes();
             self.active += 1;
             self.counters.reused += 1;
-            orders.push(Order::Start {
+            actions.push(Action::Start {
                 loop_index: entry.loop_index,
                 lane,
-                work,
+                task,
             });
             self.ring_peer(incarnation);
         }

@@ -6,23 +6,23 @@ use slackwater_base::Instant;
 use slackwater_wait::{Site, Waiting, now};
 use slackwater_wire::data::{Capability, Refusal};
 
-use super::core::{Core, Way};
-use super::link::{Call, Link, NoWindow};
+use super::core::{Core, LinkState};
+use super::link::{Link, LinkTarget, WindowError};
 use super::message::ATTACH_MAX;
-use super::window::Opened;
+use super::window::OpenWindow;
 use crate::batch::Part;
-use crate::cause::{Cause, Clock};
-use crate::flow::Ticket;
+use crate::cause::{Cause, Deadline};
+use crate::flow::FlowGuard;
 use crate::job::Job;
 use crate::mover::{Notice, Submission, WhenFull};
 
 /// Something to ask that is no copy.
-pub(super) enum Errand {
+pub(super) enum ControlRequest {
     Notify(Notice, Part),
     Probe(Instant, Part),
 }
 
-static COURIER: Site = Site::new("host courier");
+static CONTROL: Site = Site::new("host courier");
 
 impl Core {
     /// The courier: asks what is to be asked, until the peer is closed.
@@ -34,8 +34,8 @@ impl Core {
                 if state.closed {
                     return;
                 }
-                let ended = matches!(&state.way, Way::Open(link) if link.is_gone());
-                (state.waiting.is_empty() && state.errands.is_empty(), ended)
+                let ended = matches!(&state.link, LinkState::Open(link) if link.is_gone());
+                (state.waiting.is_empty() && state.requests.is_empty(), ended)
             };
             if ended {
                 // Its memory is given back at once, not when somebody next asks for it.
@@ -44,14 +44,14 @@ impl Core {
             }
             if idle {
                 // Closed or notified: both are looked at above.
-                let _ = self.wanted.wait(seen, &Waiting::at(&COURIER));
+                let _ = self.wanted.wait(seen, &Waiting::at(&CONTROL));
                 continue;
             }
             match self.link() {
                 Ok(link) => self.ask(&link),
                 Err(reason) => {
                     // What is known to have ended stays so.
-                    let ended = matches!(&self.state().way, Way::Shut { until, .. } if *until == Instant::NEVER);
+                    let ended = matches!(&self.state().link, LinkState::Shut { until, .. } if *until == Instant::NEVER);
                     self.shut(
                         reason,
                         if ended {
@@ -66,9 +66,9 @@ impl Core {
     }
 
     fn link(self: &Arc<Self>) -> Result<Arc<Link>, String> {
-        match &self.state().way {
-            Way::Open(link) => return Ok(Arc::clone(link)),
-            Way::Shut { reason, until } if now() < *until => return Err(reason.clone()),
+        match &self.state().link {
+            LinkState::Open(link) => return Ok(Arc::clone(link)),
+            LinkState::Shut { reason, until } if now() < *until => return Err(reason.clone()),
             _ => {}
         }
         let Some(contact) = &self.segment.host else {
@@ -80,7 +80,7 @@ impl Core {
                 core.wanted.notify_all();
             }
         };
-        let call = Call {
+        let call = LinkTarget {
             name: &contact.socket,
             target: self.segment.incarnation,
             deadline: now() + self.limits.answer_timeout,
@@ -95,14 +95,14 @@ impl Core {
         if state.closed {
             return Err("closing".to_owned());
         }
-        state.way = Way::Open(Arc::clone(&link));
+        state.link = LinkState::Open(Arc::clone(&link));
         Ok(link)
     }
 
     /// One question: an errand, or the windows that the first jobs in line need.
     fn ask(self: &Arc<Self>, link: &Arc<Link>) {
         self.end_late();
-        let (errand, wanted, first_deadline) = {
+        let (request, wanted, first_deadline) = {
             let mut state = self.state();
             state.forget_over();
             let mut wanted: Vec<Capability> = Vec::new();
@@ -111,44 +111,44 @@ impl Core {
                     wanted.push(job.remote.capability);
                 }
             }
-            (state.errands.pop_front(), wanted, state.first_deadline())
+            (state.requests.pop_front(), wanted, state.first_deadline())
         };
-        if wanted.is_empty() && errand.is_none() {
+        if wanted.is_empty() && request.is_none() {
             // All that was wanted was late.
             return;
         }
-        let notice = match &errand {
-            Some(Errand::Notify(notice, _)) => Some(notice),
+        let notice = match &request {
+            Some(ControlRequest::Notify(notice, _)) => Some(notice),
             _ => None,
         };
         let patience = now() + self.limits.answer_timeout;
-        let probed = match &errand {
-            Some(Errand::Probe(deadline, _)) => *deadline,
+        let probed = match &request {
+            Some(ControlRequest::Probe(deadline, _)) => *deadline,
             _ => Instant::NEVER,
         };
         let deadline = patience.min(first_deadline).min(probed);
         match link.ask(&wanted, notice, deadline) {
             Ok((opened, noticed)) => {
-                if let Some(errand) = errand {
-                    errand.answered(noticed);
+                if let Some(request) = request {
+                    request.answered(noticed);
                 }
                 self.opened(&wanted, opened);
             }
-            Err(NoWindow::TimedOut) if deadline < patience => {
-                if let Some(errand) = errand {
-                    errand.retry_or_fail(self);
+            Err(WindowError::TimedOut) if deadline < patience => {
+                if let Some(request) = request {
+                    request.retry_or_fail(self);
                 }
                 self.end_late();
             }
             Err(error) => {
                 let reason = error.to_string();
                 // A life that has ended stays ended; what is only slow may be asked again.
-                let over = link.is_gone() || matches!(error, NoWindow::Gone);
-                if let Some(errand) = errand {
-                    errand.fail(if over {
+                let over = link.is_gone() || matches!(error, WindowError::Gone);
+                if let Some(request) = request {
+                    request.fail(if over {
                         Cause::Lost(reason.clone())
                     } else {
-                        Cause::TimedOut(Clock::Acknowledgement)
+                        Cause::TimedOut(Deadline::Acknowledgement)
                     });
                 }
                 self.shut(
@@ -176,12 +176,12 @@ impl Core {
             .partition(|(job, _)| late(job));
         state.waiting = left;
         drop(state);
-        let over: VecDeque<(Job, Ticket)> = over;
+        let over: VecDeque<(Job, FlowGuard)> = over;
         for (job, _ticket) in over {
             let cause = if job.part.is_cancelled() {
                 Cause::Cancelled
             } else {
-                Cause::TimedOut(Clock::Total)
+                Cause::TimedOut(Deadline::Total)
             };
             self.end(job, Err(cause));
         }
@@ -189,7 +189,11 @@ impl Core {
 
     /// Windows were opened or refused: the jobs in line for them go on, in order. Those for which the owner has no slot
     /// stay in line until windows that nobody uses any more have made room.
-    fn opened(self: &Arc<Self>, wanted: &[Capability], opened: Vec<Result<Opened, NoWindow>>) {
+    fn opened(
+        self: &Arc<Self>,
+        wanted: &[Capability],
+        opened: Vec<Result<OpenWindow, WindowError>>,
+    ) {
         let (mut refused, mut crowded) = (HashMap::new(), false);
         let (mut ready, mut over, mut forward) = (Vec::new(), Vec::new(), VecDeque::new());
         let mut reason = String::new();
@@ -202,9 +206,9 @@ impl Core {
                             .windows
                             .insert(capability.to_bytes(), Arc::new(window));
                     }
-                    Err(NoWindow::NoSlot) => crowded = true,
+                    Err(WindowError::NoSlot) => crowded = true,
                     Err(error) => {
-                        if matches!(error, NoWindow::NoAttach(_) | NoWindow::Memory(_)) {
+                        if matches!(error, WindowError::NoAttach(_) | WindowError::Memory(_)) {
                             state.is_elsewhere(capability, error.to_string());
                         }
                         refused.insert(capability.to_bytes(), error);
@@ -219,7 +223,7 @@ impl Core {
                 }
                 match refused.get(&job.remote.capability.to_bytes()) {
                     None => left.push_back((job, ticket)),
-                    Some(NoWindow::Refused(refusal)) => {
+                    Some(WindowError::Refused(refusal)) => {
                         over.push((job, ticket, Cause::Refused(*refusal)))
                     }
                     Some(error) => {
@@ -238,7 +242,7 @@ impl Core {
         if crowded && !self.make_room() {
             // All that this process had is given back, and still there is no slot: it has to do without.
             let jobs = take(&mut self.state().waiting);
-            self.forward(jobs, &NoWindow::NoSlot.to_string(), WhenFull::Wait);
+            self.forward(jobs, &WindowError::NoSlot.to_string(), WhenFull::Wait);
         }
     }
 
@@ -253,7 +257,7 @@ impl Core {
                 state
                     .windows
                     .retain(|_, window| Arc::strong_count(window) > 1);
-                let owes = matches!(&state.way, Way::Open(link) if link.owes_detach());
+                let owes = matches!(&state.link, LinkState::Open(link) if link.owes_detach());
                 let forgotten = state.windows.len() < before
                     || owes
                     || state.closed
@@ -276,37 +280,42 @@ impl Core {
 
     /// There is no way: what is in line goes another one.
     fn shut(self: &Arc<Self>, reason: String, until: Instant) {
-        let (jobs, errands) = {
+        let (jobs, requests) = {
             let mut state = self.state();
-            state.way = Way::Shut {
+            state.link = LinkState::Shut {
                 reason: reason.clone(),
                 until,
             };
             state.windows.clear();
             state.elsewhere.clear();
-            (take(&mut state.waiting), take(&mut state.errands))
+            (take(&mut state.waiting), take(&mut state.requests))
         };
         tracing::debug!(peer = %self.segment.name, reason, "no way over the host");
-        for errand in errands {
-            match (&self.fallback, errand) {
-                (Some(fallback), Errand::Notify(notice, part)) => {
+        for request in requests {
+            match (&self.fallback, request) {
+                (Some(fallback), ControlRequest::Notify(notice, part)) => {
                     fallback.notify(&self.segment, notice, part)
                 }
-                (Some(fallback), Errand::Probe(deadline, part)) => {
+                (Some(fallback), ControlRequest::Probe(deadline, part)) => {
                     fallback.probe(&self.segment, deadline, part)
                 }
-                (None, errand) => errand.fail(Cause::Unreachable(reason.clone())),
+                (None, request) => request.fail(Cause::Unreachable(reason.clone())),
             }
         }
         self.forward(jobs, &reason, WhenFull::Wait);
     }
 
     /// Hands jobs to the fallback, if that reaches the peer.
-    pub(super) fn forward(&self, jobs: VecDeque<(Job, Ticket)>, reason: &str, when_full: WhenFull) {
+    pub(super) fn forward(
+        &self,
+        jobs: VecDeque<(Job, FlowGuard)>,
+        reason: &str,
+        when_full: WhenFull,
+    ) {
         if jobs.is_empty() {
             return;
         }
-        let (jobs, tickets): (Vec<Job>, Vec<Ticket>) = jobs.into_iter().unzip();
+        let (jobs, tickets): (Vec<Job>, Vec<FlowGuard>) = jobs.into_iter().unzip();
         let Some(fallback) = self
             .fallback
             .as_ref()
@@ -324,7 +333,7 @@ impl Core {
         drop(tickets);
     }
 }
-impl Errand {
+impl ControlRequest {
     fn answered(self, noticed: bool) {
         match self {
             Self::Notify(_, part) if !noticed => part.fail(Cause::Refused(Refusal::Limit)),
@@ -336,10 +345,10 @@ impl Errand {
     fn retry_or_fail(self, core: &Core) {
         match self {
             Self::Probe(deadline, part) if now() < deadline => {
-                core.errand(Self::Probe(deadline, part))
+                core.request(Self::Probe(deadline, part))
             }
-            Self::Probe(_, part) => part.fail(Cause::TimedOut(Clock::Total)),
-            Self::Notify(_, part) => part.fail(Cause::TimedOut(Clock::Acknowledgement)),
+            Self::Probe(_, part) => part.fail(Cause::TimedOut(Deadline::Total)),
+            Self::Notify(_, part) => part.fail(Cause::TimedOut(Deadline::Acknowledgement)),
         }
     }
 

@@ -15,31 +15,31 @@ use slackwater_net::{
 use slackwater_wait::now;
 use socket2::SockRef;
 
-use super::conn::{Broken, Conn, Role, Scratch};
-use super::hub::{Credit, LaneId, Lost, Route, Why};
-use super::lane::{Ended, Lane};
-use super::outlet::Outlet;
+use super::conn::{CloseReason, Conn, Role, Scratch};
+use super::context::TcpContext;
+use super::initiator::{FinishedTask, Initiator};
+use super::responder::Responder;
+use super::scheduler::{Credit, LaneEnd, LaneId, LostLane, Route};
 use super::seal::SealError;
-use super::serve::Serve;
-use super::served::Served;
-use super::shared::Shared;
+use super::send_queue::SendQueue;
+use super::server::ServerConnection;
+use super::task::{Task, end};
 use super::turn::Turn;
-use super::work::{Work, end};
 use crate::batch::{BatchId, Part};
-use crate::cause::{Cause, Clock};
+use crate::cause::{Cause, Deadline};
 use crate::memory::{StageError, Staged};
 use crate::region::RegionId;
 use crate::segment::Segment;
 
 /// The protocol of one loop.
-pub(crate) struct Half {
-    shared: Arc<Shared>,
+pub(crate) struct LoopState {
+    context: Arc<TcpContext>,
     index: usize,
     conns: Vec<Option<Box<Conn>>>,
     lanes: BTreeMap<LaneId, ConnId>,
     listeners: Vec<ListenerId>,
     scratch: Scratch,
-    ended: Vec<Ended>,
+    ended: Vec<FinishedTask>,
     ready: Vec<(LaneId, Credit)>,
     /// Orders for this loop, from its own questions to the hub.
     own: Vec<Command>,
@@ -64,7 +64,7 @@ pub(crate) enum Command {
     },
     Start {
         lane: LaneId,
-        works: Vec<Work>,
+        tasks: Vec<Task>,
     },
     /// Serve a connection that another loop has accepted and greeted.
     Adopt {
@@ -72,9 +72,9 @@ pub(crate) enum Command {
         conn: Box<Conn>,
     },
     Cancel(BatchId),
-    LetGo(RegionId),
+    ReleaseRegion(RegionId),
     /// A device has room for payload of this connection, whose turn it is until it has looked.
-    Resume(ConnId, crate::memory::Place),
+    Resume(ConnId, crate::memory::StagingTurn),
     /// A chunk of a request is in the device.
     Stored {
         conn: ConnId,
@@ -99,10 +99,10 @@ pub(crate) enum Command {
 
 const TICK: u64 = 0;
 
-impl Half {
-    pub(crate) fn new(shared: Arc<Shared>, index: usize) -> Self {
+impl LoopState {
+    pub(crate) fn new(context: Arc<TcpContext>, index: usize) -> Self {
         Self {
-            shared,
+            context,
             index,
             conns: Vec::new(),
             lanes: BTreeMap::new(),
@@ -125,7 +125,7 @@ impl Half {
                 let _ = answer.send(self.listen(net, &addresses));
             }
             Command::Connect { lane, peer, route } => self.connect(net, lane, peer, route),
-            Command::Start { lane, works } => self.start(lane, works),
+            Command::Start { lane, tasks } => self.start(lane, tasks),
             Command::Adopt { stream, mut conn } => {
                 if let Some(id) = net.adopt(stream) {
                     conn.id = id;
@@ -134,17 +134,17 @@ impl Half {
                 }
             }
             Command::Cancel(batch) => self.each(|conn, turn| {
-                if let Role::Lane(lane) = &mut conn.role {
-                    lane.cancel(batch, &mut conn.outlet, turn);
+                if let Role::Client(initiator) = &mut conn.role {
+                    initiator.cancel(batch, &mut conn.queue, turn);
                 }
             }),
-            Command::LetGo(region) => self.each(|conn, _| {
-                if let Role::Serve(serve) = &mut conn.role {
-                    serve.served.let_go(region, &mut conn.outlet);
+            Command::ReleaseRegion(region) => self.each(|conn, _| {
+                if let Role::Server(server) = &mut conn.role {
+                    server.responder.release_region(region, &mut conn.queue);
                 }
             }),
             Command::Resume(conn, _place) => {
-                self.served(conn, |served, _, _| served.resumed());
+                self.responder(conn, |responder, _, _| responder.resumed());
                 self.serve(
                     net,
                     conn,
@@ -154,14 +154,18 @@ impl Half {
                     },
                 );
             }
-            Command::Stored { conn, id, result } => self.served(conn, |served, outlet, turn| {
-                served.stored(id, result, outlet, turn);
-            }),
-            Command::Fetched { conn, id, result } => self.served(conn, |served, outlet, turn| {
-                served.fetched(id, result, conn, outlet, turn);
-            }),
+            Command::Stored { conn, id, result } => {
+                self.responder(conn, |responder, queue, turn| {
+                    responder.stored(id, result, queue, turn);
+                })
+            }
+            Command::Fetched { conn, id, result } => {
+                self.responder(conn, |responder, queue, turn| {
+                    responder.fetched(id, result, conn, queue, turn);
+                })
+            }
             Command::Fenced(part) => end(part, Ok(0)),
-            Command::Watch => self.wake = self.wake.min(now() + self.shared.config.gc_interval),
+            Command::Watch => self.wake = self.wake.min(now() + self.context.config.gc_interval),
             Command::Wake(at) => self.wake = self.wake.min(at),
             Command::Close => self.close(net),
         }
@@ -189,7 +193,7 @@ impl Half {
     }
 
     fn connect(&mut self, net: &mut Net, lane: LaneId, peer: Arc<Segment>, route: Route) {
-        let config = &self.shared.config;
+        let config = &self.context.config;
         let from = route.from.map(|from| SocketAddr::new(from, 0));
         let connect = Connect {
             endpoint: Endpoint::Tcp(route.to),
@@ -207,11 +211,15 @@ impl Half {
             Ok(conn) => {
                 let proof_by = now() + config.connect_timeout + config.greeting_timeout;
                 self.lanes.insert(lane, conn);
-                self.insert(conn, Role::Lane(Lane::new(lane, peer, now())), proof_by);
+                self.insert(
+                    conn,
+                    Role::Client(Initiator::new(lane, peer, now())),
+                    proof_by,
+                );
             }
             Err(error) => {
-                let why = Why::Peer(Cause::Unreachable(error));
-                self.lost(Lost {
+                let why = LaneEnd::Peer(Cause::Unreachable(error));
+                self.lost(LostLane {
                     lane,
                     why,
                     again: Vec::new(),
@@ -221,20 +229,19 @@ impl Half {
         }
     }
 
-    fn start(&mut self, lane: LaneId, works: Vec<Work>) {
+    fn start(&mut self, lane: LaneId, tasks: Vec<Task>) {
         let Some(conn) = self.lanes.get(&lane).copied() else {
             // The lane broke while the order was on its way; the hub, told since, has uncounted it.
-            return self
-                .shared
-                .ask(Some((self.index, &mut self.own)), |hub, now, orders| {
-                    hub.put_back(works, now, orders)
-                });
+            return self.context.schedule(
+                Some((self.index, &mut self.own)),
+                |scheduler, now, actions| scheduler.put_back(tasks, now, actions),
+            );
         };
         self.with(conn, |conn, turn| {
-            if let Role::Lane(lane) = &mut conn.role {
-                works
+            if let Role::Client(initiator) = &mut conn.role {
+                tasks
                     .into_iter()
-                    .for_each(|work| lane.start(work, &mut conn.outlet, turn));
+                    .for_each(|task| initiator.start(task, &mut conn.queue, turn));
             }
             Ok(())
         });
@@ -261,19 +268,19 @@ impl Half {
             .get_mut(id.index())
             .filter(|slot| slot.as_ref().is_some_and(|conn| conn.id == id));
         let Some(slot) = slot else { return };
-        let Some(Role::Serve(serve)) = slot.as_ref().map(|conn| &conn.role) else {
+        let Some(Role::Server(server)) = slot.as_ref().map(|conn| &conn.role) else {
             return;
         };
-        let Some(to) = serve
+        let Some(to) = server
             .idle_peer()
-            .map(|peer| self.shared.turns.next(peer, self.index))
+            .map(|peer| self.context.rotation.next(peer, self.index))
         else {
             return;
         };
         if to == self.index {
             return;
         }
-        let Some(target) = self.shared.event_loop(to) else {
+        let Some(target) = self.context.event_loop(to) else {
             return;
         };
         let Some(Ok(socket)) = net.descriptor(id).map(|socket| socket.try_clone_to_owned()) else {
@@ -290,7 +297,7 @@ impl Half {
     /// Takes a connection over: from now on this reads and writes it.
     fn take_over(&mut self, net: &mut Net, conn: ConnId) {
         if let Some(socket) = net.descriptor(conn) {
-            let (socket, config) = (SockRef::from(&socket), &self.shared.config);
+            let (socket, config) = (SockRef::from(&socket), &self.context.config);
             let peer = socket
                 .peer_addr()
                 .ok()
@@ -309,7 +316,7 @@ impl Half {
     fn with(
         &mut self,
         id: ConnId,
-        act: impl FnOnce(&mut Conn, &mut Turn<'_>) -> Result<(), Broken>,
+        act: impl FnOnce(&mut Conn, &mut Turn<'_>) -> Result<(), CloseReason>,
     ) {
         let Some(mut conn) = self.conns.get_mut(id.index()).and_then(Option::take) else {
             return;
@@ -318,9 +325,9 @@ impl Half {
             self.conns[id.index()] = Some(conn);
             return;
         }
-        let shared = Arc::clone(&self.shared);
+        let context = Arc::clone(&self.context);
         let mut turn = Turn {
-            shared: &shared,
+            context: &context,
             index: self.index,
             now: now(),
             ended: &mut self.ended,
@@ -329,17 +336,21 @@ impl Half {
         };
         // A panic ends the connection and the requests on it, and nothing else: the loop serves on.
         let acted = catch_unwind(AssertUnwindSafe(|| act(&mut conn, &mut turn)));
-        match acted.unwrap_or(Err(Broken::Lost(Cause::Dropped))) {
+        match acted.unwrap_or(Err(CloseReason::Lost(Cause::Dropped))) {
             Ok(()) => self.conns[id.index()] = Some(conn),
-            Err(broken) => self.broke(*conn, broken),
+            Err(reason) => self.broke(*conn, reason),
         }
     }
 
     /// A device has ended a copy for a request on this connection.
-    fn served(&mut self, id: ConnId, act: impl FnOnce(&mut Served, &mut Outlet, &mut Turn<'_>)) {
+    fn responder(
+        &mut self,
+        id: ConnId,
+        act: impl FnOnce(&mut Responder, &mut SendQueue, &mut Turn<'_>),
+    ) {
         self.with(id, |conn, turn| {
-            if let Role::Serve(serve) = &mut conn.role {
-                act(&mut serve.served, &mut conn.outlet, turn);
+            if let Role::Server(server) = &mut conn.role {
+                act(&mut server.responder, &mut conn.queue, turn);
             }
             Ok(())
         });
@@ -362,13 +373,13 @@ impl Half {
         let (mut again, mut greeted) = (Readiness::default(), false);
         self.with(id, |conn, turn| {
             let Some(socket) = net.descriptor(id) else {
-                return Err(Broken::protocol("no socket"));
+                return Err(CloseReason::protocol("no socket"));
             };
-            let stranger = conn.is_stranger();
+            let unauthenticated = conn.is_unauthenticated();
             conn.writable |= readiness.writable;
             if readiness.readable {
                 again.readable = match conn.read(socket, &mut scratch, turn) {
-                    Err(limit @ Broken::Limit(_)) => {
+                    Err(limit @ CloseReason::Limit(_)) => {
                         // What it is told goes as far as the kernel takes it.
                         let _ = conn.flush(socket, &mut scratch, turn);
                         return Err(limit);
@@ -377,7 +388,7 @@ impl Half {
                 };
             }
             again.writable = conn.flush(socket, &mut scratch, turn)?;
-            greeted = stranger && !conn.is_stranger();
+            greeted = unauthenticated && !conn.is_unauthenticated();
             if greeted {
                 net.proven(id);
             }
@@ -407,77 +418,82 @@ impl Half {
     }
 
     /// A connection is of no more use: what it carried is begun again elsewhere, or fails.
-    fn broke(&mut self, conn: Conn, broken: Broken) {
-        let Conn { role, outlet, .. } = conn;
-        let Role::Lane(mut lane) = role else {
-            return self.refused(&broken);
+    fn broke(&mut self, conn: Conn, reason: CloseReason) {
+        let Conn { role, queue, .. } = conn;
+        let Role::Client(mut initiator) = role else {
+            return self.refused(&reason);
         };
-        self.lanes.remove(&lane.id);
-        let untouched: BTreeSet<u64> = outlet.untouched().collect();
-        drop(outlet);
-        let cause = match &broken {
-            Broken::Lost(cause) | Broken::Gone(cause) => cause.clone(),
-            Broken::Forged => Cause::Seal(SealError::Record),
-            Broken::Idle | Broken::Limit(_) | Broken::Struck => Cause::Closed,
+        self.lanes.remove(&initiator.id);
+        let untouched: BTreeSet<u64> = queue.untouched().collect();
+        drop(queue);
+        let cause = match &reason {
+            CloseReason::Lost(cause) | CloseReason::Gone(cause) => cause.clone(),
+            CloseReason::Forged => Cause::Seal(SealError::Record),
+            CloseReason::Idle | CloseReason::Limit(_) | CloseReason::KeyRevoked => Cause::Closed,
         };
-        let mut wreck = lane.wreck(&cause, |id| untouched.contains(&id));
-        if matches!(broken, Broken::Forged) {
-            wreck
+        let mut failure = initiator.fail_tasks(&cause, |id| untouched.contains(&id));
+        if matches!(reason, CloseReason::Forged) {
+            failure
                 .failed
-                .extend(wreck.again.drain(..).map(|work| (work, cause.clone())));
+                .extend(failure.again.drain(..).map(|task| (task, cause.clone())));
         }
-        let why = match broken {
-            Broken::Idle => Why::Idle,
-            Broken::Lost(cause) if lane.ready => Why::Peer(cause),
-            Broken::Lost(cause) => Why::Peer(Cause::Unreachable(cause.to_string())),
-            Broken::Gone(cause) => Why::Gone(cause),
-            Broken::Forged | Broken::Limit(_) | Broken::Struck => Why::Peer(cause.clone()),
+        let why = match reason {
+            CloseReason::Idle => LaneEnd::Idle,
+            CloseReason::Lost(cause) if initiator.ready => LaneEnd::Peer(cause),
+            CloseReason::Lost(cause) => LaneEnd::Peer(Cause::Unreachable(cause.to_string())),
+            CloseReason::Gone(cause) => LaneEnd::Gone(cause),
+            CloseReason::Forged | CloseReason::Limit(_) | CloseReason::KeyRevoked => {
+                LaneEnd::Peer(cause.clone())
+            }
         };
-        let failed = wreck.failed.iter().map(|(work, _)| work.epoch).collect();
+        let failed = failure.failed.iter().map(|(task, _)| task.epoch).collect();
         // What ended on the lane before it broke is told first: the books still know the lane.
         self.settle_ended();
         let again = match self.stopping {
             true => {
-                wreck
+                failure
                     .again
                     .into_iter()
-                    .for_each(|work| work.end(Err(Cause::Closed)));
+                    .for_each(|task| task.end(Err(Cause::Closed)));
                 Vec::new()
             }
-            false => wreck.again,
+            false => failure.again,
         };
-        self.lost(Lost {
-            lane: lane.id,
+        self.lost(LostLane {
+            lane: initiator.id,
             why,
             again,
             failed,
         });
-        wreck
+        failure
             .failed
             .into_iter()
-            .for_each(|(work, cause)| work.end(Err(cause)));
+            .for_each(|(task, cause)| task.end(Err(cause)));
     }
 
     /// A connection of a peer was ended; counts for what.
-    fn refused(&self, broken: &Broken) {
-        let (counter, why) = match broken {
-            Broken::Limit(why) => (&self.shared.refused.limits, *why),
-            Broken::Struck => (
-                &self.shared.refused.peers,
+    fn refused(&self, reason: &CloseReason) {
+        let (counter, why) = match reason {
+            CloseReason::Limit(why) => (&self.context.refused.limits, *why),
+            CloseReason::KeyRevoked => (
+                &self.context.refused.peers,
                 "its key is not in the list any more",
             ),
-            Broken::Lost(_) | Broken::Gone(_) | Broken::Forged | Broken::Idle => return,
+            CloseReason::Lost(_)
+            | CloseReason::Gone(_)
+            | CloseReason::Forged
+            | CloseReason::Idle => return,
         };
         counter.fetch_add(1, Ordering::Relaxed);
         tracing::debug!(why, "the connection of a peer is ended");
     }
 
-    fn lost(&mut self, lost: Lost) {
-        self.shared
-            .ask(Some((self.index, &mut self.own)), |hub, now, orders| {
-                hub.lane_lost(lost, now, orders)
-            });
-        self.shared.room.notify_all();
+    fn lost(&mut self, lost: LostLane) {
+        self.context.schedule(
+            Some((self.index, &mut self.own)),
+            |scheduler, now, actions| scheduler.lane_lost(lost, now, actions),
+        );
+        self.context.room.notify_all();
     }
 
     /// Tells the hub, and then those who wait, what has ended.
@@ -489,18 +505,20 @@ impl Half {
             std::mem::take(&mut self.ended),
             std::mem::take(&mut self.ready),
         );
-        self.shared
-            .ask(Some((self.index, &mut self.own)), |hub, now, orders| {
-                ended
-                    .iter()
-                    .for_each(|ended| hub.finished(ended.lane, &ended.finished(), now, orders));
+        self.context.schedule(
+            Some((self.index, &mut self.own)),
+            |scheduler, now, actions| {
+                ended.iter().for_each(|ended| {
+                    scheduler.finished(ended.lane, &ended.finished(), now, actions)
+                });
                 ready
                     .iter()
-                    .for_each(|(lane, credit)| hub.lane_ready(*lane, *credit, now, orders));
-            });
+                    .for_each(|(lane, credit)| scheduler.lane_ready(*lane, *credit, now, actions));
+            },
+        );
         ended
             .into_iter()
-            .for_each(|Ended { work, outcome, .. }| work.end(outcome));
+            .for_each(|FinishedTask { task, outcome, .. }| task.end(outcome));
     }
 
     /// Everything that follows from what was done, until nothing does.
@@ -540,34 +558,34 @@ impl Half {
         let all: Vec<ConnId> = self.conns.iter().flatten().map(|conn| conn.id).collect();
         for id in all {
             self.with(id, |conn, turn| {
-                if conn.is_stranger() {
+                if conn.is_unauthenticated() {
                     if conn.proof_by <= turn.now {
-                        return Err(Broken::Lost(Cause::TimedOut(Clock::Connect)));
+                        return Err(CloseReason::Lost(Cause::TimedOut(Deadline::Connect)));
                     }
                     turn.need(conn.proof_by);
                 }
                 match &mut conn.role {
-                    Role::Lane(lane) => lane.sweep(&mut conn.outlet, turn),
-                    Role::Serve(_) => Ok(()),
+                    Role::Client(initiator) => initiator.sweep(&mut conn.queue, turn),
+                    Role::Server(_) => Ok(()),
                 }
             });
             self.dirty.push(id);
         }
         if self.index == 0 {
             let at = now();
-            self.shared
+            self.context
                 .direct
-                .collect(at - self.shared.config.idle_timeout);
-            if !self.shared.direct.is_empty() {
-                self.wake = self.wake.min(at + self.shared.config.gc_interval);
+                .collect(at - self.context.config.idle_timeout);
+            if !self.context.direct.is_empty() {
+                self.wake = self.wake.min(at + self.context.config.gc_interval);
             }
-            if self.shared.disarm(at) {
-                self.shared
-                    .ask(Some((self.index, &mut self.own)), |hub, now, orders| {
-                        hub.tick(now, orders)
-                    });
+            if self.context.disarm(at) {
+                self.context.schedule(
+                    Some((self.index, &mut self.own)),
+                    |scheduler, now, actions| scheduler.tick(now, actions),
+                );
             } else {
-                self.wake = self.wake.min(self.shared.armed());
+                self.wake = self.wake.min(self.context.armed());
             }
         }
     }
@@ -579,30 +597,30 @@ impl Half {
             .for_each(|listener| net.stop_listening(listener));
         let all: Vec<ConnId> = self.conns.iter().flatten().map(|conn| conn.id).collect();
         for id in all {
-            self.with(id, |_, _| Err(Broken::Lost(Cause::Closed)));
+            self.with(id, |_, _| Err(CloseReason::Lost(Cause::Closed)));
             net.abort(id);
         }
     }
 }
 
-impl Protocol for Half {
+impl Protocol for LoopState {
     type Command = Command;
 
     fn handle(&mut self, net: &mut Net, event: Event<'_, Command>) {
         match event {
             Event::Accepted { conn, .. } => {
-                let proof_by = now() + self.shared.config.greeting_timeout;
-                self.insert(conn, Role::Serve(Serve::default()), proof_by);
+                let proof_by = now() + self.context.config.greeting_timeout;
+                self.insert(conn, Role::Server(ServerConnection::default()), proof_by);
                 self.wake = self.wake.min(proof_by);
                 self.take_over(net, conn);
             }
             Event::Connected { conn } => {
                 self.with(conn, |conn, turn| {
-                    conn.proof_by = turn.now + turn.shared.config.greeting_timeout;
+                    conn.proof_by = turn.now + turn.context.config.greeting_timeout;
                     turn.need(conn.proof_by);
                     match &mut conn.role {
-                        Role::Lane(lane) => lane.hello(&mut conn.outlet, turn),
-                        Role::Serve(_) => Ok(()),
+                        Role::Client(initiator) => initiator.hello(&mut conn.queue, turn),
+                        Role::Server(_) => Ok(()),
                     }
                 });
                 match self.is_there(conn) {
@@ -611,7 +629,9 @@ impl Protocol for Half {
                 }
             }
             Event::Closed { conn, end, .. } => {
-                self.with(conn, |_, _| Err(Broken::Lost(Cause::Lost(end.to_string()))));
+                self.with(conn, |_, _| {
+                    Err(CloseReason::Lost(Cause::Lost(end.to_string())))
+                });
             }
             Event::Command(command) => self.command(net, command),
             Event::Timer { .. } => self.tick(),

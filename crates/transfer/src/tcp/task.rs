@@ -11,16 +11,16 @@ use crate::mover::Notice;
 
 /// What a lane is asked to do.
 #[derive(Debug)]
-pub(crate) struct Work {
+pub(crate) struct Task {
     pub(crate) peer: Incarnation,
     /// Between which fences it was submitted.
     pub(crate) epoch: u64,
     pub(crate) since: Instant,
-    pub(crate) kind: Kind,
+    pub(crate) kind: TaskKind,
 }
 
 #[derive(Debug)]
-pub(crate) enum Kind {
+pub(crate) enum TaskKind {
     /// Move bytes.
     Job(Job),
     /// Deliver a notice.
@@ -33,8 +33,8 @@ pub(crate) enum Kind {
     Probe { part: Part, deadline: Instant },
 }
 
-impl Work {
-    pub(crate) fn new(peer: Incarnation, kind: Kind) -> Self {
+impl Task {
+    pub(crate) fn new(peer: Incarnation, kind: TaskKind) -> Self {
         Self {
             peer,
             epoch: 0,
@@ -45,34 +45,34 @@ impl Work {
 
     pub(crate) fn bytes(&self) -> u64 {
         match &self.kind {
-            Kind::Job(job) => job.buffers.bytes(),
-            Kind::Notify { notice, .. } => (notice.name.len() + notice.bytes.len()) as u64,
-            Kind::Probe { .. } => 0,
+            TaskKind::Job(job) => job.buffers.bytes(),
+            TaskKind::Notify { notice, .. } => (notice.name.len() + notice.bytes.len()) as u64,
+            TaskKind::Probe { .. } => 0,
         }
     }
 
     pub(crate) fn deadline(&self) -> Instant {
         match &self.kind {
-            Kind::Job(job) => job.deadline,
-            Kind::Notify { deadline, .. } | Kind::Probe { deadline, .. } => *deadline,
+            TaskKind::Job(job) => job.deadline,
+            TaskKind::Notify { deadline, .. } | TaskKind::Probe { deadline, .. } => *deadline,
         }
     }
 
     pub(crate) fn is_urgent(&self) -> bool {
         match &self.kind {
-            Kind::Job(job) => job.priority == Priority::Urgent,
-            Kind::Notify { .. } | Kind::Probe { .. } => true,
+            TaskKind::Job(job) => job.priority == Priority::Urgent,
+            TaskKind::Notify { .. } | TaskKind::Probe { .. } => true,
         }
     }
 
     pub(crate) fn is_probe(&self) -> bool {
-        matches!(self.kind, Kind::Probe { .. })
+        matches!(self.kind, TaskKind::Probe { .. })
     }
 
     pub(crate) fn part(&self) -> &Part {
         match &self.kind {
-            Kind::Job(job) => &job.part,
-            Kind::Notify { part, .. } | Kind::Probe { part, .. } => part,
+            TaskKind::Job(job) => &job.part,
+            TaskKind::Notify { part, .. } | TaskKind::Probe { part, .. } => part,
         }
     }
 
@@ -83,11 +83,11 @@ impl Work {
     /// Lets go of local memory, and tells how it ended.
     pub(crate) fn end(self, outcome: Result<u64, Cause>) {
         let part = match self.kind {
-            Kind::Job(Job { buffers, part, .. }) => {
+            TaskKind::Job(Job { buffers, part, .. }) => {
                 drop(buffers);
                 part
             }
-            Kind::Notify { part, .. } | Kind::Probe { part, .. } => part,
+            TaskKind::Notify { part, .. } | TaskKind::Probe { part, .. } => part,
         };
         end(part, outcome);
     }

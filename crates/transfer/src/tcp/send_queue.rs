@@ -7,18 +7,18 @@ use std::os::fd::BorrowedFd;
 use slackwater_wire::data::{ACK_BYTES, Ack, DATA_BYTES, Data, Frame, Greeting, Refusal};
 
 use super::config::SLICE_BYTES_MIN;
-use super::conn::Broken;
+use super::conn::CloseReason;
 use super::cursor::Cursor;
 use super::io::{VECTORS_MAX, Vectors, from_slice, send};
 use super::record::Sealer;
 
 /// Frames, in order, and the requests they are cut from, in turn.
 #[derive(Debug, Default)]
-pub(crate) struct Outlet {
-    frames: VecDeque<Outgoing>,
+pub(crate) struct SendQueue {
+    frames: VecDeque<QueuedFrame>,
     /// Bytes of the frames, without those already written.
     queued: usize,
-    sources: VecDeque<Source>,
+    sources: VecDeque<PayloadSource>,
     /// Seals all that goes out, if anything is sealed.
     sealer: Option<Sealer>,
     /// The largest payload of one frame that the peer takes.
@@ -27,7 +27,7 @@ pub(crate) struct Outlet {
 
 /// Payload of one request that goes out.
 #[derive(Debug)]
-pub(crate) struct Source {
+pub(crate) struct PayloadSource {
     pub(crate) id: u64,
     pub(crate) cursor: Cursor,
     /// Where in the request the cursor begins.
@@ -42,7 +42,7 @@ pub(crate) struct Source {
 }
 
 #[derive(Debug)]
-struct Outgoing {
+struct QueuedFrame {
     /// The request that its payload belongs to.
     id: Option<u64>,
     head: Head,
@@ -66,7 +66,7 @@ enum Body {
     Memory(Cursor),
     Owned(Vec<u8>),
     /// Bytes of no meaning: the frame was begun, and what it came from is let go of.
-    Void,
+    Zeros,
 }
 
 /// How a flush ended.
@@ -87,7 +87,7 @@ const QUEUED_BYTES_MIN: usize = 512 << 10;
 /// What voided frames are filled with.
 pub(super) static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
 
-impl Outlet {
+impl SendQueue {
     /// Frames that are cut from requests at a time, at most.
     pub(crate) const FRAMES_MAX: usize = 64;
 
@@ -101,13 +101,13 @@ impl Outlet {
     }
 
     /// Keeps to the frames that the peer takes, which are at least those of the smallest slices.
-    pub(crate) fn agree(&mut self, peer: &Greeting) -> Result<(), Broken> {
+    pub(crate) fn agree(&mut self, peer: &Greeting) -> Result<(), CloseReason> {
         self.frame_bytes_max = Some(peer.frame_bytes_max);
         let enough = peer.frame_bytes_max as usize >= SLICE_BYTES_MIN;
         if enough {
             Ok(())
         } else {
-            Err(Broken::protocol(
+            Err(CloseReason::protocol(
                 "it takes smaller frames than any peer may ask for",
             ))
         }
@@ -129,17 +129,17 @@ impl Outlet {
 
     /// A header without payload.
     pub(crate) fn push(&mut self, frame: &Frame) {
-        self.push_outgoing(Outgoing::new(&[frame], Body::None, 0));
+        self.push_frame(QueuedFrame::new(&[frame], Body::None, 0));
     }
 
     /// A header, or something else of up to the size of two, that is already bytes, with a payload of its own.
     pub(crate) fn push_bytes(&mut self, bytes: Vec<u8>) {
         let length = bytes.len();
-        self.push_outgoing(Outgoing::new(&[], Body::Owned(bytes), length));
+        self.push_frame(QueuedFrame::new(&[], Body::Owned(bytes), length));
     }
 
     /// A request's payload, to be cut into frames: the urgent ones in turn, then the others in turn.
-    pub(crate) fn push_source(&mut self, source: Source) {
+    pub(crate) fn push_source(&mut self, source: PayloadSource) {
         let at = if source.urgent {
             self.sources.partition_point(|other| other.urgent)
         } else {
@@ -171,7 +171,7 @@ impl Outlet {
             } else {
                 found = Withdrawn::Begun;
                 let before = frame.left();
-                frame.body = Body::Void;
+                frame.body = Body::Zeros;
                 frame.tail = refusal.map(|refusal| ack_bytes(id, Some(refusal), 0, 0));
                 frame.last |= refusal.is_some();
                 self.queued = self.queued - before + frame.left();
@@ -332,7 +332,7 @@ impl Outlet {
                 Some(request) => &[request, &data],
                 None => &[&data],
             };
-            let mut frame = Outgoing::new(
+            let mut frame = QueuedFrame::new(
                 heads,
                 Body::Memory(source.cursor.take(bytes)),
                 bytes as usize,
@@ -343,14 +343,14 @@ impl Outlet {
                 .ack_credit
                 .filter(|_| last)
                 .map(|credit| ack_bytes(source.id, None, total, credit));
-            self.push_outgoing(frame);
+            self.push_frame(frame);
             if !spent {
                 self.push_source(source);
             }
         }
     }
 
-    fn push_outgoing(&mut self, frame: Outgoing) {
+    fn push_frame(&mut self, frame: QueuedFrame) {
         self.queued += frame.left();
         self.frames.push_back(frame);
     }
@@ -416,7 +416,7 @@ fn ack_bytes(id: u64, refusal: Option<Refusal>, bytes: u64, credit: u32) -> [u8;
     ack
 }
 
-impl Outgoing {
+impl QueuedFrame {
     fn new(heads: &[&Frame], body: Body, body_bytes: usize) -> Self {
         let mut bytes = Vec::with_capacity(HEAD_BYTES_MAX);
         heads.iter().for_each(|head| head.write(&mut bytes));
@@ -466,7 +466,7 @@ impl Outgoing {
                 out.push(from_slice(&bytes[body_written..]));
                 body_left
             }
-            Body::Void => {
+            Body::Zeros => {
                 let piece = body_left.min(ZEROS.len());
                 out.push(from_slice(&ZEROS[..piece]));
                 piece
@@ -509,11 +509,11 @@ mod tests {
 
     const BYTES: usize = 100;
 
-    fn source(id: u64, urgent: bool) -> Source {
+    fn source(id: u64, urgent: bool) -> PayloadSource {
         static MEMORY: [u8; BYTES] = [7; BYTES];
         // SAFETY: the memory is static, and a source is only read from.
         let buffers = unsafe { Buffers::borrowed(MEMORY.as_ptr().cast_mut(), BYTES) };
-        Source {
+        PayloadSource {
             id,
             cursor: Cursor::new(buffers),
             base: 0,
@@ -525,28 +525,28 @@ mod tests {
     }
 
     /// An outlet in which one read of so many bytes was cut into a frame.
-    fn answering() -> Outlet {
-        let mut outlet = Outlet::default();
-        outlet.push_source(source(5, false));
-        outlet.cut(1 << 20);
-        outlet
+    fn answering() -> SendQueue {
+        let mut queue = SendQueue::default();
+        queue.push_source(source(5, false));
+        queue.cut(1 << 20);
+        queue
     }
 
     /// Of two urgent requests the second was served first, and of many the first was served last.
     #[test]
     fn urgent_requests_go_first_and_each_kind_in_turn() {
-        let mut outlet = Outlet::default();
+        let mut queue = SendQueue::default();
         for (id, urgent) in [(1, false), (2, true), (3, false), (4, true)] {
-            outlet.push_source(source(id, urgent));
+            queue.push_source(source(id, urgent));
         }
-        outlet.cut(60);
-        let cut: Vec<u64> = outlet.frames.iter().filter_map(|frame| frame.id).collect();
+        queue.cut(60);
+        let cut: Vec<u64> = queue.frames.iter().filter_map(|frame| frame.id).collect();
         assert_eq!(cut, [2, 4, 2, 4, 1, 3, 1, 3]);
     }
 
-    fn bytes(outlet: &Outlet) -> Vec<u8> {
+    fn bytes(queue: &SendQueue) -> Vec<u8> {
         let mut vectors = Vectors::new();
-        outlet.gather(&mut vectors);
+        queue.gather(&mut vectors);
         // SAFETY: the ranges are of the outlet's frames, of static memory, and of zeros.
         let slice = |range: &libc::iovec| unsafe {
             std::slice::from_raw_parts(range.iov_base.cast::<u8>(), range.iov_len)
@@ -561,30 +561,30 @@ mod tests {
     /// refusal, and the two together said that less had been read than was.
     #[test]
     fn an_acknowledgement_that_is_half_out_stays_what_it_was() {
-        let (mut outlet, mut sent) = (answering(), Vec::new());
-        let whole = bytes(&outlet);
-        let half = DATA_BYTES + BYTES + ACK_BYTES / 2;
-        outlet.advance(half, &mut sent);
+        let (mut queue, mut sent) = (answering(), Vec::new());
+        let whole = bytes(&queue);
+        let state = DATA_BYTES + BYTES + ACK_BYTES / 2;
+        queue.advance(state, &mut sent);
         assert_eq!(
-            outlet.withdraw(5, Some(Refusal::Cancelled)),
+            queue.withdraw(5, Some(Refusal::Cancelled)),
             Withdrawn::Nothing
         );
-        assert_eq!(bytes(&outlet), whole[half..]);
-        outlet.advance(whole.len() - half, &mut sent);
+        assert_eq!(bytes(&queue), whole[state..]);
+        queue.advance(whole.len() - state, &mut sent);
         assert_eq!(sent, [5]);
     }
 
     #[test]
     fn a_frame_that_was_begun_goes_on_as_zeros_and_ends_as_a_refusal() {
-        let (mut outlet, mut sent) = (answering(), Vec::new());
-        let whole = bytes(&outlet);
-        outlet.advance(DATA_BYTES + 40, &mut sent);
+        let (mut queue, mut sent) = (answering(), Vec::new());
+        let whole = bytes(&queue);
+        queue.advance(DATA_BYTES + 40, &mut sent);
         assert_eq!(
-            outlet.withdraw(5, Some(Refusal::Cancelled)),
+            queue.withdraw(5, Some(Refusal::Cancelled)),
             Withdrawn::Begun
         );
-        assert_eq!(outlet.sources().count(), 0, "its memory is let go of");
-        let rest = bytes(&outlet);
+        assert_eq!(queue.sources().count(), 0, "its memory is let go of");
+        let rest = bytes(&queue);
         assert_eq!(rest.len(), whole.len() - DATA_BYTES - 40);
         assert!(rest[..60].iter().all(|byte| *byte == 0));
         let (ack, _) = Frame::read(&rest[60..]).unwrap().unwrap();
@@ -598,8 +598,8 @@ mod tests {
                 credit: 0
             })
         );
-        outlet.advance(rest.len(), &mut sent);
-        assert_eq!((sent.as_slice(), outlet.is_empty()), ([5].as_slice(), true));
+        queue.advance(rest.len(), &mut sent);
+        assert_eq!((sent.as_slice(), queue.is_empty()), ([5].as_slice(), true));
         assert_eq!(answering().withdraw(5, None), Withdrawn::Unbegun);
     }
 }

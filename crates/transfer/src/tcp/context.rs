@@ -13,34 +13,34 @@ use slackwater_zmtp::PublicKey;
 
 use super::config::{SLICE_BYTES_MAX, TcpConfig};
 use super::direct::Direct;
-use super::half::{Command, Half};
-use super::hub::{Hub, LaneId, Order};
-use super::seal::{Initiator, SealError};
-use super::work::{Work, end};
+use super::loop_state::{Command, LoopState};
+use super::scheduler::{Action, LaneId, Scheduler};
+use super::seal::{InitiatorHandshake, SealError};
+use super::task::{Task, end};
 use crate::cause::Cause;
 use crate::home::Home;
 use crate::segment::Segment;
 
-pub(crate) struct Shared {
+pub(crate) struct TcpContext {
     pub(crate) home: Arc<Home>,
     pub(crate) config: TcpConfig,
-    pub(crate) hub: Mutex<Hub>,
+    pub(crate) scheduler: Mutex<Scheduler>,
     pub(crate) direct: Direct,
     /// A queue has room again, or a peer is gone.
     pub(crate) room: Event,
-    pub(crate) refused: Refused,
-    pub(crate) turns: Turns,
+    pub(crate) refused: RefusalCounters,
+    pub(crate) rotation: LoopRotation,
     /// Connections that each peer has to this process, as far as peers are told apart.
-    standing: Arc<Mutex<BTreeMap<Incarnation, usize>>>,
+    connections: Arc<Mutex<BTreeMap<Incarnation, usize>>>,
     /// Not kept by it: the loops keep this.
-    pub(crate) loops: OnceLock<Vec<WeakLoop<Half>>>,
+    pub(crate) loops: OnceLock<Vec<WeakLoop<LoopState>>>,
     /// When the hub will be looked at without anybody asking.
     armed: Mutex<Instant>,
 }
 
 /// What was kept out.
 #[derive(Debug, Default)]
-pub(crate) struct Refused {
+pub(crate) struct RefusalCounters {
     /// Initiators without a key that is let in.
     pub(crate) peers: AtomicU64,
     /// Records that did not open.
@@ -51,26 +51,26 @@ pub(crate) struct Refused {
 
 /// One connection among those of its peer.
 #[derive(Debug)]
-pub(crate) struct Standing {
+pub(crate) struct ConnectionCount {
     peer: Incarnation,
     all: Arc<Mutex<BTreeMap<Incarnation, usize>>>,
 }
 
 /// Which loop serves the next connection of each peer.
 #[derive(Debug)]
-pub(crate) struct Turns {
+pub(crate) struct LoopRotation {
     loops: usize,
     last: Mutex<BTreeMap<Incarnation, usize>>,
 }
 
 /// Peers whose turn is remembered.
-const TURNS_KEPT: usize = 4096;
+const ROTATIONS_KEPT: usize = 4096;
 
-impl Turns {
+impl LoopRotation {
     /// The loop after the one that served the last connection of `peer`; `own` for the first.
     pub(crate) fn next(&self, peer: Incarnation, own: usize) -> usize {
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
-        if last.len() >= TURNS_KEPT && !last.contains_key(&peer) {
+        if last.len() >= ROTATIONS_KEPT && !last.contains_key(&peer) {
             last.clear();
         }
         let turn = last
@@ -81,32 +81,34 @@ impl Turns {
     }
 }
 
-impl Shared {
-    pub(crate) fn new(home: Arc<Home>, config: TcpConfig, hub: Hub) -> Self {
-        let turns = Turns {
+impl TcpContext {
+    pub(crate) fn new(home: Arc<Home>, config: TcpConfig, scheduler: Scheduler) -> Self {
+        let rotation = LoopRotation {
             loops: config.io_threads,
             last: Mutex::default(),
         };
         Self {
             home,
             config,
-            turns,
-            hub: Mutex::new(hub),
+            rotation,
+            scheduler: Mutex::new(scheduler),
             direct: Direct::default(),
             room: Event::new(),
-            refused: Refused::default(),
-            standing: Arc::default(),
+            refused: RefusalCounters::default(),
+            connections: Arc::default(),
             loops: OnceLock::new(),
             armed: Mutex::new(Instant::NEVER),
         }
     }
 
-    pub(crate) fn hub(&self) -> MutexGuard<'_, Hub> {
-        self.hub.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(crate) fn scheduler(&self) -> MutexGuard<'_, Scheduler> {
+        self.scheduler
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The loop of an index; none when the mover is closed.
-    pub(crate) fn event_loop(&self, index: usize) -> Option<Loop<Half>> {
+    pub(crate) fn event_loop(&self, index: usize) -> Option<Loop<LoopState>> {
         self.loops.get()?.get(index)?.upgrade()
     }
 
@@ -130,28 +132,31 @@ impl Shared {
     }
 
     /// Counts a connection of a peer for as long as what this gives lives; none when the peer has as many as it may.
-    pub(crate) fn stand(&self, peer: Incarnation) -> Option<Standing> {
-        let mut all = self.standing.lock().unwrap_or_else(PoisonError::into_inner);
+    pub(crate) fn count_connection(&self, peer: Incarnation) -> Option<ConnectionCount> {
+        let mut all = self
+            .connections
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         let count = all.entry(peer).or_default();
         if *count >= self.config.connections_per_peer_max {
             return None;
         }
         *count += 1;
-        Some(Standing {
+        Some(ConnectionCount {
             peer,
-            all: Arc::clone(&self.standing),
+            all: Arc::clone(&self.connections),
         })
     }
 
     /// The handshake with a peer; none when neither end seals.
-    pub(crate) fn initiator(
+    pub(crate) fn handshake(
         &self,
         peer: &Segment,
         hello: Greeting,
-    ) -> Result<Option<Initiator>, SealError> {
+    ) -> Result<Option<InitiatorHandshake>, SealError> {
         match (&self.config.seal, peer.public_key) {
             (Some(seal), Some(key)) => {
-                Initiator::begin(&seal.keys, PublicKey::from_bytes(key), hello).map(Some)
+                InitiatorHandshake::begin(&seal.keys, PublicKey::from_bytes(key), hello).map(Some)
             }
             (None, None) => Ok(None),
             (Some(_), None) | (None, Some(_)) => Err(SealError::Unsealed),
@@ -159,17 +164,17 @@ impl Shared {
     }
 
     /// Asks the hub, and carries out what it says. `own` takes the orders for the loop that the caller is inside of.
-    pub(crate) fn ask(
+    pub(crate) fn schedule(
         &self,
         own: Option<(usize, &mut Vec<Command>)>,
-        question: impl FnOnce(&mut Hub, Instant, &mut Vec<Order>),
+        question: impl FnOnce(&mut Scheduler, Instant, &mut Vec<Action>),
     ) {
-        let mut orders = Vec::new();
-        question(&mut self.hub(), now(), &mut orders);
-        self.carry_out(orders, own);
+        let mut actions = Vec::new();
+        question(&mut self.scheduler(), now(), &mut actions);
+        self.perform(actions, own);
     }
 
-    fn carry_out(&self, orders: Vec<Order>, mut own: Option<(usize, &mut Vec<Command>)>) {
+    fn perform(&self, actions: Vec<Action>, mut own: Option<(usize, &mut Vec<Command>)>) {
         let mut send = |loop_index: usize, command: Command| match &mut own {
             Some((index, commands)) if *index == loop_index => commands.push(command),
             _ => {
@@ -178,20 +183,20 @@ impl Shared {
                 }
             }
         };
-        let mut starts: Vec<(usize, LaneId, Vec<Work>)> = Vec::new();
+        let mut starts: Vec<(usize, LaneId, Vec<Task>)> = Vec::new();
         let (mut over, mut fenced, mut given_up) = (Vec::new(), Vec::new(), Vec::new());
         let mut room = false;
-        for order in orders {
-            match order {
-                Order::Start {
+        for action in actions {
+            match action {
+                Action::Start {
                     loop_index,
                     lane,
-                    work,
+                    task,
                 } => match starts.iter_mut().find(|(_, known, _)| *known == lane) {
-                    Some((_, _, works)) => works.push(work),
-                    None => starts.push((loop_index, lane, vec![work])),
+                    Some((_, _, tasks)) => tasks.push(task),
+                    None => starts.push((loop_index, lane, vec![task])),
                 },
-                Order::Connect {
+                Action::Connect {
                     loop_index,
                     lane,
                     peer,
@@ -199,11 +204,11 @@ impl Shared {
                 } => {
                     send(loop_index, Command::Connect { lane, peer, route });
                 }
-                Order::Fail { work, cause } => over.push((work, cause)),
-                Order::Fenced(part) => fenced.push(part),
-                Order::GiveUp(part) => given_up.push(part),
-                Order::Room => room = true,
-                Order::Wake(at) => {
+                Action::Fail { task, cause } => over.push((task, cause)),
+                Action::Fenced(part) => fenced.push(part),
+                Action::GiveUp(part) => given_up.push(part),
+                Action::Room => room = true,
+                Action::Wake(at) => {
                     if self.arm(at) {
                         send(0, Command::Wake(at));
                     }
@@ -213,11 +218,11 @@ impl Shared {
         if room {
             self.room.notify_all();
         }
-        for (loop_index, lane, works) in starts {
-            send(loop_index, Command::Start { lane, works });
+        for (loop_index, lane, tasks) in starts {
+            send(loop_index, Command::Start { lane, tasks });
         }
         over.into_iter()
-            .for_each(|(work, cause)| work.end(Err(cause)));
+            .for_each(|(task, cause)| task.end(Err(cause)));
         given_up
             .into_iter()
             .for_each(|part| end(part, Err(Cause::Cancelled)));
@@ -255,7 +260,7 @@ impl Shared {
     }
 }
 
-impl Drop for Standing {
+impl Drop for ConnectionCount {
     fn drop(&mut self) {
         let mut all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(count) = all.get_mut(&self.peer) {
@@ -267,7 +272,7 @@ impl Drop for Standing {
     }
 }
 
-impl std::fmt::Debug for Shared {
+impl std::fmt::Debug for TcpContext {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Shared")
             .field("config", &self.config)
@@ -283,11 +288,11 @@ mod tests {
     /// than not, and the peer got two thirds of the throughput.
     #[test]
     fn connections_of_a_peer_go_to_the_loops_in_turn() {
-        let turns = Turns {
+        let rotation = LoopRotation {
             loops: 3,
             last: Mutex::default(),
         };
-        let next = |peer, own| turns.next(Incarnation(peer), own);
+        let next = |peer, own| rotation.next(Incarnation(peer), own);
         assert_eq!(
             [
                 next(1, 2),

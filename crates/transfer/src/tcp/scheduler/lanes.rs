@@ -5,11 +5,11 @@ use std::sync::Arc;
 use slackwater_base::Instant;
 use slackwater_wire::Incarnation;
 
-use super::peer::Peer;
+use super::peer::PeerQueue;
 use super::routes::Route;
-use super::{Finished, Hub, Moved, Order};
+use super::{Action, Finished, Moved, Scheduler};
 use crate::cause::Cause;
-use crate::tcp::work::Work;
+use crate::tcp::task::Task;
 
 /// One connection to a peer, from the order to connect until it is gone; never used again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -37,18 +37,18 @@ pub(crate) struct Credit {
 
 /// A lane that is gone.
 #[derive(Debug)]
-pub(crate) struct Lost {
+pub(crate) struct LostLane {
     pub(crate) lane: LaneId,
-    pub(crate) why: Why,
+    pub(crate) why: LaneEnd,
     /// What it carried, as far as it can be begun again.
-    pub(crate) again: Vec<Work>,
+    pub(crate) again: Vec<Task>,
     /// The epochs of work that failed with it.
     pub(crate) failed: Vec<u64>,
 }
 
 /// Why a lane is gone.
 #[derive(Debug)]
-pub(crate) enum Why {
+pub(crate) enum LaneEnd {
     Idle,
     /// It broke, or never stood.
     Peer(Cause),
@@ -56,7 +56,7 @@ pub(crate) enum Why {
     Gone(Cause),
 }
 
-impl Hub {
+impl Scheduler {
     /// Lanes by loop.
     pub(crate) fn lanes_by_loop(&self) -> Vec<usize> {
         let mut lanes = vec![0; self.limits.loops];
@@ -72,7 +72,7 @@ impl Hub {
         lane: LaneId,
         credit: Credit,
         now: Instant,
-        orders: &mut Vec<Order>,
+        actions: &mut Vec<Action>,
     ) {
         self.counters.created += 1;
         let Some(entry) = self.lanes.get_mut(&lane) else {
@@ -91,11 +91,11 @@ impl Hub {
             peer.last_error = None;
         }
         self.ring_peer(incarnation);
-        self.serve(now, orders);
+        self.serve(now, actions);
     }
 
     /// A lane is gone.
-    pub(crate) fn lane_lost(&mut self, lost: Lost, now: Instant, orders: &mut Vec<Order>) {
+    pub(crate) fn lane_lost(&mut self, lost: LostLane, now: Instant, actions: &mut Vec<Action>) {
         let Some(lane) = self.lanes.remove(&lost.lane) else {
             return;
         };
@@ -105,12 +105,12 @@ impl Hub {
         };
         peer.leave_lane(lost.lane);
         for epoch in lost.failed {
-            peer.fences.leave(epoch, orders);
+            peer.fences.leave(epoch, actions);
             peer.stats.failed += 1;
         }
         match lost.why {
-            Why::Idle => self.counters.closed_idle += 1,
-            Why::Peer(cause) => {
+            LaneEnd::Idle => self.counters.closed_idle += 1,
+            LaneEnd::Peer(cause) => {
                 let counter = if lane.ready {
                     &mut self.counters.closed_peer
                 } else {
@@ -124,23 +124,23 @@ impl Hub {
                 }
                 peer.last_error = Some(cause);
             }
-            Why::Gone(cause) => {
-                peer.fail_queued(|_| Some(cause.clone()), orders);
-                peer.let_in(&self.limits, orders);
+            LaneEnd::Gone(cause) => {
+                peer.fail_queued(|_| Some(cause.clone()), actions);
+                peer.let_in(&self.limits, actions);
                 lost.again
                     .into_iter()
-                    .for_each(|work| peer.fail(work, cause.clone(), orders));
-                return self.serve(now, orders);
+                    .for_each(|task| peer.fail(task, cause.clone(), actions));
+                return self.serve(now, actions);
             }
         }
-        let again = self.take_back(lost.again, orders);
+        let again = self.take_back(lost.again, actions);
         self.counters.retries += again;
         if let Some(peer) = self.peers.get_mut(&lane.peer) {
             peer.stats.retries += again;
         }
         self.ring_peer(lane.peer);
-        self.serve(now, orders);
-        self.wake_when_due(orders);
+        self.serve(now, actions);
+        self.wake_when_due(actions);
     }
 
     /// The ready lane with the least to do that may take what is next in line, and how much that is.
@@ -158,7 +158,7 @@ impl Hub {
         &mut self,
         incarnation: Incarnation,
         now: Instant,
-        orders: &mut Vec<Order>,
+        actions: &mut Vec<Action>,
     ) {
         let Some(peer) = self.peers.get_mut(&incarnation) else {
             return;
@@ -191,7 +191,7 @@ impl Hub {
             },
         };
         self.lanes.insert(lane, entry);
-        orders.push(Order::Connect {
+        actions.push(Action::Connect {
             loop_index,
             lane,
             peer: Arc::clone(&peer.segment),
@@ -211,7 +211,7 @@ impl Hub {
 
     pub(super) fn lanes_of<'a>(
         &'a self,
-        peer: &'a Peer,
+        peer: &'a PeerQueue,
     ) -> impl Iterator<Item = (LaneId, &'a Lane)> {
         peer.lanes
             .iter()

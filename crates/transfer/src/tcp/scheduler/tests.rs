@@ -6,14 +6,14 @@ use super::*;
 use crate::batch::Batch;
 use crate::job::{Buffers, Job, Priority, Remote};
 use crate::mover::Notice;
-use crate::tcp::work::Kind;
+use crate::tcp::task::TaskKind;
 
 pub(super) const NOW: Instant = Instant::from_nanos(1_000_000);
 
 /// A hub with its orders, and what each piece of work is called.
 struct World {
-    hub: Hub,
-    started: VecDeque<(LaneId, Work)>,
+    scheduler: Scheduler,
+    started: VecDeque<(LaneId, Task)>,
     connects: Vec<LaneId>,
     failed: usize,
     fenced: usize,
@@ -48,7 +48,7 @@ impl World {
             ..TcpConfig::default()
         };
         Self {
-            hub: Hub::new(Limits::of(&config), 7),
+            scheduler: Scheduler::new(Limits::of(&config), 7),
             started: VecDeque::new(),
             connects: Vec::new(),
             failed: 0,
@@ -58,7 +58,7 @@ impl World {
         }
     }
 
-    fn work(&mut self, peer: u64, deadline: Instant) -> Work {
+    fn task(&mut self, peer: u64, deadline: Instant) -> Task {
         let (batch, mut parts) = Batch::new(1, None, |_| {});
         self.batches.push(batch);
         let grant = Grant {
@@ -87,37 +87,37 @@ impl World {
             priority: Priority::Normal,
             part,
         };
-        Work::new(Incarnation(peer), Kind::Job(job))
+        Task::new(Incarnation(peer), TaskKind::Job(job))
     }
 
     fn submit(&mut self, number: u64, count: usize) {
-        let works = (0..count)
-            .map(|_| self.work(number, Instant::NEVER))
+        let tasks = (0..count)
+            .map(|_| self.task(number, Instant::NEVER))
             .collect();
-        self.ask(|hub, orders| hub.submit(&peer(number), works, NOW, orders));
+        self.ask(|scheduler, actions| scheduler.submit(&peer(number), tasks, NOW, actions));
     }
 
-    fn ask(&mut self, question: impl FnOnce(&mut Hub, &mut Vec<Order>)) {
-        let mut orders = Vec::new();
-        question(&mut self.hub, &mut orders);
-        for order in orders {
-            match order {
-                Order::Connect { lane, .. } => self.connects.push(lane),
-                Order::Start { lane, work, .. } => self.started.push_back((lane, work)),
-                Order::Fail { work, cause } => {
+    fn ask(&mut self, question: impl FnOnce(&mut Scheduler, &mut Vec<Action>)) {
+        let mut actions = Vec::new();
+        question(&mut self.scheduler, &mut actions);
+        for action in actions {
+            match action {
+                Action::Connect { lane, .. } => self.connects.push(lane),
+                Action::Start { lane, task, .. } => self.started.push_back((lane, task)),
+                Action::Fail { task, cause } => {
                     self.failed += 1;
-                    work.end(Err(cause));
+                    task.end(Err(cause));
                 }
-                Order::Fenced(part) => {
+                Action::Fenced(part) => {
                     self.fenced += 1;
                     part.complete(0);
                 }
-                Order::GiveUp(part) => part.fail(Cause::Cancelled),
-                Order::Room => self.rooms += 1,
-                Order::Wake(_) => {}
+                Action::GiveUp(part) => part.fail(Cause::Cancelled),
+                Action::Room => self.rooms += 1,
+                Action::Wake(_) => {}
             }
         }
-        assert!(self.hub.active() <= self.hub.limits.max_transfers);
+        assert!(self.scheduler.active() <= self.scheduler.limits.max_transfers);
     }
 
     fn all_connect(&mut self) {
@@ -129,7 +129,7 @@ impl World {
 
     fn all_connect_with(&mut self, credit: Credit) {
         while let Some(lane) = self.connects.pop() {
-            self.ask(|hub, orders| hub.lane_ready(lane, credit, NOW, orders));
+            self.ask(|scheduler, actions| scheduler.lane_ready(lane, credit, NOW, actions));
         }
     }
 
@@ -139,18 +139,18 @@ impl World {
         let (on_it, others): (VecDeque<_>, _) =
             self.started.drain(..).partition(|(id, _)| *id == lane);
         self.started = others;
-        let again = on_it.into_iter().map(|(_, work)| work).collect();
-        let why = Why::Peer(Cause::Lost("cut".to_owned()));
-        self.ask(|hub, orders| {
-            hub.lane_lost(
-                Lost {
+        let again = on_it.into_iter().map(|(_, task)| task).collect();
+        let why = LaneEnd::Peer(Cause::Lost("cut".to_owned()));
+        self.ask(|scheduler, actions| {
+            scheduler.lane_lost(
+                LostLane {
                     lane,
                     why,
                     again,
                     failed: Vec::new(),
                 },
                 now,
-                orders,
+                actions,
             )
         });
     }
@@ -164,15 +164,15 @@ impl World {
 
     /// Ends the oldest transfer; whose it was.
     fn finish(&mut self) -> u64 {
-        let (lane, work) = self.started.pop_front().unwrap();
+        let (lane, task) = self.started.pop_front().unwrap();
         let done = Finished {
-            peer: work.peer,
-            epoch: work.epoch,
-            bytes: work.bytes(),
-            moved: Moved::Read(work.bytes()),
+            peer: task.peer,
+            epoch: task.epoch,
+            bytes: task.bytes(),
+            moved: Moved::Read(task.bytes()),
         };
-        self.ask(|hub, orders| hub.finished(lane, &done, NOW, orders));
-        work.end(Ok(0));
+        self.ask(|scheduler, actions| scheduler.finished(lane, &done, NOW, actions));
+        task.end(Ok(0));
         done.peer.0
     }
 }
@@ -183,21 +183,28 @@ fn the_limit_holds_and_slots_pass_on_in_order() {
     world.submit(1, 10);
     assert_eq!(
         (
-            world.hub.active(),
-            world.hub.pending(),
+            world.scheduler.active(),
+            world.scheduler.pending(),
             world.connects.len()
         ),
         (0, 10, 1)
     );
     world.all_connect();
-    assert_eq!((world.hub.active(), world.hub.pending()), (3, 7));
+    assert_eq!(
+        (world.scheduler.active(), world.scheduler.pending()),
+        (3, 7)
+    );
     for finished in 0..10 {
-        let oldest = world.started.front().map(|(_, work)| work.batch());
+        let oldest = world.started.front().map(|(_, task)| task.batch());
         assert_eq!(oldest, Some(world.batches[finished].id()));
         world.finish();
     }
     assert_eq!(
-        (world.hub.active(), world.hub.pending(), world.started.len()),
+        (
+            world.scheduler.active(),
+            world.scheduler.pending(),
+            world.started.len()
+        ),
         (0, 0, 0)
     );
     assert!(world.batches.iter().all(Batch::is_done));
@@ -209,11 +216,11 @@ fn a_busy_peer_does_not_hold_the_slots_of_another() {
     world.submit(1, 50);
     world.submit(2, 3);
     world.all_connect();
-    let order: Vec<u64> = (0..8).map(|_| world.finish()).collect();
+    let action: Vec<u64> = (0..8).map(|_| world.finish()).collect();
     assert_eq!(
-        order.iter().filter(|peer| **peer == 2).count(),
+        action.iter().filter(|peer| **peer == 2).count(),
         3,
-        "{order:?}"
+        "{action:?}"
     );
 }
 
@@ -222,16 +229,16 @@ fn a_busy_peer_does_not_hold_the_slots_of_another() {
 #[test]
 fn those_who_wait_for_room_are_told_once_for_a_quarter_of_the_queue() {
     let mut world = World::new(1, 1);
-    world.hub.limits.queue_entries = 8;
+    world.scheduler.limits.queue_entries = 8;
     world.submit(1, 7);
-    assert_eq!(world.hub.full(&peer(1)), None);
+    assert_eq!(world.scheduler.full(&peer(1)), None);
     world.submit(1, 1);
-    assert_eq!(world.hub.full(&peer(1)), Some(0));
+    assert_eq!(world.scheduler.full(&peer(1)), Some(0));
     world.all_connect();
     let told: Vec<(usize, bool)> = (0..3)
         .map(|_| {
             world.finish();
-            (world.rooms, world.hub.full(&peer(1)).is_some())
+            (world.rooms, world.scheduler.full(&peer(1)).is_some())
         })
         .collect();
     assert_eq!(told, [(0, true), (1, false), (1, false)]);
@@ -244,10 +251,13 @@ fn a_broken_lane_gives_its_work_back_to_the_front() {
     world.all_connect();
     let first = world.started[0].1.batch();
     world.break_lane(NOW);
-    assert_eq!((world.hub.active(), world.hub.pending()), (0, 4));
+    assert_eq!(
+        (world.scheduler.active(), world.scheduler.pending()),
+        (0, 4)
+    );
     world.all_connect();
     assert_eq!(world.started[0].1.batch(), first);
-    assert_eq!(world.hub.counters().retries, 4);
+    assert_eq!(world.scheduler.counters().retries, 4);
     assert_eq!((0..4).map(|_| world.finish()).sum::<u64>(), 4);
 }
 
@@ -260,22 +270,22 @@ fn a_dead_address_rests_while_the_other_is_tried_and_then_all_do() {
             .connects
             .pop()
             .unwrap_or_else(|| panic!("no attempt {attempt}"));
-        let why = Why::Peer(Cause::Unreachable("refused".to_owned()));
-        let lost = Lost {
+        let why = LaneEnd::Peer(Cause::Unreachable("refused".to_owned()));
+        let lost = LostLane {
             lane,
             why,
             again: Vec::new(),
             failed: Vec::new(),
         };
-        world.ask(|hub, orders| hub.lane_lost(lost, NOW, orders));
+        world.ask(|scheduler, actions| scheduler.lane_lost(lost, NOW, actions));
     }
     assert!(
         world.connects.is_empty(),
         "all addresses failed, so there is a pause"
     );
-    world.ask(|hub, orders| hub.tick(NOW + Duration::from_secs(2), orders));
+    world.ask(|scheduler, actions| scheduler.tick(NOW + Duration::from_secs(2), actions));
     assert_eq!(world.connects.len(), 1);
-    assert_eq!(world.hub.counters().connect_failed, 2);
+    assert_eq!(world.scheduler.counters().connect_failed, 2);
 }
 
 #[test]
@@ -284,14 +294,15 @@ fn late_and_cancelled_work_leaves_the_queue_and_fences_wait_for_all_before_them(
     world.submit(1, 2);
     let (batch, mut parts) = Batch::new(1, None, |_| {});
     let fence = parts.pop().unwrap();
-    world.ask(|hub, orders| hub.fence(&peer(1), fence, orders));
-    let late = world.work(1, NOW);
-    world
-        .ask(|hub, orders| hub.submit(&peer(1), vec![late], NOW - Duration::from_nanos(1), orders));
-    world.ask(|hub, orders| hub.tick(NOW, orders));
+    world.ask(|scheduler, actions| scheduler.fence(&peer(1), fence, actions));
+    let late = world.task(1, NOW);
+    world.ask(|scheduler, actions| {
+        scheduler.submit(&peer(1), vec![late], NOW - Duration::from_nanos(1), actions)
+    });
+    world.ask(|scheduler, actions| scheduler.tick(NOW, actions));
     assert_eq!((world.failed, world.fenced), (1, 0));
     let cancelled = world.batches[0].id();
-    world.ask(|hub, orders| hub.cancel(cancelled, orders));
+    world.ask(|scheduler, actions| scheduler.cancel(cancelled, actions));
     assert_eq!((world.failed, world.fenced), (2, 0));
     world.all_connect();
     world.finish();
@@ -309,18 +320,24 @@ fn what_nobody_wants_any_more_does_not_go_back_into_line() {
     world.batches[0].cancel();
     world.break_lane(NOW);
     assert_eq!(world.causes(), [Some(Cause::Cancelled), None]);
-    assert_eq!((world.hub.pending(), world.hub.counters().retries), (1, 1));
+    assert_eq!(
+        (
+            world.scheduler.pending(),
+            world.scheduler.counters().retries
+        ),
+        (1, 1)
+    );
     world.all_connect();
     let (_, on_its_way) = world.started.pop_front().unwrap();
-    world.ask(|hub, orders| hub.close(orders));
-    world.ask(|hub, orders| hub.put_back(vec![on_its_way], NOW, orders));
+    world.ask(|scheduler, actions| scheduler.close(actions));
+    world.ask(|scheduler, actions| scheduler.put_back(vec![on_its_way], NOW, actions));
     assert_eq!(
         world.causes(),
         [Some(Cause::Cancelled), Some(Cause::Closed)]
     );
-    assert_eq!((world.hub.pending(), world.connects.len()), (0, 0));
+    assert_eq!((world.scheduler.pending(), world.connects.len()), (0, 0));
     let (batch, mut parts) = Batch::new(1, None, |_| {});
-    world.ask(|hub, orders| hub.fence(&peer(1), parts.pop().unwrap(), orders));
+    world.ask(|scheduler, actions| scheduler.fence(&peer(1), parts.pop().unwrap(), actions));
     assert!(
         batch.is_done(),
         "nothing is left that a fence would wait for"
@@ -333,9 +350,9 @@ fn a_closed_hub_opens_no_lane() {
     world.submit(1, 4);
     world.all_connect();
     assert_eq!(world.connects.len(), 0);
-    world.ask(|hub, orders| hub.close(orders));
+    world.ask(|scheduler, actions| scheduler.close(actions));
     world.finish();
-    world.ask(|hub, orders| hub.tick(NOW, orders));
+    world.ask(|scheduler, actions| scheduler.tick(NOW, actions));
     assert!(world.connects.is_empty());
 }
 
@@ -348,11 +365,12 @@ fn a_fence_that_is_cancelled_is_over_and_the_next_one_still_waits() {
     let fences: Vec<Batch> = (0..2)
         .map(|_| {
             let (batch, mut parts) = Batch::new(1, None, |_| {});
-            world.ask(|hub, orders| hub.fence(&peer(1), parts.pop().unwrap(), orders));
+            world
+                .ask(|scheduler, actions| scheduler.fence(&peer(1), parts.pop().unwrap(), actions));
             batch
         })
         .collect();
-    world.ask(|hub, orders| hub.cancel(fences[0].id(), orders));
+    world.ask(|scheduler, actions| scheduler.cancel(fences[0].id(), actions));
     assert_eq!(fences[0].outcome(0).unwrap().cause, Some(Cause::Cancelled));
     assert!(!fences[1].is_done());
     world.finish();
@@ -374,10 +392,10 @@ fn a_peer_that_greets_and_drops_is_left_alone_for_longer_and_longer() {
             world.break_lane(now);
         }
         assert!(world.connects.is_empty());
-        let due = world.hub.peers[&Incarnation(1)].next_due();
+        let due = world.scheduler.peers[&Incarnation(1)].next_due();
         pauses.push(now.until(due));
         now = due;
-        world.ask(|hub, orders| hub.tick(now, orders));
+        world.ask(|scheduler, actions| scheduler.tick(now, actions));
     }
     assert!(
         pauses.windows(2).all(|pair| pair[0] < pair[1]),
@@ -386,14 +404,14 @@ fn a_peer_that_greets_and_drops_is_left_alone_for_longer_and_longer() {
     // One answer, even a refusal, and a lane that breaks is replaced at once.
     world.all_connect();
     world.submit(1, 1);
-    let (lane, work) = world.started.pop_front().unwrap();
+    let (lane, task) = world.started.pop_front().unwrap();
     let done = Finished {
-        peer: work.peer,
-        epoch: work.epoch,
+        peer: task.peer,
+        epoch: task.epoch,
         bytes: 0,
         moved: Moved::Refused,
     };
-    world.ask(|hub, orders| hub.finished(lane, &done, now, orders));
+    world.ask(|scheduler, actions| scheduler.finished(lane, &done, now, actions));
     world.break_lane(now);
     assert_eq!(world.connects.len(), 1);
 }
@@ -403,67 +421,73 @@ fn a_peer_that_greets_and_drops_is_left_alone_for_longer_and_longer() {
 fn the_books_of_peers_that_are_gone_make_room() {
     let mut world = World::new(4, 1);
     for number in 0..3 * PEERS_KEPT as u64 {
-        world.hub.count_direct(&peer(number), Moved::Read(1));
+        world.scheduler.count_direct(&peer(number), Moved::Read(1));
     }
-    assert!(world.hub.peers.len() <= PEERS_KEPT);
+    assert!(world.scheduler.peers.len() <= PEERS_KEPT);
 }
 
 /// A peer that had died under a batch of a thousand requests kept the room of its line, some 90 KiB, for as long as its
 /// books were kept.
 #[test]
 fn a_peer_without_lanes_and_work_keeps_no_room_for_them() {
-    let room = |world: &World| world.hub.peers[&Incarnation(1)].room();
+    let room = |world: &World| world.scheduler.peers[&Incarnation(1)].room();
     let mut world = World::new(2000, 1);
     world.submit(1, 1000);
     assert!(room(&world) >= 1000);
-    world.ask(|hub, orders| hub.cancel(BatchId(0), orders));
-    let late = Lost {
+    world.ask(|scheduler, actions| scheduler.cancel(BatchId(0), actions));
+    let late = LostLane {
         lane: world.connects[0],
-        why: Why::Gone(Cause::Closed),
+        why: LaneEnd::Gone(Cause::Closed),
         again: Vec::new(),
         failed: Vec::new(),
     };
-    world.ask(|hub, orders| hub.lane_lost(late, NOW, orders));
+    world.ask(|scheduler, actions| scheduler.lane_lost(late, NOW, actions));
     assert_eq!((world.failed, room(&world)), (1000, 0));
     world.connects.clear();
     world.submit(1, 1000);
     world.all_connect();
     assert_eq!((0..1000).map(|_| world.finish()).sum::<u64>(), 1000);
-    let lane = *world.hub.lanes.keys().next().unwrap();
-    let idle = Lost {
+    let lane = *world.scheduler.lanes.keys().next().unwrap();
+    let idle = LostLane {
         lane,
-        why: Why::Idle,
+        why: LaneEnd::Idle,
         again: Vec::new(),
         failed: Vec::new(),
     };
-    world.ask(|hub, orders| hub.lane_lost(idle, NOW, orders));
+    world.ask(|scheduler, actions| scheduler.lane_lost(idle, NOW, actions));
     assert_eq!(room(&world), 0);
 }
 
 #[test]
 fn a_lane_takes_no_more_bytes_than_its_peer_allows() {
     let mut world = World::new(8, 1);
-    let works = (0..3).map(|_| {
+    let tasks = (0..3).map(|_| {
         let (batch, mut parts) = Batch::new(1, None, |_| {});
         world.batches.push(batch);
         let notice = Notice {
             name: String::new(),
             bytes: vec![0; 100],
         };
-        let kind = Kind::Notify {
+        let kind = TaskKind::Notify {
             notice,
             part: parts.pop().unwrap(),
             deadline: Instant::NEVER,
         };
-        Work::new(Incarnation(1), kind)
+        Task::new(Incarnation(1), kind)
     });
-    let works = works.collect();
-    world.ask(|hub, orders| hub.submit(&peer(1), works, NOW, orders));
+    let tasks = tasks.collect();
+    world.ask(|scheduler, actions| scheduler.submit(&peer(1), tasks, NOW, actions));
     world.all_connect_with(Credit {
         requests: 1000,
         bytes: 250,
     });
-    assert_eq!((world.hub.active(), world.hub.pending()), (2, 1));
+    assert_eq!(
+        (world.scheduler.active(), world.scheduler.pending()),
+        (2, 1)
+    );
     world.finish();
-    assert_eq!((world.hub.active(), world.hub.pending()), (2, 0));
+    assert_eq!(
+        (world.scheduler.active(), world.scheduler.pending()),
+        (2, 0)
+    );
 }

@@ -7,12 +7,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use slackwater_pool::{Config, Pool, PoolError};
 use slackwater_wait::{Event, Site, Waiting};
 
-use super::warmth::Warmth;
+use super::cache_history::CacheHistory;
 
 /// The copy threads: at most so many at work at a time, none while there is nothing to do.
-pub(super) struct Crew {
+pub(super) struct CopyThreads {
     pool: Pool,
-    warmth: Warmth,
+    cache_history: CacheHistory,
     at_work_max: usize,
     state: Mutex<State>,
     /// A thread has nothing more to do.
@@ -28,14 +28,14 @@ static SETTLING: Site = Site::new("host crew");
 
 #[derive(Default)]
 struct State {
-    ready: VecDeque<Work>,
+    ready: VecDeque<CopyTask>,
     at_work: usize,
 }
 
 /// One thing to do. Where it panics, what it held is dropped, and the next is done.
-pub(super) type Work = Box<dyn FnOnce() + Send>;
+pub(super) type CopyTask = Box<dyn FnOnce() + Send>;
 
-impl Crew {
+impl CopyThreads {
     /// `threads` copy threads (at least one).
     pub(super) fn start(threads: usize) -> Result<Arc<Self>, PoolError> {
         let at_work_max = threads.max(1);
@@ -44,7 +44,7 @@ impl Crew {
         let pool = Pool::start(&Config::threads(2 * at_work_max))?;
         Ok(Arc::new(Self {
             pool,
-            warmth: Warmth::new(),
+            cache_history: CacheHistory::new(),
             at_work_max,
             state: Mutex::default(),
             idle: Event::new(),
@@ -55,24 +55,24 @@ impl Crew {
         &self.pool
     }
 
-    pub(super) fn warmth(&self) -> &Warmth {
-        &self.warmth
+    pub(super) fn cache_history(&self) -> &CacheHistory {
+        &self.cache_history
     }
 
     /// Queues work; a thread that has nothing to do takes it.
-    pub(super) fn push(self: &Arc<Self>, work: Work) {
+    pub(super) fn push(self: &Arc<Self>, run: CopyTask) {
         {
             let mut state = self.state();
-            state.ready.push_back(work);
+            state.ready.push_back(run);
             if state.at_work == self.at_work_max {
                 return;
             }
             state.at_work += 1;
         }
-        let crew = Arc::clone(self);
-        if self.pool.spawn(move || crew.work()).is_err() {
+        let copy_threads = Arc::clone(self);
+        if self.pool.spawn(move || copy_threads.run()).is_err() {
             // No thread takes it (a fork has none): it is done here, so that nothing is left lying.
-            self.work();
+            self.run();
         }
     }
 
@@ -88,20 +88,20 @@ impl Crew {
         }
     }
 
-    fn work(&self) {
+    fn run(&self) {
         let outer = AT_WORK.replace(true);
         loop {
-            let work = {
+            let run = {
                 let mut state = self.state();
-                let Some(work) = state.ready.pop_front() else {
+                let Some(run) = state.ready.pop_front() else {
                     state.at_work -= 1;
                     break;
                 };
-                work
+                run
             };
             // What it holds is dropped with it, and the panic hook has told of it. Without this the thread would count as
             // one at work for ever.
-            let _ = catch_unwind(AssertUnwindSafe(work));
+            let _ = catch_unwind(AssertUnwindSafe(run));
         }
         AT_WORK.set(outer);
         self.idle.notify_all();
@@ -112,7 +112,7 @@ impl Crew {
     }
 }
 
-impl fmt::Debug for Crew {
+impl fmt::Debug for CopyThreads {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Crew")
             .field("at_work_max", &self.at_work_max)
@@ -132,12 +132,12 @@ mod tests {
     /// The pool gives every second worker to background tasks, so a crew of two was one: batches ran on one processor.
     #[test]
     fn as_many_work_at_a_time_as_were_asked_for() {
-        let crew = Crew::start(3).unwrap();
+        let copy_threads = CopyThreads::start(3).unwrap();
         let (tell, told) = channel();
         let (goes, go): (Vec<_>, Vec<_>) = (0..3).map(|_| channel::<()>()).unzip();
         for go in go {
             let tell = tell.clone();
-            crew.push(Box::new(move || {
+            copy_threads.push(Box::new(move || {
                 tell.send(()).unwrap();
                 // Ends when all have begun, or the test has failed.
                 let _ = go.recv();
@@ -148,17 +148,17 @@ mod tests {
                 .expect("all three begin before the first ends");
         }
         drop(goes);
-        crew.settle();
+        copy_threads.settle();
     }
 
     /// A hook of a batch panicked on a copy thread, which counted as at work from then on: closing the engine hung.
     #[test]
     fn work_that_panics_ends_alone() {
-        let crew = Crew::start(1).unwrap();
+        let copy_threads = CopyThreads::start(1).unwrap();
         let (tell, told) = channel();
-        crew.push(Box::new(|| panic!("as a hook might")));
-        crew.push(Box::new(move || tell.send(()).unwrap()));
+        copy_threads.push(Box::new(|| panic!("as a hook might")));
+        copy_threads.push(Box::new(move || tell.send(()).unwrap()));
         told.recv_timeout(PATIENCE).expect("the next is done");
-        crew.settle();
+        copy_threads.settle();
     }
 }

@@ -7,26 +7,26 @@ use slackwater_base::Instant;
 use slackwater_wire::data::{Ack, Data, Features, Frame, Greeting, Notify, Op, Request};
 
 use super::config::REQUEST_BYTES_MAX;
-use super::conn::{Broken, Payload};
+use super::conn::{CloseReason, Payload};
 use super::cursor::Cursor;
-use super::hub::{Credit, Finished, LaneId, Moved};
-use super::outlet::{Outlet, Source, Withdrawn};
 use super::record::{Opener, Sealer};
-use super::seal::{Initiator, Keys, SealError};
+use super::scheduler::{Credit, Finished, LaneId, Moved};
+use super::seal::{InitiatorHandshake, Keys, SealError};
+use super::send_queue::{PayloadSource, SendQueue, Withdrawn};
+use super::task::{Task, TaskKind};
 use super::turn::Turn;
-use super::work::{Kind, Work};
 use crate::batch::BatchId;
-use crate::cause::{Cause, Clock};
+use crate::cause::{Cause, Deadline};
 use crate::segment::Segment;
 
 /// Requests under way on one connection to one peer.
 #[derive(Debug)]
-pub(crate) struct Lane {
+pub(crate) struct Initiator {
     pub(crate) id: LaneId,
     pub(crate) peer: Arc<Segment>,
     pub(crate) ready: bool,
     /// While the answer to a greeting that asked for a sealed connection is on its way.
-    initiator: Option<Box<Initiator>>,
+    handshake: Option<Box<InitiatorHandshake>>,
     flights: Slab<Flight>,
     next_generation: u32,
     /// When bytes last moved, or when the first flight began.
@@ -39,7 +39,7 @@ struct Flight {
     generation: u32,
     bytes: u64,
     /// None when the work is over and only the peer's last word is missing.
-    work: Option<Work>,
+    task: Option<Task>,
     /// Where the rest of a read goes.
     cursor: Option<Cursor>,
     /// The last byte of a write has left, then.
@@ -50,27 +50,27 @@ struct Flight {
 
 /// Work that is over.
 #[derive(Debug)]
-pub(crate) struct Ended {
+pub(crate) struct FinishedTask {
     pub(crate) lane: LaneId,
-    pub(crate) work: Work,
+    pub(crate) task: Task,
     pub(crate) outcome: Result<u64, Cause>,
 }
 
 /// Work of a lane that broke: what can be begun again, and what has failed.
 #[derive(Debug, Default)]
-pub(crate) struct Wreck {
-    pub(crate) again: Vec<Work>,
-    pub(crate) failed: Vec<(Work, Cause)>,
+pub(crate) struct LaneFailure {
+    pub(crate) again: Vec<Task>,
+    pub(crate) failed: Vec<(Task, Cause)>,
 }
 
-impl Lane {
+impl Initiator {
     pub(crate) fn new(id: LaneId, peer: Arc<Segment>, now: Instant) -> Self {
         let flights = Slab::new();
         Self {
             id,
             peer,
             ready: false,
-            initiator: None,
+            handshake: None,
             flights,
             next_generation: 1,
             moved_at: now,
@@ -78,19 +78,23 @@ impl Lane {
         }
     }
 
-    pub(crate) fn hello(&mut self, outlet: &mut Outlet, turn: &Turn<'_>) -> Result<(), Broken> {
+    pub(crate) fn hello(
+        &mut self,
+        queue: &mut SendQueue,
+        turn: &Turn<'_>,
+    ) -> Result<(), CloseReason> {
         let mut hello = turn
-            .shared
+            .context
             .greeting(self.peer.incarnation, Features::default());
-        if let Some(initiator) = turn
-            .shared
-            .initiator(&self.peer, hello)
-            .map_err(Broken::unsealed)?
+        if let Some(handshake) = turn
+            .context
+            .handshake(&self.peer, hello)
+            .map_err(CloseReason::unsealed)?
         {
-            hello = *initiator.hello();
-            self.initiator = Some(Box::new(initiator));
+            hello = *handshake.hello();
+            self.handshake = Some(Box::new(handshake));
         }
-        outlet.push_bytes(hello.to_bytes().to_vec());
+        queue.push_bytes(hello.to_bytes().to_vec());
         Ok(())
     }
 
@@ -98,29 +102,29 @@ impl Lane {
     pub(crate) fn greeting(
         &mut self,
         greeting: &Greeting,
-        outlet: &mut Outlet,
+        queue: &mut SendQueue,
         turn: &mut Turn<'_>,
-    ) -> Result<Option<Opener>, Broken> {
-        let keys = match self.initiator.take() {
-            Some(initiator) => Some(initiator.finish(greeting).map_err(Broken::unsealed)?),
+    ) -> Result<Option<Opener>, CloseReason> {
+        let keys = match self.handshake.take() {
+            Some(handshake) => Some(handshake.finish(greeting).map_err(CloseReason::unsealed)?),
             None if greeting.features.has(Features::SEALED) => {
-                return Err(Broken::unsealed(SealError::Unsealed));
+                return Err(CloseReason::unsealed(SealError::Unsealed));
             }
             None => None,
         };
         let (expected, found) = (self.peer.incarnation, greeting.incarnation);
         if found != expected {
-            return Err(Broken::Gone(Cause::Gone { expected, found }));
+            return Err(CloseReason::Gone(Cause::Gone { expected, found }));
         }
         if greeting.in_flight_bytes_max < REQUEST_BYTES_MAX {
-            return Err(Broken::protocol(
+            return Err(CloseReason::protocol(
                 "it takes smaller requests than any peer may ask for",
             ));
         }
         self.ready = true;
         self.idle_since = turn.now;
-        turn.need(turn.now + turn.shared.config.gc_interval);
-        let requests = greeting.requests_max.min(turn.shared.config.requests_max) as usize;
+        turn.need(turn.now + turn.context.config.gc_interval);
+        let requests = greeting.requests_max.min(turn.context.config.requests_max) as usize;
         turn.ready.push((
             self.id,
             Credit {
@@ -129,7 +133,7 @@ impl Lane {
             },
         ));
         Ok(keys.map(|Keys { send, receive }| {
-            outlet.seal(Sealer::first(send));
+            queue.seal(Sealer::first(send));
             Opener::new(receive)
         }))
     }
@@ -140,12 +144,12 @@ impl Lane {
     }
 
     /// Begins work.
-    pub(crate) fn start(&mut self, work: Work, outlet: &mut Outlet, turn: &mut Turn<'_>) {
-        if work.part().is_cancelled() {
-            return self.end_unbegun(work, Cause::Cancelled, turn);
+    pub(crate) fn start(&mut self, task: Task, queue: &mut SendQueue, turn: &mut Turn<'_>) {
+        if task.part().is_cancelled() {
+            return self.end_unbegun(task, Cause::Cancelled, turn);
         }
-        if work.deadline() <= turn.now {
-            return self.end_unbegun(work, Cause::TimedOut(Clock::Total), turn);
+        if task.deadline() <= turn.now {
+            return self.end_unbegun(task, Cause::TimedOut(Deadline::Total), turn);
         }
         if self.flights.is_empty() {
             self.moved_at = turn.now;
@@ -154,14 +158,14 @@ impl Lane {
         self.next_generation = self.next_generation.checked_add(1).unwrap_or(1);
         let entry = self.flights.vacant_entry();
         let id = u64::from(generation) << 32 | entry.key() as u64;
-        work.part().started();
+        task.part().started();
         let mut cursor = None;
-        match &work.kind {
-            Kind::Job(job) => {
+        match &task.kind {
+            TaskKind::Job(job) => {
                 let request = Frame::Request(Request {
                     id,
                     op: job.op,
-                    urgent: work.is_urgent(),
+                    urgent: task.is_urgent(),
                     offset: job.remote.offset,
                     bytes: job.buffers.bytes(),
                     time_left_nanos: turn
@@ -175,21 +179,21 @@ impl Lane {
                 let memory = Cursor::new(job.buffers.clone());
                 match job.op {
                     Op::Read => {
-                        outlet.push(&request);
+                        queue.push(&request);
                         cursor = Some(memory);
                     }
-                    Op::Write => outlet.push_source(Source {
+                    Op::Write => queue.push_source(PayloadSource {
                         id,
                         cursor: memory,
                         base: 0,
                         more: false,
                         request: Some(request),
                         ack_credit: None,
-                        urgent: work.is_urgent(),
+                        urgent: task.is_urgent(),
                     }),
                 }
             }
-            Kind::Notify { notice, .. } => {
+            TaskKind::Notify { notice, .. } => {
                 let (name_bytes, bytes) = (notice.name.len() as u32, notice.bytes.len() as u32);
                 let mut frame = Vec::new();
                 Frame::Notify(Notify {
@@ -200,17 +204,17 @@ impl Lane {
                 .write(&mut frame);
                 frame.extend_from_slice(notice.name.as_bytes());
                 frame.extend_from_slice(&notice.bytes);
-                outlet.push_bytes(frame);
+                queue.push_bytes(frame);
             }
-            Kind::Probe { .. } => outlet.push(&Frame::Ping { token: id }),
+            TaskKind::Probe { .. } => queue.push(&Frame::Ping { token: id }),
         }
-        let bytes = work.bytes();
-        turn.need(work.deadline());
-        turn.need(turn.now + turn.shared.config.progress_timeout);
+        let bytes = task.bytes();
+        turn.need(task.deadline());
+        turn.need(turn.now + turn.context.config.progress_timeout);
         entry.insert(Flight {
             generation,
             bytes,
-            work: Some(work),
+            task: Some(task),
             cursor,
             sent_at: None,
             draining: None,
@@ -220,31 +224,31 @@ impl Lane {
     pub(crate) fn frame(
         &mut self,
         frame: Frame,
-        outlet: &mut Outlet,
+        queue: &mut SendQueue,
         turn: &mut Turn<'_>,
-    ) -> Result<Option<Payload>, Broken> {
+    ) -> Result<Option<Payload>, CloseReason> {
         match frame {
             Frame::Data(data) => return self.data(&data, turn).map(Some),
-            Frame::Ack(ack) => self.ack(&ack, outlet, turn)?,
+            Frame::Ack(ack) => self.ack(&ack, queue, turn)?,
             Frame::Pong { token } => {
                 let asked =
-                    |flight: &Flight| flight.work.as_ref().is_none_or(|work| work.is_probe());
+                    |flight: &Flight| flight.task.as_ref().is_none_or(|task| task.is_probe());
                 let flight = match self.flight(token) {
                     Some(flight) if asked(flight) => self.remove(token, turn.now),
                     _ => None,
                 };
                 self.finish(
-                    flight.ok_or(Broken::protocol("an answer to no question"))?,
+                    flight.ok_or(CloseReason::protocol("an answer to no question"))?,
                     Ok(0),
                     turn,
                 );
             }
             Frame::Goaway => {
                 let reason = "the peer takes no more requests on this connection";
-                return Err(Broken::Lost(Cause::Lost(reason.to_owned())));
+                return Err(CloseReason::Lost(Cause::Lost(reason.to_owned())));
             }
             Frame::Request(_) | Frame::Cancel { .. } | Frame::Notify(_) | Frame::Ping { .. } => {
-                return Err(Broken::protocol("a request from a target"));
+                return Err(CloseReason::protocol("a request from a target"));
             }
         }
         Ok(None)
@@ -260,18 +264,18 @@ impl Lane {
         let now = turn.now;
         if let Some(flight) = self.flight(id) {
             flight.sent_at = Some(now);
-            turn.need(now + turn.shared.config.ack_timeout);
+            turn.need(now + turn.context.config.ack_timeout);
         }
     }
 
     /// Gives up the work of a batch.
-    pub(crate) fn cancel(&mut self, batch: BatchId, outlet: &mut Outlet, turn: &mut Turn<'_>) {
+    pub(crate) fn cancel(&mut self, batch: BatchId, queue: &mut SendQueue, turn: &mut Turn<'_>) {
         let of_batch = |flight: &Flight| {
             flight.draining.is_none()
                 && flight
-                    .work
+                    .task
                     .as_ref()
-                    .is_some_and(|work| work.batch() == batch)
+                    .is_some_and(|task| task.batch() == batch)
         };
         let keys: Vec<usize> = self
             .flights
@@ -280,120 +284,131 @@ impl Lane {
             .map(|(key, _)| key)
             .collect();
         keys.into_iter()
-            .for_each(|key| self.abandon(key, Cause::Cancelled, outlet, turn));
+            .for_each(|key| self.abandon(key, Cause::Cancelled, queue, turn));
     }
 
     /// Looks at the clocks.
-    pub(crate) fn sweep(&mut self, outlet: &mut Outlet, turn: &mut Turn<'_>) -> Result<(), Broken> {
-        let (now, config) = (turn.now, turn.shared.config.clone());
+    pub(crate) fn sweep(
+        &mut self,
+        queue: &mut SendQueue,
+        turn: &mut Turn<'_>,
+    ) -> Result<(), CloseReason> {
+        let (now, config) = (turn.now, turn.context.config.clone());
         if self.flights.is_empty() {
             let idle_until = self.idle_since + config.idle_timeout;
             if self.ready && idle_until <= now {
-                return Err(Broken::Idle);
+                return Err(CloseReason::Idle);
             }
             turn.need(idle_until.max(now + config.gc_interval));
             return Ok(());
         }
         let stalled_at = self.moved_at + config.progress_timeout;
         if stalled_at <= now {
-            return Err(Broken::Lost(Cause::TimedOut(Clock::Progress)));
+            return Err(CloseReason::Lost(Cause::TimedOut(Deadline::Progress)));
         }
         turn.need(stalled_at.min(now + config.gc_interval));
         let mut late = Vec::new();
         for (key, flight) in &self.flights {
             if let Some(until) = flight.sent_at.map(|at| at + config.ack_timeout) {
                 if until <= now {
-                    return Err(Broken::Lost(Cause::TimedOut(Clock::Acknowledgement)));
+                    return Err(CloseReason::Lost(Cause::TimedOut(
+                        Deadline::Acknowledgement,
+                    )));
                 }
                 turn.need(until);
             }
             if let Some((_, until)) = &flight.draining {
                 if *until <= now {
-                    return Err(Broken::Lost(Cause::Lost(
+                    return Err(CloseReason::Lost(Cause::Lost(
                         "no word about a cancelled write".to_owned(),
                     )));
                 }
                 turn.need(*until);
-            } else if let Some(work) = &flight.work {
-                match work.deadline() <= now {
+            } else if let Some(task) = &flight.task {
+                match task.deadline() <= now {
                     true => late.push(key),
-                    false => turn.need(work.deadline()),
+                    false => turn.need(task.deadline()),
                 }
             }
         }
         late.into_iter()
-            .for_each(|key| self.abandon(key, Cause::TimedOut(Clock::Total), outlet, turn));
+            .for_each(|key| self.abandon(key, Cause::TimedOut(Deadline::Total), queue, turn));
         Ok(())
     }
 
     /// Takes everything off a lane that broke. Its outlet is dropped by now, except for what `untouched` tells of it.
-    pub(crate) fn wreck(&mut self, cause: &Cause, untouched: impl Fn(u64) -> bool) -> Wreck {
-        let mut wreck = Wreck::default();
+    pub(crate) fn fail_tasks(
+        &mut self,
+        cause: &Cause,
+        untouched: impl Fn(u64) -> bool,
+    ) -> LaneFailure {
+        let mut failure = LaneFailure::default();
         for (key, flight) in std::mem::take(&mut self.flights) {
             let id = u64::from(flight.generation) << 32 | key as u64;
-            let Some(work) = flight.work else { continue };
-            let again = match &work.kind {
-                Kind::Job(job) => job.op == Op::Read || untouched(id),
-                Kind::Notify { .. } => false,
-                Kind::Probe { .. } => true,
+            let Some(task) = flight.task else { continue };
+            let again = match &task.kind {
+                TaskKind::Job(job) => job.op == Op::Read || untouched(id),
+                TaskKind::Notify { .. } => false,
+                TaskKind::Probe { .. } => true,
             };
             match flight.draining {
-                Some((given_up, _)) => wreck.failed.push((work, given_up)),
-                None if again => wreck.again.push(work),
-                None => wreck.failed.push((work, cause.clone())),
+                Some((given_up, _)) => failure.failed.push((task, given_up)),
+                None if again => failure.again.push(task),
+                None => failure.failed.push((task, cause.clone())),
             }
         }
-        wreck
+        failure
     }
 
     /// Gives up one flight. A read's memory is let go of at once and what still comes is thrown away; a write waits a
     /// little for its peer's word, so that nothing of it is applied after it was reported over.
-    fn abandon(&mut self, key: usize, cause: Cause, outlet: &mut Outlet, turn: &mut Turn<'_>) {
+    fn abandon(&mut self, key: usize, cause: Cause, queue: &mut SendQueue, turn: &mut Turn<'_>) {
         let flight = &mut self.flights[key];
         let id = u64::from(flight.generation) << 32 | key as u64;
-        let writes =
-            matches!(&flight.work, Some(Work { kind: Kind::Job(job), .. }) if job.op == Op::Write);
-        let untouched = outlet.is_untouched(id);
-        let withdrawn = outlet.withdraw(id, None);
+        let writes = matches!(&flight.task, Some(Task { kind: TaskKind::Job(job), .. }) if job.op == Op::Write);
+        let untouched = queue.is_untouched(id);
+        let withdrawn = queue.withdraw(id, None);
         if untouched && withdrawn == Withdrawn::Unbegun {
             if let Some(flight) = self.remove(id, turn.now) {
                 self.finish(flight, Err(cause), turn);
             }
             return;
         }
-        outlet.push(&Frame::Cancel { id });
+        queue.push(&Frame::Cancel { id });
         if writes {
-            let until = turn.now + turn.shared.config.drain_timeout;
+            let until = turn.now + turn.context.config.drain_timeout;
             flight.draining = Some((cause, until));
             turn.need(until);
             return;
         }
         flight.cursor = None;
-        if let Some(work) = flight.work.take() {
-            turn.ended.push(Ended {
+        if let Some(task) = flight.task.take() {
+            turn.ended.push(FinishedTask {
                 lane: self.id,
-                work,
+                task,
                 outcome: Err(cause),
             });
         }
     }
 
-    fn data(&mut self, data: &Data, turn: &Turn<'_>) -> Result<Payload, Broken> {
-        if data.bytes as usize > turn.shared.frame_bytes_max() {
-            return Err(Broken::protocol("a frame over the limit"));
+    fn data(&mut self, data: &Data, turn: &Turn<'_>) -> Result<Payload, CloseReason> {
+        if data.bytes as usize > turn.context.frame_bytes_max() {
+            return Err(CloseReason::protocol("a frame over the limit"));
         }
         let flight = self
             .flight(data.id)
-            .ok_or(Broken::protocol("data of no request"))?;
+            .ok_or(CloseReason::protocol("data of no request"))?;
         if let Some(cursor) = &flight.cursor {
             let at = flight.bytes - cursor.left();
             if data.offset != at || u64::from(data.bytes) > cursor.left() {
-                return Err(Broken::protocol(
+                return Err(CloseReason::protocol(
                     "data that does not follow what came before",
                 ));
             }
-        } else if flight.work.is_some() {
-            return Err(Broken::protocol("data of a request that reads nothing"));
+        } else if flight.task.is_some() {
+            return Err(CloseReason::protocol(
+                "data of a request that reads nothing",
+            ));
         }
         Ok(Payload {
             id: Some(data.id),
@@ -402,25 +417,30 @@ impl Lane {
         })
     }
 
-    fn ack(&mut self, ack: &Ack, outlet: &mut Outlet, turn: &mut Turn<'_>) -> Result<(), Broken> {
+    fn ack(
+        &mut self,
+        ack: &Ack,
+        queue: &mut SendQueue,
+        turn: &mut Turn<'_>,
+    ) -> Result<(), CloseReason> {
         let flight = self
             .remove(ack.id, turn.now)
-            .ok_or(Broken::protocol("an acknowledgement of no request"))?;
-        let Some(work) = &flight.work else {
+            .ok_or(CloseReason::protocol("an acknowledgement of no request"))?;
+        let Some(task) = &flight.task else {
             return Ok(());
         };
-        let outcome = match (ack.refusal, &work.kind) {
+        let outcome = match (ack.refusal, &task.kind) {
             (Some(refusal), kind) => {
-                let unsent = matches!(kind, Kind::Job(job) if job.op == Op::Write)
+                let unsent = matches!(kind, TaskKind::Job(job) if job.op == Op::Write)
                     && flight.sent_at.is_none();
                 if unsent && flight.draining.is_none() {
                     // The rest need not be sent; the peer throws away what is on its way.
-                    outlet.withdraw(ack.id, None);
-                    outlet.push(&Frame::Cancel { id: ack.id });
+                    queue.withdraw(ack.id, None);
+                    queue.push(&Frame::Cancel { id: ack.id });
                 }
                 Err(Cause::Refused(refusal))
             }
-            (None, Kind::Job(job)) => {
+            (None, TaskKind::Job(job)) => {
                 let whole = match job.op {
                     Op::Read => flight
                         .cursor
@@ -433,17 +453,17 @@ impl Lane {
                 }
                 Ok(flight.bytes)
             }
-            (None, Kind::Notify { .. } | Kind::Probe { .. }) => Ok(0),
+            (None, TaskKind::Notify { .. } | TaskKind::Probe { .. }) => Ok(0),
         };
         self.finish(flight, outcome, turn);
         Ok(())
     }
 
     /// The peer acknowledges what did not happen.
-    fn contradict(&mut self, flight: Flight, turn: &mut Turn<'_>) -> Result<(), Broken> {
+    fn contradict(&mut self, flight: Flight, turn: &mut Turn<'_>) -> Result<(), CloseReason> {
         let reason = "an acknowledgement of more or less than was asked for";
         self.finish(flight, Err(Cause::Protocol(reason.to_owned())), turn);
-        Err(Broken::protocol(reason))
+        Err(CloseReason::protocol(reason))
     }
 
     fn finish(&mut self, mut flight: Flight, outcome: Result<u64, Cause>, turn: &mut Turn<'_>) {
@@ -452,19 +472,19 @@ impl Lane {
             Some((cause, _)) => Err(cause),
             None => outcome,
         };
-        if let Some(work) = flight.work {
-            turn.ended.push(Ended {
+        if let Some(task) = flight.task {
+            turn.ended.push(FinishedTask {
                 lane: self.id,
-                work,
+                task,
                 outcome,
             });
         }
     }
 
-    fn end_unbegun(&mut self, work: Work, cause: Cause, turn: &mut Turn<'_>) {
-        turn.ended.push(Ended {
+    fn end_unbegun(&mut self, task: Task, cause: Cause, turn: &mut Turn<'_>) {
+        turn.ended.push(FinishedTask {
             lane: self.id,
-            work,
+            task,
             outcome: Err(cause),
         });
     }
@@ -485,20 +505,20 @@ impl Lane {
     }
 }
 
-impl Ended {
+impl FinishedTask {
     /// For the books.
     pub(crate) fn finished(&self) -> Finished {
-        let moved = match (&self.outcome, &self.work.kind) {
+        let moved = match (&self.outcome, &self.task.kind) {
             (Err(Cause::Refused(_)), _) => Moved::Refused,
             (Err(_), _) => Moved::Nothing,
-            (Ok(bytes), Kind::Job(job)) if job.op == Op::Read => Moved::Read(*bytes),
-            (Ok(bytes), Kind::Job(_)) => Moved::Written(*bytes),
-            (Ok(_), Kind::Notify { .. } | Kind::Probe { .. }) => Moved::Answered,
+            (Ok(bytes), TaskKind::Job(job)) if job.op == Op::Read => Moved::Read(*bytes),
+            (Ok(bytes), TaskKind::Job(_)) => Moved::Written(*bytes),
+            (Ok(_), TaskKind::Notify { .. } | TaskKind::Probe { .. }) => Moved::Answered,
         };
         Finished {
-            peer: self.work.peer,
-            epoch: self.work.epoch,
-            bytes: self.work.bytes(),
+            peer: self.task.peer,
+            epoch: self.task.epoch,
+            bytes: self.task.bytes(),
             moved,
         }
     }

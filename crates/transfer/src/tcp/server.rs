@@ -6,55 +6,55 @@ use slackwater_wire::data::{Ack, Features, Frame, Greeting, Notify, Refusal};
 use slackwater_zmtp::PublicKey;
 
 use super::config::NOTICE_BYTES_MAX;
-use super::conn::{Broken, Payload};
+use super::conn::{CloseReason, Payload};
+use super::context::ConnectionCount;
 use super::cursor::Cursor;
-use super::outlet::Outlet;
 use super::record::{Opener, Sealer};
+use super::responder::{Responder, refused};
 use super::seal::{Keys, SealError, answer, holder_of, refusal};
-use super::served::{Served, refused};
-use super::shared::Standing;
+use super::send_queue::SendQueue;
 use super::turn::Turn;
 use crate::mover::Notice;
 
 /// One peer on one connection.
 #[derive(Debug, Default)]
-pub(crate) struct Serve {
+pub(crate) struct ServerConnection {
     /// Who asks, and whose capabilities it may use: what it claims to be, or on a sealed connection what its key says. None
     /// before its greeting.
     holder: Option<Incarnation>,
     /// The key of a sealed connection, and the state of the list that had it.
     client: Option<(PublicKey, u64)>,
     /// Its place among the connections of its peer.
-    standing: Option<Standing>,
+    counted: Option<ConnectionCount>,
     /// It wants to speak to another process.
     mistaken: bool,
-    pub(crate) served: Served,
-    notice: Option<Incoming>,
+    pub(crate) responder: Responder,
+    notice: Option<IncomingNotice>,
 }
 
 #[derive(Debug)]
-struct Incoming {
+struct IncomingNotice {
     id: u64,
     name_bytes: usize,
     text: Vec<u8>,
 }
 
-impl Serve {
+impl ServerConnection {
     /// Answers, and says what opens the records of the peer, if its connection is sealed.
     pub(crate) fn greeting(
         &mut self,
         greeting: &Greeting,
-        outlet: &mut Outlet,
+        queue: &mut SendQueue,
         turn: &Turn<'_>,
     ) -> Result<Option<Opener>, SealError> {
-        let own = turn.shared.home.incarnation();
+        let own = turn.context.home.incarnation();
         self.mistaken = greeting.expects != Incarnation(0) && greeting.expects != own;
         self.holder = Some(greeting.incarnation);
         let own = turn
-            .shared
+            .context
             .greeting(greeting.incarnation, Features::default());
-        let Some(seal) = &turn.shared.config.seal else {
-            outlet.push_bytes(own.to_bytes().to_vec());
+        let Some(seal) = &turn.context.config.seal else {
+            queue.push_bytes(own.to_bytes().to_vec());
             return Ok(None);
         };
         // Taken first: a key that is struck off meanwhile is looked up again.
@@ -62,22 +62,28 @@ impl Serve {
         match answer(seal, greeting, own) {
             Ok((client, answered, Keys { send, receive })) => {
                 (self.holder, self.client) = (Some(holder_of(&client)), Some((client, listed)));
-                outlet.seal(Sealer::after(send, answered.to_bytes().to_vec()));
+                queue.seal(Sealer::after(send, answered.to_bytes().to_vec()));
                 Ok(Some(Opener::new(receive)))
             }
             Err(error) => {
-                outlet.push_bytes(refusal(own).to_bytes().to_vec());
+                queue.push_bytes(refusal(own).to_bytes().to_vec());
                 Err(error)
             }
         }
     }
 
     /// The peer is who it says it is, as far as that is asked for: from now on it counts as one of that peer's connections.
-    pub(crate) fn proven(&mut self, outlet: &mut Outlet, turn: &Turn<'_>) -> Result<(), Broken> {
-        self.standing = turn.shared.stand(self.holder());
-        if self.standing.is_none() {
-            outlet.push(&Frame::Goaway);
-            return Err(Broken::Limit("more connections than one peer may have"));
+    pub(crate) fn proven(
+        &mut self,
+        queue: &mut SendQueue,
+        turn: &Turn<'_>,
+    ) -> Result<(), CloseReason> {
+        self.counted = turn.context.count_connection(self.holder());
+        if self.counted.is_none() {
+            queue.push(&Frame::Goaway);
+            return Err(CloseReason::Limit(
+                "more connections than one peer may have",
+            ));
         }
         Ok(())
     }
@@ -85,74 +91,85 @@ impl Serve {
     /// Who asks, if nothing is under way.
     pub(crate) fn idle_peer(&self) -> Option<Incarnation> {
         self.holder
-            .filter(|_| self.served.is_empty() && self.notice.is_none())
+            .filter(|_| self.responder.is_empty() && self.notice.is_none())
     }
 
     pub(crate) fn frame(
         &mut self,
         frame: Frame,
         conn: ConnId,
-        outlet: &mut Outlet,
+        queue: &mut SendQueue,
         turn: &Turn<'_>,
-    ) -> Result<Option<Payload>, Broken> {
+    ) -> Result<Option<Payload>, CloseReason> {
         if self.mistaken {
-            return Err(Broken::protocol("a request to another incarnation"));
+            return Err(CloseReason::protocol("a request to another incarnation"));
         }
-        self.look_again(turn)?;
+        self.check_key(turn)?;
         // A peer that only asks, and reads no answer, fills no memory here.
-        if outlet.len() > 2 * turn.shared.config.requests_max as usize + Outlet::FRAMES_MAX {
-            return Err(Broken::Limit("more questions than answers that were read"));
+        if queue.len() > 2 * turn.context.config.requests_max as usize + SendQueue::FRAMES_MAX {
+            return Err(CloseReason::Limit(
+                "more questions than answers that were read",
+            ));
         }
         match frame {
             Frame::Request(request) => {
                 let range = (request.offset, request.bytes);
                 let admitted =
-                    turn.shared
+                    turn.context
                         .home
                         .admit(&request.capability, request.op, range, self.holder());
-                self.served.begin(&request, admitted, conn, outlet, turn)?;
+                self.responder
+                    .begin(&request, admitted, conn, queue, turn)?;
             }
-            Frame::Data(data) if data.bytes as usize > turn.shared.frame_bytes_max() => {
-                return Err(Broken::protocol("a frame over the limit"));
+            Frame::Data(data) if data.bytes as usize > turn.context.frame_bytes_max() => {
+                return Err(CloseReason::protocol("a frame over the limit"));
             }
-            Frame::Data(data) => return self.served.data(&data).map(Some),
-            Frame::Cancel { id } => self.served.cancel(id, outlet),
-            Frame::Ping { token } => outlet.push(&Frame::Pong { token }),
+            Frame::Data(data) => return self.responder.data(&data).map(Some),
+            Frame::Cancel { id } => self.responder.cancel(id, queue),
+            Frame::Ping { token } => queue.push(&Frame::Pong { token }),
             Frame::Notify(notify) => return self.notify(&notify).map(Some),
             Frame::Goaway | Frame::Pong { .. } => {}
-            Frame::Ack(_) => return Err(Broken::protocol("an acknowledgement from an initiator")),
+            Frame::Ack(_) => {
+                return Err(CloseReason::protocol(
+                    "an acknowledgement from an initiator",
+                ));
+            }
         }
         Ok(None)
     }
 
     /// Where payload goes; none when it is thrown away, or kept elsewhere.
-    pub(crate) fn cursor(&mut self, payload: &Payload, outlet: &mut Outlet) -> Option<&mut Cursor> {
-        self.served.cursor(payload.id?, outlet)
+    pub(crate) fn cursor(
+        &mut self,
+        payload: &Payload,
+        queue: &mut SendQueue,
+    ) -> Option<&mut Cursor> {
+        self.responder.cursor(payload.id?, queue)
     }
 
     /// Payload that has no cursor.
     pub(crate) fn take(&mut self, bytes: &[u8]) {
-        if let Some(incoming) = &mut self.notice {
-            incoming.text.extend_from_slice(bytes);
+        if let Some(notice) = &mut self.notice {
+            notice.text.extend_from_slice(bytes);
         }
     }
 
     pub(crate) fn payload_done(
         &mut self,
         payload: &Payload,
-        outlet: &mut Outlet,
+        queue: &mut SendQueue,
         turn: &Turn<'_>,
-    ) -> Result<(), Broken> {
+    ) -> Result<(), CloseReason> {
         match (self.notice.take(), payload.id) {
-            (Some(incoming), _) => self.deliver(incoming, outlet, turn),
-            (None, Some(id)) if payload.last => self.served.payload_done(id, outlet, turn),
+            (Some(notice), _) => self.deliver(notice, queue, turn),
+            (None, Some(id)) if payload.last => self.responder.payload_done(id, queue, turn),
             (None, _) => Ok(()),
         }
     }
 
     /// Whoever's key was struck off the list meanwhile is not served any more.
-    fn look_again(&mut self, turn: &Turn<'_>) -> Result<(), Broken> {
-        let (Some((client, seen)), Some(seal)) = (&mut self.client, &turn.shared.config.seal)
+    fn check_key(&mut self, turn: &Turn<'_>) -> Result<(), CloseReason> {
+        let (Some((client, seen)), Some(seal)) = (&mut self.client, &turn.context.config.seal)
         else {
             return Ok(());
         };
@@ -160,7 +177,7 @@ impl Serve {
         if *seen != version {
             *seen = version;
             if !seal.clients.admits(client) {
-                return Err(Broken::Struck);
+                return Err(CloseReason::KeyRevoked);
             }
         }
         Ok(())
@@ -170,12 +187,12 @@ impl Serve {
         self.holder.unwrap_or(Incarnation(0))
     }
 
-    fn notify(&mut self, notify: &Notify) -> Result<Payload, Broken> {
+    fn notify(&mut self, notify: &Notify) -> Result<Payload, CloseReason> {
         let bytes = u64::from(notify.name_bytes) + u64::from(notify.bytes);
         if bytes > NOTICE_BYTES_MAX {
-            return Err(Broken::protocol("a notice over the limit"));
+            return Err(CloseReason::protocol("a notice over the limit"));
         }
-        self.notice = Some(Incoming {
+        self.notice = Some(IncomingNotice {
             id: notify.id,
             name_bytes: notify.name_bytes as usize,
             text: Vec::new(),
@@ -189,32 +206,32 @@ impl Serve {
 
     fn deliver(
         &mut self,
-        mut incoming: Incoming,
-        outlet: &mut Outlet,
+        mut notice: IncomingNotice,
+        queue: &mut SendQueue,
         turn: &Turn<'_>,
-    ) -> Result<(), Broken> {
-        let bytes = incoming.text.split_off(incoming.name_bytes);
-        let Ok(name) = String::from_utf8(incoming.text) else {
-            return Err(Broken::protocol("a notice whose name is no text"));
+    ) -> Result<(), CloseReason> {
+        let bytes = notice.text.split_off(notice.name_bytes);
+        let Ok(name) = String::from_utf8(notice.text) else {
+            return Err(CloseReason::protocol("a notice whose name is no text"));
         };
         let frame = match turn
-            .shared
+            .context
             .home
             .deliver(self.holder(), Notice { name, bytes })
         {
             true => {
-                let credit = turn.shared.config.requests_max;
+                let credit = turn.context.config.requests_max;
                 Frame::Ack(Ack {
-                    id: incoming.id,
+                    id: notice.id,
                     refusal: None,
                     bytes: 0,
                     checksum: 0,
                     credit,
                 })
             }
-            false => refused(incoming.id, Refusal::Limit),
+            false => refused(notice.id, Refusal::Limit),
         };
-        outlet.push(&frame);
+        queue.push(&frame);
         Ok(())
     }
 }

@@ -7,17 +7,17 @@ use slackwater_base::{Instant, Rng};
 
 use super::fences::Fences;
 use super::routes::Routes;
-use super::{LaneId, Limits, Order};
+use super::{Action, LaneId, Limits};
 use crate::cause::Cause;
 use crate::mover::PeerStats;
 use crate::segment::Segment;
-use crate::tcp::work::Work;
+use crate::tcp::task::Task;
 
 #[derive(Debug)]
-pub(super) struct Peer {
+pub(super) struct PeerQueue {
     pub(super) segment: Arc<Segment>,
-    urgent: VecDeque<Work>,
-    normal: VecDeque<Work>,
+    urgent: VecDeque<Task>,
+    normal: VecDeque<Task>,
     queued_bytes: u64,
     /// The queue was full: nobody is let in before it has room for many.
     held_back: bool,
@@ -29,7 +29,7 @@ pub(super) struct Peer {
     pub(super) fences: Fences,
 }
 
-impl Peer {
+impl PeerQueue {
     pub(super) fn new(segment: &Arc<Segment>, limits: &Limits, rng: &mut Rng) -> Self {
         Self {
             segment: Arc::clone(segment),
@@ -72,7 +72,7 @@ impl Peer {
     }
 
     /// What goes next.
-    pub(super) fn front(&self) -> Option<&Work> {
+    pub(super) fn front(&self) -> Option<&Task> {
         self.urgent.front().or_else(|| self.normal.front())
     }
 
@@ -81,27 +81,27 @@ impl Peer {
         [&self.urgent, &self.normal]
             .into_iter()
             .filter_map(VecDeque::front)
-            .map(|work| work.since)
+            .map(|task| task.since)
             .min()
     }
 
-    pub(super) fn push_back(&mut self, work: Work) {
-        self.queued_bytes += work.bytes();
-        self.line(&work).push_back(work);
+    pub(super) fn push_back(&mut self, task: Task) {
+        self.queued_bytes += task.bytes();
+        self.line(&task).push_back(task);
     }
 
-    pub(super) fn push_front(&mut self, work: Work) {
-        self.queued_bytes += work.bytes();
-        self.line(&work).push_front(work);
+    pub(super) fn push_front(&mut self, task: Task) {
+        self.queued_bytes += task.bytes();
+        self.line(&task).push_front(task);
     }
 
-    pub(super) fn pop(&mut self) -> Option<Work> {
-        let work = self
+    pub(super) fn pop(&mut self) -> Option<Task> {
+        let task = self
             .urgent
             .pop_front()
             .or_else(|| self.normal.pop_front())?;
-        self.queued_bytes -= work.bytes();
-        Some(work)
+        self.queued_bytes -= task.bytes();
+        Some(task)
     }
 
     /// Whether the line takes no more.
@@ -112,47 +112,47 @@ impl Peer {
     }
 
     /// Tells those who were held back, if there is room for many.
-    pub(super) fn let_in(&mut self, limits: &Limits, orders: &mut Vec<Order>) {
+    pub(super) fn let_in(&mut self, limits: &Limits, actions: &mut Vec<Action>) {
         let bytes_low = limits.queue_bytes - limits.queue_bytes / 4;
         let entries_low = limits.queue_entries - limits.queue_entries / 4;
         if self.held_back && self.queued_bytes < bytes_low && self.queued() < entries_low {
             self.held_back = false;
-            orders.push(Order::Room);
+            actions.push(Action::Room);
         }
     }
 
     /// Ends the work in line of which `over` tells why.
     pub(super) fn fail_queued(
         &mut self,
-        over: impl Fn(&Work) -> Option<Cause>,
-        orders: &mut Vec<Order>,
+        over: impl Fn(&Task) -> Option<Cause>,
+        actions: &mut Vec<Action>,
     ) {
         if !self
             .urgent
             .iter()
             .chain(&self.normal)
-            .any(|work| over(work).is_some())
+            .any(|task| over(task).is_some())
         {
             return;
         }
         self.queued_bytes = 0;
         // With the room that they took: a peer that is down keeps none.
-        for work in std::mem::take(&mut self.urgent)
+        for task in std::mem::take(&mut self.urgent)
             .into_iter()
             .chain(std::mem::take(&mut self.normal))
         {
-            match over(&work) {
-                Some(cause) => self.fail(work, cause, orders),
-                None => self.push_back(work),
+            match over(&task) {
+                Some(cause) => self.fail(task, cause, actions),
+                None => self.push_back(task),
             }
         }
     }
 
     /// Ends one piece of work that is in no line.
-    pub(super) fn fail(&mut self, work: Work, cause: Cause, orders: &mut Vec<Order>) {
-        self.fences.leave(work.epoch, orders);
+    pub(super) fn fail(&mut self, task: Task, cause: Cause, actions: &mut Vec<Action>) {
+        self.fences.leave(task.epoch, actions);
         self.stats.failed += 1;
-        orders.push(Order::Fail { work, cause });
+        actions.push(Action::Fail { task, cause });
     }
 
     /// A lane is gone; with the last one goes the room of the lines, which grew with what went over it.
@@ -169,7 +169,7 @@ impl Peer {
             .urgent
             .iter()
             .chain(&self.normal)
-            .map(Work::deadline)
+            .map(Task::deadline)
             .min()
             .unwrap_or(Instant::NEVER);
         // With a lane on its way, or standing, nothing is to be done before a deadline.
@@ -180,8 +180,8 @@ impl Peer {
         }
     }
 
-    fn line(&mut self, work: &Work) -> &mut VecDeque<Work> {
-        if work.is_urgent() {
+    fn line(&mut self, task: &Task) -> &mut VecDeque<Task> {
+        if task.is_urgent() {
             &mut self.urgent
         } else {
             &mut self.normal

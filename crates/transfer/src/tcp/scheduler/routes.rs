@@ -20,7 +20,7 @@ pub(crate) struct Route {
 /// and when all have failed there is a pause, which grows until the peer has answered something.
 #[derive(Debug)]
 pub(super) struct Routes {
-    ways: Vec<Way>,
+    states: Vec<RouteState>,
     next: usize,
     backoff: Backoff,
     jitter: Rng,
@@ -31,7 +31,7 @@ pub(super) struct Routes {
 }
 
 #[derive(Debug)]
-struct Way {
+struct RouteState {
     route: Route,
     rests_until: Instant,
 }
@@ -43,8 +43,8 @@ impl Routes {
             .iter()
             .flat_map(|to| routes_to(*to, &limits.local));
         Self {
-            ways: routes
-                .map(|route| Way {
+            states: routes
+                .map(|route| RouteState {
                     route,
                     rests_until: Instant::ZERO,
                 })
@@ -62,11 +62,11 @@ impl Routes {
         if self.retry_at > now {
             return None;
         }
-        let count = self.ways.len();
+        let count = self.states.len();
         let mut turn = (0..count).map(|step| (self.next + step) % count);
-        let index = turn.find(|index| self.ways[*index].rests_until <= now)?;
+        let index = turn.find(|index| self.states[*index].rests_until <= now)?;
         self.next = index + 1;
-        Some(self.ways[index].route)
+        Some(self.states[index].route)
     }
 
     /// When the next try may be.
@@ -77,25 +77,25 @@ impl Routes {
     /// A connection stands there. That alone is no success: a peer may greet, and drop whoever asks for something.
     pub(super) fn stood(&mut self, route: Route) {
         self.retry_at = Instant::ZERO;
-        self.ways
+        self.states
             .iter_mut()
-            .filter(|way| way.route == route)
-            .for_each(|way| way.rests_until = Instant::ZERO);
+            .filter(|state| state.route == route)
+            .for_each(|state| state.rests_until = Instant::ZERO);
     }
 
     /// No connection came to stand there, or it broke before anything was answered.
     pub(super) fn failed(&mut self, route: Route, now: Instant, rest: Duration) {
-        self.ways
+        self.states
             .iter_mut()
-            .filter(|way| way.route == route)
-            .for_each(|way| way.rests_until = now + rest);
-        if self.ways.iter().any(|way| way.rests_until <= now) {
+            .filter(|state| state.route == route)
+            .for_each(|state| state.rests_until = now + rest);
+        if self.states.iter().any(|state| state.rests_until <= now) {
             self.retry_at = now;
             return;
         }
-        self.ways
+        self.states
             .iter_mut()
-            .for_each(|way| way.rests_until = Instant::ZERO);
+            .for_each(|state| state.rests_until = Instant::ZERO);
         self.retry_at = now + self.backoff.pause(self.failures, &mut self.jitter);
         self.failures = self.failures.saturating_add(1);
     }

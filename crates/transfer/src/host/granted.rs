@@ -14,15 +14,15 @@ use crate::region::Access;
 
 /// What one peer may reach at present: the owner's side of its control page.
 #[derive(Debug)]
-pub(crate) struct Grants {
+pub(crate) struct GrantedWindows {
     page: Arc<ControlPage>,
-    slots: Vec<Option<Granted>>,
+    slots: Vec<Option<GrantedWindow>>,
     free: Vec<u32>,
-    lent: BTreeMap<u64, Lent>,
+    lent: BTreeMap<u64, LentMemory>,
 }
 
 #[derive(Debug)]
-struct Granted {
+struct GrantedWindow {
     /// Held as long as the peer may be at the memory: the region's owner waits for it.
     access: Access,
     memory: Option<u64>,
@@ -34,7 +34,7 @@ struct Granted {
 
 /// A memory that the peer has mapped, as far as this side knows, and by how many windows.
 #[derive(Debug)]
-struct Lent {
+struct LentMemory {
     #[expect(
         dead_code,
         reason = "held so that no other file gets its address, which is its name here"
@@ -51,7 +51,7 @@ pub(crate) struct Revoked {
     epoch: u32,
 }
 
-impl Grants {
+impl GrantedWindows {
     pub(crate) fn new(page: Arc<ControlPage>) -> Self {
         let slots = page.slots();
         Self {
@@ -120,7 +120,7 @@ impl Grants {
             let id = Arc::as_ptr(&file.fd).addr() as u64;
             let lent = self.lent.entry(id).or_insert_with(|| {
                 passed = Some(Arc::clone(&file.fd));
-                Lent {
+                LentMemory {
                     fd: Arc::clone(&file.fd),
                     windows: 0,
                 }
@@ -141,7 +141,7 @@ impl Grants {
         } else {
             entry.start = U64::new(access.start().expose_provenance() as u64);
         }
-        self.slots[slot as usize] = Some(Granted {
+        self.slots[slot as usize] = Some(GrantedWindow {
             access,
             memory,
             revoked: false,
@@ -269,10 +269,10 @@ mod tests {
     use crate::memory::Memory;
     use crate::region::{Region, RegionSpec, Regions};
 
-    fn grants(slots: u32) -> (Grants, Arc<ControlPage>) {
+    fn granted(slots: u32) -> (GrantedWindows, Arc<ControlPage>) {
         let page = Arc::new(ControlPage::create(slots).unwrap());
         let peer = ControlPage::open(page.as_fd().try_clone_to_owned().unwrap(), slots).unwrap();
-        (Grants::new(page), Arc::new(peer))
+        (GrantedWindows::new(page), Arc::new(peer))
     }
 
     fn region(regions: &Regions, memory: Memory) -> Arc<Region> {
@@ -292,14 +292,15 @@ mod tests {
     fn a_revocation_ends_the_windows_of_its_region_and_lets_go_of_it() {
         let regions = Regions::default();
         let (one, two) = (own(&regions), own(&regions));
-        let (mut grants, peer) = grants(4);
-        let entries = [&one, &two, &one].map(|region| grants.grant(region.access(0, 8).unwrap()).0);
+        let (mut granted, peer) = granted(4);
+        let entries =
+            [&one, &two, &one].map(|region| granted.grant(region.access(0, 8).unwrap()).0);
         let mark = peer
             .mark(entries[2].slot.get(), entries[2].epoch.get())
             .unwrap();
         assert_eq!((one.in_flight(), two.in_flight()), (2, 1));
         let of_one = |access: &Access| access.region().id() == one.id();
-        let busy: Vec<u32> = grants
+        let busy: Vec<u32> = granted
             .revoke(of_one)
             .iter()
             .map(|revoked| revoked.slot)
@@ -307,14 +308,14 @@ mod tests {
         assert_eq!(busy, [entries[2].slot.get()]);
         // Whoever tried to unregister a region again and again had one more thread waiting for it each time.
         assert!(
-            grants.revoke(of_one).is_empty() && grants.is_busy(),
+            granted.revoke(of_one).is_empty() && granted.is_busy(),
             "it is waited for already"
         );
         assert_eq!((one.in_flight(), two.in_flight()), (1, 1));
         let begins = entries.map(|entry| peer.mark(entry.slot.get(), entry.epoch.get()).is_ok());
         assert_eq!(begins, [false, true, false]);
         drop(mark);
-        assert!(grants.revoke(of_one).is_empty() && !grants.is_busy());
+        assert!(granted.revoke(of_one).is_empty() && !granted.is_busy());
         assert_eq!(one.in_flight(), 0);
     }
 
@@ -322,33 +323,33 @@ mod tests {
     fn a_slot_is_taken_back_once_nothing_is_in_flight() {
         let regions = Regions::default();
         let region = own(&regions);
-        let (mut grants, peer) = grants(1);
-        let entry = grants.grant(region.access(0, 8).unwrap()).0;
+        let (mut granted, peer) = granted(1);
+        let entry = granted.grant(region.access(0, 8).unwrap()).0;
         let (slot, epoch) = (entry.slot.get(), entry.epoch.get());
         let mark = peer.mark(slot, epoch).unwrap();
-        grants.detach(&[Detach {
+        granted.detach(&[Detach {
             slot: U32::new(slot),
             epoch: U32::new(epoch),
         }]);
         assert_eq!(
-            grants.grant(region.access(0, 8).unwrap()).0.refused.get(),
+            granted.grant(region.access(0, 8).unwrap()).0.refused.get(),
             NO_SLOT
         );
         drop(mark);
-        let again = grants.grant(region.access(0, 8).unwrap()).0;
+        let again = granted.grant(region.access(0, 8).unwrap()).0;
         assert_eq!((again.refused.get(), again.slot.get()), (0, slot));
         assert_ne!(again.epoch.get(), epoch);
         // A late word about the window before, and a revocation that was under way, do not hit the one after.
-        grants.detach(&[Detach {
+        granted.detach(&[Detach {
             slot: U32::new(slot),
             epoch: U32::new(epoch),
         }]);
-        grants.release(&Revoked {
-            page: Arc::clone(grants.page()),
+        granted.release(&Revoked {
+            page: Arc::clone(granted.page()),
             slot,
             epoch,
         });
-        assert_eq!(grants.windows(), 1);
+        assert_eq!(granted.windows(), 1);
     }
 
     #[test]
@@ -356,10 +357,10 @@ mod tests {
         let regions = Regions::default();
         let shared = Arc::new(SharedMemory::create(4096).unwrap());
         let region = region(&regions, shared.memory());
-        let (mut grants, _peer) = grants(4);
+        let (mut granted, _peer) = granted(4);
         let mut passed = Vec::new();
         let entries = [0, 8].map(|start| {
-            let (entry, fd) = grants.grant(region.access(start, 8).unwrap());
+            let (entry, fd) = granted.grant(region.access(start, 8).unwrap());
             passed.push(fd.is_some());
             entry
         });
@@ -369,21 +370,21 @@ mod tests {
             [(0, 4096), (8, 4096)]
         );
         for entry in entries {
-            grants.detach(&[Detach {
+            granted.detach(&[Detach {
                 slot: entry.slot,
                 epoch: entry.epoch,
             }]);
         }
         assert!(
-            grants.grant(region.access(0, 8).unwrap()).1.is_some(),
+            granted.grant(region.access(0, 8).unwrap()).1.is_some(),
             "forgotten with the last window on it"
         );
     }
 
     #[test]
     fn slots_that_no_peer_can_name_are_ignored() {
-        let (mut grants, _peer) = grants(1);
-        grants.detach(&[
+        let (mut granted, _peer) = granted(1);
+        granted.detach(&[
             Detach {
                 slot: U32::new(9),
                 epoch: U32::new(0),
@@ -393,6 +394,6 @@ mod tests {
                 epoch: U32::new(0),
             },
         ]);
-        assert_eq!(grants.windows(), 0);
+        assert_eq!(granted.windows(), 0);
     }
 }

@@ -9,7 +9,7 @@ use slackwater_pool::copy::{Stores, Tuning};
 /// lately, so the last writes are kept here, in pieces of [`PIECE_BYTES`], by how much was copied since. A wrong guess
 /// costs time and nothing else; so there are no locks, and two pieces may drive each other out.
 #[derive(Debug)]
-pub(super) struct Warmth {
+pub(super) struct CacheHistory {
     /// Bytes copied so far.
     copied: AtomicU64,
     /// Per slot: the piece, and the bytes that had been copied when it was written, both in pieces.
@@ -27,7 +27,7 @@ const SLOTS: usize = 1024;
 /// What is copied together and fits into a core's own cache is used from there.
 const ASKED_BYTES_MIN: u64 = 1 << 20;
 
-impl Warmth {
+impl CacheHistory {
     /// Of this machine, with nothing in the cache.
     pub(super) fn new() -> Self {
         let cache_bytes = Tuning::current().streaming_bytes_min as u64;
@@ -40,12 +40,12 @@ impl Warmth {
     }
 
     /// How to write `bytes` bytes at `into`, of `together` that were submitted at once; notes that they are written.
-    pub(super) fn stores(&self, into: *const u8, bytes: u64, together: u64) -> Stores {
-        if together < self.asked_bytes_min {
+    pub(super) fn stores(&self, into: *const u8, bytes: u64, submitted_bytes: u64) -> Stores {
+        if submitted_bytes < self.asked_bytes_min {
             return Stores::Cached;
         }
         let before = self.copied.fetch_add(bytes, Ordering::Relaxed) / PIECE_BYTES;
-        if together >= self.cache_bytes {
+        if submitted_bytes >= self.cache_bytes {
             return Stores::Streaming;
         }
         let first = into.addr() as u64 / PIECE_BYTES;
@@ -74,10 +74,10 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    fn warmth() -> Warmth {
-        Warmth {
+    fn cache_history() -> CacheHistory {
+        CacheHistory {
             cache_bytes: 16 * MIB,
-            ..Warmth::new()
+            ..CacheHistory::new()
         }
     }
 
@@ -89,11 +89,11 @@ mod tests {
     /// there, though a reader that walks through memory finds none of it again.
     #[test]
     fn memory_that_is_walked_through_is_written_past_the_cache() {
-        let warmth = warmth();
+        let cache_history = cache_history();
         for round in 0..3 {
             for mib in 0..256 {
                 assert_eq!(
-                    warmth.stores(at(mib), MIB, MIB),
+                    cache_history.stores(at(mib), MIB, MIB),
                     Stores::Streaming,
                     "round {round}, MiB {mib}"
                 );
@@ -103,11 +103,11 @@ mod tests {
 
     #[test]
     fn a_buffer_that_is_used_again_is_written_through_the_cache() {
-        let warmth = warmth();
+        let cache_history = cache_history();
         for buffers in [1, 4, 15] {
             for round in 0..3 {
                 for mib in 0..buffers {
-                    let stores = warmth.stores(at(buffers * 100 + mib), MIB, MIB);
+                    let stores = cache_history.stores(at(buffers * 100 + mib), MIB, MIB);
                     let expected = if round == 0 {
                         Stores::Streaming
                     } else {
@@ -121,16 +121,16 @@ mod tests {
 
     #[test]
     fn little_stays_in_the_cache_and_much_passes_it() {
-        let warmth = warmth();
-        assert_eq!(warmth.stores(at(0), 4096, 4096), Stores::Cached);
+        let cache_history = cache_history();
+        assert_eq!(cache_history.stores(at(0), 4096, 4096), Stores::Cached);
         assert_eq!(
-            warmth.stores(at(0), 4096, 2 * MIB),
+            cache_history.stores(at(0), 4096, 2 * MIB),
             Stores::Streaming,
             "many small ones together"
         );
-        assert_eq!(warmth.stores(at(1), MIB, MIB), Stores::Streaming);
+        assert_eq!(cache_history.stores(at(1), MIB, MIB), Stores::Streaming);
         assert_eq!(
-            warmth.stores(at(1), MIB, 16 * MIB),
+            cache_history.stores(at(1), MIB, 16 * MIB),
             Stores::Streaming,
             "warm, but too much for the cache"
         );

@@ -6,9 +6,9 @@ use std::collections::btree_map::{BTreeMap, Entry};
 use slackwater_net::ConnId;
 use slackwater_wire::data::{Ack, Data, Frame, Op, Refusal, Request};
 
-use super::conn::{Broken, Payload};
+use super::conn::{CloseReason, Payload};
 use super::cursor::Cursor;
-use super::outlet::{Outlet, Source, Withdrawn};
+use super::send_queue::{PayloadSource, SendQueue, Withdrawn};
 use super::staged::{DeviceRange, Next, StagedRead, StagedWrite};
 use super::turn::Turn;
 use crate::job::Buffers;
@@ -17,8 +17,8 @@ use crate::region::{Access, RegionId};
 
 /// The requests that a peer has on one connection.
 #[derive(Debug, Default)]
-pub(crate) struct Served {
-    requests: BTreeMap<u64, Asked>,
+pub(crate) struct Responder {
+    requests: BTreeMap<u64, IncomingRequest>,
     /// Those whose memory is held, and how many bytes they are.
     held: usize,
     held_bytes: u64,
@@ -27,13 +27,13 @@ pub(crate) struct Served {
 }
 
 #[derive(Debug)]
-struct Asked {
+struct IncomingRequest {
     bytes: u64,
-    state: State,
+    state: RequestState,
 }
 
 #[derive(Debug)]
-enum State {
+enum RequestState {
     /// A write whose payload is on its way, as far as the cursor says.
     Write(Cursor),
     /// A write on its way to a device.
@@ -43,12 +43,12 @@ enum State {
     /// A read of device memory.
     StagedRead(StagedRead),
     /// Its memory is let go of.
-    Over(Over),
+    Ending(Ending),
 }
 
 /// What is still to come for a request that is over. Its number is taken until then.
 #[derive(Debug)]
-struct Over {
+struct Ending {
     /// Copies from or to a device that are under way, and the rest of a frame that was begun.
     waits: u32,
     /// What the peer is told when they are done.
@@ -57,7 +57,7 @@ struct Over {
     payload: bool,
 }
 
-impl Served {
+impl Responder {
     /// Whether nothing is under way.
     pub(crate) fn is_empty(&self) -> bool {
         self.requests.is_empty()
@@ -69,21 +69,23 @@ impl Served {
         request: &Request,
         admitted: Result<Access, Refusal>,
         conn: ConnId,
-        outlet: &mut Outlet,
+        queue: &mut SendQueue,
         turn: &Turn<'_>,
-    ) -> Result<(), Broken> {
-        let config = &turn.shared.config;
+    ) -> Result<(), CloseReason> {
+        let config = &turn.context.config;
         let over_bytes = self.held_bytes.saturating_add(request.bytes) > config.in_flight_bytes_max;
         let requests_max = config.requests_max as usize;
         let over =
             over_bytes || self.held >= requests_max || self.requests.len() >= 2 * requests_max;
         let Entry::Vacant(place) = self.requests.entry(request.id) else {
             // Copies of the first one may be under way; their ends would count for the second.
-            return Err(Broken::protocol("a request under a number that is taken"));
+            return Err(CloseReason::protocol(
+                "a request under a number that is taken",
+            ));
         };
         if over {
-            outlet.push(&refused(request.id, Refusal::Limit));
-            return Err(Broken::Limit("more at once than was allowed"));
+            queue.push(&refused(request.id, Refusal::Limit));
+            return Err(CloseReason::Limit("more at once than was allowed"));
         }
         let device = admitted.and_then(|access| match DeviceRange::of(access) {
             Ok(device) => Ok(Err(device)),
@@ -95,28 +97,30 @@ impl Served {
         let state = match (device, request.op) {
             (Err(refusal), op) => {
                 if op == Op::Write && request.bytes > 0 {
-                    place.insert(Asked {
+                    place.insert(IncomingRequest {
                         bytes: 0,
-                        state: State::Over(Over::refused()),
+                        state: RequestState::Ending(Ending::refused()),
                     });
                 }
-                outlet.push(&refused(id, refusal));
+                queue.push(&refused(id, refusal));
                 return Ok(());
             }
             (Ok(_), _) if request.bytes == 0 => {
-                outlet.push(&done(id, 0, turn));
+                queue.push(&done(id, 0, turn));
                 return Ok(());
             }
-            (Ok(Ok(access)), Op::Write) => State::Write(Cursor::new(Buffers::held([access]))),
-            (Ok(Err(device)), Op::Write) => State::StagedWrite(StagedWrite::new(device)),
+            (Ok(Ok(access)), Op::Write) => {
+                RequestState::Write(Cursor::new(Buffers::held([access])))
+            }
+            (Ok(Err(device)), Op::Write) => RequestState::StagedWrite(StagedWrite::new(device)),
             (Ok(Err(device)), Op::Read) => {
                 let mut read = StagedRead::new(device, request.urgent);
                 read.fetch(id, conn, turn);
-                State::StagedRead(read)
+                RequestState::StagedRead(read)
             }
             (Ok(Ok(access)), Op::Read) => {
                 let cursor = Cursor::new(Buffers::held([access]));
-                outlet.push_source(Source {
+                queue.push_source(PayloadSource {
                     id,
                     cursor,
                     base: 0,
@@ -125,12 +129,12 @@ impl Served {
                     ack_credit: Some(config.requests_max),
                     urgent: request.urgent,
                 });
-                State::Read
+                RequestState::Read
             }
         };
         self.held += 1;
         self.held_bytes += request.bytes;
-        place.insert(Asked {
+        place.insert(IncomingRequest {
             bytes: request.bytes,
             state,
         });
@@ -138,21 +142,21 @@ impl Served {
     }
 
     /// Payload is announced.
-    pub(crate) fn data(&mut self, data: &Data) -> Result<Payload, Broken> {
+    pub(crate) fn data(&mut self, data: &Data) -> Result<Payload, CloseReason> {
         let request = self
             .requests
             .get(&data.id)
-            .ok_or(Broken::protocol("data of no request"))?;
+            .ok_or(CloseReason::protocol("data of no request"))?;
         let at = match &request.state {
-            State::Write(cursor) => Some(request.bytes - cursor.left()),
-            State::StagedWrite(staged) => Some(staged.received()),
-            State::Over(Over { payload: true, .. }) => None,
-            State::Over(_) | State::Read | State::StagedRead(_) => {
-                return Err(Broken::protocol("data of a request that takes none"));
+            RequestState::Write(cursor) => Some(request.bytes - cursor.left()),
+            RequestState::StagedWrite(staged) => Some(staged.received()),
+            RequestState::Ending(Ending { payload: true, .. }) => None,
+            RequestState::Ending(_) | RequestState::Read | RequestState::StagedRead(_) => {
+                return Err(CloseReason::protocol("data of a request that takes none"));
             }
         };
         if at.is_some_and(|at| data.offset != at || u64::from(data.bytes) > request.bytes - at) {
-            return Err(Broken::protocol(
+            return Err(CloseReason::protocol(
                 "data that does not follow what came before",
             ));
         }
@@ -164,12 +168,12 @@ impl Served {
     }
 
     /// Where the payload of a request goes; none when it is thrown away.
-    pub(crate) fn cursor(&mut self, id: u64, outlet: &mut Outlet) -> Option<&mut Cursor> {
-        self.look_again(id, outlet);
+    pub(crate) fn cursor(&mut self, id: u64, queue: &mut SendQueue) -> Option<&mut Cursor> {
+        self.check_region(id, queue);
         match &mut self.requests.get_mut(&id)?.state {
-            State::Write(cursor) => Some(cursor),
-            State::StagedWrite(staged) => staged.cursor(),
-            State::Read | State::StagedRead(_) | State::Over(_) => None,
+            RequestState::Write(cursor) => Some(cursor),
+            RequestState::StagedWrite(staged) => staged.cursor(),
+            RequestState::Read | RequestState::StagedRead(_) | RequestState::Ending(_) => None,
         }
     }
 
@@ -179,13 +183,13 @@ impl Served {
         &mut self,
         id: u64,
         conn: ConnId,
-        outlet: &mut Outlet,
+        queue: &mut SendQueue,
         turn: &Turn<'_>,
     ) -> Option<usize> {
-        self.look_again(id, outlet);
+        self.check_region(id, queue);
         match self.requests.get_mut(&id).map(|request| &mut request.state) {
-            Some(State::StagedWrite(_)) if self.stalled => None,
-            Some(State::StagedWrite(staged)) => {
+            Some(RequestState::StagedWrite(_)) if self.stalled => None,
+            Some(RequestState::StagedWrite(staged)) => {
                 let room = staged.room(conn, turn);
                 self.stalled = room.is_none();
                 room
@@ -201,7 +205,7 @@ impl Served {
 
     /// Payload of a write has come.
     pub(crate) fn arrived(&mut self, id: u64, conn: ConnId, turn: &Turn<'_>) {
-        if let Some(State::StagedWrite(staged)) =
+        if let Some(RequestState::StagedWrite(staged)) =
             self.requests.get_mut(&id).map(|request| &mut request.state)
         {
             staged.hand_over(id, conn, turn);
@@ -212,30 +216,30 @@ impl Served {
     pub(crate) fn payload_done(
         &mut self,
         id: u64,
-        outlet: &mut Outlet,
+        queue: &mut SendQueue,
         turn: &Turn<'_>,
-    ) -> Result<(), Broken> {
+    ) -> Result<(), CloseReason> {
         let Some(request) = self.requests.get_mut(&id) else {
             return Ok(());
         };
         let (bytes, short) = (
             request.bytes,
-            Broken::protocol("a write shorter than announced"),
+            CloseReason::protocol("a write shorter than announced"),
         );
         match &mut request.state {
-            State::Write(cursor) if cursor.left() > 0 => return Err(short),
-            State::StagedWrite(staged) if staged.received() < bytes => return Err(short),
-            State::Write(_) => self.acknowledge(id, outlet, turn),
-            State::StagedWrite(staged) => {
+            RequestState::Write(cursor) if cursor.left() > 0 => return Err(short),
+            RequestState::StagedWrite(staged) if staged.received() < bytes => return Err(short),
+            RequestState::Write(_) => self.acknowledge(id, queue, turn),
+            RequestState::StagedWrite(staged) => {
                 if staged.finish() {
-                    self.acknowledge(id, outlet, turn);
+                    self.acknowledge(id, queue, turn);
                 }
             }
-            State::Over(over) => {
+            RequestState::Ending(over) => {
                 over.payload = false;
-                self.forget_if_done(id, outlet);
+                self.forget_if_done(id, queue);
             }
-            State::Read | State::StagedRead(_) => {}
+            RequestState::Read | RequestState::StagedRead(_) => {}
         }
         Ok(())
     }
@@ -245,25 +249,25 @@ impl Served {
         &mut self,
         id: u64,
         result: Result<(), StageError>,
-        outlet: &mut Outlet,
+        queue: &mut SendQueue,
         turn: &Turn<'_>,
     ) {
         let Some(request) = self.requests.get_mut(&id) else {
             return;
         };
         match (&mut request.state, result) {
-            (State::StagedWrite(staged), Ok(())) => {
+            (RequestState::StagedWrite(staged), Ok(())) => {
                 if staged.stored() {
-                    self.acknowledge(id, outlet, turn);
+                    self.acknowledge(id, queue, turn);
                 }
             }
-            (State::StagedWrite(staged), Err(error)) => {
+            (RequestState::StagedWrite(staged), Err(error)) => {
                 tracing::debug!(%error, "a write to a device failed");
                 staged.stored();
-                self.give_up(id, Refusal::Memory, outlet);
+                self.give_up(id, Refusal::Memory, queue);
             }
-            (State::Over(_), _) => self.waited(id, outlet),
-            (State::Write(_) | State::Read | State::StagedRead(_), _) => {}
+            (RequestState::Ending(_), _) => self.waited(id, queue),
+            (RequestState::Write(_) | RequestState::Read | RequestState::StagedRead(_), _) => {}
         }
     }
 
@@ -273,66 +277,66 @@ impl Served {
         id: u64,
         result: Result<Staged, StageError>,
         conn: ConnId,
-        outlet: &mut Outlet,
+        queue: &mut SendQueue,
         turn: &Turn<'_>,
     ) {
         let Some(request) = self.requests.get_mut(&id) else {
             return;
         };
         match (&mut request.state, result) {
-            (State::StagedRead(read), Ok(staged)) => {
+            (RequestState::StagedRead(read), Ok(staged)) => {
                 let next = read.fetched(id, staged, conn, turn);
-                self.go_on(id, next, outlet, turn);
+                self.go_on(id, next, queue, turn);
             }
-            (State::StagedRead(read), Err(error)) => {
+            (RequestState::StagedRead(read), Err(error)) => {
                 tracing::debug!(%error, "a read of a device failed");
                 read.failed();
-                self.give_up(id, Refusal::Memory, outlet);
+                self.give_up(id, Refusal::Memory, queue);
             }
             // Its chunk goes back.
-            (State::Over(_), _) => self.waited(id, outlet),
-            (State::Write(_) | State::Read | State::StagedWrite(_), _) => {}
+            (RequestState::Ending(_), _) => self.waited(id, queue),
+            (RequestState::Write(_) | RequestState::Read | RequestState::StagedWrite(_), _) => {}
         }
     }
 
     /// A source has left this process.
-    pub(crate) fn sent(&mut self, id: u64, conn: ConnId, outlet: &mut Outlet, turn: &Turn<'_>) {
+    pub(crate) fn sent(&mut self, id: u64, conn: ConnId, queue: &mut SendQueue, turn: &Turn<'_>) {
         let Entry::Occupied(mut request) = self.requests.entry(id) else {
             return;
         };
         match &mut request.get_mut().state {
-            State::Read => {
+            RequestState::Read => {
                 (self.held, self.held_bytes) =
                     (self.held - 1, self.held_bytes - request.get().bytes);
                 request.remove();
             }
-            State::StagedRead(read) => {
+            RequestState::StagedRead(read) => {
                 let next = read.sent(id, conn, turn);
-                self.go_on(id, next, outlet, turn);
+                self.go_on(id, next, queue, turn);
             }
-            State::Over(_) => self.waited(id, outlet),
-            State::Write(_) | State::StagedWrite(_) => {}
+            RequestState::Ending(_) => self.waited(id, queue),
+            RequestState::Write(_) | RequestState::StagedWrite(_) => {}
         }
     }
 
     /// The peer gives a request up: no more payload of it comes.
-    pub(crate) fn cancel(&mut self, id: u64, outlet: &mut Outlet) {
-        self.give_up(id, Refusal::Cancelled, outlet);
-        if let Some(State::Over(over)) =
+    pub(crate) fn cancel(&mut self, id: u64, queue: &mut SendQueue) {
+        self.give_up(id, Refusal::Cancelled, queue);
+        if let Some(RequestState::Ending(over)) =
             self.requests.get_mut(&id).map(|request| &mut request.state)
         {
             over.payload = false;
-            self.forget_if_done(id, outlet);
+            self.forget_if_done(id, queue);
         }
     }
 
     /// Lets go of every access to a region that closes.
-    pub(crate) fn let_go(&mut self, region: RegionId, outlet: &mut Outlet) {
-        let is_at = |request: &Asked| match &request.state {
-            State::Write(cursor) => is_of(cursor, region),
-            State::StagedWrite(staged) => staged.range().is_of(region),
-            State::StagedRead(staged) => staged.range().is_of(region),
-            State::Read | State::Over(_) => false,
+    pub(crate) fn release_region(&mut self, region: RegionId, queue: &mut SendQueue) {
+        let is_at = |request: &IncomingRequest| match &request.state {
+            RequestState::Write(cursor) => is_of(cursor, region),
+            RequestState::StagedWrite(staged) => staged.range().is_of(region),
+            RequestState::StagedRead(staged) => staged.range().is_of(region),
+            RequestState::Read | RequestState::Ending(_) => false,
         };
         let mut at: BTreeSet<u64> = self
             .requests
@@ -341,70 +345,70 @@ impl Served {
             .map(|(id, _)| *id)
             .collect();
         at.extend(
-            outlet
+            queue
                 .sources()
                 .filter(|(_, cursor)| is_of(cursor, region))
                 .map(|(id, _)| id),
         );
         at.into_iter()
-            .for_each(|id| self.give_up(id, Refusal::Generation, outlet));
+            .for_each(|id| self.give_up(id, Refusal::Generation, queue));
     }
 
     /// The check before any more payload: lets go of memory whose region closes.
-    fn look_again(&mut self, id: u64, outlet: &mut Outlet) {
+    fn check_region(&mut self, id: u64, queue: &mut SendQueue) {
         let live = match self.requests.get(&id).map(|request| &request.state) {
-            Some(State::Write(cursor)) => is_live(cursor),
-            Some(State::StagedWrite(staged)) => staged.range().is_live(),
+            Some(RequestState::Write(cursor)) => is_live(cursor),
+            Some(RequestState::StagedWrite(staged)) => staged.range().is_live(),
             _ => true,
         };
         if !live {
-            self.give_up(id, Refusal::Generation, outlet);
+            self.give_up(id, Refusal::Generation, queue);
         }
     }
 
     /// Lets go of a request's memory and refuses it. A write to a device is refused when the last copy of it has ended: the
     /// peer may write something else there as soon as it knows.
-    fn give_up(&mut self, id: u64, refusal: Refusal, outlet: &mut Outlet) {
+    fn give_up(&mut self, id: u64, refusal: Refusal, queue: &mut SendQueue) {
         let Some(request) = self.requests.get_mut(&id) else {
             return;
         };
         let over = match &request.state {
-            State::Over(_) => return,
-            State::Write(_) => Over {
+            RequestState::Ending(_) => return,
+            RequestState::Write(_) => Ending {
                 waits: 0,
                 owed: Some(refusal),
                 payload: true,
             },
-            State::StagedWrite(staged) => Over {
+            RequestState::StagedWrite(staged) => Ending {
                 waits: staged.storing(),
                 owed: Some(refusal),
                 payload: !staged.is_complete(),
             },
-            State::Read => match outlet.withdraw(id, Some(refusal)) {
+            RequestState::Read => match queue.withdraw(id, Some(refusal)) {
                 // All of it is on its way: it is as good as done.
                 Withdrawn::Nothing => return,
-                Withdrawn::Unbegun => Over {
+                Withdrawn::Unbegun => Ending {
                     waits: 0,
                     owed: Some(refusal),
                     payload: false,
                 },
-                Withdrawn::Begun => Over {
+                Withdrawn::Begun => Ending {
                     waits: 1,
                     owed: None,
                     payload: false,
                 },
             },
-            State::StagedRead(read) => {
+            RequestState::StagedRead(read) => {
                 let fetching = u32::from(read.is_fetching());
-                match outlet.withdraw(id, Some(refusal)) {
-                    Withdrawn::Begun => Over {
+                match queue.withdraw(id, Some(refusal)) {
+                    Withdrawn::Begun => Ending {
                         waits: fetching + 1,
                         owed: None,
                         payload: false,
                     },
                     Withdrawn::Nothing | Withdrawn::Unbegun => {
-                        outlet.push(&refused(id, refusal));
-                        Over {
+                        queue.push(&refused(id, refusal));
+                        Ending {
                             waits: fetching,
                             owed: None,
                             payload: false,
@@ -414,45 +418,45 @@ impl Served {
             }
         };
         (self.held, self.held_bytes) = (self.held - 1, self.held_bytes - request.bytes);
-        request.state = State::Over(over);
-        self.forget_if_done(id, outlet);
+        request.state = RequestState::Ending(over);
+        self.forget_if_done(id, queue);
     }
 
     /// All of a write is where it belongs.
-    fn acknowledge(&mut self, id: u64, outlet: &mut Outlet, turn: &Turn<'_>) {
+    fn acknowledge(&mut self, id: u64, queue: &mut SendQueue, turn: &Turn<'_>) {
         // The second check: what was applied while its region closed does not count.
-        self.look_again(id, outlet);
+        self.check_region(id, queue);
         let Some(request) = self.requests.get_mut(&id) else {
             return;
         };
         match &mut request.state {
-            State::Over(over) => {
+            RequestState::Ending(over) => {
                 over.payload = false;
-                self.forget_if_done(id, outlet);
+                self.forget_if_done(id, queue);
             }
             _ => {
-                outlet.push(&done(id, request.bytes, turn));
+                queue.push(&done(id, request.bytes, turn));
                 (self.held, self.held_bytes) = (self.held - 1, self.held_bytes - request.bytes);
                 self.requests.remove(&id);
             }
         }
     }
 
-    fn go_on(&mut self, id: u64, next: Next, outlet: &mut Outlet, turn: &Turn<'_>) {
+    fn go_on(&mut self, id: u64, next: Next, queue: &mut SendQueue, turn: &Turn<'_>) {
         let Next::Send { cursor, base, more } = next else {
             return;
         };
         let Some(request) = self.requests.get_mut(&id) else {
             return;
         };
-        let State::StagedRead(read) = &request.state else {
+        let RequestState::StagedRead(read) = &request.state else {
             return;
         };
-        let (urgent, ack_credit) = (read.urgent, Some(turn.shared.config.requests_max));
+        let (urgent, ack_credit) = (read.urgent, Some(turn.context.config.requests_max));
         if !more {
-            request.state = State::Read;
+            request.state = RequestState::Read;
         }
-        outlet.push_source(Source {
+        queue.push_source(PayloadSource {
             id,
             cursor,
             base,
@@ -464,17 +468,18 @@ impl Served {
     }
 
     /// Something that a request that is over waited for has come.
-    fn waited(&mut self, id: u64, outlet: &mut Outlet) {
-        if let Some(State::Over(over)) =
+    fn waited(&mut self, id: u64, queue: &mut SendQueue) {
+        if let Some(RequestState::Ending(over)) =
             self.requests.get_mut(&id).map(|request| &mut request.state)
         {
             over.waits -= 1;
-            self.forget_if_done(id, outlet);
+            self.forget_if_done(id, queue);
         }
     }
 
-    fn forget_if_done(&mut self, id: u64, outlet: &mut Outlet) {
-        let Some(State::Over(over)) = self.requests.get_mut(&id).map(|request| &mut request.state)
+    fn forget_if_done(&mut self, id: u64, queue: &mut SendQueue) {
+        let Some(RequestState::Ending(over)) =
+            self.requests.get_mut(&id).map(|request| &mut request.state)
         else {
             return;
         };
@@ -482,7 +487,7 @@ impl Served {
             return;
         }
         if let Some(refusal) = over.owed.take() {
-            outlet.push(&refused(id, refusal));
+            queue.push(&refused(id, refusal));
         }
         if !over.payload {
             self.requests.remove(&id);
@@ -490,7 +495,7 @@ impl Served {
     }
 }
 
-impl Over {
+impl Ending {
     /// Of a write that was refused at once.
     fn refused() -> Self {
         Self {
@@ -507,7 +512,7 @@ fn done(id: u64, bytes: u64, turn: &Turn<'_>) -> Frame {
         refusal: None,
         bytes,
         checksum: 0,
-        credit: turn.shared.config.requests_max,
+        credit: turn.context.config.requests_max,
     })
 }
 

@@ -12,22 +12,24 @@ use slackwater_wait::now;
 use slackwater_wire::data::{ACK_BYTES, Ack, DATA_BYTES, Data, Frame, Op, Request};
 use socket2::SockRef;
 
-use super::Call;
-use crate::cause::{Cause, Clock};
+use super::DirectRequest;
+use crate::cause::{Cause, Deadline};
 use crate::tcp::config::{SLICE_BYTES_MIN, TcpConfig};
-use crate::tcp::conn::TOLD_BYTES;
+use crate::tcp::conn::LOW_WATER_BYTES;
 use crate::tcp::cursor::Cursor;
-use crate::tcp::io::{Vectors, from_slice, into_slice, receive, send, tell_from, wait_readable};
-use crate::tcp::outlet::ZEROS;
+use crate::tcp::io::{
+    Vectors, from_slice, into_slice, receive, send, set_receive_low_water, wait_readable,
+};
+use crate::tcp::send_queue::ZEROS;
 
 #[derive(Debug)]
-pub(super) struct Line {
+pub(super) struct ClientConnection {
     stream: Arc<TcpStream>,
     next_id: u64,
     /// What the kernel was told, so that it is told again only when it changes: how long it may block, and from how many
     /// bytes on it wakes a reader.
     timeout: Duration,
-    told_from: usize,
+    receive_low_water: usize,
     idle_since: Instant,
     /// Headers that go out.
     head: Vec<u8>,
@@ -35,28 +37,28 @@ pub(super) struct Line {
 
 /// Why a line is of no more use: with what is to be told, unless the request can be tried again on a new one.
 #[derive(Debug)]
-pub(super) enum Broken {
+pub(super) enum Failure {
     /// The connection broke, and nothing of the request counts: it is a read, or no byte of it has gone out.
-    Silent(Cause),
-    Failed(Cause),
+    Retryable(Cause),
+    Final(Cause),
 }
 
 /// How long a request may take, and how long its peer may be silent meanwhile.
 #[derive(Clone, Copy)]
-struct Patience {
+struct TimeLimits {
     until: Instant,
     silence: Duration,
 }
 
 /// A frame on its way out, without what the kernel has taken.
-struct Outgoing<'a> {
+struct OutgoingFrame<'a> {
     head: &'a [u8],
     body: Cursor,
 }
 
 /// How much of a write has gone out.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Sent {
+enum SendProgress {
     Nothing,
     /// Part of a header, which nothing can follow but its rest.
     Torn,
@@ -64,7 +66,7 @@ enum Sent {
     But(u64),
 }
 
-impl Line {
+impl ClientConnection {
     /// A connection that has been greeted.
     pub(super) fn new(stream: TcpStream) -> Self {
         let stream = Arc::new(stream);
@@ -72,7 +74,7 @@ impl Line {
             stream,
             next_id: 1,
             timeout: Duration::ZERO,
-            told_from: 1,
+            receive_low_water: 1,
             idle_since: now(),
             head: Vec::new(),
         }
@@ -106,17 +108,17 @@ impl Line {
     pub(super) fn carry(
         &mut self,
         config: &TcpConfig,
-        call: &Call<'_>,
-    ) -> Result<Result<(), Cause>, Broken> {
-        let patience = Patience {
+        call: &DirectRequest<'_>,
+    ) -> Result<Result<(), Cause>, Failure> {
+        let limits = TimeLimits {
             until: call.deadline,
             silence: config.progress_timeout,
         };
         let time_left = now().until(call.deadline);
         if time_left.is_zero() {
-            return Ok(Err(Cause::TimedOut(Clock::Total)));
+            return Ok(Err(Cause::TimedOut(Deadline::Total)));
         }
-        self.set_timeout(time_left.min(patience.silence))?;
+        self.set_timeout(time_left.min(limits.silence))?;
         let request = Request {
             id: self.next_id,
             op: call.op,
@@ -129,15 +131,15 @@ impl Line {
         self.next_id += 1;
         let ack = match call.op {
             Op::Read => self
-                .read(&request, call, patience)
-                .map_err(Broken::without_effect)?,
-            Op::Write => self.write(&request, call, patience, config)?,
+                .read(&request, call, limits)
+                .map_err(Failure::without_effect)?,
+            Op::Write => self.write(&request, call, limits, config)?,
         };
         self.idle_since = now();
         match ack.refusal {
             Some(refusal) => Ok(Err(Cause::Refused(refusal))),
             None if ack.bytes == request.bytes => Ok(Ok(())),
-            None => Err(Broken::Failed(Cause::Protocol(
+            None => Err(Failure::Final(Cause::Protocol(
                 "an acknowledgement of other bytes".to_owned(),
             ))),
         }
@@ -146,28 +148,28 @@ impl Line {
     fn read(
         &mut self,
         request: &Request,
-        call: &Call<'_>,
-        patience: Patience,
-    ) -> Result<Ack, Broken> {
+        call: &DirectRequest<'_>,
+        limits: TimeLimits,
+    ) -> Result<Ack, Failure> {
         let mut cursor = Cursor::new(call.buffers.clone());
         self.begin_head(request);
-        self.send_head(patience)?;
+        self.send_head(limits)?;
         // A small answer is one frame and its acknowledgement: all of it is taken in one call, each part where it
         // belongs. A refusal is shorter, and its last bytes lie where payload would have: of no meaning, like all
         // memory of a failed read.
         if request.bytes <= SLICE_BYTES_MIN as u64 {
-            return self.read_small(request, &mut cursor, patience);
+            return self.read_small(request, &mut cursor, limits);
         }
-        let mut inlet = Inlet::default();
+        let mut received = ReceiveBuffer::default();
         loop {
-            match self.frame(&mut inlet, patience)? {
+            match self.frame(&mut received, limits)? {
                 Frame::Ack(ack)
                     if ack.id == request.id && (ack.refusal.is_some() || cursor.left() == 0) =>
                 {
                     return Ok(ack);
                 }
                 Frame::Data(data) if fits(&data, request.id, &cursor) => {
-                    self.fill(&mut cursor, &data, &mut inlet, patience)?;
+                    self.fill(&mut cursor, &data, &mut received, limits)?;
                 }
                 _ => return Err(protocol()),
             }
@@ -178,8 +180,8 @@ impl Line {
         &mut self,
         request: &Request,
         cursor: &mut Cursor,
-        patience: Patience,
-    ) -> Result<Ack, Broken> {
+        limits: TimeLimits,
+    ) -> Result<Ack, Failure> {
         let (mut head, mut tail) = ([0u8; DATA_BYTES], [0u8; ACK_BYTES]);
         let body = request.bytes as usize;
         let whole = DATA_BYTES + body + ACK_BYTES;
@@ -196,13 +198,13 @@ impl Line {
                 let tail_from = got.saturating_sub(DATA_BYTES + body);
                 vectors.push(into_slice(&mut tail[tail_from..]));
             }
-            let count = self.receive(&mut vectors, patience)?;
+            let count = self.receive(&mut vectors, limits)?;
             let placed = (got + count).clamp(DATA_BYTES, DATA_BYTES + body)
                 - got.clamp(DATA_BYTES, DATA_BYTES + body);
             cursor.advance(placed);
             got += count;
             if got >= DATA_BYTES && got < whole && head[0] != Data::KIND {
-                return self.refused(&head, cursor, &tail, (got, patience));
+                return self.refused(&head, cursor, &tail, (got, limits));
             }
         }
         let (data, ack) = (Frame::read(&head), Frame::read(&tail));
@@ -226,8 +228,8 @@ impl Line {
         head: &[u8; DATA_BYTES],
         place: &Cursor,
         tail: &[u8],
-        (got, patience): (usize, Patience),
-    ) -> Result<Ack, Broken> {
+        (got, limits): (usize, TimeLimits),
+    ) -> Result<Ack, Failure> {
         let mut bytes = [0; ACK_BYTES];
         bytes[..DATA_BYTES].copy_from_slice(head);
         let (mut at, got) = (DATA_BYTES, got.min(ACK_BYTES));
@@ -242,7 +244,7 @@ impl Line {
         let mut at = got;
         while at < ACK_BYTES {
             let mut vectors = vec![into_slice(&mut bytes[at..])];
-            at += self.receive(&mut vectors, patience)?;
+            at += self.receive(&mut vectors, limits)?;
         }
         match Frame::read(&bytes) {
             Ok(Some((Frame::Ack(ack), _))) if ack.refusal.is_some() => Ok(ack),
@@ -253,23 +255,23 @@ impl Line {
     fn write(
         &mut self,
         request: &Request,
-        call: &Call<'_>,
-        patience: Patience,
+        call: &DirectRequest<'_>,
+        limits: TimeLimits,
         config: &TcpConfig,
-    ) -> Result<Ack, Broken> {
-        let mut sent = Sent::Nothing;
-        let written = self.write_frames(request, call, (patience, config.slice_bytes), &mut sent);
-        let answered = written.and_then(|()| self.answer(request.id, patience));
+    ) -> Result<Ack, Failure> {
+        let mut sent = SendProgress::Nothing;
+        let written = self.write_frames(request, call, (limits, config.slice_bytes), &mut sent);
+        let answered = written.and_then(|()| self.answer(request.id, limits));
         match (&answered, sent) {
-            (Err(Broken::Failed(Cause::TimedOut(_))), Sent::But(owed)) => {
-                if let Err(Broken::Silent(cause) | Broken::Failed(cause)) =
+            (Err(Failure::Final(Cause::TimedOut(_))), SendProgress::But(owed)) => {
+                if let Err(Failure::Retryable(cause) | Failure::Final(cause)) =
                     self.take_back(request.id, owed, config.drain_timeout)
                 {
                     tracing::debug!(%cause, "no word about a write that was given up");
                 }
                 answered
             }
-            (Err(_), Sent::Nothing) => answered.map_err(Broken::without_effect),
+            (Err(_), SendProgress::Nothing) => answered.map_err(Failure::without_effect),
             _ => answered,
         }
     }
@@ -277,10 +279,10 @@ impl Line {
     fn write_frames(
         &mut self,
         request: &Request,
-        call: &Call<'_>,
-        (patience, slice): (Patience, usize),
-        sent: &mut Sent,
-    ) -> Result<(), Broken> {
+        call: &DirectRequest<'_>,
+        (limits, slice): (TimeLimits, usize),
+        sent: &mut SendProgress,
+    ) -> Result<(), Failure> {
         let mut cursor = Cursor::new(call.buffers.clone());
         self.begin_head(request);
         while cursor.left() > 0 {
@@ -295,15 +297,15 @@ impl Line {
                 offset,
             })
             .write(&mut head);
-            let mut frame = Outgoing {
+            let mut frame = OutgoingFrame {
                 head: &head,
                 body: cursor.take(bytes),
             };
-            let done = self.send(&mut frame, patience);
+            let done = self.send(&mut frame, limits);
             *sent = match (frame.head.len(), *sent) {
-                (0, _) => Sent::But(frame.body.left()),
+                (0, _) => SendProgress::But(frame.body.left()),
                 (left, before) if left == head.len() => before,
-                _ => Sent::Torn,
+                _ => SendProgress::Torn,
             };
             done?;
             head.clear();
@@ -314,25 +316,25 @@ impl Line {
 
     /// A write that was not over in time: as on a lane, the rest of its frame goes out as zeros, and then that it is
     /// given up; the peer's word is waited for a little, after which it applies nothing more.
-    fn take_back(&mut self, id: u64, owed: u64, drain: Duration) -> Result<Ack, Broken> {
-        let patience = Patience {
+    fn take_back(&mut self, id: u64, owed: u64, drain: Duration) -> Result<Ack, Failure> {
+        let limits = TimeLimits {
             until: now() + drain,
             silence: drain,
         };
         let mut left = owed as usize;
         while left > 0 {
             let zeros = &ZEROS[..left.min(ZEROS.len())];
-            self.send_bytes(zeros, patience)?;
+            self.send_bytes(zeros, limits)?;
             left -= zeros.len();
         }
         let mut cancel = Vec::new();
         Frame::Cancel { id }.write(&mut cancel);
-        self.send_bytes(&cancel, patience)?;
-        self.answer(id, patience)
+        self.send_bytes(&cancel, limits)?;
+        self.answer(id, limits)
     }
 
-    fn answer(&mut self, id: u64, patience: Patience) -> Result<Ack, Broken> {
-        match self.frame(&mut Inlet::default(), patience)? {
+    fn answer(&mut self, id: u64, limits: TimeLimits) -> Result<Ack, Failure> {
+        match self.frame(&mut ReceiveBuffer::default(), limits)? {
             Frame::Ack(ack) if ack.id == id => Ok(ack),
             _ => Err(protocol()),
         }
@@ -343,27 +345,27 @@ impl Line {
         Frame::Request(*request).write(&mut self.head);
     }
 
-    fn send_head(&mut self, patience: Patience) -> Result<(), Broken> {
+    fn send_head(&mut self, limits: TimeLimits) -> Result<(), Failure> {
         let head = std::mem::take(&mut self.head);
-        let sent = self.send_bytes(&head, patience);
+        let sent = self.send_bytes(&head, limits);
         self.head = head;
         sent
     }
 
-    fn send_bytes(&mut self, bytes: &[u8], patience: Patience) -> Result<(), Broken> {
+    fn send_bytes(&mut self, bytes: &[u8], limits: TimeLimits) -> Result<(), Failure> {
         self.send(
-            &mut Outgoing {
+            &mut OutgoingFrame {
                 head: bytes,
                 body: Cursor::new(Default::default()),
             },
-            patience,
+            limits,
         )
     }
 
-    fn send(&mut self, frame: &mut Outgoing<'_>, patience: Patience) -> Result<(), Broken> {
+    fn send(&mut self, frame: &mut OutgoingFrame<'_>, limits: TimeLimits) -> Result<(), Failure> {
         let mut vectors = Vectors::new();
         while !frame.head.is_empty() || frame.body.left() > 0 {
-            self.look_at_clock(patience)?;
+            self.check_deadline(limits)?;
             vectors.clear();
             if !frame.head.is_empty() {
                 vectors.push(from_slice(frame.head));
@@ -373,7 +375,7 @@ impl Line {
             let count = match unsafe { send(self.stream.as_fd(), &mut vectors, 0) } {
                 Ok(count) => count,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-                Err(error) => return Err(patience.broken(&error)),
+                Err(error) => return Err(limits.broken(&error)),
             };
             let of_head = count.min(frame.head.len());
             frame.head = &frame.head[of_head..];
@@ -383,16 +385,20 @@ impl Line {
     }
 
     /// The next header.
-    fn frame(&mut self, inlet: &mut Inlet, patience: Patience) -> Result<Frame, Broken> {
+    fn frame(
+        &mut self,
+        received: &mut ReceiveBuffer,
+        limits: TimeLimits,
+    ) -> Result<Frame, Failure> {
         loop {
             if let Some((frame, length)) =
-                Frame::read(&inlet.bytes[..inlet.length]).map_err(|_| protocol())?
+                Frame::read(&received.bytes[..received.length]).map_err(|_| protocol())?
             {
-                inlet.take(length);
+                received.take(length);
                 return Ok(frame);
             }
-            let mut vectors = vec![into_slice(&mut inlet.bytes[inlet.length..])];
-            inlet.length += self.receive(&mut vectors, patience)?;
+            let mut vectors = vec![into_slice(&mut received.bytes[received.length..])];
+            received.length += self.receive(&mut vectors, limits)?;
         }
     }
 
@@ -401,13 +407,13 @@ impl Line {
         &mut self,
         cursor: &mut Cursor,
         data: &Data,
-        inlet: &mut Inlet,
-        patience: Patience,
-    ) -> Result<(), Broken> {
+        received: &mut ReceiveBuffer,
+        limits: TimeLimits,
+    ) -> Result<(), Failure> {
         let bytes = data.bytes as usize;
-        let early = inlet.length.min(bytes);
-        cursor.copy_in(&inlet.bytes[..early]);
-        inlet.take(early);
+        let early = received.length.min(bytes);
+        cursor.copy_in(&received.bytes[..early]);
+        received.take(early);
         let mut left = bytes - early;
         // So many bytes come behind it whatever happens, so they can be waited for together with it.
         let behind = if data.last {
@@ -421,23 +427,23 @@ impl Line {
             let direct = cursor.vectors(left, &mut vectors);
             let mut asked = direct;
             if direct == left {
-                vectors.push(into_slice(&mut inlet.bytes[..behind]));
+                vectors.push(into_slice(&mut received.bytes[..behind]));
                 asked += behind;
             }
-            let count = self.receive_many(&mut vectors, asked.min(TOLD_BYTES), patience)?;
+            let count = self.receive_many(&mut vectors, asked.min(LOW_WATER_BYTES), limits)?;
             cursor.advance(count.min(direct));
-            inlet.length = count.saturating_sub(direct);
+            received.length = count.saturating_sub(direct);
             left -= count.min(direct);
         }
         Ok(())
     }
 
     /// Reads into ranges that the caller keeps, as soon as anything is there.
-    fn receive(&mut self, vectors: &mut Vectors, patience: Patience) -> Result<usize, Broken> {
-        self.look_at_clock(patience)?;
-        self.tell_from(1)?;
+    fn receive(&mut self, vectors: &mut Vectors, limits: TimeLimits) -> Result<usize, Failure> {
+        self.check_deadline(limits)?;
+        self.set_receive_low_water(1)?;
         self.receive_now(vectors, 0)
-            .map_err(|error| patience.broken(&error))
+            .map_err(|error| limits.broken(&error))
     }
 
     /// The same once `bytes` are there, unless the connection ends: to be woken for each segment costs both sides more
@@ -446,17 +452,17 @@ impl Line {
         &mut self,
         vectors: &mut Vectors,
         bytes: usize,
-        patience: Patience,
-    ) -> Result<usize, Broken> {
-        self.look_at_clock(patience)?;
-        self.tell_from(bytes)?;
+        limits: TimeLimits,
+    ) -> Result<usize, Failure> {
+        self.check_deadline(limits)?;
+        self.set_receive_low_water(bytes)?;
         // A read that blocks would wait for so many beyond those that it has taken already, and may wait for ever.
         let ready =
             wait_readable(self.stream.as_fd(), self.timeout).and_then(|ready| match ready {
                 true => self.receive_now(vectors, libc::MSG_DONTWAIT),
                 false => Err(io::ErrorKind::WouldBlock.into()),
             });
-        ready.map_err(|error| patience.broken(&error))
+        ready.map_err(|error| limits.broken(&error))
     }
 
     fn receive_now(&mut self, vectors: &mut Vectors, flags: i32) -> io::Result<usize> {
@@ -470,19 +476,20 @@ impl Line {
         }
     }
 
-    fn tell_from(&mut self, bytes: usize) -> Result<(), Broken> {
-        if bytes != self.told_from {
-            tell_from(self.stream.as_fd(), bytes).map_err(|error| Broken::Failed(lost(&error)))?;
-            self.told_from = bytes;
+    fn set_receive_low_water(&mut self, bytes: usize) -> Result<(), Failure> {
+        if bytes != self.receive_low_water {
+            set_receive_low_water(self.stream.as_fd(), bytes)
+                .map_err(|error| Failure::Final(lost(&error)))?;
+            self.receive_low_water = bytes;
         }
         Ok(())
     }
 
     /// Before every call that may block: that it blocks no longer than there is time, however little it did before.
-    fn look_at_clock(&mut self, patience: Patience) -> Result<(), Broken> {
-        let left = now().until(patience.until);
+    fn check_deadline(&mut self, limits: TimeLimits) -> Result<(), Failure> {
+        let left = now().until(limits.until);
         if left.is_zero() {
-            return Err(Broken::Failed(Cause::TimedOut(Clock::Total)));
+            return Err(Failure::Final(Cause::TimedOut(Deadline::Total)));
         }
         if left < self.timeout {
             self.set_timeout(left)
@@ -491,7 +498,7 @@ impl Line {
         }
     }
 
-    fn set_timeout(&mut self, limit: Duration) -> Result<(), Broken> {
+    fn set_timeout(&mut self, limit: Duration) -> Result<(), Failure> {
         // Rounded up, so that calls with the same patience find it set.
         let granule = if limit < Duration::from_secs(1) {
             1
@@ -504,29 +511,29 @@ impl Line {
                 .stream
                 .set_read_timeout(Some(limit))
                 .and_then(|()| self.stream.set_write_timeout(Some(limit)));
-            set.map_err(|error| Broken::Failed(lost(&error)))?;
+            set.map_err(|error| Failure::Final(lost(&error)))?;
             self.timeout = limit;
         }
         Ok(())
     }
 }
 
-impl Patience {
+impl TimeLimits {
     /// What it means that the kernel did not do it.
-    fn broken(self, error: &io::Error) -> Broken {
-        Broken::Failed(match error.kind() {
-            io::ErrorKind::WouldBlock if now() < self.until => Cause::TimedOut(Clock::Progress),
-            io::ErrorKind::WouldBlock => Cause::TimedOut(Clock::Total),
+    fn broken(self, error: &io::Error) -> Failure {
+        Failure::Final(match error.kind() {
+            io::ErrorKind::WouldBlock if now() < self.until => Cause::TimedOut(Deadline::Progress),
+            io::ErrorKind::WouldBlock => Cause::TimedOut(Deadline::Total),
             _ => lost(error),
         })
     }
 }
 
-impl Broken {
+impl Failure {
     /// The request can be tried again if it was the connection that broke.
     fn without_effect(self) -> Self {
         match self {
-            Self::Failed(cause @ Cause::Lost(_)) => Self::Silent(cause),
+            Self::Final(cause @ Cause::Lost(_)) => Self::Retryable(cause),
             other => other,
         }
     }
@@ -534,12 +541,12 @@ impl Broken {
 
 /// What was read behind a payload.
 #[derive(Debug)]
-struct Inlet {
+struct ReceiveBuffer {
     bytes: [u8; 256],
     length: usize,
 }
 
-impl Default for Inlet {
+impl Default for ReceiveBuffer {
     fn default() -> Self {
         Self {
             bytes: [0; 256],
@@ -548,7 +555,7 @@ impl Default for Inlet {
     }
 }
 
-impl Inlet {
+impl ReceiveBuffer {
     fn take(&mut self, count: usize) {
         self.bytes.copy_within(count..self.length, 0);
         self.length -= count;
@@ -564,6 +571,6 @@ fn lost(error: &io::Error) -> Cause {
     Cause::Lost(error.to_string())
 }
 
-fn protocol() -> Broken {
-    Broken::Failed(Cause::Protocol("an answer to something else".to_owned()))
+fn protocol() -> Failure {
+    Failure::Final(Cause::Protocol("an answer to something else".to_owned()))
 }

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use super::Order;
+use super::Action;
 use crate::batch::{BatchId, Part};
 
 /// Unfinished work of one peer by epoch; a fence ends one.
@@ -39,29 +39,29 @@ impl Fences {
     }
 
     /// Work of an epoch is over.
-    pub(super) fn leave(&mut self, epoch: u64, orders: &mut Vec<Order>) {
+    pub(super) fn leave(&mut self, epoch: u64, actions: &mut Vec<Action>) {
         let index = (epoch - self.first) as usize;
         self.epochs[index].unfinished -= 1;
-        self.pass(orders);
+        self.pass(actions);
     }
 
     /// Has `part` wait for everything that has entered.
-    pub(super) fn fence(&mut self, part: Part, orders: &mut Vec<Order>) {
+    pub(super) fn fence(&mut self, part: Part, actions: &mut Vec<Action>) {
         if let Some(last) = self.epochs.back_mut() {
             (last.fenced, last.waiting) = (true, Some(part));
         }
         self.epochs.push_back(Epoch::default());
-        self.pass(orders);
+        self.pass(actions);
     }
 
     /// Nobody waits for the fences of a batch any more.
-    pub(super) fn cancel(&mut self, batch: BatchId, orders: &mut Vec<Order>) {
+    pub(super) fn cancel(&mut self, batch: BatchId, actions: &mut Vec<Action>) {
         for epoch in &mut self.epochs {
-            orders.extend(
+            actions.extend(
                 epoch
                     .waiting
                     .take_if(|part| part.batch() == batch)
-                    .map(Order::GiveUp),
+                    .map(Action::GiveUp),
             );
         }
     }
@@ -71,13 +71,13 @@ impl Fences {
         self.epochs.iter().all(|epoch| epoch.unfinished == 0)
     }
 
-    fn pass(&mut self, orders: &mut Vec<Order>) {
+    fn pass(&mut self, actions: &mut Vec<Action>) {
         while let Some(first) = self
             .epochs
             .front_mut()
             .filter(|first| first.unfinished == 0 && first.fenced)
         {
-            orders.extend(first.waiting.take().map(Order::Fenced));
+            actions.extend(first.waiting.take().map(Action::Fenced));
             self.epochs.pop_front();
             self.first += 1;
         }

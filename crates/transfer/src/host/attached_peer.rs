@@ -1,47 +1,47 @@
 use slackwater_base::Instant;
 use slackwater_wire::Incarnation;
 
-use super::grants::Grants;
+use super::granted::GrantedWindows;
 use super::packets::Packets;
 
 /// A process that has, or asks for, this one's memory.
-pub(super) struct Peer {
+pub(super) struct AttachedPeer {
     pub(super) packets: Packets,
     /// Who it says it is.
     pub(super) incarnation: Incarnation,
-    pub(super) standing: Standing,
+    pub(super) state: AttachState,
 }
 
 /// How a peer stands.
-pub(super) enum Standing {
+pub(super) enum AttachState {
     /// It has not said who it is, which it has to by then.
-    Stranger(Instant),
+    Unauthenticated(Instant),
     /// It may ask.
-    Open(Grants),
+    Open(GrantedWindows),
     /// It broke the protocol. It is told nothing more and everything is taken back from it; but it may be at memory still,
     /// so what it was granted is kept until it lets go of it, or ends.
-    Expelled(Grants),
+    Expelled(GrantedWindows),
 }
 
-impl Standing {
+impl AttachState {
     pub(super) fn deadline(&self) -> Option<Instant> {
         match self {
-            Self::Stranger(deadline) => Some(*deadline),
+            Self::Unauthenticated(deadline) => Some(*deadline),
             Self::Open(_) | Self::Expelled(_) => None,
         }
     }
 
-    pub(super) fn grants(&self) -> Option<&Grants> {
+    pub(super) fn granted(&self) -> Option<&GrantedWindows> {
         match self {
-            Self::Stranger(_) => None,
-            Self::Open(grants) | Self::Expelled(grants) => Some(grants),
+            Self::Unauthenticated(_) => None,
+            Self::Open(granted) | Self::Expelled(granted) => Some(granted),
         }
     }
 
-    pub(super) fn grants_mut(&mut self) -> Option<&mut Grants> {
+    pub(super) fn granted_mut(&mut self) -> Option<&mut GrantedWindows> {
         match self {
-            Self::Stranger(_) => None,
-            Self::Open(grants) | Self::Expelled(grants) => Some(grants),
+            Self::Unauthenticated(_) => None,
+            Self::Open(granted) | Self::Expelled(granted) => Some(granted),
         }
     }
 }

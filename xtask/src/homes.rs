@@ -16,6 +16,7 @@ const HOMES: &[(&str, &str)] = &[
     ("Completion", "crates/wait"),
     ("AllowList", "crates/keys"),
     ("KeyFileError", "crates/keys"),
+    ("Mapping", "crates/memory"),
 ];
 
 pub(crate) fn check() -> Result<Vec<String>> {

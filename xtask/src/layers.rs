@@ -18,6 +18,7 @@ const LAYERS: &[(&str, Kind, &[&str])] = &[
     ("tier", Kind::Pure, &["base", "wire"]),
     ("client", Kind::Pure, &["base", "wire"]),
     ("wait", Kind::Shell, &["base"]),
+    ("memory", Kind::Shell, &[]),
     ("pool", Kind::Shell, &["base", "wait"]),
     ("net", Kind::Shell, &["base", "wait"]),
     ("keys", Kind::Shell, &["zmtp"]),
@@ -29,14 +30,16 @@ const LAYERS: &[(&str, Kind, &[&str])] = &[
     (
         "transfer",
         Kind::Shell,
-        &["base", "wire", "zmtp", "wait", "net", "keys", "pool"],
+        &[
+            "base", "wire", "zmtp", "wait", "net", "keys", "memory", "pool",
+        ],
     ),
     (
         "node",
         Kind::Shell,
         &[
-            "base", "wire", "zmtp", "meta", "tier", "client", "wait", "pool", "net", "mq",
-            "transfer",
+            "base", "wire", "zmtp", "meta", "tier", "client", "wait", "memory", "pool", "net",
+            "mq", "transfer",
         ],
     ),
     (

@@ -1,34 +1,18 @@
-//! Memory that several parties reach by address: mapped here, and never handed out as a slice.
+//! The mapping of a node's arena, and the right to access a piece of it.
 //!
-//! A [`Region`] is one anonymous mapping. Whoever may access a piece of it holds a [`Grant`], and copies in and out
-//! through that: the bytes behind it may be written by a device or a later peer, so no `&[u8]` of them exists.
+//! The holder of a [`Grant`] copies in and out through that: the bytes behind it may be written by a device or a later
+//! peer, so no `&[u8]` of them exists.
 
 use std::io;
 use std::sync::Arc;
 
-use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 use slackwater_base::Checksum;
+use slackwater_memory::{HUGE_PAGE_BYTES, Mapping, Pages};
 use slackwater_pool::Pool;
 use slackwater_pool::copy::{Copied, Piece, copy_all_checksum};
 
 use crate::config::HugePages;
 use crate::selection::Selection;
-
-/// Size of the huge pages that are asked for, in bytes; a mapping is rounded up to it.
-const HUGE_BYTES: usize = 2 << 20;
-
-/// One anonymous mapping, faulted in as it is touched.
-#[derive(Debug)]
-pub struct Region {
-    base: *mut u8,
-    bytes: usize,
-}
-
-// SAFETY: the mapping belongs to no thread. Its bytes are reached through grants alone, whose makers promise that no
-// two of them conflict.
-unsafe impl Send for Region {}
-// SAFETY: as above; the region's own methods only read the two plain fields.
-unsafe impl Sync for Region {}
 
 /// Whether a grant may be written through.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,124 +23,65 @@ pub enum Access {
     Write,
 }
 
-/// Leave to access one piece of a region, for as long as it lives.
+/// The right to access one piece of a mapping, for as long as it lives.
 #[derive(Debug)]
 pub struct Grant {
     /// Keeps the mapping.
-    _region: Arc<Region>,
+    _mapping: Arc<Mapping>,
     start: *mut u8,
     bytes: usize,
     access: Access,
 }
 
-// SAFETY: a grant is a checked range of a `Region`, which is `Send`, and a promise that holds on every thread.
+// SAFETY: a grant is a checked range of a `Mapping`, which is `Send`, and a promise that holds on every thread.
 unsafe impl Send for Grant {}
 
-impl Region {
-    /// Maps `bytes` bytes, on the kind of pages asked for as far as they are to be had; says which, and why.
-    ///
-    /// # Errors
-    /// When the operating system gives no address space.
-    pub fn map(bytes: usize, kind: HugePages) -> io::Result<(Self, Selection)> {
-        let bytes = bytes.next_multiple_of(HUGE_BYTES);
-        let plain = |reason: &str| -> io::Result<(Self, Selection)> {
-            Ok((
-                Self::map_with(bytes, MapFlags::empty())?,
-                pages("ordinary", reason),
-            ))
-        };
-        match kind {
-            HugePages::Off => plain("asked for"),
-            HugePages::Transparent => {
-                let region = Self::map_with(bytes, MapFlags::empty())?;
-                // SAFETY: the range is the whole mapping just made; this advice changes no contents.
-                let advised =
-                    unsafe { madvise(region.base.cast(), region.bytes, Advice::LinuxHugepage) };
-                match advised {
-                    Ok(()) => Ok((region, pages("transparent huge", "asked for"))),
-                    Err(error) => {
-                        let reason =
-                            format!("the kernel makes no huge pages: {}", io::Error::from(error));
-                        Ok((region, pages("ordinary", &reason)))
-                    }
-                }
-            }
-            HugePages::Reserved => {
-                match Self::map_with(bytes, MapFlags::HUGETLB | MapFlags::HUGE_2MB) {
-                    Ok(region) => Ok((region, pages("reserved huge", "asked for"))),
-                    Err(error) => plain(&format!(
-                        "too few huge pages are reserved (`vm.nr_hugepages`): {error}"
-                    )),
-                }
-            }
-        }
-    }
+/// Maps `bytes` bytes, rounded up to whole huge pages, on the kind of pages asked for as far as they are to be had; says
+/// which kind that is, and why.
+///
+/// # Errors
+/// When the operating system gives no address space.
+pub fn map(bytes: usize, kind: HugePages) -> io::Result<(Mapping, Selection)> {
+    let asked = match kind {
+        HugePages::Off => Pages::Ordinary,
+        HugePages::Transparent => Pages::TransparentHuge,
+        HugePages::Reserved => Pages::ReservedHuge,
+    };
+    let (mapping, obtained) = Mapping::private(bytes.next_multiple_of(HUGE_PAGE_BYTES), asked)?;
+    let chosen = match obtained.pages {
+        Pages::Ordinary => "ordinary pages",
+        Pages::TransparentHuge => "transparent huge pages",
+        Pages::ReservedHuge => "reserved huge pages",
+    };
+    let reason = obtained.instead_because.as_deref().unwrap_or("asked for");
+    Ok((mapping, Selection::new(chosen, reason)))
+}
 
-    fn map_with(bytes: usize, extra: MapFlags) -> io::Result<Self> {
-        // Reserved pages must all be there at once: without NORESERVE the kernel says so now instead of by SIGBUS later.
-        let lazy = if extra.is_empty() {
-            MapFlags::NORESERVE
-        } else {
-            MapFlags::empty()
-        };
-        let protection = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a null hint lets the kernel choose fresh addresses; no existing memory is replaced.
-        let base = unsafe {
-            mmap_anonymous(
-                std::ptr::null_mut(),
-                bytes,
-                protection,
-                MapFlags::PRIVATE | lazy | extra,
-            )?
-        };
-        Ok(Self {
-            base: base.cast(),
-            bytes,
-        })
-    }
-
-    /// Size of the mapping in bytes.
-    #[must_use]
-    pub fn bytes(&self) -> usize {
-        self.bytes
-    }
-
-    /// Leave to access `bytes` bytes from `offset`; `None` when they are not all inside.
+impl Grant {
+    /// The right to access `bytes` bytes from `offset`; `None` when they are not all inside.
     ///
     /// # Safety
     /// As long as the grant lives:
     /// - under [`Access::Write`], nobody else reads or writes these bytes;
     /// - under [`Access::Read`], nobody writes them.
-    pub unsafe fn grant(
-        self: &Arc<Self>,
+    pub unsafe fn new(
+        mapping: &Arc<Mapping>,
         offset: u64,
         bytes: u64,
         access: Access,
-    ) -> Option<Grant> {
+    ) -> Option<Self> {
         let end = offset.checked_add(bytes)?;
-        if end > self.bytes as u64 {
+        if end > mapping.bytes() as u64 {
             return None;
         }
-        // SAFETY: `offset <= end <= self.bytes`, so the pointer stays inside the mapping.
-        let start = unsafe { self.base.add(offset as usize) };
-        Some(Grant {
-            _region: Arc::clone(self),
-            start,
+        Some(Self {
+            _mapping: Arc::clone(mapping),
+            start: mapping.start().as_ptr().wrapping_add(offset as usize),
             bytes: bytes as usize,
             access,
         })
     }
-}
 
-impl Drop for Region {
-    fn drop(&mut self) {
-        // SAFETY: base and length are those of the mapping; grants hold the region alive, so none is left.
-        let unmapped = unsafe { munmap(self.base.cast(), self.bytes) };
-        debug_assert!(unmapped.is_ok(), "{unmapped:?}");
-    }
-}
-
-impl Grant {
     /// Length of the piece in bytes.
     #[must_use]
     pub fn bytes(&self) -> usize {
@@ -193,7 +118,7 @@ impl Grant {
             self.bytes
         );
         // SAFETY: both are valid for `buffer.len()`, checked above for the piece; nobody else holds `buffer`, and it
-        // lies outside the region because no slice of a region exists.
+        // lies outside the mapping because no slice of one exists.
         unsafe {
             slackwater_pool::copy::copy_checksum(buffer.as_mut_ptr(), self.start, buffer.len())
         }
@@ -224,7 +149,7 @@ impl Grant {
     #[must_use]
     pub fn checksum(&self, bytes: usize) -> Checksum {
         assert!(bytes <= self.bytes, "{bytes} of {}", self.bytes);
-        // SAFETY: the piece is valid for `bytes`, and by the promise of `Region::grant` nobody writes it meanwhile.
+        // SAFETY: the piece is valid for `bytes`, and by the promise of `Grant::new` nobody writes it meanwhile.
         Checksum::of(unsafe { std::slice::from_raw_parts(self.start, bytes) })
     }
 
@@ -280,12 +205,8 @@ pub fn copy_out_all(pool: &Pool, pieces: &mut [(&Grant, &mut [u8])]) -> Vec<Copi
     };
     let pieces: Vec<Piece> = pieces.iter_mut().map(piece).collect();
     // SAFETY: sources and targets are valid for their lengths, checked above for the sources, and borrowed through the
-    // call; the buffers are borrowed exclusively, hence apart from each other, and lie outside the region.
+    // call; the buffers are borrowed exclusively, hence apart from each other, and lie outside the mapping.
     unsafe { copy_all_checksum(pool, &pieces) }
-}
-
-fn pages(kind: &str, reason: &str) -> Selection {
-    Selection::new(format!("{kind} pages"), reason)
 }
 
 #[cfg(test)]
@@ -295,13 +216,13 @@ mod tests {
     #[test]
     fn bytes_copied_in_come_out_with_their_checksum_on_every_kind_of_page() {
         for pages in [HugePages::Off, HugePages::Transparent, HugePages::Reserved] {
-            let (region, chosen) = Region::map(3 << 20, pages).unwrap();
+            let (region, chosen) = map(3 << 20, pages).unwrap();
             assert!(!chosen.chosen.is_empty() && !chosen.reason.is_empty());
             assert_eq!(region.bytes(), 4 << 20);
             let region = Arc::new(region);
             let value: Vec<u8> = (0..100_000u32).map(|i| (i % 251) as u8).collect();
             // SAFETY: the only grant there is.
-            let mut grant = unsafe { region.grant(4096, 1 << 20, Access::Write) }.unwrap();
+            let mut grant = unsafe { Grant::new(&region, 4096, 1 << 20, Access::Write) }.unwrap();
             assert_eq!(grant.copy_in(&value), Checksum::of(&value));
             let mut back = vec![0; value.len()];
             assert_eq!(grant.copy_out(&mut back), Checksum::of(&value));
@@ -312,14 +233,15 @@ mod tests {
 
     #[test]
     fn many_values_go_in_and_out_by_several_threads_with_their_checksums() {
-        let region = Arc::new(Region::map(4 << 20, HugePages::Off).unwrap().0);
+        let region = Arc::new(map(4 << 20, HugePages::Off).unwrap().0);
         let pool = Pool::start(&slackwater_pool::Config::threads(2)).unwrap();
         let values: Vec<Vec<u8>> = [1, 100_000, 1 << 20]
             .map(|bytes| (0..bytes).map(|i| (i % 251) as u8).collect())
             .into();
         // SAFETY: the pieces lie a mebibyte apart and are granted once each.
-        let grant =
-            |at: usize| unsafe { region.grant((at as u64) << 20, 1 << 20, Access::Write) }.unwrap();
+        let grant = |at: usize| {
+            unsafe { Grant::new(&region, (at as u64) << 20, 1 << 20, Access::Write) }.unwrap()
+        };
         let mut grants: Vec<Grant> = (0..values.len()).map(grant).collect();
         let sums: Vec<Checksum> = values.iter().map(|value| Checksum::of(value)).collect();
         let check = |copied: Vec<Copied>| {
@@ -345,11 +267,11 @@ mod tests {
 
     #[test]
     fn a_piece_outside_is_not_granted() {
-        let region = Arc::new(Region::map(2 << 20, HugePages::Off).unwrap().0);
+        let region = Arc::new(map(2 << 20, HugePages::Off).unwrap().0);
         let outside = [(0, (2 << 20) + 1), (2 << 20, 1), (u64::MAX, 2)];
         for (offset, bytes) in outside {
             // SAFETY: nothing is accessed.
-            let grant = unsafe { region.grant(offset, bytes, Access::Read) };
+            let grant = unsafe { Grant::new(&region, offset, bytes, Access::Read) };
             assert!(grant.is_none(), "{offset} {bytes}");
         }
     }
@@ -357,9 +279,9 @@ mod tests {
     #[test]
     #[should_panic(expected = "Read of")]
     fn a_grant_to_read_is_not_written_through() {
-        let region = Arc::new(Region::map(2 << 20, HugePages::Off).unwrap().0);
+        let region = Arc::new(map(2 << 20, HugePages::Off).unwrap().0);
         // SAFETY: the only grant there is.
-        let mut grant = unsafe { region.grant(0, 4096, Access::Read) }.unwrap();
+        let mut grant = unsafe { Grant::new(&region, 0, 4096, Access::Read) }.unwrap();
         let _ = grant.copy_in(b"x");
     }
 }

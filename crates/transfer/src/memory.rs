@@ -7,8 +7,8 @@ use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 use slackwater_base::Instant;
+use slackwater_memory::{Mapping, Pages};
 use thiserror::Error;
 
 use crate::region::Access;
@@ -149,45 +149,34 @@ unsafe impl Send for Staged {}
 // SAFETY: through a shared reference only plain fields are read; what gives it back is reached by its drop alone.
 unsafe impl Sync for Staged {}
 
-/// One anonymous mapping.
-struct Mapping {
-    start: NonNull<u8>,
-    bytes: usize,
-}
-
-// SAFETY: a mapping belongs to no thread.
-unsafe impl Send for Mapping {}
-// SAFETY: it has no methods but its drop.
-unsafe impl Sync for Mapping {}
-
-impl Drop for Mapping {
-    fn drop(&mut self) {
-        // SAFETY: this is the whole mapping, made by `Memory::anonymous`; the region that kept it is gone, so nobody
-        // has an access to it.
-        let unmapped = unsafe { munmap(self.start.as_ptr().cast(), self.bytes) };
-        debug_assert!(unmapped.is_ok(), "a mapping of our own can be unmapped");
-    }
-}
-
 impl Memory {
-    /// Fresh zeroed memory of this process.
+    /// Zeroed private memory of this process.
     ///
     /// # Errors
     /// The operating system gives no address space, or `bytes` is 0.
     pub fn anonymous(bytes: usize) -> io::Result<Self> {
-        // SAFETY: a null hint lets the kernel choose fresh addresses; no existing memory is replaced.
-        let start = unsafe {
-            mmap_anonymous(
-                std::ptr::null_mut(),
-                bytes,
-                ProtFlags::READ | ProtFlags::WRITE,
-                MapFlags::PRIVATE,
-            )?
-        };
-        let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
-        // SAFETY: the mapping lives in `keep`, and nobody else has its address.
-        Ok(unsafe { Self::borrowed(start, bytes, Location::Host) }
-            .kept_by(Mapping { start, bytes }))
+        let (mapping, _) = Mapping::private(bytes, Pages::Ordinary)?;
+        Ok(Self::mapped(Arc::new(mapping)))
+    }
+
+    /// Zeroed memory in a sealed file: peers of the same host map it instead of asking the kernel for every copy.
+    ///
+    /// # Errors
+    /// The operating system gives no memory or descriptor, or `bytes` is 0.
+    pub fn shared(bytes: usize) -> io::Result<Self> {
+        Ok(Self::mapped(Arc::new(Mapping::shared(bytes)?)))
+    }
+
+    /// All of a mapping.
+    #[must_use]
+    pub fn mapped(mapping: Arc<Mapping>) -> Self {
+        let file = mapping.file().map(|fd| SharedFile {
+            fd: Arc::clone(fd),
+            offset: 0,
+        });
+        // SAFETY: the mapping lives as long as what keeps it, and hands out its address alone, never a reference.
+        let memory = unsafe { Self::borrowed(mapping.start(), mapping.bytes(), Location::Host) };
+        Self { file, ..memory }.kept_by(mapping)
     }
 
     /// Memory that somebody else made.

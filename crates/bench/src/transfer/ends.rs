@@ -8,7 +8,7 @@ use std::time::Duration;
 use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 use slackwater_base::Instant;
-use slackwater_transfer::host::{HostLimits, HostMover, SharedMemory};
+use slackwater_transfer::host::{HostLimits, HostMover};
 use slackwater_transfer::stage::{Device, SoftwareDevice, StageLimits, Stager};
 use slackwater_transfer::{
     Batch, Capability, Engine, EngineConfig, GrantSpec, Home, LocalRange, Memory, Mover, Op,
@@ -139,9 +139,7 @@ pub(super) fn engine(
 fn memory(carrier: Carrier, place: Place, bytes: usize) -> Result<Memory, BenchError> {
     let system = BenchError::io("take memory");
     match place {
-        Place::Cpu if carrier == Carrier::Shm => {
-            Ok(Arc::new(SharedMemory::create(bytes).map_err(system)?).memory())
-        }
+        Place::Cpu if carrier == Carrier::Shm => Ok(Memory::shared(bytes).map_err(system)?),
         Place::Cpu => Memory::anonymous(bytes).map_err(system),
         Place::Software => {
             let device = Arc::new(SoftwareDevice::start(0).map_err(|error| no_device(&error))?);

@@ -13,7 +13,7 @@ use super::transfer::Transfer;
 use super::uring::UringDevice;
 use super::*;
 use crate::config::HugePages;
-use crate::region::{Access, Region};
+use crate::region::{self, Access};
 
 const FILE: FileId = FileId(7);
 const BLOCK: usize = BLOCK_BYTES as usize;
@@ -32,7 +32,7 @@ impl World {
         for backend in [IoBackend::Uring, IoBackend::Pread] {
             let root = tempfile::tempdir().unwrap();
             let directory = Arc::new(Directory::hold(root.path()).unwrap());
-            let region = Arc::new(Region::map(8 << 20, HugePages::Off).unwrap().0);
+            let region = Arc::new(region::map(8 << 20, HugePages::Off).unwrap().0);
             let segment = Segment {
                 id: SegmentId(1),
                 incarnation: Incarnation(5),
@@ -694,7 +694,7 @@ fn broken(turns: u32) -> Failure {
 fn auto_says_what_it_chose() {
     let root = tempfile::tempdir().unwrap();
     let directory = Arc::new(Directory::hold(root.path()).unwrap());
-    let region = Arc::new(Region::map(2 << 20, HugePages::Off).unwrap().0);
+    let region = Arc::new(region::map(2 << 20, HugePages::Off).unwrap().0);
     let segment = Segment {
         id: SegmentId(1),
         incarnation: Incarnation(5),

@@ -3,13 +3,14 @@ use std::sync::Arc;
 
 use rustix::io::Errno;
 use slackwater_base::{BLOCK_BYTES, Checksum, Planted, planted, round_to_block};
+use slackwater_memory::Mapping;
 use slackwater_tier::io::{DiskError, DiskOutcome, Part, Target};
 use slackwater_wire::{ExtentRef, Incarnation, SegmentId};
 
 use super::buffer::AlignedBuffer;
 use super::handles::OpenFile;
 use super::scratch::Scratch;
-use crate::region::{Access, Grant, Region};
+use crate::region::{Access, Grant};
 
 /// Most pieces in one system call (`UIO_MAXIOV` of Linux).
 const PIECES_MAX: usize = 1024;
@@ -22,20 +23,20 @@ pub struct Segment {
     /// Which life of it.
     pub incarnation: Incarnation,
     /// Its memory.
-    pub region: Arc<Region>,
+    pub region: Arc<Mapping>,
 }
 
 impl Segment {
     /// Leave to access an extent of this segment.
     ///
     /// # Safety
-    /// As for [`Region::grant`], over the bytes of the extent.
+    /// As for [`Grant::new`], over the bytes of the extent.
     pub(crate) unsafe fn grant(&self, extent: &ExtentRef, access: Access) -> Option<Grant> {
         if (extent.segment, extent.incarnation) != (self.id, self.incarnation) {
             return None;
         }
         // SAFETY: the caller's promise is the one that is asked for.
-        unsafe { self.region.grant(extent.offset, extent.bytes, access) }
+        unsafe { Grant::new(&self.region, extent.offset, extent.bytes, access) }
     }
 }
 
@@ -470,9 +471,10 @@ mod tests {
     use super::*;
     use crate::config::HugePages;
     use crate::disk::Directory;
+    use crate::region;
 
     pub(crate) fn segment(bytes: usize) -> Segment {
-        let region = Arc::new(Region::map(bytes, HugePages::Off).unwrap().0);
+        let region = Arc::new(region::map(bytes, HugePages::Off).unwrap().0);
         Segment {
             id: SegmentId(1),
             incarnation: Incarnation(9),

@@ -17,7 +17,7 @@ use super::socket::{Answer, AnswerSocket, Question};
 use super::{MEMORY_NAME, OpenError, StoreError};
 use crate::config::Config;
 use crate::disk::{self, Directory, Segment, Use};
-use crate::region::Region;
+use crate::region;
 
 const MEMORY: SegmentId = SegmentId(1);
 const DISK: SegmentId = SegmentId(2);
@@ -33,7 +33,7 @@ pub(super) fn open(mut config: Config) -> Result<super::Handle, OpenError> {
     }
     config.memory = ByteSize(config.memory.0 / GRANULE * GRANULE);
     let warnings = config.warnings();
-    let mapped = Region::map(config.memory.0 as usize, config.huge_pages);
+    let mapped = region::map(config.memory.0 as usize, config.huge_pages);
     let (region, pages) = mapped.map_err(|why| OpenError::Memory {
         bytes: config.memory,
         why,

@@ -264,7 +264,6 @@ impl Answer {
 mod tests {
     use slackwater_wire::data::Rights;
 
-    use super::super::memory::SharedMemory;
     use super::*;
     use crate::memory::Memory;
     use crate::region::{Region, RegionSpec, Regions};
@@ -355,8 +354,7 @@ mod tests {
     #[test]
     fn a_file_is_passed_once_as_long_as_the_peer_has_a_window_on_it() {
         let regions = Regions::default();
-        let shared = Arc::new(SharedMemory::create(4096).unwrap());
-        let region = region(&regions, shared.memory());
+        let region = region(&regions, Memory::shared(4096).unwrap());
         let (mut granted, _peer) = granted(4);
         let mut passed = Vec::new();
         let entries = [0, 8].map(|start| {

@@ -5,13 +5,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use rustix::process::geteuid;
 use slackwater_base::Instant;
+use slackwater_memory::{Mapping, RefusedMemory};
 use slackwater_wire::Incarnation;
 use slackwater_wire::data::{Capability, Refusal};
 use thiserror::Error;
 use zerocopy::byteorder::little_endian::{U32, U64};
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::memory::{RefusedMemory, SharedMemory};
 use super::message::{
     ATTACH_MAX, Attach, Attached, DETACH_MAX, Detach, ENTRY_DESCRIPTOR, ENTRY_SHARED, Entry,
     GOODBYE_BOOT, GOODBYE_CLOSING, GOODBYE_FULL, GOODBYE_INCARNATION, GOODBYE_USER,
@@ -90,7 +90,7 @@ pub(crate) struct Link {
 struct Exchange {
     question: u64,
     buffer: Vec<u8>,
-    memories: Vec<(u64, Weak<SharedMemory>)>,
+    memories: Vec<(u64, Weak<Mapping>)>,
     /// A question was not answered in time: an answer may yet come that belongs to nobody.
     unanswered: u32,
 }
@@ -224,7 +224,7 @@ impl Link {
         let exchange = &mut *exchange;
         // Held until the answer is in: a memory that the owner takes for known must not be forgotten meanwhile. First
         // these, then what was detached: a window tells that it is over before it lets go of its memory.
-        let held: Vec<(u64, Arc<SharedMemory>)> = exchange
+        let held: Vec<(u64, Arc<Mapping>)> = exchange
             .memories
             .iter()
             .filter_map(|(id, memory)| Some((*id, memory.upgrade()?)))
@@ -363,8 +363,8 @@ impl Link {
         self: &Arc<Self>,
         entry: &Entry,
         descriptors: &mut impl Iterator<Item = OwnedFd>,
-        held: &[(u64, Arc<SharedMemory>)],
-        memories: &mut Vec<(u64, Weak<SharedMemory>)>,
+        held: &[(u64, Arc<Mapping>)],
+        memories: &mut Vec<(u64, Weak<Mapping>)>,
     ) -> Result<OpenWindow, WindowError> {
         match entry.refused.get() {
             0 => {}
@@ -395,7 +395,7 @@ impl Link {
         let memory = match (passed, known(id, held, memories)) {
             // Opened anew even if it is known: the number may have come to mean another memory.
             (Some(descriptor), _) => {
-                let memory = Arc::new(SharedMemory::open(descriptor, entry.memory_len.get())?);
+                let memory = Arc::new(Mapping::open(descriptor, entry.memory_len.get())?);
                 memories.retain(|(known, _)| *known != id);
                 memories.push((id, Arc::downgrade(&memory)));
                 memory
@@ -403,7 +403,7 @@ impl Link {
             (None, Some(memory)) => memory,
             (None, None) => return Err(WindowError::Garbled),
         };
-        match end <= memory.len() as u64 {
+        match end <= memory.bytes() as u64 {
             true => Ok(OpenWindow::in_shared(slot, memory, start as usize, len)),
             false => Err(WindowError::Garbled),
         }
@@ -412,9 +412,9 @@ impl Link {
 
 fn known(
     id: u64,
-    held: &[(u64, Arc<SharedMemory>)],
-    memories: &[(u64, Weak<SharedMemory>)],
-) -> Option<Arc<SharedMemory>> {
+    held: &[(u64, Arc<Mapping>)],
+    memories: &[(u64, Weak<Mapping>)],
+) -> Option<Arc<Mapping>> {
     // The newest first: one of this very answer, else one of before.
     let fresh = memories
         .iter()

@@ -13,7 +13,6 @@ mod copy_threads;
 mod core;
 mod granted;
 mod link;
-mod memory;
 mod message;
 mod mover;
 mod packets;
@@ -25,6 +24,5 @@ mod service;
 mod tests;
 mod window;
 
-pub use memory::{RefusedMemory, SharedMemory};
 pub use mover::{HostError, HostLimits, HostMover};
 pub use service::ServiceLimits;

@@ -17,9 +17,8 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use slackwater_memory::{Mapping, RefusedMemory};
 use slackwater_wait::{SharedWord, Waiting};
-
-use super::memory::{RefusedMemory, SharedMemory};
 
 const CLOSED: u64 = 1 << 1;
 const COPY: u64 = 1 << 2;
@@ -30,7 +29,7 @@ const STRIDE: usize = 64;
 /// The page itself; the owner and the initiator each have a mapping of it.
 #[derive(Debug)]
 pub(crate) struct ControlPage {
-    memory: SharedMemory,
+    memory: Mapping,
     slots: u32,
 }
 
@@ -49,7 +48,7 @@ pub(crate) struct Mark<'a> {
 impl ControlPage {
     pub(crate) fn create(slots: u32) -> io::Result<Self> {
         Ok(Self {
-            memory: SharedMemory::create(slots as usize * STRIDE)?,
+            memory: Mapping::shared(slots as usize * STRIDE)?,
             slots,
         })
     }
@@ -57,7 +56,7 @@ impl ControlPage {
     /// The page that the owner passed.
     pub(crate) fn open(fd: OwnedFd, slots: u32) -> Result<Self, RefusedMemory> {
         Ok(Self {
-            memory: SharedMemory::open(fd, u64::from(slots) * STRIDE as u64)?,
+            memory: Mapping::open(fd, u64::from(slots) * STRIDE as u64)?,
             slots,
         })
     }
@@ -70,7 +69,15 @@ impl ControlPage {
         assert!(slot < self.slots, "slot {slot} of a page of {}", self.slots);
         // SAFETY: the slot lies within the mapping, which lives as long as `self` and starts on a page; in this process
         // the page is reached by these words alone.
-        unsafe { SharedWord::at(self.memory.as_ptr().add(slot as usize * STRIDE).cast()) }
+        unsafe {
+            SharedWord::at(
+                self.memory
+                    .start()
+                    .as_ptr()
+                    .add(slot as usize * STRIDE)
+                    .cast(),
+            )
+        }
     }
 
     /// The epoch of a slot: that of the window that has it, or that the next one begins with.
@@ -161,7 +168,8 @@ impl Drop for Mark<'_> {
 
 impl AsFd for ControlPage {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.memory.as_fd()
+        let file = self.memory.file();
+        file.expect("a shared mapping has a file").as_fd()
     }
 }
 

@@ -1,12 +1,13 @@
 //! One end against the other, or against something that only looks like one.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use slackwater_base::Instant;
+use slackwater_memory::Mapping;
 use slackwater_wait::now;
 use slackwater_wire::Incarnation;
 use slackwater_wire::data::{Capability, Refusal, Rights};
@@ -15,7 +16,6 @@ use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 use super::carry::{NotCopied, under_mark};
 use super::link::{Link, LinkError, LinkTarget, WindowError};
-use super::memory::SharedMemory;
 use super::message::{
     Attach, Attached, ENTRY_DESCRIPTOR, ENTRY_SHARED, Entry, Hello, MAGIC, NO_SLOT, PACKET_MAX,
     VERSION, Welcome,
@@ -242,7 +242,7 @@ fn memory_of_no_use_keeps_no_slot() {
         offset: 0,
     };
     let unsealed = far.region(Memory::anonymous(4096).unwrap().in_file(file));
-    let sealed = far.region(Arc::new(SharedMemory::create(4096).unwrap()).memory());
+    let sealed = far.region(Memory::shared(4096).unwrap());
     let link = far.link(&near);
     for _ in 0..5 {
         assert!(matches!(
@@ -385,8 +385,8 @@ fn an_owner_that_lies_of_its_memory_gets_no_copy_out_of_it() {
     let near = owner(ServiceLimits::default());
     let mut liar = Liar::new();
     let link = liar.link(&near, |_| {}).unwrap();
-    let memory = SharedMemory::create(4096).unwrap();
-    let fd = [memory.as_fd()];
+    let memory = Mapping::shared(4096).unwrap();
+    let fd = [memory.file().unwrap().as_fd()];
     let own = |start, len| Entry {
         flags: U32::ZERO,
         ..shared(start, len, 0)
@@ -586,28 +586,4 @@ fn an_owner_that_never_has_a_slot_is_done_without() {
     });
     drop(liar);
     engine.close();
-}
-
-/// Memory in large pages of its own file system can fault with SIGBUS, seal or no seal, when its owner punches holes and
-/// the pool of such pages is empty.
-#[test]
-fn memory_of_reserved_huge_pages_is_refused() {
-    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | MemfdFlags::HUGETLB;
-    let fd: OwnedFd = match memfd_create("test", flags) {
-        Ok(fd) => fd,
-        Err(errno) => {
-            let known = std::fs::read_to_string("/proc/filesystems").unwrap();
-            return assert!(
-                !known.contains("hugetlbfs"),
-                "a kernel that has such memory gives it: {errno}"
-            );
-        }
-    };
-    ftruncate(&fd, 2 << 20).unwrap();
-    fcntl_add_seals(&fd, SealFlags::SHRINK).unwrap();
-    let refused = SharedMemory::open(fd, 4096);
-    assert!(
-        matches!(refused, Err(super::RefusedMemory::NoMemory(_))),
-        "{refused:?}"
-    );
 }

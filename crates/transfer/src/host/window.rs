@@ -1,9 +1,9 @@
 use std::sync::Arc;
 
 use super::link::Link;
-use super::memory::SharedMemory;
 use super::page::{Mark, Stale};
 use super::process::Process;
+use slackwater_memory::Mapping;
 
 /// A slot of the owner's page that this process was given. The owner is told when it is let go of.
 #[derive(Debug)]
@@ -25,13 +25,8 @@ pub(crate) struct OpenWindow {
 
 #[derive(Debug)]
 enum WindowMemory {
-    Shared {
-        memory: Arc<SharedMemory>,
-        offset: usize,
-    },
-    Process {
-        address: u64,
-    },
+    Shared { memory: Arc<Mapping>, offset: usize },
+    Process { address: u64 },
 }
 
 /// How bytes of a window are reached.
@@ -64,7 +59,7 @@ impl OpenWindow {
     /// A window of `len` bytes of shared memory from `offset`, all of which it has.
     pub(crate) fn in_shared(
         slot: WindowSlot,
-        memory: Arc<SharedMemory>,
+        memory: Arc<Mapping>,
         offset: usize,
         len: u64,
     ) -> Self {
@@ -110,7 +105,7 @@ impl OpenWindow {
             } => {
                 // SAFETY: the window was found to lie within the memory, and the bytes to lie within the window.
                 Some(Reach::Mapped(unsafe {
-                    memory.as_ptr().add(start + offset as usize)
+                    memory.start().as_ptr().add(start + offset as usize)
                 }))
             }
             WindowMemory::Process { address } => Some(Reach::Process(

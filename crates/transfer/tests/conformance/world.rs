@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use slackwater_base::Rng;
-use slackwater_transfer::host::{HostLimits, HostMover, SharedMemory};
+use slackwater_transfer::host::{HostLimits, HostMover};
 use slackwater_transfer::{
     Batch, Engine, GrantSpec, Home, HomeGuard, HostContact, LocalRange, Memory, Mover, Op, PeerId,
     Priority, Region, RegionSpec, Request, Rights, Segment, Submit, Target,
@@ -66,7 +66,7 @@ pub(crate) fn anonymous(bytes: usize) -> StagingTurn {
 
 pub(crate) fn shared(bytes: usize) -> StagingTurn {
     StagingTurn {
-        memory: Arc::new(SharedMemory::create(bytes).unwrap()).memory(),
+        memory: Memory::shared(bytes).unwrap(),
         look: None,
     }
 }

@@ -232,9 +232,10 @@ fn a_peer_that_greets_and_drops_is_not_stormed() {
     );
     let batch = alice.submit(vec![read], &within(2 * SECOND));
     assert!(batch.wait(&Waiting::at(&SITE)).is_err());
-    // Pauses of at least 50, 100, 200, 400 and 800 ms.
+    // Pauses are random parts of 100, 200, 400, 800 and 1600 ms: half a dozen connections, or a few more. Without pauses
+    // there were thousands.
     assert!(
-        (2..=6).contains(&drops.load(Ordering::Relaxed)),
+        (2..=20).contains(&drops.load(Ordering::Relaxed)),
         "{drops:?} connections in two seconds"
     );
 }

@@ -238,8 +238,8 @@ mod tests {
         let values: Vec<Vec<u8>> = [1, 100_000, 1 << 20]
             .map(|bytes| (0..bytes).map(|i| (i % 251) as u8).collect())
             .into();
-        // SAFETY: the pieces lie a mebibyte apart and are granted once each.
         let grant = |at: usize| {
+            // SAFETY: the pieces lie a mebibyte apart and are granted once each.
             unsafe { Grant::new(&region, (at as u64) << 20, 1 << 20, Access::Write) }.unwrap()
         };
         let mut grants: Vec<Grant> = (0..values.len()).map(grant).collect();

@@ -23,29 +23,29 @@ pub enum BatchError {
     /// A request failed; the first to do so is named, the outcomes tell of all.
     #[error("a transfer failed: {0}")]
     Failed(Cause),
-    /// The wait's deadline passed; the batch was cancelled and has let go of its memory.
+    /// The deadline of the wait passed; the batch was cancelled and its memory is released.
     #[error("deadline passed while waiting for a transfer")]
     TimedOut,
-    /// It was cancelled and has let go of its memory.
+    /// It was cancelled; its memory is released.
     #[error("transfer cancelled")]
     Cancelled,
 }
 
-/// The parts of one request that movers hold, together.
+/// The shared state of a batch.
 pub(crate) struct Core {
     id: BatchId,
     countdown: Countdown<Cause>,
     slots: Box<[Mutex<RequestState>]>,
     /// Requests, without the follower.
     requests: u32,
-    /// Requests not over yet; the follower is none of them.
+    /// Requests that have not ended; the follower is not one of them.
     requests_left: AtomicU32,
     failed: AtomicBool,
     follower: Mutex<Option<Follower>>,
     tell_movers: Box<dyn Fn(BatchId) + Send + Sync>,
 }
 
-/// What is begun once every request is complete, as the batch's last part.
+/// Started once every request is complete, with the last part of the batch.
 pub(crate) type Follower = Box<dyn FnOnce(Part) + Send>;
 
 #[derive(Debug, Default)]
@@ -58,10 +58,11 @@ struct RequestState {
     over: bool,
 }
 
-/// The duty to end one request, or one stripe of it, exactly once. Dropped without that, the request fails with
+/// The duty to end one request, or one piece of it, exactly once. If it is dropped instead, the request fails with
 /// [`Cause::Dropped`]: so a panic in a mover ends its requests.
 ///
-/// A mover ends a part only when it has let go of the request's memory on both sides as far as that is in its hands.
+/// A mover ends a part only after it has released the request's memory, and the target's as far as that is up to the
+/// mover.
 pub struct Part {
     core: Option<Arc<Core>>,
     slot: u32,
@@ -70,8 +71,8 @@ pub struct Part {
 static NEXT: AtomicU64 = AtomicU64::new(1);
 
 impl Batch {
-    /// A batch of `requests` requests and the parts that end them. `follower`, if any, is begun when all of them are
-    /// complete, and is over before the batch is; `cancel` tells the movers that nobody waits any more.
+    /// A batch of `requests` requests and the parts that end them. `follower`, if any, is started when all of them are
+    /// complete, and ends before the batch does; `cancel` tells the movers that the batch was cancelled.
     pub(crate) fn new(
         requests: u32,
         follower: Option<Follower>,
@@ -125,19 +126,19 @@ impl Batch {
         self.len() == 0
     }
 
-    /// Whether every request is over; one load.
+    /// Whether every request has ended; one atomic load.
     #[must_use]
     pub fn is_done(&self) -> bool {
         self.0.countdown.is_done()
     }
 
-    /// Requests that are not over.
+    /// The number of requests that have not ended.
     #[must_use]
     pub fn remaining(&self) -> u32 {
         self.0.countdown.remaining()
     }
 
-    /// What became of a request; none while it is not over, or when there is no such request.
+    /// The outcome of a request; none before its end, or when there is no such request.
     #[must_use]
     pub fn outcome(&self, request: usize) -> Option<Outcome> {
         let slot = lock(self.0.slots.get(request)?);
@@ -147,7 +148,7 @@ impl Batch {
         })
     }
 
-    /// Where a request stands; none when there is no such request.
+    /// The status of a request; none when there is no such request.
     #[must_use]
     pub fn status(&self, request: usize) -> Option<Status> {
         let slot = lock(self.0.slots.get(request)?);
@@ -159,8 +160,8 @@ impl Batch {
         })
     }
 
-    /// Waits until every request is over. At the deadline of `waiting` it cancels the batch and waits until the movers
-    /// have let go of its memory, so that whatever this returns, nothing touches it any more.
+    /// Waits until every request has ended. At the deadline of `waiting` it cancels the batch and waits until the
+    /// movers have released its memory: when this returns, nothing touches the memory any more.
     ///
     /// # Errors
     /// A request failed, the deadline passed, or the batch was cancelled.
@@ -184,14 +185,14 @@ impl Batch {
         }
     }
 
-    /// Waits until every request is over, or the deadline passed; says whether they are. Cancels nothing.
+    /// Waits until every request has ended, or the deadline passed; says whether they have. Cancels nothing.
     #[must_use]
     pub fn watch(&self, waiting: &Waiting<'_>) -> bool {
         self.0.countdown.settle(waiting).is_ok()
     }
 
-    /// Asks the movers to let go. The batch is over soon, its unfinished requests as cancelled; [`Batch::wait`] returns
-    /// then. Says whether it was this call that did it.
+    /// Asks the movers to stop. The batch ends soon, its unfinished requests as cancelled; [`Batch::wait`] returns
+    /// then. Says whether this call was the one that cancelled it.
     pub fn cancel(&self) -> bool {
         let first = self.0.countdown.cancel();
         if first {
@@ -280,28 +281,28 @@ impl Core {
 }
 
 impl Part {
-    /// A mover has begun.
+    /// A mover has started it.
     pub fn started(&self) {
         if let Some(core) = &self.core {
             lock(&core.slots[self.slot as usize]).started = true;
         }
     }
 
-    /// Done: `bytes` bytes are where they belong, at the destination.
+    /// Ends it as complete: `bytes` bytes are at their destination.
     pub fn complete(mut self, bytes: u64) {
         if let Some(core) = self.core.take() {
             core.end(self.slot, bytes, None);
         }
     }
 
-    /// Over without that.
+    /// Ends it as failed.
     pub fn fail(mut self, cause: Cause) {
         if let Some(core) = self.core.take() {
             core.end(self.slot, 0, Some(cause));
         }
     }
 
-    /// Cuts the duty into `parts` (at least one); the request is over with the last of them, and complete when all are.
+    /// Cuts the duty into `parts` (at least one); the request ends with the last of them, and is complete when all are.
     #[must_use]
     pub fn split(self, parts: u32) -> Vec<Part> {
         let Some(core) = self.core.clone() else {
@@ -324,7 +325,7 @@ impl Part {
         self.core.as_ref().map_or(BatchId(0), |core| core.id)
     }
 
-    /// Whether nobody waits any more: what has not begun need not.
+    /// Whether the batch was cancelled: a request that was not started need not be.
     #[must_use]
     pub fn is_cancelled(&self) -> bool {
         self.core

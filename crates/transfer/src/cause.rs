@@ -6,38 +6,38 @@ use thiserror::Error;
 
 use crate::tcp::SealError;
 
-/// Where a request stands.
+/// The status of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Status {
-    /// In line.
+    /// Queued.
     Waiting,
-    /// A mover has begun.
+    /// A mover has started it.
     Pending,
-    /// Every byte is where it belongs.
+    /// Complete: every byte is at its destination.
     Completed,
-    /// Over without that; the cause tells why.
+    /// Failed; the cause says why.
     Failed,
-    /// Over because its deadline passed.
+    /// Ended by its deadline.
     TimedOut,
-    /// Over because it was given up.
+    /// Ended by a cancellation.
     Cancelled,
-    /// Never begun: the request itself is wrong.
+    /// Not started: the request itself is invalid.
     Invalid,
 }
 
-/// What became of one request. Once there is one, nothing touches the request's memory any more.
+/// The outcome of one request. Once there is one, nothing touches the request's memory any more.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Outcome {
-    /// Bytes that are known to be where they belong; all of them when there is no cause.
+    /// Bytes that are known to be at their destination; all of them when there is no cause.
     pub bytes: u64,
-    /// Why it is not complete.
+    /// Why it is not complete; none when it is.
     pub cause: Option<Cause>,
 }
 
 /// Why a request did not complete.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum Cause {
-    /// The request is wrong in itself: a range outside its region, an unknown or freed id.
+    /// The request itself is invalid: a range outside its region, an unknown or freed id.
     #[error("invalid request: {0}")]
     Invalid(String),
     /// The target refused.
@@ -46,15 +46,15 @@ pub enum Cause {
     /// The peer is another process than the one that was opened.
     #[error("the peer was incarnation {expected}, {found} answers now")]
     Gone {
-        /// Who was opened.
+        /// The incarnation that was opened.
         expected: Incarnation,
-        /// Who is there.
+        /// The incarnation that answers.
         found: Incarnation,
     },
-    /// No way to the peer could be made in time.
+    /// No connection to the peer could be made in time.
     #[error("the peer cannot be reached: {0}")]
     Unreachable(String),
-    /// The way broke while the request was on it, and no other was found in time.
+    /// The connection broke under the request, and no other was found in time.
     #[error("the connection broke: {0}")]
     Lost(String),
     /// Time ran out.
@@ -63,7 +63,7 @@ pub enum Cause {
     /// The batch was cancelled.
     #[error("cancelled")]
     Cancelled,
-    /// The queue to the peer is full, and the caller did not want to wait.
+    /// The queue to the peer is full, and the caller asked not to wait.
     #[error("{queued} bytes wait for the peer, no more are taken")]
     Full {
         /// Bytes queued for the peer.
@@ -75,13 +75,13 @@ pub enum Cause {
     /// Local memory failed; a device, usually.
     #[error("local memory: {0}")]
     Memory(String),
-    /// The peer does not keep to the protocol.
+    /// The peer broke the protocol.
     #[error("the peer broke the protocol: {0}")]
     Protocol(String),
-    /// A connection could not be sealed, or is not whole any more.
+    /// A connection could not be sealed, or lost its integrity.
     #[error("sealed connection: {0}")]
     Seal(SealError),
-    /// A mover let go of the request without a result: it panicked, which was reported where it happened.
+    /// A mover dropped the request without a result: it panicked, which was reported where it happened.
     #[error("the mover died with the request")]
     Dropped,
     /// The engine is closing.
@@ -89,7 +89,7 @@ pub enum Cause {
     Closed,
 }
 
-/// The four clocks of a request.
+/// The four deadlines of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Deadline {
     /// No connection in time.
@@ -114,7 +114,7 @@ impl fmt::Display for Deadline {
 }
 
 impl Cause {
-    /// What a caller does about it.
+    /// The class of the error: what a caller can do about it.
     #[must_use]
     pub fn class(&self) -> Class {
         match self {

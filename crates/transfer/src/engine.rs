@@ -1,4 +1,4 @@
-//! The face of it all: regions, peers, batches; every request goes to the first mover that reaches its peer.
+//! The interface of the crate: regions, peers, batches. Every request goes to the first mover that reaches its peer.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
@@ -45,7 +45,7 @@ struct Peers {
     next_serial: u32,
 }
 
-/// Why the engine did not do what was asked.
+/// Why a call of the engine failed.
 #[derive(Debug, Error)]
 pub enum EngineError {
     /// The operating system gives no randomness.
@@ -54,7 +54,7 @@ pub enum EngineError {
     /// The TCP mover could not start.
     #[error(transparent)]
     Tcp(#[from] TcpError),
-    /// There is no such region, or no more.
+    /// There is no such region, or it was unregistered.
     #[error("no region {0:?}")]
     NoRegion(RegionId),
     /// Memory could not be registered.
@@ -90,7 +90,7 @@ impl Engine {
         }))
     }
 
-    /// What to tell others so that they can open this engine.
+    /// The segment to publish, so that others can open this engine.
     #[must_use]
     pub fn segment(&self) -> &Segment {
         &self.0.segment
@@ -123,7 +123,7 @@ impl Engine {
                 .movers
                 .iter()
                 .for_each(|mover| mover.invalidate(&region));
-            // Nobody knows of the region yet, so nobody is at it.
+            // The region is not known to anyone yet, so no access is under way.
             let removed = self.home().regions().remove(&region, now());
             debug_assert!(
                 removed.is_ok(),
@@ -134,7 +134,7 @@ impl Engine {
         Ok(region)
     }
 
-    /// Takes a region back: peers and local requests are refused from now on, and when this returns nothing touches
+    /// Unregisters a region: peers and local requests are refused from now on, and when this returns nothing touches
     /// its bytes any more.
     ///
     /// # Errors
@@ -147,8 +147,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Makes everything that was granted of a region void and waits until nothing under it can touch a byte: the bytes
-    /// may then get another use. Says the new generation.
+    /// Revokes everything that was granted of a region and waits until nothing under it can touch a byte: the bytes may
+    /// be reused then. Returns the new generation.
     ///
     /// # Errors
     /// As for [`Engine::unregister`].
@@ -202,7 +202,7 @@ impl Engine {
         }
     }
 
-    /// Forgets a peer; its id is dead. Requests under way go on.
+    /// Forgets a peer; its id is invalid from now on. Requests under way go on.
     pub fn forget(&self, peer: PeerId) {
         let mut peers = self.0.peers.write().unwrap_or_else(PoisonError::into_inner);
         if peers
@@ -214,8 +214,8 @@ impl Engine {
         }
     }
 
-    /// Hands requests to the movers. Never connects, resolves or waits for bytes; waits for room in a full queue if
-    /// that was asked for. A request that is wrong in itself is over at once, as [`Status::Invalid`](crate::Status).
+    /// Gives requests to the movers. Never connects, resolves or waits for bytes; waits for room in a full queue if
+    /// that was asked for. An invalid request ends at once, as [`Status::Invalid`](crate::Status).
     #[must_use]
     pub fn submit(&self, requests: Vec<Request>, submit: &Submit) -> Batch {
         let (batch, parts) = self.new_batch(requests.len(), self.follower(submit));
@@ -250,7 +250,7 @@ impl Engine {
         {
             return outcome.map_err(BatchError::Failed);
         }
-        // A little later than the requests' own deadlines, which the movers keep: they tell more.
+        // A little later than the requests' own deadlines, which the movers check: their errors say more.
         let patience = now() + submit.timeout.saturating_mul(2);
         self.submit(requests, submit)
             .wait(&Waiting::at(&BATCHES).until(patience))
@@ -259,7 +259,7 @@ impl Engine {
     /// Reads into memory that need not be registered, while the caller waits.
     ///
     /// # Errors
-    /// Why not; the memory's content is undefined then.
+    /// The cause of the failure; the contents of the memory are undefined then.
     pub fn read_now(
         &self,
         target: &Target,
@@ -274,7 +274,7 @@ impl Engine {
     /// Writes from memory that need not be registered, while the caller waits.
     ///
     /// # Errors
-    /// Why not; the target's content is undefined then.
+    /// The cause of the failure; the contents of the target are undefined then.
     pub fn write_now(&self, target: &Target, from: &[u8], timeout: Duration) -> Result<(), Cause> {
         // SAFETY: a write only reads from its buffers; the slice is borrowed until this returns, and `now` returns only
         // when nothing touches it.
@@ -282,27 +282,27 @@ impl Engine {
         self.now(Op::Write, buffers, target, timeout)
     }
 
-    /// Keeps a batch under its id, for faces that cannot hold it.
+    /// Keeps a batch under its id, for language bindings that cannot hold it.
     pub fn keep(&self, batch: &Batch) -> BatchId {
         lock(&self.0.batches).insert(batch.id(), batch.clone());
         batch.id()
     }
 
-    /// A kept batch; none for an id that is freed, or foreign.
+    /// A kept batch; none for an id that is freed or unknown.
     #[must_use]
     pub fn batch(&self, id: BatchId) -> Option<Batch> {
         lock(&self.0.batches).get(&id).cloned()
     }
 
-    /// Lets a kept batch go; whether there was one. It is not cancelled.
+    /// Releases a kept batch; says whether there was one. It is not cancelled.
     pub fn free(&self, id: BatchId) -> bool {
         lock(&self.0.batches).remove(&id).is_some()
     }
 
-    /// Asks whether a peer answers, within `timeout`.
+    /// Finds out whether a peer answers, within `timeout`.
     ///
     /// # Errors
-    /// It does not, or somebody else does.
+    /// It does not, or another process does.
     pub fn probe(&self, peer: PeerId, timeout: Duration) -> Result<(), BatchError> {
         let deadline = now() + timeout;
         self.ask(peer, deadline, |mover, segment, part| {
@@ -310,7 +310,7 @@ impl Engine {
         })
     }
 
-    /// Waits until everything submitted to a peer before is over and can be seen there.
+    /// Waits until everything submitted to a peer before has ended and its effects can be seen there.
     ///
     /// # Errors
     /// It was not within `timeout`.
@@ -320,7 +320,7 @@ impl Engine {
         })
     }
 
-    /// Sends a notice to a peer and waits until it is there.
+    /// Sends a notice to a peer and waits until the peer has it.
     ///
     /// # Errors
     /// It was not within `timeout`.
@@ -341,7 +341,7 @@ impl Engine {
         self.home().take_notices(deadline)
     }
 
-    /// What each mover did with a peer.
+    /// The counters of each mover for a peer.
     #[must_use]
     pub fn stats(&self, peer: PeerId) -> Vec<(&'static str, PeerStats)> {
         let Some(segment) = self.0.peer(peer) else {
@@ -354,7 +354,7 @@ impl Engine {
             .collect()
     }
 
-    /// What all movers count, by mover and by name.
+    /// The counters of all movers, by mover and by name.
     #[must_use]
     pub fn metrics(&self) -> Vec<(&'static str, Vec<(&'static str, u64)>)> {
         self.0
@@ -380,7 +380,7 @@ impl Engine {
         self.0.movers.iter().for_each(|mover| mover.close());
     }
 
-    /// Carries one request on the calling thread; none when a batch is better, or tells better what is wrong.
+    /// Carries one request on the calling thread; none when a batch is faster, or reports better what is invalid.
     fn alone(&self, request: &Request, deadline: Instant) -> Option<Result<(), Cause>> {
         let regions = self.home().regions();
         let (mover, segment) = self.0.first_mover(request.target.peer).ok()?;
@@ -452,7 +452,7 @@ impl Engine {
             };
             self.0.dispatch(&segment, vec![job], WhenFull::Wait);
         }
-        // The memory is the caller's: whatever happens, it is over before this returns.
+        // The memory is the caller's: the request has ended when this returns, whatever its outcome.
         let _ = batch.wait(&Waiting::at(&BATCHES).until(deadline + timeout));
         match batch.outcome(0) {
             Some(outcome) => outcome.cause.map_or(Ok(()), Err),

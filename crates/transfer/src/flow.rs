@@ -9,11 +9,11 @@ use crate::cause::{Cause, Deadline};
 use crate::job::Job;
 use crate::mover::WhenFull;
 
-/// The requests to one peer that are not over, in the order in which they came: what fences and queue limits go by.
+/// The unfinished requests to one peer, in the order in which they came: fences and queue limits depend on them.
 #[derive(Default)]
 pub(crate) struct Flow {
     state: Mutex<State>,
-    /// Something is over.
+    /// Notified when a request has ended.
     room: Event,
 }
 
@@ -24,10 +24,10 @@ struct State {
     fences: Vec<(u64, Fence)>,
 }
 
-/// What is done once everything before it is over. It must not block.
+/// Called once every request before it has ended. It must not block.
 pub(crate) type Fence = Box<dyn FnOnce() + Send>;
 
-/// A request that is not over until this is dropped.
+/// A request that is unfinished until this is dropped.
 pub(crate) struct FlowGuard {
     flow: Arc<Flow>,
     number: u64,
@@ -36,7 +36,7 @@ pub(crate) struct FlowGuard {
 static ROOM: Site = Site::new("transfer room");
 
 impl Flow {
-    /// One more request.
+    /// Begins one more request.
     pub(crate) fn begin(self: &Arc<Self>) -> FlowGuard {
         let mut state = self.state();
         let number = state.next;
@@ -48,12 +48,12 @@ impl Flow {
         }
     }
 
-    /// Requests that are not over.
+    /// The number of unfinished requests.
     pub(crate) fn len(&self) -> usize {
         self.state().active.len()
     }
 
-    /// Does `then` when every request that began before is over; now, if all are.
+    /// Calls `then` when every request that began before has ended; now, if all have.
     pub(crate) fn fence(&self, then: Fence) {
         {
             let mut state = self.state();
@@ -63,22 +63,22 @@ impl Flow {
         self.pass_fences();
     }
 
-    /// To be taken before the length is looked at; see [`Flow::wait`].
+    /// To be taken before the length is read; see [`Flow::wait`].
     pub(crate) fn seen(&self) -> Seen {
         self.room.seen()
     }
 
-    /// Waits until a request has ended since `seen`; says whether one has before the deadline or the end.
+    /// Waits until a request has ended since `seen`; says whether one has before the deadline or the closing.
     pub(crate) fn wait(&self, seen: Seen, deadline: Instant) -> bool {
         self.room
             .wait(seen, &Waiting::at(&ROOM).until(deadline))
             .is_ok()
     }
 
-    /// Waits until fewer than `max` requests are not over, so that `job` may begin.
+    /// Waits until fewer than `max` requests are unfinished, so that `job` may begin.
     ///
     /// # Errors
-    /// Why it may not; its memory is let go of by whoever has it.
+    /// Why the job may not begin; its holder releases its memory.
     pub(crate) fn room(&self, max: usize, job: &Job, when_full: WhenFull) -> Result<(), Cause> {
         loop {
             let seen = self.seen();

@@ -1,4 +1,4 @@
-//! The passive side: what this process lets others reach.
+//! The target's side: the regions, the capabilities and the notices of this process.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
@@ -25,31 +25,31 @@ pub struct Home {
     rotated: Mutex<Vec<Rotated>>,
 }
 
-/// Notices in line, with their senders.
+/// Queued notices with their senders.
 #[derive(Debug, Default)]
 struct Notices {
     line: VecDeque<(Incarnation, Notice)>,
     bytes: usize,
 }
 
-/// Takes back what was handed out under a key that is no more; says whether it wants to hear of the next rotation.
+/// Revokes what was opened under an old key; returns whether it is to be called at the next rotation too.
 type Rotated = Box<dyn Fn() -> bool + Send>;
 
-/// What to grant.
+/// What a capability is to grant.
 #[derive(Clone, Copy, Debug)]
 pub struct GrantSpec {
     /// First byte, from the start of the region.
     pub offset: u64,
     /// Bytes from there.
     pub bytes: u64,
-    /// What may be done with them.
+    /// Whether they may be read, and written.
     pub rights: Rights,
-    /// On whose behalf.
+    /// The tenant on whose behalf the accesses are.
     pub tenant: u64,
-    /// The incarnation that alone may use it; `Incarnation(0)` for any bearer. Sealed connections do not take a claim
-    /// for it: there it is [`crate::holder_of`] the bearer's key.
+    /// The only incarnation that may use it; `Incarnation(0)` for any bearer. On sealed connections it is
+    /// [`crate::holder_of`] the bearer's key, not a claim.
     pub holder: Incarnation,
-    /// How long it holds; none for as long as the generation.
+    /// How long it is valid; none for as long as the generation.
     pub ttl: Option<Duration>,
 }
 
@@ -68,21 +68,22 @@ impl GrantSpec {
     }
 }
 
-/// Notices that nobody has taken; a sender beyond that is told.
+/// The most queued notices; a sender beyond that is refused.
 const NOTICES_MAX: usize = 4096;
 const NOTICES_BYTES_MAX: usize = 16 << 20;
 
 static NOTICES: Site = Site::new("transfer notices");
 
-/// Every home of this process, so that engines side by side find each other.
+/// Every home of this process, so that engines of one process find each other.
 static HOMES: Mutex<BTreeMap<Incarnation, Weak<Home>>> = Mutex::new(BTreeMap::new());
 
-/// A home that others of this process can find; they no longer can when it is dropped.
+/// A home that other engines of this process can find until this is dropped.
 #[derive(Debug)]
 pub struct HomeGuard(Arc<Home>);
 
 impl Home {
-    /// A home with a fresh random incarnation and key, to be found by others of this process while `Life` lives.
+    /// A home with a fresh random incarnation and key, which other engines of this process can find while the
+    /// `HomeGuard` exists.
     ///
     /// # Errors
     /// The operating system gives no randomness.
@@ -104,13 +105,13 @@ impl Home {
         Ok(HomeGuard(home))
     }
 
-    /// The home of an incarnation that lives in this process.
+    /// The home of this incarnation, if it is in this process.
     #[must_use]
     pub fn in_process(incarnation: Incarnation) -> Option<Arc<Home>> {
         homes().get(&incarnation).and_then(Weak::upgrade)
     }
 
-    /// Which life of the process this is.
+    /// The incarnation of this process.
     #[must_use]
     pub fn incarnation(&self) -> Incarnation {
         self.incarnation
@@ -143,8 +144,8 @@ impl Home {
             .mint(&grant)
     }
 
-    /// Checks a capability for one operation of `holder` and begins the access. The first of two checks: before a
-    /// write is acknowledged, and after the bytes of a read are taken, [`Access::is_live`] is the second.
+    /// Checks a capability for one operation of `holder` and begins the access. This is the first of two checks;
+    /// [`Access::is_live`] is the second, before a write is acknowledged and after the bytes of a read are taken.
     ///
     /// # Errors
     /// What the capability or the region does not allow.
@@ -174,7 +175,7 @@ impl Home {
         Ok(access.for_peer(grant.tenant))
     }
 
-    /// Puts a notice of a peer in line, `from` as it would use a capability; says whether there was room.
+    /// Queues a notice of a peer, `from` as it would use a capability; says whether there was room.
     pub fn deliver(&self, from: Incarnation, notice: Notice) -> bool {
         let mut notices = self.notices.lock().unwrap_or_else(PoisonError::into_inner);
         let bytes = notices.bytes + notice.name.len() + notice.bytes.len();
@@ -188,8 +189,8 @@ impl Home {
         true
     }
 
-    /// Takes the notices in line, in order, with their senders (as [`GrantSpec::holder`] names them); waits for the first
-    /// until `deadline`.
+    /// Takes the queued notices, in order, with their senders (as [`GrantSpec::holder`] names them); waits for the
+    /// first until `deadline`.
     #[must_use]
     pub fn take_notices(&self, deadline: Instant) -> Vec<(Incarnation, Notice)> {
         loop {
@@ -209,16 +210,16 @@ impl Home {
         }
     }
 
-    /// Takes a new key: when this returns, no request begins under a capability that was granted before, nor by anything
-    /// that was opened for one. Requests that were admitted before go on and end; copies of other processes that are under
-    /// way run out, and do not count.
+    /// Takes a new key: when this returns, no request begins under a capability that was granted before, nor through a
+    /// window that was opened for one. Requests that were admitted before go on; copies of other processes that are
+    /// under way go on and do not count.
     ///
     /// # Errors
     /// The operating system gives no randomness; the old key stays.
     pub fn rotate(&self) -> Result<(), getrandom::Error> {
         let key = new_key()?;
         *self.key.write().unwrap_or_else(PoisonError::into_inner) = key;
-        // Only now: what is opened from here on was checked under the new key.
+        // Only after the key was changed: whatever is opened from here on was checked under the new key.
         self.rotated
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
@@ -226,8 +227,8 @@ impl Home {
         Ok(())
     }
 
-    /// Calls `take_back` at every rotation, when nothing is admitted under the old key any more. For a mover that checks a
-    /// capability once and lets the peer go on by itself.
+    /// Calls `take_back` at every rotation, after the old key admits nothing any more. For a mover that checks a
+    /// capability once and then lets the peer copy by itself.
     pub(crate) fn when_rotated(&self, take_back: Rotated) {
         self.rotated
             .lock()
@@ -273,7 +274,8 @@ fn new_key() -> Result<CapabilityKey, getrandom::Error> {
 mod tests {
     use super::*;
 
-    /// Notices were counted, not weighed: four thousand of 64 KiB each, which nobody took, were 256 MiB.
+    /// Notices were limited in number and not in bytes: four thousand of 64 KiB each, which were never taken, were 256
+    /// MiB.
     #[test]
     fn notices_are_bounded_in_number_and_in_bytes() {
         let home = Home::open().unwrap();

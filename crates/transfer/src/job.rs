@@ -13,35 +13,35 @@ use crate::region::Access;
 /// One request, resolved: local memory is held, the peer's is named.
 #[derive(Debug)]
 pub struct Job {
-    /// What to do.
+    /// Read or write.
     pub op: Op,
     /// Local memory.
     pub buffers: Buffers,
     /// Memory of the peer.
     pub remote: Remote,
-    /// After this nobody is interested.
+    /// The request is given up after this.
     pub deadline: Instant,
-    /// Before which others.
+    /// The order among waiting requests.
     pub priority: Priority,
-    /// How the request ends.
+    /// Ends the request.
     pub part: Part,
 }
 
-/// Memory of a peer: a place in one of its regions, and the leave to reach it.
+/// Memory of a peer: an offset in one of its regions, and the right to reach it.
 #[derive(Clone, Copy, Debug)]
 pub struct Remote {
     /// First byte, from the start of the region.
     pub offset: u64,
-    /// The leave; it names the region.
+    /// The right to reach the region that it names.
     pub capability: Capability,
-    /// What the mover's registration at the peer gave, for fabrics that need it.
+    /// The key that the mover at the peer gave the region, for fabrics that need one.
     pub key: Option<RegionKey>,
 }
 
-/// Which of the requests that wait goes first.
+/// The order among waiting requests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Priority {
-    /// In order.
+    /// In the order of submission.
     #[default]
     Normal,
     /// Before all normal ones to the same peer.
@@ -60,9 +60,9 @@ pub struct Buffers {
 pub struct Span {
     start: *mut u8,
     bytes: usize,
-    /// What holds it; none for memory that the caller of a synchronous transfer holds.
+    /// The access that holds it; none for memory that the caller of a synchronous transfer holds.
     access: Option<Arc<Access>>,
-    /// The loan that it is, when it stands for the device memory of its access.
+    /// The lent host memory that it is, when it holds bytes of the device memory of its access.
     loan: Option<Arc<Staged>>,
 }
 
@@ -102,7 +102,7 @@ impl Buffers {
         }])
     }
 
-    /// The first bytes of a loan that holds what device memory under `access` does.
+    /// The first bytes of lent host memory that holds bytes of the device memory under `access`.
     pub(crate) fn staged(loan: Staged, bytes: usize, access: Arc<Access>) -> Self {
         let start = loan.start().as_ptr();
         Self::of(vec![Span {
@@ -136,7 +136,7 @@ impl Buffers {
         self.spans.iter().all(Span::is_host)
     }
 
-    /// The `bytes` bytes from `offset`, held as the whole is; fewer when there are not so many.
+    /// The `bytes` bytes from `offset`, held like the whole; fewer when the whole ends before.
     #[must_use]
     pub fn cut(&self, offset: u64, bytes: u64) -> Self {
         let (mut skip, mut left) = (offset, bytes);
@@ -177,7 +177,7 @@ impl Span {
         self.bytes
     }
 
-    /// What holds it.
+    /// The access that holds it.
     #[must_use]
     pub fn access(&self) -> Option<&Arc<Access>> {
         self.access.as_ref()

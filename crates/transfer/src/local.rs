@@ -15,7 +15,7 @@ use crate::mover::{Abilities, Mover, Notice, PeerStats, Submission};
 use crate::region::{Access, Region};
 use crate::segment::Segment;
 
-/// Copies between regions of one process, as its callers submit.
+/// Copies between regions of one process, on the threads that submit.
 #[derive(Debug)]
 pub struct Local {
     incarnation: Incarnation,
@@ -45,7 +45,7 @@ impl Local {
             .map_err(Cause::Refused)?;
         job.part.started();
         copy(job, &access);
-        // What was copied while the region closed does not count, though it did no harm: its end waits for the access.
+        // A copy during which the region closed does not count. It did no harm: the closing waits for the access.
         match access.is_live() {
             true => Ok(()),
             false => Err(Cause::Refused(slackwater_wire::data::Refusal::Generation)),
@@ -126,7 +126,7 @@ impl Mover for Local {
                 }
             });
             let Job { buffers, part, .. } = job;
-            // Let go of local memory before anybody is told.
+            // Release local memory before the end is reported.
             drop(buffers);
             match outcome {
                 Ok(()) => part.complete(bytes),

@@ -1,4 +1,4 @@
-//! Memory that can be registered: where it is, who keeps it alive, and how its bytes are reached.
+//! Memory that can be registered: where it is, what keeps it alive, and how its bytes are reached.
 
 use std::any::Any;
 use std::fmt;
@@ -13,7 +13,7 @@ use thiserror::Error;
 
 use crate::region::Access;
 
-/// Where memory is.
+/// The place of memory: the host, or a device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Location {
     /// Host memory, of this NUMA node if known.
@@ -66,7 +66,7 @@ pub struct SharedFile {
     pub offset: u64,
 }
 
-/// How bytes of memory that the CPU cannot touch get in and out: through host memory, asynchronously.
+/// Moves bytes in and out of memory that the CPU cannot reach: through host memory, asynchronously.
 ///
 /// All calls return at once. `done` is called exactly once, on any thread, when the copy is over and nothing touches
 /// either side any more; it must not block. The access keeps the region in place meanwhile.
@@ -74,7 +74,7 @@ pub trait Stage: Send + Sync + fmt::Debug {
     /// The most bytes of one call below.
     fn chunk_bytes(&self) -> usize;
 
-    /// [`Stage::lend`] and [`Stage::load`] in one; the access is held in line too.
+    /// [`Stage::lend`] and [`Stage::load`] in one; the access is held while waiting too.
     fn fetch(
         &self,
         access: Arc<Access>,
@@ -83,8 +83,8 @@ pub trait Stage: Send + Sync + fmt::Debug {
         done: Box<dyn FnOnce(Result<Staged, StageError>) + Send>,
     );
 
-    /// Lends host memory of `bytes` bytes, on behalf of whoever `access` is for, so that no tenant finds bytes of another
-    /// there. None while the cap on it is used up: then `free` is called when it is this caller's turn to ask again, or
+    /// Lends host memory of `bytes` bytes on behalf of the tenant of `access`, wiped of bytes of other tenants. None
+    /// while the cap on such memory is reached: then `free` is called when it is this caller's turn to ask again, or
     /// when `until` has passed.
     fn lend(
         &self,
@@ -94,7 +94,7 @@ pub trait Stage: Send + Sync + fmt::Debug {
         free: Box<dyn FnOnce(StagingTurn) + Send>,
     ) -> Option<Staged>;
 
-    /// Brings `bytes` bytes from `offset` within `access` into memory that was lent for as many.
+    /// Copies `bytes` bytes from `offset` within `access` into lent memory of at least that length.
     fn load(
         &self,
         access: Arc<Access>,
@@ -104,7 +104,7 @@ pub trait Stage: Send + Sync + fmt::Debug {
         done: Box<dyn FnOnce(Result<Staged, StageError>) + Send>,
     );
 
-    /// Puts the first `bytes` bytes of what was lent at `offset` within `access`.
+    /// Copies the first `bytes` bytes of lent memory to `offset` within `access`.
     fn store(
         &self,
         access: Arc<Access>,
@@ -115,7 +115,7 @@ pub trait Stage: Send + Sync + fmt::Debug {
     );
 }
 
-/// A place at the head of the line for what a [`Stage`] lends: dropped, used or not, it passes to the next in line.
+/// The turn of a caller that waited for memory of a [`Stage`]: dropped, used or not, it passes to the next one.
 pub struct StagingTurn(#[expect(dead_code, reason = "held for its drop")] Box<dyn Any + Send>);
 
 /// Host memory lent by a [`Stage`]; goes back when dropped.
@@ -179,7 +179,7 @@ impl Memory {
         Self { file, ..memory }.kept_by(mapping)
     }
 
-    /// Memory that somebody else made.
+    /// Memory that was allocated elsewhere.
     ///
     /// # Safety
     /// As long as a region or an access of it exists:
@@ -198,7 +198,7 @@ impl Memory {
         }
     }
 
-    /// Keeps `keep` until the memory is of no use any more.
+    /// Drops `keep` only after the last use of the memory.
     #[must_use]
     pub fn kept_by(self, keep: impl Any + Send + Sync) -> Self {
         Self {
@@ -237,19 +237,19 @@ impl Memory {
         self.bytes
     }
 
-    /// Where it is.
+    /// The place of the memory.
     #[must_use]
     pub fn location(&self) -> Location {
         self.location
     }
 
-    /// The file behind it.
+    /// The file behind it, if it is shared.
     #[must_use]
     pub fn file(&self) -> Option<&SharedFile> {
         self.file.as_ref()
     }
 
-    /// How to reach it when the CPU cannot.
+    /// The stage of memory that the CPU cannot reach.
     #[must_use]
     pub fn stage(&self) -> Option<&Arc<dyn Stage>> {
         self.stage.as_ref()
@@ -257,7 +257,7 @@ impl Memory {
 }
 
 impl StagingTurn {
-    /// A place that passes when `next` is dropped.
+    /// A turn that passes on when `next` is dropped.
     #[must_use]
     pub fn new(next: impl Any + Send) -> Self {
         Self(Box::new(next))

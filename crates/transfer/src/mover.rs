@@ -1,4 +1,4 @@
-//! The contract of everything that carries bytes.
+//! The contract of movers, which carry bytes between processes.
 
 use std::fmt;
 use std::sync::Arc;
@@ -33,10 +33,10 @@ pub trait Mover: Send + Sync + fmt::Debug {
     /// What it can do.
     fn abilities(&self) -> Abilities;
 
-    /// Whether it has a way to `segment`, as far as it knows without asking anybody.
+    /// Whether it can reach `segment`, as far as it knows without asking a peer.
     fn reaches(&self, segment: &Segment) -> bool;
 
-    /// A region of this process is there. Called for memory that [`Abilities::takes`] allows, and again after an
+    /// Registers a region of this process. Called for memory that [`Abilities::takes`] allows, and again after an
     /// invalidation. The key, if there is one, is what peers must name besides their capability.
     ///
     /// # Errors
@@ -46,26 +46,26 @@ pub trait Mover: Send + Sync + fmt::Debug {
         Ok(None)
     }
 
-    /// The region is closing: its key is void when this returns, and accesses to it are let go of as soon as may be.
-    /// The caller waits for the last of them itself.
+    /// The region is closing: its key is invalid when this returns, and accesses to it are released as soon as
+    /// possible. The caller waits for the last of them.
     fn invalidate(&self, region: &Arc<Region>);
 
-    /// Takes jobs to `segment`, in order. What it cannot carry it gives back, unbegun, for another mover.
+    /// Carries jobs to `segment`, in order. Returns those that it cannot carry, not started, for another mover.
     #[must_use = "jobs that are given back are another mover's"]
     fn submit(&self, segment: &Arc<Segment>, submission: Submission) -> Vec<Job>;
 
-    /// Carries one request while the caller waits, on the caller's own thread, where that is faster than a batch; gives
-    /// it back, to be submitted as a batch of one, where it is not. When it returns, nothing touches the request's
-    /// memory any more.
+    /// Carries one request while the caller waits, on the caller's own thread, where that is faster than a batch;
+    /// otherwise returns it, to be submitted as a batch of one. When this returns, nothing touches the request's memory
+    /// any more.
     fn carry_now(&self, segment: &Arc<Segment>, single: SingleRequest) -> Carried {
         let _ = segment;
         Carried::Back(single)
     }
 
-    /// Nobody waits for this batch any more: its parts end soon, without its peer's help if need be.
+    /// The batch was cancelled: its parts end soon, if need be without an answer of the peer.
     fn cancel(&self, batch: BatchId);
 
-    /// Completes `part` when all jobs submitted to `segment` before are over and what they wrote can be seen there.
+    /// Completes `part` when all jobs submitted to `segment` before have ended and what they wrote can be seen there.
     fn fence(&self, segment: &Arc<Segment>, part: Part);
 
     /// Delivers a notice to the peer, once.
@@ -74,15 +74,15 @@ pub trait Mover: Send + Sync + fmt::Debug {
     /// Completes `part` when the peer answers.
     fn probe(&self, segment: &Arc<Segment>, deadline: slackwater_base::Instant, part: Part);
 
-    /// What it did with this peer.
+    /// Its counters for this peer.
     fn stats(&self, segment: &Segment) -> PeerStats;
 
-    /// What it counts, by name: totals since it began, and levels now.
+    /// Its counters by name: totals since it was started, and present levels.
     fn metrics(&self) -> Vec<(&'static str, u64)> {
         Vec::new()
     }
 
-    /// Ends everything; parts that are left end with [`Cause::Closed`](crate::Cause::Closed). Afterwards no callback
+    /// Closes the mover; parts that are left end with [`Cause::Closed`](crate::Cause::Closed). Afterwards no callback
     /// comes any more.
     fn close(&self);
 }
@@ -117,29 +117,29 @@ impl Abilities {
     }
 }
 
-/// What the registration of a region gave, where a fabric has such a thing.
+/// The key that the registration of a region gave, where a fabric has such keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RegionKey(pub u64);
 
 /// One request whose caller waits for it.
 #[derive(Debug)]
 pub struct SingleRequest {
-    /// What to do.
+    /// Read or write.
     pub op: Op,
     /// Local memory.
     pub buffers: Buffers,
     /// Memory of the peer.
     pub remote: Remote,
-    /// After this the caller waits no more.
+    /// The caller stops waiting after this.
     pub deadline: slackwater_base::Instant,
 }
 
-/// What became of a request whose caller waits.
+/// The result of carrying a request whose caller waits.
 #[derive(Debug)]
 pub enum Carried {
-    /// It is over.
+    /// It has ended.
     Done(Result<(), Cause>),
-    /// It is not begun.
+    /// It was not started.
     Back(SingleRequest),
 }
 
@@ -152,26 +152,26 @@ pub struct Submission {
     pub when_full: WhenFull,
 }
 
-/// What a submitter does about a full queue.
+/// What a submitter does when the queue is full.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum WhenFull {
     /// Waits, at most until the jobs' deadlines.
     #[default]
     Wait,
-    /// Has the jobs ended with [`Cause::Full`](crate::Cause::Full).
+    /// The jobs end with [`Cause::Full`](crate::Cause::Full).
     Refuse,
 }
 
 /// A message that follows a batch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Notice {
-    /// What it is about.
+    /// Its name, by which the receiver tells notices apart.
     pub name: String,
-    /// What it says.
+    /// Its content.
     pub bytes: Vec<u8>,
 }
 
-/// What a mover did with one peer.
+/// The counters of a mover for one peer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PeerStats {
     /// Requests completed.
@@ -182,9 +182,9 @@ pub struct PeerStats {
     pub bytes_read: u64,
     /// Bytes written to the peer.
     pub bytes_written: u64,
-    /// Requests begun and not over.
+    /// Requests started and not ended.
     pub active: u64,
-    /// Requests in line.
+    /// Requests queued.
     pub pending: u64,
     /// Tries after a broken connection.
     pub retries: u64,

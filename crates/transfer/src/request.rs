@@ -12,7 +12,7 @@ use crate::region::RegionId;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PeerId {
     pub(crate) index: u32,
-    /// Tells it from others that had the same place in the table.
+    /// Distinguishes it from earlier entries with the same index.
     pub(crate) serial: u32,
 }
 
@@ -34,7 +34,7 @@ pub struct Target {
     pub peer: PeerId,
     /// First byte, from the start of the region that the capability names.
     pub offset: u64,
-    /// The leave to reach it.
+    /// The right to reach it.
     pub capability: Capability,
     /// The key of the region at the peer, for fabrics that need one.
     pub key: Option<RegionKey>,
@@ -51,7 +51,7 @@ pub struct Request {
     pub target: Target,
     /// How long it may take, if less than the batch.
     pub timeout: Option<Duration>,
-    /// Before which others.
+    /// The order among waiting requests.
     pub priority: Priority,
 }
 
@@ -62,7 +62,7 @@ pub struct Submit {
     pub timeout: Duration,
     /// What to do when a queue is full.
     pub when_full: WhenFull,
-    /// What to tell a peer when all of them are complete there; the batch is over when the peer has it.
+    /// A notice for a peer when all of them are complete there; the batch ends when the peer has it.
     pub notice: Option<(PeerId, Notice)>,
 }
 

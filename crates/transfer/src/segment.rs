@@ -8,12 +8,12 @@ use slackwater_wire::Incarnation;
 pub struct Segment {
     /// Its name.
     pub name: String,
-    /// Which life of the process. A later one under the same name is another segment.
+    /// The incarnation of the process. A later one under the same name is another segment.
     pub incarnation: Incarnation,
     /// TCP addresses of its data plane, best first.
     #[serde(default)]
     pub addresses: Vec<SocketAddr>,
-    /// The public key of its data plane, when it asks for sealed connections.
+    /// The public key of its data plane, if its connections are sealed.
     #[serde(default)]
     pub public_key: Option<[u8; 32]>,
     /// How processes of the same host reach it.
@@ -24,7 +24,7 @@ pub struct Segment {
 /// How processes of the same host reach a segment.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HostContact {
-    /// The host's boot id: another one means another host, or another life of it.
+    /// The host's boot id: another one means another host, or another boot of it.
     pub boot_id: String,
     /// Process id in the namespace of its owner.
     pub pid: u32,

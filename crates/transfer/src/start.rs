@@ -31,11 +31,11 @@ impl EngineConfig {
         }
     }
 
-    /// The defaults under a name, with what an environment sets. `MC_FORCE_TCP` counts by its presence, whatever its
-    /// value: so other engines read it.
+    /// The defaults under a name, changed by an environment. `MC_FORCE_TCP` counts by its presence, whatever its value,
+    /// as in other engines.
     ///
     /// # Errors
-    /// All values that are none.
+    /// All values that are invalid.
     pub fn from_env(
         name: &str,
         vars: impl IntoIterator<Item = (String, String)>,
@@ -91,7 +91,7 @@ impl Engine {
     }
 }
 
-/// The mover within the host; an engine is of use without it.
+/// The mover within the host; the engine works without it.
 fn host_mover(life: &HomeGuard, tcp: &Arc<Tcp>) -> Option<Arc<HostMover>> {
     let fallback = Arc::clone(tcp) as Arc<dyn Mover>;
     match HostMover::start(life, HostLimits::default(), Some(fallback)) {

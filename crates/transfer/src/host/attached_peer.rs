@@ -4,22 +4,22 @@ use slackwater_wire::Incarnation;
 use super::granted::GrantedWindows;
 use super::packets::Packets;
 
-/// A process that has, or asks for, this one's memory.
+/// A process that has this one's memory open, or asks for it.
 pub(super) struct AttachedPeer {
     pub(super) packets: Packets,
-    /// Who it says it is.
+    /// The incarnation that its greeting claims.
     pub(super) incarnation: Incarnation,
     pub(super) state: AttachState,
 }
 
-/// How a peer stands.
+/// The state of an attached peer.
 pub(super) enum AttachState {
-    /// It has not said who it is, which it has to by then.
+    /// It has not greeted yet, which it must do before this time.
     Unauthenticated(Instant),
-    /// It may ask.
+    /// It may ask for windows.
     Open(GrantedWindows),
-    /// It broke the protocol. It is told nothing more and everything is taken back from it; but it may be at memory still,
-    /// so what it was granted is kept until it lets go of it, or ends.
+    /// It broke the protocol. It gets no more answers and everything is taken back from it; but it may still be
+    /// copying, so its accesses are held until its copies, or the process, have ended.
     Expelled(GrantedWindows),
 }
 

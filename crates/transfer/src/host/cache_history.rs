@@ -4,31 +4,31 @@ use slackwater_pool::copy::{Stores, Tuning};
 
 /// Which memory was written by the last copies and is probably still in the cache.
 ///
-/// A copy into memory that is not there runs a third faster past the cache: the old bytes need not be read to be written
-/// over. Into a buffer that was just written it is the other way round. Nothing tells the two apart but what was copied
-/// lately, so the last writes are kept here, in pieces of [`PIECE_BYTES`], by how much was copied since. A wrong guess
-/// costs time and nothing else; so there are no locks, and two pieces may drive each other out.
+/// A copy into memory that is not in the cache runs a third faster past the cache, because the old bytes need not be
+/// read first. Into a buffer that was just written it is slower. Only the history of copies tells the two apart, so the
+/// last writes are recorded here in pieces of [`PIECE_BYTES`]. A wrong guess costs time and nothing else; so there are
+/// no locks, and two pieces may replace each other.
 #[derive(Debug)]
 pub(super) struct CacheHistory {
     /// Bytes copied so far.
     copied: AtomicU64,
     /// Per slot: the piece, and the bytes that had been copied when it was written, both in pieces.
     written: [AtomicU64; SLOTS],
-    /// A destination from here on is asked about; a smaller one is warm as soon as it is used.
+    /// The smallest destination that is looked up; a smaller one is taken to be cached once it is used.
     asked_bytes_min: u64,
-    /// So much is copied before a destination has left the cache.
+    /// The bytes copied after which a destination has left the cache.
     cache_bytes: u64,
 }
 
-/// The grain of memory.
+/// The unit in which writes are recorded.
 const PIECE_BYTES: u64 = 256 << 10;
 /// Several times the pieces of a last-level cache.
 const SLOTS: usize = 1024;
-/// What is copied together and fits into a core's own cache is used from there.
+/// Bytes that are submitted together and fit into a core's own cache are written through it.
 const ASKED_BYTES_MIN: u64 = 1 << 20;
 
 impl CacheHistory {
-    /// Of this machine, with nothing in the cache.
+    /// The history of this machine, with nothing in the cache.
     pub(super) fn new() -> Self {
         let cache_bytes = Tuning::current().streaming_bytes_min as u64;
         Self {
@@ -51,7 +51,7 @@ impl CacheHistory {
         let first = into.addr() as u64 / PIECE_BYTES;
         let last = (into.addr() as u64 + bytes.max(1) - 1) / PIECE_BYTES;
         let within = self.cache_bytes / PIECE_BYTES;
-        // The low halves suffice: a piece that is met again after 2^32 others is not worth more bits.
+        // The low halves suffice: a piece that is met again after 2^32 others is a wrong guess at worst.
         let low = |number: u64| number & u64::from(u32::MAX);
         let mut warm = false;
         for piece in first..=last {

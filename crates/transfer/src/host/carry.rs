@@ -16,23 +16,23 @@ use crate::batch::Part;
 use crate::cause::{Cause, Deadline};
 use crate::job::{Buffers, Job, Remote};
 
-/// What is copied between two looks at cancellation, deadline and epoch: some 60 µs.
+/// The bytes copied between two checks of cancellation, deadline and epoch: some 60 µs.
 const PIECE_BYTES: usize = 1 << 20;
 /// Copies through the cache are cut into these: beyond, glibc's `memcpy` takes a way for what is not in the cache, which is
 /// slower by a fifth where it is.
 const CACHED_BYTES: usize = 256 << 10;
-/// Copies from here on are shared with whichever threads of the pool are free.
+/// The smallest copy that is shared with the free threads of the pool.
 const SHARED_BYTES_MIN: u64 = 8 << 20;
 
 static COPY: Kind = Kind::new("host copy");
 
-/// What is to be copied.
+/// One request to copy.
 pub(super) struct CopyRequest<'a> {
     pub(super) op: Op,
     pub(super) buffers: &'a Buffers,
     pub(super) remote: &'a Remote,
     pub(super) deadline: Instant,
-    /// Who asked; none for a caller that waits in the call.
+    /// The part of a batch that it ends; none for a caller that waits in the call.
     pub(super) part: Option<&'a Part>,
     /// The bytes that were submitted with it, its own among them.
     pub(super) submitted_bytes: u64,
@@ -69,10 +69,10 @@ struct CopyPiece<'a> {
 // SAFETY: a chunk names ranges that its job and its mark hold for all threads of the copy.
 unsafe impl Sync for CopyPiece<'_> {}
 
-/// Why a job was not carried.
+/// Why a request was not copied.
 #[derive(Debug)]
 pub(super) enum NotCopied {
-    /// Its window was over before the first byte: its owner has to say why, or open another one.
+    /// Its window was revoked before the first byte: the owner has to give the reason, or open another one.
     Stale,
     Failed(Cause),
 }
@@ -83,7 +83,7 @@ impl From<Cause> for NotCopied {
     }
 }
 
-/// Copies what is asked for, on this thread and, if it is long, on those of the pool that are free.
+/// Copies one request, on this thread and, if it is long, on the free threads of the pool.
 pub(super) fn carry(
     job: &CopyRequest<'_>,
     window: &OpenWindow,
@@ -145,7 +145,7 @@ pub(super) fn under_mark(
     }
 }
 
-/// Whether the rest is in vain: cancelled, late, or the local region is wanted back.
+/// Checks whether the rest still has to be copied: not cancelled, not late, and the local region not closing.
 fn stop(job: &CopyRequest<'_>) -> Result<(), Cause> {
     if job.part.is_some_and(Part::is_cancelled) {
         return Err(Cause::Cancelled);
@@ -198,7 +198,7 @@ fn share<'a>(
         .map_or(Ok(()), Err)
 }
 
-/// The copies that a job is made of; `None` where the window ends too early.
+/// The pieces that a request is copied in; `None` where the window ends too early.
 fn cut<'a>(
     job: &CopyRequest<'_>,
     window: &'a OpenWindow,

@@ -16,7 +16,7 @@ use crate::flow::FlowGuard;
 use crate::job::Job;
 use crate::mover::{Notice, Submission, WhenFull};
 
-/// Something to ask that is no copy.
+/// A request to the owner that is not a copy.
 pub(super) enum ControlRequest {
     Notify(Notice, Part),
     Probe(Instant, Part),
@@ -25,7 +25,7 @@ pub(super) enum ControlRequest {
 static CONTROL: Site = Site::new("host courier");
 
 impl Core {
-    /// The courier: asks what is to be asked, until the peer is closed.
+    /// The control thread: sends requests to the owner until the peer is closed.
     pub(super) fn run(self: Arc<Self>) {
         loop {
             let seen = self.wanted.seen();
@@ -38,19 +38,19 @@ impl Core {
                 (state.waiting.is_empty() && state.requests.is_empty(), ended)
             };
             if ended {
-                // Its memory is given back at once, not when somebody next asks for it.
+                // Its memory is released at once, not at the next request.
                 self.shut("the process has ended".to_owned(), Instant::NEVER);
                 continue;
             }
             if idle {
-                // Closed or notified: both are looked at above.
+                // Closed or notified: both are checked above.
                 let _ = self.wanted.wait(seen, &Waiting::at(&CONTROL));
                 continue;
             }
             match self.link() {
                 Ok(link) => self.ask(&link),
                 Err(reason) => {
-                    // What is known to have ended stays so.
+                    // A process that is known to have ended stays so.
                     let ended = matches!(&self.state().link, LinkState::Shut { until, .. } if *until == Instant::NEVER);
                     self.shut(
                         reason,
@@ -84,7 +84,7 @@ impl Core {
             name: &contact.socket,
             target: self.segment.incarnation,
             deadline: now() + self.limits.answer_timeout,
-            // A process that is stopped does not answer; whoever waits for it does so no longer than it wants to.
+            // A stopped process does not answer; requests wait for it only until their own deadlines.
             meanwhile: &|| {
                 self.end_late();
                 self.state().first_deadline()
@@ -99,7 +99,7 @@ impl Core {
         Ok(link)
     }
 
-    /// One question: an errand, or the windows that the first jobs in line need.
+    /// Sends one question: a control request, and the windows that the first waiting jobs need.
     fn ask(self: &Arc<Self>, link: &Arc<Link>) {
         self.end_late();
         let (request, wanted, first_deadline) = {
@@ -114,7 +114,7 @@ impl Core {
             (state.requests.pop_front(), wanted, state.first_deadline())
         };
         if wanted.is_empty() && request.is_none() {
-            // All that was wanted was late.
+            // Every request in it was late.
             return;
         }
         let notice = match &request {
@@ -142,7 +142,7 @@ impl Core {
             }
             Err(error) => {
                 let reason = error.to_string();
-                // A life that has ended stays ended; what is only slow may be asked again.
+                // An ended process stays ended; a slow one may be asked again.
                 let over = link.is_gone() || matches!(error, WindowError::Gone);
                 if let Some(request) = request {
                     request.fail(if over {
@@ -163,7 +163,7 @@ impl Core {
         }
     }
 
-    /// Jobs whose time has passed, or for which nobody waits, leave the line.
+    /// Ends waiting jobs that are late or cancelled.
     fn end_late(&self) {
         let mut state = self.state();
         let at = now();
@@ -187,8 +187,8 @@ impl Core {
         }
     }
 
-    /// Windows were opened or refused: the jobs in line for them go on, in order. Those for which the owner has no slot
-    /// stay in line until windows that nobody uses any more have made room.
+    /// Windows were opened or refused: the jobs that waited for them go on, in order. Jobs for which the owner has no
+    /// slot keep waiting until unused windows have made room.
     fn opened(
         self: &Arc<Self>,
         wanted: &[Capability],
@@ -240,14 +240,13 @@ impl Core {
         self.forward(forward, &reason, WhenFull::Wait);
         self.start(ready);
         if crowded && !self.make_room() {
-            // All that this process had is given back, and still there is no slot: it has to do without.
+            // This process has given all its windows back, and the owner still has no slot: the jobs go another way.
             let jobs = take(&mut self.state().waiting);
             self.forward(jobs, &WindowError::NoSlot.to_string(), WhenFull::Wait);
         }
     }
 
-    /// Forgets windows that no copy uses, and waits for the end of a copy while there is none. Says whether asking again
-    /// is of use.
+    /// Forgets windows that no copy uses, or waits for the end of a copy. Says whether asking again can succeed.
     fn make_room(&self) -> bool {
         loop {
             let seen = self.flow.seen();
@@ -272,13 +271,13 @@ impl Core {
                 return forgotten;
             }
             if !self.flow.wait(seen, first_deadline) {
-                // Past a deadline the line is looked at first.
+                // At a deadline the late jobs are ended first.
                 return true;
             }
         }
     }
 
-    /// There is no way: what is in line goes another one.
+    /// The process cannot be reached: waiting jobs and requests go to the fallback.
     fn shut(self: &Arc<Self>, reason: String, until: Instant) {
         let (jobs, requests) = {
             let mut state = self.state();
@@ -341,7 +340,7 @@ impl ControlRequest {
         }
     }
 
-    /// The question ran into somebody's deadline. A notice may have been taken all the same, so it is not repeated.
+    /// The question ran into a deadline. A notice may have been delivered all the same, so it is not repeated.
     fn retry_or_fail(self, core: &Core) {
         match self {
             Self::Probe(deadline, part) if now() < deadline => {

@@ -9,18 +9,18 @@ use slackwater_wait::{Event, Site, Waiting};
 
 use super::cache_history::CacheHistory;
 
-/// The copy threads: at most so many at work at a time, none while there is nothing to do.
+/// The copy threads: at most `at_work_max` run at a time, none while nothing is queued.
 pub(super) struct CopyThreads {
     pool: Pool,
     cache_history: CacheHistory,
     at_work_max: usize,
     state: Mutex<State>,
-    /// A thread has nothing more to do.
+    /// Notified when a thread has gone idle.
     idle: Event,
 }
 
 thread_local! {
-    /// Whether this thread is at work for a crew.
+    /// Whether this thread runs copy tasks now.
     static AT_WORK: Cell<bool> = const { Cell::new(false) };
 }
 
@@ -32,15 +32,15 @@ struct State {
     at_work: usize,
 }
 
-/// One thing to do. Where it panics, what it held is dropped, and the next is done.
+/// One task. If it panics, what it holds is dropped and the next task runs.
 pub(super) type CopyTask = Box<dyn FnOnce() + Send>;
 
 impl CopyThreads {
     /// `threads` copy threads (at least one).
     pub(super) fn start(threads: usize) -> Result<Arc<Self>, PoolError> {
         let at_work_max = threads.max(1);
-        // A pool counts whoever calls it, and here nobody waits in a call; of the others it gives every second one to
-        // tasks that nobody waits for.
+        // The pool counts the calling thread, and here no thread waits in a call; it gives every second one of the
+        // others to background tasks.
         let pool = Pool::start(&Config::threads(2 * at_work_max))?;
         Ok(Arc::new(Self {
             pool,
@@ -59,7 +59,7 @@ impl CopyThreads {
         &self.cache_history
     }
 
-    /// Queues work; a thread that has nothing to do takes it.
+    /// Queues a task; an idle thread takes it.
     pub(super) fn push(self: &Arc<Self>, run: CopyTask) {
         {
             let mut state = self.state();
@@ -71,19 +71,19 @@ impl CopyThreads {
         }
         let copy_threads = Arc::clone(self);
         if self.pool.spawn(move || copy_threads.run()).is_err() {
-            // No thread takes it (a fork has none): it is done here, so that nothing is left lying.
+            // No thread takes it (a forked process has none): it runs here, so that no task stays queued.
             self.run();
         }
     }
 
-    /// Waits until nothing is queued or under way, unless this thread is one of those at work.
+    /// Waits until nothing is queued or under way, unless this is one of the copy threads.
     pub(super) fn settle(&self) {
         loop {
             let seen = self.idle.seen();
             if self.state().at_work == 0 || AT_WORK.get() {
                 return;
             }
-            // There is no deadline and nobody closes it: it returns when a thread has gone idle.
+            // There is no deadline and the event is never closed: the wait returns when a thread has gone idle.
             let _ = self.idle.wait(seen, &Waiting::at(&SETTLING));
         }
     }
@@ -99,8 +99,8 @@ impl CopyThreads {
                 };
                 run
             };
-            // What it holds is dropped with it, and the panic hook has told of it. Without this the thread would count as
-            // one at work for ever.
+            // What the task holds is dropped with it, and the panic hook has reported it. Uncaught, the panic would
+            // leave this thread counted as working for ever.
             let _ = catch_unwind(AssertUnwindSafe(run));
         }
         AT_WORK.set(outer);
@@ -129,7 +129,8 @@ mod tests {
 
     const PATIENCE: Duration = Duration::from_secs(20);
 
-    /// The pool gives every second worker to background tasks, so a crew of two was one: batches ran on one processor.
+    /// The pool gives every second worker to background tasks, so two copy threads were one: batches ran on one
+    /// processor.
     #[test]
     fn as_many_work_at_a_time_as_were_asked_for() {
         let copy_threads = CopyThreads::start(3).unwrap();
@@ -151,7 +152,7 @@ mod tests {
         copy_threads.settle();
     }
 
-    /// A hook of a batch panicked on a copy thread, which counted as at work from then on: closing the engine hung.
+    /// A hook of a batch panicked on a copy thread, which counted as working from then on: closing the engine hung.
     #[test]
     fn work_that_panics_ends_alone() {
         let copy_threads = CopyThreads::start(1).unwrap();

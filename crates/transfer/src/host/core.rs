@@ -19,7 +19,7 @@ use crate::job::{Job, Remote};
 use crate::mover::{Mover, PeerStats, WhenFull};
 use crate::segment::Segment;
 
-/// What the callers of one peer, the copy threads and its courier share.
+/// The state that the callers of one peer, the copy threads and its control thread share.
 pub(super) struct Core {
     pub(super) segment: Arc<Segment>,
     pub(super) service: Arc<Service>,
@@ -27,7 +27,7 @@ pub(super) struct Core {
     pub(super) fallback: Option<Arc<dyn Mover>>,
     pub(super) limits: HostLimits,
     pub(super) state: Mutex<CoreState>,
-    /// Something is to be asked.
+    /// Notified when the control thread has something to do.
     pub(super) wanted: Event,
     pub(super) flow: Arc<Flow>,
 }
@@ -37,23 +37,23 @@ pub(super) struct CoreState {
     pub(super) link: LinkState,
     pub(super) closed: bool,
     pub(super) windows: HashMap<[u8; Capability::BYTES], Arc<OpenWindow>>,
-    /// Capabilities for which there is no window, since their memory is not reached this way: not asked for again.
+    /// Capabilities whose memory cannot be reached this way, with the reason: not asked for again.
     pub(super) elsewhere: HashMap<[u8; Capability::BYTES], String>,
-    /// In line until their window is open.
+    /// Jobs that wait until their window is open.
     pub(super) waiting: VecDeque<(Job, FlowGuard)>,
     pub(super) requests: VecDeque<ControlRequest>,
-    /// Jobs went to the fallback, so a fence has to go there as well.
+    /// Jobs went to the fallback, so a fence has to go there too.
     pub(super) forwarded: bool,
     pub(super) stats: PeerStats,
 }
 
 #[derive(Default)]
 pub(super) enum LinkState {
-    /// Nobody has asked yet.
+    /// No connection was tried yet.
     #[default]
     Unknown,
     Open(Arc<Link>),
-    /// There is none, and nobody asks again before that time.
+    /// The process cannot be reached, and no connection is tried before that time.
     Shut {
         reason: String,
         until: Instant,
@@ -63,10 +63,10 @@ pub(super) enum LinkState {
 /// A job whose window is open.
 pub(super) type Ready = (Job, Arc<OpenWindow>, FlowGuard);
 
-/// So many capabilities are remembered as not reached this way.
+/// The most capabilities that are remembered as not reached this way.
 const ELSEWHERE_MAX: usize = 4096;
 
-/// Small copies are handed to a copy thread together, up to so many bytes.
+/// Small copies are given to a copy thread together, up to this many bytes.
 const HANDOVER_BYTES: u64 = 1 << 20;
 
 impl Core {
@@ -78,7 +78,7 @@ impl Core {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The job, once the queue has room for it; otherwise it has been ended.
+    /// Waits until the queue has room for a job; otherwise ends the job.
     pub(super) fn wait_for_room(&self, job: Job, when_full: WhenFull) -> Option<Job> {
         match self.flow.room(self.limits.queue_entries, &job, when_full) {
             Ok(()) => Some(job),
@@ -89,8 +89,8 @@ impl Core {
         }
     }
 
-    /// Copies what is open: little of it here and now, since to hand it over would cost as much; the rest on the copy
-    /// threads.
+    /// Copies the jobs whose windows are open: a few bytes on this thread, since handing them over would cost as much;
+    /// more of them on the copy threads.
     pub(super) fn start(self: &Arc<Self>, ready: Vec<Ready>) {
         let submitted_bytes: u64 = ready.iter().map(|(job, ..)| job.buffers.bytes()).sum();
         if submitted_bytes <= self.limits.inline_bytes_max {
@@ -134,7 +134,7 @@ impl Core {
             ),
         };
         self.forget_stale(&carried, &job.remote, &window);
-        // Before anybody is told: who waits for the end of the job may be waiting for the slot of the window.
+        // Before the end is reported: a caller that waits for it may be waiting for the slot of the window.
         drop(window);
         match carried {
             Ok(()) => self.end(job, Ok(())),
@@ -144,7 +144,7 @@ impl Core {
         drop(ticket);
     }
 
-    /// Puts a job in line until its window is open.
+    /// Has a job wait until its window is open.
     fn wait_for_window(&self, job: Job, ticket: FlowGuard) {
         let mut state = self.state();
         if state.closed {
@@ -156,7 +156,7 @@ impl Core {
         self.wanted.notify_all();
     }
 
-    /// A window that is over is of no more use.
+    /// Forgets a window that was revoked.
     pub(super) fn forget_stale(
         &self,
         carried: &Result<(), NotCopied>,
@@ -196,7 +196,7 @@ impl Core {
         }
     }
 
-    /// Counts a job, lets go of its memory, and ends it.
+    /// Counts a job, releases its memory, and ends it.
     pub(super) fn end(&self, job: Job, result: Result<(), Cause>) {
         let Job {
             op, buffers, part, ..
@@ -246,7 +246,7 @@ impl CoreState {
         self.windows.retain(|_, window| !window.is_over());
     }
 
-    /// Remembers that this memory is not reached this way, and why.
+    /// Remembers that this memory cannot be reached this way, and why.
     pub(super) fn is_elsewhere(&mut self, capability: &Capability, reason: String) {
         if self.elsewhere.len() >= ELSEWHERE_MAX {
             self.elsewhere.clear();
@@ -254,7 +254,7 @@ impl CoreState {
         self.elsewhere.insert(capability.to_bytes(), reason);
     }
 
-    /// When the first job in line is late.
+    /// The earliest deadline of the waiting jobs.
     pub(super) fn first_deadline(&self) -> Instant {
         self.waiting
             .iter()

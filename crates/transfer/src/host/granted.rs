@@ -12,7 +12,7 @@ use super::message::{Attached, Detach, ENTRY_DESCRIPTOR, ENTRY_SHARED, Entry, NO
 use super::page::ControlPage;
 use crate::region::Access;
 
-/// What one peer may reach at present: the owner's side of its control page.
+/// The windows that one peer has: the owner's side of its control page.
 #[derive(Debug)]
 pub(crate) struct GrantedWindows {
     page: Arc<ControlPage>,
@@ -23,16 +23,16 @@ pub(crate) struct GrantedWindows {
 
 #[derive(Debug)]
 struct GrantedWindow {
-    /// Held as long as the peer may be at the memory: the region's owner waits for it.
+    /// Held while the peer may be copying: the region's owner waits for its end.
     access: Access,
     memory: Option<u64>,
-    /// Nothing can begin under it; it ends when nothing is in flight.
+    /// No copy can begin under it; it is released when none is in flight.
     revoked: bool,
-    /// Somebody waits for that end.
+    /// A thread waits for that.
     awaited: bool,
 }
 
-/// A memory that the peer has mapped, as far as this side knows, and by how many windows.
+/// A shared memory that the peer has mapped, as far as this side knows, and the number of windows on it.
 #[derive(Debug)]
 struct LentMemory {
     #[expect(
@@ -43,7 +43,7 @@ struct LentMemory {
     windows: u32,
 }
 
-/// One window under revocation.
+/// One revoked window on which a copy is in flight.
 #[derive(Clone, Debug)]
 pub(crate) struct Revoked {
     pub(crate) page: Arc<ControlPage>,
@@ -75,7 +75,8 @@ impl GrantedWindows {
             .count()
     }
 
-    /// Forgets windows as the peer asks. What is still in flight, against the protocol, keeps its slot until it ends.
+    /// Releases windows as the peer asks. A window on which a copy is in flight, against the protocol, keeps its slot
+    /// until the copy ends.
     pub(crate) fn detach(&mut self, detached: &[Detach]) {
         for detach in detached {
             let slot = detach.slot.get();
@@ -91,7 +92,7 @@ impl GrantedWindows {
         }
     }
 
-    /// Opens to the peer what `access` covers, and tells of it; also the descriptor that has to come with the answer.
+    /// Opens a window on `access`; returns the entry for the answer, and the descriptor that has to be sent with it.
     pub(crate) fn grant(&mut self, access: Access) -> (Entry, Option<Arc<OwnedFd>>) {
         let mut entry = Entry::new_zeroed();
         let region = access.region();
@@ -150,8 +151,8 @@ impl GrantedWindows {
         (entry, passed)
     }
 
-    /// From now on nothing can begin on what `which` says under what was granted. Windows at which nothing is in flight
-    /// are over; the others are named, once each: whoever is told of one waits for it.
+    /// Revokes the windows of the accesses that `which` selects: no copy can begin under them. Idle windows are
+    /// released; the others are returned, once each, and the caller waits for them.
     pub(crate) fn revoke(&mut self, which: impl Fn(&Access) -> bool) -> Vec<Revoked> {
         let mut busy = Vec::new();
         for slot in 0..self.page.slots() {
@@ -186,7 +187,7 @@ impl GrantedWindows {
             .any(|slot| self.slots[slot as usize].is_some() && self.page.is_busy(slot))
     }
 
-    /// Takes the slot of a window back, unless somebody else has done so.
+    /// Releases the slot of a window, unless that was done already.
     pub(crate) fn release(&mut self, revoked: &Revoked) {
         if self.page.epoch(revoked.slot) == revoked.epoch {
             self.release_if_idle(revoked.slot);
@@ -218,7 +219,7 @@ impl GrantedWindows {
 
     fn take_slot(&mut self) -> Option<u32> {
         if self.free.is_empty() {
-            // What was detached while still in flight may have ended by now.
+            // A window that was detached with a copy in flight may be idle by now.
             (0..self.page.slots()).for_each(|slot| self.release_if_idle(slot));
         }
         self.free.pop()
@@ -305,7 +306,7 @@ mod tests {
             .map(|revoked| revoked.slot)
             .collect();
         assert_eq!(busy, [entries[2].slot.get()]);
-        // Whoever tried to unregister a region again and again had one more thread waiting for it each time.
+        // Each repeated attempt to unregister a region started one more thread that waited for the same window.
         assert!(
             granted.revoke(of_one).is_empty() && granted.is_busy(),
             "it is waited for already"
@@ -338,7 +339,8 @@ mod tests {
         let again = granted.grant(region.access(0, 8).unwrap()).0;
         assert_eq!((again.refused.get(), again.slot.get()), (0, slot));
         assert_ne!(again.epoch.get(), epoch);
-        // A late word about the window before, and a revocation that was under way, do not hit the one after.
+        // A late detach of the previous window in a slot, or a revocation that was under way, must not hit the next
+        // window.
         granted.detach(&[Detach {
             slot: U32::new(slot),
             epoch: U32::new(epoch),

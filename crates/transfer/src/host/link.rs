@@ -24,25 +24,25 @@ use super::service::{Service, Watched};
 use super::window::{OpenWindow, WindowSlot};
 use crate::mover::Notice;
 
-/// Why there is no way to a process over this host.
+/// Why there is no link to a process of this host.
 #[derive(Debug, Error)]
 pub(crate) enum LinkError {
-    /// The kernel refused, or nobody listens.
+    /// The kernel refused, or no process listens.
     #[error("host socket: {0}")]
     System(#[from] io::Error),
-    /// The other process belongs to somebody else.
+    /// The other process belongs to another user.
     #[error("the process belongs to user {0}")]
     OtherUser(u32),
     /// No greeting came in time.
     #[error("no greeting in time")]
     TimedOut,
-    /// The other process turned this one away.
+    /// The other process refused this one.
     #[error("turned away: {0}")]
     RefusedByPeer(&'static str),
-    /// What came is no greeting of this protocol.
+    /// The answer is not a greeting of this protocol.
     #[error("no greeting of this protocol")]
     Garbled,
-    /// The control page is not what it has to be.
+    /// The control page was refused.
     #[error("control page: {0}")]
     Page(#[from] RefusedMemory),
 }
@@ -59,31 +59,31 @@ pub(crate) enum WindowError {
     /// No answer came in time.
     #[error("no answer in time")]
     TimedOut,
-    /// The owner is gone.
+    /// The owner has ended.
     #[error("the process is gone")]
     Gone,
     /// The window lies in the owner's own memory, which this process may not reach.
     #[error("memory is not shared, and cannot be attached: {0}")]
     NoAttach(String),
-    /// The shared memory is not what it has to be.
+    /// The shared memory was refused.
     #[error("shared memory: {0}")]
     Memory(#[from] RefusedMemory),
-    /// What came is no answer of this protocol; the link is of no use any more.
+    /// The answer is not one of this protocol; the link cannot be used any more.
     #[error("no answer of this protocol")]
     Garbled,
 }
 
-/// The initiator's side of a connection to a process of the same host, whose memory it reads and writes by itself.
+/// The initiator's side of a connection to a process of the same host, whose memory it reads and writes itself.
 pub(crate) struct Link {
     packets: Packets,
     page: ControlPage,
-    /// The process itself, or why its own memory is out of reach.
+    /// The process, or why its private memory cannot be reached.
     process: Result<Process, String>,
     watched: Arc<Watched>,
     service: Weak<Service>,
     token: u64,
     exchange: Mutex<Exchange>,
-    /// Windows that nobody uses any more; told with the next question.
+    /// Windows that are no longer used; the next question tells the owner.
     detached: Mutex<Vec<Detach>>,
 }
 
@@ -91,23 +91,24 @@ struct Exchange {
     question: u64,
     buffer: Vec<u8>,
     memories: Vec<(u64, Weak<Mapping>)>,
-    /// A question was not answered in time: an answer may yet come that belongs to nobody.
+    /// Questions that were not answered in time: their answers may still come, and no caller waits for them.
     unanswered: u32,
 }
 
-/// Whom to link to.
+/// The process to connect to.
 pub(crate) struct LinkTarget<'a> {
-    /// Under what it listens.
+    /// The name of its socket.
     pub(crate) name: &'a str,
-    /// Which life it is to be.
+    /// The incarnation that is expected.
     pub(crate) target: Incarnation,
-    /// Until when its greeting is waited for.
+    /// How long its greeting is waited for.
     pub(crate) deadline: Instant,
-    /// What is done meanwhile, and when next.
+    /// Called while waiting; returns when to call it next.
     pub(crate) meanwhile: &'a dyn Fn() -> Instant,
 }
 
-/// So many questions may be without an answer: more would fill the socket, of which the owner takes no good view.
+/// The most questions without an answer: with more the socket would be full, and the owner expels a peer that leaves
+/// its answers unread.
 const UNANSWERED_MAX: u32 = 16;
 
 impl Link {
@@ -171,17 +172,17 @@ impl Link {
         self.watched.is_gone()
     }
 
-    /// Why memory that is not shared is out of reach, if it is.
+    /// Why memory that is not shared cannot be reached, if it cannot.
     pub(crate) fn no_attach(&self) -> Option<&str> {
         self.process.as_ref().err().map(String::as_str)
     }
 
-    /// Whether there are windows of which the owner does not know that they are forgotten.
+    /// Whether the owner has still to be told of unused windows.
     pub(crate) fn owes_detach(&self) -> bool {
         !self.detached().is_empty()
     }
 
-    /// Sends what no question is.
+    /// Sends bytes that are not a question.
     #[cfg(test)]
     pub(crate) fn send_raw(&self, bytes: &[u8]) {
         self.packets
@@ -199,7 +200,7 @@ impl Link {
         self.process.as_ref().map_err(String::as_str)
     }
 
-    /// Has the owner told with the next question that a window is forgotten.
+    /// Lets the next question tell the owner that a window is no longer used.
     pub(crate) fn detach(&self, slot: u32, epoch: u32) {
         self.detached().push(Detach {
             slot: U32::new(slot),
@@ -211,8 +212,8 @@ impl Link {
         self.detached.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Shows capabilities to their owner, and opens what they stand for: one result for each. Says too whether the
-    /// notice, if there is one, was taken. Without either it asks whether the owner is there.
+    /// Shows capabilities to their owner and opens windows: one result for each. Also says whether the notice, if there
+    /// is one, was delivered. Without either it asks whether the owner is alive.
     pub(crate) fn ask(
         self: &Arc<Self>,
         capabilities: &[Capability],
@@ -222,8 +223,8 @@ impl Link {
         debug_assert!(capabilities.len() <= ATTACH_MAX);
         let mut exchange = self.exchange.lock().unwrap_or_else(PoisonError::into_inner);
         let exchange = &mut *exchange;
-        // Held until the answer is in: a memory that the owner takes for known must not be forgotten meanwhile. First
-        // these, then what was detached: a window tells that it is over before it lets go of its memory.
+        // Held until the answer has come: a memory that the owner assumes to be mapped here must not be unmapped
+        // meanwhile. Taken before the detached windows: a window reports its end before it releases its memory.
         let held: Vec<(u64, Arc<Mapping>)> = exchange
             .memories
             .iter()
@@ -258,7 +259,7 @@ impl Link {
             bytes,
         ];
         if let Err(error) = self.put(exchange, &parts, deadline) {
-            // Not told, so still to be told.
+            // They were not sent, so they stay to be sent.
             self.detached().extend(&detached);
             return Err(error);
         }
@@ -279,7 +280,7 @@ impl Link {
         Ok((opened, head.noticed.get() > 0))
     }
 
-    /// Sends a question, once there is room for it.
+    /// Sends a question, once the socket has room for it.
     fn put(
         &self,
         exchange: &mut Exchange,
@@ -294,7 +295,7 @@ impl Link {
                     Err(_) => return Err(self.gone()),
                 }
             }
-            // The owner is slow, or stopped: with each answer it makes room for a question.
+            // The owner is slow, or stopped: each answer makes room for a question.
             let (len, _) = self.receive(exchange, deadline)?;
             self.forget_late(exchange, len)?;
         }
@@ -341,8 +342,8 @@ impl Link {
         WindowError::Gone
     }
 
-    /// The answer to an earlier question, for which nobody waited, opens windows that nobody knows of: the owner is told
-    /// to forget them.
+    /// Takes the late answer to an earlier question. The windows that it opens are unused: the owner is told to release
+    /// them.
     fn forget_late(&self, exchange: &mut Exchange, len: usize) -> Result<(), WindowError> {
         let (head, rest) = Attached::read_from_prefix(&exchange.buffer[..len])
             .map_err(|_| WindowError::Garbled)?;
@@ -378,7 +379,7 @@ impl Link {
         if entry.slot.get() >= self.page.slots() {
             return Err(WindowError::Garbled);
         }
-        // From here on the owner learns of it, also where the window is of no use.
+        // From here on the slot is given back to the owner, also if the window is unusable.
         let slot = WindowSlot::new(self, entry.slot.get(), entry.epoch.get());
         let (start, len) = (entry.start.get(), entry.len.get());
         let end = start.checked_add(len).ok_or(WindowError::Garbled)?;
@@ -393,7 +394,7 @@ impl Link {
             .then(|| descriptors.next())
             .flatten();
         let memory = match (passed, known(id, held, memories)) {
-            // Opened anew even if it is known: the number may have come to mean another memory.
+            // Mapped again even if the number is known: the number may have come to mean another memory.
             (Some(descriptor), _) => {
                 let memory = Arc::new(Mapping::open(descriptor, entry.memory_len.get())?);
                 memories.retain(|(known, _)| *known != id);
@@ -415,7 +416,7 @@ fn known(
     held: &[(u64, Arc<Mapping>)],
     memories: &[(u64, Weak<Mapping>)],
 ) -> Option<Arc<Mapping>> {
-    // The newest first: one of this very answer, else one of before.
+    // The newest first: one of this answer, else an earlier one.
     let fresh = memories
         .iter()
         .find(|(known, _)| *known == id)
@@ -453,8 +454,8 @@ fn welcome(
     Ok((welcome, page))
 }
 
-/// Opens the process for cross-memory attach, if the probe can be read there: then it is allowed, and it is the process
-/// that sent the greeting.
+/// Opens the process for cross-memory attach, if the probe can be read: then attaching is allowed, and it is the
+/// process that sent the greeting.
 fn reach(pid: rustix::process::Pid, welcome: &Welcome) -> Result<Process, String> {
     let process = Process::open(pid, welcome.started.get()).map_err(|error| error.to_string())?;
     let mut probe = [0; 16];

@@ -1,4 +1,4 @@
-//! What the two ends of a host link say, one packet each: fixed little-endian structures.
+//! The messages of a host link, one packet each: fixed little-endian structures.
 //!
 //! The initiator opens with [`Hello`] and is answered with [`Welcome`], which carries the control page, or with
 //! [`Goodbye`]. From then on it asks [`Attach`] and is answered with [`Attached`], one question at a time; the memories
@@ -9,7 +9,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// `SLWKHOST` read as a little-endian number.
 pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"SLWKHOST");
-/// Counts up with every change of these structures; both ends have to have the same.
+/// The version of these structures; both ends must have the same.
 pub(crate) const VERSION: u32 = 1;
 /// The most capabilities in one [`Attach`].
 pub(crate) const ATTACH_MAX: usize = 64;
@@ -26,11 +26,11 @@ pub(crate) struct Hello {
     pub(crate) magic: U64,
     pub(crate) version: U32,
     pub(crate) reserved: U32,
-    /// Which boot of which host.
+    /// The boot of the host.
     pub(crate) boot: [u8; 16],
-    /// The initiator's life.
+    /// The initiator's incarnation.
     pub(crate) incarnation: U64,
-    /// The life of the target that the initiator means.
+    /// The incarnation of the target that the initiator expects.
     pub(crate) target: U64,
 }
 
@@ -44,9 +44,9 @@ pub(crate) struct Welcome {
     pub(crate) incarnation: U64,
     /// When the target's process started.
     pub(crate) started: U64,
-    /// Where in the target's memory the probe lies.
+    /// The address of the probe in the target's memory.
     pub(crate) probe_address: U64,
-    /// What is to be read there, by whoever can read that process's memory.
+    /// The bytes there; a process that can read the target's memory finds them.
     pub(crate) probe: [u8; 16],
 }
 
@@ -63,11 +63,11 @@ pub(crate) struct Goodbye {
 pub(crate) const GOODBYE_VERSION: u32 = 1;
 /// Another host, or another boot of it.
 pub(crate) const GOODBYE_BOOT: u32 = 2;
-/// Another life of the target is meant.
+/// Another incarnation of the target was expected.
 pub(crate) const GOODBYE_INCARNATION: u32 = 3;
 /// Another user.
 pub(crate) const GOODBYE_USER: u32 = 4;
-/// As many links as there may be.
+/// The limit of links is reached.
 pub(crate) const GOODBYE_FULL: u32 = 5;
 /// The engine is closing.
 pub(crate) const GOODBYE_CLOSING: u32 = 6;
@@ -87,7 +87,7 @@ pub(crate) struct Attach {
     pub(crate) reserved: U32,
 }
 
-/// A window that the initiator has forgotten.
+/// A window that the initiator no longer uses.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
 )]
@@ -117,7 +117,7 @@ pub(crate) struct Entry {
     pub(crate) epoch: U32,
     /// [`ENTRY_SHARED`] and [`ENTRY_DESCRIPTOR`].
     pub(crate) flags: U32,
-    /// Which shared memory.
+    /// The number of the shared memory.
     pub(crate) memory: U64,
     /// How long that memory is.
     pub(crate) memory_len: U64,
@@ -128,7 +128,7 @@ pub(crate) struct Entry {
 
 /// Every slot of the control page is in use: the initiator has to forget a window first.
 pub(crate) const NO_SLOT: u32 = u32::MAX;
-/// The memory is not one that the processor reaches.
+/// The processor cannot reach the memory.
 pub(crate) const NOT_HERE: u32 = u32::MAX - 1;
 
 /// The window lies in shared memory, not in the target's own.

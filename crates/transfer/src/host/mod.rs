@@ -1,9 +1,10 @@
 //! The mover between processes of one host.
 //!
-//! The owner of memory serves attachments on one thread ([`service`]): it checks a capability once, opens a window on
-//! what it grants, and passes the memory itself if it is shared. The initiator then copies by itself ([`carry`]), on the
-//! caller's thread or on the copy threads ([`copy_threads`]), and asks for new windows by a courier per process ([`control_thread`]).
-//! What keeps a late copy from reused memory is one word per window in a page that both map ([`page`]).
+//! The owner of memory answers requests for windows on one thread ([`service`]): it checks a capability once, opens a
+//! window on what the capability grants, and passes the memory itself if it is shared. The initiator then copies by
+//! itself ([`carry`]), on the caller's thread or on the copy threads ([`copy_threads`]), and asks for new windows on
+//! one control thread per process ([`control`]). One word per window, in a page that both map ([`page`]), keeps late
+//! copies from reused memory.
 
 mod attached_peer;
 mod cache_history;

@@ -18,7 +18,7 @@ use crate::mover::{Abilities, Carried, Mover, Notice, PeerStats, SingleRequest, 
 use crate::region::Region;
 use crate::segment::{HostContact, Segment};
 
-/// Copies between the processes of one host: memory that is shared is mapped and copied by address, other memory by the
+/// Copies between processes of one host: shared memory is mapped and copied by address, other memory is copied by the
 /// kernel from process to process. The initiator does all of it; the owner's processor takes no part.
 #[derive(Debug)]
 pub struct HostMover {
@@ -33,17 +33,17 @@ pub struct HostMover {
 /// Bounds of a [`HostMover`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HostLimits {
-    /// What others may have open of this process.
+    /// Bounds on what other processes have open of this one.
     pub service: ServiceLimits,
-    /// The threads that copy what is submitted and not waited for at once.
+    /// The threads that copy submitted requests.
     pub copy_threads: usize,
     /// Submissions of no more than this are copied by the thread that submits them.
     pub inline_bytes_max: u64,
-    /// Jobs to one peer that are not over, at most.
+    /// The most unfinished jobs to one peer.
     pub queue_entries: usize,
-    /// A process that has not answered a question by then is not reached this way.
+    /// How long a process may take to answer; after that it is not reached this way.
     pub answer_timeout: Duration,
-    /// After this long it is tried again.
+    /// How long until it is tried again.
     pub retry_after: Duration,
 }
 
@@ -72,8 +72,8 @@ pub enum HostError {
 }
 
 impl HostMover {
-    /// Opens `home` to the other processes of this host, and theirs to it. What turns out not to go this way after it
-    /// was taken goes to `fallback`.
+    /// Opens `home` to the other processes of this host, and theirs to it. Requests that turn out not to go this way go
+    /// to `fallback`.
     ///
     /// # Errors
     /// The kernel refuses what it needs.
@@ -116,7 +116,7 @@ impl HostMover {
         }
     }
 
-    /// Processes that have memory of this one open, and the windows they have.
+    /// The number of processes that have memory of this one open, and of their windows.
     #[must_use]
     pub fn open_windows(&self) -> (usize, usize) {
         self.service.counts()
@@ -144,7 +144,7 @@ impl HostMover {
             self.limits,
         )?);
         peers.insert(segment.incarnation, Arc::clone(&peer));
-        // Lives that have ended have left a thread each.
+        // Processes that have ended have left a thread each.
         let ended: Vec<Arc<HostPeer>> = peers
             .extract_if(.., |_, peer| peer.is_over())
             .map(|(_, peer)| peer)
@@ -196,7 +196,7 @@ impl Mover for HostMover {
     fn submit(&self, segment: &Arc<Segment>, submission: Submission) -> Vec<Job> {
         match self.peer(segment) {
             Ok(peer) => peer.submit(submission.jobs, submission.when_full),
-            // No thread to be had; another mover may need none.
+            // There is no thread to be had; another mover may need none.
             Err(_) => submission.jobs,
         }
     }

@@ -33,12 +33,12 @@ pub(crate) struct PeerCredentials {
     pub(crate) user: u32,
 }
 
-/// What one look at a socket gave.
+/// The result of one receive call.
 #[derive(Debug)]
 pub(crate) enum Received {
     /// A packet of this many bytes, and what came with it.
     Packet(usize, Vec<OwnedFd>),
-    /// Nothing yet.
+    /// No packet has arrived.
     Nothing,
     /// The peer has closed, by itself or because its process ended.
     Closed,
@@ -62,13 +62,13 @@ impl Listener {
         Ok(Self(fd))
     }
 
-    /// The next that waits; `None` once nobody does.
+    /// Accepts the next waiting connection; `None` when there is none.
     pub(crate) fn accept(&self) -> io::Result<Option<Packets>> {
         loop {
             match acceptfrom_with(&self.0, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
                 Ok((fd, _)) => return Ok(Some(Packets(fd))),
                 Err(Errno::AGAIN) => return Ok(None),
-                // One that came to nothing; others may wait behind it.
+                // A connection that failed; others may wait behind it.
                 Err(Errno::INTR | Errno::CONNABORTED) => {}
                 Err(errno) => return Err(errno.into()),
             }
@@ -77,7 +77,7 @@ impl Listener {
 }
 
 impl Packets {
-    /// A Unix connection stands at once or not at all: a full backlog is an error here, not a wait.
+    /// A Unix connection is made at once or not at all: a full backlog is an error here, not a wait.
     pub(crate) fn connect(name: &str) -> io::Result<Self> {
         let fd = new_socket()?;
         connect(&fd, &SocketAddrUnix::new_abstract_name(name.as_bytes())?)?;
@@ -86,7 +86,7 @@ impl Packets {
 
     /// The process at the other end, as the kernel saw it when the connection was made.
     pub(crate) fn peer(&self) -> io::Result<PeerCredentials> {
-        // Not by rustix: its process number cannot be 0, which is what the kernel says of a process out of sight.
+        // Not by rustix: its process number cannot be 0, which the kernel gives for a process of another namespace.
         let mut found = libc::ucred {
             pid: 0,
             uid: libc::uid_t::MAX,
@@ -112,7 +112,7 @@ impl Packets {
         })
     }
 
-    /// Sends one packet. A socket without room for it is an error: whoever asks reads the answer before it asks again.
+    /// Sends one packet. A full socket is an error: a peer that asks reads the answer before it asks again.
     pub(crate) fn send(&self, bytes: &[&[u8]], descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
         let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
         let mut control = SendAncillaryBuffer::new(&mut space);
@@ -134,7 +134,7 @@ impl Packets {
         }
     }
 
-    /// Takes one packet. What does not fit into `buffer`, or comes with more descriptors than may come, is an error.
+    /// Receives one packet. One that does not fit into `buffer`, or carries too many descriptors, is an error.
     pub(crate) fn receive(&self, buffer: &mut [u8]) -> io::Result<Received> {
         let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -193,9 +193,9 @@ impl Packets {
                 .intersects(PollFlags::RDHUP | PollFlags::HUP)
     }
 
-    /// Tells the peer that nothing more will be said. Its own end is still seen.
+    /// Tells the peer that nothing more will be sent. Its own end is still noticed.
     pub(crate) fn hang_up(&self) {
-        // It fails only where there is no peer any more, who need not be told.
+        // It fails only when there is no peer any more.
         let _ = shutdown(&self.0, Shutdown::Write);
     }
 

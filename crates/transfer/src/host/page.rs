@@ -1,4 +1,5 @@
-//! The control page of one link: what the owner of memory and the process that copies tell each other without a word.
+//! The control page of one link, through which the owner of memory and the process that copies synchronise without
+//! messages.
 //!
 //! One 64-bit word per window, on a cache line of its own:
 //!
@@ -10,9 +11,9 @@
 //! | 32–63 | epoch of the window | owner |
 //!
 //! Count and epoch share a word, so one atomic step both announces a copy and tells whether it may begin, and one both
-//! ends it and tells whether it counted. That is the whole argument: in the modification order of the word a mark comes
-//! either before the owner's new epoch, and then the owner sees the count, or after, and then the initiator sees the
-//! epoch and touches nothing. The README of the crate walks through it.
+//! ends it and tells whether it counted. The argument: in the modification order of the word a mark comes either before
+//! the owner's new epoch, and then the owner sees the count, or after, and then the initiator sees the epoch and
+//! touches nothing. The README of the crate walks through it.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -33,7 +34,7 @@ pub(crate) struct ControlPage {
     slots: u32,
 }
 
-/// The window is no longer what it was when it was attached.
+/// The window was revoked since it was attached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Stale;
 
@@ -118,7 +119,7 @@ impl ControlPage {
     /// Initiator: begins a copy under `epoch`.
     pub(crate) fn mark(&self, slot: u32, epoch_then: u32) -> Result<Mark<'_>, Stale> {
         let word = self.word(slot);
-        // Looked at first, so that a window which is over is not marked again and again while its owner waits.
+        // Checked first, so that a revoked window is not marked again and again while its owner waits.
         if epoch(word.load()) != epoch_then {
             return Err(Stale);
         }
@@ -136,7 +137,7 @@ impl ControlPage {
 }
 
 impl Mark<'_> {
-    /// Whether the copy would not count any more, so that the rest of it is in vain.
+    /// Whether the copy does not count any more, so that its rest need not be copied.
     pub(crate) fn is_stale(&self) -> bool {
         epoch(self.word.load()) != self.epoch
     }

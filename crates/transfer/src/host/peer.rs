@@ -22,21 +22,21 @@ use crate::job::Job;
 use crate::mover::{Carried, Mover, Notice, PeerStats, SingleRequest, WhenFull};
 use crate::segment::Segment;
 
-/// One process of this host, as its initiator sees it. What has to be asked of it is asked by a thread of its own, so
-/// that a process which is stopped holds up nobody else; what is open already is copied without that thread.
+/// One process of this host, as seen by an initiator. A control thread asks it for windows, so that a stopped process
+/// delays no other; copies through open windows do not need that thread.
 pub(super) struct HostPeer {
     core: Arc<Core>,
     control_thread: Mutex<Option<JoinHandle<()>>>,
 }
 
-/// What was taken of a submission and is not begun.
+/// The jobs of a submission that were taken and not started.
 #[derive(Default)]
 struct Taken {
     ready: Vec<Ready>,
-    /// What goes to the fallback, and why.
+    /// Jobs for the fallback; `reason` says why.
     elsewhere: VecDeque<(Job, FlowGuard)>,
     reason: String,
-    /// Something stands in line for a window.
+    /// A job waits for a window.
     asks: bool,
 }
 
@@ -90,7 +90,7 @@ impl HostPeer {
         }
     }
 
-    /// Whether it is worth a try.
+    /// Whether the process is known to be unreachable now.
     pub(super) fn is_shut(&self) -> bool {
         matches!(&self.core.state().link, LinkState::Shut { until, .. } if now() < *until)
     }
@@ -102,13 +102,13 @@ impl HostPeer {
             && self.core.flow.len() == 0
     }
 
-    /// Takes jobs; gives back what this mover does not carry.
+    /// Takes jobs; returns those that this mover does not carry.
     pub(super) fn submit(&self, jobs: Vec<Job>, when_full: WhenFull) -> Vec<Job> {
         let core = &self.core;
         let (mut given_back, mut taken) = (Vec::new(), Taken::default());
         for job in jobs {
             if core.is_full() {
-                // The room that is waited for is made by what was taken already.
+                // The jobs taken so far must be started: their ends make room.
                 taken.start(core, when_full);
             }
             let Some(job) = core.wait_for_room(job, when_full) else {
@@ -140,7 +140,7 @@ impl HostPeer {
         given_back
     }
 
-    /// Copies on this thread what the caller waits for, if its window is open; otherwise gives it back.
+    /// Copies a request on the caller's thread, if its window is open; otherwise returns it.
     pub(super) fn carry_now(&self, single: SingleRequest) -> Carried {
         let core = &self.core;
         let key = single.remote.capability.to_bytes();
@@ -180,7 +180,7 @@ impl HostPeer {
         let result = match carried {
             Ok(()) => Ok(()),
             Err(NotCopied::Failed(cause)) => Err(cause),
-            // As a batch it asks the owner.
+            // Submitted as a batch, the request asks the owner.
             Err(NotCopied::Stale) => return Carried::Back(single),
         };
         core.count(op, bytes, &result);
@@ -199,7 +199,7 @@ impl HostPeer {
         for (job, _ticket) in over {
             self.core.end(job, Err(Cause::Cancelled));
         }
-        // What waits for a copy thread looks for itself, between any two pieces.
+        // Jobs on the copy threads check for cancellation themselves, between any two pieces.
     }
 
     pub(super) fn fence(&self, part: Part) {
@@ -237,7 +237,7 @@ impl HostPeer {
         }
     }
 
-    /// Ends what is left and the thread.
+    /// Ends the waiting jobs, the control requests and the thread.
     pub(super) fn close(&self) {
         let core = &self.core;
         let (waiting, requests) = {

@@ -8,10 +8,10 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 /// Another process of this host whose memory may be read and written (cross-memory attach).
 ///
-/// A process id may come to mean another process once its own has ended. So the process is pinned down when it is
-/// opened: its start time has to be the one that it told over its socket, and from then on a descriptor of the process
-/// is asked before every access. Between that question and the access lie microseconds; for the number to be taken
-/// anew, the process would have to end, be reaped, and all other numbers be used up.
+/// A process id may come to name another process once its own has ended. So the process is fixed when it is opened: its
+/// start time must be the one that it sent over its socket, and from then on its process descriptor is checked before
+/// every access. Microseconds lie between that check and the access; for the id to be reused meanwhile, the process
+/// would have to end, be reaped, and all other ids be used up.
 #[derive(Debug)]
 pub(crate) struct Process {
     pid: Pid,
@@ -23,7 +23,8 @@ impl Process {
     pub(crate) fn open(pid: Pid, started: u64) -> io::Result<Self> {
         let handle = pidfd_open(pid, PidfdFlags::empty())?;
         let process = Self { pid, handle };
-        // Read while the handle is held and the process is then seen alive: number, handle and start are of one process.
+        // Read while the handle is held and the process is then found alive: id, handle and start time belong to one
+        // process.
         let found = start_time(&format!("/proc/{}/stat", pid.as_raw_nonzero()))?;
         if found != started {
             let reason = format!(
@@ -53,7 +54,7 @@ impl Process {
         ) {
             Ok(0) => Ok(()),
             Ok(_) => Err(Errno::SRCH.into()),
-            // Nothing waits here, so nothing is interrupted; what else fails leaves the question open.
+            // The call does not wait, so it is not interrupted; other errors leave the question open.
             Err(errno) => Err(errno.into()),
         }
     }

@@ -39,7 +39,7 @@ pub struct ServiceLimits {
     pub peers: usize,
     /// The most windows that one of them may have open at a time; each takes 64 bytes.
     pub windows_per_peer: u32,
-    /// A connection that has not said who it is by then is closed.
+    /// How long a new connection may take to greet.
     pub greeting: Duration,
     /// How long closing waits for copies of peers that are under way.
     pub closing: Duration,
@@ -56,9 +56,9 @@ impl Default for ServiceLimits {
     }
 }
 
-/// One thread that opens this process's memory to other processes of the host, and notices when peers end.
+/// One thread that gives other processes of the host windows on this one's memory, and notices when they end.
 ///
-/// It sleeps in the kernel unless a peer attaches something, comes or goes; copies do not pass through it.
+/// It sleeps in the kernel unless a peer connects, asks or ends; copies do not pass through it.
 pub(crate) struct Service {
     shared: Arc<ServiceState>,
     name: String,
@@ -72,16 +72,16 @@ struct ServiceState {
     poll: OwnedFd,
     stop: OwnedFd,
     started: u64,
-    /// What a peer reads to learn whether it can read this process. It never moves.
+    /// Bytes that a peer reads to find out whether it can read this process. Their address is fixed.
     probe: Box<[u8; 16]>,
     next_token: AtomicU64,
     peers: Mutex<BTreeMap<u64, AttachedPeer>>,
-    /// Nobody is given anything any more. Changed and looked at under the lock of the peers.
+    /// No window is given any more. Changed and read under the lock of the peers.
     closing: AtomicBool,
     watched: Mutex<BTreeMap<u64, Arc<Watched>>>,
 }
 
-/// A link whose end is looked for.
+/// A link whose end is watched for.
 pub(crate) struct Watched {
     gone: AtomicBool,
     tell: Box<dyn Fn() + Send + Sync>,
@@ -91,7 +91,7 @@ const LISTENER: u64 = 0;
 const STOP: u64 = 1;
 const FIRST_TOKEN: u64 = 2;
 const EVENTS: usize = 64;
-/// Without descriptors accepting is tried again this often.
+/// The pause before accepting again when there are no descriptors.
 const DESCRIPTOR_RETRY: Duration = Duration::from_millis(100);
 
 impl Service {
@@ -111,7 +111,7 @@ impl Service {
         let listener = Listener::bind(&name)?;
         let poll = epoll::create(CreateFlags::CLOEXEC)?;
         let stop = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        // Told once for what waits: it is taken in until nothing does.
+        // Edge-triggered: connections are accepted until none waits.
         epoll::add(
             &poll,
             &listener,
@@ -168,11 +168,11 @@ impl Service {
             .take_back(|access| access.region().id() == region.id());
     }
 
-    /// Looks for the end of the peer of this socket, until [`Service::unwatch`].
+    /// Watches for the end of the peer of this socket, until [`Service::unwatch`].
     pub(crate) fn watch(&self, packets: &Packets, watched: &Arc<Watched>) -> io::Result<u64> {
         let token = self.shared.next_token.fetch_add(1, Ordering::Relaxed);
         lock(&self.shared.watched).insert(token, Arc::clone(watched));
-        // No answers are read here, only the end is looked for; it is told once, though the socket stays open.
+        // Only the end is watched for, no answers are read here; it is reported once, though the socket stays open.
         let flags = EventFlags::RDHUP | EventFlags::ET;
         if let Err(errno) = epoll::add(&self.shared.poll, packets, EventData::new_u64(token), flags)
         {
@@ -182,12 +182,12 @@ impl Service {
         Ok(token)
     }
 
-    /// No longer [`Service::watch`].
+    /// Ends [`Service::watch`].
     pub(crate) fn unwatch(&self, token: u64) {
         lock(&self.shared.watched).remove(&token);
     }
 
-    /// Processes that have this one's memory open, and their windows.
+    /// The number of processes that have this one's memory open, and of their windows.
     pub(crate) fn counts(&self) -> (usize, usize) {
         let peers = self.shared.peers();
         let open = peers.values().filter_map(|peer| peer.state.granted());
@@ -196,9 +196,9 @@ impl Service {
         })
     }
 
-    /// Lets nobody in any more, takes everything back and waits for copies that are under way, for a while.
+    /// Refuses new peers, revokes all windows, and waits a while for copies that are under way.
     ///
-    /// The memory at which a peer is still copying then (it is stopped, say) is never given another use in this process:
+    /// Memory at which a peer is still copying then (a stopped process, for example) is never reused in this process:
     /// its region stays in use.
     pub(crate) fn close(&self) {
         let Some(thread) = lock(&self.thread).take() else {
@@ -206,7 +206,7 @@ impl Service {
         };
         let busy = self.shared.close_windows();
         let deadline = now() + self.shared.limits.closing;
-        // The thread runs on meanwhile, so a peer that ends is not waited for.
+        // The thread runs on meanwhile, so the wait ends for a peer that ends.
         for window in &busy {
             window
                 .page
@@ -226,7 +226,7 @@ impl Service {
                 tracing::warn!(peer = %peer.incarnation, "a process is still at memory of a closed engine, which is kept");
                 std::mem::forget(granted);
             }
-            // Whoever waits for a peer of a service that is over waits no longer.
+            // Ends all waits for the peers of a closed service.
             page.close();
         }
     }
@@ -260,8 +260,8 @@ impl Watched {
 static DRAINING: Site = Site::new("host fence");
 
 impl ServiceState {
-    /// Ends the windows on what `which` says. Those at which a peer is copying end with the copy, or with the peer; a
-    /// thread of its own waits for that, since a peer may be stopped for long.
+    /// Revokes the windows on the accesses that `which` selects. A window at which a peer is copying ends with the
+    /// copy, or with the peer; a separate thread waits for that, since a peer may be stopped for long.
     fn take_back(self: &Arc<Self>, which: impl Fn(&Access) -> bool) {
         let busy = self.revoke(&mut self.peers(), which);
         self.wait_for(busy);
@@ -274,7 +274,7 @@ impl ServiceState {
         let (shared, waiting) = (Arc::clone(self), busy.clone());
         let thread = thread::Builder::new().name("slackwater-fence".to_owned());
         if thread.spawn(move || shared.drain(&waiting)).is_err() {
-            // Without a thread to wait, this one does: nothing may be forgotten.
+            // Without a thread to wait, this one does: the window must be released in the end.
             self.drain(&busy);
         }
     }
@@ -296,7 +296,7 @@ impl ServiceState {
         .collect()
     }
 
-    /// From now on nobody is given anything; the windows at which a peer is copying.
+    /// Gives no more windows; returns those at which a peer is copying.
     fn close_windows(&self) -> Vec<Revoked> {
         let mut peers = self.peers();
         self.closing.store(true, Ordering::Relaxed);
@@ -306,7 +306,7 @@ impl ServiceState {
             .collect()
     }
 
-    /// Waits until nothing is in flight at these windows, and lets go of them.
+    /// Waits until no copy is in flight at these windows, and releases them.
     fn drain(&self, windows: &[(u64, Revoked)]) {
         for (token, window) in windows {
             // Without the lock: a peer that ends is closed by the service's thread, which ends the wait.
@@ -328,7 +328,7 @@ impl ServiceState {
     fn run(self: &Arc<Self>, listener: &Listener) {
         let mut buffer = vec![0; PACKET_MAX];
         let mut events = Vec::with_capacity(EVENTS);
-        // Set while connections wait that no descriptor is left for.
+        // When to accept again, while connections wait and there are no descriptors.
         let mut accept_again: Option<Instant> = None;
         loop {
             if accept_again.is_some_and(|at| at <= now()) {
@@ -357,7 +357,7 @@ impl ServiceState {
         }
     }
 
-    /// How long the next look may sleep: for ever, unless a stranger's time runs or connections wait for descriptors.
+    /// How long to sleep: for ever, unless an unauthenticated peer has a deadline or connections wait for descriptors.
     fn timeout(&self, accept_again: Option<Instant>) -> Option<Timespec> {
         let silent = self
             .peers()
@@ -378,7 +378,7 @@ impl ServiceState {
             .retain(|_, peer| peer.state.deadline().is_none_or(|deadline| at < deadline));
     }
 
-    /// Takes in whoever waits. Without a descriptor for them, says when to look again.
+    /// Accepts the waiting connections. Without a descriptor for them, says when to try again.
     fn accept(&self, listener: &Listener) -> Result<(), Instant> {
         loop {
             let packets = match listener.accept() {
@@ -412,7 +412,7 @@ impl ServiceState {
         }
     }
 
-    /// Whether the event tells of the end of a peer whose memory this process has open.
+    /// Whether the event is the end of a peer whose memory this process has open.
     fn ended(&self, token: u64) -> bool {
         let Some(watched) = lock(&self.watched).remove(&token) else {
             return false;
@@ -421,13 +421,13 @@ impl ServiceState {
         true
     }
 
-    /// Answers what a peer asks, or lets it go.
+    /// Answers a peer, or ends its connection.
     fn serve(self: &Arc<Self>, token: u64, buffer: &mut [u8]) {
         let mut peers = self.peers();
         let Some(peer) = peers.get_mut(&token) else {
             return;
         };
-        // One question: what else it has sent is reported again, after the others had their turn.
+        // One question: further ones are reported again, after the other peers had their turn.
         let stays = match (&peer.state, peer.packets.receive(buffer)) {
             (AttachState::Expelled(_), _) => false,
             (_, Ok(Received::Packet(len, _))) => self.answer(peer, &buffer[..len]),
@@ -477,11 +477,11 @@ impl ServiceState {
         }
     }
 
-    /// Takes everything back from a peer that breaks the protocol. It is alive, as far as anybody knows, and may be in the
-    /// middle of a copy: so its end is still looked for, and nothing else.
+    /// Revokes everything from a peer that breaks the protocol. It may be alive and in the middle of a copy: so its end
+    /// is still watched for, and nothing else.
     fn expel(&self, token: u64, peer: &mut AttachedPeer) -> Vec<(u64, Revoked)> {
         peer.packets.hang_up();
-        // Without it the loop would be told of every packet that nobody reads.
+        // Without it the loop would be woken for every packet that is not read.
         let _ = epoll::modify(
             &self.poll,
             &peer.packets,
@@ -542,7 +542,7 @@ impl ServiceState {
         ))
     }
 
-    /// `None` where the question is none of the protocol.
+    /// `None` when the question breaks the protocol.
     fn attach(
         &self,
         granted: &mut GrantedWindows,
@@ -572,8 +572,8 @@ impl ServiceState {
         };
         granted.detach(detached);
         let mut answer = Answer::new(head.question, capabilities.len(), noticed);
-        // Under the lock that an invalidation takes after the region was closed, and a rotation after the key was changed:
-        // either it is refused here, or they find the window.
+        // Under the lock that an invalidation takes after the region was closed, and a rotation after the key was
+        // changed: either the access is refused here, or they find the window.
         for capability in capabilities {
             if self.closing.load(Ordering::Relaxed) {
                 answer.refuse(Refusal::Closing);
@@ -597,7 +597,7 @@ impl ServiceState {
     }
 }
 
-/// A peer that is turned away learns why, if it still listens.
+/// A refused peer is told the reason, if it still reads.
 fn say_goodbye(packets: &Packets, reason: u32) {
     let goodbye = Goodbye {
         magic: U64::new(MAGIC),

@@ -5,7 +5,7 @@ use super::page::{Mark, Stale};
 use super::process::Process;
 use slackwater_memory::Mapping;
 
-/// A slot of the owner's page that this process was given. The owner is told when it is let go of.
+/// A slot of the owner's page that this process was given. The owner is told when it is dropped.
 #[derive(Debug)]
 pub(crate) struct WindowSlot {
     link: Arc<Link>,
@@ -16,8 +16,8 @@ pub(crate) struct WindowSlot {
 /// Memory of the peer that this process may reach.
 #[derive(Debug)]
 pub(crate) struct OpenWindow {
-    // First, and dropped first: the owner is told of the end before the memory is let go of, so memory that the owner takes
-    // for known here is.
+    // Declared first and so dropped first: the owner is told of the end before the memory is unmapped, so memory that
+    // the owner assumes to be mapped here is.
     slot: WindowSlot,
     at: WindowMemory,
     len: u64,

@@ -1,7 +1,7 @@
-//! Registered memory, and the books of who is at it.
+//! Registered memory, and the count of accesses to it.
 //!
-//! Every touch of a region's bytes happens under an [`Access`]. The region counts them, so that its owner can wait for
-//! the last one before the bytes get another use: never on time alone.
+//! Every read or write of a region's bytes happens under an [`Access`]. The region counts them, so that its owner can
+//! wait for the last one before the bytes are reused: never on time alone.
 
 mod table;
 
@@ -17,7 +17,7 @@ pub use table::{Lookup, RegionSpec, Regions, RegisterError};
 
 use crate::memory::Memory;
 
-/// Names a region of this process. Of a region that is gone it names nothing, for ever.
+/// Names a region of this process. After the region is removed it names nothing, for ever.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RegionId {
     index: u32,
@@ -30,7 +30,7 @@ pub struct Region {
     id: RegionId,
     memory: Memory,
     rights: Rights,
-    /// New accesses are refused and those under way shall end early.
+    /// New accesses are refused, and those under way shall end early.
     closing: AtomicBool,
     books: Mutex<RegionState>,
     /// Notified when the last access ended while the region was closing.
@@ -41,11 +41,11 @@ pub struct Region {
 struct RegionState {
     generation: u64,
     in_flight: u32,
-    /// Taken out of the table, or about to be: it never opens again.
+    /// Removed from the table, or about to be: it never opens again.
     gone: bool,
 }
 
-/// Leave to touch a range of a region, for as long as it lives.
+/// The right to touch a range of a region, for as long as it lives.
 ///
 /// Two accesses may overlap, also when both write: the bytes are then some mixture, as with any one-sided fabric.
 #[derive(Debug)]
@@ -53,14 +53,14 @@ pub struct Access {
     region: Arc<Region>,
     offset: u64,
     bytes: u64,
-    /// On behalf of a peer, and of which tenant.
+    /// The tenant of the peer that it is for; none for the owner.
     peer: Option<u64>,
 }
 
 /// Why a local access was not given.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
 pub enum AccessError {
-    /// There is no such region, or no more.
+    /// There is no such region, or it was removed.
     #[error("region {0:?} is gone")]
     Gone(RegionId),
     /// The region is closing.
@@ -82,7 +82,7 @@ pub enum AccessError {
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
 #[error("{in_flight} accesses to region {region:?} are still under way")]
 pub struct StillBusy {
-    /// Which region.
+    /// The region that stays closed.
     pub region: RegionId,
     /// Accesses under way.
     pub in_flight: u32,
@@ -91,10 +91,10 @@ pub struct StillBusy {
 /// Why a closed region does not open again.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
 pub enum ReopenError {
-    /// Somebody is still at it.
+    /// Accesses to it are still under way.
     #[error(transparent)]
     Busy(#[from] StillBusy),
-    /// It was taken out of the table meanwhile.
+    /// It was removed meanwhile.
     #[error("region {0:?} is gone")]
     Gone(RegionId),
 }
@@ -102,19 +102,19 @@ pub enum ReopenError {
 static CLOSING: Site = Site::new("region closing");
 
 impl RegionId {
-    /// Its place in the table: the name that capabilities carry, together with a generation.
+    /// Its index in the table: capabilities name it by this index and a generation.
     #[must_use]
     pub const fn index(self) -> u32 {
         self.index
     }
 
-    /// The id as one number, for faces that can hold no other.
+    /// The id as one number, for language bindings that can hold no other form.
     #[must_use]
     pub const fn to_u64(self) -> u64 {
         (self.serial as u64) << 32 | self.index as u64
     }
 
-    /// The id of a number; it may name nothing.
+    /// The id with this number; it may name nothing.
     #[must_use]
     pub const fn from_u64(number: u64) -> Self {
         Self {
@@ -155,7 +155,7 @@ impl Region {
         self.rights
     }
 
-    /// The present use of its bytes.
+    /// The generation: which use of its bytes this is.
     #[must_use]
     pub fn generation(&self) -> u64 {
         self.books().generation
@@ -173,7 +173,7 @@ impl Region {
         self.closing.load(Ordering::Acquire)
     }
 
-    /// Refuses new accesses from now on. Movers that hear of it let go of those under way.
+    /// Refuses new accesses from now on. Movers that are told release those under way.
     pub fn close(&self) {
         // Under the lock, so that no access that looked before begins after.
         let _books = self.books();
@@ -234,7 +234,7 @@ impl Region {
         }
     }
 
-    /// Waits until nobody is at a closed region. Until the books are let go of, nobody begins.
+    /// Waits until no access to a closed region is under way. None begins while the result is held.
     fn drain(&self, deadline: Instant) -> Result<MutexGuard<'_, RegionState>, StillBusy> {
         loop {
             let seen = self.drained.seen();
@@ -280,7 +280,7 @@ impl Access {
         self.peer.is_some()
     }
 
-    /// On whose behalf it is, as the capability says; 0 for the owner itself.
+    /// The tenant on whose behalf it is, as the capability says; 0 for the owner itself.
     #[must_use]
     pub fn tenant(&self) -> u64 {
         self.peer.unwrap_or(0)
@@ -315,8 +315,8 @@ impl Access {
             .wrapping_add(self.offset as usize)
     }
 
-    /// Whether what is done under it still counts. A mover looks again before it commits and whenever it goes on, and
-    /// lets go of the access when it does not.
+    /// Whether what is done under it still counts. A mover checks it whenever it goes on and before it commits, and
+    /// drops the access when it does not.
     #[must_use]
     pub fn is_live(&self) -> bool {
         !self.region.is_closing()

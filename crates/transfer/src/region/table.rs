@@ -12,10 +12,10 @@ use thiserror::Error;
 use super::{Access, AccessError, Closed, Region, RegionId, RegionState, ReopenError, StillBusy};
 use crate::memory::{Location, Memory};
 
-/// What to register.
+/// A region to be registered.
 #[derive(Debug)]
 pub struct RegionSpec {
-    /// The memory.
+    /// The memory to register.
     pub memory: Memory,
     /// The most that peers may ever be granted.
     pub rights: Rights,
@@ -25,7 +25,7 @@ pub struct RegionSpec {
 #[derive(Debug)]
 pub struct Regions {
     table: RwLock<Table>,
-    /// The generation that is given out next; none is ever given out twice.
+    /// The next generation; none is used twice.
     next_generation: AtomicU64,
 }
 
@@ -33,7 +33,8 @@ pub struct Regions {
 struct Table {
     slots: Vec<TableEntry>,
     free: Vec<u32>,
-    /// First address → slot. Ranges do not overlap, so the last one at or before an address is the only candidate.
+    /// First address → table entry. Ranges do not overlap, so the last one at or before an address is the only
+    /// candidate.
     by_start: BTreeMap<usize, u32>,
 }
 
@@ -43,12 +44,12 @@ struct TableEntry {
     region: Option<Arc<Region>>,
 }
 
-/// Where an address of this process lies.
+/// The region and offset of an address of this process.
 #[derive(Clone, Debug)]
 pub struct Lookup {
-    /// In which region.
+    /// The region that contains it.
     pub region: Arc<Region>,
-    /// How far from its start.
+    /// Its distance from the start of the region, in bytes.
     pub offset: u64,
 }
 
@@ -69,7 +70,7 @@ pub enum RegisterError {
     /// Some of it is registered already.
     #[error("overlaps region {other:?}")]
     Overlap {
-        /// Whose bytes they are.
+        /// The region that has those bytes.
         other: RegionId,
     },
     /// No mover reaches memory of this kind.
@@ -78,12 +79,12 @@ pub enum RegisterError {
     /// A mover refused it.
     #[error("mover {mover}: {reason}")]
     Mover {
-        /// Which.
+        /// The name of the mover.
         mover: &'static str,
-        /// Why.
+        /// The mover's reason.
         reason: String,
     },
-    /// Every name of a region is in use.
+    /// Every index of the table is in use.
     #[error("too many regions")]
     TooMany,
 }
@@ -98,7 +99,7 @@ impl Default for Regions {
 }
 
 impl Regions {
-    /// Takes memory in.
+    /// Registers memory.
     ///
     /// # Errors
     /// It is empty, wraps, or overlaps another region.
@@ -155,7 +156,7 @@ impl Regions {
             .clone()
     }
 
-    /// The region at a place in the table, whichever it is now.
+    /// The region at an index of the table at present.
     #[must_use]
     pub fn by_index(&self, index: u32) -> Option<Arc<Region>> {
         let table = self.table.read().unwrap_or_else(PoisonError::into_inner);
@@ -202,10 +203,10 @@ impl Regions {
             .access(offset, bytes)
     }
 
-    /// An access for a peer under `generation`, by the place of the region in the table.
+    /// An access for a peer under `generation`, by the index of the region in the table.
     ///
     /// # Errors
-    /// What does not fit.
+    /// The check that failed.
     pub fn admit(
         &self,
         index: u32,
@@ -227,8 +228,8 @@ impl Regions {
             })
     }
 
-    /// Waits until nobody is at a region that [`Region::close`] closed, then gives it a new generation and opens it
-    /// again: everything granted before is void, and nothing under it can touch a byte any more.
+    /// Waits until no access to a region that [`Region::close`] closed is under way, then gives it a new generation and
+    /// opens it again: everything granted before is revoked, and nothing under it can touch a byte any more.
     ///
     /// # Errors
     /// Accesses are still under way at the deadline, or the region was removed meanwhile.
@@ -242,7 +243,7 @@ impl Regions {
         Ok(books.generation)
     }
 
-    /// Waits until nobody is at a closed region, then takes it out of the table.
+    /// Waits until no access to a closed region is under way, then takes it out of the table.
     ///
     /// # Errors
     /// Accesses are still under way at the deadline; the region stays, closed.
@@ -262,7 +263,7 @@ impl Regions {
         Ok(())
     }
 
-    /// All regions, for a mover that comes later than they did.
+    /// All regions, for a mover that is added after they were registered.
     #[must_use]
     pub fn all(&self) -> Vec<Arc<Region>> {
         let table = self.table.read().unwrap_or_else(PoisonError::into_inner);
@@ -303,8 +304,9 @@ mod tests {
         (regions, region)
     }
 
-    /// An unregistration had drained its region when an invalidation beside it opened the region again. It took the
-    /// region out of the table all the same, and whoever still held it began accesses to memory that its owner freed.
+    /// An unregistration had drained its region when an invalidation beside it opened the region again. The
+    /// unregistration still took it out of the table, and threads that held it began accesses to memory that its owner
+    /// freed.
     #[test]
     fn a_region_that_was_opened_again_is_removed_closed() {
         let (regions, region) = one();

@@ -8,32 +8,32 @@ use super::device::Pinned;
 use crate::memory::{StageError, Staged, StagingTurn};
 use crate::region::Access;
 
-/// Chunks of one half, and the line for them. It decides; what is to be called or made, its owner does.
+/// The chunks of one half, and the queue for them. It decides; its owner calls the waiters and makes the chunks.
 #[derive(Default)]
 pub(super) struct Chunks {
     idle: Vec<Chunk>,
     made: usize,
     line: VecDeque<Waiter>,
-    /// Those whose turn it is.
+    /// Waiters whose turn it is.
     called: usize,
-    /// Nobody in line is late before.
+    /// The earliest deadline in the queue.
     late_at: Option<Instant>,
 }
 
-/// Pinned memory, and whose bytes may still lie in it.
+/// Pinned memory, and the tenant whose bytes may still be in it.
 pub(super) struct Chunk {
     pub(super) pinned: Pinned,
     tenant: Option<u64>,
     dirty: usize,
 }
 
-/// Who waits for a chunk.
+/// A waiter for a chunk.
 pub(super) enum Waiter {
     Fetch(Fetch),
     Lend { free: Free, until: Instant },
 }
 
-/// Calls whoever waits for a loan.
+/// Called when it is a waiter's turn.
 pub(super) type Free = Box<dyn FnOnce(StagingTurn) + Send>;
 
 pub(super) struct Fetch {
@@ -43,18 +43,18 @@ pub(super) struct Fetch {
     pub(super) done: Box<dyn FnOnce(Result<Staged, StageError>) + Send>,
 }
 
-/// What is to be done for the line.
+/// What the owner has to do for the queue.
 pub(super) enum Next {
     Nothing,
-    /// One more chunk is to be made; [`Chunks::made`] or [`Chunks::not_made`] tells what came of it.
+    /// Make one more chunk; [`Chunks::made`] or [`Chunks::not_made`] reports the result.
     Make,
     Fetch(Fetch, Chunk),
-    /// Somebody is to be called, who has the turn until [`Chunks::turn_over`].
+    /// Call a waiter, which has the turn until [`Chunks::turn_over`].
     Call(Free),
 }
 
 impl Chunks {
-    /// The chunk that there always is.
+    /// Adds the first chunk, which always exists.
     pub(super) fn first(&mut self, pinned: Pinned) {
         self.made = 1;
         self.made(pinned);
@@ -68,17 +68,17 @@ impl Chunks {
         });
     }
 
-    /// The chunks there are have to do.
+    /// No chunk could be made.
     pub(super) fn not_made(&mut self) {
         self.made -= 1;
     }
 
-    /// Chunks that were made, and who waits.
+    /// The number of chunks, and of waiters.
     pub(super) fn counts(&self) -> (usize, usize) {
         (self.made, self.line.len())
     }
 
-    /// A chunk for a fetch, or a place in line.
+    /// A chunk for a fetch; without a free one the fetch is queued.
     pub(super) fn fetch(&mut self, fetch: Fetch) -> Option<(Fetch, Chunk)> {
         if self.line.is_empty()
             && self.idle.len() > self.called
@@ -90,7 +90,7 @@ impl Chunks {
         None
     }
 
-    /// A chunk while it is somebody's turn, or nobody is in line; otherwise a place in it.
+    /// A chunk, while it is a waiter's turn or the queue is empty; otherwise the caller is queued.
     pub(super) fn lend(&mut self, tenant: u64, until: Instant, free: Free) -> Option<Chunk> {
         if (self.called > 0 || self.line.is_empty())
             && let Some(chunk) = self.take(tenant)
@@ -102,20 +102,20 @@ impl Chunks {
         None
     }
 
-    /// Whoever was called has taken a chunk, or does not want one any more; says whether the next is to be called.
+    /// A called waiter has taken a chunk, or does not want one any more; says whether the next is to be called.
     pub(super) fn turn_over(&mut self) -> bool {
         self.called -= 1;
         self.idle.len() > self.called && !self.line.is_empty()
     }
 
-    /// A chunk comes back; says whether somebody waits.
+    /// A chunk comes back; says whether there are waiters.
     pub(super) fn back(&mut self, chunk: Chunk) -> bool {
         self.idle.push(chunk);
         !self.line.is_empty()
     }
 
-    /// What is to be done for the line now. As many are called as there are chunks for: who is called in vain stands in
-    /// line again, and a crowd that does so for every chunk keeps a thread busy.
+    /// What the owner has to do now. As many waiters are called as there are free chunks: waiters that are called and
+    /// find none queue again, and many of them doing so for every chunk keep a thread busy.
     pub(super) fn next(&mut self, at: Instant, made_max: usize) -> Next {
         if let Some(free) = self.late(at) {
             self.called += 1;
@@ -144,12 +144,12 @@ impl Chunks {
         }
     }
 
-    /// When somebody in line is late.
+    /// When the first waiter is late.
     pub(super) fn next_look(&self) -> Instant {
         self.late_at.unwrap_or(Instant::NEVER)
     }
 
-    /// The end of the line: all of it is to be called.
+    /// Empties the queue: all waiters are to be called.
     pub(super) fn turn_away(&mut self) -> VecDeque<Waiter> {
         self.called += self
             .line
@@ -159,7 +159,7 @@ impl Chunks {
         std::mem::take(&mut self.line)
     }
 
-    /// The first in line that is late: it is called, to find that out.
+    /// The first late waiter, which is called to find that out.
     fn late(&mut self, at: Instant) -> Option<Free> {
         if self.late_at.is_none_or(|late_at| at < late_at) {
             return None;
@@ -194,7 +194,7 @@ impl Chunks {
 }
 
 impl Chunk {
-    /// Leaves nothing of another tenant behind, and notes who has the first `bytes` bytes now.
+    /// Wipes the bytes of another tenant, and records the tenant of the first `bytes` bytes.
     pub(super) fn prepare(&mut self, tenant: u64, bytes: usize) {
         if self.tenant.is_some_and(|last| last != tenant) {
             // SAFETY: the bytes are within the chunk, which is this caller's alone.
@@ -219,7 +219,7 @@ mod tests {
         unsafe { Pinned::new(at, 64, Box::new(bytes)) }
     }
 
-    /// One half with one chunk, which somebody has.
+    /// One half with one chunk, which is lent.
     fn lent_out() -> (Chunks, Chunk) {
         let mut chunks = Chunks::default();
         chunks.first(pinned());
@@ -243,8 +243,8 @@ mod tests {
         calls
     }
 
-    /// Everybody in line was called for each chunk that came back, and stood in line again but for one: a batch of
-    /// thousands of chunks kept the staging thread busy with that.
+    /// Every waiter was called for each chunk that came back, and all but one queued again: a batch of thousands of
+    /// chunks kept the staging thread busy with that.
     #[test]
     fn as_many_are_called_as_there_are_chunks() {
         let (mut chunks, chunk) = lent_out();
@@ -262,7 +262,7 @@ mod tests {
         assert_eq!(chunks.counts(), (1, 98));
     }
 
-    /// A connection that stood in line twice, or was gone when it was called, kept the chunk from all others.
+    /// A connection that was queued twice, or was gone when it was called, kept the chunk from all others.
     #[test]
     fn a_turn_that_is_not_used_passes_on() {
         let (mut chunks, chunk) = lent_out();

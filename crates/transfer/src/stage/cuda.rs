@@ -12,7 +12,7 @@ use cudarc::driver::sys;
 use super::device::{CopyId, CopyQueue, Device, DeviceCopy, DeviceError, Pinned};
 use crate::memory::Location;
 
-/// A GPU, by the CUDA driver of this machine, which is looked for at run time: nothing of CUDA is needed to build.
+/// A GPU, through the CUDA driver of this machine, which is looked for at run time: nothing of CUDA is needed to build.
 ///
 /// It uses the primary context of the device, which is that of PyTorch and everything else on the runtime API, so
 /// pointers from there are valid here.
@@ -63,7 +63,7 @@ impl CudaDevice {
     /// How many CUDA devices there are.
     ///
     /// # Errors
-    /// There is no driver, or it does not work; the reason is for people.
+    /// There is no driver, or it does not work; the reason is text for the operator.
     pub fn count() -> Result<u32, DeviceError> {
         let unavailable = |reason: String| DeviceError::Unavailable {
             device: "cuda".to_owned(),
@@ -296,7 +296,7 @@ impl CudaQueue {
         self.flights.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Puts a mark behind what was begun so far.
+    /// Records an event behind the copies begun so far.
     fn record(&self, flights: &mut Flights) -> Result<sys::CUevent, DriverError> {
         let mark = match flights.spare.pop() {
             Some(spare) => spare,
@@ -337,7 +337,7 @@ impl CopyQueue for CudaQueue {
                 Ok(ticket)
             }
             Err(error) => {
-                // The copy runs, and there is no mark to know its end by: it has to be waited for here and now.
+                // The copy runs without an event to find its end by: it is waited for here.
                 // SAFETY: the stream is of this queue and live.
                 let _ = unsafe { stream::synchronize(self.stream) };
                 Err(self.context.failed("marking a copy", error))

@@ -6,11 +6,11 @@ use thiserror::Error;
 
 use crate::memory::Location;
 
-/// Memory that the host's processor does not reach by address, and what moves bytes in and out of it.
+/// Memory that the host's processor cannot reach by address, and copies in and out of it.
 ///
-/// Nothing here blocks: a copy is queued, and its end is asked for or told.
+/// Nothing here blocks: a copy is queued, and its end is polled for or called back.
 pub trait Device: Send + Sync + fmt::Debug {
-    /// What people call it, such as `cuda:0`.
+    /// Its name, such as `cuda:0`.
     fn name(&self) -> &str;
 
     /// Where its memory is, as regions name it.
@@ -35,7 +35,7 @@ pub trait Device: Send + Sync + fmt::Debug {
     fn queue(&self) -> Result<Arc<dyn CopyQueue>, DeviceError>;
 }
 
-/// Copies that run one after the other, beside whatever the host does.
+/// Copies that run one after the other, concurrently with the host.
 pub trait CopyQueue: Send + Sync {
     /// Begins a copy.
     ///
@@ -43,18 +43,18 @@ pub trait CopyQueue: Send + Sync {
     /// It was not begun; nothing will touch the memory.
     ///
     /// # Safety
-    /// Until [`CopyQueue::poll`] has told its end: the device's range is valid, the host's range is pinned memory of
-    /// the same device, and nothing else writes what the copy reads, or touches what it writes.
+    /// Until [`CopyQueue::poll`] has reported its end: the device's range is valid, the host's range is pinned memory
+    /// of the same device, and nothing else writes what the copy reads, or touches what it writes.
     unsafe fn begin(&self, copy: DeviceCopy) -> Result<CopyId, DeviceError>;
 
-    /// Whether a copy is over. Its end is told once; afterwards the ticket is unknown.
+    /// Whether a copy has ended. Its end is reported once; afterwards the id is unknown.
     fn poll(&self, ticket: CopyId) -> Poll<Result<(), DeviceError>>;
 
-    /// Runs `wake` soon after the copies begun so far are over, on a thread of the device, where it must not block or
-    /// call the device. It may run early or, if the device is lost, late: it says "look again", no more.
+    /// Runs `wake` soon after the copies begun so far have ended, on a thread of the device, where it must not block or
+    /// call the device. It may run early or, if the device is lost, late: the caller polls then.
     ///
     /// # Errors
-    /// It will not run: the caller has to look from time to time.
+    /// It will not run: the caller has to poll.
     fn wake_after(&self, wake: Box<dyn FnOnce() + Send>) -> Result<(), DeviceError>;
 }
 
@@ -63,18 +63,18 @@ pub trait CopyQueue: Send + Sync {
 pub enum DeviceCopy {
     /// Out of the device.
     ToHost {
-        /// Where to.
+        /// Destination address.
         host: *mut u8,
-        /// Where from.
+        /// Source address.
         device: u64,
         /// How many bytes.
         len: usize,
     },
     /// Into the device.
     ToDevice {
-        /// Where to.
+        /// Destination address.
         device: u64,
-        /// Where from.
+        /// Source address.
         host: *const u8,
         /// How many bytes.
         len: usize,
@@ -88,25 +88,25 @@ unsafe impl Send for DeviceCopy {}
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct CopyId(pub u64);
 
-/// What a device could not do.
+/// Why a device call failed.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum DeviceError {
     /// There is no such device here.
     #[error("{device}: {reason}")]
     Unavailable {
-        /// Which.
+        /// The name of the device.
         device: String,
-        /// Why.
+        /// The reason.
         reason: String,
     },
     /// It refused, or failed at it.
     #[error("{device}: {operation}: {cause}")]
     Failed {
-        /// Which.
+        /// The name of the device.
         device: String,
-        /// What it was asked to do.
+        /// The operation that failed.
         operation: &'static str,
-        /// What it says.
+        /// The device's error.
         cause: String,
     },
 }

@@ -8,8 +8,8 @@ use super::device::DeviceError;
 /// Bounds of a [`Stager`](super::Stager).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StageLimits {
-    /// The bytes of one copy between device and host, a few MiB: long beside its start, short beside the whole. At least a
-    /// page.
+    /// The bytes of one copy between device and host, at least a page: a few MiB, so that a copy is long compared with
+    /// its start and short compared with a request.
     pub chunk_bytes: usize,
     /// The most pinned memory; at least two chunks each for this process and for its peers, so that one is with the
     /// device while the other is on the wire.
@@ -18,12 +18,12 @@ pub struct StageLimits {
     pub watch: Watch,
 }
 
-/// How the end of a device copy is found: its events are no file descriptors.
+/// How the end of a device copy is found: device events are not file descriptors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Watch {
-    /// The device calls back behind every copy.
+    /// The device calls back after every copy.
     Callback,
-    /// The thread looks this often while copies are under way.
+    /// The staging thread polls this often while copies are under way.
     Poll(Duration),
 }
 
@@ -49,7 +49,7 @@ pub enum StagingError {
     /// The bytes are not, or not all, memory of the device.
     #[error("{bytes} bytes at {address:#x} are no memory of {device}")]
     Foreign {
-        /// Which device.
+        /// The name of the device.
         device: String,
         /// First byte.
         address: u64,

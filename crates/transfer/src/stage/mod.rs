@@ -1,9 +1,9 @@
-//! Memory that the processor does not reach: devices, and the staging of their bytes through pinned host memory.
+//! Memory that the processor cannot reach: devices, and the staging of their bytes through pinned host memory.
 //!
-//! A [`Device`] begins copies and tells of their ends; it never blocks. The [`Stager`] makes of it the
-//! [`Stage`](crate::Stage) by which movers bring bytes in and out, and the [`StagedMover`] lets requests on device memory
-//! go over any other mover. [`SoftwareDevice`] is a device for machines without
-//! one, `CudaDevice` a GPU by the driver that is found at run time.
+//! A [`Device`] begins copies and reports their ends; it never blocks. The [`Stager`] makes of it the
+//! [`Stage`](crate::Stage) by which movers bring bytes in and out, and the [`StagedMover`] carries requests on device
+//! memory over any other mover. [`SoftwareDevice`] is a device for machines without one, `CudaDevice` a GPU through the
+//! driver that is found at run time.
 
 mod chunks;
 #[cfg(feature = "gpu")]

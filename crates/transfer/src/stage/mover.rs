@@ -33,16 +33,16 @@ struct Core {
     lines: Mutex<BTreeMap<Incarnation, Arc<PeerFlow>>>,
     /// What is on the wire, by the batch that it is a part of.
     on_wire: Mutex<BTreeMap<BatchId, Vec<Batch>>>,
-    /// What waits for host memory, by the batch that it is a part of and a number of its own.
+    /// The pieces that wait for host memory, by the batch that they are a part of and a number of their own.
     waiting: Mutex<BTreeMap<(BatchId, u64), Piece>>,
     next_number: AtomicU64,
     closed: AtomicBool,
 }
 
-/// Jobs to one peer that are not over, at most.
+/// The most unfinished jobs to one peer.
 const JOBS_MAX: usize = 65_536;
 
-/// How long an end is waited for.
+/// How long closing waits for copies under way.
 const CLOSING: Duration = Duration::from_secs(2);
 
 /// What is under way with one peer.
@@ -109,7 +109,7 @@ impl Core {
         Arc::clone(lock(&self.lines).entry(segment.incarnation).or_default())
     }
 
-    /// The piece that waits there, if nobody else has taken it.
+    /// Takes a waiting piece, if it is still there.
     fn leave(&self, place: (BatchId, u64)) -> Option<Piece> {
         lock(&self.waiting).remove(&place)
     }
@@ -230,7 +230,7 @@ impl Piece {
         });
         let staged = stage.lend(access, bytes, deadline, free);
         let Some(staged) = staged else {
-            // Looked at again now that a cancellation would find it.
+            // Checked again, now that a cancellation would find it.
             let vain = lock(&core.waiting)
                 .get(&place)
                 .is_some_and(|piece| piece.stop().is_err());
@@ -299,7 +299,7 @@ impl Piece {
         });
     }
 
-    /// Over the wire, as a batch of its own; `then` runs when nothing is at the memory any more.
+    /// Sends a piece over the wire, as a batch of its own; `then` runs when nothing touches the memory any more.
     fn send(self, buffers: Buffers, then: impl FnOnce(Piece, Option<Outcome>) + Send + 'static) {
         if let Err(cause) = self.stop() {
             drop(buffers);
@@ -358,7 +358,7 @@ impl Piece {
             drop(buffers);
             return part.fail(Cause::Cancelled);
         }
-        // Never waits: this may be the loop, or the thread of the device, that would make room.
+        // Never waits: this may be the event loop, or the thread of the device, that would make room.
         for job in wire.submit(
             &segment,
             Submission {
@@ -379,7 +379,7 @@ impl Piece {
         if self.part.is_cancelled() {
             return Err(Cause::Cancelled);
         }
-        // One piece that failed makes the others vain.
+        // After the failure of one piece the others need not be carried.
         if self.whole.failed.load(Ordering::Relaxed) {
             return Err(Cause::Cancelled);
         }
@@ -558,7 +558,7 @@ impl Mover for StagedMover {
         });
         let waiting = std::mem::take(&mut *lock(&self.core.waiting));
         waiting.into_values().for_each(Piece::begin);
-        // A device that stands still holds nobody for ever; what it still ends, it ends as closed.
+        // A device that hangs delays the closing only so long; what it still ends then, ends as closed.
         let deadline = now() + CLOSING;
         let lines: Vec<Arc<PeerFlow>> = lock(&self.core.lines).values().map(Arc::clone).collect();
         for line in lines {
@@ -568,7 +568,7 @@ impl Mover for StagedMover {
                     break;
                 }
             }
-            // Whoever still waits for room to submit waits in vain.
+            // Ends the waits of submitters.
             line.flow.close();
         }
     }

@@ -16,14 +16,14 @@ use crate::memory::Location;
 
 /// A device made of host memory and a thread, for machines without one and for tests.
 ///
-/// Its memory has addresses at which nothing is mapped, so whoever touches it from the host is found at once. Copies
-/// run one after the other on the device's thread, after the delay and with the errors asked for.
+/// Its memory has addresses at which nothing is mapped, so an access of the host faults at once. Copies run one after
+/// the other on the device's thread, after the delay and with the errors asked for.
 pub struct SoftwareDevice {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
 }
 
-/// What goes wrong on a [`SoftwareDevice`], and how slowly it works.
+/// The faults of a [`SoftwareDevice`], and its delay.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Faults {
     /// Every copy lasts at least this long.
@@ -34,7 +34,7 @@ pub struct Faults {
     pub stopped: bool,
 }
 
-/// Memory of a [`SoftwareDevice`]. Freed when dropped; copies that still mean it fail.
+/// Memory of a [`SoftwareDevice`]. Freed when dropped; copies that still name it fail.
 #[derive(Debug)]
 pub struct SoftwareMemory {
     device: Weak<Shared>,
@@ -60,7 +60,7 @@ struct State {
     closed: bool,
 }
 
-/// An entry of the work list.
+/// An entry of the device's queue.
 enum DeviceTask {
     Copy {
         copy: DeviceCopy,
@@ -139,7 +139,7 @@ impl SoftwareDevice {
         })
     }
 
-    /// From now on these things go wrong.
+    /// Sets the faults from now on.
     pub fn set_faults(&self, faults: Faults) {
         self.shared.state().faults = faults;
         self.shared.changed.notify_all();
@@ -346,7 +346,7 @@ impl Shared {
                     next
                 };
                 drop(state);
-                // Either something changed or the next copy is due: both are looked at above.
+                // Either something changed or the next copy is due: both are checked above.
                 let _ = self.changed.wait(seen, &Waiting::at(&SITE).until(until));
                 continue;
             }
@@ -377,7 +377,7 @@ impl Shared {
 }
 
 impl Shared {
-    /// Ends what was not begun: nobody will.
+    /// Ends the copies that were not begun.
     fn give_up(&self, waiting: VecDeque<DeviceTask>, state: MutexGuard<'_, State>) {
         drop(state);
         for work in waiting {
@@ -450,7 +450,7 @@ impl Drop for SoftwareDevice {
         self.shared.state().closed = true;
         self.shared.changed.close();
         if let Some(thread) = self.thread.take() {
-            // It panics only where a wake does, and that has been told.
+            // It panics only if a wake does, which was reported.
             let _ = thread.join();
         }
     }

@@ -16,12 +16,11 @@ use super::limits::{StageLimits, StagingError, Watch};
 use crate::memory::{Memory, Stage, StageError, Staged, StagingTurn};
 use crate::region::Access;
 
-/// Brings bytes of a device in and out through pinned host memory, a chunk at a time, without anybody waiting in a copy.
+/// Moves bytes of a device in and out through pinned host memory, a chunk at a time, without blocking a thread.
 ///
-/// Chunks are made once and used again and again, at most as many as the limit allows; who finds none free stands in
-/// line. One half of them is for requests of this process and one for requests of peers: what this process asks for
-/// holds its chunks until a peer has some, so two processes that ask each other must not run out of the same ones.
-/// One thread looks after copies under way: the device tells it to look, or it looks from time to time.
+/// Chunks are made once and reused, at most as many as the limit allows; callers that find none free wait in a queue.
+/// One half of them is for requests of this process and one for requests of peers: a request of this process holds its
+/// chunk until a peer has one, so two processes that read from each other must not run out of the same ones.
 pub struct Stager {
     core: Arc<Core>,
     thread: Option<JoinHandle<()>>,
@@ -50,7 +49,7 @@ struct Flight {
     end: End,
 }
 
-/// What follows it.
+/// What follows its end.
 enum End {
     Fetched(Fetch, Chunk),
     Loaded {
@@ -83,19 +82,19 @@ fn pool(access: &Access) -> usize {
     usize::from(access.is_for_peer())
 }
 
-/// Chunks are no shorter.
+/// The smallest chunk.
 const CHUNK_BYTES_MIN: usize = 4096;
 
 const OUT: usize = 0;
 const IN: usize = 1;
 
-/// Without a call of the device the thread looks all the same this often: a device that is lost calls nobody.
+/// How often the thread polls without a call of the device: a lost device never calls.
 const UNCALLED: Duration = Duration::from_millis(20);
 
 static SITE: Site = Site::new("staging");
 
-/// Calls what others left here to be called. Where that panics, it ends alone, and the panic hook has told of it: the
-/// thread has copies of others to look after.
+/// Runs a callback. If it panics, the panic ends there, reported by the panic hook: the thread has copies of other
+/// callers to attend to.
 fn guarded(call: impl FnOnce()) {
     let _ = catch_unwind(AssertUnwindSafe(call));
 }
@@ -136,10 +135,10 @@ impl Stager {
         }))
     }
 
-    /// Device memory to be registered. Whose memory it is, the device is asked here, once.
+    /// Device memory to be registered. The device is asked here, once, whether the memory is its own.
     ///
     /// # Errors
-    /// It is not the device's.
+    /// It is not memory of the device.
     ///
     /// # Safety
     /// The memory stays allocated until its region is unregistered, and nobody relies on what it holds while a peer with
@@ -165,7 +164,7 @@ impl Stager {
         Ok(memory.staged_by(Arc::clone(self) as Arc<dyn Stage>))
     }
 
-    /// Bytes of pinned memory, and who waits in line for some.
+    /// Bytes of pinned memory, and the number of waiters.
     #[must_use]
     pub fn pinned(&self) -> (usize, usize) {
         let state = self.core.state();
@@ -294,7 +293,7 @@ impl Core {
         }
     }
 
-    /// What leaves a loan, or comes into it, is no more than was lent: behind it may lie bytes of another tenant.
+    /// Never more bytes than were lent: behind them may be bytes of another tenant.
     fn check_loan(
         &self,
         access: &Access,
@@ -354,7 +353,7 @@ impl Core {
             Ok(()) => {
                 if self.limits.watch == Watch::Callback {
                     let changed = Arc::clone(&self.changed);
-                    // Refused, the thread looks from time to time.
+                    // If that is refused, the thread polls.
                     let _ = self.queues[way].wake_after(Box::new(move || {
                         changed.notify_all();
                     }));
@@ -442,14 +441,14 @@ impl Core {
                 Watch::Callback => now() + UNCALLED,
                 Watch::Poll(pause) => now() + pause,
             };
-            // Told, or time to look: both are looked at above.
+            // Woken, or time to poll: both are handled above.
             let _ = self
                 .changed
                 .wait(seen, &Waiting::at(&SITE).until(until.min(line)));
         }
     }
 
-    /// The copies that are over.
+    /// Collects the copies that have ended.
     fn ended(&self) -> Vec<(End, Result<(), DeviceError>)> {
         let mut ended = Vec::new();
         let mut state = self.state();
@@ -464,7 +463,7 @@ impl Core {
         ended
     }
 
-    /// Gives chunks to those in line, and makes some while there may be more; says whether anybody was served.
+    /// Gives chunks to the waiters, and makes some while there may be more; says whether a waiter was served.
     fn serve_line(self: &Arc<Self>, pool: usize) -> bool {
         let mut served = false;
         loop {
@@ -493,7 +492,7 @@ impl Core {
         }
     }
 
-    /// The end: nobody in line gets anything any more.
+    /// The end: waiters get nothing any more.
     fn turn_away(self: &Arc<Self>) {
         let lines = self.state().pools.each_mut().map(Chunks::turn_away);
         for (pool, wanted) in lines
@@ -542,7 +541,7 @@ impl Drop for Stager {
         if let Some(thread) = self.thread.take()
             && thread.thread().id() != thread::current().id()
         {
-            // It panics only where a callback does, and that has been told.
+            // It panics only if a callback does, which was reported.
             let _ = thread.join();
         }
     }

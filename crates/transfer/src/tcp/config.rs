@@ -11,7 +11,7 @@ use crate::segment::Segment;
 pub struct TcpConfig {
     /// Event loops, each with its thread and its own acceptor.
     pub io_threads: usize,
-    /// Transfers under way at once, over all peers; more wait in line.
+    /// Transfers under way at once, over all peers; further ones are queued.
     pub max_transfers: usize,
     /// Connections to one peer.
     pub lanes_per_peer: usize,
@@ -21,31 +21,32 @@ pub struct TcpConfig {
     pub stripe_bytes_min: u64,
     /// For one connection attempt.
     pub connect_timeout: Duration,
-    /// A connection that has not said, or proven, who it is by then is closed.
+    /// A peer that is not authenticated within this time is disconnected.
     pub greeting_timeout: Duration,
-    /// Lanes without work for this long are closed.
+    /// Lanes that were idle for this long are closed.
     pub idle_timeout: Duration,
-    /// How often idle lanes are looked for, while there are lanes.
+    /// How often idle lanes are collected, while there are lanes.
     pub gc_interval: Duration,
-    /// A transfer in which no byte moves for this long is given up.
+    /// A connection on which no byte moves for this long, with requests under way, is closed.
     pub progress_timeout: Duration,
-    /// After the last byte of a write, for its acknowledgement.
+    /// How long an acknowledgement may take after the last byte of a write.
     pub ack_timeout: Duration,
-    /// How long a cancelled write may wait for its peer's word before its connection is closed.
+    /// How long a cancelled write may wait for the target's answer before its connection is closed.
     pub drain_timeout: Duration,
     /// Pauses between attempts to connect.
     pub retry: Backoff,
     /// An address that failed rests at most this long while others are tried.
     pub address_rest: Duration,
-    /// Bytes in line for one peer.
+    /// Bytes queued for one peer.
     pub queue_bytes: u64,
-    /// Requests in line for one peer.
+    /// Requests queued for one peer.
     pub queue_entries: usize,
     /// Send and receive buffers of a connection beyond this machine: they bridge its round trip.
     pub socket_buffer_bytes: usize,
-    /// The same of a connection within this machine, whose bytes are best taken while they are in a cache.
+    /// Send and receive buffers of a connection within this machine, where bytes are best read while they are in a
+    /// cache.
     pub loopback_buffer_bytes: usize,
-    /// Connections accepted from everybody, by one loop.
+    /// Connections that one loop accepts, from all peers.
     pub connections_max: usize,
     /// Connections of one peer, over all loops: of one key when they are sealed, else of one incarnation.
     pub connections_per_peer_max: usize,
@@ -53,16 +54,16 @@ pub struct TcpConfig {
     pub requests_max: u32,
     /// Bytes of the requests of one connection that are served at once, at least 64 MiB; a peer learns it in the greeting.
     pub in_flight_bytes_max: u64,
-    /// Where to listen; a port of 0 becomes a free one. None for an engine that only asks.
+    /// The addresses to listen on; port 0 means a free one. None for an engine that only initiates.
     pub bind: Vec<SocketAddr>,
-    /// What to publish instead of the addresses that are listened on.
+    /// The addresses to publish instead of those that are listened on.
     pub advertise: Vec<SocketAddr>,
     /// Addresses of this host that connections leave from, one for each network that shall be used; each is paired with the
     /// addresses of a peer that are of its family. None for those that the kernel chooses.
     pub local: Vec<IpAddr>,
-    /// Seals every connection, in both directions. None to send bytes in the open, which is for this machine alone.
+    /// Seals every connection, in both directions. None sends bytes unencrypted, which is for this machine alone.
     pub seal: Option<SealConfig>,
-    /// Listens on, or connects to, addresses beyond this machine although the bytes travel in the open.
+    /// Allows unencrypted connections beyond this machine.
     pub insecure: bool,
 }
 
@@ -76,19 +77,20 @@ impl TcpConfig {
         }
     }
 
-    /// Whether bytes may go to an address of a peer: within this machine, sealed, or in the open by the operator's will.
+    /// Whether bytes may go to an address of a peer: it is within this machine, the connection is sealed, or the
+    /// operator allows unencrypted ones.
     pub(crate) fn may_reach(&self, peer: &Segment, address: &SocketAddr) -> bool {
         let sealed = self.seal.is_some() && peer.public_key.is_some();
         address.ip().is_loopback() || sealed || self.insecure
     }
 }
 
-/// Slices are no shorter, so a smaller request is one frame.
+/// The smallest slice, so a smaller request is one frame.
 pub(crate) const SLICE_BYTES_MIN: usize = 64 << 10;
-/// Slices are no longer: the largest payload of one frame that is taken from anybody.
+/// The largest slice: no larger payload of one frame is accepted.
 pub(crate) const SLICE_BYTES_MAX: usize = 16 << 20;
 
-/// The largest request on the wire; larger ones are cut. Every target takes as much on one connection.
+/// The largest request on the wire; larger ones are cut. Every target accepts this much on one connection.
 pub(crate) const REQUEST_BYTES_MAX: u64 = 64 << 20;
 /// Longest name and message of a notice.
 pub(crate) const NOTICE_BYTES_MAX: u64 = 64 << 10;

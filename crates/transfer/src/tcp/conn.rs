@@ -1,4 +1,4 @@
-//! One connection: bytes to frames and payload on the way in, frames to bytes on the way out.
+//! One connection: received bytes become frames and payload, queued frames become bytes.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -24,25 +24,26 @@ pub(crate) struct Conn {
     pub(crate) id: ConnId,
     pub(crate) role: Role,
     pub(crate) queue: SendQueue,
-    /// By when the peer must have said, and proven, who it is.
+    /// The time by which the peer must be authenticated.
     pub(crate) proof_by: Instant,
     greeted: bool,
-    /// The peer is who it says it is, as far as that is asked for: on a sealed connection its first record has opened.
+    /// The peer is authenticated, as far as the configuration asks for it: on a sealed connection its first record has
+    /// opened.
     proven: bool,
-    /// It is not let in.
+    /// The peer was refused.
     refused: bool,
-    /// Opens all that comes after the greeting, if anything is sealed.
+    /// Opens everything that follows the greeting, on a sealed connection.
     opener: Option<Opener>,
-    /// The start of a header that is not all there.
+    /// The start of an incomplete header.
     partial: Vec<u8>,
     payload: Option<Payload>,
-    /// What was read and cannot be placed before a device has room.
+    /// Received bytes that cannot be placed before a device has room.
     stash: Vec<u8>,
-    /// The last frame was large: what comes next is read in small pieces, so that little of it is copied.
+    /// The last frame was large: the next bytes are read in small pieces, so that little of them is copied.
     large: bool,
     /// The kernel takes more.
     pub(crate) writable: bool,
-    /// From how many bytes on the kernel tells of them.
+    /// The number of bytes from which on the kernel reports the socket readable.
     receive_low_water: usize,
 }
 
@@ -53,33 +54,33 @@ pub(crate) enum Role {
     Client(Initiator),
 }
 
-/// Payload that is on its way in.
+/// Payload that is being received.
 #[derive(Debug)]
 pub(crate) struct Payload {
-    /// Of which request; none for a notice.
+    /// The request; none for a notice.
     pub(crate) id: Option<u64>,
     pub(crate) left: usize,
     pub(crate) last: bool,
 }
 
-/// Why a connection is of no more use.
+/// Why a connection is closed.
 #[derive(Debug)]
 pub(crate) enum CloseReason {
-    /// It ended, or the peer misbehaves.
+    /// It broke, or the peer broke the protocol.
     Lost(Cause),
-    /// Somebody else answers.
+    /// Another process answers at this address, or the handshake failed.
     Gone(Cause),
-    /// A record was changed on its way: nothing that was under way is tried again behind the caller's back.
+    /// A record was changed on its way: no request on the connection is tried again without the caller's knowledge.
     Forged,
-    /// The peer took more than it was allowed; it is told, if it reads.
+    /// The peer exceeded a limit; it is told, if it reads.
     Limit(&'static str),
-    /// The peer's key is not in the list any more.
+    /// The peer's key was removed from the allow-list.
     KeyRevoked,
-    /// It has nothing to do.
+    /// It was idle for too long.
     Idle,
 }
 
-/// Buffers that all connections of a loop use in turn.
+/// Buffers that the connections of a loop share.
 #[derive(Debug)]
 pub(crate) struct Scratch {
     bytes: Vec<u8>,
@@ -90,14 +91,14 @@ pub(crate) struct Scratch {
 // SAFETY: the pointers in `vectors` are only meaningful during the call that they were gathered for, on one thread.
 unsafe impl Send for Scratch {}
 
-/// What one connection may read, or write, before others have their turn.
+/// The most bytes that one connection reads, or writes, in one turn.
 const TURN_BYTES: usize = 2 << 20;
 const SCRATCH_BYTES: usize = 64 << 10;
-/// What must have come before a connection in the middle of a large payload is served again.
+/// The bytes that must have arrived before a connection in the middle of a large payload is read again.
 pub(super) const LOW_WATER_BYTES: usize = 128 << 10;
-/// What is read behind a large payload, or before one: a few headers.
+/// The most bytes read behind a large payload, or before one: a few headers.
 const SCRATCH_BYTES_LARGE: usize = 4 << 10;
-/// A payload from which on the connection counts as one of large payloads.
+/// The smallest payload that counts as large.
 const LARGE_BYTES: usize = 64 << 10;
 
 impl CloseReason {
@@ -120,7 +121,7 @@ impl Scratch {
         }
     }
 
-    /// What stands in while the real one is in use.
+    /// A placeholder while the real one is in use.
     pub(crate) fn empty() -> Self {
         Self {
             bytes: Vec::new(),
@@ -150,12 +151,12 @@ impl Conn {
         }
     }
 
-    /// Whether the peer has not said, or not proven, who it is.
+    /// Whether the peer is not authenticated yet.
     pub(crate) fn is_unauthenticated(&self) -> bool {
         !self.proven
     }
 
-    /// Reads until the kernel has no more, or the share of this turn is spent; says whether it is.
+    /// Reads until the kernel has no more, or the budget of this turn is spent; says whether it is spent.
     pub(crate) fn read(
         &mut self,
         socket: BorrowedFd<'_>,
@@ -169,7 +170,7 @@ impl Conn {
         let stash = std::mem::take(&mut self.stash);
         self.parse(&stash, turn)?;
         loop {
-            // The kernel keeps what there is no room for; a command resumes this.
+            // The kernel keeps the bytes for which there is no room; a command resumes the reading.
             if !self.stash.is_empty() || self.room(turn).is_none() {
                 return Ok(false);
             }
@@ -218,7 +219,7 @@ impl Conn {
         }
     }
 
-    /// The same by way of records.
+    /// The same through sealed records.
     fn read_sealed(
         &mut self,
         socket: BorrowedFd<'_>,
@@ -273,7 +274,8 @@ impl Conn {
         }
     }
 
-    /// Writes what there is, as far as the kernel takes it; says whether there is more and only this turn is spent.
+    /// Writes what is queued, as far as the kernel takes it; says whether the budget of this turn is spent and more is
+    /// queued.
     pub(crate) fn flush(
         &mut self,
         socket: BorrowedFd<'_>,
@@ -307,13 +309,13 @@ impl Conn {
                     .sent
                     .iter()
                     .for_each(|id| server.responder.sent(*id, self.id, &mut self.queue, turn));
-                // What was sent may have made room for more.
+                // The bytes that were sent may have made room for more.
                 Ok(self.writable && !self.queue.is_empty())
             }
         }
     }
 
-    /// How much of the payload there is a place at the moment; none while a device has no room.
+    /// How many bytes of payload can be placed now; none while a device has no room.
     fn room(&mut self, turn: &Turn<'_>) -> Option<usize> {
         match (&self.payload, &mut self.role) {
             (Some(Payload { id: Some(id), .. }), Role::Server(server)) => {
@@ -323,8 +325,8 @@ impl Conn {
         }
     }
 
-    /// The kernel has no more. In the middle of a large payload it need not tell of every segment: waking for
-    /// each costs more than the copy of it.
+    /// The kernel has no more bytes. In the middle of a large payload it need not report every segment: a wake for each
+    /// costs more than the copy of its bytes.
     fn wait_for_more(&mut self, socket: BorrowedFd<'_>) -> Result<(), CloseReason> {
         let left = self.payload.as_ref().map_or(0, |payload| payload.left);
         let from = if left >= 2 * LOW_WATER_BYTES {
@@ -340,7 +342,7 @@ impl Conn {
         Ok(())
     }
 
-    /// Adds where the rest of the payload belongs; says how many bytes that is.
+    /// Adds the ranges for the rest of the payload; returns their bytes.
     fn payload_vectors(&mut self, vectors: &mut Vectors) -> usize {
         let Some(left) = self.payload.as_ref().map(|payload| payload.left) else {
             return 0;
@@ -349,7 +351,7 @@ impl Conn {
             .map_or(0, |cursor| cursor.vectors(left, vectors))
     }
 
-    /// Where the payload goes; none when it is thrown away, or kept by the role.
+    /// The cursor that payload goes to; none when it is discarded, or kept by the role.
     fn cursor(&mut self) -> Option<&mut Cursor> {
         let payload = self.payload.as_ref()?;
         match &mut self.role {
@@ -414,7 +416,7 @@ impl Conn {
                 Ok(None) => self.prove(turn)?,
                 Ok(opener) => self.opener = opener,
                 Err(error) => {
-                    // It reads why, and leaves; or it is shown out like any stranger.
+                    // The peer reads the reason and closes; if it sends anything else the connection is closed here.
                     tracing::debug!(%error, incarnation = %greeting.incarnation, "an initiator is not let in");
                     turn.context.refused.peers.fetch_add(1, Ordering::Relaxed);
                     self.refused = true;
@@ -428,7 +430,7 @@ impl Conn {
         Ok(rest)
     }
 
-    /// The peer has done all that is asked of a stranger.
+    /// The peer is authenticated now.
     fn prove(&mut self, turn: &Turn<'_>) -> Result<(), CloseReason> {
         if let Role::Server(server) = &mut self.role
             && !self.proven
@@ -463,7 +465,7 @@ impl Conn {
                     self.partial.clear();
                     (frame, &bytes[length - before..])
                 }
-                // Less than the longest header was there, or it would have been read.
+                // Fewer bytes than the longest header have arrived, or it would have been read.
                 None => return Ok(&bytes[more..]),
             }
         };
@@ -500,7 +502,7 @@ impl Conn {
     }
 }
 
-/// One read; none when the kernel has no bytes.
+/// One receive call; none when the kernel has no bytes.
 ///
 /// # Safety
 /// As for [`receive`].

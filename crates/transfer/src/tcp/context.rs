@@ -1,4 +1,4 @@
-//! What all loops of one mover share.
+//! What all loops of one TCP mover share.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::AtomicU64;
@@ -26,44 +26,44 @@ pub(crate) struct TcpContext {
     pub(crate) config: TcpConfig,
     pub(crate) scheduler: Mutex<Scheduler>,
     pub(crate) direct: Direct,
-    /// A queue has room again, or a peer is gone.
+    /// Notified when a queue has room again, or a lane was closed.
     pub(crate) room: Event,
     pub(crate) refused: RefusalCounters,
     pub(crate) rotation: LoopRotation,
-    /// Connections that each peer has to this process, as far as peers are told apart.
+    /// The number of connections from each peer, as far as peers can be told apart.
     connections: Arc<Mutex<BTreeMap<Incarnation, usize>>>,
-    /// Not kept by it: the loops keep this.
+    /// Weak, because the loops keep this context.
     pub(crate) loops: OnceLock<Vec<WeakLoop<LoopState>>>,
-    /// When the hub will be looked at without anybody asking.
+    /// When the scheduler's deadlines are checked next.
     armed: Mutex<Instant>,
 }
 
-/// What was kept out.
+/// Counters of refusals.
 #[derive(Debug, Default)]
 pub(crate) struct RefusalCounters {
-    /// Initiators without a key that is let in.
+    /// Initiators that offered no key of the allow-list.
     pub(crate) peers: AtomicU64,
     /// Records that did not open.
     pub(crate) records: AtomicU64,
-    /// Connections that were ended because their peer went over a limit.
+    /// Connections that were closed because their peer went over a limit.
     pub(crate) limits: AtomicU64,
 }
 
-/// One connection among those of its peer.
+/// Counts one connection of a peer for as long as it lives.
 #[derive(Debug)]
 pub(crate) struct ConnectionCount {
     peer: Incarnation,
     all: Arc<Mutex<BTreeMap<Incarnation, usize>>>,
 }
 
-/// Which loop serves the next connection of each peer.
+/// The loop that serves the next connection of each peer.
 #[derive(Debug)]
 pub(crate) struct LoopRotation {
     loops: usize,
     last: Mutex<BTreeMap<Incarnation, usize>>,
 }
 
-/// Peers whose turn is remembered.
+/// The most peers that are remembered.
 const ROTATIONS_KEPT: usize = 4096;
 
 impl LoopRotation {
@@ -107,7 +107,7 @@ impl TcpContext {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The loop of an index; none when the mover is closed.
+    /// The loop with this index; none when the mover is closed.
     pub(crate) fn event_loop(&self, index: usize) -> Option<Loop<LoopState>> {
         self.loops.get()?.get(index)?.upgrade()
     }
@@ -131,7 +131,7 @@ impl TcpContext {
         }
     }
 
-    /// Counts a connection of a peer for as long as what this gives lives; none when the peer has as many as it may.
+    /// Counts a connection of a peer until the result is dropped; none when the peer has as many as it may.
     pub(crate) fn count_connection(&self, peer: Incarnation) -> Option<ConnectionCount> {
         let mut all = self
             .connections
@@ -148,7 +148,7 @@ impl TcpContext {
         })
     }
 
-    /// The handshake with a peer; none when neither end seals.
+    /// Begins the handshake with a peer; none when neither end seals.
     pub(crate) fn handshake(
         &self,
         peer: &Segment,
@@ -163,7 +163,8 @@ impl TcpContext {
         }
     }
 
-    /// Asks the hub, and carries out what it says. `own` takes the orders for the loop that the caller is inside of.
+    /// Calls the scheduler, and performs the actions that it returns. `own` takes the commands for the loop that the
+    /// caller is inside of.
     pub(crate) fn schedule(
         &self,
         own: Option<(usize, &mut Vec<Command>)>,
@@ -228,14 +229,14 @@ impl TcpContext {
             .for_each(|part| end(part, Err(Cause::Cancelled)));
         for part in fenced {
             match &mut own {
-                // A loop first ends the work that it has just told the hub of.
+                // A loop first ends the tasks that it has just reported to the scheduler.
                 Some((_, commands)) => commands.push(Command::Fenced(part)),
                 None => end(part, Ok(0)),
             }
         }
     }
 
-    /// Whether nobody would look at the hub by `at`.
+    /// Moves the next check of the scheduler's deadlines forward to `at`; says whether `at` is earlier than before.
     fn arm(&self, at: Instant) -> bool {
         let mut armed = self.armed.lock().unwrap_or_else(PoisonError::into_inner);
         let earlier = at < *armed;
@@ -245,7 +246,7 @@ impl TcpContext {
         earlier
     }
 
-    /// The look is due: whether it was armed for this time, and is disarmed.
+    /// Whether the check is due; disarms it then.
     pub(crate) fn disarm(&self, now: Instant) -> bool {
         let mut armed = self.armed.lock().unwrap_or_else(PoisonError::into_inner);
         let due = *armed <= now;

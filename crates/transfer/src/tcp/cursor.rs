@@ -1,7 +1,7 @@
 use crate::job::Buffers;
 use crate::tcp::io::{VECTORS_MAX, Vectors};
 
-/// A place in local memory that moves from its start to its end.
+/// A position in local memory that moves from start to end.
 #[derive(Debug)]
 pub(crate) struct Cursor {
     buffers: Buffers,
@@ -25,12 +25,12 @@ impl Cursor {
         &self.buffers
     }
 
-    /// Bytes up to the end.
+    /// Bytes left up to the end.
     pub(crate) fn left(&self) -> u64 {
         self.left
     }
 
-    /// Adds the ranges of the next `bytes` bytes to `out`, as many as fit; says how many bytes they are.
+    /// Adds the ranges of the next `bytes` bytes to `out`, as many as have room; returns how many bytes they are.
     pub(crate) fn vectors(&self, bytes: usize, out: &mut Vectors) -> usize {
         let (mut added, mut within) = (0, self.within);
         for span in &self.buffers.spans()[self.span..] {

@@ -1,7 +1,7 @@
 //! The synchronous shortcut: a caller with one request borrows an idle connection and drives it itself, with blocking
-//! calls. No thread is woken on this side, which is most of what a small request costs.
+//! calls. No thread of this process is woken, which is most of what a small request costs.
 //!
-//! The target cannot tell such a connection from a lane.
+//! The target sees no difference between such a connection and a lane.
 
 mod client;
 mod greet;
@@ -20,7 +20,7 @@ use crate::job::{Buffers, Remote};
 use crate::segment::Segment;
 use client::{ClientConnection, Failure};
 
-/// Connections that callers borrow.
+/// The connections that callers borrow.
 #[derive(Debug, Default)]
 pub(crate) struct Direct {
     state: Mutex<PoolState>,
@@ -35,9 +35,9 @@ struct PoolState {
 #[derive(Debug, Default)]
 struct PeerPool {
     idle: Vec<ClientConnection>,
-    /// Callers at work.
+    /// Callers that carry a request now.
     callers: usize,
-    /// The connections that they are blocked on, to end them by.
+    /// The connections that they block on, which closing shuts down.
     borrowed: Vec<Arc<TcpStream>>,
 }
 
@@ -49,15 +49,15 @@ pub(crate) struct DirectRequest<'a> {
     pub(crate) deadline: Instant,
 }
 
-/// Why a caller has to go another way.
+/// Why a caller cannot borrow a connection.
 enum Unavailable {
-    /// As many callers as may be have borrowed a connection.
+    /// The limit of callers is reached.
     Full,
     Closed,
 }
 
 impl Direct {
-    /// Carries one request; none when as many callers as may be have borrowed a connection.
+    /// Carries one request; none when the limit of callers is reached.
     pub(crate) fn carry(
         &self,
         context: &TcpContext,
@@ -74,7 +74,7 @@ impl Direct {
             Some(connection) => self.try_connection(context, peer, connection, call),
             None => self.try_new(context, segment, call),
         };
-        // A peer may close a connection while nobody looks; what of that is tried again is tried once.
+        // A peer may close an idle connection unnoticed; the request is then tried once more on a new one.
         let carried = match carried {
             Err(Failure::Retryable(_)) => self.try_new(context, segment, call),
             carried => carried,
@@ -86,7 +86,7 @@ impl Direct {
         Some(self.end(peer, connection, outcome))
     }
 
-    /// Closes connections that have been idle for too long, and those that their peer has closed.
+    /// Closes connections that have been idle since `idle_before`, and those that their peer has closed.
     pub(crate) fn collect(&self, idle_before: Instant) {
         self.lock().peers.retain(|_, pool| {
             pool.idle.retain(|connection| {
@@ -96,18 +96,18 @@ impl Direct {
         });
     }
 
-    /// Whether there is anything to collect.
+    /// Whether there are no connections.
     pub(crate) fn is_empty(&self) -> bool {
         self.lock().peers.is_empty()
     }
 
-    /// Refuses callers from now on, and ends the waits of those at work: they fail as closed.
+    /// Refuses callers from now on, and ends the waits of those that carry a request: they fail as closed.
     pub(crate) fn close(&self) {
         let mut state = self.lock();
         state.closed = true;
         for pool in state.peers.values_mut() {
             pool.idle.clear();
-            // One that the peer has ended meanwhile needs no end.
+            // A connection that the peer has closed meanwhile needs no shutdown.
             pool.borrowed
                 .iter()
                 .for_each(|stream| drop(stream.shutdown(Shutdown::Both)));
@@ -201,7 +201,7 @@ impl Direct {
     }
 }
 
-/// What became of a request on a line, which serves on; or of the line.
+/// The connection, which can be used again, with the outcome of its request; or the failure that ended the connection.
 type Tried = Result<(ClientConnection, Result<(), Cause>), Failure>;
 
 impl PeerPool {

@@ -1,4 +1,4 @@
-//! The active end of a connection: requests of this process that are under way at a peer.
+//! The initiator's end of a connection: requests of this process that are under way at a peer.
 
 use std::sync::Arc;
 
@@ -19,17 +19,17 @@ use crate::batch::BatchId;
 use crate::cause::{Cause, Deadline};
 use crate::segment::Segment;
 
-/// Requests under way on one connection to one peer.
+/// The requests of this process on one connection.
 #[derive(Debug)]
 pub(crate) struct Initiator {
     pub(crate) id: LaneId,
     pub(crate) peer: Arc<Segment>,
     pub(crate) ready: bool,
-    /// While the answer to a greeting that asked for a sealed connection is on its way.
+    /// The handshake, until the answer to a greeting that asked for a sealed connection has come.
     handshake: Option<Box<InitiatorHandshake>>,
     flights: Slab<Flight>,
     next_generation: u32,
-    /// When bytes last moved, or when the first flight began.
+    /// When bytes last moved, or the first request was started.
     moved_at: Instant,
     idle_since: Instant,
 }
@@ -38,17 +38,17 @@ pub(crate) struct Initiator {
 struct Flight {
     generation: u32,
     bytes: u64,
-    /// None when the work is over and only the peer's last word is missing.
+    /// None when the task has ended and only the target's answer is outstanding.
     task: Option<Task>,
-    /// Where the rest of a read goes.
+    /// The local memory that the rest of a read goes to.
     cursor: Option<Cursor>,
-    /// The last byte of a write has left, then.
+    /// When the last byte of a write was handed to the kernel.
     sent_at: Option<Instant>,
-    /// A write that was given up: why, and until when its peer's word is waited for.
+    /// A write that was given up: the cause, and until when the target's answer is waited for.
     draining: Option<(Cause, Instant)>,
 }
 
-/// Work that is over.
+/// A task that has ended.
 #[derive(Debug)]
 pub(crate) struct FinishedTask {
     pub(crate) lane: LaneId,
@@ -56,7 +56,7 @@ pub(crate) struct FinishedTask {
     pub(crate) outcome: Result<u64, Cause>,
 }
 
-/// Work of a lane that broke: what can be begun again, and what has failed.
+/// The tasks of a lane that broke: those that can be started again, and those that failed.
 #[derive(Debug, Default)]
 pub(crate) struct LaneFailure {
     pub(crate) again: Vec<Task>,
@@ -98,7 +98,7 @@ impl Initiator {
         Ok(())
     }
 
-    /// The peer has said who it is; what it sends from now on is sealed if there is an opener for it.
+    /// The greeting of the peer has come; returns what opens its records, if the connection is sealed.
     pub(crate) fn greeting(
         &mut self,
         greeting: &Greeting,
@@ -138,12 +138,12 @@ impl Initiator {
         }))
     }
 
-    /// Bytes went or came.
+    /// Bytes were sent or received.
     pub(crate) fn moved(&mut self, now: Instant) {
         self.moved_at = now;
     }
 
-    /// Begins work.
+    /// Starts a task.
     pub(crate) fn start(&mut self, task: Task, queue: &mut SendQueue, turn: &mut Turn<'_>) {
         if task.part().is_cancelled() {
             return self.end_unbegun(task, Cause::Cancelled, turn);
@@ -254,12 +254,12 @@ impl Initiator {
         Ok(None)
     }
 
-    /// Where the payload of a read goes; none when it is thrown away.
+    /// The cursor that payload of a read goes to; none when it is discarded.
     pub(crate) fn cursor(&mut self, id: u64) -> Option<&mut Cursor> {
         self.flight(id)?.cursor.as_mut()
     }
 
-    /// The last byte of a write is with the kernel.
+    /// The last byte of a write was handed to the kernel.
     pub(crate) fn sent(&mut self, id: u64, turn: &mut Turn<'_>) {
         let now = turn.now;
         if let Some(flight) = self.flight(id) {
@@ -268,7 +268,7 @@ impl Initiator {
         }
     }
 
-    /// Gives up the work of a batch.
+    /// Gives up the tasks of a batch.
     pub(crate) fn cancel(&mut self, batch: BatchId, queue: &mut SendQueue, turn: &mut Turn<'_>) {
         let of_batch = |flight: &Flight| {
             flight.draining.is_none()
@@ -287,7 +287,7 @@ impl Initiator {
             .for_each(|key| self.abandon(key, Cause::Cancelled, queue, turn));
     }
 
-    /// Looks at the clocks.
+    /// Checks the deadlines.
     pub(crate) fn sweep(
         &mut self,
         queue: &mut SendQueue,
@@ -336,7 +336,8 @@ impl Initiator {
         Ok(())
     }
 
-    /// Takes everything off a lane that broke. Its outlet is dropped by now, except for what `untouched` tells of it.
+    /// Takes all tasks off a lane that broke. Its send queue is dropped by now; `untouched` says of which requests no
+    /// byte was sent.
     pub(crate) fn fail_tasks(
         &mut self,
         cause: &Cause,
@@ -360,8 +361,8 @@ impl Initiator {
         failure
     }
 
-    /// Gives up one flight. A read's memory is let go of at once and what still comes is thrown away; a write waits a
-    /// little for its peer's word, so that nothing of it is applied after it was reported over.
+    /// Gives up one request. The memory of a read is released at once, and payload that still comes is discarded; a
+    /// write waits a little for the target's answer, so that nothing of it is applied after its end was reported.
     fn abandon(&mut self, key: usize, cause: Cause, queue: &mut SendQueue, turn: &mut Turn<'_>) {
         let flight = &mut self.flights[key];
         let id = u64::from(flight.generation) << 32 | key as u64;
@@ -434,7 +435,7 @@ impl Initiator {
                 let unsent = matches!(kind, TaskKind::Job(job) if job.op == Op::Write)
                     && flight.sent_at.is_none();
                 if unsent && flight.draining.is_none() {
-                    // The rest need not be sent; the peer throws away what is on its way.
+                    // The rest need not be sent; the target discards what is on its way.
                     queue.withdraw(ack.id, None);
                     queue.push(&Frame::Cancel { id: ack.id });
                 }
@@ -459,7 +460,7 @@ impl Initiator {
         Ok(())
     }
 
-    /// The peer acknowledges what did not happen.
+    /// The target acknowledged other bytes than it was asked for.
     fn contradict(&mut self, flight: Flight, turn: &mut Turn<'_>) -> Result<(), CloseReason> {
         let reason = "an acknowledgement of more or less than was asked for";
         self.finish(flight, Err(Cause::Protocol(reason.to_owned())), turn);
@@ -506,7 +507,7 @@ impl Initiator {
 }
 
 impl FinishedTask {
-    /// For the books.
+    /// The end of the task, for the scheduler's counters.
     pub(crate) fn finished(&self) -> Finished {
         let moved = match (&self.outcome, &self.task.kind) {
             (Err(Cause::Refused(_)), _) => Moved::Refused,

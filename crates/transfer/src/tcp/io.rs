@@ -1,4 +1,4 @@
-//! Reading and writing sockets by ranges of memory of which no Rust slices exist.
+//! Receiving into and sending from ranges of memory of which no Rust slice may exist.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -28,7 +28,7 @@ pub(crate) fn into_slice(bytes: &mut [u8]) -> libc::iovec {
     }
 }
 
-/// Reads into the ranges, in order, without blocking.
+/// Receives into the ranges, in order.
 ///
 /// # Safety
 /// Every range is valid for writes for the whole call.
@@ -43,7 +43,7 @@ pub(crate) unsafe fn receive(
     usize::try_from(count).map_err(|_| io::Error::last_os_error())
 }
 
-/// Writes from the ranges, in order. A closed peer is an error, not a signal.
+/// Sends from the ranges, in order. A closed peer is an error, not a signal.
 ///
 /// # Safety
 /// Every range is valid for reads for the whole call.
@@ -64,7 +64,8 @@ pub(crate) unsafe fn send(
     usize::try_from(count).map_err(|_| io::Error::last_os_error())
 }
 
-/// Has the kernel tell of arrived bytes only from `bytes` on; an end is told of all the same.
+/// Has the kernel report the socket readable only once `bytes` bytes have arrived (`SO_RCVLOWAT`); the end of the
+/// connection is always reported.
 pub(crate) fn set_receive_low_water(socket: BorrowedFd<'_>, bytes: usize) -> io::Result<()> {
     let bytes = bytes as libc::c_int;
     let (value, length) = (
@@ -88,8 +89,7 @@ pub(crate) fn set_receive_low_water(socket: BorrowedFd<'_>, bytes: usize) -> io:
     }
 }
 
-/// Waits until there is something to read, as much as the kernel was asked to tell of, or an end; says whether there is
-/// within `limit`.
+/// Waits up to `limit` until the socket is readable, by its low water mark or by its end; says whether it is.
 pub(crate) fn wait_readable(socket: BorrowedFd<'_>, limit: Duration) -> io::Result<bool> {
     let until = now() + limit;
     loop {

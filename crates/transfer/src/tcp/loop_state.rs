@@ -1,4 +1,4 @@
-//! What one event loop drives: the connections it has taken in, and the lanes it has opened.
+//! What one event loop owns: the connections that it accepted, and the lanes that it opened.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{SocketAddr, TcpStream};
@@ -41,7 +41,7 @@ pub(crate) struct LoopState {
     scratch: Scratch,
     ended: Vec<FinishedTask>,
     ready: Vec<(LaneId, Credit)>,
-    /// Orders for this loop, from its own questions to the hub.
+    /// Commands for this loop, from its own calls of the scheduler.
     own: Vec<Command>,
     /// Connections with something to write.
     dirty: Vec<ConnId>,
@@ -50,7 +50,7 @@ pub(crate) struct LoopState {
     stopping: bool,
 }
 
-/// What others ask of a loop.
+/// What other threads ask of a loop.
 pub(crate) enum Command {
     /// Listen on these addresses.
     Listen {
@@ -73,27 +73,27 @@ pub(crate) enum Command {
     },
     Cancel(BatchId),
     ReleaseRegion(RegionId),
-    /// A device has room for payload of this connection, whose turn it is until it has looked.
+    /// A device has room for payload of this connection, which holds the turn until it has been served.
     Resume(ConnId, crate::memory::StagingTurn),
-    /// A chunk of a request is in the device.
+    /// A copy into the device has ended.
     Stored {
         conn: ConnId,
         id: u64,
         result: Result<(), StageError>,
     },
-    /// A chunk of a request is out of the device.
+    /// A copy out of the device has ended.
     Fetched {
         conn: ConnId,
         id: u64,
         result: Result<Staged, StageError>,
     },
-    /// Everything before this fence is over.
+    /// Every task before this fence has ended.
     Fenced(Part),
-    /// Look at the hub's clocks by then.
+    /// Check the scheduler's deadlines at this time.
     Wake(Instant),
-    /// There are borrowed connections: look for idle ones from now on.
+    /// There are borrowed connections: collect idle ones from now on.
     Watch,
-    /// End everything.
+    /// Close all connections and listeners.
     Close,
 }
 
@@ -121,7 +121,7 @@ impl LoopState {
     fn command(&mut self, net: &mut Net, command: Command) {
         match command {
             Command::Listen { addresses, answer } => {
-                // Nobody listening any more for the answer is nobody's loss.
+                // The caller may have gone; then nobody needs the answer.
                 let _ = answer.send(self.listen(net, &addresses));
             }
             Command::Connect { lane, peer, route } => self.connect(net, lane, peer, route),
@@ -231,7 +231,7 @@ impl LoopState {
 
     fn start(&mut self, lane: LaneId, tasks: Vec<Task>) {
         let Some(conn) = self.lanes.get(&lane).copied() else {
-            // The lane broke while the order was on its way; the hub, told since, has uncounted it.
+            // The lane broke before the command arrived; the scheduler knows that and no longer counts these tasks.
             return self.context.schedule(
                 Some((self.index, &mut self.own)),
                 |scheduler, now, actions| scheduler.put_back(tasks, now, actions),
@@ -260,8 +260,8 @@ impl LoopState {
         self.conns[index] = Some(conn);
     }
 
-    /// Gives a connection that was just greeted to the loop whose turn it is. Which loop accepts is by the kernel's hash,
-    /// and by that all lanes of a peer may come to one.
+    /// Gives a connection that was just authenticated to the loop whose turn it is. The kernel chooses the accepting
+    /// loop by a hash, so all lanes of a peer may arrive at one loop.
     fn hand_over(&mut self, net: &mut Net, id: ConnId) {
         let slot = self
             .conns
@@ -294,7 +294,7 @@ impl LoopState {
         });
     }
 
-    /// Takes a connection over: from now on this reads and writes it.
+    /// Takes a connection over: from now on this type reads and writes it.
     fn take_over(&mut self, net: &mut Net, conn: ConnId) {
         if let Some(socket) = net.descriptor(conn) {
             let (socket, config) = (SockRef::from(&socket), &self.context.config);
@@ -305,14 +305,14 @@ impl LoopState {
             let bytes = peer.map_or(config.socket_buffer_bytes, |peer| {
                 config.buffer_bytes(peer.ip())
             });
-            // A kernel that gives less than was asked for is slower, no worse.
+            // Smaller buffers than asked for only cost speed.
             let _ = socket.set_send_buffer_size(bytes);
             let _ = socket.set_recv_buffer_size(bytes);
         }
         net.take_over(conn);
     }
 
-    /// Does something with a connection; when it breaks in that, ends it.
+    /// Runs `act` on a connection; ends the connection if that fails.
     fn with(
         &mut self,
         id: ConnId,
@@ -334,7 +334,7 @@ impl LoopState {
             ready: &mut self.ready,
             wake: &mut self.wake,
         };
-        // A panic ends the connection and the requests on it, and nothing else: the loop serves on.
+        // A panic ends the connection and its requests; the loop goes on.
         let acted = catch_unwind(AssertUnwindSafe(|| act(&mut conn, &mut turn)));
         match acted.unwrap_or(Err(CloseReason::Lost(Cause::Dropped))) {
             Ok(()) => self.conns[id.index()] = Some(conn),
@@ -342,7 +342,7 @@ impl LoopState {
         }
     }
 
-    /// A device has ended a copy for a request on this connection.
+    /// Runs `act` on the responder of a connection, for a device copy that has ended.
     fn responder(
         &mut self,
         id: ConnId,
@@ -380,7 +380,7 @@ impl LoopState {
             if readiness.readable {
                 again.readable = match conn.read(socket, &mut scratch, turn) {
                     Err(limit @ CloseReason::Limit(_)) => {
-                        // What it is told goes as far as the kernel takes it.
+                        // The refusal is sent as far as the kernel takes it.
                         let _ = conn.flush(socket, &mut scratch, turn);
                         return Err(limit);
                     }
@@ -417,7 +417,7 @@ impl LoopState {
             .is_some_and(|slot| slot.as_ref().is_some_and(|conn| conn.id == id))
     }
 
-    /// A connection is of no more use: what it carried is begun again elsewhere, or fails.
+    /// Ends a connection: its tasks are started again on another lane, or fail.
     fn broke(&mut self, conn: Conn, reason: CloseReason) {
         let Conn { role, queue, .. } = conn;
         let Role::Client(mut initiator) = role else {
@@ -447,7 +447,7 @@ impl LoopState {
             }
         };
         let failed = failure.failed.iter().map(|(task, _)| task.epoch).collect();
-        // What ended on the lane before it broke is told first: the books still know the lane.
+        // Tasks that ended before the lane broke are reported first, while the scheduler still counts the lane.
         self.settle_ended();
         let again = match self.stopping {
             true => {
@@ -471,7 +471,7 @@ impl LoopState {
             .for_each(|(task, cause)| task.end(Err(cause)));
     }
 
-    /// A connection of a peer was ended; counts for what.
+    /// Counts why the connection of a peer was ended.
     fn refused(&self, reason: &CloseReason) {
         let (counter, why) = match reason {
             CloseReason::Limit(why) => (&self.context.refused.limits, *why),
@@ -496,7 +496,7 @@ impl LoopState {
         self.context.room.notify_all();
     }
 
-    /// Tells the hub, and then those who wait, what has ended.
+    /// Reports the ended tasks to the scheduler, and then to their callers.
     fn settle_ended(&mut self) {
         if self.ended.is_empty() && self.ready.is_empty() {
             return;
@@ -521,7 +521,7 @@ impl LoopState {
             .for_each(|FinishedTask { task, outcome, .. }| task.end(outcome));
     }
 
-    /// Everything that follows from what was done, until nothing does.
+    /// Performs everything that follows from an event, until nothing does.
     fn settle(&mut self, net: &mut Net) {
         loop {
             self.settle_ended();
@@ -547,7 +547,7 @@ impl LoopState {
         if let Some((_, timer)) = self.alarm.take() {
             net.cancel_timer(timer);
         }
-        // A little late rather than a little early: an early look would find nothing and come again.
+        // A late check is better than an early one, which would find nothing due and come again.
         let at = self.wake + Duration::from_millis(1);
         self.alarm = Some((self.wake, net.set_timer(at, TICK)));
     }

@@ -1,7 +1,8 @@
 //! The TCP mover.
 //!
-//! Each loop owns the connections it accepted and the lanes it opened (`half`), a connection is an inlet, an outlet and
-//! a role (`conn`, `outlet`, `serve` with `served`, `lane`), and one table decides who goes next and where (`hub`).
+//! Each loop owns the connections it accepted and the lanes it opened (`loop_state`). A connection (`conn`) receives
+//! and sends (`send_queue`) for one of two roles: `server` with its `responder`, or `initiator`. One pure table decides
+//! which task goes next, and on which lane (`scheduler`).
 
 mod config;
 mod conn;
@@ -66,7 +67,7 @@ pub struct Tcp {
 /// Why the TCP mover could not start.
 #[derive(Debug, Error)]
 pub enum TcpError {
-    /// The configuration contradicts itself or the rules of the house.
+    /// The configuration contradicts itself, or asks for something that is not allowed.
     #[error("{0}")]
     Config(String),
     /// The operating system refused.
@@ -76,7 +77,7 @@ pub enum TcpError {
 
 static FULL: Site = Site::new("transfer queue");
 const NOTICE_TIMEOUT: Duration = Duration::from_secs(30);
-/// Jobs that are put in line together.
+/// The most jobs that are queued in one call of the scheduler.
 const RUN_BYTES: u64 = 64 << 20;
 const RUN_ENTRIES: usize = 1024;
 const LISTEN_TIMEOUT: Duration = Duration::from_secs(10);
@@ -111,7 +112,7 @@ impl Tcp {
             let started = Loop::start(&format!("transfer-{index}"), limits, state);
             loops.push(started.map_err(|error| TcpError::System(error.to_string()))?);
         }
-        // Set once, right here: nobody else has the shared state yet.
+        // Set only here: nothing else has the context yet.
         let _ = context
             .loops
             .set(loops.iter().map(Loop::downgrade).collect());
@@ -124,7 +125,7 @@ impl Tcp {
         Ok(mover)
     }
 
-    /// Where it listens, or what it was told to publish instead.
+    /// The addresses it listens on, or those that the configuration publishes instead.
     #[must_use]
     pub fn addresses(&self) -> &[SocketAddr] {
         match self.context.config.advertise.as_slice() {
@@ -133,14 +134,14 @@ impl Tcp {
         }
     }
 
-    /// Transfers under way and in line.
+    /// Transfers under way, and queued.
     #[must_use]
     pub fn load(&self) -> (usize, usize) {
         let scheduler = self.context.scheduler();
         (scheduler.active(), scheduler.pending())
     }
 
-    /// What became of connections.
+    /// Counters of the connections.
     #[must_use]
     pub fn lane_counters(&self) -> LaneCounters {
         self.context.scheduler().counters()
@@ -152,7 +153,7 @@ impl Tcp {
         self.context.scheduler().lanes_by_loop()
     }
 
-    /// Every loop listens on every address; the first one's ports are the others'.
+    /// Every loop listens on every address; all use the ports that the first one got.
     fn listen(&self) -> Result<Vec<SocketAddr>, TcpError> {
         let mut addresses = self.context.config.bind.clone();
         if addresses.is_empty() {
@@ -176,7 +177,7 @@ impl Tcp {
         Ok(addresses)
     }
 
-    /// Waits until the queue to a peer has room; why not, when it is not to be waited for.
+    /// Waits until the queue of a peer has room; the cause, when the caller does not want to wait.
     fn wait_for_room(
         &self,
         segment: &Segment,
@@ -204,7 +205,7 @@ impl Tcp {
         }
     }
 
-    /// Cuts a job into as many as there can be lanes, if it is large, and into no larger ones than every peer takes.
+    /// Cuts a large job into one for each possible lane, and into none larger than every peer accepts.
     fn stripe(&self, job: Job) -> Vec<Job> {
         let config = &self.context.config;
         let bytes = job.buffers.bytes();
@@ -312,7 +313,7 @@ impl Mover for Tcp {
     fn submit(&self, segment: &Arc<Segment>, submission: Submission) -> Vec<Job> {
         let (mut tasks, mut given_back, mut bytes) = (Vec::new(), Vec::new(), 0);
         for job in submission.jobs {
-            // In runs, so that the queue's limits hold for one large batch as well.
+            // Queued in groups, so that the limits of the queue hold within one large batch too.
             if bytes >= RUN_BYTES || tasks.len() >= RUN_ENTRIES {
                 self.submit_tasks(segment, std::mem::take(&mut tasks));
                 bytes = 0;
@@ -323,7 +324,7 @@ impl Mover for Tcp {
                 continue;
             }
             if job.remote.offset.checked_add(job.buffers.bytes()).is_none() {
-                // Cut into pieces, the last of them would lie at the start of the region.
+                // If it were cut into pieces, the last of them would lie at the start of the region.
                 Task::new(segment.incarnation, TaskKind::Job(job))
                     .end(Err(Cause::Refused(Refusal::Range)));
                 continue;
@@ -345,8 +346,8 @@ impl Mover for Tcp {
     }
 
     fn carry_now(&self, segment: &Arc<Segment>, single: SingleRequest) -> Carried {
-        // A loop must not block, a large request is faster over several lanes, and only lanes are sealed or leave from a
-        // chosen address.
+        // A loop must not block, a large request is faster over several lanes, and only lanes can be sealed or leave
+        // from a chosen address.
         let config = &self.context.config;
         let lanes_alone =
             config.seal.is_some() || segment.public_key.is_some() || !config.local.is_empty();
@@ -379,7 +380,7 @@ impl Mover for Tcp {
             });
         };
         if first && let Some(watcher) = self.loops.first() {
-            // From now on somebody looks for connections that nobody borrows any more.
+            // The first loop collects idle borrowed connections from now on.
             watcher.command(Command::Watch);
         }
         let moved = match op {

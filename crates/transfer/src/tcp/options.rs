@@ -20,7 +20,7 @@ pub struct TcpOption {
     set: fn(&mut TcpConfig, &str) -> Result<(), String>,
 }
 
-/// An option has a value that it cannot have.
+/// An option has an invalid value.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 #[error("{name}: {reason}")]
 pub struct OptionError {
@@ -30,7 +30,7 @@ pub struct OptionError {
     pub reason: String,
 }
 
-/// Variables of other engines that have no meaning here: they are taken and told of once.
+/// Variables of other engines that have no meaning here: they are accepted, and named once in the log.
 pub const IGNORED: &[&str] = &[
     "MC_TCP_ENABLE_CONNECTION_POOL",
     "MC_TCP_PROTO",
@@ -83,7 +83,7 @@ impl TcpConfig {
     /// Sets an option by its key or by one of its environment variables; says whether there is one of that name.
     ///
     /// # Errors
-    /// The value is none for it.
+    /// The value is not valid for the option.
     pub fn set(&mut self, name: &str, value: &str) -> Result<bool, OptionError> {
         let Some(option) = OPTIONS
             .iter()
@@ -103,14 +103,14 @@ impl TcpConfig {
     /// The defaults, with what an environment sets.
     ///
     /// # Errors
-    /// All values that are none.
+    /// All values that are invalid.
     pub fn from_env(
         vars: impl IntoIterator<Item = (String, String)>,
     ) -> Result<Self, Vec<OptionError>> {
         let (mut config, mut errors) = (Self::default(), Vec::new());
         let vars: Vec<(String, String)> = vars.into_iter().collect();
         for option in OPTIONS {
-            // The preferred name wins, wherever it stands.
+            // The preferred name wins, in whichever order they stand.
             let set = option
                 .env
                 .iter()
@@ -137,7 +137,7 @@ fn size(text: &str) -> Result<usize, String> {
     })
 }
 
-/// Slices below the smallest that peers expect are brought up to it: the incumbent's default is exactly that small.
+/// Slices below the smallest that peers expect are raised to it: the default of the incumbent is exactly that small.
 fn slice(text: &str) -> Result<usize, String> {
     size(text).map(|bytes| bytes.max(super::config::SLICE_BYTES_MIN))
 }

@@ -79,7 +79,7 @@ impl Cipher {
 }
 
 impl Sealer {
-    /// Goes on after `first`, which travels in the open.
+    /// Sends `first` unsealed, and seals everything after it.
     pub(crate) fn after(key: RecordKey, first: Vec<u8>) -> Self {
         Self {
             direction: Direction::new(key),
@@ -106,7 +106,7 @@ impl Sealer {
         self.pending().len() >= PENDING_BYTES
     }
 
-    /// The kernel has taken so many.
+    /// The kernel has taken `count` bytes.
     pub(crate) fn wrote(&mut self, count: usize) {
         self.written += count;
         if self.written == self.pending.len() {
@@ -150,7 +150,7 @@ impl Sealer {
 }
 
 impl Opener {
-    /// Goes on with what was read behind the greeting.
+    /// Begins with what was received behind the greeting.
     pub(crate) fn new(key: RecordKey) -> Self {
         Self {
             direction: Direction::new(key),
@@ -168,7 +168,7 @@ impl Opener {
         &mut self.buffer[self.rest.end..]
     }
 
-    /// So many have come.
+    /// `count` bytes were received.
     pub(crate) fn received(&mut self, count: usize) {
         self.rest.end += count;
     }
@@ -227,7 +227,7 @@ impl Direction {
         }
     }
 
-    /// Opens in place; when it says no, the bytes mean nothing.
+    /// Opens in place; on failure the bytes are undefined.
     fn open(&mut self, length: [u8; LENGTH_BYTES], text: &mut [u8], tag: [u8; TAG_BYTES]) -> bool {
         let nonce = self.next_nonce();
         match &self.aead {
@@ -268,7 +268,7 @@ impl Aead {
 }
 
 impl fmt::Debug for Direction {
-    /// Without the key.
+    /// Prints without the key.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Direction")
             .field("cipher", &self.key.cipher)
@@ -333,7 +333,7 @@ mod tests {
                 let (mut opener, mut changed) = (ends(cipher).1, sealed.clone());
                 changed[bit / 8] ^= 1 << (bit % 8);
                 arrive(&mut opener, &changed);
-                // A longer length waits for more, and fails with it.
+                // With a longer length the opener waits for more bytes, and the record fails then.
                 let opened = opener.next().map(|text| text.map(<[u8]>::to_vec));
                 assert!(
                     matches!(opened, Err(SealError::Record) | Ok(None)),

@@ -1,4 +1,4 @@
-//! Requests of one peer on one connection, from their header to the last thing that happens for them.
+//! The target's side of requests: those of one peer on one connection, from the request header to the acknowledgement.
 
 use std::collections::BTreeSet;
 use std::collections::btree_map::{BTreeMap, Entry};
@@ -19,10 +19,10 @@ use crate::region::{Access, RegionId};
 #[derive(Debug, Default)]
 pub(crate) struct Responder {
     requests: BTreeMap<u64, IncomingRequest>,
-    /// Those whose memory is held, and how many bytes they are.
+    /// The requests whose memory is held, and their bytes.
     held: usize,
     held_bytes: u64,
-    /// Payload waits for a device to have room.
+    /// Payload waits until a device has room.
     stalled: bool,
 }
 
@@ -34,36 +34,36 @@ struct IncomingRequest {
 
 #[derive(Debug)]
 enum RequestState {
-    /// A write whose payload is on its way, as far as the cursor says.
+    /// A write whose payload is arriving; the cursor says how far it has come.
     Write(Cursor),
-    /// A write on its way to a device.
+    /// A write whose payload goes to a device.
     StagedWrite(StagedWrite),
-    /// A read; its memory is with the outlet.
+    /// A read; the send queue holds its memory.
     Read,
     /// A read of device memory.
     StagedRead(StagedRead),
-    /// Its memory is let go of.
+    /// The request has ended for its memory, which is released.
     Ending(Ending),
 }
 
-/// What is still to come for a request that is over. Its number is taken until then.
+/// What is still outstanding for a request that has ended. Its id is taken until then.
 #[derive(Debug)]
 struct Ending {
-    /// Copies from or to a device that are under way, and the rest of a frame that was begun.
+    /// Device copies under way, plus one for a frame that was partly sent.
     waits: u32,
-    /// What the peer is told when they are done.
+    /// The refusal that the peer gets when those are over.
     owed: Option<Refusal>,
-    /// Payload may still come, and is thrown away.
+    /// Payload may still arrive, and is discarded.
     payload: bool,
 }
 
 impl Responder {
-    /// Whether nothing is under way.
+    /// Whether no request is under way.
     pub(crate) fn is_empty(&self) -> bool {
         self.requests.is_empty()
     }
 
-    /// Takes a request in that was admitted, or not.
+    /// Begins a request, or refuses it as `admitted` says.
     pub(crate) fn begin(
         &mut self,
         request: &Request,
@@ -78,7 +78,7 @@ impl Responder {
         let over =
             over_bytes || self.held >= requests_max || self.requests.len() >= 2 * requests_max;
         let Entry::Vacant(place) = self.requests.entry(request.id) else {
-            // Copies of the first one may be under way; their ends would count for the second.
+            // Copies of the first request may be under way, and their ends would count for the second.
             return Err(CloseReason::protocol(
                 "a request under a number that is taken",
             ));
@@ -90,7 +90,7 @@ impl Responder {
         let device = admitted.and_then(|access| match DeviceRange::of(access) {
             Ok(device) => Ok(Err(device)),
             Err(access) if access.region().memory().location().is_host() => Ok(Ok(access)),
-            // A device that nobody stages.
+            // Device memory without a stage.
             Err(_) => Err(Refusal::Memory),
         });
         let id = request.id;
@@ -141,7 +141,7 @@ impl Responder {
         Ok(())
     }
 
-    /// Payload is announced.
+    /// A data header has arrived; checks that its payload follows what came before.
     pub(crate) fn data(&mut self, data: &Data) -> Result<Payload, CloseReason> {
         let request = self
             .requests
@@ -167,7 +167,7 @@ impl Responder {
         })
     }
 
-    /// Where the payload of a request goes; none when it is thrown away.
+    /// The cursor that payload of a request goes to; none when the payload is discarded.
     pub(crate) fn cursor(&mut self, id: u64, queue: &mut SendQueue) -> Option<&mut Cursor> {
         self.check_region(id, queue);
         match &mut self.requests.get_mut(&id)?.state {
@@ -177,8 +177,8 @@ impl Responder {
         }
     }
 
-    /// How much payload of a request there is a place for at the moment; none while a device has no room. The connection
-    /// is resumed then.
+    /// How many bytes of payload the request can take now; none while a device has no room. The connection is resumed
+    /// when it has.
     pub(crate) fn room(
         &mut self,
         id: u64,
@@ -198,12 +198,12 @@ impl Responder {
         }
     }
 
-    /// A device has room.
+    /// A device has room again.
     pub(crate) fn resumed(&mut self) {
         self.stalled = false;
     }
 
-    /// Payload of a write has come.
+    /// Payload of a write has arrived.
     pub(crate) fn arrived(&mut self, id: u64, conn: ConnId, turn: &Turn<'_>) {
         if let Some(RequestState::StagedWrite(staged)) =
             self.requests.get_mut(&id).map(|request| &mut request.state)
@@ -244,7 +244,7 @@ impl Responder {
         Ok(())
     }
 
-    /// A chunk of a write is in the device, or will never be.
+    /// A copy of a chunk into the device has ended.
     pub(crate) fn stored(
         &mut self,
         id: u64,
@@ -271,7 +271,7 @@ impl Responder {
         }
     }
 
-    /// A chunk of a read is out of the device, or will never be.
+    /// A copy of a chunk out of the device has ended.
     pub(crate) fn fetched(
         &mut self,
         id: u64,
@@ -293,13 +293,13 @@ impl Responder {
                 read.failed();
                 self.give_up(id, Refusal::Memory, queue);
             }
-            // Its chunk goes back.
+            // Dropping the result returns the chunk.
             (RequestState::Ending(_), _) => self.waited(id, queue),
             (RequestState::Write(_) | RequestState::Read | RequestState::StagedWrite(_), _) => {}
         }
     }
 
-    /// A source has left this process.
+    /// The payload of a source was handed to the kernel.
     pub(crate) fn sent(&mut self, id: u64, conn: ConnId, queue: &mut SendQueue, turn: &Turn<'_>) {
         let Entry::Occupied(mut request) = self.requests.entry(id) else {
             return;
@@ -319,7 +319,7 @@ impl Responder {
         }
     }
 
-    /// The peer gives a request up: no more payload of it comes.
+    /// The peer cancels a request: no more payload of it comes.
     pub(crate) fn cancel(&mut self, id: u64, queue: &mut SendQueue) {
         self.give_up(id, Refusal::Cancelled, queue);
         if let Some(RequestState::Ending(over)) =
@@ -330,7 +330,7 @@ impl Responder {
         }
     }
 
-    /// Lets go of every access to a region that closes.
+    /// Releases every access to a region that closes, and refuses its requests.
     pub(crate) fn release_region(&mut self, region: RegionId, queue: &mut SendQueue) {
         let is_at = |request: &IncomingRequest| match &request.state {
             RequestState::Write(cursor) => is_of(cursor, region),
@@ -354,7 +354,8 @@ impl Responder {
             .for_each(|id| self.give_up(id, Refusal::Generation, queue));
     }
 
-    /// The check before any more payload: lets go of memory whose region closes.
+    /// Checks before further payload is placed, and again before the acknowledgement, that the region of a write is not
+    /// closing; refuses the write if it is.
     fn check_region(&mut self, id: u64, queue: &mut SendQueue) {
         let live = match self.requests.get(&id).map(|request| &request.state) {
             Some(RequestState::Write(cursor)) => is_live(cursor),
@@ -366,8 +367,8 @@ impl Responder {
         }
     }
 
-    /// Lets go of a request's memory and refuses it. A write to a device is refused when the last copy of it has ended: the
-    /// peer may write something else there as soon as it knows.
+    /// Releases a request's memory and refuses the request. A write to a device is refused only when its last copy has
+    /// ended: the peer may write other bytes there as soon as it has the refusal.
     fn give_up(&mut self, id: u64, refusal: Refusal, queue: &mut SendQueue) {
         let Some(request) = self.requests.get_mut(&id) else {
             return;
@@ -385,7 +386,7 @@ impl Responder {
                 payload: !staged.is_complete(),
             },
             RequestState::Read => match queue.withdraw(id, Some(refusal)) {
-                // All of it is on its way: it is as good as done.
+                // All of it was handed to the kernel: it counts as done.
                 Withdrawn::Nothing => return,
                 Withdrawn::Unbegun => Ending {
                     waits: 0,
@@ -422,9 +423,9 @@ impl Responder {
         self.forget_if_done(id, queue);
     }
 
-    /// All of a write is where it belongs.
+    /// All bytes of a write are applied: acknowledges it.
     fn acknowledge(&mut self, id: u64, queue: &mut SendQueue, turn: &Turn<'_>) {
-        // The second check: what was applied while its region closed does not count.
+        // The second check: a write that was applied while its region closed does not count.
         self.check_region(id, queue);
         let Some(request) = self.requests.get_mut(&id) else {
             return;
@@ -467,7 +468,7 @@ impl Responder {
         });
     }
 
-    /// Something that a request that is over waited for has come.
+    /// One of the things has ended that a request still waits for.
     fn waited(&mut self, id: u64, queue: &mut SendQueue) {
         if let Some(RequestState::Ending(over)) =
             self.requests.get_mut(&id).map(|request| &mut request.state)
@@ -496,7 +497,7 @@ impl Responder {
 }
 
 impl Ending {
-    /// Of a write that was refused at once.
+    /// A write that was refused at its header.
     fn refused() -> Self {
         Self {
             waits: 0,

@@ -1,8 +1,8 @@
-//! How two ends come to the keys of a sealed connection, within the greetings.
+//! How two ends agree on the keys of a sealed connection, within the greetings.
 //!
-//! The initiator knows the target's lasting key beforehand and shows its own only to it: the pattern IK of the Noise
-//! protocol framework (Perrin, revision 34), with HKDF-SHA256 (RFC 5869) once over the whole transcript. The
-//! initiator's proof is its first record: nobody else could have sealed it.
+//! The initiator knows the target's static key beforehand and shows its own only to the target: the pattern IK of the
+//! Noise protocol framework (Perrin, revision 34), with HKDF-SHA256 (RFC 5869) once over the whole transcript. The
+//! initiator's proof is its first record, which nobody else could have sealed.
 
 use hmac::{Hmac, Mac};
 use sha2::{Digest, Sha256};
@@ -19,19 +19,19 @@ use super::record::{Cipher, RecordKey};
 /// The keys of an engine whose connections are sealed; every one of them is, in both directions.
 #[derive(Clone, Debug)]
 pub struct SealConfig {
-    /// Its own, as `slackwater keys` makes them.
+    /// The key pair of this engine, as `slackwater keys` makes it.
     pub keys: KeyPair,
-    /// Who may connect to it.
+    /// The keys that may connect to it.
     pub clients: AllowList,
 }
 
-/// Why a connection is not sealed, or is not whole any more.
+/// Why a connection is not sealed, or has lost its integrity.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
 pub enum SealError {
     /// One end seals its connections, and the other does not.
     #[error("one end asks for it, the other has no keys")]
     Unsealed,
-    /// The target does not let this key in, or is not the one that the key was shown to.
+    /// The target's allow-list lacks this key, or the target does not own the key that was expected of it.
     #[error("the target does not know our key, or has another than was expected of it")]
     Refused,
     /// The target did not prove that it owns the key that is expected of it.
@@ -63,8 +63,8 @@ pub(crate) struct InitiatorHandshake {
 
 const LABEL: &[u8] = b"slackwater data plane, sealed, 1";
 
-/// By whom a capability may be used over sealed connections alone: a name that follows from the key, so that it cannot be
-/// claimed without it.
+/// The holder that a key stands for on sealed connections: it follows from the key, so that nobody can claim it without
+/// the key.
 #[must_use]
 pub fn holder_of(key: &PublicKey) -> Incarnation {
     let digest = hash(&[b"slackwater holder", key.as_bytes()]);
@@ -137,8 +137,8 @@ impl InitiatorHandshake {
     }
 }
 
-/// The target's side: who asks, the answer to send, and the keys. Whoever asks has proven nothing before its first
-/// record opens.
+/// The target's side: the key of the initiator, the answer to send, and the connection's keys. The initiator has proven
+/// nothing before its first record opens.
 pub(crate) fn answer(
     seal: &SealConfig,
     hello: &Greeting,
@@ -182,7 +182,7 @@ fn answer_with(
     ))
 }
 
-/// The answer to an initiator that is not let in.
+/// The answer to an initiator that is refused.
 pub(crate) fn refusal(answer: Greeting) -> Greeting {
     Greeting {
         features: Features::SEALED,
@@ -218,7 +218,7 @@ fn offer(greeting: Greeting, ephemeral: &KeyPair) -> Greeting {
     }
 }
 
-/// A lasting key, hidden or shown: the mask is used once, with the initiator's key for one connection.
+/// Masks or unmasks a static key: the mask is used once, with the initiator's key for one connection.
 fn masked(key: &[u8; 32], shared: &[u8; 32], target: &PublicKey, hello: &Greeting) -> [u8; 32] {
     let salt = hash(&[LABEL, target.as_bytes(), &unproven(hello)]);
     let mask = expand(&mac(&salt, &[shared]), b"identity");
@@ -231,8 +231,8 @@ struct Schedule {
     proof: Zeroizing<[u8; 32]>,
 }
 
-/// HKDF over everything both ends have said and every secret they share. `parties` are the lasting keys of target and
-/// initiator, `secrets` es, ee, se and ss in the words of Noise.
+/// HKDF over everything that both ends have sent and every secret they share. `parties` are the static keys of target
+/// and initiator, `secrets` es, ee, se and ss in the terms of Noise.
 fn schedule(
     secrets: &[Zeroizing<[u8; 32]>; 4],
     parties: [&PublicKey; 2],

@@ -1,4 +1,4 @@
-//! What a connection has to write: frames that wait, and requests whose payload has not been cut into frames yet.
+//! What a connection has to send: frames, and requests whose payload has not been cut into frames yet.
 
 use std::collections::VecDeque;
 use std::io;
@@ -12,27 +12,27 @@ use super::cursor::Cursor;
 use super::io::{VECTORS_MAX, Vectors, from_slice, send};
 use super::record::Sealer;
 
-/// Frames, in order, and the requests they are cut from, in turn.
+/// Frames in order, and the payload that the next frames are cut from, a frame of each request in turn.
 #[derive(Debug, Default)]
 pub(crate) struct SendQueue {
     frames: VecDeque<QueuedFrame>,
     /// Bytes of the frames, without those already written.
     queued: usize,
     sources: VecDeque<PayloadSource>,
-    /// Seals all that goes out, if anything is sealed.
+    /// Seals everything that is sent, on a sealed connection.
     sealer: Option<Sealer>,
-    /// The largest payload of one frame that the peer takes.
+    /// The largest payload of one frame that the peer accepts.
     frame_bytes_max: Option<u32>,
 }
 
-/// Payload of one request that goes out.
+/// Payload of one request that is to be sent.
 #[derive(Debug)]
 pub(crate) struct PayloadSource {
     pub(crate) id: u64,
     pub(crate) cursor: Cursor,
-    /// Where in the request the cursor begins.
+    /// The offset within the request at which the cursor begins.
     pub(crate) base: u64,
-    /// Another source follows with what comes after.
+    /// Another source follows with the next part of the payload.
     pub(crate) more: bool,
     /// The request itself, before its first frame.
     pub(crate) request: Option<Frame>,
@@ -65,7 +65,7 @@ enum Body {
     None,
     Memory(Cursor),
     Owned(Vec<u8>),
-    /// Bytes of no meaning: the frame was begun, and what it came from is let go of.
+    /// Zeros: part of the frame was sent, and its memory has been released since.
     Zeros,
 }
 
@@ -75,23 +75,23 @@ pub(crate) enum Flushed {
     All,
     /// The kernel takes no more.
     Blocked,
-    /// The share of this turn is spent.
+    /// The budget of this turn is spent.
     Spent,
 }
 
 /// A request header and the header of its first frame.
 const HEAD_BYTES_MAX: usize = Frame::BYTES_MAX + DATA_BYTES;
-/// Frames are cut while less than this waits: enough for one system call, little enough to be fair.
+/// Frames are cut while fewer bytes are queued: enough for one system call, few enough that requests take turns.
 const QUEUED_BYTES_MIN: usize = 512 << 10;
 
-/// What voided frames are filled with.
+/// The filling of frames whose memory was released.
 pub(super) static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
 
 impl SendQueue {
-    /// Frames that are cut from requests at a time, at most.
+    /// The most frames that are cut ahead.
     pub(crate) const FRAMES_MAX: usize = 64;
 
-    /// Whether there is nothing to write.
+    /// Whether there is nothing to send.
     pub(crate) fn is_empty(&self) -> bool {
         let sealed = self
             .sealer
@@ -100,7 +100,7 @@ impl SendQueue {
         self.frames.is_empty() && self.sources.is_empty() && sealed
     }
 
-    /// Keeps to the frames that the peer takes, which are at least those of the smallest slices.
+    /// Keeps frames within what the peer accepts; an error if that is less than the smallest slice.
     pub(crate) fn agree(&mut self, peer: &Greeting) -> Result<(), CloseReason> {
         self.frame_bytes_max = Some(peer.frame_bytes_max);
         let enough = peer.frame_bytes_max as usize >= SLICE_BYTES_MIN;
@@ -113,7 +113,7 @@ impl SendQueue {
         }
     }
 
-    /// Seals all that goes out from now on.
+    /// Seals everything from now on.
     pub(crate) fn seal(&mut self, sealer: Sealer) {
         debug_assert!(
             self.is_empty(),
@@ -122,7 +122,7 @@ impl SendQueue {
         self.sealer = Some(sealer);
     }
 
-    /// Frames and requests in it.
+    /// The number of frames and sources in it.
     pub(crate) fn len(&self) -> usize {
         self.frames.len() + self.sources.len()
     }
@@ -132,13 +132,13 @@ impl SendQueue {
         self.push_frame(QueuedFrame::new(&[frame], Body::None, 0));
     }
 
-    /// A header, or something else of up to the size of two, that is already bytes, with a payload of its own.
+    /// A header together with its payload, as bytes.
     pub(crate) fn push_bytes(&mut self, bytes: Vec<u8>) {
         let length = bytes.len();
         self.push_frame(QueuedFrame::new(&[], Body::Owned(bytes), length));
     }
 
-    /// A request's payload, to be cut into frames: the urgent ones in turn, then the others in turn.
+    /// Queues a request's payload: urgent sources before the others, each kind in the order of arrival.
     pub(crate) fn push_source(&mut self, source: PayloadSource) {
         let at = if source.urgent {
             self.sources.partition_point(|other| other.urgent)
@@ -148,8 +148,8 @@ impl SendQueue {
         self.sources.insert(at, source);
     }
 
-    /// Lets go of a request's memory: what is left of a frame that was begun goes out as zeros, with `refusal` as its
-    /// acknowledgement, and counts as a source that is sent. Says how much had been begun.
+    /// Releases a request's memory. The rest of a frame that was partly sent goes out as zeros, followed by `refusal`
+    /// as the acknowledgement, and counts as a source that was sent. Says how much had been sent.
     pub(crate) fn withdraw(&mut self, id: u64, refusal: Option<Refusal>) -> Withdrawn {
         let before = self.sources.len();
         self.sources.retain(|source| source.id != id);
@@ -161,7 +161,7 @@ impl SendQueue {
         let mut index = 0;
         while index < self.frames.len() {
             let frame = &mut self.frames[index];
-            // Once its payload is out there is nothing to let go of, and the acknowledgement behind it may be half out.
+            // After its payload there is no memory to release, and the acknowledgement may be half sent.
             if frame.id != Some(id) || frame.payload_left() == 0 {
                 index += 1;
             } else if frame.written == 0 {
@@ -181,7 +181,7 @@ impl SendQueue {
         found
     }
 
-    /// Requests of which no byte has gone out, not even the request itself.
+    /// The requests of which no byte was sent, not even of the request header.
     pub(crate) fn untouched(&self) -> impl Iterator<Item = u64> {
         let framed = self
             .frames
@@ -196,12 +196,12 @@ impl SendQueue {
             .chain(whole.map(|source| source.id))
     }
 
-    /// Whether a request is one of those.
+    /// Whether no byte of this request was sent.
     pub(crate) fn is_untouched(&self, id: u64) -> bool {
         self.untouched().any(|untouched| untouched == id)
     }
 
-    /// Every request whose memory is still to be read from, with that memory.
+    /// The requests whose memory is still to be sent, with that memory.
     pub(crate) fn sources(&self) -> impl Iterator<Item = (u64, &Cursor)> {
         let framed = self.frames.iter().filter_map(|frame| match &frame.body {
             Body::Memory(cursor) => frame.id.map(|id| (id, cursor)),
@@ -214,8 +214,8 @@ impl SendQueue {
         )
     }
 
-    /// Writes until nothing is left, the kernel takes no more, or `budget` bytes are written. Tells in `sent` which
-    /// sources have left this process, and counts the bytes.
+    /// Sends until nothing is left, the kernel takes no more, or `budget` bytes are sent. Adds to `sent` the requests
+    /// whose sources were handed to the kernel; returns the number of bytes.
     pub(crate) fn flush(
         &mut self,
         socket: BorrowedFd<'_>,
@@ -258,7 +258,7 @@ impl SendQueue {
         }
     }
 
-    /// The same by way of records. A source has left its memory when it is sealed.
+    /// The same through sealed records. A source counts as sent when it is sealed.
     fn flush_sealed(
         &mut self,
         sealer: &mut Sealer,
@@ -307,7 +307,7 @@ impl SendQueue {
         }
     }
 
-    /// Cuts requests into frames, one frame of each in turn.
+    /// Cuts sources into frames, one frame of each in turn.
     fn cut(&mut self, frame_bytes_max: usize) {
         let frame_bytes_max = self
             .frame_bytes_max
@@ -360,7 +360,7 @@ impl SendQueue {
         for frame in &self.frames {
             let (added, left) = (frame.gather(out), frame.left());
             total += added;
-            // A frame that is only partly in must be the last, and one more takes up to three ranges.
+            // A frame that was gathered only in part must be the last; another one needs up to three ranges.
             if added < left || out.len() + 3 > VECTORS_MAX {
                 break;
             }
@@ -383,7 +383,7 @@ impl SendQueue {
     }
 }
 
-/// How much of a request had gone out when it was withdrawn.
+/// How much of a request had been sent when it was withdrawn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Withdrawn {
     /// All of it, or there was none.
@@ -394,7 +394,7 @@ pub(crate) enum Withdrawn {
     Begun,
 }
 
-/// What a flush may do.
+/// The bounds of one flush.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct FlushLimits {
     pub(crate) frame_bytes_max: usize,
@@ -440,7 +440,7 @@ impl QueuedFrame {
         self.head.length + self.body_bytes + self.tail.map_or(0, |tail| tail.len()) - self.written
     }
 
-    /// Payload that is not written yet.
+    /// Bytes of payload that are not written yet.
     fn payload_left(&self) -> usize {
         self.body_bytes
             - self
@@ -473,7 +473,7 @@ impl QueuedFrame {
             }
         };
         added += body_added;
-        // What follows may only go along when nothing before it was left out.
+        // The acknowledgement may follow only when all of the payload was gathered.
         if body_added == body_left
             && let Some(tail) = &self.tail
         {
@@ -496,7 +496,7 @@ impl QueuedFrame {
         }
         self.written += count;
         if self.written >= body_end && matches!(self.body, Body::Memory(_)) {
-            // Its last byte is with the kernel: the memory is let go of.
+            // The kernel has its last byte: the memory is released.
             self.body = Body::None;
         }
     }
@@ -524,7 +524,7 @@ mod tests {
         }
     }
 
-    /// An outlet in which one read of so many bytes was cut into a frame.
+    /// A send queue in which one read of `BYTES` bytes was cut into a frame.
     fn answering() -> SendQueue {
         let mut queue = SendQueue::default();
         queue.push_source(source(5, false));

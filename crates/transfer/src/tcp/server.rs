@@ -1,4 +1,4 @@
-//! The passive end of a connection: what a peer asks of this process.
+//! The target's end of a connection.
 
 use slackwater_net::ConnId;
 use slackwater_wire::Incarnation;
@@ -16,17 +16,17 @@ use super::send_queue::SendQueue;
 use super::turn::Turn;
 use crate::mover::Notice;
 
-/// One peer on one connection.
+/// One connection of a peer: who the peer is, and its requests.
 #[derive(Debug, Default)]
 pub(crate) struct ServerConnection {
-    /// Who asks, and whose capabilities it may use: what it claims to be, or on a sealed connection what its key says. None
-    /// before its greeting.
+    /// The holder whose capabilities the peer may use: the incarnation that it claims, or on a sealed connection the
+    /// one that follows from its key. None before its greeting.
     holder: Option<Incarnation>,
-    /// The key of a sealed connection, and the state of the list that had it.
+    /// The peer's key on a sealed connection, and the version of the allow-list that contained it.
     client: Option<(PublicKey, u64)>,
-    /// Its place among the connections of its peer.
+    /// Counts this connection among those of its peer.
     counted: Option<ConnectionCount>,
-    /// It wants to speak to another process.
+    /// The greeting names another incarnation.
     mistaken: bool,
     pub(crate) responder: Responder,
     notice: Option<IncomingNotice>,
@@ -40,7 +40,7 @@ struct IncomingNotice {
 }
 
 impl ServerConnection {
-    /// Answers, and says what opens the records of the peer, if its connection is sealed.
+    /// Answers the greeting; returns what opens the peer's records, if the connection is sealed.
     pub(crate) fn greeting(
         &mut self,
         greeting: &Greeting,
@@ -57,7 +57,7 @@ impl ServerConnection {
             queue.push_bytes(own.to_bytes().to_vec());
             return Ok(None);
         };
-        // Taken first: a key that is struck off meanwhile is looked up again.
+        // Taken before the look-up: a key that is revoked meanwhile is looked up again.
         let listed = seal.clients.version();
         match answer(seal, greeting, own) {
             Ok((client, answered, Keys { send, receive })) => {
@@ -72,7 +72,8 @@ impl ServerConnection {
         }
     }
 
-    /// The peer is who it says it is, as far as that is asked for: from now on it counts as one of that peer's connections.
+    /// The peer is authenticated, as far as the configuration asks for it: from now on the connection counts among
+    /// those of its peer.
     pub(crate) fn proven(
         &mut self,
         queue: &mut SendQueue,
@@ -88,7 +89,7 @@ impl ServerConnection {
         Ok(())
     }
 
-    /// Who asks, if nothing is under way.
+    /// The peer, if nothing of it is under way.
     pub(crate) fn idle_peer(&self) -> Option<Incarnation> {
         self.holder
             .filter(|_| self.responder.is_empty() && self.notice.is_none())
@@ -105,7 +106,7 @@ impl ServerConnection {
             return Err(CloseReason::protocol("a request to another incarnation"));
         }
         self.check_key(turn)?;
-        // A peer that only asks, and reads no answer, fills no memory here.
+        // A peer that sends requests and reads no answers must not fill memory here.
         if queue.len() > 2 * turn.context.config.requests_max as usize + SendQueue::FRAMES_MAX {
             return Err(CloseReason::Limit(
                 "more questions than answers that were read",
@@ -138,7 +139,7 @@ impl ServerConnection {
         Ok(None)
     }
 
-    /// Where payload goes; none when it is thrown away, or kept elsewhere.
+    /// The cursor that payload goes to; none when it is discarded, or part of a notice.
     pub(crate) fn cursor(
         &mut self,
         payload: &Payload,
@@ -147,7 +148,7 @@ impl ServerConnection {
         self.responder.cursor(payload.id?, queue)
     }
 
-    /// Payload that has no cursor.
+    /// Takes payload that has no cursor.
     pub(crate) fn take(&mut self, bytes: &[u8]) {
         if let Some(notice) = &mut self.notice {
             notice.text.extend_from_slice(bytes);
@@ -167,7 +168,7 @@ impl ServerConnection {
         }
     }
 
-    /// Whoever's key was struck off the list meanwhile is not served any more.
+    /// Ends the connection if the peer's key was removed from the allow-list meanwhile.
     fn check_key(&mut self, turn: &Turn<'_>) -> Result<(), CloseReason> {
         let (Some((client, seen)), Some(seal)) = (&mut self.client, &turn.context.config.seal)
         else {

@@ -29,7 +29,7 @@ pub(crate) struct StagedWrite {
     chunk: Option<Chunk>,
     /// Copies to the device that are under way.
     storing: u32,
-    /// The last byte of the payload is here.
+    /// The last byte of the payload has arrived.
     complete: bool,
 }
 
@@ -62,7 +62,7 @@ pub(crate) struct StagedRead {
 pub(crate) enum Next {
     /// Nothing yet.
     Wait,
-    /// This part of the payload, from that byte on; the last or not.
+    /// Send this part of the payload, from byte `base` of the request on; `more` says whether parts follow.
     Send {
         cursor: Cursor,
         base: u64,
@@ -120,7 +120,7 @@ impl StagedWrite {
         &self.range
     }
 
-    /// Payload that has come.
+    /// Bytes of payload that have arrived.
     pub(crate) fn received(&self) -> u64 {
         let filled = self
             .chunk
@@ -133,8 +133,8 @@ impl StagedWrite {
         self.chunk.as_mut().map(|chunk| &mut chunk.cursor)
     }
 
-    /// How many bytes there is host memory at the moment; none while the stage has no loan. Then the connection is resumed
-    /// once it has.
+    /// How many bytes of host memory the next chunk has left; none while the stage lends nothing, in which case the
+    /// connection is resumed once it does.
     pub(crate) fn room(&mut self, conn: ConnId, turn: &Turn<'_>) -> Option<usize> {
         if let Some(chunk) = &self.chunk {
             return Some(chunk.cursor.left() as usize);
@@ -250,7 +250,7 @@ impl StagedRead {
         self.send(id, staged, conn, turn)
     }
 
-    /// A chunk will never be out of the device.
+    /// The copy of a chunk out of the device has failed.
     pub(crate) fn failed(&mut self) {
         self.fetching = false;
     }
@@ -260,7 +260,7 @@ impl StagedRead {
         self.fetching
     }
 
-    /// The last chunk has left this process.
+    /// The last chunk was handed to the kernel.
     pub(crate) fn sent(&mut self, id: u64, conn: ConnId, turn: &Turn<'_>) -> Next {
         self.sending = false;
         match self.ready.take() {

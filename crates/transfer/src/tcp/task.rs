@@ -9,11 +9,11 @@ use crate::cause::Cause;
 use crate::job::{Job, Priority};
 use crate::mover::Notice;
 
-/// What a lane is asked to do.
+/// What a lane carries: one request, notice or probe.
 #[derive(Debug)]
 pub(crate) struct Task {
     pub(crate) peer: Incarnation,
-    /// Between which fences it was submitted.
+    /// The fence epoch that it was submitted in.
     pub(crate) epoch: u64,
     pub(crate) since: Instant,
     pub(crate) kind: TaskKind,
@@ -29,7 +29,7 @@ pub(crate) enum TaskKind {
         part: Part,
         deadline: Instant,
     },
-    /// See whether the peer answers.
+    /// Find out whether the peer answers.
     Probe { part: Part, deadline: Instant },
 }
 
@@ -80,7 +80,7 @@ impl Task {
         self.part().batch()
     }
 
-    /// Lets go of local memory, and tells how it ended.
+    /// Releases local memory, and reports how the task ended.
     pub(crate) fn end(self, outcome: Result<u64, Cause>) {
         let part = match self.kind {
             TaskKind::Job(Job { buffers, part, .. }) => {
@@ -93,7 +93,7 @@ impl Task {
     }
 }
 
-/// Tells how something ended. What a caller hooked to its batch runs in here: a panic of it is its own, not the loop's.
+/// Reports the end of a part. Hooks of its batch run in this call, and a panic of one must not end the loop.
 pub(crate) fn end(part: Part, outcome: Result<u64, Cause>) {
     let told = catch_unwind(AssertUnwindSafe(|| match outcome {
         Ok(bytes) => part.complete(bytes),

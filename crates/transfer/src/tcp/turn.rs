@@ -7,26 +7,26 @@ use super::initiator::FinishedTask;
 use super::loop_state::Command;
 use super::scheduler::{Credit, LaneId};
 
-/// What a turn of the loop works with, and what it leaves to be done after.
+/// The state that one turn of a loop works with, and what it leaves to be done afterwards.
 pub(crate) struct Turn<'a> {
     pub(crate) context: &'a Arc<TcpContext>,
-    /// Which loop this is.
+    /// The index of the loop.
     pub(crate) index: usize,
     pub(crate) now: Instant,
     pub(crate) ended: &'a mut Vec<FinishedTask>,
-    /// Lanes that stand now, with their credit.
+    /// Lanes that became ready in this turn, with their credit.
     pub(crate) ready: &'a mut Vec<(LaneId, Credit)>,
-    /// When the loop must look at its clocks again.
+    /// When the loop must check its deadlines again.
     pub(crate) wake: &'a mut Instant,
 }
 
 impl Turn<'_> {
-    /// Asks for a look at the clocks at `at`.
+    /// Has the loop check its deadlines at `at`.
     pub(crate) fn need(&mut self, at: Instant) {
         *self.wake = (*self.wake).min(at);
     }
 
-    /// A call, for any thread, that gives this loop a command.
+    /// A call that gives this loop a command, from any thread.
     pub(crate) fn command_with<T: Send + 'static>(
         &self,
         command: impl FnOnce(T) -> Command + Send + 'static,

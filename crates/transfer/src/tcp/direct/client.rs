@@ -1,4 +1,4 @@
-//! One borrowed connection, driven by its borrower.
+//! One borrowed connection, driven with blocking calls by the thread that borrowed it.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -26,19 +26,19 @@ use crate::tcp::send_queue::ZEROS;
 pub(super) struct ClientConnection {
     stream: Arc<TcpStream>,
     next_id: u64,
-    /// What the kernel was told, so that it is told again only when it changes: how long it may block, and from how many
-    /// bytes on it wakes a reader.
+    /// The socket options in force, so that they are set again only when they change: the timeout of blocking calls,
+    /// and the number of bytes from which on the kernel wakes a reader.
     timeout: Duration,
     receive_low_water: usize,
     idle_since: Instant,
-    /// Headers that go out.
+    /// Headers to be sent.
     head: Vec<u8>,
 }
 
-/// Why a line is of no more use: with what is to be told, unless the request can be tried again on a new one.
+/// Why a connection cannot be used any more, with the cause for the caller.
 #[derive(Debug)]
 pub(super) enum Failure {
-    /// The connection broke, and nothing of the request counts: it is a read, or no byte of it has gone out.
+    /// The connection broke, and the request can be tried again on a new one: it is a read, or no byte of it was sent.
     Retryable(Cause),
     Final(Cause),
 }
@@ -50,24 +50,24 @@ struct TimeLimits {
     silence: Duration,
 }
 
-/// A frame on its way out, without what the kernel has taken.
+/// A frame being sent: the part that the kernel has not taken yet.
 struct OutgoingFrame<'a> {
     head: &'a [u8],
     body: Cursor,
 }
 
-/// How much of a write has gone out.
+/// How much of a write was sent.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum SendProgress {
     Nothing,
-    /// Part of a header, which nothing can follow but its rest.
+    /// Part of a header. Only the rest of that header can follow.
     Torn,
-    /// Headers, and payload up to so many bytes before the end of a frame.
+    /// Headers, and payload up to this many bytes before the end of a frame.
     But(u64),
 }
 
 impl ClientConnection {
-    /// A connection that has been greeted.
+    /// A connection on which both greetings were exchanged.
     pub(super) fn new(stream: TcpStream) -> Self {
         let stream = Arc::new(stream);
         Self {
@@ -88,7 +88,7 @@ impl ClientConnection {
         self.idle_since
     }
 
-    /// Whether an idle connection is of no more use: no loop watches it, and there is nothing that it should receive.
+    /// Whether an idle connection has ended, or has received bytes that no request asked for. No loop watches it.
     pub(super) fn is_over(&self) -> bool {
         let seen = SockRef::from(&*self.stream).recv_with_flags(
             &mut [MaybeUninit::uninit()],
@@ -97,14 +97,14 @@ impl ClientConnection {
         !seen.is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
     }
 
-    /// Closes it and throws away what the kernel still has to send: nothing of a request that has failed goes out after
-    /// its caller was told. What the peer's kernel holds by then is its own; see rule 2 in the README.
+    /// Closes it and discards what the kernel has not sent yet: no byte of a failed request is sent after its caller
+    /// has the error. What the peer's kernel has received by then may still be applied; see rule 2 in the README.
     pub(super) fn abort(self) {
-        // Without it the close is a slower one, no worse than what a peer may see anyway.
+        // Without the option the kernel sends the rest first, which the peer must expect anyway.
         let _ = SockRef::from(&*self.stream).set_linger(Some(Duration::ZERO));
     }
 
-    /// Carries one request. An error ends the line.
+    /// Carries one request. After an error the connection is closed.
     pub(super) fn carry(
         &mut self,
         config: &TcpConfig,
@@ -154,9 +154,9 @@ impl ClientConnection {
         let mut cursor = Cursor::new(call.buffers.clone());
         self.begin_head(request);
         self.send_head(limits)?;
-        // A small answer is one frame and its acknowledgement: all of it is taken in one call, each part where it
-        // belongs. A refusal is shorter, and its last bytes lie where payload would have: of no meaning, like all
-        // memory of a failed read.
+        // A small answer is one frame and its acknowledgement: one call receives all of it, each part into its own
+        // buffer. A refusal is shorter, and its last bytes are received into the local ranges, whose contents are
+        // undefined after a failed read.
         if request.bytes <= SLICE_BYTES_MIN as u64 {
             return self.read_small(request, &mut cursor, limits);
         }
@@ -221,8 +221,8 @@ impl ClientConnection {
         }
     }
 
-    /// The answer to a small read is an acknowledgement alone, `got` bytes of which are taken: the first in `head`, the
-    /// others at the start of the payload's place, and behind that.
+    /// The answer to a small read is an acknowledgement alone, `got` bytes of which are received: the first in `head`,
+    /// the others at the start of the local ranges, and behind those in `tail`.
     fn refused(
         &mut self,
         head: &[u8; DATA_BYTES],
@@ -314,8 +314,8 @@ impl ClientConnection {
         Ok(())
     }
 
-    /// A write that was not over in time: as on a lane, the rest of its frame goes out as zeros, and then that it is
-    /// given up; the peer's word is waited for a little, after which it applies nothing more.
+    /// Gives up a write whose time has passed: the rest of its frame is sent as zeros, then `cancel`. Waits up to
+    /// `drain` for the target's answer, after which the target applies nothing more.
     fn take_back(&mut self, id: u64, owed: u64, drain: Duration) -> Result<Ack, Failure> {
         let limits = TimeLimits {
             until: now() + drain,
@@ -402,7 +402,7 @@ impl ClientConnection {
         }
     }
 
-    /// The payload of a frame, straight to its place; the start of what follows it goes to the inlet.
+    /// Receives the payload of a frame into the local ranges, and the start of what follows it into the receive buffer.
     fn fill(
         &mut self,
         cursor: &mut Cursor,
@@ -415,7 +415,7 @@ impl ClientConnection {
         cursor.copy_in(&received.bytes[..early]);
         received.take(early);
         let mut left = bytes - early;
-        // So many bytes come behind it whatever happens, so they can be waited for together with it.
+        // At least this many bytes follow in every case, so one call can wait for both.
         let behind = if data.last {
             ACK_BYTES
         } else {
@@ -438,7 +438,7 @@ impl ClientConnection {
         Ok(())
     }
 
-    /// Reads into ranges that the caller keeps, as soon as anything is there.
+    /// Receives into ranges that the caller keeps valid, as soon as any bytes have arrived.
     fn receive(&mut self, vectors: &mut Vectors, limits: TimeLimits) -> Result<usize, Failure> {
         self.check_deadline(limits)?;
         self.set_receive_low_water(1)?;
@@ -446,8 +446,8 @@ impl ClientConnection {
             .map_err(|error| limits.broken(&error))
     }
 
-    /// The same once `bytes` are there, unless the connection ends: to be woken for each segment costs both sides more
-    /// than its copy.
+    /// The same once `bytes` bytes have arrived, or the connection has ended. A wake for each segment costs both ends
+    /// more than the copy of its bytes.
     fn receive_many(
         &mut self,
         vectors: &mut Vectors,
@@ -456,7 +456,7 @@ impl ClientConnection {
     ) -> Result<usize, Failure> {
         self.check_deadline(limits)?;
         self.set_receive_low_water(bytes)?;
-        // A read that blocks would wait for so many beyond those that it has taken already, and may wait for ever.
+        // A blocking receive would wait for this many bytes beyond those it has already taken, possibly for ever.
         let ready =
             wait_readable(self.stream.as_fd(), self.timeout).and_then(|ready| match ready {
                 true => self.receive_now(vectors, libc::MSG_DONTWAIT),
@@ -485,7 +485,7 @@ impl ClientConnection {
         Ok(())
     }
 
-    /// Before every call that may block: that it blocks no longer than there is time, however little it did before.
+    /// Sets the timeout of the next blocking call to the time left; an error when there is none.
     fn check_deadline(&mut self, limits: TimeLimits) -> Result<(), Failure> {
         let left = now().until(limits.until);
         if left.is_zero() {
@@ -499,7 +499,7 @@ impl ClientConnection {
     }
 
     fn set_timeout(&mut self, limit: Duration) -> Result<(), Failure> {
-        // Rounded up, so that calls with the same patience find it set.
+        // Rounded up, so that calls with the same limits find the option already set.
         let granule = if limit < Duration::from_secs(1) {
             1
         } else {
@@ -519,7 +519,7 @@ impl ClientConnection {
 }
 
 impl TimeLimits {
-    /// What it means that the kernel did not do it.
+    /// The failure that an error of the kernel stands for.
     fn broken(self, error: &io::Error) -> Failure {
         Failure::Final(match error.kind() {
             io::ErrorKind::WouldBlock if now() < self.until => Cause::TimedOut(Deadline::Progress),
@@ -530,7 +530,7 @@ impl TimeLimits {
 }
 
 impl Failure {
-    /// The request can be tried again if it was the connection that broke.
+    /// Lets the request be tried again, if the connection broke.
     fn without_effect(self) -> Self {
         match self {
             Self::Final(cause @ Cause::Lost(_)) => Self::Retryable(cause),
@@ -539,7 +539,7 @@ impl Failure {
     }
 }
 
-/// What was read behind a payload.
+/// Bytes that were received behind a payload.
 #[derive(Debug)]
 struct ReceiveBuffer {
     bytes: [u8; 256],

@@ -1,4 +1,4 @@
-//! A new connection, up to the greetings.
+//! A new connection, up to the exchange of greetings.
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -15,7 +15,7 @@ use crate::segment::Segment;
 use crate::tcp::context::TcpContext;
 use crate::tcp::seal::SealError;
 
-/// The first of the peer's addresses that answers.
+/// Connects to the first of the peer's addresses that answers.
 pub(super) fn connect(
     context: &TcpContext,
     segment: &Segment,
@@ -51,7 +51,7 @@ fn greet(
         TcpStream::connect_timeout(&address, now().until(until)).map_err(unreachable)?;
     set_options(&stream, context.config.buffer_bytes(address.ip())).map_err(unreachable)?;
     let hello = context.greeting(segment.incarnation, Features::default());
-    // It is far shorter than the empty buffer that it goes to, so it does not block.
+    // The greeting is far shorter than the empty send buffer, so the call does not block.
     stream.write_all(&hello.to_bytes()).map_err(unreachable)?;
     let answer = read_greeting(&mut stream, until).map_err(unreachable)?;
     let answer =
@@ -68,7 +68,7 @@ fn greet(
     Ok(ClientConnection::new(stream))
 }
 
-/// All of it by `until`, however few bytes come at a time.
+/// Receives the whole greeting by `until`, however few bytes arrive at a time.
 fn read_greeting(stream: &mut TcpStream, until: Instant) -> io::Result<[u8; GREETING_BYTES]> {
     let mut answer = [0; GREETING_BYTES];
     let mut got = 0;
@@ -81,7 +81,7 @@ fn read_greeting(stream: &mut TcpStream, until: Instant) -> io::Result<[u8; GREE
         match stream.read(&mut answer[got..]) {
             Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
             Ok(count) => got += count,
-            // The clock is asked again.
+            // The time left is computed again.
             Err(error)
                 if matches!(
                     error.kind(),

@@ -1,14 +1,14 @@
-//! Which work a fence waits for.
+//! The tasks that a fence waits for.
 
 use std::collections::VecDeque;
 
 use super::Action;
 use crate::batch::{BatchId, Part};
 
-/// Unfinished work of one peer by epoch; a fence ends one.
+/// Unfinished tasks of one peer by epoch; a fence ends an epoch.
 #[derive(Debug)]
 pub(super) struct Fences {
-    /// From the oldest that is not over to the one that work enters now; never empty.
+    /// From the oldest unfinished epoch to the one that new tasks enter; never empty.
     epochs: VecDeque<Epoch>,
     /// The number of the oldest.
     first: u64,
@@ -17,9 +17,9 @@ pub(super) struct Fences {
 #[derive(Debug, Default)]
 struct Epoch {
     unfinished: usize,
-    /// A fence has ended it: no work enters any more.
+    /// A fence has ended it: no task enters any more.
     fenced: bool,
-    /// Who waits at that fence; none when it was given up.
+    /// The part that the fence completes; none when it was cancelled.
     waiting: Option<Part>,
 }
 
@@ -31,14 +31,14 @@ impl Fences {
         }
     }
 
-    /// Work has come; says in which epoch.
+    /// Counts a new task; returns its epoch.
     pub(super) fn enter(&mut self) -> u64 {
         let last = self.epochs.len() - 1;
         self.epochs[last].unfinished += 1;
         self.first + last as u64
     }
 
-    /// Work of an epoch is over.
+    /// A task of an epoch has ended.
     pub(super) fn leave(&mut self, epoch: u64, actions: &mut Vec<Action>) {
         let index = (epoch - self.first) as usize;
         self.epochs[index].unfinished -= 1;
@@ -54,7 +54,7 @@ impl Fences {
         self.pass(actions);
     }
 
-    /// Nobody waits for the fences of a batch any more.
+    /// Cancels the fences of a batch.
     pub(super) fn cancel(&mut self, batch: BatchId, actions: &mut Vec<Action>) {
         for epoch in &mut self.epochs {
             actions.extend(
@@ -66,7 +66,7 @@ impl Fences {
         }
     }
 
-    /// Whether all work is over.
+    /// Whether every task has ended.
     pub(super) fn are_quiet(&self) -> bool {
         self.epochs.iter().all(|epoch| epoch.unfinished == 0)
     }

@@ -1,4 +1,4 @@
-//! The table of lanes: which stand, what is on them, and what follows when one is gone.
+//! The table of lanes: which are ready, what each carries, and what follows when one is closed.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use super::{Action, Finished, Moved, Scheduler};
 use crate::cause::Cause;
 use crate::tcp::task::Task;
 
-/// One connection to a peer, from the order to connect until it is gone; never used again.
+/// Names one connection to a peer, from the action that opens it until it is closed; never used again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct LaneId(pub(crate) u64);
 
@@ -21,43 +21,43 @@ pub(super) struct Lane {
     pub(super) loop_index: usize,
     route: Route,
     ready: bool,
-    /// The peer has answered something on it.
+    /// The peer has answered a request on it.
     answered: bool,
     pub(super) in_flight: usize,
     pub(super) bytes: u64,
     credit: Credit,
 }
 
-/// What a peer lets one lane have under way.
+/// What a peer allows one lane to have under way.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Credit {
     pub(crate) requests: usize,
     pub(crate) bytes: u64,
 }
 
-/// A lane that is gone.
+/// A lane that was closed.
 #[derive(Debug)]
 pub(crate) struct LostLane {
     pub(crate) lane: LaneId,
     pub(crate) why: LaneEnd,
-    /// What it carried, as far as it can be begun again.
+    /// Tasks of the lane that can be started again.
     pub(crate) again: Vec<Task>,
-    /// The epochs of work that failed with it.
+    /// The fence epochs of the tasks that failed with it.
     pub(crate) failed: Vec<u64>,
 }
 
-/// Why a lane is gone.
+/// Why a lane was closed.
 #[derive(Debug)]
 pub(crate) enum LaneEnd {
     Idle,
-    /// It broke, or never stood.
+    /// It broke, or never became ready.
     Peer(Cause),
-    /// Somebody else answers at the peer's addresses.
+    /// Another process answers at the peer's addresses.
     Gone(Cause),
 }
 
 impl Scheduler {
-    /// Lanes by loop.
+    /// The number of lanes of each loop.
     pub(crate) fn lanes_by_loop(&self) -> Vec<usize> {
         let mut lanes = vec![0; self.limits.loops];
         self.lanes
@@ -66,7 +66,7 @@ impl Scheduler {
         lanes
     }
 
-    /// A lane stands.
+    /// A lane is ready.
     pub(crate) fn lane_ready(
         &mut self,
         lane: LaneId,
@@ -94,7 +94,7 @@ impl Scheduler {
         self.serve(now, actions);
     }
 
-    /// A lane is gone.
+    /// A lane was closed.
     pub(crate) fn lane_lost(&mut self, lost: LostLane, now: Instant, actions: &mut Vec<Action>) {
         let Some(lane) = self.lanes.remove(&lost.lane) else {
             return;
@@ -117,7 +117,7 @@ impl Scheduler {
                     &mut self.counters.connect_failed
                 };
                 *counter += 1;
-                // A peer that greets and then drops whoever asks for something is as good as none.
+                // A peer that greets and then closes at the first request counts as one that cannot be reached.
                 if !lane.ready || lane.in_flight > 0 && !lane.answered {
                     peer.routes
                         .failed(lane.route, now, self.limits.address_rest);
@@ -143,7 +143,8 @@ impl Scheduler {
         self.wake_when_due(actions);
     }
 
-    /// The ready lane with the least to do that may take what is next in line, and how much that is.
+    /// The ready lane with the fewest bytes under way that has credit for the next queued task, and its number of
+    /// tasks.
     pub(super) fn best_lane(&self, incarnation: Incarnation) -> Option<(LaneId, usize)> {
         let peer = self.peers.get(&incarnation)?;
         let next_bytes = peer.front()?.bytes();
@@ -153,7 +154,7 @@ impl Scheduler {
             .map(|(id, lane)| (id, lane.in_flight))
     }
 
-    /// Orders one more lane, unless there are enough, one is on its way, or the peer rests.
+    /// Opens one more lane, unless there are enough, one is being opened, or the peer rests.
     pub(super) fn open_lane(
         &mut self,
         incarnation: Incarnation,
@@ -199,7 +200,7 @@ impl Scheduler {
         });
     }
 
-    /// Work has left its lane.
+    /// A task has left its lane.
     pub(super) fn leave_lane(&mut self, lane: LaneId, done: &Finished) {
         if let Some(entry) = self.lanes.get_mut(&lane) {
             entry.in_flight -= 1;

@@ -1,6 +1,7 @@
-//! Who goes next, and on which lane: the queues of all peers, the limit on transfers under way, and the table of lanes.
+//! Decides which task goes next, and on which lane: the queues of all peers, the limit on transfers under way, and the
+//! table of lanes.
 //!
-//! Pure: it takes what happened and the time, and gives orders. The loops carry them out.
+//! Pure: it takes events and the time, and returns actions, which the loops perform.
 
 mod fences;
 mod lanes;
@@ -29,13 +30,13 @@ use crate::segment::Segment;
 use lanes::Lane;
 use peer::PeerQueue;
 
-/// The books of one TCP mover.
+/// The scheduler of one TCP mover.
 #[derive(Debug)]
 pub(crate) struct Scheduler {
     limits: Limits,
     active: usize,
     peers: BTreeMap<Incarnation, PeerQueue>,
-    /// Peers with work in line that a lane could take, each once.
+    /// Peers with queued tasks that a lane could take, each once.
     ring: VecDeque<Incarnation>,
     next_loop: usize,
     next_lane: u64,
@@ -57,27 +58,27 @@ pub(crate) struct Limits {
     pub(crate) local: Vec<IpAddr>,
 }
 
-/// Peers of which the books are kept although nothing is under way.
+/// The most peers that are remembered without anything under way.
 const PEERS_KEPT: usize = 4096;
 
-/// What became of connections.
+/// Counters of a mover's connections.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LaneCounters {
-    /// Lanes that came to stand.
+    /// Lanes that became ready.
     pub created: u64,
-    /// Transfers that found a lane standing.
+    /// Tasks that were given to a ready lane.
     pub reused: u64,
-    /// Attempts to connect that came to nothing.
+    /// Failed attempts to connect.
     pub connect_failed: u64,
-    /// Transfers begun again on another lane.
+    /// Tasks that were started again on another lane.
     pub retries: u64,
-    /// Lanes closed because they had no work.
+    /// Lanes that were closed because they were idle.
     pub closed_idle: u64,
-    /// Lanes that the peer, or the way to it, ended.
+    /// Lanes that the peer or the network closed.
     pub closed_peer: u64,
 }
 
-/// What a loop shall do.
+/// What the mover has to do.
 #[derive(Debug)]
 pub(crate) enum Action {
     /// Open a lane.
@@ -87,40 +88,40 @@ pub(crate) enum Action {
         peer: Arc<Segment>,
         route: Route,
     },
-    /// Begin work on a lane.
+    /// Start a task on a lane.
     Start {
         loop_index: usize,
         lane: LaneId,
         task: Task,
     },
-    /// End work that never began.
+    /// End a task that was not started.
     Fail { task: Task, cause: Cause },
-    /// A fence is reached.
+    /// Complete a fence.
     Fenced(Part),
-    /// A queue that was full has room.
+    /// Wake the submitters: a full queue has room again.
     Room,
-    /// A fence that nobody waits for any more.
+    /// End a fence as cancelled.
     GiveUp(Part),
-    /// Come back at this time.
+    /// Call `tick` at this time.
     Wake(Instant),
 }
 
-/// Work that is over, for the books.
+/// A task that has ended, for the counters.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Finished {
     pub(crate) peer: Incarnation,
     pub(crate) epoch: u64,
-    /// What its lane counted for it.
+    /// The bytes that its lane counted for it.
     pub(crate) bytes: u64,
     pub(crate) moved: Moved,
 }
 
-/// What finished work brought.
+/// How a task ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Moved {
-    /// It was given up without a word of the peer.
+    /// It was given up before the peer answered.
     Nothing,
-    /// The peer said no.
+    /// The peer refused it.
     Refused,
     Read(u64),
     Written(u64),
@@ -180,12 +181,12 @@ impl Scheduler {
         self.active
     }
 
-    /// Transfers in line.
+    /// Queued transfers.
     pub(crate) fn pending(&self) -> usize {
         self.peers.values().map(PeerQueue::queued).sum()
     }
 
-    /// How long the oldest transfer in line has waited.
+    /// How long the oldest queued transfer has waited.
     pub(crate) fn oldest_pending(&self, now: Instant) -> Duration {
         self.peers
             .values()
@@ -212,14 +213,15 @@ impl Scheduler {
             })
     }
 
-    /// Bytes in line for a peer when its queue takes no more; none when it does. Once full, it takes none until a quarter
-    /// of it is free: those who wait are woken together then, not all of them for each piece that leaves.
+    /// The bytes queued for a peer when its queue is full; none when it has room. A full queue takes nothing until a
+    /// quarter of it is free: the waiting submitters are woken together then, not all of them for each task that
+    /// leaves.
     pub(crate) fn full(&mut self, segment: &Segment) -> Option<u64> {
         let peer = self.peers.get_mut(&segment.incarnation)?;
         peer.hold_back(&self.limits).then_some(peer.queued_bytes())
     }
 
-    /// Takes work in, in order.
+    /// Queues tasks, in order.
     pub(crate) fn submit(
         &mut self,
         segment: &Arc<Segment>,
@@ -252,7 +254,7 @@ impl Scheduler {
         }
     }
 
-    /// Completes `part` when everything submitted before is over.
+    /// Completes `part` when every task submitted before has ended.
     pub(crate) fn fence(&mut self, segment: &Arc<Segment>, part: Part, actions: &mut Vec<Action>) {
         match self.peers.get_mut(&segment.incarnation) {
             Some(peer) => peer.fences.fence(part, actions),
@@ -260,7 +262,7 @@ impl Scheduler {
         }
     }
 
-    /// Work is over, however it ended: its slot passes to whoever is next.
+    /// A task has ended: its slot passes to the next one.
     pub(crate) fn finished(
         &mut self,
         lane: LaneId,
@@ -280,19 +282,19 @@ impl Scheduler {
         self.serve(now, actions);
     }
 
-    /// A transfer that its caller drove itself is over.
+    /// Counts a transfer that its caller drove itself.
     pub(crate) fn count_direct(&mut self, segment: &Arc<Segment>, moved: Moved) {
         moved.count(&mut self.peer(segment).stats);
     }
 
-    /// Work whose lane was gone before the order to begin it arrived.
+    /// Queues tasks again whose lane was closed before they arrived there.
     pub(crate) fn put_back(&mut self, tasks: Vec<Task>, now: Instant, actions: &mut Vec<Action>) {
         self.take_back(tasks, actions);
         self.serve(now, actions);
         self.wake_when_due(actions);
     }
 
-    /// Gives up a batch: what of it is in line, and its fences.
+    /// Cancels the queued tasks of a batch, and its fences.
     pub(crate) fn cancel(&mut self, batch: BatchId, actions: &mut Vec<Action>) {
         for peer in self.peers.values_mut() {
             peer.fail_queued(
@@ -304,7 +306,7 @@ impl Scheduler {
         }
     }
 
-    /// Time has passed: work whose deadline is over leaves the queues, and peers that rested are tried again.
+    /// Ends queued tasks whose deadline has passed, and tries peers again whose pause is over.
     pub(crate) fn tick(&mut self, now: Instant, actions: &mut Vec<Action>) {
         for (incarnation, peer) in &mut self.peers {
             let late = peer
@@ -325,7 +327,7 @@ impl Scheduler {
         self.wake_when_due(actions);
     }
 
-    /// Takes no more work, and ends what waits.
+    /// Takes no more tasks, and ends the queued ones.
     pub(crate) fn close(&mut self, actions: &mut Vec<Action>) {
         self.closed = true;
         for peer in self.peers.values_mut() {
@@ -334,7 +336,7 @@ impl Scheduler {
         }
     }
 
-    /// The books of a peer, opened if there are none. Those of many peers that are long gone make room first.
+    /// The queue of a peer, made if there is none. When there are too many, those of idle peers go first.
     fn peer(&mut self, segment: &Arc<Segment>) -> &mut PeerQueue {
         if self.peers.len() >= PEERS_KEPT && !self.peers.contains_key(&segment.incarnation) {
             self.peers.retain(|_, peer| !peer.is_idle());
@@ -350,7 +352,7 @@ impl Scheduler {
         peer
     }
 
-    /// Puts work that has left the line back in front of it, unless nobody wants it any more; says how much of it.
+    /// Puts tasks back at the front of their queues, unless they were cancelled; returns how many.
     fn take_back(&mut self, tasks: Vec<Task>, actions: &mut Vec<Action>) -> u64 {
         let mut taken = 0;
         for task in tasks.into_iter().rev() {
@@ -358,8 +360,8 @@ impl Scheduler {
             let Some(peer) = self.peers.get_mut(&incarnation) else {
                 continue;
             };
-            // A cancellation marks the batch before it looks for its work in line: whichever came first, one of the two
-            // finds it.
+            // A cancellation marks the batch before it searches the queues: whichever of the two comes first, the task
+            // is found.
             let over = if self.closed {
                 Some(Cause::Closed)
             } else {
@@ -382,7 +384,7 @@ impl Scheduler {
         actions.extend(waiting.map(PeerQueue::next_due).min().map(Action::Wake));
     }
 
-    /// Puts a peer in the ring if it has work in line.
+    /// Puts a peer in the ring if it has queued tasks.
     fn ring_peer(&mut self, incarnation: Incarnation) {
         if let Some(peer) = self.peers.get_mut(&incarnation)
             && !peer.in_ring
@@ -393,7 +395,7 @@ impl Scheduler {
         }
     }
 
-    /// Gives free slots to the peers in turn, one piece of work each.
+    /// Gives free slots to the peers in turn, one task each.
     fn serve(&mut self, now: Instant, actions: &mut Vec<Action>) {
         while self.active < self.limits.max_transfers {
             let Some(incarnation) = self.ring.pop_front() else {

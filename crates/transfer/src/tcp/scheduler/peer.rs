@@ -1,4 +1,4 @@
-//! The books of one peer: what waits for it, and what is under way.
+//! The queue of one peer, and what the scheduler counts for it.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ pub(super) struct PeerQueue {
     urgent: VecDeque<Task>,
     normal: VecDeque<Task>,
     queued_bytes: u64,
-    /// The queue was full: nobody is let in before it has room for many.
+    /// The queue was full: submitters wait until a quarter of it is free.
     held_back: bool,
     pub(super) in_ring: bool,
     pub(super) lanes: Vec<LaneId>,
@@ -52,7 +52,7 @@ impl PeerQueue {
         self.routes = Routes::new(segment, limits, rng.split());
     }
 
-    /// Whether nothing is lost when its books are closed, except the counts in them.
+    /// Whether it can be forgotten: nothing but its counters is lost.
     pub(super) fn is_idle(&self) -> bool {
         self.lanes.is_empty() && self.queued() == 0 && self.fences.are_quiet()
     }
@@ -65,7 +65,7 @@ impl PeerQueue {
         self.queued_bytes
     }
 
-    /// Work that its lines have room for as they are.
+    /// Tasks that its queues have memory for.
     #[cfg(test)]
     pub(super) fn room(&self) -> usize {
         self.urgent.capacity() + self.normal.capacity()
@@ -76,7 +76,7 @@ impl PeerQueue {
         self.urgent.front().or_else(|| self.normal.front())
     }
 
-    /// When the oldest piece of work in line was submitted.
+    /// When the oldest queued task was submitted.
     pub(super) fn oldest(&self) -> Option<Instant> {
         [&self.urgent, &self.normal]
             .into_iter()
@@ -104,14 +104,14 @@ impl PeerQueue {
         Some(task)
     }
 
-    /// Whether the line takes no more.
+    /// Whether the queue takes no more tasks.
     pub(super) fn hold_back(&mut self, limits: &Limits) -> bool {
         self.held_back |=
             self.queued_bytes >= limits.queue_bytes || self.queued() >= limits.queue_entries;
         self.held_back
     }
 
-    /// Tells those who were held back, if there is room for many.
+    /// Wakes the waiting submitters, once a quarter of the queue is free.
     pub(super) fn let_in(&mut self, limits: &Limits, actions: &mut Vec<Action>) {
         let bytes_low = limits.queue_bytes - limits.queue_bytes / 4;
         let entries_low = limits.queue_entries - limits.queue_entries / 4;
@@ -121,7 +121,7 @@ impl PeerQueue {
         }
     }
 
-    /// Ends the work in line of which `over` tells why.
+    /// Ends the queued tasks for which `over` gives a cause.
     pub(super) fn fail_queued(
         &mut self,
         over: impl Fn(&Task) -> Option<Cause>,
@@ -136,7 +136,7 @@ impl PeerQueue {
             return;
         }
         self.queued_bytes = 0;
-        // With the room that they took: a peer that is down keeps none.
+        // Their memory is freed with them, so that a peer that is down keeps none.
         for task in std::mem::take(&mut self.urgent)
             .into_iter()
             .chain(std::mem::take(&mut self.normal))
@@ -148,14 +148,14 @@ impl PeerQueue {
         }
     }
 
-    /// Ends one piece of work that is in no line.
+    /// Ends one task that is in no queue.
     pub(super) fn fail(&mut self, task: Task, cause: Cause, actions: &mut Vec<Action>) {
         self.fences.leave(task.epoch, actions);
         self.stats.failed += 1;
         actions.push(Action::Fail { task, cause });
     }
 
-    /// A lane is gone; with the last one goes the room of the lines, which grew with what went over it.
+    /// A lane is closed. With the last one the memory of the queues is freed, which grew with the traffic.
     pub(super) fn leave_lane(&mut self, lane: LaneId) {
         self.lanes.retain(|id| *id != lane);
         if self.lanes.is_empty() && self.queued() == 0 {
@@ -163,7 +163,7 @@ impl PeerQueue {
         }
     }
 
-    /// When something is to be done without anything happening.
+    /// The next time at which something is due for this peer.
     pub(super) fn next_due(&self) -> Instant {
         let deadline = self
             .urgent
@@ -172,7 +172,7 @@ impl PeerQueue {
             .map(Task::deadline)
             .min()
             .unwrap_or(Instant::NEVER);
-        // With a lane on its way, or standing, nothing is to be done before a deadline.
+        // While a lane is open or connecting, only deadlines are due.
         if self.lanes.is_empty() {
             deadline.min(self.routes.retry_at())
         } else {

@@ -1,4 +1,4 @@
-//! The ways to one peer, and which of them is tried next.
+//! The routes to one peer, and the order in which they are tried.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
@@ -8,25 +8,25 @@ use slackwater_base::{Backoff, Instant, Rng};
 use super::Limits;
 use crate::segment::Segment;
 
-/// One way to a peer: an address of this host, where that is chosen, and one of the peer's.
+/// One route to a peer: an address of this host, where one is configured, and an address of the peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Route {
-    /// None for whichever the kernel takes.
+    /// None lets the kernel choose.
     pub(crate) from: Option<IpAddr>,
     pub(crate) to: SocketAddr,
 }
 
-/// The ways to one peer. They are taken in turn, so lanes spread over them; one that fails rests while others are tried,
-/// and when all have failed there is a pause, which grows until the peer has answered something.
+/// The routes to one peer. Lanes take them in turn. A route that fails rests while others are tried; when all have
+/// failed there is a pause, which grows until the peer has answered a request.
 #[derive(Debug)]
 pub(super) struct Routes {
     states: Vec<RouteState>,
     next: usize,
     backoff: Backoff,
     jitter: Rng,
-    /// How often all ways failed since the peer answered something.
+    /// How often all routes have failed since the peer last answered.
     failures: u32,
-    /// Not before this.
+    /// The end of the pause.
     retry_at: Instant,
 }
 
@@ -57,7 +57,7 @@ impl Routes {
         }
     }
 
-    /// The way to try now; none during a pause.
+    /// The route to try now; none during a pause.
     pub(super) fn pick(&mut self, now: Instant) -> Option<Route> {
         if self.retry_at > now {
             return None;
@@ -69,12 +69,13 @@ impl Routes {
         Some(self.states[index].route)
     }
 
-    /// When the next try may be.
+    /// The end of the pause.
     pub(super) fn retry_at(&self) -> Instant {
         self.retry_at
     }
 
-    /// A connection stands there. That alone is no success: a peer may greet, and drop whoever asks for something.
+    /// A connection was made. That does not end the growth of the pauses: a peer may greet and then close the
+    /// connection at the first request.
     pub(super) fn stood(&mut self, route: Route) {
         self.retry_at = Instant::ZERO;
         self.states
@@ -83,7 +84,7 @@ impl Routes {
             .for_each(|state| state.rests_until = Instant::ZERO);
     }
 
-    /// No connection came to stand there, or it broke before anything was answered.
+    /// No connection could be made, or it broke before a request was answered.
     pub(super) fn failed(&mut self, route: Route, now: Instant, rest: Duration) {
         self.states
             .iter_mut()
@@ -100,13 +101,14 @@ impl Routes {
         self.failures = self.failures.saturating_add(1);
     }
 
-    /// The peer has answered something.
+    /// The peer has answered a request.
     pub(super) fn answered(&mut self) {
         self.failures = 0;
     }
 }
 
-/// The ways to one address: from each local address of its family that reaches as far, or from whichever the kernel takes.
+/// The routes to one address: from each configured local address of the same family and reach, or from the one that the
+/// kernel chooses.
 fn routes_to(to: SocketAddr, local: &[IpAddr]) -> Vec<Route> {
     let fits = |from: &&IpAddr| {
         from.is_ipv4() == to.is_ipv4() && from.is_loopback() == to.ip().is_loopback()

@@ -526,8 +526,22 @@ impl Net {
 
     /// Closes a connection; what was attached to it, if there was one.
     fn remove(&mut self, conn: ConnId) -> Option<u32> {
-        entry(&mut self.conns, conn)?;
         // Closing the descriptor takes it out of the kernel's interest list.
+        self.take(conn).map(|gone| gone.attached)
+    }
+
+    /// The stream of a connection that this loop forgets.
+    pub(crate) fn take_stream(&mut self, conn: ConnId) -> Option<Stream> {
+        self.take(conn).map(|gone| gone.stream)
+    }
+
+    pub(crate) fn registry(&self) -> &Registry {
+        &self.registry
+    }
+
+    /// Takes a connection out of the table, with everything that the loop keeps for it.
+    fn take(&mut self, conn: ConnId) -> Option<Conn> {
+        entry(&mut self.conns, conn)?;
         self.counters.socket_calls.add_alone(1);
         let mut gone = self.conns.remove(conn.index());
         if let Some(outbox) = gone.outbox.take() {
@@ -540,7 +554,7 @@ impl Net {
             self.limiter.leave(source, self.now);
         }
         self.accept_due |= self.accept_held;
-        Some(gone.attached)
+        Some(gone)
     }
 }
 

@@ -4,6 +4,7 @@
 //! ([`Protocol::ready`](crate::Protocol::ready)); the protocol reads and writes until the kernel has no more, or until
 //! it has had its share of the turn and asks with [`Net::serve_again`] to be called after the others.
 
+use std::net::TcpStream;
 use std::os::fd::BorrowedFd;
 
 use crate::{ConnId, Net};
@@ -37,6 +38,15 @@ impl Net {
     #[must_use]
     pub fn descriptor(&mut self, conn: ConnId) -> Option<BorrowedFd<'_>> {
         self.entry(conn).map(|entry| entry.stream.descriptor())
+    }
+
+    /// Gives a connection away, to be adopted by another loop: this one forgets it, and the kernel reports nothing of it
+    /// here any more. None when it is gone, or not a TCP connection, or the kernel refuses; it is closed then.
+    pub fn release(&mut self, conn: ConnId) -> Option<TcpStream> {
+        let mut stream = self.take_stream(conn)?;
+        // A duplicate of the descriptor would stay in the interest list, and wake this loop at every edge.
+        stream.deregister(self.registry()).ok()?;
+        stream.into_tcp()
     }
 
     /// Calls [`Protocol::ready`](crate::Protocol::ready) of a raw connection again, after all others that are due.

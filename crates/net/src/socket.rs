@@ -2,7 +2,7 @@
 
 use std::io::{self, IoSlice, Read, Write};
 use std::net::SocketAddr;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::path::Path;
 use std::time::Duration;
@@ -140,6 +140,21 @@ impl Stream {
         match self {
             Stream::Tcp(stream) => registry.register(stream, token, interest),
             Stream::Unix(stream) => registry.register(stream, token, interest),
+        }
+    }
+
+    pub(crate) fn deregister(&mut self, registry: &Registry) -> io::Result<()> {
+        match self {
+            Stream::Tcp(stream) => registry.deregister(stream),
+            Stream::Unix(stream) => registry.deregister(stream),
+        }
+    }
+
+    /// The TCP connection that it is; none for a Unix socket.
+    pub(crate) fn into_tcp(self) -> Option<std::net::TcpStream> {
+        match self {
+            Stream::Tcp(stream) => Some(OwnedFd::from(stream).into()),
+            Stream::Unix(_) => None,
         }
     }
 

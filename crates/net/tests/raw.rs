@@ -111,3 +111,95 @@ fn a_raw_connection_is_served_in_shares_until_its_end() {
     assert!(looping.downgrade().upgrade().is_some());
     looping.stop();
 }
+
+/// Takes connections in and gives them to the other loop.
+enum Pass {
+    First {
+        to: Loop<Pass>,
+        told: Sender<Endpoint>,
+    },
+    Second {
+        told: Sender<Vec<u8>>,
+    },
+}
+
+enum PassCommand {
+    Listen,
+    Adopt(TcpStream),
+}
+
+impl Protocol for Pass {
+    type Command = PassCommand;
+
+    fn handle(&mut self, net: &mut Net, event: Event<'_, PassCommand>) {
+        match (self, event) {
+            (Pass::First { told, .. }, Event::Command(PassCommand::Listen)) => {
+                let listen = Listen {
+                    endpoint: Endpoint::Tcp("127.0.0.1:0".parse().unwrap()),
+                    shared: false,
+                    access: UnixAccess::default(),
+                };
+                told.send(net.listen(&listen).unwrap().1).unwrap();
+            }
+            (Pass::First { to, .. }, Event::Accepted { conn, .. }) => {
+                let stream = net.release(conn).unwrap();
+                to.command(PassCommand::Adopt(stream));
+            }
+            (Pass::Second { .. }, Event::Command(PassCommand::Adopt(stream))) => {
+                let conn = net.adopt(stream).unwrap();
+                net.take_over(conn);
+            }
+            _ => panic!("no other events are expected"),
+        }
+    }
+
+    fn ready(&mut self, net: &mut Net, conn: ConnId, readiness: Readiness) {
+        let Pass::Second { told } = self else {
+            panic!("the first loop has given its connections away")
+        };
+        if !readiness.readable {
+            return;
+        }
+        let mut buffer = [0; 16];
+        match recv(
+            net.descriptor(conn).unwrap(),
+            &mut buffer[..],
+            RecvFlags::empty(),
+        ) {
+            Ok((count, _)) => told.send(buffer[..count].to_vec()).unwrap(),
+            Err(Errno::AGAIN) => {}
+            Err(error) => panic!("{error}"),
+        }
+    }
+}
+
+/// A connection was given to another loop as a duplicate of its descriptor, and the descriptor was closed. The duplicate
+/// kept the connection in the interest list of the first loop, which was woken by every byte for the second.
+#[test]
+fn a_connection_given_to_another_loop_wakes_only_that_one() {
+    let (told, bytes) = channel();
+    let start = |name, pass| Loop::start(name, Clock::start(), Limits::default(), pass).unwrap();
+    let second = start("second", Pass::Second { told });
+    let (told, addresses) = channel();
+    let to = second.clone();
+    let first = start("first", Pass::First { to, told });
+    first.command(PassCommand::Listen);
+    let Endpoint::Tcp(address) = addresses.recv_timeout(SECONDS).unwrap() else {
+        panic!("a TCP address")
+    };
+    let mut stream = TcpStream::connect(address).unwrap();
+    let mut exchange = |byte: u8| {
+        stream.write_all(&[byte]).unwrap();
+        assert_eq!(bytes.recv_timeout(SECONDS).unwrap(), [byte]);
+    };
+    exchange(0);
+    let before = first.counters().events.get();
+    (1..=100).for_each(&mut exchange);
+    // An event that the kernel has for the first loop is there by now: its edge came before that of the second.
+    first.command(PassCommand::Listen);
+    addresses.recv_timeout(SECONDS).unwrap();
+    let after = first.counters().events.get();
+    assert!(after <= before + 1, "{} events", after - before);
+    first.stop();
+    second.stop();
+}

@@ -283,15 +283,12 @@ impl LoopState {
         let Some(target) = self.context.event_loop(to) else {
             return;
         };
-        let Some(Ok(socket)) = net.descriptor(id).map(|socket| socket.try_clone_to_owned()) else {
+        let Some(conn) = slot.take() else { return };
+        // Without a stream the connection is closed, and its peer connects again.
+        let Some(stream) = net.release(id) else {
             return;
         };
-        let Some(conn) = slot.take() else { return };
-        net.abort(id);
-        target.command(Command::Adopt {
-            stream: socket.into(),
-            conn,
-        });
+        target.command(Command::Adopt { stream, conn });
     }
 
     /// Takes a connection over: from now on this type reads and writes it.
@@ -477,7 +474,7 @@ impl LoopState {
             CloseReason::Limit(why) => (&self.context.refused.limits, *why),
             CloseReason::KeyRevoked => (
                 &self.context.refused.peers,
-                "its key is not in the list any more",
+                "its key was removed from the allow-list",
             ),
             CloseReason::Lost(_)
             | CloseReason::Gone(_)

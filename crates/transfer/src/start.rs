@@ -54,7 +54,8 @@ impl EngineConfig {
 
 impl Engine {
     /// Starts an engine with its movers: within the process by `memcpy`, within the host by shared memory or attach, beyond
-    /// it by TCP; requests on device memory go over whichever of the last two reaches their peer.
+    /// it by TCP; requests on device memory go over the one of the last two that reaches their peer. An engine with sealed
+    /// connections has no mover within the host: all other processes have to prove a key.
     ///
     /// # Errors
     /// The configuration is wrong, or the operating system gives no randomness, thread or port.
@@ -66,7 +67,8 @@ impl Engine {
             .as_ref()
             .map(|seal| *seal.keys.public().as_bytes());
         let tcp = Arc::new(Tcp::start(&life, config.tcp)?);
-        let host = (!config.force_tcp)
+        // The host mover tells users apart and not keys: a sealed engine is reached by TCP within its host too.
+        let host = (!config.force_tcp && public_key.is_none())
             .then(|| host_mover(&life, &tcp))
             .flatten();
         let segment = Segment {

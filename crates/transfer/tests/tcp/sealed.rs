@@ -6,10 +6,12 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
 
+use slackwater_transfer::host::{HostLimits, HostMover};
 use slackwater_transfer::{
-    AllowList, BatchError, Cause, Engine, GrantSpec, Level, Mover, Op, Region, Rights, SealConfig,
-    SealError, Segment, Target, Tcp, TcpConfig, holder_of,
+    AllowList, BatchError, Cause, Engine, EngineConfig, GrantSpec, Home, Level, Mover, Op, Region,
+    Rights, SealConfig, SealError, Segment, Target, Tcp, TcpConfig, holder_of,
 };
+use slackwater_wire::Incarnation;
 use slackwater_wire::data::{GREETING_BYTES, Refusal};
 use slackwater_zmtp::{KeyPair, PublicKey, SecretKey};
 
@@ -58,6 +60,59 @@ fn whole(
     )
 }
 
+/// An engine that reaches processes of its host by the host mover, and others by TCP.
+fn with_host_mover(name: &str, config: TcpConfig) -> Engine {
+    let home = Home::open().unwrap();
+    let tcp: Arc<dyn Mover> = Arc::new(Tcp::start(&home, config).unwrap());
+    let fallback = Some(Arc::clone(&tcp));
+    let host = Arc::new(HostMover::start(&home, HostLimits::default(), fallback).unwrap());
+    let segment = Segment {
+        name: name.to_owned(),
+        incarnation: home.incarnation(),
+        addresses: Vec::new(),
+        public_key: None,
+        host: Some(host.contact()),
+    };
+    Engine::assemble(home, segment, vec![host, tcp])
+}
+
+/// The host mover knew nothing of keys. A process of the same host that was on no list read the memory of a sealed
+/// engine; and a capability for the holder of a key was refused to that holder, since the host mover took it for the
+/// incarnation that it claims.
+#[test]
+fn processes_of_the_host_need_the_keys_that_others_need() {
+    let bob = Engine::start(EngineConfig {
+        tcp: sealed(BOB, &[ALICE]),
+        ..EngineConfig::new("bob")
+    })
+    .unwrap();
+    let there = region(&bob, 4096);
+    fill(&there, 3);
+    let read = |engine: &Engine, holder| {
+        let here = region(engine, 4096);
+        let spec = GrantSpec {
+            holder,
+            ..GrantSpec::whole(&there, Rights::READ)
+        };
+        let capability = bob.grant(there.id(), &spec).unwrap();
+        let peer = engine.open(bob.segment().clone());
+        let request = request(
+            Op::Read,
+            vec![range(&here, 0, 4096)],
+            target(peer, capability, 0),
+        );
+        let [alone, batch] = both_ways(engine, &request, 20 * SECOND);
+        let arrived = bytes_of(&here, 0, 4096) == bytes_of(&there, 0, 4096);
+        (alone.is_ok(), batch.is_ok(), arrived)
+    };
+    for config in [config(), sealed(MALLORY, &[])] {
+        let mallory = with_host_mover("mallory", config);
+        assert_eq!(read(&mallory, Incarnation(0)), (false, false, false));
+    }
+    let alice = with_host_mover("alice", sealed(ALICE, &[]));
+    assert_eq!(read(&alice, holder_of(&public(ALICE))), (true, true, true));
+}
+
 #[test]
 fn reads_and_writes_of_any_size_arrive() {
     let (alice, bob) = (
@@ -88,7 +143,7 @@ fn reads_and_writes_of_any_size_arrive() {
 }
 
 #[test]
-fn whoever_has_not_the_right_key_is_refused_by_name() {
+fn a_peer_without_the_right_key_is_refused_by_name() {
     let check = |near: TcpConfig,
                  far: TcpConfig,
                  claimed: Option<u8>,
@@ -113,7 +168,7 @@ fn whoever_has_not_the_right_key_is_refused_by_name() {
         );
     };
     // A client that bob does not know; a key that is not bob's; a plain client; a plain bob, with and without a key
-    // published for him; a client that was told of a key and has none.
+    // published for it; a client that was told of a key and has none.
     check(
         sealed(MALLORY, &[]),
         sealed(BOB, &[ALICE]),
@@ -180,7 +235,7 @@ fn a_capability_is_of_use_to_the_key_it_was_granted_to() {
 }
 
 #[test]
-fn whoever_is_struck_off_the_list_is_served_no_more() {
+fn a_peer_whose_key_is_revoked_is_served_no_more() {
     let list: AllowList = [public(ALICE)].into();
     let seal = Some(SealConfig {
         keys: pair(BOB),

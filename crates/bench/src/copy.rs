@@ -21,7 +21,7 @@ use crate::machine::Machine;
 use crate::usage::median;
 use slackwater_report::{Bars, Bound, Page, Table, figure};
 
-/// What is measured.
+/// The sizes and rounds of a run.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// The size of an object, in bytes.
@@ -101,7 +101,7 @@ pub struct BufferRow {
 pub struct Report {
     /// `copy`.
     pub bench: &'static str,
-    /// Where it ran.
+    /// The machine of the run.
     pub machine: Machine,
     /// The size of an object.
     pub object_bytes: usize,

@@ -16,12 +16,12 @@ use slackwater_wire::{
 
 use crate::removal::Removal;
 
-/// What is measured.
+/// The sizes and rounds of a run.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// With how many objects in the catalog, one row each.
     pub objects: Vec<usize>,
-    /// The policy of eviction; it is told of every operation.
+    /// The policy of eviction; every operation is reported to it.
     pub policy: PolicyKind,
     /// Operations timed for each figure.
     pub samples: usize,

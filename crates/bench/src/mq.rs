@@ -20,7 +20,7 @@ use thiserror::Error;
 use crate::process::ProcessError;
 use slackwater_report::Bound;
 
-/// What to measure.
+/// The measurements of a run.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// Numbers of outbound links of one client process; those beyond the descriptor limit are brought down to it.
@@ -64,7 +64,7 @@ impl Default for Options {
 }
 
 impl Options {
-    /// How long a measured process may be silent: what it is asked to measure, and ample time to start and connect.
+    /// How long a measured process may be silent: what it is asked to measure, and plenty of time to start and connect.
     fn patience(&self) -> Duration {
         STARTING + 10 * self.window.max(self.rpc_window)
     }
@@ -73,7 +73,7 @@ impl Options {
 /// Opening the most links takes a few seconds on an idle machine.
 const STARTING: Duration = Duration::from_secs(60);
 
-/// What came of it.
+/// The figures of a run.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Report {
     /// What must hold, with what was measured.
@@ -128,7 +128,7 @@ pub struct LinksRow {
     pub syscalls_per_msg: f64,
     /// Resident memory per link in the client.
     pub bytes_per_link: f64,
-    /// How long it took until all links stood.
+    /// How long it took until all links were made.
     pub connect_seconds: f64,
 }
 

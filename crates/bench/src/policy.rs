@@ -7,7 +7,7 @@ use serde::Serialize;
 use slackwater_meta::evict::PolicyKind;
 use slackwater_meta::replay::{Request, Trace};
 
-/// What to replay.
+/// The trace and the policies of a run.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// The policies, in the order of the report.
@@ -40,7 +40,7 @@ pub struct Report {
     /// The same with an SSD below, one a policy and size; only where an SSD was asked for.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub tiers: Vec<TierRow>,
-    /// What bounds them.
+    /// The hit ratios that bound every policy.
     pub limits: Limits,
 }
 

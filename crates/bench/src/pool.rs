@@ -23,7 +23,7 @@ use bursts::{Bursts, Times, steps_of, task};
 use peers::{Program, Workshop};
 use slackwater_report::Bound;
 
-/// What is measured.
+/// The pools and settings of a run.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// Threads of the pools.
@@ -105,7 +105,7 @@ pub struct Ratios {
 pub struct Report {
     /// `pool`.
     pub bench: &'static str,
-    /// Where it ran.
+    /// The machine of the run.
     pub machine: Machine,
     /// One row for each pool and setting.
     pub rows: Vec<Row>,

@@ -17,9 +17,9 @@ pub enum ProcessError {
     /// A process could not be started or spoken to.
     #[error("{what}: {error}")]
     Io {
-        /// What was done.
+        /// The operation that failed.
         what: &'static str,
-        /// Why it failed.
+        /// The operating system's error.
         error: io::Error,
     },
     /// A process said something that was not expected.

@@ -16,7 +16,7 @@ use crate::machine::Machine;
 pub use crate::store::Failure;
 use crate::store::{expect, shuffled};
 
-/// What is measured.
+/// The load and sizes of a run.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// Where the store's directory is made: on the device that is to be measured.
@@ -39,7 +39,7 @@ impl Options {
     }
 }
 
-/// What was found.
+/// The figures of a run.
 #[derive(Clone, Debug, Serialize)]
 pub struct Report {
     /// Where it was measured.

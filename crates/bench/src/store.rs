@@ -18,7 +18,7 @@ use crate::machine::Machine;
 use crate::peer::Skipped;
 use redis::Peer;
 
-/// What is measured.
+/// The load and sizes of a run.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// Where files are made and removed again: on the device that is to be measured.
@@ -107,7 +107,7 @@ pub struct Report {
 /// One pass.
 #[derive(Clone, Debug, Serialize)]
 pub struct Row {
-    /// What it did.
+    /// The operation that was measured.
     pub what: &'static str,
     /// Which one of its kind.
     pub pass: usize,
@@ -118,7 +118,7 @@ pub struct Row {
 /// A limit of the machine.
 #[derive(Clone, Debug, Serialize)]
 pub struct Limit {
-    /// What it limits.
+    /// The rows that it limits.
     pub what: &'static str,
     /// Bytes a second, in 10^9.
     pub gbps: f64,
@@ -130,9 +130,9 @@ pub enum Failure {
     /// A file could not be made or read.
     #[error("{what}: {why}")]
     File {
-        /// What was tried.
+        /// The operation that failed.
         what: &'static str,
-        /// What the operating system said.
+        /// The operating system's error.
         why: io::Error,
     },
     /// The store could not be opened.

@@ -31,7 +31,7 @@ impl Mark {
         }
     }
 
-    /// What passed since.
+    /// The time and CPU spent since.
     #[must_use]
     pub fn spent(self) -> Spent {
         let now = Self::now();

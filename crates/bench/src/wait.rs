@@ -23,7 +23,7 @@ use crate::usage::{Mark, median};
 use engine::Engine;
 use slackwater_report::Bound;
 
-/// What is measured.
+/// The strategies and loads of a run.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// Numbers of waiters.
@@ -124,7 +124,7 @@ pub struct Idle {
 pub struct Report {
     /// `wait`.
     pub bench: &'static str,
-    /// Where it ran.
+    /// The machine of the run.
     pub machine: Machine,
     /// Threads that copied.
     pub movers: usize,

@@ -4,7 +4,7 @@
 #![expect(
     clippy::unwrap_used,
     clippy::print_stdout,
-    reason = "a tool for whoever works on the mover"
+    reason = "a tool for work on the mover"
 )]
 
 use std::io::{BufRead, BufReader, Read, Write};

@@ -144,7 +144,7 @@ impl fmt::Debug for Keep {
 unsafe impl Send for Memory {}
 // SAFETY: as above; its own methods only read plain fields.
 unsafe impl Sync for Memory {}
-// SAFETY: lent memory is reached only by whoever holds it, and what gives it back is `Send`.
+// SAFETY: lent memory is reached only by its holder, and what gives it back is `Send`.
 unsafe impl Send for Staged {}
 // SAFETY: through a shared reference only plain fields are read; what gives it back is reached by its drop alone.
 unsafe impl Sync for Staged {}

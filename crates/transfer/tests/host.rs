@@ -210,7 +210,7 @@ fn a_batch_larger_than_the_queue_goes_through() {
 /// An initiator kept shared memory mapped that its owner had unregistered and dropped, as long as it had room for windows:
 /// nobody could reach those bytes, and the host could not use them.
 #[test]
-fn memory_that_its_owner_takes_back_is_let_go_of() {
+fn memory_that_its_owner_takes_back_is_released() {
     const BYTES: usize = 4096 * 1237;
     let mappings = || {
         let maps = std::fs::read_to_string("/proc/self/maps").unwrap();

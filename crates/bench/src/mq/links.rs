@@ -30,7 +30,7 @@ const SETTLING: Duration = Duration::from_millis(50);
 pub(super) const MESSAGE_BYTES: usize = 2 + 10 + 2 + BODY_BYTES;
 const BODY_BYTES: usize = 64;
 
-/// How long one link may take to stand; less than what the parent waits for all of them.
+/// How long one link may take to be made; less than what the parent waits for all of them.
 const CONNECTING: Duration = Duration::from_secs(30);
 
 /// A server and a client with its links.
@@ -53,8 +53,8 @@ enum Kind {
     Bare,
 }
 
-/// All pairs stand at the same time and are measured in turn, in slices of a window, so that a busy moment of the machine
-/// meets all of them; the ratios are those of slices that follow each other.
+/// All pairs are connected at the same time and are measured in turn, in slices of a window, so that a busy moment of
+/// the machine meets all of them; the ratios are those of slices that follow each other.
 pub(super) fn measure(options: &Options, report: &mut Report) -> Result<(), BenchError> {
     let counts = counts(options, report);
     let (Some(least), Some(most)) = (counts.first().copied(), counts.iter().max().copied()) else {
@@ -235,7 +235,7 @@ impl Pair {
     }
 }
 
-/// The server: whoever registers gets a message now and then.
+/// The server: every registered client gets a message from time to time.
 pub(super) fn serve(mechanism: &str, heartbeats: &str) -> Result<(), BenchError> {
     descriptor_limit();
     let registered: Arc<Mutex<Vec<ConnectionId>>> = Arc::default();

@@ -5,7 +5,7 @@ use slackwater_zmtp::{KeyPair, SecretKey};
 use super::BenchError;
 use crate::process::tell;
 
-/// A message layer for one side: a fixed key each, links without ids, no limits on strangers.
+/// A message layer for one side: a fixed key each, links without ids, no limits on unauthenticated peers.
 pub(super) fn builder(seed: u8, heartbeats: bool) -> Builder {
     let pre_auth = PreAuthLimits {
         total: 1 << 20,
@@ -24,7 +24,7 @@ pub(super) fn builder(seed: u8, heartbeats: bool) -> Builder {
     })
 }
 
-/// Listens on loopback and tells the parent where.
+/// Listens on loopback and prints the address for the parent.
 pub(super) fn listen(mq: &Mq, mechanism: &str) -> Result<(), BenchError> {
     let encrypted = mechanism == "CURVE";
     let listen = ListenOptions {

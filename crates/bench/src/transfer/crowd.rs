@@ -1,5 +1,5 @@
-//! The processes of the trials: many engines with nothing to do, one that holds connections to all of them, and one that
-//! sends transfers to nobody.
+//! The processes of the trials: many engines with nothing to do, one that holds connections to all of them, and one
+//! that sends transfers to addresses where no process answers.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -97,7 +97,7 @@ pub(super) fn hold() -> Result<(), BenchError> {
     Ok(())
 }
 
-/// Sends transfers to an address where nobody answers, and tells what became of them and what they took.
+/// Sends transfers to an address where no process answers, and prints their outcomes and what they cost.
 pub(super) fn despair(address: &str, count: &str, timeout_ms: &str) -> Result<(), BenchError> {
     descriptor_limit();
     let engine = engine(Carrier::Tcp, |config| TcpConfig {

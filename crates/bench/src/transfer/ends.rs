@@ -26,7 +26,7 @@ struct End {
     region: Arc<Region>,
 }
 
-/// What a target tells its initiator.
+/// What a target sends to its initiator.
 #[derive(Serialize, Deserialize)]
 pub(super) struct Contact {
     segment: Segment,
@@ -207,7 +207,7 @@ fn touch(region: &Arc<Region>, seed: usize) -> Result<(), BenchError> {
     Ok(())
 }
 
-/// The target: memory that others may reach. It tells how it stands when asked.
+/// The target: memory that other processes may reach. It prints its state when asked.
 pub(super) fn serve(carrier: &str, place: &str, bytes: &str) -> Result<(), BenchError> {
     let end = End::new(carrier, place, number(bytes)?)?;
     let contact = Contact::of(&end.engine, &end.region)?;
@@ -463,7 +463,7 @@ fn work(
     }
 }
 
-/// Submits 1 GiB, says so, and tells what became of every request, by cause.
+/// Submits 1 GiB, says so, and prints the outcomes of the requests by cause.
 fn flood(end: &End, target: Target, op: Op) -> Result<(), BenchError> {
     let load = Load {
         op,

@@ -150,7 +150,7 @@ fn run(program: &Path, cell: Cell) -> Result<Ran, ProcessError> {
     initiator.arg(format!("--duration={SECONDS}"));
     let mut initiator = Process::spawn(initiator, "transfer_engine_bench initiator", PATIENCE)?;
     initiator.hear_of("DRAM is used")?;
-    // Its memory is touched and its threads run a moment later; it tells of neither.
+    // It reports neither when its memory has been touched nor when its threads run, a moment later.
     std::thread::sleep(Duration::from_millis(200));
     let (began, own, other) = (
         Instant::now(),

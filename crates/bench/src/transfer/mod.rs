@@ -64,7 +64,7 @@ pub enum Direction {
     Write,
 }
 
-/// What is measured.
+/// The rows and trials of a run.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// What carries the bytes, one after the other.
@@ -125,7 +125,7 @@ impl Default for Options {
 }
 
 impl Options {
-    /// How long a measured process may be silent: what it is asked to measure, and ample time for a slow machine.
+    /// How long a measured process may be silent: what it is asked to measure, and plenty of time for a slow machine.
     fn patience(&self) -> Duration {
         Duration::from_secs(60) + 10 * self.window
     }
@@ -148,9 +148,9 @@ pub enum BenchError {
     /// The operating system refused something.
     #[error("{what}: {error}")]
     Io {
-        /// What was done.
+        /// The operation that failed.
         what: &'static str,
-        /// Why it failed.
+        /// The operating system's error.
         error: std::io::Error,
     },
     /// The engine could not be made or did not do what it was asked.

@@ -12,7 +12,7 @@ use slackwater_report::{Axis, Bound, Chart, Line, Mark, Page, Table, Tile, Tone,
 pub struct Report {
     /// `transfer`.
     pub bench: &'static str,
-    /// Where it ran.
+    /// The machine of the run.
     pub machine: Machine,
     /// One row for each mover, direction, block, concurrency and batch.
     pub rows: Vec<Row>,
@@ -20,7 +20,7 @@ pub struct Report {
     pub limits: Limits,
     /// A lone small read or write beside a ping-pong.
     pub latency: Vec<Latency>,
-    /// What others do.
+    /// The figures of other engines on the same machine.
     pub peers: Peers,
     /// What the project promises, as far as this run can tell.
     pub bounds: Vec<Bound>,
@@ -45,7 +45,7 @@ pub struct Row {
     pub mover: Carrier,
     /// Where the memory of both ends is.
     pub device: Place,
-    /// Which way.
+    /// The direction, seen from the initiator.
     pub op: Direction,
     /// Bytes of a block.
     pub block: usize,
@@ -111,7 +111,7 @@ pub struct Peers {
 /// One kind of load on a peer, and ours beside it.
 #[derive(Clone, Debug, Serialize)]
 pub struct PeerRow {
-    /// Which way.
+    /// The direction, seen from the initiator.
     pub op: Direction,
     /// Bytes of a block.
     pub block: usize,
@@ -137,7 +137,7 @@ pub struct PeerRow {
 /// those of the ping-pong: by the scheduler's choice alone either is three times the other.
 #[derive(Clone, Debug, Serialize)]
 pub struct Latency {
-    /// Which way.
+    /// The direction, seen from the initiator.
     pub op: Direction,
     /// Where the two ends run: `one cpu`, `two cpus`, or `free`.
     pub placement: &'static str,

@@ -34,7 +34,7 @@ pub struct Idle {
 /// Transfers to a peer that is down.
 #[derive(Clone, Debug, Serialize)]
 pub struct DeadPeer {
-    /// `refusing`: nobody listens; `silent`: somebody listens and never says a word.
+    /// `refusing`: no process listens; `silent`: a process listens and never answers.
     pub peer: &'static str,
     /// Transfers submitted at once.
     pub transfers: u32,
@@ -93,7 +93,7 @@ pub struct State {
 /// Kills before the first look: what is kept for reuse has then been made.
 const WARM_KILLS: usize = 3;
 
-/// How long a survivor may take to let go of what a dead peer had; it looks for closed connections every 5 s.
+/// How long a survivor may take to release what a dead peer held; it collects closed connections every 5 s.
 const SETTLING: Duration = Duration::from_secs(8);
 
 /// Connections of an idle engine, and how long it is watched.
@@ -202,7 +202,7 @@ fn ports_in_time_wait() -> u64 {
     words.nth(1).and_then(|word| word.parse().ok()).unwrap_or(0)
 }
 
-/// The initiator survives, and has to tell what became of each request.
+/// The initiator survives, and has to report the outcome of each request.
 fn kill_targets(options: &Options, carrier: Carrier) -> Result<Torture, BenchError> {
     let mut torture = Torture::new(carrier, "target");
     let mut rng = Rng::new(1);
@@ -232,7 +232,7 @@ fn kill_targets(options: &Options, carrier: Carrier) -> Result<Torture, BenchErr
     Ok(torture)
 }
 
-/// The target survives, and has to let go of what the initiator was at.
+/// The target survives, and has to release the accesses of the initiator.
 fn kill_initiators(options: &Options, carrier: Carrier) -> Result<Torture, BenchError> {
     let mut torture = Torture::new(carrier, "initiator");
     let mut rng = Rng::new(2);
@@ -280,7 +280,7 @@ impl Torture {
         }
     }
 
-    /// Adds what the survivor told of one batch.
+    /// Adds what the survivor reported of one batch.
     fn count(&mut self, said: &str) -> Result<(), BenchError> {
         let unclear = || BenchError::Transfer(format!("a survivor said `{said}`"));
         let mut words = said.splitn(3, ' ');
@@ -302,7 +302,8 @@ impl Torture {
         Ok(())
     }
 
-    /// Notes how the survivor stands: after the first kills, and after the last, once it has let go of what the dead had.
+    /// Records the resources of the survivor: after the first kills, and after the last, once it has released what the
+    /// dead peer held.
     fn look(
         &mut self,
         (kill, kills): (usize, usize),

@@ -291,7 +291,7 @@ unsafe fn attach(
     let mut done = 0;
     while done < len {
         let (local, address, left) = (local.wrapping_add(done), address + done as u64, len - done);
-        // SAFETY: what is left of ranges that the caller vouches for.
+        // SAFETY: the rest of ranges that are valid by the contract of this function.
         let copied = unsafe {
             match op {
                 Op::Read => process.read(local, address, left),

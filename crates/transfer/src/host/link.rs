@@ -462,7 +462,7 @@ fn reach(pid: rustix::process::Pid, welcome: &Welcome) -> Result<Process, String
     // SAFETY: 16 bytes of this frame.
     match unsafe { process.read(probe.as_mut_ptr(), welcome.probe_address.get(), probe.len()) } {
         Ok(16) if probe == welcome.probe => Ok(process),
-        Ok(_) => Err("the probe is not what the process said".to_owned()),
+        Ok(_) => Err("the probe has other bytes than the process sent".to_owned()),
         Err(error) => Err(format!("reading its memory: {error}")),
     }
 }

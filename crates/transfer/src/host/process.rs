@@ -66,7 +66,7 @@ impl Process {
     pub(crate) unsafe fn read(&self, local: *mut u8, remote: u64, len: usize) -> io::Result<usize> {
         self.check()?;
         let (local, remote) = vectors(local, remote, len);
-        // SAFETY: the kernel writes only into the local range, which the caller vouches for, and checks both.
+        // SAFETY: the kernel writes only into the local range, which is valid by the contract of this function, and checks both.
         let copied = unsafe {
             libc::process_vm_readv(self.raw(), &raw const local, 1, &raw const remote, 1, 0)
         };

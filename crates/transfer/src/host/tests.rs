@@ -107,7 +107,7 @@ fn reuse(owner: &Owner, region: &Arc<Region>, patience: Duration) -> bool {
 /// A process that broke the protocol was let go of like one that has ended, and its memory with it; but it was alive and
 /// in the middle of a copy, which went on over what the owner put there next.
 #[test]
-fn who_breaks_the_protocol_is_waited_for_as_long_as_it_copies() {
+fn a_peer_that_breaks_the_protocol_is_waited_for_as_long_as_it_copies() {
     for junk in [&b"no question of the protocol"[..], b""] {
         let (far, near) = (
             owner(ServiceLimits::default()),
@@ -130,8 +130,8 @@ fn who_breaks_the_protocol_is_waited_for_as_long_as_it_copies() {
     }
 }
 
-/// When an engine closed, it forgot who was at its memory, and whoever owned that memory went on with it under their
-/// copies.
+/// When an engine closed, it forgot which peers were copying, and the owner reused the memory under
+/// their copies.
 #[test]
 fn a_closed_service_takes_its_memory_back_and_keeps_what_is_still_in_use() {
     let limits = ServiceLimits {
@@ -167,7 +167,7 @@ fn a_closed_service_takes_its_memory_back_and_keeps_what_is_still_in_use() {
     ));
 }
 
-/// A new key voided what was shown from then on, while whoever had a window open could go on with it for ever.
+/// A new key revoked what was shown from then on, while a peer with an open window could use it for ever.
 #[test]
 fn a_new_key_takes_back_what_was_opened_under_the_old_one() {
     let (far, near) = (
@@ -381,7 +381,7 @@ fn shared(start: u64, len: u64, memory_len: u64) -> Entry {
 }
 
 #[test]
-fn an_owner_that_lies_of_its_memory_gets_no_copy_out_of_it() {
+fn false_answers_of_an_owner_open_no_window() {
     let near = owner(ServiceLimits::default());
     let mut liar = Liar::new();
     let link = liar.link(&near, |_| {}).unwrap();
@@ -454,7 +454,7 @@ fn an_owner_that_lies_of_its_memory_gets_no_copy_out_of_it() {
 }
 
 #[test]
-fn a_greeting_that_lies_makes_no_link() {
+fn a_false_greeting_makes_no_link() {
     let near = owner(ServiceLimits::default());
     for (name, change) in LIES {
         assert!(Liar::new().link(&near, change).is_err(), "{name}");
@@ -525,10 +525,10 @@ fn target(peer: PeerId) -> Target {
     }
 }
 
-/// A process that was stopped before it could greet held up whoever wanted something of it past its deadline, until the
-/// greeting was given up.
+/// A process that was stopped before it could greet held up requests to it past their deadlines, until the greeting
+/// was given up.
 #[test]
-fn an_owner_that_does_not_greet_holds_nobody_past_the_deadline() {
+fn an_owner_that_does_not_greet_delays_no_request_past_its_deadline() {
     let mut liar = Liar::new();
     let (engine, peer) = engine_to(
         &liar,

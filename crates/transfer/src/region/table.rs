@@ -318,7 +318,7 @@ mod tests {
             in_flight: 1,
         };
         assert_eq!(regions.remove(&region, Instant::ZERO), Err(busy));
-        assert!(!access.is_live(), "whoever is at it is told to let go");
+        assert!(!access.is_live(), "its accesses are told to end");
         drop(access);
         regions.reopen(&region, Instant::NEVER).unwrap();
         regions.remove(&region, Instant::NEVER).unwrap();

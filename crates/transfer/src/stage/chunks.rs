@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_late_is_called_though_there_is_no_chunk() {
+    fn a_late_waiter_is_called_though_there_is_no_chunk() {
         let (mut chunks, _chunk) = lent_out();
         stand(&mut chunks, Instant::NEVER);
         stand(&mut chunks, at(50));

@@ -81,7 +81,7 @@ pub enum DeviceCopy {
     },
 }
 
-// SAFETY: it names memory and touches none; whoever begins it answers for the memory.
+// SAFETY: it names memory and touches none; the caller that begins it answers for the memory.
 unsafe impl Send for DeviceCopy {}
 
 /// A copy under way, as its queue counts them.
@@ -118,7 +118,7 @@ pub struct Pinned {
     _release: Box<dyn Send>,
 }
 
-// SAFETY: it is memory like any other; whoever holds the value decides who touches it.
+// SAFETY: it is memory like any other; the holder of the value decides which thread touches it.
 unsafe impl Send for Pinned {}
 // SAFETY: a shared reference gives the address away, and touching what is there is up to unsafe code.
 unsafe impl Sync for Pinned {}

@@ -359,7 +359,7 @@ impl Shared {
                     let result = if fails > 0 && state.begun.is_multiple_of(fails) {
                         Err("injected".to_owned())
                     } else {
-                        // SAFETY: whoever began the copy vouched for its memory until its end is told, below.
+                        // SAFETY: the caller that began the copy keeps its memory valid until its end is reported, below.
                         unsafe { state.carry_out(copy) }
                     };
                     drop(state);

@@ -379,9 +379,7 @@ impl Conn {
                 bytes = rest;
                 self.payload_arrived(piece.len(), turn)?;
             } else if self.refused {
-                return Err(CloseReason::protocol(
-                    "a request from somebody who was not let in",
-                ));
+                return Err(CloseReason::protocol("a request from a refused peer"));
             } else if !self.greeted {
                 bytes = self.parse_greeting(bytes, turn)?;
                 if let Some(opener) = &mut self.opener {

@@ -168,10 +168,10 @@ impl TcpContext {
     pub(crate) fn schedule(
         &self,
         own: Option<(usize, &mut Vec<Command>)>,
-        question: impl FnOnce(&mut Scheduler, Instant, &mut Vec<Action>),
+        call: impl FnOnce(&mut Scheduler, Instant, &mut Vec<Action>),
     ) {
         let mut actions = Vec::new();
-        question(&mut self.scheduler(), now(), &mut actions);
+        call(&mut self.scheduler(), now(), &mut actions);
         self.perform(actions, own);
     }
 

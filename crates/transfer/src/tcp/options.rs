@@ -26,7 +26,7 @@ pub struct TcpOption {
 pub struct OptionError {
     /// The key, or the environment variable.
     pub name: String,
-    /// What is wrong.
+    /// What makes the value invalid.
     pub reason: String,
 }
 

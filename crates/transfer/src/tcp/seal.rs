@@ -330,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn both_ends_come_to_the_same_keys_and_the_target_learns_who_asks() {
+    fn both_ends_agree_on_keys_and_the_target_learns_that_of_the_initiator() {
         let asks = initiator(1, 2);
         assert_ne!(asks.hello().proof, *pair(1).public().as_bytes());
         let (client, answered, target) =
@@ -382,7 +382,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_is_not_meant_or_not_known_gets_nowhere() {
+    fn an_unexpected_or_unknown_key_makes_no_connection() {
         let refused = |seal: &SealConfig, hello: &Greeting| {
             answer_with(seal, pair(8), hello, greeting(2)).err()
         };

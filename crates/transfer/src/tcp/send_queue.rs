@@ -547,7 +547,7 @@ mod tests {
     fn bytes(queue: &SendQueue) -> Vec<u8> {
         let mut vectors = Vectors::new();
         queue.gather(&mut vectors);
-        // SAFETY: the ranges are of the outlet's frames, of static memory, and of zeros.
+        // SAFETY: the ranges are of the queue's frames, of static memory, and of zeros.
         let slice = |range: &libc::iovec| unsafe {
             std::slice::from_raw_parts(range.iov_base.cast::<u8>(), range.iov_len)
         };

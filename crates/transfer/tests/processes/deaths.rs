@@ -114,7 +114,7 @@ fn an_initiator_killed_in_mid_write_frees_the_memory_at_once() {
 }
 
 #[test]
-fn a_stopped_owner_holds_nobody_past_the_deadline() {
+fn a_stopped_owner_delays_no_request_past_its_deadline() {
     let _alone = alone();
     let near = end("attached");
     let field = near.field(4096);

@@ -24,7 +24,7 @@ fn refused(id: u64, refusal: Refusal) -> Option<Frame> {
 
 /// What a peer was told of in its greeting was announced and never looked at.
 #[test]
-fn whoever_has_more_bytes_under_way_than_announced_is_told_and_disconnected() {
+fn a_peer_with_more_bytes_under_way_than_announced_is_told_and_disconnected() {
     let narrow = TcpConfig {
         in_flight_bytes_max: 64 * MIB,
         ..config()
@@ -87,7 +87,7 @@ fn bytes_count_until_they_are_answered() {
 }
 
 #[test]
-fn whoever_has_more_requests_under_way_than_announced_is_told_and_disconnected() {
+fn a_peer_with_more_requests_under_way_than_announced_is_told_and_disconnected() {
     let (bob, tcp) = engine_and_mover(
         "bob",
         TcpConfig {
@@ -162,7 +162,7 @@ fn a_peer_has_so_many_connections_and_others_have_theirs() {
 }
 
 #[test]
-fn whoever_takes_no_frame_is_shown_out() {
+fn a_peer_that_accepts_no_frame_is_disconnected() {
     let bob = engine("bob", config());
     let mut stream = TcpStream::connect(bob.segment().addresses[0]).unwrap();
     stream.set_read_timeout(Some(20 * SECOND)).unwrap();

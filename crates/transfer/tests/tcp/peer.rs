@@ -215,7 +215,7 @@ fn the_answer_to_another_question_completes_nothing() {
     );
 }
 
-/// A peer that greeted, and dropped whoever asked for something, was connected to as fast as the loop could.
+/// A peer that greeted, and closed the connection at the first request, was connected to as fast as the loop could.
 #[test]
 fn a_peer_that_greets_and_drops_is_not_stormed() {
     let (alice, bob) = (engine("alice", config()), engine("bob", config()));
@@ -293,7 +293,7 @@ fn a_peer_that_moved_is_found_where_it_is() {
 }
 
 #[test]
-fn strangers_and_junk_do_not_disturb_the_others() {
+fn unauthenticated_peers_and_junk_do_not_disturb_the_others() {
     let (alice, bob) = (engine("alice", config()), engine("bob", config()));
     let (here, there) = (region(&alice, 1 << 20), region(&bob, 1 << 20));
     let (peer, capability) = (alice.open(bob.segment().clone()), grant(&bob, &there));

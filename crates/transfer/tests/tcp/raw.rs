@@ -57,7 +57,7 @@ impl Raw {
     }
 
     pub(crate) fn send_bytes(&mut self, bytes: &[u8]) {
-        // Whoever is shown out learns it by reading.
+        // A peer that was disconnected learns it by reading.
         let _ = self.stream.write_all(bytes);
     }
 

@@ -256,7 +256,7 @@ fn foreign_memory_and_ranges_outside_are_refused() {
 }
 
 #[test]
-fn what_stands_in_line_ends_with_the_staging() {
+fn waiters_end_with_the_staging() {
     let Rig {
         stager,
         regions,

@@ -71,7 +71,7 @@ impl PeerQueue {
         self.urgent.capacity() + self.normal.capacity()
     }
 
-    /// What goes next.
+    /// The task that goes next.
     pub(super) fn front(&self) -> Option<&Task> {
         self.urgent.front().or_else(|| self.normal.front())
     }

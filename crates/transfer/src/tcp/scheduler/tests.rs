@@ -227,7 +227,7 @@ fn a_busy_peer_does_not_hold_the_slots_of_another() {
 /// Each piece of work that left a full queue woke everybody who waited for room: with 64 threads the wakes cost a third of
 /// the throughput.
 #[test]
-fn those_who_wait_for_room_are_told_once_for_a_quarter_of_the_queue() {
+fn submitters_are_woken_once_a_quarter_of_the_queue_is_free() {
     let mut world = World::new(1, 1);
     world.scheduler.limits.queue_entries = 8;
     world.submit(1, 7);
@@ -313,7 +313,7 @@ fn late_and_cancelled_work_leaves_the_queue_and_fences_wait_for_all_before_them(
 /// A lane broke after the mover was closed, or after its batch was cancelled: its work went back into line, where nobody
 /// looked for it any more before its deadline.
 #[test]
-fn what_nobody_wants_any_more_does_not_go_back_into_line() {
+fn cancelled_tasks_are_not_queued_again() {
     let mut world = World::new(4, 1);
     world.submit(1, 2);
     world.all_connect();
@@ -377,9 +377,9 @@ fn a_fence_that_is_cancelled_is_over_and_the_next_one_still_waits() {
     assert_eq!(fences[1].outcome(0).unwrap().cause, None);
 }
 
-/// A peer that greeted, and dropped whoever asked for something, was connected to again and again without a pause.
+/// A peer that greeted, and closed the connection at the first request, was connected to again and again without a pause.
 #[test]
-fn a_peer_that_greets_and_drops_is_left_alone_for_longer_and_longer() {
+fn pauses_grow_for_a_peer_that_greets_and_drops() {
     let mut world = World::new(4, 1);
     world.submit(1, 1);
     let mut pauses = Vec::new();

@@ -178,7 +178,7 @@ impl Protocol for Pass {
 #[test]
 fn a_connection_given_to_another_loop_wakes_only_that_one() {
     let (told, bytes) = channel();
-    let start = |name, pass| Loop::start(name, Clock::start(), Limits::default(), pass).unwrap();
+    let start = |name, pass| Loop::start(name, Limits::default(), pass).unwrap();
     let second = start("second", Pass::Second { told });
     let (told, addresses) = channel();
     let to = second.clone();

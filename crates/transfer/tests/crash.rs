@@ -25,7 +25,7 @@ use slackwater_wire::Incarnation;
 use slackwater_wire::data::{Features, GREETING_BYTES, Greeting, VERSION};
 
 const SECOND: Duration = Duration::from_secs(1);
-/// A batch is so many requests of so many bytes, over the same memory: 1 GiB in all.
+/// A batch is this many requests of this many bytes, over the same memory: 1 GiB in all.
 const REQUESTS: usize = 256;
 const REQUEST_BYTES: usize = 4 << 20;
 const REGION_BYTES: usize = 32 << 20;
@@ -320,7 +320,7 @@ fn late_writer() {
 
 /// A thousand connections that nobody uses cost nothing: no thread of the engine runs.
 fn calm() {
-    // So long that a thousand greetings of a busy machine come in time, and no longer.
+    // Long enough for a thousand greetings on a busy machine.
     let clock = SECOND;
     let engine = engine_with(
         "calm",

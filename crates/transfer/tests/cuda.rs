@@ -27,7 +27,7 @@ const CHUNK: usize = 4096;
 static DRIVER: LazyLock<PathBuf> = LazyLock::new(|| {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("cuda");
     std::fs::create_dir_all(&folder).unwrap();
-    // Under its name at once or not at all: another run may be at it.
+    // Renamed into place at once: another run may build it too.
     let fresh = folder.join(format!("fresh-{}", std::process::id()));
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/cuda/driver.c");
     let built = Command::new("cc")
@@ -86,8 +86,8 @@ fn bytes_go_in_and_out_by_either_watch() {
     in_process("copies");
 }
 
-/// A call made the context of its device current to the thread that it came from, and left it so: a caller at work on
-/// another device went on with the wrong one.
+/// A call made the context of its device current to the calling thread and left it so: a caller that worked on another
+/// device went on with the wrong context.
 #[test]
 fn the_callers_context_stays_its_own() {
     in_process("contexts");
@@ -292,7 +292,7 @@ fn errors(driver: &StandIn) {
     rig.store(0, 7).unwrap();
     driver.set("stand_in_fail_copy", 1);
     assert!(rig.store(1, 8).is_err());
-    // A copy that runs and has no mark: nobody gets its memory before it is over.
+    // A copy that runs without an event: its memory is released only after its end.
     driver.set("stand_in_fail_record", 1);
     assert!(rig.fetch(0).recv_timeout(PATIENCE).unwrap().is_err());
     rig.store(2, 9).unwrap();

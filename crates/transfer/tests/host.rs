@@ -1,4 +1,4 @@
-//! What the host mover does where its way is narrow, or none.
+//! The host mover when only some memory, or none, can be reached over the host.
 #![expect(clippy::unwrap_used, reason = "a test may stop at the first surprise")]
 
 #[path = "conformance/world.rs"]
@@ -15,7 +15,7 @@ use slackwater_transfer::{
 
 use crate::world::{End, anonymous, at, host_engine, noise, request, segment, shared, submit};
 
-/// An engine with both ways, the host first.
+/// An engine with both movers, the host first.
 fn both_ways(name: &str) -> (Engine, Arc<HostMover>, HostContact) {
     let life = Home::open().unwrap();
     let tcp: Arc<dyn Mover> = Arc::new(Tcp::start(&life, TcpConfig::default()).unwrap());
@@ -39,7 +39,7 @@ fn without_a_way_over_the_host_bytes_go_over_tcp_and_the_reason_is_told() {
     let (near, host, contact) = both_ways("near");
     let life = Home::open().unwrap();
     let tcp = Arc::new(Tcp::start(&life, TcpConfig::default()).unwrap());
-    // The host is the same, but nobody listens there: another namespace looks like this.
+    // The host is the same, but no process listens there: another namespace looks like this.
     let nobody = HostContact {
         socket: "slackwater-nobody".to_owned(),
         ..contact
@@ -207,8 +207,8 @@ fn a_batch_larger_than_the_queue_goes_through() {
     }
 }
 
-/// An initiator kept shared memory mapped that its owner had unregistered and dropped, as long as it had room for windows:
-/// nobody could reach those bytes, and the host could not use them.
+/// An initiator kept shared memory mapped that its owner had unregistered and dropped, as long as it had room for
+/// windows: no process could reach those bytes, and the host could not use them.
 #[test]
 fn memory_that_its_owner_takes_back_is_released() {
     const BYTES: usize = 4096 * 1237;
@@ -259,7 +259,7 @@ fn memory_that_its_owner_takes_back_is_released() {
                 &submit(),
             )
             .unwrap();
-        // The owner's own, the initiator's, and what the initiator has not yet heard of.
+        // The mappings of the owner, of the initiator, and those that the initiator still keeps.
         assert!(mappings() <= 3, "{} mappings", mappings());
         far.engine
             .unregister(field.region.id(), world::PATIENCE)
@@ -267,7 +267,7 @@ fn memory_that_its_owner_takes_back_is_released() {
     }
 }
 
-/// A new key left windows open that had been opened under the old one: who had used a capability once could go on.
+/// A new key left windows open that had been opened under the old one: their peers could go on using them.
 #[test]
 fn a_new_key_is_the_end_of_what_was_granted_under_the_old_one() {
     let (near, far) = (

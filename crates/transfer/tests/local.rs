@@ -1,4 +1,4 @@
-//! The engine over its simplest mover: what holds for every request, whatever carries it.
+//! The engine over its simplest mover: facts that hold for every request, over any mover.
 #![expect(clippy::unwrap_used, reason = "a test may stop at the first surprise")]
 
 use std::sync::Arc;

@@ -1,5 +1,5 @@
-//! Whatever is granted, invalidated, rotated, taken back and registered again, in any order: a write changes bytes if
-//! and only if its capability still stands for the present use of exactly those bytes.
+//! In any order of grants, invalidations, rotations, unregistrations and registrations, a write changes bytes if and
+//! only if its capability is valid for the present use of exactly those bytes.
 #![expect(clippy::unwrap_used, reason = "a test may stop at the first surprise")]
 
 use std::sync::Arc;
@@ -40,7 +40,7 @@ enum Step {
     Rotate,
 }
 
-/// One capability and whether it still stands.
+/// One capability and whether it is still valid.
 struct Granted {
     capability: Capability,
     region: usize,

@@ -1,4 +1,4 @@
-//! One end against the other, or against something that only looks like one.
+//! One end against the other, or against a test that plays the other end.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
@@ -36,7 +36,7 @@ use crate::segment::{HostContact, Segment};
 const PATIENCE: Duration = Duration::from_secs(20);
 const BOOT: [u8; 16] = [7; 16];
 
-/// One engine's passive side.
+/// The target's side of one engine.
 struct Owner {
     life: HomeGuard,
     service: Arc<Service>,
@@ -93,7 +93,7 @@ fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
-/// Gives the region another use once nobody is at it any more; says whether that came to be at once.
+/// Reopens the region once no access to it is under way; says whether that was within `patience`.
 fn reuse(owner: &Owner, region: &Arc<Region>, patience: Duration) -> bool {
     region.close();
     owner.service.invalidate(region);
@@ -104,8 +104,8 @@ fn reuse(owner: &Owner, region: &Arc<Region>, patience: Duration) -> bool {
         .is_ok()
 }
 
-/// A process that broke the protocol was let go of like one that has ended, and its memory with it; but it was alive and
-/// in the middle of a copy, which went on over what the owner put there next.
+/// A process that broke the protocol was treated like one that has ended, and its memory was reused; but it was alive
+/// and in the middle of a copy, which went on over the next contents.
 #[test]
 fn a_peer_that_breaks_the_protocol_is_waited_for_as_long_as_it_copies() {
     for junk in [&b"no question of the protocol"[..], b""] {
@@ -118,7 +118,7 @@ fn a_peer_that_breaks_the_protocol_is_waited_for_as_long_as_it_copies() {
         let window = ask(&link, far.grant(&region)).unwrap();
         let mark = window.mark().unwrap();
         link.send_raw(junk);
-        // The owner hangs up, so it has taken notice.
+        // The owner hangs up, so it has noticed.
         eventually("a hung-up link", || link.is_gone());
         assert!(window.mark().is_err(), "nothing more begins");
         assert!(
@@ -225,8 +225,8 @@ fn a_copy_whose_window_is_revoked_before_it_ends_does_not_count() {
     assert!(matches!(stale, Err(NotCopied::Stale)), "{stale:?}");
 }
 
-/// Memory that the initiator could not use kept its slot at the owner: after as many tries as there are slots, nobody of
-/// that process got a window any more.
+/// Memory that the initiator could not use kept its slot at the owner: after as many tries as there are slots, no
+/// thread of that process got a window any more.
 #[test]
 fn memory_of_no_use_keeps_no_slot() {
     let limits = ServiceLimits {
@@ -253,7 +253,7 @@ fn memory_of_no_use_keeps_no_slot() {
     assert!(ask(&link, far.grant(&sealed)).is_ok());
 }
 
-/// What listens under a name and answers as it is told.
+/// A listener that answers as a test tells it.
 struct Liar {
     listener: Listener,
     name: String,
@@ -309,7 +309,7 @@ impl Liar {
         })
     }
 
-    /// Takes a call, and hears who it is.
+    /// Accepts a connection and its greeting.
     fn called(&mut self) {
         eventually("a call", || {
             self.packets = self.listener.accept().unwrap();
@@ -494,7 +494,7 @@ fn an_owner_that_does_not_answer_is_slow_and_not_gone() {
     });
 }
 
-/// An engine with the host mover alone, and the owner that it takes the liar for.
+/// An engine with the host mover alone, and the listener that it takes for an owner.
 fn engine_to(liar: &Liar, limits: HostLimits) -> (Engine, PeerId) {
     let life = Home::open().unwrap();
     let host = HostMover::start(&life, limits, None).unwrap();
@@ -539,7 +539,7 @@ fn an_owner_that_does_not_greet_delays_no_request_past_its_deadline() {
     );
     let ended = engine.read_now(&target(peer), &mut [0; 8], Duration::from_millis(20));
     assert_eq!(ended, Err(Cause::TimedOut(Deadline::Total)));
-    // The call stands: when the greeting comes, what is wanted then is asked.
+    // The connection is kept: when the greeting comes, the requests of that time are asked for.
     liar.called();
     std::thread::scope(|threads| {
         let (engine, target) = (engine.clone(), target(peer));

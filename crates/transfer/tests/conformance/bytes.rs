@@ -8,7 +8,7 @@ use crate::world::{World, at, noise, over, request, submit};
 
 const MIB: usize = 1 << 20;
 
-/// There and back again, with bytes around it that nobody may touch.
+/// Written and read back, with bytes around it that must not change.
 fn round_trip(world: &World, bytes: usize) {
     const MARGIN: usize = 64;
     let data = noise(bytes as u64, bytes);

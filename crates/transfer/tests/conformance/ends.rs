@@ -1,4 +1,4 @@
-//! How requests end: once, for a reason, and with nothing at their memory.
+//! How requests end: once, with a cause, and with no access to their memory left.
 
 use std::time::Duration;
 
@@ -192,7 +192,7 @@ fn a_cancelled_batch_ends_soon_and_each_request_once() {
                 world.name
             );
         }
-        // Nothing is at the memory any more: both regions can be given another use at once.
+        // No access is left: both regions can be reused at once.
         world
             .near
             .engine
@@ -242,7 +242,7 @@ fn a_peer_answers_and_takes_notices() {
             .engine
             .take_notices(slackwater_wait::now() + PATIENCE);
         let near = &world.near.engine;
-        // Where keys are proven nobody is taken at their word.
+        // Where keys are proven the claimed incarnation does not count.
         let key = near.segment().public_key.map(PublicKey::from_bytes);
         let sender = key.map_or(near.home().incarnation(), |key| {
             slackwater_transfer::holder_of(&key)

@@ -24,7 +24,7 @@ pub(crate) struct Fabric {
     stats: Arc<Mutex<PeerStats>>,
 }
 
-/// What others reach of a process: its keys, and the windows bound under them.
+/// What peers can reach of a process: its keys, and the windows bound under them.
 #[derive(Debug)]
 struct Port {
     home: Arc<Home>,
@@ -158,14 +158,14 @@ impl Port {
             unsafe { std::ptr::copy(from, into, span.bytes()) };
             theirs = theirs.wrapping_add(span.bytes());
         }
-        // The adapter tells of an access that was revoked meanwhile, though it harmed nothing.
+        // The adapter reports an access that was revoked meanwhile, though it did no harm.
         match window.is_live() {
             true => Ok(()),
             false => Err(Cause::Refused(Refusal::Generation)),
         }
     }
 
-    /// Binds a window to a capability, or finds the one that is bound. A key that is void opens none.
+    /// Binds a window to a capability, or finds the one that is bound. A revoked key opens none.
     fn bind(
         &self,
         key: RegionKey,
@@ -254,7 +254,7 @@ impl Mover for Fabric {
         other
     }
 
-    /// What is posted runs; what has not begun looks for itself.
+    /// Posted work runs; work that was not begun checks for cancellation itself.
     fn cancel(&self, _batch: BatchId) {}
 
     fn fence(&self, _segment: &Arc<Segment>, part: Part) {

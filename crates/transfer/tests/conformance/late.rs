@@ -16,7 +16,7 @@ enum Step {
         bytes: usize,
         rights: Rights,
     },
-    /// Somebody writes, or reads, under any capability ever granted.
+    /// A request writes, or reads, under any capability ever granted.
     Use {
         op: Op,
         which: prop::sample::Index,

@@ -1,4 +1,4 @@
-//! What every mover owes, checked of each of them by the same cases.
+//! The contract of movers, checked for each of them by the same cases.
 #![expect(clippy::unwrap_used, reason = "a test may stop at the first surprise")]
 
 mod bytes;

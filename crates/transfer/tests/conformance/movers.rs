@@ -1,4 +1,4 @@
-//! Every mover there is, each with two ends and the memory that it is at home with.
+//! Every mover, each with two ends and the memory that it reaches best.
 
 use std::sync::{Arc, LazyLock};
 

@@ -1,4 +1,4 @@
-//! The other process: this test program again, told what to be by its environment, and what to do by lines.
+//! The other process: this test program again, with its role in the environment and its commands as lines.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, Stdio};
@@ -68,12 +68,12 @@ impl Child {
         self.process.id().cast_signed()
     }
 
-    /// Tells the child to do something.
+    /// Sends the child a command.
     pub(crate) fn tell(&mut self, line: &str) {
         writeln!(self.process.stdin.as_mut().unwrap(), "{line}").unwrap();
     }
 
-    /// What it says next.
+    /// Its next line.
     pub(crate) fn hear(&self) -> String {
         self.lines.recv_timeout(PATIENCE).expect("a child answers")
     }
@@ -163,7 +163,7 @@ fn be_a_child() {
                 peer = Some(end.engine.open(serde_json::from_str(rest).unwrap()));
                 println!("child: opened");
             }
-            // Writes all of its own bytes under that capability, again and again, whatever comes of it.
+            // Writes all of its own bytes under that capability, again and again, ignoring the outcomes.
             "flood" => {
                 let target = Target {
                     peer: peer.unwrap(),

@@ -1,4 +1,4 @@
-//! A process ends, or stands still, in the middle.
+//! A process ends, or is stopped, in the middle of a transfer.
 
 use std::time::Duration;
 
@@ -62,7 +62,7 @@ fn an_owner_killed_in_mid_batch_fails_what_is_left_and_leaves_nothing_behind() {
                 "{role}: the process is gone"
             );
             near.engine.forget(peer);
-            // What a life leaves is one thread, until the next is opened; the first rounds fill pools and caches.
+            // An ended process leaves one thread, until the next is opened; the first rounds fill pools and caches.
             let held = || holdings();
             match before {
                 None if round == 2 => before = Some(held()),

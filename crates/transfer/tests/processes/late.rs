@@ -1,4 +1,4 @@
-//! Writes that come too late, and what they must not change.
+//! Late writes, which must not change reused memory.
 
 use slackwater_transfer::{Cause, GrantSpec, Op, Refusal, Rights, Target};
 

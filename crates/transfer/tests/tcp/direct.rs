@@ -1,4 +1,4 @@
-//! Requests that their callers drive themselves, to peers that keep to the protocol and not to its spirit.
+//! Requests that their callers drive themselves, to peers that keep to the protocol and are slow or silent.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -30,7 +30,7 @@ impl Scene {
             engine("bob", crate::support::config()),
         );
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        // What it does not read stays with its peer.
+        // Bytes that it does not read stay with the sender.
         socket2::SockRef::from(&listener)
             .set_recv_buffer_size(64 << 10)
             .unwrap();
@@ -56,7 +56,7 @@ impl Scene {
         let (listener, greeting) = (self.listener.take().unwrap(), self.greeting());
         std::thread::spawn(move || {
             let done = part(greet(&listener, &greeting));
-            // Nobody came a second time.
+            // No second connection was made.
             listener.set_nonblocking(true).unwrap();
             assert_eq!(listener.accept().unwrap_err().kind(), ErrorKind::WouldBlock);
             done
@@ -80,7 +80,7 @@ impl Scene {
     }
 }
 
-/// The next connection, greeted.
+/// Accepts the next connection and exchanges greetings.
 fn greet(listener: &TcpListener, greeting: &[u8; GREETING_BYTES]) -> TcpStream {
     let (mut stream, _) = listener.accept().unwrap();
     stream.set_read_timeout(Some(20 * SECOND)).unwrap();
@@ -102,7 +102,7 @@ fn frame(stream: &mut TcpStream) -> Frame {
     }
 }
 
-/// Takes a whole write; says which.
+/// Receives a whole write; returns its id.
 fn take_write(stream: &mut TcpStream, bytes: usize) -> u64 {
     let Frame::Request(request) = frame(stream) else {
         panic!("no request")
@@ -137,7 +137,7 @@ fn acknowledgement(id: u64, bytes: u64, refusal: Option<Refusal>) -> Vec<u8> {
     ack
 }
 
-/// Sends byte after byte until nobody takes them any more.
+/// Sends byte after byte until the receiver stops reading.
 fn drip(stream: &mut TcpStream, bytes: &[u8], enough: &Receiver<()>) {
     for byte in bytes {
         if enough.recv_timeout(DRIP) != Err(RecvTimeoutError::Timeout)
@@ -150,8 +150,8 @@ fn drip(stream: &mut TcpStream, bytes: &[u8], enough: &Receiver<()>) {
 
 const LATE: Cause = Cause::TimedOut(Deadline::Total);
 
-/// A write that had failed was closed as if all were well: the kernel went on sending what it had taken, and the target
-/// was written to long after the caller had been told that it was over.
+/// The connection of a failed write was closed like any other: the kernel went on sending what it had taken, and the
+/// target was written to long after the caller had the error.
 #[test]
 fn of_a_failed_write_nothing_goes_out_after_the_call() {
     let mut scene = Scene::new(TcpConfig {
@@ -182,8 +182,8 @@ fn of_a_failed_write_nothing_goes_out_after_the_call() {
     assert!(bytes < 1 << 20, "{bytes} bytes went out");
 }
 
-/// A write whose acknowledgement was late on a connection that had served before counted as one that never began: it was
-/// begun again on a new connection. And its target was not asked to stop.
+/// A write whose acknowledgement was late on a used connection counted as one that was not begun: it was begun again on
+/// a new connection, and its target was not asked to stop.
 #[test]
 fn a_write_out_of_time_is_taken_back_and_not_begun_again() {
     let mut scene = Scene::new(TcpConfig {
@@ -213,7 +213,7 @@ fn a_write_out_of_time_is_taken_back_and_not_begun_again() {
     assert_eq!(given_up, expected);
 }
 
-/// Only single calls to the kernel had a limit: a peer that sent a byte before each of them ran out held its caller for as
+/// Only single system calls had a limit: a peer that sent a byte before each of them ran out delayed its caller for as
 /// long as it liked.
 #[test]
 fn an_answer_that_drips_does_not_outlast_the_deadline() {
@@ -261,7 +261,7 @@ fn an_answer_longer_than_its_request_is_refused() {
         let mut scene = Scene::new(config());
         let peer = scene.play(move |mut stream| {
             answer_too_long(&mut stream);
-            // A small answer is looked at when all of it is there.
+            // A small answer is checked when all of it has arrived.
             let rest = [vec![7; bytes], acknowledgement(1, bytes as u64, None)].concat();
             let _ = stream.write_all(&rest);
             ends(&mut stream)
@@ -281,7 +281,7 @@ fn an_answer_longer_than_its_request_is_refused() {
         ends(&mut stream)
     });
     let read = request(Op::Read, vec![range(&here, 0, 4096)], scene.target);
-    // A read is tried again on another connection, which nobody greets here.
+    // A read is tried again on another connection, which is not greeted here.
     let batch = scene.alice.submit(vec![read], &within(60 * SECOND));
     assert!(peer.join().unwrap(), "the connection of the loop ends");
     batch.cancel();
@@ -327,8 +327,8 @@ fn a_greeting_that_drips_does_not_outlast_the_deadline() {
     peer.join().unwrap();
 }
 
-/// Closing an engine passed by the callers that drove their own connections: they went on until their deadlines, and new
-/// ones were let in.
+/// Closing an engine did not reach callers that drove their own connections: they went on until their deadlines, and
+/// new ones were accepted.
 #[test]
 fn a_closed_engine_ends_the_callers_at_work_and_takes_no_others() {
     let mut scene = Scene::new(config());

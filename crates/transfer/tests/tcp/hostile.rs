@@ -1,4 +1,4 @@
-//! Initiators that take more than they are given, and ones that say two things by one number.
+//! Initiators that exceed their limits, or use one id for two requests.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -22,7 +22,7 @@ fn refused(id: u64, refusal: Refusal) -> Option<Frame> {
     }))
 }
 
-/// What a peer was told of in its greeting was announced and never looked at.
+/// The limits of the greeting were announced and not enforced.
 #[test]
 fn a_peer_with_more_bytes_under_way_than_announced_is_told_and_disconnected() {
     let narrow = TcpConfig {
@@ -149,7 +149,7 @@ fn a_peer_has_so_many_connections_and_others_have_theirs() {
     until("there is room again", || {
         answers(&mut Raw::connect(&bob, 7)) == pong
     });
-    // An engine that would like more lanes makes do with those it gets.
+    // An engine that wants more lanes works with those it gets.
     let alice = engine("alice", config());
     let (here, there) = (region(&alice, 8 << 20), region(&bob, 8 << 20));
     fill(&there, 4);
@@ -178,7 +178,7 @@ fn a_peer_that_accepts_no_frame_is_disconnected() {
     assert!(matches!(stream.read(&mut [0; 1]), Ok(0) | Err(_)));
 }
 
-/// An engine whose slices were longer than what a peer had said to take sent them all the same.
+/// An engine whose slices were longer than its peer accepts sent them all the same.
 #[test]
 fn frames_are_no_longer_than_the_peer_takes() {
     let bob = engine("bob", config());
@@ -210,8 +210,8 @@ fn frames_are_no_longer_than_the_peer_takes() {
     ));
 }
 
-/// A request under the number of one that was still under way took its place in the books; what came for the one then
-/// counted for the other.
+/// A request under the id of one that was still under way replaced it in the table; events of the one then counted for
+/// the other.
 #[test]
 fn a_number_that_is_taken_ends_the_connection() {
     let bob = engine("bob", config());

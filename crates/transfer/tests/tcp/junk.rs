@@ -1,4 +1,4 @@
-//! Frames in any order, with numbers that meet: whatever a peer sends, nothing panics, and nothing is left behind.
+//! Frames in any order, with ids that collide: whatever a peer sends, nothing panics, and nothing is left behind.
 
 use std::panic;
 use std::sync::Mutex;
@@ -16,7 +16,7 @@ const BYTES: u64 = 4 * CHUNK as u64;
 const FRAMES: usize = 80;
 const SESSIONS: u64 = 200;
 
-/// Where the mover panicked; others panic on purpose in this program.
+/// The places where the mover panicked; other code panics on purpose in this program.
 static PANICS: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
 fn listen_for_panics() {
@@ -32,7 +32,7 @@ fn listen_for_panics() {
     }));
 }
 
-/// What an initiator with manners would remember; this one has few.
+/// What a correct initiator would remember; this one remembers part of it.
 struct Mind {
     rng: Rng,
     capabilities: [Capability; 2],
@@ -46,7 +46,7 @@ impl Mind {
         self.rng.below(bound as u64) as usize
     }
 
-    /// A number that was used lately, or will be.
+    /// An id that was used lately, or will be.
     fn any_id(&mut self) -> u64 {
         self.next_id.saturating_sub(5) + self.rng.below(6)
     }
@@ -144,7 +144,7 @@ fn whatever_a_peer_sends_nothing_panics_and_nothing_is_left() {
             }
         }
         peer.send(&[Frame::Ping { token: u64::MAX }]);
-        // What it hears are answers and payload; junk ends the connection.
+        // It receives answers and payload; junk ends the connection.
         whole += usize::from(peer.hears(&Frame::Pong { token: u64::MAX }));
         drop(peer);
         until("nothing is left", || {

@@ -1,4 +1,4 @@
-//! Peers that are down, restarted, silent or rude.
+//! Peers that are down, restarted, silent or break the protocol.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -61,7 +61,7 @@ fn a_restarted_peer_is_gone_under_its_old_name() {
         engine("carol", config()),
     );
     let (here, there) = (region(&alice, 4096), region(&bob, 4096));
-    // Somebody else listens where bob is said to be.
+    // Another process listens at bob's address.
     let moved = Segment {
         addresses: carol.segment().addresses.clone(),
         ..bob.segment().clone()
@@ -186,7 +186,7 @@ fn impostor(of: &Engine, mut play: impl FnMut(TcpStream) + Send + 'static) -> Se
     segment
 }
 
-/// A peer that answered a read as if it were a probe had it reported complete, though not a byte of it had come.
+/// A read that its peer answered like a probe was reported complete, though not a byte of it had come.
 #[test]
 fn the_answer_to_another_question_completes_nothing() {
     let (alice, bob) = (engine("alice", config()), engine("bob", config()));
@@ -249,7 +249,7 @@ fn connections_leave_from_the_addresses_that_are_chosen() {
     );
     let (here, there) = (region(&alice, 64), region(&bob, 64));
     let (tell, sources) = std::sync::mpsc::channel();
-    // Both ways fail, so both are tried.
+    // Both routes fail, so both are tried.
     let rude = impostor(&bob, move |stream| {
         drop(tell.send(stream.peer_addr().unwrap().ip().to_string()))
     });
@@ -271,7 +271,7 @@ fn connections_leave_from_the_addresses_that_are_chosen() {
     );
 }
 
-/// A peer that was opened again under other addresses, in the same life, was looked for at the old ones for ever.
+/// A peer that was opened again under other addresses, with the same incarnation, was still looked for at the old ones.
 #[test]
 fn a_peer_that_moved_is_found_where_it_is() {
     let (alice, bob) = (engine("alice", config()), engine("bob", config()));

@@ -1,4 +1,4 @@
-//! An initiator without manners: it sends what frames it likes.
+//! An initiator that sends any frames that a test wants.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;

@@ -1,4 +1,4 @@
-//! Sealed connections: what they carry, whom they keep out, and what a man in the middle can do.
+//! Sealed connections: what they carry, which peers they refuse, and what an attacker on the way can do.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -324,7 +324,7 @@ fn keys_open_the_way_beyond_this_machine() {
     assert!(tcp.reaches(&far(Some(*public(BOB).as_bytes()))));
 }
 
-/// What a man in the middle does to the bytes of one way of a connection.
+/// What an attacker does to the bytes of one direction of a connection.
 #[derive(Clone, Copy)]
 enum Meddle {
     /// Changes the lowest bit of this byte.
@@ -333,7 +333,8 @@ enum Meddle {
     Replay,
 }
 
-/// Stands between initiators and `target`, meddling with what `answers` or else what asks, on the first connection only.
+/// Relays between initiators and `target`, and changes the bytes of one direction of the first connection only: the
+/// answers if `answers` is set, else the requests.
 fn middle(target: SocketAddr, answers: bool, meddle: Meddle) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();

@@ -1,4 +1,4 @@
-//! A device that is slow, and what may be said of requests while its copies are under way.
+//! A slow device, and the answers that are allowed while its copies are under way.
 
 use std::ptr::NonNull;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -30,7 +30,7 @@ pub(crate) struct Copying {
 }
 
 impl Copying {
-    /// Ends it: its access first, as a device does that has let go of the memory.
+    /// Ends it: its access first, like a device that has released the memory.
     pub(crate) fn end(self, result: Result<(), StageError>) {
         drop(self.access);
         (self.done)(result);
@@ -43,7 +43,7 @@ impl Slow {
         access: Arc<Access>,
         done: impl FnOnce(Result<(), StageError>) + Send + 'static,
     ) {
-        // A test that is over is told of nothing any more.
+        // A test that has ended receives nothing any more.
         let _ = self.copies.lock().unwrap().send(Copying {
             access,
             done: Box::new(done),
@@ -151,7 +151,7 @@ fn said_of(id: u64, refusal: Option<Refusal>, heard: Option<Frame>) {
     );
 }
 
-/// What the peer hears next is the answer to this: nothing was said before.
+/// The next frame that the peer receives is the answer to this: nothing was sent before.
 fn nothing_is_said(peer: &mut Raw) {
     peer.send(&[Frame::Ping { token: 9 }]);
     assert_eq!(peer.hear(), Some(Frame::Pong { token: 9 }));
@@ -245,7 +245,7 @@ fn a_copy_that_fails_is_told_when_the_others_have_ended() {
     said_of(1, Some(Refusal::Memory), peer.hear());
 }
 
-/// The end of a copy of one write counted for another under the same number, and there were fewer copies than none.
+/// The end of a copy of one write counted for another under the same id, and the count of copies went below zero.
 #[test]
 fn a_number_is_taken_until_its_copies_have_ended() {
     let (bob, there, copies) = slow_engine(2 * CHUNK);

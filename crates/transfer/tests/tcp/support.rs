@@ -18,12 +18,12 @@ pub(crate) fn config() -> TcpConfig {
     }
 }
 
-/// An engine that has TCP alone, so that nothing goes by another way.
+/// An engine that has TCP alone, so that nothing goes by another mover.
 pub(crate) fn engine(name: &str, config: TcpConfig) -> Engine {
     engine_and_mover(name, config).0
 }
 
-/// The same, with its mover to look at.
+/// The same, with its mover, whose counters a test reads.
 pub(crate) fn engine_and_mover(name: &str, config: TcpConfig) -> (Engine, Arc<Tcp>) {
     let life = Home::open().unwrap();
     let public_key = config

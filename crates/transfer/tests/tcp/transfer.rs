@@ -177,7 +177,7 @@ fn ten_thousand_small_requests_are_one_batch() {
     alice.fence(peer, 20 * SECOND).unwrap();
 }
 
-/// A notice that was longer than targets take cost the connection that it was sent on.
+/// A notice that was longer than targets accept broke the connection that it was sent on.
 #[test]
 fn a_notice_that_is_too_long_is_not_sent() {
     let (alice, bob) = (engine("alice", config()), engine("bob", config()));
@@ -303,7 +303,7 @@ fn a_cancelled_batch_lets_go_of_its_memory_and_the_lane_goes_on() {
                 "{ended:?}"
             );
             assert!(batch.is_done());
-            // Nothing is at the memory, so it can be given another use at once.
+            // No access is left, so the region can be reused at once.
             alice.invalidate(here.id(), SECOND).unwrap();
         }
     }

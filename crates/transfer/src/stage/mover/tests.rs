@@ -90,7 +90,7 @@ fn rig() -> Rig {
 }
 
 impl Rig {
-    /// Takes all host memory that there is for requests of this process.
+    /// Borrows all host memory for requests of this process.
     fn hold(&self) -> Vec<Staged> {
         let access = self.region.access(0, CHUNK as u64).unwrap();
         let mut held = Vec::new();
@@ -133,8 +133,8 @@ impl Rig {
     }
 }
 
-/// Requests that waited for host memory, which a slow peer had all of, were not over at their deadline, nor when they were
-/// cancelled, but when that peer was done.
+/// Requests that waited for host memory, all of which a slow peer held, ended neither at their deadline nor when they
+/// were cancelled, but when that peer was done.
 #[test]
 fn what_waits_for_host_memory_ends_when_it_is_late_or_cancelled() {
     let rig = rig();

@@ -112,7 +112,7 @@ fn chunks_go_in_and_out_of_a_device_however_its_copies_are_watched() {
         let rig = rig(3, watch);
         let data = noise(1, 64 * CHUNK);
         rig.memory.store(&data);
-        // More at a time than there are chunks: the rest stands in line.
+        // More at a time than there are chunks: the rest waits.
         let fetched: Vec<_> = (0..64)
             .map(|chunk| rig.fetch(0, chunk * CHUNK, CHUNK))
             .collect();
@@ -202,7 +202,7 @@ fn memory_stays_in_use_until_its_copy_is_over() {
     rig.regions.reopen(&rig.region, now() + PATIENCE).unwrap();
 }
 
-/// A store of more bytes than were lent put what lay behind the loan into the device: bytes of another tenant.
+/// A store of more bytes than were lent copied what follows the loan into the device: bytes of another tenant.
 #[test]
 fn no_more_leaves_a_loan_than_was_lent() {
     let rig = rig(2, Watch::Callback);
@@ -220,7 +220,7 @@ fn no_more_leaves_a_loan_than_was_lent() {
     assert!(rig.memory.load().iter().all(|&byte| byte == 0));
 }
 
-/// A callback that panicked took the thread with it, and with it the end of every copy that was under way.
+/// A callback that panicked ended the thread, and the ends of all copies under way were lost with it.
 #[test]
 fn a_callback_that_panics_ends_alone() {
     let rig = rig(2, Watch::Callback);

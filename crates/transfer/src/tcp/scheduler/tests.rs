@@ -10,7 +10,7 @@ use crate::tcp::task::TaskKind;
 
 pub(super) const NOW: Instant = Instant::from_nanos(1_000_000);
 
-/// A hub with its orders, and what each piece of work is called.
+/// A scheduler with its actions, and the names of its tasks.
 struct World {
     scheduler: Scheduler,
     started: VecDeque<(LaneId, Task)>,
@@ -133,7 +133,7 @@ impl World {
         }
     }
 
-    /// The lane of what was started last breaks, with everything on it to be begun again.
+    /// Breaks the lane of the task that was started last; all its tasks can be started again.
     fn break_lane(&mut self, now: Instant) {
         let lane = self.started.back().unwrap().0;
         let (on_it, others): (VecDeque<_>, _) =
@@ -162,7 +162,7 @@ impl World {
             .collect()
     }
 
-    /// Ends the oldest transfer; whose it was.
+    /// Ends the oldest transfer; returns its peer.
     fn finish(&mut self) -> u64 {
         let (lane, task) = self.started.pop_front().unwrap();
         let done = Finished {
@@ -224,8 +224,8 @@ fn a_busy_peer_does_not_hold_the_slots_of_another() {
     );
 }
 
-/// Each piece of work that left a full queue woke everybody who waited for room: with 64 threads the wakes cost a third of
-/// the throughput.
+/// Each task that left a full queue woke every submitter that waited for room: with 64 threads the wakes cost a third
+/// of the throughput.
 #[test]
 fn submitters_are_woken_once_a_quarter_of_the_queue_is_free() {
     let mut world = World::new(1, 1);
@@ -310,8 +310,8 @@ fn late_and_cancelled_work_leaves_the_queue_and_fences_wait_for_all_before_them(
     assert_eq!(world.fenced, 1);
 }
 
-/// A lane broke after the mover was closed, or after its batch was cancelled: its work went back into line, where nobody
-/// looked for it any more before its deadline.
+/// A lane broke after the mover was closed, or after its batch was cancelled: its tasks were queued again, and ended
+/// only at their deadlines.
 #[test]
 fn cancelled_tasks_are_not_queued_again() {
     let mut world = World::new(4, 1);
@@ -356,7 +356,7 @@ fn a_closed_hub_opens_no_lane() {
     assert!(world.connects.is_empty());
 }
 
-/// A caller gave up waiting at a fence, and waited on: the fence stayed until all work before it was over.
+/// A cancelled fence ended only when all tasks before it had ended.
 #[test]
 fn a_fence_that_is_cancelled_is_over_and_the_next_one_still_waits() {
     let mut world = World::new(4, 1);
@@ -401,7 +401,7 @@ fn pauses_grow_for_a_peer_that_greets_and_drops() {
         pauses.windows(2).all(|pair| pair[0] < pair[1]),
         "{pauses:?}"
     );
-    // One answer, even a refusal, and a lane that breaks is replaced at once.
+    // After one answer, even a refusal, a lane that breaks is replaced at once.
     world.all_connect();
     world.submit(1, 1);
     let (lane, task) = world.started.pop_front().unwrap();
@@ -416,7 +416,7 @@ fn pauses_grow_for_a_peer_that_greets_and_drops() {
     assert_eq!(world.connects.len(), 1);
 }
 
-/// Callers that drove their own transfers to ever new peers had the books of all of them kept.
+/// Callers that drove their own transfers to ever new peers left a table entry for each of them.
 #[test]
 fn the_books_of_peers_that_are_gone_make_room() {
     let mut world = World::new(4, 1);
@@ -426,8 +426,8 @@ fn the_books_of_peers_that_are_gone_make_room() {
     assert!(world.scheduler.peers.len() <= PEERS_KEPT);
 }
 
-/// A peer that had died under a batch of a thousand requests kept the room of its line, some 90 KiB, for as long as its
-/// books were kept.
+/// A peer that had ended under a batch of a thousand requests kept the memory of its queue, some 90 KiB, for as long as
+/// its table entry was kept.
 #[test]
 fn a_peer_without_lanes_and_work_keeps_no_room_for_them() {
     let room = |world: &World| world.scheduler.peers[&Incarnation(1)].room();

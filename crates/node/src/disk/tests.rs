@@ -628,7 +628,7 @@ fn every_planted_bug_of_the_shell_is_caught() {
 fn outlives(errno: i32, submits: bool) -> bool {
     let root = tempfile::tempdir().unwrap();
     let directory = Arc::new(Directory::hold(root.path()).unwrap());
-    let region = Arc::new(Region::map(2 << 20, HugePages::Off).unwrap().0);
+    let region = Arc::new(region::map(2 << 20, HugePages::Off).unwrap().0);
     let segment = Segment {
         id: SegmentId(1),
         incarnation: Incarnation(5),
@@ -663,7 +663,7 @@ fn keeps_a_file_whose_write_failed() -> bool {
     let root = tempfile::tempdir().unwrap();
     let path = root.path().join("read-only");
     std::fs::write(&path, [0; BLOCK]).unwrap();
-    let region = Arc::new(Region::map(2 << 20, HugePages::Off).unwrap().0);
+    let region = Arc::new(region::map(2 << 20, HugePages::Off).unwrap().0);
     let segment = Segment {
         id: SegmentId(1),
         incarnation: Incarnation(5),

@@ -163,6 +163,10 @@ impl Files {
         self.table.len()
     }
 
+    pub(crate) fn suspects(&self) -> usize {
+        self.suspects
+    }
+
     pub(crate) fn any_suspect(&self) -> bool {
         self.suspects > 0
     }

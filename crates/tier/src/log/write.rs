@@ -532,9 +532,11 @@ impl Log {
 
     /// Bytes of files up to which tombstones and copies may begin another: one beyond the capacity. A log whose capacity
     /// was lowered is longer than that already, as may be one that a crash found with one file more, and only these bring
-    /// it down: it has what one drain may need on top of its length, which each drain lessens.
+    /// it down: it has what one drain may need on top of its length, which each drain lessens. A file that was abandoned
+    /// gives no room until it is emptied, and takes nothing: each allows one more.
     fn reach(&self) -> u64 {
-        let within = self.config.capacity.max(self.file_bytes);
+        let abandoned = self.files.suspects().min(ABANDONED_MAX) as u64 * self.file_bytes;
+        let within = self.config.capacity.max(self.file_bytes) + abandoned;
         let longest = || {
             self.files
                 .iter()
@@ -568,6 +570,10 @@ impl Log {
         }
     }
 }
+
+/// Abandoned files for which others may be begun beyond the capacity: a device that fails every other write makes one
+/// for each batch, and a file that is emptied has some ten batches.
+const ABANDONED_MAX: usize = 32;
 
 impl Load {
     fn new() -> Self {

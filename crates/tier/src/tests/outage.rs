@@ -158,6 +158,58 @@ fn a_log_outlives_any_outage() {
     }
 }
 
+/// Every second sync failed for a while. Each file was abandoned with records in it, until there were more files than the
+/// capacity allows: the one being emptied waited for room, and so did all others. The log took records and tombstones,
+/// and never wrote one again.
+#[test]
+fn files_that_are_abandoned_one_after_the_other_leave_room_to_empty_them() {
+    for (one_in, keys) in [(2, 30), (2, 32), (3, 40)] {
+        let log = LogConfig {
+            file_bytes: 1 << 20,
+            ..small_log(4 << 20)
+        };
+        let mut world = World::new(log, one_in);
+        for key in 0..keys {
+            world.put(&[key], 1, 9000);
+            world.rest();
+        }
+        let (mut syncs, mut failed) = (one_in - 1, 0);
+        for key in 0..20 {
+            world.remove(&[key], 1);
+        }
+        for _ in 0..40 {
+            while !world.disk.is_idle() {
+                syncs += u64::from(world.disk.next_is_sync());
+                if world.disk.next_is_sync() && syncs % one_in == 0 {
+                    failed += 1;
+                    world.disk.fail_at(world.disk.completed(), EIO);
+                }
+                world.complete();
+            }
+            let Some(at) = world.agent.next_deadline() else {
+                break;
+            };
+            world.now = world.now.max(at);
+            let mut out = Vec::new();
+            world.agent.on_deadline(world.now, &mut out);
+            world.take(out);
+        }
+        let moment = format!("one sync in {one_in} fails, {failed} did");
+        assert!(failed >= 5, "{moment}");
+        world.rest();
+        world.check(&moment);
+        let carried_out = |known: &Known| known.dropped >= known.drop_ordered;
+        assert!(world.known.values().all(carried_out), "{moment}");
+        let ticket = world.put(b"last", 1, 100);
+        world.rest();
+        assert_eq!(world.results[&ticket], Ok(()), "{moment}");
+        assert!(
+            world.agent.stats().file_bytes <= world.log.capacity,
+            "{moment}"
+        );
+    }
+}
+
 /// A log whose newest file is to be emptied because a sync of it failed, `after` further operations.
 fn draining(after: u32) -> World {
     let mut world = World::new(small_log(2 << 20), u64::from(after));

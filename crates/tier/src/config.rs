@@ -3,10 +3,10 @@ use std::time::Duration;
 use slackwater_base::{BLOCK_BYTES, ByteSize};
 use slackwater_wire::{NodeId, SegmentId};
 
-/// What an agent may use, and how it goes about it.
+/// The limits of an agent, and its log.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AgentConfig {
-    /// Which node it is.
+    /// The node that it belongs to.
     pub node: NodeId,
     /// Its SSD log, if it has one.
     pub log: Option<LogConfig>,
@@ -32,7 +32,7 @@ impl AgentConfig {
     }
 }
 
-/// The size and the habits of an SSD log.
+/// The size and the limits of an SSD log.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LogConfig {
     /// The segment that stands for it at the master.

@@ -15,9 +15,9 @@ pub struct FileId(pub u64);
 /// A file that the device found in the log's directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LogFile {
-    /// Which.
+    /// Its number.
     pub file: FileId,
-    /// Its length.
+    /// Its length in bytes.
     pub bytes: u64,
 }
 
@@ -26,41 +26,41 @@ pub struct LogFile {
 pub enum DiskOp {
     /// Make a file of this length, all of it allocated and reading as zeros, and make its existence durable.
     Create {
-        /// Which file.
+        /// The file to be made; no file had its number before.
         file: FileId,
-        /// Its length.
+        /// Its length in bytes.
         bytes: u64,
     },
     /// Write the parts one after another, beginning at `offset`. Durable only after a later [`DiskOp::Sync`].
     Write {
-        /// Which file.
+        /// The file to be written to.
         file: FileId,
-        /// Where the first part goes.
+        /// Where the first part goes, in bytes from the beginning of the file.
         offset: u64,
-        /// The bytes.
+        /// What is written, without gaps.
         parts: Vec<Part>,
     },
     /// Make every write completed before this was submitted durable.
     Sync {
-        /// Which file.
+        /// The file whose writes become durable.
         file: FileId,
     },
     /// Read `bytes` bytes to where `into` says, and take the checksum of the first `length` of them after they arrived.
     Read {
-        /// Which file.
+        /// The file to be read.
         file: FileId,
-        /// Where the first byte is.
+        /// Where the first byte is, from the beginning of the file.
         offset: u64,
-        /// How many bytes.
+        /// Length of the read in bytes.
         bytes: u64,
-        /// How many of them are the value: the rest is padding.
+        /// Length of the value within it; the rest is padding.
         length: u64,
-        /// Where they go.
+        /// Where the bytes go.
         into: Target,
     },
     /// Remove the file, durably.
     Delete {
-        /// Which file.
+        /// The file to be removed.
         file: FileId,
     },
 }
@@ -74,7 +74,7 @@ pub enum Part {
     Extent {
         /// Where the bytes are. The agent keeps the extent from being reused until the completion.
         extent: ExtentRef,
-        /// How many of them.
+        /// Length of the value in bytes.
         length: u64,
     },
 }
@@ -93,16 +93,16 @@ pub enum Target {
 /// How an operation ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DiskDone {
-    /// Which operation.
+    /// The name of the operation.
     pub op: OpId,
-    /// What came of it.
+    /// Its outcome.
     pub result: Result<DiskOutcome, DiskError>,
 }
 
-/// What an operation gave.
+/// What an operation that succeeded gave.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DiskOutcome {
-    /// It is done.
+    /// The operation is done, and gave nothing.
     Done,
     /// What was read.
     Read {
@@ -141,7 +141,7 @@ pub enum DiskError {
 }
 
 impl DiskError {
-    /// Whether it tells nothing of the file or the device: the same operation may succeed a moment later.
+    /// Whether the error says nothing of the file or the device: the same operation may succeed a moment later.
     #[must_use]
     pub fn is_passing(self) -> bool {
         matches!(self, DiskError::Resources { .. })

@@ -101,7 +101,7 @@ fn part_bytes(part: &slackwater_tier::io::Part) -> u64 {
 /// How a disk is to be used.
 #[derive(Clone, Copy, Debug)]
 pub struct Use {
-    /// Which device.
+    /// The device that is asked for.
     pub backend: IoBackend,
     /// Operations under way at once.
     pub depth: usize,
@@ -109,13 +109,13 @@ pub struct Use {
     pub read_buffer_bytes: usize,
 }
 
-/// What runs, and why.
+/// The device that runs, and why.
 pub struct Disk {
     /// The device of the tiers.
     pub device: Arc<dyn Device>,
     /// The reads of callers.
     pub readers: Arc<Readers>,
-    /// Which device it is.
+    /// The name of the device, and the reason for it.
     pub choice: Selection,
 }
 

@@ -25,11 +25,11 @@ struct Shared {
     directory: Arc<Directory>,
     segment: Segment,
     state: Mutex<State>,
-    /// Something to do, or time to go: its workers wait.
+    /// Operations are queued, or the device closes: the workers wait for it.
     work: Event,
-    /// Something done, or a wake: who completes waits.
+    /// Operations have ended, or a wake: [`Device::complete`] waits for it.
     news: Event,
-    /// Of the two.
+    /// How the workers wait, and how `complete` does.
     sites: [Site; 2],
 }
 

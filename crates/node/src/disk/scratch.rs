@@ -5,7 +5,7 @@ use slackwater_wait::{Event, Park, Site, Waiting};
 
 use super::buffer::AlignedBuffer;
 
-/// Aligned memory for reads, bounded in all: who finds none waits for another reader's.
+/// Aligned memory for reads, bounded in all: a reader that finds none waits for another to give its buffer back.
 #[derive(Debug)]
 pub(super) struct Buffers {
     limit: usize,

@@ -27,7 +27,7 @@ pub struct Segment {
 }
 
 impl Segment {
-    /// Leave to access an extent of this segment.
+    /// Permission to access an extent of this segment.
     ///
     /// # Safety
     /// As for [`Grant::new`], over the bytes of the extent.

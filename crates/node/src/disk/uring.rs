@@ -12,7 +12,7 @@ use super::ring::{Landed, Ring};
 use super::transfer::Segment;
 use super::{Device, Footprint};
 
-/// The device on io_uring: operations come in by any thread, one thread drives the ring and sleeps in it.
+/// The device on io_uring: any thread submits, one thread drives the ring and sleeps in it.
 pub(super) struct UringDevice {
     directory: Arc<Directory>,
     segment: Segment,
@@ -74,7 +74,7 @@ impl Device for UringDevice {
         let was_empty = inbox.is_empty();
         inbox.append(ops);
         drop(inbox);
-        // Whoever filled an empty inbox wakes the driver, which empties it before it sleeps.
+        // The thread that fills an empty inbox wakes the driver, which empties it before it sleeps.
         if was_empty {
             self.wake();
         }

@@ -15,9 +15,9 @@ pub enum AgentInput {
         /// 128 random bits, which become the identity of the log when there is none yet.
         fresh: u128,
     },
-    /// The master wants something done.
+    /// An order of the master.
     Order(Order),
-    /// An operation came to its end.
+    /// An operation of the device has ended.
     Disk(DiskDone),
     /// Make durable what was ordered until now; answered by [`AgentOutput::Flushed`] with the same number.
     Flush(u64),
@@ -32,7 +32,7 @@ pub enum AgentOutput {
     Disk {
         /// Its name in the completion.
         op: OpId,
-        /// What is to be done.
+        /// The operation.
         request: DiskOp,
     },
     /// A message for the master.
@@ -83,20 +83,20 @@ pub struct ReadId(pub(crate) u64);
 pub struct RecordRead {
     /// To be given to `end_read`.
     pub read: ReadId,
-    /// Which file.
+    /// The file that holds the record.
     pub file: FileId,
     /// First byte, a multiple of a block.
     pub offset: u64,
     /// Bytes to be read, a multiple of a block.
     pub bytes: u64,
-    /// How many of them are the value.
+    /// Length of the value within them.
     pub length: u64,
     /// The checksum that the value must have: together with key and version, by which the record was found, it is
     /// the proof that the bytes are the right ones and not a neighbour's.
     pub checksum: Checksum,
 }
 
-/// What came of a read.
+/// The outcome of a read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReadEnd {
     /// The bytes came, or were not wanted any more.

@@ -81,7 +81,7 @@ impl Agent {
         match failure {
             Some(failure) => {
                 out.push(failed(ticket, failure));
-                self.own_up(now, task, failure, out);
+                self.report_missing(now, task, failure, out);
             }
             None => self.promotions.queue.push_back(task),
         }
@@ -96,13 +96,13 @@ impl Agent {
         match (fits, record.1 == task.checksum) {
             (true, true) => None,
             (false, _) => Some(PromotionFailure::Size),
-            // Not the value that the master means: as good as none.
+            // Another value than the master means.
             (true, false) => Some(PromotionFailure::Missing),
         }
     }
 
-    /// A record that the master counts on and that is not here is as lost as a rotten one.
-    fn own_up(
+    /// Reports a record that the master counts on and that is not here, as a rotten one is reported.
+    fn report_missing(
         &mut self,
         now: Instant,
         task: PromoteTask,
@@ -119,7 +119,7 @@ impl Agent {
         while let Some(task) = self.promotions.next() {
             if let Some(failure) = self.unfit(&task) {
                 out.push(failed(task.ticket, failure));
-                self.own_up(now, task, failure, out);
+                self.report_missing(now, task, failure, out);
                 continue;
             }
             self.promotions.bytes_in_flight += task.bytes;
@@ -161,7 +161,7 @@ impl Agent {
             Err(failure) => {
                 self.promotions.bytes_in_flight -= task.bytes;
                 out.push(failed(ticket, failure));
-                self.own_up(now, task, failure, out);
+                self.report_missing(now, task, failure, out);
             }
         }
     }

@@ -5,7 +5,7 @@ use slackwater_wire::TaskFailure;
 
 use super::index::{Placed, Slot};
 use super::queue::Queued;
-use super::write::{Ail, Answer, Burial};
+use super::write::{Answer, Failing, QueuedTombstone};
 use super::{Log, LogOut, Purpose};
 use crate::format::{Position, Record};
 use crate::io::{DiskError, DiskOp, FileId};
@@ -19,7 +19,7 @@ pub(super) struct Flight {
     pub(super) end: u64,
     pub(super) items: Vec<Item>,
     pub(super) stage: Stage,
-    /// It will not count, whatever becomes of its operations.
+    /// A write or sync of its file failed: nothing of it counts, whatever its operations give.
     pub(super) abandoned: bool,
 }
 
@@ -32,7 +32,7 @@ pub(super) enum Stage {
 
 #[derive(Debug)]
 pub(super) enum Item {
-    Burial(Burial),
+    Tombstone(QueuedTombstone),
     Copy { record: Record, from: (FileId, u64) },
     Offload(Queued),
 }
@@ -120,17 +120,17 @@ impl Log {
             self.files.update(file, |file| file.suspect = true);
             self.stats.files_abandoned += 1;
         }
-        // What later batches say was durable must not vouch for this file: their life is another one.
+        // The durable positions of later batches must not cover this file: they belong to another life.
         self.life += 1;
         self.writer.durable = None;
-        self.ail(error);
+        self.note_failure(error);
     }
 
-    pub(super) fn ail(&mut self, error: DiskError) {
+    pub(super) fn note_failure(&mut self, error: DiskError) {
         let (min, max) = (self.config.retry_delay_min, self.config.retry_delay_max);
         let delay = self.writer.retry_delay.max(min);
         self.writer.retry_delay = (delay * 2).min(max);
-        self.writer.ail = Some(Ail {
+        self.writer.failing = Some(Failing {
             error,
             until: self.now + delay,
         });
@@ -164,7 +164,7 @@ impl Log {
         self.writer.retry_delay = Duration::ZERO;
         for item in flight.items {
             match item {
-                Item::Burial(burial) => self.bury(burial, file, out),
+                Item::Tombstone(tombstone) => self.bury(tombstone, file, out),
                 Item::Copy { record, .. } => {
                     self.place_record(&record, file);
                     self.stats.copied_bytes += record.length;
@@ -219,19 +219,19 @@ impl Log {
         self.value_bytes -= slot.length();
     }
 
-    fn bury(&mut self, burial: Burial, file: FileId, out: &mut Vec<LogOut>) {
-        let (before, here) = self.index.bury(burial.hash, burial.version, file);
+    fn bury(&mut self, tombstone: QueuedTombstone, file: FileId, out: &mut Vec<LogOut>) {
+        let (before, here) = self.index.bury(tombstone.hash, tombstone.version, file);
         if let Some(before) = before {
             self.files.unburied(before);
         }
         if here {
             self.files.buried(file);
-            self.shields.lower(burial.hash);
+            self.shields.lower(tombstone.hash);
         }
-        if let Some(order) = burial.order {
+        if let Some(order) = tombstone.order {
             self.writer.unresolved.remove(&order);
         }
-        match burial.answer {
+        match tombstone.answer {
             Answer::Reclaim => self.drain_settled(0),
             answer => out.push(answer.given()),
         }
@@ -243,10 +243,10 @@ impl Log {
     fn fail(&mut self, flight: Flight, out: &mut Vec<LogOut>) {
         for item in flight.items.into_iter().rev() {
             match item {
-                Item::Burial(burial) if burial.order.is_some() => {
-                    self.writer.burials.push_front(burial)
+                Item::Tombstone(tombstone) if tombstone.order.is_some() => {
+                    self.writer.tombstones.push_front(tombstone)
                 }
-                Item::Burial(burial) => self.writer.moved.push_front(burial),
+                Item::Tombstone(tombstone) => self.writer.moved.push_front(tombstone),
                 Item::Copy { mut record, from } => {
                     record.offset = from.1;
                     self.drain_again(record);
@@ -270,7 +270,7 @@ impl Log {
         if self.writer.offloads.is_empty() {
             return;
         }
-        let failure = match self.writer.ailing() {
+        let failure = match self.writer.refusal() {
             Some(failure) => failure,
             None if !self.has_room() && self.writer.flights.is_empty() => TaskFailure::NoRoom,
             None => return,

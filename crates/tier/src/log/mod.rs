@@ -31,7 +31,7 @@ use recover::Recovery;
 use shield::Shields;
 use write::{Answer, Writer};
 
-/// What the log wants done or has to say.
+/// Operations and answers of the log.
 #[derive(Debug)]
 pub(crate) enum LogOut {
     Disk(OpId, DiskOp),
@@ -215,7 +215,7 @@ impl Log {
         if too_long {
             return Some(TaskFailure::TooLarge);
         }
-        if let Some(failure) = self.writer.ailing() {
+        if let Some(failure) = self.writer.refusal() {
             return Some(failure);
         }
         let full = self.writer.offloads.len() >= self.config.records_queued_max || !self.has_room();
@@ -243,7 +243,7 @@ impl Log {
         self.drop_as(Answer::Lost(entry), out);
     }
 
-    /// A reader was sent here for a record that is not: the master is told, once no crash can bring it back.
+    /// The master named a record that the log does not have: the master is told, once no crash can bring it back.
     pub(crate) fn missed(&mut self, now: Instant, entry: DiskEntry, out: &mut Vec<LogOut>) {
         self.now = now;
         if self.is_open() {
@@ -277,7 +277,7 @@ impl Log {
             out.push(answer.given());
             return;
         }
-        self.queue_burial(hash, version, answer);
+        self.queue_tombstone(hash, version, answer);
     }
 
     /// The record of exactly this version, once the index is complete.
@@ -383,7 +383,7 @@ impl Log {
         self.submit(Purpose::Read(ticket, read), request, out);
     }
 
-    /// An operation came to its end. Unknown ones belong to somebody else, or came twice.
+    /// An operation has ended. Unknown ones are ignored: they were not submitted here, or ended before.
     pub(crate) fn on_disk(&mut self, now: Instant, done: DiskDone, out: &mut Vec<LogOut>) {
         self.now = now;
         let Some(purpose) = self.ops.remove(&done.op) else {
@@ -474,7 +474,7 @@ impl Log {
             node,
             accepting: self.is_open()
                 && !self.stopping
-                && self.writer.ailing().is_none()
+                && self.writer.refusal().is_none()
                 && self.has_room(),
             capacity: self.usable_bytes(),
             pressure: self.pressure(),

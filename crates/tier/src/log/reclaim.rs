@@ -203,21 +203,21 @@ impl Log {
                 // It may be waiting for a higher one to become durable: that one is written in its place.
                 Entry::Tombstone { hash, .. } => {
                     if let Some(version) = self.index.buried_at(hash, file) {
-                        self.bury_again(hash, version);
+                        self.write_tombstone_again(hash, version);
                     }
                 }
             }
         }
     }
 
-    fn bury_again(&mut self, hash: KeyHash, version: Version) {
+    fn write_tombstone_again(&mut self, hash: KeyHash, version: Version) {
         if let Some(reclaim) = self
             .reclaim
             .as_mut()
             .filter(|_| !planted(Planted::TombstoneDroppedEarly))
         {
             reclaim.settling += 1;
-            self.queue_burial(hash, version, Answer::Reclaim);
+            self.queue_tombstone(hash, version, Answer::Reclaim);
         }
     }
 
@@ -381,13 +381,13 @@ impl Log {
     /// reported as lost. Each leaves a tombstone, for it kept older records of its key dead.
     fn sweep(&mut self, file: FileId) {
         for (hash, version) in self.index.buried_in(file) {
-            self.bury_again(hash, version);
+            self.write_tombstone_again(hash, version);
         }
         for (hash, version) in self.index.live_in(file) {
             if let Some(slot) = self.index.kill(hash, version) {
                 self.died(&slot);
                 self.stats.records_lost += 1;
-                self.bury_again(hash, version);
+                self.write_tombstone_again(hash, version);
             }
         }
         self.files.update(file, |file| file.suspect = true);

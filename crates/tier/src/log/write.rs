@@ -17,9 +17,9 @@ use crate::io::{DiskError, DiskOp, FileId, Part};
 /// What waits to be written, what is being written, and how the device takes it.
 #[derive(Debug, Default)]
 pub(crate) struct Writer {
-    /// Tombstones that somebody waits for, and those that reclaim moves.
-    pub(super) burials: VecDeque<Burial>,
-    pub(super) moved: VecDeque<Burial>,
+    /// Tombstones of drops that are to be answered, and those that reclaim moves.
+    pub(super) tombstones: VecDeque<QueuedTombstone>,
+    pub(super) moved: VecDeque<QueuedTombstone>,
     copies: VecDeque<Copied>,
     pub(super) offloads: OffloadQueue,
     /// Payload bytes of the copies.
@@ -32,7 +32,7 @@ pub(crate) struct Writer {
     pub(super) active: Option<Active>,
     /// Everything of this life before it is durable.
     pub(super) durable: Option<Position>,
-    pub(super) ail: Option<Ail>,
+    pub(super) failing: Option<Failing>,
     pub(super) retry_delay: Duration,
     /// Orders that are neither durable nor refused, by their number.
     pub(super) unresolved: BTreeSet<u64>,
@@ -53,14 +53,14 @@ pub(super) struct Active {
 
 /// The device refused a write: a pause, then a try.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Ail {
+pub(super) struct Failing {
     pub(super) error: DiskError,
     pub(super) until: Instant,
 }
 
 /// A tombstone to be written.
 #[derive(Debug)]
-pub(crate) struct Burial {
+pub(crate) struct QueuedTombstone {
     pub(super) order: Option<u64>,
     since: Instant,
     pub(super) hash: KeyHash,
@@ -68,7 +68,7 @@ pub(crate) struct Burial {
     pub(super) answer: Answer,
 }
 
-/// Who waits for a tombstone.
+/// What is answered when a tombstone is durable.
 #[derive(Clone, Debug)]
 pub(crate) enum Answer {
     Dropped(DiskEntry),
@@ -117,9 +117,9 @@ impl Answer {
 }
 
 impl Writer {
-    /// Why nothing new is taken now, if so.
-    pub(crate) fn ailing(&self) -> Option<TaskFailure> {
-        self.ail.map(|ail| failure_of(ail.error))
+    /// Why no new record is taken now: the device refused the last write.
+    pub(crate) fn refusal(&self) -> Option<TaskFailure> {
+        self.failing.map(|failing| failure_of(failing.error))
     }
 
     pub(crate) fn is_waiting(&self, hash: KeyHash) -> bool {
@@ -156,27 +156,27 @@ impl Writer {
             self.oldest_maintenance().map(|since| since + delay),
             first.map(|offload| offload.since + delay),
             first.and_then(|offload| offload.kept_until),
-            self.ail
-                .map(|ail| ail.until)
+            self.failing
+                .map(|failing| failing.until)
                 .filter(|_| !planted(Planted::OutageNeverEnds)),
         ]
     }
 
     fn oldest_maintenance(&self) -> Option<Instant> {
-        let burials = self
-            .burials
+        let tombstones = self
+            .tombstones
             .front()
             .into_iter()
             .chain(self.moved.front())
-            .map(|burial| burial.since);
-        burials
+            .map(|tombstone| tombstone.since);
+        tombstones
             .chain(self.copies.front().map(|copy| copy.since))
             .min()
     }
 
-    /// Whether something waits without which no room is made.
+    /// Whether tombstones or copies wait: without them no room is made.
     fn needs_maintenance(&self) -> bool {
-        !self.burials.is_empty() || !self.moved.is_empty() || !self.copies.is_empty()
+        !self.tombstones.is_empty() || !self.moved.is_empty() || !self.copies.is_empty()
     }
 
     fn new_order(&mut self) -> u64 {
@@ -217,14 +217,14 @@ impl Log {
         });
     }
 
-    pub(super) fn queue_burial(&mut self, hash: KeyHash, version: Version, answer: Answer) {
+    pub(super) fn queue_tombstone(&mut self, hash: KeyHash, version: Version, answer: Answer) {
         let order = answer.entry().is_some().then(|| self.writer.new_order());
         let queue = if order.is_some() {
-            &mut self.writer.burials
+            &mut self.writer.tombstones
         } else {
             &mut self.writer.moved
         };
-        queue.push_back(Burial {
+        queue.push_back(QueuedTombstone {
             order,
             since: self.now,
             hash,
@@ -284,7 +284,7 @@ impl Log {
 
     fn is_batch_due(&self) -> bool {
         let writer = &self.writer;
-        // Records that may not go yet must hurry nobody: copies would be written one by one, and make no room.
+        // Records that have no place yet must not make a batch due: copies would be written one by one, and make no room.
         let offload = writer
             .offloads
             .first()
@@ -293,8 +293,8 @@ impl Log {
             since.is_some_and(|since| since + self.config.batch_delay <= self.now)
         };
         let hurry = !writer.flushes.is_empty() || self.stopping;
-        // Whoever removes waits for the answer: tombstones share a batch only with what comes while one is written.
-        let waited_for = !writer.burials.is_empty() || self.drain_waits();
+        // A removal is answered when its tombstone is durable: it is written at once unless a batch is under way.
+        let waited_for = !writer.tombstones.is_empty() || self.drain_waits();
         let ready_bytes = writer.copy_bytes + offload.map_or(0, |_| writer.offloads.bytes());
         (waited_for && (writer.flights.is_empty() || hurry))
             || (hurry && offload.is_some())
@@ -312,16 +312,16 @@ impl Log {
 
     /// Whether new records may use the file that is appended to now: not when it was begun from the reserve.
     fn offloads_may_fill(&self) -> bool {
-        self.files_free() >= RESERVE && self.writer.ail.is_none()
+        self.files_free() >= RESERVE && self.writer.failing.is_none()
     }
 
     /// Takes what fits into a batch of at most `room` bytes: tombstones first, then copies, then new records.
     fn load(&mut self, room: u64) -> Load {
         let mut load = Load::new();
         let limit = self.config.batch_bytes;
-        for queue in [&mut self.writer.burials, &mut self.writer.moved] {
+        for queue in [&mut self.writer.tombstones, &mut self.writer.moved] {
             while !queue.is_empty() && load.takes(TOMBSTONE_BYTES, 0, limit, room) {
-                load.items.extend(queue.pop_front().map(Item::Burial));
+                load.items.extend(queue.pop_front().map(Item::Tombstone));
             }
         }
         while let Some(Copied {
@@ -397,9 +397,9 @@ impl Log {
         let mut entries = Vec::with_capacity(items.len());
         for item in &mut items {
             entries.push(match item {
-                Item::Burial(burial) => Entry::Tombstone {
-                    hash: burial.hash,
-                    version: burial.version,
+                Item::Tombstone(tombstone) => Entry::Tombstone {
+                    hash: tombstone.hash,
+                    version: tombstone.version,
                 },
                 Item::Copy { record, .. } | Item::Offload(Queued { record, .. }) => {
                     record.offset = offset;
@@ -500,7 +500,10 @@ impl Log {
 
     /// Has a spare file made before it is needed, and tries again after the device refused.
     pub(super) fn provide_file(&mut self, out: &mut Vec<LogOut>) {
-        let resting = self.writer.ail.is_some_and(|ail| ail.until > self.now);
+        let resting = self
+            .writer
+            .failing
+            .is_some_and(|failing| failing.until > self.now);
         if resting || self.files.has(List::Creating) {
             return;
         }
@@ -508,7 +511,7 @@ impl Log {
         let fits = used + self.file_bytes <= self.config.capacity;
         if self.files.has(List::Spare) || !fits {
             // Nothing to try it with but the next batch.
-            self.writer.ail = None;
+            self.writer.failing = None;
         }
         let maintenance = self.writer.needs_maintenance();
         let beyond = maintenance && self.writer.needs_file && used <= self.reach();
@@ -516,7 +519,7 @@ impl Log {
             .writer
             .active
             .is_some_and(|active| active.at > active.bytes / 2);
-        let wanted = self.writer.ail.is_some() || self.writer.needs_file || filling;
+        let wanted = self.writer.failing.is_some() || self.writer.needs_file || filling;
         if wanted && !self.files.has(List::Spare) && (fits || beyond) {
             let file = self.files.begin(self.file_bytes);
             self.submit(
@@ -557,7 +560,7 @@ impl Log {
     pub(super) fn created(&mut self, file: FileId, result: Result<(), DiskError>) {
         match result {
             Ok(()) => {
-                self.writer.ail = None;
+                self.writer.failing = None;
                 self.writer.needs_file = false;
                 self.files
                     .update(file, |file| file.state = FileState::Spare);
@@ -565,7 +568,7 @@ impl Log {
             Err(error) => {
                 // Something of it may be there: its number stays used, and it is deleted before another try.
                 self.doom(file);
-                self.ail(error);
+                self.note_failure(error);
             }
         }
     }

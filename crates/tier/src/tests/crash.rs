@@ -223,7 +223,7 @@ fn revived_by_reclaim(bug: Option<Planted>) -> bool {
     };
     let dead = put(&mut world, "dead");
     let (home, _) = world.place(b"dead", dead);
-    let grave = (0..)
+    let tombstone = (0..)
         .find_map(|number| {
             let name = format!("stays-{number}");
             let version = put(&mut world, &name);
@@ -240,11 +240,11 @@ fn revived_by_reclaim(bug: Option<Planted>) -> bool {
         let version = put(&mut world, &name);
         world.remove(name.as_bytes(), version);
         world.rest();
-        if world.disk.content(grave).is_empty() {
+        if world.disk.content(tombstone).is_empty() {
             break;
         }
     }
-    assert!(world.disk.content(grave).is_empty() && !world.disk.content(home).is_empty());
+    assert!(world.disk.content(tombstone).is_empty() && !world.disk.content(home).is_empty());
     // The announcement of what came back would fail the world's own check.
     world.known.remove(b"dead".as_slice());
     world

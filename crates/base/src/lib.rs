@@ -10,6 +10,7 @@ mod hash;
 mod planted;
 mod rng;
 mod sketch;
+mod tally;
 mod time;
 mod units;
 
@@ -22,6 +23,7 @@ pub use planted::plant;
 pub use planted::{Planted, planted};
 pub use rng::Rng;
 pub use sketch::Sketch;
+pub use tally::{Counted, Tally};
 pub use time::Instant;
 pub use units::{ByteSize, ParseUnitError, format_duration, parse_duration};
 

@@ -5,12 +5,13 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use slackwater_base::{Counted, Tally};
 use slackwater_wait::{Event, Seen, Site, Waiting as Wait, now};
 
 use crate::metrics::Metrics;
 use crate::resolve::LOOKUPS;
-use admissions::Admissions;
 pub(crate) use admissions::{AdmissionLimits, AdmissionSource};
+use admissions::{Admissions, Deciding};
 
 pub(crate) type Task = Box<dyn FnOnce() + Send>;
 
@@ -86,13 +87,24 @@ impl Default for Queueing {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Full;
 
+/// Jobs that share the general workers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Class {
     Batch,
     Reply,
-    Admission(AdmissionSource),
-    Lookup,
     Command(usize),
+}
+
+/// A job that runs; it is given back when it has ended.
+enum Running {
+    /// On a general worker, or one kept for its class.
+    Shared {
+        class: Class,
+        of_class: Counted,
+        of_all: Counted,
+    },
+    Admission(Deciding),
+    Lookup(Counted),
 }
 
 struct Pool {
@@ -110,10 +122,10 @@ struct Queues {
     replies: VecDeque<Task>,
     admissions: Admissions,
     lookups: VecDeque<Task>,
-    lookups_active: usize,
-    batch_active: usize,
-    replies_active: usize,
-    active: usize,
+    lookups_active: Tally,
+    batch_active: Tally,
+    replies_active: Tally,
+    active: Tally,
     arrivals: u64,
     /// Idle workers, each with the event that wakes it.
     idle: Vec<Arc<Event>>,
@@ -125,7 +137,7 @@ struct Category {
     queueing: Queueing,
     waiting: VecDeque<Waiting>,
     waiting_bytes: usize,
-    active: usize,
+    active: Tally,
 }
 
 struct Waiting {
@@ -155,7 +167,7 @@ impl Jobs {
                 queueing: *queueing,
                 waiting: VecDeque::new(),
                 waiting_bytes: 0,
-                active: 0,
+                active: Tally::default(),
             })
             .collect();
         let state = Queues {
@@ -164,10 +176,10 @@ impl Jobs {
             replies: VecDeque::new(),
             admissions: Admissions::new(limits),
             lookups: VecDeque::new(),
-            lookups_active: 0,
-            batch_active: 0,
-            replies_active: 0,
-            active: 0,
+            lookups_active: Tally::default(),
+            batch_active: Tally::default(),
+            replies_active: Tally::default(),
+            active: Tally::default(),
             arrivals: 0,
             idle: Vec::new(),
             threads: 0,
@@ -326,23 +338,21 @@ impl Pool {
 
     fn may_start(&self, state: &Queues, class: Class) -> bool {
         let kept = match class {
-            Class::Batch => state.batch_active < self.workers.batch,
-            Class::Reply => state.replies_active < self.workers.replies,
-            Class::Admission(_) => return self.may_decide(state),
-            Class::Lookup => return self.may_look_up(state),
+            Class::Batch => state.batch_active.count() < self.workers.batch,
+            Class::Reply => state.replies_active.count() < self.workers.replies,
             Class::Command(category) => {
                 let category = &state.categories[category];
-                category.active < category.queueing.reserved
+                category.active.count() < category.queueing.reserved
             }
         };
-        kept || state.active < self.workers.general
+        kept || state.active.count() < self.workers.general
     }
 
     /// Commands of a category that could start now.
     fn startable(&self, state: &Queues, category: usize) -> usize {
         let entry = &state.categories[category];
-        let reserved = entry.queueing.reserved.saturating_sub(entry.active);
-        reserved.max(self.workers.general.saturating_sub(state.active))
+        let reserved = entry.queueing.reserved.saturating_sub(entry.active.count());
+        reserved.max(self.workers.general.saturating_sub(state.active.count()))
     }
 
     fn may_decide(&self, state: &Queues) -> bool {
@@ -350,7 +360,7 @@ impl Pool {
     }
 
     fn may_look_up(&self, state: &Queues) -> bool {
-        !state.lookups.is_empty() && state.lookups_active < self.workers.lookups.max(1)
+        !state.lookups.is_empty() && state.lookups_active.count() < self.workers.lookups.max(1)
     }
 
     /// Wakes the worker that became idle last, or starts one.
@@ -381,14 +391,13 @@ impl Pool {
         let wake = Arc::new(Event::new());
         let mut state = self.lock();
         loop {
-            if let Some((class, task)) = self.next(&mut state) {
-                state.began(class);
+            if let Some((running, task)) = self.next(&mut state) {
                 drop(state);
                 if catch_unwind(AssertUnwindSafe(task)).is_err() {
                     self.metrics.rare(&self.metrics.jobs_panicked);
                 }
                 state = self.lock();
-                state.ended(class);
+                state.ended(running);
                 if state.is_at_rest() {
                     self.rested.notify_all();
                 }
@@ -408,21 +417,23 @@ impl Pool {
         }
     }
 
-    fn next(&self, state: &mut Queues) -> Option<(Class, Task)> {
+    /// Begins the job that is next.
+    fn next(&self, state: &mut Queues) -> Option<(Running, Task)> {
         if !state.batch.is_empty() && self.may_start(state, Class::Batch) {
-            return state.batch.pop_front().map(|task| (Class::Batch, task));
+            let task = state.batch.pop_front()?;
+            return Some((state.began(Class::Batch), task));
         }
         if !state.replies.is_empty() && self.may_start(state, Class::Reply) {
-            return state.replies.pop_front().map(|task| (Class::Reply, task));
+            let task = state.replies.pop_front()?;
+            return Some((state.began(Class::Reply), task));
         }
         if self.may_decide(state) {
-            return state
-                .admissions
-                .next()
-                .map(|(source, task)| (Class::Admission(source), task));
+            let (deciding, task) = state.admissions.next()?;
+            return Some((Running::Admission(deciding), task));
         }
         if self.may_look_up(state) {
-            return state.lookups.pop_front().map(|task| (Class::Lookup, task));
+            let task = state.lookups.pop_front()?;
+            return Some((Running::Lookup(state.lookups_active.add()), task));
         }
         let startable = (0..state.categories.len())
             .filter(|index| self.may_start(state, Class::Command(*index)));
@@ -436,13 +447,13 @@ impl Pool {
         if !category.waiting.is_empty() {
             self.metrics.changed().notify_all();
         }
-        Some((Class::Command(index), waiting.task))
+        Some((state.began(Class::Command(index)), waiting.task))
     }
 }
 
 impl Queues {
     fn is_at_rest(&self) -> bool {
-        self.active == 0
+        self.active.count() == 0
             && self.batch.is_empty()
             && self.replies.is_empty()
             && self.admissions.is_at_rest()
@@ -452,36 +463,35 @@ impl Queues {
                 .all(|category| category.waiting.is_empty())
     }
 
-    fn began(&mut self, class: Class) {
-        if class == Class::Lookup {
-            self.lookups_active += 1;
-        }
-        if let Some(active) = self.active_of(class) {
-            *active += 1;
-            self.active += 1;
+    fn began(&mut self, class: Class) -> Running {
+        Running::Shared {
+            class,
+            of_class: self.running_of(class).add(),
+            of_all: self.active.add(),
         }
     }
 
-    fn ended(&mut self, class: Class) {
-        if let Class::Admission(source) = class {
-            self.admissions.ended(source);
-        }
-        if class == Class::Lookup {
-            self.lookups_active -= 1;
-        }
-        if let Some(active) = self.active_of(class) {
-            *active -= 1;
-            self.active -= 1;
+    fn ended(&mut self, running: Running) {
+        match running {
+            Running::Shared {
+                class,
+                of_class,
+                of_all,
+            } => {
+                self.running_of(class).remove(of_class);
+                self.active.remove(of_all);
+            }
+            Running::Admission(deciding) => self.admissions.ended(deciding),
+            Running::Lookup(counted) => self.lookups_active.remove(counted),
         }
     }
 
-    /// Jobs that run in a class that shares the general workers.
-    fn active_of(&mut self, class: Class) -> Option<&mut usize> {
+    /// The jobs of a class that run.
+    fn running_of(&mut self, class: Class) -> &mut Tally {
         match class {
-            Class::Batch => Some(&mut self.batch_active),
-            Class::Reply => Some(&mut self.replies_active),
-            Class::Admission(_) | Class::Lookup => None,
-            Class::Command(category) => Some(&mut self.categories[category].active),
+            Class::Batch => &mut self.batch_active,
+            Class::Reply => &mut self.replies_active,
+            Class::Command(category) => &mut self.categories[category].active,
         }
     }
 }

@@ -2,6 +2,7 @@ use std::time::Duration;
 
 use slackwater_base::Backoff;
 use slackwater_net::{PreAuthLimits, StartError as LoopError, TcpLiveness};
+use slackwater_wait::{Choice, ChoiceError};
 use slackwater_zmtp::{Heartbeat, KeyPair, Limits};
 use thiserror::Error;
 
@@ -91,6 +92,9 @@ pub enum StartError {
     /// The operating system gives no randomness.
     #[error("no randomness from the operating system: {0}")]
     Randomness(getrandom::Error),
+    /// `SLACKWATER_WAIT` names no wait strategy.
+    #[error("{name}: {0}", name = Choice::ENV)]
+    Wait(#[from] ChoiceError),
     /// A loop could not start.
     #[error(transparent)]
     Loop(#[from] LoopError),

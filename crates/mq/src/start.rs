@@ -6,6 +6,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use slackwater_keys::new_keys;
 use slackwater_net::{Limits as NetLimits, Loop, PreAuthLimits, is_inside_a_loop};
 
+use slackwater_wait::Choice;
+
 use crate::context::Context;
 use crate::jobs::{AdmissionLimits, Jobs};
 use crate::shard::{LoopCommand, Shard};
@@ -38,6 +40,8 @@ impl Builder {
         if self.options.is_node && self.options.keys.is_none() {
             return Err(StartError::NodeWithoutKeys);
         }
+        // Every wait takes the strategy that the environment names; one that does not exist is refused here.
+        Choice::from_env()?;
         let keys = match self.options.keys.clone() {
             Some(keys) => keys,
             None => new_keys().map_err(StartError::Randomness)?,

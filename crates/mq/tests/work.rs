@@ -211,3 +211,25 @@ fn draining_answers_what_is_queued_and_takes_nothing_new() {
     };
     assert!(client.connect_wait(&address, &short).is_err());
 }
+
+/// Only the store read `SLACKWATER_WAIT`: a message layer neither waited as it says nor told that it was misspelt.
+#[test]
+fn a_misspelt_wait_strategy_is_refused_at_the_start() {
+    const CHILD: &str = "MQ_TEST_MISSPELT";
+    const NAME: &str = "a_misspelt_wait_strategy_is_refused_at_the_start";
+    if std::env::var_os(CHILD).is_some() {
+        let error = Builder::new(options(1)).start().err().expect("no start");
+        let text = error.to_string();
+        let begin = "SLACKWATER_WAIT: `sping` is no wait strategy (known: adaptive, spin, park,";
+        assert!(text.starts_with(begin), "{text}");
+        return;
+    }
+    let program = std::env::current_exe().unwrap();
+    let child = std::process::Command::new(program)
+        .args(["--exact", NAME])
+        .env(CHILD, "1")
+        .env("SLACKWATER_WAIT", "sping")
+        .output()
+        .unwrap();
+    assert!(child.status.success(), "{child:?}");
+}

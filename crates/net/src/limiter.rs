@@ -1,7 +1,7 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
-use slackwater_base::Instant;
+use slackwater_base::{Counted, Instant, Tally};
 
 /// Bounds on connections of unauthenticated peers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,10 +27,16 @@ impl Default for PreAuthLimits {
     }
 }
 
-/// What the limiter says to a new connection.
+/// A connection that has not been authenticated, as the limiter counts it.
+#[derive(Debug)]
+pub(crate) struct Unproven {
+    of_all: Counted,
+    of_source: Option<(IpAddr, Counted)>,
+}
+
+/// The cause for which a new connection is closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Admission {
-    Enter,
+pub(crate) enum Refused {
     /// This source has too many unproven connections.
     SourceFull,
     /// This source opens connections too fast.
@@ -42,14 +48,14 @@ pub(crate) enum Admission {
 #[derive(Debug)]
 pub(crate) struct Limiter {
     limits: PreAuthLimits,
-    open: usize,
+    open: Tally,
     all: Bucket,
     sources: BTreeMap<IpAddr, Account>,
 }
 
 #[derive(Debug)]
 struct Account {
-    open: usize,
+    open: Tally,
     bucket: Bucket,
 }
 
@@ -67,7 +73,7 @@ impl Limiter {
         let all = Bucket::full(limits.rate, now);
         Self {
             limits,
-            open: 0,
+            open: Tally::default(),
             all,
             sources: BTreeMap::new(),
         }
@@ -75,41 +81,51 @@ impl Limiter {
 
     /// When the next connection may be taken from the kernel; `NEVER` while all slots are taken.
     pub(crate) fn next_slot(&mut self, now: Instant) -> Instant {
-        if self.open >= self.limits.total {
+        if self.open.count() >= self.limits.total {
             return Instant::NEVER;
         }
         self.all.next_token(self.limits.rate, now)
     }
 
     /// A connection of `source` (none for Unix sockets, which only count in all) has been taken.
-    pub(crate) fn enter(&mut self, source: Option<IpAddr>, now: Instant) -> Admission {
+    pub(crate) fn enter(
+        &mut self,
+        source: Option<IpAddr>,
+        now: Instant,
+    ) -> Result<Unproven, Refused> {
         self.all.take(self.limits.rate, now);
+        let mut of_source = None;
         if let Some(source) = source {
             self.forget_idle(now);
             let rate = self.limits.rate_per_source;
             let account = self.sources.entry(source).or_insert_with(|| Account {
-                open: 0,
+                open: Tally::default(),
                 bucket: Bucket::full(rate, now),
             });
-            if account.open >= self.limits.per_source {
-                return Admission::SourceFull;
+            if account.open.count() >= self.limits.per_source {
+                return Err(Refused::SourceFull);
             }
             if !account.bucket.take(rate, now) {
-                return Admission::SourceTooFast;
+                return Err(Refused::SourceTooFast);
             }
-            account.open += 1;
+            of_source = Some((source, account.open.add()));
         }
-        self.open += 1;
-        Admission::Enter
+        Ok(Unproven {
+            of_all: self.open.add(),
+            of_source,
+        })
     }
 
     /// A connection that had entered is proven or gone.
-    pub(crate) fn leave(&mut self, source: Option<IpAddr>, now: Instant) {
-        self.open -= 1;
-        let Some(source) = source else { return };
+    pub(crate) fn leave(&mut self, unproven: Unproven, now: Instant) {
+        self.open.remove(unproven.of_all);
+        let Some((source, counted)) = unproven.of_source else {
+            return;
+        };
         if let Some(account) = self.sources.get_mut(&source) {
-            account.open -= 1;
-            if account.open == 0 && account.bucket.is_full(self.limits.rate_per_source, now) {
+            account.open.remove(counted);
+            if account.open.count() == 0 && account.bucket.is_full(self.limits.rate_per_source, now)
+            {
                 self.sources.remove(&source);
             }
         }
@@ -117,18 +133,19 @@ impl Limiter {
 
     /// Unproven connections now.
     pub(crate) fn open(&self) -> usize {
-        self.open
+        self.open.count()
     }
 
     fn forget_idle(&mut self, now: Instant) {
         if self.sources.len() >= SOURCES {
             let rate = self.limits.rate_per_source;
-            self.sources
-                .retain(|_, account| account.open > 0 || !account.bucket.is_full(rate, now));
+            self.sources.retain(|_, account| {
+                account.open.count() > 0 || !account.bucket.is_full(rate, now)
+            });
         }
         // Somebody with that many addresses gets no account at the expense of those who have one open.
         if self.sources.len() >= SOURCES {
-            self.sources.retain(|_, account| account.open > 0);
+            self.sources.retain(|_, account| account.open.count() > 0);
         }
     }
 }
@@ -188,15 +205,14 @@ mod tests {
         };
         let now = Instant::ZERO;
         let mut limiter = Limiter::new(limits, now);
-        assert_eq!(
-            [(); 3].map(|()| limiter.enter(A, now)),
-            [Admission::Enter, Admission::Enter, Admission::SourceFull]
-        );
-        assert_eq!(limiter.enter(B, now), Admission::Enter);
+        let first = limiter.enter(A, now).unwrap();
+        assert!(limiter.enter(A, now).is_ok());
+        assert_eq!(limiter.enter(A, now).unwrap_err(), Refused::SourceFull);
+        assert!(limiter.enter(B, now).is_ok());
         assert_eq!(limiter.next_slot(now), Instant::NEVER);
-        limiter.leave(A, now);
+        limiter.leave(first, now);
         assert_eq!(limiter.next_slot(now), now);
-        assert_eq!(limiter.enter(None, now), Admission::Enter);
+        assert!(limiter.enter(None, now).is_ok());
         assert_eq!(limiter.open(), 3);
     }
 
@@ -208,15 +224,17 @@ mod tests {
             ..PreAuthLimits::default()
         };
         let mut limiter = Limiter::new(limits, Instant::ZERO);
-        let mut enter =
-            |source, millis| limiter.enter(source, Instant::ZERO + Duration::from_millis(millis));
-        assert_eq!(enter(A, 0), Admission::Enter);
-        assert_eq!(enter(A, 0), Admission::Enter);
-        assert_eq!(enter(A, 0), Admission::SourceTooFast);
-        assert_eq!(enter(A, 500), Admission::Enter);
+        let mut enter = |source, millis| {
+            let entered = limiter.enter(source, Instant::ZERO + Duration::from_millis(millis));
+            entered.map(drop)
+        };
+        assert_eq!(enter(A, 0), Ok(()));
+        assert_eq!(enter(A, 0), Ok(()));
+        assert_eq!(enter(A, 0), Err(Refused::SourceTooFast));
+        assert_eq!(enter(A, 500), Ok(()));
         let mut limiter = Limiter::new(limits, Instant::ZERO);
         for source in [A, A, B, B] {
-            assert_eq!(limiter.enter(source, Instant::ZERO), Admission::Enter);
+            assert!(limiter.enter(source, Instant::ZERO).is_ok());
         }
         assert_eq!(
             limiter.next_slot(Instant::ZERO),
@@ -227,8 +245,8 @@ mod tests {
     #[test]
     fn sources_are_forgotten_when_they_owe_nothing() {
         let mut limiter = Limiter::new(PreAuthLimits::default(), Instant::ZERO);
-        limiter.enter(A, Instant::ZERO);
-        limiter.leave(A, Instant::ZERO + Duration::from_secs(2));
+        let entered = limiter.enter(A, Instant::ZERO).unwrap();
+        limiter.leave(entered, Instant::ZERO + Duration::from_secs(2));
         assert!(limiter.sources.is_empty());
     }
 }

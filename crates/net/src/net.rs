@@ -13,7 +13,7 @@ use slackwater_base::Instant;
 
 use slackwater_wait::now;
 
-use crate::limiter::Limiter;
+use crate::limiter::{Limiter, Unproven};
 use crate::outbox::{Outbox, Spare};
 use crate::socket::{Listener, Stream};
 use crate::wheel::Wheel;
@@ -58,7 +58,7 @@ pub(crate) struct Conn {
     outbox: Option<Box<Outbox>>,
     alarm: Option<TimerId>,
     /// Set while it counts as unproven.
-    unproven: Option<Option<std::net::IpAddr>>,
+    unproven: Option<Unproven>,
     readable: bool,
     /// The kernel has said that no byte follows what it holds, or that the connection failed.
     ended: bool,
@@ -176,7 +176,7 @@ impl Net {
         let stream = Stream::connect(&connect.endpoint, connect.from, &self.limits.liveness)
             .map_err(|error| system_error(&connect.endpoint, error))?;
         let conn = self
-            .insert(stream, Phase::Connecting, None)
+            .insert(stream, Phase::Connecting)
             .map_err(|e| system_error(&connect.endpoint, e))?;
         let alarm = self
             .wheel
@@ -264,8 +264,8 @@ impl Net {
         let Some(entry) = entry(&mut self.conns, conn) else {
             return;
         };
-        if let Some(source) = entry.unproven.take() {
-            self.limiter.leave(source, self.now);
+        if let Some(unproven) = entry.unproven.take() {
+            self.limiter.leave(unproven, self.now);
             self.accept_due |= self.accept_held;
         }
     }
@@ -457,12 +457,7 @@ impl Net {
         }
     }
 
-    fn insert(
-        &mut self,
-        mut stream: Stream,
-        phase: Phase,
-        unproven: Option<Option<std::net::IpAddr>>,
-    ) -> io::Result<ConnId> {
+    fn insert(&mut self, mut stream: Stream, phase: Phase) -> io::Result<ConnId> {
         let generation = self.next_generation;
         // The top bit tells listeners from connections.
         self.next_generation = generation
@@ -486,7 +481,7 @@ impl Net {
             attached: 0,
             phase,
             outbox: None,
-            unproven,
+            unproven: None,
             alarm: None,
             readable: false,
             ended: false,
@@ -550,8 +545,8 @@ impl Net {
         if let Some(alarm) = gone.alarm {
             self.wheel.cancel(alarm);
         }
-        if let Some(source) = gone.unproven {
-            self.limiter.leave(source, self.now);
+        if let Some(unproven) = gone.unproven.take() {
+            self.limiter.leave(unproven, self.now);
         }
         self.accept_due |= self.accept_held;
         Some(gone)

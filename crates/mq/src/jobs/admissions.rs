@@ -1,6 +1,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::net::IpAddr;
 
+use slackwater_base::{Counted, Tally};
 use slackwater_net::Source;
 
 use super::{Full, Task};
@@ -33,14 +34,22 @@ pub(super) struct Admissions {
     /// Sources that may have something begun, in the order of their turns; each once.
     turns: VecDeque<AdmissionSource>,
     /// Decisions due or under way.
-    count: usize,
-    active: usize,
+    count: Tally,
+    active: Tally,
+}
+
+/// A decision under way.
+pub(super) struct Deciding {
+    source: AdmissionSource,
+    of_all: Counted,
+    of_active: Counted,
+    of_source: Counted,
 }
 
 #[derive(Default)]
 struct Due {
-    tasks: VecDeque<Task>,
-    active: usize,
+    tasks: VecDeque<(Counted, Task)>,
+    active: Tally,
     has_turn: bool,
 }
 
@@ -59,8 +68,8 @@ impl Admissions {
             limits,
             sources: BTreeMap::new(),
             turns: VecDeque::new(),
-            count: 0,
-            active: 0,
+            count: Tally::default(),
+            active: Tally::default(),
         }
     }
 
@@ -68,37 +77,41 @@ impl Admissions {
         let known = self
             .sources
             .get(&source)
-            .map_or(0, |due| due.tasks.len() + due.active);
-        if self.count >= self.limits.total || known >= self.limits.per_source {
+            .map_or(0, |due| due.tasks.len() + due.active.count());
+        if self.count.count() >= self.limits.total || known >= self.limits.per_source {
             return Err(Full);
         }
         let due = self.sources.entry(source).or_default();
-        due.tasks.push_back(task);
-        self.count += 1;
+        due.tasks.push_back((self.count.add(), task));
         self.give_turn(source);
         Ok(())
     }
 
     /// Begins the decision whose turn it is.
-    pub(super) fn next(&mut self) -> Option<(AdmissionSource, Task)> {
+    pub(super) fn next(&mut self) -> Option<(Deciding, Task)> {
         let source = self.turns.pop_front()?;
         let due = self.sources.get_mut(&source)?;
         due.has_turn = false;
-        let task = due.tasks.pop_front()?;
-        due.active += 1;
-        self.active += 1;
+        let (of_all, task) = due.tasks.pop_front()?;
+        let deciding = Deciding {
+            source,
+            of_all,
+            of_active: self.active.add(),
+            of_source: due.active.add(),
+        };
         self.give_turn(source);
-        Some((source, task))
+        Some((deciding, task))
     }
 
-    pub(super) fn ended(&mut self, source: AdmissionSource) {
-        self.count -= 1;
-        self.active -= 1;
+    pub(super) fn ended(&mut self, deciding: Deciding) {
+        let source = deciding.source;
+        self.count.remove(deciding.of_all);
+        self.active.remove(deciding.of_active);
         let Some(due) = self.sources.get_mut(&source) else {
             return;
         };
-        due.active -= 1;
-        if due.active == 0 && due.tasks.is_empty() {
+        due.active.remove(deciding.of_source);
+        if due.active.count() == 0 && due.tasks.is_empty() {
             self.sources.remove(&source);
         }
         self.give_turn(source);
@@ -108,7 +121,7 @@ impl Admissions {
         if let Some(due) = self.sources.get_mut(&source)
             && !due.has_turn
             && !due.tasks.is_empty()
-            && due.active < self.limits.abreast
+            && due.active.count() < self.limits.abreast
         {
             due.has_turn = true;
             self.turns.push_back(source);
@@ -120,11 +133,11 @@ impl Admissions {
     }
 
     pub(super) fn active(&self) -> usize {
-        self.active
+        self.active.count()
     }
 
     pub(super) fn is_at_rest(&self) -> bool {
-        self.count == 0
+        self.count.count() == 0
     }
 
     /// Takes out everything that is due; what is under way ends by itself.
@@ -133,14 +146,18 @@ impl Admissions {
         self.sources
             .values_mut()
             .for_each(|due| due.has_turn = false);
-        let due: Vec<Task> = self
+        let due: Vec<(Counted, Task)> = self
             .sources
             .values_mut()
             .flat_map(|due| due.tasks.drain(..))
             .collect();
-        self.sources.retain(|_, due| due.active > 0);
-        self.count -= due.len();
-        due
+        self.sources.retain(|_, due| due.active.count() > 0);
+        due.into_iter()
+            .map(|(counted, task)| {
+                self.count.remove(counted);
+                task
+            })
+            .collect()
     }
 }
 
@@ -165,29 +182,24 @@ mod tests {
         }
         assert_eq!(push(&mut admissions, 1), Err(Full));
         assert_eq!(push(&mut admissions, 2), Ok(()));
-        let next = |admissions: &mut Admissions| admissions.next().map(|(source, _)| source);
-        assert_eq!(
-            [
-                next(&mut admissions),
-                next(&mut admissions),
-                next(&mut admissions)
-            ],
-            [Some(host(1)), Some(host(2)), None]
-        );
+        let next = |admissions: &mut Admissions, last| {
+            let (deciding, _) = admissions.next().unwrap();
+            assert_eq!(deciding.source, host(last));
+            deciding
+        };
+        let first = next(&mut admissions, 1);
+        let second = next(&mut admissions, 2);
+        assert!(admissions.next().is_none());
         assert_eq!(push(&mut admissions, 3), Ok(()));
         assert_eq!(
             push(&mut admissions, 4),
             Err(Full),
             "five are due or under way"
         );
-        admissions.ended(host(1));
-        assert_eq!(
-            [next(&mut admissions), next(&mut admissions)],
-            [Some(host(3)), Some(host(1))]
-        );
-        for last in [1, 2, 3] {
-            admissions.ended(host(last));
-        }
+        admissions.ended(first);
+        let rest = [next(&mut admissions, 3), next(&mut admissions, 1), second];
+        rest.into_iter()
+            .for_each(|deciding| admissions.ended(deciding));
         assert_eq!(admissions.drain().len(), 1);
         assert!(admissions.is_at_rest() && admissions.sources.is_empty());
     }

@@ -7,7 +7,7 @@ use mio::Token;
 use slackwater_base::Instant;
 
 use super::{Accepting, Alarm, LISTENER_BIT, Phase, is_out_of_descriptors, system_error};
-use crate::limiter::Admission;
+use crate::limiter::Refused;
 use crate::socket::{Listener, Stream, check_free};
 use crate::{ConnId, Endpoint, Event, Listen, ListenerId, Net, NetError, Protocol};
 
@@ -86,8 +86,7 @@ impl Net {
         let has_room = self.conns.len() < self.limits.connections;
         let fit = has_room && stream.set_nonblocking(true).is_ok();
         let stream = Stream::Tcp(mio::net::TcpStream::from_std(stream));
-        fit.then(|| self.insert(stream, Phase::Open, None).ok())
-            .flatten()
+        fit.then(|| self.insert(stream, Phase::Open).ok()).flatten()
     }
 
     pub(super) fn accept_all<P: Protocol>(&mut self, protocol: &mut P) {
@@ -135,19 +134,20 @@ impl Net {
             Err(_) => return true,
         };
         let ip = source.ip();
-        match self.limiter.enter(ip, self.now) {
-            Admission::Enter => {}
-            Admission::SourceFull => {
+        let unproven = match self.limiter.enter(ip, self.now) {
+            Ok(unproven) => unproven,
+            Err(Refused::SourceFull) => {
                 self.counters.refused_source_full.add_alone(1);
                 return true;
             }
-            Admission::SourceTooFast => {
+            Err(Refused::SourceTooFast) => {
                 self.counters.refused_source_rate.add_alone(1);
                 return true;
             }
-        }
-        match self.insert(stream, Phase::Open, Some(ip)) {
+        };
+        match self.insert(stream, Phase::Open) {
             Ok(conn) => {
+                self.conns[conn.index()].unproven = Some(unproven);
                 let listener = ListenerId(key as u32);
                 protocol.handle(
                     self,
@@ -158,7 +158,7 @@ impl Net {
                     },
                 );
             }
-            Err(_) => self.limiter.leave(ip, self.now),
+            Err(_) => self.limiter.leave(unproven, self.now),
         }
         true
     }

@@ -302,9 +302,11 @@ fn open_unix(path: &Path, access: &UnixAccess) -> io::Result<UnixListener> {
 fn is_stale(path: &Path) -> bool {
     let is_socket =
         std::fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_socket());
-    let refused = std::os::unix::net::UnixStream::connect(path)
-        .is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused);
-    is_socket && refused
+    // Without waiting: a listener whose queue is full would keep the caller, which is a loop, until it accepts.
+    let knock = || -> io::Result<()> {
+        Socket::new(Domain::UNIX, Type::STREAM.nonblocking(), None)?.connect(&SockAddr::unix(path)?)
+    };
+    is_socket && knock().is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
 }
 
 #[cfg(test)]
@@ -312,6 +314,25 @@ mod tests {
     use std::collections::BTreeSet;
 
     use super::*;
+
+    /// To see whether a socket file is stale a loop connected to it and waited. A process that listened there and accepted
+    /// nothing stopped the loop with all its connections.
+    #[test]
+    fn a_listener_that_accepts_nothing_stops_no_loop() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("socket");
+        let new = || Socket::new(Domain::UNIX, Type::STREAM.nonblocking(), None).unwrap();
+        let address = SockAddr::unix(&path).unwrap();
+        let listener = new();
+        listener.bind(&address).unwrap();
+        listener.listen(0).unwrap();
+        let waiting = new();
+        waiting.connect(&address).unwrap();
+        let error = open_unix(&path, &UnixAccess::default()).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::AddrInUse);
+        drop((listener, waiting));
+        open_unix(&path, &UnixAccess::default()).expect("the file is stale now");
+    }
 
     /// Twenty thousand links that had been opened within a second and said nothing were all dead after thirty: their
     /// probes left in one burst, most of which the loopback's queue dropped, four times in a row. Spread over six seconds

@@ -60,7 +60,7 @@ pub enum ReadFailure {
 
 struct Item {
     state: State,
-    /// Worst thing seen on the way, for when nothing works.
+    /// The last failure of a replica or of a look-up: the outcome when no attempt is left.
     failure: Option<ErrorCode>,
 }
 
@@ -201,7 +201,7 @@ impl GetFlow {
             }
             Ok(_) | Err(ReadFailure::Corrupt) => {
                 let (tenant, key) = (self.get.tenant.clone(), self.get.keys[index].clone());
-                // After its lease a reader may have seen reused bytes: that accuses nobody.
+                // After its lease a reader may have seen reused bytes, which say nothing about the replica.
                 if !expired {
                     let version = object.version;
                     let request = Request::Suspect {

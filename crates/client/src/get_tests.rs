@@ -198,7 +198,7 @@ fn when_no_replica_is_right_it_is_a_miss_and_never_wrong_bytes() {
     assert_eq!(world.flow.outcomes().unwrap(), [GetOutcome::Miss]);
 }
 
-/// A reader paused past its lease may have copied bytes of whoever got the extent next: even a right checksum proves
+/// A reader paused past its lease may have copied bytes of the extent's next owner: even a right checksum proves
 /// nothing about its right to them, so it asks again.
 #[test]
 fn a_read_that_outlasts_its_lease_is_asked_again() {
@@ -222,7 +222,7 @@ fn a_read_that_outlasts_its_lease_is_asked_again() {
 }
 
 #[test]
-fn wrong_bytes_after_the_lease_accuse_nobody() {
+fn wrong_bytes_after_the_lease_say_nothing_about_the_replica() {
     let mut world = World::new(&["a"], Hold::Lease, 1);
     world.reply(vec![found(&[memory(1)])]);
     world.reads();

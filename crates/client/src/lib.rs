@@ -1,4 +1,4 @@
-//! The client's flows as state machines: what a get and a put do, step by step, whoever moves the bytes.
+//! The client's flows as state machines: what a get and a put do, step by step. The shell moves the bytes.
 //!
 //! A flow is told what happened (`on_reply`, `on_read`, `on_deadline`) and pushes what it wants next into the caller's
 //! list of [`Action`]s. It never touches a byte, a socket or a clock, so the embedded store, a remote client and the

@@ -92,7 +92,7 @@ impl Tells {
 mod tests {
     use std::time::Duration;
 
-    use slackwater_wire::ErrorCode;
+    use slackwater_wire::{Class, ErrorCode};
 
     use super::*;
 
@@ -120,5 +120,18 @@ mod tests {
             assert!(tells.on_reply(OperationId(number), &Reply::Done));
         }
         assert!(tells.is_empty() && tells.next_deadline().is_none());
+    }
+
+    /// Every code at this call site: sent again exactly when its class says so.
+    #[test]
+    fn the_class_alone_decides_whether_a_request_is_sent_again() {
+        for code in ErrorCode::ALL {
+            let mut tells = Tells::new(1, crate::FlowOptions::BACKOFF, Rng::new(3));
+            tells.tell(Instant::ZERO, OperationId(1), Request::Quotas);
+            assert!(tells.on_reply(OperationId(1), &Reply::Failed(*code)));
+            let again = code.class() == Class::Retry;
+            assert_eq!(tells.is_empty(), !again, "{code}");
+            assert_eq!(tells.next_deadline().is_some(), again, "{code}");
+        }
     }
 }

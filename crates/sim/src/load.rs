@@ -50,52 +50,52 @@ pub struct Step {
     pub operation: Operation,
 }
 
-/// What a client does.
+/// One operation of a client's script.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Operation {
     /// Puts values of these lengths.
     Put {
-        /// Whose.
+        /// The tenant.
         tenant: Tenant,
         /// Key and length of each.
         entries: Vec<(Key, usize)>,
-        /// How they hang together.
+        /// The place of the keys in their chain.
         chain: Chain,
-        /// How they are kept.
+        /// Options of the put.
         config: PutConfig,
     },
     /// Reads.
     Get {
-        /// Whose.
+        /// The tenant.
         tenant: Tenant,
-        /// Which.
+        /// The keys.
         keys: Vec<Key>,
-        /// How they hang together.
+        /// The place of the keys in their chain.
         chain: Chain,
-        /// How they are held.
+        /// Whether the replicas are held by lease or by guard.
         hold: Hold,
         /// Whether the read ends at the first miss.
         prefix_only: bool,
     },
     /// Asks whether they are there.
     Exists {
-        /// Whose.
+        /// The tenant.
         tenant: Tenant,
-        /// Which.
+        /// The keys.
         keys: Vec<Key>,
     },
     /// Removes.
     Remove {
-        /// Whose.
+        /// The tenant.
         tenant: Tenant,
-        /// Which.
+        /// The keys.
         keys: Vec<Key>,
         /// Also while they are leased.
         force: bool,
     },
     /// Removes by pattern.
     RemoveMatching {
-        /// Whose.
+        /// The tenant.
         tenant: Tenant,
         /// What is searched for in the key.
         pattern: String,
@@ -104,23 +104,23 @@ pub enum Operation {
     },
     /// Removes everything of a tenant.
     RemoveAll {
-        /// Whose.
+        /// The tenant.
         tenant: Tenant,
         /// Also while they are leased.
         force: bool,
     },
     /// Lists keys.
     List {
-        /// Whose.
+        /// The tenant.
         tenant: Tenant,
         /// At most this many.
         limit: u32,
     },
     /// Looks at one object from the side.
     Describe {
-        /// Whose.
+        /// The tenant.
         tenant: Tenant,
-        /// Which.
+        /// The key.
         key: Key,
     },
 }

@@ -30,7 +30,7 @@ macro_rules! codes {
             /// Every code there is.
             pub const ALL: &[ErrorCode] = &[$(ErrorCode::$variant,)*];
 
-            /// What a client does about it.
+            /// The class, which alone decides what a client does about it.
             #[must_use]
             pub const fn class(self) -> Class {
                 match self {

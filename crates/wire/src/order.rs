@@ -31,11 +31,11 @@ pub enum Order {
 /// One record of an SSD log, named by what it holds.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct DiskEntry {
-    /// Whose object.
+    /// The tenant of the object.
     pub tenant: Tenant,
     /// Its key.
     pub key: Key,
-    /// Which put wrote it.
+    /// The version of the put that wrote it.
     pub version: Version,
 }
 
@@ -44,7 +44,7 @@ pub struct DiskEntry {
 pub struct OffloadTask {
     /// Names the task in its report.
     pub ticket: TicketId,
-    /// What is written.
+    /// The object and version to be written.
     pub entry: DiskEntry,
     /// Its length in bytes.
     pub bytes: u64,
@@ -60,7 +60,7 @@ pub struct OffloadTask {
 pub struct PromoteTask {
     /// Names the task in its reports.
     pub ticket: TicketId,
-    /// What is read.
+    /// The object and version to be read.
     pub entry: DiskEntry,
     /// Its length in bytes, as admitted.
     pub bytes: u64,
@@ -88,7 +88,7 @@ pub enum Report {
         /// The extent that was filled: exactly the staged one.
         extent: ExtentRef,
     },
-    /// A promotion came to nothing.
+    /// A promotion failed.
     PromotionFailed {
         /// The promotion.
         ticket: TicketId,
@@ -101,7 +101,7 @@ pub enum Report {
     Lost(Vec<DiskEntry>),
     /// No access under these dead generations can arrive any more.
     Fenced(Vec<ExtentRef>),
-    /// How the SSD log is doing; sent when it changes.
+    /// Whether the SSD log takes records; sent when that changes.
     Disk(DiskState),
     /// What the SSD log holds: the node's part of rebuilding the catalog.
     Announce {
@@ -122,7 +122,7 @@ pub enum Report {
 /// One record that a node announces.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ReportedEntry {
-    /// What it holds.
+    /// The object and version in the record.
     pub entry: DiskEntry,
     /// Its length in bytes.
     pub bytes: u64,
@@ -131,7 +131,7 @@ pub struct ReportedEntry {
     pub checksum: Checksum,
 }
 
-/// How an SSD log is doing.
+/// Whether an SSD log takes records, and how full it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DiskState {
     /// The owner.
@@ -144,7 +144,7 @@ pub struct DiskState {
     pub pressure: u64,
 }
 
-/// Why an offload came to nothing.
+/// Why an offload failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum TaskFailure {
     /// The log has no room, or the disk is full.
@@ -161,7 +161,7 @@ pub enum TaskFailure {
     Cancelled,
 }
 
-/// Why a promotion came to nothing.
+/// Why a promotion failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum PromotionFailure {
     /// The task is malformed: no bytes, or another length than the record's.

@@ -8,12 +8,12 @@ use crate::{
     checksum_serde,
 };
 
-/// What the master answers.
+/// The master's answer to a request.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Reply {
     /// One outcome a key, in the order of the request.
     Get(Vec<Lookup>),
-    /// One truth a key, in the order of the request.
+    /// For each key whether it is there, in the order of the request.
     Exists(Vec<bool>),
     /// One outcome an entry, in the order of the request.
     PutStart(Vec<PutStarted>),
@@ -23,7 +23,7 @@ pub enum Reply {
     Count(u64),
     /// Keys in order.
     List(Listed),
-    /// What is known about an object.
+    /// All that the master knows about an object.
     Describe(Box<Description>),
     /// Quotas and use.
     Quotas(Vec<QuotaState>),
@@ -39,13 +39,13 @@ pub enum Reply {
 pub struct ExtentRef {
     /// The segment.
     pub segment: SegmentId,
-    /// Which life of its owner.
+    /// The life of its owner's process.
     pub incarnation: Incarnation,
     /// First byte, from the start of the segment.
     pub offset: u64,
     /// Length that belongs to the holder, a multiple of the segment's granule.
     pub bytes: u64,
-    /// Which allocation of these bytes.
+    /// The number of this allocation of the bytes; never used again.
     pub generation: u64,
 }
 
@@ -66,7 +66,7 @@ pub enum ReplicaAt {
 /// An object that can be read.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Object {
-    /// Which put wrote it.
+    /// The version of the put that wrote it.
     pub version: Version,
     /// Its length in bytes.
     pub bytes: u64,
@@ -105,7 +105,7 @@ impl Lookup {
     }
 }
 
-/// What became of one entry of a put.
+/// The outcome of a put start for one entry.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum PutStarted {
     /// Room was found: write all of these, then end the put.
@@ -138,18 +138,18 @@ pub enum ReplicaState {
     Processing = 2,
     /// It can be read.
     Complete = 3,
-    /// It is going away; nobody new may read it.
+    /// It is going away: no new read may begin.
     Removed = 4,
 }
 
-/// What is known about an object.
+/// All that the master knows about an object.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Description {
     /// Its key.
     pub key: Key,
     /// Its tenant.
     pub tenant: Tenant,
-    /// Which put wrote it.
+    /// The version of the put that wrote it.
     pub version: Version,
     /// Its length in bytes.
     pub bytes: u64,
@@ -169,7 +169,7 @@ pub struct Description {
 /// Quota and use of a tenant.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct QuotaState {
-    /// Whose.
+    /// The tenant.
     pub tenant: Tenant,
     /// Bytes of memory it may hold; `None` without a quota.
     pub memory_quota: Option<u64>,
@@ -190,7 +190,7 @@ pub struct SegmentState {
     pub segment: SegmentId,
     /// Its name.
     pub name: String,
-    /// What it is made of.
+    /// Its medium.
     pub kind: SegmentKind,
     /// Its size in bytes.
     pub bytes: u64,

@@ -23,7 +23,7 @@ pub enum Request {
     PutEnd(PutEnd),
     /// These puts will not be finished: take the room back.
     PutRevoke {
-        /// Whose objects.
+        /// The tenant of the objects.
         tenant: Tenant,
         /// Key and version of each, as granted.
         puts: Vec<(Key, Version)>,
@@ -44,7 +44,7 @@ pub enum Request {
     ReplicaClear(ReplicaClear),
     /// A reader got wrong bytes from this replica: drop it, if it still holds that version.
     Suspect {
-        /// Whose object.
+        /// The tenant of the object.
         tenant: Tenant,
         /// Its key.
         key: Key,
@@ -57,7 +57,7 @@ pub enum Request {
     List(List),
     /// Everything known about one object; neither leases nor promotes.
     Describe {
-        /// Whose object.
+        /// The tenant of the object.
         tenant: Tenant,
         /// Its key.
         key: Key,
@@ -66,12 +66,12 @@ pub enum Request {
     Mount(Mount),
     /// Take a segment back; its replicas are gone.
     Unmount {
-        /// Which.
+        /// The segment.
         segment: SegmentId,
     },
     /// Set or change the byte quota of a tenant.
     SetQuota {
-        /// Whose.
+        /// The tenant.
         tenant: Tenant,
         /// Bytes of memory replicas, complete and in flight.
         memory_bytes: u64,
@@ -80,14 +80,14 @@ pub enum Request {
     },
     /// Forget the quota of a tenant that has no objects.
     DeleteQuota {
-        /// Whose.
+        /// The tenant.
         tenant: Tenant,
     },
     /// Quotas and use of every tenant that has either.
     Quotas,
 }
 
-/// What the caller knows about how the keys of a batch hang together.
+/// What the caller knows about the chain that the keys of a batch belong to.
 ///
 /// The order of keys in one batch *is* the chain: each block is the parent of the next. A caller that passes a chain
 /// in pieces says where the piece begins.
@@ -117,12 +117,12 @@ pub enum Hold {
 /// See [`Request::Get`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Get {
-    /// Whose objects.
+    /// The tenant of the objects.
     #[serde(default)]
     pub tenant: Tenant,
-    /// Which, in chain order.
+    /// The keys in chain order.
     pub keys: Vec<Key>,
-    /// How they hang together.
+    /// The place of the keys in their chain.
     #[serde(default)]
     pub chain: Chain,
     /// How the replicas are kept in place.
@@ -143,10 +143,10 @@ pub struct GetEnd {
 /// See [`Request::Exists`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Exists {
-    /// Whose objects.
+    /// The tenant of the objects.
     #[serde(default)]
     pub tenant: Tenant,
-    /// Which, in chain order.
+    /// The keys in chain order.
     pub keys: Vec<Key>,
 }
 
@@ -162,7 +162,7 @@ pub enum Pin {
     Hard,
 }
 
-/// What an existing object of the same key means to a put.
+/// What a put does when an object of the same key exists.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum PutMode {
     /// The put is refused with `OBJECT_ALREADY_EXISTS`.
@@ -186,7 +186,7 @@ pub enum Durability {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct PutConfig {
-    /// What an existing object means.
+    /// What to do when the object exists.
     pub mode: PutMode,
     /// Memory replicas, on different segments; fewer segments give fewer replicas.
     pub replicas: u32,
@@ -196,7 +196,7 @@ pub struct PutConfig {
     pub pin: Pin,
     /// Objects of one group are leased and evicted together.
     pub group: Option<u64>,
-    /// What the acknowledgement means.
+    /// What an acknowledged put survives.
     pub durability: Durability,
     /// How long to wait for space before `NO_AVAILABLE_HANDLE`; `None` means the configured time.
     pub wait: Option<Duration>,
@@ -228,15 +228,15 @@ pub struct PutEntry {
 /// See [`Request::PutStart`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PutStart {
-    /// Whose objects.
+    /// The tenant of the objects.
     #[serde(default)]
     pub tenant: Tenant,
-    /// Which, in chain order. The first of two equal keys wins.
+    /// The objects in chain order. Of two equal keys the first is put.
     pub entries: Vec<PutEntry>,
-    /// How they hang together.
+    /// The place of the keys in their chain.
     #[serde(default)]
     pub chain: Chain,
-    /// How they are kept.
+    /// Options of the put, the same for all entries.
     #[serde(default)]
     pub config: PutConfig,
 }
@@ -244,7 +244,7 @@ pub struct PutStart {
 /// See [`Request::PutEnd`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PutEnd {
-    /// Whose objects.
+    /// The tenant of the objects.
     #[serde(default)]
     pub tenant: Tenant,
     /// The puts that are complete.
@@ -266,10 +266,10 @@ pub struct PutDone {
 /// See [`Request::Remove`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Remove {
-    /// Whose objects.
+    /// The tenant of the objects.
     #[serde(default)]
     pub tenant: Tenant,
-    /// Which.
+    /// The keys, in any order.
     pub keys: Vec<Key>,
     /// Also while readers hold leases.
     #[serde(default)]
@@ -279,7 +279,7 @@ pub struct Remove {
 /// See [`Request::RemoveMatching`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RemoveMatching {
-    /// Whose objects.
+    /// The tenant of the objects.
     #[serde(default)]
     pub tenant: Tenant,
     /// A regular expression, searched for anywhere in the key.
@@ -292,7 +292,7 @@ pub struct RemoveMatching {
 /// See [`Request::RemoveAll`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RemoveAll {
-    /// Whose objects; `None` means everybody's.
+    /// The tenant whose objects are removed; `None` means all tenants.
     pub tenant: Option<Tenant>,
     /// Also while readers hold leases.
     #[serde(default)]
@@ -302,10 +302,10 @@ pub struct RemoveAll {
 /// See [`Request::ReplicaClear`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ReplicaClear {
-    /// Whose objects.
+    /// The tenant of the objects.
     #[serde(default)]
     pub tenant: Tenant,
-    /// Which.
+    /// The keys, in any order.
     pub keys: Vec<Key>,
     /// The segment to be cleared of them; `None` clears the whole object.
     pub segment: Option<String>,
@@ -314,7 +314,7 @@ pub struct ReplicaClear {
 /// See [`Request::List`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct List {
-    /// Whose objects.
+    /// The tenant of the objects.
     #[serde(default)]
     pub tenant: Tenant,
     /// Only keys in which this regular expression is found.
@@ -327,7 +327,7 @@ pub struct List {
     pub limit: u32,
 }
 
-/// What a segment is made of.
+/// The medium of a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum SegmentKind {
     /// Memory that movers reach by address.
@@ -339,17 +339,17 @@ pub enum SegmentKind {
 /// See [`Request::Mount`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Mount {
-    /// Its identity; equal names are allowed, equal ids are not.
+    /// Its id, unique in the pool; names need not be unique.
     pub segment: SegmentId,
     /// Its name, which puts may prefer.
     pub name: String,
-    /// Its owner.
+    /// The node that lends it.
     pub node: NodeId,
-    /// Which life of the owner lends it.
+    /// The life of that node's process.
     pub incarnation: Incarnation,
-    /// What it is made of.
+    /// Its medium.
     pub kind: SegmentKind,
-    /// Its size.
+    /// Its size in bytes.
     pub bytes: u64,
     /// The host it is on: `local_first` prefers the writer's.
     pub host: String,

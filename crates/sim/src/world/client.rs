@@ -69,7 +69,7 @@ pub struct Tally {
     pub misses: u64,
     /// Keys or calls that ended in an error.
     pub failed: u64,
-    /// Keys or calls of which nobody knows what became.
+    /// Keys or calls whose effect is not known.
     pub unknown: u64,
     /// Operations cut off by the end of the process.
     pub cut_off: u64,
@@ -98,7 +98,7 @@ pub(crate) struct Running {
     pub(super) number: u64,
 }
 
-/// What drives it.
+/// The flow that drives an operation.
 pub(crate) enum Flow {
     Get(GetFlow),
     Put(PutFlow),

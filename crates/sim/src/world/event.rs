@@ -44,13 +44,13 @@ pub(crate) enum Event {
         life: u64,
         caller: Caller,
     },
-    /// The agent hears of an operation that the device has done.
+    /// The agent is told of an operation that the device has done.
     AgentDisk {
         node: u32,
         life: u64,
         done: DiskDone,
     },
-    /// A reader on the node hears of an operation that the device has done.
+    /// A reader on the node is told of an operation that the device has done.
     ReaderDisk {
         node: u32,
         life: u64,

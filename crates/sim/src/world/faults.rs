@@ -125,7 +125,7 @@ impl World {
                 self.paused.insert(process, until);
                 self.last_pause.insert(process, until);
                 if lasts > self.options.link_timeout {
-                    // Whoever is silent for that long is taken for dead, and finds out when it goes on.
+                    // A process that is silent for that long is taken for dead, and finds out when it goes on.
                     for session in self.sessions_of(process) {
                         self.break_session(
                             session,

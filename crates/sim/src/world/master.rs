@@ -185,8 +185,8 @@ impl World {
     /// A node that this life of the master did not know of: nothing was remembered for it, and no journal says that it
     /// exists.
     fn meet(&mut self, node: NodeId) {
-        let stranger = self.master.met.insert(node);
-        if stranger && self.master.life > 1 && self.options.has_log() {
+        let is_new = self.master.met.insert(node);
+        if is_new && self.master.life > 1 && self.options.has_log() {
             self.history.forgive(self.master.began, self.engine.now());
         }
     }

@@ -317,7 +317,7 @@ pub(crate) struct Timer {
 }
 
 impl Timer {
-    /// When to be woken for `deadline` of the world, if nobody does so already.
+    /// When to set the timer for `deadline` of the world, unless it is set to an earlier time already.
     pub(crate) fn arm(&mut self, now: Instant, deadline: Option<Instant>) -> Option<Instant> {
         let deadline = deadline.filter(|at| *at != Instant::NEVER)?.max(now);
         if self.armed.is_some_and(|armed| armed <= deadline) {
@@ -333,7 +333,7 @@ impl Timer {
     }
 }
 
-/// Nobody has so much to do at one instant: somebody asks to be woken for what it then does not do.
+/// No process has so much to do at one instant: one asks to be woken and then does nothing.
 const SPUN_MAX: u64 = 20_000;
 /// Books are checked once in so many events: counting everything again takes time.
 const CHECK_EVERY: u64 = 64;

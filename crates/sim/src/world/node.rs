@@ -97,7 +97,7 @@ impl Node {
 }
 
 impl World {
-    /// Starts a node's process: a new life, whose memory nobody knows and whose log must be read.
+    /// Starts a node's process: a new life, whose memory is empty and whose log must be read.
     pub(crate) fn start_node(&mut self, index: u32) -> Checked {
         let config = self.options.agent(index);
         let segments = self.options.segments(index);

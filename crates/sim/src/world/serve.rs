@@ -197,7 +197,7 @@ impl World {
         Ok(())
     }
 
-    /// Reads half of an extent now and half a little later, so that whoever may not touch it meanwhile is caught.
+    /// Reads half of an extent now and half a little later, so that a forbidden write in between is caught.
     fn read_memory(
         &mut self,
         index: u32,

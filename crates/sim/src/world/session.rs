@@ -20,7 +20,7 @@ pub(crate) struct Sessions {
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Session {
-    /// Who connected.
+    /// The process that connected.
     pub(crate) peer: Process,
     /// Lives that the connection belongs to.
     pub(crate) peer_life: u64,
@@ -30,7 +30,7 @@ pub(crate) struct Session {
 }
 
 impl World {
-    /// Opens a connection of `peer` to the master. When nobody listens, it breaks soon.
+    /// Opens a connection of `peer` to the master. When the master does not listen, it breaks soon.
     pub(crate) fn connect(&mut self, peer: Process) -> SessionId {
         self.sessions.next += 1;
         let id = SessionId(self.sessions.next);
@@ -106,7 +106,7 @@ impl World {
         }
     }
 
-    /// Who connected.
+    /// The process that connected.
     pub(crate) fn session_peer(&self, session: SessionId) -> Option<Process> {
         self.sessions.open.get(&session).map(|session| session.peer)
     }
@@ -190,5 +190,5 @@ pub(crate) fn client_name(index: u32, life: u64) -> ClientId {
 
 /// Names with this bit are of connections of nodes.
 const NODE_NAMES: u64 = 1 << 63;
-/// How long it takes to learn that nobody listens.
+/// How long it takes to learn that the master does not listen.
 const REFUSED: Duration = Duration::from_millis(2);

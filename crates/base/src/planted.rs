@@ -26,8 +26,8 @@ pub enum Planted {
     PromotionKeepsSource,
     /// A promotion that expires on its way keeps its node's slot.
     ExpiredPromotionKeepsSlot,
-    /// An object that loses its last replica under an upsert goes on holding its group.
-    LostMemberHoldsGroup,
+    /// A member of a group that is referenced no more goes on holding its group.
+    MemberHoldsGroup,
     /// A put that ends without a value keeps its quota.
     EndedPutKeepsQuota,
     /// A promotion is published without looking at the checksum.
@@ -83,7 +83,7 @@ impl Planted {
         Self::RemoveBeforeDropped,
         Self::PromotionKeepsSource,
         Self::ExpiredPromotionKeepsSlot,
-        Self::LostMemberHoldsGroup,
+        Self::MemberHoldsGroup,
         Self::EndedPutKeepsQuota,
         Self::PromoteWithoutVerify,
         Self::ForgetOwedRemoval,

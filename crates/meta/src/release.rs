@@ -122,7 +122,7 @@ impl Master {
     /// looked at again.
     pub(crate) fn unhold_group(&mut self, now: Instant, object: ObjectId) {
         let record = self.catalog.object(object);
-        if !record.is(Mark::Group) {
+        if !record.is(Mark::Group) || planted(Planted::MemberHoldsGroup) {
             return;
         }
         if let Some(group) = self.groups.unhold(record.tenant, object) {
@@ -202,8 +202,7 @@ impl Master {
     /// replica, also where a put in flight keeps the object: that put brings its own.
     pub(crate) fn erase_if_empty(&mut self, now: Instant, id: ObjectId) {
         let object = self.catalog.object_mut(id);
-        let kept = object.is(Mark::Open) && planted(Planted::LostMemberHoldsGroup);
-        if object.has_replicas() || kept {
+        if object.has_replicas() {
             return;
         }
         let tenant = object.tenant;

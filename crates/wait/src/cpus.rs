@@ -240,7 +240,8 @@ mod tests {
             Cpus::detect(Path::new("/"))
         });
         assert_eq!(pinned.join().unwrap(), before);
-        assert_eq!(Cpus::detect(Path::new("/nowhere")).mask, affinity());
+        let own = Cpus::detect(Path::new("/nowhere")).mask;
+        assert!(!own.is_empty() && own.iter().all(|cpu| before.mask.contains(cpu)));
     }
 
     #[test]

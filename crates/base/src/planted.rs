@@ -1,9 +1,9 @@
 //! Bugs planted on purpose, so that the simulator can prove that it would notice.
 //!
-//! A core asks [`planted`] at the one place where the bug would be. Without the feature `planted`, which only the
-//! simulator turns on, the answer is a constant and the question compiles to nothing.
+//! Code asks [`planted`] at the one place where the bug would be. Without the feature `planted`, which only the
+//! simulator and tests turn on, the answer is a constant and the question compiles to nothing.
 
-/// A bug that somebody could make, each in one line of a core.
+/// A bug that somebody could make, each in one line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Planted {
     /// The arena lets an access through without looking at its generation.
@@ -44,7 +44,7 @@ pub enum Planted {
     TombstoneDroppedEarly,
     /// Recovery tells of what it found without making it durable first.
     RecoveryWithoutSync,
-    /// Recovery takes what it read of a batch that nobody vouches for as written.
+    /// Recovery takes what it read of an unverified batch as written.
     RecoveryTrustsCache,
     /// A record that the device could not read once is given up.
     ErrorTakenForRot,
@@ -68,9 +68,44 @@ pub enum Planted {
     UnansweredEndNotRevoked,
     /// A read that is out of time gives its guards back while bytes still move to its buffer.
     GuardsEndWhileReading,
+    /// Records that rot took from reclaim leave no tombstones, and their older copies are forgotten.
+    GiveUpForgetsCopies,
+    /// Reclaim copies a record without comparing its checksum.
+    CopyWithoutChecksum,
+    /// A file's name that was removed is gone for good although the directory could not be synced.
+    UnlinkCountsAsDurable,
+    /// The file of a killed record goes before the record's tombstone is durable.
+    DeleteBeforeTombstone,
+    /// Reclaim counts off records that the opening did not count.
+    UncountedRecordsCountedOff,
+    /// A device takes a removed name for gone for good although the sync of the directory failed.
+    UnlinkWithoutSync,
+    /// A device calls a file made before its name is durable.
+    CreateWithoutDirectorySync,
+    /// A device takes a write for done when the kernel has taken a part of it.
+    ShortWriteCountsAsWhole,
+    /// A device takes a call that a signal interrupted for done.
+    InterruptedCountsAsDone,
 }
 
 impl Planted {
+    /// Bugs of the SSD log to which the way is too rare for the seeds of the simulator: scenarios of the tier crate look
+    /// for them.
+    pub const LOG: &[Planted] = &[
+        Self::GiveUpForgetsCopies,
+        Self::UnlinkCountsAsDurable,
+        Self::DeleteBeforeTombstone,
+        Self::UncountedRecordsCountedOff,
+    ];
+
+    /// Bugs of the shell's disk jobs, which the tests of the node crate look for.
+    pub const DISK_JOBS: &[Planted] = &[
+        Self::UnlinkWithoutSync,
+        Self::CreateWithoutDirectorySync,
+        Self::ShortWriteCountsAsWhole,
+        Self::InterruptedCountsAsDone,
+    ];
+
     /// Every planted bug that the simulator can meet.
     pub const ALL: &[Planted] = &[
         Self::AccessWithoutGeneration,
@@ -102,9 +137,10 @@ impl Planted {
         Self::LostGrantNotRevoked,
         Self::UnansweredEndNotRevoked,
         Self::GuardsEndWhileReading,
+        Self::CopyWithoutChecksum,
     ];
 
-    /// Those that lie in the node's shell, where the simulator does not come: its own tests must catch them.
+    /// Other bugs of the node's shell, where the simulator does not come: its own tests must catch them.
     pub const SHELL: &[Planted] = &[Self::ShortageEndsDevice, Self::FailedWriteSettles];
 }
 

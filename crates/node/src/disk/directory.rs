@@ -124,11 +124,17 @@ impl Directory {
         self.handle.as_fd()
     }
 
-    /// The log's files and their lengths, oldest first.
+    /// The log's files and their lengths, oldest first. The directory is synced before it is read: a name that an
+    /// earlier process removed, without making that durable, does not come back with the next power cut.
     ///
     /// # Errors
     /// What the operating system says.
     pub fn list(&self) -> Result<Vec<(FileId, u64)>, DirectoryError> {
+        self.sync().map_err(|why| DirectoryError::Unusable {
+            path: self.path.clone(),
+            action: "sync it",
+            why: why.into(),
+        })?;
         log_files(&self.path)
     }
 

@@ -3,6 +3,7 @@ use std::sync::Arc;
 
 use rustix::fs::{FallocateFlags, fallocate, fdatasync, fsync, ftruncate};
 use rustix::io::Errno;
+use slackwater_base::{Planted, planted};
 use slackwater_tier::io::{DiskError, DiskOp, DiskOutcome, FileId};
 
 use super::directory::Directory;
@@ -98,8 +99,11 @@ impl Job {
                 unsafe { Transfer::read(open(file)?, place, &into, segment) }.map(Job::Move)
             }
             DiskOp::Delete { file } => {
-                directory.unlink(file).map_err(errno_error)?;
-                Ok(Job::Delete(Arc::clone(directory)))
+                match directory.unlink(file) {
+                    // An earlier try may have removed the name without making that durable: the sync is to be done.
+                    Ok(()) | Err(Errno::NOENT) => Ok(Job::Delete(Arc::clone(directory))),
+                    Err(error) => Err(errno_error(error)),
+                }
             }
         }
     }
@@ -165,7 +169,11 @@ impl Job {
     pub(super) fn after(&mut self, result: Result<usize, i32>) -> Progress {
         match (self, result) {
             (Job::Move(transfer), result) => transfer.after(result),
+            (_, Err(libc::EINTR | libc::EAGAIN)) if planted(Planted::InterruptedCountsAsDone) => {
+                Progress::Done
+            }
             (_, Err(libc::EINTR | libc::EAGAIN)) => Progress::Again,
+            (Job::Delete(_), Err(_)) if planted(Planted::UnlinkWithoutSync) => Progress::Done,
             (
                 Job::Create {
                     handle,
@@ -201,6 +209,7 @@ impl Job {
                     *step = Step::SyncFile;
                     Progress::Again
                 }
+                Step::SyncFile if planted(Planted::CreateWithoutDirectorySync) => Progress::Done,
                 Step::SyncFile => {
                     *step = Step::SyncDirectory;
                     Progress::Again
@@ -234,3 +243,7 @@ impl Job {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "job_tests.rs"]
+mod tests;

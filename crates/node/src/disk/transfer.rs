@@ -321,6 +321,9 @@ impl Transfer {
                 // SAFETY: `done` bytes further is still inside the piece.
                 piece.iov_base = unsafe { piece.iov_base.cast::<u8>().add(done) }.cast();
                 piece.iov_len -= done;
+                if planted(Planted::ShortWriteCountsAsWhole) && self.way == Way::Write {
+                    return Progress::Done;
+                }
                 return Progress::Again;
             }
             done -= piece.iov_len;

@@ -64,20 +64,26 @@ pub struct Disk {
     rng: Rng,
     capacity: u64,
     files: BTreeMap<FileId, File>,
+    /// Files whose names were removed, but not durably: a power cut may bring them back.
+    unlinked: BTreeMap<FileId, File>,
     flights: BTreeMap<Caller, Flight>,
     /// Writes so far: orders them against syncs.
     writes: u64,
     last_op: Option<OpId>,
     faults: DiskFaults,
+    spoilt_stretches: Vec<Stretch>,
     failing_sync: bool,
     honest: bool,
     lying: bool,
     /// Reads of this life of the process that met errors or gave flipped bits: what it did not find may be there.
     spoilt: Spoilt,
-    /// The same of the life before: what it could not read it may have been about to give up.
+    /// The same of the lives before, back to the last one whose log was opened: what it could not read it may have been
+    /// about to give up.
     spoilt_before: Spoilt,
     /// Reads of this life of the process that ended in an error.
     read_errors: u64,
+    /// The log was opened in this life, and judged.
+    judged: bool,
     stats: DiskStats,
 }
 
@@ -150,16 +156,19 @@ impl Disk {
             rng,
             capacity,
             files: BTreeMap::new(),
+            unlinked: BTreeMap::new(),
             flights: BTreeMap::new(),
             writes: 0,
             last_op: None,
             faults: DiskFaults::default(),
+            spoilt_stretches: Vec::new(),
             failing_sync: false,
             honest: true,
             lying: false,
             spoilt: Spoilt::default(),
             spoilt_before: Spoilt::default(),
             read_errors: 0,
+            judged: false,
             stats: DiskStats::default(),
         }
     }
@@ -193,6 +202,11 @@ impl Disk {
     #[must_use]
     pub fn read_errors(&self) -> u64 {
         self.read_errors
+    }
+
+    /// What was spoilt before this life is of no account any more: its log was opened, and judged.
+    pub fn was_judged(&mut self) {
+        self.judged = true;
     }
 
     /// What the disk has done.
@@ -302,14 +316,7 @@ impl Disk {
                 self.write(file, offset, bytes, flight.error)
             }
             DiskOp::Sync { file } => self.sync(file, flight.barrier, flight.error),
-            DiskOp::Delete { file } => match flight.error {
-                Some(error) => Err(error),
-                None => self
-                    .files
-                    .remove(&file)
-                    .map(|_| DiskOutcome::Done)
-                    .ok_or(DiskError::Missing),
-            },
+            DiskOp::Delete { file } => self.delete(file, flight.error),
             DiskOp::Read {
                 file,
                 offset,
@@ -336,12 +343,24 @@ impl Disk {
             self.abandon(flight);
         }
         (self.last_op, self.failing_sync) = (None, false);
-        self.spoilt_before = std::mem::take(&mut self.spoilt);
         self.read_errors = 0;
+        self.spoilt_stretches.clear();
+        let spoilt = std::mem::take(&mut self.spoilt);
+        if std::mem::take(&mut self.judged) {
+            self.spoilt_before = spoilt;
+        } else {
+            self.spoilt_before.failed |= spoilt.failed;
+            self.spoilt_before.flipped |= spoilt.flipped;
+        }
         if how == Crash::Process {
             return;
         }
         let rng = &mut self.rng;
+        for (id, file) in std::mem::take(&mut self.unlinked) {
+            if rng.chance(0.5) {
+                self.files.entry(id).or_insert(file);
+            }
+        }
         for file in self.files.values_mut() {
             let mut waiting = std::mem::take(&mut file.unsynced);
             self.stats.torn += u64::from(!waiting.is_empty());
@@ -377,9 +396,31 @@ impl Disk {
         self.stats.rotten += 1;
     }
 
+    /// Spoils a stretch of one file: until the process ends, every read gives a flipped bit in each of its blocks.
+    ///
+    /// Only while the log is in use. Of its last batches nothing says that they were durable: an opening cannot tell
+    /// whether their headers rotted or were never written, and takes them for never written.
+    pub fn spoil_stretch(&mut self, blocks: u32) {
+        let Some(last) = self.files.len().checked_sub(1) else {
+            return;
+        };
+        let nth = self.rng.below(last as u64 + 1) as usize;
+        let Some((file, content)) = self.files.iter().nth(nth) else {
+            return;
+        };
+        let all = content.cached.len() as u64 / BLOCK_BYTES;
+        let first = self.rng.below(all.max(1));
+        self.spoilt_stretches.push(Stretch {
+            file: *file,
+            blocks: first..all.min(first + u64::from(blocks)),
+            bit: self.rng.below(8 * BLOCK_BYTES),
+        });
+    }
+
     /// Loses everything: another disk in its place.
     pub fn replace(&mut self) {
         self.files.clear();
+        self.unlinked.clear();
         self.flights.clear();
         self.last_op = None;
         self.honest = true;
@@ -403,7 +444,12 @@ impl Disk {
                 eio
             }
             DiskOp::Sync { .. } if std::mem::take(&mut self.failing_sync) => eio,
-            DiskOp::Sync { .. } if self.rng.chance(self.faults.sync_error) => eio,
+            // A deletion ends with a sync of the directory.
+            DiskOp::Sync { .. } | DiskOp::Delete { .. }
+                if self.rng.chance(self.faults.sync_error) =>
+            {
+                eio
+            }
             _ => None,
         }
     }
@@ -434,6 +480,27 @@ impl Disk {
         }
         self.files.insert(file, File::of(bytes));
         Ok(DiskOutcome::Done)
+    }
+
+    /// Removes the name, then syncs the directory: when that fails, the name is gone until the power goes.
+    fn delete(&mut self, id: FileId, error: Option<DiskError>) -> Ended {
+        if error == Some(DiskError::ReadOnly) {
+            return Err(DiskError::ReadOnly);
+        }
+        let removed = self.files.remove(&id);
+        self.unlinked.extend(removed.map(|file| (id, file)));
+        match error {
+            Some(error) => Err(error),
+            None => {
+                self.sync_names();
+                Ok(DiskOutcome::Done)
+            }
+        }
+    }
+
+    /// Makes the removal of names durable: what a process does before it lists the directory.
+    pub fn sync_names(&mut self) {
+        self.unlinked.clear();
     }
 
     fn write(
@@ -504,6 +571,11 @@ impl Disk {
             self.stats.rotten += 1;
             self.spoilt.flipped = true;
         }
+        for stretch in &self.spoilt_stretches {
+            let hit = stretch.spoil(span, &mut bytes);
+            self.stats.rotten += u64::from(hit);
+            self.spoilt.flipped |= hit;
+        }
         self.spoilt.failed |= error.is_some();
         self.read_errors += u64::from(error.is_some());
         if error.is_some() {
@@ -563,7 +635,9 @@ impl Disk {
                 });
             }
             DiskOp::Delete { file } if self.rng.chance(0.5) => {
-                self.files.remove(&file);
+                let durable = self.rng.chance(0.5);
+                let _unheard =
+                    self.delete(file, (!durable).then_some(DiskError::Device { errno: EIO }));
             }
             DiskOp::Sync { file } if self.rng.chance(0.5) => {
                 let _unheard = self.sync(file, flight.barrier, None);
@@ -585,6 +659,30 @@ impl File {
     fn apply(&mut self, write: Unsynced) {
         put(&mut self.cached, write.offset, &write.bytes);
         self.unsynced.push(write);
+    }
+}
+
+/// Blocks of a file that are read with a flipped bit each.
+#[derive(Clone, Debug)]
+struct Stretch {
+    file: FileId,
+    blocks: std::ops::Range<u64>,
+    /// Which bit of a block.
+    bit: u64,
+}
+
+impl Stretch {
+    /// Flips the bits that a read of `span` meets; whether there were any.
+    fn spoil(&self, span: &Span, bytes: &mut [u8]) -> bool {
+        let mut hit = false;
+        for block in self.blocks.clone().filter(|_| self.file == span.file) {
+            let at = (block * BLOCK_BYTES + self.bit / 8) as usize;
+            if let Some(byte) = at.checked_sub(span.offset).and_then(|at| bytes.get_mut(at)) {
+                *byte ^= 1 << (self.bit % 8);
+                hit = true;
+            }
+        }
+        hit
     }
 }
 

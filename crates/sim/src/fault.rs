@@ -94,6 +94,14 @@ pub enum Fault {
         /// How many.
         bits: u32,
     },
+    /// Stretches of some files are read with a flipped bit in every block, until the process ends: long enough for both
+    /// copies of the headers of some batches. Not while the log is being opened.
+    SpoiltStretches {
+        /// Node whose disk it is.
+        node: u32,
+        /// Blocks of each stretch.
+        blocks: u32,
+    },
     /// A bit of memory flips.
     Flip {
         /// Which node's.
@@ -120,6 +128,8 @@ pub struct Atlas {
     pub outages: bool,
     /// Bits that flip and writes that land elsewhere: after these a disk owes nothing.
     pub disk_rot: bool,
+    /// Stretches that are read wrong, and reads and syncs that fail for a short while. No ordinary run meets these.
+    pub decay: bool,
     /// Disks that are replaced by empty ones.
     pub disk_loss: bool,
     /// Bits of memory that flip.
@@ -151,6 +161,7 @@ impl Atlas {
             disk_errors: rng.chance(0.4),
             outages: false,
             disk_rot: rng.chance(0.2),
+            decay: false,
             disk_loss: rng.chance(0.1),
             memory_flips: rng.chance(0.15),
         }
@@ -167,6 +178,9 @@ impl Atlas {
             (self.disk_errors, disk_error),
             (self.outages, outage),
             (self.disk_rot, rot),
+            (self.decay, decay),
+            (self.decay, decay),
+            (self.decay, decay),
             (self.disk_loss, replace_disk),
             (self.memory_flips, flip),
         ] {
@@ -346,6 +360,24 @@ fn rot(rng: &mut Rng, cluster: Extent) -> Fault {
         node,
         faults,
         lasts: span(rng, Duration::from_millis(1), Duration::from_millis(500)),
+    }
+}
+
+fn decay(rng: &mut Rng, cluster: Extent) -> Fault {
+    let node = node(rng, cluster);
+    let mut faults = DiskFaults::default();
+    match rng.below(6) {
+        0 => faults.read_error = [0.02, 0.3][rng.below(2) as usize],
+        1 => faults.sync_error = 0.5,
+        _ => {
+            let blocks = 1 + rng.below(16) as u32;
+            return Fault::SpoiltStretches { node, blocks };
+        }
+    }
+    Fault::Disk {
+        node,
+        faults,
+        lasts: span(rng, Duration::from_millis(1), Duration::from_millis(100)),
     }
 }
 

@@ -130,6 +130,10 @@ impl History {
 
     /// The master acknowledged a removal that its client began at `began`.
     pub fn removed(&mut self, name: &Name, began: Instant, acknowledged: Instant) {
+        // It may have been decided before, when the master knew nothing of a node that had yet to come.
+        if began < self.forgiven {
+            return;
+        }
         let timeline = self.timelines.entry(name.clone()).or_default();
         timeline.removals.push(Removal {
             began,
@@ -392,6 +396,20 @@ mod tests {
         history.forgive(at(10), at(32));
         assert_eq!(read(&mut history, 1, 6, 30), Ok(PutId(1)));
         assert_eq!(read(&mut history, 0, 5, 40), Ok(PutId(0)));
+    }
+
+    /// A new master removed a value while it did not know of a node that held another copy. The node came before the
+    /// removal was acknowledged, and the removal was held to bind it (seed 193).
+    #[test]
+    fn a_removal_that_began_before_it_was_forgiven_promises_nothing() {
+        let mut history = history();
+        history.published(&name(), Version(5), at(12));
+        history.forgive(at(10), at(32));
+        assert_eq!(read(&mut history, 0, 5, 34), Ok(PutId(0)));
+        history.removed(&name(), at(31), at(40));
+        assert_eq!(read(&mut history, 0, 5, 41), Ok(PutId(0)));
+        history.removed(&name(), at(42), at(44));
+        assert_eq!(read(&mut history, 0, 5, 45), Err(Invariant::NoResurrection));
     }
 
     #[test]

@@ -11,10 +11,11 @@ use slackwater_sim::plan::Plan;
 use slackwater_sim::run::{run, run_seed, shrink};
 
 const USAGE: &str = "\
-slackwater-sim --seed N [--trace] [--shrink] [--churn] [--planted NAME]
-slackwater-sim --seeds FROM..TO [--jobs N] [--churn] [--planted NAME]
+slackwater-sim --seed N [--trace] [--shrink] [--profile NAME] [--planted NAME]
+slackwater-sim --seeds FROM..TO [--jobs N] [--profile NAME] [--planted NAME]
 
 Runs the cluster of a seed, or of a range of seeds, and says which invariant broke, if one did.
+Profiles: ordinary (unless another is named), churn, churn-rot.
 ";
 
 struct Arguments {
@@ -80,7 +81,10 @@ fn parse(words: impl Iterator<Item = String>) -> Result<Arguments, String> {
             "--jobs" => arguments.jobs = number(words.next(), "--jobs")?.max(1),
             "--trace" => arguments.trace = true,
             "--shrink" => arguments.shrink = true,
-            "--churn" => arguments.profile = Profile::Churn,
+            "--profile" => {
+                let name = words.next().ok_or("--profile needs a name")?;
+                arguments.profile = name.parse()?;
+            }
             "--planted" => {
                 let name = words.next().ok_or("--planted needs a name")?;
                 let known = Planted::ALL.iter().find(|bug| format!("{bug:?}") == name);

@@ -25,16 +25,41 @@ pub enum Profile {
     Ordinary,
     /// Bugs of reclaim and recovery.
     Churn,
+    /// The same on a disk whose reads fail and whose bits rot while the log is in use.
+    ChurnRot,
 }
 
 impl Profile {
+    /// Every profile.
+    pub const ALL: [Self; 3] = [Self::Ordinary, Self::Churn, Self::ChurnRot];
+
+    /// Its name on the command line.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Ordinary => "ordinary",
+            Self::Churn => "churn",
+            Self::ChurnRot => "churn-rot",
+        }
+    }
+
     /// The options of a seed.
     #[must_use]
     pub fn options(self, seed: Seed) -> Options {
         match self {
             Self::Ordinary => Options::of(seed),
             Self::Churn => Options::churn(seed),
+            Self::ChurnRot => Options::churn_rot(seed),
         }
+    }
+}
+
+impl std::str::FromStr for Profile {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Self, String> {
+        let known = Self::ALL.into_iter().find(|profile| profile.name() == name);
+        known.ok_or_else(|| format!("`{name}` is none of {:?}", Self::ALL.map(Self::name)))
     }
 }
 
@@ -222,6 +247,19 @@ impl Options {
             think: pick(rng, &[Duration::from_millis(2), Duration::from_millis(6)]),
             ..options.load
         };
+        options
+    }
+
+    /// The options of a seed for [`Profile::ChurnRot`]: twice as many files of half the length, so that wrong
+    /// reads meet files that are being reclaimed, and a disk that decays while the log is in use.
+    #[must_use]
+    pub fn churn_rot(seed: Seed) -> Self {
+        let mut options = Self::churn(seed);
+        let rng = &mut seed.stream("churn-rot", 0);
+        options.log_file_bytes = CHURNED_BYTES / 32;
+        options.load.bytes_max = pick(rng, &[2_000, 6_000]);
+        options.atlas.decay = true;
+        options.faults = 8 + rng.below(16) as u32;
         options
     }
 

@@ -8,6 +8,8 @@ use slackwater_sim::run::run_seed;
 const SEEDS: u64 = 2000;
 /// The same of the profile for bugs of reclaim and recovery.
 const CHURNED: u64 = 300;
+/// The same on a disk that decays.
+const ROTTEN: u64 = 300;
 
 /// Where a bug is looked for. In ordinary runs nodes are seldom killed between write and sync and again right after,
 /// and their logs are too few files for a tombstone to go before what it keeps dead.
@@ -16,6 +18,7 @@ fn hunt(bug: Planted) -> (Profile, u64) {
         Planted::TombstoneDroppedEarly
         | Planted::RecoveryWithoutSync
         | Planted::RecoveryTrustsCache => (Profile::Churn, CHURNED),
+        Planted::CopyWithoutChecksum => (Profile::ChurnRot, ROTTEN),
         _ => (Profile::Ordinary, SEEDS),
     }
 }

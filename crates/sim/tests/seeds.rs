@@ -11,6 +11,8 @@ use slackwater_sim::run::{run_seed, shrink};
 const SEEDS: u64 = 2000;
 /// Seeds of the profile that looks for bugs of reclaim and recovery.
 const CHURNED: u64 = 300;
+/// Seeds of the same on a disk that decays.
+const ROTTEN: u64 = 300;
 const JOBS: usize = 2;
 /// Runs that a failure may cost in being made smaller.
 const TRIES: u32 = 300;
@@ -23,6 +25,11 @@ fn every_invariant_holds_for_every_seed() {
 #[test]
 fn every_invariant_holds_while_logs_churn_and_nodes_end_twice() {
     hold(Profile::Churn, CHURNED);
+}
+
+#[test]
+fn every_invariant_holds_while_logs_churn_on_a_disk_that_decays() {
+    hold(Profile::ChurnRot, ROTTEN);
 }
 
 fn hold(profile: Profile, seeds: u64) {
@@ -85,16 +92,12 @@ fn a_soft_pinned_victim_that_cannot_be_offloaded_spins_nobody() {
 
 /// What anybody needs to see a failure again, and the smallest run found that still shows the first.
 fn report(profile: Profile, failures: &[(u64, Violation)]) -> String {
-    let churn = if profile == Profile::Churn {
-        " --churn"
-    } else {
-        ""
-    };
+    let name = profile.name();
     let mut text = format!("{} seeds failed\n", failures.len());
     for (seed, violation) in failures.iter().take(20) {
         text += &format!("seed {seed}: {violation}\n");
         text += &format!(
-            "    cargo run -p slackwater-sim --profile sim -- --seed {seed}{churn} --trace\n"
+            "    cargo run -p slackwater-sim --profile sim -- --profile {name} --seed {seed} --trace\n"
         );
     }
     if let Some((seed, violation)) = failures.first() {

@@ -389,6 +389,17 @@ pub(crate) enum Decoded {
     Other,
 }
 
+/// Reads headers that are about to be written at `start` of `file`, whichever log they are of.
+#[cfg(any(test, feature = "testing"))]
+pub(crate) fn decode_own_batch(file: FileId, start: u64, headers: &[u8]) -> Option<Batch> {
+    let (raw, _) = RawBatch::ref_from_prefix(headers).ok()?;
+    let log = raw.log.get();
+    match decode_batch(Identity { log, file }, u64::MAX, start, headers) {
+        Decoded::Batch(batch) => Some(batch),
+        _ => None,
+    }
+}
+
 /// Reads the headers at `offset` of the file that `identity` names, from `bytes` that begin there.
 pub(crate) fn decode_batch(
     identity: Identity,

@@ -58,7 +58,8 @@ pub enum DiskOp {
         /// Where the bytes go.
         into: Target,
     },
-    /// Remove the file, durably.
+    /// Remove the file, durably. A name that is gone already may be gone for this life of the machine only, after an
+    /// earlier try that failed half-way: that too succeeds when the absence is durable, and not before.
     Delete {
         /// The file to be removed.
         file: FileId,

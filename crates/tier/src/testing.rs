@@ -5,9 +5,10 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use slackwater_base::{Checksum, Rng, round_to_block};
-use slackwater_wire::ExtentRef;
+use slackwater_base::{BLOCK_BYTES, Checksum, Rng, round_to_block};
+use slackwater_wire::{DiskEntry, ExtentRef};
 
+use crate::format::{Entry, Record};
 use crate::io::{DiskDone, DiskError, DiskOp, DiskOutcome, FileId, LogFile, OpId, Part, Target};
 
 /// The unit that a write is torn into.
@@ -20,6 +21,38 @@ pub trait Memory {
 
     /// Puts `bytes` at the beginning of an extent.
     fn write(&mut self, extent: ExtentRef, bytes: &[u8]);
+}
+
+/// Records that a write of reclaim carries with bytes that are not theirs, of the batch whose parts go to `file` at
+/// `offset`; none for a write that is no whole batch. Values that come straight from an extent are not looked at.
+#[must_use]
+pub fn wrong_copies(file: FileId, offset: u64, parts: &[Part]) -> Vec<DiskEntry> {
+    // The first batch of a file goes with the file's first block.
+    let (parts, start) = match parts {
+        [_, rest @ ..] if offset == 0 => (rest, BLOCK_BYTES),
+        parts => (parts, offset),
+    };
+    let [Part::Bytes(headers), payloads @ ..] = parts else {
+        return Vec::new();
+    };
+    let Some(batch) = crate::format::decode_own_batch(file, start, headers) else {
+        return Vec::new();
+    };
+    let records = batch.entries.into_iter().filter_map(|entry| match entry {
+        Entry::Record(record) => Some(record),
+        Entry::Tombstone { .. } => None,
+    });
+    let wrong = |record: &Record, part: &Part| match part {
+        Part::Bytes(bytes) => bytes
+            .get(..record.length as usize)
+            .is_none_or(|value| Checksum::of(value) != record.checksum),
+        Part::Extent { .. } => false,
+    };
+    records
+        .zip(payloads)
+        .filter(|(record, part)| wrong(record, part))
+        .map(|(record, _)| record.entry)
+        .collect()
 }
 
 /// What a crash does to writes that were not synced.
@@ -37,6 +70,8 @@ pub enum Crash {
 #[derive(Clone, Debug)]
 pub struct MemDisk {
     files: BTreeMap<FileId, MemFile>,
+    /// Files whose names were removed, but not durably: a power cut brings them back.
+    unlinked: BTreeMap<FileId, MemFile>,
     capacity: u64,
     queue: VecDeque<Submitted>,
     rng: Rng,
@@ -44,6 +79,7 @@ pub struct MemDisk {
     full: bool,
     read_only: bool,
     forgetful: bool,
+    names_fail: bool,
     fail_at: BTreeMap<u64, DiskError>,
     fail_writing_at: Option<(u64, DiskError)>,
     fail_read_at: Option<(u64, DiskError)>,
@@ -85,6 +121,7 @@ impl MemDisk {
     pub fn new(capacity: u64, seed: u64) -> Self {
         Self {
             files: BTreeMap::new(),
+            unlinked: BTreeMap::new(),
             capacity,
             queue: VecDeque::new(),
             rng: Rng::new(seed),
@@ -92,6 +129,7 @@ impl MemDisk {
             full: false,
             read_only: false,
             forgetful: false,
+            names_fail: false,
             fail_at: BTreeMap::new(),
             fail_writing_at: None,
             fail_read_at: None,
@@ -121,6 +159,11 @@ impl MemDisk {
     /// Whether a sync that fails loses what it was to write, though it can be read until the power goes.
     pub fn set_forgetful(&mut self, forgetful: bool) {
         self.forgetful = forgetful;
+    }
+
+    /// Whether syncs of the directory fail: a deletion then removes a name that a power cut may bring back.
+    pub fn set_names_fail(&mut self, names_fail: bool) {
+        self.names_fail = names_fail;
     }
 
     /// Lets the operation that ends as number `nth`, counted from the disk's beginning, fail.
@@ -183,6 +226,11 @@ impl MemDisk {
                 }
             }
         }
+    }
+
+    /// Makes the removal of names durable: what a process does before it lists the directory.
+    pub fn sync_names(&mut self) {
+        self.unlinked.clear();
     }
 
     /// The files there are.
@@ -294,6 +342,11 @@ impl MemDisk {
         if crash == Crash::Process {
             return;
         }
+        for (id, file) in std::mem::take(&mut self.unlinked) {
+            if crash == Crash::LoseAll || self.rng.chance(0.5) {
+                self.files.entry(id).or_insert(file);
+            }
+        }
         for file in self.files.values_mut() {
             for Cached { offset, bytes, .. } in std::mem::take(&mut file.unsynced) {
                 for (sector, piece) in bytes.chunks(SECTOR_BYTES).enumerate() {
@@ -330,7 +383,9 @@ impl MemDisk {
                 self.cache(*file, *offset, bytes);
             }
             DiskOp::Delete { file } if self.rng.chance(0.5) => {
-                self.files.remove(file);
+                let removed = self.files.remove(file);
+                self.unlinked
+                    .extend(removed.map(|content| (*file, content)));
             }
             _ => {}
         }
@@ -387,10 +442,15 @@ impl MemDisk {
                 length,
                 into,
             } => self.read(file, (offset, bytes, length), into, memory),
-            DiskOp::Delete { file } => match self.files.remove(&file) {
-                Some(_) => Ok(DiskOutcome::Done),
-                None => Err(DiskError::Missing),
-            },
+            DiskOp::Delete { file } => {
+                let removed = self.files.remove(&file);
+                self.unlinked.extend(removed.map(|content| (file, content)));
+                if self.names_fail {
+                    return Err(DiskError::Device { errno: 5 });
+                }
+                self.sync_names();
+                Ok(DiskOutcome::Done)
+            }
         }
     }
 

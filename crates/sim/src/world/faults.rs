@@ -166,6 +166,12 @@ impl World {
             Fault::Rot { node, bits } => {
                 (0..bits).for_each(|_| self.nodes[node as usize].disk.rot())
             }
+            Fault::SpoiltStretches { node, blocks } => {
+                let host = &mut self.nodes[node as usize];
+                if host.opened {
+                    (0..STRETCHES).for_each(|_| host.disk.spoil_stretch(blocks));
+                }
+            }
             Fault::Flip { node, bit } => {
                 let segments = self.options.segments(node);
                 if let Some(segment) = segments.get(bit as usize % segments.len().max(1)) {
@@ -365,6 +371,8 @@ impl World {
     }
 }
 
+/// Stretches that are spoilt at a time: few files are reclaimed before the process ends.
+const STRETCHES: u32 = 8;
 /// How long one that is to end with a deed of its disk may wait for that.
 const DOOM_OF_DISK: Duration = Duration::from_millis(300);
 /// How often a caller looks whether the embedded store is open.

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use slackwater_base::{Checksum, Rng};
 use slackwater_tier::io::{DiskDone, DiskOp, LogFile, Part};
+use slackwater_tier::testing::wrong_copies;
 use slackwater_tier::{Agent, AgentInput, AgentOutput};
 use slackwater_wire::{
     DiskEntry, DiskState, Incarnation, Mount, NodeId, OffloadTask, OperationId, Order, Reply,
@@ -116,6 +117,7 @@ impl World {
             agent.add_segment(segment);
         }
         node.agent = Some(agent);
+        node.disk.sync_names();
         let files = node
             .disk
             .files()
@@ -156,6 +158,7 @@ impl World {
             .map(|reported| reported.entry.clone())
             .collect();
         node.ledger.judge(&announced, node.disk.trust())?;
+        node.disk.was_judged();
         self.node_connects(index);
         Ok(())
     }
@@ -421,6 +424,16 @@ impl World {
             now,
             format_args!("node{index} {caller:?} {}", line_of(&what)),
         );
+        if let DiskOp::Write {
+            file,
+            offset,
+            parts,
+        } = &what
+            && let Some(entry) = wrong_copies(*file, *offset, parts).first()
+        {
+            let what = format!("node{index} copies {entry:?} with bytes that are not its own");
+            return Err(Violation::new(Invariant::NoWrongBytes, what));
+        }
         let node = &mut self.nodes[index as usize];
         let at = node.disk.submit(now, caller, what, &node.memory)?;
         let life = node.life;

@@ -10,7 +10,8 @@ pub enum AgentInput {
     /// Open the log over the files that its directory holds; answered by [`AgentOutput::Opened`] or
     /// [`AgentOutput::Refused`]. First of all inputs, for an agent with a log.
     Open {
-        /// The files, in any order.
+        /// The files, in any order. The directory was synced before it was listed: a name that an earlier process
+        /// removed does not come back.
         files: Vec<LogFile>,
         /// 128 random bits, which become the identity of the log when there is none yet.
         fresh: u128,

@@ -299,7 +299,7 @@ impl Log {
         let was_read = result.is_ok();
         let right = match result {
             Ok(DiskOutcome::Read { bytes, checksum })
-                if checksum == record.checksum
+                if (checksum == record.checksum || planted(Planted::CopyWithoutChecksum))
                     && bytes.len() as u64 == round_to_block(record.length) =>
             {
                 Some(bytes)
@@ -383,6 +383,9 @@ impl Log {
         for (hash, version) in self.index.buried_in(file) {
             self.write_tombstone_again(hash, version);
         }
+        if planted(Planted::GiveUpForgetsCopies) {
+            self.index.give_up(|of| of == file);
+        }
         for (hash, version) in self.index.live_in(file) {
             if let Some(slot) = self.index.kill(hash, version) {
                 self.died(&slot);
@@ -417,7 +420,9 @@ impl Log {
     fn may_delete(&self, id: FileId) -> bool {
         self.files.get(id).is_some_and(|file| match file.state {
             FileState::Doomed(not_before) => {
-                file.pins == 0 && not_before <= self.now && !self.shields_any(id, file)
+                let shields =
+                    self.shields_any(id, file) && !planted(Planted::DeleteBeforeTombstone);
+                file.pins == 0 && not_before <= self.now && !shields
             }
             _ => false,
         })
@@ -434,7 +439,7 @@ impl Log {
     }
 
     pub(super) fn deleted(&mut self, id: FileId, result: Result<(), DiskError>) {
-        if !matches!(result, Ok(()) | Err(DiskError::Missing)) {
+        if result.is_err() && !planted(Planted::UnlinkCountsAsDurable) {
             let not_before = self.now + self.config.retry_delay_max;
             self.files
                 .update(id, |file| file.state = FileState::Doomed(not_before));

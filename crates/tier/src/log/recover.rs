@@ -383,7 +383,9 @@ impl Log {
         for (id, found) in &recovery.found {
             // What lies behind a lost first block was not counted, so it must not be counted off: the file goes unread.
             let state = match found.first {
-                Some(FirstBlock::Blank) => FileState::Doomed(self.now),
+                Some(FirstBlock::Blank) if !planted(Planted::UncountedRecordsCountedOff) => {
+                    FileState::Doomed(self.now)
+                }
                 _ => FileState::Sealed,
             };
             let mut file = File::new(found.bytes, state);
@@ -533,7 +535,7 @@ impl Recovery {
         result: &Result<DiskOutcome, DiskError>,
     ) -> Result<(), FormatError> {
         match result {
-            Ok(_) | Err(DiskError::Missing) => {
+            Ok(_) => {
                 if let Some(found) = self.found.get_mut(&file) {
                     found.gone = true;
                 }

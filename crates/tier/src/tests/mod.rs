@@ -202,6 +202,7 @@ impl World {
         self.opened = None;
         self.state = None;
         self.stopped = None;
+        self.disk.sync_names();
         self.give(AgentInput::Open {
             files: self.disk.files(),
             fresh: FRESH,

@@ -1,10 +1,12 @@
 //! Ways in which a value that was removed or overwritten could come back, each with its story.
 
+use slackwater_base::{Planted, plant};
+
 use super::*;
 
 impl World {
     /// Flips a bit in the first copy of each header of `file`, or in the second; `batches` are the file's.
-    fn rot_headers(&mut self, file: FileId, batches: &[(u64, u64)], second: bool) {
+    pub(super) fn rot_headers(&mut self, file: FileId, batches: &[(u64, u64)], second: bool) {
         for (start, end) in batches {
             let block = if second { end - BLOCK as u64 } else { *start };
             self.disk.flip(file, block + 60, 1);
@@ -26,7 +28,7 @@ impl World {
     }
 
     /// Runs until the log is open, and no further.
-    fn open_only(&mut self, crash: Crash) {
+    pub(super) fn open_only(&mut self, crash: Crash) {
         self.crash(crash);
         while self.opened.is_none() {
             assert!(self.complete(), "an opening comes to its end");
@@ -192,4 +194,63 @@ fn records_behind_a_lost_first_block_are_not_counted_off() {
     world.reopen(Crash::LoseAll, "at the end");
     assert_eq!(world.announced.get(&key[..]), None);
     world.check_opened("at the end");
+}
+
+/// The sync of the directory failed after the name of a file was removed, and the deletion was taken for durable: the
+/// tombstones of the file's records went, and with a power cut the file came back.
+#[test]
+fn a_deletion_whose_sync_failed_releases_no_tombstone() {
+    for seed in 0..12 {
+        let mut world = World::new(small_log(2 << 20), seed);
+        let key = [0];
+        world.put(&key, 1, 9000);
+        world.rest();
+        let old = world.place(&key, 1).0;
+        // Files of earlier openings are not appended to: the tombstone lies in the next one.
+        world.reopen(Crash::LoseAll, "before the removal");
+        world.disk.set_names_fail(true);
+        world.remove(&key, 1);
+        world.rest();
+        // Nothing but the tombstone is needed of its file.
+        let mut next_key = 1;
+        world.write_past(FileId(old.0 + 1), &mut next_key);
+        for other in 1..next_key {
+            world.remove(&[other], 1);
+        }
+        world.rest();
+        world.crash(Crash::Tear);
+        world.disk.set_names_fail(false);
+        world.rest();
+        world.check_opened(&format!("seed {seed}"));
+        assert_eq!(world.announced.get(&key[..]), None, "seed {seed}");
+    }
+}
+
+#[test]
+fn every_planted_bug_of_the_log_breaks_its_story() {
+    let stories: [(Planted, fn()); 4] = [
+        (
+            Planted::GiveUpForgetsCopies,
+            a_value_stays_dead_when_rot_takes_the_newer_one,
+        ),
+        (
+            Planted::UnlinkCountsAsDurable,
+            a_deletion_whose_sync_failed_releases_no_tombstone,
+        ),
+        (
+            Planted::DeleteBeforeTombstone,
+            a_record_that_keeps_another_dead_stays_until_its_tombstone_is_durable,
+        ),
+        (
+            Planted::UncountedRecordsCountedOff,
+            records_behind_a_lost_first_block_are_not_counted_off,
+        ),
+    ];
+    assert_eq!(stories.map(|(bug, _)| bug), Planted::LOG);
+    for (bug, story) in stories {
+        plant(Some(bug));
+        let ended = std::panic::catch_unwind(story);
+        plant(None);
+        assert!(ended.is_err(), "{bug:?} goes unnoticed");
+    }
 }

@@ -181,6 +181,7 @@ fn windows_of_trouble_give_their_errors() {
             Trust::Damaged,
             "reads of {life} life were spoilt"
         );
+        bench.disk.was_judged();
         bench.disk.crash(Crash::Process);
     }
     assert_eq!(bench.disk.trust(), Trust::Honest);

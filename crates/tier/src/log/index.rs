@@ -44,6 +44,8 @@ pub(crate) enum Placed {
 pub(crate) struct Index {
     records: Map<KeyHash, Slot>,
     tombs: Map<KeyHash, Tomb>,
+    /// Tombstones that nothing needs any more, as long as their files exist: the next opening will find them.
+    spent: Map<KeyHash, (Version, FileId)>,
 }
 
 const NOWHERE: u32 = u32::MAX;
@@ -174,8 +176,16 @@ impl Index {
                 tomb.file = file.0 as u32;
                 (before, true)
             }
-            _ => (None, false),
+            _ => {
+                self.note_spent(hash, version, file);
+                (None, false)
+            }
         }
+    }
+
+    fn note_spent(&mut self, hash: KeyHash, version: Version, file: FileId) {
+        let spent = self.spent.entry(hash).or_insert((version, file));
+        *spent = (*spent).max((version, file));
     }
 
     /// As [`Index::kill`] and [`Index::bury`] for tombstones that are found in any order: the highest version counts,
@@ -226,7 +236,20 @@ impl Index {
             return None;
         }
         let tomb = self.tombs.remove(&hash)?;
-        (tomb.file != NOWHERE).then_some(FileId(u64::from(tomb.file)))
+        let file = (tomb.file != NOWHERE).then_some(FileId(u64::from(tomb.file)))?;
+        self.note_spent(hash, tomb.version, file);
+        Some(file)
+    }
+
+    /// `file` is gone, and the tombstones in it. Walks those that nothing needs.
+    pub(crate) fn forget_spent(&mut self, file: FileId) {
+        self.spent.retain(|_, (_, lies_in)| *lies_in != file);
+    }
+
+    /// Whether a record of this version would be dead, now or when the log is opened again.
+    pub(crate) fn would_die(&self, hash: KeyHash, version: Version) -> bool {
+        let spent = self.spent.get(&hash);
+        self.is_dead(hash, version) || spent.is_some_and(|(up_to, _)| version <= *up_to)
     }
 
     /// The keys whose tombstones keep nothing dead. Walks all of them.
@@ -293,7 +316,7 @@ impl Index {
 
     /// Memory of the tables, in bytes.
     pub(crate) fn bytes(&self) -> usize {
-        self.records.allocation_size() + self.tombs.allocation_size()
+        self.records.allocation_size() + self.tombs.allocation_size() + self.spent.allocation_size()
     }
 }
 

@@ -202,7 +202,7 @@ impl Log {
             .index
             .get(hash)
             .is_some_and(|slot| slot.version > offload.entry.version)
-            || self.index.is_dead(hash, offload.entry.version);
+            || self.index.would_die(hash, offload.entry.version);
         let around = BLOCK_BYTES + alone_overhead(&offload.entry);
         let too_long = offload.bytes > u64::from(u32::MAX)
             || round_to_block(offload.bytes).saturating_add(around) > self.file_bytes;

@@ -449,6 +449,7 @@ impl Log {
             return;
         };
         self.shields.forget(id);
+        self.index.forget_spent(id);
         self.failed_reads.forget_file(id);
         if let Some(before) = self.overlong {
             self.measure(before);

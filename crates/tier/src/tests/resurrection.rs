@@ -226,6 +226,23 @@ fn a_deletion_whose_sync_failed_releases_no_tombstone() {
     }
 }
 
+/// A record was dropped, and its tombstone was soon needed no longer but still lay in its file. The same version was
+/// offered again after an outage, written, and reported as durable; the next opening found the tombstone, and the record
+/// was dead.
+#[test]
+fn a_version_under_a_spent_tombstone_is_not_reported_as_durable() {
+    let mut world = world_of(1, 9000);
+    world.reopen(Crash::LoseAll, "before the drop");
+    world.remove(&[0], 1);
+    world.rest();
+    assert_eq!(world.agent.stats().tombstones, 0, "nothing needs it");
+    let ticket = world.put(&[0], 1, 9000);
+    world.rest();
+    let written = world.results[&ticket];
+    world.reopen(Crash::LoseAll, "afterwards");
+    assert_eq!(world.announced.contains_key(&vec![0]), written.is_ok());
+}
+
 #[test]
 fn every_planted_bug_of_the_log_breaks_its_story() {
     let stories: [(Planted, fn()); 4] = [

@@ -8,7 +8,7 @@ use slackwater_wire::{Incarnation, SegmentId};
 
 use super::*;
 use crate::config::HugePages;
-use crate::region::Region;
+use crate::region;
 
 /// Answers system calls in place of the kernel.
 struct Kernel {
@@ -30,7 +30,7 @@ impl Kernel {
         let segment = Segment {
             id: SegmentId(1),
             incarnation: Incarnation(5),
-            region: Arc::new(Region::map(1 << 20, HugePages::Off).unwrap().0),
+            region: Arc::new(region::map(1 << 20, HugePages::Off).unwrap().0),
         };
         Self {
             _root: root,

@@ -43,7 +43,8 @@ def test_anything_with_the_buffer_protocol_is_a_value(store: Store, value: objec
 
 def test_real_tensors_of_torch_are_read_and_written_in_place(store: Store) -> None:
     # A class of the test's own stood here for PyTorch: what PyTorch itself hands over was never seen.
-    torch = pytest.importorskip("torch", reason="PyTorch is not installed: `pip install torch` into .venv runs this")
+    why = "PyTorch is not installed: `pip install torch` into .venv runs this"
+    torch = pytest.importorskip("torch", reason=why, exc_type=ImportError)
     for kind in (torch.float32, torch.bfloat16, torch.uint8):
         source = torch.arange(1024).to(kind)
         target = torch.zeros_like(source)

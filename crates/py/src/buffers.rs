@@ -113,9 +113,6 @@ impl Memory {
                 "the tensor is on {device}, not on the CPU"
             )));
         }
-        if !tensor.call_method0("is_contiguous")?.extract::<bool>()? {
-            return Err(PyValueError::new_err("the tensor is not contiguous"));
-        }
         // Sparse and quantised tensors keep their values elsewhere than in one run of memory.
         let layout = match tensor.getattr_opt("layout")? {
             Some(layout) => layout.str()?.to_string(),
@@ -125,6 +122,9 @@ impl Memory {
             return Err(PyValueError::new_err(format!(
                 "not a plain tensor: its layout is {layout}"
             )));
+        }
+        if !tensor.call_method0("is_contiguous")?.extract::<bool>()? {
+            return Err(PyValueError::new_err("the tensor is not contiguous"));
         }
         let start: usize = tensor.call_method0("data_ptr")?.extract()?;
         let items: usize = tensor.call_method0("numel")?.extract()?;

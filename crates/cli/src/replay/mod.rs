@@ -34,12 +34,21 @@ const DEFAULTS: [(&str, &str); 4] = [
     ("log", "warn"),
 ];
 
+/// Memory of values for generated traffic, which holds about 900 MiB in blocks of 64 KiB: with the default memory of a
+/// store it would never reach the SSD.
+const GENERATED_MEMORY: &str = "128MiB";
+
 /// Points of the report's charts.
 const MOMENTS_MAX: usize = 120;
 
 pub(crate) fn run(arguments: &Replay, layers: Layers) -> Result<u8> {
     let interrupt = Interrupt::install()?;
     let (mut config, directory) = configure(layers)?;
+    if arguments.origin.generate {
+        config
+            .default_to("memory", GENERATED_MEMORY)
+            .map_err(anyhow::Error::msg)?;
+    }
     if let Some(tokens) = arguments.block_tokens {
         config
             .default_to("evict.block_tokens", &tokens.to_string())

@@ -72,6 +72,17 @@ fn generated_traffic_is_served_from_both_tiers_without_a_wrong_bit() {
     );
 }
 
+/// The first thing that a newcomer ran held all its traffic in memory: SSD hits, offloads and promotions were all 0.
+#[test]
+fn generated_traffic_overflows_the_memory_that_it_gets_by_default() {
+    let place = Place::new();
+    let outcome = place.replay(&["--generate", "--requests", "1200"]);
+    for key in ["ssd_hits", "offloads", "evictions"] {
+        assert!(count(&outcome, key) > 0, "{key}: {outcome}");
+    }
+    assert!(count(&outcome["promotions"], "completed") > 0, "{outcome}");
+}
+
 #[test]
 fn the_report_is_left_and_the_temporary_directory_is_not() {
     let place = Place::new();

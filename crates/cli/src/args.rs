@@ -162,10 +162,10 @@ pub(crate) struct Policy {
 /// See [`Command::Explain`].
 #[derive(Clone, Debug, Args)]
 pub(crate) struct Explain {
-    /// The key
+    /// Key of the object
     pub(crate) key: OsString,
 
-    /// Whose
+    /// Tenant of the key [default: the default tenant]
     #[arg(long, default_value = "", value_name = "TENANT")]
     pub(crate) tenant: String,
 

@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_nobody_set_takes_another_default() {
+    fn only_an_unset_option_takes_another_default() {
         let mut config = config(&[("ssd", "1GiB"), ("dir", "/d")]);
         config.default_to("ssd", "16GiB").unwrap();
         config.default_to("offload", "on-evict").unwrap();

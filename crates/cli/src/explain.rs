@@ -18,7 +18,7 @@ pub(crate) fn run(arguments: &Explain, layers: &Layers) -> Result<u8> {
     let config = configure(layers)?;
     logging::init(&config).map_err(anyhow::Error::msg)?;
     let tenant = Tenant::new(&arguments.tenant).context("the tenant has no such name")?;
-    let key = Key::new(arguments.key.as_bytes()).context("the key is none")?;
+    let key = Key::new(arguments.key.as_bytes()).context("the key cannot be one")?;
     let explanation = explain_at(&config, &tenant, &key)?;
     let shown = arguments.key.display();
     let Some(reasons) = explanation.reasons else {

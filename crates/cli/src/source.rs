@@ -14,7 +14,7 @@ pub(crate) struct Source {
     pub(crate) label: String,
     /// Tells its blocks from those of other sources in the same store.
     pub(crate) identity: u64,
-    /// How much there is to do, in the unit of [`Source::done`]; `None` where nobody knows.
+    /// How much there is to do, in the unit of [`Source::done`]; `None` where that is not known.
     pub(crate) total: Option<u64>,
     limit: Option<u64>,
     taken: u64,

@@ -59,7 +59,7 @@ impl<T: AsFd> AsFd for ParentOnly<T> {
 }
 
 impl<T: AsFd> Drop for ParentOnly<T> {
-    /// The descriptor is closed after this, so that no child replaces a number that is somebody else's by then.
+    /// The descriptor is closed after this, so that no child replaces a number that another file has by then.
     fn drop(&mut self) {
         if let Some(slot) = self.slot {
             DESCRIPTORS[slot].store(FREE, Ordering::Release);

@@ -1,6 +1,6 @@
 //! The shell around the pure cores: typed configuration, disk devices, the memory of the arena, and the embedded store.
 //!
-//! [`Store`] opens a directory inside the calling process: one lock around the master's mind and the node's agent, the
+//! [`Store`] opens a directory inside the calling process: one lock around the master and the node's agent, the
 //! bytes copied outside it by the caller, one thread that drives the device and one that sleeps until the next deadline.
 
 mod clock;

@@ -159,7 +159,7 @@ impl Grant {
     }
 }
 
-/// [`Grant::copy_in`] of many values by the threads of `pool`; what became of each, in order.
+/// [`Grant::copy_in`] of many values by the threads of `pool`; the outcome of each, in order.
 ///
 /// # Panics
 /// As for [`Grant::copy_in`].
@@ -184,7 +184,7 @@ pub fn copy_in_all(pool: &Pool, values: &mut [(&mut Grant, &[u8])]) -> Vec<Copie
     unsafe { copy_all_checksum(pool, &pieces) }
 }
 
-/// [`Grant::copy_out`] of many pieces by the threads of `pool`; what became of each, in order.
+/// [`Grant::copy_out`] of many pieces by the threads of `pool`; the outcome of each, in order.
 ///
 /// # Panics
 /// As for [`Grant::copy_out`].

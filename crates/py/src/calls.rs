@@ -94,7 +94,7 @@ pub(crate) fn was_there(removed: Result<(), StoreError>) -> Result<bool, StoreEr
     }
 }
 
-/// Length of the value now; zero where there is none or nobody knows, which the read itself will say better.
+/// Length of the value now; zero where there is none or the look-up fails: the read then says why.
 pub(crate) fn size_of(store: &slackwater_node::Store, key: &[u8], tenant: &Tenant) -> usize {
     let described = store.describe(key, tenant).ok().flatten();
     described.map_or(0, |description| {

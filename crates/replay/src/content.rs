@@ -16,7 +16,7 @@ pub struct Difference {
     pub offset: usize,
     /// What the key says.
     pub expected: u8,
-    /// What was read.
+    /// The byte that was read.
     pub found: u8,
 }
 

@@ -52,7 +52,7 @@ pub struct Generator {
     rng: Rng,
     prompts: Vec<SystemPrompt>,
     sessions: Vec<Session>,
-    /// Whose turn comes when, in nanoseconds.
+    /// Time of each session's next turn in nanoseconds, and the session's index.
     due: BinaryHeap<Reverse<(u64, u32)>>,
     next_block: u64,
 }

@@ -57,7 +57,7 @@ pub enum Problem {
     /// It is JSON, but no object.
     #[error("found {found} where an object with the fields of a request was expected")]
     NotObject {
-        /// What it is.
+        /// The kind of JSON value found.
         found: String,
     },
     /// A field is not there.
@@ -73,7 +73,7 @@ pub enum Problem {
     Wrong {
         /// Its name, with the position in a list.
         field: String,
-        /// What it holds.
+        /// The value found in the field, as JSON.
         found: String,
         /// What it should hold.
         expected: &'static str,

@@ -5,7 +5,7 @@ use crate::{Tone, escape};
 /// Horizontal bars side by side in groups, on one scale from zero.
 #[derive(Clone, Debug)]
 pub struct Bars {
-    /// What is shown.
+    /// The heading of the figure.
     pub title: String,
     /// The unit of the values, and which way is better.
     pub unit: &'static str,
@@ -77,7 +77,7 @@ impl Bars {
     }
 }
 
-/// Three digits that say something.
+/// The value with three significant digits, whole from 100 on.
 #[must_use]
 pub fn figure(value: f64) -> String {
     match value.abs() {

@@ -14,14 +14,14 @@ pub struct Chart {
     pub x: Axis,
     /// The axis up. It begins at zero where its scale allows.
     pub y: Axis,
-    /// What is drawn, each on top of those before it; stacked areas lie upon each other in this order.
+    /// What is drawn, each on top of those before it; areas are stacked in this order.
     pub lines: Vec<Line>,
 }
 
 /// One axis of a chart.
 #[derive(Clone, Debug)]
 pub struct Axis {
-    /// What it measures.
+    /// The quantity along the axis, in words.
     pub label: String,
     /// What its numbers mean.
     pub unit: Unit,
@@ -155,7 +155,7 @@ impl Chart {
         out
     }
 
-    /// Every line with its lower and upper edge: areas stand on the sum of those before them.
+    /// Every line with its lower and upper edge: an area begins at the sum of those before it.
     fn drawn(&self) -> Vec<Drawn<'_>> {
         let mut floor: Vec<f64> = Vec::new();
         let mut drawn = Vec::with_capacity(self.lines.len());

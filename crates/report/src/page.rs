@@ -26,7 +26,7 @@ pub struct Page {
 /// One headline figure.
 #[derive(Clone, Debug)]
 pub struct Tile {
-    /// What it is.
+    /// The name of the quantity.
     pub label: String,
     /// The figure.
     pub value: String,

@@ -148,7 +148,7 @@ impl Range {
         }
     }
 
-    /// Where `value` lies between the ends, from 0 to 1.
+    /// The position of `value` between the ends, from 0 to 1.
     pub(crate) fn place(&self, value: f64) -> f64 {
         let share = match self.scale {
             Scale::Linear => (value - self.low) / (self.high - self.low),

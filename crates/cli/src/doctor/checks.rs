@@ -26,7 +26,7 @@ pub(super) struct Check {
     pub(super) name: &'static str,
     /// How good it is.
     pub(super) verdict: Verdict,
-    /// What was found.
+    /// The state of the machine in this respect.
     pub(super) found: String,
     /// What to do about it.
     pub(super) advice: Option<String>,

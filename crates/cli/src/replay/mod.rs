@@ -26,7 +26,7 @@ use progress::Progress;
 use report::{Moment, Record};
 use tally::Tally;
 
-/// What a replay takes where nobody says otherwise: both tiers at work, and a quiet log beside the progress bar.
+/// Options of a replay where no layer sets them: both tiers at work, and a quiet log beside the progress bar.
 const DEFAULTS: [(&str, &str); 4] = [
     ("ssd", "16GiB"),
     ("offload", "on-evict"),

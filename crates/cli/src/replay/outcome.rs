@@ -34,7 +34,7 @@ pub(super) struct Outcome {
     pub(super) ssd_p99_us: f64,
     /// Blocks written to SSD.
     pub(super) offloads: u64,
-    /// What became of hits on SSD.
+    /// Promotions that reads from SSD asked for, by outcome.
     pub(super) promotions: Promotions,
     /// Blocks that left memory for want of space.
     pub(super) evictions: u64,

@@ -6,7 +6,7 @@ use slackwater_wire::{Chain, Class, Key};
 
 use super::tally::Tally;
 
-/// What a replay needs of a store: so that a test can stand in one that lies.
+/// What a replay needs of a store, so that a test can give it one that answers wrongly.
 pub(super) trait Cache {
     /// Reads the leading present keys.
     fn read(
@@ -19,7 +19,7 @@ pub(super) trait Cache {
     fn write(&self, entries: &[(&[u8], &[u8])], chain: Chain) -> Vec<Result<Stored, StoreError>>;
     /// Lets its time pass until so long after its opening.
     fn skip_to(&self, since_open: Duration) -> Result<(), StoreError>;
-    /// What it counts.
+    /// The store's counters at this moment.
     fn stats(&self) -> Stats;
 }
 
@@ -286,16 +286,16 @@ mod tests {
 
     use super::*;
 
-    /// A cache of a map, with a way to lie.
+    /// A cache of a map, with a fault to be found.
     #[derive(Default)]
     struct Fake {
         values: RefCell<BTreeMap<Vec<u8>, Vec<u8>>>,
         chains: RefCell<Vec<(&'static str, Chain, usize)>>,
-        lie: Lie,
+        fault: Fault,
     }
 
     #[derive(Clone, Copy, Default, PartialEq)]
-    enum Lie {
+    enum Fault {
         #[default]
         None,
         FlipBit,
@@ -320,16 +320,16 @@ mod tests {
                     present = false;
                     return Ok(None);
                 };
-                if self.lie == Lie::Break {
+                if self.fault == Fault::Break {
                     return Err(StoreError::Closed);
                 }
-                if self.lie != Lie::LeaveBuffer {
+                if self.fault != Fault::LeaveBuffer {
                     buffer.copy_from_slice(value);
                 }
-                if self.lie == Lie::FlipBit {
+                if self.fault == Fault::FlipBit {
                     buffer[value.len() - 1] ^= 0x10;
                 }
-                let bytes = value.len() - usize::from(self.lie == Lie::ShortLength);
+                let bytes = value.len() - usize::from(self.fault == Fault::ShortLength);
                 Ok(Some(Got {
                     bytes,
                     tier: Tier::Disk,
@@ -350,7 +350,7 @@ mod tests {
                 .borrow_mut()
                 .push(("write", chain, entries.len()));
             let write = |(key, value): &(&[u8], &[u8])| {
-                if self.lie == Lie::RefusePuts {
+                if self.fault == Fault::RefusePuts {
                     return Err(StoreError::RefusedCall(ErrorCode::NoAvailableHandle));
                 }
                 let before = self
@@ -384,10 +384,10 @@ mod tests {
         }
     }
 
-    fn lied_to(lie: Lie) -> (Tally, Result<(), StoreError>) {
+    fn played_with(fault: Fault) -> (Tally, Result<(), StoreError>) {
         let mut fake = Fake::default();
         Player::new(&fake, 1, 4096).play(&request(&[1, 2])).unwrap();
-        fake.lie = lie;
+        fake.fault = fault;
         let mut player = Player::new(&fake, 1, 4096);
         // The first block is read twice: a buffer left alone holds the right bytes of the time before.
         let played = player
@@ -516,23 +516,23 @@ mod tests {
 
     #[test]
     fn every_lie_is_counted_as_corrupt() {
-        for lie in [Lie::FlipBit, Lie::LeaveBuffer, Lie::ShortLength] {
-            let (tally, played) = lied_to(lie);
+        for fault in [Fault::FlipBit, Fault::LeaveBuffer, Fault::ShortLength] {
+            let (tally, played) = played_with(fault);
             assert_eq!(
                 (played, tally.corrupt_reads, tally.prefix_hits),
                 (Ok(()), 4, 4)
             );
         }
-        assert_eq!(lied_to(Lie::None).0.corrupt_reads, 0);
+        assert_eq!(played_with(Fault::None).0.corrupt_reads, 0);
     }
 
     #[test]
     fn a_refused_put_costs_a_hit_and_a_broken_store_ends_the_run() {
-        let (tally, played) = lied_to(Lie::RefusePuts);
+        let (tally, played) = played_with(Fault::RefusePuts);
         assert_eq!(
             (played, tally.put_errors["NO_AVAILABLE_HANDLE"]),
             (Ok(()), 1)
         );
-        assert_eq!(lied_to(Lie::Break).1, Err(StoreError::Closed));
+        assert_eq!(played_with(Fault::Break).1, Err(StoreError::Closed));
     }
 }

@@ -33,7 +33,7 @@ impl Progress {
         }
     }
 
-    /// Shows where the run stands, if it is time to. `stats` is asked only then.
+    /// Shows the progress of the run, if it is time to. `stats` is asked only then.
     pub(super) fn tick(&mut self, done: u64, tally: &Tally, stats: impl FnOnce() -> Stats) {
         let now = Instant::now();
         if self.bar.is_hidden() || self.shown.is_some_and(|shown| now - shown < PERIOD) {

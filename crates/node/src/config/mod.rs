@@ -1,4 +1,4 @@
-//! Configuration: every option is declared once, in [`options`], and from that one row come its key in a TOML file,
+//! Configuration: every option is declared once, in `options.rs`, and from that one row come its key in a TOML file,
 //! its environment name, its flag, its documentation and its line in `config --explain`.
 //!
 //! Layers, later ones winning: defaults, file, environment, flags. Loading reports every problem there is at once.
@@ -87,7 +87,7 @@ impl fmt::Debug for OptionSpec {
 /// Where a value came from.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Source {
-    /// Nobody set it.
+    /// No layer set it.
     #[default]
     Default,
     /// A line of a file.
@@ -171,11 +171,11 @@ pub struct Explained {
     pub kind: &'static str,
     /// Value in force.
     pub value: String,
-    /// Value if nobody sets it.
+    /// Value when no layer sets it.
     pub default: String,
     /// Where the value in force came from.
     pub source: Source,
-    /// What it does.
+    /// The option's documentation, in sentences.
     pub doc: &'static str,
 }
 

@@ -107,7 +107,7 @@ impl Directory {
         })
     }
 
-    /// Where it is.
+    /// The path that it was opened by.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path

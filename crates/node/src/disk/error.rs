@@ -18,7 +18,7 @@ pub enum DirectoryError {
     Unusable {
         /// The directory or file.
         path: PathBuf,
-        /// What was tried.
+        /// The action, as it follows the word "cannot".
         action: &'static str,
         /// What the operating system said.
         why: std::io::Error,

@@ -11,7 +11,7 @@ use super::handles::OpenFile;
 use super::transfer::{Place, Progress, Segment, Transfer, disk_error, errno_error};
 
 /// A disk operation under way, one system call at a time: the device makes the call that [`Job::call`] names, by
-/// whatever means it has, and tells [`Job::after`] what came of it.
+/// whatever means it has, and tells [`Job::after`] the outcome.
 #[derive(Debug)]
 pub(super) enum Job {
     Move(Transfer),

@@ -25,7 +25,7 @@ pub(super) enum Asked {
     Later(Later<Reply>),
 }
 
-/// The master's mind and the node's agent, and the messages between them and the callers. Everything here happens
+/// The master, the node's agent, and the messages between them and the callers. Everything here happens
 /// under one lock and none of it waits.
 pub(super) struct Core {
     pub(super) master: Master,
@@ -41,7 +41,7 @@ pub(super) struct Core {
     opening: Option<Owed<Result<Opened, FormatError>>>,
     flushing: VecDeque<(u64, Owed<()>)>,
     next_flush: u64,
-    /// Those who wait for the store to have nothing under way between its tiers.
+    /// Callers that wait until nothing is under way between the tiers.
     resting: Vec<Owed<()>>,
     stopping: Option<Owed<usize>>,
     /// Whether the log last said that it takes records.

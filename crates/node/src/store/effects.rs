@@ -401,7 +401,7 @@ fn put_durable(store: &Store, key: &str, bytes: usize) {
         .unwrap();
 }
 
-/// How long a put may wait for room of which there is none.
+/// How long a put may wait for room when there is none.
 fn waits_for_room(config: &Config, wait: Option<Duration>) -> String {
     let mut core = cores(config);
     let put = |key: &[u8]| {
@@ -498,7 +498,7 @@ fn read_all(core: &mut Core, reads: usize) {
     }
 }
 
-/// The cores of a store with its segments mounted, at a time that stands still.
+/// The cores of a store with its segments mounted and whose clock does not move.
 fn cores(config: &Config) -> Core {
     let incarnation = Incarnation(1);
     let mut core = Core::new(
@@ -511,7 +511,7 @@ fn cores(config: &Config) -> Core {
     core
 }
 
-/// The cores of a store that was opened over four values on SSD, at a time that stands still.
+/// The cores of a store that was opened over four values on SSD and whose clock does not move.
 fn recovered(config: &Config) -> Core {
     let store = open(config);
     KEYS.iter().for_each(|key| put_durable(&store, key, 1000));

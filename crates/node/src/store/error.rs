@@ -11,7 +11,7 @@ use crate::disk::DirectoryError;
 /// Why a call did not do what was asked.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum StoreError {
-    /// The bytes are no key.
+    /// The key is empty or too long.
     #[error(transparent)]
     Key(#[from] KeyError),
     /// A value of no bytes.
@@ -77,7 +77,7 @@ pub enum StoreError {
     Refused {
         /// The key.
         key: Key,
-        /// Why.
+        /// The code of the refusal.
         code: ErrorCode,
     },
     /// The store refused the call as a whole.
@@ -143,7 +143,7 @@ pub enum OpenError {
     /// The device that the configuration insists on is not there.
     #[error("no device: {why}")]
     Device {
-        /// Why not.
+        /// The reason that the operating system gives.
         why: String,
     },
     /// The operating system gives no memory for values.
@@ -157,7 +157,7 @@ pub enum OpenError {
     /// The log of the SSD tier cannot be read.
     #[error("the log in {}: {why}", directory.display())]
     Log {
-        /// Where it is.
+        /// The directory of the log.
         directory: PathBuf,
         /// What is wrong with it.
         why: String,
@@ -165,9 +165,9 @@ pub enum OpenError {
     /// The store that runs in a directory was asked and did not answer.
     #[error("the store that runs in {}: {why}", directory.display())]
     RunningStore {
-        /// Where it runs.
+        /// The directory that the store holds.
         directory: PathBuf,
-        /// What it said, or what the operating system said.
+        /// The store's own error, or that of the operating system.
         why: String,
     },
     /// The operating system gives no thread, ring or other handle.

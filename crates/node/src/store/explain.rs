@@ -10,7 +10,7 @@ use super::{StoreError, Tier};
 pub struct Reason {
     /// The tier.
     pub tier: Tier,
-    /// Whether the object is there. An SSD knows what lies in memory above it, and will be asked to take it.
+    /// Whether the object is there. An SSD's policy also knows what is in the memory above it and may be written to it.
     pub held: bool,
     /// The policy of eviction.
     pub policy: String,

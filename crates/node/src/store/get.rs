@@ -84,7 +84,7 @@ struct Tried {
     took: Duration,
 }
 
-/// Of a record that nobody has tried to read: that says nothing of it.
+/// How a read ends that was not tried: it says nothing about the record.
 const UNREAD: DiskError = DiskError::Resources { errno: 0 };
 
 impl Shared {
@@ -378,7 +378,7 @@ impl<'s, 'b> Reader<'s, 'b> {
         tried
     }
 
-    /// Ends the reads, tells the flow what came of them, and does what it wants next.
+    /// Ends the reads, tells the flow their outcomes, and does what it wants next.
     fn conclude(&mut self, core: &mut Core, now: Instant, flow: &mut GetFlow, tried: Vec<Tried>) {
         for (reading, Tried { arrived, took }) in
             std::mem::take(&mut self.readings).into_iter().zip(tried)
@@ -447,7 +447,7 @@ impl<'s, 'b> Reader<'s, 'b> {
                 }))
             }
             GetOutcome::Miss => Ok(None),
-            // Somebody is putting it right now: for a reader it is not there yet. An SSD that cannot be read is none.
+            // A put of it is under way: for a reader it is not there yet. An SSD that cannot be read is none.
             GetOutcome::Failed(ErrorCode::ReplicaIsNotReady | ErrorCode::TransferFail) => Ok(None),
             GetOutcome::Failed(code) => Err(StoreError::Refused {
                 key: self.keys[index].clone(),

@@ -20,7 +20,7 @@ use crate::disk::{DirectoryError, ReadOnlyDisk};
 /// Why each tier of a store keeps an object, or will let it go.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Explanation {
-    /// Who said so.
+    /// The store or the directory that the answer comes from.
     pub source: ExplanationSource,
     /// The opinion of each tier; `None` when there is no such object.
     pub reasons: Option<Vec<Reason>>,

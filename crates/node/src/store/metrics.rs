@@ -18,7 +18,7 @@ const BOUNDS: [f64; 16] = [
 
 impl Shared {
     pub(super) fn stats(&self) -> Stats {
-        // A broken store has no books to look at; what the shell counted is still told.
+        // The cores of a broken store are not looked at; what the shell counted is still given.
         let taken = self.with(|core, _| Books {
             metrics: core.master.metrics().clone(),
             objects: core.master.objects(),
@@ -218,7 +218,7 @@ impl Shared {
     }
 }
 
-/// What the books say at one moment.
+/// What the cores count at one moment.
 #[derive(Default)]
 struct Books {
     metrics: Metrics,
@@ -371,7 +371,7 @@ impl Text {
         let name = "slackwater_promotion_candidates_total";
         self.counter(
             name,
-            "Promotions remembered to be tried again, by what became of them.",
+            "Promotions remembered to be tried again, by outcome.",
             &candidates,
         );
     }

@@ -1,7 +1,7 @@
 //! The embedded store: both tiers inside the calling process.
 //!
-//! One lock guards the master's mind and the node's agent ([`core`]). A call asks under the lock, moves its bytes
-//! outside it, and concludes under it again; whoever must wait for space or durability waits for its own answer, as `slackwater-wait` has it. One
+//! One lock guards the master and the node's agent (`Core`). A call asks under the lock, moves its bytes outside it, and
+//! concludes under it again. A call that must wait for space or durability waits for its own answer (`slackwater-wait`). One
 //! thread sleeps in the device, another until the next deadline; an idle store uses no processor time.
 
 mod copier;
@@ -171,7 +171,7 @@ impl Store {
     /// Whether objects are there, a truth each.
     ///
     /// # Errors
-    /// When one of the keys is none, or the tenant is refused.
+    /// When one of the keys is empty or too long, or the tenant is refused.
     pub fn exists(&self, keys: &[&[u8]], tenant: &Tenant) -> Result<Vec<bool>, StoreError> {
         let mut truths = Vec::with_capacity(keys.len());
         for piece in keys.chunks(limits::BATCH_KEYS_MAX) {
@@ -237,7 +237,7 @@ impl Store {
     /// Removes every object in whose key the regular expression is found; says how many.
     ///
     /// # Errors
-    /// When the pattern is none, or the deadline passes.
+    /// When the pattern is no regular expression, or the deadline passes.
     pub fn remove_matching(
         &self,
         pattern: &str,
@@ -266,7 +266,7 @@ impl Store {
     /// Everything known about one object; neither a read nor a lease.
     ///
     /// # Errors
-    /// When the key is none.
+    /// When the key is empty or too long.
     pub fn describe(&self, key: &[u8], tenant: &Tenant) -> Result<Option<Description>, StoreError> {
         let (tenant, key) = (tenant.clone(), Key::new(key)?);
         match self.ask("a description", Request::Describe { tenant, key })? {
@@ -279,7 +279,7 @@ impl Store {
     /// Why each tier keeps an object, or will let it go; `None` when there is no such object. Neither a read nor a lease.
     ///
     /// # Errors
-    /// When the key is none.
+    /// When the key is empty or too long.
     pub fn explain(&self, key: &[u8], tenant: &Tenant) -> Result<Option<Vec<Reason>>, StoreError> {
         self.shared().explain(key, tenant)
     }
@@ -340,7 +340,7 @@ impl Store {
         self.shared().metrics_text()
     }
 
-    /// Makes the store's clock stand at least `since_open` after it was opened, as if so long had been waited: what is
+    /// Moves the store's clock to at least `since_open` after it was opened, as if the caller had waited: what is
     /// on its way between the tiers arrives, leases and pins end, and eviction sees the ages that its policy would have
     /// seen. For replays that are faster than what they replay.
     ///

@@ -6,7 +6,7 @@ use slackwater_wire::{Chain, Durability, Pin, PutMode, Tenant};
 /// How values are put.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct PutOptions {
-    /// Whose values.
+    /// The tenant that the values belong to.
     pub tenant: Tenant,
     /// What an existing value of the same key means.
     pub mode: PutMode,
@@ -25,7 +25,7 @@ pub struct PutOptions {
 /// How values are read.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct GetOptions {
-    /// Whose values.
+    /// The tenant that the values belong to.
     pub tenant: Tenant,
     /// How the keys of a batch hang together; their order is the chain.
     pub chain: Chain,
@@ -36,7 +36,7 @@ pub struct GetOptions {
 /// How values are removed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RemoveOptions {
-    /// Whose values.
+    /// The tenant that the values belong to.
     pub tenant: Tenant,
     /// Also those that readers hold leases on.
     pub force: bool,

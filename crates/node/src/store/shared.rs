@@ -31,7 +31,7 @@ pub(super) struct Shared {
     pub(super) saver: Saver,
     pub(super) copier: Copier,
     core: Mutex<Core>,
-    /// The steward's bell: rung when something falls due before it means to wake.
+    /// Wakes the steward when something falls due before its next deadline.
     bell: Event,
     /// Calls are refused from here on.
     closed: AtomicBool,
@@ -101,12 +101,12 @@ impl Shared {
         if let Some(why) = self.broken.get() {
             return Err(StoreError::Broken { why: why.clone() });
         }
-        // Whoever comes after the last answer was given would wait for one for ever.
+        // A call after the last answer was given would wait for one for ever.
         if let Some(over) = &core.over {
             return Err(over.clone());
         }
         let now = self.clock.now();
-        // A panic inside leaves the books in an unknown state: nothing may look at them again.
+        // A panic inside leaves the cores in an unknown state: nothing may look at them again.
         let result = match catch_unwind(AssertUnwindSafe(|| step(&mut core, now))) {
             Ok(result) => result,
             Err(panic) => {
@@ -227,7 +227,7 @@ impl Shared {
             };
             let Ok(wakes) = self.with(step) else { return };
             self.save_learned_at_times(self.clock.now());
-            // Nobody waits for the steward, so it never spins, whatever the strategy of the store.
+            // No caller waits for the steward, so it never spins, whatever the strategy of the store.
             let waiting = self
                 .waits
                 .at(&self.waits.steward)

@@ -35,7 +35,7 @@ const LONGEST: Duration = Duration::from_secs(2);
 /// Pause after `accept` found the process short of descriptors or memory.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// What is asked.
+/// A request of one connection: explain this key of this tenant.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Question {
@@ -46,7 +46,7 @@ pub(super) struct Question {
     pub(super) tenant: String,
 }
 
-/// What is answered.
+/// The answer to a [`Question`].
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Answer {
@@ -72,7 +72,7 @@ struct Listening {
 
 impl AnswerSocket {
     /// Listens in the directory, and answers by `answer`. A socket that an earlier store left is replaced: the directory
-    /// is held, so nobody listens on it.
+    /// is held, so no process listens on it.
     ///
     /// # Errors
     /// What the operating system says.
@@ -299,7 +299,7 @@ mod tests {
 
     /// A store that was killed leaves its socket: connecting to it is refused, and the next store could not bind.
     #[test]
-    fn a_socket_that_nobody_listens_on_is_no_store_and_makes_room() {
+    fn a_socket_without_a_listener_is_no_store_and_is_replaced() {
         let root = tempfile::tempdir().unwrap();
         let left = UnixListener::bind(root.path().join(NAME)).unwrap();
         drop(left);

@@ -36,9 +36,9 @@ pub struct Stats {
     pub waits: Vec<WaitStats>,
     /// How SSD reads and writes are done.
     pub io: Selection,
-    /// What kind of pages lie under the memory of values.
+    /// The kind of pages of the memory of values.
     pub pages: Selection,
-    /// What was allowed but does not do what its author must have meant.
+    /// Settings that are allowed and have no effect or another one than their words say.
     pub warnings: Vec<String>,
 }
 

@@ -744,8 +744,8 @@ fn batches_and_values_that_several_threads_copy_are_right_and_timed_each() {
     assert!(stats.latency.memory.p50_us > 0.0, "{:?}", stats.latency);
 }
 
-/// A put was past the check for an open store when another thread closed it: it queued for space that nobody was left
-/// to give, and waited for ever. Now whoever comes after the last answer is told so.
+/// A put was past the check for an open store when another thread closed it: it queued for space that no thread was left
+/// to give, and waited for ever. A call that comes after the last answer is refused.
 #[test]
 fn who_comes_after_the_last_answer_is_refused() {
     let store = Store::open(memory_only(ByteSize::mib(1))).unwrap();

@@ -14,13 +14,18 @@ define bounded
 	case $$code in 124|137) echo "hung: the last test named above did not end within $(LIMIT)" >&2;; esac; exit $$code; }
 endef
 
-.PHONY: help run test bench lint test-rust test-loom test-miri test-sim test-python mutants build clean
+# How long `make soak` runs.
+MINUTES ?= 30
+
+.PHONY: help run test bench soak test-aarch64 lint test-rust test-loom test-miri test-sim test-python mutants build clean
 
 help:
 	@echo "make run             replay generated chat traffic through the tiered store; report in report/"
 	@echo "make run TRACE=PATH  the same with a trace in the published JSONL format"
 	@echo "make test            every check and test; what cannot run here is named"
 	@echo "make bench           every benchmark, with ratios against limits and peers"
+	@echo "make soak MINUTES=30 the simulator's profiles on seeds that were never used before"
+	@echo "make test-aarch64    copies and checksums of aarch64, under an emulator"
 	@echo "make mutants         plants small mistakes in the cores and the lock-free parts; MUTANTS='pool wait' for some"
 
 run: build
@@ -30,7 +35,7 @@ build: toolchain
 	cargo build --release --locked --package slackwater-cli
 
 bench: build $(STAMP)
-	@for name in meta store promotion wait pool mq transfer; do SLACKWATER_PYTHON=$(CURDIR)/$(PYTHON) $(SLACKWATER) bench $$name --report report || exit 1; done
+	@for name in copy meta store promotion wait pool mq transfer; do SLACKWATER_PYTHON=$(CURDIR)/$(PYTHON) $(SLACKWATER) bench $$name --report report || exit 1; done
 
 test: lint test-rust test-loom test-miri test-sim test-python
 	@echo "all checks and tests passed"
@@ -65,6 +70,18 @@ mutants: toolchain
 	@cargo mutants --version >/dev/null 2>&1 || { echo "cargo-mutants is needed: cargo install --locked cargo-mutants"; exit 1; }
 	mkdir -p $(MUTANTS_OUT)
 	cargo mutants --jobs 1 --output $(MUTANTS_OUT) $(addprefix --package slackwater-,$(MUTANTS)) $(ARGS)
+
+soak: toolchain
+	cargo run --profile sim --locked --package slackwater-sim -- --soak $(MINUTES)
+
+# The vector paths of aarch64 need its standard library, a linker and an emulator; what is missing is named.
+EMULATED := CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc \
+	CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER="qemu-aarch64 -L /usr/aarch64-linux-gnu"
+test-aarch64: toolchain
+	@rustup target list --installed 2>/dev/null | grep -q aarch64-unknown-linux-gnu || { echo "skipped: aarch64 (rustup target add aarch64-unknown-linux-gnu)"; exit 0; }; \
+	command -v aarch64-linux-gnu-gcc >/dev/null || { echo "skipped: aarch64 (apt-get install gcc-aarch64-linux-gnu libc6-dev-arm64-cross)"; exit 0; }; \
+	command -v qemu-aarch64 >/dev/null || { echo "skipped: aarch64 (apt-get install qemu-user)"; exit 0; }; \
+	$(EMULATED) cargo test --locked --target aarch64-unknown-linux-gnu --package slackwater-pool --lib copy
 
 test-python: $(STAMP)
 	VIRTUAL_ENV=$(CURDIR)/$(VENV) $(VENV)/bin/maturin develop --quiet --locked --manifest-path crates/py/Cargo.toml

@@ -15,6 +15,17 @@ pub struct Backoff {
     pub max: Duration,
     /// By how much the ceiling grows from one attempt to the next; 1 keeps it at `first`.
     pub factor: u32,
+    /// Which part of the ceiling is drawn.
+    pub jitter: Jitter,
+}
+
+/// Which part of the ceiling a pause is drawn from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Jitter {
+    /// All of it, but for the lowest tenth of the first ceiling: spreads a crowd the most.
+    Full,
+    /// Its upper half: never asks again at once.
+    UpperHalf,
 }
 
 impl Backoff {
@@ -25,7 +36,14 @@ impl Backoff {
             first,
             max,
             factor: 2,
+            jitter: Jitter::Full,
         }
+    }
+
+    /// The same with pauses from this part of their ceilings.
+    #[must_use]
+    pub const fn with_jitter(self, jitter: Jitter) -> Self {
+        Self { jitter, ..self }
     }
 
     /// The longest pause after failure number `attempt`, counted from 0: `first` × `factor`^`attempt`, at most `max`.
@@ -37,12 +55,20 @@ impl Backoff {
     }
 
     /// The pause after failure number `attempt`, counted from 0: anything below [`ceiling`](Self::ceiling), and at
-    /// least a tenth of `first`, so that a run of short draws does not become a storm.
+    /// least a tenth of `first` or half of the ceiling, so that a run of short draws does not become a storm.
     #[must_use]
-    pub fn pause(&self, attempt: u32, jitter: &mut Rng) -> Duration {
+    pub fn pause(&self, attempt: u32, random: &mut Rng) -> Duration {
         let ceiling = self.ceiling(attempt);
-        let nanos = u64::try_from(ceiling.as_nanos()).unwrap_or(u64::MAX).max(1);
-        Duration::from_nanos(jitter.below(nanos)).max((self.first / 10).min(self.max))
+        let span = match self.jitter {
+            Jitter::Full => ceiling,
+            Jitter::UpperHalf => ceiling / 2,
+        };
+        let nanos = u64::try_from(span.as_nanos()).unwrap_or(u64::MAX).max(1);
+        let drawn = Duration::from_nanos(random.below(nanos));
+        match self.jitter {
+            Jitter::Full => drawn.max((self.first / 10).min(self.max)),
+            Jitter::UpperHalf => ceiling - span + drawn,
+        }
     }
 }
 
@@ -74,6 +100,7 @@ mod tests {
                 first: ms(3),
                 max: limit,
                 factor: 10,
+                jitter: Jitter::Full,
             },
             &[3, 30, 300, 2_000],
         );
@@ -82,6 +109,7 @@ mod tests {
                 first: ms(7),
                 max: limit,
                 factor: 1,
+                jitter: Jitter::UpperHalf,
             },
             &[7, 7],
         );
@@ -109,5 +137,22 @@ mod tests {
         assert_eq!(none.pause(9, &mut jitter), Duration::ZERO);
         let huge = Backoff::doubling(Duration::MAX, Duration::MAX);
         assert!(huge.pause(u32::MAX, &mut jitter) >= Duration::MAX / 10);
+    }
+
+    #[test]
+    fn pauses_from_the_upper_half_stay_there() {
+        let mut random = Rng::new(1);
+        let backoff = Backoff::doubling(ms(100), ms(2_000)).with_jitter(Jitter::UpperHalf);
+        for attempt in [0, 1, 4, 5, u32::MAX] {
+            let ceiling = backoff.ceiling(attempt);
+            let drawn: Vec<Duration> = (0..200)
+                .map(|_| backoff.pause(attempt, &mut random))
+                .collect();
+            assert!(drawn.iter().all(|it| (ceiling / 2..ceiling).contains(it)));
+            assert!(drawn.iter().any(|pause| *pause < ceiling * 5 / 8));
+            assert!(drawn.iter().any(|pause| *pause > ceiling * 7 / 8));
+        }
+        let none = Backoff::doubling(Duration::ZERO, Duration::ZERO).with_jitter(Jitter::UpperHalf);
+        assert_eq!(none.pause(0, &mut random), Duration::ZERO);
     }
 }

@@ -14,7 +14,7 @@ mod tally;
 mod time;
 mod units;
 
-pub use backoff::Backoff;
+pub use backoff::{Backoff, Jitter};
 pub use checksum::{Checksum, Checksummer};
 pub use extent::{AllocError, Extent, ExtentAllocator, ExtentBooks};
 pub use hash::{KeyHash, Map, Set, hash64};

@@ -1,26 +1,30 @@
 //! Runs seeds of the simulator from the command line.
 #![expect(clippy::print_stdout, reason = "a command prints")]
 
+use std::ops::Range;
 use std::process::ExitCode;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant, SystemTime};
 
 use slackwater_base::Planted;
 use slackwater_sim::engine::Seed;
 use slackwater_sim::options::Profile;
 use slackwater_sim::plan::Plan;
-use slackwater_sim::run::{run, run_seed, shrink};
+use slackwater_sim::run::{run, run_seeds, shrink};
 
 const USAGE: &str = "\
 slackwater-sim --seed N [--trace] [--shrink] [--profile NAME] [--planted NAME]
 slackwater-sim --seeds FROM..TO [--jobs N] [--profile NAME] [--planted NAME]
+slackwater-sim --soak MINUTES [--jobs N] [--planted NAME]
 
-Runs the cluster of a seed, or of a range of seeds, and says which invariant broke, if one did.
+Runs the cluster of a seed, or of a range of seeds, and says which invariant broke, if one did. A soak runs all
+profiles on seeds that the clock chooses, so that none was used before.
 Profiles: ordinary (unless another is named), churn, churn-rot.
 ";
 
 struct Arguments {
-    seeds: std::ops::Range<u64>,
-    jobs: u64,
+    seeds: Range<u64>,
+    soak: Option<Duration>,
+    jobs: usize,
     trace: bool,
     shrink: bool,
     profile: Profile,
@@ -35,10 +39,10 @@ fn main() -> ExitCode {
             return ExitCode::from(2);
         }
     };
-    let failed = if arguments.seeds.end - arguments.seeds.start == 1 {
-        one(&arguments)
-    } else {
-        many(&arguments)
+    let failed = match arguments.soak {
+        Some(length) => soak(&arguments, length),
+        None if arguments.seeds.end - arguments.seeds.start == 1 => one(&arguments),
+        None => many(&arguments),
     };
     if failed {
         ExitCode::FAILURE
@@ -51,6 +55,7 @@ fn parse(words: impl Iterator<Item = String>) -> Result<Arguments, String> {
     let profile = Profile::Ordinary;
     let mut arguments = Arguments {
         seeds: 0..0,
+        soak: None,
         jobs: 2,
         trace: false,
         shrink: false,
@@ -60,7 +65,8 @@ fn parse(words: impl Iterator<Item = String>) -> Result<Arguments, String> {
     let mut words = words;
     let number = |word: Option<String>, of: &str| -> Result<u64, String> {
         let word = word.ok_or_else(|| format!("{of} needs a number"))?;
-        word.parse().map_err(|_| format!("`{word}` is no number"))
+        word.parse()
+            .map_err(|_| format!("`{word}` is not a number"))
     };
     while let Some(word) = words.next() {
         match word.as_str() {
@@ -78,7 +84,14 @@ fn parse(words: impl Iterator<Item = String>) -> Result<Arguments, String> {
                 arguments.seeds =
                     number(Some(from.into()), "--seeds")?..number(Some(to.into()), "--seeds")?;
             }
-            "--jobs" => arguments.jobs = number(words.next(), "--jobs")?.max(1),
+            "--soak" => {
+                let minutes = number(words.next(), "--soak")?;
+                arguments.soak = Some(Duration::from_secs(minutes.saturating_mul(60)));
+            }
+            "--jobs" => {
+                let jobs = number(words.next(), "--jobs")?;
+                arguments.jobs = usize::try_from(jobs.clamp(1, 256)).unwrap_or(1);
+            }
             "--trace" => arguments.trace = true,
             "--shrink" => arguments.shrink = true,
             "--profile" => {
@@ -98,10 +111,10 @@ fn parse(words: impl Iterator<Item = String>) -> Result<Arguments, String> {
                 arguments.planted =
                     Some(*known.ok_or_else(|| format!("`{name}` is none of {}", list()))?);
             }
-            other => return Err(format!("`{other}` is no option")),
+            other => return Err(format!("`{other}` is not an option")),
         }
     }
-    if arguments.seeds.is_empty() {
+    if arguments.seeds.is_empty() && arguments.soak.is_none() {
         Err("nothing to run".into())
     } else {
         Ok(arguments)
@@ -134,30 +147,60 @@ fn one(arguments: &Arguments) -> bool {
 }
 
 fn many(arguments: &Arguments) -> bool {
-    let (next, failures) = (AtomicU64::new(arguments.seeds.start), AtomicU64::new(0));
-    std::panic::set_hook(Box::new(|_| ()));
-    std::thread::scope(|scope| {
-        for _ in 0..arguments.jobs {
-            scope.spawn(|| {
-                loop {
-                    let seed = next.fetch_add(1, Ordering::Relaxed);
-                    if seed >= arguments.seeds.end {
-                        break;
-                    }
-                    if let Some((at, violation)) =
-                        run_seed(arguments.profile, seed, arguments.planted).violation
-                    {
-                        failures.fetch_add(1, Ordering::Relaxed);
-                        println!("seed {seed} at {at}: {violation}");
-                    }
-                }
-            });
-        }
-    });
-    let failures = failures.into_inner();
-    println!(
-        "{} seeds, {failures} failed",
-        arguments.seeds.end - arguments.seeds.start
-    );
+    let seeds = arguments.seeds.clone();
+    let failures = quietly(arguments.profile, seeds.clone(), arguments);
+    println!("{} seeds, {failures} failed", seeds.end - seeds.start);
     failures > 0
+}
+
+/// Runs all profiles in turns, in steps of [`SOAK_STEP`] seeds, until the time has passed.
+#[expect(
+    clippy::disallowed_methods,
+    reason = "the clock ends the soak, and decides nothing within a run"
+)]
+fn soak(arguments: &Arguments, length: Duration) -> bool {
+    let first = fresh_seed();
+    let mut ranges = Profile::ALL.map(|profile| (profile, first..first));
+    let (began, mut failures) = (Instant::now(), 0);
+    while began.elapsed() < length {
+        for (profile, range) in &mut ranges {
+            let step = range.end..range.end + SOAK_STEP;
+            failures += quietly(*profile, step.clone(), arguments);
+            range.end = step.end;
+        }
+    }
+    for (profile, range) in &ranges {
+        println!("{} seeds {}..{}", profile.name(), range.start, range.end);
+    }
+    println!("{failures} failed in {} s", began.elapsed().as_secs());
+    failures > 0
+}
+
+/// Seeds of each profile between two looks at the clock.
+const SOAK_STEP: u64 = 100;
+
+/// A seed that no earlier soak began with: a second of wall time has room for a thousand seeds, more than a soak runs.
+#[expect(
+    clippy::disallowed_methods,
+    reason = "the clock chooses seeds, and decides nothing within a run"
+)]
+fn fresh_seed() -> u64 {
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    since.map_or(0, |since| since.as_secs()) * 1000
+}
+
+/// Runs seeds and prints each failure with the command that shows it again.
+fn quietly(profile: Profile, seeds: Range<u64>, arguments: &Arguments) -> u64 {
+    std::panic::set_hook(Box::new(|_| ()));
+    let (jobs, planted) = (arguments.jobs, arguments.planted);
+    let failures = run_seeds(profile, seeds, jobs, planted, |seed, at, violation| {
+        let planted = planted.map_or(String::new(), |bug| format!(" --planted {bug:?}"));
+        println!("seed {seed} at {at}: {violation}");
+        println!(
+            "    cargo run -p slackwater-sim --profile sim -- --seed {seed} --profile {}{planted} --trace",
+            profile.name()
+        );
+    });
+    drop(std::panic::take_hook());
+    failures
 }

@@ -1,6 +1,8 @@
 //! One seed from beginning to end, and the smallest run that still fails.
 
+use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use slackwater_base::{Instant, Planted, plant};
 
@@ -34,6 +36,35 @@ pub fn run(plan: &Plan, bug: Option<Planted>, listener: Option<fn(&str)>) -> Out
 #[must_use]
 pub fn run_seed(profile: Profile, seed: u64, bug: Option<Planted>) -> Outcome {
     run(&Plan::of(profile, Seed(seed)), bug, None)
+}
+
+/// Runs every seed of a range on `jobs` threads and tells `failed` of each that breaks an invariant, as it is found.
+/// Returns how many did.
+pub fn run_seeds(
+    profile: Profile,
+    seeds: Range<u64>,
+    jobs: usize,
+    bug: Option<Planted>,
+    failed: impl Fn(u64, Instant, &Violation) + Sync,
+) -> u64 {
+    let (next, failures) = (AtomicU64::new(seeds.start), AtomicU64::new(0));
+    std::thread::scope(|scope| {
+        for _ in 0..jobs {
+            scope.spawn(|| {
+                loop {
+                    let seed = next.fetch_add(1, Ordering::Relaxed);
+                    if seed >= seeds.end {
+                        break;
+                    }
+                    if let Some((at, violation)) = run_seed(profile, seed, bug).violation {
+                        failures.fetch_add(1, Ordering::Relaxed);
+                        failed(seed, at, &violation);
+                    }
+                }
+            });
+        }
+    });
+    failures.into_inner()
 }
 
 /// The smallest plan found that breaks the same invariant: faults are left out first, then operations, in ever

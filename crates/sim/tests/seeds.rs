@@ -1,12 +1,11 @@
 //! Thousands of clusters, each with its own shape, load and faults: every invariant must hold in all of them.
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc;
+use std::sync::Mutex;
 
 use slackwater_sim::check::Violation;
 use slackwater_sim::engine::Seed;
 use slackwater_sim::options::Profile;
 use slackwater_sim::plan::Plan;
-use slackwater_sim::run::{run_seed, shrink};
+use slackwater_sim::run::{run_seed, run_seeds, shrink};
 
 const SEEDS: u64 = 2000;
 /// Seeds of the profile that looks for bugs of reclaim and recovery.
@@ -33,26 +32,11 @@ fn every_invariant_holds_while_logs_churn_on_a_disk_that_decays() {
 }
 
 fn hold(profile: Profile, seeds: u64) {
-    let (next, (told, failures)) = (AtomicU64::new(0), mpsc::channel());
-    std::thread::scope(|scope| {
-        for _ in 0..JOBS {
-            let (next, told) = (&next, told.clone());
-            scope.spawn(move || {
-                loop {
-                    let seed = next.fetch_add(1, Ordering::Relaxed);
-                    if seed >= seeds {
-                        break;
-                    }
-                    if let Some((_, violation)) = run_seed(profile, seed, None).violation {
-                        told.send((seed, violation))
-                            .expect("the receiver is kept to the end");
-                    }
-                }
-            });
-        }
+    let failures = Mutex::new(Vec::new());
+    run_seeds(profile, 0..seeds, JOBS, None, |seed, _, violation| {
+        failures.lock().unwrap().push((seed, violation.clone()));
     });
-    drop(told);
-    let mut failures: Vec<(u64, Violation)> = failures.iter().collect();
+    let mut failures: Vec<(u64, Violation)> = failures.into_inner().unwrap();
     failures.sort_by_key(|(seed, _)| *seed);
     assert!(failures.is_empty(), "{}", report(profile, &failures));
 }

@@ -1,7 +1,7 @@
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use slackwater_base::Backoff;
+use slackwater_base::{Backoff, Jitter};
 
 use super::seal::SealConfig;
 use crate::segment::Segment;
@@ -111,7 +111,8 @@ impl Default for TcpConfig {
             progress_timeout: Duration::from_secs(30),
             ack_timeout: Duration::from_secs(30),
             drain_timeout: Duration::from_secs(1),
-            retry: Backoff::doubling(Duration::from_millis(100), Duration::from_secs(2)),
+            retry: Backoff::doubling(Duration::from_millis(100), Duration::from_secs(2))
+                .with_jitter(Jitter::UpperHalf),
             address_rest: Duration::from_secs(30),
             queue_bytes: 256 << 20,
             queue_entries: 65_536,

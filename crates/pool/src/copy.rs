@@ -301,6 +301,59 @@ mod tests {
         }
     }
 
+    /// The bytes before and behind the whole rounds of a kernel go through a buffer, from which they are stored and summed.
+    /// The compiler copied them to the destination from the source instead, a second read: a peer that wrote its shared
+    /// memory in between had bytes delivered that no checksum covered. It does so only when it optimises.
+    #[test]
+    #[cfg_attr(miri, ignore = "another thread writes the source, which Miri reports")]
+    fn a_source_that_changes_meanwhile_is_summed_as_it_was_stored() {
+        use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+        // As many bytes behind the last whole round of every kernel as there can be, over many lines.
+        const BEFORE_TAIL: usize = 71 + 512;
+        let rounds = if cfg!(debug_assertions) {
+            1_000
+        } else {
+            200_000
+        };
+        let len = BEFORE_TAIL + 255;
+        let source: Vec<AtomicU64> = (0..len / 8 + 1).map(|_| AtomicU64::new(0)).collect();
+        let stop = AtomicBool::new(false);
+        let mut target = vec![0u8; 64 + len];
+        let at = (target.as_ptr().align_offset(64) + 57) % 64;
+        let differs = std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut value = 0u64;
+                while !stop.load(Ordering::Relaxed) {
+                    value = !value;
+                    for word in &source[BEFORE_TAIL / 8..] {
+                        word.store(value, Ordering::Relaxed);
+                    }
+                }
+            });
+            let mut differs = Vec::new();
+            for isa in paths() {
+                for stores in [Stores::Cached, Stores::Streaming] {
+                    let differ = (0..rounds).any(|_| {
+                        // SAFETY: both ranges lie within their vectors. The thread above plays the process that writes
+                        // the source.
+                        let sum = unsafe {
+                            let dst = target.as_mut_ptr().add(at);
+                            copy_checksum_with(isa, dst, source.as_ptr().cast(), len, stores)
+                        };
+                        sum != Checksum::of(&target[at..at + len])
+                    });
+                    if differ {
+                        differs.push((isa, stores));
+                    }
+                }
+            }
+            stop.store(true, Ordering::Relaxed);
+            differs
+        });
+        assert_eq!(differs, []);
+    }
+
     #[test]
     fn a_flipped_bit_changes_the_checksum() {
         let mut source = vec![0u8; 4096];

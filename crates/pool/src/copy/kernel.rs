@@ -9,6 +9,7 @@
 //! Functions here are generic over [`Vector`] and always inlined, so that the instructions of a vector are compiled into
 //! the one function of each path that enables them.
 
+use std::arch::asm;
 use std::ptr;
 
 use slackwater_base::Checksum;
@@ -165,7 +166,7 @@ pub(super) unsafe fn fold<V: Vector, S: Sink, const ACCUMULATORS: usize>(
     // SAFETY: `8 <= head < 2 * LINE <= round <= ROUND_MAX <= len`.
     unsafe {
         let to = first.0.as_mut_ptr().add(round - head);
-        ptr::copy_nonoverlapping(src, to, head);
+        read_once(src, to, head);
         if S::STORES {
             ptr::copy_nonoverlapping(to, dst, head);
         }
@@ -208,7 +209,7 @@ pub(super) unsafe fn fold<V: Vector, S: Sink, const ACCUMULATORS: usize>(
             sum.store(last.0.as_mut_ptr().add(index * V::BYTES));
         }
         let to = last.0.as_mut_ptr().add(round);
-        ptr::copy_nonoverlapping(src.add(at), to, rest);
+        read_once(src.add(at), to, rest);
         if S::STORES {
             ptr::copy_nonoverlapping(to, dst.add(at), rest);
         }
@@ -218,6 +219,20 @@ pub(super) unsafe fn fold<V: Vector, S: Sink, const ACCUMULATORS: usize>(
         *byte ^= 0xff;
     }
     Checksum::of(&last.0[..round + rest])
+}
+
+/// Reads `len` bytes that another process may write meanwhile. What is read from `to` afterwards is what was read here:
+/// the compiler, which may take it that nobody writes `src`, would otherwise read `src` again to copy `to` further.
+///
+/// # Safety
+/// `src` is readable and `to` writable for `len` bytes, apart from each other.
+#[inline(always)]
+unsafe fn read_once(src: *const u8, to: *mut u8, len: usize) {
+    // SAFETY: the caller's promise. The assembly is empty; the compiler has to take it for code that may write all memory.
+    unsafe {
+        ptr::copy_nonoverlapping(src, to, len);
+        asm!("/* {0} */", in(reg) to, options(nostack, preserves_flags));
+    }
 }
 
 /// # Safety

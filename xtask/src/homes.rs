@@ -12,8 +12,10 @@ use crate::workspace::files;
 const HOMES: &[(&str, &str)] = &[
     ("Backoff", "crates/base"),
     ("Instant", "crates/base"),
-    ("Clock", "crates/wait"),
+    ("Tally", "crates/base"),
     ("Completion", "crates/wait"),
+    ("SkippingClock", "crates/node"),
+    ("DriftingClock", "crates/sim"),
     ("AllowList", "crates/keys"),
     ("KeyFileError", "crates/keys"),
     ("Mapping", "crates/memory"),

@@ -37,7 +37,14 @@ fn run() -> Result<Vec<String>> {
         Some("words") => words::check()?,
         Some("homes") => homes::check()?,
         Some("deps") => deps::check()?,
-        Some("all") => [layers::check()?, tidy::check()?, deps::check()?].concat(),
+        Some("all") => [
+            layers::check()?,
+            tidy::check()?,
+            words::check()?,
+            homes::check()?,
+            deps::check()?,
+        ]
+        .concat(),
         _ => bail!("usage: cargo xtask layers | tidy | words | homes | deps | all"),
     };
     Ok(report)

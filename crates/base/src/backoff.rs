@@ -6,7 +6,7 @@ use crate::Rng;
 /// it, so that clients that failed together do not return together ("full jitter": Brooker, "Exponential Backoff and
 /// Jitter", 2015).
 ///
-/// It holds no state: whoever retries counts the attempts, and a success starts the count again.
+/// It holds no state: the caller counts the attempts, and starts the count again after a success.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Backoff {
     /// The ceiling of the first pause.

@@ -230,9 +230,9 @@ pub enum ConfigWarning {
     /// The sketch counts to 255.
     #[error("promotion threshold {given} is not between 1 and 255: {used} is used")]
     ThresholdClamped {
-        /// What was asked for.
+        /// The configured value.
         given: u32,
-        /// What is used.
+        /// The nearest value in the range, which is used.
         used: u32,
     },
     /// A bound was zero where at least one is needed, or out of its range.
@@ -240,9 +240,9 @@ pub enum ConfigWarning {
     Clamped {
         /// Its name, as a path of fields.
         option: &'static str,
-        /// What was asked for.
+        /// The configured value.
         given: f64,
-        /// What is used.
+        /// The nearest value in the range, which is used.
         used: f64,
     },
 }

@@ -32,16 +32,16 @@ pub enum Input {
         client: ClientId,
         /// The host that the client is on, where it is known.
         host: Option<Arc<str>>,
-        /// Which of its calls.
+        /// The client's number for the call, the same in every retry of it.
         operation: OperationId,
-        /// What it asks.
+        /// The call and its arguments.
         request: Request,
     },
     /// A node reports.
     Report {
         /// The node that reports.
         node: NodeId,
-        /// What it reports.
+        /// The change that the node observed.
         report: Report,
     },
     /// The link to a client is gone: what it had open is taken back.
@@ -58,7 +58,7 @@ pub enum Output {
     Reply {
         /// The client that asked.
         client: ClientId,
-        /// Which of its calls.
+        /// The client's number for the call.
         operation: OperationId,
         /// The answer.
         reply: Reply,

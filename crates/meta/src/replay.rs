@@ -17,7 +17,7 @@ pub use tiers::TieredOutcome;
 /// One request of a trace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Request {
-    /// When it came.
+    /// The time of its arrival, on the clock of the trace.
     pub now: Instant,
     /// Its chain of blocks from the root, each named by an identity that includes what comes before it.
     pub blocks: Vec<u64>,

@@ -6,12 +6,12 @@ use slackwater_wait::now;
 
 /// The clock of a store: that of the process, ahead by the time that a replay skipped.
 #[derive(Debug)]
-pub(crate) struct Clock {
+pub(crate) struct SkippingClock {
     opened: Instant,
     skipped_nanos: AtomicU64,
 }
 
-impl Clock {
+impl SkippingClock {
     pub(crate) fn start() -> Self {
         Self {
             opened: now(),
@@ -59,7 +59,7 @@ mod tests {
 
     #[test]
     fn skipping_never_turns_back() {
-        let clock = Clock::start();
+        let clock = SkippingClock::start();
         let (hour, minute) = (Duration::from_secs(3600), Duration::from_secs(60));
         assert!(!clock.is_ahead_of(minute));
         clock.skip_to(hour);
@@ -73,7 +73,7 @@ mod tests {
 
     #[test]
     fn waits_count_by_the_clock_of_the_process() {
-        let clock = Clock::start();
+        let clock = SkippingClock::start();
         let hour = Duration::from_secs(3600);
         assert_eq!(clock.wait_until(clock.opened + hour), clock.opened + hour);
         clock.skip_to(hour);

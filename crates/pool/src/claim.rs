@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn each_index_is_handed_out_once_whoever_comes() {
+    fn each_index_is_handed_out_once_by_any_order_of_claims() {
         let many = if cfg!(miri) { 300 } else { 10_007 };
         for len in [0, 1, 2, 7, 64, 192, many] {
             for seats in [1, 2, 3, 8] {

@@ -21,7 +21,7 @@ pub struct Config {
     pub background_max: usize,
     /// How the threads wait; `None` is the strategy of the process.
     pub wait: Option<Choice>,
-    /// Where sysfs is.
+    /// The directory in which sysfs is mounted.
     pub sysfs: PathBuf,
 }
 
@@ -100,7 +100,7 @@ pub enum PoolError {
     Thread {
         /// The index of the thread.
         thread: usize,
-        /// What happened.
+        /// The error of the operating system.
         cause: std::io::Error,
     },
 }

@@ -19,7 +19,7 @@ impl fmt::Display for NodeId {
 /// The CPUs of one node that may be used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Node {
-    /// Which node.
+    /// The number that the operating system gives the node.
     pub id: NodeId,
     /// One group for each physical core, its hardware threads in ascending order; cores in the order of their first.
     pub cores: Vec<Vec<usize>>,
@@ -40,7 +40,7 @@ pub enum TopologyError {
     Unreadable {
         /// The file.
         path: PathBuf,
-        /// What happened.
+        /// The error of the operating system.
         cause: io::Error,
     },
     /// A file does not say what it should.

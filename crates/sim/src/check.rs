@@ -44,9 +44,9 @@ impl fmt::Display for Invariant {
 /// An invariant that did not hold, with the facts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Violation {
-    /// Which.
+    /// The invariant that does not hold.
     pub invariant: Invariant,
-    /// What was seen.
+    /// The observation that contradicts it.
     pub what: String,
 }
 

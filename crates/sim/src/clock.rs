@@ -6,14 +6,14 @@ use slackwater_base::{Instant, Rng};
 
 /// Turns the time of the world into what one process reads, and its deadlines back.
 #[derive(Clone, Copy, Debug)]
-pub struct Clock {
+pub struct DriftingClock {
     /// What the process reads at the world's time zero.
     origin: u64,
     /// Nanoseconds that pass in the process for every 2^20 of the world.
     rate: u64,
 }
 
-impl Clock {
+impl DriftingClock {
     /// A clock that drifts by at most `drift_ppm` parts in a million, either way, and begins within an hour of zero.
     pub fn new(rng: &mut Rng, drift_ppm: u64) -> Self {
         let span = (UNIT * drift_ppm) / 1_000_000;
@@ -60,7 +60,7 @@ mod tests {
     fn a_deadline_has_come_exactly_when_the_world_says_so() {
         let mut rng = Rng::new(3);
         for _ in 0..1000 {
-            let clock = Clock::new(&mut rng, 50_000);
+            let clock = DriftingClock::new(&mut rng, 50_000);
             let local = clock.local(Instant::from_nanos(rng.below(1 << 50)));
             let world = clock.world(local);
             assert!(clock.local(world) >= local);
@@ -72,7 +72,7 @@ mod tests {
     fn drift_stays_within_its_bound() {
         let mut rng = Rng::new(4);
         for _ in 0..1000 {
-            let clock = Clock::new(&mut rng, 50_000);
+            let clock = DriftingClock::new(&mut rng, 50_000);
             let second = clock
                 .local(Instant::from_nanos(1_000_000_000))
                 .since(clock.local(Instant::ZERO));
@@ -83,7 +83,7 @@ mod tests {
     #[test]
     fn never_stays_never() {
         assert_eq!(
-            Clock::new(&mut Rng::new(1), 50_000).world(Instant::NEVER),
+            DriftingClock::new(&mut Rng::new(1), 50_000).world(Instant::NEVER),
             Instant::NEVER
         );
     }

@@ -113,7 +113,7 @@ impl DiskStats {
     }
 }
 
-/// What became of the reads of one life of a process.
+/// The damage that the reads of one life of a process met.
 #[derive(Clone, Copy, Debug, Default)]
 struct Spoilt {
     /// Some ended in an error: the process knows.

@@ -10,9 +10,9 @@ use crate::net::Process;
 /// A fault at its time, counted from the beginning of the load.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Planned {
-    /// When.
+    /// Time since the beginning of the load.
     pub at: Duration,
-    /// What.
+    /// The fault.
     pub fault: Fault,
 }
 
@@ -21,7 +21,7 @@ pub struct Planned {
 pub enum Fault {
     /// The process ends, in the middle of what it is saying, and is started again after a while.
     Crash {
-        /// Which.
+        /// The process that ends.
         process: Process,
         /// How; a client has no disk.
         how: Crash,
@@ -32,7 +32,7 @@ pub enum Fault {
     /// loses power soon after the process is back: what the first life left in the cache of the device, and the second
     /// told of, is gone.
     Relapse {
-        /// Which node.
+        /// Index of the node.
         node: u32,
         /// Whether it is a sync that fails.
         in_vain: bool,
@@ -43,7 +43,7 @@ pub enum Fault {
     },
     /// The node comes back with an empty disk.
     ReplaceDisk {
-        /// Which node.
+        /// Index of the node.
         node: u32,
         /// How long it is away.
         down: Duration,
@@ -55,7 +55,7 @@ pub enum Fault {
     },
     /// The process stands still and does not know it.
     Pause {
-        /// Which.
+        /// The process that pauses.
         process: Process,
         /// How long.
         lasts: Duration,
@@ -80,7 +80,7 @@ pub enum Fault {
     },
     /// The disk misbehaves.
     Disk {
-        /// Which node's.
+        /// Index of the node.
         node: u32,
         /// How.
         faults: DiskFaults,
@@ -89,7 +89,7 @@ pub enum Fault {
     },
     /// Bits flip where they lie on the disk.
     Rot {
-        /// Which node's.
+        /// Index of the node.
         node: u32,
         /// How many.
         bits: u32,
@@ -104,7 +104,7 @@ pub enum Fault {
     },
     /// A bit of memory flips.
     Flip {
-        /// Which node's.
+        /// Index of the node.
         node: u32,
         /// Where, modulo its size.
         bit: u64,

@@ -22,7 +22,7 @@ pub struct History {
     timelines: BTreeMap<Name, Timeline>,
     reads: u64,
     grants: u64,
-    /// A device lost a write that it reported as done: what that write was to bury may come back.
+    /// A device lost a write that it reported as done: records that its tombstones made dead may come back.
     excused: bool,
     /// When something was last forgiven: who looked before may yet tell of it.
     forgiven: Instant,
@@ -36,7 +36,7 @@ struct Put {
 
 #[derive(Debug, Default)]
 struct Timeline {
-    /// Which put each version belongs to, and what became of it.
+    /// The put that each version belongs to, and its outcome.
     versions: BTreeMap<Version, Fate>,
     removals: Vec<Removal>,
 }
@@ -71,11 +71,11 @@ pub struct Read<'a> {
     pub began: Instant,
     /// When its last byte was with the client.
     pub ended: Instant,
-    /// Whose key.
+    /// Tenant and key.
     pub name: &'a Name,
     /// The version that the master named.
     pub version: Version,
-    /// What arrived.
+    /// The value that arrived.
     pub bytes: &'a [u8],
 }
 
@@ -141,7 +141,7 @@ impl History {
         });
     }
 
-    /// A device lies about writes from now on: what they were to bury may come back.
+    /// A device misreports writes from now on: records that their tombstones made dead may come back.
     pub fn excuse(&mut self) {
         self.excused = true;
     }

@@ -167,7 +167,7 @@ impl Ledger {
                 format!("{missing:?} was reported as durable and is not there after a restart");
             return Err(Violation::new(Invariant::Acknowledgement, what));
         }
-        // What was found is owed, but for values that were written wrong: whoever reads one has it dropped.
+        // Found records are owed, except those with wrong bytes: a read of one drops it.
         let found: Vec<(DiskEntry, Promise)> = announced
             .iter()
             .map(|entry| match self.promise(entry) {
@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn strangers_and_twins_are_seen() {
+    fn unknown_and_repeated_entries_are_seen() {
         let mut ledger = Ledger::default();
         assert!(ledger.judge(&[entry(1)], Trust::Honest).is_err());
         ledger.ordered(&entry(1));

@@ -106,7 +106,7 @@ pub struct Options {
     pub cancels: f64,
     /// The master's configuration.
     pub master: MasterConfig,
-    /// What clients do.
+    /// The calls of the clients.
     pub load: LoadOptions,
     /// What may go wrong.
     pub atlas: Atlas,

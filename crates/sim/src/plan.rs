@@ -12,9 +12,9 @@ pub struct Plan {
     pub seed: Seed,
     /// What the cluster is like.
     pub options: Options,
-    /// What each client does.
+    /// The steps of each client, in order.
     pub scripts: Vec<Vec<Step>>,
-    /// What goes wrong.
+    /// The faults, in the order of their times.
     pub faults: Vec<Planned>,
 }
 

@@ -1,4 +1,4 @@
-//! Values that describe themselves: whoever reads one can tell which put of which key of which tenant wrote it, and
+//! Values that describe themselves: a reader can tell which put of which key of which tenant wrote one, and
 //! check every byte without a history.
 
 use slackwater_base::{Rng, hash64};
@@ -98,12 +98,12 @@ mod tests {
     #[test]
     fn a_value_says_whose_it_is_and_any_other_byte_is_seen() {
         let (acme, other) = (Tenant::new("acme").unwrap(), Tenant::DEFAULT);
-        let (key, stranger) = (Key::try_from("k").unwrap(), Key::try_from("s").unwrap());
+        let (key, other_key) = (Key::try_from("k").unwrap(), Key::try_from("s").unwrap());
         for bytes in [HEADER_BYTES, 41, 100, 5000] {
             let value = make(&acme, &key, PutId(9), bytes);
             assert_eq!(check(&acme, &key, &value), Ok(PutId(9)));
             assert_eq!(check(&other, &key, &value), Err(Wrong::Tenant));
-            assert_eq!(check(&acme, &stranger, &value), Err(Wrong::Key(PutId(9))));
+            assert_eq!(check(&acme, &other_key, &value), Err(Wrong::Key(PutId(9))));
             for at in (0..bytes).step_by(37) {
                 let mut damaged = value.clone();
                 damaged[at] ^= 1;

@@ -237,7 +237,7 @@ impl Arena {
     /// Whether `extent` may be accessed.
     ///
     /// # Errors
-    /// Why not.
+    /// The part of the reference that is out of date: segment, incarnation or generation.
     pub fn check(&self, extent: ExtentRef) -> Result<(), Stale> {
         let lent = self.place(extent)?;
         let ExtentRef {

@@ -29,7 +29,7 @@ pub enum FormatError {
     #[error("log file {} is no Slackwater log (it begins with \"{}\"): move it away, or choose another directory",
         .file.0, .begins.escape_ascii())]
     Foreign {
-        /// Which file.
+        /// Number of the file.
         file: FileId,
         /// Its first bytes.
         begins: [u8; 8],
@@ -38,7 +38,7 @@ pub enum FormatError {
     #[error("log file {} has format {found}, this version reads up to {known}: upgrade, or empty the directory to \
         start cold", .file.0)]
     Newer {
-        /// Which file.
+        /// Number of the file.
         file: FileId,
         /// Its format.
         found: u32,
@@ -48,25 +48,25 @@ pub enum FormatError {
     /// It is of another log, or lies under another number.
     #[error("log file {} belongs to another log or place: it was copied or renamed; move it away", .file.0)]
     Misplaced {
-        /// Which file.
+        /// Number of the file.
         file: FileId,
     },
     /// It could not be read for want of something that the process may have again.
     #[error("log file {} cannot be read now ({error}): raise the limit on open files (`ulimit -n`) or free memory, \
         and open again", .file.0)]
     Starved {
-        /// Which file.
+        /// Number of the file.
         file: FileId,
-        /// What the device said.
+        /// The error of the device.
         error: DiskError,
     },
     /// Its first block cannot be read, so nobody knows whose it is and what it keeps dead.
     #[error("log file {} cannot be read ({error}): mend the device and open again, or empty the directory to start \
         cold; without this file alone, removed values could come back", .file.0)]
     Unreadable {
-        /// Which file.
+        /// Number of the file.
         file: FileId,
-        /// What the device said.
+        /// The error of the device.
         error: DiskError,
     },
 }

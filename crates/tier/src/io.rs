@@ -105,7 +105,7 @@ pub struct DiskDone {
 pub enum DiskOutcome {
     /// The operation is done, and gave nothing.
     Done,
-    /// What was read.
+    /// A read is done.
     Read {
         /// All the bytes, when the target was the completion; empty otherwise.
         bytes: Vec<u8>,

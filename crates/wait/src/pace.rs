@@ -171,7 +171,7 @@ impl Relax {
 unsafe fn timed_pause(cycles: u64) {
     // SAFETY: reading the cycle counter has no precondition in user mode on Linux.
     let until = unsafe { std::arch::x86_64::_rdtsc() } + cycles;
-    // SAFETY: the caller vouches for the instruction; it only waits, and writes flags.
+    // SAFETY: the caller guarantees that the CPU has the instruction; it only waits, and writes flags.
     unsafe {
         std::arch::asm!(
             "tpause {state:e}",

@@ -11,7 +11,7 @@ use crate::routine::{Waiting, Watched, wait};
 /// A 64-bit word that may lie in memory which processes share; any of them waits on its lower half.
 ///
 /// Bit 0 is [`SharedWord::PARKED`] and belongs to the wait; the rest is the owner's. Sleepers are found by the kernel in
-/// the lower half only, so a change that can end a wait must change a bit below 32. Whoever makes it calls
+/// the lower half only, so a change that can end a wait must change a bit below 32. The thread that makes it calls
 /// [`SharedWord::wake`] with the value before, as for [`Word`](crate::Word).
 ///
 /// What another process writes there is not to be trusted: the word decides how long a wait lasts, never which memory is

@@ -43,7 +43,7 @@ pub struct Plan {
     pub spin: Duration,
     /// Whether the spin needs a free CPU.
     pub needs_cpu: bool,
-    /// What follows.
+    /// The step after the spin.
     pub then: Then,
 }
 

@@ -12,8 +12,8 @@ use crate::sync::AtomicU64;
 /// A word that threads wait on: what [`Completion`](crate::Completion) and [`Countdown`](crate::Countdown) are made of,
 /// and other protocols can be.
 ///
-/// Bit 0 is [`Word::PARKED`] and belongs to the wait; bits 1 to 31 are the owner's. Whoever makes a change that can end
-/// a wait calls [`Word::wake`] with the value before it; that costs a system call only if somebody sleeps.
+/// Bit 0 is [`Word::PARKED`] and belongs to the wait; bits 1 to 31 are the owner's. A thread that makes a change that can
+/// end a wait calls [`Word::wake`] with the value before it; that costs a system call only if a thread sleeps.
 ///
 /// On a cache line of its own, two lines where the prefetcher pairs them: spinners read it in a loop.
 #[derive(Debug)]

@@ -92,7 +92,7 @@ pub enum Report {
     PromotionFailed {
         /// The promotion.
         ticket: TicketId,
-        /// Why.
+        /// The step that failed.
         failure: PromotionFailure,
     },
     /// Records that no crash can bring back any more.

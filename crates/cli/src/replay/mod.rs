@@ -24,7 +24,7 @@ use outcome::{Cost, Outcome};
 use player::{Cache, Player};
 use progress::Progress;
 use report::{Moment, Record};
-use tally::Tally;
+use tally::ReplayCounts;
 
 /// Options of a replay where no layer sets them: both tiers at work, and a quiet log beside the progress bar.
 const DEFAULTS: [(&str, &str); 4] = [
@@ -136,7 +136,7 @@ fn configure(layers: Layers) -> Result<(Config, Option<TempDir>)> {
 
 /// What a run gave.
 struct Run {
-    tally: Tally,
+    tally: ReplayCounts,
     stats: Stats,
     outcome: Outcome,
     moments: Series<Moment>,
@@ -208,7 +208,7 @@ fn play(arguments: &Replay, source: &mut Source, cache: &dyn Cache, interrupt: &
     }
 }
 
-fn moment(tally: &Tally, stats: &Stats, trace_s: f64, started: Instant) -> Moment {
+fn moment(tally: &ReplayCounts, stats: &Stats, trace_s: f64, started: Instant) -> Moment {
     Moment {
         trace_s,
         wall_s: started.elapsed().as_secs_f64(),

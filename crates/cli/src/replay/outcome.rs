@@ -1,7 +1,7 @@
 use serde::Serialize;
 use slackwater_node::Stats;
 
-use super::tally::Tally;
+use super::tally::ReplayCounts;
 
 /// The result of a replay as `--json` prints it: field names are a contract with scripts.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -78,7 +78,7 @@ pub(super) struct Cost {
 }
 
 impl Outcome {
-    pub(super) fn new(tally: &Tally, stats: &Stats, cost: Cost) -> Self {
+    pub(super) fn new(tally: &ReplayCounts, stats: &Stats, cost: Cost) -> Self {
         let funnel = stats.promotions;
         Self {
             requests: tally.requests,
@@ -120,7 +120,7 @@ mod tests {
 
     #[test]
     fn the_keys_are_the_contract() {
-        let outcome = Outcome::new(&Tally::default(), &Stats::default(), Cost::default());
+        let outcome = Outcome::new(&ReplayCounts::default(), &Stats::default(), Cost::default());
         let text = serde_json::to_string(&outcome).unwrap();
         let keys: Vec<&str> = text.split('"').skip(1).step_by(2).collect();
         let contract = "requests blocks prefix_hit_rate block_hit_rate memory_hits ssd_hits misses put_bytes get_bytes \

@@ -4,7 +4,7 @@ use slackwater_node::{GetOptions, Got, PutOptions, Stats, Store, StoreError, Sto
 use slackwater_replay::{Content, Request};
 use slackwater_wire::{Chain, Class, Key};
 
-use super::tally::Tally;
+use super::tally::ReplayCounts;
 
 /// What a replay needs of a store, so that a test can give it one that answers wrongly.
 pub(super) trait Cache {
@@ -69,7 +69,7 @@ pub(super) struct Player<'a> {
     pub(super) block_tokens: Option<u64>,
     /// Room for the blocks of one call; longer chains take several calls.
     buffer: Vec<u8>,
-    tally: Tally,
+    tally: ReplayCounts,
 }
 
 /// Room for the blocks of one call: part of the constant that a replay needs beside `--memory`.
@@ -86,17 +86,17 @@ impl<'a> Player<'a> {
             block_bytes,
             block_tokens: None,
             buffer,
-            tally: Tally::default(),
+            tally: ReplayCounts::default(),
         }
     }
 
     /// What has happened so far.
-    pub(super) fn tally(&self) -> &Tally {
+    pub(super) fn tally(&self) -> &ReplayCounts {
         &self.tally
     }
 
     /// What happened, for good.
-    pub(super) fn into_tally(self) -> Tally {
+    pub(super) fn into_tally(self) -> ReplayCounts {
         self.tally
     }
 
@@ -384,7 +384,7 @@ mod tests {
         }
     }
 
-    fn played_with(fault: Fault) -> (Tally, Result<(), StoreError>) {
+    fn played_with(fault: Fault) -> (ReplayCounts, Result<(), StoreError>) {
         let mut fake = Fake::default();
         Player::new(&fake, 1, 4096).play(&request(&[1, 2])).unwrap();
         fake.fault = fault;

@@ -4,7 +4,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use slackwater_node::Stats;
 use slackwater_report::Unit;
 
-use super::tally::Tally;
+use super::tally::ReplayCounts;
 
 /// The live line on standard error; silent where that is no terminal.
 pub(super) struct Progress {
@@ -34,7 +34,7 @@ impl Progress {
     }
 
     /// Shows the progress of the run, if it is time to. `stats` is asked only then.
-    pub(super) fn tick(&mut self, done: u64, tally: &Tally, stats: impl FnOnce() -> Stats) {
+    pub(super) fn tick(&mut self, done: u64, tally: &ReplayCounts, stats: impl FnOnce() -> Stats) {
         let now = Instant::now();
         if self.bar.is_hidden() || self.shown.is_some_and(|shown| now - shown < PERIOD) {
             return;
@@ -50,7 +50,7 @@ impl Progress {
     }
 }
 
-fn line(tally: &Tally, stats: &Stats, elapsed: Duration) -> String {
+fn line(tally: &ReplayCounts, stats: &Stats, elapsed: Duration) -> String {
     let rate = (tally.get_bytes + tally.put_bytes) as f64 / elapsed.as_secs_f64().max(1e-9);
     format!(
         "{} requests · hits {} · {} · {} promoted",
@@ -69,13 +69,13 @@ mod tests {
     fn the_line_says_hits_rate_and_promotions() {
         let mut stats = Stats::default();
         stats.promotions.completed = 1234;
-        let tally = Tally {
+        let tally = ReplayCounts {
             requests: 250,
             blocks: 1000,
             prefix_hits: 366,
             get_bytes: 1 << 30,
             put_bytes: 1 << 30,
-            ..Tally::default()
+            ..ReplayCounts::default()
         };
         let text = line(&tally, &stats, Duration::from_secs(2));
         assert_eq!(

@@ -9,7 +9,7 @@ use slackwater_report::{Axis, Chart, Line, Mark, Page, Scale, Table, Tile, Tone,
 use crate::config::shown;
 
 use super::outcome::Outcome;
-use super::tally::{Tally, share};
+use super::tally::{ReplayCounts, share};
 
 /// Everything a run leaves behind.
 pub(super) struct Record<'a> {
@@ -18,7 +18,7 @@ pub(super) struct Record<'a> {
     pub(super) block_bytes: u64,
     /// Why the run ended before the trace did, if so.
     pub(super) cut_short: Option<&'a str>,
-    pub(super) tally: &'a Tally,
+    pub(super) tally: &'a ReplayCounts,
     pub(super) stats: &'a Stats,
     pub(super) outcome: &'a Outcome,
     pub(super) moments: &'a [Moment],

@@ -5,7 +5,7 @@ use hdrhistogram::Histogram;
 use slackwater_node::StoreError;
 
 /// What a replay has counted itself, beside what the store counts.
-pub(super) struct Tally {
+pub(super) struct ReplayCounts {
     /// Requests played.
     pub(super) requests: u64,
     /// Blocks of their chains.
@@ -34,7 +34,7 @@ pub(super) struct Tally {
     pub(super) busy: Duration,
 }
 
-impl Default for Tally {
+impl Default for ReplayCounts {
     fn default() -> Self {
         let longest = Duration::from_secs(3600).as_nanos() as u64;
         Self {
@@ -56,7 +56,7 @@ impl Default for Tally {
     }
 }
 
-impl Tally {
+impl ReplayCounts {
     pub(super) fn put(&mut self, bytes: usize) {
         self.put_bytes += bytes as u64;
     }

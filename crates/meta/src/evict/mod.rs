@@ -96,7 +96,7 @@ pub trait Evict: Send {
     /// The replica is gone for a reason other than eviction: removed, replaced, or its owner lost.
     fn remove(&mut self, slot: Slot);
 
-    /// The replica to be dropped next; the same answer until the policy is told what became of it: that it was
+    /// The replica to be dropped next; the same answer until a call reports that it was
     /// evicted, removed, parked, read or inserted anew. `None` when every resident slot is parked.
     fn victim(&mut self, now: Instant) -> Option<Slot>;
 
@@ -112,7 +112,7 @@ pub trait Evict: Send {
         self.park(slot);
     }
 
-    /// The replica may go again; it keeps the age it had, so that being parked is no second youth.
+    /// The replica may be evicted again, at the age that it had before it was parked.
     fn unpark(&mut self, slot: Slot);
 
     /// Bytes of the segment: policies with parts or ghosts size them by this.

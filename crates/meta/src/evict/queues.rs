@@ -3,7 +3,7 @@ use super::Slot;
 /// `N` queues over the slots of one segment, each from hot to cold: the ground that the queue policies stand on.
 ///
 /// A parked slot keeps its place until it becomes the coldest of its queue; only then it is taken aside, and when it
-/// is unparked it returns to the cold end. So parking costs nothing, gives no second youth, and a queue full of
+/// is unparked it returns to the cold end. So parking costs nothing, a parked replica keeps its age, and a queue full of
 /// leased slots is walked once, not at every eviction. Sixteen bytes a slot.
 #[derive(Debug)]
 pub(super) struct Queues<const N: usize> {

@@ -108,7 +108,7 @@ fn the_newest_version_wins_and_stale_records_are_dropped() {
 }
 
 #[test]
-fn records_of_strangers_are_not_taken_in() {
+fn records_reported_by_an_unknown_node_are_ignored() {
     let mut world = world();
     world.report(
         NodeId(9),

@@ -97,7 +97,7 @@ fn memory_is_kept_until_the_ssd_copy_is_durable_and_dropped_then() {
 }
 
 #[test]
-fn whoever_is_read_while_being_written_stays_and_is_clean() {
+fn an_object_read_while_being_written_stays_and_is_clean() {
     let mut world = world(OffloadMode::OnEvict);
     fill(&mut world, 20);
     world.found("k0");

@@ -511,8 +511,8 @@ fn those_who_wait_are_served_in_order_and_nobody_overtakes() {
     }
 }
 
-/// A call that was too large for what there was waited its time in vain, and nobody tried those behind it when it was
-/// given up: they slept beside free room until something else happened.
+/// A put that was too large for the free room waited until its deadline and failed. The puts behind it were not tried
+/// then: they slept although there was room for them, until something else happened.
 #[test]
 fn a_put_behind_one_that_is_given_up_is_served_at_once() {
     let mut world = world();

@@ -64,7 +64,7 @@ fn a_block_is_as_old_to_the_ssd_as_to_memory_and_stays_so_when_it_is_written() {
     assert_eq!(
         ages(&world, "old"),
         [(Disk, Held::Here, 100)],
-        "no second youth"
+        "the copy keeps its age"
     );
     world.remove("old").unwrap();
     assert_eq!(opinions(&world, "old"), []);

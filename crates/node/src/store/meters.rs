@@ -15,23 +15,23 @@ pub(super) struct Meters {
     /// Reads from memory whose bytes were not those that were put; those from SSD are counted by the agent.
     pub(super) corrupt_memory: AtomicU64,
     /// Reads by where they ended, values and bytes.
-    pub(super) memory_hits: Tally,
-    pub(super) ssd_hits: Tally,
+    pub(super) memory_hits: Volume,
+    pub(super) ssd_hits: Volume,
     pub(super) misses: AtomicU64,
     /// Puts by how they ended.
-    pub(super) stored: Tally,
+    pub(super) stored: Volume,
     pub(super) existed: AtomicU64,
     pub(super) refused: AtomicU64,
 }
 
 /// How often something happened, and bytes of it.
 #[derive(Default)]
-pub(super) struct Tally {
+pub(super) struct Volume {
     pub(super) count: AtomicU64,
     pub(super) bytes: AtomicU64,
 }
 
-impl Tally {
+impl Volume {
     pub(super) fn add(&self, bytes: usize) {
         self.count.fetch_add(1, Ordering::Relaxed);
         self.bytes.fetch_add(bytes as u64, Ordering::Relaxed);

@@ -13,7 +13,7 @@ use super::core::{Asked, Core};
 use super::learned::Saver;
 use super::meters::Meters;
 use super::slot::{Later, Waits};
-use crate::clock::Clock;
+use crate::clock::SkippingClock;
 use crate::config::Config;
 use crate::disk::{Directory, Disk, Segment};
 use crate::selection::Selection;
@@ -21,7 +21,7 @@ use crate::selection::Selection;
 /// What callers and the store's own threads share.
 pub(super) struct Shared {
     pub(super) config: Config,
-    pub(super) clock: Clock,
+    pub(super) clock: SkippingClock,
     pub(super) segment: Segment,
     pub(super) disk: Option<Ssd>,
     pub(super) pages: Selection,
@@ -69,7 +69,7 @@ impl Shared {
             pages,
             warnings,
         } = parts;
-        let clock = Clock::start();
+        let clock = SkippingClock::start();
         Self {
             waits: Waits::new(config.wait),
             copier: Copier::new(config.copy_threads.count(), config.wait),

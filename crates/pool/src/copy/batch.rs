@@ -11,15 +11,15 @@ use crate::pool::Pool;
 /// One copy of a batch: a scatter or gather is a slice of these.
 #[derive(Clone, Copy, Debug)]
 pub struct Piece {
-    /// Where to.
+    /// First byte that is written.
     pub dst: *mut u8,
-    /// Where from.
+    /// First byte that is read.
     pub src: *const u8,
     /// How many bytes.
     pub len: usize,
 }
 
-/// What became of one piece of a batch.
+/// The outcome of one piece of a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Copied {
     /// The checksum of the bytes written.
@@ -87,7 +87,8 @@ pub fn checksum_all(pool: &Pool, objects: &[&[u8]]) -> Vec<Checksum> {
 /// The pieces, shared between threads.
 struct Batch<'a>(&'a [Piece]);
 
-// SAFETY: the pointers are used by tasks on disjoint parts, and whoever made the batch vouched for its memory.
+// SAFETY: tasks use the pointers on disjoint parts, and the caller of the unsafe function that made the batch guarantees
+// that its memory is valid.
 unsafe impl Sync for Batch<'_> {}
 
 impl Batch<'_> {
@@ -183,7 +184,7 @@ impl Tasks {
     }
 }
 
-/// What became of one task.
+/// The outcome of one task.
 #[derive(Debug)]
 struct Part {
     checksum: Checksum,

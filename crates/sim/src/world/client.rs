@@ -14,7 +14,7 @@ use slackwater_wire::{
 };
 
 use crate::check::Checked;
-use crate::clock::Clock;
+use crate::clock::DriftingClock;
 use crate::engine::Seed;
 use crate::history::Name;
 use crate::load::{Operation, Step};
@@ -32,12 +32,12 @@ use super::{Timer, World};
 pub(crate) struct Client {
     pub(crate) up: bool,
     pub(crate) life: u64,
-    pub(crate) clock: Clock,
+    pub(crate) clock: DriftingClock,
     pub(crate) session: Option<SessionId>,
     /// Steps not yet begun, the next one last.
     script: Vec<Step>,
     pub(crate) running: Option<Running>,
-    pub(crate) tally: Tally,
+    pub(crate) tally: OperationCounts,
     /// Signs of life tried after healing, and whether one succeeded.
     pub(crate) probes: u64,
     pub(crate) alive: bool,
@@ -56,7 +56,7 @@ pub(crate) struct Client {
 
 /// How the operations of a client ended.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Tally {
+pub struct OperationCounts {
     /// Operations begun.
     pub begun: u64,
     /// Values stored.
@@ -116,7 +116,7 @@ pub(crate) enum Probe {
     ReadBack,
 }
 
-impl Tally {
+impl OperationCounts {
     /// Adds the operations of another client.
     pub(crate) fn add(&mut self, other: &Self) {
         self.begun += other.begun;
@@ -137,14 +137,14 @@ impl Client {
         Self {
             up: false,
             life: 0,
-            clock: Clock::new(
+            clock: DriftingClock::new(
                 &mut seed.stream("clock of a client", u64::from(index)),
                 options.drift_ppm,
             ),
             session: None,
             script,
             running: None,
-            tally: Tally::default(),
+            tally: OperationCounts::default(),
             probes: 0,
             alive: false,
             timer: Timer::default(),
@@ -178,7 +178,7 @@ impl World {
             "clock of a client",
             u64::from(client.index) << 32 | client.life,
         );
-        client.clock = Clock::new(&mut rng, client.drift_ppm);
+        client.clock = DriftingClock::new(&mut rng, client.drift_ppm);
         client.timer = Timer::default();
         client.session = None;
         client.operations = if self.options.embedded {

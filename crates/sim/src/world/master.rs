@@ -8,7 +8,7 @@ use slackwater_meta::{Input, Master, Output};
 use slackwater_wire::{ClientId, NodeId, OperationId, Report, Request, Version};
 
 use crate::check::Checked;
-use crate::clock::Clock;
+use crate::clock::DriftingClock;
 use crate::engine::Seed;
 use crate::net::Process;
 use crate::options::Options;
@@ -20,7 +20,7 @@ use super::{Timer, World};
 pub(crate) struct MasterHost {
     pub(crate) core: Option<Master>,
     pub(crate) life: u64,
-    pub(crate) clock: Clock,
+    pub(crate) clock: DriftingClock,
     timer: Timer,
     /// Connections of the nodes that have said who they are.
     nodes: BTreeMap<NodeId, SessionId>,
@@ -44,7 +44,7 @@ impl MasterHost {
         Self {
             core: None,
             life: 0,
-            clock: Clock::new(
+            clock: DriftingClock::new(
                 &mut seed.stream("clock of the master", 0),
                 options.drift_ppm,
             ),
@@ -74,7 +74,7 @@ impl World {
         let now = self.engine.now();
         let host = &mut self.master;
         host.life += 1;
-        host.clock = Clock::new(
+        host.clock = DriftingClock::new(
             &mut host.seed.stream("clock of the master", host.life),
             host.drift_ppm,
         );

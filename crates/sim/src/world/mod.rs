@@ -18,7 +18,7 @@ use slackwater_base::Instant;
 use slackwater_wire::{ClientId, OperationId};
 
 use crate::check::{Checked, Invariant, Violation};
-use crate::clock::Clock;
+use crate::clock::DriftingClock;
 use crate::engine::{Engine, Trace};
 use crate::history::History;
 use crate::net::{Net, Process};
@@ -276,7 +276,7 @@ impl World {
     }
 
     /// The clock of a process.
-    pub(crate) fn clock(&self, process: Process) -> &Clock {
+    pub(crate) fn clock(&self, process: Process) -> &DriftingClock {
         match process {
             Process::Master => &self.master.clock,
             Process::Node(node) => &self.nodes[node as usize].clock,

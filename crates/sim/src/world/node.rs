@@ -13,7 +13,7 @@ use slackwater_wire::{
 };
 
 use crate::check::{Checked, Invariant, Violation};
-use crate::clock::Clock;
+use crate::clock::DriftingClock;
 use crate::disk::{Caller, Crash, Disk};
 use crate::engine::Seed;
 use crate::ledger::{Ledger, Trust};
@@ -31,7 +31,7 @@ use super::{Timer, World};
 pub(crate) struct Node {
     pub(crate) agent: Option<Agent>,
     pub(crate) life: u64,
-    pub(crate) clock: Clock,
+    pub(crate) clock: DriftingClock,
     pub(crate) disk: Disk,
     pub(crate) memory: Memory,
     pub(crate) ledger: Ledger,
@@ -70,7 +70,7 @@ impl Node {
         Self {
             agent: None,
             life: 0,
-            clock: Clock::new(
+            clock: DriftingClock::new(
                 &mut seed.stream("clock of a node", number),
                 options.drift_ppm,
             ),
@@ -107,7 +107,7 @@ impl World {
         let mut rng = node
             .seed
             .stream("clock of a node", u64::from(node.index) << 32 | node.life);
-        node.clock = Clock::new(&mut rng, node.drift_ppm);
+        node.clock = DriftingClock::new(&mut rng, node.drift_ppm);
         node.timer = Timer::default();
         let mut agent = Agent::new(config);
         for segment in segments {

@@ -20,14 +20,14 @@ use crate::options::MESSAGE_DELAY_MAX;
 use crate::value::HEADER_BYTES;
 
 use super::World;
-use super::client::{Probe, Tally};
+use super::client::{OperationCounts, Probe};
 use super::event::Event;
 
 /// What a run did, so that one can see that it did something.
 #[derive(Clone, Debug, Default)]
 pub struct Stats {
     /// How the operations of all clients ended.
-    pub tally: Tally,
+    pub tally: OperationCounts,
     /// Events in all.
     pub events: u64,
     /// Lines of the trace.
@@ -398,7 +398,7 @@ impl World {
     }
 
     pub(super) fn stats(&self) -> Stats {
-        let mut tally = Tally::default();
+        let mut tally = OperationCounts::default();
         for client in &self.clients {
             tally.add(&client.tally);
         }

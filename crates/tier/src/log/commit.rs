@@ -164,7 +164,7 @@ impl Log {
         self.writer.retry_delay = Duration::ZERO;
         for item in flight.items {
             match item {
-                Item::Tombstone(tombstone) => self.bury(tombstone, file, out),
+                Item::Tombstone(tombstone) => self.tombstone_committed(tombstone, file, out),
                 Item::Copy { record, .. } => {
                     self.place_record(&record, file);
                     self.stats.copied_bytes += record.length;
@@ -219,13 +219,20 @@ impl Log {
         self.value_bytes -= slot.length();
     }
 
-    fn bury(&mut self, tombstone: QueuedTombstone, file: FileId, out: &mut Vec<LogOut>) {
-        let (before, here) = self.index.bury(tombstone.hash, tombstone.version, file);
+    fn tombstone_committed(
+        &mut self,
+        tombstone: QueuedTombstone,
+        file: FileId,
+        out: &mut Vec<LogOut>,
+    ) {
+        let (before, here) = self
+            .index
+            .place_tombstone(tombstone.hash, tombstone.version, file);
         if let Some(before) = before {
-            self.files.unburied(before);
+            self.files.remove_tombstone(before);
         }
         if here {
-            self.files.buried(file);
+            self.files.add_tombstone(file);
             self.shields.lower(tombstone.hash);
         }
         if let Some(order) = tombstone.order {

@@ -21,7 +21,7 @@ pub(crate) enum FileState {
     /// Reclaim copies what lives in it forward.
     Draining,
     /// Nothing lives in it; it goes when nobody reads it, and not before this time.
-    Doomed(Instant),
+    Deletable(Instant),
     /// Being deleted.
     Deleting,
 }
@@ -35,7 +35,7 @@ pub(crate) struct File {
     pub(crate) live_bytes: u64,
     pub(crate) live_records: u64,
     /// Needed tombstones.
-    pub(crate) tombs: u64,
+    pub(crate) tombstones: u64,
     /// Reads under way.
     pub(crate) pins: u32,
     /// It may hold records that nobody counted: after a failed write or sync, or an unreadable header.
@@ -63,7 +63,7 @@ pub(crate) enum List {
     /// Sealed, to be drained first of all: nothing is needed of them, or they are suspect.
     Easy,
     Draining,
-    Doomed,
+    Deletable,
     Deleting,
 }
 
@@ -74,7 +74,7 @@ impl File {
             state,
             live_bytes: 0,
             live_records: 0,
-            tombs: 0,
+            tombstones: 0,
             pins: 0,
             suspect: false,
             names: Vec::new(),
@@ -85,12 +85,12 @@ impl File {
         match self.state {
             FileState::Creating => Some(List::Creating),
             FileState::Spare => Some(List::Spare),
-            FileState::Sealed if self.suspect || (self.live_bytes == 0 && self.tombs == 0) => {
+            FileState::Sealed if self.suspect || (self.live_bytes == 0 && self.tombstones == 0) => {
                 Some(List::Easy)
             }
             FileState::Active | FileState::Sealed => None,
             FileState::Draining => Some(List::Draining),
-            FileState::Doomed(_) => Some(List::Doomed),
+            FileState::Deletable(_) => Some(List::Deletable),
             FileState::Deleting => Some(List::Deleting),
         }
     }
@@ -193,13 +193,15 @@ impl Files {
     }
 
     /// A needed tombstone came to lie in `id`.
-    pub(crate) fn buried(&mut self, id: FileId) {
-        self.update(id, |file| file.tombs += 1);
+    pub(crate) fn add_tombstone(&mut self, id: FileId) {
+        self.update(id, |file| file.tombstones += 1);
     }
 
     /// A tombstone in `id` is needed no longer.
-    pub(crate) fn unburied(&mut self, id: FileId) {
-        self.update(id, |file| file.tombs = file.tombs.saturating_sub(1));
+    pub(crate) fn remove_tombstone(&mut self, id: FileId) {
+        self.update(id, |file| {
+            file.tombstones = file.tombstones.saturating_sub(1)
+        });
     }
 
     fn count(&mut self, id: FileId, file: &File) {

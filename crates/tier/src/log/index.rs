@@ -19,7 +19,7 @@ pub(crate) struct Slot {
 
 /// Every record of the key up to `version` is dead, and some still lie on the device.
 #[derive(Clone, Copy, Debug)]
-struct Tomb {
+struct Tombstone {
     version: Version,
     /// The file that holds the tombstone; [`NOWHERE`] until it is durable.
     file: u32,
@@ -27,7 +27,7 @@ struct Tomb {
     copies: u32,
 }
 
-/// What became of a record that was found or written.
+/// Whether a record that was found or written is live.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Placed {
     /// It is the one to be read now.
@@ -43,7 +43,7 @@ pub(crate) enum Placed {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Index {
     records: Map<KeyHash, Slot>,
-    tombs: Map<KeyHash, Tomb>,
+    tombstones: Map<KeyHash, Tombstone>,
     /// Tombstones that nothing needs any more, as long as their files exist: the next opening will find them.
     spent: Map<KeyHash, (Version, FileId)>,
 }
@@ -102,17 +102,17 @@ impl Index {
     /// Counts a record that lies on the device, and lets it live if nothing newer is known: a later version wins, and
     /// of two equal ones the later written, because the earlier may be on its way out.
     pub(crate) fn place(&mut self, hash: KeyHash, mut slot: Slot) -> Placed {
-        let tomb = self.tombs.get_mut(&hash);
-        let buried = tomb
+        let tombstone = self.tombstones.get_mut(&hash);
+        let dead = tombstone
             .as_ref()
-            .is_some_and(|tomb| slot.version <= tomb.version);
+            .is_some_and(|tombstone| slot.version <= tombstone.version);
         match self.records.get_mut(&hash) {
             Some(old) => {
                 let newer =
                     (slot.version, slot.file, slot.block) > (old.version, old.file, old.block);
                 let newer = newer != planted(Planted::OldestWinsAtRecovery);
                 slot.copies = old.copies + 1;
-                if buried || !newer {
+                if dead || !newer {
                     old.copies += 1;
                     return Placed::Dead;
                 }
@@ -120,14 +120,15 @@ impl Index {
                     replaced: Some(std::mem::replace(old, slot)),
                 }
             }
-            None if buried => {
-                if let Some(tomb) = tomb {
-                    tomb.copies += 1;
+            None if dead => {
+                if let Some(tombstone) = tombstone {
+                    tombstone.copies += 1;
                 }
                 Placed::Dead
             }
             None => {
-                slot.copies = tomb.map_or(0, |tomb| std::mem::take(&mut tomb.copies)) + 1;
+                slot.copies =
+                    tombstone.map_or(0, |tombstone| std::mem::take(&mut tombstone.copies)) + 1;
                 self.records.insert(hash, slot);
                 Placed::Live { replaced: None }
             }
@@ -140,40 +141,41 @@ impl Index {
             Some(slot) if slot.version <= version => self.records.remove(&hash),
             _ => None,
         };
-        let tomb = self.tombs.entry(hash).or_insert(Tomb {
+        let tombstone = self.tombstones.entry(hash).or_insert(Tombstone {
             version,
             file: NOWHERE,
             copies: 0,
         });
-        tomb.version = tomb.version.max(version);
-        tomb.copies += killed.map_or(0, |slot| slot.copies);
+        tombstone.version = tombstone.version.max(version);
+        tombstone.copies += killed.map_or(0, |slot| slot.copies);
         killed
     }
 
     /// Whether a tombstone makes this version of the key dead.
     pub(crate) fn is_dead(&self, hash: KeyHash, version: Version) -> bool {
-        self.tombs
+        self.tombstones
             .get(&hash)
-            .is_some_and(|tomb| version <= tomb.version)
+            .is_some_and(|tombstone| version <= tombstone.version)
     }
 
     /// Whether the device may hold a record that a drop of the key must keep dead.
     pub(crate) fn knows(&self, hash: KeyHash) -> bool {
-        self.records.contains_key(&hash) || self.tombs.contains_key(&hash)
+        self.records.contains_key(&hash) || self.tombstones.contains_key(&hash)
     }
 
     /// The tombstone of the key lies in `file` now. Gives back the file where it lay, and whether it lies in `file`
     /// as asked: not when it is needed no longer, or a higher one was written.
-    pub(crate) fn bury(
+    pub(crate) fn place_tombstone(
         &mut self,
         hash: KeyHash,
         version: Version,
         file: FileId,
     ) -> (Option<FileId>, bool) {
-        match self.tombs.get_mut(&hash) {
-            Some(tomb) if tomb.version == version => {
-                let before = (tomb.file != NOWHERE).then_some(FileId(u64::from(tomb.file)));
-                tomb.file = file.0 as u32;
+        match self.tombstones.get_mut(&hash) {
+            Some(tombstone) if tombstone.version == version => {
+                let before =
+                    (tombstone.file != NOWHERE).then_some(FileId(u64::from(tombstone.file)));
+                tombstone.file = file.0 as u32;
                 (before, true)
             }
             _ => {
@@ -188,35 +190,38 @@ impl Index {
         *spent = (*spent).max((version, file));
     }
 
-    /// As [`Index::kill`] and [`Index::bury`] for tombstones that are found in any order: the highest version counts,
+    /// As [`Index::kill`] and [`Index::place_tombstone`] for tombstones that are found in any order: the highest version counts,
     /// and of equal ones the last file.
     pub(crate) fn find_tombstone(&mut self, hash: KeyHash, version: Version, file: FileId) {
-        let before = self.tombs.get(&hash).map(|tomb| (tomb.version, tomb.file));
+        let before = self
+            .tombstones
+            .get(&hash)
+            .map(|tombstone| (tombstone.version, tombstone.file));
         self.kill(hash, version);
-        if let Some(tomb) = self.tombs.get_mut(&hash)
+        if let Some(tombstone) = self.tombstones.get_mut(&hash)
             && before.is_none_or(|before| before < (version, file.0 as u32))
         {
-            tomb.file = file.0 as u32;
+            tombstone.file = file.0 as u32;
         }
     }
 
     /// The version up to which the records of the key are dead, if `file` is where its needed tombstone lies.
-    pub(crate) fn buried_at(&self, hash: KeyHash, file: FileId) -> Option<Version> {
-        let tomb = self.tombs.get(&hash)?;
-        (u64::from(tomb.file) == file.0).then_some(tomb.version)
+    pub(crate) fn tombstone_at(&self, hash: KeyHash, file: FileId) -> Option<Version> {
+        let tombstone = self.tombstones.get(&hash)?;
+        (u64::from(tombstone.file) == file.0).then_some(tombstone.version)
     }
 
     /// The needed tombstones that lie in `file`. Walks all of them.
-    pub(crate) fn buried_in(&self, file: FileId) -> Vec<(KeyHash, Version)> {
+    pub(crate) fn tombstones_in(&self, file: FileId) -> Vec<(KeyHash, Version)> {
         let mut found: Vec<_> = self
-            .tombs
+            .tombstones
             .iter()
-            .filter(|(_, tomb)| u64::from(tomb.file) == file.0)
+            .filter(|(_, tombstone)| u64::from(tombstone.file) == file.0)
             .collect();
         found.sort_unstable_by_key(|(hash, _)| **hash);
         found
             .into_iter()
-            .map(|(hash, tomb)| (*hash, tomb.version))
+            .map(|(hash, tombstone)| (*hash, tombstone.version))
             .collect()
     }
 
@@ -224,20 +229,20 @@ impl Index {
     pub(crate) fn forget_copy(&mut self, hash: KeyHash) {
         if let Some(slot) = self.records.get_mut(&hash) {
             slot.copies = slot.copies.saturating_sub(1).max(1);
-        } else if let Some(tomb) = self.tombs.get_mut(&hash) {
-            tomb.copies = tomb.copies.saturating_sub(1);
+        } else if let Some(tombstone) = self.tombstones.get_mut(&hash) {
+            tombstone.copies = tombstone.copies.saturating_sub(1);
         }
     }
 
     /// Lets the tombstone of the key go if no record is left that it keeps dead. Gives back the file where it lay.
-    pub(crate) fn release_tomb(&mut self, hash: KeyHash) -> Option<FileId> {
-        let tomb = self.tombs.get(&hash)?;
-        if !is_needless(&self.records, hash, tomb) {
+    pub(crate) fn release_tombstone(&mut self, hash: KeyHash) -> Option<FileId> {
+        let tombstone = self.tombstones.get(&hash)?;
+        if !is_needless(&self.records, hash, tombstone) {
             return None;
         }
-        let tomb = self.tombs.remove(&hash)?;
-        let file = (tomb.file != NOWHERE).then_some(FileId(u64::from(tomb.file)))?;
-        self.note_spent(hash, tomb.version, file);
+        let tombstone = self.tombstones.remove(&hash)?;
+        let file = (tombstone.file != NOWHERE).then_some(FileId(u64::from(tombstone.file)))?;
+        self.note_spent(hash, tombstone.version, file);
         Some(file)
     }
 
@@ -253,11 +258,11 @@ impl Index {
     }
 
     /// The keys whose tombstones keep nothing dead. Walks all of them.
-    pub(crate) fn needless_tombs(&self) -> Vec<KeyHash> {
+    pub(crate) fn needless_tombstones(&self) -> Vec<KeyHash> {
         let needless = self
-            .tombs
+            .tombstones
             .iter()
-            .filter(|(hash, tomb)| is_needless(&self.records, **hash, tomb));
+            .filter(|(hash, tombstone)| is_needless(&self.records, **hash, tombstone));
         needless.map(|(hash, _)| *hash).collect()
     }
 
@@ -285,25 +290,26 @@ impl Index {
     pub(crate) fn dead_copies(&self, hash: KeyHash) -> Option<u32> {
         match self.records.get(&hash) {
             Some(_) => None,
-            None => self.tombs.get(&hash).map(|tomb| tomb.copies),
+            None => self.tombstones.get(&hash).map(|tombstone| tombstone.copies),
         }
     }
 
     /// Forgets the tombstones that lie in the files that `doubted` names: all they keep dead goes with these files.
-    pub(crate) fn give_up_tombs(&mut self, doubted: impl Fn(FileId) -> bool) {
-        self.tombs
-            .retain(|_, tomb| tomb.file == NOWHERE || !doubted(FileId(u64::from(tomb.file))));
+    pub(crate) fn give_up_tombstones(&mut self, doubted: impl Fn(FileId) -> bool) {
+        self.tombstones.retain(|_, tombstone| {
+            tombstone.file == NOWHERE || !doubted(FileId(u64::from(tombstone.file)))
+        });
     }
 
     pub(crate) fn slots(&self) -> impl Iterator<Item = &Slot> {
         self.records.values()
     }
 
-    pub(crate) fn tomb_files(&self) -> impl Iterator<Item = FileId> {
-        self.tombs
+    pub(crate) fn tombstone_files(&self) -> impl Iterator<Item = FileId> {
+        self.tombstones
             .values()
-            .filter(|tomb| tomb.file != NOWHERE)
-            .map(|tomb| FileId(u64::from(tomb.file)))
+            .filter(|tombstone| tombstone.file != NOWHERE)
+            .map(|tombstone| FileId(u64::from(tombstone.file)))
     }
 
     pub(crate) fn records(&self) -> usize {
@@ -311,20 +317,22 @@ impl Index {
     }
 
     pub(crate) fn tombstones(&self) -> usize {
-        self.tombs.len()
+        self.tombstones.len()
     }
 
     /// Memory of the tables, in bytes.
     pub(crate) fn bytes(&self) -> usize {
-        self.records.allocation_size() + self.tombs.allocation_size() + self.spent.allocation_size()
+        self.records.allocation_size()
+            + self.tombstones.allocation_size()
+            + self.spent.allocation_size()
     }
 }
 
 /// Whether no record but the live one is left of a key.
-fn is_needless(records: &Map<KeyHash, Slot>, hash: KeyHash, tomb: &Tomb) -> bool {
+fn is_needless(records: &Map<KeyHash, Slot>, hash: KeyHash, tombstone: &Tombstone) -> bool {
     records
         .get(&hash)
-        .map_or(tomb.copies == 0, |slot| slot.copies == 1)
+        .map_or(tombstone.copies == 0, |slot| slot.copies == 1)
 }
 
 #[cfg(test)]
@@ -370,7 +378,7 @@ mod tests {
             for (version, file, tombstone) in order.iter().map(|at| steps[*at]) {
                 if tombstone {
                     index.kill(KEY, Version(version));
-                    index.bury(KEY, Version(version), FileId(file));
+                    index.place_tombstone(KEY, Version(version), FileId(file));
                 } else {
                     index.place(KEY, slot(version, file));
                 }
@@ -394,7 +402,7 @@ mod tests {
                 index.find_tombstone(KEY, Version(version), FileId(file));
             }
             assert_eq!(
-                index.buried_at(KEY, FileId(7)),
+                index.tombstone_at(KEY, FileId(7)),
                 Some(Version(3)),
                 "{order:?}"
             );
@@ -407,13 +415,16 @@ mod tests {
         index.place(KEY, slot(1, 1));
         index.place(KEY, slot(1, 2));
         assert_eq!(index.kill(KEY, Version(1)).unwrap().file(), FileId(2));
-        assert_eq!(index.bury(KEY, Version(1), FileId(3)), (None, true));
+        assert_eq!(
+            index.place_tombstone(KEY, Version(1), FileId(3)),
+            (None, true)
+        );
         index.forget_copy(KEY);
-        assert_eq!(index.release_tomb(KEY), None);
-        assert_eq!(index.buried_at(KEY, FileId(3)), Some(Version(1)));
+        assert_eq!(index.release_tombstone(KEY), None);
+        assert_eq!(index.tombstone_at(KEY, FileId(3)), Some(Version(1)));
         index.forget_copy(KEY);
-        assert_eq!(index.needless_tombs(), [KEY]);
-        assert_eq!(index.release_tomb(KEY), Some(FileId(3)));
+        assert_eq!(index.needless_tombstones(), [KEY]);
+        assert_eq!(index.release_tombstone(KEY), Some(FileId(3)));
         assert!(!index.knows(KEY));
     }
 
@@ -422,14 +433,14 @@ mod tests {
         let mut index = Index::default();
         index.place(KEY, slot(1, 1));
         index.kill(KEY, Version(1));
-        index.bury(KEY, Version(1), FileId(2));
+        index.place_tombstone(KEY, Version(1), FileId(2));
         assert_eq!(
             index.place(KEY, slot(2, 3)),
             Placed::Live { replaced: None }
         );
-        assert_eq!(index.release_tomb(KEY), None);
+        assert_eq!(index.release_tombstone(KEY), None);
         index.forget_copy(KEY);
-        assert_eq!(index.release_tomb(KEY), Some(FileId(2)));
+        assert_eq!(index.release_tombstone(KEY), Some(FileId(2)));
         assert_eq!(live(&index), Some((2, 3)));
     }
 }

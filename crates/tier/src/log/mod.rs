@@ -431,12 +431,12 @@ impl Log {
         if !self.is_open() {
             return None;
         }
-        let doomed = self
+        let deletable = self
             .files
-            .listed(List::Doomed)
+            .listed(List::Deletable)
             .filter_map(|id| self.files.get(id));
-        let deletes = doomed.filter_map(|file| match file.state {
-            FileState::Doomed(not_before) => Some(not_before),
+        let deletes = deletable.filter_map(|file| match file.state {
+            FileState::Deletable(not_before) => Some(not_before),
             _ => None,
         });
         let waits = self

@@ -7,7 +7,7 @@ use crate::format::Record;
 
 /// Values that wait to be written, in the order in which they were ordered.
 ///
-/// They are found by key and by source as well: dropping one of 50,000 must not walk the others, because whoever removes
+/// They are found by key and by source as well: dropping one of 50,000 must not walk the others, because removing
 /// everything drops each of them.
 #[derive(Debug, Default)]
 pub(super) struct OffloadQueue {

@@ -62,7 +62,7 @@ impl Log {
         let empty = |id: &FileId| {
             let file = self.files.get(*id);
             file.is_some_and(|file| {
-                file.suspect && (file.live_bytes, file.live_records, file.tombs) == (0, 0, 0)
+                file.suspect && (file.live_bytes, file.live_records, file.tombstones) == (0, 0, 0)
             })
         };
         let easy = self
@@ -100,7 +100,7 @@ impl Log {
             .min(self.config.reclaim_bytes_in_flight_max)
             .max(BLOCK_BYTES);
         let batches = file.live_bytes.div_ceil(batch) + 1;
-        let names = (file.live_records + file.tombs) * (self.name_bytes / 64);
+        let names = (file.live_records + file.tombstones) * (self.name_bytes / 64);
         file.live_bytes + 2 * (names + batches * BLOCK_BYTES)
     }
 
@@ -202,7 +202,7 @@ impl Log {
                 }
                 // It may be waiting for a higher one to become durable: that one is written in its place.
                 Entry::Tombstone { hash, .. } => {
-                    if let Some(version) = self.index.buried_at(hash, file) {
+                    if let Some(version) = self.index.tombstone_at(hash, file) {
                         self.write_tombstone_again(hash, version);
                     }
                 }
@@ -359,11 +359,11 @@ impl Log {
             return;
         }
         let file = reclaim.file;
-        let (live, tombs) = self
+        let (live, tombstones) = self
             .files
             .get(file)
-            .map_or((0, 0), |file| (file.live_bytes, file.tombs));
-        if !std::mem::replace(&mut reclaim.swept, true) && live + tombs > 0 {
+            .map_or((0, 0), |file| (file.live_bytes, file.tombstones));
+        if !std::mem::replace(&mut reclaim.swept, true) && live + tombstones > 0 {
             self.sweep(file);
             return;
         }
@@ -380,7 +380,7 @@ impl Log {
     /// its records cannot be copied without their names, so they are given up: a reader who comes for one has it
     /// reported as lost. Each leaves a tombstone, for it kept older records of its key dead.
     fn sweep(&mut self, file: FileId) {
-        for (hash, version) in self.index.buried_in(file) {
+        for (hash, version) in self.index.tombstones_in(file) {
             self.write_tombstone_again(hash, version);
         }
         if planted(Planted::GiveUpForgetsCopies) {
@@ -400,14 +400,14 @@ impl Log {
     pub(super) fn doom(&mut self, file: FileId) {
         let now = self.now;
         self.files
-            .update(file, |file| file.state = FileState::Doomed(now));
+            .update(file, |file| file.state = FileState::Deletable(now));
     }
 
     /// Deletes the files that are due.
     pub(super) fn delete_files(&mut self, out: &mut Vec<LogOut>) {
         let due: Vec<FileId> = self
             .files
-            .listed(List::Doomed)
+            .listed(List::Deletable)
             .filter(|id| self.may_delete(*id))
             .collect();
         for file in due {
@@ -419,7 +419,7 @@ impl Log {
 
     fn may_delete(&self, id: FileId) -> bool {
         self.files.get(id).is_some_and(|file| match file.state {
-            FileState::Doomed(not_before) => {
+            FileState::Deletable(not_before) => {
                 let shields =
                     self.shields_any(id, file) && !planted(Planted::DeleteBeforeTombstone);
                 file.pins == 0 && not_before <= self.now && !shields
@@ -442,7 +442,7 @@ impl Log {
         if result.is_err() && !planted(Planted::UnlinkCountsAsDurable) {
             let not_before = self.now + self.config.retry_delay_max;
             self.files
-                .update(id, |file| file.state = FileState::Doomed(not_before));
+                .update(id, |file| file.state = FileState::Deletable(not_before));
             return;
         }
         let Some(file) = self.files.remove(id) else {
@@ -457,23 +457,23 @@ impl Log {
         if !file.suspect {
             for name in &file.names {
                 self.index.forget_copy(*name);
-                self.release_tomb(*name);
+                self.release_tombstone(*name);
             }
         } else if !self.files.any_suspect() {
-            for name in self.index.needless_tombs() {
-                self.release_tomb(name);
+            for name in self.index.needless_tombstones() {
+                self.release_tombstone(name);
             }
         }
     }
 
     /// Lets the tombstone of a key go when nothing is left for it to keep dead: no counted record, none that is being
     /// written, and no file in which one may lie uncounted.
-    pub(super) fn release_tomb(&mut self, hash: KeyHash) {
+    pub(super) fn release_tombstone(&mut self, hash: KeyHash) {
         if self.files.any_suspect() || self.writer.is_waiting(hash) {
             return;
         }
-        if let Some(file) = self.index.release_tomb(hash) {
-            self.files.unburied(file);
+        if let Some(file) = self.index.release_tombstone(hash) {
+            self.files.remove_tombstone(file);
         }
         if self.index.dead_copies(hash).is_none() {
             self.shields.lower(hash);

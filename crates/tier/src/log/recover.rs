@@ -349,7 +349,7 @@ impl Log {
         self.begin_verifying();
     }
 
-    /// Gives up what nobody can vouch for, for good. The files go in ascending order: while the one with the unreadable
+    /// Gives up unverified records for good. The files go in ascending order: while the one with the unreadable
     /// header stands, all older ones are doubtful.
     fn begin_clearing(&mut self) {
         let Some(recovery) = &mut self.recovery else {
@@ -358,7 +358,8 @@ impl Log {
         recovery.pass = Pass::Clear;
         let condemned = &recovery.condemned;
         recovery.opened.doubtful = self.index.give_up(|file| condemned.contains(&file));
-        self.index.give_up_tombs(|file| condemned.contains(&file));
+        self.index
+            .give_up_tombstones(|file| condemned.contains(&file));
         recovery.waiting = condemned.iter().copied().collect();
     }
 
@@ -384,7 +385,7 @@ impl Log {
             // What lies behind a lost first block was not counted, so it must not be counted off: the file goes unread.
             let state = match found.first {
                 Some(FirstBlock::Blank) if !planted(Planted::UncountedRecordsCountedOff) => {
-                    FileState::Doomed(self.now)
+                    FileState::Deletable(self.now)
                 }
                 _ => FileState::Sealed,
             };
@@ -397,12 +398,12 @@ impl Log {
             }
         }
         if !self.files.any_suspect() {
-            for name in self.index.needless_tombs() {
-                self.index.release_tomb(name);
+            for name in self.index.needless_tombstones() {
+                self.index.release_tombstone(name);
             }
         }
-        for file in self.index.tomb_files().collect::<Vec<_>>() {
-            self.files.buried(file);
+        for file in self.index.tombstone_files().collect::<Vec<_>>() {
+            self.files.add_tombstone(file);
         }
         for slot in self.index.slots() {
             self.files.live(slot.file(), slot.padded());

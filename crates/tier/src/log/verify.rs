@@ -1,4 +1,4 @@
-//! Batches that no header vouches for: their bytes are read, and written again where they may be in a cache alone.
+//! Batches that no header confirms: their bytes are read, and written again where they may be in a cache alone.
 //!
 //! A sync that failed may have left pages clean that were never written: they read well until the power goes, and the
 //! next sync has nothing to do (Rebello et al., 2020). So the last opening's batches of which nobody knows that they
@@ -113,7 +113,7 @@ impl Found {
 }
 
 impl Log {
-    /// All headers are read: what no later header of its life vouches for is in doubt.
+    /// All headers are read: batches that no later header of their life confirms are in doubt.
     pub(super) fn begin_verifying(&mut self) {
         let Some(recovery) = &mut self.recovery else {
             return;
@@ -131,14 +131,14 @@ impl Log {
                 file: *id,
             };
             for mut batch in std::mem::take(&mut found.unsettled) {
-                let vouched = recovery
+                let confirmed = recovery
                     .durable
                     .get(&batch.life)
                     .is_some_and(|d| is_before(*id, batch.end(), d));
                 let renewed = Some(opening_of(batch.life)) == last
                     && !recovery.condemned.contains(id)
                     && !planted(Planted::RecoveryTrustsCache);
-                if !vouched {
+                if !confirmed {
                     let again = renewed.then(|| (place, found.first_with(&batch)));
                     found
                         .doubtful
@@ -188,7 +188,7 @@ impl Log {
                     }
                     right = Some(record);
                 }
-                // It may be right, and read well in a later life: it counts, and whoever reads it finds out.
+                // It may be right, and read well in a later life: it counts as live, and a read of it checks it.
                 Err(_) => {
                     found.suspect = true;
                     right = Some(record);

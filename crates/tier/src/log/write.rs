@@ -262,7 +262,7 @@ impl Log {
             *count -= 1;
             if *count == 0 {
                 self.writer.waiting.remove(&hash);
-                self.release_tomb(hash);
+                self.release_tombstone(hash);
             }
         }
     }

@@ -158,7 +158,7 @@ fn want_of_descriptors_at_any_moment_of_opening_keeps_the_log_shut_and_costs_not
     }
 }
 
-/// The last batch of a life has no later one to vouch for it. When neither copy of its headers could be read it was
+/// No later batch confirms the last batch of a life. When neither copy of its headers could be read it was
 /// taken for a write that a crash had cut off, and what its tombstone had kept dead came back.
 #[test]
 fn headers_that_the_device_cannot_read_are_never_taken_for_a_torn_write() {

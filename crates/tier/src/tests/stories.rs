@@ -233,7 +233,7 @@ fn a_record_that_was_found_torn_is_not_told_of_when_it_cannot_be_read() {
     assert_eq!(
         world.told_at_once(Crash::Process).len(),
         1,
-        "the last batch has nobody to vouch for it"
+        "no later batch confirms the last one"
     );
     world.disk.make_unreadable(file, offset);
     assert_eq!(world.told_at_once(Crash::Process).len(), 1);

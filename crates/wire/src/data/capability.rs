@@ -28,7 +28,7 @@ impl Rights {
         self.0 & wanted.0 == wanted.0
     }
 
-    /// What both allow.
+    /// The rights that both contain.
     #[must_use]
     pub const fn and(self, other: Rights) -> Rights {
         Rights(self.0 & other.0)

@@ -18,7 +18,7 @@ pub enum Op {
 pub struct Request {
     /// The initiator's number for it, unique on the connection.
     pub id: u64,
-    /// What to do.
+    /// The direction of the bytes.
     pub op: Op,
     /// To be served before others of the same connection.
     pub urgent: bool,
@@ -82,7 +82,7 @@ pub enum Frame {
     Ack(Ack),
     /// The initiator gives a request up: no more data of it, and an acknowledgement soon.
     Cancel {
-        /// Which.
+        /// Number of the request.
         id: u64,
     },
     /// A message follows.
@@ -94,7 +94,7 @@ pub enum Frame {
     },
     /// Answers a ping.
     Pong {
-        /// What was sent.
+        /// The token of the ping.
         token: u64,
     },
     /// The sender takes no new requests on this connection, and closes it when the others are over.
@@ -525,7 +525,7 @@ mod tests {
     }
 
     #[test]
-    fn strangers_are_told_apart() {
+    fn other_versions_and_other_protocols_are_refused() {
         use super::super::GreetingError;
         let mut bytes = greeting().to_bytes();
         bytes[8] = 2;

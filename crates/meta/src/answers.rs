@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use slackwater_base::{Instant, Map, Planted, planted};
 use slackwater_wire::{
-    ClientId, ErrorCode, Get, Hold, Lookup, OperationId, PutStarted, Reply, Request,
+    ClientId, ErrorCode, Get, Hold, OperationId, PutStarted, Reply, Request,
 };
 
 use crate::Output;
@@ -148,16 +148,10 @@ impl Answers {
         }
     }
 
-    /// The operation is revoked: from now on a repetition, or a first arrival, is refused. Gives the answer that it had,
-    /// if that may have granted something.
-    pub(crate) fn revoke(
-        &mut self,
-        now: Instant,
-        client: ClientId,
-        operation: OperationId,
-    ) -> Option<Reply> {
+    /// The operation is revoked: from now on a repetition, or a first arrival, is refused.
+    pub(crate) fn revoke(&mut self, now: Instant, client: ClientId, operation: OperationId) {
         if !self.covers(operation) {
-            return None;
+            return;
         }
         let window = self.window(now, client);
         let revoked = Kept::Answered(Reply::Failed(ErrorCode::Cancelled));
@@ -166,24 +160,19 @@ impl Answers {
                 window.pending -= 1;
                 *kept = revoked;
                 self.keys += 1;
-                None
             }
             Some(kept @ Kept::Answered(Reply::PutStart(_) | Reply::Get(_))) => {
-                let Kept::Answered(reply) = std::mem::replace(kept, revoked) else {
-                    unreachable!("matched above");
-                };
-                self.keys = self.keys + 1 - keys(&reply);
-                Some(reply)
+                let answered = std::mem::replace(kept, revoked);
+                self.keys = self.keys + 1 - weight(&answered);
             }
-            Some(_) => None,
-            None if operation <= window.forgotten => None,
+            Some(_) => {}
+            None if operation <= window.forgotten => {}
             None => {
                 if !planted(Planted::UnknownRevokeForgotten) {
                     window.operations.insert(operation, revoked);
                     self.keys += 1;
                     self.trim(client);
                 }
-                None
             }
         }
     }
@@ -290,14 +279,11 @@ impl Master {
             self.close_put(tenant, object);
             self.erase_if_empty(now, object);
         }
-        if let Some(Reply::Get(lookups)) = self.answers.revoke(now, client, operation) {
-            let guards = lookups.iter().filter_map(Lookup::guard);
-            for guard in guards {
-                if let Some(replica) = self.guards.end(client, guard) {
-                    self.unhold(now, replica);
-                }
-            }
+        // Not by the answer: it is dropped when it is old, and none is kept of an operation that cannot repeat.
+        for replica in self.guards.revoke(client, operation) {
+            self.unhold(now, replica);
         }
+        self.answers.revoke(now, client, operation);
         self.serve(now);
         Reply::Done
     }

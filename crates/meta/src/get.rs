@@ -183,7 +183,7 @@ impl Master {
         let first = first.expect("a readable object has a replica");
         let guard = match hold {
             Hold::Lease => None,
-            Hold::Guard => match self.guards.hold(caller.client, first) {
+            Hold::Guard => match self.guards.hold((caller.client, caller.operation), first) {
                 Ok(guard) => {
                     self.hold(first);
                     // The guard keeps the first in place and no other, so no other is named.

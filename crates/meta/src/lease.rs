@@ -5,7 +5,7 @@ use std::ops::Bound;
 use std::time::Duration;
 
 use slackwater_base::{Instant, Map};
-use slackwater_wire::{ClientId, ErrorCode, GuardId};
+use slackwater_wire::{ClientId, ErrorCode, GuardId, OperationId};
 
 use crate::catalog::{ObjectId, PinKind, ReplicaId, TenantIndex};
 use crate::pressure::{Evictable, Pass};
@@ -237,7 +237,8 @@ impl Groups {
 /// Reads that keep their replica in place until they end.
 pub(crate) struct Guards {
     held: Slab<Guard>,
-    of: Map<ClientId, BTreeSet<u32>>,
+    /// Places in `held` by client, ordered by the operation that was granted the guard.
+    of: Map<ClientId, BTreeSet<(OperationId, u32)>>,
     limit: usize,
     stamp: u32,
 }
@@ -245,6 +246,7 @@ pub(crate) struct Guards {
 struct Guard {
     replica: ReplicaId,
     client: ClientId,
+    operation: OperationId,
     stamp: u32,
 }
 
@@ -264,7 +266,7 @@ impl Guards {
 
     pub(crate) fn hold(
         &mut self,
-        client: ClientId,
+        (client, operation): (ClientId, OperationId),
         replica: ReplicaId,
     ) -> Result<GuardId, ErrorCode> {
         if self.held.len() >= self.limit {
@@ -274,9 +276,10 @@ impl Guards {
         let id = self.held.insert(Guard {
             replica,
             client,
+            operation,
             stamp: self.stamp,
         });
-        self.of.entry(client).or_default().insert(id);
+        self.of.entry(client).or_default().insert((operation, id));
         Ok(GuardId(u64::from(self.stamp) << 32 | u64::from(id)))
     }
 
@@ -287,22 +290,26 @@ impl Guards {
         if held.client != client || u64::from(held.stamp) != guard.0 >> 32 {
             return None;
         }
-        let all = self
-            .of
-            .get_mut(&client)
-            .expect("clients with guards are listed");
-        all.remove(&id);
-        if all.is_empty() {
-            self.of.remove(&client);
-        }
-        Some(self.held.remove(id).replica)
+        Some(self.remove(id).replica)
+    }
+
+    /// Ends every guard that one operation of a client was granted.
+    pub(crate) fn revoke(&mut self, client: ClientId, operation: OperationId) -> Vec<ReplicaId> {
+        let granted: Vec<u32> = self.of.get(&client).map_or_else(Vec::new, |all| {
+            let granted = all.range((operation, 0)..=(operation, u32::MAX));
+            granted.map(|(_, id)| *id).collect()
+        });
+        granted
+            .into_iter()
+            .map(|id| self.remove(id).replica)
+            .collect()
     }
 
     /// Ends every guard of a client that is gone.
     pub(crate) fn lose(&mut self, client: ClientId) -> Vec<ReplicaId> {
         let all = self.of.remove(&client).unwrap_or_default();
         all.into_iter()
-            .map(|id| self.held.remove(id).replica)
+            .map(|(_, id)| self.held.remove(id).replica)
             .collect()
     }
 
@@ -315,16 +322,21 @@ impl Guards {
             .map(|(id, _)| id)
             .collect();
         for id in ids {
-            let guard = self.held.remove(id);
-            let all = self
-                .of
-                .get_mut(&guard.client)
-                .expect("clients with guards are listed");
-            all.remove(&id);
-            if all.is_empty() {
-                self.of.remove(&guard.client);
-            }
+            self.remove(id);
         }
+    }
+
+    fn remove(&mut self, id: u32) -> Guard {
+        let guard = self.held.remove(id);
+        let all = self
+            .of
+            .get_mut(&guard.client)
+            .expect("clients with guards are listed");
+        all.remove(&(guard.operation, id));
+        if all.is_empty() {
+            self.of.remove(&guard.client);
+        }
+        guard
     }
 }
 
@@ -354,14 +366,14 @@ mod tests {
     #[test]
     fn a_guard_ends_once_and_for_its_client_only() {
         let mut guards = Guards::new(2);
-        let guard = guards.hold(ClientId(1), ReplicaId(7)).unwrap();
+        let guard = guards.hold((ClientId(1), OperationId(1)), ReplicaId(7)).unwrap();
         assert_eq!(guards.end(ClientId(2), guard), None);
         assert_eq!(guards.end(ClientId(1), guard), Some(ReplicaId(7)));
         assert_eq!(guards.end(ClientId(1), guard), None);
-        guards.hold(ClientId(1), ReplicaId(8)).unwrap();
-        guards.hold(ClientId(1), ReplicaId(8)).unwrap();
+        guards.hold((ClientId(1), OperationId(1)), ReplicaId(8)).unwrap();
+        guards.hold((ClientId(1), OperationId(1)), ReplicaId(8)).unwrap();
         assert_eq!(
-            guards.hold(ClientId(1), ReplicaId(8)),
+            guards.hold((ClientId(1), OperationId(1)), ReplicaId(8)),
             Err(ErrorCode::TaskPendingLimitExceeded)
         );
         assert_eq!(guards.lose(ClientId(1)).len(), 2);

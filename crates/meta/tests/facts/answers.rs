@@ -99,6 +99,27 @@ fn an_operation_that_cannot_repeat_leaves_no_answer() {
     assert_ne!(world.repeat(ME, operation, &put), first);
 }
 
+/// Guards were given back by the answer that named them. A caller in the master's process cancelled a read before its
+/// answer arrived; of such an operation no answer is kept, and its object could not be evicted until the client went
+/// away. The answers of a remote client that were dropped for newer ones left their guards in the same way.
+#[test]
+fn a_revoked_read_gives_its_guards_back_when_its_answer_is_not_kept() {
+    let check = |operation: OperationId, later: &[u64]| {
+        let mut world = keeping(2);
+        world.put("held", BLOCK);
+        for at in [operation, OperationId(operation.0 + 1)] {
+            world.repeat(ME, at, &get_by_guard("held"));
+        }
+        for number in later {
+            world.repeat(ME, op(*number), &remove("x", false));
+        }
+        world.repeat(ME, op(9), &revoke(operation));
+        assert_eq!(world.master.books().guards, 1, "{operation:?}: one of two");
+    };
+    check(OperationId::unrepeated(1), &[]);
+    check(op(1), &[3, 4]);
+}
+
 /// A caller gave up, its flow dropped the late answer, and what that had granted was taken until the client went away.
 #[test]
 fn a_revoked_operation_gives_back_what_it_was_granted() {

@@ -142,7 +142,13 @@ impl GetFlow {
                 }
                 self.plan_next(now);
             }
-            Reply::Failed(code) => self.ask_again_or(now, asked, code),
+            Reply::Failed(code) => {
+                // The answer that granted something may be lost.
+                if code == ErrorCode::OperationTooOld {
+                    self.revoke(operation, out);
+                }
+                self.ask_again_or(now, asked, code);
+            }
             _ => {
                 self.revoke(operation, out);
                 self.ask_again_or(now, asked, ErrorCode::InternalError);

@@ -343,6 +343,17 @@ fn a_read_out_of_time_ends_when_its_bytes_have_stopped_moving() {
     }
 }
 
+/// A read was granted guards in an answer that was lost, and repeated when that answer was no longer kept: the guards were
+/// held for as long as the client lived.
+#[test]
+fn a_read_that_is_too_old_revokes_what_it_may_have_been_granted() {
+    let mut world = World::new(&["a"], Hold::Guard, 1);
+    let operation = world.operation;
+    world.answer(Reply::Failed(ErrorCode::OperationTooOld));
+    assert_eq!(world.tells(), [Request::Revoke { operation }]);
+    assert!(world.flow.outcomes().is_some());
+}
+
 /// The answer to a read came after its deadline: it was dropped, and the guards that it granted were held for as long as
 /// the client lived.
 #[test]

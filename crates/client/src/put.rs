@@ -24,9 +24,10 @@ pub enum PutOutcome {
     Stored,
     /// An object of that key was there already and stays as it is.
     Existed,
-    /// It is not stored, for this reason.
+    /// It is not stored, or not as durably as was asked, for this reason. A put that was given up before its end was asked
+    /// for is among these: the master publishes nothing before that, and the room goes back when the master hears of it.
     Failed(ErrorCode),
-    /// No answer came in time: it may or may not be stored.
+    /// The end of the put was asked for, and no answer tells what became of it: it may or may not be stored.
     Unknown,
 }
 
@@ -112,14 +113,21 @@ impl PutFlow {
                 for (index, result) in asked.into_iter().zip(results) {
                     let outcome = match result {
                         Ok(()) => PutOutcome::Stored,
-                        Err(code) => PutOutcome::Failed(code),
+                        Err(code) => self.refused(code),
                     };
                     self.enter(index, Item::Done(outcome));
                 }
                 self.end();
             }
+            (stage @ Stage::Start(_), Reply::Failed(code @ ErrorCode::OperationTooOld)) => {
+                self.tell(Request::Revoke { operation }, out);
+                self.fail(&stage, PutOutcome::Failed(code), out);
+            }
             (stage, Reply::Failed(code)) if retries(code) && self.attempts.plan(now) => {
                 self.stage = stage;
+            }
+            (stage @ Stage::End(_), Reply::Failed(code)) => {
+                self.fail(&stage, self.refused(code), out);
             }
             (stage, Reply::Failed(code)) => self.fail(&stage, PutOutcome::Failed(code), out),
             (stage, _) => {
@@ -302,7 +310,16 @@ impl PutFlow {
         }
     }
 
-    /// The master refused the request of this stage as a whole, and changed nothing.
+    /// The outcome of a put whose end was answered with this code.
+    fn refused(&self, code: ErrorCode) -> PutOutcome {
+        if self.attempts.may_have_been_executed(code) {
+            PutOutcome::Unknown
+        } else {
+            PutOutcome::Failed(code)
+        }
+    }
+
+    /// The master refused the request of this stage as a whole.
     fn fail(&mut self, stage: &Stage, outcome: PutOutcome, out: &mut Vec<Action>) {
         let (Stage::Start(asked) | Stage::End(asked)) = stage else {
             return;

@@ -274,6 +274,49 @@ fn a_put_whose_end_is_not_answered_is_revoked_and_unknown_never_stored() {
     );
 }
 
+/// A put was published, and the answer that said so was lost. Its end was repeated when the answer was no longer kept, or
+/// to a master that had been restarted: the caller was told that nothing was stored, while readers found the value.
+#[test]
+fn a_put_whose_repeated_end_is_not_known_any_more_is_unknown() {
+    let check = |repeat: bool, answer: Reply, outcome: PutOutcome| {
+        let mut world = World::new(&["a"], 2);
+        world.started(vec![granted(1)]);
+        world.writes();
+        world.written(0, Ok(SUM));
+        world.asks();
+        if repeat {
+            world.lose_link();
+            world.tick();
+            assert!(matches!(world.asks()[..], [Request::PutEnd(_)]));
+        }
+        world.answer(answer.clone());
+        let outcomes = world.flow.outcomes();
+        assert_eq!(outcomes, Some(vec![outcome]), "{repeat} {answer:?}");
+    };
+    let (each, failed) = (|result| Reply::Each(vec![result]), PutOutcome::Failed);
+    let (gone, too_long) = (ErrorCode::InvalidVersion, ErrorCode::ValueTooLong);
+    check(false, each(Err(gone)), failed(gone));
+    check(true, each(Err(gone)), PutOutcome::Unknown);
+    check(true, each(Err(too_long)), failed(too_long));
+    check(true, each(Ok(())), PutOutcome::Stored);
+    let too_old = Reply::Failed(ErrorCode::OperationTooOld);
+    for repeat in [false, true] {
+        check(repeat, too_old.clone(), PutOutcome::Unknown);
+    }
+}
+
+/// The start of a put was granted room in an answer that was lost, and repeated when that answer was no longer kept: the
+/// put failed, and the room stayed taken until it timed out.
+#[test]
+fn a_put_whose_start_is_too_old_revokes_what_it_may_have_been_granted() {
+    let mut world = World::new(&["a"], 2);
+    let operation = world.operation;
+    world.answer(Reply::Failed(ErrorCode::OperationTooOld));
+    assert_eq!(world.tells(), [Request::Revoke { operation }]);
+    let failed = PutOutcome::Failed(ErrorCode::OperationTooOld);
+    assert_eq!(world.flow.outcomes(), Some(vec![failed]));
+}
+
 /// At its deadline a put told its caller that it was over while its bytes were still read from the caller's buffer.
 #[test]
 fn a_put_out_of_time_ends_when_its_bytes_have_stopped_moving() {
@@ -303,7 +346,8 @@ fn a_put_out_of_time_ends_when_its_bytes_have_stopped_moving() {
     }
 }
 
-/// Every code at each place where a put meets one: its class alone decides, and nothing granted is left behind.
+/// Every code at each place where a put meets one: its class alone decides whether the put asks again, and nothing granted
+/// is left behind.
 #[test]
 fn the_class_alone_decides_what_a_put_does_about_a_code() {
     for code in ErrorCode::ALL {
@@ -321,6 +365,10 @@ fn the_class_alone_decides_what_a_put_does_about_a_code() {
         end.written(0, Ok(SUM));
         end.asks();
         end.answer(Reply::Failed(*code));
+        let refused = match code {
+            ErrorCode::OperationTooOld => Some(vec![PutOutcome::Unknown]),
+            _ => failed.clone(),
+        };
         assert_eq!(end.flow.outcomes().is_none(), again, "{code} of an end");
         if again {
             end.tick();
@@ -328,13 +376,13 @@ fn the_class_alone_decides_what_a_put_does_about_a_code() {
             end.answer(Reply::Failed(*code));
         }
         assert_eq!(end.tells(), [revoke(&[("a", 1)])], "{code}");
-        assert_eq!(end.flow.outcomes(), failed, "{code}");
+        assert_eq!(end.flow.outcomes(), refused, "{code}");
         let mut result = World::new(&["a"], 2);
         result.started(vec![granted(1)]);
         result.writes();
         result.written(0, Ok(SUM));
         result.asks();
         result.answer(Reply::Each(vec![Err(*code)]));
-        assert_eq!(result.flow.outcomes(), failed, "{code} of a result");
+        assert_eq!(result.flow.outcomes(), refused, "{code} of a result");
     }
 }

@@ -3,7 +3,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use slackwater_base::{Backoff, Instant, Planted, Rng, planted};
-use slackwater_wire::OperationId;
+use slackwater_wire::{Class, ErrorCode, OperationId};
 
 /// How long a flow may take and how it asks again.
 #[derive(Clone, Debug)]
@@ -102,6 +102,8 @@ pub(crate) struct Attempts {
     step: Step,
     /// When the current operation was asked for the first time.
     first_asked: Instant,
+    /// Whether the current operation was sent more than once.
+    repeated: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -134,6 +136,7 @@ impl Attempts {
             used: 1,
             step: Step::Idle,
             first_asked: Instant::ZERO,
+            repeated: false,
         }
     }
 
@@ -141,6 +144,7 @@ impl Attempts {
     pub(crate) fn begin(&mut self, now: Instant) -> OperationId {
         let operation = self.options.operations.next();
         self.first_asked = now;
+        self.repeated = false;
         self.step = Step::Asked(operation, self.repeat_at(now));
         operation
     }
@@ -173,6 +177,12 @@ impl Attempts {
     /// When the current operation was asked for the first time: what it grants may have been granted since then.
     pub(crate) fn first_asked(&self) -> Instant {
         self.first_asked
+    }
+
+    /// Whether the current operation may have been executed although it was answered with this code: its first answer is
+    /// no longer kept, or was given by a master that has ended since, and the present one does not know what is named.
+    pub(crate) fn may_have_been_executed(&self, code: ErrorCode) -> bool {
+        code == ErrorCode::OperationTooOld || (self.repeated && code.class() == Class::Gone)
     }
 
     /// Plans another attempt after a pause, unless one is planned already; false when there may be none. An operation
@@ -211,6 +221,7 @@ impl Attempts {
                 None
             }
             Step::Repeat(operation, at) if at <= now => {
+                self.repeated = true;
                 self.step = Step::Asked(operation, self.repeat_at(now));
                 Some(Attempt::Repeat(operation))
             }
@@ -291,6 +302,7 @@ mod tests {
         let again = attempts.next_deadline().unwrap();
         assert_eq!(attempts.take_due(again), Some(Attempt::Repeat(first)));
         assert_eq!(attempts.first_asked(), Instant::ZERO);
+        assert!(attempts.may_have_been_executed(ErrorCode::InvalidVersion));
         assert!(attempts.answered(first) && !attempts.answered(first));
         assert!(attempts.plan(again));
         let Some(Attempt::Another(second)) = attempts.take_due(attempts.next_deadline().unwrap())
@@ -298,6 +310,7 @@ mod tests {
             panic!("an answered operation is not repeated");
         };
         assert_ne!(first, second);
+        assert!(!attempts.may_have_been_executed(ErrorCode::InvalidVersion));
         assert!(!attempts.answered(first), "a copy of the first answer");
     }
 

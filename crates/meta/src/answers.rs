@@ -12,9 +12,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use slackwater_base::{Instant, Map, Planted, planted};
-use slackwater_wire::{
-    ClientId, ErrorCode, Get, Hold, OperationId, PutStarted, Reply, Request,
-};
+use slackwater_wire::{ClientId, ErrorCode, Get, Hold, OperationId, PutStarted, Reply, Request};
 
 use crate::Output;
 use crate::config::Limits;

@@ -366,12 +366,18 @@ mod tests {
     #[test]
     fn a_guard_ends_once_and_for_its_client_only() {
         let mut guards = Guards::new(2);
-        let guard = guards.hold((ClientId(1), OperationId(1)), ReplicaId(7)).unwrap();
+        let guard = guards
+            .hold((ClientId(1), OperationId(1)), ReplicaId(7))
+            .unwrap();
         assert_eq!(guards.end(ClientId(2), guard), None);
         assert_eq!(guards.end(ClientId(1), guard), Some(ReplicaId(7)));
         assert_eq!(guards.end(ClientId(1), guard), None);
-        guards.hold((ClientId(1), OperationId(1)), ReplicaId(8)).unwrap();
-        guards.hold((ClientId(1), OperationId(1)), ReplicaId(8)).unwrap();
+        guards
+            .hold((ClientId(1), OperationId(1)), ReplicaId(8))
+            .unwrap();
+        guards
+            .hold((ClientId(1), OperationId(1)), ReplicaId(8))
+            .unwrap();
         assert_eq!(
             guards.hold((ClientId(1), OperationId(1)), ReplicaId(8)),
             Err(ErrorCode::TaskPendingLimitExceeded)

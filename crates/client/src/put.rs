@@ -27,7 +27,7 @@ pub enum PutOutcome {
     /// It is not stored, or not as durably as was asked, for this reason. A put that was given up before its end was asked
     /// for is among these: the master publishes nothing before that, and the room goes back when the master hears of it.
     Failed(ErrorCode),
-    /// The end of the put was asked for, and no answer tells what became of it: it may or may not be stored.
+    /// The end of the put was asked for, and no answer tells its outcome: it may or may not be stored.
     Unknown,
 }
 

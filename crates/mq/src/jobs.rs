@@ -19,8 +19,8 @@ pub(crate) type Task = Box<dyn FnOnce() + Send>;
 ///
 /// A command starts when its category runs fewer than it has reserved, or when fewer jobs than general workers run.
 /// Otherwise it queues, up to its category's limit. Batch jobs come first, then replies and callbacks, then commands
-/// in the order of arrival. Decisions on admission and look-ups of names each have workers of their own and take no others. Threads start when
-/// first needed; the one that became idle last is used first.
+/// in the order of arrival. Decisions on admission and look-ups of names each have workers of their own and take no
+/// others. Threads start when first needed; the one that became idle last is used first.
 pub(crate) struct Jobs {
     shared: Arc<Pool>,
 }
@@ -363,6 +363,18 @@ impl Pool {
         !state.lookups.is_empty() && state.lookups_active.count() < self.workers.lookups.max(1)
     }
 
+    /// Whether a job waits that could start now.
+    fn has_startable(&self, state: &Queues) -> bool {
+        (!state.batch.is_empty() && self.may_start(state, Class::Batch))
+            || (!state.replies.is_empty() && self.may_start(state, Class::Reply))
+            || self.may_decide(state)
+            || self.may_look_up(state)
+            || (0..state.categories.len()).any(|category| {
+                !state.categories[category].waiting.is_empty()
+                    && self.may_start(state, Class::Command(category))
+            })
+    }
+
     /// Wakes the worker that became idle last, or starts one.
     fn call_worker(self: &Arc<Self>, mut state: MutexGuard<'_, Queues>, starts: bool) {
         if !starts {
@@ -387,17 +399,21 @@ impl Pool {
         }
     }
 
-    fn work(&self) {
+    fn work(self: &Arc<Self>) {
         let wake = Arc::new(Event::new());
         let mut state = self.lock();
+        let mut has_ended_one = false;
         loop {
             if let Some((running, task)) = self.next(&mut state) {
-                drop(state);
+                // One job that ends can make room for two: a reserved worker is free again, and a general one.
+                let starts = has_ended_one && self.has_startable(&state);
+                self.call_worker(state, starts);
                 if catch_unwind(AssertUnwindSafe(task)).is_err() {
                     self.metrics.rare(&self.metrics.jobs_panicked);
                 }
                 state = self.lock();
                 state.ended(running);
+                has_ended_one = true;
                 if state.is_at_rest() {
                     self.rested.notify_all();
                 }
@@ -414,6 +430,7 @@ impl Pool {
             wake.wait(seen, &Wait::at(&REST))
                 .expect("nobody closes it, and it has no deadline");
             state = self.lock();
+            has_ended_one = false;
         }
     }
 

@@ -59,6 +59,32 @@ fn a_full_queue_refuses_and_another_category_goes_on() {
     assert_eq!(jobs.waiting(), [0, 0]);
 }
 
+/// A worker that had ended a command of a category with a reserved worker went on with a command of another, for which a
+/// general worker had become free. Nobody was called for the next command of the first category, which waited for that
+/// other one although its reserved worker was free.
+#[test]
+fn a_job_that_ends_may_make_room_for_two() {
+    let reserved = Queueing {
+        reserved: 1,
+        ..Queueing::default()
+    };
+    let jobs = jobs(1, &[reserved, Queueing::default()]);
+    let release = hold_a_worker(&jobs);
+    let (other, held) = channel::<()>();
+    let task = move || assert!(held.recv().is_err());
+    jobs.command(1, 0, Box::new(task)).unwrap();
+    let (done, finished) = channel();
+    jobs.command(0, 0, Box::new(move || done.send(()).unwrap()))
+        .unwrap();
+    assert_eq!(jobs.waiting(), [1, 1]);
+    drop(release);
+    finished
+        .recv_timeout(LONG)
+        .expect("its reserved worker runs it");
+    drop(other);
+    assert!(jobs.rest(LONG));
+}
+
 #[test]
 fn queues_are_bounded_in_bytes() {
     let jobs = jobs(

@@ -14,7 +14,8 @@ use crate::{Attempt, ConnectFailure, Place};
 /// Where an outgoing link leads, and how far the present round of attempts has come.
 ///
 /// A round tries every address once, in the resolver's order (RFC 6724), and shares the time that is left evenly among
-/// those still untried, so that one that does not answer leaves time for the others.
+/// those still untried, so that one that does not answer leaves time for the others. Its time begins when the addresses
+/// are known and ends, for a link that has never been up, when that one is given up.
 pub(super) struct Dialing {
     place: Place,
     from: Option<SocketAddr>,
@@ -57,9 +58,9 @@ impl Dialing {
         }
     }
 
-    /// Begins a round.
-    pub(super) fn begin(&mut self, now: Instant) -> Next {
-        self.until = now + self.timeout;
+    /// Begins a round of a link that is given up at `give_up`.
+    pub(super) fn begin(&mut self, now: Instant, give_up: Instant) -> Next {
+        self.until = give_up.min(now + self.timeout);
         self.attempts.clear();
         self.untried.clear();
         self.unresolved = None;
@@ -76,12 +77,18 @@ impl Dialing {
         self.next(now)
     }
 
-    /// The name's addresses have come, or the reason why not; a name that is not known any more keeps those it had.
-    /// Whether there are addresses to try.
-    fn resolved(&mut self, outcome: Result<Vec<SocketAddr>, String>) -> bool {
+    /// The name's addresses have come, or the reason why not; a name that is not known any more keeps those it had. The
+    /// time of the round begins: a resolver may have taken longer than that. Whether the round waited for the name.
+    fn resolved(
+        &mut self,
+        outcome: Result<Vec<SocketAddr>, String>,
+        now: Instant,
+        give_up: Instant,
+    ) -> bool {
         if !std::mem::take(&mut self.is_resolving) {
             return false;
         }
+        self.until = give_up.min(now + self.timeout);
         match outcome {
             Ok(addresses) => self.known = addresses,
             Err(error) => self.unresolved = Some(error),
@@ -150,7 +157,7 @@ impl Shard {
             return;
         };
         outgoing.retry = Instant::NEVER;
-        let next = outgoing.dialing.begin(now);
+        let next = outgoing.dialing.begin(now, outgoing.gives_up());
         self.go_on_dialing(net, at, next);
     }
 
@@ -165,7 +172,8 @@ impl Shard {
         let Some(outgoing) = self.peers.get_mut(at).and_then(|peer| peer.outgoing()) else {
             return;
         };
-        if outgoing.dialing.resolved(outcome) {
+        let give_up = outgoing.gives_up();
+        if outgoing.dialing.resolved(outcome, now, give_up) {
             let next = outgoing.dialing.next(now);
             self.go_on_dialing(net, at, next);
         }
@@ -217,5 +225,39 @@ impl Shard {
         }
         self.context.metrics.count("link", "unresolved");
         self.forget(net, at, &reason);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn seconds(count: u64) -> Instant {
+        Instant::ZERO + Duration::from_secs(count)
+    }
+
+    /// A round's time went by while its name was looked up. Where the resolver took longer than a connection may, each
+    /// address was given no time at all, and a link that was lost never came back.
+    #[test]
+    fn addresses_share_the_time_from_when_they_are_known_until_the_link_is_given_up() {
+        let check = |begun, known, give_up, share| {
+            let host = "somewhere.example".to_owned();
+            let place = Place::Tcp { host, port: 7 };
+            let mut dialing = Dialing::new(place, None, Duration::from_secs(10));
+            assert!(matches!(
+                dialing.begin(seconds(begun), give_up),
+                Next::Resolve(..)
+            ));
+            let addresses = vec![([127, 0, 0, 1], 7).into(); 2];
+            assert!(dialing.resolved(Ok(addresses), seconds(known), give_up));
+            let Next::Try(connect) = dialing.next(seconds(known)) else {
+                panic!("two addresses are untried");
+            };
+            assert_eq!(connect.timeout, Duration::from_secs(share));
+        };
+        check(0, 0, Instant::NEVER, 5);
+        check(0, 30, Instant::NEVER, 5);
+        check(0, 4, seconds(10), 3);
+        check(6, 6, seconds(10), 2);
     }
 }

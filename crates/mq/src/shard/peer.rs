@@ -134,6 +134,17 @@ pub(super) enum Probe {
 /// What a message takes in a queue beside its payload, so that many small ones count too.
 const QUEUED_BYTES: usize = 128;
 
+impl Outgoing {
+    /// When it is given up unless it has been up by then.
+    pub(super) fn gives_up(&self) -> Instant {
+        if self.established {
+            Instant::NEVER
+        } else {
+            self.give_up
+        }
+    }
+}
+
 impl Peer {
     pub(super) fn new(role: Role, kind: Kind, origin: Origin, now: Instant) -> Self {
         Self {
@@ -186,12 +197,9 @@ impl Peer {
         let Kind::Outgoing(outgoing) = &self.rest.kind else {
             return link;
         };
-        let give_up = if outgoing.established {
-            Instant::NEVER
-        } else {
-            outgoing.give_up
-        };
-        link.min(give_up).min(outgoing.retry).min(self.expires())
+        link.min(outgoing.gives_up())
+            .min(outgoing.retry)
+            .min(self.expires())
     }
 
     /// When an idle link is closed: not while anybody waits for an answer on it.

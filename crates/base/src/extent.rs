@@ -172,12 +172,12 @@ impl ExtentAllocator {
     /// Generations count up from `first_generation`.
     ///
     /// # Panics
-    /// When the granule is no power of two, or the segment has no whole granule or more than 2^32 - 2 of them.
+    /// When the granule is not a power of two, or the segment has no whole granule or more than 2^32 - 2 of them.
     #[must_use]
     pub fn new(capacity: u64, granule: u64, first_generation: u64) -> Self {
         assert!(
             granule.is_power_of_two(),
-            "granule {granule} is no power of two"
+            "granule {granule} is not a power of two"
         );
         let granules = capacity / granule;
         assert!(

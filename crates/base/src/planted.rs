@@ -3,7 +3,7 @@
 //! Code asks [`planted`] at the one place where the bug would be. Without the feature `planted`, which only the
 //! simulator and tests turn on, the answer is a constant and the question compiles to nothing.
 
-/// A bug that somebody could make, each in one line.
+/// A bug that is easy to make, each in one line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Planted {
     /// The arena lets an access through without looking at its generation.
@@ -42,7 +42,7 @@ pub enum Planted {
     VersionsBeginAgain,
     /// Reclaim leaves behind a tombstone that is still needed.
     TombstoneDroppedEarly,
-    /// Recovery tells of what it found without making it durable first.
+    /// Recovery announces what it found without making it durable first.
     RecoveryWithoutSync,
     /// Recovery takes what it read of an unverified batch as written.
     RecoveryTrustsCache,
@@ -54,7 +54,7 @@ pub enum Planted {
     CancelledPromotionLetsGo,
     /// In the node's shell: a kernel that is short of memory for a moment ends the device.
     ShortageEndsDevice,
-    /// In the node's shell: a file with a failed write may be closed, and with it what the next sync would be told.
+    /// In the node's shell: a file with a failed write may be closed, and with it the error that the next sync would report.
     FailedWriteSettles,
     /// The master executes an operation again when its request arrives a second time.
     RepeatedOperationExecutedTwice,
@@ -62,7 +62,7 @@ pub enum Planted {
     UnknownRevokeForgotten,
     /// A client that has no answer asks again under another number.
     RetryIsAnotherOperation,
-    /// A client that gives up leaves what a late answer grants to nobody.
+    /// A client that gives up does not give back what a late answer grants.
     LostGrantNotRevoked,
     /// A client that has no answer to the end of a put leaves the put open.
     UnansweredEndNotRevoked,

@@ -27,7 +27,7 @@ impl Instant {
         self.0
     }
 
-    /// Time passed since `earlier`; zero when `earlier` lies in the future.
+    /// Time passed since `earlier`; zero when `earlier` is in the future.
     #[must_use]
     pub const fn since(self, earlier: Instant) -> Duration {
         Duration::from_nanos(self.0.saturating_sub(earlier.0))

@@ -8,7 +8,7 @@ use thiserror::Error;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ByteSize(pub u64);
 
-/// Why a text is no size or duration.
+/// Why a text is not a size or duration.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum ParseUnitError {
     /// Nothing but white space.
@@ -19,7 +19,7 @@ pub enum ParseUnitError {
         /// A text that would have been right.
         example: &'static str,
     },
-    /// The part before the unit is no non-negative number.
+    /// The part before the unit is not a non-negative number.
     #[error("`{text}` is not a {what}: `{number}` is not a number (write it as {example})")]
     Number {
         /// What the text should have been.

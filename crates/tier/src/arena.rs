@@ -1,6 +1,6 @@
 //! The books of the node's memory segments: which generations are dead, and which accesses are under way.
 //!
-//! The master gives extents out and takes them back; the owner of the bytes is the one who knows whether a late
+//! The master gives extents out and takes them back; only the owner of the bytes knows whether a late
 //! reader or writer is still at them. [`Arena::fence`] makes a generation dead at once, and says when the last access
 //! under it has ended, so that the bytes can be given out again. Never on time alone.
 
@@ -28,7 +28,7 @@ pub struct MemorySegment {
 pub enum Access {
     /// Reads them: any number at a time.
     Read,
-    /// Writes them: one at a time, before anybody may read.
+    /// Writes them: one writer at a time, before any read.
     Write,
 }
 
@@ -55,8 +55,8 @@ pub enum Stale {
         /// The life there is.
         current: Incarnation,
     },
-    /// The range is no extent of the segment.
-    #[error("{bytes} bytes at {offset} are no extent of segment {segment}")]
+    /// The range is not an extent of the segment.
+    #[error("{bytes} bytes at {offset} are not an extent of segment {segment}")]
     Range {
         /// The segment.
         segment: SegmentId,
@@ -65,7 +65,7 @@ pub enum Stale {
         /// Length that was named.
         bytes: u64,
     },
-    /// The extent was fenced: its bytes belong, or will belong, to somebody else.
+    /// The extent was fenced: its bytes belong, or will belong, to another object.
     #[error("generation {generation} at {offset} of segment {segment} is fenced")]
     Generation {
         /// The segment.
@@ -75,7 +75,7 @@ pub enum Stale {
         /// The dead generation.
         generation: u64,
     },
-    /// Somebody is writing to the extent.
+    /// The extent is being written.
     #[error("generation {generation} at {offset} of segment {segment} is being written")]
     Busy {
         /// The segment.
@@ -220,7 +220,7 @@ impl Arena {
             let lent = self
                 .segments
                 .get_mut(&extent.segment)
-                .expect("a place lies in a segment");
+                .expect("a place is in a segment");
             let first = (extent.offset / lent.granule) as usize;
             lent.dead_below[first] =
                 lent.dead_below[first].max(extent.generation.saturating_add(1));

@@ -35,7 +35,7 @@ impl AgentConfig {
 /// The size and the limits of an SSD log.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LogConfig {
-    /// The segment that stands for it at the master.
+    /// The segment that represents it at the master.
     pub segment: SegmentId,
     /// Bytes of all its files together.
     pub capacity: u64,

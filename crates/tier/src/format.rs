@@ -19,14 +19,14 @@ const BATCH_MAGIC: [u8; 8] = *b"SLKWBAT\n";
 const ENTRY_RECORD: u8 = 1;
 const ENTRY_TOMBSTONE: u8 = 2;
 const ENTRY_ALIGN: usize = 8;
-/// Flipped bits that a first block is forgiven before it is taken for somebody else's.
+/// The most flipped bits in a first block that is still taken for one of this log.
 const ROTTEN_BITS_MAX: u32 = 8;
 
 /// Why a directory's files are not a log that this version may open. Nothing has been changed.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum FormatError {
     /// The file is something else.
-    #[error("log file {} is no Slackwater log (it begins with \"{}\"): move it away, or choose another directory",
+    #[error("log file {} is not a Slackwater log (it begins with \"{}\"): move it away, or choose another directory",
         .file.0, .begins.escape_ascii())]
     Foreign {
         /// Number of the file.
@@ -45,7 +45,7 @@ pub enum FormatError {
         /// The newest format that this version reads.
         known: u32,
     },
-    /// It is of another log, or lies under another number.
+    /// It is of another log, or has the name of another number.
     #[error("log file {} belongs to another log or place: it was copied or renamed; move it away", .file.0)]
     Misplaced {
         /// Number of the file.
@@ -60,7 +60,7 @@ pub enum FormatError {
         /// The error of the device.
         error: DiskError,
     },
-    /// Its first block cannot be read, so nobody knows whose it is and what it keeps dead.
+    /// Its first block cannot be read, so its log and its tombstones are unknown.
     #[error("log file {} cannot be read ({error}): mend the device and open again, or empty the directory to start \
         cold; without this file alone, removed values could come back", .file.0)]
     Unreadable {
@@ -143,7 +143,7 @@ impl FileHeader {
         let Ok((raw, _)) = RawFile::ref_from_prefix(block) else {
             return Ok(FirstBlock::Damaged);
         };
-        // A few flipped bits must not make a file somebody else's: that would keep the whole log from opening.
+        // A few flipped bits must not make a file a foreign one: that would keep the whole log from opening.
         let set_bits: u32 = block.iter().map(|byte| byte.count_ones()).sum();
         let wrong_bits: u32 = raw
             .magic
@@ -154,7 +154,7 @@ impl FileHeader {
         if set_bits == 0 {
             return Ok(FirstBlock::Blank);
         }
-        // A device can lay a batch where the header was: the file is no less ours.
+        // A device can write a batch over the header: the file is still one of this log.
         if raw.magic == BATCH_MAGIC {
             return Ok(FirstBlock::Damaged);
         }
@@ -169,7 +169,7 @@ impl FileHeader {
         {
             return Ok(FirstBlock::Damaged);
         }
-        // Every later format keeps magic, number and checksum where they are, so that this can be told.
+        // Every later format keeps magic, number and checksum where they are, so that this can be seen.
         if raw.format.get() != FORMAT_VERSION {
             return Err(FormatError::Newer {
                 file,
@@ -211,7 +211,7 @@ pub(crate) struct Record {
 /// One thing that a batch says.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Entry {
-    /// A value lies here.
+    /// A record: the place of a value.
     Record(Record),
     /// Every record of this key up to this version is dead.
     Tombstone { hash: KeyHash, version: Version },
@@ -238,7 +238,7 @@ impl Batch {
     }
 }
 
-/// Where a batch lies: what its headers say of themselves, so that a header that went elsewhere is recognised.
+/// The place of a batch, as its headers state it, so that a header that went elsewhere is recognised.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Identity {
     pub(crate) log: u128,
@@ -258,7 +258,7 @@ struct RawBatch {
     durable_offset: U64,
     header_bytes: U32,
     entries: U32,
-    /// Where this copy of the headers lies: at the start, or again at the end.
+    /// The place of this copy of the headers: at the start, or again at the end.
     own_offset: U64,
     checksum: U64,
 }
@@ -377,7 +377,7 @@ fn encode_entry(entry: &Entry, area: &mut Vec<u8>) {
     area.resize(area.len().next_multiple_of(ENTRY_ALIGN), 0);
 }
 
-/// What lies at a place where the headers of a batch may be.
+/// The content of a place where the headers of a batch may be.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Decoded {
     Batch(Batch),
@@ -673,7 +673,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever the medium returns, a decoder neither panics nor tells of records that were not written.
+        /// Whatever the medium returns, a decoder neither panics nor returns records that were not written.
         #[test]
         fn damaged_headers_are_no_headers(at in 0usize..4096, flip in 1u8.., cut in 0usize..4097) {
             let [mut bytes, _] = encode_batch(OURS, &sample());

@@ -24,7 +24,7 @@ pub trait Memory {
 }
 
 /// Records that a write of reclaim carries with bytes that are not theirs, of the batch whose parts go to `file` at
-/// `offset`; none for a write that is no whole batch. Values that come straight from an extent are not looked at.
+/// `offset`; none for a write that is not a whole batch. Values that come straight from an extent are not looked at.
 #[must_use]
 pub fn wrong_copies(file: FileId, offset: u64, parts: &[Part]) -> Vec<DiskEntry> {
     // The first batch of a file goes with the file's first block.
@@ -171,7 +171,7 @@ impl MemDisk {
         self.fail_at.insert(nth, error);
     }
 
-    /// Lets the first operation that is no read and ends as number `nth` or later fail.
+    /// Lets the first operation that is not a read and ends as number `nth` or later fail.
     pub fn fail_writing_at(&mut self, nth: u64, error: DiskError) {
         self.fail_writing_at = Some((nth, error));
     }

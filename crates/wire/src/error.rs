@@ -75,7 +75,7 @@ codes! {
     -103 ClientNotFound Gone "CLIENT_NOT_FOUND" "the master does not know this client (any more)";
     -200 NoAvailableHandle Retry "NO_AVAILABLE_HANDLE" "no space, and none came free within the time allowed";
     -300 InvalidVersion Gone "INVALID_VERSION" "the object has moved on to another version";
-    -400 InvalidKey Refused "INVALID_KEY" "the bytes are no key";
+    -400 InvalidKey Refused "INVALID_KEY" "the bytes are not a key";
     -500 WriteFail Retry "WRITE_FAIL" "bytes could not be written";
     -600 InvalidParams Refused "INVALID_PARAMS" "an argument is wrong";
     -601 IllegalClient Refused "ILLEGAL_CLIENT" "another client owns what was named";

@@ -10,7 +10,7 @@ use crate::limits::{KEY_BYTES_MAX, TENANT_BYTES_MAX};
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Key(Arc<[u8]>);
 
-/// Why bytes are no key.
+/// Why bytes are not a key.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
 pub enum KeyError {
     /// A key of no bytes.
@@ -123,7 +123,7 @@ pub enum TenantError {
 }
 
 impl Tenant {
-    /// The tenant of those who name none.
+    /// The tenant of callers that name none.
     pub const DEFAULT: Tenant = Tenant(None);
 
     /// The tenant called `name`; an empty name and `default` mean the default tenant.

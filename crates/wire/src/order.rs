@@ -3,7 +3,7 @@ use slackwater_base::Checksum;
 
 use crate::{ExtentRef, Key, NodeId, SegmentId, Tenant, TicketId, Version, checksum_serde};
 
-/// What the master tells a node to do. Orders are pushed down the open link the moment they are decided.
+/// An order of the master to a node. Orders are pushed down the open link the moment they are decided.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Order {
     /// Write these memory replicas to the SSD log. Each source stays pinned until its report.
@@ -69,7 +69,7 @@ pub struct PromoteTask {
     pub checksum: Checksum,
 }
 
-/// What a node tells the master.
+/// A report of a node to the master.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Report {
     /// Offloads that came to an end. A success is durable.
@@ -105,14 +105,14 @@ pub enum Report {
     Disk(DiskState),
     /// What the SSD log holds: the node's part of rebuilding the catalog.
     Announce {
-        /// The segment that stands for the log.
+        /// The segment that represents the log.
         segment: SegmentId,
         /// Some of its records; none at all says that the node has announced everything.
         entries: Vec<ReportedEntry>,
     },
     /// Everything has been announced.
     Announced {
-        /// The segment that stands for the log.
+        /// The segment that represents the log.
         segment: SegmentId,
         /// The newest version that the log remembers, of records that are gone too: puts must be newer.
         highest: Version,

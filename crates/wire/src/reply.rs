@@ -33,7 +33,7 @@ pub enum Reply {
     Failed(ErrorCode),
 }
 
-/// Bytes of a memory segment under one generation: what a reader or writer shows to the owner, who checks it before
+/// Bytes of a memory segment under one generation: a reader or writer shows it to the owner, which checks it before
 /// the first byte and again at commit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct ExtentRef {
@@ -58,7 +58,7 @@ pub enum ReplicaAt {
     Disk {
         /// The owner.
         node: NodeId,
-        /// The segment that stands for its log.
+        /// The segment that represents its log.
         segment: SegmentId,
     },
 }
@@ -73,7 +73,7 @@ pub struct Object {
     /// The checksum of its bytes.
     #[serde(with = "checksum_serde")]
     pub checksum: Checksum,
-    /// Readable replicas, best first as far as the master can tell.
+    /// Readable replicas, best first as far as the master knows.
     pub replicas: Vec<ReplicaAt>,
     /// How long the lease lasts, counted by the holder from its request.
     pub lease: Duration,

@@ -98,7 +98,7 @@ pub struct Chain {
     pub parent: Option<Key>,
     /// Position of the first key in its chain, in blocks from the root.
     pub position: u32,
-    /// An opaque small number that callers expect to tell returning requests from others.
+    /// An opaque small number that callers expect to distinguish returning requests from others.
     pub hint: Option<u32>,
     /// Tokens that the request generated, where the caller knows.
     pub output_tokens: Option<u32>,
@@ -190,7 +190,7 @@ pub struct PutConfig {
     pub mode: PutMode,
     /// Memory replicas, on different segments; fewer segments give fewer replicas.
     pub replicas: u32,
-    /// Segments to be tried first; unknown names are no error.
+    /// Segments to be tried first; unknown names are not an error.
     pub preferred: Vec<String>,
     /// Whether it may be evicted.
     pub pin: Pin,

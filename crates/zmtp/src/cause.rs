@@ -9,7 +9,7 @@ pub enum Cause {
     /// The peer ended the stream.
     #[error("closed by the peer")]
     PeerGone,
-    /// The first bytes are no ZMTP greeting.
+    /// The first bytes are not a ZMTP greeting.
     #[error("not a ZMTP peer: the greeting begins with {first:#04x}")]
     NotZmtp {
         /// The byte that cannot begin a greeting.

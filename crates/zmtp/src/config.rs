@@ -13,7 +13,7 @@ pub enum Side {
     Listen,
 }
 
-/// How the link is secured, and on which end of it this side stands.
+/// How the link is secured, and which end of it this side is.
 #[derive(Clone, Debug)]
 pub enum Mechanism {
     /// No encryption, no identity.

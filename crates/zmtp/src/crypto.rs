@@ -21,7 +21,7 @@ pub(crate) fn public_of(secret: &[u8; 32]) -> [u8; 32] {
     MontgomeryPoint::mul_base_clamped(*secret).to_bytes()
 }
 
-/// X25519 (RFC 7748) of both; none for a point of small order, with which it would be the same for everybody.
+/// X25519 (RFC 7748) of both; none for a point of small order, with which it would be the same for every key.
 pub(crate) fn agree(public: &[u8; 32], secret: &[u8; 32]) -> Option<Zeroizing<[u8; 32]>> {
     let point = Zeroizing::new(MontgomeryPoint(*public).mul_clamped(*secret).to_bytes());
     (!equal(point.as_slice(), &[0; 32])).then_some(point)
@@ -35,7 +35,7 @@ pub(crate) struct Lane(Zeroizing<[u8; 32]>);
 
 impl Shared {
     /// The key both `secret`'s owner and `public`'s owner can derive; none for a point of small order, with which the
-    /// key would be the same for everybody.
+    /// key would be the same for every peer.
     pub(crate) fn agree(public: &[u8; 32], secret: &[u8; 32]) -> Option<Self> {
         Some(Self(derive(&*agree(public, secret)?, &[0; 16])))
     }

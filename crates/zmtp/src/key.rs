@@ -21,7 +21,7 @@ pub struct KeyPair {
     public: PublicKey,
 }
 
-/// Why a text or a pair is no key.
+/// Why a text or a pair is not a key.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum KeyTextError {
     /// No known form has this length.
@@ -143,7 +143,7 @@ impl KeyPair {
     /// The pair whose secret is in the text of a key file: the first line that is neither empty nor a comment (`# …`).
     ///
     /// # Errors
-    /// [`KeyTextError`] when that is no key, or there is none.
+    /// [`KeyTextError`] when that is not a key, or empty.
     pub fn from_file(text: &str) -> Result<Self, KeyTextError> {
         let secret = text
             .lines()
@@ -153,7 +153,7 @@ impl KeyPair {
     }
 
     /// The X25519 secret (RFC 7748) that only this pair and the owner of `other` can compute; none for a point of small
-    /// order, with which everybody could.
+    /// order, with which any peer could.
     #[must_use]
     pub fn agree(&self, other: &PublicKey) -> Option<Zeroizing<[u8; 32]>> {
         crypto::agree(other.as_bytes(), self.secret.expose())
@@ -175,7 +175,7 @@ impl KeyPair {
 /// One line of a list of keys.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KeyLine<'a> {
-    /// Where it stands, counted from one.
+    /// Its position in the text, counted from one.
     pub number: usize,
     /// The key.
     pub key: Result<PublicKey, KeyTextError>,
@@ -198,7 +198,7 @@ pub fn key_lines(text: &str) -> impl Iterator<Item = KeyLine<'_>> {
     })
 }
 
-/// Reads a key in any of its forms; the length tells them apart.
+/// Reads a key in any of its forms; the length distinguishes them.
 fn decode(text: &str) -> Result<Zeroizing<[u8; 32]>, KeyTextError> {
     let text = text.trim();
     match text.len() {

@@ -1,7 +1,7 @@
 //! ZMTP 3.1, the wire protocol of ZeroMQ, with the NULL and CURVE mechanisms: bytes in, messages out.
 //!
 //! A [`Link`] is one connection. It is fed bytes, decisions and the time, and answers with bytes for the peer and
-//! [`Event`]s for its owner; it holds no socket, no thread, no clock and no source of randomness. Around it stand
+//! [`Event`]s for its owner; it holds no socket, no thread, no clock and no source of randomness. Around it are
 //! the books of the socket roles: [`Rotation`] (DEALER), [`Routes`] (ROUTER), [`Subscriptions`] (PUB) and
 //! [`Interests`] (SUB).
 //!

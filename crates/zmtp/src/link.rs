@@ -14,7 +14,7 @@ use crate::{
 };
 use opening::{Opening, Step};
 
-/// What the owner of a link tells it.
+/// An input of a link, from its owner.
 #[derive(Debug)]
 pub enum Input<'a> {
     /// Bytes from the peer, cut anywhere.
@@ -36,10 +36,10 @@ pub enum Verdict {
     Refuse(u16),
 }
 
-/// What a link tells its owner.
+/// An event that a link reports to its owner.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Event {
-    /// A peer on a listening link has proven who it is: answer with [`Input::Admit`].
+    /// A peer on a listening link is authenticated: answer with [`Input::Admit`].
     Admission(Peer),
     /// The handshake is through; messages may be sent.
     Up(Peer),
@@ -53,7 +53,7 @@ pub enum Event {
     Closed(Cause),
 }
 
-/// Where a link puts what it has to say: bytes for the peer and events for the owner, appended to both.
+/// The output of a link: bytes for the peer and events for the owner, appended to both.
 #[derive(Debug)]
 pub struct Out<'a> {
     /// Bytes to write to the peer, in order.
@@ -81,7 +81,7 @@ pub struct Link {
     reader: Option<Box<Reader>>,
     session: Option<Box<Session>>,
     /// When the last byte came.
-    heard: Instant,
+    received_at: Instant,
     /// When the phase began; of a link that is up, when PING was last sent.
     since: Instant,
     /// After how much silence the peer wants to be given up, in tenths of a second; 0 for never.
@@ -100,7 +100,7 @@ impl Link {
             opening,
             reader,
             session,
-            heard: now,
+            received_at: now,
             since: now,
             peer_ttl_tenths: 0,
             closed: false,
@@ -130,7 +130,7 @@ impl Link {
         }
         let outcome = match input {
             Input::Bytes(bytes) => {
-                self.heard = now;
+                self.received_at = now;
                 self.on_bytes(now, bytes, out)
             }
             Input::Admit(verdict) => self.on_verdict(now, &verdict, out),
@@ -178,7 +178,7 @@ impl Link {
     /// Puts a message on the wire.
     ///
     /// # Errors
-    /// [`SendError`] when there is no part or the link is not up; nothing was written then.
+    /// [`SendError`] when the message has no part or the link is not up; nothing was written then.
     pub fn send<'a>(
         &mut self,
         parts: impl ExactSizeIterator<Item = &'a [u8]> + Clone,
@@ -196,7 +196,7 @@ impl Link {
         Ok(())
     }
 
-    /// Tells the publisher at the other end that topics beginning with `prefix` are wanted, or no longer.
+    /// Subscribes to topics beginning with `prefix` at the publisher at the other end, or unsubscribes.
     ///
     /// `minor` is the peer's, from [`Peer::minor`].
     ///
@@ -263,7 +263,7 @@ impl Link {
                 continue;
             }
             let limits = &self.config.limits;
-            // What a publisher is told as data is a wish, too.
+            // Data sent to a publisher is a subscription, too.
             let data = if self.config.socket == SocketType::Pub {
                 limits.command_bytes
             } else {
@@ -380,7 +380,7 @@ impl Link {
 
     fn ping_due(&self) -> Instant {
         match self.config.heartbeat {
-            Some(heartbeat) => self.heard.max(self.since) + heartbeat.interval,
+            Some(heartbeat) => self.received_at.max(self.since) + heartbeat.interval,
             None => Instant::NEVER,
         }
     }
@@ -390,13 +390,13 @@ impl Link {
         let theirs = (self.peer_ttl_tenths > 0)
             .then(|| Duration::from_millis(u64::from(self.peer_ttl_tenths) * 100));
         match (ours, theirs) {
-            (Some(ours), Some(theirs)) => self.heard + ours.min(theirs),
-            (Some(one), None) | (None, Some(one)) => self.heard + one,
+            (Some(ours), Some(theirs)) => self.received_at + ours.min(theirs),
+            (Some(one), None) | (None, Some(one)) => self.received_at + one,
             (None, None) => Instant::NEVER,
         }
     }
 
-    /// Ends the link: its keys are wiped with the session, what it had half read is freed.
+    /// Ends the link: its keys are wiped with the session, a partly read message is freed.
     fn close(&mut self, cause: Cause, out: &mut Out<'_>) {
         self.closed = true;
         self.opening = None;

@@ -39,7 +39,7 @@ impl Peer {
             if name.eq_ignore_ascii_case(b"Socket-Type") {
                 socket = socket.or(Some(value));
             } else if name.eq_ignore_ascii_case(b"Identity") {
-                // Ids that begin with zero are what a ROUTER makes up for those who bring none.
+                // Ids that begin with zero are those that a ROUTER makes up for peers without one.
                 if value.len() > 255 || value.first() == Some(&0) {
                     return Err(Cause::Malformed { what: "identity" });
                 }

@@ -15,7 +15,7 @@ pub(crate) struct Reader {
     ranges: RangesBuilder,
 }
 
-/// A frame whose header is known; its payload lies from `start` to the end of the store when it is complete.
+/// A frame whose header is known; its payload goes from `start` to the end of the store when it is complete.
 #[derive(Clone, Copy)]
 pub(crate) struct Frame {
     pub(crate) flags: u8,

@@ -12,7 +12,7 @@ pub struct Rotation<L> {
 }
 
 impl<L: Copy + PartialEq> Rotation<L> {
-    /// Nobody yet.
+    /// No peer yet.
     #[must_use]
     pub const fn new() -> Self {
         Self {
@@ -81,7 +81,7 @@ pub enum Entry<L> {
 
 impl<L: Copy + PartialEq> Routes<L> {
     /// No routes. An id changes hands only to a link with the same key; between links without keys only when
-    /// `plain_handover` says so, because there anybody could take anybody's id. An id that is `L` and a key (OxenMQ's
+    /// `plain_handover` says so, because there any peer could take the id of another. An id that is `L` and a key (OxenMQ's
     /// form) is that key's: no other key gets it, and a link that has it without a key gives way.
     #[must_use]
     pub const fn new(plain_handover: bool) -> Self {
@@ -177,7 +177,7 @@ pub struct TooManyTopics {
 /// Room for each topic that a link may have.
 const TOPIC_BYTES: usize = 64;
 
-/// PUB: who wants which topics, by prefix. Finding the receivers of a topic costs one look-up for each *length* that
+/// PUB: the subscriptions of each peer, by prefix. Finding the receivers of a topic costs one look-up for each *length* that
 /// any prefix has, not one for each subscriber.
 #[derive(Clone, Debug)]
 pub struct Subscriptions<L> {
@@ -293,7 +293,7 @@ impl<L: Copy + Ord> Subscriptions<L> {
     }
 }
 
-/// SUB: what this side wants, to be told to every publisher it connects to.
+/// SUB: the subscriptions of this side, sent to every publisher that it connects to.
 #[derive(Clone, Debug, Default)]
 pub struct Interests(BTreeMap<Vec<u8>, u32>);
 
@@ -304,14 +304,14 @@ impl Interests {
         Self(BTreeMap::new())
     }
 
-    /// Wants topics beginning with `prefix`; true when publishers must be told.
+    /// Wants topics beginning with `prefix`; true when publishers must be sent it.
     pub fn add(&mut self, prefix: &[u8]) -> bool {
         let count = self.0.entry(prefix.to_vec()).or_default();
         *count += 1;
         *count == 1
     }
 
-    /// Takes one wish back; true when publishers must be told.
+    /// Takes one wish back; true when publishers must be sent it.
     pub fn remove(&mut self, prefix: &[u8]) -> bool {
         match self.0.get_mut(prefix) {
             Some(1) => self.0.remove(prefix).is_some(),

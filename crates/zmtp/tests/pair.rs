@@ -79,7 +79,7 @@ proptest! {
         prop_assert!(client.link.is_up() && server.link.is_up());
     }
 
-    /// Whatever one altered byte does, it is no panic, and never a message that was not sent.
+    /// One altered byte causes neither a panic nor a message that was not sent.
     #[test]
     fn an_altered_byte_never_makes_a_message(at: prop::sample::Index, bit in 0u8..8) {
         let (mut client, mut server) = joined(true);

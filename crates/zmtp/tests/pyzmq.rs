@@ -2,7 +2,7 @@
 #![expect(
     clippy::disallowed_types,
     clippy::disallowed_methods,
-    reason = "a test of real sockets stands outside the fence"
+    reason = "a test of real sockets is outside the fence"
 )]
 
 mod common;
@@ -130,8 +130,8 @@ fn start(script: &str, arguments: &[String]) -> Option<Python> {
 
 /// The link of a peer that connects in time.
 fn accept(listener: TcpListener, config: LinkConfig) -> Socket {
-    let (told, taken) = channel();
-    std::thread::spawn(move || told.send(listener.accept()));
+    let (accepted, taken) = channel();
+    std::thread::spawn(move || accepted.send(listener.accept()));
     let (stream, _) = taken
         .recv_timeout(LONG)
         .expect("the peer connects")

@@ -49,7 +49,7 @@ fn a_directory_with_a_foreign_log_is_refused_and_left_as_it_is() {
         &place,
         "kv",
         &[
-            "log file 1 is no Slackwater log",
+            "log file 1 is not a Slackwater log",
             "choose another directory",
         ],
     );

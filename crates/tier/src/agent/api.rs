@@ -4,7 +4,7 @@ use slackwater_wire::{Order, Report, Version};
 use crate::format::FormatError;
 use crate::io::{DiskDone, DiskError, DiskOp, FileId, LogFile, OpId};
 
-/// What the shell tells an agent.
+/// An event that the shell reports to an agent.
 #[derive(Clone, Debug, PartialEq)]
 pub enum AgentInput {
     /// Open the log over the files that its directory holds; answered by [`AgentOutput::Opened`] or

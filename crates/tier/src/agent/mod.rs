@@ -28,7 +28,7 @@ pub struct Agent {
     /// The access that keeps the source of each offload in place.
     offloads: BTreeMap<TicketId, AccessId>,
     promotions: Promotions,
-    told: Option<DiskState>,
+    reported: Option<DiskState>,
     stopping: bool,
     stopped: bool,
     scratch: Vec<LogOut>,
@@ -46,7 +46,7 @@ impl Agent {
             log,
             offloads: BTreeMap::new(),
             promotions,
-            told: None,
+            reported: None,
             stopping: false,
             stopped: false,
             scratch: Vec::new(),
@@ -98,7 +98,7 @@ impl Agent {
         self.log.as_ref().and_then(Log::next_deadline)
     }
 
-    /// Begins an access to an extent by somebody inside the process. It must be ended.
+    /// Begins an access to an extent by code of this process. It must be ended.
     ///
     /// # Errors
     /// Why the extent may not be accessed.
@@ -246,7 +246,7 @@ impl Agent {
         }
     }
 
-    /// Lets `act` use the log, and carries out what it says.
+    /// Lets `act` use the log, and carries out its effects.
     fn with_log(
         &mut self,
         out: &mut Vec<AgentOutput>,
@@ -308,7 +308,7 @@ impl Agent {
         }
     }
 
-    /// What follows from an input: ends promotions, begins others, lets the log go on, tells the master of changes.
+    /// What follows from an input: ends promotions, begins others, lets the log go on, reports changes to the master.
     fn settle(&mut self, now: Instant, out: &mut Vec<AgentOutput>) {
         self.finish_promotions(now, out);
         self.begin_promotions(now, out);
@@ -331,18 +331,18 @@ impl Agent {
             return;
         };
         let state = log.state(self.config.node);
-        let same = self.told.is_some_and(|told| {
-            let near = state.pressure.abs_diff(told.pressure) <= told.pressure / 4;
-            told.accepting == state.accepting && told.capacity == state.capacity && near
+        let same = self.reported.is_some_and(|reported| {
+            let near = state.pressure.abs_diff(reported.pressure) <= reported.pressure / 4;
+            reported.accepting == state.accepting && reported.capacity == state.capacity && near
         });
         if !same {
-            self.told = Some(state);
+            self.reported = Some(state);
             out.push(AgentOutput::Report(Report::Disk(state)));
         }
     }
 }
 
-/// Tells the master of a fence that waited for this access; true when the access counts.
+/// Reports a fence that waited for this access to the master; true when the access counts.
 fn report_fence(end: AccessEnd, out: &mut Vec<AgentOutput>) -> bool {
     if let Some(extent) = end.fenced {
         out.push(AgentOutput::Report(Report::Fenced(vec![extent])));

@@ -131,7 +131,7 @@ impl Agent {
         }
     }
 
-    /// The master gave a promotion its extent: reads into it. An extent that nobody asked for is left alone; the
+    /// The master gave a promotion its extent: reads into it. An extent that was not asked for is left alone; the
     /// master fences it when it takes it back.
     pub(super) fn staged(
         &mut self,

@@ -194,7 +194,7 @@ impl Log {
         }
     }
 
-    /// A record lies durably in `file`. True when it is the one to be read.
+    /// A record is durable in `file`. True when it is the live one.
     pub(super) fn place_record(&mut self, record: &Record, file: FileId) -> bool {
         let (version, at) = (record.entry.version, (file, record.offset));
         let Some(slot) = Slot::new(version, record.checksum, at, record.length) else {

@@ -20,7 +20,7 @@ pub(crate) enum FileState {
     Sealed,
     /// Reclaim copies what lives in it forward.
     Draining,
-    /// Nothing lives in it; it goes when nobody reads it, and not before this time.
+    /// Nothing in it is live; it is deleted when no read is using it, and not before this time.
     Deletable(Instant),
     /// Being deleted.
     Deleting,
@@ -38,7 +38,7 @@ pub(crate) struct File {
     pub(crate) tombstones: u64,
     /// Reads under way.
     pub(crate) pins: u32,
-    /// It may hold records that nobody counted: after a failed write or sync, or an unreadable header.
+    /// It may hold records that were not counted: after a failed write or sync, or an unreadable header.
     pub(crate) suspect: bool,
     /// Names of its records, collected while it was drained: one copy of each goes with the file.
     pub(crate) names: Vec<KeyHash>,

@@ -99,7 +99,7 @@ impl Index {
         self.records.get(&hash)
     }
 
-    /// Counts a record that lies on the device, and lets it live if nothing newer is known: a later version wins, and
+    /// Counts a record on the device, and makes it the live one if nothing newer is known: a later version wins, and
     /// of two equal ones the later written, because the earlier may be on its way out.
     pub(crate) fn place(&mut self, hash: KeyHash, mut slot: Slot) -> Placed {
         let tombstone = self.tombstones.get_mut(&hash);
@@ -163,7 +163,7 @@ impl Index {
         self.records.contains_key(&hash) || self.tombstones.contains_key(&hash)
     }
 
-    /// The tombstone of the key lies in `file` now. Gives back the file where it lay, and whether it lies in `file`
+    /// The tombstone of the key is in `file` now. Returns the file where it was before, and whether it is in `file`
     /// as asked: not when it is needed no longer, or a higher one was written.
     pub(crate) fn place_tombstone(
         &mut self,
@@ -190,8 +190,8 @@ impl Index {
         *spent = (*spent).max((version, file));
     }
 
-    /// As [`Index::kill`] and [`Index::place_tombstone`] for tombstones that are found in any order: the highest version counts,
-    /// and of equal ones the last file.
+    /// As [`Index::kill`] and [`Index::place_tombstone`] for tombstones that are found in any order: the highest
+    /// version counts, and of equal ones the last file.
     pub(crate) fn find_tombstone(&mut self, hash: KeyHash, version: Version, file: FileId) {
         let before = self
             .tombstones
@@ -205,7 +205,7 @@ impl Index {
         }
     }
 
-    /// The version up to which the records of the key are dead, if `file` is where its needed tombstone lies.
+    /// The version up to which the records of the key are dead, if `file` holds its needed tombstone.
     pub(crate) fn tombstone_at(&self, hash: KeyHash, file: FileId) -> Option<Version> {
         let tombstone = self.tombstones.get(&hash)?;
         (u64::from(tombstone.file) == file.0).then_some(tombstone.version)
@@ -267,7 +267,7 @@ impl Index {
     }
 
     /// Gives up every record in the files that `doubted` names, files that are deleted before anything else is decided:
-    /// no older record of these keys lies in any other file. Walks all of them.
+    /// no other file has an older record of these keys. Walks all of them.
     pub(crate) fn give_up(&mut self, doubted: impl Fn(FileId) -> bool) -> u64 {
         let before = self.records.len();
         self.records.retain(|_, slot| !doubted(slot.file()));
@@ -389,7 +389,7 @@ mod tests {
     }
 
     /// Opened after a crash, a log took the place of a key's older tombstone, in a later file, for that of its highest
-    /// one. The file that alone held the highest was deleted as needless, and the next opening told of the removed record.
+    /// one. The file that alone held the highest was deleted as needless, and the next opening announced the removed record.
     #[test]
     fn the_highest_tombstone_lies_where_it_was_found_whatever_lower_ones_lie_behind_it() {
         let found = [(2, 5), (3, 7), (2, 8), (3, 6)];

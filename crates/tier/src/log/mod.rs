@@ -237,13 +237,13 @@ impl Log {
         self.drop_as(Answer::Dropped(entry), out);
     }
 
-    /// As [`Log::drop_entry`] for a record that is not what it should be.
+    /// As [`Log::drop_entry`] for a record whose bytes are wrong.
     fn lose(&mut self, entry: DiskEntry, out: &mut Vec<LogOut>) {
         self.stats.records_lost += 1;
         self.drop_as(Answer::Lost(entry), out);
     }
 
-    /// The master named a record that the log does not have: the master is told, once no crash can bring it back.
+    /// The master named a record that the log does not have: reports it as dropped, once no crash can bring it back.
     pub(crate) fn missed(&mut self, now: Instant, entry: DiskEntry, out: &mut Vec<LogOut>) {
         self.now = now;
         if self.is_open() {
@@ -319,7 +319,7 @@ impl Log {
         Some(plan)
     }
 
-    /// Ends a read: a record whose bytes were wrong is lost, unless it lies elsewhere by now. One that could not be read
+    /// Ends a read: a record whose bytes were wrong is lost, unless it is in another place by now. One that could not be read
     /// may be as right as ever, until the device shows that it works and cannot read it.
     ///
     /// # Panics
@@ -460,7 +460,7 @@ impl Log {
         self.recovery = None;
     }
 
-    /// Whether a log that was told to stop has come to rest, and how many orders the device did not take. Nothing waits
+    /// Whether a log that was ordered to stop has nothing under way, and how many orders the device did not take. Nothing waits
     /// for company then, so what no operation is under way for stays undone.
     pub(crate) fn at_rest(&self) -> Option<usize> {
         self.ops

@@ -28,7 +28,7 @@ pub(crate) struct Reclaim {
     /// Copies and tombstones that are queued or being written.
     settling: usize,
     names: Vec<KeyHash>,
-    /// What the headers did not tell of was given up or written again.
+    /// Entries that the headers no longer list were given up or written again.
     swept: bool,
     /// Nothing is read before: the device answered a read with an error.
     rest_until: Instant,
@@ -70,7 +70,7 @@ impl Log {
             .listed(List::Easy)
             .filter(|id| empty(id) && !self.writer.has_flights_in(*id));
         for file in easy.collect::<Vec<_>>() {
-            self.doom(file);
+            self.make_deletable(file);
         }
     }
 
@@ -307,7 +307,7 @@ impl Log {
             _ => None,
         };
         match right {
-            // A copy must not come to lie after a newer record: if that one's headers rot, only what lies before it is
+            // A copy must not be written after a newer record: if the newer one's headers rot, only what precedes it is
             // given up. Its turn comes again when the batch has ended.
             Some(_) if live && self.writer.is_being_written(record.hash) => {
                 reclaim.bytes_in_flight -= record.length;
@@ -341,7 +341,7 @@ impl Log {
         }
     }
 
-    /// A copy was not written: its source still stands.
+    /// A copy was not written: its source is kept.
     pub(super) fn drain_again(&mut self, record: Record) {
         if let Some(reclaim) = &mut self.reclaim {
             reclaim.settling -= 1;
@@ -373,12 +373,12 @@ impl Log {
             .map_or(Vec::new(), |reclaim| reclaim.names);
         self.files.update(file, |file| file.names = names);
         self.stats.files_reclaimed += 1;
-        self.doom(file);
+        self.make_deletable(file);
     }
 
     /// Rot took headers of a file that were readable when it was opened. Its tombstones are known and written again;
-    /// its records cannot be copied without their names, so they are given up: a reader who comes for one has it
-    /// reported as lost. Each leaves a tombstone, for it kept older records of its key dead.
+    /// its records cannot be copied without their names, so they are given up: a later read of one
+    /// reports it as lost. Each leaves a tombstone, for it kept older records of its key dead.
     fn sweep(&mut self, file: FileId) {
         for (hash, version) in self.index.tombstones_in(file) {
             self.write_tombstone_again(hash, version);
@@ -397,7 +397,7 @@ impl Log {
     }
 
     /// Nothing is needed of `file` any more.
-    pub(super) fn doom(&mut self, file: FileId) {
+    pub(super) fn make_deletable(&mut self, file: FileId) {
         let now = self.now;
         self.files
             .update(file, |file| file.state = FileState::Deletable(now));
@@ -503,7 +503,7 @@ impl Reclaim {
 /// Records that are remembered for copying while more headers are read.
 const PENDING_MAX: usize = 4096;
 /// Places of a file at which the device may fail to read headers before those after them are given up as well: each
-/// takes seconds to tell from a disturbance, and no other file is emptied meanwhile.
+/// takes seconds to distinguish from a short failure, and no other file is emptied meanwhile.
 const UNREADABLE_MAX: u32 = 16;
 /// Time that reclaim may have been idle and still make up for.
 const COPY_BURST: Duration = Duration::from_millis(50);

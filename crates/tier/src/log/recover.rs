@@ -20,7 +20,7 @@ use crate::io::{DiskError, DiskOp, DiskOutcome, FileId, LogFile, Target};
 /// may not have been durable, the deletion of files that are given up, a sync, and the headers again to announce what
 /// lives. What is not announced now must never be later, though the device may then read what it could not read today:
 /// hence the deletion before the first word. A killed process leaves bytes in
-/// the cache of the device that the next power cut takes: what is told of them must be durable before it is told, the
+/// the cache of the device that the next power cut takes: they must be durable before they are announced, the
 /// tombstones above all, or what they keep dead comes back.
 #[derive(Debug)]
 pub(crate) struct Recovery {
@@ -196,7 +196,7 @@ impl Log {
                     return self.refuse(error, out);
                 }
             }
-            // What is told of a file that cannot be synced, its tombstones above all, the next power cut may take back.
+            // The next power cut may take back entries of a file that cannot be synced, its tombstones above all.
             Pass::Secure => {
                 if let Err(error) = result {
                     return self.refuse(FormatError::Unreadable { file, error }, out);
@@ -322,7 +322,7 @@ impl Log {
                 continue;
             }
             let was_durable = |hole: &Hole| known.is_some_and(|d| is_before(*id, hole.at + 1, &d));
-            // A write that a crash cut off can be read; what cannot be was there, for all that anybody knows.
+            // A write that a crash cut off can be read; a batch that cannot be read may have been durable.
             let rotten = scan
                 .holes
                 .iter()
@@ -350,7 +350,7 @@ impl Log {
     }
 
     /// Gives up unverified records for good. The files go in ascending order: while the one with the unreadable
-    /// header stands, all older ones are doubtful.
+    /// header exists, all older ones are doubtful.
     fn begin_clearing(&mut self) {
         let Some(recovery) = &mut self.recovery else {
             return;
@@ -382,7 +382,7 @@ impl Log {
         };
         recovery.pass = Pass::Announce;
         for (id, found) in &recovery.found {
-            // What lies behind a lost first block was not counted, so it must not be counted off: the file goes unread.
+            // Records behind a lost first block were not counted, so it must not be counted off: the file goes unread.
             let state = match found.first {
                 Some(FirstBlock::Blank) if !planted(Planted::UncountedRecordsCountedOff) => {
                     FileState::Deletable(self.now)
@@ -475,7 +475,7 @@ impl Log {
     }
 
     /// A file of which not all that lives can be named, though its headers were read a moment ago, keeps the log shut:
-    /// the master would not know what a later life tells of.
+    /// the master would not know what a later life announces.
     fn finish_recovery(&mut self, out: &mut Vec<LogOut>) {
         let Some(mut recovery) = self.recovery.take() else {
             return;
@@ -529,7 +529,7 @@ impl Recovery {
         }
     }
 
-    /// While a file that is given up may be found again, nothing is told of the log: it is kept shut.
+    /// While a file that is given up may be found again, nothing is announced: the log stays shut.
     fn cleared(
         &mut self,
         file: FileId,
@@ -594,7 +594,7 @@ pub(super) fn opening_of(life: u64) -> u64 {
     life / LIVES_AN_OPENING
 }
 
-/// Whether all that ends at `end` of `file` lies before `position`.
+/// Whether the bytes of `file` up to `end` are before `position`.
 pub(super) fn is_before(file: FileId, end: u64, position: &Position) -> bool {
     (file, end) <= (position.file, position.offset)
 }

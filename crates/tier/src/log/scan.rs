@@ -6,7 +6,7 @@ use crate::io::{DiskError, DiskOp, Target};
 /// Walks the batches of one file, by the reads that it asks for.
 ///
 /// It hops from headers to headers. Where there are none, it sweeps on block by block: the second copy of the same
-/// headers, or the next batch, tells where to go on.
+/// headers, or the next batch, shows where to go on.
 #[derive(Debug)]
 pub(crate) struct FileScan {
     identity: Identity,
@@ -149,7 +149,7 @@ impl FileScan {
                     }
                     return self.found(batch);
                 }
-                // Asked for once: what is longer than can be read is no headers that anybody will read.
+                // Asked for once: headers longer than one read can return cannot be read at all.
                 Decoded::Longer(_) if self.asked == Some(here) => self.cannot_read(),
                 Decoded::Longer(want) => {
                     (self.at, self.want, self.asked) = (here, want, Some(here));

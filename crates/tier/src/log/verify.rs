@@ -1,11 +1,11 @@
 //! Batches that no header confirms: their bytes are read, and written again where they may be in a cache alone.
 //!
 //! A sync that failed may have left pages clean that were never written: they read well until the power goes, and the
-//! next sync has nothing to do (Rebello et al., 2020). So the last opening's batches of which nobody knows that they
-//! were durable are written again, the same bytes to the same place, before the sync that makes them so. Those of
+//! next sync has nothing to do (Rebello et al., 2020). So the last opening's batches that are not known to
+//! be durable are written again, the same bytes to the same place, before the sync that makes them so. Those of
 //! earlier openings need it no more: a later one wrote only after it had done this itself.
 //!
-//! Records that turn out torn are left out of the headers that are written. They were told of to nobody, and a later
+//! Records that turn out torn are left out of the headers that are written. They were never announced, and a later
 //! opening that cannot read them would take them for whole ones.
 
 use std::collections::VecDeque;
@@ -78,7 +78,7 @@ impl Doubtful {
         })
     }
 
-    /// A record is not what it was to be.
+    /// The bytes of a record are wrong.
     fn leave_out(&mut self, torn: &Record) {
         self.batch.entries.retain(
             |entry| !matches!(entry, Entry::Record(record) if record.offset == torn.offset),
@@ -162,7 +162,7 @@ impl Log {
     /// A part of a doubtful batch was read or written.
     ///
     /// # Errors
-    /// When it cannot be written: nobody may be told of what the next power cut takes.
+    /// The case that it cannot be written: nothing may be announced that the next power cut takes.
     pub(super) fn verified(
         &mut self,
         file: FileId,

@@ -106,7 +106,7 @@ impl Answer {
     /// The answer itself.
     ///
     /// # Panics
-    /// For reclaim, which is told otherwise.
+    /// For reclaim, which learns of it by other means.
     pub(crate) fn given(self) -> LogOut {
         match self {
             Answer::Dropped(entry) => LogOut::Dropped(entry),
@@ -567,7 +567,7 @@ impl Log {
             }
             Err(error) => {
                 // Something of it may be there: its number stays used, and it is deleted before another try.
-                self.doom(file);
+                self.make_deletable(file);
                 self.note_failure(error);
             }
         }

@@ -136,7 +136,7 @@ fn a_killed_process_at_any_operation_loses_nothing_acknowledged() {
     every_operation(Crash::Process, 4);
 }
 
-/// The keys that an opening after a kill told of, and those that are there when the power is cut then. The process is
+/// The keys that an opening after a kill announced, and those that are there when the power is cut then. The process is
 /// killed in the midst of `act`, when `reached` says so.
 fn killed_then_cut(
     bug: Option<Planted>,
@@ -160,7 +160,7 @@ fn killed_then_cut(
     found
 }
 
-/// What both moments of the kill ask: what is told stays, and without `bug` it would not.
+/// For both moments of the kill: announced keys stay, and with `bug` they would not.
 fn what_is_told_stays(bug: Planted, reached: impl Fn(&mut World) -> bool) {
     let write = |world: &mut World| _ = world.put(b"new", 2, 5000);
     let remove = |world: &mut World| world.remove(b"old", 1);
@@ -181,16 +181,16 @@ fn what_is_told_stays(bug: Planted, reached: impl Fn(&mut World) -> bool) {
     assert_eq!(
         killed_then_cut(bug, write, &reached),
         [names(&["new", "old"]), names(&["old"])],
-        "nobody would miss it"
+        "the planted bug has no effect"
     );
     assert_eq!(
         killed_then_cut(bug, remove, &reached),
         [names(&[]), names(&["old"])],
-        "nobody would miss it"
+        "the planted bug has no effect"
     );
 }
 
-/// A process was killed and the next one told the master of a record that only the cache had, and that another was
+/// A process was killed and the next one announced a record that only the cache had, and that another was
 /// dropped by a tombstone in the cache; then the power went. The first was gone, the second was back.
 #[test]
 fn what_an_opening_told_outlives_the_next_power_cut() {
@@ -201,8 +201,8 @@ fn what_an_opening_told_outlives_the_next_power_cut() {
 }
 
 /// A sync failed and left pages clean that were never written. The process died, the next one read them and made sure of
-/// them by a sync, which succeeded as there was nothing to write; then the power went. A record that had been told of was
-/// gone, and one that a tombstone had kept from being told of was back.
+/// them by a sync, which succeeded as there was nothing to write; then the power went. A record that had been announced was
+/// gone, and one that a tombstone had kept from being announced was back.
 #[test]
 fn what_a_failed_sync_lost_is_written_again_before_it_is_told() {
     what_is_told_stays(Planted::RecoveryTrustsCache, |world| {
@@ -264,7 +264,7 @@ fn a_tombstone_outlives_its_file_as_long_as_the_record_it_keeps_dead() {
     assert!(!revived_by_reclaim(None));
     assert!(
         revived_by_reclaim(Some(Planted::TombstoneDroppedEarly)),
-        "a tombstone nobody would miss"
+        "the planted bug has no effect"
     );
 }
 

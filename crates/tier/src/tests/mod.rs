@@ -1,4 +1,4 @@
-//! One node on a disk in memory, with a master that remembers what it was told.
+//! One node on a disk in memory, with a master that remembers every report.
 
 mod crash;
 mod faults;
@@ -122,7 +122,7 @@ fn world_of(count: u8, length: u64) -> World {
     world
 }
 
-/// The bytes of a version of a key: they tell by themselves whose they are.
+/// The bytes of a version of a key: they name their key and version.
 fn value_of(entry: &DiskEntry, length: u64) -> Vec<u8> {
     let seed =
         slackwater_base::hash64(entry.key.as_bytes()) ^ entry.version.0.wrapping_mul(0x9e37_79b9);
@@ -403,7 +403,7 @@ impl World {
         sync
     }
 
-    /// Ends operations until there are none; time stands still but for them.
+    /// Ends operations until there are none; time advances only for them.
     fn drain(&mut self) {
         for _ in 0..100_000 {
             if !self.complete() {
@@ -500,7 +500,7 @@ impl World {
         found
     }
 
-    /// Where a record lies.
+    /// The place of a record.
     fn place(&mut self, key: &[u8], version: u64) -> (FileId, u64) {
         let mut out = Vec::new();
         let plan = self

@@ -29,7 +29,7 @@ fn a_rotten_header_is_read_from_its_second_copy() {
     }
 }
 
-/// When both copies of a durable batch's headers are gone, nobody knows which records it made dead: the older ones are
+/// When both copies of a durable batch's headers are gone, the records that it made dead are unknown: the older ones are
 /// given up, and stay given up wherever the clearing away is cut off.
 #[test]
 fn what_is_older_than_a_header_that_nobody_can_read_is_given_up() {
@@ -73,7 +73,7 @@ fn what_is_older_than_a_header_that_nobody_can_read_is_given_up() {
     }
 }
 
-/// A world whose removal of the key 0 lies in the middle of its files; where the tombstone's batch is.
+/// A world with the removal of the key 0 in the middle of its files; the place of the tombstone's batch.
 fn world_with_a_removal(seed: u64) -> (World, FileId, (u64, u64)) {
     let mut world = World::new(small_log(2 << 20), seed);
     for key in 0..48u8 {
@@ -229,7 +229,7 @@ fn files_that_are_not_ours_are_refused_by_name_and_left_alone() {
     };
     assert_eq!(
         refused(9, padded(b"\x7fELF-something".to_vec())),
-        "log file 9 is no Slackwater log (it begins with \"\\x7fELF-som\"): move it away, or choose another directory"
+        "log file 9 is not a Slackwater log (it begins with \"\\x7fELF-som\"): move it away, or choose another directory"
     );
     let mut newer = header.encode();
     newer[8] = 2;
@@ -242,7 +242,7 @@ fn files_that_are_not_ours_are_refused_by_name_and_left_alone() {
     let misplaced =
         "log file 8 belongs to another log or place: it was copied or renamed; move it away";
     assert_eq!(refused(8, padded(header.encode())), misplaced);
-    assert!(refused(9, b"a note".to_vec()).starts_with("log file 9 is no Slackwater log"));
+    assert!(refused(9, b"a note".to_vec()).starts_with("log file 9 is not a Slackwater log"));
     let other = FileHeader {
         log: 1,
         file: FileId(8),
@@ -284,8 +284,8 @@ fn a_damaged_first_block_costs_no_record() {
     assert!(world.disk.content(file).is_empty(), "it was evacuated");
 }
 
-/// A disk laid a batch over the first block of its file (seed 5049 of the simulator) and the file was taken for somebody
-/// else's, which kept the whole log from opening.
+/// A disk wrote a batch over the first block of its file (seed 5049 of the simulator) and the file was taken for a
+/// foreign one, which kept the whole log from opening.
 #[test]
 fn a_batch_laid_over_the_first_block_keeps_no_log_shut() {
     let mut world = world_of(3, 100);
@@ -307,7 +307,7 @@ fn a_batch_laid_over_the_first_block_keeps_no_log_shut() {
     world.check_opened("with a batch in the first block");
 }
 
-/// A value that looks like the headers of a batch, at the place where it lies, is not taken for one: it would have to
+/// A value that looks like the headers of a batch, is not taken for one where it is stored: it would have to
 /// name the log.
 #[test]
 fn a_value_cannot_pass_for_headers() {

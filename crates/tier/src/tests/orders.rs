@@ -170,7 +170,7 @@ fn an_older_version_is_not_written_over_a_newer_one() {
     assert_eq!(
         world.results[&dead],
         Err(TaskFailure::Cancelled),
-        "its tombstone stands"
+        "its tombstone is kept"
     );
 }
 

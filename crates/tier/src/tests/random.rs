@@ -3,7 +3,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::io::DiskError;
 
-/// One step of a run that nobody planned.
+/// One step of a random run.
 #[derive(Clone, Copy, Debug)]
 enum Act {
     Put { key: u8, length: u16 },
@@ -97,7 +97,7 @@ fn run(acts: &[Act], seed: u64) {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 96, ..ProptestConfig::default() })]
 
-    /// Puts, drops, reads, failures and crashes in any order, against a master that remembers what it was told.
+    /// Puts, drops, reads, failures and crashes in any order, against a master that remembers every report.
     #[test]
     fn no_run_loses_what_was_acknowledged_or_revives_what_was_dropped(
         acts in prop::collection::vec(act(), 1..160),

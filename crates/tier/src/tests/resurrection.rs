@@ -13,7 +13,7 @@ impl World {
         }
     }
 
-    /// Writes records of new keys until one lies in a file above `file`. They stay alive, so that reclaim has no reason
+    /// Writes records of new keys until one is in a file above `file`. They stay alive, so that reclaim has no reason
     /// to empty the files.
     fn write_past(&mut self, file: FileId, next_key: &mut u8) {
         loop {
@@ -38,7 +38,7 @@ impl World {
 
 /// Headers rotted after the log was opened, and reclaim gave up the file's records. It forgot that the older value of one
 /// of them still lay in another file: the tombstone of that value was taken for needless, or there had never been one
-/// because the newer record stood in for it. The file was deleted, and the next opening announced the older value.
+/// because the newer record served in its place. The file was deleted, and the next opening announced the older value.
 #[test]
 fn a_value_stays_dead_when_rot_takes_the_newer_one() {
     for removed_first in [true, false] {
@@ -77,7 +77,7 @@ fn a_value_stays_dead_when_rot_takes_the_newer_one() {
         );
         assert!(
             world.disk.files().iter().any(|file| file.file == old),
-            "{moment}: the older value still lies on the disk"
+            "{moment}: the older value is still on the disk"
         );
 
         for round in 0..2 {
@@ -92,7 +92,7 @@ fn a_value_stays_dead_when_rot_takes_the_newer_one() {
     }
 }
 
-/// A record was removed that stood in for the tombstone of an older value. Its own tombstone could not be written at once,
+/// A record was removed that served in place of the tombstone of an older value. Its own tombstone could not be written at once,
 /// for the device refused a write, and meanwhile its file, of which nothing was needed any more, was deleted. The power
 /// went, and the next opening announced the older value.
 #[test]
@@ -120,15 +120,15 @@ fn a_record_that_keeps_another_dead_stays_until_its_tombstone_is_durable() {
     // No time passes but for the device: the next try is yet to come.
     world.drain();
     world.reopen(Crash::LoseAll, "after the power cut");
-    let told = world.announced.get(&key[..]).copied();
+    let announced = world.announced.get(&key[..]).copied();
     assert!(
-        told.is_none_or(|version| version == 2),
-        "version {told:?} is back"
+        announced.is_none_or(|version| version == 2),
+        "version {announced:?} is back"
     );
 }
 
 /// Reclaim copied a record while a newer value of its key was being written, and the copy came to lie after it. Rot in the
-/// headers of the newer value gives up what lies before it, and not the copy: the older value would have been announced.
+/// headers of the newer value gives up the records before it, and not the copy: the older value would have been announced.
 #[test]
 fn a_copy_is_not_written_after_a_newer_value_of_its_key() {
     let mut copied = 0;
@@ -168,7 +168,7 @@ fn records_behind_a_lost_first_block_are_not_counted_off() {
     let mut world = world_of(2, 9000);
     let key = [0];
     let old = world.place(&key, 1).0;
-    // Files of earlier openings are not appended to: the tombstone lies in a file of its own.
+    // Files of earlier openings are not appended to: the tombstone is in a file of its own.
     world.reopen(Crash::LoseAll, "before the removal");
     world.remove(&key, 1);
     world.rest();
@@ -206,7 +206,7 @@ fn a_deletion_whose_sync_failed_releases_no_tombstone() {
         world.put(&key, 1, 9000);
         world.rest();
         let old = world.place(&key, 1).0;
-        // Files of earlier openings are not appended to: the tombstone lies in the next one.
+        // Files of earlier openings are not appended to: the tombstone is in the next one.
         world.reopen(Crash::LoseAll, "before the removal");
         world.disk.set_names_fail(true);
         world.remove(&key, 1);

@@ -5,12 +5,12 @@ use crate::format::Entry;
 
 impl World {
     /// Starts again after `crash`, and gives what is announced.
-    fn told(&mut self, crash: Crash) -> BTreeMap<Vec<u8>, u64> {
-        self.reopen(crash, "told");
+    fn announced(&mut self, crash: Crash) -> BTreeMap<Vec<u8>, u64> {
+        self.reopen(crash, "announced");
         self.announced.clone()
     }
 
-    /// As [`World::told`], before anything else is done.
+    /// As [`World::announced`], before anything else is done.
     fn told_at_once(&mut self, crash: Crash) -> BTreeMap<Vec<u8>, u64> {
         self.crash(crash);
         while self.opened.is_none() {
@@ -19,7 +19,7 @@ impl World {
         self.announced.clone()
     }
 
-    /// Panics when a record lies after a tombstone or after a newer record that makes it dead.
+    /// Panics when a record is written after a tombstone or after a newer record that makes it dead.
     pub(super) fn check_order(&self, moment: &str) {
         // Of each key, the versions below this one are dead.
         let mut dead_below: BTreeMap<slackwater_base::KeyHash, u64> = BTreeMap::new();
@@ -42,7 +42,7 @@ impl World {
                     if let Entry::Record(record) = &entry {
                         assert!(
                             record.entry.version.0 >= *highest,
-                            "{moment}: {:?} lies after what makes it dead",
+                            "{moment}: {:?} is written after what makes it dead",
                             record.entry
                         );
                     }
@@ -140,7 +140,7 @@ fn a_record_that_may_have_been_written_is_refused_as_one() {
 }
 
 /// Versions began at one again after a restart. The log still had tombstones of higher ones, which killed the new records
-/// at the next: a log tells of the highest version that it remembers, of records that are gone too.
+/// at the next: a log reports the highest version that it remembers, that of deleted records too.
 #[test]
 fn a_log_remembers_versions_of_records_that_are_gone() {
     let mut world = world_of(2, 5000);
@@ -148,15 +148,18 @@ fn a_log_remembers_versions_of_records_that_are_gone() {
     world.rest();
     world.remove(&[0], 70);
     world.rest();
-    let told = world.told(Crash::LoseAll);
+    let announced = world.announced(Crash::LoseAll);
     assert_eq!(
-        (told.values().max(), world.opened.unwrap().highest_version),
+        (
+            announced.values().max(),
+            world.opened.unwrap().highest_version
+        ),
         (Some(&1), Version(70))
     );
 }
 
 /// A block could not be read while the log was being opened, and what it was for was not announced. The next opening read
-/// it: a value that had been replaced and removed meanwhile, in memory alone, was back. Whatever one life does not tell
+/// it: a value that had been replaced and removed meanwhile, in memory alone, was back. Whatever one life does not announce
 /// of, no later one does; a log that cannot promise that stays shut.
 #[test]
 fn what_an_opening_could_not_read_never_comes_back() {
@@ -171,10 +174,10 @@ fn what_an_opening_could_not_read_never_comes_back() {
         // Of the last batch no header says that it was durable.
         world.put(&[50], 1, 9000);
         world.rest();
-        let whole = world.told(Crash::LoseAll);
+        let whole = world.announced(Crash::LoseAll);
         files = world.disk.files().len();
         world.disk.make_unreadable(file, block);
-        // Headers have a second copy: with the one before it gone as well, nobody can read them.
+        // Headers have a second copy: with the one before it gone as well, they cannot be read.
         world
             .disk
             .make_unreadable(file, block.saturating_sub(16384));
@@ -182,15 +185,15 @@ fn what_an_opening_could_not_read_never_comes_back() {
         while world.opened.is_none() && world.refused.is_none() {
             assert!(world.complete(), "an opening comes to its end");
         }
-        let (told, open) = (world.announced.clone(), world.opened.is_some());
+        let (announced, open) = (world.announced.clone(), world.opened.is_some());
         shut += u32::from(!open);
-        given_up += u32::from(open && told.len() < whole.len());
+        given_up += u32::from(open && announced.len() < whole.len());
         world.disk.mend();
         world.refused = None;
-        let again = world.told(Crash::LoseAll);
+        let again = world.announced(Crash::LoseAll);
         assert_eq!(
             again,
-            if open { told } else { whole },
+            if open { announced } else { whole },
             "{file:?} at {block}"
         );
     }
@@ -212,7 +215,7 @@ fn a_log_that_cannot_be_synced_stays_shut() {
     while !world.disk.next_is_sync() {
         assert!(
             world.complete(),
-            "recovery syncs what it found, operation {}",
+            "recovery syncs the files that it found, operation {}",
             world.disk.completed() - at
         );
     }
@@ -220,11 +223,11 @@ fn a_log_that_cannot_be_synced_stays_shut() {
     world.rest();
     assert!(world.opened.is_none() && world.announced.is_empty());
     assert!(world.refused.take().is_some_and(|error| error.may_pass()));
-    assert_eq!(world.told(Crash::Process).len(), 1);
+    assert_eq!(world.announced(Crash::Process).len(), 1);
 }
 
-/// A record was found torn, and not told of; its file was to be emptied, and the process died before. The next opening
-/// could not read the record, took it for a whole one, and told of what the master knew nothing of (seed 5290).
+/// A record was found torn, and not announced; its file was to be emptied, and the process died before. The next opening
+/// could not read the record, took it for a whole one, and announced it, though the master did not know it (seed 5290).
 #[test]
 fn a_record_that_was_found_torn_is_not_told_of_when_it_cannot_be_read() {
     let mut world = world_of(2, 5000);

@@ -56,7 +56,7 @@ pub struct Grant {
     pub holder: Incarnation,
     /// The owner's monotonic clock, in nanoseconds, from which on it is void; `u64::MAX` for never.
     pub expires_nanos: u64,
-    /// Tells grants of equal content apart.
+    /// Distinguishes grants of equal content.
     pub nonce: u64,
 }
 
@@ -92,7 +92,7 @@ pub enum Refusal {
     /// It was granted by another life of the process, or another process.
     #[error("the capability is from another life of the owner")]
     Incarnation = 2,
-    /// It is bound to somebody else.
+    /// It is bound to another holder.
     #[error("the capability belongs to another holder")]
     Holder = 3,
     /// Its time is over.
@@ -149,7 +149,7 @@ impl Refusal {
         Self::Deadline,
     ];
 
-    /// The number on the wire; 0 stands for no refusal.
+    /// The number on the wire; 0 is no refusal.
     #[must_use]
     pub const fn number(self) -> u16 {
         self as u16
@@ -190,7 +190,7 @@ impl Capability {
     /// Its size on the wire.
     pub const BYTES: usize = size_of::<Self>();
 
-    /// What it says it grants; nothing is checked.
+    /// The content that it claims to grant; nothing is checked.
     #[must_use]
     pub fn claims(&self) -> Grant {
         Grant {

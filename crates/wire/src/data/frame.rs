@@ -87,7 +87,7 @@ pub enum Frame {
     },
     /// A message follows.
     Notify(Notify),
-    /// Asks whether anybody is there.
+    /// Asks the peer for a sign of life.
     Ping {
         /// To be sent back.
         token: u64,
@@ -101,7 +101,7 @@ pub enum Frame {
     Goaway,
 }
 
-/// Why bytes are no header; the connection is of no more use.
+/// Why bytes are not a header; the connection cannot be used any more.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
 pub enum FrameError {
     /// A kind of frame that this version does not have.
@@ -193,7 +193,7 @@ const FLAG_URGENT: u8 = 2;
 /// The last data frame of its request.
 const FLAG_LAST: u8 = 1;
 
-/// What every header begins with: enough to tell how long it is.
+/// The beginning of every header: enough to know its length.
 pub const PREFIX_BYTES: usize = size_of::<Prefix>();
 /// Length of a [`Data`] header.
 pub const DATA_BYTES: usize = size_of::<DataLayout>();
@@ -207,7 +207,7 @@ impl Frame {
     /// The header at the start of `bytes` and its length; none while it is not all there.
     ///
     /// # Errors
-    /// The bytes are no header of this version.
+    /// The bytes are not a header of this version.
     pub fn read(bytes: &[u8]) -> Result<Option<(Frame, usize)>, FrameError> {
         let Ok((prefix, _)) = Prefix::ref_from_prefix(bytes) else {
             return Ok(None);

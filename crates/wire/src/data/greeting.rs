@@ -35,7 +35,7 @@ pub struct Greeting {
     pub features: Features,
     /// Which life of which process speaks.
     pub incarnation: Incarnation,
-    /// Whom it believes to speak to; 0 when it asks.
+    /// The id of the peer that it expects; 0 when it asks for it.
     pub expects: Incarnation,
     /// The largest payload of one frame that it takes.
     pub frame_bytes_max: u32,

@@ -93,7 +93,7 @@ impl AwaitWelcome {
 }
 
 impl AwaitReady {
-    /// Takes READY: the session, and where in `body` the server's metadata now lies.
+    /// Takes READY: the session, and the range of the server's metadata in `body`.
     pub(crate) fn ready(&self, body: &mut [u8]) -> Result<(Box<Session>, usize), Cause> {
         if body.len() < 30 || !body.starts_with(b"\x05READY") {
             return Err(Cause::Malformed { what: "READY" });

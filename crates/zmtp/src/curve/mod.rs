@@ -59,7 +59,7 @@ impl Session {
             .seal(&self.sent.to_be_bytes(), &[&[flags], payload], wire);
     }
 
-    /// Opens the body of a MESSAGE in place and returns its inner flags; the payload then lies from
+    /// Opens the body of a MESSAGE in place and returns its inner flags; the payload is then from
     /// [`MESSAGE_OVERHEAD`] on.
     pub(crate) fn open(&mut self, body: &mut [u8]) -> Result<u8, Cause> {
         let Some((head, sealed)) = body.split_at_mut_checked(SEALED_AT) else {

@@ -14,13 +14,13 @@ pub(crate) struct AwaitInitiate {
     seen: u64,
 }
 
-/// A server that knows who the client is.
+/// A server that has authenticated the client's key.
 pub(crate) struct Initiated {
     shared: Shared,
     seen: u64,
     /// The client's long-term key, proven by its vouch.
     pub(crate) client: PublicKey,
-    /// Where in the body of INITIATE the client's metadata now lies.
+    /// The range of the client's metadata in the body of INITIATE.
     pub(crate) metadata_at: usize,
 }
 

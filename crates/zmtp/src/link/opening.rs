@@ -216,7 +216,7 @@ impl Link {
     }
 
     fn up(&mut self, now: Instant, peer: Peer, out: &mut Out<'_>) {
-        self.heard = now;
+        self.received_at = now;
         self.since = now;
         self.opening = None;
         out.events.push(Event::Up(peer));

@@ -1,5 +1,5 @@
 //! Thousands of clusters, each with its own shape, load and faults: every invariant must hold in all of them.
-use std::sync::Mutex;
+use std::sync::mpsc;
 
 use slackwater_sim::check::Violation;
 use slackwater_sim::engine::Seed;
@@ -32,11 +32,14 @@ fn every_invariant_holds_while_logs_churn_on_a_disk_that_decays() {
 }
 
 fn hold(profile: Profile, seeds: u64) {
-    let failures = Mutex::new(Vec::new());
+    let (failed, failures) = mpsc::channel();
     run_seeds(profile, 0..seeds, JOBS, None, |seed, _, violation| {
-        failures.lock().unwrap().push((seed, violation.clone()));
+        failed
+            .send((seed, violation.clone()))
+            .expect("the receiver outlives the runs");
     });
-    let mut failures: Vec<(u64, Violation)> = failures.into_inner().unwrap();
+    drop(failed);
+    let mut failures: Vec<(u64, Violation)> = failures.iter().collect();
     failures.sort_by_key(|(seed, _)| *seed);
     assert!(failures.is_empty(), "{}", report(profile, &failures));
 }

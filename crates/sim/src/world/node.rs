@@ -59,10 +59,9 @@ pub(crate) struct Node {
 }
 
 impl Node {
-    /// Whether the log takes records, or waits for some to be dropped: whatever the device did, that passes.
+    /// Whether the log takes records: whatever the device did, and however full it was, that passes.
     pub(crate) fn log_works(&self) -> bool {
-        self.log_state
-            .is_none_or(|state| state.accepting || state.pressure > 0)
+        self.log_state.is_none_or(|state| state.accepting)
     }
 
     pub(crate) fn new(seed: Seed, options: &Options, index: u32) -> Self {

@@ -29,6 +29,8 @@ pub struct Agent {
     offloads: BTreeMap<TicketId, AccessId>,
     promotions: Promotions,
     reported: Option<DiskState>,
+    /// Records were dropped since then.
+    dropped: bool,
     stopping: bool,
     stopped: bool,
     scratch: Vec<LogOut>,
@@ -47,6 +49,7 @@ impl Agent {
             offloads: BTreeMap::new(),
             promotions,
             reported: None,
+            dropped: false,
             stopping: false,
             stopped: false,
             scratch: Vec::new(),
@@ -301,6 +304,7 @@ impl Agent {
             out.push(AgentOutput::Report(Report::Offloaded(written)));
         }
         if !dropped.is_empty() {
+            self.dropped = true;
             out.push(AgentOutput::Report(Report::Dropped(dropped)));
         }
         if !lost.is_empty() {
@@ -325,7 +329,8 @@ impl Agent {
     }
 
     /// Reports the state of the log when the master would act otherwise on it: small changes of pressure are not
-    /// worth a message each.
+    /// worth a message each, but pressure that is left when records were dropped is asked for again. The master acts once on
+    /// what it was told.
     fn tell_state(&mut self, out: &mut Vec<AgentOutput>) {
         let Some(log) = self.log.as_ref().filter(|log| log.is_open()) else {
             return;
@@ -333,9 +338,13 @@ impl Agent {
         let state = log.state(self.config.node);
         let same = self.reported.is_some_and(|reported| {
             let near = state.pressure.abs_diff(reported.pressure) <= reported.pressure / 4;
-            reported.accepting == state.accepting && reported.capacity == state.capacity && near
+            let again = self.dropped && state.pressure > 0;
+            let alike =
+                reported.accepting == state.accepting && reported.capacity == state.capacity;
+            alike && near && !again
         });
         if !same {
+            self.dropped = false;
             self.reported = Some(state);
             out.push(AgentOutput::Report(Report::Disk(state)));
         }

@@ -75,7 +75,8 @@ impl Log {
     }
 
     /// The file that is worth emptying now. Suspect ones and those of which nothing is needed go first; when files run
-    /// short, the one with the fewest live bytes, if copying it forward gains enough.
+    /// short, the one whose live bytes are the smallest part of it, if copying it forward gains enough and has room.
+    /// After the capacity was changed, files differ in length.
     pub(super) fn victim(&self) -> Option<FileId> {
         let idle = |file: &FileId| !self.writer.has_flights_in(*file);
         if let Some(file) = self.files.listed(List::Easy).find(idle) {
@@ -84,12 +85,23 @@ impl Log {
         if self.files_free() > RESERVE + 1 {
             return None;
         }
-        let sealed = self
-            .files
-            .iter()
-            .filter(|(id, file)| file.state == FileState::Sealed && idle(id));
-        let (id, file) = sealed.min_by_key(|(id, file)| (file.live_bytes, *id))?;
-        (self.copying_takes(file) <= file.bytes / 8 * 7).then_some(id)
+        let room = self.room_for_copies();
+        let worthwhile = self.files.iter().filter(|(id, file)| {
+            let takes = self.copying_takes(file);
+            let gains = takes <= file.bytes / 8 * 7;
+            file.state == FileState::Sealed && idle(id) && gains && takes <= room
+        });
+        let live_part = |file: &File| file.live_bytes as f64 / file.bytes as f64;
+        let parts = worthwhile.map(|(id, file)| (live_part(file), id));
+        let least = parts.min_by(|(a, _), (b, _)| a.total_cmp(b));
+        least.map(|(_, id)| id)
+    }
+
+    /// Bytes of the files that copies and tombstones may still begin.
+    fn room_for_copies(&self) -> u64 {
+        let begun = self.files.listed(List::Spare).count() as u64;
+        let more = self.reach().checked_sub(self.files.bytes());
+        (begun + more.map_or(0, |bytes| bytes / self.file_bytes + 1)) * self.file_bytes
     }
 
     /// Bytes of the log that the live records of `file` will take when they are copied, headers and all.

@@ -537,7 +537,7 @@ impl Log {
     /// was lowered is longer than that already, as may be one that a crash found with one file more, and only these bring
     /// it down: it has what one drain may need on top of its length, which each drain lessens. A file that was abandoned
     /// gives no room until it is emptied, and takes nothing: each allows one more.
-    fn reach(&self) -> u64 {
+    pub(super) fn reach(&self) -> u64 {
         let abandoned = self.files.suspects().min(ABANDONED_MAX) as u64 * self.file_bytes;
         let within = self.config.capacity.max(self.file_bytes) + abandoned;
         let longest = || {

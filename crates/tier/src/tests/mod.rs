@@ -89,6 +89,8 @@ struct World {
     flushed: BTreeSet<u64>,
     stopped: Option<usize>,
     state: Option<DiskState>,
+    /// Bytes that the log's last report wanted dropped, less those that were: a master acts on each report once.
+    asked: u64,
     queue: Vec<AgentOutput>,
 }
 
@@ -166,6 +168,7 @@ impl World {
             flushed: BTreeSet::new(),
             stopped: None,
             state: None,
+            asked: 0,
             queue: Vec::new(),
         };
         world.boot();
@@ -200,7 +203,7 @@ impl World {
         self.offloads.clear();
         self.announced.clear();
         self.opened = None;
-        self.state = None;
+        (self.state, self.asked) = (None, 0);
         self.stopped = None;
         self.disk.sync_names();
         self.give(AgentInput::Open {
@@ -326,7 +329,10 @@ impl World {
                 self.promotions_failed.insert(ticket, failure);
             }
             Report::Fenced(extents) => self.fenced.extend(extents),
-            Report::Disk(state) => self.state = Some(state),
+            Report::Disk(state) => {
+                self.asked = state.pressure;
+                self.state = Some(state);
+            }
         }
     }
 
@@ -363,9 +369,18 @@ impl World {
     }
 
     fn remove(&mut self, key: &[u8], version: u64) {
-        let known = self.known.entry(key.to_vec()).or_default();
-        known.drop_ordered = known.drop_ordered.max(version);
-        self.give(AgentInput::Order(Order::Drop(vec![entry(key, version)])));
+        self.remove_all([(key.to_vec(), version)]);
+    }
+
+    /// Removes several by one order.
+    fn remove_all(&mut self, keys: impl IntoIterator<Item = (Vec<u8>, u64)>) {
+        let mut entries = Vec::new();
+        for (key, version) in keys {
+            entries.push(entry(&key, version));
+            let known = self.known.entry(key).or_default();
+            known.drop_ordered = known.drop_ordered.max(version);
+        }
+        self.give(AgentInput::Order(Order::Drop(entries)));
     }
 
     fn promote(&mut self, key: &[u8], version: u64, length: u64) -> TicketId {

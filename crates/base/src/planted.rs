@@ -89,8 +89,7 @@ pub enum Planted {
 }
 
 impl Planted {
-    /// Bugs of the SSD log to which the way is too rare for the seeds of the simulator: scenarios of the tier crate look
-    /// for them.
+    /// Bugs of the SSD log that scenarios of the tier crate look for: few seeds of the simulator, or none, meet them.
     pub const LOG: &[Planted] = &[
         Self::GiveUpForgetsCopies,
         Self::UnlinkCountsAsDurable,
@@ -138,6 +137,7 @@ impl Planted {
         Self::UnansweredEndNotRevoked,
         Self::GuardsEndWhileReading,
         Self::CopyWithoutChecksum,
+        Self::GiveUpForgetsCopies,
     ];
 
     /// Other bugs of the node's shell, where the simulator does not come: its own tests must catch them.

@@ -100,10 +100,15 @@ fn parse(words: impl Iterator<Item = String>) -> Result<Arguments, String> {
             }
             "--planted" => {
                 let name = words.next().ok_or("--planted needs a name")?;
-                let known = Planted::ALL.iter().find(|bug| format!("{bug:?}") == name);
-                let list = || {
-                    Planted::ALL
+                let rare = || {
+                    Planted::LOG
                         .iter()
+                        .filter(|bug| !Planted::ALL.contains(bug))
+                };
+                let bugs = || Planted::ALL.iter().chain(rare());
+                let known = bugs().find(|bug| format!("{bug:?}") == name);
+                let list = || {
+                    bugs()
                         .map(|bug| format!("{bug:?}"))
                         .collect::<Vec<_>>()
                         .join(", ")

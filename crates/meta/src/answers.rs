@@ -26,6 +26,9 @@ pub(crate) struct Answers {
     of: Map<ClientId, Window>,
     /// Clients by the time of their last request: the one longest silent is forgotten first.
     silent: BTreeSet<(Instant, ClientId)>,
+    /// Clients by the keys in their kept answers: the one with most gives up its oldest answers first, so that no client
+    /// can push out the answers of others.
+    heavy: BTreeSet<(usize, ClientId)>,
     /// Keys in all kept answers.
     keys: usize,
 }
@@ -35,6 +38,8 @@ struct Window {
     last: Instant,
     operations: BTreeMap<OperationId, Kept>,
     pending: usize,
+    /// Keys in the kept answers.
+    keys: usize,
     /// The highest operation whose answer was dropped: at or below it, what is not kept is too old.
     forgotten: OperationId,
 }
@@ -75,6 +80,7 @@ impl Answers {
             clients_max: limits.clients,
             of: Map::default(),
             silent: BTreeSet::new(),
+            heavy: BTreeSet::new(),
             keys: 0,
         }
     }
@@ -98,18 +104,19 @@ impl Answers {
             Some(Kept::Pending(_)) => return Arrival::Pending,
             None => {}
         }
-        let refused = if operation <= window.forgotten {
-            ErrorCode::OperationTooOld
-        } else if window.pending >= operations_max {
-            ErrorCode::TaskPendingLimitExceeded
-        } else {
+        if operation <= window.forgotten {
+            return Arrival::Answered(Reply::Failed(ErrorCode::OperationTooOld));
+        }
+        if window.pending < operations_max {
             window.pending += 1;
             let granting = granting(request);
             window.operations.insert(operation, Kept::Pending(granting));
-            self.trim(client);
             return Arrival::New;
-        };
-        Arrival::Answered(Reply::Failed(refused))
+        }
+        // Kept as any answer: the client takes it for the end of the operation, so a copy must not be executed.
+        let refused = Reply::Failed(ErrorCode::TaskPendingLimitExceeded);
+        self.insert(client, operation, refused.clone());
+        Arrival::Answered(refused)
     }
 
     /// Keeps the answers among these outputs.
@@ -136,14 +143,20 @@ impl Answers {
         };
         *kept = Kept::Answered(reply.clone());
         window.pending -= 1;
-        self.keys += keys(reply);
+        let total = window.keys + keys(reply);
+        self.weigh(client, total);
         self.trim(client);
-        while self.keys > self.keys_max
-            && self.of.len() > 1
-            && let Some((_, longest)) = self.silent.pop_first()
-        {
-            self.forget(longest);
-        }
+    }
+
+    /// Keeps the answer to an operation that is not in the window.
+    fn insert(&mut self, client: ClientId, operation: OperationId, reply: Reply) {
+        let Some(window) = self.of.get_mut(&client) else {
+            return;
+        };
+        let total = window.keys + keys(&reply);
+        window.operations.insert(operation, Kept::Answered(reply));
+        self.weigh(client, total);
+        self.trim(client);
     }
 
     /// The operation is revoked: from now on a repetition, or a first arrival, is refused.
@@ -152,24 +165,26 @@ impl Answers {
             return;
         }
         let window = self.window(now, client);
-        let revoked = Kept::Answered(Reply::Failed(ErrorCode::Cancelled));
+        let cancelled = Reply::Failed(ErrorCode::Cancelled);
+        let revoked = Kept::Answered(cancelled.clone());
         match window.operations.get_mut(&operation) {
             Some(kept @ Kept::Pending(Granting::Yes)) => {
                 window.pending -= 1;
                 *kept = revoked;
-                self.keys += 1;
+                let total = window.keys + 1;
+                self.weigh(client, total);
+                self.trim(client);
             }
             Some(kept @ Kept::Answered(Reply::PutStart(_) | Reply::Get(_))) => {
                 let answered = std::mem::replace(kept, revoked);
-                self.keys = self.keys + 1 - weight(&answered);
+                let total = window.keys + 1 - weight(&answered);
+                self.weigh(client, total);
             }
             Some(_) => {}
             None if operation <= window.forgotten => {}
             None => {
                 if !planted(Planted::UnknownRevokeForgotten) {
-                    window.operations.insert(operation, revoked);
-                    self.keys += 1;
-                    self.trim(client);
+                    self.insert(client, operation, cancelled);
                 }
             }
         }
@@ -194,27 +209,29 @@ impl Answers {
             }
             _ => true,
         });
-        self.keys -= dropped;
+        let total = window.keys - dropped;
+        self.weigh(client, total);
     }
 
     /// Whether every count is what a recount gives, and no limit is passed.
     pub(crate) fn balance(&self) -> bool {
         let count = |window: &Window| {
             let pending = window.operations.values().filter(|kept| kept.is_pending());
-            window.pending == pending.count() && window.pending <= self.operations_max
+            let weights = window.operations.values().map(weight);
+            window.pending == pending.count()
+                && window.pending <= self.operations_max
+                && window.operations.len() - window.pending <= self.operations_max
+                && window.keys == weights.sum::<usize>()
         };
-        let kept = self
-            .of
-            .values()
-            .flat_map(|window| window.operations.values());
-        self.keys == kept.map(weight).sum::<usize>()
+        let heavy =
+            |(client, window): (&ClientId, &Window)| self.heavy.contains(&(window.keys, *client));
+        self.keys == self.of.values().map(|window| window.keys).sum::<usize>()
+            && self.keys <= self.keys_max
             && self.of.len() == self.silent.len()
+            && self.of.len() == self.heavy.len()
+            && self.of.iter().all(heavy)
             && self.of.len() <= self.clients_max.max(1)
             && self.of.values().all(count)
-            && self
-                .of
-                .values()
-                .all(|window| window.operations.len() <= self.operations_max)
     }
 
     fn covers(&self, operation: OperationId) -> bool {
@@ -230,6 +247,7 @@ impl Answers {
             self.forget(longest);
         }
         let window = self.of.entry(client).or_default();
+        self.heavy.insert((window.keys, client));
         self.silent.remove(&(window.last, client));
         window.last = now;
         self.silent.insert((now, client));
@@ -237,27 +255,55 @@ impl Answers {
     }
 
     fn forget(&mut self, client: ClientId) {
-        let window = self.of.remove(&client).unwrap_or_default();
-        self.keys -= window.operations.values().map(weight).sum::<usize>();
+        self.weigh(client, 0);
+        self.heavy.remove(&(0, client));
+        self.of.remove(&client);
     }
 
-    /// Drops the oldest answers until no more than the limit are kept. What is pending stays: its repetition must find it.
-    fn trim(&mut self, client: ClientId) {
+    /// The keys in the kept answers of a client are now this many.
+    fn weigh(&mut self, client: ClientId, keys: usize) {
         let Some(window) = self.of.get_mut(&client) else {
             return;
         };
-        while window.operations.len() > self.operations_max {
-            let mut answered = window
-                .operations
-                .iter()
-                .filter(|(_, kept)| !kept.is_pending());
-            let Some((oldest, _)) = answered.next() else {
-                break;
-            };
-            let oldest = *oldest;
-            let kept = window.operations.remove(&oldest);
-            self.keys -= kept.as_ref().map_or(0, weight);
+        self.heavy.remove(&(window.keys, client));
+        self.keys = self.keys - window.keys + keys;
+        window.keys = keys;
+        self.heavy.insert((keys, client));
+    }
+
+    /// Drops the oldest answers until no more than the limits are kept.
+    fn trim(&mut self, client: ClientId) {
+        while self
+            .of
+            .get(&client)
+            .is_some_and(|window| window.operations.len() - window.pending > self.operations_max)
+        {
+            self.drop_oldest(client);
+        }
+        while self.keys > self.keys_max
+            && let Some((_, heaviest)) = self.heavy.last().copied()
+        {
+            self.drop_oldest(heaviest);
+        }
+    }
+
+    /// Drops the oldest answer of a client. What is pending stays: its repetition must find it.
+    fn drop_oldest(&mut self, client: ClientId) {
+        let Some(window) = self.of.get_mut(&client) else {
+            return;
+        };
+        let oldest = window
+            .operations
+            .iter()
+            .find_map(|(operation, kept)| match kept {
+                Kept::Answered(reply) => Some((*operation, keys(reply))),
+                Kept::Pending(_) => None,
+            });
+        if let Some((oldest, dropped)) = oldest {
+            window.operations.remove(&oldest);
             window.forgotten = window.forgotten.max(oldest);
+            let total = window.keys - dropped;
+            self.weigh(client, total);
         }
     }
 }

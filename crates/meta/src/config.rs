@@ -215,7 +215,7 @@ pub struct Limits {
     /// Answers kept for each client, so that a repeated operation is answered again and not executed again; zero keeps
     /// none. A client with more operations in flight is told to come again.
     pub reply_window: usize,
-    /// Most keys in all kept answers; beyond, those of the clients longest silent are forgotten.
+    /// Most keys in all kept answers; beyond, the client with most of them gives up its oldest answers.
     pub reply_keys: usize,
 }
 

@@ -242,3 +242,60 @@ fn clients_and_keys_of_kept_answers_are_bounded() {
         "a client that was forgotten begins anew"
     );
 }
+
+/// An operation was refused because too many of its client were pending, and the refusal was not kept. The client took
+/// it for the answer and asked again under another number; when a second copy of the request arrived later, it was
+/// executed: a put was opened that nobody would end, and its owner was told that the key existed.
+#[test]
+fn an_operation_refused_for_too_many_pending_is_not_executed_later() {
+    let mut world = keeping(1);
+    let pinned = PutConfig {
+        pin: Pin::Hard,
+        ..PutConfig::default()
+    };
+    for number in 0..16 {
+        world.put_with(&format!("full{number}"), BLOCK, pinned.clone());
+    }
+    let patient = PutConfig {
+        wait: Some(Duration::from_secs(9)),
+        ..PutConfig::default()
+    };
+    assert_eq!(world.repeat(ME, op(1), &start("a", BLOCK, patient)), None);
+    let removal = remove("full1", true);
+    let refused = Some(Reply::Failed(ErrorCode::TaskPendingLimitExceeded));
+    assert_eq!(world.repeat(ME, op(2), &removal), refused);
+    world.repeat(ME, op(3), &revoke(op(1)));
+    let late = world.repeat(ME, op(2), &removal);
+    assert!(matches!(late, Some(Reply::Failed(_))), "{late:?}");
+    world.found("full1");
+}
+
+/// Whoever filled the budget of keys made the master forget the answers of a client that had been silent for a moment:
+/// its repeated removal was executed again, and removed what was put since.
+#[test]
+fn a_client_with_many_answers_does_not_push_out_those_of_others() {
+    let limits = Limits {
+        reply_window: 8,
+        reply_keys: 64,
+        ..Limits::default()
+    };
+    let config = MasterConfig { limits, ..plain() };
+    let mut world = World::memory(config, 16 * BLOCK);
+    world.put("a", BLOCK);
+    let gone = world.repeat(ME, op(1), &remove("a", true));
+    let version = world.put("a", BLOCK);
+    let many = Request::Remove(Remove {
+        tenant: Tenant::DEFAULT,
+        keys: (0..40).map(|at| key(&format!("x{at}"))).collect(),
+        force: false,
+    });
+    for client in 10..14 {
+        for number in 0..4 {
+            world.repeat(ClientId(client), op(number), &many);
+        }
+    }
+    assert_eq!(world.repeat(ME, op(1), &remove("a", true)), gone);
+    assert_eq!(world.found("a").version, version);
+    let too_old = Some(Reply::Failed(ErrorCode::OperationTooOld));
+    assert_eq!(world.repeat(ClientId(13), op(0), &many), too_old);
+}

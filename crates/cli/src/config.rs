@@ -19,7 +19,7 @@ pub(crate) struct Layers {
 impl Layers {
     /// Reads all layers.
     pub(crate) fn load(&self) -> Result<Config> {
-        Config::load(self.file.as_deref(), std::env::vars(), &self.flags)
+        Config::load(self.file.as_deref(), std::env::vars_os(), &self.flags)
             .map_err(|problems| refuse(&problems))
     }
 

@@ -422,7 +422,7 @@ impl GetFlow {
             .collect();
         if let Some(first) = self.asked.first().filter(|first| **first > 0) {
             get.chain.parent = Some(self.get.keys[first - 1].clone());
-            get.chain.position += *first as u32;
+            get.chain.position = get.chain.position.saturating_add(*first as u32);
         }
         let request = Request::Get(get);
         out.push(Action::Ask { operation, request });

@@ -2,7 +2,7 @@ use std::time::Duration;
 
 use slackwater_base::{Checksum, Instant, Rng};
 use slackwater_wire::{
-    Class, ErrorCode, ExtentRef, Get, GuardId, Hold, Incarnation, Key, Lookup, NodeId, Object,
+    Chain, Class, ErrorCode, ExtentRef, Get, GuardId, Hold, Incarnation, Key, Lookup, NodeId, Object,
     OperationId, ReplicaAt, Reply, Request, SegmentId, Tenant, Version,
 };
 
@@ -51,6 +51,11 @@ struct World {
 
 impl World {
     fn new(keys: &[&str], hold: Hold, attempts: u32) -> Self {
+        Self::at(0, keys, hold, attempts)
+    }
+
+    /// The keys begin at this position of their chain.
+    fn at(position: u32, keys: &[&str], hold: Hold, attempts: u32) -> Self {
         let now = Instant::from_nanos(1_000_000_000);
         let get = Get {
             tenant: Tenant::DEFAULT,
@@ -58,7 +63,10 @@ impl World {
                 .iter()
                 .map(|key| Key::try_from(*key).unwrap())
                 .collect(),
-            chain: Default::default(),
+            chain: Chain {
+                position,
+                ..Chain::default()
+            },
             hold,
             prefix_only: false,
         };
@@ -399,6 +407,15 @@ fn a_lease_counts_from_the_first_request_of_its_operation() {
     world.tick();
     assert_eq!(world.asks(), [1]);
     assert_ne!(world.operation, first);
+}
+
+/// The position of a question about the rest of a batch was counted past the end of the number.
+#[test]
+fn the_last_position_of_a_chain_is_not_passed() {
+    let mut world = World::at(u32::MAX, &["a", "b"], Hold::Guard, 2);
+    world.reply(vec![Lookup::Missing, Lookup::NotReady]);
+    world.tick();
+    assert_eq!(world.asks(), [1]);
 }
 
 #[test]

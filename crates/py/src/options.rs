@@ -120,7 +120,7 @@ pub(crate) fn configuration(
         }
         flags.push((name.replace('_', "-"), option_text(&name, &value)?));
     }
-    Config::load(file.as_deref(), std::env::vars(), &flags)
+    Config::load(file.as_deref(), std::env::vars_os(), &flags)
         .map_err(|problems| misconfigured(py, &problems))
 }
 

@@ -167,7 +167,7 @@ impl Queue {
             .filter_map(|number| self.waiting.get(number))
             .flat_map(|waiting| waiting.call.entries.iter().take(WANTED_CALLS))
             .map(|entry| entry.bytes)
-            .sum()
+            .fold(0, u64::saturating_add)
     }
 
     /// Bytes of the next entry of the call whose turn it is.
@@ -195,7 +195,8 @@ impl Master {
             self.metrics.puts_refused += call.entries.len() as u64;
             if short == Shortage::Space {
                 // It does not wait, but it wants: without room made now the next one would find none either.
-                let all = call.entries.iter().map(|entry| entry.bytes).sum();
+                let lengths = call.entries.iter().map(|entry| entry.bytes);
+                let all = lengths.fold(0, u64::saturating_add);
                 self.make_room(now, all, call.entries[0].bytes);
             }
             return self.give_up(call, short);

@@ -69,6 +69,9 @@ enum Older {
     Live,
 }
 
+/// Farthest position in a chain that is told from farther ones: policies count on from it without an overflow.
+const POSITION_MAX: u32 = 1 << 30;
+
 impl Master {
     pub(crate) fn put_start(&mut self, now: Instant, caller: &Caller, start: PutStart) {
         let tenant = match self.put_tenant(&start) {
@@ -134,7 +137,7 @@ impl Master {
             };
             chain = ChainPosition {
                 parent: Some(hash),
-                position: chain.position.saturating_add(1),
+                position: chain.position + 1,
                 ..chain
             };
             wanted
@@ -148,7 +151,7 @@ impl Master {
                 .parent
                 .as_ref()
                 .map(|key| self.tenants.hash(tenant, key)),
-            position: chain.position,
+            position: chain.position.min(POSITION_MAX),
             hint: chain.hint,
             output_tokens: chain.output_tokens,
         }

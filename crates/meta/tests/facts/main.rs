@@ -3,6 +3,7 @@
 mod answers;
 mod disk;
 mod evict;
+mod hostile;
 mod lease;
 mod model;
 mod offload;

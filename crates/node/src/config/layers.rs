@@ -1,3 +1,4 @@
+use std::ffi::OsString;
 use std::path::Path;
 
 use toml::Spanned;
@@ -99,15 +100,24 @@ impl Loader {
         self.set(option, &text, source);
     }
 
-    pub(super) fn env(&mut self, env: impl Iterator<Item = (String, String)>) {
+    pub(super) fn env(&mut self, env: impl Iterator<Item = (OsString, OsString)>) {
         let others = |name: &str| OTHER_ENV.contains(&name) || name.starts_with(TRANSFER_ENV);
-        let mut ours: Vec<(String, String)> = env
+        // No option has a name that is not text. What other programs put into the environment is none of our business.
+        let mut ours: Vec<(String, OsString)> = env
+            .filter_map(|(name, value)| Some((name.into_string().ok()?, value)))
             .filter(|(name, _)| name.starts_with(ENV_PREFIX) && !others(name))
             .collect();
         ours.sort();
-        for (name, text) in ours {
+        for (name, value) in ours {
             match position(|spec| spec.env() == name) {
-                Some(option) => self.set(option, &text, Source::Env(name)),
+                Some(option) => match value.into_string() {
+                    Ok(text) => self.set(option, &text, Source::Env(name)),
+                    Err(value) => self.problems.push(ConfigProblem {
+                        source: Source::Env(name),
+                        key: Config::OPTIONS[option].key.to_owned(),
+                        message: format!("`{}` is not UTF-8", value.display()),
+                    }),
+                },
                 None => {
                     let names: Vec<String> = Config::OPTIONS.iter().map(OptionSpec::env).collect();
                     self.unknown(
@@ -189,6 +199,8 @@ fn is_table(key: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::ffi::OsStringExt;
+
     use slackwater_base::ByteSize;
 
     use super::*;
@@ -202,7 +214,7 @@ mod tests {
         };
         let mut loader = Loader::default();
         loader.text(Path::new("s.toml"), text);
-        loader.env(pairs(env).into_iter());
+        loader.env(env.iter().map(|(name, value)| (name.into(), value.into())));
         loader.flags(&pairs(flags));
         match loader.finish() {
             Ok(_) => Vec::new(),
@@ -224,9 +236,7 @@ mod tests {
             ("SLACKWATER_PROMOTION_THRESHOLD", "4"),
             ("HOME", "/x"),
         ];
-        let env = env
-            .iter()
-            .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+        let env = env.iter().map(|(name, value)| (name.into(), value.into()));
         let flags = [("--memory".to_owned(), "4GiB".to_owned())];
         let config = Config::load(Some(&path), env, &flags).unwrap();
         assert_eq!(config.memory, ByteSize::gib(4));
@@ -283,6 +293,23 @@ mod tests {
                 .starts_with("/nowhere/s.toml:1: cannot be read: No such file"),
             "{error:?}"
         );
+    }
+
+    /// The environment was read as text: one variable of any program that was not, and every process that opened a store
+    /// panicked.
+    #[test]
+    fn an_environment_that_is_not_text_is_a_problem_where_it_is_ours() {
+        let not_text = || OsString::from_vec(b"x\xff".to_vec());
+        let mut loader = Loader::default();
+        let env = [
+            (not_text(), "1".into()),
+            ("LS_COLORS".into(), not_text()),
+            ("SLACKWATER_DIR".into(), not_text()),
+        ];
+        loader.env(env.into_iter());
+        let problems = loader.finish().unwrap_err();
+        let problems: Vec<String> = problems.iter().map(ToString::to_string).collect();
+        assert_eq!(problems, ["SLACKWATER_DIR: dir: `x\u{fffd}` is not UTF-8"]);
     }
 
     #[test]

@@ -9,6 +9,7 @@ mod range;
 mod suggest;
 mod value;
 
+use std::ffi::OsString;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
@@ -189,7 +190,7 @@ impl Config {
     /// Every problem there is, of all layers, not only the first.
     pub fn load(
         file: Option<&Path>,
-        env: impl Iterator<Item = (String, String)>,
+        env: impl Iterator<Item = (OsString, OsString)>,
         flags: &[(String, String)],
     ) -> Result<Config, Vec<ConfigProblem>> {
         let mut loader = layers::Loader::default();
@@ -422,7 +423,7 @@ mod tests {
         let load = |text: &str| {
             Config::load(
                 None,
-                [("SLACKWATER_WAIT".to_owned(), text.to_owned())].into_iter(),
+                [("SLACKWATER_WAIT".into(), text.into())].into_iter(),
                 &[],
             )
         };

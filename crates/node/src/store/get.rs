@@ -111,7 +111,7 @@ impl Shared {
             }
             outcomes.extend(Reader::new(self, options, sinks).run(keys, &chain));
             chain.parent = keys.last().and_then(|key| Key::new(key).ok());
-            chain.position += keys.len() as u32;
+            chain.position = chain.position.saturating_add(keys.len() as u32);
         }
         outcomes
     }

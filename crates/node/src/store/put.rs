@@ -57,7 +57,7 @@ impl Shared {
             let (piece, after) = rest.split_at(self.piece(rest));
             outcomes.extend(Writer::new(self, options, piece).run(&chain));
             chain.parent = piece.last().and_then(|(key, _)| Key::new(key).ok());
-            chain.position += piece.len() as u32;
+            chain.position = chain.position.saturating_add(piece.len() as u32);
             rest = after;
         }
         outcomes

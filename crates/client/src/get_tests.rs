@@ -2,8 +2,8 @@ use std::time::Duration;
 
 use slackwater_base::{Checksum, Instant, Rng};
 use slackwater_wire::{
-    Chain, Class, ErrorCode, ExtentRef, Get, GuardId, Hold, Incarnation, Key, Lookup, NodeId, Object,
-    OperationId, ReplicaAt, Reply, Request, SegmentId, Tenant, Version,
+    Chain, Class, ErrorCode, ExtentRef, Get, GuardId, Hold, Incarnation, Key, Lookup, NodeId,
+    Object, OperationId, ReplicaAt, Reply, Request, SegmentId, Tenant, Version,
 };
 
 use super::*;

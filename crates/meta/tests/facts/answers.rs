@@ -270,7 +270,7 @@ fn an_operation_refused_for_too_many_pending_is_not_executed_later() {
     world.found("full1");
 }
 
-/// Whoever filled the budget of keys made the master forget the answers of a client that had been silent for a moment:
+/// A client that filled the budget of keys made the master forget the answers of a client that had been silent for a moment:
 /// its repeated removal was executed again, and removed what was put since.
 #[test]
 fn a_client_with_many_answers_does_not_push_out_those_of_others() {

@@ -1,6 +1,6 @@
 use std::time::Duration;
 
-use slackwater_base::{BLOCK_BYTES, ByteSize};
+use slackwater_base::{BLOCK_BYTES, Backoff, ByteSize};
 use slackwater_wire::{NodeId, SegmentId};
 
 /// The limits of an agent, and its log.
@@ -86,6 +86,11 @@ impl LogConfig {
             retry_delay_max: Duration::from_secs(10),
             read_tries_max: 6,
         }
+    }
+
+    /// The pauses after errors of the device. There is one device and one who asks it, so they are not spread by chance.
+    pub(crate) fn retries(&self) -> Backoff {
+        Backoff::doubling(self.retry_delay_min, self.retry_delay_max)
     }
 
     /// Length of a new file: a small log has smaller files, so that the ones kept free for reclaim cost little of it,

@@ -1,4 +1,4 @@
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 
 use slackwater_base::{Checksum, Instant, Planted, planted};
 use slackwater_wire::{ExtentRef, PromoteTask, PromotionFailure, Report, TicketId};
@@ -11,7 +11,7 @@ use crate::io::DiskError;
 /// Promotions under way: waiting for their turn, waiting for an extent, or being read.
 #[derive(Debug, Default)]
 pub(super) struct Promotions {
-    queue: VecDeque<PromoteTask>,
+    waiting: Waiting,
     staging: BTreeMap<TicketId, PromoteTask>,
     reading: BTreeMap<TicketId, Reading>,
     came: Vec<(TicketId, ReadId, Result<Checksum, DiskError>)>,
@@ -28,6 +28,49 @@ struct Reading {
     reserved: Reserved,
     /// The master has forgotten it: its end is not reported.
     cancelled: bool,
+}
+
+/// Promotions that wait for their turn, in the order in which they came. One is cancelled without walking the others:
+/// a master that withdraws everything cancels each of them.
+#[derive(Debug, Default)]
+struct Waiting {
+    tasks: BTreeMap<u64, PromoteTask>,
+    places: BTreeMap<TicketId, u64>,
+    next_place: u64,
+}
+
+impl Waiting {
+    fn push(&mut self, task: PromoteTask) {
+        self.remove(task.ticket);
+        self.places.insert(task.ticket, self.next_place);
+        self.tasks.insert(self.next_place, task);
+        self.next_place += 1;
+    }
+
+    fn first(&self) -> Option<&PromoteTask> {
+        self.tasks.values().next()
+    }
+
+    fn pop_first(&mut self) -> Option<PromoteTask> {
+        let (_, task) = self.tasks.pop_first()?;
+        self.places.remove(&task.ticket);
+        Some(task)
+    }
+
+    fn remove(&mut self, ticket: TicketId) {
+        if let Some(place) = self.places.remove(&ticket) {
+            self.tasks.remove(&place);
+        }
+    }
+
+    fn len(&self) -> usize {
+        self.tasks.len()
+    }
+
+    fn clear(&mut self) {
+        self.tasks.clear();
+        self.places.clear();
+    }
 }
 
 impl Promotions {
@@ -52,38 +95,38 @@ impl Promotions {
 
     /// Forgets what has not begun to read: the process is going away, and the master's deadlines clear up.
     pub(super) fn forget_waiting(&mut self) {
-        self.queue.clear();
+        self.waiting.clear();
         for task in std::mem::take(&mut self.staging).into_values() {
             self.bytes_in_flight -= task.bytes;
         }
     }
 
     fn next(&mut self) -> Option<PromoteTask> {
-        let bytes = self.queue.front()?.bytes;
+        let bytes = self.waiting.first()?.bytes;
         let in_flight = self.staging.len() + self.reading.len();
         let fits = in_flight == 0 || self.bytes_in_flight + bytes <= self.bytes_in_flight_max;
         if in_flight >= self.in_flight_max || !fits {
             return None;
         }
-        self.queue.pop_front()
+        self.waiting.pop_first()
     }
 }
 
 impl Agent {
     pub(super) fn promote(&mut self, now: Instant, task: PromoteTask, out: &mut Vec<AgentOutput>) {
         let ticket = task.ticket;
-        let failure = if self.stopping || self.promotions.queue.len() >= self.promotions.queued_max
-        {
-            Some(PromotionFailure::Busy)
-        } else {
-            self.unfit(&task)
-        };
+        let failure =
+            if self.stopping || self.promotions.waiting.len() >= self.promotions.queued_max {
+                Some(PromotionFailure::Busy)
+            } else {
+                self.unfit(&task)
+            };
         match failure {
             Some(failure) => {
                 out.push(failed(ticket, failure));
                 self.report_missing(now, task, failure, out);
             }
-            None => self.promotions.queue.push_back(task),
+            None => self.promotions.waiting.push(task),
         }
     }
 
@@ -196,7 +239,7 @@ impl Agent {
     }
 
     pub(super) fn cancel(&mut self, ticket: TicketId, out: &mut Vec<AgentOutput>) {
-        self.promotions.queue.retain(|task| task.ticket != ticket);
+        self.promotions.waiting.remove(ticket);
         if let Some(task) = self.promotions.staging.remove(&ticket) {
             self.promotions.bytes_in_flight -= task.bytes;
         }

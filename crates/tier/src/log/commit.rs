@@ -1,5 +1,3 @@
-use std::time::Duration;
-
 use slackwater_base::{Planted, planted};
 use slackwater_wire::TaskFailure;
 
@@ -127,12 +125,11 @@ impl Log {
     }
 
     pub(super) fn note_failure(&mut self, error: DiskError) {
-        let (min, max) = (self.config.retry_delay_min, self.config.retry_delay_max);
-        let delay = self.writer.retry_delay.max(min);
-        self.writer.retry_delay = (delay * 2).min(max);
+        let pause = self.config.retries().ceiling(self.writer.failures);
+        self.writer.failures = self.writer.failures.saturating_add(1);
         self.writer.failing = Some(Failing {
             error,
-            until: self.now + delay,
+            until: self.now + pause,
         });
     }
 
@@ -161,7 +158,7 @@ impl Log {
             file,
             offset: flight.end,
         });
-        self.writer.retry_delay = Duration::ZERO;
+        self.writer.failures = 0;
         for item in flight.items {
             match item {
                 Item::Tombstone(tombstone) => self.tombstone_committed(tombstone, file, out),

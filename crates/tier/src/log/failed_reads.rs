@@ -1,5 +1,4 @@
 use std::collections::BTreeMap;
-use std::time::Duration;
 
 use slackwater_base::{Instant, Planted, planted};
 
@@ -22,7 +21,8 @@ pub(super) struct FailedReads {
 #[derive(Debug)]
 struct Failed {
     tries: u32,
-    delay: Duration,
+    /// How often it was waited for.
+    pauses: u32,
     /// Failures before this moment do not count: they belong to the same disturbance.
     again_at: Instant,
     /// [`FailedReads::done_well`] at the last try.
@@ -62,9 +62,10 @@ impl FailedReads {
         error: DiskError,
         config: &LogConfig,
     ) -> Verdict {
-        let delay = config.retry_delay_min;
+        let retries = config.retries();
+        let again_at = now + retries.ceiling(0);
         if error.is_passing() {
-            return Verdict::ReadAgain(now + delay);
+            return Verdict::ReadAgain(again_at);
         }
         if planted(Planted::ErrorTakenForRot) {
             return Verdict::Unreadable;
@@ -75,13 +76,13 @@ impl FailedReads {
             if known < PLACES_MAX {
                 let first = Failed {
                     tries: 1,
-                    delay,
-                    again_at: now + delay,
+                    pauses: 1,
+                    again_at,
                     done_well,
                 };
                 self.places.insert((file, offset), first);
             }
-            return Verdict::ReadAgain(now + delay);
+            return Verdict::ReadAgain(again_at);
         };
         if now < failed.again_at {
             return Verdict::ReadAgain(failed.again_at);
@@ -94,8 +95,8 @@ impl FailedReads {
             return Verdict::Unreadable;
         }
         failed.done_well = done_well;
-        failed.delay = (failed.delay * 2).min(config.retry_delay_max);
-        failed.again_at = now + failed.delay;
+        failed.again_at = now + retries.ceiling(failed.pauses);
+        failed.pauses = failed.pauses.saturating_add(1);
         Verdict::ReadAgain(failed.again_at)
     }
 }

@@ -33,7 +33,8 @@ pub(crate) struct Writer {
     /// Everything of this life before it is durable.
     pub(super) durable: Option<Position>,
     pub(super) failing: Option<Failing>,
-    pub(super) retry_delay: Duration,
+    /// Failures since a batch was last written.
+    pub(super) failures: u32,
     /// Orders that are neither durable nor refused, by their number.
     pub(super) unresolved: BTreeSet<u64>,
     next_order: u64,

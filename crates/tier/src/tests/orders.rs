@@ -347,6 +347,33 @@ fn a_cancelled_promotion_says_nothing_more() {
     }
 }
 
+/// Each cancellation walked the whole queue, so that withdrawing 50,000 promotions took the square of that.
+#[test]
+fn a_cancelled_promotion_leaves_its_place_in_the_queue_to_the_others() {
+    let mut config = AgentConfig::new(NodeId(0));
+    config.promotions_in_flight_max = 1;
+    config.promotions_queued_max = 3;
+    let mut world = World::with(small_log(2 << 20), config, 0);
+    world.rest();
+    for key in 0..5u8 {
+        world.put(&[key], 1, 100);
+    }
+    world.rest();
+    let mut tickets: Vec<TicketId> = (0..4u8).map(|key| world.promote(&[key], 1, 100)).collect();
+    let ticket = tickets.remove(2);
+    world.give(AgentInput::Order(Order::Cancel { ticket }));
+    tickets.push(world.promote(&[4], 1, 100));
+    assert!(world.promotions_failed.is_empty(), "the place is free");
+    for ticket in tickets {
+        let staged: Vec<_> = world.stages.iter().map(|stage| stage.0).collect();
+        assert_eq!(staged, [ticket], "one at a time, in order");
+        world.stage(ticket);
+        world.drain();
+        assert!(world.promoted.contains_key(&ticket));
+    }
+    assert!(world.stages.is_empty() && world.promoted.len() == 4);
+}
+
 #[test]
 fn promotions_are_begun_in_order_and_no_more_than_allowed() {
     let mut config = AgentConfig::new(NodeId(0));

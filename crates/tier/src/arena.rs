@@ -1,8 +1,10 @@
-//! The books of the node's memory segments: which generations are dead, and which accesses are under way.
+//! The state of the node's memory segments: which generations are dead, and which accesses are
+//! under way.
 //!
-//! The master gives extents out and takes them back; only the owner of the bytes knows whether a late
-//! reader or writer is still at them. [`Arena::fence`] makes a generation dead at once, and says when the last access
-//! under it has ended, so that the bytes can be given out again. Never on time alone.
+//! The master allocates and frees extents; only the owner of the bytes knows whether a late reader
+//! or writer still uses them. [`Arena::fence`] makes a generation dead at once, and the end of the
+//! last access under it is reported, so that the bytes can be allocated again. They are never
+//! allocated again because of time alone.
 
 use std::collections::BTreeMap;
 
@@ -15,9 +17,9 @@ use thiserror::Error;
 pub struct MemorySegment {
     /// Its identity.
     pub segment: SegmentId,
-    /// Which life of this process lends it.
+    /// The incarnation of the process that lends it.
     pub incarnation: Incarnation,
-    /// Its size.
+    /// Its size in bytes.
     pub bytes: u64,
     /// What offsets and lengths of its extents are multiples of.
     pub granule: u64,
@@ -26,63 +28,63 @@ pub struct MemorySegment {
 /// What an access does to the bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Access {
-    /// Reads them: any number at a time.
+    /// Reads the bytes: any number of readers at a time.
     Read,
-    /// Writes them: one writer at a time, before any read.
+    /// Writes the bytes: one writer at a time, before any read.
     Write,
 }
 
-/// One access under way.
+/// Identifies one access under way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct AccessId(u64);
 
 /// Why an extent may not be accessed.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
 pub enum Stale {
-    /// The segment is not, or no longer, lent by this node.
+    /// This node does not lend the segment, or no longer.
     #[error("segment {segment} is not lent by this node")]
     Segment {
-        /// The segment that was named.
+        /// The segment that the extent names.
         segment: SegmentId,
     },
-    /// The segment was lent by an earlier life of this process.
-    #[error("segment {segment} of incarnation {named} is gone, {current} lends it now")]
+    /// An earlier incarnation of this process lent the segment.
+    #[error("segment {segment} of incarnation {named} is gone: the current incarnation is {current}")]
     Incarnation {
-        /// The segment.
+        /// The segment that the extent names.
         segment: SegmentId,
-        /// The life that was named.
+        /// The incarnation that the extent names.
         named: Incarnation,
-        /// The life there is.
+        /// The incarnation that lends the segment now.
         current: Incarnation,
     },
     /// The range is not an extent of the segment.
     #[error("{bytes} bytes at {offset} are not an extent of segment {segment}")]
     Range {
-        /// The segment.
+        /// The segment that the extent names.
         segment: SegmentId,
-        /// First byte that was named.
+        /// Offset of the first byte within the segment.
         offset: u64,
-        /// Length that was named.
+        /// Length in bytes.
         bytes: u64,
     },
     /// The extent was fenced: its bytes belong, or will belong, to another object.
     #[error("generation {generation} at {offset} of segment {segment} is fenced")]
     Generation {
-        /// The segment.
+        /// The segment that the extent names.
         segment: SegmentId,
-        /// First byte.
+        /// Offset of the first byte within the segment.
         offset: u64,
-        /// The dead generation.
+        /// The fenced generation.
         generation: u64,
     },
     /// The extent is being written.
     #[error("generation {generation} at {offset} of segment {segment} is being written")]
     Busy {
-        /// The segment.
+        /// The segment that the extent names.
         segment: SegmentId,
-        /// First byte.
+        /// Offset of the first byte within the segment.
         offset: u64,
-        /// The generation.
+        /// The generation of the extent.
         generation: u64,
     },
 }
@@ -91,9 +93,10 @@ pub enum Stale {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub struct AccessEnd {
-    /// Whether the extent was still alive, so that the bytes read or written count.
+    /// Whether the extent was alive at the end of the access, so that the bytes read or written are
+    /// valid.
     pub live: bool,
-    /// An extent that no access can reach any more: to be reported as fenced.
+    /// A fenced extent whose last access this was: it is to be reported as fenced.
     pub fenced: Option<ExtentRef>,
 }
 
@@ -111,8 +114,8 @@ struct Lent {
     incarnation: Incarnation,
     bytes: u64,
     granule: u64,
-    /// Highest dead generation, plus one, of the extents that begin at each granule. An extent is fenced and checked
-    /// at its first granule alone, which is the same for every access to it.
+    /// Highest dead generation, plus one, of the extents that begin at each granule. Only the first
+    /// granule of an extent is marked and checked: every access to the extent names it.
     dead_below: Vec<u64>,
 }
 
@@ -125,14 +128,14 @@ struct Busy {
 }
 
 impl Arena {
-    /// Books without segments.
+    /// An arena without segments.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Takes a segment in. A segment of the same id from an earlier incarnation is replaced; accesses to it end as
-    /// stale.
+    /// Adds a segment. A segment of the same id from an earlier incarnation is replaced, and
+    /// accesses to that one end as stale.
     pub fn add(&mut self, segment: MemorySegment) {
         let granules = usize::try_from(segment.bytes / segment.granule)
             .expect("a segment is mapped, so it fits");
@@ -147,12 +150,13 @@ impl Arena {
         );
     }
 
-    /// Takes a segment out: every access to it is stale from now on.
+    /// Removes a segment: every access to it is stale from now on.
     pub fn remove(&mut self, segment: SegmentId) {
         self.segments.remove(&segment);
     }
 
-    /// Begins an access, unless the extent is dead. It must be ended, whatever comes of it.
+    /// Begins an access, unless the extent is dead. The access must be ended by [`Arena::end`],
+    /// also when the copy fails.
     ///
     /// # Errors
     /// Why the extent may not be accessed.
@@ -182,16 +186,16 @@ impl Arena {
         Ok(id)
     }
 
-    /// Ends an access: says whether its bytes count, and whether a fence was waiting for it.
+    /// Ends an access: says whether its bytes are valid, and whether a fence was waiting for it.
     ///
     /// # Panics
-    /// When the access was ended before: the books would free memory that is in use.
+    /// If the access was ended before: memory in use would be freed.
     pub fn end(&mut self, id: AccessId) -> AccessEnd {
         let (extent, access) = self.accesses.remove(&id).expect("an access ends once");
         let busy = self
             .busy
             .get_mut(&extent)
-            .expect("an access under way is in the books of its extent");
+            .expect("an access under way is counted at its extent");
         match access {
             Access::Read => busy.readers -= 1,
             Access::Write => busy.writing = false,
@@ -211,16 +215,17 @@ impl Arena {
         }
     }
 
-    /// Makes `extent` and every older generation that began at its first byte dead. True when no access under it is
-    /// under way, so that it can be reported as fenced at once; otherwise the last [`Arena::end`] says so.
+    /// Makes dead `extent` and every older generation that began at its first byte. Returns true
+    /// when no access to them is under way, so that the extent can be reported as fenced at once;
+    /// otherwise the last [`Arena::end`] reports it.
     ///
-    /// An extent of another incarnation or of no segment is fenced by nature.
+    /// An extent of another incarnation, or of no segment of this node, counts as fenced.
     pub fn fence(&mut self, extent: ExtentRef) -> bool {
         if self.place(extent).is_ok() {
             let lent = self
                 .segments
                 .get_mut(&extent.segment)
-                .expect("a place is in a segment");
+                .expect("an extent that was found is in a segment");
             let first = (extent.offset / lent.granule) as usize;
             lent.dead_below[first] =
                 lent.dead_below[first].max(extent.generation.saturating_add(1));
@@ -258,7 +263,7 @@ impl Arena {
         Ok(())
     }
 
-    /// Begins to fill an extent: the life cycle of a writer inside this process.
+    /// Begins to fill an extent, for a writer inside this process.
     ///
     /// # Errors
     /// Why the extent may not be written.
@@ -269,7 +274,8 @@ impl Arena {
         })
     }
 
-    /// Ends the writing of an extent whose bytes are right: they count only if it is alive still.
+    /// Ends the writing of an extent whose bytes are right: they are valid only if the extent is
+    /// still alive.
     pub fn publish(&mut self, filled: Filled) -> (Option<Published>, AccessEnd) {
         let end = self.end(filled.reserved.access);
         let published = end.live.then_some(Published {
@@ -279,12 +285,12 @@ impl Arena {
         (published, end)
     }
 
-    /// Ends the writing of an extent whose bytes are not wanted.
+    /// Ends the writing of an extent whose bytes are wrong or not wanted.
     pub fn abandon(&mut self, reserved: Reserved) -> AccessEnd {
         self.end(reserved.access)
     }
 
-    /// Accesses under way.
+    /// Number of accesses under way.
     #[must_use]
     pub fn accesses(&self) -> usize {
         self.accesses.len()
@@ -322,7 +328,8 @@ impl Arena {
     }
 }
 
-/// An extent that one writer is filling. Neither copied nor dropped silently: it becomes [`Filled`], or is abandoned.
+/// An extent that one writer is filling. It must become [`Filled`] or be abandoned; it can be
+/// neither cloned nor ignored.
 #[derive(Debug)]
 #[must_use = "an access that is begun must be ended"]
 pub struct Reserved {
@@ -337,10 +344,11 @@ impl Reserved {
         self.extent
     }
 
-    /// The bytes are in place and have this checksum; they are right if it is the expected one.
+    /// States that the bytes are in place and have the checksum `found`; they are right if
+    /// `expected` is the same.
     ///
     /// # Errors
-    /// Gives the reservation back when it is not.
+    /// Returns the reservation when the checksums differ.
     pub fn fill(self, found: Checksum, expected: Checksum) -> Result<Filled, Reserved> {
         if found == expected || planted(Planted::PromoteWithoutVerify) {
             Ok(Filled {
@@ -361,7 +369,7 @@ pub struct Filled {
     checksum: Checksum,
 }
 
-/// An extent whose bytes count: verified, and alive when the writing ended.
+/// An extent whose bytes are valid: verified, and the extent was alive when the writing ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Published {
     /// Where the bytes are.
@@ -410,10 +418,10 @@ mod tests {
             arena.begin(extent(3, 2, 4), Access::Read),
             Err(Stale::Generation { .. })
         ));
-        assert!(arena.fence(extent(3, 1, 2)), "an older fence is answered");
+        assert!(arena.fence(extent(3, 1, 2)), "a fence of an older generation is answered");
         assert!(
             arena.begin(extent(3, 2, 5), Access::Read).is_err(),
-            "and does not revive a newer one"
+            "and does not revive the newer generation"
         );
         assert!(arena.begin(extent(3, 1, 6), Access::Read).is_ok());
     }
@@ -440,7 +448,7 @@ mod tests {
         );
         assert!(
             arena.fence(extent(0, 1, 1)),
-            "asked again, it is fenced already"
+            "a second fence finds it fenced"
         );
         assert_eq!(arena.accesses(), 0);
     }
@@ -452,7 +460,7 @@ mod tests {
         let new = arena.begin(extent(0, 2, 2), Access::Write).unwrap();
         assert!(
             arena.begin(extent(0, 4, 1), Access::Write).is_err(),
-            "the late writer hits nothing"
+            "the late writer changes nothing"
         );
         assert_eq!(
             arena.end(new),

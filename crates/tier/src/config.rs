@@ -3,7 +3,7 @@ use std::time::Duration;
 use slackwater_base::{BLOCK_BYTES, Backoff, ByteSize};
 use slackwater_wire::{NodeId, SegmentId};
 
-/// The limits of an agent, and its log.
+/// The limits and the log of an agent.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AgentConfig {
     /// The node that it belongs to.
@@ -12,9 +12,9 @@ pub struct AgentConfig {
     pub log: Option<LogConfig>,
     /// Promotions that are staged or being read at a time.
     pub promotions_in_flight_max: usize,
-    /// Bytes of promotions that are staged or being read at a time; a larger one goes alone.
+    /// Bytes of promotions that are staged or being read at a time; a larger promotion runs alone.
     pub promotion_bytes_in_flight_max: u64,
-    /// Promotions that wait for their turn; more are answered as busy.
+    /// Promotions that may be queued; more are answered as busy.
     pub promotions_queued_max: usize,
 }
 
@@ -45,24 +45,26 @@ pub struct LogConfig {
     pub batch_bytes: u64,
     /// Longest time that a record waits for others to share its batch.
     pub batch_delay: Duration,
-    /// Batches that are being written and synced at a time.
+    /// Most batches that are being written and synced at a time.
     pub batches_in_flight_max: usize,
     /// Records that wait to be written; more are refused for want of room.
     pub records_queued_max: usize,
     /// Rate at which reclaim copies live records forward.
     pub reclaim_bytes_per_second: u64,
-    /// Live bytes that reclaim reads or holds at a time; a larger record goes alone.
+    /// Live bytes that reclaim reads or holds at a time; a larger record is copied alone.
     pub reclaim_bytes_in_flight_max: u64,
     /// Files that recovery reads at a time.
     pub recovery_reads_max: usize,
-    /// Records in one announcement.
+    /// Most records in one announcement.
     pub announce_entries_max: usize,
-    /// Pause after the device answered with an error, doubled each time until [`LogConfig::retry_delay_max`].
+    /// Pause after the first error of the device, doubled after each further one up to
+    /// [`LogConfig::retry_delay_max`].
     pub retry_delay_min: Duration,
-    /// Longest pause after an error of the device. A record whose write failed is kept so long to be written again.
+    /// Longest pause after an error of the device. A record whose write failed is kept that long,
+    /// to be written again.
     pub retry_delay_max: Duration,
-    /// Failed reads of one place, each after a pause and on a device that did other operations well, until the place
-    /// counts as unreadable.
+    /// Failed reads of one place, each after a pause and on a device that did other operations
+    /// well, after which the place counts as unreadable.
     pub read_tries_max: u32,
 }
 
@@ -88,13 +90,14 @@ impl LogConfig {
         }
     }
 
-    /// The pauses after errors of the device. There is one device and one who asks it, so they are not spread by chance.
+    /// The pauses after errors of the device. They are not jittered, because only one log uses the device.
     pub(crate) fn retries(&self) -> Backoff {
         Backoff::doubling(self.retry_delay_min, self.retry_delay_max)
     }
 
-    /// Length of a new file: a small log has smaller files, so that the ones kept free for reclaim cost little of it,
-    /// and a large one has larger files, up to 1 GiB, so that there are some hundreds and not thousands to open.
+    /// Length of a new file. A small log has smaller files, so that the files kept free for reclaim
+    /// are a small part of it. A large log has larger files, up to 1 GiB, so that opening it reads
+    /// hundreds of files and not thousands.
     #[must_use]
     pub fn file_bytes_used(&self) -> u64 {
         let fair = (self.capacity / FILES_MIN).max(FILE_BYTES_MIN);
@@ -103,7 +106,7 @@ impl LogConfig {
         (bytes - bytes % BLOCK_BYTES).max(8 * BLOCK_BYTES)
     }
 
-    /// Smallest capacity that a log works with: four of the smallest files.
+    /// Smallest capacity of a log: four of the smallest files.
     pub const CAPACITY_MIN: u64 = 4 * FILE_BYTES_MIN;
 }
 

@@ -19,13 +19,13 @@ const BATCH_MAGIC: [u8; 8] = *b"SLKWBAT\n";
 const ENTRY_RECORD: u8 = 1;
 const ENTRY_TOMBSTONE: u8 = 2;
 const ENTRY_ALIGN: usize = 8;
-/// The most flipped bits in a first block that is still taken for one of this log.
+/// The most flipped bits with which a first block still counts as one of this log.
 const ROTTEN_BITS_MAX: u32 = 8;
 
 /// Why a directory's files are not a log that this version may open. Nothing has been changed.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum FormatError {
-    /// The file is something else.
+    /// The file is not a log file.
     #[error("log file {} is not a Slackwater log (it begins with \"{}\"): move it away, or choose another directory",
         .file.0, .begins.escape_ascii())]
     Foreign {
@@ -45,13 +45,13 @@ pub enum FormatError {
         /// The newest format that this version reads.
         known: u32,
     },
-    /// It is of another log, or has the name of another number.
+    /// The file belongs to another log, or its name has another number than its header.
     #[error("log file {} belongs to another log or place: it was copied or renamed; move it away", .file.0)]
     Misplaced {
         /// Number of the file.
         file: FileId,
     },
-    /// It could not be read for want of something that the process may have again.
+    /// The file could not be read because the process is short of descriptors or memory.
     #[error("log file {} cannot be read now ({error}): raise the limit on open files (`ulimit -n`) or free memory, \
         and open again", .file.0)]
     Starved {
@@ -60,8 +60,8 @@ pub enum FormatError {
         /// The error of the device.
         error: DiskError,
     },
-    /// Its first block cannot be read, so its log and its tombstones are unknown.
-    #[error("log file {} cannot be read ({error}): mend the device and open again, or empty the directory to start \
+    /// The first block of the file cannot be read, so its log and its tombstones are unknown.
+    #[error("log file {} cannot be read ({error}): repair the device and open again, or empty the directory to start \
         cold; without this file alone, removed values could come back", .file.0)]
     Unreadable {
         /// Number of the file.
@@ -72,7 +72,7 @@ pub enum FormatError {
 }
 
 impl FormatError {
-    /// Whether opening again may find the same files in order, with nothing done to them.
+    /// Whether opening again may succeed although nobody changed the files.
     #[must_use]
     pub fn may_pass(&self) -> bool {
         matches!(
@@ -85,23 +85,24 @@ impl FormatError {
 /// The first block of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct FileHeader {
-    /// Random identity of the log: no value that a tenant stores can pass for a header without knowing it.
+    /// Random identity of the log. A tenant does not know it, so no value that a tenant stores can
+    /// look like a header.
     pub(crate) log: u128,
     pub(crate) file: FileId,
-    /// Which opening of the log began the file.
+    /// The opening of the log that began the file, counted from its creation.
     pub(crate) life: u64,
     pub(crate) bytes: u64,
-    /// The highest version known when the file was begun.
+    /// The highest version that the log had seen when the file was begun.
     pub(crate) highest_version: Version,
 }
 
-/// What a first block is.
+/// What the first block of a file turned out to be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum FirstBlock {
     Header(FileHeader),
     /// Never written.
     Blank,
-    /// A header once.
+    /// A header of this log that is damaged.
     Damaged,
 }
 
@@ -143,7 +144,8 @@ impl FileHeader {
         let Ok((raw, _)) = RawFile::ref_from_prefix(block) else {
             return Ok(FirstBlock::Damaged);
         };
-        // A few flipped bits must not make a file a foreign one: that would keep the whole log from opening.
+        // A few flipped bits must not make the file look foreign: the whole log could not be
+        // opened.
         let set_bits: u32 = block.iter().map(|byte| byte.count_ones()).sum();
         let wrong_bits: u32 = raw
             .magic
@@ -154,7 +156,7 @@ impl FileHeader {
         if set_bits == 0 {
             return Ok(FirstBlock::Blank);
         }
-        // A device can write a batch over the header: the file is still one of this log.
+        // A faulty device can write a batch over the header: the file is still one of this log.
         if raw.magic == BATCH_MAGIC {
             return Ok(FirstBlock::Damaged);
         }
@@ -169,7 +171,8 @@ impl FileHeader {
         {
             return Ok(FirstBlock::Damaged);
         }
-        // Every later format keeps magic, number and checksum where they are, so that this can be seen.
+        // Every later format keeps magic, number and checksum in these places, so that this version
+        // can recognise it.
         if raw.format.get() != FORMAT_VERSION {
             return Err(FormatError::Newer {
                 file,
@@ -190,7 +193,7 @@ impl FileHeader {
     }
 }
 
-/// A position in the log: positions of one life are ordered as the batches were written.
+/// A position in the log: positions of one opening are ordered as the batches were written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Position {
     pub(crate) file: FileId,
@@ -208,10 +211,10 @@ pub(crate) struct Record {
     pub(crate) checksum: Checksum,
 }
 
-/// One thing that a batch says.
+/// One entry of a batch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Entry {
-    /// A record: the place of a value.
+    /// A record: where a value is.
     Record(Record),
     /// Every record of this key up to this version is dead.
     Tombstone { hash: KeyHash, version: Version },
@@ -222,12 +225,13 @@ pub(crate) enum Entry {
 pub(crate) struct Batch {
     /// First byte of the batch.
     pub(crate) start: u64,
-    /// Its length: headers, payloads, headers again.
+    /// Its length in bytes: headers, payloads, headers again.
     pub(crate) bytes: u64,
-    /// What the headers take at each end.
+    /// Bytes that the headers take at each end.
     pub(crate) header_bytes: u64,
     pub(crate) life: u64,
-    /// Everything of this life before this position was durable when the batch was written.
+    /// Everything that this opening wrote before this position was durable when the batch was
+    /// written.
     pub(crate) durable: Position,
     pub(crate) entries: Vec<Entry>,
 }
@@ -238,7 +242,8 @@ impl Batch {
     }
 }
 
-/// The place of a batch, as its headers state it, so that a header that went elsewhere is recognised.
+/// The place of a batch, as its headers state it, so that headers that the device wrote to a wrong
+/// place are recognised.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Identity {
     pub(crate) log: u128,
@@ -258,7 +263,7 @@ struct RawBatch {
     durable_offset: U64,
     header_bytes: U32,
     entries: U32,
-    /// The place of this copy of the headers: at the start, or again at the end.
+    /// The offset of this copy of the headers: at the start or at the end of the batch.
     own_offset: U64,
     checksum: U64,
 }
@@ -292,17 +297,18 @@ pub(crate) fn record_header_bytes(entry: &DiskEntry) -> u64 {
 /// Bytes of headers that a tombstone takes.
 pub(crate) const TOMBSTONE_BYTES: u64 = size_of::<RawEntry>() as u64;
 
-/// Most bytes that lie around the payload of a record that is alone in its batch.
+/// Most bytes of a batch of one record that are not the payload.
 pub(crate) fn alone_overhead(entry: &DiskEntry) -> u64 {
     2 * round_to_block(BATCH_FIXED_BYTES + record_header_bytes(entry))
 }
 
-/// The stable name of a record: over key and tenant, so that equal keys of two tenants are two records.
+/// The stable name of a record: a hash over key and tenant, so that equal keys of two tenants are
+/// two records.
 pub(crate) fn name_of(entry: &DiskEntry) -> KeyHash {
     if entry.tenant.is_default() {
         return KeyHash::of(0, entry.key.as_bytes());
     }
-    // A tenant's name has no NUL, so the last one parts the two whatever the key holds.
+    // A tenant's name has no NUL, so the last NUL separates the two whatever the key contains.
     let mut joined = entry.key.as_bytes().to_vec();
     joined.push(0);
     joined.extend_from_slice(entry.tenant.name().as_bytes());
@@ -312,7 +318,7 @@ pub(crate) fn name_of(entry: &DiskEntry) -> KeyHash {
 /// The headers of `batch`, once for its start and once for its end.
 ///
 /// # Panics
-/// When the entries do not fit its headers: the batch was closed too late.
+/// If the entries do not fit the headers: the batch was closed too late.
 pub(crate) fn encode_batch(identity: Identity, batch: &Batch) -> [Vec<u8>; 2] {
     let header_bytes = batch.header_bytes;
     let mut area = Vec::with_capacity(header_bytes as usize);
@@ -377,11 +383,12 @@ fn encode_entry(entry: &Entry, area: &mut Vec<u8>) {
     area.resize(area.len().next_multiple_of(ENTRY_ALIGN), 0);
 }
 
-/// The content of a place where the headers of a batch may be.
+/// The content of a place where headers of a batch may be.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Decoded {
     Batch(Batch),
-    /// Perhaps headers, of this many bytes: more must be read to know.
+    /// Possibly headers of this many bytes, more than were given: the caller reads so many and
+    /// tries again.
     Longer(u64),
     /// A block of zeros.
     Blank,
@@ -505,7 +512,7 @@ fn decode_entries(
     Some(entries)
 }
 
-/// The name as it is written: nothing for the default tenant.
+/// The tenant's name as it is written: empty for the default tenant.
 fn entry_tenant(entry: &DiskEntry) -> &str {
     if entry.tenant.is_default() {
         ""
@@ -514,7 +521,7 @@ fn entry_tenant(entry: &DiskEntry) -> &str {
     }
 }
 
-/// The checksum of `area` without the eight bytes at `hole`, where it is kept.
+/// The checksum of `area` without the eight bytes at `hole`, which hold the checksum itself.
 fn checksum_except(area: &[u8], hole: usize) -> Checksum {
     let mut sum = Checksummer::new();
     sum.update(&area[..hole]);
@@ -592,7 +599,7 @@ mod tests {
         assert_eq!(
             decode_batch(OURS, FILE_BYTES, at, &first),
             Decoded::Other,
-            "a header that went elsewhere"
+            "a header in a wrong place"
         );
         assert_eq!(
             decode_batch(OURS, batch.end() - 1, START, &first),
@@ -673,7 +680,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever the medium returns, a decoder neither panics nor returns records that were not written.
+        /// Whatever the device returns, the decoders neither panic nor return records that were not
+        /// written.
         #[test]
         fn damaged_headers_are_no_headers(at in 0usize..4096, flip in 1u8.., cut in 0usize..4097) {
             let [mut bytes, _] = encode_batch(OURS, &sample());

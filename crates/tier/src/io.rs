@@ -1,14 +1,14 @@
-//! What the tiers ask of a disk, and what a disk answers.
+//! The operations that the tiers ask of a disk, and their outcomes.
 
 use slackwater_base::Checksum;
 use slackwater_wire::ExtentRef;
 use thiserror::Error;
 
-/// Names an operation in its completion; never reused in the life of a device.
+/// Names an operation in its completion; never reused while the device is open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct OpId(pub u64);
 
-/// One file of the log, numbered in the order of creation and never reused: a larger number was begun later.
+/// The number of a file of the log: numbers are given in the order of creation and never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FileId(pub u64);
 
@@ -58,8 +58,9 @@ pub enum DiskOp {
         /// Where the bytes go.
         into: Target,
     },
-    /// Remove the file, durably. A name that is gone already may be gone for this life of the machine only, after an
-    /// earlier try that failed half-way: that too succeeds when the absence is durable, and not before.
+    /// Remove the file, durably. When the name is gone already, an earlier try may have removed it
+    /// and failed to make that durable: a power cut would bring it back. The operation then
+    /// succeeds once the absence is durable, and not before.
     Delete {
         /// The file to be removed.
         file: FileId,
@@ -85,7 +86,8 @@ pub enum Part {
 pub enum Target {
     /// Into the completion.
     Completion,
-    /// Into this extent, from its first byte and never past its last: padding that does not fit it is left out.
+    /// Into this extent, from its first byte and never past its last: padding that does not fit is
+    /// left out.
     Extent(ExtentRef),
     /// Nowhere: only the checksum is wanted.
     Nowhere,
@@ -100,10 +102,10 @@ pub struct DiskDone {
     pub result: Result<DiskOutcome, DiskError>,
 }
 
-/// What an operation that succeeded gave.
+/// What an operation that succeeded returned.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DiskOutcome {
-    /// The operation is done, and gave nothing.
+    /// The operation is done and returns nothing.
     Done,
     /// A read is done.
     Read {
@@ -120,20 +122,21 @@ pub enum DiskError {
     /// No space left on the device, or a quota is used up.
     #[error("no space left")]
     Full,
-    /// The file system takes no writes.
+    /// The file system is mounted read-only.
     #[error("read-only file system")]
     ReadOnly,
     /// No such file, or it ends before the offset.
     #[error("no such file, or it is too short")]
     Missing,
-    /// The operating system was short of descriptors or memory, or was interrupted. Nothing was learned of the file:
-    /// the same operation may succeed a moment later, so after a read of it nothing is given up.
+    /// The operating system was short of descriptors or memory, or the call was interrupted. This
+    /// says nothing about the file: the same operation may succeed a moment later, so nothing is
+    /// given up after such a read.
     #[error("short of descriptors or memory, os error {errno}")]
     Resources {
         /// The operating system's error number.
         errno: i32,
     },
-    /// Anything else; after it on a sync the file is never trusted again.
+    /// Any other error. After a sync that failed so, the file takes no more writes.
     #[error("os error {errno}")]
     Device {
         /// The operating system's error number, for the log line.
@@ -142,7 +145,8 @@ pub enum DiskError {
 }
 
 impl DiskError {
-    /// Whether the error says nothing of the file or the device: the same operation may succeed a moment later.
+    /// Whether the error says nothing about the file or the device: the same operation may succeed
+    /// a moment later.
     #[must_use]
     pub fn is_passing(self) -> bool {
         matches!(self, DiskError::Resources { .. })

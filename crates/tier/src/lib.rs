@@ -1,8 +1,10 @@
-//! One node's tiers: the books of its DRAM arena and its SSD log, and the agent that carries out the master's orders.
+//! One node's tiers: the state of its DRAM arena, its SSD log, and the agent that carries out the
+//! master's orders.
 //!
-//! Pure: what must happen on the device leaves as [`io::DiskOp`] and comes back as [`io::DiskDone`]. The node crate
-//! performs them on real files, the simulator on a disk that tears and forgets. The README beside this crate describes
-//! the format of the log, its states, recovery, and why a removed value never comes back.
+//! Pure: what must happen on the device leaves as [`io::DiskOp`] and comes back as
+//! [`io::DiskDone`]. The node crate performs them on real files, the simulator on a disk that tears
+//! and loses writes. The README beside this crate describes the format of the log, its states,
+//! recovery, and why a removed value never comes back.
 #![forbid(unsafe_code)]
 
 mod agent;

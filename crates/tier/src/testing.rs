@@ -1,4 +1,4 @@
-//! A disk in memory that tears and forgets: what the tests of this crate run the log on.
+//! A disk in memory that tears and loses unsynced writes, for the tests of this crate.
 //!
 //! Writes that were not synced live in a cache. A crash of the machine decides for every sector of each of them whether
 //! it reached the medium, by seed. Operations end in the order in which they were submitted, or in any order by seed.
@@ -14,20 +14,21 @@ use crate::io::{DiskDone, DiskError, DiskOp, DiskOutcome, FileId, LogFile, OpId,
 /// The unit that a write is torn into.
 pub const SECTOR_BYTES: usize = 512;
 
-/// The memory that extents name.
+/// The memory that extents refer to.
 pub trait Memory {
     /// The first `length` bytes of an extent.
     fn read(&self, extent: ExtentRef, length: u64) -> Vec<u8>;
 
-    /// Puts `bytes` at the beginning of an extent.
+    /// Writes `bytes` at the beginning of an extent.
     fn write(&mut self, extent: ExtentRef, bytes: &[u8]);
 }
 
-/// Records that a write of reclaim carries with bytes that are not theirs, of the batch whose parts go to `file` at
-/// `offset`; none for a write that is not a whole batch. Values that come straight from an extent are not looked at.
+/// The records of a batch whose bytes do not match their checksums, when `parts` are written to
+/// `file` at `offset`; empty for a write that is not a whole batch. Values that come from an extent
+/// are not checked, so these are copies of reclaim.
 #[must_use]
 pub fn wrong_copies(file: FileId, offset: u64, parts: &[Part]) -> Vec<DiskEntry> {
-    // The first batch of a file goes with the file's first block.
+    // The first batch of a file is written together with the file's first block.
     let (parts, start) = match parts {
         [_, rest @ ..] if offset == 0 => (rest, BLOCK_BYTES),
         parts => (parts, offset),
@@ -60,9 +61,9 @@ pub fn wrong_copies(file: FileId, offset: u64, parts: &[Part]) -> Vec<DiskEntry>
 pub enum Crash {
     /// They stay in the cache, and a later crash decides: the process died, the machine did not.
     Process,
-    /// None did.
+    /// No unsynced write reached the medium.
     LoseAll,
-    /// Each sector did or did not, by seed.
+    /// Each sector of them reached the medium or did not, by seed.
     Tear,
 }
 
@@ -96,7 +97,8 @@ struct MemFile {
     medium: Vec<u8>,
     /// What a read sees.
     cached: Vec<u8>,
-    /// Writes that are in the cache and perhaps not on the medium, in the order in which they completed.
+    /// Writes that are in the cache and possibly not on the medium, in the order in which they
+    /// completed.
     unsynced: Vec<Cached>,
 }
 
@@ -116,7 +118,7 @@ struct Submitted {
 }
 
 impl MemDisk {
-    /// An empty disk of `capacity` bytes whose choices follow from `seed`.
+    /// An empty disk of `capacity` bytes; `seed` determines its choices.
     #[must_use]
     pub fn new(capacity: u64, seed: u64) -> Self {
         Self {
@@ -156,7 +158,8 @@ impl MemDisk {
         self.read_only = read_only;
     }
 
-    /// Whether a sync that fails loses what it was to write, though it can be read until the power goes.
+    /// Whether a sync that fails loses what it should have written, though reads see it until the
+    /// power is cut.
     pub fn set_forgetful(&mut self, forgetful: bool) {
         self.forgetful = forgetful;
     }
@@ -166,17 +169,17 @@ impl MemDisk {
         self.names_fail = names_fail;
     }
 
-    /// Lets the operation that ends as number `nth`, counted from the disk's beginning, fail.
+    /// Makes the operation fail that ends as number `nth`, counted since the disk was made.
     pub fn fail_at(&mut self, nth: u64, error: DiskError) {
         self.fail_at.insert(nth, error);
     }
 
-    /// Lets the first operation that is not a read and ends as number `nth` or later fail.
+    /// Makes the first operation fail that is not a read and ends as number `nth` or later.
     pub fn fail_writing_at(&mut self, nth: u64, error: DiskError) {
         self.fail_writing_at = Some((nth, error));
     }
 
-    /// Lets the first read that ends as number `nth` or later fail.
+    /// Makes the first read fail that ends as number `nth` or later.
     pub fn fail_read_at(&mut self, nth: u64, error: DiskError) {
         self.fail_read_at = Some((nth, error));
     }
@@ -204,7 +207,7 @@ impl MemDisk {
         self.unreadable.clear();
     }
 
-    /// Lets every read of `file` fail, or none any more.
+    /// Makes every read of `file` fail, or ends that.
     pub fn refuse_reads(&mut self, file: FileId, error: Option<DiskError>) {
         match error {
             Some(error) => self.refusing.insert(file, error),
@@ -212,7 +215,7 @@ impl MemDisk {
         };
     }
 
-    /// Lets every operation fail, or none any more: the device is away for a time.
+    /// Makes every operation fail with `error`, or ends that: an outage of the device.
     pub fn set_outage(&mut self, error: Option<DiskError>) {
         self.outage = error;
     }
@@ -251,7 +254,7 @@ impl MemDisk {
         self.files.get(&file).map_or(&[], |file| &file.cached)
     }
 
-    /// Replaces or makes a file: how foreign files come into a directory.
+    /// Replaces or makes a file, as a user does who copies files into the directory.
     pub fn plant(&mut self, file: FileId, bytes: Vec<u8>) {
         self.files.insert(
             file,
@@ -263,13 +266,13 @@ impl MemDisk {
         );
     }
 
-    /// Operations that ended since the disk's beginning.
+    /// Operations that ended since the disk was made.
     #[must_use]
     pub fn completed(&self) -> u64 {
         self.completed
     }
 
-    /// Whether the operation that ends next, of a disk that keeps the order, is a sync.
+    /// Whether the operation that ends next is a sync; for a disk that ends them in order.
     #[must_use]
     pub fn next_is_sync(&self) -> bool {
         self.queue
@@ -289,7 +292,7 @@ impl MemDisk {
         self.files.values().any(|file| !file.unsynced.is_empty())
     }
 
-    /// Takes an operation.
+    /// Submits an operation.
     pub fn submit(&mut self, op: OpId, request: DiskOp) {
         self.queue.push_back(Submitted {
             op,
@@ -332,7 +335,7 @@ impl MemDisk {
         Some(DiskDone { op, result })
     }
 
-    /// Cuts everything off: operations under way may have happened, in part or not at all.
+    /// Crashes: each operation under way may have been done wholly, in part or not at all.
     pub fn crash(&mut self, crash: Crash, memory: &impl Memory) {
         for Submitted { request, .. } in std::mem::take(&mut self.queue) {
             if crash != Crash::LoseAll && self.rng.chance(0.5) {
@@ -360,10 +363,11 @@ impl MemDisk {
         }
     }
 
-    /// What an operation that failed, or was cut off, may have done.
+    /// Does part of an operation that failed or that a crash interrupted.
     fn half_do(&mut self, request: &DiskOp, memory: &impl Memory) {
         match request {
-            // Its pages count as clean from now on: they read well, and no later sync writes them (Rebello et al., 2020).
+            // The kernel counts its pages as clean from now on: reads succeed, and no later sync
+            // writes them (Rebello et al., 2020).
             DiskOp::Sync { file } if self.forgetful => {
                 self.files
                     .get_mut(file)

@@ -22,7 +22,8 @@ pub enum AgentInput {
     Disk(DiskDone),
     /// Make durable what was ordered until now; answered by [`AgentOutput::Flushed`] with the same number.
     Flush(u64),
-    /// Take nothing new, make durable what was ordered, and come to rest; answered by [`AgentOutput::Stopped`].
+    /// Accept nothing new, make durable what was ordered, and end all work; answered by
+    /// [`AgentOutput::Stopped`].
     Stop,
 }
 
@@ -44,14 +45,15 @@ pub enum AgentOutput {
     Refused(FormatError),
     /// Everything ordered before [`AgentInput::Flush`] of this number is durable, or was reported as failed.
     Flushed(u64),
-    /// No operation is under way and none will follow. `lost` orders could not be made durable.
+    /// No operation is under way and none will follow. `lost` of the ordered writes could not be
+    /// made durable.
     Stopped {
-        /// Records and drops that the device did not take.
+        /// Records and drops that could not be written.
         lost: usize,
     },
 }
 
-/// What opening a log found.
+/// What was found when the log was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Opened {
     /// Files of the log.
@@ -62,7 +64,8 @@ pub struct Opened {
     pub bytes: u64,
     /// Tombstones that still keep a record dead.
     pub tombstones: u64,
-    /// Writes that a crash cut off before they were acknowledged: records whose bytes are not there, and headers.
+    /// Writes that a crash interrupted before they were acknowledged: records without their bytes,
+    /// and headers.
     pub torn: u64,
     /// Headers that were durable once and are unreadable now, both copies.
     pub rotten: u64,
@@ -82,7 +85,7 @@ pub struct ReadId(pub(crate) u64);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use = "a read that is begun must be ended"]
 pub struct RecordRead {
-    /// To be given to `end_read`.
+    /// What `end_read` takes.
     pub read: ReadId,
     /// The file that holds the record.
     pub file: FileId,
@@ -92,24 +95,24 @@ pub struct RecordRead {
     pub bytes: u64,
     /// Length of the value within them.
     pub length: u64,
-    /// The checksum that the value must have: together with key and version, by which the record was found, it is
-    /// the proof that the bytes are the right ones and not a neighbour's.
+    /// The checksum that the value must have: together with key and version, by which the record
+    /// was found, it proves that the bytes are those of this record and not of another.
     pub checksum: Checksum,
 }
 
 /// The outcome of a read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReadEnd {
-    /// The bytes came, or were not wanted any more.
+    /// The bytes were read, or are no longer wanted.
     Done,
     /// The bytes have this checksum: if it is not the record's, the record is dropped and reported as lost.
     Checked(Checksum),
-    /// The bytes did not come. The record stays, unless the device shows that it works and cannot read this place: then
-    /// it is dropped and reported as lost.
+    /// The read failed. The record stays, unless other operations show that the device works and
+    /// only this place cannot be read: then it is dropped and reported as lost.
     Failed(DiskError),
 }
 
-/// What the tiers are doing, in plain numbers.
+/// Counters and sizes of the tiers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TierStats {
     /// Records that can be read.
@@ -134,9 +137,9 @@ pub struct TierStats {
     pub files_reclaimed: u64,
     /// Files that were given up after a failed write or sync.
     pub files_abandoned: u64,
-    /// Records that were given up: their bytes were wrong, or could not be read, or their headers were gone.
+    /// Records that were given up: their bytes were wrong or unreadable, or their headers were.
     pub records_lost: u64,
-    /// Those of them whose bytes were read and were not those that were put.
+    /// The lost records whose bytes were read and were not the bytes that were put.
     pub records_corrupt: u64,
     /// Reads of records begun, by promotions and by callers.
     pub reads: u64,

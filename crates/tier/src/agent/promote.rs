@@ -26,7 +26,7 @@ pub(super) struct Promotions {
 struct Reading {
     task: PromoteTask,
     reserved: Reserved,
-    /// The master has forgotten it: its end is not reported.
+    /// The master cancelled it: its end is not reported.
     cancelled: bool,
 }
 
@@ -83,7 +83,7 @@ impl Promotions {
         }
     }
 
-    /// The bytes of a promotion came, or did not.
+    /// The read of a promotion ended.
     pub(super) fn came(
         &mut self,
         ticket: TicketId,
@@ -93,7 +93,8 @@ impl Promotions {
         self.came.push((ticket, read, result));
     }
 
-    /// Forgets what has not begun to read: the process is going away, and the master's deadlines clear up.
+    /// Forgets the promotions that are not being read yet: the process is stopping, and the
+    /// master's deadlines end them.
     pub(super) fn forget_waiting(&mut self) {
         self.waiting.clear();
         for task in std::mem::take(&mut self.staging).into_values() {
@@ -130,7 +131,7 @@ impl Agent {
         }
     }
 
-    /// Why the log cannot serve `task`, if so.
+    /// Why the log cannot serve `task`; `None` if it can.
     fn unfit(&self, task: &PromoteTask) -> Option<PromotionFailure> {
         let Some(record) = self.log.as_ref().and_then(|log| log.find(&task.entry)) else {
             return Some(PromotionFailure::Missing);
@@ -139,12 +140,12 @@ impl Agent {
         match (fits, record.1 == task.checksum) {
             (true, true) => None,
             (false, _) => Some(PromotionFailure::Size),
-            // Another value than the master means.
+            // The log holds another value than the master believes.
             (true, false) => Some(PromotionFailure::Missing),
         }
     }
 
-    /// Reports a record that the master counts on and that is not here, as a rotten one is reported.
+    /// Reports a record as lost that the master believes is here and that is not.
     fn report_missing(
         &mut self,
         now: Instant,
@@ -174,8 +175,8 @@ impl Agent {
         }
     }
 
-    /// The master gave a promotion its extent: reads into it. An extent that was not asked for is left alone; the
-    /// master fences it when it takes it back.
+    /// Reads the record of a promotion into the extent that the master allocated. An extent that
+    /// was not asked for is not touched; the master fences it when it frees it.
     pub(super) fn staged(
         &mut self,
         now: Instant,
@@ -254,7 +255,8 @@ impl Agent {
         }
     }
 
-    /// Ends the promotions whose reads came back: published only if bytes and extent are the right ones still.
+    /// Ends the promotions whose reads are done. A promotion is published only if the bytes are
+    /// right and the extent is still alive.
     pub(super) fn finish_promotions(&mut self, now: Instant, out: &mut Vec<AgentOutput>) {
         for (ticket, read, came) in std::mem::take(&mut self.promotions.came) {
             let end = came.map_or_else(ReadEnd::Failed, ReadEnd::Checked);

@@ -48,7 +48,9 @@ pub enum Stale {
         segment: SegmentId,
     },
     /// An earlier incarnation of this process lent the segment.
-    #[error("segment {segment} of incarnation {named} is gone: the current incarnation is {current}")]
+    #[error(
+        "segment {segment} of incarnation {named} is gone: the current incarnation is {current}"
+    )]
     Incarnation {
         /// The segment that the extent names.
         segment: SegmentId,
@@ -418,7 +420,10 @@ mod tests {
             arena.begin(extent(3, 2, 4), Access::Read),
             Err(Stale::Generation { .. })
         ));
-        assert!(arena.fence(extent(3, 1, 2)), "a fence of an older generation is answered");
+        assert!(
+            arena.fence(extent(3, 1, 2)),
+            "a fence of an older generation is answered"
+        );
         assert!(
             arena.begin(extent(3, 2, 5), Access::Read).is_err(),
             "and does not revive the newer generation"

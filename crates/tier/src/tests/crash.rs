@@ -2,7 +2,7 @@ use slackwater_base::{Planted, plant};
 
 use super::*;
 
-/// What a run does, step by step: the same for every place it is cut off at.
+/// One step of a run; the steps are the same wherever the run is interrupted.
 #[derive(Clone, Debug)]
 enum Act {
     Put { key: u64, length: u64 },
@@ -32,7 +32,7 @@ fn name(key: u64) -> Vec<u8> {
     format!("key-{key}").into_bytes()
 }
 
-/// Plays acts until `operations` of the disk have ended; false when they are over before.
+/// Runs `acts` until `operations` of the disk have ended; false when the acts end earlier.
 fn play(world: &mut World, acts: &[Act], operations: u64) -> bool {
     let end = world.disk.completed().saturating_add(operations);
     let mut version = world
@@ -83,8 +83,9 @@ fn play(world: &mut World, acts: &[Act], operations: u64) -> bool {
     false
 }
 
-/// Cuts the same run off after every single operation of the disk, and opens what is left: nothing acknowledged is
-/// gone, nothing dropped is back; opening again, also when the first opening is cut off, finds the same.
+/// Interrupts the same run after each operation of the disk and opens the log: nothing acknowledged
+/// is gone, nothing dropped is back. A second opening finds the same, also when the first one is
+/// interrupted.
 fn every_operation(crash: Crash, seed: u64) {
     let acts = script(seed, 70, 12);
     let mut cut = 0;
@@ -136,8 +137,8 @@ fn a_killed_process_at_any_operation_loses_nothing_acknowledged() {
     every_operation(Crash::Process, 4);
 }
 
-/// The keys that an opening after a kill announced, and those that are there when the power is cut then. The process is
-/// killed in the midst of `act`, when `reached` says so.
+/// The keys that an opening after a kill announced, and the keys that are there after a power cut
+/// that follows. The process is killed during `act`, when `reached` returns true.
 fn killed_then_cut(
     bug: Option<Planted>,
     act: impl Fn(&mut World),
@@ -160,8 +161,8 @@ fn killed_then_cut(
     found
 }
 
-/// For both moments of the kill: announced keys stay, and with `bug` they would not.
-fn what_is_told_stays(bug: Planted, reached: impl Fn(&mut World) -> bool) {
+/// For kills during a put and during a drop: announced keys stay, and with `bug` they do not.
+fn announced_keys_stay(bug: Planted, reached: impl Fn(&mut World) -> bool) {
     let write = |world: &mut World| _ = world.put(b"new", 2, 5000);
     let remove = |world: &mut World| world.remove(b"old", 1);
     let names = |keys: &[&str]| {
@@ -190,22 +191,24 @@ fn what_is_told_stays(bug: Planted, reached: impl Fn(&mut World) -> bool) {
     );
 }
 
-/// A process was killed and the next one announced a record that only the cache had, and that another was
-/// dropped by a tombstone in the cache; then the power went. The first was gone, the second was back.
+/// A process was killed. The next one announced a record that was only in the cache, and left out a
+/// record whose tombstone was only in the cache. After a power cut the first record was gone and
+/// the second was back.
 #[test]
-fn what_an_opening_told_outlives_the_next_power_cut() {
-    what_is_told_stays(Planted::RecoveryWithoutSync, |world| {
+fn what_an_opening_announced_outlives_the_next_power_cut() {
+    announced_keys_stay(Planted::RecoveryWithoutSync, |world| {
         assert!(world.complete(), "a write is under way");
         world.disk.has_unsynced()
     });
 }
 
-/// A sync failed and left pages clean that were never written. The process died, the next one read them and made sure of
-/// them by a sync, which succeeded as there was nothing to write; then the power went. A record that had been announced was
-/// gone, and one that a tombstone had kept from being announced was back.
+/// A sync failed and marked pages clean that were never written. The process was killed. The next
+/// one read those pages and synced the file, which succeeded because no page was dirty. After a
+/// power cut a record that had been announced was gone, and a record whose tombstone had been read
+/// was back.
 #[test]
-fn what_a_failed_sync_lost_is_written_again_before_it_is_told() {
-    what_is_told_stays(Planted::RecoveryTrustsCache, |world| {
+fn what_a_failed_sync_lost_is_written_again_before_it_is_announced() {
+    announced_keys_stay(Planted::RecoveryTrustsCache, |world| {
         world.complete_sync(EIO)
     });
 }
@@ -231,10 +234,11 @@ fn revived_by_reclaim(bug: Option<Planted>) -> bool {
             (file != home).then(|| world.remove(name.as_bytes(), version))?;
             Some(file)
         })
-        .expect("a file is full some time");
+        .expect("a file is full at some point");
     world.remove(b"dead", dead);
     world.rest();
-    // Nothing lives beside the tombstone for long: its file is the first that reclaim takes.
+    // The other records in the tombstone's file are soon dropped: it is the first file that reclaim
+    // empties.
     for goes in 0..400 {
         let name = format!("goes-{goes}");
         let version = put(&mut world, &name);
@@ -245,7 +249,7 @@ fn revived_by_reclaim(bug: Option<Planted>) -> bool {
         }
     }
     assert!(world.disk.content(tombstone).is_empty() && !world.disk.content(home).is_empty());
-    // The announcement of what came back would fail the world's own check.
+    // `World` would fail its own check on the announcement of a dropped record.
     world.known.remove(b"dead".as_slice());
     world
         .known
@@ -268,7 +272,8 @@ fn a_tombstone_outlives_its_file_as_long_as_the_record_it_keeps_dead() {
     );
 }
 
-/// Small files and much churn, so that files are reclaimed all the while, cut off at many places in turn.
+/// Small files and many overwrites, so that files are reclaimed all the time, interrupted in many
+/// places.
 #[test]
 fn crashes_during_reclaim_neither_lose_nor_revive() {
     for seed in 0..12 {
@@ -291,8 +296,8 @@ fn crashes_during_reclaim_neither_lose_nor_revive() {
     }
 }
 
-/// One bit rots in each life of the log, half of the time in headers: whatever is read is right, and what was dropped
-/// or reported as lost stays away.
+/// One bit flips after each opening of the log, half of the time in headers: whatever is read is
+/// right, and what was dropped or reported as lost does not come back.
 #[test]
 fn rot_costs_records_but_never_brings_one_back() {
     let (mut lost, mut repaired) = (0, 0);

@@ -52,10 +52,11 @@ fn a_value_that_a_working_device_cannot_read_is_lost() {
     assert_eq!(world.agent.arena().accesses(), 0);
 }
 
-/// A process out of descriptors could not open a file for a moment. The record that was to be read was taken for lost,
-/// and a tombstone made that last: by a reader, by a promotion, and by reclaim, which gave up whole files.
+/// A process out of descriptors could not open a file for a moment. The record to be read was
+/// reported as lost, and a tombstone made the loss permanent: after reads, after promotions, and
+/// after reclaim, which gave up whole files.
 #[test]
-fn want_of_descriptors_costs_a_read_and_never_the_record() {
+fn a_lack_of_descriptors_costs_a_read_and_never_the_record() {
     let error = DiskError::Resources { errno: 24 };
     let mut world = world_of(2, 5000);
     let (file, _) = world.place(&[1], 1);
@@ -81,7 +82,7 @@ fn want_of_descriptors_costs_a_read_and_never_the_record() {
     assert_eq!(world.readable(&[1]), Some(1));
 }
 
-/// See above; here reads fail while reclaim scans and copies, each in turn.
+/// As above, for each read with which reclaim scans and copies.
 #[test]
 fn reclaim_waits_for_descriptors_and_loses_nothing() {
     let mut reads = 0;
@@ -91,7 +92,7 @@ fn reclaim_waits_for_descriptors_and_loses_nothing() {
             world.put(&[key], 1, 9000);
             world.rest();
         }
-        // A failed sync makes the newest file suspect, and so the one to be drained.
+        // A failed sync makes the newest file suspect, so it is the file to be emptied.
         world.put(&[100], 1, 9000);
         world.give(AgentInput::Flush(1));
         world.disk.fail_at(world.disk.completed() + 1, EIO);
@@ -119,7 +120,7 @@ fn reclaim_waits_for_descriptors_and_loses_nothing() {
 }
 
 #[test]
-fn values_that_changed_places_are_both_found_out() {
+fn values_that_changed_places_are_both_detected() {
     let mut world = world_of(2, 4096);
     let (first, second) = (world.place(&[0], 1), world.place(&[1], 1));
     assert_eq!(first.0, second.0);
@@ -256,8 +257,8 @@ fn whichever_operation_fails_nothing_acknowledged_is_lost_and_work_goes_on() {
     }
 }
 
-/// Of a file that is emptied, only records whose bytes are right are copied; a wrong one is reported as lost. The checksum
-/// that reclaim compares could be left out, and no test noticed.
+/// Reclaim copies only records whose bytes are right, and reports a wrong one as lost. No test
+/// failed when reclaim did not compare checksums.
 #[test]
 fn reclaim_loses_a_record_that_rotted_and_copies_the_others() {
     let mut world = world_of(10, 9000);

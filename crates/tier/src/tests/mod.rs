@@ -64,7 +64,8 @@ struct World {
     agent: Agent,
     config: AgentConfig,
     crashed: bool,
-    /// The medium is not honest: records may be lost, but bytes are never wrong and nothing dropped comes back.
+    /// The medium flips bits: records may be lost, but no wrong bytes are returned and nothing
+    /// dropped comes back.
     rotten: bool,
     disk: MemDisk,
     bytes: Bytes,
@@ -89,7 +90,8 @@ struct World {
     flushed: BTreeSet<u64>,
     stopped: Option<usize>,
     state: Option<DiskState>,
-    /// Bytes that the log's last report wanted dropped, less those that were: a master acts on each report once.
+    /// Bytes that the log's last report asked to have dropped, less what was dropped since: a
+    /// master acts on each report once.
     asked: u64,
     queue: Vec<AgentOutput>,
 }
@@ -462,7 +464,7 @@ impl World {
         self.now = self.now.max(end);
     }
 
-    /// Has a reader inside the process meet an error of the device.
+    /// Reads as a reader inside the process does, with an error of the device.
     fn fail_to_read(&mut self, key: &[u8], version: u64, error: DiskError) {
         let mut out = Vec::new();
         let plan = self
@@ -515,7 +517,7 @@ impl World {
         found
     }
 
-    /// The place of a record.
+    /// Where the bytes of a record are.
     fn place(&mut self, key: &[u8], version: u64) -> (FileId, u64) {
         let mut out = Vec::new();
         let plan = self
@@ -554,7 +556,7 @@ impl World {
         self.agent.holds(&entry(key, version))
     }
 
-    /// What must hold of every key at any moment when the medium is honest.
+    /// What must hold for every key at any moment, unless bits were flipped.
     fn check(&mut self, moment: &str) {
         let keys: Vec<Vec<u8>> = self.known.keys().cloned().collect();
         for key in keys {
@@ -581,7 +583,7 @@ impl World {
         }
     }
 
-    /// As [`World::check`], and what was announced is what can be read.
+    /// As [`World::check`], and exactly the announced records can be read.
     fn check_opened(&mut self, moment: &str) -> Opened {
         let opened = self.opened.expect("the log opens");
         assert_eq!(opened.records as usize, self.announced.len(), "{moment}");
@@ -605,7 +607,7 @@ impl World {
     }
 }
 
-/// What every operation must keep to.
+/// The contract of the device: whole blocks, and a value within its read.
 fn check_request(request: &DiskOp) {
     let whole = |number: u64| assert!(number.is_multiple_of(4096), "{request:?}");
     match request {

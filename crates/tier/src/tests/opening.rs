@@ -1,9 +1,9 @@
-//! Files and headers that cannot be read, or are not ours, when the log is opened.
+//! Files and headers that cannot be read, or belong to something else, when the log is opened.
 
 use super::*;
 use crate::format::FileHeader;
 
-/// Every byte of headers may rot: the second copy of the same headers stands in, wherever the flip is.
+/// A flipped bit in any byte of the headers: the second copy of the headers is read instead.
 #[test]
 fn a_rotten_header_is_read_from_its_second_copy() {
     for (batch, copy) in [(0, 0), (3, 0), (5, 0), (0, 1), (3, 1)] {
@@ -29,10 +29,11 @@ fn a_rotten_header_is_read_from_its_second_copy() {
     }
 }
 
-/// When both copies of a durable batch's headers are gone, the records that it made dead are unknown: the older ones are
-/// given up, and stay given up wherever the clearing away is cut off.
+/// When both copies of a durable batch's headers are gone, it is unknown which records its
+/// tombstones made dead. All older records are given up, and stay given up wherever a crash
+/// interrupts that.
 #[test]
-fn what_is_older_than_a_header_that_nobody_can_read_is_given_up() {
+fn what_is_older_than_an_unreadable_header_is_given_up() {
     for cut in 0..60 {
         let (mut world, file, (start, end)) = world_with_a_removal(cut);
         let rot = |world: &mut World| {
@@ -93,8 +94,9 @@ fn world_with_a_removal(seed: u64) -> (World, FileId, (u64, u64)) {
     (world, file, batch)
 }
 
-/// A process out of descriptors could not open one file of its log. Recovery took the failed reads for a file without
-/// batches: the tombstones in it were gone, so a removed value came back, and the file was deleted with all it held.
+/// A process out of descriptors could not open one file of its log. Recovery took the failed reads
+/// for a file without batches: the tombstones in it were gone, so a removed value came back, and
+/// the file was deleted with its records.
 #[test]
 fn a_file_that_cannot_be_opened_keeps_the_log_shut_and_costs_nothing() {
     for error in [DiskError::Resources { errno: 24 }, EIO, DiskError::Missing] {
@@ -126,9 +128,9 @@ fn a_file_that_cannot_be_opened_keeps_the_log_shut_and_costs_nothing() {
     }
 }
 
-/// As above in every later pass: descriptors may run out while the log is being opened.
+/// As above for every later operation of an opening.
 #[test]
-fn want_of_descriptors_at_any_moment_of_opening_keeps_the_log_shut_and_costs_nothing() {
+fn a_lack_of_descriptors_at_any_moment_of_opening_keeps_the_log_shut_and_costs_nothing() {
     let (mut world, ..) = world_with_a_removal(0);
     world.reopen(Crash::LoseAll, "undisturbed");
     let begun = world.disk.completed();
@@ -158,8 +160,9 @@ fn want_of_descriptors_at_any_moment_of_opening_keeps_the_log_shut_and_costs_not
     }
 }
 
-/// No later batch confirms the last batch of a life. When neither copy of its headers could be read it was
-/// taken for a write that a crash had cut off, and what its tombstone had kept dead came back.
+/// No later batch confirms the last batch of a life. When neither copy of its headers could be
+/// read, it was taken for a write that a crash had interrupted, and the record that its tombstone
+/// had kept dead came back.
 #[test]
 fn headers_that_the_device_cannot_read_are_never_taken_for_a_torn_write() {
     for rest_of_the_file in [false, true] {
@@ -186,7 +189,8 @@ fn headers_that_the_device_cannot_read_are_never_taken_for_a_torn_write() {
     }
 }
 
-/// Headers of several blocks, of which the first could be read and the next could not, were asked for over and over.
+/// Headers of several blocks, of which the first could be read and the next could not, were read
+/// again and again without end.
 #[test]
 fn long_headers_that_can_be_read_in_part_do_not_keep_the_log_from_opening() {
     let mut world = World::new(small_log(2 << 20), 0);
@@ -205,7 +209,7 @@ fn long_headers_that_can_be_read_in_part_do_not_keep_the_log_from_opening() {
 }
 
 #[test]
-fn files_that_are_not_ours_are_refused_by_name_and_left_alone() {
+fn foreign_files_are_refused_by_name_and_not_changed() {
     let refused = |file: u64, bytes: Vec<u8>| {
         let mut world = world_of(2, 100);
         world.disk.plant(FileId(file), bytes);
@@ -284,10 +288,10 @@ fn a_damaged_first_block_costs_no_record() {
     assert!(world.disk.content(file).is_empty(), "it was evacuated");
 }
 
-/// A disk wrote a batch over the first block of its file (seed 5049 of the simulator) and the file was taken for a
-/// foreign one, which kept the whole log from opening.
+/// A disk wrote a batch over the first block of its file (seed 5049 of the simulator). The file was
+/// taken for a foreign one, and the whole log could not be opened.
 #[test]
-fn a_batch_laid_over_the_first_block_keeps_no_log_shut() {
+fn a_batch_written_over_the_first_block_keeps_no_log_shut() {
     let mut world = world_of(3, 100);
     let (file, _) = world.place(&[0], 1);
     world.crash(Crash::LoseAll);
@@ -307,10 +311,10 @@ fn a_batch_laid_over_the_first_block_keeps_no_log_shut() {
     world.check_opened("with a batch in the first block");
 }
 
-/// A value that looks like the headers of a batch, is not taken for one where it is stored: it would have to
-/// name the log.
+/// A value that looks like the headers of a batch is not read as one: it would have to contain the
+/// identity of the log.
 #[test]
-fn a_value_cannot_pass_for_headers() {
+fn a_value_is_never_read_as_headers() {
     let mut world = world_of(1, 100);
     let (file, _) = world.place(&[0], 1);
     let (start, end) = world.batches(file)[0];

@@ -17,7 +17,7 @@ fn world_with(key: &[u8], length: u64) -> World {
 }
 
 impl World {
-    /// Gives the promotion `ticket` an extent and says which.
+    /// Gives the promotion `ticket` an extent, and returns it.
     fn stage(&mut self, ticket: TicketId) -> ExtentRef {
         let at = self
             .stages
@@ -207,7 +207,7 @@ fn a_fence_ends_a_queued_offload_and_waits_for_one_that_is_written() {
 
 /// A value longer than a file was refused as if the SSD were full, and the master offered it nothing for a while.
 #[test]
-fn values_that_no_file_holds_are_refused_for_themselves() {
+fn values_too_long_for_a_file_are_refused_as_too_long() {
     let mut world = world();
     let file_bytes = world.log.file_bytes_used();
     let entry = entry(b"a", 1);
@@ -256,7 +256,7 @@ fn a_promotion_puts_the_right_bytes_into_the_staged_extent() {
 }
 
 #[test]
-fn promotions_that_cannot_be_are_refused_with_the_reason() {
+fn impossible_promotions_are_refused_with_the_reason() {
     let check =
         |what: &str, failure: PromotionFailure, promote: &dyn Fn(&mut World) -> TicketId| {
             let mut world = world_with(b"a", 100);
@@ -313,7 +313,7 @@ fn a_promotion_whose_extent_dies_under_the_read_is_stale_and_then_fenced() {
 }
 
 #[test]
-fn a_cancelled_promotion_says_nothing_more() {
+fn a_cancelled_promotion_is_not_reported() {
     for moment in 0..3 {
         let mut world = world_with(b"a", 100);
         if moment == 0 {

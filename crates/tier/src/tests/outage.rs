@@ -2,8 +2,8 @@
 
 use super::*;
 
-/// A device was away for a second while a file was being emptied. The errors were taken for rot: all records of the
-/// file were reported as lost, and the file, healthy, was deleted.
+/// A device failed for a second while a file was being emptied. The errors were taken for bit rot:
+/// all records of the file were reported as lost, and the intact file was deleted.
 #[test]
 fn an_outage_while_a_file_is_emptied_costs_no_record() {
     for span in [0.1, 1.0, 60.0, 3600.0].map(Duration::from_secs_f64) {
@@ -25,7 +25,7 @@ fn an_outage_while_a_file_is_emptied_costs_no_record() {
     }
 }
 
-/// As above, for readers: each get of an outage cost the record that it wanted.
+/// As above, for readers: each get during an outage cost the record that it read.
 #[test]
 fn readers_during_an_outage_cost_no_record() {
     let mut world = world_of(2, 5000);
@@ -38,9 +38,9 @@ fn readers_during_an_outage_cost_no_record() {
     assert_eq!(world.readable(&[1]), Some(1));
 }
 
-/// Many readers meet the same short disturbance of one place: they are one try.
+/// Many readers fail at one place within a short time: that counts as one try.
 #[test]
-fn readers_that_come_together_are_one_try() {
+fn reads_that_fail_together_are_one_try() {
     let mut world = world_of(2, 5000);
     for _ in 0..1000 {
         world.fail_to_read(&[1], 1, EIO);
@@ -51,7 +51,7 @@ fn readers_that_come_together_are_one_try() {
     assert_eq!(world.readable(&[1]), Some(1));
 }
 
-/// What a working device cannot read must not keep a file, and with it all room, for ever.
+/// A place that a working device cannot read must not keep a file, and with it all room, for ever.
 #[test]
 fn places_that_a_working_device_cannot_read_are_given_up_and_the_file_is_emptied() {
     for all in [false, true] {
@@ -75,8 +75,8 @@ fn places_that_a_working_device_cannot_read_are_given_up_and_the_file_is_emptied
     }
 }
 
-/// One failed write answered every record that waited behind it as one that the device may hold, and those of the failed
-/// batch were given up although the device worked again a moment later.
+/// After one failed write every queued record was answered as one that the device may hold, and the
+/// records of the failed batch were given up although the device worked again a moment later.
 #[test]
 fn a_failed_write_costs_nothing_that_a_short_outage_lets_be_written() {
     for nth in 0..2 {
@@ -112,8 +112,8 @@ fn a_failed_write_costs_nothing_that_a_short_outage_lets_be_written() {
     }
 }
 
-/// However long the device is away, and at whatever moment it goes: memory is not held for long, nothing acknowledged is
-/// lost, removals are carried out in the end, and records are taken again.
+/// However long an outage lasts, and whenever it begins: memory is not held for long, nothing
+/// acknowledged is lost, removals are carried out in the end, and records are accepted again.
 #[test]
 fn a_log_outlives_any_outage() {
     for (nth, span) in (0..30)
@@ -158,9 +158,9 @@ fn a_log_outlives_any_outage() {
     }
 }
 
-/// Every second sync failed for a while. Each file was abandoned with records in it, until there were more files than the
-/// capacity allows: the one being emptied waited for room, and so did all others. The log took records and tombstones,
-/// and never wrote one again.
+/// Every second sync failed for a while. Each file was abandoned with records in it, until there
+/// were more files than the capacity allows: the file being emptied waited for room, and all others
+/// waited for it. The log accepted records and tombstones, and never wrote one again.
 #[test]
 fn files_that_are_abandoned_one_after_the_other_leave_room_to_empty_them() {
     for (one_in, keys) in [(2, 30), (2, 32), (3, 40)] {

@@ -73,7 +73,7 @@ fn run(acts: &[Act], seed: u64) {
                 world.crash(crash);
                 world.drain();
                 if world.refused.take().is_some_and(|error| error.may_pass()) {
-                    // The device failed while the log was opened: its keeper tries again.
+                    // The device failed while the log was being opened: it is opened again.
                     world.crash(Crash::Process);
                     world.drain();
                 }

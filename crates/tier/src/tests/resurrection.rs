@@ -13,8 +13,8 @@ impl World {
         }
     }
 
-    /// Writes records of new keys until one is in a file above `file`. They stay alive, so that reclaim has no reason
-    /// to empty the files.
+    /// Writes records of new keys until one is in a file above `file`. They stay live, so that
+    /// reclaim has no reason to empty the files.
     fn write_past(&mut self, file: FileId, next_key: &mut u8) {
         loop {
             let key = [*next_key];
@@ -36,11 +36,12 @@ impl World {
     }
 }
 
-/// Headers rotted after the log was opened, and reclaim gave up the file's records. It forgot that the older value of one
-/// of them still lay in another file: the tombstone of that value was taken for needless, or there had never been one
-/// because the newer record served in its place. The file was deleted, and the next opening announced the older value.
+/// Headers rotted after the log was opened, and reclaim gave up the file's records. It did not
+/// count that the older value of one of them was still in another file. The tombstone of that value
+/// was taken for needless, or had never been written because the newer record served as one. The
+/// file was deleted, and the next opening announced the older value.
 #[test]
-fn a_value_stays_dead_when_rot_takes_the_newer_one() {
+fn a_value_stays_dead_when_rot_destroys_the_newer_one() {
     for removed_first in [true, false] {
         let moment = format!("removed first: {removed_first}");
         let mut world = World::new(small_log(2 << 20), 3);
@@ -61,7 +62,8 @@ fn a_value_stays_dead_when_rot_takes_the_newer_one() {
         assert!(new > old, "{moment}");
         world.write_past(new, &mut next_key);
 
-        // One copy of the headers is left: the opening has the file emptied. Then that copy goes too.
+        // One copy of the headers is left, so the opening has the file emptied. Then that copy rots
+        // too.
         world.rotten = true;
         let batches = world.batches(new);
         world.rot_headers(new, &batches, false);
@@ -92,9 +94,9 @@ fn a_value_stays_dead_when_rot_takes_the_newer_one() {
     }
 }
 
-/// A record was removed that served in place of the tombstone of an older value. Its own tombstone could not be written at once,
-/// for the device refused a write, and meanwhile its file, of which nothing was needed any more, was deleted. The power
-/// went, and the next opening announced the older value.
+/// A record was removed that served as the tombstone of an older value. Its own tombstone was
+/// delayed because the device refused a write. Meanwhile its file was deleted, because nothing in
+/// it counted as needed. After a power cut the next opening announced the older value.
 #[test]
 fn a_record_that_keeps_another_dead_stays_until_its_tombstone_is_durable() {
     let mut world = World::new(small_log(2 << 20), 3);
@@ -117,7 +119,7 @@ fn a_record_that_keeps_another_dead_stays_until_its_tombstone_is_durable() {
     world.rest();
     world.disk.fail_writing_at(world.disk.completed(), EIO);
     world.remove(&key, 2);
-    // No time passes but for the device: the next try is yet to come.
+    // Time advances only for the device: the next try is not due yet.
     world.drain();
     world.reopen(Crash::LoseAll, "after the power cut");
     let announced = world.announced.get(&key[..]).copied();
@@ -127,8 +129,9 @@ fn a_record_that_keeps_another_dead_stays_until_its_tombstone_is_durable() {
     );
 }
 
-/// Reclaim copied a record while a newer value of its key was being written, and the copy came to lie after it. Rot in the
-/// headers of the newer value gives up the records before it, and not the copy: the older value would have been announced.
+/// Reclaim copied a record while a newer value of its key was being written, and the copy was
+/// written after it. When the headers of the newer value rot, the records before it are given up,
+/// but the copy is not: the older value would have been announced.
 #[test]
 fn a_copy_is_not_written_after_a_newer_value_of_its_key() {
     let mut copied = 0;
@@ -159,12 +162,13 @@ fn a_copy_is_not_written_after_a_newer_value_of_its_key() {
     assert!(copied > 0, "reclaim was at work");
 }
 
-/// The power went while the first batch of a new file was being written: its records were there, the file's first block
-/// was not. The opening took the file for empty and counted none of its records; reclaim read them all the same, and
-/// counted each of them off when the file was deleted. A tombstone was taken for needless while the record that it kept
-/// dead still lay in another file, and a later opening announced that record (found by seed 24038 of the simulator).
+/// The power was cut while the first batch of a new file was being written: its records were on the
+/// medium, the file's first block was not. The opening took the file for empty and counted none of
+/// its records. Reclaim did read them, and subtracted each when the file was deleted. A tombstone
+/// was taken for needless while the record that it kept dead still lay in another file, and a later
+/// opening announced that record (found by seed 24038 of the simulator).
 #[test]
-fn records_behind_a_lost_first_block_are_not_counted_off() {
+fn records_behind_a_lost_first_block_are_not_subtracted() {
     let mut world = world_of(2, 9000);
     let key = [0];
     let old = world.place(&key, 1).0;
@@ -196,8 +200,9 @@ fn records_behind_a_lost_first_block_are_not_counted_off() {
     world.check_opened("at the end");
 }
 
-/// The sync of the directory failed after the name of a file was removed, and the deletion was taken for durable: the
-/// tombstones of the file's records went, and with a power cut the file came back.
+/// The sync of the directory failed after the name of a file was removed, and the deletion was
+/// taken for durable: the tombstones of the file's records were given up, and after a power cut the
+/// file was back.
 #[test]
 fn a_deletion_whose_sync_failed_releases_no_tombstone() {
     for seed in 0..12 {
@@ -211,7 +216,7 @@ fn a_deletion_whose_sync_failed_releases_no_tombstone() {
         world.disk.set_names_fail(true);
         world.remove(&key, 1);
         world.rest();
-        // Nothing but the tombstone is needed of its file.
+        // Only the tombstone is still needed in its file.
         let mut next_key = 1;
         world.write_past(FileId(old.0 + 1), &mut next_key);
         for other in 1..next_key {
@@ -226,9 +231,9 @@ fn a_deletion_whose_sync_failed_releases_no_tombstone() {
     }
 }
 
-/// A record was dropped, and its tombstone was soon needed no longer but still lay in its file. The same version was
-/// offered again after an outage, written, and reported as durable; the next opening found the tombstone, and the record
-/// was dead.
+/// A record was dropped; its tombstone was soon no longer needed, but still in its file. The same
+/// version was offered again after an outage, written, and reported as durable. The next opening
+/// read the tombstone, and the record was dead.
 #[test]
 fn a_version_under_a_spent_tombstone_is_not_reported_as_durable() {
     let mut world = world_of(1, 9000);
@@ -248,7 +253,7 @@ fn every_planted_bug_of_the_log_breaks_its_story() {
     let stories: [(Planted, fn()); 4] = [
         (
             Planted::GiveUpForgetsCopies,
-            a_value_stays_dead_when_rot_takes_the_newer_one,
+            a_value_stays_dead_when_rot_destroys_the_newer_one,
         ),
         (
             Planted::UnlinkCountsAsDurable,
@@ -260,7 +265,7 @@ fn every_planted_bug_of_the_log_breaks_its_story() {
         ),
         (
             Planted::UncountedRecordsCountedOff,
-            records_behind_a_lost_first_block_are_not_counted_off,
+            records_behind_a_lost_first_block_are_not_subtracted,
         ),
     ];
     assert_eq!(stories.map(|(bug, _)| bug), Planted::LOG);

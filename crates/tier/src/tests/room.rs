@@ -25,7 +25,7 @@ fn a_log_that_is_full_of_live_records_says_so_and_goes_on_when_some_are_dropped(
     );
     world.check("full");
     for round in 0..20u64 {
-        // The master frees what it is asked to, the oldest first.
+        // The master drops what it is asked to, the oldest first.
         if world.state.is_none_or(|state| state.accepting) {
             break;
         }
@@ -48,10 +48,11 @@ fn a_log_that_is_full_of_live_records_says_so_and_goes_on_when_some_are_dropped(
     world.check_opened("with room again");
 }
 
-/// A log that was longer than its lowered capacity had no room for the tombstones that would have brought it down, so
-/// nothing was dropped, nothing was deleted and no record was taken any more. A crash while reclaim had begun the one file
-/// that it may have beyond the capacity did the same. And when a file of the shorter new length had the fewest live bytes
-/// but was full of them, none of the longer old ones was emptied; the master, told once, dropped no more.
+/// A log that was longer than its lowered capacity had no room for the tombstones that would have
+/// brought it down, so nothing was dropped, nothing was deleted and no record was accepted any
+/// more. A crash while reclaim had begun the one file that it may have beyond the capacity had the
+/// same effect. And when the file with the fewest live bytes was a short new one full of them, none
+/// of the longer old files was emptied; the master, asked once, dropped nothing more.
 #[test]
 fn a_log_longer_than_its_capacity_comes_down_to_it_and_takes_records_again() {
     let check = |before, after, files, together: u64, stride: usize| {
@@ -93,7 +94,7 @@ fn a_log_longer_than_its_capacity_comes_down_to_it_and_takes_records_again() {
                 world.state,
                 world.agent.stats()
             );
-            // The master frees once what it is asked to.
+            // The master drops what it is asked to, once.
             let asked = std::mem::take(&mut world.asked).div_ceil(4096) as usize;
             let freed = order.by_ref().take(asked);
             let freed: Vec<_> = freed

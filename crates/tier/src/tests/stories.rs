@@ -4,14 +4,14 @@ use super::*;
 use crate::format::Entry;
 
 impl World {
-    /// Starts again after `crash`, and gives what is announced.
+    /// Starts again after `crash`, and returns what is announced.
     fn announced(&mut self, crash: Crash) -> BTreeMap<Vec<u8>, u64> {
         self.reopen(crash, "announced");
         self.announced.clone()
     }
 
     /// As [`World::announced`], before anything else is done.
-    fn told_at_once(&mut self, crash: Crash) -> BTreeMap<Vec<u8>, u64> {
+    fn announced_by_opening(&mut self, crash: Crash) -> BTreeMap<Vec<u8>, u64> {
         self.crash(crash);
         while self.opened.is_none() {
             assert!(self.complete(), "an opening comes to its end");
@@ -60,7 +60,7 @@ fn a_copy_that_died_in_the_queue_is_not_written_after_its_tombstone() {
     let mut copied = 0;
     for cut in 0..40 {
         let mut world = world_of(10, 9000);
-        // A failed sync makes the newest file suspect, and so the one to be drained.
+        // A failed sync makes the newest file suspect, so it is the file to be emptied.
         world.put(&[100], 1, 9000);
         world.give(AgentInput::Flush(1));
         world.disk.fail_at(world.disk.completed() + 1, EIO);
@@ -83,8 +83,9 @@ fn a_copy_that_died_in_the_queue_is_not_written_after_its_tombstone() {
     assert!(copied > 0, "reclaim was at work");
 }
 
-/// Failed syncs left files in which nothing counted. The log was emptying another and needed room for its copies, which
-/// those files had; they waited for it to end. Nothing was ever written again, and every removal waited.
+/// Failed syncs left files in which nothing was needed. The log was emptying another file and
+/// needed room for its copies; the abandoned files had that room, but were to be deleted only
+/// afterwards. Nothing was ever written again, and every removal waited.
 #[test]
 fn abandoned_files_make_way_for_the_one_being_emptied() {
     for syncs in 1..10 {
@@ -118,8 +119,8 @@ fn abandoned_files_make_way_for_the_one_being_emptied() {
     }
 }
 
-/// A sync failed, and its record was refused as if it had never been written: for want of room, after some errors. It
-/// may lie there all the same, and the master has to know.
+/// A sync failed, and after some errors its record was refused as if it had never been written. The
+/// record may be on the device all the same, and the master has to know.
 #[test]
 fn a_record_that_may_have_been_written_is_refused_as_one() {
     for error in [EIO, DiskError::Full, DiskError::ReadOnly] {
@@ -139,8 +140,9 @@ fn a_record_that_may_have_been_written_is_refused_as_one() {
     }
 }
 
-/// Versions began at one again after a restart. The log still had tombstones of higher ones, which killed the new records
-/// at the next: a log reports the highest version that it remembers, that of deleted records too.
+/// Versions began at one again after a restart. The log still had tombstones of higher versions,
+/// which made the new records dead at the next restart. A log reports the highest version that it
+/// has seen, also of deleted records.
 #[test]
 fn a_log_remembers_versions_of_records_that_are_gone() {
     let mut world = world_of(2, 5000);
@@ -158,9 +160,10 @@ fn a_log_remembers_versions_of_records_that_are_gone() {
     );
 }
 
-/// A block could not be read while the log was being opened, and what it was for was not announced. The next opening read
-/// it: a value that had been replaced and removed meanwhile, in memory alone, was back. Whatever one life does not announce
-/// of, no later one does; a log that cannot promise that stays shut.
+/// A block could not be read while the log was being opened, and its records were not announced.
+/// The next opening could read it: a value that had been replaced and removed meanwhile, in memory
+/// only, was back. What one opening does not announce, no later one may; a log that cannot
+/// guarantee that stays shut.
 #[test]
 fn what_an_opening_could_not_read_never_comes_back() {
     let (mut shut, mut given_up) = (0, 0);
@@ -171,13 +174,13 @@ fn what_an_opening_could_not_read_never_comes_back() {
         let mut world = world_of(30, 9000);
         world.remove(&[3], 1);
         world.rest();
-        // Of the last batch no header says that it was durable.
+        // No later header says that the last batch was durable.
         world.put(&[50], 1, 9000);
         world.rest();
         let whole = world.announced(Crash::LoseAll);
         files = world.disk.files().len();
         world.disk.make_unreadable(file, block);
-        // Headers have a second copy: with the one before it gone as well, they cannot be read.
+        // Headers have two copies: with the block before gone as well, neither can be read.
         world
             .disk
             .make_unreadable(file, block.saturating_sub(16384));
@@ -226,18 +229,19 @@ fn a_log_that_cannot_be_synced_stays_shut() {
     assert_eq!(world.announced(Crash::Process).len(), 1);
 }
 
-/// A record was found torn, and not announced; its file was to be emptied, and the process died before. The next opening
-/// could not read the record, took it for a whole one, and announced it, though the master did not know it (seed 5290).
+/// A record was found torn and not announced; the process was killed before its file was emptied.
+/// The next opening could not read the record, took it for a whole one, and announced it, though
+/// the master did not know it (seed 5290).
 #[test]
-fn a_record_that_was_found_torn_is_not_told_of_when_it_cannot_be_read() {
+fn a_record_that_was_found_torn_is_not_announced_when_it_cannot_be_read() {
     let mut world = world_of(2, 5000);
     let (file, offset) = world.place(&[1], 1);
     world.disk.flip(file, offset, 3);
     assert_eq!(
-        world.told_at_once(Crash::Process).len(),
+        world.announced_by_opening(Crash::Process).len(),
         1,
         "no later batch confirms the last one"
     );
     world.disk.make_unreadable(file, offset);
-    assert_eq!(world.told_at_once(Crash::Process).len(), 1);
+    assert_eq!(world.announced_by_opening(Crash::Process).len(), 1);
 }

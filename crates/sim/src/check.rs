@@ -1,4 +1,4 @@
-//! What must never break, and what is said when it does.
+//! The invariants that a run checks, and the report of a violation.
 
 use std::fmt;
 
@@ -7,21 +7,21 @@ use std::fmt;
 pub enum Invariant {
     /// A read gives exactly the bytes of one put of that key.
     NoWrongBytes,
-    /// Nothing of one tenant reaches another.
+    /// No data of one tenant reaches another.
     TenantWall,
     /// An acknowledgement means what its level says.
     Acknowledgement,
     /// What was removed or replaced never comes back.
     NoResurrection,
-    /// Extents never overlap, and dead ones are fenced before their bytes are given out again.
+    /// Extents never overlap, and a dead extent is fenced before its bytes are allocated again.
     Extents,
     /// Once the faults are over, a put and a get succeed within the bound, and no call is left without an answer.
     Liveness,
-    /// Queues and memory stay under their caps.
+    /// Queues and memory stay within their limits.
     BoundedResources,
-    /// The master's books, the nodes' books and the logs agree at rest.
+    /// The state of the master, of the nodes and of the logs agrees at rest.
     BooksBalance,
-    /// A core's use of its edge: alignment, names used twice, answers to nobody.
+    /// A core keeps the contract of its interfaces: alignment, ids used once, answers to known requests.
     Contract,
 }
 
@@ -36,12 +36,12 @@ impl fmt::Display for Invariant {
             Self::Liveness => "I7 liveness",
             Self::BoundedResources => "I8 bounded resources",
             Self::BooksBalance => "I11 books balance",
-            Self::Contract => "contract of the edge",
+            Self::Contract => "contract of an interface",
         })
     }
 }
 
-/// An invariant that did not hold, with the facts.
+/// An invariant that did not hold, and the observation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Violation {
     /// The invariant that does not hold.

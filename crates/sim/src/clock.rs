@@ -1,10 +1,10 @@
-//! The monotonic clock of one process: it drifts, begins anywhere, and is never the clock of another process.
+//! The monotonic clock of one process: it drifts, begins at any value, and differs from the clocks of other processes.
 
 use std::time::Duration;
 
 use slackwater_base::{Instant, Rng};
 
-/// Turns the time of the world into what one process reads, and its deadlines back.
+/// Converts the time of the world to the time that one process reads, and its deadlines back.
 #[derive(Clone, Copy, Debug)]
 pub struct DriftingClock {
     /// What the process reads at the world's time zero.
@@ -42,7 +42,7 @@ impl DriftingClock {
         Instant::from_nanos(u64::try_from(world).unwrap_or(u64::MAX))
     }
 
-    /// How long `duration` of the process lasts in the world.
+    /// The time in the world that `duration` on the process's clock takes.
     #[must_use]
     pub fn lasts(&self, duration: Duration) -> Duration {
         let nanos = duration.as_nanos() * u128::from(UNIT) / u128::from(self.rate);
@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_deadline_has_come_exactly_when_the_world_says_so() {
+    fn a_deadline_passes_exactly_at_its_time_in_the_world() {
         let mut rng = Rng::new(3);
         for _ in 0..1000 {
             let clock = DriftingClock::new(&mut rng, 50_000);

@@ -1,4 +1,4 @@
-//! The disk of one node: real bytes in memory, and everything that a device does to them.
+//! The disk of one node: the bytes in memory, with the caching and the failures of a device.
 //!
 //! A write lands in the cache of the device and becomes durable with a later sync. A power cut keeps, loses or tears
 //! each write that was not synced, sector by sector and in any order; the end of a process keeps the cache. Faults are
@@ -14,7 +14,7 @@ use crate::check::{Checked, Invariant, Violation};
 use crate::ledger::Trust;
 use crate::memory::Memory;
 
-/// What goes wrong at the moment; all zero is an honest disk.
+/// The faults that are active now; all zero is a disk without faults.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct DiskFaults {
     /// Probability that a read ends in an error.
@@ -23,21 +23,21 @@ pub struct DiskFaults {
     pub write_error: f64,
     /// Probability that a sync ends in an error.
     pub sync_error: f64,
-    /// Probability that a read gives a flipped bit, once.
+    /// Probability that a read returns a flipped bit that is not on the medium.
     pub read_flip: f64,
     /// Probability that a write lands elsewhere in its file and is reported as done.
     pub misdirect: f64,
-    /// Every operation ends in an error: the device is away for a time.
+    /// Every operation ends in an error.
     pub outage: bool,
-    /// No file can be made.
+    /// No file can be created.
     pub full: bool,
     /// Nothing can be written.
     pub read_only: bool,
-    /// How much longer than usual an operation takes, at most.
+    /// Longest time that an operation takes beyond the usual.
     pub stall: Duration,
 }
 
-/// Who asked for an operation.
+/// The submitter of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Caller {
     /// The agent, by the name it gave the operation.
@@ -73,24 +73,25 @@ pub struct Disk {
     faults: DiskFaults,
     spoilt_stretches: Vec<Stretch>,
     failing_sync: bool,
-    honest: bool,
-    lying: bool,
-    /// Reads of this life of the process that met errors or gave flipped bits: what it did not find may be there.
+    intact: bool,
+    loses_writes: bool,
+    /// Reads of this life of the process that ended in errors or returned flipped bits: records that it did not find
+    /// may be there.
     spoilt: Spoilt,
-    /// The same of the lives before, back to the last one whose log was opened: what it could not read it may have been
-    /// about to give up.
+    /// The same for the lives before, back to the last one whose log was opened: that life may have begun to give up
+    /// what it could not read.
     spoilt_before: Spoilt,
     /// Reads of this life of the process that ended in an error.
     read_errors: u64,
-    /// The log was opened in this life, and judged.
+    /// Whether the log was opened in this life and its announcements were checked.
     judged: bool,
     stats: DiskStats,
 }
 
-/// What the disk has done.
+/// Counters of the disk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DiskStats {
-    /// Operations in all.
+    /// Operations submitted.
     pub operations: u64,
     /// Most operations that were under way at once.
     pub in_flight_max: usize,
@@ -113,12 +114,12 @@ impl DiskStats {
     }
 }
 
-/// The damage that the reads of one life of a process met.
+/// The damage that reads returned in one life of a process.
 #[derive(Clone, Copy, Debug, Default)]
 struct Spoilt {
-    /// Some ended in an error: the process knows.
+    /// Some reads ended in an error, which the process sees.
     failed: bool,
-    /// Some gave a flipped bit.
+    /// Some reads returned a flipped bit.
     flipped: bool,
 }
 
@@ -163,8 +164,8 @@ impl Disk {
             faults: DiskFaults::default(),
             spoilt_stretches: Vec::new(),
             failing_sync: false,
-            honest: true,
-            lying: false,
+            intact: true,
+            loses_writes: false,
             spoilt: Spoilt::default(),
             spoilt_before: Spoilt::default(),
             read_errors: 0,
@@ -182,19 +183,19 @@ impl Disk {
             .collect()
     }
 
-    /// Whether the process can have read what it wrote: not once a bit rotted or a write was misdirected, nor in a life
-    /// whose reads were spoilt, nor in the next.
+    /// How far reads can have returned what was written: not after a bit rotted or a write was misdirected, nor in a
+    /// life whose reads were spoilt, nor in the next life.
     #[must_use]
     pub fn trust(&self) -> Trust {
         let [now, before] = [self.spoilt, self.spoilt_before];
-        if self.lying {
-            Trust::Lying
-        } else if !self.honest || now.flipped || before.flipped {
+        if self.loses_writes {
+            Trust::LosesWrites
+        } else if !self.intact || now.flipped || before.flipped {
             Trust::Damaged
         } else if now.failed || before.failed {
             Trust::Unread
         } else {
-            Trust::Honest
+            Trust::Intact
         }
     }
 
@@ -204,12 +205,13 @@ impl Disk {
         self.read_errors
     }
 
-    /// What was spoilt before this life is of no account any more: its log was opened, and judged.
+    /// The log of this life was opened and its announcements were checked: reads that were spoilt before no longer
+    /// matter.
     pub fn was_judged(&mut self) {
         self.judged = true;
     }
 
-    /// What the disk has done.
+    /// Counters of the disk.
     #[must_use]
     pub fn stats(&self) -> DiskStats {
         self.stats
@@ -229,7 +231,7 @@ impl Disk {
             .is_some_and(|flight| matches!(flight.what, DiskOp::Write { .. }))
     }
 
-    /// Whether it is a sync.
+    /// Whether an operation under way is a sync.
     #[must_use]
     pub fn is_sync(&self, caller: Caller) -> bool {
         self.flights
@@ -237,20 +239,20 @@ impl Disk {
             .is_some_and(|flight| matches!(flight.what, DiskOp::Sync { .. }))
     }
 
-    /// Lets the next sync end in an error.
+    /// Makes the next sync end in an error.
     pub fn fail_next_sync(&mut self) {
         self.failing_sync = true;
     }
 
-    /// Opens or closes windows of trouble.
+    /// Replaces the active faults.
     pub fn set_faults(&mut self, faults: DiskFaults) {
         (self.faults, self.failing_sync) = (faults, false);
     }
 
-    /// Takes an operation in and says when it completes.
+    /// Submits an operation and returns when it completes.
     ///
     /// # Errors
-    /// When the operation breaks the contract of the device: alignment, or a name used twice.
+    /// If the operation breaks the contract of the device: alignment, or an id used twice.
     pub fn submit(
         &mut self,
         now: Instant,
@@ -293,10 +295,10 @@ impl Disk {
         Ok(now + Duration::from_nanos(latency))
     }
 
-    /// Ends an operation; `None` when a crash has swallowed it.
+    /// Ends an operation; `None` when a crash discarded it.
     ///
     /// # Errors
-    /// When the operation touches memory that is not its own.
+    /// If the operation accesses memory outside its extent.
     pub fn complete(&mut self, caller: Caller, memory: &mut Memory) -> Checked<Option<Ended>> {
         let Some(flight) = self.flights.remove(&caller) else {
             return Ok(None);
@@ -337,7 +339,8 @@ impl Disk {
         Ok(Some(result))
     }
 
-    /// Ends the process that uses the disk. Operations under way never complete; what they leave behind depends.
+    /// Ends the process that uses the disk. Operations under way never complete; they may be done wholly, in part or
+    /// not at all.
     pub fn crash(&mut self, how: Crash) {
         for flight in std::mem::take(&mut self.flights).into_values() {
             self.abandon(flight);
@@ -372,7 +375,7 @@ impl Disk {
         }
     }
 
-    /// Flips one bit of one file where it lies; the disk is honest no more.
+    /// Flips one bit of one file on the medium; the disk no longer counts as intact.
     pub fn rot(&mut self) {
         let total: u64 = self
             .files
@@ -392,13 +395,14 @@ impl Disk {
             }
             at -= file.durable.len() as u64;
         }
-        self.honest = false;
+        self.intact = false;
         self.stats.rotten += 1;
     }
 
-    /// Spoils a stretch of one file: until the process ends, every read gives a flipped bit in each of its blocks.
+    /// Spoils a stretch of one file: until the process ends, every read of it returns a flipped bit in each of its
+    /// blocks.
     ///
-    /// Only while the log is in use. Of its last batches nothing says that they were durable: an opening cannot tell
+    /// Only while the log is in use. No later header says that the last batches were durable: an opening cannot tell
     /// whether their headers rotted or were never written, and takes them for never written.
     pub fn spoil_stretch(&mut self, blocks: u32) {
         let Some(last) = self.files.len().checked_sub(1) else {
@@ -417,14 +421,14 @@ impl Disk {
         });
     }
 
-    /// Loses everything: another disk in its place.
+    /// Loses everything: an empty disk takes its place.
     pub fn replace(&mut self) {
         self.files.clear();
         self.unlinked.clear();
         self.flights.clear();
         self.last_op = None;
-        self.honest = true;
-        self.lying = false;
+        self.intact = true;
+        self.loses_writes = false;
     }
 
     fn fate(&mut self, what: &DiskOp) -> Option<DiskError> {
@@ -482,7 +486,7 @@ impl Disk {
         Ok(DiskOutcome::Done)
     }
 
-    /// Removes the name, then syncs the directory: when that fails, the name is gone until the power goes.
+    /// Removes the name, then syncs the directory: when that fails, the name is gone until a power cut.
     fn delete(&mut self, id: FileId, error: Option<DiskError>) -> Ended {
         if error == Some(DiskError::ReadOnly) {
             return Err(DiskError::ReadOnly);
@@ -498,7 +502,7 @@ impl Disk {
         }
     }
 
-    /// Makes the removal of names durable: what a process does before it lists the directory.
+    /// Makes the removal of names durable, as a process does before it lists the directory.
     pub fn sync_names(&mut self) {
         self.unlinked.clear();
     }
@@ -524,7 +528,7 @@ impl Disk {
         } else if self.rng.chance(self.faults.misdirect) {
             let places = (file.cached.len() - bytes.len()) as u64 / BLOCK_BYTES + 1;
             offset = self.rng.below(places) * BLOCK_BYTES;
-            self.lying = true;
+            self.loses_writes = true;
             self.stats.rotten += 1;
         }
         self.writes += 1;
@@ -601,7 +605,7 @@ impl Disk {
         Ok(Ok(DiskOutcome::Read { bytes, checksum }))
     }
 
-    /// What an operation that a crash cut off leaves behind.
+    /// Ends an operation that a crash interrupted: wholly, in part or not at all.
     fn abandon(&mut self, flight: Flight) {
         match flight.what {
             DiskOp::Create { file, bytes }
@@ -667,12 +671,12 @@ impl File {
 struct Stretch {
     file: FileId,
     blocks: std::ops::Range<u64>,
-    /// Which bit of a block.
+    /// The bit that is flipped, counted from the start of the block.
     bit: u64,
 }
 
 impl Stretch {
-    /// Flips the bits that a read of `span` meets; whether there were any.
+    /// Flips the bits that lie in `span`; returns whether there were any.
     fn spoil(&self, span: &Span, bytes: &mut [u8]) -> bool {
         let mut hit = false;
         for block in self.blocks.clone().filter(|_| self.file == span.file) {
@@ -697,7 +701,7 @@ fn put(file: &mut [u8], offset: u64, bytes: &[u8]) {
     file[offset as usize..offset as usize + bytes.len()].copy_from_slice(bytes);
 }
 
-/// Lands a write that nobody waited for: whole, not at all, or some of its sectors.
+/// Applies an unsynced write at a power cut: wholly, not at all, or some of its sectors.
 fn land(rng: &mut Rng, file: &mut [u8], offset: u64, bytes: &[u8]) {
     let kept = match rng.below(3) {
         0 => return,

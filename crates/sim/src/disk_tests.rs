@@ -3,13 +3,13 @@ use super::*;
 const FILE: FileId = FileId(1);
 const BLOCK: usize = BLOCK_BYTES as usize;
 
-struct Bench {
+struct TestDisk {
     disk: Disk,
     memory: Memory,
     next: u64,
 }
 
-impl Bench {
+impl TestDisk {
     fn new(seed: u64) -> Self {
         let mut bench = Self {
             disk: Disk::new(Rng::new(seed), 1 << 20),
@@ -70,7 +70,7 @@ impl Bench {
 fn synced_writes_survive_any_power_cut_and_unsynced_ones_may_not() {
     let (mut kept, mut lost, mut torn) = (0, 0, 0);
     for seed in 0..200 {
-        let mut bench = Bench::new(seed);
+        let mut bench = TestDisk::new(seed);
         bench.write(0, 7, 2).unwrap();
         bench.run(DiskOp::Sync { file: FILE }).unwrap();
         bench.write(8192, 8, 2).unwrap();
@@ -88,18 +88,19 @@ fn synced_writes_survive_any_power_cut_and_unsynced_ones_may_not() {
 
 #[test]
 fn a_killed_process_leaves_its_writes_in_the_cache() {
-    let mut bench = Bench::new(1);
+    let mut bench = TestDisk::new(1);
     bench.write(0, 7, 4).unwrap();
     bench.disk.crash(Crash::Process);
     assert_eq!(bench.read(0, 4).unwrap(), vec![7; 4 * BLOCK]);
 }
 
-/// A sync covers what had completed when it was submitted, and nothing after: the order that group commit must keep.
+/// A sync covers the writes that had completed when it was submitted, and no later ones: group commit depends on that
+/// order.
 #[test]
-fn a_sync_covers_only_what_was_complete_at_its_submission() {
+fn a_sync_covers_only_writes_complete_at_its_submission() {
     let mut lost = 0;
     for seed in 0..100 {
-        let mut bench = Bench::new(seed);
+        let mut bench = TestDisk::new(seed);
         let sync = bench.submit(DiskOp::Sync { file: FILE });
         bench.write(0, 7, 1).unwrap();
         bench.disk.complete(sync, &mut bench.memory).unwrap();
@@ -110,10 +111,10 @@ fn a_sync_covers_only_what_was_complete_at_its_submission() {
 }
 
 #[test]
-fn after_a_failed_sync_bytes_are_readable_until_the_power_goes() {
+fn after_a_failed_sync_bytes_are_readable_until_a_power_cut() {
     let mut lost = 0;
     for seed in 0..100 {
-        let mut bench = Bench::new(seed);
+        let mut bench = TestDisk::new(seed);
         bench.write(0, 7, 1).unwrap();
         bench.disk.set_faults(DiskFaults {
             sync_error: 1.0,
@@ -133,16 +134,16 @@ fn after_a_failed_sync_bytes_are_readable_until_the_power_goes() {
 }
 
 #[test]
-fn operations_cut_off_by_a_crash_never_complete() {
-    let mut bench = Bench::new(1);
+fn operations_interrupted_by_a_crash_never_complete() {
+    let mut bench = TestDisk::new(1);
     let op = bench.submit(DiskOp::Sync { file: FILE });
     bench.disk.crash(Crash::Process);
     assert_eq!(bench.disk.complete(op, &mut bench.memory).unwrap(), None);
 }
 
 #[test]
-fn windows_of_trouble_give_their_errors() {
-    let mut bench = Bench::new(1);
+fn active_faults_give_their_errors() {
+    let mut bench = TestDisk::new(1);
     bench.disk.set_faults(DiskFaults {
         full: true,
         ..DiskFaults::default()
@@ -184,7 +185,7 @@ fn windows_of_trouble_give_their_errors() {
         bench.disk.was_judged();
         bench.disk.crash(Crash::Process);
     }
-    assert_eq!(bench.disk.trust(), Trust::Honest);
+    assert_eq!(bench.disk.trust(), Trust::Intact);
     bench.disk.rot();
     assert_eq!(bench.disk.trust(), Trust::Damaged);
     assert_eq!(
@@ -198,7 +199,7 @@ fn windows_of_trouble_give_their_errors() {
 
 #[test]
 fn a_misaligned_or_renamed_operation_breaks_the_contract() {
-    let mut bench = Bench::new(1);
+    let mut bench = TestDisk::new(1);
     let odd = DiskOp::Write {
         file: FILE,
         offset: 512,

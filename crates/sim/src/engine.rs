@@ -1,4 +1,4 @@
-//! The event queue, the trace, and the streams that one seed is split into.
+//! The event queue, the trace, and the random streams that one seed is split into.
 
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;
@@ -6,8 +6,8 @@ use std::fmt::{self, Write as _};
 
 use slackwater_base::{Instant, Rng, hash64};
 
-/// The one seed of a run. Every part of the world draws from a stream of its own, named by what it is for, so that a
-/// new stream never changes what the others say.
+/// The one seed of a run. Every part of the world draws from a stream of its own, named by its purpose, so that a new
+/// stream never changes the others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Seed(pub u64);
 
@@ -23,7 +23,7 @@ impl Seed {
     }
 }
 
-/// Events in order of (time, order of pushing). The clock of the world moves only by taking the next event.
+/// Events in order of time, then of pushing. The clock of the world advances only when the next event is taken.
 #[derive(Debug)]
 pub struct Engine<E> {
     now: Instant,
@@ -49,13 +49,13 @@ impl<E> Engine<E> {
         }
     }
 
-    /// The time of the world, which no process in it can see.
+    /// The time of the world, which no process reads.
     #[must_use]
     pub fn now(&self) -> Instant {
         self.now
     }
 
-    /// Makes `event` happen at `at`, or now when that has passed.
+    /// Makes `event` happen at `at`, or now if that time has passed.
     pub fn push(&mut self, at: Instant, event: E) {
         let entry = Entry {
             at: at.max(self.now),
@@ -66,7 +66,7 @@ impl<E> Engine<E> {
         self.queue.push(entry);
     }
 
-    /// The next event; time moves to it.
+    /// Takes the next event and advances the time to it.
     pub fn pop(&mut self) -> Option<E> {
         let entry = self.queue.pop()?;
         self.now = entry.at;
@@ -101,15 +101,15 @@ impl<E> PartialOrd for Entry<E> {
 }
 
 impl<E> Ord for Entry<E> {
-    /// Reversed: the heap gives its largest, and the earliest event is wanted.
+    /// Reversed: the heap returns its largest element, and the earliest event is wanted.
     fn cmp(&self, other: &Self) -> Ordering {
         (other.at, other.sequence).cmp(&(self.at, self.sequence))
     }
 }
 
-/// What happened, as one number and, when somebody listens, as lines of text.
+/// What happened, as one number and, for a listener, as lines of text.
 ///
-/// The number covers every line in full, so two runs with one hash did the same things at the same times.
+/// The number is a hash over all lines, so two runs with the same hash did the same things at the same times.
 pub struct Trace {
     hash: u64,
     lines: u64,
@@ -118,7 +118,7 @@ pub struct Trace {
 }
 
 impl Trace {
-    /// An empty trace; `listener` hears each line.
+    /// An empty trace; `listener` is called with each line.
     #[must_use]
     pub fn new(listener: Option<fn(&str)>) -> Self {
         Self {
@@ -141,7 +141,7 @@ impl Trace {
         }
     }
 
-    /// The number that stands for all lines so far.
+    /// The hash over all lines so far.
     #[must_use]
     pub fn hash(&self) -> u64 {
         self.hash
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn the_hash_tells_order_time_and_text_apart() {
+    fn the_hash_depends_on_order_time_and_text() {
         let hash = |lines: &[(u64, &str)]| {
             let mut trace = Trace::new(None);
             for (at, text) in lines {

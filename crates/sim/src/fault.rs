@@ -1,4 +1,4 @@
-//! The atlas of faults: what may go wrong when, as data that a shrinker can take apart.
+//! The faults of a run and their times, as data that a shrinker can reduce.
 
 use std::time::Duration;
 
@@ -16,51 +16,51 @@ pub struct Planned {
     pub fault: Fault,
 }
 
-/// One thing that goes wrong.
+/// A fault.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Fault {
-    /// The process ends, in the middle of what it is saying, and is started again after a while.
+    /// The process ends, possibly between two messages of one step, and is started again later.
     Crash {
         /// The process that ends.
         process: Process,
-        /// How; a client has no disk.
+        /// How it ends; for a client, which has no disk, both are the same.
         how: Crash,
-        /// How long it is away.
+        /// Time until it is started again.
         down: Duration,
     },
-    /// The node's process is killed when its disk has taken its next write, or its next sync has failed, and the machine
+    /// The node's process is killed after the next write of its disk, or after its next sync, which fails. The machine
     /// loses power soon after the process is back: what the first life left in the cache of the device, and the second
-    /// told of, is gone.
-    Relapse {
+    /// announced, is lost.
+    KillThenPowerCut {
         /// Index of the node.
         node: u32,
         /// Whether it is a sync that fails.
-        in_vain: bool,
-        /// How long it is away, each time.
+        at_failed_sync: bool,
+        /// Time until it is started again, each time.
         down: Duration,
-        /// How long it is back in between.
+        /// Time between the restart and the power cut.
         after: Duration,
     },
     /// The node comes back with an empty disk.
     ReplaceDisk {
         /// Index of the node.
         node: u32,
-        /// How long it is away.
+        /// Time until it is started again.
         down: Duration,
     },
     /// Everything loses power at once.
     Blackout {
-        /// How long everything is away.
+        /// Time until everything is started again.
         down: Duration,
     },
-    /// The process stands still and does not know it.
+    /// The process does not run for a time and does not notice.
     Pause {
         /// The process that pauses.
         process: Process,
         /// How long.
         lasts: Duration,
     },
-    /// Nothing gets through in one direction.
+    /// One direction of a link delivers nothing.
     Cut {
         /// Sender.
         from: Process,
@@ -69,7 +69,7 @@ pub enum Fault {
         /// How long.
         lasts: Duration,
     },
-    /// One direction carries a hundredth of what it should.
+    /// One direction of a link has a hundredth of its throughput.
     Slow {
         /// Sender.
         from: Process,
@@ -87,7 +87,7 @@ pub enum Fault {
         /// How long.
         lasts: Duration,
     },
-    /// Bits flip where they lie on the disk.
+    /// Bits flip on the medium of the disk.
     Rot {
         /// Index of the node.
         node: u32,
@@ -97,7 +97,7 @@ pub enum Fault {
     /// Stretches of some files are read with a flipped bit in every block, until the process ends: long enough for both
     /// copies of the headers of some batches. Not while the log is being opened.
     SpoiltStretches {
-        /// Node whose disk it is.
+        /// Index of the node.
         node: u32,
         /// Blocks of each stretch.
         blocks: u32,
@@ -111,14 +111,15 @@ pub enum Fault {
     },
 }
 
-/// Which kinds of fault a run may meet. Kinds are chosen by the run, so that what one kind hides another run shows.
+/// The kinds of fault that a run may have. They are drawn for each run, so that a bug that one kind of fault hides is
+/// found in a run without it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Atlas {
-    /// Processes that end and return.
+pub struct FaultKinds {
+    /// Processes that end and are started again.
     pub crashes: bool,
-    /// Nodes that end twice. No ordinary run meets these.
-    pub relapses: bool,
-    /// Processes that stand still.
+    /// Nodes that are killed and then lose power. No ordinary run has these.
+    pub kills_then_power_cuts: bool,
+    /// Processes that do not run for a time.
     pub pauses: bool,
     /// Links that are cut or slow.
     pub links: bool,
@@ -126,9 +127,9 @@ pub struct Atlas {
     pub disk_errors: bool,
     /// Devices that answer everything with errors for a time.
     pub outages: bool,
-    /// Bits that flip and writes that land elsewhere: after these a disk owes nothing.
+    /// Bits that flip and misdirected writes: after these, records may be missing.
     pub disk_rot: bool,
-    /// Stretches that are read wrong, and reads and syncs that fail for a short while. No ordinary run meets these.
+    /// Stretches that are read wrong, and reads and syncs that fail for a short time. No ordinary run has these.
     pub decay: bool,
     /// Disks that are replaced by empty ones.
     pub disk_loss: bool,
@@ -138,24 +139,24 @@ pub struct Atlas {
 
 /// The size of the cluster that faults are drawn for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Extent {
+pub struct ClusterSize {
     /// Storage nodes.
     pub nodes: u32,
     /// Clients.
     pub clients: u32,
-    /// How long the load lasts, about.
+    /// Approximate duration of the load.
     pub lasts: Duration,
 }
 
-impl Atlas {
-    /// Draws which kinds a run may meet: one run in eight meets none.
+impl FaultKinds {
+    /// Draws the kinds that a run may have: one run in eight has none.
     pub fn draw(rng: &mut Rng) -> Self {
         if rng.chance(0.125) {
             return Self::default();
         }
         Self {
             crashes: rng.chance(0.6),
-            relapses: false,
+            kills_then_power_cuts: false,
             pauses: rng.chance(0.4),
             links: rng.chance(0.5),
             disk_errors: rng.chance(0.4),
@@ -168,11 +169,11 @@ impl Atlas {
     }
 
     /// Draws `count` faults in order of time.
-    pub fn plan(&self, rng: &mut Rng, cluster: Extent, count: u32) -> Vec<Planned> {
-        let mut kinds: Vec<fn(&mut Rng, Extent) -> Fault> = Vec::new();
+    pub fn plan(&self, rng: &mut Rng, cluster: ClusterSize, count: u32) -> Vec<Planned> {
+        let mut kinds: Vec<fn(&mut Rng, ClusterSize) -> Fault> = Vec::new();
         for (wanted, draw) in [
-            (self.crashes, crash as fn(&mut Rng, Extent) -> Fault),
-            (self.relapses, relapse),
+            (self.crashes, crash as fn(&mut Rng, ClusterSize) -> Fault),
+            (self.kills_then_power_cuts, power_cut_after),
             (self.pauses, pause),
             (self.links, link),
             (self.disk_errors, disk_error),
@@ -201,13 +202,13 @@ impl Atlas {
                 }
             })
             .collect();
-        planned.extend(aftershocks(rng, &planned));
+        planned.extend(power_cuts_after_kills(rng, &planned));
         planned.sort_by_key(|planned| planned.at);
         planned
     }
 }
 
-fn crash(rng: &mut Rng, cluster: Extent) -> Fault {
+fn crash(rng: &mut Rng, cluster: ClusterSize) -> Fault {
     let down = span(rng, Duration::from_millis(1), Duration::from_millis(800));
     if rng.chance(0.1) {
         return Fault::Blackout { down };
@@ -224,9 +225,9 @@ fn crash(rng: &mut Rng, cluster: Extent) -> Fault {
     }
 }
 
-/// Some nodes whose process was killed lose power soon after they are back: what the first life left in the cache of
-/// the device, and the second read from there, is gone in the third.
-fn aftershocks(rng: &mut Rng, planned: &[Planned]) -> Vec<Planned> {
+/// Power cuts for some of the nodes whose process is killed, soon after they are back: what the first life left in the
+/// cache of the device, and the second read from there, is lost in the third.
+fn power_cuts_after_kills(rng: &mut Rng, planned: &[Planned]) -> Vec<Planned> {
     let mut more = Vec::new();
     for Planned { at, fault } in planned {
         if let Fault::Crash {
@@ -251,18 +252,18 @@ fn aftershocks(rng: &mut Rng, planned: &[Planned]) -> Vec<Planned> {
     more
 }
 
-fn relapse(rng: &mut Rng, cluster: Extent) -> Fault {
+fn power_cut_after(rng: &mut Rng, cluster: ClusterSize) -> Fault {
     let down = span(rng, Duration::from_millis(1), Duration::from_millis(60));
     let after = span(rng, Duration::from_millis(3), Duration::from_millis(60));
-    Fault::Relapse {
+    Fault::KillThenPowerCut {
         node: node(rng, cluster),
-        in_vain: rng.chance(0.3),
+        at_failed_sync: rng.chance(0.3),
         down,
         after,
     }
 }
 
-fn replace_disk(rng: &mut Rng, cluster: Extent) -> Fault {
+fn replace_disk(rng: &mut Rng, cluster: ClusterSize) -> Fault {
     let down = span(rng, Duration::from_millis(1), Duration::from_millis(800));
     Fault::ReplaceDisk {
         node: node(rng, cluster),
@@ -270,7 +271,7 @@ fn replace_disk(rng: &mut Rng, cluster: Extent) -> Fault {
     }
 }
 
-fn pause(rng: &mut Rng, cluster: Extent) -> Fault {
+fn pause(rng: &mut Rng, cluster: ClusterSize) -> Fault {
     let longest = if rng.chance(0.3) {
         Duration::from_secs(3)
     } else {
@@ -282,7 +283,7 @@ fn pause(rng: &mut Rng, cluster: Extent) -> Fault {
     }
 }
 
-fn link(rng: &mut Rng, cluster: Extent) -> Fault {
+fn link(rng: &mut Rng, cluster: ClusterSize) -> Fault {
     let client = Process::Client(rng.below(u64::from(cluster.clients)) as u32);
     let (mut from, mut to) = match rng.below(3) {
         0 => (client, Process::Master),
@@ -305,7 +306,7 @@ fn link(rng: &mut Rng, cluster: Extent) -> Fault {
     }
 }
 
-fn disk_error(rng: &mut Rng, cluster: Extent) -> Fault {
+fn disk_error(rng: &mut Rng, cluster: ClusterSize) -> Fault {
     let mut faults = DiskFaults::default();
     let often = [0.02, 0.2, 1.0][rng.below(3) as usize];
     match rng.below(7) {
@@ -325,7 +326,7 @@ fn disk_error(rng: &mut Rng, cluster: Extent) -> Fault {
     }
 }
 
-fn outage(rng: &mut Rng, cluster: Extent) -> Fault {
+fn outage(rng: &mut Rng, cluster: ClusterSize) -> Fault {
     let faults = DiskFaults {
         outage: true,
         ..DiskFaults::default()
@@ -342,7 +343,7 @@ fn outage(rng: &mut Rng, cluster: Extent) -> Fault {
     }
 }
 
-fn rot(rng: &mut Rng, cluster: Extent) -> Fault {
+fn rot(rng: &mut Rng, cluster: ClusterSize) -> Fault {
     let node = node(rng, cluster);
     if rng.chance(0.5) {
         return Fault::Rot {
@@ -363,7 +364,7 @@ fn rot(rng: &mut Rng, cluster: Extent) -> Fault {
     }
 }
 
-fn decay(rng: &mut Rng, cluster: Extent) -> Fault {
+fn decay(rng: &mut Rng, cluster: ClusterSize) -> Fault {
     let node = node(rng, cluster);
     let mut faults = DiskFaults::default();
     match rng.below(6) {
@@ -381,14 +382,14 @@ fn decay(rng: &mut Rng, cluster: Extent) -> Fault {
     }
 }
 
-fn flip(rng: &mut Rng, cluster: Extent) -> Fault {
+fn flip(rng: &mut Rng, cluster: ClusterSize) -> Fault {
     Fault::Flip {
         node: node(rng, cluster),
         bit: rng.next_u64(),
     }
 }
 
-fn process(rng: &mut Rng, cluster: Extent) -> Process {
+fn process(rng: &mut Rng, cluster: ClusterSize) -> Process {
     match rng.below(4) {
         0 => Process::Master,
         1 | 2 => Process::Node(node(rng, cluster)),
@@ -396,7 +397,7 @@ fn process(rng: &mut Rng, cluster: Extent) -> Process {
     }
 }
 
-fn node(rng: &mut Rng, cluster: Extent) -> u32 {
+fn node(rng: &mut Rng, cluster: ClusterSize) -> u32 {
     rng.below(u64::from(cluster.nodes)) as u32
 }
 
@@ -411,17 +412,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_plan_has_only_the_kinds_of_its_atlas_in_order_of_time() {
-        let cluster = Extent {
+    fn a_plan_has_only_its_kinds_of_fault_in_order_of_time() {
+        let cluster = ClusterSize {
             nodes: 3,
             clients: 2,
             lasts: Duration::from_secs(4),
         };
-        let atlas = Atlas {
+        let fault_kinds = FaultKinds {
             pauses: true,
-            ..Atlas::default()
+            ..FaultKinds::default()
         };
-        let plan = atlas.plan(&mut Rng::new(1), cluster, 50);
+        let plan = fault_kinds.plan(&mut Rng::new(1), cluster, 50);
         assert_eq!(plan.len(), 50);
         assert!(
             plan.iter()
@@ -429,7 +430,7 @@ mod tests {
         );
         assert!(plan.is_sorted_by_key(|planned| planned.at));
         assert!(
-            Atlas::default()
+            FaultKinds::default()
                 .plan(&mut Rng::new(1), cluster, 50)
                 .is_empty()
         );
@@ -438,16 +439,20 @@ mod tests {
     #[test]
     fn every_kind_is_drawn_sooner_or_later() {
         let mut rng = Rng::new(1);
-        let drawn: Vec<Atlas> = (0..400).map(|_| Atlas::draw(&mut rng)).collect();
-        assert!(drawn.iter().any(|atlas| *atlas == Atlas::default()));
+        let drawn: Vec<FaultKinds> = (0..400).map(|_| FaultKinds::draw(&mut rng)).collect();
+        assert!(
+            drawn
+                .iter()
+                .any(|fault_kinds| *fault_kinds == FaultKinds::default())
+        );
         for kind in [
-            |a: &Atlas| a.crashes,
-            |a: &Atlas| a.pauses,
-            |a: &Atlas| a.links,
-            |a: &Atlas| a.disk_errors,
-            |a: &Atlas| a.disk_rot,
-            |a: &Atlas| a.disk_loss,
-            |a: &Atlas| a.memory_flips,
+            |a: &FaultKinds| a.crashes,
+            |a: &FaultKinds| a.pauses,
+            |a: &FaultKinds| a.links,
+            |a: &FaultKinds| a.disk_errors,
+            |a: &FaultKinds| a.disk_rot,
+            |a: &FaultKinds| a.disk_loss,
+            |a: &FaultKinds| a.memory_flips,
         ] {
             assert!(drawn.iter().any(kind) && !drawn.iter().all(kind));
         }

@@ -1,8 +1,8 @@
-//! What clients did to each key and what they were told: the judge of every read.
+//! What clients did to each key and how they were answered; every read is checked against it.
 //!
-//! A cache may forget at any time, so a miss proves nothing. What a read may give is bounded from two sides: it must be
-//! wholly one put's value (I1, I2), and that put must not have been over, by removal or by a newer version, before the
-//! read began (I4). Times are the world's; an answer counts from when the master gave it, whether or not it arrived.
+//! A cache may lose a value at any time, so a miss is never an error. A hit must fulfil two conditions: it is wholly
+//! one put's value (I1, I2), and that value was not removed or replaced by a newer version before the read began (I4).
+//! Times are those of the world; an answer counts from the time at which the master gave it, whether or not it arrived.
 
 use std::collections::BTreeMap;
 
@@ -22,10 +22,11 @@ pub struct History {
     timelines: BTreeMap<Name, Timeline>,
     reads: u64,
     grants: u64,
-    /// A device lost a write that it reported as done: records that its tombstones made dead may come back.
-    excused: bool,
-    /// When something was last forgiven: who looked before may yet tell of it.
-    forgiven: Instant,
+    /// Whether a device lost a write that it had reported as done: the write may have held a tombstone, and dead
+    /// records may come back.
+    may_resurrect: bool,
+    /// When removals were last voided: a read that began before may still return a removed value.
+    voided: Instant,
 }
 
 #[derive(Debug)]
@@ -44,17 +45,18 @@ struct Timeline {
 #[derive(Clone, Copy, Debug)]
 struct Fate {
     put: PutId,
-    /// Which life of the master gave it: a later one may give the same number again when nobody can remember it.
+    /// The life of the master that gave the version: a later one may give the same number again if no node has seen it.
     life: u64,
-    /// Which grant of the run this was: orders versions over the lives of masters.
+    /// Number of the grant within the run: orders versions over the lives of masters.
     rank: u64,
     /// When the master acknowledged it.
     published: Option<Instant>,
     /// When it was first read: it had been published by then, acknowledged or not.
     seen: Option<Instant>,
-    /// The same, if the master that published it still lives: an unacknowledged value may go with it.
+    /// As `seen`, while the master that published it lives: a value that was not acknowledged may be lost with that
+    /// master.
     standing: Option<Instant>,
-    /// When the master said that it never would be.
+    /// When the master revoked the put.
     refused: Option<Instant>,
 }
 
@@ -64,23 +66,23 @@ struct Removal {
     acknowledged: Instant,
 }
 
-/// A read that gave bytes.
+/// A read that returned bytes.
 #[derive(Clone, Copy, Debug)]
 pub struct Read<'a> {
     /// When its look-up was sent.
     pub began: Instant,
-    /// When its last byte was with the client.
+    /// When its last byte reached the client.
     pub ended: Instant,
     /// Tenant and key.
     pub name: &'a Name,
-    /// The version that the master named.
+    /// The version that the master answered.
     pub version: Version,
     /// The value that arrived.
     pub bytes: &'a [u8],
 }
 
 impl History {
-    /// A client begins to put a value; the number goes into the value.
+    /// A client begins to put a value; the number is written into the value.
     pub fn begin_put(&mut self, name: Name, now: Instant) -> PutId {
         self.puts.push(Put { name, began: now });
         PutId(self.puts.len() as u64 - 1)
@@ -89,7 +91,7 @@ impl History {
     /// The master gave the put of `name` a version.
     ///
     /// # Errors
-    /// When the version was given before: two puts would answer to one name.
+    /// If the version was given before: two puts would have the same one.
     pub fn granted(&mut self, name: &Name, version: Version, put: PutId, life: u64) -> Checked {
         self.grants += 1;
         let timeline = self.timelines.entry(name.clone()).or_default();
@@ -121,7 +123,7 @@ impl History {
         }
     }
 
-    /// The master revoked the put: nobody may ever read it.
+    /// The master revoked the put: no read may return it from now on.
     pub fn refused(&mut self, name: &Name, version: Version, now: Instant) {
         if let Some(fate) = self.fate(name, version) {
             fate.refused.get_or_insert(now);
@@ -130,8 +132,8 @@ impl History {
 
     /// The master acknowledged a removal that its client began at `began`.
     pub fn removed(&mut self, name: &Name, began: Instant, acknowledged: Instant) {
-        // It may have been decided before, when the master knew nothing of a node that had yet to come.
-        if began < self.forgiven {
+        // The master may have decided it before it knew of a node that holds a copy.
+        if began < self.voided {
             return;
         }
         let timeline = self.timelines.entry(name.clone()).or_default();
@@ -141,15 +143,15 @@ impl History {
         });
     }
 
-    /// A device misreports writes from now on: records that their tombstones made dead may come back.
-    pub fn excuse(&mut self) {
-        self.excused = true;
+    /// A device has lost a write that it reported as done: from now on dead records may come back.
+    pub fn allow_resurrection(&mut self) {
+        self.may_resurrect = true;
     }
 
-    /// Removals and overwrites acknowledged since then, while a node was away, were known to nobody but a master that
-    /// has ended: what they replaced may come back with the node.
-    pub fn forgive(&mut self, since: Instant, now: Instant) {
-        self.forgiven = now;
+    /// Voids removals and overwrites acknowledged since `since`, while a node was away. Only a master that has ended
+    /// knew of them: the values that they replaced may come back with the node.
+    pub fn void_since(&mut self, since: Instant, now: Instant) {
+        self.voided = now;
         for timeline in self.timelines.values_mut() {
             timeline
                 .removals
@@ -172,7 +174,7 @@ impl History {
         }
     }
 
-    /// Which put a version belongs to.
+    /// The put that a version belongs to.
     #[must_use]
     pub fn put_of(&self, name: &Name, version: Version) -> Option<PutId> {
         Some(self.timelines.get(name)?.versions.get(&version)?.put)
@@ -183,13 +185,13 @@ impl History {
         self.timelines.keys()
     }
 
-    /// Reads that were judged.
+    /// Number of reads that were checked.
     #[must_use]
     pub fn reads(&self) -> u64 {
         self.reads
     }
 
-    /// Judges a read that gave bytes.
+    /// Checks a read that returned bytes.
     ///
     /// # Errors
     /// The invariant that it breaks.
@@ -218,7 +220,7 @@ impl History {
             Violation::new(Invariant::NoWrongBytes, what)
         };
         match self.puts.get(put.0 as usize) {
-            None => return Err(wrong("nobody put that".into())),
+            None => return Err(wrong("there is no such put".into())),
             Some(known) if known.name != *read.name => {
                 return Err(wrong("that is a put of another key".into()));
             }
@@ -232,7 +234,7 @@ impl History {
             owner => return Err(wrong(format!("that version belongs to {owner:?}"))),
         }
         self.judge_age(read.name, read.version, read.began)?;
-        let standing = read.began >= self.forgiven;
+        let standing = read.began >= self.voided;
         let fate = self
             .fate(read.name, read.version)
             .expect("its owner was found");
@@ -243,23 +245,24 @@ impl History {
         Ok(put)
     }
 
-    /// Judges what somebody who looked at `began` or later may be told of: that version, and not one that was over.
+    /// Checks that `version` was neither removed nor replaced when a read that began at `began` returned it.
     ///
     /// # Errors
-    /// Says since when the version is over.
+    /// Says since when the version is removed or replaced.
     pub fn judge_age(&self, name: &Name, version: Version, began: Instant) -> Checked {
-        if self.excused {
+        if self.may_resurrect {
             return Ok(());
         }
         let stale = |why: String| {
-            let what = format!("{name:?} gave version {version} to a reader of {began}: {why}");
+            let what =
+                format!("{name:?}: a read that began at {began} returned version {version}: {why}");
             Err(Violation::new(Invariant::NoResurrection, what))
         };
         let Some(timeline) = self.timelines.get(name) else {
             return stale("it was never put".into());
         };
         let Some(fate) = timeline.versions.get(&version) else {
-            return stale("nobody was given that version".into());
+            return stale("no put was given that version".into());
         };
         if let Some(refused) = fate.refused.filter(|at| *at <= began) {
             return stale(format!("refused at {refused}"));
@@ -288,12 +291,12 @@ impl History {
         Ok(())
     }
 
-    /// Judges that a key is said to be there at `now`: some version of it must not be over.
+    /// Checks an answer at `now` that a key is there: some version of it must be neither removed nor replaced.
     ///
     /// # Errors
-    /// Says why the latest version is over.
+    /// Says why the latest version cannot be there.
     pub fn judge_presence(&self, name: &Name, now: Instant) -> Checked {
-        if self.excused {
+        if self.may_resurrect {
             return Ok(());
         }
         let versions = self
@@ -375,10 +378,10 @@ mod tests {
         assert_eq!(read(&mut history, 0, 5, 35), Err(Invariant::NoResurrection));
     }
 
-    /// An overwrite is read before it is acknowledged, and then everything loses power: the old value, which the log
-    /// still has, may come back, for nobody was promised otherwise.
+    /// An overwrite is read before it is acknowledged, and then everything loses power. The old value, which the log
+    /// still has, may come back: the overwrite was never acknowledged.
     #[test]
-    fn what_was_only_read_may_go_with_its_master() {
+    fn a_value_that_was_only_read_may_be_lost_with_its_master() {
         let mut history = history();
         history.published(&name(), Version(5), at(12));
         assert_eq!(read(&mut history, 1, 6, 30), Ok(PutId(1)));
@@ -386,25 +389,25 @@ mod tests {
         assert_eq!(read(&mut history, 0, 5, 40), Ok(PutId(0)));
     }
 
-    /// A node came back whose old value no removal was remembered for. A read that had begun before ended after, and was
-    /// taken for a promise that the removed, newer value stands (seed 7602).
+    /// A node came back with an old value whose removal no master remembered. A read that had begun before ended after
+    /// that, and was taken as proof that the removed, newer value was there (seed 7602).
     #[test]
-    fn a_read_that_began_before_it_was_forgiven_promises_nothing() {
+    fn a_read_that_began_before_removals_were_voided_proves_nothing() {
         let mut history = history();
         history.published(&name(), Version(6), at(22));
         history.removed(&name(), at(31), at(33));
-        history.forgive(at(10), at(32));
+        history.void_since(at(10), at(32));
         assert_eq!(read(&mut history, 1, 6, 30), Ok(PutId(1)));
         assert_eq!(read(&mut history, 0, 5, 40), Ok(PutId(0)));
     }
 
     /// A new master removed a value while it did not know of a node that held another copy. The node came before the
-    /// removal was acknowledged, and the removal was held to bind it (seed 193).
+    /// removal was acknowledged, and the removal was taken to cover its copy too (seed 193).
     #[test]
-    fn a_removal_that_began_before_it_was_forgiven_promises_nothing() {
+    fn a_removal_that_began_before_removals_were_voided_proves_nothing() {
         let mut history = history();
         history.published(&name(), Version(5), at(12));
-        history.forgive(at(10), at(32));
+        history.void_since(at(10), at(32));
         assert_eq!(read(&mut history, 0, 5, 34), Ok(PutId(0)));
         history.removed(&name(), at(31), at(40));
         assert_eq!(read(&mut history, 0, 5, 41), Ok(PutId(0)));
@@ -450,13 +453,13 @@ mod tests {
     }
 
     #[test]
-    fn a_version_given_twice_is_seen() {
+    fn a_version_given_twice_is_detected() {
         let mut history = history();
         let put = history.begin_put(name(), at(50));
         assert!(history.granted(&name(), Version(6), put, 1).is_err());
         assert!(
             history.granted(&name(), Version(6), put, 2).is_ok(),
-            "in another life nobody remembers"
+            "a later life of the master may give it again"
         );
     }
 }

@@ -1,4 +1,4 @@
-//! What the log of one node owes: a model of it in a map, told of every promise as it is made.
+//! The records that the log of one node must keep: a model of the log, updated with every report.
 
 use std::collections::BTreeMap;
 
@@ -6,40 +6,40 @@ use slackwater_wire::DiskEntry;
 
 use crate::check::{Checked, Invariant, Violation};
 
-/// The promises of one node's log.
+/// What one node's log has promised about its records.
 #[derive(Clone, Debug, Default)]
 pub struct Ledger {
     records: BTreeMap<DiskEntry, Promise>,
     forgotten: u64,
 }
 
-/// What the node has said about one record.
+/// What the node has reported about one record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Promise {
-    /// It is being written: a crash may keep it or not.
+    /// It is being written: after a crash it may be there or not.
     Writing,
-    /// It was reported as durable, or announced: only an order or damage takes it away.
+    /// It was reported as durable, or announced: only an order or damage may remove it.
     Durable,
-    /// It was reported as durable and came from memory in which a bit had flipped: a reader finds that out, or the next
-    /// opening of the log.
+    /// It was reported as durable and was written from memory in which a bit had flipped: a reader detects that, or the
+    /// next opening of the log.
     Flawed,
-    /// It was ordered to go, or reported as lost: a crash may keep it or not.
+    /// It was ordered to be dropped, or reported as lost: after a crash it may be there or not.
     Dropping,
-    /// It was reported as dropped: nothing brings it back.
+    /// It was reported as dropped: it must never come back.
     Dropped,
 }
 
-/// How far what a disk gives can be taken for what it was given.
+/// How far a disk can be expected to return what was written to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Trust {
-    /// All of it.
-    Honest,
-    /// Some of it could not be read, and the process was told: what it did not find is given up for good.
+    /// It returned everything.
+    Intact,
+    /// Some reads ended in errors: what the process could not read is given up for good.
     Unread,
-    /// It may have lost or spoilt something, and the log can see that.
+    /// It may have lost or damaged something in a way that the log can detect.
     Damaged,
-    /// It reported writes as done that it lost: nobody can see that.
-    Lying,
+    /// It lost writes that it had reported as done, which cannot be detected.
+    LosesWrites,
 }
 
 impl Ledger {
@@ -50,7 +50,7 @@ impl Ledger {
             .entry(entry.clone())
             .or_insert(Promise::Writing);
         if *promise == Promise::Dropped {
-            // It was evicted from SSD and comes again: the same put, written anew.
+            // It was evicted from SSD and is offloaded again: the same put, written anew.
             *promise = Promise::Writing;
         }
     }
@@ -105,7 +105,7 @@ impl Ledger {
         self.records.clear();
     }
 
-    /// Whether this record must be there, and no newer one of its key stands for it.
+    /// Whether this record must be there: it is promised, and no newer one of its key is there in its place.
     #[must_use]
     pub fn owes(&self, entry: &DiskEntry) -> bool {
         let newer = |other: &DiskEntry| {
@@ -123,8 +123,9 @@ impl Ledger {
             .map(|(entry, _)| entry)
     }
 
-    /// Judges what the log announces after it was opened, all of it. On an honest disk everything owed must be
-    /// there; what was dropped must not be, unless the disk lies. From now on all of it is owed.
+    /// Checks everything that the log announces after it was opened. On an intact disk every record that is owed must
+    /// be there. A dropped record must not be, unless the disk loses writes. From now on all announced records are
+    /// owed.
     ///
     /// # Errors
     /// The promise that is broken.
@@ -138,18 +139,18 @@ impl Ledger {
                 ));
             }
             match self.promise(entry) {
-                Some(Promise::Dropped) if trust != Trust::Lying => {
+                Some(Promise::Dropped) if trust != Trust::LosesWrites => {
                     let what = format!("{entry:?} was reported as dropped and is announced");
                     return Err(Violation::new(Invariant::NoResurrection, what));
                 }
                 None if self.forgotten == 0 => {
-                    let what = format!("{entry:?} is announced and nobody ordered it");
+                    let what = format!("{entry:?} is announced and was never ordered");
                     return Err(Violation::new(Invariant::NoWrongBytes, what));
                 }
                 _ => {}
             }
         }
-        // The newest record of a key stands for all of them: the order to drop the older may not have come.
+        // The newest record of a key counts for all of them: the order to drop the older ones may not have arrived.
         let replaced = |entry: &DiskEntry| {
             let newer = |other: &&DiskEntry| {
                 other.key == entry.key
@@ -158,7 +159,7 @@ impl Ledger {
             };
             announced.iter().any(|other| newer(&other))
         };
-        if trust == Trust::Honest
+        if trust == Trust::Intact
             && let Some(missing) = self
                 .owed()
                 .find(|entry| !seen.contains(entry) && !replaced(entry))
@@ -175,8 +176,8 @@ impl Ledger {
                 _ => (entry.clone(), Promise::Durable),
             })
             .collect();
-        // What was not announced is gone for good, and nobody will have it removed.
-        if matches!(trust, Trust::Honest | Trust::Unread) {
+        // What was not announced is gone for good, and the master will not order its removal.
+        if matches!(trust, Trust::Intact | Trust::Unread) {
             self.records
                 .retain(|_, promise| *promise == Promise::Dropped);
         }
@@ -207,16 +208,16 @@ mod tests {
     }
 
     #[test]
-    fn what_is_durable_is_owed_until_it_is_ordered_away() {
+    fn a_durable_record_is_owed_until_its_drop_is_ordered() {
         let mut ledger = Ledger::default();
         ledger.ordered(&entry(1));
-        assert_eq!(ledger.judge(&[], Trust::Honest), Ok(()));
+        assert_eq!(ledger.judge(&[], Trust::Intact), Ok(()));
         ledger.ordered(&entry(1));
         ledger.durable(&entry(1));
         assert_eq!(
             ledger
                 .clone()
-                .judge(&[], Trust::Honest)
+                .judge(&[], Trust::Intact)
                 .unwrap_err()
                 .invariant,
             Invariant::Acknowledgement
@@ -224,11 +225,11 @@ mod tests {
         assert_eq!(
             ledger.clone().judge(&[], Trust::Damaged),
             Ok(()),
-            "a rotten disk owes nothing"
+            "on a damaged disk nothing is owed"
         );
         ledger.dropping(&entry(1));
-        assert_eq!(ledger.clone().judge(&[], Trust::Honest), Ok(()));
-        assert_eq!(ledger.judge(&[entry(1)], Trust::Honest), Ok(()));
+        assert_eq!(ledger.clone().judge(&[], Trust::Intact), Ok(()));
+        assert_eq!(ledger.judge(&[entry(1)], Trust::Intact), Ok(()));
         assert_eq!(
             ledger.promise(&entry(1)),
             Some(Promise::Durable),
@@ -236,16 +237,17 @@ mod tests {
         );
     }
 
-    /// A value was written from memory in which a bit had flipped. The log was opened and announced it, and took it for
-    /// lost when it was read; the next opening was then held to have forgotten a durable record (seed 55710).
+    /// A value was written from memory in which a bit had flipped. An opening announced it, and a read found that it
+    /// was wrong and reported it as lost. The ledger then required the next opening to announce it as a durable record
+    /// (seed 55710).
     #[test]
     fn a_value_that_was_written_wrong_is_not_owed_because_it_was_announced() {
         let mut ledger = Ledger::default();
         ledger.ordered(&entry(1));
         ledger.flawed(&entry(1));
-        assert_eq!(ledger.judge(&[entry(1)], Trust::Honest), Ok(()));
+        assert_eq!(ledger.judge(&[entry(1)], Trust::Intact), Ok(()));
         assert_eq!(ledger.promise(&entry(1)), Some(Promise::Flawed));
-        assert_eq!(ledger.judge(&[], Trust::Honest), Ok(()));
+        assert_eq!(ledger.judge(&[], Trust::Intact), Ok(()));
     }
 
     #[test]
@@ -254,7 +256,7 @@ mod tests {
         ledger.ordered(&entry(1));
         ledger.durable(&entry(1));
         ledger.dropped(&entry(1));
-        assert_eq!(ledger.judge(&[], Trust::Honest), Ok(()));
+        assert_eq!(ledger.judge(&[], Trust::Intact), Ok(()));
         assert_eq!(
             ledger
                 .judge(&[entry(1)], Trust::Damaged)
@@ -265,10 +267,10 @@ mod tests {
     }
 
     #[test]
-    fn unknown_and_repeated_entries_are_seen() {
+    fn unknown_and_repeated_entries_are_detected() {
         let mut ledger = Ledger::default();
-        assert!(ledger.judge(&[entry(1)], Trust::Honest).is_err());
+        assert!(ledger.judge(&[entry(1)], Trust::Intact).is_err());
         ledger.ordered(&entry(1));
-        assert!(ledger.judge(&[entry(1), entry(1)], Trust::Honest).is_err());
+        assert!(ledger.judge(&[entry(1), entry(1)], Trust::Intact).is_err());
     }
 }

@@ -1,7 +1,7 @@
 //! The whole cluster on one thread, by seed: master, nodes and clients over a network, disks and clocks that fail.
 //!
-//! The cores are the real ones; only the four edges (clock, randomness, network, disk) are stood in for. One seed
-//! fixes everything that happens, so a failure is one number, and the same seed gives the same trace twice.
+//! The cores are the real ones; only clock, randomness, network and disk are simulated. One seed determines everything
+//! that happens: a failure is reproduced from its seed, and the same seed gives the same trace.
 #![forbid(unsafe_code)]
 
 pub mod check;

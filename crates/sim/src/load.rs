@@ -1,4 +1,4 @@
-//! What clients do: scripts of operations, drawn by seed before the run begins so that a shrinker can take them apart.
+//! What clients do: scripts of operations, drawn by seed before the run begins so that a shrinker can reduce them.
 
 use std::time::Duration;
 
@@ -8,10 +8,10 @@ use slackwater_wire::{Chain, Durability, Hold, Key, Pin, PutConfig, PutMode, Ten
 use crate::fault::span;
 use crate::value::HEADER_BYTES;
 
-/// How a load is shaped.
+/// The proportions and limits of a load.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LoadOptions {
-    /// Operations in all, over all clients.
+    /// Operations of all clients together.
     pub operations: u32,
     /// Keys of each tenant.
     pub keys: u64,
@@ -23,7 +23,7 @@ pub struct LoadOptions {
     pub bytes_max: u64,
     /// Share of operations that read.
     pub reads: f64,
-    /// Share of the rest that removes keys, before what else is drawn.
+    /// Share of the operations that do not read that remove keys.
     pub removes: f64,
     /// Share of puts that replace.
     pub upserts: f64,
@@ -44,9 +44,9 @@ pub struct LoadOptions {
 /// One operation, after a pause.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Step {
-    /// The client does nothing for this long first.
+    /// Pause before the operation.
     pub think: Duration,
-    /// Then this.
+    /// The operation.
     pub operation: Operation,
 }
 
@@ -77,7 +77,7 @@ pub enum Operation {
         /// Whether the read ends at the first miss.
         prefix_only: bool,
     },
-    /// Asks whether they are there.
+    /// Asks whether keys are there.
     Exists {
         /// The tenant.
         tenant: Tenant,
@@ -97,7 +97,7 @@ pub enum Operation {
     RemoveMatching {
         /// The tenant.
         tenant: Tenant,
-        /// What is searched for in the key.
+        /// The pattern that keys are matched with.
         pattern: String,
         /// Also while they are leased.
         force: bool,
@@ -116,7 +116,7 @@ pub enum Operation {
         /// At most this many.
         limit: u32,
     },
-    /// Looks at one object from the side.
+    /// Asks for the state of one object, which does not count as a read.
     Describe {
         /// The tenant.
         tenant: Tenant,
@@ -203,7 +203,8 @@ impl LoadOptions {
             false => Pin::None,
         };
         if pin == Pin::Hard {
-            // Memory full of what may never leave takes nothing more, and rightly so: that is not looked for here.
+            // Memory full of hard-pinned values refuses all puts, as it must: such runs would find nothing, so pinned
+            // values are short.
             entries.truncate(1);
             entries[0].1 = entries[0].1.min(HARD_PINNED_BYTES_MAX);
         }
@@ -234,7 +235,8 @@ impl LoadOptions {
         }
     }
 
-    /// Some keys of one chain, in order. Few chains are asked for often: a quarter of the draws fall on an eighth.
+    /// Some keys of one chain, in order. Some chains are used more often: a quarter of the draws fall on an eighth of
+    /// them.
     fn walk(&self, rng: &mut Rng) -> (Vec<Key>, Chain) {
         let chains = self.keys.div_ceil(self.chain);
         let mut chain = rng.below(chains);
@@ -268,7 +270,7 @@ impl LoadOptions {
         Tenant::new(name).expect("the names of the load are well-formed")
     }
 
-    /// Lengths around the edges of blocks, and anything between.
+    /// Lengths around multiples of a block, and others.
     fn bytes(&self, rng: &mut Rng) -> usize {
         let bytes = match rng.below(4) {
             0 => rng.below(200),
@@ -279,7 +281,7 @@ impl LoadOptions {
     }
 }
 
-/// Values that are pinned for good are no longer than this.
+/// Longest value that is hard-pinned.
 const HARD_PINNED_BYTES_MAX: usize = 4000;
 
 fn key(chain: u64, position: u64) -> Key {

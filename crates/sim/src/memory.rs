@@ -1,7 +1,7 @@
-//! The memory that a node lends, with a shadow that knows whose every byte is.
+//! The memory that a node lends, with a shadow that records the owner of every byte.
 //!
-//! The shadow sees each extent when the master gives it out and when its owner says that nothing can arrive under it
-//! any more. A byte that is touched under any other generation is the late access that fencing exists to prevent.
+//! The shadow is updated when the master allocates an extent and when the node reports it as fenced. An access under
+//! any other generation is the late access that fencing must prevent.
 
 use std::collections::BTreeMap;
 
@@ -19,20 +19,20 @@ pub struct Memory {
 struct Segment {
     incarnation: Incarnation,
     bytes: Vec<u8>,
-    /// Whose each granule is.
+    /// The owner of each granule.
     shadow: Vec<Owner>,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Owner {
-    /// Zero: nobody's yet.
+    /// Zero: never allocated.
     generation: u64,
     fenced: bool,
 }
 
 impl Memory {
-    /// Adds a segment of `bytes` in the life `incarnation` of its owner, or begins that life anew with it: no access
-    /// of an earlier life may touch it.
+    /// Adds a segment of `bytes`, lent under `incarnation`, or replaces the segment of an earlier incarnation: no
+    /// access under that one is allowed any more.
     pub fn mount(&mut self, segment: SegmentId, incarnation: Incarnation, bytes: u64) {
         let granules = (bytes / GRANULE) as usize;
         let shadow = vec![Owner::default(); granules];
@@ -46,15 +46,15 @@ impl Memory {
         );
     }
 
-    /// The master has given `extent` to a holder.
+    /// The master has allocated `extent`.
     ///
     /// # Errors
-    /// When some of its bytes still belong to an extent that is not fenced.
+    /// If some of its bytes still belong to an extent that is not fenced.
     pub fn grant(&mut self, extent: ExtentRef) -> Checked {
         let Some(segment) = self.segments.get_mut(&extent.segment) else {
             return Err(Violation::new(
                 Invariant::Extents,
-                format!("{extent:?} is given out, but not mounted"),
+                format!("{extent:?} is allocated, but its segment is not mounted"),
             ));
         };
         if segment.incarnation != extent.incarnation {
@@ -62,12 +62,12 @@ impl Memory {
         }
         for owner in segment.shadow(extent)? {
             if owner.generation >= extent.generation {
-                // The answer was held back until after the extent had died, or its bytes had gone on.
+                // The answer was delayed until after the extent had been fenced, or its bytes allocated again.
                 continue;
             }
             if owner.generation != 0 && !owner.fenced {
                 let what = format!(
-                    "{extent:?} is given out while generation {} of its bytes is not fenced",
+                    "{extent:?} is allocated while generation {} of its bytes is not fenced",
                     owner.generation
                 );
                 return Err(Violation::new(Invariant::Extents, what));
@@ -80,10 +80,10 @@ impl Memory {
         Ok(())
     }
 
-    /// The owner has said that nothing can arrive under `extent` any more.
+    /// The node has reported `extent` as fenced.
     ///
     /// # Errors
-    /// When the extent lies outside its segment.
+    /// If the extent lies outside its segment.
     pub fn fence(&mut self, extent: ExtentRef) -> Checked {
         let Some(segment) = self.segments.get_mut(&extent.segment) else {
             return Ok(());
@@ -102,10 +102,10 @@ impl Memory {
         Ok(())
     }
 
-    /// Writes `bytes` at `offset` from the start of `extent`, as an access that the owner let through.
+    /// Writes `bytes` at `offset` from the start of `extent`, as an access that the node's arena permitted.
     ///
     /// # Errors
-    /// When a byte of it is not the holder's.
+    /// If a byte of it does not belong to `extent`.
     pub fn write(&mut self, extent: ExtentRef, offset: u64, bytes: &[u8]) -> Checked {
         let at = self.permit(extent, offset, bytes.len(), "write")?;
         let segment = self
@@ -116,16 +116,16 @@ impl Memory {
         Ok(())
     }
 
-    /// Reads `length` bytes at `offset` from the start of `extent`, as an access that the owner let through.
+    /// Reads `length` bytes at `offset` from the start of `extent`, as an access that the node's arena permitted.
     ///
     /// # Errors
-    /// When a byte of it is not the holder's.
+    /// If a byte of it does not belong to `extent`.
     pub fn read(&self, extent: ExtentRef, offset: u64, length: usize) -> Checked<Vec<u8>> {
         let at = self.permit(extent, offset, length, "read")?;
         Ok(self.segments[&extent.segment].bytes[at..at + length].to_vec())
     }
 
-    /// Flips one bit of memory: what a failing DIMM does.
+    /// Flips one bit of memory, as a failing DIMM does.
     pub fn flip(&mut self, segment: SegmentId, bit: u64) {
         if let Some(segment) = self.segments.get_mut(&segment) {
             let bit = bit % (segment.bytes.len() as u64 * 8);
@@ -146,7 +146,7 @@ impl Memory {
             .ok_or_else(|| wrong("not mounted".into()))?;
         if segment.incarnation != extent.incarnation {
             return Err(wrong(format!(
-                "the owner lives its life {}",
+                "the segment is lent under incarnation {}",
                 segment.incarnation
             )));
         }
@@ -190,9 +190,9 @@ impl Segment {
     }
 }
 
-/// Finest piece of memory that the shadow tells apart.
+/// Smallest unit of memory that the shadow tracks.
 const GRANULE: u64 = 64;
-/// What memory holds that nobody wrote.
+/// The content of memory that was never written.
 const POISON: u8 = 0xa5;
 
 #[cfg(test)]
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn a_write_under_a_dead_generation_is_seen() {
+    fn a_write_under_a_dead_generation_is_detected() {
         let mut memory = memory();
         memory.grant(extent(0, 1)).unwrap();
         memory.write(extent(0, 1), 0, &[7; 4096]).unwrap();
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_that_are_not_fenced_may_not_be_given_out() {
+    fn bytes_that_are_not_fenced_may_not_be_allocated() {
         let mut memory = memory();
         memory.grant(extent(4096, 1)).unwrap();
         assert_eq!(
@@ -240,10 +240,10 @@ mod tests {
         assert!(memory.grant(extent(0, 3)).is_ok());
     }
 
-    /// A put of two values waits for the room of the second; the first is replaced meanwhile, and its extent fenced,
-    /// before the answer names it.
+    /// A put of two values waits for room for the second. Meanwhile the first is replaced and its extent fenced, before
+    /// the answer names it.
     #[test]
-    fn an_extent_may_be_named_after_its_death() {
+    fn an_extent_may_be_named_after_it_was_fenced() {
         let mut memory = memory();
         memory.fence(extent(0, 1)).unwrap();
         memory.grant(extent(0, 1)).unwrap();
@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_life_knows_no_old_extent() {
+    fn a_new_incarnation_permits_no_old_extent() {
         let mut memory = memory();
         memory.grant(extent(0, 1)).unwrap();
         memory.mount(SegmentId(1), Incarnation(2), 16384);

@@ -1,9 +1,9 @@
 //! The network: links with delay, loss, duplication, reordering, one-way cuts and slowness.
 //!
-//! What nodes and the master say to each other travels on streams, as over TCP: in order and once, late when packets are
-//! lost, held while the link is cut. Requests of clients and their answers travel the same way, but each may be lost,
-//! repeated or held back on top of it, as where several connections follow each other. Bytes of the data plane travel as datagrams, the worst that a mover may do: lost, twice, out of order,
-//! long after everybody has forgotten them.
+//! Messages between nodes and the master travel on streams, as over TCP: in order and once, late when packets are lost,
+//! held while the link is cut. Requests of clients and their answers travel the same way, but each may also be lost,
+//! repeated or delayed, as happens when a client reconnects. Bytes of the data plane travel as datagrams, which is the
+//! worst that a mover may do: they are lost, duplicated, reordered, and may arrive long after the transfer has ended.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -49,15 +49,15 @@ impl Process {
 pub struct LinkOptions {
     /// Least delay of a message.
     pub delay_min: Duration,
-    /// Most delay of a message that meets no trouble.
+    /// Most delay of a message without faults.
     pub delay_max: Duration,
     /// Probability that a packet is lost.
     pub loss: f64,
     /// Probability that a datagram arrives twice.
     pub duplicate: f64,
-    /// Probability that a datagram is held back for much longer than the others.
+    /// Probability that a datagram is delayed for much longer than the others.
     pub reorder: f64,
-    /// How long such a datagram is held back at most.
+    /// Longest such delay.
     pub reorder_max: Duration,
     /// Bytes a second that a link carries.
     pub bytes_per_second: u64,
@@ -65,16 +65,16 @@ pub struct LinkOptions {
     pub messages: MessageFaults,
 }
 
-/// How often requests of clients and their answers meet trouble although the connection lives.
+/// How often requests of clients and their answers are lost, repeated or delayed although the connection is open.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct MessageFaults {
     /// Probability that a message is lost.
     pub loss: f64,
     /// Probability that a message arrives twice.
     pub repeat: f64,
-    /// Probability that a copy of a message is held back, and overtaken by others.
+    /// Probability that a copy of a message is delayed, so that others overtake it.
     pub delay: f64,
-    /// How long such a copy is held back at most.
+    /// Longest such delay.
     pub delay_max: Duration,
 }
 
@@ -92,12 +92,12 @@ struct Link {
     rng: Rng,
     cut_until: Instant,
     slow_until: Instant,
-    /// When the last message of the stream arrives: none overtakes it.
+    /// When the last message of the stream arrives: later messages arrive after it.
     last: Instant,
 }
 
 impl Net {
-    /// Links between any two processes, all alike and whole.
+    /// Links between any two processes, all with the same options and without faults.
     #[must_use]
     pub fn new(seed: Seed, options: LinkOptions) -> Self {
         Self {
@@ -183,7 +183,7 @@ impl Net {
         link.cut_until = link.cut_until.max(until);
     }
 
-    /// Until when one direction is cut, or a time that has passed.
+    /// When the cut of one direction ends, or a time in the past.
     pub fn cut_until(&mut self, from: Process, to: Process) -> Instant {
         self.link(from, to).cut_until
     }
@@ -194,12 +194,12 @@ impl Net {
         link.slow_until = link.slow_until.max(until);
     }
 
-    /// A new connection on this link: its messages need not wait for those of the last.
+    /// A new connection on this link: its messages do not wait for those of the last one.
     pub fn reconnect(&mut self, from: Process, to: Process) {
         self.link(from, to).last = Instant::ZERO;
     }
 
-    /// Ends all trouble for good.
+    /// Ends all faults for good.
     pub fn heal(&mut self) {
         self.calm = true;
         for link in self.links.values_mut() {
@@ -276,7 +276,7 @@ mod tests {
     const B: Process = Process::Client(3);
 
     #[test]
-    fn a_stream_keeps_its_order_and_waits_out_a_cut() {
+    fn a_stream_keeps_its_order_and_continues_after_a_cut() {
         let mut net = Net::new(Seed(1), ROUGH);
         let mut last = Instant::ZERO;
         for i in 0..500 {
@@ -289,12 +289,12 @@ mod tests {
         assert!(net.stream(last, A, B, 1) > until);
         assert!(
             net.stream(last, B, A, 1) < until,
-            "the other direction is whole"
+            "the other direction is not cut"
         );
     }
 
     #[test]
-    fn datagrams_are_lost_doubled_and_overtaken_until_the_net_heals() {
+    fn datagrams_are_lost_duplicated_and_reordered_until_the_net_heals() {
         let mut net = Net::new(Seed(2), ROUGH);
         let (mut lost, mut doubled, mut overtaken, mut last) = (0, 0, 0, Instant::ZERO);
         for i in 0..1000 {
@@ -314,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_are_lost_repeated_and_overtaken_until_the_net_heals() {
+    fn messages_are_lost_repeated_and_reordered_until_the_net_heals() {
         let mut net = Net::new(Seed(2), ROUGH);
         let (mut lost, mut doubled, mut overtaken, mut last) = (0, 0, 0, Instant::ZERO);
         for i in 0..1000 {

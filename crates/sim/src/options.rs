@@ -1,4 +1,4 @@
-//! What the cluster of a run is like: every choice drawn from the seed, and printed with a failure.
+//! The options of a run: every choice is drawn from the seed, and printed with a failure.
 
 use std::time::Duration;
 
@@ -13,11 +13,11 @@ use slackwater_tier::{AgentConfig, LogConfig};
 use slackwater_wire::{Hold, Incarnation, NodeId, Request, SegmentId, Tenant};
 
 use crate::engine::Seed;
-use crate::fault::Atlas;
+use crate::fault::FaultKinds;
 use crate::load::LoadOptions;
 use crate::net::{LinkOptions, MessageFaults};
 
-/// What a seed is to look for.
+/// The kind of runs that seeds are drawn for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Profile {
     /// Anything.
@@ -25,7 +25,7 @@ pub enum Profile {
     Ordinary,
     /// Bugs of reclaim and recovery.
     Churn,
-    /// The same on a disk whose reads fail and whose bits rot while the log is in use.
+    /// As `Churn`, on a disk whose reads fail and whose bits rot while the log is in use.
     ChurnRot,
 }
 
@@ -33,7 +33,7 @@ impl Profile {
     /// Every profile.
     pub const ALL: [Self; 3] = [Self::Ordinary, Self::Churn, Self::ChurnRot];
 
-    /// Its name on the command line.
+    /// The name of the profile on the command line.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -63,10 +63,10 @@ impl std::str::FromStr for Profile {
     }
 }
 
-/// Everything that is chosen about a run.
+/// All options of a run.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Everything runs in one process: it ends as a whole, and nothing is lost on the way.
+    /// Whether everything runs in one process: it ends as a whole, and no message is lost.
     pub embedded: bool,
     /// Storage nodes.
     pub nodes: u32,
@@ -84,13 +84,13 @@ pub struct Options {
     pub disk_bytes: u64,
     /// Most operations that a disk may be asked for at once.
     pub disk_in_flight_max: usize,
-    /// How long a record waits for company.
+    /// Longest time that a record waits for others to share its batch.
     pub batch_delay: Duration,
-    /// Clocks run wrong by up to this many parts in a million.
+    /// Largest drift of a clock, in parts per million.
     pub drift_ppm: u64,
-    /// Links.
+    /// Delays and faults of the links.
     pub links: LinkOptions,
-    /// How long silence lasts until a connection is taken for broken.
+    /// Silence after which a connection counts as broken.
     pub link_timeout: Duration,
     /// How long a client waits for bytes before it asks again.
     pub transfer_timeout: Duration,
@@ -98,23 +98,23 @@ pub struct Options {
     pub serve_timeout: Duration,
     /// How long an operation may take, on the client's clock.
     pub deadline: Duration,
-    /// How often a flow asks.
+    /// Most attempts of a flow.
     pub attempts: u32,
     /// How long an answer may take before a flow repeats its operation.
     pub answer_timeout: Duration,
-    /// Share of operations that their caller cancels.
+    /// Share of operations that are cancelled by their caller.
     pub cancels: f64,
     /// The master's configuration.
     pub master: MasterConfig,
     /// The calls of the clients.
     pub load: LoadOptions,
-    /// What may go wrong.
-    pub atlas: Atlas,
-    /// How many faults are planned.
+    /// Kinds of fault that may happen.
+    pub fault_kinds: FaultKinds,
+    /// Number of planned faults.
     pub faults: u32,
 }
 
-/// A memory segment before anybody lends it.
+/// The size and number of a memory segment that a node is going to lend.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SegmentShape {
     pub(crate) segment: SegmentId,
@@ -148,23 +148,27 @@ impl Options {
             Tenancy::Off
         };
         let log_bytes = if log { LOG_BYTES } else { 0 };
-        let mut atlas = Atlas::draw(rng);
+        let mut fault_kinds = FaultKinds::draw(rng);
         if embedded {
-            atlas.links = false;
-            atlas.pauses = false;
+            fault_kinds.links = false;
+            fault_kinds.pauses = false;
         }
         if !log {
-            (atlas.disk_errors, atlas.disk_rot, atlas.disk_loss) = (false, false, false);
+            (
+                fault_kinds.disk_errors,
+                fault_kinds.disk_rot,
+                fault_kinds.disk_loss,
+            ) = (false, false, false);
         }
-        // Chosen apart, so that the seeds of other kinds stay what they were.
-        let meets_faults = atlas != Atlas::default();
-        atlas.outages = log && meets_faults && seed.stream("outages", 0).chance(0.3);
+        // Drawn from a stream of its own, so that other choices of a seed do not change.
+        let meets_faults = fault_kinds != FaultKinds::default();
+        fault_kinds.outages = log && meets_faults && seed.stream("outages", 0).chance(0.3);
         let mut master = master(rng, log, tenancy);
         let lease_ttl = master.lease_ttl;
         let load = load(rng, log, tenancy, embedded);
         let asks = &mut seed.stream("requests and answers", 0);
         if asks.chance(0.6) {
-            // Whatever a client leaves behind stays until somebody gives it back: no time-out hides it.
+            // What a client does not release stays held: no time-out hides a leak.
             (master.put.discard_timeout, master.put.release_timeout) = (NEVER, NEVER);
         }
         let messages = messages(asks);
@@ -211,13 +215,13 @@ impl Options {
             cancels: pick(asks, &[0.0, 0.05, 0.2]),
             master,
             load,
-            atlas,
+            fault_kinds,
             faults: 1 + rng.below(14) as u32,
         }
     }
 
-    /// The options of a seed for [`Profile::Churn`]: a log of many small files under values that come and go, and nodes
-    /// that end in the middle of writing and again soon after they are back.
+    /// The options of a seed for [`Profile::Churn`]: a log of many small files, values that are often replaced and
+    /// removed, and nodes that end while they write and again soon after they are back.
     #[must_use]
     pub fn churn(seed: Seed) -> Self {
         let mut options = Self::of(seed);
@@ -228,10 +232,10 @@ impl Options {
         options.batch_delay = Duration::from_millis(1);
         options.links.messages = MessageFaults::default();
         options.cancels = 0.0;
-        options.atlas = Atlas {
+        options.fault_kinds = FaultKinds {
             crashes: rng.chance(0.5),
-            relapses: true,
-            ..Atlas::default()
+            kills_then_power_cuts: true,
+            ..FaultKinds::default()
         };
         options.faults = 4 + rng.below(12) as u32;
         options.master.offload.mode = OffloadMode::Eager;
@@ -250,15 +254,15 @@ impl Options {
         options
     }
 
-    /// The options of a seed for [`Profile::ChurnRot`]: twice as many files of half the length, so that wrong
-    /// reads meet files that are being reclaimed, and a disk that decays while the log is in use.
+    /// The options of a seed for [`Profile::ChurnRot`]: twice as many files of half the length, so that wrong reads
+    /// fall on files that are being reclaimed, and a disk that decays while the log is in use.
     #[must_use]
     pub fn churn_rot(seed: Seed) -> Self {
         let mut options = Self::churn(seed);
         let rng = &mut seed.stream("churn-rot", 0);
         options.log_file_bytes = CHURNED_BYTES / 32;
         options.load.bytes_max = pick(rng, &[2_000, 6_000]);
-        options.atlas.decay = true;
+        options.fault_kinds.decay = true;
         options.faults = 8 + rng.below(16) as u32;
         options
     }
@@ -313,7 +317,7 @@ impl Options {
             .collect()
     }
 
-    /// What an operator tells a new master about tenants.
+    /// The requests with which an operator sets the tenants' quotas at a new master.
     pub(crate) fn quotas(&self) -> Vec<Request> {
         let memory = self.segment_bytes * u64::from(self.segments * self.nodes) / 2;
         let named = self
@@ -328,8 +332,8 @@ impl Options {
         named.map(quota).collect()
     }
 
-    /// Within what time after the last fault a put and a get must succeed: three leases, and what it takes to find
-    /// broken connections, to read logs, to let pins and unfinished puts run out, and to try again.
+    /// The time after the last fault within which a put and a get must succeed: three leases, and the time to detect
+    /// broken connections, read logs, let pins and unfinished puts expire, and try again.
     pub(crate) fn liveness_bound(&self) -> Duration {
         let unfinished = self.master.put.release_timeout;
         let unfinished = if unfinished == NEVER {
@@ -344,7 +348,7 @@ impl Options {
             + Duration::from_secs(2)
     }
 
-    /// Within what time everything under way has ended.
+    /// The time within which everything under way has ended.
     pub(crate) fn rest_bound(&self) -> Duration {
         let tickets = self.master.offload.timeout
             + self.master.promotion.window * 2
@@ -534,14 +538,14 @@ const INSIDE: LinkOptions = LinkOptions {
     },
 };
 
-/// A request or an answer is held back no longer than this.
+/// Longest delay of a request or an answer.
 pub(crate) const MESSAGE_DELAY_MAX: Duration = Duration::from_millis(1500);
 /// Longer than any run lasts.
 const NEVER: Duration = Duration::from_secs(1 << 20);
 
-/// The smallest log there is holds a few hundred values: reclaim has work.
+/// The smallest possible log holds a few hundred values, so reclaim runs often.
 const LOG_BYTES: u64 = 4 << 20;
 /// A log of sixteen files: reclaim empties some whose tombstones keep records in others dead.
 const CHURNED_BYTES: u64 = 2 << 20;
-/// Numbers of segments that a node may use.
+/// Segment numbers reserved for each node.
 const PER_NODE: u32 = 100;

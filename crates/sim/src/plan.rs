@@ -1,16 +1,16 @@
-//! A run before it begins: options, scripts and faults, all from the seed and all open to the shrinker.
+//! The plan of a run: options, scripts and faults, all drawn from the seed and all reducible by the shrinker.
 
 use crate::engine::Seed;
-use crate::fault::{Extent, Planned};
+use crate::fault::{ClusterSize, Planned};
 use crate::load::Step;
 use crate::options::{Options, Profile};
 
-/// Everything that a run will meet, except what its random streams decide on the way.
+/// The inputs of a run, except what its random streams decide while it runs.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    /// Where all streams come from.
+    /// The seed of all random streams.
     pub seed: Seed,
-    /// What the cluster is like.
+    /// The options of the run.
     pub options: Options,
     /// The steps of each client, in order.
     pub scripts: Vec<Vec<Step>>,
@@ -25,7 +25,7 @@ impl Plan {
         Self::with(seed, profile.options(seed))
     }
 
-    /// The plan of a seed for a cluster that is like `options`.
+    /// The plan of a seed for a cluster with `options`.
     #[must_use]
     pub fn with(seed: Seed, options: Options) -> Self {
         let steps = options.load.operations / options.clients;
@@ -37,14 +37,15 @@ impl Plan {
             })
             .collect();
         let lasts = options.load.think * steps;
-        let cluster = Extent {
+        let cluster = ClusterSize {
             nodes: options.nodes,
             clients: options.clients,
             lasts,
         };
-        let faults = options
-            .atlas
-            .plan(&mut seed.stream("faults", 0), cluster, options.faults);
+        let faults =
+            options
+                .fault_kinds
+                .plan(&mut seed.stream("faults", 0), cluster, options.faults);
         Self {
             seed,
             options,

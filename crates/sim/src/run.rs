@@ -1,4 +1,4 @@
-//! One seed from beginning to end, and the smallest run that still fails.
+//! Runs of seeds, and the search for the smallest run that still fails.
 
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -38,8 +38,8 @@ pub fn run_seed(profile: Profile, seed: u64, bug: Option<Planted>) -> Outcome {
     run(&Plan::of(profile, Seed(seed)), bug, None)
 }
 
-/// Runs every seed of a range on `jobs` threads and tells `failed` of each that breaks an invariant, as it is found.
-/// Returns how many did.
+/// Runs every seed of a range on `jobs` threads and calls `failed` for each that breaks an invariant, as it is found.
+/// Returns their number.
 pub fn run_seeds(
     profile: Profile,
     seeds: Range<u64>,

@@ -1,5 +1,5 @@
-//! Values that describe themselves: a reader can tell which put of which key of which tenant wrote one, and
-//! check every byte without a history.
+//! Values that describe themselves: a reader can tell which put, key and tenant a value belongs to, and check every
+//! byte without a history.
 
 use slackwater_base::{Rng, hash64};
 use slackwater_wire::{Key, Tenant};
@@ -35,11 +35,11 @@ pub fn make(tenant: &Tenant, key: &Key, put: PutId, bytes: usize) -> Vec<u8> {
 /// What is wrong with bytes that were read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wrong {
-    /// They do not begin with the header of any value.
+    /// The bytes do not begin with the header of a value.
     NoValue,
-    /// They are a value of another tenant.
+    /// The value belongs to another tenant.
     Tenant,
-    /// They are a value of another key of the tenant.
+    /// The value belongs to another key of the tenant.
     Key(PutId),
     /// The value is longer or shorter than what was put.
     Length(PutId),
@@ -47,10 +47,10 @@ pub enum Wrong {
     Body(PutId, usize),
 }
 
-/// Which put wrote `value`, when it is wholly a value of that key of that tenant.
+/// The put that wrote `value`, if all of it is a value of that key of that tenant.
 ///
 /// # Errors
-/// [`Wrong`] says what the bytes are instead.
+/// [`Wrong`] says what is wrong with the bytes.
 pub fn check(tenant: &Tenant, key: &Key, value: &[u8]) -> Result<PutId, Wrong> {
     let word = |at: usize| -> Option<u64> {
         Some(u64::from_le_bytes(value.get(at..at + 8)?.try_into().ok()?))
@@ -96,7 +96,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_value_says_whose_it_is_and_any_other_byte_is_seen() {
+    fn a_value_names_its_put_and_any_changed_byte_is_detected() {
         let (acme, other) = (Tenant::new("acme").unwrap(), Tenant::DEFAULT);
         let (key, other_key) = (Key::try_from("k").unwrap(), Key::try_from("s").unwrap());
         for bytes in [HEADER_BYTES, 41, 100, 5000] {
@@ -121,8 +121,9 @@ mod tests {
         assert_eq!(check(&acme, &key, &long[..10]), Err(Wrong::NoValue));
     }
 
-    /// The header used to end in its own CRC, and a CRC over bytes and their CRC is the same for all bytes: the shortest
-    /// values had one checksum. In seed 7330 a misdirected write laid one of them over another, whose owner could not tell.
+    /// The header used to end in its own CRC, and a CRC over bytes and their CRC is the same for all bytes: the
+    /// shortest values had one checksum. In seed 7330 a misdirected write put one of them in the place of another, and
+    /// the checksum did not show it.
     #[test]
     fn the_shortest_values_differ_in_their_checksums() {
         let key = Key::try_from("k").unwrap();
@@ -131,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mixture_of_two_puts_is_no_value() {
+    fn a_mixture_of_two_puts_is_not_a_value() {
         let (tenant, key) = (Tenant::DEFAULT, Key::try_from("k").unwrap());
         let mut value = make(&tenant, &key, PutId(1), 4096);
         value[2048..].copy_from_slice(&make(&tenant, &key, PutId(2), 4096)[2048..]);

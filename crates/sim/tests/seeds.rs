@@ -13,7 +13,7 @@ const CHURNED: u64 = 300;
 /// Seeds of the same on a disk that decays.
 const ROTTEN: u64 = 300;
 const JOBS: usize = 2;
-/// Runs that a failure may cost in being made smaller.
+/// Most runs for shrinking a failure.
 const TRIES: u32 = 300;
 
 #[test]
@@ -52,19 +52,20 @@ fn seeds_that_failed_once_hold() {
         let violation = violation.map(|(_, violation)| violation.to_string());
         assert_eq!(violation, None, "seed {seed} of {profile:?}: {story}");
     };
-    // A recovery took a lower tombstone's file for that of the highest, and reclaim deleted the one that held it.
+    // A recovery took a lower tombstone's file for that of the highest tombstone, and reclaim deleted the file that
+    // held the highest.
     check(Profile::Churn, 5903, "a removed record is back");
     // The file of a removed record, which had kept an older one of its key dead, was deleted before its tombstone was
     // durable; the process was killed, and the next opening announced the older record.
     check(Profile::Churn, 24_038, "a dropped record is back");
     check(Profile::Churn, 36_357, "an overwritten record is back");
-    // The ledger took a value that was written from flipped memory for owed because an opening had announced it.
+    // The ledger required a value that was written from flipped memory, because an opening had announced it.
     check(Profile::Ordinary, 55_710, "a flawed record is gone");
     // A caller in the master's process cancelled a read before its answer arrived, and the revocation found no guards.
     check(Profile::Ordinary, 209, "a cancelled read holds its object");
 }
 
-/// What anybody needs to see a failure again, and the smallest run found that still shows the first.
+/// The commands that reproduce the failures, and the smallest run found that still shows the first.
 fn report(profile: Profile, failures: &[(u64, Violation)]) -> String {
     let name = profile.name();
     let mut text = format!("{} seeds failed\n", failures.len());
@@ -106,12 +107,12 @@ fn the_same_seed_does_the_same_things_twice() {
         assert_ne!(
             first.trace_hash,
             run_seed(Profile::Ordinary, seed + 1, None).trace_hash,
-            "seeds {seed} and its neighbour are one"
+            "seeds {seed} and {seed} + 1 run alike"
         );
     }
 }
 
-/// The seeds together must have met what they are there for; a run in which nothing happens proves nothing.
+/// The seeds together must exercise every part of the system; a run in which nothing happens proves nothing.
 #[test]
 fn the_seeds_meet_every_part_of_the_system() {
     let mut met = Met::default();
@@ -140,7 +141,7 @@ fn the_seeds_meet_every_part_of_the_system() {
     ];
     assert!(
         all.iter().all(|count| *count > 20),
-        "too little of something: {all:?}"
+        "some part was exercised too little: {all:?}"
     );
 }
 

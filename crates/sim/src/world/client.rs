@@ -1,4 +1,5 @@
-//! A client's process: it runs its script with the real flows and moves the bytes itself.
+//! A client's process: it runs its script with the flows of the client crate and moves the bytes
+//! itself.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -38,16 +39,16 @@ pub(crate) struct Client {
     script: Vec<Step>,
     pub(crate) running: Option<Running>,
     pub(crate) tally: OperationCounts,
-    /// Signs of life tried after healing, and whether one succeeded.
+    /// Probes begun after healing, and whether one succeeded.
     pub(crate) probes: u64,
     pub(crate) alive: bool,
     timer: Timer,
     pub(super) rng: Rng,
     /// The numbers of this life's operations.
     operations: Operations,
-    /// What the master has not answered yet although its flow does not wait.
+    /// Requests that no flow waits for and that the master has not answered yet.
     pub(crate) tells: Tells,
-    /// Operations of the script and probes begun so far, over all lives.
+    /// Operations and probes begun so far, over all lives.
     begun: u64,
     seed: Seed,
     index: u32,
@@ -61,9 +62,9 @@ pub struct OperationCounts {
     pub begun: u64,
     /// Values stored.
     pub stored: u64,
-    /// Values found and right.
+    /// Values that were found and right.
     pub hits: u64,
-    /// Of these, read from SSD.
+    /// Hits that were read from SSD.
     pub disk_hits: u64,
     /// Keys not found.
     pub misses: u64,
@@ -71,7 +72,7 @@ pub struct OperationCounts {
     pub failed: u64,
     /// Keys or calls whose effect is not known.
     pub unknown: u64,
-    /// Operations cut off by the end of the process.
+    /// Operations interrupted by the end of the process.
     pub cut_off: u64,
     /// Operations that their caller cancelled.
     pub cancelled: u64,
@@ -80,7 +81,7 @@ pub struct OperationCounts {
 /// One operation under way.
 pub(crate) struct Running {
     pub(super) flow: Flow,
-    /// Why it runs: from the script, or to see whether the cluster lives.
+    /// The step of a probe that it is; `None` for an operation of the script.
     pub(crate) probe: Option<Probe>,
     pub(super) began: Instant,
     /// When it must have ended, on the client's clock.
@@ -88,7 +89,7 @@ pub(crate) struct Running {
     pub(super) names: Vec<Name>,
     pub(super) values: Vec<Rc<[u8]>>,
     pub(super) puts: Vec<PutId>,
-    /// The operation that the flow asked last, and when it did so for the first time.
+    /// The operation that the flow requested last, and when it first did so.
     pub(super) asked: Option<OperationId>,
     pub(super) asked_at: Instant,
     pub(super) reads: BTreeMap<usize, Arrived>,
@@ -105,7 +106,7 @@ pub(crate) enum Flow {
     Call(CallFlow),
 }
 
-/// How far the sign of life of a healed cluster has come.
+/// The step of a probe, which checks that a healed cluster works.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Probe {
     /// The value is being put.
@@ -158,12 +159,12 @@ impl Client {
         }
     }
 
-    /// Whether it has nothing left to do.
+    /// Whether the script is done and nothing is under way.
     pub(crate) fn idle(&self) -> bool {
         self.script.is_empty() && self.running.is_none()
     }
 
-    /// Whether the master has answered all that it was asked and told.
+    /// Whether the master has answered all requests.
     pub(crate) fn at_rest(&self) -> bool {
         self.idle() && self.tells.is_empty()
     }
@@ -194,7 +195,7 @@ impl World {
         }
     }
 
-    /// The process of a client ends; what it had under way is cut off.
+    /// Ends the process of a client and interrupts its operation.
     pub(crate) fn stop_client(&mut self, index: u32) {
         let client = &mut self.clients[index as usize];
         client.up = false;
@@ -208,7 +209,7 @@ impl World {
         }
     }
 
-    /// A client whose cluster is healed tries soon whether it lives.
+    /// Schedules a probe by a client of a healed cluster.
     pub(crate) fn schedule_probe(&mut self, index: u32) {
         let client = &self.clients[index as usize];
         let at = self.engine.now() + PROBE_PAUSE;
@@ -294,7 +295,7 @@ impl World {
         self.act(index, actions)
     }
 
-    /// The callers of some operations will not wait for their end.
+    /// Schedules the cancellation of some operations by their callers.
     fn schedule_cancel(&mut self, index: u32, number: u64) {
         let client = &self.clients[index as usize];
         let rng = &mut client
@@ -303,7 +304,7 @@ impl World {
         if !rng.chance(self.options.cancels) {
             return;
         }
-        let patience = Duration::from_nanos(rng.below(PATIENCE_NANOS));
+        let patience = Duration::from_nanos(rng.below(CANCEL_AFTER_NANOS_MAX));
         let event = Event::CallerCancels {
             client: index,
             life: client.life,
@@ -463,7 +464,7 @@ impl World {
         }
     }
 
-    /// Does what the flow of a client wants, then looks whether it has ended.
+    /// Performs the actions of a client's flow, then ends the operation if the flow has ended.
     pub(super) fn act(&mut self, index: u32, actions: Vec<Action>) -> Checked {
         for action in actions {
             match action {
@@ -499,7 +500,7 @@ impl World {
                     extents,
                 } => self.begin_write(index, item, &extents),
             }
-            self.spoke(Process::Client(index))?;
+            self.note_sent(Process::Client(index))?;
             if !self.clients[index as usize].up {
                 return Ok(());
             }
@@ -584,7 +585,7 @@ impl World {
         }
         let local = self.local(Process::Client(index));
         let client = &mut self.clients[index as usize];
-        client.timer.rang();
+        client.timer.fired();
         let (mut actions, mut again) = (Vec::new(), Vec::new());
         client.tells.on_deadline(local, &mut again);
         if let Some(running) = &mut client.running
@@ -645,7 +646,7 @@ fn tells(seed: Seed, index: u32, life: u64) -> Tells {
 
 /// More unanswered requests of one client than any run makes.
 const TELLS_MAX: usize = 1 << 16;
-/// A caller that cancels does so within this time.
-const PATIENCE_NANOS: u64 = 60_000_000;
-/// How long a client waits between two signs of life.
+/// Longest time after which a caller cancels, in nanoseconds.
+const CANCEL_AFTER_NANOS_MAX: u64 = 60_000_000;
+/// Pause between two probes of a client.
 const PROBE_PAUSE: Duration = Duration::from_millis(5);

@@ -1,4 +1,4 @@
-//! What can happen in the world, and what its processes say to each other.
+//! The events of the world, and the messages between its processes.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -34,9 +34,9 @@ pub(crate) enum Event {
         to: Process,
         data: Data,
     },
-    /// One end of a connection learns that it is broken.
+    /// One end of a connection detects that it is broken.
     SessionEnd { session: SessionId, at: Process },
-    /// The time that a process asked to be woken at.
+    /// The deadline of a process has come.
     Wake { process: Process, life: u64 },
     /// The device has done an operation.
     Device {
@@ -57,20 +57,20 @@ pub(crate) enum Event {
         reader: u64,
         ended: Ended,
     },
-    /// A node goes on with a read of memory that it has half done.
+    /// A node does the second half of a read of memory.
     Copy {
         node: u32,
         life: u64,
         transfer: TransferId,
     },
-    /// A node looks whether a write that it serves has come to a stop.
+    /// A node checks whether pieces of a write still arrive.
     Idle {
         node: u32,
         life: u64,
         transfer: TransferId,
         chunks: usize,
     },
-    /// A client looks whether a transfer has come to a stop.
+    /// A client checks whether a transfer still makes progress.
     Resend {
         client: u32,
         life: u64,
@@ -82,24 +82,25 @@ pub(crate) enum Event {
         life: u64,
         transfer: TransferId,
     },
-    /// The caller of an operation wants no more of it, if it is still under way.
+    /// The caller of an operation cancels it, if it is still under way.
     CallerCancels { client: u32, life: u64, begun: u64 },
-    /// A client goes on with its script.
+    /// A client continues its script.
     Next { client: u32, life: u64 },
     /// A planned fault happens.
     Fault(usize),
-    /// The disk of a node behaves again.
-    DiskCalm { node: u32, window: u64 },
-    /// A process that was to end while speaking ends now, if it is still there.
-    Doom { process: Process, life: u64 },
+    /// The faults of a node's disk end.
+    DiskFaultsEnd { node: u32, window: u64 },
+    /// A process that should have ended at some message or disk operation ends now, if it is still
+    /// there.
+    EndOverdue { process: Process, life: u64 },
     /// A node that was killed and is back loses power.
-    Relapse { node: u32, down: Duration },
+    PowerCut { node: u32, down: Duration },
     /// A process is started.
     Start { process: Process },
 }
 
 impl Event {
-    /// Whom a pause keeps from noticing this.
+    /// The process that handles the event, and cannot while it is paused.
     pub(crate) fn process(&self) -> Option<Process> {
         match self {
             Self::Control { to, .. } | Self::Data { to, .. } => Some(*to),
@@ -115,9 +116,9 @@ impl Event {
             | Self::Next { client, .. } => Some(Process::Client(*client)),
             Self::Device { .. }
             | Self::Fault(_)
-            | Self::DiskCalm { .. }
-            | Self::Doom { .. }
-            | Self::Relapse { .. }
+            | Self::DiskFaultsEnd { .. }
+            | Self::EndOverdue { .. }
+            | Self::PowerCut { .. }
             | Self::Start { .. } => None,
         }
     }
@@ -126,26 +127,26 @@ impl Event {
 /// What travels on a connection to or from the master.
 #[derive(Clone, Debug)]
 pub(crate) enum Control {
-    /// A node says who it is: first of all on its connection.
+    /// A node identifies itself: the first message on its connection.
     Register(NodeId),
-    /// A client, or a node that mounts, asks.
+    /// A request of a client, or of a node that mounts a segment.
     Request {
         operation: OperationId,
         request: Request,
     },
-    /// The master answers.
+    /// An answer of the master.
     Reply {
         operation: OperationId,
         reply: Reply,
     },
-    /// The master orders.
+    /// An order of the master.
     Order(Order),
-    /// A node reports.
+    /// A report of a node.
     Report(Report),
 }
 
 impl Control {
-    /// Its length on the wire, roughly.
+    /// Approximate length on the wire, in bytes.
     pub(crate) fn bytes(&self) -> usize {
         match self {
             Self::Register(_) => 32,
@@ -166,18 +167,18 @@ pub(crate) enum Data {
         bytes: Rc<[u8]>,
         chunks: usize,
     },
-    /// All pieces are in place, or none will be.
+    /// The answer to a write: all pieces are in place, or the write failed.
     Written {
         transfer: TransferId,
         result: Result<(), WriteFailure>,
     },
-    /// A question for the bytes of an extent.
+    /// A request for the bytes of an extent.
     ReadMemory {
         transfer: TransferId,
         extent: ExtentRef,
         bytes: u64,
     },
-    /// A question for the bytes of a record.
+    /// A request for the bytes of a record.
     ReadRecord {
         transfer: TransferId,
         entry: DiskEntry,
@@ -190,7 +191,7 @@ pub(crate) enum Data {
 }
 
 impl Data {
-    /// Its length on the wire, roughly.
+    /// Approximate length on the wire, in bytes.
     pub(crate) fn bytes(&self) -> usize {
         64 + match self {
             Self::Write { bytes, .. } => bytes.len(),
@@ -201,7 +202,7 @@ impl Data {
         }
     }
 
-    /// What the trace says of it: everything but the bytes.
+    /// The message as text for the trace: everything but the bytes.
     pub(crate) fn line(&self) -> String {
         match self {
             Self::Write {

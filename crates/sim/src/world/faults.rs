@@ -1,4 +1,4 @@
-//! Faults as they happen, and what processes leave behind when they end.
+//! The effects of faults, and the end and restart of processes.
 
 use std::time::Duration;
 
@@ -10,49 +10,49 @@ use crate::net::Process;
 use super::World;
 use super::event::Event;
 
-/// A process that ends after it has said a few more things: in the middle of what it is doing.
+/// The end of a process that has not happened yet: it comes after a few more messages, or at an operation of its disk.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Doom {
-    words: u32,
+pub(crate) struct PendingEnd {
+    messages: u32,
     moment: Moment,
     how: Crash,
     down: Duration,
     replace_disk: bool,
-    /// When it is back, it loses power after this.
-    relapse: Option<Duration>,
+    /// Time from the restart until a power cut follows, if one does.
+    power_cut_after: Option<Duration>,
 }
 
-/// What a doomed process ends with.
+/// The event at which a process ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Moment {
-    /// Its last word.
-    Said,
-    /// Its disk has taken a write, which no sync has covered.
+    /// Its last message was sent.
+    Sent,
+    /// Its disk has done a write that no sync has covered.
     Wrote,
     /// A sync of its disk has failed.
     SyncFailed,
 }
 
 impl Moment {
-    /// At a write for every second event, so that the two come in turns.
+    /// A write if the number of events is even, otherwise a message.
     fn of(events: u64) -> Self {
         if events.is_multiple_of(2) {
             Self::Wrote
         } else {
-            Self::Said
+            Self::Sent
         }
     }
 }
 
-impl Doom {
+impl PendingEnd {
     fn new(how: Crash, down: Duration) -> Self {
         Self {
-            words: 0,
-            moment: Moment::Said,
+            messages: 0,
+            moment: Moment::Sent,
             how,
             down,
             replace_disk: false,
-            relapse: None,
+            power_cut_after: None,
         }
     }
 }
@@ -69,55 +69,55 @@ impl World {
                 let moment = if node {
                     Moment::of(self.events)
                 } else {
-                    Moment::Said
+                    Moment::Sent
                 };
-                self.doom(
+                self.end_soon(
                     process,
-                    Doom {
+                    PendingEnd {
                         moment,
-                        ..Doom::new(how, down)
+                        ..PendingEnd::new(how, down)
                     },
                 );
             }
             Fault::ReplaceDisk { node, down } => {
                 let moment = Moment::of(self.events);
-                self.doom(
+                self.end_soon(
                     Process::Node(node),
-                    Doom {
+                    PendingEnd {
                         moment,
                         replace_disk: true,
-                        ..Doom::new(Crash::Power, down)
+                        ..PendingEnd::new(Crash::Power, down)
                     },
                 );
             }
-            Fault::Relapse {
+            Fault::KillThenPowerCut {
                 node,
-                in_vain,
+                at_failed_sync,
                 down,
                 after,
             } => {
-                if in_vain {
+                if at_failed_sync {
                     self.nodes[node as usize].disk.fail_next_sync();
                 }
-                let moment = if in_vain {
+                let moment = if at_failed_sync {
                     Moment::SyncFailed
                 } else {
                     Moment::Wrote
                 };
-                let doom = Doom {
+                let end = PendingEnd {
                     moment,
-                    relapse: Some(after),
-                    ..Doom::new(Crash::Process, down)
+                    power_cut_after: Some(after),
+                    ..PendingEnd::new(Crash::Process, down)
                 };
-                self.doom(Process::Node(node), doom);
+                self.end_soon(Process::Node(node), end);
             }
             Fault::Blackout { down } => {
                 for process in self.processes() {
-                    self.end(process, Doom::new(Crash::Power, down));
+                    self.end(process, PendingEnd::new(Crash::Power, down));
                 }
             }
             Fault::Pause { process, lasts } => {
-                // A second pause must not end the first: what that one holds back would come after what is said later.
+                // A second pause must not end the first: messages that the first delays would arrive after later ones.
                 let until = self
                     .paused
                     .get(&process)
@@ -125,7 +125,7 @@ impl World {
                 self.paused.insert(process, until);
                 self.last_pause.insert(process, until);
                 if lasts > self.options.link_timeout {
-                    // A process that is silent for that long is taken for dead, and finds out when it goes on.
+                    // A process that is silent for that long is taken for dead, and detects that when it continues.
                     for session in self.sessions_of(process) {
                         self.break_session(
                             session,
@@ -154,14 +154,14 @@ impl World {
                 lasts,
             } => {
                 if faults.misdirect > 0.0 {
-                    self.history.excuse();
+                    self.history.allow_resurrection();
                 }
                 let host = &mut self.nodes[node as usize];
                 host.disk.set_faults(faults);
                 host.window += 1;
                 let window = host.window;
                 self.engine
-                    .push(now + lasts, Event::DiskCalm { node, window });
+                    .push(now + lasts, Event::DiskFaultsEnd { node, window });
             }
             Fault::Rot { node, bits } => {
                 (0..bits).for_each(|_| self.nodes[node as usize].disk.rot())
@@ -190,75 +190,77 @@ impl World {
         Ok(())
     }
 
-    /// Lets a process say up to three more things before it ends, so that it ends between two of them.
-    fn doom(&mut self, process: Process, doom: Doom) {
+    /// Ends a process after up to three more messages, so that it may end between two messages of one step.
+    fn end_soon(&mut self, process: Process, end: PendingEnd) {
         let (life, up) = self.life(process);
         if !up {
             return;
         }
-        let doom = Doom {
-            words: (life ^ self.events) as u32 % 4,
-            ..doom
+        let end = PendingEnd {
+            messages: (life ^ self.events) as u32 % 4,
+            ..end
         };
-        let Doom { words, moment, .. } = doom;
-        if words == 0 && moment == Moment::Said {
-            return self.end(process, doom);
+        let PendingEnd {
+            messages, moment, ..
+        } = end;
+        if messages == 0 && moment == Moment::Sent {
+            return self.end(process, end);
         }
-        self.doomed.insert(process, doom);
+        self.ending.insert(process, end);
         let at = self.engine.now()
-            + if moment == Moment::Said {
-                DOOM
+            + if moment == Moment::Sent {
+                END_DELAY_MAX
             } else {
-                DOOM_OF_DISK
+                END_DELAY_MAX_DISK
             };
-        self.engine.push(at, Event::Doom { process, life });
+        self.engine.push(at, Event::EndOverdue { process, life });
     }
 
-    pub(super) fn on_doom(&mut self, process: Process, life: u64) -> Checked {
+    pub(super) fn on_end_overdue(&mut self, process: Process, life: u64) -> Checked {
         if self.lives(process, life)
-            && let Some(doom) = self.doomed.remove(&process)
+            && let Some(end) = self.ending.remove(&process)
         {
-            self.end(process, doom);
+            self.end(process, end);
         }
         Ok(())
     }
 
-    /// A process has said something: the last thing, if it is doomed.
-    pub(crate) fn spoke(&mut self, process: Process) -> Checked {
-        let said = |doom: &&mut Doom| doom.moment == Moment::Said;
-        let Some(doom) = self.doomed.get_mut(&process).filter(said) else {
+    /// A process has sent a message; ends the process if that was its last one.
+    pub(crate) fn note_sent(&mut self, process: Process) -> Checked {
+        let said = |end: &&mut PendingEnd| end.moment == Moment::Sent;
+        let Some(end) = self.ending.get_mut(&process).filter(said) else {
             return Ok(());
         };
-        doom.words -= 1;
-        if doom.words == 0
-            && let Some(doom) = self.doomed.remove(&process)
+        end.messages -= 1;
+        if end.messages == 0
+            && let Some(end) = self.ending.remove(&process)
         {
-            self.end(process, doom);
+            self.end(process, end);
         }
         Ok(())
     }
 
-    /// A node whose log cannot be read at the moment ends, and is started again as its keeper would.
+    /// Ends a node whose log cannot be read now, and starts it again later, as an operator would.
     pub(super) fn give_up_opening(&mut self, node: u32) {
-        let doom = Doom::new(Crash::Process, REOPENING);
-        self.end(Process::Node(node), doom);
+        let end = PendingEnd::new(Crash::Process, REOPENING);
+        self.end(Process::Node(node), end);
     }
 
-    /// The disk of a node has done something: its last deed, if the node is doomed to that.
+    /// The disk of a node has reached `moment`; ends the node if it was to end there.
     pub(crate) fn reached(&mut self, node: u32, moment: Moment) {
         let process = Process::Node(node);
         if self
-            .doomed
+            .ending
             .get(&process)
-            .is_some_and(|doom| doom.moment == moment)
-            && let Some(doom) = self.doomed.remove(&process)
+            .is_some_and(|end| end.moment == moment)
+            && let Some(end) = self.ending.remove(&process)
         {
-            self.end(process, doom);
+            self.end(process, end);
         }
     }
 
     /// Ends a process now and has it started again later.
-    fn end(&mut self, process: Process, doom: Doom) {
+    fn end(&mut self, process: Process, end: PendingEnd) {
         let (_, up) = self.life(process);
         let now = self.engine.now();
         if !up {
@@ -270,34 +272,34 @@ impl World {
             vec![process]
         };
         for process in processes {
-            self.end_one(process, doom);
+            self.end_one(process, end);
         }
-        if let (Some(after), Process::Node(node)) = (doom.relapse, process) {
+        if let (Some(after), Process::Node(node)) = (end.power_cut_after, process) {
             self.engine.push(
-                now + doom.down + after,
-                Event::Relapse {
+                now + end.down + after,
+                Event::PowerCut {
                     node,
-                    down: doom.down,
+                    down: end.down,
                 },
             );
         }
         self.trace.note(now, format_args!("{process:?} ends"));
     }
 
-    fn end_one(&mut self, process: Process, doom: Doom) {
+    fn end_one(&mut self, process: Process, end: PendingEnd) {
         let now = self.engine.now();
-        self.doomed.remove(&process);
+        self.ending.remove(&process);
         self.paused.remove(&process);
         let sessions = self.sessions_of(process);
         match process {
             Process::Master => {
-                self.forget_debts();
+                self.void_undelivered_drops();
                 self.master.core = None;
                 self.history.master_ended();
             }
             Process::Node(node) => {
-                self.stop_node(node, doom.how);
-                if doom.replace_disk {
+                self.stop_node(node, end.how);
+                if end.replace_disk {
                     let host = &mut self.nodes[node as usize];
                     host.disk.replace();
                     host.ledger.void();
@@ -305,8 +307,8 @@ impl World {
             }
             Process::Client(client) => self.stop_client(client),
         }
-        // The kernel of a killed process says so; a machine without power says nothing.
-        let silence = if doom.how == Crash::Power {
+        // The kernel of a killed process closes its connections; a machine without power sends nothing.
+        let silence = if end.how == Crash::Power {
             self.options.link_timeout
         } else {
             Duration::from_micros(200)
@@ -314,13 +316,13 @@ impl World {
         for session in sessions {
             self.break_session(session, silence, silence);
         }
-        self.engine.push(now + doom.down, Event::Start { process });
+        self.engine.push(now + end.down, Event::Start { process });
     }
 
     /// A node that was killed a little earlier loses power.
-    pub(super) fn on_relapse(&mut self, node: u32, down: Duration) {
+    pub(super) fn on_power_cut(&mut self, node: u32, down: Duration) {
         if !self.healed {
-            self.end(Process::Node(node), Doom::new(Crash::Power, down));
+            self.end(Process::Node(node), PendingEnd::new(Crash::Power, down));
         }
     }
 
@@ -331,7 +333,7 @@ impl World {
         let now = self.engine.now();
         let opening = self.options.embedded && self.options.has_log() && !self.master.announced;
         if opening && matches!(process, Process::Client(_)) {
-            // An embedded store takes calls once its log is open and known.
+            // An embedded store accepts calls once its log is open and announced.
             self.engine.push(now + OPENING, Event::Start { process });
             return Ok(());
         }
@@ -346,7 +348,7 @@ impl World {
         }
     }
 
-    /// Everything that runs, the master first.
+    /// All processes, the master first.
     pub(crate) fn processes(&self) -> Vec<Process> {
         let nodes = (0..self.options.nodes).map(Process::Node);
         let clients = (0..self.options.clients).map(Process::Client);
@@ -356,11 +358,11 @@ impl World {
             .collect()
     }
 
-    /// Ends all trouble for good: links, disks and processes are whole from now on.
+    /// Ends all faults for good, and starts all processes that are not running.
     pub(crate) fn heal(&mut self) -> Checked {
         self.healed = true;
         self.net.heal();
-        self.doomed.clear();
+        self.ending.clear();
         for node in &mut self.nodes {
             node.disk.set_faults(DiskFaults::default());
         }
@@ -371,13 +373,13 @@ impl World {
     }
 }
 
-/// Stretches that are spoilt at a time: few files are reclaimed before the process ends.
+/// Stretches that one fault spoils: several, because few files are reclaimed before the process ends.
 const STRETCHES: u32 = 8;
-/// How long one that is to end with a deed of its disk may wait for that.
-const DOOM_OF_DISK: Duration = Duration::from_millis(300);
-/// How often a caller looks whether the embedded store is open.
+/// Longest time until a process ends that is to end at an operation of its disk.
+const END_DELAY_MAX_DISK: Duration = Duration::from_millis(300);
+/// Pause after which a client tries again whether the embedded store is open.
 const OPENING: Duration = Duration::from_millis(1);
-/// How long after a log could not be read its node is started again.
+/// Time until a node is started again whose log could not be read.
 const REOPENING: Duration = Duration::from_millis(50);
-/// How long a doomed process may stay silent before it ends anyway.
-const DOOM: Duration = Duration::from_millis(20);
+/// Longest time until a process ends that is to end after some messages.
+const END_DELAY_MAX: Duration = Duration::from_millis(20);

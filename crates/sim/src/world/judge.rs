@@ -1,4 +1,4 @@
-//! What the master says, held against what it said before.
+//! Checks of the master's outputs against its earlier outputs.
 
 use slackwater_meta::Output;
 use slackwater_wire::{
@@ -13,7 +13,7 @@ use slackwater_base::Instant;
 
 use super::World;
 
-/// One operation of a client, as it was asked.
+/// One operation of a client, as it was requested.
 #[derive(Clone, Debug)]
 pub(crate) struct Asked {
     /// When the operation that it is part of began.
@@ -21,12 +21,12 @@ pub(crate) struct Asked {
     pub(crate) request: Request,
     /// The put that each key of the operation stands for.
     pub(crate) puts: Vec<(Name, PutId)>,
-    /// The first answer, as long as no other may be given.
+    /// The first answer, while no other may be given.
     pub(crate) answer: Option<Reply>,
 }
 
 impl World {
-    /// Judges one output of the master and remembers what it promises.
+    /// Checks one output of the master and records what it promises.
     pub(crate) fn judge_output(&mut self, output: &Output) -> Checked {
         match output {
             Output::Reply {
@@ -42,7 +42,7 @@ impl World {
         }
     }
 
-    /// A client asks for something, for the first time or again.
+    /// Records a request of a client, the first or a repeated one.
     pub(crate) fn note_request(
         &mut self,
         client: ClientId,
@@ -190,7 +190,8 @@ impl World {
 
     fn judge_end(&mut self, name: &Name, version: Version, result: Result<(), ErrorCode>) {
         let now = self.engine.now();
-        // An error proves nothing: the put may have been published, and only its promise broken.
+        // After an error the put may still have been published, when only its durability or
+        // replicas could not be had.
         if result.is_ok() {
             self.history.published(name, version, now);
         }
@@ -204,14 +205,14 @@ impl World {
             .judge_age(name, object.version, self.engine.now())
     }
 
-    /// The master gives an extent to a holder: the shadow of its owner's memory must agree.
+    /// The master allocates an extent: its bytes must be free in the shadow of the node's memory.
     fn grant(&mut self, extent: ExtentRef) -> Checked {
         let owner = self.options.owner(extent.segment);
         self.nodes[owner as usize].memory.grant(extent)
     }
 }
 
-/// Whether the master gives a repetition of this operation the first answer.
+/// Whether the master answers a repeated operation with its first answer.
 fn has_one_answer(request: &Request) -> bool {
     match request {
         Request::PutStart(_)

@@ -1,4 +1,4 @@
-//! The master's process: the core, its clock, and who is connected.
+//! The master's process: the core, its clock, and its connections.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -22,17 +22,17 @@ pub(crate) struct MasterHost {
     pub(crate) life: u64,
     pub(crate) clock: DriftingClock,
     timer: Timer,
-    /// Connections of the nodes that have said who they are.
+    /// Connections of the nodes that have identified themselves.
     nodes: BTreeMap<NodeId, SessionId>,
     /// The newest connection of each client: answers go there.
     clients: BTreeMap<ClientId, SessionId>,
-    /// Since when some node has been away, so that removals are owed to it that only this life of the master knows.
-    owing_since: Option<Instant>,
+    /// Since when some node has been away: only this life of the master knows which records that node must drop.
+    drops_undelivered_since: Option<Instant>,
     present: BTreeSet<NodeId>,
-    /// When this life began, and the nodes that it has met.
+    /// When this life began, and the nodes that have connected in it.
     began: Instant,
-    met: BTreeSet<NodeId>,
-    /// Whether some node has announced everything in this life: from then on the embedded store is open.
+    known: BTreeSet<NodeId>,
+    /// Whether a node has announced its records in this life: from then on the embedded store is open.
     pub(crate) announced: bool,
     out: Vec<Output>,
     seed: Seed,
@@ -52,24 +52,24 @@ impl MasterHost {
             nodes: BTreeMap::new(),
             clients: BTreeMap::new(),
             announced: false,
-            owing_since: None,
+            drops_undelivered_since: None,
             present: BTreeSet::new(),
             began: Instant::ZERO,
-            met: BTreeSet::new(),
+            known: BTreeSet::new(),
             out: Vec::new(),
             seed,
             drift_ppm: options.drift_ppm,
         }
     }
 
-    /// Nodes that the master holds for alive.
+    /// Number of nodes that the master considers alive.
     pub(crate) fn attached(&self) -> usize {
         self.nodes.len()
     }
 }
 
 impl World {
-    /// Starts the master with an empty catalog: the nodes are the truth.
+    /// Starts the master with an empty catalog, which the nodes' announcements fill.
     pub(crate) fn start_master(&mut self) -> Checked {
         let now = self.engine.now();
         let host = &mut self.master;
@@ -84,12 +84,12 @@ impl World {
         host.announced = false;
         host.present.clear();
         host.began = now;
-        host.met.clear();
-        host.owing_since = Some(now);
+        host.known.clear();
+        host.drops_undelivered_since = Some(now);
         let seed = host.seed.stream("master", host.life).next_u64();
         let mut core = Master::new(self.options.master.clone(), seed);
         if !self.options.embedded {
-            // What a fencing epoch gives: nodes announce themselves after the first puts of this life.
+            // Takes the place of a fencing epoch: nodes announce their records after the first puts of this life.
             core.start_above(Version(host.life << 40));
         }
         host.core = Some(core);
@@ -105,11 +105,11 @@ impl World {
         Ok(())
     }
 
-    /// A message arrived at the master.
-    pub(super) fn master_hears(&mut self, session: SessionId, body: Control) -> Checked {
+    /// Handles a message at the master.
+    pub(super) fn master_receives(&mut self, session: SessionId, body: Control) -> Checked {
         match body {
             Control::Register(node) => {
-                // What a connection that the node has given up still carries may arrive after the next one's beginning.
+                // Messages on a connection that the node has closed may arrive after the first ones of the next.
                 if self
                     .master
                     .nodes
@@ -118,9 +118,9 @@ impl World {
                 {
                     return Ok(());
                 }
-                self.meet(node);
+                self.note_known(node);
                 if self.master.nodes.insert(node, session).is_some() {
-                    // It came back before its old connection was found broken.
+                    // The node came back before its old connection was found broken.
                     self.node_went(node);
                     self.master_step(Input::NodeLost(node))?;
                 }
@@ -160,7 +160,7 @@ impl World {
         }
     }
 
-    /// The master learned that a connection is broken.
+    /// The master detected that a connection is broken.
     pub(super) fn master_lost(&mut self, session: SessionId) -> Checked {
         let client = self.client_id(session);
         if !self.has_another_session(session) {
@@ -182,23 +182,24 @@ impl World {
         self.master_step(Input::NodeLost(node))
     }
 
-    /// A node that this life of the master did not know of: nothing was remembered for it, and no journal says that it
-    /// exists.
-    fn meet(&mut self, node: NodeId) {
-        let is_new = self.master.met.insert(node);
+    /// Records a node that this life of the master did not know: the master has no removals for it, as no journal keeps
+    /// them.
+    fn note_known(&mut self, node: NodeId) {
+        let is_new = self.master.known.insert(node);
         if is_new && self.master.life > 1 && self.options.has_log() {
-            self.history.forgive(self.master.began, self.engine.now());
+            self.history
+                .void_since(self.master.began, self.engine.now());
         }
     }
 
     fn node_went(&mut self, node: NodeId) {
         self.master.present.remove(&node);
         let now = self.engine.now();
-        self.master.owing_since.get_or_insert(now);
+        self.master.drops_undelivered_since.get_or_insert(now);
     }
 
-    /// Looks whether everything owed to nodes that were away has been paid.
-    pub(super) fn settle_debts(&mut self) {
+    /// Checks whether all nodes are back and all drops were carried out.
+    pub(super) fn check_drops_delivered(&mut self) {
         let all = self.master.present.len() == self.nodes.len();
         let paid = self
             .master
@@ -206,15 +207,19 @@ impl World {
             .as_ref()
             .is_some_and(|core| core.books().drops == 0);
         if all && paid {
-            self.master.owing_since = None;
+            self.master.drops_undelivered_since = None;
         }
     }
 
-    /// The master ends. What it owed to nodes that were away it alone knew: no journal keeps that.
-    pub(super) fn forget_debts(&mut self) {
-        self.settle_debts();
-        if let Some(since) = self.master.owing_since.filter(|_| self.options.has_log()) {
-            self.history.forgive(since, self.engine.now());
+    /// The master ends, and with it the drops that nodes that were away did not get: no journal keeps them.
+    pub(super) fn void_undelivered_drops(&mut self) {
+        self.check_drops_delivered();
+        if let Some(since) = self
+            .master
+            .drops_undelivered_since
+            .filter(|_| self.options.has_log())
+        {
+            self.history.void_since(since, self.engine.now());
         }
     }
 
@@ -222,7 +227,7 @@ impl World {
         if !self.lives(Process::Master, life) {
             return Ok(());
         }
-        self.master.timer.rang();
+        self.master.timer.fired();
         let now = self.local(Process::Master);
         let mut out = std::mem::take(&mut self.master.out);
         if let Some(core) = &mut self.master.core
@@ -230,20 +235,20 @@ impl World {
         {
             core.on_deadline(now, &mut out);
         }
-        self.master_speaks(out)
+        self.master_outputs(out)
     }
 
-    /// Puts one input into the core and does what it says.
+    /// Passes one input to the core and performs its outputs.
     pub(crate) fn master_step(&mut self, input: Input) -> Checked {
         let now = self.local(Process::Master);
         let mut out = std::mem::take(&mut self.master.out);
         if let Some(core) = &mut self.master.core {
             core.handle(now, input, &mut out);
         }
-        self.master_speaks(out)
+        self.master_outputs(out)
     }
 
-    fn master_speaks(&mut self, mut out: Vec<Output>) -> Checked {
+    fn master_outputs(&mut self, mut out: Vec<Output>) -> Checked {
         for output in out.drain(..) {
             if self.master.core.is_none() {
                 break;
@@ -266,7 +271,7 @@ impl World {
                     }
                 }
             }
-            self.spoke(Process::Master)?;
+            self.note_sent(Process::Master)?;
         }
         self.master.out = out;
         self.arm_master();

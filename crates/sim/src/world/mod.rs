@@ -1,4 +1,4 @@
-//! The cluster: its processes, the events between them, and the checks that every step passes through.
+//! The cluster: its processes, the events between them, and the checks of every step.
 
 mod client;
 mod event;
@@ -27,7 +27,7 @@ use crate::plan::Plan;
 
 use client::Client;
 use event::{Control, Data, Event};
-use faults::Doom;
+use faults::PendingEnd;
 use judge::Asked;
 use master::MasterHost;
 use node::Node;
@@ -35,7 +35,7 @@ use session::Sessions;
 
 pub use phases::Stats;
 
-/// A cluster in the middle of its run.
+/// A cluster during its run.
 pub struct World {
     pub(crate) plan: Plan,
     pub(crate) options: Options,
@@ -48,35 +48,35 @@ pub struct World {
     pub(crate) master: MasterHost,
     pub(crate) nodes: Vec<Node>,
     pub(crate) clients: Vec<Client>,
-    /// Until when processes stand still.
+    /// When the pauses of processes end.
     pub(crate) paused: BTreeMap<Process, Instant>,
     /// When the last pause of each process ended or will end.
     pub(crate) last_pause: BTreeMap<Process, Instant>,
-    /// Processes that end after saying a few more things.
-    pub(crate) doomed: BTreeMap<Process, Doom>,
+    /// Processes that end after some more messages or at an operation of their disk.
+    pub(crate) ending: BTreeMap<Process, PendingEnd>,
     pub(crate) next_transfer: u64,
     pub(crate) events: u64,
     /// Events since time last moved.
     spun: u64,
     /// Planned faults that have happened.
     pub(crate) faults_done: usize,
-    /// Faults are over: the cluster must come to rest.
+    /// Whether faults are over: the cluster must come to rest.
     pub(crate) healed: bool,
 }
 
 /// How a run ended.
 #[derive(Clone, Debug)]
 pub struct Outcome {
-    /// What stands for everything that happened.
+    /// Hash over everything that happened.
     pub trace_hash: u64,
-    /// What did not hold, and when.
+    /// The invariant that did not hold, and when.
     pub violation: Option<(Instant, Violation)>,
-    /// What the run did.
+    /// Counters of the run.
     pub stats: Stats,
 }
 
 impl World {
-    /// A cluster that is about to start, with everything it will meet.
+    /// A cluster that is about to start, with the plan of its run.
     #[must_use]
     pub fn new(plan: Plan, listener: Option<fn(&str)>) -> Self {
         let seed = plan.seed;
@@ -95,7 +95,7 @@ impl World {
             clients: Vec::new(),
             paused: BTreeMap::new(),
             last_pause: BTreeMap::new(),
-            doomed: BTreeMap::new(),
+            ending: BTreeMap::new(),
             next_transfer: 0,
             events: 0,
             spun: 0,
@@ -129,7 +129,7 @@ impl World {
         }
     }
 
-    /// Takes events until `until` has come or `done` says so; true in the latter case.
+    /// Handles events until `until`, or until `done` returns true; returns whether `done` did.
     pub(crate) fn step_until(&mut self, until: Instant, done: fn(&World) -> bool) -> Checked<bool> {
         loop {
             if done(self) {
@@ -168,7 +168,7 @@ impl World {
         self.events += 1;
         if self.events.is_multiple_of(CHECK_EVERY) {
             self.check_bounds()?;
-            self.settle_debts();
+            self.check_drops_delivered();
         }
         match event {
             Event::Control { session, to, body } => self.on_control(session, to, body),
@@ -211,10 +211,10 @@ impl World {
             } => self.on_caller_cancels(client, life, begun),
             Event::Next { client, life } => self.on_next(client, life),
             Event::Fault(index) => self.on_fault(index),
-            Event::DiskCalm { node, window } => self.on_disk_calm(node, window),
-            Event::Doom { process, life } => self.on_doom(process, life),
-            Event::Relapse { node, down } => {
-                self.on_relapse(node, down);
+            Event::DiskFaultsEnd { node, window } => self.on_disk_calm(node, window),
+            Event::EndOverdue { process, life } => self.on_end_overdue(process, life),
+            Event::PowerCut { node, down } => {
+                self.on_power_cut(node, down);
                 Ok(())
             }
             Event::Start { process } => self.on_start(process),
@@ -229,7 +229,7 @@ impl World {
         self.trace
             .note(now, format_args!("{to:?} <- {session:?} {body:?}"));
         match (to, body) {
-            (Process::Master, body) => self.master_hears(session, body),
+            (Process::Master, body) => self.master_receives(session, body),
             (Process::Node(node), Control::Order(order)) => self.node_ordered(node, order),
             (Process::Node(_), Control::Reply { operation, reply }) => {
                 self.node_answered(session, operation, &reply)
@@ -289,7 +289,7 @@ impl World {
         self.clock(process).local(self.engine.now())
     }
 
-    /// Which life a process lives, and whether it is up.
+    /// The number of the current life of a process, and whether it is running.
     pub(crate) fn life(&self, process: Process) -> (u64, bool) {
         match process {
             Process::Master => (self.master.life, self.master.core.is_some()),
@@ -304,20 +304,21 @@ impl World {
         }
     }
 
-    /// Whether a process still lives the life that an event was meant for.
+    /// Whether a process is running in the life that an event was meant for.
     pub(crate) fn lives(&self, process: Process, life: u64) -> bool {
         self.life(process) == (life, true)
     }
 }
 
-/// The timer of one process: set again only when an earlier deadline appears.
+/// The timer of one process: set again only for an earlier deadline.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Timer {
     armed: Option<Instant>,
 }
 
 impl Timer {
-    /// When to set the timer for `deadline` of the world, unless it is set to an earlier time already.
+    /// The time to which the timer is to be set for `deadline`, in the world's time; `None` if it is set to an earlier
+    /// time already.
     pub(crate) fn arm(&mut self, now: Instant, deadline: Option<Instant>) -> Option<Instant> {
         let deadline = deadline.filter(|at| *at != Instant::NEVER)?.max(now);
         if self.armed.is_some_and(|armed| armed <= deadline) {
@@ -327,13 +328,13 @@ impl Timer {
         Some(deadline)
     }
 
-    /// It rang.
-    pub(crate) fn rang(&mut self) {
+    /// The timer has fired and is no longer set.
+    pub(crate) fn fired(&mut self) {
         self.armed = None;
     }
 }
 
-/// No process has so much to do at one instant: one asks to be woken and then does nothing.
+/// Most events at one instant. More mean that a process sets its timer to the present and then does nothing.
 const SPUN_MAX: u64 = 20_000;
-/// Books are checked once in so many events: counting everything again takes time.
+/// Events between two checks of the books, which recount everything and take long.
 const CHECK_EVERY: u64 = 64;

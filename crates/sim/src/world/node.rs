@@ -1,4 +1,4 @@
-//! A node's process: the agent, its disk and memory, and the service of its bytes to clients.
+//! A node's process: the agent, its disk and memory, and the transfer of bytes to and from clients.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -40,13 +40,13 @@ pub(crate) struct Node {
     /// What the log has announced since it was opened.
     announced: Vec<ReportedEntry>,
     pub(crate) opened: bool,
-    /// What the log last said of itself in this life.
+    /// The state that the log last reported in this life.
     pub(crate) log_state: Option<DiskState>,
-    /// What it has to say as soon as it is connected.
+    /// Reports to send once it is connected.
     held: Vec<Report>,
     /// Offloads under way.
     tickets: BTreeMap<TicketId, OffloadTask>,
-    /// Length and checksum of what promotions under way will make.
+    /// Length and checksum that promotions under way must produce.
     promoting: BTreeMap<TicketId, (u64, Checksum)>,
     timer: Timer,
     pub(super) serving: Serving,
@@ -59,7 +59,7 @@ pub(crate) struct Node {
 }
 
 impl Node {
-    /// Whether the log takes records: whatever the device did, and however full it was, that passes.
+    /// Whether the log accepts records, as it must after every fault of the device and after it was full.
     pub(crate) fn log_works(&self) -> bool {
         self.log_state.is_none_or(|state| state.accepting)
     }
@@ -97,7 +97,7 @@ impl Node {
 }
 
 impl World {
-    /// Starts a node's process: a new life, whose memory is empty and whose log must be read.
+    /// Starts a node's process: a new life with empty memory and a log that must be read.
     pub(crate) fn start_node(&mut self, index: u32) -> Checked {
         let config = self.options.agent(index);
         let segments = self.options.segments(index);
@@ -131,7 +131,7 @@ impl World {
         }
     }
 
-    /// The process of a node ends, and its memory with it.
+    /// Ends the process of a node; its memory is lost.
     pub(crate) fn stop_node(&mut self, index: u32, how: Crash) {
         let node = &mut self.nodes[index as usize];
         node.agent = None;
@@ -147,7 +147,7 @@ impl World {
         node.disk.crash(how);
     }
 
-    /// The log is open: the node connects and says what it has.
+    /// The log is open: the node connects and announces its records.
     fn node_opened(&mut self, index: u32) -> Checked {
         let node = &mut self.nodes[index as usize];
         node.opened = true;
@@ -219,7 +219,7 @@ impl World {
         }
     }
 
-    /// A mount that is refused means that the master still holds an earlier life for alive: try again from the start.
+    /// A refused mount means that the master still considers an earlier life alive: the node begins a new life.
     pub(super) fn node_answered(
         &mut self,
         session: SessionId,
@@ -238,7 +238,7 @@ impl World {
         }
     }
 
-    /// The node learned that it has lost the master: its memory is forgotten there, so it begins a new life.
+    /// The node detected that it has lost the master, which forgets the node's memory: the node begins a new life.
     pub(super) fn node_lost_master(&mut self, index: u32, session: SessionId) -> Checked {
         if self.nodes[index as usize].session != Some(session) {
             return Ok(());
@@ -282,14 +282,14 @@ impl World {
         }
         let now = self.local(Process::Node(index));
         let node = &mut self.nodes[index as usize];
-        node.timer.rang();
+        node.timer.fired();
         let mut out = Vec::new();
         if let Some(agent) = &mut node.agent
             && agent.next_deadline().is_some_and(|at| at <= now)
         {
             agent.on_deadline(now, &mut out);
         }
-        self.node_speaks(index, out)
+        self.node_outputs(index, out)
     }
 
     fn node_step(&mut self, index: u32, input: AgentInput) -> Checked {
@@ -298,11 +298,11 @@ impl World {
         if let Some(agent) = &mut self.nodes[index as usize].agent {
             agent.handle(now, input, &mut out);
         }
-        self.node_speaks(index, out)
+        self.node_outputs(index, out)
     }
 
-    /// Does what the agent says.
-    pub(super) fn node_speaks(&mut self, index: u32, out: Vec<AgentOutput>) -> Checked {
+    /// Performs the agent's outputs.
+    pub(super) fn node_outputs(&mut self, index: u32, out: Vec<AgentOutput>) -> Checked {
         let process = Process::Node(index);
         for output in out {
             if self.nodes[index as usize].agent.is_none() {
@@ -325,7 +325,7 @@ impl World {
                 }
                 AgentOutput::Flushed(_) | AgentOutput::Stopped { .. } => {}
             }
-            self.spoke(process)?;
+            self.note_sent(process)?;
         }
         self.arm_node(index);
         Ok(())
@@ -350,7 +350,7 @@ impl World {
             }
             Report::Lost(entries) => {
                 let tries = self.options.agent(index).log.map(|log| log.read_tries_max);
-                let readable = matches!(node.disk.trust(), Trust::Honest | Trust::Unread)
+                let readable = matches!(node.disk.trust(), Trust::Intact | Trust::Unread)
                     && node.disk.read_errors() < tries.unwrap_or_default().into();
                 for entry in entries {
                     if readable && node.ledger.owes(entry) {
@@ -368,7 +368,7 @@ impl World {
                 for (ticket, result) in results {
                     if let (Some(task), Ok(())) = (node.tickets.remove(ticket), result) {
                         let source = || node.memory.read(task.source, 0, task.bytes as usize);
-                        let intact = !self.options.atlas.memory_flips
+                        let intact = !self.options.fault_kinds.memory_flips
                             || source().is_ok_and(|bytes| Checksum::of(&bytes) == task.checksum);
                         if intact {
                             node.ledger.durable(&task.entry)
@@ -381,7 +381,7 @@ impl World {
             Report::Promoted { ticket, extent } => {
                 if let Some((bytes, checksum)) = node.promoting.remove(ticket)
                     && Checksum::of(&node.memory.read(*extent, 0, bytes as usize)?) != checksum
-                    && !self.options.atlas.memory_flips
+                    && !self.options.fault_kinds.memory_flips
                 {
                     let what = format!(
                         "the promotion {ticket} has filled {extent:?} with other bytes than were put"
@@ -447,7 +447,7 @@ impl World {
         Ok(())
     }
 
-    /// The device is done, whether or not the process can hear it yet.
+    /// The device has done an operation; a paused process is told later.
     pub(super) fn on_device(&mut self, index: u32, life: u64, caller: Caller) -> Checked {
         if !self.lives(Process::Node(index), life) {
             return Ok(());
@@ -493,7 +493,7 @@ impl World {
     }
 }
 
-/// What the trace says of an operation: everything but the bytes.
+/// An operation as text for the trace: everything but the bytes.
 fn line_of(what: &DiskOp) -> String {
     match what {
         DiskOp::Write {
@@ -514,5 +514,5 @@ fn line_of(what: &DiskOp) -> String {
     }
 }
 
-/// How long a process takes to begin again after it has lost the master.
+/// Time until a process begins a new life after it has lost the master.
 const RECONNECT: Duration = Duration::from_millis(40);

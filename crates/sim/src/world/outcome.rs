@@ -1,4 +1,4 @@
-//! How the operations of clients end, and what is judged of their ends.
+//! The ends of the operations of clients, and their checks.
 
 use std::time::Duration;
 
@@ -106,7 +106,7 @@ impl World {
     fn called(&mut self, index: u32, answer: &Answer) -> bool {
         let now = self.engine.now();
         self.trace
-            .note(now, format_args!("client{index} heard {answer:?}"));
+            .note(now, format_args!("client{index} received {answer:?}"));
         let tally = &mut self.clients[index as usize].tally;
         match answer {
             Answer::Reply(Reply::Failed(_)) => tally.failed += 1,
@@ -116,7 +116,8 @@ impl World {
         *answer != Answer::Unknown
     }
 
-    /// No operation outlives its deadline by more than a tick, unless its process stood still.
+    /// Checks that an operation ended at most [`TICK`] after its deadline, unless its process was
+    /// paused.
     fn check_deadline(&mut self, index: u32, running: &Running) -> Checked {
         let local = self.local(Process::Client(index));
         let late = local.since(running.deadline);

@@ -1,4 +1,4 @@
-//! The phases of a run: load with faults, healing within a bound, coming to rest, and the reckoning.
+//! The phases of a run: load with faults, healing within a bound, coming to rest, and the final checks.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -23,24 +23,24 @@ use super::World;
 use super::client::{OperationCounts, Probe};
 use super::event::Event;
 
-/// What a run did, so that one can see that it did something.
+/// Counters of a run, which show that it exercised the system.
 #[derive(Clone, Debug, Default)]
 pub struct Stats {
     /// How the operations of all clients ended.
     pub tally: OperationCounts,
-    /// Events in all.
+    /// Number of events.
     pub events: u64,
     /// Lines of the trace.
     pub lines: u64,
     /// Simulated time.
     pub lasted: Duration,
-    /// Lives of nodes in all.
+    /// Lives of all nodes together.
     pub node_lives: u64,
     /// Lives of the master.
     pub master_lives: u64,
-    /// The master's counters at the end, of its last life.
+    /// The master's counters at the end of its last life.
     pub master: Option<slackwater_meta::Metrics>,
-    /// All disks together.
+    /// Counters of all disks together.
     pub disk: DiskStats,
 }
 
@@ -69,7 +69,7 @@ impl World {
             World::lives_again,
         )?;
         self.come_to_rest()?;
-        self.reckon()?;
+        self.check_at_rest()?;
         self.read_everything()
     }
 
@@ -77,14 +77,14 @@ impl World {
         if self.step_until(self.engine.now() + within, done)? {
             return Ok(());
         }
-        let unrest = self.unrest();
+        let unrest = self.not_at_rest();
         Err(Violation::new(
             Invariant::Liveness,
             format!("{what} within {within:?}: {unrest}"),
         ))
     }
 
-    /// At rest now, and still at rest when every message on its way has arrived.
+    /// Waits until the cluster is at rest, and still is when every message on its way has arrived.
     fn come_to_rest(&mut self) -> Checked {
         for _ in 0..RESTS_MAX {
             self.must(
@@ -97,11 +97,11 @@ impl World {
                 return Ok(());
             }
         }
-        let what = format!("the cluster does not stay at rest: {}", self.unrest());
+        let what = format!("the cluster does not stay at rest: {}", self.not_at_rest());
         Err(Violation::new(Invariant::Liveness, what))
     }
 
-    /// Pauses are not cut short: what they held back must stay in order.
+    /// Waits for the end of all pauses. They are not ended early, so that the messages that they delay stay in order.
     fn wait_out_pauses(&mut self) -> Checked {
         let until = self
             .paused
@@ -124,7 +124,8 @@ impl World {
             probe_key(index, client.probes),
             HEADER_BYTES + index as usize,
         )];
-        // A policy may learn that probes never return, or find all else pinned: a pin keeps them out of its hands.
+        // The pin keeps the policy from evicting the probe, which it might do as probes are read once and other values
+        // may be pinned.
         let config = PutConfig {
             pin: Pin::Hard,
             ..PutConfig::default()
@@ -142,7 +143,7 @@ impl World {
         )
     }
 
-    /// A step of a probe has ended: on to the next, or again from the start.
+    /// A step of a probe has ended: begins the next step, or the probe again.
     pub(crate) fn go_on_probing(&mut self, index: u32, probe: Probe, success: bool) -> Checked {
         let client = &mut self.clients[index as usize];
         match (probe, success) {
@@ -207,8 +208,8 @@ impl World {
             })
     }
 
-    /// What is not at rest, for the message.
-    fn unrest(&self) -> String {
+    /// What is not at rest, as text for a violation.
+    fn not_at_rest(&self) -> String {
         let clients: Vec<_> = self
             .clients
             .iter()
@@ -233,8 +234,8 @@ impl World {
         )
     }
 
-    /// At rest, what the master believes is what the nodes hold, and every sum is right.
-    fn reckon(&mut self) -> Checked {
+    /// Checks at rest that the master's catalog matches what the nodes hold, and that every sum is right.
+    fn check_at_rest(&mut self) -> Checked {
         let Some(core) = &self.master.core else {
             return Ok(());
         };
@@ -296,7 +297,7 @@ impl World {
         Ok(names)
     }
 
-    /// Asks the master past the network; only for questions that change nothing.
+    /// Sends the master a request without the network; only for requests that change nothing.
     fn ask_master(&mut self, request: Request) -> Checked<Option<Reply>> {
         let now = self.local(Process::Master);
         let mut out = Vec::new();
@@ -329,11 +330,11 @@ impl World {
         }
         Err(Violation::new(
             Invariant::Liveness,
-            "the master does not answer a question at rest",
+            "the master does not answer a request at rest",
         ))
     }
 
-    /// One client reads every key there ever was; each read is judged as any other.
+    /// One client reads every key of the run; each read is checked as any other.
     fn read_everything(&mut self) -> Checked {
         let mut names: Vec<Name> = self.history.names().cloned().collect();
         names.sort();
@@ -362,7 +363,7 @@ impl World {
         Ok(())
     }
 
-    /// Bounds that hold at every moment, looked at now and then.
+    /// Checks bounds that hold at every moment.
     pub(crate) fn check_bounds(&self) -> Checked {
         let wrong = |what: String| Err(Violation::new(Invariant::BoundedResources, what));
         if let Some(core) = &self.master.core {
@@ -420,21 +421,22 @@ impl World {
 }
 
 impl super::node::Node {
-    /// What the master believes about this node's log against what the log has promised.
+    /// Compares the master's view of this node's log with what the log has promised.
     fn reconcile(&self, believed: &BTreeSet<DiskEntry>) -> Checked {
         for entry in believed {
             match self.ledger.promise(entry) {
                 Some(Promise::Durable | Promise::Flawed) => {}
                 promise => {
                     let what = format!(
-                        "the master counts on {entry:?}, of which the node says {promise:?}"
+                        "the master's catalog has {entry:?}, which is {promise:?} at the node"
                     );
                     return Err(Violation::new(Invariant::BooksBalance, what));
                 }
             }
         }
         if let Some(entry) = self.ledger.owed().find(|entry| !believed.contains(*entry)) {
-            let what = format!("the node keeps {entry:?}, of which the master knows nothing");
+            let what =
+                format!("the node keeps {entry:?}, which the master's catalog does not have");
             return Err(Violation::new(Invariant::BooksBalance, what));
         }
         Ok(())
@@ -445,13 +447,13 @@ fn probe_key(client: u32, probe: u64) -> Key {
     Key::new(format!("probe{client}/{probe}").as_bytes()).expect("a few bytes make a key")
 }
 
-/// Faults begin this much after the start.
+/// Time from the start until faults begin.
 const WARM_UP: Duration = Duration::from_millis(5);
-/// A load that takes longer than this hangs: every operation has a deadline.
+/// Longest load: as every operation has a deadline, a longer one hangs.
 const LOAD_MAX: Duration = Duration::from_secs(1200);
-/// How often the cluster may go on by itself after it seemed to be at rest.
+/// How often the cluster may seem to be at rest and then go on.
 const RESTS_MAX: u32 = 50;
-/// Longer than any message takes, also one that was sent before the network healed.
+/// Longest time that a message takes, also one that was sent before the network healed.
 const ON_THE_WAY: Duration = MESSAGE_DELAY_MAX.saturating_add(Duration::from_millis(50));
-/// How many steps the master may need for a question at rest.
+/// Most steps of the master for a request at rest.
 const WAIT_STEPS: u32 = 1000;

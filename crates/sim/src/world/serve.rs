@@ -1,4 +1,4 @@
-//! How a node moves the bytes of its clients' values: writes and reads of memory, and reads of records.
+//! The node's side of transfers: writes and reads of memory, and reads of records.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -16,13 +16,13 @@ use crate::net::Process;
 use super::World;
 use super::event::{Data, Event, TransferId};
 
-/// Movements of bytes under way in one life of a node.
+/// Transfers under way in one life of a node.
 #[derive(Default)]
 pub(crate) struct Serving {
     writes: BTreeMap<TransferId, Write>,
-    copies: BTreeMap<TransferId, Copy>,
+    copies: BTreeMap<TransferId, MemoryRead>,
     readers: BTreeMap<u64, Reader>,
-    /// Goes on over lives, so that no late answer of the disk finds another's reader.
+    /// Not reset between lives, so that a late completion of the disk is never given to another reader.
     next_reader: u64,
 }
 
@@ -35,7 +35,7 @@ struct Write {
 }
 
 /// A client's read of memory, half done.
-struct Copy {
+struct MemoryRead {
     from: Process,
     extent: ExtentRef,
     access: AccessId,
@@ -64,7 +64,7 @@ impl Serving {
 }
 
 impl World {
-    /// A client's datagram.
+    /// Handles a client's datagram.
     pub(super) fn node_data(&mut self, index: u32, from: Process, data: Data) -> Checked {
         if self.nodes[index as usize].agent.is_none() {
             return Ok(());
@@ -89,7 +89,7 @@ impl World {
         }
     }
 
-    /// One piece of a value: the first of a transfer begins an access, the last ends it.
+    /// Writes one piece of a value: the first piece of a transfer begins an access, the last ends it.
     fn take_piece(
         &mut self,
         index: u32,
@@ -146,7 +146,7 @@ impl World {
         Ok(())
     }
 
-    /// A write whose pieces stopped coming is given up: its access must not keep the extent for ever.
+    /// Gives up a write whose pieces no longer arrive: its access must not hold the extent for ever.
     pub(super) fn on_idle(
         &mut self,
         index: u32,
@@ -224,7 +224,7 @@ impl World {
         let half = node.memory.read(extent, 0, bytes as usize / 2)?;
         node.serving.copies.insert(
             transfer,
-            Copy {
+            MemoryRead {
                 from,
                 extent,
                 access,
@@ -277,7 +277,7 @@ impl World {
             return Ok(false);
         };
         let live = agent.end_access(access, &mut out);
-        self.node_speaks(index, out)?;
+        self.node_outputs(index, out)?;
         Ok(live)
     }
 
@@ -299,7 +299,7 @@ impl World {
                 result: Err(ReadFailure::Stale),
             };
             self.send(Process::Node(index), from, &refusal);
-            return self.node_speaks(index, out);
+            return self.node_outputs(index, out);
         };
         node.serving.next_reader += 1;
         let reader = node.serving.next_reader;
@@ -359,7 +359,7 @@ impl World {
                 Err(ReadFailure::Corrupt)
             }
         });
-        self.node_speaks(index, out)?;
+        self.node_outputs(index, out)?;
         self.send(
             Process::Node(index),
             reader.from,
@@ -372,5 +372,5 @@ impl World {
     }
 }
 
-/// The second half of a read of memory comes at most this much later.
+/// Longest time between the halves of a read of memory, in nanoseconds.
 const COPY_NANOS: u64 = 3_000_000;

@@ -1,4 +1,4 @@
-//! Connections to the master: each is opened once, and each of its ends learns on its own that it is broken.
+//! Connections to the master: each is opened once, and each of its ends detects by itself that it is broken.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use crate::net::Process;
 use super::World;
 use super::event::{Control, Event, SessionId};
 
-/// All connections that are open at an end.
+/// All connections that are open at one end at least.
 #[derive(Debug, Default)]
 pub(crate) struct Sessions {
     next: u64,
@@ -22,7 +22,7 @@ pub(crate) struct Sessions {
 pub(crate) struct Session {
     /// The process that connected.
     pub(crate) peer: Process,
-    /// Lives that the connection belongs to.
+    /// Lives of the two processes that the connection belongs to.
     pub(crate) peer_life: u64,
     master_life: u64,
     at_peer: bool,
@@ -30,7 +30,7 @@ pub(crate) struct Session {
 }
 
 impl World {
-    /// Opens a connection of `peer` to the master. When the master does not listen, it breaks soon.
+    /// Opens a connection of `peer` to the master. If the master is not running, the connection breaks soon.
     pub(crate) fn connect(&mut self, peer: Process) -> SessionId {
         self.sessions.next += 1;
         let id = SessionId(self.sessions.next);
@@ -50,7 +50,7 @@ impl World {
         self.net.reconnect(Process::Master, peer);
         let now = self.engine.now();
         if up {
-            // A connection that is made while the link is cut does not outlive the cut, if that lasts.
+            // A connection that is made while the link is cut breaks if the cut lasts longer than the time-out.
             for (from, to) in [(peer, Process::Master), (Process::Master, peer)] {
                 if self.net.cut_until(from, to) > now + self.options.link_timeout {
                     self.break_session(id, self.options.link_timeout, self.options.link_timeout);
@@ -62,7 +62,7 @@ impl World {
         id
     }
 
-    /// Both ends of a connection will learn that it is broken, each in its time.
+    /// Breaks a connection: each end detects it after a time of its own.
     pub(crate) fn break_session(
         &mut self,
         session: SessionId,
@@ -111,7 +111,7 @@ impl World {
         self.sessions.open.get(&session).map(|session| session.peer)
     }
 
-    /// Sends a message along a connection.
+    /// Sends a message on a connection.
     pub(crate) fn say(&mut self, session: SessionId, from: Process, body: Control) {
         let Some(found) = self.sessions.open.get(&session) else {
             return;
@@ -144,7 +144,7 @@ impl World {
         }
     }
 
-    /// Whether the process at the other end of a connection has another one that the master holds for open.
+    /// Whether the process at the other end has another connection that the master considers open.
     pub(crate) fn has_another_session(&self, session: SessionId) -> bool {
         let name = self.client_id(session);
         let peer = self.session_peer(session);
@@ -188,7 +188,7 @@ pub(crate) fn client_name(index: u32, life: u64) -> ClientId {
     ClientId((u64::from(index) + 1) << 32 | life)
 }
 
-/// Names with this bit are of connections of nodes.
+/// Set in the names of connections of nodes.
 const NODE_NAMES: u64 = 1 << 63;
-/// How long it takes to learn that the master does not listen.
+/// Time until a process detects that the master is not running.
 const REFUSED: Duration = Duration::from_millis(2);

@@ -1,4 +1,4 @@
-//! How a client moves the bytes of its values: in datagrams that it sends again, and gives up in the end.
+//! The client's side of transfers: in datagrams that are sent again a limited number of times.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -31,15 +31,15 @@ pub(super) struct Transfer {
     pub(super) index: usize,
     pub(super) to: Process,
     pub(super) attempts: u32,
-    /// Its flow wants it to stop: nothing more is sent, but what has been sent may still arrive.
+    /// Whether its flow has cancelled it: nothing more is sent, but what was sent may still arrive.
     pub(super) cancelled: bool,
-    pub(super) what: Moves,
+    pub(super) what: TransferKind,
 }
 
 #[derive(Clone)]
-pub(super) enum Moves {
+pub(super) enum TransferKind {
     Read(Data),
-    /// In so many pieces.
+    /// A write in this number of pieces.
     Write(ExtentRef, usize),
 }
 
@@ -83,7 +83,13 @@ impl World {
                 (node.0, Data::ReadRecord { transfer, entry })
             }
         };
-        self.open_transfer(index, transfer, item, Process::Node(to), Moves::Read(data));
+        self.open_transfer(
+            index,
+            transfer,
+            item,
+            Process::Node(to),
+            TransferKind::Read(data),
+        );
     }
 
     pub(super) fn begin_write(&mut self, index: u32, item: usize, extents: &[ExtentRef]) {
@@ -102,7 +108,13 @@ impl World {
             let transfer = TransferId(self.next_transfer);
             let to = Process::Node(self.options.owner(extent.segment));
             let chunks = 1 + self.clients[index as usize].rng.below(3) as usize;
-            self.open_transfer(index, transfer, item, to, Moves::Write(*extent, chunks));
+            self.open_transfer(
+                index,
+                transfer,
+                item,
+                to,
+                TransferKind::Write(*extent, chunks),
+            );
         }
     }
 
@@ -112,7 +124,7 @@ impl World {
         transfer: TransferId,
         item: usize,
         to: Process,
-        what: Moves,
+        what: TransferKind,
     ) {
         let Some(running) = &mut self.clients[index as usize].running else {
             return;
@@ -130,7 +142,8 @@ impl World {
         self.send_transfer(index, transfer);
     }
 
-    /// Sends all of a transfer, again or for the first time, and looks after it later.
+    /// Sends all datagrams of a transfer, for the first time or again, and schedules the check of
+    /// its progress.
     fn send_transfer(&mut self, index: u32, id: TransferId) {
         let from = Process::Client(index);
         let client = &mut self.clients[index as usize];
@@ -144,8 +157,10 @@ impl World {
         transfer.attempts += 1;
         let (to, item) = (transfer.to, transfer.index);
         let pieces = match transfer.what.clone() {
-            Moves::Read(data) => vec![data],
-            Moves::Write(extent, chunks) => pieces(id, extent, &running.values[item], chunks),
+            TransferKind::Read(data) => vec![data],
+            TransferKind::Write(extent, chunks) => {
+                pieces(id, extent, &running.values[item], chunks)
+            }
         };
         for piece in &pieces {
             self.send(from, to, piece);
@@ -176,12 +191,12 @@ impl World {
             return Ok(());
         }
         match transfer.what {
-            Moves::Read(_) => self.read_ended(index, id, Err(ReadFailure::Transfer)),
-            Moves::Write(..) => self.write_ended(index, id, Err(WriteFailure::Transfer)),
+            TransferKind::Read(_) => self.read_ended(index, id, Err(ReadFailure::Transfer)),
+            TransferKind::Write(..) => self.write_ended(index, id, Err(WriteFailure::Transfer)),
         }
     }
 
-    /// The flow wants the transfers of an item to stop: that takes a little time.
+    /// Cancels the transfers of an item, which takes a short time.
     pub(super) fn cancel_transfers(&mut self, index: u32, item: usize) {
         let client = &mut self.clients[index as usize];
         let life = client.life;
@@ -211,8 +226,10 @@ impl World {
         let running = self.clients[index as usize].running.as_ref();
         let transfer = running.and_then(|running| running.transfers.get(&id));
         match transfer.map(|transfer| &transfer.what) {
-            Some(Moves::Read(_)) => self.read_ended(index, id, Err(ReadFailure::Cancelled)),
-            Some(Moves::Write(..)) => self.write_ended(index, id, Err(WriteFailure::Cancelled)),
+            Some(TransferKind::Read(_)) => self.read_ended(index, id, Err(ReadFailure::Cancelled)),
+            Some(TransferKind::Write(..)) => {
+                self.write_ended(index, id, Err(WriteFailure::Cancelled))
+            }
             None => Ok(()),
         }
     }
@@ -301,7 +318,7 @@ fn pieces(transfer: TransferId, extent: ExtentRef, value: &Rc<[u8]>, chunks: usi
     value.chunks(size).enumerate().map(piece).collect()
 }
 
-/// How long a cancelled transfer may go on at most.
+/// Longest time until a cancelled transfer has ended, in nanoseconds.
 const CANCEL_NANOS: u64 = 2_000_000;
-/// How often a client sends a transfer before it takes the link for broken.
+/// How often a client sends a transfer before the link counts as broken.
 const TRANSFER_ATTEMPTS: u32 = 3;

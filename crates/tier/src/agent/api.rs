@@ -85,7 +85,7 @@ pub struct ReadId(pub(crate) u64);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use = "a read that is begun must be ended"]
 pub struct RecordRead {
-    /// What `end_read` takes.
+    /// Identifies the read; [`Agent::end_read`](super::Agent::end_read) takes it.
     pub read: ReadId,
     /// The file that holds the record.
     pub file: FileId,

@@ -1,13 +1,13 @@
 //! Answers that are kept, so that a repeated operation is answered again and not executed again.
 //!
 //! A client repeats an operation when no answer arrives: the request or the answer may be lost. Executing it twice is
-//! wrong for whatever changes or grants something: a second put start meets the open put of the first, a second removal
+//! wrong for whatever changes or grants something: a second put start finds the open put of the first, a second removal
 //! removes what was put since. The master keeps the last answers of each client and gives a repetition the first one
 //! (RIFL: Lee et al., "Implementing Linearizability at Large Scale and Low Latency", SOSP 2015; here the window is
 //! bounded by count, and an operation older than what is kept is refused, never executed again).
 //!
-//! What a lost answer granted goes back by [`slackwater_wire::Request::Revoke`]: before its operation arrives, too, as
-//! requests may overtake each other.
+//! A client gives back what a lost answer granted with [`slackwater_wire::Request::Revoke`], which may arrive before
+//! the operation itself, as requests may overtake each other.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -24,12 +24,12 @@ pub(crate) struct Answers {
     keys_max: usize,
     clients_max: usize,
     of: Map<ClientId, Window>,
-    /// Clients by the time of their last request: the one longest silent is forgotten first.
+    /// Clients by the time of their last request: the answers of the client with the oldest one are dropped first.
     silent: BTreeSet<(Instant, ClientId)>,
     /// Clients by the keys in their kept answers: the one with most gives up its oldest answers first, so that no client
     /// can push out the answers of others.
     heavy: BTreeSet<(usize, ClientId)>,
-    /// Keys in all kept answers.
+    /// Number of keys in all kept answers.
     keys: usize,
 }
 
@@ -40,12 +40,12 @@ struct Window {
     pending: usize,
     /// Keys in the kept answers.
     keys: usize,
-    /// The highest operation whose answer was dropped: at or below it, what is not kept is too old.
+    /// The highest operation whose answer was dropped: an operation up to this one without a kept answer is too old.
     forgotten: OperationId,
 }
 
 enum Kept {
-    /// The answer is still to come. Says whether it may grant something.
+    /// Not answered yet, and whether the answer may grant something.
     Pending(Granting),
     Answered(Reply),
 }
@@ -62,11 +62,11 @@ enum Granting {
     No,
 }
 
-/// What is done with an operation that has arrived.
+/// How an operation that has arrived is handled.
 pub(crate) enum Arrival {
     /// Execute it.
     New,
-    /// It is being executed: its answer will come.
+    /// Nothing: it is being executed and will be answered.
     Pending,
     /// Give this answer and do nothing else.
     Answered(Reply),
@@ -85,7 +85,7 @@ impl Answers {
         }
     }
 
-    /// Says whether an operation was seen before, and remembers it if its repetition would do harm.
+    /// Says how to handle an operation, and records it if executing it twice would be wrong.
     pub(crate) fn arrive(
         &mut self,
         now: Instant,
@@ -190,8 +190,9 @@ impl Answers {
         }
     }
 
-    /// The client's links are gone, and with them what it was granted: a repetition of what granted is executed anew.
-    /// Other answers stay, as the client may come back and repeat what it had no answer to.
+    /// The client's links are gone, and what it was granted has been taken back: a repeated operation that granted
+    /// something is executed anew. Other answers stay, as the client may come back and repeat operations that it had no
+    /// answer to.
     pub(crate) fn lose(&mut self, client: ClientId) {
         let Some(window) = self.of.get_mut(&client) else {
             return;
@@ -213,7 +214,7 @@ impl Answers {
         self.weigh(client, total);
     }
 
-    /// Whether every count is what a recount gives, and no limit is passed.
+    /// Whether every count equals a recount, and no limit is exceeded.
     pub(crate) fn balance(&self) -> bool {
         let count = |window: &Window| {
             let pending = window.operations.values().filter(|kept| kept.is_pending());
@@ -238,7 +239,7 @@ impl Answers {
         operation.may_repeat() && self.operations_max > 0
     }
 
-    /// The window of a client that has just been heard of.
+    /// The window of a client that has just sent something.
     fn window(&mut self, now: Instant, client: ClientId) -> &mut Window {
         if !self.of.contains_key(&client)
             && self.of.len() >= self.clients_max
@@ -287,7 +288,7 @@ impl Answers {
         }
     }
 
-    /// Drops the oldest answer of a client. What is pending stays: its repetition must find it.
+    /// Drops the oldest answer of a client. Pending operations stay: a repetition must find them.
     fn drop_oldest(&mut self, client: ClientId) {
         let Some(window) = self.of.get_mut(&client) else {
             return;
@@ -309,7 +310,7 @@ impl Answers {
 }
 
 impl Master {
-    /// Gives back what an operation of the client was granted, and keeps it from being granted anything later.
+    /// Takes back what an operation of the client was granted, and prevents that it is granted anything later.
     pub(crate) fn revoke_operation(
         &mut self,
         now: Instant,
@@ -323,7 +324,8 @@ impl Master {
             self.close_put(tenant, object);
             self.erase_if_empty(now, object);
         }
-        // Not by the answer: it is dropped when it is old, and none is kept of an operation that cannot repeat.
+        // The kept answer cannot tell what was granted: old answers are dropped, and none is kept for an operation that
+        // cannot repeat.
         for replica in self.guards.revoke(client, operation) {
             self.unhold(now, replica);
         }
@@ -334,8 +336,8 @@ impl Master {
 }
 
 /// Whether executing the request a second time would change or grant something that the first time did not. A read by
-/// lease may be repeated: the holder counts each lease from its first request. What gives back or accuses names a guard,
-/// an operation or a version, and these are never used again.
+/// lease may be repeated: the holder counts each lease from its first request. Requests that give back or report wrong
+/// bytes name a guard, an operation or a version, which are never reused.
 fn must_not_repeat(request: &Request) -> bool {
     match request {
         Request::Get(Get { hold, .. }) => *hold == Hold::Guard,
@@ -377,7 +379,7 @@ fn grants(reply: &Reply) -> bool {
     }
 }
 
-/// What an answer counts against the limit of keys: its entries, and one for itself.
+/// What an answer counts towards the limit of keys: its entries plus one.
 fn keys(reply: &Reply) -> usize {
     1 + match reply {
         Reply::Get(lookups) => lookups.len(),

@@ -9,10 +9,10 @@ use crate::prospect;
 use crate::segment::{Medium, record_bytes};
 use crate::tenant::Ledger;
 
-/// What a master holds, for reconciling with nodes and metrics.
+/// What a master holds, to be compared with nodes and metrics.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Books {
-    /// Objects, those being put for the first time included.
+    /// Objects, including those being put for the first time.
     pub objects: u64,
     /// Replicas in any state.
     pub replicas: u64,
@@ -20,11 +20,11 @@ pub struct Books {
     pub orphans: u64,
     /// Puts in flight.
     pub open_puts: u64,
-    /// Calls that wait for room.
+    /// Puts that wait for room.
     pub waiting_puts: u64,
     /// Guards that readers hold.
     pub guards: u64,
-    /// Replies that wait until a crash cannot undo what they say.
+    /// Replies that wait until a crash cannot undo what they acknowledge.
     pub unanswered: u64,
     /// Records that nodes were told to drop and have not reported as dropped.
     pub drops: u64,
@@ -46,15 +46,15 @@ pub struct Books {
 pub struct SegmentBooks {
     /// Its id.
     pub segment: SegmentId,
-    /// What it is made of.
+    /// Memory or SSD.
     pub kind: SegmentKind,
-    /// Bytes in all.
+    /// Size in bytes.
     pub capacity: u64,
-    /// Bytes of no extent or record.
+    /// Bytes that belong to no extent or record.
     pub free: u64,
-    /// Bytes of replicas in any state, those being written included.
+    /// Bytes of replicas in any state, including those being written.
     pub live: u64,
-    /// Bytes given back that wait for their fence.
+    /// Bytes of freed extents that wait for their fence.
     pub quarantined: u64,
     /// Replicas in any state.
     pub replicas: u64,
@@ -66,7 +66,7 @@ pub struct SegmentBooks {
 pub struct Imbalance(pub String);
 
 impl Master {
-    /// Objects there are, those being put for the first time included: the one number of the books that costs nothing.
+    /// Number of objects, including those being put for the first time. Takes constant time, unlike [`Self::books`].
     #[must_use]
     pub fn objects(&self) -> u64 {
         self.catalog.len() as u64
@@ -82,11 +82,11 @@ impl Master {
         saved.filter(|(_, bytes)| !bytes.is_empty()).collect()
     }
 
-    /// Gives a mounted segment's policy what [`Self::learned`] told of it in an earlier life.
+    /// Gives a mounted segment's policy what [`Self::learned`] returned for it before a restart.
     ///
     /// # Errors
-    /// When the bytes are damaged or of another policy; the policy then starts fresh. A segment that is not mounted
-    /// takes nothing.
+    /// If the bytes are damaged or of another policy; the policy then starts fresh. For a segment that is not mounted
+    /// nothing is done.
     pub fn restore_learned(
         &mut self,
         segment: SegmentId,
@@ -136,7 +136,8 @@ impl Master {
         }
     }
 
-    /// Counts everything again from the catalog and compares: linear in what there is, for tests and the simulator.
+    /// Counts everything again from the catalog and compares. Takes time linear in the number of objects; for tests and
+    /// the simulator.
     ///
     /// # Errors
     /// Says which sum is wrong.

@@ -2,12 +2,13 @@ use std::time::Duration;
 
 use slackwater_base::Instant;
 
-/// A bucket of bytes that fills at a steady rate. A transfer that finds it not in debt may take any number of bytes, and
-/// the next one waits until the debt is paid: no transfer is too long, and the rate is kept.
+/// A token bucket of bytes that fills at a steady rate. A transfer that finds it not below zero may take any number of
+/// bytes, and the next one waits until the level is no longer below zero: so no transfer is too long, and the rate is
+/// kept.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Budget {
     bytes_per_second: Option<u64>,
-    /// In bytes times nanoseconds a second, below zero when in debt.
+    /// In billionths of a byte; below zero when more was taken than has accrued.
     level: i128,
     filled: Instant,
 }
@@ -25,7 +26,7 @@ impl Budget {
         }
     }
 
-    /// Takes `bytes`, or says when to ask again.
+    /// Takes `bytes`, or returns when to ask again.
     pub(crate) fn take(&mut self, now: Instant, bytes: u64) -> Result<(), Instant> {
         let Some(rate) = self.bytes_per_second.map(i128::from) else {
             return Ok(());
@@ -72,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_rate_nobody_waits() {
+    fn without_a_rate_nothing_waits() {
         assert_eq!(Budget::new(None).take(Instant::ZERO, u64::MAX), Ok(()));
     }
 }

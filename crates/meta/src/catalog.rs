@@ -13,16 +13,16 @@ pub(crate) struct ObjectId(pub(crate) u32);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct ReplicaId(pub(crate) u32);
 
-/// A tenant's place in the master's list.
+/// A tenant's index in the master's list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct TenantIndex(pub(crate) u16);
 
-/// A segment's place in the master's list.
+/// A segment's index in the master's list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct SegmentIndex(pub(crate) u16);
 
-/// One key of one tenant. What few objects have (a put in flight, a group, a soft pin, a promotion) lies in side
-/// tables, with a flag here that says whether to look.
+/// One key of one tenant. What few objects have (a put in flight, a group, a soft pin, a promotion) is kept in side
+/// tables, with a flag here that says whether there is an entry.
 #[derive(Debug)]
 pub(crate) struct Object {
     pub(crate) hash: u64,
@@ -48,7 +48,7 @@ pub(crate) enum PinKind {
     Hard,
 }
 
-/// Which side tables know an object.
+/// The side tables that have an entry for an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Mark {
@@ -58,9 +58,10 @@ pub(crate) enum Mark {
     Group = 2,
     /// A promotion is in flight.
     Promotion = 4,
-    /// It is remembered for a later promotion.
+    /// It is a candidate for a later promotion.
     Candidate = 8,
-    /// A record of this version was dropped from an SSD. Its tombstone outlives it, and would kill one written anew.
+    /// A record of this version was dropped from an SSD. Its tombstone may still exist and would make a record of the
+    /// same version dead.
     Shed = 16,
 }
 
@@ -85,32 +86,32 @@ impl Object {
 /// One copy of an object's bytes in one segment.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Replica {
-    /// The object, or none when the object has another value by now and this copy is still referenced.
+    /// The object; none when the object was replaced or removed and this copy is still referenced.
     object: u32,
     next: u32,
-    /// The policy's and the segment's number of it.
+    /// Its number within the segment and its policy.
     pub(crate) slot: u32,
-    /// The extent's short name, of memory replicas.
+    /// For memory replicas, the number of the extent within its segment.
     pub(crate) piece: u32,
-    /// Readers, an offload or a promotion that need it to stay.
+    /// Readers, offloads and promotions that need it to stay.
     pub(crate) refs: u32,
-    /// The number that the SSD below has for it, of memory replicas that are not written yet.
+    /// For memory replicas that are not on SSD yet, the number of the prospect on the SSD below.
     prospect: u32,
     pub(crate) segment: SegmentIndex,
     pub(crate) state: ReplicaState,
     pub(crate) parked: Parked,
 }
 
-/// Whether and why the policy was told to leave a replica alone.
+/// Whether and why the policy was told not to name a replica.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Parked {
     /// The policy may name it.
     No,
-    /// It may not go for a reason that ends at a deadline or with a reference.
+    /// It may not be evicted, for a reason that ends at a deadline or with a reference.
     Held,
     /// Its object has a soft pin.
     Soft,
-    /// It goes as soon as its SSD copy is durable.
+    /// It is freed as soon as its SSD copy is durable.
     Leaving,
 }
 
@@ -138,7 +139,7 @@ impl Replica {
         self.prospect = slot.map_or(NONE, |slot| slot.0);
     }
 
-    /// Whether it is referenced other than by the offload with which it leaves.
+    /// Whether it is referenced by more than the offload after which it is freed.
     pub(crate) fn is_needed(&self) -> bool {
         self.refs > u32::from(self.parked == Parked::Leaving)
     }
@@ -183,7 +184,7 @@ impl Catalog {
         self.index.find(hash, same).map(ObjectId)
     }
 
-    /// An object without bytes yet.
+    /// Adds an object without bytes.
     pub(crate) fn add(&mut self, tenant: TenantIndex, key: Key, hash: u64) -> ObjectId {
         let id = self.objects.insert(Object {
             hash,
@@ -202,12 +203,12 @@ impl Catalog {
         ObjectId(id)
     }
 
-    /// Takes out an object that has no replica left.
+    /// Removes an object that has no replica left.
     pub(crate) fn take(&mut self, id: ObjectId) -> Object {
         let object = self.objects.remove(id.0);
         assert!(
             object.head == NONE,
-            "{:?} is taken out while it has replicas",
+            "invariant broken: {:?} is removed while it has replicas",
             object.key
         );
         assert!(
@@ -262,7 +263,7 @@ impl Catalog {
         replica
     }
 
-    /// Makes a replica one of the object's: from now on look-ups see it.
+    /// Attaches a replica to its object: from now on look-ups find it.
     pub(crate) fn attach(&mut self, object: ObjectId, id: ReplicaId) {
         let head = std::mem::replace(&mut self.object_mut(object).head, id.0);
         let replica = self.replica_mut(id);
@@ -270,7 +271,7 @@ impl Catalog {
         (replica.object, replica.next) = (object.0, head);
     }
 
-    /// Takes a replica away from its object.
+    /// Detaches a replica from its object.
     pub(crate) fn detach(&mut self, id: ReplicaId) -> ObjectId {
         let Replica { object, next, .. } = *self.replica(id);
         let object = ObjectId(object);
@@ -296,7 +297,7 @@ impl Catalog {
         }
     }
 
-    /// Objects from number `from` on, at most `step` numbers of them, with the number to go on from.
+    /// Objects with the numbers from `from` on, at most `step` numbers, and the number to continue from.
     pub(crate) fn scan(
         &self,
         from: u32,
@@ -319,8 +320,8 @@ impl Catalog {
             .map(|(id, replica)| (ReplicaId(id), replica))
     }
 
-    /// Reads ahead what look-ups of these keys will need, one kind of it at a time: the cache misses of many keys then
-    /// pass together, where one look-up after the other would wait for each. Tells `more` of the likely replicas.
+    /// Reads what look-ups of these keys will need, one table at a time, so that the cache misses of many keys overlap
+    /// instead of following one another. Calls `more` with the likely replicas.
     pub(crate) fn warm(
         &self,
         links: &[Link],
@@ -344,7 +345,7 @@ impl Catalog {
                 .objects
                 .get(*id)
                 .map_or(0, |object| object.lease.as_nanos());
-            // An object and its only replica mostly have the same number, because they come and go together.
+            // An object and its only replica mostly have the same number, because they are added and removed together.
             seen ^= self
                 .replicas
                 .get(*id)
@@ -359,7 +360,7 @@ impl Catalog {
         std::hint::black_box(seen);
     }
 
-    /// Memory of table, objects and replicas, with the reference counts that stand before each key's bytes.
+    /// Memory of index, objects and replicas, and of the reference counts before each key's bytes.
     pub(crate) fn overhead_bytes(&self) -> usize {
         let counts = self.objects.len() * 2 * size_of::<usize>();
         self.index.overhead_bytes()

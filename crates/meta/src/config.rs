@@ -6,22 +6,22 @@ use thiserror::Error;
 
 use crate::evict::PolicyKind;
 
-/// Everything that a master is told at start. Every queue and table has its limit here.
+/// The configuration of a master. Every queue and table has its limit here.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MasterConfig {
     /// How long a read or a first probe keeps an object from being evicted or removed.
     pub lease_ttl: Duration,
     /// How long a soft pin without a time lasts.
     pub soft_pin_ttl: Duration,
-    /// The longest soft pin; longer ones are cut to it.
+    /// The longest soft pin; longer ones are shortened to it.
     pub soft_pin_ttl_max: Duration,
-    /// Whether tenants are told apart.
+    /// Whether tenants are separate.
     pub tenancy: Tenancy,
     /// How segments for new replicas are chosen.
     pub placement: Placement,
     /// Memory extents are multiples of this many bytes; a power of two.
     pub granule: u64,
-    /// How puts wait, and when unfinished ones are given up.
+    /// How puts wait, and when unfinished ones are ended.
     pub put: PutPolicy,
     /// Which replicas are evicted, and when.
     pub eviction: Eviction,
@@ -33,7 +33,7 @@ pub struct MasterConfig {
     pub limits: Limits,
 }
 
-/// Whether tenants are told apart.
+/// Whether tenants are separate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tenancy {
     /// All tenants are the default one.
@@ -56,19 +56,19 @@ pub enum Placement {
 /// How puts are treated.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PutPolicy {
-    /// After this time another put may take the key of one that was never ended.
+    /// Time after which another put may replace one of the same key that was not ended.
     pub discard_timeout: Duration,
-    /// After this time a put that was never ended is given up and its room taken back.
+    /// Time after which a put that was not ended is discarded and its room freed.
     pub release_timeout: Duration,
-    /// How long a put that names no time waits for space.
+    /// How long a put that states no time waits for space.
     pub wait: Duration,
-    /// The longest wait; longer ones are cut to it.
+    /// The longest wait; longer ones are shortened to it.
     pub wait_max: Duration,
     /// Most calls that wait for space at once; zero means that none ever waits.
     pub queue_limit: usize,
 }
 
-/// What is evicted when.
+/// Which replicas are evicted, and when.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Eviction {
     /// The policy of every segment.
@@ -77,22 +77,22 @@ pub struct Eviction {
     pub block_tokens: u32,
     /// Eviction of a memory segment begins when more than this share of it is used.
     pub high_watermark: f64,
-    /// It goes on until no more than this share is used.
+    /// Eviction continues until no more than this share is used.
     pub low_watermark: f64,
     /// As `high_watermark`, for SSD.
     pub disk_high_watermark: f64,
     /// As `low_watermark`, for SSD.
     pub disk_low_watermark: f64,
-    /// Whether soft-pinned objects may go when nothing else can.
+    /// Whether soft-pinned objects may be evicted when nothing else can.
     pub soft_pinned: SoftPinned,
-    /// Replicas looked at in one step: bounds how long a request waits behind an eviction.
+    /// Replicas examined in one step: bounds how long a request waits for an eviction.
     pub step: usize,
 }
 
-/// What a soft pin is worth when nothing unpinned can go.
+/// Whether soft-pinned objects are evicted when no unpinned one can be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SoftPinned {
-    /// The object goes, last.
+    /// The object is evicted, after all others.
     Last,
     /// The object stays until its pin is over.
     Never,
@@ -101,20 +101,20 @@ pub enum SoftPinned {
 /// When objects are written to SSD.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OffloadMode {
-    /// Never, but for puts that ask for it.
+    /// Only for puts that ask for it.
     Off,
     /// When the put ends.
     Eager,
     /// When the object is evicted from memory; it stays there until the SSD copy is durable.
     OnEvict,
-    /// As `OnEvict`, but an object that cannot be queued is dropped.
+    /// As `OnEvict`, but an object that cannot be queued is dropped without an SSD copy.
     OnEvictForced,
 }
 
 /// How objects are written to SSD.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Offload {
-    /// What makes an object be written.
+    /// When an object is written.
     pub mode: OffloadMode,
     /// Most objects on their way to SSD at once.
     pub queue_limit: usize,
@@ -122,33 +122,33 @@ pub struct Offload {
     pub cap_ratio: f64,
     /// An offload without a report for this long has failed.
     pub timeout: Duration,
-    /// After a failure of the device or for want of room the SSD is left alone for this long.
+    /// Pause of offloads to an SSD after a failure of its device or for lack of room.
     pub retry_after: Duration,
 }
 
 /// How objects on SSD are promoted to memory.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Promotion {
-    /// Whether hot objects are brought back at all.
+    /// Whether reads promote objects at all.
     pub on_hit: OnHit,
-    /// What earns a promotion.
+    /// The condition for a promotion.
     pub admission: PromotionAdmission,
-    /// Reads that earn a promotion, where those count; from 1 to 255.
+    /// Reads after which an object is promoted, under [`PromotionAdmission::Frequency`]; from 1 to 255.
     pub threshold: u32,
     /// Most promotions in flight, in the whole cluster.
     pub queue_limit: usize,
     /// Most promotions that one node works on at once.
     pub batch_max: usize,
-    /// Promotion is refused when at least this share of the holder's memory is used. Lies below the watermark of
-    /// eviction, so that a key cannot bounce.
+    /// Promotion is refused when at least this share of the node's memory is used. It is below the watermark of
+    /// eviction, so that a promoted object is not evicted at once.
     pub watermark: f64,
-    /// How long a promotion may take to be staged, and again from there to its end.
+    /// Longest time until a promotion is staged, and again from there to its end.
     pub window: Duration,
-    /// How long the promoted copy is safe from eviction.
+    /// How long the promoted copy is not evicted.
     pub grace: Duration,
-    /// Bytes a second that promotions may read, in the whole cluster; `None` means as many as come.
+    /// Bytes a second that promotions may read, in the whole cluster; `None` for no limit.
     pub bytes_per_second: Option<u64>,
-    /// Keys that the sketch tells apart.
+    /// Keys that the sketch is sized for.
     pub sketch_keys: usize,
     /// Most keys remembered for a retry.
     pub candidates_limit: usize,
@@ -156,7 +156,7 @@ pub struct Promotion {
     pub candidate_ttl: Duration,
     /// Most retries of a key between two reads.
     pub candidate_retries: u32,
-    /// Time between two retries of a key; not jittered, since reads have spread the first tries.
+    /// Time between two retries of a key; not jittered, since the times of the reads spread them already.
     pub backoff: Backoff,
 }
 
@@ -169,13 +169,13 @@ pub enum OnHit {
     Promote,
 }
 
-/// What earns an object on SSD a copy in memory.
+/// The condition for promoting an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PromotionAdmission {
-    /// So many reads lately.
+    /// The object was read [`Promotion::threshold`] times lately.
     Frequency,
-    /// That the policy of the memory would keep it, from what that of the SSD knows of it. Policies that learn nothing
-    /// keep everything.
+    /// The policy of the memory would keep the object, given what the policy of the SSD knows of it. Policies that
+    /// learn nothing keep everything.
     Index,
 }
 
@@ -202,9 +202,9 @@ pub struct Limits {
     pub group_members: usize,
     /// Most replies that wait for records to be dropped or written.
     pub acks: usize,
-    /// Most pattern scans at once.
+    /// Most scans at once.
     pub scans: usize,
-    /// Objects looked at in one step of a scan.
+    /// Objects examined in one step of a scan.
     pub scan_step: usize,
     /// Most keys in one page of a list.
     pub list_page: usize,
@@ -213,16 +213,16 @@ pub struct Limits {
     /// Most removals remembered for nodes that are away.
     pub owed: usize,
     /// Answers kept for each client, so that a repeated operation is answered again and not executed again; zero keeps
-    /// none. A client with more operations in flight is told to come again.
+    /// none. A client with more operations in flight is told to try again later.
     pub reply_window: usize,
-    /// Most keys in all kept answers; beyond, the client with most of them gives up its oldest answers.
+    /// Most keys in all kept answers; beyond that, the oldest answers of the client with most of them are dropped.
     pub reply_keys: usize,
 }
 
-/// An option that has no effect or was changed, to be logged once at start.
+/// An option that has no effect or was changed; logged once at start.
 #[derive(Clone, Debug, Error, PartialEq)]
 pub enum ConfigWarning {
-    /// Promotion needs something on SSD.
+    /// Promotion is on and offload is off, so nothing is ever on SSD.
     #[error(
         "promotion on hit is on, but it does nothing: offload is off, so nothing is ever on SSD"
     )]
@@ -235,10 +235,10 @@ pub enum ConfigWarning {
         /// The nearest value in the range, which is used.
         used: u32,
     },
-    /// A bound was zero where at least one is needed, or out of its range.
+    /// A limit was zero where at least one is needed, or out of its range.
     #[error("{option} = {given} is out of range: {used} is used")]
     Clamped {
-        /// Its name, as a path of fields.
+        /// The name of the option, as a path of fields.
         option: &'static str,
         /// The configured value.
         given: f64,
@@ -248,8 +248,8 @@ pub enum ConfigWarning {
 }
 
 impl MasterConfig {
-    /// The values used where nothing else is said. They are declared here and nowhere else: the options of a shell take
-    /// their defaults from these constants.
+    /// The default values. They are declared only here: the options of a shell take their defaults from these
+    /// constants.
     pub const DEFAULT: Self = Self {
         lease_ttl: Duration::from_secs(10),
         soft_pin_ttl: Duration::from_secs(30 * 60),
@@ -347,7 +347,7 @@ impl Limits {
     };
 }
 
-/// `Default` of these types is their `DEFAULT`.
+/// Implements `Default` by the constant `DEFAULT`.
 macro_rules! defaults {
     ($($kind:ty),*) => {
         $(impl Default for $kind {
@@ -368,7 +368,7 @@ defaults!(
 );
 
 impl MasterConfig {
-    /// The configuration as it will be used, and what the operator should know about it.
+    /// The configuration as it will be used, and warnings for the operator.
     #[must_use]
     pub fn checked(mut self) -> (Self, Vec<ConfigWarning>) {
         let mut warnings = Vec::new();

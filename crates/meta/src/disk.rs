@@ -1,4 +1,4 @@
-//! What nodes say about their SSDs: what is on them, what was lost, and how they are.
+//! Reports of nodes about their SSDs: records found, records lost, and the state of the device.
 
 use slackwater_base::Instant;
 use slackwater_wire::{DiskEntry, DiskState, NodeId, ReportedEntry, SegmentId, Version};
@@ -11,8 +11,9 @@ use crate::segment::record_bytes;
 use crate::tenant::Ledger;
 
 impl Master {
-    /// The node has said everything. `highest` is the newest version that its log remembers, of records that are gone
-    /// too: a put under an older one would be dead on arrival, killed by a tombstone that it never had.
+    /// The node has announced all its records. `highest` is the newest version that its log has seen, also of records
+    /// that are gone: a record of a put with an older version could be dead from the start because of a tombstone in
+    /// the log.
     pub(crate) fn announced(&mut self, node: NodeId, segment: SegmentId, highest: Version) {
         let known = self
             .segments
@@ -24,7 +25,7 @@ impl Master {
         }
     }
 
-    /// Takes a part of a node's SSD into the catalog.
+    /// Adds announced records of a node's SSD to the catalog.
     pub(crate) fn announce(
         &mut self,
         now: Instant,
@@ -54,7 +55,7 @@ impl Master {
                     self.drop_record(index, hash, reported.entry.clone(), None);
                 }
             }
-            // A newer record may have replaced one that this very report brought.
+            // A newer record may have replaced one from the same report.
             fresh.retain(|replica| self.is_resident(*replica));
         }
         publish::introduce(
@@ -146,7 +147,7 @@ impl Master {
             .map(|(replica, _)| replica)
     }
 
-    /// Records turned out unreadable: their replicas go, and what promised to read them.
+    /// Records turned out to be unreadable: their replicas are removed, and promotions that read them are cancelled.
     pub(crate) fn lost(&mut self, now: Instant, node: NodeId, entries: &[DiskEntry]) {
         let Some(index) = self.segments.disk_of(node) else {
             return;
@@ -188,12 +189,12 @@ impl Master {
     }
 }
 
-/// What an announced record is to the catalog.
+/// How the catalog treats an announced record.
 enum Adopted {
-    /// A replica that it did not have.
+    /// As a new replica.
     New(Fresh),
-    /// One that it has.
+    /// As a replica that it has already.
     Known,
-    /// Removed, replaced or of no use: the node is to drop it.
+    /// As removed, replaced or of no use: the node is to drop it.
     Stale,
 }

@@ -1,4 +1,4 @@
-//! Records that must never come back: ordered to be dropped, and owed by nodes that are away.
+//! Records that must never come back: drops that were ordered, and drops to be ordered when a node comes back.
 
 use std::collections::BTreeMap;
 
@@ -31,10 +31,10 @@ impl Drops {
     }
 }
 
-/// What was removed or replaced while a node was away, or before it had announced all that it holds.
+/// What was removed or replaced while a node was away, or before it had announced all its records.
 ///
-/// Remembered by key as long as there is room; beyond that, everything that the node holds from before is given up:
-/// a cache may forget, but it must not bring back what was removed.
+/// Removals are kept by key up to a limit. Beyond it, all older records of the node are given up: a cache may lose
+/// values, but must not bring back removed ones.
 pub(crate) struct Owed {
     away: BTreeMap<NodeId, Away>,
     limit: usize,
@@ -43,13 +43,13 @@ pub(crate) struct Owed {
 
 #[derive(Default)]
 struct Away {
-    /// Nothing up to this version is taken back.
+    /// No record up to this version is accepted from the node.
     floor: Version,
     keys: Map<u64, Version>,
     rules: Vec<Rule>,
 }
 
-/// A removal of many at once.
+/// A removal of all keys or by pattern.
 struct Rule {
     tenant: Option<Tenant>,
     pattern: Option<Regex>,
@@ -65,14 +65,14 @@ impl Owed {
         }
     }
 
-    /// From now on removals are remembered for this node.
+    /// From now on removals are kept for this node.
     pub(crate) fn begin(&mut self, node: NodeId) {
         if self.away.len() < self.nodes {
             self.away.entry(node).or_default();
         }
     }
 
-    /// The node has announced all that it holds.
+    /// The node has announced all its records.
     pub(crate) fn end(&mut self, node: NodeId) {
         self.away.remove(&node);
     }
@@ -81,7 +81,7 @@ impl Owed {
         !self.away.is_empty()
     }
 
-    /// Versions up to this one of the key are dead.
+    /// Versions of the key up to `up_to` are dead.
     pub(crate) fn key(&mut self, hash: u64, up_to: Version) {
         if planted(Planted::ForgetOwedRemoval) {
             return;
@@ -96,7 +96,7 @@ impl Owed {
         }
     }
 
-    /// Versions up to this one of all matching keys are dead.
+    /// Versions of all matching keys up to `up_to` are dead.
     pub(crate) fn matching(
         &mut self,
         tenant: Option<&Tenant>,
@@ -149,11 +149,11 @@ impl Away {
     }
 }
 
-/// Removals by pattern remembered for a node: each is tried on every record that it announces.
+/// Most removals by pattern that are kept for a node: each is matched with every record that it announces.
 const RULES_MAX: usize = 64;
 
 impl Master {
-    /// Orders a record to be dropped; the waiter's answer waits for it.
+    /// Orders that a record is dropped; the waiter's answer waits for that.
     pub(crate) fn drop_record(
         &mut self,
         segment: SegmentIndex,
@@ -181,7 +181,7 @@ impl Master {
         pending.waiters.extend(waiters);
     }
 
-    /// The version is not offered to an SSD again.
+    /// Marks the version so that it is not offered to an SSD again.
     pub(crate) fn shed(&mut self, hash: u64, entry: &DiskEntry) {
         let tenant = self.tenants.find_exact(&entry.tenant);
         let found = tenant.and_then(|tenant| self.catalog.find(tenant, &entry.key, hash));
@@ -190,7 +190,7 @@ impl Master {
         }
     }
 
-    /// Lets the waiter wait for every drop of the key that is under way.
+    /// Makes the waiter wait for every drop of the key that is under way.
     pub(crate) fn await_drops(&mut self, tenant: &Tenant, key: &Key, hash: u64, waiter: Waiter) {
         if planted(Planted::RemoveBeforeDropped) {
             return;
@@ -224,8 +224,8 @@ impl Master {
         self.resume(now, node);
     }
 
-    /// The node that was to drop records is gone. Waiting calls are answered that it is not done; the node is told again
-    /// when it comes back.
+    /// The node that was to drop records is gone. Waiting requests fail; the node is told to drop them when it comes
+    /// back.
     pub(crate) fn lose_drops(&mut self, segment: SegmentIndex) {
         let lost: Vec<_> = self
             .drops
@@ -245,7 +245,7 @@ impl Master {
         }
     }
 
-    /// What is being removed while a node mounts, it was not told of: should it hold a copy, that is dead as well.
+    /// Also keeps the removals under way for a node that mounts: it was not told of them, and may hold copies.
     pub(crate) fn owe_pending_drops(&mut self) {
         for ((hash, version, _), drop) in &self.drops.pending {
             if !drop.waiters.is_empty() {
@@ -254,14 +254,14 @@ impl Master {
         }
     }
 
-    /// The newest version there is: what is removed now is no newer.
+    /// The newest version given so far: what is removed now is not newer.
     pub(crate) fn newest_version(&self) -> Version {
         Version(self.next_version - 1)
     }
 }
 
 impl Master {
-    /// Lets the waiter wait for every drop under way that a removal of many covers.
+    /// Makes the waiter wait for every drop under way that a removal of many keys covers.
     pub(crate) fn await_all_drops(
         &mut self,
         tenant: Option<&Tenant>,

@@ -3,7 +3,7 @@ use std::hash::Hash;
 
 use slackwater_base::{Instant, Map};
 
-/// What is to happen when: one deadline a key, exact, changed and cancelled at will.
+/// Deadlines: one for each key, exact, which can be changed and cancelled.
 #[derive(Debug)]
 pub(crate) struct Deadlines<K> {
     queue: BTreeSet<(Instant, K)>,
@@ -18,7 +18,7 @@ impl<K: Copy + Ord + Hash> Deadlines<K> {
         }
     }
 
-    /// Sets the deadline of `key`, in place of the one it had.
+    /// Sets the deadline of `key`, and replaces an earlier one.
     pub(crate) fn set(&mut self, key: K, at: Instant) {
         if let Some(before) = self.of.insert(key, at) {
             self.queue.remove(&(before, key));
@@ -45,7 +45,7 @@ impl<K: Copy + Ord + Hash> Deadlines<K> {
         self.queue.first().map(|(_, key)| *key)
     }
 
-    /// Takes the first key whose deadline has come.
+    /// Removes and returns the first key whose deadline has come.
     pub(crate) fn pop(&mut self, now: Instant) -> Option<K> {
         let (at, key) = *self.queue.first()?;
         if at > now {

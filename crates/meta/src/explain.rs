@@ -1,4 +1,4 @@
-//! What the policies think of one object, for people.
+//! Why policies keep or evict one object, for people to read.
 
 use slackwater_base::Instant;
 use slackwater_wire::{Key, SegmentKind, Tenant};
@@ -7,16 +7,16 @@ use crate::catalog::SegmentIndex;
 use crate::evict::{Explanation, Slot};
 use crate::master::Master;
 
-/// What the policy of one segment thinks of an object.
+/// How the policy of one segment rates an object.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Opinion {
     /// What the segment is made of.
     pub kind: SegmentKind,
-    /// Whether it holds the object, or would be asked to once that leaves the memory above.
+    /// Whether the segment holds the object, or is the SSD below the memory that holds it.
     pub held: Held,
     /// The name of its policy.
     pub policy: &'static str,
-    /// The reasons, of policies that have others than an order.
+    /// The reasons; `None` for policies that only keep an order.
     pub explanation: Option<Explanation>,
 }
 
@@ -25,13 +25,13 @@ pub struct Opinion {
 pub enum Held {
     /// The replica is in the segment of this policy.
     Here,
-    /// It is an SSD whose policy knows the object from the memory above.
+    /// The segment is an SSD whose policy knows the object from the memory above.
     Above,
 }
 
 impl Master {
-    /// What each segment that knows an object thinks of it, memory first; `None` when there is no such object. Neither
-    /// a read nor a lease.
+    /// The rating of an object by each segment that knows it, memory first; `None` when there is no such object. Does
+    /// not count as a read and gives no lease.
     #[must_use]
     pub fn explain(&self, now: Instant, tenant: &Tenant, key: &Key) -> Option<Vec<Opinion>> {
         let object = self

@@ -1,4 +1,4 @@
-//! Reading: where objects are, and what a read means to leases, policies and promotion.
+//! Reads: where objects are, and the effects of a read on leases, policies and promotion.
 
 use slackwater_base::Instant;
 use slackwater_wire::{
@@ -12,17 +12,17 @@ use crate::master::{Caller, Master};
 use crate::put::ChainPosition;
 use crate::segment::{Medium, Segment};
 
-/// Up to this many segments, every policy hears of every read; beyond, only those that hold a part of it.
+/// With up to this many segments, every policy is told of every read; with more, only those that hold a part of it.
 const SEGMENTS_TOLD: usize = 8;
 
-/// What a read is about, key by key. Kept between reads, so that none allocates.
+/// The working data of a read, key by key. Kept between reads, so that a read does not allocate.
 #[derive(Default)]
 pub(crate) struct Reading {
     links: Vec<Link>,
     ids: Vec<u32>,
-    /// Replicas found, with the position of their key.
+    /// Replicas found, with the index of their key in the request.
     resident: Vec<(SegmentIndex, u32, Slot)>,
-    /// Objects found on SSD only, with the position of their key.
+    /// Objects found on SSD only, with the index of their key in the request.
     cold: Vec<(ObjectId, u32)>,
 }
 
@@ -74,7 +74,7 @@ impl Master {
         Reply::Get(answers)
     }
 
-    /// Starts the cache misses of all keys before the first of them is waited for.
+    /// Starts the cache misses of all keys together, so that they overlap.
     fn warm(&self, reading: &mut Reading) {
         self.catalog
             .warm(&reading.links, &mut reading.ids, |replica| {
@@ -111,7 +111,8 @@ impl Master {
         answer
     }
 
-    /// The rest of a prefix read that ended early: the reader wanted these blocks too, and policies learn from that.
+    /// Adds the rest of a prefix read that ended early: the request was for these blocks too, and policies learn from
+    /// that.
     fn wanted_too(&self, tenant: TenantIndex, keys: &[Key], from: usize, reading: &mut Reading) {
         for (at, key) in keys.iter().enumerate().skip(from) {
             let link = &mut reading.links[at];
@@ -144,7 +145,7 @@ impl Master {
         }
     }
 
-    /// Holds a readable object for the caller and says where it is, memory before SSD.
+    /// Holds a readable object for the caller and returns where it is, memory before SSD.
     fn read(
         &mut self,
         now: Instant,
@@ -230,7 +231,7 @@ impl Master {
         }
     }
 
-    /// Lets each policy see the walk with its own residents in it.
+    /// Tells each policy of the read, with the slots of its own replicas.
     fn tell_policies(
         &mut self,
         now: Instant,
@@ -321,8 +322,8 @@ impl Master {
     }
 }
 
-/// The policies that know a replica, and its number there: that of its segment, and that of the SSD of which it is a
-/// prospect.
+/// The policies that know a replica, and its slot there: the policy of its segment, and the policy of the SSD of which
+/// it is a prospect.
 fn known_to(
     segment: &Segment,
     replica: &Replica,

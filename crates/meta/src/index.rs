@@ -1,8 +1,8 @@
 /// Object numbers by hash: the objects that may have a key. The caller compares the keys themselves.
 ///
 /// Open addressing with linear probing. An entry is one word of 32 bits of the hash and the number, so a search costs
-/// one cache miss where tables that keep their control bytes apart cost two, and growing touches no object. Split by
-/// hash into many tables that grow one at a time: a single one of ten million entries would stop the world for
+/// one cache miss, where tables with separate control bytes cost two, and growing reads no object. The index is split
+/// by hash into many tables that grow one at a time: a single table of ten million entries would stop all requests for
 /// a good part of a second each time it doubles.
 #[derive(Debug)]
 pub(crate) struct Index {
@@ -43,7 +43,7 @@ impl Index {
         table.len += 1;
     }
 
-    /// Takes out a number; false when it is not there.
+    /// Removes a number; false when it is not there.
     pub(crate) fn remove(&mut self, hash: u64, id: u32) -> bool {
         let table = &mut self.tables[table_of(hash)];
         let Some((at, _)) = table.find(tag_of(hash), |other| other == id) else {
@@ -107,7 +107,7 @@ impl Table {
         }
     }
 
-    /// Moves back what was pushed past the gap, so that no search ends at it too early.
+    /// Moves entries back that were displaced past the gap, so that no search ends at it too early.
     fn close_gap(&mut self, mut gap: usize) {
         let mask = self.mask();
         let mut at = gap;

@@ -17,8 +17,8 @@ pub(crate) fn after_read(lease: Instant, now: Instant, ttl: Duration) -> Instant
     lease.max(now + ttl)
 }
 
-/// The end of a lease after a probe. A probe leases what had no lease for a whole ttl, and prolongs nothing: probes every
-/// second must not keep an object for ever.
+/// The end of a lease after a probe. A probe gives an object without a lease one for the whole ttl, and does not
+/// prolong a lease: probes every second must not keep an object for ever.
 pub(crate) fn after_probe(lease: Instant, now: Instant, ttl: Duration) -> Instant {
     let cold = lease == Instant::ZERO || now >= lease + ttl;
     if cold { now + ttl } else { lease }
@@ -34,32 +34,32 @@ pub(crate) struct Groups {
     of: Map<ObjectId, u64>,
 }
 
-/// What eviction asks about is kept as sums and not looked up member by member: a group may have tens of thousands.
+/// What eviction needs to know is kept as sums, because a group may have tens of thousands of members.
 #[derive(Default)]
 struct Group {
     members: BTreeSet<ObjectId>,
-    /// No member's own lease is longer.
+    /// End of the group's lease; no member's own lease ends later.
     lease: Instant,
     /// End of the longest soft pin that a member ever had.
     soft: Instant,
     /// Replicas that are referenced, and members pinned hard.
     held: usize,
-    /// Replicas that their policies leave alone until nothing is held.
+    /// Replicas that were set aside until nothing is held.
     aside: BTreeSet<ReplicaId>,
-    /// Evictions of the group that take more than one step, from memory and from SSD.
+    /// Evictions of the group that need more than one step, from memory and from SSD.
     unfinished: [Option<Unfinished>; 2],
 }
 
-/// How far the eviction of a large group is.
+/// The progress of the eviction of a large group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Unfinished {
-    /// The last member that was looked at.
+    /// The last member that was examined.
     pub(crate) after: ObjectId,
     pub(crate) pass: Pass,
 }
 
 impl Groups {
-    /// Takes in an object whose soft pin, if it has one, ends at `soft`.
+    /// Adds an object whose soft pin, if it has one, ends at `soft`.
     pub(crate) fn join(&mut self, group: GroupKey, object: ObjectId, pin: PinKind, soft: Instant) {
         let joined = self.groups.entry(group).or_default();
         joined.members.insert(object);
@@ -68,7 +68,8 @@ impl Groups {
         self.of.insert(object, group.1);
     }
 
-    /// An object without replicas goes; names its group if nothing is held there now that the object's pin is gone.
+    /// Removes an object without replicas; returns its group if nothing is held there now that the object's pin is
+    /// gone.
     pub(crate) fn remove(
         &mut self,
         tenant: TenantIndex,
@@ -148,7 +149,7 @@ impl Groups {
         }
     }
 
-    /// Whether the members may go now, all together or none.
+    /// Whether the members may be evicted now: all of them or none.
     pub(crate) fn evictable(&self, group: GroupKey, now: Instant) -> Evictable {
         match self.groups.get(&group) {
             Some(group) if group.held > 0 => Evictable::Held,
@@ -187,14 +188,14 @@ impl Groups {
         }
     }
 
-    /// A replica of this member has its first reference.
+    /// Counts a replica of this member that has its first reference.
     pub(crate) fn hold(&mut self, tenant: TenantIndex, object: ObjectId) {
         if let Some(group) = self.group_mut(tenant, object) {
             group.held += 1;
         }
     }
 
-    /// That replica has no reference any more; names the group if nothing is held there now.
+    /// Counts off a replica that has no reference any more; returns the group if nothing is held there now.
     pub(crate) fn unhold(&mut self, tenant: TenantIndex, object: ObjectId) -> Option<GroupKey> {
         let key = (tenant, self.of(object)?);
         let group = self.groups.get_mut(&key)?;
@@ -202,7 +203,7 @@ impl Groups {
         (group.held == 0).then_some(key)
     }
 
-    /// Up to `limit` replicas that were set aside because something was held, if nothing is.
+    /// Up to `limit` replicas that were set aside because something was held, if nothing is held now.
     pub(crate) fn released(&self, group: GroupKey, limit: usize) -> Vec<ReplicaId> {
         match self.groups.get(&group) {
             Some(group) if group.held == 0 => group.aside.iter().take(limit).copied().collect(),
@@ -210,21 +211,21 @@ impl Groups {
         }
     }
 
-    /// Remembers a member's replica that was set aside because something is held.
+    /// Records a member's replica that was set aside because something is held.
     pub(crate) fn set_aside(&mut self, tenant: TenantIndex, object: ObjectId, replica: ReplicaId) {
         if let Some(group) = self.group_mut(tenant, object) {
             group.aside.insert(replica);
         }
     }
 
-    /// Forgets it: it is not set aside any more.
+    /// Removes a replica that is no longer set aside.
     pub(crate) fn take_back(&mut self, tenant: TenantIndex, object: ObjectId, replica: ReplicaId) {
         if let Some(group) = self.group_mut(tenant, object) {
             group.aside.remove(&replica);
         }
     }
 
-    /// Every member with the count of what its group holds, for the check of the books.
+    /// Every member with the count of what is held in its group, for the check of the books.
     pub(crate) fn counts(
         &self,
     ) -> impl Iterator<Item = (GroupKey, usize, impl Iterator<Item = ObjectId>)> {
@@ -237,7 +238,7 @@ impl Groups {
 /// Reads that keep their replica in place until they end.
 pub(crate) struct Guards {
     held: Slab<Guard>,
-    /// Places in `held` by client, ordered by the operation that was granted the guard.
+    /// Indices in `held` by client, ordered by the operation that was granted the guard.
     of: Map<ClientId, BTreeSet<(OperationId, u32)>>,
     limit: usize,
     stamp: u32,
@@ -283,7 +284,7 @@ impl Guards {
         Ok(GuardId(u64::from(self.stamp) << 32 | u64::from(id)))
     }
 
-    /// Ends a guard of this client; `None` when it has no such guard (any more).
+    /// Ends a guard of this client; `None` when it does not have that guard.
     pub(crate) fn end(&mut self, client: ClientId, guard: GuardId) -> Option<ReplicaId> {
         let id = guard.0 as u32;
         let held = self.held.get(id)?;
@@ -364,7 +365,7 @@ mod tests {
     }
 
     #[test]
-    fn a_guard_ends_once_and_for_its_client_only() {
+    fn a_guard_is_ended_once_and_by_its_client_only() {
         let mut guards = Guards::new(2);
         let guard = guards
             .hold((ClientId(1), OperationId(1)), ReplicaId(7))

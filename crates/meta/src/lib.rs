@@ -1,8 +1,8 @@
 //! The master's decisions: which objects there are, where their replicas are, what holds them in place, what is evicted
 //! when space is short, what is written to SSD and what is promoted back to memory.
 //!
-//! Pure: it never sees a socket, a disk or a clock. It speaks three verbs, `handle`, `on_deadline` and
-//! `next_deadline`, and says what it wants done in a list of outputs.
+//! Pure: it never sees a socket, a disk or a clock. It has three verbs, `handle`, `on_deadline` and `next_deadline`,
+//! and returns what is to be done as a list of outputs.
 #![forbid(unsafe_code)]
 
 pub mod evict;

@@ -23,40 +23,40 @@ use crate::scan::Scans;
 use crate::segment::Segments;
 use crate::tenant::{Ledger, Tenants};
 
-/// What reaches a master.
+/// An event that the shell reports to a master.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Input {
-    /// A client asks.
+    /// A request of a client.
     Request {
-        /// The client that asks.
+        /// The client that made the request.
         client: ClientId,
-        /// The host that the client is on, where it is known.
+        /// The host of the client, if it is known.
         host: Option<Arc<str>>,
         /// The client's number for the call, the same in every retry of it.
         operation: OperationId,
         /// The call and its arguments.
         request: Request,
     },
-    /// A node reports.
+    /// A report of a node.
     Report {
         /// The node that reports.
         node: NodeId,
         /// The change that the node observed.
         report: Report,
     },
-    /// The link to a client is gone: what it had open is taken back.
+    /// The link to a client is gone: its guards and open puts are ended.
     ClientLost(ClientId),
-    /// A node, or this life of it, is gone with its memory; its SSD may come back.
+    /// A node is gone with its memory; its SSD may come back.
     NodeLost(NodeId),
 }
 
 /// What a master wants done.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Output {
-    /// Answer a call. A put that waits for space, and a removal or put that waits until a crash cannot undo it, are
-    /// answered later than asked.
+    /// Answer a request. A put that waits for space, and a removal or put that waits until a crash cannot undo it, are
+    /// answered later.
     Reply {
-        /// The client that asked.
+        /// The client that made the request.
         client: ClientId,
         /// The client's number for the call.
         operation: OperationId,
@@ -72,11 +72,10 @@ pub enum Output {
     },
 }
 
-/// Which objects there are, where their replicas are, what holds them in place, and what is done with them.
+/// The decisions of a store: objects, their replicas, and what is evicted, offloaded and promoted.
 ///
-/// One owner, no locks, no clock: feed it inputs with the time, do what it puts out, and call
-/// [`Master::on_deadline`] when [`Master::next_deadline`] has come. The same inputs at the same times give the same
-/// outputs.
+/// It has one owner, no locks and no clock. The owner passes inputs with the time, performs the outputs, and calls
+/// [`Master::on_deadline`] at [`Master::next_deadline`]. The same inputs at the same times give the same outputs.
 pub struct Master {
     pub(crate) config: MasterConfig,
     warnings: Vec<ConfigWarning>,
@@ -105,35 +104,35 @@ pub struct Master {
     pub(crate) next_ticket: u64,
 }
 
-/// What is to be looked at when its time has come.
+/// What happens at a deadline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Due {
-    /// A replica that could not be evicted may be able to go.
+    /// A replica that could not be evicted may be evictable now.
     Unpark(ReplicaId),
-    /// A put that was never ended.
+    /// A put was not ended in time.
     Put(ObjectId),
-    /// A put that waits for space.
+    /// A put has waited for space for its whole time.
     Wait(u64),
-    /// A segment whose eviction was cut short to let requests through.
+    /// The next step of a segment's eviction.
     Relieve(SegmentIndex),
-    /// A large group, some of whose members were evicted.
+    /// The next step of the eviction of a large group.
     Group(GroupKey, Ledger),
-    /// A large group that nothing holds any more, some of whose members were looked at again.
+    /// The next step of making the replicas of a large group evictable again, which nothing holds any more.
     Wake(GroupKey),
-    /// A scan that has more to look at.
+    /// The next step of a scan.
     Scan(u64),
-    /// An offload without a report.
+    /// An offload was not reported in time.
     Offload(TicketId),
-    /// A promotion that was not staged, or not finished, in time.
+    /// A promotion was not staged, or not finished, in time.
     Promotion(TicketId),
-    /// A key to be tried again for promotion, or forgotten.
+    /// A candidate for promotion is tried again, or dropped.
     Candidate(ObjectId),
-    /// Promotions that wait for the byte budget.
+    /// The byte budget allows further promotions.
     Promotions,
 }
 
 impl Due {
-    /// Whether this is work in steps, each of which may ask for another.
+    /// Whether this is work in steps, each of which may schedule the next.
     fn is_step(self) -> bool {
         matches!(
             self,
@@ -158,7 +157,7 @@ pub(crate) struct Caller {
 }
 
 impl Master {
-    /// A master with no segments, no objects and no tenants but the default one. `seed` decides whatever is random.
+    /// A master with no segments, no objects and only the default tenant. `seed` determines all random choices.
     #[must_use]
     pub fn new(config: MasterConfig, seed: u64) -> Self {
         let (config, warnings) = config.checked();
@@ -191,7 +190,7 @@ impl Master {
         }
     }
 
-    /// Takes in what happened and appends what is to be done about it.
+    /// Handles an event and appends what is to be done to `out`.
     pub fn handle(&mut self, now: Instant, input: Input, out: &mut Vec<Output>) {
         match input {
             Input::Request {
@@ -222,14 +221,15 @@ impl Master {
         self.flush(out);
     }
 
-    /// Does what has fallen due. One call does a bounded amount; when more is due, [`Self::next_deadline`] says so.
+    /// Does what is due. One call does a bounded amount; when more is due, [`Self::next_deadline`] is not in the
+    /// future.
     pub fn on_deadline(&mut self, now: Instant, out: &mut Vec<Output>) {
         let mut again = Vec::new();
         for _ in 0..DUE_STEP {
             let Some(due) = self.due.pop(now) else { break };
             if due.is_step() {
-                // Work in steps that has more to do asks for `now` again: its next step is for the next call, so that
-                // requests get in between.
+                // Work in steps schedules its next step for `now`: that step is left to the next call, so that requests
+                // are served in between.
                 if again.contains(&due) {
                     self.due.set(due, now);
                     break;
@@ -271,15 +271,15 @@ impl Master {
         policies.chain(self.due.next()).min()
     }
 
-    /// Versions begin above this one. For a shell that knows what an earlier master may have given out: nodes that
-    /// announce themselves later raise the mark, but puts that were granted before cannot be raised after them.
+    /// Makes versions begin above this one, for a shell that knows what an earlier master may have given. Announcements
+    /// of nodes raise the next version too, but too late for puts that were granted before them.
     pub fn start_above(&mut self, version: Version) {
         if !planted(Planted::VersionsBeginAgain) {
             self.next_version = self.next_version.max(version.0.saturating_add(1));
         }
     }
 
-    /// What the operator should know about the configuration.
+    /// Warnings about the configuration, for the operator.
     #[must_use]
     pub fn warnings(&self) -> &[ConfigWarning] {
         &self.warnings
@@ -297,7 +297,7 @@ impl Master {
         &self.metrics
     }
 
-    /// What segments there are, and how full.
+    /// The segments and how full they are.
     #[must_use]
     pub fn segments(&self) -> Vec<SegmentState> {
         self.segments

@@ -1,10 +1,10 @@
 use serde::Serialize;
 
-/// Plain counters and gauges of a master; names and registries are the shell's business.
+/// Counters and gauges of a master; the shell names and exports them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[expect(
     missing_docs,
-    reason = "each field says it all: a count of what its name says, bytes where it says bytes"
+    reason = "each field counts what its name says, in bytes where the name says bytes"
 )]
 pub struct Metrics {
     pub gets: u64,
@@ -54,7 +54,7 @@ pub struct OffloadMetrics {
     pub started: u64,
     /// Ended with the value on SSD.
     pub completed: u64,
-    /// Bytes of those.
+    /// Bytes of the completed ones.
     pub completed_bytes: u64,
     /// Ended by an error.
     pub failed: u64,
@@ -64,9 +64,9 @@ pub struct OffloadMetrics {
     pub cancelled: u64,
     /// In flight now.
     pub in_flight: u64,
-    /// Not begun: too many under way, or an older record still being dropped.
+    /// Not begun: too many under way, or an older record is still being dropped.
     pub skipped_full: u64,
-    /// Not begun: no SSD that would take it.
+    /// Not begun: no SSD that accepts it.
     pub skipped_no_disk: u64,
     /// Not begun: the SSD would have evicted it first.
     pub skipped_not_worth: u64,
@@ -79,7 +79,7 @@ pub struct PromotionMetrics {
     pub admitted: u64,
     /// Ended with the value in memory.
     pub completed: u64,
-    /// Bytes of those.
+    /// Bytes of the completed ones.
     pub completed_bytes: u64,
     /// Ended by an error.
     pub failed: u64,
@@ -89,7 +89,7 @@ pub struct PromotionMetrics {
     pub cancelled: u64,
     /// In flight now.
     pub in_flight: u64,
-    /// Not begun: read too seldom.
+    /// Not begun: read too rarely.
     pub rejected_frequency: u64,
     /// Not begun: worth less than what memory holds.
     pub rejected_index: u64,
@@ -97,18 +97,18 @@ pub struct PromotionMetrics {
     pub rejected_watermark: u64,
     /// Not begun: too many under way.
     pub rejected_cap: u64,
-    /// Remembered to be tried again, for want of room or slots.
+    /// Refused for lack of room or slots and kept for a retry.
     pub candidate_recorded: u64,
-    /// Begun from there.
+    /// Begun by a retry.
     pub candidate_admitted: u64,
     /// Tried again without success.
     pub candidate_admission_rejected: u64,
-    /// Forgotten after having been tried again.
+    /// Dropped after at least one retry.
     pub candidate_expired_evaluated: u64,
-    /// Forgotten without having been tried again.
+    /// Dropped without a retry.
     pub candidate_expired_unevaluated: u64,
-    /// Not remembered: too many are.
+    /// Not kept for a retry: the table is full.
     pub candidate_dropped_limit: u64,
-    /// Keys remembered for a retry now.
+    /// Keys kept for a retry now.
     pub candidates: u64,
 }

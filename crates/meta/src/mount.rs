@@ -1,4 +1,4 @@
-//! Segments come and go, and nodes with them.
+//! Mounting and unmounting of segments, and the loss of nodes.
 
 use slackwater_base::Instant;
 use slackwater_wire::{ErrorCode, Mount, NodeId, Reply, SegmentId, SegmentKind};
@@ -16,7 +16,7 @@ impl Master {
             if mounted.node != mount.node || mounted.incarnation >= mount.incarnation {
                 return Reply::Failed(ErrorCode::SegmentAlreadyExists);
             }
-            // The owner restarted before its loss was noticed.
+            // The node restarted before its loss was noticed.
             self.lose_segment(now, index);
         }
         let granule = self.config.granule;
@@ -63,7 +63,7 @@ impl Master {
         self.outbox.forget_node(node);
     }
 
-    /// A segment is gone with everything on it.
+    /// Removes a segment that is gone, with everything on it.
     fn lose_segment(&mut self, now: Instant, index: SegmentIndex) {
         let (id, node) = (self.segments.at(index).id, self.segments.at(index).node);
         if self.segments.at(index).kind() == SegmentKind::Disk {

@@ -1,4 +1,4 @@
-//! What is written to SSD, when, and what that means for memory.
+//! Offload: what is written to SSD and when, and its effects on memory.
 
 use std::collections::BTreeMap;
 
@@ -21,10 +21,10 @@ use crate::release::Reason;
 use crate::segment::record_bytes;
 use crate::tenant::Ledger;
 
-/// Members of a large group that are asked what the group is worth: those of one block are few.
+/// Members of a group that are examined for whether the group is worth writing; a group of one block has fewer.
 const GROUP_VOICES: usize = 64;
 
-/// Offloads under way, one a version and SSD.
+/// Offloads under way, at most one for each version and SSD.
 #[derive(Default)]
 pub(crate) struct Offloads {
     tickets: Map<TicketId, Offloading>,
@@ -50,21 +50,21 @@ struct Offloading {
 pub(crate) enum Cause {
     /// Its put ended.
     Eager,
-    /// It is to leave memory.
+    /// It is evicted from memory.
     Eviction,
-    /// Its put promised it.
+    /// Its put is acknowledged once it is on SSD.
     Promise,
 }
 
-/// What came of asking for an offload.
+/// The outcome of a request for an offload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum OffloadStart {
     Queued(TicketId),
     /// The queue is full, or an older record is still being dropped.
     NotNow,
-    /// There is no SSD that would take it.
+    /// There is no SSD that accepts it.
     NoDisk,
-    /// The SSD takes no value of this length, however empty it is.
+    /// The value is too long for the SSD, however empty it is.
     TooLong,
     /// The SSD would evict it first.
     NotWorth,
@@ -114,8 +114,8 @@ impl Master {
         self.issue(now, id, source, disk, cause)
     }
 
-    /// Whether the SSD has room to spare, or would keep the object longer than something that it holds. Of a group it is
-    /// enough that one member is worth it: a part of a block is of no use without the others.
+    /// Whether the SSD has free room, or would keep the object longer than something that it holds. For a group it is
+    /// enough that one member is worth it, as a part of a block is of no use without the others.
     fn is_worth_writing(&mut self, now: Instant, source: ReplicaId, disk: SegmentIndex) -> bool {
         let replica = self.catalog.replica(source);
         let (id, above) = (
@@ -222,7 +222,7 @@ impl Master {
         OffloadStart::Queued(ticket)
     }
 
-    /// How an object's record is named.
+    /// The key, tenant and version of an object's record.
     pub(crate) fn entry(&self, id: ObjectId) -> DiskEntry {
         let object = self.catalog.object(id);
         let tenant = self.tenants.at(object.tenant).tenant.clone();
@@ -233,7 +233,7 @@ impl Master {
         }
     }
 
-    /// The node's SSD, if it takes a record of this length now.
+    /// The node's SSD, if it accepts a record of this length now.
     fn disk_for(
         &self,
         now: Instant,
@@ -274,7 +274,7 @@ impl Master {
         over(self) == 0
     }
 
-    /// Lets the waiter's answer wait until the object is durable.
+    /// Makes the waiter's answer wait until the object is durable.
     pub(crate) fn promise(&mut self, now: Instant, id: ObjectId, waiter: Waiter) {
         let in_memory = |(id, replica): (ReplicaId, &Replica)| {
             (self.segments.at(replica.segment).kind() == SegmentKind::Memory).then_some(id)
@@ -304,7 +304,7 @@ impl Master {
         self.acks.fail(waiter, code);
     }
 
-    /// Lets the answer to a repeated put end wait for the promise that the first one made.
+    /// Makes the answer to a repeated put end wait for the same record as the first one.
     pub(crate) fn await_promise(&mut self, id: ObjectId, waiter: Waiter) {
         let version = self.catalog.object(id).version;
         let range = (version, SegmentIndex(0))..=(version, SegmentIndex(u16::MAX));
@@ -320,7 +320,7 @@ impl Master {
         }
     }
 
-    /// Queues what a put published, where the mode says so.
+    /// Queues what a put published, if the mode is eager.
     pub(crate) fn offload_eagerly(&mut self, now: Instant, id: ObjectId) {
         if self.config.offload.mode != OffloadMode::Eager {
             return;
@@ -338,19 +338,19 @@ impl Master {
         }
     }
 
-    /// What becomes of the last memory copy of an object that is not on SSD.
+    /// Evicts the last memory copy of an object that is not on SSD.
     pub(crate) fn evict_dirty(&mut self, now: Instant, id: ReplicaId) -> Evicted {
         let mode = self.config.offload.mode;
         let start = match mode {
             OffloadMode::Off => OffloadStart::NoDisk,
-            // In eager mode it was offered when its put ended, and the device or the queue did not take it.
+            // In eager mode it was offered when its put ended, and refused.
             OffloadMode::Eager | OffloadMode::OnEvict | OffloadMode::OnEvictForced => {
                 self.offload(now, id, Cause::Eviction)
             }
         };
         match (start, mode) {
             (OffloadStart::Queued(_), _) => Evicted::Bytes(self.mark_leaving(now, id)),
-            // It stays the next victim; the report that makes room in the queue resumes the eviction.
+            // It remains the next victim; the report that makes room in the queue resumes the eviction.
             (OffloadStart::NotNow, OffloadMode::Eager | OffloadMode::OnEvict) => Evicted::Stalled,
             _ => self.evict_now(now, id),
         }
@@ -438,8 +438,8 @@ impl Master {
                 .refusing_until = until;
         }
         match (result, offloading.object) {
-            // The device failed in the middle: the next opening of the log may find the record, which no table here
-            // knows of and no removal would drop. So it is dropped now, and a removal waits for that.
+            // The device failed during the write: the next opening of the log may find the record, which no table here
+            // has and no removal would drop. So it is dropped now, and a removal waits for that.
             (Err(TaskFailure::Device), Some(_)) => {
                 self.drop_record(
                     offloading.disk,
@@ -454,10 +454,11 @@ impl Master {
         self.let_go(now, &offloading, result);
     }
 
-    /// The source is free again; when it was to leave memory, it does so now unless it was read meanwhile.
+    /// Releases the source; if it was being evicted, it is freed now unless it was read meanwhile.
     ///
-    /// A node refuses for good what its log was once told to drop, because the SSD has evicted this version before, and
-    /// what is too large for it. Asking again would ask for ever: it leaves memory as if there were no SSD.
+    /// A node never accepts a version that its log was once told to drop, because the SSD evicted it before, nor a
+    /// value that is too large. A retry would be refused again for ever, so such an object is evicted as if there were
+    /// no SSD.
     fn let_go(&mut self, now: Instant, offloading: &Offloading, result: Result<(), TaskFailure>) {
         let source = offloading.source;
         let leaving =
@@ -499,7 +500,7 @@ impl Master {
         offloading
     }
 
-    /// A record of the object's value is on this SSD from now on. Its bytes are in the segment's books already.
+    /// Adds the record of the object's value on this SSD. Its bytes are counted in the segment already.
     pub(crate) fn add_disk_replica(
         &mut self,
         object: ObjectId,
@@ -536,7 +537,7 @@ impl Master {
         }
     }
 
-    /// What is being written of these replicas of an object must not come to life.
+    /// Cancels offloads of these replicas of an object: their records must not become live.
     pub(crate) fn cancel_offloads(
         &mut self,
         id: ObjectId,
@@ -577,7 +578,7 @@ impl Master {
             self.acks.fail(*waiter, ErrorCode::RpcTimeout);
             self.acks.done(waiter.ack, &mut self.outbox);
         }
-        // If the record is written after all, no table here knows of it.
+        // If the record is written after all, no table here has it, so it must be dropped.
         self.drop_record(
             offloading.disk,
             offloading.hash,
@@ -589,7 +590,7 @@ impl Master {
         self.resume(now, node);
     }
 
-    /// Something that kept evictions of this node waiting is over.
+    /// Resumes evictions of this node that waited for something that has ended.
     pub(crate) fn resume(&mut self, now: Instant, node: NodeId) {
         for index in self.segments.of_node(node) {
             self.relieve(now, index);
@@ -597,7 +598,7 @@ impl Master {
         self.serve(now);
     }
 
-    /// A segment is going: offloads from or to it have failed.
+    /// A segment is being removed: offloads from or to it fail.
     pub(crate) fn lose_offloads(&mut self, now: Instant, index: SegmentIndex) {
         let hit = |offloading: &Offloading| {
             offloading.disk == index || self.catalog.replica(offloading.source).segment == index
@@ -635,7 +636,7 @@ impl Master {
         }
     }
 
-    /// Offloads that hold this replica.
+    /// Number of offloads that hold this replica.
     pub(crate) fn offloads_from(&self, id: ReplicaId) -> usize {
         let Some(object) = self.catalog.replica(id).object() else {
             return 0;
@@ -649,7 +650,7 @@ impl Master {
             .count()
     }
 
-    /// Whether an eviction drops the replica without more ado: its object has another copy.
+    /// Whether an eviction may drop the replica at once, because its object has another copy.
     pub(crate) fn is_clean(&self, id: ReplicaId) -> bool {
         let object = self
             .catalog
@@ -659,7 +660,7 @@ impl Master {
         self.catalog.replicas(object).nth(1).is_some()
     }
 
-    /// Drops a replica that may go.
+    /// Frees a replica that may be evicted.
     pub(crate) fn evict_now(&mut self, now: Instant, id: ReplicaId) -> Evicted {
         let replica = *self.catalog.replica(id);
         let object = replica.object().expect("published replicas have an object");
@@ -679,8 +680,8 @@ impl Master {
                 self.metrics.disk_evictions += 1;
                 self.metrics.disk_eviction_bytes += bytes;
                 let (hash, entry) = (self.catalog.object(object).hash, self.entry(object));
-                // The log refuses what it was told to drop as long as the tombstone stands, and what the SSD evicts has
-                // aged in memory too.
+                // The log refuses the version that it was told to drop as long as the tombstone exists, and an object
+                // that the SSD evicts is old in memory too.
                 self.shed(hash, &entry);
                 self.drop_record(replica.segment, hash, entry, None);
                 bytes

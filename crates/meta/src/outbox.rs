@@ -43,7 +43,7 @@ impl Outbox {
         self.fences.entry(node).or_default().push(extent);
     }
 
-    /// A segment is gone: its extents can and need not be fenced any more.
+    /// A segment is gone: its extents cannot be fenced any more, and need not be.
     pub(crate) fn forget_segment(&mut self, segment: SegmentId) {
         for extents in self.fences.values_mut() {
             extents.retain(|extent| extent.segment != segment);
@@ -51,7 +51,7 @@ impl Outbox {
         self.fences.retain(|_, extents| !extents.is_empty());
     }
 
-    /// A node is gone: nothing more is said to it.
+    /// A node is gone: discards its orders.
     pub(crate) fn forget_node(&mut self, node: NodeId) {
         self.orders
             .retain(|output| !matches!(output, Output::Order { node: to, .. } if *to == node));
@@ -60,7 +60,7 @@ impl Outbox {
         self.fences.remove(&node);
     }
 
-    /// Moves everything to `out`: what nodes must do before what clients are told about it.
+    /// Moves everything to `out`: orders to nodes before the replies about them.
     pub(crate) fn flush(&mut self, out: &mut Vec<Output>) {
         let order = |(node, order)| Output::Order { node, order };
         let offloads = std::mem::take(&mut self.offloads).into_iter();
@@ -74,7 +74,7 @@ impl Outbox {
     }
 }
 
-/// Names a reply that waits.
+/// Identifies a reply that waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct AckId(u64);
 
@@ -85,7 +85,7 @@ pub(crate) struct Waiter {
     pub(crate) at: u32,
 }
 
-/// Replies that are sent when the last thing that they promise is durable.
+/// Replies that are sent when everything that they acknowledge is durable.
 #[derive(Default)]
 pub(crate) struct Acks {
     next: u64,
@@ -95,12 +95,12 @@ pub(crate) struct Acks {
 struct Ack {
     client: ClientId,
     operation: OperationId,
-    /// Things not yet durable, and one for the request itself while it is being handled.
+    /// Number of writes and drops that are not durable yet, plus one while the request is being handled.
     waiting: u32,
     answer: Answer,
 }
 
-/// What will be said.
+/// The reply that will be sent.
 pub(crate) enum Answer {
     Each(Vec<Result<(), ErrorCode>>),
     Count(u64),
@@ -132,7 +132,7 @@ impl Acks {
         self.open.len()
     }
 
-    /// One more thing that must be durable first.
+    /// The reply waits for one more write or drop.
     pub(crate) fn wait(&mut self, waiter: Waiter) -> Waiter {
         self.at(waiter.ack).waiting += 1;
         waiter
@@ -147,14 +147,14 @@ impl Acks {
         }
     }
 
-    /// Counts the objects of an answer that is a number.
+    /// Adds one object to an answer that is a number.
     pub(crate) fn count(&mut self, id: AckId) {
         if let Answer::Count(count) = &mut self.at(id).answer {
             *count += 1;
         }
     }
 
-    /// One thing is durable, or the request is handled; if it was the last that the reply waited for, the reply goes out.
+    /// One write or drop is durable, or the request is handled; if the reply waits for nothing else, it is sent.
     pub(crate) fn done(&mut self, id: AckId, outbox: &mut Outbox) {
         let ack = self.at(id);
         ack.waiting -= 1;
@@ -178,6 +178,6 @@ impl Acks {
     fn at(&mut self, id: AckId) -> &mut Ack {
         self.open
             .get_mut(&id)
-            .expect("an answer stays open while anything is waited for")
+            .expect("an answer stays open while it waits for anything")
     }
 }

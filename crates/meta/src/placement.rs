@@ -1,4 +1,4 @@
-//! Where new replicas go: the seam and the choice between its implementations.
+//! Where new replicas are placed: the trait of placement policies, and its implementations.
 
 use slackwater_base::Rng;
 
@@ -19,7 +19,7 @@ pub(crate) struct SegmentRoom<'a> {
     pub(crate) host: &'a str,
 }
 
-/// A policy of placement. It only orders segments; whether a replica fits is found by trying.
+/// A placement policy. It only orders segments; whether a replica fits is found by trying.
 pub(crate) trait PlacementPolicy: Send {
     /// Puts the rooms in the order in which they are to be tried.
     fn rank(&mut self, rooms: &mut [SegmentRoom<'_>], writer_host: Option<&str>);
@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn every_policy_orders_all_seats() {
+    fn every_policy_orders_all_segments() {
         for placement in [
             Placement::Random,
             Placement::FreeRatioFirst,
@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn each_policy_keeps_its_promise() {
+    fn each_policy_orders_as_documented() {
         assert_eq!(ranked(Placement::FreeRatioFirst, 1), [1, 2, 0, 3]);
         for seed in 0..20 {
             let mut first = ranked(Placement::LocalFirst, seed)[..2].to_vec();

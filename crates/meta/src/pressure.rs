@@ -1,4 +1,4 @@
-//! The loop that makes room: which replicas go from a full segment, and which may not.
+//! Eviction from full segments: which replicas are evicted, and which may not be.
 
 use slackwater_base::Instant;
 use slackwater_wire::{ReplicaState, SegmentKind};
@@ -12,32 +12,32 @@ use crate::prospect;
 use crate::release::Reason;
 use crate::tenant::Ledger;
 
-/// Whether a replica may go now.
+/// Whether a replica may be evicted now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Evictable {
     Now,
     NotBefore(Instant),
-    /// Only when nothing else can go, until the pin ends.
+    /// Until the pin ends, only when nothing else can be evicted.
     SoftPinned(Instant),
-    /// Not as long as it is referenced.
+    /// Not while it is referenced.
     Held,
 }
 
-/// How far eviction goes.
+/// Which replicas an eviction may take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Pass {
-    /// Soft-pinned objects stay.
+    /// Those without a soft pin.
     Plain,
-    /// They go too, when nothing else can.
+    /// Soft-pinned ones too, when there are no others.
     Last,
 }
 
-/// What came of an attempt to evict one replica.
+/// The outcome of an attempt to evict one replica.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Evicted {
-    /// So many bytes are free, or will be without anything further.
+    /// This many bytes are free, or will be without further action.
     Bytes(u64),
-    /// Nothing can go until something under way has ended.
+    /// Nothing can be evicted until something under way has ended.
     Stalled,
 }
 
@@ -72,7 +72,7 @@ impl Master {
         }
     }
 
-    /// As [`Self::relieve`], when the request at hand is done.
+    /// Schedules [`Self::relieve`] for after the current request.
     pub(crate) fn relieve_soon(&mut self, now: Instant, index: SegmentIndex) {
         let segment = self.segments.at(index);
         let over = segment.staying() > self.marks(index).0 || segment.relieving;
@@ -93,7 +93,8 @@ impl Master {
         (share(high), share(low))
     }
 
-    /// Evicts at least `wanted` bytes from a segment, if so much may go; says how many went or are about to.
+    /// Evicts at least `wanted` bytes from a segment, if that much may be evicted; returns how many were freed or are
+    /// about to be.
     pub(crate) fn evict(
         &mut self,
         now: Instant,
@@ -139,11 +140,12 @@ impl Master {
             match self.evict_with_group(now, id, pass, budget) {
                 Evicted::Bytes(bytes) => freed += bytes,
                 Evicted::Stalled => {
-                    // A soft-pinned one stays aside: a plain pass would spend its step on it and ask for another.
+                    // A soft-pinned replica stays set aside: a plain pass would spend its step on it and schedule
+                    // another.
                     if let Evictable::SoftPinned(_) = evictable {
                         self.set_aside(id, evictable);
                     }
-                    // The end of what it waits for resumes it: this is no step cut short, to be taken again at once.
+                    // The end of what it waits for resumes the eviction, so no further step is scheduled now.
                     *budget = (*budget).max(1);
                     break;
                 }
@@ -152,7 +154,7 @@ impl Master {
         freed
     }
 
-    /// The soft-pinned replica whose pin ends first, where those may go at all.
+    /// The soft-pinned replica whose pin ends first, if soft-pinned ones may be evicted.
     fn soft_victim(&mut self, index: SegmentIndex, pass: Pass) -> Option<ReplicaId> {
         let allowed = pass == Pass::Last && self.config.eviction.soft_pinned == SoftPinned::Last;
         if allowed {
@@ -162,7 +164,7 @@ impl Master {
         }
     }
 
-    /// Whether a published replica may go now.
+    /// Whether a published replica may be evicted now.
     pub(crate) fn evictable(&self, now: Instant, id: ReplicaId) -> Evictable {
         let replica = self.catalog.replica(id);
         let object = replica.object().expect("published replicas have an object");
@@ -192,7 +194,7 @@ impl Master {
         }
     }
 
-    /// Tells the policy to leave a replica alone until it may be able to go.
+    /// Tells the policy not to name a replica until it may be evictable.
     pub(crate) fn set_aside(&mut self, id: ReplicaId, evictable: Evictable) {
         self.metrics.victims_parked += 1;
         let replica = self.catalog.replica(id);
@@ -203,7 +205,7 @@ impl Master {
             self.segments.at_mut(index).soft.cancel(id);
         }
         let reason = match evictable {
-            Evictable::Now => unreachable!("a replica that may go is not set aside"),
+            Evictable::Now => unreachable!("a replica that may be evicted is not set aside"),
             Evictable::Held => {
                 let object = replica.object().expect("published replicas have an object");
                 let record = self.catalog.object(object);
@@ -234,8 +236,8 @@ impl Master {
         self.relieve(now, index);
     }
 
-    /// Evicts a replica, and with it those of its group on the same kind of medium. Of a large group as many go as one
-    /// step allows, and the rest when that is due.
+    /// Evicts a replica, and with it those of its group on the same kind of medium. Of a large group as many are
+    /// evicted as one step allows, and the rest in later steps.
     pub(crate) fn evict_with_group(
         &mut self,
         now: Instant,
@@ -254,7 +256,7 @@ impl Master {
         self.evict_group(now, group, ledger, pass, budget)
     }
 
-    /// Evicts up to a step of a group's members, from where the step before ended.
+    /// Evicts the members of a group that one step allows, from where the step before ended.
     fn evict_group(
         &mut self,
         now: Instant,
@@ -271,11 +273,11 @@ impl Master {
         *budget = budget.saturating_sub(members.len().saturating_sub(1));
         let (mut freed, mut stalled) = (0, false);
         for member in members {
-            // Room for one member's offload may have cost another its record, and with it the object.
+            // Making room for one member's offload may have evicted the record of another, and with it the object.
             if self.groups.of(member) != Some(group.1) {
                 continue;
             }
-            // A replica that leaves already frees nothing more: counted again, it would hide that the others wait.
+            // A replica that is leaving already frees nothing more: counted again, it would hide that the others wait.
             let of_kind = |(id, replica): (ReplicaId, &Replica)| {
                 let stays = replica.parked != Parked::Leaving;
                 (stays && self.segments.at(replica.segment).ledger() == ledger).then_some(id)
@@ -291,8 +293,8 @@ impl Master {
                 after = Some(member);
             }
         }
-        // A member that stalls is tried again when what it waits for is reported, and not before: at the same instant it
-        // would stall again, for ever.
+        // A member that stalls is tried again when what it waits for is reported, and not at once: it would stall again
+        // without end.
         let is_more = !self.groups.members_after(group, after, 1).is_empty();
         let unfinished = after
             .filter(|_| is_more)

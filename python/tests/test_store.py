@@ -47,6 +47,17 @@ def test_every_problem_of_a_configuration_is_told_at_once() -> None:
     assert "12cats" in str(caught.value) and "did you mean `lru`" in str(caught.value)
 
 
+def test_what_is_not_text_in_the_environment_or_a_path_is_no_panic(tmp_path: Path) -> None:
+    # The environment was read as text: a variable of another program that was not ended every `Store()` in a panic. And
+    # a path that was not became the path of another directory.
+    code = "import slackwater; slackwater.Store(memory='1MiB', log='off').close()"
+    environment = {**os.environb, b"LS_COLORS": b"\xff"}
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True, timeout=60)
+    with pytest.raises(ValueError, match="not UTF-8"):
+        Store(os.fsdecode(os.fsencode(tmp_path) + b"/\xff"), memory="8MiB", ssd="64MiB", log="off")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_sizes_are_numbers_or_texts() -> None:
     with Store(memory=16 << 20, log="off") as store:
         assert store.stats()["memory"]["capacity_bytes"] == 16 << 20

@@ -98,6 +98,21 @@ def test_an_object_with_the_methods_of_a_tensor_is_read_and_written_in_place(sto
         store.put("other", Tensor(source[::2]))
 
 
+def test_a_tensor_whose_memory_was_taken_away_is_refused(store: Store) -> None:
+    # A tensor whose storage was resized to nothing, as sharded training does, still has its numel, and its address is 0:
+    # reading it ended the process.
+    class Emptied(Tensor):
+        def data_ptr(self) -> int:
+            return 0
+
+    emptied = Emptied(numpy.zeros(4096, dtype=numpy.uint8))
+    with pytest.raises(ValueError, match="no memory"):
+        store.put("k", emptied)
+    store.put("k", bytes(4096))
+    with pytest.raises(ValueError, match="no memory"):
+        store.get_into("k", emptied)
+
+
 def test_get_into_fills_the_callers_memory_and_says_how_much(store: Store) -> None:
     store.put("k", b"12345")
     buffer = bytearray(b"........")

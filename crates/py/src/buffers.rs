@@ -131,7 +131,14 @@ impl Memory {
         let item_bytes: usize = tensor.call_method0("element_size")?.extract()?;
         let bytes = items
             .checked_mul(item_bytes)
+            .filter(|bytes| isize::try_from(*bytes).is_ok() && start.checked_add(*bytes).is_some())
             .ok_or_else(|| PyValueError::new_err("the tensor has no size"))?;
+        // A tensor whose storage was given back keeps its shape.
+        if start == 0 && bytes > 0 {
+            return Err(PyValueError::new_err(
+                "the tensor has no memory: its storage is empty",
+            ));
+        }
         let start = std::ptr::with_exposed_provenance_mut(start);
         Ok(Self {
             start,

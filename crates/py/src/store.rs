@@ -70,7 +70,10 @@ impl Store {
         }
         let tiered = path.is_some();
         if let Some(path) = path {
-            named.push(("dir".to_owned(), path.to_string_lossy().into_owned()));
+            let path = path
+                .to_str()
+                .ok_or_else(|| PyValueError::new_err("path: not UTF-8"))?;
+            named.push(("dir".to_owned(), path.to_owned()));
         }
         let mut config = configuration(py, config, named, options)?;
         if tiered {

@@ -17,13 +17,13 @@ pub(super) struct UringDevice {
     directory: Arc<Directory>,
     segment: Segment,
     inbox: Mutex<Vec<(OpId, DiskOp)>>,
-    event: OwnedFd,
     driver: Mutex<Driver>,
+    /// Dropped after the driver, whose ring watches it.
+    event: OwnedFd,
     footprint: Footprint,
 }
 
 struct Driver {
-    /// Dropped before the event that it watches, which the device owns.
     ring: Ring,
     backlog: VecDeque<(OpId, DiskOp)>,
     landed: Vec<Landed>,
@@ -49,8 +49,8 @@ impl UringDevice {
             directory,
             segment,
             inbox: Mutex::default(),
-            event,
             driver,
+            event,
             footprint: Footprint::default(),
         })
     }

@@ -24,7 +24,7 @@ pub(crate) struct Answers {
     keys_max: usize,
     clients_max: usize,
     of: Map<ClientId, Window>,
-    /// Clients by the time of their last request: the answers of the client with the oldest one are dropped first.
+    /// Clients by the time of their last request: when there are too many, the client with the oldest one is dropped.
     silent: BTreeSet<(Instant, ClientId)>,
     /// Clients by the keys in their kept answers: the one with most gives up its oldest answers first, so that no client
     /// can push out the answers of others.

@@ -1,7 +1,7 @@
 use slackwater_wire::{QuotaState, ReplicaState, SegmentId, SegmentKind};
 use thiserror::Error;
 
-use crate::catalog::{Parked, PinKind};
+use crate::catalog::{Excluded, PinKind};
 use crate::evict::RestoreError;
 use crate::master::Master;
 use crate::metrics::{OffloadMetrics, PromotionMetrics};
@@ -179,7 +179,7 @@ impl Master {
                         bytes += record_bytes(object.or(orphan).unwrap_or(0));
                     }
                 }
-                if replica.parked == Parked::Leaving {
+                if replica.excluded == Excluded::Leaving {
                     leaving += segment.extent(replica.piece).bytes;
                 }
             }

@@ -99,12 +99,12 @@ pub(crate) struct Replica {
     prospect: u32,
     pub(crate) segment: SegmentIndex,
     pub(crate) state: ReplicaState,
-    pub(crate) parked: Parked,
+    pub(crate) excluded: Excluded,
 }
 
 /// Whether and why the policy was told not to name a replica.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Parked {
+pub(crate) enum Excluded {
     /// The policy may name it.
     No,
     /// It may not be evicted, for a reason that ends at a deadline or with a reference.
@@ -126,7 +126,7 @@ impl Replica {
             prospect: NONE,
             segment,
             state: ReplicaState::Processing,
-            parked: Parked::No,
+            excluded: Excluded::No,
         }
     }
 
@@ -141,7 +141,7 @@ impl Replica {
 
     /// Whether it is referenced by more than the offload after which it is freed.
     pub(crate) fn is_needed(&self) -> bool {
-        self.refs > u32::from(self.parked == Parked::Leaving)
+        self.refs > u32::from(self.excluded == Excluded::Leaving)
     }
 
     pub(crate) fn object(&self) -> Option<ObjectId> {

@@ -58,7 +58,7 @@ impl Master {
             let stop = get.prefix_only && !matches!(answer, Lookup::Found(_));
             answers.push(answer);
             if stop {
-                self.wanted_too(tenant, &get.keys, at + 1, &mut reading);
+                self.add_unread(tenant, &get.keys, at + 1, &mut reading);
                 break;
             }
         }
@@ -113,7 +113,7 @@ impl Master {
 
     /// Adds the rest of a prefix read that ended early: the request was for these blocks too, and policies learn from
     /// that.
-    fn wanted_too(&self, tenant: TenantIndex, keys: &[Key], from: usize, reading: &mut Reading) {
+    fn add_unread(&self, tenant: TenantIndex, keys: &[Key], from: usize, reading: &mut Reading) {
         for (at, key) in keys.iter().enumerate().skip(from) {
             let link = &mut reading.links[at];
             let Some(id) = self.catalog.find(tenant, key, link.hash) else {

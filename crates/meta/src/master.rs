@@ -108,7 +108,7 @@ pub struct Master {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Due {
     /// A replica that could not be evicted may be evictable now.
-    Unpark(ReplicaId),
+    Include(ReplicaId),
     /// A put was not ended in time.
     Put(ObjectId),
     /// A put has waited for space for its whole time.
@@ -237,7 +237,7 @@ impl Master {
                 again.push(due);
             }
             match due {
-                Due::Unpark(replica) => self.unpark_due(now, replica),
+                Due::Include(replica) => self.include_due(now, replica),
                 Due::Put(object) => self.put_expired(now, object),
                 Due::Wait(number) => self.wait_expired(now, number),
                 Due::Relieve(segment) => {

@@ -35,7 +35,7 @@ pub struct Metrics {
     pub quota_evictions: u64,
     pub disk_evictions: u64,
     pub disk_eviction_bytes: u64,
-    pub victims_parked: u64,
+    pub victims_excluded: u64,
     pub offload: OffloadMetrics,
     pub promotion: PromotionMetrics,
     pub records_announced: u64,

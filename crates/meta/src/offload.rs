@@ -8,7 +8,7 @@ use slackwater_wire::{
     Version,
 };
 
-use crate::catalog::{Mark, ObjectId, Parked, Replica, ReplicaId, SegmentIndex, TenantIndex};
+use crate::catalog::{Excluded, Mark, ObjectId, Replica, ReplicaId, SegmentIndex, TenantIndex};
 use crate::config::OffloadMode;
 use crate::evict::{Link, Slot};
 use crate::master::{Due, Master};
@@ -22,7 +22,7 @@ use crate::segment::record_bytes;
 use crate::tenant::Ledger;
 
 /// Members of a group that are examined for whether the group is worth writing; a group of one block has fewer.
-const GROUP_VOICES: usize = 64;
+const GROUP_SAMPLE: usize = 64;
 
 /// Offloads under way, at most one for each version and SSD.
 #[derive(Default)]
@@ -133,7 +133,7 @@ impl Master {
         let members = members
             .filter(|(_, it)| it.segment == above)
             .map(|(id, _)| id);
-        let members: Vec<ReplicaId> = members.take(GROUP_VOICES).collect();
+        let members: Vec<ReplicaId> = members.take(GROUP_SAMPLE).collect();
         members
             .into_iter()
             .any(|id| self.is_worth_writing_alone(now, id, disk))
@@ -461,10 +461,10 @@ impl Master {
     /// no SSD.
     fn let_go(&mut self, now: Instant, offloading: &Offloading, result: Result<(), TaskFailure>) {
         let source = offloading.source;
-        let leaving =
-            offloading.object.is_some() && self.catalog.replica(source).parked == Parked::Leaving;
+        let leaving = offloading.object.is_some()
+            && self.catalog.replica(source).excluded == Excluded::Leaving;
         if leaving {
-            self.unpark(source);
+            self.include(source);
         }
         self.unhold(now, source);
         if !leaving {

@@ -3,7 +3,7 @@
 use slackwater_base::Instant;
 use slackwater_wire::{ReplicaState, SegmentKind};
 
-use crate::catalog::{Mark, Parked, PinKind, Replica, ReplicaId, SegmentIndex};
+use crate::catalog::{Excluded, Mark, PinKind, Replica, ReplicaId, SegmentIndex};
 use crate::config::SoftPinned;
 use crate::evict::Slot;
 use crate::lease::{GroupKey, Unfinished};
@@ -128,9 +128,10 @@ impl Master {
             match evictable {
                 Evictable::Now => {}
                 Evictable::SoftPinned(_)
-                    if pass == Pass::Last && self.catalog.replica(id).parked == Parked::Soft =>
+                    if pass == Pass::Last
+                        && self.catalog.replica(id).excluded == Excluded::Soft =>
                 {
-                    self.unpark(id);
+                    self.include(id);
                 }
                 other => {
                     self.set_aside(id, other);
@@ -173,8 +174,8 @@ impl Master {
         }
         if let Some(grace) = self
             .due
-            .at(&Due::Unpark(id))
-            .filter(|at| replica.parked == Parked::Held && *at > now)
+            .at(&Due::Include(id))
+            .filter(|at| replica.excluded == Excluded::Held && *at > now)
         {
             return Evictable::NotBefore(grace);
         }
@@ -196,11 +197,11 @@ impl Master {
 
     /// Tells the policy not to name a replica until it may be evictable.
     pub(crate) fn set_aside(&mut self, id: ReplicaId, evictable: Evictable) {
-        self.metrics.victims_parked += 1;
+        self.metrics.victims_excluded += 1;
         let replica = self.catalog.replica(id);
-        let (slot, index, parked) = (replica.slot, replica.segment, replica.parked);
-        if parked == Parked::No {
-            self.segments.at_mut(index).policy.park(Slot(slot));
+        let (slot, index, excluded) = (replica.slot, replica.segment, replica.excluded);
+        if excluded == Excluded::No {
+            self.segments.at_mut(index).policy.exclude(Slot(slot));
         } else {
             self.segments.at_mut(index).soft.cancel(id);
         }
@@ -212,24 +213,24 @@ impl Master {
                 if record.is(Mark::Group) {
                     self.groups.set_aside(record.tenant, object, id);
                 }
-                Parked::Held
+                Excluded::Held
             }
             Evictable::NotBefore(at) => {
-                self.due.set(Due::Unpark(id), at);
-                Parked::Held
+                self.due.set(Due::Include(id), at);
+                Excluded::Held
             }
             Evictable::SoftPinned(at) => {
-                self.due.set(Due::Unpark(id), at);
+                self.due.set(Due::Include(id), at);
                 self.segments.at_mut(index).soft.set(id, at);
-                Parked::Soft
+                Excluded::Soft
             }
         };
-        self.catalog.replica_mut(id).parked = reason;
+        self.catalog.replica_mut(id).excluded = reason;
     }
 
-    pub(crate) fn unpark_due(&mut self, now: Instant, id: ReplicaId) {
+    pub(crate) fn include_due(&mut self, now: Instant, id: ReplicaId) {
         let index = self.catalog.replica(id).segment;
-        self.unpark(id);
+        self.include(id);
         if self.queue.anyone_waits() {
             self.serve(now);
         }
@@ -279,7 +280,7 @@ impl Master {
             }
             // A replica that is leaving already frees nothing more: counted again, it would hide that the others wait.
             let of_kind = |(id, replica): (ReplicaId, &Replica)| {
-                let stays = replica.parked != Parked::Leaving;
+                let stays = replica.excluded != Excluded::Leaving;
                 (stays && self.segments.at(replica.segment).ledger() == ledger).then_some(id)
             };
             let ids: Vec<ReplicaId> = self.catalog.replicas(member).filter_map(of_kind).collect();

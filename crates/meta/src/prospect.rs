@@ -2,8 +2,9 @@
 //!
 //! The SSD's policy chooses from everything that its node holds, so that what it learns and what it prefers do not
 //! depend on what happens to be written already. A block becomes a prospect when it comes into memory, and ages and is
-//! read in the policy of the SSD as its own blocks are. Leaving memory it is written, and the record takes over its
-//! place there; or it is not worth that and ends, remembered as gone, as it does when the policy names it first.
+//! read in the policy of the SSD as its own blocks are. When it leaves memory, it is either written, and the record
+//! takes over its slot; or it is not worth writing, and the prospect ends as if evicted, which also happens when the
+//! policy names it as victim before.
 
 use slackwater_base::Instant;
 
@@ -13,7 +14,7 @@ use crate::publish::Fresh;
 use crate::release::Reason;
 use crate::segment::Segments;
 
-/// Tells the SSD below a memory segment of new residents there, a run along their chain.
+/// Adds prospects to the SSD below a memory segment for new replicas there, a run along their chain.
 pub(crate) fn add(catalog: &mut Catalog, segments: &mut Segments, run: &[Fresh], walk: &Walk<'_>) {
     let above = run[0].segment;
     let Some(below) = segments.at(above).below else {
@@ -32,12 +33,12 @@ pub(crate) fn add(catalog: &mut Catalog, segments: &mut Segments, run: &[Fresh],
     });
 }
 
-/// Whether the slot of a segment is the prospect of a block above it.
+/// Whether the slot of a segment is a prospect.
 pub(crate) fn is(catalog: &Catalog, segment: SegmentIndex, id: ReplicaId) -> bool {
     catalog.replica(id).segment != segment
 }
 
-/// The replicas that a segment holds, without its prospects.
+/// The replicas of a segment, without its prospects.
 pub(crate) fn residents<'a>(
     catalog: &'a Catalog,
     segments: &'a Segments,
@@ -47,7 +48,7 @@ pub(crate) fn residents<'a>(
     all.filter(move |id| !is(catalog, index, *id))
 }
 
-/// A memory replica goes, or the SSD gives it up: it is no prospect any more.
+/// Ends the prospect of a memory replica.
 pub(crate) fn end(
     catalog: &mut Catalog,
     segments: &mut Segments,
@@ -72,7 +73,7 @@ pub(crate) fn end(
     segment.unnumber(slot.0);
 }
 
-/// The record of a memory replica is written: gives the place that its prospect had on that SSD.
+/// The record of a memory replica is written: takes the slot of its prospect on that SSD.
 pub(crate) fn take(
     catalog: &mut Catalog,
     segments: &Segments,
@@ -88,7 +89,7 @@ pub(crate) fn take(
     Some(slot)
 }
 
-/// An SSD is gone: nothing in memory is its prospect any more.
+/// An SSD is gone: ends its prospects.
 pub(crate) fn lose(catalog: &mut Catalog, segments: &mut Segments, below: SegmentIndex) {
     let all: Vec<ReplicaId> = segments.at(below).replicas().collect();
     for id in all {

@@ -11,7 +11,7 @@ use crate::put::ChainPosition;
 use crate::segment::Segments;
 use crate::tenant::{Ledger, Tenants};
 
-/// A replica that became readable and of which its policy is yet to hear.
+/// A replica that became readable and that its policy has not been told of yet.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Fresh {
     pub(crate) segment: SegmentIndex,
@@ -19,11 +19,11 @@ pub(crate) struct Fresh {
     pub(crate) hash: u64,
     pub(crate) bytes: u64,
     pub(crate) chain: ChainPosition,
-    /// What the policy of the tier that it came from knew of it.
+    /// Its standing with the policy of the tier that it came from.
     pub(crate) standing: Option<evict::Standing>,
 }
 
-/// From now on look-ups find this replica.
+/// Makes a replica readable: from now on look-ups find it.
 pub(crate) fn attach(
     catalog: &mut Catalog,
     tenants: &mut Tenants,

@@ -1,16 +1,16 @@
-//! Tenants' quotas: set, shown, and kept by evicting the tenant's own.
+//! Tenants' quotas: setting, listing, and enforcing them by evicting the tenant's own objects.
 
 use slackwater_base::Instant;
 use slackwater_wire::{Description, ErrorCode, Key, Pin, ReplicaAt, ReplicaState, Reply, Tenant};
 
-use crate::catalog::{Parked, PinKind, ReplicaId, TenantIndex};
+use crate::catalog::{Excluded, PinKind, ReplicaId, TenantIndex};
 use crate::master::Master;
 use crate::pressure::{Evictable, Evicted, Pass};
 use crate::segment::Medium;
 use crate::tenant::Ledger;
 
-/// Of a tenant's replicas so many are looked at, oldest first, for one that may go.
-const OLDEST_LOOKED_AT: usize = 256;
+/// Most replicas of a tenant that are examined, oldest first, for ones that may be evicted.
+const OLDEST_EXAMINED: usize = 256;
 
 impl Master {
     pub(crate) fn set_quota(&mut self, now: Instant, tenant: &Tenant, quota: [u64; 2]) -> Reply {
@@ -73,7 +73,7 @@ impl Master {
         self.tenants.excess(tenant, ledger, more) == 0
     }
 
-    /// Keeps a tenant under the watermarks of its own quota, so that its puts seldom wait.
+    /// Keeps a tenant below the watermarks of its own quota, so that its puts rarely wait.
     pub(crate) fn trim(&mut self, now: Instant, tenant: TenantIndex, ledger: Ledger) {
         let Some(allowed) = self.tenants.allowed(tenant, ledger) else {
             return;
@@ -87,18 +87,18 @@ impl Master {
         }
     }
 
-    /// Evicts this many bytes of a tenant's replicas, least recently used first, if so many may go.
+    /// Evicts `wanted` bytes of a tenant's replicas, least recently used first, if that many may be evicted.
     fn evict_tenant(&mut self, now: Instant, tenant: TenantIndex, ledger: Ledger, wanted: u64) {
         let mut missing = wanted;
-        let mut budget = self.config.eviction.step.max(OLDEST_LOOKED_AT);
-        for id in self.tenants.oldest(tenant, ledger, OLDEST_LOOKED_AT) {
+        let mut budget = self.config.eviction.step.max(OLDEST_EXAMINED);
+        for id in self.tenants.oldest(tenant, ledger, OLDEST_EXAMINED) {
             if missing == 0 || budget == 0 {
                 return;
             }
             if !self.catalog.is_replica(id) {
                 continue;
             }
-            let freed = if self.catalog.replica(id).parked == Parked::Leaving {
+            let freed = if self.catalog.replica(id).excluded == Excluded::Leaving {
                 self.extent_of(id).bytes
             } else if self.evictable(now, id) == Evictable::Now {
                 self.metrics.quota_evictions += 1;
@@ -113,7 +113,7 @@ impl Master {
         }
     }
 
-    /// Everything known about an object, without a trace.
+    /// Everything known about an object. Does not count as a read.
     pub(crate) fn describe(&self, now: Instant, tenant: &Tenant, key: &Key) -> Reply {
         let Some(id) = self.find(tenant, key) else {
             return Reply::Failed(ErrorCode::ObjectNotFound);

@@ -1,9 +1,9 @@
-//! How replicas and objects end, each once and here.
+//! The ends of replicas and objects, each of which happens once.
 
 use slackwater_base::{Instant, Planted, planted};
 use slackwater_wire::ReplicaState;
 
-use crate::catalog::{Mark, ObjectId, Parked, PinKind, Replica, ReplicaId, TenantIndex};
+use crate::catalog::{Excluded, Mark, ObjectId, PinKind, Replica, ReplicaId, TenantIndex};
 use crate::evict::Slot;
 use crate::lease::GroupKey;
 use crate::master::{Due, Master, Orphan};
@@ -11,20 +11,20 @@ use crate::prospect;
 use crate::segment::{Medium, record_bytes};
 use crate::tenant::Ledger;
 
-/// Why a published replica goes.
+/// Why a published replica is freed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Reason {
-    /// The policy named it, or its group went.
+    /// The policy named it, or its group was evicted.
     Evicted,
     /// Removed, replaced, or its owner is lost.
     Removed,
 }
 
 impl Master {
-    /// Takes a published replica away from its object. Its bytes come back once it is not referenced and, in memory, the
-    /// owner has fenced it.
+    /// Detaches a published replica from its object. Its bytes are free once it is not referenced and, in memory, once
+    /// the node has fenced it.
     pub(crate) fn discard(&mut self, now: Instant, id: ReplicaId, reason: Reason) {
-        self.unpark(id);
+        self.include(id);
         let replica = *self.catalog.replica(id);
         assert_eq!(
             replica.state,
@@ -52,7 +52,7 @@ impl Master {
         }
     }
 
-    /// Gives back the room of a replica that has neither an object nor references.
+    /// Frees the room of a replica that has neither an object nor references.
     pub(crate) fn free(&mut self, id: ReplicaId, tenant: TenantIndex, bytes: u64) {
         let replica = self.catalog.take_replica(id);
         let segment = self.segments.at_mut(replica.segment);
@@ -87,7 +87,7 @@ impl Master {
         let Replica {
             refs,
             segment,
-            parked,
+            excluded,
             ..
         } = *replica;
         let (object, let_go) = (replica.object(), before && !replica.is_needed());
@@ -97,9 +97,10 @@ impl Master {
             self.free(id, orphan.tenant, orphan.bytes);
             return;
         }
-        // With a deadline it stays aside until then: a lease, or the grace of a promoted copy, outlasts the read.
-        if refs == 0 && parked == Parked::Held && self.due.at(&Due::Unpark(id)).is_none() {
-            self.unpark(id);
+        // With a deadline it stays set aside until then: a lease, or the grace of a promoted copy, ends later than the
+        // read.
+        if refs == 0 && excluded == Excluded::Held && self.due.at(&Due::Include(id)).is_none() {
+            self.include(id);
             self.relieve_soon(now, segment);
         }
         if let (true, Some(object)) = (let_go, object) {
@@ -107,7 +108,7 @@ impl Master {
         }
     }
 
-    /// The group of a replica that is referenced now must stay too.
+    /// Holds the group of a replica that is referenced now.
     fn hold_group(&mut self, id: ReplicaId) {
         let replica = self.catalog.replica(id);
         if let Some(object) = replica.object().filter(|_| replica.is_needed()) {
@@ -118,8 +119,8 @@ impl Master {
         }
     }
 
-    /// A replica of a group is not referenced any more. If it was the last one, the replicas that were set aside for it are
-    /// looked at again.
+    /// A replica of a group is no longer referenced. If it was the last one, the replicas that were set aside for it
+    /// may be evicted again.
     pub(crate) fn unhold_group(&mut self, now: Instant, object: ObjectId) {
         let record = self.catalog.object(object);
         if !record.is(Mark::Group) || planted(Planted::MemberHoldsGroup) {
@@ -130,7 +131,7 @@ impl Master {
         }
     }
 
-    /// Has the policies name the members of a group again, as long as nothing of it is held: so many a step.
+    /// Lets the policies name the members of a group again while nothing of it is held, a limited number in each step.
     pub(crate) fn wake(&mut self, now: Instant, group: GroupKey) {
         let step = self.config.eviction.step;
         let released = self.groups.released(group, step);
@@ -138,21 +139,21 @@ impl Master {
             self.due.set(Due::Wake(group), now);
         }
         for id in released {
-            self.unpark(id);
+            self.include(id);
             self.relieve_soon(now, self.catalog.replica(id).segment);
         }
     }
 
     /// Lets the policy name a replica again.
-    pub(crate) fn unpark(&mut self, id: ReplicaId) {
+    pub(crate) fn include(&mut self, id: ReplicaId) {
         let replica = self.catalog.replica_mut(id);
         let before = replica.is_needed();
-        let parked = std::mem::replace(&mut replica.parked, Parked::No);
+        let excluded = std::mem::replace(&mut replica.excluded, Excluded::No);
         let (slot, piece, index) = (replica.slot, replica.piece, replica.segment);
         let segment = self.segments.at_mut(index);
-        match parked {
-            Parked::No => return,
-            Parked::Held => {
+        match excluded {
+            Excluded::No => return,
+            Excluded::Held => {
                 let object = self
                     .catalog
                     .replica(id)
@@ -163,24 +164,24 @@ impl Master {
                     self.groups.take_back(record.tenant, object, id);
                 }
             }
-            Parked::Soft => segment.soft.cancel(id),
-            Parked::Leaving => {
+            Excluded::Soft => segment.soft.cancel(id),
+            Excluded::Leaving => {
                 segment.leaving -= segment.extent(piece).bytes;
                 if !before {
                     self.hold_group(id);
                 }
             }
         }
-        self.due.cancel(Due::Unpark(id));
-        self.segments.at_mut(index).policy.unpark(Slot(slot));
+        self.due.cancel(Due::Include(id));
+        self.segments.at_mut(index).policy.include(Slot(slot));
     }
 
-    /// The replica goes when the offload that holds it is durable: neither the policy nor its group waits for it.
+    /// The replica is freed when the offload that holds it is durable: the policy and its group do not wait for it.
     pub(crate) fn mark_leaving(&mut self, now: Instant, id: ReplicaId) -> u64 {
-        self.unpark(id);
+        self.include(id);
         let replica = self.catalog.replica_mut(id);
         let before = replica.is_needed();
-        replica.parked = Parked::Leaving;
+        replica.excluded = Excluded::Leaving;
         let Replica {
             segment,
             slot,
@@ -198,8 +199,8 @@ impl Master {
         bytes
     }
 
-    /// Forgets an object that nothing is left of. What belonged to its value (pin, group, candidacy) ends with the last
-    /// replica, also where a put in flight keeps the object: that put brings its own.
+    /// Removes an object that has neither replicas nor a put in flight. Pin, group and candidacy end with the last
+    /// replica, also when a put in flight keeps the object: that put has its own.
     pub(crate) fn erase_if_empty(&mut self, now: Instant, id: ObjectId) {
         let object = self.catalog.object_mut(id);
         if object.has_replicas() {

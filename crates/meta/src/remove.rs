@@ -1,4 +1,4 @@
-//! Removing: acknowledged when no crash can bring the value back.
+//! Removal: acknowledged when no crash can bring the value back.
 
 use slackwater_base::Instant;
 use slackwater_wire::{
@@ -10,12 +10,12 @@ use crate::master::{Caller, Master};
 use crate::outbox::{Answer, Waiter};
 use crate::release::Reason;
 
-/// What active leases mean to a removal.
+/// How a removal treats active leases.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Leases {
     /// The object stays.
     Respected,
-    /// It goes all the same.
+    /// The object is removed.
     Overridden,
 }
 
@@ -67,7 +67,7 @@ impl Master {
         self.serve(now);
     }
 
-    /// Limits of requests that answer each key when its record is gone.
+    /// Checks the limits of requests whose answer for each key waits for its record.
     pub(crate) fn each_limits(&self, keys: usize) -> Result<(), ErrorCode> {
         if keys > self.config.limits.batch_keys {
             return Err(ErrorCode::InvalidParams);
@@ -128,8 +128,8 @@ impl Master {
         replica.refs > 0 && replica.refs as usize > self.offloads_from(id) + promotions
     }
 
-    /// Takes away every replica of a value that is replaced or removed, in memory and on SSD, finished or under way.
-    /// The waiter's answer waits until no crash can bring it back, nor any version of the key up to `up_to`.
+    /// Removes every replica of a value that is replaced or removed, in memory and on SSD, finished or under way. The
+    /// waiter's answer waits until no crash can bring back that value, nor any version of the key up to `up_to`.
     pub(crate) fn withdraw(
         &mut self,
         now: Instant,

@@ -1,8 +1,8 @@
-//! Replays a trace of requests against an eviction policy: no bytes, no I/O, no clock but the trace's own.
+//! Replays a trace of requests against an eviction policy, without bytes or I/O, on the clock of the trace.
 //!
 //! What is counted is the strict prefix hit: a block counts only when all blocks before it in its chain were present
-//! too, because an engine cannot use it otherwise. The same module knows the offline optimum, so that a rate can be
-//! read as a share of what was possible.
+//! too, because an engine cannot use it otherwise. The module also computes the offline optimum, so that a rate can be
+//! given as a share of what was possible.
 
 mod tiers;
 
@@ -17,19 +17,19 @@ pub use tiers::TieredOutcome;
 /// One request of a trace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Request {
-    /// The time of its arrival, on the clock of the trace.
+    /// Time of arrival, on the clock of the trace.
     pub now: Instant,
     /// Its chain of blocks from the root, each named by an identity that includes what comes before it.
     pub blocks: Vec<u64>,
-    /// Length of its prompt in tokens: a last block that it does not fill is read but never kept.
+    /// Length of its prompt in tokens: a last block that is not full is read but never kept.
     pub input_tokens: u64,
     /// Tokens that it generated, where known.
     pub output_tokens: Option<u32>,
-    /// The caller's opaque hint.
+    /// The caller's opaque hint, where there is one.
     pub hint: Option<u32>,
 }
 
-/// A trace made ready for replays: blocks numbered densely, so that what a replay measures is the policy.
+/// A trace prepared for replays: blocks are numbered densely, so that a replay spends its time in the policy.
 #[derive(Clone, Debug)]
 pub struct Trace {
     requests: Vec<Head>,
@@ -74,7 +74,7 @@ impl Head {
 pub struct Outcome {
     /// Block references in all requests.
     pub references: u64,
-    /// Those found with everything before them.
+    /// References to blocks that were found together with all blocks before them.
     pub hits: u64,
     /// Most blocks that were kept at once.
     pub blocks_kept: usize,
@@ -92,14 +92,14 @@ impl Outcome {
     }
 }
 
-/// Length of a block in the eyes of the policies; any constant does, since all blocks of a replay are alike.
+/// Length of a block as given to the policies; any constant does, since all blocks of a replay have the same length.
 pub const BLOCK_BYTES: u64 = 65_536;
 
 impl Trace {
     /// Numbers the blocks of `requests`, whose blocks hold `block_tokens` tokens each.
     ///
     /// # Panics
-    /// When `block_tokens` is zero or the trace names 2^32 distinct blocks.
+    /// If `block_tokens` is zero or the trace names 2^32 distinct blocks.
     pub fn new(requests: impl IntoIterator<Item = Request>, block_tokens: u32) -> Self {
         assert!(block_tokens > 0, "a block holds at least one token");
         let mut trace = Self {
@@ -163,21 +163,21 @@ impl Trace {
     ) -> Outcome {
         policy.set_capacity(capacity as u64 * BLOCK_BYTES);
         policy.set_block_tokens(self.block_tokens);
-        let mut shelf = Shelf::new(self.distinct_blocks(), capacity);
+        let mut catalog = ReplayCatalog::new(self.distinct_blocks(), capacity);
         let mut outcome = Outcome {
             references: self.references() as u64,
             ..Outcome::default()
         };
         for (done, head) in self.requests.iter().enumerate() {
-            outcome.hits += shelf.request(self, head, policy);
-            outcome.blocks_kept = outcome.blocks_kept.max(shelf.kept);
+            outcome.hits += catalog.request(self, head, policy);
+            outcome.blocks_kept = outcome.blocks_kept.max(catalog.kept);
             watch(done + 1);
         }
         outcome
     }
 
-    /// The most hits that any policy could have had with room for `capacity` blocks, knowing the future: keep what is
-    /// used soonest, admit only what is used sooner than something kept (Belady 1966, with bypass).
+    /// The most hits that any policy could have with room for `capacity` blocks and knowledge of the future: keep what
+    /// is used soonest, admit only what is used sooner than something kept (Belady 1966, with bypass).
     ///
     /// An ancestor is never used later than its descendants, so what is kept is closed towards the root and plain hits
     /// are strict prefix hits.
@@ -220,8 +220,8 @@ impl Trace {
     }
 }
 
-/// The catalog of a replay: which block has which slot.
-struct Shelf {
+/// The catalog of a replay: the slots of blocks.
+struct ReplayCatalog {
     slots: Vec<u32>,
     blocks: Vec<u32>,
     free: Vec<u32>,
@@ -232,7 +232,7 @@ struct Shelf {
 
 const NO_SLOT: u32 = u32::MAX;
 
-impl Shelf {
+impl ReplayCatalog {
     fn new(distinct: usize, capacity: usize) -> Self {
         let (blocks, free, links) = (Vec::new(), Vec::new(), Vec::new());
         Self {
@@ -245,7 +245,7 @@ impl Shelf {
         }
     }
 
-    /// Serves one request and gives the number of its hits.
+    /// Serves one request and returns the number of its hits.
     fn request(&mut self, trace: &Trace, head: &Head, policy: &mut dyn Evict) -> u64 {
         let blocks = &trace.blocks[head.start..head.start + head.blocks];
         let mut links = std::mem::take(&mut self.links);
@@ -280,7 +280,7 @@ impl Shelf {
         }
         self.links = links;
         while self.is_over() {
-            let slot = policy.victim(now).expect("nothing is parked in a replay");
+            let slot = policy.victim(now).expect("nothing is excluded in a replay");
             policy.evicted(now, slot);
             self.release(slot);
         }
@@ -325,7 +325,7 @@ impl Shelf {
         Slot(slot)
     }
 
-    /// The block that had the slot has none any more.
+    /// Takes the slot from its block, which it returns.
     fn release(&mut self, slot: Slot) -> u32 {
         let block = self.blocks[slot.0 as usize];
         self.slots[block as usize] = NO_SLOT;
@@ -373,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tail_that_is_not_full_is_never_kept() {
+    fn a_last_block_that_is_not_full_is_never_kept() {
         let mut request = Request {
             now: Instant::ZERO,
             blocks: vec![1, 2],
@@ -393,7 +393,7 @@ mod tests {
     }
 
     #[test]
-    fn the_optimum_bypasses_what_never_returns() {
+    fn the_optimum_does_not_admit_what_is_never_read_again() {
         let trace = trace(&[&[1], &[2], &[3], &[1], &[4], &[1]]);
         assert_eq!(trace.offline_optimum(1).hits, 2);
         assert_eq!(
@@ -405,10 +405,10 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(64))]
 
-        /// On any trace of chains no policy passes the optimum, in one tier or in two, and with room for everything each
-        /// reaches it.
+        /// On any trace of chains no policy has more hits than the optimum, in one tier or in two, and with room for
+        /// everything each has as many.
         #[test]
-        fn no_policy_passes_the_optimum(
+        fn no_policy_exceeds_the_optimum(
             picks in prop::collection::vec((0u64..6, 1u64..12), 1..80),
             capacity in 1usize..40,
             below in 1usize..40,

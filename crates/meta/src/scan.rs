@@ -1,5 +1,5 @@
-//! What looks at every object: removal by pattern or of all, and lists. Done in bounded steps, between which other
-//! requests are served; whatever was there all the time is found.
+//! Requests that examine every object: removal by pattern or of all, and lists. They run in bounded steps, between
+//! which other requests are served; an object that is there all the time is found.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -241,7 +241,7 @@ impl Master {
     }
 
     fn remove_found(&mut self, now: Instant, id: ObjectId, leases: Leases, ack: AckId) {
-        // Members of a group or replaced objects may have gone within this very step.
+        // Earlier removals of this step may have removed it too, as a member of a group.
         if self.catalog.is_object(id)
             && self
                 .remove_one(now, id, leases, Waiter { ack, at: 0 })

@@ -13,7 +13,7 @@ use crate::due::Deadlines;
 use crate::evict::{Evict, Slot};
 use crate::tenant::Ledger;
 
-/// A run of memory, or the SSD log of one node, with the policy that decides what goes from it.
+/// A run of memory, or the SSD log of one node, with the policy that decides what is evicted from it.
 pub(crate) struct Segment {
     pub(crate) id: SegmentId,
     pub(crate) name: String,
@@ -22,41 +22,41 @@ pub(crate) struct Segment {
     pub(crate) incarnation: Incarnation,
     pub(crate) medium: Medium,
     pub(crate) policy: Box<dyn Evict>,
-    /// The SSD to which what is evicted here may be written.
+    /// The SSD to which evicted objects may be written.
     pub(crate) below: Option<SegmentIndex>,
     /// Soft-pinned replicas that the policy named and that wait for the end of their pins.
     pub(crate) soft: Deadlines<ReplicaId>,
-    /// Bytes of replicas that go as soon as their SSD copy is durable.
+    /// Bytes of replicas that are freed as soon as their SSD copy is durable.
     pub(crate) leaving: u64,
-    /// Eviction was cut short before it reached the low watermark.
+    /// Whether an eviction is in progress that has not reached the low watermark.
     pub(crate) relieving: bool,
     slots: Vec<u32>,
     spare: Vec<u32>,
 }
 
-/// What a segment is made of.
+/// Memory or SSD, with the allocations in it.
 pub(crate) enum Medium {
     Memory(Box<MemoryExtents>),
     Disk(DiskLog),
 }
 
-/// Extents of a memory segment, and those that wait for their fence by generation.
+/// Extents of a memory segment, and freed extents that wait for their fence, by generation.
 pub(crate) struct MemoryExtents {
     pub(crate) extents: ExtentAllocator,
     pub(crate) fencing: Map<u64, Extent>,
 }
 
-/// What the master knows of an SSD log; the node keeps the true books of its files.
+/// What the master knows of an SSD log; the node has the exact state of its files.
 pub(crate) struct DiskLog {
     pub(crate) capacity: u64,
     pub(crate) accepting: bool,
-    /// Failures made it refuse until then.
+    /// Until then no offload goes to it, because of failures.
     pub(crate) refusing_until: Instant,
     /// Bytes of records in the catalog.
     pub(crate) live: u64,
     /// Bytes of records being written.
     pub(crate) reserved: u64,
-    /// Bytes that the node asked to be freed beyond watermarks.
+    /// Bytes that the node asked to have freed in addition to the watermarks.
     pub(crate) pressure: u64,
 }
 
@@ -102,7 +102,7 @@ impl Segment {
         }
     }
 
-    /// The ledger under which its bytes are charged.
+    /// The ledger to which its bytes are charged.
     pub(crate) fn ledger(&self) -> Ledger {
         match self.medium {
             Medium::Memory(_) => Ledger::Memory,
@@ -149,7 +149,7 @@ impl Segment {
         }
     }
 
-    /// Bytes that replicas occupy, those being written included.
+    /// Bytes of replicas, including those being written.
     pub(crate) fn used(&self) -> u64 {
         match &self.medium {
             Medium::Memory(memory) => memory.extents.books().live,
@@ -157,12 +157,12 @@ impl Segment {
         }
     }
 
-    /// Bytes that stay used when everything under way has left.
+    /// Bytes that are still used when everything that is being evicted has been freed.
     pub(crate) fn staying(&self) -> u64 {
         self.used().saturating_sub(self.leaving)
     }
 
-    /// An extent of `bytes`, known by its short name.
+    /// Allocates an extent of `bytes`; returns its number.
     pub(crate) fn allocate(&mut self, bytes: u64) -> Result<Extent, AllocError> {
         self.memory_mut()
             .expect("only memory has extents")
@@ -187,7 +187,7 @@ impl Segment {
         }
     }
 
-    /// Ends the life of an extent; its bytes come back with [`Self::fenced`].
+    /// Retires an extent; its bytes are free after [`Self::fenced`].
     pub(crate) fn retire(&mut self, piece: u32) -> ExtentRef {
         let extent = self.extent(piece);
         let reference = self.reference(extent);
@@ -201,7 +201,7 @@ impl Segment {
         reference
     }
 
-    /// Returns the bytes of a retired extent. False when it is not one of ours, or was returned before.
+    /// Frees the bytes of a retired extent. False when there is no such extent, or it was freed before.
     pub(crate) fn fenced(&mut self, extent: ExtentRef) -> bool {
         if extent.incarnation != self.incarnation {
             return false;
@@ -216,7 +216,7 @@ impl Segment {
         true
     }
 
-    /// A number for a replica of this segment.
+    /// Gives a replica a slot in this segment.
     pub(crate) fn number(&mut self, id: ReplicaId) -> Slot {
         match self.spare.pop() {
             Some(slot) => {
@@ -230,7 +230,7 @@ impl Segment {
         }
     }
 
-    /// A number that one replica had goes to another.
+    /// Gives the slot of one replica to another.
     pub(crate) fn renumber(&mut self, slot: Slot, id: ReplicaId) {
         self.slots[slot.0 as usize] = id.0;
     }
@@ -362,7 +362,7 @@ impl Segments {
         all.filter_map(|(at, segment)| Some((SegmentIndex(at as u16), segment.as_mut()?)))
     }
 
-    /// A replica in the making on this memory segment, if there is room.
+    /// Allocates a replica on this memory segment, if there is room.
     pub(crate) fn allocate(
         &mut self,
         catalog: &mut Catalog,

@@ -1,5 +1,5 @@
-/// Values under dense numbers that are reused. Grows by chunks, so it never copies what it holds nor reserves twice
-/// what it needs.
+/// Values with dense numbers that are reused. Grows by chunks, so it never copies its values nor reserves twice the
+/// memory it needs.
 #[derive(Debug)]
 pub(crate) struct Slab<T> {
     chunks: Vec<Vec<Option<T>>>,

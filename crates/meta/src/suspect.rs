@@ -8,8 +8,8 @@ use crate::master::Master;
 use crate::segment::Medium;
 
 impl Master {
-    /// Drops the replica that gave wrong bytes, if it is still there and still holds what was read. A report about
-    /// another version or generation is late and changes nothing.
+    /// Drops the replica that returned wrong bytes, if it still holds what was read. A report about another version or
+    /// generation is late and changes nothing.
     pub(crate) fn suspect(
         &mut self,
         now: Instant,
@@ -33,7 +33,7 @@ impl Master {
         if let Some((accused, segment)) = accused {
             self.metrics.replicas_suspected += 1;
             self.cancel_promotions_from(now, accused);
-            // A record that is being written from these bytes is as wrong as they are.
+            // A record that is being written from these bytes is wrong too.
             self.cancel_offloads(id, |source| source == accused, None);
             self.withdraw_replica(now, id, accused, segment, None);
             self.erase_if_empty(now, id);

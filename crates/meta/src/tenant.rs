@@ -24,7 +24,7 @@ pub(crate) struct TenantState {
     pub(crate) objects: u64,
 }
 
-/// Which of a tenant's two ledgers.
+/// The two accounts of a tenant's bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Ledger {
     Memory = 0,
@@ -53,18 +53,18 @@ impl Tenants {
         }
     }
 
-    /// The index of the tenant of exactly this name, made if need be; `None` at the limit.
+    /// The index of the tenant of exactly this name, which is added if it is new; `None` at the limit.
     pub(crate) fn find_or_add(&mut self, tenant: &Tenant) -> Option<TenantIndex> {
         self.find_exact(tenant)
             .or_else(|| (self.by_name.len() < self.limit).then(|| self.add(tenant.clone())))
     }
 
-    /// The tenant of exactly this name, also while tenants are not told apart: an SSD may hold its records.
+    /// The tenant of exactly this name, also while tenancy is off: an SSD may hold its records.
     pub(crate) fn find_exact(&self, tenant: &Tenant) -> Option<TenantIndex> {
         self.by_name.get(tenant).copied()
     }
 
-    /// The tenant that this one is taken for.
+    /// The tenant under which objects of `tenant` are kept: the default one while tenancy is off.
     pub(crate) fn effective<'a>(&self, tenant: &'a Tenant) -> &'a Tenant {
         if self.is_on() { tenant } else { &DEFAULT }
     }
@@ -93,7 +93,7 @@ impl Tenants {
         index
     }
 
-    /// Forgets a tenant that has neither objects, bytes nor a quota.
+    /// Removes a tenant that has neither objects, bytes nor a quota.
     pub(crate) fn forget_if_idle(&mut self, index: TenantIndex) {
         let state = self.at(index);
         let idle = state.objects == 0 && state.used == [0; 2] && state.quota.is_none();
@@ -134,7 +134,7 @@ impl Tenants {
         KeyHash::of(number, key.as_bytes()).low64()
     }
 
-    /// Whether the tenant may put at all.
+    /// Whether the tenant may put.
     pub(crate) fn registered(&self, index: TenantIndex) -> bool {
         let state = self.at(index);
         state.tenant.is_default() || state.quota.is_some()
@@ -144,7 +144,7 @@ impl Tenants {
         self.tenancy == Tenancy::On
     }
 
-    /// Bytes that the tenant would be over its quota with `more`.
+    /// Bytes by which the tenant would exceed its quota with `more`.
     pub(crate) fn excess(&self, index: TenantIndex, ledger: Ledger, more: u64) -> u64 {
         let state = self.at(index);
         let used = state.used[ledger as usize].saturating_add(more);
@@ -171,7 +171,7 @@ impl Tenants {
             .expect("what is refunded was charged");
     }
 
-    /// Sets or takes away a quota, and scales all to what is mounted.
+    /// Sets or removes a quota, and scales all quotas to what is mounted.
     pub(crate) fn set_quota(
         &mut self,
         index: TenantIndex,
@@ -295,10 +295,10 @@ fn number_of(tenant: &Tenant) -> u32 {
 static DEFAULT: Tenant = Tenant::DEFAULT;
 
 /// Each tenant's replicas in the order of their last use, as rings through one array: eviction for a quota must find
-/// the tenant's own replicas, which the segments' policies cannot tell apart.
+/// the tenant's own replicas, and the segments' policies do not know tenants.
 #[derive(Default)]
 struct Rings {
-    /// Before and after, by replica; both none when it is in no ring.
+    /// Previous and next replica, by replica; both none when it is in no ring.
     links: Vec<[u32; 2]>,
     /// The oldest, by tenant and ledger.
     heads: Map<(u16, u8), u32>,

@@ -4,7 +4,7 @@ use super::queued::{Queued, Rules};
 use super::queues::Queues;
 
 /// ARC (Megiddo and Modha, FAST 2003): blocks read once and blocks read again in two queues, with ghosts of both that
-/// move the border between them towards the one that was cut too short.
+/// move the border between them in favour of the one that was too short.
 pub(super) type Arc = Queued<MovingBorder, 2>;
 
 #[derive(Debug, Default)]
@@ -25,7 +25,8 @@ impl Rules<2> for MovingBorder {
             .for_each(|slot| queues.move_to(slot, AGAIN));
     }
 
-    /// A ghost says which queue was too short, and by how much more often.
+    /// A hit in the ghosts of a queue shows that this queue was too short; the step depends on how many ghosts each
+    /// queue has.
     fn place(&mut self, queues: &Queues<2>, tag: u32) -> usize {
         let lengths = [
             self.ghosts[ONCE].len().max(1) as f64,
@@ -56,7 +57,8 @@ impl Rules<2> for MovingBorder {
     fn gone(&mut self, queues: &Queues<2>, queue: usize, tag: u32) {
         let resident = queues.resident();
         self.ghosts[queue].push(tag, resident);
-        // Read once, here or gone: no more than the cache holds. All four lists: no more than twice that.
+        // Blocks read once, resident or ghost, are no more than the cache holds; all four lists no more than twice
+        // that.
         let others = self.ghosts[AGAIN].len();
         let once_limit = resident
             .saturating_sub(queues.slots(ONCE))

@@ -10,14 +10,14 @@ use super::{Evict, Link, PolicyKind, RestoreError, Slot, Standing, Walk};
 
 const BLOCK_BYTES: u64 = 65_536;
 
-/// A catalog reduced to what a policy sees of it: which block has which slot, and what is parked.
-pub(super) struct Segment {
+/// A catalog reduced to what a policy sees of it: the slots of blocks, and which are excluded.
+pub(super) struct PolicyHarness {
     policy: Box<dyn Evict>,
-    /// Kinds of block length that occur.
+    /// Number of different block lengths.
     lengths: u64,
     slots: BTreeMap<u64, Slot>,
     blocks: BTreeMap<Slot, u64>,
-    parked: BTreeSet<Slot>,
+    excluded: BTreeSet<Slot>,
     free: Vec<Slot>,
     capacity: usize,
     now: Instant,
@@ -36,10 +36,10 @@ pub(super) enum Step {
         chain: u64,
         position: u32,
     },
-    Park {
+    Exclude {
         pick: usize,
     },
-    Unpark {
+    Include {
         pick: usize,
     },
     Remove {
@@ -48,9 +48,9 @@ pub(super) enum Step {
     EvictOther {
         pick: usize,
     },
-    /// The next to go is on its way out.
+    /// The next victim is marked as leaving.
     Leave,
-    /// A block comes from another tier, where it stood as one of this tier does here.
+    /// A block comes from another tier, with the standing of a block of this tier.
     ComeAs {
         pick: usize,
         hash: u64,
@@ -61,7 +61,7 @@ pub(super) enum Step {
     Estimate,
 }
 
-impl Segment {
+impl PolicyHarness {
     fn new(kind: PolicyKind, capacity: usize) -> Self {
         let policy = kind.build(capacity as u64 * BLOCK_BYTES);
         Self {
@@ -76,7 +76,7 @@ impl Segment {
             lengths: 1,
             slots: BTreeMap::new(),
             blocks: BTreeMap::new(),
-            parked: BTreeSet::new(),
+            excluded: BTreeSet::new(),
             free: Vec::new(),
             capacity,
             now: Instant::from_nanos(1_000_000_000),
@@ -111,7 +111,7 @@ impl Segment {
         }
         for link in &mut links[first_miss..] {
             match link.slot {
-                // It is here already: this request places it nowhere.
+                // It is resident already: this request does not place it.
                 Some(_) => link.slot = None,
                 None => link.slot = Some(self.place(link.hash)),
             }
@@ -133,8 +133,8 @@ impl Segment {
     fn evict_one(&mut self) -> bool {
         let Some(slot) = self.policy.victim(self.now) else {
             assert!(
-                self.blocks.keys().all(|slot| self.parked.contains(slot)),
-                "no victim, though one may go"
+                self.blocks.keys().all(|slot| self.excluded.contains(slot)),
+                "no victim, though a slot is not excluded"
             );
             return false;
         };
@@ -142,11 +142,14 @@ impl Segment {
             self.blocks.contains_key(&slot),
             "victim {slot:?} is not resident"
         );
-        assert!(!self.parked.contains(&slot), "victim {slot:?} is parked");
+        assert!(
+            !self.excluded.contains(&slot),
+            "victim {slot:?} is excluded"
+        );
         assert_eq!(
             self.policy.victim(self.now + Duration::from_secs(5)),
             Some(slot),
-            "the name changed unasked"
+            "the victim changed without a call"
         );
         self.policy.evicted(self.now, slot);
         self.forget(slot);
@@ -159,7 +162,7 @@ impl Segment {
             .remove(&slot)
             .expect("only resident slots are forgotten");
         self.slots.remove(&hash);
-        self.parked.remove(&slot);
+        self.excluded.remove(&slot);
         self.free.push(slot);
     }
 
@@ -188,21 +191,21 @@ impl Segment {
             Step::Lone { chain, position } => {
                 self.request(&[block(chain, u64::from(position))], position, true)
             }
-            Step::Park { pick } => {
+            Step::Exclude { pick } => {
                 if let Some(slot) = self.pick(pick) {
-                    self.policy.park(slot);
-                    self.parked.insert(slot);
+                    self.policy.exclude(slot);
+                    self.excluded.insert(slot);
                 }
             }
-            Step::Unpark { pick } => {
+            Step::Include { pick } => {
                 let slot = self
-                    .parked
+                    .excluded
                     .iter()
-                    .nth(pick % self.parked.len().max(1))
+                    .nth(pick % self.excluded.len().max(1))
                     .copied();
                 if let Some(slot) = slot {
-                    self.policy.unpark(slot);
-                    self.parked.remove(&slot);
+                    self.policy.include(slot);
+                    self.excluded.remove(&slot);
                 }
             }
             Step::Remove { pick } => {
@@ -220,7 +223,7 @@ impl Segment {
             Step::Leave => {
                 if let Some(slot) = self.policy.victim(self.now) {
                     self.policy.mark_leaving(slot);
-                    self.parked.insert(slot);
+                    self.excluded.insert(slot);
                 }
             }
             Step::ComeAs { pick, hash } => self.come_as(pick, hash),
@@ -256,7 +259,7 @@ impl Segment {
                 assert_eq!(
                     kept(taken),
                     kept(standing),
-                    "it stands here as it stood there"
+                    "its standing is as it was in the other tier"
                 );
                 assert!(
                     taken.age.abs_diff(standing.age) < Duration::from_millis(100),
@@ -279,8 +282,8 @@ impl Segment {
     }
 
     pub(super) fn drain(&mut self) {
-        for slot in std::mem::take(&mut self.parked) {
-            self.policy.unpark(slot);
+        for slot in std::mem::take(&mut self.excluded) {
+            self.policy.include(slot);
         }
         while self.evict_one() {}
         assert!(
@@ -319,8 +322,8 @@ fn step() -> impl Strategy<Value = Step> {
         8 => (0u64..12, 1u32..40, prop::bool::weighted(0.9))
             .prop_map(|(chain, length, insert)| Step::Request { chain, length, insert }),
         2 => (0u64..12, 1u32..40).prop_map(|(chain, position)| Step::Lone { chain, position }),
-        3 => any_pick.clone().prop_map(|pick| Step::Park { pick }),
-        2 => any_pick.clone().prop_map(|pick| Step::Unpark { pick }),
+        3 => any_pick.clone().prop_map(|pick| Step::Exclude { pick }),
+        2 => any_pick.clone().prop_map(|pick| Step::Include { pick }),
         1 => any_pick.clone().prop_map(|pick| Step::Remove { pick }),
         1 => any_pick.clone().prop_map(|pick| Step::EvictOther { pick }),
         4 => Just(Step::Leave),
@@ -330,7 +333,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// A step as [`step`] draws them, from a generator of ours: the same on every run.
+/// A step as [`step`] draws it, from a seeded generator: the same on every run.
 pub(super) fn random_step(rng: &mut Rng) -> Step {
     let pick = rng.below(1000) as usize;
     match rng.below(20) {
@@ -343,8 +346,8 @@ pub(super) fn random_step(rng: &mut Rng) -> Step {
             chain: rng.below(12),
             position: 1 + rng.below(39) as u32,
         },
-        12..14 => Step::Park { pick },
-        14..16 => Step::Unpark { pick },
+        12..14 => Step::Exclude { pick },
+        14..16 => Step::Include { pick },
         16 => Step::Remove { pick },
         17 => Step::EvictOther { pick },
         18 => Step::Wait {
@@ -366,7 +369,7 @@ proptest! {
     #[test]
     fn any_history_keeps_the_promises(steps in prop::collection::vec(step(), 1..120), capacity in 1usize..120) {
         for_every_policy(|kind| {
-            let mut segment = Segment::new(kind, capacity);
+            let mut segment = PolicyHarness::new(kind, capacity);
             for step in &steps {
                 segment.step(step);
             }
@@ -375,12 +378,12 @@ proptest! {
     }
 }
 
-/// A policy's books stay within its promise: what it holds per slot does not grow with the length of the history.
+/// The memory of a policy per slot does not grow with the length of the history.
 #[test]
 fn overhead_is_bounded_by_what_is_resident() {
     const CAPACITY: usize = 10_000;
     for_every_policy(|kind| {
-        let mut segment = Segment::new(kind, CAPACITY);
+        let mut segment = PolicyHarness::new(kind, CAPACITY);
         let mut rng = Rng::new(3);
         for _ in 0..6_000 {
             let (chain, length) = (rng.below(5_000), 1 + rng.below(30));
@@ -409,7 +412,7 @@ fn overhead_is_bounded_by_what_is_resident() {
 #[test]
 fn reads_protect_what_is_read() {
     for_every_policy(|kind| {
-        let mut segment = Segment::new(kind, 100);
+        let mut segment = PolicyHarness::new(kind, 100);
         for round in 0..60u64 {
             segment.now += Duration::from_secs(1);
             let fresh: Vec<u64> = (0..10).map(|at| 1_000_000 + round * 10 + at).collect();
@@ -444,8 +447,8 @@ fn unknown_slots_are_ignored() {
         let mut policy = kind.build(1 << 30);
         policy.remove(Slot(7));
         policy.evicted(Instant::ZERO, Slot(7));
-        policy.park(Slot(7));
-        policy.unpark(Slot(7));
+        policy.exclude(Slot(7));
+        policy.include(Slot(7));
         let links = [Link {
             hash: 1,
             slot: Some(Slot(7)),

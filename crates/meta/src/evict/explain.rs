@@ -3,24 +3,24 @@ use std::time::Duration;
 
 use slackwater_base::format_duration;
 
-/// What a policy thinks of one resident block: why it is kept, or will go next.
+/// How a policy rates one resident block: why it is kept, or is the next victim.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Explanation {
-    /// How often it was read after it came.
+    /// How often it was read after it was inserted.
     pub reuses: u32,
     /// Time since it was last read.
     pub age: Duration,
     /// The class it is in, in words.
     pub class: String,
-    /// Most hits a second that holding it can give.
+    /// Most hits a second that keeping it can give.
     pub index: f64,
-    /// The same of the block that would go next: what this one is measured against, per byte.
+    /// The index of the next victim, with which this one is compared, per byte.
     pub lowest_index: f64,
     /// The chance that it is read again, by time from now.
     pub returns: Vec<ReturnChance>,
 }
 
-/// A point of a return curve.
+/// The chance that a block is read again within a time.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ReturnChance {
     /// Time from now.
@@ -61,23 +61,23 @@ impl fmt::Display for Explanation {
     }
 }
 
-/// What one instance of a policy knows of a block, in terms that another instance of the same policy understands: how
-/// tiers ask each other's opinion of a block that only one of them holds.
+/// What one instance of a policy knows of a block, in terms that another instance of the same policy understands. Tiers
+/// pass it to each other when only one of them holds the block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Standing {
     /// Time since it was last read.
     pub age: Duration,
-    /// How often it was read after it came.
+    /// How often it was read after it was inserted.
     pub reuses: u8,
     /// Position in its chain.
     pub position: u32,
-    /// The policy's own number of the block's class,
+    /// The policy's number of the block's class.
     pub class: u8,
-    /// of the class by which it is kept, which may be that of what depends on it,
+    /// The number of the class by which it is kept, which may be that of a descendant.
     pub kept_as: u8,
-    /// and of the features of the request that it came with.
+    /// The policy's number of the features of the request that inserted it.
     pub features: u16,
-    /// Tells the chains of the instance that answered apart for a while: neighbours of one chain have the same.
+    /// A number that neighbours of one chain share for some time, within the instance that answered.
     pub chain: u32,
 }
 

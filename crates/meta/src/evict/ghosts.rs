@@ -2,14 +2,14 @@ use std::collections::VecDeque;
 
 use slackwater_base::Map;
 
-/// Blocks that were here lately: a bounded first-in-first-out memory of keys, without their bytes.
+/// Blocks that were evicted lately: a bounded first-in-first-out list of keys, without their bytes.
 ///
-/// Keys are remembered by 32 bits: a mistaken match makes one block look reused that was not, which costs a policy
-/// nothing that it would notice, and the memory halves.
+/// Keys are kept as 32 bits, which halves the memory: a mistaken match makes one block look reused that was not, which
+/// hardly changes what a policy does.
 #[derive(Debug, Default)]
 pub(super) struct Ghosts {
     order: VecDeque<u32>,
-    /// Number of the oldest in `order`; the numbers tell an entry from a later one of the same key.
+    /// Number of the oldest entry in `order`; the numbers distinguish entries of the same key.
     first: u32,
     members: Map<u32, u32>,
 }
@@ -25,13 +25,13 @@ impl Ghosts {
 
     /// Forgets the oldest until no more than `limit` are left.
     pub(super) fn trim(&mut self, limit: usize) {
-        // Keys that were taken leave gaps in the order; these are bounded too.
+        // Keys that were taken leave gaps in the order, which are bounded too.
         while self.members.len() > limit || self.order.len() > 2 * limit {
             self.pop();
         }
     }
 
-    /// How many keys are remembered.
+    /// Number of keys.
     pub(super) fn len(&self) -> usize {
         self.members.len()
     }
@@ -46,7 +46,7 @@ impl Ghosts {
         self.first = self.first.wrapping_add(1);
     }
 
-    /// Whether `tag` was remembered; it no longer is.
+    /// Removes `tag`; returns whether it was there.
     pub(super) fn take(&mut self, tag: u32) -> bool {
         self.members.remove(&tag).is_some()
     }
@@ -66,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_key_that_came_back_is_not_forgotten_with_its_older_self() {
+    fn a_key_that_was_added_again_is_not_removed_with_its_older_entry() {
         let mut ghosts = Ghosts::default();
         ghosts.push(1, 3);
         assert!(ghosts.take(1));

@@ -9,7 +9,7 @@ use super::s3fifo::S3Fifo;
 use super::twoq::TwoQ;
 use super::wtinylfu::WTinyLfu;
 
-/// The policies there are, by the names that configuration and reports use.
+/// The eviction policies, by the names that configuration and reports use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum PolicyKind {
     /// Least recently used, tail of the chain first.
@@ -18,9 +18,9 @@ pub enum PolicyKind {
     S3Fifo,
     /// W-TinyLFU: window, segmented main part, admission by frequency.
     WTinyLfu,
-    /// ARC: read once and read again, ghosts of both move the border.
+    /// ARC: queues for blocks read once and read again; ghosts of both move the border.
     Arc,
-    /// 2Q that knows which reads are of one request.
+    /// 2Q that takes the reads of one request as one.
     TwoQ,
     /// Learned hazards of return, Gittins index over segments of chains.
     Gittins,
@@ -37,7 +37,7 @@ impl PolicyKind {
         Self::Gittins,
     ];
 
-    /// The name it is chosen by.
+    /// The name in configuration and reports.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -72,11 +72,11 @@ impl fmt::Display for PolicyKind {
     }
 }
 
-/// A name that no policy has.
+/// The name is not that of a policy.
 #[derive(Clone, Debug, thiserror::Error, PartialEq, Eq)]
 #[error("unknown eviction policy `{text}` (known: {})", known())]
 pub struct UnknownPolicy {
-    /// What was asked for.
+    /// The name that was given.
     pub text: String,
 }
 
@@ -87,7 +87,7 @@ fn known() -> String {
 impl FromStr for PolicyKind {
     type Err = UnknownPolicy;
 
-    /// Takes the names in any case, with or without hyphens: `W-TinyLFU` is `wtinylfu`.
+    /// Accepts the names in any case, with or without hyphens: `W-TinyLFU` is `wtinylfu`.
     fn from_str(text: &str) -> Result<Self, UnknownPolicy> {
         let plain: String = text
             .trim()
@@ -108,7 +108,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_read_back_and_an_unknown_one_is_told_the_known() {
+    fn names_are_read_back_and_the_error_for_an_unknown_one_lists_them() {
         for kind in PolicyKind::ALL {
             assert_eq!(kind.to_string().parse(), Ok(kind));
             assert_eq!(kind.build(1 << 20).name(), kind.name());

@@ -1,8 +1,8 @@
-//! Which replica of a segment goes next: the seam between the catalog and its eviction policies.
+//! Which replica of a segment is evicted next: the interface between the catalog and its eviction policies.
 //!
-//! A policy decides and never acts. It knows the replicas of one segment by dense [`Slot`]s that the catalog gives
-//! out, and is told everything that a learning policy needs: chains, sizes, time and hints. The catalog owns leases,
-//! pins and reference counts: it sets a victim that may not go now aside with [`Evict::park`].
+//! A policy decides and never acts. It knows the replicas of one segment by dense [`Slot`]s that the catalog assigns,
+//! and is told everything that a learning policy needs: chains, sizes, time and hints. The catalog owns leases, pins
+//! and reference counts: it excludes a victim that may not be evicted now with [`Evict::exclude`].
 
 mod arc;
 mod explain;
@@ -32,7 +32,7 @@ pub struct Slot(pub u32);
 /// One block of a chain as a policy sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Link {
-    /// 64 bits of the key's hash: how a policy knows blocks that are not resident.
+    /// 64 bits of the key's hash, by which a policy identifies blocks that are not resident.
     pub hash: u64,
     /// The replica, where this segment holds one.
     pub slot: Option<Slot>,
@@ -61,17 +61,17 @@ pub struct Walk<'a> {
 
 /// A policy of eviction for one segment.
 ///
-/// The life of a slot: `insert` → any number of `read`, `park`/`unpark` → `remove` or `evicted`. Parked slots are
-/// never victims. Every method but `on_deadline` is on the request path and takes constant time a link.
+/// The calls for a slot: `insert` → any number of `read`, `exclude`/`include` → `remove` or `evicted`. Excluded slots
+/// are never victims. Every method but `on_deadline` is on the request path and takes constant time a link.
 pub trait Evict: Send {
-    /// The name it is chosen by.
+    /// The name of the policy in configuration and reports.
     fn name(&self) -> &'static str;
 
     /// A request read along this chain. Links without a slot were misses here.
     fn read(&mut self, walk: &Walk<'_>);
 
-    /// Reads what [`Evict::read`] will need of this slot, ahead of need, so that the cache misses of many overlap. The
-    /// number means nothing.
+    /// Reads what [`Evict::read`] will need of this slot, so that the cache misses of many overlap. The returned number
+    /// only keeps the reads from being optimised away.
     fn warm(&self, _slot: Slot) -> u64 {
         0
     }
@@ -97,28 +97,28 @@ pub trait Evict: Send {
     fn remove(&mut self, slot: Slot);
 
     /// The replica to be dropped next; the same answer until a call reports that it was
-    /// evicted, removed, parked, read or inserted anew. `None` when every resident slot is parked.
+    /// evicted, removed, excluded, read or inserted anew. `None` when every resident slot is excluded.
     fn victim(&mut self, now: Instant) -> Option<Slot>;
 
-    /// The replica was dropped because [`Evict::victim`] named it, or because its group went.
+    /// The replica was dropped because [`Evict::victim`] named it, or because its group was evicted.
     fn evicted(&mut self, now: Instant, slot: Slot);
 
-    /// The replica may not go now: it is leased, pinned, in use, or already on its way out.
-    fn park(&mut self, slot: Slot);
+    /// The replica may not be evicted now: it is leased, pinned, in use, or leaving already.
+    fn exclude(&mut self, slot: Slot);
 
-    /// As [`Evict::park`], of the replica that [`Evict::victim`] named: it is on its way out, so that what it depended
-    /// on may go next.
+    /// As [`Evict::exclude`], for the replica that [`Evict::victim`] named and that is leaving: the blocks before it
+    /// may be evicted next.
     fn mark_leaving(&mut self, slot: Slot) {
-        self.park(slot);
+        self.exclude(slot);
     }
 
-    /// The replica may be evicted again, at the age that it had before it was parked.
-    fn unpark(&mut self, slot: Slot);
+    /// The replica may be evicted again, at the age that it had before it was excluded.
+    fn include(&mut self, slot: Slot);
 
-    /// Bytes of the segment: policies with parts or ghosts size them by this.
+    /// Sets the bytes of the segment, by which policies size their parts and ghosts.
     fn set_capacity(&mut self, bytes: u64);
 
-    /// Tokens that a block holds, for policies that learn from the length of a request. 512 until told otherwise.
+    /// Sets the tokens that a block holds, for policies that learn from the length of a request. The default is 512.
     fn set_block_tokens(&mut self, _tokens: u32) {}
 
     /// Whether this segment, being full, would keep a block that arrived now, rather than evict it first. Asked before
@@ -127,17 +127,17 @@ pub trait Evict: Send {
         true
     }
 
-    /// [`Evict::would_keep`] for a block whose standing an instance of the same policy in another tier told.
+    /// [`Evict::would_keep`] for a block with the standing that another tier's instance of the same policy returned.
     fn would_keep_as(&mut self, now: Instant, link: Link, _standing: Standing) -> bool {
         self.would_keep(now, link)
     }
 
-    /// What is known of a resident block, for the instance of another tier. `None` where nothing is learned.
+    /// What is known of a resident block, for the instance of another tier. `None` for policies that learn nothing.
     fn standing(&self, _now: Instant, _slot: Slot) -> Option<Standing> {
         None
     }
 
-    /// Why a resident block is kept, for people. `None` where the policy has nothing to say but its order.
+    /// Why a resident block is kept, for people to read. `None` for policies that only keep an order.
     fn explain(&self, _now: Instant, _slot: Slot) -> Option<Explanation> {
         None
     }
@@ -163,7 +163,7 @@ pub trait Evict: Send {
         Vec::new()
     }
 
-    /// Takes what [`Evict::save`] gave.
+    /// Restores what [`Evict::save`] returned.
     ///
     /// # Errors
     /// Says what is wrong with the bytes; the policy then starts fresh.
@@ -176,7 +176,7 @@ pub trait Evict: Send {
     }
 }
 
-/// Why saved policy state is not taken.
+/// Why saved policy state is not restored.
 #[derive(Clone, Copy, Debug, thiserror::Error, PartialEq, Eq)]
 pub enum RestoreError {
     /// It was not written by this policy, or by another version of it.

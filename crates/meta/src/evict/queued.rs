@@ -4,18 +4,18 @@ use super::ghosts::tag;
 use super::queues::{Queues, grow};
 use super::{Evict, Slot, Walk};
 
-/// What tells one policy of queues from another.
+/// The rules in which policies of queues differ.
 pub(super) trait Rules<const N: usize>: Send {
-    /// The name it is chosen by.
+    /// The name of the policy in configuration and reports.
     const NAME: &'static str;
 
-    /// A block was asked for; `slot` where it is resident.
+    /// A block was requested; `slot` is set if it is resident.
     fn read(&mut self, queues: &mut Queues<N>, tag: u32, slot: Option<Slot>);
 
     /// The queue at whose hot end a new block begins.
     fn place(&mut self, queues: &Queues<N>, tag: u32) -> usize;
 
-    /// A new block was put there.
+    /// A new block was put into the queue that [`Rules::place`] returned.
     fn placed(&mut self, _queues: &mut Queues<N>) {}
 
     /// Chooses the next victim. `tags` by slot.
@@ -30,7 +30,7 @@ pub(super) trait Rules<const N: usize>: Send {
     }
 }
 
-/// A policy over `N` queues: the books that all of them keep, around the [`Rules`] of one.
+/// A policy over `N` queues: the state that all such policies have, and the [`Rules`] of one.
 ///
 /// Walks go from the leaf to the root, so that of blocks read together the leaf is the colder one: a block without its
 /// ancestors is of no use.
@@ -99,13 +99,13 @@ impl<R: Rules<N>, const N: usize> Evict for Queued<R, N> {
             .gone(&self.queues, queue, self.tags[slot.0 as usize]);
     }
 
-    fn park(&mut self, slot: Slot) {
+    fn exclude(&mut self, slot: Slot) {
         self.forget_name(slot);
-        self.queues.park(slot);
+        self.queues.exclude(slot);
     }
 
-    fn unpark(&mut self, slot: Slot) {
-        self.queues.unpark(slot);
+    fn include(&mut self, slot: Slot) {
+        self.queues.include(slot);
     }
 
     fn set_capacity(&mut self, _bytes: u64) {}

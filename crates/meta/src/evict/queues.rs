@@ -1,10 +1,10 @@
 use super::Slot;
 
-/// `N` queues over the slots of one segment, each from hot to cold: the ground that the queue policies stand on.
+/// `N` queues over the slots of one segment, each from hot to cold, which the queue policies are built on.
 ///
-/// A parked slot keeps its place until it becomes the coldest of its queue; only then it is taken aside, and when it
-/// is unparked it returns to the cold end. So parking costs nothing, a parked replica keeps its age, and a queue full of
-/// leased slots is walked once, not at every eviction. Sixteen bytes a slot.
+/// A excluded slot keeps its place until it becomes the coldest of its queue; only then it is removed from the order,
+/// and when it is included it returns to the cold end. So exclusion costs nothing, an excluded replica keeps its age,
+/// and a queue full of leased slots is walked once, not at every eviction. Sixteen bytes a slot.
 #[derive(Debug)]
 pub(super) struct Queues<const N: usize> {
     nodes: Vec<Node>,
@@ -22,8 +22,8 @@ struct Node {
     queue: u8,
     /// The policy's own small counter.
     mark: u8,
-    parked: bool,
-    /// Parked and out of the queue's order.
+    excluded: bool,
+    /// Excluded and out of the queue's order.
     aside: bool,
 }
 
@@ -44,7 +44,7 @@ const NO_NODE: Node = Node {
     units: 0,
     queue: ABSENT,
     mark: 0,
-    parked: false,
+    excluded: false,
     aside: false,
 };
 
@@ -110,7 +110,7 @@ impl<const N: usize> Queues<N> {
         self.nodes[slot.0 as usize].mark = mark;
     }
 
-    /// Puts a new slot at the hot end of `queue`, unparked and with mark zero.
+    /// Puts a new slot at the hot end of `queue`, included and with mark zero.
     pub(super) fn insert(&mut self, slot: Slot, queue: usize, bytes: u64) {
         self.remove(slot);
         let at = slot.0 as usize;
@@ -151,14 +151,14 @@ impl<const N: usize> Queues<N> {
         self.link_hot(slot.0);
     }
 
-    /// The coldest slot of `queue` that is not parked.
+    /// The coldest slot of `queue` that is not excluded.
     pub(super) fn coldest(&mut self, queue: usize) -> Option<Slot> {
         loop {
             let cold = self.ends[queue].cold;
             if cold == NONE {
                 return None;
             }
-            if !self.nodes[cold as usize].parked {
+            if !self.nodes[cold as usize].excluded {
                 return Some(Slot(cold));
             }
             self.unlink(cold);
@@ -166,18 +166,18 @@ impl<const N: usize> Queues<N> {
         }
     }
 
-    pub(super) fn park(&mut self, slot: Slot) {
+    pub(super) fn exclude(&mut self, slot: Slot) {
         if self.queue(slot).is_some() {
-            self.nodes[slot.0 as usize].parked = true;
+            self.nodes[slot.0 as usize].excluded = true;
         }
     }
 
-    pub(super) fn unpark(&mut self, slot: Slot) {
+    pub(super) fn include(&mut self, slot: Slot) {
         let Some(queue) = self.queue(slot) else {
             return;
         };
         let node = &mut self.nodes[slot.0 as usize];
-        node.parked = false;
+        node.excluded = false;
         if !std::mem::take(&mut node.aside) {
             return;
         }
@@ -220,7 +220,7 @@ impl<const N: usize> Queues<N> {
         }
     }
 
-    /// Out of the order, if it is in it.
+    /// Removes a slot from the order, if it is in it.
     fn unlink(&mut self, slot: u32) {
         let node = &mut self.nodes[slot as usize];
         if std::mem::take(&mut node.aside) {
@@ -238,7 +238,7 @@ impl<const N: usize> Queues<N> {
     }
 }
 
-/// Makes `list[at]` exist. Grows by a sixteenth rather than by doubling, so that the books stay near what they hold.
+/// Makes `list[at]` exist. Grows by a sixteenth rather than by doubling, so that little memory is unused.
 pub(super) fn grow<T: Clone>(list: &mut Vec<T>, at: usize, empty: T) {
     if at < list.len() {
         return;
@@ -255,16 +255,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn unparked_slot_is_neither_younger_nor_lost() {
+    fn included_slot_is_neither_younger_nor_lost() {
         let mut queues = Queues::<1>::default();
         for slot in 0..4 {
             queues.insert(Slot(slot), 0, 1);
         }
-        queues.park(Slot(0));
-        queues.park(Slot(2));
-        assert_eq!(queues.coldest(0), Some(Slot(1)), "slot 0 stands aside");
-        queues.unpark(Slot(2));
-        queues.unpark(Slot(0));
+        queues.exclude(Slot(0));
+        queues.exclude(Slot(2));
+        assert_eq!(queues.coldest(0), Some(Slot(1)), "slot 0 is excluded");
+        queues.include(Slot(2));
+        queues.include(Slot(0));
         let mut order = Vec::new();
         while let Some(slot) = queues.coldest(0) {
             order.push(slot.0);

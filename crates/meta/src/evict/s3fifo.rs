@@ -3,8 +3,8 @@ use super::ghosts::Ghosts;
 use super::queued::{Queued, Rules};
 use super::queues::Queues;
 
-/// S3-FIFO (Yang, Zhang, Qiu, Yue and Rashmi, SOSP 2023): a small probationary queue in front of a main queue with
-/// lazy promotion, and ghosts that let what returns soon pass straight into the main queue.
+/// S3-FIFO (Yang, Zhang, Qiu, Yue and Rashmi, SOSP 2023): a small probationary queue in front of a main queue with lazy
+/// promotion, and ghosts, so that blocks that return soon enter the main queue directly.
 ///
 /// The queues are sized as shares of what is resident, not of the capacity: the catalog evicts below a watermark, and
 /// a share of memory that is never filled would never be a limit.
@@ -20,7 +20,7 @@ const MAIN: usize = 1;
 /// The small queue's share is one in this many.
 const SMALL_SHARE: u64 = 10;
 const MOST_READS: u8 = 3;
-/// Reads in the small queue that earn a place in the main one.
+/// Reads in the small queue after which a block moves to the main one.
 const PROMOTION_READS: u8 = 2;
 
 impl Rules<2> for SmallAndMain {

@@ -3,11 +3,11 @@ use super::ghosts::Ghosts;
 use super::queued::{Queued, Rules};
 use super::queues::Queues;
 
-/// 2Q (Johnson and Shasha, VLDB 1994), aware of requests: what is new stands in a first-in-first-out queue, what was
-/// read again in a queue by recency, and ghosts of the first let late returns into the second.
+/// 2Q (Johnson and Shasha, VLDB 1994), aware of requests: new blocks are in a first-in-first-out queue, blocks that
+/// were read again in a queue by recency, and blocks found among the ghosts of the first enter the second.
 ///
-/// The original takes no notice of hits in the first queue, because they may be echoes of the same request. Here a
-/// request names each block once, so a second read is a true return and promotes at once.
+/// The original ignores hits in the first queue, because they may come from the same request. Here a request names each
+/// block once, so a second read is a true return and promotes at once.
 pub(super) type TwoQ = Queued<NewAndAgain, 2>;
 
 #[derive(Debug, Default)]

@@ -4,9 +4,10 @@ use super::Slot;
 use super::queued::{Queued, Rules};
 use super::queues::Queues;
 
-/// W-TinyLFU (Einziger, Friedman and Manes, ACM TOS 2017): a window where all begin, and a segmented main part that
-/// admits what leaves the window only if it was read no less often lately than what it would displace. (The paper
-/// decides ties for what is there; of blocks read once, which are most of a KV cache, the newer is the better bet.)
+/// W-TinyLFU (Einziger, Friedman and Manes, ACM TOS 2017): a window where all blocks begin, and a segmented main part
+/// that admits a block from the window only if it was read no less often lately than the block that it would displace.
+/// (The paper decides ties for the resident block; of blocks read once, which are most of a KV cache, the newer is more
+/// likely to return.)
 ///
 /// The parts are shares of what is resident, see [`super::s3fifo`]. The window is a fifth, far more than the 1 % that
 /// general caches use: a conversation's next turn comes late, and frequency says little about blocks read once.
@@ -16,7 +17,7 @@ pub(super) type WTinyLfu = Queued<WindowAndMain, 3>;
 pub(super) struct WindowAndMain {
     sketch: Sketch,
     sketch_keys: usize,
-    /// Size of everything when space was last short; zero before that.
+    /// Size of all parts when space was last short; zero before that.
     full_units: u64,
 }
 
@@ -54,7 +55,8 @@ impl WindowAndMain {
         }
     }
 
-    /// A sketch too small for what is resident cannot tell once from twice. A larger one starts empty.
+    /// Replaces a sketch that is too small for what is resident, whose counts would be too high. The larger one starts
+    /// empty.
     fn size_sketch(&mut self, resident: usize) {
         if resident > self.sketch_keys {
             self.sketch_keys *= 2;
@@ -66,7 +68,8 @@ impl WindowAndMain {
 impl Rules<3> for WindowAndMain {
     const NAME: &'static str = "wtinylfu";
 
-    /// A read in probation earns protection; what protection has too much of falls back.
+    /// A block read in the probation part moves to the protected part; what exceeds the protected part's share moves
+    /// back.
     fn read(&mut self, queues: &mut Queues<3>, tag: u32, slot: Option<Slot>) {
         self.sketch.add(u64::from(tag));
         let Some(slot) = slot else { return };

@@ -1,4 +1,5 @@
-//! What is promoted: the requests of reads, retries and groups, the gates, and what follows from their verdict.
+//! Admission of promotions: the requests of reads, retries and groups, the gates, and the consequences of their
+//! verdict.
 
 use slackwater_base::Instant;
 use slackwater_wire::{NodeId, SegmentKind};
@@ -12,9 +13,9 @@ use crate::master::{Due, Master};
 use crate::pressure::Pass;
 use crate::put::ChainPosition;
 
-/// Members of a group that are asked for together with one of them. Those of one block are few; a larger group comes
-/// back as its members are read.
-const GROUP_TOGETHER: usize = 1024;
+/// Most members of a group that are requested together with one of them. A group of one block has fewer; a larger group
+/// is promoted as its members are read.
+const GROUP_REQUESTED_MAX: usize = 1024;
 
 /// A request to promote an object.
 #[derive(Clone, Copy, Debug)]
@@ -26,40 +27,40 @@ pub(super) struct PromotionRequest {
     pub(super) earned: Earned,
 }
 
-/// What an object has done for its promotion.
+/// Whether an object has met the condition for promotion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Earned {
-    /// It is read; its heat decides.
+    /// It was read; the number of its reads decides.
     ByHeat,
-    /// It is read, and the policy of the memory said whether it would keep it.
+    /// It was read, and the policy of the memory has said whether it would keep it.
     ByIndex { kept: bool },
-    /// It passed that gate before, or another member of its group did.
+    /// It met the condition before, or another member of its group did.
     Before,
 }
 
-/// What the gates say.
+/// The result of the gates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
     /// Nothing is ever promoted.
     Off,
-    /// It is not read often enough, or memory would not keep it.
+    /// It was not read often enough, or memory would not keep it.
     Unearned,
-    /// The memory of its holder is too full: that makes way.
+    /// The memory of its node is too full: room is made there.
     NoRoom(NodeId),
-    /// The object is gone: what an earlier one made way for may have been this one.
+    /// The object is gone: it may have been evicted to make room for an earlier one.
     Gone,
-    /// It is being put, in memory already, or no longer on SSD.
+    /// It is being put, is in memory already, or is no longer on SSD.
     Ineligible,
     /// It is being promoted already.
     InFlight,
-    /// As many promotions are in flight as may be.
+    /// The limit of promotions in flight is reached.
     QueueFull,
-    /// From this record by this node.
+    /// It is promoted from this record by this node.
     Admit(ReplicaId, NodeId),
 }
 
 impl Master {
-    /// Looks at what a read found on SSD only.
+    /// Requests promotions for what a read found on SSD only.
     pub(crate) fn consider(
         &mut self,
         now: Instant,
@@ -68,7 +69,7 @@ impl Master {
         chain: ChainPosition,
     ) {
         for (id, at) in cold {
-            // What an earlier one made way for may have been this one.
+            // It may have been evicted to make room for an earlier one.
             if !self.catalog.is_object(*id) {
                 continue;
             }
@@ -104,8 +105,8 @@ impl Master {
         }
     }
 
-    /// The one way through: the verdict of the gates, applied. What is refused for want of room is the caller's to
-    /// remember.
+    /// The only entry: applies the verdict of the gates. The caller records for a retry what is refused for lack of
+    /// room.
     pub(super) fn request_promotion(
         &mut self,
         now: Instant,
@@ -122,7 +123,7 @@ impl Master {
             },
             Verdict::NoRoom(node) => {
                 metrics.rejected_watermark += 1;
-                self.make_way(now, node);
+                self.make_room_for_promotion(now, node);
             }
             Verdict::QueueFull => metrics.rejected_cap += 1,
             Verdict::Gone => {}
@@ -140,7 +141,7 @@ impl Master {
         verdict
     }
 
-    /// Every gate, in the documented order. Looks only: nothing is evicted and nothing counted before the verdict.
+    /// Checks every gate, in the documented order, without changing anything.
     fn plan_promotion(&self, request: PromotionRequest) -> Verdict {
         let config = &self.config.promotion;
         if config.on_hit == OnHit::Stay {
@@ -187,7 +188,7 @@ impl Master {
         Verdict::Admit(*source, *node)
     }
 
-    /// The SSD copies of an object whose owners have memory to promote to, least busy first.
+    /// The SSD copies of an object whose nodes have memory to promote to, least busy first.
     fn sources(&self, id: ObjectId) -> Vec<(ReplicaId, NodeId)> {
         let mut sources: Vec<(usize, ReplicaId, NodeId)> = Vec::new();
         for (replica, facts) in self.catalog.replicas(id) {
@@ -211,7 +212,7 @@ impl Master {
             .collect()
     }
 
-    /// Whether a node's memory, with what is promised already, is below the watermark of admission.
+    /// Whether a node's memory, including what is promised already, is below the watermark of admission.
     fn has_room(&self, node: NodeId) -> bool {
         let (mut staying, mut capacity) = (0, 0);
         for index in self.segments.of_node(node) {
@@ -226,7 +227,7 @@ impl Master {
     }
 
     /// Whether a memory segment of a node that has the object on SSD has room for it, or would keep it longer than
-    /// something that it holds. Policies come up to date when they are asked; nothing else changes.
+    /// something that it holds. Policies advance their time when they are asked; nothing else changes.
     fn memory_would_keep(&mut self, now: Instant, id: ObjectId) -> bool {
         let object = self.catalog.object(id);
         let link = Link {
@@ -252,14 +253,16 @@ impl Master {
         })
     }
 
-    /// What was put as one comes back as one: a part of a block is of no use without the others.
+    /// Requests the other members of an object's group, as a part of a block is of no use without the others.
     pub(super) fn request_group(&mut self, now: Instant, id: ObjectId, heat: u8) {
         let object = self.catalog.object(id);
         if !object.is(Mark::Group) {
             return;
         }
         let members = self.groups.members(object.tenant, id);
-        let others = members.filter(|member| *member != id).take(GROUP_TOGETHER);
+        let others = members
+            .filter(|member| *member != id)
+            .take(GROUP_REQUESTED_MAX);
         for member in others.collect::<Vec<_>>() {
             let chain = ChainPosition::default();
             let request = PromotionRequest {
@@ -275,8 +278,8 @@ impl Master {
         }
     }
 
-    /// Something hot was refused for want of room: what is colder goes, down to the low watermark.
-    pub(super) fn make_way(&mut self, now: Instant, node: NodeId) {
+    /// Evicts from a node's memory down to the low watermark, after a promotion was refused for lack of room.
+    pub(super) fn make_room_for_promotion(&mut self, now: Instant, node: NodeId) {
         for index in self.segments.of_node(node) {
             let segment = self.segments.at(index);
             let low = self.marks(index).1;

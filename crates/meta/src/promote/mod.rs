@@ -1,10 +1,10 @@
 //! Promotion on hit: an object that is on SSD only and is read often gets a copy in memory, without delaying the read
-//! that earns it.
+//! that causes it.
 //!
-//! There is one way through it. `admit` asks for a promotion and applies what `plan_promotion` says, where all gates
-//! stand; `run` sends, stages and ends what was admitted; `retry` asks again for what was refused for want of room. A
-//! promotion ends in exactly one of four ways, each through [`Promotions::remove`], so that
-//! `admitted = completed + failed + cancelled + expired + in flight` holds always.
+//! `admit` requests a promotion and applies the verdict of `plan_promotion`, which checks all gates; `run` sends,
+//! stages and ends what was admitted; `retry` requests again what was refused for lack of room. A promotion ends in
+//! exactly one of four ways, each through [`Promotions::remove`], so that `admitted = completed + failed + cancelled +
+//! expired + in flight` holds always.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -23,7 +23,7 @@ mod run;
 
 use retry::{Candidates, Tried};
 
-/// Promotions under way, and what decides which objects may be promoted.
+/// Promotions under way, and the state of admission.
 pub(crate) struct Promotions {
     sketch: Option<Sketch>,
     tickets: Map<TicketId, Promoting>,
@@ -33,39 +33,39 @@ pub(crate) struct Promotions {
     candidates: Candidates,
 }
 
-/// One promotion in flight. The record that it reads is held until its end.
+/// One promotion in flight. The record that it reads is referenced until its end.
 struct Promoting {
     object: ObjectId,
     entry: DiskEntry,
-    /// Size of the value.
+    /// Length of the value in bytes.
     bytes: u64,
     tenant: TenantIndex,
     source: ReplicaId,
     node: NodeId,
-    /// Reads that the sketch counted when it was last earned.
+    /// Reads that the sketch counted at the last request.
     heat: u8,
     chain: ChainPosition,
     stage: Stage,
-    /// Retries that led here: a promotion that fails for want of room goes on counting.
+    /// The retries before its admission: a promotion that fails for lack of room continues their count.
     tried: Option<Tried>,
 }
 
-/// How far a promotion is.
+/// The progress of a promotion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
-    /// Admitted; the node does not know of it yet.
+    /// Admitted; the order is not sent to the node yet.
     Queued,
-    /// The node has it.
+    /// The order is sent to the node.
     Sent,
     /// The node may write to this replica, and no other may be published.
     Staged(ReplicaId),
 }
 
-/// What a node works on, and what waits for it: hottest first, then oldest.
+/// The promotions that a node works on, and those that wait for it: hottest first, then oldest.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Holder {
     queue: BTreeSet<(Reverse<u8>, TicketId)>,
-    /// Slots taken: promotions sent or staged.
+    /// Slots in use: promotions sent or staged.
     active: usize,
     /// Bytes admitted and not yet staged.
     coming: u64,
@@ -80,10 +80,10 @@ enum Exit {
     Expired,
 }
 
-/// What a node may be sent next.
+/// The promotion that a node may be sent next.
 enum Next {
     Task(TicketId),
-    /// The byte budget allows nothing before then.
+    /// None before this time, because of the byte budget.
     NotBefore(Instant),
     Nothing,
 }
@@ -119,7 +119,7 @@ impl Promotions {
             .map_or(0, |holder| holder.active + holder.queue.len())
     }
 
-    /// Bytes that a node's memory is promised to and that have no extent yet.
+    /// Bytes admitted for a node's memory that have no extent yet.
     fn coming(&self, node: NodeId) -> u64 {
         self.holders.get(&node).map_or(0, |holder| holder.coming)
     }
@@ -146,7 +146,7 @@ impl Promotions {
         self.tickets.insert(ticket, promoting);
     }
 
-    /// A promotion was earned again: if it waits, it moves up.
+    /// A promotion was requested again: if it waits, it moves up.
     fn reheat(&mut self, id: ObjectId, heat: u8) {
         let ticket = self.of[&id];
         let promoting = self.at_mut(ticket);
@@ -185,7 +185,7 @@ impl Promotions {
         self.holder(node).coming -= bytes;
     }
 
-    /// The one way out: takes a promotion from all tables and gives its node's slot back.
+    /// The only exit: removes a promotion from all tables and frees its node's slot.
     fn remove(&mut self, ticket: TicketId, exit: Exit) -> Promoting {
         let promoting = self.tickets.remove(&ticket).expect("only open tickets end");
         self.of.remove(&promoting.object);
@@ -206,7 +206,7 @@ impl Promotions {
         promoting
     }
 
-    /// Nodes for which something waits.
+    /// Nodes for which promotions wait.
     fn waited_for(&self) -> Vec<NodeId> {
         let waiting = self.holders.iter();
         let waiting = waiting.filter(|(_, holder)| !holder.queue.is_empty());
@@ -239,7 +239,7 @@ impl Promotions {
         usize::from(ticket.is_some_and(|ticket| self.tickets[ticket].source == id))
     }
 
-    /// Counts what each node works on again and compares.
+    /// Recounts what each node works on and compares.
     pub(crate) fn check(&self) -> Result<(), String> {
         let mut counted: BTreeMap<NodeId, Holder> = BTreeMap::new();
         for (ticket, promoting) in &self.tickets {

@@ -1,4 +1,5 @@
-//! Keys that earned a promotion and were refused for want of room: tried again, later and later.
+//! Candidates: keys that met the condition for promotion and were refused for lack of room. They are tried again after
+//! growing pauses.
 
 use slackwater_base::{Instant, Map};
 
@@ -27,7 +28,7 @@ pub(super) struct Tried {
 }
 
 impl Master {
-    /// Remembers a refused key. Being read again makes it fresh.
+    /// Adds a refused key. Another read resets its retries.
     pub(super) fn remember(&mut self, now: Instant, id: ObjectId, chain: ChainPosition) {
         let fresh = Tried {
             seen: now,
@@ -36,7 +37,7 @@ impl Master {
         self.remember_as(now, id, chain, fresh);
     }
 
-    /// Remembers a key that was admitted and then found no room: another of its retries, not a fresh start.
+    /// Adds a key that was admitted and then found no room: its retries are not reset.
     pub(super) fn remember_again(
         &mut self,
         now: Instant,
@@ -53,7 +54,7 @@ impl Master {
     }
 
     fn remember_as(&mut self, now: Instant, id: ObjectId, chain: ChainPosition, tried: Tried) {
-        // The eviction that made way may have taken the object itself along.
+        // The eviction that made room may have evicted the object itself.
         if !self.catalog.is_object(id) {
             return;
         }
@@ -82,7 +83,7 @@ impl Master {
         }
     }
 
-    /// Tries a key again, without counting that as a read.
+    /// Tries a key again. That does not count as a read.
     pub(crate) fn candidate_due(&mut self, now: Instant, id: ObjectId) {
         let config = &self.config.promotion;
         let Candidate { tried, chain } = self.promotions.candidates.of[&id];
@@ -112,7 +113,7 @@ impl Master {
             }
             Verdict::NoRoom(_) | Verdict::QueueFull => {
                 self.metrics.promotion.candidate_admission_rejected += 1;
-                // The eviction that made way may have taken the object itself along.
+                // The eviction that made room may have evicted the object itself.
                 if let Some(candidate) = self.promotions.candidates.of.get_mut(&id) {
                     candidate.tried = tried;
                     let next = now + self.config.promotion.backoff.ceiling(retries);

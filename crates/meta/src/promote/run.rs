@@ -1,4 +1,4 @@
-//! What becomes of an admitted promotion: sent to its node, staged, and ended once.
+//! The course of an admitted promotion: it is sent to its node, staged, and ended once.
 
 use slackwater_base::{Instant, Planted, planted};
 use slackwater_wire::{
@@ -15,7 +15,7 @@ use crate::release::Reason;
 use crate::tenant::Ledger;
 
 impl Master {
-    /// Sends a node as much as it may work on; the rest stays queued.
+    /// Sends a node as many promotions as it may work on; the rest stays queued.
     pub(super) fn deliver(&mut self, now: Instant, node: NodeId) {
         let slots = self.config.promotion.batch_max;
         let mut tasks = Vec::new();
@@ -48,10 +48,10 @@ impl Master {
         }
     }
 
-    /// The node is about to read: it needs an extent, if the promotion still stands.
+    /// The node is about to read: allocates an extent, if the promotion is still open.
     pub(crate) fn stage(&mut self, now: Instant, node: NodeId, ticket: TicketId, bytes: u64) {
         let Some(promoting) = self.promotions.of_node(node, ticket) else {
-            // It expired, was cancelled, or is another node's: the node is to forget it.
+            // It has expired, was cancelled, or belongs to another node: the node is to cancel it.
             return self.outbox.order(node, Order::Cancel { ticket });
         };
         if bytes != promoting.bytes {
@@ -82,7 +82,7 @@ impl Master {
         self.outbox.order(node, Order::Staged { ticket, extent });
     }
 
-    /// Room on one of the node's memory segments, the emptiest first.
+    /// Allocates on one of the node's memory segments, the emptiest first.
     fn allocate_near(&mut self, now: Instant, node: NodeId, bytes: u64) -> Option<ReplicaId> {
         let mut memory = self.segments.of_node(node);
         memory.retain(|index| self.segments.at(*index).kind() == SegmentKind::Memory);
@@ -91,7 +91,7 @@ impl Master {
             .iter()
             .find_map(|index| self.segments.allocate(&mut self.catalog, *index, bytes));
         if found.is_none() {
-            self.make_way(now, node);
+            self.make_room_for_promotion(now, node);
         }
         found
     }
@@ -128,7 +128,7 @@ impl Master {
             ..
         } = self.end_promotion(now, ticket, Exit::Completed);
         let record = self.catalog.replica(source);
-        // What a policy says of the middle of a segment is the position of its head.
+        // For a block inside a chain segment the policy knows only the position of the segment's head.
         let standing = self
             .segments
             .at(record.segment)
@@ -179,7 +179,7 @@ impl Master {
         self.deliver(now, node);
     }
 
-    /// The node could not do it. Saying so again changes nothing.
+    /// The node could not do it. A repeated report changes nothing.
     pub(crate) fn promotion_failed(
         &mut self,
         now: Instant,
@@ -228,7 +228,7 @@ impl Master {
         self.serve(now);
     }
 
-    /// The one way out: the slot, the source, the staged room and the quota are given back once.
+    /// The only exit: releases the slot, the source, the staged extent and the quota, once.
     fn end_promotion(&mut self, now: Instant, ticket: TicketId, exit: Exit) -> Promoting {
         let promoting = self.promotions.remove(ticket, exit);
         self.due.cancel(Due::Promotion(ticket));
@@ -270,7 +270,7 @@ impl Master {
         }
     }
 
-    /// The object is removed or replaced: nothing of it is to be promoted.
+    /// The object is removed or replaced: cancels its promotion.
     pub(crate) fn cancel_promotion(&mut self, now: Instant, id: ObjectId) {
         self.forget_candidate(id);
         if self.catalog.object(id).is(Mark::Promotion) {
@@ -278,7 +278,7 @@ impl Master {
         }
     }
 
-    /// A record is gone: the promotion that was to read it is cancelled.
+    /// A record is gone: cancels the promotions that would read it.
     pub(crate) fn cancel_promotions_from(&mut self, now: Instant, source: ReplicaId) {
         if self
             .promotions
@@ -290,7 +290,7 @@ impl Master {
         }
     }
 
-    /// A segment is going: promotions from or to it are cancelled.
+    /// A segment is being removed: cancels promotions from and to it.
     pub(crate) fn lose_promotions(&mut self, now: Instant, index: SegmentIndex) {
         for ticket in self.promotions.touching(&self.catalog, index) {
             self.tell_to_forget(ticket);

@@ -1,4 +1,4 @@
-//! Ending a put: its bytes become readable, or its room goes back.
+//! Ends of puts: the bytes become readable, or their room is freed.
 
 use slackwater_base::{Checksum, Instant, Planted, planted};
 use slackwater_wire::{
@@ -33,7 +33,7 @@ impl Master {
                 Err(code) => self.acks.fail(waiter, code),
             }
         }
-        // Policies first: what follows may ask them about the new residents.
+        // Policies are told first, as the next steps may ask them about the new replicas.
         publish::introduce(
             &mut self.catalog,
             &mut self.segments,
@@ -68,7 +68,7 @@ impl Master {
     ) -> Result<Option<(ObjectId, Durability)>, ErrorCode> {
         let (_, object) = self.find_put(tenant, &done.key)?;
         if !self.owns_put(client, object, done.version)? {
-            // An earlier call ended this put, and its answer may be lost: this call waits for the same records.
+            // An earlier request ended this put, and its answer may be lost: this one waits for the same records.
             self.rejoin(object, waiter);
             return Ok(None);
         }
@@ -228,7 +228,7 @@ impl Master {
         Ok(())
     }
 
-    /// Ends a put in flight without a value: its room comes back after the fence.
+    /// Ends a put in flight without a value: its room is free after the fence.
     pub(crate) fn close_put(&mut self, tenant: TenantIndex, id: ObjectId) {
         let put = self.puts.take(id);
         self.due.cancel(Due::Put(id));
@@ -241,7 +241,7 @@ impl Master {
         }
     }
 
-    /// The writer's link is gone: its puts will never be ended.
+    /// The writer's link is gone: ends its puts without a value.
     pub(crate) fn puts_lost(&mut self, now: Instant, client: ClientId) {
         for object in self.puts.of_client(client) {
             self.reclaim(now, object);
@@ -261,7 +261,7 @@ impl Master {
         self.erase_if_empty(now, object);
     }
 
-    /// A segment is going: puts lose the replicas that they have there, and end when none is left.
+    /// A segment is being removed: puts lose their replicas there, and end when none is left.
     pub(crate) fn lose_open_puts(&mut self, now: Instant, index: SegmentIndex) {
         for object in self.puts.on(&self.catalog, index) {
             self.lose_put_replicas(now, object, index);

@@ -1,4 +1,4 @@
-//! Puts: started with room for their bytes, or waiting for it, and ended by their writer or without it.
+//! Puts: they start with room for their bytes or wait for it, and are ended by their writer or by the master.
 
 use std::collections::BTreeSet;
 use std::ops::RangeInclusive;
@@ -18,11 +18,11 @@ pub(crate) use queue::Queue;
 #[derive(Default)]
 pub(crate) struct Puts {
     pub(crate) open: Map<ObjectId, OpenPut>,
-    /// The same by client and by the operation that was granted the room.
+    /// The puts in flight, by client and by the operation that was granted the room.
     of: BTreeSet<(ClientId, OperationId, ObjectId)>,
 }
 
-/// A put whose room was given and whose bytes are under way. Readers do not see it.
+/// A put that has its room and whose bytes are being written. Readers do not see it.
 #[derive(Debug)]
 pub(crate) struct OpenPut {
     pub(crate) version: Version,
@@ -38,7 +38,7 @@ pub(crate) struct OpenPut {
     pub(crate) chain: ChainPosition,
 }
 
-/// Where a block stands in its chain.
+/// The position of a block in its chain.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ChainPosition {
     pub(crate) parent: Option<u64>,
@@ -71,12 +71,12 @@ impl Puts {
         put
     }
 
-    /// The objects of which a client has a put in flight.
+    /// The objects with a put in flight by a client.
     pub(crate) fn of_client(&self, client: ClientId) -> Vec<ObjectId> {
         self.of_operations(client, OperationId(0)..=OperationId(u64::MAX))
     }
 
-    /// The objects of which a put is in flight that one operation of a client was granted.
+    /// The objects with a put in flight that was granted to one operation of a client.
     pub(crate) fn of_operation(&self, client: ClientId, operation: OperationId) -> Vec<ObjectId> {
         self.of_operations(client, operation..=operation)
     }
@@ -92,7 +92,7 @@ impl Puts {
         range.map(|(.., object)| *object).collect()
     }
 
-    /// The objects that are being put to this segment, in the order of their numbers.
+    /// The objects with a put in flight on this segment, in the order of their numbers.
     pub(crate) fn on(&self, catalog: &Catalog, index: SegmentIndex) -> Vec<ObjectId> {
         let hit = |put: &OpenPut| {
             let mut segments = put.replicas.iter().map(|id| catalog.replica(*id).segment);

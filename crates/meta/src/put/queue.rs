@@ -1,9 +1,10 @@
-//! Calls that wait for room, served in order the moment there is some.
+//! Calls that wait for room, served in order as soon as there is some.
 //!
-//! Within a tenant calls are served in the order of their arrival. Between tenants turns are taken: the call whose turn it is has room made for it, and
-//! while it waits, calls of other tenants may pass it until they were given as many bytes as its next entry needs. So no
-//! tenant waits behind another's queue, and no large call waits for ever behind small ones (the idea of deficit round
-//! robin: Shreedhar and Varghese, 1995). A full queue gives up the newest call of the tenant that has most in it.
+//! Within a tenant calls are served in the order of their arrival. Tenants take turns: room is made for the call whose
+//! turn it is, and while it waits, calls of other tenants may pass it until they were given as many bytes as its next
+//! entry needs. So no tenant waits for another's whole queue, and no large call waits for ever while small ones pass
+//! (the idea of deficit round robin: Shreedhar and Varghese, 1995). When the queue is full, the newest call of the
+//! tenant with most calls is refused.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
@@ -17,7 +18,7 @@ use crate::master::{Caller, Due, Master};
 use crate::pressure::Pass;
 use crate::segment::Segment;
 
-/// Calls that wait: for space, and apart from these for quota, which is no other tenant's concern.
+/// Calls that wait: for space, and separately for quota, which does not affect other tenants.
 #[derive(Default)]
 pub(crate) struct Queue {
     waiting: BTreeMap<u64, Waiting>,
@@ -30,7 +31,7 @@ pub(crate) struct Queue {
     passed: u64,
 }
 
-/// A call some of whose entries have no room yet.
+/// A call with entries that have no room yet.
 struct Waiting {
     call: PutCall,
     short: Shortage,
@@ -45,8 +46,8 @@ impl Queue {
         self.waiting.len()
     }
 
-    /// Whether a call must wait for those before it: one of its own tenant, or the one whose turn it is, when with
-    /// `charge` more bytes for others too much would have passed that. The call that is being served is not listed.
+    /// Whether a call must wait for earlier ones: for one of its own tenant, or for the one whose turn it is, if
+    /// `charge` more bytes would exceed what may pass that one. The call that is being served is not listed.
     pub(crate) fn holds_back(&self, caller: &Caller, tenant: TenantIndex, charge: u64) -> bool {
         if let Some(first) = self.first_of(tenant) {
             return (first.caller.client, first.caller.operation)
@@ -58,7 +59,7 @@ impl Queue {
         may_not_pass && self.turns.front() != Some(&tenant)
     }
 
-    /// A tenant was given room.
+    /// Counts room that a tenant was given.
     pub(crate) fn granted(&mut self, tenant: TenantIndex, charge: u64) {
         match self.turns.front() {
             Some(turn) if *turn != tenant => self.passed += charge,
@@ -89,7 +90,7 @@ impl Queue {
         }
     }
 
-    /// Takes a call from its list; if it was its turn, the next tenant's begins.
+    /// Removes a call from its list; if it was its turn, the next tenant's turn begins.
     fn unlist(&mut self, number: u64, tenant: TenantIndex) {
         if let Some(calls) = self.for_space.get_mut(&tenant) {
             let was_first = calls.first() == Some(&number);
@@ -135,13 +136,13 @@ impl Queue {
     }
 
     /// The first call of the next tenant that may pass the one whose turn it is; the tenant goes to the end of the turns.
-    fn next_passer(&mut self) -> Option<u64> {
+    fn next_passing(&mut self) -> Option<u64> {
         let tenant = self.turns.remove(1)?;
         self.turns.push_back(tenant);
         self.for_space.get(&tenant)?.first().copied()
     }
 
-    /// The newest call of the tenant of which most wait, if that has more waiting than `tenant` would have.
+    /// The newest call of the tenant with most waiting calls, if these are more than `tenant` would have.
     fn displaced_by(&self, tenant: TenantIndex) -> Option<u64> {
         let count = |of: TenantIndex| {
             let calls = |lists: &BTreeMap<TenantIndex, BTreeSet<u64>>| {
@@ -160,7 +161,7 @@ impl Queue {
         newest(&self.for_space).max(newest(&self.for_quota))
     }
 
-    /// Bytes that calls wait for, at least those of the first.
+    /// Bytes that the first calls wait for, at least those of the first one.
     fn bytes_wanted(&self) -> u64 {
         let calls = self.for_space.values().flatten().take(WANTED_CALLS);
         calls
@@ -178,14 +179,14 @@ impl Queue {
     }
 }
 
-/// Calls and entries looked at when it is guessed how much room is wanted.
+/// Calls and entries that are counted to estimate how much room is wanted.
 const WANTED_CALLS: usize = 64;
 
-/// Tenants tried in a row without success while another has its turn.
-const PASSERS: usize = 16;
+/// Tenants whose calls are tried without success in a row while another has its turn.
+const PASSING_TENANTS_MAX: usize = 16;
 
 impl Master {
-    /// What becomes of a call for which there is no room now.
+    /// Queues or refuses a call for which there is no room now.
     pub(crate) fn wait_or_refuse(&mut self, now: Instant, call: PutCall, short: Shortage) {
         let limits = &self.config.put;
         let wait = call.config.wait.unwrap_or(limits.wait).min(limits.wait_max);
@@ -194,7 +195,7 @@ impl Master {
         if wait == Duration::ZERO || full && displaced.is_none() {
             self.metrics.puts_refused += call.entries.len() as u64;
             if short == Shortage::Space {
-                // It does not wait, but it wants: without room made now the next one would find none either.
+                // The call does not wait, but room is made all the same: otherwise the next one would find none either.
                 let lengths = call.entries.iter().map(|entry| entry.bytes);
                 let all = lengths.fold(0, u64::saturating_add);
                 self.make_room(now, all, call.entries[0].bytes);
@@ -224,8 +225,8 @@ impl Master {
             }
         }
         let mut refused = 0;
-        while refused < PASSERS.min(self.queue.turns.len().saturating_sub(1)) {
-            match self.queue.next_passer() {
+        while refused < PASSING_TENANTS_MAX.min(self.queue.turns.len().saturating_sub(1)) {
+            match self.queue.next_passing() {
                 Some(number) if self.serve_one(now, number) => refused = 0,
                 Some(_) => refused += 1,
                 None => break,
@@ -246,7 +247,7 @@ impl Master {
         }
     }
 
-    /// Whether this call is answered, or waits for something else than before.
+    /// Serves one call; returns whether it was answered or now waits for something else.
     fn serve_one(&mut self, now: Instant, number: u64) -> bool {
         let Waiting { mut call, short } = self
             .queue
@@ -273,7 +274,7 @@ impl Master {
         left != short
     }
 
-    /// Evicts what the waiting calls need, unless that much is about to be freed already.
+    /// Evicts as much as the waiting calls need, unless that much is being freed already.
     pub(crate) fn make_room(&mut self, now: Instant, wanted: u64, first: u64) {
         let coming = |segment: &Segment| {
             let books = segment.memory().map(|memory| memory.extents.books())?;
@@ -325,7 +326,7 @@ impl Master {
         self.queue.dequeue(number)
     }
 
-    /// The client waits no longer: for nothing at all, or not for this operation.
+    /// The client no longer waits for `operation`, or for anything if that is `None`.
     pub(crate) fn stop_waiting(&mut self, client: ClientId, operation: Option<OperationId>) {
         let stops = |caller: &Caller| {
             caller.client == client && operation.is_none_or(|it| caller.operation == it)

@@ -1,4 +1,4 @@
-//! Starting a put: whether it may, and where its bytes go.
+//! Starts of puts: whether they are permitted, and where their bytes go.
 
 use std::collections::VecDeque;
 
@@ -35,19 +35,19 @@ pub(crate) struct Wanted {
     pub(crate) chain: ChainPosition,
 }
 
-/// What there is too little of.
+/// What an entry waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Shortage {
     Space,
     Quota,
 }
 
-/// What is said of an entry before anything is changed for it.
+/// The decision about an entry, made before anything is changed.
 enum Verdict {
     Decided(PutStarted),
-    /// Others wait for space before it.
+    /// It waits, as others wait for space before it.
     Wait,
-    /// It may have room, if there is any.
+    /// It is given room, if there is any.
     Room(Claim),
 }
 
@@ -63,9 +63,9 @@ struct Claim {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Older {
     None,
-    /// Its writer is late: it gives way before room is looked for, as its room may be what there is.
+    /// Its writer is late: it is ended before room is looked for, as its room may be needed.
     Stale,
-    /// It gives way to one that has room, and not to one that may yet be refused.
+    /// It is ended once the new put has room, and not while that may still be refused.
     Live,
 }
 
@@ -103,7 +103,7 @@ impl Master {
             .reply(client, operation, Reply::PutStart(call.results));
     }
 
-    /// The tenant that puts, if the request as a whole is valid.
+    /// The tenant of the put, if the request as a whole is valid.
     fn put_tenant(&mut self, start: &PutStart) -> Result<TenantIndex, ErrorCode> {
         let limits = &self.config.limits;
         let replicas = start.config.replicas;
@@ -175,7 +175,7 @@ impl Master {
         None
     }
 
-    /// What may be said of an entry from what is there, before anything gives way to it.
+    /// Decides about an entry without changing anything.
     fn plan_put(&self, now: Instant, call: &PutCall, wanted: &Wanted) -> Verdict {
         let failed = |code| Verdict::Decided(PutStarted::Failed(code));
         let (tenant, config) = (call.tenant, &call.config);
@@ -230,7 +230,7 @@ impl Master {
         Ok(self.open_put(now, call, wanted, replicas))
     }
 
-    /// Whether the key is free for this put, and which put in flight has to give way to it.
+    /// Whether the key is free for this put, and the put in flight that has to be ended for it.
     fn may_put(&self, now: Instant, id: ObjectId, config: &PutConfig) -> Result<Older, PutStarted> {
         let object = self.catalog.object(id);
         let complete = object.has_replicas();
@@ -303,7 +303,7 @@ impl Master {
             .unwrap_or(u64::MAX)
     }
 
-    /// Room on up to as many different segments as replicas are asked for; on none when there is no room.
+    /// Allocates on as many different segments as replicas are asked for, or on fewer; on none when there is no room.
     fn allocate(&mut self, host: Option<&str>, config: &PutConfig, bytes: u64) -> Vec<ReplicaId> {
         let mut found = Vec::new();
         for index in placement::rank(

@@ -1,9 +1,10 @@
 //! A replay of two tiers as the store has them, without its I/O: memory over SSD, promotion at the first hit, offload
-//! on eviction of what the SSD's policy would keep. What the store does worse than this is the store's doing.
+//! on eviction of what the SSD's policy would keep. Where the store has fewer hits than this, the cause is not the
+//! policy.
 
 use slackwater_base::Instant;
 
-use super::{BLOCK_BYTES, Head, Shelf, Trace};
+use super::{BLOCK_BYTES, Head, ReplayCatalog, Trace};
 use crate::evict::{Evict, Link, Slot, Standing, Walk};
 
 /// What a replay of two tiers counted.
@@ -11,11 +12,11 @@ use crate::evict::{Evict, Link, Slot, Standing, Walk};
 pub struct TieredOutcome {
     /// Block references in all requests.
     pub references: u64,
-    /// Those found in memory, with everything before them in either tier.
+    /// References found in memory, with all blocks before them in either tier.
     pub memory_hits: u64,
-    /// Those found on SSD only, with everything before them in either tier.
+    /// References found on SSD only, with all blocks before them in either tier.
     pub ssd_hits: u64,
-    /// Blocks that came into memory because they were in neither tier.
+    /// Blocks put into memory because they were in neither tier.
     pub puts: u64,
     /// Blocks written to SSD.
     pub writes: u64,
@@ -42,7 +43,8 @@ impl TieredOutcome {
 }
 
 impl Trace {
-    /// Replays the trace against two fresh policies: that of a memory and that of an SSD, with room for so many blocks.
+    /// Replays the trace against two fresh policies, one of memory and one of an SSD, each with room for the given
+    /// number of blocks.
     pub fn replay_tiers<'a>(
         &self,
         memory: (&'a mut dyn Evict, usize),
@@ -68,12 +70,12 @@ impl Trace {
 
 struct Tier<'a> {
     policy: &'a mut dyn Evict,
-    shelf: Shelf,
+    catalog: ReplayCatalog,
 }
 
 struct Tiers<'a> {
     memory: Tier<'a>,
-    /// On its shelf are the blocks of memory that are not written as well: its policy chooses from all of them.
+    /// Its catalog also has the blocks in memory that are not written: its policy chooses from all of them.
     ssd: Tier<'a>,
     written: Vec<bool>,
     on_ssd: usize,
@@ -91,14 +93,14 @@ impl Tiers<'_> {
             ..head.walk(&[])
         };
         for tier in [&mut self.memory, &mut self.ssd] {
-            let links = tier.shelf.links(trace, blocks);
+            let links = tier.catalog.links(trace, blocks);
             tier.policy.read(&Walk {
                 links: &links,
                 ..walk
             });
         }
         let cold: Vec<usize> = (0..hits)
-            .filter(|&at| self.memory.shelf.slot(blocks[at]).is_none())
+            .filter(|&at| self.memory.catalog.slot(blocks[at]).is_none())
             .collect();
         outcome.memory_hits += (hits - cold.len()) as u64;
         outcome.ssd_hits += cold.len() as u64;
@@ -136,16 +138,16 @@ impl Tiers<'_> {
     }
 
     fn holds(&self, block: u32) -> bool {
-        self.memory.shelf.slot(block).is_some() || self.written[block as usize]
+        self.memory.catalog.slot(block).is_some() || self.written[block as usize]
     }
 
-    /// Puts what neither tier has; says how many blocks.
+    /// Puts what neither tier has; returns the number of blocks.
     fn put(&mut self, trace: &Trace, blocks: &[u32], place: &Walk<'_>) -> u64 {
         let fresh: Vec<bool> = blocks.iter().map(|&block| !self.holds(block)).collect();
         for tier in [&mut self.memory, &mut self.ssd] {
-            let mut links = tier.shelf.links(trace, blocks);
+            let mut links = tier.catalog.links(trace, blocks);
             for ((link, &block), &fresh) in links.iter_mut().zip(blocks).zip(&fresh) {
-                link.slot = fresh.then(|| tier.shelf.place(block));
+                link.slot = fresh.then(|| tier.catalog.place(block));
             }
             tier.policy.insert(&Walk {
                 links: &links,
@@ -158,11 +160,11 @@ impl Tiers<'_> {
     fn promote(&mut self, trace: &Trace, block: u32, place: &Walk<'_>) {
         let slot = self
             .ssd
-            .shelf
+            .catalog
             .slot(block)
             .expect("what is written has a slot");
         let standing = self.ssd.policy.standing(place.now, slot);
-        let slot = Some(self.memory.shelf.place(block));
+        let slot = Some(self.memory.catalog.place(block));
         let link = Link {
             hash: trace.hashes[block as usize],
             slot,
@@ -183,14 +185,14 @@ impl Tiers<'_> {
         }
     }
 
-    /// Evicts until both tiers fit; says how many blocks were written.
+    /// Evicts until both tiers fit; returns how many blocks were written.
     fn make_room(&mut self, now: Instant) -> u64 {
         let mut writes = 0;
-        while self.memory.shelf.is_over() {
+        while self.memory.catalog.is_over() {
             let block = self.memory.evict(now);
             let Some(slot) = self
                 .ssd
-                .shelf
+                .catalog
                 .slot(block)
                 .filter(|_| !self.written[block as usize])
             else {
@@ -204,7 +206,7 @@ impl Tiers<'_> {
                 self.ssd.drop_slot(now, slot);
             }
         }
-        while self.on_ssd > self.ssd.shelf.capacity {
+        while self.on_ssd > self.ssd.catalog.capacity {
             let block = self.ssd.evict(now);
             self.on_ssd -= usize::from(std::mem::take(&mut self.written[block as usize]));
         }
@@ -218,7 +220,7 @@ impl Tiers<'_> {
             bytes: BLOCK_BYTES,
         };
         let standing = self.ssd.policy.standing(now, slot);
-        self.on_ssd < self.ssd.shelf.capacity
+        self.on_ssd < self.ssd.catalog.capacity
             || standing.is_none_or(|standing| self.ssd.policy.would_keep_as(now, link, standing))
     }
 }
@@ -229,7 +231,7 @@ impl<'a> Tier<'a> {
         policy.set_block_tokens(trace.block_tokens);
         Self {
             policy,
-            shelf: Shelf::new(trace.distinct_blocks(), capacity),
+            catalog: ReplayCatalog::new(trace.distinct_blocks(), capacity),
         }
     }
 
@@ -237,12 +239,12 @@ impl<'a> Tier<'a> {
         let slot = self
             .policy
             .victim(now)
-            .expect("nothing is parked in a replay");
+            .expect("nothing is excluded in a replay");
         self.drop_slot(now, slot)
     }
 
     fn drop_slot(&mut self, now: Instant, slot: Slot) -> u32 {
         self.policy.evicted(now, slot);
-        self.shelf.release(slot)
+        self.catalog.release(slot)
     }
 }

@@ -206,7 +206,7 @@ fn reads_of_a_held_group_have_nobody_looked_at_again() {
     };
     let first = guard(&mut world, "m0");
     flood(&mut world);
-    let parked = world.master.metrics().victims_parked;
+    let excluded = world.master.metrics().victims_excluded;
     for _ in 0..10 {
         let second = guard(&mut world, "m1");
         world.ask(Request::GetEnd(GetEnd {
@@ -214,7 +214,7 @@ fn reads_of_a_held_group_have_nobody_looked_at_again() {
         }));
         flood(&mut world);
     }
-    let again = world.master.metrics().victims_parked - parked;
+    let again = world.master.metrics().victims_excluded - excluded;
     assert!(
         again <= 10,
         "only the one that was read is tried again: {again}"

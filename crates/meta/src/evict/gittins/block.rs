@@ -1,4 +1,4 @@
-//! What is known of one resident block: seventeen bytes, by slot.
+//! The state of one resident block: seventeen bytes, by slot.
 
 use super::segments::NONE;
 
@@ -6,14 +6,14 @@ use super::segments::NONE;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Node {
     pub(super) segment: u32,
-    /// Neighbours within the segment: towards the root and towards the leaf.
+    /// The neighbour within the segment towards the root, and the one towards the leaf.
     pub(super) up: u32,
     pub(super) down: u32,
-    /// By which it is remembered once it is gone.
+    /// The bits of its hash by which it is found once it is gone.
     pub(super) tag: u32,
 }
 
-/// A block's reuse count in seven bits, and whether it is parked.
+/// A block's reuse count in seven bits, and whether it is excluded.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Mark(u8);
 
@@ -23,11 +23,11 @@ pub(super) const NO_NODE: Node = Node {
     down: NONE,
     tag: 0,
 };
-/// Between two segments, in the midst of a call.
+/// Marks a block that is between two segments during a call.
 pub(super) const IN_HAND: u32 = u32::MAX - 1;
 
 impl Mark {
-    const PARKED: u8 = 0x80;
+    const EXCLUDED: u8 = 0x80;
     const MOST: u8 = 0x7f;
 
     pub(super) const fn count(self) -> u8 {
@@ -35,14 +35,14 @@ impl Mark {
     }
 
     pub(super) fn set_count(&mut self, count: u8) {
-        self.0 = self.0 & Self::PARKED | count.min(Self::MOST);
+        self.0 = self.0 & Self::EXCLUDED | count.min(Self::MOST);
     }
 
-    pub(super) const fn is_parked(self) -> bool {
-        self.0 & Self::PARKED != 0
+    pub(super) const fn is_excluded(self) -> bool {
+        self.0 & Self::EXCLUDED != 0
     }
 
-    pub(super) const fn set_parked(&mut self, parked: bool) {
-        self.0 = self.0 & Self::MOST | if parked { Self::PARKED } else { 0 };
+    pub(super) const fn set_excluded(&mut self, excluded: bool) {
+        self.0 = self.0 & Self::MOST | if excluded { Self::EXCLUDED } else { 0 };
     }
 }

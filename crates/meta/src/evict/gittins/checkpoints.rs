@@ -1,7 +1,7 @@
-//! Where a gone block belonged: a table of bounded size from hash to segment.
+//! The segments of gone blocks: a table of bounded size from hash to segment.
 
-/// Entries of eight bytes in buckets of one cache line. An entry whose segment is gone is not deleted but recognised
-/// by the reader and written over; a bucket that is full of living ones loses one, which costs one match.
+/// Entries of eight bytes in buckets of one cache line. An entry whose segment is gone is not deleted: the reader
+/// recognises it, and it may be overwritten. A bucket that is full of valid entries loses one, which costs one match.
 ///
 /// The table grows by shards, so that no call pays for moving all of it.
 #[derive(Debug, Default)]
@@ -12,14 +12,14 @@ pub(super) struct Checkpoints {
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Entry {
     tag: u32,
-    /// Segment number and, in the low eight bits, its generation. Zero where there is none.
+    /// ChainSegment number and, in the low eight bits, its generation. Zero where there is none.
     bearer: u32,
 }
 
 const WAYS: usize = 8;
 const SHARDS: usize = 32;
 const MOST_SEGMENTS: u32 = 1 << 24;
-/// Entries of room for each that is meant to be kept, in quarters.
+/// Entries allocated for each that is meant to be kept, in quarters.
 const ROOM_QUARTERS: usize = 5;
 
 impl Entry {
@@ -33,7 +33,7 @@ impl Entry {
 }
 
 impl Checkpoints {
-    /// Gives the shard of `tag` its share of room for about `entries` in all. What is there is taken along.
+    /// Grows the shard of `tag` to its share of about `entries` in all, and keeps what is there.
     pub(super) fn size_for(&mut self, tag: u32, entries: usize) {
         let shard = &mut self.shards[shard(tag)];
         let wanted = (entries * ROOM_QUARTERS).div_ceil(4 * SHARDS * WAYS);
@@ -48,8 +48,7 @@ impl Checkpoints {
         }
     }
 
-    /// Remembers that the block with this tag belonged to that segment. `living` tells whether an entry still means
-    /// something.
+    /// Records that the block with this tag belonged to that segment. `living` returns whether an entry is still valid.
     pub(super) fn add(
         &mut self,
         tag: u32,
@@ -77,7 +76,7 @@ impl Checkpoints {
             .filter_map(|entry| entry.segment())
     }
 
-    /// Forgets that the block belonged to that segment.
+    /// Removes the entry of the block with this tag and segment.
     pub(super) fn remove(&mut self, tag: u32, segment: u32, generation: u8) {
         let shard = &mut self.shards[shard(tag)];
         let bucket = bucket(tag, shard.len());
@@ -103,7 +102,7 @@ impl Checkpoints {
         };
         let at = bucket.iter().position(|old| old.bearer == 0);
         let at = at.or_else(|| bucket.iter().position(|&old| !living(old)));
-        // Any of eight does when all are needed; the tag's low bits choose.
+        // When all eight are valid, any may be overwritten; the tag's low bits choose.
         bucket[at.unwrap_or(entry.tag as usize % WAYS)] = entry;
     }
 }

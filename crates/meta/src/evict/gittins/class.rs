@@ -2,16 +2,16 @@
 
 use slackwater_base::Instant;
 
-/// Time in the policy's books, since its first call: in units of 2^24 ns, about 17 ms. Thirty-two bits of it last two
-/// years and keep a segment small.
+/// Time since the policy's first call, in units of 2^24 ns, about 17 ms. Thirty-two bits are enough for two years and
+/// keep a segment small.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Tick(pub(super) u32);
 
 /// Seconds a tick.
 pub(super) const TICK_SECONDS: f64 = 0.016_777_216;
 
-/// The tick of the clock at a policy's first call. The clock counts from the boot of the machine, which may be longer ago
-/// than a [`Tick`] lasts.
+/// The time of a policy's first call. The clock counts from the boot of the machine, which may be longer ago than a
+/// [`Tick`] can hold.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Origin(Option<u64>);
 
@@ -34,7 +34,7 @@ const fn clock_ticks(now: Instant) -> u64 {
 }
 
 impl Tick {
-    /// Ticks since `earlier`; zero when that lies ahead.
+    /// Ticks since `earlier`; zero when that is later.
     pub(super) const fn since(self, earlier: Tick) -> u32 {
         let ticks = self.0.wrapping_sub(earlier.0);
         if ticks > u32::MAX / 2 { 0 } else { ticks }
@@ -43,7 +43,7 @@ impl Tick {
 
 /// Bins of age: one second, then half octaves up to 36 hours and all beyond.
 pub(super) const BINS: usize = 36;
-/// From this bin on (90 s) a class's hazard is taken not to rise with age.
+/// From this bin on (90 s) a class's hazard is assumed not to rise with age.
 pub(super) const FIRST_FALLING_BIN: usize = 14;
 
 /// Where bin `bin` begins, in seconds.
@@ -82,9 +82,9 @@ pub(super) const SHAPES: usize = 10;
 pub(super) const LEVELS: usize = 13;
 /// The level of a multiplier of one.
 pub(super) const NEUTRAL_LEVEL: usize = 6;
-/// Shape times level.
+/// Number of classes: shapes times levels.
 pub(super) const CLASSES: usize = SHAPES * LEVELS;
-/// Class times bin of age.
+/// Number of cells: classes times bins of age.
 pub(super) const CELLS: usize = CLASSES * BINS;
 
 /// A shape and a level.
@@ -97,7 +97,7 @@ impl Class {
         Self((shape * LEVELS + level.clamp(0.0, LEVELS as f64 - 1.0) as usize) as u8)
     }
 
-    /// The class of a number that came from elsewhere.
+    /// The class of a number from another instance, limited to the valid range.
     pub(super) fn clamped(number: u8) -> Self {
         Self(number.min(CLASSES as u8 - 1))
     }
@@ -115,7 +115,7 @@ impl Class {
     }
 }
 
-/// The shape of a block reused as often as `bucket` says, first seen in a request with so much output.
+/// The shape of a block by the bucket of its reuse count and the output length of the request that inserted it.
 pub(super) const fn shape(bucket: u8, output_tokens: Option<u32>) -> usize {
     if bucket > 0 {
         return 4 + bucket as usize;
@@ -129,8 +129,8 @@ pub(super) const fn shape(bucket: u8, output_tokens: Option<u32>) -> usize {
     }
 }
 
-/// What a request says about its blocks beside their class, packed in twelve bits: group of reuse count, new length,
-/// gap since the last turn, the caller's hint.
+/// The features of a request's blocks beside their class, packed in twelve bits: group of reuse count, new length, gap
+/// since the last turn, the caller's hint.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Features(pub(super) u16);
 
@@ -192,7 +192,7 @@ pub(super) fn gap_bucket(seconds: f64) -> u8 {
         .count() as u8
 }
 
-/// Hints are opaque: fifteen buckets of them are told apart.
+/// The bucket of an opaque hint; there are fifteen.
 pub(super) const fn hint_bucket(hint: Option<u32>) -> u8 {
     match hint {
         None => 0,

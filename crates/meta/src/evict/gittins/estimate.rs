@@ -1,4 +1,4 @@
-//! The mathematics of the policy, without its state: from what was counted to hazards, from hazards to the index.
+//! The mathematics of the policy, without its state: from counts to hazards, and from hazards to the index.
 
 use super::class::{
     BINS, CELLS, CLASSES, FIRST_FALLING_BIN, LEVELS, NEUTRAL_LEVEL, SHAPES, bin_start_seconds,
@@ -36,7 +36,7 @@ pub(super) struct Hazards {
 }
 
 /// Estimates hazards from `counts` (a cell each), where a typical event has `weight` blocks: pooled over classes first,
-/// then by shape around the pooled curve, then by class around its shape, each by as much as its data carries.
+/// then by shape around the pooled curve, then by class around its shape, each weighted by its amount of data.
 pub(super) fn hazards(counts: &[Count], weight: f64) -> Hazards {
     let mut by_shape = [[Count::default(); BINS]; SHAPES];
     let mut pooled = [Count::default(); BINS];
@@ -70,7 +70,7 @@ pub(super) fn hazards(counts: &[Count], weight: f64) -> Hazards {
     Hazards { shapes, classes }
 }
 
-/// How many times what `base` expected was seen, drawn towards one by `weight` events.
+/// The ratio of observed to expected events under `base`, drawn towards one by `weight` events.
 fn ratio(row: &[Count], base: &Curve, weight: f64) -> f64 {
     let seen: f64 = row.iter().map(|count| count.reused).sum();
     let expected: f64 = row
@@ -168,7 +168,7 @@ impl Stretch {
 /// The Gittins index of a class at the beginning of each bin: the most hits a block-second that holding a block can
 /// give, over all ages to stop at (Gittins 1979; for job ages, Aalto, Ayesta and Righter 2009).
 ///
-/// From the oldest bin down, each stretch swallows the next older ones while these are the better bargain.
+/// From the oldest bin down, each stretch absorbs the next older ones while these have a higher rate.
 pub(super) fn gittins_index(curve: &Curve) -> Curve {
     let mut index = [0.0; BINS];
     let mut stack = [Stretch {
@@ -289,7 +289,7 @@ mod tests {
 
     /// Data outweighs the prior: a class that returns at a known rate is given that rate.
     #[test]
-    fn plenty_of_data_is_believed() {
+    fn much_data_outweighs_the_prior() {
         let mut counts = [Count::default(); CELLS];
         let rate = |bin: usize| 0.01 / (bin + 1) as f64;
         for (bin, count) in counts[..BINS].iter_mut().enumerate() {

@@ -1,4 +1,4 @@
-//! Blocks on their way out: they leave their segment at once, so that the block before them can be the next to go.
+//! Blocks marked as leaving: they leave their segment at once, so that the block before them can be the next victim.
 
 use super::Gittins;
 use super::block::{IN_HAND, NO_NODE};
@@ -6,8 +6,8 @@ use super::segments::{NONE, Place};
 use crate::evict::Slot;
 
 impl Gittins {
-    /// Splits a parked tail off its segment. Neighbours that leave one after the other share a segment again, in which
-    /// they are remembered together once they are gone.
+    /// Splits an excluded tail off its segment. Neighbours that leave one after the other share a segment again, in
+    /// which they become ghosts together.
     pub(super) fn take_leave(&mut self, slot: Slot, number: u32) {
         let segment = self.segments[number];
         if segment.tail != slot.0 || segment.place == Place::Stuck {

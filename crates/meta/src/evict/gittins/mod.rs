@@ -2,9 +2,9 @@
 //!
 //! A cached chain is a few segments, each with one last use and one class. Online, the policy learns how likely each
 //! class is to return at each age; from that follows the best rate of hits a block-second that holding a block can
-//! still give, its Gittins index. What goes is the tail of the oldest segment with the lowest index a byte, which may
-//! be what has just arrived. Gone blocks are remembered for a while by a few of their hashes, so that the learning
-//! also sees what returned too late.
+//! still give, its Gittins index. The victim is the tail of the oldest segment with the lowest index per byte, which
+//! may be what has just been inserted. Gone blocks are kept for some time as a few of their hashes (ghosts), so that
+//! the policy also learns from blocks that returned too late.
 //!
 //! Every list operation is constant time; estimation runs as a scheduled step whose cost depends on the number of
 //! classes and ages alone.
@@ -38,16 +38,16 @@ use block::{Mark, NO_NODE, Node};
 use checkpoints::Checkpoints;
 use class::{BINS, Origin, Tick};
 use pending::Requests;
-use segments::{By, List, NONE, Place, Segment, Segments};
+use segments::{By, ChainSegment, ChainSegments, List, NONE, Place};
 use shelves::Shelves;
 use tables::{Exposure, Tables};
 
-/// The policy. See the module.
+/// The policy, as described in the module.
 #[derive(Debug)]
 pub(super) struct Gittins {
     nodes: Vec<Node>,
     marks: Vec<Mark>,
-    segments: Segments,
+    segments: ChainSegments,
     ages: [List; BINS],
     shelves: Shelves,
     aside: List,
@@ -57,33 +57,33 @@ pub(super) struct Gittins {
     ghost_entries: usize,
     tables: Tables,
     pending: Requests,
-    /// Segments made in the call under way, root first.
+    /// ChainSegments made in the call under way, root first.
     fresh: Vec<u32>,
     named: Option<Slot>,
     now: Tick,
-    /// Whether there are segments too old for their bin.
+    /// Whether there are segments too old for their bin of age.
     behind: bool,
     origin: Origin,
     last_call: Instant,
     resident: usize,
-    /// The block that came last from another tier, and its standing there.
+    /// The last block that came from another tier, and its standing there.
     taken_over: Option<(Slot, Standing)>,
-    /// The block that was last to leave.
+    /// The last block that was marked as leaving.
     leaving: Option<Slot>,
-    /// Tokens a block as a multiple of what the buckets of new length are made for.
+    /// Tokens of a block relative to the block length that the buckets of new length are defined for.
     block_scale: f64,
     requests: u64,
     estimated_at_request: u64,
     estimated_at: Instant,
 }
 
-/// Segments that one call moves to their next bin at most: after a long pause the books catch up in steps.
+/// ChainMost segments that one call moves to their next bin: after a long pause this is done in steps.
 const AGED_A_CALL: usize = 256;
-/// Gone blocks are remembered by at most so many quarters of a checkpoint for each resident block,
+/// Most checkpoints of gone blocks for each resident block, in quarters.
 const CHECKPOINT_QUARTERS: usize = 5;
-/// and by what the segments of the resident ones leave of this many bytes a block.
+/// Bytes for each resident block that segments and checkpoints may take together.
 const BOOKS_BYTES: usize = 42;
-/// What a checkpoint takes in its table, the room it needs included.
+/// Bytes of a checkpoint in its table, including unused room.
 const CHECKPOINT_BYTES: usize = 10;
 const FIRST_ESTIMATE: u64 = 16;
 const MOST_BETWEEN_ESTIMATES: u64 = 512;
@@ -95,7 +95,7 @@ impl Gittins {
         Self {
             nodes: Vec::new(),
             marks: Vec::new(),
-            segments: Segments::default(),
+            segments: ChainSegments::default(),
             ages: [List::EMPTY; BINS],
             shelves: Shelves::default(),
             aside: List::EMPTY,
@@ -127,7 +127,7 @@ impl Gittins {
             .filter(|&segment| segment != NONE)
     }
 
-    /// Takes the time in and moves segments that grew too old for their bin to the next.
+    /// Advances the time and moves segments that are too old for their bin to the next one.
     fn advance(&mut self, now: Instant) {
         self.last_call = self.last_call.max(now);
         let tick = self.origin.advance(now);
@@ -187,8 +187,8 @@ impl Gittins {
         }
     }
 
-    /// `blocks` blocks of a segment are no longer at risk: counts the time they were, and takes them off the books of
-    /// its cell. The caller takes them off the segment.
+    /// `blocks` blocks of a segment are no longer at risk: adds the time that they were, and subtracts them from the
+    /// segment's cell. The caller subtracts them from the segment.
     fn settle(&mut self, number: u32, blocks: u16) {
         let segment = self.segments[number];
         let in_bin = self
@@ -203,7 +203,7 @@ impl Gittins {
         );
     }
 
-    /// Puts a segment into the books, at age zero.
+    /// Adds a segment to its cell and lists, at age zero.
     fn enlist(&mut self, number: u32) {
         let segment = self.segments[number];
         self.tables.enter(
@@ -216,7 +216,7 @@ impl Gittins {
             .push_newest(&mut self.segments, &self.tables, number);
     }
 
-    /// Out of whatever list its place names.
+    /// Removes a segment from the list that its place names.
     fn displace(&mut self, number: u32) {
         match self.segments[number].place {
             Place::Shelved => self
@@ -228,7 +228,7 @@ impl Gittins {
         }
     }
 
-    /// A segment lost blocks: moves it among the ghosts once nothing of it is resident, and frees it once nothing is
+    /// After a segment lost blocks: moves it to the ghosts if nothing of it is resident, and frees it if nothing is
     /// left at all.
     fn tidy(&mut self, number: u32) {
         let segment = &self.segments[number];
@@ -248,7 +248,7 @@ impl Gittins {
         self.segments.free(number);
     }
 
-    /// Forgets the gone blocks of a segment.
+    /// Removes the gone blocks of a segment.
     fn drop_ghost(&mut self, number: u32) {
         let segment = &self.segments[number];
         let gone = segment.blocks - segment.cached;
@@ -261,7 +261,7 @@ impl Gittins {
         self.tidy(number);
     }
 
-    /// The tail of a segment was evicted: it is remembered as gone.
+    /// The tail of a segment was evicted: keeps it as gone.
     fn evict_tail(&mut self, number: u32, slot: u32) {
         let node = std::mem::replace(&mut self.nodes[slot as usize], NO_NODE);
         let segment = &mut self.segments[number];
@@ -288,12 +288,13 @@ impl Gittins {
         self.limit_ghosts(number);
     }
 
-    /// The ghosts that went first are forgotten first; failing those, the gone blocks of `evicting`.
+    /// Removes the oldest ghosts beyond the limit; if there are none, the gone blocks of `evicting`.
     fn limit_ghosts(&mut self, evicting: u32) {
         let entries = self.ghost_limit();
         let bytes = self.resident * BOOKS_BYTES;
         while self.ghost_entries > entries
-            || self.segments.in_use() * size_of::<Segment>() + self.ghost_entries * CHECKPOINT_BYTES
+            || self.segments.in_use() * size_of::<ChainSegment>()
+                + self.ghost_entries * CHECKPOINT_BYTES
                 > bytes
         {
             let oldest = self.ghosts.oldest;
@@ -308,7 +309,7 @@ impl Gittins {
         self.resident * CHECKPOINT_QUARTERS / 4
     }
 
-    /// Takes a slot out of its segment, wherever in it; learns nothing. The segment's books are the caller's.
+    /// Unlinks a slot from its segment, at any position, without learning. The caller updates the segment's counts.
     fn unlink(&mut self, slot: u32) {
         let node = self.nodes[slot as usize];
         let segment = &mut self.segments[node.segment];
@@ -337,7 +338,7 @@ impl Gittins {
             return;
         };
         self.forget_name(slot);
-        // What is gone lies behind the last resident block: a hole before it breaks the chain.
+        // Gone blocks come after the last resident block: a hole before it would break the chain.
         if self.nodes[slot.0 as usize].up != NONE || self.segments[number].cached == 1 {
             self.drop_ghost(number);
         }
@@ -363,7 +364,7 @@ impl Gittins {
     fn choose(&mut self) -> Option<Slot> {
         while let Some((_, number)) = self.shelves.lowest(&self.tables) {
             let tail = self.segments[number].tail;
-            if !self.marks[tail as usize].is_parked() {
+            if !self.marks[tail as usize].is_excluded() {
                 return Some(Slot(tail));
             }
             self.shelves
@@ -372,11 +373,11 @@ impl Gittins {
             self.aside
                 .push_newest(&mut self.segments, By::Place, number);
         }
-        // Only segments with a parked tail are left: an ancestor has to go before its descendant.
+        // Only segments with an excluded tail are left: an ancestor has to be evicted before its descendant.
         while !self.aside.is_empty() {
             let number = self.aside.oldest;
             let tail = self.segments[number].tail;
-            if !self.marks[tail as usize].is_parked() {
+            if !self.marks[tail as usize].is_excluded() {
                 return Some(Slot(tail));
             }
             self.split_tail(number);
@@ -384,7 +385,7 @@ impl Gittins {
         None
     }
 
-    /// Makes the parked tail of a segment one of its own, in no order until it is unparked.
+    /// Splits the excluded tail of a segment into a segment of its own, which is in no order until it is included.
     fn split_tail(&mut self, number: u32) {
         let segment = self.segments[number];
         let tail = segment.tail;
@@ -394,7 +395,7 @@ impl Gittins {
             return;
         }
         self.drop_ghost(number);
-        let mut own = Segment {
+        let mut own = ChainSegment {
             place: Place::Stuck,
             blocks: 1,
             cached: 1,
@@ -471,25 +472,25 @@ impl Evict for Gittins {
         self.evict_tail(number, slot.0);
     }
 
-    fn park(&mut self, slot: Slot) {
+    fn exclude(&mut self, slot: Slot) {
         if self.segment_of(slot).is_some() {
             self.forget_name(slot);
-            self.marks[slot.0 as usize].set_parked(true);
+            self.marks[slot.0 as usize].set_excluded(true);
         }
     }
 
     fn mark_leaving(&mut self, slot: Slot) {
-        self.park(slot);
+        self.exclude(slot);
         if let Some(number) = self.segment_of(slot) {
             self.take_leave(slot, number);
         }
     }
 
-    fn unpark(&mut self, slot: Slot) {
+    fn include(&mut self, slot: Slot) {
         let Some(number) = self.segment_of(slot) else {
             return;
         };
-        self.marks[slot.0 as usize].set_parked(false);
+        self.marks[slot.0 as usize].set_excluded(false);
         if matches!(self.segments[number].place, Place::Aside | Place::Stuck) {
             self.displace(number);
             self.shelves
@@ -578,7 +579,7 @@ impl Evict for Gittins {
     }
 }
 
-const fn exposure(segment: &Segment, blocks: u16, ticks: u32) -> Exposure {
+const fn exposure(segment: &ChainSegment, blocks: u16, ticks: u32) -> Exposure {
     Exposure {
         class: segment.class,
         bin: segment.bin,

@@ -1,4 +1,4 @@
-//! What the policy says when asked: whether it would keep a block, and why it keeps one.
+//! Queries of the policy: whether it would keep a block, and why it keeps one.
 
 use std::time::Duration;
 
@@ -11,8 +11,9 @@ use super::segments::Place;
 use crate::evict::ghosts::tag;
 use crate::evict::{Explanation, ReturnChance, Slot, Standing};
 
-/// A block is copied to a tier when it is worth this many times what goes next there: what is hardly better would soon
-/// go again itself, and the copy would be for nothing. Twice saves more writes, and costs hits where little is learned.
+/// A block is copied to a tier when its index is this many times that of the next victim there: a block that is hardly
+/// better would soon be evicted itself, and the copy would be useless. A factor of two saves more writes, and costs
+/// hits where little is learned.
 const COPY_WORTH: f64 = 1.5;
 /// Points of the return curve that an explanation shows.
 const HORIZONS_SECONDS: [u64; 4] = [10, 60, 600, 3600];
@@ -26,7 +27,7 @@ impl Gittins {
             .is_none_or(|(lowest, _)| price > COPY_WORTH * lowest)
     }
 
-    /// Class and bin of a gone block, if its hash is remembered; those of a new one otherwise.
+    /// Class and bin of a gone block, if its hash is kept; those of a new one otherwise.
     pub(super) fn memory_of(&self, hash: u64) -> (Class, u8) {
         let mut candidates = self.checkpoints.find(tag(hash));
         let segment =
@@ -37,7 +38,8 @@ impl Gittins {
         }
     }
 
-    /// The position is exact for the tail of a segment, which is what goes next; that of others is the head's.
+    /// The position is exact for the tail of a segment, which is the next victim; for other blocks it is that of the
+    /// head.
     pub(super) fn standing_of(&self, now: Instant, slot: Slot, number: u32) -> Standing {
         let segment = &self.segments[number];
         let behind_head = if segment.tail == slot.0 {
@@ -112,7 +114,7 @@ fn in_words(class: Class, reuses: u8) -> String {
     format!("{history}, {times:.1} times as likely to return as others of that kind")
 }
 
-/// The age in ticks, to the nearest: it is read back as what was told.
+/// The age in ticks, rounded to the nearest, so that converting it back gives the same age.
 pub(super) fn ticks(age: Duration) -> u32 {
     (age.as_secs_f64() / TICK_SECONDS).round() as u32
 }

@@ -1,4 +1,4 @@
-//! Requests that were seen reading and may yet insert: the two calls of the catalog are one request to the policy.
+//! Requests that have read and may insert later: the two calls of the catalog are one request for the policy.
 
 use super::class::Features;
 
@@ -19,7 +19,7 @@ pub(super) struct GhostRuns {
     length: u8,
 }
 
-/// The segments that hold the blocks found, root first.
+/// The segments of the blocks found, root first.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Found {
     segments: [(u32, u8); SEGMENTS],
@@ -27,12 +27,13 @@ pub(super) struct Found {
 }
 
 const RUNS: usize = 4;
-/// As many as there are buckets of reuse count: more are rare, and the deepest matter most.
+/// The number of buckets of reuse count: more segments are rare, and the deepest matter most.
 const SEGMENTS: usize = 6;
 const REQUESTS: usize = 512;
 
 impl GhostRuns {
-    /// The blocks before `end` (and after the last run) were used `count` times. A run too many lengthens the last.
+    /// The blocks before `end` (and after the last run) were used `count` times. Beyond the limit of runs the last one
+    /// is lengthened.
     pub(super) fn push(&mut self, end: u32, count: u8) {
         let at = usize::from(self.length).min(RUNS - 1);
         if usize::from(self.length) == RUNS {
@@ -57,7 +58,7 @@ impl GhostRuns {
 }
 
 impl Found {
-    /// Adds a deeper segment; the one nearest the root gives way.
+    /// Adds a deeper segment; the one nearest the root is dropped if there are too many.
     pub(super) fn push(&mut self, segment: (u32, u8)) {
         if usize::from(self.length) == SEGMENTS {
             self.segments.rotate_left(1);
@@ -73,7 +74,8 @@ impl Found {
     }
 }
 
-/// The latest requests, by the hash of the block that the next insertion continues: a fixed table, newer over older.
+/// The latest requests, by the hash of the block that the next insertion continues: a table of fixed size in which
+/// newer entries overwrite older ones.
 #[derive(Debug)]
 pub(super) struct Requests {
     slots: Vec<Option<Pending>>,

@@ -1,6 +1,6 @@
-//! The same policy, slow and obvious: segments are lists of blocks, every choice is a search. It shares the learned
-//! tables and the requests under way, and nothing of the bookkeeping: no links, no slots' arrays, no bitmaps, no table
-//! of checkpoints.
+//! The reference implementation of the policy, slow and simple: segments are lists of blocks, every choice is a search.
+//! It shares the learned tables and the requests under way, but none of the data structures: links, arrays by slot,
+//! bitmaps, table of checkpoints.
 
 use std::collections::BTreeMap;
 
@@ -22,13 +22,13 @@ struct Block {
     tag: u32,
     slot: Option<Slot>,
     count: u8,
-    parked: bool,
-    /// Gone, and remembered by its hash.
+    excluded: bool,
+    /// Whether it is gone and kept by its hash.
     noted: bool,
 }
 
 #[derive(Clone, Debug)]
-struct Segment {
+struct ChainSegment {
     start: u32,
     last_use: Tick,
     class: Class,
@@ -40,13 +40,13 @@ struct Segment {
     blocks: Vec<Block>,
     /// Reuse count of the block that was the last to be resident.
     count: u8,
-    /// Places in the order of age and of eviction: the lower, the earlier.
+    /// Position in the order of age, and in that of eviction: lower is earlier.
     by_age: i64,
     by_place: i64,
 }
 
 pub(super) struct Reference {
-    segments: BTreeMap<u32, Segment>,
+    segments: BTreeMap<u32, ChainSegment>,
     next_number: u32,
     next_place: i64,
     pub(super) tables: Tables,
@@ -64,7 +64,7 @@ struct Known {
     ghosts: GhostRuns,
 }
 
-impl Segment {
+impl ChainSegment {
     fn cached(&self) -> usize {
         self.blocks
             .iter()
@@ -114,7 +114,7 @@ impl Reference {
         })
     }
 
-    fn segment(&mut self, number: u32) -> &mut Segment {
+    fn segment(&mut self, number: u32) -> &mut ChainSegment {
         self.segments.get_mut(&number).expect("the segment exists")
     }
 
@@ -222,13 +222,13 @@ impl Reference {
     }
 
     fn resident(&self) -> usize {
-        self.segments.values().map(Segment::cached).sum()
+        self.segments.values().map(ChainSegment::cached).sum()
     }
 
     fn limit_ghosts(&mut self, evicting: u32) {
         let resident = self.resident();
         loop {
-            let entries: usize = self.segments.values().map(Segment::checkpoints).sum();
+            let entries: usize = self.segments.values().map(ChainSegment::checkpoints).sum();
             let bytes = self.segments.len() * 40 + entries * CHECKPOINT_BYTES;
             if entries <= resident * CHECKPOINT_QUARTERS / 4 && bytes <= resident * BOOKS_BYTES {
                 return;
@@ -244,7 +244,7 @@ impl Reference {
         }
     }
 
-    /// The blocks of the walk that were resident, out of their segments, by slot.
+    /// Removes the resident blocks of the walk from their segments and returns them by slot.
     fn take(&mut self, walk: &Walk<'_>) -> (BTreeMap<Slot, Block>, Known) {
         let mut known = Known {
             matched: walk.position,
@@ -357,7 +357,7 @@ impl Reference {
         Features::new(new_bucket(f64::from(new)), gap, hint_bucket(walk.hint))
     }
 
-    /// Makes segments of `blocks`, each with its position; `None` breaks a run. Gives their numbers, root first.
+    /// Makes segments of `blocks`, each with its position; `None` breaks a run. Returns their numbers, root first.
     fn build(
         &mut self,
         walk: &Walk<'_>,
@@ -375,7 +375,7 @@ impl Reference {
             if bucket_of_last != Some(bucket) {
                 let features = features.with_count(bucket);
                 let class = self.tables.class(bucket, features, walk.output_tokens);
-                let segment = Segment {
+                let segment = ChainSegment {
                     start: walk.position + at as u32,
                     last_use: self.now,
                     class,
@@ -444,13 +444,14 @@ impl Reference {
         self.tables.enter(own.cell(0), blocks, last_use);
     }
 
-    /// The shelved segment with the lowest index; of equals that of the older age, the lower class, the earlier place.
+    /// The shelved segment with the lowest index; of equal ones the older, then the lower class, then the earlier
+    /// position.
     fn lowest(&self) -> Option<u32> {
         let shelved = self
             .segments
             .iter()
             .filter(|(_, segment)| segment.place == Place::Shelved);
-        let key = |segment: &Segment| {
+        let key = |segment: &ChainSegment| {
             let index = self.tables.index(segment.kept_as, segment.bin);
             (
                 index.to_bits(),
@@ -466,7 +467,7 @@ impl Reference {
 
     fn choose(&mut self) -> Option<Slot> {
         while let Some(number) = self.lowest() {
-            if !self.segments[&number].tail().parked {
+            if !self.segments[&number].tail().excluded {
                 return self.segments[&number].tail().slot;
             }
             let by_place = self.place();
@@ -479,7 +480,7 @@ impl Reference {
                 .iter()
                 .filter(|(_, segment)| segment.place == Place::Aside);
             let (&number, segment) = aside.min_by_key(|(_, segment)| segment.by_place)?;
-            if !segment.tail().parked {
+            if !segment.tail().excluded {
                 return segment.tail().slot;
             }
             if segment.cached() == 1 {
@@ -491,7 +492,7 @@ impl Reference {
             let segment = self.segment(number);
             let tail = segment.blocks.pop().expect("two at least");
             let start = segment.start + segment.blocks.len() as u32;
-            let own = Segment {
+            let own = ChainSegment {
                 start,
                 blocks: vec![tail],
                 place: Place::Stuck,
@@ -560,7 +561,7 @@ impl Evict for Reference {
                 tag: tag(link.hash),
                 slot: Some(slot),
                 count,
-                parked: false,
+                excluded: false,
                 noted: false,
             })
         };
@@ -601,19 +602,19 @@ impl Evict for Reference {
         self.limit_ghosts(number);
     }
 
-    fn park(&mut self, slot: Slot) {
+    fn exclude(&mut self, slot: Slot) {
         if let Some((number, at)) = self.find(slot) {
-            self.segment(number).blocks[at].parked = true;
+            self.segment(number).blocks[at].excluded = true;
         }
     }
 
-    fn unpark(&mut self, slot: Slot) {
+    fn include(&mut self, slot: Slot) {
         let Some((number, at)) = self.find(slot) else {
             return;
         };
         let earliest = -self.place();
         let segment = self.segment(number);
-        segment.blocks[at].parked = false;
+        segment.blocks[at].excluded = false;
         if matches!(segment.place, Place::Aside | Place::Stuck) {
             (segment.place, segment.by_place) = (Place::Shelved, earliest);
         }
@@ -633,7 +634,7 @@ impl Evict for Reference {
     }
 }
 
-const fn exposure(segment: &Segment, blocks: u32, ticks: u32) -> Exposure {
+const fn exposure(segment: &ChainSegment, blocks: u32, ticks: u32) -> Exposure {
     Exposure {
         class: segment.class,
         bin: segment.bin,

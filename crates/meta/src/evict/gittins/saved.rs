@@ -1,4 +1,4 @@
-//! The learned tables as bytes: what a restart keeps.
+//! The learned tables as bytes, which are kept over a restart.
 
 use slackwater_base::Checksum;
 
@@ -18,7 +18,7 @@ pub(super) fn write(numbers: impl Iterator<Item = f64>) -> Vec<u8> {
     bytes
 }
 
-/// Reads exactly `count` numbers, none of them negative or without bound.
+/// Reads exactly `count` numbers, none of them negative, infinite or NaN.
 pub(super) fn read(bytes: &[u8], count: usize) -> Result<Vec<f64>, RestoreError> {
     if !bytes.starts_with(&HEADER) {
         return Err(RestoreError::Foreign);
@@ -48,7 +48,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_come_back_and_any_damage_is_seen() {
+    fn numbers_are_read_back_and_any_damage_is_detected() {
         let numbers = [0.0, 1.5, 1e30];
         let bytes = write(numbers.into_iter());
         assert_eq!(read(&bytes, 3).unwrap()[1], 1.5);

@@ -1,11 +1,11 @@
-//! Segments of chains, and the lists they stand in.
+//! ChainSegments of chains, and the lists that they are in.
 
 use super::class::{Class, Features, Tick};
 
 /// A run of blocks of one chain that were last used together and are of one class. The first `cached` blocks are
-/// resident; the rest of `blocks` is remembered but gone. Forty bytes, most of the policy's memory.
+/// resident; the rest of `blocks` is gone and kept as ghosts. Forty bytes, most of the policy's memory.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Segment {
+pub(super) struct ChainSegment {
     /// The last resident block's slot; once nothing is resident, the reuse count that the first block had.
     pub(super) tail: u32,
     /// Position of the first block in its chain.
@@ -23,22 +23,22 @@ pub(super) struct Segment {
     pub(super) place: Place,
     /// Octave of the blocks' length in bytes.
     pub(super) octave: u8,
-    /// Tells a reused number from its former bearer.
+    /// Distinguishes the segment from an earlier one of the same number.
     pub(super) generation: u8,
 }
 
-/// Where a segment stands beside its bin of age.
+/// The list that a segment is in beside that of its bin of age.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Place {
     /// A free record.
     Free,
     /// In the order of eviction.
     Shelved,
-    /// Out of that order because its tail is parked.
+    /// Not in that order because its tail is excluded.
     Aside,
-    /// In no list: every resident block of it is parked.
+    /// In no list: every resident block of it is excluded.
     Stuck,
-    /// Nothing resident; in the order of being forgotten.
+    /// Nothing is resident; in the order in which ghosts are removed.
     Ghost,
 }
 
@@ -75,7 +75,7 @@ impl List {
         self.oldest == NONE
     }
 
-    pub(super) fn push_newest(&mut self, segments: &mut Segments, by: By, number: u32) {
+    pub(super) fn push_newest(&mut self, segments: &mut ChainSegments, by: By, number: u32) {
         let newest = std::mem::replace(&mut self.newest, number);
         segments.records[number as usize].links[by as usize] = Links {
             older: newest,
@@ -87,7 +87,7 @@ impl List {
         }
     }
 
-    pub(super) fn push_oldest(&mut self, segments: &mut Segments, by: By, number: u32) {
+    pub(super) fn push_oldest(&mut self, segments: &mut ChainSegments, by: By, number: u32) {
         let oldest = std::mem::replace(&mut self.oldest, number);
         segments.records[number as usize].links[by as usize] = Links {
             older: NONE,
@@ -99,7 +99,7 @@ impl List {
         }
     }
 
-    pub(super) fn remove(&mut self, segments: &mut Segments, by: By, number: u32) {
+    pub(super) fn remove(&mut self, segments: &mut ChainSegments, by: By, number: u32) {
         let Links { older, newer } = segments.records[number as usize].links[by as usize];
         match older {
             NONE => self.oldest = newer,
@@ -114,18 +114,18 @@ impl List {
 
 /// All segments, numbered densely, records reused.
 #[derive(Debug, Default)]
-pub(super) struct Segments {
-    records: Vec<Segment>,
+pub(super) struct ChainSegments {
+    records: Vec<ChainSegment>,
     free: Vec<u32>,
 }
 
-impl Segments {
-    /// A number for `segment`, whose generation it sets.
-    pub(super) fn add(&mut self, segment: Segment) -> u32 {
+impl ChainSegments {
+    /// Adds `segment`, sets its generation and returns its number.
+    pub(super) fn add(&mut self, segment: ChainSegment) -> u32 {
         if let Some(number) = self.free.pop() {
             let record = &mut self.records[number as usize];
             let generation = record.generation.wrapping_add(1);
-            *record = Segment {
+            *record = ChainSegment {
                 generation,
                 ..segment
             };
@@ -149,8 +149,8 @@ impl Segments {
         self.records.len() - self.free.len()
     }
 
-    /// The segment of that number and generation, if it still is.
-    pub(super) fn living(&self, number: u32, generation: u8) -> Option<&Segment> {
+    /// The segment of that number and generation, if it still exists.
+    pub(super) fn living(&self, number: u32, generation: u8) -> Option<&ChainSegment> {
         let segment = self.records.get(number as usize)?;
         (segment.place != Place::Free && segment.generation == generation).then_some(segment)
     }
@@ -174,28 +174,30 @@ impl Segments {
     }
 
     pub(super) fn overhead_bytes(&self) -> usize {
-        self.records.capacity() * size_of::<Segment>() + self.free.capacity() * size_of::<u32>()
+        self.records.capacity() * size_of::<ChainSegment>()
+            + self.free.capacity() * size_of::<u32>()
     }
 }
 
-impl std::ops::Index<u32> for Segments {
-    type Output = Segment;
+impl std::ops::Index<u32> for ChainSegments {
+    type Output = ChainSegment;
 
-    fn index(&self, number: u32) -> &Segment {
+    fn index(&self, number: u32) -> &ChainSegment {
         &self.records[number as usize]
     }
 }
 
-impl std::ops::IndexMut<u32> for Segments {
-    fn index_mut(&mut self, number: u32) -> &mut Segment {
+impl std::ops::IndexMut<u32> for ChainSegments {
+    fn index_mut(&mut self, number: u32) -> &mut ChainSegment {
         &mut self.records[number as usize]
     }
 }
 
-/// Every eighth block of a chain is a checkpoint: gone blocks are remembered by these and by the last of their segment.
+/// Every eighth block of a chain is a checkpoint: gone blocks are found by these and by the last block of their
+/// segment.
 pub(super) const CHECKPOINT_SPACING: u32 = 8;
 
-impl Segment {
+impl ChainSegment {
     /// A segment of no blocks yet, in no list.
     pub(super) const fn new(start: u32, last_use: Tick, class: Class, features: Features) -> Self {
         Self {
@@ -228,12 +230,12 @@ impl Segment {
         self.start + self.blocks as u32
     }
 
-    /// Whether the block at `position`, gone, is remembered by its hash.
+    /// Whether the gone block at `position` is kept by its hash.
     pub(super) const fn is_checkpoint(&self, position: u32) -> bool {
         position % CHECKPOINT_SPACING == CHECKPOINT_SPACING - 1 || position + 1 == self.end()
     }
 
-    /// How many of its gone blocks are remembered by their hash.
+    /// How many of its gone blocks are kept by their hash.
     pub(super) const fn checkpoints(&self) -> usize {
         let (from, to) = (self.ghost_start(), self.end());
         if from == to {
@@ -250,11 +252,11 @@ mod tests {
 
     #[test]
     fn checkpoints_are_counted_as_they_are_placed() {
-        assert_eq!(size_of::<Segment>(), 40);
+        assert_eq!(size_of::<ChainSegment>(), 40);
         for start in 0..20 {
             for blocks in 1..30u16 {
                 for cached in 0..=blocks {
-                    let mut segment = Segment::new(start, Tick(0), Class(0), Features(0));
+                    let mut segment = ChainSegment::new(start, Tick(0), Class(0), Features(0));
                     (segment.blocks, segment.cached) = (blocks, cached);
                     let placed = (segment.ghost_start()..segment.end())
                         .filter(|&at| segment.is_checkpoint(at))

@@ -1,11 +1,11 @@
 //! The order of eviction: segments of one class and bin of age in a list, lists found by the rank of their index.
 
 use super::class::CELLS;
-use super::segments::{By, List, Place, Segments};
+use super::segments::{By, ChainSegments, List, Place};
 use super::tables::Tables;
 
-/// One shelf for each octave of block length that occurs, since the index is a price per byte. On a shelf, a bitmap
-/// of ranks under a bitmap of its words finds the lowest non-empty list in two steps: no sampling, no search.
+/// One shelf for each octave of block length that occurs, since indices are compared per byte. On a shelf, a bitmap of
+/// ranks and a bitmap of its words find the lowest non-empty list in two steps, without sampling or search.
 #[derive(Debug, Default)]
 pub(super) struct Shelves {
     shelves: Vec<Shelf>,
@@ -18,7 +18,7 @@ struct Shelf {
     ranks: Bitmap,
     /// Resident blocks of this octave.
     blocks: usize,
-    /// Mean length of the blocks that came lately.
+    /// Mean length of the blocks that were added lately.
     block_bytes: f64,
     blocks_seen: u32,
 }
@@ -39,7 +39,7 @@ pub(super) const fn octave(bytes: u64) -> u8 {
 }
 
 impl Shelves {
-    /// A block of this length came.
+    /// Counts a block of this length.
     pub(super) fn add_block(&mut self, bytes: u64) {
         let shelf = self.shelf(octave(bytes));
         shelf.blocks += 1;
@@ -47,7 +47,7 @@ impl Shelves {
         shelf.block_bytes += (bytes as f64 - shelf.block_bytes) / f64::from(shelf.blocks_seen);
     }
 
-    /// A block of this octave went.
+    /// Counts off a block of this octave.
     pub(super) fn remove_block(&mut self, octave: u8) {
         self.shelf(octave).blocks -= 1;
     }
@@ -61,19 +61,29 @@ impl Shelves {
         )
     }
 
-    pub(super) fn push_newest(&mut self, segments: &mut Segments, tables: &Tables, number: u32) {
+    pub(super) fn push_newest(
+        &mut self,
+        segments: &mut ChainSegments,
+        tables: &Tables,
+        number: u32,
+    ) {
         let (shelf, cell) = self.enter(segments, tables, number);
         shelf.lists[cell].push_newest(segments, By::Place, number);
     }
 
-    pub(super) fn push_oldest(&mut self, segments: &mut Segments, tables: &Tables, number: u32) {
+    pub(super) fn push_oldest(
+        &mut self,
+        segments: &mut ChainSegments,
+        tables: &Tables,
+        number: u32,
+    ) {
         let (shelf, cell) = self.enter(segments, tables, number);
         shelf.lists[cell].push_oldest(segments, By::Place, number);
     }
 
     fn enter(
         &mut self,
-        segments: &mut Segments,
+        segments: &mut ChainSegments,
         tables: &Tables,
         number: u32,
     ) -> (&mut Shelf, usize) {
@@ -87,7 +97,7 @@ impl Shelves {
         (shelf, cell)
     }
 
-    pub(super) fn remove(&mut self, segments: &mut Segments, tables: &Tables, number: u32) {
+    pub(super) fn remove(&mut self, segments: &mut ChainSegments, tables: &Tables, number: u32) {
         let segment = &segments[number];
         let cell = segment.kept_as.cell(segment.bin);
         let shelf = self.shelf(segment.octave);
@@ -109,7 +119,7 @@ impl Shelves {
         lists.min_by(|a, b| a.0.total_cmp(&b.0))
     }
 
-    /// Ranks changed.
+    /// Sorts the lists again after the ranks have changed.
     pub(super) fn rank_anew(&mut self, tables: &Tables) {
         for shelf in &mut self.shelves {
             shelf.ranks = Bitmap::new();
@@ -126,7 +136,7 @@ impl Shelves {
         self.shelves.iter().map(shelf).sum()
     }
 
-    /// The shelf of an octave. Those that nothing stands on make way, so that a varied history costs no memory.
+    /// The shelf of an octave. Empty shelves are reused, so that octaves that no longer occur cost no memory.
     fn shelf(&mut self, octave: u8) -> &mut Shelf {
         let found = self.shelves.iter().position(|shelf| shelf.octave == octave);
         let at = found.unwrap_or_else(|| {

@@ -1,4 +1,4 @@
-//! What the policy learns: events and exposure by class and age, factors by feature, and the index made of them.
+//! The learned state: events and exposure by class and age, factors by feature, and the index computed from them.
 
 use super::class::{
     BINS, CELLS, Class, Features, GAP_BUCKETS, GROUPS, HINT_BUCKETS, NEW_BUCKETS, SHAPES,
@@ -24,27 +24,27 @@ pub(super) struct Tables {
     bin_starts: [u32; BINS],
 }
 
-/// One class and bin of age: what was counted, and what is under way.
+/// One class and bin of age: what was counted, and the blocks that are in it.
 #[derive(Clone, Copy, Debug, Default)]
 struct Cell {
     /// Reused blocks.
     reused: f64,
-    /// Block-ticks at risk, of those who have left the cell.
+    /// Block-ticks at risk, of blocks that have left the cell.
     exposed: f64,
     /// Blocks that are in the cell now.
     blocks: u64,
-    /// Sum over them of the tick they were last used at.
+    /// Sum of the ticks at which these blocks were last used.
     block_ticks: u64,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Factor {
     value: f64,
-    /// Events that were expected of blocks with this feature: the more, the smaller its steps.
+    /// Events that were expected of blocks with this feature: the more, the smaller the steps of the factor.
     expected: f64,
 }
 
-/// A stretch of being at risk: so many blocks for so many ticks.
+/// A time at risk: a number of blocks for a number of ticks.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Exposure {
     pub(super) class: Class,
@@ -56,7 +56,7 @@ pub(super) struct Exposure {
 
 /// A typical event before any was seen, in blocks.
 const FIRST_WEIGHT: f64 = 10.0;
-/// What the sums keep over [`DECAY_REQUESTS`] requests: a half-life of about 9,000.
+/// Factor by which the sums decay over [`DECAY_REQUESTS`] requests: a half-life of about 9,000 requests.
 const DECAY: f64 = 0.99;
 const DECAY_REQUESTS: f64 = 128.0;
 const NO_FACTOR: Factor = Factor {
@@ -88,7 +88,7 @@ impl Tables {
         tables
     }
 
-    /// The class of blocks that were reused as often as `bucket` says.
+    /// The class of blocks of a bucket of reuse count.
     pub(super) fn class(
         &self,
         bucket: u8,
@@ -138,7 +138,7 @@ impl Tables {
         cell.block_ticks += u64::from(blocks) * u64::from(last_use.0);
     }
 
-    /// They are no longer.
+    /// The blocks are in the cell no longer.
     pub(super) fn leave(&mut self, cell: usize, blocks: u32, last_use: Tick) {
         let cell = &mut self.cells[cell];
         cell.blocks -= u64::from(blocks);
@@ -189,7 +189,7 @@ impl Tables {
         }
     }
 
-    /// Forgets a little, for `requests` more were served.
+    /// Decays the sums after `requests` more requests.
     pub(super) fn decay(&mut self, requests: u64) {
         let keep = DECAY.powf(requests as f64 / DECAY_REQUESTS);
         for cell in &mut self.cells {
@@ -203,7 +203,7 @@ impl Tables {
         self.squared_weights *= keep;
     }
 
-    /// Makes index and ranks of what was counted. The cells' own number bounds it: it does not depend on what is cached.
+    /// Computes index and ranks from the counts. Its cost depends on the number of cells and not on what is cached.
     pub(super) fn estimate(&mut self, now: Tick) {
         let hazards = hazards(&self.counts(now), self.typical_event);
         for (class, curve) in hazards.classes.iter().enumerate() {
@@ -219,8 +219,8 @@ impl Tables {
         }
     }
 
-    /// Everything counted, and the exposure so far of the blocks that are still in a cell: without it only the
-    /// impatient would count.
+    /// Everything counted, and the exposure so far of the blocks that are still in a cell: without it the counts would
+    /// be biased to blocks that return early.
     fn counts(&self, now: Tick) -> Vec<Count> {
         let count = |(at, cell): (usize, &Cell)| {
             let bin = at % BINS;
@@ -261,10 +261,10 @@ impl Tables {
     pub(super) const NUMBERS: usize =
         2 + 2 * CELLS + 2 * GROUPS * (NEW_BUCKETS + GAP_BUCKETS + HINT_BUCKETS);
 
-    /// Takes what [`Tables::numbers`] gave in place of what was learned since. The blocks under way stay.
+    /// Replaces what was learned by what [`Tables::numbers`] returned. The blocks in the cells stay.
     pub(super) fn set_numbers(&mut self, numbers: &[f64]) {
         let (sums, rest) = numbers.split_at(2);
-        // A sum of nothing has no typical event.
+        // Without events there is no size of a typical one.
         (self.weights, self.squared_weights) = (sums[0].max(1.0), sums[1].max(1.0));
         self.typical_event = self.squared_weights / self.weights;
         let (cells, factors) = rest.split_at(2 * CELLS);
@@ -316,7 +316,8 @@ impl Factor {
     /// Multiplies by e to the power of `step`.
     fn shift(&mut self, step: f64) {
         let x = step.clamp(-LARGEST_STEP, LARGEST_STEP);
-        // The series to the fourth power: within a thousandth for the largest step, and a quarter of `exp`'s time.
+        // The series to the fourth power is exact to a thousandth for the largest step, and takes a quarter of the time
+        // of `exp`.
         let power = 1.0 + x * (1.0 + x * (0.5 + x * (1.0 / 6.0 + x / 24.0)));
         self.value = (self.value * power).clamp(FACTOR_RANGE.0, FACTOR_RANGE.1);
     }

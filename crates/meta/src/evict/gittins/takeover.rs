@@ -1,18 +1,18 @@
-//! Blocks that come from another tier: they bring their class and their age, and their neighbours follow one by one.
+//! Blocks that come from another tier with their class and age; their neighbours follow one by one.
 
 use super::Gittins;
 use super::block::{IN_HAND, Mark, NO_NODE, Node};
 use super::class::{CLASSES, Class, Features, Tick};
 use super::opinion::ticks;
-use super::segments::{By, NONE, Place, Segment};
+use super::segments::{By, ChainSegment, NONE, Place};
 use super::shelves::octave;
 use crate::evict::ghosts::tag;
 use crate::evict::queues::grow;
 use crate::evict::{Link, Slot, Standing};
 
 impl Gittins {
-    /// Takes a block as the instance of another tier knew it. Tiers pass chains on from one end to the other, so that
-    /// the block that came just before it is usually its neighbour, and then they share a segment.
+    /// Adds a block with its standing in another tier. Tiers pass on chains from one end to the other, so the block
+    /// that came just before is usually its neighbour, and then they share a segment.
     pub(super) fn take_over(&mut self, link: Link, standing: Standing) {
         let Some(slot) = link.slot else { return };
         self.discard(slot);
@@ -33,8 +33,8 @@ impl Gittins {
         self.taken_over = Some((slot, standing));
     }
 
-    /// Puts the block beside the one that came last, where that is its neighbour: evicted chains come leaf first,
-    /// promoted ones root first.
+    /// Adds the block to the segment of the one that came last, if that is its neighbour: evicted chains come leaf
+    /// first, promoted ones root first.
     fn join_neighbour(&mut self, slot: Slot, octave: u8, standing: Standing) -> bool {
         let Some((other, before)) = self.taken_over.filter(|(other, _)| *other != slot) else {
             return false;
@@ -50,7 +50,7 @@ impl Gittins {
         let alike = before.chain == standing.chain
             && (segment.class, segment.kept_as, segment.octave) == (class, kept_as, octave)
             && segment.cached > 0
-            // What is stuck waits for a parked block, and would keep this one out of every order.
+            // A stuck segment waits for an excluded block, and the new block would be in no order with it.
             && segment.place != Place::Stuck
             && segment.blocks < u16::MAX
             && self.now.since(segment.last_use).abs_diff(ticks(standing.age)) <= 1;
@@ -96,18 +96,18 @@ impl Gittins {
         }
     }
 
-    /// Makes a segment of the block alone.
+    /// Makes a segment of the single block.
     fn found(&mut self, slot: Slot, octave: u8, standing: Standing) {
         let age = ticks(standing.age).min(self.now.0);
         let (class, last_use) = (Class::clamped(standing.class), Tick(self.now.0 - age));
-        let segment = Segment {
+        let segment = ChainSegment {
             tail: slot.0,
             blocks: 1,
             cached: 1,
             octave,
             kept_as: Class::clamped(standing.kept_as),
             bin: self.tables.bin_of(age),
-            ..Segment::new(
+            ..ChainSegment::new(
                 standing.position,
                 last_use,
                 class,

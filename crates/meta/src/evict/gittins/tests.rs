@@ -29,7 +29,7 @@ impl World {
         }
     }
 
-    /// Reads a chain and inserts what is missing; gives what was evicted for it, in order.
+    /// Reads a chain and inserts what is missing; returns what was evicted for it, in order.
     fn request(&mut self, blocks: &[u32]) -> Vec<u32> {
         let link = |block: u32, here: bool| Link {
             hash: block.into(),
@@ -73,7 +73,7 @@ impl World {
         }
         let mut gone = Vec::new();
         while self.kept > self.capacity {
-            let victim = self.policy.victim(self.now).expect("nothing is parked");
+            let victim = self.policy.victim(self.now).expect("nothing is excluded");
             self.policy.evicted(self.now, victim);
             self.resident[victim.0 as usize] = false;
             self.kept -= 1;
@@ -89,8 +89,7 @@ impl World {
         gone
     }
 
-    /// Traffic from which there is something to learn: ten chains that return every ten seconds, and one in between
-    /// that never does.
+    /// Traffic to learn from: ten chains that return every ten seconds, and one in between that never does.
     fn teach(&mut self, rounds: u32) {
         for round in 0..rounds {
             self.now += Duration::from_secs(1);
@@ -140,7 +139,7 @@ fn read_and_insert_of_one_request_make_one_chain() {
     let mut world = World::new(1_000);
     world.request(&[1, 2, 3]);
     world.now += Duration::from_secs(60);
-    // The continuation inserts later than it read; its ancestors are then as young as it is.
+    // The continuation inserts later than it read; its ancestors then have the same age.
     let links = [1, 2, 3].map(|block: u32| Link {
         hash: block.into(),
         slot: Some(Slot(block)),
@@ -298,7 +297,7 @@ fn an_explanation_tells_what_was_learned() {
     );
 }
 
-/// After a long pause one call moves a bounded number of segments; the rest follow, and nothing is lost.
+/// After a long pause one call moves a bounded number of segments; later calls move the rest.
 #[test]
 fn a_long_pause_is_caught_up_in_steps() {
     let mut world = World::new(4_000);
@@ -313,17 +312,17 @@ fn a_long_pause_is_caught_up_in_steps() {
         world.request(&[block]);
     }
     assert!(!world.policy.behind);
-    let victim = world.policy.victim(world.now).expect("nothing is parked");
+    let victim = world.policy.victim(world.now).expect("nothing is excluded");
     assert!(
         victim.0 < 2_000,
         "{victim:?} goes before those that waited two hours"
     );
 }
 
-/// A block was on its way out of one tier when its neighbour came from another. They shared a segment, which stood in no
-/// order because of the first; that one went, and the second was never named again.
+/// A block was leaving a tier when its neighbour came from another. They shared a segment, which was in no order
+/// because of the first. After the first was evicted, the second was never named again.
 #[test]
-fn the_neighbour_of_a_block_that_leaves_may_go_itself() {
+fn the_neighbour_of_a_leaving_block_can_be_evicted() {
     for (story, ahead) in [("its child came", false), ("its parent came", true)] {
         let mut world = World::new(10);
         world.request(&[1, 2]);

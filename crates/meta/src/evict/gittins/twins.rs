@@ -1,13 +1,13 @@
-//! The fast policy and the obvious one, side by side.
+//! The policy and its reference implementation, run together.
 
 use slackwater_base::{Instant, Rng};
 
 use super::Gittins;
 use super::reference::Reference;
-use crate::evict::conformance::{Segment, random_step};
+use crate::evict::conformance::{PolicyHarness, random_step};
 use crate::evict::{Evict, Slot, Walk};
 
-/// Both at once; they have to agree on every victim.
+/// Both implementations; they have to agree on every victim.
 struct Twins {
     fast: Gittins,
     slow: Reference,
@@ -52,12 +52,12 @@ impl Evict for Twins {
         self.both(|policy| policy.evicted(now, slot));
     }
 
-    fn park(&mut self, slot: Slot) {
-        self.both(|policy| policy.park(slot));
+    fn exclude(&mut self, slot: Slot) {
+        self.both(|policy| policy.exclude(slot));
     }
 
-    fn unpark(&mut self, slot: Slot) {
-        self.both(|policy| policy.unpark(slot));
+    fn include(&mut self, slot: Slot) {
+        self.both(|policy| policy.include(slot));
     }
 
     fn set_capacity(&mut self, bytes: u64) {
@@ -79,10 +79,11 @@ impl Evict for Twins {
     }
 }
 
-/// Histories with every kind of step. Taking a block from the midst of a segment shifts the positions behind it in both;
-/// a checkpoint that the fast one should have forgotten may then match one block early, which the seeds here do not show.
+/// Histories with every kind of step. Removing a block from the middle of a segment shifts the positions after it in
+/// both. A checkpoint that the fast one should have removed may then match one block early; the seeds here do not show
+/// that.
 #[test]
-fn fast_and_obvious_agree_on_every_victim() {
+fn policy_and_reference_agree_on_every_victim() {
     for seed in 0..24 {
         let mut rng = Rng::new(seed);
         let twins = Twins {
@@ -90,7 +91,8 @@ fn fast_and_obvious_agree_on_every_victim() {
             slow: Reference::new(),
             named: None,
         };
-        let mut catalog = Segment::with_equal_blocks(Box::new(twins), 5 + rng.below(60) as usize);
+        let mut catalog =
+            PolicyHarness::with_equal_blocks(Box::new(twins), 5 + rng.below(60) as usize);
         for _ in 0..250 {
             catalog.step(&random_step(&mut rng));
         }

@@ -1,11 +1,12 @@
-//! One request's walk along its chain: what it reuses is cut from old segments and becomes new ones at age zero.
+//! One request's walk along its chain: the blocks that it reuses are removed from old segments and become new ones at
+//! age zero.
 
 use super::block::{IN_HAND, Mark, NO_NODE, Node};
 use super::class::{
     Class, Features, NO_GAP, TICK_SECONDS, Tick, count_bucket, gap_bucket, hint_bucket, new_bucket,
 };
 use super::pending::{Found, GhostRuns, Pending};
-use super::segments::{By, CHECKPOINT_SPACING, NONE, Place, Segment};
+use super::segments::{By, CHECKPOINT_SPACING, ChainSegment, NONE, Place};
 use super::shelves::octave;
 use super::{Gittins, Link, Walk};
 use crate::evict::ghosts::tag;
@@ -13,10 +14,10 @@ use crate::evict::queues::grow;
 
 /// What is known of a request before its blocks are placed.
 struct Known {
-    /// Position after the deepest known block, resident or gone. Blocks before it are no news either, though they may
-    /// be in another tier: they were there when it was written.
+    /// Position after the deepest known block, resident or gone. Blocks before it are not new either, though they may
+    /// be in another tier: they existed when it was inserted.
     matched: u32,
-    /// When that was last used.
+    /// When that block was last used.
     last_use: Option<Tick>,
     ghosts: GhostRuns,
 }
@@ -84,7 +85,7 @@ impl Gittins {
         }
     }
 
-    /// Takes every resident block of the walk in hand, and records one event for each run of them in a segment.
+    /// Unlinks every resident block of the walk, and records one event for each run of them in a segment.
     fn take_resident(&mut self, walk: &Walk<'_>) -> Known {
         let mut known = Known {
             matched: walk.position,
@@ -103,7 +104,7 @@ impl Gittins {
             known.last_use = Some(self.segments[number].last_use);
             known.matched = walk.position + at as u32 + 1;
             if self.nodes[slot.0 as usize].up != NONE {
-                // Not the first of its segment: what is gone behind it has no position any more.
+                // It is not the first of its segment: the gone blocks after it have no position any more.
                 self.reuse(run.take());
                 self.drop_ghost(number);
             }
@@ -119,7 +120,7 @@ impl Gittins {
         known
     }
 
-    /// A run of blocks of a segment returned. They are unlinked already but still on its books.
+    /// A run of blocks of a segment returned. They are unlinked already but still counted in it.
     fn reuse(&mut self, run: Option<(u32, u16)>) {
         let Some((number, blocks)) = run else { return };
         let segment = self.segments[number];
@@ -130,7 +131,7 @@ impl Gittins {
         self.tidy(number);
     }
 
-    /// Continues the known blocks into what is gone but remembered.
+    /// Extends the known blocks by gone blocks that are kept as ghosts.
     fn match_ghosts(&mut self, walk: &Walk<'_>, known: &mut Known) {
         let mut end = known.matched;
         for (at, link) in walk
@@ -198,7 +199,7 @@ impl Gittins {
         Features::new(new_bucket(new), gap, hint_bucket(walk.hint))
     }
 
-    /// An insertion that no read announced is a request of its own.
+    /// The request of an insertion that no read came before.
     fn unread(&mut self, walk: &Walk<'_>) -> Pending {
         self.requests += 1;
         let mut known = Known {
@@ -214,8 +215,8 @@ impl Gittins {
         }
     }
 
-    /// Makes segments of the blocks in hand: one for each run of neighbours of one bucket of reuse count and one octave
-    /// of length.
+    /// Makes segments of the unlinked blocks: one for each run of neighbours of one bucket of reuse count and one
+    /// octave of length.
     fn build(&mut self, walk: &Walk<'_>, features: Features, count: impl Fn(u32, Mark) -> u8) {
         self.fresh.clear();
         let mut growing: Option<Growing> = None;
@@ -273,19 +274,19 @@ impl Gittins {
         (start, octave): (u32, u8),
     ) -> u32 {
         let class = self.tables.class(bucket, features, walk.output_tokens);
-        let segment = Segment {
+        let segment = ChainSegment {
             octave,
-            ..Segment::new(start, self.now, class, features)
+            ..ChainSegment::new(start, self.now, class, features)
         };
         let number = self.segments.add(segment);
         self.fresh.push(number);
         number
     }
 
-    /// Puts the segments just made into the books, those of the same request that were `found` before them as well.
+    /// Adds the new segments to the lists, and those of the same request that were `found` before.
     ///
-    /// From the leaf to the root, so that of equals the leaf goes first; and each is kept by the highest index of
-    /// itself and all behind it, because an ancestor is worth what its descendants are.
+    /// From the leaf to the root, so that of equal ones the leaf is evicted first. Each is kept by the highest index of
+    /// itself and its descendants, because these are of no use without it.
     fn publish(&mut self, found: Found) -> Found {
         let mut best: Option<Class> = None;
         let fresh = std::mem::take(&mut self.fresh);
@@ -325,7 +326,8 @@ impl Gittins {
         *best = Some(kept_as);
     }
 
-    /// The request that found this segment now adds blocks behind it: it is used again, which is no event.
+    /// The request that found this segment now adds blocks after it: it is used again, which does not count as an
+    /// event.
     fn refresh(&mut self, number: u32, best: &mut Option<Class>) {
         let segment = self.segments[number];
         self.settle(number, segment.blocks);
@@ -338,8 +340,8 @@ impl Gittins {
     }
 }
 
-/// The hash by which an insertion will say that it continues this read: that of the last resident block of the prefix,
-/// or of the first block of all when nothing before it is known.
+/// The hash by which a later insertion is matched with this read: that of the last resident block of the prefix, or of
+/// the first block when nothing before it is known.
 fn continuation(walk: &Walk<'_>) -> Option<u64> {
     match walk.found.checked_sub(1) {
         Some(last) => walk.links.get(last as usize).map(|link: &Link| link.hash),

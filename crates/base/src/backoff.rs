@@ -11,7 +11,7 @@ use crate::Rng;
 pub struct Backoff {
     /// The ceiling of the first pause.
     pub first: Duration,
-    /// No pause is longer.
+    /// The longest pause.
     pub max: Duration,
     /// By how much the ceiling grows from one attempt to the next; 1 keeps it at `first`.
     pub factor: u32,
@@ -22,9 +22,9 @@ pub struct Backoff {
 /// Which part of the ceiling a pause is drawn from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Jitter {
-    /// All of it, but for the lowest tenth of the first ceiling: spreads a crowd the most.
+    /// From all of it, except the lowest tenth of the first ceiling: spreads many clients best.
     Full,
-    /// Its upper half: never asks again at once.
+    /// From its upper half: a retry is never immediate.
     UpperHalf,
 }
 
@@ -40,7 +40,7 @@ impl Backoff {
         }
     }
 
-    /// The same with pauses from this part of their ceilings.
+    /// The same back-off with pauses drawn from this part of their ceilings.
     #[must_use]
     pub const fn with_jitter(self, jitter: Jitter) -> Self {
         Self { jitter, ..self }
@@ -55,7 +55,8 @@ impl Backoff {
     }
 
     /// The pause after failure number `attempt`, counted from 0: anything below [`ceiling`](Self::ceiling), and at
-    /// least a tenth of `first` or half of the ceiling, so that a run of short draws does not become a storm.
+    /// least a tenth of `first` or half of the ceiling, so that a run of short draws does not cause many retries at
+    /// once.
     #[must_use]
     pub fn pause(&self, attempt: u32, random: &mut Rng) -> Duration {
         let ceiling = self.ceiling(attempt);

@@ -1,6 +1,6 @@
 use crc_fast::{CrcAlgorithm, Digest};
 
-/// CRC-64/NVME of a byte string: the checksum that travels with every value from where it enters to where it leaves.
+/// CRC-64/NVME of a byte string: the checksum that is kept with every value from put to get.
 ///
 /// Detects any burst error up to 64 bits and all but 2^-64 of others (NVM Express Base Specification 2.0, §8.3.2).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -13,11 +13,11 @@ impl Checksum {
         Self(crc_fast::checksum(CrcAlgorithm::Crc64Nvme, bytes))
     }
 
-    /// The checksum of these bytes followed by `next_bytes` more whose own checksum is `next`: pieces can be summed
-    /// apart, by several threads, and put together. Costs a tenth of a microsecond for each bit set in the length.
+    /// The checksum of these bytes followed by `next_bytes` more whose own checksum is `next`: several threads can take
+    /// the checksums of pieces, which are then combined. Costs a tenth of a microsecond for each bit set in the length.
     #[must_use]
     pub fn followed_by(self, next: Self, next_bytes: u64) -> Self {
-        // That a CRC starts from all ones and is inverted at the end cancels out when two of them are put together.
+        // The initial value and the final inversion of a CRC cancel out when two of them are combined.
         let shifted = (0..64)
             .filter(|bit| next_bytes >> bit & 1 == 1)
             .fold(self.0, |sum, bit| multiply(sum, BYTES_ON[bit]));
@@ -56,18 +56,18 @@ const fn multiply(a: u64, b: u64) -> u64 {
 pub struct Checksummer(Digest);
 
 impl Checksummer {
-    /// A checksum over nothing yet.
+    /// A checksum over no bytes.
     #[must_use]
     pub fn new() -> Self {
         Self(Digest::new(CrcAlgorithm::Crc64Nvme))
     }
 
-    /// Takes `bytes` in.
+    /// Adds `bytes`.
     pub fn update(&mut self, bytes: &[u8]) {
         self.0.update(bytes);
     }
 
-    /// The checksum of everything taken in.
+    /// The checksum of all bytes added.
     #[must_use]
     pub fn finish(&self) -> Checksum {
         Checksum(self.0.finalize())

@@ -4,32 +4,32 @@ use thiserror::Error;
 
 /// A piece of a segment that belongs to one holder until it is retired.
 ///
-/// `offset` and `bytes` are multiples of the allocator's granule. `generation` is unique in the life of the
-/// allocator: the same bytes given out again carry another one, which is what makes a late access recognisable.
+/// `offset` and `bytes` are multiples of the allocator's granule. `generation` is unique within the allocator: when the
+/// same bytes are allocated again they have another one, by which a late access is recognised.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Extent {
     /// First byte, from the start of the segment.
     pub offset: u64,
     /// Size, rounded up to granules.
     pub bytes: u64,
-    /// Which allocation this is; never reused.
+    /// The number of this allocation; never reused.
     pub generation: u64,
     slot: u32,
 }
 
 impl Extent {
-    /// The allocator's short name of this extent, for holders that keep millions: see [`ExtentAllocator::held`].
-    /// Reused once the extent was released.
+    /// The allocator's 32-bit number of this extent, for holders that keep millions: see [`ExtentAllocator::held`].
+    /// Reused after the extent was released.
     #[must_use]
     pub fn slot(&self) -> u32 {
         self.slot
     }
 }
 
-/// Why there is no extent.
+/// Why an allocation failed.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
 pub enum AllocError {
-    /// An extent of nothing was asked for.
+    /// Zero bytes were asked for.
     #[error("an extent needs at least one byte")]
     Empty,
     /// No free piece is long enough now.
@@ -37,7 +37,7 @@ pub enum AllocError {
     NoSpace {
         /// Bytes asked for, rounded up to granules.
         want: u64,
-        /// Free bytes in all.
+        /// Free bytes of the segment.
         free: u64,
         /// Bytes of the largest free piece.
         largest: u64,
@@ -52,23 +52,24 @@ pub enum AllocError {
     },
 }
 
-/// Where the bytes of a segment are; `free + live + quarantined = capacity` at every moment.
+/// The bytes of a segment by state; `free + live + quarantined = capacity` at every moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ExtentBooks {
     /// Bytes of the segment.
     pub capacity: u64,
-    /// Bytes that can be given out.
+    /// Bytes that can be allocated.
     pub free: u64,
-    /// Bytes that holders own.
+    /// Bytes of live extents.
     pub live: u64,
-    /// Bytes given back whose last holder is not yet fenced.
+    /// Bytes of retired extents that are not released.
     pub quarantined: u64,
 }
 
-/// Gives out extents of one segment in constant time and takes them back through quarantine.
+/// Allocates extents of one segment in constant time and frees them through quarantine.
 ///
-/// Two-level segregated fit (Masmano, Ripoll, Crespo and Real, 2004) over granules: free pieces hang in lists by
-/// size class, neighbours are merged when they become free. Extents are pure arithmetic; no memory is touched.
+/// Two-level segregated fit (Masmano, Ripoll, Crespo and Real, 2004) over granules: free pieces are in lists by size
+/// class, and neighbours are merged when they become free. Extents are numbers only; the allocator does not access
+/// their memory.
 #[derive(Clone, Debug)]
 pub struct ExtentAllocator {
     granule: u64,
@@ -81,8 +82,8 @@ pub struct ExtentAllocator {
     next_generation: u64,
 }
 
-/// Twenty-eight bytes, because there is one for every extent: what only free pieces need and what only held ones need
-/// share their room.
+/// Twenty-eight bytes, because there is one for every extent: fields of free pieces and fields of held ones share their
+/// room.
 #[derive(Clone, Copy, Debug)]
 struct Piece {
     start: u32,
@@ -108,7 +109,7 @@ impl Piece {
     }
 }
 
-/// Pieces in chunks: a million extents more must not copy those there are, nor reserve room for as many again.
+/// Pieces in chunks, so that growing neither copies the existing pieces nor doubles the memory.
 #[derive(Clone, Debug, Default)]
 struct Pieces {
     chunks: Vec<Vec<Piece>>,
@@ -122,7 +123,7 @@ impl Pieces {
     fn push(&mut self, piece: Piece) -> u32 {
         let index = self.count;
         if index as usize == self.chunks.len() * CHUNK {
-            // A small segment has few pieces and pays for few.
+            // A small segment has few pieces, so it allocates a small chunk.
             self.chunks.push(if index == 0 {
                 Vec::new()
             } else {
@@ -172,7 +173,7 @@ impl ExtentAllocator {
     /// Generations count up from `first_generation`.
     ///
     /// # Panics
-    /// When the granule is not a power of two, or the segment has no whole granule or more than 2^32 - 2 of them.
+    /// If the granule is not a power of two, or the segment has no whole granule or more than 2^32 - 2 of them.
     #[must_use]
     pub fn new(capacity: u64, granule: u64, first_generation: u64) -> Self {
         assert!(
@@ -214,7 +215,7 @@ impl ExtentAllocator {
         allocator
     }
 
-    /// Gives out at least `bytes` contiguous bytes under a fresh generation.
+    /// Allocates at least `bytes` contiguous bytes under a new generation.
     ///
     /// # Errors
     /// [`AllocError`] says whether waiting can help (`NoSpace`) or not (`TooLarge`, `Empty`).
@@ -259,10 +260,10 @@ impl ExtentAllocator {
         Ok(extent)
     }
 
-    /// Ends the life of `extent`: its generation is dead at once, its bytes stay in quarantine until [`Self::release`].
+    /// Retires `extent`: its generation is dead at once, its bytes stay in quarantine until [`Self::release`].
     ///
     /// # Panics
-    /// When `extent` is not live: a second retirement is a broken book that must not go on.
+    /// If `extent` is not live: it was retired twice, which is a bug of the caller.
     pub fn retire(&mut self, extent: Extent) {
         self.expect(extent, State::Live);
         self.pieces[extent.slot as usize].state = State::Quarantined;
@@ -270,10 +271,10 @@ impl ExtentAllocator {
         self.books.quarantined += extent.bytes;
     }
 
-    /// Returns the bytes of a retired extent to the free ones, once no access under its generation can still arrive.
+    /// Frees the bytes of a retired extent, once no access under its generation can still arrive.
     ///
     /// # Panics
-    /// When `extent` is not in quarantine.
+    /// If `extent` is not in quarantine.
     pub fn release(&mut self, extent: Extent) {
         self.expect(extent, State::Quarantined);
         self.books.quarantined -= extent.bytes;
@@ -292,10 +293,10 @@ impl ExtentAllocator {
         self.link(index);
     }
 
-    /// The extent that [`Extent::slot`] named, as long as it is not released.
+    /// The extent of the number that [`Extent::slot`] returned, until it is released.
     ///
     /// # Panics
-    /// When the slot names no live or retired extent: its holder's books are broken.
+    /// If there is no live or retired extent of this number, which is a bug of the caller.
     #[must_use]
     pub fn held(&self, slot: u32) -> Extent {
         let piece = &self.pieces[slot as usize];
@@ -311,7 +312,7 @@ impl ExtentAllocator {
         }
     }
 
-    /// Reads what [`Self::held`] will need, ahead of need: a caller who does this for many overlaps their cache misses.
+    /// Reads what [`Self::held`] will need, so that a caller with many extents overlaps their cache misses.
     #[must_use]
     pub fn warm(&self, slot: u32) -> u64 {
         self.pieces
@@ -327,13 +328,13 @@ impl ExtentAllocator {
         })
     }
 
-    /// Where the bytes are now.
+    /// The bytes by state now.
     #[must_use]
     pub fn books(&self) -> ExtentBooks {
         self.books
     }
 
-    /// Size of the largest free piece, in bytes, within one size class (6 %) below the truth.
+    /// Size of the largest free piece, in bytes, rounded down to a size class (at most 6 % too small).
     #[must_use]
     pub fn largest_free(&self) -> u64 {
         if self.rows == 0 {
@@ -417,7 +418,7 @@ impl ExtentAllocator {
         self.link(rest_index);
     }
 
-    /// Joins `right` onto its neighbour `left` and gives its slot back.
+    /// Merges `right` into its neighbour `left` and frees its slot.
     fn merge(&mut self, left: u32, right: u32) {
         let gone = self.pieces[right as usize];
         let piece = &mut self.pieces[left as usize];
@@ -482,7 +483,7 @@ impl ExtentAllocator {
     }
 }
 
-/// Size class of a piece: below 16 granules one class a length, above 16 classes an octave.
+/// Size class of a piece: one class for each length below 16 granules, 16 classes for each octave above.
 const fn class_of(len: u32) -> (usize, usize) {
     if len < COLUMNS as u32 {
         return (0, len as usize);
@@ -505,7 +506,7 @@ const NONE: u32 = u32::MAX;
 const COLUMN_BITS: u32 = 4;
 const COLUMNS: usize = 1 << COLUMN_BITS;
 const ROWS: usize = 30;
-/// Pieces looked at in the class that may or may not fit: keeps the worst case constant.
+/// Most pieces examined in the class whose pieces may not fit, which keeps the worst case constant.
 const SCAN_LIMIT: usize = 16;
 
 #[cfg(test)]
@@ -517,7 +518,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn classes_are_ordered_and_hold_what_they_say() {
+    fn classes_are_ordered_and_contain_their_lengths() {
         let mut last = (0, 0);
         for len in 1..100_000u32 {
             let class = class_of(len);
@@ -534,7 +535,7 @@ mod tests {
     }
 
     #[test]
-    fn a_held_extent_is_found_by_its_short_name() {
+    fn a_held_extent_is_found_by_its_slot() {
         let mut allocator = ExtentAllocator::new(1 << 20, 4096, u64::from(u32::MAX));
         let extents: Vec<Extent> = (1..9)
             .map(|n| allocator.allocate(n * 4096).unwrap())
@@ -613,7 +614,7 @@ mod tests {
     }
 
     proptest! {
-        /// The model is a map of what is out: no overlap, right books, and all of it free again at the end.
+        /// Against a map of the extents in use: no overlap, right sums, and all bytes free again at the end.
         #[test]
         fn extents_never_overlap_and_books_balance(steps in steps()) {
             let mut allocator = ExtentAllocator::new(1 << 20, 4096, 1);

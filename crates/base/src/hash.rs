@@ -6,10 +6,11 @@ use xxhash_rust::xxh3::{xxh3_64, xxh3_128};
 /// Keys from outside the process must already be hashed by [`KeyHash::of`] under a secret, or bounded in number.
 pub type Map<K, V> = hashbrown::HashMap<K, V, FixedState>;
 
-/// The set to [`Map`].
+/// The set that corresponds to [`Map`].
 pub type Set<K> = hashbrown::HashSet<K, FixedState>;
 
-/// The stable 128-bit identity of a key of a tenant (XXH3-128 over both): what SSD records and policies name it by.
+/// The stable 128-bit identity of a key of a tenant (XXH3-128 over both): the name of a key in SSD records and
+/// policies.
 ///
 /// Stable across versions and machines. Not a secret and not collision-proof against an adversary: a record holds
 /// the whole key beside it, and readers compare that.

@@ -1,6 +1,6 @@
-//! The pure ground of Slackwater: units, time, randomness, hashing, checksums, the sketch and the extent allocator.
+//! The pure basics of Slackwater: units, time, randomness, hashing, checksums, the sketch and the extent allocator.
 //!
-//! Nothing here touches an operating system, a thread or a clock.
+//! Nothing here uses the operating system, threads or a clock.
 #![forbid(unsafe_code)]
 
 mod backoff;

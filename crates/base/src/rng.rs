@@ -1,13 +1,14 @@
 /// A small deterministic generator: xoshiro256++ (Blackman and Vigna, 2019) seeded through SplitMix64.
 ///
-/// In-tree so that no crate upgrade changes what a seed means. Not for keys: secrets come from the operating system.
+/// It is part of this crate so that no upgrade of a dependency changes the numbers of a seed. Not for keys: secrets
+/// come from the operating system.
 #[derive(Clone, Debug)]
 pub struct Rng {
     state: [u64; 4],
 }
 
 impl Rng {
-    /// A generator whose whole output follows from `seed`.
+    /// A generator whose output is determined by `seed`.
     #[must_use]
     pub fn new(seed: u64) -> Self {
         let mut mix = seed;
@@ -39,7 +40,7 @@ impl Rng {
     /// A number in `0..bound`, without modulo bias (Lemire, 2019).
     ///
     /// # Panics
-    /// When `bound` is zero.
+    /// If `bound` is zero.
     pub fn below(&mut self, bound: u64) -> u64 {
         assert!(bound > 0, "a range needs at least one value");
         loop {

@@ -1,5 +1,5 @@
 /// A count-min sketch (Cormode and Muthukrishnan, 2005) with aging: how often a key was read lately, never too low
-/// but for aging, in memory that does not grow with the number of keys.
+/// except by aging, in memory that does not grow with the number of keys.
 ///
 /// Four rows of saturating `u8` counters. After as many additions as there are counters, all are halved, so that
 /// frequency means recent frequency (Einziger, Friedman and Manes, TinyLFU, 2017).
@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sketch_sized_to_its_keys_tells_once_from_twice() {
+    fn a_sketch_sized_for_its_keys_distinguishes_one_read_from_two() {
         let mut sketch = Sketch::for_keys(100_000);
         let mut wrong = 0;
         for key in 0..50_000u64 {

@@ -1,9 +1,9 @@
-/// How many of something there are now. Each of them holds a [`Counted`], which cannot be copied and is given back when it
+/// A count of live things. Each thing holds a [`Counted`], which cannot be copied and is given back when the thing
 /// ends, so nothing is subtracted twice.
 #[derive(Debug, Default)]
 pub struct Tally(usize);
 
-/// One that a [`Tally`] has counted.
+/// The proof that a [`Tally`] has counted one thing.
 #[derive(Debug)]
 #[must_use = "what is counted is given back to its tally when it ends"]
 pub struct Counted(());
@@ -15,13 +15,13 @@ impl Tally {
         Counted(())
     }
 
-    /// Counts one less: the one that holds `counted` has ended.
+    /// Counts one less: the thing that held `counted` has ended.
     pub const fn remove(&mut self, counted: Counted) {
         let Counted(()) = counted;
         self.0 -= 1;
     }
 
-    /// How many there are.
+    /// The current count.
     #[must_use]
     pub const fn count(&self) -> usize {
         self.0

@@ -2,17 +2,17 @@ use std::fmt;
 use std::ops::{Add, AddAssign, Sub};
 use std::time::Duration;
 
-/// A point on the monotonic clock of one process, in nanoseconds since an origin that only the shell knows.
+/// A point on the monotonic clock of one process, in nanoseconds since an origin that the shell chooses.
 ///
-/// Cores never read a clock: the shell passes `now` in, and a simulator passes whatever it likes. Arithmetic
-/// saturates, so a hostile or absurd duration yields "never" instead of a wrap into the past.
+/// Cores never read a clock: the shell or the simulator passes `now`. Arithmetic saturates, so that a hostile or absurd
+/// duration gives "never" and does not wrap into the past.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Instant(u64);
 
 impl Instant {
     /// The origin of the clock.
     pub const ZERO: Instant = Instant(0);
-    /// A point that no clock reaches: the deadline of something that never ends.
+    /// A point that no clock reaches, as the deadline of something that never ends.
     pub const NEVER: Instant = Instant(u64::MAX);
 
     /// The point `nanos` nanoseconds after the origin.

@@ -4,14 +4,14 @@ use std::time::Duration;
 
 use thiserror::Error;
 
-/// A number of bytes that reads and prints as people write it: `64KiB`, `1.5GiB`, `200GB`, `4096`.
+/// A number of bytes that is parsed and printed as people write it: `64KiB`, `1.5GiB`, `200GB`, `4096`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ByteSize(pub u64);
 
 /// Why a text is not a size or duration.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum ParseUnitError {
-    /// Nothing but white space.
+    /// The text is empty or only white space.
     #[error("empty text where a {what} was expected (such as {example})")]
     Empty {
         /// What the text should have been.
@@ -40,7 +40,7 @@ pub enum ParseUnitError {
         text: String,
         /// The part that should have been a unit.
         unit: String,
-        /// The units there are.
+        /// The known units.
         known: &'static str,
     },
     /// The value does not fit.
@@ -100,11 +100,10 @@ impl fmt::Display for ByteSize {
     }
 }
 
-/// Reads a duration such as `100ms`, `1.5s`, `30m`, `250us`, `1h`, `2d`; a bare number counts milliseconds, as the
-/// incumbent's options do.
+/// Reads a duration such as `100ms`, `1.5s`, `30m`, `250us`, `1h`, `2d`; a bare number is in milliseconds.
 ///
 /// # Errors
-/// Names the part of the text that is wrong and what would be right.
+/// Names the part of the text that is wrong, and an example.
 pub fn parse_duration(text: &str) -> Result<Duration, ParseUnitError> {
     Ok(Duration::from_nanos(parse_scaled(text, &DURATIONS)? as u64))
 }

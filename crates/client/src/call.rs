@@ -4,7 +4,7 @@ use slackwater_wire::{Class, ErrorCode, OperationId, Reply, Request};
 use crate::retry::{Attempt, Attempts};
 use crate::{Action, FlowOptions};
 
-/// One request that moves no bytes, asked again while that can help.
+/// One request that moves no bytes, sent again while that can help.
 #[derive(Debug)]
 pub struct CallFlow {
     request: Request,
@@ -75,7 +75,7 @@ impl CallFlow {
         }
     }
 
-    /// The caller waits no longer.
+    /// The caller gives up.
     pub fn cancel(&mut self) {
         if self.answer.is_none() {
             self.end(Answer::Unknown);
@@ -106,12 +106,12 @@ impl CallFlow {
     }
 }
 
-/// Only a refusal of the whole request is asked again: per-key outcomes belong to the caller.
+/// Whether to try again: only after a refusal of the whole request. Outcomes of single keys are returned to the caller.
 fn worth_another(reply: &Reply) -> bool {
     matches!(reply, Reply::Failed(code) if retries(*code))
 }
 
-/// Whether the class of a code says to ask again.
+/// Whether the class of a code is [`Class::Retry`](slackwater_wire::Class::Retry).
 pub(crate) fn retries(code: ErrorCode) -> bool {
     code.class() == Class::Retry
 }
@@ -149,7 +149,7 @@ mod tests {
         }
     }
 
-    /// Every code at this call site: retried exactly when its class says so, and then as another operation.
+    /// Every code as an answer to a call: retried exactly when its class is `Retry`, and then as another operation.
     #[test]
     fn the_class_alone_decides_whether_a_call_is_asked_again() {
         for code in ErrorCode::ALL {
@@ -176,7 +176,7 @@ mod tests {
         assert_eq!(call.into_answer(), Some(Answer::Unknown));
     }
 
-    /// A removal was asked again under another number when its link broke, and removed a value that was put since.
+    /// A removal was sent again under another number when its link broke, and removed a value that had been put since.
     #[test]
     fn what_is_not_answered_is_repeated_under_its_number() {
         let (mut call, first) = start(3);

@@ -11,12 +11,12 @@ use crate::pick::{Pick, order};
 use crate::retry::{Attempt, Attempts};
 use crate::{Action, FlowOptions};
 
-/// One batch read: asks where the objects are, reads each from its best replica, checks what arrived, and turns to
-/// the next replica or asks anew where that can help.
+/// One batch read: looks up the objects, reads each from its best replica, checks what arrived, and tries the next
+/// replica or looks up again where that can help.
 pub struct GetFlow {
     get: Get,
     items: Vec<Item>,
-    /// Items of the operation that is not answered yet, in its order.
+    /// Items of the operation that is not answered yet, in the order of the request.
     asked: Vec<usize>,
     attempts: Attempts,
     guards: Vec<GuardId>,
@@ -30,7 +30,7 @@ pub struct GetFlow {
 /// How one item of a read ended.
 #[derive(Clone, Debug, PartialEq)]
 pub enum GetOutcome {
-    /// Its bytes are with the caller, verified.
+    /// Its bytes are in the caller's buffer, verified.
     Hit {
         /// Length of the object in bytes.
         bytes: u64,
@@ -43,12 +43,12 @@ pub enum GetOutcome {
     Failed(ErrorCode),
 }
 
-/// Why a replica did not give its bytes.
+/// Why the read of a replica failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReadFailure {
     /// The caller's buffer is shorter than the object.
     BufferTooSmall,
-    /// The replica is not there any more: its generation is dead or its record dropped.
+    /// The replica is gone: its generation is dead or its record was dropped.
     Stale,
     /// The bytes are not those that were put.
     Corrupt,
@@ -143,7 +143,7 @@ impl GetFlow {
                 self.plan_next(now);
             }
             Reply::Failed(code) => {
-                // The answer that granted something may be lost.
+                // An answer that granted something may have been lost.
                 if code == ErrorCode::OperationTooOld {
                     self.revoke(operation, out);
                 }
@@ -172,8 +172,8 @@ impl GetFlow {
         self.end_guards(out);
     }
 
-    /// A read ended: with the checksum of what arrived, or not. From now on no I/O of it touches the caller's buffer.
-    /// Called exactly once for each [`Action::Read`], cancelled or not.
+    /// A read ended, with the checksum of what arrived or a failure. From now on no I/O of it touches the caller's
+    /// buffer. Called exactly once for each [`Action::Read`], cancelled or not.
     pub fn on_read(
         &mut self,
         now: Instant,
@@ -207,7 +207,8 @@ impl GetFlow {
             }
             Ok(_) | Err(ReadFailure::Corrupt) => {
                 let (tenant, key) = (self.get.tenant.clone(), self.get.keys[index].clone());
-                // After its lease a reader may have seen reused bytes, which say nothing about the replica.
+                // After its lease a reader may have read bytes of another object, which prove nothing about the
+                // replica.
                 if !expired {
                     let version = object.version;
                     let request = Request::Suspect {
@@ -249,7 +250,7 @@ impl GetFlow {
         }
     }
 
-    /// The caller wants no more of it. Reads under way are cancelled: the flow has its outcomes when all have ended.
+    /// The caller gives up. Reads under way are cancelled: the flow has its outcomes when all have ended.
     pub fn cancel(&mut self, out: &mut Vec<Action>) {
         self.give_up(ErrorCode::Cancelled, out);
     }
@@ -280,7 +281,7 @@ impl GetFlow {
                 self.guards.extend(object.guard);
                 let valid_until = match self.get.hold {
                     Hold::Guard => Instant::NEVER,
-                    // The master counted it from an answer to any of the repetitions.
+                    // The master may have counted the lease from any of the repetitions, so the first one is used.
                     Hold::Lease => self.attempts.first_asked() + usable(object.lease),
                 };
                 let rest = order(&*self.pick, object.replicas.clone()).into();
@@ -369,7 +370,7 @@ impl GetFlow {
         }
     }
 
-    /// Keeps an item for the next question.
+    /// Keeps an item for the next look-up.
     fn set_aside(&mut self, index: usize, failure: ErrorCode) {
         self.enter(index, State::Asking);
         self.items[index].failure = Some(failure);
@@ -389,7 +390,7 @@ impl GetFlow {
         self.plan_next(now);
     }
 
-    /// When nothing is under way but items still need an answer: plans another question, or ends them.
+    /// When nothing is under way but items still need an answer: plans another look-up, or ends them.
     fn plan_next(&mut self, now: Instant) {
         let idle = self.asked.is_empty() && self.moving == 0;
         if !idle || self.unfinished == 0 || self.attempts.plan(now) {
@@ -398,7 +399,7 @@ impl GetFlow {
         for index in 0..self.items.len() {
             if matches!(self.items[index].state, State::Asking) {
                 let outcome = match self.items[index].failure {
-                    // Every replica is gone or rotten: for a cache that is a miss.
+                    // Every replica is gone or corrupt: for a cache that is a miss.
                     Some(
                         ErrorCode::ReplicaIsGone
                         | ErrorCode::ChecksumMismatch
@@ -412,7 +413,7 @@ impl GetFlow {
         }
     }
 
-    /// Asks about the items in `asked`: the same ones as before when it is the same operation.
+    /// Looks up the items in `asked`, which are the same as before for a repeated operation.
     fn ask(&mut self, operation: OperationId, out: &mut Vec<Action>) {
         let mut get = self.get.clone();
         get.keys = self
@@ -466,7 +467,8 @@ impl GetFlow {
         self.enter(index, State::Done(outcome));
     }
 
-    /// The only place where an item changes its state: what is counted here is asked for at every read of a batch.
+    /// The only place where an item changes its state, so that the counts, which every read of a batch needs, stay
+    /// right.
     fn enter(&mut self, index: usize, state: State) -> State {
         let left = std::mem::replace(&mut self.items[index].state, state);
         let entered = &self.items[index].state;
@@ -477,7 +479,7 @@ impl GetFlow {
         left
     }
 
-    /// Guards go back together, once no read of this flow can still touch a replica.
+    /// Gives all guards back, once no read of this flow can still touch a replica.
     fn end_guards(&mut self, out: &mut Vec<Action>) {
         if self.moving == 0 && !self.guards.is_empty() {
             let guards = std::mem::take(&mut self.guards);
@@ -492,7 +494,7 @@ struct Reading {
     valid_until: Instant,
 }
 
-/// The part of a lease that its holder may use: with ±5 % drift of both clocks, 9.5 % is the least safe margin.
+/// The part of a lease that its holder may use: with ±5 % drift of both clocks, 9.5 % is the smallest safe margin.
 fn usable(lease: Duration) -> Duration {
     lease.saturating_sub((lease / 10).max(Duration::from_millis(100)))
 }

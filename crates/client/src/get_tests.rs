@@ -45,7 +45,7 @@ struct World {
     flow: GetFlow,
     out: Vec<Action>,
     now: Instant,
-    /// What was asked last.
+    /// The last operation that was sent.
     operation: OperationId,
 }
 
@@ -95,7 +95,7 @@ impl World {
         self.answer(Reply::Get(lookups));
     }
 
-    /// Answers the operation that was asked last.
+    /// Answers the last operation that was sent.
     fn answer(&mut self, reply: Reply) {
         self.flow
             .on_reply(self.now, self.operation, reply, &mut self.out);
@@ -110,7 +110,7 @@ impl World {
         self.flow.on_deadline(self.now, &mut self.out);
     }
 
-    /// Takes out what is asked: the number of keys of each request.
+    /// Takes the requests: the number of keys of each.
     fn asks(&mut self) -> Vec<usize> {
         let mut asks = vec![];
         for action in &self.out {
@@ -175,7 +175,7 @@ fn a_hit_reads_memory_first_and_gives_its_guard_back() {
 }
 
 #[test]
-fn wrong_bytes_accuse_the_replica_and_the_next_one_serves() {
+fn wrong_bytes_are_reported_and_the_next_replica_is_read() {
     let mut world = World::new(&["a"], Hold::Guard, 1);
     world.reply(vec![found(&[memory(1), disk()])]);
     world.reads();
@@ -206,10 +206,10 @@ fn when_no_replica_is_right_it_is_a_miss_and_never_wrong_bytes() {
     assert_eq!(world.flow.outcomes().unwrap(), [GetOutcome::Miss]);
 }
 
-/// A reader paused past its lease may have copied bytes of the extent's next owner: even a right checksum proves
-/// nothing about its right to them, so it asks again.
+/// A reader paused past its lease may have copied bytes of the extent's next object: even a right checksum does not
+/// make the read valid, so it looks up again.
 #[test]
-fn a_read_that_outlasts_its_lease_is_asked_again() {
+fn a_read_that_outlasts_its_lease_is_repeated() {
     let mut world = World::new(&["a"], Hold::Lease, 2);
     world.reply(vec![found(&[memory(1)])]);
     world.now += Duration::from_millis(9_001);
@@ -230,7 +230,7 @@ fn a_read_that_outlasts_its_lease_is_asked_again() {
 }
 
 #[test]
-fn wrong_bytes_after_the_lease_say_nothing_about_the_replica() {
+fn wrong_bytes_after_the_lease_are_not_reported() {
     let mut world = World::new(&["a"], Hold::Lease, 1);
     world.reply(vec![found(&[memory(1)])]);
     world.reads();
@@ -241,7 +241,7 @@ fn wrong_bytes_after_the_lease_say_nothing_about_the_replica() {
 }
 
 #[test]
-fn one_slow_key_does_not_hold_up_its_neighbours_and_is_asked_alone() {
+fn one_slow_key_does_not_delay_the_others_and_is_looked_up_alone() {
     let mut world = World::new(&["a", "b", "c"], Hold::Guard, 3);
     world.reply(vec![found(&[memory(1)]), Lookup::NotReady, Lookup::Missing]);
     assert_eq!(world.reads(), [(0, memory(1))]);
@@ -310,8 +310,8 @@ fn cancels(world: &mut World) -> Vec<usize> {
     cancels
 }
 
-/// At its deadline a read gave its guards back and told its caller that it was over, while bytes still moved: into a
-/// buffer that was the caller's again, from an extent that could be given to another put.
+/// At its deadline a read gave its guards back and returned to its caller while bytes were still moving: into a buffer
+/// that the caller could reuse, from an extent that could be given to another put.
 #[test]
 fn a_read_out_of_time_ends_when_its_bytes_have_stopped_moving() {
     let check = |end: fn(&mut World), code: ErrorCode, last: Result<Checksum, ReadFailure>| {
@@ -427,7 +427,7 @@ fn a_second_answer_changes_nothing() {
     assert_eq!(world.out, []);
 }
 
-/// Every code at each place where a read meets one: its class alone decides.
+/// Every code at each place where a read can get one: its class alone decides.
 #[test]
 fn the_class_alone_decides_what_a_read_does_about_a_code() {
     for code in ErrorCode::ALL {

@@ -1,15 +1,15 @@
 //! The client's flows as state machines: what a get and a put do, step by step. The shell moves the bytes.
 //!
-//! A flow is told what happened (`on_reply`, `on_read`, `on_deadline`) and pushes what it wants next into the caller's
-//! list of [`Action`]s. It never touches a byte, a socket or a clock, so the embedded store, a remote client and the
-//! simulator run the same one.
+//! A flow is told what happened (`on_reply`, `on_read`, `on_deadline`) and pushes what is to be done next into the
+//! caller's list of [`Action`]s. It uses no bytes of objects, no socket and no clock, so the embedded store, a remote
+//! client and the simulator run the same code.
 //!
 //! # Operations
 //!
-//! Whatever a flow asks of the master is an operation with a number ([`Operations`]). When no answer arrives, the flow
-//! repeats the operation under the same number, and the master answers the repetition as it answered the first. After
-//! an answer that says to ask again, the next attempt is another operation. When a flow ends without an answer, it tells
-//! the master to revoke the operation, so that a late answer grants nothing.
+//! Every request of a flow to the master is an operation with a number ([`Operations`]). When no answer arrives, the
+//! flow repeats the operation under the same number, and the master answers the repetition as it answered the first.
+//! After an answer whose class is `Retry`, the next attempt is another operation. When a flow ends without an answer,
+//! it tells the master to revoke the operation, so that a late answer grants nothing.
 //!
 //! # The caller's buffers
 //!
@@ -35,7 +35,7 @@ pub use tells::Tells;
 use slackwater_base::Checksum;
 use slackwater_wire::{ExtentRef, Key, OperationId, ReplicaAt, Request, Version};
 
-/// What a flow wants done.
+/// What the shell is to do for a flow.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Action {
     /// Send this to the master; its answer comes back through `on_reply`.

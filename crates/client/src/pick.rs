@@ -3,11 +3,11 @@ use slackwater_wire::{NodeId, ReplicaAt, SegmentId};
 
 /// Which replica a reader tries first.
 pub trait Pick: Send {
-    /// What trying this replica costs, by rank: the lowest is tried first, equals in the master's order.
+    /// The rank of a replica: the lowest is tried first, equal ones in the master's order.
     fn rank(&self, replica: &ReplicaAt) -> u32;
 }
 
-/// Memory before SSD, and this process's own before others'.
+/// Memory before SSD, and replicas of this process before others.
 #[derive(Clone, Debug, Default)]
 pub struct LocalFirst {
     /// Memory segments of this process.

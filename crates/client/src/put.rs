@@ -7,7 +7,7 @@ use crate::call::retries;
 use crate::retry::{Attempt, Attempts};
 use crate::{Action, FlowOptions};
 
-/// One batch put: asks for room, writes, and publishes what was written whole; what was not is revoked.
+/// One batch put: requests room, writes, and publishes what was written completely; the rest is revoked.
 pub struct PutFlow {
     start: PutStart,
     items: Vec<Item>,
@@ -24,17 +24,18 @@ pub enum PutOutcome {
     Stored,
     /// An object of that key was there already and stays as it is.
     Existed,
-    /// It is not stored, or not as durably as was asked, for this reason. A put that was given up before its end was asked
-    /// for is among these: the master publishes nothing before that, and the room goes back when the master hears of it.
+    /// It is not stored, or not as durably as was asked, for this reason. This includes a put that was given up before
+    /// its end was requested: the master publishes nothing before that, and frees the room when it receives the
+    /// revocation.
     Failed(ErrorCode),
-    /// The end of the put was asked for, and no answer tells its outcome: it may or may not be stored.
+    /// The end of the put was requested and its outcome is not known: it may or may not be stored.
     Unknown,
 }
 
 /// Why bytes did not reach an extent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WriteFailure {
-    /// The extent is not the put's any more: the put was revoked meanwhile.
+    /// The extent no longer belongs to the put, which was revoked meanwhile.
     Stale,
     /// The link failed.
     Transfer,
@@ -49,15 +50,15 @@ enum Item {
     /// The flow has ended the write for this reason, but its bytes may still be moving.
     Cancelling(Version, ErrorCode),
     Written(Version, Checksum),
-    /// To be revoked: the caller is told this outcome.
+    /// To be revoked, with this outcome for the caller.
     Spoilt(Version, PutOutcome),
     Done(PutOutcome),
 }
 
-/// What the flow is about.
+/// The current stage of the flow.
 #[derive(Clone, Debug, PartialEq)]
 enum Stage {
-    /// Asking for room for these items.
+    /// Requesting room for these items.
     Start(Vec<usize>),
     /// The caller is writing.
     Write,
@@ -139,8 +140,8 @@ impl PutFlow {
         }
     }
 
-    /// The write of one item to every extent has ended: with the checksum of the caller's bytes, or not. From now on
-    /// no I/O of it touches the caller's buffer. Called exactly once for each [`Action::Write`], cancelled or not.
+    /// The write of one item to every extent has ended, with the checksum of the caller's bytes or a failure. From now
+    /// on no I/O of it touches the caller's buffer. Called exactly once for each [`Action::Write`], cancelled or not.
     pub fn on_written(
         &mut self,
         now: Instant,
@@ -190,7 +191,7 @@ impl PutFlow {
         out.push(Action::Ask { operation, request });
     }
 
-    /// The caller wants no more of it. Writes under way are cancelled: the flow has its outcomes when all have ended.
+    /// The caller gives up. Writes under way are cancelled: the flow has its outcomes when all have ended.
     pub fn cancel(&mut self, out: &mut Vec<Action>) {
         self.give_up(ErrorCode::Cancelled, out);
     }
@@ -271,8 +272,9 @@ impl PutFlow {
         }
     }
 
-    /// Ends every item: at once, or when its bytes have stopped moving. What is written and may be published is unknown;
-    /// all else is not stored. Whatever is granted goes back, also what an unanswered operation was or will be granted.
+    /// Ends every item: at once, or when its bytes have stopped moving. The outcome of what was written and may be
+    /// published is unknown; everything else is not stored. All grants are given back, also what an unanswered
+    /// operation was or will be granted.
     fn give_up(&mut self, code: ErrorCode, out: &mut Vec<Action>) {
         if self.stage == Stage::Over {
             return;
@@ -345,7 +347,8 @@ impl PutFlow {
         out.push(Action::Tell { operation, request });
     }
 
-    /// The only place where an item that awaits its bytes changes: that none does is asked at every write of a batch.
+    /// The only place where an item that awaits its bytes changes, so that the count, which every write of a batch
+    /// needs, stays right.
     fn enter(&mut self, index: usize, item: Item) {
         let unwritten = |item: &Item| {
             usize::from(matches!(

@@ -31,7 +31,7 @@ struct World {
     flow: PutFlow,
     out: Vec<Action>,
     now: Instant,
-    /// What was asked last.
+    /// The last operation that was sent.
     operation: OperationId,
 }
 
@@ -71,7 +71,7 @@ impl World {
         world
     }
 
-    /// Answers the operation that was asked last.
+    /// Answers the last operation that was sent.
     fn answer(&mut self, reply: Reply) {
         self.flow
             .on_reply(self.now, self.operation, reply, &mut self.out);
@@ -81,7 +81,7 @@ impl World {
         self.answer(Reply::PutStart(started));
     }
 
-    /// Takes out which items are to be written.
+    /// Takes the items that are to be written.
     fn writes(&mut self) -> Vec<usize> {
         let write = |action: &Action| match action {
             Action::Write { index, .. } => Some(*index),
@@ -146,7 +146,7 @@ fn revoke(puts: &[(&str, u64)]) -> Request {
 }
 
 #[test]
-fn what_is_written_whole_is_published_and_the_rest_revoked() {
+fn what_is_written_completely_is_published_and_the_rest_revoked() {
     let mut world = World::new(&["a", "b", "c", "d"], 1);
     world.started(vec![
         granted(1),
@@ -189,7 +189,7 @@ fn a_put_of_nothing_but_existing_keys_ends_at_once() {
 }
 
 #[test]
-fn a_busy_master_is_asked_again_and_a_refusing_one_is_not() {
+fn a_request_is_retried_when_the_master_is_busy_and_not_when_it_refuses() {
     let mut world = World::new(&["a"], 2);
     let first = world.operation;
     world.answer(Reply::Failed(ErrorCode::RpcFail));
@@ -203,8 +203,8 @@ fn a_busy_master_is_asked_again_and_a_refusing_one_is_not() {
     );
 }
 
-/// A put that was asked again when its link broke met the room that it had itself been granted, and its caller was told
-/// that the key existed.
+/// A put start that was repeated when its link broke found the room that it had itself been granted, and its caller was
+/// told that the key existed.
 #[test]
 fn what_is_not_answered_is_repeated_under_its_number() {
     let mut world = World::new(&["a"], 4);
@@ -317,7 +317,7 @@ fn a_put_whose_start_is_too_old_revokes_what_it_may_have_been_granted() {
     assert_eq!(world.flow.outcomes(), Some(vec![failed]));
 }
 
-/// At its deadline a put told its caller that it was over while its bytes were still read from the caller's buffer.
+/// At its deadline a put returned to its caller while its bytes were still being read from the caller's buffer.
 #[test]
 fn a_put_out_of_time_ends_when_its_bytes_have_stopped_moving() {
     let check = |end: fn(&mut World), code: ErrorCode, last: Result<Checksum, WriteFailure>| {
@@ -346,8 +346,8 @@ fn a_put_out_of_time_ends_when_its_bytes_have_stopped_moving() {
     }
 }
 
-/// Every code at each place where a put meets one: its class alone decides whether the put asks again, and nothing granted
-/// is left behind.
+/// Every code at each place where a put can get one: its class alone decides whether the put retries, and nothing
+/// granted remains.
 #[test]
 fn the_class_alone_decides_what_a_put_does_about_a_code() {
     for code in ErrorCode::ALL {

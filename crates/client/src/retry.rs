@@ -5,12 +5,12 @@ use std::time::Duration;
 use slackwater_base::{Backoff, Instant, Planted, Rng, planted};
 use slackwater_wire::{Class, ErrorCode, OperationId};
 
-/// How long a flow may take and how it asks again.
+/// The deadline of a flow and how it retries.
 #[derive(Clone, Debug)]
 pub struct FlowOptions {
     /// When the flow ends, whatever its state.
     pub deadline: Instant,
-    /// How often it may ask in all, the first time included; 1 or more.
+    /// Most attempts, including the first; 1 or more.
     pub attempts: u32,
     /// How long an answer may take before the operation is repeated; `Duration::MAX` for ever.
     pub answer_timeout: Duration,
@@ -18,18 +18,18 @@ pub struct FlowOptions {
     pub backoff: Backoff,
     /// Randomness of the pauses.
     pub jitter: Rng,
-    /// Where the flow takes the numbers of its operations from.
+    /// The source of the numbers of its operations.
     pub operations: Operations,
 }
 
 /// The numbers of one client's operations: each is used once, and all flows of the client share the count.
 #[derive(Clone, Debug)]
 pub enum Operations {
-    /// The flow's operations are not numbered: for a caller in the master's process, where each question is answered
-    /// exactly once and before the flow is told of its deadline. The shell numbers what it passes on by
+    /// The flow's operations are not numbered: for a caller in the master's process, where each request is answered
+    /// exactly once and before the flow is told of its deadline. The shell numbers the requests by
     /// [`OperationId::unrepeated`].
     Unnumbered,
-    /// Counted.
+    /// The flow's operations are numbered by a shared counter.
     Counted {
         /// The last number that was used.
         last: Arc<AtomicU64>,
@@ -79,7 +79,7 @@ impl FlowOptions {
     pub const BACKOFF: Backoff =
         Backoff::doubling(Duration::from_millis(5), Duration::from_secs(1));
 
-    /// One attempt until `deadline`: for a master in the same process, where asking again changes nothing.
+    /// One attempt until `deadline`, for a master in the same process, where a retry cannot help.
     #[must_use]
     pub fn once(deadline: Instant) -> Self {
         Self {
@@ -93,14 +93,14 @@ impl FlowOptions {
     }
 }
 
-/// The operations that a flow asks one after the other: counts attempts, holds the time of the next one, and keeps the
-/// number of an operation over its repetitions.
+/// The successive operations of a flow: counts attempts, holds the time of the next one, and keeps the number of an
+/// operation over its repetitions.
 #[derive(Clone, Debug)]
 pub(crate) struct Attempts {
     options: FlowOptions,
     used: u32,
     step: Step,
-    /// When the current operation was asked for the first time.
+    /// When the current operation was first sent.
     first_asked: Instant,
     /// Whether the current operation was sent more than once.
     repeated: bool,
@@ -110,11 +110,11 @@ pub(crate) struct Attempts {
 enum Step {
     /// No answer is awaited and no attempt is planned.
     Idle,
-    /// The answer of this operation is awaited; at that time it is repeated.
+    /// Waits for the answer to this operation, and repeats it at that time.
     Asked(OperationId, Instant),
     /// The operation is repeated at that time, unless its answer arrives before.
     Repeat(OperationId, Instant),
-    /// Another operation is asked at that time: the last one was answered.
+    /// Another operation is sent at that time: the last one was answered.
     Another(Instant),
     /// The flow has ended.
     Over,
@@ -157,7 +157,7 @@ impl Attempts {
         }
     }
 
-    /// Takes note of the answer to an operation; false when no such answer is awaited: it is late or a copy.
+    /// Records the answer to an operation; false when no such answer is awaited, because it is late or a copy.
     pub(crate) fn answered(&mut self, operation: OperationId) -> bool {
         let awaited = self.unanswered() == Some(operation);
         if awaited {
@@ -174,13 +174,14 @@ impl Attempts {
         }
     }
 
-    /// When the current operation was asked for the first time: what it grants may have been granted since then.
+    /// When the current operation was first sent: what it grants may have been granted since then.
     pub(crate) fn first_asked(&self) -> Instant {
         self.first_asked
     }
 
-    /// Whether the current operation may have been executed although it was answered with this code: its first answer is
-    /// no longer kept, or was given by a master that has ended since, and the present one does not know what is named.
+    /// Whether the current operation may have been executed although it was answered with this code: its first answer
+    /// is no longer kept, or was given by a master that has ended since, and the present one does not know what the
+    /// request names.
     pub(crate) fn may_have_been_executed(&self, code: ErrorCode) -> bool {
         code == ErrorCode::OperationTooOld || (self.repeated && code.class() == Class::Gone)
     }
@@ -215,7 +216,7 @@ impl Attempts {
         match self.step {
             Step::Asked(operation, at) if at <= now => {
                 if !self.plan(now) {
-                    // No repetition fits in before the deadline, until which the answer may still come.
+                    // There is no time for a repetition before the deadline; the answer may still come until then.
                     self.step = Step::Asked(operation, Instant::NEVER);
                 }
                 None
@@ -230,7 +231,7 @@ impl Attempts {
         }
     }
 
-    /// The flow has ended: nothing more is asked.
+    /// The flow has ended: nothing more is sent.
     pub(crate) fn stop(&mut self) {
         self.step = Step::Over;
     }
@@ -240,7 +241,7 @@ impl Attempts {
         now >= self.options.deadline
     }
 
-    /// The next moment at which the flow wants to be told the time; `None` when it has ended.
+    /// When the flow's `on_deadline` is to be called next; `None` when it has ended.
     pub(crate) fn next_deadline(&self) -> Option<Instant> {
         match self.step {
             Step::Over => None,
@@ -315,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn operations_of_one_process_say_that_they_cannot_repeat() {
+    fn operations_of_one_process_are_marked_as_not_repeatable() {
         let check = |operations: Operations, may_repeat: bool| {
             assert_eq!(operations.next().may_repeat(), may_repeat);
         };

@@ -5,10 +5,10 @@ use slackwater_wire::{OperationId, Reply, Request};
 
 use crate::call::retries;
 
-/// Requests of a client for whose answers no caller waits: each is sent again until the master has answered.
+/// Requests of a client whose answers no caller waits for: each is sent again until the master has answered.
 ///
-/// Most of them give something back: a guard, an open put, whatever a lost answer granted. If one were lost while the
-/// client's link lives, the master would keep that for ever.
+/// Most of them give something back: a guard, an open put, what a lost answer granted. If one were lost while the
+/// client's link is open, the master would keep that for ever.
 #[derive(Debug)]
 pub struct Tells {
     limit: usize,
@@ -25,8 +25,8 @@ struct Told {
 }
 
 impl Tells {
-    /// Nothing to tell yet. After each attempt it waits for the answer as long as `backoff` says; more than `limit`
-    /// unanswered requests are too many.
+    /// No requests. After each attempt the answer is awaited for a pause of `backoff`; `limit` is the most unanswered
+    /// requests.
     #[must_use]
     pub fn new(limit: usize, backoff: Backoff, jitter: Rng) -> Self {
         Self {
@@ -37,7 +37,7 @@ impl Tells {
         }
     }
 
-    /// Takes over a request that is sent now.
+    /// Adds a request that is sent now.
     pub fn tell(&mut self, now: Instant, operation: OperationId, request: Request) {
         let again = now + self.backoff.pause(0, &mut self.jitter);
         let told = Told {
@@ -75,7 +75,7 @@ impl Tells {
         self.unanswered.values().map(|told| told.again).min()
     }
 
-    /// Whether so much is unanswered that the client must begin nothing new.
+    /// Whether so many requests are unanswered that the client must begin nothing new.
     #[must_use]
     pub fn is_full(&self) -> bool {
         self.unanswered.len() >= self.limit
@@ -122,7 +122,7 @@ mod tests {
         assert!(tells.is_empty() && tells.next_deadline().is_none());
     }
 
-    /// Every code at this call site: sent again exactly when its class says so.
+    /// Every code as an answer: the request is sent again exactly when the class is `Retry`.
     #[test]
     fn the_class_alone_decides_whether_a_request_is_sent_again() {
         for code in ErrorCode::ALL {

@@ -1,4 +1,4 @@
-//! Memory mappings: the arena of a node, regions of the transfer engine, and what processes of one host share.
+//! Memory mappings: the arena of a node, regions of the transfer engine, and memory that processes of one host share.
 //!
 //! A [`Mapping`] is reached by address and never handed out as a slice: a device, a peer or another process may write
 //! its bytes at any time. It is unmapped when it is dropped, so every access keeps it alive.
@@ -17,7 +17,7 @@ pub use shared::RefusedMemory;
 /// Size of the huge pages that are asked for, in bytes.
 pub const HUGE_PAGE_BYTES: usize = 2 << 20;
 
-/// One mapping of zeroed memory, faulted in as it is touched.
+/// One mapping of zeroed memory, whose pages are faulted in when they are touched.
 #[derive(Debug)]
 pub struct Mapping {
     start: NonNull<u8>,
@@ -34,20 +34,20 @@ unsafe impl Sync for Mapping {}
 /// The kind of pages that a mapping is made of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pages {
-    /// Of the usual size.
+    /// Pages of the usual size.
     Ordinary,
-    /// Huge where the kernel finds them (`madvise`), ordinary elsewhere.
+    /// Huge pages where the kernel finds them (`madvise`), ordinary ones elsewhere.
     TransparentHuge,
-    /// Huge, from the pool that the operator has reserved (`vm.nr_hugepages`).
+    /// Huge pages from the pool that the operator has reserved (`vm.nr_hugepages`).
     ReservedHuge,
 }
 
-/// The kind of pages that was to be had, and why not the one that was asked for.
+/// The kind of pages that a mapping got, and why it is not the one that was asked for.
 #[derive(Debug)]
 pub struct Obtained {
     /// The kind of pages of the mapping.
     pub pages: Pages,
-    /// What the kernel lacks for the kind that was asked for; none when it was to be had.
+    /// Why the kind that was asked for was not available; `None` if it was.
     pub instead_because: Option<String>,
 }
 
@@ -64,7 +64,8 @@ impl Mapping {
                 .checked_next_multiple_of(HUGE_PAGE_BYTES)
                 .ok_or(io::ErrorKind::OutOfMemory)?,
         };
-        // Reserved pages must all be there at once: without NORESERVE the kernel says so now instead of by SIGBUS later.
+        // All reserved pages must be there now: without NORESERVE the kernel reports a lack at once and not by SIGBUS
+        // later.
         let reserved = MapFlags::HUGETLB | MapFlags::HUGE_2MB;
         let mut instead_because = None;
         if pages == Pages::ReservedHuge {
@@ -95,7 +96,7 @@ impl Mapping {
 
     fn anonymous(bytes: usize, flags: MapFlags) -> io::Result<Self> {
         let protection = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a null hint lets the kernel choose fresh addresses; no existing memory is replaced.
+        // SAFETY: a null hint lets the kernel choose unused addresses; no existing memory is replaced.
         let start = unsafe {
             mmap_anonymous(
                 std::ptr::null_mut(),
@@ -140,8 +141,8 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: start and length are those of the whole mapping. Every address was handed out under the promise to
-        // keep the mapping alive, so nobody reaches it any more.
+        // SAFETY: start and length are those of the whole mapping. Callers that use an address keep the mapping alive,
+        // so no address is in use any more.
         let unmapped = unsafe { munmap(self.start.as_ptr().cast(), self.bytes) };
         debug_assert!(unmapped.is_ok(), "{unmapped:?}");
     }
@@ -173,7 +174,7 @@ mod tests {
             assert_eq!(obtained.pages == pages, obtained.instead_because.is_none());
             assert!(mapping.file().is_none());
             let last = mapping.start().as_ptr().wrapping_add(3 << 20);
-            // SAFETY: the byte lies within the mapping, which no other thread knows of.
+            // SAFETY: the byte lies within the mapping, which no other thread has.
             unsafe {
                 assert_eq!(last.read(), 0);
                 last.write(7);

@@ -17,21 +17,21 @@ use crate::{HUGE_PAGE_BYTES, Mapping};
 /// Why memory that a peer offered is not mapped.
 #[derive(Debug, Error)]
 pub enum RefusedMemory {
-    /// The descriptor is not a memfd: nothing could keep it from being cut.
+    /// The descriptor is not a memfd, so it could be shortened at any time.
     #[error("not a memory descriptor that can be sealed: {0}")]
     NotSealable(io::Error),
-    /// Its owner could cut it under a running copy.
+    /// Its owner could shorten it during a copy.
     #[error("memory is not sealed against shrinking (seals {seals:#x})")]
     Unsealed {
-        /// The seals it has.
+        /// The seals that it has.
         seals: u32,
     },
     /// It is shorter than announced.
     #[error("memory has {have} bytes, {want} were announced")]
     TooShort {
-        /// The bytes announced.
+        /// Bytes announced.
         want: u64,
-        /// The bytes there are.
+        /// Bytes that it has.
         have: u64,
     },
     /// The kernel refused.
@@ -48,8 +48,8 @@ pub enum RefusedMemory {
 const HUGETLBFS_MAGIC: rustix::fs::FsWord = 0x9584_58f6;
 
 impl Mapping {
-    /// Memory of `bytes` zero bytes in a memfd that is sealed against any change of its size. Its owner cannot cut it,
-    /// so an access of another process within its length raises no SIGBUS.
+    /// Memory of `bytes` zero bytes in a memfd that is sealed against any change of its size. Its owner cannot shorten
+    /// it, so an access of another process within its length raises no SIGBUS.
     ///
     /// # Errors
     /// `bytes` is 0, or the kernel has no memory or descriptor for it.
@@ -63,8 +63,8 @@ impl Mapping {
         Self::of_file(file, bytes)
     }
 
-    /// Maps `len` bytes of the memory that a peer passed. A forked child does not inherit the mapping: only this
-    /// process answers for its copies.
+    /// Maps `len` bytes of the memory that a peer passed. A forked child does not inherit the mapping, so only this
+    /// process copies from or to it.
     ///
     /// # Errors
     /// The descriptor is not a memfd of ordinary pages, sealed against shrinking, and of `len` bytes; nothing was mapped.
@@ -81,7 +81,7 @@ impl Mapping {
                 seals: seals.bits(),
             });
         }
-        // Asked after the seals: with the seal on it, a file that is long enough stays so.
+        // The length is read after the seals: a sealed file that is long enough stays so.
         let system = |cause| RefusedMemory::System { len, cause };
         let have = fstat(&file)
             .map_err(|errno| system(errno.into()))?
@@ -98,7 +98,7 @@ impl Mapping {
 
     fn of_file(file: OwnedFd, bytes: usize) -> io::Result<Self> {
         let protection = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a null hint lets the kernel choose fresh addresses; no existing memory is replaced.
+        // SAFETY: a null hint lets the kernel choose unused addresses; no existing memory is replaced.
         let start = unsafe {
             mmap(
                 std::ptr::null_mut(),
@@ -111,8 +111,8 @@ impl Mapping {
         };
         let mapping = Self::of(start.cast(), bytes, Some(Arc::new(file)))?;
         if bytes >= HUGE_PAGE_BYTES {
-            // Fewer first touches and fewer misses of the translation. Where the kernel has no huge pages for shared
-            // memory, nothing changes.
+            // Huge pages cause fewer page faults and TLB misses. Where the kernel has none for shared memory, nothing
+            // changes.
             let _ = mapping.advise(Advice::LinuxHugepage);
         }
         Ok(mapping)
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn sealed_memory_cannot_be_cut() {
+    fn sealed_memory_cannot_be_shortened() {
         let memory = Mapping::shared(8192).unwrap();
         let file = memory.file().unwrap();
         assert_eq!(ftruncate(file, 4096), Err(Errno::PERM));
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_could_be_cut_or_is_too_short_is_refused() {
+    fn memory_that_could_be_shortened_or_is_too_short_is_refused() {
         let unsealed = memfd(MemfdFlags::empty(), 4096).unwrap();
         assert!(matches!(
             Mapping::open(unsealed, 4096),

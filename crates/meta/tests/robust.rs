@@ -22,7 +22,8 @@ struct Chat {
     turn_blocks: f64,
 }
 
-/// Users who mostly leave after a turn, and stay the likelier the longer they stayed: the shape of published chat traces.
+/// Users who mostly leave after one turn; the longer one has stayed, the likelier the next turn is. This is the shape
+/// of published chat traces.
 const CONVERSATION: Chat = Chat {
     sessions: 3000,
     span_seconds: 3000.0,
@@ -77,7 +78,7 @@ fn grow(blocks: &mut Vec<u64>, base: u64, by: f64) {
     }
 }
 
-/// About normal: the sum of twelve uniforms less their mean.
+/// Approximately normal: the sum of twelve uniform numbers less their mean.
 fn normal(rng: &mut Rng) -> f64 {
     (0..12).map(|_| rng.unit()).sum::<f64>() - 6.0
 }
@@ -191,7 +192,7 @@ fn requests_without_chains_are_served_as_well() {
     check("no chains", vec![lone.collect()], &[100, 500, 2_000]);
 }
 
-/// The hint means nothing to the policy but what it learns: here one value marks the chains that return.
+/// The policy knows of a hint only what it learns: here one value marks the chains that return.
 #[test]
 fn a_hint_that_tells_is_learned() {
     let mut rng = Rng::new(7);

@@ -1,20 +1,20 @@
 use slackwater_base::hash64;
 
-/// The bytes of a block, all of which follow from its key: what was put can be checked without keeping a copy.
+/// The bytes of a block, which are determined by its key: what was put can be checked without keeping a copy.
 ///
-/// Word `i` is a mix of a Weyl sequence that begins at the key's hash, so no word tells its place or its block wrongly:
-/// a block of another key, a shifted block and a torn block all differ from the right one.
+/// Word `i` is a mix of a Weyl sequence that begins at the key's hash, so each word depends on its position and its
+/// block: a block of another key, a shifted block and a torn block all differ from the right one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Content {
     seed: u64,
 }
 
-/// The first byte in which a block is not what its key says.
+/// The first byte in which a block differs from the content of its key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Difference {
     /// Offset of the byte in the block.
     pub offset: usize,
-    /// What the key says.
+    /// The byte of the content.
     pub expected: u8,
     /// The byte that was read.
     pub found: u8,

@@ -1,4 +1,4 @@
-//! Replays the committed fuzz corpora, and mutations of them, through the very functions of the fuzz targets.
+//! Replays the committed fuzz corpora, and mutations of them, through the functions of the fuzz targets.
 
 #[expect(
     unreachable_pub,

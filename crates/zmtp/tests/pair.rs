@@ -1,4 +1,4 @@
-//! Two of our links against each other: handshakes, messages, heartbeats, refusals, at any split of the stream.
+//! Two links connected to each other: handshakes, messages, heartbeats and refusals, at any split of the stream.
 
 mod common;
 
@@ -97,7 +97,7 @@ proptest! {
 }
 
 #[test]
-fn a_refused_peer_hears_the_status() {
+fn a_refused_peer_receives_the_status() {
     for curve in [false, true] {
         let (client, server) = match curve {
             false => (
@@ -179,7 +179,7 @@ fn a_replayed_frame_is_refused() {
 }
 
 #[test]
-fn a_cookie_is_good_for_its_own_connection_only() {
+fn a_cookie_is_valid_for_its_own_connection_only() {
     let hello_of = |entropy| {
         let mut client = End::new(curve_client(SocketType::Dealer, 1, 2), entropy);
         let mut server = End::new(curve_server(SocketType::Router, 2), entropy + 1);
@@ -261,7 +261,7 @@ fn a_stalled_handshake_is_given_up() {
 }
 
 #[test]
-fn an_owner_who_does_not_decide_refuses() {
+fn a_peer_that_is_not_admitted_in_time_is_refused() {
     let mut client = End::new(null(SocketType::Dealer, Side::Connect), 3);
     let mut server = End::new(null(SocketType::Router, Side::Listen), 4);
     client.handle(Input::Bytes(&std::mem::take(&mut server.wire)));
@@ -278,7 +278,7 @@ fn an_owner_who_does_not_decide_refuses() {
 }
 
 #[test]
-fn silence_is_asked_about_and_then_given_up() {
+fn a_silent_peer_is_pinged_and_then_given_up() {
     for curve in [false, true] {
         let (mut client, mut server) = joined(curve);
         assert_eq!(client.link.next_deadline(), at(15_000));
@@ -411,9 +411,9 @@ fn what_arrives_while_admission_is_open_waits_and_is_bounded() {
     assert_eq!(server.messages(), [Message::of(["early"])]);
 }
 
-/// A subscriber of minor version 0 could ask for topics as long as a frame may be, a thousand of a megabyte each.
+/// A subscriber of minor version 0 could subscribe to topics as long as a frame: a thousand of a megabyte each.
 #[test]
-fn topics_asked_for_as_data_are_bounded_like_commands() {
+fn topics_subscribed_to_as_data_are_bounded_like_commands() {
     let long = vec![1u8; 4097];
     let header = [&[2u8][..], &(long.len() as u64).to_be_bytes()].concat();
     let (sub, publisher) = (

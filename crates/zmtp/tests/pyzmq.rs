@@ -1,8 +1,8 @@
-//! Our links against libzmq, through pyzmq, on loopback.
+//! Links connected to libzmq, through pyzmq, on loopback.
 #![expect(
     clippy::disallowed_types,
     clippy::disallowed_methods,
-    reason = "a test of real sockets is outside the fence"
+    reason = "a test with real sockets may use them"
 )]
 
 mod common;
@@ -18,7 +18,7 @@ use common::*;
 use python::Python;
 use slackwater_zmtp::*;
 
-/// Names of the keys below, in the scripts.
+/// The keys below under the names that the scripts use.
 const KEYS: &str = r#"
 server_public, server_secret = b'rq:rM>}U?@Lns47E1%kR.o@n%FcmmsL/@{H8]yf7', b'JTKVSB%%)wK0E.X)V>+}o?pNmC{O&4W4b!Ni{Lh6'
 client_public, client_secret = b'Yne@$w-vo<fVvi]a<NY6T1ed:M$fCG*[IaLV{hID', b'D:)Q[IlAW!ahhC2ac:9*A}h:p?([4%wOTJ%JR%cs'
@@ -30,7 +30,7 @@ fn keys(secret: &str) -> KeyPair {
     KeyPair::of(secret.parse().expect("a documented key"))
 }
 
-/// One of our links over a blocking socket.
+/// A link over a blocking socket.
 struct Socket {
     end: End,
     stream: TcpStream,
@@ -203,7 +203,7 @@ say(len(s.recv_multipart()[1]))
 }
 
 #[test]
-fn our_sub_hears_their_pub_and_their_sub_hears_our_pub() {
+fn our_sub_receives_from_their_pub_and_their_sub_from_our_pub() {
     for curve in [false, true] {
         let script = r#"
 s = sock(zmq.XPUB)

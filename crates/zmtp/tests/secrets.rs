@@ -1,4 +1,4 @@
-//! Memory that is given back holds no secret.
+//! Memory that is freed contains no secret.
 
 mod common;
 
@@ -8,12 +8,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use common::*;
 use slackwater_zmtp::*;
 
-/// Looks through every block that is given back for [`EPHEMERALS`].
+/// An allocator that searches every freed block for [`EPHEMERALS`].
 struct Searching;
 
 /// The secrets s' and c' of the two ends, as [`random_like`] makes them.
 const EPHEMERALS: [u8; 2] = [3, 4];
-/// Larger blocks are none of a link's.
+/// Blocks above this size are not searched, as a link allocates none.
 const BLOCK_BYTES: usize = 4096;
 static FOUND: AtomicUsize = AtomicUsize::new(0);
 static SEARCHED: AtomicUsize = AtomicUsize::new(0);
@@ -31,7 +31,7 @@ unsafe impl GlobalAlloc for Searching {
     unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
         // SAFETY: the block is live, of this layout, and was zeroed when it was allocated.
         let bytes = unsafe { std::slice::from_raw_parts(block, layout.size()) };
-        // Byte by byte, so that the search itself leaves no copy of them on the stack.
+        // The comparison is byte by byte, so that the search itself leaves no copy of the secrets on the stack.
         let is_secret = |window: &[u8], seed| {
             window
                 .iter()
@@ -53,13 +53,13 @@ unsafe impl GlobalAlloc for Searching {
     }
 }
 
-/// Each step of a handshake was moved out of its box to make the next one: the box was given back with the secret of the
+/// Each step of a handshake was moved out of its box to make the next one: the box was freed with the secret of the
 /// connection, and on a server with its long-term key, still in it.
 #[test]
-fn what_a_handshake_gives_back_holds_no_secret() {
+fn what_a_handshake_frees_contains_no_secret() {
     let (client, server) = joined(true);
     drop((client, server));
-    // One that is given up half way.
+    // A handshake that is abandoned half way.
     let mut server = End::new(curve_server(SocketType::Router, 2), 4);
     let mut client = End::new(curve_client(SocketType::Dealer, 1, 2), 3);
     client.handle(Input::Bytes(&std::mem::take(&mut server.wire)));
@@ -69,7 +69,7 @@ fn what_a_handshake_gives_back_holds_no_secret() {
     drop((client, server));
     assert!(SEARCHED.load(Ordering::Relaxed) > 10);
     assert_eq!(FOUND.load(Ordering::Relaxed), 0);
-    // The search finds what is there.
+    // Proves that the search finds a secret that is there.
     drop(Box::new(random_like(3)));
     assert!(FOUND.load(Ordering::Relaxed) > 0);
 }

@@ -34,8 +34,8 @@ fn revoke(operation: OperationId) -> Request {
     Request::Revoke { operation }
 }
 
-/// A client whose put start was answered on a link that broke asked again, met the put that it had itself been granted,
-/// and told its caller that the key existed; the room stayed taken until it timed out.
+/// A client whose put start was answered on a link that broke repeated it, found the put that it had itself been
+/// granted, and told its caller that the key existed; the room stayed taken until it timed out.
 #[test]
 fn a_repeated_put_start_is_granted_the_same_room() {
     let mut world = keeping(2);
@@ -69,7 +69,7 @@ fn an_operation_older_than_the_answers_kept_is_refused_and_not_executed() {
 
 /// A removal was executed again when its answer had been lost, and removed what another client had put since.
 #[test]
-fn a_repeated_removal_spares_what_was_put_since() {
+fn a_repeated_removal_does_not_remove_what_was_put_since() {
     let mut world = keeping(8);
     world.put("a", BLOCK);
     let gone = world.repeat(ME, op(1), &remove("a", true));
@@ -120,7 +120,8 @@ fn a_revoked_read_gives_its_guards_back_when_its_answer_is_not_kept() {
     check(op(1), &[3, 4]);
 }
 
-/// A caller gave up, its flow dropped the late answer, and what that had granted was taken until the client went away.
+/// A caller gave up, its flow dropped the late answer, and what that answer had granted stayed taken until the client's
+/// link was lost.
 #[test]
 fn a_revoked_operation_gives_back_what_it_was_granted() {
     let check = |request: &Request| {
@@ -200,8 +201,8 @@ fn a_published_put_outlives_the_revocation_of_its_start() {
     assert_eq!(world.found("a").version, version);
 }
 
-/// What a client was granted goes back when its links are gone. A repetition that comes afterwards must not be told that
-/// it has what it lost; but a removal of before is not executed again.
+/// What a client was granted is taken back when its links are gone. A repetition afterwards must not be answered with
+/// the lost grant; but an earlier removal is not executed again.
 #[test]
 fn a_client_that_was_lost_is_granted_anew_and_removes_nothing_again() {
     let mut world = keeping(8);

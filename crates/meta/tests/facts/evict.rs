@@ -96,7 +96,7 @@ fn watermarks_count_bytes_and_not_objects() {
 }
 
 #[test]
-fn each_segment_is_judged_by_itself() {
+fn each_segment_has_watermarks_of_its_own() {
     let mut world = World::new(plain());
     world.mount(NodeId(1), SegmentId(1), SegmentKind::Memory, 20 * BLOCK);
     world.mount(NodeId(2), SegmentId(2), SegmentKind::Memory, 1000 * BLOCK);
@@ -194,14 +194,14 @@ fn a_long_eviction_lets_requests_through() {
         world.put(&format!("k{n}"), BLOCK);
     }
     assert_eq!(world.master.metrics().evictions, 4, "one step");
-    // One call used to take every step there was, as each asked for `now` again: requests waited for all of them.
+    // One call used to do all steps, as each scheduled the next for `now`: requests waited for all of them.
     world.master.on_deadline(world.now, &mut Vec::new());
     assert_eq!(world.master.metrics().evictions, 8, "one more step a call");
     world.pass(seconds(0));
     assert!(world.used(MEMORY) <= 10 * BLOCK, "and the rest right after");
 }
 
-/// A group may have 65,536 members, and the eviction of one took all the others along in one step, while every request
+/// A group may have 65,536 members, and the eviction of one evicted all the others in one step, while every request
 /// waited.
 #[test]
 fn a_large_group_is_evicted_in_steps() {
@@ -290,8 +290,8 @@ fn a_read_between_two_steps_keeps_what_is_left_of_a_group() {
     );
 }
 
-/// Offloading one member of a group made room on a full SSD at the cost of another member's only copy, and the loop over
-/// the members then asked after an object that was gone.
+/// Offloading one member of a group made room on a full SSD by evicting another member's only copy, and the loop over
+/// the members then accessed an object that was gone.
 #[test]
 fn a_group_may_lose_a_member_while_it_is_evicted() {
     let offload = Offload {

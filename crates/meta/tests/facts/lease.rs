@@ -15,7 +15,7 @@ fn exists(world: &mut World, name: &str) -> bool {
     reply == Reply::Exists(vec![true])
 }
 
-/// Puts so much that everything that may go goes.
+/// Puts so much that everything that may be evicted is.
 fn flood(world: &mut World) {
     for n in 0..40 {
         let call = world.send(
@@ -72,7 +72,7 @@ fn probes_lease_once_and_never_for_ever() {
 }
 
 #[test]
-fn probes_tell_what_is_readable() {
+fn probes_answer_what_is_readable() {
     let mut world = world();
     assert!(!exists(&mut world, "a"));
     let PutStarted::Granted { version, .. } = world.start("a", 1, PutConfig::default()) else {
@@ -185,10 +185,10 @@ fn a_guarded_member_holds_its_group_and_its_end_frees_it() {
     assert!(!world.has("a") && !world.has("b"));
 }
 
-/// The end of every read of a member had all members looked at again, each of which looked at all others: with a group of
-/// tens of thousands, one read took minutes.
+/// At the end of every read of a member all members were examined again, and for each of them all others: with a group
+/// of tens of thousands, one read took minutes.
 #[test]
-fn reads_of_a_held_group_have_nobody_looked_at_again() {
+fn reads_of_a_held_group_do_not_examine_its_members_again() {
     let mut world = world();
     for n in 0..12 {
         world.put_with(
@@ -265,10 +265,10 @@ fn an_upsert_of_what_was_lost_holds_its_group_no_longer() {
     }
 }
 
-/// A hard-pinned member whose last copy was lost with its record held its group no longer. Nobody told the put that
-/// waited for the others' room: it slept until its time was over.
+/// A hard-pinned member whose last copy was lost with its record held its group no longer. The put that waited for the
+/// others' room was not served: it waited until its time was over.
 #[test]
-fn the_loss_of_a_pinned_member_serves_who_waits_for_its_group() {
+fn the_loss_of_a_pinned_member_serves_puts_that_wait_for_its_group() {
     let mut world = World::tiers(plain(), 4 * BLOCK, 1024 * BLOCK);
     let pinned = || PutConfig {
         pin: Pin::Hard,
@@ -339,7 +339,7 @@ fn soft_pins_go_last_and_hard_pins_never() {
     flood(&mut world);
     assert!(
         world.has("hard") && world.has("soft"),
-        "there was other prey"
+        "others could be evicted"
     );
     for n in 0..14 {
         let config = PutConfig {
@@ -378,7 +378,7 @@ fn a_soft_pin_is_over_after_its_time() {
 }
 
 #[test]
-fn a_description_leaves_no_trace() {
+fn a_description_does_not_count_as_a_read() {
     let mut world = world();
     world.put("a", BLOCK);
     let before = world.master.metrics().clone();

@@ -1,5 +1,5 @@
-//! Random histories against a model so small that it is obvious: which values of a key may be read, and that the
-//! books balance after every step (the world checks them).
+//! Random histories against a small model: which values of a key may be read, and that the books balance after every
+//! step (the world checks them).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -52,7 +52,7 @@ enum Step {
     ClientLost {
         client: u8,
     },
-    /// The node does its oldest order, well or badly.
+    /// The node carries out its oldest order, with success or failure.
     Node {
         pick: usize,
         badly: bool,
@@ -213,7 +213,7 @@ impl Run {
             Step::End { pick } if !self.open.is_empty() => {
                 let (client, of, version) = self.open.swap_remove(pick % self.open.len());
                 let call = self.world.send(client, end(&of.to_string(), version));
-                // Published or refused: the description says which, whenever the acknowledgement comes.
+                // Published or refused: the description shows which, even before the acknowledgement.
                 let now = self.described(&of);
                 if now == Some(version) {
                     self.model.live.insert(of, version);
@@ -335,7 +335,7 @@ impl Run {
         }
     }
 
-    /// The one question: a read gives the value that was published last and not removed, or nothing.
+    /// A read must return the value that was published last and not removed, or nothing.
     fn get(&mut self, client: ClientId, of: &Key, guard: bool) {
         let get = Get {
             tenant: Tenant::DEFAULT,
@@ -368,7 +368,7 @@ impl Run {
         if self.world.orders.is_empty() {
             return;
         }
-        // The log does what it is told in order; everything else may overtake it.
+        // The log carries out its orders in sequence; other orders may overtake them.
         let logged =
             |(_, order): &(NodeId, Order)| matches!(order, Order::Drop(_) | Order::Offload(_));
         let mut at = pick % self.world.orders.len();
@@ -498,7 +498,7 @@ impl Run {
         }
     }
 
-    /// Everybody leaves, the node does all that it was told, and all that there was can be removed.
+    /// All clients are lost and the node carries out all orders; then everything can be removed.
     fn wind_up(&mut self) {
         for client in 1..4 {
             self.step(Step::ClientLost { client });

@@ -49,7 +49,7 @@ fn tiers(world: &mut World, name: &str) -> (bool, bool) {
 }
 
 #[test]
-fn each_mode_offloads_when_it_says() {
+fn each_mode_offloads_at_its_time() {
     let check = |mode: OffloadMode, at_put: usize, at_eviction: usize| {
         let mut world = world(mode);
         fill(&mut world, 19);
@@ -65,7 +65,7 @@ fn each_mode_offloads_when_it_says() {
 }
 
 #[test]
-fn an_offload_says_what_and_from_where() {
+fn an_offload_names_object_and_source() {
     let mut world = world(OffloadMode::Eager);
     let version = world.put("a", 100);
     let task = offloads(&mut world).remove(0);
@@ -200,7 +200,7 @@ fn a_waiting_put_is_served_when_the_offload_that_frees_its_room_is_durable() {
 }
 
 #[test]
-fn after_a_failure_the_ssd_is_left_alone_and_memory_goes_on_without() {
+fn after_a_failure_the_ssd_is_not_used_for_a_time_and_memory_works_without() {
     for failure in [
         TaskFailure::NoRoom,
         TaskFailure::Device,
@@ -258,7 +258,8 @@ fn after_an_outage_what_stayed_in_memory_is_offered_again() {
     }
 }
 
-/// An SSD that was away when a put ended was not asked again in eager mode: the object left memory without a copy.
+/// An SSD that was failing when a put ended was not offered the object again in eager mode: the object left memory
+/// without a copy.
 #[test]
 fn in_eager_mode_what_was_skipped_is_offered_at_eviction() {
     let mut world = world(OffloadMode::Eager);
@@ -281,7 +282,7 @@ fn in_eager_mode_what_was_skipped_is_offered_at_eviction() {
     assert_eq!(tiers(&mut world, "k0"), (false, true));
 }
 
-/// A durable put of a value that no SSD would ever take was answered as one to be tried again.
+/// A durable put of a value that is too long for every SSD was answered as one to be tried again.
 #[test]
 fn a_durable_put_that_is_too_long_is_refused() {
     let mut world = World::tiers(config(OffloadMode::Eager), 20 * BLOCK, 4 * BLOCK);
@@ -298,7 +299,7 @@ fn a_durable_put_that_is_too_long_is_refused() {
     assert_eq!(code.class(), Class::Refused);
 }
 
-/// One value longer than a file of the log was answered as a full disk, and for 100 ms nobody's values went to SSD.
+/// One value longer than a file of the log was answered as a full disk, and for 100 ms no values went to SSD.
 #[test]
 fn a_value_too_large_for_the_ssd_leaves_without_a_copy_and_no_other_does() {
     let mut world = world(OffloadMode::OnEvict);
@@ -391,7 +392,7 @@ fn removal_during_an_offload_waits_until_neither_can_come_back() {
 }
 
 #[test]
-fn an_upsert_during_an_offload_keeps_the_old_record_from_coming_to_life() {
+fn an_upsert_during_an_offload_keeps_the_old_record_from_becoming_live() {
     let mut world = world(OffloadMode::Eager);
     world.put("a", BLOCK);
     let old = offloads(&mut world).remove(0);
@@ -452,7 +453,7 @@ fn offloads_of_a_lost_node_fail() {
 }
 
 #[test]
-fn the_last_copy_in_memory_is_offloaded_and_extra_ones_just_go() {
+fn the_last_copy_in_memory_is_offloaded_and_extra_ones_are_dropped() {
     let mut world = World::tiers(config(OffloadMode::OnEvict), 20 * BLOCK, 1024 * BLOCK);
     world.mount(NodeId(2), SegmentId(7), SegmentKind::Memory, 1024 * BLOCK);
     world.put_with(

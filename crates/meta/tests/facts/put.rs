@@ -168,7 +168,7 @@ fn a_revoked_put_leaves_nothing() {
 }
 
 #[test]
-fn lost_client_gives_room_back_at_once() {
+fn the_room_of_a_lost_client_is_freed_at_once() {
     let mut world = world();
     world.start("a", 16 * BLOCK, PutConfig::default());
     assert_eq!(world.used(MEMORY), 16 * BLOCK);
@@ -177,7 +177,7 @@ fn lost_client_gives_room_back_at_once() {
 }
 
 #[test]
-fn a_stale_put_gives_way_and_its_late_end_is_refused() {
+fn a_stale_put_is_replaced_and_its_late_end_is_refused() {
     let mut world = world();
     let (late, _) = granted(world.start("a", 1, PutConfig::default()));
     world.pass(seconds(29));
@@ -210,7 +210,7 @@ fn a_put_that_is_never_ended_is_given_up() {
 }
 
 #[test]
-fn freed_bytes_are_not_given_out_before_they_are_fenced() {
+fn freed_bytes_are_not_allocated_before_they_are_fenced() {
     let mut world = world();
     world.obedient = false;
     world.start("a", 16 * BLOCK, PutConfig::default());
@@ -293,7 +293,7 @@ fn an_upsert_preempts_a_put_in_flight_at_once() {
     assert_eq!(world.end(ME, "a", second), Reply::Each(vec![Ok(())]));
 }
 
-/// An upsert took the put in flight back before it looked for room: when it was refused, neither value was stored.
+/// An upsert ended the put in flight before it looked for room: when it was refused, neither value was stored.
 #[test]
 fn an_upsert_that_is_refused_leaves_the_put_in_flight_alone() {
     let mut world = world();
@@ -317,7 +317,7 @@ fn an_upsert_that_is_refused_leaves_the_put_in_flight_alone() {
     assert_eq!(world.end(ME, "rest", rest), Reply::Each(vec![Ok(())]));
 }
 
-/// The room of a put that nobody will end may be all there is.
+/// The room of a put that is never ended may be all there is.
 #[test]
 fn a_stale_put_gives_its_room_to_the_one_that_waits() {
     let mut world = world();
@@ -398,7 +398,7 @@ fn replicas_lie_on_different_segments_and_fewer_segments_give_fewer() {
 }
 
 #[test]
-fn a_preferred_segment_is_a_wish() {
+fn a_preferred_segment_is_not_a_requirement() {
     let mut world = world();
     world.mount(NodeId(2), SegmentId(5), SegmentKind::Memory, BLOCK);
     let prefer = |name: &str| PutConfig {
@@ -473,7 +473,7 @@ fn a_put_without_room_waits_and_is_served_the_moment_there_is_some() {
 }
 
 #[test]
-fn a_put_that_finds_no_room_in_time_is_told_so() {
+fn a_put_that_finds_no_room_in_time_fails() {
     let mut world = world();
     world.start("big", 16 * BLOCK, PutConfig::default());
     let call = world.send(ME, start("a", BLOCK, wait(seconds(5))));
@@ -489,7 +489,7 @@ fn a_put_that_finds_no_room_in_time_is_told_so() {
 }
 
 #[test]
-fn those_who_wait_are_served_in_order_and_nobody_overtakes() {
+fn waiting_puts_are_served_in_order() {
     let mut world = world();
     world.obedient = false;
     let (big, _) = granted(world.start("big", 15 * BLOCK, PutConfig::default()));
@@ -512,7 +512,7 @@ fn those_who_wait_are_served_in_order_and_nobody_overtakes() {
 }
 
 /// A put that was too large for the free room waited until its deadline and failed. The puts behind it were not tried
-/// then: they slept although there was room for them, until something else happened.
+/// then: they waited although there was room for them, until something else happened.
 #[test]
 fn a_put_behind_one_that_is_given_up_is_served_at_once() {
     let mut world = world();
@@ -530,7 +530,7 @@ fn a_put_behind_one_that_is_given_up_is_served_at_once() {
 }
 
 #[test]
-fn the_queue_of_those_who_wait_is_bounded() {
+fn the_queue_of_waiting_puts_is_bounded() {
     let put = PutPolicy {
         queue_limit: 1,
         ..PutPolicy::default()
@@ -598,8 +598,8 @@ fn a_lost_segment_ends_the_puts_on_it() {
     assert_eq!(world.master.books().objects, 0);
 }
 
-/// A put of two replicas whose first segment was unmounted was given up as a whole: its end was refused, and the bytes
-/// that lay ready on the other segment were thrown away.
+/// A put of two replicas whose first segment was unmounted was ended as a whole: its end was refused, and the bytes on
+/// the other segment were discarded.
 #[test]
 fn a_put_that_loses_one_of_its_replicas_keeps_the_others() {
     let mut world = world();

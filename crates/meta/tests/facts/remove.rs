@@ -282,8 +282,7 @@ fn a_node_lost_before_it_dropped_fails_the_removal_and_is_told_again() {
     assert_eq!(drops.concat(), [reported("a", 1, BLOCK).entry]);
 }
 
-/// A node was away while its keys were removed in every way there is; another life of the story would have brought
-/// them back with its announcement.
+/// A node is away while its keys are removed in every possible way; its announcement must not bring them back.
 #[test]
 fn what_is_removed_while_a_node_is_away_stays_removed() {
     let removals: [fn(&mut World); 4] = [

@@ -36,9 +36,9 @@ fn report_all(world: &mut World, result: Result<(), TaskFailure>) {
     world.report(NODE, Report::Offloaded(done));
 }
 
-/// Eviction found the queue of offloads full with the last of its budget, took that for a step cut short, and asked to
-/// be called at once: for ever, as only a report could help. The same came of a soft-pinned victim, because the pass that
-/// spares those spent its step on setting it aside again, and of a group larger than a step, whose members were tried step
+/// Eviction found the queue of offloads full when its budget was used up, and scheduled another step at once, without
+/// end, as only a report could help. The same happened with a soft-pinned victim, because the pass without soft-pinned
+/// ones spent its step on setting it aside again, and with a group larger than a step, whose members were tried step
 /// after step.
 #[test]
 fn eviction_that_waits_for_a_report_does_not_ask_for_now_again_and_again() {
@@ -70,13 +70,14 @@ fn eviction_that_waits_for_a_report_does_not_ask_for_now_again_and_again() {
             let reply = world.reply(call);
             assert!(
                 matches!(&reply, Some(Reply::PutStart(all)) if matches!(all[0], PutStarted::Granted { .. })),
-                "{story}, step {step}: the report lets it go on: {reply:?}"
+                "{story}, step {step}: the report resumes it: {reply:?}"
             );
         }
     }
 }
 
-/// The log refuses a version for good once it was told to drop it. It was offered again at once, refused, and offered.
+/// The log never accepts a version that it was told to drop. The version was offered again at once, refused, and
+/// offered, without end.
 #[test]
 fn what_the_ssd_refuses_for_good_leaves_memory_instead_of_being_offered_for_ever() {
     let mut world = World::tiers(config(8, 16), 8 * BLOCK, 1024 * BLOCK);
@@ -94,7 +95,7 @@ fn what_the_ssd_refuses_for_good_leaves_memory_instead_of_being_offered_for_ever
     );
 }
 
-/// Puts that would not wait were refused, and nothing was evicted for them: the next found no room either, for ever.
+/// Puts that may not wait were refused, and nothing was evicted for them, so the next found no room either.
 #[test]
 fn a_put_that_may_not_wait_makes_room_for_the_next() {
     let mut world = World::memory(
@@ -115,8 +116,8 @@ fn a_put_that_may_not_wait_makes_room_for_the_next() {
     };
 }
 
-/// The SSD was told to drop a record for want of room while its value was still in memory, and later to write it again.
-/// The log took it, under the tombstone of the first: durable, and dead at the next start.
+/// The SSD was told to drop a record for lack of room while its value was still in memory, and later to write it again.
+/// The log wrote it, but the tombstone of the first covered it: it was durable, and dead after the next start.
 #[test]
 fn a_version_that_was_dropped_from_ssd_is_not_written_there_again() {
     for (story, drop) in [
@@ -184,18 +185,14 @@ fn a_version_that_was_dropped_from_ssd_is_not_written_there_again() {
             panic!()
         };
         world.send(ME, end("a", version));
-        assert_eq!(
-            offers(&mut world),
-            1,
-            "{story}: a new version is another matter"
-        );
+        assert_eq!(offers(&mut world), 1, "{story}: a new version is written");
     }
 }
 
-/// After a restart versions began at one again. The log still had tombstones of higher ones, which killed the new
-/// records at the next start: only what lived had been announced.
+/// After a restart versions began at one again. The log still had tombstones of higher versions, which made the new
+/// records dead at the next start: only the versions of live records had been announced.
 #[test]
-fn versions_go_on_above_everything_that_a_log_remembers() {
+fn versions_continue_above_everything_that_a_log_has_seen() {
     let mut world = World::memory(plain(), 20 * BLOCK);
     world.mount(NODE, DISK, SegmentKind::Disk, 1024 * BLOCK);
     world.report(
@@ -215,12 +212,12 @@ fn versions_go_on_above_everything_that_a_log_remembers() {
     );
     assert!(
         world.put("b", 1) > Version(77),
-        "77 was dropped, and its tombstone stands"
+        "77 was dropped, and its tombstone is there"
     );
 }
 
-/// A sync failed under a record. Nobody counted on it, so nobody had it dropped when its key was replaced or removed.
-/// It had reached the medium all the same, and the next start found it.
+/// The sync of a record failed. The catalog did not have the record, so it was not dropped when its key was replaced or
+/// removed. It had reached the medium all the same, and the next start found it.
 #[test]
 fn a_record_that_a_failing_device_may_hold_is_dropped_before_a_removal_is_acknowledged() {
     for replaced in [false, true] {
@@ -261,8 +258,8 @@ fn a_record_that_a_failing_device_may_hold_is_dropped_before_a_removal_is_acknow
     }
 }
 
-/// A removal waited for one node's tombstone. Meanwhile another node mounted and announced its copy, of which nobody had
-/// told it anything: the removal was acknowledged, and the value was back.
+/// A removal waited for one node's tombstone. Meanwhile another node, which had not been told of the removal, mounted
+/// and announced its copy: the removal was acknowledged, and the value was back.
 #[test]
 fn a_node_that_mounts_during_a_removal_cannot_bring_the_value_back() {
     let (other, its_disk) = (NodeId(2), SegmentId(8));

@@ -27,10 +27,10 @@ fn a_replica_with_wrong_bytes_is_dropped_and_its_room_comes_back() {
     world.master.check_books().unwrap();
 }
 
-/// A reader was paused past its lease; meanwhile the key was replaced. What it says about the old bytes must not cost
-/// the new value.
+/// A reader was paused past its lease; meanwhile the key was replaced. Its report about the old bytes must not drop the
+/// new value.
 #[test]
-fn a_late_accusation_hits_nobody() {
+fn a_late_report_drops_nothing() {
     let mut world = World::memory(Default::default(), 1 << 20);
     world.put("a", 5000);
     let old = world.found("a");
@@ -41,10 +41,10 @@ fn a_late_accusation_hits_nobody() {
     assert_eq!(world.found("a").checksum, Checksum(new.checksum.0));
 }
 
-/// A block was leaving memory when a reader accused another node's record of it. Its offload was cancelled with that,
-/// and it was never named again: its bytes counted as leaving for good.
+/// A block was leaving memory when a reader reported another node's record of it as wrong. That cancelled its offload,
+/// and it was never named as victim again: its bytes counted as leaving for ever.
 #[test]
-fn an_accused_record_keeps_no_other_copy_from_leaving_memory() {
+fn a_report_about_a_record_keeps_no_other_copy_in_memory() {
     let offload = Offload {
         mode: OffloadMode::OnEvict,
         ..Offload::default()

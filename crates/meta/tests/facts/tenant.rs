@@ -185,7 +185,7 @@ fn a_tenant_that_can_evict_nothing_is_refused() {
 }
 
 #[test]
-fn who_waits_for_quota_keeps_no_other_tenant_waiting() {
+fn a_put_that_waits_for_quota_delays_no_other_tenant() {
     let mut world = world();
     quota(&mut world, "a", 2);
     put(&mut world, "a", "held", 1).unwrap();
@@ -271,7 +271,7 @@ fn the_waiting_puts_of_one_tenant_do_not_hold_up_anothers() {
             Some(Reply::PutStart(results))
                 if results[0] == PutStarted::Failed(ErrorCode::NoAvailableHandle)
         ),
-        "the last of those of whom most wait makes place: {displaced:?}"
+        "the newest call of the tenant with most calls is refused: {displaced:?}"
     );
     let revoke = |world: &mut World, (name, version): &(String, Version)| {
         let puts = vec![(key(name), *version)];
@@ -289,7 +289,7 @@ fn the_waiting_puts_of_one_tenant_do_not_hold_up_anothers() {
     assert!(is_granted(world.reply(many[1])));
 }
 
-/// The first call that waited was for more than could be freed, and everything that came after it waited for its end.
+/// The first call that waited was for more than could be freed, and all later ones waited for its end.
 #[test]
 fn a_large_put_is_passed_by_as_much_as_it_waits_for_and_no_more() {
     let config = MasterConfig {
@@ -312,7 +312,7 @@ fn a_large_put_is_passed_by_as_much_as_it_waits_for_and_no_more() {
     assert_eq!(
         (world.reply(large), world.reply(own)),
         (None, None),
-        "within a tenant nobody overtakes"
+        "within a tenant calls stay in order"
     );
     for n in 2..8 {
         let call = world.send(OTHER, start_of("small", &format!("s{n}"), 1));

@@ -1,4 +1,4 @@
-//! What the policies of two tiers tell each other.
+//! What the policies of two tiers exchange.
 
 use std::time::Duration;
 
@@ -91,12 +91,12 @@ fn what_is_removed_or_loses_its_ssd_is_no_prospect_any_more() {
     }
     assert!(
         written(&mut world).contains(&key("b")),
-        "the SSD takes what it never heard of as memory knew it"
+        "the SSD takes over the standing of a block that it did not know"
     );
 }
 
-/// A full SSD of old blocks, above which lie `a`, read just now, and `b`, hardly younger than what the SSD holds.
-/// Gives the names of what was about to be written when the first of the two was.
+/// A full SSD of old blocks, with `a`, read just now, and `b`, hardly younger than the blocks on the SSD, in the memory
+/// above. Returns the names of what was about to be written when the first of the two was.
 fn full(config_of: impl Fn() -> PutConfig) -> (World, Vec<Key>) {
     let mut world = World::tiers(config(), 20 * BLOCK, 10 * (BLOCK + 4096));
     for n in 0..9 {
@@ -139,7 +139,7 @@ fn what_is_hardly_better_than_the_lowest_is_not_written() {
     assert!(world.master.metrics().offload.skipped_not_worth > 0);
 }
 
-/// A part of a block is of no use without the others: what one of them is worth, all are.
+/// A part of a block is of no use without the others: if one member is worth writing, all are.
 #[test]
 fn a_group_is_written_as_one() {
     let (mut world, writing) = full(|| PutConfig {

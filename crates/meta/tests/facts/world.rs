@@ -1,4 +1,4 @@
-//! A master with the smallest world around it: a clock, one call at a time, and nodes that do as ordered.
+//! A master in a minimal environment: a clock, one request at a time, and nodes that carry out orders.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -24,9 +24,9 @@ pub(crate) struct World {
     pub(crate) orders: VecDeque<(NodeId, Order)>,
     replies: Vec<(ClientId, OperationId, Reply)>,
     next_operation: u64,
-    /// Nodes fence and drop by themselves after each step.
+    /// Whether nodes carry out fences and drops after each step.
     pub(crate) obedient: bool,
-    /// The books are checked after each step.
+    /// Whether the books are checked after each step.
     pub(crate) checks: bool,
 }
 
@@ -114,7 +114,7 @@ impl World {
         }
     }
 
-    /// Does every fence and drop that was ordered; leaves the rest.
+    /// Carries out every fence and drop that was ordered; other orders stay.
     pub(crate) fn obey(&mut self) {
         for _ in 0..self.orders.len() {
             let Some((node, order)) = self.orders.pop_front() else {
@@ -140,7 +140,7 @@ impl World {
         operation
     }
 
-    /// Sends a request under a number of the caller's choice; gives the answer if it comes at once.
+    /// Sends a request under the given number; returns the answer if it comes at once.
     pub(crate) fn repeat(
         &mut self,
         client: ClientId,
@@ -174,7 +174,7 @@ impl World {
         self.ask_as(ME, request)
     }
 
-    /// Lets time pass, with every deadline on its way kept.
+    /// Advances the time, and calls every deadline in between.
     pub(crate) fn pass(&mut self, time: Duration) {
         let end = self.now + time;
         let mut steps = 0;
@@ -183,7 +183,7 @@ impl World {
             steps += 1;
             assert!(
                 steps < 100_000,
-                "deadlines that never end: nothing is done on a period"
+                "deadlines without end: no work may be periodic"
             );
             let mut out = Vec::new();
             self.master.on_deadline(self.now, &mut out);
@@ -240,7 +240,7 @@ impl World {
         }
     }
 
-    /// Whether it is there, without leaving a trace.
+    /// Whether the object is there, without a read or lease.
     pub(crate) fn has(&mut self, name: &str) -> bool {
         matches!(
             self.ask(Request::Describe {
@@ -281,7 +281,7 @@ impl World {
             .used_bytes
     }
 
-    /// Takes the orders that a filter picks.
+    /// Takes the orders for which `pick` returns a value.
     pub(crate) fn taken<T>(&mut self, pick: impl Fn(&Order) -> Option<T>) -> Vec<T> {
         let picked: Vec<Option<T>> = self.orders.iter().map(|(_, order)| pick(order)).collect();
         let mut keep = picked.iter().map(Option::is_none);
@@ -291,8 +291,7 @@ impl World {
     }
 }
 
-/// The default configuration without its background work, where nothing is written to SSD or promoted unasked, and with
-/// an SSD that fills as far as memory does.
+/// The default configuration without offload and promotion, and with the same watermarks for SSD as for memory.
 pub(crate) fn plain() -> MasterConfig {
     MasterConfig {
         eviction: Eviction {
@@ -392,7 +391,7 @@ pub(crate) fn offloads(world: &mut World) -> Vec<OffloadTask> {
         .concat()
 }
 
-/// Does every offload that was ordered.
+/// Carries out every offload that was ordered.
 pub(crate) fn offload_all(world: &mut World) {
     let done: Vec<_> = offloads(world)
         .into_iter()

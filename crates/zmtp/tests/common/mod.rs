@@ -1,4 +1,4 @@
-//! Two links joined by a wire that cuts the bytes as it likes.
+//! Two links joined by a wire that splits the bytes at given sizes.
 #![allow(dead_code, reason = "each test file uses its own part")]
 
 use std::sync::Arc;
@@ -6,7 +6,7 @@ use std::sync::Arc;
 use slackwater_base::Instant;
 use slackwater_zmtp::*;
 
-/// A link and everything that came out of it.
+/// A link and everything that it returned.
 pub(crate) struct End {
     pub(crate) link: Link,
     pub(crate) wire: Vec<u8>,
@@ -88,12 +88,12 @@ impl End {
     }
 }
 
-/// Distinct fixed bytes in the place of randomness.
+/// Fixed bytes, different for each seed, instead of random ones.
 pub(crate) fn random_like(seed: u8) -> [u8; Entropy::BYTES] {
     std::array::from_fn(|at| random_byte(seed, at))
 }
 
-/// One of them.
+/// The byte at `at` of [`random_like`].
 pub(crate) fn random_byte(seed: u8, at: usize) -> u8 {
     seed.wrapping_mul(31)
         .wrapping_add((at as u8).wrapping_mul(7))
@@ -122,7 +122,7 @@ pub(crate) fn curve_server(socket: SocketType, server: u8) -> LinkConfig {
     LinkConfig::new(socket, Mechanism::CurveServer(pair(server)))
 }
 
-/// Carries bytes both ways, cut into the given sizes in turn, and admits every peer, until nothing moves.
+/// Carries bytes both ways, split into the given sizes in turn, and admits every peer, until there are no more bytes.
 pub(crate) fn run(a: &mut End, b: &mut End, cuts: &[usize]) {
     let mut turn = 0;
     loop {

@@ -1,5 +1,5 @@
 //! A Python process with pyzmq to talk to. `SLACKWATER_PYTHON` names the interpreter and must then have pyzmq; without
-//! it `python3` is tried, and a test that finds no pyzmq there says so and ends.
+//! it `python3` is tried, and a test that finds no pyzmq there prints that and ends.
 #![allow(dead_code, reason = "each test file uses its own part")]
 
 use std::io::{BufRead, BufReader, Write};
@@ -30,7 +30,7 @@ pub(crate) struct Python {
 }
 
 impl Python {
-    /// None, and a line that says so, when there is no Python with pyzmq.
+    /// `None`, after printing why, when there is no Python with pyzmq.
     pub(crate) fn start(script: &str, arguments: &[&str]) -> Option<Self> {
         let named = std::env::var("SLACKWATER_PYTHON").ok();
         let program = named.as_deref().unwrap_or("python3");
@@ -64,7 +64,7 @@ impl Python {
         let output = child.stdout.take().expect("piped");
         let input = child.stdin.take().expect("piped");
         let (said, lines) = channel();
-        // Ends with the process, whose pipe it reads, or with the test.
+        // This thread ends with the process, whose pipe it reads, or with the test.
         std::thread::spawn(move || {
             BufReader::new(output)
                 .lines()
@@ -82,7 +82,7 @@ impl Python {
     pub(crate) fn line(&mut self) -> String {
         self.lines
             .recv_timeout(PATIENCE)
-            .unwrap_or_else(|error| panic!("the script said nothing more: {error}"))
+            .unwrap_or_else(|error| panic!("the script printed no further line: {error}"))
     }
 
     /// Lets a script continue that reads a line.

@@ -1,4 +1,4 @@
-//! How a promotion is earned, sent and ended.
+//! How a promotion is admitted, sent and ended.
 
 use std::time::Duration;
 
@@ -8,8 +8,9 @@ use slackwater_wire::*;
 use super::*;
 use crate::world::*;
 
-/// A promotion that expired or was refused at staging gave its node's slot back, and nobody gave the slot to the promotion
-/// that waited for it: that one expired in the queue, unless a read happened to earn another one on the same node.
+/// A promotion that expired or was refused at staging freed its node's slot, but the slot was not given to the
+/// promotion that waited for it: that one expired in the queue, unless a read caused another promotion on the same
+/// node.
 #[test]
 fn the_next_in_the_queue_is_sent_whichever_way_a_promotion_ends() {
     let exits: [(&str, Exit); 5] = [
@@ -53,7 +54,7 @@ fn the_next_in_the_queue_is_sent_whichever_way_a_promotion_ends() {
 }
 
 #[test]
-fn seldom_read_keys_stay_where_they_are() {
+fn rarely_read_keys_are_not_promoted() {
     let mut world = cold(
         Promotion {
             threshold: 3,
@@ -72,7 +73,7 @@ fn seldom_read_keys_stay_where_they_are() {
 }
 
 #[test]
-fn a_promotion_is_ordered_by_the_very_read_that_earns_it() {
+fn a_promotion_is_ordered_by_the_read_that_reaches_the_threshold() {
     let mut world = cold(Promotion::default(), &["a"]);
     let before = world.now;
     earn(&mut world, "a");
@@ -145,7 +146,7 @@ fn the_promoted_copy_survives_the_next_eviction_pass() {
     assert_eq!(
         world.remove_with("a", true),
         Ok(()),
-        "which keeps nobody from removing it"
+        "which does not prevent its removal"
     );
 }
 

@@ -67,7 +67,7 @@ pub(super) fn task(world: &mut World) -> PromoteTask {
     orders.remove(0).remove(0)
 }
 
-/// Reads often enough and takes the task that this earns.
+/// Reads often enough for a promotion and takes its task.
 pub(super) fn earn(world: &mut World, name: &str) -> PromoteTask {
     world.found(name);
     world.found(name);

@@ -1,4 +1,4 @@
-//! What is refused for want of room is tried again.
+//! Promotions that are refused for lack of room are tried again.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use super::*;
 use crate::world::*;
 
 #[test]
-fn a_full_holder_makes_way_and_the_refused_key_is_tried_again() {
+fn a_full_node_evicts_and_the_refused_key_is_tried_again() {
     let mut world = cold(
         Promotion {
             watermark: 0.5,
@@ -193,10 +193,10 @@ fn promoted_names(world: &mut World) -> Vec<String> {
         .collect()
 }
 
-/// A member that was refused and tried again was admitted alone, and its group stayed on SSD until somebody read the
-/// rest often enough.
+/// A member that was refused and tried again was admitted alone, and its group stayed on SSD until the rest was read
+/// often enough.
 #[test]
-fn a_member_that_is_tried_again_brings_its_group() {
+fn a_member_that_is_tried_again_is_promoted_with_its_group() {
     let mut world = group_below_a_full_memory();
     world.found("a");
     assert_eq!(funnel(&world).candidates, 1);
@@ -205,7 +205,7 @@ fn a_member_that_is_tried_again_brings_its_group() {
     assert_eq!(promoted_names(&mut world), ["a", "b"]);
 }
 
-/// A refused member was promoted with its group, and went on being tried again all the same.
+/// A refused member was promoted with its group, and was still tried again.
 #[test]
 fn a_member_that_comes_with_its_group_is_not_tried_again() {
     let mut world = group_below_a_full_memory();

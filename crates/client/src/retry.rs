@@ -315,6 +315,23 @@ mod tests {
         assert!(!attempts.answered(first), "a copy of the first answer");
     }
 
+    /// A repetition may be lost too: silence after it is waited for no longer than after the first request.
+    #[test]
+    fn silence_is_met_with_a_repetition_until_the_attempts_are_used_up() {
+        let mut attempts = Attempts::new(options(4));
+        let first = attempts.begin(Instant::ZERO);
+        let mut repeated = Vec::new();
+        loop {
+            let at = attempts.next_deadline().unwrap();
+            if attempts.over(at) {
+                break;
+            }
+            repeated.extend(attempts.take_due(at));
+        }
+        assert_eq!(repeated, [Attempt::Repeat(first); 3]);
+        assert_eq!(attempts.unanswered(), Some(first));
+    }
+
     #[test]
     fn operations_of_one_process_are_marked_as_not_repeatable() {
         let check = |operations: Operations, may_repeat: bool| {

@@ -103,6 +103,7 @@ mod tests {
         let (mut now, mut out) = (Instant::ZERO, vec![]);
         tells.tell(now, OperationId(7), Request::Quotas);
         assert!(!tells.is_empty() && !tells.is_full());
+        let mut longest = Duration::ZERO;
         for _ in 0..20 {
             let before = now;
             now = tells.next_deadline().unwrap();
@@ -110,7 +111,9 @@ mod tests {
             tells.on_deadline(now, &mut out);
             assert_eq!(out, [(OperationId(7), Request::Quotas)]);
             out.clear();
+            longest = longest.max(before.until(now));
         }
+        assert!(longest > Duration::from_millis(10), "pauses grow");
         let busy = Reply::Failed(ErrorCode::TaskPendingLimitExceeded);
         assert!(tells.on_reply(OperationId(7), &busy), "known, and not done");
         assert!(!tells.on_reply(OperationId(8), &Reply::Done));

@@ -300,3 +300,30 @@ fn a_client_with_many_answers_does_not_push_out_those_of_others() {
     let too_old = Some(Reply::Failed(ErrorCode::OperationTooOld));
     assert_eq!(world.repeat(ClientId(13), op(0), &many), too_old);
 }
+
+#[test]
+fn every_guard_and_every_put_of_a_client_is_found_by_its_operation() {
+    let check = |operation: OperationId| {
+        let mut world = keeping(8);
+        for name in ["a", "b", "c"] {
+            world.put(name, BLOCK);
+        }
+        let mut get = get_by_guard("a");
+        if let Request::Get(get) = &mut get {
+            get.keys.extend(["b", "c"].map(key));
+        }
+        let put = start("d", BLOCK, PutConfig::default());
+        world.repeat(ME, op(7), &get_by_guard("a"));
+        world.repeat(ME, operation, &get);
+        assert_eq!(world.master.books().guards, 4);
+        world.repeat(ME, op(8), &revoke(operation));
+        assert_eq!(world.master.books().guards, 1, "{operation:?}");
+        world.repeat(ME, OperationId(operation.0 + 1), &put);
+        assert_eq!(world.master.books().open_puts, 1);
+        world.input(slackwater_meta::Input::ClientLost(ME));
+        let books = world.master.books();
+        assert_eq!((books.guards, books.open_puts), (0, 0), "{operation:?}");
+    };
+    check(op(1));
+    check(OperationId::unrepeated(1));
+}

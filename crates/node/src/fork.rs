@@ -84,3 +84,25 @@ extern "C" fn in_child() {
     // SAFETY: opened above, and not handed on.
     unsafe { libc::close(null) };
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A number that stayed listed after its file was closed would cost a child whatever file has that number next.
+    #[test]
+    fn a_descriptor_is_listed_for_as_long_as_it_is_kept_from_children() {
+        let file = tempfile::tempfile().unwrap();
+        let number = file.as_raw_fd();
+        let listed = || {
+            let of_file = |slot: &&AtomicI32| slot.load(Ordering::Acquire) == number;
+            DESCRIPTORS.iter().filter(of_file).count()
+        };
+        for _ in 0..3 {
+            let kept = ParentOnly::new(file.as_fd());
+            assert_eq!(listed(), 1);
+            drop(kept);
+            assert_eq!(listed(), 0);
+        }
+    }
+}

@@ -137,6 +137,36 @@ fn a_batch_answers_each_key_and_a_prefix_stops_at_the_first_gap() {
     );
 }
 
+/// A batch of more keys than one request takes is asked in pieces: a gap in one ends the reading of all later ones.
+#[test]
+fn a_prefix_stops_at_the_first_gap_of_any_piece() {
+    let store = Store::open(memory_only(ByteSize::mib(8))).unwrap();
+    let names: Vec<String> = (0..=limits::BATCH_KEYS_MAX)
+        .map(|at| format!("k{at}"))
+        .collect();
+    let keys: Vec<&[u8]> = names.iter().map(|name| name.as_bytes()).collect();
+    let last = keys.len() - 1;
+    for present in [0, last] {
+        store
+            .put(keys[present], b"v", &PutOptions::default())
+            .unwrap();
+    }
+    let read = |prefix_only: bool| {
+        let options = GetOptions {
+            prefix_only,
+            ..GetOptions::default()
+        };
+        let values = store.get_batch(&keys, &options);
+        values
+            .iter()
+            .map(|value| matches!(value, Ok(Some(_))))
+            .collect::<Vec<_>>()
+    };
+    let (all, prefix) = (read(false), read(true));
+    assert!(all[0] && !all[1] && all[last]);
+    assert!(prefix[0] && !prefix[last] && prefix.len() == keys.len());
+}
+
 #[test]
 fn a_batch_larger_than_memory_goes_through_and_leaves_the_newest() {
     let store = Store::open(memory_only(ByteSize::mib(4))).unwrap();

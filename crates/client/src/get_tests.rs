@@ -30,15 +30,19 @@ fn disk() -> ReplicaAt {
     }
 }
 
-fn found(replicas: &[ReplicaAt]) -> Lookup {
-    Lookup::Found(Object {
+fn object(replicas: &[ReplicaAt]) -> Object {
+    Object {
         version: Version(7),
         bytes: 100,
         checksum: GOOD,
         replicas: replicas.to_vec(),
         lease: Duration::from_secs(10),
         guard: Some(GuardId(5)),
-    })
+    }
+}
+
+fn found(replicas: &[ReplicaAt]) -> Lookup {
+    Lookup::Found(object(replicas))
 }
 
 struct World {
@@ -229,6 +233,30 @@ fn a_read_that_outlasts_its_lease_is_repeated() {
     );
 }
 
+/// The margin of a lease is a tenth of it and at least 100 ms: clocks drift, and what is read in the margin may have been
+/// reused by then.
+#[test]
+fn a_lease_is_trusted_up_to_its_margin() {
+    let check = |lease: u64, usable: u64| {
+        let lease = Duration::from_millis(lease);
+        let mut object = object(&[memory(1)]);
+        object.lease = lease;
+        for late in [Duration::ZERO, Duration::from_nanos(1)] {
+            let mut world = World::new(&["a"], Hold::Lease, 2);
+            world.reply(vec![Lookup::Found(object.clone())]);
+            world.now += Duration::from_millis(usable) + late;
+            world.read(0, Ok(GOOD));
+            let trusted = world.flow.outcomes().is_some();
+            assert_eq!(trusted, late.is_zero(), "{lease:?} and {late:?}");
+        }
+    };
+    check(20_000, 18_000);
+    check(1_000, 900);
+    check(500, 400);
+    check(100, 0);
+    check(50, 0);
+}
+
 #[test]
 fn wrong_bytes_after_the_lease_are_not_reported() {
     let mut world = World::new(&["a"], Hold::Lease, 1);
@@ -387,6 +415,20 @@ fn a_read_that_ends_without_an_answer_revokes_its_operation() {
             hold,
         );
         check(|world| world.answer(Reply::Done), hold);
+    }
+}
+
+/// Whose key a look-up speaks of is known by its position alone.
+#[test]
+fn an_answer_of_another_length_is_used_for_nothing_and_revoked() {
+    for lookups in [0, 1, 3] {
+        let mut world = World::new(&["a", "b"], Hold::Guard, 1);
+        let operation = world.operation;
+        world.reply(vec![found(&[memory(1)]); lookups]);
+        assert_eq!(world.tells(), [Request::Revoke { operation }], "{lookups}");
+        let failed = GetOutcome::Failed(ErrorCode::InternalError);
+        let outcomes = world.flow.outcomes();
+        assert_eq!(outcomes, Some(vec![failed; 2]), "{lookups}");
     }
 }
 

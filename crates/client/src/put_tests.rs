@@ -247,6 +247,28 @@ fn a_put_that_ends_without_an_answer_to_its_start_revokes_the_operation() {
     check(|world| world.answer(Reply::Done), ErrorCode::InternalError);
 }
 
+/// Whose entry a result speaks of is known by its position alone.
+#[test]
+fn an_answer_of_another_length_is_used_for_nothing_and_revoked() {
+    let failed = Some(vec![PutOutcome::Failed(ErrorCode::InternalError); 2]);
+    for results in [0, 1, 3] {
+        let mut start = World::new(&["a", "b"], 1);
+        let operation = start.operation;
+        start.started(vec![granted(1); results]);
+        assert_eq!(start.tells(), [Request::Revoke { operation }], "{results}");
+        assert_eq!(start.flow.outcomes(), failed, "{results} of a start");
+        let mut end = World::new(&["a", "b"], 1);
+        end.started(vec![granted(1), granted(2)]);
+        end.writes();
+        end.written(0, Ok(SUM));
+        end.written(1, Ok(SUM));
+        end.asks();
+        end.answer(Reply::Each(vec![Ok(()); results]));
+        assert_eq!(end.tells(), [revoke(&[("a", 1), ("b", 2)])], "{results}");
+        assert_eq!(end.flow.outcomes(), failed, "{results} of an end");
+    }
+}
+
 /// The end of a put was not answered, perhaps because it was lost: the put stayed open until it timed out.
 #[test]
 fn a_put_whose_end_is_not_answered_is_revoked_and_unknown_never_stored() {
